@@ -11,7 +11,7 @@ from pathlib import Path
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-# As `paceline.data.native.WHAT_IS_LOST`, which cannot be imported before the package is installed.
+# As `paceline.data.native.NATIVE_MISSING_MESSAGE`, which cannot be imported before the package is installed.
 WHAT_IS_LOST = (
     "the native core was not built, so JPEGs are decoded by torchvision, several times slower; "
     "install a C compiler and Python's headers, and install paceline again"

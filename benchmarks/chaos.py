@@ -33,7 +33,7 @@ from typing import Any, Self
 import psutil
 import record
 
-from paceline.train.checkpoint import load_part, read_state, verify, weights_sha256
+from paceline.train.checkpoint import load_tensor_group, read_state, verify_checkpoint, weights_sha256
 
 WORDS = (
     "synthetic",
@@ -335,8 +335,8 @@ def untimed(value: Any) -> Any:
 def last_checkpoint(run: Path) -> dict[str, Any]:
     """Return digests of what the newest checkpoint of a run holds, and its other state without times."""
     path = max((run / "checkpoints").glob("step-*"))
-    verify(path)
-    parts = {name: load_part(path, name) for name in ("model", "optimizer", "average")}
+    verify_checkpoint(path)
+    parts = {name: load_tensor_group(path, name) for name in ("model", "optimizer", "average")}
     assert all(parts.values()), f"{path} lacks one of {list(parts)}"
     return {"state": untimed(read_state(path)), **{name: weights_sha256(tensors) for name, tensors in parts.items()}}
 

@@ -40,10 +40,10 @@ from paceline.models.zoo import build_model
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
 from paceline.train.checkpoint import (
-    Checkpoints,
-    Keep,
+    CheckpointStorage,
+    FileCheckpointWriter,
+    KeepPolicy,
     Snapshot,
-    Writer,
     format,
     model_tensors,
     optimizer_tensors,
@@ -126,10 +126,10 @@ class Training:
 
 @dataclass(frozen=True)
 class Way:
-    """One way to save: `settle` waits for what is still being written, and `steps` are trained after each save."""
+    """One way to save: `sync` waits for what is still being written, and `steps` are trained after each save."""
 
     save: Callable[[int, Snapshot], None]
-    settle: Callable[[], None]
+    sync: Callable[[], None]
     steps: int
     slow_mb_s: float = math.inf
 
@@ -147,8 +147,8 @@ def build_ways(folder: Path, slow_mb_s: float, stack: contextlib.ExitStack) -> d
     """Return the ways by name; `stack` closes what they need."""
 
     def ours(name: str, *, background: bool, steps: int, mb_s: float = math.inf) -> Way:
-        checkpoints = Checkpoints(folder / name, Keep(3))
-        writer = Writer(checkpoints, background=background, on_failure="stop", warn=print)
+        checkpoints = CheckpointStorage(folder / name, KeepPolicy(3))
+        writer = FileCheckpointWriter(checkpoints, background=background, on_failure="stop", warn=print)
         stack.callback(writer.close)
         return Way(lambda step, snapshot: writer.save(step, -1, snapshot), writer.flush, steps, mb_s)
 
@@ -187,7 +187,7 @@ def block(training: Training, way: Way, number: int) -> Block:
         times_s = [time.perf_counter() - start_s]
         for step in range(way.steps + 1):
             start_s = time.perf_counter()
-            training.step() if step < way.steps else way.settle()
+            training.step() if step < way.steps else way.sync()
             times_s.append(time.perf_counter() - start_s)
     return Block(times_s[0], times_s[1:-1], times_s[-1])
 
@@ -195,14 +195,14 @@ def block(training: Training, way: Way, number: int) -> Block:
 @contextlib.contextmanager
 def disk_of(mb_s: float) -> Iterator[None]:
     """Let the writer sleep after each piece of a file, so that it comes to `mb_s` at most."""
-    pieces = format.tensor_pieces
+    pieces = format.safetensors_chunks
 
     def slow_pieces(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
         for piece in pieces(tensors):
             yield piece
             time.sleep(len(piece) / 1e6 / mb_s)
 
-    with mock.patch.object(format, "tensor_pieces", slow_pieces) if mb_s < math.inf else contextlib.nullcontext():
+    with mock.patch.object(format, "safetensors_chunks", slow_pieces) if mb_s < math.inf else contextlib.nullcontext():
         yield
 
 
@@ -214,7 +214,9 @@ def longest_waits(snapshot: Snapshot, folder: Path) -> dict[str, float]:
     tensors = {name: each.detach().contiguous() for name, each in snapshot.tensors["model"].items()}
     works: dict[str, Callable[[], object]] = {
         "nothing": lambda: time.sleep(0.3),
-        "tensorfile.write_file": lambda: tensorfile.write_file(folder / "a", tensorfile.tensor_pieces(tensors)),
+        "tensorfile.write_file": lambda: tensorfile.write_hashed_file(
+            folder / "a", tensorfile.safetensors_chunks(tensors)
+        ),
         f"safetensors {safetensors.__version__} save_file": lambda: save_file(tensors, folder / "b"),
     }
     return {name: longest_wait_s(work) for name, work in works.items()}

@@ -137,9 +137,9 @@ class TakingTurns:
         """Return the context of the clock whose turn it is."""
         return self._clock.stage(name)
 
-    def turn(self, name: str) -> None:
+    def switch_stage(self, name: str) -> None:
         """Turn the clock whose turn it is."""
-        self._clock.turn(name)
+        self._clock.switch_stage(name)
 
     def end_step(self, images: int) -> None:
         """Close a step of the clock whose turn it is."""
@@ -154,9 +154,9 @@ class TakingTurns:
         return self._clocks["on"].drain()
 
     @property
-    def where(self) -> str:
+    def current_stage(self) -> str:
         """The stage or pause that is open, or nothing."""
-        return self._clock.where
+        return self._clock.current_stage
 
 
 def measure(recipe: Recipe, warmup_steps: int) -> TakingTurns:

@@ -24,7 +24,7 @@ from paceline.core.errors import DataError, PacelineError
 from paceline.core.results import EvalResult, RunResult, StageResult, ThroughputResult, TimeResult
 from paceline.core.rundir import RunDir, read_lines
 from paceline.data.decode import decode
-from paceline.data.sources.cifar_batches import read_batch, read_class_names
+from paceline.data.sources.cifar_batches import read_cifar_batch, read_cifar_class_names
 from paceline.data.sources.fashion_mnist import read_idx
 from paceline.data.sources.folder import load_folder
 from paceline.data.sources.lmdb import open_lmdb
@@ -41,12 +41,12 @@ from paceline.recipe.schema.schedule import Plateau
 from paceline.recipe.schema.source import Folder, Manifest, WebDataset
 from paceline.recipe.schema.train import Ema
 from paceline.train.attempts import read_attempts
-from paceline.train.average import build_average
-from paceline.train.checkpoint import Checkpoints, Keep, load_model
+from paceline.train.average import build_weight_average
+from paceline.train.checkpoint import CheckpointStorage, KeepPolicy, load_model
 from paceline.train.optim import build_optimizer
-from paceline.train.persist import Persistent
+from paceline.train.persist import TrainingState
 from paceline.train.precision import build_precision
-from paceline.train.schedule import build_schedule
+from paceline.train.schedule import build_lr_schedule
 from paceline.train.state import TrainState
 
 STEP = "step-00000007"
@@ -118,16 +118,16 @@ def _manifest(folder: Path, kind: str) -> None:
     load_manifest(Manifest(train=str(folder / f"train.{kind}"), val=str(folder / f"val.{kind}")))
 
 
-def _persistent() -> Persistent:
+def _persistent() -> TrainingState:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Conv2d(1, 3, 3), torch.nn.BatchNorm2d(3))
     precision = build_precision("bf16_master", torch.device("cpu"))
-    precision.lower(model)
-    named = precision.weights.named(model)
+    precision.cast_model(model)
+    named = precision.weights.named_parameters(model)
     optimizer = build_optimizer(Adam(), named, "cpu")
     plan = SimpleNamespace(peak_lr=0.1, steps=lambda duration: 0)
-    average = build_average(Ema(), model, optimizer, named)
-    return Persistent(model, optimizer, build_schedule(Plateau(), plan), precision, average, SingleDevice())
+    average = build_weight_average(Ema(), model, optimizer, named)
+    return TrainingState(model, optimizer, build_lr_schedule(Plateau(), plan), precision, average, SingleDevice())
 
 
 def _checkpoint(scratch: Path) -> dict[str, list[bytes]]:
@@ -140,7 +140,9 @@ def _checkpoint(scratch: Path) -> dict[str, list[bytes]]:
     persistent.average.update(0)
     judged = EvalResult(images=9, top1=0.5, top5=1.0, loss=1.5)
     state = TrainState(step=7, images_seen=63, best=judged, best_step=7)
-    saved = Checkpoints(scratch / "checkpoints", Keep(1)).save(7, 7, persistent.capture(state, {"world_size": 1}))
+    saved = CheckpointStorage(scratch / "checkpoints", KeepPolicy(1)).save(
+        7, 7, persistent.state_dict(state, {"world_size": 1})
+    )
     assert saved.name == STEP
     return {path.name: [path.read_bytes()] for path in saved.iterdir()}
 
@@ -151,16 +153,16 @@ def _resume(folder: Path, *, mend: bool) -> None:
         files = sorted(path.name for path in folder.iterdir() if path.name != "manifest.json")
         digests = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in files}
         (folder / "manifest.json").write_text(json.dumps(digests))
-    checkpoints = Checkpoints(folder.with_name("checkpoints-read"), Keep(1))
+    checkpoints = CheckpointStorage(folder.with_name("checkpoints-read"), KeepPolicy(1))
     checkpoints.folder.mkdir(exist_ok=True)
     link = checkpoints.folder / STEP
     folder.rename(link)
     try:
-        newest = checkpoints.newest_whole(lambda warning: _one_line(warning))
+        newest = checkpoints.newest_intact(lambda warning: _one_line(warning))
         if newest is not None:
             persistent = _persistent()
             load_model(newest, persistent.model)
-            persistent.restore(newest)
+            persistent.load_state_dict(newest)
     finally:
         link.rename(folder)
 
@@ -310,8 +312,8 @@ def _batch(num_images: int) -> bytes:
 
 
 def _cifar(folder: Path) -> None:
-    read_batch(folder / "batch", labels_key="labels", num_classes=2)
-    read_class_names(folder / "meta", key="label_names", num_classes=2)
+    read_cifar_batch(folder / "batch", labels_key="labels", num_classes=2)
+    read_cifar_class_names(folder / "meta", key="label_names", num_classes=2)
 
 
 def _idx(folder: Path) -> None:

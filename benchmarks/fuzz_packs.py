@@ -11,12 +11,12 @@ from PIL import Image
 
 from paceline.core.dataset import ArraySource, DatasetInfo, Datasets
 from paceline.core.errors import PacelineError
-from paceline.data.native import native
-from paceline.data.pack.format import KIND_RECORD, aligned
+from paceline.data.native import load_native
+from paceline.data.pack.format import KIND_RECORD, align_offset
 from paceline.data.pack.reader import PackSource, open_pack
-from paceline.data.pack.record import restored
+from paceline.data.pack.record import restore_jpeg
 from paceline.data.pack.shards import HEADER_BYTES
-from paceline.data.pack.writer import PackOptions, pack
+from paceline.data.pack.writer import PackOptions, write_pack
 from paceline.data.sources.folder import load_folder
 from paceline.recipe.schema.source import Folder
 
@@ -31,7 +31,7 @@ def packs(scratch: Path, images: list[bytes]) -> list[bytes]:
     digits = ArraySource(info, np.arange(36, dtype=np.uint8).reshape(3, 4, 3, 1), np.array([0, 1, 0]))
     made = []
     for datasets in (load_folder(Folder(root=str(scratch / "photos"))), Datasets(digits, digits)):
-        pack(datasets, scratch / "made.pack", PackOptions(overwrite=True), lambda done, total: None, workers=1)
+        write_pack(datasets, scratch / "made.pack", PackOptions(overwrite=True), lambda done, total: None, workers=1)
         made.append((scratch / "made.pack").read_bytes())
     return made
 
@@ -53,7 +53,7 @@ def read_pack(folder: Path, read_all: Callable[[Datasets], None], *, mend: bool)
 
 def _decode_all(source: PackSource) -> None:
     """Have the native core decode all records from the pack's memory, no checksum asked, as the native loader does."""
-    core, count, channels = native(), len(source), source.info.channels
+    core, count, channels = load_native(), len(source), source.info.channels
     if core is None:
         return
     shard_of, offsets, lengths = source.locate(np.arange(count))
@@ -72,7 +72,7 @@ def _decode_all(source: PackSource) -> None:
 
 def _mended_pack(content: bytes) -> bytes:
     header = bytearray(content[:HEADER_BYTES].ljust(HEADER_BYTES, b"\0"))
-    start = aligned(HEADER_BYTES + int.from_bytes(header[40:48], "little"))
+    start = align_offset(HEADER_BYTES + int.from_bytes(header[40:48], "little"))
     index = content[start:]
     struct.pack_into("<Q", header, 32, len(content))
     struct.pack_into("<QI", header, 48, len(index), zlib.crc32(index))
@@ -83,11 +83,11 @@ def _mended_pack(content: bytes) -> bytes:
 
 def records(scratch: Path, photos: bytes) -> list[bytes]:
     """Return the records in a pack of photographs, and others; without the native core there is only what is none."""
-    core, path = native(), scratch / "photos.pack"
+    core, path = load_native(), scratch / "photos.pack"
     path.write_bytes(photos)
     train = open_pack(path).train
     assert isinstance(train, PackSource)
-    found = [train.stored(int(each)) for each in np.flatnonzero(train.kinds == KIND_RECORD)]
+    found = [train.read_stored(int(each)) for each in np.flatnonzero(train.kinds == KIND_RECORD)]
     if core is not None:
         found += [core.index_jpeg(each, every) for each in _jpegs() for every in (1, 8)]
     return found or [b"PJ1\0" + bytes(60)]
@@ -108,7 +108,7 @@ def _jpegs() -> list[bytes]:
 def read_record(folder: Path) -> None:
     """Restore the JPEG file of a record, and decode the record."""
     record, refused = (folder / "record").read_bytes(), []
-    for read in (restored, _decode_record):
+    for read in (restore_jpeg, _decode_record):
         try:
             read(record)
         except ValueError as error:
@@ -119,7 +119,7 @@ def read_record(folder: Path) -> None:
 
 def _decode_record(record: bytes) -> None:
     """Have the native core decode a record, whole and a part of it, in colours and in grey."""
-    core = native()
+    core = load_native()
     if core is None:
         return
     height, width, _ = core.size_of(record)

@@ -42,7 +42,7 @@ from paceline.core.rundir import RunDir
 from paceline.core.world import World
 from paceline.measure.peaks import Peak
 from paceline.measure.roofline import roofline
-from paceline.models.cost import cost_of
+from paceline.models.cost import count_cost
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
 from paceline.train.job import Invocation
@@ -264,7 +264,7 @@ def networks(bench: Bench) -> None:
 
         def shares(work: Work = work, train: Callable[[], dict[str, Any]] = train) -> dict[str, Any]:
             row = train()
-            kernels = list(cost_of(work.model(), work.channels, work.size, work.size).training)
+            kernels = list(count_cost(work.model(), work.channels, work.size, work.size).training)
             found = {"here": roofline(kernels, row["images_per_s"], bench.here)}
             of_vendor = vendor(bench.device)
             found |= {"vendor": roofline(kernels, row["images_per_s"], of_vendor)} if of_vendor else {}

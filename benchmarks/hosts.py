@@ -27,12 +27,12 @@ from typing import Any, Final
 
 import record
 
-from paceline.lab.predict.asked import Asked
-from paceline.lab.predict.from_run import build_model, predict
-from paceline.lab.predict.measured import Measured, read_collective
-from paceline.lab.predict.networks import from_measured
-from paceline.lab.predict.simulate import Bucket
-from paceline.lab.predict.step import Step, read_step
+from paceline.lab.predict.asked import PredictionRequest
+from paceline.lab.predict.from_run import build_step_model, predict_from_run
+from paceline.lab.predict.measured import AllReduceMeasurement, read_all_reduce_file
+from paceline.lab.predict.networks import build_measured_network
+from paceline.lab.predict.simulate import GradientBucket
+from paceline.lab.predict.step import MeasuredStep, read_measured_step
 
 LIMIT_S: Final = 300
 TOLERANCE: Final = 0.1
@@ -95,9 +95,9 @@ def main() -> int:
     parser.add_argument("--collective", type=Path, metavar="OUT", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.collective:  # as a rank on a host
-        from paceline.cli.collective import collective
+        from paceline.cli.collective import time_allreduce
 
-        return collective("auto", asked.collective, as_json=True)
+        return time_allreduce("auto", asked.collective, as_json=True)
     caution = caution_of(os.getloadavg()[0], os.cpu_count() or 1)
     if caution:
         print(f"warning: {caution}", file=sys.stderr)
@@ -123,7 +123,7 @@ def measured(made: Hosts, folder: Path, steps: int, turns: int) -> dict[str, Any
     """Return what was seen, what was predicted from it, and what came of the hosts that were not seen."""
     wire = folder / "wire.json"
     made.run(2, [sys.executable, str(Path(__file__).resolve()), "--collective", str(wire)], folder)
-    network = read_collective(wire)
+    network = read_all_reduce_file(wire)
     print(f"network: {network.bytes_per_s / 1e6:.2f} MB/s, {network.alpha_s * 1e3:.2f} ms a hop", flush=True)
     seen = trained(made, SEEN, folder, steps, turns)
     alone, two = (typical(seen[num]) for num in SEEN)
@@ -142,31 +142,33 @@ def measured(made: Hosts, folder: Path, steps: int, turns: int) -> dict[str, Any
     }
 
 
-def trained(made: Hosts, nums: Sequence[int], folder: Path, steps: int, turns: int) -> dict[int, list[Step]]:
+def trained(made: Hosts, nums: Sequence[int], folder: Path, steps: int, turns: int) -> dict[int, list[MeasuredStep]]:
     """Train on so many hosts, in turns; return what a step of each run is made of."""
-    found: dict[int, list[Step]] = {num: [] for num in nums}
+    found: dict[int, list[MeasuredStep]] = {num: [] for num in nums}
     for turn in range(turns):
         for num in nums if turn % 2 == 0 else nums[::-1]:
             run = folder / f"{num}-{turn}"
             words = [*WORDS, f"train.steps={steps + 5}", f"data.batch_size={num * RANK_BATCH}"]
             words += [] if num > 1 else ["measure.communication=off"]
             made.run(num, [sys.executable, "-m", "paceline", *words, "--run-dir", str(run)], folder)
-            step = dataclasses.replace(read_step(run, ranks_per_node=1), source=f"hosts {run.name}")
+            step = dataclasses.replace(read_measured_step(run, ranks_per_node=1), source=f"hosts {run.name}")
             print(f"{num} hosts, turn {turn + 1}: {step.step_s * 1e3:.1f} ms a step", flush=True)
             found[num].append(step)
     return found
 
 
-def typical(steps: Sequence[Step]) -> Step:
+def typical(steps: Sequence[MeasuredStep]) -> MeasuredStep:
     """Return the run whose step is the median, or the one below it."""
     return sorted(steps, key=lambda step: step.step_s)[(len(steps) - 1) // 2]
 
 
-def predicted(alone: Step, two: Step, network: Measured, at: Sequence[int] = UNSEEN) -> dict[str, float]:
+def predicted(
+    alone: MeasuredStep, two: MeasuredStep, network: AllReduceMeasurement, at: Sequence[int] = UNSEEN
+) -> dict[str, float]:
     """Return the seconds of a step on so many hosts, from those of a run on one and of a run on two."""
-    asked = Asked(at=tuple(at), ranks_per_node=1, rank_batch=two.rank_batch, images=two.images)
-    model = build_model(two, from_measured(network), alone)
-    return {str(each.ranks): each.step_s for each in predict(model, asked).predictions}
+    asked = PredictionRequest(at=tuple(at), ranks_per_node=1, rank_batch=two.rank_batch, images=two.images)
+    model = build_step_model(two, build_measured_network(network), alone)
+    return {str(each.ranks): each.step_s for each in predict_from_run(model, asked).predictions}
 
 
 def compared(predicted_s: float, measured_s: Sequence[float]) -> dict[str, Any]:
@@ -176,10 +178,10 @@ def compared(predicted_s: float, measured_s: Sequence[float]) -> dict[str, Any]:
     return {"predicted_s": predicted_s, "median_s": typical_s, "measured_s": list(measured_s), "error": error}
 
 
-def step_of(values: dict[str, Any]) -> Step:
+def step_of(values: dict[str, Any]) -> MeasuredStep:
     """Return a step as a result has it."""
-    buckets = tuple(Bucket(**each) for each in values["buckets"])
-    return Step(**{**values, "buckets": buckets, "notes": tuple(values["notes"])})
+    buckets = tuple(GradientBucket(**each) for each in values["buckets"])
+    return MeasuredStep(**{**values, "buckets": buckets, "notes": tuple(values["notes"])})
 
 
 @contextmanager

@@ -34,7 +34,7 @@ from paceline.recipe.schema.optim import (
     Sgd,
 )
 from paceline.train.optim import build_optimizer
-from paceline.train.optimizers.orthogonal import orthogonalise
+from paceline.train.optimizers.orthogonal import orthogonalize
 
 NETWORK = "torchvision:resnet50"
 IMPLEMENTATIONS = ("fused", "foreach", "loop")
@@ -94,8 +94,8 @@ def iterations(device: str) -> list[Variant]:
     matrices = [parameter.detach().flatten(1) for _, parameter in parameters(device) if parameter.ndim == 4]
     found = []
     for dtype in (torch.bfloat16, torch.float32):
-        whole = partial(orthogonalise, matrices, steps=5, dtype=dtype)
-        parts = [partial(orthogonalise, [matrix], steps=5, dtype=dtype) for matrix in matrices]
+        whole = partial(orthogonalize, matrices, steps=5, dtype=dtype)
+        parts = [partial(orthogonalize, [matrix], steps=5, dtype=dtype) for matrix in matrices]
         name = str(dtype).removeprefix("torch.")
         found.append(Variant(f"{name} in batches", whole, waiting(device)))
         found.append(Variant(f"{name} one by one", partial(run_all, parts), waiting(device)))

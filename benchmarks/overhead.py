@@ -31,7 +31,7 @@ import torch
 from bare_loop import LOG_EVERY, ResNet18, batches, train
 from torch import nn
 
-from paceline.cli.progress import build_progress
+from paceline.cli.progress import build_train_progress
 from paceline.core.results import LoaderResult
 from paceline.core.rundir import RunDir, read_lines
 from paceline.core.world import World
@@ -41,7 +41,7 @@ from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
 from paceline.recipe.schema import Recipe
 from paceline.train.job import Invocation
-from paceline.train.parts import Parts
+from paceline.train.parts import RunContext
 from paceline.train.run import run
 
 NUM_RESAMPLES = 10_000
@@ -193,7 +193,7 @@ def measure(recipe: Recipe) -> TakingTurns:
     made: list[TakingTurns] = []
     with tempfile.TemporaryDirectory() as folder, (Path(folder) / "bare.log").open("w") as bare_log:
 
-        def taking_turns(parts: Parts, loader: Loader) -> Loader:
+        def taking_turns(parts: RunContext, loader: Loader) -> Loader:
             train_set = parts.datasets.train
             images = torch.from_numpy(train_set.images.transpose(0, 3, 1, 2).copy())
             source = batches(images, torch.from_numpy(train_set.labels), recipe.data.batch_size)
@@ -209,10 +209,10 @@ def check_same_work(recipe: Recipe) -> dict[str, Any]:
 
     It logs every step. The loss of step 0 compares networks and pixels, later ones optimizers and schedules too.
     """
-    made: list[tuple[Parts, Recording]] = []
+    made: list[tuple[RunContext, Recording]] = []
     with tempfile.TemporaryDirectory() as folder, (Path(folder) / "bare.log").open("w") as bare_log:
 
-        def recording(parts: Parts, loader: Loader) -> Loader:
+        def recording(parts: RunContext, loader: Loader) -> Loader:
             made.append((parts, Recording(loader)))
             return made[0][1]
 
@@ -228,19 +228,19 @@ def check_same_work(recipe: Recipe) -> dict[str, Any]:
     return {"parameters": num_parameters[0], "losses": theirs, "largest_loss_difference": largest}
 
 
-def run_paceline(recipe: Recipe, folder: Path, wrap: Callable[[Parts, Loader], Loader]) -> RunDir:
+def run_paceline(recipe: Recipe, folder: Path, wrap: Callable[[RunContext, Loader], Loader]) -> RunDir:
     """Run `recipe` into `folder` with its training loader in what `wrap` makes of it; return the run directory."""
-    built = Parts.train_loader
+    built = RunContext.create_train_loader
     rundir = RunDir(folder / "run")
     with (
-        mock.patch.object(Parts, "train_loader", lambda parts, place: wrap(parts, built(parts, place))),
+        mock.patch.object(RunContext, "create_train_loader", lambda parts, place: wrap(parts, built(parts, place))),
         (folder / "paceline.log").open("w") as log,
     ):
-        run(recipe, World.single(), rundir, invocation=Invocation(listeners=[build_progress(log)]))
+        run(recipe, World.single(), rundir, invocation=Invocation(listeners=[build_train_progress(log)]))
     return rundir
 
 
-def bare_steps(parts: Parts, source: Iterator[Any], log: Any) -> Iterator[object]:
+def bare_steps(parts: RunContext, source: Iterator[Any], log: Any) -> Iterator[object]:
     """Return the bare loop's steps on `source`, from the weights that paceline starts from."""
     data, info = parts.recipe.data, parts.datasets.train.info
     assert data.mean == data.std == "auto", "the bare loop takes the set's own statistics"
@@ -255,7 +255,7 @@ def bare_steps(parts: Parts, source: Iterator[Any], log: Any) -> Iterator[object
     )
 
 
-def copied(parts: Parts) -> nn.Module:
+def copied(parts: RunContext) -> nn.Module:
     """Return the bare network with paceline's initial weights: the tensors of both are in the same order."""
     model = ResNet18(num_classes=parts.plan.num_classes, width=parts.recipe.model.width)
     theirs = initial(parts).state_dict().values()
@@ -263,9 +263,9 @@ def copied(parts: Parts) -> nn.Module:
     return model
 
 
-def initial(parts: Parts) -> nn.Module:
+def initial(parts: RunContext) -> nn.Module:
     """Return paceline's network as a run starts with it."""
-    return parts.model(parts.precision(), is_new=True)
+    return parts.create_model(parts.create_precision(), is_new=True)
 
 
 def count_parameters(model: nn.Module) -> int:

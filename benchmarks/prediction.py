@@ -17,8 +17,8 @@ from pathlib import Path
 import record
 
 from paceline.core.experiments.prediction import Predicted
-from paceline.lab.predict.from_points import ask, predict_from
-from paceline.lab.predict.points import Point, read_points
+from paceline.lab.predict.from_points import build_request, predict_from_points
+from paceline.lab.predict.points import ScalingPoint, read_points
 
 PUBLISHED = Path(__file__).parent / "results" / "published"
 TABLES = ("jsc", "nersc", "ddp-post", "quant")
@@ -44,19 +44,19 @@ class Judged:
         return self.low <= 0 <= self.high
 
 
-def tables() -> dict[str, tuple[Point, ...]]:
+def tables() -> dict[str, tuple[ScalingPoint, ...]]:
     """Return all published tables by name; DLPerf's, which holds many, by `resnet50 fp32: oneflow` and such."""
     found = {name: read_points(PUBLISHED / f"{name}.csv") for name in TABLES}
-    sets: dict[str, list[Point]] = {}
+    sets: dict[str, list[ScalingPoint]] = {}
     lines = [line for line in (PUBLISHED / "dlperf.csv").read_text("utf-8").splitlines() if not line.startswith("#")]
     for row in csv.DictReader(lines):
         ranks, nodes, rank_batch = (int(row[name]) for name in ("ranks", "nodes", "rank_batch"))
-        point = Point(ranks, nodes, rank_batch, float(row["images"]), float(row["time_s"]))
+        point = ScalingPoint(ranks, nodes, rank_batch, float(row["images"]), float(row["time_s"]))
         sets.setdefault(row["set"], []).append(point)
     return found | {name: tuple(points) for name, points in sets.items()}
 
 
-def judged(name: str, points: Sequence[Point], up_to: int) -> Iterator[Judged]:
+def judged(name: str, points: Sequence[ScalingPoint], up_to: int) -> Iterator[Judged]:
     """Yield a judgement of each larger run, predicted from those of at most `up_to` ranks."""
     used = [point for point in points if point.ranks <= up_to]
     ranks = tuple(dict.fromkeys(point.ranks for point in used))
@@ -64,14 +64,14 @@ def judged(name: str, points: Sequence[Point], up_to: int) -> Iterator[Judged]:
     for point in points:
         if point.ranks > up_to:
             seen[point.ranks] += 1
-            asked = ask(
+            asked = build_request(
                 used,
                 [point.ranks],
                 ranks_per_node=-(-point.ranks // point.nodes),
                 rank_batch=point.rank_batch,
                 images=point.images,
             )
-            said = predict_from(used, asked, source=name).predictions[0]
+            said = predict_from_points(used, asked, source=name).predictions[0]
             yield Judged(
                 name, ranks, point.ranks, seen[point.ranks], *(each / point.time_s - 1 for each in _times(said))
             )
@@ -81,7 +81,7 @@ def _times(said: Predicted) -> tuple[float, float, float]:
     return said.time_s, said.low_s, said.high_s
 
 
-def all_judged(found: Mapping[str, Sequence[Point]]) -> list[Judged]:
+def all_judged(found: Mapping[str, Sequence[ScalingPoint]]) -> list[Judged]:
     """Return the judgements of all tables, from two numbers of ranks on."""
     results: list[Judged] = []
     for name, points in found.items():

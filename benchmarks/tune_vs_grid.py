@@ -20,12 +20,12 @@ import record
 from paceline.cli.tune import tune
 from paceline.core.experiments.folder import ExperimentDir
 from paceline.core.experiments.tuning import TuneResult
-from paceline.core.interval import Interval, ratio_of
-from paceline.lab.earlier import Earlier
-from paceline.lab.measuring import measuring_patch
-from paceline.lab.runner import Runner
-from paceline.lab.times import times
-from paceline.lab.trial import Trial, folder_name, vary, words_of, write_recipe
+from paceline.core.interval import Interval, ratio_interval
+from paceline.lab.earlier import ReusePolicy
+from paceline.lab.measuring import build_measurement_patch
+from paceline.lab.runner import TrialRunner
+from paceline.lab.times import format_speedup
+from paceline.lab.trial import Trial, apply_patch, build_run_name, format_patch, write_recipe
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
 from paceline.recipe.schema import Recipe
@@ -60,15 +60,15 @@ def main() -> None:
     found = searched([name, *words, *corner], folder / "tune", asked.steps, budget=num_settings // 4)
 
     recipe = load(name, Patch.parse([*words, *corner])).recipe
-    measured = vary(recipe, measuring_patch(recipe, asked.steps, Patch(), lr_share=0.1))
+    measured = apply_patch(recipe, build_measurement_patch(recipe, asked.steps, Patch(), lr_share=0.1))
     runner = runner_of(measured, folder / "grid")
     rates = {
-        tuple(words_of(patch)): rate(runner, f"grid-{number}", patch, 1) for number, patch in enumerate(settings())
+        tuple(format_patch(patch)): rate(runner, f"grid-{number}", patch, 1) for number, patch in enumerate(settings())
     }
     best = Patch.parse(list(max(rates.items(), key=lambda each: each[1])[0]))
     ours = Patch.parse(list(found.best_patch))
     ratio = compared(runner, ours, best, asked.pairs)
-    print(f"tune: {found.trials} runs; grid: {num_settings}; tuned is {times(ratio, 3)} the grid's best")
+    print(f"tune: {found.trials} runs; grid: {num_settings}; tuned is {format_speedup(ratio, 3)} the grid's best")
     record.write(
         asked.json,
         {
@@ -76,7 +76,7 @@ def main() -> None:
             "recipe": asked.recipe,
             "space": {path: list(values) for path, values in SPACE.items()},
             "tune": {"runs": found.trials, "patch": list(found.best_patch), "gain": found.gain and found.gain.value},
-            "grid": {"runs": num_settings, "patch": words_of(best), "images_per_s": max(rates.values())},
+            "grid": {"runs": num_settings, "patch": format_patch(best), "images_per_s": max(rates.values())},
             "slowest_images_per_s": min(rates.values()),
             "tuned_over_grid_best": ratio.model_dump(),
             "least": LEAST,
@@ -103,29 +103,29 @@ def searched(words: Sequence[str], folder: Path, steps: int, budget: int) -> Tun
     return found
 
 
-def runner_of(recipe: Recipe, folder: Path) -> Runner:
+def runner_of(recipe: Recipe, folder: Path) -> TrialRunner:
     """Return what runs the settings of the grid, each in a folder of its own."""
     recipe_file = folder / "measured.yaml"
     write_recipe(recipe, recipe_file)
-    return Runner(
+    return TrialRunner(
         recipe,
         recipe_file,
         ranks=1,
-        place=lambda trial, repeat: folder / folder_name(trial, recipe, 1, repeat),
-        earlier=Earlier(folder.with_name(f"{folder.name}-replaced"), print),
+        get_folder=lambda trial, repeat: folder / build_run_name(trial, recipe, 1, repeat),
+        reuse_policy=ReusePolicy(folder.with_name(f"{folder.name}-replaced"), print),
     )
 
 
-def rate(runner: Runner, name: str, patch: Patch, turn: int) -> float:
+def rate(runner: TrialRunner, name: str, patch: Patch, turn: int) -> float:
     """Return images/s of one run."""
     outcome = runner.run(Trial(name, patch), turn)
     if outcome.result is None:
-        raise SystemExit(f"{name}: {' '.join(words_of(patch))}: {outcome.error}")
+        raise SystemExit(f"{name}: {' '.join(format_patch(patch))}: {outcome.error}")
     print(f"{name}, turn {turn}: {outcome.result.throughput.images_per_s:,.0f} images/s", flush=True)
     return outcome.result.throughput.images_per_s
 
 
-def compared(runner: Runner, ours: Patch, best: Patch, num_pairs: int) -> Interval:
+def compared(runner: TrialRunner, ours: Patch, best: Patch, num_pairs: int) -> Interval:
     """Return how many times as fast as `best` what the search has found is, in pairs of fresh runs.
 
     Both of a pair have the same seed, each pair another one, and each goes first in every other pair.
@@ -140,7 +140,7 @@ def compared(runner: Runner, ours: Patch, best: Patch, num_pairs: int) -> Interv
     for turn in range(1, num_pairs + 1):
         for name in patches if turn % 2 else reversed(patches):
             rates[name].append(run(name, patches[name], turn))
-    return ratio_of(rates["tuned"], rates["grid-best"])
+    return ratio_interval(rates["tuned"], rates["grid-best"])
 
 
 def _asked() -> argparse.Namespace:

@@ -130,7 +130,10 @@ def be_as_started(environ: Mapping[str, str], files: Mapping[int, int]) -> None:
 
 def run(words: Sequence[str]) -> NoReturn:
     """Run what follows `python` on a command line, and end as it does."""
-    if list(words[:2]) == ["-I", "-S"]:  # tied to the one that asked for it (`tied_to_us`), which is not our parent
+    if list(words[:2]) == [
+        "-I",
+        "-S",
+    ]:  # tied to the one that asked for it (`die_with_us_command`), which is not our parent
         words = words[6:]
     its_own = {"DEVNULL": DEVNULL, "PIPE": PIPE, "TimeoutExpired": subprocess.TimeoutExpired}
     for name in STARTERS:

@@ -23,14 +23,14 @@ def impatience() -> None:
     """Wait for a message between ranks no longer than a test may take."""
     from paceline.lab.doctor import ranks
 
-    ranks._JOIN_S, ranks._ANSWER_S, ranks._TELL_S = 3.0, 1.0, 3.0
+    ranks._COLLECTIVE_TIMEOUT_S, ranks._REPORT_MARGIN_S, ranks._FACTS_TIMEOUT_S = 3.0, 1.0, 3.0
 
 
 def silence() -> None:
     """Join the other ranks, and have nothing to say in their collectives, as behind a firewall."""
     from paceline.lab.doctor import ranks
 
-    ranks.measure_joined = lambda world, device, each_s: time.sleep(9.0)
+    ranks.measure_all_reduces = lambda world, device, each_s: time.sleep(9.0)
 
 
 def death() -> None:
@@ -40,7 +40,7 @@ def death() -> None:
 
     from paceline.lab.doctor import ranks
 
-    ranks.facts_of = lambda *arguments, **more: os.kill(os.getpid(), signal.SIGKILL)
+    ranks.collect_facts = lambda *arguments, **more: os.kill(os.getpid(), signal.SIGKILL)
 
 
 FAULTS = {"torch": torch, "clock": clock, "impatience": impatience, "silence": silence, "death": death}

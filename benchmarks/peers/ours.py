@@ -13,12 +13,12 @@ from stopwatch import measure
 
 from paceline.core.dataset import ArraySource, DatasetInfo, Source
 from paceline.data.loader import Loader, LoaderOptions, build_eval_loader, build_train_loader
-from paceline.data.native import native
+from paceline.data.native import load_native
 from paceline.data.pack.reader import PackSource
 from paceline.data.sampler import TrainOrder
 from paceline.data.sources.build import build_datasets
-from paceline.lab.floors import Decoding
-from paceline.lab.loaders import Window
+from paceline.lab.floors import DecodeCeiling
+from paceline.lab.loaders import MeasurementWindow
 from paceline.recipe.schema.augment import Flip, PadCrop, RandomResizedCrop
 from paceline.recipe.schema.data import Data
 from paceline.recipe.schema.source import Folder, Pack
@@ -35,11 +35,11 @@ class Endless:
     """The samples of an evaluation over and over, as a shard of one that has no end."""
 
     num_images: int
-    batch: int
+    batch_size: int
 
     def indices(self, number: int) -> np.ndarray:
         """Return the samples of a batch."""
-        return (np.arange(self.batch, dtype=np.int64) + number * self.batch) % self.num_images
+        return (np.arange(self.batch_size, dtype=np.int64) + number * self.batch_size) % self.num_images
 
 
 def data_of(asked: Asked) -> Data:
@@ -78,8 +78,8 @@ def sizes_of(loader: Loader) -> Iterator[int]:
 
 def decoding_alone(asked: Asked, data: Data, source: PackSource) -> Iterator[int]:
     """Yield the images of each batch that the native decoder has done, endlessly, with nothing around it."""
-    window = Window(asked.seconds, min(asked.batch, len(source)), asked.size, len(source))
-    return Decoding("alone", 0, source, data, native(), asked.workers).sizes(window)
+    window = MeasurementWindow(asked.seconds, min(asked.batch, len(source)), asked.size, len(source))
+    return DecodeCeiling("alone", 0, source, data, load_native(), asked.workers).iter_batch_sizes(window)
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 
 Words stay text. Colours follow the reader's system (`prefers-color-scheme`) on a ground of the figure's own, so that
 a page of either kind may hold it; nothing is told by colour alone. Nothing is fetched. It knows no data and no axes but
-the straight line of `Scale`.
+the straight line of `LossScaler`.
 """
 
 from dataclasses import dataclass, field

@@ -9,7 +9,7 @@ from typing import Any
 
 from paceline.models.zoo import MODEL_NAMES
 from paceline.recipe.schema import Recipe
-from paceline.recipe.schema.own import OWN, PATH_PATTERN
+from paceline.recipe.schema.own import IMPORT_PATH_FORM, PATH_PATTERN
 
 PAGE = Path(__file__).with_name("recipe.md")
 Node = dict[str, Any]
@@ -99,7 +99,7 @@ class Schema:
         options = [field, *field.get("items", {}).get("anyOf", [])]
         union: Node = next((option for option in options if "discriminator" in option), {"oneOf": []})
         nodes = [self._resolved(option) for option in union["oneOf"]]
-        return {node["properties"]["name"].get("const", OWN): node for node in nodes}
+        return {node["properties"]["name"].get("const", IMPORT_PATH_FORM): node for node in nodes}
 
     def _type(self, field: Node, path: str) -> str:
         link = f"(#{path.replace('.', '')})"

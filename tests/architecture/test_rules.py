@@ -80,7 +80,7 @@ def test_nothing_runs_text_as_code_or_a_shell(modules, none_of):
 
 
 def test_every_process_is_tied_to_the_one_that_starts_it(modules, none_of):
-    """A program is started with the words of `tied_to_us`; what is forked asks for the same, in its own code.
+    """A program is started with the words of `die_with_us_command`; what is forked asks for the same, in its own code.
 
     `subprocess.run` waits for short commands, such as git and sbatch, which end by themselves.
     """
@@ -96,7 +96,7 @@ def test_every_process_is_tied_to_the_one_that_starts_it(modules, none_of):
     starters = {"multiprocessing.get_context", "torch.utils.data.DataLoader"}
     forking = {*uses(modules, starters)}
     assert forking >= {"lab/loaders.py", "data/verify.py", "data/processes.py"}
-    ties = {*uses(modules, {"paceline.core.process.die_with_parent", "paceline.data.workers.enter_crew"})}
+    ties = {*uses(modules, {"paceline.core.process.die_with_parent", "paceline.data.workers.init_worker"})}
     none_of([f"src/paceline/{path}: forks, and does not call die_with_parent" for path in forking - ties])
 
 

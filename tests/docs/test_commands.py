@@ -15,7 +15,7 @@ import pytest
 from _pytest.mark import ParameterSet
 
 from paceline.recipe.schema import Recipe
-from paceline.recipe.yamlfile import read_file
+from paceline.recipe.yamlfile import read_yaml_file
 
 from .commands import MARKS, NEEDS, ROOT, Block, Command, how_tested, pages, read_blocks, read_commands
 from .understood import is_field, load_recipe, parse
@@ -103,7 +103,9 @@ def test_every_command_is_one_that_the_program_has() -> None:
 
 def test_the_recipe_of_every_command_that_is_not_executed_as_it_stands_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Values and choices are checked too, and the words about a cluster; a run or a file that is named is not here."""
-    monkeypatch.setattr("paceline.recipe.load.read_file", cache(read_file))  # some 30 files, each of them many times
+    monkeypatch.setattr(
+        "paceline.recipe.load.read_yaml_file", cache(read_yaml_file)
+    )  # some 30 files, each of them many times
     found = 0
     for block, command in commands():
         is_typed = block.page.parent.name == "tutorial" and block.mark.kind != "needs"

@@ -16,7 +16,7 @@ import torch
 
 from paceline.core.experiments.prediction import MeasuredPoint, PredictionResult
 from paceline.data.sampler import TrainOrder
-from paceline.lab.predict.from_points import ask, predict_from
+from paceline.lab.predict.from_points import build_request, predict_from_points
 from paceline.lab.predict.points import parse_points, read_points
 from paceline.models.zoo import build_model
 from paceline.recipe.load import load
@@ -73,7 +73,9 @@ def rounded(value: float, cell: str) -> bool:
 def predicted(name: str, *, ranks: int = 0) -> PredictionResult:
     """Return what is said of a published table, of one more number of ranks, or of those it has."""
     points = read_points(RESULTS / "published" / f"{name}.csv")
-    return predict_from(points, ask(points, [ranks or points[-1].ranks], ranks_per_node=8), source=name)
+    return predict_from_points(
+        points, build_request(points, [ranks or points[-1].ranks], ranks_per_node=8), source=name
+    )
 
 
 def ours(record: str) -> Mapping[str, Any]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.recipe.yamlfile import read_file
+from paceline.recipe.yamlfile import read_yaml_file
 
 from .commands import ROOT, Command, read_commands
 from .understood import load_recipe, parse
@@ -79,7 +79,9 @@ def test_at_least_205_rows_are_there() -> None:
 
 def test_every_command_is_one_that_the_program_understands(monkeypatch: pytest.MonkeyPatch) -> None:
     """Verbs, options, recipes, ladders, sites and fields with their values are those that there are."""
-    monkeypatch.setattr("paceline.recipe.load.read_file", cache(read_file))  # some 30 files, each of them many times
+    monkeypatch.setattr(
+        "paceline.recipe.load.read_yaml_file", cache(read_yaml_file)
+    )  # some 30 files, each of them many times
     verbs, recipes = set(), 0
     for row, command in commands():
         if command.paceline is None:

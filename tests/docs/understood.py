@@ -9,9 +9,9 @@ from typing import Any
 import typer
 import typer.core
 
-from paceline.cli.submit_words import read_words
+from paceline.cli.submit_words import parse_submit_args
 from paceline.cli.verbs import app
-from paceline.cli.words import split_words
+from paceline.cli.words import split_recipe_args
 from paceline.cluster.site import load_site
 from paceline.lab.rungs import load_ladder
 from paceline.recipe.load import load
@@ -27,8 +27,8 @@ def parse(where: str, verb: str, words: list[str]) -> None:
         command, words = command.commands[words[0]], words[1:]
     context = command.make_context(where, words)
     if verb == "submit":
-        asked = read_words(context.params["args"] or [])
-        VERBS[asked.verb].make_context(where, [*asked.words, *asked.options])
+        asked = parse_submit_args(context.params["args"] or [])
+        VERBS[asked.verb].make_context(where, [*asked.args, *asked.options])
 
 
 def load_recipe(words: tuple[str, ...]) -> bool:
@@ -36,16 +36,16 @@ def load_recipe(words: tuple[str, ...]) -> bool:
     verb, *rest = words
     params = VERBS[verb].make_context(verb, list(rest)).params
     if verb == "submit":
-        asked = read_words(params["args"] or [])
+        asked = parse_submit_args(params["args"] or [])
         load_site(params["site"], asked.site, None)
-        verb, params = asked.verb, VERBS[asked.verb].make_context(asked.verb, [*asked.words, *asked.options]).params
+        verb, params = asked.verb, VERBS[asked.verb].make_context(asked.verb, [*asked.args, *asked.options]).params
     said = params.get("args") or []
     if verb not in MEASURING or (said and said[0].endswith((".yaml", ".pack"))):
         return False
     if verb == "ladder":  # its first word is a ladder, whose recipe the others are for
         name, *said = said or ["auto"]
         said = [params["recipe"] or load_ladder(name).recipe, *said]
-    load(*split_words(list(said)))
+    load(*split_recipe_args(list(said)))
     return True
 
 

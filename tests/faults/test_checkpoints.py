@@ -19,8 +19,16 @@ import pytest
 import torch
 
 from paceline.core.errors import CheckpointError
-from paceline.train.checkpoint import Checkpoints, Keep, Snapshot, Writer, format, load_part, verify
-from paceline.train.checkpoint.format import is_weights_alone
+from paceline.train.checkpoint import (
+    CheckpointStorage,
+    FileCheckpointWriter,
+    KeepPolicy,
+    Snapshot,
+    format,
+    load_tensor_group,
+    verify_checkpoint,
+)
+from paceline.train.checkpoint.format import is_weights_only
 
 BOTH = pytest.mark.parametrize("background", [True, False], ids=["background", "at once"])
 MIB = 1 << 20
@@ -39,11 +47,11 @@ def leftovers(folder: Path) -> list[Path]:
 def save_until_killed(folder: Path, acknowledged: int, *, background: bool) -> NoReturn:
     """Go on from the newest checkpoint as a run does, and write a line for each that is said to be on disk."""
     torch.set_num_threads(1)  # the threads of the process that this one was forked from are not here
-    checkpoints = Checkpoints(folder, Keep(2))
-    checkpoints.tidy()
+    checkpoints = CheckpointStorage(folder, KeepPolicy(2))
+    checkpoints.clean_up()
     newest = checkpoints.newest()
     step = int(newest.name.removeprefix("step-")) if newest else 0
-    writer = Writer(checkpoints, background=background, on_failure="stop", warn=lambda line: None)
+    writer = FileCheckpointWriter(checkpoints, background=background, on_failure="stop", warn=lambda line: None)
     said = -1
     while True:
         step += 1
@@ -92,7 +100,7 @@ def sleep(seconds: float) -> str:
 # matrix: 26
 @BOTH
 def test_a_kill_at_any_moment_leaves_the_newest_checkpoint_whole(tmp_path: Path, background: bool) -> None:
-    checkpoints = Checkpoints(tmp_path, Keep(2))
+    checkpoints = CheckpointStorage(tmp_path, KeepPolicy(2))
     draw = random.Random(0)
     started_s = time.monotonic()
     kill_while_saving(tmp_path / "paced", three_lines, background=background)
@@ -104,15 +112,17 @@ def test_a_kill_at_any_moment_leaves_the_newest_checkpoint_whole(tmp_path: Path,
         said = kill_while_saving(tmp_path, lambda pipe, after_s=after_s: sleep(after_s), background=background)
         newest_said, num_said = max(newest_said, said), num_said + (said >= 0)
         num_left += bool(leftovers(tmp_path))
-        checkpoints.tidy()
+        checkpoints.clean_up()
         assert leftovers(tmp_path) == []
-        newest = checkpoints.newest_whole(pytest.fail)
+        newest = checkpoints.newest_intact(pytest.fail)
         if newest is None:
             assert newest_said == -1
             continue
         step = format.read_state(newest)["train"]["step"]
         assert step >= newest_said and newest == checkpoints.path_of(step)
-        assert all((each == step).all() for part in ("model", "optimizer") for each in load_part(newest, part).values())
+        assert all(
+            (each == step).all() for part in ("model", "optimizer") for each in load_tensor_group(newest, part).values()
+        )
     assert num_said > 10 and num_left > 10, "too few kills fell into a save for this to say anything"
     # Kills between writing a new one and dropping an old one have left more than are kept, until the next save.
     checkpoints.save(10_000, -1, snapshot(10_000))
@@ -136,7 +146,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def tried(folder: Path, step: int, *, background: bool, num_bytes: int = MIB) -> list[str]:
     """Save a checkpoint of `step`, and return the warnings."""
     warnings: list[str] = []
-    writer = Writer(Checkpoints(folder, Keep(9)), background=background, on_failure="warn", warn=warnings.append)
+    writer = FileCheckpointWriter(
+        CheckpointStorage(folder, KeepPolicy(9)), background=background, on_failure="warn", warn=warnings.append
+    )
     with contextlib.closing(writer):
         writer.save(step, -1, snapshot(step, num_bytes))
         writer.flush()
@@ -148,10 +160,10 @@ def tried(folder: Path, step: int, *, background: bool, num_bytes: int = MIB) ->
 
 def assert_only(folder: Path, *steps: int) -> None:
     """Hold that the checkpoints of `steps`, whole, are all that is in `folder`."""
-    checkpoints = Checkpoints(folder, Keep(9))
+    checkpoints = CheckpointStorage(folder, KeepPolicy(9))
     assert sorted(folder.iterdir()) == [checkpoints.path_of(step) for step in steps]
     for step in steps:
-        verify(checkpoints.path_of(step))
+        verify_checkpoint(checkpoints.path_of(step))
 
 
 def assert_says_full(warning: str, folder: Path, reason: str) -> None:
@@ -196,8 +208,10 @@ def test_a_file_that_may_not_grow_is_a_full_disk(tmp_path: Path, background: boo
     assert_only(tmp_path, 1)
 
 
-def writer_on(folder: Path, warnings: list[str], keep: Keep, *, background: bool) -> Writer:
-    return Writer(Checkpoints(folder, keep), background=background, on_failure="warn", warn=warnings.append)
+def writer_on(folder: Path, warnings: list[str], keep: KeepPolicy, *, background: bool) -> FileCheckpointWriter:
+    return FileCheckpointWriter(
+        CheckpointStorage(folder, keep), background=background, on_failure="warn", warn=warnings.append
+    )
 
 
 # matrix: 30
@@ -205,7 +219,7 @@ def writer_on(folder: Path, warnings: list[str], keep: Keep, *, background: bool
 def test_older_checkpoints_make_room_for_the_last_one(small_disk: Path, background: bool) -> None:
     """But not those that are kept for good, here that of step 2, the best."""
     warnings: list[str] = []
-    with contextlib.closing(writer_on(small_disk, warnings, Keep(9), background=background)) as writer:
+    with contextlib.closing(writer_on(small_disk, warnings, KeepPolicy(9), background=background)) as writer:
         for step in (1, 2, 3):
             writer.save(step, 2, snapshot(step))
         writer.save(4, 2, snapshot(4), "preempted")
@@ -224,15 +238,15 @@ def test_a_run_that_has_ended_saves_its_weights_alone_where_more_does_not_fit(
 ) -> None:
     warnings: list[str] = []
     big = 2 * MIB + MIB // 2
-    with contextlib.closing(writer_on(small_disk, warnings, Keep(1), background=background)) as writer:
+    with contextlib.closing(writer_on(small_disk, warnings, KeepPolicy(1), background=background)) as writer:
         writer.save(1, -1, snapshot(1, big))
         writer.save(2, -1, snapshot(2, big), "ended")
         writer.flush()
         assert (writer.saved_step, writer.result().saved, writer.result().failed) == (2, 2, 0)
-    checkpoint = Checkpoints(small_disk, Keep(1)).newest_whole(pytest.fail)
-    assert checkpoint == small_disk / "step-00000002" and is_weights_alone(checkpoint)
-    assert all((each == 2).all() for each in load_part(checkpoint, "model").values())
-    assert load_part(checkpoint, "optimizer") == {}
+    checkpoint = CheckpointStorage(small_disk, KeepPolicy(1)).newest_intact(pytest.fail)
+    assert checkpoint == small_disk / "step-00000002" and is_weights_only(checkpoint)
+    assert all((each == 2).all() for each in load_tensor_group(checkpoint, "model").values())
+    assert load_tensor_group(checkpoint, "optimizer") == {}
     (warning,) = warnings
     assert "step-00000002: the disk is full: only its weights were saved, in 1.2 MiB" in warning
 
@@ -242,7 +256,7 @@ def test_a_run_that_has_ended_saves_its_weights_alone_where_more_does_not_fit(
 def test_a_run_that_is_to_be_resumed_never_saves_weights_alone(small_disk: Path, background: bool) -> None:
     warnings: list[str] = []
     big = 2 * MIB + MIB // 2
-    with contextlib.closing(writer_on(small_disk, warnings, Keep(1), background=background)) as writer:
+    with contextlib.closing(writer_on(small_disk, warnings, KeepPolicy(1), background=background)) as writer:
         writer.save(1, -1, snapshot(1, big))
         writer.save(2, -1, snapshot(2, big), "preempted")
         writer.flush()
@@ -255,7 +269,7 @@ def test_a_run_that_is_to_be_resumed_never_saves_weights_alone(small_disk: Path,
 @BOTH
 def test_saves_that_fail_alike_are_counted_in_one_warning(small_disk: Path, background: bool) -> None:
     warnings: list[str] = []
-    with contextlib.closing(writer_on(small_disk, warnings, Keep(9), background=background)) as writer:
+    with contextlib.closing(writer_on(small_disk, warnings, KeepPolicy(9), background=background)) as writer:
         for step in range(1, 8):
             writer.save(step, -1, snapshot(step, 5 * MIB))
         writer.save(8, -1, snapshot(8))
@@ -313,10 +327,10 @@ def test_a_folder_that_is_removed_while_it_is_written_to_costs_one_checkpoint(tm
     folder = tmp_path / "checkpoints"
 
     def pulled_away(path: Path, written: Snapshot) -> None:
-        format.write(path, written)
+        format.write_checkpoint(path, written)
         shutil.rmtree(folder)
 
-    with mock.patch("paceline.train.checkpoint.folder.write", pulled_away):
+    with mock.patch("paceline.train.checkpoint.folder.write_checkpoint", pulled_away):
         (warning,) = tried(folder, 1, background=background)
     assert str(folder / "step-00000001") in warning and "No such file or directory" in warning
     assert tried(folder, 2, background=background) == []
@@ -325,10 +339,10 @@ def test_a_folder_that_is_removed_while_it_is_written_to_costs_one_checkpoint(tm
 
 # matrix: 32
 def test_old_ones_that_cannot_be_removed_fail_no_save(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path, Keep(1))
+    checkpoints = CheckpointStorage(tmp_path, KeepPolicy(1))
     checkpoints.save(1, -1, snapshot(1))
     with mock.patch("shutil.rmtree", side_effect=PermissionError):
         checkpoints.save(2, -1, snapshot(2))
-    assert checkpoints.newest_whole(pytest.fail) == checkpoints.path_of(2)
-    checkpoints.tidy()
+    assert checkpoints.newest_intact(pytest.fail) == checkpoints.path_of(2)
+    checkpoints.clean_up()
     assert_only(tmp_path, 2)

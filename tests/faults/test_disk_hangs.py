@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from paceline.data.native import WHAT_IS_LOST, native
+from paceline.data.native import NATIVE_MISSING_MESSAGE, load_native
 
 LIMIT_S = 60.0
 NOT_PERMITTED = 77
 PROGRAM = f"""
 import ctypes, fcntl, mmap, os, struct, sys
 import numpy as np
-from paceline.data.native import native
+from paceline.data.native import load_native
 
 libc = ctypes.CDLL(None)
 hanging = libc.syscall(323, os.O_CLOEXEC)  # userfaultfd: memory that nobody ever fills
@@ -43,8 +43,8 @@ print("over")
 @pytest.mark.parametrize("how", ["close", "drop"])
 def test_a_pool_whose_image_never_comes_can_be_left(how: str, tmp_path: Path) -> None:
     """Without that the error of `data.worker_timeout` would be the last that a rank does, and it would not end."""
-    if native() is None:
-        pytest.skip(WHAT_IS_LOST)
+    if load_native() is None:
+        pytest.skip(NATIVE_MISSING_MESSAGE)
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):
         pytest.skip("the numbers of the calls that make memory hang are those of Linux on x86-64")
     program = tmp_path / "program.py"

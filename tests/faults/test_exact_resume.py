@@ -15,10 +15,10 @@ from safetensors.torch import load_file, save_file
 
 from paceline.parallel.single import SingleDevice
 from paceline.recipe.schema.schedule import Constant
-from paceline.train.average import NoAverage
-from paceline.train.persist import Persistent
-from paceline.train.precision import DynamicScale, Precision
-from paceline.train.schedule import build_schedule
+from paceline.train.average import NoWeightAverage
+from paceline.train.persist import TrainingState
+from paceline.train.precision import DynamicLossScaler, Precision
+from paceline.train.schedule import build_lr_schedule
 from paceline.train.state import TrainState
 
 EPOCH, STEPS = 5, 10
@@ -305,19 +305,19 @@ def test_no_piece_of_the_state_can_be_lost_unnoticed(
 def test_a_lost_scale_of_the_loss_is_noticed() -> None:
     """Only a GPU has the format that needs one, so it is looked at here without a run."""
     kept, lost = (persistent() for _ in range(2))
-    kept.precision.scale.grew_too_large()
-    snapshot = kept.capture(TrainState(), {})
-    assert snapshot.values["scale"] != lost.capture(TrainState(), {}).values["scale"]
-    lost.precision.scale.load(snapshot.values["scale"])
-    assert lost.capture(TrainState(), {}).values == snapshot.values
+    kept.precision.scale.backoff()
+    snapshot = kept.state_dict(TrainState(), {})
+    assert snapshot.values["scale"] != lost.state_dict(TrainState(), {}).values["scale"]
+    lost.precision.scale.load_state_dict(snapshot.values["scale"])
+    assert lost.state_dict(TrainState(), {}).values == snapshot.values
 
 
-def persistent() -> Persistent:
+def persistent() -> TrainingState:
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    schedule = build_schedule(Constant(), SimpleNamespace(peak_lr=0.1, steps=lambda duration: 0))
-    precision = Precision("cpu", torch.float32, scale=DynamicScale())
-    return Persistent(model, optimizer, schedule, precision, NoAverage(), SingleDevice())
+    schedule = build_lr_schedule(Constant(), SimpleNamespace(peak_lr=0.1, steps=lambda duration: 0))
+    precision = Precision("cpu", torch.float32, scale=DynamicLossScaler())
+    return TrainingState(model, optimizer, schedule, precision, NoWeightAverage(), SingleDevice())
 
 
 # matrix: 4

@@ -18,7 +18,7 @@ from paceline.data import unfinished
 from paceline.data.sources import lmdb_write
 from paceline.data.sources.lmdb import load_lmdb
 from paceline.data.sources.lmdb_write import write_lmdb
-from paceline.data.unfinished import made_beside
+from paceline.data.unfinished import create_folder_atomically
 from paceline.recipe.schema.source import Lmdb
 
 pytest.importorskip("lmdb", reason="an LMDB is written by the package lmdb: pip install lmdb")
@@ -156,7 +156,7 @@ def test_a_disk_that_is_full_is_one_line_and_nothing_is_left(tmp_path: Path, mon
 def test_two_writers_of_one_folder_do_not_mix(tmp_path: Path) -> None:
     out = tmp_path / "set"
     datasets = Datasets(Noise("train"), Noise("val"))
-    with made_beside(out, "partial", lmdb_write._LOCK):
+    with create_folder_atomically(out, "partial", lmdb_write._LOCK_NAME):
         with pytest.raises(DataError, match="another process is writing it"):
             write_lmdb(datasets, out, quietly, skip_bad=True)
         assert not out.exists() and (tmp_path / ".set.partial").exists()

@@ -17,9 +17,9 @@ from PIL import Image
 from paceline.core.dataset import Datasets
 from paceline.core.errors import DataError
 from paceline.data.pack import assemble, writer
-from paceline.data.pack.part import ROW
+from paceline.data.pack.part import ROW_DTYPE
 from paceline.data.pack.reader import open_pack
-from paceline.data.pack.writer import PackOptions, pack
+from paceline.data.pack.writer import PackOptions, write_pack
 from paceline.data.sources.folder import load_folder
 from paceline.recipe.schema.source import Folder
 
@@ -30,7 +30,7 @@ OPTIONS = [PackOptions(), PackOptions(shard_bytes=10_000)]
 @pytest.fixture
 def photos(tmp_path: Path, monkeypatch) -> Datasets:
     """Return small photographs, and see to it that they are journalled often and cut into small shards."""
-    monkeypatch.setattr(writer, "_FILES_A_TASK", 2)
+    monkeypatch.setattr(writer, "_FILES_PER_TASK", 2)
     monkeypatch.setattr(writer, "_MIN_SHARD_BYTES", 1000)
     monkeypatch.setattr("paceline.data.pack.part._SYNC_ROWS", 3)
     for number in range(IMAGES):
@@ -49,7 +49,7 @@ def photos(tmp_path: Path, monkeypatch) -> Datasets:
 
 
 def make(photos: Datasets, out: Path, options: PackOptions, progress=lambda done, total: None) -> None:
-    pack(photos, out, options, progress, workers=2)
+    write_pack(photos, out, options, progress, workers=2)
 
 
 def contents(path: Path) -> dict[str, bytes]:
@@ -109,7 +109,7 @@ def test_a_pack_that_is_killed_again_and_again_ends_with_the_same_bytes(photos, 
 def _journalled(part: Path) -> tuple[int, ...]:
     """Return how many samples an unfinished pack holds."""
     journal = part / "journal"
-    return (0, (journal.stat().st_size - 40) // ROW.itemsize if journal.exists() else 0)
+    return (0, (journal.stat().st_size - 40) // ROW_DTYPE.itemsize if journal.exists() else 0)
 
 
 def assert_leaves_nothing(photos: Datasets, out: Path, options: PackOptions) -> None:

@@ -12,7 +12,7 @@ from paceline.core.csv_cells import from_cell
 from paceline.core.errors import RecipeError
 from paceline.data.sources.places import printable
 from paceline.recipe.load import load
-from paceline.recipe.yamlfile import read_text
+from paceline.recipe.yamlfile import read_yaml_text
 
 TRAIN = "train: {epochs: 1}\n"
 BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
@@ -70,7 +70,7 @@ def test_a_power_of_ten_is_a_number(resolve) -> None:
     assert resolve("optim: {lr: 1e-3}").optim.lr == 1e-3
     assert resolve("train: {epochs: 010}").train.epochs == 10
     assert resolve("measure: {clock: on}").measure.clock == "on"
-    assert read_text("optim: {lr: 1E-3}", "r.yaml").values == {"optim": {"lr": 1e-3}}
+    assert read_yaml_text("optim: {lr: 1E-3}", "r.yaml").values == {"optim": {"lr": 1e-3}}
 
 
 @pytest.fixture

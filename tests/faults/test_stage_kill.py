@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.data.stage import stage_for_keeps, staged, unstage
+from paceline.data.stage import stage_for_run, stage_permanently, unstage
 from paceline.recipe.schema.source import Folder
 
 CHANGES = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "os.utime"}
@@ -18,7 +18,7 @@ CHANGES = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncat
 def one_thread_and_no_flush(monkeypatch: pytest.MonkeyPatch) -> None:
     """With more threads, what comes before what is not the same twice; and a busy disk takes seconds to flush."""
     monkeypatch.setattr("paceline.data.staging.copying._NUM_THREADS", 1)
-    monkeypatch.setattr("paceline.data.stage.flush", lambda folder: None)
+    monkeypatch.setattr("paceline.data.stage.sync_filesystem", lambda folder: None)
 
 
 @pytest.fixture
@@ -50,9 +50,9 @@ def killed_before(change: int, source: Folder, top: Path, *, keeps: bool) -> boo
         try:
             sys.addaudithook(watch)
             if keeps:
-                stage_for_keeps(source, top)
+                stage_permanently(source, top)
             else:
-                with staged(source, str(top), is_first=True):
+                with stage_for_run(source, str(top), is_first=True):
                     pass
             os._exit(0)
         finally:
@@ -73,7 +73,7 @@ def test_whenever_it_is_killed_there_is_a_whole_copy_or_none(source: Folder, tmp
         wholes += len(copies)
         for copy in copies:
             assert contents(copy / "train" / "source") == expected
-        with staged(source, str(top), is_first=True) as section:
+        with stage_for_run(source, str(top), is_first=True) as section:
             assert contents(Path(section.train_root)) == expected
         unstage(top)
         assert list(top.iterdir()) == []
@@ -96,17 +96,19 @@ def test_what_many_kills_leave_is_gone_on_with(source: Folder, tmp_path: Path) -
         kills += 1
         assert kills < 10
     assert kills
-    copy = stage_for_keeps(source, top, lambda done, total: pytest.fail("copied again"))
+    copy = stage_permanently(source, top, lambda done, total: pytest.fail("copied again"))
     assert contents(copy / "train" / "source") == contents(Path(source.root))
 
 
 def test_the_copy_of_a_killed_run_is_used_by_the_next_that_wants_the_same(source: Folder, tmp_path: Path) -> None:
     child = os.fork()
     if not child:
-        with staged(source, str(tmp_path / "top"), is_first=True):
+        with stage_for_run(source, str(tmp_path / "top"), is_first=True):
             os.kill(os.getpid(), signal.SIGKILL)
     assert os.waitpid(child, 0)[1] == signal.SIGKILL
-    with staged(source, str(tmp_path / "top"), is_first=True, progress=lambda *done: pytest.fail("copied")) as section:
+    with stage_for_run(
+        source, str(tmp_path / "top"), is_first=True, progress=lambda *done: pytest.fail("copied")
+    ) as section:
         assert contents(Path(section.train_root)) == contents(Path(source.root))
     assert list((tmp_path / "top").iterdir()) == []
 
@@ -114,10 +116,10 @@ def test_the_copy_of_a_killed_run_is_used_by_the_next_that_wants_the_same(source
 def test_the_copy_of_a_killed_run_is_removed_by_the_next_that_wants_another(source: Folder, tmp_path: Path) -> None:
     child = os.fork()
     if not child:
-        with staged(source, str(tmp_path / "top"), is_first=True):
+        with stage_for_run(source, str(tmp_path / "top"), is_first=True):
             os.kill(os.getpid(), signal.SIGKILL)
     assert os.waitpid(child, 0)[1] == signal.SIGKILL
     Path(source.root, "a", "0.jpg").write_bytes(b"another")
-    with staged(source, str(tmp_path / "top"), is_first=True):
+    with stage_for_run(source, str(tmp_path / "top"), is_first=True):
         assert len([path for path in (tmp_path / "top").iterdir() if path.is_dir()]) == 1
     assert list((tmp_path / "top").iterdir()) == []

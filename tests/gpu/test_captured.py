@@ -11,8 +11,8 @@ from paceline.core.world import World
 from paceline.models import resnet_cifar
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
-from paceline.train.captured import CapturedStep
-from paceline.train.graph import CudaGraphs
+from paceline.train.captured import CudaGraphStep
+from paceline.train.graph import CudaGraphPool
 from paceline.train.job import Invocation
 from paceline.train.run import run
 
@@ -76,7 +76,7 @@ def test_a_captured_run_has_the_losses_of_a_plain_one(tmp_path: Path, words: tup
 
 
 def test_a_captured_step_waits_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    replayed = CapturedStep._replayed
+    replayed = CudaGraphStep._replay
 
     def watched(self, captured, batch, state):
         torch.cuda.set_sync_debug_mode("error" if state.step >= 6 else "default")
@@ -85,7 +85,7 @@ def test_a_captured_step_waits_for_nothing(tmp_path: Path, monkeypatch: pytest.M
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
-    monkeypatch.setattr(CapturedStep, "_replayed", watched)
+    monkeypatch.setattr(CudaGraphStep, "_replay", watched)
     assert is_captured(trained(tmp_path / "run", "train.capture=on", "log.every=8st"))
 
 
@@ -114,12 +114,12 @@ def test_a_model_that_asks_for_a_number_goes_on_as_it_is(
 @pytest.mark.silicon
 def test_a_capture_that_fails_gives_back_memory_that_another_stream_has_read() -> None:
     """And the numbers that are drawn after it are those that would have been drawn without it."""
-    graphs, other = CudaGraphs(), torch.cuda.Stream()
+    graphs, other = CudaGraphPool(), torch.cuda.Stream()
     torch.cuda.manual_seed(3)
     expected = torch.rand(5, device="cuda")
     torch.cuda.manual_seed(3)
     with pytest.raises(RuntimeError):
-        graphs.new().capture(lambda: torch.rand(5, device="cuda").sum() * torch.ones(1, device="cuda").item())
+        graphs.new_graph().capture(lambda: torch.rand(5, device="cuda").sum() * torch.ones(1, device="cuda").item())
     assert torch.cuda.current_stream() == torch.cuda.default_stream()
     assert torch.equal(torch.rand(5, device="cuda"), expected)
     before = torch.cuda.memory_allocated()
@@ -130,7 +130,7 @@ def test_a_capture_that_fails_gives_back_memory_that_another_stream_has_read() -
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     assert torch.cuda.memory_allocated() <= before
-    again = CudaGraphs().new()
+    again = CudaGraphPool().new_graph()
     drawn = again.capture(lambda: torch.rand(5, device="cuda"))
     again.replay()
     assert len(set(drawn.tolist())) == 5

@@ -88,7 +88,7 @@ def test_a_turn_in_backward_divides_what_the_device_does(matrix: torch.Tensor) -
 
     def last_gradient(_: torch.Tensor) -> None:
         turned.append(threading.get_ident())
-        clock.turn("exposed_communication")
+        clock.switch_stage("exposed_communication")
         multiply(matrix)
 
     weight.register_post_accumulate_grad_hook(last_gradient)

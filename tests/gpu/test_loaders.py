@@ -12,12 +12,12 @@ from PIL import Image
 
 from paceline.core.dataset import ArraySource, DatasetInfo, Sample
 from paceline.data.batch import Batch
-from paceline.data.bus import SideStream
+from paceline.data.bus import SideStreamCopy
 from paceline.data.device_loader import DeviceLoader
 from paceline.data.loader import Loader, LoaderOptions, build_eval_loader, build_train_loader
 from paceline.data.nvjpeg import TorchvisionDecoder
 from paceline.data.sampler import EvalShard, TrainOrder
-from paceline.data.slots import build_slots
+from paceline.data.slots import build_host_buffers
 from paceline.recipe.schema.data import Data
 
 pytestmark = [
@@ -92,10 +92,10 @@ def test_steps_of_a_set_on_the_gpu_wait_for_nothing(synchronising_raises) -> Non
 
 
 def test_page_locked_memory_is_not_lent_again_before_it_has_been_copied() -> None:
-    slots = build_slots(pin_memory=True)
+    slots = build_host_buffers(pin_memory=True)
     copies = []
     for number in range(30):
-        memory = slots.take((64, 3, 128, 128))
+        memory = slots.allocate((64, 3, 128, 128))
         assert memory.is_pinned()
         memory.fill_(number)
         copies.append(memory.to("cuda", non_blocking=True))
@@ -104,7 +104,7 @@ def test_page_locked_memory_is_not_lent_again_before_it_has_been_copied() -> Non
 
 
 def test_copies_on_a_side_stream_arrive_whole_while_the_gpu_computes(synchronising_raises) -> None:
-    bus, matrix = SideStream(torch.device("cuda")), torch.randn(4096, 4096, device="cuda")
+    bus, matrix = SideStreamCopy(torch.device("cuda")), torch.randn(4096, 4096, device="cuda")
     batches = [torch.full((64, 3, 128, 128), number, dtype=torch.uint8).pin_memory() for number in range(20)]
     matrix = matrix @ matrix
     torch.cuda.synchronize()
@@ -122,13 +122,13 @@ def test_copies_on_a_side_stream_arrive_whole_while_the_gpu_computes(synchronisi
 
 
 def test_copies_are_counted_and_timed_on_their_own_stream() -> None:
-    bus = SideStream(torch.device("cuda"), timed=True)
+    bus = SideStreamCopy(torch.device("cuda"), timed=True)
     batch = torch.ones(64, 3, 128, 128, dtype=torch.uint8).pin_memory()
     for _ in range(5):
         bus.send((batch, torch.zeros(64, dtype=torch.int64)))
     there = torch.ones(3, device="cuda")
     assert bus.send((there,))[0] is there  # which is no copy
-    num_bytes, found = batch.nbytes + 64 * 8, bus.copied(skip=2)
+    num_bytes, found = batch.nbytes + 64 * 8, bus.stats(skip=2)
     assert (found.sends, found.bytes, found.copied_bytes) == (5, 5 * num_bytes, 5 * num_bytes)
     assert found.timed_bytes == 3 * num_bytes and found.timed_s > 0
 

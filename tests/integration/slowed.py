@@ -16,7 +16,7 @@ from typing import Any
 import paceline.train.run
 from paceline.cli import main
 from paceline.train.engine import Trainer
-from paceline.train.step import PlainStep
+from paceline.train.step import EagerStep
 
 PARTS = ("data_wait", "h2d", "device_augment", "forward", "loss", "backward", "optimizer", "other")
 SLEPT_S = 0.03
@@ -78,19 +78,19 @@ class SlowCouncil:
     """Ranks that think before they agree."""
 
     def __init__(self, council: Any, sleep: Sleeper) -> None:
-        self.after, self.conclude = after(council.after, sleep), council.conclude
+        self.poll, self.flush = after(council.poll, sleep), council.flush
 
 
 def slowed(trainer: Trainer, sleep: dict[str, Sleeper]) -> Trainer:
     """Return `trainer` with every part slowed."""
     plain = trainer.step
-    assert isinstance(plain, PlainStep)
+    assert isinstance(plain, EagerStep)
     plain.replica.register_forward_pre_hook(sleep["forward"])
     plain.replica.register_full_backward_pre_hook(sleep["backward"])
     step = replace(
         plain,
-        place=after(plain.place, sleep["h2d"]),
-        finish=after(plain.finish, sleep["device_augment"]),
+        transfer=after(plain.transfer, sleep["h2d"]),
+        transforms=after(plain.transforms, sleep["device_augment"]),
         criterion=after(plain.criterion, sleep["loss"]),
         update=SlowUpdate(plain.update, sleep["optimizer"]),
     )
@@ -98,7 +98,7 @@ def slowed(trainer: Trainer, sleep: dict[str, Sleeper]) -> Trainer:
         trainer,
         loader=SlowLoader(trainer.loader, sleep["data_wait"]),
         step=step,
-        council=SlowCouncil(trainer.council, sleep["other"]),
+        coordinator=SlowCouncil(trainer.coordinator, sleep["other"]),
     )
 
 
@@ -106,7 +106,7 @@ class SlowUpdate:
     """An optimizer step that sleeps before it ends."""
 
     def __init__(self, update: Any, sleep: Sleeper) -> None:
-        self._step, self.settle = after(update, sleep), update.settle
+        self._step, self.sync = after(update, sleep), update.sync
 
     def __call__(self, *args: Any) -> None:
         self._step(*args)

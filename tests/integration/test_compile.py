@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from paceline.models.speednet import largest
+from paceline.models.speednet import global_max_pool
 
 # torch 2.11's own compiler still uses what it advises others to leave, under Python 3.12.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
@@ -33,7 +33,7 @@ def test_in_16_bits_compiled_code_has_the_gradient_at_the_largest_feature() -> N
         return leaf.grad
 
     def tail(features: Tensor) -> Tensor:
-        return largest(F.gelu(norm(features.bfloat16())))
+        return global_max_pool(F.gelu(norm(features.bfloat16())))
 
     # Some of what is summed up is rounded to 8 bits on the way in one of the two, and not in the other.
     assert_close(gradient(torch.compile(tail)), gradient(tail), rtol=0.02, atol=0.02)

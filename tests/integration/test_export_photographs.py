@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from paceline.inference.classifier import load_classifier
-from paceline.inference.export import build_form, export_classifier
-from paceline.inference.network import build_network
+from paceline.inference.export import build_export_format, export_classifier
+from paceline.inference.network import build_export_model
 
 pytestmark = pytest.mark.real_data
 MADE = Path(__file__).parents[1] / "unit" / "inference" / "made_run.py"
@@ -33,10 +33,10 @@ def check_top5(run: Path, files: list[Path], out: Path) -> None:
     for name, (needed, file) in FORMATS.items():
         if importlib.util.find_spec(needed) is None:
             pytest.skip(f"{name} needs {needed} (pip install 'paceline[export]')")
-        form = build_form(name, classifier.recipe.model)
+        form = build_export_format(name, classifier.recipe.model)
         exported = export_classifier(classifier, form, out / file, with_preprocessing=False)
         assert exported.parity.of == "validation images"
-        inputs = build_network(classifier, with_preprocessing=False).inputs(images)
+        inputs = build_export_model(classifier, with_preprocessing=False).prepare_inputs(images)
         assert torch.equal(form.open(exported.path)(inputs).topk(5).indices, expected), name
 
 

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from paceline.cluster.job import Job
-from paceline.cluster.kubernetes import manifests
+from paceline.cluster.job import ClusterJob
+from paceline.cluster.kubernetes import build_manifests
 from paceline.cluster.kubernetes_pod import run_dir_in_pods
 from paceline.cluster.kubernetes_site import KubernetesSite
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
-from paceline.recipe.yamlfile import write_text
+from paceline.recipe.yamlfile import to_yaml_text
 
 PATIENCE_S = 120.0
 SETTINGS = (
@@ -43,10 +43,10 @@ class Pods:
         run = folder / "runs" / "small"
         recipe = load("synthetic", Patch.parse([*SETTINGS, *settings])).recipe
         words = ("train", str(run / "job" / f"recipe-{recipe.hash}.yaml"), "--run-dir", str(run), "--resume")
-        job = Job("small", words, run_dir=run, folder=folder, nodes=2, recipe_hash=recipe.hash)
+        job = ClusterJob("small", words, run_dir=run, folder=folder, nodes=2, recipe_hash=recipe.hash)
         site = KubernetesSite(kind="job", image="image", claim="work", max_restarts=0)
-        text = write_text(recipe.model_dump(mode="json"))
-        config, service, self.job = manifests(job, site, kept={job.frozen: text})
+        text = to_yaml_text(recipe.model_dump(mode="json"))
+        config, service, self.job = build_manifests(job, site, files={job.frozen_recipe: text})
         self.name, self.run = service["metadata"]["name"], folder / str(run_dir_in_pods(job, site)).removeprefix("/")
         (folder / "etc").mkdir()
         for name, content in config["data"].items():

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from paceline.core.version import version_of
-from paceline.data.native import WHAT_IS_LOST
+from paceline.core.version import checkout_version
+from paceline.data.native import NATIVE_MISSING_MESSAGE
 
 ROOT = Path(__file__).parents[2]
 WAIT_S = 120
@@ -65,7 +65,7 @@ def test_the_version_is_gits_and_the_same_wherever_one_reads_it(installed, insta
     assert installed.wheel.name.startswith(f"paceline-{said}-cp311")
     assert installed.sdist.name == f"paceline-{said}.tar.gz"
     if (ROOT / ".git").exists():
-        assert said == version_of(ROOT)
+        assert said == checkout_version(ROOT)
 
 
 def test_its_metadata_is_complete_and_invents_nothing(installed):
@@ -153,7 +153,7 @@ def test_without_a_compiler_it_builds_and_says_what_is_lost(installed, tmp_path)
     environ = {**os.environ, "CC": "no-such-compiler", "PYTHONPATH": ""}
     done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, env=environ)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert WHAT_IS_LOST.partition(" (")[0] in done.stdout
+    assert NATIVE_MISSING_MESSAGE.partition(" (")[0] in done.stdout
     (wheel,) = tmp_path.glob("*.whl")
     assert wheel.name == installed.wheel.name
     with zipfile.ZipFile(wheel) as opened, zipfile.ZipFile(installed.wheel) as whole:

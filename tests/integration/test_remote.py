@@ -16,11 +16,11 @@ import pytest
 from paceline.core.dataset import DatasetInfo, Datasets, Split
 from paceline.core.errors import DataError
 from paceline.data.pack.reader import PackSource, open_pack
-from paceline.data.pack.writer import PackOptions, pack
+from paceline.data.pack.writer import PackOptions, write_pack
 from paceline.data.remote import open_remote
-from paceline.data.remote.address import Address
-from paceline.data.remote.http import Http
-from paceline.data.remote.patience import Patience, wait_s
+from paceline.data.remote.address import RemoteUrl
+from paceline.data.remote.http import HttpTransport
+from paceline.data.remote.patience import RetryPolicy, sleep
 from paceline.data.remote.shards import RemoteShards
 
 POLL_S = 0.005
@@ -84,7 +84,7 @@ class Server:
             with socket.socket() as knock:
                 if not knock.connect_ex(("127.0.0.1", self.port)):
                     return
-            wait_s(POLL_S)
+            sleep(POLL_S)
         raise AssertionError((self.folder / "error.log").read_text())
 
     def stop(self) -> None:
@@ -127,7 +127,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("packed")
     for name, shard_bytes in (("set", 1 << 20), ("set.pack", None)):
         options = PackOptions(shard_bytes=shard_bytes, skip_bad=True)
-        pack(random_datasets(), out / name, options, lambda done, total: None, 1)
+        write_pack(random_datasets(), out / name, options, lambda done, total: None, 1)
     return out
 
 
@@ -157,10 +157,10 @@ def everything(datasets: Datasets) -> list:
     return [split.read(index) for split in (datasets.train, datasets.val) for index in range(len(split))]
 
 
-def at_once(*pauses: Callable[[], None]) -> Patience:
+def at_once(*pauses: Callable[[], None]) -> RetryPolicy:
     """Return a patience that, in place of each pause, calls what is given, and has no more."""
     left = [*pauses]
-    return Patience(attempts=1 + len(pauses), pause=lambda seconds: left.pop(0)())
+    return RetryPolicy(attempts=1 + len(pauses), pause=lambda seconds: left.pop(0)())
 
 
 NO_PAUSE = at_once()
@@ -175,7 +175,7 @@ def fetch_all(datasets: Datasets) -> None:
     """Have all shards fetched that fit, and wait for it."""
     shards = shards_of(datasets)
     shards.prefetch(range(len(shards)))
-    shards.settle()
+    shards.wait()
 
 
 def kept(cache: Path) -> list[str]:
@@ -232,7 +232,7 @@ def test_what_is_killed_while_it_fetches_goes_on_where_it_was(
         os._exit(0)
     while not any(path.stat().st_size > 1 << 18 for path in cache.glob("*/shards/*.part")):
         assert os.waitpid(child, os.WNOHANG) == (0, 0)
-        wait_s(POLL_S)
+        sleep(POLL_S)
     os.kill(child, signal.SIGKILL)
     assert os.waitpid(child, 0)[1] == signal.SIGKILL
     held = {path.name.split(".")[0]: path.stat().st_size for path in cache.glob("*/shards/*.part")}
@@ -341,7 +341,7 @@ def test_a_pack_that_has_changed_is_another(server: Server, cache: Path, expecte
     fetch_all(open_remote(server.url("set.pack"), cache, 10**9, NO_PAUSE))
     datasets = random_datasets()
     (server.www / "set.pack").unlink()
-    pack(
+    write_pack(
         datasets,
         server.www / "set.pack",
         PackOptions(every=4, skip_bad=True),
@@ -358,7 +358,7 @@ def test_a_server_that_says_nothing_is_given_up() -> None:
         silent.listen()
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/a.pack"
         with pytest.raises(DataError, match=r"a.pack: cannot be read: nothing received for 0.05 s, 2 times"):
-            at_once(lambda: None).read(Http(stalled_s=0.05), Address(url), 0, 10)
+            at_once(lambda: None).read(HttpTransport(stalled_s=0.05), RemoteUrl(url), 0, 10)
 
 
 @pytest.fixture

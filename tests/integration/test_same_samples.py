@@ -14,11 +14,11 @@ from PIL import Image
 
 from paceline.core.dataset import ArraySource, DatasetInfo, Datasets, Source
 from paceline.data.batch import Batch
-from paceline.data.identity import dataset_digest
+from paceline.data.identity import digest_datasets
 from paceline.data.loader import LoaderOptions, build_eval_loader, build_train_loader
-from paceline.data.native import WHAT_IS_LOST, native
+from paceline.data.native import NATIVE_MISSING_MESSAGE, load_native
 from paceline.data.pack.reader import PackSource, open_pack
-from paceline.data.pack.writer import PackOptions, pack
+from paceline.data.pack.writer import PackOptions, write_pack
 from paceline.data.sampler import EvalShard, TrainOrder
 from paceline.data.sources.build import build_datasets
 from paceline.data.sources.lmdb_write import write_lmdb
@@ -97,13 +97,13 @@ def from_manifest(folder: Path, tmp_path: Path) -> Datasets:
 
 
 def from_pack(folder: Path, tmp_path: Path) -> Datasets:
-    pack(from_folder(folder, tmp_path), tmp_path / "one.pack", PackOptions(), quiet, 2)
+    write_pack(from_folder(folder, tmp_path), tmp_path / "one.pack", PackOptions(), quiet, 2)
     return open_pack(tmp_path / "one.pack")
 
 
 def from_shards(folder: Path, tmp_path: Path, monkeypatch) -> Datasets:
     monkeypatch.setattr("paceline.data.pack.writer._MIN_SHARD_BYTES", 1)
-    pack(from_folder(folder, tmp_path), tmp_path / "shards", PackOptions(shard_bytes=20_000), quiet, 2)
+    write_pack(from_folder(folder, tmp_path), tmp_path / "shards", PackOptions(shard_bytes=20_000), quiet, 2)
     opened = open_pack(tmp_path / "shards")
     assert isinstance(opened.train, PackSource) and len(opened.train.files) > 2
     return opened
@@ -207,15 +207,15 @@ def expected(folder: Path, tmp_path_factory) -> tuple[list[Batch], list[Batch]]:
 
 @pytest.mark.parametrize(("photographs", "loader"), PAIRS, indirect=["photographs"])
 def test_every_source_and_loader_gives_the_batches_of_the_folder(photographs: Datasets, expected, loader) -> None:
-    if loader == "native" and native() is None:
-        pytest.skip(WHAT_IS_LOST)
+    if loader == "native" and load_native() is None:
+        pytest.skip(NATIVE_MISSING_MESSAGE)
     assert_same(expected[0], trained(PHOTOGRAPHS, photographs.train, loader), loader)
     assert_same(expected[0][5:], trained(PHOTOGRAPHS, photographs.train, loader, first=5), loader)
     assert_same(expected[1], evaluated(PHOTOGRAPHS, photographs.val, loader), loader)
 
 
 def test_a_pack_of_photographs_is_the_same_data_set_by_its_digest(folder: Path, tmp_path: Path) -> None:
-    assert dataset_digest(from_pack(folder, tmp_path)) == dataset_digest(from_folder(folder, tmp_path))
+    assert digest_datasets(from_pack(folder, tmp_path)) == digest_datasets(from_folder(folder, tmp_path))
 
 
 def arrays() -> Datasets:
@@ -235,7 +235,7 @@ def test_pixels_are_the_same_from_memory_and_from_a_pack_by_every_loader(loader,
     given = arrays()
     datasets = given
     if packed:
-        pack(given, tmp_path / "pixels.pack", PackOptions(), quiet, 2)
+        write_pack(given, tmp_path / "pixels.pack", PackOptions(), quiet, 2)
         datasets = open_pack(tmp_path / "pixels.pack")
         assert isinstance(datasets.train, ArraySource)
     assert_same(trained(PIXELS, given.train, "inline"), trained(PIXELS, datasets.train, loader), loader)

@@ -19,8 +19,8 @@ import torch
 from torch import nn
 
 from paceline.measure import ClockSummary, StageClock
-from paceline.measure.spans import SpannedClock
-from paceline.measure.trace import TraceSpans, merge_traces, trace_totals
+from paceline.measure.spans import MarkedClock
+from paceline.measure.trace import TraceMarks, merge_traces, trace_totals
 
 WARMUP_STEPS = 3
 NUM_TRACED = 4
@@ -57,13 +57,13 @@ def trace_loop(path: Path, rank: int) -> Traced:
     model = nn.Sequential(*(nn.Conv2d(8, 8, 5, padding=2) for _ in range(3)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     bare = StageClock(warmup_steps=WARMUP_STEPS)
-    spans = TraceSpans(
+    spans = TraceMarks(
         path, first_step=WARMUP_STEPS, num_steps=NUM_TRACED, rank=rank, world_size=WORLD_SIZE, warn=pytest.fail
     )
-    clock = SpannedClock(bare, spans)
+    clock = MarkedClock(bare, spans)
 
     def last_gradient(weight: torch.Tensor) -> None:
-        clock.turn("exposed_communication")
+        clock.switch_stage("exposed_communication")
         for _ in range(2):
             torch.randn(32, 8, 32, 32).sin()
 

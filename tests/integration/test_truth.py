@@ -8,7 +8,7 @@ from statistics import median
 import pytest
 
 from paceline.measure import ClockSummary, StageTotal
-from paceline.measure.verdict import verdict
+from paceline.measure.verdict import find_bottleneck
 
 SLOWED = Path(__file__).with_name("slowed.py")
 WARMUP = 9
@@ -106,7 +106,7 @@ def test_a_delay_moves_no_other_stage(told: Told, part: str) -> None:
 
 @pytest.mark.parametrize(("part", "bottleneck"), CLASSES.items())
 def test_steps_with_a_delay_are_judged_by_it(told: Told, part: str, bottleneck: str) -> None:
-    judged = verdict(told.summary_of(told.slow_steps(part)))
+    judged = find_bottleneck(told.summary_of(told.slow_steps(part)))
 
     assert judged.bottleneck == bottleneck, judged.evidence
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from paceline.core.world import World
-from paceline.parallel.agreement import Agreement, build_agreement
+from paceline.parallel.agreement import Consensus, build_consensus
 
 STEPS = 20
 LARGE = 2**62
@@ -27,32 +27,32 @@ def vote(step: int, rank: int) -> tuple[int, int]:
 def run(rank: int, world_size: int, folder: Path) -> dict[str, Tensor]:
     """Return what this rank was told."""
     world = World(rank, world_size, rank, world_size)
-    agreement = build_agreement(world, 2, timedelta(seconds=60))
-    told = [agreement.of(*vote(step, rank)) for step in range(STEPS)]
-    found = {"votes": torch.tensor(told), "settled": torch.tensor([agreement.settled(), agreement.settled()])}
+    agreement = build_consensus(world, 2, timedelta(seconds=60))
+    told = [agreement.all_reduce_flags(*vote(step, rank)) for step in range(STEPS)]
+    found = {"votes": torch.tensor(told), "settled": torch.tensor([agreement.flush(), agreement.flush()])}
     for number, numbers in enumerate(([], [rank], [LARGE, 5 - rank, 5], [] if rank else [7, 7, -1])):
         found[f"union{number}"] = torch.tensor(agreement.union(numbers), dtype=torch.int64)
     is_last = rank == world_size - 1
     found |= timed(agreement, is_late=is_last and world_size > 1)
     agreement.close()
-    return found | {"lost": torch.tensor(loses(build_agreement(world, 1, timedelta(seconds=5)), leaves=is_last))}
+    return found | {"lost": torch.tensor(loses(build_consensus(world, 1, timedelta(seconds=5)), leaves=is_last))}
 
 
-def timed(agreement: Agreement, *, is_late: bool) -> dict[str, Tensor]:
+def timed(agreement: Consensus, *, is_late: bool) -> dict[str, Tensor]:
     """Return how long it took to send a vote, and to read it."""
     dist.barrier()
     sleep(LATE_S * is_late)
     begun = perf_counter()
-    agreement.of(0, 0)
+    agreement.all_reduce_flags(0, 0)
     sent = perf_counter()
-    agreement.settled()
+    agreement.flush()
     return {"sent_s": torch.tensor(sent - begun), "read_s": torch.tensor(perf_counter() - sent)}
 
 
-def loses(agreement: Agreement, *, leaves: bool) -> bool:
+def loses(agreement: Consensus, *, leaves: bool) -> bool:
     """Return whether a vote says that a rank was lost: the one that `leaves` closes all its connections."""
-    agreement.of(1)
-    agreement.settled()
+    agreement.all_reduce_flags(1)
+    agreement.flush()
     if leaves:
         for group in [group for group in dist.distributed_c10d._world.pg_map if group is not dist.group.WORLD]:
             dist.destroy_process_group(group)
@@ -60,7 +60,7 @@ def loses(agreement: Agreement, *, leaves: bool) -> bool:
         return False
     try:
         for _ in range(3):
-            agreement.of(1)
+            agreement.all_reduce_flags(1)
     except RuntimeError:
         return True
     return False

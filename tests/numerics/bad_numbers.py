@@ -11,21 +11,21 @@ from torch import Tensor, nn
 from paceline.core.errors import NonFiniteLossError
 from paceline.core.stages import EXPOSED
 from paceline.core.world import World
-from paceline.measure.rate import Stopwatch
+from paceline.measure.rate import RunTimer
 from paceline.parallel.strategy import build_strategy
 from paceline.recipe.schema.parallel import Parallel
 from paceline.recipe.schema.train import Train
-from paceline.train.accuracy import NoAccuracy
-from paceline.train.average import NoAverage
-from paceline.train.guard import Reporter, build_guard
-from paceline.train.journal import Journal
+from paceline.train.accuracy import NoBatchAccuracy
+from paceline.train.average import NoWeightAverage
+from paceline.train.guard import NonFiniteReporter, build_nonfinite_guard
+from paceline.train.journal import MetricsLogger
 from paceline.train.loss import CrossEntropy
-from paceline.train.precision import DynamicScale, Precision
-from paceline.train.probe import Probe
-from paceline.train.schedule import Curve, Flat, WarmUp
+from paceline.train.precision import DynamicLossScaler, Precision
+from paceline.train.probe import GradientProbe
+from paceline.train.schedule import ConstantShape, FixedLrSchedule, LrWarmup
 from paceline.train.state import TrainState
-from paceline.train.undo import build_undo
-from paceline.train.update import Update
+from paceline.train.undo import build_buffer_rollback
+from paceline.train.update import OptimizerUpdate
 
 CPU = torch.device("cpu")
 BAD_RANK, BAD_STEP, STEPS = 1, 3, 5
@@ -72,25 +72,25 @@ def trained(way: str, policy: str, kind: str, rank: int, world_size: int) -> dic
     replica = strategy.prepare(model)
     parameters = list(model.parameters())
     optimizer = torch.optim.SGD([{"params": parameters, "lr_factor": 1.0}], lr=0.1)
-    precision = Precision("cpu", scale=DynamicScale()) if policy == "scaled" else Precision("cpu")
+    precision = Precision("cpu", scale=DynamicLossScaler()) if policy == "scaled" else Precision("cpu")
     section = Train(steps=STEPS, on_nonfinite="skip" if policy == "skip" else "stop")
-    guard = build_guard(section, precision, Reporter(world, strategy, lambda: "step-00000002"), CPU)
-    schedule = Curve(0.1, WarmUp(0, 0.0), Flat())
-    update = Update(
+    guard = build_nonfinite_guard(section, precision, NonFiniteReporter(world, strategy, lambda: "step-00000002"), CPU)
+    schedule = FixedLrSchedule(0.1, LrWarmup(0, 0.0), ConstantShape())
+    update = OptimizerUpdate(
         parameters,
         optimizer,
         schedule,
         precision,
         strategy,
         guard,
-        build_undo(section, model),
-        Probe(model),
-        NoAverage(),
+        build_buffer_rollback(section, model),
+        GradientProbe(model),
+        NoWeightAverage(),
         math.inf,
     )
     state, message, sink = TrainState(), "", Losses()
     plan: Any = SimpleNamespace(log_every=1, total_steps=STEPS, batch_size=16, steps_per_epoch=STEPS)
-    journal = Journal(plan, strategy, schedule, sink, sink, Stopwatch(0.0, lambda: 0.0), NoAccuracy(), state)
+    journal = MetricsLogger(plan, strategy, schedule, sink, sink, RunTimer(0.0, lambda: 0.0), NoBatchAccuracy(), state)
     images, labels = torch.randn(8, 6, generator=torch.Generator().manual_seed(rank)), torch.arange(8) % 3
     for step in range(STEPS):
         is_bad = rank == BAD_RANK and step == BAD_STEP
@@ -104,7 +104,7 @@ def trained(way: str, policy: str, kind: str, rank: int, world_size: int) -> dic
         except NonFiniteLossError as error:
             message = str(error)
             break
-        journal.step(state, None, mean_loss)
+        journal.log_step(state, None, mean_loss)
         state.advance(16)
     weights = torch.cat([each.flatten() for each in strategy.gather(dict(model.named_parameters())).values()])
     numbers = [state.step, state.skipped, precision.scale.value, "rank 1 of 2" in message, "step 4:" in message]
@@ -123,7 +123,7 @@ def shortened(rank: int, world_size: int) -> dict[str, Tensor]:
     strategy = build_strategy(WAYS["alone"], World(rank, world_size, rank, world_size), CPU)
     strategy.prepare(nn.Linear(1, 1))
     turned: list[str] = []
-    strategy.listen(turned.append)
+    strategy.on_comm_wait(turned.append)
     parameter, found = nn.Parameter(torch.zeros(2)), {}
     for name, number in (("finite", 6.0), ("inf", math.inf), ("nan", math.nan)):
         parameter.grad = torch.tensor([3.0, 4.0]) if rank == 0 else torch.tensor([number, 8.0])

@@ -15,15 +15,15 @@ from torch.nn import functional
 from paceline.core.results import EvalResult
 from paceline.core.world import World
 from paceline.data.batch import Batch
-from paceline.data.placement import Placement
+from paceline.data.placement import DeviceTransfer
 from paceline.data.sampler import EvalShard
 from paceline.parallel.strategy import Strategy, build_strategy
-from paceline.parallel.sync_norm import synchronise_norms
+from paceline.parallel.sync_norm import convert_sync_batch_norm
 from paceline.recipe.schema.parallel import Parallel
 from paceline.recipe.schema.train import Ema
-from paceline.train.average import build_average
-from paceline.train.evaluate import Evaluator
-from paceline.train.judge import Judge
+from paceline.train.average import build_weight_average
+from paceline.train.evaluate import SplitEvaluator
+from paceline.train.judge import ModelEvaluator
 from paceline.train.precision import build_precision
 
 CPU = torch.device("cpu")
@@ -60,17 +60,17 @@ def net() -> nn.Module:
     return nn.Sequential(*blocks, nn.Flatten(), nn.Linear(256, 5)).double()
 
 
-def evaluator(place: Placement, strategy: Strategy, shard: EvalShard) -> Evaluator:
-    return Evaluator(
+def evaluator(place: DeviceTransfer, strategy: Strategy, shard: EvalShard) -> SplitEvaluator:
+    return SplitEvaluator(
         loader=Made(shard),
         num_batches=shard.num_batches,
         num_images=shard.num_images,
         class_names=tuple("abcde"),
-        place=place,
+        transfer=place,
         precision=build_precision("fp64", CPU),
         strategy=strategy,
         device=CPU,
-        worst=WORST,
+        num_worst=WORST,
     )
 
 
@@ -78,19 +78,19 @@ def judged(way: Parallel, rank: int, world_size: int) -> dict[str, Tensor]:
     """Return the last report, the weights and the averages."""
     world = World(rank, world_size, rank, world_size)
     strategy = build_strategy(way, world, CPU)
-    model = synchronise_norms(net(), CPU)
+    model = convert_sync_batch_norm(net(), CPU)
     replica = strategy.prepare(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    average = build_average(Ema(decay=0.5, warmup=False), model, optimizer, list(model.named_parameters()))
-    place = Placement(CPU, torch.float64, (0.5,) * 3, (0.25,) * 3, torch.contiguous_format)
+    average = build_weight_average(Ema(decay=0.5, warmup=False), model, optimizer, list(model.named_parameters()))
+    place = DeviceTransfer(CPU, torch.float64, (0.5,) * 3, (0.25,) * 3, torch.contiguous_format)
     shards = [EvalShard(NUM_IMAGES, EVAL_BATCH, rank, world_size, of) for of in (None, 500)]
-    judge = Judge(evaluator(place, strategy, shards[0]), average, evaluator(place, strategy, shards[1]))
+    judge = ModelEvaluator(evaluator(place, strategy, shards[0]), average, evaluator(place, strategy, shards[1]))
     share = BATCH // world_size
     for step in range(STEPS):
         indices = 100 + np.arange(step * BATCH + rank * share, step * BATCH + (rank + 1) * share)
         images, labels = images_at(indices)
         with strategy.accumulate(final=True):
-            functional.cross_entropy(replica(place.normalise(images)), labels).backward()
+            functional.cross_entropy(replica(place.normalize(images)), labels).backward()
         optimizer.step()
         optimizer.zero_grad()
         average.update(step)

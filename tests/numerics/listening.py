@@ -47,8 +47,8 @@ def alone(rank: int, world_size: int) -> dict[str, Tensor]:
     turned: list[str] = []
     models = [network("batch"), network("batch")]
     replicas = [strategy.prepare(models[0]), models[1]]
-    strategy.listen(turned.append)
-    strategy.rehearse(lambda: turned.append("rehearsed"))
+    strategy.on_comm_wait(turned.append)
+    strategy.warm_up_buckets(lambda: turned.append("rehearsed"))
     for model, replica in zip(models, replicas, strict=True):
         optimizer = torch.optim.SGD([each for each in model.parameters() if each.requires_grad], 0.1)
         for step in range(3):
@@ -81,7 +81,7 @@ def compiled(rank: int, world_size: int) -> dict[str, Tensor]:
         model, turned = Owned(), list[str]()
         replica = torch.compile(strategy.prepare(model), backend="aot_eager")
         if name == "listened":
-            strategy.listen(turned.append, compiled=True)
+            strategy.on_comm_wait(turned.append, compiled=True)
         optimizer = torch.optim.SGD([each for each in model.parameters() if each.requires_grad], 0.1)
         for step in range(3):
             images, labels = (each.chunk(world_size)[rank] for each in batch(step))
@@ -116,6 +116,6 @@ def run(rank: int, world_size: int) -> dict[str, Tensor]:
     found |= {f"compiled/{key}": each for key, each in compiled(rank, world_size).items()}
     strategy = build_strategy(Parallel(), World(rank, world_size, rank, world_size), CPU)
     return found | {
-        "every": strategy.every(torch.tensor([[rank, 1], [2, rank]]).T),
-        "every scalar": strategy.every(torch.tensor(float(rank))),
+        "every": strategy.all_gather(torch.tensor([[rank, 1], [2, rank]]).T),
+        "every scalar": strategy.all_gather(torch.tensor(float(rank))),
     }

@@ -15,8 +15,8 @@ from torch.distributed import PrefixStore, Store
 
 from paceline.core.errors import WorldError
 from paceline.core.world import World
-from paceline.parallel.beats import StoreBeats
-from paceline.parallel.rendezvous import assemble, open_store
+from paceline.parallel.beats import StoreHeartbeats
+from paceline.parallel.rendezvous import open_store, wait_for_all_ranks
 
 TIMEOUT = timedelta(seconds=60)
 SOON = timedelta(seconds=2)
@@ -32,7 +32,7 @@ class Ranks:
         self.place = World(world_size=num_ranks, local_world_size=num_ranks, master_port=port, launcher="local")
         self.are_there = threading.Barrier(num_ranks - len(gone))
         self.stores: list[Store] = []  # rank 0's ends with the last who holds it
-        self.beats: dict[int, StoreBeats] = {}
+        self.beats: dict[int, StoreHeartbeats] = {}
         self.refusals: Counter[str] = Counter()
 
     def meet(self) -> None:
@@ -54,17 +54,17 @@ class Ranks:
         self.stores += [store, own]
         self.are_there.wait(TIMEOUT.total_seconds())  # how long it takes to get there is not what is asked
         try:
-            place = assemble(world, store, SOON if self.gone else TIMEOUT)
+            place = wait_for_all_ranks(world, store, SOON if self.gone else TIMEOUT)
         except WorldError as error:
             self.refusals[str(error).partition(" (")[0]] += 1
             return
-        self.beats[rank] = StoreBeats(world, PrefixStore("beats", PrefixStore(place, own)))
+        self.beats[rank] = StoreHeartbeats(world, PrefixStore("beats", PrefixStore(place, own)))
 
 
 if __name__ == "__main__":
     ranks = Ranks(int(sys.argv[1]), {int(word) for word in sys.argv[2:]})
     ranks.meet()
-    seen = [[sight.rank, sight.condition] for sight in ranks.beats[0].sights(waited=True)] if ranks.beats else []
+    seen = [[sight.rank, sight.condition] for sight in ranks.beats[0].statuses(waited=True)] if ranks.beats else []
     for rank in sorted(ranks.beats, reverse=True):  # rank 0 hosts the store
         ranks.beats[rank].close()
     print(json.dumps({"seen": seen, "refusals": ranks.refusals}))

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline.parallel.sync_norm import synchronise_norms
+from paceline.parallel.sync_norm import convert_sync_batch_norm
 
 CPU = torch.device("cpu")
 PASSES = 3
@@ -87,7 +87,7 @@ def run(rank: int, world_size: int, folder: Path) -> dict[str, Tensor]:
     found = {}
     for name, case in CASES.items():
         start = sum(case.sizes[:rank])
-        layer = synchronise_norms(norm(case), CPU)
+        layer = convert_sync_batch_norm(norm(case), CPU)
         results = normalised(case, layer, slice(start, start + case.sizes[rank]))
         found |= {f"{name}/{key}": tensor for key, tensor in results.items()}
     return found

@@ -28,7 +28,7 @@ class Run:
         self.replica = self.strategy.prepare(self.model)
         for _ in range(FIRST + 2):
             self.black()
-        self.strategy.rehearse(self.black)
+        self.strategy.warm_up_buckets(self.black)
         self.optimizer = torch.optim.SGD([each for each in self.model.parameters() if each.requires_grad], 0.02)
 
     def black(self) -> None:
@@ -46,7 +46,7 @@ class Run:
             self.optimizer.zero_grad()
 
     def kept(self) -> tuple[str, dict[str, Tensor]]:
-        memory = self.strategy.memory()
+        memory = self.strategy.comm_state()
         tensors = {name: each.clone() for name, each in memory.tensors().items()}
         return json.dumps(memory.values(self.model)), tensors
 
@@ -70,20 +70,20 @@ def run(rank: int, world_size: int, folder: object) -> dict[str, Tensor]:
         weights = {name: each.clone() for name, each in whole.model.state_dict().items()}
         other = Run(rank, world_size)
         other.model.load_state_dict(weights)
-        assert other.strategy.memory().load(other.model, json.loads(values), tensors) == ""
+        assert other.strategy.comm_state().load(other.model, json.loads(values), tensors) == ""
         first = saved + 2
         for name, each in (("whole", whole), ("other", other)):
             each.train(saved, first)
             found |= {f"{saved}/{name}/{key}": tensor.clone() for key, tensor in each.model.state_dict().items()}
             found |= {f"{saved}/{name} kept/{key}": tensor for key, tensor in each.kept()[1].items()}
         found |= {f"{saved}/saved/{key}": tensor for key, tensor in tensors.items()}
-    found["expected bytes"] = torch.tensor(whole.strategy.memory().num_bytes(whole.model))
+    found["expected bytes"] = torch.tensor(whole.strategy.comm_state().num_bytes(whole.model))
     parameters = dict(whole.model.named_parameters())
     for number, names in enumerate(json.loads(values)["buckets"]):
         found |= {f"buckets/{number}/{name}": parameters[name] for name in names}
     collective._PIECE_BYTES = 16  # two float32 of each of two ranks
     for length in (0, 1, 2, 5):
-        rows = collective.rows_on_rank_0(torch.arange(float(length)) + 10 * rank)
+        rows = collective.gather_rows_on_rank_0(torch.arange(float(length)) + 10 * rank)
         assert (rows is None) == (rank > 0)
         if rows is not None:
             found[f"rows/{length}"] = rows

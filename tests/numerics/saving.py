@@ -14,12 +14,12 @@ from paceline.core.world import World
 from paceline.parallel.strategy import build_strategy
 from paceline.recipe.schema.parallel import Parallel
 from paceline.train.checkpoint import (
-    Checkpoints,
-    Keep,
+    CheckpointStorage,
+    KeepPolicy,
     Snapshot,
     load_model,
     load_optimizer,
-    load_part,
+    load_tensor_group,
     model_tensors,
     optimizer_tensors,
 )
@@ -83,16 +83,16 @@ def write(name: str, rank: int, world_size: int, folder: Path) -> dict[str, Tens
     state = run.state()
     evaluated = run.evaluated()
     if rank == 0:
-        Checkpoints(folder / name, Keep(1)).save(STEPS, STEPS, Snapshot(state, {}))
+        CheckpointStorage(folder / name, KeepPolicy(1)).save(STEPS, STEPS, Snapshot(state, {}))
     return {"untrained": untrained, "evaluated": evaluated, **run.train(STEPS).state()["model"]}
 
 
 def read(writer: str, name: str, rank: int, world_size: int, folder: Path) -> dict[str, Tensor]:
     """Load what `writer` saved; return all that was loaded, what it evaluates to, and the weights after going on."""
     run = Run(name, rank, world_size, seed=1)
-    path = Checkpoints(folder / writer, Keep(1)).at(STEPS)
+    path = CheckpointStorage(folder / writer, KeepPolicy(1)).at_step(STEPS)
     load_model(path, run.model, shard_like=run.strategy.shard_like)
-    load_optimizer(run.optimizer, load_part(path, "optimizer"), shard_like=run.strategy.shard_like)
+    load_optimizer(run.optimizer, load_tensor_group(path, "optimizer"), shard_like=run.strategy.shard_like)
     loaded = {f"{part}.{key}": each.clone() for part, tensors in run.state().items() for key, each in tensors.items()}
     return {**loaded, "evaluated": run.evaluated(), **run.train(STEPS).state()["model"]}
 

@@ -64,7 +64,7 @@ def measure(slow_stage: str, slow_rank: int, rank: int, world_size: int) -> dict
     replica = strategy.prepare(model)
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     clock = StageClock(warmup_steps=2)
-    strategy.listen(clock.turn)
+    strategy.on_comm_wait(clock.switch_stage)
     for rows in clock.batches(batches(NUM_STEPS + 2, work_s["data_wait"])):
         with strategy.accumulate(final=True):
             with clock.stage("h2d"):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.train.checkpoint import Checkpoints, Keep, load_part
+from paceline.train.checkpoint import CheckpointStorage, KeepPolicy, load_tensor_group
 
 SCRIPT = runpy.run_path(str(Path(__file__).with_name("saving.py")))
 NAMES = list(SCRIPT["SECTIONS"])
@@ -36,8 +36,8 @@ def found(run_on_ranks, folder: Path) -> list[dict[str, dict[str, Tensor]]]:
 
 
 def saved(folder: Path, writer: str) -> dict[str, Tensor]:
-    path = Checkpoints(folder / writer, Keep(1)).at(STEPS)
-    parts = {part: load_part(path, part) for part in ("model", "optimizer")}
+    path = CheckpointStorage(folder / writer, KeepPolicy(1)).at_step(STEPS)
+    parts = {part: load_tensor_group(path, part) for part in ("model", "optimizer")}
     assert len(parts["model"]) == 9 and len(parts["optimizer"]) == 18  # AdamW keeps 3 tensors for each of 6
     return {f"{part}.{name}": tensor for part, tensors in parts.items() for name, tensor in tensors.items()}
 

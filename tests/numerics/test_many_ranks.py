@@ -19,12 +19,12 @@ from paceline.core.philox import permutation
 from paceline.core.rundir import RunDir
 from paceline.data.sampler import EvalShard, TrainOrder
 from paceline.parallel.environ import world_from_environ
-from paceline.parallel.rendezvous import absent
+from paceline.parallel.rendezvous import missing_keys
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
 from paceline.recipe.plan import Plan
 from paceline.report.run import MAX_NODES, read_run
-from paceline.train.meter import trace_name
+from paceline.train.meter import trace_file_name
 
 RANKS, RANKS_PER_NODE = 1024, 4
 NODES = RANKS // RANKS_PER_NODE
@@ -98,7 +98,7 @@ def test_1024_ranks_take_each_sample_of_an_epoch_once_in_the_order_of_one_rank()
 
 @pytest.mark.parametrize("num_images", [10_007, 1024, 100], ids=["uneven", "one each", "fewer than ranks"])
 def test_1024_ranks_evaluate_each_image_once_and_share_evenly(num_images: int) -> None:
-    shards = [EvalShard(num_images, batch=8, rank=rank, world_size=RANKS) for rank in range(RANKS)]
+    shards = [EvalShard(num_images, batch_size=8, rank=rank, world_size=RANKS) for rank in range(RANKS)]
     parts = [[each for number in range(shard.num_batches) for each in shard.indices(number)] for shard in shards]
     assert [each for part in parts for each in part] == list(range(num_images))
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
@@ -125,7 +125,7 @@ def test_the_plan_for_1024_ranks_comes_out_and_takes_no_longer_than_for_2() -> N
 
 def test_each_of_1024_ranks_and_256_nodes_writes_files_of_its_own(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
-    of_ranks = [[run.samples(rank), run.stacks(rank), run.trace / trace_name(rank)] for rank in range(RANKS)]
+    of_ranks = [[run.samples(rank), run.stacks(rank), run.trace / trace_file_name(rank)] for rank in range(RANKS)]
     names = [path for paths in of_ranks for path in paths] + [run.telemetry(node) for node in range(NODES)]
     names += [run.steps, run.evals, run.metrics, run.attempts, run.recipe, run.merged_trace]
     assert len({str(name) for name in names}) == len(names) == 3 * RANKS + NODES + 6
@@ -156,7 +156,7 @@ class Counted:
 def test_who_is_missing_of_1024_takes_a_few_questions(gone: tuple[int, ...], most: int) -> None:
     keys = [f"here/{rank}" for rank in range(RANKS)]
     store = Counted({key for rank, key in enumerate(keys) if rank not in gone})
-    assert list(absent(store, keys)) == [keys[rank] for rank in gone]
+    assert list(missing_keys(store, keys)) == [keys[rank] for rank in gone]
     assert store.questions <= most
 
 

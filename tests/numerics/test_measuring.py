@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.stages import WORK
-from paceline.measure.straggler import RankTimes, stragglers
+from paceline.measure.straggler import RankTimes, find_straggler
 
 EXPOSED, FORWARD = 1.0, 2.0  # the codes of `listening.py`
 WAYS = ("plain", "copied", "static", "buffers", "micro-batches", "bf16", "fp16", "factors")
@@ -112,7 +112,7 @@ def judged(ranks, case: str):
         for found in ranks
     ]
     assert {len(each.exposed_s) for each in times} == {20}
-    return stragglers(times)
+    return find_straggler(times)
 
 
 @pytest.mark.parametrize(("stage", "rank"), [("data_wait", 0), ("backward", 1)])

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from paceline.core.world import World
 from paceline.parallel.strategy import build_strategy
-from paceline.parallel.sync_norm import synchronise_norms
+from paceline.parallel.sync_norm import convert_sync_batch_norm
 from paceline.recipe.schema.parallel import Parallel
 from paceline.train.checkpoint import model_tensors, optimizer_tensors
 
@@ -99,10 +99,10 @@ def train(
     the rest of its times, come along.
     """
     strategy = build_strategy(way.parallel, World(rank, world_size, rank, world_size), CPU, now)
-    model = synchronise_norms(network(way.norm), CPU).to(way.dtype)
+    model = convert_sync_batch_norm(network(way.norm), CPU).to(way.dtype)
     replica = strategy.prepare(model)
     if turn is not None:
-        strategy.listen(turn)
+        strategy.on_comm_wait(turn)
     trainable = [(name, each) for name, each in model.named_parameters() if each.requires_grad]
     parameters = [each for _, each in trainable]
     optimizer = torch.optim.SGD(parameters, way.lr, momentum=0.9)
@@ -127,7 +127,7 @@ def train(
     whole = strategy.gather(model_tensors(model))
     whole |= {f"optimizer.{name}": each for name, each in strategy.gather(optimizer_tensors(optimizer)).items()}
     whole |= strategy.gather({f"grad.{name}": each.grad for name, each in trainable})
-    wire = strategy.wire()
+    wire = strategy.comm_times()
     assert (wire is None) == (now is None)
     if wire is not None:
         whole["wire"] = torch.tensor([[each.bytes, each.n, each.ready_s, each.wire_s] for each in wire.buckets])

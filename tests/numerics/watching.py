@@ -14,17 +14,17 @@ import torch
 import torch.distributed as dist
 
 from paceline.core.errors import PacelineError, PeerLostError
-from paceline.parallel.beats import NoRequests
+from paceline.parallel.beats import NoStopRequests
 from paceline.parallel.environ import world_from_environ
-from paceline.parallel.group import joined, meeting
-from paceline.parallel.heartbeat import watched
-from paceline.parallel.replicas import build_replicas
+from paceline.parallel.group import process_group, rendezvous
+from paceline.parallel.heartbeat import watchdog
+from paceline.parallel.replicas import build_replica_check
 from paceline.recipe.schema.parallel import Parallel
 
 STEPS = 200
 
 
-class Asked(NoRequests):
+class Asked(NoStopRequests):
     """A request that is printed when it comes."""
 
     def request(self, name: str) -> None:
@@ -77,15 +77,15 @@ class Run:
         self.is_faulty = self.world.rank == self.rank
 
     def train(self) -> None:
-        with meeting(self.world, self.section) as met:
+        with rendezvous(self.world, self.section) as met:
             stacks = self.folder / f"stacks.rank{self.world.rank}.txt"
-            with watched(met, self.section, lambda: (self.step, self.stage), self.asked, stacks):
+            with watchdog(met, self.section, lambda: (self.step, self.stage), self.asked, stacks):
                 self.meet_fault("first")
-                with joined(met, self.section, torch.device("cpu")):
+                with process_group(met, self.section, torch.device("cpu")):
                     self.loop()
 
     def loop(self) -> None:
-        replicas = build_replicas(self.section, self.world, self.model, every=5)
+        replicas = build_replica_check(self.section, self.world, self.model, every=5)
         gradient = torch.ones(10_000)
         while self.step < STEPS:
             self.stage = "data_wait"

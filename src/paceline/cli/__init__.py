@@ -13,7 +13,7 @@ import typer
 
 from paceline.cli import started  # noqa: F401  first, because it takes the start time
 from paceline.cli.verbs import app
-from paceline.core.console import ConsoleLostError, progress_console, secure_console, undelivered
+from paceline.core.console import ConsoleLostError, has_lost_output, progress_console, secure_console
 from paceline.core.errors import PacelineError, PeerLostError, WorldError
 from paceline.core.process import ignore_stop_signals
 from paceline.data.sources.places import printable
@@ -23,7 +23,7 @@ from paceline.parallel.environ import end_with_launcher, world_from_environ
 _UsageError: Any = typer.BadParameter.__mro__[1]
 COMPLETE: Final = "--complete"
 """First argument of a shell that asks for completions; see `complete.py`."""
-ORDERLY_S: Final = 10.0
+SHUTDOWN_TIMEOUT_S: Final = 10.0
 """Seconds that threads and packages get to shut down after a verb. Trackers used to get as many."""
 
 
@@ -32,41 +32,41 @@ def main() -> None:
     secure_console()
     with contextlib.suppress(PacelineError):  # the verb reports contradictory variables
         end_with_launcher(os.environ, world_from_environ(os.environ))  # before the imports, which take seconds
-    code = _delivered(_run())
+    code = _flush_stdout(_run())
     ignore_stop_signals()  # all is written; a late signal must not change the code
     if code and "torch.distributed" in sys.modules:
         os._exit(code)  # the interpreter's shutdown could wait for ranks that are gone
-    leave(code)
+    exit_process(code)
 
 
-def leave(code: int, orderly_s: float = ORDERLY_S) -> NoReturn:
-    """Exit with `code`, and skip the interpreter's shutdown if it takes longer than `orderly_s` seconds."""
+def exit_process(code: int, timeout_s: float = SHUTDOWN_TIMEOUT_S) -> NoReturn:
+    """Exit with `code`, and skip the interpreter's shutdown if it takes longer than `timeout_s` seconds."""
     # Python waits for non-daemon threads, and packages wait for their servers: a tracker's may never stop.
     if threading.active_count() > 1:
-        timer = threading.Timer(orderly_s, os._exit, (code,))
+        timer = threading.Timer(timeout_s, os._exit, (code,))
         timer.daemon = True
         timer.start()
     sys.exit(code)
 
 
-def _delivered(code: int) -> int:
+def _flush_stdout(code: int) -> int:
     """Flush stdout and return `code`, or 1 if requested JSON could not be written."""
-    lost = undelivered()
+    lost = has_lost_output()
     if not lost or code:
         return code
     if lost != os.strerror(errno.EPIPE):  # the reader has closed the pipe
-        _complain(f"stdout: cannot be written: {lost} (the result is in the run directory)")
+        _print_error(f"stdout: cannot be written: {lost} (the result is in the run directory)")
     return 1
 
 
 def _run() -> int:
     try:
         sys.argv = without_local_rank(sys.argv, os.environ)
-        code = completed(sys.argv[2:]) if sys.argv[1:2] == [COMPLETE] else app(standalone_mode=False)
+        code = print_completions(sys.argv[2:]) if sys.argv[1:2] == [COMPLETE] else app(standalone_mode=False)
         sys.stdout.flush()  # raises for a closed pipe while errors are still reported
     except BaseException as error:
         progress_console(as_json=False)  # the error decides the exit code, so a failing flush is ignored
-        return _explained(error)
+        return _report_error(error)
     return code if isinstance(code, int) else 0
 
 
@@ -84,7 +84,7 @@ def without_local_rank(argv: list[str], environ: Mapping[str, str]) -> list[str]
     return [argv[0], *argv[2:]]
 
 
-def completed(args: list[str]) -> int:
+def print_completions(args: list[str]) -> int:
     """Print completions of the last of `args` for a shell, one per line, and return the exit code."""
     from paceline.cli.complete import complete
 
@@ -93,14 +93,14 @@ def completed(args: list[str]) -> int:
     return 0
 
 
-def _explained(error: BaseException) -> int:
+def _report_error(error: BaseException) -> int:
     """Print `error` as one line (unexpected ones with their traceback), and return the exit code."""
     match error:
         case PeerLostError() if error.is_explained:
             return error.exit_code
         case PacelineError():
             if error.is_claimed or _is_main():
-                _complain(str(error))
+                _print_error(str(error))
             return error.exit_code
         case typer.Exit():
             return int(error.exit_code)
@@ -109,28 +109,28 @@ def _explained(error: BaseException) -> int:
         case BrokenPipeError() | SystemExit():  # typer turns the former into the latter
             return 1
         case ConsoleLostError() | OSError(errno=errno.ENAMETOOLONG):
-            return _refused_by_the_system(error)
+            return _report_os_error(error)
         case _ if isinstance(error, _UsageError):
             if error.format_message() and _is_main():  # an empty message means that the help was shown
-                override = _override_for(error)
-                _complain(override or f"{error.format_message()} (see --help)")
+                override = _suggest_override(error)
+                _print_error(override or f"{error.format_message()} (see --help)")
             return 2
     traceback.print_exception(error)
     world = world_from_environ(os.environ)
-    _complain(f"rank {world.rank} of {world.world_size}: {type(error).__name__}: {error}")
+    _print_error(f"rank {world.rank} of {world.world_size}: {type(error).__name__}: {error}")
     return 1
 
 
-def _refused_by_the_system(error: OSError) -> int:
+def _report_os_error(error: OSError) -> int:
     """Print lost output or a path that is too long as an error, and return the exit code."""
     if isinstance(error, ConsoleLostError):
-        _complain(f"{error.strerror} (free some space, or write elsewhere)")
+        _print_error(f"{error.strerror} (free some space, or write elsewhere)")
         return 1
-    _complain(f"{str(error.filename)[:80]}...: {error.strerror} (name another)")
+    _print_error(f"{str(error.filename)[:80]}...: {error.strerror} (name another)")
     return 2
 
 
-def _override_for(error: Any) -> str:
+def _suggest_override(error: Any) -> str:
     """Return an error that suggests KEY=VALUE for a field written as an option, such as `--epochs`; else ""."""
     option = getattr(error, "option_name", "") or ""
     takes_fields = any("KEY=VALUE" in str(each.metavar) for each in error.ctx.command.params) if error.ctx else False
@@ -153,5 +153,5 @@ def _is_main() -> bool:
         return True
 
 
-def _complain(message: str) -> None:
+def _print_error(message: str) -> None:
     print(f"error: {printable(' '.join(message.split()))}", file=sys.stderr)

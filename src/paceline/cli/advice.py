@@ -8,19 +8,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from paceline.core.goodput import best_interval, efficiency, interval_steps, signal_lead, young
+from paceline.core.goodput import best_interval, efficiency, interval_steps, signal_lead, young_interval
 
-_ROUND: Final = (
+_ROUND_TIMES: Final = (
     *((seconds, f"{seconds}s") for seconds in (1, 2, 3, 5, 10, 15, 20, 30)),
     *((60 * minutes, f"{minutes}min") for minutes in (1, 2, 3, 5, 10, 15, 20, 30)),
     *((3600 * hours, f"{hours}h") for hours in (1, 2, 3, 4, 6, 8, 12, 24)),
 )
-_WORTH: Final = 0.001
+_MIN_GAIN: Final = 0.001
 """Share of wall-clock time below which a better interval is not worth mentioning."""
 
 
 @dataclass(frozen=True)
-class Costs:
+class SavingCosts:
     """Costs of saving and restarting, in seconds, and the current interval; None if unknown.
 
     `stall_s`, `write_s` and `restart_s` are as in `core.goodput`; `step_s` is a typical step, `slow_s` a slow one,
@@ -35,7 +35,7 @@ class Costs:
     slow_s: float | None = None
 
 
-def advise(costs: Costs, mtbf_s: float) -> tuple[dict[str, Any], list[tuple[str, ...]]]:
+def advise_interval(costs: SavingCosts, mtbf_s: float) -> tuple[dict[str, Any], list[tuple[str, ...]]]:
     """Return values for JSON and rows for a table, for failures `mtbf_s` apart."""
     best_s = best_interval(costs.stall_s, costs.write_s, mtbf_s)
     step_s = costs.step_s
@@ -43,21 +43,24 @@ def advise(costs: Costs, mtbf_s: float) -> tuple[dict[str, Any], list[tuple[str,
     if steps is not None and step_s is not None:
         best_s = steps * step_s
     low_s, high_s = max(best_s / 2, costs.write_s), 2 * best_s
-    shares = {each: _share(costs, each, mtbf_s) for each in (best_s, low_s, high_s)}
-    setting = _round(best_s, low_s, high_s, steps)
+    shares = {each: _useful_share(costs, each, mtbf_s) for each in (best_s, low_s, high_s)}
+    setting = _round_setting(best_s, low_s, high_s, steps)
     in_steps = f", {steps:,} steps" if steps is not None else ""
     rows: list[tuple[str, ...]] = [
-        ("failures", f"assumed {close_to(mtbf_s)} apart"),
-        ("best", f"every {close_to(best_s)}{in_steps}: loses {1 - shares[best_s]:.2%}, restarts included (Daly 2006)"),
+        ("failures", f"assumed {approximate_time(mtbf_s)} apart"),
+        (
+            "best",
+            f"every {approximate_time(best_s)}{in_steps}: loses {1 - shares[best_s]:.2%}, restarts included (Daly 2006)",
+        ),
         (
             "as good",
-            f"{close_to(low_s)} to {close_to(high_s)}: lose {1 - shares[low_s]:.2%} and {1 - shares[high_s]:.2%}, "
+            f"{approximate_time(low_s)} to {approximate_time(high_s)}: lose {1 - shares[low_s]:.2%} and {1 - shares[high_s]:.2%}, "
             f"such as checkpoint.every={setting}",
         ),
     ]
     values: dict[str, Any] = {
         "mtbf_s": mtbf_s,
-        "young_s": young(costs.stall_s, mtbf_s),
+        "young_s": young_interval(costs.stall_s, mtbf_s),
         "best_s": best_s,
         "best_steps": steps,
         "best_cost": 1 - shares[best_s],
@@ -66,16 +69,16 @@ def advise(costs: Costs, mtbf_s: float) -> tuple[dict[str, Any], list[tuple[str,
         "now_s": costs.every_s,
     }
     if costs.every_s is not None:
-        values["now_cost"] = 1 - _share(costs, costs.every_s, mtbf_s)
+        values["now_cost"] = 1 - _useful_share(costs, costs.every_s, mtbf_s)
         values["worst_loss_s"] = costs.every_s + costs.write_s
-        rows += _now(costs, values["now_cost"], values["best_cost"])
+        rows += _current_rows(costs, values["now_cost"], values["best_cost"])
     slow_s = costs.slow_s if costs.slow_s is not None else 0.0
     values["signal_lead_s"] = signal_lead(slow_s, costs.stall_s + costs.write_s)
     rows.append(("lead time", f"{values['signal_lead_s']:.0f} s of warning before a job ends (sbatch --signal)"))
     return values, rows
 
 
-def close_to(seconds: float) -> str:
+def approximate_time(seconds: float) -> str:
     """Return a duration with the precision of an estimate: `40 s`, `12 min`, `7.9 h`, `40 days`."""
     if seconds < 1:
         return f"{seconds:.2f} s"
@@ -86,22 +89,22 @@ def close_to(seconds: float) -> str:
     return f"{seconds / 86400:,.0f} days"
 
 
-def _now(costs: Costs, now: float, best: float) -> Sequence[tuple[str, ...]]:
+def _current_rows(costs: SavingCosts, now: float, best: float) -> Sequence[tuple[str, ...]]:
     assert costs.every_s is not None
-    verdict = f"{now - best:.2%} more than the best" if now - best >= _WORTH else "as good as the best"
+    verdict = f"{now - best:.2%} more than the best" if now - best >= _MIN_GAIN else "as good as the best"
     return (
-        ("now", f"you save every {close_to(costs.every_s)}: loses {now:.2%}, {verdict}"),
-        ("worst case", f"a kill loses up to {close_to(costs.every_s + costs.write_s)} of training"),
+        ("now", f"you save every {approximate_time(costs.every_s)}: loses {now:.2%}, {verdict}"),
+        ("worst case", f"a kill loses up to {approximate_time(costs.every_s + costs.write_s)} of training"),
     )
 
 
-def _share(costs: Costs, work_s: float, mtbf_s: float) -> float:
+def _useful_share(costs: SavingCosts, work_s: float, mtbf_s: float) -> float:
     return efficiency(work_s, costs.stall_s, costs.restart_s, mtbf_s, write_s=costs.write_s)
 
 
-def _round(best_s: float, low_s: float, high_s: float, steps: int | None) -> str:
+def _round_setting(best_s: float, low_s: float, high_s: float, steps: int | None) -> str:
     """Return the round duration closest to the best by ratio, or `steps` if none is in the range."""
-    inside = [each for each in _ROUND if low_s <= each[0] <= high_s]
+    inside = [each for each in _ROUND_TIMES if low_s <= each[0] <= high_s]
     if not inside and steps is not None:
         return f"{steps}st"
-    return min(inside or _ROUND, key=lambda each: max(each[0] / best_s, best_s / each[0]))[1]
+    return min(inside or _ROUND_TIMES, key=lambda each: max(each[0] / best_s, best_s / each[0]))[1]

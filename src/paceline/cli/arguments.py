@@ -7,32 +7,32 @@ import typer
 
 from paceline.data.sources.places import printable
 
-_LONGEST_NAME: Final = 255
-_LONGEST_PATH: Final = 3900
+_MAX_NAME_BYTES: Final = 255
+_MAX_PATH_BYTES: Final = 3900
 """Bytes. Linux allows 4,095, of which the files of a run need some."""
 
 
-def new_folder(help: str) -> Any:
+def folder_option(help: str) -> Any:
     """Return a typer option for a folder to write; `help` is its help text."""
-    return typer.Option(parser=_new_folder, metavar="PATH", help=help)
+    return typer.Option(parser=_parse_folder, metavar="PATH", help=help)
 
 
-def _new_folder(text: str) -> Path:
+def _parse_folder(text: str) -> Path:
     """Return an option's value as the path of a folder to write. Raise `typer.BadParameter` if it cannot be one."""
     names = [name.encode(errors="surrogateescape") for name in text.split("/")]
     if not text:  # an unset shell variable, which would mean the current folder
         raise typer.BadParameter("is empty (name a folder, or leave the option out)")
     if not text.isascii() and any("\udc80" <= character <= "\udcff" for character in text):
         raise typer.BadParameter(f"{printable(text)} is not UTF-8 (name another folder)")
-    if max(map(len, names)) > _LONGEST_NAME or sum(map(len, names)) + len(names) > _LONGEST_PATH:
+    if max(map(len, names)) > _MAX_NAME_BYTES or sum(map(len, names)) + len(names) > _MAX_PATH_BYTES:
         shown = f"{printable(text[:40])}..., {len(text):,} characters,"
         raise typer.BadParameter(
-            f"{shown} is too long (at most {_LONGEST_NAME} bytes per name, {_LONGEST_PATH:,} in all)"
+            f"{shown} is too long (at most {_MAX_NAME_BYTES} bytes per name, {_MAX_PATH_BYTES:,} in all)"
         )
     return Path(text)
 
 
-Words = Annotated[
+RecipeArgs = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="RECIPE|KEY=VALUE",
@@ -40,18 +40,22 @@ Words = Annotated[
         show_default=False,
     ),
 ]
-Ranks = Annotated[str, typer.Option(metavar="N|auto", help="Processes on this machine; auto: one per GPU, or one.")]
-Oversubscribe = Annotated[
+RanksOption = Annotated[
+    str, typer.Option(metavar="N|auto", help="Processes on this machine; auto: one per GPU, or one.")
+]
+OversubscribeOption = Annotated[
     bool,
     typer.Option("--oversubscribe", help="Allow more ranks than 16, or 4 per CPU core if that is more."),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout, and nothing else.")]
-OwnCode = Annotated[
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout, and nothing else.")]
+OwnCodeOption = Annotated[
     bool,
     typer.Option("--own-code", help="Import code that a recipe file or run directory names; it can do anything."),
 ]
-Port = Annotated[int, typer.Option(min=0, max=65535, help="Rendezvous port of the local ranks; 0 selects a free one.")]
-TaskNumber = Annotated[
+PortOption = Annotated[
+    int, typer.Option(min=0, max=65535, help="Rendezvous port of the local ranks; 0 selects a free one.")
+]
+TaskOption = Annotated[
     int | None,
     typer.Option("--task", min=1, metavar="K", help="Run only the K-th task, without a conclusion; needs --run-dir."),
 ]

@@ -6,16 +6,16 @@
 from pathlib import Path
 
 from paceline.cli.ranks import enter_world, ranks_to_start, start_ranks
-from paceline.cli.show_collective import show_collective
+from paceline.cli.show_collective import show_allreduce
 from paceline.core.errors import WorldError
 from paceline.core.files import write_output
 from paceline.core.world import World
-from paceline.lab.predict.measured import Measured
+from paceline.lab.predict.measured import AllReduceMeasurement
 from paceline.recipe.load import DEFAULT, load
 from paceline.recipe.schema.parallel import Parallel
 
 
-def collective(ranks: str, out: Path | None, *, as_json: bool, oversubscribe: bool = False) -> int:
+def time_allreduce(ranks: str, out: Path | None, *, as_json: bool, oversubscribe: bool = False) -> int:
     """Time all-reduces between ranks of a job, or `ranks` ranks started here; return the exit code.
 
     Raise `WorldError` for a single rank, and for an output file that `--network` could not tell from a name.
@@ -28,28 +28,28 @@ def collective(ranks: str, out: Path | None, *, as_json: bool, oversubscribe: bo
         raise WorldError("--ranks: a single rank sends nothing (set --ranks 2, or more)")
     if world.launcher == "single":
         return start_ranks(num_ranks, 0, [])
-    result = measure(world)
+    result = measure_allreduce(world)
     if world.is_main:
         if out is not None:
-            write(result, out)
-        show_collective(result, out, as_json=as_json)
+            write_measurement(result, out)
+        show_allreduce(result, out, as_json=as_json)
     return 0
 
 
-def measure(world: World) -> Measured:
+def measure_allreduce(world: World) -> AllReduceMeasurement:
     """Time all-reduces between the ranks of `world`; a collective call."""
-    from paceline.lab.collective import measure_joined
+    from paceline.lab.collective import measure_all_reduces
     from paceline.parallel.device import choose_device, set_threads
-    from paceline.parallel.group import joined, meeting
+    from paceline.parallel.group import process_group, rendezvous
 
     section = Parallel()
     device = choose_device(section, world)
     set_threads(section, world)
-    with meeting(world, section) as store, joined(store, section, device):
-        return measure_joined(world, device)
+    with rendezvous(world, section) as store, process_group(store, section, device):
+        return measure_all_reduces(world, device)
 
 
-def write(result: Measured, path: Path) -> None:
+def write_measurement(result: AllReduceMeasurement, path: Path) -> None:
     """Write the measurement. Raise `WorldError` if that fails."""
     try:
         write_output(path, result.model_dump_json(indent=2) + "\n")

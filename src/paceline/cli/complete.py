@@ -21,7 +21,7 @@ _NAME: Final = re.compile(r"[A-Z]{2,}(?:=[A-Z]+)?")
 _WORD: Final = re.compile(r"[a-z][a-z0-9_-]*")
 
 
-def script(shell: str) -> str:
+def completion_script(shell: str) -> str:
     """Return the completion script of `shell`. Raise `RecipeError` for one not in SHELLS."""
     if shell not in SHELLS:
         raise RecipeError(f"--show-completion: {shell!r} is not a supported shell (use {', '.join(SHELLS)})")
@@ -34,16 +34,16 @@ def complete(args: Sequence[str], program: Any) -> list[str]:
     `program` is the click command of the app, from `typer.main.get_command`.
     """
     *before, last = args or [""]
-    command, given = _verb_of(program, before)
+    command, given = _find_command(program, before)
     return [each for each in _candidates(command, given, last) if each.startswith(last)]
 
 
-def _verb_of(command: Any, args: Sequence[str]) -> tuple[Any, list[str]]:
+def _find_command(command: Any, args: Sequence[str]) -> tuple[Any, list[str]]:
     """Return the command that `args` name, and the words after it."""
     for number, word in enumerate(args):
         verbs = getattr(command, "commands", {})
         if word in verbs:
-            return _verb_of(verbs[word], args[number + 1 :])
+            return _find_command(verbs[word], args[number + 1 :])
     return command, list(args)
 
 
@@ -52,16 +52,16 @@ def _candidates(command: Any, given: Sequence[str], last: str) -> Iterable[str]:
     options = {name: each for each in known for name in (*each.opts, *each.secondary_opts)}
     pending = options.get(given[-1]) if given else None
     if pending is not None and not pending.is_flag:
-        return _choices(pending.metavar)
+        return _metavar_choices(pending.metavar)
     if last.startswith("-"):
         return sorted([*(name for name in options if name.startswith("--") and not options[name].hidden), "--help"])
-    before = list(_positional(given, options))
+    before = list(_positional_args(given, options))
     if verbs := getattr(command, "commands", {}):
         return () if before else verbs  # nothing can follow an unknown verb
-    return _of_argument(command, [word for word in before if "=" not in word], last)
+    return _argument_candidates(command, [word for word in before if "=" not in word], last)
 
 
-def _positional(given: Sequence[str], options: dict[str, Any]) -> Iterator[str]:
+def _positional_args(given: Sequence[str], options: dict[str, Any]) -> Iterator[str]:
     """Yield the words of `given` that are neither options nor values of options."""
     takes = False
     for word in given:
@@ -70,7 +70,7 @@ def _positional(given: Sequence[str], options: dict[str, Any]) -> Iterator[str]:
         takes = not takes and word in options and not options[word].is_flag
 
 
-def _of_argument(command: Any, before: Sequence[str], last: str) -> Iterator[str]:
+def _argument_candidates(command: Any, before: Sequence[str], last: str) -> Iterator[str]:
     """Yield candidates for the positional argument after `before`; overrides may stand anywhere."""
     metavars = [_NAME.findall(each.metavar or "") for each in command.params if each.param_type_name == "argument"]
     expected = metavars[min(len(before), len(metavars) - 1)] if metavars else []
@@ -79,33 +79,33 @@ def _of_argument(command: Any, before: Sequence[str], last: str) -> Iterator[str
         before = before[1:] if before and before[0] in VERBS else before
     is_first = len(before) < len(metavars)
     if is_first and {"RECIPE", "NAME", "SRC"} & {*expected}:
-        yield from _recipes()
+        yield from _recipe_names()
     if is_first and "LADDER" in expected:
-        yield from _ladders()
+        yield from _ladder_names()
     if "RUN" in expected or (is_first and "RECIPE" in expected):
-        yield from _runs()
+        yield from _run_paths()
     if any("KEY=VALUE" in names for names in metavars):
-        yield from _fields(last)
+        yield from _field_candidates(last)
 
 
-def _choices(metavar: str | None) -> list[str]:
+def _metavar_choices(metavar: str | None) -> list[str]:
     """Return the literal words of a metavar: `auto` of `N|auto`."""
     return [each for each in (metavar or "").split("|") if _WORD.fullmatch(each)]
 
 
-def _recipes() -> list[str]:
+def _recipe_names() -> list[str]:
     from paceline.recipe.load import preset_names
 
     return preset_names()
 
 
-def _ladders() -> list[str]:
-    from paceline.lab.rungs import ladder_names
+def _ladder_names() -> list[str]:
+    from paceline.lab.rungs import list_ladders
 
-    return ladder_names()
+    return list_ladders()
 
 
-def _runs() -> list[str]:
+def _run_paths() -> list[str]:
     """Return the run directories in `runs/`.
 
     Shells read one candidate per line, so names that do not fit on a line are left out.
@@ -114,7 +114,7 @@ def _runs() -> list[str]:
     return sorted(name for name in paths if name.isprintable())
 
 
-def _fields(last: str) -> Iterator[str]:
+def _field_candidates(last: str) -> Iterator[str]:
     """Yield sections of a recipe, then the fields of a section, then the values of a field."""
     from paceline.recipe.fields import choices
 

@@ -7,60 +7,62 @@ from typing import Final
 
 import numpy as np
 
-from paceline.cli.data_progress import build_progress
-from paceline.cli.data_words import Asked, read_source
+from paceline.cli.data_progress import build_data_progress
+from paceline.cli.data_words import DataRequest, read_source
 from paceline.cli.show import print_rows
 from paceline.cli.tables import print_table
-from paceline.core.class_table import uneven
+from paceline.core.class_table import is_imbalanced
 from paceline.core.dataset import Datasets
 from paceline.core.units import count, number, size
-from paceline.data.identity import dataset_digest
-from paceline.data.labels import labels_of
+from paceline.data.identity import digest_datasets
+from paceline.data.labels import get_labels
 from paceline.data.pack.reader import PackSource
 from paceline.data.sources.build import build_datasets
-from paceline.lab.inspection import Inspection, inspect
+from paceline.lab.inspection import DatasetStats, inspect_source
 
-_LOOKED_AT: Final = 2000
-_NAMED: Final = 3
+_NUM_SAMPLED: Final = 2000
+_NUM_RAREST: Final = 3
 
 
 def inspect_data(
-    src: str | None, overrides: list[str], *, look_at_all: bool, own_code: bool = False, as_json: bool
+    src: str | None, overrides: list[str], *, inspect_all: bool, own_code: bool = False, as_json: bool
 ) -> int:
     """Run `paceline data inspect`, and return the exit code."""
     request = read_source(src, overrides, own_code=own_code)
     datasets = build_datasets(request.source, may_download=False, skip_bad=True)
-    limit = None if look_at_all else _LOOKED_AT
-    with build_progress("images") as progress:
-        splits = [inspect(source, limit, progress) for source in (datasets.train, datasets.val)]
-    digest = dataset_digest(datasets)
+    limit = None if inspect_all else _NUM_SAMPLED
+    with build_data_progress("images") as progress:
+        splits = [inspect_source(source, limit, progress) for source in (datasets.train, datasets.val)]
+    digest = digest_datasets(datasets)
     if as_json:
         values = {split.info.split: split.to_dict() for split in splits}
         print(json.dumps({"source": request.source.model_dump(), "digest": digest, **values}, indent=2))
         return 0
-    _show(request, datasets, splits, digest)
+    _print_inspection(request, datasets, splits, digest)
     return 0
 
 
-def _show(request: Asked, datasets: Datasets, splits: Sequence[Inspection], digest: str) -> None:
-    print_rows(list(_facts(request, datasets, splits, digest)), request.name)
+def _print_inspection(request: DataRequest, datasets: Datasets, splits: Sequence[DatasetStats], digest: str) -> None:
+    print_rows(list(_inspection_rows(request, datasets, splits, digest)), request.name)
     headings = ("split", "images", "classes", "fewest", "most", "bytes")
-    rows = [_counts(split) for split in splits]
+    rows = [_count_row(split) for split in splits]
     print_table("classes, and images per class", headings, rows)
-    sizes = [row for split in splits for row in _sizes(split)]
+    sizes = [row for split in splits for row in _size_rows(split)]
     if sizes:
         print_table(
-            "sides in pixels", ("split", "side", "min", "10 %", "median", "90 %", "max"), sizes, words=("side",)
+            "sides in pixels", ("split", "side", "min", "10 %", "median", "90 %", "max"), sizes, text_columns=("side",)
         )
 
 
-def _facts(request: Asked, datasets: Datasets, splits: Sequence[Inspection], digest: str) -> Iterator[tuple[str, str]]:
+def _inspection_rows(
+    request: DataRequest, datasets: Datasets, splits: Sequence[DatasetStats], digest: str
+) -> Iterator[tuple[str, str]]:
     info = datasets.train.info
     yield "source", request.source.name
     yield "digest", digest
     yield "channels", {1: "1 (grey)", 3: "3 (colour)"}.get(info.channels, str(info.channels))
     for split in splits:
-        yield f"{split.info.split} images", "; ".join(_holds(split))
+        yield f"{split.info.split} images", "; ".join(_content_texts(split))
     match datasets.train:
         case PackSource() as packed if packed.index.meta.made.resize:
             made = packed.index.meta.made
@@ -68,43 +70,43 @@ def _facts(request: Asked, datasets: Datasets, splits: Sequence[Inspection], dig
                 "changed",
                 f"short sides above {made.resize} px were scaled down, and encoded at quality {made.quality}",
             )
-    rare = _rarest(splits[0])
+    rare = _rarest_text(splits[0])
     if rare:
         yield "rarest classes", rare
-    if uneven(splits[0].class_counts.tolist()) and labels_of(datasets.train) is not None:
+    if is_imbalanced(splits[0].class_counts.tolist()) and get_labels(datasets.train) is not None:
         yield "uneven classes", "train.class_weights=balanced gives all classes the same weight in the loss"
-    yield "mean, std", f"{_numbers(info.mean)}, {_numbers(info.std)}"
+    yield "mean, std", f"{_join_floats(info.mean)}, {_join_floats(info.std)}"
     for split in splits:
         for note in split.info.notes:
             yield "note", f"{split.info.split}: {note}"
 
 
-def _holds(split: Inspection) -> Iterator[str]:
+def _content_texts(split: DatasetStats) -> Iterator[str]:
     """Yield what a split contains: record kinds of a pack, file formats, unreadable images."""
-    kinds = {**split.kinds} or {**split.forms}
+    kinds = {**split.pack_kinds} or {**split.formats}
     if not split.info.num_images:
         yield "none"
         return
-    some = "" if split.looked_at >= split.info.num_images else f" (of {split.looked_at:,} inspected)"
+    some = "" if split.num_inspected >= split.info.num_images else f" (of {split.num_inspected:,} inspected)"
     yield ", ".join(f"{num:,} {kind}" for kind, num in kinds.items()) + some if kinds else "none can be read"
-    if split.kinds and split.forms:
-        yield "files are " + ", ".join(f"{num:,} {form}" for form, num in split.forms.items())
-    if split.bad:
-        yield f"{count(split.bad, 'image')} cannot be read (see paceline data verify)"
+    if split.pack_kinds and split.formats:
+        yield "files are " + ", ".join(f"{num:,} {form}" for form, num in split.formats.items())
+    if split.num_bad:
+        yield f"{count(split.num_bad, 'image')} cannot be read (see paceline data verify)"
 
 
-def _rarest(split: Inspection) -> str:
+def _rarest_text(split: DatasetStats) -> str:
     """Return the rarest classes, "" if all are equally frequent."""
     if split.imbalance == 1:
         return ""
-    order = np.argsort(split.class_counts, kind="stable")[:_NAMED]
+    order = np.argsort(split.class_counts, kind="stable")[:_NUM_RAREST]
     named = ", ".join(f"{split.info.class_names[index]}: {split.class_counts[index]:,}" for index in order)
     ratio = "some have none" if math.isinf(split.imbalance) else f"1 to {number(round(split.imbalance, 1))}"
     return f"{named} (in training; {ratio})"
 
 
-def _counts(split: Inspection) -> tuple[str, ...]:
-    about = "" if split.looked_at >= split.info.num_images else "about "
+def _count_row(split: DatasetStats) -> tuple[str, ...]:
+    about = "" if split.num_inspected >= split.info.num_images else "about "
     return (
         split.info.split,
         f"{split.info.num_images:,}",
@@ -115,10 +117,10 @@ def _counts(split: Inspection) -> tuple[str, ...]:
     )
 
 
-def _sizes(split: Inspection) -> Iterator[tuple[str, ...]]:
+def _size_rows(split: DatasetStats) -> Iterator[tuple[str, ...]]:
     for side, values in split.percentiles.items():
         yield (split.info.split, side, *(f"{value:,}" for value in values))
 
 
-def _numbers(values: Sequence[float]) -> str:
+def _join_floats(values: Sequence[float]) -> str:
     return " ".join(f"{value:.3f}" for value in values)

@@ -6,27 +6,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from paceline.cli.data_progress import Reporter, build_progress
-from paceline.cli.data_words import count_workers, in_recipe, parse_bytes, read_source
+from paceline.cli.data_progress import DataProgress, build_data_progress
+from paceline.cli.data_words import count_workers, parse_bytes, read_source, recipe_overrides
 from paceline.cli.show import print_rows
 from paceline.core.dataset import ArraySource, Datasets
 from paceline.core.errors import RecipeError
 from paceline.core.units import count, number, seconds, size
-from paceline.data.native import WHAT_IS_LOST, native
-from paceline.data.pack.writer import PackOptions, pack
+from paceline.data.native import NATIVE_MISSING_MESSAGE, load_native
+from paceline.data.pack.writer import PackOptions, write_pack
 from paceline.data.sources.build import build_datasets
 from paceline.data.sources.lmdb_write import write_lmdb
-from paceline.data.sources.places import expanded, printable
-from paceline.lab.inspection import source_bytes
+from paceline.data.sources.places import expand_path, printable
+from paceline.lab.inspection import estimate_source_bytes
 from paceline.recipe.schema.source import Lmdb, Pack, SourceSection
 
-_QUALITY: Final = 90
+_DEFAULT_QUALITY: Final = 90
 _MIN_SHARD_BYTES: Final = 2 * 10**6
 """Bytes. Shards of a few images each would be a folder of files again."""
 
 
 @dataclass(frozen=True)
-class Asked:
+class PackRequest:
     """Options of `paceline data pack` as typed; None if omitted."""
 
     form: str = "pack"
@@ -37,18 +37,18 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Written:
+class PackSummary:
     """Summary of what was written: images, source bytes if known, bytes on disk, seconds, and the section that reads
     it.
 
-    `kept` counts images stored as their original files, by reason.
+    `copied` counts images stored as their original files, by reason.
     """
 
     images: int
     source_bytes: float | None
     bytes: int
     seconds: float
-    kept: Mapping[str, int]
+    copied: Mapping[str, int]
     section: SourceSection
 
     def to_dict(self) -> dict[str, Any]:
@@ -58,36 +58,43 @@ class Written:
             "source_bytes": None if self.source_bytes is None else round(self.source_bytes),
             "bytes": self.bytes,
             "seconds": round(self.seconds, 3),
-            "kept": dict(self.kept),
+            "kept": dict(self.copied),
             "source": self.section.model_dump(),
         }
 
 
 def pack_data(
-    src: str, out: Path, overrides: list[str], request: Asked, workers: str, *, own_code: bool = False, as_json: bool
+    src: str,
+    out: Path,
+    overrides: list[str],
+    request: PackRequest,
+    workers: str,
+    *,
+    own_code: bool = False,
+    as_json: bool,
 ) -> int:
     """Run `paceline data pack`, and return the exit code."""
-    _check(request)
+    _check_request(request)
     num_workers = count_workers(workers)
     meant = read_source(src, overrides, own_code=own_code)
     skip_bad = meant.data.on_bad_image == "skip"
     options = _pack_options(request, skip_bad=skip_bad)
     datasets = build_datasets(meant.source, may_download=True, skip_bad=skip_bad)
-    out = expanded(str(out)).absolute()  # absolute, because a recipe may be used from another folder
-    with build_progress("images") as progress:
+    out = expand_path(str(out)).absolute()  # absolute, because a recipe may be used from another folder
+    with build_data_progress("images") as progress:
         if request.form == "lmdb":
-            written = _lmdb(datasets, out, progress, num_workers, skip_bad=skip_bad)
+            written = _write_lmdb(datasets, out, progress, num_workers, skip_bad=skip_bad)
         else:
-            written = _pack(datasets, out, options, num_workers, progress)
+            written = _write_pack(datasets, out, options, num_workers, progress)
     if as_json:
         print(json.dumps(written.to_dict(), indent=2))
     else:
-        print_rows(list(_rows(datasets, written, request)), printable(out))
-        print(f"in a recipe: {in_recipe(written.section)}")
+        print_rows(list(_summary_rows(datasets, written, request)), printable(out))
+        print(f"in a recipe: {recipe_overrides(written.section)}")
     return 0
 
 
-def _check(request: Asked) -> None:
+def _check_request(request: PackRequest) -> None:
     """Raise `RecipeError` for options that contradict each other."""
     if request.form not in ("pack", "lmdb"):
         raise RecipeError(f"--format: {request.form!r} is not a format (write pack or lmdb)")
@@ -104,55 +111,57 @@ def _check(request: Asked) -> None:
         raise RecipeError("--quality: has no effect without --resize, as no image is re-encoded (add --resize 256)")
 
 
-def _pack_options(request: Asked, *, skip_bad: bool) -> PackOptions:
+def _pack_options(request: PackRequest, *, skip_bad: bool) -> PackOptions:
     shard_bytes = None if request.shard_size is None else parse_bytes(request.shard_size, "--shard-size")
     if shard_bytes is not None and shard_bytes < _MIN_SHARD_BYTES:
         raise RecipeError(f"--shard-size: {request.shard_size} is less than {size(_MIN_SHARD_BYTES)} (write 1GB)")
     return PackOptions(
         resize=request.resize,
-        quality=_QUALITY if request.quality is None else request.quality,
+        quality=_DEFAULT_QUALITY if request.quality is None else request.quality,
         shard_bytes=shard_bytes,
         skip_bad=skip_bad,
         overwrite=request.overwrite,
     )
 
 
-def _pack(datasets: Datasets, out: Path, options: PackOptions, workers: int, progress: Reporter) -> Written:
-    made = pack(datasets, out, options, progress, workers)
+def _write_pack(
+    datasets: Datasets, out: Path, options: PackOptions, workers: int, progress: DataProgress
+) -> PackSummary:
+    made = write_pack(datasets, out, options, progress, workers)
     section = Pack(name="pack", root=str(out))
-    return Written(made.images, _bytes_of(datasets), made.bytes, progress.elapsed_s, made.kept, section)
+    return PackSummary(made.images, _datasets_bytes(datasets), made.bytes, progress.elapsed_s, made.kept, section)
 
 
-def _lmdb(datasets: Datasets, out: Path, progress: Reporter, workers: int, *, skip_bad: bool) -> Written:
+def _write_lmdb(datasets: Datasets, out: Path, progress: DataProgress, workers: int, *, skip_bad: bool) -> PackSummary:
     write_lmdb(datasets, out, progress, skip_bad=skip_bad, workers=workers)
     num_images = len(datasets.train) + len(datasets.val)
     num_bytes = (out / "data.mdb").stat().st_blocks * 512  # the file may have holes
     section = Lmdb(name="lmdb", root=str(out))
-    return Written(num_images, _bytes_of(datasets), num_bytes, progress.elapsed_s, {}, section)
+    return PackSummary(num_images, _datasets_bytes(datasets), num_bytes, progress.elapsed_s, {}, section)
 
 
-def _bytes_of(datasets: Datasets) -> float | None:
-    splits = [source_bytes(source) for source in (datasets.train, datasets.val)]
+def _datasets_bytes(datasets: Datasets) -> float | None:
+    splits = [estimate_source_bytes(source) for source in (datasets.train, datasets.val)]
     return None if None in splits else sum(filter(None, splits))
 
 
-def _rows(datasets: Datasets, written: Written, request: Asked) -> Iterator[tuple[str, str]]:
+def _summary_rows(datasets: Datasets, written: PackSummary, request: PackRequest) -> Iterator[tuple[str, str]]:
     splits = f"{len(datasets.train):,} of training, {len(datasets.val):,} of validation"
     yield "images", f"{written.images:,} ({splits})"
-    yield "bytes", _sizes(written)
+    yield "bytes", _sizes_text(written)
     speed = f"{written.images / max(written.seconds, 1e-9):,.0f} images/s"
     yield "time", f"{seconds(written.seconds)} ({speed})"
     if request.resize:
-        quality = request.quality or _QUALITY
+        quality = request.quality or _DEFAULT_QUALITY
         how = f"short sides above {request.resize} px scaled to that, and encoded at quality {quality}"
         yield "changed", f"{how}: pixels differ from the source"
-    for reason, images in written.kept.items():
+    for reason, images in written.copied.items():
         yield "kept as they were", f"{count(images, 'image')}: {reason}"
-    if native() is None and request.form == "pack" and not isinstance(datasets.train, ArraySource):
-        yield "note", WHAT_IS_LOST
+    if load_native() is None and request.form == "pack" and not isinstance(datasets.train, ArraySource):
+        yield "note", NATIVE_MISSING_MESSAGE
 
 
-def _sizes(written: Written) -> str:
+def _sizes_text(written: PackSummary) -> str:
     if not written.source_bytes:
         return size(written.bytes)
     ratio = written.bytes / written.source_bytes

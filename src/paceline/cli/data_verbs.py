@@ -5,12 +5,12 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.arguments import Json, OwnCode
-from paceline.cli.unshared import unshared
+from paceline.cli.arguments import JsonOption, OwnCodeOption
+from paceline.cli.unshared import not_distributed
 
 data = typer.Typer(no_args_is_help=True, help="Pack, inspect, verify and benchmark data before training.")
 
-Source = Annotated[
+SourceArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="SRC|KEY=VALUE",
@@ -18,34 +18,34 @@ Source = Annotated[
         show_default=False,
     ),
 ]
-Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Overrides of its recipe.", show_default=False)
+OverridesArgument = Annotated[
+    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="OverridesArgument of its recipe.", show_default=False)
 ]
-Workers = Annotated[str, typer.Option(metavar="N|auto", help="Workers; auto: one per core.")]
+WorkersOption = Annotated[str, typer.Option(metavar="N|auto", help="Workers; auto: one per core.")]
 
 
 @data.command(epilog="Example: `paceline data inspect ~/photos`")
-@unshared("data inspect")
+@not_distributed("data inspect")
 def inspect(
-    src: Source = None,
-    overrides: Overrides = None,
-    look_at_all: Annotated[bool, typer.Option("--all", help="Inspect every image, not 2,000 per split.")] = False,
+    src: SourceArgument = None,
+    overrides: OverridesArgument = None,
+    inspect_all: Annotated[bool, typer.Option("--all", help="Inspect every image, not 2,000 per split.")] = False,
     held_out: Annotated[bool, typer.Option("--held-out", help="List the validation images, one per line.")] = False,
-    own_code: OwnCode = False,
-    as_json: Json = False,
+    own_code: OwnCodeOption = False,
+    as_json: JsonOption = False,
 ) -> int:
     """Summarize a data set: classes, sizes, formats, bytes."""
     if held_out:
-        from paceline.cli.data_held_out import list_held_out
+        from paceline.cli.data_held_out import list_validation
 
-        return list_held_out(src, overrides or [], look_at_all=look_at_all, own_code=own_code, as_json=as_json)
+        return list_validation(src, overrides or [], inspect_all=inspect_all, own_code=own_code, as_json=as_json)
     from paceline.cli.data_inspect import inspect_data as work
 
-    return work(src, overrides or [], look_at_all=look_at_all, own_code=own_code, as_json=as_json)
+    return work(src, overrides or [], inspect_all=inspect_all, own_code=own_code, as_json=as_json)
 
 
 @data.command(epilog="Example: `paceline data pack ~/photos photos.pack`")
-@unshared("data pack")
+@not_distributed("data pack")
 def pack(
     src: Annotated[
         str,
@@ -55,7 +55,7 @@ def pack(
         ),
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="File to write, or folder for shards or an LMDB.")],
-    overrides: Overrides = None,
+    overrides: OverridesArgument = None,
     form: Annotated[str, typer.Option("--format", metavar="pack|lmdb", help="Output format.")] = "pack",
     resize: Annotated[
         int | None,
@@ -70,25 +70,25 @@ def pack(
         str | None, typer.Option(metavar="BYTES", help="Write a folder of files of at most this size, such as 1GB.")
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing pack.")] = False,
-    workers: Workers = "auto",
-    own_code: OwnCode = False,
-    as_json: Json = False,
+    workers: WorkersOption = "auto",
+    own_code: OwnCodeOption = False,
+    as_json: JsonOption = False,
 ) -> int:
     """Write a data set as a pack, which loads several times as fast. Pixels change only with --resize."""
-    from paceline.cli.data_pack import Asked
+    from paceline.cli.data_pack import PackRequest
     from paceline.cli.data_pack import pack_data as work
 
-    request = Asked(form, resize, quality, shard_size, overwrite)
+    request = PackRequest(form, resize, quality, shard_size, overwrite)
     return work(src, out, overrides or [], request, workers, own_code=own_code, as_json=as_json)
 
 
 @data.command(epilog="Example: `paceline data unpack photos.pack ~/photos-again`")
-@unshared("data unpack")
+@not_distributed("data unpack")
 def unpack(
     pack: Annotated[str, typer.Argument(metavar="PACK", help="A pack, or a folder of its shards.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to create.")],
-    workers: Workers = "auto",
-    as_json: Json = False,
+    workers: WorkersOption = "auto",
+    as_json: JsonOption = False,
 ) -> int:
     """Write the images of a pack as files in class folders."""
     from paceline.cli.data_unpack import unpack_data as work
@@ -103,8 +103,8 @@ def stage(
         typer.Argument(metavar="SRC WHERE [KEY=VALUE]", help="A data set, and a folder in memory or on a local disk."),
     ] = None,
     remove: Annotated[bool, typer.Option("--remove", help="Remove the copies in WHERE, the only argument.")] = False,
-    own_code: OwnCode = False,
-    as_json: Json = False,
+    own_code: OwnCodeOption = False,
+    as_json: JsonOption = False,
 ) -> int:
     """Copy a data set into memory or to a local disk, for the runs on this machine."""
     from paceline.cli.data_stage import stage_data as work
@@ -113,34 +113,35 @@ def stage(
 
 
 @data.command(epilog="Example: `paceline data verify photos.pack --against ~/photos`")
-@unshared("data verify")
+@not_distributed("data verify")
 def verify(
     args: Annotated[
         list[str] | None,
         typer.Argument(metavar="SRC|KEY=VALUE", help="SRC as for inspect, then overrides.", show_default=False),
     ] = None,
     against: Annotated[
-        str | None, typer.Option(metavar="SRC", help="Source of the pack: check that both hold the same images.")
+        str | None,
+        typer.Option(metavar="SRC", help="SourceArgument of the pack: check that both hold the same images."),
     ] = None,
-    workers: Workers = "auto",
-    own_code: OwnCode = False,
-    as_json: Json = False,
+    workers: WorkersOption = "auto",
+    own_code: OwnCodeOption = False,
+    as_json: JsonOption = False,
 ) -> int:
     """Read and decode every image; list images that cannot be decoded, and duplicates."""
-    from paceline.cli.data_verify import verify as work
+    from paceline.cli.data_verify import verify_data as work
 
     return work(args or [], workers, against=against, own_code=own_code, as_json=as_json)
 
 
 @data.command(epilog="Example: `paceline data bench ~/photos --seconds 5`")
-@unshared("data bench")
+@not_distributed("data bench")
 def bench(
-    src: Source = None,
-    overrides: Overrides = None,
+    src: SourceArgument = None,
+    overrides: OverridesArgument = None,
     seconds: Annotated[float, typer.Option(min=0.1, help="Seconds per measurement.")] = 2.0,
     rounds: Annotated[int, typer.Option(min=1, help="How often to measure each, alternating.")] = 3,
     images: Annotated[int, typer.Option(min=1, help="Maximum number of images, evenly spread.")] = 4096,
-    workers: Workers = "auto",
+    workers: WorkersOption = "auto",
     packs: Annotated[
         bool, typer.Option("--pack/--no-pack", help="Also measure a temporary pack of the images.")
     ] = True,
@@ -148,12 +149,12 @@ def bench(
         bool, typer.Option("--cold/--no-cold", help="Also measure reads from disk, without the page cache.")
     ] = True,
     out: Annotated[Path | None, typer.Option(help="Folder to write bench.json to.")] = None,
-    own_code: OwnCode = False,
-    as_json: Json = False,
+    own_code: OwnCodeOption = False,
+    as_json: JsonOption = False,
 ) -> int:
     """Measure every loader on your own data, and the limits of this machine."""
-    from paceline.cli.data_bench import Asked
+    from paceline.cli.data_bench import BenchRequest
     from paceline.cli.data_bench import bench_data as work
 
-    request = Asked(seconds, rounds, images, packs=packs, cold=cold)
+    request = BenchRequest(seconds, rounds, images, packs=packs, cold=cold)
     return work(src, overrides or [], request, workers, out, own_code=own_code, as_json=as_json)

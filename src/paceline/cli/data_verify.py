@@ -8,37 +8,41 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from paceline.cli.data_progress import build_progress
-from paceline.cli.data_words import Asked, count_workers, read_source
+from paceline.cli.data_progress import build_data_progress
+from paceline.cli.data_words import DataRequest, count_workers, read_source
 from paceline.core.dataset import ArraySource, Datasets, Split
 from paceline.core.errors import DataError
 from paceline.core.units import count
-from paceline.data.copies import Pair
-from paceline.data.pack.check import Checked, check_pack
+from paceline.data.copies import DuplicatePair
+from paceline.data.pack.check import PackComparison, compare_pack
 from paceline.data.sources.build import build_datasets
-from paceline.data.verify import BadFile, Verified
-from paceline.data.verify import verify as check
+from paceline.data.verify import BadSplitImage, VerifyProgress
+from paceline.data.verify import verify_images as check
 from paceline.recipe.schema.source import SourceSection
 
 
-def verify(args: list[str], workers: str, *, against: str | None = None, own_code: bool = False, as_json: bool) -> int:
+def verify_data(
+    args: list[str], workers: str, *, against: str | None = None, own_code: bool = False, as_json: bool
+) -> int:
     """Run `paceline data verify`, and return the exit code. Raise `DataError` for a bad image."""
     src, overrides = (args[0], args[1:]) if args else (None, [])
     num_workers = count_workers(workers)
     if against is not None:
         sections = read_source(src, []).source, read_source(against, overrides, own_code=own_code)
-        return _prove(*sections, num_workers, as_json=as_json)
+        return _compare_pack(*sections, num_workers, as_json=as_json)
     data = read_source(src, overrides, own_code=own_code).data
     datasets = build_datasets(data.source, may_download=False, skip_bad=True)
     if isinstance(datasets.train, ArraySource) and isinstance(datasets.val, ArraySource):
-        _show(datasets, Verified(_num_images(datasets)), "held in memory, nothing to decode", as_json=as_json)
+        _print_verified(
+            datasets, VerifyProgress(_num_images(datasets)), "held in memory, nothing to decode", as_json=as_json
+        )
         return 0
-    result = Verified(0)
-    with build_progress("images") as progress:
+    result = VerifyProgress(0)
+    with build_data_progress("images") as progress:
         for result in check(datasets, num_workers, data.worker_timeout):
             progress(result.images, _num_images(datasets), f"{len(result.bad):,} bad")
         rate = result.images / progress.elapsed_s
-    _show(datasets, result, f"{rate:,.0f} images/s, {count(num_workers, 'worker')}", as_json=as_json)
+    _print_verified(datasets, result, f"{rate:,.0f} images/s, {count(num_workers, 'worker')}", as_json=as_json)
     if result.bad:
         raise DataError(
             f"{result.bad[0].image.name}: {result.bad[0].image.reason} ({count(len(result.bad), 'bad image')} of "
@@ -51,17 +55,17 @@ def _num_images(datasets: Datasets) -> int:
     return len(datasets.train) + len(datasets.val)
 
 
-def _show(datasets: Datasets, result: Verified, how: str, *, as_json: bool) -> None:
-    copies = result.copies
-    pairs = [_pair(pair, datasets) for pair in copies.first] if copies else []
+def _print_verified(datasets: Datasets, result: VerifyProgress, how: str, *, as_json: bool) -> None:
+    copies = result.duplicates
+    pairs = [_pair_values(pair, datasets) for pair in copies.examples] if copies else []
     if as_json:
-        values = {"images": result.images, "bad": [_row(file) for file in result.bad]}
+        values = {"images": result.images, "bad": [_bad_file_values(file) for file in result.bad]}
         print(json.dumps({**values, "copies": {**asdict(copies), "first": pairs} if copies else None}, indent=2))
         return
     for file in result.bad:
         print(f"{file.split:5}  {file.image.name}: {file.image.reason}")
     for pair in pairs:
-        print(f"same   {_told(pair)}")
+        print(f"same   {_pair_text(pair)}")
     print(f"{count(result.images, 'image')}, {len(result.bad):,} bad ({how})")
     if copies and copies.images:
         verb = "has" if copies.images == 1 else "have"
@@ -71,7 +75,7 @@ def _show(datasets: Datasets, result: Verified, how: str, *, as_json: bool) -> N
         )
 
 
-def _pair(pair: Pair, datasets: Datasets) -> dict[str, Any]:
+def _pair_values(pair: DuplicatePair, datasets: Datasets) -> dict[str, Any]:
     """Return a pair of equal samples as plain values."""
     num_train = len(datasets.train)
     samples: list[tuple[Split, str]] = [
@@ -87,36 +91,36 @@ def _pair(pair: Pair, datasets: Datasets) -> dict[str, Any]:
     }
 
 
-def _told(pair: dict[str, Any]) -> str:
+def _pair_text(pair: dict[str, Any]) -> str:
     named = " and ".join(f"{image['path']} ({image['split']})" for image in pair["images"])
     kinds = {"in both splits": pair["in_both_splits"], "in two classes": pair["in_two_classes"]}
     kind_text = ", ".join(kind for kind, is_so in kinds.items() if is_so)
     return f"{named}: {kind_text}" if kind_text else named
 
 
-def _row(file: BadFile) -> dict[str, str | int]:
+def _bad_file_values(file: BadSplitImage) -> dict[str, str | int]:
     return {"split": file.split, "index": file.image.index, "path": file.image.name, "reason": file.image.reason}
 
 
-def _prove(packed: SourceSection, source: Asked, workers: int, *, as_json: bool) -> int:
+def _compare_pack(packed: SourceSection, source: DataRequest, workers: int, *, as_json: bool) -> int:
     """Compare a pack with its source, and print the result. Raise `DataError` if they differ."""
     skip_bad = source.data.on_bad_image == "skip"
     ours = build_datasets(packed, may_download=False, skip_bad=True)
     theirs = build_datasets(source.source, may_download=False, skip_bad=skip_bad)
-    with build_progress("images") as progress:
-        result = check_pack(theirs, ours, progress, workers)
+    with build_data_progress("images") as progress:
+        result = compare_pack(theirs, ours, progress, workers)
     if as_json:
         faults = [asdict(fault) for fault in result.faults]
         print(json.dumps({**asdict(result), "faults": faults}, indent=2))
     else:
-        _show_proof(result)
+        _print_comparison(result)
     if result.faults:
         first = result.faults[0]
         raise DataError(f"{first.name}: {first.what} ({first.split}[{first.index}]; pack the source again)")
     return 0
 
 
-def _show_proof(result: Checked) -> None:
+def _print_comparison(result: PackComparison) -> None:
     for fault in result.faults:
         print(f"{fault.split:5}  {fault.name}: {fault.what}")
     if result.num_faults > len(result.faults):

@@ -12,47 +12,52 @@ from paceline.core.world import World
 from paceline.data.choice import choose_loader
 from paceline.data.sources.build import build_datasets
 from paceline.data.sources.places import printable
-from paceline.data.staging.inventory import take_inventory
+from paceline.data.staging.inventory import build_inventory
 from paceline.parallel.device import choose_device
-from paceline.recipe.effects import outwaited, thin_batch
-from paceline.recipe.load import Loaded
-from paceline.recipe.own import check_own_parts
+from paceline.recipe.effects import thin_batch, workers_outwaited_by_timeout
+from paceline.recipe.load import LoadedRecipe
+from paceline.recipe.own import check_plugins
 from paceline.recipe.plan import Plan, resolve_batch
 from paceline.train.precision import build_precision, check_trained_model
-from paceline.train.resume import check_rundir, keep_batch
+from paceline.train.resume import check_rundir, keep_batch_size
 from paceline.train.sinks.build import require_sinks
-from paceline.train.try_parts import try_parts
+from paceline.train.try_parts import try_components
 
 
-def dry_run(loaded: Loaded, world: World, ranks: int, *, as_json: bool, resumed: RunDir | None = None) -> int:
+def dry_run(loaded: LoadedRecipe, world: World, ranks: int, *, as_json: bool, resumed: RunDir | None = None) -> int:
     """Print the plan of a run, and return the exit code."""
     if not world.is_main:
         return 0
     recipe = loaded.recipe
     changes: list[str] = []
-    if resumed is not None and not loaded.is_said("data.rank_batch_size"):  # as the run itself: its batch stays
-        recipe, changes = keep_batch(recipe, resumed, ranks)
+    if resumed is not None and not loaded.is_from_command_line(
+        "data.rank_batch_size"
+    ):  # as the run itself: its batch stays
+        recipe, changes = keep_batch_size(recipe, resumed, ranks)
     recipe = resolve_batch(recipe, ranks)
     if resumed is not None:
         changes = [*changes, *check_rundir(resumed, recipe, resume=True)]
     if world.launcher == "single":
         world = replace(world, world_size=ranks, local_world_size=ranks)
-    check_own_parts(recipe)
+    check_plugins(recipe)
     require_sinks(recipe.log)
     device = choose_device(recipe.parallel, world)
     datasets = build_datasets(recipe.data.source, may_download=False, skip_bad=recipe.data.on_bad_image == "skip")
     if recipe.data.stage != "off":
-        take_inventory(
+        build_inventory(
             recipe.data.source, skip_bad=recipe.data.on_bad_image == "skip"
         )  # raises for data that cannot be staged
     plan = Plan.derive(recipe, ranks, datasets.train.info, datasets.val.info)
     known = check_trained_model(recipe, plan, device)
     build_precision(recipe.train.precision, device)  # raises for a precision that the device does not support
-    tried = try_parts(recipe, plan, datasets.train)
+    tried = try_components(recipe, plan, datasets.train)
     cores = rank_cores(world)
     choice = choose_loader(recipe.data, datasets.train, device=device.type, cores=cores, free_bytes=math.inf)
     small_batch_note = thin_batch(loaded.recipe, ranks, device.type)
-    notes = filter(None, [small_batch_note, *known, choice.note, outwaited(recipe, choice.workers), *tried, *changes])
+    notes = filter(
+        None,
+        [small_batch_note, *known, choice.note, workers_outwaited_by_timeout(recipe, choice.workers), *tried, *changes],
+    )
     plan = replace(plan, notes=(*plan.notes, *notes))
     each = count(cores, "core")
     devices = f"{world.world_size} x {device.type}, {each} each, started by {world.launcher}"
@@ -60,12 +65,12 @@ def dry_run(loaded: Loaded, world: World, ranks: int, *, as_json: bool, resumed:
         values = {"hash": recipe.hash, "recipe": recipe.to_dict(), "plan": plan.to_dict(), "devices": devices}
         print(json.dumps(values, indent=2))
         return 0
-    for name, value in _in_words(replace(loaded, recipe=recipe), plan, devices):
+    for name, value in _plan_rows(replace(loaded, recipe=recipe), plan, devices):
         print(f"{name}: {printable(value)}")
     return 0
 
 
-def _in_words(loaded: Loaded, plan: Plan, devices: str) -> Iterator[tuple[str, str]]:
+def _plan_rows(loaded: LoadedRecipe, plan: Plan, devices: str) -> Iterator[tuple[str, str]]:
     """Yield the rows of the plan by name. `paceline recipes` shows the recipe itself."""
     yield "recipe", f"{loaded.name} {loaded.recipe.hash} (paceline recipes shows every field; --json has all of this)"
     yield "model", loaded.recipe.model.name
@@ -77,14 +82,14 @@ def _in_words(loaded: Loaded, plan: Plan, devices: str) -> Iterator[tuple[str, s
     epochs = count(round(plan.total_steps / plan.steps_per_epoch, 2), "epoch")
     left_out = f"; {count(plan.dropped_images, 'image')} left out of each" if plan.dropped_images else ""
     yield "steps", f"{plan.total_steps:,}: {epochs} of {plan.steps_per_epoch:,}{left_out}"
-    yield "evaluation", _every(plan.eval_every)
+    yield "evaluation", _interval_text(plan.eval_every)
     seconds_between = f"every {duration(plan.checkpoint_every_s)} of training" if plan.checkpoint_every_s else ""
-    yield "checkpoints", seconds_between or _every(plan.checkpoint_every)
+    yield "checkpoints", seconds_between or _interval_text(plan.checkpoint_every)
     yield "learning rate", plan.lr_sentence
     for note in plan.notes:
         yield "note", note
     yield "devices", devices
 
 
-def _every(steps: int) -> str:
+def _interval_text(steps: int) -> str:
     return f"every {count(steps, 'step')}" if steps else "off"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from paceline.cli.ranks import enter_world, ranks_to_start, start_ranks
 from paceline.core.errors import PacelineError
 from paceline.core.rundir import RunDir, checkpoint_name
-from paceline.data.sources.places import expanded, printable
+from paceline.data.sources.places import expand_path, printable
 from paceline.recipe.consent import require_consent
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
@@ -44,17 +44,17 @@ def evaluate(
     if world.launcher == "single" and num_ranks > 1:
         return start_ranks(num_ranks, port, [])
     from paceline.cli.show import show_evaluation
-    from paceline.train.checkpoint import Checkpoints, Keep
-    from paceline.train.leave import claimed, kept_nowhere
+    from paceline.train.checkpoint import CheckpointStorage, KeepPolicy
+    from paceline.train.leave import discard, output_dir
     from paceline.train.run import evaluate as work
 
-    path = Checkpoints(rundir.checkpoints, Keep(1)).named(checkpoint)
+    path = CheckpointStorage(rundir.checkpoints, KeepPolicy(1)).by_name(checkpoint)
     if world.is_main and checkpoint == "last":
-        note_missing_end(rundir, path)
-    out_folder = expanded(str(out)) if out and world.is_main else None
-    with claimed(out_folder) if out_folder else contextlib.nullcontext() as folder:
-        keep = partial(_leave, folder, path, overrides) if folder else kept_nowhere
-        report = work(recipe, world, path, own=original, say=_note, keep=keep)
+        warn_missing_final(rundir, path)
+    out_folder = expand_path(str(out)) if out and world.is_main else None
+    with output_dir(out_folder) if out_folder else contextlib.nullcontext() as folder:
+        keep = partial(_write_outputs, folder, path, overrides) if folder else discard
+        report = work(recipe, world, path, run_recipe=original, print_line=_print_note, write_report=keep)
     if world.is_main:
         show_evaluation(report, path, as_json=as_json, per_class=per_class)
     if out_folder and not as_json:
@@ -62,25 +62,27 @@ def evaluate(
     return 0
 
 
-def _leave(folder: RunDir, checkpoint: Path, overrides: Sequence[str], report: "EvalReport", source: "Source") -> None:
+def _write_outputs(
+    folder: RunDir, checkpoint: Path, overrides: Sequence[str], report: "EvalReport", source: "Source"
+) -> None:
     """Write the outputs of an evaluation into `folder`."""
     from paceline.cli.show import evaluation_json
-    from paceline.train.leave import leave
+    from paceline.train.leave import write_eval_outputs
 
     origin = {"run": printable(checkpoint.parent.parent), "checkpoint": checkpoint.name, "overrides": list(overrides)}
-    leave(folder, {**origin, **evaluation_json(report, ())}, report, source)
+    write_eval_outputs(folder, {**origin, **evaluation_json(report, ())}, report, source)
 
 
-def note_missing_end(rundir: RunDir, checkpoint: Path) -> None:
+def warn_missing_final(rundir: RunDir, checkpoint: Path) -> None:
     """Print a note if `checkpoint` replaces a missing checkpoint of the last step."""
-    from paceline.train.resume import missing_end
+    from paceline.train.resume import describe_missing_checkpoint
 
     with contextlib.suppress(PacelineError):
         if checkpoint.name == checkpoint_name(rundir.read_result().steps):
             return  # cheap: reads no checkpoint
-    if missing := missing_end(rundir):
-        _note(f"{missing}; {checkpoint.name} is used")
+    if missing := describe_missing_checkpoint(rundir):
+        _print_note(f"{missing}; {checkpoint.name} is used")
 
 
-def _note(sentence: str) -> None:
+def _print_note(sentence: str) -> None:
     print(f"note: {printable(sentence)}", file=sys.stderr)

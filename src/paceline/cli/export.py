@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import cast, get_args
 
-from paceline.cli.evaluate import note_missing_end
-from paceline.core.errors import RecipeError, near_miss
+from paceline.cli.evaluate import warn_missing_final
+from paceline.core.errors import RecipeError, suggest_similar
 from paceline.core.rundir import RunDir
-from paceline.data.sources.places import expanded
+from paceline.data.sources.places import expand_path
 from paceline.recipe.load import load
 
 
@@ -23,27 +23,27 @@ def export(
 ) -> int:
     """Run `paceline export`, and return the exit code.
 
-    `format` is one of `FormName`, `out` the file or folder, `checkpoint` last, best or a step. `image_size` overrides
+    `format` is one of `ExportFormatName`, `out` the file or folder, `checkpoint` last, best or a step. `image_size` overrides
     the size of the run's evaluation, in pixels.
     """
     from paceline.cli.show_export import show_export
-    from paceline.inference.export import FormName, build_form, check_place, export_classifier
+    from paceline.inference.export import ExportFormatName, build_export_format, check_out_path, export_classifier
 
-    names = get_args(FormName)
+    names = get_args(ExportFormatName)
     if format not in names:
-        raise RecipeError(f"--format: {format!r} is not known{near_miss(format, names)} (use {', '.join(names)})")
+        raise RecipeError(f"--format: {format!r} is not known{suggest_similar(format, names)} (use {', '.join(names)})")
     if with_preprocessing and format in ("safetensors", "state_dict"):
         raise RecipeError(f"--preprocessing: has no effect on {format}, which holds only weights (leave it out)")
-    run, out = RunDir.existing(run).path, expanded(str(out))
-    form = build_form(cast(FormName, format), load(str(run)).recipe.model)
-    check_place(out, form.suffix)
+    run, out = RunDir.existing(run).path, expand_path(str(out))
+    form = build_export_format(cast(ExportFormatName, format), load(str(run)).recipe.model)
+    check_out_path(out, form.suffix)
 
-    from paceline.inference.classifier import at_size, load_classifier
+    from paceline.inference.classifier import load_classifier, with_image_size
 
     classifier = load_classifier(run, checkpoint, device="cpu", own_code=own_code)
     if checkpoint == "last":
-        note_missing_end(RunDir(run), classifier.checkpoint)
-    classifier = classifier if image_size is None else at_size(classifier, image_size)
+        warn_missing_final(RunDir(run), classifier.checkpoint)
+    classifier = classifier if image_size is None else with_image_size(classifier, image_size)
     exported = export_classifier(classifier, form, out, with_preprocessing=with_preprocessing)
     show_export(exported, classifier.checkpoint, format=format, as_json=as_json)
     return 0

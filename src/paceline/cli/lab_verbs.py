@@ -5,14 +5,22 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.arguments import Json, Oversubscribe, OwnCode, Ranks, TaskNumber, Words, new_folder
+from paceline.cli.arguments import (
+    JsonOption,
+    OversubscribeOption,
+    OwnCodeOption,
+    RanksOption,
+    RecipeArgs,
+    TaskOption,
+    folder_option,
+)
 from paceline.core.errors import RecipeError
 
 
 def profile(
-    args: Words = None,
-    ranks: Ranks = "auto",
-    run_dir: Annotated[Path | None, new_folder("Folder to write (runs/profile-RECIPE-TIME).")] = None,
+    args: RecipeArgs = None,
+    ranks: RanksOption = "auto",
+    run_dir: Annotated[Path | None, folder_option("Folder to write (runs/profile-RECIPE-TIME).")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps to measure after the measurement warm-up.")] = 40,
     repeats: Annotated[int, typer.Option(min=1, help="How often to measure the run and each probe, alternating.")] = 1,
     probes: Annotated[
@@ -26,9 +34,9 @@ def profile(
         list[str] | None,
         typer.Option(metavar="KEY=V,V", help="Measure each of these values of a field instead, without probes."),
     ] = None,
-    own_code: OwnCode = False,
-    oversubscribe: Oversubscribe = False,
-    as_json: Json = False,
+    own_code: OwnCodeOption = False,
+    oversubscribe: OversubscribeOption = False,
+    as_json: JsonOption = False,
 ) -> int:
     """Train for a few steps, and report where the time goes and what would save it."""
     if vary:
@@ -75,16 +83,16 @@ def ladder(
             show_default=False,
         ),
     ] = None,
-    ranks: Ranks = "auto",
+    ranks: RanksOption = "auto",
     recipe: Annotated[str | None, typer.Option(help="Recipe to start from, instead of the ladder's.")] = None,
-    run_dir: Annotated[Path | None, new_folder("Folder to write (runs/ladder-NAME-TIME).")] = None,
+    run_dir: Annotated[Path | None, folder_option("Folder to write (runs/ladder-NAME-TIME).")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Steps to measure per run (the ladder's).")] = None,
     repeats: Annotated[int | None, typer.Option(min=1, help="Pairs of runs per rung (the ladder's).")] = None,
     list_only: Annotated[bool, typer.Option("--list", help="List the ladders, or the rungs of one, and stop.")] = False,
-    task: TaskNumber = None,
-    own_code: OwnCode = False,
-    oversubscribe: Oversubscribe = False,
-    as_json: Json = False,
+    task: TaskOption = None,
+    own_code: OwnCodeOption = False,
+    oversubscribe: OversubscribeOption = False,
+    as_json: JsonOption = False,
 ) -> int:
     """Add settings one by one, and measure what each gains: keep it if it is faster, drop it if not."""
     from paceline.cli.ladder import ladder as work
@@ -105,9 +113,9 @@ def ladder(
 
 
 def tune(
-    args: Words = None,
-    ranks: Ranks = "auto",
-    run_dir: Annotated[Path | None, new_folder("Folder to write (runs/tune-RECIPE-TIME).")] = None,
+    args: RecipeArgs = None,
+    ranks: RanksOption = "auto",
+    run_dir: Annotated[Path | None, folder_option("Folder to write (runs/tune-RECIPE-TIME).")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps to measure in the shortest runs.")] = 20,
     repeats: Annotated[int, typer.Option(min=1, help="Pairs of runs that decide whether a setting stays.")] = 3,
     vary: Annotated[
@@ -118,9 +126,9 @@ def tune(
         bool, typer.Option("--allow-batch", help="Also try other batch sizes, and scale the learning rate.")
     ] = False,
     budget: Annotated[int | None, typer.Option(min=1, metavar="N", help="Maximum number of runs.")] = None,
-    own_code: OwnCode = False,
-    oversubscribe: Oversubscribe = False,
-    as_json: Json = False,
+    own_code: OwnCodeOption = False,
+    oversubscribe: OversubscribeOption = False,
+    as_json: JsonOption = False,
 ) -> int:
     """Find the fastest settings of a recipe on this machine that train as well, and write them as a recipe."""
     from paceline.cli.tune import tune as work
@@ -163,7 +171,7 @@ def compare(
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also write the comparison as .html, .md or .json.")
     ] = None,
-    as_json: Json = False,
+    as_json: JsonOption = False,
 ) -> int:
     """Compare runs: time and epochs to a target, accuracy, and the cause of a speed-up."""
     from paceline.cli.compare import compare as work

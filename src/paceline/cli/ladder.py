@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import Any, Final
 
 from paceline.cli.experiment import (
-    LIMIT_S,
-    STOPS,
-    experiment,
-    found_before,
-    leave,
-    refuse_ranks_of_others,
+    RUN_TIMEOUT_S,
+    STOP_SIGNALS,
+    finish_experiment,
+    locked_experiment,
+    read_finished,
+    refuse_launcher,
     run_task,
 )
 from paceline.cli.ranks import refuse_too_many
 from paceline.cli.show_ladder import show_ladder, show_ladders, show_rungs
-from paceline.cli.telling import Begins, Say, telling
+from paceline.cli.telling import OnRunStart, PrintLine, progress_output
 from paceline.cli.words import count_ranks, refuse_length
 from paceline.core.console import progress_console
 from paceline.core.errors import RecipeError
@@ -31,30 +31,30 @@ from paceline.core.experiments.ladder import LadderResult, RungResult
 from paceline.core.limits import usable_cores
 from paceline.core.rundir import RunDir
 from paceline.core.units import count
-from paceline.lab.earlier import Earlier
-from paceline.lab.ladder import Climbed, Climber, Here
-from paceline.lab.laying import settled_by
-from paceline.lab.measuring import FALLING, measuring_patch
-from paceline.lab.rungs import Ladder, ladder_names, load_ladder, require_consent_to_rungs
-from paceline.lab.runner import Runner, interrupted_by
-from paceline.lab.tasks import Task, find_task, ladder_tasks, place_of
-from paceline.lab.trial import Outcome, Trial, folder_name, vary, words_of, write_recipe
+from paceline.lab.earlier import ReusePolicy
+from paceline.lab.ladder import LadderHardware, LadderOutcome, LadderRunner
+from paceline.lab.laying import expand_equivalent_paths
+from paceline.lab.measuring import REDUCED_LR_SHARE, build_measurement_patch
+from paceline.lab.rungs import Ladder, list_ladders, load_ladder, require_consent_to_rungs
+from paceline.lab.runner import TrialRunner, interrupt_on_signals
+from paceline.lab.tasks import ArrayTask, find_task, list_ladder_tasks, locate_task
+from paceline.lab.trial import Trial, TrialOutcome, apply_patch, build_run_name, format_patch, write_recipe
 from paceline.parallel.environ import count_gpus
 from paceline.recipe.consent import require_consent
-from paceline.recipe.load import Loaded, load
+from paceline.recipe.load import LoadedRecipe, load
 from paceline.recipe.patch import Patch
 from paceline.recipe.plan import resolve_batch
 from paceline.recipe.schema import Recipe
 
-_AUTO: Final = "auto"
+_AUTO_LADDER: Final = "auto"
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _LadderRequest:
     """Request: `recipe` is the measured form of `loaded`."""
 
     ladder: Ladder
-    loaded: Loaded
+    loaded: LoadedRecipe
     recipe: Recipe
     repeats: int
     steps: int
@@ -62,11 +62,17 @@ class _Asked:
     oversubscribe: bool = False
 
     @property
-    def plain(self) -> dict[str, Any]:
+    def key_values(self) -> dict[str, Any]:
         """Everything that the runs depend on, as plain values."""
         rungs = [rung.model_dump(mode="json") for rung in self.ladder.rungs]
         measured = {"recipe": self.recipe.to_dict(), "ranks": self.ranks, "repeats": self.repeats}
-        return {"verb": "ladder", "ladder": self.ladder.name, "rungs": rungs, "then": self.ladder.goes_on, **measured}
+        return {
+            "verb": "ladder",
+            "ladder": self.ladder.name,
+            "rungs": rungs,
+            "then": self.ladder.is_open_ended,
+            **measured,
+        }
 
 
 def ladder(
@@ -84,34 +90,36 @@ def ladder(
     oversubscribe: bool = False,
 ) -> int:
     """Run `paceline ladder`, and return the exit code."""
-    name, recipe, overrides = _split(args, recipe)
+    name, recipe, overrides = _split_args(args, recipe)
     if list_only:
         if task is not None:
             raise RecipeError(f"--task: {task} has no effect on a list (leave it out)")
-        _list(name, as_json=as_json)
+        _print_list(name, as_json=as_json)
         return 0
-    request = _ask(load_ladder(name or _AUTO), recipe, overrides, ranks, steps=steps, repeats=repeats)
+    request = _build_request(load_ladder(name or _AUTO_LADDER), recipe, overrides, ranks, steps=steps, repeats=repeats)
     request = replace(request, oversubscribe=oversubscribe)
     refuse_too_many(request.ranks, request.recipe.parallel.device, oversubscribe=oversubscribe)
     require_consent(request.loaded, own_code=own_code)
-    require_consent_to_rungs(request.ladder, name or _AUTO, own_code=own_code)
+    require_consent_to_rungs(request.ladder, name or _AUTO_LADDER, own_code=own_code)
     if task is not None:
         return _run_task(request, task, run_dir, as_json=as_json)
-    with experiment(f"ladder-{request.ladder.name}", request.plain, run_dir, as_json=as_json) as folder:
-        result = found_before(folder, LadderResult) or _climb(request, folder, as_json=as_json)
+    with locked_experiment(f"ladder-{request.ladder.name}", request.key_values, run_dir, as_json=as_json) as folder:
+        result = read_finished(folder, LadderResult) or _run_ladder(request, folder, as_json=as_json)
     show_ladder(result, folder, as_json=as_json)
     return 0
 
 
-def tasks_of(
+def plan_ladder_tasks(
     args: list[str], ranks: str, *, recipe: str | None, steps: int | None, repeats: int | None
-) -> tuple[Task, ...]:
+) -> tuple[ArrayTask, ...]:
     """Return the tasks of the ladder. Raise `RecipeError` for arguments that a ladder does not take."""
-    name, recipe, overrides = _split(args, recipe)
-    return _tasks(_ask(load_ladder(name or _AUTO), recipe, overrides, ranks, steps=steps, repeats=repeats))
+    name, recipe, overrides = _split_args(args, recipe)
+    return _request_tasks(
+        _build_request(load_ladder(name or _AUTO_LADDER), recipe, overrides, ranks, steps=steps, repeats=repeats)
+    )
 
 
-def _split(args: list[str], recipe: str | None) -> tuple[str | None, str | None, Patch]:
+def _split_args(args: list[str], recipe: str | None) -> tuple[str | None, str | None, Patch]:
     """Return the names of ladder and recipe, None if omitted, and the overrides."""
     names = [word for word in args if "=" not in word]
     overrides = [word for word in args if "=" in word and not word.startswith("recipe=")]
@@ -122,31 +130,31 @@ def _split(args: list[str], recipe: str | None) -> tuple[str | None, str | None,
     return (names[0] if names else None), (recipes[0] if recipes else None), Patch.parse(overrides)
 
 
-def _list(name: str | None, *, as_json: bool) -> None:
+def _print_list(name: str | None, *, as_json: bool) -> None:
     """Print all shipped ladders, or the rungs of one."""
     if name is None:
-        show_ladders([load_ladder(each) for each in ladder_names()], as_json=as_json)
+        show_ladders([load_ladder(each) for each in list_ladders()], as_json=as_json)
     else:
         show_rungs(load_ladder(name), as_json=as_json)
 
 
-def _ask(
+def _build_request(
     chosen: Ladder, recipe: str | None, overrides: Patch, ranks: str, *, steps: int | None, repeats: int | None
-) -> _Asked:
+) -> _LadderRequest:
     """Build the request. Raise `RecipeError` for arguments that a ladder does not take."""
-    refuse_length(overrides, "a ladder", to="compare")
-    refuse_ranks_of_others("ladder")
+    refuse_length(overrides, "a ladder", purpose="compare")
+    refuse_launcher("ladder")
     for path, value in overrides.assignments:
-        if path in settled_by(chosen.rungs[0].set):
+        if path in expand_equivalent_paths(chosen.rungs[0].set):
             fix = f"leave it out, or copy the ladder and change its rung {chosen.rungs[0].name!r}"
             raise RecipeError(f"{path}: {value} has no effect on ladder {chosen.name}, which sets it ({fix})")
     loaded = load(recipe or chosen.recipe, overrides)
     base = loaded.recipe
     if chosen.warmup_steps is not None and "measure.warmup_steps" not in dict(overrides.assignments):
-        base = vary(base, Patch((("measure.warmup_steps", chosen.warmup_steps),)))
+        base = apply_patch(base, Patch((("measure.warmup_steps", chosen.warmup_steps),)))
     steps = steps or chosen.steps
-    measured = vary(base, measuring_patch(base, steps, overrides, lr_share=FALLING))
-    return _Asked(
+    measured = apply_patch(base, build_measurement_patch(base, steps, overrides, lr_share=REDUCED_LR_SHARE))
+    return _LadderRequest(
         ladder=chosen if recipe is None else replace(chosen, recipe=recipe),
         loaded=loaded,
         recipe=measured,
@@ -156,41 +164,41 @@ def _ask(
     )
 
 
-def _climb(request: _Asked, folder: ExperimentDir, *, as_json: bool) -> LadderResult:
+def _run_ladder(request: _LadderRequest, folder: ExperimentDir, *, as_json: bool) -> LadderResult:
     """Run the ladder, and write its result."""
     out = progress_console(as_json=as_json)
     _write_recipes(request, folder)
-    total = None if request.ladder.goes_on else request.repeats * (2 * len(request.ladder.rungs) - 1)
-    with interrupted_by(*STOPS), telling(out, total) as (on_start, print_line):
-        print_line(_plan(request, total))
-        climbed = _climber(request, folder, on_start, print_line).climb()
-    result = _result(request, climbed, folder)
-    leave(folder, result)
+    total = None if request.ladder.is_open_ended else request.repeats * (2 * len(request.ladder.rungs) - 1)
+    with interrupt_on_signals(*STOP_SIGNALS), progress_output(out, total) as (on_start, print_line):
+        print_line(_plan_text(request, total))
+        climbed = _build_climber(request, folder, on_start, print_line).run()
+    result = _build_result(request, climbed, folder)
+    finish_experiment(folder, result)
     return result
 
 
-def _run_task(request: _Asked, number: int, run_dir: Path | None, *, as_json: bool) -> int:
+def _run_task(request: _LadderRequest, number: int, run_dir: Path | None, *, as_json: bool) -> int:
     """Run one repeat of one rung, in the ladder's folder."""
-    task = find_task(_tasks(request), number)
-    index, repeat = place_of(task, len(request.ladder.rungs))
+    task = find_task(_request_tasks(request), number)
+    index, repeat = locate_task(task, len(request.ladder.rungs))
 
-    def run(folder: ExperimentDir, on_start: Begins, print_line: Say) -> Sequence[Outcome]:
+    def run(folder: ExperimentDir, on_start: OnRunStart, print_line: PrintLine) -> Sequence[TrialOutcome]:
         _write_recipes(request, folder)
-        return _climber(request, folder, on_start, print_line).run_turn(index + 1, repeat)
+        return _build_climber(request, folder, on_start, print_line).run_task(index + 1, repeat)
 
-    return run_task(request.plain, run_dir, task, run, as_json=as_json)
-
-
-def _tasks(request: _Asked) -> tuple[Task, ...]:
-    return ladder_tasks(request.ladder, request.repeats, request.ranks)
+    return run_task(request.key_values, run_dir, task, run, as_json=as_json)
 
 
-def _write_recipes(request: _Asked, folder: ExperimentDir) -> None:
+def _request_tasks(request: _LadderRequest) -> tuple[ArrayTask, ...]:
+    return list_ladder_tasks(request.ladder, request.repeats, request.ranks)
+
+
+def _write_recipes(request: _LadderRequest, folder: ExperimentDir) -> None:
     write_recipe(request.loaded.recipe, folder.recipe)
     write_recipe(request.recipe, folder.measured)
 
 
-def _plan(request: _Asked, total: int | None) -> str:
+def _plan_text(request: _LadderRequest, total: int | None) -> str:
     """Return how many runs and steps there are."""
     steps = count(request.recipe.measure.warmup_steps + request.steps, "step")
     runs = (
@@ -199,60 +207,64 @@ def _plan(request: _Asked, total: int | None) -> str:
     return f"ladder {request.ladder.name}: {runs} of {steps}"
 
 
-def _climber(request: _Asked, folder: ExperimentDir, on_start: Begins, print_line: Say) -> Climber:
-    from paceline.lab.cache import set_cache
-    from paceline.lab.prepared import Form, Prepared, prepare
-    from paceline.lab.proposing import propose
+def _build_climber(
+    request: _LadderRequest, folder: ExperimentDir, on_start: OnRunStart, print_line: PrintLine
+) -> LadderRunner:
+    from paceline.lab.cache import prepare_page_cache
+    from paceline.lab.prepared import DataForm, PreparedData, prepare_data
+    from paceline.lab.proposing import propose_rung
     from paceline.measure.timing import now_s
 
-    hardware = Here(gpus=count_gpus(os.environ), cores=usable_cores(), ranks=request.ranks)
+    hardware = LadderHardware(gpus=count_gpus(os.environ), cores=usable_cores(), ranks=request.ranks)
 
-    def make(form: Form) -> Prepared:
+    def make(form: DataForm) -> PreparedData:
         waits = partial(print_line, f"{form}: waiting for another task that prepares it")
-        made = prepare(form, request.recipe.data, folder.data, workers=hardware.cores, now=now_s, waits=waits)
-        if not made.is_known:
+        made = prepare_data(form, request.recipe.data, folder.data, workers=hardware.cores, now=now_s, on_wait=waits)
+        if not made.is_reused:
             print_line(f"{form}: prepared in {made.seconds:,.1f} s")
         return made
 
     def before(trial: Trial, repeat: int) -> None:
         on_start(trial, repeat)
-        set_cache(resolve_batch(vary(request.recipe, trial.patch), trial.ranks or request.ranks), is_cold=trial.is_cold)
+        prepare_page_cache(
+            resolve_batch(apply_patch(request.recipe, trial.patch), trial.ranks or request.ranks), is_cold=trial.is_cold
+        )
 
-    runner = Runner(
+    runner = TrialRunner(
         request.recipe,
         folder.measured,
         request.ranks,
-        place=lambda trial, repeat: (
-            folder.trials / folder_name(trial, request.recipe, trial.ranks or request.ranks, repeat)
+        get_folder=lambda trial, repeat: (
+            folder.trials / build_run_name(trial, request.recipe, trial.ranks or request.ranks, repeat)
         ),
-        begins=before,
-        earlier=Earlier(folder.replaced, print_line),
-        limit_s=LIMIT_S,
+        before_run=before,
+        reuse_policy=ReusePolicy(folder.replaced, print_line),
+        timeout_s=RUN_TIMEOUT_S,
         oversubscribe=request.oversubscribe,
     )
-    return Climber(
+    return LadderRunner(
         ladder=request.ladder,
         recipe=request.recipe,
         runner=runner,
-        here=hardware,
+        hardware=hardware,
         repeats=request.repeats,
         root=folder.path,
         prepare=make,
-        propose=propose,
-        say=print_line,
+        propose=propose_rung,
+        report=print_line,
     )
 
 
-def _of_steps(rung: RungResult, num_steps: int) -> RungResult:
+def _with_steps_time(rung: RungResult, num_steps: int) -> RungResult:
     """Return the rung with the time of `num_steps` steps, if its step was timed."""
     return rung if rung.step_s is None else rung.model_copy(update={"steps_s": num_steps * rung.step_s})
 
 
-def _result(request: _Asked, climbed: Climbed, folder: ExperimentDir) -> LadderResult:
+def _build_result(request: _LadderRequest, climbed: LadderOutcome, folder: ExperimentDir) -> LadderResult:
     runs: Sequence[str] = [run for rung in climbed.rungs for run in rung.runs]
     measured_s = sum(RunDir(folder.path / run).read_result().time.wall_s for run in runs)
     first = request.ladder.rungs[0]
-    lowest = resolve_batch(vary(request.recipe, first.patch), first.ranks or request.ranks)
+    lowest = resolve_batch(apply_patch(request.recipe, first.patch), first.ranks or request.ranks)
     return LadderResult(
         ladder=request.ladder.name,
         summary=request.ladder.summary,
@@ -263,9 +275,9 @@ def _result(request: _Asked, climbed: Climbed, folder: ExperimentDir) -> LadderR
         warmup_steps=request.recipe.measure.warmup_steps,
         repeats=request.repeats,
         batch_size=lowest.data.global_batch_size,
-        rungs=tuple(_of_steps(rung, request.steps) for rung in climbed.rungs),
+        rungs=tuple(_with_steps_time(rung, request.steps) for rung in climbed.rungs),
         best=climbed.best.name,
-        best_patch=tuple(words_of(climbed.best.patch)),
+        best_patch=tuple(format_patch(climbed.best.patch)),
         stopped=climbed.stopped,
         wall_s=measured_s + sum(rung.prepare_s for rung in climbed.rungs),
         command=("paceline", *sys.argv[1:]),

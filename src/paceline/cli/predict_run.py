@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-from paceline.cli.leave_prediction import tell_prediction
-from paceline.cli.predict_words import DEFAULT_RANKS, RANKS_PER_NODE, parse_ranks, refuse
+from paceline.cli.leave_prediction import output_prediction
+from paceline.cli.predict_words import DEFAULT_RANKS, RANKS_PER_NODE, parse_ranks, refuse_invalid_numbers
 from paceline.core.errors import RecipeError
 from paceline.core.rundir import RunDir
-from paceline.lab.predict.asked import Asked
-from paceline.lab.predict.from_run import build_model, predict
+from paceline.lab.predict.asked import PredictionRequest
+from paceline.lab.predict.from_run import build_step_model, predict_from_run
 from paceline.lab.predict.networks import build_network
-from paceline.lab.predict.step import Step, read_step, refuse_another_recipe
+from paceline.lab.predict.step import MeasuredStep, check_same_recipe, read_measured_step
 
 
 def predict_run(
@@ -38,13 +38,15 @@ def predict_run(
         raise RecipeError(
             f"--epochs: {epochs:g} and --images: {images:g} both set the length of the run (leave one out)"
         )
-    refuse({"--images": images, "--epochs": epochs, "--price": price, "--gigabytes-per-s": gigabytes_per_s})
-    refuse({"--rank-batch": rank_batch, "--ranks-per-node": ranks_per_node})
-    refuse({"--fixed-s": fixed_s, "--alpha-us": alpha_us}, may_be_none=True)
-    step = read_step(run, ranks_per_node=ranks_per_node)
+    refuse_invalid_numbers(
+        {"--images": images, "--epochs": epochs, "--price": price, "--gigabytes-per-s": gigabytes_per_s}
+    )
+    refuse_invalid_numbers({"--rank-batch": rank_batch, "--ranks-per-node": ranks_per_node})
+    refuse_invalid_numbers({"--fixed-s": fixed_s, "--alpha-us": alpha_us}, allow_zero=True)
+    step = read_measured_step(run, ranks_per_node=ranks_per_node)
     if fixed_s is not None:
         step = step.with_fixed(fixed_s)
-    request = Asked(
+    request = PredictionRequest(
         at=parse_ranks(at),
         ranks_per_node=ranks_per_node,
         rank_batch=rank_batch or step.rank_batch,
@@ -52,15 +54,15 @@ def predict_run(
         price=price,
     )
     known = build_network(network, ranks_per_node=ranks_per_node, alpha_us=alpha_us, gigabytes_per_s=gigabytes_per_s)
-    prediction = predict(build_model(step, known, _alone(run, alone)), request)
+    prediction = predict_from_run(build_step_model(step, known, _read_single_rank(run, alone)), request)
     provenance = RunDir(run).read_result().provenance
-    tell_prediction(prediction.model_copy(update={"provenance": provenance}), request, run_dir, as_json=as_json)
+    output_prediction(prediction.model_copy(update={"provenance": provenance}), request, run_dir, as_json=as_json)
     return 0
 
 
-def _alone(run: Path, path: Path | None) -> Step | None:
+def _read_single_rank(run: Path, path: Path | None) -> MeasuredStep | None:
     if path is None:
         return None
-    alone = read_step(path, ranks_per_node=1)
-    refuse_another_recipe(run, path)
+    alone = read_measured_step(path, ranks_per_node=1)
+    check_same_recipe(run, path)
     return alone

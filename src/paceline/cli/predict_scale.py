@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from paceline.cli.leave_prediction import tell_prediction
-from paceline.cli.predict_words import DEFAULT_RANKS, parse_ranks, refuse
+from paceline.cli.leave_prediction import output_prediction
+from paceline.cli.predict_words import DEFAULT_RANKS, parse_ranks, refuse_invalid_numbers
 from paceline.core.units import count
-from paceline.lab.predict.from_points import ask, predict_from
+from paceline.lab.predict.from_points import build_request, predict_from_points
 from paceline.lab.predict.points import read_points
 
 
@@ -25,13 +25,15 @@ def predict_points(
     `ranks_per_node` defaults to the largest of the table; `price` is per rank-hour. Raise `RecipeError` for invalid
     options, and `DataError` for an unusable table.
     """
-    refuse({"--ranks-per-node": ranks_per_node, "--rank-batch": rank_batch, "--images": images, "--price": price})
+    refuse_invalid_numbers(
+        {"--ranks-per-node": ranks_per_node, "--rank-batch": rank_batch, "--images": images, "--price": price}
+    )
     ranks, table = parse_ranks(at), read_points(points)
     on_node = ranks_per_node or max(-(-point.ranks // point.nodes) for point in table)
-    request = ask(table, ranks, ranks_per_node=on_node, rank_batch=rank_batch, images=images, price=price)
-    prediction = predict_from(table, request, source=str(points))
+    request = build_request(table, ranks, ranks_per_node=on_node, rank_batch=rank_batch, images=images, price=price)
+    prediction = predict_from_points(table, request, source=str(points))
     if ranks_per_node is None:
         taken = f"nodes: {count(on_node, 'rank')} on each, the largest of the table (set --ranks-per-node to change it)"
         prediction = prediction.model_copy(update={"notes": (*prediction.notes, taken)})
-    tell_prediction(prediction, request, run_dir, as_json=as_json)
+    output_prediction(prediction, request, run_dir, as_json=as_json)
     return 0

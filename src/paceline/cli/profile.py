@@ -14,36 +14,36 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
-from paceline.cli.experiment import STOPS
+from paceline.cli.experiment import STOP_SIGNALS
 from paceline.cli.ranks import enter_world, ranks_to_start
-from paceline.cli.report import leave_report
-from paceline.cli.started import STARTED_S
-from paceline.cli.telling import telling
-from paceline.cli.words import refuse_length, split_words
+from paceline.cli.report import try_write_report
+from paceline.cli.started import START_TIME_S
+from paceline.cli.telling import progress_output
+from paceline.cli.words import refuse_length, split_recipe_args
 from paceline.core.console import progress_console
 from paceline.core.errors import RecipeError
 from paceline.core.process import ignore_stop_signals
 from paceline.core.rundir import RunDir
 from paceline.core.units import count
 from paceline.core.world import World
-from paceline.lab.measuring import measuring_patch
-from paceline.lab.probes import BASE, TRACE, LeftOut, aside_trials, base_trial, probes_of
-from paceline.lab.runner import Runner, TrialError, interrupted_by
-from paceline.lab.trial import Outcome, Trial, vary, words_of, write_recipe
-from paceline.lab.turns import run_turns
+from paceline.lab.measuring import build_measurement_patch
+from paceline.lab.probes import BASE, TRACE, SkippedProbe, build_base_trial, build_instrumented_trials, build_probes
+from paceline.lab.runner import TrialError, TrialRunner, interrupt_on_signals
+from paceline.lab.trial import Trial, TrialOutcome, apply_patch, format_patch, write_recipe
+from paceline.lab.turns import run_interleaved
 from paceline.parallel.environ import launch_name
 from paceline.parallel.launch import PREEMPTED
-from paceline.recipe.consent import consent_words, require_consent
+from paceline.recipe.consent import consent_arguments, require_consent
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
 from paceline.recipe.plan import divide_batch, resolve_batch
 from paceline.recipe.schema import Recipe
 
-_RECIPE: Final = "base.yaml"
+_BASE_RECIPE: Final = "base.yaml"
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _ProfileRequest:
     """Request: `recipe` is the measured form of the recipe with hash `recipe_hash`.
 
     `nvtx` is the value of `measure.nvtx` for a run under Nsight Systems, `off` for none.
@@ -55,17 +55,17 @@ class _Asked:
     ranks: int
     base: Trial
     probes: Sequence[Trial]
-    aside: Sequence[Trial]
-    left_out: Sequence[LeftOut]
+    separate: Sequence[Trial]
+    left_out: Sequence[SkippedProbe]
     nvtx: str
     oversubscribe: bool = False
 
     @property
     def trials(self) -> list[Trial]:
         """All trials; those that are compared with nothing come last."""
-        return [self.base, *self.probes, *self.aside]
+        return [self.base, *self.probes, *self.separate]
 
-    def of_turn(self, repeat: int) -> list[Trial]:
+    def trials_in_repeat(self, repeat: int) -> list[Trial]:
         """Return the trials of a repeat, counted from 1."""
         return [trial for trial in self.trials if repeat <= trial.repeats]
 
@@ -85,8 +85,8 @@ def profile(
     oversubscribe: bool = False,
 ) -> int:
     """Run `paceline profile`, and return the exit code."""
-    name, overrides = split_words(args)
-    refuse_length(overrides, "a profile", to="profile")
+    name, overrides = split_recipe_args(args)
+    refuse_length(overrides, "a profile", purpose="profile")
     loaded = load(name, overrides)
     require_consent(loaded, own_code=own_code)
     world = enter_world()
@@ -95,29 +95,29 @@ def profile(
     measure = loaded.recipe.measure
     trace, marks = trace or measure.trace != "off", "on" if nvtx and measure.nvtx == "off" else measure.nvtx
     _refuse_more_runs(world, repeats=repeats, trace=trace, nvtx=marks != "off")
-    recipe = vary(loaded.recipe, measuring_patch(loaded.recipe, steps, overrides))
+    recipe = apply_patch(loaded.recipe, build_measurement_patch(loaded.recipe, steps, overrides))
     divide_batch(recipe, num_ranks)
-    trials, left_out = probes_of(recipe, num_ranks, repeats) if probes else ([], [])
-    request = _Asked(
+    trials, left_out = build_probes(recipe, num_ranks, repeats) if probes else ([], [])
+    request = _ProfileRequest(
         recipe_hash=loaded.recipe.hash,
         recipe=recipe,
         steps=steps,
         ranks=num_ranks,
-        base=base_trial(repeats),
+        base=build_base_trial(repeats),
         probes=trials,
-        aside=aside_trials(loaded.recipe, num_ranks, steps, overrides, trace=trace),
+        separate=build_instrumented_trials(loaded.recipe, num_ranks, steps, overrides, trace=trace),
         left_out=left_out,
         nvtx=marks,
         oversubscribe=oversubscribe,
     )
-    rundir = _rundir(loaded.name, run_dir, world)
+    rundir = _choose_rundir(loaded.name, run_dir, world)
     try:
         if world.launcher == "single":
-            return _measure(request, rundir, as_json=as_json)
-        return _be_a_rank(request, rundir, world, as_json=as_json)
+            return _run_trials(request, rundir, as_json=as_json)
+        return _run_as_rank(request, rundir, world, as_json=as_json)
     finally:
         if run_dir is None and world.is_main:
-            rundir.give_back()
+            rundir.release()
 
 
 def _refuse_more_runs(world: World, *, repeats: int, trace: bool, nvtx: bool) -> None:
@@ -135,7 +135,7 @@ def _refuse_more_runs(world: World, *, repeats: int, trace: bool, nvtx: bool) ->
         raise RecipeError(f"--nvtx: needs a separate run, {ranks} ({fix})")
 
 
-def _rundir(name: str, run_dir: Path | None, world: World) -> RunDir:
+def _choose_rundir(name: str, run_dir: Path | None, world: World) -> RunDir:
     """Return the directory to write: `run_dir`, or a new folder under `runs/`; other ranks follow rank 0."""
     if not world.is_main:
         return RunDir(run_dir or Path("runs"))
@@ -147,70 +147,70 @@ def _rundir(name: str, run_dir: Path | None, world: World) -> RunDir:
     return rundir
 
 
-def _measure(request: _Asked, rundir: RunDir, *, as_json: bool) -> int:
+def _run_trials(request: _ProfileRequest, rundir: RunDir, *, as_json: bool) -> int:
     """Run the trials in child processes, write the results, and print them."""
     out = progress_console(as_json=as_json)
-    recipe_file = rundir.path / _RECIPE
+    recipe_file = rundir.path / _BASE_RECIPE
     write_recipe(request.recipe, recipe_file)
-    outcomes: list[Outcome] = []
+    outcomes: list[TrialOutcome] = []
     try:
-        with interrupted_by(*STOPS), telling(out, _num_runs(request)) as (on_start, print_line):
-            print_line(_plan(request))
-            runner = Runner(
+        with interrupt_on_signals(*STOP_SIGNALS), progress_output(out, _num_runs(request)) as (on_start, print_line):
+            print_line(_plan_text(request))
+            runner = TrialRunner(
                 request.recipe,
                 recipe_file,
                 request.ranks,
-                place=lambda trial, repeat: _place(rundir, trial, repeat),
-                begins=on_start,
+                get_folder=lambda trial, repeat: _trial_folder(rundir, trial, repeat),
+                before_run=on_start,
                 oversubscribe=request.oversubscribe,
             )
-            for outcome in run_turns(request.of_turn, request.base.repeats, runner):
+            for outcome in run_interleaved(request.trials_in_repeat, request.base.repeats, runner):
                 _check_base(outcome)
-                print_line(_line(outcome))
+                print_line(_outcome_line(outcome))
                 outcomes.append(outcome)
     except TrialError:
         if not rundir.recipe.exists():  # refused at once: there is no run to inspect
             recipe_file.unlink()
         raise
     _move_trace(outcomes, rundir)
-    _conclude(request, outcomes, rundir, as_json=as_json)
+    _finish_profile(request, outcomes, rundir, as_json=as_json)
     return 0
 
 
-def _plan(request: _Asked) -> str:
+def _plan_text(request: _ProfileRequest) -> str:
     """Return how many runs and steps there are."""
     steps = request.recipe.measure.warmup_steps + request.steps
     return f"{count(_num_runs(request), 'run')} of {count(steps, 'step')}"
 
 
-def _num_runs(request: _Asked) -> int:
+def _num_runs(request: _ProfileRequest) -> int:
     return sum(trial.repeats for trial in request.trials)
 
 
-def _place(rundir: RunDir, trial: Trial, repeat: int) -> Path:
+def _trial_folder(rundir: RunDir, trial: Trial, repeat: int) -> Path:
     is_ours = trial.name == BASE and repeat == 1
     return rundir.path if is_ours else rundir.path / "probes" / f"{trial.name}-{repeat}"
 
 
-def _check_base(outcome: Outcome) -> None:
+def _check_base(outcome: TrialOutcome) -> None:
     """Raise the error of a failed base run, without which nothing can be compared."""
     if outcome.trial.name != BASE or outcome.result is not None:
         return
-    if outcome.code == 1:  # a bug of paceline's: print its traceback too
+    if outcome.exit_code == 1:  # a bug of paceline's: print its traceback too
         print(
-            *(line for line in outcome.said.splitlines() if not line.startswith("error: ")), sep="\n", file=sys.stderr
+            *(line for line in outcome.stderr.splitlines() if not line.startswith("error: ")), sep="\n", file=sys.stderr
         )
-    raise TrialError(outcome.error, outcome.code)
+    raise TrialError(outcome.error, outcome.exit_code)
 
 
-def _line(outcome: Outcome) -> str:
+def _outcome_line(outcome: TrialOutcome) -> str:
     name = outcome.trial.name + (f", repeat {outcome.repeat}" if outcome.trial.repeats > 1 else "")
     if outcome.result is None:
         return f"{name}: failed: {outcome.error}"
     return f"{name}: {outcome.result.throughput.images_per_s:,.0f} images/s"
 
 
-def _move_trace(outcomes: Sequence[Outcome], rundir: RunDir) -> None:
+def _move_trace(outcomes: Sequence[TrialOutcome], rundir: RunDir) -> None:
     """Move the trace to the place where a run has its own."""
     for traced in (outcome.rundir for outcome in outcomes if outcome.trial.name == TRACE):
         for source, target in ((traced.trace, rundir.trace), (traced.merged_trace, rundir.merged_trace)):
@@ -218,21 +218,23 @@ def _move_trace(outcomes: Sequence[Outcome], rundir: RunDir) -> None:
                 shutil.move(source, target)
 
 
-def _conclude(request: _Asked, outcomes: Sequence[Outcome], rundir: RunDir, *, as_json: bool) -> None:
+def _finish_profile(
+    request: _ProfileRequest, outcomes: Sequence[TrialOutcome], rundir: RunDir, *, as_json: bool
+) -> None:
     """Write `profile.json` and the report, and print the result."""
     from paceline.cli.show_profile import show_profile
-    from paceline.lab.profile import put_together
+    from paceline.lab.profile import build_profile
 
-    result = put_together(
+    result = build_profile(
         outcomes, request.recipe, recipe_hash=request.recipe_hash, steps=request.steps, left_out=request.left_out
     )
     rundir.write_json(rundir.profile.name, result.to_dict())
-    leave_report(rundir)
+    try_write_report(rundir)
     nsys = "" if request.nvtx == "off" else _nsys_command(request, rundir)
     show_profile(result, rundir, nsys=nsys, as_json=as_json)
 
 
-def _nsys_command(request: _Asked, rundir: RunDir) -> str:
+def _nsys_command(request: _ProfileRequest, rundir: RunDir) -> str:
     """Return the command that measures the base run under Nsight Systems, from the end of its warm-up to its last step.
 
     Options: https://docs.nvidia.com/nsight-systems/UserGuide/index.html.
@@ -247,48 +249,49 @@ def _nsys_command(request: _Asked, rundir: RunDir) -> str:
         "--env-var=NSYS_NVTX_PROFILER_REGISTER_ONLY=0",
         f"--output={rundir.path / 'nsys'}",
     )
-    recipe_file, folder = str(rundir.path / _RECIPE), str(rundir.path / "probes" / "nsys-1")
-    marked = words_of(Patch((("measure.nvtx", request.nvtx),)))
-    program = ("paceline", "train", recipe_file, *marked, *consent_words(request.recipe))
+    recipe_file, folder = str(rundir.path / _BASE_RECIPE), str(rundir.path / "probes" / "nsys-1")
+    marked = format_patch(Patch((("measure.nvtx", request.nvtx),)))
+    program = ("paceline", "train", recipe_file, *marked, *consent_arguments(request.recipe))
     return shlex.join(("nsys", "profile", *options, *program, "--ranks", str(request.ranks), "--run-dir", folder))
 
 
-def _be_a_rank(request: _Asked, rundir: RunDir, world: World, *, as_json: bool) -> int:
+def _run_as_rank(request: _ProfileRequest, rundir: RunDir, world: World, *, as_json: bool) -> int:
     """Run the base run as one rank of a launcher; rank 0 writes and prints the result."""
     from paceline.train.interrupt import Interrupts
 
     with Interrupts(announces=world.is_main) as interrupts:
-        from paceline.cli.progress import build_progress
+        from paceline.cli.progress import build_train_progress
         from paceline.train.job import Invocation
         from paceline.train.run import run
-        from paceline.train.whereabouts import Whereabouts
+        from paceline.train.whereabouts import ProgressReporter
 
-        position = Whereabouts()
-        listeners = [build_progress(progress_console(as_json=as_json), position)] if world.is_main else []
+        position = ProgressReporter()
+        listeners = [build_train_progress(progress_console(as_json=as_json), position)] if world.is_main else []
         invocation = Invocation(
-            STARTED_S,
+            START_TIME_S,
             ("paceline", *sys.argv[1:]),
             listeners,
             launch=launch_name(os.environ, os.getppid(), os.uname().nodename),
             interrupts=interrupts,
-            whereabouts=position,
+            progress=position,
         )
         result = run(request.recipe, world, rundir, invocation=invocation)
         if result.status == "preempted":
             ignore_stop_signals()
             return PREEMPTED
     if world.is_main:
-        write_recipe(request.recipe, rundir.path / _RECIPE)
+        write_recipe(request.recipe, rundir.path / _BASE_RECIPE)
         by_hand = [
-            LeftOut(trial.name, _by_hand(trial, rundir, request.recipe)) for trial in (*request.probes, *request.aside)
+            SkippedProbe(trial.name, _manual_start_hint(trial, rundir, request.recipe))
+            for trial in (*request.probes, *request.separate)
         ]
         alone = replace(request, left_out=(*request.left_out, *by_hand))
-        _conclude(alone, [Outcome(request.base, 1, rundir, result)], rundir, as_json=as_json)
+        _finish_profile(alone, [TrialOutcome(request.base, 1, rundir, result)], rundir, as_json=as_json)
     return 0
 
 
-def _by_hand(trial: Trial, rundir: RunDir, recipe: Recipe) -> str:
+def _manual_start_hint(trial: Trial, rundir: RunDir, recipe: Recipe) -> str:
     """Return the command for a run that a launcher's rank cannot start."""
-    consent = consent_words(recipe)
-    args = shlex.join(("train", str(rundir.path / _RECIPE), *words_of(trial.patch), *consent))
+    consent = consent_arguments(recipe)
+    args = shlex.join(("train", str(rundir.path / _BASE_RECIPE), *format_patch(trial.patch), *consent))
     return f"needs separate ranks (start them like these, with: {args})"

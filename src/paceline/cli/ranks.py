@@ -19,12 +19,12 @@ from paceline.parallel.launch import PREEMPTED, launch
 from paceline.recipe.schema import Recipe
 
 _LOOPBACK = "lo"
-_KILLED = 128 + signal.SIGKILL
-_OUT_OF_MEMORY = (
+_KILLED_CODE = 128 + signal.SIGKILL
+_OOM_MESSAGE = (
     "out of memory, by the limit of its control group (lower data.batch_size or data.workers, or request more memory)"
 )
 RANKS_PER_CORE: Final = 4
-ALWAYS_ALLOWED: Final = 16
+MIN_RANK_LIMIT: Final = 16
 """Ranks that any machine may start; beyond them, `RANKS_PER_CORE` per core. Each rank is a process that imports torch:
 200 MB of memory and seconds of CPU time.
 """
@@ -40,7 +40,7 @@ def enter_world() -> World:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # above all levels: the profiler logs its start and stop
     end_with_launcher(os.environ, world)
-    if interface := _interface(world):
+    if interface := _gloo_interface(world):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     return world
 
@@ -76,14 +76,14 @@ def refuse_too_many(ranks: int, device: str, *, oversubscribe: bool) -> None:
         )
     # Each rank is a process that imports torch: too many make the machine unusable.
     cores = usable_cores()
-    most = max(ALWAYS_ALLOWED, RANKS_PER_CORE * cores)
+    most = max(MIN_RANK_LIMIT, RANKS_PER_CORE * cores)
     if not gpus and ranks > most and not oversubscribe:
         raise WorldError(
             f"--ranks: {ranks} on {count(cores, 'CPU core')} (start at most {most}, or add --oversubscribe)"
         )
 
 
-def starting(ranks: int, device: str) -> str:
+def starting_message(ranks: int, device: str) -> str:
     """Return the line that names ranks and hardware, printed before the imports that take seconds."""
     from paceline import __version__
 
@@ -105,8 +105,8 @@ def start_ranks(ranks: int, port: int, extra: list[str], *, grace_s: float = 60.
         command = [sys.executable, "-P", "-m", "paceline", verb, *extra, *again, *args]
         oom_before = oom_kills()
         ended = launch(command, ranks, os.environ, port=port, grace_s=grace_s, attempt=attempt)
-        if ended.code == _KILLED and ended.was_lost and oom_kills() > oom_before:
-            ended = replace(ended, sentence=f"{ended.sentence}: {_OUT_OF_MEMORY}")
+        if ended.code == _KILLED_CODE and ended.was_lost and oom_kills() > oom_before:
+            ended = replace(ended, sentence=f"{ended.sentence}: {_OOM_MESSAGE}")
         if not ended.was_lost or attempt == max_restarts:
             break
         what = ended.sentence or "a rank failed, so all ranks were stopped"
@@ -118,7 +118,7 @@ def start_ranks(ranks: int, port: int, extra: list[str], *, grace_s: float = 60.
     return ended.code
 
 
-def _interface(world: World) -> str:
+def _gloo_interface(world: World) -> str:
     """Return the network interface for gloo, or "" to let it choose."""
     if world.world_size == 1:
         return ""

@@ -7,11 +7,11 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any, Final
 
-from paceline.cli.words import split_words
+from paceline.cli.words import split_recipe_args
 from paceline.data.sources.places import printable
-from paceline.recipe.load import Loaded, load, preset_names, preset_summary
+from paceline.recipe.load import LoadedRecipe, load, preset_names, preset_summary
 from paceline.recipe.schema import Recipe
-from paceline.recipe.yamlfile import write_text
+from paceline.recipe.yamlfile import to_yaml_text
 
 _GROUPS: Final = {
     "start": "To start with, and for your own images",
@@ -25,32 +25,32 @@ def recipes(args: list[str], *, origin: bool, schema: bool, as_json: bool) -> in
     if schema:
         print(json.dumps(recipe_schema(), indent=2))
     elif not args:
-        _list(as_json=as_json)
+        _print_presets(as_json=as_json)
     else:
-        name, patch = split_words(args)
-        _show(load(name, patch), origin=origin, as_json=as_json)
+        name, patch = split_recipe_args(args)
+        _print_recipe(load(name, patch), origin=origin, as_json=as_json)
     return 0
 
 
 def recipe_schema() -> dict[str, Any]:
     """Return the JSON schema of a recipe file, in which every field is optional."""
-    schema = _partial(Recipe.model_json_schema())
+    schema = _make_optional(Recipe.model_json_schema())
     schema["properties"]["extends"] = {"type": "string", "description": "A preset or a file to extend."}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
-def _partial(schema: Any) -> Any:
+def _make_optional(schema: Any) -> Any:
     """Make all fields of a JSON schema optional."""
     if isinstance(schema, list):
-        return [_partial(item) for item in schema]
+        return [_make_optional(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
     # With optional fields a section can fit several variants of a union, which oneOf would reject.
     renamed = {"anyOf" if key == "oneOf" else key: value for key, value in schema.items() if key != "required"}
-    return {key: _partial(value) for key, value in renamed.items()}
+    return {key: _make_optional(value) for key, value in renamed.items()}
 
 
-def _list(*, as_json: bool) -> None:
+def _print_presets(*, as_json: bool) -> None:
     summaries = {name: preset_summary(name) for name in preset_names()}
     if as_json:
         print(json.dumps(summaries, indent=2))
@@ -60,40 +60,40 @@ def _list(*, as_json: bool) -> None:
     for group, heading in _GROUPS.items():
         print(f"{heading}:")
         for name, summary in summaries.items():
-            if _group_of(name) == group:
+            if _preset_group(name) == group:
                 line = f"  {name:{indent - 4}}  {summary}"
                 print(textwrap.fill(line, columns, subsequent_indent=" " * indent, drop_whitespace=True))
 
 
-def _group_of(name: str) -> str:
+def _preset_group(name: str) -> str:
     """Return the group of a preset: `tutorial` in a subfolder, `start` if it needs no known data set, else `known`."""
     if "/" in name:
         return "tutorial"
     return "start" if name.partition("-")[0] in ("digits", "folder", "synthetic") else "known"
 
 
-def _show(loaded: Loaded, *, origin: bool, as_json: bool) -> None:
+def _print_recipe(loaded: LoadedRecipe, *, origin: bool, as_json: bool) -> None:
     values = loaded.recipe.to_dict()
     if as_json:
-        origins = {path: loaded.stack.origin(path) for path, _ in _leaves(values)}
+        origins = {path: loaded.stack.origin(path) for path, _ in _flatten(values)}
         print(json.dumps({"hash": loaded.recipe.hash, "recipe": values, "origin": origins}, indent=2))
     elif origin:
-        rows = [(f"{path}: {_written(value)}", loaded.stack.origin(path)) for path, value in _leaves(values)]
+        rows = [(f"{path}: {_value_text(value)}", loaded.stack.origin(path)) for path, value in _flatten(values)]
         width = min(60, max(len(row[0]) for row in rows))
         for text, source in rows:
             print(f"{printable(text):{width}}  # {printable(source)}")
     else:
         print(f"# recipe {loaded.recipe.hash}")
-        print(write_text(values), end="")
+        print(to_yaml_text(values), end="")
 
 
-def _leaves(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _flatten(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in values.items():
         if isinstance(value, dict):
-            yield from _leaves(value, f"{prefix}{key}.")
+            yield from _flatten(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 
 
-def _written(value: object) -> str:
+def _value_text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)

@@ -8,7 +8,7 @@ from paceline.core.errors import PacelineError, RecipeError
 from paceline.core.files import write_output
 from paceline.core.rundir import RunDir, write_atomic
 from paceline.data.sources.places import printable
-from paceline.report.write import report_text, write_report
+from paceline.report.write import render_report, write_report
 
 
 def report(run: Path, format: str, out: Path | None, *, as_json: bool) -> int:
@@ -18,7 +18,7 @@ def report(run: Path, format: str, out: Path | None, *, as_json: bool) -> int:
     confirmation of a written file is JSON.
     """
     rundir = RunDir(run.expanduser())
-    text = report_text(rundir, format)
+    text = render_report(rundir, format)
     if format == "html" and out is None:
         out, write = (
             rundir.report,
@@ -41,7 +41,7 @@ def report(run: Path, format: str, out: Path | None, *, as_json: bool) -> int:
     return 0
 
 
-def leave_report(rundir: RunDir) -> None:
+def try_write_report(rundir: RunDir) -> None:
     """Write the report of a finished run. Any failure is a warning, not an error."""
     try:
         write_report(rundir)

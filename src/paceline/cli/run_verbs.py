@@ -5,23 +5,31 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.arguments import Json, Oversubscribe, OwnCode, Port, Ranks, Words, new_folder
-from paceline.cli.unshared import unshared
+from paceline.cli.arguments import (
+    JsonOption,
+    OversubscribeOption,
+    OwnCodeOption,
+    PortOption,
+    RanksOption,
+    RecipeArgs,
+    folder_option,
+)
+from paceline.cli.unshared import not_distributed
 
 
 def train(
-    args: Words = None,
-    ranks: Ranks = "auto",
-    run_dir: Annotated[Path | None, new_folder("Run directory to write (runs/RECIPE-TIME).")] = None,
+    args: RecipeArgs = None,
+    ranks: RanksOption = "auto",
+    run_dir: Annotated[Path | None, folder_option("Run directory to write (runs/RECIPE-TIME).")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume from the newest checkpoint.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, print the plan, and stop.")] = False,
-    own_code: OwnCode = False,
+    own_code: OwnCodeOption = False,
     max_restarts: Annotated[
         int, typer.Option(min=0, metavar="N", help="If a rank is lost, restart all ranks and resume, up to N times.")
     ] = 0,
-    oversubscribe: Oversubscribe = False,
-    port: Port = 0,
-    as_json: Json = False,
+    oversubscribe: OversubscribeOption = False,
+    port: PortOption = 0,
+    as_json: JsonOption = False,
 ) -> int:
     """Train a classifier, evaluate it, and write a run directory."""
     from paceline.cli.train import train as work
@@ -45,16 +53,16 @@ def evaluate(
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Overrides of its recipe.", show_default=False)
     ] = None,
-    ranks: Ranks = "auto",
+    ranks: RanksOption = "auto",
     checkpoint: Annotated[str, typer.Option(metavar="last|best|STEP", help="Checkpoint to evaluate.")] = "last",
     classes: Annotated[bool, typer.Option("--classes", help="Show the accuracy of every class.")] = False,
     out: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Write the confusion matrix and the worst images there.")
     ] = None,
-    own_code: OwnCode = False,
-    oversubscribe: Oversubscribe = False,
-    port: Port = 0,
-    as_json: Json = False,
+    own_code: OwnCodeOption = False,
+    oversubscribe: OversubscribeOption = False,
+    port: PortOption = 0,
+    as_json: JsonOption = False,
 ) -> int:
     """Evaluate a run's weights on every image of the validation split, once each."""
     from paceline.cli.evaluate import evaluate as work
@@ -73,7 +81,7 @@ def evaluate(
     )
 
 
-@unshared("predict")
+@not_distributed("predict")
 def predict(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
     images: Annotated[
@@ -89,8 +97,8 @@ def predict(
         str, typer.Option(metavar="table|csv|jsonl", help="Output format (table on a terminal, else csv).")
     ] = "auto",
     device: Annotated[str, typer.Option(metavar="cpu|cuda|auto", help="Device to compute on.")] = "auto",
-    own_code: OwnCode = False,
-    as_json: Json = False,
+    own_code: OwnCodeOption = False,
+    as_json: JsonOption = False,
 ) -> int:
     """Classify images with a trained model."""
     from paceline.cli.predict import predict as work
@@ -108,7 +116,7 @@ def predict(
     )
 
 
-@unshared("export")
+@not_distributed("export")
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
     out: Annotated[Path, typer.Option(metavar="PATH", help="File to write; for safetensors, a folder.")],
@@ -121,8 +129,8 @@ def export(
         int | None,
         typer.Option(min=1, metavar="N", help="Height and width of its input images (those of the evaluation)."),
     ] = None,
-    own_code: OwnCode = False,
-    as_json: Json = False,
+    own_code: OwnCodeOption = False,
+    as_json: JsonOption = False,
 ) -> int:
     """Export a run's model for other programs, and check that its outputs match."""
     from paceline.cli.export import export as work

@@ -5,22 +5,22 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from paceline.core.errors import RecipeError, WorldError
-from paceline.core.goal import Goal
+from paceline.core.goal import AccuracyTarget
 from paceline.core.limits import usable_cores
 from paceline.core.units import Duration
-from paceline.lab.batch_study import RULES, Grid
-from paceline.lab.scaling import Mode
+from paceline.lab.batch_study import LR_RULES, BatchGrid
+from paceline.lab.scaling import ScalingMode
 from paceline.recipe.schema import Recipe
 
 _STEPS: Final = 40
 _REPEATS: Final = 3
 _SEEDS: Final = 3
-_STUDY: Final = "a batch-size study"
-Read = TypeVar("Read")
+_STUDY_NAME: Final = "a batch-size study"
+ItemT = TypeVar("ItemT")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class ScaleOptions:
     """Options as typed; None if omitted."""
 
     ranks: str = "auto"
@@ -42,7 +42,7 @@ class Options:
         return any(axis is not None for axis in (self.batch_sizes, self.warmups, self.lr_rules))
 
     @property
-    def is_whole(self) -> bool:
+    def trains_fully(self) -> bool:
         """Whether runs train to the end."""
         return self.is_study or self.accuracy
 
@@ -52,9 +52,9 @@ class Options:
         return _STEPS if self.steps is None else self.steps
 
     @property
-    def turns(self) -> int:
+    def num_repeats(self) -> int:
         """Number of runs per case: one per seed for full runs, else repeats."""
-        given, default = (self.seeds, _SEEDS) if self.is_whole else (self.repeats, _REPEATS)
+        given, default = (self.seeds, _SEEDS) if self.trains_fully else (self.repeats, _REPEATS)
         return default if given is None else given
 
     def refuse_without_effect(self) -> None:
@@ -65,7 +65,7 @@ class Options:
         given: dict[str, object]
         if self.is_study:
             given = {**short, "--mode": self.mode, "--accuracy": self.accuracy or None}
-            beside, fix = f"on {_STUDY}, which trains full runs", "leave it out"
+            beside, fix = f"on {_STUDY_NAME}, which trains full runs", "leave it out"
         elif self.accuracy:
             given = {**short, "--target": self.target}
             beside, fix = "beside --accuracy, which trains full runs", "leave it out; --seeds sets how many"
@@ -76,7 +76,7 @@ class Options:
             if value is not None:
                 raise RecipeError(f"{option}: {value} has no effect {beside} ({fix})")
 
-    def scaling_mode(self) -> Mode:
+    def parse_mode(self) -> ScalingMode:
         """Return weak or strong. Raise `RecipeError` for another value of `--mode`."""
         match self.mode:
             case None | "weak":
@@ -85,22 +85,22 @@ class Options:
                 return "strong"
         raise RecipeError(f"--mode: {self.mode!r} is not a scaling mode (write weak or strong)")
 
-    def grid(self) -> Grid:
+    def build_grid(self) -> BatchGrid:
         """Return the grid of a batch-size study. Raise `RecipeError` for invalid values."""
-        return Grid(
-            batch_sizes=tuple(_listed("--batch-sizes", self.batch_sizes, _batch_size)),
-            warmups=tuple(_listed("--warmups", self.warmups, _warmup)),
-            rules=tuple(_listed("--lr-rules", self.lr_rules, _rule)),
+        return BatchGrid(
+            batch_sizes=tuple(_parse_list("--batch-sizes", self.batch_sizes, _parse_batch_size)),
+            warmups=tuple(_parse_list("--warmups", self.warmups, _parse_warmup)),
+            rules=tuple(_parse_list("--lr-rules", self.lr_rules, _parse_rule)),
         )
 
-    def target_of(self, recipe: Recipe) -> Goal | None:
+    def choose_target(self, recipe: Recipe) -> AccuracyTarget | None:
         """Return the target accuracy: `--target`, or the recipe's own. Raise `RecipeError` unless in (0, 1]."""
         if self.target is not None:
             if not 0 < self.target <= 1:
                 raise RecipeError(f"--target: {self.target:g} is not an accuracy (write 0.75 for 75 %)")
-            return Goal(self.target)
+            return AccuracyTarget(self.target)
         stop = recipe.train.stop
-        return None if stop == "off" else Goal(stop.top1, stop.patience)
+        return None if stop == "off" else AccuracyTarget(stop.top1, stop.patience)
 
 
 def read_ranks(text: str, gpus: int) -> list[int]:
@@ -109,46 +109,46 @@ def read_ranks(text: str, gpus: int) -> list[int]:
     Raise `WorldError` for an invalid list.
     """
     if text != "auto":
-        return _numbers("--ranks", text)
+        return _parse_numbers("--ranks", text)
     most = gpus or usable_cores()
     return sorted({*(2**power for power in range(most.bit_length()) if 2**power <= most), most})
 
 
 def read_nodes(text: str | None) -> list[int]:
     """Return the node counts, sorted; empty if omitted. Raise `WorldError` for an invalid list."""
-    return [] if text is None else _numbers("--nodes", text)
+    return [] if text is None else _parse_numbers("--nodes", text)
 
 
-def one_of(option: str, numbers: list[int]) -> int:
+def single_number(option: str, numbers: list[int]) -> int:
     """Return the only number. Raise `WorldError` for several, which a batch-size study does not take."""
     if len(numbers) > 1:
-        raise WorldError(f"{option}: {_STUDY} takes one number (write {option} {numbers[-1]})")
+        raise WorldError(f"{option}: {_STUDY_NAME} takes one number (write {option} {numbers[-1]})")
     return numbers[0]
 
 
-def refuse_recipe(recipe: Recipe, options: Options) -> None:
+def refuse_recipe(recipe: Recipe, options: ScaleOptions) -> None:
     """Raise `RecipeError` for a recipe without ranks or evaluation, or one that would train for unequal lengths."""
     if recipe.parallel.strategy == "dataparallel" and not options.is_study:
         fix = "set parallel.strategy=ddp"
         raise RecipeError(f"parallel.strategy: dataparallel is one process, so there are no ranks to vary ({fix})")
-    if options.is_whole and recipe.train.eval_every == "off":
+    if options.trains_fully and recipe.train.eval_every == "off":
         raise RecipeError("train.eval_every: off leaves no accuracy to report (set train.eval_every=1ep)")
-    if options.is_whole and recipe.train.steps != "auto" and _has_batches(options):
+    if options.trains_fully and recipe.train.steps != "auto" and _has_batches(options):
         raise RecipeError(
             f"train.steps: {recipe.train.steps} trains larger batches on more images, so that accuracies cannot be "
             "compared (set train.epochs)"
         )
 
 
-def _has_batches(options: Options) -> bool:
+def _has_batches(options: ScaleOptions) -> bool:
     """Return whether full runs have different batch sizes."""
     if options.is_study:
-        return len(options.grid().batch_sizes) > 1
+        return len(options.build_grid().batch_sizes) > 1
     has_several = options.ranks == "auto" or "," in options.ranks or "," in (options.nodes or "")
-    return has_several and options.scaling_mode() == "weak"
+    return has_several and options.parse_mode() == "weak"
 
 
-def _numbers(option: str, text: str) -> list[int]:
+def _parse_numbers(option: str, text: str) -> list[int]:
     items = [word.strip() for word in text.split(",")]
     wrong = next((word for word in items if not word.isdecimal() or int(word) < 1), None)
     if wrong is not None:
@@ -156,7 +156,7 @@ def _numbers(option: str, text: str) -> list[int]:
     return sorted({int(word) for word in items})
 
 
-def _listed(option: str, text: str | None, read: Callable[[str], Read]) -> Iterable[Read]:
+def _parse_list(option: str, text: str | None, read: Callable[[str], ItemT]) -> Iterable[ItemT]:
     """Return the parsed items of a comma-separated list, without duplicates."""
     items = [] if text is None else [word.strip() for word in text.split(",")]
     try:
@@ -165,17 +165,17 @@ def _listed(option: str, text: str | None, read: Callable[[str], Read]) -> Itera
         raise RecipeError(f"{option}: {error}") from None
 
 
-def _batch_size(word: str) -> int:
+def _parse_batch_size(word: str) -> int:
     if not word.isdecimal() or int(word) < 1:
         raise ValueError(f"{word!r} is not a batch size (write 128,512,2048)")
     return int(word)
 
 
-def _warmup(word: str) -> Duration:
+def _parse_warmup(word: str) -> Duration:
     return Duration.parse("0ep" if word == "0" else word)
 
 
-def _rule(word: str) -> str:
-    if word not in RULES:
-        raise ValueError(f"{word!r} is not a rule (write {', '.join(RULES)}, or some of them)")
+def _parse_rule(word: str) -> str:
+    if word not in LR_RULES:
+        raise ValueError(f"{word!r} is not a rule (write {', '.join(LR_RULES)}, or some of them)")
     return word

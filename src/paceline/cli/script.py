@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any, Final
 
 from paceline.cli.ranks import enter_world
-from paceline.cli.train import Asked, choose_rundir, resumed, run_here
+from paceline.cli.train import TrainRequest, choose_rundir, find_run_to_resume, run_rank
 from paceline.core.errors import CheckpointError, PacelineError, RecipeError
 from paceline.core.results import RunResult
 from paceline.recipe.consent import require_consent
-from paceline.recipe.load import Loaded, load_any
+from paceline.recipe.load import LoadedRecipe, load_any
 from paceline.recipe.own import path_of
 from paceline.recipe.patch import Patch
 from paceline.recipe.schema import Recipe
 
-Part = str | Callable[..., Any] | None
-_WORDS: Final = {
+Component = str | Callable[..., Any] | None
+_ARGUMENT_NAMES: Final = {
     r"^--resume:": "resume:",
     r"write paceline train RUN --resume\b": "give the run in place of the recipe",
     r"(?<![\w/-])--resume\b": "resume=True",
@@ -32,55 +32,55 @@ _WORDS: Final = {
 def train(
     recipe: str | Path | Recipe | Mapping[str, Any],
     overrides: tuple[str, ...],
-    model: Part,
-    source: Part,
+    model: Component,
+    source: Component,
     run_dir: str | Path | None,
     *,
     resume: bool,
     own_code: bool = False,
 ) -> RunResult:
     """Train as one rank of the world that the environment describes; return the result, the same on every rank."""
-    from paceline.cli.show import print_place
+    from paceline.cli.show import print_run_dir
     from paceline.train.interrupt import Interrupts
 
     started_s = time.perf_counter()
-    with in_python():
+    with translate_option_names():
         folder = None if run_dir is None else Path(run_dir)
-        name, loaded = _loaded(recipe, _patch(overrides, model, source), folder, resume=resume)
+        name, loaded = _load_recipe(recipe, _build_patch(overrides, model, source), folder, resume=resume)
         require_consent(loaded, own_code=own_code)
         world = enter_world()
         rundir = choose_rundir(name, loaded, folder, world, resume=resume)
         try:
             with Interrupts() as interrupts:
-                request = Asked(started_s, ("python", *sys.argv), sys.stdout, resume)
-                result = run_here(loaded, world, rundir, interrupts, request)
+                request = TrainRequest(started_s, ("python", *sys.argv), sys.stdout, resume)
+                result = run_rank(loaded, world, rundir, interrupts, request)
         finally:
             if folder is None:
-                rundir.give_back()
+                rundir.release()
     if result.status == "failed":
-        from paceline.train.resume import unsaved
+        from paceline.train.resume import describe_unsaved_weights
 
-        raise CheckpointError(unsaved(rundir, result))
+        raise CheckpointError(describe_unsaved_weights(rundir, result))
     if world.is_main:
         with contextlib.suppress(OSError, UnicodeError):  # the console may be full or gone
-            print_place(rundir)
+            print_run_dir(rundir)
     return result
 
 
 @contextmanager
-def in_python() -> Iterator[None]:
+def translate_option_names() -> Iterator[None]:
     """Replace names of command-line options by names of arguments in errors."""
     try:
         yield
     except PacelineError as error:
         message = str(error)
-        for option, argument in _WORDS.items():
+        for option, argument in _ARGUMENT_NAMES.items():
             message = re.sub(option, argument, message)
         error.args = (message,)
         raise
 
 
-def _patch(overrides: tuple[str, ...], model: Part, source: Part) -> Patch:
+def _build_patch(overrides: tuple[str, ...], model: Component, source: Component) -> Patch:
     """Return the overrides: `model` and `source` first, then the strings."""
     parts = (("model.name", "model", model), ("data.source.name", "source", source))
     odd = next((word for word in overrides if not isinstance(word, str)), None)
@@ -90,12 +90,12 @@ def _patch(overrides: tuple[str, ...], model: Part, source: Part) -> Patch:
     return Patch((*chosen, *Patch.parse(list(overrides)).assignments))
 
 
-def _loaded(
+def _load_recipe(
     recipe: str | Path | Recipe | Mapping[str, Any], patch: Patch, run_dir: Path | None, *, resume: bool
-) -> tuple[str, Loaded]:
+) -> tuple[str, LoadedRecipe]:
     """Return the recipe, and the name it was loaded by."""
     if isinstance(recipe, str | Path):
-        name = resumed(str(recipe), run_dir) if resume else str(recipe)
+        name = find_run_to_resume(str(recipe), run_dir) if resume else str(recipe)
         return name, load_any(name, patch)
     loaded = load_any(recipe, patch)
     if resume and run_dir is None:

@@ -10,7 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from paceline.core.class_table import ClassCount, worst
+from paceline.core.class_table import ClassCount, worst_classes
 from paceline.core.results import (
     AccountResult,
     CheckpointResult,
@@ -22,43 +22,47 @@ from paceline.core.results import (
     StageResult,
 )
 from paceline.core.rundir import RunDir, checkpoint_name
-from paceline.core.stages import spoken
+from paceline.core.stages import display_name
 from paceline.core.units import accuracy, count, milliseconds, parameters, seconds, share, size
 from paceline.data.sources.places import printable, printable_lines
-from paceline.recipe.consent import consent_words
-from paceline.recipe.load import Loaded
+from paceline.recipe.consent import consent_arguments
+from paceline.recipe.load import LoadedRecipe
 from paceline.recipe.schema import Recipe
 
-_WORST = 3
-_WORTH_A_WORD = 0.02
+_NUM_WORST_CLASSES = 3
+_MIN_CPU_LOSS_SHARE = 0.02
 """CPU share of other processes from which it is printed for a run that was not starved: speed-ups of a few percent
 would drown in it.
 """
-_MATTERS = 0.002
+_MIN_LOSS_SHARE = 0.002
 """Share of wall-clock time from which a loss is printed."""
 
 
-def show_result(result: RunResult, rundir: RunDir, loaded: Loaded, *, as_json: bool) -> None:
+def show_result(result: RunResult, rundir: RunDir, loaded: LoadedRecipe, *, as_json: bool) -> None:
     """Print the result of a run of the recipe `loaded`, and its run directory."""
     if as_json:
         print(result.model_dump_json(indent=2))
         return
     print_rows(
-        [("network", _network(result, loaded)), *_rows(result, rundir), *_kept(result, rundir, loaded.recipe)],
-        _title(result, rundir),
+        [
+            ("network", _model_text(result, loaded)),
+            *_result_rows(result, rundir),
+            *_checkpoint_rows(result, rundir, loaded.recipe),
+        ],
+        _result_title(result, rundir),
     )
     _print_health(result.health or ())
     if result.throughput.n and result.stages and result.account is not None:
         print_stages(result.stages, result.account.counted_steps, "rank 0" if result.world_size > 1 else "")
-    print_place(rundir)
+    print_run_dir(rundir)
 
 
-def _title(result: RunResult, rundir: RunDir) -> str:
+def _result_title(result: RunResult, rundir: RunDir) -> str:
     """Return how the run ended, and the hash of its recipe."""
     return f"{result.how_it_ended(rundir.total_steps())}: recipe {result.recipe_hash}"
 
 
-def print_place(rundir: RunDir) -> None:
+def print_run_dir(rundir: RunDir) -> None:
     """Print the run directory, and the report if it exists."""
     print(f"run directory: {printable(rundir.path)}")
     if rundir.report.is_file():
@@ -71,7 +75,7 @@ def show_evaluation(report: EvalReport, checkpoint: Path, *, as_json: bool, per_
     if as_json:
         print(json.dumps(evaluation_json(report, classes if per_class else ()), indent=2))
         return
-    rows = _judged(report.val, report.ema, report.train, classes)
+    rows = _eval_rows(report.val, report.ema, report.train, classes)
     print_rows(rows, f"{checkpoint.parent.parent.name}, {checkpoint.name}")
     _print_health(report.health)
     if per_class:
@@ -90,7 +94,7 @@ def evaluation_json(report: EvalReport, classes: Iterable[ClassCount]) -> dict[s
     return {**output, "classes": table} if table else output
 
 
-def _network(result: RunResult, loaded: Loaded) -> str:
+def _model_text(result: RunResult, loaded: LoadedRecipe) -> str:
     """Return `resnet18_cifar, 11.2 M parameters (digits)`: model, size and recipe."""
     num, trained = result.parameters, result.trained_parameters
     size = "" if num is None else f", {parameters(num)} parameters"
@@ -99,13 +103,13 @@ def _network(result: RunResult, loaded: Loaded) -> str:
     return printable(f"{loaded.recipe.model.name}{size} ({loaded.name})")
 
 
-def _rows(result: RunResult, rundir: RunDir) -> list[tuple[str, str]]:
+def _result_rows(result: RunResult, rundir: RunDir) -> list[tuple[str, str]]:
     rates, times = result.throughput, result.time
     rows: list[tuple[str, str]] = []
     if result.eval:
-        rows = _judged(result.eval, result.ema, result.train_eval, rundir.read_classes())
+        rows = _eval_rows(result.eval, result.ema, result.train_eval, rundir.read_classes())
         below = 1 if result.ema is None else 2
-        rows[below:below] = _best(result, result.ema or result.eval, rundir)
+        rows[below:below] = _best_row(result, result.ema or result.eval, rundir)
     if rates.n:
         low, high = rates.spread
         speed = f"{rates.images_per_s:,.0f} images/s ({low:,.0f} to {high:,.0f}; {count(rates.n, 'window')})"
@@ -113,8 +117,8 @@ def _rows(result: RunResult, rundir: RunDir) -> list[tuple[str, str]]:
     parts = {
         "start-up": times.startup_s,
         "training": times.train_s,
-        spoken("evaluate"): times.eval_s,
-        spoken("checkpoint"): times.checkpoint_s,
+        display_name("evaluate"): times.eval_s,
+        display_name("checkpoint"): times.checkpoint_s,
     }
     texts = ", ".join(f"{name} {seconds(each_s)}" for name, each_s in parts.items())
     rows.append(("time", f"{seconds(times.wall_s)} ({texts})"))
@@ -134,8 +138,8 @@ def _rows(result: RunResult, rundir: RunDir) -> list[tuple[str, str]]:
         rows.append(("accounted", account_line(result.account)))
     if result.host_to_device is not None and result.host_to_device.copied_bytes:
         rows.append(("copy to device", str(result.host_to_device)))
-    rows.append(("bottleneck", verdict_line(result.verdict)))
-    if result.cpu is not None and result.starved is None and result.cpu.share >= _WORTH_A_WORD:
+    rows.append(("bottleneck", bottleneck_line(result.verdict)))
+    if result.cpu is not None and result.starved is None and result.cpu.share >= _MIN_CPU_LOSS_SHARE:
         rows.append(
             ("other programs", f"used the cores for {share(result.cpu.share)} of the time that training could have run")
         )
@@ -143,7 +147,7 @@ def _rows(result: RunResult, rundir: RunDir) -> list[tuple[str, str]]:
     return rows
 
 
-def _best(result: RunResult, last: EvalResult, rundir: RunDir) -> list[tuple[str, str]]:
+def _best_row(result: RunResult, last: EvalResult, rundir: RunDir) -> list[tuple[str, str]]:
     """Return the row of the best evaluation if it was not the last, and how to load its weights if they were kept."""
     best, step = result.best, result.best_step
     if best is None or step is None or best.top1 <= last.top1:
@@ -153,7 +157,7 @@ def _best(result: RunResult, last: EvalResult, rundir: RunDir) -> list[tuple[str
     return [("best top-1", f"{accuracy(best.top1)} {position} ({'--checkpoint best' if is_kept else 'not kept'})")]
 
 
-def verdict_line(verdict: Mapping[str, str]) -> str:
+def bottleneck_line(verdict: Mapping[str, str]) -> str:
     """Return bottleneck, evidence, potential gain and advice, as far as known."""
     ceiling, to_try = verdict.get("ceiling", ""), verdict["try"]
     parts = [f"{verdict['bottleneck']}. {verdict['evidence']}"]
@@ -164,7 +168,7 @@ def verdict_line(verdict: Mapping[str, str]) -> str:
     return " ".join(parts)
 
 
-def _kept(result: RunResult, rundir: RunDir, recipe: Recipe) -> list[tuple[str, str]]:
+def _checkpoint_rows(result: RunResult, rundir: RunDir, recipe: Recipe) -> list[tuple[str, str]]:
     """Return rows on goodput, checkpoints, bad images and how to resume, as far as there is anything to report."""
     rows = []
     if result.goodput is not None and result.goodput.wall_s:
@@ -174,7 +178,7 @@ def _kept(result: RunResult, rundir: RunDir, recipe: Recipe) -> list[tuple[str, 
     if result.bad_images:
         rows.append(("bad images", f"{count(result.bad_images, 'image')} left out (see {rundir.bad_images})"))
     if result.status in ("preempted", "failed"):
-        command = ("paceline", "train", str(rundir.path), "--resume", *consent_words(recipe))
+        command = ("paceline", "train", str(rundir.path), "--resume", *consent_arguments(recipe))
         rows.append(("resume with", shlex.join(command)))
     return rows
 
@@ -183,14 +187,16 @@ def goodput_line(goodput: GoodputResult) -> str:
     """Return the share of useful time and the losses that matter: `97.1 % of 12:30 min; start-up 4.10 s`."""
     losses = {
         "start-up": goodput.startup_s,
-        spoken("data_wait"): goodput.data_wait_s,
-        spoken("evaluate"): goodput.eval_s,
-        spoken("checkpoint"): goodput.checkpoint_s,
+        display_name("data_wait"): goodput.data_wait_s,
+        display_name("evaluate"): goodput.eval_s,
+        display_name("checkpoint"): goodput.checkpoint_s,
         "steps done again": goodput.rework_s,
         "down": goodput.down_s,
         "other": goodput.other_s,
     }
-    texts = [f"{name} {seconds(lost_s)}" for name, lost_s in losses.items() if lost_s >= _MATTERS * goodput.wall_s]
+    texts = [
+        f"{name} {seconds(lost_s)}" for name, lost_s in losses.items() if lost_s >= _MIN_LOSS_SHARE * goodput.wall_s
+    ]
     over = f" over {count(goodput.starts, 'start')}" if goodput.starts > 1 else ""
     return "; ".join(
         [f"{share(goodput.share)} of {seconds(goodput.wall_s)}{over}", *([", ".join(texts)] if texts else [])]
@@ -209,27 +215,27 @@ def saving_line(saving: CheckpointResult) -> str:
     return "; ".join(parts)
 
 
-def _judged(
+def _eval_rows(
     raw: EvalResult, averaged: EvalResult | None, train: EvalResult | None, classes: Iterable[ClassCount]
 ) -> list[tuple[str, str]]:
     """Return the rows of an evaluation, with the worst of `classes`."""
-    rows = [("top-1", f"{_figures(raw)} ({raw.images:,} images)")]
+    rows = [("top-1", f"{_eval_text(raw)} ({raw.images:,} images)")]
     if averaged is not None:
-        rows.append(("averaged weights", _figures(averaged)))
+        rows.append(("averaged weights", _eval_text(averaged)))
     if train is not None:
         points = f"{100 * (train.top1 - raw.top1):+.2f}"
         rows.append(
             ("on training images", f"{accuracy(train.top1)}, a gap of {points} points ({train.images:,} images)")
         )
     classes = list(classes)
-    mistaken = worst(classes, _WORST) if len(classes) > 2 else []
+    mistaken = worst_classes(classes, _NUM_WORST_CLASSES) if len(classes) > 2 else []
     if mistaken:
         texts = (f"{each.name}: {accuracy(each.accuracy)} of {each.images:,}" for each in mistaken)
         rows.append(("worst classes", ", ".join(texts)))
     return rows
 
 
-def _figures(result: EvalResult) -> str:
+def _eval_text(result: EvalResult) -> str:
     """Return the metrics of an evaluation; the class mean only if it differs from top-1."""
     figures = [accuracy(result.top1), f"top-5 {accuracy(result.top5)}", f"loss {result.loss:.4f}"]
     if result.mean_class_accuracy is not None and abs(result.mean_class_accuracy - result.top1) >= 5e-5:
@@ -241,13 +247,13 @@ def _figures(result: EvalResult) -> str:
 
 def print_rows(rows: Sequence[tuple[str, ...]], title: str) -> None:
     """Print rows of equal length under a title; the first column is the row's name."""
-    table = _table(title, show_header=False)
+    table = _titled_table(title, show_header=False)
     table.add_column(style="bold", no_wrap=True)
     for _ in rows[0][1:]:
         table.add_column(overflow="fold")
     for row in rows:
         table.add_row(*map(printable_lines, row))  # cells may come from a recipe or a file
-    _console().print(table)
+    _build_console().print(table)
 
 
 def _print_health(findings: Sequence[Finding]) -> None:
@@ -257,14 +263,14 @@ def _print_health(findings: Sequence[Finding]) -> None:
 
 
 def _print_classes(classes: Iterable[ClassCount]) -> None:
-    table = _table("classes")
+    table = _titled_table("classes")
     table.add_column("class", style="bold", overflow="fold")
     for heading in ("images", "correct", "accuracy"):
         table.add_column(heading, justify="right")
     for each in classes:
         top1 = accuracy(each.accuracy) if each.images else "no images"
         table.add_row(printable(each.name), f"{each.images:,}", f"{each.correct:,}", top1)
-    _console().print(table)
+    _build_console().print(table)
 
 
 def print_stages(stages: Mapping[str, StageResult], num_steps: int, whose: str = "") -> None:
@@ -276,21 +282,23 @@ def print_stages(stages: Mapping[str, StageResult], num_steps: int, whose: str =
     wall_s = covered_s / covered if covered else 0.0
     has_device = any(stage.device_s != stage.host_s for stage in stages.values())
     rest = ("residual", wall_s - covered_s, "", 1 - covered)
-    rows = [(name, stage.host_s, _ms(stage.device_s, num_steps), stage.share) for name, stage in stages.items()]
+    rows = [
+        (name, stage.host_s, _ms_per_step(stage.device_s, num_steps), stage.share) for name, stage in stages.items()
+    ]
     where = ", ".join(filter(None, [f"mean of {count(num_steps, 'step')}", whose]))
-    table = _table("")
+    table = _titled_table("")
     table.add_column("stage", style="bold")
     for heading in ("ms", *(["ms of the device"] if has_device else []), "share"):
         table.add_column(heading, justify="right")
     for name, host_s, device, each_share in [*sorted(rows, key=lambda row: -row[1]), rest]:
-        shown = [_ms(host_s, num_steps), *([device] if has_device else []), share(max(0.0, each_share))]
-        table.add_row(spoken(name), *shown)
+        shown = [_ms_per_step(host_s, num_steps), *([device] if has_device else []), share(max(0.0, each_share))]
+        table.add_row(display_name(name), *shown)
     title = f"a step: {milliseconds(wall_s / num_steps)} ({where})"
-    _console().print(title, style="bold", soft_wrap=True)  # a table would fold its title to its own width
-    _console().print(table)
+    _build_console().print(title, style="bold", soft_wrap=True)  # a table would fold its title to its own width
+    _build_console().print(table)
 
 
-def _ms(whole_s: float, num_steps: int) -> str:
+def _ms_per_step(whole_s: float, num_steps: int) -> str:
     return f"{1000 * whole_s / num_steps:,.2f}"
 
 
@@ -303,20 +311,20 @@ def account_line(account: AccountResult) -> str:
         "compiling": account.compile_s,
         "warm-up": account.warmup_s,
         "stages": account.stages_s,
-        **{spoken(name): each_s for name, each_s in account.pauses.items()},
+        **{display_name(name): each_s for name, each_s in account.pauses.items()},
         "finish": account.finish_s,
         "closing": account.closing_s,
-        spoken("residual"): account.residual_s,
+        display_name("residual"): account.residual_s,
     }
     texts = [f"{name} {seconds(each_s)}" for name, each_s in parts.items() if abs(each_s) >= 0.05]
     return f"{' + '.join(texts)} = {seconds(account.wall_s)}; {share(account.explained)} explained"
 
 
-def _table(title: str, *, show_header: bool = True) -> Table:
+def _titled_table(title: str, *, show_header: bool = True) -> Table:
     return Table(
         title=printable_lines(title), title_justify="left", title_style="bold", box=box.ROUNDED, show_header=show_header
     )
 
 
-def _console() -> Console:
+def _build_console() -> Console:
     return Console(highlight=False, markup=False)

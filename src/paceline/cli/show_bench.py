@@ -8,25 +8,25 @@ from typing import Any
 from paceline.cli.show import print_rows
 from paceline.cli.tables import print_table
 from paceline.core.units import number, share, size
-from paceline.lab.contest import Contest
-from paceline.lab.floors import DECODER
-from paceline.lab.loaders import Row
+from paceline.lab.contest import LoaderBenchPlan
+from paceline.lab.floors import DECODE_CEILING
+from paceline.lab.loaders import BenchRow
 from paceline.measure.verdict import LOST_CPU_SHARE
 
-_ROUNDS = 3
+_MIN_ROUNDS = 3
 """Minimum rounds for a meaningful spread."""
-_NOISE = 1.1
+_MAX_DECODER_RATIO = 1.1
 """Limit of a loader's speed over that of the decoder it contains; medians of three differ by up to a tenth."""
 _HEADINGS = ("loader, data", "images/s", "spread", "per core", "CPU ms")
 
 
 @dataclass(frozen=True)
-class Found:
+class BenchResult:
     """Result of a benchmark: `rows` of all contenders, `notes`, and provenance."""
 
     title: str
-    contest: Contest
-    rows: Sequence[Row]
+    contest: LoaderBenchPlan
+    rows: Sequence[BenchRow]
     notes: Sequence[str]
     provenance: dict[str, Any]
 
@@ -46,7 +46,7 @@ class Found:
         }
 
 
-def show_bench(result: Found, *, as_json: bool) -> None:
+def show_bench(result: BenchResult, *, as_json: bool) -> None:
     """Print the result of a benchmark."""
     if as_json:
         print(json.dumps(result.to_dict(), indent=2))
@@ -58,36 +58,36 @@ def show_bench(result: Found, *, as_json: bool) -> None:
     print(
         f"{window.num_images:,} images of {result.title} to {window.image_size} px, in batches of {window.batch_size}"
     )
-    print_table(f"files in memory, {runs_text}", (*_HEADINGS, "memory"), map(_warm, warm))
+    print_table(f"files in memory, {runs_text}", (*_HEADINGS, "memory"), map(_warm_row, warm))
     if cold:
-        print_table("from the disk, from the start of a pass", (*_HEADINGS, "from disk"), map(_cold, cold))
+        print_table("from the disk, from the start of a pass", (*_HEADINGS, "from disk"), map(_cold_row, cold))
     rows = [*_conclusions(result.contest, warm), *(("note", note) for note in result.notes), *result.contest.left_out]
     if rows:
         print_rows(rows, "summary")
 
 
-def _warm(row: Row) -> tuple[str, ...]:
-    return *_figures(row), size(row.memory_bytes) if row.kind == "loader" else ""
+def _warm_row(row: BenchRow) -> tuple[str, ...]:
+    return *_common_cells(row), size(row.memory_bytes) if row.kind == "loader" else ""
 
 
-def _cold(row: Row) -> tuple[str, ...]:
+def _cold_row(row: BenchRow) -> tuple[str, ...]:
     """Return a row that ends with the bytes read from storage per image."""
-    return *_figures(row), size(row.disk_bytes)
+    return *_common_cells(row), size(row.disk_bytes)
 
 
-def _figures(row: Row) -> tuple[str, ...]:
+def _common_cells(row: BenchRow) -> tuple[str, ...]:
     low, high = row.spread
     spread = f"{100 * (high - low) / row.images_per_s:.0f} %" if row.n > 1 else ""
     cpu_ms = f"{row.cpu_ms:.2f}" if row.cpu_ms < 10 else f"{row.cpu_ms:.1f}"
-    return row.name, _rate(row.images_per_s), spread, _rate(row.images_per_s_per_core), cpu_ms
+    return row.name, _rate_text(row.images_per_s), spread, _rate_text(row.images_per_s_per_core), cpu_ms
 
 
-def _rate(value: float) -> str:
+def _rate_text(value: float) -> str:
     """Return a rate in full, in millions from a million on."""
     return f"{value:,.0f}" if value < 1e6 else f"{value / 1e6:,.1f} M"
 
 
-def _conclusions(contest: Contest, rows: Sequence[Row]) -> Iterator[tuple[str, str]]:
+def _conclusions(contest: LoaderBenchPlan, rows: Sequence[BenchRow]) -> Iterator[tuple[str, str]]:
     lost = max((row.lost_cpu for row in rows), default=0.0)
     if lost >= LOST_CPU_SHARE:
         lost_text = f"other processes used the cores for up to {share(lost)} of the time that loaders could have run"
@@ -98,14 +98,15 @@ def _conclusions(contest: Contest, rows: Sequence[Row]) -> Iterator[tuple[str, s
     if len(loaders) < 2:
         return
     best, second, worst = loaders[-1], loaders[-2], loaders[0]
-    decoder = ceilings.get(DECODER)
+    decoder = ceilings.get(DECODE_CEILING)
     if decoder is not None and any(
-        row.name.startswith("native") and row.images_per_s > _NOISE * decoder.images_per_s for row in loaders
+        row.name.startswith("native") and row.images_per_s > _MAX_DECODER_RATIO * decoder.images_per_s
+        for row in loaders
     ):
         yield "noise", "a loader is faster than decoding alone, so these rates are noise (increase --rounds)"
         return
-    if best.n < _ROUNDS or best.spread[0] <= second.spread[1]:
-        why = "their rates overlap" if best.n >= _ROUNDS else f"measured in fewer than {_ROUNDS} rounds"
+    if best.n < _MIN_ROUNDS or best.spread[0] <= second.spread[1]:
+        why = "their rates overlap" if best.n >= _MIN_ROUNDS else f"measured in fewer than {_MIN_ROUNDS} rounds"
         yield "fastest", f"not decided: {best.name} or {second.name}, {why} (increase --rounds)"
     else:
         ratio = best.images_per_s / max(worst.images_per_s, 1e-9)

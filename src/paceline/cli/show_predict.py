@@ -13,16 +13,16 @@ from paceline.cli.tables import print_table
 from paceline.core.csv_cells import to_cell
 from paceline.core.units import count, share
 from paceline.data.sources.places import printable
-from paceline.inference.listing import Unread
+from paceline.inference.listing import UnreadableImage
 
 if TYPE_CHECKING:  # imports torch
     from paceline.inference.ranking import Guess, Prediction
 
-Show = Callable[["Prediction | Unread"], None]
+ShowImage = Callable[["Prediction | UnreadableImage"], None]
 _DIGITS = 6
 
 
-def build_show(format: str, checkpoint: Path, top: int) -> contextlib.AbstractContextManager[Show]:
+def build_printer(format: str, checkpoint: Path, top: int) -> contextlib.AbstractContextManager[ShowImage]:
     """Return a context that yields a function to print each image's `top` classes in `format`.
 
     `format` is table, csv, jsonl, json (one document) or auto. An image that could not be read is a line on stderr, and
@@ -30,36 +30,36 @@ def build_show(format: str, checkpoint: Path, top: int) -> contextlib.AbstractCo
     """
     match format:
         case "json":
-            return _document(checkpoint)
+            return _print_json(checkpoint)
         case "jsonl":
-            return _lines()
+            return _print_jsonl()
         case "table":
-            return _table(checkpoint)
+            return _print_table_at_end(checkpoint)
         case "auto" if sys.stdout.isatty():
-            return _table(checkpoint)
-    return _csv(top)
+            return _print_table_at_end(checkpoint)
+    return _print_csv(top)
 
 
-def row_of(each: "Prediction | Unread") -> dict[str, Any]:
+def prediction_row(each: "Prediction | UnreadableImage") -> dict[str, Any]:
     """Return a prediction as plain values: {image, predictions: [{class, probability}]}, or {image, error}.
 
     `image` is the path unescaped: JSON can hold any, and `os.fsencode` restores its bytes.
     """
     image = os.fspath(each.path)
-    if isinstance(each, Unread):
+    if isinstance(each, UnreadableImage):
         return {"image": image, "error": each.reason}
-    guesses = [{"class": guess.name, "probability": _rounded(guess)} for guess in each.guesses]
+    guesses = [{"class": guess.name, "probability": _rounded_probability(guess)} for guess in each.guesses]
     return {"image": image, "predictions": guesses}
 
 
 @contextlib.contextmanager
-def _document(checkpoint: Path) -> Iterator[Show]:
+def _print_json(checkpoint: Path) -> Iterator[ShowImage]:
     """Print one JSON object at the end."""
     rows: list[dict[str, Any]] = []
 
-    def show(each: "Prediction | Unread") -> None:
-        _complain(each)
-        rows.append(row_of(each))
+    def show(each: "Prediction | UnreadableImage") -> None:
+        _print_unread(each)
+        rows.append(prediction_row(each))
 
     yield show
     num_unread = sum("error" in row for row in rows)
@@ -69,30 +69,30 @@ def _document(checkpoint: Path) -> Iterator[Show]:
 
 
 @contextlib.contextmanager
-def _lines() -> Iterator[Show]:
+def _print_jsonl() -> Iterator[ShowImage]:
     """Print one JSON object per line."""
 
-    def show(each: "Prediction | Unread") -> None:
-        _complain(each)
-        print(json.dumps(row_of(each), allow_nan=False), flush=True)
+    def show(each: "Prediction | UnreadableImage") -> None:
+        _print_unread(each)
+        print(json.dumps(prediction_row(each), allow_nan=False), flush=True)
 
     yield show
 
 
 @contextlib.contextmanager
-def _csv(top: int) -> Iterator[Show]:
+def _print_csv(top: int) -> Iterator[ShowImage]:
     """Print one row per image: path, `top` pairs of class and probability, error."""
     table = csv.writer(sys.stdout, lineterminator="\n")
     pairs = ((f"class_{number}", f"probability_{number}") for number in range(1, top + 1))
     table.writerow(["image", *(column for pair in pairs for column in pair), "error"])
 
-    def show(each: "Prediction | Unread") -> None:
-        _complain(each)
+    def show(each: "Prediction | UnreadableImage") -> None:
+        _print_unread(each)
         name = to_cell(os.fspath(each.path))
-        if isinstance(each, Unread):
+        if isinstance(each, UnreadableImage):
             table.writerow([name, *[""] * (2 * top), to_cell(each.reason)])
         else:
-            cells = (cell for guess in each.guesses for cell in (to_cell(guess.name), _rounded(guess)))
+            cells = (cell for guess in each.guesses for cell in (to_cell(guess.name), _rounded_probability(guess)))
             table.writerow([name, *cells, ""])
         sys.stdout.flush()
 
@@ -100,7 +100,7 @@ def _csv(top: int) -> Iterator[Show]:
 
 
 @contextlib.contextmanager
-def _table(checkpoint: Path) -> Iterator[Show]:
+def _print_table_at_end(checkpoint: Path) -> Iterator[ShowImage]:
     """Print a table at the end; meanwhile a terminal shows the number of images."""
     from rich.console import Console
 
@@ -108,9 +108,9 @@ def _table(checkpoint: Path) -> Iterator[Show]:
     predictions: list[Prediction] = []
     with console.status("") if console.is_terminal else contextlib.nullcontext() as status:
 
-        def show(each: "Prediction | Unread") -> None:
-            if isinstance(each, Unread):
-                console.print(_complaint(each), soft_wrap=True)
+        def show(each: "Prediction | UnreadableImage") -> None:
+            if isinstance(each, UnreadableImage):
+                console.print(_unread_text(each), soft_wrap=True)
                 return
             predictions.append(each)
             if status is not None:
@@ -118,10 +118,10 @@ def _table(checkpoint: Path) -> Iterator[Show]:
 
         yield show
     if predictions:
-        _print(predictions, f"{printable(checkpoint.parent.parent.name)}, {checkpoint.name}")
+        _print_predictions(predictions, f"{printable(checkpoint.parent.parent.name)}, {checkpoint.name}")
 
 
-def _print(predictions: list["Prediction"], title: str) -> None:
+def _print_predictions(predictions: list["Prediction"], title: str) -> None:
     if len(predictions) == 1:
         rows = [[printable(guess.name), share(guess.probability)] for guess in predictions[0].guesses]
         print_table(f"{printable(predictions[0].path)} ({title})", ("class", "probability"), rows)
@@ -131,27 +131,27 @@ def _print(predictions: list["Prediction"], title: str) -> None:
             printable(each.path),
             printable(each.guesses[0].name),
             share(each.guesses[0].probability),
-            _others(each.guesses[1:]),
+            _other_guesses(each.guesses[1:]),
         ]
         for each in predictions
     ]
     print_table(f"{count(len(predictions), 'image')} ({title})", ("image", "class", "probability", "then"), many,
-                words=("class", "then"))  # fmt: skip
+                text_columns=("class", "then"))  # fmt: skip
 
 
-def _others(guesses: tuple["Guess", ...]) -> str:
+def _other_guesses(guesses: tuple["Guess", ...]) -> str:
     return ", ".join(f"{printable(guess.name)} {share(guess.probability)}" for guess in guesses)
 
 
-def _rounded(guess: "Guess") -> float:
+def _rounded_probability(guess: "Guess") -> float:
     """Return the probability rounded to the digits that float32 guarantees."""
     return float(f"{guess.probability:.{_DIGITS}g}")
 
 
-def _complain(each: "Prediction | Unread") -> None:
-    if isinstance(each, Unread):
-        print(_complaint(each), file=sys.stderr, flush=True)
+def _print_unread(each: "Prediction | UnreadableImage") -> None:
+    if isinstance(each, UnreadableImage):
+        print(_unread_text(each), file=sys.stderr, flush=True)
 
 
-def _complaint(unread: Unread) -> str:
+def _unread_text(unread: UnreadableImage) -> str:
     return f"error: {printable(unread.path)}: {printable(' '.join(unread.reason.split()))}"

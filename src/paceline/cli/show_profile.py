@@ -8,12 +8,12 @@ from paceline.cli.show import print_rows, print_stages
 from paceline.cli.tables import print_table
 from paceline.core.results import CommunicationResult, LoaderResult, StragglerResult
 from paceline.core.rundir import RunDir
-from paceline.core.stages import spoken
+from paceline.core.stages import display_name
 from paceline.core.units import count, flops, milliseconds, number, seconds, share, size
 from paceline.data.sources.places import printable
 
 if TYPE_CHECKING:  # imports torch
-    from paceline.lab.profile import Probed, Profile, Rate
+    from paceline.lab.profile import ProbeResult, Profile, ThroughputSummary
 
 
 def show_profile(profile: "Profile", rundir: RunDir, *, nsys: str, as_json: bool) -> None:
@@ -27,11 +27,14 @@ def show_profile(profile: "Profile", rundir: RunDir, *, nsys: str, as_json: bool
     if profile.result.loader is not None and profile.result.loader.batches:
         _print_loader(profile.result.loader)
     if profile.communication is not None:
-        rows = [*_communication(profile.communication, profile.timed_run), *_straggler(profile.result.straggler)]
+        rows = [
+            *_communication_rows(profile.communication, profile.timed_run),
+            *_straggler_row(profile.result.straggler),
+        ]
         print_rows(rows, "communication between ranks")
     if profile.probes:
         _print_probes(profile.base, profile.probes)
-    print_rows(_rows(profile, rundir), f"profile of recipe {profile.recipe}")
+    print_rows(_profile_rows(profile, rundir), f"profile of recipe {profile.recipe}")
     if nsys:
         print(f"Nsight Systems:\n  {nsys}")
     print(f"run directory: {printable(rundir.path)}")
@@ -62,7 +65,7 @@ def _print_loader(loader: LoaderResult) -> None:
     print(f"per batch: {', '.join(facts)}")
 
 
-def _communication(measured: CommunicationResult, timed_run: str) -> Iterable[tuple[str, str]]:
+def _communication_rows(measured: CommunicationResult, timed_run: str) -> Iterable[tuple[str, str]]:
     yield "exposed", f"{milliseconds(measured.exposed_s)} per step ({share(measured.share)})"
     if measured.bytes is not None:
         yield "sent", f"{size(measured.bytes)} per step, in {count(len(measured.buckets), 'bucket')}"
@@ -72,39 +75,39 @@ def _communication(measured: CommunicationResult, timed_run: str) -> Iterable[tu
         yield "on the wire", f"{milliseconds(measured.wire_s)} per step{hidden}{where}"
 
 
-def _straggler(straggler: StragglerResult | None) -> Iterable[tuple[str, str]]:
+def _straggler_row(straggler: StragglerResult | None) -> Iterable[tuple[str, str]]:
     if straggler is None:
         return
     whom = "no rank in particular"
     if straggler.rank is not None:
         whom = f"rank {straggler.rank}, by {milliseconds(straggler.late_s)}" + (
-            f", in {spoken(straggler.stage)}" if straggler.stage else ""
+            f", in {display_name(straggler.stage)}" if straggler.stage else ""
         )
     yield "waiting for stragglers", f"{milliseconds(straggler.lost_s)} per step ({share(straggler.share)}): {whom}"
 
 
-def _print_probes(base: "Rate", probes: Sequence["Probed"]) -> None:
-    rows = [("base", *_rate(base), "1.00x", "nothing")]
+def _print_probes(base: "ThroughputSummary", probes: Sequence["ProbeResult"]) -> None:
+    rows = [("base", *_rate_cells(base), "1.00x", "nothing")]
     for probe in probes:
         spread = probe.ratio_spread
         ratio = f"{probe.ratio:.2f}x" + (f" ({spread[0]:.2f} to {spread[1]:.2f})" if spread else "")
-        rows.append((probe.trial.name, *_rate(probe.rate), ratio, probe.trial.explains))
+        rows.append((probe.trial.name, *_rate_cells(probe.rate), ratio, probe.trial.explains))
     repeats = f"{count(base.n, 'run')} of each"
     headings = ("run", "images/s", "from", "to", "ratio", "free")
-    print_table(f"with part of the work for free ({repeats})", headings, rows, words=("free",))
+    print_table(f"with part of the work for free ({repeats})", headings, rows, text_columns=("free",))
 
 
-def _rate(rate: "Rate") -> tuple[str, str, str]:
+def _rate_cells(rate: "ThroughputSummary") -> tuple[str, str, str]:
     return f"{rate.images_per_s:,.0f}", f"{rate.spread[0]:,.0f}", f"{rate.spread[1]:,.0f}"
 
 
-def _rows(profile: "Profile", rundir: RunDir) -> list[tuple[str, str]]:
+def _profile_rows(profile: "Profile", rundir: RunDir) -> list[tuple[str, str]]:
     base, verdict = profile.base, profile.verdict
     low, high = base.spread
     rows = [("throughput", f"{base.images_per_s:,.0f} images/s ({low:,.0f} to {high:,.0f})")]
     if profile.result.host_to_device is not None:
         rows.append(("copy to device", str(profile.result.host_to_device)))
-    rows += _cost(profile.cost)
+    rows += _cost_rows(profile.cost)
     rows.append(("bottleneck", f"{verdict['bottleneck']}. {verdict['evidence']}"))
     if verdict.get("ceiling"):
         rows.append(("ceiling", verdict["ceiling"]))
@@ -119,7 +122,7 @@ def _rows(profile: "Profile", rundir: RunDir) -> list[tuple[str, str]]:
     return rows
 
 
-def _cost(cost: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _cost_rows(cost: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the model's FLOPs and the device's rates, as far as known."""
     if not cost:
         return

@@ -9,23 +9,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from paceline.cluster.job import Job
-from paceline.cluster.slurm_jobs import Slurm, follow
+from paceline.cluster.job import ClusterJob
+from paceline.cluster.slurm_jobs import SlurmClient, follow_until_end
 from paceline.core.console import progress_console
 from paceline.core.units import count
 
-_PAUSE_S: Final = 2.0
-_LONGEST_PAUSE_S: Final = 30.0
+_FIRST_PAUSE_S: Final = 2.0
+_MAX_PAUSE_S: Final = 30.0
 """Seconds between polls of a quiet job, to spare the controller."""
 _GROWTH: Final = 1.5
 
 
 @dataclass(frozen=True)
-class Queued:
+class QueuedJob:
     """Job with its Slurm job ID `number`, and its script."""
 
     number: str
-    job: Job
+    job: ClusterJob
     script: Path
 
     def to_dict(self) -> dict[str, Any]:
@@ -35,14 +35,14 @@ class Queued:
 
 
 @dataclass(frozen=True)
-class Submitted:
+class Submission:
     """All queued jobs, the main one last, and its output file."""
 
-    jobs: tuple[Queued, ...]
+    jobs: tuple[QueuedJob, ...]
     output: str
 
     @property
-    def main(self) -> Queued:
+    def main(self) -> QueuedJob:
         """Job that is followed, and starts after the others."""
         return self.jobs[-1]
 
@@ -69,41 +69,41 @@ def show_scripts(run_dir: Path, scripts: Sequence[tuple[Path, str]], *, as_json:
         sys.stdout.write(text)
 
 
-def show_submitted(submitted: Submitted, *, as_json: bool) -> None:
+def show_submitted(submitted: Submission, *, as_json: bool) -> None:
     """Print job IDs, run directory, and how to follow the job."""
     if as_json:
         print(json.dumps(submitted.to_dict()))
         return
-    for line in _introduction(submitted):
+    for line in _queued_lines(submitted):
         print(line)
     print(f"follow         tail -F {shlex.quote(submitted.output)}")
-    print(f"state          squeue --job {','.join(_numbers(submitted))}   ({_how_to_end(submitted)})")
+    print(f"state          squeue --job {','.join(_job_numbers(submitted))}   ({_cancel_hint(submitted)})")
 
 
-def show_wait(submitted: Submitted, slurm: Slurm, output: Path | None, *, as_json: bool) -> int:
+def follow_job(submitted: Submission, slurm: SlurmClient, output: Path | None, *, as_json: bool) -> int:
     """Follow the main job to its end, print its output, and return its exit code. Ctrl-C stops following only.
 
     `output` is its file, if known without asking Slurm.
     """
     number, out = submitted.main.number, progress_console(as_json=as_json)
-    pause = _Pause()
+    pause = _Backoff()
 
     def print_line(line: str) -> None:
-        pause.start_over()
+        pause.reset()
         print(line, file=out, flush=True)
 
-    for line in _introduction(submitted):
+    for line in _queued_lines(submitted):
         print_line(line)
     try:
-        end = follow(
-            lambda: slurm.look(number),
+        end = follow_until_end(
+            lambda: slurm.query_job(number),
             lambda state: print_line(f"job {number}: {state}"),
             print_line,
             pause,
             output,
         )
     except KeyboardInterrupt:
-        print(f"stopped following: job {number} keeps running ({_how_to_end(submitted)})", file=sys.stderr)
+        print(f"stopped following: job {number} keeps running ({_cancel_hint(submitted)})", file=sys.stderr)
         raise
     if as_json:
         ended = {"state": end.state, "exit_code": end.exit_code, "restarts": end.restarts}
@@ -111,23 +111,23 @@ def show_wait(submitted: Submitted, slurm: Slurm, output: Path | None, *, as_jso
     return end.exit_code
 
 
-class _Pause:
+class _Backoff:
     """Sleep between polls, longer each time until reset."""
 
     def __init__(self) -> None:
-        self._next_s = _PAUSE_S
+        self._next_s = _FIRST_PAUSE_S
 
     def __call__(self) -> None:
         time.sleep(self._next_s)
-        self._next_s = min(_LONGEST_PAUSE_S, _GROWTH * self._next_s)
+        self._next_s = min(_MAX_PAUSE_S, _GROWTH * self._next_s)
 
-    def start_over(self) -> None:
+    def reset(self) -> None:
         """Reset to the first pause after a change."""
-        self._next_s = _PAUSE_S
+        self._next_s = _FIRST_PAUSE_S
 
 
 def show_kubernetes(
-    job: Job, path: Path, steps: Sequence[str], kubectl_output: str, pod_run_dir: str, *, as_json: bool
+    job: ClusterJob, path: Path, steps: Sequence[str], kubectl_output: str, pod_run_dir: str, *, as_json: bool
 ) -> None:
     """Print the manifests' path, the output of kubectl ("" if not installed), and the next commands.
 
@@ -143,16 +143,16 @@ def show_kubernetes(
         print(f"    {step}")
 
 
-def _numbers(submitted: Submitted) -> list[str]:
+def _job_numbers(submitted: Submission) -> list[str]:
     return [each.number for each in submitted.jobs]
 
 
-def _how_to_end(submitted: Submitted) -> str:
-    numbers = _numbers(submitted)
+def _cancel_hint(submitted: Submission) -> str:
+    numbers = _job_numbers(submitted)
     return f"scancel {' '.join(numbers)} ends {'it' if len(numbers) == 1 else 'them'}"
 
 
-def _introduction(submitted: Submitted) -> list[str]:
+def _queued_lines(submitted: Submission) -> list[str]:
     """Return lines about the queued jobs, their script, run directory and output."""
     *before, main = submitted.jobs
     lines = [

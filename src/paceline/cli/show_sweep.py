@@ -17,19 +17,23 @@ def show_sweep(result: SweepResult, folder: ExperimentDir, *, as_json: bool) -> 
         return
     headings = ("value", "images/s", "from", "to", "step", "data wait", "epoch", "note")
     title = f"{result.key} of {result.recipe}, on {count(result.ranks, 'rank')}"
-    print_table(title, headings, map(_row, result.points), words=("note",))
+    print_table(title, headings, map(_sweep_row, result.points), text_columns=("note",))
     rows = [("fastest", result.sentence), ("table", printable(folder.markdown)), ("report", printable(folder.report))]
     print_rows(rows, f"{count(result.repeats, 'run')} of {count(result.steps, 'counted step')} for each value")
 
 
-def _row(point: SweepPoint) -> tuple[str, ...]:
+def _sweep_row(point: SweepPoint) -> tuple[str, ...]:
     if point.images_per_s is None:
         return point.value, "", "", "", "", "", "", point.error
     note = ", ".join(filter(None, ("fastest" if point.is_fastest else "", point.bottleneck)))
     rates = [f"{each:,.0f}" for each in (point.images_per_s.value, *(point.spread or ()))]
-    times = (_told(point.step_s, milliseconds), _told(point.data_wait_s, milliseconds), _told(point.epoch_s, seconds))
+    times = (
+        _format_or_blank(point.step_s, milliseconds),
+        _format_or_blank(point.data_wait_s, milliseconds),
+        _format_or_blank(point.epoch_s, seconds),
+    )
     return point.value, *rates, *([""] * (3 - len(rates))), *times, note
 
 
-def _told(value_s: float | None, unit: Callable[[float], str]) -> str:
+def _format_or_blank(value_s: float | None, unit: Callable[[float], str]) -> str:
     return "" if value_s is None else unit(value_s)

@@ -10,7 +10,7 @@ from paceline.core.experiments.tuning import TriedResult, TuneResult
 from paceline.core.interval import Interval
 from paceline.core.units import count
 from paceline.data.sources.places import printable
-from paceline.lab.times import times
+from paceline.lab.times import format_speedup
 from paceline.recipe.consent import OWN_CODE
 
 
@@ -22,21 +22,21 @@ def show_tune(result: TuneResult, folder: ExperimentDir, *, as_json: bool) -> No
     if result.tried:
         headings = ("round", "setting", "images/s", "outcome", "why")
         title = f"trials over {result.recipe}, on {count(result.ranks, 'rank')}"
-        print_table(title, headings, map(_row, result.tried), words=("setting", "outcome", "why"))
-    print_rows(list(_facts(result, folder)), f"tuned {result.recipe}")
+        print_table(title, headings, map(_tried_row, result.tried), text_columns=("setting", "outcome", "why"))
+    print_rows(list(_summary_rows(result, folder)), f"tuned {result.recipe}")
 
 
-def _row(tried: TriedResult) -> tuple[str, ...]:
+def _tried_row(tried: TriedResult) -> tuple[str, ...]:
     speed = "" if tried.images_per_s is None else f"{tried.images_per_s:,.0f}"
     return str(tried.round), tried.name, speed, tried.status.replace("_", " "), tried.why
 
 
-def _facts(result: TuneResult, folder: ExperimentDir) -> Iterator[tuple[str, str]]:
-    yield "original", f"{_interval(result.first)} images/s"
+def _summary_rows(result: TuneResult, folder: ExperimentDir) -> Iterator[tuple[str, str]]:
+    yield "original", f"{_interval_text(result.first)} images/s"
     if result.gain is None:
         yield "tuned", "nothing was faster"
     else:
-        yield "tuned", f"{_interval(result.best)} images/s, {times(result.gain, word='x as fast')}"
+        yield "tuned", f"{_interval_text(result.best)} images/s, {format_speedup(result.gain, word='x as fast')}"
         yield "settings", " ".join(result.best_patch)
     if result.verdict:
         yield "held back by", f"{result.verdict.get('bottleneck', '')}. {result.verdict.get('evidence', '')}"
@@ -46,7 +46,7 @@ def _facts(result: TuneResult, folder: ExperimentDir) -> Iterator[tuple[str, str
     yield "report", printable(folder.report)
 
 
-def _interval(measured: Interval) -> str:
+def _interval_text(measured: Interval) -> str:
     if measured.low is None:
         return f"{measured.value:,.0f}"
     return f"{measured.value:,.0f} ({measured.low:,.0f} to {measured.high:,.0f})"

@@ -2,5 +2,5 @@
 
 import time
 
-STARTED_S = time.perf_counter()
+START_TIME_S = time.perf_counter()
 """`time.perf_counter()` at the first import of this module, in seconds. The command line imports it first."""

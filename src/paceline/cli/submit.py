@@ -16,27 +16,27 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
-from paceline.cli.show_submit import Queued, Submitted, show_kubernetes, show_scripts, show_submitted, show_wait
-from paceline.cli.submit_verbs import Prepared, jobs_of, prepare, refuse_what_pods_lack
-from paceline.cli.submit_words import read_shape, read_words
-from paceline.cluster.job import Job
+from paceline.cli.show_submit import QueuedJob, Submission, follow_job, show_kubernetes, show_scripts, show_submitted
+from paceline.cli.submit_verbs import PreparedJob, build_jobs, prepare_job, refuse_local_run
+from paceline.cli.submit_words import build_shape, parse_submit_args
+from paceline.cluster.job import ClusterJob
 from paceline.cluster.site import Site, load_site
-from paceline.cluster.slurm import script
-from paceline.cluster.slurm_jobs import Slurm, SlurmError
+from paceline.cluster.slurm import build_script
+from paceline.cluster.slurm_jobs import SlurmClient, SlurmError
 from paceline.core.errors import PacelineError, RecipeError
 from paceline.core.files import make_folder
 from paceline.core.rundir import RunDir, write_atomic
 from paceline.recipe.load import load
-from paceline.recipe.yamlfile import write_text
+from paceline.recipe.yamlfile import to_yaml_text
 
 _ENGINES: Final = ("slurm", "kubernetes")
 
 
 @dataclass(frozen=True)
-class _Written:
+class _JobFile:
     """Job, and the scheduler's text for it, to be written to `path`."""
 
-    job: Job
+    job: ClusterJob
     path: Path
     text: str
 
@@ -57,37 +57,37 @@ def submit(
     as_json: bool,
 ) -> int:
     """Run `paceline submit`; return the exit code, with `wait` that of the job."""
-    request = read_words(args, own_code=own_code)
-    chosen = _engine(engine, os.environ)
-    answers = _site(site, request.site, chosen, os.environ)
+    request = parse_submit_args(args, own_code=own_code)
+    chosen = _choose_engine(engine, os.environ)
+    answers = _load_site(site, request.site, chosen, os.environ)
     _refuse_without_effect(chosen, array=array, wait=wait, dry_run=dry_run)
-    shape = read_shape(request.verb, nodes, ranks_per_node, gpus_per_node)
+    shape = build_shape(request.verb, nodes, ranks_per_node, gpus_per_node)
     run_dir = None if run_dir is None else run_dir.expanduser()
-    prepared = prepare(request, shape, run_dir, answers.slurm.stage if chosen == "slurm" else "off")
+    prepared = prepare_job(request, shape, run_dir, answers.slurm.stage if chosen == "slurm" else "off")
     if prepared.note:
         print(f"warning: {prepared.note}", file=sys.stderr)
-    with _claimed(prepared, run_dir, dry_run=dry_run) as rundir:
-        written = _texts(prepared, rundir, answers, chosen, array=array)
+    with _claim_rundir(prepared, run_dir, dry_run=dry_run) as rundir:
+        written = _build_files(prepared, rundir, answers, chosen, array=array)
         if dry_run:
             show_scripts(rundir.path, [(each.path, each.text) for each in written], as_json=as_json)
             return 0
-        frozen = _frozen(prepared, written[-1].job)
-        _refuse_another(prepared, rundir, frozen)
-        with _kept(frozen):
-            _write(written, frozen)
+        frozen = _frozen_files(prepared, written[-1].job)
+        _refuse_other_experiment(prepared, rundir, frozen)
+        with _remove_on_failure(frozen):
+            _write_files(written, frozen)
             if chosen == "kubernetes":
-                return _create(written[-1], answers, as_json=as_json)
-            slurm = Slurm(os.environ, lambda line: print(line, file=sys.stderr))
-            queued = _queue(slurm, written)
-    submitted = Submitted(tuple(queued), _output(slurm, queued[-1], answers))
+                return _create_objects(written[-1], answers, as_json=as_json)
+            slurm = SlurmClient(os.environ, lambda line: print(line, file=sys.stderr))
+            queued = _queue_jobs(slurm, written)
+    submitted = Submission(tuple(queued), _output_file(slurm, queued[-1], answers))
     if wait:
         is_known = answers.slurm.output == "auto"
-        return show_wait(submitted, slurm, Path(submitted.output) if is_known else None, as_json=as_json)
+        return follow_job(submitted, slurm, Path(submitted.output) if is_known else None, as_json=as_json)
     show_submitted(submitted, as_json=as_json)
     return 0
 
 
-def _engine(request: str | None, environ: Mapping[str, str]) -> str:
+def _choose_engine(request: str | None, environ: Mapping[str, str]) -> str:
     """Return the scheduler: as given, else Slurm if sbatch is installed. Raise `RecipeError` otherwise."""
     if request is None:
         if shutil.which("sbatch", path=environ.get("PATH")) is None:
@@ -98,7 +98,7 @@ def _engine(request: str | None, environ: Mapping[str, str]) -> str:
     return request
 
 
-def _site(name: str | None, args: Sequence[str], engine: str, environ: Mapping[str, str]) -> Site:
+def _load_site(name: str | None, args: Sequence[str], engine: str, environ: Mapping[str, str]) -> Site:
     """Return the site: from `--site`, else PACELINE_SITE, else the user's own file if there is one."""
     idle = next((word for word in args if not word.startswith(f"{engine}.")), None)
     if idle is not None:
@@ -120,7 +120,7 @@ def _refuse_without_effect(engine: str, *, array: bool, wait: bool, dry_run: boo
 
 
 @contextlib.contextmanager
-def _claimed(prepared: Prepared, run_dir: Path | None, *, dry_run: bool) -> Iterator[RunDir]:
+def _claim_rundir(prepared: PreparedJob, run_dir: Path | None, *, dry_run: bool) -> Iterator[RunDir]:
     """Return a context with the run directory, as an absolute path; with `dry_run`, do not create it.
 
     A directory created here is removed on failure.
@@ -138,35 +138,35 @@ def _claimed(prepared: Prepared, run_dir: Path | None, *, dry_run: bool) -> Iter
         yield rundir
     except BaseException:
         shutil.rmtree(rundir.path / "job", ignore_errors=True)
-        rundir.give_back()
+        rundir.release()
         raise
 
 
-def _texts(prepared: Prepared, rundir: RunDir, site: Site, engine: str, *, array: bool) -> list[_Written]:
+def _build_files(prepared: PreparedJob, rundir: RunDir, site: Site, engine: str, *, array: bool) -> list[_JobFile]:
     """Return the files for the scheduler, in submission order."""
     folder = Path.cwd()
-    jobs = jobs_of(prepared, rundir.path, folder, _said(prepared), array=array)
+    jobs = build_jobs(prepared, rundir.path, folder, _header_lines(prepared), array=array)
     if engine == "kubernetes":
-        from paceline.cluster.kubernetes import manifests
-        from paceline.cluster.kubernetes_yaml import to_yaml
+        from paceline.cluster.kubernetes import build_manifests
+        from paceline.cluster.kubernetes_yaml import manifests_to_yaml
 
-        refuse_what_pods_lack(prepared, site.kubernetes.mount)
+        refuse_local_run(prepared, site.kubernetes.mount)
         (job,) = jobs
-        text = to_yaml(manifests(job, site.kubernetes, kept=_frozen(prepared, job)))
-        return [_Written(job, job.job_folder / f"{_stem(job)}.yaml", text)]
+        text = manifests_to_yaml(build_manifests(job, site.kubernetes, files=_frozen_files(prepared, job)))
+        return [_JobFile(job, job.job_folder / f"{_file_stem(job)}.yaml", text)]
 
-    slurm = site.slurm if prepared.goes_on else site.slurm.model_copy(update={"requeue": "off"})
-    return [_Written(job, job.job_folder / f"{_stem(job)}.sh", script(job, slurm)) for job in jobs]
+    slurm = site.slurm if prepared.can_resume else site.slurm.model_copy(update={"requeue": "off"})
+    return [_JobFile(job, job.job_folder / f"{_file_stem(job)}.sh", build_script(job, slurm)) for job in jobs]
 
 
-def _stem(job: Job) -> str:
+def _file_stem(job: ClusterJob) -> str:
     """Return the file name of a job, without suffix; an evaluation does not overwrite the script of its training."""
     if job.tasks:
         return f"tasks-{job.nodes}n"
-    return "eval" if job.words[0] == "eval" else "job"
+    return "eval" if job.args[0] == "eval" else "job"
 
 
-def _said(prepared: Prepared) -> list[str]:
+def _header_lines(prepared: PreparedJob) -> list[str]:
     """Return the comment lines of a script."""
     lines = [shlex.join(("paceline", *sys.argv[1:]))]
     if prepared.ladder:
@@ -177,18 +177,18 @@ def _said(prepared: Prepared) -> list[str]:
     return lines
 
 
-def _frozen(prepared: Prepared, job: Job) -> dict[Path, str]:
+def _frozen_files(prepared: PreparedJob, job: ClusterJob) -> dict[Path, str]:
     """Return the files to freeze into the job's folder, with their texts."""
     files = {job.frozen_ladder: prepared.ladder} if prepared.ladder else {}
     if prepared.is_frozen:
         assert prepared.recipe is not None, "what is frozen was loaded"
-        files[job.frozen] = f"# recipe {prepared.recipe.hash}\n{write_text(prepared.recipe.to_dict())}"
+        files[job.frozen_recipe] = f"# recipe {prepared.recipe.hash}\n{to_yaml_text(prepared.recipe.to_dict())}"
     return files
 
 
-def _refuse_another(prepared: Prepared, rundir: RunDir, frozen: Mapping[Path, str]) -> None:
+def _refuse_other_experiment(prepared: PreparedJob, rundir: RunDir, frozen: Mapping[Path, str]) -> None:
     """Raise `RecipeError` if the run directory holds, or has queued, a different experiment."""
-    if prepared.asked.verb != "train":
+    if prepared.request.verb != "train":
         return  # an experiment checks this itself
     assert prepared.recipe is not None, "what is trained was loaded"
     queued = [path for path in sorted((rundir.path / "job").glob("recipe-*.yaml")) if path not in frozen]
@@ -197,17 +197,17 @@ def _refuse_another(prepared: Prepared, rundir: RunDir, frozen: Mapping[Path, st
 
         check_rundir(rundir, prepared.recipe, resume=True)
     elif queued:
-        from paceline.train.resume import not_free
+        from paceline.train.resume import list_forbidden_changes
 
         for path in queued:
-            refused = not_free(load(str(path)).recipe, prepared.recipe)
+            refused = list_forbidden_changes(load(str(path)).recipe, prepared.recipe)
             if refused:
                 fix = "name another, or remove that file if its job was cancelled"
                 raise RecipeError(f"--run-dir: {path} is queued with {', '.join(refused)} ({fix})")
 
 
 @contextlib.contextmanager
-def _kept(frozen: Mapping[Path, str]) -> Iterator[None]:
+def _remove_on_failure(frozen: Mapping[Path, str]) -> Iterator[None]:
     """Return a context that removes the frozen files if it fails."""
     new = [path for path in frozen if not path.exists()]
     try:
@@ -220,7 +220,7 @@ def _kept(frozen: Mapping[Path, str]) -> Iterator[None]:
         raise
 
 
-def _write(written: Sequence[_Written], frozen: Mapping[Path, str]) -> None:
+def _write_files(written: Sequence[_JobFile], frozen: Mapping[Path, str]) -> None:
     """Write the job's files. Raise `RecipeError` if that fails."""
     folder = written[-1].job.job_folder
     texts = {each.path: each.text for each in written} | dict(frozen)
@@ -232,13 +232,13 @@ def _write(written: Sequence[_Written], frozen: Mapping[Path, str]) -> None:
         raise RecipeError(f"--run-dir: {folder} cannot be written to: {error.strerror} (name another)") from None
 
 
-def _queue(slurm: Slurm, written: Sequence[_Written]) -> list[Queued]:
+def _queue_jobs(slurm: SlurmClient, written: Sequence[_JobFile]) -> list[QueuedJob]:
     """Submit all scripts, the last one dependent on the others. Raise `SlurmError` if sbatch rejects a script."""
-    queued: list[Queued] = []
+    queued: list[QueuedJob] = []
     try:
         for each in written:
             after = [other.number for other in queued] if each is written[-1] else []
-            queued.append(Queued(slurm.submit(each.path, after), each.job, each.path))
+            queued.append(QueuedJob(slurm.submit(each.path, after), each.job, each.path))
     except BaseException:
         if queued:
             slurm.cancel([each.number for each in queued])  # tasks without the job that concludes
@@ -246,38 +246,38 @@ def _queue(slurm: Slurm, written: Sequence[_Written]) -> list[Queued]:
     return queued
 
 
-def _output(slurm: Slurm, main: Queued, site: Site) -> str:
+def _output_file(slurm: SlurmClient, main: QueuedJob, site: Site) -> str:
     """Return the output file of a job, or the site's pattern if Slurm does not report it."""
     if site.slurm.output == "auto":
         return str(main.job.job_folder / f"{main.number}.out")
     with contextlib.suppress(SlurmError):
-        return str(slurm.look(main.number).output or site.slurm.output)
+        return str(slurm.query_job(main.number).output or site.slurm.output)
     return site.slurm.output
 
 
-def _create(written: _Written, site: Site, *, as_json: bool) -> int:
+def _create_objects(written: _JobFile, site: Site, *, as_json: bool) -> int:
     """Create the job with kubectl, or print how to if it is not installed.
 
     Raise `PacelineError` if its objects exist already: they would stay unchanged.
     """
-    from paceline.cluster.kubernetes import next_steps
+    from paceline.cluster.kubernetes import kubectl_commands
     from paceline.cluster.kubernetes_pod import run_dir_in_pods
 
-    create, *then = next_steps(written.job, site.kubernetes, written.path)
+    create, *then = kubectl_commands(written.job, site.kubernetes, written.path)
     *_, delete = then
     pod_run_dir = str(run_dir_in_pods(written.job, site.kubernetes))
     if shutil.which("kubectl", path=os.environ.get("PATH")) is None:
         show_kubernetes(written.job, written.path, [create, *then], "", pod_run_dir, as_json=as_json)
         return 0
     where = [*(["-n", site.kubernetes.namespace] if site.kubernetes.namespace else []), "-f", str(written.path)]
-    existing = _kubectl("get", "--ignore-not-found", "--output=name", *where).split()
+    existing = _run_kubectl("get", "--ignore-not-found", "--output=name", *where).split()
     if existing:
         raise PacelineError(f"kubectl: {', '.join(existing)} exists already (delete it first: {delete})")
-    show_kubernetes(written.job, written.path, then, _kubectl("create", *where), pod_run_dir, as_json=as_json)
+    show_kubernetes(written.job, written.path, then, _run_kubectl("create", *where), pod_run_dir, as_json=as_json)
     return 0
 
 
-def _kubectl(*args: str) -> str:
+def _run_kubectl(*args: str) -> str:
     """Return the output of kubectl. Raise `PacelineError` if it fails."""
     command = ["kubectl", *args]
     ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)

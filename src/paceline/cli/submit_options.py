@@ -18,7 +18,7 @@ def read_options(verb: str, args: Sequence[str]) -> dict[str, Any]:
     Raise typer's usage error for an unknown option.
     """
     program = typer.Typer(add_completion=False)
-    program.command(verb)(_function(verb))
+    program.command(verb)(_verb_function(verb))
     return get_command(program).make_context(verb, list(args)).params
 
 
@@ -33,7 +33,7 @@ def check_options(verb: str, args: Sequence[str], options: Sequence[str]) -> Non
         raise RecipeError(f"{word!r}: is among the options of {verb} (write it before `--`)")
 
 
-def _function(verb: str) -> Callable[..., int]:
+def _verb_function(verb: str) -> Callable[..., int]:
     functions: dict[str, Callable[..., int]] = {
         "train": run_verbs.train,
         "eval": run_verbs.evaluate,

@@ -9,12 +9,12 @@ from typing import Final
 from paceline.cli.scale_verb import measuring_options
 from paceline.cli.scale_words import read_nodes
 from paceline.cli.submit_options import read_options
-from paceline.cli.submit_words import RANKS, Asked, Shape, refuse_few_gpus
-from paceline.cli.words import count_ranks, refuse_length, split_words
-from paceline.cluster.job import Job
+from paceline.cli.submit_words import RANK_VERBS, JobShape, SubmitRequest, refuse_few_gpus
+from paceline.cli.words import count_ranks, refuse_length, split_recipe_args
+from paceline.cluster.job import ClusterJob
 from paceline.core.errors import RecipeError, WorldError
 from paceline.core.rundir import RunDir, is_run
-from paceline.lab.tasks import Task
+from paceline.lab.tasks import ArrayTask
 from paceline.recipe.consent import (
     OWN_CODE,
     names_code,
@@ -22,33 +22,33 @@ from paceline.recipe.consent import (
     settings_name_code,
 )
 from paceline.recipe.effects import thin_batch
-from paceline.recipe.load import DEFAULT, PRESETS, find, load
+from paceline.recipe.load import DEFAULT, PRESETS, find_recipe, load
 from paceline.recipe.patch import Patch
 from paceline.recipe.plan import divide_batch, resolve_batch
 from paceline.recipe.schema import Recipe
 
-_LADDER: Final = "auto"
+_DEFAULT_LADDER: Final = "auto"
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedJob:
     """Checked job. `name` is the base name of a new run directory.
 
     `recipe` is frozen into the job's folder if `is_frozen`, else read again at the start. `ladder` is the text of a
     ladder file to freeze, empty for a shipped one. With `own_code`, a file of the job names code, with consent. `run`
-    is the run directory to work on, if the arguments name one. A stopped job is restarted only if `goes_on`. `note` is
+    is the run directory to work on, if the arguments name one. A stopped job is restarted only if `can_resume`. `note` is
     a warning to print.
     """
 
-    asked: Asked
-    shape: Shape
+    request: SubmitRequest
+    shape: JobShape
     name: str
     recipe: Recipe | None = None
     is_frozen: bool = False
     ladder: str = ""
     own_code: bool = False
     run: Path | None = None
-    goes_on: bool = True
+    can_resume: bool = True
     note: str = ""
 
     @property
@@ -60,68 +60,70 @@ class Prepared:
         return f"ladder-{digest}/{self.name.removeprefix('ladder-')}.yaml"
 
 
-def prepare(request: Asked, shape: Shape, run_dir: Path | None, stage: str) -> Prepared:
+def prepare_job(request: SubmitRequest, shape: JobShape, run_dir: Path | None, stage: str) -> PreparedJob:
     """Check everything that needs neither data nor torch; `stage` is the site's staging folder, or off.
 
     Raise `RecipeError` or `WorldError` for errors that the job would hit.
     """
     match request.verb:
         case "train":
-            return _train(request, shape, run_dir, stage)
+            return _prepare_train(request, shape, run_dir, stage)
         case "eval":
-            return _evaluate(request, shape, run_dir)
+            return _prepare_eval(request, shape, run_dir)
         case "ladder":
-            return _ladder(request, shape)
+            return _prepare_ladder(request, shape)
         case _:
-            return _measure(request, shape)
+            return _prepare_experiment(request, shape)
 
 
-def refuse_what_pods_lack(prepared: Prepared, mount: str) -> None:
+def refuse_local_run(prepared: PreparedJob, mount: str) -> None:
     """Raise `RecipeError` for a local run that pods, which mount the claim at `mount`, cannot read."""
     run = prepared.run
     if run is not None and not run.is_relative_to(mount):
         raise RecipeError(f"{run}: is not on the claim, which pods mount at {mount} (move it there)")
 
 
-def jobs_of(prepared: Prepared, run_dir: Path, folder: Path, comments: Sequence[str], *, array: bool) -> list[Job]:
+def build_jobs(
+    prepared: PreparedJob, run_dir: Path, folder: Path, comments: Sequence[str], *, array: bool
+) -> list[ClusterJob]:
     """Return the jobs, the main one last: with tasks as separate jobs, it runs after them and concludes.
 
     `folder` is the working directory, `comments` are for the scripts. Raise `RecipeError` for an `array` of a verb
     without tasks.
     """
-    request, shape, recipe = prepared.asked, prepared.shape, prepared.recipe
-    main = Job(
+    request, shape, recipe = prepared.request, prepared.shape, prepared.recipe
+    main = ClusterJob(
         name=prepared.name,
-        words=(),
+        args=(),
         run_dir=run_dir,
         folder=folder,
         nodes=shape.nodes,
         ranks_per_node=shape.ranks_per_node,
         gpus_per_node=shape.gpus_per_node,
-        is_ranks=request.verb in RANKS,
-        said=tuple(comments),
+        starts_ranks=request.verb in RANK_VERBS,
+        comments=tuple(comments),
     )
     if recipe is not None:
         frozen_hash = recipe.hash if prepared.is_frozen else ""
         main = replace(main, grace_s=recipe.checkpoint.grace.seconds, recipe_hash=frozen_hash)
     main = replace(main, ladder=prepared.ladder_file)
-    main = replace(main, words=_words(prepared, main))
+    main = replace(main, args=_job_args(prepared, main))
     if not array:
         return [main]
     from paceline.cli.array import build_array
 
-    parts = build_array(request.verb, request.words, request.options, shape.ranks_per_node)
-    verb, *args = parts.words
+    parts = build_array(request.verb, request.args, request.options, shape.ranks_per_node)
+    verb, *args = parts.args
     main = replace(
-        main, words=(verb, *_frozen_words(prepared, main, args), *_consent(prepared), "--run-dir", str(run_dir))
+        main, args=(verb, *_frozen_args(prepared, main, args), *_consent_args(prepared), "--run-dir", str(run_dir))
     )
     # All tasks get the cores that the largest needs: a run on fewer cores would not be reused on more.
     most = max(-(-task.ranks // task.nodes) for task in parts.tasks)
     main = replace(main, ranks_per_node=max(main.ranks_per_node, most))
-    return [*_arrays(main, parts.tasks), main]
+    return [*_build_array_jobs(main, parts.tasks), main]
 
 
-def _arrays(main: Job, tasks: Sequence[Task]) -> list[Job]:
+def _build_array_jobs(main: ClusterJob, tasks: Sequence[ArrayTask]) -> list[ClusterJob]:
     """Return one job per node count of the tasks."""
     jobs = []
     for nodes in sorted({task.nodes for task in tasks}):
@@ -130,8 +132,8 @@ def _arrays(main: Job, tasks: Sequence[Task]) -> list[Job]:
     return jobs
 
 
-def _train(request: Asked, shape: Shape, run_dir: Path | None, stage: str) -> Prepared:
-    name, overrides = split_words(list(request.words))
+def _prepare_train(request: SubmitRequest, shape: JobShape, run_dir: Path | None, stage: str) -> PreparedJob:
+    name, overrides = split_recipe_args(list(request.args))
     if name == DEFAULT and run_dir is not None and is_run(run_dir):
         name = str(run_dir)  # the run to resume, as in `train --resume`
     loaded = load(name, overrides)
@@ -142,44 +144,44 @@ def _train(request: Asked, shape: Shape, run_dir: Path | None, stage: str) -> Pr
         raise RecipeError("parallel.strategy: dataparallel is one process (write --nodes 1 --ranks-per-node 1)")
     refuse_few_gpus(shape, loaded.recipe.parallel.device)
     recipe = loaded.recipe
-    if run_dir is not None and is_run(run_dir) and not loaded.is_said("data.rank_batch_size"):
-        from paceline.train.resume import keep_batch
+    if run_dir is not None and is_run(run_dir) and not loaded.is_from_command_line("data.rank_batch_size"):
+        from paceline.train.resume import keep_batch_size
 
-        recipe, _ = keep_batch(recipe, RunDir(run_dir), shape.num_ranks)  # the job prints the note itself
+        recipe, _ = keep_batch_size(recipe, RunDir(run_dir), shape.num_ranks)  # the job prints the note itself
     recipe = resolve_batch(recipe, shape.num_ranks)
     divide_batch(recipe, shape.num_ranks)
     device = "cpu" if loaded.recipe.parallel.device == "cpu" or not shape.gpus_per_node else "cuda"
     note = thin_batch(loaded.recipe, shape.num_ranks, device)
     needs_consent = names_code(recipe)
-    return Prepared(request, shape, loaded.name, recipe, is_frozen=True, own_code=needs_consent, note=note)
+    return PreparedJob(request, shape, loaded.name, recipe, is_frozen=True, own_code=needs_consent, note=note)
 
 
-def _evaluate(request: Asked, shape: Shape, run_dir: Path | None) -> Prepared:
-    if not request.words or "=" in request.words[0]:
+def _prepare_eval(request: SubmitRequest, shape: JobShape, run_dir: Path | None) -> PreparedJob:
+    if not request.args or "=" in request.args[0]:
         raise RecipeError("eval: needs a run directory (write paceline submit eval RUN)")
-    run = Path(request.words[0]).expanduser()
+    run = Path(request.args[0]).expanduser()
     RunDir.existing(run)
     if run_dir is not None:
         raise RecipeError(f"--run-dir: {run_dir} has no effect on eval, which writes to its run (leave it out)")
-    loaded = load(str(run), Patch.parse(list(request.words[1:])))
+    loaded = load(str(run), Patch.parse(list(request.args[1:])))
     require_consent(loaded, own_code=request.own_code, of=("model", "data.source"))
     refuse_few_gpus(shape, loaded.recipe.parallel.device)
     name = f"eval-{loaded.name}"
-    return Prepared(request, shape, name, loaded.recipe, own_code=request.own_code, run=run.absolute())
+    return PreparedJob(request, shape, name, loaded.recipe, own_code=request.own_code, run=run.absolute())
 
 
-def _ladder(request: Asked, shape: Shape) -> Prepared:
-    from paceline.lab.rungs import ladder_names, ladder_text, load_ladder, require_consent_to_rungs
+def _prepare_ladder(request: SubmitRequest, shape: JobShape) -> PreparedJob:
+    from paceline.lab.rungs import dump_ladder, list_ladders, load_ladder, require_consent_to_rungs
 
-    given = read_options("ladder", [*request.words, *request.options])
-    names = [word for word in request.words if "=" not in word]
-    named = [word.removeprefix("recipe=") for word in request.words if word.startswith("recipe=")]
+    given = read_options("ladder", [*request.args, *request.options])
+    names = [word for word in request.args if "=" not in word]
+    named = [word.removeprefix("recipe=") for word in request.args if word.startswith("recipe=")]
     recipes = [*names[1:], *named, *([given["recipe"]] if given["recipe"] is not None else [])]
-    overrides = Patch.parse([word for word in request.words if "=" in word and not word.startswith("recipe=")])
+    overrides = Patch.parse([word for word in request.args if "=" in word and not word.startswith("recipe=")])
     if len(recipes) > 1:
         raise RecipeError(f"{recipes[1]!r}: a ladder varies one recipe, and {recipes[0]!r} is one (drop one of them)")
-    refuse_length(overrides, "a ladder", to="compare")
-    name = names[0] if names else _LADDER
+    refuse_length(overrides, "a ladder", purpose="compare")
+    name = names[0] if names else _DEFAULT_LADDER
     ladder = load_ladder(name)
     recipe = recipes[0] if recipes else ladder.recipe
     loaded = load(recipe, overrides)
@@ -187,17 +189,17 @@ def _ladder(request: Asked, shape: Shape) -> Prepared:
     require_consent_to_rungs(ladder, name, own_code=request.own_code)
     count_ranks(given["ranks"], {})
     is_frozen = not _is_preset(recipe)
-    whole = replace(ladder, recipe=str(find(recipe).absolute()) if is_frozen else recipe)
-    text = "" if name in ladder_names() else ladder_text(whole)
+    whole = replace(ladder, recipe=str(find_recipe(recipe).absolute()) if is_frozen else recipe)
+    text = "" if name in list_ladders() else dump_ladder(whole)
     if is_frozen or text:
-        recipe_args = (word for word in request.words if "=" in word and not word.startswith("recipe="))
-        request = replace(request, words=(name, recipe, *recipe_args), options=_without_recipe(request.options))
+        recipe_args = (word for word in request.args if "=" in word and not word.startswith("recipe="))
+        request = replace(request, args=(name, recipe, *recipe_args), options=_without_recipe(request.options))
     request = _with_ranks(request, shape)
     needs_consent = (is_frozen and names_code(loaded.recipe)) or any(
         settings_name_code(rung.patch.values()) for rung in ladder.rungs
     )
     name = f"ladder-{ladder.name}"
-    return Prepared(request, shape, name, loaded.recipe, is_frozen=is_frozen, ladder=text, own_code=needs_consent)
+    return PreparedJob(request, shape, name, loaded.recipe, is_frozen=is_frozen, ladder=text, own_code=needs_consent)
 
 
 def _without_recipe(options: Sequence[str]) -> tuple[str, ...]:
@@ -209,43 +211,45 @@ def _without_recipe(options: Sequence[str]) -> tuple[str, ...]:
     return tuple(frozen)
 
 
-def _measure(request: Asked, shape: Shape) -> Prepared:
-    recipe_name, overrides = split_words(list(request.words))
+def _prepare_experiment(request: SubmitRequest, shape: JobShape) -> PreparedJob:
+    recipe_name, overrides = split_recipe_args(list(request.args))
     loaded = load(recipe_name, overrides)
     require_consent(loaded, own_code=request.own_code)
     name, is_frozen = f"{request.verb}-{loaded.name}", not _is_preset(recipe_name)
     needs_consent = is_frozen and names_code(loaded.recipe)
     if request.verb == "scale":
         shape = _with_nodes(request, shape)
-        return Prepared(_over_nodes(request, shape), shape, name, loaded.recipe, is_frozen, own_code=needs_consent)
+        return PreparedJob(
+            _with_ranks_and_nodes(request, shape), shape, name, loaded.recipe, is_frozen, own_code=needs_consent
+        )
     goes_on = request.verb != "profile" or request.has_option("--vary")
     request = _with_ranks(request, shape)
-    return Prepared(request, shape, name, loaded.recipe, is_frozen, own_code=needs_consent, goes_on=goes_on)
+    return PreparedJob(request, shape, name, loaded.recipe, is_frozen, own_code=needs_consent, can_resume=goes_on)
 
 
 def _is_preset(name: str) -> bool:
     """Return whether a recipe is shipped with paceline, hence need not be frozen."""
-    return find(name).is_relative_to(PRESETS)
+    return find_recipe(name).is_relative_to(PRESETS)
 
 
-def _with_nodes(request: Asked, shape: Shape) -> Shape:
+def _with_nodes(request: SubmitRequest, shape: JobShape) -> JobShape:
     """Return the shape with the nodes that a study needs. Raise `WorldError` if fewer were requested."""
     most = max(
-        read_nodes(measuring_options(read_options("scale", [*request.words, *request.options]))["nodes"]), default=1
+        read_nodes(measuring_options(read_options("scale", [*request.args, *request.options]))["nodes"]), default=1
     )
     if 1 < shape.nodes < most:
         raise WorldError(f"--nodes: {shape.nodes}, but the study goes to {most} (write --nodes {most} before `--`)")
     return replace(shape, nodes=max(shape.nodes, most))
 
 
-def _with_ranks(request: Asked, shape: Shape) -> Asked:
+def _with_ranks(request: SubmitRequest, shape: JobShape) -> SubmitRequest:
     """Return the request with the node's ranks, unless it has `--ranks`."""
     if request.has_option("--ranks"):
         return request
     return replace(request, options=(*request.options, "--ranks", str(shape.ranks_per_node)))
 
 
-def _over_nodes(request: Asked, shape: Shape) -> Asked:
+def _with_ranks_and_nodes(request: SubmitRequest, shape: JobShape) -> SubmitRequest:
     """Return a study with ranks and nodes: powers of two up to all, unless given."""
     options = list(request.options)
     is_study = any(map(request.has_option, ("--batch-sizes", "--warmups", "--lr-rules")))
@@ -260,29 +264,40 @@ def _doubling(most: int) -> str:
     return ",".join(map(str, sorted({*(2**power for power in range(most.bit_length()) if 2**power <= most), most})))
 
 
-def _words(prepared: Prepared, job: Job) -> tuple[str, ...]:
+def _job_args(prepared: PreparedJob, job: ClusterJob) -> tuple[str, ...]:
     """Return the arguments of the job's `paceline` command."""
-    request, run_dir = prepared.asked, str(job.run_dir)
+    request, run_dir = prepared.request, str(job.run_dir)
     match request.verb:
         case "train":
-            return ("train", str(job.frozen), *request.options, *_consent(prepared), "--run-dir", run_dir, "--resume")
+            return (
+                "train",
+                str(job.frozen_recipe),
+                *request.options,
+                *_consent_args(prepared),
+                "--run-dir",
+                run_dir,
+                "--resume",
+            )
         case "eval":
-            return ("eval", run_dir, *request.words[1:], *request.options, *_consent(prepared))
+            return ("eval", run_dir, *request.args[1:], *request.options, *_consent_args(prepared))
         case verb:
-            args = (*_frozen_words(prepared, job, request.words), *request.options, *_consent(prepared))
+            args = (*_frozen_args(prepared, job, request.args), *request.options, *_consent_args(prepared))
             return (verb, *args, "--run-dir", run_dir)
 
 
-def _consent(prepared: Prepared) -> tuple[str, ...]:
+def _consent_args(prepared: PreparedJob) -> tuple[str, ...]:
     """Return `--own-code` if the job's files name code, which includes the files written for it."""
     return (OWN_CODE,) if prepared.own_code else ()
 
 
-def _frozen_words(prepared: Prepared, job: Job, args: Sequence[str]) -> tuple[str, ...]:
+def _frozen_args(prepared: PreparedJob, job: ClusterJob, args: Sequence[str]) -> tuple[str, ...]:
     """Return a measuring verb's arguments with frozen files in place of names; a ladder has two of them.
 
     Overrides stay: a value given explicitly also overrides what measuring would set.
     """
-    frozen = [*([str(job.frozen_ladder)] if job.ladder else []), *([str(job.frozen)] if prepared.is_frozen else [])]
-    index = 1 if prepared.asked.verb == "ladder" and not job.ladder else 0
+    frozen = [
+        *([str(job.frozen_ladder)] if job.ladder else []),
+        *([str(job.frozen_recipe)] if prepared.is_frozen else []),
+    ]
+    index = 1 if prepared.request.verb == "ladder" and not job.ladder else 0
     return (*args[:index], *frozen, *args[index + len(frozen) :])

@@ -11,37 +11,37 @@ from paceline.core.units import count
 from paceline.recipe.consent import OWN_CODE
 
 VERBS: Final = ("train", "eval", "ladder", "scale", "tune", "profile")
-RANKS: Final = ("train", "eval")
+RANK_VERBS: Final = ("train", "eval")
 """Verbs whose ranks the scheduler starts; the others start their own processes."""
-_ONE_NODE: Final = ("ladder", "tune", "profile")
-_OF_A_SITE: Final = re.compile(r"(slurm|kubernetes)\.[a-z_.]+=.*", re.DOTALL)
-_OURS: Final = {
+_ONE_NODE_VERBS: Final = ("ladder", "tune", "profile")
+_SITE_FIELD: Final = re.compile(r"(slurm|kubernetes)\.[a-z_.]+=.*", re.DOTALL)
+_REFUSED_OPTIONS: Final = {
     "--run-dir": "write it before `--`",
     "--dry-run": "write it before `--`",
     "--resume": "leave it out: a job resumes the run in its run directory",
     "--task": "add --array before `--`",
 }
-_OF_RANKS: Final = {
+_REFUSED_RANK_OPTIONS: Final = {
     "--ranks": "write --ranks-per-node before `--`",
     "--max-restarts": "leave it out: the scheduler restarts a job",
     "--port": "leave it out: ranks rendezvous on the scheduler's nodes",
 }
-_OF_SOME: Final = (
+_VERB_SITE_FIELDS: Final = (
     ("slurm.stage", ("train",), "write data.stage=FOLDER"),
-    ("slurm.srun", RANKS, "leave it out: it is started without srun"),
+    ("slurm.srun", RANK_VERBS, "leave it out: it is started without srun"),
 )
 """Site fields that only some verbs use."""
 
 
 @dataclass(frozen=True)
-class Asked:
-    """Verb with its `words` (recipe and overrides), its `options`, and `site` fields.
+class SubmitRequest:
+    """Verb with its `args` (recipe and overrides), its `options`, and `site` fields.
 
     With `own_code` the job may import code that a file names.
     """
 
     verb: str
-    words: tuple[str, ...] = ()
+    args: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
     site: tuple[str, ...] = ()
     own_code: bool = False
@@ -52,7 +52,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Shape:
+class JobShape:
     """Nodes of a job, and ranks and GPUs per node."""
 
     nodes: int
@@ -65,20 +65,22 @@ class Shape:
         return self.nodes * self.ranks_per_node
 
 
-def read_words(args: Sequence[str], *, own_code: bool = False) -> Asked:
+def parse_submit_args(args: Sequence[str], *, own_code: bool = False) -> SubmitRequest:
     """Parse a verb (default: train), its arguments up to the first that begins with `-`, and its options.
 
     Raise `RecipeError` for an option that `paceline submit` sets itself, and typer's usage error for an unknown one.
     """
     verb, rest = (args[0], args[1:]) if args and args[0] in VERBS else ("train", args)
     first = next((index for index, word in enumerate(rest) if word.startswith("-")), len(rest))
-    site = tuple(word for word in rest[:first] if _OF_A_SITE.fullmatch(word))
-    request = Asked(verb, tuple(word for word in rest[:first] if word not in site), tuple(rest[first:]), site, own_code)
-    ours = {**_OURS, **_OF_RANKS} if verb in RANKS else _OURS
+    site = tuple(word for word in rest[:first] if _SITE_FIELD.fullmatch(word))
+    request = SubmitRequest(
+        verb, tuple(word for word in rest[:first] if word not in site), tuple(rest[first:]), site, own_code
+    )
+    ours = {**_REFUSED_OPTIONS, **_REFUSED_RANK_OPTIONS} if verb in RANK_VERBS else _REFUSED_OPTIONS
     for option, fix in ours.items():
         if request.has_option(option):
             raise RecipeError(f"{option}: is not an option of {verb} in a job ({fix})")
-    check_options(verb, request.words, request.options)
+    check_options(verb, request.args, request.options)
     if request.has_option(OWN_CODE):  # consent on either side of `--` counts
         options = tuple(word for word in request.options if word != OWN_CODE)
         request = replace(request, options=options, own_code=True)
@@ -86,24 +88,24 @@ def read_words(args: Sequence[str], *, own_code: bool = False) -> Asked:
     return request
 
 
-def _refuse_site_without_effect(request: Asked) -> None:
+def _refuse_site_without_effect(request: SubmitRequest) -> None:
     """Raise `RecipeError` for a site field that the verb does not use."""
-    for field, verbs, fix in _OF_SOME:
+    for field, verbs, fix in _VERB_SITE_FIELDS:
         if request.verb not in verbs and any(word.partition("=")[0] == field for word in request.site):
             raise RecipeError(f"{field}: has no effect on {request.verb} ({fix})")
 
 
-def read_shape(verb: str, nodes: int, ranks_per_node: int | None, gpus_per_node: int) -> Shape:
+def build_shape(verb: str, nodes: int, ranks_per_node: int | None, gpus_per_node: int) -> JobShape:
     """Return the shape of a job; by default, one rank per GPU.
 
     Raise `WorldError` for several nodes if the verb uses one.
     """
-    if nodes > 1 and verb in _ONE_NODE:
+    if nodes > 1 and verb in _ONE_NODE_VERBS:
         raise WorldError(f"--nodes: {nodes}, but {verb} measures on one node (write --nodes 1; scale takes several)")
-    return Shape(nodes, ranks_per_node or max(1, gpus_per_node), gpus_per_node)
+    return JobShape(nodes, ranks_per_node or max(1, gpus_per_node), gpus_per_node)
 
 
-def refuse_few_gpus(shape: Shape, device: str) -> None:
+def refuse_few_gpus(shape: JobShape, device: str) -> None:
     """Raise `WorldError` for more ranks than GPUs per node."""
     if device != "cpu" and 0 < shape.gpus_per_node < shape.ranks_per_node:
         gpus = count(shape.gpus_per_node, "GPU")

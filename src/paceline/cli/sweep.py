@@ -11,40 +11,40 @@ from pathlib import Path
 from typing import Any
 
 from paceline.cli.experiment import (
-    LIMIT_S,
-    STOPS,
-    experiment,
-    files_cached_before,
-    found_before,
-    leave,
-    refuse_ranks_of_others,
+    RUN_TIMEOUT_S,
+    STOP_SIGNALS,
+    finish_experiment,
+    locked_experiment,
+    read_finished,
+    refuse_launcher,
+    warm_cache_before,
 )
 from paceline.cli.ranks import refuse_too_many
 from paceline.cli.show_sweep import show_sweep
-from paceline.cli.telling import telling
-from paceline.cli.words import count_ranks, refuse_length, split_words
+from paceline.cli.telling import progress_output
+from paceline.cli.words import count_ranks, refuse_length, split_recipe_args
 from paceline.core.console import progress_console
 from paceline.core.errors import RecipeError
 from paceline.core.experiments.folder import ExperimentDir
 from paceline.core.experiments.sweep import SweepResult
 from paceline.core.units import count
-from paceline.lab.earlier import Earlier
-from paceline.lab.measuring import measuring_patch
-from paceline.lab.runner import Runner, TrialError, interrupted_by
-from paceline.lab.sweep import Sweep, build_sweep, conclusion, to_points
-from paceline.lab.trial import Outcome, folder_name, vary, write_recipe
-from paceline.lab.turns import run_turns, there_and_back
+from paceline.lab.earlier import ReusePolicy
+from paceline.lab.measuring import build_measurement_patch
+from paceline.lab.runner import TrialError, TrialRunner, interrupt_on_signals
+from paceline.lab.sweep import Sweep, build_sweep, build_sweep_points, summarize_sweep
+from paceline.lab.trial import TrialOutcome, apply_patch, build_run_name, write_recipe
+from paceline.lab.turns import alternate_order, run_interleaved
 from paceline.recipe.consent import require_consent
-from paceline.recipe.load import Loaded, load
+from paceline.recipe.load import LoadedRecipe, load
 from paceline.recipe.plan import resolve_batch
 from paceline.recipe.schema import Recipe
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _SweepRequest:
     """Request: `recipe` is the measured form of `loaded`."""
 
-    loaded: Loaded
+    loaded: LoadedRecipe
     recipe: Recipe
     sweep: Sweep
     ranks: int
@@ -53,7 +53,7 @@ class _Asked:
     oversubscribe: bool
 
     @property
-    def plain(self) -> dict[str, Any]:
+    def key_values(self) -> dict[str, Any]:
         """Everything that the runs depend on, as plain values."""
         values = [trial.name for trial in self.sweep.trials]
         length = {"ranks": self.ranks, "steps": self.steps, "repeats": self.repeats}
@@ -73,9 +73,9 @@ def sweep(
     as_json: bool,
 ) -> int:
     """Run `paceline profile --vary`, and return the exit code."""
-    name, overrides = split_words(args)
-    refuse_length(overrides, "a profile", to="profile")
-    refuse_ranks_of_others("profile --vary")
+    name, overrides = split_recipe_args(args)
+    refuse_length(overrides, "a profile", purpose="profile")
+    refuse_launcher("profile --vary")
     loaded = load(name, overrides)
     require_consent(loaded, own_code=own_code)
     if loaded.recipe.measure.trace != "off" or loaded.recipe.measure.nvtx != "off":
@@ -83,56 +83,61 @@ def sweep(
     num_ranks = count_ranks(ranks, os.environ)
     refuse_too_many(num_ranks, loaded.recipe.parallel.device, oversubscribe=oversubscribe)
     loaded = replace(loaded, recipe=resolve_batch(loaded.recipe, num_ranks))
-    recipe = vary(loaded.recipe, measuring_patch(loaded.recipe, steps, overrides))
+    recipe = apply_patch(loaded.recipe, build_measurement_patch(loaded.recipe, steps, overrides))
     values = build_sweep(varied, recipe, num_ranks, repeats)
-    request = _Asked(loaded, recipe, values, num_ranks, steps, repeats, oversubscribe)
-    with experiment(f"profile-vary-{loaded.name}", request.plain, run_dir, as_json=as_json) as folder:
-        result = found_before(folder, SweepResult) or _measure(request, folder, as_json=as_json)
+    request = _SweepRequest(loaded, recipe, values, num_ranks, steps, repeats, oversubscribe)
+    with locked_experiment(f"profile-vary-{loaded.name}", request.key_values, run_dir, as_json=as_json) as folder:
+        result = read_finished(folder, SweepResult) or _run_sweep(request, folder, as_json=as_json)
     show_sweep(result, folder, as_json=as_json)
     return 0
 
 
-def _measure(request: _Asked, folder: ExperimentDir, *, as_json: bool) -> SweepResult:
+def _run_sweep(request: _SweepRequest, folder: ExperimentDir, *, as_json: bool) -> SweepResult:
     """Run all values in alternating order, and write the result."""
     trials, outcomes = request.sweep.trials, []
     write_recipe(request.loaded.recipe, folder.recipe)
     write_recipe(request.recipe, folder.measured)
     total = len(trials) * request.repeats
-    with interrupted_by(*STOPS), telling(progress_console(as_json=as_json), total) as (on_start, print_line):
+    with (
+        interrupt_on_signals(*STOP_SIGNALS),
+        progress_output(progress_console(as_json=as_json), total) as (on_start, print_line),
+    ):
         print_line(f"{count(total, 'run')} of {count(request.recipe.measure.warmup_steps + request.steps, 'step')}")
 
-        runner = Runner(
+        runner = TrialRunner(
             request.recipe,
             folder.measured,
             request.ranks,
-            place=lambda trial, repeat: folder.trials / folder_name(trial, request.recipe, request.ranks, repeat),
-            begins=files_cached_before(request.recipe, on_start),
-            earlier=Earlier(folder.replaced, print_line),
-            limit_s=LIMIT_S,
+            get_folder=lambda trial, repeat: (
+                folder.trials / build_run_name(trial, request.recipe, request.ranks, repeat)
+            ),
+            before_run=warm_cache_before(request.recipe, on_start),
+            reuse_policy=ReusePolicy(folder.replaced, print_line),
+            timeout_s=RUN_TIMEOUT_S,
             oversubscribe=request.oversubscribe,
         )
-        for outcome in run_turns(lambda turn: there_and_back(trials, turn), request.repeats, runner):
-            print_line(_line(outcome, request.repeats))
+        for outcome in run_interleaved(lambda turn: alternate_order(trials, turn), request.repeats, runner):
+            print_line(_outcome_line(outcome, request.repeats))
             outcomes.append(outcome)
-    result = _result(request, outcomes)
-    leave(folder, result)
+    result = _build_result(request, outcomes)
+    finish_experiment(folder, result)
     return result
 
 
-def _line(outcome: Outcome, repeats: int) -> str:
+def _outcome_line(outcome: TrialOutcome, repeats: int) -> str:
     name = outcome.trial.name + (f", repeat {outcome.repeat}" if repeats > 1 else "")
     if outcome.result is None:
         return f"{name}: failed: {outcome.error}"
     return f"{name}: {outcome.result.throughput.images_per_s:,.0f} images/s"
 
 
-def _result(request: _Asked, outcomes: Sequence[Outcome]) -> SweepResult:
+def _build_result(request: _SweepRequest, outcomes: Sequence[TrialOutcome]) -> SweepResult:
     """Build the result. Raise `TrialError` if every run failed."""
     results = [outcome.result for outcome in outcomes if outcome.result is not None]
     if not results:
-        raise TrialError(outcomes[0].error, outcomes[0].code)
-    points = to_points(request.sweep.trials, outcomes)
-    fastest, sentence = conclusion(points)
+        raise TrialError(outcomes[0].error, outcomes[0].exit_code)
+    points = build_sweep_points(request.sweep.trials, outcomes)
+    fastest, sentence = summarize_sweep(points)
     return SweepResult(
         key=request.sweep.key,
         recipe=request.loaded.name,

@@ -7,12 +7,12 @@ from typing import TextIO
 from paceline.data.sources.places import printable_lines
 from paceline.lab.trial import Trial
 
-Begins = Callable[[Trial, int], None]
-Say = Callable[[str], None]
+OnRunStart = Callable[[Trial, int], None]
+PrintLine = Callable[[str], None]
 
 
 @contextlib.contextmanager
-def telling(out: TextIO, total: int | None = None) -> Iterator[tuple[Begins, Say]]:
+def progress_output(out: TextIO, total: int | None = None) -> Iterator[tuple[OnRunStart, PrintLine]]:
     """Yield a function to call as each run starts, and one that prints a line.
 
     `total` is the number of runs, None if unknown. Without a terminal only lines are printed.

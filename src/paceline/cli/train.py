@@ -9,9 +9,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from paceline.cli.ranks import enter_world, ranks_to_start, start_ranks, starting
-from paceline.cli.started import STARTED_S
-from paceline.cli.words import split_words
+from paceline.cli.ranks import enter_world, ranks_to_start, start_ranks, starting_message
+from paceline.cli.started import START_TIME_S
+from paceline.cli.words import split_recipe_args
 from paceline.core.console import progress_console
 from paceline.core.errors import CheckpointError, PacelineError, RecipeError, WorldError
 from paceline.core.json_file import read_json
@@ -23,7 +23,7 @@ from paceline.data.sources.places import printable
 from paceline.parallel.environ import batch_job, count_gpus, launch_name
 from paceline.parallel.launch import PREEMPTED
 from paceline.recipe.consent import require_consent
-from paceline.recipe.load import DEFAULT, Loaded, load
+from paceline.recipe.load import DEFAULT, LoadedRecipe, load
 from paceline.recipe.plan import divide_batch, resolve_batch
 
 if TYPE_CHECKING:
@@ -46,14 +46,14 @@ def train(
     """Run `paceline train`, and return the exit code."""
     if not dry_run:
         progress_console(as_json=as_json)  # a process that starts ranks must survive a lost console too
-    name, patch = split_words(args)
+    name, patch = split_recipe_args(args)
     if resume:
-        name = resumed(name, run_dir)
+        name = find_run_to_resume(name, run_dir)
     loaded = load(name, patch)
     require_consent(loaded, own_code=own_code)
     world = enter_world()
     if resume and ranks == "auto" and world.launcher == "single":
-        ranks = _ranks_before((run_dir or Path(name)).expanduser())
+        ranks = _previous_ranks((run_dir or Path(name)).expanduser())
     num_ranks = ranks_to_start(ranks, world, loaded.recipe, oversubscribe=oversubscribe)
     if max_restarts and world.launcher in ("torchrun", "slurm"):
         fix = "torchrun --max-restarts" if world.launcher == "torchrun" else "sbatch --requeue"
@@ -68,20 +68,20 @@ def train(
     try:
         if world.launcher == "single" and not as_json:  # with --json, an error is the only line on stderr
             out = progress_console(as_json=False)
-            print(starting(num_ranks, loaded.recipe.parallel.device), file=out, flush=True)
+            print(starting_message(num_ranks, loaded.recipe.parallel.device), file=out, flush=True)
         if world.launcher == "single" and (num_ranks > 1 or max_restarts):
             grace_s = loaded.recipe.checkpoint.grace.seconds
             extra = [] if run_dir is not None else ["--run-dir", str(rundir.path)]
-            if world.may_be_again and not resume and _is_of_this_launch(rundir):
+            if world.may_be_again and not resume and _is_from_this_launch(rundir):
                 extra.append("--resume")
             return start_ranks(num_ranks, port, extra, grace_s=grace_s, max_restarts=max_restarts)
-        return _train_here(loaded, world, rundir, resume=resume, as_json=as_json)
+        return _train_rank(loaded, world, rundir, resume=resume, as_json=as_json)
     finally:
         if run_dir is None:
-            rundir.give_back()
+            rundir.release()
 
 
-def resumed(name: str, run_dir: Path | None) -> str:
+def find_run_to_resume(name: str, run_dir: Path | None) -> str:
     """Return the run to resume instead of its recipe's name; without `run_dir`, the newest run of the recipe.
 
     Raise `RecipeError` if there is none.
@@ -97,7 +97,7 @@ def resumed(name: str, run_dir: Path | None) -> str:
     return str(newest.path)
 
 
-def _ranks_before(run: Path) -> str:
+def _previous_ranks(run: Path) -> str:
     """Return the number of ranks of the run to resume, the default for `--ranks`."""
     try:
         return str(read_json(run / "plan.json")["world_size"])
@@ -105,7 +105,7 @@ def _ranks_before(run: Path) -> str:
         return "auto"
 
 
-def choose_rundir(name: str, loaded: Loaded, run_dir: Path | None, world: World, *, resume: bool) -> RunDir:
+def choose_rundir(name: str, loaded: LoadedRecipe, run_dir: Path | None, world: World, *, resume: bool) -> RunDir:
     """Return the directory to write: `run_dir`, the run to resume, or a new folder under `runs/`.
 
     Ranks that torchrun or Slurm restarts continue the run that this launch began.
@@ -116,85 +116,89 @@ def choose_rundir(name: str, loaded: Loaded, run_dir: Path | None, world: World,
         return RunDir(Path(name).expanduser())
     if not world.is_main:
         return RunDir(Path("runs"))  # until rank 0 broadcasts it
-    ours = RunDir.newest_of(loaded.name, _is_of_this_launch) if world.may_be_again else None
+    ours = RunDir.newest_of(loaded.name, _is_from_this_launch) if world.may_be_again else None
     return ours or RunDir.claim(loaded.name, datetime.now().astimezone())
 
 
-def _launch() -> str:
+def _launch_id() -> str:
     return launch_name(os.environ, os.getppid(), os.uname().nodename)
 
 
-def _is_of_this_launch(rundir: RunDir) -> bool:
-    from paceline.train.resume import is_of_launch
+def _is_from_this_launch(rundir: RunDir) -> bool:
+    from paceline.train.resume import was_started_by
 
-    return is_of_launch(rundir, _launch())
+    return was_started_by(rundir, _launch_id())
 
 
-def _train_here(loaded: Loaded, world: World, rundir: RunDir, *, resume: bool, as_json: bool) -> int:
+def _train_rank(loaded: LoadedRecipe, world: World, rundir: RunDir, *, resume: bool, as_json: bool) -> int:
     from paceline.train.interrupt import Interrupts
 
     with Interrupts(announces=world.is_main) as interrupts:  # importing torch takes seconds: handle signals before
         from paceline.cli.show import show_result
 
         out = progress_console(as_json=as_json)
-        request = Asked(STARTED_S, ("paceline", *sys.argv[1:]), out, resume)
-        result = run_here(loaded, world, rundir, interrupts, request)
+        request = TrainRequest(START_TIME_S, ("paceline", *sys.argv[1:]), out, resume)
+        result = run_rank(loaded, world, rundir, interrupts, request)
         if world.is_main:
             show_result(result, rundir, loaded, as_json=as_json)
         ignore_stop_signals()  # the result is written: a late signal must not change the exit code
         if result.status == "failed":
-            return _unsaved(result, rundir, world)
+            return _exit_unsaved(result, rundir, world)
     return PREEMPTED if result.status == "preempted" else 0
 
 
-def _unsaved(result: RunResult, rundir: RunDir, world: World) -> int:
+def _exit_unsaved(result: RunResult, rundir: RunDir, world: World) -> int:
     """Return the exit code of a run whose final weights were not saved; rank 0 raises `CheckpointError`."""
-    from paceline.train.resume import unsaved
+    from paceline.train.resume import describe_unsaved_weights
 
     if world.is_main:
-        raise CheckpointError(unsaved(rundir, result))
+        raise CheckpointError(describe_unsaved_weights(rundir, result))
     return CheckpointError.exit_code
 
 
 @dataclass(frozen=True)
-class Asked:
+class TrainRequest:
     """How a run was started: start time, command line, output stream for progress, and whether to resume."""
 
     started_s: float
-    words: tuple[str, ...]
+    command: tuple[str, ...]
     out: TextIO
     resume: bool
 
 
-def run_here(loaded: Loaded, world: World, rundir: RunDir, interrupts: "Interrupts", request: Asked) -> RunResult:
+def run_rank(
+    loaded: LoadedRecipe, world: World, rundir: RunDir, interrupts: "Interrupts", request: TrainRequest
+) -> RunResult:
     """Train as this rank, print progress, and write the report; `interrupts` must be active."""
-    from paceline.cli.progress import build_progress
-    from paceline.cli.report import leave_report
+    from paceline.cli.progress import build_train_progress
+    from paceline.cli.report import try_write_report
     from paceline.parallel.flight_recorder import flight_recorder_environ
     from paceline.train.job import Invocation
-    from paceline.train.resume import finished
+    from paceline.train.resume import read_final_result
     from paceline.train.run import run
-    from paceline.train.whereabouts import Whereabouts
+    from paceline.train.whereabouts import ProgressReporter
 
     if count_gpus(os.environ):
         for variable, value in flight_recorder_environ(rundir.path).items():
             os.environ.setdefault(variable, value)
-    was_ended = world.is_main and (request.resume or world.may_be_again) and finished(rundir) is not None
+    was_ended = world.is_main and (request.resume or world.may_be_again) and read_final_result(rundir) is not None
     was_complete = request.resume and was_ended
-    position = Whereabouts()
-    listeners = [build_progress(request.out, position)] if world.is_main else []
+    position = ProgressReporter()
+    listeners = [build_train_progress(request.out, position)] if world.is_main else []
     invocation = Invocation(
         request.started_s,
-        request.words,
+        request.command,
         listeners,
         recipe_name=loaded.name,
-        launch=_launch(),
+        launch=_launch_id(),
         interrupts=interrupts,
         batch_job=batch_job(os.environ),
-        whereabouts=position,
+        progress=position,
     )
     recipe = loaded.recipe
-    if request.resume and loaded.is_said("data.rank_batch_size"):  # else `run` keeps the batch size of the run
+    if request.resume and loaded.is_from_command_line(
+        "data.rank_batch_size"
+    ):  # else `run` keeps the batch size of the run
         recipe = resolve_batch(recipe, world.world_size)
     result = run(recipe, world, rundir, resume=request.resume, invocation=invocation)
     if was_complete:
@@ -203,15 +207,15 @@ def run_here(loaded: Loaded, world: World, rundir: RunDir, interrupts: "Interrup
     has_report = was_complete and rundir.report.is_file()
     is_new = world.is_main and has_time and not was_ended
     if is_new:
-        result = _closed(result, rundir, request)  # so that the report has it
+        result = _update_account(result, rundir, request)  # so that the report has it
     if world.is_main and loaded.recipe.log.report == "on" and has_time and not has_report:
-        leave_report(rundir)
+        try_write_report(rundir)
         if is_new:
-            result = _closed(result, rundir, request)
+            result = _update_account(result, rundir, request)
     return result
 
 
-def _closed(result: RunResult, rundir: RunDir, request: Asked) -> RunResult:
+def _update_account(result: RunResult, rundir: RunDir, request: TrainRequest) -> RunResult:
     """Return the result with its account extended to now, and write it; rank 0 only."""
     if result.account is None:
         return result

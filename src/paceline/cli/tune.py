@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import Any, Final
 
 from paceline.cli.experiment import (
-    LIMIT_S,
-    STOPS,
-    experiment,
-    files_cached_before,
-    found_before,
-    leave,
-    refuse_ranks_of_others,
+    RUN_TIMEOUT_S,
+    STOP_SIGNALS,
+    finish_experiment,
+    locked_experiment,
+    read_finished,
+    refuse_launcher,
+    warm_cache_before,
 )
 from paceline.cli.ranks import refuse_too_many
 from paceline.cli.show_tune import show_tune
-from paceline.cli.telling import telling
-from paceline.cli.words import count_ranks, refuse_length, split_words
+from paceline.cli.telling import progress_output
+from paceline.cli.words import count_ranks, refuse_length, split_recipe_args
 from paceline.core.console import progress_console
 from paceline.core.errors import PacelineError, RecipeError
 from paceline.core.experiments.folder import ExperimentDir
@@ -29,34 +29,34 @@ from paceline.core.experiments.tuning import TuneResult
 from paceline.core.interval import Interval
 from paceline.core.rundir import RunDir
 from paceline.core.units import count
-from paceline.lab.duel import Bench
-from paceline.lab.earlier import Earlier
-from paceline.lab.laying import lay
-from paceline.lab.measuring import FALLING, measuring_patch
-from paceline.lab.runner import Runner, interrupted_by
-from paceline.lab.space import Space, build_space
-from paceline.lab.times import times
-from paceline.lab.trial import folder_name, vary, words_of, write_recipe
-from paceline.lab.tune import Found, Search
-from paceline.lab.tuned import tuned_text, write_tuned
+from paceline.lab.duel import TrialBench
+from paceline.lab.earlier import ReusePolicy
+from paceline.lab.laying import merge_patches
+from paceline.lab.measuring import REDUCED_LR_SHARE, build_measurement_patch
+from paceline.lab.runner import TrialRunner, interrupt_on_signals
+from paceline.lab.space import SearchSpace, build_search_space
+from paceline.lab.times import format_speedup
+from paceline.lab.trial import apply_patch, build_run_name, format_patch, write_recipe
+from paceline.lab.tune import Search, SearchResult
+from paceline.lab.tuned import format_tuned_recipe, write_tuned_recipe
 from paceline.recipe.consent import require_consent
-from paceline.recipe.load import Loaded, load
+from paceline.recipe.load import LoadedRecipe, load
 from paceline.recipe.patch import Patch
 from paceline.recipe.plan import divide_batch, resolve_batch
 from paceline.recipe.schema import Recipe
 
-_TUNED: Final = "tuned.yaml"
+_TUNED_RECIPE: Final = "tuned.yaml"
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """Request: `recipe` is the measured form of `loaded`, which is `name` with the overrides `said`."""
+class _TuneRequest:
+    """Request: `recipe` is the measured form of `loaded`, which is `name` with the overrides `overrides`."""
 
     name: str
-    said: Patch
-    loaded: Loaded
+    overrides: Patch
+    loaded: LoadedRecipe
     recipe: Recipe
-    space: Space
+    space: SearchSpace
     vary: tuple[str, ...]
     allow_batch: bool
     ranks: int
@@ -66,17 +66,17 @@ class _Asked:
     oversubscribe: bool = False
 
     @property
-    def plain(self) -> dict[str, Any]:
+    def key_values(self) -> dict[str, Any]:
         """Everything that the runs depend on, as plain values."""
         space = {"vary": list(self.vary), "allow_batch": self.allow_batch}
         length = {"ranks": self.ranks, "steps": self.steps, "repeats": self.repeats, "budget": self.budget}
         return {"verb": "tune", "recipe": self.recipe.to_dict(), **space, **length}
 
-    def lay(self, patch: Patch) -> Recipe | None:
+    def apply(self, patch: Patch) -> Recipe | None:
         """Return the measured recipe with `patch` applied; None if the patch does not fit."""
         try:
-            vary(self.loaded.recipe, patch)
-            varied = vary(self.recipe, patch)
+            apply_patch(self.loaded.recipe, patch)
+            varied = apply_patch(self.recipe, patch)
             divide_batch(varied, self.ranks)
         except RecipeError:
             return None
@@ -98,10 +98,10 @@ def tune(
     oversubscribe: bool = False,
 ) -> int:
     """Run `paceline tune`, and return the exit code."""
-    name, overrides = split_words(args)
-    refuse_length(overrides, "a search", to="compare")
-    refuse_ranks_of_others("tune")
-    request = _ask(
+    name, overrides = split_recipe_args(args)
+    refuse_length(overrides, "a search", purpose="compare")
+    refuse_launcher("tune")
+    request = _build_request(
         name,
         overrides,
         ranks,
@@ -113,13 +113,13 @@ def tune(
         oversubscribe=oversubscribe,
     )
     require_consent(request.loaded, own_code=own_code)
-    with experiment(f"tune-{request.loaded.name}", request.plain, run_dir, as_json=as_json) as folder:
-        result = found_before(folder, TuneResult) or _search(request, folder, as_json=as_json)
+    with locked_experiment(f"tune-{request.loaded.name}", request.key_values, run_dir, as_json=as_json) as folder:
+        result = read_finished(folder, TuneResult) or _run_search(request, folder, as_json=as_json)
     show_tune(result, folder, as_json=as_json)
     return 0
 
 
-def _ask(
+def _build_request(
     name: str,
     overrides: Patch,
     ranks: str,
@@ -130,7 +130,7 @@ def _ask(
     repeats: int,
     budget: int | None,
     oversubscribe: bool,
-) -> _Asked:
+) -> _TuneRequest:
     loaded = load(name, overrides)
     least = 2 + 2 * repeats
     if budget is not None and budget < least:
@@ -139,14 +139,16 @@ def _ask(
     num_ranks = count_ranks(ranks, os.environ)
     refuse_too_many(num_ranks, loaded.recipe.parallel.device, oversubscribe=oversubscribe)
     loaded = replace(loaded, recipe=resolve_batch(loaded.recipe, num_ranks))
-    measured = vary(loaded.recipe, measuring_patch(loaded.recipe, steps, overrides, lr_share=FALLING))
+    measured = apply_patch(
+        loaded.recipe, build_measurement_patch(loaded.recipe, steps, overrides, lr_share=REDUCED_LR_SHARE)
+    )
     divide_batch(measured, num_ranks)
-    return _Asked(
+    return _TuneRequest(
         name=name,
-        said=overrides,
+        overrides=overrides,
         loaded=loaded,
         recipe=measured,
-        space=build_space(args, measured, allow_batch=allow_batch),
+        space=build_search_space(args, measured, allow_batch=allow_batch),
         vary=tuple(args),
         allow_batch=allow_batch,
         ranks=num_ranks,
@@ -157,43 +159,45 @@ def _ask(
     )
 
 
-def _search(request: _Asked, folder: ExperimentDir, *, as_json: bool) -> TuneResult:
+def _run_search(request: _TuneRequest, folder: ExperimentDir, *, as_json: bool) -> TuneResult:
     """Search, and write the tuned recipe and the result."""
     out = progress_console(as_json=as_json)
     write_recipe(request.loaded.recipe, folder.recipe)
     write_recipe(request.recipe, folder.measured)
-    with interrupted_by(*STOPS), telling(out, request.budget) as (on_start, print_line):
+    with interrupt_on_signals(*STOP_SIGNALS), progress_output(out, request.budget) as (on_start, print_line):
         most = "" if request.budget is None else f"up to {count(request.budget, 'run')}, "
         print_line(
             f"tuning {request.loaded.name}: {most}{count(request.repeats, 'pair')} of runs per promising candidate"
         )
 
-        runner = Runner(
+        runner = TrialRunner(
             request.recipe,
             folder.measured,
             request.ranks,
-            place=lambda trial, repeat: folder.trials / folder_name(trial, request.recipe, request.ranks, repeat),
-            begins=files_cached_before(request.recipe, on_start),
-            earlier=Earlier(folder.replaced, print_line),
-            limit_s=LIMIT_S,
+            get_folder=lambda trial, repeat: (
+                folder.trials / build_run_name(trial, request.recipe, request.ranks, repeat)
+            ),
+            before_run=warm_cache_before(request.recipe, on_start),
+            reuse_policy=ReusePolicy(folder.replaced, print_line),
+            timeout_s=RUN_TIMEOUT_S,
             oversubscribe=request.oversubscribe,
         )
         outcome = Search(
-            bench=Bench(request.recipe, runner.run),
+            bench=TrialBench(request.recipe, runner.run),
             space=request.space,
-            vary=request.lay,
+            apply_patch=request.apply,
             steps=request.steps,
             repeats=request.repeats,
             budget=request.budget,
-            say=print_line,
+            report=print_line,
         ).search()
-    _write_tuned(request, outcome, folder.path / _TUNED)
-    result = _result(request, outcome, folder)
-    leave(folder, result)
+    _write_tuned_recipe(request, outcome, folder.path / _TUNED_RECIPE)
+    result = _build_result(request, outcome, folder)
+    finish_experiment(folder, result)
     return result
 
 
-def _write_tuned(request: _Asked, outcome: Found, path: Path) -> None:
+def _write_tuned_recipe(request: _TuneRequest, outcome: SearchResult, path: Path) -> None:
     """Write the winning recipe: the loaded one with the best patch applied."""
     comments = {
         path: f"{tried.name}: {tried.why}"
@@ -201,18 +205,18 @@ def _write_tuned(request: _Asked, outcome: Found, path: Path) -> None:
         if tried.status == "won"
         for path, _ in Patch.parse(list(tried.patch)).assignments
     }
-    header = f"{request.loaded.name}, tuned: {_gain(outcome.gain)} over {count(outcome.trials, 'run')}."
-    patch = lay(request.loaded.recipe, request.said, outcome.patch)
-    write_tuned(path, tuned_text(request.name, patch, comments, header))
+    header = f"{request.loaded.name}, tuned: {_gain_text(outcome.gain)} over {count(outcome.trials, 'run')}."
+    patch = merge_patches(request.loaded.recipe, request.overrides, outcome.patch)
+    write_tuned_recipe(path, format_tuned_recipe(request.name, patch, comments, header))
     tuned = resolve_batch(load(str(path)).recipe, request.ranks)
-    assert tuned == vary(request.loaded.recipe, outcome.patch), f"{path} differs from the winning recipe"
+    assert tuned == apply_patch(request.loaded.recipe, outcome.patch), f"{path} differs from the winning recipe"
 
 
-def _gain(gain: Interval | None) -> str:
-    return "nothing was faster" if gain is None else times(gain, word="x as fast")
+def _gain_text(gain: Interval | None) -> str:
+    return "nothing was faster" if gain is None else format_speedup(gain, word="x as fast")
 
 
-def _result(request: _Asked, outcome: Found, folder: ExperimentDir) -> TuneResult:
+def _build_result(request: _TuneRequest, outcome: SearchResult, folder: ExperimentDir) -> TuneResult:
     return TuneResult(
         recipe=request.loaded.name,
         recipe_hash=request.loaded.recipe.hash,
@@ -223,8 +227,8 @@ def _result(request: _Asked, outcome: Found, folder: ExperimentDir) -> TuneResul
         first=outcome.first,
         best=outcome.best,
         gain=outcome.gain,
-        best_patch=tuple(words_of(outcome.patch)),
-        recipe_file=str(folder.path / _TUNED),
+        best_patch=tuple(format_patch(outcome.patch)),
+        recipe_file=str(folder.path / _TUNED_RECIPE),
         tried=outcome.tried,
         trials=outcome.trials,
         grid=outcome.grid,

@@ -17,12 +17,12 @@ from paceline.core.json_file import read_json
 from paceline.core.results import CheckpointResult, GoodputResult
 from paceline.core.rundir import RunDir, read_lines
 from paceline.recipe.schema.recipe import Checkpoint
-from paceline.train.attempts import Attempt, Spent, account, closed, read_attempts
-from paceline.train.checkpoint import Checkpoints, Keep, read_state
+from paceline.train.attempts import Attempt, TimeSpent, compute_goodput, estimate_last_end, read_attempts
+from paceline.train.checkpoint import CheckpointStorage, KeepPolicy, read_state
 
 
 @dataclass(frozen=True)
-class Upkeep:
+class RunHistory:
     """History of a run, in seconds. `step_s` is the (50th, 99th) percentile of the means between records, None without
     any.
 
@@ -47,25 +47,25 @@ class Upkeep:
         return observed_mtbf(self.failures, self.up_s)
 
 
-def read_upkeep(rundir: RunDir, section: Checkpoint) -> Upkeep:
+def read_run_history(rundir: RunDir, section: Checkpoint) -> RunHistory:
     """Return the history of `rundir` with checkpoints as in `section`. Raise `PacelineError` for damaged files."""
-    plan = _plan(rundir)
+    plan = _read_plan(rundir)
     steps = _step_s(rundir, float(plan.get("batch_size", 0)))
     attempts = read_attempts(rundir.attempts)
     failed = [attempt for attempt in attempts if _has_failed(attempt)]
-    ended = closed(attempts, rundir)
+    ended = estimate_last_end(attempts, rundir)
     restarts = _restarts(ended, {attempt.start.number for attempt in failed})
-    newest = Checkpoints(rundir.checkpoints, Keep(newest=1)).newest()
+    newest = CheckpointStorage(rundir.checkpoints, KeepPolicy(num_newest=1)).newest()
     saved = read_state(newest).get("train", {}) if newest else {}
     result = rundir.read_result() if (rundir.path / "result.json").exists() else None
     trained_s = ended[-1].end.trained_s if ended and ended[-1].end else 0.0
-    spent, saved_s = _spent(saved, rundir)
+    spent, saved_s = _saved_times(saved, rundir)
     is_over = result is not None and result.status in (
         "completed",
         "target_reached",
     )  # otherwise it may have been resumed since
-    so_far = account(ended, trained_s, spent) if ended else None
-    return Upkeep(
+    so_far = compute_goodput(ended, trained_s, spent) if ended else None
+    return RunHistory(
         step_s=steps,
         every_s=_every_s(section, float(plan.get("checkpoint_every", 0)), steps),
         restart_s=median(restarts or [attempt.start.startup_s for attempt in ended] or [0.0]),
@@ -78,16 +78,16 @@ def read_upkeep(rundir: RunDir, section: Checkpoint) -> Upkeep:
     )
 
 
-def _spent(saved: dict[str, Any], rundir: RunDir) -> tuple[Spent, float]:
+def _saved_times(saved: dict[str, Any], rundir: RunDir) -> tuple[TimeSpent, float]:
     """Return the newest checkpoint's non-step times, and its trained time. Raise `CheckpointError` if damaged."""
     try:
-        spent = Spent(**{name: float(value) for name, value in saved.get("spent", {}).items()})
+        spent = TimeSpent(**{name: float(value) for name, value in saved.get("spent", {}).items()})
         return spent, float(saved.get("trained_s", 0.0))
     except (AttributeError, TypeError, ValueError) as error:
         raise CheckpointError(f"{rundir.checkpoints}: the newest holds no valid times: {error} (remove it)") from None
 
 
-def _plan(rundir: RunDir) -> dict[str, Any]:
+def _read_plan(rundir: RunDir) -> dict[str, Any]:
     try:
         plan = read_json(rundir.path / "plan.json")
     except (OSError, ValueError):

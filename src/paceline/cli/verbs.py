@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli import lab_verbs, run_verbs
-from paceline.cli.arguments import Json, Oversubscribe, OwnCode, Port, Words, new_folder
+from paceline.cli.arguments import JsonOption, OversubscribeOption, OwnCodeOption, PortOption, RecipeArgs, folder_option
 from paceline.cli.data_verbs import data
 from paceline.cli.scale_verb import scale
 
@@ -34,9 +34,9 @@ def paceline(
         print(__version__)
         raise typer.Exit
     if show_completion is not None:
-        from paceline.cli.complete import script
+        from paceline.cli.complete import completion_script
 
-        print(script(show_completion), end="")
+        print(completion_script(show_completion), end="")
         raise typer.Exit
 
 
@@ -60,7 +60,7 @@ def recipes(
     ] = None,
     origin: Annotated[bool, typer.Option("--origin", help="Show where each value was set.")] = False,
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of a recipe, for editors.")] = False,
-    as_json: Json = False,
+    as_json: JsonOption = False,
 ) -> int:
     """List the shipped recipes, or show one with every field resolved."""
     from paceline.cli.recipes import recipes as work
@@ -96,14 +96,14 @@ def submit(
             metavar="NAME|FILE", help="Settings of the cluster ($PACELINE_SITE, ~/.config/paceline/site.yaml)."
         ),
     ] = None,
-    run_dir: Annotated[Path | None, new_folder("Run directory, on a file system that all nodes share.")] = None,
-    own_code: OwnCode = False,
+    run_dir: Annotated[Path | None, folder_option("Run directory, on a file system that all nodes share.")] = None,
+    own_code: OwnCodeOption = False,
     array: Annotated[
         bool, typer.Option("--array", help="Run the tasks of a ladder or of scale as a job array.")
     ] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Follow the job, and exit with its code.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the script; write and queue nothing.")] = False,
-    as_json: Json = False,
+    as_json: JsonOption = False,
 ) -> int:
     """Write a job for Slurm or Kubernetes, and queue it."""
     from paceline.cli.submit import submit as work
@@ -126,7 +126,7 @@ def submit(
 
 @app.command(epilog="Example: `srun --nodes 2 --ntasks-per-node 4 paceline doctor`")
 def doctor(
-    args: Words = None,
+    args: RecipeArgs = None,
     mtbf: Annotated[
         str | None,
         typer.Option(metavar="DURATION", help="Mean time between failures, such as 8h, to advise how often to save."),
@@ -134,11 +134,11 @@ def doctor(
     ranks: Annotated[
         str | None, typer.Option(metavar="N|auto", help="Start this many ranks here, and check their communication.")
     ] = None,
-    run_dir: Annotated[Path | None, new_folder("Folder that runs would be written to (runs/).")] = None,
-    own_code: OwnCode = False,
-    oversubscribe: Oversubscribe = False,
-    port: Port = 0,
-    as_json: Json = False,
+    run_dir: Annotated[Path | None, folder_option("Folder that runs would be written to (runs/).")] = None,
+    own_code: OwnCodeOption = False,
+    oversubscribe: OversubscribeOption = False,
+    port: PortOption = 0,
+    as_json: JsonOption = False,
 ) -> int:
     """Check this machine, or every rank of a job, for problems that would break or slow a run."""
     from paceline.cli.doctor import doctor as work
@@ -169,7 +169,7 @@ def report(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
     format: Annotated[str, typer.Option(metavar="html|md|json", help="Output format.")] = "html",
     out: Annotated[Path | None, typer.Option(help="Output file (RUN/report.html; for md and json, stdout).")] = None,
-    as_json: Json = False,
+    as_json: JsonOption = False,
 ) -> int:
     """Write the report of a run, with its results and where the time went, to one file."""
     from paceline.cli.report import report as work

@@ -9,7 +9,7 @@ from paceline.recipe.load import DEFAULT
 from paceline.recipe.patch import Patch
 
 
-def split_words(args: list[str]) -> tuple[str, Patch]:
+def split_recipe_args(args: list[str]) -> tuple[str, Patch]:
     """Return the recipe's name and the overrides. The name comes first, and may be omitted."""
     name, overrides = (args[0], args[1:]) if args and "=" not in args[0] else (DEFAULT, args)
     extra = next((word for word in overrides if "=" not in word), None)
@@ -22,22 +22,22 @@ def split_words(args: list[str]) -> tuple[str, Patch]:
     return name, Patch.parse(overrides)
 
 
-def refuse_length(overrides: Patch, of: str, *, to: str) -> None:
+def refuse_length(overrides: Patch, experiment: str, *, purpose: str) -> None:
     """Raise `RecipeError` for overrides of the training length, which short runs set themselves, and for a disabled
     clock.
 
-    `of` and `to` name the experiment and the purpose of the clock in the message.
+    `experiment` and `purpose` name the experiment and the purpose of the clock in the message.
     """
     for path, value in overrides.assignments:
         if path in ("train.steps", "train.epochs"):
-            raise RecipeError(f"{path}: {value} has no effect on {of} (leave it out, or set --steps)")
-    refuse_no_clock(overrides, to)
+            raise RecipeError(f"{path}: {value} has no effect on {experiment} (leave it out, or set --steps)")
+    refuse_no_clock(overrides, purpose)
 
 
-def refuse_no_clock(overrides: Patch, to: str) -> None:
-    """Raise `RecipeError` for a disabled clock, which leaves nothing `to` do."""
+def refuse_no_clock(overrides: Patch, purpose: str) -> None:
+    """Raise `RecipeError` for a disabled clock, which leaves nothing `purpose` do."""
     if ("measure.clock", "off") in overrides.assignments:
-        raise RecipeError(f"measure.clock: off leaves nothing to {to} (leave it out)")
+        raise RecipeError(f"measure.clock: off leaves nothing to {purpose} (leave it out)")
 
 
 def count_ranks(text: str, environ: Mapping[str, str]) -> int:

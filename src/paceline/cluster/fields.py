@@ -10,7 +10,7 @@ def as_text(value: object) -> object:
     return str(value) if isinstance(value, int | float) else value
 
 
-def variable_name(name: str) -> str:
+def check_variable_name(name: str) -> str:
     """Return the name of an environment variable. Raise `ValueError` if it is invalid."""
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
         raise ValueError(f"{name!r} is not a variable's name (write letters, digits and _)")

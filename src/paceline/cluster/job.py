@@ -9,23 +9,23 @@ from pathlib import Path
 
 
 @dataclass(frozen=True)
-class Job:
+class ClusterJob:
     """Paceline command for a scheduler to run.
 
-    `words` follow `paceline`, such as ("train", "RUN/job/recipe-HASH.yaml", "--run-dir", "RUN", "--resume"). `run_dir`
+    `args` follow `paceline`, such as ("train", "RUN/job/recipe-HASH.yaml", "--run-dir", "RUN", "--resume"). `run_dir`
     and the working directory `folder` are absolute, on a file system that all nodes share.
     """
 
     name: str
-    words: tuple[str, ...]
+    args: tuple[str, ...]
     run_dir: Path
     folder: Path
     nodes: int = 1
     ranks_per_node: int = 1
     gpus_per_node: int = 0
-    is_ranks: bool = True  # the scheduler starts each rank; else one process that starts its own
+    starts_ranks: bool = True  # the scheduler starts each rank; else one process that starts its own
     tasks: tuple[int, ...] = ()  # of an array, each passed as `--task N`
-    said: tuple[str, ...] = ()  # comment lines: the command as typed, the recipe's hash
+    comments: tuple[str, ...] = ()  # comment lines: the command as typed, the recipe's hash
     grace_s: float = 60.0  # time to save and exit after a signal
     recipe_hash: str = ""  # of the frozen recipe in its folder; empty for none
     ladder: str = ""  # file name of the frozen ladder; empty for none
@@ -41,7 +41,7 @@ class Job:
         return self.run_dir / "job"
 
     @property
-    def frozen(self) -> Path:
+    def frozen_recipe(self) -> Path:
         """Path of the frozen recipe, named by its hash so that no other job overwrites it."""
         return self.job_folder / f"recipe-{self.recipe_hash}.yaml"
 

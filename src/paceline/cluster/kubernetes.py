@@ -8,20 +8,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from paceline.cluster.job import Job
+from paceline.cluster.job import ClusterJob
 from paceline.cluster.kubernetes_pod import (
     PORT,
-    Pod,
+    PodSpec,
+    active_deadline,
     build_pod,
-    command,
-    deadline,
-    environ,
-    index_variable,
-    mounts,
-    placement,
-    resources,
-    rights,
-    volumes,
+    container_command,
+    container_environ,
+    container_resources,
+    node_rank_variable,
+    pod_placement,
+    pod_volumes,
+    security_context,
+    volume_mounts,
 )
 from paceline.cluster.kubernetes_site import KubernetesSite
 from paceline.core.errors import RecipeError, WorldError
@@ -29,36 +29,38 @@ from paceline.core.units import count, mib
 
 Manifest = dict[str, Any]
 
-_CONTAINER: Final = "node"
+_CONTAINER_NAME: Final = "node"
 """Name of the container and of the replicated job in Kubeflow's runtimes; the plain Job uses it too."""
-_LARGEST_BYTES: Final = 1_048_576
+_MAX_CONFIG_MAP_BYTES: Final = 1_048_576
 """Size limit of a ConfigMap: https://kubernetes.io/docs/concepts/configuration/configmap/."""
-_INSTANCE: Final = "app.kubernetes.io/instance"
+_INSTANCE_LABEL: Final = "app.kubernetes.io/instance"
 
 
-def manifests(job: Job, site: KubernetesSite, *, kept: Mapping[Path, str] | None = None) -> tuple[Manifest, ...]:
+def build_manifests(
+    job: ClusterJob, site: KubernetesSite, *, files: Mapping[Path, str] | None = None
+) -> tuple[Manifest, ...]:
     """Return the objects of `job` in creation order.
 
-    `kept` are the texts of the job's frozen files. Raise `RecipeError` for missing site fields, and `WorldError` for a
+    `files` are the texts of the job's frozen files. Raise `RecipeError` for missing site fields, and `WorldError` for a
     job that pods cannot run.
     """
-    pod = build_pod(job, site, kept or {})
-    _refuse(pod)
-    config = (_config_map(pod),) if pod.files else ()
+    pod = build_pod(job, site, files or {})
+    _check_pod(pod)
+    config = (_build_config_map(pod),) if pod.files else ()
     match site.kind:
         case "trainjob":
-            return (*config, _train_job(pod))
+            return (*config, _build_train_job(pod))
         case "job":
-            service = (_service(pod),) if job.nodes > 1 else ()
-            return (*config, *service, _job(pod))
+            service = (_build_service(pod),) if job.nodes > 1 else ()
+            return (*config, *service, _build_job(pod))
 
 
-def next_steps(job: Job, site: KubernetesSite, file: Path) -> tuple[str, ...]:
+def kubectl_commands(job: ClusterJob, site: KubernetesSite, file: Path) -> tuple[str, ...]:
     """Return the kubectl commands that create `file`, show the pods, follow their logs, and delete everything."""
     pod = build_pod(job, site, {})
     where = f" -n {site.namespace}" if site.namespace else ""
     path = shlex.quote(str(file))
-    these = f"{where} -l {_INSTANCE}={pod.name}"
+    these = f"{where} -l {_INSTANCE_LABEL}={pod.name}"
     return (
         f"kubectl create{where} -f {path}",
         f"kubectl get pods{these} --watch",
@@ -67,7 +69,7 @@ def next_steps(job: Job, site: KubernetesSite, file: Path) -> tuple[str, ...]:
     )
 
 
-def _refuse(pod: Pod) -> None:
+def _check_pod(pod: PodSpec) -> None:
     job, site = pod.job, pod.site
     if not site.image:
         raise RecipeError(
@@ -79,90 +81,90 @@ def _refuse(pod: Pod) -> None:
         raise WorldError(
             f"--array: {count(len(job.tasks), 'task')}, but on Kubernetes a job cannot have tasks (leave --array out)"
         )
-    if job.nodes > 1 and not job.is_ranks:
+    if job.nodes > 1 and not job.starts_ranks:
         raise WorldError(
-            f"--nodes: {job.nodes}, but {job.words[0]} starts its own ranks, on Kubernetes only within one pod "
+            f"--nodes: {job.nodes}, but {job.args[0]} starts its own ranks, on Kubernetes only within one pod "
             "(write --nodes 1)"
         )
-    num_bytes = sum(len(text.encode("utf-8", "surrogateescape")) for text in pod.data.values())
-    if num_bytes > _LARGEST_BYTES:
+    num_bytes = sum(len(text.encode("utf-8", "surrogateescape")) for text in pod.config_data.values())
+    if num_bytes > _MAX_CONFIG_MAP_BYTES:
         raise RecipeError(
             f"recipe: {mib(num_bytes)} does not fit into a ConfigMap, which holds 1 MiB (name files in it)"
         )
 
 
-def _metadata(pod: Pod) -> Manifest:
+def _object_metadata(pod: PodSpec) -> Manifest:
     """Return name, labels, and the submitting command as an annotation."""
     metadata: Manifest = {"name": pod.name}
     if pod.site.namespace:
         metadata["namespace"] = pod.site.namespace
-    metadata["labels"] = _labels(pod)
-    if pod.job.said:
-        metadata["annotations"] = {"paceline/said": "\n".join(pod.job.said) + "\n"}
+    metadata["labels"] = _object_labels(pod)
+    if pod.job.comments:
+        metadata["annotations"] = {"paceline/said": "\n".join(pod.job.comments) + "\n"}
     return metadata
 
 
-def _labels(pod: Pod) -> dict[str, str]:
-    return {**pod.site.labels, "app.kubernetes.io/name": "paceline", _INSTANCE: pod.name}
+def _object_labels(pod: PodSpec) -> dict[str, str]:
+    return {**pod.site.labels, "app.kubernetes.io/name": "paceline", _INSTANCE_LABEL: pod.name}
 
 
-def _queued(pod: Pod) -> Manifest:
+def _queued_metadata(pod: PodSpec) -> Manifest:
     """Return metadata with the queue that holds the job until all its pods fit.
 
     https://kueue.sigs.k8s.io/docs/tasks/run/jobs/
     """
-    metadata = _metadata(pod)
+    metadata = _object_metadata(pod)
     if pod.site.queue:
         metadata["labels"]["kueue.x-k8s.io/queue-name"] = pod.site.queue
     return metadata
 
 
-def _suspended(pod: Pod) -> Manifest:
+def _suspend_field(pod: PodSpec) -> Manifest:
     return {"suspend": True} if pod.site.queue else {}
 
 
-def _config_map(pod: Pod) -> Manifest:
+def _build_config_map(pod: PodSpec) -> Manifest:
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": _metadata(pod),
+        "metadata": _object_metadata(pod),
         "immutable": True,
-        "data": pod.data,
+        "data": pod.config_data,
     }
 
 
-def _service(pod: Pod) -> Manifest:
+def _build_service(pod: PodSpec) -> Manifest:
     """Return the Service that gives pods host names, NAME-0.NAME, before they are ready."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": _metadata(pod),
+        "metadata": _object_metadata(pod),
         "spec": {
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
-            "selector": {_INSTANCE: pod.name},
+            "selector": {_INSTANCE_LABEL: pod.name},
             "ports": [{"name": "rendezvous", "port": PORT}],
         },
     }
 
 
-def _job(pod: Pod) -> Manifest:
+def _build_job(pod: PodSpec) -> Manifest:
     """Return the indexed Job: https://kubernetes.io/docs/concepts/workloads/controllers/job/."""
     nodes = pod.job.nodes
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": _queued(pod),
+        "metadata": _queued_metadata(pod),
         "spec": {
-            **_suspended(pod),
+            **_suspend_field(pod),
             "completionMode": "Indexed",
             "completions": nodes,
             "parallelism": nodes,
             "backoffLimit": pod.site.retries * nodes,
             "podReplacementPolicy": "Failed",  # a terminating pod may still write its checkpoint
             "podFailurePolicy": {"rules": _failure_rules()},
-            **deadline(pod.site.time),
-            "template": {"metadata": {"labels": _labels(pod)}, "spec": _pod_spec(pod)},
+            **active_deadline(pod.site.time),
+            "template": {"metadata": {"labels": _object_labels(pod)}, "spec": _build_pod_spec(pod)},
         },
     }
 
@@ -174,7 +176,7 @@ def _failure_rules() -> list[Manifest]:
     """
 
     def ended_with(codes: list[int]) -> Manifest:
-        return {"containerName": _CONTAINER, "operator": "In", "values": codes}
+        return {"containerName": _CONTAINER_NAME, "operator": "In", "values": codes}
 
     return [
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
@@ -183,8 +185,8 @@ def _failure_rules() -> list[Manifest]:
     ]
 
 
-def _pod_spec(pod: Pod) -> Manifest:
-    program, arguments = command(
+def _build_pod_spec(pod: PodSpec) -> Manifest:
+    program, arguments = container_command(
         pod,
         [
             f"--nnodes={pod.job.nodes}",
@@ -198,64 +200,66 @@ def _pod_spec(pod: Pod) -> Manifest:
         **({"subdomain": pod.name} if has_peers else {}),
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        **placement(pod),
+        **pod_placement(pod),
         "containers": [
             {
-                "name": _CONTAINER,
+                "name": _CONTAINER_NAME,
                 "image": pod.site.image,
                 "command": program,
                 "args": arguments,
                 "workingDir": pod.site.mount,
-                "env": [*environ(pod), *([index_variable()] if has_peers else [])],
-                "resources": resources(pod),
-                "securityContext": rights(),
-                "volumeMounts": mounts(pod),
+                "env": [*container_environ(pod), *([node_rank_variable()] if has_peers else [])],
+                "resources": container_resources(pod),
+                "securityContext": security_context(),
+                "volumeMounts": volume_mounts(pod),
             }
         ],
-        "volumes": volumes(pod),
+        "volumes": pod_volumes(pod),
     }
 
 
-def _train_job(pod: Pod) -> Manifest:
+def _build_train_job(pod: PodSpec) -> Manifest:
     """Return the TrainJob; its runtime sets variables for the number of nodes and the address of the first.
 
     https://github.com/kubeflow/trainer/blob/master/pkg/apis/trainer/v1alpha1/trainjob_types.go
     """
     site = pod.site
-    program, arguments = command(pod, ["--rdzv-endpoint=$(PET_MASTER_ADDR):$(PET_MASTER_PORT)"])
+    program, arguments = container_command(pod, ["--rdzv-endpoint=$(PET_MASTER_ADDR):$(PET_MASTER_PORT)"])
     return {
         "apiVersion": "trainer.kubeflow.org/v1alpha1",
         "kind": "TrainJob",
-        "metadata": _queued(pod),
+        "metadata": _queued_metadata(pod),
         "spec": {
-            **_suspended(pod),
+            **_suspend_field(pod),
             "runtimeRef": {"apiGroup": "trainer.kubeflow.org", "kind": site.runtime_kind, "name": site.runtime},
-            **deadline(site.time),
+            **active_deadline(site.time),
             "trainer": {
                 "image": site.image,
                 "command": program,
                 "args": arguments,
-                "env": environ(pod),
+                "env": container_environ(pod),
                 "numNodes": pod.job.nodes,
                 "numProcPerNode": pod.job.ranks_per_node,
-                "resourcesPerNode": resources(pod),
+                "resourcesPerNode": container_resources(pod),
             },
-            "runtimePatches": [_runtime_patch(pod)],
+            "runtimePatches": [_build_runtime_patch(pod)],
         },
     }
 
 
-def _runtime_patch(pod: Pod) -> Manifest:
+def _build_runtime_patch(pod: PodSpec) -> Manifest:
     """Return the patch of the runtime's pod template that a TrainJob may make."""
     pods = {
-        "metadata": {"labels": _labels(pod)},
+        "metadata": {"labels": _object_labels(pod)},
         "spec": {
-            **placement(pod),
-            "containers": [{"name": _CONTAINER, "securityContext": rights(), "volumeMounts": mounts(pod)}],
-            "volumes": volumes(pod),
+            **pod_placement(pod),
+            "containers": [
+                {"name": _CONTAINER_NAME, "securityContext": security_context(), "volumeMounts": volume_mounts(pod)}
+            ],
+            "volumes": pod_volumes(pod),
         },
     }
-    jobs = [{"name": _CONTAINER, "template": {"spec": {"template": pods}}}]
+    jobs = [{"name": _CONTAINER_NAME, "template": {"spec": {"template": pods}}}]
     return {
         "manager": "paceline/submit",
         "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": jobs}}},

@@ -6,9 +6,9 @@ from typing import Final
 
 from paceline.core.errors import RecipeError
 
-_LONGEST: Final = 40
+_MAX_LABEL_LENGTH: Final = 40
 """Leaves room in the 63 characters of a label for suffixes: `-node-0-1023-x7k2p` of a TrainJob."""
-_HASH: Final = 6
+_DIGEST_LENGTH: Final = 6
 
 
 def dns_label(text: str) -> str:
@@ -17,7 +17,7 @@ def dns_label(text: str) -> str:
     Services and TrainJobs require it: lower-case letters, digits and single hyphens, a letter first.
     """
     label = re.sub(r"[^a-z0-9]+", "-", text.lower()).lstrip("-0123456789")
-    return label[: _LONGEST - _HASH - 1].strip("-") or "job"
+    return label[: _MAX_LABEL_LENGTH - _DIGEST_LENGTH - 1].strip("-") or "job"
 
 
 def file_key(text: str) -> str:
@@ -27,15 +27,15 @@ def file_key(text: str) -> str:
 
 def unique_label(text: str, key: str) -> str:
     """Return `text` as a DNS label of at most 40 characters, unique per `key` and deterministic."""
-    return f"{dns_label(text)}-{digest(text, key)}"
+    return f"{dns_label(text)}-{short_digest(text, key)}"
 
 
-def digest(*texts: str) -> str:
+def short_digest(*texts: str) -> str:
     """Return 6 hex digits of the hash of `texts`."""
-    return hashlib.sha256("\0".join(texts).encode("utf-8", "surrogateescape")).hexdigest()[:_HASH]
+    return hashlib.sha256("\0".join(texts).encode("utf-8", "surrogateescape")).hexdigest()[:_DIGEST_LENGTH]
 
 
-def literal(text: str) -> str:
+def escape_expansion(text: str) -> str:
     """Return `text` escaped so that Kubernetes does not expand `$(NAME)` or `$$` in it.
 
     Raise `RecipeError` for text that neither YAML nor a command line can hold. Expansion rules: `command` in

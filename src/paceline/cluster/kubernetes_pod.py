@@ -9,28 +9,28 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
-from paceline.cluster.job import Job
-from paceline.cluster.kubernetes_names import digest, dns_label, file_key, literal, unique_label
+from paceline.cluster.job import ClusterJob
+from paceline.cluster.kubernetes_names import dns_label, escape_expansion, file_key, short_digest, unique_label
 from paceline.cluster.kubernetes_site import KubernetesSite
 
 PORT: Final = 29_400
-_RECIPES: Final = PurePosixPath("/etc/paceline")
+_CONFIG_FOLDER: Final = PurePosixPath("/etc/paceline")
 _SCRATCH: Final = "/tmp"  # noqa: S108 - an empty volume of the pod's own
-_INDEX: Final = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+_INDEX_FIELD: Final = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 _SIGNALS: Final = "SIGTERM,SIGINT,SIGHUP,SIGUSR1"
-_LEAVING_S: Final = 30
+_AGENT_GRACE_S: Final = 30
 """Seconds beyond the grace period of the ranks, for torchrun to end the rest and itself."""
 
 
 @dataclass(frozen=True)
-class Pod:
+class PodSpec:
     """Data that all pods of a job share; `name` is the job's name in the cluster.
 
     `files` are the texts, by path, of files that exist only on this machine: recipe and ladder.
     """
 
     name: str
-    job: Job
+    job: ClusterJob
     site: KubernetesSite
     files: Mapping[Path, str]
 
@@ -40,47 +40,49 @@ class Pod:
         return run_dir_in_pods(self.job, self.site)
 
     @property
-    def data(self) -> dict[str, str]:
+    def config_data(self) -> dict[str, str]:
         """Texts of the ConfigMap by file name."""
-        return {self.key(path): text for path, text in self.files.items()}
+        return {self.file_name(path): text for path, text in self.files.items()}
 
-    def key(self, path: Path) -> str:
+    def file_name(self, path: Path) -> str:
         """Return the file name in pods; its stem becomes the name of the recipe or ladder."""
-        return f"{dns_label(self.job.name) if path == self.job.frozen else file_key(path.stem)}.yaml"
+        return f"{dns_label(self.job.name) if path == self.job.frozen_recipe else file_key(path.stem)}.yaml"
 
     @property
-    def grace(self) -> int:
+    def grace_s(self) -> int:
         """Whole seconds that ranks have to save and exit."""
         return math.ceil(self.job.grace_s)
 
 
-def build_pod(job: Job, site: KubernetesSite, files: Mapping[Path, str]) -> Pod:
+def build_pod(job: ClusterJob, site: KubernetesSite, files: Mapping[Path, str]) -> PodSpec:
     """Return the pod of `job`; its name is unique per run directory."""
-    return Pod(unique_label(job.name, str(job.run_dir)), job, site, files)
+    return PodSpec(unique_label(job.name, str(job.run_dir)), job, site, files)
 
 
-def run_dir_in_pods(job: Job, site: KubernetesSite) -> PurePosixPath:
+def run_dir_in_pods(job: ClusterJob, site: KubernetesSite) -> PurePosixPath:
     """Return the run directory as pods see it: unchanged below the mount, else a unique folder in `MOUNT/runs`.
 
     This machine need not see the claim.
     """
     mount, requested = PurePosixPath(site.mount), PurePosixPath(job.run_dir)
     return (
-        requested if requested.is_relative_to(mount) else mount / "runs" / f"{requested.name}-{digest(str(requested))}"
+        requested
+        if requested.is_relative_to(mount)
+        else mount / "runs" / f"{requested.name}-{short_digest(str(requested))}"
     )
 
 
-def command(pod: Pod, rendezvous: Sequence[str]) -> tuple[list[str], list[str]]:
+def container_command(pod: PodSpec, rendezvous: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the program and its arguments; `rendezvous` are torchrun's rendezvous options for several nodes."""
-    args = _words(pod)
+    args = _pod_args(pod)
     if pod.job.nodes == 1:
-        return ["paceline"], [*map(literal, args), *_ranks(pod)]
+        return ["paceline"], [*map(escape_expansion, args), *_rank_options(pod)]
     # torchrun expands `${local_rank}` in arguments, and `$$` to `$`.
-    filled = [literal(word.replace("$", "$$")) for word in args]
-    return ["python", "-m", "paceline.parallel.agent"], [*rendezvous, *_agent(pod), "-m", "paceline", *filled]
+    filled = [escape_expansion(word.replace("$", "$$")) for word in args]
+    return ["python", "-m", "paceline.parallel.agent"], [*rendezvous, *_agent_options(pod), "-m", "paceline", *filled]
 
 
-def environ(pod: Pod) -> list[dict[str, Any]]:
+def container_environ(pod: PodSpec) -> list[dict[str, Any]]:
     """Return the container's environment variables; the site's override paceline's."""
     ours = {
         "HOME": _SCRATCH,
@@ -91,20 +93,20 @@ def environ(pod: Pod) -> list[dict[str, Any]]:
     if pod.job.nodes > 1:
         # Otherwise a restarted rank may read stale addresses: https://github.com/pytorch/pytorch/issues/135712
         ours["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-        ours["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(pod.grace)
-    given = {**ours, **{name: literal(value) for name, value in pod.site.environ.items()}}
+        ours["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(pod.grace_s)
+    given = {**ours, **{name: escape_expansion(value) for name, value in pod.site.environ.items()}}
     return [{"name": name, "value": value} for name, value in given.items()]
 
 
-def index_variable() -> dict[str, Any]:
+def node_rank_variable() -> dict[str, Any]:
     """Return the variable with the node rank in an indexed Job, as Kubeflow Trainer's torch plugin sets it.
 
     https://github.com/kubeflow/trainer/blob/master/pkg/runtime/framework/plugins/torch/torch.go
     """
-    return {"name": "PET_NODE_RANK", "valueFrom": {"fieldRef": {"fieldPath": _INDEX}}}
+    return {"name": "PET_NODE_RANK", "valueFrom": {"fieldRef": {"fieldPath": _INDEX_FIELD}}}
 
 
-def resources(pod: Pod) -> dict[str, Any]:
+def container_resources(pod: PodSpec) -> dict[str, Any]:
     """Return resource requests and equal limits, so that a loader sees exactly the CPUs it has."""
     share: dict[str, str] = {"cpu": str(pod.site.cpus_per_rank * pod.job.ranks_per_node), "memory": pod.site.memory}
     if pod.job.gpus_per_node:
@@ -112,7 +114,7 @@ def resources(pod: Pod) -> dict[str, Any]:
     return {"requests": share, "limits": dict(share)}
 
 
-def volumes(pod: Pod) -> list[dict[str, Any]]:
+def pod_volumes(pod: PodSpec) -> list[dict[str, Any]]:
     """Return the volumes: claim, shared memory, scratch, and the ConfigMap if there are files."""
     ours: list[dict[str, Any]] = [
         {"name": "work", "persistentVolumeClaim": {"claimName": pod.site.claim}},
@@ -122,24 +124,24 @@ def volumes(pod: Pod) -> list[dict[str, Any]]:
     return [*ours, {"name": "recipe", "configMap": {"name": pod.name}}] if pod.files else ours
 
 
-def mounts(pod: Pod) -> list[dict[str, Any]]:
+def volume_mounts(pod: PodSpec) -> list[dict[str, Any]]:
     """Return the volume mounts of the container."""
     ours: list[dict[str, Any]] = [
         {"name": "work", "mountPath": pod.site.mount},
         {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108
         {"name": "scratch", "mountPath": _SCRATCH},
     ]
-    return [*ours, {"name": "recipe", "mountPath": str(_RECIPES), "readOnly": True}] if pod.files else ours
+    return [*ours, {"name": "recipe", "mountPath": str(_CONFIG_FOLDER), "readOnly": True}] if pod.files else ours
 
 
-def placement(pod: Pod) -> dict[str, Any]:
+def pod_placement(pod: PodSpec) -> dict[str, Any]:
     """Return the pod's security context, node selection, pull secrets and grace period.
 
     The user satisfies the `restricted` standard: https://kubernetes.io/docs/concepts/security/pod-security-standards/.
     """
     user = pod.site.user
     spec: dict[str, Any] = {
-        "terminationGracePeriodSeconds": pod.grace + _LEAVING_S,
+        "terminationGracePeriodSeconds": pod.grace_s + _AGENT_GRACE_S,
         "securityContext": {
             "runAsNonRoot": True,
             "runAsUser": user,
@@ -160,7 +162,7 @@ def placement(pod: Pod) -> dict[str, Any]:
     return spec
 
 
-def rights() -> dict[str, Any]:
+def security_context() -> dict[str, Any]:
     """Return the container's security context: no privileges; only the claim, /dev/shm and /tmp are writable."""
     return {
         "allowPrivilegeEscalation": False,
@@ -169,17 +171,17 @@ def rights() -> dict[str, Any]:
     }
 
 
-def deadline(time: Any) -> dict[str, int]:
+def active_deadline(time: Any) -> dict[str, int]:
     """Return the time limit of the job, if it has one."""
     return {} if time == "off" else {"activeDeadlineSeconds": math.ceil(time.seconds)}
 
 
-def _words(pod: Pod) -> list[str]:
+def _pod_args(pod: PodSpec) -> list[str]:
     """Return the job's arguments with paths of recipe, ladder and run directory as pods see them."""
     job = pod.job
-    files, run_dir = {str(path): str(_RECIPES / pod.key(path)) for path in pod.files}, str(job.run_dir)
+    files, run_dir = {str(path): str(_CONFIG_FOLDER / pod.file_name(path)) for path in pod.files}, str(job.run_dir)
     args = []
-    for word in job.words:
+    for word in job.args:
         if word in files:
             args.append(files[word])
         elif word == run_dir or word.startswith(f"{run_dir}/"):
@@ -189,15 +191,15 @@ def _words(pod: Pod) -> list[str]:
     return args
 
 
-def _ranks(pod: Pod) -> list[str]:
+def _rank_options(pod: PodSpec) -> list[str]:
     """Return the options with which a single node starts its ranks."""
-    if not pod.job.is_ranks:
+    if not pod.job.starts_ranks:
         return []
-    restarts = [f"--max-restarts={pod.site.max_restarts}"] if pod.job.words[0] == "train" else []
+    restarts = [f"--max-restarts={pod.site.max_restarts}"] if pod.job.args[0] == "train" else []
     return [f"--ranks={pod.job.ranks_per_node}", *restarts]
 
 
-def _agent(pod: Pod) -> list[str]:
+def _agent_options(pod: PodSpec) -> list[str]:
     wait_s = math.ceil(pod.site.wait.seconds)
     return [
         "--rdzv-backend=c10d",

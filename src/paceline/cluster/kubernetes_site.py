@@ -10,18 +10,18 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, NonNegativeInt, PositiveInt, model_validator
 
-from paceline.cluster.fields import as_text, variable_name
+from paceline.cluster.fields import as_text, check_variable_name
 from paceline.recipe.schema.section import Off, Section, TimeDuration
 
 # https://kubernetes.io/docs/concepts/overview/working-with-objects/names/ and .../labels/
-_DNS: Final = r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?"
-_LABEL: Final = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+_DNS_PATTERN: Final = r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?"
+_LABEL_PATTERN: Final = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 # Narrower than https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/
-_QUANTITY: Final = r"[1-9][0-9]*(\.[0-9]{1,3})?(k|M|G|T|Ki|Mi|Gi|Ti)?"
-_TAKEN: Final = ("/", "/dev", "/etc", "/opt", "/proc", "/sys", "/tmp", "/usr")  # noqa: S108
+_QUANTITY_PATTERN: Final = r"[1-9][0-9]*(\.[0-9]{1,3})?(k|M|G|T|Ki|Mi|Gi|Ti)?"
+_RESERVED_FOLDERS: Final = ("/", "/dev", "/etc", "/opt", "/proc", "/sys", "/tmp", "/usr")  # noqa: S108
 
 
-def _matches(pattern: str, what: str) -> Callable[[str], str]:
+def _build_pattern_check(pattern: str, what: str) -> Callable[[str], str]:
     def check(text: str) -> str:
         if re.fullmatch(pattern, text) is None:
             raise ValueError(f"{text!r} is not {what}")
@@ -30,15 +30,18 @@ def _matches(pattern: str, what: str) -> Callable[[str], str]:
     return check
 
 
-def _variable(name: str) -> str:
-    variable_name(name)
+def _check_pod_variable(name: str) -> str:
+    check_variable_name(name)
     if name.startswith("PET_"):
         raise ValueError(f"{name!r} is set by torchrun for each pod (leave it out)")
     return name
 
 
-def _folder(path: str) -> str:
-    taken = any(path == each or path.startswith(f"{each}/") for each in _TAKEN[1:]) or path == _TAKEN[0]
+def _check_mount(path: str) -> str:
+    taken = (
+        any(path == each or path.startswith(f"{each}/") for each in _RESERVED_FOLDERS[1:])
+        or path == _RESERVED_FOLDERS[0]
+    )
     if not re.fullmatch(r"/[^\s:]*", path) or ".." in path.split("/"):
         raise ValueError(f"{path!r} is not an absolute path without spaces and colons (write /claim)")
     if taken or str(PurePosixPath(path)) != path:
@@ -46,22 +49,29 @@ def _folder(path: str) -> str:
     return path
 
 
-_dns_name = _matches(_DNS, "a name (write lower-case letters, digits, - and .)")
-Name = Annotated[str, BeforeValidator(as_text), AfterValidator(_dns_name)]
-NameOrNone = Annotated[str, BeforeValidator(as_text), AfterValidator(lambda text: text and _dns_name(text))]
+_check_dns_name = _build_pattern_check(_DNS_PATTERN, "a name (write lower-case letters, digits, - and .)")
+DnsName = Annotated[str, BeforeValidator(as_text), AfterValidator(_check_dns_name)]
+DnsNameOrEmpty = Annotated[str, BeforeValidator(as_text), AfterValidator(lambda text: text and _check_dns_name(text))]
 LabelKey = Annotated[
-    str, AfterValidator(_matches(rf"({_DNS}/)?{_LABEL}", "a label's key (write it as example.org/name)"))
+    str,
+    AfterValidator(
+        _build_pattern_check(rf"({_DNS_PATTERN}/)?{_LABEL_PATTERN}", "a label's key (write it as example.org/name)")
+    ),
 ]
 LabelValue = Annotated[
     str,
     BeforeValidator(as_text),
-    AfterValidator(_matches(rf"({_LABEL})?", "a label's value (write up to 63 letters, digits, -, _ and .)")),
+    AfterValidator(
+        _build_pattern_check(rf"({_LABEL_PATTERN})?", "a label's value (write up to 63 letters, digits, -, _ and .)")
+    ),
 ]
-Quantity = Annotated[str, BeforeValidator(as_text), AfterValidator(_matches(_QUANTITY, "an amount (write 32Gi)"))]
-Variable = Annotated[str, AfterValidator(_variable)]
-Value = Annotated[str, BeforeValidator(as_text)]
-Image = Annotated[str, AfterValidator(_matches(r"[!-~]{0,500}", "an image (write REGISTRY/NAME:TAG)"))]
-Folder = Annotated[str, AfterValidator(_folder)]
+Quantity = Annotated[
+    str, BeforeValidator(as_text), AfterValidator(_build_pattern_check(_QUANTITY_PATTERN, "an amount (write 32Gi)"))
+]
+PodVariableName = Annotated[str, AfterValidator(_check_pod_variable)]
+VariableValue = Annotated[str, BeforeValidator(as_text)]
+ImageName = Annotated[str, AfterValidator(_build_pattern_check(r"[!-~]{0,500}", "an image (write REGISTRY/NAME:TAG)"))]
+MountFolder = Annotated[str, AfterValidator(_check_mount)]
 
 
 class Toleration(Section):
@@ -88,19 +98,19 @@ class KubernetesSite(Section):
 
     kind: Literal["trainjob", "job"] = "trainjob"
     """TrainJob of Kubeflow Trainer (2.3 or later), or a plain indexed Job with a headless Service."""
-    image: Image = ""
+    image: ImageName = ""
     """Container image, such as registry.example.org/me/paceline:1. Required."""
-    pull_secrets: tuple[Name, ...] = ()
+    pull_secrets: tuple[DnsName, ...] = ()
     """Secrets for pulling the image."""
-    namespace: NameOrNone = ""
+    namespace: DnsNameOrEmpty = ""
     """Namespace of all objects; empty for kubectl's current one."""
-    runtime: Name = "torch-distributed"
+    runtime: DnsName = "torch-distributed"
     """Runtime of a TrainJob."""
     runtime_kind: Literal["ClusterTrainingRuntime", "TrainingRuntime"] = "ClusterTrainingRuntime"
     """Scope of the runtime: the cluster or the namespace."""
-    claim: NameOrNone = ""
+    claim: DnsNameOrEmpty = ""
     """PersistentVolumeClaim with data and runs, writable from all nodes. Required."""
-    mount: Folder = "/claim"
+    mount: MountFolder = "/claim"
     """Mount path of the claim. Runs are written below MOUNT/runs, unless --run-dir is below MOUNT."""
     shm: Quantity = "8Gi"
     """Size of /dev/shm, through which loader workers pass batches. It counts as memory of the pod."""
@@ -116,9 +126,9 @@ class KubernetesSite(Section):
     """Tolerated node taints."""
     labels: dict[LabelKey, LabelValue] = Field(default_factory=dict)
     """Additional labels of all objects and pods."""
-    queue: NameOrNone = ""
+    queue: DnsNameOrEmpty = ""
     """Kueue queue. The job is created suspended, and Kueue starts it."""
-    environ: dict[Variable, Value] = Field(default_factory=dict)
+    environ: dict[PodVariableName, VariableValue] = Field(default_factory=dict)
     """Additional environment variables."""
     user: PositiveInt = 1000
     """User and group ID of the program; files on the claim belong to the group."""

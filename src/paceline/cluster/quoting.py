@@ -10,22 +10,22 @@ from typing import Final
 
 from paceline.core.errors import RecipeError
 
-_WIDTH: Final = 100
-_PLAIN: Final = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
+_LINE_WIDTH: Final = 100
+_UNQUOTED: Final = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
 
 
 def shell_word(text: str) -> str:
     r"""Return `text` as one bash word on one line; unprintable characters become `$'\x0a'`."""
     if text.isprintable():
         return shlex.quote(text)
-    return "$'" + "".join(map(_ansi_c, text)) + "'"
+    return "$'" + "".join(map(_ansi_c_escape, text)) + "'"
 
 
 def shell_command(groups: Iterable[Sequence[str]]) -> str:
     """Return quoted words as one command, with line breaks between groups only."""
     lines: list[str] = []
     for group in map(" ".join, groups):
-        if lines and len(lines[-1]) + 1 + len(group) <= _WIDTH:
+        if lines and len(lines[-1]) + 1 + len(group) <= _LINE_WIDTH:
             lines[-1] += f" {group}"
         else:
             lines.append(group)
@@ -40,7 +40,7 @@ def directive(name: str, value: str) -> str:
     """
     if not value.isprintable():
         raise RecipeError(f"--{name}: {value!r} has a character that an #SBATCH line cannot hold (name another)")
-    if _PLAIN.fullmatch(value):
+    if _UNQUOTED.fullmatch(value):
         return f"#SBATCH --{name}={value}"
     escaped = value.replace("\\", "\\\\").replace('"', '\\"')
     return f'#SBATCH --{name}="{escaped}"'
@@ -51,7 +51,7 @@ def comment(text: str) -> str:
     return "# " + "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 
-def _ansi_c(character: str) -> str:
+def _ansi_c_escape(character: str) -> str:
     """Return a character escaped for `$'...'`; undecodable bytes of file names are preserved."""
     if character in "\\'":
         return f"\\{character}"

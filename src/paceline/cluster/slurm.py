@@ -11,46 +11,48 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Literal
 
-from paceline.cluster.job import Job
+from paceline.cluster.job import ClusterJob
 from paceline.cluster.quoting import comment, directive, shell_command, shell_word
 from paceline.cluster.slurm_site import Container, SlurmSite
 from paceline.core.errors import RecipeError
 from paceline.core.units import Duration
 
-_LEFT: Final = 75
+_PREEMPTED_CODE: Final = 75
 """Exit code of a preempted program that saved (docs/reference/exit-codes.md)."""
-_ASKED_AT_ONCE: Final = 138
+_USR1_CODE: Final = 138
 """128 + SIGUSR1: exit code of a program that got the signal before it installed a handler."""
-_TASK: Final = '"$SLURM_ARRAY_TASK_ID"'
-_END: Final = (
+_TASK_ID: Final = '"$SLURM_ARRAY_TASK_ID"'
+_END_TIME_LINES: Final = (
     "# When the job ends, so that the run stops in time. Slurm sets this for tasks itself since 23.02.",
     'ends=$(squeue --noheader --format=%e --job "$SLURM_JOB_ID")',
     'export PACELINE_END_TIME="${SLURM_JOB_END_TIME:-$(date +%s --date="$ends" 2> /dev/null)}"',
 )
-_RANKS: Final = "# Each task is a rank, and reads its rank from Slurm's variables. If one fails, srun ends the others."
-_ALONE: Final = "# Slurm signals only this shell, which forwards the signal to the program."
-_NUMBER: Final = '"$SLURM_JOB_ID"'
-_NUMBER_OF_TASK: Final = '"${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"'
+_RANKS_COMMENT: Final = (
+    "# Each task is a rank, and reads its rank from Slurm's variables. If one fails, srun ends the others."
+)
+_SINGLE_COMMENT: Final = "# Slurm signals only this shell, which forwards the signal to the program."
+_JOB_ID: Final = '"$SLURM_JOB_ID"'
+_ARRAY_TASK_JOB_ID: Final = '"${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"'
 """ID of one array task; SLURM_JOB_ID can stand for the whole array."""
 
 
-def script(job: Job, site: SlurmSite, python: str = sys.executable) -> str:
+def build_script(job: ClusterJob, site: SlurmSite, python: str = sys.executable) -> str:
     """Return the bash script of a job; `python` is the default interpreter.
 
     Raise `RecipeError` for values that Slurm cannot take.
     """
-    _refuse(job, site)
+    _check_container(job, site)
     blocks = [
-        ["#!/bin/bash", *map(comment, job.said)],
-        _directives(job, site),
-        _environment(site),
-        _ranks(job, site, python) if job.is_ranks else _alone(job, site, python),
-        _ending(job, site),
+        ["#!/bin/bash", *map(comment, job.comments)],
+        _directive_lines(job, site),
+        _environment_lines(site),
+        _srun_lines(job, site, python) if job.starts_ranks else _single_process_lines(job, site, python),
+        _requeue_lines(job, site),
     ]
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
 
 
-def output_of(job: Job, site: SlurmSite) -> str:
+def output_pattern(job: ClusterJob, site: SlurmSite) -> str:
     """Return the output file pattern of a job. Raise `RecipeError` if Slurm cannot express it."""
     if site.output != "auto":
         return site.output
@@ -60,7 +62,7 @@ def output_of(job: Job, site: SlurmSite) -> str:
     return folder.replace("%", "%%") + ("/%A_%a.out" if job.tasks else "/%j.out")
 
 
-def lead_s(job: Job, site: SlurmSite) -> int:
+def signal_lead_s(job: ClusterJob, site: SlurmSite) -> int:
     """Return how many seconds before the time limit Slurm signals the job.
 
     By default the grace period, at most half of the time limit; Slurm may signal up to a minute earlier.
@@ -70,44 +72,44 @@ def lead_s(job: Job, site: SlurmSite) -> int:
     return round(wanted_s)
 
 
-def _refuse(job: Job, site: SlurmSite) -> None:
+def _check_container(job: ClusterJob, site: SlurmSite) -> None:
     """Raise `RecipeError` for a container runtime that cannot run the job."""
-    if site.container.runtime != "none" and not job.is_ranks and (job.nodes > 1 or _says_nodes(job)):
+    if site.container.runtime != "none" and not job.starts_ranks and (job.nodes > 1 or _has_nodes_option(job)):
         raise RecipeError(
-            f"slurm.container.runtime: {site.container.runtime} has no srun in it, which {job.words[0]} "
+            f"slurm.container.runtime: {site.container.runtime} has no srun in it, which {job.args[0]} "
             "needs to start ranks on several nodes (set slurm.container.runtime=none, or leave --nodes out)"
         )
-    if site.container.runtime == "pyxis" and not job.is_ranks:
+    if site.container.runtime == "pyxis" and not job.starts_ranks:
         raise RecipeError(
-            f"slurm.container.runtime: pyxis needs srun, but {job.words[0]} is started without it (use apptainer)"
+            f"slurm.container.runtime: pyxis needs srun, but {job.args[0]} is started without it (use apptainer)"
         )
 
 
-def _says_nodes(job: Job) -> bool:
-    return any(word.partition("=")[0] == "--nodes" for word in job.words)
+def _has_nodes_option(job: ClusterJob) -> bool:
+    return any(word.partition("=")[0] == "--nodes" for word in job.args)
 
 
-def _directives(job: Job, site: SlurmSite) -> list[str]:
+def _directive_lines(job: ClusterJob, site: SlurmSite) -> list[str]:
     """Return the `#SBATCH` lines."""
     name = "".join(each if each.isprintable() else "_" for each in job.name)
     options = {
         "job-name": name,
-        "partition": _said(site.partition),
-        "account": _said(site.account),
-        "qos": _said(site.qos),
-        "reservation": _said(site.reservation),
-        "constraint": _said(site.constraint),
+        "partition": _none_if_auto(site.partition),
+        "account": _none_if_auto(site.account),
+        "qos": _none_if_auto(site.qos),
+        "reservation": _none_if_auto(site.reservation),
+        "constraint": _none_if_auto(site.constraint),
         "nodes": str(job.nodes),
         "ntasks-per-node": str(job.ranks_per_node),
-        "cpus-per-task": _said(str(_cpus(job, site))),
-        "mem": _said(site.memory),
-        site.gpu_option: _gpus(job, site),
-        "time": None if site.time == "auto" else _clock(site.time),
-        "array": _ranges(job.tasks) or None,
+        "cpus-per-task": _none_if_auto(str(_cpus_per_rank(job, site))),
+        "mem": _none_if_auto(site.memory),
+        site.gpu_option: _gpu_request(job, site),
+        "time": None if site.time == "auto" else _time_limit(site.time),
+        "array": _task_ranges(job.tasks) or None,
         "chdir": str(job.folder),
-        "output": output_of(job, site),
+        "output": output_pattern(job, site),
         "open-mode": "append",
-        "signal": f"{'' if job.is_ranks else 'B:'}USR1@{lead_s(job, site)}",
+        "signal": f"{'' if job.starts_ranks else 'B:'}USR1@{signal_lead_s(job, site)}",
     }
     lines = [directive(option, value) for option, value in options.items() if value is not None]
     lines.append("#SBATCH --requeue" if site.requeue == "on" else "#SBATCH --no-requeue")
@@ -120,12 +122,12 @@ def _directives(job: Job, site: SlurmSite) -> list[str]:
     return lines
 
 
-def _said(value: str) -> str | None:
+def _none_if_auto(value: str) -> str | None:
     """Return a site's value, None for `auto`."""
     return None if value == "auto" else value
 
 
-def _gpus(job: Job, site: SlurmSite) -> str | None:
+def _gpu_request(job: ClusterJob, site: SlurmSite) -> str | None:
     """Return the GPU request per node with its type; None without GPUs."""
     if not job.gpus_per_node:
         return None
@@ -133,13 +135,13 @@ def _gpus(job: Job, site: SlurmSite) -> str | None:
     return ":".join([*(["gpu"] if site.gpu_option == "gres" else []), *kinds, str(job.gpus_per_node)])
 
 
-def _clock(limit: Duration) -> str:
+def _time_limit(limit: Duration) -> str:
     """Return a duration as hours:minutes:seconds."""
     minutes, second = divmod(round(limit.seconds), 60)
     return f"{minutes // 60:02}:{minutes % 60:02}:{second:02}"
 
 
-def _ranges(tasks: Sequence[int]) -> str:
+def _task_ranges(tasks: Sequence[int]) -> str:
     """Return task numbers as Slurm ranges, such as `0-3,7`."""
     runs: list[list[int]] = []
     for task in sorted(tasks):
@@ -150,7 +152,7 @@ def _ranges(tasks: Sequence[int]) -> str:
     return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
-def _environment(site: SlurmSite) -> list[str]:
+def _environment_lines(site: SlurmSite) -> list[str]:
     """Return the lines that load modules, run the site's setup, activate its Python and set its variables."""
     lines = [" ".join(["module load", *map(shell_word, site.modules)])] if site.modules else []
     lines += [site.setup.rstrip("\n")] if site.setup.strip() else []
@@ -159,32 +161,38 @@ def _environment(site: SlurmSite) -> list[str]:
     return lines + [f"export {name}={shell_word(value)}" for name, value in site.environ.items()]
 
 
-def _cpus(job: Job, site: SlurmSite) -> int | Literal["auto"]:
+def _cpus_per_rank(job: ClusterJob, site: SlurmSite) -> int | Literal["auto"]:
     """Return the CPUs per rank: the site's value, or a share of the node."""
     if site.cpus_per_rank != "auto" or site.cpus_per_node == "auto":
         return site.cpus_per_rank
     return max(1, site.cpus_per_node // job.ranks_per_node)
 
 
-def _ranks(job: Job, site: SlurmSite, python: str) -> list[str]:
+def _srun_lines(job: ClusterJob, site: SlurmSite, python: str) -> list[str]:
     """Return the lines that start the ranks with srun and wait for them."""
     options = ["--kill-on-bad-exit=1"]
-    if _cpus(job, site) != "auto":
-        options.append(f"--cpus-per-task={_cpus(job, site)}")
+    if _cpus_per_rank(job, site) != "auto":
+        options.append(f"--cpus-per-task={_cpus_per_rank(job, site)}")
     if site.container.runtime == "pyxis":
         options += [f"--container-image={site.container.image}", f"--container-workdir={job.folder}"]
-        options.append(f"--container-mounts={','.join(_mounts(job, site.container))}")
+        options.append(f"--container-mounts={','.join(_container_mounts(job, site.container))}")
     started = [["srun"], *([shell_word(option)] for option in (*options, *site.srun))]
-    return [*_END, "", _RANKS, shell_command([*started, *_program(job, site, python)]), "code=$?"]
+    return [
+        *_END_TIME_LINES,
+        "",
+        _RANKS_COMMENT,
+        shell_command([*started, *_program_args(job, site, python)]),
+        "code=$?",
+    ]
 
 
-def _alone(job: Job, site: SlurmSite, python: str) -> list[str]:
+def _single_process_lines(job: ClusterJob, site: SlurmSite, python: str) -> list[str]:
     """Return the lines that start one process from the batch shell, and wait for it across a signal."""
     return [
-        _ALONE,
+        _SINGLE_COMMENT,
         "is_asked=",
         "trap 'is_asked=yes; kill -TERM $!' USR1",
-        shell_command(_program(job, site, python)) + " &",
+        shell_command(_program_args(job, site, python)) + " &",
         "program=$!",
         'while kill -0 "$program" 2> /dev/null; do  # a signal interrupts wait, not the program',
         '    wait "$program"',
@@ -194,22 +202,22 @@ def _alone(job: Job, site: SlurmSite, python: str) -> list[str]:
     ]
 
 
-def _program(job: Job, site: SlurmSite, python: str) -> list[list[str]]:
+def _program_args(job: ClusterJob, site: SlurmSite, python: str) -> list[list[str]]:
     """Return the program's quoted arguments, each option together with its value."""
-    args = list(map(shell_word, job.words))
-    started = [*_container(job, site.container), shell_word(_python(site, python)), "-P", "-m", "paceline"]
+    args = list(map(shell_word, job.args))
+    started = [*_container_args(job, site.container), shell_word(_python_path(site, python)), "-P", "-m", "paceline"]
     groups = [[*started, args[0]]]
-    for word, quoted in zip(job.words[1:], args[1:], strict=True):
+    for word, quoted in zip(job.args[1:], args[1:], strict=True):
         is_value = len(groups) > 1 and groups[-1][0].startswith("--") and len(groups[-1]) == 1
         if is_value and not word.startswith("-"):
             groups[-1].append(quoted)
         else:
             groups.append([quoted])
-    groups += [["--ranks", str(job.num_ranks)]] if job.is_ranks else []
-    return [*groups, ["--task", _TASK]] if job.tasks else groups
+    groups += [["--ranks", str(job.num_ranks)]] if job.starts_ranks else []
+    return [*groups, ["--task", _TASK_ID]] if job.tasks else groups
 
 
-def _python(site: SlurmSite, python: str) -> str:
+def _python_path(site: SlurmSite, python: str) -> str:
     if site.python != "auto":
         return str(Path(site.python).expanduser())
     if site.container.runtime != "none":
@@ -217,12 +225,12 @@ def _python(site: SlurmSite, python: str) -> str:
     return python if site.venv == "off" else str(Path(site.venv).expanduser() / "bin" / "python")
 
 
-def _container(job: Job, container: Container) -> list[str]:
+def _container_args(job: ClusterJob, container: Container) -> list[str]:
     """Return the quoted command prefix that runs in a container; empty without one, or if srun does that."""
     match container.runtime:
         case "apptainer":
             gpus = ["--nv"] if job.gpus_per_node else []
-            binds = [f"--bind={shell_word(mount)}" for mount in _mounts(job, container)]
+            binds = [f"--bind={shell_word(mount)}" for mount in _container_mounts(job, container)]
             folder = f"--pwd={shell_word(str(job.folder))}"
             return ["apptainer", "exec", *gpus, *binds, folder, shell_word(container.image)]
         case "shifter":
@@ -231,7 +239,7 @@ def _container(job: Job, container: Container) -> list[str]:
             return []
 
 
-def _mounts(job: Job, container: Container) -> list[str]:
+def _container_mounts(job: ClusterJob, container: Container) -> list[str]:
     """Return bind mounts as HERE:THERE. Raise `RecipeError` for a path with a colon or comma."""
     folders = list(dict.fromkeys([str(job.folder), str(job.run_dir)]))
     wrong = next((folder for folder in folders if ":" in folder or "," in folder), None)
@@ -242,17 +250,17 @@ def _mounts(job: Job, container: Container) -> list[str]:
     return [*(f"{folder}:{folder}" for folder in folders), *container.mounts]
 
 
-def _ending(job: Job, site: SlurmSite) -> list[str]:
+def _requeue_lines(job: ClusterJob, site: SlurmSite) -> list[str]:
     """Return the lines that requeue a preempted job, and exit with the program's code."""
     if site.requeue == "off":
         return ['exit "$code"']
-    if job.is_ranks:
-        codes = f"{_LEFT}: preempted, and saved; {_ASKED_AT_ONCE}: signalled before it started"
+    if job.starts_ranks:
+        codes = f"{_PREEMPTED_CODE}: preempted, and saved; {_USR1_CODE}: signalled before it started"
         why = f"# {codes}. Slurm counts both as failures."
-        condition = f'{{ [ "$code" -eq {_LEFT} ] || [ "$code" -eq {_ASKED_AT_ONCE} ]; }}'
+        condition = f'{{ [ "$code" -eq {_PREEMPTED_CODE} ] || [ "$code" -eq {_USR1_CODE} ]; }}'
     else:
         why = "# Signalled before it finished: after a requeue, it resumes."
         condition = '[ -n "$is_asked" ] && [ "$code" -ne 0 ]'
     condition += f' && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {site.restarts} ]'
-    number = _NUMBER_OF_TASK if job.tasks else _NUMBER
+    number = _ARRAY_TASK_JOB_ID if job.tasks else _JOB_ID
     return [why, f"if {condition}; then", f"    scontrol requeue {number}", "fi", 'exit "$code"']

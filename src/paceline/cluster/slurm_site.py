@@ -9,10 +9,10 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, NonNegativeInt, PositiveInt, model_validator
 
-from paceline.cluster.fields import as_text, variable_name
+from paceline.cluster.fields import as_text, check_variable_name
 from paceline.recipe.schema.section import Auto, Off, Section, Switch, TimeDuration
 
-_OURS: Final = {
+_MANAGED_OPTIONS: Final = {
     "array": "--array",
     "chdir": "the folder that you submit from",
     "cpus-per-task": "slurm.cpus_per_rank",
@@ -28,25 +28,25 @@ _OURS: Final = {
 """Options that every script sets, and the setting that controls each."""
 
 
-def _one_line(text: str) -> str:
+def _check_line(text: str) -> str:
     if not text.isprintable() or not text:
         raise ValueError(f"{text!r} cannot be on a line of a script (write printable characters)")
     return text
 
 
-def _option(text: str) -> str:
+def _check_option(text: str) -> str:
     """Return a long option with its value. Raise `ValueError` for one that the script already sets."""
-    match = re.fullmatch(r"--([a-z][a-z0-9-]*)(=.*)?", _one_line(text))
+    match = re.fullmatch(r"--([a-z][a-z0-9-]*)(=.*)?", _check_line(text))
     if match is None:
         raise ValueError(f"{text!r} is not an option in its long form (write --name=value)")
-    if match[1] in _OURS:
-        raise ValueError(f"{text!r} is set by {_OURS[match[1]]} (leave it out)")
+    if match[1] in _MANAGED_OPTIONS:
+        raise ValueError(f"{text!r} is set by {_MANAGED_OPTIONS[match[1]]} (leave it out)")
     return text
 
 
-Word = Annotated[str, BeforeValidator(as_text), AfterValidator(_one_line)]
-Option = Annotated[str, AfterValidator(_option)]
-Variable = Annotated[str, AfterValidator(variable_name)]
+SlurmText = Annotated[str, BeforeValidator(as_text), AfterValidator(_check_line)]
+SlurmOption = Annotated[str, AfterValidator(_check_option)]
+VariableName = Annotated[str, AfterValidator(check_variable_name)]
 
 
 class Container(Section):
@@ -56,9 +56,9 @@ class Container(Section):
     """Container runtime: Slurm's plugin pyxis (https://github.com/NVIDIA/pyxis/wiki/Usage), `apptainer exec`
     (https://apptainer.org/docs/user/latest/) or shifter (https://docs.nersc.gov/development/containers/shifter/).
     """
-    image: Word = "none"
+    image: SlurmText = "none"
     """Image, as the runtime names it."""
-    mounts: tuple[Word, ...] = ()
+    mounts: tuple[SlurmText, ...] = ()
     """Additional bind mounts as HERE:THERE; the run directory and the working directory are mounted anyway."""
 
     @model_validator(mode="after")
@@ -80,15 +80,15 @@ class Container(Section):
 class SlurmSite(Section):
     """Slurm cluster, as a job sees it."""
 
-    partition: Word = "auto"
+    partition: SlurmText = "auto"
     """Partition (queue)."""
-    account: Word = "auto"
+    account: SlurmText = "auto"
     """Account to charge."""
-    qos: Word = "auto"
+    qos: SlurmText = "auto"
     """Quality of service."""
-    reservation: Word = "auto"
+    reservation: SlurmText = "auto"
     """Reservation, such as for a course."""
-    constraint: Word = "auto"
+    constraint: SlurmText = "auto"
     """Node features to require."""
     time: TimeDuration | Auto = "auto"
     """Time limit of a job."""
@@ -96,11 +96,11 @@ class SlurmSite(Section):
     """CPUs per rank, loader workers included; often 1 by the cluster's default."""
     cpus_per_node: PositiveInt | Auto = "auto"
     """CPUs of a node that is allocated as a whole, shared evenly by its ranks; `cpus_per_rank` takes precedence."""
-    memory: Word = "auto"
+    memory: SlurmText = "auto"
     """Memory per node, such as 64G; 0 for all of it."""
     gpu_option: Literal["gpus-per-node", "gres"] = "gpus-per-node"
     """Option that requests GPUs."""
-    gpu_type: Word = "auto"
+    gpu_type: SlurmText = "auto"
     """GPU type, as the cluster names it."""
     exclusive: Switch = "off"
     """Do not share nodes with other jobs."""
@@ -112,25 +112,25 @@ class SlurmSite(Section):
     """Requeue a job that was preempted, lost a node, or stopped at its time limit; it then resumes."""
     restarts: NonNegativeInt = 100
     """Limit of requeues after early stops: a job whose time limit is too short makes no progress."""
-    output: Word = "auto"
+    output: SlurmText = "auto"
     """Output file, as a Slurm file name pattern; `auto` is in the run directory, in `job`."""
-    options: tuple[Option, ...] = ()
+    options: tuple[SlurmOption, ...] = ()
     """Additional options of sbatch, such as --mail-type=END."""
-    srun: tuple[Option, ...] = ()
+    srun: tuple[SlurmOption, ...] = ()
     """Additional options of srun, such as --cpu-bind=none."""
-    modules: tuple[Word, ...] = ()
+    modules: tuple[SlurmText, ...] = ()
     """Environment modules to load."""
     setup: str = ""
     """Lines of bash to insert verbatim after the modules."""
-    venv: Word = "off"
+    venv: SlurmText = "off"
     """Virtual environment to activate; its Python runs paceline."""
-    python: Word = "auto"
+    python: SlurmText = "auto"
     """Python that runs paceline; `auto` is that of `venv` or the container, else the submitting one."""
     container: Container = Container()
     """Container of the program."""
-    environ: dict[Variable, Word] = Field(default_factory=dict)
+    environ: dict[VariableName, SlurmText] = Field(default_factory=dict)
     """Environment variables, set verbatim."""
-    stage: Off | Word = "off"
+    stage: Off | SlurmText = "off"
     """Folder in memory or on a local disk of each node to copy data to: `data.stage` of recipes that do not set it."""
 
     @model_validator(mode="after")

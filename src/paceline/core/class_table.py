@@ -9,7 +9,7 @@ from typing import Final
 from paceline.core.csv_cells import from_cell, to_cell
 from paceline.core.errors import PacelineError
 
-UNEVEN: Final = 10
+IMBALANCE_RATIO: Final = 10
 """How many times the images of the rarest class the most frequent one may have before accuracy hides the rare ones."""
 _CORNER = "true\\predicted"
 _COLUMNS = ("class", "images", "correct", "accuracy")
@@ -42,30 +42,30 @@ class ClassTable:
 
     @property
     def is_uneven(self) -> bool:
-        """Whether some class has more than `UNEVEN` times the images of another; those without images do not count."""
-        return uneven(each.images for each in self.classes)
+        """Whether some class has more than `IMBALANCE_RATIO` times the images of another; those without images do not count."""
+        return is_imbalanced(each.images for each in self.classes)
 
 
-def uneven(counts: Iterable[int]) -> bool:
-    """Return whether the largest of `counts` is more than `UNEVEN` times the smallest one that is not 0."""
+def is_imbalanced(counts: Iterable[int]) -> bool:
+    """Return whether the largest of `counts` is more than `IMBALANCE_RATIO` times the smallest one that is not 0."""
     some = [each for each in counts if each]
-    return bool(some) and max(some) > UNEVEN * min(some)
+    return bool(some) and max(some) > IMBALANCE_RATIO * min(some)
 
 
-def printable(name: str) -> str:
+def printable_class_name(name: str) -> str:
     """Return `name` with undecodable bytes of a folder's name written out, so that any file and terminal takes it."""
     return name.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def badness(each: ClassCount) -> tuple[float, int]:
+def error_rate_key(each: ClassCount) -> tuple[float, int]:
     """Return what sorts classes the worst first: by accuracy, and of equals that of more images, which says more."""
     return each.accuracy, -each.images
 
 
-def worst(classes: Iterable[ClassCount], number: int) -> list[ClassCount]:
-    """Return up to `number` classes of the lowest accuracy, as `badness` orders them; none that has no mistake."""
+def worst_classes(classes: Iterable[ClassCount], number: int) -> list[ClassCount]:
+    """Return up to `number` classes of the lowest accuracy, as `error_rate_key` orders them; none that has no mistake."""
     mistaken = [each for each in classes if each.correct < each.images]
-    return sorted(mistaken, key=badness)[:number]
+    return sorted(mistaken, key=error_rate_key)[:number]
 
 
 def classes_csv(table: ClassTable) -> str:
@@ -73,14 +73,14 @@ def classes_csv(table: ClassTable) -> str:
     rows = [
         [to_cell(each.name), each.images, each.correct, each.accuracy if each.images else ""] for each in table.classes
     ]
-    return _csv([_COLUMNS, *rows])
+    return _to_csv([_COLUMNS, *rows])
 
 
 def confusion_csv(table: ClassTable) -> str:
     """Return the confusion matrix, a row a true class, with the names of the classes on top and on the left."""
     names = [to_cell(each.name) for each in table.classes]
     rows = [[name, *row] for name, row in zip(names, table.confusion, strict=True)]
-    return _csv([[_CORNER, *names], *rows])
+    return _to_csv([[_CORNER, *names], *rows])
 
 
 def read_classes_csv(text: str) -> tuple[ClassCount, ...]:
@@ -92,7 +92,7 @@ def read_classes_csv(text: str) -> tuple[ClassCount, ...]:
         raise PacelineError("is not a table of classes") from None
 
 
-def _csv(rows: Iterable[Iterable[object]]) -> str:
+def _to_csv(rows: Iterable[Iterable[object]]) -> str:
     table = io.StringIO(newline="")
     csv.writer(table).writerows(rows)
     return table.getvalue()

@@ -19,7 +19,7 @@ class ConsoleLostError(OSError):
     """The output of a verb cannot be written to standard output."""
 
 
-class _Descriptor(io.FileIO):
+class _DescriptorFile(io.FileIO):
     """A descriptor of the console. The first write that fails is remembered; later ones may succeed again."""
 
     def __init__(self, number: int, name: str, lost: str) -> None:
@@ -71,7 +71,7 @@ class Console(io.TextIOWrapper):
 
     def __init__(self, number: int, name: str, like: TextIO | None) -> None:
         lost = "it is closed" if like is None else ""
-        self._descriptor = _Descriptor(os.open(os.devnull, os.O_WRONLY) if lost else number, name, lost)
+        self._descriptor = _DescriptorFile(os.open(os.devnull, os.O_WRONLY) if lost else number, name, lost)
         errors = getattr(like, "errors", None) or "strict"
         super().__init__(
             io.BufferedWriter(self._descriptor),
@@ -118,7 +118,7 @@ def progress_console(*, as_json: bool) -> TextIO:
     """Return the stream for the progress of a verb whose work must not end with the console.
 
     It is stderr where stdout is to have the result as JSON (`as_json`). That it has can be asked for at the end, with
-    `undelivered`.
+    `has_lost_output`.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, Console):
@@ -135,7 +135,7 @@ def report_lost_consoles(report: Callable[[str], None]) -> None:
             stream.report_loss(report)
 
 
-def undelivered() -> str:
+def has_lost_output() -> str:
     """Write what is buffered; return why standard output, which was to have the result, lacks it, or ""."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:

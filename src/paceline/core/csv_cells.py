@@ -21,7 +21,7 @@ def to_cell(text: str) -> str:
     """Return `text` as it is written into a CSV file."""
     if all(map(_is_plain, text)) and (not text.startswith(_FORMULA) or _NUMBER.fullmatch(text)):
         return text
-    return _MARK + "".join(_escaped(character) for character in text)
+    return _MARK + "".join(_escape(character) for character in text)
 
 
 def from_cell(cell: str) -> str:
@@ -38,7 +38,7 @@ def _is_plain(character: str) -> bool:
     return character.isprintable() or unicodedata.category(character) == "Zs"
 
 
-def _escaped(character: str) -> str:
+def _escape(character: str) -> str:
     if character == "\\" or not _is_plain(character):
         return character.encode("unicode_escape").decode("ascii")
     return character

@@ -58,7 +58,7 @@ class WatchError(PacelineError):
     exit_code = 1
 
 
-def near_miss(word: str, known: Iterable[str]) -> str:
+def suggest_similar(word: str, known: Iterable[str]) -> str:
     """Return ` (did you mean 'x'?)` for the known word closest to `word`, capitals as good as small letters, or ""."""
     folded: dict[str, str] = {}
     for each in known:

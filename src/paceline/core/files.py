@@ -57,7 +57,7 @@ def write_new(path: Path, content: str | bytes) -> int:
 
 
 @contextlib.contextmanager
-def replacing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
+def replace_file(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
     """Return the context in which a new file is written that is renamed to `path` at its end.
 
     No reader ever sees half of it, and a link at `path` is replaced, never followed. With `sync` its bytes are on the
@@ -97,7 +97,7 @@ def write_output(path: Path, text: str) -> None:
         with open(target, "w", encoding="utf-8", newline="") as file:  # noqa: PTH123 - it may be a descriptor
             file.write(text)
         return
-    with replacing(path) as file:
+    with replace_file(path) as file:
         file.write(text.encode())
 
 
@@ -113,7 +113,7 @@ def _standard_stream(path: Path) -> int | None:
 
 
 def remove_abandoned(folder: Path) -> None:
-    """Remove the temporary files of `replacing` that killed processes have left in `folder`."""
+    """Remove the temporary files of `replace_file` that killed processes have left in `folder`."""
     for path in [each for each in folder.iterdir() if _TEMPORARY.fullmatch(each.name)]:
         with contextlib.suppress(OSError):  # a process is writing it, or it is another user's
             descriptor = open_lock_file(path)
@@ -124,7 +124,7 @@ def remove_abandoned(folder: Path) -> None:
                 os.close(descriptor)
 
 
-def move_new(made: Path, path: Path) -> None:
+def move_without_overwriting(made: Path, path: Path) -> None:
     """Rename a file or a folder to `path`, where nothing is. Raise `FileExistsError` where something is by now."""
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is not None:
@@ -172,7 +172,7 @@ def open_to_read(path: Path, *, follow_links: bool = True) -> BufferedReader:
             _refuse_link(os.lstat(name), Path(name).name)
             flags |= os.O_NOFOLLOW
         descriptor = os.open(name, flags | os.O_NONBLOCK | os.O_CLOEXEC)
-        return _checked(descriptor, lambda status: _refuse_special(status, name))
+        return _checked_descriptor(descriptor, lambda status: _refuse_special(status, name))
 
     return open(path, "rb", opener=opened)
 
@@ -209,10 +209,10 @@ def _open_checked(name: str, flags: int, permissions: int = 0o666) -> int:
         if flags & os.O_TRUNC:
             os.ftruncate(descriptor, 0)
 
-    return _checked(descriptor, check)
+    return _checked_descriptor(descriptor, check)
 
 
-def _checked(descriptor: int, check: Callable[[os.stat_result], None]) -> int:
+def _checked_descriptor(descriptor: int, check: Callable[[os.stat_result], None]) -> int:
     try:
         check(os.fstat(descriptor))
     except BaseException:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Goal:
+class AccuracyTarget:
     """A level of accuracy, and how many evaluations in a row have to reach it."""
 
     level: float

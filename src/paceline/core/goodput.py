@@ -15,12 +15,12 @@ _RULE_OF_THREE: Final = 3.0  # -ln(1 - 0.95), rounded as is usual (Hanley and Li
 _SIGNAL_JITTER_S: Final = 60.0  # a signal may come so much early (man sbatch, --signal)
 
 
-def young(stall_s: float, mtbf_s: float) -> float:
+def young_interval(stall_s: float, mtbf_s: float) -> float:
     """Return Young's interval T = √(2CM) in seconds of work (Young 1974, doi 10.1145/361147.361115)."""
     return math.sqrt(2 * stall_s * mtbf_s)
 
 
-def daly(stall_s: float, mtbf_s: float) -> float:
+def daly_interval(stall_s: float, mtbf_s: float) -> float:
     """Return Daly's interval in seconds of work (Daly 2006, doi 10.1016/j.future.2004.11.016).
 
     T = √(2CM) · [1 + ⅓ √(C / 2M) + C / 18M] - C for C < 2M, else M.
@@ -28,12 +28,12 @@ def daly(stall_s: float, mtbf_s: float) -> float:
     if stall_s >= 2 * mtbf_s:
         return mtbf_s
     ratio = stall_s / (2 * mtbf_s)
-    return young(stall_s, mtbf_s) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - stall_s
+    return young_interval(stall_s, mtbf_s) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - stall_s
 
 
 def best_interval(stall_s: float, write_s: float, mtbf_s: float) -> float:
     """Return Daly's interval, but not less than a write takes: there is never more than one under way."""
-    return max(daly(stall_s, mtbf_s), write_s)
+    return max(daly_interval(stall_s, mtbf_s), write_s)
 
 
 def efficiency(work_s: float, stall_s: float, restart_s: float, mtbf_s: float, *, write_s: float = 0.0) -> float:

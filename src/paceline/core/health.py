@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from paceline.core.class_table import ClassCount
-from paceline.core.interval import CONFIDENCE, wilson
+from paceline.core.interval import CONFIDENCE, wilson_interval
 from paceline.core.results import BatchNormCheck, EvalReport, EvalResult, Finding, Status
 from paceline.core.units import accuracy, count
 
@@ -41,7 +41,7 @@ _ORDER: Final = {"error": 0, "warning": 1, "note": 2}
 
 
 @dataclass(frozen=True)
-class Point:
+class EvalPoint:
     """An evaluation of a run; `top1` and `loss` are of the judged weights, the averaged ones when there are any."""
 
     step: int
@@ -61,7 +61,7 @@ class Point:
     @classmethod
     def of(cls, report: EvalReport, step: int = 0, epoch: float = 0.0) -> Self:
         """Return the point of an evaluation after `step` steps."""
-        judged, ema, train = report.judged, report.ema, report.train
+        judged, ema, train = report.primary, report.ema, report.train
         return cls(
             step=step,
             epoch=epoch,
@@ -93,7 +93,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class RunHistory:
     """What is known of what a run has learnt.
 
     `status` is None for a run that has not ended, and for weights that are evaluated alone, which `is_alone` says.
@@ -102,7 +102,7 @@ class Evidence:
     says whether its checkpoint is on disk. `scales_loss` says that float16 may skip steps.
     """
 
-    points: Sequence[Point]
+    points: Sequence[EvalPoint]
     status: Status | None = None
     is_alone: bool = False
     losses: Sequence[tuple[int, float]] = ()
@@ -117,7 +117,7 @@ class Evidence:
     batch_norm: BatchNormCheck | None = None
 
     @property
-    def last(self) -> Point | None:
+    def last(self) -> EvalPoint | None:
         """The last evaluation."""
         return self.points[-1] if self.points else None
 
@@ -129,22 +129,22 @@ class Evidence:
         return self.last.step < MIN_STEPS or self.has_just_begun
 
     @property
-    def goes_on(self) -> bool:
+    def is_running(self) -> bool:
         """Whether the run has not come to its end."""
         return not self.is_alone and self.status not in ("completed", "target_reached")
 
     @property
     def has_just_begun(self) -> bool:
         """Whether a run that goes on has trained so little that even what it has lost says nothing."""
-        return self.goes_on and self.last is not None and (self.last.step < MIN_STEPS or self.last.epoch < 1)
+        return self.is_running and self.last is not None and (self.last.step < MIN_STEPS or self.last.epoch < 1)
 
 
-def points_of(rows: Iterable[Mapping[str, Any]]) -> tuple[Point, ...]:
+def eval_points(rows: Iterable[Mapping[str, Any]]) -> tuple[EvalPoint, ...]:
     """Return the evaluations in records of `evals.jsonl`, without those that cannot be read."""
-    return tuple(each for each in map(Point.read, rows) if each is not None and 0 < each.images < _MAX_IMAGES)
+    return tuple(each for each in map(EvalPoint.read, rows) if each is not None and 0 < each.images < _MAX_IMAGES)
 
 
-def losses_of(rows: Iterable[Mapping[str, Any]]) -> tuple[tuple[int, float], ...]:
+def training_losses(rows: Iterable[Mapping[str, Any]]) -> tuple[tuple[int, float], ...]:
     """Return step and training loss of records of `steps.jsonl`, without those that are not finite."""
     pairs = ((row.get("step"), row.get("loss")) for row in rows)
     return tuple(
@@ -157,35 +157,44 @@ def losses_of(rows: Iterable[Mapping[str, Any]]) -> tuple[tuple[int, float], ...
     )
 
 
-def findings(known: Evidence) -> tuple[Finding, ...]:
+def find_problems(known: RunHistory) -> tuple[Finding, ...]:
     """Return what is wrong with what was learnt, the most severe first; nothing where nothing is known to be."""
-    found = [*_useless(known), *_lost(known), *_averages(known), *_skips(known)]
+    found = [
+        *_finding_useless(known),
+        *_finding_lost_accuracy(known),
+        *_finding_ema(known),
+        *_finding_skipped_steps(known),
+    ]
     return tuple(sorted(found, key=lambda each: _ORDER[each.severity]))
 
 
-def is_suspect(known: Evidence) -> bool:
+def is_suspicious(known: RunHistory) -> bool:
     """Return whether the last evaluation is so bad that batch norm's running statistics are to be checked."""
     return _is_useless(known) or (not known.has_just_begun and _below_best(known) is not None)
 
 
-def _is_useless(known: Evidence) -> bool:
-    return bool(known.points) and not known.is_early and (_one_class(known) is not None or _is_at_chance(known.classes))
+def _is_useless(known: RunHistory) -> bool:
+    return (
+        bool(known.points)
+        and not known.is_early
+        and (_finding_one_class(known) is not None or _is_at_chance(known.classes))
+    )
 
 
-def _useless(known: Evidence) -> Iterator[Finding]:
+def _finding_useless(known: RunHistory) -> Iterator[Finding]:
     """Yield what makes the weights of no use, or, where they are of some, the classes that they do not know."""
     if known.is_early or known.last is None:
         return
-    one = _one_class(known)
+    one = _finding_one_class(known)
     if one is not None:
         yield one
     elif _is_at_chance(known.classes):
-        yield _at_chance(known, known.last)
+        yield _finding_at_chance(known, known.last)
     else:
         yield from _unknown_classes(known)
 
 
-def _one_class(known: Evidence) -> Finding | None:
+def _finding_one_class(known: RunHistory) -> Finding | None:
     """Find a class that nearly all images of the other classes are classified as."""
     classes, confusion = known.classes, known.confusion
     if len(classes) < 2 or len(confusion) != len(classes):
@@ -195,13 +204,13 @@ def _one_class(known: Evidence) -> Finding | None:
     total = sum(predicted)
     others = total - sum(confusion[name])
     wrong = predicted[name] - confusion[name][name]
-    if not others or not wilson(wrong, others).is_above(NEARLY_ALL):
+    if not others or not wilson_interval(wrong, others).is_above(NEARLY_ALL):
         return None
     return Finding(
         name="one_class_predicted",
         severity="error",
         evidence=f"{predicted[name]:,} of {total:,} images are classified as {classes[name].name!r}, "
-        f"{wrong:,} of the {others:,} images of other classes among them. {_versus_guess(classes)}",
+        f"{wrong:,} of the {others:,} images of other classes among them. {_compare_with_guess(classes)}",
         advice=_why_useless(known),
         numbers={"predicted": predicted[name], "images": total, "wrong": wrong, "of_other_classes": others},
     )
@@ -219,7 +228,9 @@ def _is_at_chance(classes: Sequence[ClassCount]) -> bool:
     total, guess = sum(each.images for each in some), _guess(some)
     useful = min(2 * guess, (1 + guess) / 2)
     correct = sum(each.correct for each in some)
-    if not wilson(round(useful * total), total).is_above(guess) or wilson(correct, total).is_above(guess):
+    if not wilson_interval(round(useful * total), total).is_above(guess) or wilson_interval(correct, total).is_above(
+        guess
+    ):
         return False
     mean = math.fsum(each.accuracy for each in some) / len(some)
     # Agresti and Coull 1998, doi 10.2307/2685469: two successes and two failures more keep 0 of n from being certain.
@@ -228,11 +239,11 @@ def _is_at_chance(classes: Sequence[ClassCount]) -> bool:
     return mean - _z() * error <= 1 / len(some)
 
 
-def _at_chance(known: Evidence, last: Point) -> Finding:
+def _finding_at_chance(known: RunHistory, last: EvalPoint) -> Finding:
     return Finding(
         name="at_chance",
         severity="error",
-        evidence=f"The model is no better than guessing. {_versus_guess(known.classes)}",
+        evidence=f"The model is no better than guessing. {_compare_with_guess(known.classes)}",
         advice=_why_useless(known),
         numbers={"top1": last.top1, "guess": _guess(known.classes), "images": last.images},
     )
@@ -242,12 +253,12 @@ def _guess(classes: Sequence[ClassCount]) -> float:
     return max(each.images for each in classes) / sum(each.images for each in classes)
 
 
-def _versus_guess(classes: Sequence[ClassCount]) -> str:
+def _compare_with_guess(classes: Sequence[ClassCount]) -> str:
     top1 = sum(each.correct for each in classes) / sum(each.images for each in classes)
     return f"Top-1 is {accuracy(top1)}; naming the most frequent class always gives {accuracy(_guess(classes))}."
 
 
-def _why_useless(known: Evidence) -> str:
+def _why_useless(known: RunHistory) -> str:
     """Return advice by what the training loss did: it is that of guessing, the logarithm of the classes, or below."""
     chance = math.log(max(2, sum(each.images > 0 for each in known.classes)))
     if known.batch_norm is not None and _lags(known.batch_norm):
@@ -267,7 +278,7 @@ def _why_useless(known: Evidence) -> str:
     )
 
 
-def _unknown_classes(known: Evidence) -> Iterator[Finding]:
+def _unknown_classes(known: RunHistory) -> Iterator[Finding]:
     """Find classes without one correct image, where so many mistakes are no chance at the accuracy of all classes."""
     some = [(number, each) for number, each in enumerate(known.classes) if each.images]
     if len(some) < 3:
@@ -285,7 +296,7 @@ def _unknown_classes(known: Evidence) -> Iterator[Finding]:
         yield Finding(
             name="classes_never_predicted",
             severity="warning",
-            evidence=f"{_named(unpredicted)} never predicted, for any image. Top-1 of all is {accuracy(top1)}.",
+            evidence=f"{_class_list(unpredicted)} never predicted, for any image. Top-1 of all is {accuracy(top1)}.",
             advice=advice,
             numbers={"classes": len(unpredicted), "of": len(some)},
         )
@@ -293,19 +304,19 @@ def _unknown_classes(known: Evidence) -> Iterator[Finding]:
         yield Finding(
             name="classes_never_right",
             severity="warning",
-            evidence=f"{_named(wrong)} never right. Top-1 of all is {accuracy(top1)}.",
+            evidence=f"{_class_list(wrong)} never right. Top-1 of all is {accuracy(top1)}.",
             advice=advice,
             numbers={"classes": len(wrong), "of": len(some)},
         )
 
 
-def _named(classes: Sequence[ClassCount]) -> str:
+def _class_list(classes: Sequence[ClassCount]) -> str:
     shown = [f"{each.name!r} ({count(each.images, 'image')})" for each in classes[:_MAX_NAMES]]
     more = f" and {len(classes) - _MAX_NAMES} more" if len(classes) > _MAX_NAMES else ""
     return f"{', '.join(shown)}{more} {'is' if len(classes) == 1 else 'are'}"
 
 
-def _lost(known: Evidence) -> Iterator[Finding]:
+def _finding_lost_accuracy(known: RunHistory) -> Iterator[Finding]:
     """Yield what was better before: why, as far as it was measured, and whether the better weights were kept."""
     last, check = known.last, known.batch_norm
     if last is None or known.has_just_begun:
@@ -315,12 +326,12 @@ def _lost(known: Evidence) -> Iterator[Finding]:
     if check is not None and is_lagging:
         yield _batch_norm_lags(check)
     rise = _rise(known.points)
-    training = None if rise is None else _training_meanwhile(known.losses, rise.lowest.step, last.step)
+    training = None if rise is None else _training_loss_change(known.losses, rise.lowest.step, last.step)
     if rise is not None and training is not None and training[1] < training[0] and not is_lagging:
         if rise.is_sudden and (below is not None or _is_useless(known)):
-            yield _collapsed(known, rise, training)
+            yield _finding_collapse(known, rise, training)
         elif rise.is_trend and last.epoch > 1:  # within an epoch every image is new, and none can be overfitted
-            yield _overfitting(rise, training, has_lost=below is not None)
+            yield _finding_overfitting(rise, training, has_lost=below is not None)
     if below is not None:
         yield below
 
@@ -345,10 +356,10 @@ def _batch_norm_lags(check: BatchNormCheck) -> Finding:
     )
 
 
-def _below_best(known: Evidence) -> Finding | None:
+def _below_best(known: RunHistory) -> Finding | None:
     """Find a best evaluation far above the last one."""
     last = known.last
-    best_top1, step = _best(known)
+    best_top1, step = _best_point(known)
     if last is None or best_top1 is None or step is None or step == last.step:
         return None
     if not _is_far_below(last.correct, last.images, round(best_top1 * last.images), last.images):
@@ -360,7 +371,7 @@ def _below_best(known: Evidence) -> Finding | None:
     else:
         kept = "Its weights were not saved."
         advice = "Set checkpoint.keep_best=on, and checkpoint.every no longer than train.eval_every, and train again."
-    if known.goes_on:
+    if known.is_running:
         advice = f"The run has not ended: resume it, and look again. {advice}"
     said = f"Top-1 was {accuracy(best_top1)} after step {step:,} and is {accuracy(last.top1)} at the end. {kept}"
     return Finding(
@@ -372,7 +383,7 @@ def _below_best(known: Evidence) -> Finding | None:
     )
 
 
-def _best(known: Evidence) -> tuple[float | None, int | None]:
+def _best_point(known: RunHistory) -> tuple[float | None, int | None]:
     if known.best is not None:
         return known.best.top1, known.best_step
     if len(known.points) < 2:
@@ -386,7 +397,7 @@ def _is_far_below(worse: int, of_worse: int, better: int, of_better: int) -> boo
 
     The latter keeps quiet what is usual: accuracy that goes up and down by a point or two at a high learning rate.
     """
-    low, high = wilson(worse, of_worse), wilson(better, of_better)
+    low, high = wilson_interval(worse, of_worse), wilson_interval(better, of_better)
     if high.low is None or not low.is_below(high.low):
         return False
     return 1 - low.value >= ERROR_GROWTH * (1 - high.value) or low.value <= SKILL_LEFT * high.value
@@ -396,13 +407,13 @@ def _is_far_below(worse: int, of_worse: int, better: int, of_better: int) -> boo
 class _Rise:
     """A validation loss that has risen since its `lowest`: in one evaluation interval (`is_sudden`), or steadily."""
 
-    lowest: Point
-    last: Point
+    lowest: EvalPoint
+    last: EvalPoint
     is_sudden: bool
     is_trend: bool
 
 
-def _rise(points: Sequence[Point]) -> _Rise | None:
+def _rise(points: Sequence[EvalPoint]) -> _Rise | None:
     finite = [each for each in points if math.isfinite(each.loss)]
     if len(finite) < 2:
         return None
@@ -429,7 +440,7 @@ def _is_rising(values: Sequence[float]) -> bool:
     return (score - 1) / spread > 1.645
 
 
-def _training_meanwhile(losses: Sequence[tuple[int, float]], first: int, last: int) -> tuple[float, float] | None:
+def _training_loss_change(losses: Sequence[tuple[int, float]], first: int, last: int) -> tuple[float, float] | None:
     """Return the training loss around steps `first` and `last`, as means of up to five records; None if unknown."""
     if not any(first < step <= last for step, _ in losses) or not any(step <= first for step, _ in losses):
         return None
@@ -441,7 +452,7 @@ def _mean_before(losses: Sequence[tuple[int, float]], step: int) -> float:
     return math.fsum(some) / len(some)
 
 
-def _collapsed(known: Evidence, rise: _Rise, training: tuple[float, float]) -> Finding:
+def _finding_collapse(known: RunHistory, rise: _Rise, training: tuple[float, float]) -> Finding:
     seen = known.last.train_top1 if known.last is not None else None
     on_training = "" if seen is None else f" On training images, evaluated alike, top-1 is {accuracy(seen)}."
     cause = "Batch norm's running statistics are not the cause. " if known.batch_norm is not None else ""
@@ -454,18 +465,18 @@ def _collapsed(known: Evidence, rise: _Rise, training: tuple[float, float]) -> F
         evidence=f"{_both_losses(rise, training)}{on_training} Most of the rise came within one evaluation interval: "
         f"that is no overfitting, which comes slowly. {cause}".strip(),
         advice=advice,
-        numbers=_numbers(rise, training),
+        numbers=_loss_numbers(rise, training),
     )
 
 
-def _overfitting(rise: _Rise, training: tuple[float, float], *, has_lost: bool) -> Finding:
+def _finding_overfitting(rise: _Rise, training: tuple[float, float], *, has_lost: bool) -> Finding:
     ending = "" if has_lost else " Top-1 has not suffered: the model is too confident where it is wrong."
     return Finding(
         name="overfitting",
         severity="warning" if has_lost else "note",
         evidence=f"{_both_losses(rise, training)}{ending}",
         advice="Train for fewer epochs, or regularise: data.augment, optim.weight_decay, train.label_smoothing.",
-        numbers=_numbers(rise, training),
+        numbers=_loss_numbers(rise, training),
     )
 
 
@@ -477,7 +488,7 @@ def _both_losses(rise: _Rise, training: tuple[float, float]) -> str:
     )
 
 
-def _numbers(rise: _Rise, training: tuple[float, float]) -> dict[str, float]:
+def _loss_numbers(rise: _Rise, training: tuple[float, float]) -> dict[str, float]:
     return {
         "lowest_loss": rise.lowest.loss,
         "lowest_step": rise.lowest.step,
@@ -487,10 +498,10 @@ def _numbers(rise: _Rise, training: tuple[float, float]) -> dict[str, float]:
     }
 
 
-def _averages(known: Evidence) -> Iterator[Finding]:
+def _finding_ema(known: RunHistory) -> Iterator[Finding]:
     """Yield which of raw and averaged weights is far below the other; a run that goes on has time to change that."""
     last = known.last
-    if last is None or last.ema_top1 is None or known.is_early or known.goes_on:
+    if last is None or last.ema_top1 is None or known.is_early or known.is_running:
         return
     raw, averaged = round(last.raw_top1 * last.images), round(last.ema_top1 * last.images)
     numbers = {"top1": last.raw_top1, "averaged_top1": last.ema_top1, "images": last.images}
@@ -515,7 +526,7 @@ def _averages(known: Evidence) -> Iterator[Finding]:
         )
 
 
-def _skips(known: Evidence) -> Iterator[Finding]:
+def _finding_skipped_steps(known: RunHistory) -> Iterator[Finding]:
     usual = FEW_SKIPS + known.steps / SCALE_INTERVAL if known.scales_loss else 0
     if known.skipped <= usual or not known.steps:
         return

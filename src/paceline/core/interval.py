@@ -8,17 +8,17 @@ import math
 from collections.abc import Sequence
 from statistics import NormalDist
 
-from paceline.core.value import Measured, Value
+from paceline.core.value import MeasuredFloat, ResultModel
 
 CONFIDENCE = 0.95
 
 
-class Interval(Value):
+class Interval(ResultModel):
     """A mean of `n` measurements, and its bounds; None where there was one alone, which says nothing about others."""
 
-    value: Measured
-    low: Measured | None = None
-    high: Measured | None = None
+    value: MeasuredFloat
+    low: MeasuredFloat | None = None
+    high: MeasuredFloat | None = None
     n: int = 1
 
     def is_above(self, level: float) -> bool:
@@ -30,23 +30,23 @@ class Interval(Value):
         return self.high is not None and self.high < level
 
 
-def mean_of(values: Sequence[float]) -> Interval:
+def mean_interval(values: Sequence[float]) -> Interval:
     """Return the mean of at least one measurement, with Student's interval."""
     value = math.fsum(values) / len(values)
     half = _half_width(values, value)
-    return Interval(value=value, low=_less(value, half), high=_more(value, half), n=len(values))
+    return Interval(value=value, low=_lower_bound(value, half), high=_upper_bound(value, half), n=len(values))
 
 
-def ratio_of(above: Sequence[float], below: Sequence[float]) -> Interval:
+def ratio_interval(above: Sequence[float], below: Sequence[float]) -> Interval:
     """Return how many times `below` is `above`, measured in pairs: the geometric mean, with Student's interval.
 
     Each pair was measured one after the other, so that what a machine does meanwhile meets both. All are positive.
     """
     assert len(above) == len(below), f"{len(above)} and {len(below)} measurements are no pairs"
-    return _exp(mean_of([math.log(one / other) for one, other in zip(above, below, strict=True)]))
+    return _exp(mean_interval([math.log(one / other) for one, other in zip(above, below, strict=True)]))
 
 
-def product_of(ratios: Sequence[Interval]) -> Interval:
+def product_interval(ratios: Sequence[Interval]) -> Interval:
     """Return the product of ratios that were measured apart: their logarithms add, and their half-widths in squares.
 
     Its bounds are None where those of one of them are; `n` is the least of them. The empty product is 1.
@@ -60,7 +60,7 @@ def product_of(ratios: Sequence[Interval]) -> Interval:
     return Interval(value=value, low=value * math.exp(-half), high=value * math.exp(half), n=n)
 
 
-def difference_of(above: Sequence[float], below: Sequence[float]) -> Interval:
+def difference_interval(above: Sequence[float], below: Sequence[float]) -> Interval:
     """Return the mean of `above` less that of `below`, which were measured apart, with Welch's interval.
 
     Welch 1947, doi 10.1093/biomet/34.1-2.28. `n` is that of the smaller group; one of a single measurement has no
@@ -75,11 +75,11 @@ def difference_of(above: Sequence[float], below: Sequence[float]) -> Interval:
     if total == 0:
         return Interval(value=value, low=value, high=value, n=n)
     freedom = total**2 / math.fsum(e**2 / (len(g) - 1) for e, g in zip(errors, (above, below), strict=True))
-    half = _quantile(freedom) * math.sqrt(total)
+    half = _t_quantile(freedom) * math.sqrt(total)
     return Interval(value=value, low=value - half, high=value + half, n=n)
 
 
-def wilson(correct: int, total: int) -> Interval:
+def wilson_interval(correct: int, total: int) -> Interval:
     """Return `correct` of `total`, at least 1, with the interval in which the share lies with 95 % confidence.
 
     Wilson 1927, doi 10.1080/01621459.1927.10502953; Brown, Cai and DasGupta 2001, doi 10.1214/ss/1009213286, compare
@@ -102,7 +102,7 @@ def _exp(logarithm: Interval) -> Interval:
 def _half_width(values: Sequence[float], mean: float) -> float | None:
     if len(values) == 1:
         return None
-    return _quantile(len(values) - 1) * math.sqrt(_variance(values, mean) / len(values))
+    return _t_quantile(len(values) - 1) * math.sqrt(_variance(values, mean) / len(values))
 
 
 def _variance(values: Sequence[float], mean: float | None = None) -> float:
@@ -110,16 +110,16 @@ def _variance(values: Sequence[float], mean: float | None = None) -> float:
     return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
 
 
-def _quantile(freedom: float) -> float:
+def _t_quantile(freedom: float) -> float:
     """Return the 97.5 % quantile of Student's distribution with so many degrees of freedom."""
     from scipy.special import stdtrit  # type: ignore[import-untyped]  # loading it takes a tenth of a second
 
     return float(stdtrit(freedom, 0.5 + CONFIDENCE / 2))
 
 
-def _less(value: float, half: float | None) -> float | None:
+def _lower_bound(value: float, half: float | None) -> float | None:
     return None if half is None else value - half
 
 
-def _more(value: float, half: float | None) -> float | None:
+def _upper_bound(value: float, half: float | None) -> float | None:
     return None if half is None else value + half

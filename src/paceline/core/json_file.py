@@ -14,10 +14,10 @@ MAX_BYTES: Final = 64 << 20
 
 def parse_json(text: str | bytes) -> Any:
     """Return the value in JSON `text`. Raise `ValueError` for anything else, also for what is nested too deeply."""
-    return _parsed(text, float)
+    return _parse(text, float)
 
 
-def _parsed(text: str | bytes, to_float: Callable[[str], float]) -> Any:
+def _parse(text: str | bytes, to_float: Callable[[str], float]) -> Any:
     try:
         return json.loads(text, parse_float=None if to_float is float else to_float)
     except RecursionError:
@@ -26,7 +26,7 @@ def _parsed(text: str | bytes, to_float: Callable[[str], float]) -> Any:
 
 def read_json(path: Path, max_bytes: int = MAX_BYTES) -> Any:
     """Return the value in a JSON file. Raise `OSError`, also for a pipe or a device, or `ValueError` for no JSON."""
-    return _parsed(read_limited(path, max_bytes), _finite)
+    return _parse(read_limited(path, max_bytes), _parse_finite)
 
 
 def read_limited(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
@@ -38,7 +38,7 @@ def read_limited(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
     return content
 
 
-def _finite(text: str) -> float:
+def _parse_finite(text: str) -> float:
     number = float(text)
     if math.isinf(number):  # which `int` would raise something else for
         raise ValueError(f"{text[:20]} is too large a number")

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-_LEARNT: Final = (
+_CHANGES_RESULT: Final = (
     "seed",
     "data.mean",
     "data.std",
@@ -18,9 +18,15 @@ _LEARNT: Final = (
     "train.stop",
 )
 """Dotted paths of fields, and of sections all of whose fields are meant."""
-_PACED: Final = ("optim.name", "optim.implementation", "optim.newton_schulz_steps", "optim.centered", "optim.args")
+_CHANGES_RESULT_AND_SPEED: Final = (
+    "optim.name",
+    "optim.implementation",
+    "optim.newton_schulz_steps",
+    "optim.centered",
+    "optim.args",
+)
 """Those of an optimizer that make a step of it longer or shorter; what one's own takes from `args` nobody knows."""
-_PACED_BESIDE: Final = (
+_CHANGES_RESULT_BELOW: Final = (
     "optim.momentum",
     "optim.nesterov",
     "optim.rescale",
@@ -31,18 +37,18 @@ _PACED_BESIDE: Final = (
 """Those that are chosen for what is learnt, and add work to a step or groups of parameters to it beside."""
 
 
-def learns(path: str) -> bool:
+def changes_result(path: str) -> bool:
     """Return whether the field at a dotted path is chosen for what is learnt, whatever it does to a step's time."""
-    return _is_in(path, _LEARNT) and not _is_in(path, _PACED)
+    return _is_in(path, _CHANGES_RESULT) and not _is_in(path, _CHANGES_RESULT_AND_SPEED)
 
 
-def only_learning(path: str) -> bool:
+def changes_result_only(path: str) -> bool:
     """Return whether the field at a dotted path changes what is learnt, and cannot change how long a step takes.
 
     What changes both, such as the batch size, the augmentation or the network, is none of these; nor is what changes
     neither, such as how often there is a log.
     """
-    return learns(path) and not _is_in(path, _PACED_BESIDE)
+    return changes_result(path) and not _is_in(path, _CHANGES_RESULT_BELOW)
 
 
 def _is_in(path: str, places: tuple[str, ...]) -> bool:

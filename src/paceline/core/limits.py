@@ -19,10 +19,10 @@ _NO_LIMIT: Final = (INFINITY, Path())
 
 
 @dataclass(frozen=True)
-class Limits:
+class CgroupLimits:
     """The tightest limits on the group of this process and those around it; infinite where there is none.
 
-    `memory_bytes` is set by group `memory_of`, and `cores`, CPU seconds a second, by group `cores_of`: their folders.
+    `read_memory_bytes` is set by group `memory_of`, and `cores`, CPU seconds a second, by group `cores_of`: their folders.
     """
 
     memory_bytes: float = INFINITY
@@ -32,22 +32,28 @@ class Limits:
 
     def used_memory_bytes(self) -> int:
         """Return what the group that sets the limit holds, less file pages that the kernel can drop at once."""
-        droppable = _table(self.memory_of / "memory.stat").get("inactive_file", 0)
+        droppable = _read_table(self.memory_of / "memory.stat").get("inactive_file", 0)
         return max(0, int((self.memory_of / "memory.current").read_text()) - droppable)
 
     def cpu_s(self) -> float:
         """Return the CPU seconds that the group that sets the limit has spent."""
         used = self.cores_of / "cpuacct.usage"  # version 1
-        return int(used.read_text()) / 1e9 if used.exists() else _table(self.cores_of / "cpu.stat")["usage_usec"] / 1e6
+        return (
+            int(used.read_text()) / 1e9
+            if used.exists()
+            else _read_table(self.cores_of / "cpu.stat")["usage_usec"] / 1e6
+        )
 
 
-def find_limits(proc: Path = PROC, mount: Path = MOUNT) -> Limits:
+def find_limits(proc: Path = PROC, mount: Path = MOUNT) -> CgroupLimits:
     """Return the limits of this process: for each kind the tightest of its group and of those that contain it."""
     groups = _groups(proc, mount, "")
-    memory_bytes, memory_of = min(((_amounts(group / "memory.max")[0], group) for group in groups), default=_NO_LIMIT)
+    memory_bytes, memory_of = min(
+        ((_read_amounts(group / "memory.max")[0], group) for group in groups), default=_NO_LIMIT
+    )
     scheduled = [*groups, *_groups(proc, mount, "cpu")]
     cores, cores_of = min(((_cores(group), group) for group in scheduled), default=_NO_LIMIT)
-    return Limits(memory_bytes, memory_of, cores, cores_of)
+    return CgroupLimits(memory_bytes, memory_of, cores, cores_of)
 
 
 def oom_kills(proc: Path = PROC, mount: Path = MOUNT) -> int:
@@ -59,7 +65,7 @@ def oom_kills(proc: Path = PROC, mount: Path = MOUNT) -> int:
     files += [group / "memory.oom_control" for group in _groups(proc, mount, "memory")[:1]]  # version 1
     for file in files:
         with contextlib.suppress(OSError, ValueError):
-            return _table(file).get("oom_kill", 0)
+            return _read_table(file).get("oom_kill", 0)
     return 0
 
 
@@ -71,15 +77,15 @@ def memory_left_bytes() -> float:
 
 def usable_cores(proc: Path = PROC, mount: Path = MOUNT) -> int:
     """Return how many CPU cores this process may keep busy: those it may run on, or its quota where that is less."""
-    return max(1, int(min(_may_run_on(0), find_limits(proc, mount).cores)))
+    return max(1, int(min(_affinity(0), find_limits(proc, mount).cores)))
 
 
 def rank_cores(world: World, proc: Path = PROC, mount: Path = MOUNT) -> int:
     """Return how many CPU cores a rank of `world` is to keep busy: this process is one, or is to start them."""
-    own = launchers = _may_run_on(0)
+    own = launchers = _affinity(0)
     if world.launcher in ("local", "torchrun"):
         with contextlib.suppress(ProcessLookupError):  # it has ended, and so will this one
-            launchers = _may_run_on(os.getppid())
+            launchers = _affinity(os.getppid())
     return share_of_cores(world, own, launchers, find_limits(proc, mount).cores)
 
 
@@ -98,7 +104,7 @@ def share_of_cores(world: World, own: int, launchers: int, quota: float) -> int:
     return max(1, int(min(own, launchers // started_together, given / ranks, quota / ranks)))
 
 
-def _may_run_on(process: int) -> int:
+def _affinity(process: int) -> int:
     """Return the number of CPUs that `process` may run on; 0 is this one."""
     return len(os.sched_getaffinity(process)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -122,13 +128,13 @@ def _groups(proc: Path, mount: Path, controller: str) -> list[Path]:
 
 def _cores(group: Path) -> float:
     """Return the CPU seconds a second: microseconds that may be spent, in a period of so many."""
-    quota, *period = _amounts(group / "cpu.max")
+    quota, *period = _read_amounts(group / "cpu.max")
     if not period:
-        (quota, *_), period = _amounts(group / "cpu.cfs_quota_us"), _amounts(group / "cpu.cfs_period_us")
+        (quota, *_), period = _read_amounts(group / "cpu.cfs_quota_us"), _read_amounts(group / "cpu.cfs_period_us")
     return quota / period[0] if quota > 0 and 0 < period[0] < INFINITY else INFINITY  # without a limit it is -1
 
 
-def _amounts(path: Path) -> list[float]:
+def _read_amounts(path: Path) -> list[float]:
     """Return the numbers in a file; `max`, no file, and what is no number are infinite."""
     try:
         return [INFINITY if word == "max" else float(word) for word in path.read_text().split()] or [INFINITY]
@@ -136,6 +142,6 @@ def _amounts(path: Path) -> list[float]:
         return [INFINITY]
 
 
-def _table(path: Path) -> dict[str, int]:
+def _read_table(path: Path) -> dict[str, int]:
     """Return a file of lines `name number`."""
     return {name: int(number) for name, number in (line.split() for line in path.read_text().splitlines())}

@@ -15,10 +15,10 @@ _MULTIPLIER_0, _MULTIPLIER_1 = 0xD2511F53, 0xCD9E8D57
 _WEYL_0, _WEYL_1 = 0x9E3779B9, 0xBB67AE85
 _LOW = 0xFFFFFFFF
 _ROUNDS = 10
-_AT_ONCE = 1 << 13
+_BLOCK_SIZE = 1 << 13
 """Counters that are computed at once: their words stay in a cache, which halves the time (measured on 10 M)."""
 
-Word = TypeVar("Word", int, NDArray[np.uint64])
+Uint64 = TypeVar("Uint64", int, NDArray[np.uint64])
 
 
 class Stream(IntEnum):
@@ -30,7 +30,7 @@ class Stream(IntEnum):
     SAMPLE = 3
 
 
-def philox(counter: tuple[Word, Word, Word, Word], seed: int) -> tuple[Word, Word, Word, Word]:
+def philox(counter: tuple[Uint64, Uint64, Uint64, Uint64], seed: int) -> tuple[Uint64, Uint64, Uint64, Uint64]:
     """Return the four random 32-bit words of a counter of four 32-bit words, under the 64-bit key `seed`.
 
     The words are integers, or uint64 arrays of one shape for many counters at once.
@@ -55,11 +55,11 @@ def uniform(seed: int, stream: Stream, epoch: int, indices: NDArray[np.integer],
     """
     num_blocks = -(-num_draws // 4)
     draws = np.empty((len(indices), num_draws))
-    rows = max(1, _AT_ONCE // max(1, num_blocks))
+    rows = max(1, _BLOCK_SIZE // max(1, num_blocks))
     for start in range(0, len(indices) if num_blocks else 0, rows):
         index = np.asarray(indices[start : start + rows]).astype(np.uint64)
         block = np.tile(np.arange(num_blocks, dtype=np.uint64), len(index))
-        for number, word in enumerate(_words(block, epoch, np.repeat(index, num_blocks), stream, seed)):
+        for number, word in enumerate(_counter_words(block, epoch, np.repeat(index, num_blocks), stream, seed)):
             part = draws[start : start + rows, number::4]  # every fourth draw, one of each block
             np.multiply(word.reshape(len(index), num_blocks)[:, : part.shape[1]], 2.0**-32, out=part)
     return draws
@@ -72,10 +72,10 @@ def permutation(seed: int, epoch: int, n: int) -> NDArray[np.int64]:
     with the version of a library's shuffle. Equal keys leave their samples in order.
     """
     keys = np.empty(n, dtype=np.uint64)
-    for start in range(0, n, _AT_ONCE):
-        index = np.arange(start, min(start + _AT_ONCE, n), dtype=np.uint64)
-        high, low, _, _ = _words(np.zeros_like(index), epoch, index, Stream.ORDER, seed)
-        np.bitwise_or(high << np.uint64(32), low, out=keys[start : start + _AT_ONCE])
+    for start in range(0, n, _BLOCK_SIZE):
+        index = np.arange(start, min(start + _BLOCK_SIZE, n), dtype=np.uint64)
+        high, low, _, _ = _counter_words(np.zeros_like(index), epoch, index, Stream.ORDER, seed)
+        np.bitwise_or(high << np.uint64(32), low, out=keys[start : start + _BLOCK_SIZE])
     return sorted_by(keys)
 
 
@@ -105,7 +105,7 @@ def step_seed(seed: int, step: int, rank: int) -> int:
     return (high << 32 | low) >> 1
 
 
-def _words(
+def _counter_words(
     block: NDArray[np.uint64], epoch: int, index: NDArray[np.uint64], stream: Stream, seed: int
 ) -> tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint64]]:
     """Return `philox((block, epoch, index, stream), seed)` for arrays of counters, of which it makes use."""

@@ -3,7 +3,7 @@
 And by proc(5): which processes are below one, and the CPU time that they have used.
 
 Run as a program, `process.py PARENT SIGNAL COMMAND...`, it ties itself to its parent and becomes COMMAND: see
-`tied_to_us`. So it imports nothing of paceline.
+`die_with_us_command`. So it imports nothing of paceline.
 """
 
 import ctypes
@@ -40,7 +40,7 @@ def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
         os._exit(1)
 
 
-def tied_to_us(command: Sequence[str], number: int = signal.SIGKILL) -> list[str]:
+def die_with_us_command(command: Sequence[str], number: int = signal.SIGKILL) -> list[str]:
     """Return the words that start `command` as a child that gets signal `number` when this process ends.
 
     Every program that is to end with us is started with these words. The request to the kernel outlives exec, so it
@@ -56,7 +56,7 @@ def descendants(pid: int, proc: Path = PROC) -> list[int]:
     """Return the processes below `pid`; none where the kernel does not list them."""
     found: list[int] = []
     for thread in tasks(pid, proc):
-        for child in map(int, read_or_nothing(f"{proc}/{pid}/task/{thread}/children").split()):
+        for child in map(int, read_text_or_empty(f"{proc}/{pid}/task/{thread}/children").split()):
             found += [child, *descendants(child, proc)]
     return found
 
@@ -74,11 +74,11 @@ def cpu_ticks(pid: int, proc: Path = PROC) -> int:
 
     They are utime, stime, cutime and cstime, fields 14 to 17 of a line whose second field may contain spaces: proc(5).
     """
-    fields = read_or_nothing(proc / str(pid) / "stat").rpartition(")")[2].split()
+    fields = read_text_or_empty(proc / str(pid) / "stat").rpartition(")")[2].split()
     return sum(map(int, fields[11:15]))
 
 
-def read_or_nothing(path: Path | str) -> str:
+def read_text_or_empty(path: Path | str) -> str:
     """Return the text of a file, or nothing where it cannot be read: a process may end at any moment."""
     try:
         with open(path) as file:  # noqa: PTH123 - a Path for each of many threads takes as long as reading
@@ -87,7 +87,7 @@ def read_or_nothing(path: Path | str) -> str:
         return ""
 
 
-def _become_tied(parent: str, number: str, *command: str) -> None:
+def _exec_tied(parent: str, number: str, *command: str) -> None:
     die_with_parent(int(parent), int(number))
     for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python itself; `subprocess` gives them back before exec too
         signal.signal(ignored, signal.SIG_DFL)
@@ -95,4 +95,4 @@ def _become_tied(parent: str, number: str, *command: str) -> None:
 
 
 if __name__ == "__main__":
-    _become_tied(*sys.argv[1:])
+    _exec_tied(*sys.argv[1:])

@@ -8,9 +8,9 @@ from pydantic import Field
 
 from paceline.core.class_table import ClassTable
 from paceline.core.interval import Interval
-from paceline.core.mistake import Mistake
+from paceline.core.mistake import MisclassifiedImage
 from paceline.core.units import count, milliseconds, number, size
-from paceline.core.value import Measured, Value
+from paceline.core.value import MeasuredFloat, ResultModel
 
 SCHEMA_VERSION = 3
 Status = Literal["completed", "target_reached", "preempted", "failed"]
@@ -18,7 +18,7 @@ CPU_STARVED: Final = "cpu-starved"
 """The bottleneck of a run whose cores other processes held: nothing else that was measured of it can be relied on."""
 
 
-class EvalResult(Value):
+class EvalResult(ResultModel):
     """An evaluation: how many images were counted, and the shares and mean loss over exactly those.
 
     `ece` is the expected calibration error, the mean distance between confidence and accuracy;
@@ -28,12 +28,12 @@ class EvalResult(Value):
     images: int
     top1: float
     top5: float
-    loss: Measured
-    ece: Measured | None = None
+    loss: MeasuredFloat
+    ece: MeasuredFloat | None = None
     mean_class_accuracy: float | None = None
 
 
-class Finding(Value):
+class Finding(ResultModel):
     """Something wrong with what a run has learnt: `evidence` in a sentence or two with its `numbers`, and `advice`.
 
     `severity` is `error` where the weights are of no use as they are, `warning` where something was lost, and `note`
@@ -44,7 +44,7 @@ class Finding(Value):
     severity: Literal["error", "warning", "note"]
     evidence: str
     advice: str
-    numbers: dict[str, Measured] = Field(default_factory=dict)
+    numbers: dict[str, MeasuredFloat] = Field(default_factory=dict)
 
     @property
     def title(self) -> str:
@@ -52,7 +52,7 @@ class Finding(Value):
         return self.name.replace("_", " ")
 
 
-class BatchNormCheck(Value):
+class BatchNormCheck(ResultModel):
     """Of the same training `images`, how many are classified correctly with two kinds of batch-norm statistics.
 
     `running` is with the running statistics, as in every evaluation, `batch` with those of the batches themselves, as
@@ -64,7 +64,7 @@ class BatchNormCheck(Value):
     batch: int
 
 
-class EvalReport(Value):
+class EvalReport(ResultModel):
     """What the weights after a step are worth: as they are, averaged, and on images they were trained on.
 
     `val` and `train` are of the weights as they are, `ema` of the averaged ones on the validation split. `classes`
@@ -76,11 +76,11 @@ class EvalReport(Value):
     ema: EvalResult | None = None
     train: EvalResult | None = None
     classes: ClassTable | None = Field(default=None, exclude=True, repr=False)
-    worst: tuple[Mistake, ...] = Field(default=(), exclude=True, repr=False)
+    worst: tuple[MisclassifiedImage, ...] = Field(default=(), exclude=True, repr=False)
     health: tuple[Finding, ...] = Field(default=(), exclude=True, repr=False)
 
     @property
-    def judged(self) -> EvalResult:
+    def primary(self) -> EvalResult:
         """The evaluation that decides: of the averaged weights when there are any."""
         return self.val if self.ema is None else self.ema
 
@@ -90,7 +90,7 @@ class EvalReport(Value):
         return None if self.train is None else self.train.top1 - self.val.top1
 
 
-class ThroughputResult(Value):
+class ThroughputResult(ResultModel):
     """Global images/s in steady state, waiting for data included.
 
     `spread` is the 10th and 90th percentile of images/s over `n` windows of up to ten steps; `excluded_s` is what
@@ -103,7 +103,7 @@ class ThroughputResult(Value):
     excluded_s: float
 
 
-class TimeResult(Value):
+class TimeResult(ResultModel):
     """Seconds: the whole run, and its parts. `to_target_s` is None when no target was set or reached.
 
     `startup_s` runs from the start of the process to the first step; `to_target_s` from there to the end of the
@@ -118,7 +118,7 @@ class TimeResult(Value):
     to_target_s: float | None
 
 
-class StageResult(Value):
+class StageResult(ResultModel):
     """Seconds of one stage over all counted steps, by the host's clock and the device's; share of the wall clock."""
 
     host_s: float
@@ -126,7 +126,7 @@ class StageResult(Value):
     share: float
 
 
-class AccountResult(Value):
+class AccountResult(ResultModel):
     """Where each second of rank 0's process went: with `residual_s`, which nothing covers, they add up to `wall_s`.
 
     `start_up_s` is what precedes the first step, but for `compile_s`, compiling; `warmup_s` the first steps, as many as
@@ -159,7 +159,7 @@ class AccountResult(Value):
         return self.model_copy(update={"closing_s": closing_s, "wall_s": wall_s, "explained": explained})
 
 
-class LoaderResult(Value):
+class LoaderResult(ResultModel):
     """How a rank's training batches were made, beside the steps and never part of their sum: seconds of all workers.
 
     `loader` is who made them: device, nvjpeg, native, threads, processes, or inline for the rank itself.
@@ -186,10 +186,10 @@ class LoaderResult(Value):
     busy: float | None
 
 
-class HostToDeviceResult(Value):
+class HostToDeviceResult(ResultModel):
     """The way of rank 0's batches to its device, for a step (means).
 
-    `batch_bytes` come from host memory: images as bytes, labels, and what augmentation on the device draws; 0 where the
+    `estimate_batch_bytes` come from host memory: images as bytes, labels, and what augmentation on the device draws; 0 where the
     loader makes batches on the device. `copied_bytes` of them are copied to another memory, none on a CPU. `copy_s` is
     how long that takes on the GPU, beside what it computes, and `bytes_per_s` the rate, None where no copy was timed.
     What a step waits for it is the stage `h2d`.
@@ -212,7 +212,7 @@ class HostToDeviceResult(Value):
         return f"{batch}, copied in {milliseconds(self.copy_s)}: {number(self.bytes_per_s / 1e9)} GB/s"
 
 
-class BucketResult(Value):
+class BucketResult(ResultModel):
     """A bucket of gradients: bytes sent, and means over `n` steps of when it was ready and how long it took.
 
     `ready_s` is counted from the first bucket of the step being ready, `wire_s` from ready to averaged.
@@ -224,10 +224,10 @@ class BucketResult(Value):
     n: int
 
 
-class CommunicationResult(Value):
+class CommunicationResult(ResultModel):
     """What averaging gradients took on rank 0, in seconds of a step (means).
 
-    `exposed_s` is what a step waits for: from the rank's last gradient being ready to all being averaged, other ranks'
+    `compute_exposed_s` is what a step waits for: from the rank's last gradient being ready to all being averaged, other ranks'
     lateness included; `share` is that of the step. `bytes`, `wire_s` (first bucket ready to last one averaged),
     `overlap` (the share of `wire_s` that hides behind backward) and `buckets` need `measure.communication=on`.
     """
@@ -240,7 +240,7 @@ class CommunicationResult(Value):
     buckets: tuple[BucketResult, ...] = ()
 
 
-class RankResult(Value):
+class RankResult(ResultModel):
     """A rank's means over the counted steps, in seconds of a step; stages are in device seconds.
 
     `late_s` is how much longer the others waited for gradients and buffers than it did: 0 where that cannot be told.
@@ -252,7 +252,7 @@ class RankResult(Value):
     stages: dict[str, float]
 
 
-class StragglerResult(Value):
+class StragglerResult(ResultModel):
     """What ranks lose by waiting for the latest of them: seconds of a step, and the share of it.
 
     `late_steps` is the share of steps in which some rank was late by 5 % of a step or more: little where one long stall
@@ -268,7 +268,7 @@ class StragglerResult(Value):
     late_steps: float = 0.0
 
 
-class CpuResult(Value):
+class CpuResult(ResultModel):
     """The CPU time of a rank over the counted steps: of the rank that lost the largest share to other processes.
 
     `run_s` is how long its threads and those of its loader workers ran, `waited_s` how long they were ready to run and
@@ -296,7 +296,7 @@ class CpuResult(Value):
     switches: int
 
 
-class MemoryResult(Value):
+class MemoryResult(ResultModel):
     """The most memory that rank 0 has held at once, in bytes: of the host, and of its GPU (None without one).
 
     `host_bytes` is the process's resident set, mapped files it has touched included, without its workers'.
@@ -306,7 +306,7 @@ class MemoryResult(Value):
     device_bytes: int | None = None
 
 
-class CheckpointResult(Value):
+class CheckpointResult(ResultModel):
     """What saving came to in this process: checkpoints on disk and failed ones; seconds and bytes are means of one.
 
     `stall_s` is how long training stood still, `write_s` how long it took until the checkpoint was safe on disk.
@@ -319,7 +319,7 @@ class CheckpointResult(Value):
     bytes: int
 
 
-class GoodputResult(Value):
+class GoodputResult(ResultModel):
     """Where the wall clock went since the run was first started, over all its processes: seconds that add up.
 
     `useful_s` is the time of steps whose work is in the result, each counted once; `share` is that of `wall_s`.
@@ -340,7 +340,7 @@ class GoodputResult(Value):
     starts: int
 
 
-class RunResult(Value):
+class RunResult(ResultModel):
     """A finished run.
 
     `eval` is the last evaluation, None when the recipe asked for none; `ema` is that of the averaged weights and
@@ -350,7 +350,7 @@ class RunResult(Value):
     or gradient was no number. `bad_images` is how many different images could not be read and were left out.
     `parameters` (of the network), `trained_parameters` (those not frozen), `best_step`, `best_epoch`, `goodput`,
     `checkpoints`, `account`, `memory` and `cpu` are None in results of before they were recorded, and `cpu` also where
-    the kernel does not tell how long threads wait; `loader` and `host_to_device` are None with
+    the kernel does not tell how long threads wait; `loader` and `compute_host_to_device` are None with
     `measure.clock=off`, `communication` also where gradients are not averaged by ddp, and `straggler` likewise and
     where there is one rank, which is when `ranks` is empty. `health` is what is wrong with what was learnt, the worst
     first; it is empty where nothing was found, and None on ranks other than 0 and in results of before it was recorded.
@@ -429,7 +429,7 @@ class RunResult(Value):
         return self.model_copy(update={"run_dir": run_dir})
 
 
-def epoch_s_of(results: Iterable[RunResult], images_per_s: Interval | None) -> float | None:
+def epoch_seconds(results: Iterable[RunResult], images_per_s: Interval | None) -> float | None:
     """Return the seconds of an epoch, as the runs of one setting have it, at a speed; None without either."""
     images = next((found for result in results if (found := result.epoch_images) is not None), None)
     return None if images is None or images_per_s is None else images / images_per_s.value

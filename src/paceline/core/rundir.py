@@ -12,29 +12,29 @@ from typing import IO, Any, Final
 
 from paceline.core.class_table import ClassCount, ClassTable, classes_csv, confusion_csv, read_classes_csv
 from paceline.core.errors import PacelineError, RecipeError
-from paceline.core.files import make_folder, open_to_read, open_to_write, replacing
+from paceline.core.files import make_folder, open_to_read, open_to_write, replace_file
 from paceline.core.json_file import MAX_BYTES, parse_json, read_json, read_limited
 from paceline.core.results import RunResult
-from paceline.core.runlock import LOCK, locked
+from paceline.core.runlock import LOCK, run_lock
 
 _BLOCK: Final = 64 << 10
-_CLAIMED = r"-(\d{8}-\d{6})(?:-(\d+))?"
+_NAME_SUFFIX = r"-(\d{8}-\d{6})(?:-(\d+))?"
 
 
 def write_atomic(path: Path, text: str) -> None:
     """Write `text` beside `path` and move it into place, so that no reader ever sees half a file. Raise `OSError`."""
-    with replacing(path) as file:
+    with replace_file(path) as file:
         file.write(text.encode())
 
 
-def removed(run: Path) -> str:
+def removed_error(run: Path) -> str:
     """Return what there is to say of a run whose folder was removed while it trained."""
     return f"{run}: was removed while the run was training: nothing of it is left to resume (start it again)"
 
 
 RECIPE: Final = "recipe.yaml"
 """The resolved recipe in a run directory."""
-_MARKS: Final = ("plan.json", "asked.json")
+_MARKER_FILES: Final = ("plan.json", "asked.json")
 """What paceline has written before the recipe of a run, or of an experiment."""
 
 
@@ -44,7 +44,7 @@ def is_run(path: Path) -> bool:
     It has a recipe, and what is written before one. A `recipe.yaml` alone does not make a run directory: it may lie
     among images that somebody else has sent.
     """
-    names = (RECIPE, *_MARKS)
+    names = (RECIPE, *_MARKER_FILES)
     recipe, *marks = (os.path.isfile(path / name) for name in names)  # noqa: PTH113 - the method may raise
     return recipe and any(marks)
 
@@ -77,7 +77,7 @@ class RunDir:
     @classmethod
     def newest_of(cls, recipe_name: str, such_that: Callable[["RunDir"], bool] = lambda run: True) -> "RunDir | None":
         """Return the newest `runs/RECIPE-TIME` that holds a run of this name, `such_that` is so, or None."""
-        named = re.compile(re.escape(recipe_name) + _CLAIMED)
+        named = re.compile(re.escape(recipe_name) + _NAME_SUFFIX)
         found = [
             (match[1], int(match[2] or 1), path)
             for path in _folders(Path("runs"))
@@ -103,9 +103,9 @@ class RunDir:
         Raise `RecipeError` naming who has the folder, and for a folder that cannot be made or written to. A folder
         that still holds nothing afterwards is left as it was found.
         """
-        return locked(self.path, launcher_pid, started_s=started_s, launch=launch, resume=resume)
+        return run_lock(self.path, launcher_pid, started_s=started_s, launch=launch, resume=resume)
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Remove a claimed folder that nothing was written to."""
         with contextlib.suppress(OSError):
             if {each.name for each in self.path.iterdir()} == {LOCK}:
@@ -293,18 +293,18 @@ class RunDir:
             write_atomic(path, text)
         except OSError as error:
             if not self.path.is_dir():
-                raise PacelineError(removed(self.path)) from None
+                raise PacelineError(removed_error(self.path)) from None
             raise PacelineError(f"{path}: cannot be written: {error.strerror} (mend that, and add --resume)") from None
 
 
 def append_line(path: Path, record: dict[str, Any]) -> None:
     """Add a record to a JSON-lines file, which appears with the first; a line cut off by a kill makes room for it."""
     with open_to_write(path, "a+b") as file:
-        _drop_half_line(file)
+        _drop_partial_line(file)
         file.write(json.dumps(record).encode() + b"\n")
 
 
-def _drop_half_line(file: IO[bytes]) -> None:
+def _drop_partial_line(file: IO[bytes]) -> None:
     end = file.seek(0, os.SEEK_END)
     while end:
         start = max(0, end - _BLOCK)
@@ -334,7 +334,7 @@ def read_lines(
         raise PacelineError(f"{path}: cannot be read: {error.strerror} (move it away)") from None
     with file:
         for number, line in enumerate(_lines(file), start=1):
-            record = _record(line)
+            record = _parse_record(line)
             if record is not None and (not of_steps or isinstance(record.get("step"), int)):
                 yield record
             elif skipped is not None:
@@ -354,7 +354,7 @@ def _lines(file: IO[bytes]) -> Iterator[bytes]:
                 pass
 
 
-def _record(line: bytes) -> dict[str, Any] | None:
+def _parse_record(line: bytes) -> dict[str, Any] | None:
     """Return the record that `line` holds, or None where it holds none."""
     try:
         record = parse_json(line)

@@ -23,7 +23,7 @@ NO_LOCKS: Final = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 
 
 @contextlib.contextmanager
-def locked(
+def run_lock(
     folder: Path, launcher_pid: int = 0, *, started_s: float = 0.0, launch: str = "", resume: bool = False
 ) -> Iterator[float]:
     """Hold the lock of `folder`, which is made; `launcher_pid` started this process (0: nobody did).
@@ -38,7 +38,7 @@ def locked(
     is_new = not folder.exists()
     descriptor = _acquire(folder)
     try:
-        before = _read(descriptor)
+        before = _read_owner(descriptor)
         if (resume or launch == before.get("launch") != "") and isinstance(first_s := before.get("first_s"), float):
             started_s = min(started_s, first_s)
         who = {"pid": os.getpid(), "host": os.uname().nodename, "launcher_pid": launcher_pid}
@@ -67,10 +67,10 @@ def _acquire(folder: Path) -> int:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno not in NO_LOCKS:
-                holder = _holder(descriptor)
+                holder = _describe_owner(descriptor)
                 os.close(descriptor)
                 raise RecipeError(f"--run-dir: {folder} is in use by {holder}, or name another)") from None
-        if _is_at(path, descriptor):
+        if _is_same_file(path, descriptor):
             return descriptor
         os.close(descriptor)
 
@@ -84,14 +84,14 @@ def _release(folder: Path, descriptor: int, *, is_new: bool) -> None:
     os.close(descriptor)
 
 
-def _is_at(path: Path, descriptor: int) -> bool:
+def _is_same_file(path: Path, descriptor: int) -> bool:
     try:
         return os.path.samestat(os.fstat(descriptor), path.lstat())
     except FileNotFoundError:
         return False
 
 
-def _read(descriptor: int) -> dict[str, Any]:
+def _read_owner(descriptor: int) -> dict[str, Any]:
     """Return what the holder of the lock, or the one before, has written; nothing where that cannot be read."""
     try:
         who = parse_json(os.pread(descriptor, 4096, 0))
@@ -100,9 +100,9 @@ def _read(descriptor: int) -> dict[str, Any]:
     return who if isinstance(who, dict) else {}
 
 
-def _holder(descriptor: int) -> str:
+def _describe_owner(descriptor: int) -> str:
     """Return who has the lock, and what to do about it."""
-    who = _read(descriptor)
+    who = _read_owner(descriptor)
     try:
         pid, host, launcher = int(who["pid"]), str(who["host"]), int(who["launcher_pid"])
     except (ValueError, KeyError, TypeError):

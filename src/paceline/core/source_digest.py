@@ -13,10 +13,10 @@ from paceline import core
 @cache
 def source_digest() -> str:
     """Return the SHA-256 of the package's files; "" where they cannot be read, as from an archive."""
-    return digest_of(Path(core.__file__).parents[1])
+    return package_digest(Path(core.__file__).parents[1])
 
 
-def digest_of(package: Path) -> str:
+def package_digest(package: Path) -> str:
     """Return the SHA-256 of names and contents of all modules below `package`, those of Python and native ones.
 
     Hidden files are what editors leave. "" where there are none, or one cannot be read.

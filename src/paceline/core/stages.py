@@ -32,7 +32,7 @@ PAUSES: Final = (EPOCH_BOUNDARY, "evaluate", "checkpoint", TRACE, CAPTURE)
 """What is no step: a loader that starts or ends, evaluations, checkpoints, a profiler that starts or ends, and
 recording a step."""
 
-_SPOKEN: Final = {
+_DISPLAY_NAMES: Final = {
     "h2d": "copy to device",
     "device_augment": "augment on device",
     EPOCH_BOUNDARY: "starting the loader",
@@ -47,6 +47,6 @@ _SPOKEN: Final = {
 }
 
 
-def spoken(name: str) -> str:
+def display_name(name: str) -> str:
     """Return what a person calls a stage or a pause; any other name is said with spaces."""
-    return _SPOKEN.get(name) or name.replace("_", " ")
+    return _DISPLAY_NAMES.get(name) or name.replace("_", " ")

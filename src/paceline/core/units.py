@@ -11,9 +11,9 @@ from typing import Literal, Self, get_args
 
 Unit = Literal["ep", "st", "img", "%", "s", "min", "h"]
 SECONDS: dict[str, float] = {"s": 1.0, "min": 60.0, "h": 3600.0}
-OF_TRAINING: tuple[Unit, ...] = ("ep", "st", "img", "%")
-OF_TIME: tuple[Unit, ...] = ("s", "min", "h")
-_WRITTEN: dict[Unit, str] = {
+TRAINING_UNITS: tuple[Unit, ...] = ("ep", "st", "img", "%")
+TIME_UNITS: tuple[Unit, ...] = ("s", "min", "h")
+_EXAMPLES: dict[Unit, str] = {
     "ep": "5ep", "st": "500st", "img": "50000img", "%": "10%", "s": "90s", "min": "30min", "h": "2h"
 }  # fmt: skip
 _PATTERN = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z%]+)")
@@ -30,14 +30,14 @@ class Duration:
     unit: Unit
 
     @classmethod
-    def parse(cls, text: object, units: Sequence[Unit] = OF_TRAINING + OF_TIME) -> Self:
+    def parse(cls, text: object, units: Sequence[Unit] = TRAINING_UNITS + TIME_UNITS) -> Self:
         """Read `text`, such as `"5ep"`. Raise `ValueError` when it is not a number and a known unit.
 
         `units` are those that the message names; whoever takes no others looks at the duration.
         """
         match = _PATTERN.fullmatch(text.strip()) if isinstance(text, str) else None
         if match is None or match[2] not in get_args(Unit) or math.isinf(float(match[1])):
-            *most, last = (_WRITTEN[unit] for unit in units)
+            *most, last = (_EXAMPLES[unit] for unit in units)
             raise ValueError(f"{text!r} is not a duration (write {', '.join(most)} or {last})")
         return cls(float(match[1]), match[2])  # type: ignore[arg-type]
 
@@ -153,6 +153,6 @@ def count(value: float, noun: str, plural: str = "") -> str:
     return f"{text} {noun}" if value == 1 else f"{text} {plural or f'{noun}s'}"
 
 
-def few(words: Sequence[str], between: str = ", ") -> str:
+def join_few(words: Sequence[str], between: str = ", ") -> str:
     """Return up to five of `words`, and how many more there are."""
     return between.join(words[:5]) + (f" and {len(words) - 5:,} more" if len(words) > 5 else "")

@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 CREDENTIALS: Final = "PACELINE_URL_CREDENTIALS"
 """The environment variable with the secrets of URLs (`data.remote.credentials` reads it)."""
-LEAVE_OUT: Final = f"leave it out: packs take it from {CREDENTIALS} or ~/.netrc"
+HOW_TO_PASS_CREDENTIALS: Final = f"leave it out: packs take it from {CREDENTIALS} or ~/.netrc"
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"]+")
 _SECRET: Final = re.compile(
     r"(^|[-_.])(sig|signature|token|password|passwd|secret|credential|credentials|api_?key|access_?key)$", re.IGNORECASE
@@ -28,18 +28,18 @@ def public_url(text: str) -> str:
     if not separator:
         return text
     authority, slash, path = re.split(r"[?#]", rest, maxsplit=1)[0].partition("/")
-    user = _user_in(text)
+    user = _find_user(text)
     return f"{scheme}://{authority.removeprefix(f'{user}@') if user else authority}{slash}{path}"
 
 
-def secret_in(text: str, *, any_query: bool = False) -> str:
+def find_secret(text: str, *, any_query: bool = False) -> str:
     """Return which secret a URL in `text` holds, as a message names it; "" for none.
 
     A query counts where one of its parameters is called like a secret, such as `X-Amz-Signature`; with `any_query`, all
     do, and `text` is one URL.
     """
     for url in [text] if any_query else _URL.findall(text):
-        if _user_in(url):
+        if _find_user(url):
             return "a user name or a password"
         if any_query and re.search(r"[?#]", url):
             return "a query, which may hold a signature"
@@ -49,7 +49,7 @@ def secret_in(text: str, *, any_query: bool = False) -> str:
     return ""
 
 
-def _user_in(url: str) -> str:
+def _find_user(url: str) -> str:
     """Return the user name and the password in a URL.
 
     What stands there without a password is no secret but in http(s): `abfs://CONTAINER@ACCOUNT/`, `sftp://NAME@HOST/`.
@@ -59,7 +59,7 @@ def _user_in(url: str) -> str:
     return user if ":" in user or scheme.lower() in ("http", "https") else ""
 
 
-def origin_of(url: str) -> str:
+def url_origin(url: str) -> str:
     """Return scheme, host and port of `url`, as `https://host:443`. Raise `ValueError` for a port that is none."""
     parts = urlsplit(url)
     port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)

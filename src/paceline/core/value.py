@@ -11,10 +11,10 @@ def _json_number(value: float) -> float | str:
 
 
 # JSON has no infinity and no NaN: they are written as text, which reads back as the same number.
-Measured = Annotated[float, PlainSerializer(_json_number, return_type=float | str, when_used="json")]
+MeasuredFloat = Annotated[float, PlainSerializer(_json_number, return_type=float | str, when_used="json")]
 
 
-class Value(BaseModel):
+class ResultModel(BaseModel):
     """A frozen value; a key that is not among its fields is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")

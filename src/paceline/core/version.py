@@ -20,7 +20,7 @@ _RELEASE: Final = r"\d+(\.\d+)*((a|b|rc)\d+)?(\.post\d+)?"
 _DESCRIBED: Final = re.compile(
     rf"v(?P<tag>{_RELEASE})-(?P<distance>\d+)-(?P<commit>g[0-9a-f]+)(?P<dirty>-dirty)?", re.ASCII
 )
-_OF_ANOTHER: Final = (
+_GIT_VARIABLES: Final = (
     "GIT_ALTERNATE_OBJECT_DIRECTORIES",
     "GIT_COMMON_DIR",
     "GIT_DIR",
@@ -33,7 +33,7 @@ _OF_ANOTHER: Final = (
     "GIT_WORK_TREE",
 )
 """Variables that lead git to another repository's files; it sets some of them itself for hooks."""
-_LIMIT_S: Final = 5.0
+_GIT_TIMEOUT_S: Final = 5.0
 """Git answers in milliseconds; on a disk that hangs, a version is not worth a wait."""
 
 
@@ -41,19 +41,19 @@ _LIMIT_S: Final = 5.0
 def version() -> str:
     """Return the version of the code that is running: of its checkout, or as it was installed."""
     root = Path(__file__).parents[3]
-    return (_is_ours(root) and version_of(root)) or _installed() or f"{FIRST}.dev0"
+    return (_is_our_checkout(root) and checkout_version(root)) or _installed_version() or f"{FIRST}.dev0"
 
 
-def version_of(root: Path) -> str | None:
+def checkout_version(root: Path) -> str | None:
     """Return the version of the source files in `root`: a checkout, or an unpacked source distribution."""
     if (root / ".git").exists():
-        return _of_checkout(root)
+        return _version_from_git(root)
     if (root / "PKG-INFO").exists():
-        return _named_in((root / "PKG-INFO").read_text(encoding="utf-8"))
+        return _version_in_metadata((root / "PKG-INFO").read_text(encoding="utf-8"))
     return None
 
 
-def _is_ours(root: Path) -> bool:
+def _is_our_checkout(root: Path) -> bool:
     """Tell whether `root` is paceline's own folder, and not a program's that has a copy of it among its sources."""
     project = root / "pyproject.toml"
     if not (root / "src" / "paceline" / "core" / Path(__file__).name).exists() or not project.is_file():
@@ -61,7 +61,7 @@ def _is_ours(root: Path) -> bool:
     return re.search(r'^name = "paceline"$', project.read_text(encoding="utf-8"), re.MULTILINE) is not None
 
 
-def _installed() -> str | None:
+def _installed_version() -> str | None:
     from importlib.metadata import PackageNotFoundError
     from importlib.metadata import version as installed
 
@@ -71,13 +71,13 @@ def _installed() -> str | None:
         return None
 
 
-def _of_checkout(root: Path) -> str | None:
+def _version_from_git(root: Path) -> str | None:
     said = _git(root, "describe", "--tags", "--match", "v[0-9]*", "--exclude", "v*-*", "--long", "--dirty")
     if said is not None and (found := _DESCRIBED.fullmatch(said)):
         distance, dirty = int(found["distance"]), bool(found["dirty"])
         if not distance and not dirty:
             return found["tag"]
-        return _development(_next(found["tag"]), distance, found["commit"], dirty=dirty)
+        return _development(_next_version(found["tag"]), distance, found["commit"], dirty=dirty)
     commit = _git(root, "describe", "--always", "--dirty", "--exclude", "*")
     is_shallow = _git(root, "rev-parse", "--is-shallow-repository") == "true"
     distance_said = "0" if is_shallow else _git(root, "rev-list", "--count", "HEAD")
@@ -90,12 +90,12 @@ def _development(leads_to: str, distance: int, commit: str, *, dirty: bool) -> s
     return f"{leads_to}.dev{distance}+{commit}{'.dirty' if dirty else ''}"
 
 
-def _next(version: str) -> str:
+def _next_version(version: str) -> str:
     """Return `version` with its last number raised by one: 1.2.0 leads to 1.2.1, and 1.2.0rc1 to 1.2.0rc2."""
     return re.sub(r"\d+$", lambda last: str(int(last[0]) + 1), version)
 
 
-def _named_in(metadata: str) -> str | None:
+def _version_in_metadata(metadata: str) -> str | None:
     found = re.search(r"^Version: (\S+)$", metadata, re.MULTILINE)
     return found[1] if found else None
 
@@ -107,11 +107,11 @@ def _git(root: Path, *words: str) -> str | None:
     # Of this repository, whatever variables say and whosever it is: its code is what runs. So nothing is run that its
     # configuration names. Without locks, for several processes may ask at once, and it may be one that nobody may
     # write to.
-    unset = [word for name in _OF_ANOTHER for word in ("-u", name)]
+    unset = [word for name in _GIT_VARIABLES for word in ("-u", name)]
     place = ["--git-dir", str(root / ".git"), "--work-tree", str(root)]
     command = ["env", *unset, "git", "-c", "core.fsmonitor=false", "--no-optional-locks", *place, *words]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S, check=True)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_TIMEOUT_S, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()

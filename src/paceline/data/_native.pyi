@@ -2,7 +2,7 @@
 from collections.abc import Sequence
 from typing import final
 
-from paceline.data.native import Box, Memory
+from paceline.data.native import Buffer, CropBox
 
 VERSION: int
 
@@ -21,17 +21,17 @@ class Pool:
     def scratch_bytes(self) -> int: ...
     def submit(
         self,
-        shards: Sequence[Memory],
-        shard_of: Memory,
-        offsets: Memory,
-        lengths: Memory,
-        boxes: Memory,
-        flips: Memory,
+        shards: Sequence[Buffer],
+        shard_of: Buffer,
+        offsets: Buffer,
+        lengths: Buffer,
+        boxes: Buffer,
+        flips: Buffer,
         inside: bool,
         size: int,
         channels: int,
-        out: Memory,
-        status: Memory,
+        out: Buffer,
+        status: Buffer,
         stage: int = 0,
     ) -> Task: ...
     def close(self) -> None: ...
@@ -47,27 +47,27 @@ def cut_file() -> bytes | None: ...
 def isa() -> str: ...
 def choose_isa(name: str, /) -> None: ...
 def reason(status: int, /) -> str: ...
-def index_jpeg(data: Memory, every: int = 8) -> bytes: ...
-def size_of(record: Memory, /) -> tuple[int, int, int]: ...
-def decode_into(record: Memory, channels: int, out: Memory) -> None: ...
+def index_jpeg(data: Buffer, every: int = 8) -> bytes: ...
+def size_of(record: Buffer, /) -> tuple[int, int, int]: ...
+def decode_into(record: Buffer, channels: int, out: Buffer) -> None: ...
 def decode_crop_into(
-    record: Memory,
-    box: Box,
+    record: Buffer,
+    box: CropBox,
     inside: bool,
     flip: bool,
     size: int,
     channels: int,
-    out: Memory,
+    out: Buffer,
     stage: int = 0,
 ) -> None: ...
 def move(
-    images: Memory,
-    indices: Memory,
-    tops: Memory,
-    lefts: Memory,
-    flips: Memory,
+    images: Buffer,
+    indices: Buffer,
+    tops: Buffer,
+    lefts: Buffer,
+    flips: Buffer,
     padding: int,
     reflect: bool,
     shape: tuple[int, int, int],
-    out: Memory,
+    out: Buffer,
 ) -> None: ...

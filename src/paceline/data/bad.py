@@ -29,12 +29,12 @@ class BadImage:
     reason: str
 
     @classmethod
-    def of(cls, index: int, name: str, error: DataError) -> "BadImage":
+    def from_error(cls, index: int, name: str, error: DataError) -> "BadImage":
         """Build it from the `error` that reading sample `index` raised."""
         return cls(index, name, error.reason if isinstance(error, ImageError) else str(error))
 
 
-class Instead(Protocol):
+class BadImagePolicy(Protocol):
     """Choose the sample to read in place of an unreadable one."""
 
     def __call__(self, index: int, num_images: int, bad: Mapping[int, BadImage], error: DataError) -> int | None:
@@ -45,7 +45,7 @@ class Instead(Protocol):
         ...
 
 
-class Fail:
+class FailOnBadImage:
     """End the run at the first bad image."""
 
     def __call__(self, index: int, num_images: int, bad: Mapping[int, BadImage], error: DataError) -> int | None:
@@ -54,7 +54,7 @@ class Fail:
 
 
 @dataclass(frozen=True)
-class Next:
+class SubstituteNext:
     """Replace a bad image with the next sample of the split. Raise `DataError` above `limit` bad images per batch."""
 
     limit: int
@@ -73,7 +73,7 @@ class Next:
         return (index + 1) % num_images
 
 
-class LeaveOut:
+class SkipBadImage:
     """Drop bad images from the batch."""
 
     def __call__(self, index: int, num_images: int, bad: Mapping[int, BadImage], error: DataError) -> int | None:
@@ -81,11 +81,11 @@ class LeaveOut:
         return None
 
 
-def build_instead(data: Data, purpose: Literal["train", "eval"]) -> Instead:
+def build_bad_image_policy(data: Data, purpose: Literal["train", "eval"]) -> BadImagePolicy:
     """Build the policy that `data.on_bad_image` selects for training or evaluation."""
     match data.on_bad_image, purpose:
         case "fail", _:
-            return Fail()
+            return FailOnBadImage()
         case _, "train":
-            return Next(data.max_bad_images)
-    return LeaveOut()
+            return SubstituteNext(data.max_bad_images)
+    return SkipBadImage()

@@ -33,11 +33,11 @@ class Batch:
         images, labels, draws = (each if each.is_cuda else each.pin_memory() for each in tensors)
         return Batch(images, labels, self.indices, draws, self.bad)
 
-    def split(self, parts: int) -> list["Batch"]:
-        """Split into `parts` micro-batches of equal size, in order; `bad` goes to the first."""
-        if parts == 1:
+    def split(self, num_parts: int) -> list["Batch"]:
+        """Split into `num_parts` micro-batches of equal size, in order; `bad` goes to the first."""
+        if num_parts == 1:
             return [self]
-        images, labels, draws = self.images.chunk(parts), self.labels.chunk(parts), self.draws.chunk(parts)
-        indices = np.split(self.indices, parts)
-        bad = (self.bad, *((),) * (parts - 1))
+        images, labels, draws = self.images.chunk(num_parts), self.labels.chunk(num_parts), self.draws.chunk(num_parts)
+        indices = np.split(self.indices, num_parts)
+        bad = (self.bad, *((),) * (num_parts - 1))
         return [Batch(*micro) for micro in zip(images, labels, indices, draws, bad, strict=True)]

@@ -9,62 +9,62 @@ from numpy.typing import NDArray
 
 from paceline.data.augment.protocol import Change
 from paceline.data.batch import Batch
-from paceline.data.laps import Laps, Work
-from paceline.data.pack.shards import check_mapped
-from paceline.data.reader import Reader, Samples
-from paceline.data.schedule import Schedule
+from paceline.data.laps import BatchTimer, BatchTiming
+from paceline.data.pack.shards import check_mapped_files
+from paceline.data.reader import ReadSamples, SampleReader
+from paceline.data.schedule import BatchSchedule
 
 
-class Made(NamedTuple):
+class TimedBatch(NamedTuple):
     """A batch and its timing. A tuple, so that DataLoader pins the tensors in it."""
 
     batch: Batch
-    work: Work
+    timing: BatchTiming
 
 
 @dataclass(frozen=True)
-class Batches:
+class BatchMaker:
     """Make the batches of `schedule`, one at a time.
 
     A sample's draws are consumed in order: first by the reader, then by `changes`; the rest stays in the batch for the
     device.
     """
 
-    schedule: Schedule
-    reader: Reader
+    schedule: BatchSchedule
+    reader: SampleReader
     changes: tuple[Change, ...]
-    laps: Laps
+    timer: BatchTimer
 
     def __getitem__(self, number: int) -> Batch:
         indices = self.schedule.indices(number)
-        self.laps.lap("collate")
+        self.timer.end_stage("collate")
         draws = self.schedule.draws(number)
-        self.laps.lap("augment")
+        self.timer.end_stage("augment")
         used = self.reader.num_draws
         read = self.reader.read(indices, draws[:, :used], self.schedule.size(number))
-        return self.changed(indices, draws[:, used:], read)
+        return self.augment(indices, draws[:, used:], read)
 
-    def changed(self, indices: NDArray[np.int64], draws: NDArray[np.float64], read: Samples) -> Batch:
+    def augment(self, indices: NDArray[np.int64], draws: NDArray[np.float64], read: ReadSamples) -> Batch:
         """Augment the samples `read` for `indices` with the remaining `draws`, float64 [N, D], and return the batch.
 
         Raise `DataError` if a mapped pack was truncated.
         """
-        check_mapped()  # a truncated file reads as zeros, so check before anything uses the pixels
-        if not read.kept.all():
-            indices, draws = indices[read.kept], draws[read.kept]
-        self.laps.lap("collate")
+        check_mapped_files()  # a truncated file reads as zeros, so check before anything uses the pixels
+        if not read.is_kept.all():
+            indices, draws = indices[read.is_kept], draws[read.is_kept]
+        self.timer.end_stage("collate")
         images, used = read.images, 0
         for change in self.changes:
             images = change(images, torch.from_numpy(draws[:, used : used + change.num_draws]))
             used += change.num_draws
         rest = torch.from_numpy(np.ascontiguousarray(draws[:, used:]))
-        self.laps.lap("augment")
+        self.timer.end_stage("augment")
         return Batch(images, read.labels, indices, rest, read.bad)
 
-    def make(self, number: int, *, pin_memory: bool) -> Made:
+    def make(self, number: int, *, pin_memory: bool) -> TimedBatch:
         """Return batch `number` and its timing, in page-locked memory if `pin_memory`."""
-        self.laps.begin()
+        self.timer.start()
         batch = self[number]
         if pin_memory:
             batch = batch.pin_memory()
-        return Made(batch, self.laps.finish(len(batch), batch.images.nbytes))
+        return TimedBatch(batch, self.timer.finish(len(batch), batch.images.nbytes))

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 # The most recent copies are timed individually, with two events each.
-KEPT_COPIES: Final = 1000
+MAX_TIMED_COPIES: Final = 1000
 
 
 @dataclass(frozen=True)
-class Copied:
+class TransferStats:
     """Transfer totals: number of sends, bytes sent, and bytes copied to another device.
 
     `timed_bytes` took `timed_s` seconds on the device, in the copies that were timed; both are 0 without timing.
@@ -27,19 +27,19 @@ class Copied:
     timed_s: float = 0.0
 
 
-class Bus(Protocol):
+class DeviceCopy(Protocol):
     """Copy tensors to a device."""
 
     def send(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Return the tensors on the device, without waiting for page-locked ones; copy none that is there already."""
         ...
 
-    def copied(self, skip: int) -> Copied:
+    def stats(self, skip: int) -> TransferStats:
         """Return the totals so far. Timing leaves out the first `skip` sends. Waits for pending copies."""
         ...
 
 
-class Direct:
+class DirectCopy:
     """Copy on the current stream; on the CPU nothing is copied."""
 
     def __init__(self, device: torch.device) -> None:
@@ -53,9 +53,9 @@ class Direct:
         self._bytes += sum(tensor.nbytes for tensor in tensors)
         return [tensor.to(self._device, non_blocking=True) for tensor in tensors]
 
-    def copied(self, skip: int) -> Copied:
+    def stats(self, skip: int) -> TransferStats:
         """Return the totals; nothing is timed."""
-        return Copied(self._sends, self._bytes, 0 if self._device.type == "cpu" else self._bytes)
+        return TransferStats(self._sends, self._bytes, 0 if self._device.type == "cpu" else self._bytes)
 
 
 @dataclass
@@ -66,29 +66,29 @@ class CopyEvents:
     """
 
     new_event: Callable[[], Any]
-    _kept: deque[tuple[int, int, Any, Any]] = field(default_factory=deque)
+    _timed: deque[tuple[int, int, Any, Any]] = field(default_factory=deque)
 
     def begin(self) -> tuple[Any, Any]:
         """Record the first of two events on the current stream; return both."""
-        is_full = len(self._kept) >= KEPT_COPIES
-        events = self._kept.popleft()[2:] if is_full else (self.new_event(), self.new_event())
+        is_full = len(self._timed) >= MAX_TIMED_COPIES
+        events = self._timed.popleft()[2:] if is_full else (self.new_event(), self.new_event())
         events[0].record()
         return events
 
     def end(self, events: tuple[Any, Any], number: int, num_bytes: int) -> None:
         """Record the second event after send `number`, counted from 1, has copied `num_bytes`."""
         events[1].record()
-        self._kept.append((number, num_bytes, *events))
+        self._timed.append((number, num_bytes, *events))
 
     def total(self, skip: int) -> tuple[int, float]:
         """Return (bytes, seconds) of the timed copies after the first `skip` sends; waits for the last one."""
-        copies = [(num_bytes, start, end) for number, num_bytes, start, end in self._kept if number > skip]
+        copies = [(num_bytes, start, end) for number, num_bytes, start, end in self._timed if number > skip]
         if copies:
             copies[-1][2].synchronize()
         return sum(each[0] for each in copies), sum(start.elapsed_time(end) / 1e3 for _, start, end in copies)
 
 
-class SideStream:
+class SideStreamCopy:
     """Copy on a separate CUDA stream, so that the copy overlaps the previous step.
 
     Later work on the current stream waits for the copies. With `timed`, two events time each send.
@@ -121,12 +121,12 @@ class SideStream:
                 copy.record_stream(current)  # the allocator reuses the memory once this stream has read it
         return sent
 
-    def copied(self, skip: int) -> Copied:
+    def stats(self, skip: int) -> TransferStats:
         """Return the totals, with timing if enabled."""
         timed = self._events.total(skip) if self._events else (0, 0.0)
-        return Copied(self._sends, self._bytes, self._bytes, *timed)
+        return TransferStats(self._sends, self._bytes, self._bytes, *timed)
 
 
-def build_bus(device: torch.device, *, timed: bool = False) -> Bus:
+def build_device_copy(device: torch.device, *, timed: bool = False) -> DeviceCopy:
     """Build the copy to `device`; with `timed`, copies to a GPU are timed."""
-    return SideStream(device, timed=timed) if device.type == "cuda" else Direct(device)
+    return SideStreamCopy(device, timed=timed) if device.type == "cuda" else DirectCopy(device)

@@ -6,8 +6,8 @@ from paceline.core.dataset import ArraySource, Source
 from paceline.core.errors import RecipeError
 from paceline.core.units import count, size
 from paceline.data import native_loader, processes, threads
-from paceline.data.augment.build import needs_host
-from paceline.data.native import MAX_SIDE, MAX_THREADS, WHAT_IS_LOST, Native, native
+from paceline.data.augment.build import has_host_augments
+from paceline.data.native import MAX_SIDE, MAX_THREADS, NATIVE_MISSING_MESSAGE, NativeExtension, load_native
 from paceline.data.pack.format import KIND_RECORD
 from paceline.data.pack.reader import PackSource
 from paceline.data.tally import LoaderName
@@ -17,78 +17,92 @@ from paceline.recipe.schema.data import Data
 _MAX_WORKERS: Final = 16
 # Largest share of a GPU's free memory that `loader: auto` gives to a data set; the rest is for the model and its
 # activations.
-_SHARE: Final = 1 / 4
+_MAX_GPU_MEMORY_SHARE: Final = 1 / 4
 
 
-class Choice(NamedTuple):
+class LoaderChoice(NamedTuple):
     """The chosen loader, its number of processes or threads, and an optional note for the user."""
 
     loader: LoaderName
     workers: int
     note: str = ""
 
-    def memory_bytes(self, batch_bytes: int) -> int:
-        """Return the most host memory that batches of `batch_bytes` take: prefetched ones and the current one."""
+    def estimate_memory_bytes(self, batch_bytes: int) -> int:
+        """Return the most host memory that batches of `estimate_batch_bytes` take: prefetched ones and the current one."""
         match self.loader:
             case "native":
-                return (native_loader.AHEAD + 2) * batch_bytes  # the rank may hold one while it asks for the next
+                return (
+                    native_loader.BATCHES_AHEAD + 2
+                ) * batch_bytes  # the rank may hold one while it asks for the next
             case "threads":
-                return (threads.PREFETCH * self.workers + 1) * batch_bytes
+                return (threads.BATCHES_PER_THREAD * self.workers + 1) * batch_bytes
             case "processes":
-                return (processes.PREFETCH * self.workers + 1) * batch_bytes
+                return (processes.BATCHES_PER_WORKER * self.workers + 1) * batch_bytes
             case "inline":
                 return batch_bytes
         return 0
 
 
-def choose_loader(data: Data, source: Source, *, device: str, cores: int, free_bytes: float) -> Choice:
+def choose_loader(data: Data, source: Source, *, device: str, cores: int, free_bytes: float) -> LoaderChoice:
     """Choose the loader of `source` for a model on `device`, `cpu` or `cuda`.
 
     `cores` are the CPU cores of this rank, `free_bytes` the free memory of the device. Raise `RecipeError` if the
     loader that the recipe names does not support the recipe.
     """
-    core = native()
+    core = load_native()
     match data.loader:
         case "auto":
-            return _fastest(data, source, device == "cuda", cores, free_bytes, core)
+            return _choose_fastest(data, source, device == "cuda", cores, free_bytes, core)
         case "device":
             _check_device(data, source, device == "cuda", free_bytes)
-            return Choice("device", 0)
+            return LoaderChoice("device", 0)
         case "native":
             _check_native(data, source, core)
-            return Choice("native", _threads(data, cores))
+            return LoaderChoice("native", _count_threads(data, cores))
         case "nvjpeg":
             _check_nvjpeg(data, source, device == "cuda")
-    return Choice(data.loader, _threads(data, cores))
+    return LoaderChoice(data.loader, _count_threads(data, cores))
 
 
-def _fastest(data: Data, source: Source, is_gpu: bool, cores: int, free_bytes: float, core: Native | None) -> Choice:
+def _choose_fastest(
+    data: Data, source: Source, is_gpu: bool, cores: int, free_bytes: float, core: NativeExtension | None
+) -> LoaderChoice:
     if isinstance(source, ArraySource):
-        return _of_pixels(data, source, is_gpu, cores, free_bytes)
-    if isinstance(source, PackSource) and data.workers != 0 and _has_records(source) and not _beyond_native(data):
+        return _choose_for_pixels(data, source, is_gpu, cores, free_bytes)
+    if (
+        isinstance(source, PackSource)
+        and data.workers != 0
+        and _has_records(source)
+        and not _find_exceeded_native_limit(data)
+    ):
         if core is not None:
-            return Choice("native", _threads(data, cores))
-        return _processes(data, cores)._replace(note=f"data.loader: {WHAT_IS_LOST}")
-    return _processes(data, cores)
+            return LoaderChoice("native", _count_threads(data, cores))
+        return _choose_processes(data, cores)._replace(note=f"data.loader: {NATIVE_MISSING_MESSAGE}")
+    return _choose_processes(data, cores)
 
 
-def _of_pixels(data: Data, source: ArraySource, is_gpu: bool, cores: int, free_bytes: float) -> Choice:
+def _choose_for_pixels(data: Data, source: ArraySource, is_gpu: bool, cores: int, free_bytes: float) -> LoaderChoice:
     """Choose the loader for pixels in memory: no workers, unless a GPU would wait for augmentation on the host."""
     if data.workers != "auto":
-        return _processes(data, cores)
-    if is_gpu and not _crops(data) and data.augment_on != "host" and source.images.nbytes <= free_bytes * _SHARE:
-        return Choice("device", 0)
+        return _choose_processes(data, cores)
+    if (
+        is_gpu
+        and not _has_random_resized_crop(data)
+        and data.augment_on != "host"
+        and source.images.nbytes <= free_bytes * _MAX_GPU_MEMORY_SHARE
+    ):
+        return LoaderChoice("device", 0)
     # On a CPU, workers would compete with the model for cores.
-    return _processes(data, cores) if is_gpu and needs_host(data) else Choice("inline", 0)
+    return _choose_processes(data, cores) if is_gpu and has_host_augments(data) else LoaderChoice("inline", 0)
 
 
 # One core is left to the main process.
-def _processes(data: Data, cores: int) -> Choice:
+def _choose_processes(data: Data, cores: int) -> LoaderChoice:
     workers = min(_MAX_WORKERS, max(0, cores - 1)) if data.workers == "auto" else data.workers
-    return Choice("processes" if workers else "inline", workers)
+    return LoaderChoice("processes" if workers else "inline", workers)
 
 
-def _threads(data: Data, cores: int) -> int:
+def _count_threads(data: Data, cores: int) -> int:
     return max(1, min(_MAX_WORKERS, cores - 1)) if data.workers == "auto" else data.workers
 
 
@@ -98,7 +112,7 @@ def _check_device(data: Data, source: Source, is_gpu: bool, free_bytes: float) -
             f"data.loader: device keeps pixels of one size in GPU memory, and {data.source.name} has image files "
             f"(set data.loader=auto)"
         )
-    if _crops(data):
+    if _has_random_resized_crop(data):
         raise RecipeError(
             "data.loader: device augments whole batches, and random_resized_crop crops each image separately "
             "(set data.loader=auto, or use pad_crop)"
@@ -128,7 +142,7 @@ def _check_nvjpeg(data: Data, source: Source, is_gpu: bool) -> None:
         )
 
 
-def _check_native(data: Data, source: Source, core: Native | None) -> None:
+def _check_native(data: Data, source: Source, core: NativeExtension | None) -> None:
     if isinstance(source, ArraySource):
         raise RecipeError(
             f"data.loader: native decodes image files, and {data.source.name} is stored as pixels "
@@ -140,18 +154,18 @@ def _check_native(data: Data, source: Source, core: Native | None) -> None:
             f"pack` and set data.source={{name: pack, root: OUT}}, or set data.loader=auto)"
         )
     if core is None:
-        raise RecipeError(f"data.loader: native: {WHAT_IS_LOST}; or set data.loader=auto")
+        raise RecipeError(f"data.loader: native: {NATIVE_MISSING_MESSAGE}; or set data.loader=auto")
     if not _has_records(source):
         raise RecipeError(
             f"data.loader: native decodes indexed JPEGs, and this pack has none among {count(len(source), 'image')} "
             f"(set data.loader=auto)"
         )
-    exceeded = _beyond_native(data)
+    exceeded = _find_exceeded_native_limit(data)
     if exceeded:
         raise RecipeError(f"data.loader: native: {exceeded} (lower it, or set data.loader=auto)")
 
 
-def _beyond_native(data: Data) -> str:
+def _find_exceeded_native_limit(data: Data) -> str:
     """Describe the setting that exceeds a limit of the native extension; return "" if there is none."""
     limits = (
         ("image_size", data.image_size, MAX_SIDE, f"makes images of up to {MAX_SIDE:,} px"),
@@ -168,5 +182,5 @@ def _has_records(source: PackSource) -> bool:
     return bool((source.kinds == KIND_RECORD).any())
 
 
-def _crops(data: Data) -> bool:
+def _has_random_resized_crop(data: Data) -> bool:
     return any(isinstance(section, RandomResizedCrop) for section in data.augment)

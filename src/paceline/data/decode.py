@@ -36,10 +36,10 @@ _MARKER = re.compile(rb"\xff[\x01-\xcf\xd8-\xfe]")
 _SOS, _EOI = 0xDA, 0xD9
 # JPEG markers without a length field: TEM and SOI. `_MARKER` does not match those that end no scan (stuffing, fill,
 # RST).
-_ALONE = {0x01, 0xD8}
+_MARKERS_WITHOUT_LENGTH = {0x01, 0xD8}
 
 
-class _Kind(NamedTuple):
+class _FileFormat(NamedTuple):
     """A file format and its Pillow plug-in, which may warn about files that contain `warns_at`; None: never."""
 
     signature: re.Pattern[bytes]
@@ -49,17 +49,17 @@ class _Kind(NamedTuple):
 
 # The plug-ins are called directly, not through Image.open: the pixel limit is then not Pillow's process-wide one,
 # and a data set cannot reach Pillow's forty other formats, which are less used and less tested.
-_KINDS = (
-    _Kind(re.compile(rb"\xff\xd8\xff"), JpegImageFile, b"Exif\0\0"),
-    _Kind(re.compile(rb"\x89PNG\r\n\x1a\n"), PngImageFile, b"acTL"),
-    _Kind(re.compile(rb"RIFF.{4}WEBP", re.DOTALL), WebPImageFile, None),
-    _Kind(re.compile(rb"BM"), BmpImageFile, None),
-    _Kind(re.compile(rb"GIF8[79]a"), GifImageFile, b""),
-    _Kind(re.compile(rb"II\*\0|MM\0\*|II\+\0|MM\0\+"), TiffImageFile, b""),
-    _Kind(re.compile(rb"P[1-6f]\s"), PpmImageFile, None),
+_FORMATS = (
+    _FileFormat(re.compile(rb"\xff\xd8\xff"), JpegImageFile, b"Exif\0\0"),
+    _FileFormat(re.compile(rb"\x89PNG\r\n\x1a\n"), PngImageFile, b"acTL"),
+    _FileFormat(re.compile(rb"RIFF.{4}WEBP", re.DOTALL), WebPImageFile, None),
+    _FileFormat(re.compile(rb"BM"), BmpImageFile, None),
+    _FileFormat(re.compile(rb"GIF8[79]a"), GifImageFile, b""),
+    _FileFormat(re.compile(rb"II\*\0|MM\0\*|II\+\0|MM\0\+"), TiffImageFile, b""),
+    _FileFormat(re.compile(rb"P[1-6f]\s"), PpmImageFile, None),
 )
-_SILENCE = threading.Lock()
-_TURNS = {
+_WARNING_FILTER_LOCK = threading.Lock()
+_TRANSPOSE_BY_ORIENTATION = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -70,10 +70,10 @@ _TURNS = {
 }
 
 
-class Look(NamedTuple):
+class ImageHeader(NamedTuple):
     """Header of an image file: `JPEG`, `JPEG, progressive` or `PNG`, and upright height and width in pixels."""
 
-    form: str
+    format: str
     height: int
     width: int
 
@@ -87,41 +87,41 @@ def decode(data: bytes, *, channels: Literal[1, 3], name: str) -> Image.Image:
     if not data:
         raise ImageError(name, "is empty (0 bytes)", "remove it or replace it")
     try:
-        file = _load(data)
-        transpose = _TURNS.get(orientation(file.info.get("exif", b"")))
-        image = _convert(file, "L" if channels == 1 else "RGB")
+        file = _load_pixels(data)
+        transpose = _TRANSPOSE_BY_ORIENTATION.get(read_orientation(file.info.get("exif", b"")))
+        image = _convert_mode(file, "L" if channels == 1 else "RGB")
         return image if transpose is None else image.transpose(transpose)
     except Exception as error:  # a broken file makes Pillow raise nearly anything, SyntaxError included
         reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
         raise ImageError(name, f"cannot be decoded: {reason}", "remove it or replace it") from error
 
 
-def look(data: bytes, *, name: str) -> Look:
+def read_image_header(data: bytes, *, name: str) -> ImageHeader:
     """Read the header of an image file without decoding it. Raise `ImageError` as `decode` does."""
     try:
-        with _SILENCE, warnings.catch_warnings():
+        with _WARNING_FILTER_LOCK, warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            file = _checked(_kind_of(data).plugin(BytesIO(data)))
-        is_on_its_side = orientation(file.info.get("exif", b"")) >= 5
+            file = _check_header(_detect_format(data).plugin(BytesIO(data)))
+        is_on_its_side = read_orientation(file.info.get("exif", b"")) >= 5
         width, height = reversed(file.size) if is_on_its_side else file.size
         form = f"{file.format}{', progressive' if file.info.get('progressive') else ''}"
-        return Look(form, height, width)
+        return ImageHeader(form, height, width)
     except Exception as error:  # as in `decode`
         reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
         raise ImageError(name, f"cannot be decoded: {reason}", "remove it or replace it") from error
 
 
-def _load(data: bytes) -> ImageFile:
-    kind = _kind_of(data)
+def _load_pixels(data: bytes) -> ImageFile:
+    kind = _detect_format(data)
     if kind.plugin is JpegImageFile and _has_more_scans(data, MAX_SCANS):
         raise ValueError(f"it has more than {MAX_SCANS} scans")
     if kind.warns_at is None or kind.warns_at not in data:
-        image = _checked(kind.plugin(BytesIO(data)))
+        image = _check_header(kind.plugin(BytesIO(data)))
     else:
         # Ignore warnings about metadata that is not used. Warning filters are process-wide: one thread at a time.
-        with _SILENCE, warnings.catch_warnings():
+        with _WARNING_FILTER_LOCK, warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            image = _checked(kind.plugin(BytesIO(data)))
+            image = _check_header(kind.plugin(BytesIO(data)))
             if kind.plugin is not JpegImageFile:  # the JPEG plug-in warns in its header only, so decoding needs no lock
                 image.load()
     image.load()
@@ -140,19 +140,19 @@ def _has_more_scans(data: bytes, limit: int) -> bool:
         num_scans += marker == _SOS
         if num_scans > limit:
             return True
-        if marker not in _ALONE:  # skip the segment: it may hold a thumbnail with scans of its own
+        if marker not in _MARKERS_WITHOUT_LENGTH:  # skip the segment: it may hold a thumbnail with scans of its own
             at += int.from_bytes(data[at : at + 2])
     return False
 
 
-def _kind_of(data: bytes) -> _Kind:
-    kind = next((kind for kind in _KINDS if kind.signature.match(data)), None)
+def _detect_format(data: bytes) -> _FileFormat:
+    kind = next((kind for kind in _FORMATS if kind.signature.match(data)), None)
     if kind is None:
         raise ValueError(f"it is not a JPEG, PNG, WebP, BMP, GIF, TIFF or PPM file (it starts with {data[:12]!r})")
     return kind
 
 
-def _checked(image: ImageFile) -> ImageFile:
+def _check_header(image: ImageFile) -> ImageFile:
     width, height = image.size
     if width * height > MAX_PIXELS:
         raise ValueError(f"its header says {width}x{height}, more than {MAX_PIXELS:,} pixels")
@@ -162,16 +162,16 @@ def _checked(image: ImageFile) -> ImageFile:
     return image
 
 
-def _convert(image: ImageFile, mode: Literal["L", "RGB"]) -> Image.Image:
+def _convert_mode(image: ImageFile, mode: Literal["L", "RGB"]) -> Image.Image:
     if image.mode.startswith("I"):
-        grey = _scaled(image)
+        grey = _scale_16_bit(image)
         return grey if mode == "L" else grey.convert(mode)
     # Pillow would carry a transparent color over to the new mode, and warn if it cannot.
     image.info.pop("transparency", None)
     return image if image.mode == mode else image.convert(mode)
 
 
-def _scaled(image: Image.Image) -> Image.Image:
+def _scale_16_bit(image: Image.Image) -> Image.Image:
     """Scale 16-bit gray to 8 bits, and close `image`."""
     # In strips: the 32-bit values of a whole image of 128 Mpx took 1.75 GB, now 660 MB in all as RGB (measured).
     width, height = image.size
@@ -187,7 +187,7 @@ def _scaled(image: Image.Image) -> Image.Image:
     return Image.frombuffer("L", (width, height), grey, "raw", "L", 0, 1)
 
 
-def orientation(exif: bytes) -> int:
+def read_orientation(exif: bytes) -> int:
     """Return tag 0x0112 (orientation) of an EXIF block, or 1 if it is absent or invalid."""
     # Pillow's own reader parses every tag, and warns or raises about broken ones that do not matter here.
     tiff = exif.removeprefix(b"Exif\0\0")

@@ -8,7 +8,9 @@ from numpy.typing import NDArray
 from paceline.core.philox import Stream, uniform
 
 
-def draw(seed: int, epoch: int, indices: NDArray[np.int64], is_alternating: Sequence[bool]) -> NDArray[np.float64]:
+def draw_uniform(
+    seed: int, epoch: int, indices: NDArray[np.int64], is_alternating: Sequence[bool]
+) -> NDArray[np.float64]:
     """Draw float64 [N, D] in [0, 1), with D the length of `is_alternating`.
 
     A fresh draw changes every epoch. An alternating draw belongs to the sample and advances by 1/2 (mod 1) per epoch:

@@ -10,17 +10,17 @@ from numpy.typing import NDArray
 from paceline.core.dataset import ArraySource, Datasets, Source
 from paceline.data.bad import ImageError
 from paceline.data.pack.reader import PackSource
-from paceline.data.sources.encoded import EncodedSource
+from paceline.data.sources.encoded import ImageFileSource
 from paceline.data.sources.huggingface import HuggingFaceSource
 from paceline.data.sources.lmdb import LmdbSource
-from paceline.data.sources.own import OwnSamples
+from paceline.data.sources.own import PluginSamples
 from paceline.data.sources.webdataset import WebDatasetSource
 
 # Samples of a plugin that are read for the digest: reading all would take an epoch.
-_NUM_READ: Final = 64
+_NUM_SAMPLES_READ: Final = 64
 
 
-def dataset_digest(datasets: Datasets) -> str:
+def digest_datasets(datasets: Datasets) -> str:
     """Return 16 hex digits that identify both splits: classes, labels, and names or pixels, in order.
 
     Files count by their paths relative to the root, files in tars by their names there; neither the root nor file
@@ -29,46 +29,54 @@ def dataset_digest(datasets: Datasets) -> str:
     """
     digest = hashlib.sha256()
     for source in (datasets.train, datasets.val):
-        digest.update(split_digest(source))
+        digest.update(digest_split(source))
     return digest.hexdigest()[:16]
 
 
-def split_digest(source: Source) -> bytes:
+def digest_split(source: Source) -> bytes:
     """Return the digest of a split, 32 bytes; a pack or LMDB carries the digest of its original data."""
     match source:
         case LmdbSource(digest=digest) | PackSource(digest=digest):
             return digest
-    return _digest(source)
+    return _hash_split(source)
 
 
-def _digest(source: Source) -> bytes:
+def _hash_split(source: Source) -> bytes:
     digest = hashlib.sha256()
     names = "\0".join(source.info.class_names).encode("utf-8", "surrogateescape")
-    for field in (names, str(source.info.channels).encode(), *_samples(source)):
+    for field in (names, str(source.info.channels).encode(), *_hash_inputs(source)):
         digest.update(len(field).to_bytes(8, "little"))  # so that no sequence of fields hashes like another
         digest.update(field)
     return digest.digest()
 
 
-def _samples(source: Source) -> tuple[bytes | memoryview, ...]:
+def _hash_inputs(source: Source) -> tuple[bytes | memoryview, ...]:
     match source:
         case ArraySource(images=images, labels=labels):
-            return str(images.shape).encode(), _plain(images), _plain(labels.astype(np.int64))
-        case EncodedSource(paths=paths, ends=ends, labels=labels):
-            return paths, _plain(ends), _plain(labels.astype(np.int64))
+            return (
+                str(images.shape).encode(),
+                _little_endian_bytes(images),
+                _little_endian_bytes(labels.astype(np.int64)),
+            )
+        case ImageFileSource(paths=paths, ends=ends, labels=labels):
+            return paths, _little_endian_bytes(ends), _little_endian_bytes(labels.astype(np.int64))
         case WebDatasetSource(names=names, name_ends=ends, labels=labels):
-            return names, _plain(ends), _plain(labels.astype(np.int64))
+            return names, _little_endian_bytes(ends), _little_endian_bytes(labels.astype(np.int64))
         case HuggingFaceSource(labels=labels):
-            return "\0".join(source.names()).encode("utf-8", "surrogatepass"), _plain(labels.astype(np.int64))
-        case OwnSamples():
-            return tuple(_some_samples(source))
+            return "\0".join(source.names()).encode("utf-8", "surrogatepass"), _little_endian_bytes(
+                labels.astype(np.int64)
+            )
+        case PluginSamples():
+            return tuple(_read_some_samples(source))
     return ("\0".join(source.name_of(index) for index in range(len(source))).encode("utf-8", "surrogateescape"),)
 
 
-def _some_samples(source: OwnSamples) -> Iterator[bytes]:
+def _read_some_samples(source: PluginSamples) -> Iterator[bytes]:
     """Yield the number of samples, then label and content of some, evenly spaced; unreadable ones yield a marker."""
     yield str(len(source)).encode()
-    for index in np.unique(np.linspace(0, len(source) - 1, min(len(source), _NUM_READ), dtype=np.int64)).tolist():
+    for index in np.unique(
+        np.linspace(0, len(source) - 1, min(len(source), _NUM_SAMPLES_READ), dtype=np.int64)
+    ).tolist():
         try:
             content, label = source.read(index)
         except ImageError:
@@ -78,6 +86,6 @@ def _some_samples(source: OwnSamples) -> Iterator[bytes]:
         yield content if isinstance(content, bytes) else str(content.shape).encode() + content.tobytes()
 
 
-def _plain(values: NDArray[np.integer]) -> memoryview:
+def _little_endian_bytes(values: NDArray[np.integer]) -> memoryview:
     """Return the bytes of an array in C order, little-endian on every machine."""
     return np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<")).reshape(-1).view(np.uint8).data

@@ -5,18 +5,18 @@ from numpy.typing import NDArray
 
 from paceline.core.dataset import ArraySource, Source
 from paceline.data.pack.reader import PackSource
-from paceline.data.sources.encoded import EncodedSource
+from paceline.data.sources.encoded import ImageFileSource
 from paceline.data.sources.huggingface import HuggingFaceSource
 from paceline.data.sources.lmdb import LmdbSource
 from paceline.data.sources.webdataset import WebDatasetSource
 
 
-def labels_of(source: Source) -> NDArray[np.integer] | None:
+def get_labels(source: Source) -> NDArray[np.integer] | None:
     """Return all labels, integers [N], or None if they come only with the images."""
     match source:
         case (
             ArraySource(labels=labels)
-            | EncodedSource(labels=labels)
+            | ImageFileSource(labels=labels)
             | PackSource(labels=labels)
             | LmdbSource(labels=labels)
             | WebDatasetSource(labels=labels)

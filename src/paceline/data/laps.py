@@ -5,10 +5,10 @@ from typing import Literal, NamedTuple, Protocol
 
 # All time since the last reading of the clock is charged to the stage named next, so that the stages add up to the
 # whole batch. DataLoader's own transfer from a worker, in a thread of the main process, belongs to no stage.
-Part = Literal["read", "decode", "augment", "collate"]
+BatchStage = Literal["read", "decode", "augment", "collate"]
 
 
-class Work(NamedTuple):
+class BatchTiming(NamedTuple):
     """Timing of one batch in seconds, its sizes, and `made_s`, the clock's seconds when it was done.
 
     `read_s`: the source. `decode_s`: decoding and resizing. `augment_s`: random draws and augmentation of the whole
@@ -30,9 +30,9 @@ class Work(NamedTuple):
         """Sum of the stages in seconds."""
         return self.read_s + self.decode_s + self.augment_s + self.collate_s
 
-    def plus(self, other: "Work") -> "Work":
+    def add(self, other: "BatchTiming") -> "BatchTiming":
         """Return the sum of both, done when the later one was."""
-        return Work(
+        return BatchTiming(
             images=self.images + other.images,
             read_s=self.read_s + other.read_s,
             decode_s=self.decode_s + other.decode_s,
@@ -44,71 +44,71 @@ class Work(NamedTuple):
         )
 
 
-class Laps(Protocol):
+class BatchTimer(Protocol):
     """Time the stages of one batch after the other."""
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Start a batch; an unfinished one is discarded."""
         ...
 
-    def lap(self, part: Part) -> None:
-        """Charge the time since the last call of any method to `part`."""
+    def end_stage(self, stage: BatchStage) -> None:
+        """Charge the time since the last call of any method to `stage`."""
         ...
 
-    def got(self, num_bytes: int) -> None:
+    def end_read(self, num_bytes: int) -> None:
         """Charge the time to reading, which returned `num_bytes`."""
         ...
 
-    def finish(self, images: int, bytes_made: int) -> Work:
+    def finish(self, images: int, bytes_made: int) -> BatchTiming:
         """Charge the time to collating, and return the timing of the batch."""
         ...
 
 
-class NoLaps:
+class NoBatchTimer:
     """Time nothing."""
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Do nothing."""
 
-    def lap(self, part: Part) -> None:
+    def end_stage(self, stage: BatchStage) -> None:
         """Do nothing."""
 
-    def got(self, num_bytes: int) -> None:
+    def end_read(self, num_bytes: int) -> None:
         """Do nothing."""
 
-    def finish(self, images: int, bytes_made: int) -> Work:
+    def finish(self, images: int, bytes_made: int) -> BatchTiming:
         """Return an empty timing."""
-        return Work()
+        return BatchTiming()
 
 
-class TimedLaps:
+class ClockBatchTimer:
     """Time with the clock `now`, which returns seconds and is read once per call."""
 
-    def __init__(self, now: Callable[[], float]) -> None:
-        self._now = now
-        self.begin()
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._now = clock
+        self.start()
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Start a batch."""
-        self._seconds: dict[Part, float] = {"read": 0.0, "decode": 0.0, "augment": 0.0, "collate": 0.0}
+        self._seconds: dict[BatchStage, float] = {"read": 0.0, "decode": 0.0, "augment": 0.0, "collate": 0.0}
         self._bytes_read = 0
         self._at_s = self._now()
 
-    def lap(self, part: Part) -> None:
-        """Charge the time to `part`."""
+    def end_stage(self, stage: BatchStage) -> None:
+        """Charge the time to `stage`."""
         at_s = self._now()
-        self._seconds[part] += at_s - self._at_s
+        self._seconds[stage] += at_s - self._at_s
         self._at_s = at_s
 
-    def got(self, num_bytes: int) -> None:
+    def end_read(self, num_bytes: int) -> None:
         """Charge the time to reading."""
-        self.lap("read")
+        self.end_stage("read")
         self._bytes_read += num_bytes
 
-    def finish(self, images: int, bytes_made: int) -> Work:
+    def finish(self, images: int, bytes_made: int) -> BatchTiming:
         """Charge the time to collating, and return the timing."""
-        self.lap("collate")
-        return Work(
+        self.end_stage("collate")
+        return BatchTiming(
             images=images,
             read_s=self._seconds["read"],
             decode_s=self._seconds["decode"],
@@ -120,6 +120,6 @@ class TimedLaps:
         )
 
 
-def build_laps(now: Callable[[], float] | None) -> Laps:
-    """Build a timer that reads the clock `now`, or one that does nothing if it is None."""
-    return NoLaps() if now is None else TimedLaps(now)
+def build_batch_timer(clock: Callable[[], float] | None) -> BatchTimer:
+    """Build a timer that reads the clock `clock`, or one that does nothing if it is None."""
+    return NoBatchTimer() if clock is None else ClockBatchTimer(clock)

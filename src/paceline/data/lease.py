@@ -13,25 +13,25 @@ from paceline.core.runlock import NO_LOCKS
 # inherits them, so only the process that took one releases it. A file system without locks protects nothing. The files
 # stay empty, and only a process with an exclusive lock removes one.
 @dataclass
-class Lease:
+class FileLock:
     """A lock that process `pid` holds on the file `path`."""
 
     path: Path
     descriptor: int
     pid: int
 
-    def becomes_alone(self) -> bool:
+    def try_make_exclusive(self) -> bool:
         """Try to make the lock exclusive; if this fails, no lock is held any more."""
         return _flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
-    def becomes_shared(self) -> None:
+    def make_shared(self) -> None:
         """Make the lock shared. Another process may have held it exclusively, and removed the file, in between."""
         _flock(self.descriptor, fcntl.LOCK_SH)
 
     @property
-    def stands(self) -> bool:
+    def is_current(self) -> bool:
         """Whether `path` still names the locked file."""
-        return _is_at(self.path, self.descriptor)
+        return _is_file_at(self.path, self.descriptor)
 
     def close(self) -> None:
         """Release the lock; in a forked child, leave it to the parent."""
@@ -48,12 +48,12 @@ class Lease:
         self.close()
 
 
-def take(path: Path, *, alone: bool, wait: bool) -> Lease | None:
-    """Lock the file `path`, which is created if needed; return None if others hold it and `wait` is false.
+def acquire_file_lock(path: Path, *, is_exclusive: bool, should_wait: bool) -> FileLock | None:
+    """Lock the file `path`, which is created if needed; return None if others hold it and `should_wait` is false.
 
     Raise `OSError` if the file cannot be created, is a link, or belongs to another user.
     """
-    operation = (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | (0 if wait else fcntl.LOCK_NB)
+    operation = (fcntl.LOCK_EX if is_exclusive else fcntl.LOCK_SH) | (0 if should_wait else fcntl.LOCK_NB)
     while True:
         descriptor = open_lock_file(path, 0o600)
         try:
@@ -61,8 +61,10 @@ def take(path: Path, *, alone: bool, wait: bool) -> Lease | None:
         except BaseException:
             os.close(descriptor)
             raise
-        if is_locked and _is_at(path, descriptor):  # else another process has removed the file meanwhile: try again
-            return Lease(path, descriptor, os.getpid())
+        if is_locked and _is_file_at(
+            path, descriptor
+        ):  # else another process has removed the file meanwhile: try again
+            return FileLock(path, descriptor, os.getpid())
         os.close(descriptor)
         if not is_locked:
             return None
@@ -79,7 +81,7 @@ def _flock(descriptor: int, operation: int) -> bool:
     return True
 
 
-def _is_at(path: Path, descriptor: int) -> bool:
+def _is_file_at(path: Path, descriptor: int) -> bool:
     try:
         return os.path.samestat(os.fstat(descriptor), path.lstat())
     except FileNotFoundError:

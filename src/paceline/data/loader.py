@@ -14,56 +14,56 @@ from paceline.core.dataset import ArraySource, Source
 from paceline.core.results import LoaderResult
 from paceline.core.units import Duration
 from paceline.data.augment.build import build_augments, split_augments
-from paceline.data.augment.geometry import Flip
-from paceline.data.augment.move import Move, fuse
+from paceline.data.augment.geometry import BatchFlip
+from paceline.data.augment.move import FusedCropFlip, fuse_crop_flip
 from paceline.data.augment.protocol import Augment, Change
-from paceline.data.bad import Instead, build_instead
+from paceline.data.bad import BadImagePolicy, build_bad_image_policy
 from paceline.data.batch import Batch
-from paceline.data.batches import Batches
-from paceline.data.device_loader import DeviceLoader, reside
+from paceline.data.batches import BatchMaker
+from paceline.data.device_loader import DeviceLoader, load_split_to_device
 from paceline.data.inline import InlineLoader
-from paceline.data.laps import Laps, build_laps
-from paceline.data.mix import build_mixing
-from paceline.data.native import native
-from paceline.data.native_loader import Finisher, NativeLoader
-from paceline.data.native_plan import Planner
-from paceline.data.nvjpeg import DecodedReader, OnDevice, build_decoder
+from paceline.data.laps import BatchTimer, build_batch_timer
+from paceline.data.mix import build_mixer
+from paceline.data.native import load_native
+from paceline.data.native_loader import BatchFinisher, NativeLoader
+from paceline.data.native_plan import BatchPlanner
+from paceline.data.nvjpeg import DeviceAugment, DeviceDecodeReader, build_jpeg_decoder
 from paceline.data.pack.reader import PackSource
-from paceline.data.pixels import ResidentPixels, build_pixels
-from paceline.data.processes import WorkerLoader
-from paceline.data.reader import ArrayReader, MovedReader, PictureReader
+from paceline.data.pixels import TensorImageStore, build_image_store
+from paceline.data.processes import ProcessLoader
+from paceline.data.reader import ArrayReader, CropFlipArrayReader, ImageReader
 from paceline.data.sampler import EvalShard, TrainOrder
-from paceline.data.schedule import EvalSchedule, Schedule, Sizes, TrainSchedule
-from paceline.data.sizing import RandomResizedCrop, Sizing, build_eval_sizing, build_train_sizing
-from paceline.data.slots import build_slots
-from paceline.data.tally import LoaderName, Tally, build_tally
+from paceline.data.schedule import BatchSchedule, EvalBatchSchedule, ImageSizeAtStep, TrainBatchSchedule
+from paceline.data.sizing import RandomCropResizer, Resizer, build_eval_resizer, build_train_resizer
+from paceline.data.slots import build_host_buffers
+from paceline.data.tally import LoaderName, LoaderStats, build_loader_stats
 from paceline.data.threads import ThreadLoader
-from paceline.data.workers import Trail, traced
+from paceline.data.workers import WorkerProgress, track_source
 from paceline.recipe.schema.data import Data
 
 _CPU = torch.device("cpu")
 # Steps whose draws are computed together if one process makes all batches: measured on CIFAR-10 at batch 512.
-_AT_ONCE = 16
+_STEPS_PER_DRAW = 16
 
 
 @dataclass(frozen=True)
 class LoaderOptions:
     """How batches are made: the loader, its number of workers, and page-locked memory or not.
 
-    Without workers the main process makes them, whatever `loader` says. `device` is where the loader `device` keeps the
-    data. With `on_device`, training batches need a `build_finish` with the same `on_device`, for the augmentation that
-    a device can do. `now` is the clock for timing, in seconds; None disables timing.
+    Without workers the main process makes them, whatever `build` says. `device` is where the loader `device` keeps the
+    data. With `on_device`, training batches need a `build_device_transforms` with the same `on_device`, for the augmentation that
+    a device can do. `clock` is the clock for timing, in seconds; None disables timing.
     """
 
     workers: int
     pin_memory: bool
     on_device: bool = False
-    now: Callable[[], float] | None = None
+    clock: Callable[[], float] | None = None
     loader: LoaderName = "processes"
     device: torch.device = _CPU
 
     @property
-    def maker(self) -> LoaderName:
+    def effective_loader(self) -> LoaderName:
         """The loader that makes batches in the end."""
         return self.loader if self.workers or self.loader == "device" else "inline"
 
@@ -84,127 +84,141 @@ class Loader(Protocol):
         ...
 
 
-def build_train_loader(data: Data, source: Source, order: TrainOrder, sizes: Sizes, options: LoaderOptions) -> Loader:
+def build_train_loader(
+    data: Data, source: Source, order: TrainOrder, sizes: ImageSizeAtStep, options: LoaderOptions
+) -> Loader:
     """Build the training loader: batch s is this rank's share of global step s, `sizes(s)` pixels squared."""
     augments = build_augments(data.augment, source.info.mean if data.mean == "auto" else data.mean)
     host_augments, _ = split_augments(augments, on_device=options.on_device)
-    mix = build_mixing(data.augment, source.info.num_classes)
-    sizing = build_train_sizing(data)
+    mix = build_mixer(data.augment, source.info.num_classes)
+    sizing = build_train_resizer(data)
     # The order of a sample's draws: resizing, augmentation, mixing.
     augmenting = [augment.alternating for augment in augments for _ in range(augment.num_draws)]
     is_alternating = (*([False] * sizing.num_draws), *augmenting, *([False] * mix.num_draws))
-    at_once = 1 if options.maker in ("nvjpeg", "threads", "processes") else _AT_ONCE
-    schedule = TrainSchedule(order, sizes, is_alternating, mix.num_draws, mix.prepare, at_once)
-    instead = build_instead(data, "train")
-    return _Making(source, schedule, sizing, instead, host_augments, data.worker_timeout, options).loader()
+    at_once = 1 if options.effective_loader in ("nvjpeg", "threads", "processes") else _STEPS_PER_DRAW
+    schedule = TrainBatchSchedule(order, sizes, is_alternating, mix.num_draws, mix.prepare, at_once)
+    instead = build_bad_image_policy(data, "train")
+    return _LoaderBuilder(source, schedule, sizing, instead, host_augments, data.worker_timeout, options).build()
 
 
 def build_eval_loader(data: Data, source: Source, shard: EvalShard, image_size: int, options: LoaderOptions) -> Loader:
     """Build the loader of a rank's shard of an evaluation; images are `image_size` pixels squared."""
-    schedule, sizing = EvalSchedule(shard, image_size), build_eval_sizing(data)
-    return _Making(source, schedule, sizing, build_instead(data, "eval"), (), data.worker_timeout, options).loader()
+    schedule, sizing = EvalBatchSchedule(shard, image_size), build_eval_resizer(data)
+    return _LoaderBuilder(
+        source, schedule, sizing, build_bad_image_policy(data, "eval"), (), data.worker_timeout, options
+    ).build()
 
 
 @dataclass(frozen=True)
-class _Making:
+class _LoaderBuilder:
     source: Source
-    schedule: Schedule
-    sizing: Sizing
-    instead: Instead
+    schedule: BatchSchedule
+    resizer: Resizer
+    bad_image_policy: BadImagePolicy
     augments: tuple[Augment, ...]
     timeout: Duration
     options: LoaderOptions
 
-    def loader(self) -> Loader:
+    def build(self) -> Loader:
         options = self.options
-        match options.maker:
+        match options.effective_loader:
             # On a CPU the inline loader holds the data in memory as well.
             case "device" if options.device.type != "cpu":
                 assert isinstance(self.source, ArraySource), "`choose_loader` admits only pixels"
-                resident = reside(self.source, options.device)
-                return DeviceLoader(resident, self.schedule, self.augments, self._tally, build_laps(options.now))
+                resident = load_split_to_device(self.source, options.device)
+                return DeviceLoader(
+                    resident, self.schedule, self.augments, self._loader_stats, build_batch_timer(options.clock)
+                )
             case "native":
-                return self._native()
+                return self._build_native_loader()
             case "threads":
-                return self._threads(partial(self._members, changes=fuse(self.augments, native())))
+                return self._build_thread_loader(
+                    partial(self._build_batch_makers, changes=fuse_crop_flip(self.augments, load_native()))
+                )
             case "nvjpeg":
-                return self._threads(self._decoding)
+                return self._build_thread_loader(self._build_nvjpeg_batch_makers)
             case "processes":
-                return self._processes()
-        (dataset,) = self._members([Trail(1)], fuse(self.augments, native()))
-        return InlineLoader(dataset, options.pin_memory, self._tally)
+                return self._build_process_loader()
+        (dataset,) = self._build_batch_makers([WorkerProgress(1)], fuse_crop_flip(self.augments, load_native()))
+        return InlineLoader(dataset, options.pin_memory, self._loader_stats)
 
-    def _processes(self) -> WorkerLoader:
-        workers, progress = self.options.workers, Trail(self.options.workers)
-        (dataset,) = self._members([progress], fuse(self.augments, native()))
+    def _build_process_loader(self) -> ProcessLoader:
+        workers, progress = self.options.workers, WorkerProgress(self.options.workers)
+        (dataset,) = self._build_batch_makers([progress], fuse_crop_flip(self.augments, load_native()))
         name_of = self.source.name_of
-        return WorkerLoader(dataset, workers, self.options.pin_memory, self.timeout, progress, name_of, self._tally)
-
-    def _threads(self, members: Callable[[Sequence[Trail]], list[Batches]]) -> ThreadLoader:
-        workers, progress = self.options.workers, Trail(self.options.workers)
-        return ThreadLoader(
-            members([progress.of(worker) for worker in range(workers)]),
-            pin_memory=self.options.pin_memory,
-            timeout=self.timeout,
-            trail=progress,
-            name_of=self.source.name_of,
-            tally=self._tally,
+        return ProcessLoader(
+            dataset, workers, self.options.pin_memory, self.timeout, progress, name_of, self._loader_stats
         )
 
-    def _native(self) -> NativeLoader:
-        """Build the native loader, which applies a leading `Flip` while decoding."""
-        core, workers, progress = native(), self.options.workers, Trail(self.options.workers + 1)
+    def _build_thread_loader(self, members: Callable[[Sequence[WorkerProgress]], list[BatchMaker]]) -> ThreadLoader:
+        workers, progress = self.options.workers, WorkerProgress(self.options.workers)
+        return ThreadLoader(
+            members([progress.for_worker(worker) for worker in range(workers)]),
+            pin_memory=self.options.pin_memory,
+            timeout=self.timeout,
+            progress=progress,
+            name_of=self.source.name_of,
+            loader_stats=self._loader_stats,
+        )
+
+    def _build_native_loader(self) -> NativeLoader:
+        """Build the native loader, which applies a leading `BatchFlip` while decoding."""
+        core, workers, progress = load_native(), self.options.workers, WorkerProgress(self.options.workers + 1)
         assert core is not None and isinstance(self.source, PackSource), "`choose_loader` admits only packs"
-        flip = self.augments[0] if self.augments and isinstance(self.augments[0], Flip) else None
-        changes = fuse(self.augments[flip is not None :], core)
-        planner = Planner(self.source, self.schedule, self.sizing, flip)
-        members = self._members([progress.of(worker) for worker in range(workers + 1)], changes)
+        flip = self.augments[0] if self.augments and isinstance(self.augments[0], BatchFlip) else None
+        changes = fuse_crop_flip(self.augments[flip is not None :], core)
+        planner = BatchPlanner(self.source, self.schedule, self.resizer, flip)
+        members = self._build_batch_makers([progress.for_worker(worker) for worker in range(workers + 1)], changes)
         pin_memory = self.options.pin_memory
         return NativeLoader(
             planner,
-            [Finisher(member, self.source.labels, planner.num_draws, pin_memory) for member in members],
+            [BatchFinisher(member, self.source.labels, planner.num_draws, pin_memory) for member in members],
             partial(core.Pool, workers),
-            build_slots(pin_memory=pin_memory and not changes),
+            build_host_buffers(pin_memory=pin_memory and not changes),
             timeout=self.timeout,
-            trail=progress,
-            tally=self._tally,
-            laps=build_laps(self.options.now),
+            progress=progress,
+            loader_stats=self._loader_stats,
+            timer=build_batch_timer(self.options.clock),
         )
 
-    def _members(self, progress_by_worker: Sequence[Trail], changes: tuple[Change, ...]) -> list[Batches]:
+    def _build_batch_makers(
+        self, progress_by_worker: Sequence[WorkerProgress], changes: tuple[Change, ...]
+    ) -> list[BatchMaker]:
         """Build one batch maker per worker, each with its own progress record; data in memory is shared."""
-        workers = [(progress, build_laps(self.options.now)) for progress in progress_by_worker]
-        if isinstance(self.source, ArraySource) and not isinstance(self.sizing, RandomResizedCrop):
-            return self._gathering(self.source, [timer for _, timer in workers], changes)
+        workers = [(progress, build_batch_timer(self.options.clock)) for progress in progress_by_worker]
+        if isinstance(self.source, ArraySource) and not isinstance(self.resizer, RandomCropResizer):
+            return self._build_array_batch_makers(self.source, [timer for _, timer in workers], changes)
         readers = (
-            (PictureReader(traced(self.source, progress), self.sizing, self.instead, timer), timer)
+            (ImageReader(track_source(self.source, progress), self.resizer, self.bad_image_policy, timer), timer)
             for progress, timer in workers
         )
-        return [Batches(self.schedule, reader, changes, timer) for reader, timer in readers]
+        return [BatchMaker(self.schedule, reader, changes, timer) for reader, timer in readers]
 
-    def _decoding(self, progress_by_worker: Sequence[Trail]) -> list[Batches]:
+    def _build_nvjpeg_batch_makers(self, progress_by_worker: Sequence[WorkerProgress]) -> list[BatchMaker]:
         """Build one batch maker per thread that decodes, resizes and augments on the device."""
         device, members = self.options.device, []
-        decoder = build_decoder(device, self.source.info.channels)
-        changes = tuple(OnDevice(augment, device) for augment in self.augments)
+        decoder = build_jpeg_decoder(device, self.source.info.channels)
+        changes = tuple(DeviceAugment(augment, device) for augment in self.augments)
         for progress in progress_by_worker:
-            source, timer = traced(self.source, progress), build_laps(self.options.now)
-            host = PictureReader(source, self.sizing, self.instead, timer)
-            reader = DecodedReader(host, source, self.sizing, decoder, timer)
-            members.append(Batches(self.schedule, reader, changes, timer))
+            source, timer = track_source(self.source, progress), build_batch_timer(self.options.clock)
+            host = ImageReader(source, self.resizer, self.bad_image_policy, timer)
+            reader = DeviceDecodeReader(host, source, self.resizer, decoder, timer)
+            members.append(BatchMaker(self.schedule, reader, changes, timer))
         return members
 
-    def _gathering(self, source: ArraySource, timers: Sequence[Laps], changes: tuple[Change, ...]) -> list[Batches]:
+    def _build_array_batch_makers(
+        self, source: ArraySource, timers: Sequence[BatchTimer], changes: tuple[Change, ...]
+    ) -> list[BatchMaker]:
         """Build one batch maker per timer for pixels of one size, with crop and flip fused into the gather."""
-        pixels = build_pixels(source)
-        if isinstance(pixels, ResidentPixels) and changes and isinstance(changes[0], Move):
-            moved = ((MovedReader(pixels, source.labels, changes[0], timer), timer) for timer in timers)
-            return [Batches(self.schedule, reader, changes[1:], timer) for reader, timer in moved]
+        pixels = build_image_store(source)
+        if isinstance(pixels, TensorImageStore) and changes and isinstance(changes[0], FusedCropFlip):
+            moved = ((CropFlipArrayReader(pixels, source.labels, changes[0], timer), timer) for timer in timers)
+            return [BatchMaker(self.schedule, reader, changes[1:], timer) for reader, timer in moved]
         readers = ((ArrayReader(pixels, source.labels, timer), timer) for timer in timers)
-        return [Batches(self.schedule, reader, changes, timer) for reader, timer in readers]
+        return [BatchMaker(self.schedule, reader, changes, timer) for reader, timer in readers]
 
     @property
-    def _tally(self) -> Tally:
-        maker = self.options.maker
+    def _loader_stats(self) -> LoaderStats:
+        maker = self.options.effective_loader
         workers = 0 if maker in ("inline", "device") else self.options.workers
-        return build_tally(self.options.now, workers, maker)
+        return build_loader_stats(self.options.clock, workers, maker)

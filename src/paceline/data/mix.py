@@ -13,14 +13,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paceline.data.augment.erase import inside
+from paceline.data.augment.erase import box_mask
 from paceline.recipe.schema import augment as sections
 from paceline.recipe.schema.section import Section
 
-_WHICH, _SHARE, _ROW, _COLUMN = range(4)
+_METHOD, _WEIGHT, _ROW, _COLUMN = range(4)
 
 
-class Mixing(Protocol):
+class Mixer(Protocol):
     """Mix images and labels in pairs, with `num_draws` draws per image."""
 
     @property
@@ -37,7 +37,7 @@ class Mixing(Protocol):
         ...
 
 
-class Unmixed:
+class NoMixing:
     """Return images and labels unchanged."""
 
     num_draws = 0
@@ -51,7 +51,7 @@ class Unmixed:
         return images, labels
 
 
-class Kept(Protocol):
+class MixMethod(Protocol):
     """A mixing method: the weight that each pixel and each label keeps."""
 
     @property
@@ -65,18 +65,18 @@ class Kept(Protocol):
 
 
 @dataclass(frozen=True)
-class MixUp:
+class MixUpMethod:
     """Blend whole images (Zhang et al. 2018, arXiv 1710.09412)."""
 
     alpha: float
 
     def __call__(self, draws: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
         """Return float64 ([P, 1, 1, 1], [P])."""
-        return draws[:, _SHARE, None, None, None], draws[:, _SHARE]
+        return draws[:, _WEIGHT, None, None, None], draws[:, _WEIGHT]
 
 
 @dataclass(frozen=True)
-class CutMix:
+class CutMixMethod:
     """Paste a box from the neighbor (Yun et al. 2019, arXiv 1905.04899).
 
     The box is centered on a random pixel, has sides sqrt(1 - weight) of the image's, and is clipped at the edges. The
@@ -87,24 +87,24 @@ class CutMix:
 
     def __call__(self, draws: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
         """Return float64 ([P, 1, H, W], [P])."""
-        side = (1 - draws[:, _SHARE]).sqrt()
-        top, bottom = _ends((draws[:, _ROW] * height).long(), (side * height).long(), height)
-        left, right = _ends((draws[:, _COLUMN] * width).long(), (side * width).long(), width)
-        outside = ~inside(top, left, bottom, right, height, width)
+        side = (1 - draws[:, _WEIGHT]).sqrt()
+        top, bottom = _clip_interval((draws[:, _ROW] * height).long(), (side * height).long(), height)
+        left, right = _clip_interval((draws[:, _COLUMN] * width).long(), (side * width).long(), width)
+        outside = ~box_mask(top, left, bottom, right, height, width)
         area = ((bottom - top) * (right - left)).double()
         return outside.double(), 1 - area / (height * width)
 
 
-def _ends(centre: Tensor, length: Tensor, size: int) -> tuple[Tensor, Tensor]:
+def _clip_interval(centre: Tensor, length: Tensor, size: int) -> tuple[Tensor, Tensor]:
     half = length // 2
     return (centre - half).clamp_(min=0), (centre + half).clamp_(max=size)
 
 
 @dataclass(frozen=True)
-class PairMixing:
-    """Mix each pair with one of `kinds`, drawn uniformly. Draws: method, weight, row and column of the box's center."""
+class PairMixer:
+    """Mix each pair with one of `methods`, drawn uniformly. Draws: method, weight, row and column of the box's center."""
 
-    kinds: tuple[Kept, ...]
+    methods: tuple[MixMethod, ...]
     num_classes: int
     num_draws: int = 4
 
@@ -115,9 +115,9 @@ class PairMixing:
 
         prepared = draws.copy()
         first = prepared[0::2]
-        chosen = (first[:, _WHICH] * len(self.kinds)).astype(np.int64)
-        alphas = np.array([kind.alpha for kind in self.kinds])[chosen]
-        first[:, _SHARE] = betaincinv(alphas, alphas, first[:, _SHARE])
+        chosen = (first[:, _METHOD] * len(self.methods)).astype(np.int64)
+        alphas = np.array([kind.alpha for kind in self.methods])[chosen]
+        first[:, _WEIGHT] = betaincinv(alphas, alphas, first[:, _WEIGHT])
         return prepared
 
     def __call__(self, images: Tensor, labels: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
@@ -126,15 +126,15 @@ class PairMixing:
         Targets are float32, or float64 if the images are.
         """
         assert len(images) % 2 == 0, f"{len(images)} images: the plan admits only even micro-batches"
-        pixels, shares = self._kept(draws[0::2], *images.shape[-2:])
+        pixels, shares = self._compute_weights(draws[0::2], *images.shape[-2:])
         classes = torch.arange(self.num_classes, device=labels.device)
         targets = (labels[:, None] == classes).to(torch.promote_types(images.dtype, torch.float32))
-        return _mixed(images, pixels), _mixed(targets, shares[:, None])
+        return _mix_pairs(images, pixels), _mix_pairs(targets, shares[:, None])
 
-    def _kept(self, draws: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
-        pixels, shares = self.kinds[0](draws, height, width)
-        chosen = (draws[:, _WHICH] * len(self.kinds)).long()
-        for number, kind in enumerate(self.kinds[1:], start=1):
+    def _compute_weights(self, draws: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
+        pixels, shares = self.methods[0](draws, height, width)
+        chosen = (draws[:, _METHOD] * len(self.methods)).long()
+        for number, kind in enumerate(self.methods[1:], start=1):
             uses_kind = chosen == number
             other_pixels, other_shares = kind(draws, height, width)
             pixels = torch.where(uses_kind[:, None, None, None], other_pixels, pixels)
@@ -142,7 +142,7 @@ class PairMixing:
         return pixels, shares
 
 
-def _mixed(values: Tensor, weights: Tensor) -> Tensor:
+def _mix_pairs(values: Tensor, weights: Tensor) -> Tensor:
     """Mix neighbors of `values`, [2P, ...], with `weights`, [P, ...]."""
     weights = weights.to(values.dtype)
     first, second = values[0::2], values[1::2]
@@ -152,13 +152,13 @@ def _mixed(values: Tensor, weights: Tensor) -> Tensor:
     return mixed
 
 
-def build_mixing(chosen: tuple[Section, ...], num_classes: int) -> Mixing:
+def build_mixer(chosen_sections: tuple[Section, ...], num_classes: int) -> Mixer:
     """Return what `data.augment` ends in: mixup, cutmix, both, or nothing."""
-    kinds: list[Kept] = []
-    for section in chosen:
+    kinds: list[MixMethod] = []
+    for section in chosen_sections:
         match section:
             case sections.MixUp(alpha=alpha):
-                kinds.append(MixUp(alpha))
+                kinds.append(MixUpMethod(alpha))
             case sections.CutMix(alpha=alpha):
-                kinds.append(CutMix(alpha))
-    return PairMixing(tuple(kinds), num_classes) if kinds else Unmixed()
+                kinds.append(CutMixMethod(alpha))
+    return PairMixer(tuple(kinds), num_classes) if kinds else NoMixing()

@@ -12,19 +12,19 @@ VERSION: Final = 2
 MAX_SIDE: Final = 4096
 # Most threads of a pool (`PL_MAX_THREADS`).
 MAX_THREADS: Final = 1024
-# Message for the user if `native()` returns None.
-WHAT_IS_LOST: Final = (
+# Message for the user if `load_native()` returns None.
+NATIVE_MISSING_MESSAGE: Final = (
     "the native core was not built, so Pillow decodes JPEGs, several times slower "
     "(install a C compiler and Python's headers, and install paceline again)"
 )
 
 # Objects with the buffer protocol.
-Memory = bytes | bytearray | memoryview | mmap | NDArray[Any]
+Buffer = bytes | bytearray | memoryview | mmap | NDArray[Any]
 # (top, left, height, width) in pixels of the upright image, possibly fractional.
-Box = tuple[float, float, float, float]
+CropBox = tuple[float, float, float, float]
 
 
-class Task(Protocol):
+class DecodeTask(Protocol):
     """A batch in work. Deleting it cancels queued images and waits for those in progress.
 
     If an image hangs, the wait ends after two seconds, and its output memory is never freed.
@@ -55,23 +55,23 @@ class Pool(Protocol):
 
     def submit(
         self,
-        shards: Sequence[Memory],
-        shard_of: Memory,
-        offsets: Memory,
-        lengths: Memory,
-        boxes: Memory,
-        flips: Memory,
+        shards: Sequence[Buffer],
+        shard_of: Buffer,
+        offsets: Buffer,
+        lengths: Buffer,
+        boxes: Buffer,
+        flips: Buffer,
         inside: bool,
         size: int,
         channels: int,
-        out: Memory,
-        status: Memory,
+        out: Buffer,
+        status: Buffer,
         stage: int = 0,
-    ) -> Task:
+    ) -> DecodeTask:
         """Queue a batch of N crops, and prefetch its bytes from disk.
 
         Image n is `lengths[n]` bytes (uint64) at `offsets[n]` (uint64) of shard `shard_of[n]` (int32); with length 0
-        its output and status are not touched. `boxes` is float64 [N, 4] as `Box`, `flips` uint8 or bool [N], `out`
+        its output and status are not touched. `boxes` is float64 [N, 4] as `CropBox`, `flips` uint8 or bool [N], `out`
         uint8 [N, channels, size, size], `status` int32 [N]: 0 for a decoded image, else a code for `reason`. The other
         arguments are those of `decode_crop_into`. Everything is copied except the shards, `out` and `status`. Raise
         TypeError or ValueError for memory of another type or size, an image outside its shard, or a closed pool.
@@ -94,7 +94,7 @@ class Mapped(Protocol):
         ...
 
 
-class Native(Protocol):
+class NativeExtension(Protocol):
     """Functions of the extension. Invalid arguments raise TypeError or ValueError, damaged records ValueError."""
 
     VERSION: int
@@ -128,30 +128,30 @@ class Native(Protocol):
         """Describe a status code, e.g. `its Huffman tables are damaged`."""
         ...
 
-    def index_jpeg(self, data: Memory, every: int = 8) -> bytes:
+    def index_jpeg(self, data: Buffer, every: int = 8) -> bytes:
         """Return the record of a JPEG file with a seek point per `every` MCUs (1 to 255).
 
         Raise ValueError with the reason if the file cannot be indexed without changing a pixel.
         """
         ...
 
-    def size_of(self, record: Memory, /) -> tuple[int, int, int]:
+    def size_of(self, record: Buffer, /) -> tuple[int, int, int]:
         """Return (height, width, channels) of a record, upright, in pixels."""
         ...
 
-    def decode_into(self, record: Memory, channels: int, out: Memory) -> None:
+    def decode_into(self, record: Buffer, channels: int, out: Buffer) -> None:
         """Decode a whole record, upright, into uint8 [H, W, channels], bit-identical to libjpeg-turbo's `islow`."""
         ...
 
     def decode_crop_into(
         self,
-        record: Memory,
-        box: Box,
+        record: Buffer,
+        box: CropBox,
         inside: bool,
         flip: bool,
         size: int,
         channels: int,
-        out: Memory,
+        out: Buffer,
         stage: int = 0,
     ) -> None:
         """Decode a box, resize it to `size` x `size` with antialiasing and flip it, into uint8 [channels, size, size].
@@ -164,15 +164,15 @@ class Native(Protocol):
 
     def move(
         self,
-        images: Memory,
-        indices: Memory,
-        tops: Memory,
-        lefts: Memory,
-        flips: Memory,
+        images: Buffer,
+        indices: Buffer,
+        tops: Buffer,
+        lefts: Buffer,
+        flips: Buffer,
         padding: int,
         reflect: bool,
         shape: tuple[int, int, int],
-        out: Memory,
+        out: Buffer,
     ) -> None:
         """Pad, crop and flip images: `out[n]` is cut from the padded `images[indices[n]]` at (`tops[n]`, `lefts[n]`).
 
@@ -182,11 +182,11 @@ class Native(Protocol):
         ...
 
 
-def native() -> Native | None:
+def load_native() -> NativeExtension | None:
     """Load the native extension; return None if it is not built, fails to load, or has another version."""
     try:
         from paceline.data import _native
     except ImportError:
         return None
-    core: Native = _native
+    core: NativeExtension = _native
     return core if core.VERSION == VERSION else None

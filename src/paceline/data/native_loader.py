@@ -20,35 +20,35 @@ from torch import Tensor
 from paceline.core.results import LoaderResult
 from paceline.core.units import Duration
 from paceline.data.batch import Batch
-from paceline.data.batches import Batches, Made
-from paceline.data.hands import Hands
-from paceline.data.laps import Laps, Work
-from paceline.data.native import Pool, Task
-from paceline.data.native_plan import Planned, Planner
-from paceline.data.reader import Samples
-from paceline.data.slots import Slots
-from paceline.data.tally import Tally
-from paceline.data.waiting import poll, result
-from paceline.data.workers import POLL_S, Spot, Trail
+from paceline.data.batches import BatchMaker, TimedBatch
+from paceline.data.hands import ThreadPool
+from paceline.data.laps import BatchTimer, BatchTiming
+from paceline.data.native import DecodeTask, Pool
+from paceline.data.native_plan import BatchPlan, BatchPlanner
+from paceline.data.reader import ReadSamples
+from paceline.data.slots import HostBuffers
+from paceline.data.tally import LoaderStats
+from paceline.data.waiting import wait_for_result, wait_until
+from paceline.data.workers import POLL_S, WorkerPosition, WorkerProgress
 
 # Batches that are prefetched.
-AHEAD: Final = 4
+BATCHES_AHEAD: Final = 4
 _UNDECODED: Final = -1
 
 
 @dataclass(frozen=True)
-class Pending:
+class PendingBatch:
     """A batch in work: `task` writes `images`, uint8 [N, C, size, size].
 
     `status`, int32 [N], is 0 for a decoded image. `future` is the work in a Python thread, if the batch needs any.
     """
 
-    planned: Planned
+    plan: BatchPlan
     images: Tensor
     status: NDArray[np.int32]
-    task: Task
-    planning: Work
-    future: Future[Made] | None = None
+    task: DecodeTask
+    planning_time: BatchTiming
+    future: Future[TimedBatch] | None = None
 
     @property
     def is_ready(self) -> bool:
@@ -57,49 +57,51 @@ class Pending:
 
 
 @dataclass(frozen=True)
-class Finisher:
+class BatchFinisher:
     """Finish batches that the native extension has decoded: read undecoded images, augment and pin.
 
-    `batches` is the batch maker that a Python loader would use. Its timer allows one batch at a time.
+    `batch_maker` is the batch maker that a Python loader would use. Its timer allows one batch at a time.
     """
 
-    batches: Batches
+    batch_maker: BatchMaker
     labels: NDArray[np.integer]
     num_draws: int
     pin_memory: bool
 
-    def __call__(self, pending: Pending) -> Made:
+    def __call__(self, pending: PendingBatch) -> TimedBatch:
         """Return the finished batch and its timing."""
-        planned, timer = pending.planned, self.batches.laps
-        timer.begin()
-        batch = self.batches.changed(planned.indices, planned.draws[:, self.num_draws :], self._samples(pending))
+        planned, timer = pending.plan, self.batch_maker.timer
+        timer.start()
+        batch = self.batch_maker.augment(
+            planned.indices, planned.draws[:, self.num_draws :], self._collect_samples(pending)
+        )
         if self.pin_memory:
             batch = batch.pin_memory()
-        work = timer.finish(len(batch), batch.images.nbytes).plus(pending.planning)
+        work = timer.finish(len(batch), batch.images.nbytes).add(pending.planning_time)
         read_bytes = work.bytes_read + int(planned.lengths.sum())
-        return Made(batch, work._replace(decode_s=work.decode_s + pending.task.seconds, bytes_read=read_bytes))
+        return TimedBatch(batch, work._replace(decode_s=work.decode_s + pending.task.seconds, bytes_read=read_bytes))
 
-    def _samples(self, pending: Pending) -> Samples:
-        planned = pending.planned
+    def _collect_samples(self, pending: PendingBatch) -> ReadSamples:
+        planned = pending.plan
         labels = torch.from_numpy(self.labels[planned.indices].astype(np.int64))
-        samples = Samples(pending.images, labels, np.ones(len(labels), dtype=np.bool_))
+        samples = ReadSamples(pending.images, labels, np.ones(len(labels), dtype=np.bool_))
         rows = np.flatnonzero(pending.status)
-        return self._patched(samples, planned, rows) if len(rows) else samples
+        return self._read_undecoded(samples, planned, rows) if len(rows) else samples
 
-    def _patched(self, samples: Samples, planned: Planned, rows: NDArray[np.int64]) -> Samples:
+    def _read_undecoded(self, samples: ReadSamples, planned: BatchPlan, rows: NDArray[np.int64]) -> ReadSamples:
         """Return `samples` with the images at `rows` read in Python, or dropped."""
         images, labels, is_kept, _ = samples
-        reader = self.batches.reader
+        reader = self.batch_maker.reader
         read = reader.read(planned.indices[rows], planned.draws[rows, : reader.num_draws], planned.size)
-        filled = torch.from_numpy(rows[read.kept])
+        filled = torch.from_numpy(rows[read.is_kept])
         is_flipped = torch.from_numpy(planned.flips)[filled][:, None, None, None]
         images[filled] = torch.where(is_flipped, read.images.flip(3), read.images)
         labels[filled] = read.labels
-        is_kept[rows[~read.kept]] = False
+        is_kept[rows[~read.is_kept]] = False
         if is_kept.all():
-            return Samples(images, labels, is_kept, read.bad)
+            return ReadSamples(images, labels, is_kept, read.bad)
         mask = torch.from_numpy(is_kept)
-        return Samples(images[mask], labels[mask], is_kept, read.bad)
+        return ReadSamples(images[mask], labels[mask], is_kept, read.bad)
 
 
 class NativeLoader:
@@ -112,43 +114,43 @@ class NativeLoader:
 
     def __init__(
         self,
-        planner: Planner,
-        finishers: Sequence[Finisher],
+        planner: BatchPlanner,
+        finishers: Sequence[BatchFinisher],
         make_pool: Callable[[], Pool],
-        slots: Slots,
+        buffers: HostBuffers,
         *,
         timeout: Duration,
-        trail: Trail,
-        tally: Tally,
-        laps: Laps,
+        progress: WorkerProgress,
+        loader_stats: LoaderStats,
+        timer: BatchTimer,
     ) -> None:
         self._planner = planner
         self._finishers = finishers
         self._make_pool = make_pool
-        self._slots = slots
+        self._buffers = buffers
         self._timeout = timeout
-        self._trail = trail
-        self._trails = [trail.of(worker) for worker in range(len(finishers))]
-        self._tally = tally
-        self._laps = laps
+        self._progress = progress
+        self._worker_progress = [progress.for_worker(worker) for worker in range(len(finishers))]
+        self._loader_stats = loader_stats
+        self._timer = timer
         self._workers = len(finishers) - 1
         self._pid = -1
         self._pool: Pool | None = None
-        self._hands: Hands[Made] | None = None
+        self._threads: ThreadPool[TimedBatch] | None = None
 
     def batches(self, first: int, stop: int) -> Iterator[Batch]:
-        """Return an iterator over the batches; it prefetches `AHEAD` of them."""
-        pool = self._own_pool()
-        self._tally.start(self._workers)
+        """Return an iterator over the batches; it prefetches `BATCHES_AHEAD` of them."""
+        pool = self._get_pool()
+        self._loader_stats.start_workers(self._workers)
         planned = self._planner.batches(first, stop)
-        ahead: deque[Pending] = deque()
+        ahead: deque[PendingBatch] = deque()
         try:
             for number in range(first, stop):
-                for _ in range(min(AHEAD, stop - number) - len(ahead)):
-                    ahead.append(self._submitted(pool, planned))
-                self._tally.ask(sum(pending.is_ready for pending in ahead))
-                made = self._made(ahead.popleft())
-                self._tally.hand(made.work)
+                for _ in range(min(BATCHES_AHEAD, stop - number) - len(ahead)):
+                    ahead.append(self._submit_next(pool, planned))
+                self._loader_stats.request_batch(sum(pending.is_ready for pending in ahead))
+                made = self._wait_for_batch(ahead.popleft())
+                self._loader_stats.deliver_batch(made.timing)
                 yield made.batch
         finally:
             for pending in ahead:
@@ -157,79 +159,79 @@ class NativeLoader:
 
     def stats(self) -> LoaderResult | None:
         """Return the timing of all batches so far."""
-        return self._tally.stats()
+        return self._loader_stats.build_result()
 
     def close(self) -> None:
         """End all threads. Batches handed out stay valid."""
         if self._pool is not None and self._pid == os.getpid():
             self._pool.close()
         self._pool = None
-        if self._hands is not None:
-            self._hands.close()
-        self._hands = None
+        if self._threads is not None:
+            self._threads.close()
+        self._threads = None
 
-    def _own_pool(self) -> Pool:
+    def _get_pool(self) -> Pool:
         if self._pool is None or self._pid != os.getpid():  # a forked child has none of its parent's threads
-            self._hands = None
+            self._threads = None
             self._pool, self._pid = self._make_pool(), os.getpid()
         return self._pool
 
-    def _own_hands(self) -> Hands[Made]:
-        if self._hands is None:
-            self._hands = Hands(self._workers, "loader")
-        return self._hands
+    def _get_threads(self) -> ThreadPool[TimedBatch]:
+        if self._threads is None:
+            self._threads = ThreadPool(self._workers, "loader")
+        return self._threads
 
-    def _submitted(self, pool: Pool, batches: Iterator[Planned]) -> Pending:
-        self._laps.begin()
+    def _submit_next(self, pool: Pool, batches: Iterator[BatchPlan]) -> PendingBatch:
+        self._timer.start()
         planned = next(batches)
-        self._laps.lap("augment")
+        self._timer.end_stage("augment")
         channels = self._planner.source.info.channels
-        images = self._slots.take((len(planned.indices), channels, planned.size, planned.size))
+        images = self._buffers.allocate((len(planned.indices), channels, planned.size, planned.size))
         status = np.full(len(planned.indices), _UNDECODED, dtype=np.int32)
         task = pool.submit(
-            planned.memories,
-            planned.shard_of,
+            planned.shard_buffers,
+            planned.shard_numbers,
             planned.offsets,
             planned.lengths,
             planned.boxes,
             planned.flips,
-            planned.inside,
+            planned.is_inside,
             planned.size,
             channels,
             images.numpy(),
             status,
         )
-        pending = Pending(planned, images, status, task, self._laps.finish(0, 0))
-        if not (self._finishers[-1].batches.changes or (planned.lengths == 0).any()):
+        pending = PendingBatch(planned, images, status, task, self._timer.finish(0, 0))
+        if not (self._finishers[-1].batch_maker.changes or (planned.lengths == 0).any()):
             return pending
-        future = self._own_hands().submit(partial(self._finish, pending))
-        return Pending(planned, images, status, task, pending.planning, future)
+        future = self._get_threads().submit(partial(self._finish, pending))
+        return PendingBatch(planned, images, status, task, pending.planning_time, future)
 
-    def _finish(self, pending: Pending, worker: int) -> Made:
+    def _finish(self, pending: PendingBatch, worker: int) -> TimedBatch:
         while not pending.task.wait(POLL_S):  # raises if the pool is closed
             pass
-        self._trails[worker].batch(pending.planned.number)
+        self._worker_progress[worker].set_batch(pending.plan.number)
         return self._finishers[worker](pending)
 
-    def _made(self, pending: Pending) -> Made:
-        hang = partial(self._hang, pending)
+    def _wait_for_batch(self, pending: PendingBatch) -> TimedBatch:
+        hang = partial(self._describe_hang, pending)
         if pending.future:
-            return result(pending.future, self._timeout, hang)
+            return wait_for_result(pending.future, self._timeout, hang)
         was_ready = pending.task.done
-        poll(pending.task.wait, self._timeout, hang)
+        wait_until(pending.task.wait, self._timeout, hang)
         made = self._finishers[-1](pending)
         # Finishing in the main thread would count as a batch that was not ready in time.
-        return made._replace(work=made.work._replace(made_s=0.0)) if was_ready else made
+        return made._replace(timing=made.timing._replace(made_s=0.0)) if was_ready else made
 
-    def _hang(self, pending: Pending) -> str:
-        planned = pending.planned
+    def _describe_hang(self, pending: PendingBatch) -> str:
+        planned = pending.plan
         # The extension does not report what it decodes at the moment, only which images are not decoded yet.
         undecoded = planned.indices[(pending.status == _UNDECODED) & (planned.lengths > 0)]
-        _, spot = self._trail.who_is_at(planned.number) or (-1, Spot(-1, -1, -1))
+        _, spot = self._progress.find_worker(planned.number) or (-1, WorkerPosition(-1, -1, -1))
         sample = spot.sample if pending.task.done else next(iter(undecoded.tolist()), -1)
         at = f", at sample {sample}, {self._planner.source.name_of(sample)}" if sample >= 0 else ""
         return (
             f"data.worker_timeout: no batch for {self._timeout}: the native loader hangs in "
-            f"{self._planner.schedule.title(planned.number)}{at} (check that image and its disk, or raise "
+            f"{self._planner.schedule.describe(planned.number)}{at} (check that image and its disk, or raise "
             f"data.worker_timeout)"
         )

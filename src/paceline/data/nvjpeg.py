@@ -20,14 +20,14 @@ from torchvision.io import ImageReadMode
 from paceline.core.dataset import Sample, Source
 from paceline.core.errors import DataError, RecipeError
 from paceline.data.augment.protocol import Augment
-from paceline.data.decode import MAX_PIXELS, decode, orientation
-from paceline.data.jpeg import jpeg_header
-from paceline.data.laps import Laps
-from paceline.data.reader import Indices, PictureReader, Samples
-from paceline.data.sizing import Sizing, as_tensor
+from paceline.data.decode import MAX_PIXELS, decode, read_orientation
+from paceline.data.jpeg import parse_jpeg_header
+from paceline.data.laps import BatchTimer
+from paceline.data.reader import ImageReader, Indices, ReadSamples
+from paceline.data.sizing import Resizer, to_uint8_tensor
 
 
-class Decoder(Protocol):
+class JpegDecoder(Protocol):
     """Decode several JPEG files of one or three color components."""
 
     @property
@@ -58,19 +58,21 @@ class TorchvisionDecoder:
         return [torch.ops.image.decode_jpeg(content, mode, False) for content in contents]
 
 
-class DecodedReader:
-    """Read samples as `PictureReader` does, but decode and resize on a device; `host` reads the rest."""
+class DeviceDecodeReader:
+    """Read samples as `ImageReader` does, but decode and resize on a device; `host` reads the rest."""
 
-    def __init__(self, host: PictureReader, source: Source, sizing: Sizing, decoder: Decoder, timer: Laps) -> None:
+    def __init__(
+        self, host: ImageReader, source: Source, sizing: Resizer, decoder: JpegDecoder, timer: BatchTimer
+    ) -> None:
         self._host = host
         self._source = source
-        self._sizing = sizing
+        self._resizer = sizing
         self._decoder = decoder
-        self._laps = timer
-        self._stream = _stream_of(decoder.device)
+        self._timer = timer
+        self._stream = _create_stream(decoder.device)
         self.num_draws = sizing.num_draws
 
-    def read(self, indices: Indices, draws: NDArray[np.float64], size: int) -> Samples:
+    def read(self, indices: Indices, draws: NDArray[np.float64], size: int) -> ReadSamples:
         """Return uint8 [K, C, size, size] on the device, labels int64 [K], and the dropped samples.
 
         Raise `torch.OutOfMemoryError` if the device memory is full.
@@ -88,27 +90,27 @@ class DecodedReader:
         read.images.record_stream(current)  # the allocator reuses the memory once this stream has read it
         return read
 
-    def _read(self, indices: Indices, draws: NDArray[np.float64], size: int) -> Samples:
+    def _read(self, indices: Indices, draws: NDArray[np.float64], size: int) -> ReadSamples:
         try:
-            samples = [self._got(self._source.read(index)) for index in indices.tolist()]
-            pictures = self._decoded([content for content, _ in samples], indices)
+            samples = [self._end_read(self._source.read(index)) for index in indices.tolist()]
+            pictures = self._decode_files([content for content, _ in samples], indices)
         except torch.OutOfMemoryError:
             raise  # else the host would silently read every following batch
         except (DataError, RuntimeError):
             read = self._host.read(indices, draws, size)
             return read._replace(images=read.images.to(self._decoder.device))
-        sized = [self._sizing(picture, draw, size) for picture, draw in zip(pictures, draws, strict=True)]
+        sized = [self._resizer(picture, draw, size) for picture, draw in zip(pictures, draws, strict=True)]
         images = torch.stack(sized)
-        self._laps.lap("decode")
+        self._timer.end_stage("decode")
         labels = torch.tensor([label for _, label in samples], dtype=torch.int64)
-        return Samples(images, labels, np.ones(len(indices), dtype=np.bool_))
+        return ReadSamples(images, labels, np.ones(len(indices), dtype=np.bool_))
 
-    def _got(self, sample: Sample) -> Sample:
+    def _end_read(self, sample: Sample) -> Sample:
         content, _ = sample
-        self._laps.got(len(content) if isinstance(content, bytes) else content.nbytes)
+        self._timer.end_read(len(content) if isinstance(content, bytes) else content.nbytes)
         return sample
 
-    def _decoded(self, contents: Sequence[bytes | NDArray[np.uint8]], indices: Indices) -> list[Tensor]:
+    def _decode_files(self, contents: Sequence[bytes | NDArray[np.uint8]], indices: Indices) -> list[Tensor]:
         """Return the upright images, uint8 [C, H, W] each, on the device."""
         channels: Literal[1, 3] = 3 if self._source.info.channels == 3 else 1
         pictures: dict[int, Tensor] = {}
@@ -117,38 +119,38 @@ class DecodedReader:
             if not isinstance(content, bytes):
                 pictures[position] = torch.from_numpy(content.transpose(2, 0, 1).copy())
                 continue
-            header = jpeg_header(content)
+            header = parse_jpeg_header(content)
             is_known = header is not None and header.components in (1, 3) and not header.is_rgb
             if header and is_known and header.height * header.width <= MAX_PIXELS:
-                files[position] = content, orientation(header.exif)
+                files[position] = content, read_orientation(header.exif)
             else:
                 name = self._source.name_of(int(indices[position]))
-                pictures[position] = as_tensor(decode(content, channels=channels, name=name))
+                pictures[position] = to_uint8_tensor(decode(content, channels=channels, name=name))
         if files:
             decoded = self._decoder([file for file, _ in files.values()])
-            rotated = [upright(image, exif) for image, (_, exif) in zip(decoded, files.values(), strict=True)]
+            rotated = [apply_orientation(image, exif) for image, (_, exif) in zip(decoded, files.values(), strict=True)]
             pictures.update(zip(files, rotated, strict=True))
         return [pictures[position].to(self._decoder.device) for position in range(len(contents))]
 
 
 @dataclass(frozen=True)
-class OnDevice:
-    """Apply `change` to images on `device`, with draws that lie on the host."""
+class DeviceAugment:
+    """Apply `augment` to images on `device`, with draws that lie on the host."""
 
-    change: Augment
+    augment: Augment
     device: torch.device
 
     @property
     def num_draws(self) -> int:
         """Number of draws per sample."""
-        return self.change.num_draws
+        return self.augment.num_draws
 
     def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
         """Return uint8 [N, C, H, W]."""
-        return self.change(images, draws if self.change.needs_host else draws.to(self.device, non_blocking=True))
+        return self.augment(images, draws if self.augment.needs_host else draws.to(self.device, non_blocking=True))
 
 
-def upright(picture: Tensor, exif_orientation: int) -> Tensor:
+def apply_orientation(picture: Tensor, exif_orientation: int) -> Tensor:
     """Rotate and flip [C, H, W] by the EXIF orientation, 1 to 8; other values count as 1."""
     match exif_orientation:
         case 2:
@@ -168,20 +170,22 @@ def upright(picture: Tensor, exif_orientation: int) -> Tensor:
     return picture
 
 
-def _stream_of(device: torch.device) -> torch.cuda.Stream | None:
+def _create_stream(device: torch.device) -> torch.cuda.Stream | None:
     """Create a CUDA stream for decoding; return None for a device without streams."""
     # torch recycles 32 streams per priority; a priority that nothing else in a run uses keeps this one exclusive.
     return torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
 
-def build_decoder(device: torch.device, channels: int) -> Decoder:
+def build_jpeg_decoder(device: torch.device, channels: int) -> JpegDecoder:
     """Build the decoder for `device`. Raise `RecipeError` if this torchvision cannot decode there."""
     decoder = TorchvisionDecoder(device, 3 if channels == 3 else 1)
     sample = BytesIO()
     Image.new("RGB", (16, 16)).save(sample, "JPEG")
     try:
         if device.type == "cuda":
-            torch.cuda.synchronize(device)  # nvJPEG may write to memory that is still read, see `DecodedReader.read`
+            torch.cuda.synchronize(
+                device
+            )  # nvJPEG may write to memory that is still read, see `DeviceDecodeReader.read`
         decoder([sample.getvalue()])
     except (AttributeError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:120]

@@ -11,10 +11,10 @@ from torch import Tensor
 from paceline.core.dataset import ArraySource
 
 # Largest split that is converted to channels-first in memory; of a larger one, only each batch is.
-MOST_COPIED_BYTES: Final = 4 * 10**9
+MAX_COPIED_BYTES: Final = 4 * 10**9
 
 
-class Pixels(Protocol):
+class ImageStore(Protocol):
     """Images of one size, gathered by index."""
 
     def gather(self, indices: NDArray[np.int64]) -> Tensor:
@@ -23,7 +23,7 @@ class Pixels(Protocol):
 
 
 @dataclass(frozen=True)
-class ResidentPixels:
+class TensorImageStore:
     """`images`, uint8 [M, C, H, W], in memory."""
 
     images: Tensor
@@ -34,7 +34,7 @@ class ResidentPixels:
 
 
 @dataclass(frozen=True)
-class MappedPixels:
+class MappedImageStore:
     """`images`, uint8 [M, H, W, C], read from a file when gathered."""
 
     images: NDArray[np.uint8]
@@ -44,8 +44,10 @@ class MappedPixels:
         return torch.from_numpy(self.images[indices]).permute(0, 3, 1, 2).contiguous()
 
 
-def build_pixels(source: ArraySource, most_copied_bytes: int = MOST_COPIED_BYTES) -> ResidentPixels | MappedPixels:
-    """Choose the faster storage of `source` whose copy takes at most `most_copied_bytes`."""
-    if source.images.nbytes > most_copied_bytes:
-        return MappedPixels(source.images)
-    return ResidentPixels(torch.from_numpy(np.ascontiguousarray(source.images.transpose(0, 3, 1, 2))))
+def build_image_store(
+    source: ArraySource, max_copied_bytes: int = MAX_COPIED_BYTES
+) -> TensorImageStore | MappedImageStore:
+    """Choose the faster storage of `source` whose copy takes at most `max_copied_bytes`."""
+    if source.images.nbytes > max_copied_bytes:
+        return MappedImageStore(source.images)
+    return TensorImageStore(torch.from_numpy(np.ascontiguousarray(source.images.transpose(0, 3, 1, 2))))

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from paceline.data.batch import Batch
-from paceline.data.bus import Copied, build_bus
+from paceline.data.bus import TransferStats, build_device_copy
 
 
-class Placed(NamedTuple):
+class DeviceBatch(NamedTuple):
     """A batch on the device: uint8 images [N, C, H, W], int64 labels [N], float64 draws [N, D] (D may be 0)."""
 
     images: Tensor
@@ -18,7 +18,7 @@ class Placed(NamedTuple):
     draws: Tensor
 
 
-class Placement:
+class DeviceTransfer:
     """Copy batches to `device` as uint8, and normalize them there to `dtype`.
 
     `mean` and `std` are per channel, of pixels in [0, 1]. With `timed`, copies to a GPU are timed.
@@ -36,29 +36,29 @@ class Placement:
     ) -> None:
         self.mean = mean
         self.device = device
-        self._bus = build_bus(device, timed=timed)
+        self._copy = build_device_copy(device, timed=timed)
         self._dtype = dtype
         self._memory_format = memory_format
         shape = (1, len(mean), 1, 1)
         # uint8 is a quarter of the bytes of float32. 16-bit types are computed in float32 and rounded once.
-        self._computed = torch.promote_types(dtype, torch.float32)
-        self._mean = torch.tensor(mean, device=device, dtype=self._computed).mul_(255).view(shape)
-        self._scale = torch.tensor(std, device=device, dtype=self._computed).mul_(255).reciprocal_().view(shape)
+        self._compute_dtype = torch.promote_types(dtype, torch.float32)
+        self._mean = torch.tensor(mean, device=device, dtype=self._compute_dtype).mul_(255).view(shape)
+        self._scale = torch.tensor(std, device=device, dtype=self._compute_dtype).mul_(255).reciprocal_().view(shape)
 
-    def __call__(self, batch: Batch) -> Placed:
+    def __call__(self, batch: Batch) -> DeviceBatch:
         """Copy a batch to the device, without waiting if its memory is page-locked."""
-        return Placed(*self._bus.send((batch.images, batch.labels, batch.draws)))
+        return DeviceBatch(*self._copy.send((batch.images, batch.labels, batch.draws)))
 
-    def copied(self, skip: int) -> Copied:
+    def stats(self, skip: int) -> TransferStats:
         """Return the transfer totals; timing leaves out the first `skip` batches."""
-        return self._bus.copied(skip)
+        return self._copy.stats(skip)
 
-    def keep(self, batch: Batch) -> Batch:
+    def to_device(self, batch: Batch) -> Batch:
         """Return the batch with its tensors on the device, so that copying it again costs nothing."""
         images, labels, draws = self(batch)
         return replace(batch, images=images, labels=labels, draws=draws)
 
-    def normalise(self, images: Tensor) -> Tensor:
+    def normalize(self, images: Tensor) -> Tensor:
         """Return `dtype` [N, C, H, W]: (pixels / 255 - mean) / std per channel, in the model's memory format."""
-        floats = images.to(self._computed, memory_format=self._memory_format)
+        floats = images.to(self._compute_dtype, memory_format=self._memory_format)
         return floats.sub_(self._mean).mul_(self._scale).to(self._dtype)

@@ -8,25 +8,25 @@ from paceline.core.errors import WorldError
 from paceline.core.units import count
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where Linux keeps it
-_OPEN_FILES = Path("/proc/self/fd")
+_OPEN_FILES_FOLDER = Path("/proc/self/fd")
 # Tensors of a batch; each one in flight is an open file of the main process.
-_TENSORS = 3
+_TENSORS_PER_BATCH = 3
 # Files per worker: ends of its queue, its sentinel, and the sockets that hand over a batch.
-_FILES_A_WORKER = 6
+_FILES_PER_WORKER = 6
 # Files that a rank opens later: checkpoints, logs, and images that it reads itself.
 _SPARE_FILES = 64
-_PAGE = 4096
+_PAGE_BYTES = 4096
 
 
-def batch_bytes(num_images: int, channels: int, size: int) -> int:
+def estimate_batch_bytes(num_images: int, channels: int, size: int) -> int:
     """Return the shared memory in bytes of a batch of uint8 images (`size` pixels squared), labels and draws."""
-    return num_images * channels * size * size + num_images * 64 + _TENSORS * _PAGE
+    return num_images * channels * size * size + num_images * 64 + _TENSORS_PER_BATCH * _PAGE_BYTES
 
 
-def check_room(workers: int, prefetch: int, batch_bytes: int, local_ranks: int) -> None:
+def check_worker_limits(workers: int, prefetch: int, batch_bytes: int, local_ranks: int) -> None:
     """Raise `WorldError` if `workers` workers in each of `local_ranks` ranks exceed shared memory or open files.
 
-    Each worker prefetches `prefetch` batches, and the rank holds one more. `batch_bytes` covers one training and one
+    Each worker prefetches `prefetch` batches, and the rank holds one more. `estimate_batch_bytes` covers one training and one
     evaluation batch, as both kinds of workers run at once. The soft open-file limit is raised as far as the hard limit
     allows.
     """
@@ -44,16 +44,16 @@ def _check_shared_memory(workers: int, prefetch: int, batch_bytes: int, local_ra
         max_workers = max(0, (free // (local_ranks * batch_bytes) - 1) // prefetch)
         ranks = f" of each of {local_ranks} ranks" if local_ranks > 1 else ""
         raise WorldError(
-            f"data.workers: the batches of {count(workers, 'worker')}{ranks} need {_size(needed)} of shared memory, "
-            f"and {SHARED_MEMORY} has {_size(free)} free (set data.workers={max_workers}, or start the container with "
+            f"data.workers: the batches of {count(workers, 'worker')}{ranks} need {_format_bytes(needed)} of shared memory, "
+            f"and {SHARED_MEMORY} has {_format_bytes(free)} free (set data.workers={max_workers}, or start the container with "
             f"--shm-size={-(-needed // 2**20) + 1}m)"
         )
 
 
 def _check_open_files(workers: int, prefetch: int) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    per_worker = 2 * (_FILES_A_WORKER + _TENSORS * prefetch)  # twice: training and evaluation
-    others = _num_open() + _SPARE_FILES
+    per_worker = 2 * (_FILES_PER_WORKER + _TENSORS_PER_BATCH * prefetch)  # twice: training and evaluation
+    others = _count_open_files() + _SPARE_FILES
     needed = others + workers * per_worker
     if soft == resource.RLIM_INFINITY or needed <= soft:
         return
@@ -67,10 +67,10 @@ def _check_open_files(workers: int, prefetch: int) -> None:
     )
 
 
-def _num_open() -> int:
-    return sum(1 for _ in _OPEN_FILES.iterdir()) if _OPEN_FILES.is_dir() else 0
+def _count_open_files() -> int:
+    return sum(1 for _ in _OPEN_FILES_FOLDER.iterdir()) if _OPEN_FILES_FOLDER.is_dir() else 0
 
 
-def _size(num_bytes: int) -> str:
+def _format_bytes(num_bytes: int) -> str:
     """Format as `64 MB` or `3.2 GB`."""
     return f"{num_bytes / 1e9:,.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:,.1f} MB"

@@ -10,30 +10,30 @@ from torchvision.transforms.v2 import functional as F
 
 from paceline.core.dataset import Source
 from paceline.core.errors import DataError
-from paceline.data.augment.move import Move
-from paceline.data.bad import BadImage, Instead
+from paceline.data.augment.move import FusedCropFlip
+from paceline.data.bad import BadImage, BadImagePolicy
 from paceline.data.decode import decode
-from paceline.data.laps import Laps
-from paceline.data.pixels import Pixels, ResidentPixels
-from paceline.data.sizing import Picture, Sizing
+from paceline.data.laps import BatchTimer
+from paceline.data.pixels import ImageStore, TensorImageStore
+from paceline.data.sizing import ImageOrTensor, Resizer
 
 Indices = NDArray[np.int64]
 
 
-class Samples(NamedTuple):
+class ReadSamples(NamedTuple):
     """Samples read for N indices: K uint8 images [K, C, size, size] and their labels int64 [K].
 
-    `kept`, bool [N], is false for unreadable samples that were dropped. `bad` lists the different unreadable samples,
+    `is_kept`, bool [N], is false for unreadable samples that were dropped. `bad` lists the different unreadable samples,
     in order of occurrence.
     """
 
     images: Tensor
     labels: Tensor
-    kept: NDArray[np.bool_]
+    is_kept: NDArray[np.bool_]
     bad: tuple[BadImage, ...] = ()
 
 
-class Reader(Protocol):
+class SampleReader(Protocol):
     """Read samples as uint8 [N, C, size, size] and labels as int64 [N], with `num_draws` draws per sample.
 
     The size, in pixels, may differ between calls.
@@ -44,7 +44,7 @@ class Reader(Protocol):
         """Number of draws per sample."""
         ...
 
-    def read(self, indices: Indices, draws: NDArray[np.float64], size: int) -> Samples:
+    def read(self, indices: Indices, draws: NDArray[np.float64], size: int) -> ReadSamples:
         """Return the samples; `draws` is float64 [N, num_draws]. Raise `DataError` that names an unreadable sample."""
         ...
 
@@ -57,91 +57,93 @@ class ArrayReader:
 
     num_draws = 0
 
-    def __init__(self, pixels: Pixels, labels: NDArray[np.int64], timer: Laps) -> None:
-        self._laps = timer
-        self._pixels = pixels
+    def __init__(self, pixels: ImageStore, labels: NDArray[np.int64], timer: BatchTimer) -> None:
+        self._timer = timer
+        self._store = pixels
         self._labels = torch.from_numpy(labels)
 
-    def read(self, indices: Indices, draws: NDArray[np.float64], size: int) -> Samples:
+    def read(self, indices: Indices, draws: NDArray[np.float64], size: int) -> ReadSamples:
         """Return (uint8 [N, C, size, size], int64 [N])."""
-        images = self._pixels.gather(indices)
-        self._laps.got(images.nbytes)
+        images = self._store.gather(indices)
+        self._timer.end_read(images.nbytes)
         if images.shape[-2:] != (size, size):
             images = F.resize(images, [size, size], antialias=True)
-            self._laps.lap("decode")
-        return Samples(images, self._labels[torch.from_numpy(indices)], np.ones(len(indices), dtype=np.bool_))
+            self._timer.end_stage("decode")
+        return ReadSamples(images, self._labels[torch.from_numpy(indices)], np.ones(len(indices), dtype=np.bool_))
 
 
-class MovedReader:
+class CropFlipArrayReader:
     """Gather images as `ArrayReader` does, and crop and flip them with `move` in the same pass."""
 
-    def __init__(self, pixels: ResidentPixels, labels: NDArray[np.int64], move: Move, timer: Laps) -> None:
-        self._plain = ArrayReader(pixels, labels, timer)
-        self._laps = timer
+    def __init__(
+        self, pixels: TensorImageStore, labels: NDArray[np.int64], move: FusedCropFlip, timer: BatchTimer
+    ) -> None:
+        self._array_reader = ArrayReader(pixels, labels, timer)
+        self._timer = timer
         self._images = pixels.images.numpy()
         self._labels = torch.from_numpy(labels)
-        self._move = move
+        self._crop_flip = move
         self.num_draws = move.num_draws
 
-    def read(self, indices: Indices, draws: NDArray[np.float64], size: int) -> Samples:
+    def read(self, indices: Indices, draws: NDArray[np.float64], size: int) -> ReadSamples:
         """Return (uint8 [N, C, size, size], int64 [N])."""
-        if not self._move.takes(size, size) or self._images.shape[-2:] != (size, size):
-            read = self._plain.read(indices, draws, size)
-            moved = read._replace(images=self._move(read.images, torch.from_numpy(draws)))
-            self._laps.lap("augment")
+        if not self._crop_flip.supports(size, size) or self._images.shape[-2:] != (size, size):
+            read = self._array_reader.read(indices, draws, size)
+            moved = read._replace(images=self._crop_flip(read.images, torch.from_numpy(draws)))
+            self._timer.end_stage("augment")
             return moved
-        images = self._move.gathered(self._images, indices, draws)
-        self._laps.got(images.nbytes)
-        return Samples(images, self._labels[torch.from_numpy(indices)], np.ones(len(indices), dtype=np.bool_))
+        images = self._crop_flip.gather(self._images, indices, draws)
+        self._timer.end_read(images.nbytes)
+        return ReadSamples(images, self._labels[torch.from_numpy(indices)], np.ones(len(indices), dtype=np.bool_))
 
 
-class PictureReader:
+class ImageReader:
     """Decode and resize samples one by one; `bad_image_policy` is the policy for unreadable ones.
 
     A replacement comes with its own label and with the draws of the requested sample.
     """
 
-    def __init__(self, source: Source, sizing: Sizing, bad_image_policy: Instead, timer: Laps) -> None:
+    def __init__(self, source: Source, sizing: Resizer, bad_image_policy: BadImagePolicy, timer: BatchTimer) -> None:
         self._source = source
-        self._laps = timer
-        self._sizing = sizing
-        self._instead = bad_image_policy
+        self._timer = timer
+        self._resizer = sizing
+        self._bad_image_policy = bad_image_policy
         self.num_draws = sizing.num_draws
 
-    def read(self, indices: Indices, draws: NDArray[np.float64], size: int) -> Samples:
+    def read(self, indices: Indices, draws: NDArray[np.float64], size: int) -> ReadSamples:
         """Return (uint8 [K, C, size, size], int64 [K]) and the dropped samples."""
         images, labels, is_kept = [], [], []
         bad: dict[int, BadImage] = {}
         for index, draw in zip(indices.tolist(), draws, strict=True):
-            sample = self._readable(index, bad)
+            sample = self._read_or_substitute(index, bad)
             is_kept.append(sample is not None)
             if sample is not None:
                 picture, label = sample
-                images.append(self._sizing(picture, draw, size))
-                self._laps.lap("decode")
+                images.append(self._resizer(picture, draw, size))
+                self._timer.end_stage("decode")
                 labels.append(label)
         empty = torch.empty(0, self._channels, size, size, dtype=torch.uint8)
-        return Samples(
+        return ReadSamples(
             torch.stack(images) if images else empty,
             torch.tensor(labels, dtype=torch.int64),
             np.array(is_kept, dtype=np.bool_),
             tuple(bad.values()),
         )
 
-    def _readable(self, index: int, bad: dict[int, BadImage]) -> tuple[Picture, int] | None:
+    def _read_or_substitute(self, index: int, bad: dict[int, BadImage]) -> tuple[ImageOrTensor, int] | None:
         """Return the sample or its first readable replacement, with the label; add unreadable ones to `bad`."""
         at: int | None = index
         while at is not None:
             try:
                 content, label = self._source.read(at)
-                self._laps.got(len(content) if isinstance(content, bytes) else content.nbytes)
-                return self._picture(content, at), label
+                self._timer.end_read(len(content) if isinstance(content, bytes) else content.nbytes)
+                return self._decode(content, at), label
             except DataError as error:
-                bad.setdefault(at, BadImage.of(at, self._source.name_of(at), error))
-                at = self._instead(at, len(self._source), bad, error)
+                bad.setdefault(at, BadImage.from_error(at, self._source.name_of(at), error))
+                at = self._bad_image_policy(at, len(self._source), bad, error)
         return None
 
-    def _picture(self, content: bytes | NDArray[np.uint8], index: int) -> Picture:
+    def _decode(self, content: bytes | NDArray[np.uint8], index: int) -> ImageOrTensor:
         if isinstance(content, bytes):
             return decode(content, channels=self._channels, name=self._source.name_of(index))
         return torch.from_numpy(content.transpose(2, 0, 1).copy())

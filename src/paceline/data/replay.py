@@ -13,12 +13,12 @@ from paceline.data.batch import Batch
 from paceline.data.loader import Loader
 
 # Batches that are replayed: several, so that the device's caches do not hold all the data.
-NUM_REPLAYED: Final = 4
+NUM_REPLAYED_BATCHES: Final = 4
 
 
 @dataclass(frozen=True)
-class ReplayedLoader:
-    """Yield the first `num_batches` batches of `loader` repeatedly, each as `keep` returns it.
+class ReplayLoader:
+    """Yield the first `num_batches` batches of `loader` repeatedly, each as `store` returns it.
 
     All are made before the first is yielded; then the workers of `loader` end. The kept batches must not be modified in
     place. Bad samples are reported once.
@@ -26,12 +26,12 @@ class ReplayedLoader:
 
     loader: Loader
     num_batches: int
-    keep: Callable[[Batch], Batch]
+    store: Callable[[Batch], Batch]
 
     def batches(self, first: int, stop: int) -> Iterator[Batch]:
         """Return an iterator over `stop - first` batches, made like those from number `first` on."""
         made = self.loader.batches(first, min(stop, first + self.num_batches))
-        stored = [self.keep(batch) for batch in made]
+        stored = [self.store(batch) for batch in made]
         self.loader.close()
         yield from stored
         repeated = [replace(batch, bad=()) for batch in stored]
@@ -47,6 +47,6 @@ class ReplayedLoader:
         self.loader.close()
 
 
-def as_it_is(batch: Batch) -> Batch:
+def keep_on_host(batch: Batch) -> Batch:
     """Return the batch unchanged: it stays on the host, in page-locked memory if a GPU is used."""
     return batch

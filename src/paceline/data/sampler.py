@@ -61,18 +61,20 @@ class TrainOrder:
 class EvalShard:
     """A rank's shard of an evaluation: consecutive samples, each sample in exactly one rank, without padding.
 
-    `num_images` samples are evaluated: all of the split, or a fixed random subset of `of` samples, the same for any
+    `num_images` samples are evaluated: all of the split, or a fixed random subset of `split_size` samples, the same for any
     recipe, seed and number of ranks.
     """
 
     num_images: int
-    batch: int
+    batch_size: int
     rank: int = 0
     world_size: int = 1
-    of: int | None = None
+    split_size: int | None = None
 
     def __post_init__(self) -> None:
-        assert self.of is None or self.of >= self.num_images, f"{self.num_images} of {self.of} samples"
+        assert self.split_size is None or self.split_size >= self.num_images, (
+            f"{self.num_images} of {self.split_size} samples"
+        )
 
     @property
     def bounds(self) -> tuple[int, int]:
@@ -86,19 +88,19 @@ class EvalShard:
     def num_batches(self) -> int:
         """Number of batches of this rank; it may differ between ranks, and be 0."""
         first, stop = self.bounds
-        return -(-(stop - first) // self.batch)
+        return -(-(stop - first) // self.batch_size)
 
     def indices(self, number: int) -> NDArray[np.int64]:
         """Return the sample indices of batch `number`, int64 [<= batch]."""
         first, stop = self.bounds
-        start = first + number * self.batch
-        stop = min(start + self.batch, stop)
-        if self.of is None or self.of == self.num_images:
+        start = first + number * self.batch_size
+        stop = min(start + self.batch_size, stop)
+        if self.split_size is None or self.split_size == self.num_images:
             return np.arange(start, stop, dtype=np.int64)
-        return self._drawn[start:stop]
+        return self._subset[start:stop]
 
     @cached_property
-    def _drawn(self) -> NDArray[np.int64]:
-        assert self.of is not None
+    def _subset(self) -> NDArray[np.int64]:
+        assert self.split_size is not None
         # Sorted, so that files are read in order of their paths.
-        return np.sort(permutation(_SUBSET_SEED, 0, self.of)[: self.num_images])
+        return np.sort(permutation(_SUBSET_SEED, 0, self.split_size)[: self.num_images])

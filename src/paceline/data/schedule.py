@@ -7,17 +7,17 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.data.draws import draw
+from paceline.data.draws import draw_uniform
 from paceline.data.sampler import EvalShard, TrainOrder
 
 # From a global step to the height and width of its images in pixels, such as `Plan.train_size`.
-Sizes = Callable[[int], int]
+ImageSizeAtStep = Callable[[int], int]
 
-# From a batch's uniform mixing draws to the draws that mixing on a device needs, see `Mixing.prepare`.
-Prepare = Callable[[NDArray[np.float64]], NDArray[np.float64]]
+# From a batch's uniform mixing draws to the draws that mixing on a device needs, see `Mixer.prepare`.
+PrepareMixDraws = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
 
-class Schedule(Protocol):
+class BatchSchedule(Protocol):
     """Samples, draws and image size of each batch."""
 
     def indices(self, number: int) -> NDArray[np.int64]:
@@ -32,25 +32,25 @@ class Schedule(Protocol):
         """Return the height and width of the images in pixels."""
         ...
 
-    def title(self, number: int) -> str:
+    def describe(self, number: int) -> str:
         """Describe the batch for messages."""
         ...
 
 
 @dataclass(frozen=True)
-class TrainSchedule:
+class TrainBatchSchedule:
     """The batch of each global step, with draws keyed by (seed, epoch, sample index).
 
-    `is_alternating` has one entry per draw. `prepare` converts the last `num_mixing` draws.
+    `is_alternating` has one entry per draw. `prepare` converts the last `num_mix_draws` draws.
     """
 
     order: TrainOrder
-    sizes: Sizes
+    size_at_step: ImageSizeAtStep
     is_alternating: Sequence[bool]
-    num_mixing: int
-    prepare: Prepare
+    num_mix_draws: int
+    prepare: PrepareMixDraws
     # Draw for several steps together: for small batches the fixed cost of numpy calls dominates.
-    at_once: int = 1
+    steps_per_draw: int = 1
     _drawn: dict[int, NDArray[np.float64]] = field(default_factory=dict, repr=False, compare=False)
 
     def indices(self, number: int) -> NDArray[np.int64]:
@@ -59,34 +59,34 @@ class TrainSchedule:
 
     def draws(self, number: int) -> NDArray[np.float64]:
         """Return the draws, float64 [rank_batch, D]."""
-        if self.at_once == 1:
-            return self._of(number, number + 1)[0]
+        if self.steps_per_draw == 1:
+            return self._draw_steps(number, number + 1)[0]
         if number not in self._drawn:
             self._drawn.clear()
             epoch = self.order.epoch(number)
-            stop = min(number + self.at_once, (epoch + 1) * self.order.steps_per_epoch)
-            self._drawn.update(zip(range(number, stop), self._of(number, stop), strict=True))
+            stop = min(number + self.steps_per_draw, (epoch + 1) * self.order.steps_per_epoch)
+            self._drawn.update(zip(range(number, stop), self._draw_steps(number, stop), strict=True))
         return self._drawn[number]
 
     def size(self, number: int) -> int:
         """Return the height and width of a global step's images in pixels."""
-        return self.sizes(number)
+        return self.size_at_step(number)
 
-    def title(self, number: int) -> str:
+    def describe(self, number: int) -> str:
         """Describe the batch for messages."""
         return f"the batch of step {number + 1:,}"
 
-    def _of(self, first: int, stop: int) -> list[NDArray[np.float64]]:
+    def _draw_steps(self, first: int, stop: int) -> list[NDArray[np.float64]]:
         indices = np.concatenate([self.order.indices(step) for step in range(first, stop)])
-        draws = draw(self.order.seed, self.order.epoch(first), indices, self.is_alternating)
+        draws = draw_uniform(self.order.seed, self.order.epoch(first), indices, self.is_alternating)
         steps = np.split(draws, stop - first)
-        for step in steps if self.num_mixing else ():
-            step[:, -self.num_mixing :] = self.prepare(step[:, -self.num_mixing :])
+        for step in steps if self.num_mix_draws else ():
+            step[:, -self.num_mix_draws :] = self.prepare(step[:, -self.num_mix_draws :])
         return steps
 
 
 @dataclass(frozen=True)
-class EvalSchedule:
+class EvalBatchSchedule:
     """The batches of a rank's shard of an evaluation, without random draws."""
 
     shard: EvalShard
@@ -104,6 +104,6 @@ class EvalSchedule:
         """Return the height and width of all images in pixels."""
         return self.image_size
 
-    def title(self, number: int) -> str:
+    def describe(self, number: int) -> str:
         """Describe the batch for messages."""
         return f"evaluation batch {number + 1:,}"

@@ -15,22 +15,22 @@ from paceline.recipe.schema.augment import RandomResizedCrop as RandomResizedCro
 from paceline.recipe.schema.augment import Resize as ResizeSection
 from paceline.recipe.schema.data import Data
 
-Picture = Image.Image | Tensor
-_ATTEMPTS = 10
-_LONGEST = 8  # times the short side; far more than a center crop reads
+ImageOrTensor = Image.Image | Tensor
+_MAX_CROP_ATTEMPTS = 10
+_MAX_ASPECT_RATIO = 8  # times the short side; far more than a center crop reads
 
 
-class Regions(NamedTuple):
+class CropRegions(NamedTuple):
     """Crop box of each image: float64 `boxes` [N, 4], (top, left, height, width) in upright pixels.
 
-    With `inside`, the resampling filter sees only pixels of the box, otherwise also those around it.
+    With `is_inside`, the resampling filter sees only pixels of the box, otherwise also those around it.
     """
 
     boxes: NDArray[np.float64]
-    inside: bool
+    is_inside: bool
 
 
-class Sizing(Protocol):
+class Resizer(Protocol):
     """Resize an image (PIL, or uint8 [C, H, W]) to uint8 [C, size, size], with `num_draws` uniform draws."""
 
     @property
@@ -38,11 +38,11 @@ class Sizing(Protocol):
         """Number of draws per sample."""
         ...
 
-    def __call__(self, picture: Picture, draws: NDArray[np.float64], size: int) -> Tensor:
+    def __call__(self, picture: ImageOrTensor, draws: NDArray[np.float64], size: int) -> Tensor:
         """Return uint8 [C, size, size], `size` in pixels; `draws` is float64 [num_draws]."""
         ...
 
-    def regions(self, sizes: NDArray[np.int64], draws: NDArray[np.float64], size: int) -> Regions:
+    def compute_regions(self, sizes: NDArray[np.int64], draws: NDArray[np.float64], size: int) -> CropRegions:
         """Return the regions that `__call__` uses, for image `sizes`, int64 [N, 2] (height, width), and draws [N,
         num_draws].
         """
@@ -50,46 +50,46 @@ class Sizing(Protocol):
 
 
 @dataclass(frozen=True)
-class Stretch:
+class StretchResizer:
     """Resize the whole image, ignoring its aspect ratio."""
 
     num_draws: int = 0
 
-    def __call__(self, picture: Picture, draws: NDArray[np.float64], size: int) -> Tensor:
+    def __call__(self, picture: ImageOrTensor, draws: NDArray[np.float64], size: int) -> Tensor:
         """Return uint8 [C, size, size]."""
-        return as_tensor(F.resize(picture, [size, size], antialias=True))
+        return to_uint8_tensor(F.resize(picture, [size, size], antialias=True))
 
-    def regions(self, sizes: NDArray[np.int64], draws: NDArray[np.float64], size: int) -> Regions:
+    def compute_regions(self, sizes: NDArray[np.int64], draws: NDArray[np.float64], size: int) -> CropRegions:
         """Return the whole of each image."""
-        return Regions(np.concatenate([np.zeros(sizes.shape), sizes], axis=1), inside=True)
+        return CropRegions(np.concatenate([np.zeros(sizes.shape), sizes], axis=1), is_inside=True)
 
 
 @dataclass(frozen=True)
-class CentreCrop:
+class CenterCropResizer:
     """Scale the short side to size / share and crop the center."""
 
     share: float
     num_draws: int = 0
 
-    def __call__(self, picture: Picture, draws: NDArray[np.float64], size: int) -> Tensor:
+    def __call__(self, picture: ImageOrTensor, draws: NDArray[np.float64], size: int) -> Tensor:
         """Return uint8 [C, size, size]."""
-        resized = F.resize(_shortened(picture), [round(size / self.share)], antialias=True)
-        return as_tensor(F.center_crop(resized, [size, size]))
+        resized = F.resize(_limit_aspect_ratio(picture), [round(size / self.share)], antialias=True)
+        return to_uint8_tensor(F.center_crop(resized, [size, size]))
 
-    def regions(self, sizes: NDArray[np.int64], draws: NDArray[np.float64], size: int) -> Regions:
+    def compute_regions(self, sizes: NDArray[np.int64], draws: NDArray[np.float64], size: int) -> CropRegions:
         """Return the center of each image, in fractional pixels."""
         # Round every intermediate size as torchvision does (`_compute_resized_output_size`,
         # `_center_crop_compute_crop_anchor`).
         shortest = sizes.min(axis=1, keepdims=True)
-        limited = np.minimum(sizes, _LONGEST * shortest)
+        limited = np.minimum(sizes, _MAX_ASPECT_RATIO * shortest)
         scaled = (round(size / self.share) * limited / shortest).astype(np.int64)
         pixels = limited / scaled  # original pixels per scaled pixel
         corners = np.rint((sizes - limited) / 2) + np.rint((scaled - size) / 2) * pixels
-        return Regions(np.concatenate([corners, size * pixels], axis=1), inside=False)
+        return CropRegions(np.concatenate([corners, size * pixels], axis=1), is_inside=False)
 
 
 @dataclass(frozen=True)
-class RandomResizedCrop:
+class RandomCropResizer:
     """Crop a box of random area and aspect ratio, and resize it (Szegedy et al. 2015, arXiv 1409.4842).
 
     Same as torchvision's: ten attempts for a box inside the image, then the largest allowed box in the center. Draws:
@@ -98,15 +98,15 @@ class RandomResizedCrop:
 
     scale: tuple[float, float]
     ratio: tuple[float, float]
-    num_draws: int = 2 * _ATTEMPTS + 2
+    num_draws: int = 2 * _MAX_CROP_ATTEMPTS + 2
 
-    def __call__(self, picture: Picture, draws: NDArray[np.float64], size: int) -> Tensor:
+    def __call__(self, picture: ImageOrTensor, draws: NDArray[np.float64], size: int) -> Tensor:
         """Return uint8 [C, size, size]."""
         height, width = F.get_size(picture)
-        top, left, box_height, box_width = self.box(height, width, draws)
-        return as_tensor(F.resized_crop(picture, top, left, box_height, box_width, [size, size], antialias=True))
+        top, left, box_height, box_width = self.choose_box(height, width, draws)
+        return to_uint8_tensor(F.resized_crop(picture, top, left, box_height, box_width, [size, size], antialias=True))
 
-    def box(self, height: int, width: int, draws: NDArray[np.float64]) -> tuple[int, int, int, int]:
+    def choose_box(self, height: int, width: int, draws: NDArray[np.float64]) -> tuple[int, int, int, int]:
         """Return the box that `draws` select: (top, left, height, width) in pixels."""
         low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
         areas = height * width * (self.scale[0] + draws[0:-2:2] * (self.scale[1] - self.scale[0]))
@@ -114,15 +114,15 @@ class RandomResizedCrop:
         widths, heights = np.rint(np.sqrt(areas * ratios)), np.rint(np.sqrt(areas / ratios))
         fits = (widths >= 1) & (heights >= 1) & (widths <= width) & (heights <= height)
         if not fits.any():
-            return self._fallback(height, width)
+            return self._choose_center_box(height, width)
         first = int(np.argmax(fits))
         box_height, box_width = int(heights[first]), int(widths[first])
         top = int(draws[-2] * (height - box_height + 1))
         left = int(draws[-1] * (width - box_width + 1))
         return top, left, box_height, box_width
 
-    def regions(self, sizes: NDArray[np.int64], draws: NDArray[np.float64], size: int) -> Regions:
-        """Return the `box` of each image."""
+    def compute_regions(self, sizes: NDArray[np.int64], draws: NDArray[np.float64], size: int) -> CropRegions:
+        """Return the `choose_box` of each image."""
         areas = sizes[:, :1] * sizes[:, 1:] * (self.scale[0] + draws[:, 0:-2:2] * (self.scale[1] - self.scale[0]))
         low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
         ratios = np.exp(low + draws[:, 1:-2:2] * (high - low))
@@ -132,41 +132,41 @@ class RandomResizedCrop:
         corners = np.floor(draws[:, -2:] * (sizes - lengths + 1))
         boxes = np.concatenate([corners, lengths], axis=1)
         for row in np.flatnonzero(~np.any(fits, axis=1)).tolist():  # only very long images, which are rare
-            boxes[row] = self._fallback(*sizes[row].tolist())
-        return Regions(boxes, inside=True)
+            boxes[row] = self._choose_center_box(*sizes[row].tolist())
+        return CropRegions(boxes, is_inside=True)
 
-    def _fallback(self, height: int, width: int) -> tuple[int, int, int, int]:
+    def _choose_center_box(self, height: int, width: int) -> tuple[int, int, int, int]:
         box_width = min(width, max(1, round(height * self.ratio[1])))
         box_height = min(height, max(1, round(width / self.ratio[0])))
         return (height - box_height) // 2, (width - box_width) // 2, box_height, box_width
 
 
-def _shortened(picture: Picture) -> Picture:
+def _limit_aspect_ratio(picture: ImageOrTensor) -> ImageOrTensor:
     """Crop a very long image to its middle."""
     height, width = F.get_size(picture)
-    longest = _LONGEST * min(height, width)
+    longest = _MAX_ASPECT_RATIO * min(height, width)
     if max(height, width) <= longest:
         return picture
     # Scaled by its short side, an image of 1 x 30,000 pixels would take 2 GB.
-    middle: Picture = F.center_crop(picture, [min(height, longest), min(width, longest)])
+    middle: ImageOrTensor = F.center_crop(picture, [min(height, longest), min(width, longest)])
     return middle
 
 
-def as_tensor(picture: Picture) -> Tensor:
+def to_uint8_tensor(picture: ImageOrTensor) -> Tensor:
     """Return uint8 [C, H, W] of a PIL image in mode L or RGB, or the tensor unchanged."""
     return picture if isinstance(picture, torch.Tensor) else F.pil_to_tensor(picture)
 
 
-def build_train_sizing(data: Data) -> Sizing:
+def build_train_resizer(data: Data) -> Resizer:
     """Build the resizer of training images: the first entry of `data.augment`, else the evaluation's."""
     match data.augment[0] if data.augment else None:
         case RandomResizedCropSection(scale=scale, ratio=ratio):
-            return RandomResizedCrop(scale, ratio)
+            return RandomCropResizer(scale, ratio)
         case ResizeSection():
-            return Stretch()
-    return build_eval_sizing(data)
+            return StretchResizer()
+    return build_eval_resizer(data)
 
 
-def build_eval_sizing(data: Data) -> Sizing:
+def build_eval_resizer(data: Data) -> Resizer:
     """Build the resizer of evaluation images."""
-    return CentreCrop(data.eval_crop) if data.eval_resize == "crop" else Stretch()
+    return CenterCropResizer(data.eval_crop) if data.eval_resize == "crop" else StretchResizer()

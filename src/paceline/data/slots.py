@@ -9,15 +9,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 
-class Slots(Protocol):
+class HostBuffers(Protocol):
     """Allocate host memory."""
 
-    def take(self, shape: tuple[int, ...]) -> Tensor:
+    def allocate(self, shape: tuple[int, ...]) -> Tensor:
         """Return uninitialized uint8 of `shape`, exclusive to the caller while any tensor over it is referenced."""
         ...
 
 
-class PagedSlots:
+class PageableHostBuffers:
     """Allocate pageable memory, and reuse it once no batch references it; too small blocks are freed.
 
     `num_bytes` is the total in use and free.
@@ -26,26 +26,26 @@ class PagedSlots:
     # The kernel zeroes fresh memory page by page, which costs a sixth of decoding into it.
     def __init__(self) -> None:
         self._free: list[NDArray[np.uint8]] = []
-        self._lent: list[tuple[weakref.ref[NDArray[np.uint8]], NDArray[np.uint8]]] = []
+        self._in_use: list[tuple[weakref.ref[NDArray[np.uint8]], NDArray[np.uint8]]] = []
         self.num_bytes = 0
 
-    def take(self, shape: tuple[int, ...]) -> Tensor:
+    def allocate(self, shape: tuple[int, ...]) -> Tensor:
         """Return uint8 of `shape`."""
-        self._collect()
+        self._reclaim()
         num_bytes = int(np.prod(shape))
-        memory = self._found(num_bytes)
+        memory = self._get_memory(num_bytes)
         view = memory[:num_bytes].reshape(shape)
         # Every tensor over the memory references this view, so the view dies with the last of them.
-        self._lent.append((weakref.ref(view), memory))
+        self._in_use.append((weakref.ref(view), memory))
         return torch.from_numpy(view)
 
-    def _collect(self) -> None:
-        still_lent = [(view, memory) for view, memory in self._lent if view() is not None]
-        if len(still_lent) < len(self._lent):
-            self._free += [memory for view, memory in self._lent if view() is None]
-            self._lent = still_lent
+    def _reclaim(self) -> None:
+        still_lent = [(view, memory) for view, memory in self._in_use if view() is not None]
+        if len(still_lent) < len(self._in_use):
+            self._free += [memory for view, memory in self._in_use if view() is None]
+            self._in_use = still_lent
 
-    def _found(self, num_bytes: int) -> NDArray[np.uint8]:
+    def _get_memory(self, num_bytes: int) -> NDArray[np.uint8]:
         while self._free:
             memory = self._free.pop()
             if memory.nbytes >= num_bytes:
@@ -55,14 +55,14 @@ class PagedSlots:
         return np.empty(num_bytes, dtype=np.uint8)
 
 
-class PinnedSlots:
+class PinnedHostBuffers:
     """Allocate page-locked memory from torch's caching allocator, which waits for device copies before reuse."""
 
-    def take(self, shape: tuple[int, ...]) -> Tensor:
+    def allocate(self, shape: tuple[int, ...]) -> Tensor:
         """Return uint8 of `shape`."""
         return torch.empty(shape, dtype=torch.uint8, pin_memory=True)
 
 
-def build_slots(*, pin_memory: bool) -> Slots:
+def build_host_buffers(*, pin_memory: bool) -> HostBuffers:
     """Build an allocator of page-locked or pageable memory."""
-    return PinnedSlots() if pin_memory else PagedSlots()
+    return PinnedHostBuffers() if pin_memory else PageableHostBuffers()

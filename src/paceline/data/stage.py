@@ -19,83 +19,87 @@ from typing import Final
 from paceline.core.errors import DataError
 from paceline.core.files import open_lock_file
 from paceline.core.limits import memory_left_bytes
-from paceline.data.lease import Lease, take
-from paceline.data.sources.places import expanded, printable
-from paceline.data.staging.copying import Progress, copy_files, is_copied
-from paceline.data.staging.flush import flush
-from paceline.data.staging.inventory import Inventory, Stock, paged, take_inventory
-from paceline.data.staging.room import check_room, room_in
+from paceline.data.lease import FileLock, acquire_file_lock
+from paceline.data.sources.places import expand_path, printable
+from paceline.data.staging.copying import CopyProgress, copy_files, is_copy_complete
+from paceline.data.staging.flush import sync_filesystem
+from paceline.data.staging.inventory import CopySize, FileInventory, build_inventory, round_to_pages
+from paceline.data.staging.room import check_free_space, measure_free_space
 from paceline.recipe.schema.source import SourceSection
 
 _PREFIX: Final = "paceline-stage-"
-_LOOK_S: Final = 0.2
+_LOCK_POLL_S: Final = 0.2
 
 
-def quiet(done_bytes: int, num_bytes: int) -> None:
+def ignore_progress(done_bytes: int, num_bytes: int) -> None:
     """Ignore progress."""
 
 
 @contextlib.contextmanager
-def staged(
+def stage_for_run(
     section: SourceSection,
-    where: str,
+    folder: str,
     *,
     is_first: bool,
     skip_bad: bool = False,
     memory_left: Callable[[], float] = memory_left_bytes,
-    progress: Progress = quiet,
+    progress: CopyProgress = ignore_progress,
 ) -> Iterator[SourceSection]:
-    """Yield `section` changed to read from a copy of its files in folder `where`; `off` yields it unchanged.
+    """Yield `section` changed to read from a copy of its files in folder `folder`; `off` yields it unchanged.
 
     The first process of a node copies, the others then find the copy; each holds a lock until it exits. `skip_bad` is
     as for `build_datasets`; `memory_left` returns the bytes that this process's control group may still use; `progress`
     receives bytes done and in total, and may raise to cancel. Raise `DataError` if there is no space, nothing to copy,
     or a file that cannot be copied.
     """
-    if where == "off":
+    if folder == "off":
         yield section
         return
-    inventory = take_inventory(section, skip_bad=skip_bad)
-    stock = inventory.take_stock()
-    spot = _Spot(_top(where, make=True) / f"{_PREFIX}{stock.digest}")
-    lock = _copied(spot, inventory, stock, memory_left, progress) if is_first else _found(spot, inventory, progress)
+    inventory = build_inventory(section, skip_bad=skip_bad)
+    stock = inventory.measure()
+    spot = _CopyPaths(_open_stage_folder(folder, make=True) / f"{_PREFIX}{stock.digest}")
+    lock = (
+        _lock_or_make_copy(spot, inventory, stock, memory_left, progress)
+        if is_first
+        else _lock_existing_copy(spot, inventory, progress)
+    )
     try:
         yield inventory.section_at(spot.folder)
     finally:
-        if lock.becomes_alone() and lock.stands and not spot.kept.exists():
+        if lock.try_make_exclusive() and lock.is_current and not spot.keep_marker.exists():
             spot.remove(lock)
         lock.close()
 
 
-def stage_for_keeps(
+def stage_permanently(
     section: SourceSection,
-    where: Path,
-    progress: Progress = quiet,
+    folder: Path,
+    progress: CopyProgress = ignore_progress,
     *,
     memory_left: Callable[[], float] = memory_left_bytes,
 ) -> Path:
-    """Copy what `section` reads to folder `where`, where it stays until `unstage`; return the copy's folder.
+    """Copy what `section` reads to folder `folder`, where it stays until `unstage`; return the copy's folder.
 
-    A run with the same `data.stage` uses it. Raise `DataError` as `staged` does.
+    A run with the same `data.stage` uses it. Raise `DataError` as `stage_for_run` does.
     """
-    inventory = take_inventory(section)
-    stock = inventory.take_stock()
-    spot = _Spot(_top(str(where), make=True) / f"{_PREFIX}{stock.digest}")
-    with contextlib.closing(_copied(spot, inventory, stock, memory_left, progress)):
-        os.close(open_lock_file(spot.kept, 0o600))
+    inventory = build_inventory(section)
+    stock = inventory.measure()
+    spot = _CopyPaths(_open_stage_folder(str(folder), make=True) / f"{_PREFIX}{stock.digest}")
+    with contextlib.closing(_lock_or_make_copy(spot, inventory, stock, memory_left, progress)):
+        os.close(open_lock_file(spot.keep_marker, 0o600))
     return spot.folder
 
 
-def section_of(section: SourceSection, copy: Path) -> SourceSection:
-    """Return `section` changed to read from a folder that `stage_for_keeps` returned."""
-    return take_inventory(section).section_at(copy)
+def build_staged_section(section: SourceSection, copy: Path) -> SourceSection:
+    """Return `section` changed to read from a folder that `stage_permanently` returned."""
+    return build_inventory(section).section_at(copy)
 
 
-def unstage(where: Path) -> tuple[Path, ...]:
-    """Remove all copies in `where`, permanent ones included; return them. Raise `DataError` if one is in use."""
+def unstage(folder: Path) -> tuple[Path, ...]:
+    """Remove all copies in `folder`, permanent ones included; return them. Raise `DataError` if one is in use."""
     removed = []
-    for spot in _spots(_top(str(where), make=False)):
-        lock = take(spot.lock, alone=True, wait=False)
+    for spot in _list_copies(_open_stage_folder(str(folder), make=False)):
+        lock = acquire_file_lock(spot.lock, is_exclusive=True, should_wait=False)
         if lock is None:
             raise DataError(f"{printable(spot.folder)}: is in use by a run (wait until the run has ended)")
         spot.remove(lock)
@@ -104,7 +108,7 @@ def unstage(where: Path) -> tuple[Path, ...]:
 
 
 @dataclass(frozen=True)
-class _Spot:
+class _CopyPaths:
     folder: Path
 
     @property
@@ -116,130 +120,138 @@ class _Spot:
         return self.folder.with_name(f"{self.folder.name}.lock")
 
     @property
-    def kept(self) -> Path:
+    def keep_marker(self) -> Path:
         return self.folder.with_name(f"{self.folder.name}.kept")
 
-    def unmake(self) -> None:
+    def mark_partial(self) -> None:
         """Rename a complete copy to a partial one, so that no process uses it any more."""
         with contextlib.suppress(FileNotFoundError):
             self.folder.rename(self.partial)
 
-    def remove(self, lock: Lease) -> None:
+    def remove(self, lock: FileLock) -> None:
         """Remove all files of the copy; this process must hold `lock` exclusively."""
-        self.unmake()
+        self.mark_partial()
         shutil.rmtree(self.partial, ignore_errors=True)
-        self.kept.unlink(missing_ok=True)
+        self.keep_marker.unlink(missing_ok=True)
         lock.remove()
 
 
-def _copied(
-    spot: _Spot, inventory: Inventory, stock: Stock, memory_left: Callable[[], float], progress: Progress
-) -> Lease:
+def _lock_or_make_copy(
+    spot: _CopyPaths,
+    inventory: FileInventory,
+    stock: CopySize,
+    memory_left: Callable[[], float],
+    progress: CopyProgress,
+) -> FileLock:
     """Return a shared lock on a complete copy; make the copy if there is none."""
-    _remove_stale(spot)
+    _remove_stale_copies(spot)
     while True:
-        lock = _shared(spot, lambda: progress(0, stock.num_bytes))
-        if _is_whole(spot, inventory):
+        lock = _wait_for_shared_lock(spot, lambda: progress(0, stock.num_bytes))
+        if _is_complete(spot, inventory):
             return lock
-        if lock.becomes_alone() and lock.stands:
+        if lock.try_make_exclusive() and lock.is_current:
             try:
-                _make(spot, inventory, stock, memory_left, progress)
-                lock.becomes_shared()
+                _make_copy(spot, inventory, stock, memory_left, progress)
+                lock.make_shared()
             except BaseException as error:
                 spot.remove(lock)
                 if isinstance(error, OSError):
                     raise DataError(f"data.stage: {printable(spot.folder)}: {error.strerror} (name another)") from error
                 raise
-            if lock.stands and spot.folder.is_dir():
+            if lock.is_current and spot.folder.is_dir():
                 return lock
         lock.close()
-        if spot.folder.is_dir() and not _is_whole(spot, inventory) and _is_used(spot):
+        if spot.folder.is_dir() and not _is_complete(spot, inventory) and _is_in_use(spot):
             raise DataError(f"{printable(spot.folder)}: lacks files and is in use by another run (wait until it ends)")
 
 
-def _found(spot: _Spot, inventory: Inventory, progress: Progress) -> Lease:
-    lock = _shared(spot, lambda: progress(0, 0))
+def _lock_existing_copy(spot: _CopyPaths, inventory: FileInventory, progress: CopyProgress) -> FileLock:
+    lock = _wait_for_shared_lock(spot, lambda: progress(0, 0))
     if spot.folder.is_dir():
         return lock
     lock.close()
     raise DataError(f"{inventory.title}: changed while it was staged (start again when it no longer changes)")
 
 
-def _make(
-    spot: _Spot, inventory: Inventory, stock: Stock, memory_left: Callable[[], float], progress: Progress
+def _make_copy(
+    spot: _CopyPaths,
+    inventory: FileInventory,
+    stock: CopySize,
+    memory_left: Callable[[], float],
+    progress: CopyProgress,
 ) -> None:
     """Copy into the partial folder, continuing an earlier attempt; rename it once it is complete and flushed."""
-    spot.unmake()  # a copy that was complete lacks files
+    spot.mark_partial()  # a copy that was complete lacks files
     spot.partial.mkdir(mode=0o700, exist_ok=True)
-    _refuse_others(spot.partial)
-    room = room_in(spot.partial, memory_left)
-    check_room(stock.less(_held(spot.partial)), room, spot.folder.parent, inventory.title)
-    copy_files(inventory.entries(), spot.partial, stock.num_bytes, progress)
-    flush(spot.partial)
+    _check_owner(spot.partial)
+    room = measure_free_space(spot.partial, memory_left)
+    check_free_space(stock.subtract(_measure_folder(spot.partial)), room, spot.folder.parent, inventory.title)
+    copy_files(inventory.iter_files(), spot.partial, stock.num_bytes, progress)
+    sync_filesystem(spot.partial)
     spot.partial.rename(spot.folder)
 
 
-def _is_whole(spot: _Spot, inventory: Inventory) -> bool:
+def _is_complete(spot: _CopyPaths, inventory: FileInventory) -> bool:
     if not spot.folder.is_dir():
         return False
-    _refuse_others(spot.folder)
-    return is_copied(inventory.entries(), spot.folder)
+    _check_owner(spot.folder)
+    return is_copy_complete(inventory.iter_files(), spot.folder)
 
 
-def _is_used(spot: _Spot) -> bool:
-    lock = take(spot.lock, alone=True, wait=False)
+def _is_in_use(spot: _CopyPaths) -> bool:
+    lock = acquire_file_lock(spot.lock, is_exclusive=True, should_wait=False)
     if lock is None:
         return True
     lock.close()
     return False
 
 
-def _shared(spot: _Spot, waits: Callable[[], None]) -> Lease:
+def _wait_for_shared_lock(spot: _CopyPaths, waits: Callable[[], None]) -> FileLock:
     """Wait for a shared lock; `waits` is called regularly while another process copies or removes."""
     try:
-        while (lock := take(spot.lock, alone=False, wait=False)) is None:
+        while (lock := acquire_file_lock(spot.lock, is_exclusive=False, should_wait=False)) is None:
             waits()
-            threading.Event().wait(_LOOK_S)
+            threading.Event().wait(_LOCK_POLL_S)
     except OSError as error:
         raise DataError(f"data.stage: {printable(spot.lock)}: {error.strerror} (name another folder)") from error
     return lock
 
 
-def _remove_stale(wanted: _Spot) -> None:
-    for spot in _spots(wanted.folder.parent):
-        if spot == wanted or spot.kept.exists():
+def _remove_stale_copies(wanted: _CopyPaths) -> None:
+    for spot in _list_copies(wanted.folder.parent):
+        if spot == wanted or spot.keep_marker.exists():
             continue
         with contextlib.suppress(OSError):  # it belongs to another user
-            lock = take(spot.lock, alone=True, wait=False)
+            lock = acquire_file_lock(spot.lock, is_exclusive=True, should_wait=False)
             if lock is not None:
                 spot.remove(lock)
 
 
-def _spots(top: Path) -> list[_Spot]:
+def _list_copies(top: Path) -> list[_CopyPaths]:
     names = {path.name.partition(".")[0] for path in top.glob(f"{_PREFIX}*")}
-    return [_Spot(top / name) for name in sorted(names) if _is_ours(top / f"{name}.lock")]
+    return [_CopyPaths(top / name) for name in sorted(names) if _is_owned_by_user(top / f"{name}.lock")]
 
 
-def _is_ours(path: Path) -> bool:
+def _is_owned_by_user(path: Path) -> bool:
     try:
         return path.lstat().st_uid == os.getuid()
     except OSError:
         return False
 
 
-def _refuse_others(folder: Path) -> None:
+def _check_owner(folder: Path) -> None:
     """Raise `DataError` for a folder of another user, as in a world-writable place such as /dev/shm."""
-    if folder.is_symlink() or not _is_ours(folder):
+    if folder.is_symlink() or not _is_owned_by_user(folder):
         raise DataError(f"data.stage: {printable(folder)} was made by another user (name another folder)")
 
 
-def _held(folder: Path) -> Stock:
+def _measure_folder(folder: Path) -> CopySize:
     sizes = [(Path(path) / name).lstat().st_size for path, _, names in os.walk(folder) for name in names]
-    return Stock("", len(sizes), sum(sizes), sum(paged(num_bytes) for num_bytes in sizes))
+    return CopySize("", len(sizes), sum(sizes), sum(round_to_pages(num_bytes) for num_bytes in sizes))
 
 
-def _top(where: str, *, make: bool) -> Path:
-    top = expanded(where).absolute()
+def _open_stage_folder(where: str, *, make: bool) -> Path:
+    top = expand_path(where).absolute()
     try:
         if make:
             top.mkdir(parents=True, exist_ok=True)

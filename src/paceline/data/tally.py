@@ -4,92 +4,92 @@ from collections.abc import Callable
 from typing import Literal, Protocol
 
 from paceline.core.results import LoaderResult
-from paceline.data.laps import Work
+from paceline.data.laps import BatchTiming
 
 # Names of the loaders, as in `LoaderResult.loader`.
 LoaderName = Literal["inline", "device", "nvjpeg", "native", "threads", "processes"]
 
 
-class Tally(Protocol):
+class LoaderStats(Protocol):
     """Aggregate the batches that a loader hands out."""
 
-    def start(self, workers: int) -> None:
+    def start_workers(self, workers: int) -> None:
         """Record that `workers` workers start, and that earlier ones have ended."""
         ...
 
-    def ask(self, num_ready: int) -> None:
+    def request_batch(self, num_ready: int) -> None:
         """Record that the rank requests a batch while `num_ready` are made."""
         ...
 
-    def hand(self, work: Work) -> None:
+    def deliver_batch(self, timing: BatchTiming) -> None:
         """Record that the requested batch is handed out, and the timing of making it."""
         ...
 
-    def stats(self) -> LoaderResult | None:
+    def build_result(self) -> LoaderResult | None:
         """Return the totals of all batches so far, or None if timing is off."""
         ...
 
 
-class NoTally:
+class NoLoaderStats:
     """Record nothing."""
 
-    def start(self, workers: int) -> None:
+    def start_workers(self, workers: int) -> None:
         """Do nothing."""
 
-    def ask(self, num_ready: int) -> None:
+    def request_batch(self, num_ready: int) -> None:
         """Do nothing."""
 
-    def hand(self, work: Work) -> None:
+    def deliver_batch(self, timing: BatchTiming) -> None:
         """Do nothing."""
 
-    def stats(self) -> None:
+    def build_result(self) -> None:
         """Return None."""
 
 
-class TimedTally:
+class ClockLoaderStats:
     """Aggregate with the clock `now`, in seconds, which the batch timers use too.
 
     `workers` is the number of workers while all live. They count as alive from their start to the last batch handed
     out, including pauses of the rank. Starting workers does not count as waiting.
     """
 
-    def __init__(self, now: Callable[[], float], workers: int, loader: LoaderName) -> None:
-        self._now = now
+    def __init__(self, clock: Callable[[], float], workers: int, loader: LoaderName) -> None:
+        self._now = clock
         self._loader = loader
         self._workers = workers
-        self._work = Work()
+        self._work = BatchTiming()
         self._batches = 0
         self._ready = 0
         self._depth = 0
         self._num_ready = 0
-        self._asked_s = 0.0
+        self._requested_s = 0.0
         self._wait_s = 0.0
         self._alive = 0
         self._alive_since_s = 0.0
         self._alive_s = 0.0
 
-    def start(self, workers: int) -> None:
+    def start_workers(self, workers: int) -> None:
         """Record that workers start."""
         self._alive = workers
         self._alive_since_s = self._now()
 
-    def ask(self, num_ready: int) -> None:
+    def request_batch(self, num_ready: int) -> None:
         """Record a request."""
         self._num_ready = num_ready
-        self._asked_s = self._now()
+        self._requested_s = self._now()
 
-    def hand(self, work: Work) -> None:
+    def deliver_batch(self, timing: BatchTiming) -> None:
         """Record a delivery and its timing."""
         at_s = self._now()
-        self._work = self._work.plus(work)
+        self._work = self._work.add(timing)
         self._batches += 1
-        self._wait_s += at_s - self._asked_s
+        self._wait_s += at_s - self._requested_s
         self._depth += self._num_ready
-        self._ready += self._num_ready > 0 and work.made_s <= self._asked_s  # a ready batch may be a later one
+        self._ready += self._num_ready > 0 and timing.made_s <= self._requested_s  # a ready batch may be a later one
         self._alive_s += self._alive * (at_s - self._alive_since_s)
         self._alive_since_s = at_s
 
-    def stats(self) -> LoaderResult:
+    def build_result(self) -> LoaderResult:
         """Return the totals."""
         work, num = self._work, max(1, self._batches)
         return LoaderResult(
@@ -110,6 +110,6 @@ class TimedTally:
         )
 
 
-def build_tally(now: Callable[[], float] | None, workers: int, loader: LoaderName) -> Tally:
-    """Build the statistics of `workers` workers by the clock `now`, or ones that do nothing if it is None."""
-    return NoTally() if now is None else TimedTally(now, workers, loader)
+def build_loader_stats(clock: Callable[[], float] | None, workers: int, loader: LoaderName) -> LoaderStats:
+    """Build the statistics of `workers` workers by the clock `clock`, or ones that do nothing if it is None."""
+    return NoLoaderStats() if clock is None else ClockLoaderStats(clock, workers, loader)

@@ -8,10 +8,10 @@ from paceline.core.errors import WatchError
 from paceline.core.units import Duration
 from paceline.data.workers import POLL_S
 
-T = TypeVar("T")
+FutureT = TypeVar("FutureT")
 
 
-def poll(is_done: Callable[[float], bool], timeout: Duration, verdict: Callable[[], str]) -> None:
+def wait_until(is_done: Callable[[float], bool], timeout: Duration, verdict: Callable[[], str]) -> None:
     """Call `is_done` with short waits in seconds until it returns true.
 
     Raise `WatchError` with the text of `verdict` after `timeout`.
@@ -23,7 +23,7 @@ def poll(is_done: Callable[[float], bool], timeout: Duration, verdict: Callable[
             raise WatchError(verdict())
 
 
-def result(future: "Future[T]", timeout: Duration, verdict: Callable[[], str]) -> T:
-    """Wait for a future as `poll` does, and return its result."""
-    poll(lambda within_s: bool(wait([future], within_s).done), timeout, verdict)
+def wait_for_result(future: "Future[FutureT]", timeout: Duration, verdict: Callable[[], str]) -> FutureT:
+    """Wait for a future as `wait_until` does, and return its result."""
+    wait_until(lambda within_s: bool(wait([future], within_s).done), timeout, verdict)
     return future.result()

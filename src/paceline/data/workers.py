@@ -22,15 +22,15 @@ from paceline.core.units import Duration
 
 # Seconds that one wait for a batch lasts before the workers are checked.
 POLL_S = 1.0
-_LOOK_S = 0.005
-_LEFT_TO_THE_RANK = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-_HINTS = {
+_START_POLL_S = 0.005
+_IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+_HINT_BY_SIGNAL = {
     signal.SIGKILL: "the kernel does that when it runs out of memory: lower data.workers",
     signal.SIGBUS: "shared memory may be full: see df /dev/shm",
 }
 
 
-class Spot(NamedTuple):
+class WorkerPosition(NamedTuple):
     """Position of a worker: its process, batch number and sample index; -1: none yet."""
 
     pid: int
@@ -38,7 +38,7 @@ class Spot(NamedTuple):
     sample: int
 
 
-class Trail:
+class WorkerProgress:
     """Positions of `workers` workers, in memory shared with the process that forks them.
 
     Each worker writes its own row without locking, so a reader may be one sample behind. Another column counts the
@@ -56,30 +56,30 @@ class Trail:
         self._rows[:] = -1
         self._made[:] = 0
 
-    def begin(self, worker: int, batch: int) -> None:
+    def set_start(self, worker: int, batch: int) -> None:
         """Set the first batch of worker number `worker`, which is not started yet."""
         self._rows[worker] = -1, batch, -1
 
-    def enter(self, worker: int, batch: int = -1) -> None:
+    def register(self, worker: int, batch: int = -1) -> None:
         """Register this process as worker number `worker`, at its first batch."""
         self._row = worker
         self._rows[worker] = os.getpid(), batch, -1
 
-    def of(self, worker: int) -> "Trail":
+    def for_worker(self, worker: int) -> "WorkerProgress":
         """Return a view that writes the row of worker number `worker`, for workers that are threads."""
         view = copy(self)
         view._row = worker
         return view
 
-    def batch(self, number: int) -> None:
+    def set_batch(self, number: int) -> None:
         """Record that this worker starts batch `number`."""
         self._rows[self._row, 1:] = number, -1
 
-    def sample(self, index: int) -> None:
+    def set_sample(self, index: int) -> None:
         """Record that this worker reads sample `index`."""
         self._rows[self._row, 2] = index
 
-    def made(self) -> None:
+    def count_batch(self) -> None:
         """Count a batch that this worker has made."""
         self._made[self._row] += 1
 
@@ -88,21 +88,21 @@ class Trail:
         """Number of batches that all workers have made."""
         return int(self._made.sum())
 
-    def spots(self) -> list[Spot]:
+    def positions(self) -> list[WorkerPosition]:
         """Return the position of every worker."""
-        return [Spot(*row) for row in self._rows.tolist()]
+        return [WorkerPosition(*row) for row in self._rows.tolist()]
 
-    def who_is_at(self, batch: int) -> tuple[int, Spot] | None:
-        """Return the worker at `batch` with its position, or None."""
-        return next((entry for entry in enumerate(self.spots()) if entry[1].batch == batch), None)
+    def find_worker(self, batch: int) -> tuple[int, WorkerPosition] | None:
+        """Return the worker at `set_batch` with its position, or None."""
+        return next((entry for entry in enumerate(self.positions()) if entry[1].batch == batch), None)
 
 
 @dataclass(frozen=True)
-class TracedSource:
-    """Read from `source`, and record each sample in `trail`."""
+class TrackedSource:
+    """Read from `source`, and record each sample in `progress`."""
 
     source: Source
-    trail: Trail
+    progress: WorkerProgress
 
     @property
     def info(self) -> DatasetInfo:
@@ -114,7 +114,7 @@ class TracedSource:
 
     def read(self, index: int) -> Sample:
         """Record and read a sample; the record stays while it is decoded."""
-        self.trail.sample(index)
+        self.progress.set_sample(index)
         return self.source.read(index)
 
     def name_of(self, index: int) -> str:
@@ -122,41 +122,41 @@ class TracedSource:
         return self.source.name_of(index)
 
 
-def traced(source: Source, progress: Trail) -> Source:
+def track_source(source: Source, progress: WorkerProgress) -> Source:
     """Wrap a source to record its reads; return pixels in memory, which cannot hang or crash, as they are."""
-    return source if isinstance(source, ArraySource) else TracedSource(source, progress)
+    return source if isinstance(source, ArraySource) else TrackedSource(source, progress)
 
 
-def enter_crew(parent: int, progress: Trail, worker: int) -> None:
+def init_worker(parent: int, progress: WorkerProgress, worker: int) -> None:
     """Initialize a worker process: exit with its parent, and ignore signals meant for the run."""
-    progress.enter(worker)
-    sys.excepthook = _hold_ones_peace
-    for ignored in _LEFT_TO_THE_RANK:
+    progress.register(worker)
+    sys.excepthook = _suppress_traceback
+    for ignored in _IGNORED_SIGNALS:
         signal.signal(ignored, signal.SIG_IGN)
     die_with_parent(parent)
 
 
-def has_entered(workers: Sequence[BaseProcess], progress: Trail, within_s: float) -> bool:
+def wait_for_workers(workers: Sequence[BaseProcess], progress: WorkerProgress, within_s: float) -> bool:
     """Wait until every worker has registered or one has died; return False if neither happens in time."""
     pause = threading.Event()
-    for _ in range(round(within_s / _LOOK_S)):
-        if _is_settled(workers, progress):
+    for _ in range(round(within_s / _START_POLL_S)):
+        if _have_started_or_died(workers, progress):
             return True
-        pause.wait(_LOOK_S)
+        pause.wait(_START_POLL_S)
     return False
 
 
-def _is_settled(workers: Sequence[BaseProcess], progress: Trail) -> bool:
-    started = sum(spot.pid >= 0 for spot in progress.spots())
+def _have_started_or_died(workers: Sequence[BaseProcess], progress: WorkerProgress) -> bool:
+    started = sum(spot.pid >= 0 for spot in progress.positions())
     return started >= len(workers) or any(worker.exitcode is not None for worker in workers)
 
 
-def _hold_ones_peace(*_: object) -> None:
+def _suppress_traceback(*_: object) -> None:
     """Do nothing: errors are forwarded to the rank."""
 
 
 @contextmanager
-def own_child_signals() -> Iterator[None]:
+def preserve_sigchld_handler() -> Iterator[None]:
     """Restore the SIGCHLD handler that starting a DataLoader replaces."""
     # DataLoader's handler would raise in arbitrary code of the rank when a worker dies, without naming a sample.
     before = signal.getsignal(signal.SIGCHLD)
@@ -165,7 +165,7 @@ def own_child_signals() -> Iterator[None]:
         signal.signal(signal.SIGCHLD, before)
 
 
-class Crew:
+class WorkerSupervisor:
     """Watch the workers of a loader in a thread, and end them when the context exits.
 
     `title` and `name_of` describe batch and sample numbers in messages.
@@ -174,28 +174,28 @@ class Crew:
     def __init__(
         self,
         processes: Sequence[BaseProcess],
-        progress: Trail,
+        progress: WorkerProgress,
         timeout: Duration,
         title: Callable[[int], str],
         name_of: Callable[[int], str],
     ) -> None:
         self._processes = processes
-        self._trail = progress
+        self._progress = progress
         self._timeout = timeout
-        self._title = title
+        self._describe_batch = title
         self._name_of = name_of
         self._awaited = -1
-        self._verdict = ""
-        self._left = threading.Event()
+        self._failure = ""
+        self._stopping = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="loader watch", daemon=True)
 
-    def __enter__(self) -> "Crew":
+    def __enter__(self) -> "WorkerSupervisor":
         self._watcher.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         """Kill the remaining workers."""
-        self._left.set()
+        self._stopping.set()
         self._watcher.join()
         self._kill()
         for process in self._processes:
@@ -208,7 +208,7 @@ class Crew:
         """
         self._awaited = number
         while True:
-            self._check()
+            self._raise_if_failed()
             try:
                 item = next(ahead)
                 self._awaited = -1
@@ -216,23 +216,23 @@ class Crew:
             except (RuntimeError, OSError, EOFError) as error:
                 failure = error
             if not str(failure).startswith("DataLoader timed out"):
-                self._let_die()
-                self._check()
+                self._wait_for_exit()
+                self._raise_if_failed()
                 raise failure
 
     def _watch(self) -> None:
         # A worker that is stopped while it hands over a batch would block the rank in the middle of a message forever.
         before, polls = -1, 0
-        while not self._left.wait(POLL_S):
+        while not self._stopping.wait(POLL_S):
             polls = polls + 1 if self._awaited == before >= 0 else 0
             before = self._awaited
             if polls * POLL_S >= self._timeout.seconds:
-                dead = self._dead  # a worker may have died while sending
-                self._verdict = self._death(dead) if dead else self._hang()
+                dead = self._dead_worker  # a worker may have died while sending
+                self._failure = self._describe_death(dead) if dead else self._describe_hang()
                 self._kill()
                 return
 
-    def _let_die(self) -> None:
+    def _wait_for_exit(self) -> None:
         """Wait until an exiting worker, whose sockets are closed already, has an exit code."""
         ending = wait([process.sentinel for process in self._processes], timeout=POLL_S)
         for process in self._processes:
@@ -244,40 +244,40 @@ class Crew:
             process.kill()
 
     @property
-    def _dead(self) -> BaseProcess | None:
+    def _dead_worker(self) -> BaseProcess | None:
         return next((process for process in self._processes if process.exitcode is not None), None)
 
-    def _check(self) -> None:
-        dead = self._dead
-        verdict = self._verdict or (self._death(dead) if dead else "")
+    def _raise_if_failed(self) -> None:
+        dead = self._dead_worker
+        verdict = self._failure or (self._describe_death(dead) if dead else "")
         if verdict:
             self._kill()
             raise WatchError(verdict)
 
-    def _death(self, process: BaseProcess) -> str:
+    def _describe_death(self, process: BaseProcess) -> str:
         worker, spot = next(
-            ((worker, spot) for worker, spot in enumerate(self._trail.spots()) if spot.pid == process.pid),
-            (-1, Spot(-1, -1, -1)),
+            ((worker, spot) for worker, spot in enumerate(self._progress.positions()) if spot.pid == process.pid),
+            (-1, WorkerPosition(-1, -1, -1)),
         )
         code = process.exitcode or 0
         end = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        hint = _HINTS.get(signal.Signals(-code), "") if code < 0 else ""
+        hint = _HINT_BY_SIGNAL.get(signal.Signals(-code), "") if code < 0 else ""
         fix = f"{hint}; else " if hint else ""
         return (
-            f"data.workers: worker {worker} (pid {process.pid}) {end} {self._place(spot)} ({fix}check that image, "
+            f"data.workers: worker {worker} (pid {process.pid}) {end} {self._describe_position(spot)} ({fix}check that image, "
             f"or train with data.workers=0 to see the error)"
         )
 
-    def _hang(self) -> str:
+    def _describe_hang(self) -> str:
         # DataLoader assigns batches round-robin, so the worker that all others wait for is the one at the lowest batch.
-        worker, spot = min(enumerate(self._trail.spots()), key=lambda item: item[1].batch)
+        worker, spot = min(enumerate(self._progress.positions()), key=lambda item: item[1].batch)
         return (
             f"data.worker_timeout: no batch for {self._timeout}: worker {worker} (pid {spot.pid}) hangs "
-            f"{self._place(spot)} (check that image and its disk, or raise data.worker_timeout)"
+            f"{self._describe_position(spot)} (check that image and its disk, or raise data.worker_timeout)"
         )
 
-    def _place(self, spot: Spot) -> str:
+    def _describe_position(self, spot: WorkerPosition) -> str:
         if spot.batch < 0:
             return "before its first batch"
         at = f", at sample {spot.sample}, {self._name_of(spot.sample)}" if spot.sample >= 0 else ""
-        return f"in {self._title(spot.batch)}{at}"
+        return f"in {self._describe_batch(spot.batch)}{at}"

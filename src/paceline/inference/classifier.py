@@ -14,20 +14,20 @@ from torch import Tensor, nn
 from paceline.core.errors import RecipeError
 from paceline.core.rundir import RunDir
 from paceline.data.decode import decode
-from paceline.data.placement import Placement
-from paceline.data.sizing import Sizing, Stretch, as_tensor, build_eval_sizing
+from paceline.data.placement import DeviceTransfer
+from paceline.data.sizing import Resizer, StretchResizer, build_eval_resizer, to_uint8_tensor
 from paceline.models.trial import choose_memory_format
 from paceline.recipe.consent import require_consent
 from paceline.recipe.load import load
 from paceline.recipe.plan import eval_image_size
 from paceline.recipe.schema import Recipe
-from paceline.train.checkpoint import Checkpoints, Keep
-from paceline.train.facts import Facts, read_facts
-from paceline.train.judged import judged_network, precision_on
+from paceline.train.checkpoint import CheckpointStorage, KeepPolicy
+from paceline.train.facts import TrainedDataset, read_trained_dataset
+from paceline.train.judged import eval_precision, load_eval_model
 from paceline.train.precision import Precision, build_precision, set_numerics
-from paceline.train.views import Views, build_views
+from paceline.train.views import EvalViews, build_eval_views
 
-_NO_DRAWS = np.empty(0)
+_NO_RANDOM_NUMBERS = np.empty(0)
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Classifier:
     """A run's trained model in evaluation mode; `classes` are in the order of its logits.
 
     `sizing`, `place`, `precision` and `views` are those of evaluation; `place` has the model's device. `own_code`
-    allows code that the run names to run. `judged_at` is the image size of the run's evaluation if that of
+    allows code that the run names to run. `evaluated_image_size` is the image size of the run's evaluation if that of
     `preprocessing` differs.
     """
 
@@ -63,12 +63,12 @@ class Classifier:
     run: Path
     checkpoint: Path
     recipe: Recipe
-    sizing: Sizing
-    place: Placement
+    sizing: Resizer
+    place: DeviceTransfer
     precision: Precision
-    views: Views
+    views: EvalViews
     own_code: bool = False
-    judged_at: int | None = None
+    evaluated_image_size: int | None = None
 
     @property
     def device(self) -> torch.device:
@@ -82,7 +82,9 @@ class Classifier:
         """
         wanted = self.preprocessing
         decoded = decode(data, channels=3 if wanted.channels == 3 else 1, name=name)
-        return self.sizing(as_tensor(decoded) if wanted.is_pixels else decoded, _NO_DRAWS, wanted.image_size)
+        return self.sizing(
+            to_uint8_tensor(decoded) if wanted.is_pixels else decoded, _NO_RANDOM_NUMBERS, wanted.image_size
+        )
 
     def log_probabilities(self, images: Tensor) -> Tensor:
         """Return float64 [N, classes] on the model's device for uint8 images [N, C, H, W] on any device.
@@ -90,7 +92,7 @@ class Classifier:
         Evaluation ranks classes by these; the softmax is in float64 so that rounding creates no ties.
         """
         with torch.inference_mode():
-            normalised = self.place.normalise(images.to(self.device, non_blocking=True))
+            normalised = self.place.normalize(images.to(self.device, non_blocking=True))
             with self.precision.autocast():
                 logits = self.views(self.model, normalised)
             return logits.double().log_softmax(dim=1)
@@ -115,14 +117,14 @@ def load_classifier(run: Path, checkpoint: str = "last", device: str = "auto", *
     loaded = load(str(rundir.path))
     require_consent(loaded, own_code=own_code, of=("model",))
     recipe = loaded.recipe
-    facts = read_facts(rundir)
-    where = _device(device)
-    precision = _precision(recipe, where)
-    preprocessing = _preprocessing(recipe, facts)
-    path = Checkpoints(rundir.checkpoints, Keep(1)).named(checkpoint)
+    facts = read_trained_dataset(rundir)
+    where = _choose_device(device)
+    precision = _build_eval_precision(recipe, where)
+    preprocessing = _build_preprocessing(recipe, facts)
+    path = CheckpointStorage(rundir.checkpoints, KeepPolicy(1)).by_name(checkpoint)
     info = facts.info
     layout = choose_memory_format(recipe.model, where, num_classes=info.num_classes, channels=info.channels)
-    model = judged_network(recipe, facts, precision, where, path, layout)
+    model = load_eval_model(recipe, facts, precision, where, path, layout)
     return Classifier(
         model=model,
         classes=info.class_names,
@@ -130,15 +132,15 @@ def load_classifier(run: Path, checkpoint: str = "last", device: str = "auto", *
         run=rundir.path,
         checkpoint=path,
         recipe=recipe,
-        sizing=Stretch() if facts.is_pixels else build_eval_sizing(recipe.data),
-        place=Placement(where, precision.dtype, preprocessing.mean, preprocessing.std, layout),
+        sizing=StretchResizer() if facts.is_pixels else build_eval_resizer(recipe.data),
+        place=DeviceTransfer(where, precision.dtype, preprocessing.mean, preprocessing.std, layout),
         precision=precision,
-        views=build_views(recipe.data.eval_views),
+        views=build_eval_views(recipe.data.eval_views),
         own_code=own_code,
     )
 
 
-def at_size(classifier: Classifier, image_size: int) -> Classifier:
+def with_image_size(classifier: Classifier, image_size: int) -> Classifier:
     """Return `classifier` for images of `image_size` pixels squared, with the same share of the image cropped.
 
     Raise `RecipeError` if its model does not support that size.
@@ -153,17 +155,21 @@ def at_size(classifier: Classifier, image_size: int) -> Classifier:
             shape = tuple(model(torch.zeros(1, preprocessing.channels, image_size, image_size)).shape)
     except Exception as error:  # a model may raise anything
         reason = " ".join(str(error).split())[:150]
-        raise _no_size(classifier, image_size, f": {reason}") from None
+        raise _image_size_error(classifier, image_size, f": {reason}") from None
     if shape != (1, len(classifier.classes)):
-        raise _no_size(
+        raise _image_size_error(
             classifier, image_size, f", for which it returns shape {list(shape)} instead of a logit per class"
         )
     resize = None if preprocessing.resize is None else round(image_size / recipe.data.eval_crop)
     wanted = replace(preprocessing, image_size=image_size, resize=resize)
-    return replace(classifier, preprocessing=wanted, judged_at=classifier.judged_at or preprocessing.image_size)
+    return replace(
+        classifier,
+        preprocessing=wanted,
+        evaluated_image_size=classifier.evaluated_image_size or preprocessing.image_size,
+    )
 
 
-def _no_size(classifier: Classifier, image_size: int, why: str) -> RecipeError:
+def _image_size_error(classifier: Classifier, image_size: int, why: str) -> RecipeError:
     size = classifier.preprocessing.image_size
     return RecipeError(
         f"--image-size: {classifier.recipe.model.name} cannot take images of {image_size} x {image_size} pixels{why} "
@@ -171,7 +177,7 @@ def _no_size(classifier: Classifier, image_size: int, why: str) -> RecipeError:
     )
 
 
-def _device(name: str) -> torch.device:
+def _choose_device(name: str) -> torch.device:
     has_gpu = torch.cuda.is_available()
     if name not in ("auto", "cpu", "cuda"):
         raise RecipeError(f"--device: {name!r} is not a device (write cpu, cuda or auto)")
@@ -180,15 +186,15 @@ def _device(name: str) -> torch.device:
     return torch.device("cuda", 0) if has_gpu and name != "cpu" else torch.device("cpu")
 
 
-def _precision(recipe: Recipe, device: torch.device) -> Precision:
+def _build_eval_precision(recipe: Recipe, device: torch.device) -> Precision:
     # A CPU may lack the number format of the run's evaluation.
-    name = precision_on(recipe.train.precision, device)
+    name = eval_precision(recipe.train.precision, device)
     # cuDNN's benchmark takes longer than a few images do, and its choice may change the last bits.
     set_numerics(name, device, benchmark=False)
     return build_precision(name, device)
 
 
-def _preprocessing(recipe: Recipe, facts: Facts) -> Preprocessing:
+def _build_preprocessing(recipe: Recipe, facts: TrainedDataset) -> Preprocessing:
     data, info = recipe.data, facts.info
     size = eval_image_size(recipe, info)
     is_cropped = data.eval_resize == "crop" and not facts.is_pixels

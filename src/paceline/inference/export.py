@@ -11,115 +11,123 @@ from typing import Literal, assert_never
 
 from paceline.core.errors import PacelineError, RecipeError
 from paceline.core.files import write_new
-from paceline.inference.card import write_card
+from paceline.inference.card import render_model_card
 from paceline.inference.classifier import Classifier
-from paceline.inference.form import OUTPUT, Form
-from paceline.inference.hub import Hub
-from paceline.inference.network import Network, build_network
-from paceline.inference.onnx import Onnx
-from paceline.inference.parity import Parity, check, compare, sample_images
-from paceline.inference.program import Program
-from paceline.inference.record import Record, read_record
-from paceline.inference.state_dict import StateDict
+from paceline.inference.form import OUTPUT_NAME, ExportFormat
+from paceline.inference.hub import HubFormat
+from paceline.inference.network import ExportModel, build_export_model
+from paceline.inference.onnx import OnnxFormat
+from paceline.inference.parity import ExportParity, check_parity, load_parity_images, measure_parity
+from paceline.inference.program import TorchExportFormat
+from paceline.inference.record import CheckpointRecord, read_checkpoint_record
+from paceline.inference.state_dict import StateDictFormat
 from paceline.recipe.schema.model import Model
 
-FormName = Literal["onnx", "torch", "safetensors", "state_dict"]
+ExportFormatName = Literal["onnx", "torch", "safetensors", "state_dict"]
 
 
 @dataclass(frozen=True)
-class Exported:
+class ExportResult:
     """The exported file or folder, its model card, size in bytes, parity and facts about it."""
 
     path: Path
     card: Path
     num_bytes: int
-    parity: Parity
+    parity: ExportParity
     facts: tuple[tuple[str, str], ...]
 
 
-def build_form(name: FormName, section: Model) -> Form:
+def build_export_format(name: ExportFormatName, section: Model) -> ExportFormat:
     """Return the export format `name` for a model built from a recipe's `section`.
 
     Raise `RecipeError` if a library that it needs is not installed.
     """
     match name:
         case "onnx":
-            return Onnx()
+            return OnnxFormat()
         case "torch":
-            return Program()
+            return TorchExportFormat()
         case "safetensors":
-            return Hub(section.name)
+            return HubFormat(section.name)
         case "state_dict":
-            return StateDict(section)
+            return StateDictFormat(section)
     assert_never(name)
 
 
-def check_place(out: Path, suffix: str) -> None:
+def check_out_path(out: Path, suffix: str) -> None:
     """Raise `RecipeError` if `out` exists, or lacks the format's `suffix` (empty for a folder)."""
     if out.suffix != suffix and (suffix or out.suffix in (".safetensors", ".onnx", ".pt2", ".pth")):
         kind = f"a file ending in {suffix}" if suffix else "a folder"
         raise RecipeError(f"--out: {out} does not match --format (name {kind})")
-    for path in {out, card_of(out, suffix)}:
+    for path in {out, model_card_path(out, suffix)}:
         if os.path.lexists(path):
-            raise _is_there(path)
+            raise _exists_error(path)
 
 
-def card_of(out: Path, suffix: str) -> Path:
+def model_card_path(out: Path, suffix: str) -> Path:
     """Return the path of the model card of `out`: in the folder, or beside the file."""
     return out.with_name(f"{out.name}.md") if suffix else out / "README.md"
 
 
-def export_classifier(classifier: Classifier, form: Form, out: Path, *, with_preprocessing: bool) -> Exported:
+def export_classifier(
+    classifier: Classifier, form: ExportFormat, out: Path, *, with_preprocessing: bool
+) -> ExportResult:
     """Write `classifier` to `out` in format `form` with its model card, and return what was written.
 
-    Raise `RecipeError` like `check_place`, also if `out` appears meanwhile, and `PacelineError` for a model that cannot
+    Raise `RecipeError` like `check_out_path`, also if `out` appears meanwhile, and `PacelineError` for a model that cannot
     be exported or whose export differs from PyTorch. Nothing is left behind then.
     """
-    check_place(out, form.suffix)
-    sample = sample_images(classifier)
-    network = build_network(classifier, with_preprocessing=with_preprocessing)
-    record = _of_this_size(classifier, read_record(classifier.run, classifier.checkpoint))
+    check_out_path(out, form.suffix)
+    sample = load_parity_images(classifier)
+    network = build_export_model(classifier, with_preprocessing=with_preprocessing)
+    record = _note_other_image_size(classifier, read_checkpoint_record(classifier.run, classifier.checkpoint))
     # Users must never see an incomplete or unverified file, so write into a hidden folder first.
-    with _unseen(out) as unseen:
+    with _temporary_folder(out) as unseen:
         written = unseen / out.name
-        with _told(f"--out: {out}", "cannot be written", "name another, make room, or use another --format"):
+        with _one_line_errors(f"--out: {out}", "cannot be written", "name another, make room, or use another --format"):
             form.write(network, classifier, written)
-        with _told(f"--format: {out.name}", "cannot be read back", "use another --format"):
-            parity = compare(classifier, network, form.open(written), sample)
-        check(parity, f"--format: {out.name}")
-        text = write_card(
+        with _one_line_errors(f"--format: {out.name}", "cannot be read back", "use another --format"):
+            parity = measure_parity(classifier, network, form.open(written), sample)
+        check_parity(parity, f"--format: {out.name}")
+        text = render_model_card(
             classifier,
             record,
             name=out.stem if form.suffix else out.name,
             library=form.library,
-            takes=network.takes,
-            usage=form.usage(out.name),
+            input_description=network.input_description,
+            usage_code=form.usage(out.name),
         )
-        card = card_of(written, form.suffix)
-        with _told(f"--out: {out}", "cannot be written", "name another, or make room"):
+        card = model_card_path(written, form.suffix)
+        with _one_line_errors(f"--out: {out}", "cannot be written", "name another, or make room"):
             write_new(card, text)
             num_bytes = sum(each.stat().st_size for each in (written.rglob("*") if written.is_dir() else (written,)))
-            _show({card: card_of(out, form.suffix), written: out} if form.suffix else {written: out})
-    return Exported(out, card_of(out, form.suffix), num_bytes, parity, (*_ends(network, classifier), *form.facts))
+            _publish({card: model_card_path(out, form.suffix), written: out} if form.suffix else {written: out})
+    return ExportResult(
+        out,
+        model_card_path(out, form.suffix),
+        num_bytes,
+        parity,
+        (*_describe_signature(network, classifier), *form.facts),
+    )
 
 
-def _of_this_size(classifier: Classifier, record: Record) -> Record:
-    evaluation, before, now = record.judged, classifier.judged_at, classifier.preprocessing.image_size
+def _note_other_image_size(classifier: Classifier, record: CheckpointRecord) -> CheckpointRecord:
+    evaluation, before, now = record.evaluation, classifier.evaluated_image_size, classifier.preprocessing.image_size
     if evaluation is None or before is None:
         return record
     description = f"{evaluation.of} at {before} x {before} pixels (not measured at the {now} x {now} of this file)"
-    return replace(record, judged=replace(evaluation, of=description))
+    return replace(record, evaluation=replace(evaluation, of=description))
 
 
-def _ends(network: Network, classifier: Classifier) -> tuple[tuple[str, str], ...]:
-    return (("images", network.takes), (OUTPUT, f"float32 [batch, {len(classifier.classes)}]"))
+def _describe_signature(network: ExportModel, classifier: Classifier) -> tuple[tuple[str, str], ...]:
+    return (("images", network.input_description), (OUTPUT_NAME, f"float32 [batch, {len(classifier.classes)}]"))
 
 
-def _is_there(path: Path) -> RecipeError:
+def _exists_error(path: Path) -> RecipeError:
     return RecipeError(f"--out: {path} already exists (name another, or remove it)")
 
 
-def _show(paths: Mapping[Path, Path]) -> None:
+def _publish(paths: Mapping[Path, Path]) -> None:
     # All or none, overwriting nothing: claim each path by creating it first.
     claimed: list[Path] = []
     try:
@@ -127,23 +135,23 @@ def _show(paths: Mapping[Path, Path]) -> None:
             try:
                 path.mkdir() if written.is_dir() else write_new(path, b"")
             except FileExistsError:
-                raise _is_there(path) from None
+                raise _exists_error(path) from None
             claimed.append(path)
         for written, path in paths.items():
             written.replace(path)
     except BaseException:
         for path in claimed:
-            _remove(path)
+            _remove_claimed(path)
         raise
 
 
-def _remove(path: Path) -> None:
+def _remove_claimed(path: Path) -> None:
     with suppress(OSError):
         path.rmdir() if path.is_dir() else path.unlink()
 
 
 @contextmanager
-def _told(what: str, happened: str, fix: str) -> Iterator[None]:
+def _one_line_errors(what: str, happened: str, fix: str) -> Iterator[None]:
     # Libraries differ in how they report even a full disk.
     try:
         yield
@@ -157,9 +165,9 @@ def _told(what: str, happened: str, fix: str) -> Iterator[None]:
 
 
 @contextmanager
-def _unseen(out: Path) -> Iterator[Path]:
+def _temporary_folder(out: Path) -> Iterator[Path]:
     # Beside `out`, so that files can be renamed into place.
-    with _told(f"--out: {out}", "cannot be written", "name another"):
+    with _one_line_errors(f"--out: {out}", "cannot be written", "name another"):
         out.parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
     try:

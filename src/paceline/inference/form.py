@@ -7,16 +7,16 @@ from typing import Protocol
 import torch
 
 import paceline
-from paceline.core.class_table import printable
+from paceline.core.class_table import printable_class_name
 from paceline.core.errors import PacelineError
 from paceline.inference.classifier import Classifier
-from paceline.inference.network import Network
-from paceline.inference.parity import Answer
+from paceline.inference.network import ExportModel
+from paceline.inference.parity import LogitsFunction
 
-OUTPUT = "logits"
+OUTPUT_NAME = "logits"
 
 
-class Form(Protocol):
+class ExportFormat(Protocol):
     """A kind of exported file or folder."""
 
     @property
@@ -34,11 +34,11 @@ class Form(Protocol):
         """Return facts about every file of this format as (name, text)."""
         ...
 
-    def write(self, network: Network, classifier: Classifier, path: Path) -> None:
+    def write(self, network: ExportModel, classifier: Classifier, path: Path) -> None:
         """Write `network`, the export model of `classifier`, to `path`. Raise `PacelineError` if that is impossible."""
         ...
 
-    def open(self, path: Path) -> Answer:
+    def open(self, path: Path) -> LogitsFunction:
         """Return a function that computes logits with the file at `path`, loaded as users load it."""
         ...
 
@@ -47,20 +47,20 @@ class Form(Protocol):
         ...
 
 
-def example(classifier: Classifier, network: Network) -> torch.Tensor:
+def example_inputs(classifier: Classifier, network: ExportModel) -> torch.Tensor:
     """Return two black images as the model's input; with one, torch.export would specialize the batch size to 1."""
     size, channels = classifier.preprocessing.image_size, classifier.preprocessing.channels
-    return network.inputs(torch.zeros(2, channels, size, size, dtype=torch.uint8))
+    return network.prepare_inputs(torch.zeros(2, channels, size, size, dtype=torch.uint8))
 
 
-def exported_program(classifier: Classifier, network: Network) -> torch.export.ExportedProgram:
+def trace_program(classifier: Classifier, network: ExportModel) -> torch.export.ExportedProgram:
     """Return `network` as a graph for any batch size, without source paths.
 
     Raise `PacelineError` if it cannot be traced.
     """
     try:
         batch = torch.export.Dim("batch", min=1)
-        inputs = (example(classifier, network),)
+        inputs = (example_inputs(classifier, network),)
         program = torch.export.export(network.module, inputs, dynamic_shapes={"images": {0: batch}})
     except Exception as error:  # the tracer raises anything that the model's Python code does
         first = " ".join(str(error).split())[:150]
@@ -73,12 +73,12 @@ def exported_program(classifier: Classifier, network: Network) -> torch.export.E
     return program
 
 
-def quoted(text: str) -> str:
+def quote_python(text: str) -> str:
     """Return `text` as a Python string literal in double quotes."""
     return json.dumps(text, ensure_ascii=not text.isprintable())
 
 
-def metadata(classifier: Classifier, network: Network) -> dict[str, str]:
+def export_metadata(classifier: Classifier, network: ExportModel) -> dict[str, str]:
     """Return the metadata of a file as JSON by name: `classes` in the order of the logits, `preprocessing`, `paceline`.
 
     In `preprocessing`, `resize` is the short side before the center crop to `image_size` pixels squared (null without
@@ -86,7 +86,7 @@ def metadata(classifier: Classifier, network: Network) -> dict[str, str]:
     """
     preprocessing = classifier.preprocessing
     values = {
-        "classes": [printable(each) for each in classifier.classes],
+        "classes": [printable_class_name(each) for each in classifier.classes],
         "preprocessing": {
             "image_size": preprocessing.image_size,
             "resize": preprocessing.resize,

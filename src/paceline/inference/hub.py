@@ -1,4 +1,4 @@
-"""Export a folder with `config.json` and `model.safetensors`, in the layout of timm and the Hugging Face Hub."""
+"""Export a folder with `build_config.json` and `model.safetensors`, in the layout of timm and the Hugging Face Hub."""
 
 import json
 import math
@@ -12,18 +12,18 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import paceline
-from paceline.core.class_table import printable
+from paceline.core.class_table import printable_class_name
 from paceline.core.errors import RecipeError
 from paceline.core.files import write_new
 from paceline.inference.classifier import Classifier, Preprocessing
-from paceline.inference.form import quoted
-from paceline.inference.network import Network, Plain
-from paceline.inference.parity import Answer
+from paceline.inference.form import quote_python
+from paceline.inference.network import BareModel, ExportModel
+from paceline.inference.parity import LogitsFunction
 from paceline.models.zoo import build_model
 from paceline.recipe.schema.model import Model
 
-CONFIG = "config.json"
-WEIGHTS = "model.safetensors"
+CONFIG_FILE = "config.json"
+WEIGHTS_FILE = "model.safetensors"
 # Models of torchvision that timm has under the same name with the same tensors (a test compares them).
 _SAME_IN_TIMM = frozenset(
     {
@@ -48,11 +48,11 @@ class Architecture:
     name: str
 
     def __str__(self) -> str:
-        """Return `architecture` of `config.json`; names without a library are timm's."""
+        """Return `find_architecture` of `build_config.json`; names without a library are timm's."""
         return self.name if self.library == "timm" else f"{self.library}/{self.name}"
 
 
-def architecture(model_name: str) -> Architecture:
+def find_architecture(model_name: str) -> Architecture:
     """Return the library that loads the model `model_name` of a recipe."""
     library, colon, name = model_name.partition(":")
     # timm loads its own models and torchvision's ResNets. Others have the same layout and code in the model card.
@@ -64,14 +64,14 @@ def architecture(model_name: str) -> Architecture:
     return Architecture("paceline", model_name)
 
 
-class Hub:
+class HubFormat:
     """Write the folder, and load it as users do: with timm or `build_model`. Raise `RecipeError` if timm is missing."""
 
     suffix = ""
     facts: tuple[tuple[str, str], ...] = ()
 
     def __init__(self, model_name: str) -> None:
-        self.architecture = architecture(model_name)
+        self.architecture = find_architecture(model_name)
         self.library: str = self.architecture.library
         if self.architecture.library == "timm":
             try:
@@ -82,22 +82,22 @@ class Hub:
                     "(pip install 'paceline[export]')"
                 ) from None
 
-    def write(self, network: Network, classifier: Classifier, path: Path) -> None:
+    def write(self, network: ExportModel, classifier: Classifier, path: Path) -> None:
         """Create the folder `path`."""
-        assert network.layout == Plain.layout, "safetensors hold only weights"
+        assert network.layout == BareModel.layout, "safetensors hold only weights"
         path.mkdir()
-        text = json.dumps(config(classifier), indent=2)
-        write_new(path / CONFIG, text + "\n")
-        save_file(network.weights(), path / WEIGHTS, metadata={"format": "pt"})
-        (path / WEIGHTS).chmod(
-            (path / CONFIG).stat().st_mode & 0o777
+        text = json.dumps(build_config(classifier), indent=2)
+        write_new(path / CONFIG_FILE, text + "\n")
+        save_file(network.weights(), path / WEIGHTS_FILE, metadata={"format": "pt"})
+        (path / WEIGHTS_FILE).chmod(
+            (path / CONFIG_FILE).stat().st_mode & 0o777
         )  # safetensors creates a file that only its owner can read
 
-    def open(self, path: Path) -> Answer:
+    def open(self, path: Path) -> LogitsFunction:
         """Return the model loaded from the folder."""
-        values = json.loads((path / CONFIG).read_text(encoding="utf-8"))
+        values = json.loads((path / CONFIG_FILE).read_text(encoding="utf-8"))
         is_timm = self.architecture.library == "timm"
-        model = _load_timm(path) if is_timm else _load_ours(values, path / WEIGHTS)
+        model = _load_timm_model(path) if is_timm else _load_paceline_model(values, path / WEIGHTS_FILE)
         model.eval()
 
         def answer(images: Tensor) -> Tensor:
@@ -113,7 +113,7 @@ class Hub:
             return f"""\
 import timm
 
-model = timm.create_model({quoted(f"local-dir:{name}")}, pretrained=True).eval()  # "hf-hub:YOU/NAME" once it is there
+model = timm.create_model({quote_python(f"local-dir:{name}")}, pretrained=True).eval()  # "hf-hub:YOU/NAME" once it is there
 logits = model(images)
 print([model.pretrained_cfg["label_names"][index] for index in logits.argmax(dim=1)])
 """
@@ -126,26 +126,26 @@ from safetensors.torch import load_file
 from paceline.models.zoo import build_model
 from paceline.recipe.schema.model import Model
 
-config = json.loads(Path({quoted(f"{name}/{CONFIG}")}).read_text())
+config = json.loads(Path({quote_python(f"{name}/{CONFIG_FILE}")}).read_text())
 channels = config["pretrained_cfg"]["input_size"][0]
 model = build_model(Model(**config["paceline"]["model"]), num_classes=config["num_classes"], channels=channels)
-model.load_state_dict(load_file({quoted(f"{name}/{WEIGHTS}")}))
+model.load_state_dict(load_file({quote_python(f"{name}/{WEIGHTS_FILE}")}))
 logits = model.eval()(images)
 print([config["label_names"][index] for index in logits.argmax(dim=1)])
 """
 
 
-def config(classifier: Classifier) -> dict[str, Any]:
-    """Return `config.json`: timm's keys, and under `paceline` the arguments of `build_model`."""
+def build_config(classifier: Classifier) -> dict[str, Any]:
+    """Return `build_config.json`: timm's keys, and under `paceline` the arguments of `build_model`."""
     recipe, preprocessing = classifier.recipe, classifier.preprocessing
-    named = architecture(recipe.model.name)
+    named = find_architecture(recipe.model.name)
     size = [preprocessing.channels, preprocessing.image_size, preprocessing.image_size]
     pretrained = {
-        **(_timm_facts(named.name) if named.library == "timm" else {}),
+        **(_timm_pretrained_cfg(named.name) if named.library == "timm" else {}),
         "custom_load": False,
         "input_size": size,
         "interpolation": "bilinear",
-        "crop_pct": crop_share(preprocessing),
+        "crop_pct": timm_crop_pct(preprocessing),
         "crop_mode": "squash" if preprocessing.resize is None else "center",
         "mean": list(preprocessing.mean),
         "std": list(preprocessing.std),
@@ -157,14 +157,14 @@ def config(classifier: Classifier) -> dict[str, Any]:
     return {
         "architecture": str(named),
         "num_classes": len(classifier.classes),
-        "label_names": [printable(each) for each in classifier.classes],
+        "label_names": [printable_class_name(each) for each in classifier.classes],
         **({"model_args": {"in_chans": preprocessing.channels}} if preprocessing.channels != 3 else {}),
         "pretrained_cfg": pretrained,
         "paceline": {"version": paceline.__version__, "recipe": recipe.hash, "model": model},
     }
 
 
-def crop_share(preprocessing: Preprocessing) -> float:
+def timm_crop_pct(preprocessing: Preprocessing) -> float:
     """Return timm's crop_pct for which timm resizes as paceline does.
 
     timm's short side is floor(image_size / crop_pct) (timm.data.transforms_factory), paceline's is rounded.
@@ -175,7 +175,7 @@ def crop_share(preprocessing: Preprocessing) -> float:
     return next(share for share in (size / resize, size / (resize + 0.5)) if math.floor(size / share) == resize)
 
 
-def _timm_facts(name: str) -> dict[str, Any]:
+def _timm_pretrained_cfg(name: str) -> dict[str, Any]:
     # timm needs the names of the first convolution and the classifier to replace them.
     import timm
 
@@ -184,7 +184,7 @@ def _timm_facts(name: str) -> dict[str, Any]:
     return {key: known[key] for key in ("first_conv", "classifier") if known.get(key)}
 
 
-def _load_timm(folder: Path) -> nn.Module:
+def _load_timm_model(folder: Path) -> nn.Module:
     import timm
 
     with warnings.catch_warnings():
@@ -193,7 +193,7 @@ def _load_timm(folder: Path) -> nn.Module:
     return model
 
 
-def _load_ours(values: dict[str, Any], weights: Path) -> nn.Module:
+def _load_paceline_model(values: dict[str, Any], weights: Path) -> nn.Module:
     channels = values["pretrained_cfg"]["input_size"][0]
     model = build_model(Model(**values["paceline"]["model"]), num_classes=values["num_classes"], channels=channels)
     model.load_state_dict(load_file(weights))

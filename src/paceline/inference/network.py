@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from paceline.inference.classifier import Classifier, Preprocessing
 
 
-class Network(Protocol):
+class ExportModel(Protocol):
     """A model to export: from its single input `images` to logits, float32 [n, classes]."""
 
     @property
@@ -18,7 +18,7 @@ class Network(Protocol):
         ...
 
     @property
-    def takes(self) -> str:
+    def input_description(self) -> str:
         """Return a description of `images`."""
         ...
 
@@ -27,7 +27,7 @@ class Network(Protocol):
         """Return dtype and axis order of `images`, for programs."""
         ...
 
-    def inputs(self, images: Tensor) -> Tensor:
+    def prepare_inputs(self, images: Tensor) -> Tensor:
         """Return the module's input for uint8 images [n, c, h, w]."""
         ...
 
@@ -36,62 +36,64 @@ class Network(Protocol):
         ...
 
 
-class Plain:
+class BareModel:
     """The trained model alone; its caller normalizes the pixels."""
 
     layout = "float32 NCHW"
 
     def __init__(self, classifier: Classifier) -> None:
-        self.module = _Named(_portable(classifier.model))
+        self.module = _NamedInput(_to_float32_cpu(classifier.model))
         self._preprocessing = classifier.preprocessing
-        self._pixels = _Pixels(self._preprocessing)
+        self._pixels = _PixelNormalization(self._preprocessing)
 
     @property
-    def takes(self) -> str:
+    def input_description(self) -> str:
         """Return a description of `images`."""
         size = self._preprocessing.image_size
         return f"float32 [batch, {self._preprocessing.channels}, {size}, {size}], (pixel / 255 - mean) / std"
 
-    def inputs(self, images: Tensor) -> Tensor:
+    def prepare_inputs(self, images: Tensor) -> Tensor:
         """Return float32 [n, c, h, w]."""
         normalised: Tensor = self._pixels(images)
         return normalised
 
     def weights(self) -> dict[str, Tensor]:
         """Return the model's tensors."""
-        return _tensors(self.module.network)
+        return _copy_tensors(self.module.network)
 
 
-class WithPreprocessing:
+class ModelWithPreprocessing:
     """The trained model behind pixel normalization; its input is as an image library returns it."""
 
     layout = "uint8 NHWC"
 
     def __init__(self, classifier: Classifier) -> None:
-        self.module = _Named(_portable(classifier.model), _Pixels(classifier.preprocessing, is_last=True))
+        self.module = _NamedInput(
+            _to_float32_cpu(classifier.model), _PixelNormalization(classifier.preprocessing, is_last=True)
+        )
         self._preprocessing = classifier.preprocessing
 
     @property
-    def takes(self) -> str:
+    def input_description(self) -> str:
         """Return a description of `images`."""
         size = self._preprocessing.image_size
         return f"uint8 [batch, {size}, {size}, {self._preprocessing.channels}], pixels 0 to 255"
 
-    def inputs(self, images: Tensor) -> Tensor:
+    def prepare_inputs(self, images: Tensor) -> Tensor:
         """Return uint8 [n, h, w, c]."""
         return images.permute(0, 2, 3, 1).contiguous()
 
     def weights(self) -> dict[str, Tensor]:
         """Return the model's tensors."""
-        return _tensors(self.module.network)
+        return _copy_tensors(self.module.network)
 
 
-def build_network(classifier: Classifier, *, with_preprocessing: bool) -> Network:
+def build_export_model(classifier: Classifier, *, with_preprocessing: bool) -> ExportModel:
     """Return the model to export of `classifier`."""
-    return WithPreprocessing(classifier) if with_preprocessing else Plain(classifier)
+    return ModelWithPreprocessing(classifier) if with_preprocessing else BareModel(classifier)
 
 
-class _Pixels(nn.Module):
+class _PixelNormalization(nn.Module):
     """Normalize uint8 images [n, c, h, w], or [n, h, w, c] with `is_last`, to float32 [n, c, h, w]."""
 
     mean: Tensor
@@ -113,7 +115,7 @@ class _Pixels(nn.Module):
         return (planes.to(torch.float32) - self.mean) * self.scale
 
 
-class _Named(nn.Module):
+class _NamedInput(nn.Module):
     """Call a model through an argument with the name of the file's input."""
 
     def __init__(self, network: nn.Module, before: nn.Module | None = None) -> None:
@@ -128,11 +130,11 @@ class _Named(nn.Module):
         return logits
 
 
-def _portable(model: nn.Module) -> nn.Module:
+def _to_float32_cpu(model: nn.Module) -> nn.Module:
     """# Files compute in float32 and run anywhere, whatever the precision and device of the run."""
     portable = copy.deepcopy(model).to("cpu", torch.float32).to(memory_format=torch.contiguous_format)
     return portable.eval().requires_grad_(False)
 
 
-def _tensors(network: nn.Module) -> dict[str, Tensor]:
+def _copy_tensors(network: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.detach().clone().contiguous() for name, tensor in network.state_dict().items()}

@@ -7,18 +7,18 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from paceline.core.class_table import printable
+from paceline.core.class_table import printable_class_name
 from paceline.core.errors import RecipeError
 from paceline.inference.classifier import Classifier
-from paceline.inference.listing import Unread
-from paceline.inference.reading import Picture
+from paceline.inference.listing import UnreadableImage
+from paceline.inference.reading import InputImage
 
 # Same k as evaluation (`train.metrics.answers`): it determines the order of ties in `topk`.
-_EVALUATED = 5
+_EVAL_TOP_K = 5
 
 # Maximum number of batches for which unreadable images wait behind a readable one.
-_HELD = 8
-_NO_NUMBERS = "its logits are NaN; use another --checkpoint"
+_MAX_PENDING_BATCHES = 8
+_NAN_LOGITS = "its logits are NaN; use another --checkpoint"
 
 
 @dataclass(frozen=True)
@@ -37,36 +37,36 @@ class Prediction:
     guesses: tuple[Guess, ...]
 
 
-def predict(
-    classifier: Classifier, images: Iterable[Picture | Unread], *, batch_size: int, top: int
-) -> Iterator[Prediction | Unread]:
+def predict_images(
+    classifier: Classifier, images: Iterable[InputImage | UnreadableImage], *, batch_size: int, top: int
+) -> Iterator[Prediction | UnreadableImage]:
     """Yield the `top` classes of each of `images` in order, running up to `batch_size` images at once.
 
     Unreadable images keep their place in the order, and are yielded at once if no image waits before them. Raise
     `RecipeError` if the batch does not fit into GPU memory.
     """
-    batch: list[Picture | Unread] = []
+    batch: list[InputImage | UnreadableImage] = []
     num_images = 0
     for each in images:
-        if not num_images and isinstance(each, Unread):
+        if not num_images and isinstance(each, UnreadableImage):
             yield each
             continue
         batch.append(each)
-        num_images += isinstance(each, Picture)
-        if num_images == batch_size or len(batch) >= _HELD * batch_size:
-            yield from _answered(classifier, batch, top)
+        num_images += isinstance(each, InputImage)
+        if num_images == batch_size or len(batch) >= _MAX_PENDING_BATCHES * batch_size:
+            yield from _predict_batch(classifier, batch, top)
             batch, num_images = [], 0
-    yield from _answered(classifier, batch, top)
+    yield from _predict_batch(classifier, batch, top)
 
 
-def ranked(log_probabilities: Tensor, classes: Sequence[str], top: int) -> list[tuple[Guess, ...]]:
+def rank_classes(log_probabilities: Tensor, classes: Sequence[str], top: int) -> list[tuple[Guess, ...]]:
     """Return the `top` classes of each row of `log_probabilities`, float [N, len(classes)].
 
     Ties, which are frequent with 16-bit logits, have the order of evaluation.
     """
-    best = log_probabilities.topk(min(_EVALUATED, len(classes)), dim=1).indices
+    best = log_probabilities.topk(min(_EVAL_TOP_K, len(classes)), dim=1).indices
     # topk orders ties by k, so take evaluation's classes first and the others after them.
-    if top > _EVALUATED:
+    if top > _EVAL_TOP_K:
         others = log_probabilities.scatter(1, best, -torch.inf)
         best = torch.cat([best, others.topk(min(top, len(classes)) - best.shape[1], dim=1).indices], dim=1)
     best = best[:, :top]
@@ -74,21 +74,25 @@ def ranked(log_probabilities: Tensor, classes: Sequence[str], top: int) -> list[
     return [tuple(Guess(classes[number], share) for number, share in zip(*row, strict=True)) for row in rows]
 
 
-def _answered(classifier: Classifier, batch: Sequence[Picture | Unread], top: int) -> Iterator[Prediction | Unread]:
-    pixels = [each.pixels for each in batch if isinstance(each, Picture)]
-    names = [printable(name) for name in classifier.classes]
-    log_probabilities = _asked(classifier, torch.stack(pixels)) if pixels else torch.empty(0, len(names))
+def _predict_batch(
+    classifier: Classifier, batch: Sequence[InputImage | UnreadableImage], top: int
+) -> Iterator[Prediction | UnreadableImage]:
+    pixels = [each.pixels for each in batch if isinstance(each, InputImage)]
+    names = [printable_class_name(name) for name in classifier.classes]
+    log_probabilities = (
+        _compute_log_probabilities(classifier, torch.stack(pixels)) if pixels else torch.empty(0, len(names))
+    )
     are_numbers = iter((~log_probabilities.isnan().any(dim=1)).tolist())
-    guesses = iter(ranked(log_probabilities, names, top))
+    guesses = iter(rank_classes(log_probabilities, names, top))
     for each in batch:
-        if isinstance(each, Unread):
+        if isinstance(each, UnreadableImage):
             yield each
             continue
         guess = next(guesses)
-        yield Prediction(each.path, guess) if next(are_numbers) else Unread(each.path, _NO_NUMBERS)
+        yield Prediction(each.path, guess) if next(are_numbers) else UnreadableImage(each.path, _NAN_LOGITS)
 
 
-def _asked(classifier: Classifier, images: Tensor) -> Tensor:
+def _compute_log_probabilities(classifier: Classifier, images: Tensor) -> Tensor:
     try:
         return classifier.log_probabilities(images)
     except torch.OutOfMemoryError:

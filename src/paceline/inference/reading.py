@@ -16,34 +16,34 @@ from paceline.core.errors import DataError
 from paceline.data.bad import ImageError
 from paceline.data.sources.places import printable as one_line
 from paceline.inference.classifier import Classifier
-from paceline.inference.listing import Unread
+from paceline.inference.listing import UnreadableImage
 
 # Size of the largest image that is decoded: 128 million pixels, four channels of 16 bits, uncompressed.
-_MOST_BYTES = 2**30
-_PART_BYTES = 2**20
+_MAX_IMAGE_BYTES = 2**30
+_CHUNK_BYTES = 2**20
 
 
 @dataclass(frozen=True)
-class Picture:
+class InputImage:
     """An image of the model's input size, uint8 [C, H, W], and the path of its file."""
 
     path: Path
     pixels: Tensor
 
 
-def read_pictures(
-    classifier: Classifier, paths: Iterable[Path | Unread], *, threads: int, ahead: int
-) -> Generator[Picture | Unread, None, None]:
+def read_images(
+    classifier: Classifier, paths: Iterable[Path | UnreadableImage], *, threads: int, num_ahead: int
+) -> Generator[InputImage | UnreadableImage, None, None]:
     """Yield the image of each of `paths` in order, preprocessed as in evaluation.
 
-    An image that cannot be read or decoded becomes an `Unread` in its place. Prefetch up to `ahead` images.
+    An image that cannot be read or decoded becomes an `UnreadableImage` in its place. Prefetch up to `num_ahead` images.
     """
     pool = ThreadPoolExecutor(threads, thread_name_prefix="picture")
-    waiting: deque[Future[Picture | Unread]] = deque()
+    waiting: deque[Future[InputImage | UnreadableImage]] = deque()
     try:
         for path in paths:
-            waiting.append(pool.submit(partial(_read, classifier, path)))
-            if len(waiting) > ahead:
+            waiting.append(pool.submit(partial(_read_image, classifier, path)))
+            if len(waiting) > num_ahead:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
@@ -51,29 +51,29 @@ def read_pictures(
         pool.shutdown(cancel_futures=True)  # the consumer may stop early
 
 
-def _read(classifier: Classifier, path: Path | Unread) -> Picture | Unread:
-    if isinstance(path, Unread):
+def _read_image(classifier: Classifier, path: Path | UnreadableImage) -> InputImage | UnreadableImage:
+    if isinstance(path, UnreadableImage):
         return path
     try:
-        return Picture(path, classifier.image(_content(path), one_line(path)))
+        return InputImage(path, classifier.image(_read_content(path), one_line(path)))
     except ImageError as error:
-        return Unread(path, f"{error.reason}; remove it or replace it")
+        return UnreadableImage(path, f"{error.reason}; remove it or replace it")
     except DataError as error:
-        return Unread(path, str(error))
+        return UnreadableImage(path, str(error))
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        return Unread(path, f"cannot be read: {reason}; correct its name, or leave it out")
+        return UnreadableImage(path, f"cannot be read: {reason}; correct its name, or leave it out")
 
 
-def _content(path: Path) -> bytes:
+def _read_content(path: Path) -> bytes:
     """Return the content of a file or pipe. Raise `ValueError` if it is larger than any image."""
     with path.open("rb") as file:
         status = os.fstat(file.fileno())
         if stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode):
             raise ValueError("is a device")
-        if status.st_size <= _MOST_BYTES:
-            chunks = iter(partial(file.read, max(status.st_size, _PART_BYTES)), b"")
-            content = b"".join(islice(chunks, 1 + _MOST_BYTES // _PART_BYTES))
-            if len(content) <= _MOST_BYTES:
+        if status.st_size <= _MAX_IMAGE_BYTES:
+            chunks = iter(partial(file.read, max(status.st_size, _CHUNK_BYTES)), b"")
+            content = b"".join(islice(chunks, 1 + _MAX_IMAGE_BYTES // _CHUNK_BYTES))
+            if len(content) <= _MAX_IMAGE_BYTES:
                 return content
-    raise ValueError(f"has more than {_MOST_BYTES / 2**30:g} GiB, too large for an image")
+    raise ValueError(f"has more than {_MAX_IMAGE_BYTES / 2**30:g} GiB, too large for an image")

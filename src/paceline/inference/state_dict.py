@@ -6,15 +6,15 @@ import torch
 from torch import Tensor
 
 from paceline.inference.classifier import Classifier
-from paceline.inference.form import quoted
-from paceline.inference.network import Network, Plain
-from paceline.inference.parity import Answer
+from paceline.inference.form import quote_python
+from paceline.inference.network import BareModel, ExportModel
+from paceline.inference.parity import LogitsFunction
 from paceline.models.pretrained import read_weights
 from paceline.models.zoo import build_model
 from paceline.recipe.schema.model import Model
 
 
-class StateDict:
+class StateDictFormat:
     """Write a state_dict with the names of the model's own library, and load it into a new model of `section`."""
 
     suffix = ".pth"
@@ -26,13 +26,13 @@ class StateDict:
         self._section = section.model_copy(update={"norm": "batch"}) if section.norm == "sync_batch" else section
         self._num_classes, self._channels = 0, 3
 
-    def write(self, network: Network, classifier: Classifier, path: Path) -> None:
+    def write(self, network: ExportModel, classifier: Classifier, path: Path) -> None:
         """Write the tensors by name."""
-        assert network.layout == Plain.layout, "a state_dict holds only weights"
+        assert network.layout == BareModel.layout, "a state_dict holds only weights"
         self._num_classes, self._channels = len(classifier.classes), classifier.preprocessing.channels
         torch.save(network.weights(), path)
 
-    def open(self, path: Path) -> Answer:
+    def open(self, path: Path) -> LogitsFunction:
         """Return a new model with the tensors of the file."""
         model = build_model(self._section, num_classes=self._num_classes, channels=self._channels)
         model.load_state_dict(read_weights(str(path)))
@@ -54,8 +54,8 @@ class StateDict:
 import torch
 from torchvision.models import get_model
 
-model = get_model({quoted(network)}, num_classes={self._num_classes})
-model.load_state_dict(torch.load({quoted(name)}, weights_only=True))
+model = get_model({quote_python(network)}, num_classes={self._num_classes})
+model.load_state_dict(torch.load({quote_python(name)}, weights_only=True))
 logits = model.eval()(images)
 """
         return f"""\
@@ -65,6 +65,6 @@ from paceline.models.zoo import build_model
 from paceline.recipe.schema.model import Model
 
 model = build_model(Model(**{section!r}), num_classes={self._num_classes}, channels={self._channels})
-model.load_state_dict(torch.load({quoted(name)}, weights_only=True))
+model.load_state_dict(torch.load({quote_python(name)}, weights_only=True))
 logits = model.eval()(images)
 """

@@ -6,7 +6,7 @@ from paceline.data.batch import Batch
 from paceline.data.loader import Loader
 
 
-class Ahead:
+class Prefetcher:
     """Get batches of `loader` by number; consecutive numbers are prefetched.
 
     There are `stop` batches. Any other order is correct too, but slower, because prefetching restarts.
@@ -18,7 +18,7 @@ class Ahead:
         self._batches: Iterator[Batch] = iter(())
         self._next = -1
 
-    def take(self, number: int) -> Batch:
+    def get(self, number: int) -> Batch:
         """Return batch `number`."""
         if number != self._next:
             self._batches = self._loader.batches(number, self._stop)

@@ -12,27 +12,27 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import RecipeError
-from paceline.data.finish import Finish
+from paceline.data.finish import DeviceTransforms
 from paceline.data.loader import Loader
-from paceline.data.mix import Unmixed
-from paceline.data.placement import Placement
-from paceline.interop.ahead import Ahead
+from paceline.data.mix import NoMixing
+from paceline.data.placement import DeviceTransfer
+from paceline.interop.ahead import Prefetcher
 from paceline.interop.dataset import build_dataset
 from paceline.interop.eval_loader import EvalLoader, even_batch
-from paceline.interop.pipeline import Pipeline
-from paceline.interop.place import find_device, find_place, gpu_by_chance
-from paceline.interop.shared import Shared
+from paceline.interop.pipeline import SplitPipeline
+from paceline.interop.place import find_device, find_rank, unchosen_gpu
+from paceline.interop.shared import SharedResources
 from paceline.interop.train_loader import TrainLoader
 from paceline.recipe.consent import require_consent
 from paceline.recipe.load import load_any
 from paceline.recipe.patch import Patch
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.recipe import Checkpoint
-from paceline.train.bad_images import BadImages
-from paceline.train.parts import Parts
-from paceline.train.reading import read_own
+from paceline.train.bad_images import BadImageRegistry
+from paceline.train.parts import RunContext
+from paceline.train.reading import read_run_data
 
-_ENDLESS: Final = 1 << 40
+_MAX_STEPS: Final = 1 << 40
 """Steps: more than any loop takes."""
 
 
@@ -80,25 +80,25 @@ def loaders(
     """
     loaded, where = load_any(recipe, Patch.parse(list(overrides))), find_device(device)
     require_consent(loaded, own_code=own_code, of=("data.",))
-    rank_place = find_place(rank, world_size, gpu_by_chance(device, where))
-    data_recipe = _of_data(loaded.recipe)
+    rank_place = find_rank(rank, world_size, unchosen_gpu(device, where))
+    data_recipe = _data_only_recipe(loaded.recipe)
     with ExitStack() as unless_whole:
         resources = unless_whole.enter_context(ExitStack())
-        data_recipe, datasets = rank_place.in_turn(partial(read_own, data_recipe, resources))
-        parts = Parts.derive(data_recipe, rank_place.world, where, datasets, resources)
+        data_recipe, datasets = rank_place.run_node_main_first(partial(read_run_data, data_recipe, resources))
+        parts = RunContext.derive(data_recipe, rank_place.world, where, datasets, resources)
         even = even_batch(parts.plan.val_images, parts.plan.eval_batch, rank_place.world.world_size)
         parts = replace(parts, plan=replace(parts.plan, eval_batch=even))
-        parts.check_room()
-        shared = Shared(resources)
-        made = Loaders(_train(parts, dtype, shared), _val(parts, dtype, shared))
+        parts.check_worker_limits()
+        shared = SharedResources(resources)
+        made = Loaders(_build_train_loader(parts, dtype, shared), _build_eval_loader(parts, dtype, shared))
         unless_whole.pop_all()
     if rank_place.world.is_main:
-        for note in filter(None, (*datasets.train.info.notes, *datasets.val.info.notes, parts.choice.note)):
+        for note in filter(None, (*datasets.train.info.notes, *datasets.val.info.notes, parts.loader_choice.note)):
             warnings.warn(note, stacklevel=2)
     return made
 
 
-def _of_data(recipe: Recipe) -> Recipe:
+def _data_only_recipe(recipe: Recipe) -> Recipe:
     """Return `recipe` without trainer settings that would change batches; images are contiguous by default."""
     # A foreign model has contiguous weights unless its trainer changed them, and may call `view`.
     layout = "contiguous" if recipe.model.memory_format == "auto" else recipe.model.memory_format
@@ -107,68 +107,68 @@ def _of_data(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update={"model": model, "train": train, "checkpoint": Checkpoint()})
 
 
-def _train(parts: Parts, dtype: torch.dtype, shared: Shared) -> TrainLoader:
-    placement, finish = _placement(parts, dtype), parts.finish(dtype)
+def _build_train_loader(parts: RunContext, dtype: torch.dtype, shared: SharedResources) -> TrainLoader:
+    placement, finish = _build_placement(parts, dtype), parts.create_transforms(dtype)
     if dtype == torch.uint8 and finish.mix.num_draws:
         raise RecipeError(
             "data.augment: mixup and cutmix mix normalised images, but dtype is torch.uint8 (use a float dtype, or "
             "leave them out)"
         )
-    loader = parts.train_loader(placement)
-    pipeline = Pipeline(
+    loader = parts.create_train_loader(placement)
+    pipeline = SplitPipeline(
         loader=loader,
-        ahead=_ahead(parts, loader, _ENDLESS),
-        left_out=_bad_images(parts).of("train"),
-        place=placement,
-        finish=replace(finish, normalise=_normalising(placement, dtype)),
-        facts=build_dataset(parts.datasets.train.info, parts.plan.image_size, *parts.statistics),
+        prefetcher=_build_prefetcher(parts, loader, _MAX_STEPS),
+        left_out=_build_bad_images(parts).for_split("train"),
+        placement=placement,
+        finish=replace(finish, normalize=_build_normalize(placement, dtype)),
+        dataset=build_dataset(parts.datasets.train.info, parts.plan.image_size, *parts.mean_and_std),
     )
     return TrainLoader(pipeline=pipeline, plan=parts.plan, seed=parts.recipe.seed, shared=shared)
 
 
-def _val(parts: Parts, dtype: torch.dtype, shared: Shared) -> EvalLoader:
-    placement, source = _placement(parts, dtype), parts.datasets.val
-    loader, num_batches = parts.eval_loader(source, parts.plan.val_images)
-    pipeline = Pipeline(
+def _build_eval_loader(parts: RunContext, dtype: torch.dtype, shared: SharedResources) -> EvalLoader:
+    placement, source = _build_placement(parts, dtype), parts.datasets.val
+    loader, num_batches = parts.create_eval_loader(source, parts.plan.val_images)
+    pipeline = SplitPipeline(
         loader=loader,
-        ahead=_ahead(parts, loader, num_batches),
-        left_out=_bad_images(parts).of("val"),
-        place=placement,
-        finish=Finish((), _normalising(placement, dtype), Unmixed()),
-        facts=build_dataset(source.info, parts.plan.eval_image_size, *parts.statistics),
+        prefetcher=_build_prefetcher(parts, loader, num_batches),
+        left_out=_build_bad_images(parts).for_split("val"),
+        placement=placement,
+        finish=DeviceTransforms((), _build_normalize(placement, dtype), NoMixing()),
+        dataset=build_dataset(source.info, parts.plan.eval_image_size, *parts.mean_and_std),
     )
     return EvalLoader(pipeline=pipeline, num_batches=num_batches, batch_size=parts.plan.eval_batch, shared=shared)
 
 
-def _ahead(parts: Parts, loader: Loader, stop: int) -> Ahead:
+def _build_prefetcher(parts: RunContext, loader: Loader, stop: int) -> Prefetcher:
     """Return a prefetcher of `loader`, closed together with the other resources."""
-    ahead = Ahead(loader, stop)
-    parts.held.callback(ahead.close)
+    ahead = Prefetcher(loader, stop)
+    parts.exit_stack.callback(ahead.close)
     return ahead
 
 
-def _placement(parts: Parts, dtype: torch.dtype) -> Placement:
+def _build_placement(parts: RunContext, dtype: torch.dtype) -> DeviceTransfer:
     """Return the placement onto the device. Raise `RecipeError` for a dtype that images cannot have."""
     if not (dtype.is_floating_point or dtype == torch.uint8):
         raise RecipeError(
             f"dtype: {dtype} is not a dtype of images (give torch.float32, another float, or torch.uint8)"
         )
-    return parts.placement(dtype)
+    return parts.create_transfer(dtype)
 
 
-def _normalising(placement: Placement, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-    return _as_pixels if dtype == torch.uint8 else placement.normalise
+def _build_normalize(placement: DeviceTransfer, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    return _identity if dtype == torch.uint8 else placement.normalize
 
 
-def _as_pixels(images: Tensor) -> Tensor:
+def _identity(images: Tensor) -> Tensor:
     """Return uint8 images unchanged."""
     return images
 
 
-def _bad_images(parts: Parts) -> BadImages:
+def _build_bad_images(parts: RunContext) -> BadImageRegistry:
     """Return a handler that warns of bad images, and raises an error for too many."""
-    return BadImages(parts.datasets, parts.recipe.data.max_bad_images, sorted, _told, [])
+    return BadImageRegistry(parts.datasets, parts.recipe.data.max_bad_images, sorted, _warn_bad_image, [])
 
 
-def _told(bad: Mapping[str, str | int]) -> None:
+def _warn_bad_image(bad: Mapping[str, str | int]) -> None:
     warnings.warn(f"{bad['path']}: {bad['reason']} (left out; paceline data verify lists all)", stacklevel=2)

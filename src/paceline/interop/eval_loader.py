@@ -6,8 +6,8 @@ from typing import Self
 from torch import Tensor
 
 from paceline.interop.dataset import Dataset
-from paceline.interop.pipeline import Pipeline
-from paceline.interop.shared import Shared
+from paceline.interop.pipeline import SplitPipeline
+from paceline.interop.shared import SharedResources
 
 
 class EvalLoader:
@@ -22,11 +22,11 @@ class EvalLoader:
     With `data.on_bad_image` skip, a bad image is left out with a warning, and possibly a batch with it.
     """
 
-    def __init__(self, *, pipeline: Pipeline, num_batches: int, batch_size: int, shared: Shared) -> None:
+    def __init__(self, *, pipeline: SplitPipeline, num_batches: int, batch_size: int, shared: SharedResources) -> None:
         self._pipeline = pipeline
         self._num_batches = num_batches
         self._batch_size = batch_size
-        self._shared: Shared | None = shared
+        self._shared: SharedResources | None = shared
 
     def __len__(self) -> int:
         """Return the number of batches on this rank."""
@@ -36,12 +36,12 @@ class EvalLoader:
         """Yield all batches of this rank, in the order of the split."""
         try:
             for number in range(self._num_batches):
-                batch = self._pipeline.ahead.take(number)
-                self._pipeline.note_bad(batch)
+                batch = self._pipeline.prefetcher.get(number)
+                self._pipeline.warn_bad_images(batch)
                 if len(batch):
-                    yield self._pipeline.finished(batch)
+                    yield self._pipeline.to_device(batch)
         finally:
-            self._pipeline.ahead.close()  # also if the loop breaks early
+            self._pipeline.prefetcher.close()  # also if the loop breaks early
 
     @property
     def batch_size(self) -> int:
@@ -51,7 +51,7 @@ class EvalLoader:
     @property
     def dataset(self) -> Dataset:
         """Metadata of the split: `classes`, `num_images`, ..."""
-        return self._pipeline.facts
+        return self._pipeline.dataset
 
     def close(self) -> None:
         """Stop prefetching, and release what is shared with the other split's loader."""

@@ -13,28 +13,28 @@ from paceline.interop.train_loader import TrainLoader
 from paceline.recipe.schema import Recipe
 
 # Two packages with the same classes, which do not know each other: a module of one does not work with the other.
-_NAMES: Final = ("lightning.pytorch", "pytorch_lightning")
+_PACKAGES: Final = ("lightning.pytorch", "pytorch_lightning")
 
 
-def _framework() -> Any:
+def _import_lightning() -> Any:
     """Return the Lightning package that the program imported, else `lightning` or `pytorch_lightning`.
 
     Raise `ImportError` if neither is installed.
     """
-    for name in _NAMES:
+    for name in _PACKAGES:
         if name in sys.modules:
             return sys.modules[name]
-    for name in _NAMES:
+    for name in _PACKAGES:
         if find_spec(name.partition(".")[0]) is not None:
             return importlib.import_module(name)
     raise ImportError("lightning: is not installed (pip install lightning)")
 
 
 # Derived from Lightning's class, because its Trainer checks isinstance.
-_Base: Any = _framework().LightningDataModule
+_LightningDataModule: Any = _import_lightning().LightningDataModule
 
 
-class DataModule(_Base):  # type: ignore[misc]
+class DataModule(_LightningDataModule):  # type: ignore[misc]
     """Data of a recipe for Lightning's Trainer: `Trainer.fit(module, datamodule=DataModule("folder", ...))`.
 
     It takes the arguments of `paceline.interop.loaders`. `setup` builds the loaders once the ranks are joined, on the
@@ -53,16 +53,16 @@ class DataModule(_Base):  # type: ignore[misc]
 
     def __init__(self, recipe: str | Path | Recipe | Mapping[str, Any], *overrides: str, **options: Any) -> None:
         super().__init__()
-        self._asked = recipe, overrides, options
-        self._made: Loaders | None = None
+        self._args = recipe, overrides, options
+        self._loaders: Loaders | None = None
 
     def setup(self, stage: str) -> None:
         """Build the loaders once, for any stage."""
-        if self._made is None:
-            recipe, overrides, options = self._asked
+        if self._loaders is None:
+            recipe, overrides, options = self._args
             where = "auto" if self.trainer is None else self.trainer.strategy.root_device
-            self._made = loaders(recipe, *overrides, **{"device": where, **options})
-            self.train, self.val = self._made
+            self._loaders = loaders(recipe, *overrides, **{"device": where, **options})
+            self.train, self.val = self._loaders
 
     def train_dataloader(self) -> TrainLoader:
         """Return the training loader, built if necessary."""
@@ -76,9 +76,9 @@ class DataModule(_Base):  # type: ignore[misc]
 
     def teardown(self, stage: str) -> None:
         """Stop prefetching; another `setup` builds new loaders."""
-        if self._made is not None:
-            self._made.close()
-            self._made = None
+        if self._loaders is not None:
+            self._loaders.close()
+            self._loaders = None
 
     def on_exception(self, exception: BaseException) -> None:
         """Tear down after a failure of the Trainer."""

@@ -17,15 +17,15 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from paceline.core.errors import WorldError
 from paceline.core.world import World
-from paceline.parallel.environ import world_here
-from paceline.parallel.turns import in_turn, leave_last
+from paceline.parallel.environ import current_world
+from paceline.parallel.turns import exit_last, run_in_order
 
-T = TypeVar("T")
+ResultT = TypeVar("ResultT")
 _FAILED: Final = "failed"
 
 
 @dataclass(frozen=True)
-class Place:
+class ExternalRank:
     """Rank in `world`, and the `store` with which its ranks wait for each other, on `num_nodes` nodes.
 
     Without a `store` they cannot wait.
@@ -35,7 +35,7 @@ class Place:
     store: Store | None = None
     num_nodes: int = 1
 
-    def in_turn(self, work: Callable[[bool], T]) -> T:
+    def run_node_main_first(self, function: Callable[[bool], ResultT]) -> ResultT:
         """Return `work(True)` on the first rank of each node, then `work(False)` on the others.
 
         Every rank must call this method once. The others wait without a collective, however long the first take; if one
@@ -43,18 +43,18 @@ class Place:
         counts as a first one.
         """
         if self.store is None:
-            return work(True)
-        run = partial(_telling, work, self.store, self.world.rank)
-        waits = partial(_check, self.store)
+            return function(True)
+        run = partial(_run_and_signal, function, self.store, self.world.rank)
+        waits = partial(_raise_if_failed, self.store)
         try:
-            result = in_turn(self.store, self.num_nodes, run, waits, is_first=self.world.is_node_main)
-            leave_last(self.store, self.world.world_size - 1, waits, is_last=self.world.is_main)
+            result = run_in_order(self.store, self.num_nodes, run, waits, is_first=self.world.is_node_main)
+            exit_last(self.store, self.world.world_size - 1, waits, is_last=self.world.is_main)
             return result
         except dist.DistError as error:
             raise WorldError(f"torch.distributed: the ranks' store closed while they waited: {error}") from None
 
 
-def find_place(rank: int | None, world_size: int | None, gpu: str = "") -> Place:
+def find_rank(rank: int | None, world_size: int | None, gpu: str = "") -> ExternalRank:
     """Return the given rank, else that of torch.distributed if initialised, else a single process.
 
     `gpu` identifies this rank's GPU if it was not chosen explicitly among several. If torch.distributed is initialised,
@@ -62,19 +62,19 @@ def find_place(rank: int | None, world_size: int | None, gpu: str = "") -> Place
     and if a launcher started several ranks that are not joined: each would silently get all images.
     """
     if rank is not None or world_size is not None:
-        return Place(_told(rank, world_size))
+        return ExternalRank(_explicit_world(rank, world_size))
     if dist.is_initialized():
-        return _joined(gpu) if dist.get_world_size() > 1 else Place(World.single())
-    started = world_here().world_size
+        return _distributed_rank(gpu) if dist.get_world_size() > 1 else ExternalRank(World.single())
+    started = current_world().world_size
     if started > 1:
         raise WorldError(
             f"torch.distributed: is not initialised, but {started} ranks were started (initialise it first, or give "
             f"rank and world_size: rank=0, world_size=1 for all images on each)"
         )
-    return Place(World.single())
+    return ExternalRank(World.single())
 
 
-def gpu_by_chance(device: str | torch.device, chosen: torch.device) -> str:
+def unchosen_gpu(device: str | torch.device, chosen: torch.device) -> str:
     """Return the UUID of the GPU `chosen` if `device` is auto and there are several GPUs, else ""."""
     if device != "auto" or chosen.type != "cuda" or torch.cuda.device_count() < 2:
         return ""
@@ -102,17 +102,17 @@ def find_device(device: str | torch.device) -> torch.device:
     return chosen
 
 
-def _told(rank: int | None, world_size: int | None) -> World:
+def _explicit_world(rank: int | None, world_size: int | None) -> World:
     """Return the world of an explicit rank; ranks share this node as the launcher states, or all of them do."""
     if rank is None or world_size is None or not 0 <= rank < world_size:
         raise WorldError(f"rank: rank {rank} of {world_size} is not a valid rank (give both, rank from 0 on)")
-    launched = world_here()
+    launched = current_world()
     if launched.world_size > 1:  # the images of a rank do not change which ranks share a node
         return replace(launched, rank=rank, world_size=world_size)
     return World(rank, world_size, rank, world_size)
 
 
-def _joined(gpu: str) -> Place:
+def _distributed_rank(gpu: str) -> ExternalRank:
     """Return this rank of the default group; host names decide which ranks share a node."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     # Exchange through the group's store: a collective would need a device, which need not be that of the batches.
@@ -122,15 +122,15 @@ def _joined(gpu: str) -> Place:
     )  # the same name on every rank, which all call equally often
     store.set(f"rank/{rank}", json.dumps([uname().nodename, gpu]))
     infos = [json.loads(store.get(f"rank/{other}")) for other in range(world_size)]
-    check_apart([(host, used) for host, used in infos])
+    check_gpus_differ([(host, used) for host, used in infos])
     hosts = [host for host, _ in infos]
     local_ranks = [number for number, host in enumerate(hosts) if host == hosts[rank]]
     # As under torchrun, a rank gets a share of the cores that its parent may use.
     world = World(rank, world_size, local_ranks.index(rank), len(local_ranks), launcher="torchrun")
-    return Place(world, store, len(set(hosts)))
+    return ExternalRank(world, store, len(set(hosts)))
 
 
-def check_apart(infos: Sequence[tuple[str, str]]) -> None:
+def check_gpus_differ(infos: Sequence[tuple[str, str]]) -> None:
     """Raise `WorldError` if ranks share a GPU; `infos` is (host, GPU or "") per rank."""
     for (host, gpu), times in Counter(infos).items():
         if gpu and times > 1:
@@ -141,7 +141,7 @@ def check_apart(infos: Sequence[tuple[str, str]]) -> None:
             )
 
 
-def _telling(work: Callable[[bool], T], store: Store, rank: int, is_first: bool) -> T:
+def _run_and_signal(work: Callable[[bool], ResultT], store: Store, rank: int, is_first: bool) -> ResultT:
     """Return `work(is_first)`; on failure, signal the waiting ranks."""
     try:
         return work(is_first)
@@ -150,7 +150,7 @@ def _telling(work: Callable[[bool], T], store: Store, rank: int, is_first: bool)
         raise
 
 
-def _check(store: Store) -> None:
+def _raise_if_failed(store: Store) -> None:
     """Raise `WorldError` if a rank that this one waits for has failed."""
     if store.check([_FAILED]):
         raise WorldError(f"data: rank {store.get(_FAILED).decode()} could not read it (see the error of that rank)")

@@ -5,7 +5,7 @@ import weakref
 from contextlib import ExitStack
 
 
-class Shared:
+class SharedResources:
     """Keep `held` open until no loader refers to this object, or the program exits."""
 
     def __init__(self, resources: ExitStack) -> None:

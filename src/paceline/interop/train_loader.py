@@ -8,8 +8,8 @@ from torch import Tensor
 from paceline.core.errors import CheckpointError
 from paceline.core.results import LoaderResult
 from paceline.interop.dataset import Dataset
-from paceline.interop.pipeline import Pipeline
-from paceline.interop.shared import Shared
+from paceline.interop.pipeline import SplitPipeline
+from paceline.interop.shared import SharedResources
 from paceline.recipe.plan import Plan
 
 
@@ -27,11 +27,11 @@ class TrainLoader:
     With `data.on_bad_image` skip, a bad image is left out with a warning, and too many raise `DataError`.
     """
 
-    def __init__(self, *, pipeline: Pipeline, plan: Plan, seed: int, shared: Shared) -> None:
+    def __init__(self, *, pipeline: SplitPipeline, plan: Plan, seed: int, shared: SharedResources) -> None:
         self._pipeline = pipeline
         self._plan = plan
         self._seed = seed
-        self._shared: Shared | None = shared
+        self._shared: SharedResources | None = shared
         self._step = 0  # the global step of the next batch
         self._start = 0  # that of the first batch of the next iteration
 
@@ -44,10 +44,10 @@ class TrainLoader:
         first = self._start
         self._start = (first // len(self) + 1) * len(self)
         for step in range(first, self._start):
-            batch = self._pipeline.ahead.take(step)
+            batch = self._pipeline.prefetcher.get(step)
             self._step = step + 1
-            self._pipeline.note_bad(batch)
-            yield self._pipeline.finished(batch)
+            self._pipeline.warn_bad_images(batch)
+            yield self._pipeline.to_device(batch)
 
     @property
     def batch_size(self) -> int:
@@ -57,7 +57,7 @@ class TrainLoader:
     @property
     def dataset(self) -> Dataset:
         """Metadata of the split: `classes`, `num_images`, ..."""
-        return self._pipeline.facts
+        return self._pipeline.dataset
 
     @property
     def epoch(self) -> int:

@@ -6,10 +6,10 @@ from paceline.core.results import CommunicationResult, RunResult
 from paceline.measure.trace import PROFILER_WARMUP_STEPS, trace_totals
 from paceline.recipe.schema import Recipe
 
-_OF_BUCKETS = ("bytes", "wire_s", "overlap", "buckets")
+_BUCKET_FIELDS = ("bytes", "wire_s", "overlap", "buckets")
 
 
-def communication(base: RunResult, instrumented: RunResult | None) -> CommunicationResult | None:
+def merge_bucket_timings(base: RunResult, instrumented: RunResult | None) -> CommunicationResult | None:
     """Return the communication of `base` with the bucket timings of the instrumented run, if it has some.
 
     None if `base` averages no gradients.
@@ -18,10 +18,10 @@ def communication(base: RunResult, instrumented: RunResult | None) -> Communicat
     if base.communication is None or timed is None or timed.wire_s is None:
         return base.communication
     # Take the overlap from the instrumented run, too: a ratio must be of a single run.
-    return base.communication.model_copy(update={name: getattr(timed, name) for name in _OF_BUCKETS})
+    return base.communication.model_copy(update={name: getattr(timed, name) for name in _BUCKET_FIELDS})
 
 
-def trace_share(trace: Path, traced: RunResult, recipe: Recipe, length: int) -> float | None:
+def compute_trace_share(trace: Path, traced: RunResult, recipe: Recipe, length: int) -> float | None:
     """Return the seconds of all stages in rank 0's trace over those of its clock; 1 if they agree.
 
     None without a trace, or if the traced steps are not those that the clock measured.

@@ -16,16 +16,16 @@ from paceline.data.pack.reader import PackSource
 from paceline.data.pack.shards import LocalShards
 from paceline.data.sampler import TrainOrder
 from paceline.data.sources.build import build_datasets
-from paceline.data.sources.encoded import EncodedSource
+from paceline.data.sources.encoded import ImageFileSource
 from paceline.data.sources.lmdb import LmdbSource
 from paceline.data.sources.webdataset import WebDatasetSource
-from paceline.lab.part import Part, part_of
+from paceline.lab.part import SourceSubset, select_samples
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.data import Data
 from paceline.recipe.schema.source import Folder, HuggingFace, Lmdb, Manifest, Pack, WebDataset
 
 
-def set_cache(recipe: Recipe, *, is_cold: bool) -> None:
+def prepare_page_cache(recipe: Recipe, *, is_cold: bool) -> None:
     """Read what a run of `recipe` will read into the page cache, or evict it.
 
     In-memory sources and staged copies (`data.stage`) are ignored if warm. Raise `RecipeError` for a cold run that
@@ -33,23 +33,23 @@ def set_cache(recipe: Recipe, *, is_cold: bool) -> None:
     """
     data = recipe.data
     if is_cold:
-        _check_reads_disk(data)
-        drop(_files_before_cold(recipe))  # sources are closed by now: mapped pages would stay in the cache
-    elif data.stage == "off" and _reads_files(data):
-        source = _source(data)
-        subset = part_of(source, _taken(recipe, len(source)))
-        warm(subset, len(subset))
+        _check_reads_from_disk(data)
+        evict_files(_find_cold_files(recipe))  # sources are closed by now: mapped pages would stay in the cache
+    elif data.stage == "off" and _is_file_source(data):
+        source = _build_train_source(data)
+        subset = select_samples(source, _select_indices(recipe, len(source)))
+        read_into_cache(subset, len(subset))
 
 
-def _source(data: Data) -> Source:
+def _build_train_source(data: Data) -> Source:
     return build_datasets(data.source, may_download=True, skip_bad=data.on_bad_image == "skip").train
 
 
-def _files_before_cold(recipe: Recipe) -> list[Path]:
-    """Return the files that a cold run reads. Raise `RecipeError` as `set_cache` does."""
-    source = _source(recipe.data)
-    check_cold(recipe, len(source))
-    files = files_of(part_of(source, _taken(recipe, len(source))))
+def _find_cold_files(recipe: Recipe) -> list[Path]:
+    """Return the files that a cold run reads. Raise `RecipeError` as `prepare_page_cache` does."""
+    source = _build_train_source(recipe.data)
+    check_reads_once(recipe, len(source))
+    files = list_source_files(select_samples(source, _select_indices(recipe, len(source))))
     if not files:
         raise RecipeError(
             f"data.source.name: of {recipe.data.source.name} it is not known which files it reads, so no run of it can "
@@ -58,9 +58,9 @@ def _files_before_cold(recipe: Recipe) -> list[Path]:
     return files
 
 
-def check_cold(recipe: Recipe, num_images: int) -> None:
+def check_reads_once(recipe: Recipe, num_images: int) -> None:
     """Raise `RecipeError` unless a run reads each of `num_images` training images at most once."""
-    steps, batch_size = _steps(recipe, num_images), recipe.data.global_batch_size
+    steps, batch_size = _count_steps(recipe, num_images), recipe.data.global_batch_size
     if steps * batch_size <= num_images:
         return
     counted = num_images // batch_size - recipe.measure.warmup_steps
@@ -73,25 +73,25 @@ def check_cold(recipe: Recipe, num_images: int) -> None:
     )
 
 
-def _reads_files(data: Data) -> bool:
+def _is_file_source(data: Data) -> bool:
     """Return whether a run reads images from files during training."""
     return isinstance(data.source, Folder | Manifest | Pack | Lmdb | WebDataset | HuggingFace)
 
 
-def _check_reads_disk(data: Data) -> None:
+def _check_reads_from_disk(data: Data) -> None:
     if data.stage != "off":
         raise RecipeError(
             f"data.stage: {data.stage} makes the run read a fresh copy, so it cannot be cold (set "
             f"data.stage=off, or leave out `cache: cold`)"
         )
-    if not _reads_files(data):
+    if not _is_file_source(data):
         raise RecipeError(
             f"data.source.name: {data.source.name} is read into memory before the first step, so no step is cold "
             f"(leave out `cache: cold`)"
         )
 
 
-def _steps(recipe: Recipe, num_images: int) -> int:
+def _count_steps(recipe: Recipe, num_images: int) -> int:
     train = recipe.train
     if train.epochs == "auto":
         assert train.steps != "auto", "the schema lets exactly one through"
@@ -99,24 +99,24 @@ def _steps(recipe: Recipe, num_images: int) -> int:
     return round(train.epochs * (num_images // recipe.data.global_batch_size))
 
 
-def _taken(recipe: Recipe, num_images: int) -> NDArray[np.int64]:
+def _select_indices(recipe: Recipe, num_images: int) -> NDArray[np.int64]:
     """Return the samples that all ranks of a run read, int64 [K], in source order."""
-    data, steps = recipe.data, _steps(recipe, num_images)
+    data, steps = recipe.data, _count_steps(recipe, num_images)
     order = TrainOrder(recipe.seed, num_images, data.global_batch_size, is_random=data.order == "random")
     if steps >= order.steps_per_epoch:
         return np.arange(num_images, dtype=np.int64)
     return np.sort(np.concatenate([order.indices(step) for step in range(steps)]))
 
 
-def files_of(source: Source) -> list[Path]:
+def list_source_files(source: Source) -> list[Path]:
     """Return the local files that the samples of a split are read from; [] if unknown."""
     match source:
-        case EncodedSource():
-            return [source.path_of(index) for index in range(len(source))]
-        case Part(source=EncodedSource() as whole, indices=indices):
-            return [whole.path_of(index) for index in indices.tolist()]
-        case Part(source=whole):
-            return files_of(whole)
+        case ImageFileSource():
+            return [source.get_path(index) for index in range(len(source))]
+        case SourceSubset(source=ImageFileSource() as whole, indices=indices):
+            return [whole.get_path(index) for index in indices.tolist()]
+        case SourceSubset(source=whole):
+            return list_source_files(whole)
         case PackSource(files=LocalShards() as shards):
             return [shards.folder / file.name for file in shards.files]
         case LmdbSource(path=path):
@@ -126,7 +126,7 @@ def files_of(source: Source) -> list[Path]:
     return []
 
 
-def drop(files: Iterable[Path]) -> None:
+def evict_files(files: Iterable[Path]) -> None:
     """Ask the kernel to evict `files` from the page cache (posix_fadvise(2), POSIX_FADV_DONTNEED).
 
     Needs read permission only. It has no effect on tmpfs and on mapped files.
@@ -143,15 +143,15 @@ def drop(files: Iterable[Path]) -> None:
                 os.close(descriptor)
 
 
-def warm(source: Source, num_images: int) -> None:
+def read_into_cache(source: Source, num_images: int) -> None:
     """Read the first `num_images` samples into the page cache, skipping unreadable ones."""
     match source:
         case ArraySource(images=images):
             np.add.reduce(images[:num_images], axis=None, dtype=np.int64)
         case PackSource():
-            _read_each(source.stored, range(num_images))
-        case Part(source=PackSource() as whole, indices=indices):
-            _read_each(whole.stored, indices[:num_images].tolist())
+            _read_each(source.read_stored, range(num_images))
+        case SourceSubset(source=PackSource() as whole, indices=indices):
+            _read_each(whole.read_stored, indices[:num_images].tolist())
         case _:
             _read_each(source.read, range(num_images))
 

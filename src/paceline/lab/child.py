@@ -6,12 +6,12 @@ import subprocess
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
-from paceline.core.process import tied_to_us
+from paceline.core.process import die_with_us_command
 
-_GRACE_S: Final = 10.0
+_TERMINATE_GRACE_S: Final = 10.0
 
 
-class Process(Protocol):
+class ChildProcess(Protocol):
     """The part of `subprocess.Popen`, in text mode, that is used."""
 
     @property
@@ -40,13 +40,13 @@ class Process(Protocol):
         ...
 
 
-Start = Callable[[Sequence[str]], Process]
+ProcessStarter = Callable[[Sequence[str]], ChildProcess]
 
 
 def start_process(command: Sequence[str], orphaned: int = signal.SIGKILL) -> "subprocess.Popen[str]":
     """Start `command` in a new session. It gets the signal `orphaned` when this process ends."""
     return subprocess.Popen(
-        tied_to_us(command, orphaned),
+        die_with_us_command(command, orphaned),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -57,21 +57,21 @@ def start_process(command: Sequence[str], orphaned: int = signal.SIGKILL) -> "su
     )
 
 
-def end(process: Process) -> None:
+def terminate_process(process: ChildProcess) -> None:
     """Terminate a running process and its ranks: kill it after 10 seconds, or at once at a second Ctrl-C."""
     if process.poll() is not None:
         return
     process.terminate()
     try:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=_GRACE_S)
+            process.wait(timeout=_TERMINATE_GRACE_S)
     finally:
         if process.poll() is None:
             process.kill()
             process.wait()
 
 
-def complaint(stderr: str, code: int) -> str:
+def extract_error(stderr: str, code: int) -> str:
     """Return the first `error:` line of `said`, else its last line, else how the process ended."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]

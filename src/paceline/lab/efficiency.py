@@ -9,19 +9,19 @@ from paceline.core.results import RunResult
 from paceline.core.rundir import RunDir
 from paceline.measure.peaks import Peak, measure_peak, peak_of
 from paceline.measure.roofline import roofline
-from paceline.models.cost import Cost, cost_of
+from paceline.models.cost import ModelCost, count_cost
 from paceline.models.zoo import build_model
 from paceline.recipe.schema import Recipe
 
 
-def efficiency(recipe: Recipe, rundir: RunDir, result: RunResult, images_per_s: float) -> dict[str, Any]:
+def compute_efficiency(recipe: Recipe, rundir: RunDir, result: RunResult, images_per_s: float) -> dict[str, Any]:
     """Return cost per image and efficiency as numbers by name.
 
     `images_per_s` is over all devices; FLOP/s and shares are per device, and None if the peak is unknown. The peak of a
     CPU is measured now, with the rank's number of threads. Raise any exception of a model that cannot be counted.
     """
-    cost = _cost(recipe, rundir)
-    devices = num_devices(recipe, result)
+    cost = _count_model_cost(recipe, rundir)
+    devices = count_devices(recipe, result)
     device_images_per_s = images_per_s / devices
     values: dict[str, Any] = {
         "parameters": cost.params,
@@ -33,7 +33,7 @@ def efficiency(recipe: Recipe, rundir: RunDir, result: RunResult, images_per_s: 
         "roofline_images_per_s": None,
         "roofline_share": None,
     }
-    peak = _peak(recipe.train.precision, result.provenance)
+    peak = _find_peak(recipe.train.precision, result.provenance)
     if peak is None:
         return values
     line = roofline(cost.training, device_images_per_s, peak)
@@ -46,20 +46,20 @@ def efficiency(recipe: Recipe, rundir: RunDir, result: RunResult, images_per_s: 
     }
 
 
-def num_devices(recipe: Recipe, result: RunResult) -> int:
+def count_devices(recipe: Recipe, result: RunResult) -> int:
     """Return the number of devices of a run: one per rank, or all visible GPUs for `dataparallel`."""
     if recipe.parallel.strategy == "dataparallel":
         return max(1, len(result.provenance.get("cuda_devices", ())))
     return result.world_size
 
 
-def _cost(recipe: Recipe, rundir: RunDir) -> Cost:
+def _count_model_cost(recipe: Recipe, rundir: RunDir) -> ModelCost:
     plan = read_json(rundir.path / "plan.json")
     model = build_model(recipe.model, num_classes=plan["num_classes"], channels=plan["channels"])
-    return cost_of(model, plan["channels"], plan["image_size"], plan["image_size"])
+    return count_cost(model, plan["channels"], plan["image_size"], plan["image_size"])
 
 
-def _peak(precision: str, provenance: dict[str, Any]) -> Peak | None:
+def _find_peak(precision: str, provenance: dict[str, Any]) -> Peak | None:
     """Return the peak of the device that a result names, None if it is not in the table."""
     if provenance["device"] != "cpu":
         return peak_of(provenance["cuda_devices"][0], precision)

@@ -4,19 +4,19 @@ from dataclasses import dataclass, field
 
 from paceline.core.experiments.ladder import ParityResult
 from paceline.core.experiments.tuning import TriedResult
-from paceline.core.interval import Interval, mean_of, ratio_of
+from paceline.core.interval import Interval, mean_interval, ratio_interval
 from paceline.core.results import RunResult, starved_note
 from paceline.core.units import count
-from paceline.lab.duel import GAIN, Duel, Status, failure_of, folders_of
-from paceline.lab.moves import Move
-from paceline.lab.trial import Outcome, words_of
+from paceline.lab.duel import MIN_GAIN, ABResult, ABStatus, classify_failure, format_run_folders
+from paceline.lab.moves import Candidate
+from paceline.lab.trial import TrialOutcome, format_patch
 
 
 @dataclass
-class Entry:
+class TriedCandidate:
     """A candidate in a round, and its results so far."""
 
-    move: Move
+    candidate: Candidate
     over: str
     round: int
     runs: list[str] = field(default_factory=list)
@@ -25,35 +25,35 @@ class Entry:
     images_per_s: float | None = None
     ratio: Interval | None = None
     parity: ParityResult | None = None
-    status: Status = "no_gain"
+    status: ABStatus = "no_gain"
     why: str = ""
 
     @property
-    def value(self) -> float:
+    def speedup(self) -> float:
         """Latest known speedup; 0 if it could not be run."""
         return 0.0 if self.ratio is None else self.ratio.value
 
     @property
-    def may_win(self) -> bool:
+    def can_win(self) -> bool:
         """Whether it looked faster than its baseline, in runs that are valid."""
-        return self.value > 1 and self.status != "starved"
+        return self.speedup > 1 and self.status != "starved"
 
-    def take_short(self, outcome: Outcome, base: RunResult, steps: int) -> None:
+    def record_short_run(self, outcome: TrialOutcome, base: RunResult, steps: int) -> None:
         """Record a short run, compared with the run `base`."""
         self.trials, self.steps = self.trials + 1, steps
         if outcome.result is None:
             self.ratio = None
-            self.status, self.why = failure_of(outcome)
+            self.status, self.why = classify_failure(outcome)
             return
-        self.runs += folders_of([outcome])
+        self.runs += format_run_folders([outcome])
         self.images_per_s = outcome.result.throughput.images_per_s
-        self.ratio = ratio_of([self.images_per_s], [base.throughput.images_per_s])
-        self.status = "no_gain" if self.value > 1 / GAIN else "lost"
-        self.why = f"{self.value:.2f}x in a run of {count(steps, 'step')}"
+        self.ratio = ratio_interval([self.images_per_s], [base.throughput.images_per_s])
+        self.status = "no_gain" if self.speedup > 1 / MIN_GAIN else "lost"
+        self.why = f"{self.speedup:.2f}x in a run of {count(steps, 'step')}"
         if starved := starved_note((base, outcome.result)):
             self.status, self.why = "starved", f"unknown: {starved} ({self.why})"
 
-    def take_duel(self, ab_result: Duel, steps: int, num_runs: int) -> None:
+    def record_ab_test(self, ab_result: ABResult, steps: int, num_runs: int) -> None:
         """Record an A/B test of `num_runs` runs."""
         self.trials, self.steps = self.trials + num_runs, steps
         self.runs += ab_result.runs
@@ -63,14 +63,14 @@ class Entry:
             ab_result.status,
             ab_result.why,
         )
-        if ab_result.challenger:
-            self.images_per_s = mean_of([each.throughput.images_per_s for each in ab_result.challenger]).value
+        if ab_result.candidate:
+            self.images_per_s = mean_interval([each.throughput.images_per_s for each in ab_result.candidate]).value
 
-    def result(self) -> TriedResult:
+    def to_result(self) -> TriedResult:
         """Return the serializable result."""
         return TriedResult(
-            name=self.move.name,
-            patch=tuple(words_of(self.move.patch)),
+            name=self.candidate.name,
+            patch=tuple(format_patch(self.candidate.patch)),
             over=self.over,
             round=self.round,
             steps=self.steps,
@@ -80,6 +80,6 @@ class Entry:
             status=self.status,
             why=self.why,
             runs=tuple(self.runs),
-            explains=self.move.explains,
+            explains=self.candidate.explains,
             parity=self.parity,
         )

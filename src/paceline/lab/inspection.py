@@ -15,42 +15,42 @@ from numpy.typing import NDArray
 
 from paceline.core.dataset import ArraySource, DatasetInfo, Source
 from paceline.core.errors import DataError
-from paceline.data.decode import look
-from paceline.data.labels import labels_of
+from paceline.data.decode import read_image_header
+from paceline.data.labels import get_labels
 from paceline.data.pack.format import KIND_FILE, KIND_PIXELS, KIND_RECORD
 from paceline.data.pack.reader import PackSource
-from paceline.data.sources.encoded import EncodedSource
-from paceline.lab.part import Part
+from paceline.data.sources.encoded import ImageFileSource
+from paceline.lab.part import SourceSubset
 
-PIXELS: Final = "pixels"
-_ASKED: Final = 20_000
+PIXELS_FORMAT: Final = "pixels"
+_MAX_STAT_CALLS: Final = 20_000
 """Limit of stat calls: 0.2 s on a local disk; on a network file system each one is a message."""
 _PERCENTILES: Final = (0, 10, 50, 90, 100)
-_KINDS: Final = {KIND_RECORD: "indexed JPEGs", KIND_FILE: "kept whole", KIND_PIXELS: PIXELS}
+_PACK_KIND_NAMES: Final = {KIND_RECORD: "indexed JPEGs", KIND_FILE: "kept whole", KIND_PIXELS: PIXELS_FORMAT}
 
 
 @dataclass(frozen=True)
-class Inspection:
-    """Statistics of a split. `class_counts` are by class, in label order.
+class DatasetStats:
+    """Statistics of a split. `count_classes` are by class, in label order.
 
-    `looked_at` is the number of inspected images, and `forms` counts their formats. `sizes` are their (height, width),
-    int64 [K, 2], `num_bytes` is their sum of bytes, and `bad` the number of unreadable ones. `kinds` counts what a pack
+    `num_inspected` is the number of inspected images, and `formats` counts their formats. `sizes` are their (height, width),
+    int64 [K, 2], `num_bytes` is their sum of bytes, and `num_bad` the number of unreadable ones. `pack_kinds` counts what a pack
     holds.
     """
 
     info: DatasetInfo
     class_counts: NDArray[np.int64]
-    looked_at: int
-    forms: Mapping[str, int]
+    num_inspected: int
+    formats: Mapping[str, int]
     sizes: NDArray[np.int64]
     num_bytes: int
-    bad: int
-    kinds: Mapping[str, int] = field(default_factory=dict)
+    num_bad: int
+    pack_kinds: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def total_bytes(self) -> float:
         """Bytes of the whole split, extrapolated from the inspected images."""
-        return self.num_bytes / max(1, self.looked_at) * self.info.num_images
+        return self.num_bytes / max(1, self.num_inspected) * self.info.num_images
 
     @property
     def imbalance(self) -> float:
@@ -78,12 +78,12 @@ class Inspection:
             "imbalance": self.imbalance if fewest else None,
             "channels": self.info.channels,
             "image_size": self.info.image_size,
-            "looked_at": self.looked_at,
-            "bad": self.bad,
-            "formats": dict(self.forms),
+            "looked_at": self.num_inspected,
+            "bad": self.num_bad,
+            "formats": dict(self.formats),
             "bytes": round(self.total_bytes),
             **{name.replace(" ", "_"): values for name, values in self._named_percentiles().items()},
-            "pack": dict(self.kinds),
+            "pack": dict(self.pack_kinds),
             "mean": self.info.mean,
             "std": self.info.std,
             "notes": list(self.info.notes),
@@ -94,59 +94,59 @@ class Inspection:
         return {side: dict(zip(names, values, strict=True)) for side, values in self.percentiles.items()}
 
 
-def inspect(
+def inspect_source(
     source: Source, limit: int | None, progress: Callable[[int, int], None] = lambda done, total: None
-) -> Inspection:
+) -> DatasetStats:
     """Inspect at most `limit` images of a split (None: all), evenly spread; `told` gets the images done and in all."""
     match source:
         case ArraySource(images=images):
             height, width = images.shape[1:3]
             sizes = np.broadcast_to(np.array([[height, width]], dtype=np.int64), (len(source), 2))
-            return Inspection(
-                source.info, class_counts(source), len(source), {PIXELS: len(source)}, sizes, images.nbytes, 0
+            return DatasetStats(
+                source.info, count_classes(source), len(source), {PIXELS_FORMAT: len(source)}, sizes, images.nbytes, 0
             )
         case PackSource():
-            return _of_pack(source, limit, progress)
-    chosen = spread_over(len(source), limit)
-    seen = _Seen()
+            return _inspect_pack(source, limit, progress)
+    chosen = spread_indices(len(source), limit)
+    seen = _HeaderScan()
     for done, index in enumerate(chosen.tolist()):
         seen.add(source, index)
         progress(done + 1, len(chosen))
-    counts = class_counts(source, seen.labels)
-    forms = dict(seen.forms.most_common())
-    return Inspection(source.info, counts, len(chosen), forms, seen.all_sizes, seen.num_bytes, seen.bad)
+    counts = count_classes(source, seen.labels)
+    forms = dict(seen.formats.most_common())
+    return DatasetStats(source.info, counts, len(chosen), forms, seen.all_sizes, seen.num_bytes, seen.num_bad)
 
 
-def _of_pack(source: PackSource, limit: int | None, progress: Callable[[int, int], None]) -> Inspection:
+def _inspect_pack(source: PackSource, limit: int | None, progress: Callable[[int, int], None]) -> DatasetStats:
     """Inspect a pack by its index; only files stored whole are read, for their formats."""
     stored_whole = np.flatnonzero(source.kinds == KIND_FILE)
-    chosen = stored_whole[spread_over(len(stored_whole), limit)]
-    seen = _Seen()
+    chosen = stored_whole[spread_indices(len(stored_whole), limit)]
+    seen = _HeaderScan()
     for done, index in enumerate(chosen.tolist()):
         seen.add(source, index)
         progress(done + 1, len(chosen))
-    kinds = {name: int((source.kinds == kind).sum()) for kind, name in _KINDS.items()}
+    kinds = {name: int((source.kinds == kind).sum()) for kind, name in _PACK_KIND_NAMES.items()}
     sizes = np.stack([source.heights, source.widths], axis=1).astype(np.int64)
     num_bytes = int(source.locate(np.arange(len(source), dtype=np.int64))[2].sum())
-    return Inspection(
+    return DatasetStats(
         source.info,
-        class_counts(source),
+        count_classes(source),
         len(source),
-        dict(seen.forms.most_common()),
+        dict(seen.formats.most_common()),
         sizes[sizes.min(1) > 0],
         num_bytes,
-        seen.bad,
+        seen.num_bad,
         {name: number for name, number in kinds.items() if number},
     )
 
 
-def spread_over(num_images: int, limit: int | None) -> NDArray[np.int64]:
+def spread_indices(num_images: int, limit: int | None) -> NDArray[np.int64]:
     """Return at most `limit` of 0..num_images-1, int64, ascending and evenly spread."""
     wanted = num_images if limit is None else min(limit, num_images)
     return np.arange(wanted, dtype=np.int64) * num_images // max(1, wanted)
 
 
-def source_bytes(source: Source) -> float | None:
+def estimate_source_bytes(source: Source) -> float | None:
     """Return the bytes of a split on its storage, extrapolated from some files if there are many.
 
     None if unknown without reading it.
@@ -158,38 +158,38 @@ def source_bytes(source: Source) -> float | None:
             return images.nbytes
         case PackSource():
             return int(source.locate(np.arange(len(source), dtype=np.int64))[2].sum())
-        case EncodedSource():
-            chosen = spread_over(len(source), _ASKED)
-            return sum(_file_bytes(source.path_of(index)) for index in chosen.tolist()) / len(chosen) * len(source)
-        case Part(source=whole):
-            of_all = source_bytes(whole)
+        case ImageFileSource():
+            chosen = spread_indices(len(source), _MAX_STAT_CALLS)
+            return sum(_stat_bytes(source.get_path(index)) for index in chosen.tolist()) / len(chosen) * len(source)
+        case SourceSubset(source=whole):
+            of_all = estimate_source_bytes(whole)
             return None if of_all is None else of_all * len(source) / len(whole)
     return None
 
 
-def _file_bytes(path: Path) -> int:
+def _stat_bytes(path: Path) -> int:
     try:
         return path.stat().st_size
     except OSError:  # reading it reports the error
         return 0
 
 
-def class_counts(source: Source, labels_seen: Sequence[int] = ()) -> NDArray[np.int64]:
+def count_classes(source: Source, labels_seen: Sequence[int] = ()) -> NDArray[np.int64]:
     """Return the images per class, int64 [C]; counts `labels_seen` if labels are not indexed."""
-    known = labels_of(source)
+    known = get_labels(source)
     counted = np.array(labels_seen, dtype=np.int64) if known is None else known
     return np.bincount(counted, minlength=source.info.num_classes).astype(np.int64)
 
 
 @dataclass
-class _Seen:
+class _HeaderScan:
     """Accumulated statistics of the images inspected so far."""
 
     labels: list[int] = field(default_factory=list)
     sizes: list[tuple[int, int]] = field(default_factory=list)
-    forms: Counter[str] = field(default_factory=Counter)
+    formats: Counter[str] = field(default_factory=Counter)
     num_bytes: int = 0
-    bad: int = 0
+    num_bad: int = 0
 
     @property
     def all_sizes(self) -> NDArray[np.int64]:
@@ -203,12 +203,12 @@ class _Seen:
             self.labels.append(label)
             self.num_bytes += len(content) if isinstance(content, bytes) else content.nbytes
             if not isinstance(content, bytes):
-                self.forms[PIXELS] += 1
+                self.formats[PIXELS_FORMAT] += 1
                 self.sizes.append((content.shape[0], content.shape[1]))
                 return
-            header = look(content, name=source.name_of(index))
+            header = read_image_header(content, name=source.name_of(index))
         except DataError:
-            self.bad += 1
+            self.num_bad += 1
             return
-        self.forms[header.form] += 1
+        self.formats[header.format] += 1
         self.sizes.append((header.height, header.width))

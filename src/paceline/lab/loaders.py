@@ -21,19 +21,19 @@ from paceline.core.process import die_with_parent
 from paceline.data.loader import LoaderOptions, build_train_loader
 from paceline.data.sampler import TrainOrder
 from paceline.data.tally import LoaderName
-from paceline.lab.tree import memory_bytes, taken
-from paceline.measure.contention import RankCpu, build_cpu_timer, contention
+from paceline.lab.tree import read_memory_bytes, read_usage
+from paceline.measure.contention import RankCpu, build_cpu_timer, cpu_result
 from paceline.measure.timing import now_s
 from paceline.recipe.schema.data import Data
 
-Cache = Literal["warm", "cold"]
-_ENDLESS: Final = 1 << 40
-_LOOK_S: Final = 0.2
+CacheState = Literal["warm", "cold"]
+_UNBOUNDED_STEPS: Final = 1 << 40
+_MEMORY_POLL_S: Final = 0.2
 """Interval of memory readings, each of which takes a few milliseconds of a core."""
 
 
 @dataclass(frozen=True)
-class Window:
+class MeasurementWindow:
     """Seconds to measure, and the batches: `num_images` samples, repeated as often as needed."""
 
     seconds: float
@@ -43,10 +43,10 @@ class Window:
 
 
 @dataclass(frozen=True)
-class Measured:
+class LoaderMeasurement:
     """One measurement. `bytes_read` came from the source, `disk_bytes` from storage.
 
-    `memory_bytes` is the peak above the process's initial memory, without the page cache. `lost_cpu` is the share of
+    `read_memory_bytes` is the peak above the process's initial memory, without the page cache. `lost_cpu` is the share of
     its runnable time in which other processes used the cores.
     """
 
@@ -59,7 +59,7 @@ class Measured:
     lost_cpu: float = 0.0
 
 
-class Contender(Protocol):
+class BenchCase(Protocol):
     """Something that yields images."""
 
     @property
@@ -72,17 +72,17 @@ class Contender(Protocol):
         """Number of working threads or processes."""
         ...
 
-    def measure(self, window: Window, cache: Cache) -> Measured:
+    def measure(self, window: MeasurementWindow, cache: CacheState) -> LoaderMeasurement:
         """Measure it in this process."""
         ...
 
 
 @dataclass(frozen=True)
-class Loading:
-    """A loader of a source, configured as in a run; `reads` is the kind of source, such as `pack`."""
+class LoaderCase:
+    """A loader of a source, configured as in a run; `source_kind` is the kind of source, such as `pack`."""
 
     loader: LoaderName
-    reads: str
+    source_kind: str
     source: Source
     data: Data
     workers: int
@@ -90,32 +90,32 @@ class Loading:
     @property
     def name(self) -> str:
         """Label: the loader and its kind of source."""
-        return f"{self.loader}, {self.reads}"
+        return f"{self.loader}, {self.source_kind}"
 
     @property
     def cores(self) -> int:
         """Number of working threads or processes."""
         return max(1, self.workers)
 
-    def measure(self, window: Window, cache: Cache) -> Measured:
+    def measure(self, window: MeasurementWindow, cache: CacheState) -> LoaderMeasurement:
         """Measure it in this process: from the start if the cache is cold, else in steady state."""
         order = TrainOrder(0, window.num_images, window.batch_size)
-        options = LoaderOptions(self.workers, pin_memory=False, now=now_s, loader=self.loader)
+        options = LoaderOptions(self.workers, pin_memory=False, clock=now_s, loader=self.loader)
         loader = build_train_loader(self.data, self.source, order, lambda step: window.image_size, options)
-        batches = loader.batches(0, order.steps_per_epoch if cache == "cold" else _ENDLESS)
+        batches = loader.batches(0, order.steps_per_epoch if cache == "cold" else _UNBOUNDED_STEPS)
         try:
             images = (len(batch) for batch in batches)
             counts = count_images(images, window.seconds, 0 if cache == "cold" else 2 * self.workers + 3)
             stats = loader.stats()
             assert stats is not None, "it was built with a clock"
             read_bytes = round(stats.bytes_read / max(1, stats.images) * counts.images)
-            return counts.measured(read_bytes, _disk_bytes())
+            return counts.to_measurement(read_bytes, _count_disk_bytes())
         finally:
             batches.close()  # type: ignore[attr-defined]
             loader.close()
 
 
-class Counted(NamedTuple):
+class WindowCounts(NamedTuple):
     """Images, seconds, CPU seconds and lost CPU share of a window."""
 
     images: int
@@ -123,43 +123,43 @@ class Counted(NamedTuple):
     cpu_s: float
     lost_cpu: float
 
-    def measured(self, bytes_read: int, disk_bytes: int) -> Measured:
+    def to_measurement(self, bytes_read: int, disk_bytes: int) -> LoaderMeasurement:
         """Return it as a measurement."""
-        return Measured(self.images, self.wall_s, self.cpu_s, bytes_read, disk_bytes, lost_cpu=self.lost_cpu)
+        return LoaderMeasurement(self.images, self.wall_s, self.cpu_s, bytes_read, disk_bytes, lost_cpu=self.lost_cpu)
 
 
-def count_images(batches: Iterator[int], seconds: float, num_warmup: int) -> Counted:
+def count_images(batches: Iterator[int], seconds: float, num_warmup: int) -> WindowCounts:
     """Measure a window after `num_warmup` batches, given the sizes of batches. It ends with a batch."""
     for _ in range(num_warmup):
         next(batches)
     cpu = build_cpu_timer()
     cpu.resume()
-    images, cpu_s, start_s = 0, taken(os.getpid()).cpu_s, now_s()
+    images, cpu_s, start_s = 0, read_usage(os.getpid()).cpu_s, now_s()
     for size in batches:
         images += size
         if now_s() - start_s >= seconds:
             break
-    wall_s, cpu_s, times = now_s() - start_s, taken(os.getpid()).cpu_s - cpu_s, cpu.read()
-    lost = None if times is None else contention([RankCpu(times, place=0, cores=usable_cores(), threads=1)])
-    return Counted(images, wall_s, cpu_s, 0.0 if lost is None else lost.share)
+    wall_s, cpu_s, times = now_s() - start_s, read_usage(os.getpid()).cpu_s - cpu_s, cpu.read()
+    lost = None if times is None else cpu_result([RankCpu(times, place=0, cores=usable_cores(), threads=1)])
+    return WindowCounts(images, wall_s, cpu_s, 0.0 if lost is None else lost.share)
 
 
-def _disk_bytes() -> int:
-    return taken(os.getpid()).disk_bytes
+def _count_disk_bytes() -> int:
+    return read_usage(os.getpid()).disk_bytes
 
 
-def measure_apart(contender: Contender, window: Window, cache: Cache) -> Measured:
+def measure_in_subprocess(contender: BenchCase, window: MeasurementWindow, cache: CacheState) -> LoaderMeasurement:
     """Measure in a forked process, whose memory this one polls. Raise `DataError` if the process dies."""
     fork = multiprocessing.get_context("fork")
     receiver, sender = fork.Pipe(duplex=False)
-    process = fork.Process(target=_measure_there, args=(contender, window, cache, sender, os.getpid()))
+    process = fork.Process(target=_run_subprocess, args=(contender, window, cache, sender, os.getpid()))
     process.start()
     sender.close()
     assert process.pid is not None
-    initial = peak = memory_bytes(process.pid)
+    initial = peak = read_memory_bytes(process.pid)
     try:
-        while not receiver.poll(_LOOK_S):
-            peak = max(peak, memory_bytes(process.pid))
+        while not receiver.poll(_MEMORY_POLL_S):
+            peak = max(peak, read_memory_bytes(process.pid))
         reply = receiver.recv()
     except EOFError:
         process.join()
@@ -172,30 +172,32 @@ def measure_apart(contender: Contender, window: Window, cache: Cache) -> Measure
         receiver.close()
     if isinstance(reply, PacelineError):
         raise reply
-    return Measured(**{**asdict(reply), "memory_bytes": max(0, peak - initial)})
+    return LoaderMeasurement(**{**asdict(reply), "memory_bytes": max(0, peak - initial)})
 
 
-def _measure_there(contender: Contender, window: Window, cache: Cache, sender: Connection, parent: int) -> None:
+def _run_subprocess(
+    contender: BenchCase, window: MeasurementWindow, cache: CacheState, sender: Connection, parent: int
+) -> None:
     die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, too, which kills this process
     try:
-        reply: Measured | PacelineError = contender.measure(window, cache)
+        reply: LoaderMeasurement | PacelineError = contender.measure(window, cache)
     except PacelineError as error:
         reply = error
     sender.send(reply)
 
 
 @dataclass(frozen=True)
-class Row:
+class BenchRow:
     """Result of a contender over n turns: medians, and the lowest and highest rate.
 
     `images_per_s_per_core` is per thread or process, `cpu_ms` the CPU time per image, and bytes are per image.
-    `memory_bytes` and `lost_cpu` are maxima. `kind` is loader or floor.
+    `read_memory_bytes` and `lost_cpu` are maxima. `kind` is loader or floor.
     """
 
     name: str
     kind: Literal["loader", "floor"]
-    cache: Cache
+    cache: CacheState
     cores: int
     n: int
     images_per_s: float
@@ -212,7 +214,7 @@ class Row:
         return asdict(self)
 
 
-def summarise(contender: Contender, cache: Cache, turns: Sequence[Measured]) -> Row:
+def summarize_measurements(contender: BenchCase, cache: CacheState, turns: Sequence[LoaderMeasurement]) -> BenchRow:
     """Return the result of a contender over its turns."""
     rates = [turn.images / turn.wall_s for turn in turns]
     images = [max(1, turn.images) for turn in turns]
@@ -220,9 +222,9 @@ def summarise(contender: Contender, cache: Cache, turns: Sequence[Measured]) -> 
     def median(values: Iterable[float]) -> float:
         return float(np.median(list(values)))
 
-    return Row(
+    return BenchRow(
         name=contender.name,
-        kind="loader" if isinstance(contender, Loading) else "floor",
+        kind="loader" if isinstance(contender, LoaderCase) else "floor",
         cache=cache,
         cores=contender.cores,
         n=len(turns),
@@ -237,28 +239,28 @@ def summarise(contender: Contender, cache: Cache, turns: Sequence[Measured]) -> 
     )
 
 
-Turn = tuple[Contender, Cache]
+BenchEntry = tuple[BenchCase, CacheState]
 
 
-def take_turns(
-    turns: Sequence[Turn],
+def run_bench(
+    turns: Sequence[BenchEntry],
     rounds: int,
-    window: Window,
+    window: MeasurementWindow,
     *,
-    prepare: Callable[[Contender, Cache], None],
-    told: Callable[[int, int, str], None],
-) -> list[Row]:
+    prepare: Callable[[BenchCase, CacheState], None],
+    progress: Callable[[int, int, str], None],
+) -> list[BenchRow]:
     """Measure all of `turns` in each of `rounds`, every other round in reverse; return results in order.
 
-    `prepare` is called before each measurement, to fill or empty the page cache. `told` gets the number done, the total
+    `prepare` is called before each measurement, to fill or empty the page cache. `progress` gets the number done, the total
     and the next name.
     """
-    measurements: dict[int, list[Measured]] = {index: [] for index in range(len(turns))}
+    measurements: dict[int, list[LoaderMeasurement]] = {index: [] for index in range(len(turns))}
     total = rounds * len(turns)
     for round_index in range(rounds):
         for index in list(measurements)[:: -1 if round_index % 2 else 1]:
             contender, cache = turns[index]
-            told(sum(map(len, measurements.values())), total, contender.name)
+            progress(sum(map(len, measurements.values())), total, contender.name)
             prepare(contender, cache)
-            measurements[index].append(measure_apart(contender, window, cache))
-    return [summarise(*turns[index], measured) for index, measured in measurements.items()]
+            measurements[index].append(measure_in_subprocess(contender, window, cache))
+    return [summarize_measurements(*turns[index], measured) for index, measured in measurements.items()]

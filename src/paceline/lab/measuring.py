@@ -7,17 +7,17 @@ from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.optim import Muon
 from paceline.recipe.schema.section import Section
 
-STILL: Final = 1e-3
+TINY_LR_SHARE: Final = 1e-3
 """Share of the peak learning rate at which weights hardly move, so that steps without LR warm-up stay finite."""
-FALLING: Final = 0.1
+REDUCED_LR_SHARE: Final = 0.1
 """Share of the peak learning rate at which the loss falls, to detect changed training, without LR warm-up."""
-_OF_SAVING: Final = ("keep", "keep_best", "keep_every", "background", "on_failure")
-_OF_MEASURING: Final = ("communication", "trace", "nvtx")
+_CHECKPOINT_FIELDS: Final = ("keep", "keep_best", "keep_every", "background", "on_failure")
+_MEASURE_FIELDS: Final = ("communication", "trace", "nvtx")
 
 Assignment = tuple[str, Any]
 
 
-def measuring_patch(recipe: Recipe, steps: int, user_patch: Patch, lr_share: float = STILL) -> Patch:
+def build_measurement_patch(recipe: Recipe, steps: int, user_patch: Patch, lr_share: float = TINY_LR_SHARE) -> Patch:
     """Return the patch that turns `recipe` into a run of `steps` measured steps after the measurement warm-up.
 
     The learning rate is constant at `lr_share` of its peak. The user's own settings (`said`) of evaluation,
@@ -28,39 +28,39 @@ def measuring_patch(recipe: Recipe, steps: int, user_patch: Patch, lr_share: flo
     assignments: list[Assignment] = [
         ("train.steps", recipe.measure.warmup_steps + steps),
         ("schedule.name", "constant"),
-        ("optim.lr", _rounded(recipe.optim.lr * lr_share)),
+        ("optim.lr", _round_lr(recipe.optim.lr * lr_share)),
         ("measure.clock", "on"),
     ]
     if isinstance(recipe.optim, Muon):
-        assignments.append(("optim.sgd_lr", _rounded(recipe.optim.sgd_lr * lr_share)))
+        assignments.append(("optim.sgd_lr", _round_lr(recipe.optim.sgd_lr * lr_share)))
     if "train.eval_every" not in keys:
         assignments += [("train.eval_every", "off"), ("train.stop", "off"), ("train.eval_train", "off")]
-    assignments += nothing_saved(recipe, user_patch)
+    assignments += disable_checkpoints(recipe, user_patch)
     if not any(key.startswith("data.progressive") for key in keys):
         assignments.append(("data.progressive", "off"))
     if str(recipe.log.every).endswith("%"):
-        assignments += defaults(recipe, "log", ("every",))
+        assignments += reset_to_defaults(recipe, "log", ("every",))
     if str(recipe.parallel.check_replicas).endswith("%"):
         assignments.append(("parallel.check_replicas", "off"))
-    assignments += defaults(recipe, "measure", _OF_MEASURING)
+    assignments += reset_to_defaults(recipe, "measure", _MEASURE_FIELDS)
     assignments.append(("log.report", "off"))  # a profile writes one report at its end
-    return without_what_is_so(recipe, assignments)
+    return drop_unchanged_settings(recipe, assignments)
 
 
-def nothing_saved(recipe: Recipe, user_patch: Patch) -> list[Assignment]:
+def disable_checkpoints(recipe: Recipe, user_patch: Patch) -> list[Assignment]:
     """Return the settings that turn checkpoints off, or none if the user (`said`) set `checkpoint.every`."""
     if any(path == "checkpoint.every" for path, _ in user_patch.assignments):
         return []
-    return [("checkpoint.every", "off"), *defaults(recipe, "checkpoint", _OF_SAVING)]
+    return [("checkpoint.every", "off"), *reset_to_defaults(recipe, "checkpoint", _CHECKPOINT_FIELDS)]
 
 
-def defaults(recipe: Recipe, section: str, names: tuple[str, ...]) -> list[Assignment]:
+def reset_to_defaults(recipe: Recipe, section: str, names: tuple[str, ...]) -> list[Assignment]:
     """Return the settings that reset fields of a section to the schema's defaults."""
     fields = type(getattr(recipe, section)).model_fields
     return [(f"{section}.{name}", fields[name].default) for name in names]
 
 
-def without_what_is_so(recipe: Recipe, assignments: list[Assignment]) -> Patch:
+def drop_unchanged_settings(recipe: Recipe, assignments: list[Assignment]) -> Patch:
     """Return the patch with those assignments that change `recipe`.
 
     If one changes the variant of a section, later fields of that section are kept.
@@ -69,13 +69,13 @@ def without_what_is_so(recipe: Recipe, assignments: list[Assignment]) -> Patch:
     renamed: set[str] = set()
     for path, value in assignments:
         section, _, leaf = path.rpartition(".")
-        if section in renamed or setting_of(recipe, path) != value:
+        if section in renamed or get_setting(recipe, path) != value:
             changed.append((path, value))
             renamed |= {section} if leaf == "name" and section in ("optim", "schedule") else set()
     return Patch(tuple(changed))
 
 
-def setting_of(recipe: Recipe, path: str) -> object:
+def get_setting(recipe: Recipe, path: str) -> object:
     """Return a setting as written: durations and sections as text, other values unchanged.
 
     None if there is no such field, for example below an `off` or in another variant.
@@ -86,5 +86,5 @@ def setting_of(recipe: Recipe, path: str) -> object:
     return value if value is None or isinstance(value, bool | int | float) else str(value)
 
 
-def _rounded(lr: float) -> float:
+def _round_lr(lr: float) -> float:
     return float(f"{lr:.6g}")

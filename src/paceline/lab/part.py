@@ -9,7 +9,7 @@ from paceline.core.dataset import ArraySource, DatasetInfo, Sample, Source
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class SourceSubset:
     """Samples `indices`, int64 [K], of `source`, in that order."""
 
     source: Source
@@ -32,11 +32,11 @@ class Part:
         return self.source.name_of(int(self.indices[index]))
 
 
-def part_of(source: Source, indices: NDArray[np.int64]) -> Source:
+def select_samples(source: Source, indices: NDArray[np.int64]) -> Source:
     """Return the samples `indices` of `source`; in-memory pixels stay in-memory pixels."""
     if len(indices) == len(source):
         return source
     if isinstance(source, ArraySource):
         info = replace(source.info, num_images=len(indices))
         return ArraySource(info, source.images[indices], source.labels[indices])
-    return Part(source, indices)
+    return SourceSubset(source, indices)

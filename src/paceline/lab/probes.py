@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from paceline.core.errors import RecipeError
-from paceline.lab.measuring import Assignment, defaults, without_what_is_so
-from paceline.lab.trial import Trial, vary
+from paceline.lab.measuring import Assignment, drop_unchanged_settings, reset_to_defaults
+from paceline.lab.trial import Trial, apply_patch
 from paceline.recipe.patch import Patch
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.optim import Muon
@@ -19,24 +19,24 @@ FREE_COPY: Final = "free-copy"
 FREE_COMMUNICATION: Final = "free-communication"
 FREE_MODEL: Final = "free-model"
 
-_OF_SYNC: Final = ("compression", "powersgd_rank", "static_graph", "check_replicas")
-_OF_MODEL: Final = ("norm", "width", "zero_init_residual", "drop_path", "weights", "freeze")
+_SYNC_FIELDS: Final = ("compression", "powersgd_rank", "static_graph", "check_replicas")
+_MODEL_FIELDS: Final = ("norm", "width", "zero_init_residual", "drop_path", "weights", "freeze")
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class SkippedProbe:
     """A probe that did not fit or failed, and the reason in one line."""
 
     name: str
     reason: str
 
 
-def base_trial(repeats: int) -> Trial:
+def build_base_trial(repeats: int) -> Trial:
     """Return the base run, which measures nothing but its stages."""
     return Trial(BASE, repeats=repeats)
 
 
-def aside_trials(recipe: Recipe, ranks: int, steps: int, user_patch: Patch, *, trace: bool) -> list[Trial]:
+def build_instrumented_trials(recipe: Recipe, ranks: int, steps: int, user_patch: Patch, *, trace: bool) -> list[Trial]:
     """Return the instrumented run, which is slower and not compared with others, or no run.
 
     It is traced if `trace` or the recipe asks for it. Buckets of DDP are timed in the same run, unless the user
@@ -44,7 +44,7 @@ def aside_trials(recipe: Recipe, ranks: int, steps: int, user_patch: Patch, *, t
     """
     measure, trials = recipe.measure, []
     is_set_by_user = any(path == "measure.communication" for path, _ in user_patch.assignments)
-    is_timed = _averages(recipe, ranks) and (measure.communication == "on" or not is_set_by_user)
+    is_timed = _averages_gradients(recipe, ranks) and (measure.communication == "on" or not is_set_by_user)
     timed: tuple[Assignment, ...] = (("measure.communication", "on"),) if is_timed else ()
     if trace or measure.trace != "off":
         length = steps if measure.trace == "off" else measure.trace
@@ -54,22 +54,22 @@ def aside_trials(recipe: Recipe, ranks: int, steps: int, user_patch: Patch, *, t
     return trials
 
 
-def probes_of(recipe: Recipe, ranks: int, repeats: int) -> tuple[list[Trial], list[LeftOut]]:
+def build_probes(recipe: Recipe, ranks: int, repeats: int) -> tuple[list[Trial], list[SkippedProbe]]:
     """Return the probes that fit `recipe`, and those that do not."""
     trials: list[Trial] = []
-    left_out: list[LeftOut] = []
-    for name, explains, assignments in _probes(recipe, ranks):
-        patch = without_what_is_so(recipe, assignments)
+    left_out: list[SkippedProbe] = []
+    for name, explains, assignments in _iter_probes(recipe, ranks):
+        patch = drop_unchanged_settings(recipe, assignments)
         try:
-            vary(recipe, patch)
+            apply_patch(recipe, patch)
         except RecipeError as error:
-            left_out.append(LeftOut(name, str(error)))
+            left_out.append(SkippedProbe(name, str(error)))
         else:
             trials.append(Trial(name, patch, repeats, explains))
     return trials, left_out
 
 
-def _probes(recipe: Recipe, ranks: int) -> Iterator[tuple[str, str, list[Assignment]]]:
+def _iter_probes(recipe: Recipe, ranks: int) -> Iterator[tuple[str, str, list[Assignment]]]:
     """Yield name, explanation and settings of each probe: the first setting removes work, the others only clean up."""
     for name, replay, explains in (
         (FREE_DATA, "host", "making batches on the host"),
@@ -77,11 +77,15 @@ def _probes(recipe: Recipe, ranks: int) -> Iterator[tuple[str, str, list[Assignm
     ):
         if recipe.data.replay not in (replay, "device"):
             yield name, explains, [("data.replay", replay), ("log.samples", False)]
-    if _averages(recipe, ranks):
-        cleanup = defaults(recipe, "parallel", _OF_SYNC)
+    if _averages_gradients(recipe, ranks):
+        cleanup = reset_to_defaults(recipe, "parallel", _SYNC_FIELDS)
         yield FREE_COMMUNICATION, "averaging gradients", [("parallel.sync_gradients", False), *cleanup]
     if recipe.model.name != "empty":
-        cleanup = [("train.compile", "off"), *defaults(recipe, "model", _OF_MODEL), *_simple_optimizer(recipe)]
+        cleanup = [
+            ("train.compile", "off"),
+            *reset_to_defaults(recipe, "model", _MODEL_FIELDS),
+            *_build_optimizer_overrides(recipe),
+        ]
         if recipe.model.memory_format == "channels_last":
             cleanup.append(
                 ("model.memory_format", "auto")
@@ -89,11 +93,11 @@ def _probes(recipe: Recipe, ranks: int) -> Iterator[tuple[str, str, list[Assignm
         yield FREE_MODEL, "computing: what is left is data and the loop", [("model.name", "empty"), *cleanup]
 
 
-def _averages(recipe: Recipe, ranks: int) -> bool:
+def _averages_gradients(recipe: Recipe, ranks: int) -> bool:
     return ranks > 1 and recipe.parallel.strategy == "ddp" and recipe.parallel.sync_gradients
 
 
-def _simple_optimizer(recipe: Recipe) -> list[Assignment]:
+def _build_optimizer_overrides(recipe: Recipe) -> list[Assignment]:
     """Return settings that make the optimizer fit the empty model, without matrices, norms, biases or layers."""
     layers: list[Assignment] = [] if recipe.optim.layer_decay == "off" else [("optim.layer_decay", "off")]
     if isinstance(recipe.optim, Muon):

@@ -6,8 +6,8 @@ from statistics import median
 from typing import Any, Final
 
 from paceline.core.results import CPU_STARVED, CommunicationResult, RunResult, starved_note
-from paceline.lab.aside import communication, trace_share
-from paceline.lab.efficiency import efficiency
+from paceline.lab.aside import compute_trace_share, merge_bucket_timings
+from paceline.lab.efficiency import compute_efficiency
 from paceline.lab.probes import (
     BASE,
     BUCKETS,
@@ -16,33 +16,33 @@ from paceline.lab.probes import (
     FREE_DATA,
     FREE_MODEL,
     TRACE,
-    LeftOut,
+    SkippedProbe,
 )
-from paceline.lab.trial import Outcome, Trial, words_of
+from paceline.lab.trial import Trial, TrialOutcome, format_patch
 from paceline.measure.verdict import Ceilings
 from paceline.recipe.schema import Recipe
-from paceline.train.meter import trace_name
+from paceline.train.meter import trace_file_name
 
 SCHEMA_VERSION: Final = 1
-_ASIDE: Final = (TRACE, BUCKETS)
+_INSTRUMENTED_RUNS: Final = (TRACE, BUCKETS)
 """Instrumented runs, which are slower and are not probes."""
 
-Range = tuple[float, float]
+Spread = tuple[float, float]
 
 
 @dataclass(frozen=True)
-class Rate:
+class ThroughputSummary:
     """Median images/s of `n` runs over all ranks, and in `spread` the lowest and highest.
 
     The spread of a single run is the 10th and 90th percentile of its windows (`ThroughputResult`).
     """
 
     images_per_s: float
-    spread: Range
+    spread: Spread
     n: int
 
     @classmethod
-    def of(cls, results: Sequence[RunResult]) -> "Rate":
+    def from_results(cls, results: Sequence[RunResult]) -> "ThroughputSummary":
         """Return the summary of at least one run."""
         rates = [result.throughput.images_per_s for result in results]
         spread = results[0].throughput.spread if len(results) == 1 else (min(rates), max(rates))
@@ -50,20 +50,20 @@ class Rate:
 
 
 @dataclass(frozen=True)
-class Probed:
+class ProbeResult:
     """A measured probe: its median speedup over the base, and the range over turns (None for one turn).
 
-    `may_be_none` if the probe may be no faster: it was not faster in every turn, or in every window of a single turn.
+    `is_inconclusive` if the probe may be no faster: it was not faster in every turn, or in every window of a single turn.
     """
 
     trial: Trial
-    rate: Rate
+    rate: ThroughputSummary
     ratio: float
-    ratio_spread: Range | None
-    may_be_none: bool
+    ratio_spread: Spread | None
+    is_inconclusive: bool
 
     @classmethod
-    def of(cls, runs: dict[int, RunResult], base: dict[int, RunResult], trial: Trial) -> "Probed":
+    def from_runs(cls, runs: dict[int, RunResult], base: dict[int, RunResult], trial: Trial) -> "ProbeResult":
         """Compare runs with those of the base, both by turn, with at least one turn in common."""
         # Compare runs of the same turn only, so that drift of the machine affects both.
         ratios = [
@@ -71,15 +71,17 @@ class Probed:
             for turn in sorted({*runs} & {*base})
         ]
         spread = (min(ratios), max(ratios)) if len(ratios) > 1 else None
-        rate = Rate.of([runs[turn] for turn in sorted(runs)])
-        lowest = spread[0] if spread else _lowest_of_windows(rate, Rate.of(list(base.values())))
-        return cls(trial, rate, median(ratios), spread, may_be_none=lowest <= 1)
+        rate = ThroughputSummary.from_results([runs[turn] for turn in sorted(runs)])
+        lowest = (
+            spread[0] if spread else _lowest_window_ratio(rate, ThroughputSummary.from_results(list(base.values())))
+        )
+        return cls(trial, rate, median(ratios), spread, is_inconclusive=lowest <= 1)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the entry in `profile.json`."""
         return {
             "name": self.trial.name,
-            "patch": words_of(self.trial.patch),
+            "patch": format_patch(self.trial.patch),
             **asdict(self.rate),
             "ratio": self.ratio,
             "ratio_spread": self.ratio_spread,
@@ -87,7 +89,7 @@ class Probed:
         }
 
 
-def _lowest_of_windows(rate: Rate, base: Rate) -> float:
+def _lowest_window_ratio(rate: ThroughputSummary, base: ThroughputSummary) -> float:
     """Return the lowest ratio of windows of a run to windows of the base."""
     return rate.spread[0] / base.spread[1] if base.spread[1] else 0.0
 
@@ -98,7 +100,7 @@ class Profile:
 
     `recipe` is the hash of the user's recipe, `steps` the measured steps per run, and `result` that of the first base
     run. `cost` is empty if the model's cost is unknown. `timed_run` is the run whose bucket timings are in
-    `communication`, "" if none. `trace_share` is the seconds of a trace's stages over the clock's. `starved` is a note
+    `merge_bucket_timings`, "" if none. `compute_trace_share` is the seconds of a trace's stages over the clock's. `starved` is a note
     if other processes used the cores, "" if not.
     """
 
@@ -106,9 +108,9 @@ class Profile:
     steps: int
     ranks: int
     result: RunResult
-    base: Rate
-    probes: tuple[Probed, ...]
-    left_out: tuple[LeftOut, ...]
+    base: ThroughputSummary
+    probes: tuple[ProbeResult, ...]
+    left_out: tuple[SkippedProbe, ...]
     ceilings: Ceilings
     cost: dict[str, Any]
     communication: CommunicationResult | None = None
@@ -128,7 +130,7 @@ class Profile:
         measured = str(self.ceilings)
         if not measured:
             return self.result.verdict
-        unsure = ", ".join(probe.trial.name for probe in self.probes if probe.may_be_none)
+        unsure = ", ".join(probe.trial.name for probe in self.probes if probe.is_inconclusive)
         doubt = f" (not distinguishable from 1.0x: {unsure})" if unsure else ""
         return {**self.result.verdict, "ceiling": f"{measured}{doubt}"}
 
@@ -154,8 +156,8 @@ class Profile:
         }
 
 
-def put_together(
-    outcomes: Sequence[Outcome], recipe: Recipe, *, recipe_hash: str, steps: int, left_out: Sequence[LeftOut]
+def build_profile(
+    outcomes: Sequence[TrialOutcome], recipe: Recipe, *, recipe_hash: str, steps: int, left_out: Sequence[SkippedProbe]
 ) -> Profile:
     """Return the profile of a base and its probes; every base run has a result.
 
@@ -168,16 +170,16 @@ def put_together(
     base = runs[BASE]
     trials = {outcome.trial.name: outcome.trial for outcome in outcomes}
     probes = tuple(
-        Probed.of(runs[name], base, trial)
+        ProbeResult.from_runs(runs[name], base, trial)
         for name, trial in trials.items()
-        if name in runs and name not in (BASE, *_ASIDE)
+        if name in runs and name not in (BASE, *_INSTRUMENTED_RUNS)
     )
-    failed = (LeftOut(outcome.trial.name, outcome.error) for outcome in outcomes if outcome.result is None)
-    rate = Rate.of([base[turn] for turn in sorted(base)])
-    cost, uncounted = _cost(outcomes, recipe, rate)
+    failed = (SkippedProbe(outcome.trial.name, outcome.error) for outcome in outcomes if outcome.result is None)
+    rate = ThroughputSummary.from_results([base[turn] for turn in sorted(base)])
+    cost, uncounted = _measure_efficiency(outcomes, recipe, rate)
     starved = starved_note(outcome.result for outcome in outcomes if outcome.result is not None)
-    instrumented = next((name for name in _ASIDE if name in runs), "")
-    merged = communication(base[1], runs[instrumented][1] if instrumented else None)
+    instrumented = next((name for name in _INSTRUMENTED_RUNS if name in runs), "")
+    merged = merge_bucket_timings(base[1], runs[instrumented][1] if instrumented else None)
     return Profile(
         recipe=recipe_hash,
         steps=steps,
@@ -186,37 +188,39 @@ def put_together(
         base=rate,
         probes=probes,
         left_out=(*left_out, *failed, *uncounted),
-        ceilings=Ceilings() if starved else _ceilings(probes),
+        ceilings=Ceilings() if starved else _build_ceilings(probes),
         cost=cost,
         communication=merged,
         timed_run=instrumented if merged and merged.wire_s is not None else "",
-        trace_share=_trace_share(outcomes, recipe),
+        trace_share=_read_trace_share(outcomes, recipe),
         starved=starved,
     )
 
 
-def _trace_share(outcomes: Sequence[Outcome], recipe: Recipe) -> float | None:
+def _read_trace_share(outcomes: Sequence[TrialOutcome], recipe: Recipe) -> float | None:
     """Return the trace share of the traced run; its trace lies in the base's folder."""
     folder = outcomes[0].rundir.trace
     for outcome in outcomes:
         if outcome.trial.name == TRACE and outcome.result is not None:
             length = outcome.trial.patch.values()["measure"]["trace"]
-            return trace_share(folder / trace_name(0), outcome.result, recipe, length)
+            return compute_trace_share(folder / trace_file_name(0), outcome.result, recipe, length)
     return None
 
 
-def _cost(outcomes: Sequence[Outcome], recipe: Recipe, rate: Rate) -> tuple[dict[str, Any], list[LeftOut]]:
+def _measure_efficiency(
+    outcomes: Sequence[TrialOutcome], recipe: Recipe, rate: ThroughputSummary
+) -> tuple[dict[str, Any], list[SkippedProbe]]:
     """Return the efficiency; empty, with the reason, if the model cannot be counted."""
     base = next(outcome for outcome in outcomes if outcome.trial.name == BASE)
     assert base.result is not None
     try:
-        return efficiency(recipe, base.rundir, base.result, rate.images_per_s), []
+        return compute_efficiency(recipe, base.rundir, base.result, rate.images_per_s), []
     except Exception as error:  # a plugin may raise anything on the meta device
         reason = " ".join(str(error).split())[:160]
-        return {}, [LeftOut("cost", f"{recipe.model.name} cannot be counted: {type(error).__name__}: {reason}")]
+        return {}, [SkippedProbe("cost", f"{recipe.model.name} cannot be counted: {type(error).__name__}: {reason}")]
 
 
-def _ceilings(probes: Sequence[Probed]) -> Ceilings:
+def _build_ceilings(probes: Sequence[ProbeResult]) -> Ceilings:
     ratios = {probe.trial.name: probe.ratio for probe in probes}
     return Ceilings(
         free_data=ratios.get(FREE_DATA),

@@ -6,22 +6,22 @@ from statistics import fmean
 from typing import Final, Literal, TypedDict
 
 from paceline.core.experiments.ladder import ParityResult, RungResult
-from paceline.core.interval import Interval, mean_of, product_of
-from paceline.core.results import RunResult, epoch_s_of, starved_note
+from paceline.core.interval import Interval, mean_interval, product_interval
+from paceline.core.results import RunResult, epoch_seconds, starved_note
 from paceline.core.units import count
-from paceline.lab.pairs import Pairs, rates, results_of
-from paceline.lab.parity import doubt, forbids
+from paceline.lab.pairs import PairedRuns, collect_results, collect_throughputs
+from paceline.lab.parity import format_parity_caveat, is_disqualifying
 from paceline.lab.rungs import Rung
-from paceline.lab.times import times
-from paceline.lab.trial import Outcome, words_of
+from paceline.lab.times import format_speedup
+from paceline.lab.trial import TrialOutcome, format_patch
 from paceline.recipe.patch import Patch
 from paceline.recipe.plan import resolve_batch
 from paceline.recipe.schema import Recipe
 
-_FIRST: Final = "the first, the baseline of all others"
+_FIRST_RUNG_REASON: Final = "the first, the baseline of all others"
 
 
-def unmeasured(
+def build_unmeasured_result(
     rung: Rung,
     below: str,
     status: Literal["failed", "left_out"],
@@ -34,7 +34,7 @@ def unmeasured(
     return RungResult(
         name=rung.name,
         explains=rung.explains,
-        patch=tuple(words_of(rung.patch if added is None else added)),
+        patch=tuple(format_patch(rung.patch if added is None else added)),
         status=status,
         why=why,
         below=below,
@@ -43,71 +43,71 @@ def unmeasured(
     )
 
 
-def first_result(
-    rung: Rung, added: Patch, outcomes: Sequence[Outcome], *, prepare_s: float, root: Path, recipe: Recipe
+def build_first_result(
+    rung: Rung, added: Patch, outcomes: Sequence[TrialOutcome], *, prepare_s: float, root: Path, recipe: Recipe
 ) -> RungResult:
     """Return the result of the first rung; all of its runs have a result."""
-    results = results_of(outcomes)
+    results = collect_results(outcomes)
     return RungResult(
         name=rung.name,
         explains=rung.explains,
-        patch=tuple(words_of(added)),
+        patch=tuple(format_patch(added)),
         status="kept",
-        why=_FIRST,
+        why=_FIRST_RUNG_REASON,
         starved=starved_note(results),
         expects=rung.expects,
         prepare_s=prepare_s,
-        runs=_folders(outcomes, root),
-        **_measured(results, recipe),
+        runs=_relative_folders(outcomes, root),
+        **_summarize_runs(results, recipe),
     )
 
 
-def judged(
+def build_rung_result(
     rung: Rung,
     added: Patch,
-    pairs: Pairs,
+    pairs: PairedRuns,
     *,
-    below: str,
-    ratios: Sequence[Interval],
+    baseline: str,
+    ratios_below: Sequence[Interval],
     prepare_s: float,
     root: Path,
     recipe: Recipe,
 ) -> RungResult:
     """Return the result of a rung from at least one pair of completed runs.
 
-    `below` is the baseline's name, `ratios` those of the rungs up to it, and `recipe` what the rung trains.
+    `baseline` is the baseline's name, `ratios_below` those of the rungs up to it, and `recipe` what the rung trains.
     """
-    candidates, baselines = results_of(pairs.here), results_of(pairs.below)
+    candidates, baselines = collect_results(pairs.candidates), collect_results(pairs.baselines)
     ratio = pairs.ratio
     parity = pairs.parity(recipe.measure.warmup_steps) if rung.parity == "same" else None
     starved = starved_note((*candidates, *baselines))
-    is_kept, why = _decide(rung, ratio, parity, starved)
-    stages, stages_below = _stages(candidates), _stages(baselines)
+    is_kept, why = _decide_if_kept(rung, ratio, parity, starved)
+    stages, stages_below = _mean_stages(candidates), _mean_stages(baselines)
     return RungResult(
         name=rung.name,
         explains=rung.explains,
-        patch=tuple(words_of(added)),
+        patch=tuple(format_patch(added)),
         status="kept" if is_kept else "dropped",
         why=why,
         starved=starved,
-        below=below,
+        below=baseline,
         expects=rung.expects,
         shrank={name: (stages_below.get(name, 0.0), stages.get(name, 0.0)) for name in rung.expects},
         over_below=ratio,
-        over_first=product_of([*ratios, ratio]),
+        over_first=product_interval([*ratios_below, ratio]),
         parity=parity,
         prepare_s=prepare_s,
-        runs=_folders([each for pair in pairs.whole for each in (pair.below, pair.here)], root),
-        **_measured(candidates, recipe),
+        runs=_relative_folders([each for pair in pairs.complete for each in (pair.baseline, pair.candidate)], root),
+        **_summarize_runs(candidates, recipe),
     )
 
 
-def _decide(rung: Rung, ratio: Interval, parity: ParityResult | None, starved: str) -> tuple[bool, str]:
+def _decide_if_kept(rung: Rung, ratio: Interval, parity: ParityResult | None, starved: str) -> tuple[bool, str]:
     """Return whether a rung is kept, and why; `starved` is a note if other processes used the cores, "" if not."""
-    measured = f"{times(ratio)} in {count(ratio.n, 'pair')}"
-    if parity is not None and forbids(parity):
+    measured = f"{format_speedup(ratio)} in {count(ratio.n, 'pair')}"
+    if parity is not None and is_disqualifying(parity):
         return False, f"trains differently: {parity.why} ({measured})"
-    unproved = doubt(parity) if rung.parity == "same" else ""
+    unproved = format_parity_caveat(parity) if rung.parity == "same" else ""
     # Nothing wins while other processes use the cores.
     if starved:
         advice = "run it again on an idle machine"
@@ -115,32 +115,32 @@ def _decide(rung: Rung, ratio: Interval, parity: ParityResult | None, starved: s
         return rung.keep == "always", f"unknown{kept_note}: {starved} ({advice}; {measured})"
     if ratio.is_above(1):
         return True, f"faster: {measured}{unproved}"
-    what, more = _no_gain(ratio)
+    what, more = _explain_no_gain(ratio)
     if rung.keep == "always":
         return True, f"{what}, and kept at any speed: {measured}{unproved}"
     return False, f"{what}: {measured}{more}"
 
 
-def _no_gain(ratio: Interval) -> tuple[str, str]:
+def _explain_no_gain(ratio: Interval) -> tuple[str, str]:
     """Return a description of a ratio that is no gain, and advice to learn more."""
     if ratio.n == 1:
         return "one pair proves nothing", " (ask for --repeats 3)"
     return "slower" if ratio.is_below(1) else "no measurable gain", ""
 
 
-def _measured(results: Sequence[RunResult], recipe: Recipe) -> "_Figures":
+def _summarize_runs(results: Sequence[RunResult], recipe: Recipe) -> "_RungMeasurements":
     """Return the measurements of a rung as fields of its result."""
-    speeds = rates(results)
-    images_per_s = mean_of(speeds)
+    speeds = collect_throughputs(results)
+    images_per_s = mean_interval(speeds)
     memory = [result.memory for result in results if result.memory is not None]
     batch_size = resolve_batch(recipe, results[-1].world_size).data.global_batch_size
     compiling = [result.account.compile_s for result in results if result.account is not None]
-    return _Figures(
+    return _RungMeasurements(
         images_per_s=images_per_s,
         spread=(min(speeds), max(speeds)) if len(speeds) > 1 else results[0].throughput.spread,
-        stages=_stages(results),
+        stages=_mean_stages(results),
         step_s=fmean(batch_size / rate for rate in speeds),
-        epoch_s=epoch_s_of(results, images_per_s),
+        epoch_s=epoch_seconds(results, images_per_s),
         startup_s=fmean(result.time.startup_s for result in results),
         compile_s=fmean(compiling) if compiling else None,
         host_bytes=max((each.host_bytes for each in memory), default=None),
@@ -150,7 +150,7 @@ def _measured(results: Sequence[RunResult], recipe: Recipe) -> "_Figures":
     )
 
 
-class _Figures(TypedDict):
+class _RungMeasurements(TypedDict):
     """Measured fields of `RungResult`."""
 
     images_per_s: Interval
@@ -166,7 +166,7 @@ class _Figures(TypedDict):
     ranks: int
 
 
-def _stages(results: Sequence[RunResult]) -> dict[str, float]:
+def _mean_stages(results: Sequence[RunResult]) -> dict[str, float]:
     """Return the device seconds per step of each stage: means over runs that measured steps."""
     counted = [(result.stages, result.account.counted_steps) for result in results if result.account is not None]
     counted = [(stages, num_steps) for stages, num_steps in counted if num_steps]
@@ -177,5 +177,5 @@ def _stages(results: Sequence[RunResult]) -> dict[str, float]:
     }
 
 
-def _folders(outcomes: Sequence[Outcome], root: Path) -> tuple[str, ...]:
+def _relative_folders(outcomes: Sequence[TrialOutcome], root: Path) -> tuple[str, ...]:
     return tuple(outcome.rundir.path.relative_to(root).as_posix() for outcome in outcomes)

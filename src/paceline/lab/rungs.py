@@ -10,25 +10,25 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt, ValidationError, model_validator
 
-from paceline.core.errors import RecipeError, near_miss
+from paceline.core.errors import RecipeError, suggest_similar
 from paceline.core.stages import STAGES
-from paceline.lab.laying import by_path
+from paceline.lab.laying import flatten_patch
 from paceline.recipe.consent import require_consent_to_settings
 from paceline.recipe.patch import Patch
 from paceline.recipe.schema.section import Section
-from paceline.recipe.yamlfile import Document, read_file, write_text
+from paceline.recipe.yamlfile import YamlDocument, read_yaml_file, to_yaml_text
 
 LADDERS: Final = Path(str(resources.files("paceline.lab") / "ladders"))
 _SUFFIXES: Final = (".yaml", ".yml")
 
 
-def _stage(name: str) -> str:
+def _check_stage(name: str) -> str:
     if name not in STAGES:
-        raise ValueError(f"{name!r} is not a stage{near_miss(name, STAGES)} (use some of {', '.join(STAGES)})")
+        raise ValueError(f"{name!r} is not a stage{suggest_similar(name, STAGES)} (use some of {', '.join(STAGES)})")
     return name
 
 
-Made = Literal["none", "source", "pack", "pack-256", "lmdb"]
+RungData = Literal["none", "source", "pack", "pack-256", "lmdb"]
 
 
 class Rung(Section):
@@ -42,7 +42,7 @@ class Rung(Section):
     """Settings of a recipe by dotted path."""
     batch_factor: PositiveInt | None = None
     """Images per step over all ranks, as a multiple of the recipe's on one rank; unset: as below."""
-    expects: tuple[Annotated[str, AfterValidator(_stage)], ...] = ()
+    expects: tuple[Annotated[str, AfterValidator(_check_stage)], ...] = ()
     """Stages of a step that it should shrink."""
     on: Literal["any", "cuda", "cpu", "ranks"] = "any"
     """Hardware it needs: a GPU, no GPU, or several ranks; it is left out elsewhere."""
@@ -50,7 +50,7 @@ class Rung(Section):
     """Number of ranks, also for the rungs above until another sets it; unset: as requested."""
     keep: Literal["if-faster", "always"] = "if-faster"
     """Keep it if it is faster, or always."""
-    data: Made = "none"
+    data: RungData = "none"
     """Data prepared from the recipe's source, for this rung and those above; `source` returns to the source itself."""
     cache: Literal["warm", "cold"] = "warm"
     """Whether its files may be in the page cache when a run starts."""
@@ -58,7 +58,7 @@ class Rung(Section):
     """`same` requires it to train like the rung below; `free` is for deliberate changes and is not checked."""
 
     @model_validator(mode="after")
-    def _leaves_the_rate(self) -> Self:
+    def _check_learning_rate(self) -> Self:
         """Refuse another learning rate with `parity: same`, as a ladder measures at a small constant one."""
         paths = (path for path, _ in self.patch.assignments)
         path = next((path for path in paths if path == "optim.lr" or path.startswith("schedule.")), "")
@@ -71,10 +71,10 @@ class Rung(Section):
     @property
     def patch(self) -> Patch:
         """The settings as a patch."""
-        return by_path(Patch(tuple(self.set.items())))
+        return flatten_patch(Patch(tuple(self.set.items())))
 
 
-class _File(Section):
+class _LadderFile(Section):
     """Content of a ladder file."""
 
     recipe: str
@@ -91,7 +91,7 @@ class _File(Section):
     """After the last rung: stop, or add rungs for the best one's bottleneck while that helps."""
 
     @model_validator(mode="after")
-    def _names_differ(self) -> Self:
+    def _check_names_unique(self) -> Self:
         names = [rung.name for rung in self.rungs]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
@@ -104,7 +104,7 @@ class Ladder:
     """A ladder: its `name` and `summary`, the `recipe` it varies, and its rungs from the first up.
 
     Each run has `warmup_steps` (None: the recipe's) and then `steps` measured steps; each rung has `repeats` pairs of
-    runs. With `goes_on`, rungs are added above the last one.
+    runs. With `is_open_ended`, rungs are added above the last one.
     """
 
     name: str
@@ -114,7 +114,7 @@ class Ladder:
     warmup_steps: int | None
     repeats: int
     rungs: tuple[Rung, ...]
-    goes_on: bool
+    is_open_ended: bool
 
 
 def require_consent_to_rungs(chosen: Ladder, place: str, *, own_code: bool) -> None:
@@ -123,81 +123,81 @@ def require_consent_to_rungs(chosen: Ladder, place: str, *, own_code: bool) -> N
         require_consent_to_settings(rung.patch.values(), f"{place}: rung {rung.name!r}", own_code=own_code)
 
 
-def ladder_names() -> list[str]:
+def list_ladders() -> list[str]:
     """Return the names of the shipped ladders, sorted."""
     return sorted(path.stem for path in LADDERS.glob("*.yaml"))
 
 
 def load_ladder(name: str) -> Ladder:
     """Load a shipped ladder, or a file. Raise `RecipeError` as `file:line: field: message`."""
-    path = _find(name)
-    document = read_file(path)
+    path = _find_ladder(name)
+    document = read_yaml_file(path)
     try:
-        read = _File.model_validate(document.values)
+        read = _LadderFile.model_validate(document.values)
     except ValidationError as error:
-        raise RecipeError(_explain(error, path, document)) from None
+        raise RecipeError(_explain_error(error, path, document)) from None
     return Ladder(
         name=path.stem,
-        summary=_summary(path),
-        recipe=_recipe(read.recipe, path),
+        summary=_read_summary(path),
+        recipe=_resolve_recipe(read.recipe, path),
         steps=read.steps,
         warmup_steps=read.warmup_steps,
         repeats=read.repeats,
         rungs=read.rungs,
-        goes_on=read.then == "auto",
+        is_open_ended=read.then == "auto",
     )
 
 
-def ladder_text(ladder: Ladder) -> str:
+def dump_ladder(ladder: Ladder) -> str:
     """Return a ladder as YAML, from which `load_ladder` reads an equal one."""
-    file = _File(
+    file = _LadderFile(
         recipe=ladder.recipe,
         steps=ladder.steps,
         warmup_steps=ladder.warmup_steps,
         repeats=ladder.repeats,
         rungs=ladder.rungs,
-        then="auto" if ladder.goes_on else "stop",
+        then="auto" if ladder.is_open_ended else "stop",
     )
     summary = f"# {ladder.summary}\n" if ladder.summary else ""
-    return summary + write_text(file.model_dump(mode="json"))
+    return summary + to_yaml_text(file.model_dump(mode="json"))
 
 
-def _find(name: str) -> Path:
-    if name in ladder_names():
+def _find_ladder(name: str) -> Path:
+    if name in list_ladders():
         return LADDERS / f"{name}.yaml"
     path = Path(name).expanduser()
     if path.suffix not in _SUFFIXES:
-        known = ", ".join(ladder_names())
-        hint = near_miss(name, ladder_names()) or " (the ladder comes before the recipe)"
+        known = ", ".join(list_ladders())
+        hint = suggest_similar(name, list_ladders()) or " (the ladder comes before the recipe)"
         raise RecipeError(f"{name!r}: is not a ladder{hint}: use one of {known}, or a .yaml file")
     if not path.is_file():
         raise RecipeError(f"{path}: no such ladder file (see `paceline ladder --list`)")
     return path
 
 
-def _summary(path: Path) -> str:
+def _read_summary(path: Path) -> str:
     with path.open(encoding="utf-8") as file:
         first = file.readline().strip()
     return first.removeprefix("#").strip() if first.startswith("#") else ""
 
 
-def _recipe(name: str, path: Path) -> str:
+def _resolve_recipe(name: str, path: Path) -> str:
     """Return the recipe's name; file paths are relative to the ladder."""
     beside = path.parent / Path(name).expanduser()
     return str(beside) if beside.suffix in _SUFFIXES else name
 
 
-def _explain(error: ValidationError, path: Path, document: Document) -> str:
+def _explain_error(error: ValidationError, path: Path, document: YamlDocument) -> str:
     """Return one line about the first invalid field; unknown keys come first, as they explain other errors."""
     details = sorted(error.errors(include_url=False), key=lambda each: each["type"] != "extra_forbidden")
     first = details[0]
     location, value = [str(part) for part in first["loc"]], first["input"]
     rung = int(location[1]) if location[0:1] == ["rungs"] and len(location) > 1 else None
     field = ".".join(location) if rung is None else ".".join([f"rungs[{rung}]", *location[2:]])
-    known = list((_File if rung is None else Rung).model_fields)
+    known = list((_LadderFile if rung is None else Rung).model_fields)
     match first["type"]:
         case "extra_forbidden":
-            message = "is not a field" + (near_miss(location[-1], known) or f" (one of {', '.join(known)})")
+            message = "is not a field" + (suggest_similar(location[-1], known) or f" (one of {', '.join(known)})")
         case "missing":
             message = f"is needed (write `{location[-1]}: ...`)"
         case "value_error":
@@ -210,11 +210,11 @@ def _explain(error: ValidationError, path: Path, document: Document) -> str:
             message = f"{value!r} should be a mapping"
         case _:
             message = f"{value!r} should be {first['msg'].removeprefix('Input should be ').removeprefix('a valid ')}"
-    line = _line(path, document, location)
+    line = _find_line(path, document, location)
     return f"{path}:{line}: {field + ': ' if field else ''}{message}"
 
 
-def _line(path: Path, document: Document, location: list[str]) -> int:
+def _find_line(path: Path, document: YamlDocument, location: list[str]) -> int:
     """Return the line of a key, of its parent, or of its rung."""
     if location[0:1] != ["rungs"] or len(location) < 2:
         return document.lines.get(location[0], 1) if location else 1

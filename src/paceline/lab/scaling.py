@@ -11,30 +11,30 @@ from typing import Literal
 
 from paceline.core.errors import RecipeError
 from paceline.core.experiments.scaling import ScalePoint
-from paceline.core.interval import Interval, mean_of, ratio_of
-from paceline.core.results import CPU_STARVED, RunResult, epoch_s_of, starved_note
+from paceline.core.interval import Interval, mean_interval, ratio_interval
+from paceline.core.results import CPU_STARVED, RunResult, epoch_seconds, starved_note
 from paceline.core.units import count
-from paceline.lab.predict.points import COLUMNS
-from paceline.lab.trial import Outcome, vary
-from paceline.lab.turns import Case, error_of, results_of, runs_of
+from paceline.lab.predict.points import POINT_COLUMNS
+from paceline.lab.trial import TrialOutcome, apply_patch
+from paceline.lab.turns import RunCase, find_first_error, list_completed_folders, results_by_repeat
 from paceline.recipe.patch import Patch
 from paceline.recipe.plan import divide_batch
 from paceline.recipe.schema import Recipe
 
-Mode = Literal["weak", "strong"]
-ByRanks = Mapping["Ranks", Mapping[int, RunResult]]
+ScalingMode = Literal["weak", "strong"]
+ResultsByLayout = Mapping["RankLayout", Mapping[int, RunResult]]
 """Results by turn, for each number of ranks."""
 
 
 @dataclass(frozen=True)
-class Ranks:
+class RankLayout:
     """A number of ranks in all, evenly distributed over `nodes` nodes of an allocation (0: this machine)."""
 
     ranks: int
     nodes: int = 0
 
     @property
-    def a_node(self) -> int:
+    def ranks_per_node(self) -> int:
         """Ranks per node."""
         return self.ranks // max(1, self.nodes)
 
@@ -45,30 +45,30 @@ class Ranks:
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedPoint:
     """Ranks and their global batch size; `error` explains a point that cannot run, whose `case` is None."""
 
-    ranks: Ranks
+    ranks: RankLayout
     batch_size: int
-    case: Case | None
+    case: RunCase | None
     error: str = ""
 
 
-def ranks_over(a_node: Sequence[int], nodes: Sequence[int]) -> list[Ranks]:
+def plan_layouts(a_node: Sequence[int], nodes: Sequence[int]) -> list[RankLayout]:
     """Return the layouts to measure: each number of ranks on one node, and the largest on several nodes.
 
     Without `nodes`, this machine is used.
     """
     if not nodes:
-        return [Ranks(ranks) for ranks in sorted({*a_node})]
+        return [RankLayout(ranks) for ranks in sorted({*a_node})]
     # Points on one node show the cost of ranks sharing a node, the others that of the network.
-    on_one_node = [Ranks(ranks, 1) for ranks in sorted({*a_node})] if 1 in nodes else []
-    return [*on_one_node, *(Ranks(max(a_node) * num, num) for num in sorted({*nodes}) if num > 1)]
+    on_one_node = [RankLayout(ranks, 1) for ranks in sorted({*a_node})] if 1 in nodes else []
+    return [*on_one_node, *(RankLayout(max(a_node) * num, num) for num in sorted({*nodes}) if num > 1)]
 
 
 def plan_points(
-    recipe: Recipe, mode: Mode, places: Sequence[Ranks], length: Patch, first_seed: int | None
-) -> list[Planned]:
+    recipe: Recipe, mode: ScalingMode, places: Sequence[RankLayout], length: Patch, first_seed: int | None
+) -> list[PlannedPoint]:
     """Return what to run on each of `places`; `length` is the patch of a short or a full run.
 
     The smallest number of ranks has the recipe's batch size; weak scaling keeps its size per rank. Raise `RecipeError`
@@ -81,98 +81,104 @@ def plan_points(
     planned = []
     for place in places:
         batch_size = rank_batch * place.ranks if mode == "weak" else recipe.data.global_batch_size
-        patch = Patch((*length.assignments, *_batch(recipe, batch_size)))
+        patch = Patch((*length.assignments, *_build_batch_assignments(recipe, batch_size)))
         try:
-            divide_batch(vary(recipe, patch), place.ranks)
+            divide_batch(apply_patch(recipe, patch), place.ranks)
         except RecipeError as error:
-            planned.append(Planned(place, batch_size, None, str(error)))
+            planned.append(PlannedPoint(place, batch_size, None, str(error)))
         else:
-            case = Case(place.name, patch, place.ranks, place.nodes, first_seed)
-            planned.append(Planned(place, batch_size, case))
+            case = RunCase(place.name, patch, place.ranks, place.nodes, first_seed)
+            planned.append(PlannedPoint(place, batch_size, case))
     if all(point.case is None for point in planned):
         raise RecipeError(planned[0].error)
     return planned
 
 
-def _batch(recipe: Recipe, batch_size: int) -> list[tuple[str, int]]:
+def _build_batch_assignments(recipe: Recipe, batch_size: int) -> list[tuple[str, int]]:
     return [] if batch_size == recipe.data.global_batch_size else [("data.batch_size", batch_size)]
 
 
-def to_points(planned: Sequence[Planned], outcomes: Sequence[Outcome]) -> tuple[ScalePoint, ...]:
+def build_scale_points(planned: Sequence[PlannedPoint], outcomes: Sequence[TrialOutcome]) -> tuple[ScalePoint, ...]:
     """Return the measurement of each point, with efficiency and accuracy relative to the smallest measured one."""
-    measured = {point.ranks: results_of(point.case.name, outcomes) for point in planned if point.case is not None}
+    measured = {
+        point.ranks: results_by_repeat(point.case.name, outcomes) for point in planned if point.case is not None
+    }
     # A full run with few steps may have no measured steps, and so no speed.
     timed = {
         ranks: {turn: each for turn, each in results.items() if _has_speed(each)} for ranks, results in measured.items()
     }
-    return tuple(_point(point, measured, timed, outcomes) for point in planned)
+    return tuple(_build_point(point, measured, timed, outcomes) for point in planned)
 
 
 def _has_speed(result: RunResult) -> bool:
     return result.throughput.images_per_s > 0
 
 
-def _smallest(measured: ByRanks) -> Ranks | None:
+def _find_smallest_layout(measured: ResultsByLayout) -> RankLayout | None:
     return min((ranks for ranks, results in measured.items() if results), key=lambda ranks: ranks.ranks, default=None)
 
 
-def _point(point: Planned, measured: ByRanks, timed: ByRanks, outcomes: Sequence[Outcome]) -> ScalePoint:
+def _build_point(
+    point: PlannedPoint, measured: ResultsByLayout, timed: ResultsByLayout, outcomes: Sequence[TrialOutcome]
+) -> ScalePoint:
     ranks, results = point.ranks, measured.get(point.ranks, {})
     empty_point = ScalePoint(
         ranks=point.ranks.ranks,
         nodes=max(1, point.ranks.nodes),
         batch_size=point.batch_size,
         rank_batch=point.batch_size // point.ranks.ranks,
-        error=point.error or error_of(point.ranks.name, outcomes),
-        runs=runs_of(point.ranks.name, outcomes),
+        error=point.error or find_first_error(point.ranks.name, outcomes),
+        runs=list_completed_folders(point.ranks.name, outcomes),
     )
     if not results:
         return empty_point
-    fields = _ended(list(results.values()), point) | _pace(list(timed[ranks].values()), point)
-    base, timed_base = _smallest(measured), _smallest(timed)
+    fields = _summarize_runs(list(results.values()), point) | _summarize_steps(list(timed[ranks].values()), point)
+    base, timed_base = _find_smallest_layout(measured), _find_smallest_layout(timed)
     if timed_base not in (None, ranks):
-        efficiency = _efficiency(ranks, timed[ranks], timed_base, timed[timed_base])
-        fields |= {"efficiency": efficiency, "speedup": _times(efficiency, ranks.ranks)}
-    if base not in (None, ranks) and _is_whole(point):
-        fields["top1_gap"] = _gap(results, measured[base])
+        efficiency = _compute_efficiency(ranks, timed[ranks], timed_base, timed[timed_base])
+        fields |= {"efficiency": efficiency, "speedup": _scale_interval(efficiency, ranks.ranks)}
+    if base not in (None, ranks) and _is_full_run(point):
+        fields["top1_gap"] = _compute_top1_gap(results, measured[base])
     return empty_point.model_copy(update=fields)
 
 
-def _ended(results: Sequence[RunResult], point: Planned) -> dict[str, object]:
+def _summarize_runs(results: Sequence[RunResult], point: PlannedPoint) -> dict[str, object]:
     """Return medians over the runs of one point, by field of `ScalePoint`."""
     return {
         "startup_s": median(result.time.startup_s for result in results),
         "wall_s": median(result.time.wall_s for result in results),
-        "top1": top1_of(results) if _is_whole(point) else None,
+        "top1": compute_mean_top1(results) if _is_full_run(point) else None,
     }
 
 
-def _pace(results: Sequence[RunResult], point: Planned) -> dict[str, object]:
+def _summarize_steps(results: Sequence[RunResult], point: PlannedPoint) -> dict[str, object]:
     """Return the speed of the runs of one point; empty if there are none."""
     if not results:
         return {}
     rates = [result.throughput.images_per_s for result in results]
     communication = [result.communication for result in results if result.communication is not None]
     return {
-        "images_per_s": mean_of(rates),
+        "images_per_s": mean_interval(rates),
         "spread": results[0].throughput.spread if len(results) == 1 else (min(rates), max(rates)),
         "step_s": median(point.batch_size / rate for rate in rates),
-        "epoch_s": epoch_s_of(results, mean_of(rates)),
-        "exposed_s": _middle([waited.exposed_s for waited in communication]),
-        "exposed_share": _middle([waited.share for waited in communication]),
-        "straggler_share": _middle([result.straggler.share for result in results if result.straggler is not None]),
+        "epoch_s": epoch_seconds(results, mean_interval(rates)),
+        "exposed_s": _median_or_none([waited.exposed_s for waited in communication]),
+        "exposed_share": _median_or_none([waited.share for waited in communication]),
+        "straggler_share": _median_or_none(
+            [result.straggler.share for result in results if result.straggler is not None]
+        ),
         "bottleneck": CPU_STARVED if starved_note(results) else results[0].verdict.get("bottleneck", ""),
     }
 
 
-def _times(interval: Interval | None, factor: float) -> Interval | None:
+def _scale_interval(interval: Interval | None, factor: float) -> Interval | None:
     if interval is None:
         return None
     low, high = (None if each is None else factor * each for each in (interval.low, interval.high))
     return Interval(value=factor * interval.value, low=low, high=high, n=interval.n)
 
 
-def starving(outcomes: Sequence[Outcome]) -> str:
+def describe_cpu_starvation(outcomes: Sequence[TrialOutcome]) -> str:
     """Return a warning that other processes used the cores, or ""."""
     note = starved_note(outcome.result for outcome in outcomes if outcome.result is not None)
     return (
@@ -182,46 +188,46 @@ def starving(outcomes: Sequence[Outcome]) -> str:
     )
 
 
-def _middle(values: Sequence[float]) -> float | None:
+def _median_or_none(values: Sequence[float]) -> float | None:
     return median(values) if values else None
 
 
-def _is_whole(point: Planned) -> bool:
+def _is_full_run(point: PlannedPoint) -> bool:
     return point.case is not None and point.case.first_seed is not None
 
 
-def top1_of(results: Sequence[RunResult]) -> Interval | None:
+def compute_mean_top1(results: Sequence[RunResult]) -> Interval | None:
     """Return the final accuracy of runs, of the averaged weights if there are any."""
-    values = [top1 for result in results if (top1 := _top1(result)) is not None]
-    return mean_of(values) if values else None
+    values = [top1 for result in results if (top1 := _get_top1(result)) is not None]
+    return mean_interval(values) if values else None
 
 
-def _top1(result: RunResult) -> float | None:
+def _get_top1(result: RunResult) -> float | None:
     evaluation = result.ema or result.eval
     return None if evaluation is None else evaluation.top1
 
 
-def _gap(results: Mapping[int, RunResult], base_results: Mapping[int, RunResult]) -> Interval | None:
+def _compute_top1_gap(results: Mapping[int, RunResult], base_results: Mapping[int, RunResult]) -> Interval | None:
     """Return the accuracy minus the base's, as the mean over shared seeds."""
-    pairs = [(_top1(results[turn]), _top1(base_results[turn])) for turn in sorted({*results} & {*base_results})]
+    pairs = [(_get_top1(results[turn]), _get_top1(base_results[turn])) for turn in sorted({*results} & {*base_results})]
     gaps = [candidate - baseline for candidate, baseline in pairs if candidate is not None and baseline is not None]
-    return mean_of(gaps) if gaps else None
+    return mean_interval(gaps) if gaps else None
 
 
-def _efficiency(
-    ranks: Ranks, results: Mapping[int, RunResult], base: Ranks, base_results: Mapping[int, RunResult]
+def _compute_efficiency(
+    ranks: RankLayout, results: Mapping[int, RunResult], base: RankLayout, base_results: Mapping[int, RunResult]
 ) -> Interval | None:
     """Return images/s per rank relative to the base's, from runs of the same turns."""
     turns = sorted({*results} & {*base_results})
     if not turns:
         return None
-    return ratio_of(
+    return ratio_interval(
         [results[turn].throughput.images_per_s / ranks.ranks for turn in turns],
         [base_results[turn].throughput.images_per_s / base.ranks for turn in turns],
     )
 
 
-def points_csv(points: Sequence[ScalePoint]) -> str:
+def format_points_csv(points: Sequence[ScalePoint]) -> str:
     """Return the measurements as a table for `paceline scale --predict --points`, or "" if there are none.
 
     A speed is written as the images of one second.
@@ -231,15 +237,15 @@ def points_csv(points: Sequence[ScalePoint]) -> str:
         for point in points
         if point.images_per_s is not None
     ]
-    return "\n".join([",".join(COLUMNS), *rows, ""]) if rows else ""
+    return "\n".join([",".join(POINT_COLUMNS), *rows, ""]) if rows else ""
 
 
-def caution_of(recipe: Recipe, places: Sequence[Ranks], provenance: dict[str, object]) -> str:
+def describe_shared_cores(recipe: Recipe, places: Sequence[RankLayout], provenance: dict[str, object]) -> str:
     """Return a warning that ranks of one node share its cores, or ""."""
     # On a CPU the ranks share the cores of their node, which a single rank has alone unless `parallel.threads` limits
     # it.
     cores, threads = provenance.get("logical_cores"), recipe.parallel.threads
-    most = max(place.a_node for place in places)
+    most = max(place.ranks_per_node for place in places)
     if provenance.get("device") != "cpu" or not isinstance(cores, int) or most == 1:
         return ""
     if threads != "auto" and threads * most <= cores:

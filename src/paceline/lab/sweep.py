@@ -10,19 +10,27 @@ from typing import Any, Final
 
 from paceline.core.errors import RecipeError
 from paceline.core.experiments.sweep import SweepPoint
-from paceline.core.interval import mean_of
-from paceline.core.learning import only_learning
+from paceline.core.interval import mean_interval
+from paceline.core.learning import changes_result_only
 from paceline.core.results import CPU_STARVED, RunResult, starved_note
 from paceline.core.stages import DATA_WAIT
-from paceline.core.units import few
-from paceline.lab.space import fields_of, read_values
-from paceline.lab.trial import Outcome, Trial, vary, words_of
-from paceline.lab.turns import error_of, results_of, runs_of
+from paceline.core.units import join_few
+from paceline.lab.space import iter_fields, parse_values
+from paceline.lab.trial import Trial, TrialOutcome, apply_patch, format_patch
+from paceline.lab.turns import find_first_error, list_completed_folders, results_by_repeat
 from paceline.recipe.patch import Patch
 from paceline.recipe.plan import divide_batch, resolve_batch
 from paceline.recipe.schema import Recipe
 
-_MEASURED: Final = ("train.steps", "train.epochs", "train.eval", "train.stop", "schedule.", "checkpoint.", "measure.")
+_FIXED_PREFIXES: Final = (
+    "train.steps",
+    "train.epochs",
+    "train.eval",
+    "train.stop",
+    "schedule.",
+    "checkpoint.",
+    "measure.",
+)
 """Settings that a short measured run sets itself or skips."""
 
 
@@ -42,18 +50,18 @@ def build_sweep(arguments: Sequence[str], recipe: Recipe, ranks: int, repeats: i
     if len(arguments) > 1:
         fix = "vary one in each profile, or search with paceline tune"
         raise RecipeError(f"--vary: {len(arguments)} fields at once ({fix})")
-    key, values = read_values(arguments[0])
-    for field in dict.fromkeys(field for value in values for field in fields_of(key, value)):
-        if field.startswith(_MEASURED):
+    key, values = parse_values(arguments[0])
+    for field in dict.fromkeys(field for value in values for field in iter_fields(key, value)):
+        if field.startswith(_FIXED_PREFIXES):
             raise RecipeError(f"--vary: {field} is set or skipped by a profile (vary another field)")
-        if only_learning(field):
+        if changes_result_only(field):
             raise RecipeError(f"--vary: {field} does not change how long a step takes (vary another field)")
     trials = []
     for value in values:
         patch = Patch(((key, value),))
-        varied = resolve_batch(vary(recipe, patch), ranks)
+        varied = resolve_batch(apply_patch(recipe, patch), ranks)
         divide_batch(varied, ranks)
-        (word,) = words_of(patch)
+        (word,) = format_patch(patch)
         if key == "data.rank_batch_size":  # results name the batch size over all ranks
             patch = Patch((("data.batch_size", varied.data.global_batch_size),))
         trials.append(Trial(word, patch, repeats))
@@ -63,10 +71,10 @@ def build_sweep(arguments: Sequence[str], recipe: Recipe, ranks: int, repeats: i
     return Sweep(key, tuple(trials))
 
 
-def to_points(trials: Sequence[Trial], outcomes: Sequence[Outcome]) -> tuple[SweepPoint, ...]:
+def build_sweep_points(trials: Sequence[Trial], outcomes: Sequence[TrialOutcome]) -> tuple[SweepPoint, ...]:
     """Return the measurements of each value, in order."""
-    points = [_point(trial, outcomes) for trial in trials]
-    best = _fastest(points)
+    points = [_build_point(trial, outcomes) for trial in trials]
+    best = _find_fastest(points)
     if best is None or best.images_per_s is None:
         return tuple(points)
     lowest = best.spread[0] if best.spread else best.images_per_s.value
@@ -76,45 +84,45 @@ def to_points(trials: Sequence[Trial], outcomes: Sequence[Outcome]) -> tuple[Swe
     )
 
 
-def conclusion(points: Sequence[SweepPoint]) -> tuple[str, str]:
+def summarize_sweep(points: Sequence[SweepPoint]) -> tuple[str, str]:
     """Return the fastest value, "" if nothing was measured, and a summary sentence."""
-    best = _fastest(points)
+    best = _find_fastest(points)
     if best is None or best.images_per_s is None:
         return "", "Nothing could be measured."
     if starved := next((point.starved for point in points if point.starved), ""):
         return best.value, f"{starved[0].upper()}{starved[1:]}: speeds are not those of the recipe (run it again)."
     others = [point.value for point in points if point.is_fastest and point is not best]
-    rivals = f"; not distinguishable from it: {few(others)}" if others else ""
+    rivals = f"; not distinguishable from it: {join_few(others)}" if others else ""
     return best.value, f"{best.value} is the fastest, {best.images_per_s.value:,.0f} images/s{rivals}."
 
 
-def _fastest(points: Sequence[SweepPoint]) -> SweepPoint | None:
+def _find_fastest(points: Sequence[SweepPoint]) -> SweepPoint | None:
     measured = [(point.images_per_s.value, point) for point in points if point.images_per_s is not None]
     return max(measured, key=lambda pair: pair[0])[1] if measured else None
 
 
-def _point(trial: Trial, outcomes: Sequence[Outcome]) -> SweepPoint:
-    results = list(results_of(trial.name, outcomes).values())
+def _build_point(trial: Trial, outcomes: Sequence[TrialOutcome]) -> SweepPoint:
+    results = list(results_by_repeat(trial.name, outcomes).values())
     empty_point = SweepPoint(
         value=trial.name.partition("=")[2],
-        patch=tuple(words_of(trial.patch)),
-        error=error_of(trial.name, outcomes),
-        runs=runs_of(trial.name, outcomes),
+        patch=tuple(format_patch(trial.patch)),
+        error=find_first_error(trial.name, outcomes),
+        runs=list_completed_folders(trial.name, outcomes),
     )
-    return empty_point.model_copy(update=_measured(results)) if results else empty_point
+    return empty_point.model_copy(update=_summarize_runs(results)) if results else empty_point
 
 
-def _measured(results: Sequence[RunResult]) -> dict[str, Any]:
+def _summarize_runs(results: Sequence[RunResult]) -> dict[str, Any]:
     """Return medians over the runs of one value, by field of `SweepPoint`."""
     first, rates = results[0], [result.throughput.images_per_s for result in results]
-    batch_size, images_per_s = first.images_seen / first.steps, mean_of(rates)
+    batch_size, images_per_s = first.images_seen / first.steps, mean_interval(rates)
     names = dict.fromkeys(name for result in results for name in result.stages)
-    stages = {name: median(_stage_s(result, name) for result in results) for name in names}
+    stages = {name: median(_get_stage_s(result, name) for result in results) for name in names}
     starved = starved_note(results)
     return {
         "batch_size": round(batch_size),
         "images_per_s": images_per_s,
-        "spread": _spread(results, rates),
+        "spread": _compute_spread(results, rates),
         "step_s": batch_size / images_per_s.value,
         "data_wait_s": stages.get(DATA_WAIT),
         "epoch_s": first.images_seen / first.epochs / images_per_s.value,
@@ -124,14 +132,14 @@ def _measured(results: Sequence[RunResult]) -> dict[str, Any]:
     }
 
 
-def _spread(results: Sequence[RunResult], rates: Sequence[float]) -> tuple[float, float] | None:
+def _compute_spread(results: Sequence[RunResult], rates: Sequence[float]) -> tuple[float, float] | None:
     """Return the lowest and highest rate; of a single run those of its windows, or None for one window."""
     if len(results) > 1:
         return min(rates), max(rates)
     return results[0].throughput.spread if results[0].throughput.n > 1 else None
 
 
-def _stage_s(result: RunResult, name: str) -> float:
+def _get_stage_s(result: RunResult, name: str) -> float:
     """Return the device seconds per step of a stage; 0 if the run lacks it."""
     if name not in result.stages or result.account is None or not result.account.counted_steps:
         return 0.0

@@ -3,7 +3,7 @@
 from paceline.core.interval import Interval
 
 
-def times(ratio: Interval, digits: int = 2, word: str = "x") -> str:
+def format_speedup(ratio: Interval, digits: int = 2, word: str = "x") -> str:
     """Return a speedup such as `1.62x (1.32 to 2.00)`, or `1.62x` without an interval."""
     bounds = ""
     if ratio.low is not None and ratio.high is not None:

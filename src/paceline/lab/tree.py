@@ -8,44 +8,46 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from paceline.core.process import PROC, cpu_ticks, descendants, read_or_nothing
+from paceline.core.process import PROC, cpu_ticks, descendants, read_text_or_empty
 
 
-class Taken(NamedTuple):
+class ResourceUsage(NamedTuple):
     """CPU seconds, and bytes read from storage, since the processes started."""
 
     cpu_s: float = 0.0
     disk_bytes: int = 0
 
-    def since(self, before: "Taken") -> "Taken":
+    def subtract(self, before: "ResourceUsage") -> "ResourceUsage":
         """Return the usage since `before`."""
-        return Taken(self.cpu_s - before.cpu_s, self.disk_bytes - before.disk_bytes)
+        return ResourceUsage(self.cpu_s - before.cpu_s, self.disk_bytes - before.disk_bytes)
 
 
-def taken(pid: int, proc: Path = PROC) -> Taken:
+def read_usage(pid: int, proc: Path = PROC) -> ResourceUsage:
     """Return the usage of a process and its descendants so far."""
     pids = [pid, *descendants(pid, proc)]
     tick_s = 1 / os.sysconf("SC_CLK_TCK")
-    return Taken(sum(cpu_ticks(one, proc) for one in pids) * tick_s, sum(_disk_bytes(one, proc) for one in pids))
+    return ResourceUsage(
+        sum(cpu_ticks(one, proc) for one in pids) * tick_s, sum(_read_disk_bytes(one, proc) for one in pids)
+    )
 
 
-def memory_bytes(pid: int, proc: Path = PROC) -> int:
+def read_memory_bytes(pid: int, proc: Path = PROC) -> int:
     """Return the memory of a process and its descendants without file pages; shared memory counts once."""
-    return sum(_held_bytes(one, proc) for one in (pid, *descendants(pid, proc)))
+    return sum(_read_private_bytes(one, proc) for one in (pid, *descendants(pid, proc)))
 
 
-def _disk_bytes(pid: int, proc: Path) -> int:
-    return sum(number for name, number in _table(proc / str(pid) / "io") if name == "read_bytes")
+def _read_disk_bytes(pid: int, proc: Path) -> int:
+    return sum(number for name, number in _parse_proc_table(proc / str(pid) / "io") if name == "read_bytes")
 
 
-def _held_bytes(pid: int, proc: Path) -> int:
+def _read_private_bytes(pid: int, proc: Path) -> int:
     fields = ("Pss_Anon", "Pss_Shmem")
-    return 1024 * sum(number for name, number in _table(proc / str(pid) / "smaps_rollup") if name in fields)
+    return 1024 * sum(number for name, number in _parse_proc_table(proc / str(pid) / "smaps_rollup") if name in fields)
 
 
-def _table(path: Path) -> Iterator[tuple[str, int]]:
+def _parse_proc_table(path: Path) -> Iterator[tuple[str, int]]:
     """Yield names and numbers of a file with lines `Name:  number kB`."""
-    for line in read_or_nothing(path).splitlines():
+    for line in read_text_or_empty(path).splitlines():
         name, _, rest = line.partition(":")
         number = rest.split()[:1]
         if number and number[0].isdecimal():

@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Final
 
 from paceline.core.errors import PacelineError, RecipeError
-from paceline.core.experiments.sharing import write_beside_others
+from paceline.core.experiments.sharing import write_shared
 from paceline.core.results import RunResult
 from paceline.core.rundir import RunDir
-from paceline.recipe.consent import consent_words
-from paceline.recipe.layers import Layer, merge
+from paceline.recipe.consent import consent_arguments
+from paceline.recipe.layers import Layer, merge_layers
 from paceline.recipe.load import validate
 from paceline.recipe.patch import Patch
 from paceline.recipe.schema import Recipe
-from paceline.recipe.yamlfile import read_value, write_text
+from paceline.recipe.yamlfile import read_yaml_value, to_yaml_text
 
-_NAME_LENGTH: Final = 60
+_MAX_NAME_LENGTH: Final = 60
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,10 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrialOutcome:
     """Outcome of one run of a trial; `repeat` counts from 1. Without a result, `error` is the reason in one line.
 
-    `code` is the exit code of the process and `said` its standard error. `is_known` if the run existed already.
+    `exit_code` is the exit code of the process and `stderr` its standard error. `is_reused` if the run existed already.
     """
 
     trial: Trial
@@ -54,14 +54,14 @@ class Outcome:
     rundir: RunDir
     result: RunResult | None
     error: str = ""
-    code: int = 0
-    said: str = ""
-    is_known: bool = False
+    exit_code: int = 0
+    stderr: str = ""
+    is_reused: bool = False
 
 
-def vary(recipe: Recipe, patch: Patch) -> Recipe:
+def apply_patch(recipe: Recipe, patch: Patch) -> Recipe:
     """Return `recipe` with `patch` applied. Raise `RecipeError` if they do not fit."""
-    return validate(merge([Layer(recipe.to_dict(), "default"), Layer(patch.values(), "command line")]))
+    return validate(merge_layers([Layer(recipe.to_dict(), "default"), Layer(patch.values(), "command line")]))
 
 
 def write_recipe(recipe: Recipe, path: Path) -> None:
@@ -69,25 +69,25 @@ def write_recipe(recipe: Recipe, path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # Tasks of an experiment write and read the same file at the same time.
-        write_beside_others(path, write_text(recipe.to_dict()))
+        write_shared(path, to_yaml_text(recipe.to_dict()))
     except OSError as error:
         raise PacelineError(f"{path}: cannot be written: {error.strerror} (name another --run-dir)") from None
 
 
-def words_of(patch: Patch) -> list[str]:
+def format_patch(patch: Patch) -> list[str]:
     """Return a patch as `KEY=VALUE` arguments, which `Patch.parse` reads back to an equal patch."""
-    return [f"{path}={_word(value)}" for path, value in patch.assignments]
+    return [f"{path}={_format_value(value)}" for path, value in patch.assignments]
 
 
-def _word(value: object) -> str:
+def _format_value(value: object) -> str:
     if isinstance(value, str):
         with contextlib.suppress(RecipeError):
-            if read_value(value, "value") == value:
+            if read_yaml_value(value, "value") == value:
                 return value
     return json.dumps(value)  # JSON is YAML, too
 
 
-def command_of(
+def build_train_command(
     trial: Trial, recipe: Recipe, recipe_file: Path, ranks: int, rundir: Path, options: Sequence[str] = ()
 ) -> list[str]:
     """Return the command that runs a trial once: `paceline train` with `options` in new processes of this Python.
@@ -102,16 +102,16 @@ def command_of(
         "paceline",
         "train",
         str(recipe_file),
-        *words_of(trial.patch),
+        *format_patch(trial.patch),
         # Whoever started this process has consented to the code that the recipe names.
-        *consent_words(recipe),
+        *consent_arguments(recipe),
     ]
-    return started(
+    return build_launch_command(
         [*arguments, "--ranks", str(ranks), "--run-dir", str(rundir), *options, "--json"], trial.nodes, ranks
     )
 
 
-def started(command: Sequence[str], nodes: int, ranks: int, options: Sequence[str] = ()) -> list[str]:
+def build_launch_command(command: Sequence[str], nodes: int, ranks: int, options: Sequence[str] = ()) -> list[str]:
     """Return the command that launches `words` on this machine, or on `nodes` by srun with `options`."""
     if not nodes:
         return list(command)
@@ -120,11 +120,11 @@ def started(command: Sequence[str], nodes: int, ranks: int, options: Sequence[st
     return ["srun", f"--nodes={nodes}", *tasks, "--relative=0", "--kill-on-bad-exit=1", *options, *command]
 
 
-def folder_name(trial: Trial, recipe: Recipe, ranks: int, repeat: int) -> str:
+def build_run_name(trial: Trial, recipe: Recipe, ranks: int, repeat: int) -> str:
     """Return the folder name of a run, unique within an experiment.
 
     It has the trial's name, the hash of its recipe, its ranks and nodes, and the number of the repeat.
     """
-    name = re.sub(r"[^A-Za-z0-9._=-]+", "-", trial.name)[:_NAME_LENGTH].strip("-.")
+    name = re.sub(r"[^A-Za-z0-9._=-]+", "-", trial.name)[:_MAX_NAME_LENGTH].strip("-.")
     layout = f"{ranks}r" + (f"{trial.nodes}n" if trial.nodes else "")
-    return f"{name}-{vary(recipe, trial.patch).hash[:8]}-{layout}-{repeat}"
+    return f"{name}-{apply_patch(recipe, trial.patch).hash[:8]}-{layout}-{repeat}"

@@ -12,30 +12,30 @@ from typing import Final
 
 from paceline.core.errors import RecipeError
 from paceline.core.experiments.tuning import TriedResult
-from paceline.core.interval import Interval, mean_of, product_of
+from paceline.core.interval import Interval, mean_interval, product_interval
 from paceline.core.results import RunResult, starved_note
 from paceline.core.units import count
-from paceline.lab.duel import GAIN, Bench, Duel, fight
-from paceline.lab.entry import Entry
-from paceline.lab.laying import lay
-from paceline.lab.measuring import setting_of
-from paceline.lab.moves import Move
-from paceline.lab.pairs import rates
+from paceline.lab.duel import MIN_GAIN, ABResult, TrialBench, run_ab_test
+from paceline.lab.entry import TriedCandidate
+from paceline.lab.laying import merge_patches
+from paceline.lab.measuring import get_setting
+from paceline.lab.moves import Candidate
+from paceline.lab.pairs import collect_throughputs
 from paceline.lab.runner import TrialError
-from paceline.lab.space import Space, grid_of
+from paceline.lab.space import SearchSpace, compute_grid_size
 from paceline.recipe.patch import Patch
 from paceline.recipe.schema import Recipe
 
-WIDTH: Final = 8
+MAX_ROUND_CANDIDATES: Final = 8
 """Candidates per round; more would be compared with a baseline run that is too old."""
-SLOWER: Final = 0.95
+SLOWER_RATIO: Final = 0.95
 """Ratio below which a candidate is not tried again on top of other settings."""
-THE_RECIPE: Final = "the recipe"
-_AGAIN: Final = "run it again on an idle machine"
+RECIPE_NAME: Final = "the recipe"
+_RERUN_ADVICE: Final = "run it again on an idle machine"
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """Result of a search: `patch` is the best, and `gain` its speedup over the recipe (None: nothing won).
 
     `first` and `best` are images/s of the recipe and of the best, `first_run` and `best_run` one run of each. `trials`
@@ -58,236 +58,249 @@ class Found:
 class Search:
     """Runs rounds until no candidate is left, or a `budget` of runs has no room for another round. Use once.
 
-    `bench` runs the measured form of the recipe. `vary` returns that form with a patch applied, or None if the patch
-    does not fit. `repeats` is the number of pairs of an A/B test; `say` receives progress lines.
+    `bench` runs the measured form of the recipe. `apply_patch` returns that form with a patch applied, or None if the patch
+    does not fit. `repeats` is the number of pairs of an A/B test; `report` receives progress lines.
     """
 
-    bench: Bench
-    space: Space
-    vary: Callable[[Patch], Recipe | None]
+    bench: TrialBench
+    space: SearchSpace
+    apply_patch: Callable[[Patch], Recipe | None]
     steps: int
     repeats: int
     budget: int | None
-    say: Callable[[str], None]
+    report: Callable[[str], None]
     _best: Patch = field(default_factory=Patch)
     _names: list[str] = field(default_factory=list)
-    _duels: list[Duel] = field(default_factory=list)
-    _entries: list[Entry] = field(default_factory=list)
+    _wins: list[ABResult] = field(default_factory=list)
+    _tried: list[TriedCandidate] = field(default_factory=list)
     _ratios: dict[str, float] = field(default_factory=dict)
-    _over_best: set[str] = field(default_factory=set)
-    _left: set[tuple[str, str]] = field(default_factory=set)
-    _seen: dict[str, Move] = field(default_factory=dict)
-    _rounds: int = 0
-    _fights: int = 0
+    _tried_over_best: set[str] = field(default_factory=set)
+    _replaced_settings: set[tuple[str, str]] = field(default_factory=set)
+    _seen: dict[str, Candidate] = field(default_factory=dict)
+    _num_rounds: int = 0
+    _num_ab_tests: int = 0
 
-    def search(self) -> Found:
+    def search(self) -> SearchResult:
         """Return the best settings. Raise `TrialError` if the recipe itself cannot be run."""
         first = best = self._run_recipe()
         if starved := starved_note([first]):
-            return self._found(first, best, f"{starved} as the recipe was measured, so nothing was tried ({_AGAIN})")
+            return self._build_result(
+                first, best, f"{starved} as the recipe was measured, so nothing was tried ({_RERUN_ADVICE})"
+            )
         base: RunResult | None = first  # just measured; later rounds measure their own baseline
-        while moves := self._moves(best):
-            room = self._room(0 if base is not None else 1)
+        while moves := self._list_candidates(best):
+            room = self._count_affordable_runs(0 if base is not None else 1)
             if room >= 1:
-                ab_result = self._round(moves[:room], base)
+                ab_result = self._run_round(moves[:room], base)
             elif self._has_room_for_pairs():
-                ab_result = self._at_once(moves[0])
+                ab_result = self._try_pairs_only(moves[0])
             else:
                 budget = count(self.budget or 0, "run")
-                return self._found(first, best, f"the budget of {budget} leaves no room for another round")
+                return self._build_result(first, best, f"the budget of {budget} leaves no room for another round")
             base = None
             if ab_result is not None:
-                best = ab_result.challenger[-1]
-        return self._found(first, best, "nothing is left to try that could be faster")
+                best = ab_result.candidate[-1]
+        return self._build_result(first, best, "nothing is left to try that could be faster")
 
-    def _found(self, first: RunResult, best_run: RunResult, stopped: str) -> Found:
-        before = rates(self._duels[0].champion) if self._duels else [first.throughput.images_per_s]
-        best = rates(self._duels[-1].challenger) if self._duels else before
-        gains = [ab_result.ratio for ab_result in self._duels if ab_result.ratio is not None]
-        return Found(
+    def _build_result(self, first: RunResult, best_run: RunResult, stopped: str) -> SearchResult:
+        before = collect_throughputs(self._wins[0].baseline) if self._wins else [first.throughput.images_per_s]
+        best = collect_throughputs(self._wins[-1].candidate) if self._wins else before
+        gains = [ab_result.ratio for ab_result in self._wins if ab_result.ratio is not None]
+        return SearchResult(
             patch=self._best,
-            gain=product_of(gains) if gains else None,
-            first=mean_of(before),
-            best=mean_of(best),
+            gain=product_interval(gains) if gains else None,
+            first=mean_interval(before),
+            best=mean_interval(best),
             first_run=first,
             best_run=best_run,
-            tried=tuple(entry.result() for entry in self._entries),
+            tried=tuple(entry.to_result() for entry in self._tried),
             trials=self.bench.num_runs,
-            grid=grid_of(self._seen.values()),
-            stopped=stopped + self._left_open(),
+            grid=compute_grid_size(self._seen.values()),
+            stopped=stopped + self._format_undecided(),
         )
 
-    def _left_open(self) -> str:
+    def _format_undecided(self) -> str:
         """Return a clause on the candidates that could not be decided because the cores were busy, or ""."""
-        starved = sum(entry.status == "starved" for entry in self._entries)
+        starved = sum(entry.status == "starved" for entry in self._tried)
         what = (
-            f"{starved} of {count(len(self._entries), 'trial')} could not be decided, as other processes used the cores"
+            f"{starved} of {count(len(self._tried), 'trial')} could not be decided, as other processes used the cores"
         )
-        return f"; {what} ({_AGAIN})" if starved else ""
+        return f"; {what} ({_RERUN_ADVICE})" if starved else ""
 
-    def _room(self, num_bases: int) -> int:
+    def _count_affordable_runs(self, num_bases: int) -> int:
         """Return the number of short runs that fit the budget, with `num_bases` baseline runs and an A/B test to
         follow.
         """
         if self.budget is None:
-            return WIDTH
-        return min(WIDTH, self.budget - self.bench.num_runs - num_bases - 2 * self.repeats)
+            return MAX_ROUND_CANDIDATES
+        return min(MAX_ROUND_CANDIDATES, self.budget - self.bench.num_runs - num_bases - 2 * self.repeats)
 
     def _run_recipe(self) -> RunResult:
         result = self._run_best("recipe", self.steps)
-        self.say(f"{THE_RECIPE}: {result.throughput.images_per_s:,.0f} images/s")
+        self.report(f"{RECIPE_NAME}: {result.throughput.images_per_s:,.0f} images/s")
         return result
 
     def _run_best(self, name: str, steps: int) -> RunResult:
         """Run the best settings, as the baseline of others."""
-        outcome = self.bench.make(name, self._best, steps, 1)
+        outcome = self.bench.run_trial(name, self._best, steps, 1)
         if outcome.result is None:
-            raise TrialError(outcome.error, outcome.code)
+            raise TrialError(outcome.error, outcome.exit_code)
         return outcome.result
 
-    def _moves(self, best: RunResult) -> list[Move]:
+    def _list_candidates(self, best: RunResult) -> list[Candidate]:
         """Return the candidates worth a run: not the slower ones, nor those tried on top of this best."""
-        recipe = self.vary(self._best)
+        recipe = self.apply_patch(self._best)
         assert recipe is not None, "the best fits its recipe"
-        fitting = [move for move in self.space.moves(recipe, best) if self._over(move.patch) is not None]
-        moves = [move for move in fitting if not self._is_way_back(move)]
+        fitting = [
+            move for move in self.space.list_candidates(recipe, best) if self._merge_over_best(move.patch) is not None
+        ]
+        moves = [move for move in fitting if not self._is_reverting(move)]
         for move in moves:
             self._seen.setdefault(move.name, move)
-        slower = {name for name, ratio in self._ratios.items() if ratio < SLOWER}
-        left = [move for move in moves if move.name not in self._over_best | slower]
+        slower = {name for name, ratio in self._ratios.items() if ratio < SLOWER_RATIO}
+        left = [move for move in moves if move.name not in self._tried_over_best | slower]
         return sorted(left, key=lambda move: -self._ratios.get(move.name, math.inf))  # new ones come first
 
-    def _is_way_back(self, move: Move) -> bool:
+    def _is_reverting(self, move: Candidate) -> bool:
         """Return whether the candidate only restores settings that were replaced by faster ones."""
-        return all((path, str(value)) in self._left for path, value in move.patch.assignments)
+        return all((path, str(value)) in self._replaced_settings for path, value in move.patch.assignments)
 
-    def _over(self, patch: Patch) -> Patch | None:
+    def _merge_over_best(self, patch: Patch) -> Patch | None:
         """Return `patch` merged over the best, or None if they do not fit."""
-        merged = self._laid(self._best, patch)
-        return None if merged is None or self.vary(merged) is None else merged
+        merged = self._try_merge(self._best, patch)
+        return None if merged is None or self.apply_patch(merged) is None else merged
 
-    def _laid(self, below: Patch, added: Patch) -> Patch | None:
+    def _try_merge(self, below: Patch, added: Patch) -> Patch | None:
         try:
-            return lay(self.bench.recipe, below, added)
+            return merge_patches(self.bench.recipe, below, added)
         except RecipeError:
             return None
 
-    def _at_once(self, move: Move) -> Duel | None:
+    def _try_pairs_only(self, move: Candidate) -> ABResult | None:
         """Try one candidate by an A/B test only, if the budget has no room for a short run before it."""
-        self._rounds += 1
-        self._over_best.add(move.name)
-        entry = self._entry(move)
-        ab_result = self._fight(entry)
+        self._num_rounds += 1
+        self._tried_over_best.add(move.name)
+        entry = self._add_candidate(move)
+        ab_result = self._run_ab_test(entry)
         is_valid = ab_result.status in (
             "won",
             "lost",
             "no_gain",
         )  # a candidate that fails would fail on top of other settings, too
-        self._ratios[move.name] = entry.value if is_valid else 0.0
-        return self._take(entry, ab_result, [entry]) if ab_result.status == "won" else None
+        self._ratios[move.name] = entry.speedup if is_valid else 0.0
+        return self._accept(entry, ab_result, [entry]) if ab_result.status == "won" else None
 
-    def _round(self, moves: Sequence[Move], base: RunResult | None) -> Duel | None:
+    def _run_round(self, moves: Sequence[Candidate], base: RunResult | None) -> ABResult | None:
         """Try candidates on top of the best, whose latest run is `base`; return the winning A/B test, or None."""
-        self._rounds += 1
-        self._over_best |= {move.name for move in moves}
-        entries = [self._entry(move) for move in moves]
-        self._compare(entries, self.steps, base)
-        self._ratios |= {entry.move.name: entry.value for entry in entries}
-        pool = sorted((entry for entry in entries if entry.may_win), key=lambda entry: -entry.value)
-        return self._together(pool) or self._alone(pool)
+        self._num_rounds += 1
+        self._tried_over_best |= {move.name for move in moves}
+        entries = [self._add_candidate(move) for move in moves]
+        self._run_short_trials(entries, self.steps, base)
+        self._ratios |= {entry.candidate.name: entry.speedup for entry in entries}
+        pool = sorted((entry for entry in entries if entry.can_win), key=lambda entry: -entry.speedup)
+        return self._try_combined(pool) or self._try_one_by_one(pool)
 
-    def _entry(self, move: Move) -> Entry:
-        entry = Entry(move, " + ".join(self._names) or THE_RECIPE, self._rounds)
-        self._entries.append(entry)
+    def _add_candidate(self, move: Candidate) -> TriedCandidate:
+        entry = TriedCandidate(move, " + ".join(self._names) or RECIPE_NAME, self._num_rounds)
+        self._tried.append(entry)
         return entry
 
-    def _compare(self, entries: Sequence[Entry], steps: int, base: RunResult | None) -> None:
+    def _run_short_trials(self, entries: Sequence[TriedCandidate], steps: int, base: RunResult | None) -> None:
         """Run each candidate once, and the best before them unless `base` is given."""
         length = "" if steps == self.steps else "-longer"
         if base is None:
-            base = self._run_best(f"round-{self._rounds}-best{length}", steps)
+            base = self._run_best(f"round-{self._num_rounds}-best{length}", steps)
         for entry in entries:
-            patch = self._over(entry.move.patch)
-            assert patch is not None, f"{entry.move.name} was filtered out if it does not fit"
-            name = f"round-{self._rounds}-{entry.move.name}{length}"
-            entry.take_short(self.bench.make(name, patch, steps, 1), base, steps)
-            self.say(f"{entry.move.name}: {entry.why}")
+            patch = self._merge_over_best(entry.candidate.patch)
+            assert patch is not None, f"{entry.candidate.name} was filtered out if it does not fit"
+            name = f"round-{self._num_rounds}-{entry.candidate.name}{length}"
+            entry.record_short_run(self.bench.run_trial(name, patch, steps, 1), base, steps)
+            self.report(f"{entry.candidate.name}: {entry.why}")
 
-    def _together(self, pool: Sequence[Entry]) -> Duel | None:
+    def _try_combined(self, pool: Sequence[TriedCandidate]) -> ABResult | None:
         """Try all that look faster at once, the fastest of those that exclude each other: this saves rounds."""
-        combined: list[Entry] = []
+        combined: list[TriedCandidate] = []
         patch = Patch()
         # A candidate with `parity: free` would hide whether the others still train alike.
-        for entry in (each for each in pool if each.move.parity == "same"):
-            merged = self._laid(patch, entry.move.patch)
-            is_free = not any(entry.move.keys & part.move.keys for part in combined)
-            if entry.value >= GAIN and is_free and merged is not None and self._over(merged) is not None:
+        for entry in (each for each in pool if each.candidate.parity == "same"):
+            merged = self._try_merge(patch, entry.candidate.patch)
+            is_free = not any(entry.candidate.paths & part.candidate.paths for part in combined)
+            if (
+                entry.speedup >= MIN_GAIN
+                and is_free
+                and merged is not None
+                and self._merge_over_best(merged) is not None
+            ):
                 combined.append(entry)
                 patch = merged
         if len(combined) < 2 or not self._has_room_for_pairs():
             return None
-        entry = self._entry(_joined([part.move for part in combined], patch))
-        ab_result = self._fight(entry)
-        if ab_result.status == "won" and entry.value < SLOWER * combined[0].value:
-            entry.status, entry.why = "lost", f"{entry.why}, less than {combined[0].move.name} alone"
+        entry = self._add_candidate(_combine_candidates([part.candidate for part in combined], patch))
+        ab_result = self._run_ab_test(entry)
+        if ab_result.status == "won" and entry.speedup < SLOWER_RATIO * combined[0].speedup:
+            entry.status, entry.why = "lost", f"{entry.why}, less than {combined[0].candidate.name} alone"
         if entry.status != "won":
             return None
         for part in combined:
-            part.status, part.why = "won", f"{part.why}; as a part of {entry.move.name}"
-        return self._take(entry, ab_result, pool)
+            part.status, part.why = "won", f"{part.why}; as a part of {entry.candidate.name}"
+        return self._accept(entry, ab_result, pool)
 
-    def _alone(self, pool: list[Entry]) -> Duel | None:
+    def _try_one_by_one(self, pool: list[TriedCandidate]) -> ABResult | None:
         """Halve the pool, then run A/B tests one by one until one wins or the fastest is no faster."""
         num_half = -(-len(pool) // 2)
         half, rest = pool[:num_half], pool[num_half:]
-        if len(half) > 1 and self._room(1) >= len(half):
-            self._compare(half, 2 * self.steps, None)
-        for entry in (*sorted(half, key=lambda each: -each.value), *rest):
-            if not entry.may_win or not self._has_room_for_pairs():
+        if len(half) > 1 and self._count_affordable_runs(1) >= len(half):
+            self._run_short_trials(half, 2 * self.steps, None)
+        for entry in (*sorted(half, key=lambda each: -each.speedup), *rest):
+            if not entry.can_win or not self._has_room_for_pairs():
                 break
-            ab_result = self._fight(entry)
+            ab_result = self._run_ab_test(entry)
             if ab_result.status == "won":
-                return self._take(entry, ab_result, pool)
+                return self._accept(entry, ab_result, pool)
             if ab_result.status in ("lost", "no_gain", "starved"):
                 break
-            self._ratios[entry.move.name] = 0.0  # a candidate that fails would fail on top of other settings, too
+            self._ratios[entry.candidate.name] = 0.0  # a candidate that fails would fail on top of other settings, too
         return None
 
     def _has_room_for_pairs(self) -> bool:
         return self.budget is None or self.bench.num_runs + 2 * self.repeats <= self.budget
 
-    def _fight(self, entry: Entry) -> Duel:
-        patch = self._over(entry.move.patch)
-        assert patch is not None, f"{entry.move.name} was filtered out if it does not fit"
+    def _run_ab_test(self, entry: TriedCandidate) -> ABResult:
+        patch = self._merge_over_best(entry.candidate.patch)
+        assert patch is not None, f"{entry.candidate.name} was filtered out if it does not fit"
         before, steps = self.bench.num_runs, 2 * self.steps
-        self._fights += 1
-        names = (f"pairs-{self._fights}-best", f"pairs-{self._fights}-{entry.move.name}")
-        must_match = entry.move.parity == "same"
-        ab_result = fight(self.bench, names, (self._best, patch), steps=steps, repeats=self.repeats, is_same=must_match)
-        entry.take_duel(ab_result, steps, self.bench.num_runs - before)
-        self.say(f"{entry.move.name}, over {entry.over}: {entry.status.replace('_', ' ')}: {entry.why}")
+        self._num_ab_tests += 1
+        names = (f"pairs-{self._num_ab_tests}-best", f"pairs-{self._num_ab_tests}-{entry.candidate.name}")
+        must_match = entry.candidate.parity == "same"
+        ab_result = run_ab_test(
+            self.bench, names, (self._best, patch), steps=steps, repeats=self.repeats, must_match_losses=must_match
+        )
+        entry.record_ab_test(ab_result, steps, self.bench.num_runs - before)
+        self.report(f"{entry.candidate.name}, over {entry.over}: {entry.status.replace('_', ' ')}: {entry.why}")
         return ab_result
 
-    def _take(self, entry: Entry, ab_result: Duel, pool: Sequence[Entry]) -> Duel:
+    def _accept(self, entry: TriedCandidate, ab_result: ABResult, pool: Sequence[TriedCandidate]) -> ABResult:
         """Adopt a winner, and lower the expected ratio of the candidates that it excludes."""
-        patch = self._over(entry.move.patch)
+        patch = self._merge_over_best(entry.candidate.patch)
         assert patch is not None, "it was run"
         for other in pool:
-            if other.status == "no_gain" and other.move.keys & entry.move.keys:
-                rivals = [each for each in pool if each.status == "won" and each.move.keys & other.move.keys]
-                self._ratios[other.move.name] = other.value / max(each.value for each in rivals)
-                other.status, other.why = "lost", f"{other.why}, less than {rivals[0].move.name}"
-            elif other.status == "no_gain" and other.value >= GAIN:
+            if other.status == "no_gain" and other.candidate.paths & entry.candidate.paths:
+                rivals = [
+                    each for each in pool if each.status == "won" and each.candidate.paths & other.candidate.paths
+                ]
+                self._ratios[other.candidate.name] = other.speedup / max(each.speedup for each in rivals)
+                other.status, other.why = "lost", f"{other.why}, less than {rivals[0].candidate.name}"
+            elif other.status == "no_gain" and other.speedup >= MIN_GAIN:
                 other.why += "; left for the next round"
-        before = self.vary(self._best)
+        before = self.apply_patch(self._best)
         assert before is not None, "the best fits its recipe"
-        self._left |= {(path, str(setting_of(before, path))) for path in entry.move.keys}
+        self._replaced_settings |= {(path, str(get_setting(before, path))) for path in entry.candidate.paths}
         self._best = patch
-        self._names.append(entry.move.name)
-        self._duels.append(ab_result)
-        self._over_best.clear()
+        self._names.append(entry.candidate.name)
+        self._wins.append(ab_result)
+        self._tried_over_best.clear()
         return ab_result
 
 
-def _joined(moves: Sequence[Move], patch: Patch) -> Move:
-    return Move(" + ".join(move.name for move in moves), "all that looked faster, combined", patch, ())
+def _combine_candidates(moves: Sequence[Candidate], patch: Patch) -> Candidate:
+    return Candidate(" + ".join(move.name for move in moves), "all that looked faster, combined", patch, ())

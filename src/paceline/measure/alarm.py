@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 
-class Alarm:
+class IntervalTimer:
     """Ring once every `every_s` seconds, the first time that long after it was set; 0 never rings."""
 
     def __init__(self, every_s: float, now: Callable[[], float] = time.monotonic) -> None:
@@ -12,7 +12,7 @@ class Alarm:
         self._now = now
         self._set_s = now()
 
-    def rings(self) -> bool:
+    def is_due(self) -> bool:
         """Return whether it is time, and if so begin to wait again."""
         if not self._every_s or self._now() - self._set_s < self._every_s:
             return False

@@ -12,30 +12,30 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from paceline.core.files import replacing
+from paceline.core.files import replace_file
 
-Event = dict[str, Any]
+TraceEvent = dict[str, Any]
 MARK: Final = "paceline:"
 """What the name of a range begins with that is a stage. It is gone from the file."""
-TURN: Final = MARK + "turn:"
+STAGE_SWITCH: Final = MARK + "turn:"
 STAGES_TID: Final = 0
 """The thread that the stages are put in: no thread of Linux has this number."""
 STEP: Final = "ProfilerStep#"
 
 
-def mark_of_turn(stage: str) -> str:
+def stage_switch_mark(stage: str) -> str:
     """Return the name of a range at whose start the open stage ends and `stage` begins."""
-    return TURN + stage
+    return STAGE_SWITCH + stage
 
 
-def rewrite(recorded: Path, out: Path, *, rank: int, world_size: int, stop: int) -> None:
+def rewrite_trace(recorded: Path, out: Path, *, rank: int, world_size: int, stop: int) -> None:
     """Write what Kineto recorded as the trace of one rank; step `stop` and those after it were not completed."""
     header = json.loads(recorded.read_bytes())
     events = header.pop("traceEvents")
     for private in ("host_name", "traceName"):
         header.pop(private, None)
     header["distributedInfo"] = header.get("distributedInfo", {}) | {"rank": rank, "world_size": world_size}
-    _write(out, header, _with_stages(event for event in events if not _is_step_from(stop, event)))
+    _write_trace(out, header, _with_stages(event for event in events if not _is_step_from(stop, event)))
 
 
 def merge_traces(paths: Sequence[Path], out: Path, offsets_s: Mapping[int, float]) -> None:
@@ -46,24 +46,24 @@ def merge_traces(paths: Sequence[Path], out: Path, offsets_s: Mapping[int, float
     """
     if not paths:
         return
-    headers = [_header(path) for path in paths]
+    headers = [_read_header(path) for path in paths]
     base_ns = min(header["baseTimeNanoseconds"] for header in headers)
     merged = {"schemaVersion": 1, "displayTimeUnit": "ms", "baseTimeNanoseconds": base_ns}
 
-    def events() -> Iterator[Event]:
+    def events() -> Iterator[TraceEvent]:
         for place, (path, header) in enumerate(zip(paths, headers, strict=True)):
             rank = header["distributedInfo"]["rank"]
             shift_us = (header["baseTimeNanoseconds"] - base_ns) / 1e3 - offsets_s.get(rank, 0.0) * 1e6
-            yield from _placed(_events(path), rank, shift_us, place, len(paths))
+            yield from _place_events(_read_events(path), rank, shift_us, place, len(paths))
 
-    _write(out, merged, events())
+    _write_trace(out, merged, events())
 
 
 def trace_totals(path: Path) -> dict[str, float]:
     """Return the seconds of each stage and pause in the completed steps of one rank's trace."""
     steps: list[tuple[float, float]] = []
-    stages: list[Event] = []
-    for event in _events(path):
+    stages: list[TraceEvent] = []
+    for event in _read_events(path):
         if _is_step(event):
             steps.append((event["ts"], event["ts"] + event["dur"]))
         elif _is_stage(event):
@@ -77,19 +77,19 @@ def trace_totals(path: Path) -> dict[str, float]:
     return totals
 
 
-def _is_step(event: Event) -> bool:
+def _is_step(event: TraceEvent) -> bool:
     return event.get("cat") == "user_annotation" and event["name"].startswith(STEP)
 
 
-def _is_step_from(stop: int, event: Event) -> bool:
+def _is_step_from(stop: int, event: TraceEvent) -> bool:
     return event.get("name", "").startswith(STEP) and int(event["name"].removeprefix(STEP)) >= stop
 
 
-def _is_stage(event: Event) -> bool:
+def _is_stage(event: TraceEvent) -> bool:
     return event.get("cat") == "user_annotation" and event.get("tid") == STAGES_TID
 
 
-def _with_stages(events: Iterable[Event]) -> Iterator[Event]:
+def _with_stages(events: Iterable[TraceEvent]) -> Iterator[TraceEvent]:
     """Yield events with the stages, divided where they were turned, in a thread of their own.
 
     A hook turns a stage inside of torch's own ranges, with which the rest of the stage would not nest.
@@ -99,38 +99,40 @@ def _with_stages(events: Iterable[Event]) -> Iterator[Event]:
         name = event.get("name", "")
         if event.get("cat") != "user_annotation" or not name.startswith(MARK):
             yield event | {"name": name.removeprefix(MARK)}  # a GPU's ranges are named after the host's
-        elif name.startswith(TURN):
+        elif name.startswith(STAGE_SWITCH):
             turns.append(event)
         else:
             stages.append(event | {"name": name.removeprefix(MARK), "tid": STAGES_TID})
     for pid in {stage["pid"] for stage in stages}:
-        yield _meta("thread_name", pid, STAGES_TID, {"name": "stages"})
-        yield _meta("thread_sort_index", pid, STAGES_TID, {"sort_index": -1})
-    yield from _divided(sorted(stages, key=_start), sorted(turns, key=_start))
+        yield _metadata_event("thread_name", pid, STAGES_TID, {"name": "stages"})
+        yield _metadata_event("thread_sort_index", pid, STAGES_TID, {"sort_index": -1})
+    yield from _split_stages(sorted(stages, key=_start_us), sorted(turns, key=_start_us))
 
 
-def _divided(stages: Sequence[Event], turns: Sequence[Event]) -> Iterator[Event]:
-    starts = [_start(stage) for stage in stages]
+def _split_stages(stages: Sequence[TraceEvent], turns: Sequence[TraceEvent]) -> Iterator[TraceEvent]:
+    starts = [_start_us(stage) for stage in stages]
     parts = [[stage] for stage in stages]
     for turn in turns:
-        place = bisect_right(starts, _start(turn)) - 1
+        place = bisect_right(starts, _start_us(turn)) - 1
         if place < 0:
             continue  # of a stage that began before the recording
-        last, turned_us = parts[place][-1], _start(turn)
+        last, turned_us = parts[place][-1], _start_us(turn)
         left_us = last["ts"] + last["dur"] - turned_us
         if left_us > 0:
             last["dur"] = round(turned_us - last["ts"], 3)
-            rest = {"name": turn["name"].removeprefix(TURN), "ts": turned_us, "dur": round(left_us, 3)}
+            rest = {"name": turn["name"].removeprefix(STAGE_SWITCH), "ts": turned_us, "dur": round(left_us, 3)}
             parts[place].append(last | rest)
     for each in parts:
         yield from each
 
 
-def _start(event: Event) -> float:
+def _start_us(event: TraceEvent) -> float:
     return float(event["ts"])
 
 
-def _placed(events: Iterable[Event], rank: int, shift_us: float, place: int, num_places: int) -> Iterator[Event]:
+def _place_events(
+    events: Iterable[TraceEvent], rank: int, shift_us: float, place: int, num_places: int
+) -> Iterator[TraceEvent]:
     """Yield a rank's events, later by `shift_us`, with processes and arrows that no other rank has."""
     pids: dict[Any, int] = {}
     named: dict[Any, str] = {}
@@ -151,21 +153,21 @@ def _placed(events: Iterable[Event], rank: int, shift_us: float, place: int, num
         yield moved
     for old, pid in pids.items():
         name = f"rank {rank}" if old == host else f"rank {rank} {named.get(old, old)}"
-        yield _meta("process_name", pid, 0, {"name": name})
-        yield _meta("process_sort_index", pid, 0, {"sort_index": rank * 100 + (0 if old == host else 1)})
+        yield _metadata_event("process_name", pid, 0, {"name": name})
+        yield _metadata_event("process_sort_index", pid, 0, {"sort_index": rank * 100 + (0 if old == host else 1)})
 
 
-def _meta(name: str, pid: Any, tid: int, args: Event) -> Event:
+def _metadata_event(name: str, pid: Any, tid: int, args: TraceEvent) -> TraceEvent:
     return {"ph": "M", "name": name, "pid": pid, "tid": tid, "args": args}
 
 
-def _header(path: Path) -> dict[str, Any]:
+def _read_header(path: Path) -> dict[str, Any]:
     with gzip.open(path, "rt", encoding="utf-8") as file:
         header: dict[str, Any] = json.loads(file.readline() + "]}")
     return header
 
 
-def _events(path: Path) -> Iterator[Event]:
+def _read_events(path: Path) -> Iterator[TraceEvent]:
     with gzip.open(path, "rt", encoding="utf-8") as file:
         file.readline()
         for line in file:
@@ -173,9 +175,9 @@ def _events(path: Path) -> Iterator[Event]:
                 yield json.loads(line.rstrip(",\n"))
 
 
-def _write(path: Path, header: Mapping[str, Any], events: Iterable[Event]) -> None:
+def _write_trace(path: Path, header: Mapping[str, Any], events: Iterable[TraceEvent]) -> None:
     """Write a trace beside `path` and move it into place, so that a reader of the folder never sees half of one."""
-    with replacing(path) as binary, gzip.open(binary, "wt", encoding="utf-8", compresslevel=5) as file:
+    with replace_file(path) as binary, gzip.open(binary, "wt", encoding="utf-8", compresslevel=5) as file:
         file.write(json.dumps(header)[:-1] + ', "traceEvents": [\n')
         separator = ""
         for event in events:

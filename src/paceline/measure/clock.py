@@ -19,13 +19,20 @@ from typing import Any, Final, Literal, Protocol, TypeVar, final
 
 from paceline.core.stages import DATA_WAIT, EPOCH_BOUNDARY
 from paceline.measure.contention import CpuTimer, NoCpuTimer, build_cpu_timer
-from paceline.measure.device import DeviceTimer, HostOnly, StageSeconds, build_device_timer, by_stage, chosen
+from paceline.measure.device import (
+    DeviceTimer,
+    HostOnlyTimer,
+    StageSeconds,
+    build_device_timer,
+    current_device_type,
+    mean_by_stage,
+)
 from paceline.measure.summary import RECENT_STEPS, ClockSummary, StageTotal
 
 __all__ = ["EPOCH_BOUNDARY", "Clock", "NullClock", "StageClock", "build_clock"]
 
 T = TypeVar("T")
-KEPT_STEPS: Final = 100_000  # 3 MB of floats; a longer run has its spread from its last steps
+MAX_STEP_TIMES: Final = 100_000  # 3 MB of floats; a longer run has its spread from its last steps
 _END: Final[Any] = object()
 
 
@@ -36,7 +43,7 @@ class Clock(Protocol):
         """Return the context that charges its time to `name`; several in one step add up."""
         ...
 
-    def turn(self, name: str) -> None:
+    def switch_stage(self, name: str) -> None:
         """Charge the rest of the stage that is open to `name` instead; outside of stages do nothing.
 
         A thread that the open stage waits for may call it: on a GPU it is its current stream that is asked.
@@ -64,7 +71,7 @@ class Clock(Protocol):
         ...
 
     @property
-    def where(self) -> str:
+    def current_stage(self) -> str:
         """The stage or pause that is open, or nothing. Another thread may ask."""
         ...
 
@@ -114,7 +121,7 @@ class _Pause:
         clock = self._clock
         assert clock._open == "", f"{self.name} was entered inside {clock._open}"
         clock._open = self.name
-        self._device.settle()
+        self._device.synchronize()
         self._start_s = self._now()
         clock._cpu.pause()
 
@@ -149,7 +156,7 @@ class StageClock:
     ) -> None:
         assert warmup_steps >= 0, f"warmup_steps: {warmup_steps}"
         self._warmup_left = warmup_steps
-        self._device: DeviceTimer = HostOnly() if device is None else device
+        self._device: DeviceTimer = HostOnlyTimer() if device is None else device
         self._cpu: CpuTimer = NoCpuTimer() if cpu is None else cpu
         self._now = now
         self._stages: dict[str, _Stage] = {}
@@ -162,7 +169,7 @@ class StageClock:
         self._num_steps = 0
         self._wall_s = 0.0
         self._warmup_s = 0.0
-        self._step_s: deque[float] = deque(maxlen=KEPT_STEPS)
+        self._step_s: deque[float] = deque(maxlen=MAX_STEP_TIMES)
         self._recent: deque[dict[str, float]] = deque(maxlen=RECENT_STEPS)
         self._after_pause: deque[bool] = deque(maxlen=RECENT_STEPS)
         self._has_paused = False  # since the last step ended
@@ -175,13 +182,13 @@ class StageClock:
 
         Raise `PacelineError` for a device that is not there.
         """
-        return cls(warmup_steps=warmup_steps, device=build_device_timer(chosen(device)))
+        return cls(warmup_steps=warmup_steps, device=build_device_timer(current_device_type(device)))
 
     def stage(self, name: str) -> AbstractContextManager[None]:
         """Return the context that charges its time to `name`; several in one step add up."""
         return self._stages.get(name) or self._new_stage(name)
 
-    def turn(self, name: str) -> None:
+    def switch_stage(self, name: str) -> None:
         """Charge the rest of the stage that is open to `name` instead; outside of stages do nothing."""
         charged = self._charged
         if charged is None:
@@ -214,8 +221,8 @@ class StageClock:
                 if batch is _END:  # it was no wait for a batch
                     boundary.take(data_wait.step_s - before_s)
                     data_wait.step_s = before_s
-                    self._device.forgive()
-            self._device.settle()
+                    self._device.discard_step()
+            self._device.synchronize()
         finally:
             if self._open == "":  # a loop that is left early may drop this generator anywhere
                 self._open, start_s = EPOCH_BOUNDARY, self._now()
@@ -256,7 +263,7 @@ class StageClock:
         """Return the totals so far, in seconds; waits for the device. The clock goes on."""
         unfinished_s = self._now() - self._step_start_s
         host_s = {name: stage.total_s for name, stage in self._stages.items()}
-        device = self._device.drain(StageSeconds(host_s, by_stage(host_s, self._recent)))
+        device = self._device.drain(StageSeconds(host_s, mean_by_stage(host_s, self._recent)))
         wall_s, num_steps = self._wall_s, self._num_steps
         return ClockSummary(
             n=num_steps,
@@ -277,7 +284,7 @@ class StageClock:
         )
 
     @property
-    def where(self) -> str:
+    def current_stage(self) -> str:
         """The stage or pause that is open, or nothing. Another thread may ask."""
         return self._open
 
@@ -305,7 +312,7 @@ class NullClock:
         """Return a context that does nothing."""
         return self._nothing
 
-    def turn(self, name: str) -> None:
+    def switch_stage(self, name: str) -> None:
         """Charge nothing."""
 
     def batches(self, iterable: Iterable[T]) -> Iterator[T]:
@@ -324,7 +331,7 @@ class NullClock:
         return ClockSummary(0, 0, 0.0, {}, 0.0, {}, 0.0, (), has_run=False)
 
     @property
-    def where(self) -> str:
+    def current_stage(self) -> str:
         """Return nothing."""
         return ""
 

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from paceline.core.results import BucketResult, CommunicationResult
 
 
-def communication(
+def communication_result(
     exposed_s: float, step_s: float, wire_s: float | None = None, buckets: Sequence[BucketResult] = ()
 ) -> CommunicationResult:
-    """Return the result for `exposed_s` of the `step_s` seconds of a step (means).
+    """Return the result for `compute_exposed_s` of the `step_s` seconds of a step (means).
 
     `wire_s` is from the first bucket being ready to the last being averaged, None where `buckets` were not timed. What
     of it a step does not wait for is hidden behind backward: `overlap` is 1 - exposed_s / wire_s, and 0 where more is

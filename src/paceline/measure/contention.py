@@ -19,8 +19,8 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Final, Protocol, Self, final
 
-from paceline.core.limits import INFINITY, Limits, find_limits
-from paceline.core.process import PROC, cpu_ticks, descendants, read_or_nothing, tasks
+from paceline.core.limits import INFINITY, CgroupLimits, find_limits
+from paceline.core.process import PROC, cpu_ticks, descendants, read_text_or_empty, tasks
 from paceline.core.results import CpuResult
 from paceline.measure.timing import now_s
 
@@ -32,7 +32,7 @@ _STOLEN: Final = 7
 
 
 @dataclass(frozen=True)
-class CpuLook:
+class CpuSample:
     """Seconds, up to one moment `at_s`.
 
     `threads` are those that each thread of the rank and of its workers has run, and has waited to run, by thread id.
@@ -54,7 +54,7 @@ class CpuLook:
 
 @dataclass(frozen=True)
 class CpuTimes:
-    """What passed between looks, in seconds as in `CpuLook`; `run_s` and `waited_s` are sums over all threads."""
+    """What passed between looks, in seconds as in `CpuSample`; `run_s` and `waited_s` are sums over all threads."""
 
     wall_s: float = 0.0
     run_s: float = 0.0
@@ -71,7 +71,7 @@ class CpuTimes:
         return CpuTimes(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
 
     @classmethod
-    def between(cls, before: CpuLook, after: CpuLook) -> Self:
+    def between(cls, before: CpuSample, after: CpuSample) -> Self:
         """Return what passed; a thread that has begun meanwhile counts from 0, one that has ended does not."""
         nothing = (0.0, 0.0)
         passed = [
@@ -125,10 +125,10 @@ class NoCpuTimer:
 class ContentionTimer:
     """Count between looks."""
 
-    def __init__(self, look: Callable[[], CpuLook]) -> None:
-        self._look = look
+    def __init__(self, sample: Callable[[], CpuSample]) -> None:
+        self._look = sample
         self._times = CpuTimes()
-        self._before: CpuLook | None = None
+        self._before: CpuSample | None = None
 
     def resume(self) -> None:
         """Count from now on."""
@@ -153,16 +153,16 @@ class ProcLook:
     """Look at this process by proc(5), at those below it, and at `cores`, by number."""
 
     cores: Collection[int]
-    limits: Limits
+    limits: CgroupLimits
     proc: Path = PROC
     now: Callable[[], float] = now_s
 
-    def __call__(self) -> CpuLook:
+    def __call__(self) -> CpuSample:
         """Look."""
         tick_s = 1 / os.sysconf("SC_CLK_TCK")
         pids = [os.getpid(), *descendants(os.getpid(), self.proc)]
         busy, stolen = core_ticks(self.cores, self.proc)
-        return CpuLook(
+        return CpuSample(
             at_s=self.now(),
             threads={thread: times for pid in pids for thread, times in _threads(pid, self.proc).items()},
             own_s=tick_s * sum(cpu_ticks(pid, self.proc) for pid in pids),
@@ -185,7 +185,7 @@ def core_ticks(cores: Collection[int], proc: Path = PROC) -> tuple[int, int]:
     """Return how long all processes have used `cores`, and how long a hypervisor has given them to others, in ticks."""
     busy = stolen = 0
     names = {f"cpu{core}" for core in cores}
-    for line in read_or_nothing(proc / "stat").splitlines():
+    for line in read_text_or_empty(proc / "stat").splitlines():
         name, *numbers = line.split()
         if name in names:
             busy += sum(int(numbers[place]) for place in _BUSY)
@@ -216,18 +216,18 @@ class RankCpu:
         return cls(CpuTimes(*times), int(place), int(cores), int(threads))
 
 
-def contention(ranks: Sequence[RankCpu]) -> CpuResult | None:
+def cpu_result(ranks: Sequence[RankCpu]) -> CpuResult | None:
     """Return what the rank came to that lost the largest share to other processes; None where no time was counted.
 
     Of the time that a rank's threads waited, others are charged with as much as they used the cores: on two cores that
     others keep busy for 0.5 s, no more than 0.5 s were lost to them, however many threads of the rank's own stood in
     line. What is left is its own. Ranks of the same place share what others used as they waited.
     """
-    found = [_of_rank(number, ranks) for number, each in enumerate(ranks) if each.times.wall_s > 0]
+    found = [_rank_result(number, ranks) for number, each in enumerate(ranks) if each.times.wall_s > 0]
     return max(found, key=lambda each: each.share, default=None)
 
 
-def _of_rank(number: int, ranks: Sequence[RankCpu]) -> CpuResult:
+def _rank_result(number: int, ranks: Sequence[RankCpu]) -> CpuResult:
     rank = ranks[number]
     beside = [each for each in ranks if each.place == rank.place]
     times = rank.times
@@ -249,16 +249,16 @@ def _of_rank(number: int, ranks: Sequence[RankCpu]) -> CpuResult:
         run_s=times.run_s,
         waited_s=times.waited_s,
         lost_s=lost_s,
-        share=_share(lost_s, times.run_s),
-        own_share=_share(own_wait_s, times.run_s),
-        throttled_share=_share(throttled_s, own_s),
+        share=_share_of(lost_s, times.run_s),
+        own_share=_share_of(own_wait_s, times.run_s),
+        throttled_share=_share_of(throttled_s, own_s),
         others_cores=(others_s + times.stolen_s) / times.wall_s,
         pressure=min(1.0, times.pressure_s / times.wall_s),
         switches=round(times.switches),
     )
 
 
-def _share(lost_s: float, had_s: float) -> float:
+def _share_of(lost_s: float, had_s: float) -> float:
     """Return what was lost of what was lost and had."""
     return lost_s / (lost_s + had_s) if lost_s > 0 else 0.0
 
@@ -267,18 +267,18 @@ def _threads(pid: int, proc: Path) -> dict[int, tuple[float, float]]:
     """Return the seconds that each thread of a process has run, and has waited to run."""
     found = {}
     for thread in tasks(pid, proc):
-        numbers = read_or_nothing(f"{proc}/{pid}/task/{thread}/schedstat").split()
+        numbers = read_text_or_empty(f"{proc}/{pid}/task/{thread}/schedstat").split()
         if len(numbers) >= 2:
             found[thread] = (int(numbers[0]) * _NS, int(numbers[1]) * _NS)
     return found
 
 
-def _throttled_s(limits: Limits) -> float:
+def _throttled_s(limits: CgroupLimits) -> float:
     """Return how long a quota has stopped its group: throttled_usec in version 2 of control groups, else throttled_time
     in nanoseconds (https://docs.kernel.org/scheduler/sched-bwc.html)."""
     if limits.cores == INFINITY:
         return 0.0
-    numbers = dict(line.split(maxsplit=1) for line in read_or_nothing(limits.cores_of / "cpu.stat").splitlines())
+    numbers = dict(line.split(maxsplit=1) for line in read_text_or_empty(limits.cores_of / "cpu.stat").splitlines())
     if "throttled_usec" in numbers:
         return int(numbers["throttled_usec"]) * _US
     return int(numbers.get("throttled_time", 0)) * _NS
@@ -286,6 +286,6 @@ def _throttled_s(limits: Limits) -> float:
 
 def _pressure_s(proc: Path) -> float:
     """Return how long anything on the node has waited for a CPU; 0 where the kernel does not tell."""
-    some, *_ = read_or_nothing(proc / "pressure" / "cpu").splitlines() or [""]
+    some, *_ = read_text_or_empty(proc / "pressure" / "cpu").splitlines() or [""]
     total = some.rpartition("total=")[2]
     return int(total) * _US if total.isdecimal() else 0.0

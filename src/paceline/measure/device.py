@@ -40,7 +40,7 @@ class DeviceTimer(Protocol):
         """Add the device's time from `start` to this moment to `stage`, in the step that is open."""
         ...
 
-    def forgive(self) -> None:
+    def discard_step(self) -> None:
         """Take the last charge back."""
         ...
 
@@ -48,7 +48,7 @@ class DeviceTimer(Protocol):
         """Keep what the open step charged, or drop it (warm-up)."""
         ...
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Wait until the device has done what was queued. Never called on a step."""
         ...
 
@@ -59,10 +59,10 @@ class DeviceTimer(Protocol):
 
 def build_device_timer(device_type: str) -> DeviceTimer:
     """Return the timer of torch's current device of that type; torch is imported for `cuda` alone."""
-    return CudaEvents.on_current_device() if device_type == "cuda" else HostOnly()
+    return CudaEventTimer.on_current_device() if device_type == "cuda" else HostOnlyTimer()
 
 
-def chosen(device: Literal["cuda", "cpu", "auto"]) -> str:
+def current_device_type(device: Literal["cuda", "cpu", "auto"]) -> str:
     """Return the type of device: for `auto` cuda where there is one. Raise `PacelineError` for what is not there."""
     if device == "cpu":
         return device
@@ -76,14 +76,14 @@ def chosen(device: Literal["cuda", "cpu", "auto"]) -> str:
     return "cuda" if has_cuda else "cpu"
 
 
-def by_stage(stages: Iterable[str], steps: Iterable[Mapping[str, float]]) -> dict[str, tuple[float, ...]]:
+def mean_by_stage(stages: Iterable[str], steps: Iterable[Mapping[str, float]]) -> dict[str, tuple[float, ...]]:
     """Return the seconds of each of `stages` in each of `steps`, 0 where a step had no such stage."""
     kept = tuple(steps)
     return {stage: tuple(step.get(stage, 0.0) for step in kept) for stage in stages}
 
 
 @final
-class HostOnly:
+class HostOnlyTimer:
     """The timer of a device that never runs behind the host: device time is host time, and nothing is kept."""
 
     def begin(self, stage: str) -> Mark:
@@ -92,13 +92,13 @@ class HostOnly:
     def charge(self, stage: str, start: Mark) -> None:
         """Keep nothing."""
 
-    def forgive(self) -> None:
+    def discard_step(self) -> None:
         """Take nothing back."""
 
     def end_step(self, *, counted: bool) -> None:
         """Keep nothing."""
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Return at once."""
 
     def drain(self, host: StageSeconds) -> StageSeconds:
@@ -126,8 +126,8 @@ Span = tuple[str, Event, Event]
 
 
 @final
-class CudaEvents:
-    """Time stages on a GPU with events that are reused; only `settle` and `drain` wait for it.
+class CudaEventTimer:
+    """Time stages on a GPU with events that are reused; only `synchronize` and `drain` wait for it.
 
     `new_event` makes an event, `synchronize` waits for the device. As many events exist as were ever unread at
     once, and CUDA bounds how far a host may run ahead of its GPU. Steps are read whole and in order.
@@ -145,7 +145,7 @@ class CudaEvents:
         self._num_starved = 0
 
     @classmethod
-    def on_current_device(cls) -> "CudaEvents":
+    def on_current_device(cls) -> "CudaEventTimer":
         """Return the timer of torch's current CUDA device."""
         import torch
 
@@ -162,7 +162,7 @@ class CudaEvents:
         """Add the time from `start` to what is queued by now to `stage`, in the step that is open."""
         self._step.append((stage, start, self._record()))
 
-    def forgive(self) -> None:
+    def discard_step(self) -> None:
         """Take the last charge of the open step back."""
         self._release([self._step.pop()])
 
@@ -179,7 +179,7 @@ class CudaEvents:
         while self._unread and _is_over(self._unread[0]):
             self._read_oldest()
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Wait until the device has done what was queued."""
         self._synchronize()
 
@@ -189,7 +189,7 @@ class CudaEvents:
         while self._unread:
             self._read_oldest()
         total = {stage: self._total_s.get(stage, 0.0) for stage in host.total}
-        return StageSeconds(total, by_stage(host.total, self._recent), self._num_starved)
+        return StageSeconds(total, mean_by_stage(host.total, self._recent), self._num_starved)
 
     def _record(self) -> Event:
         event = self._free.pop() if self._free else self._new_event()

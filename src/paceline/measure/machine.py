@@ -17,7 +17,7 @@ PROC: Final = Path("/proc")
 def describe_machine(proc: Path = PROC) -> dict[str, Any]:
     """Return versions, the CPU and what this process may use of it, and the GPUs when torch sees some.
 
-    `logical_cores` are those available to this process, `threads` what torch computes with, `memory_bytes` the
+    `logical_cores` are those available to this process, `threads` what torch computes with, `read_memory_bytes` the
     machine's, `paceline_sha256` a digest of paceline's own files. A value that cannot be read is "". `proc` is the
     kernel's table of facts.
     """
@@ -34,7 +34,7 @@ def describe_machine(proc: Path = PROC) -> dict[str, Any]:
         "torch": str(torch.__version__),
         "torchvision": _version("torchvision"),
         "numpy": _version("numpy"),
-        "cpu": _find(r"^model name\s*:\s*(.+)$", proc / "cpuinfo") or platform.machine(),
+        "cpu": _find_in_file(r"^model name\s*:\s*(.+)$", proc / "cpuinfo") or platform.machine(),
         "logical_cores": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         "threads": torch.get_num_threads(),
@@ -50,7 +50,7 @@ def _describe_cuda(proc: Path) -> dict[str, Any]:
     return {
         "cuda_devices": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
         "cuda": str(torch.version.cuda),
-        "driver": _find(r"^NVRM version:.*?\s(\d+\.\d+(?:\.\d+)?)\s", proc / "driver" / "nvidia" / "version"),
+        "driver": _find_in_file(r"^NVRM version:.*?\s(\d+\.\d+(?:\.\d+)?)\s", proc / "driver" / "nvidia" / "version"),
         "nccl": ".".join(str(part) for part in nccl),
     }
 
@@ -62,7 +62,7 @@ def _version(package: str) -> str:
         return ""
 
 
-def _find(pattern: str, path: Path) -> str:
+def _find_in_file(pattern: str, path: Path) -> str:
     """Return the first match's group in a file, or "" when there is no file or no match."""
     try:
         match = re.search(pattern, path.read_text(), re.MULTILINE)

@@ -116,8 +116,8 @@ def measure_peak(precision: str, *, size: int = 1024, repeats: int = 5, now: Cal
     dtype = {"fp64": torch.float64, "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[kind]
     left, right, product = (torch.ones(size, size, dtype=dtype) for _ in range(3))
     source, target = (torch.ones(_COPIED_BYTES, dtype=torch.uint8) for _ in range(2))
-    product_s = _best(lambda: torch.mm(left, right, out=product), repeats, now)
-    copy_s = _best(lambda: target.copy_(source), repeats, now)
+    product_s = _best_rate(lambda: torch.mm(left, right, out=product), repeats, now)
+    copy_s = _best_rate(lambda: target.copy_(source), repeats, now)
     threads = torch.get_num_threads()
     return Peak(
         device=f"CPU, {threads} thread{'s' if threads > 1 else ''}",
@@ -137,7 +137,7 @@ def _kind(precision: str) -> str:
 _COPIED_BYTES: Final = 64 * 2**20  # more than a core's caches hold
 
 
-def _best(work: Callable[[], object], repeats: int, now: Callable[[], float]) -> float:
+def _best_rate(work: Callable[[], object], repeats: int, now: Callable[[], float]) -> float:
     """Return the seconds of the fastest of `repeats` turns, after one that does not count."""
     work()
     seconds = []

@@ -18,7 +18,7 @@ def steady_unix_s() -> Callable[[], float]:
     return lambda: began_s + now_s()
 
 
-class Stopwatch:
+class RunTimer:
     """Seconds of training, `before_s` of earlier processes included, and images/s since the last look.
 
     Evaluations and checkpoints are part of what a user waits for, so they count in `elapsed_s`. They are `paused` in
@@ -40,10 +40,10 @@ class Stopwatch:
     @property
     def elapsed_s(self) -> float:
         """Seconds of training so far, earlier processes included."""
-        return self._before_s + self.here_s
+        return self._before_s + self.process_elapsed_s
 
     @property
-    def here_s(self) -> float:
+    def process_elapsed_s(self) -> float:
         """Seconds of training in this process."""
         return self._now() - self.started_s
 
@@ -62,7 +62,7 @@ class Stopwatch:
         finally:
             self._paused_s += self._now() - self._paused_since
             self._paused_since = None
-            self.look()
+            self.update_rate()
 
     def add(self, images: int) -> None:
         """Count images of all ranks as trained."""
@@ -72,9 +72,9 @@ class Stopwatch:
         """Return images/s since the last look, and look."""
         now = self._now()
         elapsed_s, images = now - self._looked, self._images
-        self.look()
+        self.update_rate()
         return images / elapsed_s if elapsed_s > 0 else 0.0
 
-    def look(self) -> None:
+    def update_rate(self) -> None:
         """Start the next interval of `rate` here."""
         self._looked, self._images = self._now(), 0

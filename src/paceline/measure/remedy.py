@@ -10,14 +10,14 @@ from typing import Final, Literal
 
 from paceline.core.units import Duration
 
-PACK_IT: Final = (
+ADVICE_PACK: Final = (
     "packing the images, which load several times as fast (paceline data pack SRC OUT.pack, then "
     "data.source={name: pack, root: OUT.pack})"
 )
 
 
 @dataclass(frozen=True)
-class Settings:
+class RunSettings:
     """What the run used that an override could change. What is None, or left out, is not advised on.
 
     `workers` decode for this rank (0: the rank itself), `cores` are the logical cores it may use. `eval_every` and
@@ -51,24 +51,26 @@ class Settings:
         return self.device_type == "cuda"
 
 
-def fewer_threads(used: Settings) -> str:
+def advise_fewer_threads(used: RunSettings) -> str:
     """Return each rank's share of the cores as its threads, where another number was asked for."""
     return "" if used.threads == "auto" else "parallel.threads=auto"
 
 
-def faster_data(waiting_s: float, wall_s: float, used: Settings) -> str:
+def advise_faster_data(waiting_s: float, wall_s: float, used: RunSettings) -> str:
     """Return as many workers as would decode a batch in the time that a step does not wait, or less work for them."""
-    return _more_workers(waiting_s, wall_s, used) or (PACK_IT if used.has_files else _augment_on_device(used))
+    return _advise_more_workers(waiting_s, wall_s, used) or (
+        ADVICE_PACK if used.has_files else _advise_device_augment(used)
+    )
 
 
-def less_to_send(used: Settings) -> str:
+def advise_compression(used: RunSettings) -> str:
     """Return gradients of half the bytes, where they are sent in 32 bits."""
     in_16_bits = (used.precision or "").endswith(("_master", "_pure"))
     is_sent_whole = used.world_size > 1 and used.strategy == "ddp" and used.compression == "off"
     return "parallel.compression=bf16" if is_sent_whole and not in_16_bits else ""
 
 
-def less_to_compute(used: Settings) -> str:
+def advise_less_compute(used: RunSettings) -> str:
     """Return, on GPUs, 16 bits and then compiling: each about halves the bytes that most of these networks move.
 
     fp64 is left alone: who asks for it wants its digits.
@@ -80,7 +82,7 @@ def less_to_compute(used: Settings) -> str:
     return "train.compile=default" if used.precision is not None and used.compile == "off" else ""
 
 
-def less_to_launch(used: Settings) -> str:
+def advise_fewer_launches(used: RunSettings) -> str:
     """Return fewer kernels, or one CUDA graph for all of them: on one rank, whose gradients nothing else reads."""
     if used.strategy == "dataparallel":  # whose copies are not compiled
         return ""
@@ -94,19 +96,19 @@ def less_to_launch(used: Settings) -> str:
             return ""
 
 
-def rarer_evaluation(evaluate_s: float, elapsed_s: float, used: Settings) -> str:
+def advise_eval_interval(evaluate_s: float, elapsed_s: float, used: RunSettings) -> str:
     """Return an interval at which evaluation would take no longer than the rest."""
-    return _rarer("train.eval_every", used.eval_every, evaluate_s, elapsed_s)
+    return _advise_longer_interval("train.eval_every", used.eval_every, evaluate_s, elapsed_s)
 
 
-def rarer_saving(checkpoint_s: float, elapsed_s: float, used: Settings) -> str:
+def advise_checkpoint_interval(checkpoint_s: float, elapsed_s: float, used: RunSettings) -> str:
     """Return saving in the background, or an interval at which it would take no longer than the rest."""
     if used.saves_in_background is False:
         return "checkpoint.background=on"
-    return _rarer("checkpoint.every", used.save_every, checkpoint_s, elapsed_s)
+    return _advise_longer_interval("checkpoint.every", used.save_every, checkpoint_s, elapsed_s)
 
 
-def _more_workers(waiting_s: float, wall_s: float, used: Settings) -> str:
+def _advise_more_workers(waiting_s: float, wall_s: float, used: RunSettings) -> str:
     workers, cores = used.workers, used.cores
     if workers is None or cores is None or waiting_s >= wall_s:
         return ""
@@ -116,11 +118,11 @@ def _more_workers(waiting_s: float, wall_s: float, used: Settings) -> str:
     return f"data.workers={needed}" if needed > workers else ""
 
 
-def _augment_on_device(used: Settings) -> str:
+def _advise_device_augment(used: RunSettings) -> str:
     return "data.augment_on=device" if used.is_gpu and used.augments_on == "host" else ""
 
 
-def _rarer(field: str, every: Duration | None, taken_s: float, elapsed_s: float) -> str:
+def _advise_longer_interval(field: str, every: Duration | None, taken_s: float, elapsed_s: float) -> str:
     if every is None or every.value == 0 or taken_s >= elapsed_s:
         return ""
     factor = ceil(taken_s / (elapsed_s - taken_s))

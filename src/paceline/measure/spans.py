@@ -23,14 +23,14 @@ CAPTURE_RANGE: Final = "PROFILE"
 with NVTX, so nsys needs NSYS_NVTX_PROFILER_REGISTER_ONLY=0 in its environment too."""
 
 
-class Spans(Protocol):
+class ProfilerMarks(Protocol):
     """A profiler's view of a loop: at most one span is open, and steps follow one another."""
 
     def open(self, name: str) -> None:
         """Open a span."""
         ...
 
-    def turn(self, name: str) -> None:
+    def switch_stage(self, name: str) -> None:
         """Close the span that is open and open another one; another thread than that of `open` may call it."""
         ...
 
@@ -65,7 +65,7 @@ def require_nvtx() -> None:
 
 
 @final
-class NvtxSpans:
+class NvtxMarks:
     """Mark steps and stages as NVTX ranges, and all after the warm-up as the range `PROFILE`.
 
     Ranges of stages are started and ended rather than pushed and popped, since those end where they began: in the
@@ -91,7 +91,7 @@ class NvtxSpans:
         """Start a range."""
         self._stage = self._nvtx.range_start(name)
 
-    def turn(self, name: str) -> None:
+    def switch_stage(self, name: str) -> None:
         """End the range that is open and start another."""
         self.close()
         self.open(name)
@@ -126,12 +126,12 @@ class NvtxSpans:
             self._ops.__enter__()
 
 
-class _Spanned:
+class _MarkedStage:
     """A stage or pause of a clock, with a span around it."""
 
     __slots__ = ("_inner", "_name", "_spans")
 
-    def __init__(self, name: str, inner: AbstractContextManager[None], spans: Spans) -> None:
+    def __init__(self, name: str, inner: AbstractContextManager[None], spans: ProfilerMarks) -> None:
         self._name, self._inner, self._spans = name, inner, spans
 
     def __enter__(self) -> None:
@@ -144,31 +144,31 @@ class _Spanned:
 
 
 @final
-class SpannedClock:
+class MarkedClock:
     """Wrap a clock so that each stage, pause and turn of it is a span too.
 
     The last wait of an epoch is a span `data_wait`: nobody knows before that it is the last. A pause `trace` is added
     to the clock's: the seconds in which recording begins and ends.
     """
 
-    def __init__(self, clock: Clock, spans: Spans) -> None:
+    def __init__(self, clock: Clock, spans: ProfilerMarks) -> None:
         self._clock = clock
         self._spans = spans
-        self._stages: dict[str, _Spanned] = {}
-        self._pauses: dict[str, _Spanned] = {}
+        self._stages: dict[str, _MarkedStage] = {}
+        self._pauses: dict[str, _MarkedStage] = {}
 
     def stage(self, name: str) -> AbstractContextManager[None]:
         """Return the clock's context, with a span around it."""
         return self._stages.get(name) or self._stages.setdefault(
-            name, _Spanned(name, self._clock.stage(name), self._spans)
+            name, _MarkedStage(name, self._clock.stage(name), self._spans)
         )
 
-    def turn(self, name: str) -> None:
+    def switch_stage(self, name: str) -> None:
         """Turn the clock, and the span with it when a stage is open."""
-        if self._clock.where in self._stages:
-            self._clock.turn(name)
+        if self._clock.current_stage in self._stages:
+            self._clock.switch_stage(name)
             self.stage(name)  # so that it may be turned again
-            self._spans.turn(name)
+            self._spans.switch_stage(name)
 
     def batches(self, iterable: Iterable[T]) -> Iterator[T]:
         """Yield from the clock's batches, with a span around each wait."""
@@ -199,7 +199,7 @@ class SpannedClock:
     def paused(self, name: str) -> AbstractContextManager[None]:
         """Return the clock's context, with a span around it."""
         return self._pauses.get(name) or self._pauses.setdefault(
-            name, _Spanned(name, self._clock.paused(name), self._spans)
+            name, _MarkedStage(name, self._clock.paused(name), self._spans)
         )
 
     def drain(self) -> ClockSummary:
@@ -207,6 +207,6 @@ class SpannedClock:
         return self._clock.drain()
 
     @property
-    def where(self) -> str:
+    def current_stage(self) -> str:
         """The stage or pause that is open, or nothing. Another thread may ask."""
-        return self._clock.where
+        return self._clock.current_stage

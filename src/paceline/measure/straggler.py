@@ -36,8 +36,8 @@ class RankTimes:
     exposed_s: Sequence[float]
 
 
-def stragglers(ranks: Sequence[RankTimes]) -> tuple[tuple[RankResult, ...], StragglerResult]:
-    """Return a row for each rank, and what all lose by waiting; `exposed_s` is of the same steps on every rank.
+def find_straggler(ranks: Sequence[RankTimes]) -> tuple[tuple[RankResult, ...], StragglerResult]:
+    """Return a row for each rank, and what all lose by waiting; `compute_exposed_s` is of the same steps on every rank.
 
     `late_s` of a rank is how much longer the others waited than it did (a mean over the others, then over steps), and
     `lost_s` how much longer than the one that waited least: what a step would gain if the latest rank came when the
@@ -51,9 +51,9 @@ def stragglers(ranks: Sequence[RankTimes]) -> tuple[tuple[RankResult, ...], Stra
     assert len({len(rank.exposed_s) for rank in ranks}) == 1, "the ranks have counted other steps"
     steps = list(zip(*(rank.exposed_s for rank in ranks), strict=True))
     lateness = [_lateness(exposed_s) for exposed_s in steps]
-    late_s = [_mean([step[rank] for step in lateness]) for rank in range(len(ranks))]
-    step_s = _mean([rank.step_s for rank in ranks])
-    lost_s = _mean([max(step) for step in lateness])
+    late_s = [_mean_stages([step[rank] for step in lateness]) for rank in range(len(ranks))]
+    step_s = _mean_stages([rank.step_s for rank in ranks])
+    lost_s = _mean_stages([max(step) for step in lateness])
     rows = tuple(
         RankResult(rank=number, step_s=rank.step_s, late_s=late_s[number], stages=dict(rank.stages))
         for number, rank in enumerate(ranks)
@@ -62,9 +62,9 @@ def stragglers(ranks: Sequence[RankTimes]) -> tuple[tuple[RankResult, ...], Stra
     found = StragglerResult(
         lost_s=lost_s,
         share=lost_s / step_s if step_s > 0 else 0.0,
-        late_steps=_mean([max(step) >= enough_s > 0 for step in lateness]),
+        late_steps=_mean_stages([max(step) >= enough_s > 0 for step in lateness]),
     )
-    named = _late_again_and_again(lateness, enough_s)
+    named = _ranks_often_late(lateness, enough_s)
     if named is None:
         return rows, found
     return rows, found.model_copy(update={"rank": named, "stage": _stage_of(named, ranks), "late_s": late_s[named]})
@@ -76,16 +76,16 @@ def _lateness(exposed_s: Sequence[float]) -> list[float]:
     return [(total_s - own_s) / num_others - own_s for own_s in exposed_s]
 
 
-def _late_again_and_again(lateness: Sequence[Sequence[float]], enough_s: float) -> int | None:
+def _ranks_often_late(lateness: Sequence[Sequence[float]], enough_s: float) -> int | None:
     """Return the rank that is the latest, by `enough_s` seconds, in more steps than chance explains."""
     latest = [max(range(len(step)), key=step.__getitem__) for step in lateness if max(step) >= enough_s > 0]
     for rank in set(latest):
-        if _at_least(latest.count(rank), len(lateness)) <= CHANCE:
+        if _binomial_tail(latest.count(rank), len(lateness)) <= CHANCE:
             return rank
     return None
 
 
-def _at_least(heads: int, tosses: int) -> float:
+def _binomial_tail(heads: int, tosses: int) -> float:
     """Return how likely a fair coin shows at least so many heads."""
     return sum(comb(tosses, number) for number in range(heads, tosses + 1)) / (1 << tosses)
 
@@ -95,11 +95,11 @@ def _stage_of(late: int, ranks: Sequence[RankTimes]) -> str | None:
 
     def excess_s(stage: str) -> float:
         others = [rank.stages.get(stage, 0.0) for number, rank in enumerate(ranks) if number != late]
-        return ranks[late].stages.get(stage, 0.0) - _mean(others)
+        return ranks[late].stages.get(stage, 0.0) - _mean_stages(others)
 
     stage = max(WORK, key=excess_s)
     return stage if excess_s(stage) > 0 else None
 
 
-def _mean(values: Sequence[float]) -> float:
+def _mean_stages(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0

@@ -1,6 +1,6 @@
 """Look at the node every few seconds while a run goes on, from a thread of its own that holds no lock of the run.
 
-The longer a run goes on, the less often: after each `LOOKS_A_DOUBLING` looks the time between two is doubled. So a run
+The longer a run goes on, the less often: after each `SAMPLES_PER_DOUBLING` looks the time between two is doubled. So a run
 of t seconds has about 1,000 log2(1 + t / (1,000 every_s)) looks: at first every 5 s, 4,100 on the first day, and 10,500
 in three months, which are 19 MB of a node with eight GPUs.
 
@@ -19,20 +19,20 @@ from typing import Any, Final, Literal, Protocol, Self, final
 
 from paceline.core.limits import find_limits
 from paceline.core.units import Duration
-from paceline.measure.node import Node
-from paceline.measure.nvml import Gpus, build_gpus
+from paceline.measure.node import NodeSampler
+from paceline.measure.nvml import GpuSampler, build_gpu_sampler
 from paceline.measure.rate import unix_s
 from paceline.measure.timing import now_s
 
-LOOKS_A_DOUBLING: Final = 1000
+SAMPLES_PER_DOUBLING: Final = 1000
 """After so many looks the time between two of them is doubled."""
-LAST_LOOK_S: Final = 2.0
+LAST_SAMPLE_S: Final = 2.0
 """How long the end of a run waits for a look that has begun: a driver whose GPU is lost may not return at all."""
-_SHORTEST_S: Final = 0.5
+_MIN_INTERVAL_S: Final = 0.5
 """Seconds that the last look is after the one before at least; rates of fewer are a matter of chance."""
 
-Write = Callable[[dict[str, Any]], None]
-"""Take a row: `unix_s`, the values of `Node.look`, and in `gpus` the rows of `Nvml.look`."""
+WriteRow = Callable[[dict[str, Any]], None]
+"""Take a row: `unix_s`, the values of `NodeSampler.sample`, and in `gpus` the rows of `NvmlSampler.sample`."""
 
 
 class Telemetry(Protocol):
@@ -78,7 +78,7 @@ class NoTelemetry:
 class NodeTelemetry:
     """Look at `node` and `gpus` every `every_s` seconds, and hand the row to `write`, which may raise `OSError`.
 
-    After each `LOOKS_A_DOUBLING` looks, with the `looks_before` of earlier processes, that time is doubled.
+    After each `SAMPLES_PER_DOUBLING` looks, with the `looks_before` of earlier processes, that time is doubled.
 
     One `warn`, from the thread that looks, stands for all rows that `write` refuses. The last look is at the end, so
     that a run that is shorter than `every_s` has one; `close` waits `last_look_s` seconds for it.
@@ -86,16 +86,16 @@ class NodeTelemetry:
 
     def __init__(
         self,
-        node: Node,
-        gpus: Gpus,
+        node: NodeSampler,
+        gpus: GpuSampler,
         every_s: float,
-        write: Write,
+        write: WriteRow,
         warn: Callable[[str], None],
         *,
         missing: str = "",
         looks_before: int = 0,
         now: Callable[[], float] = now_s,
-        last_look_s: float = LAST_LOOK_S,
+        last_look_s: float = LAST_SAMPLE_S,
     ) -> None:
         self.missing = missing
         self._node, self._gpus, self._every_s, self._write, self._warn = node, gpus, every_s, write, warn
@@ -124,15 +124,15 @@ class NodeTelemetry:
     def _run(self) -> None:
         with contextlib.closing(self._gpus):
             looked_s = self._now()
-            while not self._closes.wait(wait_s(self._every_s, self._num_looks)):
+            while not self._closes.wait(sample_interval_s(self._every_s, self._num_looks)):
                 looked_s = self._now()
-                self._look()
-            if self._now() - looked_s >= _SHORTEST_S:
-                self._look()
+                self._write_sample()
+            if self._now() - looked_s >= _MIN_INTERVAL_S:
+                self._write_sample()
 
-    def _look(self) -> None:
+    def _write_sample(self) -> None:
         self._num_looks += 1
-        row = {"unix_s": round(unix_s(), 3), **self._node.look(), "gpus": self._gpus.look()}
+        row = {"unix_s": round(unix_s(), 3), **self._node.sample(), "gpus": self._gpus.sample()}
         try:
             self._write(row)
         except OSError as error:
@@ -142,14 +142,14 @@ class NodeTelemetry:
             self._has_failed = True
 
 
-def wait_s(every_s: float, num_looks: int) -> float:
+def sample_interval_s(every_s: float, num_looks: int) -> float:
     """Return how many seconds to wait for the next look, after `num_looks`."""
-    return every_s * 2.0 ** min(num_looks // LOOKS_A_DOUBLING, 20)  # 60 days at 5 s; a thread cannot wait for ever
+    return every_s * 2.0 ** min(num_looks // SAMPLES_PER_DOUBLING, 20)  # 60 days at 5 s; a thread cannot wait for ever
 
 
 def build_telemetry(
     every: Duration | Literal["off"],
-    write: Write,
+    write: WriteRow,
     warn: Callable[[str], None],
     *,
     ranks: Sequence[int] = (),
@@ -169,6 +169,6 @@ def build_telemetry(
         psutil = load("psutil")
     except ImportError:
         return NoTelemetry("psutil is not installed (pip install 'paceline[telemetry]')")
-    looks_at, missing = build_gpus(gpus, load)
-    node = Node(psutil, ranks or (os.getpid(),), find_limits(), now_s)
+    looks_at, missing = build_gpu_sampler(gpus, load)
+    node = NodeSampler(psutil, ranks or (os.getpid(),), find_limits(), now_s)
     return NodeTelemetry(node, looks_at, every.seconds, write, warn, missing=missing, looks_before=looks_before)

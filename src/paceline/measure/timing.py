@@ -12,7 +12,7 @@ def now_s() -> float:
 
 
 @final
-class Timer:
+class StageTimer:
     """Sum up the seconds of turns. A turn may begin in one thread and end in another, but turns never overlap."""
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:

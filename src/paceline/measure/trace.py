@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import Any, Final, final
 
 from paceline.core.files import make_folder
-from paceline.measure.chrome import MARK, mark_of_turn, merge_traces, rewrite, trace_totals
+from paceline.measure.chrome import MARK, merge_traces, rewrite_trace, stage_switch_mark, trace_totals
 
-__all__ = ["TraceSpans", "merge_traces", "trace_totals"]
+__all__ = ["TraceMarks", "merge_traces", "trace_totals"]
 
 PROFILER_WARMUP_STEPS: Final = 2
 """Steps that the profiler runs before those it keeps: its first events allocate buffers and start the GPU's tracing."""
 
 
 @final
-class TraceSpans:
+class TraceMarks:
     """Trace `num_steps` steps from step `first_step` on, counted from 0 in this process, and write them to `path`.
 
     `steps` are those that are traced: they begin later than asked for when there is no time for the profiler to warm
@@ -67,13 +67,13 @@ class TraceSpans:
             self._span = self._record(MARK + name)
             self._span.__enter__()
 
-    def turn(self, name: str) -> None:
+    def switch_stage(self, name: str) -> None:
         """Leave a mark at which the open range is divided when the trace is written.
 
         The range itself stays open: it belongs to its thread, and hooks that turn run inside of ranges of torch.
         """
         if self._is_running:
-            with self._record(mark_of_turn(name)):
+            with self._record(stage_switch_mark(name)):
                 pass
 
     def close(self) -> None:
@@ -112,7 +112,7 @@ class TraceSpans:
                 recorded = Path(folder) / "recorded.json"
                 profiler.export_chrome_trace(str(recorded))
                 make_folder(self._path.parent, parents=True)
-                rewrite(recorded, self._path, rank=self._rank, world_size=self._world_size, stop=self._num_steps)
+                rewrite_trace(recorded, self._path, rank=self._rank, world_size=self._world_size, stop=self._num_steps)
         except (OSError, EOFError, ValueError, KeyError) as error:
             what = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
             self._warn(f"{self._path}: the trace cannot be written: {what} (make room for the next one)")

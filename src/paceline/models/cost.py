@@ -29,7 +29,7 @@ from torch.utils.flop_counter import FlopCounterMode
 aten = torch.ops.aten
 
 
-class Kernel(NamedTuple):
+class KernelCost(NamedTuple):
     """FLOPs of one kernel, and the elements it reads and writes, per image."""
 
     flops: float
@@ -37,12 +37,12 @@ class Kernel(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Cost:
+class ModelCost:
     """Parameters of a model and its kernels per image: `forward`, and `training`, which is forward and backward."""
 
     params: int
-    forward: tuple[Kernel, ...]
-    training: tuple[Kernel, ...]
+    forward: tuple[KernelCost, ...]
+    training: tuple[KernelCost, ...]
 
     @property
     def forward_flops(self) -> float:
@@ -60,27 +60,29 @@ class Cost:
         return fsum(kernel.elements for kernel in self.training)
 
 
-def cost_of(model: nn.Module, channels: int, height: int, width: int) -> Cost:
+def count_cost(model: nn.Module, channels: int, height: int, width: int) -> ModelCost:
     """Return the cost of `model` for an image of `height` x `width`. The model itself is not changed.
 
     Counted in training mode, without a gradient of the images. Call it before norms are synchronized or weights
     sharded.
     """
-    on_meta = _on_meta(model).train()
+    on_meta = _copy_to_meta(model).train()
     # Cost that does not grow with the batch belongs to the weights, so an image costs the difference of two batches.
-    few, more = (_record(on_meta, torch.empty(number, channels, height, width, device="meta")) for number in (2, 3))
+    few, more = (
+        _record_kernels(on_meta, torch.empty(number, channels, height, width, device="meta")) for number in (2, 3)
+    )
     assert [len(each) for each in few] == [len(each) for each in more], "the operations depend on the size of the batch"
-    forward, backward = (_difference(*each) for each in zip(few, more, strict=True))
+    forward, backward = (_subtract_kernels(*each) for each in zip(few, more, strict=True))
     params = sum(parameter.numel() for parameter in model.parameters())
-    return Cost(params, forward, forward + backward)
+    return ModelCost(params, forward, forward + backward)
 
 
-def _difference(few: list[Kernel], more: list[Kernel]) -> tuple[Kernel, ...]:
-    added = (Kernel(b.flops - a.flops, b.elements - a.elements) for a, b in zip(few, more, strict=True))
+def _subtract_kernels(few: list[KernelCost], more: list[KernelCost]) -> tuple[KernelCost, ...]:
+    added = (KernelCost(b.flops - a.flops, b.elements - a.elements) for a, b in zip(few, more, strict=True))
     return tuple(kernel for kernel in added if kernel != (0, 0))
 
 
-def _on_meta(model: nn.Module) -> nn.Module:
+def _copy_to_meta(model: nn.Module) -> nn.Module:
     """Return a copy of the model on the meta device; no data is copied."""
     memo: dict[int, Any] = {}
     for parameter in model.parameters():
@@ -90,29 +92,29 @@ def _on_meta(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model, memo)
 
 
-def _record(model: nn.Module, images: Tensor) -> tuple[list[Kernel], list[Kernel]]:
+def _record_kernels(model: nn.Module, images: Tensor) -> tuple[list[KernelCost], list[KernelCost]]:
     """Return the kernels of the forward and of the backward pass of a batch."""
     model.zero_grad()  # else gradients would be accumulated
     with torch.random.fork_rng(devices=[]), FlopCounterMode(display=False) as counter:
-        with _Recorder(counter) as forward:
+        with _KernelRecorder(counter) as forward:
             logits = model(images)
-        with _Recorder(counter) as backward:
+        with _KernelRecorder(counter) as backward:
             logits.backward(torch.empty_like(logits))
     return forward.kernels, backward.kernels
 
 
-class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _KernelRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Record the kernels of every operation below autograd."""
 
     def __init__(self, counter: FlopCounterMode) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._counter = counter
-        self.kernels: list[Kernel] = []
+        self.kernels: list[KernelCost] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         before = self._counter.get_total_flops()
         out = func(*args, **(kwargs or {}))
-        self.kernels += _kernels(func, args, out, self._counter.get_total_flops() - before)
+        self.kernels += _list_kernels(func, args, out, self._counter.get_total_flops() - before)
         return out
 
 
@@ -127,32 +129,32 @@ _NORM_PASSES = {
     aten.native_group_norm_backward: 5,
     aten.native_layer_norm_backward: 5,
 }
-_MOVES_NOTHING = (aten._unsafe_view, aten.empty_like, aten.empty, aten.new_empty)
+_NO_TRAFFIC_OPS = (aten._unsafe_view, aten.empty_like, aten.empty, aten.new_empty)
 
 
-def _kernels(func: Any, args: Any, out: Any, flops: float) -> list[Kernel]:
+def _list_kernels(func: Any, args: Any, out: Any, flops: float) -> list[KernelCost]:
     packet = func._overloadpacket
-    reads, writes = _sizes(args), _sizes(out)
+    reads, writes = _list_tensor_sizes(args), _list_tensor_sizes(out)
     if packet in _NORM_PASSES:
-        return [Kernel(flops, _NORM_PASSES[packet] * max(reads))]
+        return [KernelCost(flops, _NORM_PASSES[packet] * max(reads))]
     if packet is aten.convolution_backward:
-        return _convolution_backward(args, out)
-    if func.is_view or packet in _MOVES_NOTHING:
-        return [Kernel(flops, 0)]
+        return _list_convolution_backward_kernels(args, out)
+    if func.is_view or packet in _NO_TRAFFIC_OPS:
+        return [KernelCost(flops, 0)]
     if torch.Tag.pointwise in func.tags:
         is_backward = func.__name__.partition(".")[0].endswith("_backward")
-        return [Kernel(flops, 0 if is_backward else sum(reads) - max(reads, default=0))]
-    return [Kernel(flops, sum(reads) + sum(writes))]
+        return [KernelCost(flops, 0 if is_backward else sum(reads) - max(reads, default=0))]
+    return [KernelCost(flops, sum(reads) + sum(writes))]
 
 
-def _convolution_backward(args: Any, out: Any) -> list[Kernel]:
+def _list_convolution_backward_kernels(args: Any, out: Any) -> list[KernelCost]:
     """Return the kernels of the requested gradients of input and weights; each costs as much as forward."""
     # Torch's count ignores groups in backward, which is 40 times too much for EfficientNet.
     gradient, images, weight, is_transposed = args[0], args[1], args[2], args[7]
     output_side = images if is_transposed else gradient
-    kernel = Kernel(2 * output_side.numel() * weight[0].numel(), gradient.numel() + images.numel())
+    kernel = KernelCost(2 * output_side.numel() * weight[0].numel(), gradient.numel() + images.numel())
     return [kernel for requested in out[:2] if requested is not None]
 
 
-def _sizes(values: Any) -> list[int]:
+def _list_tensor_sizes(values: Any) -> list[int]:
     return [leaf.numel() for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]

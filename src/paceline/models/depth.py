@@ -21,11 +21,11 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import nn
 
-_LISTS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
 @runtime_checkable
-class _OfTimm(Protocol):
+class _TimmModel(Protocol):
     """A model that defines how its parameters are grouped into layers."""
 
     group_matcher: Callable[..., Any]
@@ -36,16 +36,16 @@ def number_layers(model: nn.Module) -> dict[str, int]:
 
     Call it before sharding, which changes the classes of modules.
     """
-    if isinstance(model, _OfTimm):
+    if isinstance(model, _TimmModel):
         from timm.models import group_parameters
 
         groups: Mapping[str, int] = group_parameters(model, model.group_matcher(coarse=False), reverse=True)
         return dict(groups)
-    return _joined(list(_pieces(model)))
+    return _assign_layers(list(_iter_groups(model)))
 
 
 @dataclass(frozen=True)
-class _Piece:
+class _ParameterGroup:
     """Names of parameters of one layer: of a block, or of a module outside of blocks.
 
     `is_wide` if one of them has two or more dimensions.
@@ -56,9 +56,9 @@ class _Piece:
     is_wide: bool
 
 
-def _pieces(model: nn.Module) -> Iterator[_Piece]:
+def _iter_groups(model: nn.Module) -> Iterator[_ParameterGroup]:
     """Yield the parameters of `model`, each once, in the order of definition."""
-    classes = Counter(type(module) for module in model.modules() if _has_modules(module))
+    classes = Counter(type(module) for module in model.modules() if _has_children(module))
     seen: set[int] = set()
 
     def new(module: nn.Module, path: str, *, recurse: bool) -> Iterator[tuple[str, nn.Parameter]]:
@@ -67,31 +67,35 @@ def _pieces(model: nn.Module) -> Iterator[_Piece]:
                 seen.add(id(parameter))
                 yield name, parameter
 
-    def walk(module: nn.Module, path: str) -> Iterator[_Piece]:
-        is_block = module is not model and _has_modules(module) and classes[type(module)] > 1 and not _is_list(module)
+    def walk(module: nn.Module, path: str) -> Iterator[_ParameterGroup]:
+        is_block = (
+            module is not model and _has_children(module) and classes[type(module)] > 1 and not _is_container(module)
+        )
         parameters = list(new(module, path, recurse=is_block))
         if parameters:
-            yield _Piece(tuple(name for name, _ in parameters), is_block, any(each.ndim > 1 for _, each in parameters))
+            yield _ParameterGroup(
+                tuple(name for name, _ in parameters), is_block, any(each.ndim > 1 for _, each in parameters)
+            )
         for name, child in () if is_block else module.named_children():
             yield from walk(child, f"{path}.{name}".lstrip("."))
 
     return walk(model, "")
 
 
-def _has_modules(module: nn.Module) -> bool:
+def _has_children(module: nn.Module) -> bool:
     return next(module.children(), None) is not None
 
 
-def _is_list(module: nn.Module) -> bool:
-    if not isinstance(module, _LISTS):
+def _is_container(module: nn.Module) -> bool:
+    if not isinstance(module, _CONTAINERS):
         return False
     children = [child for child in module.children() if next(child.parameters(), None) is not None]
-    return type(module) in _LISTS or (
-        len({type(child) for child in children}) == 1 and all(map(_has_modules, children))
+    return type(module) in _CONTAINERS or (
+        len({type(child) for child in children}) == 1 and all(map(_has_children, children))
     )
 
 
-def _joined(pieces: list[_Piece]) -> dict[str, int]:
+def _assign_layers(pieces: list[_ParameterGroup]) -> dict[str, int]:
     blocks = [index for index, piece in enumerate(pieces) if piece.is_block]
     first, last = (blocks[0], blocks[-1]) if blocks else (0, len(pieces))
     numbers: dict[str, int] = {}

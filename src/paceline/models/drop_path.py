@@ -34,11 +34,11 @@ def build_drop_path(probability: float) -> nn.Module:
     return DropPath(probability) if probability else nn.Identity()
 
 
-def with_drop_path(branch: nn.Sequential, probability: float) -> nn.Sequential:
+def append_drop_path(branch: nn.Sequential, probability: float) -> nn.Sequential:
     """Append a `DropPath` to `branch`, in place; names of tensors do not change."""
     return branch.append(DropPath(probability)) if probability else branch
 
 
-def linear_rates(drop_path: float, num_blocks: int) -> list[float]:
+def linear_drop_rates(drop_path: float, num_blocks: int) -> list[float]:
     """Return the drop probability of each block: `drop_path` * l / L for block l of L, counted from 1 (section 3.2)."""
     return [drop_path * block / num_blocks for block in range(1, num_blocks + 1)]

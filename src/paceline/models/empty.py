@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 
-class Empty(nn.Module):
+class EmptyModel(nn.Module):
     """Average each channel over the image and classify the averages by one linear layer.
 
     Maps images, float [N, channels, H, W], to logits, float [N, num_classes]. Its weights give the optimizer, DDP and

@@ -20,18 +20,18 @@ def build_norm(norm: NormName) -> NormLayer:
             # `parallel` converts sync_batch to SyncBatchNorm later, when the ranks are known.
             return nn.BatchNorm2d
         case "group":
-            return lambda channels: nn.GroupNorm(num_groups(channels), channels)
+            return lambda channels: nn.GroupNorm(choose_num_groups(channels), channels)
         case "none":
             return lambda channels: nn.Identity()
 
 
-def num_groups(channels: int) -> int:
+def choose_num_groups(channels: int) -> int:
     """Return the largest number of groups, at most `MAX_GROUPS`, that divides `channels`."""
     return next(groups for groups in range(MAX_GROUPS, 0, -1) if channels % groups == 0)
 
 
 @dataclass(frozen=True)
-class Layers:
+class LayerFactory:
     """Builds the layers of a residual network: norms, and convolutions that match them.
 
     With `zero_init_residual` every residual branch starts at zero, as in Goyal et al. 2017, Accurate, Large Minibatch
@@ -39,7 +39,7 @@ class Layers:
     """
 
     norm: NormLayer
-    is_normalised: bool
+    has_norm: bool
     zero_init_residual: bool = False
 
     def conv(self, in_channels: int, out_channels: int, kernel_size: int, stride: int = 1) -> nn.Conv2d:
@@ -49,10 +49,10 @@ class Layers:
         It has a bias only without normalization. Biases start at 0. Weights are N(0, 2 / fan_out) with normalization
         and N(0, 2 / fan_in) without.
         """
-        conv = nn.Conv2d(in_channels, out_channels, kernel_size, stride, kernel_size // 2, bias=not self.is_normalised)
+        conv = nn.Conv2d(in_channels, out_channels, kernel_size, stride, kernel_size // 2, bias=not self.has_norm)
         # fan_out preserves the gradient's variance in the backward pass. Without a norm nothing rescales activations,
         # and fan_out would shrink them in a stem with few inputs and many outputs, so use fan_in.
-        mode: Literal["fan_in", "fan_out"] = "fan_out" if self.is_normalised else "fan_in"
+        mode: Literal["fan_in", "fan_out"] = "fan_out" if self.has_norm else "fan_in"
         nn.init.kaiming_normal_(conv.weight, mode=mode, nonlinearity="relu")
         if conv.bias is not None:
             nn.init.zeros_(conv.bias)
@@ -64,7 +64,7 @@ class Layers:
         # Without norms each block adds its branch's variance, so activations grow exponentially with depth. Zero
         # branches make each block start as its shortcut, as in Fixup, Zhang et al. 2019 (arXiv 1901.09321); its scaled
         # first convolutions and scalar biases and multipliers are left out.
-        if not self.is_normalised:
+        if not self.has_norm:
             nn.init.zeros_(conv.weight)
         return conv
 
@@ -76,12 +76,12 @@ class Layers:
         return norm
 
 
-def build_layers(norm: NormName, *, zero_init_residual: bool = False) -> Layers:
+def build_layer_factory(norm: NormName, *, zero_init_residual: bool = False) -> LayerFactory:
     """Return the layer factory for `norm`."""
     assert not (zero_init_residual and norm == "none"), "the schema refuses it: such branches start at zero anyway"
-    return Layers(build_norm(norm), norm != "none", zero_init_residual)
+    return LayerFactory(build_norm(norm), norm != "none", zero_init_residual)
 
 
-def scaled(channels: int, width: float) -> int:
+def scale_channels(channels: int, width: float) -> int:
     """Return `channels` times `width`, rounded, at least 1."""
     return max(1, round(channels * width))

@@ -13,13 +13,13 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from paceline.core.errors import RecipeError
-from paceline.models.classifier import filters
+from paceline.models.classifier import layer_weights
 
-_NESTS = ("state_dict", "model")
+_NESTED_KEYS = ("state_dict", "model")
 _PREFIXES = ("module.", "_orig_mod.")
-_COUNTER = "num_batches_tracked"
+_BATCH_COUNTER = "num_batches_tracked"
 """Missing in files from before torch 0.4.1, such as torchvision's first ResNets; paceline does not read it."""
-_AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")
+_AUX_PREFIXES = ("aux1.", "aux2.", "AuxLogits.")
 """Auxiliary classifiers of torchvision's googlenet and inception_v3, which are built without them."""
 
 
@@ -29,7 +29,7 @@ def load_weights(model: nn.Module, path: str, name: str) -> str:
     The file is a state dict, or holds one under `state_dict` or `model`; the prefixes of DDP and `torch.compile` are
     removed. Raise `RecipeError` for an unreadable file, and as `copy_weights` does.
     """
-    return copy_weights(model, _without_wrappers(read_weights(path)), path, name)
+    return copy_weights(model, _strip_prefixes(read_weights(path)), path, name)
 
 
 def copy_weights(model: nn.Module, given: Mapping[str, Tensor], path: str, name: str) -> str:
@@ -39,9 +39,9 @@ def copy_weights(model: nn.Module, given: Mapping[str, Tensor], path: str, name:
     of the first convolution are summed over channels. Tensors get the model's dtype and device. Raise `RecipeError` for
     any other difference; `model` is then unchanged.
     """
-    wanted = {key: tensor for key, tensor in model.state_dict().items() if not key.endswith(_COUNTER)}
-    given = {key: tensor for key, tensor in given.items() if not key.endswith(_COUNTER)}
-    given = {key: tensor for key, tensor in given.items() if key in wanted or not key.startswith(_AUXILIARY)}
+    wanted = {key: tensor for key, tensor in model.state_dict().items() if not key.endswith(_BATCH_COUNTER)}
+    given = {key: tensor for key, tensor in given.items() if not key.endswith(_BATCH_COUNTER)}
+    given = {key: tensor for key, tensor in given.items() if key in wanted or not key.startswith(_AUX_PREFIXES)}
     hint = f"(is it for another model than {name}?)"
     for key in wanted:
         if key not in given:
@@ -50,11 +50,11 @@ def copy_weights(model: nn.Module, given: Mapping[str, Tensor], path: str, name:
         if key not in wanted:
             raise RecipeError(f"model.weights: {path}: has {key!r}, which the model lacks {hint}")
     summed = _sum_input_channels(model, given)
-    fresh = _fresh_classifier(model, given)
+    fresh = _find_fresh_classifier(model, given)
     _check_trained(model, fresh)
     for key, tensor in wanted.items():
         if key not in fresh and given[key].shape != tensor.shape:
-            sizes = f"{_spoken(given[key].shape)} instead of {_spoken(tensor.shape)}"
+            sizes = f"{_format_shape(given[key].shape)} instead of {_format_shape(tensor.shape)}"
             raise RecipeError(f"model.weights: {path}: {key!r} is {sizes} {hint}")
     with torch.no_grad():
         for key in wanted.keys() - fresh.keys():
@@ -63,7 +63,7 @@ def copy_weights(model: nn.Module, given: Mapping[str, Tensor], path: str, name:
     return "; ".join([sentence, *summed, *sorted(set(fresh.values()))])
 
 
-def weights_file(path: str) -> Path:
+def find_weights_file(path: str) -> Path:
     """Return the path of the weights file that `path` names, without opening it.
 
     Raise `RecipeError` if there is none or its suffix is not supported. For a URL or the name of published weights the
@@ -71,14 +71,14 @@ def weights_file(path: str) -> Path:
     """
     file = Path(os.path.expanduser(path))  # noqa: PTH111 - the method raises where there is no home
     if not file.is_file():
-        raise RecipeError(f"model.weights: {path}: {_why_no_file(path)}")
+        raise RecipeError(f"model.weights: {path}: {_explain_missing_file(path)}")
     if not file.name.endswith(tuple(_READERS)):
         kinds = ", ".join(_READERS)
         raise RecipeError(f"model.weights: {path}: is not a file of weights by its name (rename it to one of {kinds})")
     return file
 
 
-def _why_no_file(path: str) -> str:
+def _explain_missing_file(path: str) -> str:
     if "://" in path:
         url = shlex.quote(path)
         return f"is a URL, and nothing is downloaded (run `curl -LO {url}`, then set model.weights to the file)"
@@ -94,7 +94,7 @@ def _why_no_file(path: str) -> str:
 
 def read_weights(path: str) -> Mapping[str, Tensor]:
     """Return the tensors of a file by name. Raise `RecipeError` if it cannot be read as weights."""
-    file = weights_file(path)
+    file = find_weights_file(path)
     read = next(read for suffix, read in _READERS.items() if file.name.endswith(suffix))
     try:
         content = read(file)
@@ -104,7 +104,7 @@ def read_weights(path: str) -> Mapping[str, Tensor]:
             f"model.weights: {path}: cannot be read as weights, {type(error).__name__} "
             "(give a .safetensors, or a .pth of nothing but a state dict)"
         ) from None
-    return _state_dict(content, path)
+    return _extract_state_dict(content, path)
 
 
 def _load_torch(file: Path) -> object:
@@ -119,15 +119,15 @@ _READERS: dict[str, Callable[[Path], object]] = {
 }
 
 
-def _state_dict(content: object, path: str) -> Mapping[str, Tensor]:
+def _extract_state_dict(content: object, path: str) -> Mapping[str, Tensor]:
     if isinstance(content, Mapping):
-        nested = next((content[key] for key in _NESTS if isinstance(content.get(key), Mapping)), content)
+        nested = next((content[key] for key in _NESTED_KEYS if isinstance(content.get(key), Mapping)), content)
         if nested and all(isinstance(tensor, Tensor) for tensor in nested.values()):
             return nested
     raise RecipeError(f"model.weights: {path}: holds no state dict (give a file of tensors by name)")
 
 
-def _without_wrappers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _strip_prefixes(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     stripped = dict(tensors)
     while prefix := next(
         (each for each in _PREFIXES if stripped and all(key.startswith(each) for key in stripped)), None
@@ -150,13 +150,13 @@ def _sum_input_channels(model: nn.Module, given: dict[str, Tensor]) -> list[str]
     return []
 
 
-def _fresh_classifier(model: nn.Module, given: Mapping[str, Tensor]) -> dict[str, str]:
+def _find_fresh_classifier(model: nn.Module, given: Mapping[str, Tensor]) -> dict[str, str]:
     """Return the tensors that keep their initial weights, those of a classifier of other classes, each with the reason.
 
     The classifier is the last linear or convolutional layer, and others whose number of outputs changes in the same
     way.
     """
-    layers = {name: weight for name, weight in filters(model).items() if f"{name}.weight" in given}
+    layers = {name: weight for name, weight in layer_weights(model).items() if f"{name}.weight" in given}
     outputs = {
         name: (given[f"{name}.weight"].shape[0], weight.shape[0])
         for name, weight in layers.items()
@@ -177,5 +177,5 @@ def _check_trained(model: nn.Module, fresh: Mapping[str, str]) -> None:
             raise RecipeError(f"model.freeze: {fresh[name]}, but {name!r} is frozen (leave it out of model.freeze)")
 
 
-def _spoken(shape: torch.Size) -> str:
+def _format_shape(shape: torch.Size) -> str:
     return "x".join(str(size) for size in shape) or "a single number"

@@ -10,15 +10,15 @@ from collections.abc import Callable, Sequence
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from paceline.models.drop_path import linear_rates, with_drop_path
-from paceline.models.norms import Layers, NormName, build_layers, scaled
+from paceline.models.drop_path import append_drop_path, linear_drop_rates
+from paceline.models.norms import LayerFactory, NormName, build_layer_factory, scale_channels
 
 STEM_CHANNELS = 64
 STAGE_CHANNELS = (64, 128, 256, 512)
 BOTTLENECK_EXPANSION = 4
 
 
-class Residual(nn.Module):
+class ResidualBlock(nn.Module):
     """Compute relu(branch(x) + shortcut(x)): [N, C, H, W] to [N, out_channels, H / stride, W / stride]."""
 
     def __init__(self, branch: nn.Module, shortcut: nn.Module, out_channels: int) -> None:
@@ -32,10 +32,12 @@ class Residual(nn.Module):
         return F.relu(self.branch(x) + self.shortcut(x), inplace=True)
 
 
-MakeBlock = Callable[[Layers, int, int, int, float], Residual]
+BlockBuilder = Callable[[LayerFactory, int, int, int, float], ResidualBlock]
 
 
-def basic_block(layers: Layers, in_channels: int, channels: int, stride: int, drop_path: float = 0.0) -> Residual:
+def build_basic_block(
+    layers: LayerFactory, in_channels: int, channels: int, stride: int, drop_path: float = 0.0
+) -> ResidualBlock:
     """Return a block of two 3x3 convolutions, for 18 and 34 layers."""
     branch = nn.Sequential(
         layers.conv(in_channels, channels, 3, stride),
@@ -44,10 +46,14 @@ def basic_block(layers: Layers, in_channels: int, channels: int, stride: int, dr
         layers.last_conv(channels, channels, 3),
         layers.last_norm(channels),
     )
-    return Residual(with_drop_path(branch, drop_path), _shortcut(layers, in_channels, channels, stride), channels)
+    return ResidualBlock(
+        append_drop_path(branch, drop_path), _build_shortcut(layers, in_channels, channels, stride), channels
+    )
 
 
-def bottleneck_block(layers: Layers, in_channels: int, channels: int, stride: int, drop_path: float = 0.0) -> Residual:
+def build_bottleneck_block(
+    layers: LayerFactory, in_channels: int, channels: int, stride: int, drop_path: float = 0.0
+) -> ResidualBlock:
     """Return a block of 1x1, 3x3 and 1x1 convolutions with `4 * channels` outputs, for 50 layers."""
     out_channels = BOTTLENECK_EXPANSION * channels
     branch = nn.Sequential(
@@ -60,12 +66,12 @@ def bottleneck_block(layers: Layers, in_channels: int, channels: int, stride: in
         layers.last_conv(channels, out_channels, 1),
         layers.last_norm(out_channels),
     )
-    return Residual(
-        with_drop_path(branch, drop_path), _shortcut(layers, in_channels, out_channels, stride), out_channels
+    return ResidualBlock(
+        append_drop_path(branch, drop_path), _build_shortcut(layers, in_channels, out_channels, stride), out_channels
     )
 
 
-def _shortcut(layers: Layers, in_channels: int, out_channels: int, stride: int) -> nn.Module:
+def _build_shortcut(layers: LayerFactory, in_channels: int, out_channels: int, stride: int) -> nn.Module:
     if stride == 1 and in_channels == out_channels:
         return nn.Identity()
     return nn.Sequential(layers.conv(in_channels, out_channels, 1, stride), layers.norm(out_channels))
@@ -87,14 +93,14 @@ class ResNet(nn.Module):
         norm: NormName,
         zero_init_residual: bool,
         drop_path: float,
-        make_block: MakeBlock,
+        make_block: BlockBuilder,
         depths: Sequence[int],
         stem_kernel: int,
     ) -> None:
         super().__init__()
-        layers = build_layers(norm, zero_init_residual=zero_init_residual)
-        rates = iter(linear_rates(drop_path, sum(depths)))
-        num_features = scaled(STEM_CHANNELS, width)
+        layers = build_layer_factory(norm, zero_init_residual=zero_init_residual)
+        rates = iter(linear_drop_rates(drop_path, sum(depths)))
+        num_features = scale_channels(STEM_CHANNELS, width)
         self.stem = nn.Sequential(
             layers.conv(channels, num_features, stem_kernel), layers.norm(num_features), nn.ReLU(inplace=True)
         )
@@ -103,7 +109,7 @@ class ResNet(nn.Module):
             blocks = nn.Sequential()
             for index in range(depth):
                 stride = 2 if stage > 0 and index == 0 else 1
-                block = make_block(layers, num_features, scaled(stage_channels, width), stride, next(rates))
+                block = make_block(layers, num_features, scale_channels(stage_channels, width), stride, next(rates))
                 blocks.append(block)
                 num_features = block.out_channels
             self.stages.append(blocks)

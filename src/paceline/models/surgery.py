@@ -33,14 +33,14 @@ def adapt_input_channels(model: nn.Module, channels: int) -> None:
         # Resampling the old weights keeps the distribution of the initialization without knowing its scheme. The scale
         # is exact for schemes by fan-out (ResNet, VGG, EfficientNet). A scheme by fan-in would differ by a factor of
         # sqrt(old_channels / channels).
-        replacement.weight.copy_(_resample(conv.weight, replacement.weight.shape))
+        replacement.weight.copy_(_resample_filters(conv.weight, replacement.weight.shape))
     if conv.bias is not None:
         replacement.bias = conv.bias
     parent, _, child = name.rpartition(".")
     setattr(model.get_submodule(parent), child, replacement)
 
 
-def _resample(weight: Tensor, shape: torch.Size) -> Tensor:
+def _resample_filters(weight: Tensor, shape: torch.Size) -> Tensor:
     chosen = torch.randint(weight.numel(), shape, device=weight.device)
     return weight.flatten()[chosen]
 
@@ -61,7 +61,7 @@ def set_drop_path(model: nn.Module, drop_path: float) -> bool:
     return True
 
 
-def check_can_synchronise(model: nn.Module, name: str) -> None:
+def check_sync_batch_norm(model: nn.Module, name: str) -> None:
     """Raise `RecipeError` if the BatchNorm layers of `model`, called `name`, cannot be converted to SyncBatchNorm."""
     batch_norms = [module for module in model.modules() if isinstance(module, _BATCH_NORMS)]
     if not batch_norms:

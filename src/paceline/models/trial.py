@@ -12,18 +12,18 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from paceline.core.errors import PacelineError, RecipeError
-from paceline.models.freezing import set_training, what_is_trained
-from paceline.models.modes import modes, thawed
+from paceline.models.freezing import describe_trained_parameters, set_training_mode
+from paceline.models.modes import find_thawed_modules, record_modes
 from paceline.models.zoo import build_model
 from paceline.recipe.plan import Plan
 from paceline.recipe.schema.model import Model
 from paceline.recipe.schema.own import is_own_model
 
-_FEW: Final = 2
+_CPU_TRIAL_BATCH: Final = 2
 """Images per trial batch on the CPU."""
 
 
-_FEW_INPUTS: Final = 16
+_SAFE_IN_CHANNELS: Final = 16
 """Channels that oneDNN's AVX-512 kernel of the gradient processes at once; 8 with AVX2."""
 
 
@@ -32,7 +32,7 @@ def choose_memory_format(
 ) -> torch.memory_format:
     """Resolve `model.memory_format` for `device`.
 
-    `auto` is channels_last, except on a CPU for models that `overflowing_gradients` lists layers of. A model that
+    `auto` is channels_last, except on a CPU for models that `find_overflowing_convolutions` lists layers of. A model that
     cannot be built is channels_last, as `check_model` refuses it later.
     """
     if section.memory_format != "auto":
@@ -45,11 +45,11 @@ def choose_memory_format(
             warnings.simplefilter("ignore")
             with build_device:
                 model = build_model(section, num_classes=num_classes, channels=channels)
-            return torch.contiguous_format if overflowing_gradients(model) else torch.channels_last
+            return torch.contiguous_format if find_overflowing_convolutions(model) else torch.channels_last
     return torch.channels_last
 
 
-def overflowing_gradients(model: nn.Module) -> tuple[str, ...]:
+def find_overflowing_convolutions(model: nn.Module) -> tuple[str, ...]:
     """Return the convolutions whose weight gradient, in channels_last on a CPU, corrupts the heap.
 
     These are 1x1 convolutions in one group, without padding, with a stride and fewer than 16 input channels.
@@ -62,7 +62,7 @@ def overflowing_gradients(model: nn.Module) -> tuple[str, ...]:
 
 
 def _overflows(module: nn.Module) -> bool:
-    if not isinstance(module, nn.Conv2d) or module.groups > 1 or module.in_channels >= _FEW_INPUTS:
+    if not isinstance(module, nn.Conv2d) or module.groups > 1 or module.in_channels >= _SAFE_IN_CHANNELS:
         return False
     is_padded = not isinstance(module.padding, str) and any(module.padding)
     return set(module.kernel_size) == {1} and set(module.stride) != {1} and not is_padded
@@ -74,42 +74,49 @@ def check_model(
     """Return notes about the model, as sentences, if it can be trained.
 
     Runs a trial batch of each training size in training mode, and of the evaluation size in evaluation mode.
-    `half_on_cpu` names the 16-bit precision of training on a CPU, "" for others; `fp32_on_cpu` is True for training on
+    `cpu_half_precision` names the 16-bit precision of training on a CPU, "" for others; `fp32_on_cpu` is True for training on
     a CPU in 32 bits. Raise `RecipeError` in one line if the model cannot take the images of `plan` or returns no
     logits, if the memory format has no effect, and for convolutions whose gradient is wrong or corrupts memory on a
     CPU.
     """
-    check = partial(_check, half_on_cpu=half_on_cpu, fp32_on_cpu=fp32_on_cpu, compile_mode=compile_mode)
+    check = partial(_check_on_device, half_on_cpu=half_on_cpu, fp32_on_cpu=fp32_on_cpu, compile_mode=compile_mode)
     try:
         return check(section, plan, torch.device("meta"))
     except RecipeError:
         if not is_own_model(section.name):
             raise
-        small_plan = replace(plan, micro_batch=min(plan.micro_batch, _FEW), eval_batch=min(plan.eval_batch, _FEW))
+        small_plan = replace(
+            plan, micro_batch=min(plan.micro_batch, _CPU_TRIAL_BATCH), eval_batch=min(plan.eval_batch, _CPU_TRIAL_BATCH)
+        )
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             return check(section, small_plan, torch.device("cpu"))
 
 
-def _check(
+def _check_on_device(
     section: Model, plan: Plan, device: torch.device, *, half_on_cpu: str, fp32_on_cpu: bool, compile_mode: str
 ) -> tuple[str, ...]:
     sizes = sorted({size for _, size in plan.train_sizes})
-    with _refusal(section, _shape(plan, plan.micro_batch, sizes[0])):
-        model = build_on(section, plan, device)
-        as_made = modes(model)
-        set_training(section, model, plan.num_classes)
-    notes = (_undone(section, thawed(as_made, model)), what_is_trained(section, model))
+    with _raise_as_recipe_error(section, _build_batch_shape(plan, plan.micro_batch, sizes[0])):
+        model = build_model_on_device(section, plan, device)
+        as_made = record_modes(model)
+        set_training_mode(section, model, plan.num_classes)
+    notes = (
+        _describe_reset_modules(section, find_thawed_modules(as_made, model)),
+        describe_trained_parameters(section, model),
+    )
     check_memory_format(section, model)
     if fp32_on_cpu:
-        _check_gradients(section, model, compile_mode)
-    with _Strides(half_on_cpu) if half_on_cpu else contextlib.nullcontext():
+        _check_overflowing_gradients(section, model, compile_mode)
+    with _StrideCheck(half_on_cpu) if half_on_cpu else contextlib.nullcontext():
         for size in sizes:
-            _try(section, model, _shape(plan, plan.micro_batch, size), plan.num_classes, device)
-    _try(section, model.eval(), _shape(plan, plan.eval_batch, plan.eval_image_size), plan.num_classes, device)
+            _try_forward(section, model, _build_batch_shape(plan, plan.micro_batch, size), plan.num_classes, device)
+    _try_forward(
+        section, model.eval(), _build_batch_shape(plan, plan.eval_batch, plan.eval_image_size), plan.num_classes, device
+    )
     return tuple(filter(None, notes))
 
 
-def _undone(section: Model, names: Sequence[str]) -> str | None:
+def _describe_reset_modules(section: Model, names: Sequence[str]) -> str | None:
     """Return a note on modules that the plugin put into evaluation mode in its constructor, which training undoes."""
     if not names:
         return None
@@ -120,7 +127,7 @@ def _undone(section: Model, names: Sequence[str]) -> str | None:
     )
 
 
-class _Strides(TorchFunctionMode):
+class _StrideCheck(TorchFunctionMode):
     """Refuse convolutions whose weight gradient oneDNN computes from uninitialized memory.
 
     Affects 16-bit training on CPUs with AVX-512, for kernels of more than one pixel on maps smaller than the stride.
@@ -143,10 +150,10 @@ class _Strides(TorchFunctionMode):
         keywords = kwargs or {}
         if func is torch.conv2d:
             named: dict[str, Any] = {**dict(zip(("input", "weight", "bias", "stride"), args, strict=False)), **keywords}
-            self._look(named["input"], named["weight"], named.get("stride", 1))
+            self._check_convolution(named["input"], named["weight"], named.get("stride", 1))
         return func(*args, **keywords)
 
-    def _look(self, images: Tensor, weight: Tensor, stride: int | Sequence[int]) -> None:
+    def _check_convolution(self, images: Tensor, weight: Tensor, stride: int | Sequence[int]) -> None:
         strides = (stride, stride) if isinstance(stride, int) else stride
         sides = zip(images.shape[-2:], weight.shape[-2:], strides, strict=False)
         small = [(side, step) for side, kernel, step in sides if kernel > 1 and side < step]
@@ -168,25 +175,27 @@ def check_memory_format(section: Model, model: nn.Module) -> None:
         )
 
 
-def _check_gradients(section: Model, model: nn.Module, compile_mode: str) -> None:
+def _check_overflowing_gradients(section: Model, model: nn.Module, compile_mode: str) -> None:
     """Raise `RecipeError` for a trained filter whose gradient would be computed beyond a buffer."""
-    names = [name for name in overflowing_gradients(model) if model.get_submodule(name).weight.requires_grad]
+    names = [name for name in find_overflowing_convolutions(model) if model.get_submodule(name).weight.requires_grad]
     if not names or (section.memory_format != "channels_last" and compile_mode == "off"):
         return
     layer = model.get_submodule(names[0])
     text = f"{names[0]}, a 1x1 convolution of {layer.in_channels} channels with a stride"
-    why = f"corrupts memory on a CPU, in the gradient of {text} (a bug of torch's oneDNN below {_FEW_INPUTS} channels"
+    why = f"corrupts memory on a CPU, in the gradient of {text} (a bug of torch's oneDNN below {_SAFE_IN_CHANNELS} channels"
     if compile_mode != "off":  # torch.compile turns what is contiguous into channels_last
         raise RecipeError(f"train.compile: {compile_mode} {why}; set train.compile=off)")
     raise RecipeError(f"model.memory_format: channels_last {why}; set model.memory_format=auto)")
 
 
-def _shape(plan: Plan, batch: int, size: int) -> tuple[int, ...]:
+def _build_batch_shape(plan: Plan, batch: int, size: int) -> tuple[int, ...]:
     return batch, plan.channels, size, size
 
 
-def _try(section: Model, model: nn.Module, shape: tuple[int, ...], num_classes: int, device: torch.device) -> None:
-    with _refusal(section, shape), device:
+def _try_forward(
+    section: Model, model: nn.Module, shape: tuple[int, ...], num_classes: int, device: torch.device
+) -> None:
+    with _raise_as_recipe_error(section, shape), device:
         logits = model(torch.zeros(shape))
     wanted = (shape[0], num_classes)
     if isinstance(logits, Tensor) and tuple(logits.shape) == wanted and logits.is_floating_point():
@@ -199,7 +208,7 @@ def _try(section: Model, model: nn.Module, shape: tuple[int, ...], num_classes: 
 
 
 @contextlib.contextmanager
-def _refusal(section: Model, shape: tuple[int, ...]) -> Iterator[None]:
+def _raise_as_recipe_error(section: Model, shape: tuple[int, ...]) -> Iterator[None]:
     """Context manager: convert any exception of a model at a batch of `shape` into a one-line `RecipeError`."""
     try:
         yield
@@ -211,7 +220,7 @@ def _refusal(section: Model, shape: tuple[int, ...]) -> Iterator[None]:
         raise RecipeError(f"model.name: {section.name} cannot take a batch of {taken}: {reason}") from None
 
 
-def build_on(section: Model, plan: Plan, device: torch.device) -> nn.Module:
+def build_model_on_device(section: Model, plan: Plan, device: torch.device) -> nn.Module:
     """Build the model for the images and classes of `plan`; on the meta device it has shapes and no data."""
     try:
         with device, warnings.catch_warnings():

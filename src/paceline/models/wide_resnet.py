@@ -8,8 +8,8 @@ weights keep torch's default initialization. With one channel and ten classes it
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from paceline.models.drop_path import build_drop_path, linear_rates
-from paceline.models.norms import NormName, build_norm, scaled
+from paceline.models.drop_path import build_drop_path, linear_drop_rates
+from paceline.models.norms import NormName, build_norm, scale_channels
 
 STEM_CHANNELS = 16
 GROUP_CHANNELS = (160, 320, 640)
@@ -18,7 +18,7 @@ DROPOUT = 0.01
 POOLED_SIZE = 7
 
 
-class Block(nn.Module):
+class WideBlock(nn.Module):
     """Compute branch(x) + shortcut(x), without an activation: [N, in_channels, H, W] to [N, out_channels, H, W].
 
     The branch is convolution, norm, ReLU, dropout, convolution, norm, ReLU. The shortcut of the first block of a group
@@ -30,9 +30,9 @@ class Block(nn.Module):
         # Built in the course's order, so that a seed gives the same weights.
         self.shortcut = nn.Conv2d(in_channels, out_channels, 1) if is_first else nn.Identity()
         self.branch = nn.Sequential(
-            _conv_norm_relu(norm, in_channels, out_channels),
+            _build_conv_norm_relu(norm, in_channels, out_channels),
             nn.Dropout(DROPOUT),
-            _conv_norm_relu(norm, out_channels, out_channels),
+            _build_conv_norm_relu(norm, out_channels, out_channels),
         )
         self.drop_path = build_drop_path(drop_path)
 
@@ -52,15 +52,15 @@ class WideResNet(nn.Module):
 
     def __init__(self, *, num_classes: int, channels: int, width: float, norm: NormName, drop_path: float) -> None:
         super().__init__()
-        rates = iter(linear_rates(drop_path, len(GROUP_CHANNELS) * BLOCKS_PER_GROUP))
-        self.stem = _conv_norm_relu(norm, channels, STEM_CHANNELS)
+        rates = iter(linear_drop_rates(drop_path, len(GROUP_CHANNELS) * BLOCKS_PER_GROUP))
+        self.stem = _build_conv_norm_relu(norm, channels, STEM_CHANNELS)
         self.groups = nn.Sequential()
         num_features = STEM_CHANNELS
         for group_channels in GROUP_CHANNELS:
             blocks = nn.Sequential()
             for index in range(BLOCKS_PER_GROUP):
-                out_channels = scaled(group_channels, width)
-                blocks.append(Block(norm, num_features, out_channels, next(rates), is_first=index == 0))
+                out_channels = scale_channels(group_channels, width)
+                blocks.append(WideBlock(norm, num_features, out_channels, next(rates), is_first=index == 0))
                 num_features = out_channels
             if len(self.groups) + 1 < len(GROUP_CHANNELS):
                 blocks.append(nn.MaxPool2d(2))
@@ -80,7 +80,7 @@ class WideResNet(nn.Module):
         return logits
 
 
-def _conv_norm_relu(norm: NormName, in_channels: int, out_channels: int) -> nn.Sequential:
+def _build_conv_norm_relu(norm: NormName, in_channels: int, out_channels: int) -> nn.Sequential:
     """Return a 3x3 convolution that keeps the image size, a norm and a ReLU; the bias is on only without a norm."""
     return nn.Sequential(
         nn.Conv2d(in_channels, out_channels, 3, padding=1, bias=norm == "none"),

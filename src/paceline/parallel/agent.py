@@ -11,7 +11,7 @@ from typing import Any
 
 from paceline.parallel.launch import PREEMPTED
 
-_ASKED_TO_LEAVE = 128 + 15
+_SIGTERM_EXIT_CODE = 128 + 15
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -23,7 +23,7 @@ def main(arguments: Sequence[str]) -> int:
 
     options = parse_args(list(arguments))  # type: ignore[no-untyped-call]
     if any(each.startswith(("--node-rank", "--node_rank")) for each in arguments):
-        hold_store_on_first_node(options)
+        host_store_on_first_node(options)
     try:
         run(options)  # type: ignore[no-untyped-call]
     except ChildFailedError as error:
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def hold_store_on_first_node(options: Any) -> None:
+def host_store_on_first_node(options: Any) -> None:
     """Say who holds the store of the nodes that meet, where nobody has: node 0.
 
     torchrun would go by whether the endpoint's host name is its own, which it cannot tell before that name resolves.
@@ -52,10 +52,10 @@ def exit_code(codes: Sequence[int]) -> int:
     A rank that explained itself has a code above 1. torchrun ends the others with SIGTERM, so that tells least.
     """
     explained = [code for code in codes if code > 1 and code != PREEMPTED]
-    killed = [128 - code for code in codes if code < 0 and 128 - code != _ASKED_TO_LEAVE]
+    killed = [128 - code for code in codes if code < 0 and 128 - code != _SIGTERM_EXIT_CODE]
     for each in (*explained, *killed):
         return each
-    return next((code for code in (1, PREEMPTED) if code in codes), _ASKED_TO_LEAVE)
+    return next((code for code in (1, PREEMPTED) if code in codes), _SIGTERM_EXIT_CODE)
 
 
 if __name__ == "__main__":

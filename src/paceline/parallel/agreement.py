@@ -14,10 +14,10 @@ import torch.distributed as dist
 from paceline.core.world import World
 
 
-class Agreement(Protocol):
+class Consensus(Protocol):
     """Add up the ranks' votes. Every rank must make the same calls, in the same order."""
 
-    def of(self, *votes: int) -> tuple[int, ...]:
+    def all_reduce_flags(self, *votes: int) -> tuple[int, ...]:
         """Send this step's `votes`; return the newest sums over the ranks, the same on each.
 
         Where there are several ranks they are those of the call before, and 0 in the first; a rank alone has its
@@ -25,7 +25,7 @@ class Agreement(Protocol):
         """
         ...
 
-    def settled(self) -> tuple[int, ...]:
+    def flush(self) -> tuple[int, ...]:
         """Wait for the votes that were sent last, and return their sums over the ranks."""
         ...
 
@@ -38,32 +38,32 @@ class Agreement(Protocol):
         ...
 
 
-def build_agreement(world: World, num_votes: int, timeout: timedelta | None = None) -> Agreement:
+def build_consensus(world: World, num_votes: int, timeout: timedelta | None = None) -> Consensus:
     """Return where the ranks of `world` agree on `num_votes` numbers a step; a rank alone asks nobody.
 
     Every rank must call it, and of several each be in the process group. `timeout` is how long a rank waits for
     another's votes; None is torch's own.
     """
     if world.world_size == 1:
-        return Alone(num_votes)
+        return SingleRankConsensus(num_votes)
     group = dist.new_group(backend="gloo", timeout=timeout)
     assert isinstance(group, dist.ProcessGroup), "a rank of the world is outside the process group"
-    return Together(num_votes, group)
+    return AllGatherConsensus(num_votes, group)
 
 
-class Alone:
+class SingleRankConsensus:
     """One rank, whose votes decide at once."""
 
     def __init__(self, num_votes: int) -> None:
         self._votes = (0,) * num_votes
 
-    def of(self, *votes: int) -> tuple[int, ...]:
+    def all_reduce_flags(self, *votes: int) -> tuple[int, ...]:
         """Return `votes`."""
         assert len(votes) == len(self._votes), f"{len(votes)} votes of {len(self._votes)}"
         self._votes = tuple(int(vote) for vote in votes)
         return self._votes
 
-    def settled(self) -> tuple[int, ...]:
+    def flush(self) -> tuple[int, ...]:
         """Return the last votes."""
         return self._votes
 
@@ -75,7 +75,7 @@ class Alone:
         """Do nothing."""
 
 
-class Together:
+class AllGatherConsensus:
     """Several ranks: an asynchronous all-reduce of int64 [num_votes] a call, waited for in the next.
 
     `group` holds all ranks, is used by nothing else, and reduces tensors on the host.
@@ -88,15 +88,15 @@ class Together:
         self._work: dist.Work | None = None
         self._sums = (0,) * num_votes
 
-    def of(self, *votes: int) -> tuple[int, ...]:
+    def all_reduce_flags(self, *votes: int) -> tuple[int, ...]:
         """Send `votes`; return the sums of the votes before."""
-        before = self.settled()
+        before = self.flush()
         assert len(votes) == len(before), f"{len(votes)} votes of {len(before)}"
         self._numbers[:] = votes
         self._work = dist.all_reduce(self._sent, group=self._group, async_op=True)
         return before
 
-    def settled(self) -> tuple[int, ...]:
+    def flush(self) -> tuple[int, ...]:
         """Wait for the votes that were sent last; return their sums."""
         if self._work is not None:
             self._work.wait()

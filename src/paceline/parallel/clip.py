@@ -20,7 +20,7 @@ def gradient_norm(gradients: Sequence[Tensor]) -> Tensor:
     return norm
 
 
-def shorten(parameters: Sequence[Tensor], norm: Tensor, max_norm: float) -> Tensor:
+def clip_to_norm(parameters: Sequence[Tensor], norm: Tensor, max_norm: float) -> Tensor:
     """Scale the gradients of `parameters`, whose norm is `norm`, to `max_norm` if they are longer; return float32 [].
 
     The factor is max_norm / (norm + 1e-6), as in torch (Pascanu et al. 2013, arXiv 1211.5063).

@@ -19,14 +19,14 @@ def mean_over_ranks(value: Tensor) -> Tensor:
     return sum_over_ranks(value) / dist.get_world_size()
 
 
-def every_rank(value: Tensor) -> Tensor:
+def all_gather_rows(value: Tensor) -> Tensor:
     """Return [world_size, *value.shape]: row r is rank r's `value`, which has the same shape on all."""
     rows = [torch.empty_like(value, memory_format=torch.contiguous_format) for _ in range(dist.get_world_size())]
     dist.all_gather(rows, value.contiguous())
     return torch.stack(rows)
 
 
-def rows_on_rank_0(row: Tensor) -> Tensor | None:
+def gather_rows_on_rank_0(row: Tensor) -> Tensor | None:
     """Return [world_size, N] in the memory of rank 0's host, in which row r is rank r's `row` [N]; None on the others.
 
     It comes in pieces, as a GPU may not hold all of it.

@@ -30,13 +30,13 @@ _ORDER: Final = (
 A rank comes to waiting for others before forward and after backward. As it does nothing then, whoever works in the same
 step is behind it, and so it is last but for what follows all steps.
 """
-_OF_A_STEP: Final = (*(name for name in WORK if name != OTHER), EXPOSED)
+_STEP_STAGES: Final = (*(name for name in WORK if name != OTHER), EXPOSED)
 """What a rank does only in a step that it has not done yet; `other` is also where the last one is counted."""
-_NUMBERS: Final = {name: number for number, names in enumerate(_ORDER) for name in names}
+_STAGE_NUMBERS: Final = {name: number for number, names in enumerate(_ORDER) for name in names}
 
 
 @dataclass(frozen=True)
-class Sight:
+class RankStatus:
     """A rank as another one sees it: how many steps it has done, the stage it is in, and for how long.
 
     `silent_s` is how long ago it last spoke, None where it never did. `at` is the line of Python it is stuck in, and
@@ -54,7 +54,7 @@ class Sight:
     is_elsewhere: bool = False
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """Return where it is, in words."""
         stage = f"in {self.stage}" if self.stage_number is not None else self.stage or "between stages"
         return f"at step {self.step} {stage}" + (f" ({self.at})" if self.at else "")
@@ -62,25 +62,25 @@ class Sight:
     @property
     def stage_number(self) -> int | None:
         """Return the place of its stage in the order of a step, or None where it is in none."""
-        return _NUMBERS.get(self.stage.partition(",")[0])
+        return _STAGE_NUMBERS.get(self.stage.partition(",")[0])
 
 
-def account(sights: Sequence[Sight], me: int, *, waited: bool, stacks: Callable[[int], str]) -> str:
+def blame_rank(sights: Sequence[RankStatus], me: int, *, waited: bool, stacks: Callable[[int], str]) -> str:
     """Return one line that names the rank that the others lost, or wait for, as `me` sees them.
 
     `sights` has all ranks in order, and `waited` says that time ran out rather than that a connection broke.
     `stacks` returns where a rank has written its stacks, or nothing where it has not.
     """
     here = f"rank {me} of {len(sights)}"
-    found = _gone(sights, waited=waited) or _ended(sights, me) or _behind(sights)
+    found = _find_dead_rank(sights, waited=waited) or _find_rank_that_ended(sights, me) or _find_straggler(sights)
     if found is None:
-        return f"{here}: {_all_alike(sights, me)}{_shown(stacks(me))}"
+        return f"{here}: {_describe_deadlock(sights, me)}{_stack_hint(stacks(me))}"
     culprit, words = found
     subject = here if culprit == me else f"{here}: rank {culprit}"
-    return f"{subject} {words}{_shown(stacks(culprit))}"
+    return f"{subject} {words}{_stack_hint(stacks(culprit))}"
 
 
-def _gone(sights: Sequence[Sight], *, waited: bool) -> tuple[int, str] | None:
+def _find_dead_rank(sights: Sequence[RankStatus], *, waited: bool) -> tuple[int, str] | None:
     """Return the rank that is no more, or says nothing: the surest sign first."""
     for condition in ("dead", "stopped", "silent"):
         for sight in sights:
@@ -88,7 +88,7 @@ def _gone(sights: Sequence[Sight], *, waited: bool) -> tuple[int, str] | None:
                 continue
             heard = "never heard of"
             if sight.silent_s is not None:
-                heard = f"last heard of {sight.silent_s:.1f} s before, {sight.place}"
+                heard = f"last heard of {sight.silent_s:.1f} s before, {sight.location}"
             match condition:
                 case "stopped":
                     return sight.rank, f"is stopped by a signal ({heard})"
@@ -99,20 +99,20 @@ def _gone(sights: Sequence[Sight], *, waited: bool) -> tuple[int, str] | None:
     return None
 
 
-def _ended(sights: Sequence[Sight], me: int) -> tuple[int, str] | None:
+def _find_rank_that_ended(sights: Sequence[RankStatus], me: int) -> tuple[int, str] | None:
     """Return the rank that ended in order while others went on."""
-    goes_on = [sight for sight in sights if sight.stage.partition(",")[0] in _OF_A_STEP]
+    goes_on = [sight for sight in sights if sight.stage.partition(",")[0] in _STEP_STAGES]
     for sight in sights:
         has_left = sight.state == "left" and sight.rank != me
         later = next((other for other in goes_on if other.step >= sight.step), None)
         if has_left or (sight.stage == FINISH and later is not None):
-            place = (later or sights[me]).place
+            place = (later or sights[me]).location
             words = f"ended after step {sight.step} while others went on, {place}"
             return sight.rank, f"{words}: the ranks have different numbers of steps"
     return None
 
 
-def _behind(sights: Sequence[Sight]) -> tuple[int, str] | None:
+def _find_straggler(sights: Sequence[RankStatus]) -> tuple[int, str] | None:
     """Return the rank that is behind the others: in steps, else in stages, else by standing elsewhere in the code."""
     steps = [sight.step for sight in sights]
     stages = [sight.stage_number for sight in sights]
@@ -121,16 +121,19 @@ def _behind(sights: Sequence[Sight]) -> tuple[int, str] | None:
         last = steps.index(min(steps))
     elif len(numbers) == len(stages) and min(numbers) < max(numbers):
         last = stages.index(min(numbers))
-    elif (alone := _alone([sight.at for sight in sights])) is not None:
+    elif (alone := _find_odd_location([sight.at for sight in sights])) is not None:
         last = alone
     else:
         return None
     other = next(sight for sight in reversed(sights) if sight.rank != last)
     doing = "does nothing" if sights[last].still_s > 1.0 else "is late"
-    return last, f"{doing}: {sights[last].place} for {sights[last].still_s:.1f} s, rank {other.rank} {other.place}"
+    return (
+        last,
+        f"{doing}: {sights[last].location} for {sights[last].still_s:.1f} s, rank {other.rank} {other.location}",
+    )
 
 
-def _alone(places: Sequence[str]) -> int | None:
+def _find_odd_location(places: Sequence[str]) -> int | None:
     """Return the only rank whose line of code is another than that of all others, of three or more that told theirs."""
     if len(places) < 3 or not all(places):
         return None
@@ -138,8 +141,8 @@ def _alone(places: Sequence[str]) -> int | None:
     return single[0] if len(single) == 1 else None
 
 
-def _all_alike(sights: Sequence[Sight], me: int) -> str:
-    still = f"{sights[me].place} for {sights[me].still_s:.1f} s"
+def _describe_deadlock(sights: Sequence[RankStatus], me: int) -> str:
+    still = f"{sights[me].location} for {sights[me].still_s:.1f} s"
     if len(sights) == 1:
         return f"nothing happens: {still}"
     running = [str(sight.rank) for sight in sights if sight.state == "runs" and sight.rank != me]
@@ -149,5 +152,5 @@ def _all_alike(sights: Sequence[Sight], me: int) -> str:
     return f"all ranks wait for one another: {still}"
 
 
-def _shown(path: str) -> str:
+def _stack_hint(path: str) -> str:
     return f" (stacks in {path})" if path else ""

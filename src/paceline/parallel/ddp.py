@@ -11,16 +11,16 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline.core.errors import WorldError
 from paceline.core.stages import EXPOSED
-from paceline.parallel.clip import gradient_norm, shorten
-from paceline.parallel.collective import broadcast_buffers, every_rank, mean_over_ranks, sum_over_ranks
-from paceline.parallel.memory import Memory, NoMemory
-from paceline.parallel.readiness import Readiness, Turn
-from paceline.parallel.wire import Wire, Wiring
+from paceline.parallel.clip import clip_to_norm, gradient_norm
+from paceline.parallel.collective import all_gather_rows, broadcast_buffers, mean_over_ranks, sum_over_ranks
+from paceline.parallel.memory import CommState, NoCommState
+from paceline.parallel.readiness import GradReadyHook, SwitchStage
+from paceline.parallel.wire import CommHook, CommTimes
 
-CLIPPING: Final = "optimizer"
+CLIP_STAGE: Final = "optimizer"
 """The stage in which gradients are shortened."""
 
-_ONE_OF_ALL: Final = (
+_RANK_0_WEIGHTS_ONLY: Final = (
     "resumed with rank 0's weights on every rank: with parallel.sync_gradients=false no others are saved"
 )
 
@@ -43,17 +43,17 @@ class DDP:
         bucket_view: bool,
         static_graph: bool,
         averages: bool,
-        wiring: Wiring,
+        wiring: CommHook,
     ) -> None:
         self._device = device
         self._bucket_mb = bucket_mb
         self._bucket_view = bucket_view
         self._static_graph = static_graph
         self._averages = averages
-        self._wiring = wiring
+        self._comm_hook = wiring
         self._module: DistributedDataParallel | None = None
-        self._settle: Callable[[], None] = _nothing
-        self._turn: Turn = _stay
+        self._end_pass: Callable[[], None] = _do_nothing
+        self._switch_stage: SwitchStage = _ignore_stage
 
     def prepare(self, model: nn.Module) -> nn.Module:
         """Return the model wrapped, with rank 0's parameters and buffers on every rank."""
@@ -66,10 +66,10 @@ class DDP:
         )
         # Only now: the constructor gives all ranks the same buffers to start with.
         self._module.broadcast_buffers = self._averages
-        self._wiring.attach(self._module)
+        self._comm_hook.attach(self._module)
         return self._module
 
-    def rehearse(self, step: Callable[[], None]) -> None:
+    def warm_up_buckets(self, step: Callable[[], None]) -> None:
         """Call `step` first, so that a process that resumes sums gradients in the order of one that never stopped.
 
         Torch groups parameters into buckets anew after the first backward pass of a process, or for a static graph
@@ -77,22 +77,22 @@ class DDP:
         ranks' numbers are added, which on more than two ranks shows in the last bits. What is kept between steps is
         kept by bucket: then two ranks need it too, and one pass more, which shows what the buckets are.
         """
-        is_kept = self.memory().is_kept
+        is_kept = self.comm_state().has_state
         if self._averages and (is_kept or dist.get_world_size() > 2):
             for _ in range(1 + self._static_graph + is_kept):
                 step()
-        self._wiring.forget()
+        self._comm_hook.reset()
 
-    def listen(self, turn: Turn, *, compiled: bool = False) -> None:
+    def on_comm_wait(self, switch_stage: SwitchStage, *, compiled: bool = False) -> None:
         """Turn to `exposed_communication` from the last gradient of this rank on, and while buffers come in.
 
         A rank that trains alone waits neither there nor then, but in `clip`.
         """
         assert self._module is not None, "prepare comes first"
         if self._averages:
-            self._settle = Readiness(self._module, turn, compiled=compiled).settle
+            self._end_pass = GradReadyHook(self._module, switch_stage, compiled=compiled).end_pass
         else:
-            self._turn = turn
+            self._switch_stage = switch_stage
 
     def accumulate(self, *, final: bool) -> contextlib.AbstractContextManager[None]:
         """Return a context without communication for all but the final micro-batch.
@@ -100,7 +100,7 @@ class DDP:
         Raise `WorldError` for a static graph, with which torch cannot leave communication out.
         """
         assert self._module is not None, "prepare comes first"
-        self._settle()
+        self._end_pass()
         if final and self._averages:
             return contextlib.nullcontext()
         if self._static_graph:
@@ -119,12 +119,12 @@ class DDP:
         1 and NaN differs.
         """
         norm = gradient_norm([each.grad for each in parameters if each.grad is not None])
-        own_norm = shorten(parameters, norm, max_norm)
+        own_norm = clip_to_norm(parameters, norm, max_norm)
         if self._averages:
             return own_norm
-        self._turn(EXPOSED)
+        self._switch_stage(EXPOSED)
         mean_norm = mean_over_ranks(own_norm)
-        self._turn(CLIPPING)
+        self._switch_stage(CLIP_STAGE)
         return mean_norm
 
     def mean(self, value: Tensor) -> Tensor:
@@ -135,9 +135,9 @@ class DDP:
         """Return the sum over the ranks."""
         return sum_over_ranks(value)
 
-    def every(self, value: Tensor) -> Tensor:
+    def all_gather(self, value: Tensor) -> Tensor:
         """Return the ranks' values as rows."""
-        return every_rank(value)
+        return all_gather_rows(value)
 
     @contextlib.contextmanager
     def evaluating(self, model: nn.Module) -> Iterator[None]:
@@ -153,18 +153,18 @@ class DDP:
         """Return `full`."""
         return full
 
-    def wire(self) -> Wire | None:
+    def comm_times(self) -> CommTimes | None:
         """Return what each bucket took, where it is timed."""
-        return self._wiring.wire()
+        return self._comm_hook.times()
 
-    def memory(self) -> Memory:
+    def comm_state(self) -> CommState:
         """Return what compression keeps. Of ranks that train alone, checkpoints have rank 0's weights and no others."""
-        return self._wiring.memory() if self._averages else NoMemory(_ONE_OF_ALL)
+        return self._comm_hook.state() if self._averages else NoCommState(_RANK_0_WEIGHTS_ONLY)
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     """Settle nothing: nobody listens."""
 
 
-def _stay(stage: str) -> None:
+def _ignore_stage(stage: str) -> None:
     """Turn to no other stage: nobody listens."""

@@ -26,25 +26,25 @@ _PORTS_APART = 1009
 
 def world_from_environ(environ: Mapping[str, str]) -> World:
     """Return this process's place. Raise `WorldError` for variables that contradict one another."""
-    tasks = _tasks_here(environ)
+    tasks = _tasks_on_this_node(environ)
     cpus = _given_cpus(environ, tasks)
     # Where Slurm does not say what it has given, nobody knows whether its tasks have CPUs of their own.
-    gpus = _number(environ, "SLURM_GPUS_ON_NODE", 0)
-    return replace(_place(environ), given_cpus=cpus, given_gpus=gpus, local_tasks=tasks if cpus else 1)
+    gpus = _int_variable(environ, "SLURM_GPUS_ON_NODE", 0)
+    return replace(_rank_from_environ(environ), given_cpus=cpus, given_gpus=gpus, local_tasks=tasks if cpus else 1)
 
 
-def world_here() -> World:
+def current_world() -> World:
     """Return the place of this process, by its own environment; for programs that are not ours to start."""
     return world_from_environ(os.environ)
 
 
-def _place(environ: Mapping[str, str]) -> World:
+def _rank_from_environ(environ: Mapping[str, str]) -> World:
     if "RANK" in environ and "WORLD_SIZE" in environ:
-        return _checked(_from_torchrun(environ))
+        return _checked_world(_from_torchrun(environ))
     if "SLURM_PROCID" in environ and environ.get("SLURM_STEP_NUM_TASKS", "1") != "1":  # one task: a shell, or one rank
-        return _checked(_from_slurm(environ))
+        return _checked_world(_from_slurm(environ))
     # A shell's only task, which may yet start ranks of its own, is started again with its job.
-    return World(attempt=_number(environ, "SLURM_RESTART_COUNT", 0))
+    return World(attempt=_int_variable(environ, "SLURM_RESTART_COUNT", 0))
 
 
 def batch_job(environ: Mapping[str, str]) -> BatchJob:
@@ -60,7 +60,7 @@ def batch_job(environ: Mapping[str, str]) -> BatchJob:
         raise WorldError(f"{name}: {text!r} is no time (set it to seconds since 1970, as of date +%s, or to nothing)")
     return BatchJob(
         number=environ.get("SLURM_JOB_ID", ""),
-        restarts=_number(environ, "SLURM_RESTART_COUNT", 0),
+        restarts=_int_variable(environ, "SLURM_RESTART_COUNT", 0),
         end_s=float(text) if text else NEVER,
     )
 
@@ -128,45 +128,47 @@ def count_gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> int:
 
 
 def _from_torchrun(environ: Mapping[str, str]) -> World:
-    launcher_pid = _number(environ, _LAUNCHER_PID, 0)
+    launcher_pid = _int_variable(environ, _LAUNCHER_PID, 0)
     is_local = launcher_pid > 0
     launcher: Launcher = "local" if is_local else "torchrun"
-    world_size = _number(environ, "WORLD_SIZE")
-    rank = _number(environ, "RANK")
+    world_size = _int_variable(environ, "WORLD_SIZE")
+    rank = _int_variable(environ, "RANK")
     is_task = world_size > 1 and environ.get("SLURM_STEP_NUM_TASKS") == str(world_size)  # told by a shell in a step
-    local_ranks = _tasks_here(environ) if is_task else world_size
+    local_ranks = _tasks_on_this_node(environ) if is_task else world_size
     return World(
         rank=rank,
         world_size=world_size,
-        local_rank=_number(environ, "LOCAL_RANK", _number(environ, "SLURM_LOCALID", rank) if is_task else rank),
-        local_world_size=_number(environ, "LOCAL_WORLD_SIZE", local_ranks),
+        local_rank=_int_variable(
+            environ, "LOCAL_RANK", _int_variable(environ, "SLURM_LOCALID", rank) if is_task else rank
+        ),
+        local_world_size=_int_variable(environ, "LOCAL_WORLD_SIZE", local_ranks),
         master_addr=environ.get("MASTER_ADDR", "127.0.0.1"),
-        master_port=_number(environ, "MASTER_PORT", 29_500),
+        master_port=_int_variable(environ, "MASTER_PORT", 29_500),
         launcher=launcher,
-        store_fd=_number(environ, _STORE_FD, -1) if is_local else -1,
-        attempt=_number(environ, _ATTEMPT if is_local else "TORCHELASTIC_RESTART_COUNT", 0),
+        store_fd=_int_variable(environ, _STORE_FD, -1) if is_local else -1,
+        attempt=_int_variable(environ, _ATTEMPT if is_local else "TORCHELASTIC_RESTART_COUNT", 0),
         launcher_pid=launcher_pid,
         agent_hosts_store=not is_local and environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
     )
 
 
 def _from_slurm(environ: Mapping[str, str]) -> World:
-    world_size = _number(environ, "SLURM_STEP_NUM_TASKS")
+    world_size = _int_variable(environ, "SLURM_STEP_NUM_TASKS")
     return World(
-        rank=_number(environ, "SLURM_PROCID"),
+        rank=_int_variable(environ, "SLURM_PROCID"),
         world_size=world_size,
-        local_rank=_number(environ, "SLURM_LOCALID", 0),
-        local_world_size=_tasks_here(environ),
+        local_rank=_int_variable(environ, "SLURM_LOCALID", 0),
+        local_world_size=_tasks_on_this_node(environ),
         master_addr=environ.get("MASTER_ADDR") or next(_hosts(environ.get("SLURM_STEP_NODELIST", "127.0.0.1"))),
-        master_port=_number(environ, "MASTER_PORT", _slurm_port(environ)),
+        master_port=_int_variable(environ, "MASTER_PORT", _slurm_port(environ)),
         launcher="slurm",
-        attempt=_number(environ, "SLURM_RESTART_COUNT", 0),
+        attempt=_int_variable(environ, "SLURM_RESTART_COUNT", 0),
     )
 
 
 def _slurm_port(environ: Mapping[str, str]) -> int:
     """Return the port of a step: another for each step of a job and for jobs beside it, which may share a node."""
-    steps = _number(environ, "SLURM_JOB_ID", 0) + _PORTS_APART * _number(environ, "SLURM_STEP_ID", 0)
+    steps = _int_variable(environ, "SLURM_JOB_ID", 0) + _PORTS_APART * _int_variable(environ, "SLURM_STEP_ID", 0)
     return _SLURM_PORTS[steps % len(_SLURM_PORTS)]
 
 
@@ -197,10 +199,10 @@ def _expand_item(item: str) -> Iterator[str]:
             yield from _expand_item(f"{before}{number:0{len(first)}d}{after}")
 
 
-def _tasks_here(environ: Mapping[str, str]) -> int:
+def _tasks_on_this_node(environ: Mapping[str, str]) -> int:
     """Return how many tasks of the step are on this node; 1 outside of a step."""
     tasks = environ.get("SLURM_STEP_TASKS_PER_NODE", environ.get("SLURM_STEP_NUM_TASKS", "1"))
-    return _tasks_on_node(tasks, _number(environ, "SLURM_NODEID", 0))
+    return _tasks_on_node(tasks, _int_variable(environ, "SLURM_NODEID", 0))
 
 
 def _given_cpus(environ: Mapping[str, str], tasks: int) -> int:
@@ -209,8 +211,8 @@ def _given_cpus(environ: Mapping[str, str], tasks: int) -> int:
     SLURM_CPUS_ON_NODE is what the step has. SLURM_CPUS_PER_TASK may be what `sbatch` was asked for, not `srun`, which
     does not take it over since Slurm 22.05; so it counts only where the other is missing.
     """
-    per_task = _number(environ, "SLURM_CPUS_PER_TASK", 0) if "SLURM_STEP_NUM_TASKS" in environ else 0
-    return _number(environ, "SLURM_CPUS_ON_NODE", per_task * tasks)
+    per_task = _int_variable(environ, "SLURM_CPUS_PER_TASK", 0) if "SLURM_STEP_NUM_TASKS" in environ else 0
+    return _int_variable(environ, "SLURM_CPUS_ON_NODE", per_task * tasks)
 
 
 def _tasks_on_node(tasks_per_node: str, node: int) -> int:
@@ -234,7 +236,7 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
+def _int_variable(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
     text = environ.get(name)
     if text is None and default is not None:
         return default
@@ -244,7 +246,7 @@ def _number(environ: Mapping[str, str], name: str, default: int | None = None) -
         raise WorldError(f"{name}: {text!r} is not a number (unset it, or start with torchrun or srun)") from None
 
 
-def _checked(world: World) -> World:
+def _checked_world(world: World) -> World:
     if not 0 < world.master_port < 65_536:
         raise WorldError(
             f"MASTER_PORT: {world.master_port} is no port (set one of 1024 to 65535, the same on all ranks)"

@@ -10,11 +10,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from paceline.parallel.clip import gradient_norm, shorten
-from paceline.parallel.collective import broadcast_buffers, every_rank, mean_over_ranks, sum_over_ranks
-from paceline.parallel.memory import Memory, NoMemory
-from paceline.parallel.readiness import Turn
-from paceline.parallel.wire import Wire
+from paceline.parallel.clip import clip_to_norm, gradient_norm
+from paceline.parallel.collective import all_gather_rows, broadcast_buffers, mean_over_ranks, sum_over_ranks
+from paceline.parallel.memory import CommState, NoCommState
+from paceline.parallel.readiness import SwitchStage
+from paceline.parallel.wire import CommTimes
 
 _SMALLEST_SHARE = 0.01
 _LARGEST_SHARE = 0.5
@@ -47,10 +47,10 @@ class FSDP:
         self._root = fully_shard(model, mesh=self._mesh, reshard_after_forward=False)
         return model
 
-    def rehearse(self, step: Callable[[], None]) -> None:
+    def warm_up_buckets(self, step: Callable[[], None]) -> None:
         """Do nothing: the first step is like the others."""
 
-    def listen(self, turn: Turn, *, compiled: bool = False) -> None:
+    def on_comm_wait(self, switch_stage: SwitchStage, *, compiled: bool = False) -> None:
         """Do nothing: shards are gathered and reduced layer by layer, within forward and backward."""
 
     @contextlib.contextmanager
@@ -64,7 +64,7 @@ class FSDP:
     def clip(self, parameters: Sequence[Tensor], max_norm: float) -> Tensor:
         """Return the norm over all shards of the averaged gradient, and shorten it to `max_norm`."""
         norm = gradient_norm([_shard(each.grad) for each in parameters if each.grad is not None])
-        return shorten(parameters, sum_over_ranks(norm.square()).sqrt(), max_norm)
+        return clip_to_norm(parameters, sum_over_ranks(norm.square()).sqrt(), max_norm)
 
     def mean(self, value: Tensor) -> Tensor:
         """Return the mean over the ranks."""
@@ -74,9 +74,9 @@ class FSDP:
         """Return the sum over the ranks."""
         return sum_over_ranks(value)
 
-    def every(self, value: Tensor) -> Tensor:
+    def all_gather(self, value: Tensor) -> Tensor:
         """Return the ranks' values as rows."""
-        return every_rank(value)
+        return all_gather_rows(value)
 
     @contextlib.contextmanager
     def evaluating(self, model: nn.Module) -> Iterator[None]:
@@ -111,13 +111,13 @@ class FSDP:
             return full
         return distribute_tensor(full.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
-    def wire(self) -> Wire | None:
+    def comm_times(self) -> CommTimes | None:
         """Return None: shards are not timed."""
         return None
 
-    def memory(self) -> Memory:
+    def comm_state(self) -> CommState:
         """Return that of nothing: shards are reduced as they are."""
-        return NoMemory()
+        return NoCommState()
 
 
 def sharding_units(model: nn.Module) -> list[nn.Module]:

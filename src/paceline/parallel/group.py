@@ -13,17 +13,17 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from paceline.core.errors import PacelineError, PeerLostError, WorldError
 from paceline.core.world import World
-from paceline.parallel.beats import Beats, NoBeats, StoreBeats
-from paceline.parallel.culprit import account
-from paceline.parallel.rendezvous import assemble, open_store
-from paceline.parallel.turns import in_turn
+from paceline.parallel.beats import Heartbeats, NoHeartbeats, StoreHeartbeats
+from paceline.parallel.culprit import blame_rank
+from paceline.parallel.rendezvous import open_store, wait_for_all_ranks
+from paceline.parallel.turns import run_in_order
 from paceline.recipe.schema.parallel import Parallel
 
 T = TypeVar("T")
-_LEFT = "paceline/left"
-_FIRSTS = "paceline/firsts"
-_LEAVE_TIMEOUT_S = 30
-_OF_COLLECTIVES = (
+_DISCONNECTED = "paceline/left"
+_NUM_FIRST = "paceline/firsts"
+_DISCONNECT_TIMEOUT_S = 30
+_COLLECTIVE_ERRORS = (
     "Connection closed by peer",
     "Connection reset by peer",
     "Connection refused",
@@ -36,15 +36,15 @@ _OF_COLLECTIVES = (
 
 
 @dataclass(frozen=True)
-class Meeting:
+class RankStore:
     """Where the ranks of a run find one another, before and beside any collective. A world of one has no store."""
 
     world: World
     timeout: timedelta
     store: Store | None = None
-    beats: Beats = field(default_factory=NoBeats)
+    heartbeats: Heartbeats = field(default_factory=NoHeartbeats)
 
-    def share(self, name: str, value: str) -> str:
+    def broadcast(self, name: str, value: str) -> str:
         """Return rank 0's `value` on every rank. Every rank must call it, with the same `name`."""
         if self.store is None:
             return value
@@ -52,118 +52,118 @@ class Meeting:
             self.store.set(f"paceline/{name}", value)
         return self.store.get(f"paceline/{name}").decode()
 
-    def leave(self) -> None:
+    def disconnect(self) -> None:
         """Leave the store; rank 0, which hosts it, waits until all have, so that no one is left asking.
 
         Raise `PeerLostError` where one has failed meanwhile.
         """
         if self.store is None:
             return
-        self.beats.say("left")
-        self.store.set(f"{_LEFT}/{self.world.rank}", "")
+        self.heartbeats.publish("left")
+        self.store.set(f"{_DISCONNECTED}/{self.world.rank}", "")
         if self.world.is_main:
             self._wait_for_the_others(self.store)
 
     def _wait_for_the_others(self, store: Store) -> None:
-        for _ in range(_LEAVE_TIMEOUT_S * 2):
+        for _ in range(_DISCONNECT_TIMEOUT_S * 2):
             with contextlib.suppress(RuntimeError):  # a rank that was lost is not waited for longer
-                store.wait([f"{_LEFT}/{rank}" for rank in range(self.world.world_size)], timedelta(seconds=0.5))
+                store.wait([f"{_DISCONNECTED}/{rank}" for rank in range(self.world.world_size)], timedelta(seconds=0.5))
                 return
-            if self.beats.has_failed:
+            if self.heartbeats.has_failed:
                 raise PeerLostError("another rank failed", is_explained=True)
 
 
 @contextlib.contextmanager
-def meeting(world: World, section: Parallel) -> Iterator[Meeting]:
+def rendezvous(world: World, section: Parallel) -> Iterator[RankStore]:
     """Let the ranks of `world` find one another. What fails inside is raised on one rank only.
 
     On the ranks that fail because of it it becomes a `PeerLostError`, and on one that lost a peer without a word it
     becomes one that names the peer. Raise `WorldError` when not all ranks come.
     """
     timeout = timedelta(seconds=section.timeout.seconds)
-    met = _met(world, timeout) if world.world_size > 1 else Meeting(world, timeout)
+    met = _connect(world, timeout) if world.world_size > 1 else RankStore(world, timeout)
     try:
         yield met
-        met.leave()
+        met.disconnect()
     except Exception as error:
-        raised = _claimed(met, error)
+        raised = _error_to_raise(met, error)
         if raised is error:
             raise
         raise raised from error
     finally:
-        met.beats.close()
+        met.heartbeats.close()
 
 
 @contextlib.contextmanager
-def joined(met: Meeting, section: Parallel, device: torch.device) -> Iterator[None]:
+def process_group(store: RankStore, section: Parallel, device: torch.device) -> Iterator[None]:
     """Join the ranks for collectives, and part at the end. A world of one joins nothing.
 
     After a failure the group is not taken down in order, which could wait for ranks that are gone: the process ends.
     Raise `WorldError` for a network interface that is none.
     """
-    if met.store is None:
+    if store.store is None:
         yield
         return
     backend = ("nccl" if device.type == "cuda" else "gloo") if section.backend == "auto" else section.backend
     try:
         dist.init_process_group(
             backend,
-            store=PrefixStore("group", met.store),
-            rank=met.world.rank,
-            world_size=met.world.world_size,
-            timeout=met.timeout,
+            store=PrefixStore("group", store.store),
+            rank=store.world.rank,
+            world_size=store.world.world_size,
+            timeout=store.timeout,
             device_id=device if backend == "nccl" else None,
         )
     except RuntimeError as error:
-        raise _of_interface(error) or error from None
+        raise _interface_error(error) or error from None
     yield
     dist.destroy_process_group()
 
 
-def once_a_node(met: Meeting, work: Callable[[bool], T], waits: Callable[[], None]) -> T:
+def local_rank_zero_first(store: RankStore, work: Callable[[bool], T], on_wait: Callable[[], None]) -> T:
     """Return `work(True)` on the first rank of each node, and on the others, once all of those are done, `work(False)`.
 
-    However long that takes, all ranks return together; `waits` is called now and then meanwhile. Raise `PeerLostError`
+    However long that takes, all ranks return together; `on_wait` is called now and then meanwhile. Raise `PeerLostError`
     where a rank fails, and torch's error of a timeout where one is silent for as long as a collective would wait for
-    it: inside a `meeting` that names the rank. One that is slow is not silent.
+    it: inside a `rendezvous` that names the rank. One that is slow is not silent.
     """
-    world = met.world
-    if met.store is None:
+    world = store.world
+    if store.store is None:
         return work(True)
-    met.store.add(_FIRSTS, int(world.is_node_main))
+    store.store.add(_NUM_FIRST, int(world.is_node_main))
     dist.barrier()
-    firsts = met.store.add(_FIRSTS, 0)
+    firsts = store.store.add(_NUM_FIRST, 0)
 
     def waits_for_them() -> None:
-        if met.beats.has_failed:
+        if store.heartbeats.has_failed:
             raise PeerLostError("another rank failed", is_explained=True)
-        if met.beats.misses_one(met.timeout.total_seconds()):
+        if store.heartbeats.has_silent_rank(store.timeout.total_seconds()):
             raise dist.DistStoreError("Timed out waiting for a rank's heartbeat")
-        waits()
+        on_wait()
 
-    result = in_turn(PrefixStore("turns", met.store), firsts, work, waits_for_them, is_first=world.is_node_main)
+    result = run_in_order(PrefixStore("turns", store.store), firsts, work, waits_for_them, is_first=world.is_node_main)
     # The next thing is a collective, in which nobody may stand while others still work.
-    in_turn(PrefixStore("all", met.store), world.world_size, lambda _: None, waits_for_them, is_first=True)
+    run_in_order(PrefixStore("all", store.store), world.world_size, lambda _: None, waits_for_them, is_first=True)
     return result
 
 
-def _met(world: World, timeout: timedelta) -> Meeting:
+def _connect(world: World, timeout: timedelta) -> RankStore:
     store = open_store(world, timeout)
-    place = assemble(world, store, timeout)
+    place = wait_for_all_ranks(world, store, timeout)
     # A handle serves one call at a time, and the main thread may wait in one.
-    beats = StoreBeats(world, PrefixStore("beats", PrefixStore(place, store.clone())))
-    return Meeting(world, timeout, PrefixStore(place, store), beats)
+    beats = StoreHeartbeats(world, PrefixStore("beats", PrefixStore(place, store.clone())))
+    return RankStore(world, timeout, PrefixStore(place, store), beats)
 
 
-def _claimed(met: Meeting, error: Exception) -> Exception:
+def _error_to_raise(store: RankStore, error: Exception) -> Exception:
     """Return what this rank raises in place of `error`, and tell the others that it failed."""
-    met.beats.say("failed")
-    is_own = not _is_of_collective(error)
-    speaks = met.beats.claims(is_own=is_own)
+    store.heartbeats.publish("failed")
+    is_own = not _is_collective_error(error)
+    speaks = store.heartbeats.claim_report(is_own=is_own)
     raised: Exception = PeerLostError("another rank failed", is_explained=True)
     if speaks:
-        raised = error if is_own or met.store is None else _lost(met, error)
-    met.beats.linger()
+        raised = error if is_own or store.store is None else _peer_lost_error(store, error)
+    store.heartbeats.linger()
     if not speaks:
         return raised
     if isinstance(raised, PacelineError):
@@ -171,20 +171,22 @@ def _claimed(met: Meeting, error: Exception) -> Exception:
     return raised
 
 
-def _lost(met: Meeting, error: Exception) -> PeerLostError:
+def _peer_lost_error(store: RankStore, error: Exception) -> PeerLostError:
     """Return the error that names the rank which a collective of this one failed by."""
     waited = "Timed out waiting" in str(error) or "timeout" in str(error).lower()
-    sights = met.beats.sights(waited=waited)
-    return PeerLostError(account(sights, met.world.rank, waited=waited, stacks=met.beats.stacks_of), is_explained=False)
+    sights = store.heartbeats.statuses(waited=waited)
+    return PeerLostError(
+        blame_rank(sights, store.world.rank, waited=waited, stacks=store.heartbeats.stacks_of), is_explained=False
+    )
 
 
-def _is_of_collective(error: Exception) -> bool:
+def _is_collective_error(error: Exception) -> bool:
     if isinstance(error, dist.DistNetworkError | dist.DistStoreError):  # the store went with the rank that hosts it
         return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in _OF_COLLECTIVES)
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _COLLECTIVE_ERRORS)
 
 
-def _of_interface(error: RuntimeError) -> WorldError | None:
+def _interface_error(error: RuntimeError) -> WorldError | None:
     """Return what gloo says of GLOO_SOCKET_IFNAME in our words, or None for another error."""
     _, found, name = str(error).partition("Unable to find address for:")
     if not found:

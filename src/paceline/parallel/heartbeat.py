@@ -17,18 +17,18 @@ from typing import Final, TextIO, final
 
 from paceline.core.files import open_text_to_write
 from paceline.core.stages import FINISH
-from paceline.parallel.beats import INTERVAL_S, Requests, Where
-from paceline.parallel.culprit import account
-from paceline.parallel.group import Meeting
+from paceline.parallel.beats import INTERVAL_S, ReadProgress, StopRequests
+from paceline.parallel.culprit import blame_rank
+from paceline.parallel.group import RankStore
 from paceline.recipe.schema.parallel import Parallel
 
 _MARGIN_S: Final = 1.0
 """How much later than a look faulthandler's timer rings, so that it is for ranks that cannot look."""
-_LAST_WORDS_S: Final = 3.0
+_EXIT_GRACE_S: Final = 3.0
 """How long a rank has to end by itself after another one has failed; in a collective it may wait for ever."""
 _LONG_STAGES: Final = frozenset({"start", "checkpoint", FINISH})
 """What has no end that is known beforehand: there a thread that computes is one that moves."""
-_COMPUTES: Final = 1e-3
+_MIN_CPU_SHARE: Final = 1e-3
 """Share of the time that it then spends on a core; one that waits in a loop of a second spends less."""
 
 End = Callable[[str], None]
@@ -42,7 +42,7 @@ def end_process(message: str) -> None:
 
 
 @final
-class Heartbeat:
+class Watchdog:
     """Watch the thread that made it, which `where` says the steps done and the stage of.
 
     It ends the process after `timeout_s` seconds in one stage of one step, with code 1: the first rank to do so names
@@ -52,16 +52,22 @@ class Heartbeat:
 
     def __init__(
         self,
-        met: Meeting,
-        where: Where,
+        store: RankStore,
+        read_progress: ReadProgress,
         timeout_s: float,
         stacks: Path,
-        requests: Requests,
+        requests: StopRequests,
         *,
         end: End = end_process,
         interval_s: float = INTERVAL_S,
     ) -> None:
-        self._met, self._where, self._timeout_s, self._stacks, self._end = met, where, timeout_s, stacks, end
+        self._store, self._read_progress, self._timeout_s, self._stacks, self._end = (
+            store,
+            read_progress,
+            timeout_s,
+            stacks,
+            end,
+        )
         self._interval_s = min(interval_s, timeout_s / 4)
         self._watched = threading.current_thread()
         self._cpu_clock = _cpu_clock(self._watched)
@@ -69,7 +75,7 @@ class Heartbeat:
         self._ending = threading.Lock()  # held by whoever ends this rank, the main thread or this one
         self._file: TextIO | None = None
         self._thread = threading.Thread(target=self._run, name="paceline-heartbeat", daemon=True)
-        met.beats.watch(where, requests, self._stacks_of)
+        store.heartbeats.watch(read_progress, requests, self._stacks_of)
 
     def start(self) -> None:
         """Begin to watch."""
@@ -89,23 +95,23 @@ class Heartbeat:
                     self._stacks.unlink()
 
     def _run(self) -> None:
-        place, first_step = self._where(), -1
+        place, first_step = self._read_progress(), -1
         still_s = failed_s = cpu_s = 0.0
         looked_s = time.monotonic()
         while not self._closes.wait(self._interval_s):
             # A process that was suspended has not stood still meanwhile, so no look counts for long.
             passed_s = min(time.monotonic() - looked_s, 2 * self._interval_s)
             looked_s = time.monotonic()
-            before, place, cpu_before_s, cpu_s = place, self._where(), cpu_s, self._cpu_s()
+            before, place, cpu_before_s, cpu_s = place, self._read_progress(), cpu_s, self._cpu_s()
             if first_step < 0 and place[1] != "start":
                 first_step = place[0]
             is_long = place[1] in _LONG_STAGES or place[0] == first_step  # a model is compiled in the first step
-            moves = place != before or (is_long and cpu_s - cpu_before_s > _COMPUTES * passed_s)
+            moves = place != before or (is_long and cpu_s - cpu_before_s > _MIN_CPU_SHARE * passed_s)
             still_s = 0.0 if moves else still_s + passed_s
-            self._met.beats.say("runs", still_s)
-            self._wind_up(place[1])
-            failed_s += passed_s if self._met.beats.has_failed else 0.0
-            if failed_s > _LAST_WORDS_S and self._ending.acquire(blocking=False):
+            self._store.heartbeats.publish("runs", still_s)
+            self._arm_faulthandler(place[1])
+            failed_s += passed_s if self._store.heartbeats.has_failed else 0.0
+            if failed_s > _EXIT_GRACE_S and self._ending.acquire(blocking=False):
                 return self._end("")
             if still_s >= self._timeout_s and self._ending.acquire(blocking=False):
                 return self._give_up(still_s)
@@ -113,15 +119,15 @@ class Heartbeat:
 
     def _give_up(self, still_s: float) -> None:
         """Say what is to blame, if no other rank has, and end the process."""
-        self._met.beats.say("stuck", still_s, self._line())
+        self._store.heartbeats.publish("stuck", still_s, self._current_line())
         self._dump()
-        beats, line = self._met.beats, ""
-        if beats.claims(is_own=False):
-            line = account(beats.sights(waited=True), self._met.world.rank, waited=True, stacks=self._stacks_of)
+        beats, line = self._store.heartbeats, ""
+        if beats.claim_report(is_own=False):
+            line = blame_rank(beats.statuses(waited=True), self._store.world.rank, waited=True, stacks=self._stacks_of)
         beats.linger()
         self._end(line)
 
-    def _line(self) -> str:
+    def _current_line(self) -> str:
         """Return the line of Python that the watched thread is at."""
         frame = sys._current_frames().get(self._watched.ident or 0)
         return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame else ""
@@ -132,7 +138,7 @@ class Heartbeat:
                 self._file = open_text_to_write(self._stacks, "w")
             faulthandler.dump_traceback(self._file, all_threads=True)
 
-    def _wind_up(self, stage: str) -> None:
+    def _arm_faulthandler(self, stage: str) -> None:
         """Set the timer anew. Until it trains a rank has no run directory to write to."""
         if stage == "start":
             return
@@ -145,7 +151,7 @@ class Heartbeat:
 
     def _stacks_of(self, rank: int) -> str:
         """Return the file in which `rank` has written its stacks, or nothing, such as on another machine's disk."""
-        path = self._stacks.with_name(self._stacks.name.replace(f"rank{self._met.world.rank}", f"rank{rank}"))
+        path = self._stacks.with_name(self._stacks.name.replace(f"rank{self._store.world.rank}", f"rank{rank}"))
         with contextlib.suppress(OSError):
             return str(path) if path.stat().st_size else ""
         return ""
@@ -162,12 +168,14 @@ def _cpu_clock(thread: threading.Thread) -> int | None:
 
 
 @contextlib.contextmanager
-def watched(met: Meeting, section: Parallel, where: Where, requests: Requests, stacks: Path) -> Iterator[None]:
+def watchdog(
+    store: RankStore, section: Parallel, read_progress: ReadProgress, requests: StopRequests, stacks: Path
+) -> Iterator[None]:
     """Watch the thread that enters this, for `parallel.timeout`, until it leaves; not under a debugger."""
     if sys.gettrace() is not None:
         yield
         return
-    heartbeat = Heartbeat(met, where, section.timeout.seconds, stacks, requests)
+    heartbeat = Watchdog(store, read_progress, section.timeout.seconds, stacks, requests)
     heartbeat.start()
     try:
         yield

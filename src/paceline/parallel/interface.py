@@ -16,7 +16,7 @@ from typing import Final
 _SIOCGIFADDR: Final = 0x8915
 """Ask for the address of an interface: https://man7.org/linux/man-pages/man7/netdevice.7.html."""
 _ANY_PORT: Final = 9
-_FAR: Final = "192.0.2.1"
+_DOCUMENTATION_ADDRESS: Final = "192.0.2.1"
 """An address of documents, which nobody has (RFC 5737): the way to it is the default route."""
 _BRIDGES: Final = ("docker", "br-", "virbr", "veth")
 """Names, by how they begin, of interfaces to this host's own containers and virtual machines."""
@@ -28,20 +28,20 @@ def interface_to(master_addr: str) -> str:
     On the host that it is, the address may be loopback as well: then it is the only interface that leads to other
     hosts, and of several the one of the default route.
     """
-    if not sys.platform.startswith("linux") or not stays_here(own_address(socket.gethostname())):
+    if not sys.platform.startswith("linux") or not is_own_address(host_address(socket.gethostname())):
         return ""
-    found = addresses()
+    found = interface_addresses()
     towards = address_to(master_addr)
-    if not stays_here(towards):
+    if not is_own_address(towards):
         return next((name for name, address in found.items() if address == towards), "")
-    outside = outward(found)
+    outside = outward_interfaces(found)
     if len(outside) == 1:
         return next(iter(outside))
-    default = address_to(_FAR)
+    default = address_to(_DOCUMENTATION_ADDRESS)
     return next((name for name, address in outside.items() if address == default), "")
 
 
-def own_address(host: str) -> str:
+def host_address(host: str) -> str:
     """Return the first address of `host` that a socket can be bound to, "" where there is none."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
@@ -67,7 +67,7 @@ def address_to(host: str) -> str:
         return ""
 
 
-def addresses() -> dict[str, str]:
+def interface_addresses() -> dict[str, str]:
     """Return the first IPv4 address of each interface that has one."""
     found = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
@@ -80,14 +80,16 @@ def addresses() -> dict[str, str]:
     return found
 
 
-def outward(found: Mapping[str, str]) -> dict[str, str]:
+def outward_interfaces(found: Mapping[str, str]) -> dict[str, str]:
     """Return those of `found`, addresses by interface, that may lead to other hosts."""
     return {
-        name: address for name, address in found.items() if not stays_here(address) and not name.startswith(_BRIDGES)
+        name: address
+        for name, address in found.items()
+        if not is_own_address(address) and not name.startswith(_BRIDGES)
     }
 
 
-def stays_here(address: str) -> bool:
+def is_own_address(address: str) -> bool:
     """Whether no other host can reach `address`; so it is for no address. Nothing is known of what is none."""
     try:
         return not address or ipaddress.ip_address(address.partition("%")[0]).is_loopback

@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Final
 
 from paceline.core.errors import WorldError
-from paceline.core.process import STOP_SIGNALS, tied_to_us
+from paceline.core.process import STOP_SIGNALS, die_with_us_command
 from paceline.core.world import World
 from paceline.parallel.environ import rank_environ
 
@@ -28,7 +28,7 @@ Processes = list["subprocess.Popen[bytes]"]
 
 
 @dataclass(frozen=True)
-class Ended:
+class LaunchResult:
     """How all ranks have ended: the run's exit code, and a sentence where a killed rank could not explain itself.
 
     `was_lost` says that a rank died or failed, unasked and without a refusal: starting all again may help.
@@ -47,7 +47,7 @@ def launch(
     port: int = 0,
     grace_s: float = 60.0,
     attempt: int = 0,
-) -> Ended:
+) -> LaunchResult:
     """Run `command` as `ranks` processes that find their place in the environment; return how they ended.
 
     The rendezvous socket is opened here and handed to rank 0 open, so no other program can take its port in between;
@@ -57,16 +57,16 @@ def launch(
     the ranks were started before. Raise `WorldError` when `port` is taken.
     """
     processes: Processes = []
-    with _listen(port) as listener, _noting() as signals:
+    with _listen(port) as listener, _noting_signals() as signals:
         try:
             for rank in range(ranks):
                 if signals.pending:
-                    return _unbegun(signals.first, rank, ranks)
+                    return _stopped_before_start(signals.first, rank, ranks)
                 processes.append(_start(command, rank, ranks, listener, environ, attempt))
             listener.close()  # only rank 0 listens: when it is gone, its peers are to be refused
             return _supervise(processes, signals, grace_s)
         finally:
-            _end(processes)
+            _kill_all(processes)
 
 
 def _listen(port: int) -> socket.socket:
@@ -98,7 +98,7 @@ def _start(
         attempt=attempt,
     )
     return subprocess.Popen(
-        tied_to_us(command),
+        die_with_us_command(command),
         env=rank_environ(environ, world),
         pass_fds=(listener.fileno(),) if is_main else (),
         stdin=subprocess.DEVNULL,
@@ -133,7 +133,7 @@ class _Signals:
 
 
 @contextlib.contextmanager
-def _noting() -> Iterator[_Signals]:
+def _noting_signals() -> Iterator[_Signals]:
     """Note the signals that ask to stop, but those ignored from the start, as SIGHUP is under `nohup`."""
     signals = _Signals()
     before = [(number, signal.getsignal(number)) for number in STOP_SIGNALS]
@@ -147,7 +147,7 @@ def _noting() -> Iterator[_Signals]:
             signal.signal(number, handler)
 
 
-def _supervise(processes: Processes, signals: _Signals, grace_s: float) -> Ended:
+def _supervise(processes: Processes, signals: _Signals, grace_s: float) -> LaunchResult:
     """Wait until all ranks have ended, or until those left have had their time."""
     limits: dict[str, float] = {}
     while None in (codes := [process.poll() for process in processes]):
@@ -155,7 +155,7 @@ def _supervise(processes: Processes, signals: _Signals, grace_s: float) -> Ended
             limits.setdefault("asked", time.monotonic() + grace_s)
             signals.pass_on(processes)
         if signals.interrupts > 1:
-            return Ended(INTERRUPTED)
+            return LaunchResult(INTERRUPTED)
         if PREEMPTED in codes:  # rank 0 may be writing yet what its peers have handed it
             limits.setdefault("leaving", time.monotonic() + grace_s)
         if set(codes) - {None, 0, PREEMPTED}:
@@ -163,7 +163,7 @@ def _supervise(processes: Processes, signals: _Signals, grace_s: float) -> Ended
         if time.monotonic() > min(limits.values(), default=math.inf):
             break
         time.sleep(_POLL_S)
-    return _verdict(codes, signals.first, grace_s)
+    return _launch_result(codes, signals.first, grace_s)
 
 
 _HINTS: Final[Mapping[int, str]] = {
@@ -174,42 +174,44 @@ _HINTS: Final[Mapping[int, str]] = {
 """What a user can do about a signal that a rank has raised itself."""
 
 
-def _unbegun(asked: int, num_started: int, ranks: int) -> Ended:
-    """Return how a run ended that signal `asked` reached when `num_started` of its `ranks` had been started."""
-    if asked == signal.SIGINT:
-        return Ended(INTERRUPTED)
-    name = signal.Signals(asked).name
-    return Ended(128 + asked, f"{name} came when {num_started} of {ranks} ranks had been started, so all were ended")
+def _stopped_before_start(signals: int, num_started: int, ranks: int) -> LaunchResult:
+    """Return how a run ended that signal `signals` reached when `num_started` of its `ranks` had been started."""
+    if signals == signal.SIGINT:
+        return LaunchResult(INTERRUPTED)
+    name = signal.Signals(signals).name
+    return LaunchResult(
+        128 + signals, f"{name} came when {num_started} of {ranks} ranks had been started, so all were ended"
+    )
 
 
-def _verdict(codes: Sequence[int | None], asked: int, grace_s: float) -> Ended:
-    """Return how the run ended, `asked` by a signal or not (0); a code of None is a rank that has not.
+def _launch_result(codes: Sequence[int | None], signals: int, grace_s: float) -> LaunchResult:
+    """Return how the run ended, `signals` by a signal or not (0); a code of None is a rank that has not.
 
     A rank that explained itself leaves a documented code; 1 is also what its peers leave when they lose it. Where
     rank 0 has ended well the result is written, and nothing is lost.
     """
-    was_lost = not asked and codes[0] != 0
+    was_lost = not signals and codes[0] != 0
     explained = [code for code in codes if code is not None and code > 1 and code != PREEMPTED]
     if explained:
-        return Ended(explained[0])
+        return LaunchResult(explained[0])
     killed = [(rank, -code) for rank, code in enumerate(codes) if code is not None and code < 0]
     if killed:
         rank, number = killed[0]
-        if asked == signal.SIGINT:
-            return Ended(INTERRUPTED)
+        if signals == signal.SIGINT:
+            return LaunchResult(INTERRUPTED)
         name = signal.Signals(number).name
         sentence = f"rank {rank} of {len(codes)} was killed by {name}, so all ranks were ended{_HINTS.get(number, '')}"
-        return Ended(128 + number, sentence, was_lost)
+        return LaunchResult(128 + number, sentence, was_lost)
     if 1 in codes:
-        return Ended(1, "", was_lost)
+        return LaunchResult(1, "", was_lost)
     if None in codes:
-        rank, after = codes.index(None), signal.Signals(asked).name if asked else "its peers had stopped"
+        rank, after = codes.index(None), signal.Signals(signals).name if signals else "its peers had stopped"
         sentence = f"rank {rank} of {len(codes)} had not stopped {grace_s:g} s after {after} and was killed"
-        return Ended(128 + signal.SIGKILL, f"{sentence} (raise checkpoint.grace)")
-    return Ended(PREEMPTED if PREEMPTED in codes else 0)
+        return LaunchResult(128 + signal.SIGKILL, f"{sentence} (raise checkpoint.grace)")
+    return LaunchResult(PREEMPTED if PREEMPTED in codes else 0)
 
 
-def _end(processes: Processes) -> None:
+def _kill_all(processes: Processes) -> None:
     for process in processes:
         process.kill()
     for process in processes:

@@ -6,15 +6,15 @@ from typing import Any, Protocol, final
 from torch import Tensor, nn
 
 
-class Memory(Protocol):
+class CommState(Protocol):
     """What a way to send gradients keeps between steps, each rank its own."""
 
     @property
-    def is_kept(self) -> bool:
+    def has_state(self) -> bool:
         """Whether there is such a thing."""
         ...
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Begin anew, after passes that were no steps."""
         ...
 
@@ -39,15 +39,15 @@ class Memory(Protocol):
 
 
 @final
-class NoMemory:
+class NoCommState:
     """For what keeps nothing. `lost` is the note of a resumed run that lacks something all the same."""
 
-    is_kept = False
+    has_state = False
 
     def __init__(self, lost: str = "") -> None:
         self._lost = lost
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Do nothing."""
 
     def num_bytes(self, model: nn.Module) -> int:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.futures import Future
 
-from paceline.parallel.collective import rows_on_rank_0
+from paceline.parallel.collective import gather_rows_on_rank_0
 
 POWERSGD_FIRST_STEP: Final = 10
 """Steps sent whole before PowerSGD begins. Torch needs 2, and its default of 1,000 would leave most of our runs
@@ -29,7 +29,7 @@ class PowerSGD:
     is asked once a bucket, in the first compressed step, and begins from the same seed in every process.
     """
 
-    is_kept = True
+    has_state = True
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
@@ -47,8 +47,8 @@ class PowerSGD:
             right = state.q_memory_dict[number]
             if number not in self._noise:
                 self._noise[number] = _noise_like(right)
-            _finite(state.error_dict[number])
-            _finite(right).add_(self._noise[number])
+            _replace_nonfinite(state.error_dict[number])
+            _replace_nonfinite(right).add_(self._noise[number])
         gradients, sent_before = bucket.buffer(), state.total_numel_after_compression
         future = powerSGD_hook(state, bucket)
         if gradients.device.type == "cpu":
@@ -59,7 +59,7 @@ class PowerSGD:
         num_sent = state.total_numel_after_compression - sent_before or gradients.numel()
         return future, num_sent * gradients.element_size()
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Begin anew, with whole steps; which buckets there are stays known."""
         self._noise.clear()
         self._state = self._new_state()
@@ -70,7 +70,7 @@ class PowerSGD:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return what is held back as `NUMBER.error` [world_size, N], and the factors [N]; none before they begin."""
-        rows = {number: rows_on_rank_0(error) for number, error in sorted(self._state.error_dict.items())}
+        rows = {number: gather_rows_on_rank_0(error) for number, error in sorted(self._state.error_dict.items())}
         found = {f"{number}.error": row for number, row in rows.items() if row is not None}
         if found:
             found |= {f"{number}.left": each for number, each in self._state.p_memory_dict.items()}
@@ -83,7 +83,7 @@ class PowerSGD:
 
     def load(self, model: nn.Module, values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
         """Go on with this rank's part, or say why all ranks begin anew."""
-        why = self._misfit(model, values)
+        why = self._mismatch(model, values)
         if why:
             whole = f"it begins anew, with {POWERSGD_FIRST_STEP} whole steps"
             return f"resumed without what PowerSGD had held back: {why}; {whole}"
@@ -98,7 +98,7 @@ class PowerSGD:
             state.error_dict[number], state.p_memory_dict[number], state.q_memory_dict[number] = held, left, right
         return ""
 
-    def _misfit(self, model: nn.Module, values: Mapping[str, Any]) -> str:
+    def _mismatch(self, model: nn.Module, values: Mapping[str, Any]) -> str:
         """Return why what a checkpoint has does not go with these ranks and buckets; nothing where it does."""
         ranks = dist.get_world_size()
         if not values:
@@ -122,7 +122,7 @@ class PowerSGD:
         )
 
 
-def _finite(memory: Tensor) -> Tensor:
+def _replace_nonfinite(memory: Tensor) -> Tensor:
     """Forget in place what is no number: a gradient that overflowed once must not be held back for all later steps."""
     return memory.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
 

@@ -15,7 +15,7 @@ def process_condition(pid: int) -> Condition:
     return {"Z": "dead", "X": "dead", "T": "stopped", "t": "stopped"}.get(letter, "here")  # type: ignore[return-value]
 
 
-def this_machine() -> str:
+def machine_id() -> str:
     """Return what two processes share that see one another in `/proc`, or nothing where there is no such thing."""
     if not sys.platform.startswith("linux"):
         return ""

@@ -15,12 +15,12 @@ from paceline.core.stages import EXPOSED
 
 FORWARD: Final = "forward"
 
-Turn = Callable[[str], None]
+SwitchStage = Callable[[str], None]
 """Charges what follows to the stage of that name. On a GPU, backward calls it from a thread of torch's."""
 
 
 @final
-class LastGradient:
+class LastGradientHook:
     """Call `ready` in a backward pass when the last gradient of this rank is there, before it is sent.
 
     Which parameter's it is follows from the network. It is learnt in the first backward pass, in which every
@@ -33,11 +33,11 @@ class LastGradient:
         self._last: torch.Tensor | None = None
         trainable = [each for each in parameters if each.requires_grad]
         self._learning = [
-            each.register_post_accumulate_grad_hook(self._came)  # type: ignore[no-untyped-call]
+            each.register_post_accumulate_grad_hook(self._note_gradient)  # type: ignore[no-untyped-call]
             for each in trainable
         ]
 
-    def settle(self) -> None:
+    def end_pass(self) -> None:
         """Keep what a backward pass has taught, if there was one. Call it between passes."""
         if self._last is None:
             return
@@ -49,47 +49,47 @@ class LastGradient:
         )
         self._last = None
 
-    def _came(self, parameter: torch.Tensor) -> None:
+    def _note_gradient(self, parameter: torch.Tensor) -> None:
         self._last = parameter
 
 
 @final
-class Readiness:
+class GradReadyHook:
     """Turn to `exposed_communication` while `replica` waits for other ranks, and back to `forward` after buffers.
 
     Waiting for gradients ends with backward, in whose stage it lies. With `compiled`, torch's compiler is told to leave
     the hooks alone: they stand around the graph of the model and never in it.
     """
 
-    def __init__(self, replica: DistributedDataParallel, turn: Turn, *, compiled: bool) -> None:
+    def __init__(self, replica: DistributedDataParallel, switch_stage: SwitchStage, *, compiled: bool) -> None:
         self._replica = replica
-        self._turn = turn
+        self._switch_stage = switch_stage
         self._receives = False
-        self._last_gradient = LastGradient(replica.module.parameters(), self._gradients_are_ready)
+        self._last_gradient = LastGradientHook(replica.module.parameters(), self._gradients_are_ready)
         if any(True for _ in replica.module.buffers()):
-            aside: Callable[[Any], Any] = torch.compiler.disable if compiled else _as_it_is
+            aside: Callable[[Any], Any] = torch.compiler.disable if compiled else _identity
             replica.register_forward_pre_hook(aside(self._before_buffers))
             replica.module.register_forward_pre_hook(aside(self._before_forward))
 
-    def settle(self) -> None:
+    def end_pass(self) -> None:
         """Take note that a backward pass may have ended. Call it before a micro-batch."""
-        self._last_gradient.settle()
+        self._last_gradient.end_pass()
 
     def _gradients_are_ready(self) -> None:
         if self._replica.require_backward_grad_sync:  # else more micro-batches follow, and nothing is sent
-            self._turn(EXPOSED)
+            self._switch_stage(EXPOSED)
 
     def _before_buffers(self, module: nn.Module, args: object) -> None:
         if self._replica.will_sync_module_buffers():  # type: ignore[no-untyped-call]
             self._receives = True
-            self._turn(EXPOSED)
+            self._switch_stage(EXPOSED)
 
     def _before_forward(self, module: nn.Module, args: object) -> None:
         # Evaluation calls the model itself, and receives nothing.
         if self._receives:
             self._receives = False
-            self._turn(FORWARD)
+            self._switch_stage(FORWARD)
 
 
-def _as_it_is(hook: Any) -> Any:
+def _identity(hook: Any) -> Any:
     return hook

@@ -18,18 +18,18 @@ from paceline.core.world import World
 
 NOTICE_S: Final = 8.0
 """A wait that lasts longer is said on stderr, for it may be a mistake, and may be a node that is slow to start."""
-_LOOK_S: Final = 0.5
+_POLL_S: Final = 0.5
 """How often a rank that waits for rank 0 looks whether another meeting has been called."""
-_LATER_S: Final = 5.0
+_EXTRA_WAIT_S: Final = 5.0
 """How much longer than rank 0 the others wait for its word."""
-_TELL_S: Final = 2.0
+_ACKNOWLEDGE_S: Final = 2.0
 """How long a rank 0 that gives up waits until the others have its word, as the store that has it may go with it."""
 _FILES: Final = 64
-_FILES_A_RANK: Final = 4
+_FILES_PER_RANK: Final = 4
 """Connections: of gloo to each rank, and of each rank to the store where rank 0 hosts it, with some to spare."""
-_MEETINGS, _MISSING = "paceline/meetings", "missing"
+_ROUNDS, _MISSING = "paceline/meetings", "missing"
 
-Say = Callable[[str], None]
+Print = Callable[[str], None]
 
 
 def on_stderr(message: str) -> None:
@@ -44,7 +44,7 @@ def open_store(world: World, timeout: timedelta) -> TCPStore:
     """
     _allow_connections(world.world_size)
     is_master = world.is_main and not world.agent_hosts_store
-    _look_up(world.master_addr)  # rank 0 too, which would try to reach itself for as long as it may
+    _resolve_host(world.master_addr)  # rank 0 too, which would try to reach itself for as long as it may
     if not is_master:
         _wait_for_host(world, timeout.total_seconds(), on_stderr)
     try:
@@ -58,19 +58,19 @@ def open_store(world: World, timeout: timedelta) -> TCPStore:
             master_listen_fd=world.store_fd if is_master and world.store_fd >= 0 else None,
         )
     except (dist.DistNetworkError, dist.DistStoreError) as error:
-        raise WorldError(_explained(world, str(error))) from None
+        raise WorldError(_describe_store_error(world, str(error))) from None
 
 
 def _allow_connections(world_size: int) -> None:
     """Raise the soft limit of open files to what connections between all ranks take, where the hard limit has room."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = _FILES + _FILES_A_RANK * world_size
+    needed = _FILES + _FILES_PER_RANK * world_size
     if soft != resource.RLIM_INFINITY and soft < needed:
         most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
-def assemble(world: World, store: Store, timeout: timedelta, say: Say = on_stderr) -> str:
+def wait_for_all_ranks(world: World, store: Store, timeout: timedelta, print_line: Print = on_stderr) -> str:
     """Wait until all ranks have come to `store`; return what the keys of this meeting are to begin with.
 
     The store of torchrun's agent outlives the ranks, and has what those left in it that were started before. There is
@@ -79,33 +79,35 @@ def assemble(world: World, store: Store, timeout: timedelta, say: Say = on_stder
     Raise `WorldError` on all that have come, naming those that have not.
     """
     if world.is_main:
-        meeting = _name(store.add(_MEETINGS, 1))
-        missing = _held(world, PrefixStore(meeting, store), timeout, say)
+        meeting = _round_name(store.add(_ROUNDS, 1))
+        missing = _host_round(world, PrefixStore(meeting, store), timeout, print_line)
     else:
-        meeting, missing = _attended(world, store, timeout.total_seconds() + _LATER_S)
+        meeting, missing = _join_round(world, store, timeout.total_seconds() + _EXTRA_WAIT_S)
     if missing:
         seconds = f"{timeout.total_seconds():g}s"
-        raise WorldError(f"WORLD_SIZE: {world.world_size}, but {missing} did not come within {seconds} ({_fix(world)})")
+        raise WorldError(
+            f"WORLD_SIZE: {world.world_size}, but {missing} did not come within {seconds} ({_how_to_start(world)})"
+        )
     return meeting
 
 
-def _held(world: World, store: Store, timeout: timedelta, say: Say) -> str:
+def _host_round(world: World, store: Store, timeout: timedelta, print_line: Print) -> str:
     """Wait until all have come to the meeting that keeps its keys in `store`; return, and tell them, who is missing."""
-    store.set(_here(world.rank), "")
+    store.set(_arrived_key(world.rank), "")
     with contextlib.suppress(dist.DistStoreError):  # time ran out; who is missing is looked up below
-        _wait_for_all(world, store, timeout, say)
-    missing = _missing(world, store)
+        _wait_for_all(world, store, timeout, print_line)
+    missing = _describe_missing(world, store)
     store.set(_MISSING, missing)
     if missing:
-        gone = {*absent(store, [_here(rank) for rank in range(world.world_size)])}
-        told = [_told(rank) for rank in range(1, world.world_size) if _here(rank) not in gone]
+        gone = {*missing_keys(store, [_arrived_key(rank) for rank in range(world.world_size)])}
+        told = [_acknowledged_key(rank) for rank in range(1, world.world_size) if _arrived_key(rank) not in gone]
         with contextlib.suppress(dist.DistStoreError):  # one that came has ended meanwhile
             if told:
-                store.wait(told, timedelta(seconds=_TELL_S))
+                store.wait(told, timedelta(seconds=_ACKNOWLEDGE_S))
     return missing
 
 
-def _attended(world: World, store: Store, timeout_s: float) -> tuple[str, str]:
+def _join_round(world: World, store: Store, timeout_s: float) -> tuple[str, str]:
     """Come to the newest meeting; return its name, and who rank 0 says is missing from it.
 
     One that is over, or that a rank of this number has come to before, was a meeting of ranks that are no more. Raise
@@ -115,44 +117,49 @@ def _attended(world: World, store: Store, timeout_s: float) -> tuple[str, str]:
     deadline = time.monotonic() + timeout_s
     with contextlib.suppress(RuntimeError):  # the store went with rank 0
         while time.monotonic() < deadline:
-            newest = store.add(_MEETINGS, 0)
-            meeting = PrefixStore(_name(newest), store)
+            newest = store.add(_ROUNDS, 0)
+            meeting = PrefixStore(_round_name(newest), store)
             if newest > number:
-                number, is_first = newest, not meeting.check([_MISSING]) and meeting.add(_here(world.rank), 1) == 1
+                number, is_first = (
+                    newest,
+                    not meeting.check([_MISSING]) and meeting.add(_arrived_key(world.rank), 1) == 1,
+                )
             if not is_first:
-                time.sleep(_LOOK_S / 10)
+                time.sleep(_POLL_S / 10)
                 continue
             with contextlib.suppress(dist.DistStoreError):
-                meeting.wait([_MISSING], timedelta(seconds=_LOOK_S))
+                meeting.wait([_MISSING], timedelta(seconds=_POLL_S))
                 missing = meeting.get(_MISSING).decode()
                 if missing:
-                    meeting.set(_told(world.rank), "")
-                return _name(number), missing
+                    meeting.set(_acknowledged_key(world.rank), "")
+                return _round_name(number), missing
     place = f"rank {world.rank} of {world.world_size}"
-    raise _claimed(f"MASTER_ADDR: {place} met no rank 0 at {world.master_addr}, or lost it ({_fix(world)})")
+    raise _reported_error(
+        f"MASTER_ADDR: {place} met no rank 0 at {world.master_addr}, or lost it ({_how_to_start(world)})"
+    )
 
 
-def _wait_for_all(world: World, store: Store, timeout: timedelta, say: Say) -> None:
-    ranks = [_here(rank) for rank in range(world.world_size)]
+def _wait_for_all(world: World, store: Store, timeout: timedelta, print_line: Print) -> None:
+    ranks = [_arrived_key(rank) for rank in range(world.world_size)]
     notice = timedelta(seconds=NOTICE_S)
     try:
         store.wait(ranks, min(timeout, notice))
     except dist.DistStoreError:
         if timeout <= notice:
             raise
-        say(f"waiting for {_missing(world, store)} of {world.world_size} ({_fix(world)})")
+        print_line(f"waiting for {_describe_missing(world, store)} of {world.world_size} ({_how_to_start(world)})")
         store.wait(ranks, timeout - notice)
 
 
-def _missing(world: World, store: Store) -> str:
+def _describe_missing(world: World, store: Store) -> str:
     """Return the ranks that have not come, in words, or nothing."""
-    keys = [_here(rank) for rank in range(world.world_size)]
-    missing = [key.rpartition("/")[2] for key in islice(absent(store, keys), 9)]
+    keys = [_arrived_key(rank) for rank in range(world.world_size)]
+    missing = [key.rpartition("/")[2] for key in islice(missing_keys(store, keys), 9)]
     shown = ", ".join(missing[:8]) + (", ..." if len(missing) > 8 else "")
     return f"{'rank' if len(missing) == 1 else 'ranks'} {shown}" if missing else ""
 
 
-def absent(store: Store, keys: Sequence[str]) -> Iterator[str]:
+def missing_keys(store: Store, keys: Sequence[str]) -> Iterator[str]:
     """Yield those of `keys` that `store` does not have, in order. One question is for many: k of n take k log2(n)."""
     if not keys or store.check([*keys]):
         return
@@ -160,60 +167,60 @@ def absent(store: Store, keys: Sequence[str]) -> Iterator[str]:
         yield keys[0]
         return
     half = len(keys) // 2
-    yield from absent(store, keys[:half])
-    yield from absent(store, keys[half:])
+    yield from missing_keys(store, keys[:half])
+    yield from missing_keys(store, keys[half:])
 
 
-def _name(meeting: int) -> str:
+def _round_name(meeting: int) -> str:
     return f"meeting{meeting}"
 
 
-def _here(rank: int) -> str:
+def _arrived_key(rank: int) -> str:
     return f"here/{rank}"
 
 
-def _told(rank: int) -> str:
+def _acknowledged_key(rank: int) -> str:
     return f"told/{rank}"
 
 
-def _fix(world: World) -> str:
+def _how_to_start(world: World) -> str:
     return f"start it with MASTER_ADDR={world.master_addr} and MASTER_PORT={world.master_port}, as the others were"
 
 
-def _look_up(host: str) -> None:
+def _resolve_host(host: str) -> None:
     """Raise `WorldError` for a host that has no address here."""
     try:
         socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as error:
         reason = f"cannot be resolved on {socket.gethostname()}: {error.strerror or error}"
         fix = "set it to the name or address of rank 0's machine"
-        raise _claimed(f"MASTER_ADDR: {host!r} {reason} ({fix})") from None
+        raise _reported_error(f"MASTER_ADDR: {host!r} {reason} ({fix})") from None
 
 
-def _wait_for_host(world: World, timeout_s: float, say: Say) -> None:
+def _wait_for_host(world: World, timeout_s: float, print_line: Print) -> None:
     """Wait until something listens where rank 0 should, which may start later than this rank."""
     host, port = world.master_addr, world.master_port
     deadline, notice = time.monotonic() + timeout_s, time.monotonic() + NOTICE_S
     while True:
-        reason = _refusal(host, port)
+        reason = _connection_error(host, port)
         if not reason:
             return
         if time.monotonic() > deadline:
-            raise _claimed(_explained(world, reason))
+            raise _reported_error(_describe_store_error(world, reason))
         if time.monotonic() > notice:
             notice = float("inf")
-            say(f"waiting for rank 0: {_explained(world, reason)}")
+            print_line(f"waiting for rank 0: {_describe_store_error(world, reason)}")
         time.sleep(0.1)
 
 
-def _claimed(message: str) -> WorldError:
+def _reported_error(message: str) -> WorldError:
     """Return an error that this rank alone can tell of."""
     error = WorldError(message)
     error.is_claimed = True
     return error
 
 
-def _refusal(host: str, port: int) -> str:
+def _connection_error(host: str, port: int) -> str:
     try:
         with socket.create_connection((host, port), timeout=5.0):
             return ""
@@ -221,7 +228,7 @@ def _refusal(host: str, port: int) -> str:
         return error.strerror or str(error)
 
 
-def _explained(world: World, error: str) -> str:
+def _describe_store_error(world: World, error: str) -> str:
     if "EADDRINUSE" in error or "in use" in error:
         return f"MASTER_PORT: {world.master_port} is in use on {socket.gethostname()} (set MASTER_PORT to a free port)"
     place = f"{world.master_addr}:{world.master_port}"

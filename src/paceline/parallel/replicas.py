@@ -18,10 +18,10 @@ from paceline.core.world import World
 from paceline.recipe.schema.parallel import Parallel
 
 _CHUNK: Final = 1 << 22  # numbers hashed at a time: 32 MB for each of the few tensors of int64 that it takes
-_WORDS: Final = {1: torch.uint8, 2: torch.int16}
+_WORD_DTYPES: Final = {1: torch.uint8, 2: torch.int16}
 
 
-class Replicas(Protocol):
+class ReplicaCheck(Protocol):
     """Compare the replicas."""
 
     def check(self, step: int) -> None:
@@ -32,14 +32,14 @@ class Replicas(Protocol):
         ...
 
 
-class Unwatched:
+class NoReplicaCheck:
     """For replicas that are not to be compared, or that there is one of."""
 
     def check(self, step: int) -> None:
         """Do nothing."""
 
 
-class Hashed:
+class HashReplicaCheck:
     """Compare hashes of `parameters` every `every` steps: one pass over the weights, and 8 bytes a rank to send."""
 
     def __init__(self, parameters: Mapping[str, Tensor], every: int, world: World) -> None:
@@ -51,12 +51,12 @@ class Hashed:
         """Compare them if it is time to. The host waits for the device then."""
         if step % self._every:
             return
-        hashes = torch.stack([hashed(each) for each in self._parameters.values()])
-        totals = self._of_all(hashed(hashes).view(1)).flatten().tolist()
+        hashes = torch.stack([hash_tensor(each) for each in self._parameters.values()])
+        totals = self._all_gather(hash_tensor(hashes).view(1)).flatten().tolist()
         if len(set(totals)) > 1:
-            raise WatchError(self._difference(step, totals, self._of_all(hashes)))
+            raise WatchError(self._difference(step, totals, self._all_gather(hashes)))
 
-    def _of_all(self, mine: Tensor) -> Tensor:
+    def _all_gather(self, mine: Tensor) -> Tensor:
         """Return the ranks' `mine` [N] as [world_size, N], on the host."""
         parts = [torch.empty_like(mine) for _ in range(self._world.world_size)]
         dist.all_gather(parts, mine)
@@ -80,7 +80,7 @@ class Hashed:
         return f"parallel.check_replicas: {who} at step {step}, {where} ({fix})"
 
 
-def hashed(tensor: Tensor) -> Tensor:
+def hash_tensor(tensor: Tensor) -> Tensor:
     """Return a 64-bit hash of the bits and places of `tensor`'s numbers, of any dtype, as int64 [] on its device.
 
     It is multilinear, sum of x_i w_i modulo 2^64 (Lemire and Kaser 2014, arXiv 1202.4961, section 2), over words
@@ -89,34 +89,34 @@ def hashed(tensor: Tensor) -> Tensor:
     (Steele et al. 2014, doi 10.1145/2660193.2660195) at i. Integers wrap, so the order of summation does not matter.
     """
     words = tensor.detach().contiguous().reshape(-1)
-    words = words.view(_WORDS.get(words.element_size(), torch.int32))
+    words = words.view(_WORD_DTYPES.get(words.element_size(), torch.int32))
     total = torch.full((), words.numel(), dtype=torch.int64, device=words.device)
     for start in range(0, words.numel(), _CHUNK):
         chunk = words[start : start + _CHUNK].to(torch.int64)
         places = torch.arange(start, start + len(chunk), dtype=torch.int64, device=words.device)
-        total = total + (chunk * (_split_mix(places) | 1)).sum()
+        total = total + (chunk * (_splitmix64(places) | 1)).sum()
     return total
 
 
-def _split_mix(places: Tensor) -> Tensor:
+def _splitmix64(places: Tensor) -> Tensor:
     """Return SplitMix64's output number `places` (int64, from 0), from seed 0; int64 wraps as uint64 does."""
-    z = (places + 1) * _signed(0x9E3779B97F4A7C15)
-    z = (z ^ _shifted(z, 30)) * _signed(0xBF58476D1CE4E5B9)
-    z = (z ^ _shifted(z, 27)) * _signed(0x94D049BB133111EB)
-    return z ^ _shifted(z, 31)
+    z = (places + 1) * _to_int64(0x9E3779B97F4A7C15)
+    z = (z ^ _logical_shift_right(z, 30)) * _to_int64(0xBF58476D1CE4E5B9)
+    z = (z ^ _logical_shift_right(z, 27)) * _to_int64(0x94D049BB133111EB)
+    return z ^ _logical_shift_right(z, 31)
 
 
-def _shifted(z: Tensor, bits: int) -> Tensor:
+def _logical_shift_right(z: Tensor, bits: int) -> Tensor:
     """Shift right without the sign, which torch's shift of int64 would carry along."""
     return (z >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def _signed(value: int) -> int:
+def _to_int64(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
 
 
-def build_replicas(section: Parallel, world: World, model: nn.Module, every: int) -> Replicas:
+def build_replica_check(section: Parallel, world: World, model: nn.Module, every: int) -> ReplicaCheck:
     """Return what compares the replicas of `model`, by `parallel.check_replicas`; one rank has nothing to compare."""
     if section.check_replicas == "off" or world.world_size == 1:
-        return Unwatched()
-    return Hashed(dict(model.named_parameters()), every, world)
+        return NoReplicaCheck()
+    return HashReplicaCheck(dict(model.named_parameters()), every, world)

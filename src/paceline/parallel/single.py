@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor, nn
 
-from paceline.parallel.clip import gradient_norm, shorten
-from paceline.parallel.memory import Memory, NoMemory
-from paceline.parallel.readiness import Turn
-from paceline.parallel.wire import Wire
+from paceline.parallel.clip import clip_to_norm, gradient_norm
+from paceline.parallel.memory import CommState, NoCommState
+from paceline.parallel.readiness import SwitchStage
+from paceline.parallel.wire import CommTimes
 
 
 class SingleDevice:
@@ -18,10 +18,10 @@ class SingleDevice:
         """Return the model itself."""
         return model
 
-    def rehearse(self, step: Callable[[], None]) -> None:
+    def warm_up_buckets(self, step: Callable[[], None]) -> None:
         """Do nothing: the first step is like the others."""
 
-    def listen(self, turn: Turn, *, compiled: bool = False) -> None:
+    def on_comm_wait(self, switch_stage: SwitchStage, *, compiled: bool = False) -> None:
         """Do nothing: there is no one to wait for."""
 
     def accumulate(self, *, final: bool) -> contextlib.AbstractContextManager[None]:
@@ -31,7 +31,7 @@ class SingleDevice:
     def clip(self, parameters: Sequence[Tensor], max_norm: float) -> Tensor:
         """Return the norm of the gradient, float32 [], and shorten it to `max_norm`."""
         norm = gradient_norm([each.grad for each in parameters if each.grad is not None])
-        return shorten(parameters, norm, max_norm)
+        return clip_to_norm(parameters, norm, max_norm)
 
     def mean(self, value: Tensor) -> Tensor:
         """Return `value`."""
@@ -41,7 +41,7 @@ class SingleDevice:
         """Return `value`."""
         return value
 
-    def every(self, value: Tensor) -> Tensor:
+    def all_gather(self, value: Tensor) -> Tensor:
         """Return `value` as the only row."""
         return value.unsqueeze(0)
 
@@ -57,13 +57,13 @@ class SingleDevice:
         """Return `full`."""
         return full
 
-    def wire(self) -> Wire | None:
+    def comm_times(self) -> CommTimes | None:
         """Return None: nothing is sent."""
         return None
 
-    def memory(self) -> Memory:
+    def comm_state(self) -> CommState:
         """Return that of nothing."""
-        return NoMemory()
+        return NoCommState()
 
 
 class DataParallel:
@@ -80,10 +80,10 @@ class DataParallel:
         """Return the model wrapped for all visible GPUs."""
         return nn.DataParallel(model)
 
-    def rehearse(self, step: Callable[[], None]) -> None:
+    def warm_up_buckets(self, step: Callable[[], None]) -> None:
         """Do nothing: the first step is like the others."""
 
-    def listen(self, turn: Turn, *, compiled: bool = False) -> None:
+    def on_comm_wait(self, switch_stage: SwitchStage, *, compiled: bool = False) -> None:
         """Do nothing: there is no one to wait for."""
 
     def accumulate(self, *, final: bool) -> contextlib.AbstractContextManager[None]:
@@ -102,7 +102,7 @@ class DataParallel:
         """Return `value`: outputs are gathered on the first GPU."""
         return value
 
-    def every(self, value: Tensor) -> Tensor:
+    def all_gather(self, value: Tensor) -> Tensor:
         """Return `value` as the only row."""
         return value.unsqueeze(0)
 
@@ -118,10 +118,10 @@ class DataParallel:
         """Return `full`."""
         return full
 
-    def wire(self) -> Wire | None:
+    def comm_times(self) -> CommTimes | None:
         """Return None: nothing is sent."""
         return None
 
-    def memory(self) -> Memory:
+    def comm_state(self) -> CommState:
         """Return that of nothing."""
-        return NoMemory()
+        return NoCommState()

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from paceline.core.errors import WorldError
 from paceline.core.world import World
 from paceline.parallel.ddp import DDP
-from paceline.parallel.memory import Memory
-from paceline.parallel.readiness import Turn
+from paceline.parallel.memory import CommState
+from paceline.parallel.readiness import SwitchStage
 from paceline.parallel.single import DataParallel, SingleDevice
-from paceline.parallel.wire import Wire, build_wiring
+from paceline.parallel.wire import CommTimes, build_comm_hook
 from paceline.recipe.schema.parallel import Parallel
 
 
@@ -30,15 +30,15 @@ class Strategy(Protocol):
         """
         ...
 
-    def rehearse(self, step: Callable[[], None]) -> None:
+    def warm_up_buckets(self, step: Callable[[], None]) -> None:
         """Call `step`, a forward and backward pass that leaves nothing behind, if the first one is unlike the others.
 
-        Every rank must call it, after `prepare` and all other passes that are no steps, of which `memory` forgets what
+        Every rank must call it, after `prepare` and all other passes that are no steps, of which `comm_state` forgets what
         it kept, and before the first step of a process.
         """
         ...
 
-    def listen(self, turn: Turn, *, compiled: bool = False) -> None:
+    def on_comm_wait(self, switch_stage: SwitchStage, *, compiled: bool = False) -> None:
         """Call `turn("exposed_communication")` from now on where a step begins to wait for other ranks.
 
         That is in the final backward, when this rank's last gradient is there, and in front of the forward pass while
@@ -69,7 +69,7 @@ class Strategy(Protocol):
         """Return the sum of `value` over the ranks, on each of them."""
         ...
 
-    def every(self, value: Tensor) -> Tensor:
+    def all_gather(self, value: Tensor) -> Tensor:
         """Return [world_size, *value.shape] on every rank, in which row r is rank r's `value`."""
         ...
 
@@ -90,11 +90,11 @@ class Strategy(Protocol):
         """Return this rank's part of `full`, which is the same on all ranks, laid out over them as `like` is."""
         ...
 
-    def wire(self) -> Wire | None:
+    def comm_times(self) -> CommTimes | None:
         """Return what buckets of gradients took so far, or None where they are not timed. Waits for the device."""
         ...
 
-    def memory(self) -> Memory:
+    def comm_state(self) -> CommState:
         """Return what sending gradients keeps between steps."""
         ...
 
@@ -123,7 +123,7 @@ def build_strategy(
                 bucket_view=section.bucket_view,
                 static_graph=section.static_graph,
                 averages=section.sync_gradients,
-                wiring=build_wiring(section, device, now, warmup_steps),
+                wiring=build_comm_hook(section, device, now, warmup_steps),
             )
         case "fsdp":
             from paceline.parallel.fsdp import FSDP  # it takes most of a second to import

@@ -101,7 +101,7 @@ class _Normalise(torch.autograd.Function):
         return grad_images.to(images.dtype), own[1].to(weight.dtype), own[0].to(weight.dtype), None
 
 
-def synchronise_norms(model: nn.Module, device: torch.device) -> nn.Module:
+def convert_sync_batch_norm(model: nn.Module, device: torch.device) -> nn.Module:
     """Let every batch norm of `model` count the images of all ranks; return the model, changed in place.
 
     Parameters, buffers and modes stay. Raise `RecipeError` for a batch norm that does more than normalise, as those
@@ -116,15 +116,15 @@ def synchronise_norms(model: nn.Module, device: torch.device) -> nn.Module:
     if device.type == "cuda":
         return nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-any-return, no-untyped-call]
     if isinstance(model, _PLAIN):
-        return _synchronised(model)
+        return _converted(model)
     for module in list(model.modules()):
         for name, child in module.named_children():
             if isinstance(child, _PLAIN):
-                setattr(module, name, _synchronised(child))
+                setattr(module, name, _converted(child))
     return model
 
 
-def _synchronised(norm: _BatchNorm) -> SyncBatchNorm:
+def _converted(norm: _BatchNorm) -> SyncBatchNorm:
     """Return a layer that shares `norm`'s parameters and buffers."""
     made = SyncBatchNorm(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
     for name in ("weight", "bias"):

@@ -8,40 +8,40 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 T = TypeVar("T")
 _DONE: Final = "done"
-_LEFT: Final = "left"
+_EXITED: Final = "left"
 _SHORT_S, _LONG_S = 0.01, 0.5
 
 
-def in_turn(
-    store: Store, num_firsts: int, work: Callable[[bool], T], waits: Callable[[], None], *, is_first: bool
+def run_in_order(
+    store: Store, num_firsts: int, work: Callable[[bool], T], on_wait: Callable[[], None], *, is_first: bool
 ) -> T:
     """Return `work(True)` on each of the `num_firsts` ranks that are first, and then, on the others, `work(False)`.
 
-    However long that takes: `waits` is called now and then meanwhile, and raises where there is nothing to wait for. A
+    However long that takes: `on_wait` is called now and then meanwhile, and raises where there is nothing to wait for. A
     `store` serves once, so hand over a prefix of its own.
     """
     results = [work(True)] if is_first else []
-    _count(store, _DONE, int(is_first), num_firsts, waits)
+    _wait_for_count(store, _DONE, int(is_first), num_firsts, on_wait)
     return results[0] if results else work(False)
 
 
-def leave_last(store: Store, num_others: int, waits: Callable[[], None], *, is_last: bool) -> None:
+def exit_last(store: Store, num_others: int, on_wait: Callable[[], None], *, is_last: bool) -> None:
     """Return on the rank that is last after all others have come here, and on those at once.
 
     Whoever has the store in its own process is to be last: where it ends, nobody else can ask for anything any more.
-    `waits` and `store` are as for `in_turn`.
+    `on_wait` and `store` are as for `run_in_order`.
     """
     if is_last:
-        _count(store, _LEFT, 0, num_others, waits)
+        _wait_for_count(store, _EXITED, 0, num_others, on_wait)
     else:  # the store may be gone as soon as it has answered, so nothing else is asked
-        store.add(_LEFT, 1)
+        store.add(_EXITED, 1)
 
 
-def _count(store: Store, name: str, more: int, number: int, waits: Callable[[], None]) -> None:
+def _wait_for_count(store: Store, name: str, more: int, number: int, on_wait: Callable[[], None]) -> None:
     """Count `more` under `name`, and return when it has come to `number`.
 
     A thread asks the store: where that is on a machine that is cut off, or in a process that is frozen, it never
-    answers, and whoever waits must still look up, by a handle of its own if `waits` asks the store too: one serves one
+    answers, and whoever waits must still look up, by a handle of its own if `on_wait` asks the store too: one serves one
     call at a time.
     """
     errors, is_over, ends = list[Exception](), threading.Event(), threading.Event()
@@ -61,7 +61,7 @@ def _count(store: Store, name: str, more: int, number: int, waits: Callable[[], 
     try:
         pauses = _pauses()
         while not is_over.wait(next(pauses)):
-            waits()
+            on_wait()
     finally:
         ends.set()
     if errors:

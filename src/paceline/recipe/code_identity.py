@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.files import read_bytes
-from paceline.recipe.own import own_parts
+from paceline.recipe.own import plugins_of
 from paceline.recipe.schema import Recipe
 
 
@@ -18,7 +18,7 @@ def code_identity(recipe: Recipe) -> dict[str, dict[str, str]]:
     A part from a notebook has no file, and `package` is of what is installed under the module's own name. Parts are
     imported. Raise `RecipeError` for one that cannot be used.
     """
-    return {part.name: _identity(part.load()) for part in own_parts(recipe)}
+    return {part.name: _identify(part.load()) for part in plugins_of(recipe)}
 
 
 def changed_code(before: dict[str, dict[str, str]], now: dict[str, dict[str, str]]) -> list[str]:
@@ -32,10 +32,10 @@ def stale_code(recorded: Mapping[str, Mapping[str, str]]) -> list[str]:
 
     `recorded` is what `code_identity` said then.
     """
-    return [name for name, each in recorded.items() if any(_stale(each))]
+    return [name for name, each in recorded.items() if any(_is_stale(each))]
 
 
-def _stale(each: Mapping[str, str]) -> Iterator[bool]:
+def _is_stale(each: Mapping[str, str]) -> Iterator[bool]:
     if "file" in each:
         try:
             yield hashlib.sha256(read_bytes(Path(each["file"]))).hexdigest() != each.get("sha256")
@@ -49,7 +49,7 @@ def _stale(each: Mapping[str, str]) -> Iterator[bool]:
             yield True
 
 
-def _identity(maker: Callable[..., Any]) -> dict[str, str]:
+def _identify(maker: Callable[..., Any]) -> dict[str, str]:
     found: dict[str, str] = {}
     try:
         file = Path(inspect.getsourcefile(maker) or "")

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from paceline.core.errors import RecipeError
-from paceline.recipe.load import Loaded
-from paceline.recipe.own import own_parts
+from paceline.recipe.load import LoadedRecipe
+from paceline.recipe.own import plugins_of
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.own import is_own_model
 
@@ -18,14 +18,14 @@ _SECTIONS: Final = ("model", "data.source", "optim")
 _LISTS: Final = ("data.augment", "log.sinks")
 
 
-def require_consent(loaded: Loaded, *, own_code: bool, of: tuple[str, ...] = ("",)) -> None:
+def require_consent(loaded: LoadedRecipe, *, own_code: bool, of: tuple[str, ...] = ("",)) -> None:
     """Raise `RecipeError` for the first code that a file of `loaded` names, unless `own_code` says that it may run.
 
     With `of`, only parts whose dotted path begins with one of these count: those that are going to be imported.
     """
     if own_code:
         return
-    for part in own_parts(loaded.recipe):
+    for part in plugins_of(loaded.recipe):
         field = f"{part.path}.name"
         if part.path.startswith(of) and loaded.stack.file_of(field):
             raise _refusal(loaded.stack.origin(field), field, part.name)
@@ -45,10 +45,10 @@ def settings_name_code(settings: Mapping[str, Any]) -> bool:
 
 def names_code(recipe: Recipe) -> bool:
     """Whether a file with this recipe is read only with `--own-code`."""
-    return next(own_parts(recipe), None) is not None
+    return next(plugins_of(recipe), None) is not None
 
 
-def consent_words(recipe: Recipe) -> tuple[str, ...]:
+def consent_arguments(recipe: Recipe) -> tuple[str, ...]:
     """Return what a command needs that reads `recipe` from a file: `--own-code`, or nothing.
 
     For recipes that paceline itself has written down, from one that was consented to.

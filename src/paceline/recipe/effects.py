@@ -26,7 +26,7 @@ def check_effects(recipe: Recipe, info: DatasetInfo, smallest: int) -> None:
         _check_augment(f"data.augment[{position}]", section, info.channels, smallest)
 
 
-def outwaited(recipe: Recipe, workers: int) -> str:
+def workers_outwaited_by_timeout(recipe: Recipe, workers: int) -> str:
     """Return a sentence where a run that has `workers` fails for want of progress before it could for want of a batch.
 
     It is not refused: other users of workers, such as `paceline data verify`, know no `parallel.timeout`.
@@ -65,26 +65,28 @@ def _check_sizing(data: Data) -> None:
     default = Data.model_fields["eval_crop"].default
     if data.eval_crop != default:
         reason = f"has no effect on {data.source.name}, whose images have one size and are resized whole"
-        _refuse("data.eval_crop", f"{data.eval_crop:g} {reason} (set data.eval_crop={default:g})")
+        _raise_without_effect("data.eval_crop", f"{data.eval_crop:g} {reason} (set data.eval_crop={default:g})")
 
 
 def _check_bad_images(data: Data) -> None:
     """Refuse to skip images where all are pixels in memory before the first is asked for."""
     if data.on_bad_image != "fail":
         reason = f"has no effect on {data.source.name}, whose images are all in memory (set data.on_bad_image=fail)"
-        _refuse("data.on_bad_image", f"{data.on_bad_image} {reason}")
+        _raise_without_effect("data.on_bad_image", f"{data.on_bad_image} {reason}")
 
 
 def _check_augment(path: str, section: Section, channels: int, smallest: int) -> None:
     images = f"training images of {smallest}x{smallest}"
     match section:
         case PadCrop(padding=padding) if padding >= smallest:
-            _refuse(f"{path}.padding", f"{padding} is not less than the side of {images} (lower it)")
+            _raise_without_effect(f"{path}.padding", f"{padding} is not less than the side of {images} (lower it)")
         case Cutout(size=size) if size > 2 * smallest - 2:  # wherever its centre is
-            _refuse(f"{path}.size", f"{size} always blanks the whole of {images} (lower it)")
+            _raise_without_effect(f"{path}.size", f"{size} always blanks the whole of {images} (lower it)")
         case ColorJitter(brightness=0, contrast=0) if channels == 1:
-            _refuse(path, "color_jitter has no effect on grey images but by brightness and contrast (set one)")
+            _raise_without_effect(
+                path, "color_jitter has no effect on grey images but by brightness and contrast (set one)"
+            )
 
 
-def _refuse(path: str, reason: str) -> NoReturn:
+def _raise_without_effect(path: str, reason: str) -> NoReturn:
     raise RecipeError(f"{path}: {reason}")

@@ -6,11 +6,11 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from paceline.core.errors import near_miss
+from paceline.core.errors import suggest_similar
 from paceline.core.units import count
 from paceline.recipe.fields import paths_of
 from paceline.recipe.schema import Recipe
-from paceline.recipe.schema.own import OWN
+from paceline.recipe.schema.own import IMPORT_PATH_FORM
 
 _PLAIN = {
     "int_type": "a whole number",
@@ -30,7 +30,7 @@ _SYNONYMS = {"learning_rate": "lr", "wd": "weight_decay", "bs": "batch_size", "n
 def explain(error: ValidationError, values: dict[str, Any]) -> tuple[str, str]:
     """Return (dotted path, message) of the first field in `error`; `values` is what was validated."""
     details = error.errors(include_url=False)
-    paths = [_path(detail["loc"], values, detail["type"] == "missing") for detail in details]
+    paths = [_field_path(detail["loc"], values, detail["type"] == "missing") for detail in details]
     # A variant that is none is named by the section; of a list's items, which may be bare names, the item is told.
     paths = [
         f"{path}.name" if detail["type"] == "union_tag_invalid" and not path.endswith("]") else path
@@ -53,7 +53,7 @@ def explain(error: ValidationError, values: dict[str, Any]) -> tuple[str, str]:
     return first, message + (f"; {others} more like this" if others else "")
 
 
-def _path(loc: tuple[str | int, ...], values: Any, missing: bool) -> str:
+def _field_path(loc: tuple[str | int, ...], values: Any, missing: bool) -> str:
     """Drop from `loc` the names of union branches, which are no part of a recipe."""
     path = ""
     for position, part in enumerate(loc):
@@ -77,33 +77,33 @@ def _message(path: str, details: list[ErrorDetails]) -> str:
         case "extra_forbidden":
             return _not_a_field(path, leaf, detail["loc"][:-1])
         case "missing" if isinstance(detail["loc"][-1], int):
-            return f"{_shown(detail['input'])} is too short (write {int(details[-1]['loc'][-1]) + 1} values)"
+            return f"{_shorten_value(detail['input'])} is too short (write {int(details[-1]['loc'][-1]) + 1} values)"
         case "too_short" | "too_long":
             bounds = {"min_length": "at least", "max_length": "at most"}
             key = next(key for key in bounds if key in detail["ctx"])
             number = detail["ctx"][key]
-            return f"{_shown(detail['input'])} should have {bounds[key]} {count(number, 'value')}"
+            return f"{_shorten_value(detail['input'])} should have {bounds[key]} {count(number, 'value')}"
         case "missing":
             return f"is needed (set {path}=...)"
         case "union_tag_invalid":
             known = re.findall(r"'([^']+)'", detail["ctx"]["expected_tags"])
             tag = detail["ctx"]["tag"]
-            return f"{tag!r} is not one of {', '.join(known)}{near_miss(tag, known)}"
+            return f"{tag!r} is not one of {', '.join(known)}{suggest_similar(tag, known)}"
         case "union_tag_not_found" if isinstance(detail["input"], dict):
-            return f"{_shown(detail['input'])} names no variant (write {{name: ...}})"
+            return f"{_shorten_value(detail['input'])} names no variant (write {{name: ...}})"
         case "refused" | "value_error":
             return str(detail["ctx"].get("message") or detail["ctx"]["error"])
         case "model_type" | "model_attributes_type" | "dict_type" | "union_tag_not_found":
-            return f"{_shown(detail['input'])} is a value where a section is needed (set a field below it)"
-    wanted = ", or ".join(dict.fromkeys(_wanted(each) for each in details))
-    return f"{_shown(detail['input'])} should be {wanted}"
+            return f"{_shorten_value(detail['input'])} is a value where a section is needed (set a field below it)"
+    wanted = ", or ".join(dict.fromkeys(_expected(each) for each in details))
+    return f"{_shorten_value(detail['input'])} should be {wanted}"
 
 
 def _not_a_field(path: str, leaf: str, loc: tuple[str | int, ...]) -> str:
     """Return what is wrong with `leaf`, which the section at `loc` does not have."""
     known = _siblings(loc)
     owners = _variants_with(leaf, loc)
-    if loc and loc[-1] == OWN:
+    if loc and loc[-1] == IMPORT_PATH_FORM:
         section = path.rpartition(".")[0]
         return f"is not a field (one of {', '.join(known)}; what a part of your own takes is {section}.args.{leaf})"
     if owners:
@@ -114,10 +114,10 @@ def _not_a_field(path: str, leaf: str, loc: tuple[str | int, ...]) -> str:
     elsewhere = paths_of(leaf) if leaf != "name" else []
     if elsewhere:
         return f"is not a field (did you mean {' or '.join(map(repr, elsewhere))}?)"
-    return "is not a field" + (near_miss(leaf, known) or f" (one of {', '.join(known)})")
+    return "is not a field" + (suggest_similar(leaf, known) or f" (one of {', '.join(known)})")
 
 
-def _wanted(detail: ErrorDetails) -> str:
+def _expected(detail: ErrorDetails) -> str:
     """Return what one branch of a union would have taken."""
     if detail["type"] == "value_error":
         return str(detail["ctx"]["error"]).rpartition("(")[2].rstrip(")")
@@ -126,7 +126,7 @@ def _wanted(detail: ErrorDetails) -> str:
     return detail["msg"].removeprefix("Input should be ").removeprefix("a valid ")
 
 
-def _shown(value: object) -> str:
+def _shorten_value(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
@@ -136,7 +136,7 @@ def _siblings(loc: tuple[str | int, ...]) -> list[str]:
     schema = Recipe.model_json_schema()
     node: dict[str, Any] = schema
     for part in loc:
-        node = _step(_resolve(node, schema), part, schema)
+        node = _descend(_resolve(node, schema), part, schema)
     return list(_resolve(node, schema).get("properties", {}))
 
 
@@ -145,7 +145,7 @@ def _variants_with(field: str, loc: tuple[str | int, ...]) -> list[str]:
     schema = Recipe.model_json_schema()
     node: dict[str, Any] = schema
     for part in loc[:-1]:
-        node = _step(_resolve(node, schema), part, schema)
+        node = _descend(_resolve(node, schema), part, schema)
     node = _resolve(node, schema)
     mappings = [option.get("discriminator", {}).get("mapping", {}) for option in (node, *node.get("anyOf", []))]
     variants: dict[str, str] = next((mapping for mapping in mappings if mapping), {})
@@ -158,7 +158,7 @@ def _resolve(node: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
     return node
 
 
-def _step(node: dict[str, Any], part: str | int, schema: dict[str, Any]) -> dict[str, Any]:
+def _descend(node: dict[str, Any], part: str | int, schema: dict[str, Any]) -> dict[str, Any]:
     """Go one part of a pydantic location down: into a property, a list item, or the variant of a union."""
     if part in node.get("properties", {}):
         child: dict[str, Any] = node["properties"][part]

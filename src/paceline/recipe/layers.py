@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from paceline.recipe.schema import Recipe
-from paceline.recipe.schema.model import OF_OUR_NETWORKS
+from paceline.recipe.schema.model import BUILT_IN_MODELS_ONLY
 from paceline.recipe.schema.own import is_own_model
-from paceline.recipe.schema.train import WHOLE
+from paceline.recipe.schema.train import REPLACED_WHOLE
 
-EITHER: Final = (("train", "epochs", "steps"), ("data", "batch_size", "rank_batch_size"))
+ALTERNATIVES: Final = (("train", "epochs", "steps"), ("data", "batch_size", "rank_batch_size"))
 """Sections with two fields that say the same thing in different units, of which the later layer's counts."""
 
 
@@ -31,13 +31,13 @@ class Layer:
     origin: str
     lines: dict[str, int] = field(default_factory=dict)
 
-    def where(self, path: str) -> str:
+    def location(self, path: str) -> str:
         """Return `file:line` of a dotted path, or just the origin."""
         return f"{self.origin}:{self.lines[path]}" if path in self.lines else self.origin
 
 
 @dataclass(frozen=True)
-class Stack:
+class LayerStack:
     """Layers merged: the `values`, for each dotted leaf path the place it came from, and which places are `files`."""
 
     values: dict[str, Any]
@@ -58,12 +58,12 @@ class Stack:
         return next((file for file in self.files if origin == file or origin.startswith(f"{file}:")), "")
 
 
-def merge(layers: Iterable[Layer]) -> Stack:
+def merge_layers(layers: Iterable[Layer]) -> LayerStack:
     """Merge layers, the later over the earlier.
 
     Choosing another variant by `name` drops the fields of the one before. Another network drops the arguments of the
-    one before, and one of a user's own the settings of ours. A mapping that is one value (`WHOLE`)
-    replaces the one before. Of two settings that exclude each other (`EITHER`, such as `train.epochs` and
+    one before, and one of a user's own the settings of ours. A mapping that is one value (`REPLACED_WHOLE`)
+    replaces the one before. Of two settings that exclude each other (`ALTERNATIVES`, such as `train.epochs` and
     `train.steps`) the later wins.
     """
     values: dict[str, Any] = {}
@@ -77,7 +77,7 @@ def merge(layers: Iterable[Layer]) -> Stack:
         _record(layer, layer.values, "", origins)
     _name_variants(values, variants)
     there = {path: origin for path, origin in origins.items() if _has(values, path)}
-    return Stack(values, there, frozenset(files))
+    return LayerStack(values, there, frozenset(files))
 
 
 def _drop_replaced(values: dict[str, Any], over: dict[str, Any], variants: dict[str, str]) -> None:
@@ -89,22 +89,22 @@ def _drop_replaced(values: dict[str, Any], over: dict[str, Any], variants: dict[
         old, new = base.get(leaf), change[leaf]
         if isinstance(old, dict) and "name" in new and new["name"] != old.get("name", default):
             del base[leaf]
-    _drop_of_another(_section(values, ["model"]), _section(over, ["model"]))
-    for section, one, other in EITHER:
+    _drop_other_variants(_section(values, ["model"]), _section(over, ["model"]))
+    for section, one, other in ALTERNATIVES:
         base, change = _section(values, [section]), _section(over, [section])
         for given, replaced in ((one, other), (other, one)):
             if change.get(given, "auto") != "auto" and replaced not in change:
                 base.pop(replaced, None)
 
 
-def _drop_of_another(model: dict[str, Any], change: dict[str, Any]) -> None:
+def _drop_other_variants(model: dict[str, Any], change: dict[str, Any]) -> None:
     """Drop the arguments of a network that gives way to another, and what a user's own has no use for."""
     name = change.get("name")
     if not isinstance(name, str) or name == model.get("name"):
         return
     model.pop("args", None)
     if is_own_model(name):
-        for field in OF_OUR_NETWORKS:
+        for field in BUILT_IN_MODELS_ONLY:
             if model.get(field) != "sync_batch":
                 model.pop(field, None)
 
@@ -129,7 +129,7 @@ def _section(values: dict[str, Any], path: list[str]) -> dict[str, Any]:
 def _overlay(values: dict[str, Any], over: dict[str, Any], prefix: str = "") -> None:
     for key, value in over.items():
         path = f"{prefix}{key}"
-        if isinstance(value, dict) and path not in WHOLE:
+        if isinstance(value, dict) and path not in REPLACED_WHOLE:
             if not isinstance(values.get(key), dict):
                 values[key] = {}
             _overlay(values[key], value, f"{path}.")
@@ -140,10 +140,10 @@ def _overlay(values: dict[str, Any], over: dict[str, Any], prefix: str = "") -> 
 def _record(layer: Layer, values: dict[str, Any], prefix: str, origins: dict[str, str]) -> None:
     for key, value in values.items():
         path = f"{prefix}{key}"
-        if isinstance(value, dict) and path not in WHOLE:
+        if isinstance(value, dict) and path not in REPLACED_WHOLE:
             _record(layer, value, f"{path}.", origins)
         else:
-            origins[path] = layer.where(path)
+            origins[path] = layer.location(path)
 
 
 def _has(values: Any, path: str) -> bool:

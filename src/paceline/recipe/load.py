@@ -11,55 +11,55 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from paceline.core.errors import RecipeError, near_miss
+from paceline.core.errors import RecipeError, suggest_similar
 from paceline.core.rundir import RECIPE, is_run
-from paceline.core.urls import LEAVE_OUT, public_url, secret_in
+from paceline.core.urls import HOW_TO_PASS_CREDENTIALS, find_secret, public_url
 from paceline.recipe.explain import explain
 from paceline.recipe.fields import choices
-from paceline.recipe.layers import Layer, Stack, merge
+from paceline.recipe.layers import Layer, LayerStack, merge_layers
 from paceline.recipe.patch import Patch
 from paceline.recipe.schema import Recipe
-from paceline.recipe.yamlfile import read_file
+from paceline.recipe.yamlfile import read_yaml_file
 
 DEFAULT = "digits"
-_SAID = "command line"
+_COMMAND_LINE = "command line"
 PRESETS = Path(str(resources.files("paceline.recipe") / "presets"))
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedRecipe:
     """A recipe, the short name it goes by, and where each of its values came from."""
 
     recipe: Recipe
     name: str
-    stack: Stack
+    stack: LayerStack
 
-    def is_said(self, path: str) -> bool:
+    def is_from_command_line(self, path: str) -> bool:
         """Whether `path` was set on the command line, or by the overrides of a script."""
-        return self.stack.origin(path) == _SAID
+        return self.stack.origin(path) == _COMMAND_LINE
 
 
-def load(name: str = DEFAULT, patch: Patch | None = None) -> Loaded:
+def load(name: str = DEFAULT, patch: Patch | None = None) -> LoadedRecipe:
     """Load preset, file or run directory `name` with `patch` over it. Raise `RecipeError`."""
-    path = find(name)
-    layers = [*_chain(path, name), Layer((patch or Patch()).values(), _SAID)]
-    stack = merge(layers)
-    return Loaded(validate(stack), _short_name(path), stack)
+    path = find_recipe(name)
+    layers = [*_load_chain(path, name), Layer((patch or Patch()).values(), _COMMAND_LINE)]
+    stack = merge_layers(layers)
+    return LoadedRecipe(validate(stack), _short_name(path), stack)
 
 
-def load_values(values: Mapping[str, Any], patch: Patch | None = None, *, name: str = "script") -> Loaded:
+def load_values(values: Mapping[str, Any], patch: Patch | None = None, *, name: str = "script") -> LoadedRecipe:
     """Return the recipe that plain `values` are, with `patch` over them; `extends` starts from a preset or a file.
 
     It goes by `name`. Raise `RecipeError` as `load` does.
     """
     own = dict(values)
     base = own.pop("extends", None)
-    below = [] if base is None else _chain(find(str(base)), str(base))
-    stack = merge([*below, Layer(own, name), Layer((patch or Patch()).values(), _SAID)])
-    return Loaded(validate(stack), name, stack)
+    below = [] if base is None else _load_chain(find_recipe(str(base)), str(base))
+    stack = merge_layers([*below, Layer(own, name), Layer((patch or Patch()).values(), _COMMAND_LINE)])
+    return LoadedRecipe(validate(stack), name, stack)
 
 
-def load_any(recipe: str | Path | Recipe | Mapping[str, Any], patch: Patch | None = None) -> Loaded:
+def load_any(recipe: str | Path | Recipe | Mapping[str, Any], patch: Patch | None = None) -> LoadedRecipe:
     """Return what a script has named or made, with `patch` over it. Raise `RecipeError` as `load` does."""
     match recipe:
         case str() | Path():
@@ -72,29 +72,29 @@ def load_any(recipe: str | Path | Recipe | Mapping[str, Any], patch: Patch | Non
             raise RecipeError(f"recipe: {recipe!r} is no recipe (give a name, a path, a mapping or a Recipe)")
 
 
-def validate(stack: Stack) -> Recipe:
+def validate(stack: LayerStack) -> Recipe:
     """Return the typed recipe, or raise `RecipeError` for the first field that does not fit."""
     try:
         return Recipe.model_validate(stack.values)
     except ValidationError as error:
         path, message = explain(error, stack.values)
         origin = stack.origin(path)
-        prefix = "" if origin in ("default", _SAID) else f"{origin}: "
+        prefix = "" if origin in ("default", _COMMAND_LINE) else f"{origin}: "
         raise RecipeError(f"{prefix}{path or 'recipe'}: {message}") from None
 
 
-def find(name: str) -> Path:
+def find_recipe(name: str) -> Path:
     """Return the file that `name` means: a preset, a YAML file, or a run directory's recipe."""
-    secret = secret_in(name)
+    secret = find_secret(name)
     if secret:
-        raise RecipeError(f"{public_url(name)}: the URL holds {secret}, and is no recipe ({LEAVE_OUT})")
+        raise RecipeError(f"{public_url(name)}: the URL holds {secret}, and is no recipe ({HOW_TO_PASS_CREDENTIALS})")
     try:
-        return _find(name)
+        return _find_file(name)
     except OSError as error:
         raise RecipeError(f"{name!r}: cannot be read: {error.strerror} (see `paceline recipes`)") from None
 
 
-def _find(name: str) -> Path:
+def _find_file(name: str) -> Path:
     path, preset = _expanded(name), PRESETS / f"{name}.yaml"
     if is_run(path):
         return path / RECIPE
@@ -121,7 +121,7 @@ def _find(name: str) -> Path:
         )
     if "." in name and name in choices():
         raise RecipeError(f"{name!r}: is a field, not a recipe (write {name}=VALUE)")
-    hint = near_miss(name, preset_names()) or " (see `paceline recipes`)"
+    hint = suggest_similar(name, preset_names()) or " (see `paceline recipes`)"
     family = [each for each in preset_names() if name and each.startswith(f"{name}-")]
     if len(family) > 1:
         hint = f" (did you mean one of {', '.join(family)}?)"
@@ -146,7 +146,7 @@ def preset_summary(name: str) -> str:
     return first.removeprefix("#").strip()
 
 
-def _chain(path: Path, name: str) -> list[Layer]:
+def _load_chain(path: Path, name: str) -> list[Layer]:
     """Return the layers from the root of the `extends` chain to `path`."""
     layers: list[Layer] = []
     seen: list[Path] = []
@@ -154,20 +154,20 @@ def _chain(path: Path, name: str) -> list[Layer]:
         if path.resolve() in seen:
             raise RecipeError(f"{path}: extends itself (mend the chain of `extends`)")
         seen.append(path.resolve())
-        document = read_file(path)
+        document = read_yaml_file(path)
         values: dict[str, Any] = dict(document.values)
         base = values.pop("extends", None)
         layers.insert(0, Layer(values, _origin(path), document.lines))
         if base is None:
             return layers
         if not isinstance(base, str):
-            where = layers[0].where("extends")
+            where = layers[0].location("extends")
             raise RecipeError(f"{where}: extends: {base!r} is not a name (write a preset or a file)")
         beside = path.parent / _expanded(base)
         try:
-            path = find(str(beside) if beside.suffix in (".yaml", ".yml") else base)
+            path = find_recipe(str(beside) if beside.suffix in (".yaml", ".yml") else base)
         except RecipeError as error:
-            raise RecipeError(f"{layers[0].where('extends')}: extends: {error}") from None
+            raise RecipeError(f"{layers[0].location('extends')}: extends: {error}") from None
 
 
 def _origin(path: Path) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any, Final
 
-from paceline.core.errors import PacelineError, RecipeError, near_miss
+from paceline.core.errors import PacelineError, RecipeError, suggest_similar
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.augment import OwnAugment
 from paceline.recipe.schema.log import OwnSink
@@ -25,12 +25,12 @@ from paceline.recipe.schema.own import LIBRARIES, is_own_model, why_refused
 from paceline.recipe.schema.source import OwnSource
 
 _MAIN: Final = "__main__"
-_SHOWN: Final = 200
-_INSTALLED: Final = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"))
+_MAX_SHOWN: Final = 200
+_INSTALLED_PATHS: Final = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"))
 
 
 @dataclass(frozen=True)
-class Contract:
+class PluginContract:
     """What a part is called with beside its `args`: `leading` by position, `given` by name; and what it then has.
 
     `methods` are the names that what it makes must have, each as a user would write it. A part with methods is a class
@@ -48,14 +48,14 @@ class Contract:
         return f"({', '.join((*self.leading, *self.given, '**args'))})"
 
 
-NETWORK: Final = Contract("a network", ("num_classes", "in_channels"))
-SOURCE: Final = Contract("a data source", ("split",))
-OPTIMIZER: Final = Contract("an optimizer", ("lr",), ("groups",))
-AUGMENT: Final = Contract(
+MODEL: Final = PluginContract("a network", ("num_classes", "in_channels"))
+SOURCE: Final = PluginContract("a data source", ("split",))
+OPTIMIZER: Final = PluginContract("an optimizer", ("lr",), ("groups",))
+AUGMENT: Final = PluginContract(
     "an augmentation",
     methods={"num_draws": "num_draws: int", "__call__": "def __call__(self, images, draws) -> images"},
 )
-SINK: Final = Contract(
+SINK: Final = PluginContract(
     "a sink",
     ("run_dir",),
     methods={
@@ -70,22 +70,22 @@ SINK: Final = Contract(
 
 
 @dataclass(frozen=True)
-class Own:
+class PluginRef:
     """A part that a recipe names: at which dotted `path` of it, by which import path, with which keyword arguments."""
 
     path: str
     name: str
     args: Mapping[str, Any]
-    contract: Contract
+    contract: PluginContract
 
     def load(self) -> Callable[..., Any]:
         """Import what makes the part, without calling it. Raise `RecipeError` for what is not there or does not fit."""
         maker = load_object(self.name, f"{self.path}.name")
         if self.contract.methods:
             if not isinstance(maker, type):
-                raise self.lacks(f"is of type {type(maker).__name__}, and {self.contract.what} is a class (name one)")
+                raise self.error(f"is of type {type(maker).__name__}, and {self.contract.what} is a class (name one)")
             self._require(maker)
-        self._check_words(maker)
+        self._check_parameters(maker)
         return maker
 
     def make(self, *leading: Any, **given: Any) -> Any:
@@ -97,10 +97,10 @@ class Own:
         except PacelineError:
             raise
         except Exception as error:
-            raise RecipeError(f"{self.path}.name: {self.name} raised {told(error)} (mend it)") from error
+            raise RecipeError(f"{self.path}.name: {self.name} raised {describe_error(error)} (mend it)") from error
         return part
 
-    def lacks(self, what: str) -> RecipeError:
+    def error(self, what: str) -> RecipeError:
         """Return the error of a part that is made, and is not what its contract says."""
         return RecipeError(f"{self.path}.name: {self.name} {what}")
 
@@ -110,25 +110,25 @@ class Own:
         """
         for name, signature in self.contract.methods.items():
             is_attribute = not signature.startswith("def ")
-            if not (_has(part, name) or (is_attribute and isinstance(part, type))):
-                raise self.lacks(f"has no {name}, which {self.contract.what} needs (add: {signature})")
+            if not (_has_member(part, name) or (is_attribute and isinstance(part, type))):
+                raise self.error(f"has no {name}, which {self.contract.what} needs (add: {signature})")
 
-    def _check_words(self, maker: Callable[..., Any]) -> None:
+    def _check_parameters(self, maker: Callable[..., Any]) -> None:
         """Raise `RecipeError` where the maker does not take what it will be called with."""
-        words, given = _words(maker, len(self.contract.leading)), self.contract.given
+        words, given = _parameters_of(maker, len(self.contract.leading)), self.contract.given
         if words is None:
             return
         refused = [name for name in given if not words.takes(name)]
         if refused:
             whole = f"{self.name.rpartition(':')[2]}{self.contract.call}"
             lacking = f"does not take {', '.join(refused)}, which {self.contract.what} is called with"
-            raise self.lacks(f"{lacking} (define {whole})")
+            raise self.error(f"{lacking} (define {whole})")
         own = [name for name in words.names if name not in given]
         for name in self.args:
             if name in given:
                 raise RecipeError(f"{self.path}.args.{name}: is given by paceline (leave it out)")
             if not words.takes(name):
-                hint = near_miss(name, own) or f" (it has {', '.join(own) or 'none'})"
+                hint = suggest_similar(name, own) or f" (it has {', '.join(own) or 'none'})"
                 raise RecipeError(f"{self.path}.args.{name}: is no argument of {self.name}{hint}")
         for name in words.needed:
             if name not in (*given, *self.args):
@@ -138,7 +138,7 @@ class Own:
 
 
 @dataclass(frozen=True)
-class _Words:
+class _Parameters:
     """The names of arguments that a class or function takes, those that are `needed`, and whether it takes any."""
 
     names: tuple[str, ...]
@@ -149,7 +149,7 @@ class _Words:
         return self.takes_any or name in self.names
 
 
-def _words(maker: Callable[..., Any], num_leading: int) -> _Words | None:
+def _parameters_of(maker: Callable[..., Any], num_leading: int) -> _Parameters | None:
     """Return what `maker` takes by name behind its leading arguments; None where it does not tell, as some of C do."""
     try:
         parameters = list(inspect.signature(maker).parameters.values())
@@ -159,29 +159,29 @@ def _words(maker: Callable[..., Any], num_leading: int) -> _Words | None:
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     named = [parameter for parameter in parameters[num_leading:] if parameter.kind in by_name]
     needed = tuple(parameter.name for parameter in named if parameter.default is parameter.empty)
-    return _Words(tuple(parameter.name for parameter in named), needed, takes_any)
+    return _Parameters(tuple(parameter.name for parameter in named), needed, takes_any)
 
 
-def own_parts(recipe: Recipe) -> Iterator[Own]:
+def plugins_of(recipe: Recipe) -> Iterator[PluginRef]:
     """Yield the parts of a user's own that `recipe` names."""
     model, source, optim = recipe.model, recipe.data.source, recipe.optim
     if is_own_model(model.name):
-        yield Own("model", model.name, model.args, NETWORK)
+        yield PluginRef("model", model.name, model.args, MODEL)
     if isinstance(source, OwnSource):
-        yield Own("data.source", source.name, source.args, SOURCE)
+        yield PluginRef("data.source", source.name, source.args, SOURCE)
     if isinstance(optim, OwnOptim):
-        yield Own("optim", optim.name, optim.args, OPTIMIZER)
+        yield PluginRef("optim", optim.name, optim.args, OPTIMIZER)
     for position, section in enumerate(recipe.data.augment):
         if isinstance(section, OwnAugment):
-            yield Own(f"data.augment[{position}]", section.name, section.args, AUGMENT)
+            yield PluginRef(f"data.augment[{position}]", section.name, section.args, AUGMENT)
     for position, sink in enumerate(recipe.log.sinks):
         if isinstance(sink, OwnSink):
-            yield Own(f"log.sinks[{position}]", sink.name, sink.args, SINK)
+            yield PluginRef(f"log.sinks[{position}]", sink.name, sink.args, SINK)
 
 
-def check_own_parts(recipe: Recipe) -> None:
+def check_plugins(recipe: Recipe) -> None:
     """Import every part that `recipe` names by path, and call none. Raise `RecipeError` for one that cannot be used."""
-    for part in own_parts(recipe):
+    for part in plugins_of(recipe):
         part.load()
 
 
@@ -225,20 +225,20 @@ def path_of(part: object, field: str) -> str:
     return path
 
 
-def told(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Return what went wrong in a user's code, and where, on one line."""
-    text = " ".join(str(error).split())[:_SHOWN]
-    return f"{type(error).__name__}: {text}{_place(error, error.__traceback__)}"
+    text = " ".join(str(error).split())[:_MAX_SHOWN]
+    return f"{type(error).__name__}: {text}{_error_location(error, error.__traceback__)}"
 
 
-def _place(error: BaseException, trace: TracebackType | None) -> str:
+def _error_location(error: BaseException, trace: TracebackType | None) -> str:
     """Return ` at FILE:LINE` of the innermost line of a user's, or else of a package."""
     if isinstance(error, SyntaxError) and error.filename:
         return f" at {error.filename}:{error.lineno}"
     frames = [
         frame for frame in traceback.extract_tb(trace) if frame.filename != __file__ and "<" not in frame.filename
     ]
-    own = [frame for frame in frames if not frame.filename.startswith(_INSTALLED)]
+    own = [frame for frame in frames if not frame.filename.startswith(_INSTALLED_PATHS)]
     return "".join(f" at {frame.filename}:{frame.lineno}" for frame in (own or frames)[-1:])
 
 
@@ -250,17 +250,17 @@ def _module(module: str, name: str, path: str) -> ModuleType:
     except ModuleNotFoundError as error:
         absent = error.name or ""
         if module == absent or module.startswith(f"{absent}."):
-            raise RecipeError(f"{path}: {name}: there is no module {absent}{_where(absent)}") from None
-        raise RecipeError(f"{path}: {name}: importing {module} raised {told(error)} (install it)") from error
+            raise RecipeError(f"{path}: {name}: there is no module {absent}{_module_location(absent)}") from None
+        raise RecipeError(f"{path}: {name}: importing {module} raised {describe_error(error)} (install it)") from error
     except (Exception, SystemExit) as error:
-        raise RecipeError(f"{path}: {name}: importing {module} raised {told(error)} (mend it)") from error
+        raise RecipeError(f"{path}: {name}: importing {module} raised {describe_error(error)} (mend it)") from error
 
 
 def _attribute(found: Any, part: str, name: str, path: str) -> Any:
     """Return what is called `part` in `found`, a module or a class. Raise `RecipeError` where it is not to be had."""
     module_name, _, attribute = name.partition(":")
     try:
-        if _has(found, part):
+        if _has_member(found, part):
             found = getattr(found, part)
             if not isinstance(found, ModuleType):
                 return found
@@ -268,20 +268,20 @@ def _attribute(found: Any, part: str, name: str, path: str) -> Any:
         elif module_name == _MAIN:
             reason = "it was defined in a notebook, a terminal or a file that is no module (move it to a module)"
         else:
-            reason = f"{module_name} has no {attribute}{near_miss(part, dir(found)) or ' (correct it)'}"
+            reason = f"{module_name} has no {attribute}{suggest_similar(part, dir(found)) or ' (correct it)'}"
     except Exception as error:  # some packages import what they name when it is asked for
-        reason = f"looking for {attribute} raised {told(error)} (install what it needs, or correct it)"
+        reason = f"looking for {attribute} raised {describe_error(error)} (install what it needs, or correct it)"
     raise RecipeError(f"{path}: {name}: {reason}")
 
 
-def _where(module: str) -> str:
+def _module_location(module: str) -> str:
     """Return what to do about a module that is not found."""
     top = module.partition(".")[0]
     if module != top:
         return " (correct it, or install it)"
     if Path(f"{top}.py").is_file() or Path(top, "__init__.py").is_file():
         return " on the path, though it is in this folder (put PYTHONPATH=. before the command)"
-    return near_miss(top, LIBRARIES) or " (install it, or put PYTHONPATH=ITS_FOLDER before the command)"
+    return suggest_similar(top, LIBRARIES) or " (install it, or put PYTHONPATH=ITS_FOLDER before the command)"
 
 
 def _name_of_main() -> str:
@@ -294,7 +294,7 @@ def _name_of_main() -> str:
     return script.stem if script.suffix == ".py" and script.stem.isidentifier() else _MAIN
 
 
-def _has(part: object, name: str) -> bool:
+def _has_member(part: object, name: str) -> bool:
     """Whether `part` has a `name`, of a class by its own definition: all classes can be called."""
     if isinstance(part, type):
         return any(name in vars(base) for base in part.__mro__)

@@ -82,7 +82,7 @@ class Plan:
 
         save = recipe.checkpoint
         checkpoint_every, checkpoint_keep_every = every(save.every), every(save.keep_every)
-        _check_kept(recipe, checkpoint_every, checkpoint_keep_every)
+        _check_keep_every(recipe, checkpoint_every, checkpoint_keep_every)
         peak_lr = recipe.optim.lr * lr_factor(recipe)
         eval_batch = 2 * micro_batch if data.eval_batch_size == "auto" else data.eval_batch_size
         image_size = _image_size(recipe, train)
@@ -114,9 +114,9 @@ class Plan:
             lr_sentence=lr_sentence(recipe, peak_lr),
             notes=(
                 *(f"{info.split}: {note}" for info in (train, val) for note in info.notes),
-                *_dropped(recipe, world_size, train.num_images, steps_per_epoch),
-                *_beyond_the_end(recipe, steps_per_epoch, total_steps),
-                *_below_the_size(train_sizes, image_size, total_steps),
+                *_dropped_images(recipe, world_size, train.num_images, steps_per_epoch),
+                *_note_beyond_end(recipe, steps_per_epoch, total_steps),
+                *_note_below_size(train_sizes, image_size, total_steps),
             ),
         )
 
@@ -181,14 +181,14 @@ def _check_divides(path: str, images: int, recipe: Recipe, world_size: int) -> N
     if images % unit == 0:
         return
     over = count(world_size, "rank") + (f" x {accumulate:,} micro-batches" if accumulate > 1 else "")
-    pairs = f" into the pairs of {_mixing(recipe)}" if _mixing(recipe) else ""
+    pairs = f" into the pairs of {_mixes_images(recipe)}" if _mixes_images(recipe) else ""
     nearest = max(unit, (images + unit // 2) // unit * unit)
     raise RecipeError(f"{path}: {images} does not divide over {over}{pairs} (try {nearest})")
 
 
 def _divisor(recipe: Recipe, world_size: int) -> int:
     """Return what the batch must be a multiple of: neighbours that are mixed stay together in one micro-batch."""
-    return world_size * recipe.train.accumulate * (2 if _mixing(recipe) else 1)
+    return world_size * recipe.train.accumulate * (2 if _mixes_images(recipe) else 1)
 
 
 _STEPS_FOR_A_SMALL_SET = 8
@@ -206,7 +206,7 @@ def _fitting_batch(recipe: Recipe, world_size: int, num_images: int) -> int:
     return min(-(-wanted // unit) * unit, largest)
 
 
-def _dropped(recipe: Recipe, world_size: int, num_images: int, steps_per_epoch: int) -> list[str]:
+def _dropped_images(recipe: Recipe, world_size: int, num_images: int, steps_per_epoch: int) -> list[str]:
     """Return a sentence if the incomplete batch at the end of each epoch is a large share of the images."""
     batch_size = recipe.data.global_batch_size
     dropped = num_images - steps_per_epoch * batch_size
@@ -221,7 +221,7 @@ def _dropped(recipe: Recipe, world_size: int, num_images: int, steps_per_epoch: 
     ]
 
 
-def _mixing(recipe: Recipe) -> str:
+def _mixes_images(recipe: Recipe) -> str:
     return " and ".join(section.name for section in recipe.data.augment if isinstance(section, MixUp | CutMix))
 
 
@@ -247,12 +247,12 @@ def lr_sentence(recipe: Recipe, peak_lr: float) -> str:
     if optim.layer_decay != "off":
         scaled = f"{scaled}, each layer before the classifier {optim.layer_decay:g} times that of the next"
     if isinstance(recipe.schedule, OneCycle):
-        return f"{scaled}, rising for {_spoken(recipe.schedule.peak_at)}"
+        return f"{scaled}, rising for {_format_duration(recipe.schedule.peak_at)}"
     warmup = recipe.schedule.warmup
-    return f"{scaled}, " + (f"{_spoken(warmup)} of warm-up" if warmup.value else "no warm-up")
+    return f"{scaled}, " + (f"{_format_duration(warmup)} of warm-up" if warmup.value else "no warm-up")
 
 
-def _spoken(duration: Duration) -> str:
+def _format_duration(duration: Duration) -> str:
     if duration.unit == "%":
         return f"{duration.value:g} % of the run"
     return count(duration.value, {"ep": "epoch", "st": "step", "img": "image"}[duration.unit])
@@ -270,7 +270,7 @@ def _total_steps(recipe: Recipe, steps_per_epoch: int) -> int:
     return max(1, round(train.epochs * steps_per_epoch))
 
 
-def _beyond_the_end(recipe: Recipe, steps_per_epoch: int, total_steps: int) -> list[str]:
+def _note_beyond_end(recipe: Recipe, steps_per_epoch: int, total_steps: int) -> list[str]:
     """Return a sentence when the run ends before the learning rate has reached its peak, or has fallen for once."""
 
     def at(duration: Duration) -> int:
@@ -289,7 +289,7 @@ def _beyond_the_end(recipe: Recipe, steps_per_epoch: int, total_steps: int) -> l
     return notes
 
 
-def _below_the_size(train_sizes: tuple[tuple[int, int], ...], image_size: int, total_steps: int) -> list[str]:
+def _note_below_size(train_sizes: tuple[tuple[int, int], ...], image_size: int, total_steps: int) -> list[str]:
     """Return a sentence when the run ends before training images have reached their whole size."""
     last = train_sizes[-1][1]
     if last == image_size:
@@ -330,13 +330,13 @@ def _train_sizes(
         raise RecipeError(f"data.progressive.end: {progressive.end} comes before begin {progressive.begin} (swap them)")
     sizes: list[tuple[int, int]] = []
     for step in range(0, total_steps, steps_per_epoch):
-        size = _progressed(progressive, image_size, step, begin, end)
+        size = _progressive_size(progressive, image_size, step, begin, end)
         if not sizes or sizes[-1][1] != size:
             sizes.append((step, size))
     return tuple(sizes)
 
 
-def _progressed(progressive: Progressive, image_size: int, step: int, begin: int, end: int) -> int:
+def _progressive_size(progressive: Progressive, image_size: int, step: int, begin: int, end: int) -> int:
     """Return the size of an epoch that starts at `step`, for a rise from step `begin` to step `end`."""
     start, multiple = progressive.start_size, progressive.multiple
     if step <= begin:
@@ -347,7 +347,7 @@ def _progressed(progressive: Progressive, image_size: int, step: int, begin: int
     return min(image_size, max(start, round(size / multiple) * multiple))
 
 
-def _check_kept(recipe: Recipe, every: int, keep_every: int) -> None:
+def _check_keep_every(recipe: Recipe, every: int, keep_every: int) -> None:
     """Raise `RecipeError` for checkpoints that are to be kept and are never written."""
     if keep_every and (not every or keep_every % every):
         raise RecipeError(

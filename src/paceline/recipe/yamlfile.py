@@ -21,14 +21,14 @@ MAX_VALUES = 60_000
 
 
 @dataclass(frozen=True)
-class Document:
+class YamlDocument:
     """A mapping read from YAML: plain `values`, and for each dotted path the line (1-based) it stands on."""
 
     values: dict[str, Any]
     lines: dict[str, int] = field(default_factory=dict)
 
 
-def read_file(path: Path) -> Document:
+def read_yaml_file(path: Path) -> YamlDocument:
     """Read the mapping in `path`. Raise `RecipeError` as `file:line: what is wrong`."""
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
@@ -38,32 +38,32 @@ def read_file(path: Path) -> Document:
         raise RecipeError(f"{path}: cannot be read: {error.strerror} (name a recipe file)") from None
     except UnicodeDecodeError:
         raise RecipeError(f"{path}: is not UTF-8 text (name a recipe file)") from None
-    return read_text(text, str(path))
+    return read_yaml_text(text, str(path))
 
 
-def read_text(text: str, name: str) -> Document:
+def read_yaml_text(text: str, name: str) -> YamlDocument:
     """Read the mapping in `text`; `name` is what errors call it."""
     loaded = _load(text, name)
     if loaded is None:
-        return Document({})
+        return YamlDocument({})
     if not isinstance(loaded, CommentedMap):
         raise RecipeError(
             f"{name}:1: a recipe is a mapping of sections, not a list or a value (write `train: {{epochs: 10}}`)"
         )
     lines: dict[str, int] = {}
     _collect_lines(loaded, "", lines)
-    values = _plain(loaded, name)
+    values = _plain_value(loaded, name)
     assert isinstance(values, dict)
-    return Document(values, lines)
+    return YamlDocument(values, lines)
 
 
-def read_value(text: str, name: str) -> Any:
+def read_yaml_value(text: str, name: str) -> Any:
     """Read one YAML value, such as the right side of `optim.lr=0.4`."""
-    return _plain(_load(text, name), name)
+    return _plain_value(_load(text, name), name)
 
 
-def write_text(values: dict[str, Any]) -> str:
-    """Return `values` as YAML 1.2 that `read_text` reads back to an equal mapping."""
+def to_yaml_text(values: dict[str, Any]) -> str:
+    """Return `values` as YAML 1.2 that `read_yaml_text` reads back to an equal mapping."""
     yaml = YAML(typ="safe", pure=True)
     yaml.default_flow_style = False
     yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
@@ -77,11 +77,11 @@ def write_text(values: dict[str, Any]) -> str:
 
 def _load(text: str, name: str) -> Any:
     try:
-        _refuse_more_than_data(text, name)
+        _refuse_beyond_plain_data(text, name)
         return YAML(typ="rt", pure=True).load(text)
     except MarkedYAMLError as error:
         mark = error.problem_mark
-        place = f"{mark.line + 1}:{mark.column + 1}" if mark else "1"
+        place = f"{mark.xy_points + 1}:{mark.column + 1}" if mark else "1"
         problem = " ".join(str(error.problem).split())
         raise RecipeError(f"{name}:{place}: {problem} (fix the YAML)") from None
     except ReaderError as error:
@@ -93,20 +93,20 @@ def _load(text: str, name: str) -> Any:
         raise RecipeError(f"{name}: is not YAML: {' '.join(str(error).split())[:120]} (fix the file)") from None
 
 
-def _refuse_more_than_data(text: str, name: str) -> None:
+def _refuse_beyond_plain_data(text: str, name: str) -> None:
     depth = num_values = 0
     for event in YAML(typ="rt", pure=True).parse(text):
         depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
         num_values += isinstance(event, ScalarEvent)
-        what = f"more than {MAX_DEPTH} levels are" if depth > MAX_DEPTH else _more_than_data(event)
+        what = f"more than {MAX_DEPTH} levels are" if depth > MAX_DEPTH else _is_not_plain_data(event)
         if num_values > MAX_VALUES:
             what = f"more than {MAX_VALUES:,} keys and values are"
         if what:
-            line = event.start_mark.line + 1
+            line = event.start_mark.xy_points + 1
             raise RecipeError(f"{name}:{line}: {what} not allowed in a recipe (write a plain value)")
 
 
-def _more_than_data(event: Event) -> str:
+def _is_not_plain_data(event: Event) -> str:
     """Return what makes an event more than plain data, or an empty string."""
     if getattr(event, "anchor", None) is not None:
         return "anchors and aliases are"
@@ -126,7 +126,7 @@ def _collect_lines(node: Any, prefix: str, lines: dict[str, int]) -> None:
             _collect_lines(value, f"{path}.", lines)
 
 
-def _no_word(key: Any) -> str:
+def _refuse_key(key: Any) -> str:
     """Say what is wrong with a key that is no text, or not printable."""
     if not isinstance(key, int | float | date):
         return f"key {key!r} is not a word (mend it)"
@@ -136,16 +136,16 @@ def _no_word(key: Any) -> str:
     return f'key {written} is not a word (write it in quotes: "{written}")'
 
 
-def _plain(node: Any, name: str, line: int = 0) -> Any:
+def _plain_value(node: Any, name: str, line: int = 0) -> Any:
     """Turn ruamel's round-trip types into plain Python values; `line` is where `node` stands, if known."""
     where = f"{name}:{line}" if line else name
     if isinstance(node, CommentedMap):
         for key in node:
             if not isinstance(key, str) or not key.isprintable():
-                raise RecipeError(f"{name}:{node.lc.key(key)[0] + 1}: {_no_word(key)}")
-        return {str(key): _plain(value, name, node.lc.key(key)[0] + 1) for key, value in node.items()}
+                raise RecipeError(f"{name}:{node.lc.key(key)[0] + 1}: {_refuse_key(key)}")
+        return {str(key): _plain_value(value, name, node.lc.key(key)[0] + 1) for key, value in node.items()}
     if isinstance(node, CommentedSeq):
-        return [_plain(value, name, node.lc.item(number)[0] + 1) for number, value in enumerate(node)]
+        return [_plain_value(value, name, node.lc.item(number)[0] + 1) for number, value in enumerate(node)]
     if node is None or isinstance(node, bool):
         return node
     if isinstance(node, int):

@@ -14,13 +14,13 @@ class Axis:
     ticks: tuple[tuple[float, str], ...]
     scale: Callable[[float], float] = field(default=float)
 
-    def place(self, value: float) -> float:
+    def position(self, value: float) -> float:
         """Return the position of `value`, from 0 at `low` to 1 at `high`."""
         low, high = self.scale(self.low), self.scale(self.high)
         return (self.scale(value) - low) / (high - low)
 
 
-def axis(low: float, high: float, num_ticks: int = 5, *, is_tight: bool = False) -> Axis:
+def linear_axis(low: float, high: float, num_ticks: int = 5, *, is_tight: bool = False) -> Axis:
     """Return a linear axis with about `num_ticks` ticks at 1, 2 or 5 times a power of ten.
 
     A tight axis ends at the values instead of at ticks.
@@ -28,31 +28,31 @@ def axis(low: float, high: float, num_ticks: int = 5, *, is_tight: bool = False)
     if not high - low > 1e-300:  # below this, a tenth of it underflows to 0 and has no logarithm
         around = abs(low) if abs(low) > 1e-300 else 1.0
         low, high = (low, low + around) if low >= 0 else (low - around, low)
-    step = _step((high - low) / num_ticks)
+    step = _nice_step((high - low) / num_ticks)
     first = math.ceil(low / step - 1e-9) if is_tight else math.floor(low / step + 1e-9)
     last = math.floor(high / step + 1e-9) if is_tight else math.ceil(high / step - 1e-9)
     ticks = [index * step for index in range(first, last + 1)]
-    text = _writer(step, max(abs(low), abs(high)))
+    text = _tick_formatter(step, max(abs(low), abs(high)))
     ends = (low, high) if is_tight else (ticks[0], ticks[-1])
     return Axis(*ends, tuple((tick, text(tick)) for tick in ticks))
 
 
-def doublings(low: float, high: float, num_ticks: int = 7) -> Axis:
+def log2_axis(low: float, high: float, num_ticks: int = 7) -> Axis:
     """Return a log axis over positive values with at most `num_ticks` ticks at powers of two, such as rank counts.
 
     With fewer than two powers of two in range, the ticks are at both ends.
     """
     if not high > low:
         # Center a single value with its own tick alone: half a rank is meaningless.
-        return Axis(low / 2, low * 2, ((low, _power(low)),), math.log)
+        return Axis(low / 2, low * 2, ((low, _format_power(low)),), math.log)
     first, last = math.ceil(math.log2(low) - 1e-9), math.floor(math.log2(high) + 1e-9)
     every = max(1, -(-(last - first + 1) // num_ticks))
     ticks = [2.0**power for power in range(first, last + 1, every)]
     ticks = ticks if len(ticks) > 1 else [low, high]
-    return Axis(low, high, tuple((tick, _power(tick)) for tick in ticks), math.log)
+    return Axis(low, high, tuple((tick, _format_power(tick)) for tick in ticks), math.log)
 
 
-def decades(low: float, high: float, num_ticks: int = 5) -> Axis:
+def log10_axis(low: float, high: float, num_ticks: int = 5) -> Axis:
     """Return a log axis over positive values that ends at ticks: at 1, 2 and 5 times a power of ten if these fit."""
     first, last = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
     for nice in ((1.0, 2.0, 5.0), (1.0,)):
@@ -63,19 +63,21 @@ def decades(low: float, high: float, num_ticks: int = 5) -> Axis:
         if len(ticks) <= num_ticks + 1:
             break
     ticks = ticks[:: max(1, (len(ticks) - 1) // num_ticks)] if len(ticks) > 2 * num_ticks else ticks
-    return Axis(min(ticks[0], low), max(ticks[-1], high), tuple((tick, _power(tick)) for tick in ticks), math.log)
+    return Axis(
+        min(ticks[0], low), max(ticks[-1], high), tuple((tick, _format_power(tick)) for tick in ticks), math.log
+    )
 
 
-def _power(value: float) -> str:
+def _format_power(value: float) -> str:
     return f"{value:,.0f}" if 1 <= value < 1e7 else f"{value:.3g}".replace("e-0", "e-").replace("e+0", "e")
 
 
-def _step(rough: float) -> float:
+def _nice_step(rough: float) -> float:
     power = 10.0 ** math.floor(math.log10(rough))
     return next(nice * power for nice in (1.0, 2.0, 5.0, 10.0) if nice * power >= rough * (1 - 1e-9))
 
 
-def _writer(step: float, largest: float) -> Callable[[float], str]:
+def _tick_formatter(step: float, largest: float) -> Callable[[float], str]:
     # As many decimals as distinguish ticks, or exponents for long numbers.
     decimals = max(0, -math.floor(math.log10(step) + 1e-9))
     if decimals > 4 or largest >= 1e7:

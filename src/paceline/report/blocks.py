@@ -8,7 +8,7 @@ from paceline.report.thin import Point
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """A table cell: `text` for the reader, and `value` as measured where the cell shows a number.
 
     `bar` is a share (0 to 1) drawn behind the text, `swatch` a colour class, and `note` small print such as an
@@ -24,7 +24,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Column:
+class TableColumn:
     """A column heading; numbers align right, and a wide column holds sentences."""
 
     title: str
@@ -58,8 +58,8 @@ class Table:
     """
 
     title: str
-    columns: Sequence[Column]
-    rows: Sequence[Sequence[Cell]]
+    columns: Sequence[TableColumn]
+    rows: Sequence[Sequence[TableCell]]
     num_open: int = 0
     more: str = ""
     is_folded: bool = False
@@ -68,16 +68,16 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Facts:
+class KeyValueList:
     """A list of names and values."""
 
-    rows: Sequence[tuple[str, Cell]]
+    rows: Sequence[tuple[str, TableCell]]
     title: str = ""
     kind: ClassVar[str] = "facts"
 
 
 @dataclass(frozen=True)
-class Code:
+class CodeBlock:
     """A file, folded under `title`."""
 
     title: str
@@ -86,20 +86,20 @@ class Code:
 
 
 @dataclass(frozen=True)
-class Line:
+class ChartLine:
     """A line of a chart.
 
-    `marked` draws a marker at each point. `bounds` holds intervals (low, high) by point. `label` replaces a name too
+    `has_markers` draws a marker at each point. `bounds` holds intervals (low, high) by point. `label` replaces a name too
     long for the line's end. Lines of one `group` share a style and one label if the chart has too many lines or any
-    `dashed` line.
+    `is_dashed` line.
     """
 
     name: str
     points: Sequence[Point]
-    marked: bool = False
+    has_markers: bool = False
     group: str = ""
     label: str = ""
-    dashed: bool = False
+    is_dashed: bool = False
     bounds: Mapping[Point, tuple[float, float]] = field(default_factory=dict)
 
 
@@ -114,7 +114,7 @@ class Chart:
     title: str
     x_label: str
     y_label: str
-    lines: Sequence[Line]
+    lines: Sequence[ChartLine]
     low: float | None = 0.0
     high: float | None = None
     note: str = ""
@@ -125,7 +125,7 @@ class Chart:
 
 
 @dataclass(frozen=True)
-class Charts:
+class ChartRow:
     """Charts in a responsive row."""
 
     charts: Sequence[Chart]
@@ -133,7 +133,7 @@ class Charts:
 
 
 @dataclass(frozen=True)
-class Part:
+class BarSegment:
     """A segment of a bar: its `share` of the whole (0 to 1), its value as text, and a CSS class as `colour`."""
 
     name: str
@@ -143,13 +143,13 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Bar:
+class StackedBar:
     """A stacked bar; `scale` labels its start, middle and end. Drop the legend if a table with the same colours
     follows.
     """
 
     title: str
-    parts: Sequence[Part]
+    parts: Sequence[BarSegment]
     scale: Sequence[str]
     note: str = ""
     has_legend: bool = True
@@ -161,13 +161,13 @@ class BarRow:
     """One bar of a bar chart: `parts` and `bounds` (the interval of its end) are shares of the chart's width."""
 
     name: str
-    parts: Sequence[Part]
+    parts: Sequence[BarSegment]
     text: str
     bounds: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
-class Bars:
+class BarChart:
     """A bar chart; `legend` pairs a name with a CSS class. `has_table` says that a table repeats it, so Markdown omits
     it.
     """
@@ -191,7 +191,7 @@ class HeatMap:
 
 
 @dataclass(frozen=True)
-class Picture:
+class Thumbnail:
     """A thumbnail as a data URL ("" for none), with its true and predicted class."""
 
     address: str
@@ -206,18 +206,18 @@ class Gallery:
     """Thumbnails side by side."""
 
     title: str
-    pictures: Sequence[Picture]
+    pictures: Sequence[Thumbnail]
     kind: ClassVar[str] = "gallery"
 
 
 # CSS class of a status or a finding.
 Tone = Literal["good", "warning", "bad"]
 
-Block = Paragraph | Command | Table | Facts | Code | Charts | Bar | Bars | HeatMap | Gallery
+Block = Paragraph | Command | Table | KeyValueList | CodeBlock | ChartRow | StackedBar | BarChart | HeatMap | Gallery
 
 
 @dataclass(frozen=True)
-class Section:
+class PageSection:
     """A headed part of the report; `key` is its link anchor."""
 
     key: str
@@ -226,16 +226,16 @@ class Section:
 
 
 @dataclass(frozen=True)
-class Figure:
+class KeyFigure:
     """A key figure in large print."""
 
     label: str
-    cell: Cell
+    cell: TableCell
     note: str = ""
 
 
 @dataclass(frozen=True)
-class Verdict:
+class BottleneckSummary:
     """The bottleneck of a run; `command` is what to try, "" if paceline suggests none."""
 
     bottleneck: str
@@ -267,18 +267,18 @@ class HealthFinding:
 
 
 @dataclass(frozen=True)
-class Page:
+class ReportPage:
     """A whole report; `about` names its kind and `source` where its figures come from."""
 
     title: str
     subtitle: Sequence[str]
     status: str
     tone: Tone
-    figures: Sequence[Figure]
-    verdict: Verdict | None
+    figures: Sequence[KeyFigure]
+    verdict: BottleneckSummary | None
     notices: Sequence[str]
     problems: Sequence[str]
-    sections: Sequence[Section]
+    sections: Sequence[PageSection]
     paceline: str
     about: str = "Run report"
     source: str = "the run directory. Figures are those of result.json, rounded here only"

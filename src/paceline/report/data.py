@@ -3,18 +3,18 @@
 from typing import Any
 
 from paceline.core.class_table import ClassCount
-from paceline.report.heat import MAX_CELLS
-from paceline.report.run import Node, Rows, Run
+from paceline.report.heat import MAX_MATRIX_CLASSES
+from paceline.report.run import FirstRecords, NodeSeries, RunData
 from paceline.report.thin import Series
-from paceline.report.words import jsonable
+from paceline.report.words import to_jsonable
 
 FORMAT_VERSION = 1
 
 
-def to_data(run: Run) -> dict[str, Any]:
+def run_to_data(run: RunData) -> dict[str, Any]:
     """Return a run as plain values for JSON; NaN and infinity are strings, and long series are downsampled."""
     result = run.result.model_dump(mode="json") if run.result is not None else None
-    return jsonable(  # type: ignore[no-any-return]
+    return to_jsonable(  # type: ignore[no-any-return]
         {
             "format_version": FORMAT_VERSION,
             "name": run.name,
@@ -24,20 +24,20 @@ def to_data(run: Run) -> dict[str, Any]:
             "machine": run.machine,
             "profile": run.profile or None,
             "evals": run.evals,
-            "steps": _series(run.steps),
-            "telemetry": [_node(node) for node in run.nodes],
-            "classes": [_class(each) for each in run.classes],
-            "confusion": run.confusion if len(run.classes) <= MAX_CELLS else None,
+            "steps": _series_data(run.steps),
+            "telemetry": [_node_data(node) for node in run.nodes],
+            "classes": [_class_data(each) for each in run.classes],
+            "confusion": run.confusion if len(run.classes) <= MAX_MATRIX_CLASSES else None,
             "mistakes": [mistake.record for mistake in run.mistakes],
-            "warnings": _rows(run.warnings),
-            "bad_images": _rows(run.bad_images),
-            "attempts": _rows(run.attempts),
+            "warnings": _records_data(run.warnings),
+            "bad_images": _records_data(run.bad_images),
+            "attempts": _records_data(run.attempts),
             "problems": run.problems,
         }
     )
 
 
-def _series(series: Series) -> dict[str, Any]:
+def _series_data(series: Series) -> dict[str, Any]:
     return {
         "records": series.num_records,
         "records_per_point": series.per_point,
@@ -46,14 +46,14 @@ def _series(series: Series) -> dict[str, Any]:
     }
 
 
-def _node(node: Node) -> dict[str, Any]:
-    return {"node": node.number, "gpus": node.gpus, **_series(node.series)}
+def _node_data(node: NodeSeries) -> dict[str, Any]:
+    return {"node": node.number, "gpus": node.gpus, **_series_data(node.series)}
 
 
-def _class(counted: ClassCount) -> dict[str, Any]:
+def _class_data(counted: ClassCount) -> dict[str, Any]:
     accuracy = counted.accuracy if counted.images else None
     return {"class": counted.name, "images": counted.images, "correct": counted.correct, "accuracy": accuracy}
 
 
-def _rows(records: Rows) -> dict[str, Any]:
+def _records_data(records: FirstRecords) -> dict[str, Any]:
     return {"total": records.total, "rows": list(records.rows)}

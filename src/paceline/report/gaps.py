@@ -8,26 +8,35 @@ from typing import Final
 from paceline.report.thin import Point
 
 # A pause is a gap if it exceeds the median interval nearby, before and after, by this factor.
-_GAP: Final = 5.0
-_NEAR: Final = 8
+_GAP_FACTOR: Final = 5.0
+_NUM_NEIGHBOURS: Final = 8
 
 
-def pieces(points: Sequence[Point]) -> Iterator[Sequence[Point]]:
+def split_at_gaps(points: Sequence[Point]) -> Iterator[Sequence[Point]]:
     """Yield the runs of points between gaps, such as while the run was down."""
     # Compare with nearby intervals only: the longer a run takes, the less often paceline samples its nodes.
     widths = [after[0] - before[0] for before, after in pairwise(points)]
     begin = 0
     for index, width in enumerate(widths):
-        near = [each for each in (widths[max(0, index - _NEAR) : index], widths[index + 1 : index + 1 + _NEAR]) if each]
-        if len(widths) >= _NEAR and width > _GAP * max(map(median, near)):
+        near = [
+            each
+            for each in (
+                widths[max(0, index - _NUM_NEIGHBOURS) : index],
+                widths[index + 1 : index + 1 + _NUM_NEIGHBOURS],
+            )
+            if each
+        ]
+        if len(widths) >= _NUM_NEIGHBOURS and width > _GAP_FACTOR * max(map(median, near)):
             yield points[begin : index + 1]
             begin = index + 1
     yield points[begin:]
 
 
-def mean_over_time(points: Sequence[Point]) -> float:
+def time_weighted_mean(points: Sequence[Point]) -> float:
     """Return the mean of the values, each weighted by the time since the previous point; gaps do not count."""
-    weighted = [(after[0] - before[0], after[1]) for piece in pieces(points) for before, after in pairwise(piece)]
+    weighted = [
+        (after[0] - before[0], after[1]) for piece in split_at_gaps(points) for before, after in pairwise(piece)
+    ]
     whole = sum(width for width, _ in weighted)
     if whole > 0:
         return sum(width * value for width, value in weighted) / whole

@@ -5,108 +5,115 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from paceline.core.units import number, share
 from paceline.report.blocks import (
-    Bar,
+    BarChart,
     BarRow,
-    Bars,
     Block,
-    Cell,
-    Charts,
-    Code,
+    ChartRow,
+    CodeBlock,
     Command,
-    Facts,
     Gallery,
     HeatMap,
-    Page,
+    KeyValueList,
     Paragraph,
+    ReportPage,
+    StackedBar,
     Table,
+    TableCell,
 )
 
 # Replaced by HTML entities, which every renderer shows as text; not all renderers honour backslashes.
-_SPECIAL = re.compile(r"[&<>|`\[\]*~\\]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
-_MAX_MATRIX = 20
+_SPECIAL_CHARACTERS = re.compile(r"[&<>|`\[\]*~\\]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
+_MAX_MARKDOWN_MATRIX = 20
 
 
-def to_markdown(page: Page) -> str:
+def render_markdown(page: ReportPage) -> str:
     """Return a page as GitHub-flavoured Markdown."""
-    lines = [f"# {escaped(page.title)}", "", f"**{escaped(page.status)}** · {escaped(' · '.join(page.subtitle))}", ""]
-    lines += [f"- could not be read: {escaped(problem)}" for problem in page.problems]
+    lines = [
+        f"# {escape_markdown(page.title)}",
+        "",
+        f"**{escape_markdown(page.status)}** · {escape_markdown(' · '.join(page.subtitle))}",
+        "",
+    ]
+    lines += [f"- could not be read: {escape_markdown(problem)}" for problem in page.problems]
     rows = [[figure.label, figure.cell.text, figure.note] for figure in page.figures]
-    lines += ["", *_table(["figure", "value", "note"], rows)]
+    lines += ["", *_table_lines(["figure", "value", "note"], rows)]
     if page.health:
         lines += ["", "## Health", ""]
         lines += [
-            f"- **{escaped(each.title)}** ({each.severity}): {escaped(f'{each.evidence} {each.advice}')}"
+            f"- **{escape_markdown(each.title)}** ({each.severity}): {escape_markdown(f'{each.evidence} {each.advice}')}"
             for each in page.health
         ]
     if page.verdict is not None:
         bottleneck = page.verdict
-        lines += ["", f"## Bottleneck: {escaped(bottleneck.bottleneck)}", ""]
-        lines += [escaped(" ".join(filter(None, (bottleneck.evidence, bottleneck.ceiling, bottleneck.advice))))]
-        lines += ["", *_fenced(bottleneck.command, "sh")] if bottleneck.command else []
+        lines += ["", f"## Bottleneck: {escape_markdown(bottleneck.bottleneck)}", ""]
+        lines += [escape_markdown(" ".join(filter(None, (bottleneck.evidence, bottleneck.ceiling, bottleneck.advice))))]
+        lines += ["", *_fence_code(bottleneck.command, "sh")] if bottleneck.command else []
     for section in page.sections:
-        lines += ["", f"## {escaped(section.title)}"]
+        lines += ["", f"## {escape_markdown(section.title)}"]
         for block in section.blocks:
-            if not (isinstance(block, Bars) and block.has_table):
-                lines += ["", *_block(block)]
+            if not (isinstance(block, BarChart) and block.has_table):
+                lines += ["", *_render_block(block)]
     return "\n".join([*lines, "", f"Written by paceline {page.paceline}.", ""])
 
 
-def escaped(text: str) -> str:
+def escape_markdown(text: str) -> str:
     """Return text with everything that Markdown or HTML would interpret as character references."""
-    return _SPECIAL.sub(lambda match: f"&#{ord(match[0])};", text)
+    return _SPECIAL_CHARACTERS.sub(lambda match: f"&#{ord(match[0])};", text)
 
 
-def table_lines(table: Table) -> list[str]:
+def markdown_table_lines(table: Table) -> list[str]:
     """Return the lines of a table without its title."""
-    return _table([column.title for column in table.columns], [[_text(cell) for cell in row] for row in table.rows])
+    return _table_lines(
+        [column.title for column in table.columns], [[_cell_text(cell) for cell in row] for row in table.rows]
+    )
 
 
-def _text(cell: Cell) -> str:
+def _cell_text(cell: TableCell) -> str:
     return f"{cell.text} ({cell.note})" if cell.note else cell.text
 
 
-def _block(block: Block) -> Iterator[str]:
+def _render_block(block: Block) -> Iterator[str]:
     match block:
         case Paragraph():
-            yield escaped(block.text)
+            yield escape_markdown(block.text)
         case Command():
-            yield from _fenced(block.text, "sh")
-        case Code():
-            yield from [f"**{escaped(block.title)}**", "", *_fenced(block.text, "yaml")]
+            yield from _fence_code(block.text, "sh")
+        case CodeBlock():
+            yield from [f"**{escape_markdown(block.title)}**", "", *_fence_code(block.text, "yaml")]
         case Table():
-            rows = [[_text(cell) for cell in row] for row in block.rows]
-            yield from _titled(block.title, [column.title for column in block.columns], rows)
-        case Facts():
-            yield from _titled(block.title, ["", ""], [[name, _text(cell)] for name, cell in block.rows])
-        case Bar() | Bars() | Charts() | HeatMap() | Gallery():
-            yield from _drawing(block)
+            rows = [[_cell_text(cell) for cell in row] for row in block.rows]
+            yield from _titled_table(block.title, [column.title for column in block.columns], rows)
+        case KeyValueList():
+            yield from _titled_table(block.title, ["", ""], [[name, _cell_text(cell)] for name, cell in block.rows])
+        case StackedBar() | BarChart() | ChartRow() | HeatMap() | Gallery():
+            yield from _render_drawing(block)
 
 
-def _drawing(block: Bar | Bars | Charts | HeatMap | Gallery) -> Iterator[str]:
+def _render_drawing(block: StackedBar | BarChart | ChartRow | HeatMap | Gallery) -> Iterator[str]:
     match block:
-        case Bar():
+        case StackedBar():
             rows = [[segment.name, segment.text, share(segment.share)] for segment in block.parts]
-            yield from _titled(
+            yield from _titled_table(
                 f"{block.title} ({block.note})" if block.note else block.title, ["part", "", "share"], rows
             )
-        case Bars():
+        case BarChart():
             parts = list(dict.fromkeys(segment.name for row in block.rows for segment in row.parts))
-            yield from _titled(block.title, ["", *parts, "all"], [_bar(row, parts) for row in block.rows])
-        case Charts():
-            yield from _table(["curve", "unit", "first", "last", "lowest", "highest"], _curves(block))
+            yield from _titled_table(block.title, ["", *parts, "all"], [_bar_row(row, parts) for row in block.rows])
+        case ChartRow():
+            yield from _table_lines(["curve", "unit", "first", "last", "lowest", "highest"], _curve_rows(block))
         case HeatMap():
-            yield from _matrix(block)
+            yield from _render_matrix(block)
         case Gallery():
             rows = [[each.true, each.predicted, ", ".join([*each.details, each.name])] for each in block.pictures]
-            yield from _titled(block.title, ["true", "predicted", "image"], rows)
+            yield from _titled_table(block.title, ["true", "predicted", "image"], rows)
 
 
-def _bar(row: BarRow, names: Sequence[str]) -> list[str]:
+def _bar_row(row: BarRow, names: Sequence[str]) -> list[str]:
     texts = {segment.name: segment.text for segment in row.parts}
     return [row.name, *(texts.get(name, "") for name in names), row.text]
 
 
-def _curves(block: Charts) -> list[list[str]]:
+def _curve_rows(block: ChartRow) -> list[list[str]]:
     rows = []
     for chart in block.charts:
         for line in chart.lines:
@@ -117,29 +124,29 @@ def _curves(block: Charts) -> list[list[str]]:
     return rows
 
 
-def _matrix(heat: HeatMap) -> Iterator[str]:
-    if len(heat.names) > _MAX_MATRIX:
+def _render_matrix(heat: HeatMap) -> Iterator[str]:
+    if len(heat.names) > _MAX_MARKDOWN_MATRIX:
         yield "The confusion matrix is in the HTML and JSON reports."
         return
     rows = [
         [name, *(f"{count:,}" if count else "" for count in counts)]
         for name, counts in zip(heat.names, heat.counts, strict=True)
     ]
-    yield from _titled(heat.title, ["", *heat.names], rows)
+    yield from _titled_table(heat.title, ["", *heat.names], rows)
 
 
-def _titled(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+def _titled_table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
     if title:
-        yield from [f"**{escaped(title)}**", ""]
-    yield from _table(headings, rows)
+        yield from [f"**{escape_markdown(title)}**", ""]
+    yield from _table_lines(headings, rows)
 
 
-def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    lines = [f"| {' | '.join(map(escaped, headings))} |", f"|{' --- |' * len(headings)}"]
-    return [*lines, *(f"| {' | '.join(map(escaped, row))} |" for row in rows)]
+def _table_lines(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    lines = [f"| {' | '.join(map(escape_markdown, headings))} |", f"|{' --- |' * len(headings)}"]
+    return [*lines, *(f"| {' | '.join(map(escape_markdown, row))} |" for row in rows)]
 
 
-def _fenced(text: str, language: str) -> list[str]:
+def _fence_code(text: str, language: str) -> list[str]:
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return [f"{fence}{language}", text, fence]

@@ -2,24 +2,24 @@
 
 from typing import Final
 
-from paceline.core.stages import PAUSES, STAGES, spoken
+from paceline.core.stages import PAUSES, STAGES, display_name
 
 # What a process does outside its counted steps, and time that no stage covers.
-_AROUND: Final = {
-    "start_up": spoken("start_up"),
+_PROCESS_PARTS: Final = {
+    "start_up": display_name("start_up"),
     "compile": "compiling",
     "warmup": "warm-up",
     "finish": "finish",
     "closing": "closing",
-    "residual": spoken("residual"),
+    "residual": display_name("residual"),
 }
 
 
-def name(key: str) -> str:
+def stage_label(key: str) -> str:
     """Return the label of a stage, a pause or another part of a run's time."""
-    return _AROUND.get(key) or spoken(key)
+    return _PROCESS_PARTS.get(key) or display_name(key)
 
 
-def colour(key: str) -> str:
+def stage_colour(key: str) -> str:
     """Return the CSS class of a part."""
-    return f"c-{key.replace('_', '-')}" if key in (*_AROUND, *STAGES, *PAUSES) else "c-unknown"
+    return f"c-{key.replace('_', '-')}" if key in (*_PROCESS_PARTS, *STAGES, *PAUSES) else "c-unknown"

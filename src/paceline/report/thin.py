@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from paceline.report.words import finite
+from paceline.report.words import finite_or_none
 
 Point = tuple[float, float]
 MAX_POINTS = 500
@@ -32,16 +32,16 @@ class Series:
     per_point: int = 1
     is_sample: bool = False
 
-    def line(self, x: str, y: str) -> tuple[Point, ...]:
+    def xy_points(self, x: str, y: str) -> tuple[Point, ...]:
         """Return `y` over `x` for the points that have both."""
         return tuple((point[x], point[y]) for point in self.points if x in point and y in point)
 
-    def has(self, key: str) -> bool:
+    def has_key(self, key: str) -> bool:
         """Return whether any record has `key`."""
         return key in self.extents
 
 
-class Thinner:
+class Downsampler:
     """Collect records one by one; above `limit` points, average neighbours pairwise."""
 
     def __init__(self, limit: int = MAX_POINTS) -> None:
@@ -59,10 +59,10 @@ class Thinner:
         if len(self._points) == self._limit and not self._num_open:  # full: halve the resolution
             self._halve()
         for key, raw in record.items():
-            value = finite(raw)
+            value = finite_or_none(raw)
             if value is None:
                 continue
-            _add(self._open, key, value, 1)
+            _add_value(self._open, key, value, 1)
             seen = self._seen.setdefault(key, [value, value, value])
             seen[:] = min(value, seen[0]), max(value, seen[1]), value
         self._num_records += 1
@@ -76,16 +76,16 @@ class Thinner:
         points = [*self._points, self._open] if self._num_open else self._points
         whole: _Sums = {}
         for each in points:
-            _merge(whole, each)
-        means = _means(whole)
+            _merge_sums(whole, each)
+        means = _mean_values(whole)
         extents = {
             key: Extent(lowest, highest, means[key], last) for key, (lowest, highest, last) in self._seen.items()
         }
-        return Series(tuple(map(_means, points)), extents, self._num_records, self._per_point)
+        return Series(tuple(map(_mean_values, points)), extents, self._num_records, self._per_point)
 
     def _halve(self) -> None:
         for left, right in zip(self._points[::2], self._points[1::2], strict=True):
-            _merge(left, right)
+            _merge_sums(left, right)
         self._points = self._points[::2]
         self._per_point *= 2
 
@@ -94,28 +94,28 @@ class Thinner:
 _Sums = dict[str, tuple[float, int]]
 
 
-def _add(sums: _Sums, key: str, value: float, number: int) -> None:
+def _add_value(sums: _Sums, key: str, value: float, number: int) -> None:
     before, num_before = sums.get(key, (0.0, 0))
     sums[key] = (before + value, num_before + number)
 
 
-def _merge(sums: _Sums, others: _Sums) -> None:
+def _merge_sums(sums: _Sums, others: _Sums) -> None:
     for key, (value, number) in others.items():
-        _add(sums, key, value, number)
+        _add_value(sums, key, value, number)
 
 
-def _means(sums: _Sums) -> dict[str, float]:
+def _mean_values(sums: _Sums) -> dict[str, float]:
     return {key: value / number for key, (value, number) in sums.items()}
 
 
-def thin(records: Iterable[Mapping[str, object]], limit: int = MAX_POINTS) -> Series:
+def downsample(records: Iterable[Mapping[str, object]], limit: int = MAX_POINTS) -> Series:
     """Return `records` as a series of at most `limit` points (an even number)."""
-    thinner = Thinner(limit)
+    thinner = Downsampler(limit)
     for record in records:
         thinner.add(record)
     return thinner.series()
 
 
-def thin_points(points: Iterable[Point], limit: int) -> tuple[Point, ...]:
+def downsample_points(points: Iterable[Point], limit: int) -> tuple[Point, ...]:
     """Return a line as at most `limit` points (an even number)."""
-    return thin(({"x": x, "y": y} for x, y in points), limit).line("x", "y")
+    return downsample(({"x": x, "y": y} for x, y in points), limit).xy_points("x", "y")

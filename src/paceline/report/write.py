@@ -6,26 +6,30 @@ from itertools import chain
 from pathlib import Path
 from typing import Final
 
-from paceline.core.class_table import printable
+from paceline.core.class_table import printable_class_name
 from paceline.core.errors import RecipeError
 from paceline.core.experiments.folder import ExperimentDir
 from paceline.core.rundir import RunDir, write_atomic
-from paceline.report.blocks import Page
-from paceline.report.data import to_data
-from paceline.report.experiments.cut import Limit, cut
-from paceline.report.experiments.page import experiment_page
-from paceline.report.files import is_experiment
-from paceline.report.html import to_html
-from paceline.report.markdown import to_markdown
-from paceline.report.page import FULL, Limits, build_page
+from paceline.report.blocks import ReportPage
+from paceline.report.data import run_to_data
+from paceline.report.experiments.cut import ExperimentLimits, truncate_page
+from paceline.report.experiments.page import build_experiment_page
+from paceline.report.files import is_experiment_dir
+from paceline.report.html import render_html
+from paceline.report.markdown import render_markdown
+from paceline.report.page import FULL_LIMITS, PageLimits, build_run_page
 from paceline.report.run import read_run
-from paceline.report.words import jsonable
+from paceline.report.words import to_jsonable
 
 # Keeps every report small enough to send by mail.
-MAX_BYTES: Final = 1_000_000
-_LIMITS: Final = (FULL, Limits(classes=300, picture_bytes=150_000), Limits(classes=20, picture_bytes=0))
-_CUTS: Final = (Limit(300, 50_000), Limit(100, 20_000), Limit(20, 5_000))
-FORMATS: Final = ("html", "md", "json")
+MAX_REPORT_BYTES: Final = 1_000_000
+_RUN_LIMITS: Final = (
+    FULL_LIMITS,
+    PageLimits(classes=300, picture_bytes=150_000),
+    PageLimits(classes=20, picture_bytes=0),
+)
+_EXPERIMENT_LIMITS: Final = (ExperimentLimits(300, 50_000), ExperimentLimits(100, 20_000), ExperimentLimits(20, 5_000))
+REPORT_FORMATS: Final = ("html", "md", "json")
 
 
 def write_report(rundir: RunDir) -> Path:
@@ -33,47 +37,49 @@ def write_report(rundir: RunDir) -> Path:
 
     Raise `PacelineError` if the folder is neither, and `OSError` if the file cannot be written.
     """
-    write_atomic(rundir.report, report_text(rundir, "html"))
+    write_atomic(rundir.report, render_report(rundir, "html"))
     return rundir.report
 
 
-def report_text(rundir: RunDir, kind: str) -> str:
+def render_report(rundir: RunDir, kind: str) -> str:
     """Return the report of a run directory or an experiment as `html`, `md` or `json`.
 
     Raise `PacelineError` if the folder is neither, or if the experiment has not finished.
     """
-    if kind not in FORMATS:
+    if kind not in REPORT_FORMATS:
         raise RecipeError(f"--format: {kind!r} is unknown (use html, md or json)")
-    if is_experiment(rundir.path):
-        return _experiment_text(ExperimentDir(rundir.path), kind)
+    if is_experiment_dir(rundir.path):
+        return _render_experiment(ExperimentDir(rundir.path), kind)
     run = read_run(rundir)
     match kind:
         case "md":
-            return printable(to_markdown(build_page(run)))
+            return printable_class_name(render_markdown(build_run_page(run)))
         case "json":
-            return json.dumps(to_data(run), indent=1, allow_nan=False) + "\n"
+            return json.dumps(run_to_data(run), indent=1, allow_nan=False) + "\n"
         case _:
-            return _html(run.path, (build_page(run, limits) for limits in _LIMITS))
+            return _render_within_limit(run.path, (build_run_page(run, limits) for limits in _RUN_LIMITS))
 
 
-def _experiment_text(folder: ExperimentDir, kind: str) -> str:
+def _render_experiment(folder: ExperimentDir, kind: str) -> str:
     result = folder.read()
     match kind:
         case "md":
-            return printable(to_markdown(experiment_page(folder, result)))
+            return printable_class_name(render_markdown(build_experiment_page(folder, result)))
         case "json":
-            return json.dumps(jsonable(result.model_dump()), indent=1, allow_nan=False) + "\n"
+            return json.dumps(to_jsonable(result.model_dump()), indent=1, allow_nan=False) + "\n"
         case _:
-            page = experiment_page(folder, result)
-            return _html(folder.path, chain([page], (cut(page, limit) for limit in _CUTS)))
+            page = build_experiment_page(folder, result)
+            return _render_within_limit(
+                folder.path, chain([page], (truncate_page(page, limit) for limit in _EXPERIMENT_LIMITS))
+            )
 
 
-def _html(path: Path, pages: Iterable[Page]) -> str:
+def _render_within_limit(path: Path, pages: Iterable[ReportPage]) -> str:
     # Pages are ordered from full to most truncated.
     text = ""
     for page in pages:
-        text = printable(to_html(page))
-        if len(text.encode()) < MAX_BYTES:
+        text = printable_class_name(render_html(page))
+        if len(text.encode()) < MAX_REPORT_BYTES:
             break
-    assert 0 < len(text.encode()) < MAX_BYTES, f"{path}: a report of {len(text):,} characters"
+    assert 0 < len(text.encode()) < MAX_REPORT_BYTES, f"{path}: a report of {len(text):,} characters"
     return text

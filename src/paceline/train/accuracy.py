@@ -5,7 +5,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from paceline.train.state import Correct
+from paceline.train.state import CorrectCounts
 
 
 class BatchAccuracy(Protocol):
@@ -15,22 +15,22 @@ class BatchAccuracy(Protocol):
         """Count a batch of logits float [N, C] and `targets`: classes int64 [N], or probabilities float [N, C]."""
         ...
 
-    def take(self) -> Tensor | None:
+    def pop_counts(self) -> Tensor | None:
         """Return how often the target ranked first, second, ..., int64 [min(5, C)], and reset; None if off."""
         ...
 
 
-class NoAccuracy:
+class NoBatchAccuracy:
     """Count nothing."""
 
     def add(self, logits: Tensor, targets: Tensor) -> None:
         """Do nothing."""
 
-    def take(self) -> None:
+    def pop_counts(self) -> None:
         """Return None."""
 
 
-class DeviceAccuracy:
+class DeviceBatchAccuracy:
     """Count on `device` in place, so that a captured step counts too.
 
     The target of a mixed image is the class with the largest share, as in torchvision's references; ties go to the
@@ -47,19 +47,19 @@ class DeviceAccuracy:
             best = logits.topk(len(self._counts), dim=1).indices
             self._counts.add_((best == labels[:, None]).sum(dim=0))
 
-    def take(self) -> Tensor:
+    def pop_counts(self) -> Tensor:
         """Return the counts, int64 [min(5, C)], and reset them."""
         counts = self._counts.clone()
         self._counts.zero_()
         return counts
 
 
-def correct(counts: Tensor, images: int) -> Correct:
+def to_correct_counts(counts: Tensor, images: int) -> CorrectCounts:
     """Return top-1 and top-5 counts from counts by rank of the target. Waits for the device."""
     by_rank = counts.tolist()
-    return Correct(images, by_rank[0], sum(by_rank))
+    return CorrectCounts(images, by_rank[0], sum(by_rank))
 
 
-def build_accuracy(switch: str, num_classes: int, device: torch.device) -> BatchAccuracy:
+def build_batch_accuracy(switch: str, num_classes: int, device: torch.device) -> BatchAccuracy:
     """Return the counter of `train.accuracy`."""
-    return DeviceAccuracy(num_classes, device) if switch == "on" else NoAccuracy()
+    return DeviceBatchAccuracy(num_classes, device) if switch == "on" else NoBatchAccuracy()

@@ -33,33 +33,33 @@ from paceline.core.world import NO_JOB, BatchJob, World
 from paceline.measure.rate import unix_s
 from paceline.measure.summary import ClockSummary
 
-How = Status | Literal["killed"]
+AttemptStatus = Status | Literal["killed"]
 
 
 @dataclass(frozen=True)
-class Spent:
+class TimeSpent:
     """Seconds of training time that were not steps, over all processes as far as their work is kept."""
 
     eval_s: float = 0.0
     checkpoint_s: float = 0.0
     data_wait_s: float = 0.0
 
-    def plus(self, summary: ClockSummary) -> "Spent":
+    def plus(self, summary: ClockSummary) -> "TimeSpent":
         """Return the sum with what the clock of this process has measured so far."""
         waited_s = summary.stages[DATA_WAIT].device_s if DATA_WAIT in summary.stages else 0.0
         share = waited_s / summary.wall_s if summary.wall_s else 0.0
-        return Spent(
+        return TimeSpent(
             self.eval_s + summary.pauses.get("evaluate", 0.0),
             self.checkpoint_s + summary.pauses.get("checkpoint", 0.0),
             self.data_wait_s + share * (summary.wall_s + summary.warmup_s) + summary.pauses.get(EPOCH_BOUNDARY, 0.0),
         )
 
 
-class _Row(BaseModel):
+class _AttemptRecord(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class Start(_Row):
+class AttemptStart(_AttemptRecord):
     """A process that began to train.
 
     `started_s` is its start (seconds since 1970), `startup_s` the seconds to its first step, `trained_s` the training
@@ -83,7 +83,7 @@ class Start(_Row):
     waited_s: float = 0.0
 
 
-class End(_Row):
+class AttemptEnd(_AttemptRecord):
     """The end of a process, after `step` steps and `trained_s` seconds, earlier processes included."""
 
     event: Literal["end"] = "end"
@@ -91,24 +91,24 @@ class End(_Row):
     ended_s: float
     step: int
     trained_s: float
-    how: How
+    how: AttemptStatus
 
 
 @dataclass(frozen=True)
 class Attempt:
     """One process of rank 0; `end` is None while it runs, or if it was killed and the run was not resumed."""
 
-    start: Start
-    end: End | None = None
+    start: AttemptStart
+    end: AttemptEnd | None = None
 
     @property
-    def training_s(self) -> float:
+    def training_started_s(self) -> float:
         """Time of its first step, in seconds since 1970."""
         return self.start.started_s + self.start.startup_s
 
-    def ended(self, ended_s: float, step: int, trained_s: float, how: How) -> "Attempt":
+    def with_end(self, ended_s: float, step: int, trained_s: float, status: AttemptStatus) -> "Attempt":
         """Return a copy with an end."""
-        end = End(number=self.start.number, ended_s=ended_s, step=step, trained_s=trained_s, how=how)
+        end = AttemptEnd(number=self.start.number, ended_s=ended_s, step=step, trained_s=trained_s, how=status)
         return Attempt(self.start, end)
 
 
@@ -120,9 +120,9 @@ def read_attempts(path: Path, warn: Callable[[str], None] = lambda message: None
     for number, row in enumerate(read_lines(path, unread.append), start=1):
         try:
             if row.get("event") == "start":
-                attempts.append(Attempt(Start.model_validate(row)))
+                attempts.append(Attempt(AttemptStart.model_validate(row)))
                 continue
-            end = End.model_validate(row)
+            end = AttemptEnd.model_validate(row)
             if end.number != attempts[-1].start.number:
                 raise ValueError(end.number)
             attempts[-1] = Attempt(attempts[-1].start, end)
@@ -134,52 +134,58 @@ def read_attempts(path: Path, warn: Callable[[str], None] = lambda message: None
     return tuple(attempts)
 
 
-def closed(attempts: Sequence[Attempt], rundir: RunDir, from_trained_s: float = 0.0) -> tuple[Attempt, ...]:
+def estimate_last_end(
+    attempts: Sequence[Attempt], rundir: RunDir, resumed_trained_s: float = 0.0
+) -> tuple[Attempt, ...]:
     """Return `attempts` with an estimated end of the last one if it was killed.
 
-    `from_trained_s` is the training time, in seconds, of the checkpoint that the run resumes from: a lower bound of the
+    `resumed_trained_s` is the training time, in seconds, of the checkpoint that the run resumes from: a lower bound of the
     killed process's.
     """
     if not attempts or attempts[-1].end is not None:
         return tuple(attempts)
     *before, last = attempts
     rows = [row for path in (rundir.steps, rundir.evals) for row in read_lines(path, lambda number: None)]
-    trained_s = max([last.start.trained_s, from_trained_s, *(_number(row, "trained_s") for row in rows)])
-    step = max([last.start.from_step, *(int(_number(row, "step")) for row in rows)])
-    ended_s = last.training_s + trained_s - last.start.trained_s
-    return (*before, last.ended(ended_s, step, trained_s, "killed"))
+    trained_s = max([last.start.trained_s, resumed_trained_s, *(_number_or_zero(row, "trained_s") for row in rows)])
+    step = max([last.start.from_step, *(int(_number_or_zero(row, "step")) for row in rows)])
+    ended_s = last.training_started_s + trained_s - last.start.trained_s
+    return (*before, last.with_end(ended_s, step, trained_s, "killed"))
 
 
-def account(attempts: Sequence[Attempt], trained_s: float, spent: Spent, after_s: float = 0.0) -> GoodputResult:
+def compute_goodput(
+    attempts: Sequence[Attempt], trained_s: float, spent: TimeSpent, non_step_s: float = 0.0
+) -> GoodputResult:
     """Attribute the wall-clock time of `attempts`, all of which have an end.
 
-    The last one has trained for `trained_s` seconds, earlier processes included; `spent` and `after_s` (time after the
+    The last one has trained for `trained_s` seconds, earlier processes included; `time_spent` and `non_step_s` (time after the
     last step, and profiler start) of these were not steps.
     """
     ends = [attempt.end for attempt in attempts]
     assert ends and all(ends), "every attempt needs an end"
     startup_s = sum(attempt.start.startup_s for attempt in attempts)
-    up_s = sum(max(0.0, end.ended_s - attempt.training_s) for attempt, end in zip(attempts, ends, strict=True) if end)
-    down_s = attempts[0].start.waited_s + sum(_down(before, after) for before, after in pairwise(attempts))
-    rework_s = sum(_lost(before, after) for before, after in pairwise(attempts))
+    up_s = sum(
+        max(0.0, end.ended_s - attempt.training_started_s) for attempt, end in zip(attempts, ends, strict=True) if end
+    )
+    down_s = attempts[0].start.waited_s + sum(_downtime_s(before, after) for before, after in pairwise(attempts))
+    rework_s = sum(_rework_s(before, after) for before, after in pairwise(attempts))
     recorded_s = trained_s - attempts[0].start.trained_s  # the file may begin later than the run
     parts = {
-        "useful_s": max(0.0, recorded_s - spent.eval_s - spent.checkpoint_s - spent.data_wait_s - after_s),
+        "useful_s": max(0.0, recorded_s - spent.eval_s - spent.checkpoint_s - spent.data_wait_s - non_step_s),
         "startup_s": startup_s,
         **asdict(spent),
         "rework_s": rework_s,
         "down_s": down_s,
-        "other_s": max(0.0, up_s - rework_s - recorded_s) + after_s,
+        "other_s": max(0.0, up_s - rework_s - recorded_s) + non_step_s,
     }
     wall_s = sum(parts.values())  # not from the host's clock, which may have been set back
     share = parts["useful_s"] / wall_s if wall_s else 0.0
     return GoodputResult(share=share, wall_s=wall_s, starts=len(attempts), **parts)
 
 
-class Ledger(Protocol):
+class GoodputTracker(Protocol):
     """Record this process, and compute the goodput of the run."""
 
-    def spent(self, summary: ClockSummary) -> Spent:
+    def time_spent(self, summary: ClockSummary) -> TimeSpent:
         """Return the time to store in the saved state."""
         ...
 
@@ -190,80 +196,82 @@ class Ledger(Protocol):
         """
         ...
 
-    def end(self, step: int, trained_s: float, how: Status) -> None:
+    def end(self, step: int, trained_s: float, status: Status) -> None:
         """Record the end of this process after `step` steps. If it cannot be written, the next process estimates it."""
         ...
 
 
-class NoLedger:
+class NoGoodputTracker:
     """For ranks other than 0."""
 
-    def spent(self, summary: ClockSummary) -> Spent:
+    def time_spent(self, summary: ClockSummary) -> TimeSpent:
         """Return zero times: rank 0 saves its own."""
-        return Spent()
+        return TimeSpent()
 
     def goodput(self, trained_s: float, summary: ClockSummary, finish_s: float) -> None:
         """Return None."""
 
-    def end(self, step: int, trained_s: float, how: Status) -> None:
+    def end(self, step: int, trained_s: float, status: Status) -> None:
         """Do nothing."""
 
 
-class FileLedger:
+class FileGoodputTracker:
     """Records in `attempts.jsonl`; the last of `attempts` is this process."""
 
-    def __init__(self, path: Path, attempts: Sequence[Attempt], before: Spent, now: Callable[[], float]) -> None:
+    def __init__(
+        self, path: Path, attempts: Sequence[Attempt], spent_before: TimeSpent, now: Callable[[], float]
+    ) -> None:
         self._path = path
         self._attempts = tuple(attempts)
-        self._before = before
+        self._spent_before = spent_before
         self._now = now
 
-    def spent(self, summary: ClockSummary) -> Spent:
+    def time_spent(self, summary: ClockSummary) -> TimeSpent:
         """Return the time spent so far, earlier processes included."""
-        return self._before.plus(summary)
+        return self._spent_before.plus(summary)
 
     def goodput(self, trained_s: float, summary: ClockSummary, finish_s: float) -> GoodputResult:
         """Return the goodput so far."""
-        attempts = self._ended(0, trained_s, "completed")
+        attempts = self._attempts_until_now(0, trained_s, "completed")
         paused_s = sum(summary.pauses.get(name, 0.0) for name in (TRACE, CAPTURE))
         no_step_s = summary.unfinished_s + paused_s + finish_s
-        return account(attempts, trained_s, self.spent(summary), no_step_s)
+        return compute_goodput(attempts, trained_s, self.time_spent(summary), no_step_s)
 
-    def end(self, step: int, trained_s: float, how: Status) -> None:
+    def end(self, step: int, trained_s: float, status: Status) -> None:
         """Write the end of this process."""
         with contextlib.suppress(OSError):
-            _write(self._path, self._ended(step, trained_s, how))
+            _write_attempts(self._path, self._attempts_until_now(step, trained_s, status))
 
-    def _ended(self, step: int, trained_s: float, how: Status) -> tuple[Attempt, ...]:
+    def _attempts_until_now(self, step: int, trained_s: float, status: Status) -> tuple[Attempt, ...]:
         *before, last = self._attempts
-        return (*before, last.ended(self._now(), step, trained_s, how))
+        return (*before, last.with_end(self._now(), step, trained_s, status))
 
 
-def build_ledger(
+def build_goodput_tracker(
     rundir: RunDir,
     world: World,
     *,
     from_step: int,
     trained_s: float,
-    before: Spent,
+    spent_before: TimeSpent,
     startup_s: float,
     launch: str = "",
     batch_job: BatchJob = NO_JOB,
-    first_s: float = math.inf,
+    first_started_s: float = math.inf,
     warn: Callable[[str], None] = lambda message: None,
     now: Callable[[], float] = unix_s,
-) -> Ledger:
+) -> GoodputTracker:
     """Record that training begins, `startup_s` seconds after the start of this process; rank 0 only.
 
-    Call it before the rows of lost steps are dropped from `steps.jsonl`. `now` returns seconds since 1970; `first_s` is
+    Call it before the rows of lost steps are dropped from `steps.jsonl`. `now` returns seconds since 1970; `first_started_s` is
     the run's first start in that time. Damaged lines are reported to `warn` and dropped. Raise `RecipeError` if the
     file cannot be written.
     """
     if not world.is_main:
-        return NoLedger()
-    attempts = closed(read_attempts(rundir.attempts, warn), rundir, trained_s)
+        return NoGoodputTracker()
+    attempts = estimate_last_end(read_attempts(rundir.attempts, warn), rundir, trained_s)
     started_s = now() - startup_s
-    start = Start(
+    start = AttemptStart(
         number=attempts[-1].start.number + 1 if attempts else 1,
         started_s=started_s,
         startup_s=startup_s,
@@ -275,34 +283,34 @@ def build_ledger(
         launch=launch,
         job_id=batch_job.number,
         job_restarts=batch_job.restarts,
-        waited_s=0.0 if attempts else max(0.0, started_s - first_s),
+        waited_s=0.0 if attempts else max(0.0, started_s - first_started_s),
     )
     attempts = (*attempts, Attempt(start))
     try:
-        _write(rundir.attempts, attempts)
+        _write_attempts(rundir.attempts, attempts)
     except OSError as error:
         raise RecipeError(f"--run-dir: {rundir.path} cannot be written to: {error.strerror} (name another)") from None
-    return FileLedger(rundir.attempts, attempts, before, now)
+    return FileGoodputTracker(rundir.attempts, attempts, spent_before, now)
 
 
-def _number(row: Mapping[str, Any], name: str) -> float:
+def _number_or_zero(row: Mapping[str, Any], name: str) -> float:
     """Return a number of a record, or 0 if it is missing or not a finite float."""
     value = row.get(name)
     return float(value) if isinstance(value, int | float) and abs(value) <= sys.float_info.max else 0.0
 
 
-def _down(before: Attempt, after: Attempt) -> float:
+def _downtime_s(before: Attempt, after: Attempt) -> float:
     assert before.end is not None
     return max(0.0, after.start.started_s - before.end.ended_s)
 
 
-def _lost(before: Attempt, after: Attempt) -> float:
+def _rework_s(before: Attempt, after: Attempt) -> float:
     """Return the trained seconds of `before` that `after` repeats; 0 if the last step was saved."""
     assert before.end is not None
     is_saved = before.end.step == after.start.from_step
     return 0.0 if is_saved else max(0.0, before.end.trained_s - after.start.trained_s)
 
 
-def _write(path: Path, attempts: Iterable[Attempt]) -> None:
+def _write_attempts(path: Path, attempts: Iterable[Attempt]) -> None:
     rows = [row for attempt in attempts for row in (attempt.start, attempt.end) if row is not None]
     write_atomic(path, "".join(row.model_dump_json() + "\n" for row in rows))

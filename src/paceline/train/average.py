@@ -14,38 +14,38 @@ from paceline.core.errors import CheckpointError, RecipeError
 from paceline.recipe.schema.section import Off
 from paceline.recipe.schema.train import Ema
 from paceline.train.optimizers.schedule_free import ScheduleFree
-from paceline.train.precision import Named
+from paceline.train.precision import NamedParameters
 
-UPDATES = "average.updates"
+NUM_UPDATES_KEY = "average.updates"
 """Key of the number of updates among the saved tensors."""
 
 
-class Average(Protocol):
+class WeightAverage(Protocol):
     """An average of the weights."""
 
     @property
-    def exists(self) -> bool:
+    def is_enabled(self) -> bool:
         """Whether there are averaged weights."""
         ...
 
     def update(self, step: int) -> None:
-        """Include the weights after optimizer step `step` (from 0), if it is `due`: `weigh`, then `move`."""
+        """Include the weights after optimizer step `step` (from 0), if it is `is_due`: `update_decay`, then `apply`."""
         ...
 
-    def due(self, step: int) -> bool:
+    def is_due(self, step: int) -> bool:
         """Return whether the weights after optimizer step `step` are included."""
         ...
 
-    def weigh(self) -> None:
-        """Set the decay of the next `move`, and count the update. Host side."""
+    def update_decay(self) -> None:
+        """Set the decay of the next `apply`, and count the update. Host side."""
         ...
 
-    def move(self) -> None:
+    def apply(self) -> None:
         """Update the average. Device side."""
         ...
 
-    def weigh_on_device(self) -> None:
-        """Keep the decay on the device from now on, where a captured `move` reads it."""
+    def to_device(self) -> None:
+        """Keep the decay on the device from now on, where a captured `apply` reads it."""
         ...
 
     def swapped(self) -> contextlib.AbstractContextManager[None]:
@@ -61,25 +61,25 @@ class Average(Protocol):
         ...
 
 
-class NoAverage:
+class NoWeightAverage:
     """No average."""
 
-    exists = False
+    is_enabled = False
 
     def update(self, step: int) -> None:
         """Do nothing."""
 
-    def due(self, step: int) -> bool:
+    def is_due(self, step: int) -> bool:
         """Return False."""
         return False
 
-    def weigh(self) -> None:
+    def update_decay(self) -> None:
         """Do nothing."""
 
-    def move(self) -> None:
+    def apply(self) -> None:
         """Do nothing."""
 
-    def weigh_on_device(self) -> None:
+    def to_device(self) -> None:
         """Do nothing."""
 
     def swapped(self) -> contextlib.AbstractContextManager[None]:
@@ -92,10 +92,10 @@ class NoAverage:
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Check that `tensors` is empty."""
-        _check_names(tensors, ())
+        _check_average_names(tensors, ())
 
 
-class ExponentialAverage:
+class ExponentialMovingAverage:
     """EMA of parameters and BatchNorm statistics, updated every `every` steps.
 
     average <- decay * average + (1 - decay) * weights, starting from the initial weights. With `warmup`, update n (from
@@ -104,87 +104,89 @@ class ExponentialAverage:
     by float32 master copies.
     """
 
-    exists = True
+    is_enabled = True
 
-    def __init__(self, model: nn.Module, decay: float, every: int, *, warmup: bool, named: Named = ()) -> None:
+    def __init__(
+        self, model: nn.Module, decay: float, every: int, *, warmup: bool, named: NamedParameters = ()
+    ) -> None:
         self._decay = decay
         self._every = every
         self._warmup = warmup
         self._updates = torch.zeros((), dtype=torch.int64)  # on the host, where every update reads it
-        self._share: float | Tensor = 0.0  # 1 - decay of the next update
+        self._weight: float | Tensor = 0.0  # 1 - decay of the next update
         state = model.state_dict(keep_vars=True)
         self._names = list(state)
-        self._live = [tensor.detach() for tensor in state.values()]
+        self._model_tensors = [tensor.detach() for tensor in state.values()]
         moved = dict(named)
         self._sources = [moved.get(name, live).detach() for name, live in state.items()]
-        self._averages = [_wide(tensor) for tensor in self._sources]
-        floating = [number for number, tensor in enumerate(self._live) if tensor.is_floating_point()]
+        self._averaged = [_to_float32(tensor) for tensor in self._sources]
+        floating = [number for number, tensor in enumerate(self._model_tensors) if tensor.is_floating_point()]
         # FSDP shards parameters but not buffers, and no foreach operation accepts both.
         are_parameters = [isinstance(tensor, nn.Parameter) for tensor in state.values()]
         self._lists = [[number for number in floating if are_parameters[number] is wanted] for wanted in (True, False)]
-        self._copied = [number for number, tensor in enumerate(self._live) if not tensor.is_floating_point()]
+        self._copied = [number for number, tensor in enumerate(self._model_tensors) if not tensor.is_floating_point()]
 
     def update(self, step: int) -> None:
         """Update the average if it is due."""
-        if self.due(step):
-            self.weigh()
-            self.move()
+        if self.is_due(step):
+            self.update_decay()
+            self.apply()
 
-    def due(self, step: int) -> bool:
+    def is_due(self, step: int) -> bool:
         """Return whether an update is due after `step`."""
         return (step + 1) % self._every == 0
 
-    def weigh(self) -> None:
+    def update_decay(self) -> None:
         """Set the weight of the next update."""
         made = int(self._updates)
         decay = min(self._decay, (1 + made) / (10 + made)) if self._warmup else self._decay
-        if isinstance(self._share, Tensor):
-            self._share.fill_(1 - decay)
+        if isinstance(self._weight, Tensor):
+            self._weight.fill_(1 - decay)
         else:
-            self._share = 1 - decay
+            self._weight = 1 - decay
         self._updates += 1
 
     @torch.no_grad()
-    def move(self) -> None:
+    def apply(self) -> None:
         """Move the averages towards the weights. A decay on the device costs one kernel per tensor."""
         for numbers in filter(None, self._lists):
-            averages = [self._averages[number] for number in numbers]
+            averages = [self._averaged[number] for number in numbers]
             moved = [self._sources[number].to(average.dtype) for number, average in zip(numbers, averages, strict=True)]
-            if isinstance(self._share, Tensor):
-                torch._foreach_lerp_(averages, moved, [self._share] * len(averages))
+            if isinstance(self._weight, Tensor):
+                torch._foreach_lerp_(averages, moved, [self._weight] * len(averages))
             else:
-                torch._foreach_lerp_(averages, moved, self._share)
+                torch._foreach_lerp_(averages, moved, self._weight)
         for number in self._copied:
-            self._averages[number].copy_(self._live[number])
+            self._averaged[number].copy_(self._model_tensors[number])
 
-    def weigh_on_device(self) -> None:
+    def to_device(self) -> None:
         """Keep the decay on the device, in float32."""
-        self._share = torch.zeros((), device=self._averages[0].device)
+        self._weight = torch.zeros((), device=self._averaged[0].device)
 
     def swapped(self) -> contextlib.AbstractContextManager[None]:
         """Return a context in which the model has the averages, in its own dtype."""
-        return _replaced(self._live, self._averages)
+        return _swapped_in(self._model_tensors, self._averaged)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the averages by the model's names, and the number of updates."""
-        return {**dict(zip(self._names, self._averages, strict=True)), UPDATES: self._updates}
+        return {**dict(zip(self._names, self._averaged, strict=True)), NUM_UPDATES_KEY: self._updates}
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Load averages and number of updates."""
         targets = self.tensors()
-        _check_names(tensors, targets)
+        _check_average_names(tensors, targets)
         for name, tensor in targets.items():
             tensor.copy_(tensors[name])
 
 
-class OptimizerAverage:
+class OptimizerWeightAverage:
     """The average that schedule-free SGD keeps in its own state.
 
     Buffers are not averaged: BatchNorm statistics are those of the training weights.
     """
 
-    exists = True
+    is_enabled = True
 
     def __init__(self, model: nn.Module, optimizer: ScheduleFree) -> None:
         self._optimizer = optimizer
@@ -196,22 +198,22 @@ class OptimizerAverage:
     def update(self, step: int) -> None:
         """Do nothing: the optimizer updates the average."""
 
-    def due(self, step: int) -> bool:
+    def is_due(self, step: int) -> bool:
         """Return False."""
         return False
 
-    def weigh(self) -> None:
+    def update_decay(self) -> None:
         """Do nothing."""
 
-    def move(self) -> None:
+    def apply(self) -> None:
         """Do nothing."""
 
-    def weigh_on_device(self) -> None:
+    def to_device(self) -> None:
         """Do nothing."""
 
     def swapped(self) -> contextlib.AbstractContextManager[None]:
         """Return a context in which the parameters are the averaged ones."""
-        return _replaced(self._parameters, [self._optimizer.average_of(each) for each in self._parameters])
+        return _swapped_in(self._parameters, [self._optimizer.average_of(each) for each in self._parameters])
 
     def tensors(self) -> dict[str, Tensor]:
         """Return an empty dictionary: the average is part of the optimizer's state."""
@@ -219,53 +221,53 @@ class OptimizerAverage:
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Check that `tensors` is empty."""
-        _check_names(tensors, ())
+        _check_average_names(tensors, ())
 
 
-def build_average(
-    section: Ema | Off, model: nn.Module, optimizer: torch.optim.Optimizer | None, named: Named
-) -> Average:
+def build_weight_average(
+    section: Ema | Off, model: nn.Module, optimizer: torch.optim.Optimizer | None, named: NamedParameters
+) -> WeightAverage:
     """Return the average of `train.ema`, or the optimizer's own, for a prepared `model`.
 
-    `named` is the result of `Weights.named`. Raise `RecipeError` if both are configured, or the optimizer updates
+    `named` is the result of `Weights.named_parameters`. Raise `RecipeError` if both are configured, or the optimizer updates
     master weights.
     """
     match section, optimizer:
         case Ema(), ScheduleFree():
             raise RecipeError("train.ema: has no effect with optim.name schedule_free, which averages (set it to off)")
         case Ema(), _:
-            return ExponentialAverage(model, section.decay, section.every, warmup=section.warmup, named=named)
+            return ExponentialMovingAverage(model, section.decay, section.every, warmup=section.warmup, named=named)
         case _, ScheduleFree():
-            return OptimizerAverage(model, optimizer)
+            return OptimizerWeightAverage(model, optimizer)
         case _:
-            return NoAverage()
+            return NoWeightAverage()
 
 
-def _wide(tensor: Tensor) -> Tensor:
+def _to_float32(tensor: Tensor) -> Tensor:
     """Return a copy in at least float32; integers keep their dtype."""
     dtype = torch.promote_types(tensor.dtype, torch.float32) if tensor.is_floating_point() else tensor.dtype
     return tensor.detach().to(dtype, copy=True)
 
 
 @contextlib.contextmanager
-def _replaced(live: Sequence[Tensor], values: Sequence[Tensor]) -> Iterator[None]:
+def _swapped_in(live: Sequence[Tensor], values: Sequence[Tensor]) -> Iterator[None]:
     """Temporarily copy `values` into `live`. Addresses do not change, since CUDA graphs refer to them."""
     saved = [tensor.detach().clone() for tensor in live]
     try:
-        _copy(live, values)
+        _copy_tensors(live, values)
         yield
     finally:
-        _copy(live, saved)
+        _copy_tensors(live, saved)
 
 
 @torch.no_grad()
-def _copy(live: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+def _copy_tensors(live: Sequence[Tensor], values: Sequence[Tensor]) -> None:
     for tensor, value in zip(live, values, strict=True):
         tensor.copy_(value)
 
 
-def _check_names(given: Mapping[str, Tensor], own: Mapping[str, Tensor] | Sequence[str]) -> None:
-    wrong = sorted(set(given) ^ set(own))
+def _check_average_names(given: Mapping[str, Tensor], expected: Mapping[str, Tensor] | Sequence[str]) -> None:
+    wrong = sorted(set(given) ^ set(expected))
     if wrong:
         more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
         raise CheckpointError(f"average: {wrong[0]}{more} do not fit the recipe (resume with the run's own recipe)")

@@ -7,44 +7,44 @@ from paceline.core.dataset import Datasets, Source, Split
 from paceline.core.errors import DataError
 from paceline.core.units import count
 from paceline.data.bad import BadImage
-from paceline.data.verify import trouble
+from paceline.data.verify import find_read_error
 
 _SPLITS: tuple[Split, ...] = ("train", "val")
 
 
 @dataclass
-class BadImages:
+class BadImageRegistry:
     """Unique bad images of both splits.
 
     `known` holds their IDs, part of the saved state: `2 * index` for training, `2 * index + 1` for validation images.
-    `union` merges sorted IDs of all ranks, `listed` is called once per image. More than `limit` images end the run.
+    `all_gather_union` merges sorted IDs of all ranks, `log_image` is called once per image. More than `limit` images end the run.
     """
 
     datasets: Datasets
     limit: int
-    union: Callable[[Sequence[int]], Sequence[int]]
-    listed: Callable[[dict[str, str | int]], None]
+    all_gather_union: Callable[[Sequence[int]], Sequence[int]]
+    log_image: Callable[[dict[str, str | int]], None]
     known: list[int]
     _new: dict[int, str] = field(default_factory=dict)
 
-    def note(self, split: Split, bad: Iterable[BadImage]) -> int:
+    def add(self, split: Split, bad: Iterable[BadImage]) -> int:
         """Add bad images of this rank; return how many are new."""
         reasons = {2 * image.index + _SPLITS.index(split): image.reason for image in bad}
         new = {number: reason for number, reason in reasons.items() if number not in self.known}
         self._new |= new
         return len(new)
 
-    def of(self, split: Split) -> "OfSplit":
+    def for_split(self, split: Split) -> "SplitBadImages":
         """Return the view of one split."""
-        return OfSplit(self, split)
+        return SplitBadImages(self, split)
 
-    def settle(self) -> None:
+    def sync(self) -> None:
         """Exchange new bad images across ranks. Collective. Raise `DataError` if there are too many."""
-        for number in self.union(sorted(self._new)):
+        for number in self.all_gather_union(sorted(self._new)):
             if number not in self.known:
                 self.known.append(number)
                 row = {"split": _SPLITS[number % 2], "index": number // 2, "path": self._name(number)}
-                self.listed({**row, "reason": self._new.get(number) or self._found_here(number)})
+                self.log_image({**row, "reason": self._new.get(number) or self._reason_on_this_rank(number)})
         self._new.clear()
         if len(self.known) > self.limit:
             raise DataError(
@@ -52,9 +52,9 @@ class BadImages:
                 f"such as {self._name(self.known[-1])} (paceline data verify lists them all; remove them, or raise it)"
             )
 
-    def _found_here(self, number: int) -> str:
+    def _reason_on_this_rank(self, number: int) -> str:
         """Return the reason, on this rank, why an image reported by another rank is bad."""
-        return trouble(self._source(number), number // 2) or "another rank could not read it"
+        return find_read_error(self._source(number), number // 2) or "another rank could not read it"
 
     def _source(self, number: int) -> Source:
         return self.datasets.val if number % 2 else self.datasets.train
@@ -64,16 +64,16 @@ class BadImages:
 
 
 @dataclass(frozen=True)
-class OfSplit:
+class SplitBadImages:
     """The bad images of one split."""
 
-    all: BadImages
+    registry: BadImageRegistry
     split: Split
 
-    def note(self, bad: Iterable[BadImage]) -> int:
+    def add(self, bad: Iterable[BadImage]) -> int:
         """Add bad images of this rank; return how many are new."""
-        return self.all.note(self.split, bad)
+        return self.registry.add(self.split, bad)
 
-    def settle(self) -> None:
+    def sync(self) -> None:
         """Exchange new bad images across ranks. Collective."""
-        self.all.settle()
+        self.registry.sync()

@@ -13,25 +13,25 @@ from torch import nn
 from paceline.core.errors import CheckpointError, RecipeError
 from paceline.core.files import open_to_read
 from paceline.core.rundir import RunDir, is_run
-from paceline.data.sources.places import expanded, is_folder
+from paceline.data.sources.places import expand_path, is_folder
 from paceline.models.pretrained import copy_weights, load_weights
 from paceline.recipe.load import load
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.model import Model
 from paceline.recipe.schema.own import is_own_model
-from paceline.train.averaged import keeps_average
-from paceline.train.checkpoint import Checkpoints, Keep, model_tensors, read_state, weights_sha256
-from paceline.train.facts import read_facts
-from paceline.train.judged import judged_network, precision_on
+from paceline.train.averaged import has_weight_average
+from paceline.train.checkpoint import CheckpointStorage, KeepPolicy, model_tensors, read_state, weights_sha256
+from paceline.train.facts import read_trained_dataset
+from paceline.train.judged import eval_precision, load_eval_model
 from paceline.train.precision import build_precision
 
-_CHOSEN: Final = ("last", "best")
+_CHECKPOINT_NAMES: Final = ("last", "best")
 _CPU: Final = torch.device("cpu")
-_FACT: Final = "started_from"
+_STARTED_FROM: Final = "started_from"
 
 
 @dataclass(frozen=True)
-class Beginning:
+class InitialWeights:
     """A note for the user (None for random weights), and the provenance `started_from`.
 
     It holds the recipe's `path`, the `checkpoint` of a run, and the `sha256` of the file or, as in `result.json`, of
@@ -39,10 +39,10 @@ class Beginning:
     """
 
     note: str | None = None
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    provenance: Mapping[str, Any] = field(default_factory=dict)
 
 
-def checkpoint_to_start_from(weights: str) -> str:
+def find_initial_checkpoint(weights: str) -> str:
     """Return the checkpoint that `weights` names, or an empty string if it is no folder. Only rank 0 needs it.
 
     A run directory means its last checkpoint; RUN/checkpoints/best, last or a step's folder that checkpoint. Raise
@@ -50,7 +50,7 @@ def checkpoint_to_start_from(weights: str) -> str:
     """
     if weights == "off":
         return ""
-    path = expanded(weights)
+    path = expand_path(weights)
     above = path.parent.parent
     run, name = (above, path.name) if path.parent == RunDir(above).checkpoints else (path, "last")
     if not is_run(run):
@@ -60,54 +60,54 @@ def checkpoint_to_start_from(weights: str) -> str:
             f"model.weights: {weights}: is neither a run directory nor a checkpoint of one "
             "(give RUN, RUN/checkpoints/best or a step's folder there, a .safetensors or a .pth)"
         )
-    if name not in _CHOSEN:
+    if name not in _CHECKPOINT_NAMES:
         if not os.path.lexists(path):
             raise RecipeError(f"model.weights: {weights}: no such checkpoint (see {path.parent})")
         return str(path) if is_folder(path) else ""
     try:
-        return str(Checkpoints(RunDir(run).checkpoints, Keep(1)).named(name))
+        return str(CheckpointStorage(RunDir(run).checkpoints, KeepPolicy(1)).by_name(name))
     except CheckpointError as error:
         raise RecipeError(f"model.weights: {error}") from None
 
 
-def begin(section: Model, model: nn.Module, checkpoint: str) -> Beginning:
+def load_initial_weights(section: Model, model: nn.Module, checkpoint: str) -> InitialWeights:
     """Load the weights of `section.weights`, or of `checkpoint` if given, into `model` in place.
 
     Raise `RecipeError` as `load_weights` does, and `CheckpointError` for a damaged checkpoint.
     """
     weights = section.weights
     if weights == "off":
-        return Beginning()
+        return InitialWeights()
     facts = {"path": weights}
     if not checkpoint:
         sentence = load_weights(model, weights, section.name)
-        with open_to_read(expanded(weights)) as file:
+        with open_to_read(expand_path(weights)) as file:
             facts["sha256"] = hashlib.file_digest(file, "sha256").hexdigest()
-        return Beginning(f"model.weights: {weights}: {sentence}", {_FACT: facts})
+        return InitialWeights(f"model.weights: {weights}: {sentence}", {_STARTED_FROM: facts})
     path = Path(checkpoint)
     run_recipe = load(str(path.parent.parent)).recipe
-    tensors = model_tensors(_network(run_recipe, section, path))
+    tensors = model_tensors(_load_source_model(run_recipe, section, path))
     sentence = copy_weights(model, tensors, weights, section.name)
-    which = "averaged weights" if keeps_average(run_recipe) else "weights"
+    which = "averaged weights" if has_weight_average(run_recipe) else "weights"
     facts |= {"checkpoint": path.name, "sha256": weights_sha256(tensors)}
-    return Beginning(f"model.weights: {weights}: the {which} of {path.name}: {sentence}", {_FACT: facts})
+    return InitialWeights(f"model.weights: {weights}: the {which} of {path.name}: {sentence}", {_STARTED_FROM: facts})
 
 
-def begun(checkpoint: str) -> Beginning:
+def restored_origin(checkpoint: str) -> InitialWeights:
     """Return the initial weights recorded in the run's own `checkpoint`, without a note."""
-    origin = read_state(Path(checkpoint)).get(_FACT)
-    return Beginning(facts={_FACT: origin} if isinstance(origin, dict) else {})
+    origin = read_state(Path(checkpoint)).get(_STARTED_FROM)
+    return InitialWeights(provenance={_STARTED_FROM: origin} if isinstance(origin, dict) else {})
 
 
-def _network(own: Recipe, section: Model, path: Path) -> nn.Module:
-    """Return the evaluated model of the run with recipe `own`, on the CPU.
+def _load_source_model(run_recipe: Recipe, section: Model, path: Path) -> nn.Module:
+    """Return the evaluated model of the run with recipe `run_recipe`, on the CPU.
 
     Its own code is imported only if the new recipe names the same model.
     """
-    if is_own_model(own.model.name) and own.model.name != section.name:
+    if is_own_model(run_recipe.model.name) and run_recipe.model.name != section.name:
         raise RecipeError(
-            f"model.weights: {path}: is of {own.model.name}, which is code that the run names "
+            f"model.weights: {path}: is of {run_recipe.model.name}, which is code that the run names "
             f"(set model.name to it; it is {section.name})"
         )
-    precision = build_precision(precision_on(own.train.precision, _CPU), _CPU)
-    return judged_network(own, read_facts(RunDir(path.parent.parent)), precision, _CPU, path)
+    precision = build_precision(eval_precision(run_recipe.train.precision, _CPU), _CPU)
+    return load_eval_model(run_recipe, read_trained_dataset(RunDir(path.parent.parent)), precision, _CPU, path)

@@ -19,17 +19,17 @@ from torch import Tensor
 from paceline.core.stages import CAPTURE, CAPTURED
 from paceline.core.world import World
 from paceline.data.batch import Batch
-from paceline.data.placement import Placed
+from paceline.data.placement import DeviceBatch
 from paceline.measure.clock import NullClock
 from paceline.recipe.schema import Recipe
-from paceline.train.graph import Graph, Graphs, build_graphs
-from paceline.train.guard import Step as StepValues
+from paceline.train.graph import DeviceGraph, GraphPool, build_graph_pool
+from paceline.train.guard import StepValues
 from paceline.train.optim import keep_lr_on_device, reads_lr_on_device
-from paceline.train.precision import resolve
+from paceline.train.precision import resolve_precision
 from paceline.train.state import TrainState
-from paceline.train.step import PlainStep, Step
+from paceline.train.step import EagerStep, TrainStep
 
-WARM_STEPS: Final = 3
+EAGER_STEPS: Final = 3
 """Eager steps per shape before the capture, as torch recommends. The first creates optimizer buffers, lets cuDNN and
 torch.compile choose kernels, and lets libraries allocate memory."""
 
@@ -37,140 +37,140 @@ _Shapes = tuple[torch.Size, torch.Size, torch.Size]
 
 
 @dataclass(frozen=True)
-class _Captured:
+class _CapturedGraph:
     """A graph, its input batch, and its outputs: float32 [3] of loss, is-finite flag and gradient norm."""
 
-    graph: Graph
+    graph: DeviceGraph
     inputs: Batch
-    found: Tensor
-    averages: bool
+    outputs: Tensor
+    updates_average: bool
 
 
-class CapturedStep:
+class CudaGraphStep:
     """Run the first steps of a shape eagerly, then capture one and replay it.
 
     There is one graph per batch shape, and a second one if only some steps update the average; all share memory. If a
     capture fails, `warn` reports it and all further steps are eager. Its time is the clock's pause `capture`.
     """
 
-    def __init__(self, plain: PlainStep, graphs: Graphs, warn: Callable[[str], None]) -> None:
-        self._plain = plain
-        self._silent = replace(plain, clock=NullClock())
-        self._graphs = graphs
+    def __init__(self, step: EagerStep, pool: GraphPool, warn: Callable[[str], None]) -> None:
+        self._eager_step = step
+        self._untimed_step = replace(step, clock=NullClock())
+        self._pool = pool
         self._warn = warn
-        self._warmed: Counter[_Shapes] = Counter()
+        self._num_eager: Counter[_Shapes] = Counter()
         self._inputs: dict[_Shapes, Batch] = {}
-        self._captured: dict[tuple[_Shapes, bool], _Captured] = {}
+        self._graphs_by_shape: dict[tuple[_Shapes, bool], _CapturedGraph] = {}
         self._has_failed = False
-        keep_lr_on_device(plain.update.optimizer)
-        plain.update.average.weigh_on_device()
+        keep_lr_on_device(step.update.optimizer)
+        step.update.average.to_device()
 
     def __call__(self, batch: Batch, state: TrainState) -> Tensor:
         """Run a step; return the mean loss."""
         if self._has_failed:
-            return self._plain(batch, state)
+            return self._eager_step(batch, state)
         shapes = (batch.images.shape, batch.labels.shape, batch.draws.shape)
-        if self._warmed[shapes] < WARM_STEPS:
-            self._warmed[shapes] += 1
-            self._plain.update.probe.take()  # after a capture, the flag is memory that a replay overwrites
-            with self._graphs.aside():
-                return self._plain(batch, state)
-        averages = self._plain.update.average.due(state.step)
-        if (shapes, averages) not in self._captured:
+        if self._num_eager[shapes] < EAGER_STEPS:
+            self._num_eager[shapes] += 1
+            self._eager_step.update.probe.pop_is_finite()  # after a capture, the flag is memory that a replay overwrites
+            with self._pool.capture_stream():
+                return self._eager_step(batch, state)
+        averages = self._eager_step.update.average.is_due(state.step)
+        if (shapes, averages) not in self._graphs_by_shape:
             self._capture(batch, shapes, averages)
-        captured = self._captured.get((shapes, averages))
-        return self._replayed(captured, batch, state) if captured else self._plain(batch, state)
+        captured = self._graphs_by_shape.get((shapes, averages))
+        return self._replay(captured, batch, state) if captured else self._eager_step(batch, state)
 
-    def settle(self) -> None:
+    def sync(self) -> None:
         """Check all steps so far."""
-        self._plain.settle()
+        self._eager_step.sync()
 
-    def _replayed(self, captured: _Captured, batch: Batch, state: TrainState) -> Tensor:
-        clock, update = self._plain.clock, self._plain.update
+    def _replay(self, captured: _CapturedGraph, batch: Batch, state: TrainState) -> Tensor:
+        clock, update = self._eager_step.clock, self._eager_step.update
         with clock.stage("h2d"):
-            _fill(captured.inputs, self._plain.place(batch))
+            _copy_inputs(captured.inputs, self._eager_step.transfer(batch))
         with clock.stage(CAPTURED):
             lr = update.set_lr(state)
-            if captured.averages:
-                update.average.weigh()
+            if captured.updates_average:
+                update.average.update_decay()
             captured.graph.replay()
-            loss, is_finite, norm = captured.found.clone().unbind()
+            loss, is_finite, norm = captured.outputs.clone().unbind()
         with clock.stage("optimizer"):
-            update.look(StepValues(state.step + 1, lr, loss, is_finite, norm))
+            update.check_after_step(StepValues(state.step + 1, lr, loss, is_finite, norm))
         return loss
 
     def _capture(self, batch: Batch, shapes: _Shapes, averages: bool) -> None:
         """Capture the step for this shape, or fall back to eager steps with a warning."""
         if shapes not in self._inputs:
-            self._inputs[shapes] = _like(batch, self._plain.place.device)
+            self._inputs[shapes] = _allocate_inputs(batch, self._eager_step.transfer.device)
         inputs = self._inputs[shapes]
         causes: list[str] = []
 
         def work() -> Tensor:
             try:
-                return self._work(inputs, averages)
+                return self._run_step(inputs, averages)
             except Exception as error:
-                causes.append(_told(error))  # the end of the capture fails as well, and hides the cause
+                causes.append(_describe_error(error))  # the end of the capture fails as well, and hides the cause
                 raise
 
         try:
-            graph = self._graphs.new()
-            with self._plain.clock.paused(CAPTURE), _counting_on_device(self._plain.update.optimizer):
+            graph = self._pool.new_graph()
+            with self._eager_step.clock.paused(CAPTURE), _capturable(self._eager_step.update.optimizer):
                 outputs = graph.capture(work)
         except RuntimeError as error:
-            self._give_up(causes[0] if causes else _told(error))
+            self._give_up(causes[0] if causes else _describe_error(error))
         else:
-            self._captured[shapes, averages] = _Captured(graph, inputs, outputs, averages)
+            self._graphs_by_shape[shapes, averages] = _CapturedGraph(graph, inputs, outputs, averages)
 
     def _give_up(self, why: str) -> None:
         self._has_failed = True
-        self._captured.clear()
+        self._graphs_by_shape.clear()
         self._inputs.clear()
-        self._plain.replica.zero_grad(set_to_none=True)
-        self._plain.update.optimizer.zero_grad(set_to_none=True)
-        self._plain.update.probe.take()  # a flag from a failed capture was never computed
+        self._eager_step.replica.zero_grad(set_to_none=True)
+        self._eager_step.update.optimizer.zero_grad(set_to_none=True)
+        self._eager_step.update.probe.pop_is_finite()  # a flag from a failed capture was never computed
         self._warn(f"train.capture: the step cannot be captured, so steps run eagerly: {why} (set train.capture=off)")
 
-    def _work(self, inputs: Batch, averages: bool) -> Tensor:
+    def _run_step(self, inputs: Batch, averages: bool) -> Tensor:
         """Queue a whole step on the device, without any host work that differs between steps."""
-        update = self._silent.update
-        update.probe.take()  # so that resetting the flag is captured too
-        loss = self._silent.passes(inputs)
-        norm = update.measure()
-        is_finite = update.probe.take()
-        update.move()
+        update = self._untimed_step.update
+        update.probe.pop_is_finite()  # so that resetting the flag is captured too
+        loss = self._untimed_step.forward_backward(inputs)
+        norm = update.prepare_gradients()
+        is_finite = update.probe.pop_is_finite()
+        update.step_optimizer()
         if averages:
-            update.average.move()
+            update.average.apply()
         update.optimizer.zero_grad(set_to_none=True)
         return torch.stack([loss.float(), is_finite.float(), norm])
 
 
-def build_step(plain: PlainStep, graphs: Graphs | None, warn: Callable[[str], None]) -> Step:
-    """Return the training step, captured if there are `graphs`."""
-    return plain if graphs is None else CapturedStep(plain, graphs, warn)
+def build_train_step(step: EagerStep, pool: GraphPool | None, warn: Callable[[str], None]) -> TrainStep:
+    """Return the training step, captured if there are `pool`."""
+    return step if pool is None else CudaGraphStep(step, pool, warn)
 
 
-def choose_graphs(
+def choose_graph_pool(
     recipe: Recipe, world: World, device: torch.device, optimizer: torch.optim.Optimizer
-) -> tuple[Graphs | None, str]:
+) -> tuple[GraphPool | None, str]:
     """Return the graph pool of a run, or None with a note on why steps cannot be captured (empty if `train.capture` is
     off).
     """
     if recipe.train.capture == "off":
         return None, ""
-    graphs = build_graphs(device)
-    reason = _why_not(recipe, world, device, optimizer, has_graphs=graphs is not None)
+    graphs = build_graph_pool(device)
+    reason = _reason_not_to_capture(recipe, world, device, optimizer, has_graphs=graphs is not None)
     if reason:
         return None, f"train.capture: steps run eagerly, since {reason} (set train.capture=off)"
     return graphs, ""
 
 
-def _why_not(
+def _reason_not_to_capture(
     recipe: Recipe, world: World, device: torch.device, optimizer: torch.optim.Optimizer, *, has_graphs: bool
 ) -> str:
     """Return the reason why steps of this run cannot be captured, or an empty string."""
     train, section = recipe.train, recipe.optim
-    kind, _, scheme = resolve(train.precision, device).partition("_")
+    kind, _, scheme = resolve_precision(train.precision, device).partition("_")
     reasons = {
         f"a {device.type.upper()} has no graphs to replay": not has_graphs,
         "ranks wait for each other inside a step": world.world_size > 1,
@@ -184,12 +184,12 @@ def _why_not(
     return next((reason for reason, holds in reasons.items() if holds), "")
 
 
-def _told(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     """Return the error's type and the start of its message. The error itself would keep tensors alive."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:150]}"
 
 
-def _like(batch: Batch, device: torch.device) -> Batch:
+def _allocate_inputs(batch: Batch, device: torch.device) -> Batch:
     """Return a batch of zeros on `device`, the inputs of a graph."""
     images, labels, draws = (
         torch.zeros_like(each, device=device) for each in (batch.images, batch.labels, batch.draws)
@@ -197,7 +197,7 @@ def _like(batch: Batch, device: torch.device) -> Batch:
     return Batch(images, labels, np.zeros(len(batch), dtype=np.int64), draws)
 
 
-def _fill(inputs: Batch, placed: Placed) -> None:
+def _copy_inputs(inputs: Batch, placed: DeviceBatch) -> None:
     """Copy a batch on the device into `inputs`."""
     inputs.images.copy_(placed.images)
     inputs.labels.copy_(placed.labels)
@@ -205,7 +205,7 @@ def _fill(inputs: Batch, placed: Placed) -> None:
 
 
 @contextmanager
-def _counting_on_device(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+def _capturable(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     """Temporarily set `capturable` on torch's Adam; its fused kernels are capturable anyway."""
     groups = [group for group in optimizer.param_groups if "capturable" in group]
     for group in groups:

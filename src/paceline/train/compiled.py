@@ -8,12 +8,12 @@ from torch import nn
 
 from paceline.core.errors import RecipeError
 
-MOST_SIZES = 8
+MAX_IMAGE_SIZES = 8
 """torch's limit of compiled variants of a function (`torch._dynamo.config.recompile_limit`); it then runs eagerly."""
 _COMPILERS = ("g++", "clang++", "c++", "gcc", "clang", "cc")
 
 
-def compiled(replica: nn.Module, mode: str, num_sizes: int = 1) -> nn.Module:
+def compile_model(replica: nn.Module, mode: str, num_sizes: int = 1) -> nn.Module:
     """Return `replica` compiled in `mode`, or itself for `off`. Compilation happens in the first pass.
 
     Raise `RecipeError` if torch would find no compiler.
@@ -27,7 +27,7 @@ def compiled(replica: nn.Module, mode: str, num_sizes: int = 1) -> nn.Module:
     # Code per image size is faster than code for any size. DDP is compiled from outside: torch then splits the backward
     # graph where gradients are sent; a graph of the model alone would delay communication to the end of backward.
     made = torch.compile(
-        replica, mode=None if mode == "default" else mode, dynamic=False if num_sizes <= MOST_SIZES else None
+        replica, mode=None if mode == "default" else mode, dynamic=False if num_sizes <= MAX_IMAGE_SIZES else None
     )
     assert isinstance(made, nn.Module)
     return made

@@ -27,25 +27,25 @@ from paceline.core.units import seconds
 from paceline.core.world import NEVER, BatchJob, World
 from paceline.measure.rate import unix_s
 from paceline.measure.timing import now_s
-from paceline.train.cadence import Cadence
+from paceline.train.cadence import StepInterval
 
 MARGIN_S: Final = 30.0
 """Time after the save (hashing the weights, writing the result, exiting, requeueing the job), and for clock differences
 between hosts. Chosen, not measured. Slurm also grants 30 s by default (KillWait)."""
-_SLACK: Final = 1.25
+_STEP_SLACK: Final = 1.25
 """Allowance for remaining steps that are slower than those so far. Chosen, not measured."""
-REASON: Final = "the job's time limit"
+TIME_LIMIT_REASON: Final = "the job's time limit"
 """Reason of the stop request, in place of a signal's name."""
 
 
 class Deadline(Protocol):
     """Stop a run before its job ends."""
 
-    def step(self, step: int) -> None:
-        """Record that `step` steps are done; request a stop if it is time."""
+    def end_step(self, step: int) -> None:
+        """Record that `end_step` steps are done; request a stop if it is time."""
         ...
 
-    def look(self) -> None:
+    def begin_eval_batch(self) -> None:
         """Record that a batch of an evaluation begins; request a stop if it is time."""
         ...
 
@@ -53,15 +53,15 @@ class Deadline(Protocol):
 class NoDeadline:
     """For jobs without a known end, and for ranks other than 0: a stop request of one rank stops all."""
 
-    def step(self, step: int) -> None:
+    def end_step(self, step: int) -> None:
         """Do nothing."""
 
-    def look(self) -> None:
+    def begin_eval_batch(self) -> None:
         """Do nothing."""
 
 
 @final
-class TimeLimit:
+class TimeLimitDeadline:
     """Call `leave` with the seconds left, in time before `end_s` (seconds of `now`).
 
     `evaluation` is the evaluation interval, which also has the last step; `slowest_save_s` returns the longest save so
@@ -71,78 +71,83 @@ class TimeLimit:
     def __init__(
         self,
         end_s: float,
-        evaluation: Cadence,
+        eval_every: StepInterval,
         slowest_save_s: Callable[[], float],
-        leave: Callable[[float], None],
+        request_stop: Callable[[float], None],
         *,
         grace_s: float,
         now: Callable[[], float] = now_s,
     ) -> None:
-        self._end_s, self._evaluation, self._slowest_save_s, self._leave = end_s, evaluation, slowest_save_s, leave
+        self._end_s, self._eval_every, self._slowest_save_s, self._request_stop = (
+            end_s,
+            eval_every,
+            slowest_save_s,
+            request_stop,
+        )
         self._grace_s, self._now = grace_s, now
         self._step = self._batches = self._num_timed = 0
         self._timed_s = 0.0
-        self._stepped_s = self._looked_s = now()
-        self._most_s = NEVER
+        self._step_end_s = self._stop_point_s = now()
+        self._max_lead_s = NEVER
         self._slowest_s = self._evaluation_s = 0.0
-        self._has_left = False
+        self._has_requested = False
 
-    def step(self, step: int) -> None:
-        """Record that `step` steps are done; request a stop if it is time."""
+    def end_step(self, step: int) -> None:
+        """Record that `end_step` steps are done; request a stop if it is time."""
         if self._batches:
-            self._evaluation_s = max(self._evaluation_s, self._looked_s - self._stepped_s)
-        is_timed = self._most_s < NEVER
-        took_s = self._note()
+            self._evaluation_s = max(self._evaluation_s, self._stop_point_s - self._step_end_s)
+        is_timed = self._max_lead_s < NEVER
+        took_s = self._mark_stop_point()
         if is_timed:
             self._num_timed, self._timed_s = self._num_timed + 1, self._timed_s + took_s
-        self._step, self._batches, self._stepped_s = step, 0, self._looked_s
-        self._decide()
+        self._step, self._batches, self._step_end_s = step, 0, self._stop_point_s
+        self._request_stop_if_due()
 
-    def look(self) -> None:
+    def begin_eval_batch(self) -> None:
         """Record that a batch of an evaluation begins; request a stop if it is time."""
-        self._note()
+        self._mark_stop_point()
         self._batches += 1
-        self._decide()
+        self._request_stop_if_due()
 
-    def _note(self) -> float:
+    def _mark_stop_point(self) -> float:
         """Record a moment at which the run can stop; return the seconds since the previous one."""
         # The time before the first such moment is not counted: the model may have been compiled.
-        before_s, self._looked_s = self._looked_s, self._now()
-        if self._most_s == NEVER:
-            self._most_s = (self._end_s - self._looked_s) / 2
+        before_s, self._stop_point_s = self._stop_point_s, self._now()
+        if self._max_lead_s == NEVER:
+            self._max_lead_s = (self._end_s - self._stop_point_s) / 2
         else:
-            self._slowest_s = max(self._slowest_s, self._looked_s - before_s)
-        return self._looked_s - before_s
+            self._slowest_s = max(self._slowest_s, self._stop_point_s - before_s)
+        return self._stop_point_s - before_s
 
-    def _decide(self) -> None:
-        if self._has_left or self._ends_now:
+    def _request_stop_if_due(self) -> None:
+        if self._has_requested or self._is_ending:
             return
-        left_s = self._end_s - self._looked_s
+        left_s = self._end_s - self._stop_point_s
         saves_s = 2 * self._slowest_save_s() or self._grace_s
-        lead_s = min(MARGIN_S + 2 * self._slowest_s + saves_s, self._most_s)
-        if left_s <= lead_s and self._needs_s() > left_s:
-            self._has_left = True
-            self._leave(left_s)
+        lead_s = min(MARGIN_S + 2 * self._slowest_s + saves_s, self._max_lead_s)
+        if left_s <= lead_s and self._time_needed_s() > left_s:
+            self._has_requested = True
+            self._request_stop(left_s)
 
     @property
-    def _ends_now(self) -> bool:
+    def _is_ending(self) -> bool:
         """Whether only the final save remains."""
-        return self._step == self._evaluation.last and not self._evaluations_to_come()
+        return self._step == self._eval_every.last and not self._remaining_evaluations()
 
-    def _needs_s(self) -> float:
+    def _time_needed_s(self) -> float:
         """Return the estimated seconds to the end of the run, or infinity if unknown."""
-        evaluations = self._evaluations_to_come()
+        evaluations = self._remaining_evaluations()
         if not self._num_timed or (evaluations and not self._evaluation_s):
             return NEVER
-        evaluated_s = self._looked_s - self._stepped_s if self._batches else 0.0
+        evaluated_s = self._stop_point_s - self._step_end_s if self._batches else 0.0
         evaluating_s = max(0.0, evaluations * self._evaluation_s - evaluated_s)
-        training_s = _SLACK * self._timed_s / self._num_timed * (self._evaluation.last - self._step)
+        training_s = _STEP_SLACK * self._timed_s / self._num_timed * (self._eval_every.last - self._step)
         save_s = self._slowest_save_s() or self._grace_s
         return MARGIN_S + training_s + 2 * self._slowest_s + evaluating_s + save_s
 
-    def _evaluations_to_come(self) -> int:
+    def _remaining_evaluations(self) -> int:
         """Return the number of remaining evaluations, including one in progress."""
-        every, last = self._evaluation.every, self._evaluation.last
+        every, last = self._eval_every.every, self._eval_every.last
         if not every:
             return 0
         return last // every - (self._step - 1) // every + (last % every > 0)
@@ -151,7 +156,7 @@ class TimeLimit:
 def build_deadline(
     batch_job: BatchJob,
     world: World,
-    evaluation: Cadence,
+    eval_every: StepInterval,
     slowest_save_s: Callable[[], float],
     request: Callable[[str], None],
     warn: Callable[[str], None],
@@ -170,7 +175,7 @@ def build_deadline(
         return NoDeadline()
 
     def leave(left_s: float) -> None:
-        request(REASON)
+        request(TIME_LIMIT_REASON)
         warn(f"the job ends in {seconds(left_s)}: saving and stopping (queue it again to resume)")
 
-    return TimeLimit(now() + left_s, evaluation, slowest_save_s, leave, grace_s=grace_s, now=now)
+    return TimeLimitDeadline(now() + left_s, eval_every, slowest_save_s, leave, grace_s=grace_s, now=now)

@@ -14,20 +14,24 @@ from paceline.core.units import count, mib
 from paceline.recipe.schema.optim import Adam, Lamb, OptimSection, Sgd
 from paceline.recipe.schema.recipe import Checkpoint
 from paceline.train.checkpoint import model_tensors, optimizer_tensors
-from paceline.train.persist import Persistent
+from paceline.train.persist import TrainingState
 
 _PROBE_BYTES = 4096  # a block: a full disk often takes an empty file
 
 
-def expected_bytes(persistent: Persistent, section: OptimSection) -> int:
+def estimate_checkpoint_bytes(training_state: TrainingState, section: OptimSection) -> int:
     """Return the size of a checkpoint in bytes, except for some thousand."""
-    weights = [parameter for group in persistent.optimizer.param_groups for parameter in group["params"]]
-    moments = sum(tensor.nbytes for tensor in optimizer_tensors(persistent.optimizer).values())
-    parts = (model_tensors(persistent.model), persistent.precision.weights.tensors(), persistent.average.tensors())
+    weights = [parameter for group in training_state.optimizer.param_groups for parameter in group["params"]]
+    moments = sum(tensor.nbytes for tensor in optimizer_tensors(training_state.optimizer).values())
+    parts = (
+        model_tensors(training_state.model),
+        training_state.precision.weights.tensors(),
+        training_state.average.tensors(),
+    )
     num_bytes = sum(tensor.nbytes for part in parts for tensor in part.values())
-    num_bytes += persistent.strategy.memory().num_bytes(persistent.model)
+    num_bytes += training_state.strategy.comm_state().num_bytes(training_state.model)
     # Before the first step an optimizer has no state.
-    return num_bytes + (moments or _moments_of(section) * sum(weight.nbytes for weight in weights))
+    return num_bytes + (moments or _moments_per_weight(section) * sum(weight.nbytes for weight in weights))
 
 
 def check_disk(rundir: RunDir, section: Checkpoint, state_bytes: int, warn: Callable[[str], None]) -> None:
@@ -36,7 +40,7 @@ def check_disk(rundir: RunDir, section: Checkpoint, state_bytes: int, warn: Call
     The checkpoints that are kept, the best one and the one being written should fit; less is a warning. Raise
     `RecipeError` if the disk is not writable, or not even one checkpoint fits.
     """
-    _write(rundir.path)
+    _check_writable(rundir.path)
     if section.every == "off":
         return
     folder = rundir.checkpoints if rundir.checkpoints.is_dir() else rundir.path
@@ -55,15 +59,15 @@ def check_disk(rundir: RunDir, section: Checkpoint, state_bytes: int, warn: Call
         several = count(needed, "checkpoint")
         warn(
             f"checkpoint: {folder} has {free} free, {several} of {each} take {every} (free some space, or set "
-            f"checkpoint.keep={_fitting(section.keep, usage.free, state_bytes, num_existing)})"
+            f"checkpoint.keep={_largest_fitting_keep(section.keep, usage.free, state_bytes, num_existing)})"
         )
 
 
-def _fitting(keep: int, free: int, state_bytes: int, there: int) -> int:
-    return max(1, min(keep - 1, free // state_bytes + there - 2))
+def _largest_fitting_keep(keep: int, free: int, state_bytes: int, num_existing: int) -> int:
+    return max(1, min(keep - 1, free // state_bytes + num_existing - 2))
 
 
-def _write(folder: Path) -> None:
+def _check_writable(folder: Path) -> None:
     try:
         with tempfile.TemporaryFile(prefix=".probe-", dir=folder) as probe:
             probe.write(bytes(_PROBE_BYTES))
@@ -71,7 +75,7 @@ def _write(folder: Path) -> None:
         raise RecipeError(f"--run-dir: {folder} cannot be written to: {error.strerror} (name another)") from None
 
 
-def _moments_of(section: OptimSection) -> int:
+def _moments_per_weight(section: OptimSection) -> int:
     """Return the number of values that an optimizer keeps per weight."""
     match section:
         case Sgd(momentum=0):

@@ -11,21 +11,21 @@ from paceline.core.results import EvalReport, Status
 from paceline.data.batch import Batch
 from paceline.data.loader import Loader
 from paceline.measure import Clock
-from paceline.train.cadence import Cadence
-from paceline.train.checkpoint import Last
-from paceline.train.journal import Journal
-from paceline.train.orders import Orders
-from paceline.train.schedule import Schedule
+from paceline.train.cadence import StepInterval
+from paceline.train.checkpoint import FinalSave
+from paceline.train.journal import MetricsLogger
+from paceline.train.orders import StepDecision
+from paceline.train.schedule import LrSchedule
 from paceline.train.state import TrainState
-from paceline.train.step import Step
+from paceline.train.step import TrainStep
 from paceline.train.stopping import StopRule
 
 
-class Save(Protocol):
+class SaveCheckpoint(Protocol):
     """Write a checkpoint."""
 
-    def __call__(self, state: TrainState, last: Last = "") -> None:
-        """Write `state` and the training state; `last` marks the final checkpoint of the process, and why it is."""
+    def __call__(self, state: TrainState, final: FinalSave = "") -> None:
+        """Write `state` and the training state; `final` marks the final checkpoint of the process, and why it is."""
         ...
 
     def finish(self, state: TrainState, status: Status) -> Status:
@@ -33,23 +33,23 @@ class Save(Protocol):
         ...
 
 
-class Council(Protocol):
+class Coordinator(Protocol):
     """Agree across ranks on what to do after a step. All methods are collective."""
 
-    def after(self, step: int, batch: Batch) -> Orders:
+    def poll(self, step: int, batch: Batch) -> StepDecision:
         """Return the decision after `step` steps, the last of which trained on `batch`."""
         ...
 
-    def leaves(self) -> bool:
+    def is_stop_requested(self) -> bool:
         """Return whether any rank was asked to stop."""
         ...
 
-    def conclude(self) -> None:
+    def flush(self) -> None:
         """Exchange pending bad-image reports across ranks."""
         ...
 
 
-class Evaluate(Protocol):
+class EvaluateModel(Protocol):
     """Evaluate the model."""
 
     def __call__(self, model: nn.Module) -> EvalReport | None:
@@ -58,14 +58,14 @@ class Evaluate(Protocol):
 
 
 @dataclass(frozen=True)
-class StepSeed:
+class StepSeeder:
     """Seed the random generators of this rank per step, so that no generator state has to be saved."""
 
     seed: int
     rank: int
     generators: tuple[torch.Generator, ...]
 
-    def at(self, step: int) -> None:
+    def seed_step(self, step: int) -> None:
         """Seed the generators for global step `step`."""
         # Not `torch.manual_seed`: without CUDA it formats a stack trace, which takes half a millisecond per step.
         seed = step_seed(self.seed, step, self.rank)
@@ -77,23 +77,23 @@ class StepSeed:
 class Trainer:
     """The training loop around `model`.
 
-    `saves` says whether to save at the end of the run even if `saving` is never due; a preempted run is always saved.
+    `saves_at_end` says whether to save at the end of the run even if `save_every` is never due; a preempted run is always saved.
     """
 
     model: nn.Module
-    step: Step
-    schedule: Schedule
+    step: TrainStep
+    schedule: LrSchedule
     loader: Loader
-    evaluate: Evaluate
-    save: Save
-    council: Council
-    stop_rule: StopRule
+    evaluate_model: EvaluateModel
+    save_state: SaveCheckpoint
+    coordinator: Coordinator
+    stopping: StopRule
     clock: Clock
-    journal: Journal
-    seed: StepSeed
-    evaluation: Cadence
-    saving: Cadence
-    saves: bool
+    logger: MetricsLogger
+    seeder: StepSeeder
+    eval_every: StepInterval
+    save_every: StepInterval
+    saves_at_end: bool
     batch_size: int
     total_steps: int
 
@@ -103,62 +103,62 @@ class Trainer:
         Return how the run ended. `failed`, for final weights that were not saved, is known to rank 0 only.
         """
         # A process that was preempted during an evaluation saved before it, so the evaluation comes first.
-        if 0 < state.step != state.last_step and self.evaluation.due(state.step):
-            if not self.judge(state):
+        if 0 < state.step != state.last_step and self.eval_every.is_due(state.step):
+            if not self.evaluate(state):
                 return "preempted"  # the checkpoint is still valid
-            if self.saves and (state.step == self.total_steps or self.stop_rule.reached(state)):
-                self.keep(state, "ended")
+            if self.saves_at_end and (state.step == self.total_steps or self.stopping.is_met(state)):
+                self.save_checkpoint(state, "ended")
         interrupted = False
-        last_step = state.step if self.stop_rule.reached(state) else self.total_steps
+        last_step = state.step if self.stopping.is_met(state) else self.total_steps
         for batch in self.clock.batches(self.loader.batches(state.step, last_step)):
             loss = self.train_step(batch, state)
             with self.clock.stage("other"):
-                self.journal.step(state, batch, loss)
+                self.logger.log_step(state, batch, loss)
                 state.advance(self.batch_size)
-                decision = self.council.after(state.step, batch)
+                decision = self.coordinator.poll(state.step, batch)
             self.clock.end_step(self.batch_size)
-            evaluates = self.evaluation.due(state.step)
-            interrupted = decision.leave or (evaluates and not self.judge(state))
-            is_last = state.step == self.total_steps or self.stop_rule.reached(state)
+            evaluates = self.eval_every.is_due(state.step)
+            interrupted = decision.stop or (evaluates and not self.evaluate(state))
+            is_last = state.step == self.total_steps or self.stopping.is_met(state)
             # A stop request that arrived during a completed evaluation must not wait for another step.
-            interrupted = interrupted or (evaluates and not is_last and self.council.leaves())
+            interrupted = interrupted or (evaluates and not is_last and self.coordinator.is_stop_requested())
             finished = interrupted or is_last
-            if self.saving.due(state.step) or decision.save or interrupted or (finished and self.saves):
-                self.keep(state, ("preempted" if interrupted else "ended") if finished else "")
+            if self.save_every.is_due(state.step) or decision.save or interrupted or (finished and self.saves_at_end):
+                self.save_checkpoint(state, ("preempted" if interrupted else "ended") if finished else "")
             if finished:
                 break
-        self.step.settle()
-        self.council.conclude()
-        reached: Status = "target_reached" if self.stop_rule.reached(state) else "completed"
+        self.step.sync()
+        self.coordinator.flush()
+        reached: Status = "target_reached" if self.stopping.is_met(state) else "completed"
         status: Status = "preempted" if interrupted else reached
         with self.clock.paused("checkpoint"):
-            return self.save.finish(state, status)
+            return self.save_state.finish(state, status)
 
     def train_step(self, batch: Batch, state: TrainState) -> Tensor:
         """Run one optimizer step; return the mean loss of this rank's images, on the device."""
-        self.seed.at(state.step)
+        self.seeder.seed_step(state.step)
         return self.step(batch, state)
 
-    def keep(self, state: TrainState, last: Last = "") -> None:
-        """Save a checkpoint; `last` marks the final one of this process."""
+    def save_checkpoint(self, state: TrainState, final: FinalSave = "") -> None:
+        """Save a checkpoint; `final` marks the final one of this process."""
         with self.clock.paused("checkpoint"):
-            self.step.settle()
-            self.council.conclude()
-            with self.journal.paused():  # only now: the queued steps have finished
-                self.journal.settle(state)
-                self.save(state, last)
+            self.step.sync()
+            self.coordinator.flush()
+            with self.logger.paused():  # only now: the queued steps have finished
+                self.logger.write_to_state(state)
+                self.save_state(state, final)
 
-    def judge(self, state: TrainState) -> bool:
+    def evaluate(self, state: TrainState) -> bool:
         """Evaluate, and update schedule and stop rule; return False if the run is preempted meanwhile."""
         with self.clock.paused("evaluate"):
-            self.step.settle()
-            self.council.conclude()  # no communication may be pending while loader workers are forked
-            with self.journal.paused():
-                report = self.evaluate(self.model)
+            self.step.sync()
+            self.coordinator.flush()  # no communication may be pending while loader workers are forked
+            with self.logger.paused():
+                report = self.evaluate_model(self.model)
                 if report is None:
                     return False
-                state.evaluated(report)
-                self.schedule.observe(report.judged.loss, state.updates)
-                self.journal.evaluated(state)
-                self.stop_rule.judge(report.judged, state)
+                state.record_evaluation(report)
+                self.schedule.observe(report.primary.loss, state.num_updates)
+                self.logger.log_evaluation(state)
+                self.stopping.update(report.primary, state)
         return True

@@ -9,101 +9,104 @@ from torch import Tensor, nn
 
 from paceline.core.class_table import ClassTable
 from paceline.core.errors import DataError
-from paceline.core.mistake import Mistake
+from paceline.core.mistake import MisclassifiedImage
 from paceline.core.results import BatchNormCheck, EvalResult
 from paceline.data.bad import BadImage
 from paceline.data.loader import Loader
-from paceline.data.placement import Placement
-from paceline.models.modes import batch_statistics, evaluating
+from paceline.data.placement import DeviceTransfer
+from paceline.models.modes import eval_mode, use_batch_statistics
 from paceline.parallel.strategy import Strategy
-from paceline.train.metrics import Tally, answers
-from paceline.train.mistakes import build_mistakes
+from paceline.train.metrics import EvalCounts, predict_batch
+from paceline.train.mistakes import build_mistake_tracker
 from paceline.train.precision import Precision
-from paceline.train.views import AsIs, Views
+from paceline.train.views import EvalViews, SingleView
 
-_MIXED: Final = 128
+_BATCH_NORM_BATCH: Final = 128
 """Images per batch of the BatchNorm check."""
 
 
-class Evaluation(NamedTuple):
+class SplitEvaluation(NamedTuple):
     """Result of an evaluation: metrics, per-class counts, and the misclassified images with the highest loss."""
 
     result: EvalResult
     classes: ClassTable
-    worst: tuple[Mistake, ...] = ()
+    worst: tuple[MisclassifiedImage, ...] = ()
 
 
-class LeftOut(Protocol):
+class BadImageCollector(Protocol):
     """Collect images that could not be read."""
 
-    def note(self, bad: Iterable[BadImage]) -> int:
+    def add(self, bad: Iterable[BadImage]) -> int:
         """Add bad images of this rank; return how many are new."""
         ...
 
-    def settle(self) -> None:
+    def sync(self) -> None:
         """Exchange the new ones across ranks. Collective."""
         ...
 
 
-class NothingLeftOut:
+class NoBadImages:
     """For datasets whose unreadable images end the run."""
 
-    def note(self, bad: Iterable[BadImage]) -> int:
+    def add(self, bad: Iterable[BadImage]) -> int:
         """Return 0."""
         return 0
 
-    def settle(self) -> None:
+    def sync(self) -> None:
         """Do nothing."""
 
 
-def never() -> bool:
+def never_stop() -> bool:
     """Return False: never stop early."""
     return False
 
 
 @dataclass(frozen=True)
-class Evaluator:
+class SplitEvaluator:
     """Evaluate a model on `num_batches` batches per rank, and sum over the ranks to all `num_images` images.
 
-    `worst` is the number of misclassified images to keep. The host synchronizes with the device once, at the end.
+    `num_worst` is the number of misclassified images to keep. The host synchronizes with the device once, at the end.
     """
 
     loader: Loader
     num_batches: int
     num_images: int
     class_names: tuple[str, ...]
-    place: Placement
+    transfer: DeviceTransfer
     precision: Precision
     strategy: Strategy
     device: torch.device
-    views: Views = field(default_factory=AsIs)
-    leaves: Callable[[], bool] = never
-    left_out: LeftOut = field(default_factory=NothingLeftOut)
-    worst: int = 0
+    views: EvalViews = field(default_factory=SingleView)
+    should_stop: Callable[[], bool] = never_stop
+    bad_images: BadImageCollector = field(default_factory=NoBadImages)
+    num_worst: int = 0
 
-    def __call__(self, model: nn.Module) -> Evaluation | None:
+    def __call__(self, model: nn.Module) -> SplitEvaluation | None:
         """Return accuracy, cross-entropy without label smoothing, and calibration. Collective.
 
-        Return None if a rank `leaves` early. Unreadable images are excluded, and added to `left_out`.
+        Return None if a rank `should_stop` early. Unreadable images are excluded, and added to `bad_images`.
         """
         stopped, num_bad, num_new = False, 0, 0
-        counts, mistakes = Tally.zeros(len(self.class_names), self.device), build_mistakes(self.worst, self.device)
-        with evaluating(model), self.strategy.evaluating(model), torch.inference_mode():
+        counts, mistakes = (
+            EvalCounts.zeros(len(self.class_names), self.device),
+            build_mistake_tracker(self.num_worst, self.device),
+        )
+        with eval_mode(model), self.strategy.evaluating(model), torch.inference_mode():
             for batch in self.loader.batches(0, self.num_batches):
-                stopped = self.leaves()
+                stopped = self.should_stop()
                 if stopped:
                     break
                 num_bad += len(batch.bad)
-                num_new += self.left_out.note(batch.bad)
+                num_new += self.bad_images.add(batch.bad)
                 if not len(batch):
                     continue
-                placed = self.place(batch)
+                placed = self.transfer(batch)
                 with self.precision.autocast():
-                    logits = self.views(model, self.place.normalise(placed.images))
-                predictions = answers(logits, placed.labels)
+                    logits = self.views(model, self.transfer.normalize(placed.images))
+                predictions = predict_batch(logits, placed.labels)
                 counts.add(predictions)
                 mistakes.add(predictions, batch.indices)
-        total = counts.over(self.strategy.sum)
+        total = counts.reduce(self.strategy.sum)
         flags = torch.tensor([stopped, num_bad, num_new], dtype=torch.int64, device=self.device)
         num_stopped, all_bad, all_new = self.strategy.sum(flags).tolist()
         if num_stopped:
@@ -111,11 +114,11 @@ class Evaluator:
         counted = total.images + all_bad
         assert counted == self.num_images, f"{counted} images were counted of {self.num_images}"
         if all_new:
-            self.left_out.settle()
+            self.bad_images.sync()
         if not total.images:
             raise DataError(f"data.source: none of the {self.num_images:,} images to evaluate can be read (mend them)")
-        worst = mistakes.over(self.strategy.every).listed()
-        return Evaluation(total.result(), total.table(self.class_names), worst)
+        worst = mistakes.merge_ranks(self.strategy.all_gather).to_mistakes()
+        return SplitEvaluation(total.to_result(), total.to_class_table(self.class_names), worst)
 
 
 @dataclass(frozen=True)
@@ -128,7 +131,7 @@ class BatchNormChecker:
 
     loader: Loader
     num_batches: int
-    place: Placement
+    transfer: DeviceTransfer
     precision: Precision
     strategy: Strategy
     device: torch.device
@@ -137,11 +140,11 @@ class BatchNormChecker:
         """Return the correct counts of both ways over all ranks, or None without BatchNorm. Collective."""
         counts = torch.zeros(3, dtype=torch.int64, device=self.device)
         with self.strategy.evaluating(model), torch.inference_mode():
-            for images, labels in self._mixed():
-                with evaluating(model):
-                    running = self._correct(model, images, labels)
-                with batch_statistics(model) as has_norms:
-                    batch = self._correct(model, images, labels)
+            for images, labels in self._shuffled_batches():
+                with eval_mode(model):
+                    running = self._count_correct(model, images, labels)
+                with use_batch_statistics(model) as has_norms:
+                    batch = self._count_correct(model, images, labels)
                 if not has_norms:
                     break
                 counts += torch.stack([torch.tensor(len(labels), device=self.device), running, batch])
@@ -150,19 +153,21 @@ class BatchNormChecker:
             return None
         return BatchNormCheck(images=images_seen, running=running_right, batch=batch_right)
 
-    def _correct(self, model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+    def _count_correct(self, model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
         with self.precision.autocast():
             logits: Tensor = model(images)
         return (logits.argmax(dim=1) == labels).sum()
 
-    def _mixed(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def _shuffled_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield shuffled batches: folders list images by class, and a batch of one class has other statistics."""
         batches = [batch for batch in self.loader.batches(0, self.num_batches) if len(batch)]
         if sum(map(len, batches)) < 2:  # one image has no statistics
             return
         images, labels = torch.cat([each.images for each in batches]), torch.cat([each.labels for each in batches])
         order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
-        at_once = max(2, min(_MIXED, max(map(len, batches))))  # evaluation has shown that this many fit into memory
+        at_once = max(
+            2, min(_BATCH_NORM_BATCH, max(map(len, batches)))
+        )  # evaluation has shown that this many fit into memory
         for chosen in torch.split(order, at_once):
             if len(chosen) == at_once or len(order) < at_once:
-                yield self.place.normalise(images[chosen].to(self.device)), labels[chosen].to(self.device)
+                yield self.transfer.normalize(images[chosen].to(self.device)), labels[chosen].to(self.device)

@@ -11,18 +11,18 @@ from paceline.core.errors import PacelineError
 from paceline.core.json_file import read_json
 from paceline.core.rundir import RunDir
 
-_VERSION: Final = 1
+_SCHEMA_VERSION: Final = 1
 
 
 @dataclass(frozen=True)
-class Facts:
+class TrainedDataset:
     """`info` of the training split; `is_pixels` is True for pixels of one size in memory, False for image files."""
 
     info: DatasetInfo
     is_pixels: bool
 
     @classmethod
-    def of(cls, train: Source) -> Self:
+    def from_source(cls, train: Source) -> Self:
         """Return the facts of a training split."""
         return cls(train.info, isinstance(train, ArraySource))
 
@@ -30,7 +30,7 @@ class Facts:
         """Return plain values."""
         info = self.info
         return {
-            "schema_version": _VERSION,
+            "schema_version": _SCHEMA_VERSION,
             "name": info.name,
             "num_images": info.num_images,
             "class_names": list(info.class_names),
@@ -44,8 +44,8 @@ class Facts:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
         """Return what `to_dict` described. Raise `LookupError`, `TypeError` or `ValueError` for anything else."""
-        if values["schema_version"] != _VERSION:
-            raise ValueError(f"it has version {values['schema_version']!r:.20}, this paceline reads {_VERSION}")
+        if values["schema_version"] != _SCHEMA_VERSION:
+            raise ValueError(f"it has version {values['schema_version']!r:.20}, this paceline reads {_SCHEMA_VERSION}")
         size = values["image_size"]
         height, width = (int(size[0]), int(size[1])) if size else (0, 0)
         info = DatasetInfo(
@@ -61,10 +61,10 @@ class Facts:
         return cls(info, bool(values["is_pixels"]))
 
 
-def read_facts(rundir: RunDir) -> Facts:
+def read_trained_dataset(rundir: RunDir) -> TrainedDataset:
     """Return the dataset of the run in `rundir`. Raise `PacelineError` for a missing or damaged file."""
     try:
-        return Facts.from_dict(read_json(rundir.dataset))
+        return TrainedDataset.from_dict(read_json(rundir.dataset))
     except FileNotFoundError:
         raise PacelineError(f"{rundir.dataset}: does not exist (copy the whole run directory or train again)") from None
     except (LookupError, OSError, OverflowError, TypeError, ValueError) as error:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 
-class Graph(Protocol):
+class DeviceGraph(Protocol):
     """Captured device work."""
 
     def capture(self, work: Callable[[], Tensor]) -> Tensor:
@@ -27,22 +27,22 @@ class Graph(Protocol):
         ...
 
 
-class Graphs(Protocol):
+class GraphPool(Protocol):
     """Create graphs on one device that share memory, as they never run concurrently."""
 
-    def aside(self) -> AbstractContextManager[None]:
+    def capture_stream(self) -> AbstractContextManager[None]:
         """Return a context whose work runs on the capture stream, for warm-up."""
         ...
 
-    def new(self) -> Graph:
+    def new_graph(self) -> DeviceGraph:
         """Return an empty graph."""
         ...
 
 
-class CudaGraphs:
+class CudaGraphPool:
     """CUDA graphs of the current device, captured on a separate stream.
 
-    The context `aside` synchronizes with the current stream on both ends
+    The context `capture_stream` synchronizes with the current stream on both ends
     (https://docs.pytorch.org/docs/stable/notes/cuda.html#whole-network-capture).
     """
 
@@ -51,7 +51,7 @@ class CudaGraphs:
         self._pool: Any = torch.cuda.graph_pool_handle()
 
     @contextmanager
-    def aside(self) -> Iterator[None]:
+    def capture_stream(self) -> Iterator[None]:
         """Return a context whose work runs on the capture stream."""
         current = torch.cuda.current_stream()
         self._stream.wait_stream(current)
@@ -59,17 +59,17 @@ class CudaGraphs:
             yield
         current.wait_stream(self._stream)
 
-    def new(self) -> Graph:
+    def new_graph(self) -> DeviceGraph:
         """Return an empty CUDA graph."""
         return _CudaGraph(self._stream, self._pool)
 
 
-def build_graphs(device: torch.device) -> Graphs | None:
+def build_graph_pool(device: torch.device) -> GraphPool | None:
     """Return the graph pool of `device`, or None if it has no graphs."""
-    return CudaGraphs() if device.type == "cuda" else None
+    return CudaGraphPool() if device.type == "cuda" else None
 
 
-_ABANDONED: list[Any] = []
+_FAILED_GRAPHS: list[Any] = []
 """Graphs whose capture failed, kept alive: torch 2.11's pinned-memory allocator may still query their stream."""
 
 
@@ -89,14 +89,14 @@ class _CudaGraph:
                 return work()
         except BaseException:
             torch.cuda.set_stream(current)  # torch does not restore it if the end of a capture fails
-            self._abandon()
+            self._clean_up_failed_capture()
             raise
 
     def replay(self) -> None:
         """Launch the graph on the current stream."""
         self._graph.replay()
 
-    def _abandon(self) -> None:
+    def _clean_up_failed_capture(self) -> None:
         """Clean up after a failed capture, as torch itself does from 2.13 on.
 
         Before, the allocator considers the capture unfinished, so memory is never freed and `torch.cuda.empty_cache`
@@ -104,7 +104,7 @@ class _CudaGraph:
         keep the old one.
         """
         device = torch.cuda.current_device()
-        _ABANDONED.append(self._graph)
+        _FAILED_GRAPHS.append(self._graph)
         with suppress(RuntimeError):
             self._graph.reset()
         with suppress(AttributeError, RuntimeError):  # already ended, memory already released

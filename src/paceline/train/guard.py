@@ -20,56 +20,58 @@ from paceline.core.units import count
 from paceline.core.world import World
 from paceline.parallel.strategy import Strategy
 from paceline.recipe.schema.train import Train
-from paceline.train.precision import DynamicScale, Precision, Scale
+from paceline.train.precision import DynamicLossScaler, LossScaler, Precision
 
 MAX_SKIPS = 10
 """Skipped steps in a row that rule out the data: ten batches without a common image were all non-finite."""
-MAX_UNSETTLED = 3
+MAX_SKIPS_BEFORE_SAVE = 3
 """The limit before the weights are evaluated or saved."""
-_FIX = "lower optim.lr, or set train.on_nonfinite=skip"
+_DEFAULT_FIX = "lower optim.lr, or set train.on_nonfinite=skip"
 
 
 @dataclass(frozen=True)
-class Step:
+class StepValues:
     """Values of a step for the guard: step number from 1, learning rate, and tensors [] on the device.
 
-    `loss` is this rank's mean loss; `gradient` is 1 if this rank's gradient was finite before averaging, else 0; `norm`
-    is the result of `Strategy.clip`, equal on all ranks, so a guard may call collectives based on it. `skips` counts
+    `loss` is this rank's mean loss; `is_gradient_finite` is 1 if this rank's gradient was finite before averaging, else 0; `grad_norm`
+    is the result of `Strategy.clip`, equal on all ranks, so a guard may call collectives based on it. `skips_in_row` counts
     the steps skipped directly before.
     """
 
     number: int
     lr: float
     loss: Tensor
-    gradient: Tensor
-    norm: Tensor
-    skips: int = 0
+    is_gradient_finite: Tensor
+    grad_norm: Tensor
+    skips_in_row: int = 0
 
 
-class Guard(Protocol):
+class NonFiniteGuard(Protocol):
     """Decide whether a step may update the weights."""
 
-    def passes(self, step: Step) -> bool:
+    def check(self, step: StepValues) -> bool:
         """Return whether it may. Raise `NonFiniteLossError` to end the run. Called by every rank at every step."""
         ...
 
-    def settle(self) -> None:
+    def sync(self) -> None:
         """Check all pending steps. A checkpoint is about to be written."""
         ...
 
 
 @dataclass(frozen=True)
-class Reporter:
+class NonFiniteReporter:
     """Find the ranks that caused a non-finite value, and describe it in one line. Collective."""
 
     world: World
     strategy: Strategy
     newest_checkpoint: Callable[[], str]
 
-    def error(self, step: Step, last_good: str | None = None, fix: str = _FIX) -> NonFiniteLossError:
+    def build_error(
+        self, step: StepValues, last_good: str | None = None, fix: str = _DEFAULT_FIX
+    ) -> NonFiniteLossError:
         """Return the error for `step`; the last good checkpoint is the newest unless given."""
-        bad_losses = self.bad_losses(step)
-        bad_gradients = self._ranks_where(step.gradient == 0)
+        bad_losses = self.describe_bad_losses(step)
+        bad_gradients = self._describe_ranks(step.is_gradient_finite == 0)
         if bad_losses:
             what = f"the loss is NaN or infinite on {bad_losses}"
         elif bad_gradients:
@@ -81,11 +83,11 @@ class Reporter:
             f"train: step {step.number}: {what}, at lr {step.lr:.4g}; last good checkpoint: {checkpoint} ({fix})"
         )
 
-    def bad_losses(self, step: Step) -> str:
+    def describe_bad_losses(self, step: StepValues) -> str:
         """Return the ranks with a non-finite loss as text, or an empty string. Collective."""
-        return self._ranks_where(~torch.isfinite(step.loss))
+        return self._describe_ranks(~torch.isfinite(step.loss))
 
-    def _ranks_where(self, is_so: Tensor) -> str:
+    def _describe_ranks(self, is_so: Tensor) -> str:
         flags = torch.zeros(self.world.world_size, device=is_so.device)
         flags[self.world.rank] = is_so.float()
         ranks = [str(rank) for rank, flag in enumerate(self.strategy.sum(flags).tolist()) if flag]
@@ -96,28 +98,28 @@ class Reporter:
 
 
 @dataclass(frozen=True)
-class StopAtOnce:
+class ImmediateCheck:
     """Check every step before its update, and end the run at the first non-finite one."""
 
-    reporter: Reporter
+    reporter: NonFiniteReporter
 
-    def passes(self, step: Step) -> bool:
+    def check(self, step: StepValues) -> bool:
         """Return True, or raise."""
-        if not math.isfinite(step.norm.item()):
-            raise self.reporter.error(step)
+        if not math.isfinite(step.grad_norm.item()):
+            raise self.reporter.build_error(step)
         return True
 
-    def settle(self) -> None:
+    def sync(self) -> None:
         """Do nothing: every step has been checked."""
 
 
 STEPS_AHEAD: Final = 4
 """Steps that the host may be ahead of a GPU. Occasional host work, such as drawing the next samples, takes longer than
 a step of a small model."""
-Arrive = Callable[[Tensor], Callable[[], float]]
+CopyToHost = Callable[[Tensor], Callable[[], float]]
 
 
-def arrive_from_gpu(value: Tensor) -> Callable[[], float]:
+def copy_from_gpu(value: Tensor) -> Callable[[], float]:
     """Start copying `value` [] to the host; return a function that waits for this copy only."""
     host = torch.empty_like(value, device="cpu", pin_memory=True).copy_(value, non_blocking=True)
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -131,98 +133,100 @@ def arrive_from_gpu(value: Tensor) -> Callable[[], float]:
 
 
 @dataclass(frozen=True)
-class StopSoon:
+class DeferredCheck:
     """Check a step once `STEPS_AHEAD` more are queued, so that the GPU never waits for the host.
 
     The non-finite step has updated the weights by then, but the run ends before they are evaluated or saved. The error
     names that step.
     """
 
-    reporter: Reporter
-    arrive: Arrive = arrive_from_gpu
-    _waiting: deque[tuple[Step, Callable[[], float]]] = field(default_factory=deque)
+    reporter: NonFiniteReporter
+    copy_to_host: CopyToHost = copy_from_gpu
+    _pending: deque[tuple[StepValues, Callable[[], float]]] = field(default_factory=deque)
 
-    def passes(self, step: Step) -> bool:
+    def check(self, step: StepValues) -> bool:
         """Return True, or raise for an earlier step."""
-        self._waiting.append((step, self.arrive(step.norm)))
-        self._look(STEPS_AHEAD)
+        self._pending.append((step, self.copy_to_host(step.grad_norm)))
+        self._check_pending(STEPS_AHEAD)
         return True
 
-    def settle(self) -> None:
+    def sync(self) -> None:
         """Check the pending steps."""
-        self._look(0)
+        self._check_pending(0)
 
-    def _look(self, num_left: int) -> None:
-        while len(self._waiting) > num_left:
-            step, norm = self._waiting.popleft()
+    def _check_pending(self, num_left: int) -> None:
+        while len(self._pending) > num_left:
+            step, norm = self._pending.popleft()
             if not math.isfinite(norm()):
-                raise self.reporter.error(step)
+                raise self.reporter.build_error(step)
 
 
 @dataclass
-class Skip:
+class SkipStep:
     """Skip non-finite steps, and end the run if too many in a row are: then the weights are to blame.
 
-    The limit is `MAX_SKIPS`, or `MAX_UNSETTLED` before the weights are evaluated or saved.
+    The limit is `MAX_SKIPS`, or `MAX_SKIPS_BEFORE_SAVE` before the weights are evaluated or saved.
     """
 
-    reporter: Reporter
-    _skipped: Step | None = None
+    reporter: NonFiniteReporter
+    _skipped: StepValues | None = None
     _last_good: str = "none"
 
-    def passes(self, step: Step) -> bool:
+    def check(self, step: StepValues) -> bool:
         """Return whether the step is finite."""
-        if math.isfinite(step.norm.item()):
+        if math.isfinite(step.grad_norm.item()):
             self._skipped = None
             return True
         if self._skipped is None:
             self._last_good = self.reporter.newest_checkpoint()
         self._skipped = step
-        self._check(MAX_SKIPS)
+        self._raise_if_too_many(MAX_SKIPS)
         return False
 
-    def settle(self) -> None:
+    def sync(self) -> None:
         """End the run if the steps just before were skipped."""
-        self._check(MAX_UNSETTLED)
+        self._raise_if_too_many(MAX_SKIPS_BEFORE_SAVE)
 
-    def _check(self, too_many: int) -> None:
-        if self._skipped is not None and self._skipped.skips + 1 >= too_many:
-            fix = f"{count(self._skipped.skips + 1, 'step')} in a row were skipped: lower optim.lr"
-            raise self.reporter.error(self._skipped, self._last_good, fix)
+    def _raise_if_too_many(self, too_many: int) -> None:
+        if self._skipped is not None and self._skipped.skips_in_row + 1 >= too_many:
+            fix = f"{count(self._skipped.skips_in_row + 1, 'step')} in a row were skipped: lower optim.lr"
+            raise self.reporter.build_error(self._skipped, self._last_good, fix)
 
 
 @dataclass(frozen=True)
-class Scaled:
+class LossScalingGuard:
     """Skip steps whose scaled gradients overflowed while a smaller loss scale may help."""
 
-    scale: Scale
-    reporter: Reporter
-    inner: Guard
+    scale: LossScaler
+    reporter: NonFiniteReporter
+    inner: NonFiniteGuard
 
-    def passes(self, step: Step) -> bool:
+    def check(self, step: StepValues) -> bool:
         """Return whether the gradients are finite, or the decision of `inner` if the loss scale is not the cause."""
-        if math.isfinite(step.norm.item()):
-            self.scale.fitted()
-            return self.inner.passes(step)
-        if not self.reporter.bad_losses(step) and self.scale.grew_too_large():
+        if math.isfinite(step.grad_norm.item()):
+            self.scale.update()
+            return self.inner.check(step)
+        if not self.reporter.describe_bad_losses(step) and self.scale.backoff():
             return False
-        return self.inner.passes(step)
+        return self.inner.check(step)
 
-    def settle(self) -> None:
+    def sync(self) -> None:
         """Forward to `inner`."""
-        self.inner.settle()
+        self.inner.sync()
 
 
-def build_guard(section: Train, precision: Precision, reporter: Reporter, device: torch.device) -> Guard:
+def build_nonfinite_guard(
+    section: Train, precision: Precision, reporter: NonFiniteReporter, device: torch.device
+) -> NonFiniteGuard:
     """Return the guard of `train.on_nonfinite`. Only stopping on a GPU without loss scaling avoids waiting for each
     step.
     """
-    is_scaled = isinstance(precision.scale, DynamicScale)
-    guard: Guard
+    is_scaled = isinstance(precision.scale, DynamicLossScaler)
+    guard: NonFiniteGuard
     if section.on_nonfinite == "skip":
-        guard = Skip(reporter)
+        guard = SkipStep(reporter)
     elif device.type == "cuda" and not is_scaled:
-        guard = StopSoon(reporter)
+        guard = DeferredCheck(reporter)
     else:
-        guard = StopAtOnce(reporter)
-    return Scaled(precision.scale, reporter, guard) if is_scaled else guard
+        guard = ImmediateCheck(reporter)
+    return LossScalingGuard(precision.scale, reporter, guard) if is_scaled else guard

@@ -68,11 +68,11 @@ class Interrupts:
                 raise KeyboardInterrupt
             self._has_interrupted = True
         if self._announces and not self._requested:
-            _announce(signal.Signals(number).name)
+            _print_stopping(signal.Signals(number).name)
         self.request(signal.Signals(number).name)
 
 
-def _announce(name: str) -> None:
+def _print_stopping(name: str) -> None:
     """Write the line unbuffered: the signal may have interrupted a buffered write."""
     line = f"stopping after this step ({name}): the run is being saved\n"
     with contextlib.suppress(OSError):

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from paceline.core.rundir import RunDir
 from paceline.core.world import NO_JOB, BatchJob
 from paceline.measure.timing import now_s
-from paceline.parallel.group import Meeting
+from paceline.parallel.group import RankStore
 from paceline.train.deadline import Deadline, NoDeadline
 from paceline.train.interrupt import Interrupts
 from paceline.train.logsink import LogSink
-from paceline.train.whereabouts import Whereabouts
+from paceline.train.whereabouts import ProgressReporter
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Invocation:
 
     `recipe_name` is the preset's name or the file's stem. `launch` is the job ID of torchrun or Slurm, which stays the
     same when they restart the ranks; `batch_job` describes the Slurm job. `interrupts` may already be entered, so that
-    signals during `import torch` are not lost. `whereabouts` reports progress to any thread at any time.
+    signals during `import torch` are not lost. `progress` reports progress to any thread at any time.
     """
 
     started_s: float = field(default_factory=now_s)
@@ -30,7 +30,7 @@ class Invocation:
     launch: str = ""
     interrupts: Interrupts = field(default_factory=Interrupts)
     batch_job: BatchJob = NO_JOB
-    whereabouts: Whereabouts = field(default_factory=Whereabouts)
+    progress: ProgressReporter = field(default_factory=ProgressReporter)
 
     @property
     def provenance(self) -> dict[str, str | int]:
@@ -41,18 +41,18 @@ class Invocation:
 
 
 @dataclass(frozen=True)
-class Job:
+class RunProcess:
     """This process of a run: run directory, invocation, connection to the other ranks, and progress.
 
-    `first_s` is the time of the run's first start (seconds since 1970), including processes that never trained; it is
+    `first_started_s` is the time of the run's first start (seconds since 1970), including processes that never trained; it is
     infinite on ranks other than 0. `deadline` stops the run before its batch job ends.
     """
 
     rundir: RunDir
     invocation: Invocation
-    met: Meeting
-    whereabouts: Whereabouts
-    first_s: float = math.inf
+    store: RankStore
+    progress: ProgressReporter
+    first_started_s: float = math.inf
     deadline: Deadline = field(default_factory=NoDeadline)
 
     def warn(self, message: str) -> None:
@@ -60,8 +60,8 @@ class Job:
         for listener in self.invocation.listeners:
             listener.warned(message)
 
-    def leaves_evaluation(self) -> bool:
+    def should_stop_evaluation(self) -> bool:
         """Count a batch of an evaluation as progress, and return whether to abort the evaluation."""
-        self.whereabouts.batches += 1
-        self.deadline.look()
+        self.progress.batches += 1
+        self.deadline.begin_eval_batch()
         return bool(self.invocation.interrupts.requested)

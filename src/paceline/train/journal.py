@@ -11,17 +11,17 @@ from torch import Tensor
 
 from paceline.core.errors import NonFiniteLossError
 from paceline.data.batch import Batch
-from paceline.measure.rate import Stopwatch
+from paceline.measure.rate import RunTimer
 from paceline.parallel.strategy import Strategy
 from paceline.recipe.plan import Plan
-from paceline.train.accuracy import BatchAccuracy, correct
-from paceline.train.cadence import Cadence
+from paceline.train.accuracy import BatchAccuracy, to_correct_counts
+from paceline.train.cadence import StepInterval
 from paceline.train.logsink import EvalRecord, LogSink, SampleTrace, StepRecord
-from paceline.train.schedule import Schedule
-from paceline.train.state import Correct, SinceEval, TrainState
+from paceline.train.schedule import LrSchedule
+from paceline.train.state import CorrectCounts, TrainingSinceEval, TrainState
 
 
-class Journal:
+class MetricsLogger:
     """Turn steps and evaluations into records every `plan.log_every` steps, and pass them to `sink`.
 
     Every rank has one, since the loss is averaged over ranks; only rank 0's sink writes. All ranks skip the same steps,
@@ -32,21 +32,21 @@ class Journal:
         self,
         plan: Plan,
         strategy: Strategy,
-        schedule: Schedule,
+        schedule: LrSchedule,
         sink: LogSink,
         trace: SampleTrace,
-        watch: Stopwatch,
+        stopwatch: RunTimer,
         accuracy: BatchAccuracy,
         state: TrainState,
     ) -> None:
-        self._cadence = Cadence(plan.log_every, plan.total_steps)
+        self._interval = StepInterval(plan.log_every, plan.total_steps)
         self._batch_size = plan.batch_size
         self._steps_per_epoch = plan.steps_per_epoch
         self._strategy = strategy
         self._schedule = schedule
         self._sink = sink
         self._trace = trace
-        self._watch = watch
+        self._stopwatch = stopwatch
         self._accuracy = accuracy
         self._batches = 0  # counted by `accuracy` since the last read
         self._since_log = state.since_log
@@ -57,7 +57,7 @@ class Journal:
         self._since_eval = state.since_eval
         self._eval_from = (state.step, state.train_s)
 
-    def step(self, state: TrainState, batch: Batch, loss: Tensor) -> None:
+    def log_step(self, state: TrainState, batch: Batch, loss: Tensor) -> None:
         """Log step `state.step` (from 0) with this rank's mean loss `loss` (float32 [], on the device). Losses of
         skipped steps are ignored.
         """
@@ -67,14 +67,14 @@ class Journal:
             self._steps += 1
         self._skipped = state.skipped
         self._batches += 1
-        self._watch.add(self._batch_size)
-        if self._cadence.due(state.step + 1):
-            self._write(state)
+        self._stopwatch.add(self._batch_size)
+        if self._interval.is_due(state.step + 1):
+            self._log_record(state)
 
-    def evaluated(self, state: TrainState) -> None:
+    def log_evaluation(self, state: TrainState) -> None:
         """Log the evaluation `state.last`, and the training since the previous one."""
         assert state.last is not None
-        self._take_times(state)
+        self._write_progress(state)
         steps, train_s = state.since_eval.steps, state.since_eval.train_s
         top1, top5 = state.since_eval.correct.shares
         self._sink.evaluated(
@@ -92,10 +92,10 @@ class Journal:
                 batch_top5=top5,
             )
         )
-        self._since_eval = state.since_eval = SinceEval()
+        self._since_eval = state.since_eval = TrainingSinceEval()
         self._eval_from = (state.step, state.train_s)
 
-    def settle(self, state: TrainState) -> None:
+    def write_to_state(self, state: TrainState) -> None:
         """Store the rank mean of the losses since the last record in `state`, which is about to be saved.
 
         Raise `NonFiniteLossError` for a non-finite loss, so that the weights are not saved.
@@ -105,40 +105,40 @@ class Journal:
         state.loss_sum = float(self._loss)
         state.loss_steps = self._steps
         if not math.isfinite(state.loss_sum):
-            lr = self._schedule.lr(max(0, state.updates - 1))
+            lr = self._schedule.lr(max(0, state.num_updates - 1))
             raise NonFiniteLossError(
                 f"train: the loss is {state.loss_sum} at step {state.step}, at lr {lr:.4g} (lower optim.lr)"
             )
-        self._take_times(state)
+        self._write_progress(state)
 
     def paused(self) -> AbstractContextManager[None]:
         """Return a context whose time counts for no throughput and no epoch."""
-        return self._watch.paused()
+        return self._stopwatch.paused()
 
     def close(self) -> None:
         """Close sink and trace."""
         self._sink.close()
         self._trace.close()
 
-    def _take_times(self, state: TrainState) -> None:
+    def _write_progress(self, state: TrainState) -> None:
         """Store times and counts so far in `state`; called in a pause."""
-        self._count()
+        self._add_accuracy()
         state.since_log = self._since_log
-        state.trained_s, state.train_s = self._watch.elapsed_s, self._watch.train_s
+        state.trained_s, state.train_s = self._stopwatch.elapsed_s, self._stopwatch.train_s
         before, (from_step, from_s) = self._since_eval, self._eval_from
         steps, train_s = before.steps + state.step - from_step, before.train_s + state.train_s - from_s
-        state.since_eval = SinceEval(steps, train_s, before.correct)
+        state.since_eval = TrainingSinceEval(steps, train_s, before.correct)
 
-    def _count(self) -> None:
+    def _add_accuracy(self) -> None:
         """Add the device's counts over all ranks. Collective."""
-        counts = self._accuracy.take()
+        counts = self._accuracy.pop_counts()
         if counts is not None:
-            counted = correct(self._strategy.sum(counts), self._batches * self._batch_size)
+            counted = to_correct_counts(self._strategy.sum(counts), self._batches * self._batch_size)
             self._since_log = self._since_log.plus(counted)
             self._since_eval = replace(self._since_eval, correct=self._since_eval.correct.plus(counted))
         self._batches = 0
 
-    def _write(self, state: TrainState) -> None:
+    def _log_record(self, state: TrainState) -> None:
         """Write a record, unless it has no finite loss: all steps were skipped, or the run is about to fail."""
         if not isinstance(self._loss, Tensor):
             return
@@ -146,7 +146,7 @@ class Journal:
         if not math.isfinite(loss):
             return
         step = state.step + 1
-        self._count()
+        self._add_accuracy()
         top1, top5 = self._since_log.shares
         self._sink.step(
             StepRecord(
@@ -154,11 +154,11 @@ class Journal:
                 epoch=step / self._steps_per_epoch,
                 images_seen=step * self._batch_size,
                 loss=loss,
-                lr=self._schedule.lr(state.updates),
-                images_per_s=self._watch.rate(),
-                trained_s=self._watch.elapsed_s,
+                lr=self._schedule.lr(state.num_updates),
+                images_per_s=self._stopwatch.rate(),
+                trained_s=self._stopwatch.elapsed_s,
                 top1=top1,
                 top5=top5,
             )
         )
-        self._loss, self._steps, self._since_log = 0.0, 0, Correct()
+        self._loss, self._steps, self._since_log = 0.0, 0, CorrectCounts()

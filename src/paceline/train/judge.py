@@ -6,37 +6,37 @@ from dataclasses import dataclass
 from torch import nn
 
 from paceline.core.results import EvalReport
-from paceline.train.average import Average
-from paceline.train.evaluate import Evaluation
+from paceline.train.average import WeightAverage
+from paceline.train.evaluate import SplitEvaluation
 
-Evaluate = Callable[[nn.Module], Evaluation | None]
+EvaluateSplit = Callable[[nn.Module], SplitEvaluation | None]
 """None: a rank has to stop before the evaluation is complete."""
 
 
 @dataclass(frozen=True)
-class Judge:
-    """Run `evaluator` on the raw and the averaged weights, and `train_evaluator` on the raw ones.
+class ModelEvaluator:
+    """Run `evaluate_val` on the raw and the averaged weights, and `evaluate_train` on the raw ones.
 
-    Per-class tables and worst mistakes are those of `EvalReport.judged`.
+    Per-class tables and worst mistakes are those of `EvalReport.primary`.
     """
 
-    evaluator: Evaluate
-    average: Average
-    train_evaluator: Evaluate | None = None
+    evaluate_val: EvaluateSplit
+    average: WeightAverage
+    evaluate_train: EvaluateSplit | None = None
 
     def __call__(self, model: nn.Module) -> EvalReport | None:
         """Return the report on `model`, whose weights are restored afterwards, or None if a rank has to stop early.
         Collective.
         """
-        raw = self.evaluator(model)
-        trained = self.train_evaluator(model) if raw and self.train_evaluator else None
-        if raw is None or (self.train_evaluator and trained is None):
+        raw = self.evaluate_val(model)
+        trained = self.evaluate_train(model) if raw and self.evaluate_train else None
+        if raw is None or (self.evaluate_train and trained is None):
             return None
         train = trained and trained.result
-        if not self.average.exists:
+        if not self.average.is_enabled:
             return EvalReport(val=raw.result, train=train, classes=raw.classes, worst=raw.worst)
         with self.average.swapped():
-            averaged = self.evaluator(model)
+            averaged = self.evaluate_val(model)
         if averaged is None:
             return None
         ema, classes, worst = averaged

@@ -13,7 +13,7 @@ from paceline.recipe.plan import Plan
 from paceline.recipe.schema.log import Log
 from paceline.recipe.schema.optim import ScheduleFree
 from paceline.recipe.schema.recipe import Recipe
-from paceline.train.sinks.lines import add, reopened
+from paceline.train.sinks.lines import append_record, open_from_step
 
 
 @dataclass(frozen=True)
@@ -58,12 +58,12 @@ class EvalRecord:
     batch_top5: float | None = None
 
 
-_PLACE = ("step", "epoch", "images_seen", "trained_s")
-_RESULT = ("images", "top1", "top5", "loss", "ece", "mean_class_accuracy")
-_AVERAGED = tuple(f"ema_{name}" for name in _RESULT if name != "images")
-_TRAINED = ("train_top1", "train_loss", "gap")
-_SPEED = ("train_s", "epoch_s", "images_per_s")
-_OF_BATCHES = ("batch_top1", "batch_top5")
+_POSITION_COLUMNS = ("step", "epoch", "images_seen", "trained_s")
+_RESULT_COLUMNS = ("images", "top1", "top5", "loss", "ece", "mean_class_accuracy")
+_EMA_COLUMNS = tuple(f"ema_{name}" for name in _RESULT_COLUMNS if name != "images")
+_TRAIN_COLUMNS = ("train_top1", "train_loss", "gap")
+_SPEED_COLUMNS = ("train_s", "epoch_s", "images_per_s")
+_BATCH_COLUMNS = ("batch_top1", "batch_top5")
 
 
 def eval_columns(recipe: Recipe) -> tuple[str, ...]:
@@ -71,49 +71,51 @@ def eval_columns(recipe: Recipe) -> tuple[str, ...]:
     is_averaged = recipe.train.ema != "off" or isinstance(recipe.optim, ScheduleFree)
     sees_train = recipe.train.eval_train == "on"
     return (
-        *_PLACE,
-        *_RESULT,
-        *(_AVERAGED if is_averaged else ()),
-        *(_TRAINED if sees_train else ()),
-        *_SPEED,
-        *(_OF_BATCHES if recipe.train.accuracy == "on" else ()),
+        *_POSITION_COLUMNS,
+        *_RESULT_COLUMNS,
+        *(_EMA_COLUMNS if is_averaged else ()),
+        *(_TRAIN_COLUMNS if sees_train else ()),
+        *_SPEED_COLUMNS,
+        *(_BATCH_COLUMNS if recipe.train.accuracy == "on" else ()),
     )
 
 
-def eval_row(record: EvalRecord) -> dict[str, Any]:
+def to_eval_row(record: EvalRecord) -> dict[str, Any]:
     """Return an evaluation as plain values for JSON and CSV, with the keys of `eval_columns`."""
     report = record.report
-    row = {name: getattr(record, name) for name in _PLACE}
+    row = {name: getattr(record, name) for name in _POSITION_COLUMNS}
     row |= report.val.model_dump(mode="json")
     if report.ema is not None:
         row |= {f"ema_{name}": value for name, value in report.ema.model_dump(mode="json", exclude={"images"}).items()}
     if report.train is not None:
         train = report.train.model_dump(mode="json", include={"top1", "loss"})
         row |= {f"train_{name}": value for name, value in train.items()} | {"gap": report.gap}
-    row |= {name: getattr(record, name) for name in _SPEED}
-    return row if record.batch_top1 is None else row | {name: getattr(record, name) for name in _OF_BATCHES}
+    row |= {name: getattr(record, name) for name in _SPEED_COLUMNS}
+    return row if record.batch_top1 is None else row | {name: getattr(record, name) for name in _BATCH_COLUMNS}
 
 
-def step_row(record: StepRecord) -> dict[str, Any]:
+def to_step_row(record: StepRecord) -> dict[str, Any]:
     """Return a logged step as plain values for JSON, without unmeasured ones."""
     return {name: value for name, value in asdict(record).items() if value is not None}
 
 
-def eval_record(row: Mapping[str, Any]) -> EvalRecord:
-    """Return the evaluation of a `row` that `eval_row` made.
+def from_eval_row(row: Mapping[str, Any]) -> EvalRecord:
+    """Return the evaluation of a `row` that `to_eval_row` made.
 
     Of the evaluation on training images a row has top-1 and loss only: the other metrics are NaN, and its number of
     images is 0.
     """
-    averaged = {name.removeprefix("ema_"): row[name] for name in _AVERAGED} if _AVERAGED[0] in row else None
+    averaged = {name.removeprefix("ema_"): row[name] for name in _EMA_COLUMNS} if _EMA_COLUMNS[0] in row else None
     report = EvalReport(
-        val=EvalResult(**{name: row[name] for name in _RESULT}),
+        val=EvalResult(**{name: row[name] for name in _RESULT_COLUMNS}),
         ema=EvalResult(images=row["images"], **averaged) if averaged else None,
         train=EvalResult(images=0, top1=row["train_top1"], top5=math.nan, loss=row["train_loss"])
         if "train_top1" in row
         else None,
     )
-    place = {name: row[name] for name in _PLACE} | {name: row.get(name) for name in (*_SPEED, *_OF_BATCHES)}
+    place = {name: row[name] for name in _POSITION_COLUMNS} | {
+        name: row.get(name) for name in (*_SPEED_COLUMNS, *_BATCH_COLUMNS)
+    }
     return EvalRecord(**place, report=report)
 
 
@@ -146,14 +148,14 @@ class LogSink(Protocol):
 
 
 @dataclass(frozen=True)
-class Sinks:
+class SinkGroup:
     """Several sinks as one; empty on ranks other than 0.
 
-    All `ends` are called before the first sink is closed, so that slow sinks close concurrently.
+    All `on_close` are called before the first sink is closed, so that slow sinks close concurrently.
     """
 
     sinks: Sequence[LogSink]
-    ends: Sequence[Callable[[], None]] = ()
+    on_close: Sequence[Callable[[], None]] = ()
 
     def started(self, plan: Plan, step: int) -> None:
         """Forward the plan."""
@@ -182,7 +184,7 @@ class Sinks:
 
     def close(self) -> None:
         """Close all sinks."""
-        for end in self.ends:
+        for end in self.on_close:
             end()
         for sink in self.sinks:
             sink.close()
@@ -200,7 +202,7 @@ class SampleTrace(Protocol):
         ...
 
 
-class NoTrace:
+class NoSampleTrace:
     """Record nothing."""
 
     def record(self, step: int, batch: Batch) -> None:
@@ -210,22 +212,22 @@ class NoTrace:
         """Do nothing."""
 
 
-class FileTrace:
+class FileSampleTrace:
     """Write sample indices and the CRC-32 of each image's augmented pixels, one line per step."""
 
     def __init__(self, rundir: RunDir, rank: int, resume_step: int) -> None:
-        self._file = reopened(rundir.samples(rank), resume_step - 1)
+        self._file = open_from_step(rundir.samples(rank), resume_step - 1)
 
     def record(self, step: int, batch: Batch) -> None:
         """Append a line for `step`."""
         crc32 = [zlib.crc32(image.numpy().tobytes()) for image in batch.images]
-        add(self._file, {"step": step, "samples": batch.indices.tolist(), "crc32": crc32})
+        append_record(self._file, {"step": step, "samples": batch.indices.tolist(), "crc32": crc32})
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
 
 
-def build_trace(log: Log, rundir: RunDir, rank: int, resume_step: int) -> SampleTrace:
+def build_sample_trace(log: Log, rundir: RunDir, rank: int, resume_step: int) -> SampleTrace:
     """Return the sample trace of `rank`, a file if `log.samples` is on."""
-    return FileTrace(rundir, rank, resume_step) if log.samples else NoTrace()
+    return FileSampleTrace(rundir, rank, resume_step) if log.samples else NoSampleTrace()

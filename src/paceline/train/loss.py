@@ -6,7 +6,7 @@ from torch.nn import functional
 
 from paceline.core.dataset import Source
 from paceline.recipe.schema.train import Train
-from paceline.train.class_weights import class_weights, weights_told
+from paceline.train.class_weights import compute_class_weights, describe_class_weights
 
 
 class CrossEntropy(torch.nn.Module):
@@ -42,8 +42,8 @@ def build_loss(section: Train, source: Source, device: torch.device) -> tuple[Cr
 
     Raise `RecipeError` for weights of unknown classes, and if the labels cannot be counted.
     """
-    weights = class_weights(section.class_weights, source)
+    weights = compute_class_weights(section.class_weights, source)
     if weights is None:
         return CrossEntropy(section.label_smoothing), ""
     on_device = torch.from_numpy(weights).to(device)
-    return CrossEntropy(section.label_smoothing, on_device), weights_told(weights, source.info.class_names)
+    return CrossEntropy(section.label_smoothing, on_device), describe_class_weights(weights, source.info.class_names)

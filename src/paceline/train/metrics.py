@@ -11,7 +11,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from paceline.core.class_table import ClassCount, ClassTable, printable
+from paceline.core.class_table import ClassCount, ClassTable, printable_class_name
 from paceline.core.results import EvalResult
 
 NUM_BINS = 15
@@ -20,7 +20,7 @@ MAX_CONFUSION_CLASSES = 1000
 """Limit for a confusion matrix, quadratic in size: 8 MB on the device and 2 MB as a file at 1000 classes."""
 
 
-class Answers(NamedTuple):
+class Predictions(NamedTuple):
     """Predictions for N images with `labels` int64 [N].
 
     `hits` bool [N, min(5, num_classes)]: whether the first, second, ... prediction is the label. `predicted` int64 [N]
@@ -34,14 +34,14 @@ class Answers(NamedTuple):
     losses: Tensor
 
 
-def answers(logits: Tensor, labels: Tensor) -> Answers:
+def predict_batch(logits: Tensor, labels: Tensor) -> Predictions:
     """Return the predictions of logits float [N, num_classes] for labels int64 [N] on the same device.
 
     Logits are compared and summed in float64. The prediction is the class that `topk` ranks first.
     """
     log_probabilities = logits.double().log_softmax(dim=1)
     best = log_probabilities.topk(min(5, logits.shape[1]), dim=1).indices
-    return Answers(
+    return Predictions(
         labels=labels,
         hits=best == labels[:, None],
         predicted=best[:, 0],
@@ -51,7 +51,7 @@ def answers(logits: Tensor, labels: Tensor) -> Answers:
 
 
 @dataclass(frozen=True)
-class Tally:
+class EvalCounts:
     """Counts of the images so far, on the device; adding a batch never synchronizes.
 
     `scores` float64 [4]: images, top-1 correct, top-5 correct, summed cross-entropy. `bins` float64 [3, 15] by
@@ -76,28 +76,28 @@ class Tally:
             confusion=torch.zeros(side, side, dtype=torch.int64, device=device),
         )
 
-    def add(self, answers: Answers) -> None:
+    def add(self, predictions: Predictions) -> None:
         """Count a batch."""
-        labels, hits, predicted, confidence, losses = answers
+        labels, hits, predicted, confidence, losses = predictions
         correct, ones = hits[:, 0].double(), torch.ones_like(losses)
         self.scores.add_(torch.stack([ones, correct, hits.sum(dim=1).double(), losses]).sum(dim=1))
-        self.bins.add_(_by_bin(confidence, torch.stack([ones, confidence, correct])))
+        self.bins.add_(_sum_by_bin(confidence, torch.stack([ones, confidence, correct])))
         self.classes[0].index_add_(0, labels, torch.ones_like(labels))
         self.classes[1].index_add_(0, labels, hits[:, 0].long())
         if self.confusion.numel():
             cells = labels * self.classes.shape[1] + predicted
             self.confusion.view(-1).index_add_(0, cells, torch.ones_like(labels))
 
-    def over(self, total: Callable[[Tensor], Tensor]) -> "Tally":
-        """Return the counts with `total`, such as a sum over ranks, applied to each tensor."""
-        return Tally(total(self.scores), total(self.bins), total(self.classes), total(self.confusion))
+    def reduce(self, reduce: Callable[[Tensor], Tensor]) -> "EvalCounts":
+        """Return the counts with `reduce`, such as a sum over ranks, applied to each tensor."""
+        return EvalCounts(reduce(self.scores), reduce(self.bins), reduce(self.classes), reduce(self.confusion))
 
     @property
     def images(self) -> int:
         """Number of images counted. Waits for the device."""
         return int(self.scores[0].item())
 
-    def result(self) -> EvalResult:
+    def to_result(self) -> EvalResult:
         """Return the metrics; at least one image must have been counted."""
         images, top1, top5, loss = self.scores.tolist()
         return EvalResult(
@@ -109,11 +109,11 @@ class Tally:
             mean_class_accuracy=mean_class_accuracy(self.classes),
         )
 
-    def table(self, names: Sequence[str]) -> ClassTable:
+    def to_class_table(self, names: Sequence[str]) -> ClassTable:
         """Return the per-class counts for classes called `names`."""
         rows = zip(names, *self.classes.tolist(), strict=True)
         return ClassTable(
-            classes=tuple(ClassCount(printable(name), images, correct) for name, images, correct in rows),
+            classes=tuple(ClassCount(printable_class_name(name), images, correct) for name, images, correct in rows),
             confusion=tuple(map(tuple, self.confusion.tolist())),
         )
 
@@ -136,7 +136,7 @@ def mean_class_accuracy(classes: Tensor) -> float:
     return float((correct / images).mean())
 
 
-def _by_bin(confidence: Tensor, values: Tensor) -> Tensor:
+def _sum_by_bin(confidence: Tensor, values: Tensor) -> Tensor:
     """Sum `values` [K, N] by the bin of `confidence` [N] to [K, NUM_BINS]; bin m of M is (m / M, (m + 1) / M]."""
     # A masked sum, not a scatter-add: its order, and so its rounding, would vary between runs on GPUs.
     bins = (confidence * NUM_BINS).ceil().sub(1).clamp(0, NUM_BINS - 1)

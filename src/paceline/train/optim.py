@@ -12,27 +12,27 @@ from torch.distributed.tensor import DTensor
 from paceline.core.errors import RecipeError
 from paceline.core.units import count
 from paceline.models.depth import number_layers
-from paceline.recipe.own import OPTIMIZER, Own
+from paceline.recipe.own import OPTIMIZER, PluginRef
 from paceline.recipe.schema import optim as schema
-from paceline.train.optimizers.groups import Group, by_layer, muon_groups, parameter_groups
+from paceline.train.optimizers.groups import ParamGroup, muon_groups, parameter_groups, split_by_layer
 from paceline.train.optimizers.lamb import Lamb
 from paceline.train.optimizers.lars import Lars
 from paceline.train.optimizers.muon import Muon
 from paceline.train.optimizers.novograd import NovoGrad
 from paceline.train.optimizers.schedule_free import ScheduleFree
 
-_OF_GROUPS = {
+_GROUP_FIELDS = {
     *("name", "lr_scaling", "base_batch_size"),
     *("weight_decay", "decay_norm_and_bias", "norm_and_bias_lr", "layer_decay"),
 }
 """Fields that the schedule and the parameter groups use."""
 _FUSED_DEVICES = ("cpu", "cuda")
 """Devices with fused kernels, which are fastest; on CPUs measured by benchmarks/optimizers.py."""
-Divide = Callable[[list[Group]], list[Group]]
+SplitGroups = Callable[[list[ParamGroup]], list[ParamGroup]]
 """Split groups by layer."""
 
 
-def layers_of(section: schema.OptimSection, model: nn.Module) -> dict[str, int]:
+def layers_for_decay(section: schema.OptimSection, model: nn.Module) -> dict[str, int]:
     """Return the layer number of each parameter for `build_optimizer`, before sharding; empty without layer decay.
 
     Raise `RecipeError` if only the last layer is trained.
@@ -49,7 +49,9 @@ def layers_of(section: schema.OptimSection, model: nn.Module) -> dict[str, int]:
     return layers
 
 
-def layers_told(section: schema.OptimSection, optimizer: torch.optim.Optimizer, layers: Mapping[str, int]) -> str:
+def describe_layer_decay(
+    section: schema.OptimSection, optimizer: torch.optim.Optimizer, layers: Mapping[str, int]
+) -> str:
     """Return a note on the layer decay, or an empty string without it.
 
     For example `optim.layer_decay: 14 layers of 14 learn, at 0.0238 (layer 0) to 1 (layer 13) times the rate`.
@@ -69,7 +71,7 @@ def build_optimizer(
 ) -> torch.optim.Optimizer:
     """Return the optimizer of the trainable parameters, at learning rate `section.lr`.
 
-    `device_type` is cpu or cuda, `layers` the result of `layers_of`. The order of groups and parameters follows the
+    `device_type` is cpu or cuda, `layers` the result of `layers_for_decay`. The order of groups and parameters follows the
     model. Every group has an `lr_factor`, see `set_lr`. Raise `RecipeError` for a model without trainable parameters,
     and for a setting that has no effect or does not support sharded parameters (FSDP).
     """
@@ -78,17 +80,17 @@ def build_optimizer(
     if not any(parameter.requires_grad for parameter in parameters):
         raise RecipeError("model.name: the model has no trainable parameter (give it one with requires_grad)")
     is_sharded = any(isinstance(parameter, DTensor) for parameter in parameters)
-    divide: Divide = list
+    divide: SplitGroups = list
     if section.layer_decay != "off":
         assert layers, "layer_decay needs the layers of the model"
         numbers = {parameter: layers[name] for name, parameter in named}
-        divide = partial(by_layer, layers=numbers, decay=section.layer_decay)
-    optimizer = _build(section, parameters, device_type, divide, is_sharded=is_sharded)
+        divide = partial(split_by_layer, layers=numbers, decay=section.layer_decay)
+    optimizer = _build_from_section(section, parameters, device_type, divide, is_sharded=is_sharded)
     set_lr(optimizer.param_groups, section.lr)
     return optimizer
 
 
-def set_lr(groups: Iterable[Group], lr: float) -> None:
+def set_lr(groups: Iterable[ParamGroup], lr: float) -> None:
     """Set the learning rate of every group to `lr` times its `lr_factor`, in place if it is on the device."""
     for group in groups:
         group_lr = lr * group["lr_factor"]
@@ -115,23 +117,30 @@ def reads_lr_on_device(optimizer: torch.optim.Optimizer) -> bool:
     return isinstance(optimizer, NovoGrad | Lars | Lamb | Muon | ScheduleFree)
 
 
-def _build(
-    section: schema.OptimSection, parameters: list[nn.Parameter], device_type: str, divide: Divide, *, is_sharded: bool
+def _build_from_section(
+    section: schema.OptimSection,
+    parameters: list[nn.Parameter],
+    device_type: str,
+    divide: SplitGroups,
+    *,
+    is_sharded: bool,
 ) -> torch.optim.Optimizer:
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     match section:
         case schema.Sgd() | schema.Adam():
-            kernels = _kernels(section, device_type, is_sharded=is_sharded)
-            return _torchs(section, divide(parameter_groups(section, trained)), kernels)
+            kernels = _kernel_flags(section, device_type, is_sharded=is_sharded)
+            return _build_torch_optimizer(section, divide(parameter_groups(section, trained)), kernels)
         case schema.Muon():
-            return _muon(section, parameters, divide, is_sharded=is_sharded)
+            return _build_muon(section, parameters, divide, is_sharded=is_sharded)
         case schema.OwnOptim():
-            return _own(section, divide(parameter_groups(section, trained)))
+            return _build_plugin_optimizer(section, divide(parameter_groups(section, trained)))
         case _:
-            return _others(section, divide(parameter_groups(section, trained)))
+            return _build_other_optimizer(section, divide(parameter_groups(section, trained)))
 
 
-def _torchs(section: schema.Sgd | schema.Adam, groups: list[Group], kernels: dict[str, bool]) -> torch.optim.Optimizer:
+def _build_torch_optimizer(
+    section: schema.Sgd | schema.Adam, groups: list[ParamGroup], kernels: dict[str, bool]
+) -> torch.optim.Optimizer:
     match section:
         case schema.Sgd(lr=lr, momentum=momentum, nesterov=nesterov):
             return torch.optim.SGD(groups, lr, momentum=momentum, nesterov=nesterov, **kernels)
@@ -141,10 +150,11 @@ def _torchs(section: schema.Sgd | schema.Adam, groups: list[Group], kernels: dic
             return torch.optim.Adam(groups, lr, betas=betas, eps=eps, **kernels)
 
 
-def _others(
-    section: schema.RmsProp | schema.NovoGrad | schema.Lars | schema.Lamb | schema.ScheduleFree, groups: list[Group]
+def _build_other_optimizer(
+    section: schema.RmsProp | schema.NovoGrad | schema.Lars | schema.Lamb | schema.ScheduleFree,
+    groups: list[ParamGroup],
 ) -> torch.optim.Optimizer:
-    options: dict[str, Any] = section.model_dump(exclude=_OF_GROUPS)
+    options: dict[str, Any] = section.model_dump(exclude=_GROUP_FIELDS)
     match section:
         case schema.RmsProp():
             return torch.optim.RMSprop(groups, foreach=True, **options)
@@ -158,7 +168,7 @@ def _others(
             return ScheduleFree(groups, **options)
 
 
-def _muon(section: schema.Muon, parameters: list[nn.Parameter], divide: Divide, *, is_sharded: bool) -> Muon:
+def _build_muon(section: schema.Muon, parameters: list[nn.Parameter], divide: SplitGroups, *, is_sharded: bool) -> Muon:
     if is_sharded:
         raise RecipeError("optim.name: muon needs whole matrices, and FSDP shards them (set parallel.strategy=ddp)")
     groups = divide(muon_groups(section, parameters))
@@ -168,23 +178,23 @@ def _muon(section: schema.Muon, parameters: list[nn.Parameter], divide: Divide, 
     return Muon(groups, lr=section.lr, newton_schulz_steps=steps, rescale=rescale, dtype=dtype)
 
 
-def _own(section: schema.OwnOptim, groups: list[Group]) -> torch.optim.Optimizer:
-    plugin = Own("optim", section.name, section.args, OPTIMIZER)
+def _build_plugin_optimizer(section: schema.OwnOptim, groups: list[ParamGroup]) -> torch.optim.Optimizer:
+    plugin = PluginRef("optim", section.name, section.args, OPTIMIZER)
     optimizer = plugin.make(groups, lr=section.lr)
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise plugin.lacks(f"makes a {type(optimizer).__name__}, not a torch.optim.Optimizer (derive it from that)")
+        raise plugin.error(f"makes a {type(optimizer).__name__}, not a torch.optim.Optimizer (derive it from that)")
     try:
         inspect.signature(optimizer.step).bind()
     except TypeError as error:
-        raise plugin.lacks(f"cannot be used: its step() needs more than gradients: {error} (take another)") from None
+        raise plugin.error(f"cannot be used: its step() needs more than gradients: {error} (take another)") from None
     if any("lr_factor" not in group for group in optimizer.param_groups):
-        raise plugin.lacks(
+        raise plugin.error(
             "does not keep the groups it is given (hand them to torch.optim.Optimizer.__init__ as they are)"
         )
     return optimizer
 
 
-def _kernels(section: schema.Sgd | schema.Adam, device_type: str, *, is_sharded: bool) -> dict[str, bool]:
+def _kernel_flags(section: schema.Sgd | schema.Adam, device_type: str, *, is_sharded: bool) -> dict[str, bool]:
     """Return torch's flags for `implementation`. Fused SGD does not support sharded parameters, fused Adam does."""
     can_fuse = not (is_sharded and isinstance(section, schema.Sgd))
     match section.implementation:

@@ -4,48 +4,48 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from paceline.data.batch import Batch
-from paceline.measure.alarm import Alarm
-from paceline.parallel.agreement import Agreement
-from paceline.parallel.replicas import Replicas
-from paceline.train.bad_images import OfSplit
+from paceline.measure.alarm import IntervalTimer
+from paceline.parallel.agreement import Consensus
+from paceline.parallel.replicas import ReplicaCheck
+from paceline.train.bad_images import SplitBadImages
 from paceline.train.deadline import Deadline
 from paceline.train.interrupt import Interrupts
 
 
-class Orders(NamedTuple):
+class StepDecision(NamedTuple):
     """Whether to save a checkpoint, and whether to save and stop."""
 
     save: bool
-    leave: bool
+    stop: bool
 
 
 @dataclass(frozen=True)
-class Council:
+class StepCoordinator:
     """Agree across ranks once per step. With several ranks, a request takes effect one step later."""
 
-    agreement: Agreement
+    consensus: Consensus
     interrupts: Interrupts
     deadline: Deadline
-    alarm: Alarm
-    bad_images: OfSplit
-    replicas: Replicas
+    alarm: IntervalTimer
+    bad_images: SplitBadImages
+    replica_check: ReplicaCheck
 
-    def after(self, step: int, batch: Batch) -> Orders:
+    def poll(self, step: int, batch: Batch) -> StepDecision:
         """Return the decision after `step` steps, the last of which trained on `batch`. Collective."""
-        self.replicas.check(step)
-        self.deadline.step(step)
-        num_new = self.bad_images.note(batch.bad)
-        stop, save, bad = self.agreement.of(bool(self.interrupts.requested), self.alarm.rings(), num_new)
+        self.replica_check.check(step)
+        self.deadline.end_step(step)
+        num_new = self.bad_images.add(batch.bad)
+        stop, save, bad = self.consensus.all_reduce_flags(bool(self.interrupts.requested), self.alarm.is_due(), num_new)
         if bad:
-            self.bad_images.settle()
-        return Orders(save=save > 0, leave=stop > 0)
+            self.bad_images.sync()
+        return StepDecision(save=save > 0, stop=stop > 0)
 
-    def leaves(self) -> bool:
+    def is_stop_requested(self) -> bool:
         """Return whether any rank was asked to stop. Collective, and blocking."""
-        return bool(self.agreement.union((1,) if self.interrupts.requested else ()))
+        return bool(self.consensus.union((1,) if self.interrupts.requested else ()))
 
-    def conclude(self) -> None:
+    def flush(self) -> None:
         """Exchange pending bad-image reports across ranks before the state is saved. Collective."""
-        *_, bad = self.agreement.settled()
+        *_, bad = self.consensus.flush()
         if bad:
-            self.bad_images.settle()
+            self.bad_images.sync()

@@ -12,30 +12,30 @@ from paceline.core.errors import RecipeError
 from paceline.core.limits import rank_cores
 from paceline.core.results import BatchNormCheck
 from paceline.core.world import World
-from paceline.data.choice import Choice, choose_loader
-from paceline.data.finish import Finish, build_finish
+from paceline.data.choice import LoaderChoice, choose_loader
+from paceline.data.finish import DeviceTransforms, build_device_transforms
 from paceline.data.loader import Loader, LoaderOptions, build_eval_loader, build_train_loader
-from paceline.data.placement import Placement
-from paceline.data.preflight import batch_bytes, check_room
-from paceline.data.processes import PREFETCH
-from paceline.data.replay import NUM_REPLAYED, ReplayedLoader, as_it_is
+from paceline.data.placement import DeviceTransfer
+from paceline.data.preflight import check_worker_limits, estimate_batch_bytes
+from paceline.data.processes import BATCHES_PER_WORKER
+from paceline.data.replay import NUM_REPLAYED_BATCHES, ReplayLoader, keep_on_host
 from paceline.data.sampler import EvalShard, TrainOrder
 from paceline.measure.timing import now_s
-from paceline.models.freezing import set_training
+from paceline.models.freezing import set_training_mode
 from paceline.models.trial import choose_memory_format
-from paceline.models.whitening import fit_to_data, wants_data
+from paceline.models.whitening import fit_to_data, needs_data
 from paceline.models.zoo import build_model
 from paceline.parallel.strategy import Strategy
-from paceline.parallel.sync_norm import synchronise_norms
-from paceline.recipe.effects import outwaited
+from paceline.parallel.sync_norm import convert_sync_batch_norm
+from paceline.recipe.effects import workers_outwaited_by_timeout
 from paceline.recipe.plan import Plan, resolve_batch
 from paceline.recipe.schema import Recipe
-from paceline.train.average import Average
-from paceline.train.bad_images import BadImages
-from paceline.train.evaluate import BatchNormChecker, Evaluator, NothingLeftOut, never
-from paceline.train.judge import Judge
+from paceline.train.average import WeightAverage
+from paceline.train.bad_images import BadImageRegistry
+from paceline.train.evaluate import BatchNormChecker, NoBadImages, SplitEvaluator, never_stop
+from paceline.train.judge import ModelEvaluator
 from paceline.train.precision import Precision, build_precision, set_numerics
-from paceline.train.views import build_views
+from paceline.train.views import build_eval_views
 
 _IMAGES_TO_CHECK = 512
 """Training images per rank for the check of BatchNorm's statistics; the standard error is at most 2 points."""
@@ -44,10 +44,10 @@ _IMAGES_TO_FIT = 5000
 
 
 @dataclass(frozen=True)
-class Parts:
+class RunContext:
     """Recipe, world, device, datasets and plan of a run.
 
-    `held` closes the loaders that are created here. `memory_format` is that of images and filters.
+    `exit_stack` closes the loaders that are created here. `memory_format` is that of images and filters.
     """
 
     recipe: Recipe
@@ -55,8 +55,8 @@ class Parts:
     device: torch.device
     datasets: Datasets
     plan: Plan
-    choice: Choice
-    held: contextlib.ExitStack
+    loader_choice: LoaderChoice
+    exit_stack: contextlib.ExitStack
     memory_format: torch.memory_format = torch.channels_last
 
     @classmethod
@@ -66,9 +66,9 @@ class Parts:
         world: World,
         device: torch.device,
         datasets: Datasets,
-        held: contextlib.ExitStack,
+        exit_stack: contextlib.ExitStack,
         train_ranks: int | None = None,
-    ) -> "Parts":
+    ) -> "RunContext":
         """Return the context for training on `train_ranks` ranks, by default those of the world."""
         recipe = resolve_batch(recipe, train_ranks or world.world_size)
         plan = Plan.derive(recipe, train_ranks or world.world_size, datasets.train.info, datasets.val.info)
@@ -76,30 +76,30 @@ class Parts:
         cores = rank_cores(world)
         choice = choose_loader(recipe.data, datasets.train, device=device.type, cores=cores, free_bytes=free_bytes)
         layout = choose_memory_format(recipe.model, device, num_classes=plan.num_classes, channels=plan.channels)
-        parts = cls(recipe, world, device, datasets, plan, choice, held, layout)
-        return parts.noting(choice.note, outwaited(recipe, choice.workers))
+        parts = cls(recipe, world, device, datasets, plan, choice, exit_stack, layout)
+        return parts.with_notes(choice.note, workers_outwaited_by_timeout(recipe, choice.workers))
 
-    def noting(self, *notes: str | None) -> "Parts":
+    def with_notes(self, *notes: str | None) -> "RunContext":
         """Return a copy whose plan has the given `notes` too, empty ones left out."""
         more = (note for note in notes if note)
         return replace(self, plan=replace(self.plan, notes=(*self.plan.notes, *more)))
 
     @property
-    def augments_on(self) -> str | None:
+    def augment_location(self) -> str | None:
         """Where whole batches are augmented: `host`, `device`, or None without augmentation."""
         if not self.recipe.data.augment:
             return None
         return "device" if self._loader_options.on_device else "host"
 
-    def check_room(self) -> None:
+    def check_worker_limits(self) -> None:
         """Raise `WorldError` if the node has no room for the batches that worker processes prefetch."""
         plan, local_ranks = self.plan, self.world.local_world_size
-        train = batch_bytes(plan.rank_batch, plan.channels, max(size for _, size in plan.train_sizes))
-        evaluated = batch_bytes(plan.eval_batch, plan.channels, plan.eval_image_size)
-        processes = self.choice.workers if self.choice.loader == "processes" else 0
-        check_room(processes, PREFETCH, train + evaluated, local_ranks)
+        train = estimate_batch_bytes(plan.rank_batch, plan.channels, max(size for _, size in plan.train_sizes))
+        evaluated = estimate_batch_bytes(plan.eval_batch, plan.channels, plan.eval_image_size)
+        processes = self.loader_choice.workers if self.loader_choice.loader == "processes" else 0
+        check_worker_limits(processes, BATCHES_PER_WORKER, train + evaluated, local_ranks)
 
-    def precision(self) -> Precision:
+    def create_precision(self) -> Precision:
         """Return the precision of the run, and set the GPU's numeric flags to match."""
         train = self.recipe.train
         if train.cudnn_benchmark == "on" and self.device.type != "cuda":
@@ -109,7 +109,7 @@ class Parts:
         set_numerics(train.precision, self.device, benchmark=benchmark)
         return build_precision(train.precision, self.device)
 
-    def model(self, precision: Precision, *, is_new: bool) -> nn.Module:
+    def create_model(self, precision: Precision, *, is_new: bool) -> nn.Module:
         """Return the model on the device in training mode, with weights that depend on the recipe's seed alone.
 
         A new model with data-dependent layers is fitted to training images; otherwise the weights come from a
@@ -117,31 +117,31 @@ class Parts:
         """
         torch.manual_seed(self.recipe.seed)
         model = build_model(self.recipe.model, num_classes=self.plan.num_classes, channels=self.plan.channels)
-        if is_new and wants_data(model):
-            fit_to_data(model, self._images_to_fit())
-        precision.lower(model)
+        if is_new and needs_data(model):
+            fit_to_data(model, self._read_images_to_fit())
+        precision.cast_model(model)
         model.to(self.device)
         if self.recipe.model.norm == "sync_batch":
-            model = synchronise_norms(model, self.device)
-        set_training(
+            model = convert_sync_batch_norm(model, self.device)
+        set_training_mode(
             self.recipe.model, model, self.plan.num_classes
-        )  # after `synchronise_norms`, which replaces the norms
+        )  # after `convert_sync_batch_norm`, which replaces the norms
         return model.to(memory_format=self.memory_format)
 
     @property
-    def statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    def mean_and_std(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Mean and standard deviation per channel of pixels in [0, 1], used to normalize both splits."""
         data, info = self.recipe.data, self.datasets.train.info
         return (info.mean if data.mean == "auto" else data.mean, info.std if data.std == "auto" else data.std)
 
-    def placement(self, dtype: torch.dtype, *, timed: bool = False) -> Placement:
+    def create_transfer(self, dtype: torch.dtype, *, timed: bool = False) -> DeviceTransfer:
         """Return the transfer that copies batches to the device and normalizes them to `dtype`; `timed` measures the
         copies.
         """
-        return self._placement(self.device, dtype, timed=timed)
+        return self._create_transfer(self.device, dtype, timed=timed)
 
-    def train_loader(self, place: Placement) -> Loader:
-        """Return the training loader of this rank, timed if `measure.clock` is on; `place` is for batches kept on the
+    def create_train_loader(self, transfer: DeviceTransfer) -> Loader:
+        """Return the training loader of this rank, timed if `measure.clock` is on; `transfer` is for batches kept on the
         device.
         """
         plan, world, data = self.plan, self.world, self.recipe.data
@@ -153,50 +153,54 @@ class Parts:
             world.world_size,
             is_random=data.order == "random",
         )
-        options = replace(self._loader_options, now=now_s if self.recipe.measure.clock == "on" else None)
-        loader = self._closed(build_train_loader(data, self.datasets.train, order, plan.train_size, options))
+        options = replace(self._loader_options, clock=now_s if self.recipe.measure.clock == "on" else None)
+        loader = self._close_at_end(build_train_loader(data, self.datasets.train, order, plan.train_size, options))
         if data.replay == "off":
             return loader
-        return ReplayedLoader(loader, NUM_REPLAYED, place.keep if data.replay == "device" else as_it_is)
+        return ReplayLoader(
+            loader, NUM_REPLAYED_BATCHES, transfer.to_device if data.replay == "device" else keep_on_host
+        )
 
-    def eval_loader(self, source: Source, num_images: int) -> tuple[Loader, int]:
+    def create_eval_loader(self, source: Source, num_images: int) -> tuple[Loader, int]:
         """Return this rank's loader for an evaluation of `num_images` images of `source`, and its number of batches."""
         plan, world = self.plan, self.world
-        shard = EvalShard(num_images, plan.eval_batch, world.rank, world.world_size, of=len(source))
+        shard = EvalShard(num_images, plan.eval_batch, world.rank, world.world_size, split_size=len(source))
         loader = build_eval_loader(self.recipe.data, source, shard, plan.eval_image_size, self._loader_options)
-        return self._closed(loader), shard.num_batches
+        return self._close_at_end(loader), shard.num_batches
 
-    def finish(self, dtype: torch.dtype) -> Finish:
+    def create_transforms(self, dtype: torch.dtype) -> DeviceTransforms:
         """Return the device transforms, applied to batches after the transfer, in `dtype`."""
-        place = self.placement(dtype)
-        return build_finish(self.recipe.data, place, self.plan.num_classes, on_device=self._loader_options.on_device)
+        place = self.create_transfer(dtype)
+        return build_device_transforms(
+            self.recipe.data, place, self.plan.num_classes, on_device=self._loader_options.on_device
+        )
 
-    def judge(
+    def create_evaluator(
         self,
         precision: Precision,
         strategy: Strategy,
-        average: Average,
-        bad_images: BadImages | None = None,
-        leaves: Callable[[], bool] = never,
-    ) -> Judge:
+        average: WeightAverage,
+        bad_images: BadImageRegistry | None = None,
+        should_stop: Callable[[], bool] = never_stop,
+    ) -> ModelEvaluator:
         """Return the evaluator of this rank's shards.
 
-        It aborts once `leaves` returns True on a rank. Without `bad_images` an unreadable image is an error.
+        It aborts once `should_stop` returns True on a rank. Without `bad_images` an unreadable image is an error.
         """
         plan, datasets = self.plan, self.datasets
 
-        def evaluator(split: Split, source: Source, num_images: int) -> Evaluator:
-            collector = bad_images.of(split) if bad_images else NothingLeftOut()
-            split_evaluator = self._evaluator(precision, strategy, source, num_images)
-            return replace(split_evaluator, left_out=collector, leaves=leaves)
+        def evaluator(split: Split, source: Source, num_images: int) -> SplitEvaluator:
+            collector = bad_images.for_split(split) if bad_images else NoBadImages()
+            split_evaluator = self._create_split_evaluator(precision, strategy, source, num_images)
+            return replace(split_evaluator, bad_images=collector, should_stop=should_stop)
 
-        val = replace(evaluator("val", datasets.val, plan.val_images), worst=self.recipe.log.worst)
+        val = replace(evaluator("val", datasets.val, plan.val_images), num_worst=self.recipe.log.worst)
         if self.recipe.train.eval_train == "off":
-            return Judge(val, average)
-        return Judge(val, average, evaluator("train", datasets.train, min(plan.val_images, plan.train_images)))
+            return ModelEvaluator(val, average)
+        return ModelEvaluator(val, average, evaluator("train", datasets.train, min(plan.val_images, plan.train_images)))
 
     def check_batch_norm(
-        self, precision: Precision, strategy: Strategy, average: Average, model: nn.Module
+        self, precision: Precision, strategy: Strategy, average: WeightAverage, model: nn.Module
     ) -> BatchNormCheck | None:
         """Compare BatchNorm's running statistics with batch statistics on the evaluated weights; None without
         BatchNorm. Collective.
@@ -204,53 +208,55 @@ class Parts:
         # No worker processes: they would take longer to start than these few images take to decode.
         source, plan, world = self.datasets.train, self.plan, self.world
         num_images = min(_IMAGES_TO_CHECK * world.world_size, len(source))
-        shard = EvalShard(num_images, plan.eval_batch, world.rank, world.world_size, of=len(source))
+        shard = EvalShard(num_images, plan.eval_batch, world.rank, world.world_size, split_size=len(source))
         options = LoaderOptions(workers=0, pin_memory=False)
-        loader = self._closed(build_eval_loader(self.recipe.data, source, shard, plan.eval_image_size, options))
-        place = self.placement(precision.dtype)
+        loader = self._close_at_end(build_eval_loader(self.recipe.data, source, shard, plan.eval_image_size, options))
+        place = self.create_transfer(precision.dtype)
         checker = BatchNormChecker(loader, shard.num_batches, place, precision, strategy, self.device)
         with average.swapped():
             return checker(model)
 
-    def _evaluator(self, precision: Precision, strategy: Strategy, source: Source, num_images: int) -> Evaluator:
-        loader, num_batches = self.eval_loader(source, num_images)
-        return Evaluator(
+    def _create_split_evaluator(
+        self, precision: Precision, strategy: Strategy, source: Source, num_images: int
+    ) -> SplitEvaluator:
+        loader, num_batches = self.create_eval_loader(source, num_images)
+        return SplitEvaluator(
             loader=loader,
             num_batches=num_batches,
             num_images=num_images,
             class_names=self.datasets.train.info.class_names,
-            place=self.placement(precision.dtype),
+            transfer=self.create_transfer(precision.dtype),
             precision=precision,
             strategy=strategy,
             device=self.device,
-            views=build_views(self.recipe.data.eval_views),
+            views=build_eval_views(self.recipe.data.eval_views),
         )
 
-    def _closed(self, loader: Loader) -> Loader:
+    def _close_at_end(self, loader: Loader) -> Loader:
         """Close `loader` at the end of the run, and return it."""
-        return self.held.enter_context(contextlib.closing(loader))
+        return self.exit_stack.enter_context(contextlib.closing(loader))
 
-    def _images_to_fit(self) -> Tensor:
+    def _read_images_to_fit(self) -> Tensor:
         """Return a sample of normalized training images, float32 [N, C, H, W], the same on every rank."""
         source, plan = self.datasets.train, self.plan
-        shard = EvalShard(min(_IMAGES_TO_FIT, len(source)), plan.eval_batch, of=len(source))
+        shard = EvalShard(min(_IMAGES_TO_FIT, len(source)), plan.eval_batch, split_size=len(source))
         options = LoaderOptions(workers=0, pin_memory=False)
         loader = build_eval_loader(self.recipe.data, source, shard, plan.image_size, options)
-        place = self._placement(torch.device("cpu"), torch.float32)
-        return torch.cat([place.normalise(batch.images) for batch in loader.batches(0, shard.num_batches)])
+        place = self._create_transfer(torch.device("cpu"), torch.float32)
+        return torch.cat([place.normalize(batch.images) for batch in loader.batches(0, shard.num_batches)])
 
-    def _placement(self, device: torch.device, dtype: torch.dtype, *, timed: bool = False) -> Placement:
-        return Placement(device, dtype, *self.statistics, self.memory_format, timed=timed)
+    def _create_transfer(self, device: torch.device, dtype: torch.dtype, *, timed: bool = False) -> DeviceTransfer:
+        return DeviceTransfer(device, dtype, *self.mean_and_std, self.memory_format, timed=timed)
 
     @property
     def _loader_options(self) -> LoaderOptions:
         location = self.recipe.data.augment_on
         on_device = self._is_gpu if location == "auto" else location == "device"
         return LoaderOptions(
-            self.choice.workers,
+            self.loader_choice.workers,
             pin_memory=self._is_gpu,
             on_device=on_device,
-            loader=self.choice.loader,
+            loader=self.loader_choice.loader,
             device=self.device,
         )
 

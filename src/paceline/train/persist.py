@@ -11,50 +11,57 @@ from torch import Tensor, nn
 
 from paceline.core.errors import CheckpointError
 from paceline.parallel.strategy import Strategy
-from paceline.train.average import Average
-from paceline.train.checkpoint import Snapshot, load_optimizer, load_part, model_tensors, optimizer_tensors, read_state
-from paceline.train.optimizers.counters import OF_GROUPS, Counters, NoCounters
+from paceline.train.average import WeightAverage
+from paceline.train.checkpoint import (
+    Snapshot,
+    load_optimizer,
+    load_tensor_group,
+    model_tensors,
+    optimizer_tensors,
+    read_state,
+)
+from paceline.train.optimizers.counters import GROUP_PREFIX, ExtraOptimizerState, NoExtraOptimizerState
 from paceline.train.optimizers.schedule_free import ScheduleFree
 from paceline.train.precision import Precision
-from paceline.train.schedule import Schedule
+from paceline.train.schedule import LrSchedule
 from paceline.train.state import TrainState
 
-_COMPRESSION: Final = "compression"
+_COMM_STATE: Final = "compression"
 
 
 @dataclass(frozen=True)
-class Persistent:
+class TrainingState:
     """The components of a run that have a state, beside its progress."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
-    schedule: Schedule
+    schedule: LrSchedule
     precision: Precision
-    average: Average
+    average: WeightAverage
     strategy: Strategy
-    counters: Counters = field(default_factory=NoCounters)
+    extra_state: ExtraOptimizerState = field(default_factory=NoExtraOptimizerState)
 
-    def capture(self, state: TrainState, facts: Mapping[str, Any]) -> Snapshot:
-        """Return the state of all components, gathered from all ranks, with additional values `facts`. Collective.
+    def state_dict(self, state: TrainState, saved: Mapping[str, Any]) -> Snapshot:
+        """Return the state of all components, gathered from all ranks, with additional values `saved`. Collective.
 
         Raise `RecipeError` if the state of the user's own optimizer cannot be saved.
         """
-        memory = self.strategy.memory()
+        memory = self.strategy.comm_state()
         tensors = {
             "model": model_tensors(self.model),
-            "optimizer": {**optimizer_tensors(self.optimizer), **self.counters.tensors()},
+            "optimizer": {**optimizer_tensors(self.optimizer), **self.extra_state.tensors()},
             "precision": self.precision.weights.tensors(),
             "average": self.average.tensors(),
-            _COMPRESSION: memory.tensors(),
+            _COMM_STATE: memory.tensors(),
         }
         comm_values = memory.values(self.model)
         values = {
             "train": state.to_dict(),
-            "schedule": self.schedule.state(),
-            "scale": self.precision.scale.state(),
-            **self.counters.values(),
-            **({_COMPRESSION: comm_values} if comm_values else {}),
-            **facts,
+            "schedule": self.schedule.state_dict(),
+            "scale": self.precision.scale.state_dict(),
+            **self.extra_state.values(),
+            **({_COMM_STATE: comm_values} if comm_values else {}),
+            **saved,
         }
         # An optimizer may have no state yet, but its file always exists.
         groups = {name: group for name, group in tensors.items() if group or name == "optimizer"}
@@ -62,35 +69,35 @@ class Persistent:
         gathered = {name: self.strategy.gather(group) for name, group in groups.items()}
         return Snapshot(gathered, values, frozenset({"model", averages}))
 
-    def restore(self, checkpoint: Path) -> TrainState:
+    def load_state_dict(self, checkpoint: Path) -> TrainState:
         """Load the state of `checkpoint`, whose weights are already loaded; return the progress.
 
         Raise `CheckpointError` for an intact checkpoint of another run.
         """
-        with _of_such_a_run(checkpoint):
-            return self._restored(checkpoint)
+        with _raising_mismatch(checkpoint):
+            return self._load_state(checkpoint)
 
-    def recall(self, checkpoint: Path) -> str:
+    def load_comm_state(self, checkpoint: Path) -> str:
         """Load the state of gradient compression, after all warm-up passes; return a note if some is lost.
 
-        Raise `CheckpointError` as `restore` does.
+        Raise `CheckpointError` as `load_state_dict` does.
         """
-        with _of_such_a_run(checkpoint):
-            values, tensors = read_state(checkpoint).get(_COMPRESSION, {}), load_part(checkpoint, _COMPRESSION)
-            return self.strategy.memory().load(self.model, values, tensors)
+        with _raising_mismatch(checkpoint):
+            values, tensors = read_state(checkpoint).get(_COMM_STATE, {}), load_tensor_group(checkpoint, _COMM_STATE)
+            return self.strategy.comm_state().load(self.model, values, tensors)
 
-    def _restored(self, checkpoint: Path) -> TrainState:
-        moments, values = load_part(checkpoint, "optimizer"), read_state(checkpoint)
-        of_parameters = {name: tensor for name, tensor in moments.items() if not name.startswith(OF_GROUPS)}
+    def _load_state(self, checkpoint: Path) -> TrainState:
+        moments, values = load_tensor_group(checkpoint, "optimizer"), read_state(checkpoint)
+        of_parameters = {name: tensor for name, tensor in moments.items() if not name.startswith(GROUP_PREFIX)}
         load_optimizer(self.optimizer, of_parameters, shard_like=self.strategy.shard_like)
-        self.counters.load(values, moments)
+        self.extra_state.load(values, moments)
         for name, part in (("precision", self.precision.weights), ("average", self.average)):
-            part.load(self._sharded(load_part(checkpoint, name), part.tensors()))
-        self.schedule.load(values["schedule"])
-        self.precision.scale.load(values["scale"])
+            part.load(self._shard(load_tensor_group(checkpoint, name), part.tensors()))
+        self.schedule.load_state_dict(values["schedule"])
+        self.precision.scale.load_state_dict(values["scale"])
         return TrainState.from_dict(values["train"])
 
-    def _sharded(self, full: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _shard(self, full: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {
             name: self.strategy.shard_like(tensor, own[name]) if name in own else tensor
             for name, tensor in full.items()
@@ -98,7 +105,7 @@ class Persistent:
 
 
 @contextlib.contextmanager
-def _of_such_a_run(checkpoint: Path) -> Iterator[None]:
+def _raising_mismatch(checkpoint: Path) -> Iterator[None]:
     """Convert errors of a `checkpoint` that does not fit into `CheckpointError`."""
     try:
         yield
@@ -111,15 +118,15 @@ def _of_such_a_run(checkpoint: Path) -> Iterator[None]:
         ) from None
 
 
-def load_average(checkpoint: Path, average: Average, optimizer: torch.optim.Optimizer | None) -> None:
+def load_average_tensors(checkpoint: Path, average: WeightAverage, optimizer: torch.optim.Optimizer | None) -> None:
     """Load only the averaged weights, whole, from the average or from the optimizer's state.
 
     Raise `CheckpointError` if `average` needs tensors that the checkpoint lacks.
     """
     if isinstance(optimizer, ScheduleFree):
-        load_optimizer(optimizer, load_part(checkpoint, "optimizer"))
-    elif average.exists:
-        tensors = load_part(checkpoint, "average")
+        load_optimizer(optimizer, load_tensor_group(checkpoint, "optimizer"))
+    elif average.is_enabled:
+        tensors = load_tensor_group(checkpoint, "average")
         if not tensors:
             raise CheckpointError(f"train.ema: {checkpoint} has no averaged weights (set train.ema=off)")
         average.load(tensors)

@@ -1,7 +1,7 @@
 """Numeric precision of a step: weights, autocast, and loss scaling.
 
-A precision combines an autocast dtype (or none), `Weights` (the model's own, or float32 master copies of 16-bit
-weights), and a `Scale` of the loss (none, or a dynamic one for float16).
+A precision combines an autocast dtype (or none), `OptimizedWeights` (the model's own, or float32 master copies of 16-bit
+weights), and a `LossScaler` of the loss (none, or a dynamic one for float16).
 """
 
 import contextlib
@@ -18,11 +18,11 @@ from paceline.recipe.plan import Plan
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.train import PrecisionName
 
-FIRST_SCALE = 2.0**16
-_GROWTH_STEPS = 2000
+INITIAL_SCALE = 2.0**16
+_GROWTH_INTERVAL = 2000
 
 
-class Scale(Protocol):
+class LossScaler(Protocol):
     """Loss scaling, so that small gradients do not underflow in float16."""
 
     @property
@@ -30,52 +30,52 @@ class Scale(Protocol):
         """The current scale."""
         ...
 
-    def undo(self, gradients: Sequence[Tensor]) -> None:
+    def unscale(self, gradients: Sequence[Tensor]) -> None:
         """Divide `gradients` by the scale, in place."""
         ...
 
-    def grew_too_large(self) -> bool:
+    def backoff(self) -> bool:
         """Record an overflow; return whether a smaller scale may help."""
         ...
 
-    def fitted(self) -> None:
+    def update(self) -> None:
         """Record a step without overflow."""
         ...
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return plain values that a resumed run needs."""
         ...
 
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Load what `state` returned."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load what `state_dict` returned."""
         ...
 
 
-class NoScale:
+class NoLossScaler:
     """No loss scaling: the format has float32's range."""
 
     value = 1.0
 
-    def undo(self, gradients: Sequence[Tensor]) -> None:
+    def unscale(self, gradients: Sequence[Tensor]) -> None:
         """Do nothing."""
 
-    def grew_too_large(self) -> bool:
+    def backoff(self) -> bool:
         """Return False."""
         return False
 
-    def fitted(self) -> None:
+    def update(self) -> None:
         """Do nothing."""
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return an empty dictionary."""
         return {}
 
-    def load(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Do nothing."""
 
 
 @dataclass
-class DynamicScale:
+class DynamicLossScaler:
     """A scale that halves at each overflow and doubles after 2,000 steps without one.
 
     Micikevicius et al. 2018, Mixed Precision Training (arXiv 1710.03740), section 3.2; constants as in torch's
@@ -83,15 +83,15 @@ class DynamicScale:
     """
 
     # Not torch's GradScaler: it would check for overflow a second time.
-    value: float = FIRST_SCALE
+    value: float = INITIAL_SCALE
     good_steps: int = 0
 
-    def undo(self, gradients: Sequence[Tensor]) -> None:
+    def unscale(self, gradients: Sequence[Tensor]) -> None:
         """Divide by the scale."""
         # The scale is a power of two, so this is exact except for underflow.
         torch._foreach_mul_(list(gradients), 1 / self.value)
 
-    def grew_too_large(self) -> bool:
+    def backoff(self) -> bool:
         """Halve the scale; return False at 1, where the gradients themselves are to blame."""
         self.good_steps = 0
         if self.value <= 1.0:
@@ -99,38 +99,38 @@ class DynamicScale:
         self.value /= 2
         return True
 
-    def fitted(self) -> None:
+    def update(self) -> None:
         """Count the step, and double the scale after enough of them."""
         self.good_steps += 1
-        if self.good_steps == _GROWTH_STEPS:
+        if self.good_steps == _GROWTH_INTERVAL:
             self.value, self.good_steps = self.value * 2, 0
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return scale and count."""
         return {"value": self.value, "good_steps": self.good_steps}
 
-    def load(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load scale and count."""
         self.value, self.good_steps = state["value"], state["good_steps"]
 
 
-Named = Sequence[tuple[str, nn.Parameter]]
+NamedParameters = Sequence[tuple[str, nn.Parameter]]
 
 
-class Weights(Protocol):
+class OptimizedWeights(Protocol):
     """The weights that the optimizer updates."""
 
-    def named(self, model: nn.Module) -> Named:
+    def named_parameters(self, model: nn.Module) -> NamedParameters:
         """Return the model's parameter names with the parameters that the optimizer updates; called once, after
         `prepare`.
         """
         ...
 
-    def collect(self) -> None:
+    def copy_grads_to_master(self) -> None:
         """Copy the model's gradients to the parameters that the optimizer updates."""
         ...
 
-    def spread(self) -> None:
+    def copy_master_to_model(self) -> None:
         """Copy the updated parameters back to the model."""
         ...
 
@@ -143,17 +143,17 @@ class Weights(Protocol):
         ...
 
 
-class OwnWeights:
+class ModelWeights:
     """The model's own parameters."""
 
-    def named(self, model: nn.Module) -> Named:
+    def named_parameters(self, model: nn.Module) -> NamedParameters:
         """Return the model's parameters."""
         return list(model.named_parameters())
 
-    def collect(self) -> None:
+    def copy_grads_to_master(self) -> None:
         """Do nothing."""
 
-    def spread(self) -> None:
+    def copy_master_to_model(self) -> None:
         """Do nothing."""
 
     def tensors(self) -> dict[str, Tensor]:
@@ -172,7 +172,7 @@ class MasterWeights:
 
     _pairs: list[tuple[str, nn.Parameter, nn.Parameter]] = field(default_factory=list)
 
-    def named(self, model: nn.Module) -> Named:
+    def named_parameters(self, model: nn.Module) -> NamedParameters:
         """Create and return the copies. Parameters that already are float32, such as norms, are used directly."""
         assert not self._pairs, "the master copies are created once"
         named = []
@@ -185,13 +185,13 @@ class MasterWeights:
             named.append((name, master))
         return named
 
-    def collect(self) -> None:
+    def copy_grads_to_master(self) -> None:
         """Copy each gradient to its master parameter in float32, and free the original."""
         for _, parameter, master in self._pairs:
             master.grad = None if parameter.grad is None else parameter.grad.float()
             parameter.grad = None
 
-    def spread(self) -> None:
+    def copy_master_to_model(self) -> None:
         """Round the master copies into the model."""
         with torch.no_grad():
             for _, parameter, master in self._pairs:
@@ -217,10 +217,10 @@ class Precision:
     device_type: str
     dtype: torch.dtype = torch.float32
     autocast_dtype: torch.dtype | None = None
-    weights: Weights = field(default_factory=OwnWeights)
-    scale: Scale = field(default_factory=NoScale)
+    weights: OptimizedWeights = field(default_factory=ModelWeights)
+    scale: LossScaler = field(default_factory=NoLossScaler)
 
-    def lower(self, model: nn.Module) -> None:
+    def cast_model(self, model: nn.Module) -> None:
         """Cast `model` in place. With master weights, BatchNorm layers stay in float32, as in Apex's O2."""
         model.to(self.dtype)
         # Running statistics in 16 bits would not move: an update of 0.1 rounds to zero next to a value of 256.
@@ -244,12 +244,12 @@ class Precision:
 
 def build_precision(name: PrecisionName, device: torch.device) -> Precision:
     """Return the precision called `name`. Raise `RecipeError` if the device does not support it."""
-    kind, _, scheme = resolve(name, device).partition("_")
-    _check(name, kind, scheme, device)
+    kind, _, scheme = resolve_precision(name, device).partition("_")
+    _check_device_support(name, kind, scheme, device)
     if name in ("fp64", "fp32", "torch_default", "tf32"):
         return Precision(device.type, torch.float64 if kind == "fp64" else torch.float32)
     half = torch.float16 if kind == "fp16" else torch.bfloat16
-    scale: Scale = DynamicScale() if kind == "fp16" else NoScale()
+    scale: LossScaler = DynamicLossScaler() if kind == "fp16" else NoLossScaler()
     match scheme:
         case "master":
             return Precision(device.type, half, weights=MasterWeights(), scale=scale)
@@ -258,7 +258,7 @@ def build_precision(name: PrecisionName, device: torch.device) -> Precision:
     return Precision(device.type, autocast_dtype=half, scale=scale)
 
 
-def resolve(name: PrecisionName, device: torch.device) -> PrecisionName:
+def resolve_precision(name: PrecisionName, device: torch.device) -> PrecisionName:
     """Return the format that `amp` selects on `device`: bf16 if supported natively, else fp16. Other names are returned
     as is.
     """
@@ -268,17 +268,17 @@ def resolve(name: PrecisionName, device: torch.device) -> PrecisionName:
     return "bf16" if is_native else "fp16"
 
 
-def half_on_cpu(name: PrecisionName, device: torch.device) -> str:
+def cpu_half_precision(name: PrecisionName, device: torch.device) -> str:
     """Return the 16-bit format that `name` computes in on a CPU, or an empty string."""
     if device.type != "cpu":
         return ""
-    resolved = resolve(name, device)
+    resolved = resolve_precision(name, device)
     return resolved if resolved.startswith("bf16") else ""
 
 
 def check_trained_model(recipe: Recipe, plan: Plan, device: torch.device) -> tuple[str, ...]:
     """Check the model of `recipe` as it will be trained on `device`; see `models.trial.check_model`."""
-    half = half_on_cpu(recipe.train.precision, device)
+    half = cpu_half_precision(recipe.train.precision, device)
     is_fp32_on_cpu = device.type == "cpu" and not half
     return check_model(
         recipe.model, plan, half_on_cpu=half, fp32_on_cpu=is_fp32_on_cpu, compile_mode=recipe.train.compile
@@ -299,7 +299,7 @@ def set_numerics(name: PrecisionName, device: torch.device, *, benchmark: bool) 
     torch.set_float32_matmul_precision("high" if products_may_round else "highest")
 
 
-def _check(name: str, kind: str, scheme: str, device: torch.device) -> None:
+def _check_device_support(name: str, kind: str, scheme: str, device: torch.device) -> None:
     if device.type == "cuda":
         return
     substitute = {"fp16": "bf16", "tf32": "fp32"}.get(kind)

@@ -16,11 +16,11 @@ from paceline.recipe.consent import OWN_CODE
 from paceline.recipe.load import load
 from paceline.recipe.plan import with_batch_size
 from paceline.recipe.schema import Recipe
-from paceline.recipe.yamlfile import write_text
+from paceline.recipe.yamlfile import to_yaml_text
 from paceline.train.attempts import read_attempts
-from paceline.train.checkpoint import Checkpoints, Keep, damage_of, read_state
+from paceline.train.checkpoint import CheckpointStorage, KeepPolicy, find_damage, read_state
 
-_FREE_TO_CHANGE = (
+_CHANGEABLE_FIELDS = (
     "log.",
     "measure.",
     "checkpoint.",
@@ -41,7 +41,7 @@ _FREE_TO_CHANGE = (
 )
 
 
-_NEVER_FREE = ("parallel.compression", "parallel.powersgd_rank", "parallel.sync_gradients")
+_FIXED_FIELDS = ("parallel.compression", "parallel.powersgd_rank", "parallel.sync_gradients")
 
 
 def check_rundir(rundir: RunDir, recipe: Recipe, *, resume: bool) -> list[str]:
@@ -54,15 +54,15 @@ def check_rundir(rundir: RunDir, recipe: Recipe, *, resume: bool) -> list[str]:
     if not rundir.recipe.exists():
         return []
     before = load(str(rundir.path)).recipe
-    refused = not_free(before, recipe)
+    refused = list_forbidden_changes(before, recipe)
     if refused:
         fix = f"resume it as it was, or start a new run from its weights: model.weights={rundir.path}"
         raise RecipeError(f"--resume: {rundir.path} was started with {', '.join(refused)} ({fix})")
-    changes = changed(before.to_dict(), recipe.to_dict())
+    changes = iter_changes(before.to_dict(), recipe.to_dict())
     return [f"resumed with {path}={new}, which was {old}" for path, old, new in changes]
 
 
-def keep_batch(recipe: Recipe, rundir: RunDir, world_size: int) -> tuple[Recipe, list[str]]:
+def keep_batch_size(recipe: Recipe, rundir: RunDir, world_size: int) -> tuple[Recipe, list[str]]:
     """Return `recipe` with the global batch size of the run in `rundir`, and notes if that overrides a batch size per
     rank.
     """
@@ -78,10 +78,10 @@ def keep_batch(recipe: Recipe, rundir: RunDir, world_size: int) -> tuple[Recipe,
     return with_batch_size(recipe, batch_size), [] if is_same else [note]
 
 
-def not_free(before: Recipe, after: Recipe) -> list[str]:
+def list_forbidden_changes(before: Recipe, after: Recipe) -> list[str]:
     """Return the changes that make a different experiment, such as `optim.lr=0.1 (now 0.2)`."""
-    changes = changed(before.to_dict(), after.to_dict())
-    return [f"{path}={old} (now {new})" for path, old, new in changes if not _is_free(path)]
+    changes = iter_changes(before.to_dict(), after.to_dict())
+    return [f"{path}={old} (now {new})" for path, old, new in changes if not _is_changeable(path)]
 
 
 def check_dataset(checkpoint: Path, digest: str) -> None:
@@ -94,7 +94,7 @@ def check_dataset(checkpoint: Path, digest: str) -> None:
         )
 
 
-def other_code(checkpoint: Path, recipe: Recipe) -> list[str]:
+def list_changed_plugins(checkpoint: Path, recipe: Recipe) -> list[str]:
     """Return a note for each of the user's own components whose file has changed since `checkpoint`."""
     saved = read_state(checkpoint).get("own_parts")
     before = {name: each for name, each in saved.items() if isinstance(each, dict)} if isinstance(saved, dict) else {}
@@ -102,15 +102,15 @@ def other_code(checkpoint: Path, recipe: Recipe) -> list[str]:
     return [f"resumed with changed code: the file of {name} has changed" for name in others]
 
 
-def open_rundir(rundir: RunDir, recipe: Recipe, plan: dict[str, Any]) -> None:
+def initialize_rundir(rundir: RunDir, recipe: Recipe, plan: dict[str, Any]) -> None:
     """Create the run directory, and write plan and recipe."""
     rundir.create()
     (rundir.path / "result.json").unlink(missing_ok=True)  # of a process that was preempted
     rundir.write_json("plan.json", plan)  # first: both make a run directory (`is_run`), and a kill may come between
-    write_atomic(rundir.recipe, f"# recipe {recipe.hash}\n" + write_text(recipe.to_dict()))
+    write_atomic(rundir.recipe, f"# recipe {recipe.hash}\n" + to_yaml_text(recipe.to_dict()))
 
 
-def recipe_name_of(rundir: RunDir) -> str:
+def read_recipe_name(rundir: RunDir) -> str:
     """Return the recipe name that the run was started with, or an empty string for a new run."""
     try:
         name = read_json(rundir.path / "plan.json")["recipe_name"]
@@ -119,13 +119,13 @@ def recipe_name_of(rundir: RunDir) -> str:
     return name if isinstance(name, str) else ""
 
 
-def is_of_launch(rundir: RunDir, launch: str) -> bool:
+def was_started_by(rundir: RunDir, launch: str) -> bool:
     """Return whether the ranks that last trained in `rundir` were started by the same `launch`."""
     attempts = read_attempts(rundir.attempts)
     return bool(attempts) and attempts[-1].start.launch == launch != ""
 
 
-def finished(rundir: RunDir) -> RunResult | None:
+def read_final_result(rundir: RunDir) -> RunResult | None:
     """Return the result of a finished run, or None.
 
     A run whose final checkpoint is missing or damaged is not finished if an older one exists.
@@ -136,10 +136,10 @@ def finished(rundir: RunDir) -> RunResult | None:
         return None
     if result.status not in ("completed", "target_reached"):
         return None
-    return None if missing_end(rundir) else result
+    return None if describe_missing_checkpoint(rundir) else result
 
 
-def missing_end(rundir: RunDir) -> str:
+def describe_missing_checkpoint(rundir: RunDir) -> str:
     """Return a message if the run has ended but its final weights are missing or damaged, else an empty string.
 
     Runs without checkpoints (`checkpoint.every=off`, or all removed) are finished. Raise `RecipeError` if the run's
@@ -149,20 +149,20 @@ def missing_end(rundir: RunDir) -> str:
         result = rundir.read_result()
     except PacelineError:
         return ""
-    checkpoints = Checkpoints(rundir.checkpoints, Keep(1))
+    checkpoints = CheckpointStorage(rundir.checkpoints, KeepPolicy(1))
     newest = checkpoints.newest()
     if result.status == "preempted" or newest is None or load(str(rundir.path)).recipe.checkpoint.every == "off":
         return ""
-    damage = damage_of(checkpoints.path_of(result.steps))
+    damage = find_damage(checkpoints.path_of(result.steps))
     if not damage:
         return ""
     what = "is damaged" if checkpoints.path_of(result.steps).is_dir() else "is missing"
     return f"{printable(rundir.path)}: the checkpoint of its last step, {result.steps:,}, {what}"
 
 
-def unsaved(rundir: RunDir, result: RunResult) -> str:
+def describe_unsaved_weights(rundir: RunDir, result: RunResult) -> str:
     """Return the error message for a run whose final weights were not saved."""
-    newest = Checkpoints(rundir.checkpoints, Keep(1)).newest()
+    newest = CheckpointStorage(rundir.checkpoints, KeepPolicy(1)).newest()
     last = f"is {newest.name}" if newest else "is not there"
     of_code = [OWN_CODE] if result.provenance.get("own_parts") else []
     command = shlex.join(("paceline", "train", str(rundir.path), "--resume", *of_code))
@@ -172,7 +172,9 @@ def unsaved(rundir: RunDir, result: RunResult) -> str:
     )
 
 
-def changed(before: dict[str, Any], after: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, object, object]]:
+def iter_changes(
+    before: dict[str, Any], after: dict[str, Any], prefix: str = ""
+) -> Iterator[tuple[str, object, object]]:
     """Yield (path, old, new) of each field that differs; for another variant of a section, only its name."""
     if before.get("name") != after.get("name"):
         yield f"{prefix}name", before.get("name"), after.get("name")
@@ -181,11 +183,11 @@ def changed(before: dict[str, Any], after: dict[str, Any], prefix: str = "") -> 
         path = f"{prefix}{key}"
         old, new = before.get(key), after.get(key)
         if isinstance(old, dict) and isinstance(new, dict):
-            yield from changed(old, new, f"{path}.")
+            yield from iter_changes(old, new, f"{path}.")
         elif old != new:
             yield path, old, new
 
 
-def _is_free(path: str) -> bool:
+def _is_changeable(path: str) -> bool:
     """Return whether a field may change on resume: it does not affect what is learned."""
-    return path not in _NEVER_FREE and path.startswith(_FREE_TO_CHANGE)
+    return path not in _FIXED_FIELDS and path.startswith(_CHANGEABLE_FIELDS)

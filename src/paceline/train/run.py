@@ -11,79 +11,79 @@ from torch import nn
 
 from paceline.core.dataset import Source
 from paceline.core.errors import CheckpointError, DataError, PacelineError
-from paceline.core.health import findings, is_suspect
+from paceline.core.health import find_problems, is_suspicious
 from paceline.core.results import EvalReport, RunResult, Status
 from paceline.core.rundir import RunDir
 from paceline.core.stages import FINISH
 from paceline.core.world import World
-from paceline.data.identity import dataset_digest
-from paceline.measure.alarm import Alarm
+from paceline.data.identity import digest_datasets
+from paceline.measure.alarm import IntervalTimer
 from paceline.measure.machine import describe_machine
-from paceline.measure.rate import Stopwatch, unix_s
+from paceline.measure.rate import RunTimer, unix_s
 from paceline.measure.spans import require_nvtx
-from paceline.measure.timing import Timer, now_s
+from paceline.measure.timing import StageTimer, now_s
 from paceline.models.trial import check_model
-from paceline.parallel.agreement import Agreement, build_agreement
+from paceline.parallel.agreement import Consensus, build_consensus
 from paceline.parallel.device import choose_device, generators, set_threads
-from paceline.parallel.group import Meeting, joined, meeting, once_a_node
-from paceline.parallel.heartbeat import watched
-from paceline.parallel.replicas import build_replicas
+from paceline.parallel.group import RankStore, local_rank_zero_first, process_group, rendezvous
+from paceline.parallel.heartbeat import watchdog
+from paceline.parallel.replicas import build_replica_check
 from paceline.parallel.strategy import Strategy, build_strategy
 from paceline.recipe.effects import thin_batch
-from paceline.recipe.own import check_own_parts, own_parts
+from paceline.recipe.own import check_plugins, plugins_of
 from paceline.recipe.plan import resolve_batch, with_batch_size
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.parallel import Parallel
-from paceline.train.accuracy import BatchAccuracy, build_accuracy
-from paceline.train.average import build_average
-from paceline.train.averaged import averaged
-from paceline.train.bad_images import BadImages
-from paceline.train.beginning import Beginning, begin, begun, checkpoint_to_start_from
-from paceline.train.books import Books, checkpoints_of, open_books, open_telemetry
-from paceline.train.cadence import Cadence
-from paceline.train.captured import build_step, choose_graphs
+from paceline.train.accuracy import BatchAccuracy, build_batch_accuracy
+from paceline.train.average import build_weight_average
+from paceline.train.averaged import load_weight_average
+from paceline.train.bad_images import BadImageRegistry
+from paceline.train.beginning import InitialWeights, find_initial_checkpoint, load_initial_weights, restored_origin
+from paceline.train.books import RunOutputs, build_run_outputs, checkpoint_storage, start_telemetry
+from paceline.train.cadence import StepInterval
+from paceline.train.captured import build_train_step, choose_graph_pool
 from paceline.train.checkpoint import load_model, model_tensors
-from paceline.train.compiled import compiled
+from paceline.train.compiled import compile_model
 from paceline.train.deadline import Deadline, build_deadline
-from paceline.train.engine import StepSeed, Trainer
-from paceline.train.graph import Graphs
-from paceline.train.guard import Reporter, build_guard
-from paceline.train.health import best_before, health_of_run, known_everywhere, known_of_weights
-from paceline.train.job import Invocation, Job
-from paceline.train.journal import Journal
-from paceline.train.leave import kept_nowhere
-from paceline.train.logsink import build_trace
+from paceline.train.engine import StepSeeder, Trainer
+from paceline.train.graph import GraphPool
+from paceline.train.guard import NonFiniteReporter, build_nonfinite_guard
+from paceline.train.health import collect_evidence, diagnose_run, evidence_from_report, read_best_evaluation
+from paceline.train.job import Invocation, RunProcess
+from paceline.train.journal import MetricsLogger
+from paceline.train.leave import discard
+from paceline.train.logsink import build_sample_trace
 from paceline.train.loss import CrossEntropy, build_loss
-from paceline.train.meter import Measured, Meter, build_meter
-from paceline.train.optim import build_optimizer, layers_of, layers_told
-from paceline.train.optimizers.counters import build_counters
-from paceline.train.orders import Council
-from paceline.train.outcome import Around, Weights, summarise
-from paceline.train.parts import Parts
-from paceline.train.persist import Persistent
+from paceline.train.meter import Measurements, RunMeter, build_run_meter
+from paceline.train.optim import build_optimizer, describe_layer_decay, layers_for_decay
+from paceline.train.optimizers.counters import build_extra_state
+from paceline.train.orders import StepCoordinator
+from paceline.train.outcome import FinalWeights, StartupTimes, build_result
+from paceline.train.parts import RunContext
+from paceline.train.persist import TrainingState
 from paceline.train.precision import Precision, check_trained_model
-from paceline.train.probe import Probe
-from paceline.train.reading import Read, read_judged, read_own, silent
-from paceline.train.rehearsal import rehearsal
+from paceline.train.probe import GradientProbe
+from paceline.train.reading import ReadData, discard_message, read_eval_data, read_run_data
+from paceline.train.rehearsal import warmup_pass
 from paceline.train.resume import (
     check_dataset,
     check_rundir,
-    finished,
-    is_of_launch,
-    keep_batch,
-    missing_end,
-    other_code,
-    unsaved,
+    describe_missing_checkpoint,
+    describe_unsaved_weights,
+    keep_batch_size,
+    list_changed_plugins,
+    read_final_result,
+    was_started_by,
 )
-from paceline.train.saver import Saver
-from paceline.train.schedule import build_schedule
+from paceline.train.saver import CheckpointSaver
+from paceline.train.schedule import build_lr_schedule
 from paceline.train.sinks.build import require_sinks
 from paceline.train.state import TrainState
-from paceline.train.step import PlainStep
+from paceline.train.step import EagerStep
 from paceline.train.stopping import build_stop_rule
-from paceline.train.undo import build_undo
-from paceline.train.update import Update
-from paceline.train.worst import save_worst
+from paceline.train.undo import build_buffer_rollback
+from paceline.train.update import OptimizerUpdate
+from paceline.train.worst import save_worst_images
 
 
 def run(recipe: Recipe, world: World, rundir: RunDir, *, resume: bool = False, invocation: Invocation) -> RunResult:
@@ -96,7 +96,7 @@ def run(recipe: Recipe, world: World, rundir: RunDir, *, resume: bool = False, i
     requested = recipe
     with (
         invocation.interrupts as interrupts,
-        meeting(world, recipe.parallel) as met,
+        rendezvous(world, recipe.parallel) as met,
         contextlib.ExitStack() as exit_stack,
     ):
         changes: Sequence[str] = ()
@@ -109,30 +109,32 @@ def run(recipe: Recipe, world: World, rundir: RunDir, *, resume: bool = False, i
                 resume=resume,
             )
             first_s = exit_stack.enter_context(lock)
-            resume = resume or (world.may_be_again and is_of_launch(rundir, invocation.launch))
-            recipe, notes = keep_batch(recipe, rundir, world.world_size) if resume else (recipe, [])
+            resume = resume or (world.may_be_again and was_started_by(rundir, invocation.launch))
+            recipe, notes = keep_batch_size(recipe, rundir, world.world_size) if resume else (recipe, [])
             recipe = resolve_batch(recipe, world.world_size)
             changes = [*notes, *check_rundir(rundir, recipe, resume=resume)]
-        recipe = with_batch_size(recipe, int(met.share("batch_size", str(recipe.data.batch_size))))
-        rundir = RunDir(Path(met.share("rundir", str(rundir.path))))
-        resume = met.share("resume", "yes" if resume else "") == "yes"
-        ended = finished(rundir) if resume and world.is_main else None
-        result = met.share("ended", ended.model_dump_json() if ended else "")
+        recipe = with_batch_size(recipe, int(met.broadcast("batch_size", str(recipe.data.batch_size))))
+        rundir = RunDir(Path(met.broadcast("rundir", str(rundir.path))))
+        resume = met.broadcast("resume", "yes" if resume else "") == "yes"
+        ended = read_final_result(rundir) if resume and world.is_main else None
+        result = met.broadcast("ended", ended.model_dump_json() if ended else "")
         if result:
             return RunResult.model_validate_json(result).of(rundir.path)
-        whereabouts = invocation.whereabouts
-        exit_stack.enter_context(watched(met, recipe.parallel, whereabouts, interrupts, rundir.stacks(world.rank)))
-        job = Job(rundir, invocation, met, whereabouts, first_s)
-        check_own_parts(recipe)
+        whereabouts = invocation.progress
+        exit_stack.enter_context(watchdog(met, recipe.parallel, whereabouts, interrupts, rundir.stacks(world.rank)))
+        job = RunProcess(rundir, invocation, met, whereabouts, first_s)
+        check_plugins(recipe)
         if world.is_main:
             require_sinks(recipe.log)
-        with _parts(recipe, met, partial(read_own, recipe), world.world_size, whereabouts.waits) as parts:
-            parts = parts.noting(thin_batch(requested, world.world_size, parts.device.type))
-            parts = parts.noting(*check_trained_model(recipe, parts.plan, parts.device))
-            start_from = _start(parts, job) if resume else ""
+        with _build_context(
+            recipe, met, partial(read_run_data, recipe), world.world_size, whereabouts.on_wait
+        ) as parts:
+            parts = parts.with_notes(thin_batch(requested, world.world_size, parts.device.type))
+            parts = parts.with_notes(*check_trained_model(recipe, parts.plan, parts.device))
+            start_from = _find_resume_checkpoint(parts, job) if resume else ""
             if start_from and world.is_main:
-                changes = [*changes, *other_code(Path(start_from), recipe)]
-            return _train(parts.noting(*changes), job, start_from=start_from).of(rundir.path)
+                changes = [*changes, *list_changed_plugins(Path(start_from), recipe)]
+            return _train(parts.with_notes(*changes), job, start_from=start_from).of(rundir.path)
 
 
 def evaluate(
@@ -140,22 +142,22 @@ def evaluate(
     world: World,
     checkpoint: Path,
     *,
-    own: Recipe,
-    say: Callable[[str], None],
-    keep: Callable[[EvalReport, Source], None] = kept_nowhere,
+    run_recipe: Recipe,
+    print_line: Callable[[str], None],
+    write_report: Callable[[EvalReport, Source], None] = discard,
 ) -> EvalReport:
     """Evaluate the raw and averaged weights of `checkpoint` on the data of `recipe`, as one rank of `world`.
 
-    `own` is the recipe of the checkpoint's run. If `recipe` names another dataset, classes are matched by name, and
-    rank 0 reports this through `say`. `keep` receives the report and the dataset while it can be read. Only the model
+    `run_recipe` is the recipe of the checkpoint's run. If `recipe` names another dataset, classes are matched by name, and
+    rank 0 reports this through `print_line`. `write_report` receives the report and the dataset while it can be read. Only the model
     and the dataset of `recipe` are imported; the caller has checked that the user allows their code.
     """
-    read = partial(read_judged, recipe, own, checkpoint, say if world.is_main else silent)
-    with meeting(world, recipe.parallel) as met, contextlib.ExitStack() as exit_stack:
-        for plugin in own_parts(recipe):
+    read = partial(read_eval_data, recipe, run_recipe, checkpoint, print_line if world.is_main else discard_message)
+    with rendezvous(world, recipe.parallel) as met, contextlib.ExitStack() as exit_stack:
+        for plugin in plugins_of(recipe):
             if plugin.path in ("model", "data.source"):
                 plugin.load()
-        parts = exit_stack.enter_context(_parts(recipe, met, read, train_ranks=1))
+        parts = exit_stack.enter_context(_build_context(recipe, met, read, train_ranks=1))
         if not parts.plan.val_images:
             raise DataError("data.source: there are no validation images to evaluate on (name some by data.source.*)")
         check_model(recipe.model, parts.plan)
@@ -163,311 +165,333 @@ def evaluate(
         if recipe.data.eval_batch_size == "auto":
             eval_batch = -(-parts.plan.eval_batch // world.world_size)
             parts = replace(parts, plan=replace(parts.plan, eval_batch=eval_batch))
-        precision = parts.precision()
-        model = parts.model(precision, is_new=False)
+        precision = parts.create_precision()
+        model = parts.create_model(precision, is_new=False)
         load_model(checkpoint, model)
         strategy = build_strategy(
             Parallel(), world, parts.device
         )  # the weights are whole, whichever strategy trained them
-        average = averaged(recipe, model, precision, checkpoint)
-        report = parts.judge(precision, strategy, average)(model)
+        average = load_weight_average(recipe, model, precision, checkpoint)
+        report = parts.create_evaluator(precision, strategy, average)(model)
         assert report is not None, "a stand-alone evaluation is never preempted"
-        evidence = known_of_weights(report)
-        if recipe.data.source == own.data.source:  # another dataset has no training images and no best evaluation
-            best, best_step = best_before(checkpoint)
-            if is_suspect(replace(evidence, best=best, best_step=best_step)):
+        evidence = evidence_from_report(report)
+        if (
+            recipe.data.source == run_recipe.data.source
+        ):  # another dataset has no training images and no best evaluation
+            best, best_step = read_best_evaluation(checkpoint)
+            if is_suspicious(replace(evidence, best=best, best_step=best_step)):
                 check = parts.check_batch_norm(precision, strategy, average, model)
                 evidence = replace(evidence, batch_norm=check)
-        report = report.model_copy(update={"health": findings(evidence)})
+        report = report.model_copy(update={"health": find_problems(evidence)})
         if world.is_main:
-            keep(report, parts.datasets.val)
+            write_report(report, parts.datasets.val)
         return report
 
 
 @contextlib.contextmanager
-def _parts(
-    recipe: Recipe, met: Meeting, read: Read, train_ranks: int, waits: Callable[[], None] = lambda: None
-) -> Iterator[Parts]:
+def _build_context(
+    recipe: Recipe, store: RankStore, read: ReadData, train_ranks: int, on_wait: Callable[[], None] = lambda: None
+) -> Iterator[RunContext]:
     """Choose the device, connect the ranks, `read` the data, and plan the training on `train_ranks` ranks.
 
-    `waits` is called regularly while another rank reads the data.
+    `on_wait` is called regularly while another rank reads the data.
     """
-    world = met.world
+    world = store.world
     device = choose_device(recipe.parallel, world)
     set_threads(recipe.parallel, world)
-    with joined(met, recipe.parallel, device), contextlib.ExitStack() as exit_stack:
-        recipe, datasets = once_a_node(met, partial(read, exit_stack), waits)
-        parts = Parts.derive(recipe, world, device, datasets, exit_stack, train_ranks)
-        parts.check_room()
+    with process_group(store, recipe.parallel, device), contextlib.ExitStack() as exit_stack:
+        recipe, datasets = local_rank_zero_first(store, partial(read, exit_stack), on_wait)
+        parts = RunContext.derive(recipe, world, device, datasets, exit_stack, train_ranks)
+        parts.check_worker_limits()
         yield parts
 
 
-def _start(parts: Parts, job: Job) -> str:
+def _find_resume_checkpoint(context: RunContext, process: RunProcess) -> str:
     """Return the checkpoint to resume from, the same on every rank, or an empty string."""
     newest = None
-    if parts.world.is_main:
-        checkpoints = checkpoints_of(parts, job.rundir)
-        checkpoints.tidy()
-        newest = checkpoints.newest_whole(job.warn)
+    if context.world.is_main:
+        checkpoints = checkpoint_storage(context, process.rundir)
+        checkpoints.clean_up()
+        newest = checkpoints.newest_intact(process.warn)
         if newest:
-            check_dataset(newest, dataset_digest(parts.datasets))
-            if missing := missing_end(job.rundir):
-                job.warn(f"{missing}; the run is resumed from {newest.name}")
-    return job.met.share("start_from", str(newest or ""))
+            check_dataset(newest, digest_datasets(context.datasets))
+            if missing := describe_missing_checkpoint(process.rundir):
+                process.warn(f"{missing}; the run is resumed from {newest.name}")
+    return process.store.broadcast("start_from", str(newest or ""))
 
 
 @dataclass(frozen=True)
-class _Ready:
+class _PreparedModel:
     """A model that is ready to train, with everything that updates it.
 
-    `graphs` captures its steps, or is None for eager steps. `beginning` describes the initial weights.
+    `graphs` captures its steps, or is None for eager steps. `initial_weights` describes the initial weights.
     """
 
     replica: nn.Module
     criterion: CrossEntropy
-    persistent: Persistent
+    training_state: TrainingState
     state: TrainState
     compile_s: float
-    graphs: Graphs | None
-    beginning: Beginning
+    graphs: GraphPool | None
+    initial_weights: InitialWeights
 
 
-def _ready(parts: Parts, met: Meeting, start_from: str) -> tuple[Parts, _Ready]:
+def _prepare_model(context: RunContext, store: RankStore, start_from: str) -> tuple[RunContext, _PreparedModel]:
     """Create the model or load it from the checkpoint `start_from`; return the context with more notes, and the model.
 
     Passes before the first step compile the model per image size, and let DDP order its buckets.
     """
-    recipe, measure = parts.recipe, parts.recipe.measure
+    recipe, measure = context.recipe, context.recipe.measure
     if measure.nvtx != "off":
         require_nvtx()
-    precision = parts.precision()
-    model = parts.model(precision, is_new=not start_from)
+    precision = context.create_precision()
+    model = context.create_model(precision, is_new=not start_from)
     if start_from:
         load_model(Path(start_from), model)
-        beginning = begun(start_from)
+        beginning = restored_origin(start_from)
     else:
-        weights = checkpoint_to_start_from(recipe.model.weights) if parts.world.is_main else ""
-        beginning = begin(recipe.model, model, met.share("weights", weights))
+        weights = find_initial_checkpoint(recipe.model.weights) if context.world.is_main else ""
+        beginning = load_initial_weights(recipe.model, model, store.broadcast("weights", weights))
     now = now_s if measure.communication == "on" else None
-    strategy = build_strategy(recipe.parallel, parts.world, parts.device, now, measure.warmup_steps)
-    layers = layers_of(recipe.optim, model)
-    replica = compiled(strategy.prepare(model), recipe.train.compile, len(parts.plan.train_sizes))
-    persistent = _persistent(parts, model, precision, strategy, layers)
-    criterion, weights_note = build_loss(recipe.train, parts.datasets.train, parts.device)
-    state = persistent.restore(Path(start_from)) if start_from else TrainState()
-    warm_up = partial(rehearsal, model, replica, parts.placement(precision.dtype), precision, parts.plan)
-    compiling = Timer()
+    strategy = build_strategy(recipe.parallel, context.world, context.device, now, measure.warmup_steps)
+    layers = layers_for_decay(recipe.optim, model)
+    replica = compile_model(strategy.prepare(model), recipe.train.compile, len(context.plan.train_sizes))
+    persistent = _create_training_state(context, model, precision, strategy, layers)
+    criterion, weights_note = build_loss(recipe.train, context.datasets.train, context.device)
+    state = persistent.load_state_dict(Path(start_from)) if start_from else TrainState()
+    warm_up = partial(warmup_pass, model, replica, context.create_transfer(precision.dtype), precision, context.plan)
+    compiling = StageTimer()
     if recipe.train.compile != "off":
         with compiling.turn():
-            for first in (state.step, *(start for start, _ in parts.plan.train_sizes if start > state.step)):
+            for first in (state.step, *(start for start, _ in context.plan.train_sizes if start > state.step)):
                 warm_up(first)
-    strategy.rehearse(partial(warm_up, state.step))
-    comm_note = persistent.recall(Path(start_from)) if start_from else ""
-    graphs, graphs_note = choose_graphs(recipe, parts.world, parts.device, persistent.optimizer)
+    strategy.warm_up_buckets(partial(warm_up, state.step))
+    comm_note = persistent.load_comm_state(Path(start_from)) if start_from else ""
+    graphs, graphs_note = choose_graph_pool(recipe, context.world, context.device, persistent.optimizer)
     notes = (
         beginning.note,
-        layers_told(recipe.optim, persistent.optimizer, layers),
+        describe_layer_decay(recipe.optim, persistent.optimizer, layers),
         weights_note,
         comm_note,
         graphs_note,
     )
-    return parts.noting(*notes), _Ready(replica, criterion, persistent, state, compiling.total_s, graphs, beginning)
+    return context.with_notes(*notes), _PreparedModel(
+        replica, criterion, persistent, state, compiling.total_s, graphs, beginning
+    )
 
 
-def _train(parts: Parts, job: Job, *, start_from: str) -> RunResult:
-    parts, ready = _ready(parts, job.met, start_from)
-    recipe, world, persistent, state = parts.recipe, parts.world, ready.persistent, ready.state
+def _train(context: RunContext, process: RunProcess, *, start_from: str) -> RunResult:
+    context, ready = _prepare_model(context, process.store, start_from)
+    recipe, world, persistent, state = context.recipe, context.world, ready.training_state, ready.state
     strategy = persistent.strategy
     machine = describe_machine()
-    books = open_books(
-        parts, job, persistent, machine, state, ready.beginning.facts
+    books = build_run_outputs(
+        context, process, persistent, machine, state, ready.initial_weights.provenance
     )  # from here on a failure must close the sinks
     with contextlib.ExitStack() as on_error:
         on_error.callback(books.sinks.close)
-        job.met.share("opened", "yes")  # the other ranks write into the folder that rank 0 created
-        job = replace(job, deadline=_deadline(parts, job, books))
-        watch = Stopwatch(state.trained_s, train_before_s=state.train_s)
-        accuracy = build_accuracy(recipe.train.accuracy, parts.plan.num_classes, parts.device)
-        trace = build_trace(recipe.log, job.rundir, world.rank, state.step)
-        journal = Journal(parts.plan, strategy, persistent.schedule, books.sinks, trace, watch, accuracy, state)
-        agreement = build_agreement(world, 3, job.met.timeout)
+        process.store.broadcast("opened", "yes")  # the other ranks write into the folder that rank 0 created
+        process = replace(process, deadline=_create_deadline(context, process, books))
+        watch = RunTimer(state.trained_s, train_before_s=state.train_s)
+        accuracy = build_batch_accuracy(recipe.train.accuracy, context.plan.num_classes, context.device)
+        trace = build_sample_trace(recipe.log, process.rundir, world.rank, state.step)
+        journal = MetricsLogger(context.plan, strategy, persistent.schedule, books.sinks, trace, watch, accuracy, state)
+        agreement = build_consensus(world, 3, process.store.timeout)
         on_error.pop_all()
     with contextlib.closing(journal):  # closes the sinks, which receive the result
         with (
             contextlib.closing(books.writer),
             contextlib.closing(agreement),
-            open_telemetry(parts, job, strategy, books.sinks.warned) as telemetry,
+            start_telemetry(context, process, strategy, books.sinks.warned) as telemetry,
         ):
-            loader = parts.train_loader(parts.placement(persistent.precision.dtype))
-            place = parts.placement(persistent.precision.dtype, timed=recipe.measure.clock == "on")
-            meter = build_meter(parts, job.rundir, strategy, loader, place, books.sinks.warned)
-            trainer = _trainer(parts, ready, _Running(journal, accuracy, agreement, meter), books, job)
-            job.whereabouts.where = lambda: (state.step, trainer.clock.where)
+            loader = context.create_train_loader(context.create_transfer(persistent.precision.dtype))
+            place = context.create_transfer(persistent.precision.dtype, timed=recipe.measure.clock == "on")
+            meter = build_run_meter(context, process.rundir, strategy, loader, place, books.sinks.warned)
+            trainer = _create_trainer(
+                context, ready, _StepServices(journal, accuracy, agreement, meter), books, process
+            )
+            process.progress.read_progress = lambda: (state.step, trainer.clock.current_stage)
             status = trainer.fit(state)
-            job.whereabouts.where = lambda: (state.step, FINISH)
-            status = _agreed(status, job.met)
+            process.progress.read_progress = lambda: (state.step, FINISH)
+            status = _broadcast_status(status, process.store)
             if status == "preempted":
-                job.met.share("saved", "yes")  # a launcher may kill all ranks once one exits with code 75
-            finishing = Timer()
+                process.store.broadcast("saved", "yes")  # a launcher may kill all ranks once one exits with code 75
+            finishing = StageTimer()
             with finishing.turn():
-                measured = meter.read()
-                weights = Weights.of(persistent.model, strategy.gather(model_tensors(persistent.model)))
-                evidence = known_everywhere(state, status, parts.plan.steps_per_epoch, persistent.precision)
+                measured = meter.collect()
+                weights = FinalWeights.from_model(persistent.model, strategy.gather(model_tensors(persistent.model)))
+                evidence = collect_evidence(state, status, context.plan.steps_per_epoch, persistent.precision)
                 check = None
-                if status != "preempted" and is_suspect(evidence):  # a preempted run has no time
-                    check = parts.check_batch_norm(persistent.precision, strategy, persistent.average, persistent.model)
+                if status != "preempted" and is_suspicious(evidence):  # a preempted run has no time
+                    check = context.check_batch_norm(
+                        persistent.precision, strategy, persistent.average, persistent.model
+                    )
 
-        result = summarise(
-            parts,
+        result = build_result(
+            context,
             state,
             weights,
             measured,
             watch,
             status=status,
-            around=Around(watch.started_s - job.invocation.started_s, ready.compile_s, finishing.total_s),
-            ledger=books.ledger,
+            startup=StartupTimes(watch.started_s - process.invocation.started_s, ready.compile_s, finishing.total_s),
+            goodput=books.goodput,
             checkpoints=books.writer.result(),
-            health=health_of_run(evidence, job.rundir, check) if world.is_main else None,
+            health=diagnose_run(evidence, process.rundir, check) if world.is_main else None,
             provenance={
                 **machine,
-                "device": parts.device.type,
+                "device": context.device.type,
                 "launcher": world.launcher,
-                "command": job.invocation.command,
-                **job.invocation.provenance,
-                **books.origin,
-                **_stopped_by(status, job),
+                "command": process.invocation.command,
+                **process.invocation.provenance,
+                **books.provenance,
+                **_stop_signal(status, process),
                 **({"telemetry_missing": telemetry.missing} if telemetry.missing else {}),
             },
         )
-        books.ledger.end(state.step, watch.elapsed_s, status)
+        books.goodput.end(state.step, watch.elapsed_s, status)
         if world.is_main:
-            _write_result(result, job)
+            _write_result(result, process)
             books.sinks.finished(result)
-            _add_pictures(parts, job, meter, measured, state)
+            _write_images(context, process, meter, measured, state)
     return result
 
 
-def _write_result(result: RunResult, job: Job) -> None:
+def _write_result(result: RunResult, process: RunProcess) -> None:
     """Write `result.json`. Raise `CheckpointError` if the final weights could not be saved either."""
     try:
-        job.rundir.write_result(result)
+        process.rundir.write_result(result)
     except PacelineError as error:
         if result.status == "failed":
-            raise CheckpointError(f"{unsaved(job.rundir, result)}; {error}") from None
+            raise CheckpointError(f"{describe_unsaved_weights(process.rundir, result)}; {error}") from None
         raise
 
 
-def _stopped_by(status: Status, job: Job) -> dict[str, str]:
+def _stop_signal(status: Status, process: RunProcess) -> dict[str, str]:
     """Return the stop signal of a preempted run, if this rank received it."""
-    requested = job.invocation.interrupts.requested
+    requested = process.invocation.interrupts.requested
     return {"stopped_by": requested} if status == "preempted" and requested else {}
 
 
-def _agreed(status: Status, met: Meeting) -> Status:
+def _broadcast_status(status: Status, store: RankStore) -> Status:
     """Return the final status as known to rank 0, the rank that saves."""
-    return "failed" if met.share("unsaved", "yes" if status == "failed" else "") else status
+    return "failed" if store.broadcast("unsaved", "yes" if status == "failed" else "") else status
 
 
-def _deadline(parts: Parts, job: Job, books: Books) -> Deadline:
+def _create_deadline(context: RunContext, process: RunProcess, outputs: RunOutputs) -> Deadline:
     """Return the deadline that stops the run before its batch job ends."""
-    plan, invocation = parts.plan, job.invocation
+    plan, invocation = context.plan, process.invocation
     return build_deadline(
         invocation.batch_job,
-        parts.world,
-        Cadence(plan.eval_every, plan.total_steps),
-        lambda: books.writer.slowest_s,
+        context.world,
+        StepInterval(plan.eval_every, plan.total_steps),
+        lambda: outputs.writer.slowest_s,
         invocation.interrupts.request,
-        job.warn,
-        grace_s=parts.recipe.checkpoint.grace.seconds,
+        process.warn,
+        grace_s=context.recipe.checkpoint.grace.seconds,
     )
 
 
-def _add_pictures(parts: Parts, job: Job, meter: Meter, measured: Measured, state: TrainState) -> None:
+def _write_images(
+    context: RunContext, process: RunProcess, meter: RunMeter, measured: Measurements, state: TrainState
+) -> None:
     """Write the merged trace and the worst images. A finished run does not fail if this is impossible."""
     if measured.clock_offsets_s:
         meter.merge_traces(measured.clock_offsets_s)
     if state.last and state.last.classes:  # a restored evaluation has no images
         try:
-            save_worst(job.rundir.worst, state.last.worst, parts.datasets.val)
+            save_worst_images(process.rundir.worst, state.last.worst, context.datasets.val)
         except Exception as error:  # a user's own data source may raise anything
-            job.warn(f"{job.rundir.worst}: was not written: {type(error).__name__}: {error} (train without log.worst)")
+            process.warn(
+                f"{process.rundir.worst}: was not written: {type(error).__name__}: {error} (train without log.worst)"
+            )
 
 
 @dataclass(frozen=True)
-class _Running:
+class _StepServices:
     """Services that accompany the steps of a rank: logging, consensus and measurement."""
 
-    journal: Journal
+    logger: MetricsLogger
     accuracy: BatchAccuracy
-    agreement: Agreement
-    meter: Meter
+    consensus: Consensus
+    meter: RunMeter
 
 
-def _trainer(parts: Parts, ready: _Ready, running: _Running, books: Books, job: Job) -> Trainer:
+def _create_trainer(
+    context: RunContext, prepared: _PreparedModel, services: _StepServices, outputs: RunOutputs, process: RunProcess
+) -> Trainer:
     """Create the training loop around a prepared model."""
-    persistent, state = ready.persistent, ready.state
-    recipe, plan, agreement, clock = parts.recipe, parts.plan, running.agreement, running.meter.clock
-    precision, strategy, world = persistent.precision, persistent.strategy, parts.world
-    reporter = Reporter(world, strategy, lambda: str(checkpoints_of(parts, job.rundir).newest() or "none"))
+    persistent, state = prepared.training_state, prepared.state
+    recipe, plan, agreement, clock = context.recipe, context.plan, services.consensus, services.meter.clock
+    precision, strategy, world = persistent.precision, persistent.strategy, context.world
+    reporter = NonFiniteReporter(
+        world, strategy, lambda: str(checkpoint_storage(context, process.rundir).newest() or "none")
+    )
     limit = recipe.data.max_bad_images
-    bad_images = BadImages(parts.datasets, limit, agreement.union, books.list_bad_image, state.bad_images)
-    replicas = build_replicas(recipe.parallel, world, persistent.model, plan.check_replicas_every)
-    alarm = Alarm(plan.checkpoint_every_s if world.is_main else 0.0)
-    eager_step = PlainStep(
-        replica=ready.replica,
-        criterion=ready.criterion,
+    bad_images = BadImageRegistry(context.datasets, limit, agreement.union, outputs.log_bad_image, state.bad_images)
+    replicas = build_replica_check(recipe.parallel, world, persistent.model, plan.check_replicas_every)
+    alarm = IntervalTimer(plan.checkpoint_every_s if world.is_main else 0.0)
+    eager_step = EagerStep(
+        replica=prepared.replica,
+        criterion=prepared.criterion,
         precision=precision,
         strategy=strategy,
-        place=running.meter.place,
-        finish=parts.finish(precision.dtype),
-        update=_update(parts, persistent, reporter),
+        transfer=services.meter.transfer,
+        transforms=context.create_transforms(precision.dtype),
+        update=_create_update(context, persistent, reporter),
         clock=clock,
         accumulate=recipe.train.accumulate,
-        accuracy=running.accuracy,
+        accuracy=services.accuracy,
     )
     return Trainer(
         model=persistent.model,
-        step=build_step(eager_step, ready.graphs, books.sinks.warned),
+        step=build_train_step(eager_step, prepared.graphs, outputs.sinks.warned),
         schedule=persistent.schedule,
-        loader=running.meter.loader,
-        evaluate=parts.judge(precision, strategy, persistent.average, bad_images, job.leaves_evaluation),
-        save=Saver(persistent, books.facts, books.writer, lambda: books.ledger.spent(clock.drain())),
-        council=Council(agreement, job.invocation.interrupts, job.deadline, alarm, bad_images.of("train"), replicas),
-        stop_rule=build_stop_rule(recipe.train.stop),
+        loader=services.meter.loader,
+        evaluate_model=context.create_evaluator(
+            precision, strategy, persistent.average, bad_images, process.should_stop_evaluation
+        ),
+        save_state=CheckpointSaver(
+            persistent, outputs.checkpoint_values, outputs.writer, lambda: outputs.goodput.time_spent(clock.drain())
+        ),
+        coordinator=StepCoordinator(
+            agreement, process.invocation.interrupts, process.deadline, alarm, bad_images.for_split("train"), replicas
+        ),
+        stopping=build_stop_rule(recipe.train.stop),
         clock=clock,
-        journal=running.journal,
-        seed=StepSeed(recipe.seed, world.rank, generators(parts.device)),
-        evaluation=Cadence(plan.eval_every, plan.total_steps),
-        saving=Cadence(plan.checkpoint_every, plan.total_steps),
-        saves=recipe.checkpoint.every != "off",
+        logger=services.logger,
+        seeder=StepSeeder(recipe.seed, world.rank, generators(context.device)),
+        eval_every=StepInterval(plan.eval_every, plan.total_steps),
+        save_every=StepInterval(plan.checkpoint_every, plan.total_steps),
+        saves_at_end=recipe.checkpoint.every != "off",
         batch_size=plan.batch_size,
         total_steps=plan.total_steps,
     )
 
 
-def _persistent(
-    parts: Parts, model: nn.Module, precision: Precision, strategy: Strategy, layers: dict[str, int]
-) -> Persistent:
-    """Create the components with a state of their own for a prepared `model`; `layers` is the result of `layers_of`."""
-    recipe = parts.recipe
-    named = precision.weights.named(model)
-    optimizer = build_optimizer(recipe.optim, named, parts.device.type, layers)
-    average = build_average(recipe.train.ema, model, optimizer, named)
-    schedule, counters = build_schedule(recipe.schedule, parts.plan), build_counters(recipe.optim, optimizer)
-    return Persistent(model, optimizer, schedule, precision, average, strategy, counters)
+def _create_training_state(
+    context: RunContext, model: nn.Module, precision: Precision, strategy: Strategy, layers: dict[str, int]
+) -> TrainingState:
+    """Create the components with a state of their own for a prepared `model`; `layers` is the result of `layers_for_decay`."""
+    recipe = context.recipe
+    named = precision.weights.named_parameters(model)
+    optimizer = build_optimizer(recipe.optim, named, context.device.type, layers)
+    average = build_weight_average(recipe.train.ema, model, optimizer, named)
+    schedule, counters = build_lr_schedule(recipe.schedule, context.plan), build_extra_state(recipe.optim, optimizer)
+    return TrainingState(model, optimizer, schedule, precision, average, strategy, counters)
 
 
-def _update(parts: Parts, persistent: Persistent, reporter: Reporter) -> Update:
-    train, optimizer, precision = parts.recipe.train, persistent.optimizer, persistent.precision
-    return Update(
+def _create_update(context: RunContext, training_state: TrainingState, reporter: NonFiniteReporter) -> OptimizerUpdate:
+    train, optimizer, precision = context.recipe.train, training_state.optimizer, training_state.precision
+    return OptimizerUpdate(
         parameters=[parameter for group in optimizer.param_groups for parameter in group["params"]],
         optimizer=optimizer,
-        schedule=persistent.schedule,
+        schedule=training_state.schedule,
         precision=precision,
-        strategy=persistent.strategy,
-        guard=build_guard(train, precision, reporter, parts.device),
-        undo=build_undo(train, persistent.model),
-        probe=Probe(persistent.model),
-        average=persistent.average,
+        strategy=training_state.strategy,
+        guard=build_nonfinite_guard(train, precision, reporter, context.device),
+        rollback=build_buffer_rollback(train, training_state.model),
+        probe=GradientProbe(training_state.model),
+        average=training_state.average,
         max_norm=math.inf if train.clip_norm == "off" else train.clip_norm,
     )

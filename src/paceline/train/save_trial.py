@@ -11,27 +11,34 @@ from paceline.core.dataset import Datasets
 from paceline.core.errors import RecipeError
 from paceline.core.results import CheckpointResult
 from paceline.core.world import World
-from paceline.measure.timing import Timer
+from paceline.measure.timing import StageTimer
 from paceline.parallel.device import choose_device
 from paceline.recipe.schema import Recipe
-from paceline.train.average import build_average
-from paceline.train.checkpoint import Checkpoints, Keep, Snapshot, Writer, model_tensors, optimizer_tensors
-from paceline.train.optim import build_optimizer, layers_of
-from paceline.train.parts import Parts
+from paceline.train.average import build_weight_average
+from paceline.train.checkpoint import (
+    CheckpointStorage,
+    FileCheckpointWriter,
+    KeepPolicy,
+    Snapshot,
+    model_tensors,
+    optimizer_tensors,
+)
+from paceline.train.optim import build_optimizer, layers_for_decay
+from paceline.train.parts import RunContext
 
 
-def try_saving(recipe: Recipe, folder: Path, datasets: Datasets, times: int = 3) -> CheckpointResult:
+def measure_saving(recipe: Recipe, folder: Path, datasets: Datasets, times: int = 3) -> CheckpointResult:
     """Return the means over `times` saves of the state of `recipe`, on one rank, in a temporary folder below `folder`.
 
     `datasets` determine classes and channels. Nothing trains meanwhile, so background writes may take longer in a run.
     Raise `CheckpointError` if a checkpoint cannot be written, `RecipeError` if nothing can be.
     """
-    snapshot = Snapshot(_tensors(recipe, datasets), {"train": {}})
-    stall, whole = Timer(), Timer()
-    with _below(folder) as below:
-        checkpoints = Checkpoints(below, Keep(newest=1))
+    snapshot = Snapshot(_state_tensors(recipe, datasets), {"train": {}})
+    stall, whole = StageTimer(), StageTimer()
+    with _temporary_folder(folder) as below:
+        checkpoints = CheckpointStorage(below, KeepPolicy(num_newest=1))
         is_background = recipe.checkpoint.background == "on"
-        writer = Writer(checkpoints, background=is_background, on_failure="stop", warn=_ignored)
+        writer = FileCheckpointWriter(checkpoints, background=is_background, on_failure="stop", warn=_ignore_warning)
         with contextlib.closing(writer):
             writer.save(0, -1, snapshot)  # not counted: it allocates memory
             writer.flush()
@@ -50,7 +57,7 @@ def try_saving(recipe: Recipe, folder: Path, datasets: Datasets, times: int = 3)
 
 
 @contextlib.contextmanager
-def _below(folder: Path) -> Iterator[Path]:
+def _temporary_folder(folder: Path) -> Iterator[Path]:
     try:
         below = tempfile.TemporaryDirectory(prefix=".paceline-", dir=folder)
     except OSError as error:
@@ -59,15 +66,15 @@ def _below(folder: Path) -> Iterator[Path]:
         yield Path(name)
 
 
-def _tensors(recipe: Recipe, datasets: Datasets) -> dict[str, dict[str, torch.Tensor]]:
+def _state_tensors(recipe: Recipe, datasets: Datasets) -> dict[str, dict[str, torch.Tensor]]:
     world = World.single()
     device = choose_device(recipe.parallel, world)
-    parts = Parts.derive(recipe, world, device, datasets, contextlib.ExitStack())
-    precision = parts.precision()
-    model = parts.model(precision, is_new=False)
-    named = list(precision.weights.named(model))
-    optimizer = build_optimizer(recipe.optim, named, device.type, layers_of(recipe.optim, model))
-    average = build_average(recipe.train.ema, model, optimizer, named)
+    parts = RunContext.derive(recipe, world, device, datasets, contextlib.ExitStack())
+    precision = parts.create_precision()
+    model = parts.create_model(precision, is_new=False)
+    named = list(precision.weights.named_parameters(model))
+    optimizer = build_optimizer(recipe.optim, named, device.type, layers_for_decay(recipe.optim, model))
+    average = build_weight_average(recipe.train.ema, model, optimizer, named)
     for _, parameter in named:
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()  # creates the optimizer's state
@@ -80,5 +87,5 @@ def _tensors(recipe: Recipe, datasets: Datasets) -> dict[str, dict[str, torch.Te
     return {name: part for name, part in tensors.items() if part or name == "optimizer"}
 
 
-def _ignored(message: str) -> None:
+def _ignore_warning(message: str) -> None:
     """Ignore a warning: failures are raised."""

@@ -6,13 +6,13 @@ from typing import Any, Protocol
 
 from paceline.core.errors import CheckpointError
 from paceline.core.results import CheckpointResult, Status
-from paceline.train.attempts import Spent
-from paceline.train.checkpoint import Last, Snapshot
-from paceline.train.persist import Persistent
+from paceline.train.attempts import TimeSpent
+from paceline.train.checkpoint import FinalSave, Snapshot
+from paceline.train.persist import TrainingState
 from paceline.train.state import TrainState
 
 
-class Writes(Protocol):
+class CheckpointWriter(Protocol):
     """Write snapshots to disk, possibly in the background."""
 
     @property
@@ -25,8 +25,8 @@ class Writes(Protocol):
         """Longest time, in seconds, until a save was on disk; 0 before the first."""
         ...
 
-    def save(self, step: int, best_step: int, snapshot: Snapshot, last: Last = "") -> None:
-        """Save `snapshot`, whose tensors may change afterwards; the `last` one may remove older checkpoints to fit."""
+    def save(self, step: int, best_step: int, snapshot: Snapshot, final: FinalSave = "") -> None:
+        """Save `snapshot`, whose tensors may change afterwards; the `final` one may remove older checkpoints to fit."""
         ...
 
     def flush(self) -> None:
@@ -42,13 +42,13 @@ class Writes(Protocol):
         ...
 
 
-class NoWriter:
+class NoCheckpointWriter:
     """For ranks that do not write."""
 
     saved_step = -1
     slowest_s = 0.0
 
-    def save(self, step: int, best_step: int, snapshot: Snapshot, last: Last = "") -> None:
+    def save(self, step: int, best_step: int, snapshot: Snapshot, final: FinalSave = "") -> None:
         """Do nothing."""
 
     def flush(self) -> None:
@@ -63,18 +63,20 @@ class NoWriter:
 
 
 @dataclass(frozen=True)
-class Saver:
-    """Save the state of all ranks, with the values `facts` and the time `spent`. Collective."""
+class CheckpointSaver:
+    """Save the state of all ranks, with the values `checkpoint_values` and the time `time_spent`. Collective."""
 
-    persistent: Persistent
-    facts: Mapping[str, Any]
-    writer: Writes
-    spent: Callable[[], Spent]
+    training_state: TrainingState
+    checkpoint_values: Mapping[str, Any]
+    writer: CheckpointWriter
+    time_spent: Callable[[], TimeSpent]
 
-    def __call__(self, state: TrainState, last: Last = "") -> None:
+    def __call__(self, state: TrainState, final: FinalSave = "") -> None:
         """Save `state` and the training state."""
-        state.spent = self.spent()
-        self.writer.save(state.step, state.best_step, self.persistent.capture(state, self.facts), last)
+        state.spent = self.time_spent()
+        self.writer.save(
+            state.step, state.best_step, self.training_state.state_dict(state, self.checkpoint_values), final
+        )
 
     def finish(self, state: TrainState, status: Status) -> Status:
         """Wait until all is on disk; return the final status: `failed` if the final weights were not saved, as only

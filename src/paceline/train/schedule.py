@@ -1,4 +1,4 @@
-"""Learning-rate schedules. All but `Plateau` are pure functions of the step."""
+"""Learning-rate schedules. All but `PlateauLrSchedule` are pure functions of the step."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -11,7 +11,7 @@ from paceline.recipe.schema import schedule as sections
 from paceline.recipe.schema.schedule import ScheduleSection
 
 
-class Schedule(Protocol):
+class LrSchedule(Protocol):
     """The learning rate of each step, from 0."""
 
     def lr(self, step: int) -> float:
@@ -22,16 +22,16 @@ class Schedule(Protocol):
         """Observe the validation loss after `step` steps."""
         ...
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return plain values that a resumed run needs."""
         ...
 
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Load what `state` returned."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load what `state_dict` returned."""
         ...
 
 
-class Shape(Protocol):
+class LrShape(Protocol):
     """The learning rate after the warm-up, relative to the peak."""
 
     def share(self, step: int) -> float:
@@ -40,7 +40,7 @@ class Shape(Protocol):
 
 
 @dataclass(frozen=True)
-class Flat:
+class ConstantShape:
     """A constant learning rate."""
 
     def share(self, step: int) -> float:
@@ -49,7 +49,7 @@ class Flat:
 
 
 @dataclass(frozen=True)
-class Fall:
+class DecayShape:
     """Decay from the peak at step `first` to `final` at step `last`; `curve` falls from 1 to 0 over [0, 1]."""
 
     first: int
@@ -68,13 +68,13 @@ def half_cosine(progress: float) -> float:
     return (1 + math.cos(math.pi * progress)) / 2
 
 
-def power_of(power: float) -> Callable[[float], float]:
+def power_curve(power: float) -> Callable[[float], float]:
     """Return the curve (1 - t) ** power."""
     return lambda progress: (1 - progress) ** power
 
 
 @dataclass(frozen=True)
-class Milestones:
+class MilestoneShape:
     """Multiply by `factor` at each step of `steps`."""
 
     steps: tuple[int, ...]
@@ -86,7 +86,7 @@ class Milestones:
 
 
 @dataclass(frozen=True)
-class OneCycle:
+class OneCycleShape:
     """Rise from `start` to the peak at step `peak_at`, then fall to `final` at the last step, both along a cosine."""
 
     peak_at: int
@@ -98,14 +98,14 @@ class OneCycle:
         """Return the share of the peak at `step`."""
         if step < self.peak_at:
             return self.start + (1.0 - self.start) * half_cosine(1 - step / self.peak_at)
-        return Fall(self.peak_at, self.last, self.final, half_cosine).share(step)
+        return DecayShape(self.peak_at, self.last, self.final, half_cosine).share(step)
 
 
 @dataclass(frozen=True)
-class WarmUp:
+class LrWarmup:
     """Warm-up from `start` (relative to the peak) over `steps` steps; the last one has the peak.
 
-    Gradual and constant warm-up as in Goyal et al. 2017 (arXiv 1706.02677), section 2.2. With `stair`, the number of
+    Gradual and constant warm-up as in Goyal et al. 2017 (arXiv 1706.02677), section 2.2. With `epoch_steps`, the number of
     steps per epoch, the rate changes once per epoch: from `start` in the first to the peak after the last, as torch's
     LinearLR stepped per epoch, or, if `start` is 0, in n equal stairs from 1/n, as in NERSC's tutorial.
     """
@@ -113,7 +113,7 @@ class WarmUp:
     steps: int
     start: float
     shape: Literal["linear", "exponential", "constant"] = "linear"
-    stair: int = 0
+    epoch_steps: int = 0
 
     def share(self, step: int) -> float:
         """Return the share of the peak at global step `step`."""
@@ -128,19 +128,19 @@ class WarmUp:
                 return self.start
 
     def _progress(self, step: int) -> float:
-        if not self.stair:
+        if not self.epoch_steps:
             return (step + 1) / self.steps
-        epoch = step // self.stair
-        return (epoch if self.start else epoch + 1) * self.stair / self.steps
+        epoch = step // self.epoch_steps
+        return (epoch if self.start else epoch + 1) * self.epoch_steps / self.steps
 
 
 @dataclass(frozen=True)
-class Curve:
+class FixedLrSchedule:
     """A fixed schedule: warm-up, then `shape`."""
 
     peak: float
-    warmup: WarmUp
-    shape: Shape
+    warmup: LrWarmup
+    shape: LrShape
 
     def lr(self, step: int) -> float:
         """Return the learning rate of step `step`."""
@@ -149,23 +149,23 @@ class Curve:
     def observe(self, val_loss: float, step: int) -> None:
         """Do nothing: the schedule is fixed."""
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return an empty dictionary: the step determines the rate."""
         return {}
 
-    def load(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Do nothing."""
 
 
 @dataclass
-class Plateau:
+class PlateauLrSchedule:
     """Multiply by `factor` after more than `patience` evaluations without a lower loss, as torch's ReduceLROnPlateau.
 
     Evaluations up to the end of the warm-up do not count.
     """
 
     peak: float
-    warmup: WarmUp
+    warmup: LrWarmup
     factor: float
     patience: int
     threshold: float
@@ -188,36 +188,36 @@ class Plateau:
         if self.bad_evaluations > self.patience:
             self.share, self.bad_evaluations = self.share * self.factor, 0
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return the state. An infinite `best` is None, for JSON."""
         best = None if math.isinf(self.best) else self.best
         return {"best": best, "bad_evaluations": self.bad_evaluations, "share": self.share}
 
-    def load(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load the state."""
         self.best = math.inf if state["best"] is None else state["best"]
         self.bad_evaluations, self.share = state["bad_evaluations"], state["share"]
 
 
-def build_schedule(section: ScheduleSection, plan: Plan) -> Schedule:
+def build_lr_schedule(section: ScheduleSection, plan: Plan) -> LrSchedule:
     """Return the schedule of `section`, with durations converted to steps by `plan`."""
     if isinstance(section, sections.OneCycle):
-        shape = OneCycle(max(1, plan.steps(section.peak_at)), plan.total_steps, section.start, section.final)
-        return Curve(plan.peak_lr, WarmUp(0, 0.0), shape)
+        shape = OneCycleShape(max(1, plan.steps(section.peak_at)), plan.total_steps, section.start, section.final)
+        return FixedLrSchedule(plan.peak_lr, LrWarmup(0, 0.0), shape)
     stair = plan.steps_per_epoch if section.warmup_by == "epoch" else 0
-    warmup = WarmUp(plan.steps(section.warmup), section.warmup_start, section.warmup_shape, stair)
+    warmup = LrWarmup(plan.steps(section.warmup), section.warmup_start, section.warmup_shape, stair)
     if isinstance(section, sections.Plateau):
-        return Plateau(plan.peak_lr, warmup, section.factor, section.patience, section.threshold)
-    return Curve(plan.peak_lr, warmup, _shape(section, plan, warmup.steps))
+        return PlateauLrSchedule(plan.peak_lr, warmup, section.factor, section.patience, section.threshold)
+    return FixedLrSchedule(plan.peak_lr, warmup, _build_shape(section, plan, warmup.steps))
 
 
-def planned_lr(schedule: Schedule, total_steps: int) -> list[tuple[int, float]]:
-    """Return a fixed schedule as (step, learning rate) points to join by straight lines; no points for `Plateau`.
+def sample_lr_points(schedule: LrSchedule, total_steps: int) -> list[tuple[int, float]]:
+    """Return a fixed schedule as (step, learning rate) points to join by straight lines; no points for `PlateauLrSchedule`.
 
     Intervals are halved until their midpoint is within 0.2 % of the peak of the line. The step with the peak is
     included.
     """
-    if not isinstance(schedule, Curve) or total_steps < 1:
+    if not isinstance(schedule, FixedLrSchedule) or total_steps < 1:
         return []
     last = total_steps - 1
     grid = sorted({round(last * i / 32) for i in range(33)})
@@ -242,19 +242,19 @@ def planned_lr(schedule: Schedule, total_steps: int) -> list[tuple[int, float]]:
     return [(step, schedule.lr(step)) for step in steps]
 
 
-def _shape(
+def _build_shape(
     section: sections.Constant | sections.Cosine | sections.Linear | sections.Polynomial | sections.Step,
     plan: Plan,
     warmup: int,
-) -> Shape:
+) -> LrShape:
     match section:
         case sections.Constant():
-            return Flat()
+            return ConstantShape()
         case sections.Cosine(final=final):
-            return Fall(warmup, plan.total_steps, final, half_cosine)
+            return DecayShape(warmup, plan.total_steps, final, half_cosine)
         case sections.Linear(final=final):
-            return Fall(warmup, plan.total_steps, final, power_of(1.0))
+            return DecayShape(warmup, plan.total_steps, final, power_curve(1.0))
         case sections.Polynomial(power=power, final=final):
-            return Fall(warmup, plan.total_steps, final, power_of(power))
+            return DecayShape(warmup, plan.total_steps, final, power_curve(power))
         case sections.Step(milestones=milestones, factor=factor):
-            return Milestones(tuple(plan.steps(milestone) for milestone in milestones), factor)
+            return MilestoneShape(tuple(plan.steps(milestone) for milestone in milestones), factor)

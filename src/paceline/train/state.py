@@ -5,20 +5,20 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
 
 from paceline.core.results import EvalReport, EvalResult
-from paceline.train.attempts import Spent
+from paceline.train.attempts import TimeSpent
 
 
 @dataclass(frozen=True)
-class Correct:
+class CorrectCounts:
     """Correctly classified images (top-1, top-5) out of `images` training images."""
 
     images: int = 0
     top1: int = 0
     top5: int = 0
 
-    def plus(self, other: "Correct") -> "Correct":
+    def plus(self, other: "CorrectCounts") -> "CorrectCounts":
         """Return the sum of both counts."""
-        return Correct(self.images + other.images, self.top1 + other.top1, self.top5 + other.top5)
+        return CorrectCounts(self.images + other.images, self.top1 + other.top1, self.top5 + other.top5)
 
     @property
     def shares(self) -> tuple[float, float] | tuple[None, None]:
@@ -27,7 +27,7 @@ class Correct:
 
 
 @dataclass(frozen=True)
-class SinceEval:
+class TrainingSinceEval:
     """Steps and seconds (without evaluations and checkpoints) of training since the latest evaluation.
 
     `correct` counts training images if `train.accuracy` is on.
@@ -35,7 +35,7 @@ class SinceEval:
 
     steps: int = 0
     train_s: float = 0.0
-    correct: Correct = Correct()
+    correct: CorrectCounts = CorrectCounts()
 
 
 @dataclass
@@ -66,13 +66,13 @@ class TrainState:
     loss_sum: float = 0.0
     loss_steps: int = 0
     bad_images: list[int] = field(default_factory=list)
-    spent: Spent = field(default_factory=Spent)
+    spent: TimeSpent = field(default_factory=TimeSpent)
     train_s: float = 0.0
-    since_eval: SinceEval = SinceEval()
-    since_log: Correct = Correct()
+    since_eval: TrainingSinceEval = TrainingSinceEval()
+    since_log: CorrectCounts = CorrectCounts()
 
     @property
-    def updates(self) -> int:
+    def num_updates(self) -> int:
         """Number of steps that updated the weights. The learning rate follows this number."""
         return self.step - self.skipped
 
@@ -81,11 +81,11 @@ class TrainState:
         self.step += 1
         self.images_seen += images
 
-    def evaluated(self, report: EvalReport) -> None:
+    def record_evaluation(self, report: EvalReport) -> None:
         """Store the latest evaluation, and the best one by top-1 accuracy."""
         self.last, self.last_step = report, self.step
-        if self.best is None or report.judged.top1 > self.best.top1:
-            self.best, self.best_step = report.judged, self.step
+        if self.best is None or report.primary.top1 > self.best.top1:
+            self.best, self.best_step = report.primary, self.step
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON, without the per-class tables of the last evaluation."""
@@ -98,17 +98,19 @@ class TrainState:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
         """Return the state that `to_dict` described. Older states lack `train_s`, which is derived from the clock."""
-        last, best, spent = values["last"], values["best"], Spent(**values.get("spent", {}))
+        last, best, spent = values["last"], values["best"], TimeSpent(**values.get("spent", {}))
         typed = {
             "train_s": values.get("train_s", values["trained_s"] - spent.eval_s - spent.checkpoint_s),
             "last": EvalReport.model_validate(last) if last else None,
             "best": EvalResult.model_validate(best) if best else None,
             "spent": spent,
-            "since_eval": _since_eval(**values.get("since_eval", {})),
-            "since_log": Correct(**values.get("since_log", {})),
+            "since_eval": _load_since_eval(**values.get("since_eval", {})),
+            "since_log": CorrectCounts(**values.get("since_log", {})),
         }
         return cls(**{**values, **typed})
 
 
-def _since_eval(steps: int = 0, train_s: float = 0.0, correct: Mapping[str, int] | None = None) -> SinceEval:
-    return SinceEval(steps, train_s, Correct(**(correct or {})))
+def _load_since_eval(
+    steps: int = 0, train_s: float = 0.0, correct: Mapping[str, int] | None = None
+) -> TrainingSinceEval:
+    return TrainingSinceEval(steps, train_s, CorrectCounts(**(correct or {})))

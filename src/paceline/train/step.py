@@ -7,17 +7,17 @@ import torch
 from torch import Tensor, nn
 
 from paceline.data.batch import Batch
-from paceline.data.finish import Finish
-from paceline.data.placement import Placement
+from paceline.data.finish import DeviceTransforms
+from paceline.data.placement import DeviceTransfer
 from paceline.measure import Clock
 from paceline.parallel.strategy import Strategy
 from paceline.train.accuracy import BatchAccuracy
 from paceline.train.precision import Precision
 from paceline.train.state import TrainState
-from paceline.train.update import Update
+from paceline.train.update import OptimizerUpdate
 
 
-class Step(Protocol):
+class TrainStep(Protocol):
     """Run one optimizer step."""
 
     def __call__(self, batch: Batch, state: TrainState) -> Tensor:
@@ -26,43 +26,43 @@ class Step(Protocol):
         """
         ...
 
-    def settle(self) -> None:
+    def sync(self) -> None:
         """Check all steps so far. The weights are about to be evaluated or saved."""
         ...
 
 
 @dataclass(frozen=True)
-class PlainStep:
+class EagerStep:
     """An eager step. `replica` is the wrapped model of `Strategy.prepare`."""
 
     replica: nn.Module
     criterion: nn.Module
     precision: Precision
     strategy: Strategy
-    place: Placement
-    finish: Finish
-    update: Update
+    transfer: DeviceTransfer
+    transforms: DeviceTransforms
+    update: OptimizerUpdate
     clock: Clock
     accumulate: int
     accuracy: BatchAccuracy
 
     def __call__(self, batch: Batch, state: TrainState) -> Tensor:
         """Run a step; return the mean loss."""
-        loss = self.passes(batch)
+        loss = self.forward_backward(batch)
         with self.clock.stage("optimizer"):
             self.update(state, loss)
         return loss
 
-    def passes(self, batch: Batch) -> Tensor:
+    def forward_backward(self, batch: Batch) -> Tensor:
         """Accumulate the gradients of `batch` over its micro-batches; return the mean loss []."""
         clock = self.clock
         losses = []
         for number, micro_batch in enumerate(batch.split(self.accumulate), start=1):
             with self.strategy.accumulate(final=number == self.accumulate):
                 with clock.stage("h2d"):
-                    placed = self.place(micro_batch)
+                    placed = self.transfer(micro_batch)
                 with clock.stage("device_augment"):
-                    images, targets = self.finish(placed)
+                    images, targets = self.transforms(placed)
                 with self.precision.autocast():
                     with clock.stage("forward"):
                         logits = self.replica(images)
@@ -74,6 +74,6 @@ class PlainStep:
             losses.append(loss.detach())
         return torch.stack(losses).sum()
 
-    def settle(self) -> None:
+    def sync(self) -> None:
         """Check all steps so far."""
-        self.update.settle()
+        self.update.sync()

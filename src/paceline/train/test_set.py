@@ -13,27 +13,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.dataset import ArraySource, DatasetInfo, Datasets, Sample, Source
-from paceline.core.errors import DataError, near_miss
+from paceline.core.errors import DataError, suggest_similar
 from paceline.core.units import count
 from paceline.data.decode import decode
-from paceline.data.identity import dataset_digest
+from paceline.data.identity import digest_datasets
 from paceline.data.sources.build import build_datasets
-from paceline.data.sources.folder import folder_roots
+from paceline.data.sources.folder import resolve_folder_roots
 from paceline.data.sources.test_folder import is_trained_on, load_test_folder
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.source import Folder, SourceSection
-from paceline.train.facts import Facts
+from paceline.train.facts import TrainedDataset
 
-_NUM_NAMED = 10
+_MAX_NAMED = 10
 
 
 @dataclass(frozen=True)
-class Relabelled:
+class RelabeledSource:
     """A source whose label n becomes `numbers[n]`, in the class list of `info`."""
 
     info: DatasetInfo
     source: Source
-    numbers: tuple[int, ...]
+    label_map: tuple[int, ...]
 
     def __len__(self) -> int:
         return len(self.source)
@@ -41,7 +41,7 @@ class Relabelled:
     def read(self, index: int) -> Sample:
         """Return (encoded bytes or uint8 pixels [H, W, C], label). Raise `DataError` as the source does."""
         content, label = self.source.read(index)
-        return content, self.numbers[label]
+        return content, self.label_map[label]
 
     def name_of(self, index: int) -> str:
         """Return the name of the sample."""
@@ -49,7 +49,7 @@ class Relabelled:
 
 
 @dataclass(frozen=True)
-class Decoded:
+class DecodedSource:
     """A source that decodes image files to pixels, so that they are resized by torch as in training, not by Pillow."""
 
     source: Source
@@ -77,7 +77,7 @@ class Decoded:
 
 
 @dataclass(frozen=True)
-class Judged:
+class EvalData:
     """The recipe and datasets of an evaluation, and a note for the user, empty for the run's own dataset.
 
     For another dataset both splits hold the evaluated images; the training split has the run's dataset information.
@@ -88,34 +88,40 @@ class Judged:
     note: str = ""
 
 
-def read_test_set(recipe: Recipe, own: Recipe, facts: Facts, digest: str, *, is_first: bool) -> Judged:
-    """Return the dataset of `recipe` to evaluate a run on, which was trained with recipe `own` on data of `facts` and
+def read_eval_dataset(
+    recipe: Recipe, run_recipe: Recipe, trained: TrainedDataset, digest: str, *, is_first: bool
+) -> EvalData:
+    """Return the dataset of `recipe` to evaluate a run on, which was trained with recipe `run_recipe` on data of `trained` and
     `digest`.
 
     Raise `DataError` for an unreadable dataset, an unknown class or other channels, and for the run's own folder with
     another split, which would evaluate training images.
     """
     # The data is read in place, not staged: each image is read once.
-    section = _asked_for(recipe.data.source, own.data.source)
+    section = _without_stale_roots(recipe.data.source, run_recipe.data.source)
     skip_bad = recipe.data.on_bad_image == "skip"
     try:
         datasets = build_datasets(section, may_download=is_first, skip_bad=skip_bad)
-        if dataset_digest(datasets) == digest:
-            return Judged(recipe, datasets)
+        if digest_datasets(datasets) == digest:
+            return EvalData(recipe, datasets)
         test = datasets.val
     except DataError:
         if not isinstance(section, Folder):  # a folder to evaluate on needs no training images
             raise
     if isinstance(section, Folder):
         test = load_test_folder(section, skip_bad=skip_bad)
-    _check_channels(test.info, facts.info)
-    if facts.is_pixels and not isinstance(test, ArraySource):
-        test = Decoded(test)
-    warning = _warning(section, own.data.source)
-    return Judged(_judging(recipe, own, facts, test), _as_of_run(test, facts.info), _note(test, facts.info, warning))
+    _check_channels(test.info, trained.info)
+    if trained.is_pixels and not isinstance(test, ArraySource):
+        test = DecodedSource(test)
+    warning = _describe_overlap(section, run_recipe.data.source)
+    return EvalData(
+        _build_eval_recipe(recipe, run_recipe, trained, test),
+        _with_run_classes(test, trained.info),
+        _build_note(test, trained.info, warning),
+    )
 
 
-def matched(names: Sequence[str], known: Sequence[str]) -> tuple[int, ...]:
+def match_classes(names: Sequence[str], known: Sequence[str]) -> tuple[int, ...]:
     """Return the index in `known` of each class of `names`, compared after Unicode normalization.
 
     Raise `DataError` for an unknown class.
@@ -123,35 +129,37 @@ def matched(names: Sequence[str], known: Sequence[str]) -> tuple[int, ...]:
     numbers = {unicodedata.normalize("NFC", name): number for number, name in enumerate(known)}
     for name in names:
         if unicodedata.normalize("NFC", name) not in numbers:
-            some = ", ".join(known[:_NUM_NAMED]) + (", ..." if len(known) > _NUM_NAMED else "")
+            some = ", ".join(known[:_MAX_NAMED]) + (", ..." if len(known) > _MAX_NAMED else "")
             raise DataError(
                 f"data.source: class '{name}' is not one of the {len(known):,} that the run was trained on"
-                f"{near_miss(name, known)}; rename it or leave it out (they are {some})"
+                f"{suggest_similar(name, known)}; rename it or leave it out (they are {some})"
             )
     return tuple(numbers[unicodedata.normalize("NFC", name)] for name in names)
 
 
-def _asked_for(section: SourceSection, own: SourceSection) -> SourceSection:
+def _without_stale_roots(section: SourceSection, trained: SourceSection) -> SourceSection:
     """Return `section` without the run's training folders, if it names another root."""
-    if not (isinstance(section, Folder) and isinstance(own, Folder)) or section.root in ("auto", own.root):
+    if not (isinstance(section, Folder) and isinstance(trained, Folder)) or section.root in ("auto", trained.root):
         return section
-    stale = [name for name in ("train_root", "val_root") if getattr(section, name) == getattr(own, name)]
+    stale = [name for name in ("train_root", "val_root") if getattr(section, name) == getattr(trained, name)]
     return section.model_copy(update=dict.fromkeys(stale, "auto"))
 
 
-def _check_channels(test: DatasetInfo, own: DatasetInfo) -> None:
-    if test.channels != own.channels:
+def _check_channels(test: DatasetInfo, trained: DatasetInfo) -> None:
+    if test.channels != trained.channels:
         raise DataError(
             f"data.source: {test.name} is read with {count(test.channels, 'channel')}, and the run's model expects "
-            f"{own.channels} (set data.source.channels={own.channels} if possible, or name another dataset)"
+            f"{trained.channels} (set data.source.channels={trained.channels} if possible, or name another dataset)"
         )
 
 
-def _judging(recipe: Recipe, own: Recipe, facts: Facts, test: Source) -> Recipe:
+def _build_eval_recipe(recipe: Recipe, run_recipe: Recipe, trained: TrainedDataset, test: Source) -> Recipe:
     """Return `recipe` for another dataset: no training images, any loader, and the run's resizing."""
     data = recipe.data
     loader = "auto" if data.loader in ("native", "device") else data.loader
-    has_same_resize = not facts.is_pixels or isinstance(test, ArraySource) or data.eval_resize != own.data.eval_resize
+    has_same_resize = (
+        not trained.is_pixels or isinstance(test, ArraySource) or data.eval_resize != run_recipe.data.eval_resize
+    )
     resize = data.eval_resize if has_same_resize else "stretch"  # pixels are never cropped
     return recipe.model_copy(
         update={
@@ -161,28 +169,28 @@ def _judging(recipe: Recipe, own: Recipe, facts: Facts, test: Source) -> Recipe:
     )
 
 
-def _as_of_run(test: Source, own: DatasetInfo) -> Datasets:
-    numbers = matched(test.info.class_names, own.class_names)
-    eval_info = replace(own, name=test.info.name, split="val", num_images=len(test), notes=test.info.notes)
-    return Datasets(_relabelled(test, own, numbers), _relabelled(test, eval_info, numbers))
+def _with_run_classes(test: Source, trained: DatasetInfo) -> Datasets:
+    numbers = match_classes(test.info.class_names, trained.class_names)
+    eval_info = replace(trained, name=test.info.name, split="val", num_images=len(test), notes=test.info.notes)
+    return Datasets(_relabel(test, trained, numbers), _relabel(test, eval_info, numbers))
 
 
-def _relabelled(test: Source, info: DatasetInfo, numbers: tuple[int, ...]) -> Source:
+def _relabel(test: Source, info: DatasetInfo, label_map: tuple[int, ...]) -> Source:
     """Return `test` with the classes of `info`. Pixels in memory stay in memory, which loaders use."""
     if isinstance(test, ArraySource):
-        table: NDArray[np.int64] = np.array(numbers, dtype=np.int64)
+        table: NDArray[np.int64] = np.array(label_map, dtype=np.int64)
         return ArraySource(info, test.images, table[test.labels])
-    return Relabelled(info, test, numbers)
+    return RelabeledSource(info, test, label_map)
 
 
-def _warning(section: SourceSection, own: SourceSection) -> str:
+def _describe_overlap(section: SourceSection, trained: SourceSection) -> str:
     """Return a sentence on whether the run was trained on these images.
 
     Raise `DataError` for the run's own folder if its held-out images depend on a random split.
     """
-    if not (isinstance(section, Folder) and isinstance(own, Folder) and is_trained_on(section, own)):
+    if not (isinstance(section, Folder) and isinstance(trained, Folder) and is_trained_on(section, trained)):
         return "it measures generalization if the run was trained on none of these"
-    if folder_roots(own)[1] is None:
+    if resolve_folder_roots(trained)[1] is None:
         raise DataError(
             "data.source: is the folder that the run was trained on, with another split (remove val_fraction and "
             "split_seed, or name a folder of images that it was not trained on)"
@@ -190,6 +198,6 @@ def _warning(section: SourceSection, own: SourceSection) -> str:
     return "the run was trained on these images, so it does not measure generalization"
 
 
-def _note(test: Source, own: DatasetInfo, warning: str) -> str:
-    classes = f"{test.info.num_classes:,} of the run's {own.num_classes:,} classes"
+def _build_note(test: Source, trained: DatasetInfo, warning: str) -> str:
+    classes = f"{test.info.num_classes:,} of the run's {trained.num_classes:,} classes"
     return f"data.source: the accuracy is of {count(len(test), 'image')} of {classes}; {warning}"

@@ -8,48 +8,48 @@ from torch import nn
 from paceline.recipe.schema.train import Train
 
 
-class Undo(Protocol):
+class BufferRollback(Protocol):
     """Restore buffers that a forward pass changed, such as BatchNorm's running statistics."""
 
-    def keep(self) -> None:
+    def save(self) -> None:
         """Save the buffers after a good step."""
         ...
 
-    def back(self) -> None:
+    def restore(self) -> None:
         """Restore the saved buffers."""
         ...
 
 
-class NothingToUndo:
+class NoRollback:
     """Do nothing: the run ends at a non-finite step."""
 
-    def keep(self) -> None:
+    def save(self) -> None:
         """Do nothing."""
 
-    def back(self) -> None:
+    def restore(self) -> None:
         """Do nothing."""
 
 
-class KeptBuffers:
+class SavedBuffers:
     """A copy of all non-empty buffers."""
 
     def __init__(self, model: nn.Module) -> None:
         self._buffers = [buffer for buffer in model.buffers() if buffer.numel()]
-        self._kept = [buffer.detach().clone() for buffer in self._buffers]
+        self._saved = [buffer.detach().clone() for buffer in self._buffers]
 
     @torch.no_grad()
-    def keep(self) -> None:
+    def save(self) -> None:
         """Save the buffers."""
-        if self._kept:
-            torch._foreach_copy_(self._kept, self._buffers)
+        if self._saved:
+            torch._foreach_copy_(self._saved, self._buffers)
 
     @torch.no_grad()
-    def back(self) -> None:
+    def restore(self) -> None:
         """Restore the buffers."""
-        if self._kept:
-            torch._foreach_copy_(self._buffers, self._kept)
+        if self._saved:
+            torch._foreach_copy_(self._buffers, self._saved)
 
 
-def build_undo(section: Train, model: nn.Module) -> Undo:
+def build_buffer_rollback(section: Train, model: nn.Module) -> BufferRollback:
     """Return the rollback that `train.on_nonfinite` needs."""
-    return KeptBuffers(model) if section.on_nonfinite == "skip" else NothingToUndo()
+    return SavedBuffers(model) if section.on_nonfinite == "skip" else NoRollback()

@@ -7,18 +7,18 @@ import torch
 from torch import Tensor, nn
 
 from paceline.parallel.strategy import Strategy
-from paceline.train.average import Average
-from paceline.train.guard import Guard, Step
+from paceline.train.average import WeightAverage
+from paceline.train.guard import NonFiniteGuard, StepValues
 from paceline.train.optim import set_lr
 from paceline.train.precision import Precision
-from paceline.train.probe import Probe
-from paceline.train.schedule import Schedule
+from paceline.train.probe import GradientProbe
+from paceline.train.schedule import LrSchedule
 from paceline.train.state import TrainState
-from paceline.train.undo import Undo
+from paceline.train.undo import BufferRollback
 
 
 @dataclass(frozen=True)
-class Update:
+class OptimizerUpdate:
     """Update `parameters` once per step. `max_norm` is the clipping threshold, or infinite.
 
     A step that the guard rejects counts as `TrainState.skipped` and does not advance the schedule.
@@ -26,52 +26,52 @@ class Update:
 
     parameters: Sequence[nn.Parameter]
     optimizer: torch.optim.Optimizer
-    schedule: Schedule
+    schedule: LrSchedule
     precision: Precision
     strategy: Strategy
-    guard: Guard
-    undo: Undo
-    probe: Probe
-    average: Average
+    guard: NonFiniteGuard
+    rollback: BufferRollback
+    probe: GradientProbe
+    average: WeightAverage
     max_norm: float
 
     def __call__(self, state: TrainState, loss: Tensor) -> None:
         """Finish step `state.step` (from 0) with mean loss `loss` on this rank."""
         lr = self.set_lr(state)
-        norm = self.measure()
-        if self.guard.passes(Step(state.step + 1, lr, loss, self.probe.take(), norm, state.skips_in_row)):
-            self.move()
+        norm = self.prepare_gradients()
+        if self.guard.check(StepValues(state.step + 1, lr, loss, self.probe.pop_is_finite(), norm, state.skips_in_row)):
+            self.step_optimizer()
             self.average.update(state.step)
-            self.undo.keep()
+            self.rollback.save()
             state.skips_in_row = 0
         else:
             state.skipped += 1
             state.skips_in_row += 1
-            self.undo.back()
+            self.rollback.restore()
         self.optimizer.zero_grad(set_to_none=True)
 
     def set_lr(self, state: TrainState) -> float:
         """Set the learning rate of the next step, and return it."""
-        lr = self.schedule.lr(state.updates)
+        lr = self.schedule.lr(state.num_updates)
         set_lr(self.optimizer.param_groups, lr)
         return lr
 
-    def measure(self) -> Tensor:
+    def prepare_gradients(self) -> Tensor:
         """Unscale and clip the gradients; return their norm before clipping, float32 []."""
-        self.precision.weights.collect()
-        self.precision.scale.undo([each.grad for each in self.parameters if each.grad is not None])
+        self.precision.weights.copy_grads_to_master()
+        self.precision.scale.unscale([each.grad for each in self.parameters if each.grad is not None])
         return self.strategy.clip(self.parameters, self.max_norm)
 
-    def move(self) -> None:
+    def step_optimizer(self) -> None:
         """Run the optimizer step unconditionally."""
         self.optimizer.step()
-        self.precision.weights.spread()
+        self.precision.weights.copy_master_to_model()
 
-    def look(self, step: Step) -> None:
+    def check_after_step(self, step: StepValues) -> None:
         """Check a step after its update. Raise `NonFiniteLossError` as the guard does."""
-        is_accepted = self.guard.passes(step)
+        is_accepted = self.guard.check(step)
         assert is_accepted, "a guard that skips steps must check them before the update"
 
-    def settle(self) -> None:
+    def sync(self) -> None:
         """Check all steps so far."""
-        self.guard.settle()
+        self.guard.sync()

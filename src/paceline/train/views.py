@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 
-class Views(Protocol):
+class EvalViews(Protocol):
     """Compute logits from images."""
 
     def __call__(self, model: nn.Module, images: Tensor) -> Tensor:
@@ -15,7 +15,7 @@ class Views(Protocol):
         ...
 
 
-class AsIs:
+class SingleView:
     """Evaluate each image once."""
 
     def __call__(self, model: nn.Module, images: Tensor) -> Tensor:
@@ -24,7 +24,7 @@ class AsIs:
         return logits
 
 
-class Mirrored:
+class FlipViews:
     """Average the logits of each image and its horizontal flip."""
 
     def __call__(self, model: nn.Module, images: Tensor) -> Tensor:
@@ -33,7 +33,7 @@ class Mirrored:
         return both.double().mean(dim=0)
 
 
-class Shifted:
+class ShiftViews:
     """Average over each image, its flip, and both shifted by one pixel up-left and down-right.
 
     The unshifted pair has weight 1/2, the others 1/4 each, as in airbench (Jordan 2024, arXiv 2404.00498, section 3.6).
@@ -44,24 +44,25 @@ class Shifted:
         """Return the weighted mean, float64 [N, num_classes]."""
         height, width = images.shape[-2:]
         padded = functional.pad(images, (1, 1, 1, 1), mode="reflect")
-        views = Mirrored()
+        views = FlipViews()
         shifted = [
-            padded[..., by : by + height, by : by + width].contiguous(memory_format=_format(images)) for by in (0, 2)
+            padded[..., by : by + height, by : by + width].contiguous(memory_format=_memory_format(images))
+            for by in (0, 2)
         ]
         return 0.5 * views(model, images) + 0.25 * sum(views(model, each) for each in shifted)
 
 
-def _format(images: Tensor) -> torch.memory_format:
+def _memory_format(images: Tensor) -> torch.memory_format:
     is_last = images.is_contiguous(memory_format=torch.channels_last)
     return torch.channels_last if is_last else torch.contiguous_format
 
 
-def build_views(number: Literal[1, 2, 6]) -> Views:
+def build_eval_views(number: Literal[1, 2, 6]) -> EvalViews:
     """Return the views of `data.eval_views`."""
     match number:
         case 1:
-            return AsIs()
+            return SingleView()
         case 2:
-            return Mirrored()
+            return FlipViews()
         case 6:
-            return Shifted()
+            return ShiftViews()

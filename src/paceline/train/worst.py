@@ -11,21 +11,21 @@ from typing import Any, Final
 import numpy as np
 from PIL import Image
 
-from paceline.core.class_table import printable
+from paceline.core.class_table import printable_class_name
 from paceline.core.dataset import Source
 from paceline.core.errors import DataError
 from paceline.core.files import write_new
-from paceline.core.mistake import Mistake
+from paceline.core.mistake import MisclassifiedImage
 from paceline.data.decode import decode
 
-LISTED: Final = "worst.json"
-SMALL: Final = 64
+WORST_JSON: Final = "worst.json"
+MAX_UNSCALED_SIDE: Final = 64
 """Longest side, in pixels, of an image that is saved unchanged. Larger images are downscaled."""
-_QUALITY: Final = 85
+_JPEG_QUALITY: Final = 85
 """JPEG quality: 96 x 96 pixels of noise, the worst case, take 8 KB."""
 
 
-def save_worst(folder: Path, mistakes: Sequence[Mistake], source: Source, size: int = 96) -> None:
+def save_worst_images(folder: Path, mistakes: Sequence[MisclassifiedImage], source: Source, size: int = 96) -> None:
     """Write a thumbnail per readable image of `mistakes`, and `worst.json`, into a new `folder`.
 
     Images up to 64 pixels are saved unchanged as PNG, others as JPEG of up to `size` pixels, below 16 KB each.
@@ -38,8 +38,8 @@ def save_worst(folder: Path, mistakes: Sequence[Mistake], source: Source, size: 
     shutil.rmtree(new, ignore_errors=True)
     try:
         new.mkdir()
-        rows = [row for mistake in mistakes if (row := _saved(new, mistake, source, size))]
-        write_new(new / LISTED, json.dumps(rows, indent=2) + "\n")
+        rows = [row for mistake in mistakes if (row := _save_thumbnail(new, mistake, source, size))]
+        write_new(new / WORST_JSON, json.dumps(rows, indent=2) + "\n")
         shutil.rmtree(old, ignore_errors=True)
         with contextlib.suppress(FileNotFoundError):  # a non-empty folder cannot be replaced by rename
             folder.rename(old)
@@ -51,28 +51,28 @@ def save_worst(folder: Path, mistakes: Sequence[Mistake], source: Source, size: 
     return None
 
 
-def _saved(folder: Path, mistake: Mistake, source: Source, size: int) -> dict[str, Any] | None:
+def _save_thumbnail(folder: Path, mistake: MisclassifiedImage, source: Source, size: int) -> dict[str, Any] | None:
     """Write a thumbnail and return its row, or None for an unreadable image."""
     try:
-        picture = _picture(source, mistake.index)
+        picture = _read_image(source, mistake.index)
     except DataError:
         return None
     names = source.info.class_names
-    data, suffix = _thumbnail(picture, size)
+    data, suffix = _encode_thumbnail(picture, size)
     file = f"{mistake.index}.{suffix}"
     write_new(folder / file, data)
     return {
         "index": mistake.index,
-        "name": printable(source.name_of(mistake.index)),
-        "true": printable(names[mistake.label]),
-        "predicted": printable(names[mistake.predicted]),
+        "name": printable_class_name(source.name_of(mistake.index)),
+        "true": printable_class_name(names[mistake.label]),
+        "predicted": printable_class_name(names[mistake.predicted]),
         "confidence": mistake.confidence,
         "loss": mistake.loss,
         "file": file,
     }
 
 
-def _picture(source: Source, index: int) -> Image.Image:
+def _read_image(source: Source, index: int) -> Image.Image:
     """Return the image, upright, in mode L or RGB. Raise `DataError` if it cannot be read."""
     content, _ = source.read(index)
     is_grey = source.info.channels == 1
@@ -82,12 +82,12 @@ def _picture(source: Source, index: int) -> Image.Image:
     return Image.fromarray(content[..., 0] if content.ndim == 3 and is_grey else content)
 
 
-def _thumbnail(picture: Image.Image, size: int) -> tuple[bytes, str]:
+def _encode_thumbnail(picture: Image.Image, size: int) -> tuple[bytes, str]:
     """Return file content and suffix."""
     file = BytesIO()
-    if max(picture.size) <= SMALL:
+    if max(picture.size) <= MAX_UNSCALED_SIDE:
         picture.save(file, "PNG")
         return file.getvalue(), "png"
     picture.thumbnail((size, size), Image.Resampling.LANCZOS)
-    picture.save(file, "JPEG", quality=_QUALITY)
+    picture.save(file, "JPEG", quality=_JPEG_QUALITY)
     return file.getvalue(), "jpg"

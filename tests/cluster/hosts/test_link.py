@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from paceline.lab.predict.measured import read_collective
+from paceline.lab.predict.measured import read_all_reduce_file
 
 SLOW_BIT_PER_S = 100e6
 PAIR = ("host1", "host2")
@@ -51,7 +51,7 @@ def test_what_all_reduces_say_of_a_link_is_what_it_is_held_to(hosts, tmp_path: P
     hosts.shape("100mbit", *PAIR)
     ends = hosts.ended(*hosts.by_hand(PAIR, "scale", "--collective", "--out", "wire.json"))
     assert [end.code for end in ends] == [0, 0], ends
-    found = read_collective(tmp_path / "wire.json")
+    found = read_all_reduce_file(tmp_path / "wire.json")
     assert (found.backend, found.ranks, found.nodes) == ("gloo", 2, 2)
     # Headers take 5 % of the line, and the bucket lets 64 kB of each through at once, which is most of the smallest.
     assert 0.85 * SLOW_BIT_PER_S / 8 < found.bytes_per_s < 1.05 * SLOW_BIT_PER_S / 8

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from paceline.lab.predict.asked import Asked
-from paceline.lab.predict.from_run import build_model, predict
-from paceline.lab.predict.measured import Measured
-from paceline.lab.predict.networks import from_measured
+from paceline.lab.predict.asked import PredictionRequest
+from paceline.lab.predict.from_run import build_step_model, predict_from_run
+from paceline.lab.predict.measured import AllReduceMeasurement
+from paceline.lab.predict.networks import build_measured_network
 from paceline.measure.collective import SIZES
 
 FOLDER = Path(__file__).parents[3] / "benchmarks"
@@ -35,7 +35,7 @@ def recorded() -> dict[str, Any]:
 def again(hosts: ModuleType, recorded: dict[str, Any]) -> dict[str, float]:
     """Return what is predicted from what was recorded of one and of two hosts, and of nothing else."""
     alone, two = (hosts.step_of(recorded["seen"][num]) for num in ("1", "2"))
-    predicted: dict[str, float] = hosts.predicted(alone, two, Measured.model_validate(recorded["network"]))
+    predicted: dict[str, float] = hosts.predicted(alone, two, AllReduceMeasurement.model_validate(recorded["network"]))
     return predicted
 
 
@@ -60,10 +60,10 @@ def test_that_nothing_changes_from_two_hosts_on_would_not_have_been_within_a_ten
 
 def test_what_hosts_took_lies_in_the_interval_that_was_told(hosts, recorded):
     alone, two = (replace(hosts.step_of(recorded["seen"][num]), fixed_s=0.0) for num in ("1", "2"))
-    network = from_measured(Measured.model_validate(recorded["network"]))
+    network = build_measured_network(AllReduceMeasurement.model_validate(recorded["network"]))
     for num in (3, 4):  # a single step each, which nothing is added to
-        asked = Asked(at=(num,), ranks_per_node=1, rank_batch=two.rank_batch, images=num * two.rank_batch)
-        (told,) = predict(build_model(two, network, alone), asked).predictions
+        asked = PredictionRequest(at=(num,), ranks_per_node=1, rank_batch=two.rank_batch, images=num * two.rank_batch)
+        (told,) = predict_from_run(build_step_model(two, network, alone), asked).predictions
         assert told.low_s < sorted(recorded["unseen"][str(num)]["measured_s"])[1] < told.high_s
 
 
@@ -97,7 +97,7 @@ def test_a_machine_that_is_busy_is_told_in_the_record_and_no_reason_to_refuse(ho
 
 def test_the_record_is_of_the_code_that_is_here(hosts, recorded):
     assert (recorded["words"], recorded["rank_batch"]) == ([*hosts.WORDS], hosts.RANK_BATCH)
-    times = Measured.model_validate(recorded["network"]).times
+    times = AllReduceMeasurement.model_validate(recorded["network"]).times
     assert [each.bytes for each in times] == [*SIZES[: len(times)]]
     # All but the first size stop it that take more than a quarter of the second that each has.
     assert all(each.median_s <= 0.25 for each in times[1:-1])

@@ -2,18 +2,18 @@
 
 import pytest
 
-from paceline.cli.advice import Costs, advise, close_to
-from paceline.core.goodput import daly, efficiency
+from paceline.cli.advice import SavingCosts, advise_interval, approximate_time
+from paceline.core.goodput import daly_interval, efficiency
 from paceline.core.units import Duration
 
-SPOT = Costs(stall_s=0.4, write_s=5.0, restart_s=120.0, step_s=0.25, every_s=600.0, slow_s=1.0)
+SPOT = SavingCosts(stall_s=0.4, write_s=5.0, restart_s=120.0, step_s=0.25, every_s=600.0, slow_s=1.0)
 HOUR = 3600.0
 
 
 def test_the_best_interval_is_whole_steps_and_the_range_costs_hardly_more() -> None:
-    values, _ = advise(SPOT, 2 * HOUR)
+    values, _ = advise_interval(SPOT, 2 * HOUR)
     # A quarter of a second is the length of a step.
-    assert values["best_s"] == values["best_steps"] * 0.25 == pytest.approx(daly(0.4, 2 * HOUR), abs=0.125)
+    assert values["best_s"] == values["best_steps"] * 0.25 == pytest.approx(daly_interval(0.4, 2 * HOUR), abs=0.125)
     low_s, high_s = values["range_s"]
     assert (low_s, high_s) == (values["best_s"] / 2, values["best_s"] * 2)
     flat = [1 - efficiency(each, 0.4, 120.0, 2 * HOUR, write_s=5.0) for each in (low_s, high_s)]
@@ -23,19 +23,19 @@ def test_the_best_interval_is_whole_steps_and_the_range_costs_hardly_more() -> N
 
 def test_the_setting_is_a_round_duration_that_a_recipe_takes_and_lies_in_the_range() -> None:
     for mtbf_s in (60.0, 600.0, HOUR, 24 * HOUR, 1000 * HOUR):
-        values, _ = advise(Costs(0.4, 0.4, 30.0), mtbf_s)
+        values, _ = advise_interval(SavingCosts(0.4, 0.4, 30.0), mtbf_s)
         key, _, text = values["setting"].partition("=")
         low_s, high_s = values["range_s"]
         assert key == "checkpoint.every" and low_s <= Duration.parse(text).seconds <= high_s
 
 
 def test_an_interval_below_a_second_is_told_in_steps() -> None:
-    values, _ = advise(Costs(0.001, 0.002, 5.0, step_s=0.1), 60.0)
+    values, _ = advise_interval(SavingCosts(0.001, 0.002, 5.0, step_s=0.1), 60.0)
     assert values["setting"] == f"checkpoint.every={values['best_steps']}st" and values["best_steps"] == 3
 
 
 def test_what_the_run_does_now_is_compared_with_the_best() -> None:
-    values, rows = advise(SPOT, 2 * HOUR)
+    values, rows = advise_interval(SPOT, 2 * HOUR)
     said = dict(rows)
     assert values["now_cost"] == 1 - efficiency(600.0, 0.4, 120.0, 2 * HOUR, write_s=5.0)
     assert said["now"] == f"you save every 10 min: loses {values['now_cost']:.2%}, 3.07% more than the best"
@@ -45,18 +45,18 @@ def test_what_the_run_does_now_is_compared_with_the_best() -> None:
 
 
 def test_an_interval_near_the_best_is_left_alone() -> None:
-    near = Costs(0.4, 5.0, 120.0, 0.25, every_s=80.0)
-    assert dict(advise(near, 2 * HOUR)[1])["now"].endswith("as good as the best")
+    near = SavingCosts(0.4, 5.0, 120.0, 0.25, every_s=80.0)
+    assert dict(advise_interval(near, 2 * HOUR)[1])["now"].endswith("as good as the best")
 
 
 def test_without_steps_or_an_interval_the_time_is_advised_all_the_same() -> None:
-    values, rows = advise(Costs(0.4, 5.0, 120.0), 2 * HOUR)
+    values, rows = advise_interval(SavingCosts(0.4, 5.0, 120.0), 2 * HOUR)
     assert values["best_steps"] is None and values["now_s"] is None
     assert [row[0] for row in rows] == ["failures", "best", "as good", "lead time"]
 
 
 def test_saves_are_never_advised_closer_than_a_write_takes() -> None:
-    values, _ = advise(Costs(0.4, 300.0, 120.0), 2 * HOUR)
+    values, _ = advise_interval(SavingCosts(0.4, 300.0, 120.0), 2 * HOUR)
     assert values["best_s"] == 300.0 and values["range_s"][0] == 300.0
 
 
@@ -65,4 +65,4 @@ def test_saves_are_never_advised_closer_than_a_write_takes() -> None:
     [(0.25, "0.25 s"), (7.14, "7.1 s"), (99.7, "100 s"), (750, "12 min"), (28_440, "7.9 h"), (4e6, "46 days")],
 )
 def test_estimates_are_told_to_two_digits(seconds: float, text: str) -> None:
-    assert close_to(seconds) == text
+    assert approximate_time(seconds) == text

@@ -22,27 +22,27 @@ print([name for name in ("torch", "torchvision", "timm", "sklearn") if name in s
 
 def test_a_ladder_has_a_task_for_each_turn_of_each_rung_on_the_ranks_of_a_node() -> None:
     array = build_array("ladder", ["cpu", "seed=1"], ["--repeats", "2"], 4)
-    assert array.words == ("ladder", "cpu", "seed=1", "--repeats", "2", "--ranks", "4")
+    assert array.args == ("ladder", "cpu", "seed=1", "--repeats", "2", "--ranks", "4")
     assert {task.nodes for task in array.tasks} == {1} and len(array.tasks) % 2 == 0
-    assert array.tasks[0].what.endswith(", turn 1 of 2") and array.tasks[0].number == 1
+    assert array.tasks[0].description.endswith(", turn 1 of 2") and array.tasks[0].number == 1
 
 
 def test_a_study_over_nodes_has_tasks_on_as_many_nodes_as_each_point() -> None:
     array = build_array("scale", ["digits"], ["--nodes", "1,2", "--repeats", "1"], 4)
-    assert array.words == ("scale", "digits", "--nodes", "1,2", "--repeats", "1", "--ranks", "1,2,4")
+    assert array.args == ("scale", "digits", "--nodes", "1,2", "--repeats", "1", "--ranks", "1,2,4")
     assert [(task.nodes, task.ranks) for task in array.tasks] == [(1, 1), (1, 2), (1, 4), (2, 8)]
 
 
 def test_a_study_of_batches_has_a_task_for_each_run_on_all_ranks() -> None:
     array = build_array("scale", [], ["--batch-sizes", "64,128", "--seeds", "3"], 2)
-    assert array.words[-2:] == ("--ranks", "2")
+    assert array.args[-2:] == ("--ranks", "2")
     assert [(task.nodes, task.ranks) for task in array.tasks] == [(1, 2)] * 6
 
 
 def test_ranks_that_were_said_stay() -> None:
-    assert build_array("ladder", ["cpu"], ["--ranks", "2"], 4).words == ("ladder", "cpu", "--ranks", "2")
+    assert build_array("ladder", ["cpu"], ["--ranks", "2"], 4).args == ("ladder", "cpu", "--ranks", "2")
     array = build_array("scale", ["--ranks", "1,2"], ["--repeats", "1"], 4)
-    assert array.words == ("scale", "--ranks", "1,2", "--repeats", "1")
+    assert array.args == ("scale", "--ranks", "1,2", "--repeats", "1")
     assert [task.ranks for task in array.tasks] == [1, 2]
 
 

@@ -6,10 +6,10 @@ import pytest
 import typer
 from pydantic import ValidationError
 
-from paceline.cli.complete import SHELLS, complete, script
+from paceline.cli.complete import SHELLS, complete, completion_script
 from paceline.cli.verbs import app
 from paceline.core.errors import RecipeError
-from paceline.lab.rungs import ladder_names
+from paceline.lab.rungs import list_ladders
 from paceline.recipe.fields import choices
 from paceline.recipe.load import load, preset_names
 from paceline.recipe.schema import Recipe
@@ -68,7 +68,7 @@ def test_options_and_what_they_take_are_no_recipes() -> None:
 
 
 def test_a_ladder_has_ladders_and_the_fields_of_its_recipe() -> None:
-    assert set(ladder_names()) < set(found("ladder", ""))
+    assert set(list_ladders()) < set(found("ladder", ""))
     assert found("ladder", "cpu", "data.batch_s") == ["data.batch_size="]
 
 
@@ -128,12 +128,12 @@ def test_an_option_is_followed_by_the_words_it_takes() -> None:
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_there_is_a_script_for_each_shell(shell: str) -> None:
-    assert f"paceline --show-completion {shell}" in script(shell)
-    assert "--complete" in script(shell)
+    assert f"paceline --show-completion {shell}" in completion_script(shell)
+    assert "--complete" in completion_script(shell)
 
 
 def test_another_shell_is_refused_in_a_line() -> None:
     with pytest.raises(
         RecipeError, match=r"--show-completion: 'tcsh' is not a supported shell \(use bash, fish, zsh\)"
     ):
-        script("tcsh")
+        completion_script("tcsh")

@@ -10,13 +10,13 @@ import pytest
 from PIL import Image
 
 from paceline.cli import data_bench
-from paceline.cli.data_bench import Asked, bench_data
+from paceline.cli.data_bench import BenchRequest, bench_data
 from paceline.cli.show_bench import _conclusions
 from paceline.core.errors import DataError
-from paceline.data.native import native
-from paceline.lab.loaders import Measured, Row, summarise
+from paceline.data.native import load_native
+from paceline.lab.loaders import BenchRow, LoaderMeasurement, summarize_measurements
 
-ASKED = Asked(seconds=0.1, rounds=2, images=100, packs=True, cold=True)
+ASKED = BenchRequest(seconds=0.1, rounds=2, images=100, packs=True, cold=True)
 
 
 @pytest.fixture
@@ -39,11 +39,13 @@ def measured(monkeypatch):
         for contender, cache in turns:
             prepare(contender, cache)
         return [
-            summarise(contender, cache, [Measured(100 * (place + 1), 1.0, 0.5, 10_000, 10_000, 5_000_000)] * rounds)
+            summarize_measurements(
+                contender, cache, [LoaderMeasurement(100 * (place + 1), 1.0, 0.5, 10_000, 10_000, 5_000_000)] * rounds
+            )
             for place, (contender, cache) in enumerate(turns)
         ]
 
-    monkeypatch.setattr(data_bench, "take_turns", take_turns)
+    monkeypatch.setattr(data_bench, "run_bench", take_turns)
     return asked
 
 
@@ -56,7 +58,7 @@ def test_files_and_a_pack_of_them_are_measured_warm_and_cold(photographs, measur
     assert said["images"] == 4 and said["image_size"] == 224 and said["rows"][0]["images_per_s"] == 100.0
     assert any(note.startswith("a pack of the images was written at ") for note in said["notes"])
     assert said["provenance"]["workers"] == 2
-    assert (native() is None) == any(row["name"] == "native, pack" for row in said["left_out"])
+    assert (load_native() is None) == any(row["name"] == "native, pack" for row in said["left_out"])
 
 
 def test_tables_fit_a_narrow_terminal(photographs, capsys, monkeypatch):
@@ -72,7 +74,7 @@ def test_tables_fit_a_narrow_terminal(photographs, capsys, monkeypatch):
 
 
 def row(name, rate, spread=0.0, *, n=3, kind="loader"):
-    return Row(name, kind, "warm", 2, n, rate, (rate - spread, rate + spread), rate / 2, 1.0, 0.0, 0.0, 0, 0.0)
+    return BenchRow(name, kind, "warm", 2, n, rate, (rate - spread, rate + spread), rate / 2, 1.0, 0.0, 0.0, 0, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -114,9 +116,9 @@ def test_a_pack_for_which_there_is_no_room_is_not_made(photographs, capsys, monk
 
 def test_what_never_came_from_the_disk_is_told(photographs, capsys, monkeypatch):
     def take_turns(turns, rounds, window, *, prepare, told):
-        return [summarise(*turn, [Measured(100, 1.0, 0.5, 10_000, 0)]) for turn in turns]
+        return [summarize_measurements(*turn, [LoaderMeasurement(100, 1.0, 0.5, 10_000, 0)]) for turn in turns]
 
-    monkeypatch.setattr(data_bench, "take_turns", take_turns)
+    monkeypatch.setattr(data_bench, "run_bench", take_turns)
     bench_data(str(photographs), [], ASKED, "1", None, as_json=True)
     assert "cold results are not cold" in json.loads(capsys.readouterr().out)["notes"][-1]
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from paceline.cli.data_held_out import list_held_out
+from paceline.cli.data_held_out import list_validation
 from paceline.core.errors import DataError, RecipeError
 from paceline.core.rundir import RunDir
 from paceline.core.world import World
-from paceline.data.sources.encoded import EncodedSource
+from paceline.data.sources.encoded import ImageFileSource
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
 from paceline.train.job import Invocation
@@ -40,7 +40,7 @@ def listed(capsys):
     """Return a function that gives the lines that are printed of a source."""
 
     def lines(src, *words):
-        assert list_held_out(str(src), list(words), as_json=False) == 0
+        assert list_validation(str(src), list(words), as_json=False) == 0
         return capsys.readouterr().out.splitlines()
 
     return lines
@@ -50,15 +50,15 @@ def test_a_run_learns_from_all_but_what_is_listed_and_is_validated_by_that(
     photographs, listed, tmp_path, monkeypatch, capsys
 ):
     read = {"train": set(), "val": set()}
-    whole = EncodedSource.read_bytes
+    whole = ImageFileSource.read_bytes
 
     def noting(source, index):
-        read[source.info.split].add(source.listed_as(index))
+        read[source.info.split].add(source.get_listed_path(index))
         return whole(source, index)
 
     words = (f"data.source.root={photographs}", *SPLIT, *SMALL)
     with monkeypatch.context() as patch:
-        patch.setattr(EncodedSource, "read_bytes", noting)
+        patch.setattr(ImageFileSource, "read_bytes", noting)
         run(
             load("folder", Patch.parse(words)).recipe, World.single(), RunDir(tmp_path / "run"), invocation=Invocation()
         )
@@ -70,7 +70,7 @@ def test_a_run_learns_from_all_but_what_is_listed_and_is_validated_by_that(
 
     kept = tmp_path / "kept"
     (tmp_path / "run" / "checkpoints").rename(kept)
-    assert list_held_out(str(tmp_path / "run"), [], as_json=False) == 0
+    assert list_validation(str(tmp_path / "run"), [], as_json=False) == 0
     out, err = capsys.readouterr()
     assert out.splitlines() == found, "stdout is the list and nothing else"
     assert err == (
@@ -88,7 +88,7 @@ def test_a_run_learns_from_all_but_what_is_listed_and_is_validated_by_that(
 
 def test_json_has_the_names_and_where_they_are(photographs, capsys, listed):
     names = listed(photographs)
-    assert list_held_out(str(photographs), [], as_json=True) == 0
+    assert list_validation(str(photographs), [], as_json=True) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["held_out"] == names and len(names) == 2
     assert said["source"]["root"] == str(photographs) and len(said["digest"]) == 16
@@ -105,9 +105,9 @@ def test_a_validation_folder_is_listed_too(photographs, tmp_path, listed):
 
 def test_pixels_in_memory_have_no_names_to_list():
     with pytest.raises(RecipeError, match=r"^--held-out: digits is pixels in memory"):
-        list_held_out(None, [], as_json=False)
+        list_validation(None, [], as_json=False)
 
 
 def test_looking_into_all_images_is_not_listing_them():
     with pytest.raises(RecipeError, match=r"^--all: inspects images"):
-        list_held_out("digits", [], look_at_all=True, as_json=False)
+        list_validation("digits", [], inspect_all=True, as_json=False)

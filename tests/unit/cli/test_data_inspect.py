@@ -25,7 +25,7 @@ def photographs(tmp_path):
 
 
 def test_classes_sizes_and_formats_are_told(photographs, capsys):
-    assert inspect_data(str(photographs), [], look_at_all=False, as_json=False) == 0
+    assert inspect_data(str(photographs), [], inspect_all=False, as_json=False) == 0
     said = " ".join(capsys.readouterr().out.split())
     for fact in ("4 PNG", "5 PNG, 1 JPEG; 1 image cannot be read", "dog: 1, cat: 3 (in training; 1 to 3)"):
         assert fact in said.replace(" │ │ │ ", " "), fact
@@ -35,12 +35,12 @@ def test_classes_sizes_and_formats_are_told(photographs, capsys):
 def test_classes_of_very_uneven_numbers_are_told_with_what_weighs_them(photographs, capsys, num_cats, told):
     for number in range(num_cats - 3):
         Image.new("RGB", (20, 10)).save(photographs / f"train/cat/more-{number}.png")
-    assert inspect_data(str(photographs), [], look_at_all=False, as_json=False) == 0
+    assert inspect_data(str(photographs), [], inspect_all=False, as_json=False) == 0
     assert ("train.class_weights=balanced" in capsys.readouterr().out) == told
 
 
 def test_json_has_every_class(photographs, capsys):
-    assert inspect_data(str(photographs), [], look_at_all=False, as_json=True) == 0
+    assert inspect_data(str(photographs), [], inspect_all=False, as_json=True) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["train"]["classes"] == {"cat": 3, "dog": 1}
     assert said["val"]["short_side"] == {"min": 10, "p10": 10, "p50": 10, "p90": 10, "max": 40}
@@ -50,7 +50,7 @@ def test_json_has_every_class(photographs, capsys):
 
 def test_pixels_in_memory_are_inspected_too(capsys):
     words = ["data.source.num_images=20", "data.source.image_size=8"]
-    assert inspect_data("synthetic", words, look_at_all=False, as_json=True) == 0
+    assert inspect_data("synthetic", words, inspect_all=False, as_json=True) == 0
     train = json.loads(capsys.readouterr().out)["train"]
     assert train["formats"] == {"pixels": 20} and train["image_size"] == [8, 8]
 

@@ -8,11 +8,11 @@ import pytest
 from PIL import Image
 
 from paceline.cli.data_inspect import inspect_data
-from paceline.cli.data_pack import Asked, pack_data
+from paceline.cli.data_pack import PackRequest, pack_data
 from paceline.cli.data_unpack import unpack_data
-from paceline.cli.data_verify import verify
+from paceline.cli.data_verify import verify_data
 from paceline.core.errors import DataError, RecipeError
-from paceline.data.native import native
+from paceline.data.native import load_native
 
 
 @pytest.fixture
@@ -30,12 +30,12 @@ def photographs(tmp_path) -> Path:
 
 def test_a_pack_is_made_proved_and_unpacked(photographs, tmp_path, capsys):
     out = tmp_path / "photos.pack"
-    assert pack_data(str(photographs), out, [], Asked(), "2", as_json=False) == 0
+    assert pack_data(str(photographs), out, [], PackRequest(), "2", as_json=False) == 0
     said = capsys.readouterr().out
     assert "12 (6 of training, 6 of validation)" in said
     assert f"in a recipe: data.source.name=pack data.source.root={out}\n" in said
 
-    assert verify([str(out)], "2", against=str(photographs), as_json=False) == 0
+    assert verify_data([str(out)], "2", against=str(photographs), as_json=False) == 0
     assert capsys.readouterr().out.startswith(
         "12 images: labels, names and order compared; 12 with exactly the same pixels, 0 different (decoded by pillow"
     )
@@ -48,7 +48,7 @@ def test_a_pack_is_made_proved_and_unpacked(photographs, tmp_path, capsys):
 
 def test_json_says_all_of_it(photographs, tmp_path, capsys):
     out = tmp_path / "photos.pack"
-    assert pack_data(str(photographs), out, [], Asked(), "1", as_json=True) == 0
+    assert pack_data(str(photographs), out, [], PackRequest(), "1", as_json=True) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["images"] == 12 and said["bytes"] == out.stat().st_size
     assert said["source_bytes"] == sum(path.stat().st_size for path in photographs.rglob("*.*"))
@@ -56,56 +56,56 @@ def test_json_says_all_of_it(photographs, tmp_path, capsys):
     assert said["kept"]["it is no JPEG"] == 2
     assert unpack_data(str(out), tmp_path / "again", "1", as_json=True) == 0
     assert json.loads(capsys.readouterr().out)["images"] == 12
-    assert verify([str(out)], "1", against=str(photographs), as_json=True) == 0
+    assert verify_data([str(out)], "1", against=str(photographs), as_json=True) == 0
     assert json.loads(capsys.readouterr().out)["exact"] == 12
 
 
 def test_a_pack_of_another_set_is_no_proof(photographs, tmp_path, capsys):
     out = tmp_path / "photos.pack"
-    pack_data(str(photographs), out, [], Asked(), "1", as_json=True)
+    pack_data(str(photographs), out, [], PackRequest(), "1", as_json=True)
     Image.new("RGB", (32, 24)).save(photographs / "train/cat/0.jpg")
     with pytest.raises(DataError, match=r"0\.jpg: has other pixels in the pack \(train\[0\]; pack the source again\)"):
-        verify([str(out)], "1", against=str(photographs), as_json=False)
+        verify_data([str(out)], "1", against=str(photographs), as_json=False)
     assert "train  " in capsys.readouterr().out
 
 
-@pytest.mark.skipif(native() is None, reason="the native core is not built")
+@pytest.mark.skipif(load_native() is None, reason="the native core is not built")
 def test_images_that_were_saved_anew_are_told_of(photographs, tmp_path, capsys):
     out = tmp_path / "small.pack"
-    pack_data(str(photographs), out, [], Asked(resize=16, quality=80), "1", as_json=False)
+    pack_data(str(photographs), out, [], PackRequest(resize=16, quality=80), "1", as_json=False)
     said = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert "short sides above 16 px scaled to that" in said and "80: pixels differ from the source" in said
-    assert verify([str(out)], "1", against=str(photographs), as_json=False) == 0
+    assert verify_data([str(out)], "1", against=str(photographs), as_json=False) == 0
     assert "12 scaled down when packed (mean difference " in capsys.readouterr().out
-    assert inspect_data(str(out), [], look_at_all=False, as_json=False) == 0
+    assert inspect_data(str(out), [], inspect_all=False, as_json=False) == 0
     said = capsys.readouterr().out
     assert "6 indexed JPEGs" in said and "above 16 px were scaled down" in said
 
 
 def test_shards_go_to_a_folder(photographs, tmp_path):
     out = tmp_path / "shards"
-    pack_data(str(photographs), out, [], Asked(shard_size="2MB"), "1", as_json=True)
+    pack_data(str(photographs), out, [], PackRequest(shard_size="2MB"), "1", as_json=True)
     assert (out / "index.pack").is_file()
 
 
 def test_what_is_there_is_overwritten_only_when_asked(photographs, tmp_path):
     out = tmp_path / "photos.pack"
-    pack_data(str(photographs), out, [], Asked(), "1", as_json=True)
+    pack_data(str(photographs), out, [], PackRequest(), "1", as_json=True)
     with pytest.raises(DataError, match="exists already"):
-        pack_data(str(photographs), out, [], Asked(), "1", as_json=True)
-    assert pack_data(str(photographs), out, [], Asked(overwrite=True), "1", as_json=True) == 0
+        pack_data(str(photographs), out, [], PackRequest(), "1", as_json=True)
+    assert pack_data(str(photographs), out, [], PackRequest(overwrite=True), "1", as_json=True) == 0
 
 
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        (Asked(form="tar"), r"^--format: 'tar' is not a format \(write pack or lmdb\)"),
-        (Asked(form="lmdb", resize=256), r"^--resize: is for packs, and --format is lmdb \(leave it out\)"),
-        (Asked(form="lmdb", shard_size="1GB"), "^--shard-size: is for packs"),
-        (Asked(form="lmdb", overwrite=True), "^--overwrite: is for packs"),
-        (Asked(quality=90), r"^--quality: has no effect without --resize"),
-        (Asked(shard_size="1MB"), r"^--shard-size: 1MB is less than 2 MB \(write 1GB\)"),
-        (Asked(shard_size="big"), r"^--shard-size: 'big' is not an amount of bytes"),
+        (PackRequest(form="tar"), r"^--format: 'tar' is not a format \(write pack or lmdb\)"),
+        (PackRequest(form="lmdb", resize=256), r"^--resize: is for packs, and --format is lmdb \(leave it out\)"),
+        (PackRequest(form="lmdb", shard_size="1GB"), "^--shard-size: is for packs"),
+        (PackRequest(form="lmdb", overwrite=True), "^--overwrite: is for packs"),
+        (PackRequest(quality=90), r"^--quality: has no effect without --resize"),
+        (PackRequest(shard_size="1MB"), r"^--shard-size: 1MB is less than 2 MB \(write 1GB\)"),
+        (PackRequest(shard_size="big"), r"^--shard-size: 'big' is not an amount of bytes"),
     ],
 )
 def test_options_that_contradict_one_another_are_refused_before_anything_is_read(tmp_path, asked, message):
@@ -122,6 +122,6 @@ def test_what_is_no_pack_is_not_unpacked(photographs, tmp_path):
 def test_an_lmdb_is_written(tmp_path, capsys):
     pytest.importorskip("lmdb", reason="lmdb is not installed")
     words = ["data.source.num_images=20", "data.source.num_val_images=5"]
-    pack_data("synthetic", tmp_path / "out.lmdb", words, Asked(form="lmdb"), "1", as_json=True)
+    pack_data("synthetic", tmp_path / "out.lmdb", words, PackRequest(form="lmdb"), "1", as_json=True)
     said = json.loads(capsys.readouterr().out)
     assert said["images"] == 25 and said["source"]["name"] == "lmdb" and said["bytes"] > 0

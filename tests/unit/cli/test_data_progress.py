@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from paceline.cli.data_progress import Bar, Lines, amount, build_progress
+from paceline.cli.data_progress import BarProgress, LineProgress, amount_text, build_data_progress
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def clock():
 
 def test_a_line_is_said_every_ten_seconds_with_the_speed_and_the_time_left(clock, capsys):
     now, time_s = clock
-    with Lines("images", now) as progress:
+    with LineProgress("images", now) as progress:
         for at_s, done in ((105, 50), (112, 120), (115, 150), (122.5, 225)):
             time_s[0] = at_s
             progress(done, 1000, "3 bad")
@@ -30,7 +30,7 @@ def test_a_line_is_said_every_ten_seconds_with_the_speed_and_the_time_left(clock
 
 def test_bytes_are_told_as_bytes(clock, capsys):
     now, time_s = clock
-    with Lines("bytes", now) as progress:
+    with LineProgress("bytes", now) as progress:
         time_s[0] = 110.0
         progress(10**9, 3 * 10**9)
     assert capsys.readouterr().err == "1 GB of 3 GB  100 MB/s  0:20 left\n"
@@ -39,7 +39,7 @@ def test_bytes_are_told_as_bytes(clock, capsys):
 def test_a_bar_shows_the_same(clock):
     now, time_s = clock
     out = io.StringIO()
-    with Bar("images", Console(file=out, force_terminal=True, width=100), now) as progress:
+    with BarProgress("images", Console(file=out, force_terminal=True, width=100), now) as progress:
         time_s[0] = 102.0
         progress(20, 100)
         assert progress.elapsed_s == 2.0
@@ -49,15 +49,15 @@ def test_a_bar_shows_the_same(clock):
 def test_nothing_is_said_of_the_time_left_before_it_can_be_judged(clock):
     now, time_s = clock
     out = io.StringIO()
-    with Bar("images", Console(file=out, force_terminal=True, width=100), now) as progress:
+    with BarProgress("images", Console(file=out, force_terminal=True, width=100), now) as progress:
         time_s[0] = 100.5
         progress(20, 100)
     assert "left" not in out.getvalue()
 
 
 def test_what_is_no_terminal_gets_lines():
-    assert isinstance(build_progress("images"), Lines)
+    assert isinstance(build_data_progress("images"), LineProgress)
 
 
 def test_amounts():
-    assert amount(1, 2000, "images") == "1/2,000 images"
+    assert amount_text(1, 2000, "images") == "1/2,000 images"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from paceline.cli.data_words import count_workers, in_recipe, parse_bytes, read_source
+from paceline.cli.data_words import count_workers, parse_bytes, read_source, recipe_overrides
 from paceline.core.errors import RecipeError, WorldError
 from paceline.recipe.schema.source import Folder, Pack
 
@@ -113,7 +113,7 @@ def test_what_is_neither_is_refused(tmp_path):
 
 
 def test_a_source_is_told_in_the_words_of_a_recipe():
-    assert in_recipe(Pack(root="/a/b.pack")) == "data.source.name=pack data.source.root=/a/b.pack"
+    assert recipe_overrides(Pack(root="/a/b.pack")) == "data.source.name=pack data.source.root=/a/b.pack"
 
 
 @pytest.mark.parametrize(

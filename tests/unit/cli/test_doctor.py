@@ -14,12 +14,12 @@ from paceline.core.results import CheckpointResult, RunResult
 from paceline.core.rundir import RunDir, write_atomic
 from paceline.core.world import World
 from paceline.data.sources.build import build_datasets
-from paceline.lab.doctor.finding import Finding
-from paceline.lab.doctor.storage import Speed
+from paceline.lab.doctor.finding import DoctorFinding
+from paceline.lab.doctor.storage import DiskSpeed
 from paceline.recipe.load import load
-from paceline.recipe.yamlfile import write_text
-from paceline.train.attempts import Attempt, Start
-from paceline.train.checkpoint import Checkpoints, Keep, Snapshot
+from paceline.recipe.yamlfile import to_yaml_text
+from paceline.train.attempts import Attempt, AttemptStart
+from paceline.train.checkpoint import CheckpointStorage, KeepPolicy, Snapshot
 
 WAITS = "TORCH_NCCL_BLOCKING_WAIT"
 SAVING = CheckpointResult(saved=12, failed=0, stall_s=0.4, write_s=5.0, bytes=307_000_000)
@@ -28,13 +28,13 @@ SAVING = CheckpointResult(saved=12, failed=0, stall_s=0.4, write_s=5.0, bytes=30
 @pytest.fixture(autouse=True)
 def no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Try no disk, whose speed is looked at elsewhere."""
-    monkeypatch.setattr("paceline.lab.doctor.storage.try_disk", _disk)
+    monkeypatch.setattr("paceline.lab.doctor.storage.measure_disk_speed", _disk)
 
 
-def _disk(folder: Path, now: object) -> Speed:
+def _disk(folder: Path, now: object) -> DiskSpeed:
     if str(folder).startswith("/proc"):
         raise PermissionError(13, "Permission denied")
-    return Speed(1e9, 1e9)
+    return DiskSpeed(1e9, 1e9)
 
 
 @pytest.fixture
@@ -57,22 +57,22 @@ def a_run(tmp_path: Path) -> RunDir:
     """Return a run that was killed 30 s of training after its checkpoint, and whose second process is killed too."""
     run = RunDir(tmp_path / "run")
     run.create()
-    write_atomic(run.recipe, write_text(load("digits").recipe.to_dict()))
+    write_atomic(run.recipe, to_yaml_text(load("digits").recipe.to_dict()))
     run.write_json("plan.json", {"batch_size": 100, "checkpoint_every": 200})
     rows = [{"step": 10 * n, "trained_s": 5.0 * n, "images_per_s": 200.0 if n < 12 else 100.0} for n in range(1, 13)]
     run.steps.write_text("".join(json.dumps(row) + "\n" for row in rows))
     tensors = {"model": {"weight": torch.zeros(3)}, "optimizer": {"0.momentum": torch.zeros(3)}}
     state = {"step": 60, "trained_s": 30.0, "spent": {"eval_s": 4.0, "checkpoint_s": 1.0, "data_wait_s": 0.0}}
-    Checkpoints(run.checkpoints, Keep(newest=3)).save(60, -1, Snapshot(tensors, {"train": state}))
-    first = Attempt(_start(1, 1e9, 0, 0.0, pid=os.getpid())).ended(1e9 + 45.0, 70, 35.0, "killed")
+    CheckpointStorage(run.checkpoints, KeepPolicy(num_newest=3)).save(60, -1, Snapshot(tensors, {"train": state}))
+    first = Attempt(_start(1, 1e9, 0, 0.0, pid=os.getpid())).with_end(1e9 + 45.0, 70, 35.0, "killed")
     second = _start(2, 1e9 + 65.0, 60, 30.0, pid=2**22 + 1)  # above the largest number that Linux gives
     lines = [first.start, first.end, second]
     run.attempts.write_text("".join(line.model_dump_json() + "\n" for line in lines if line))
     return run
 
 
-def _start(number: int, started_s: float, from_step: int, trained_s: float, pid: int) -> Start:
-    return Start(
+def _start(number: int, started_s: float, from_step: int, trained_s: float, pid: int) -> AttemptStart:
+    return AttemptStart(
         number=number,
         started_s=started_s,
         startup_s=10.0,
@@ -112,13 +112,13 @@ def test_ranks_of_a_launcher_are_looked_at_together_and_rank_0_tells(capsys, mon
     monkeypatch.setattr("paceline.cli.doctor.enter_world", lambda: World(world_size=2, local_world_size=2))
     monkeypatch.setenv(WAITS, "0")
     monkeypatch.delenv(WAITS)  # now it is as it was when the test is over
-    slow = Finding.look("all-reduce", "slow", "mend the cable")
-    monkeypatch.setattr("paceline.lab.doctor.ranks.between", lambda world, own, environ, section: (slow,))
+    slow = DoctorFinding.warning("all-reduce", "slow", "mend the cable")
+    monkeypatch.setattr("paceline.lab.doctor.ranks.check_ranks", lambda world, own, environ, section: (slow,))
     assert doctor([], None, as_json=True) == 0
     assert os.environ[WAITS] == "1", "else NCCL ends the process where a rank does not answer"
     found = json.loads(capsys.readouterr().out)
     assert found["state"] == "look" and found["ranks"] == [slow.to_dict()] and found["machine"]
-    monkeypatch.setattr("paceline.lab.doctor.ranks.between", lambda world, own, environ, section: None)
+    monkeypatch.setattr("paceline.lab.doctor.ranks.check_ranks", lambda world, own, environ, section: None)
     assert doctor([], None, as_json=True) == 0 and capsys.readouterr().out == ""
 
 

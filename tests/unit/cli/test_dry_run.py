@@ -11,7 +11,7 @@ from paceline.core.rundir import RunDir
 from paceline.core.world import World
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
-from paceline.train.resume import open_rundir
+from paceline.train.resume import initialize_rundir
 
 SIXTEEN_BITS = ["model.name=torchvision:resnet18", "model.width=1.0", "train.precision=bf16"]
 
@@ -91,7 +91,7 @@ def test_a_dry_run_of_a_resumed_run_has_the_batch_that_it_goes_on_with(capsys, t
     small = [*small, "data.mean=auto", "data.std=auto"]
     began = load("ddp-post/ddp", Patch.parse([*small, "data.rank_batch_size=auto", "data.batch_size=512"]))
     run = RunDir(tmp_path / "run")
-    open_rundir(run, began.recipe, {})
+    initialize_rundir(run, began.recipe, {})
     again = load("ddp-post/ddp", Patch.parse([*small, "data.workers=0"]))
     assert dry_run(again, World(), 1, as_json=False, resumed=run) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -17,8 +17,8 @@ from paceline.core.rundir import RunDir
 from paceline.core.world import World
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
-from paceline.recipe.yamlfile import write_text
-from paceline.train.checkpoint import Checkpoints, Keep, Snapshot
+from paceline.recipe.yamlfile import to_yaml_text
+from paceline.train.checkpoint import CheckpointStorage, KeepPolicy, Snapshot
 from paceline.train.job import Invocation
 
 RAW = EvalResult(images=8, top1=0.5, top5=1.0, loss=1.0)
@@ -28,12 +28,12 @@ REPORT = EvalReport(val=RAW, ema=RAW, classes=ClassTable((ClassCount("a", 8, 4),
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """Return a run with checkpoints of steps 4 and 8, the best of which was the first."""
-    text = write_text(load("digits", Patch.parse(["parallel.device=cpu"])).recipe.to_dict())
+    text = to_yaml_text(load("digits", Patch.parse(["parallel.device=cpu"])).recipe.to_dict())
     (tmp_path / "plan.json").touch()
     (tmp_path / "recipe.yaml").write_text(text)
     for step in (4, 8):
         snapshot = Snapshot({"model": {}, "optimizer": {}}, {"train": {"best_step": 4}})
-        Checkpoints(tmp_path / "checkpoints", Keep(9)).save(step, 4, snapshot)
+        CheckpointStorage(tmp_path / "checkpoints", KeepPolicy(9)).save(step, 4, snapshot)
     return tmp_path
 
 
@@ -154,7 +154,7 @@ def test_the_checkpoint_of_the_last_step_is_not_read_once_more_to_see_that_it_is
     trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     read: list[Path] = []
-    monkeypatch.setattr("paceline.train.resume.damage_of", read.append)
+    monkeypatch.setattr("paceline.train.resume.find_damage", read.append)
     assert evaluate(trained, [], "1", "last", port=0, as_json=True, per_class=False) == 0
     assert read == []
 

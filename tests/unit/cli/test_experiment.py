@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli.experiment import experiment, found_before, leave
+from paceline.cli.experiment import finish_experiment, locked_experiment, read_finished
 from paceline.core.experiments.folder import ExperimentDir
 from paceline.core.experiments.ladder import LadderResult
 from paceline.core.experiments.prediction import Predicted, PredictionResult
@@ -28,10 +28,10 @@ RESULT = PredictionResult(basis="points", source="a.csv", form="T = t", terms={"
 
 def test_what_has_ended_is_found_and_only_as_what_it_is(tmp_path: Path) -> None:
     folder = ExperimentDir(tmp_path)
-    assert found_before(folder, PredictionResult) is None
+    assert read_finished(folder, PredictionResult) is None
     folder.write(RESULT)
-    assert found_before(folder, PredictionResult) == RESULT
-    assert found_before(folder, LadderResult) is None
+    assert read_finished(folder, PredictionResult) == RESULT
+    assert read_finished(folder, LadderResult) is None
 
 
 def test_the_result_is_there_only_when_the_tables_are_and_data_are_gone(
@@ -46,14 +46,14 @@ def test_the_result_is_there_only_when_the_tables_are_and_data_are_gone(
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr("paceline.report.experiments.tables.write_tables", killed)
-        leave(folder, RESULT)
+        finish_experiment(folder, RESULT)
     assert not folder.result.exists() and not folder.data.exists()
-    leave(folder, RESULT)
+    finish_experiment(folder, RESULT)
     assert folder.read() == RESULT and folder.table.exists() and folder.markdown.exists() and folder.report.exists()
 
 
 def test_whoever_interrupts_is_told_how_to_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(KeyboardInterrupt), experiment("x", {}, tmp_path / "e", as_json=True):
+    with pytest.raises(KeyboardInterrupt), locked_experiment("x", {}, tmp_path / "e", as_json=True):
         raise KeyboardInterrupt
     assert capsys.readouterr() == ("", f"stopped: run the same command to resume {tmp_path / 'e'}\n")
 
@@ -65,7 +65,7 @@ def test_an_experiment_is_gone_on_with_whatever_versions_it_was_begun_with(
     monkeypatch.chdir(tmp_path)
     folders = []
     for _ in range(2):
-        with experiment("x", {"steps": 1}, None, as_json=True) as folder:
+        with locked_experiment("x", {"steps": 1}, None, as_json=True) as folder:
             asked = folder.path / "asked.json"
             assert folders or json.loads(asked.read_text(encoding="utf-8")) == {"steps": 1}
             asked.write_text(json.dumps({"steps": 1, "paceline": "0.0.1", "torch": "1.0"}), encoding="utf-8")

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from paceline.cli.ladder import _of_steps, ladder
+from paceline.cli.ladder import _with_steps_time, ladder
 from paceline.cli.show_ladder import show_ladder
 from paceline.core.errors import RecipeError
 from paceline.core.experiments.folder import ExperimentDir
@@ -149,8 +149,8 @@ def test_how_long_an_epoch_and_the_steps_take_stands_beside_start_up(capsys, tmp
 
 
 def test_the_seconds_of_the_counted_steps_are_left_with_the_ladder():
-    assert _of_steps(BASE, 300).steps_s == 300 * 0.1
-    assert _of_steps(NEVER, 300) == NEVER
+    assert _with_steps_time(BASE, 300).steps_s == 300 * 0.1
+    assert _with_steps_time(NEVER, 300) == NEVER
 
 
 def test_a_program_gets_the_result_and_nothing_else(capsys, tmp_path):

@@ -12,7 +12,7 @@ from paceline.cli import ladder as verb
 from paceline.core.errors import RecipeError
 from paceline.core.results import RunResult, ThroughputResult, TimeResult
 from paceline.core.rundir import RunDir
-from paceline.lab.runner import Runner, TrialError
+from paceline.lab.runner import TrialError, TrialRunner
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
 
@@ -85,8 +85,8 @@ class Here:
 def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     """Return the folders of the runs that were started, in the test's own folder, which has the ladder; nothing is."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("paceline.cli.report.leave_report", lambda rundir: None)
-    monkeypatch.setattr("paceline.lab.cache.set_cache", lambda recipe, *, is_cold: None)
+    monkeypatch.setattr("paceline.cli.report.try_write_report", lambda rundir: None)
+    monkeypatch.setattr("paceline.lab.cache.prepare_page_cache", lambda recipe, *, is_cold: None)
     monkeypatch.setattr("paceline.cli.ladder.count_gpus", lambda environ: 0)
     (tmp_path / "own.yaml").write_text(LADDER, encoding="utf-8")
     return []
@@ -103,7 +103,7 @@ def ladder(monkeypatch: pytest.MonkeyPatch, started: list[str]) -> Callable[...,
             started.append(Path(command[command.index("--run-dir") + 1]).name)
             return Child(command, fails)
 
-        monkeypatch.setattr(verb, "Runner", partial(Runner, start=start))
+        monkeypatch.setattr(verb, "TrialRunner", partial(TrialRunner, spawn=start))
         folder = None if run_dir is None else Path(run_dir)
         known = {"recipe": None, "steps": None, "repeats": None, "list_only": False, "as_json": False}
         return verb.ladder(["own.yaml", *words], "1", folder, **{**known, **options})

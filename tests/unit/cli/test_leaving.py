@@ -10,9 +10,9 @@ WAIT_S = 30.0
 
 LEAVING = """
 import atexit, threading
-from paceline.cli import leave
+from paceline.cli import exit_process
 {left}
-leave({code}, 0.05)
+exit_process({code}, 0.05)
 """
 THREAD = "threading.Thread(target=threading.Event().wait).start()"
 AT_EXIT = """

@@ -157,11 +157,13 @@ def test_a_frozen_recipe_carries_the_consent_of_the_command_line_into_its_job(le
 
 
 def test_the_hint_how_to_go_on_has_the_flag_where_the_run_names_code(left) -> None:
-    from paceline.cli.show import _kept
+    from paceline.cli.show import _checkpoint_rows
 
     result = RunDir(Path("run")).read_result().model_copy(update={"status": "preempted"})
     assert isinstance(result, RunResult)
-    named, plain = (dict(_kept(result, RunDir(Path("a b")), load(name).recipe)) for name in ("r.yaml", "digits"))
+    named, plain = (
+        dict(_checkpoint_rows(result, RunDir(Path("a b")), load(name).recipe)) for name in ("r.yaml", "digits")
+    )
     assert named["resume with"] == "paceline train 'a b' --resume --own-code"
     assert plain["resume with"] == "paceline train 'a b' --resume"
 

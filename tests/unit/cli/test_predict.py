@@ -19,9 +19,9 @@ from paceline.data.sources.digits import load_digits
 from paceline.models.zoo import build_model
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
-from paceline.recipe.yamlfile import write_text
-from paceline.train.checkpoint import Checkpoints, Keep, Snapshot, model_tensors
-from paceline.train.facts import Facts
+from paceline.recipe.yamlfile import to_yaml_text
+from paceline.train.checkpoint import CheckpointStorage, KeepPolicy, Snapshot, model_tensors
+from paceline.train.facts import TrainedDataset
 
 ASKED = {"top": 3, "checkpoint": "last", "batch_size": 4, "format": "auto", "device": "cpu", "as_json": False}
 NAMES = ("0.png", "1.png", "2.png")
@@ -34,12 +34,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder.mkdir()
     recipe = load("digits", Patch.parse(["model.width=0.125", "parallel.device=cpu", "parallel.threads=1"])).recipe
     (folder / "plan.json").touch()
-    (folder / "recipe.yaml").write_text(write_text(recipe.to_dict()))
-    (folder / "dataset.json").write_text(json.dumps(Facts.of(load_digits().train).to_dict()))
+    (folder / "recipe.yaml").write_text(to_yaml_text(recipe.to_dict()))
+    (folder / "dataset.json").write_text(json.dumps(TrainedDataset.from_source(load_digits().train).to_dict()))
     torch.manual_seed(0)
     network = build_model(recipe.model, num_classes=10, channels=1)
     snapshot = Snapshot({"model": model_tensors(network), "optimizer": {}}, {"train": {"best_step": -1}})
-    Checkpoints(folder / "checkpoints", Keep(1)).save(8, -1, snapshot)
+    CheckpointStorage(folder / "checkpoints", KeepPolicy(1)).save(8, -1, snapshot)
     return folder
 
 
@@ -234,11 +234,11 @@ def test_a_network_of_other_channels_than_files_have_is_one_line(run: Path, tmp_
         if path.name != "dataset.json":
             (tmp_path / path.name).symlink_to(path)
     info = replace(load_digits().train.info, channels=2, mean=(0.5, 0.5), std=(0.5, 0.5))
-    (tmp_path / "dataset.json").write_text(json.dumps(Facts(info, is_pixels=True).to_dict()))
+    (tmp_path / "dataset.json").write_text(json.dumps(TrainedDataset(info, is_pixels=True).to_dict()))
     recipe = load(str(run)).recipe
     network = build_model(recipe.model, num_classes=10, channels=2)
     (tmp_path / "checkpoints").unlink()
     snapshot = Snapshot({"model": model_tensors(network), "optimizer": {}}, {"train": {"best_step": -1}})
-    Checkpoints(tmp_path / "checkpoints", Keep(1)).save(8, -1, snapshot)
+    CheckpointStorage(tmp_path / "checkpoints", KeepPolicy(1)).save(8, -1, snapshot)
     with pytest.raises(RecipeError, match="reads 2 channels, and files have 1 or 3"):
         predict(tmp_path, ["a.png"], **ASKED)

@@ -9,7 +9,7 @@ import pytest
 from paceline.cli.predict_scale import predict_points
 from paceline.core.errors import DataError, RecipeError
 from paceline.core.experiments.folder import ExperimentDir
-from paceline.report.experiments.page import experiment_page
+from paceline.report.experiments.page import build_experiment_page
 
 TABLE = "ranks,nodes,rank_batch,images,time_s\n1,1,256,1000000,1600\n4,1,256,1000000,410\n8,2,128,1000000,230\n"
 
@@ -57,7 +57,7 @@ def test_speeds_are_shown_as_the_time_that_the_images_take(tmp_path: Path, capsy
     path.write_text("ranks,nodes,rank_batch,images,time_s\n1,1,128,2625,1\n4,1,128,8295,1\n16,2,128,34205,1\n")
     predict_points(path, at="32", ranks_per_node=8, images=5e6, run_dir=tmp_path / "foretold")
     folder = ExperimentDir(tmp_path / "foretold")
-    (time,) = [section for section in experiment_page(folder, folder.read()).sections if section.key == "time"]
+    (time,) = [section for section in build_experiment_page(folder, folder.read()).sections if section.key == "time"]
     throughput = {line.name: dict(line.points) for line in time.blocks[0].charts[0].lines}
     assert throughput["measured"] == {1: 2625, 4: 8295, 16: 34205}
     assert throughput["ideal"] == {1: 2625, 4: 10500, 16: 42000, 32: 84000}

@@ -24,10 +24,10 @@ from paceline.core.results import (
 )
 from paceline.core.rundir import RunDir
 from paceline.core.world import World
-from paceline.lab.probes import LeftOut
-from paceline.lab.profile import Probed, Profile, Rate
+from paceline.lab.probes import SkippedProbe
+from paceline.lab.profile import ProbeResult, Profile, ThroughputSummary
 from paceline.lab.runner import TrialError
-from paceline.lab.trial import Outcome, Trial
+from paceline.lab.trial import Trial, TrialOutcome
 from paceline.measure.verdict import Ceilings
 from paceline.recipe.patch import Patch
 
@@ -107,7 +107,7 @@ def profile(**more: Any) -> Profile:
         "steps": 40,
         "ranks": 2,
         "result": base,
-        "base": Rate.of([base]),
+        "base": ThroughputSummary.from_results([base]),
         "probes": (),
         "left_out": (),
         "ceilings": Ceilings(),
@@ -175,7 +175,9 @@ def test_what_ranks_send_and_whom_they_wait_for_is_shown(seen) -> None:
 
 
 def test_probes_are_shown_beside_the_base_and_their_ceilings_replace_its_estimate(seen) -> None:
-    probe = Probed.of({1: result(3000.0), 2: result(4000.0)}, {1: result(1000.0), 2: result(1000.0)}, FREE_DATA)
+    probe = ProbeResult.from_runs(
+        {1: result(3000.0), 2: result(4000.0)}, {1: result(1000.0), 2: result(1000.0)}, FREE_DATA
+    )
     shown = seen(profile(probes=(probe,), ceilings=Ceilings(free_data=probe.ratio)))
     assert "base | 1,000 | 900 | 1,100 | 1.00x | nothing" in shown
     assert "free-data | 3,500 | 3,000 | 4,000 | 3.50x (3.00 to 4.00) | reading" in shown
@@ -188,7 +190,9 @@ def test_without_probes_the_estimate_stands(seen) -> None:
 
 
 def test_what_was_left_out_is_told_with_its_reason(seen) -> None:
-    assert "free-model | left out: no such model" in seen(profile(left_out=(LeftOut("free-model", "no such model"),)))
+    assert "free-model | left out: no such model" in seen(
+        profile(left_out=(SkippedProbe("free-model", "no such model"),))
+    )
 
 
 def test_the_cost_of_the_model_is_told_as_far_as_it_is_known(seen) -> None:
@@ -209,7 +213,7 @@ def test_a_trace_and_the_command_for_nsight_are_told(seen, tmp_path: Path) -> No
 
 
 def test_json_is_what_profile_json_holds_and_nothing_else(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    probe = Probed.of({1: result(3000.0)}, {1: result(1000.0)}, FREE_DATA)
+    probe = ProbeResult.from_runs({1: result(3000.0)}, {1: result(1000.0)}, FREE_DATA)
     found = profile(probes=(probe,), ceilings=Ceilings(free_data=3.0), cost=COST)
     show_profile(found, RunDir(tmp_path), nsys="", as_json=True)
     values = json.loads(capsys.readouterr().out)
@@ -264,20 +268,20 @@ def test_what_takes_more_than_one_run_is_refused_on_ranks_of_somebody_elses(
 
 
 @pytest.fixture
-def outcomes(monkeypatch: pytest.MonkeyPatch) -> list[Outcome]:
+def outcomes(monkeypatch: pytest.MonkeyPatch) -> list[TrialOutcome]:
     """Return a list to fill with how runs end, in the place of running them; results lie in their run directories."""
-    ended: list[Outcome] = []
+    ended: list[TrialOutcome] = []
 
-    def run(*args: object) -> Iterator[Outcome]:
+    def run(*args: object) -> Iterator[TrialOutcome]:
         yield from ended
 
-    monkeypatch.setattr(verb, "run_turns", run)
+    monkeypatch.setattr(verb, "run_interleaved", run)
     return ended
 
 
 def test_a_base_that_is_refused_ends_the_profile_with_its_error_and_leaves_nothing(outcomes, tmp_path: Path) -> None:
     rundir = RunDir(tmp_path / "run")
-    outcomes.append(Outcome(Trial("base"), 1, rundir, None, "data.source: no such folder", 2, "error: ..."))
+    outcomes.append(TrialOutcome(Trial("base"), 1, rundir, None, "data.source: no such folder", 2, "error: ..."))
     with pytest.raises(TrialError, match=r"^data\.source: no such folder$") as raised:
         ask(tmp_path)
     assert raised.value.exit_code == 2
@@ -286,18 +290,20 @@ def test_a_base_that_is_refused_ends_the_profile_with_its_error_and_leaves_nothi
 
 def test_the_traceback_of_a_bug_is_told(outcomes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = "Traceback\n  somewhere\nerror: rank 0 of 1: KeyError: 'x'\n"
-    outcomes.append(Outcome(Trial("base"), 1, RunDir(tmp_path / "run"), None, "rank 0 of 1: KeyError: 'x'", 1, said))
+    outcomes.append(
+        TrialOutcome(Trial("base"), 1, RunDir(tmp_path / "run"), None, "rank 0 of 1: KeyError: 'x'", 1, said)
+    )
     with pytest.raises(TrialError):
         ask(tmp_path)
     assert capsys.readouterr().err == "4 runs of 50 steps\nTraceback\n  somewhere\n"
 
 
 def test_the_warning_that_slurm_sends_interrupts_a_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def warned(*args: object) -> Iterator[Outcome]:
+    def warned(*args: object) -> Iterator[TrialOutcome]:
         signal.raise_signal(signal.SIGUSR1)
         yield from ()
 
-    monkeypatch.setattr(verb, "run_turns", warned)
+    monkeypatch.setattr(verb, "run_interleaved", warned)
     before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     try:
         with pytest.raises(KeyboardInterrupt):
@@ -320,9 +326,9 @@ def test_nsight_is_told_to_wait_for_the_range_and_to_let_the_run_end(
     """The options are those of NVIDIA's user guide; what follows them is a training that this program starts."""
     monkeypatch.setenv("COLUMNS", "200")
     rundir = RunDir(tmp_path / "run")
-    outcomes.append(Outcome(Trial("base"), 1, rundir, result()))
-    monkeypatch.setattr("paceline.lab.profile.efficiency", lambda *args: {})
-    monkeypatch.setattr(verb, "leave_report", lambda rundir: None)
+    outcomes.append(TrialOutcome(Trial("base"), 1, rundir, result()))
+    monkeypatch.setattr("paceline.lab.profile.compute_efficiency", lambda *args: {})
+    monkeypatch.setattr(verb, "try_write_report", lambda rundir: None)
     assert ask(tmp_path, *(["measure.nvtx=ops"] if marks == "ops" else []), nvtx=marks == "on", as_json=False) == 0
     line = next(line for line in capsys.readouterr().out.splitlines() if line.strip().startswith("nsys"))
     words = shlex.split(line)

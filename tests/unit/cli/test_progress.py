@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from paceline.cli.progress import LiveProgress, PlainProgress, build_progress, duration
+from paceline.cli.progress import LiveProgress, PlainProgress, build_train_progress, duration
 from paceline.core.class_table import ClassCount, ClassTable
 from paceline.core.dataset import DatasetInfo
 from paceline.core.results import EvalReport, EvalResult
@@ -105,7 +105,7 @@ def test_plain_lines_have_the_time_left_from_the_second_step_on_whatever_is_logg
     sink.started(PLAN, 0)
     for step in (1, 2, 2, 3):
         clock.now_s += 75 if step != 2 else 37.5
-        sink.look(step)
+        sink.report_if_due(step)
     sink.close()
     assert out.getvalue().splitlines()[4:] == [
         "epoch 0.2/10  step   2/100  1.71 images/s  1:01:15 left",
@@ -207,7 +207,7 @@ def test_the_first_lines_name_the_step_a_resumed_run_starts_from() -> None:
 
 
 def test_a_file_gets_plain_lines() -> None:
-    assert isinstance(build_progress(io.StringIO()), PlainProgress)
+    assert isinstance(build_train_progress(io.StringIO()), PlainProgress)
 
 
 def test_durations_read_as_a_clock_does() -> None:

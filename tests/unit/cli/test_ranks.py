@@ -9,20 +9,20 @@ import pytest
 from paceline.cli import ranks
 from paceline.core.errors import WorldError
 from paceline.core.world import World
-from paceline.parallel.launch import Ended
+from paceline.parallel.launch import LaunchResult
 from paceline.recipe.load import load
 
-KILLED = Ended(137, "rank 1 of 2 was killed by SIGKILL, so all ranks were stopped", was_lost=True)
+KILLED = LaunchResult(137, "rank 1 of 2 was killed by SIGKILL, so all ranks were stopped", was_lost=True)
 EXTRA = ["--run-dir", "runs/x"]
 
 
 class Launches:
     """Stand in for the launcher: end as told, one after the other, and keep what was asked."""
 
-    def __init__(self, *ends: Ended) -> None:
+    def __init__(self, *ends: LaunchResult) -> None:
         self.ends, self.asked = list(ends), []
 
-    def __call__(self, command, ranks, environ, **options) -> Ended:
+    def __call__(self, command, ranks, environ, **options) -> LaunchResult:
         self.asked.append((command[command.index("paceline") + 1 :], ranks, options))
         return self.ends.pop(0)
 
@@ -39,7 +39,7 @@ def started(monkeypatch: pytest.MonkeyPatch):
 
 # matrix: 11
 def test_lost_ranks_are_started_again_to_resume_and_it_is_said_in_one_line(started, capsys) -> None:
-    launches = Launches(KILLED, Ended(1, was_lost=True), Ended(0))
+    launches = Launches(KILLED, LaunchResult(1, was_lost=True), LaunchResult(0))
     assert started(launches, "optim.lr=0.1", "--json", grace_s=7.0, max_restarts=5) == 0
     words = ["optim.lr=0.1", "--json"]
     assert [command for command, _, _ in launches.asked] == [
@@ -58,13 +58,23 @@ def test_lost_ranks_are_started_again_to_resume_and_it_is_said_in_one_line(start
 
 
 def test_a_run_that_is_resumed_is_not_told_so_twice(started) -> None:
-    launches = Launches(KILLED, Ended(0))
+    launches = Launches(KILLED, LaunchResult(0))
     assert started(launches, "--resume", max_restarts=1) == 0
     assert [command.count("--resume") for command, _, _ in launches.asked] == [1, 1]
 
 
-@pytest.mark.parametrize("end", [Ended(0), Ended(2), Ended(4), Ended(75), Ended(130), Ended(143, "asked to stop")])
-def test_what_is_no_loss_is_not_started_again(started, end: Ended, capsys, monkeypatch) -> None:
+@pytest.mark.parametrize(
+    "end",
+    [
+        LaunchResult(0),
+        LaunchResult(2),
+        LaunchResult(4),
+        LaunchResult(75),
+        LaunchResult(130),
+        LaunchResult(143, "asked to stop"),
+    ],
+)
+def test_what_is_no_loss_is_not_started_again(started, end: LaunchResult, capsys, monkeypatch) -> None:
     """A launcher that has stopped as it was asked to hears no more signals, which could only change its exit code."""
     ignored: list[bool] = []
     monkeypatch.setattr("paceline.cli.ranks.ignore_stop_signals", lambda: ignored.append(True))
@@ -142,7 +152,7 @@ def test_ranks_of_torchrun_and_slurm_are_as_many_as_they_are_and_nobody_can_insi
 def test_the_first_line_says_what_is_started_on_what(machine) -> None:
     machine(2)
     version = importlib.import_module("paceline").__version__
-    assert ranks.starting(1, "auto") == f"paceline {version}: starting 1 rank on 2 CPU cores"
+    assert ranks.starting_message(1, "auto") == f"paceline {version}: starting 1 rank on 2 CPU cores"
     machine(64, gpus=4)
-    assert ranks.starting(4, "auto").endswith(": starting 4 ranks on 4 GPUs")
-    assert ranks.starting(4, "cpu").endswith(": starting 4 ranks on 64 CPU cores")
+    assert ranks.starting_message(4, "auto").endswith(": starting 4 ranks on 4 GPUs")
+    assert ranks.starting_message(4, "cpu").endswith(": starting 4 ranks on 64 CPU cores")

@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 
 from paceline.cli import scale as verb
-from paceline.cli.allocation import refuse_more_nodes, start_in
-from paceline.cli.scale_words import Options, read_ranks
+from paceline.cli.allocation import refuse_more_nodes, srun_starter
+from paceline.cli.scale_words import ScaleOptions, read_ranks
 from paceline.cli.show_scale import show_scale
 from paceline.core.errors import PacelineError
 from paceline.core.experiments.folder import ExperimentDir
 from paceline.core.experiments.scaling import ScalePoint, ScaleResult
-from paceline.core.interval import mean_of
+from paceline.core.interval import mean_interval
 from paceline.core.results import EvalResult, RunResult, ThroughputResult, TimeResult
 from paceline.core.rundir import RunDir
 from paceline.core.world import World
 from paceline.lab.predict.points import read_points
 from paceline.lab.runner import TrialError
-from paceline.lab.trial import vary
+from paceline.lab.trial import apply_patch
 from paceline.parallel.environ import world_from_environ
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
@@ -91,7 +91,7 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
     """Return the commands that were started, in a folder of the test's own; nothing is."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(verb, "enter_world", World.single)
-    monkeypatch.setattr("paceline.cli.report.leave_report", lambda rundir: None)
+    monkeypatch.setattr("paceline.cli.report.try_write_report", lambda rundir: None)
     for name in ("SLURM_JOB_ID", "SLURM_JOB_NUM_NODES", "SLURM_GPUS_ON_NODE", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
     return []
@@ -192,10 +192,10 @@ def test_ranks_are_measured_in_turns_and_told(scale, started, capsys: pytest.Cap
 
 @pytest.mark.parametrize(("mode", "batches"), [("weak", [64, 128, 256]), ("strong", [64, 64, 64])])
 def test_a_batch_per_rank_is_scaled_from_the_smallest_number_of_ranks(mode: str, batches: list[int]) -> None:
-    options = Options(ranks="2,4,8", mode=mode)
-    loaded, study = verb._read(["digits", "data.rank_batch_size=32"], options)
+    options = ScaleOptions(ranks="2,4,8", mode=mode)
+    loaded, study = verb._load_study(["digits", "data.rank_batch_size=32"], options)
     assert loaded.recipe == load("digits", Patch((("data.batch_size", 64),))).recipe
-    assert [vary(loaded.recipe, case.patch).data.batch_size for case in study.cases] == batches
+    assert [apply_patch(loaded.recipe, case.patch).data.batch_size for case in study.cases] == batches
 
 
 def test_with_json_nothing_else_is_on_stdout(scale, capsys: pytest.CaptureFixture[str]) -> None:
@@ -240,7 +240,7 @@ def test_an_experiment_over_nodes_is_put_together_where_there_are_none(
 ) -> None:
     """Nothing can be made again there: what is not alike stays, with a caution."""
     study = {"repeats": 1, "run_dir": Path("found"), "nodes": "1,2", "ranks": "1"}
-    monkeypatch.setattr(verb, "start_in", lambda environ: verb.start_process)
+    monkeypatch.setattr(verb, "srun_starter", lambda environ: verb.start_process)
     with monkeypatch.context() as allocation:
         allocation.setenv("SLURM_JOB_ID", "7")
         allocation.setenv("SLURM_JOB_NUM_NODES", "2")
@@ -258,7 +258,7 @@ def test_runs_over_nodes_of_two_clusters_are_put_together_with_a_caution(
 ) -> None:
     study = {"run_dir": Path("found"), "nodes": "2", "task": None, **shape}
     study = study if "seeds" in shape else {**study, "repeats": 2}
-    monkeypatch.setattr(verb, "start_in", lambda environ: verb.start_process)
+    monkeypatch.setattr(verb, "srun_starter", lambda environ: verb.start_process)
     with monkeypatch.context() as allocation:
         allocation.setenv("SLURM_JOB_ID", "7")
         allocation.setenv("SLURM_JOB_NUM_NODES", "2")
@@ -341,12 +341,14 @@ def shown(capsys: pytest.CaptureFixture[str], tmp_path: Path, mode: str, *points
 
 def point(ranks: int, images_per_s: float, **more: Any) -> ScalePoint:
     values = {"ranks": ranks, "nodes": 1, "batch_size": 128, "rank_batch": 128 // ranks}
-    return ScalePoint.model_validate({**values, "images_per_s": mean_of([images_per_s]), "bottleneck": "none", **more})
+    return ScalePoint.model_validate(
+        {**values, "images_per_s": mean_interval([images_per_s]), "bottleneck": "none", **more}
+    )
 
 
 def test_only_the_smallest_number_of_ranks_is_as_efficient_as_itself(capsys, tmp_path: Path) -> None:
     """One that was never measured in the same turn has no efficiency, rather than a perfect one."""
-    four = point(4, 380, efficiency=mean_of([0.95]), speedup=mean_of([3.8]))
+    four = point(4, 380, efficiency=mean_interval([0.95]), speedup=mean_interval([3.8]))
     said = shown(capsys, tmp_path, "weak", point(1, 100), point(2, 150), four)
     assert "1 128 100 1.00x 100 % 2 128 150 - - 4 128 380 3.80x 95.0 %" in said
 
@@ -398,7 +400,7 @@ def test_a_step_knows_nothing_of_the_batch_script_that_starts_it(monkeypatch: py
     environ = dict.fromkeys(
         ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS_PER_NODE", "SLURM_JOB_ID", "MASTER_ADDR", "HOME"), "1"
     )
-    start_in({**environ, "SLURM_CPUS_PER_TASK": "8"})(["srun", "hostname"])
+    srun_starter({**environ, "SLURM_CPUS_PER_TASK": "8"})(["srun", "hostname"])
     dropped = [word for name in ("NTASKS_PER_NODE", "PROCID", "STEP_NUM_TASKS") for word in ("-u", f"SLURM_{name}")]
     command = ["env", *dropped, "SLURM_OVERLAP=1", "SRUN_CPUS_PER_TASK=8", "srun", "hostname"]
     assert commands == [(command, signal.SIGTERM)]  # a step ends on its nodes only when srun is asked to end it
@@ -463,7 +465,7 @@ def test_a_task_needs_its_own_nodes_alone_and_what_was_measured_needs_none(
 
         return start
 
-    monkeypatch.setattr(verb, "start_in", begin)
+    monkeypatch.setattr(verb, "srun_starter", begin)
     study = {"repeats": 1, "ranks": "2", "nodes": "1,2", "run_dir": Path("found")}
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "1")

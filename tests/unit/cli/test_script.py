@@ -7,11 +7,11 @@ import pytest
 
 import paceline
 import paceline.train.run as engine
-from paceline.cli.script import _loaded, _patch, in_python
+from paceline.cli.script import _build_patch, _load_recipe, translate_option_names
 from paceline.core.errors import PeerLostError, RecipeError
 from paceline.recipe.load import load
 from paceline.recipe.schema.source import OwnSource
-from paceline.recipe.yamlfile import write_text
+from paceline.recipe.yamlfile import to_yaml_text
 
 
 class Net:
@@ -19,7 +19,7 @@ class Net:
 
 
 def recipe_of(recipe, *overrides, model=None, source=None, run_dir=None, resume=False):
-    return _loaded(recipe, _patch(overrides, model, source), run_dir, resume=resume)
+    return _load_recipe(recipe, _build_patch(overrides, model, source), run_dir, resume=resume)
 
 
 def test_the_package_and_the_verb_have_one_name() -> None:
@@ -65,13 +65,13 @@ def test_what_is_no_recipe_or_names_no_run_is_refused(tmp_path: Path) -> None:
 )
 def test_errors_name_arguments_and_not_options(said: str, told: str) -> None:
     error = PeerLostError(said, is_explained=True)
-    with pytest.raises(PeerLostError) as caught, in_python():
+    with pytest.raises(PeerLostError) as caught, translate_option_names():
         raise error
     assert caught.value is error and error.is_explained and str(error) == told
 
 
 def test_a_run_directory_that_has_a_run_is_refused_in_the_words_of_python(tmp_path: Path) -> None:
     (tmp_path / "plan.json").touch()
-    (tmp_path / "recipe.yaml").write_text(write_text(load("digits").recipe.to_dict()))
+    (tmp_path / "recipe.yaml").write_text(to_yaml_text(load("digits").recipe.to_dict()))
     with pytest.raises(RecipeError, match=rf"^run_dir: {tmp_path} already holds a run \(add resume=True, or name"):
         paceline.train("digits", run_dir=tmp_path)

@@ -4,19 +4,19 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli.collective import collective, write
-from paceline.cli.show_collective import show_collective
+from paceline.cli.collective import time_allreduce, write_measurement
+from paceline.cli.show_collective import show_allreduce
 from paceline.core.errors import WorldError
-from paceline.lab.predict.measured import Measured, TimedReduce, fit, read_collective
+from paceline.lab.predict.measured import AllReduceMeasurement, AllReduceTiming, fit_link, read_all_reduce_file
 
 TIMES = [
-    TimedReduce(bytes=size, median_s=1e-3 + size / 1e9, p10_s=1e-3, p90_s=2.0, n=5) for size in (65_536, 64_000_000)
+    AllReduceTiming(bytes=size, median_s=1e-3 + size / 1e9, p10_s=1e-3, p90_s=2.0, n=5) for size in (65_536, 64_000_000)
 ]
-FOUND = fit("gloo", 2, 1, TIMES)
+FOUND = fit_link("gloo", 2, 1, TIMES)
 
 
 def test_a_person_reads_each_size_and_what_explains_them(capsys: pytest.CaptureFixture[str]):
-    show_collective(FOUND, Path("wire.json"), as_json=False)
+    show_allreduce(FOUND, Path("wire.json"), as_json=False)
     out = capsys.readouterr().out
     for words in (
         "2 ranks of 1 node, gloo",
@@ -29,18 +29,18 @@ def test_a_person_reads_each_size_and_what_explains_them(capsys: pytest.CaptureF
 
 
 def test_json_is_what_the_file_holds(capsys: pytest.CaptureFixture[str], tmp_path: Path):
-    show_collective(FOUND, None, as_json=True)
-    assert Measured.model_validate_json(capsys.readouterr().out) == FOUND
-    write(FOUND, tmp_path / "wire.json")
-    assert read_collective(tmp_path / "wire.json") == FOUND
+    show_allreduce(FOUND, None, as_json=True)
+    assert AllReduceMeasurement.model_validate_json(capsys.readouterr().out) == FOUND
+    write_measurement(FOUND, tmp_path / "wire.json")
+    assert read_all_reduce_file(tmp_path / "wire.json") == FOUND
 
 
 def test_a_file_that_cannot_be_written_is_an_error_in_one_line(tmp_path: Path):
     with pytest.raises(WorldError, match="name another file"):
-        write(FOUND, tmp_path / "missing" / "wire.json")
+        write_measurement(FOUND, tmp_path / "missing" / "wire.json")
 
 
 @pytest.mark.parametrize("name", ["wire", "wire.txt", "a+b.json"])
 def test_a_file_that_no_network_could_be_named_by_is_refused_before_anything_is_measured(name: str):
     with pytest.raises(WorldError, match=r"^--out: .* \(name a file such as net\.json, without \+\)"):
-        collective("not even read", Path(name), as_json=False)
+        time_allreduce("not even read", Path(name), as_json=False)

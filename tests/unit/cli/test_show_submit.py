@@ -2,16 +2,16 @@
 
 from types import SimpleNamespace
 
-from paceline.cli.show_submit import _Pause
+from paceline.cli.show_submit import _Backoff
 
 
 def test_who_follows_looks_less_and_less_often_until_something_changes(monkeypatch):
     paused_s: list[float] = []
     monkeypatch.setattr("paceline.cli.show_submit.time", SimpleNamespace(sleep=paused_s.append))
-    pause = _Pause()
+    pause = _Backoff()
     for _ in range(12):
         pause()
     assert paused_s[:3] == [2, 3, 4.5] and max(paused_s) == paused_s[-1] == 30
-    pause.start_over()
+    pause.reset()
     pause()
     assert paused_s[-1] == 2

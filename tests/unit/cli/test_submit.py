@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from paceline.cli.submit import submit
-from paceline.cli.submit_verbs import Prepared, refuse_what_pods_lack
-from paceline.cli.submit_words import Asked, Shape
+from paceline.cli.submit_verbs import PreparedJob, refuse_local_run
+from paceline.cli.submit_words import JobShape, SubmitRequest
 from paceline.core.errors import PacelineError
 from paceline.lab.rungs import load_ladder
 from paceline.recipe.load import load
@@ -42,7 +42,7 @@ def here(tmp_path: Path, monkeypatch) -> Path:
     monkeypatch.setenv("CODE", "0")
     monkeypatch.delenv("PACELINE_SITE", raising=False)
     monkeypatch.setattr("sys.argv", ["paceline", "submit", "a b", "$(touch canary)"])
-    monkeypatch.setattr("paceline.cli.show_submit._PAUSE_S", 0)
+    monkeypatch.setattr("paceline.cli.show_submit._FIRST_PAUSE_S", 0)
     return folder
 
 
@@ -465,8 +465,8 @@ def test_kubernetes_is_given_nothing_that_only_this_machine_has(here: Path, caps
     (here / "run").mkdir()
     (here / "run" / "plan.json").touch()
     (here / "run" / "recipe.yaml").write_text("extends: digits\n")
-    on_the_claim = Prepared(Asked("eval"), Shape(1, 1, 0), "eval-a", run=Path("/claim/runs/a"))
-    refuse_what_pods_lack(on_the_claim, "/claim")
+    on_the_claim = PreparedJob(SubmitRequest("eval"), JobShape(1, 1, 0), "eval-a", run=Path("/claim/runs/a"))
+    refuse_local_run(on_the_claim, "/claim")
     assert complaint("eval", "run", *words, **kubernetes).startswith(
         f"{here}/run: is not on the claim, which pods mount"
     )

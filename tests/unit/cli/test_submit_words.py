@@ -3,15 +3,17 @@
 import pytest
 import typer
 
-from paceline.cli.submit_words import read_words
+from paceline.cli.submit_words import parse_submit_args
 from paceline.core.errors import RecipeError
 
 USAGE_ERROR = typer.BadParameter.__mro__[1]
 
 
 def test_words_of_the_site_are_told_from_those_of_the_recipe():
-    asked = read_words(["eval", "run", "slurm.time=1h", "optim.lr=1", "kubernetes.image=a\nb", "--checkpoint", "best"])
-    assert (asked.verb, asked.words, asked.options) == ("eval", ("run", "optim.lr=1"), ("--checkpoint", "best"))
+    asked = parse_submit_args(
+        ["eval", "run", "slurm.time=1h", "optim.lr=1", "kubernetes.image=a\nb", "--checkpoint", "best"]
+    )
+    assert (asked.verb, asked.args, asked.options) == ("eval", ("run", "optim.lr=1"), ("--checkpoint", "best"))
     assert asked.site == ("slurm.time=1h", "kubernetes.image=a\nb")
 
 
@@ -31,7 +33,7 @@ def test_words_of_the_site_are_told_from_those_of_the_recipe():
 )
 def test_what_a_job_has_from_elsewhere_or_has_no_use_for_is_refused(words: list[str], message: str):
     with pytest.raises(RecipeError) as refused:
-        read_words(words)
+        parse_submit_args(words)
     assert str(refused.value).startswith(message)
 
 
@@ -40,4 +42,4 @@ def test_what_a_job_has_from_elsewhere_or_has_no_use_for_is_refused(words: list[
 )
 def test_an_option_that_the_verb_does_not_have_is_refused(words: list[str]):
     with pytest.raises(USAGE_ERROR, match="No such option"):
-        read_words(words)
+        parse_submit_args(words)

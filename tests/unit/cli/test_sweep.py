@@ -13,7 +13,7 @@ from paceline.core.experiments.folder import ExperimentDir
 from paceline.core.experiments.sweep import SweepResult
 from paceline.core.results import RunResult, ThroughputResult, TimeResult
 from paceline.core.rundir import RunDir
-from paceline.lab.trial import Outcome, Trial, vary
+from paceline.lab.trial import Trial, TrialOutcome, apply_patch
 from paceline.recipe.load import load
 from paceline.recipe.schema import Recipe
 
@@ -27,13 +27,13 @@ class FakeRunner:
         self.recipe, self.place = recipe, place
         assert load(str(recipe_file)).recipe == recipe
 
-    def run(self, trial: Trial, repeat: int) -> Outcome:
+    def run(self, trial: Trial, repeat: int) -> TrialOutcome:
         """Return the result of a run that nobody made."""
         type(self).ran.append((trial.name, repeat))
-        recipe = vary(self.recipe, trial.patch)
+        recipe = apply_patch(self.recipe, trial.patch)
         batch, rundir = int(recipe.data.batch_size), RunDir(self.place(trial, repeat))
         if batch == 256:
-            return Outcome(trial, repeat, rundir, None, "torch.OutOfMemoryError: CUDA out of memory", 1)
+            return TrialOutcome(trial, repeat, rundir, None, "torch.OutOfMemoryError: CUDA out of memory", 1)
         rate = 3.0 * batch + repeat
         found = RunResult(
             status="completed",
@@ -52,14 +52,14 @@ class FakeRunner:
             weights_sha256="ab",
             provenance={"device": "cpu"},
         )
-        return Outcome(trial, repeat, rundir, found)
+        return TrialOutcome(trial, repeat, rundir, found)
 
 
 @pytest.fixture
 def sweep(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """Return a function that sweeps digits in `tmp_path/sweep`, with runs that are made up."""
     FakeRunner.ran = []
-    monkeypatch.setattr(under_test, "Runner", FakeRunner)
+    monkeypatch.setattr(under_test, "TrialRunner", FakeRunner)
     monkeypatch.chdir(tmp_path)
 
     def of(varied: str, repeats: int = 2, *, as_json: bool = False) -> int:

@@ -22,7 +22,7 @@ def test_what_has_no_room_follows_in_another_table_with_the_names(monkeypatch: p
 def test_all_columns_that_name_a_row_are_repeated(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.setenv("COLUMNS", "50")
     rows = [["128", "0ep", "92.94 % (92.75 to 93.12)", "416"], ["128", "5ep", "93.94 % (93.75 to 94.12)", "420"]]
-    print_table("batches", ("batch", "warm-up", "top-1", "images/s"), rows, words=("warm-up",), names=2)
+    print_table("batches", ("batch", "warm-up", "top-1", "images/s"), rows, text_columns=("warm-up",), num_names=2)
     out = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert "128 0ep 92.94 %" in out and "128 0ep 416" in out and "128 5ep 420" in out
 
@@ -43,5 +43,5 @@ def test_a_name_is_broken_where_that_saves_a_table(monkeypatch: pytest.MonkeyPat
 def test_a_column_that_fits_no_terminal_is_still_shown(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.setenv("COLUMNS", "20")
     print_table("t", ("run", "accuracy", "settings"), [["/a/very/long/path/to/a/run", "97.22 %", "x" * 40]],
-                words=("settings",))  # fmt: skip
+                text_columns=("settings",))  # fmt: skip
     assert "97.22 %" in capsys.readouterr().out

@@ -2,7 +2,7 @@
 
 import io
 
-from paceline.cli.telling import telling
+from paceline.cli.telling import progress_output
 from paceline.lab.trial import Trial
 
 
@@ -15,7 +15,7 @@ class Terminal(io.StringIO):
 
 def test_a_file_gets_the_lines_alone():
     out = io.StringIO()
-    with telling(out, 2) as (begins, say):
+    with progress_output(out, 2) as (begins, say):
         begins(Trial("bf16"), 1)
         say("bf16: 100 images/s")
     assert out.getvalue() == "bf16: 100 images/s\n"
@@ -24,7 +24,7 @@ def test_a_file_gets_the_lines_alone():
 def test_a_terminal_shows_which_run_of_how_many_it_is(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     out = Terminal()
-    with telling(out, 2) as (begins, say):
+    with progress_output(out, 2) as (begins, say):
         begins(Trial("base"), 1)
         begins(Trial("bf16"), 1)
         say("done")
@@ -34,7 +34,7 @@ def test_a_terminal_shows_which_run_of_how_many_it_is(monkeypatch):
 def test_more_runs_than_were_foreseen_are_no_error(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     out = Terminal()
-    with telling(out) as (begins, _):
+    with progress_output(out) as (begins, _):
         for _ in range(3):
             begins(Trial("bf16"), 1)
     assert "bf16 (run 3)" in out.getvalue()

@@ -13,7 +13,7 @@ from paceline.core.experiments.folder import ExperimentDir
 from paceline.core.experiments.tuning import TuneResult
 from paceline.core.results import RunResult, ThroughputResult, TimeResult
 from paceline.core.rundir import RunDir
-from paceline.lab.trial import Outcome, Trial, vary
+from paceline.lab.trial import Trial, TrialOutcome, apply_patch
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
 from paceline.recipe.schema import Recipe
@@ -23,15 +23,15 @@ class FakeRunner:
     """Runs nothing: bfloat16 is 1.5 times as fast, and two pieces have no room."""
 
     def __init__(self, recipe: Recipe, recipe_file: Path, ranks: int, *, place: Any, **others: Any) -> None:
-        self.recipe, self.place = recipe, place
+        self.recipe, self.get_folder = recipe, place
         assert load(str(recipe_file)).recipe == recipe
 
-    def run(self, trial: Trial, repeat: int) -> Outcome:
+    def run(self, trial: Trial, repeat: int) -> TrialOutcome:
         """Return the result of a run that nobody made."""
-        recipe = vary(self.recipe, trial.patch)
-        rundir = RunDir(self.place(trial, repeat))
+        recipe = apply_patch(self.recipe, trial.patch)
+        rundir = RunDir(self.get_folder(trial, repeat))
         if recipe.train.accumulate == 2:
-            return Outcome(trial, repeat, rundir, None, "torch.OutOfMemoryError: CUDA out of memory", 1)
+            return TrialOutcome(trial, repeat, rundir, None, "torch.OutOfMemoryError: CUDA out of memory", 1)
         rate = 150.0 if recipe.train.precision == "bf16" else 100.0
         result = RunResult(
             status="completed",
@@ -52,13 +52,13 @@ class FakeRunner:
         )
         rundir.create()
         rundir.write_result(result)
-        return Outcome(trial, repeat, rundir, result)
+        return TrialOutcome(trial, repeat, rundir, result)
 
 
 @pytest.fixture
 def tune(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """Return a function that tunes digits in `tmp_path/tune`, with runs that are made up."""
-    monkeypatch.setattr(under_test, "Runner", FakeRunner)
+    monkeypatch.setattr(under_test, "TrialRunner", FakeRunner)
     monkeypatch.chdir(tmp_path)
 
     def of(*words: str, **options: Any) -> int:
@@ -84,11 +84,11 @@ def test_the_tuned_recipe_is_what_was_asked_with_what_has_won_over_it(tune, tmp_
 
 def test_the_warning_that_slurm_sends_interrupts_a_search(tune, monkeypatch: pytest.MonkeyPatch) -> None:
     class Warned(FakeRunner):
-        def run(self, trial: Trial, repeat: int) -> Outcome:
+        def run(self, trial: Trial, repeat: int) -> TrialOutcome:
             signal.raise_signal(signal.SIGUSR1)
             return super().run(trial, repeat)
 
-    monkeypatch.setattr(under_test, "Runner", Warned)
+    monkeypatch.setattr(under_test, "TrialRunner", Warned)
     before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     try:
         with pytest.raises(KeyboardInterrupt):
@@ -134,7 +134,7 @@ def test_a_search_that_has_ended_is_shown_and_not_made_again(
 ) -> None:
     tune()
     capsys.readouterr()
-    monkeypatch.setattr(under_test, "Runner", None)
+    monkeypatch.setattr(under_test, "TrialRunner", None)
     assert tune() == 0
     assert "1.50x as fast" in capsys.readouterr().out
 

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from paceline.cli.run_verbs import predict
-from paceline.cli.unshared import unshared
+from paceline.cli.unshared import not_distributed
 
 NAMES = ("SLURM_", "RANK", "WORLD_SIZE", "TORCHELASTIC_", "PACELINE_LAUNCHER")
 SRUN = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": "0"}
@@ -25,7 +25,7 @@ def said(capsys, monkeypatch):
             monkeypatch.delenv(name)
         for name, value in environ.items():
             monkeypatch.setenv(name, value)
-        assert unshared("verb")(lambda *, code: code)(code=3) == 3
+        assert not_distributed("verb")(lambda *, code: code)(code=3) == 3
         out, err = capsys.readouterr()
         assert out == ""
         return err

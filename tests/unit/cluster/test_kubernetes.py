@@ -7,18 +7,18 @@ from typing import Any
 import pytest
 from torch.distributed.elastic.agent.server.local_elastic_agent import macros
 
-from paceline.cluster.job import Job
-from paceline.cluster.kubernetes import manifests, next_steps
-from paceline.cluster.kubernetes_names import digest
+from paceline.cluster.job import ClusterJob
+from paceline.cluster.kubernetes import build_manifests, kubectl_commands
+from paceline.cluster.kubernetes_names import short_digest
 from paceline.cluster.kubernetes_site import KubernetesSite, Toleration
 from paceline.core.errors import RecipeError, WorldError
 
 RUN = Path("/home/me/runs/photos")
-THERE = f"/claim/runs/photos-{digest(str(RUN))}"
+THERE = f"/claim/runs/photos-{short_digest(str(RUN))}"
 RECIPE = "seed: 0\ncheckpoint:\n  grace: 90s\n"
-JOB = Job(
+JOB = ClusterJob(
     name="photos",
-    words=("train", f"{RUN}/job/recipe-0123456789ab.yaml", "--run-dir", str(RUN), "--resume"),
+    args=("train", f"{RUN}/job/recipe-0123456789ab.yaml", "--run-dir", str(RUN), "--resume"),
     recipe_hash="0123456789ab",
     run_dir=RUN,
     folder=Path("/home/me"),
@@ -33,16 +33,16 @@ def site(**fields: Any) -> KubernetesSite:
     return KubernetesSite.model_validate({"image": "registry.example.org/paceline:1", "claim": "work", **fields})
 
 
-def written(job: Job = JOB, *, recipe: str = RECIPE, **fields: Any) -> dict[str, dict[str, Any]]:
+def written(job: ClusterJob = JOB, *, recipe: str = RECIPE, **fields: Any) -> dict[str, dict[str, Any]]:
     """Return the manifests by kind."""
-    made = manifests(job, site(**fields), kept={job.frozen: recipe} if recipe else {})
+    made = build_manifests(job, site(**fields), files={job.frozen_recipe: recipe} if recipe else {})
     by_kind = {each["kind"]: each for each in made}
     assert len(by_kind) == len(made)
     return by_kind
 
 
-def main_object(job: Job = JOB, **fields: Any) -> dict[str, Any]:
-    return manifests(job, site(**fields), kept={job.frozen: RECIPE})[-1]
+def main_object(job: ClusterJob = JOB, **fields: Any) -> dict[str, Any]:
+    return build_manifests(job, site(**fields), files={job.frozen_recipe: RECIPE})[-1]
 
 
 def pod_of(manifest: dict[str, Any]) -> dict[str, Any]:
@@ -88,10 +88,10 @@ def test_several_nodes_run_the_agent_and_the_words_where_pods_see_them(kind: str
 
 def test_pods_of_a_job_meet_at_the_first_one() -> None:
     made = written(kind="job")
-    name = made["Job"]["metadata"]["name"]
-    options = program_of(made["Job"])
+    name = made["ClusterJob"]["metadata"]["name"]
+    options = program_of(made["ClusterJob"])
     assert {f"--rdzv-endpoint={name}-0.{name}:29400", "--nnodes=2", "--nproc-per-node=4"} <= set(options)
-    pod = made["Job"]["spec"]["template"]
+    pod = made["ClusterJob"]["spec"]["template"]
     assert pod["spec"]["subdomain"] == made["Service"]["metadata"]["name"] == name
     assert made["Service"]["spec"]["clusterIP"] == "None"
     assert made["Service"]["spec"]["publishNotReadyAddresses"] is True  # a name is needed before a pod can be ready
@@ -125,7 +125,7 @@ def test_one_node_starts_its_own_ranks_and_meets_nobody(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_starts_its_own_ranks_is_not_told_how_many(kind: str) -> None:
     words = ("ladder", "cpu", "--run-dir", str(RUN))
-    made = main_object(replace(JOB, words=words, nodes=1, is_ranks=False), kind=kind)
+    made = main_object(replace(JOB, args=words, nodes=1, starts_ranks=False), kind=kind)
     assert program_of(made) == ["paceline", "ladder", "cpu", "--run-dir", THERE]
 
 
@@ -253,15 +253,17 @@ def test_the_config_map_has_the_recipe_under_the_name_that_pods_are_told() -> No
 
 
 def test_a_ladder_travels_beside_its_recipe_by_its_own_name() -> None:
-    words = ("ladder", f"{RUN}/job/ladder-ab/16 bits.yaml", str(JOB.frozen), "--run-dir", str(RUN))
-    job = replace(JOB, words=words, nodes=1, is_ranks=False, ladder="ladder-ab/16 bits.yaml")
-    config, made = manifests(job, site(kind="job"), kept={job.frozen_ladder: "rungs: []\n", job.frozen: RECIPE})
+    words = ("ladder", f"{RUN}/job/ladder-ab/16 bits.yaml", str(JOB.frozen_recipe), "--run-dir", str(RUN))
+    job = replace(JOB, args=words, nodes=1, starts_ranks=False, ladder="ladder-ab/16 bits.yaml")
+    config, made = build_manifests(
+        job, site(kind="job"), files={job.frozen_ladder: "rungs: []\n", job.frozen_recipe: RECIPE}
+    )
     assert config["data"] == {"16-bits.yaml": "rungs: []\n", "photos.yaml": RECIPE}
     assert program_of(made)[1:4] == ["ladder", "/etc/paceline/16-bits.yaml", "/etc/paceline/photos.yaml"]
 
 
 def test_without_a_recipe_there_is_no_config_map_and_words_stay() -> None:
-    made = manifests(replace(JOB, words=("eval", str(RUN), "--classes"), nodes=1), site(kind="job"))
+    made = build_manifests(replace(JOB, args=("eval", str(RUN), "--classes"), nodes=1), site(kind="job"))
     assert [each["kind"] for each in made] == ["Job"]
     assert program_of(made[0]) == ["paceline", "eval", THERE, "--classes", "--ranks=4"]
     assert "recipe" not in {each["name"] for each in pod_of(made[0])["volumes"]}
@@ -269,14 +271,14 @@ def test_without_a_recipe_there_is_no_config_map_and_words_stay() -> None:
 
 def test_a_run_directory_on_the_claim_stays_where_it_is() -> None:
     run = Path("/claim/experiments/a")
-    made = main_object(replace(JOB, run_dir=run, words=("train", "digits", "--run-dir", str(run))), kind="job")
+    made = main_object(replace(JOB, run_dir=run, args=("train", "digits", "--run-dir", str(run))), kind="job")
     assert program_of(made)[-1] == str(run)
 
 
 def test_run_directories_of_one_name_are_two_on_the_claim() -> None:
     def there(run: Path) -> str:
         words = ("train", "digits", "--run-dir", str(run))
-        return program_of(main_object(replace(JOB, run_dir=run, words=words), kind="job"))[-1]
+        return program_of(main_object(replace(JOB, run_dir=run, args=words), kind="job"))[-1]
 
     mine, other = there(RUN), there(Path("/home/you/runs/photos"))
     assert mine == there(RUN) != other
@@ -285,15 +287,15 @@ def test_run_directories_of_one_name_are_two_on_the_claim() -> None:
 
 def test_only_whole_paths_of_the_run_are_moved() -> None:
     words = ("train", "digits", f"{RUN}-2", f"{RUN}/checkpoints", f"data.source.root={RUN}")
-    program = program_of(main_object(replace(JOB, words=words), kind="job"))
+    program = program_of(main_object(replace(JOB, args=words), kind="job"))
     assert program[-3:] == [f"{RUN}-2", f"{THERE}/checkpoints", f"data.source.root={RUN}"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_looks_like_a_variable_is_passed_on_as_it_is(kind: str) -> None:
     """Of `$(NAME)` Kubernetes would make the value of a variable, of `$$` one `$`."""
-    words = (*JOB.words, "data.source.root=/claim/$(HOME)/a$$b$")
-    made = main_object(replace(JOB, words=words, nodes=1, is_ranks=False), kind=kind, environ={"A": "$(HOME)"})
+    words = (*JOB.args, "data.source.root=/claim/$(HOME)/a$$b$")
+    made = main_object(replace(JOB, args=words, nodes=1, starts_ranks=False), kind=kind, environ={"A": "$(HOME)"})
     assert program_of(made)[-1] == "data.source.root=/claim/$$(HOME)/a$$$$b$$"
     assert environ_of(made)["A"] == "$$(HOME)"
 
@@ -302,7 +304,7 @@ def test_what_looks_like_a_variable_is_passed_on_as_it_is(kind: str) -> None:
 def test_what_torchrun_would_fill_in_is_passed_on_as_it_is(kind: str) -> None:
     """Beyond what Kubernetes takes of it, torchrun makes a rank's number of `${local_rank}`, and one `$` of `$$`."""
     word = "data.source.root=/claim/${local_rank}/$(HOME)/a$$b$"
-    given = program_of(main_object(replace(JOB, words=(*JOB.words, word)), kind=kind))[-1]
+    given = program_of(main_object(replace(JOB, args=(*JOB.args, word)), kind=kind))[-1]
     unfolded = given.replace("$$", "$")  # as the kubelet does; nothing else is left for it to expand
     assert "$(" not in given.replace("$$", "")
     assert macros.substitute([unfolded], "3") == [word]
@@ -311,7 +313,7 @@ def test_what_torchrun_would_fill_in_is_passed_on_as_it_is(kind: str) -> None:
 @pytest.mark.parametrize("word", ["a\0b", "a\udcffb"])
 def test_what_no_manifest_can_hold_is_refused(word: str) -> None:
     with pytest.raises(RecipeError, match=r"is not text, and cannot be part of a manifest \(write it as UTF-8\)"):
-        main_object(replace(JOB, words=(*JOB.words, word)))
+        main_object(replace(JOB, args=(*JOB.args, word)))
 
 
 @pytest.mark.parametrize("field", ["image", "claim"])
@@ -329,18 +331,18 @@ def test_a_recipe_that_no_config_map_can_hold_is_refused() -> None:
 
 def test_ladders_over_several_nodes_and_arrays_are_refused() -> None:
     with pytest.raises(WorldError, match="--nodes: 2, but scale starts its own ranks"):
-        main_object(replace(JOB, words=("scale",), is_ranks=False))
+        main_object(replace(JOB, args=("scale",), starts_ranks=False))
     with pytest.raises(WorldError, match="--array: 3 tasks, but"):
         main_object(replace(JOB, tasks=(0, 1, 2)))
 
 
 def test_what_was_typed_is_kept() -> None:
-    made = main_object(replace(JOB, said=("paceline submit photos", "recipe 0123456789ab")))
+    made = main_object(replace(JOB, comments=("paceline submit photos", "recipe 0123456789ab")))
     assert made["metadata"]["annotations"]["paceline/said"] == "paceline submit photos\nrecipe 0123456789ab\n"
 
 
 def test_the_next_steps_name_the_file_the_namespace_and_the_pods() -> None:
-    steps = next_steps(JOB, site(namespace="me"), Path("runs/photos/job/job.yaml"))
+    steps = kubectl_commands(JOB, site(namespace="me"), Path("runs/photos/job/job.yaml"))
     name = main_object()["metadata"]["name"]
     assert steps[0] == "kubectl create -n me -f runs/photos/job/job.yaml"
     assert all(f"-l app.kubernetes.io/instance={name}" in step for step in steps[1:3])

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.cluster.kubernetes_names import dns_label, literal, unique_label
+from paceline.cluster.kubernetes_names import dns_label, escape_expansion, unique_label
 
 RFC_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 
@@ -51,4 +51,4 @@ def expanded(text: str, variables: dict[str, str]) -> str:
 
 @given(st.text(alphabet="a$()Ab", max_size=30))
 def test_text_comes_out_of_the_expansion_as_it_went_in(text: str) -> None:
-    assert expanded(literal(text), {"A": "1", "a": "2", "Ab": "3"}) == text
+    assert expanded(escape_expansion(text), {"A": "1", "a": "2", "Ab": "3"}) == text

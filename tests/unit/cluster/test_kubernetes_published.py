@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from paceline.cluster.job import Job
-from paceline.cluster.kubernetes import manifests
+from paceline.cluster.job import ClusterJob
+from paceline.cluster.kubernetes import build_manifests
 from paceline.cluster.kubernetes_site import KubernetesSite
 
 models = pytest.importorskip(
@@ -24,7 +24,7 @@ models = pytest.importorskip(
 
 RUN = Path("/home/me/runs/photos")
 WORDS = ("train", f"{RUN}/job/recipe-0.yaml", "--run-dir", str(RUN), "--resume")
-JOB = Job(
+JOB = ClusterJob(
     "photos", WORDS, run_dir=RUN, folder=Path("/home/me"), nodes=2, ranks_per_node=4, gpus_per_node=4, recipe_hash="0"
 )
 SITE: dict[str, Any] = {"image": "registry.example.org/me/paceline:1", "claim": "work"}
@@ -122,10 +122,10 @@ def broken(manifest: dict[str, Any]) -> list[str]:
 @pytest.mark.parametrize("site", [SITE, FULL], ids=["least", "all"])
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_what_is_written_is_what_the_types_say(kind: str, site: dict[str, Any], nodes: int) -> None:
-    made = manifests(
-        replace(JOB, nodes=nodes, said=("paceline submit photos",)),
+    made = build_manifests(
+        replace(JOB, nodes=nodes, comments=("paceline submit photos",)),
         KubernetesSite.model_validate({**site, "kind": kind}),
-        kept={JOB.frozen: "seed: 0\n"},
+        files={JOB.frozen_recipe: "seed: 0\n"},
     )
     assert len(made) == (3 if kind == "job" and nodes == 2 else 2)
     assert [problems(each) for each in made] == [[]] * len(made)
@@ -135,7 +135,7 @@ def test_every_rule_applies_to_something_that_is_written() -> None:
     made = [
         each
         for kind in ("trainjob", "job")
-        for each in manifests(JOB, KubernetesSite.model_validate({**FULL, "kind": kind}))
+        for each in build_manifests(JOB, KubernetesSite.model_validate({**FULL, "kind": kind}))
     ]
     paths = [path for manifest in made for path, _ in places(manifest)]
     assert [pattern for pattern in RULES if not any(re.fullmatch(pattern, path) for path in paths)] == []
@@ -144,7 +144,9 @@ def test_every_rule_applies_to_something_that_is_written() -> None:
 def planted(kind: str, path: str, value: Any) -> dict[str, Any]:
     """Return a manifest with `value` at `path`, or without what stands there where the value is `...`."""
     site = KubernetesSite.model_validate({**FULL, "kind": "trainjob" if kind == "TrainJob" else "job"})
-    (manifest,) = [each for each in manifests(JOB, site, kept={JOB.frozen: "seed: 0\n"}) if each["kind"] == kind]
+    (manifest,) = [
+        each for each in build_manifests(JOB, site, files={JOB.frozen_recipe: "seed: 0\n"}) if each["kind"] == kind
+    ]
     *parents, last = [int(part) if part.isdecimal() else part for part in re.findall(r"[^.\[\]]+", path)]
     target: Any = manifest
     for part in parents:

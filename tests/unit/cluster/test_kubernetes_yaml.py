@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
-from paceline.cluster.kubernetes_yaml import to_yaml
+from paceline.cluster.kubernetes_yaml import manifests_to_yaml
 
 
 def back(text: str) -> list[list[Any]]:
@@ -44,7 +44,7 @@ NASTY = [
 @pytest.mark.parametrize("text", NASTY)
 def test_text_that_looks_like_something_else_comes_back(text: str) -> None:
     manifest = {"value": text, "list": [text, [text]], "map": {text: text}}
-    assert back(to_yaml([manifest])) == [[manifest], [manifest]]
+    assert back(manifests_to_yaml([manifest])) == [[manifest], [manifest]]
 
 
 _VALUES = st.recursive(
@@ -60,7 +60,7 @@ _VALUES = st.recursive(
 @given(st.lists(st.dictionaries(st.text("abyno: -", max_size=4), _VALUES, max_size=3), min_size=1, max_size=3))
 @example([{"a": []}, {"b": {}}, {}])
 def test_every_manifest_comes_back(manifests: list[dict[str, Any]]) -> None:
-    assert back(to_yaml(manifests)) == [manifests, manifests]
+    assert back(manifests_to_yaml(manifests)) == [manifests, manifests]
 
 
 def test_people_can_read_it() -> None:
@@ -70,7 +70,7 @@ def test_people_can_read_it() -> None:
         "data": {"photos.yaml": "seed: 0\n\ntrain:\n  epochs: 3\n"},
         "args": ["--resume", "a: b"],
     }
-    assert to_yaml([manifest, {"kind": "Job"}]) == (
+    assert manifests_to_yaml([manifest, {"kind": "Job"}]) == (
         "kind: ConfigMap\n"
         "metadata:\n"
         "  name: photos-0a1b2c\n"
@@ -92,4 +92,4 @@ def test_people_can_read_it() -> None:
 
 def test_nothing_is_written_as_a_reference_to_something_else() -> None:
     same = {"cpu": "4"}
-    assert "&" not in to_yaml([{"requests": same, "limits": same}])
+    assert "&" not in manifests_to_yaml([{"requests": same, "limits": same}])

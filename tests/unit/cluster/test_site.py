@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cluster.job import Job
+from paceline.cluster.job import ClusterJob
 from paceline.cluster.site import SITES, load_site, site_names
-from paceline.cluster.slurm import script
+from paceline.cluster.slurm import build_script
 from paceline.core.errors import RecipeError
 
 
@@ -50,15 +50,19 @@ def test_a_file_may_extend_a_shipped_site_or_another_file(write):
 
 def test_every_shipped_site_makes_a_script():
     assert site_names() == ["juwels-booster", "perlmutter", "plain"]
-    job = Job("name", ("train", "r.yaml"), Path("/run"), Path("/here"), nodes=2, ranks_per_node=4, gpus_per_node=4)
+    job = ClusterJob(
+        "name", ("train", "r.yaml"), Path("/run"), Path("/here"), nodes=2, ranks_per_node=4, gpus_per_node=4
+    )
     for name in site_names():
         assert (SITES / f"{name}.yaml").read_text().startswith("# ")
-        assert script(job, load_site(name, ()).slurm).endswith('exit "$code"\n')
+        assert build_script(job, load_site(name, ()).slurm).endswith('exit "$code"\n')
 
 
 def test_juwels_booster_is_asked_as_its_documentation_says():
-    job = Job("name", ("train", "r.yaml"), Path("/run"), Path("/here"), nodes=2, ranks_per_node=4, gpus_per_node=4)
-    text = script(job, load_site("juwels-booster", ()).slurm, "python")
+    job = ClusterJob(
+        "name", ("train", "r.yaml"), Path("/run"), Path("/here"), nodes=2, ranks_per_node=4, gpus_per_node=4
+    )
+    text = build_script(job, load_site("juwels-booster", ()).slurm, "python")
     for line in ("#SBATCH --partition=booster", "#SBATCH --gres=gpu:4", "export GLOO_SOCKET_IFNAME=ib0"):
         assert f"\n{line}\n" in text
     assert '\nexport MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)i"\n' in text
@@ -68,8 +72,10 @@ def test_juwels_booster_is_asked_as_its_documentation_says():
 @pytest.mark.parametrize(("ranks", "said", "cpus"), [(4, (), 24), (1, (), 96), (1, ("slurm.cpus_per_rank=12",), 12)])
 def test_the_ranks_of_a_whole_node_share_its_cpus(ranks: int, said: tuple[str, ...], cpus: int):
     """The course's job of one GPU has all 96 CPUs, and each of four ranks 24."""
-    job = Job("name", ("train", "r.yaml"), Path("/run"), Path("/here"), ranks_per_node=ranks, gpus_per_node=ranks)
-    text = script(job, load_site("juwels-booster", said).slurm, "python")
+    job = ClusterJob(
+        "name", ("train", "r.yaml"), Path("/run"), Path("/here"), ranks_per_node=ranks, gpus_per_node=ranks
+    )
+    text = build_script(job, load_site("juwels-booster", said).slurm, "python")
     assert f"\n#SBATCH --cpus-per-task={cpus}\n" in text
     assert f"srun --kill-on-bad-exit=1 --cpus-per-task={cpus} " in text
 

@@ -10,22 +10,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.cluster.job import Job
-from paceline.cluster.slurm import lead_s, output_of, script
+from paceline.cluster.job import ClusterJob
+from paceline.cluster.slurm import build_script, output_pattern, signal_lead_s
 from paceline.cluster.slurm_site import SlurmSite
 from paceline.core.errors import RecipeError
 
-JOB = Job(
+JOB = ClusterJob(
     name="wideresnet-fashion",
-    words=("train", "/runs/a/job/recipe-0123456789ab.yaml", "--run-dir", "/runs/a", "--resume"),
+    args=("train", "/runs/a/job/recipe-0123456789ab.yaml", "--run-dir", "/runs/a", "--resume"),
     run_dir=Path("/runs/a"),
     folder=Path("/home/me"),
     nodes=2,
     ranks_per_node=4,
     gpus_per_node=4,
-    said=("paceline submit course/wideresnet-fashion", "recipe 0123456789ab"),
+    comments=("paceline submit course/wideresnet-fashion", "recipe 0123456789ab"),
 )
-ALONE = replace(JOB, words=("ladder", "cpu", "--run-dir", "/runs/a"), nodes=1, is_ranks=False)
+ALONE = replace(JOB, args=("ladder", "cpu", "--run-dir", "/runs/a"), nodes=1, starts_ranks=False)
 EVIL = (
     "a b",
     "$(touch canary)",
@@ -108,7 +108,7 @@ def test_a_script_reads_from_what_is_needed_to_how_it_ends():
             "environ": {"NCCL_SOCKET_IFNAME": "ib0"},
         }
     )
-    assert script(JOB, site) == (
+    assert build_script(JOB, site) == (
         "#!/bin/bash\n"
         "# paceline submit course/wideresnet-fashion\n"
         "# recipe 0123456789ab\n"
@@ -148,7 +148,7 @@ def test_a_script_reads_from_what_is_needed_to_how_it_ends():
 
 
 def test_a_site_that_says_nothing_leaves_all_to_the_cluster():
-    told = directives(script(replace(JOB, gpus_per_node=0), SlurmSite(), "python"))
+    told = directives(build_script(replace(JOB, gpus_per_node=0), SlurmSite(), "python"))
     assert [line.partition("=")[0] for line in told] == [
         "--job-name", "--nodes", "--ntasks-per-node", "--chdir", "--output", "--open-mode", "--signal", "--requeue",
     ]  # fmt: skip
@@ -171,80 +171,80 @@ def test_a_site_that_says_nothing_leaves_all_to_the_cluster():
     ],
 )
 def test_what_a_site_wants_is_an_option(values: dict, expected: str):
-    assert expected in directives(script(JOB, SlurmSite.model_validate(values)))
+    assert expected in directives(build_script(JOB, SlurmSite.model_validate(values)))
 
 
 @pytest.mark.parametrize("code", [0, 2, 137])
 def test_a_job_ends_as_its_program_does(run, code: int):
-    ended = run(script(JOB, SlurmSite()), code)
+    ended = run(build_script(JOB, SlurmSite()), code)
     assert (ended.code, ended.told) == (code, "")
 
 
 def test_a_job_that_has_left_when_it_was_asked_to_is_queued_again(run):
-    ended = run(script(JOB, SlurmSite()), 75)
+    ended = run(build_script(JOB, SlurmSite()), 75)
     assert (ended.code, ended.told) == (75, "requeue 7\n")
 
 
 def test_a_job_that_leaves_each_time_is_not_queued_again_for_ever(run):
-    text = script(JOB, SlurmSite.model_validate({"restarts": 2}))
+    text = build_script(JOB, SlurmSite.model_validate({"restarts": 2}))
     assert run(text, 75, SLURM_RESTART_COUNT="1").told == "requeue 7\n"
     ended = run(text, 75, SLURM_RESTART_COUNT="2")
     assert (ended.code, ended.told) == (75, "")
 
 
 @pytest.mark.parametrize("job", [JOB, ALONE], ids=["ranks", "alone"])
-def test_a_job_is_not_queued_again_where_the_site_wants_none_to_be(run, tmp_path: Path, job: Job):
-    text = script(job, SlurmSite.model_validate({"requeue": "off"}), str(tmp_path / "python"))
+def test_a_job_is_not_queued_again_where_the_site_wants_none_to_be(run, tmp_path: Path, job: ClusterJob):
+    text = build_script(job, SlurmSite.model_validate({"requeue": "off"}), str(tmp_path / "python"))
     assert run(text, 75).told == ""
 
 
 def test_a_program_that_is_no_ranks_is_asked_to_leave_through_the_batch_shell(run, tmp_path: Path):
-    text = script(ALONE, SlurmSite(), str(tmp_path / "python"))
+    text = build_script(ALONE, SlurmSite(), str(tmp_path / "python"))
     assert "--signal=B:USR1@60" in directives(text) and "srun" not in text
     ended = run(text, does='trap "exit 130" TERM; kill -USR1 "$PPID"; while kill -0 "$PPID"; do :; done')
     assert (ended.code, ended.told) == (130, "requeue 7\n")
-    assert ended.words == ["-P", "-m", "paceline", *ALONE.words]
+    assert ended.args == ["-P", "-m", "paceline", *ALONE.args]
 
 
 def test_a_program_that_was_asked_to_leave_and_had_ended_by_then_is_not_started_again(run, tmp_path: Path):
-    text = script(ALONE, SlurmSite(), str(tmp_path / "python"))
+    text = build_script(ALONE, SlurmSite(), str(tmp_path / "python"))
     ended = run(text, does='trap "exit 0" TERM; kill -USR1 "$PPID"; while kill -0 "$PPID"; do :; done')
     assert (ended.code, ended.told) == (0, "")
     assert run(text, 3).told == ""
 
 
 def test_a_task_of_an_array_is_told_its_number(run, tmp_path: Path):
-    text = script(replace(ALONE, tasks=(7, 1, 2, 3)), SlurmSite(), str(tmp_path / "python"))
+    text = build_script(replace(ALONE, tasks=(7, 1, 2, 3)), SlurmSite(), str(tmp_path / "python"))
     assert {"--array=1-3,7", "--output=/runs/a/job/%A_%a.out"} <= set(directives(text))
-    assert run(text).words[-2:] == ["--task", "3"]
+    assert run(text).args[-2:] == ["--task", "3"]
 
 
 def test_a_task_that_was_asked_to_leave_is_queued_again_alone(run, tmp_path: Path):
     """One task's job number is the array's, by which all of them would be started again."""
-    text = script(replace(ALONE, tasks=(1, 2, 3)), SlurmSite(), str(tmp_path / "python"))
+    text = build_script(replace(ALONE, tasks=(1, 2, 3)), SlurmSite(), str(tmp_path / "python"))
     does = 'trap "exit 130" TERM; kill -USR1 "$PPID"; while kill -0 "$PPID"; do :; done'
     assert run(text, does=does, SLURM_ARRAY_JOB_ID="7").told == "requeue 7_3\n"
 
 
 def test_a_program_that_dies_of_the_signal_itself_is_not_waited_for(run, tmp_path: Path):
-    ended = run(script(ALONE, SlurmSite(), str(tmp_path / "python")), does="kill -USR1 $$; while :; do :; done")
+    ended = run(build_script(ALONE, SlurmSite(), str(tmp_path / "python")), does="kill -USR1 $$; while :; do :; done")
     assert (ended.code, ended.told) == (138, "")
 
 
 def test_every_word_reaches_the_program_as_it_was_given(run, tmp_path: Path):
     values = {"srun": ["--comment=a $(touch canary) 'b'"], "environ": {"EVIL": "$(touch canary) \\ 'b'"}}
-    job = replace(JOB, words=("train", *EVIL), said=EVIL)
-    text = script(job, SlurmSite.model_validate(values), str(tmp_path / "python"))
-    words = run(text).words
+    job = replace(JOB, args=("train", *EVIL), comments=EVIL)
+    text = build_script(job, SlurmSite.model_validate(values), str(tmp_path / "python"))
+    words = run(text).args
     assert words[1] == "--comment=a $(touch canary) 'b'"
     assert words[words.index("train") + 1 :] == [*EVIL, "--ranks", "8"]
-    assert len(directives(text)) == len(directives(script(JOB, SlurmSite(), "python")))
+    assert len(directives(text)) == len(directives(build_script(JOB, SlurmSite(), "python")))
 
 
 @pytest.mark.parametrize("name", EVIL)
 def test_a_name_is_one_directive_and_does_nothing(run, name: str):
-    text = script(replace(JOB, name=name), SlurmSite(), "python")
-    plain = directives(script(JOB, SlurmSite(), "python"))
+    text = build_script(replace(JOB, name=name), SlurmSite(), "python")
+    plain = directives(build_script(JOB, SlurmSite(), "python"))
     assert [line.partition("=")[0] for line in directives(text)] == [line.partition("=")[0] for line in plain]
     assert run(text).code == 0
 
@@ -255,8 +255,8 @@ def test_any_words_reach_the_program(tmp_path_factory, words: list[str]):
     folder = tmp_path_factory.mktemp("any")
     (folder / "python").write_text('#!/bin/bash\nprintf "%s\\0" "$@"\n')
     (folder / "python").chmod(0o755)
-    job = replace(ALONE, words=("ladder", *words))
-    (folder / "job.sh").write_text(script(job, SlurmSite(), str(folder / "python")), encoding="utf-8")
+    job = replace(ALONE, args=("ladder", *words))
+    (folder / "job.sh").write_text(build_script(job, SlurmSite(), str(folder / "python")), encoding="utf-8")
     ended = subprocess.run(["bash", "job.sh"], cwd=folder, capture_output=True, timeout=10, check=True)
     assert ended.stdout.decode().split("\0")[3:-1] == ["ladder", *words]
 
@@ -264,15 +264,15 @@ def test_any_words_reach_the_program(tmp_path_factory, words: list[str]):
 @pytest.mark.parametrize("path", ["/a\nb", "/a\x1bb"])
 def test_a_path_that_a_directive_cannot_hold_is_refused(path: str):
     with pytest.raises(RecipeError, match=r"^--chdir: '/a.+ has a character"):
-        script(replace(JOB, folder=Path(path)), SlurmSite())
+        build_script(replace(JOB, folder=Path(path)), SlurmSite())
     with pytest.raises(RecipeError, match=r"^--output: '/a.+ has a character"):
-        script(replace(JOB, run_dir=Path(path)), SlurmSite())
+        build_script(replace(JOB, run_dir=Path(path)), SlurmSite())
 
 
 def test_a_run_directory_is_no_pattern_of_slurms():
-    assert output_of(replace(JOB, run_dir=Path("/100%j")), SlurmSite()) == "/100%%j/job/%j.out"
+    assert output_pattern(replace(JOB, run_dir=Path("/100%j")), SlurmSite()) == "/100%%j/job/%j.out"
     with pytest.raises(RecipeError, match="has a backslash"):
-        output_of(replace(JOB, run_dir=Path("/a\\b")), SlurmSite())
+        output_pattern(replace(JOB, run_dir=Path("/a\\b")), SlurmSite())
 
 
 @pytest.mark.parametrize(
@@ -280,37 +280,37 @@ def test_a_run_directory_is_no_pattern_of_slurms():
     [(60, {}, 60), (300, {}, 300), (60, {"time": "1min"}, 30), (60, {"time": "2h"}, 60), (60, {"lead": "10s"}, 10)],
 )
 def test_a_job_is_asked_to_leave_with_time_to_do_so(grace_s: float, values: dict, expected_s: int):
-    assert lead_s(replace(JOB, grace_s=grace_s), SlurmSite.model_validate(values)) == expected_s
+    assert signal_lead_s(replace(JOB, grace_s=grace_s), SlurmSite.model_validate(values)) == expected_s
 
 
 def test_a_container_is_started_by_its_own_program():
     apptainer = {"runtime": "apptainer", "image": "/images/p c.sif", "mounts": ["/data:/data:ro"]}
-    text = script(JOB, SlurmSite.model_validate({"container": apptainer}))
+    text = build_script(JOB, SlurmSite.model_validate({"container": apptainer}))
     started = "apptainer exec --nv --bind=/home/me:/home/me --bind=/runs/a:/runs/a --bind=/data:/data:ro --pwd=/home/me"
     assert f"{started} '/images/p c.sif' python -P -m paceline" in text.replace(" \\\n    ", " ")
     pyxis = SlurmSite.model_validate({"container": {"runtime": "pyxis", "image": "org#p:1"}})
     options = "'--container-image=org#p:1' --container-workdir=/home/me"
     mounts = "--container-mounts=/home/me:/home/me,/runs/a:/runs/a"
-    assert f"{options} {mounts} python -P" in script(JOB, pyxis).replace(" \\\n    ", " ")
+    assert f"{options} {mounts} python -P" in build_script(JOB, pyxis).replace(" \\\n    ", " ")
     shifter = SlurmSite.model_validate({"container": {"runtime": "shifter", "image": "org/p:1", "mounts": ["/a:/b"]}})
-    assert {"--image=org/p:1", "--volume=/a:/b"} <= set(directives(script(JOB, shifter)))
-    assert "shifter python -P" in script(JOB, shifter).replace(" \\\n    ", " ")
+    assert {"--image=org/p:1", "--volume=/a:/b"} <= set(directives(build_script(JOB, shifter)))
+    assert "shifter python -P" in build_script(JOB, shifter).replace(" \\\n    ", " ")
 
 
 def test_a_recipe_called_auto_gives_its_name_to_the_job():
-    assert "--job-name=auto" in directives(script(replace(JOB, name="auto"), SlurmSite()))
+    assert "--job-name=auto" in directives(build_script(replace(JOB, name="auto"), SlurmSite()))
 
 
 def test_a_container_that_cannot_hold_the_job_is_refused():
     apptainer = SlurmSite.model_validate({"container": {"runtime": "apptainer", "image": "p.sif"}})
-    for job in (replace(ALONE, nodes=2), replace(ALONE, words=("scale", "--nodes=1,2"))):
+    for job in (replace(ALONE, nodes=2), replace(ALONE, args=("scale", "--nodes=1,2"))):
         with pytest.raises(
             RecipeError, match=r"apptainer has no srun in it, which .* needs to start ranks on several nodes"
         ):
-            script(job, apptainer)
-    assert "apptainer exec" in script(ALONE, apptainer)
+            build_script(job, apptainer)
+    assert "apptainer exec" in build_script(ALONE, apptainer)
     pyxis = SlurmSite.model_validate({"container": {"runtime": "pyxis", "image": "p"}})
     with pytest.raises(RecipeError, match="pyxis needs srun, but ladder is started without"):
-        script(ALONE, pyxis)
+        build_script(ALONE, pyxis)
     with pytest.raises(RecipeError, match="'/a,b' has a colon or comma"):
-        script(replace(JOB, run_dir=Path("/a,b")), pyxis)
+        build_script(replace(JOB, run_dir=Path("/a,b")), pyxis)

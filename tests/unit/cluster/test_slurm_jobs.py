@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cluster.slurm_jobs import JobState, Slurm, SlurmError, Tail, follow, read_state
+from paceline.cluster.slurm_jobs import FileTail, JobState, SlurmClient, SlurmError, follow_until_end, parse_state
 
 SHOWN = """JobId=12 JobName=evil JobState=COMPLETED Reason=None ExitCode=9:9
    UserId=me(1) GroupId=me(1) MCS_label=N/A
@@ -26,21 +26,21 @@ def programs(tmp_path: Path):
     environ |= {"SLURM_JWT": "secret", "MASTER_ADDR": "node1", "GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "a"}
     environ |= {"PACELINE_END_TIME": "9", "PACELINE_STORE_FD": "3", "PACELINE_CACHE": "mine"}
 
-    def work(**does: str) -> Slurm:
+    def work(**does: str) -> SlurmClient:
         for name, text in does.items():
             (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
             (tmp_path / name).chmod(0o755)
-        return Slurm(environ)
+        return SlurmClient(environ)
 
     return work
 
 
 def test_a_job_is_read_from_what_slurm_shows_of_it_whatever_it_is_called():
-    state = read_state(SHOWN)
+    state = parse_state(SHOWN)
     assert state == JobState("FAILED", "NonZeroExitCode", 2, 75, 0, Path("/runs/a b/job/12.out"))
     assert str(state) == "failed (NonZeroExitCode), exit code 75, restart 2"
     with pytest.raises(SlurmError, match="reports no such job"):
-        read_state("No jobs in the system\n")
+        parse_state("No jobs in the system\n")
 
 
 @pytest.mark.parametrize(
@@ -77,12 +77,12 @@ def test_what_slurm_refuses_is_one_line(programs):
         slurm.submit(Path("/job.sh"))
     assert str(refused.value) == wanted
     with pytest.raises(SlurmError, match="scontrol: failed without a message"):
-        slurm.look("1")
+        slurm.query_job("1")
 
 
 def test_a_missing_program_is_named(programs):
     with pytest.raises(SlurmError, match=r"sbatch: is not on the PATH"):
-        Slurm({"PATH": "/nowhere"}).submit(Path("/job.sh"))
+        SlurmClient({"PATH": "/nowhere"}).submit(Path("/job.sh"))
 
 
 class Watched:
@@ -105,7 +105,7 @@ class Watched:
         return state
 
     def follow(self) -> JobState:
-        return follow(self.look, self.said.append, self.heard.append, lambda: None, self._path)
+        return follow_until_end(self.look, self.said.append, self.heard.append, lambda: None, self._path)
 
 
 RUNNING, PENDING, FAILED = JobState("RUNNING"), JobState("PENDING", "Priority"), JobState("FAILED", code=2)
@@ -136,7 +136,7 @@ def test_a_controller_that_does_not_answer_is_asked_again_but_not_for_ever(tmp_p
 
 def test_output_that_is_not_there_is_no_output(tmp_path: Path):
     def lines(path: Path | None) -> Iterator[str]:
-        return Tail().lines(path, to_the_end=True)
+        return FileTail().read_lines(path, include_partial=True)
 
     assert list(lines(None)) == [] and list(lines(tmp_path / "none")) == [] and list(lines(tmp_path)) == []
     (tmp_path / "out").write_bytes(b"caf\xe9\r\n")

@@ -10,9 +10,9 @@ from paceline.core.class_table import (
     ClassTable,
     classes_csv,
     confusion_csv,
-    printable,
+    printable_class_name,
     read_classes_csv,
-    worst,
+    worst_classes,
 )
 from paceline.core.csv_cells import to_cell
 from paceline.core.errors import PacelineError
@@ -48,20 +48,20 @@ def test_the_confusion_matrix_is_named_on_both_sides() -> None:
 def test_the_worst_classes_come_lowest_first_and_perfect_or_empty_ones_never() -> None:
     counts = {"a": (10, 9), "b": (4, 4), "c": (2, 1), "d": (0, 0), "e": (100, 10), "f": (10, 5)}
     classes = [ClassCount(name, *pair) for name, pair in counts.items()]
-    assert [each.name for each in worst(classes, 3)] == ["e", "f", "c"]
-    assert [each.name for each in worst(classes, 9)] == ["e", "f", "c", "a"]
+    assert [each.name for each in worst_classes(classes, 3)] == ["e", "f", "c"]
+    assert [each.name for each in worst_classes(classes, 9)] == ["e", "f", "c", "a"]
 
 
 def test_of_equally_bad_classes_that_of_more_images_comes_first() -> None:
     counts = {"a": (1, 0), "b": (13, 0), "c": (2, 0), "d": (10, 5), "e": (20, 10), "f": (3, 0), "g": (3, 0)}
     classes = [ClassCount(name, *pair) for name, pair in counts.items()]
-    assert [each.name for each in worst(classes, 9)] == ["b", "f", "g", "c", "a", "e", "d"]
+    assert [each.name for each in worst_classes(classes, 9)] == ["b", "f", "g", "c", "a", "e", "d"]
 
 
 def test_a_folder_name_that_is_no_text_is_written_out() -> None:
     name = b"caf\xe9".decode("utf-8", "surrogateescape")
-    assert printable(name) == "caf\\udce9"
-    assert printable("café") == "café"
+    assert printable_class_name(name) == "caf\\udce9"
+    assert printable_class_name("café") == "café"
 
 
 @pytest.mark.parametrize("text", ["class,images\na,1\n", "class,images,correct\na,x,1\n", "class,images,correct\na\n"])

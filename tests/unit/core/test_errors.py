@@ -3,7 +3,7 @@
 import pytest
 
 from paceline.core import errors
-from paceline.core.errors import PacelineError, PeerLostError, near_miss
+from paceline.core.errors import PacelineError, PeerLostError, suggest_similar
 
 EXIT_CODES = {
     "PacelineError": 2,
@@ -46,14 +46,14 @@ def test_a_lost_peer_keeps_its_message_and_whether_another_rank_explains_it():
     ],
 )
 def test_near_miss_names_the_closest_known_word_or_nothing(word, hint):
-    assert near_miss(word, ["lr", "momentum", "batch_size"]) == hint
+    assert suggest_similar(word, ["lr", "momentum", "batch_size"]) == hint
 
 
 def test_a_word_that_differs_in_its_capitals_alone_is_the_closest_and_named_as_it_is_known():
-    assert near_miss("adamW", ["adam", "adamw"]) == " (did you mean 'adamw'?)"
-    assert near_miss("net", ["Nest", "Net"]) == " (did you mean 'Net'?)"
+    assert suggest_similar("adamW", ["adam", "adamw"]) == " (did you mean 'adamw'?)"
+    assert suggest_similar("net", ["Nest", "Net"]) == " (did you mean 'Net'?)"
 
 
 def test_near_miss_takes_any_iterable_and_none_at_all():
-    assert near_miss("lr", {"lr": 1}.keys()) == " (did you mean 'lr'?)"
-    assert near_miss("lr", []) == ""
+    assert suggest_similar("lr", {"lr": 1}.keys()) == " (did you mean 'lr'?)"
+    assert suggest_similar("lr", []) == ""

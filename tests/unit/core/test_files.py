@@ -15,7 +15,7 @@ from paceline.core.errors import PacelineError, RecipeError
 from paceline.core.files import (
     RefusedFileError,
     make_folder,
-    move_new,
+    move_without_overwriting,
     open_lock_file,
     open_text_to_write,
     open_to_read,
@@ -23,7 +23,7 @@ from paceline.core.files import (
     read_bytes,
     read_text,
     remove_abandoned,
-    replacing,
+    replace_file,
     write_new,
     write_output,
 )
@@ -129,7 +129,7 @@ def test_what_is_replaced_follows_no_link_whatever_it_is_called(thesis, run) -> 
 def test_a_file_that_cannot_be_replaced_is_left_and_nothing_beside_it(run) -> None:
     path = run / "file"
     path.write_text("before")
-    with pytest.raises(ZeroDivisionError), replacing(path) as file:
+    with pytest.raises(ZeroDivisionError), replace_file(path) as file:
         file.write(b"after")
         raise ZeroDivisionError
     assert [each.name for each in run.iterdir()] == ["file"] and path.read_text() == "before"
@@ -142,13 +142,13 @@ def test_temporary_files_of_dead_processes_are_removed_and_no_others(run) -> Non
     code = f"""
 import os
 from pathlib import Path
-from paceline.core.files import replacing
-with replacing(Path({str(run / "plan.json")!r})):
+from paceline.core.files import replace_file
+with replace_file(Path({str(run / "plan.json")!r})):
     os._exit(0)
 """
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
     assert len(list(run.iterdir())) == len(before) + 1
-    with replacing(run / "other.json"), RunDir(run).lock():  # the first of a process that lives
+    with replace_file(run / "other.json"), RunDir(run).lock():  # the first of a process that lives
         assert len(list(run.iterdir())) == len(before) + 2
     (run / "other.json").unlink()
     remove_abandoned(run)
@@ -203,12 +203,12 @@ def test_nothing_is_moved_over_what_is_there(run, monkeypatch, atomic) -> None:
     for made in ("file", "folder"):
         for there in ("thesis", "empty", "link", "folder" if made == "file" else "new-file"):
             with pytest.raises(FileExistsError):
-                move_new(run / made, run / there)
-        move_new(run / made, run / f"new-{made}")
+                move_without_overwriting(run / made, run / there)
+        move_without_overwriting(run / made, run / f"new-{made}")
     assert (run / "thesis").read_text() == THESIS and (run / "link").is_symlink()
     assert (run / "new-file").read_text() == (run / "new-folder" / "a").read_text() == "made"
     with pytest.raises(FileNotFoundError):
-        move_new(run / "gone", run / "other")
+        move_without_overwriting(run / "gone", run / "other")
     assert not (run / "other").exists()
 
 

@@ -8,12 +8,12 @@ from scipy.stats import chi2
 
 from paceline.core.goodput import (
     best_interval,
-    daly,
+    daly_interval,
     efficiency,
     interval_steps,
     observed_mtbf,
     signal_lead,
-    young,
+    young_interval,
 )
 
 HOUR, DAY = 3600.0, 86400.0
@@ -31,7 +31,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_interval_and_share_of_useful_time_are_those_worked_out_elsewhere(name: str) -> None:
     stall_s, restart_s, mtbf_s, work_s, best, too_long, too_short = CASES[name]
-    interval = daly(stall_s, mtbf_s)
+    interval = daly_interval(stall_s, mtbf_s)
     assert round(interval) == work_s
     found = [100 * efficiency(factor * interval, stall_s, restart_s, mtbf_s) for factor in (1, 10, 0.1)]
     # Half of the last digit given.
@@ -42,7 +42,7 @@ def test_interval_and_share_of_useful_time_are_those_worked_out_elsewhere(name: 
 @pytest.mark.parametrize("name", CASES)
 def test_no_interval_beats_dalys_by_what_anybody_would_notice(name: str) -> None:
     stall_s, restart_s, mtbf_s, *_ = CASES[name]
-    best = daly(stall_s, mtbf_s)
+    best = daly_interval(stall_s, mtbf_s)
     others = [efficiency(best * 1.02**power, stall_s, restart_s, mtbf_s) for power in range(-200, 201)]
     # Daly's is an expansion in √(C/M), off from the optimum by its third order: below 1e-6 for these.
     assert max(others) - efficiency(best, stall_s, restart_s, mtbf_s) < 1e-6
@@ -66,25 +66,25 @@ def simulated(work_s: float, stall_s: float, restart_s: float, mtbf_s: float, in
 @pytest.mark.parametrize(("stall_s", "restart_s", "mtbf_s"), [(10.0, 600.0, 3.1 * HOUR), (5.0, 20.0, 120.0)])
 def test_a_simulation_finds_the_same_share(stall_s: float, restart_s: float, mtbf_s: float) -> None:
     """The second case fails so often that formulas of the first order would be far off."""
-    work_s = daly(stall_s, mtbf_s)
+    work_s = daly_interval(stall_s, mtbf_s)
     exact = efficiency(work_s, stall_s, restart_s, mtbf_s)
     # 30,000 intervals hold over 1,000 failures, so the lost share has a standard error of 3 %: four of them.
     assert simulated(work_s, stall_s, restart_s, mtbf_s, 30_000) == pytest.approx(exact, abs=0.12 * (1 - exact))
 
 
 def test_youngs_interval_is_the_limit_of_dalys_for_short_stalls() -> None:
-    assert young(2.0, 100.0) == 20.0
+    assert young_interval(2.0, 100.0) == 20.0
     # The two differ by a third of √(C/2M), which is 2.4e-5 here.
-    assert daly(1e-4, DAY) == pytest.approx(young(1e-4, DAY), rel=3e-5)
+    assert daly_interval(1e-4, DAY) == pytest.approx(young_interval(1e-4, DAY), rel=3e-5)
 
 
 def test_a_stall_longer_than_failures_are_apart_asks_for_one_save_a_failure() -> None:
-    assert daly(200.0, 100.0) == 100.0
+    assert daly_interval(200.0, 100.0) == 100.0
 
 
 def test_saves_are_no_closer_than_a_write_takes() -> None:
     assert best_interval(0.4, 500.0, 2 * HOUR) == 500.0
-    assert best_interval(0.4, 5.0, 2 * HOUR) == daly(0.4, 2 * HOUR)
+    assert best_interval(0.4, 5.0, 2 * HOUR) == daly_interval(0.4, 2 * HOUR)
 
 
 def test_a_write_in_the_background_costs_what_it_leaves_at_risk() -> None:

@@ -5,14 +5,22 @@ import math
 import pytest
 
 from paceline.core.class_table import ClassCount
-from paceline.core.health import MIN_STEPS, Evidence, Point, findings, is_suspect, losses_of, points_of
+from paceline.core.health import (
+    MIN_STEPS,
+    EvalPoint,
+    RunHistory,
+    eval_points,
+    find_problems,
+    is_suspicious,
+    training_losses,
+)
 from paceline.core.results import BatchNormCheck, EvalResult
 
 NAMES = ("top", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot")
 
 
-def point(step: int, top1: float, loss: float = 0.5, images: int = 10_000, **more: float) -> Point:
-    return Point(step=step, epoch=step / 60, images=images, top1=top1, loss=loss, **{"raw_top1": top1, **more})
+def point(step: int, top1: float, loss: float = 0.5, images: int = 10_000, **more: float) -> EvalPoint:
+    return EvalPoint(step=step, epoch=step / 60, images=images, top1=top1, loss=loss, **{"raw_top1": top1, **more})
 
 
 def matrix(rows: list[list[int]]) -> dict[str, object]:
@@ -45,16 +53,16 @@ def constant(share: float, images: int = 1000, classes: int = 10, predicted: int
     return matrix(rows)
 
 
-def ended(*points: Point, **known: object) -> Evidence:
-    return Evidence(points, **{"status": "completed", "steps": points[-1].step if points else 100, **known})
+def ended(*points: EvalPoint, **known: object) -> RunHistory:
+    return RunHistory(points, **{"status": "completed", "steps": points[-1].step if points else 100, **known})
 
 
-def names(known: Evidence) -> list[str]:
-    return [each.name for each in findings(known)]
+def names(known: RunHistory) -> list[str]:
+    return [each.name for each in find_problems(known)]
 
 
-def finding(known: Evidence, name: str):
-    found = [each for each in findings(known) if each.name == name]
+def finding(known: RunHistory, name: str):
+    found = [each for each in find_problems(known) if each.name == name]
     assert len(found) == 1, names(known)
     return found[0]
 
@@ -126,13 +134,13 @@ def test_the_advice_on_a_useless_model_follows_from_its_training_loss() -> None:
     ],
 )
 def test_a_young_run_has_no_findings(young: dict[str, object]) -> None:
-    known = Evidence(**young, losses=[(5, 2.0), (15, 1.5), (20, 1.0)], steps=20, **constant(1.0))
-    assert findings(known) == () and not is_suspect(known)
+    known = RunHistory(**young, losses=[(5, 2.0), (15, 1.5), (20, 1.0)], steps=20, **constant(1.0))
+    assert find_problems(known) == () and not is_suspicious(known)
 
 
 def test_weights_that_are_evaluated_alone_are_never_too_young() -> None:
-    known = Evidence((point(0, 0.1),), is_alone=True, **constant(1.0))
-    assert names(known) == ["one_class_predicted"] and is_suspect(known)
+    known = RunHistory((point(0, 0.1),), is_alone=True, **constant(1.0))
+    assert names(known) == ["one_class_predicted"] and is_suspicious(known)
 
 
 def test_classes_that_are_never_right_or_never_predicted_are_named_apart() -> None:
@@ -211,7 +219,7 @@ def test_the_averaged_weights_are_those_that_count() -> None:
 LOSSES = [(step, 2.2 * math.exp(-step / 400)) for step in range(10, 1201, 10)]
 
 
-def run_of(val_losses: list[float], top1: list[float], **known: object) -> Evidence:
+def run_of(val_losses: list[float], top1: list[float], **known: object) -> RunHistory:
     points = [
         point(100 * number, right, loss) for number, (loss, right) in enumerate(zip(val_losses, top1, strict=True), 1)
     ]
@@ -271,7 +279,7 @@ def test_nothing_is_overfitted_within_an_epoch() -> None:
 
 def test_batch_norm_that_lags_is_measured_and_takes_the_place_of_a_collapse() -> None:
     known = run_of([1.3, 1.1, 1.0, 2.3], [0.6, 0.7, 0.75, 0.16], **constant(0.94))
-    assert is_suspect(known)
+    assert is_suspicious(known)
     check = BatchNormCheck(images=512, running=75, batch=446)
     checked = run_of([1.3, 1.1, 1.0, 2.3], [0.6, 0.7, 0.75, 0.16], batch_norm=check, **constant(0.94))
     assert names(checked) == ["one_class_predicted", "batch_norm_lags", "best_above_last"]
@@ -322,22 +330,24 @@ def test_steps_that_a_loss_scale_skips_are_usual(skipped: int, steps: int, expec
 
 def test_the_most_severe_come_first() -> None:
     known = ended(point(60, 0.75), point(120, 0.1), skipped=1, steps=120, **constant(1.0), **BEST)
-    assert [each.severity for each in findings(known)] == ["error", "warning", "note"]
+    assert [each.severity for each in find_problems(known)] == ["error", "warning", "note"]
 
 
 def test_a_healthy_run_has_none() -> None:
     top1 = [0.48, 0.79, 0.73, 0.87, 0.89, 0.84, 0.90, 0.916, 0.92]
     losses = [1.63, 1.0, 0.98, 0.56, 0.5, 0.65, 0.45, 0.42, 0.4]
     known = run_of(losses, top1, **even(0.92))
-    assert findings(known) == () and not is_suspect(known)
+    assert find_problems(known) == () and not is_suspicious(known)
 
 
 def test_records_that_make_no_sense_are_left_out() -> None:
     good = {"step": 60, "epoch": 1.0, "images": 100, "top1": 0.5, "loss": 1.0}
     bad = [{}, {**good, "top1": 7}, {**good, "images": 0}, {**good, "images": 10**400}, {**good, "step": None}]
-    assert [each.step for each in points_of([*bad, good, {**good, "loss": "nan"}])] == [60, 60]
-    assert losses_of([{"step": 1, "loss": "inf"}, {"loss": 1.0}, {"step": 2, "loss": 0.5}]) == ((2, 0.5),)
+    assert [each.step for each in eval_points([*bad, good, {**good, "loss": "nan"}])] == [60, 60]
+    assert training_losses([{"step": 1, "loss": "inf"}, {"loss": 1.0}, {"step": 2, "loss": 0.5}]) == ((2, 0.5),)
     assert (
-        losses_of([{"step": 10**400, "loss": 1.0}, {"step": math.nan, "loss": 1.0}, {"step": 1, "loss": math.inf}])
+        training_losses(
+            [{"step": 10**400, "loss": 1.0}, {"step": math.nan, "loss": 1.0}, {"step": 1, "loss": math.inf}]
+        )
         == ()
     )

@@ -7,11 +7,11 @@ from typing import Any, get_args
 import pytest
 from pydantic import BaseModel
 
-from paceline.core.learning import learns, only_learning
+from paceline.core.learning import changes_result, changes_result_only
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
 from paceline.recipe.schema import Recipe
-from paceline.train.resume import not_free
+from paceline.train.resume import list_forbidden_changes
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from paceline.train.resume import not_free
      "train.label_smoothing", "train.class_weights.cat", "train.stop.top1", "model.weights"],
 )  # fmt: skip
 def test_what_is_judged_by_accuracy_is_about_learning_alone(path: str) -> None:
-    assert only_learning(path)
+    assert changes_result_only(path)
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_what_is_judged_by_accuracy_is_about_learning_alone(path: str) -> None:
      "optimizer"],
 )  # fmt: skip
 def test_what_may_change_the_speed_or_nothing_is_not(path: str) -> None:
-    assert not only_learning(path) and not learns(path)
+    assert not changes_result_only(path) and not changes_result(path)
 
 
 @pytest.mark.parametrize(
@@ -39,14 +39,14 @@ def test_what_may_change_the_speed_or_nothing_is_not(path: str) -> None:
      "optim.layer_decay"],
 )  # fmt: skip
 def test_what_adds_work_to_a_step_is_chosen_for_what_is_learnt_and_changes_the_speed_too(path: str) -> None:
-    assert learns(path) and not only_learning(path)
+    assert changes_result(path) and not changes_result_only(path)
 
 
 def test_every_name_in_the_list_is_a_field_of_the_schema() -> None:
     from paceline.core import learning
 
     fields = set(_fields(Recipe, ""))
-    assert {*learning._LEARNT, *learning._PACED, *learning._PACED_BESIDE} <= fields
+    assert {*learning._CHANGES_RESULT, *learning._CHANGES_RESULT_AND_SPEED, *learning._CHANGES_RESULT_BELOW} <= fields
 
 
 @pytest.mark.parametrize(
@@ -56,8 +56,8 @@ def test_every_name_in_the_list_is_a_field_of_the_schema() -> None:
 )  # fmt: skip
 def test_what_is_about_learning_is_not_free_to_change_in_the_middle_of_a_run(word: str) -> None:
     path = word.partition("=")[0]
-    assert learns(path)
-    assert not_free(load("digits").recipe, load("digits", Patch.parse([word])).recipe)
+    assert changes_result(path)
+    assert list_forbidden_changes(load("digits").recipe, load("digits", Patch.parse([word])).recipe)
 
 
 def _fields(section: Any, prefix: str) -> Iterator[str]:

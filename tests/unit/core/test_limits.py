@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.core.limits import Limits, find_limits, oom_kills, rank_cores, share_of_cores, usable_cores
+from paceline.core.limits import CgroupLimits, find_limits, oom_kills, rank_cores, share_of_cores, usable_cores
 from paceline.core.world import World
 
 GIB = 2**30
@@ -39,7 +39,7 @@ def test_the_tightest_limit_of_each_kind_counts_and_what_its_group_uses(groups) 
 
 def test_a_container_sees_its_own_group_as_the_outermost(groups) -> None:
     (groups / "proc" / "self" / "cgroup").write_text("0::/\n")
-    assert find_limits(groups / "proc", groups / "cgroup" / "job") == Limits(
+    assert find_limits(groups / "proc", groups / "cgroup" / "job") == CgroupLimits(
         4 * GIB, groups / "cgroup" / "job", 2.5, groups / "cgroup" / "job"
     )
 
@@ -53,7 +53,7 @@ def test_a_group_without_a_limit_has_none(groups, text: str) -> None:
 
 
 def test_a_system_without_groups_has_no_limits(tmp_path) -> None:
-    assert find_limits(tmp_path / "proc", tmp_path / "cgroup") == Limits()
+    assert find_limits(tmp_path / "proc", tmp_path / "cgroup") == CgroupLimits()
 
 
 @pytest.fixture

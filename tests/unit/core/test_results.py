@@ -98,8 +98,8 @@ def judged(top1: float) -> EvalResult:
 
 
 def test_the_averaged_weights_are_judged_where_there_are_any():
-    assert EvalReport(val=judged(0.5)).judged == judged(0.5)
-    assert EvalReport(val=judged(0.5), ema=judged(0.25)).judged == judged(0.25)
+    assert EvalReport(val=judged(0.5)).primary == judged(0.5)
+    assert EvalReport(val=judged(0.5), ema=judged(0.25)).primary == judged(0.25)
 
 
 def test_the_gap_is_between_training_and_validation_images_of_the_same_weights():

@@ -12,7 +12,7 @@ import pytest
 from paceline.core.class_table import ClassCount, ClassTable
 from paceline.core.errors import PacelineError, RecipeError
 from paceline.core.rundir import RunDir, append_line, read_lines, write_atomic
-from paceline.train.sinks.lines import cut
+from paceline.train.sinks.lines import drop_records_after
 
 NOW = datetime(2026, 11, 21, 10, 15, 9)
 
@@ -76,7 +76,7 @@ def test_a_claimed_folder_is_given_back_only_while_it_is_empty(tmp_path, monkeyp
     refused, begun = RunDir.claim("digits", NOW), RunDir.claim("digits", NOW)
     begun.create()
     for rundir in (refused, begun):
-        rundir.give_back()
+        rundir.release()
     assert not refused.path.exists() and begun.checkpoints.is_dir()
 
 
@@ -248,7 +248,7 @@ def test_a_line_that_is_no_record_is_named(tmp_path, line):
 def test_a_record_of_a_step_has_one(tmp_path, line):
     path = tmp_path / "steps.jsonl"
     path.write_text(f'{{"step": 1}}\n{line}\n')
-    for read in (lambda: list(read_lines(path, of_steps=True)), lambda: cut(path, 2)):
+    for read in (lambda: list(read_lines(path, of_steps=True)), lambda: drop_records_after(path, 2)):
         assert refusal(PacelineError, read) == f"{path}: line 2 is not a record (remove the line)"
 
 

@@ -11,22 +11,22 @@ import pytest
 
 from paceline.core.errors import RecipeError
 from paceline.core.rundir import RunDir
-from paceline.core.runlock import LOCK, locked
+from paceline.core.runlock import LOCK, run_lock
 
 WAIT_S = 30
 HOLD = """
 import sys
 from pathlib import Path
-from paceline.core.runlock import locked
-with locked(Path(sys.argv[1]), int(sys.argv[2])):
+from paceline.core.runlock import run_lock
+with run_lock(Path(sys.argv[1]), int(sys.argv[2])):
     print("held", flush=True)
     sys.stdin.read()
 """
 FORK = """
 import os, sys
 from pathlib import Path
-from paceline.core.runlock import locked
-with locked(Path(sys.argv[1])):
+from paceline.core.runlock import run_lock
+with run_lock(Path(sys.argv[1])):
     if os.fork() == 0:
         print(os.getpid(), flush=True)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -52,14 +52,14 @@ def holder(tmp_path: Path):
 KILLED = """
 import os, sys
 from pathlib import Path
-from paceline.core.runlock import locked
-with locked(Path(sys.argv[1]), started_s=float(sys.argv[2]), launch=sys.argv[3]):
+from paceline.core.runlock import run_lock
+with run_lock(Path(sys.argv[1]), started_s=float(sys.argv[2]), launch=sys.argv[3]):
     os.kill(os.getpid(), 9)
 """
 
 
 def refusal(folder: Path) -> str:
-    with pytest.raises(RecipeError) as caught, locked(folder):
+    with pytest.raises(RecipeError) as caught, run_lock(folder):
         pass
     assert len(str(caught.value).splitlines()) == 1
     return str(caught.value)
@@ -84,17 +84,17 @@ def test_a_holder_without_a_name_is_still_a_holder(holder, tmp_path: Path) -> No
 def test_a_killed_holder_leaves_no_lock(holder, tmp_path: Path) -> None:
     holder.send_signal(signal.SIGKILL)
     holder.wait(WAIT_S)
-    with locked(tmp_path):
+    with run_lock(tmp_path):
         assert json.loads((tmp_path / LOCK).read_text())["pid"] == os.getpid()
 
 
 def test_the_first_start_of_a_run_is_known_after_its_first_processes_were_killed(tmp_path: Path) -> None:
     for started_s in ("100.5", "200.5"):
         subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), started_s, "job 7"], timeout=WAIT_S, check=False)
-    with locked(tmp_path / "other", started_s=300.5, resume=True) as first_s:
+    with run_lock(tmp_path / "other", started_s=300.5, resume=True) as first_s:
         assert first_s == 300.5
     subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), "200.5", ""], timeout=WAIT_S, check=False)
-    with locked(tmp_path, started_s=300.5) as first_s:
+    with run_lock(tmp_path, started_s=300.5) as first_s:
         assert first_s == 300.5  # a run of its own, in a folder that another has left empty
 
 
@@ -102,7 +102,7 @@ def test_the_first_start_of_a_run_is_known_after_its_first_processes_were_killed
 def test_a_holder_that_goes_on_with_the_run_is_given_its_first_start(tmp_path: Path, launch: str, resume: bool) -> None:
     for started_s in ("100.5", "200.5"):
         subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), started_s, "job 7"], timeout=WAIT_S, check=False)
-    with locked(tmp_path, started_s=300.5, launch=launch, resume=resume) as first_s:
+    with run_lock(tmp_path, started_s=300.5, launch=launch, resume=resume) as first_s:
         assert first_s == 100.5
 
 
@@ -113,7 +113,7 @@ def test_a_worker_that_outlives_its_rank_does_not_keep_the_lock(tmp_path: Path) 
         worker = int(process.stdout.readline())
         assert process.wait(WAIT_S) == -signal.SIGKILL
         os.kill(worker, 0)  # it lives, with the descriptor open
-        with locked(tmp_path):
+        with run_lock(tmp_path):
             pass
         process.stdin.close()
 
@@ -122,7 +122,7 @@ def test_what_a_run_wrote_stays_and_a_folder_without_is_left_as_it_was(tmp_path:
     kept, empty, new = tmp_path / "kept", tmp_path / "empty", tmp_path / "new"
     empty.mkdir()
     for folder in (kept, empty, new):
-        with locked(folder):
+        with run_lock(folder):
             assert (folder / LOCK).is_file()
             if folder == kept:
                 (folder / "recipe.yaml").touch()
@@ -135,7 +135,7 @@ def test_a_claimed_folder_is_given_back_while_it_holds_the_lock_alone(tmp_path: 
     path = Path("runs/digits-1")
     path.mkdir(parents=True)
     with RunDir(path).lock():
-        RunDir(path).give_back()
+        RunDir(path).release()
         assert not path.exists()
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.core.source_digest import digest_of, source_digest
+from paceline.core.source_digest import package_digest, source_digest
 
 
 @pytest.fixture
@@ -19,31 +19,31 @@ def package(tmp_path: Path) -> Path:
 def test_it_is_that_of_the_package_that_runs() -> None:
     import paceline
 
-    assert source_digest() == digest_of(Path(paceline.__file__).parent) != ""
+    assert source_digest() == package_digest(Path(paceline.__file__).parent) != ""
 
 
 def test_what_is_no_module_changes_nothing(package: Path) -> None:
-    before = digest_of(package)
+    before = package_digest(package)
     for name in ("notes.md", ".#a.py", "a.pyc"):
         (package / name).write_text("x", encoding="utf-8")
     (package / "deep" / ".a.py").symlink_to("nowhere")
     (package / "a.py").touch()
-    assert digest_of(package) == before and len(before) == 64
+    assert package_digest(package) == before and len(before) == 64
 
 
 @pytest.mark.parametrize("name", ["a.py", "deep/b.py", "c.abi3.so", "deep/new.py"])
 def test_every_module_counts(package: Path, name: str) -> None:
-    before = digest_of(package)
+    before = package_digest(package)
     (package / name).write_text("edited", encoding="utf-8")
-    assert digest_of(package) != before
+    assert package_digest(package) != before
 
 
 def test_a_module_that_moves_is_another(package: Path) -> None:
-    before = digest_of(package)
+    before = package_digest(package)
     (package / "a.py").rename(package / "deep" / "a.py")
-    assert digest_of(package) != before
+    assert package_digest(package) != before
 
 
 def test_where_nothing_can_be_read_there_is_none(package: Path) -> None:
     (package / "gone.py").symlink_to("nowhere")
-    assert digest_of(package) == digest_of(package / "absent") == ""
+    assert package_digest(package) == package_digest(package / "absent") == ""

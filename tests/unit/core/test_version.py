@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import paceline
-from paceline.core.version import FIRST, version, version_of
+from paceline.core.version import FIRST, checkout_version, version
 
 ROOT = Path(__file__).parents[3]
 
@@ -47,7 +47,7 @@ def repository(tmp_path: Path) -> Path:
 def test_a_commit_with_a_tag_is_that_version(repository: Path) -> None:
     commit(repository)
     git(repository, "tag", "v1.2.0")
-    assert version_of(repository) == "1.2.0"
+    assert checkout_version(repository) == "1.2.0"
 
 
 @pytest.mark.parametrize(("tag", "leads_to"), [("v1.2.0", "1.2.1"), ("v0.9", "0.10"), ("v2.0.0rc1", "2.0.0rc2")])
@@ -56,20 +56,20 @@ def test_commits_behind_a_tag_lead_to_the_next_version(repository: Path, tag: st
     git(repository, "tag", "--annotate", tag, "--message", tag)
     commit(repository)
     last = commit(repository)
-    assert version_of(repository) == f"{leads_to}.dev2+{last}"
+    assert checkout_version(repository) == f"{leads_to}.dev2+{last}"
 
 
 def test_without_a_tag_commits_are_counted_from_the_first(repository: Path) -> None:
     commit(repository)
     last = commit(repository)
-    assert version_of(repository) == f"{FIRST}.dev2+{last}"
+    assert checkout_version(repository) == f"{FIRST}.dev2+{last}"
 
 
 def test_tags_that_are_no_versions_are_none(repository: Path) -> None:
     last = commit(repository)
     git(repository, "tag", "nightly")
     git(repository, "tag", "very-old")
-    assert version_of(repository) == f"{FIRST}.dev1+{last}"
+    assert checkout_version(repository) == f"{FIRST}.dev1+{last}"
 
 
 @pytest.mark.parametrize("tag", ["v1.0.0", None])
@@ -78,24 +78,24 @@ def test_changes_in_no_commit_are_told_of(repository: Path, tag: str | None) -> 
     if tag:
         git(repository, "tag", tag)
     (repository / "file").write_text("2")
-    assert version_of(repository) == f"{'1.0.1.dev0' if tag else '0.1.0.dev1'}+{last}.dirty"
+    assert checkout_version(repository) == f"{'1.0.1.dev0' if tag else '0.1.0.dev1'}+{last}.dirty"
 
 
 def test_files_that_git_does_not_know_are_no_changes(repository: Path) -> None:
     commit(repository)
     git(repository, "tag", "v1.0.0")
     (repository / "notes").write_text("mine")
-    assert version_of(repository) == "1.0.0"
+    assert checkout_version(repository) == "1.0.0"
 
 
 def test_a_repository_around_it_says_nothing_of_it(repository: Path) -> None:
     commit(repository)
     (repository / "inside").mkdir()
-    assert version_of(repository / "inside") is None
+    assert checkout_version(repository / "inside") is None
 
 
 def test_a_repository_of_no_commit_has_none(repository: Path) -> None:
-    assert version_of(repository) is None
+    assert checkout_version(repository) is None
 
 
 def test_a_variable_for_another_repository_is_not_followed(
@@ -106,7 +106,7 @@ def test_a_variable_for_another_repository_is_not_followed(
     other = tmp_path_factory.mktemp("other")
     git(other, "init", "--quiet")
     monkeypatch.setenv("GIT_DIR", str(other / ".git"))
-    assert version_of(repository) == "3.0"
+    assert checkout_version(repository) == "3.0"
 
 
 @pytest.mark.parametrize("variable", ["GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_COMMON_DIR"])
@@ -121,13 +121,13 @@ def test_what_git_sets_for_a_hook_of_another_repository_is_not_followed(
     git(other, "add", "another")
     files = {"GIT_INDEX_FILE": "index", "GIT_OBJECT_DIRECTORY": "objects", "GIT_COMMON_DIR": ""}
     monkeypatch.setenv(variable, str(other / ".git" / files[variable]))
-    assert version_of(repository) == "3.0"
+    assert checkout_version(repository) == "3.0"
 
 
 def test_no_command_of_the_repository_s_configuration_is_run(repository: Path) -> None:
     commit(repository)
     git(repository, "config", "core.fsmonitor", f"touch {repository}/executed; false")
-    assert version_of(repository) is not None
+    assert checkout_version(repository) is not None
     assert not (repository / "executed").exists()
 
 
@@ -136,9 +136,9 @@ def test_a_tag_that_installers_would_refuse_is_none(repository: Path) -> None:
     git(repository, "tag", "v1.0")
     last = commit(repository)
     git(repository, "tag", "v2-beta")
-    assert version_of(repository) == f"1.1.dev1+{last}"
+    assert checkout_version(repository) == f"1.1.dev1+{last}"
     git(repository, "tag", "v2beta")
-    assert version_of(repository) == f"{FIRST}.dev2+{last}"
+    assert checkout_version(repository) == f"{FIRST}.dev2+{last}"
 
 
 def test_a_clone_without_its_past_counts_nothing(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -147,7 +147,7 @@ def test_a_clone_without_its_past_counts_nothing(repository: Path, tmp_path_fact
     last = commit(repository)
     clone = tmp_path_factory.mktemp("clone") / "it"
     git(repository, "clone", "--quiet", "--depth", "1", "--no-tags", f"file://{repository}", str(clone))
-    assert version_of(clone) == f"{FIRST}.dev0+{last}"
+    assert checkout_version(clone) == f"{FIRST}.dev0+{last}"
 
 
 @pytest.mark.parametrize(("name", "is_ours"), [("paceline", True), ("somebody-elses", False)])
@@ -166,18 +166,18 @@ def test_the_version_of_a_program_that_has_a_copy_of_it_is_not_its_own(
 def test_without_git_there_is_none(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     commit(repository)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert version_of(repository) is None
+    assert checkout_version(repository) is None
 
 
 def test_a_source_distribution_says_it_in_its_metadata(tmp_path: Path) -> None:
     (tmp_path / "PKG-INFO").write_text("Metadata-Version: 2.4\nName: paceline\nVersion: 1.2.3\n\nVersion: none\n")
-    assert version_of(tmp_path) == "1.2.3"
+    assert checkout_version(tmp_path) == "1.2.3"
 
 
 def test_the_package_says_what_its_checkout_is() -> None:
     if not (ROOT / ".git").exists():
         pytest.skip("this is no checkout")
-    assert paceline.__version__ == version() == version_of(ROOT)
+    assert paceline.__version__ == version() == checkout_version(ROOT)
 
 
 def test_a_name_that_the_package_does_not_have_is_an_error() -> None:

@@ -6,9 +6,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as F
 
-from paceline.data.augment.build import build_augments, needs_host, split_augments
-from paceline.data.augment.colour import ColorJitter, adjust_hue
-from paceline.data.augment.geometry import Flip, PadCrop, Turn
+from paceline.data.augment.build import build_augments, has_host_augments, split_augments
+from paceline.data.augment.colour import BatchColorJitter, adjust_hue
+from paceline.data.augment.geometry import BatchAffine, BatchFlip, BatchPadCrop
 from paceline.data.augment.protocol import Augment
 from paceline.recipe.schema.data import Data
 
@@ -77,7 +77,7 @@ def test_all_augments_are_built() -> None:
 
 
 def test_what_sizes_or_mixes_is_not_built_here() -> None:
-    assert build_augments(OTHERS.augment, MEAN[3]) == (Flip(0.5),)
+    assert build_augments(OTHERS.augment, MEAN[3]) == (BatchFlip(0.5),)
 
 
 def test_only_an_alternating_flip_has_alternating_draws() -> None:
@@ -88,14 +88,14 @@ def test_only_an_alternating_flip_has_alternating_draws() -> None:
 def test_pad_crop_cuts_the_padded_image_at_the_drawn_place() -> None:
     images = pictures(num=2)
     padded = F.pad(images, [4, 4, 4, 4])
-    cut = PadCrop(4, "zeros")(images, rows([0.0, 0.999], [0.5, 0.5]))
+    cut = BatchPadCrop(4, "zeros")(images, rows([0.0, 0.999], [0.5, 0.5]))
     assert torch.equal(cut[0], padded[0, :, 0:17, 8:25])
     assert torch.equal(cut[1], images[1])
 
 
 def test_flip_mirrors_where_the_draw_is_below_its_probability() -> None:
     images = pictures(num=2)
-    flipped = Flip(0.3)(images, rows([0.29], [0.31]))
+    flipped = BatchFlip(0.3)(images, rows([0.29], [0.31]))
     assert torch.equal(flipped[0], images[0].flip(2))
     assert torch.equal(flipped[1], images[1])
 
@@ -103,7 +103,7 @@ def test_flip_mirrors_where_the_draw_is_below_its_probability() -> None:
 @pytest.mark.parametrize("interpolation", ["nearest", "bilinear"])
 def test_turning_equals_torchvisions_rotation(interpolation: str) -> None:
     images = pictures(num=3)
-    turned = Turn(20.0, 0.0, (1.0, 1.0), interpolation)(images, rows([0.0, 0, 0], [0.5, 0, 0], [0.9, 0, 0]))
+    turned = BatchAffine(20.0, 0.0, (1.0, 1.0), interpolation)(images, rows([0.0, 0, 0], [0.5, 0, 0], [0.9, 0, 0]))
     for image, result, degrees in zip(images, turned, [-20.0, 0.0, 16.0], strict=True):
         expected = F.rotate(image, degrees, interpolation=InterpolationMode(interpolation))
         difference = (result.int() - expected.int()).abs()
@@ -115,7 +115,7 @@ def test_turning_equals_torchvisions_rotation(interpolation: str) -> None:
 def test_shear_and_zoom_equal_torchvisions_affine() -> None:
     images = pictures(num=2)
     values = rows([0.5, 0.9, 0.25], [0.5, 0.1, 0.75])
-    sheared = Turn(0.0, 10.0, (0.8, 1.2), "nearest")(images, values)
+    sheared = BatchAffine(0.0, 10.0, (0.8, 1.2), "nearest")(images, values)
     for image, result, shear, zoom in zip(images, sheared, [8.0, -8.0], [0.9, 1.1], strict=True):
         options = [
             F.affine(image, angle=0.0, translate=[0, 0], scale=zoom, shear=[sign * shear, 0.0]) for sign in (1, -1)
@@ -125,12 +125,14 @@ def test_shear_and_zoom_equal_torchvisions_affine() -> None:
 
 def test_colour_jitter_with_centred_draws_changes_nothing() -> None:
     images = pictures(num=2)
-    assert torch.equal(ColorJitter(0.4, 0.4, 0.4, 0.0)(images, torch.full((2, 5), 0.5, dtype=torch.float64)), images)
+    assert torch.equal(
+        BatchColorJitter(0.4, 0.4, 0.4, 0.0)(images, torch.full((2, 5), 0.5, dtype=torch.float64)), images
+    )
 
 
 def test_colour_jitter_applies_torchvisions_changes_in_the_drawn_order() -> None:
     image = pictures(num=1)
-    result = ColorJitter(0.4, 0.4, 0.4, 0.0)(image, rows([0.75, 0.25, 0.5, 0.5, 0.0]))
+    result = BatchColorJitter(0.4, 0.4, 0.4, 0.0)(image, rows([0.75, 0.25, 0.5, 0.5, 0.0]))
     expected = F.adjust_contrast(F.adjust_brightness(image[0], 1.2), 0.8)
     assert torch.equal(result[0], F.adjust_saturation(expected, 1.0))
 
@@ -140,7 +142,7 @@ def test_colour_jitter_applies_torchvisions_changes_in_the_drawn_order() -> None
 def test_colour_jitter_of_a_batch_is_torchvisions_of_each_image_to_the_bit(hue: float, size: int) -> None:
     """Grey pixels too, of which a last bit lost makes another value."""
     images = torch.cat([pictures(6, 3, size), pictures(6, 1, size).expand(-1, 3, -1, -1)])
-    jitter = ColorJitter(0.4, 0.3, 0.2, hue)
+    jitter = BatchColorJitter(0.4, 0.3, 0.2, hue)
     values = draws(jitter)
     for image, result, draw in zip(images, jitter(images, values), values.tolist(), strict=True):
         assert torch.equal(result, _jittered(image, draw, hue))
@@ -201,10 +203,12 @@ def test_no_augment_goes_through_its_images_one_by_one(number: int) -> None:
 
 
 def test_a_batch_needs_the_host_when_one_of_its_changes_does() -> None:
-    needing = {section.name for section in (*ALL.augment, *OTHERS.augment) if needs_host(Data(augment=(section,)))}
+    needing = {
+        section.name for section in (*ALL.augment, *OTHERS.augment) if has_host_augments(Data(augment=(section,)))
+    }
     assert needing == {"color_jitter", "rand_augment", "trivial_augment", "random_resized_crop"}
-    assert needs_host(Data(augment=("flip", "color_jitter", "mixup")))  # type: ignore[arg-type]
-    assert not needs_host(Data())
+    assert has_host_augments(Data(augment=("flip", "color_jitter", "mixup")))  # type: ignore[arg-type]
+    assert not has_host_augments(Data())
 
 
 def test_what_needs_the_host_and_all_before_it_stays_there() -> None:

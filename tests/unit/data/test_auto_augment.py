@@ -5,10 +5,10 @@ import torch
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
-from paceline.data.augment.auto import AutoAugment, rand_augment, trivial_augment
+from paceline.data.augment.auto import AutoAugment, build_rand_augment, build_trivial_augment
 
 RAND, TRIVIAL = v2.RandAugment(), v2.TrivialAugmentWide()
-SPACES = {"rand": (rand_augment(2, 9), RAND), "trivial": (trivial_augment(), TRIVIAL)}
+SPACES = {"rand": (build_rand_augment(2, 9), RAND), "trivial": (build_trivial_augment(), TRIVIAL)}
 NAMES = list(RAND._AUGMENTATION_SPACE)
 MOVING = {"ShearX", "ShearY", "Rotate"}
 
@@ -37,7 +37,7 @@ def test_each_operation_is_torchvisions_at_each_magnitude_and_sign(space: str, n
     magnitudes, signed = theirs._AUGMENTATION_SPACE[name]
     table = magnitudes(31, 24, 32)
     for number in (1, 9, 15, 30):
-        ours = rand_augment(1, number) if space == "rand" else trivial_augment()
+        ours = build_rand_augment(1, number) if space == "rand" else build_trivial_augment()
         for negative in (False, True):
             magnitude = 0.0 if table is None else float(table[number]) * (-1 if negative and signed else 1)
             draws = torch.tensor([drawn(ours, NAMES.index(name), number, negative=negative)], dtype=torch.float64)
@@ -59,13 +59,13 @@ def test_the_operations_are_torchvisions_in_its_order(space: str) -> None:
     renamed = {"colour": "color"}
     names = [renamed.get(operation.name, operation.name).replace("_", "") for operation in ours.operations]
     assert names == [name.lower() for name in theirs._AUGMENTATION_SPACE] and len(names) == 14
-    assert [operation.signed for operation in ours.operations] == [
+    assert [operation.is_signed for operation in ours.operations] == [
         signed for _, signed in theirs._AUGMENTATION_SPACE.values()
     ]
 
 
 def test_operations_follow_each_other_in_the_drawn_order() -> None:
-    augment, images = rand_augment(2, 9), pictures()
+    augment, images = build_rand_augment(2, 9), pictures()
     solarize, equalize = NAMES.index("Solarize"), NAMES.index("Equalize")
     forth = drawn(augment, solarize, 9, negative=False) + drawn(augment, equalize, 9, negative=False)
     draws = torch.tensor([forth, forth[3:] + forth[:3]] * 3, dtype=torch.float64)
@@ -77,7 +77,7 @@ def test_operations_follow_each_other_in_the_drawn_order() -> None:
 
 def test_trivial_augment_draws_every_operation_and_magnitude_evenly() -> None:
     """The first and the last of each lie at the ends of the draws."""
-    augment = trivial_augment()
+    augment = build_trivial_augment()
     images = pictures(2)
     ends = torch.tensor([[2**-33, 0.0, 0.0], [1 - 2**-32, 1 - 2**-32, 1 - 2**-32]], dtype=torch.float64)
     result = augment(images, ends)
@@ -86,7 +86,7 @@ def test_trivial_augment_draws_every_operation_and_magnitude_evenly() -> None:
 
 
 def test_rand_augment_has_one_magnitude_for_all() -> None:
-    augment, images = rand_augment(1, 14), pictures(2)
+    augment, images = build_rand_augment(1, 14), pictures(2)
     draws = torch.tensor([drawn(augment, NAMES.index("Posterize"), 14, negative=True)] * 2, dtype=torch.float64)
     draws[1, 1] = 0.0
     assert torch.equal(augment(images, draws), F.posterize(images, round(8 - 14 / 7.5)))

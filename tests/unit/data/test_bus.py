@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from paceline.core.results import HostToDeviceResult
-from paceline.data.bus import KEPT_COPIES, Copied, CopyEvents, Direct
-from paceline.train.meter import host_to_device
+from paceline.data.bus import MAX_TIMED_COPIES, CopyEvents, DirectCopy, TransferStats
+from paceline.train.meter import compute_host_to_device
 
 TENSORS = (torch.zeros(4, 3, 8, 8, dtype=torch.uint8), torch.zeros(4, dtype=torch.int64))
 BYTES = 4 * 3 * 8 * 8 + 4 * 8
@@ -48,11 +48,11 @@ def timed(num_sends: int) -> tuple[CopyEvents, list[Event]]:
 
 
 def test_a_cpu_copies_nothing_of_what_it_is_handed() -> None:
-    bus = Direct(torch.device("cpu"))
+    bus = DirectCopy(torch.device("cpu"))
     assert all(sent is tensor for sent, tensor in zip(bus.send(TENSORS), TENSORS, strict=True))
     bus.send(TENSORS)
-    assert bus.copied(skip=1) == Copied(sends=2, bytes=2 * BYTES)
-    told = host_to_device(bus.copied(0), accumulate=2)
+    assert bus.stats(skip=1) == TransferStats(sends=2, bytes=2 * BYTES)
+    told = compute_host_to_device(bus.stats(0), accumulate=2)
     assert told == HostToDeviceResult(batch_bytes=2 * BYTES, copied_bytes=0)
     assert str(told) == "1.60 kB a step, none of it copied: the device is the CPU"
 
@@ -65,21 +65,21 @@ def test_copies_are_timed_without_the_first() -> None:
 
 
 def test_a_long_run_keeps_its_last_copies_and_uses_their_events_again() -> None:
-    events, made = timed(KEPT_COPIES + 300)
-    assert len(made) == 2 * KEPT_COPIES
-    assert events.total(skip=0) == (1000 * KEPT_COPIES, pytest.approx(0.002 * KEPT_COPIES))
+    events, made = timed(MAX_TIMED_COPIES + 300)
+    assert len(made) == 2 * MAX_TIMED_COPIES
+    assert events.total(skip=0) == (1000 * MAX_TIMED_COPIES, pytest.approx(0.002 * MAX_TIMED_COPIES))
 
 
 def test_the_rate_is_of_what_was_timed_and_the_time_of_a_step_follows() -> None:
     """The figures of a batch of 256 float images: 154 MB in 13.6 ms."""
     bytes_a_step = 256 * 3 * 224 * 224 * 4
-    sent = Copied(sends=40, bytes=20 * bytes_a_step, copied_bytes=20 * bytes_a_step,
+    sent = TransferStats(sends=40, bytes=20 * bytes_a_step, copied_bytes=20 * bytes_a_step,
                   timed_bytes=10 * bytes_a_step, timed_s=0.136)  # fmt: skip
-    told = host_to_device(sent, accumulate=2)
+    told = compute_host_to_device(sent, accumulate=2)
     assert (told.batch_bytes, told.copied_bytes, told.copy_s) == (bytes_a_step, bytes_a_step, pytest.approx(0.0136))
     assert str(told) == "154 MB a step, copied in 13.6 ms: 11.3 GB/s"
 
 
 def test_what_was_not_copied_or_not_timed_is_told() -> None:
-    assert str(host_to_device(Copied(), 1)) == "nothing: the loader makes batches on the device"
-    assert "not measured" in str(host_to_device(Copied(sends=2, bytes=8, copied_bytes=8), 1))
+    assert str(compute_host_to_device(TransferStats(), 1)) == "nothing: the loader makes batches on the device"
+    assert "not measured" in str(compute_host_to_device(TransferStats(sends=2, bytes=8, copied_bytes=8), 1))

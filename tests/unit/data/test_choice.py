@@ -6,8 +6,8 @@ import pytest
 from paceline.core.dataset import ArraySource, DatasetInfo, Sample, Source
 from paceline.core.errors import RecipeError
 from paceline.data import choice
-from paceline.data.choice import Choice, choose_loader
-from paceline.data.native import WHAT_IS_LOST
+from paceline.data.choice import LoaderChoice, choose_loader
+from paceline.data.native import NATIVE_MISSING_MESSAGE
 from paceline.data.pack.reader import PackSource
 from paceline.recipe.schema.data import Data
 
@@ -48,10 +48,12 @@ KEPT = PackSource(INFO, Kinds(2), None)  # type: ignore[arg-type]
 @pytest.fixture(autouse=True)
 def core(monkeypatch) -> None:
     """A native core that nobody calls."""
-    monkeypatch.setattr(choice, "native", object)
+    monkeypatch.setattr(choice, "load_native", object)
 
 
-def chosen(source: Source, device: str = "cpu", cores: int = 4, free_bytes: float = 4 * BYTES, **fields) -> Choice:
+def chosen(
+    source: Source, device: str = "cpu", cores: int = 4, free_bytes: float = 4 * BYTES, **fields
+) -> LoaderChoice:
     return choose_loader(Data(**fields), source, device=device, cores=cores, free_bytes=free_bytes)
 
 
@@ -109,9 +111,9 @@ def test_threads_and_processes_can_make_anything(loader: str, source: Source) ->
 
 
 def test_without_the_core_a_pack_is_read_by_processes_and_the_user_is_told(monkeypatch) -> None:
-    monkeypatch.setattr(choice, "native", lambda: None)
+    monkeypatch.setattr(choice, "load_native", lambda: None)
     found = chosen(PACK)
-    assert found[:2] == ("processes", 3) and WHAT_IS_LOST in found.note
+    assert found[:2] == ("processes", 3) and NATIVE_MISSING_MESSAGE in found.note
     assert chosen(KEPT).note == chosen(Files()).note == chosen(PACK, workers=0).note == ""
 
 
@@ -143,20 +145,20 @@ def test_what_cannot_be_done_is_refused_in_a_line_with_a_fix(source: Source, fie
 
 
 def test_native_without_the_core_says_what_is_lost_and_how_to_get_it(monkeypatch) -> None:
-    monkeypatch.setattr(choice, "native", lambda: None)
+    monkeypatch.setattr(choice, "load_native", lambda: None)
     with pytest.raises(RecipeError) as caught:
         chosen(PACK, loader="native")
-    assert str(caught.value) == f"data.loader: native: {WHAT_IS_LOST}; or set data.loader=auto"
+    assert str(caught.value) == f"data.loader: native: {NATIVE_MISSING_MESSAGE}; or set data.loader=auto"
 
 
 def test_the_memory_of_batches_is_bounded_by_what_is_made_ahead() -> None:
-    each = [(Choice("inline", 0), 1), (Choice("device", 0), 0), (Choice("native", 9), 6)]
-    each += [(Choice("threads", 3), 7), (Choice("processes", 3), 7)]
-    assert [found.memory_bytes(100) for found, _ in each] == [100 * batches for _, batches in each]
+    each = [(LoaderChoice("inline", 0), 1), (LoaderChoice("device", 0), 0), (LoaderChoice("native", 9), 6)]
+    each += [(LoaderChoice("threads", 3), 7), (LoaderChoice("processes", 3), 7)]
+    assert [found.estimate_memory_bytes(100) for found, _ in each] == [100 * batches for _, batches in each]
 
 
 def test_nvjpeg_is_taken_where_it_is_asked_for_and_needs_a_gpu_and_photographs() -> None:
-    assert chosen(Files(), "cuda", loader="nvjpeg") == Choice("nvjpeg", 3)
+    assert chosen(Files(), "cuda", loader="nvjpeg") == LoaderChoice("nvjpeg", 3)
     with pytest.raises(RecipeError, match=r"data\.loader: nvjpeg decodes on a GPU, and this run is on a CPU \(set"):
         chosen(Files(), "cpu", loader="nvjpeg")
     with pytest.raises(RecipeError, match=r"data\.loader: nvjpeg decodes image files, and digits is stored as pixels"):

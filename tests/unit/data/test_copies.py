@@ -3,36 +3,36 @@
 import numpy as np
 import pytest
 
-from paceline.data.copies import Copies, Digests, Pair
+from paceline.data.copies import DuplicatePair, Duplicates, SampleDigests
 
 
 def copies(contents, labels, num_train):
-    digests = Digests(len(contents))
+    digests = SampleDigests(len(contents))
     for number, (content, label) in enumerate(zip(contents, labels, strict=True)):
         if content is not None:
-            digests.note(number, content, label)
-    return digests.copies(num_train)
+            digests.add(number, content, label)
+    return digests.find_duplicates(num_train)
 
 
 @pytest.mark.parametrize("contents", [[], [b"a"], [b"a", b"b"], [b"a", None, None]])
 def test_what_is_there_once_is_no_copy(contents):
-    assert copies(contents, [0] * len(contents), 1) == Copies(0, 0, 0, 0, ())
+    assert copies(contents, [0] * len(contents), 1) == Duplicates(0, 0, 0, 0, ())
 
 
 def test_pixels_are_the_same_where_shape_and_values_are():
     pixels = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
     turned = np.asfortranarray(pixels)
     found = copies([pixels, pixels.reshape(4, 2, 3), turned, pixels.tobytes()], [0, 0, 0, 0], 4)
-    assert found == Copies(1, 2, 0, 0, (Pair(0, 2, False, False),))
+    assert found == Duplicates(1, 2, 0, 0, (DuplicatePair(0, 2, False, False),))
 
 
 def test_the_pair_that_is_shown_differs_in_class_or_else_in_split():
     found = copies([b"a"] * 4, [1, 1, 0, 1], 2)
-    assert found == Copies(1, 4, 1, 1, (Pair(0, 2, True, True),))
+    assert found == Duplicates(1, 4, 1, 1, (DuplicatePair(0, 2, True, True),))
     found = copies([b"a"] * 4, [1, 1, 1, 1], 2)
-    assert found == Copies(1, 4, 1, 0, (Pair(0, 2, True, False),))
+    assert found == Duplicates(1, 4, 1, 0, (DuplicatePair(0, 2, True, False),))
     found = copies([b"a"] * 3, [1, 1, 1], 0)
-    assert found == Copies(1, 3, 0, 0, (Pair(0, 1, False, False),))
+    assert found == Duplicates(1, 3, 0, 0, (DuplicatePair(0, 1, False, False),))
 
 
 def test_five_of_each_kind_are_shown_and_all_are_counted():

@@ -13,7 +13,7 @@ from PIL import Image, ImageOps
 
 from paceline.core.errors import DataError
 from paceline.data import decode as module
-from paceline.data.decode import decode, look
+from paceline.data.decode import decode, read_image_header
 
 
 def encoded(image, format, **options):
@@ -292,13 +292,13 @@ def test_a_look_says_format_and_upright_size_without_decoding() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # to be turned by a quarter
     image.save(file, "JPEG", exif=exif, progressive=True)
-    assert look(file.getvalue(), name="x") == ("JPEG, progressive", 30, 20)
-    assert look(file.getvalue()[:300], name="x").form == "JPEG, progressive"
+    assert read_image_header(file.getvalue(), name="x") == ("JPEG, progressive", 30, 20)
+    assert read_image_header(file.getvalue()[:300], name="x").format == "JPEG, progressive"
 
 
 def test_a_look_at_what_is_no_image_is_refused() -> None:
     with pytest.raises(DataError, match=r"^x\.jpg: cannot be decoded: it is not a JPEG"):
-        look(b"<html>", name="x.jpg")
+        read_image_header(b"<html>", name="x.jpg")
 
 
 def segment(marker, content):

@@ -10,12 +10,12 @@ from paceline.core.dataset import ArraySource, DatasetInfo
 from paceline.data.augment.build import build_augments, split_augments
 from paceline.data.augment.protocol import Augment
 from paceline.data.batch import Batch
-from paceline.data.device_loader import DeviceLoader, reside
+from paceline.data.device_loader import DeviceLoader, load_split_to_device
 from paceline.data.inline import InlineLoader
-from paceline.data.laps import build_laps
+from paceline.data.laps import build_batch_timer
 from paceline.data.loader import LoaderOptions, build_eval_loader, build_train_loader
 from paceline.data.sampler import EvalShard, TrainOrder
-from paceline.data.tally import build_tally
+from paceline.data.tally import build_loader_stats
 from paceline.recipe.schema.data import Data
 
 INFO = DatasetInfo("made", "train", 50, ("a", "b"), 3, (16, 16), (0.5,) * 3, (0.25,) * 3)
@@ -52,8 +52,10 @@ def inline(data: Data, *, on_device: bool = False, size: int = 16) -> InlineLoad
 
 def resident(alike: InlineLoader, augments: tuple[Augment, ...] = ()) -> DeviceLoader:
     """Return what keeps the set on the device and makes the batches of another loader."""
-    tally, laps = build_tally(time.perf_counter, 0, "device"), build_laps(time.perf_counter)
-    return DeviceLoader(reside(source(), torch.device("cpu")), alike.dataset.schedule, augments, tally, laps)
+    tally, laps = build_loader_stats(time.perf_counter, 0, "device"), build_batch_timer(time.perf_counter)
+    return DeviceLoader(
+        load_split_to_device(source(), torch.device("cpu")), alike.batch_maker.schedule, augments, tally, laps
+    )
 
 
 def here(data: Data, *, on_device: bool = False) -> tuple[Augment, ...]:
@@ -99,7 +101,7 @@ def test_the_table_tells_of_a_loader_without_workers() -> None:
 
 
 def test_a_cpu_has_the_set_in_memory_already() -> None:
-    options = LoaderOptions(0, pin_memory=False, now=time.perf_counter, loader="device")
+    options = LoaderOptions(0, pin_memory=False, clock=time.perf_counter, loader="device")
     loader = build_train_loader(RECIPES["moved"], source(), ORDER, lambda step: 16, options)
     assert all(same(*pair) for pair in zip(inline(RECIPES["moved"]).batches(0, 9), loader.batches(0, 9), strict=True))
     stats = loader.stats()

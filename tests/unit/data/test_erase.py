@@ -5,7 +5,7 @@ import pytest
 import torch
 from torchvision.transforms import v2
 
-from paceline.data.augment.erase import Cutout, RandomErasing, mean_colour
+from paceline.data.augment.erase import BatchCutout, BatchRandomErasing, to_8_bit_color
 
 COLOUR = (1, 2, 3)
 
@@ -21,7 +21,7 @@ def uniform(num: int, num_draws: int) -> torch.Tensor:
 @pytest.mark.parametrize("size", [1, 4, 5, 60])
 def test_cutout_blanks_the_square_around_the_drawn_pixel_as_its_paper_does(size: int) -> None:
     images, draws = white(40, 12, 20), uniform(40, 2)
-    blanked = Cutout(size, COLOUR)(images, draws)
+    blanked = BatchCutout(size, COLOUR)(images, draws)
     for image, (row, column) in zip(blanked, draws.tolist(), strict=True):
         expected = white(1, 12, 20)[0]
         top, left = int(row * 12) - size // 2, int(column * 20) - size // 2
@@ -32,7 +32,7 @@ def test_cutout_blanks_the_square_around_the_drawn_pixel_as_its_paper_does(size:
 
 
 def test_random_erasing_blanks_the_first_rectangle_that_fits() -> None:
-    erasing = RandomErasing(0.6, (0.1, 1.5), (0.3, 3.3), COLOUR)
+    erasing = BatchRandomErasing(0.6, (0.1, 1.5), (0.3, 3.3), COLOUR)
     images, draws = white(200, 24, 30), uniform(200, erasing.num_draws)
     blanked = erasing(images, draws)
     tries = []
@@ -61,7 +61,7 @@ def _erased(draw: list[float]) -> tuple[torch.Tensor, int]:
 
 def test_random_erasing_blanks_as_often_and_as_much_as_torchvisions() -> None:
     """5 standard errors of 2,000 images for each of the two, whose shares of blanked pixels vary by 0.1."""
-    erasing = RandomErasing(0.5, (0.02, 1 / 3), (0.3, 10 / 3), COLOUR)
+    erasing = BatchRandomErasing(0.5, (0.02, 1 / 3), (0.3, 10 / 3), COLOUR)
     ours = (erasing(white(2000, 32, 32), uniform(2000, erasing.num_draws)) != 255).float().mean((1, 2, 3))
     torch.manual_seed(0)
     theirs = v2.RandomErasing(0.5, (0.02, 1 / 3), (0.3, 10 / 3))
@@ -71,4 +71,4 @@ def test_random_erasing_blanks_as_often_and_as_much_as_torchvisions() -> None:
 
 
 def test_the_blank_is_the_nearest_colour_to_the_mean() -> None:
-    assert mean_colour((0.4914, 0.0, 1.0)) == (125, 0, 255)
+    assert to_8_bit_color((0.4914, 0.0, 1.0)) == (125, 0, 255)

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from paceline.core.dataset import ArraySource, DatasetInfo
-from paceline.data.finish import build_finish
+from paceline.data.finish import build_device_transforms
 from paceline.data.loader import LoaderOptions, build_train_loader
-from paceline.data.placement import Placement
+from paceline.data.placement import DeviceTransfer
 from paceline.data.sampler import TrainOrder
 from paceline.recipe.schema.data import Data
 
@@ -41,8 +41,8 @@ def finished(
     """Return what the model is given in 6 steps of two epochs, micro-batches put together again."""
     order = TrainOrder(seed=1, num_images=50, batch_size=16, rank=rank, world_size=world)
     options = LoaderOptions(workers, pin_memory=False, on_device=on_device)
-    place = Placement(torch.device("cpu"), torch.float32, INFO.mean, INFO.std, torch.channels_last)
-    finish = build_finish(data, place, INFO.num_classes, on_device=on_device)
+    place = DeviceTransfer(torch.device("cpu"), torch.float32, INFO.mean, INFO.std, torch.channels_last)
+    finish = build_device_transforms(data, place, INFO.num_classes, on_device=on_device)
     for batch in build_train_loader(data, source(), order, lambda step: 16, options).batches(0, 6):
         micro = [finish(place(part)) for part in batch.split(accumulate)]
         yield torch.cat([images for images, _ in micro]), torch.cat([targets for _, targets in micro])
@@ -96,8 +96,8 @@ def test_what_is_blanked_is_next_to_nothing_to_the_model() -> None:
 def test_a_loader_for_another_place_is_our_bug() -> None:
     order = TrainOrder(seed=1, num_images=50, batch_size=16)
     loader = build_train_loader(UNMIXED, source(), order, lambda step: 16, LoaderOptions(0, pin_memory=False))
-    place = Placement(torch.device("cpu"), torch.float32, INFO.mean, INFO.std, torch.channels_last)
-    finish = build_finish(UNMIXED, place, INFO.num_classes, on_device=True)
+    place = DeviceTransfer(torch.device("cpu"), torch.float32, INFO.mean, INFO.std, torch.channels_last)
+    finish = build_device_transforms(UNMIXED, place, INFO.num_classes, on_device=True)
     with pytest.raises(AssertionError, match="built for another `on_device`"):
         finish(place(next(iter(loader.batches(0, 1)))))
 

@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from paceline.data.hands import Hands
+from paceline.data.hands import ThreadPool
 
 
 def names() -> list[str]:
@@ -15,7 +15,7 @@ def names() -> list[str]:
 
 
 def test_calls_begin_in_order_and_learn_which_thread_makes_them() -> None:
-    hands: Hands[int] = Hands(1, "test hands")
+    hands: ThreadPool[int] = ThreadPool(1, "test hands")
     begun: list[int] = []
 
     def call(number: int, worker: int) -> int:
@@ -28,7 +28,7 @@ def test_calls_begin_in_order_and_learn_which_thread_makes_them() -> None:
 
 
 def test_as_many_calls_are_made_at_once_as_there_are_threads() -> None:
-    hands: Hands[int] = Hands(3, "test hands")
+    hands: ThreadPool[int] = ThreadPool(3, "test hands")
     meeting = threading.Barrier(3)  # nobody leaves before all have come
     futures = [hands.submit(lambda worker: (meeting.wait(20), worker)[1]) for _ in range(3)]
     assert {future.result(20) for future in futures} == {0, 1, 2}
@@ -36,7 +36,7 @@ def test_as_many_calls_are_made_at_once_as_there_are_threads() -> None:
 
 
 def test_what_a_call_raises_is_raised_where_its_result_is_asked_for() -> None:
-    hands: Hands[None] = Hands(1, "test hands")
+    hands: ThreadPool[None] = ThreadPool(1, "test hands")
 
     def fails(worker: int) -> None:
         raise ValueError("so")
@@ -50,7 +50,7 @@ def test_what_a_call_raises_is_raised_where_its_result_is_asked_for() -> None:
 def test_threads_compute_with_one_core_and_leave_the_others_theirs() -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(2)
-    hands: Hands[int] = Hands(2, "test hands")
+    hands: ThreadPool[int] = ThreadPool(2, "test hands")
     try:
         futures = [hands.submit(lambda worker: torch.get_num_threads()) for _ in range(4)]
         assert [future.result(20) for future in futures] == [1] * 4
@@ -66,7 +66,7 @@ def test_threads_compute_with_one_core_and_leave_the_others_theirs() -> None:
 
 
 def test_closing_ends_the_threads_and_can_be_done_twice() -> None:
-    hands: Hands[int] = Hands(2, "test hands")
+    hands: ThreadPool[int] = ThreadPool(2, "test hands")
     assert names() == ["test hands 0", "test hands 1"]
     hands.close()
     hands.close()
@@ -74,14 +74,14 @@ def test_closing_ends_the_threads_and_can_be_done_twice() -> None:
 
 
 def test_threads_end_when_nobody_holds_them() -> None:
-    hands = Hands[int](2, "test hands")
+    hands = ThreadPool[int](2, "test hands")
     assert len(names()) == 2
     del hands
     assert names() == []
 
 
 def test_closing_leaves_out_what_has_not_begun_and_waits_for_what_has() -> None:
-    hands: Hands[str] = Hands(1, "test hands")
+    hands: ThreadPool[str] = ThreadPool(1, "test hands")
     begun, may_end = threading.Event(), threading.Event()
 
     def call(worker: int) -> str:
@@ -98,8 +98,8 @@ def test_closing_leaves_out_what_has_not_begun_and_waits_for_what_has() -> None:
 
 PROGRAM = """
 import torch
-from paceline.data.hands import Hands
-hands = Hands(3, "test hands")
+from paceline.data.hands import ThreadPool
+hands = ThreadPool(3, "test hands")
 images = torch.zeros(64, 3, 64, 64)
 futures = [hands.submit(lambda worker: images.sum()) for _ in range(2000)]
 futures[10].result()

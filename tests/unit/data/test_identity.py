@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from paceline.core.dataset import ArraySource, DatasetInfo, Datasets
-from paceline.data.identity import dataset_digest
+from paceline.data.identity import digest_datasets
 from paceline.data.sources.digits import load_digits
 from paceline.data.sources.folder import load_folder
 from paceline.recipe.schema.source import Folder
@@ -29,20 +29,20 @@ def photographs(tmp_path):
 
 # matrix: 7
 def test_a_folder_is_the_same_one_wherever_it_is(photographs):
-    digest = dataset_digest(photographs("one"))
+    digest = digest_datasets(photographs("one"))
     assert len(digest) == 16 and int(digest, 16) > 0
-    assert dataset_digest(photographs("two")) == digest
+    assert digest_datasets(photographs("two")) == digest
 
 
 # matrix: 7
 def test_a_file_more_less_or_elsewhere_is_another_folder(photographs):
     digests = [
-        dataset_digest(photographs("one")),
-        dataset_digest(photographs("train", "train/cat/3.png")),
-        dataset_digest(photographs("class", "train/dog/3.png")),
-        dataset_digest(photographs("val", "val/cat/3.png")),
-        dataset_digest(photographs("classes", "train/emu/1.png")),
-        dataset_digest(photographs("grey", channels=1)),
+        digest_datasets(photographs("one")),
+        digest_datasets(photographs("train", "train/cat/3.png")),
+        digest_datasets(photographs("class", "train/dog/3.png")),
+        digest_datasets(photographs("val", "val/cat/3.png")),
+        digest_datasets(photographs("classes", "train/emu/1.png")),
+        digest_datasets(photographs("grey", channels=1)),
     ]
     assert len(set(digests)) == len(digests)
 
@@ -63,9 +63,9 @@ def test_pixels_labels_and_classes_count():
         Datasets(replace(train, info=names), data.val),
         Datasets(data.val, data.train),
     ]
-    digests = [dataset_digest(other) for other in others]
+    digests = [digest_datasets(other) for other in others]
     assert len(set(digests)) == len(digests)
-    assert dataset_digest(load_digits()) == digests[0]
+    assert digest_datasets(load_digits()) == digests[0]
 
 
 def test_cifar_takes_less_than_a_second_of_a_core():
@@ -74,5 +74,5 @@ def test_cifar_takes_less_than_a_second_of_a_core():
     pixels = np.zeros((60_000, 32, 32, 3), np.uint8)
     source = ArraySource(info, pixels, np.zeros(60_000, np.int64))
     started = time.process_time()
-    dataset_digest(Datasets(source, replace(source, images=pixels[:1], labels=source.labels[:1])))
+    digest_datasets(Datasets(source, replace(source, images=pixels[:1], labels=source.labels[:1])))
     assert time.process_time() - started < 1

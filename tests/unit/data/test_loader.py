@@ -19,9 +19,9 @@ from paceline.data.bad import BadImage
 from paceline.data.batch import Batch
 from paceline.data.inline import InlineLoader
 from paceline.data.loader import LoaderOptions, build_eval_loader, build_train_loader
-from paceline.data.processes import WorkerLoader
+from paceline.data.processes import ProcessLoader
 from paceline.data.sampler import EvalShard, TrainOrder
-from paceline.data.workers import Trail, enter_crew
+from paceline.data.workers import WorkerProgress, init_worker
 from paceline.recipe.schema.data import Data
 
 INFO = DatasetInfo("made", "train", 50, ("a", "b"), 3, (16, 16), (0.5,) * 3, (0.25,) * 3)
@@ -186,21 +186,21 @@ def test_no_workers_means_no_processes() -> None:
     inline, ahead = (
         build_train_loader(Data(), source(), order, always_16, LoaderOptions(workers, False)) for workers in (0, 1)
     )
-    assert isinstance(inline, InlineLoader) and isinstance(ahead, WorkerLoader)
+    assert isinstance(inline, InlineLoader) and isinstance(ahead, ProcessLoader)
 
 
 def test_workers_that_do_not_come_to_life_are_replaced(monkeypatch, tmp_path) -> None:
     """As when a fork has found a lock of the interpreter closed: the first generation never runs a line of ours."""
     first = tmp_path / "first"
 
-    def stillborn(parent: int, trail: Trail, worker: int) -> None:
+    def stillborn(parent: int, trail: WorkerProgress, worker: int) -> None:
         if worker == 1 and not first.exists():
             first.touch()
             time.sleep(60)
-        enter_crew(parent, trail, worker)
+        init_worker(parent, trail, worker)
 
-    monkeypatch.setattr(processes, "enter_crew", stillborn)
-    monkeypatch.setattr(processes, "BORN_S", 1.0)
+    monkeypatch.setattr(processes, "init_worker", stillborn)
+    monkeypatch.setattr(processes, "START_TIMEOUT_S", 1.0)
     order = TrainOrder(seed=1, num_images=50, batch_size=10)
     before = _children()
     alone, crew = (

@@ -13,9 +13,9 @@ from paceline.core.dataset import ArraySource, DatasetInfo, Sample, Source
 from paceline.core.errors import DataError
 from paceline.core.results import LoaderResult
 from paceline.data.loader import Loader, LoaderOptions, build_eval_loader, build_train_loader
-from paceline.data.processes import WorkerLoader
+from paceline.data.processes import ProcessLoader
 from paceline.data.sampler import EvalShard, TrainOrder
-from paceline.data.workers import Trail
+from paceline.data.workers import WorkerProgress
 from paceline.recipe.schema.data import Data
 
 INFO = DatasetInfo("made", "train", 50, ("a", "b"), 3, (16, 16), (0.5,) * 3, (0.25,) * 3)
@@ -68,7 +68,7 @@ class Ticking:
 def timed(
     source: Source, now: Callable[[], float] | None, *, workers: int = 0, data: Data = AUGMENT, size: int = 16
 ) -> Loader:
-    options = LoaderOptions(workers, pin_memory=False, now=now)
+    options = LoaderOptions(workers, pin_memory=False, clock=now)
     return build_train_loader(data, source, ORDER, lambda step: size, options)
 
 
@@ -177,9 +177,9 @@ def test_a_source_that_is_slow_shows_in_reading(workers: int) -> None:
 
 def test_the_queue_is_as_deep_as_what_lies_ready() -> None:
     loader = timed(arrays(), time.perf_counter, workers=2)
-    assert isinstance(loader, WorkerLoader)
+    assert isinstance(loader, ProcessLoader)
     for handed, _ in enumerate(loader.batches(0, 8), start=1):
-        _wait_for(loader.trail, min(8, handed + 4))
+        _wait_for(loader.progress, min(8, handed + 4))
     # Two workers make two batches ahead each. How many there are at the first request is chance.
     asked = [min(8, number + 4) - number for number in range(1, 8)]
     stats = stats_of(loader)
@@ -187,7 +187,7 @@ def test_the_queue_is_as_deep_as_what_lies_ready() -> None:
     assert stats.ready >= 7 / 8
 
 
-def _wait_for(trail: Trail, num_made: int) -> None:
+def _wait_for(trail: WorkerProgress, num_made: int) -> None:
     deadline = time.monotonic() + 20
     while trail.num_made < num_made:
         assert time.monotonic() < deadline
@@ -207,7 +207,7 @@ def test_a_batch_that_cannot_be_made_is_in_no_table(workers: int) -> None:
 
 
 def test_evaluation_is_timed_as_well() -> None:
-    options = LoaderOptions(0, pin_memory=False, now=Ticking())
+    options = LoaderOptions(0, pin_memory=False, clock=Ticking())
     loader = build_eval_loader(Data(), arrays(), EvalShard(50, 16), 16, options)
     list(loader.batches(0, 4))
     stats = stats_of(loader)

@@ -5,22 +5,22 @@ import pytest
 import torch
 from scipy import stats
 
-from paceline.data.mix import CutMix, MixUp, PairMixing, Unmixed, build_mixing
+from paceline.data.mix import CutMixMethod, MixUpMethod, NoMixing, PairMixer, build_mixer
 from paceline.recipe.schema.data import Data
 
 NUM_CLASSES = 5
 
 
-def mixing(*augment: object) -> PairMixing:
-    built = build_mixing(Data(augment=augment).augment, NUM_CLASSES)  # type: ignore[arg-type]
-    assert isinstance(built, PairMixing)
+def mixing(*augment: object) -> PairMixer:
+    built = build_mixer(Data(augment=augment).augment, NUM_CLASSES)  # type: ignore[arg-type]
+    assert isinstance(built, PairMixer)
     return built
 
 
-BOTH = (MixUp(0.2), CutMix(1.0))
+BOTH = (MixUpMethod(0.2), CutMixMethod(1.0))
 
 
-def prepared(mix: PairMixing, num: int = 40) -> torch.Tensor:
+def prepared(mix: PairMixer, num: int = 40) -> torch.Tensor:
     return torch.from_numpy(mix.prepare(np.random.default_rng(1).random((num, mix.num_draws))))
 
 
@@ -79,7 +79,7 @@ def test_targets_sum_to_one_and_keep_what_the_pixels_keep(augment: tuple[str, ..
 
 @pytest.mark.parametrize("parts", [2, 4, 10, 20])
 def test_parts_of_the_batch_mix_as_the_whole_does(parts: int) -> None:
-    mix = PairMixing(BOTH, NUM_CLASSES)
+    mix = PairMixer(BOTH, NUM_CLASSES)
     raw = np.random.default_rng(1).random((40, 4))
     images, labels = torch.rand((40, 3, 8, 8), generator=torch.Generator().manual_seed(0)), classes()
     whole = mix(images, labels, torch.from_numpy(mix.prepare(raw)))
@@ -90,7 +90,7 @@ def test_parts_of_the_batch_mix_as_the_whole_does(parts: int) -> None:
 
 
 def test_a_pair_takes_its_draws_from_its_first_image() -> None:
-    mix = PairMixing(BOTH, NUM_CLASSES)
+    mix = PairMixer(BOTH, NUM_CLASSES)
     draws = np.random.default_rng(1).random((40, 4))
     other = draws.copy()
     other[1::2] = 0.123
@@ -127,14 +127,14 @@ def test_each_kind_has_its_own_alpha() -> None:
 
 
 def test_without_mixing_labels_stay_labels() -> None:
-    mix = build_mixing(Data(augment=("flip",)).augment, NUM_CLASSES)  # type: ignore[arg-type]
-    assert isinstance(mix, Unmixed) and mix.num_draws == 0
+    mix = build_mixer(Data(augment=("flip",)).augment, NUM_CLASSES)  # type: ignore[arg-type]
+    assert isinstance(mix, NoMixing) and mix.num_draws == 0
     images, labels = mix(flat(), classes(), torch.empty((40, 0)))
     assert torch.equal(images, flat()) and torch.equal(labels, classes())
 
 
 def test_the_loss_takes_the_targets() -> None:
-    mix = PairMixing(BOTH, NUM_CLASSES)
+    mix = PairMixer(BOTH, NUM_CLASSES)
     _, targets = mix(flat(), classes(), prepared(mix))
     logits = torch.randn((40, NUM_CLASSES), generator=torch.Generator().manual_seed(0))
     expected = -(targets * logits.log_softmax(1)).sum(1).mean()

@@ -20,23 +20,23 @@ from paceline.core.dataset import DatasetInfo, Sample
 from paceline.core.errors import DataError, WatchError
 from paceline.core.units import Duration
 from paceline.data.augment.build import build_augments
-from paceline.data.augment.geometry import Flip
-from paceline.data.bad import build_instead
+from paceline.data.augment.geometry import BatchFlip
+from paceline.data.bad import build_bad_image_policy
 from paceline.data.batch import Batch
-from paceline.data.batches import Batches
-from paceline.data.laps import build_laps
-from paceline.data.native_loader import AHEAD, Finisher, NativeLoader
-from paceline.data.native_plan import Planner
-from paceline.data.reader import PictureReader
+from paceline.data.batches import BatchMaker
+from paceline.data.laps import build_batch_timer
+from paceline.data.native_loader import BATCHES_AHEAD, BatchFinisher, NativeLoader
+from paceline.data.native_plan import BatchPlanner
+from paceline.data.reader import ImageReader
 from paceline.data.sampler import EvalShard, TrainOrder
-from paceline.data.schedule import EvalSchedule, Schedule, TrainSchedule
-from paceline.data.sizing import CentreCrop, RandomResizedCrop, Sizing
-from paceline.data.slots import PagedSlots
-from paceline.data.tally import build_tally
-from paceline.data.workers import Trail, traced
+from paceline.data.schedule import BatchSchedule, EvalBatchSchedule, TrainBatchSchedule
+from paceline.data.sizing import CenterCropResizer, RandomCropResizer, Resizer
+from paceline.data.slots import PageableHostBuffers
+from paceline.data.tally import build_loader_stats
+from paceline.data.workers import WorkerProgress, track_source
 from paceline.recipe.schema.data import Data
 
-CROP = RandomResizedCrop((0.08, 1.0), (0.75, 4 / 3))
+CROP = RandomCropResizer((0.08, 1.0), (0.75, 4 / 3))
 NUM = 50
 BATCH = 10
 ORDER = TrainOrder(seed=1, num_images=NUM, batch_size=BATCH)
@@ -162,45 +162,47 @@ def cut(image: Image.Image, top: float, left: float, height: float, width: float
 def native_loader(
     pack: Pack,
     data: Data,
-    schedule: Schedule,
-    sizing: Sizing,
+    schedule: BatchSchedule,
+    sizing: Resizer,
     make_pool: Callable[[], PillowPool] = PillowPool,
-    slots: PagedSlots | None = None,
+    slots: PageableHostBuffers | None = None,
 ) -> NativeLoader:
     purpose = "train" if sizing is CROP else "eval"
     augments = build_augments(data.augment, (0.5,) * 3) if purpose == "train" else ()
-    flip = augments[0] if augments and isinstance(augments[0], Flip) else None
-    planner = Planner(pack, schedule, sizing, flip)
-    trail = Trail(3)
+    flip = augments[0] if augments and isinstance(augments[0], BatchFlip) else None
+    planner = BatchPlanner(pack, schedule, sizing, flip)
+    trail = WorkerProgress(3)
     finishers = []
     for worker in range(3):
-        laps = build_laps(time.perf_counter)
-        reader = PictureReader(traced(pack, trail.of(worker)), sizing, build_instead(data, purpose), laps)
-        batches = Batches(schedule, reader, augments[flip is not None :], laps)
-        finishers.append(Finisher(batches, pack.labels, planner.num_draws, pin_memory=False))
+        laps = build_batch_timer(time.perf_counter)
+        reader = ImageReader(
+            track_source(pack, trail.for_worker(worker)), sizing, build_bad_image_policy(data, purpose), laps
+        )
+        batches = BatchMaker(schedule, reader, augments[flip is not None :], laps)
+        finishers.append(BatchFinisher(batches, pack.labels, planner.num_draws, pin_memory=False))
     return NativeLoader(
         planner,
         finishers,
         make_pool,
-        slots or PagedSlots(),
+        slots or PageableHostBuffers(),
         timeout=data.worker_timeout,
-        trail=trail,
-        tally=build_tally(time.perf_counter, 2, "native"),
-        laps=build_laps(time.perf_counter),
+        progress=trail,
+        loader_stats=build_loader_stats(time.perf_counter, 2, "native"),
+        timer=build_batch_timer(time.perf_counter),
     )
 
 
-def schedule_of(data: Data) -> TrainSchedule:
+def schedule_of(data: Data) -> TrainBatchSchedule:
     augments = build_augments(data.augment, (0.5,) * 3)
     num_draws = CROP.num_draws + sum(augment.num_draws for augment in augments)
-    return TrainSchedule(ORDER, lambda step: 16, [False] * num_draws, 0, lambda draws: draws, 4)
+    return TrainBatchSchedule(ORDER, lambda step: 16, [False] * num_draws, 0, lambda draws: draws, 4)
 
 
 def alone(pack: Pack, data: Data, first: int = 0, stop: int = 5) -> list[Batch]:
     """Return the batches that Python makes of the same pack."""
-    laps = build_laps(None)
-    reader = PictureReader(pack, CROP, build_instead(data, "train"), laps)
-    batches = Batches(schedule_of(data), reader, build_augments(data.augment, (0.5,) * 3), laps)
+    laps = build_batch_timer(None)
+    reader = ImageReader(pack, CROP, build_bad_image_policy(data, "train"), laps)
+    batches = BatchMaker(schedule_of(data), reader, build_augments(data.augment, (0.5,) * 3), laps)
     return [batches[number] for number in range(first, stop)]
 
 
@@ -271,7 +273,7 @@ def test_a_record_that_nobody_can_decode_ends_the_run_in_its_turn(closing) -> No
 # matrix: 35
 def test_an_evaluation_leaves_out_what_nobody_can_decode(closing) -> None:
     pack = Pack(kept=tuple(range(NUM)), bad=(0, 1, 17, 48))
-    loader = native_loader(pack, SKIP, EvalSchedule(EvalShard(NUM, 16), 16), CentreCrop(0.875))
+    loader = native_loader(pack, SKIP, EvalBatchSchedule(EvalShard(NUM, 16), 16), CenterCropResizer(0.875))
     closing.append(loader)
     batches = list(loader.batches(0, 4))
     assert [len(batch) for batch in batches] == [14, 15, 16, 1]
@@ -283,7 +285,7 @@ def test_an_evaluation_leaves_out_what_nobody_can_decode(closing) -> None:
 
 
 def test_batches_stay_as_they_are_for_as_long_as_they_are_held(closing) -> None:
-    slots = PagedSlots()
+    slots = PageableHostBuffers()
     loader = native_loader(Pack(), FLIP, schedule_of(FLIP), CROP, slots=slots)
     closing.append(loader)
     held = list(loader.batches(0, 5))
@@ -296,11 +298,11 @@ def test_batches_stay_as_they_are_for_as_long_as_they_are_held(closing) -> None:
 
 
 def test_memory_is_that_of_the_batches_ahead_however_many_there_are(closing) -> None:
-    slots = PagedSlots()
+    slots = PageableHostBuffers()
     loader = native_loader(Pack(), FLIP, schedule_of(FLIP), CROP, slots=slots)
     closing.append(loader)
     for _ in loader.batches(0, 60):
-        assert slots.num_bytes <= (AHEAD + 2) * BATCH * 3 * 16 * 16
+        assert slots.num_bytes <= (BATCHES_AHEAD + 2) * BATCH * 3 * 16 * 16
 
 
 def test_no_more_is_asked_of_the_pool_than_the_batches_ahead(closing) -> None:
@@ -314,7 +316,7 @@ def test_no_more_is_asked_of_the_pool_than_the_batches_ahead(closing) -> None:
     closing.append(loader)
     assert not pools  # a fork may still come
     for handed, _ in enumerate(loader.batches(0, 20), start=1):
-        assert pools[0].submitted == min(20, handed - 1 + AHEAD)
+        assert pools[0].submitted == min(20, handed - 1 + BATCHES_AHEAD)
     list(loader.batches(0, 3))
     assert len(pools) == 1  # it lives on
     loader.close()
@@ -361,7 +363,7 @@ def test_the_table_adds_what_the_threads_of_the_pool_did(closing) -> None:
     assert stats.decode_s == 4 * 0.25 and stats.augment_s > 0
     assert stats.bytes_read == sum(len(FILES[index]) for index in read)
     assert stats.bytes_made == 40 * 3 * 16 * 16
-    assert 0 <= stats.queue_depth <= AHEAD
+    assert 0 <= stats.queue_depth <= BATCHES_AHEAD
 
 
 def test_an_iterator_that_is_given_up_leaves_the_loader_as_it_was(closing) -> None:
@@ -377,7 +379,7 @@ def test_an_iterator_that_is_given_up_leaves_the_loader_as_it_was(closing) -> No
 
 
 def test_sizes_of_batches_may_change_from_step_to_step(closing) -> None:
-    schedule = replace(schedule_of(FLIP), sizes=lambda step: 8 + 8 * (step % 3))
+    schedule = replace(schedule_of(FLIP), size_at_step=lambda step: 8 + 8 * (step % 3))
     loader = native_loader(Pack(), FLIP, schedule, CROP)
     closing.append(loader)
     assert [batch.images.shape[-1] for batch in loader.batches(0, 6)] == [8, 16, 24, 8, 16, 24]

@@ -7,13 +7,13 @@ import pytest
 from numpy.typing import NDArray
 
 from paceline.core.dataset import DatasetInfo, Sample
-from paceline.data.augment.geometry import Flip
-from paceline.data.native_plan import Planned, Planner
+from paceline.data.augment.geometry import BatchFlip
+from paceline.data.native_plan import BatchPlan, BatchPlanner
 from paceline.data.sampler import EvalShard, TrainOrder
-from paceline.data.schedule import EvalSchedule, TrainSchedule
-from paceline.data.sizing import CentreCrop, RandomResizedCrop
+from paceline.data.schedule import EvalBatchSchedule, TrainBatchSchedule
+from paceline.data.sizing import CenterCropResizer, RandomCropResizer
 
-CROP = RandomResizedCrop((0.08, 1.0), (0.75, 4 / 3))
+CROP = RandomCropResizer((0.08, 1.0), (0.75, 4 / 3))
 RECORD, FILE = 1, 2
 
 
@@ -63,18 +63,18 @@ class Facts:
         return (indices // 20).astype(np.int32), (indices % 20 * 5).astype(np.uint64), lengths
 
 
-def planner(*, flip: bool = True, sizes=lambda step: 16, batch: int = 12) -> Planner:
+def planner(*, flip: bool = True, sizes=lambda step: 16, batch: int = 12) -> BatchPlanner:
     order = TrainOrder(seed=1, num_images=60, batch_size=batch)
-    schedule = TrainSchedule(order, sizes, [False] * (CROP.num_draws + 1), 0, lambda draws: draws)
-    return Planner(Facts(), schedule, CROP, Flip(0.5) if flip else None)
+    schedule = TrainBatchSchedule(order, sizes, [False] * (CROP.num_draws + 1), 0, lambda draws: draws)
+    return BatchPlanner(Facts(), schedule, CROP, BatchFlip(0.5) if flip else None)
 
 
-def equal(one: Planned, other: Planned) -> bool:
+def equal(one: BatchPlan, other: BatchPlan) -> bool:
     return all(np.array_equal(mine, its) for mine, its in zip(one, other, strict=True))
 
 
-def memory_of(planned: Planned) -> list[bytes]:
-    return [bytes(planned.memories[shard])[:1] for shard in planned.shard_of.tolist()]
+def memory_of(planned: BatchPlan) -> list[bytes]:
+    return [bytes(planned.shard_buffers[shard])[:1] for shard in planned.shard_numbers.tolist()]
 
 
 def test_every_sample_is_told_by_its_box_its_mirror_and_its_place() -> None:
@@ -87,11 +87,11 @@ def test_every_sample_is_told_by_its_box_its_mirror_and_its_place() -> None:
             is_known = index % 7 != 2 and index % 11 != 3 and not 20 <= index < 40
             assert planned.lengths[row] == (5 if is_known else 0)
             if is_known:
-                box = CROP.box(20 + index, 30, draws[row, : CROP.num_draws])
+                box = CROP.choose_box(20 + index, 30, draws[row, : CROP.num_draws])
                 assert planned.boxes[row].tolist() == list(box)
                 assert planned.offsets[row] == index % 20 * 5
                 assert memory_of(planned)[row] == bytes([index // 20])
-        assert planned.inside and planned.size == 16
+        assert planned.is_inside and planned.size == 16
 
 
 def test_a_plan_does_not_depend_on_where_planning_starts() -> None:
@@ -100,7 +100,7 @@ def test_a_plan_does_not_depend_on_where_planning_starts() -> None:
     assert [planned.number for planned in later] == [7, 8, 9, 10, 11]
     for one, other in zip(whole[7:], later, strict=True):
         assert memory_of(one) == memory_of(other)
-        places = {"memories": (), "shard_of": one.shard_of}  # counted among the shards that are needed together
+        places = {"memories": (), "shard_of": one.shard_numbers}  # counted among the shards that are needed together
         assert equal(one._replace(**places), other._replace(**places))
 
 
@@ -124,12 +124,12 @@ def test_only_shards_that_are_needed_are_asked_for() -> None:
     plan = planner()
     list(plan.batches(0, 1))
     assert plan.source.files.asked == [0, 1, 2]  # type: ignore[attr-defined]
-    schedule = EvalSchedule(EvalShard(10, 4), 16)
+    schedule = EvalBatchSchedule(EvalShard(10, 4), 16)
     facts = Facts()
-    batches = list(Planner(facts, schedule, CentreCrop(0.875), None).batches(0, 3))
+    batches = list(BatchPlanner(facts, schedule, CenterCropResizer(0.875), None).batches(0, 3))
     assert facts.files.asked == [0]
     assert [len(planned.indices) for planned in batches] == [4, 4, 2]
-    assert not any(planned.inside for planned in batches) and batches[0].draws.shape == (4, 0)
+    assert not any(planned.is_inside for planned in batches) and batches[0].draws.shape == (4, 0)
 
 
 @pytest.mark.parametrize("batch", [1, 60])

@@ -18,9 +18,9 @@ from paceline.core.errors import DataError, RecipeError
 from paceline.data import nvjpeg
 from paceline.data.bad import ImageError
 from paceline.data.batch import Batch
-from paceline.data.jpeg import Jpeg, jpeg_header
+from paceline.data.jpeg import JpegHeader, parse_jpeg_header
 from paceline.data.loader import Loader, LoaderOptions, build_eval_loader, build_train_loader
-from paceline.data.nvjpeg import build_decoder, upright
+from paceline.data.nvjpeg import apply_orientation, build_jpeg_decoder
 from paceline.data.sampler import EvalShard, TrainOrder
 from paceline.recipe.schema.data import Data
 
@@ -123,24 +123,24 @@ def test_a_file_that_cannot_be_decoded_is_named_or_another_stands_in_as_on_the_h
 @pytest.mark.parametrize("orientation", range(10))
 def test_pictures_are_turned_as_pillow_turns_them(orientation: int) -> None:
     data = photograph(5, orientation=orientation)
-    header = jpeg_header(data)
+    header = parse_jpeg_header(data)
     assert header is not None
-    (stored,) = build_decoder(CPU, 3)([data])
+    (stored,) = build_jpeg_decoder(CPU, 3)([data])
     turned = np.asarray(ImageOps.exif_transpose(Image.open(BytesIO(data)).convert("RGB")))
-    found = upright(stored, nvjpeg.orientation(header.exif)).permute(1, 2, 0)
+    found = apply_orientation(stored, nvjpeg.read_orientation(header.exif)).permute(1, 2, 0)
     assert_nearly(found, torch.from_numpy(turned.copy()), most=2, mean=0.1)
 
 
 def test_a_header_says_what_it_is_of_and_a_damaged_one_nothing() -> None:
     data = photograph(5, orientation=6)
-    header = jpeg_header(data)
+    header = parse_jpeg_header(data)
     with Image.open(BytesIO(data)) as image:
-        assert header == Jpeg(image.height, image.width, 3, image.info["exif"])
-    assert [getattr(jpeg_header(photograph(5, mode=mode)), "components", 0) for mode in ("L", "CMYK")] == [1, 4]
-    assert jpeg_header(photograph(5, "PNG")) is None
-    wholes = [length for length in range(len(data)) if jpeg_header(data[:length]) == header]
+        assert header == JpegHeader(image.height, image.width, 3, image.info["exif"])
+    assert [getattr(parse_jpeg_header(photograph(5, mode=mode)), "components", 0) for mode in ("L", "CMYK")] == [1, 4]
+    assert parse_jpeg_header(photograph(5, "PNG")) is None
+    wholes = [length for length in range(len(data)) if parse_jpeg_header(data[:length]) == header]
     assert wholes and wholes == list(range(wholes[0], len(data)))
-    assert all(jpeg_header(data[:length]) is None for length in range(wholes[0]))
+    assert all(parse_jpeg_header(data[:length]) is None for length in range(wholes[0]))
 
 
 def test_a_header_says_whether_three_colours_are_stored_as_they_are() -> None:
@@ -157,7 +157,7 @@ def test_a_header_says_whether_three_colours_are_stored_as_they_are() -> None:
         photograph(5),
         photograph(5, mode="L"),
     ]
-    headers = [jpeg_header(each) for each in without]
+    headers = [parse_jpeg_header(each) for each in without]
     assert [header is not None and header.is_rgb for header in headers] == [True, True, True, False, False, False]
 
 
@@ -198,7 +198,7 @@ def test_a_torchvision_that_decodes_nothing_is_said_in_one_line(monkeypatch: pyt
     with pytest.raises(
         RecipeError, match=r"data\.loader: nvjpeg: .*not compiled with nvJPEG.*\(set data\.loader=auto\)"
     ):
-        build_decoder(CPU, 3)
+        build_jpeg_decoder(CPU, 3)
 
 
 def test_grey_sets_are_decoded_to_one_channel() -> None:

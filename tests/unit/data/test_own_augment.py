@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from paceline.core.errors import RecipeError
-from paceline.data.augment.build import build_augments, needs_host
-from paceline.data.finish import build_finish
-from paceline.data.placement import Placed, Placement
+from paceline.data.augment.build import build_augments, has_host_augments
+from paceline.data.finish import build_device_transforms
+from paceline.data.placement import DeviceBatch, DeviceTransfer
 from paceline.recipe.schema.augment import Flip, OwnAugment
 from paceline.recipe.schema.data import Data
 
@@ -49,14 +49,14 @@ def test_it_stands_in_its_place_and_changes_images_by_its_draws(section) -> None
 
 def test_it_is_left_to_the_device_and_done_there_with_its_own_draws(section) -> None:
     data = Data(augment=(Flip(), section(most=10)))
-    assert not needs_host(data)
-    place = Placement(torch.device("cpu"), torch.float32, (0.0,), (1.0,), torch.contiguous_format)
-    deferred = build_finish(data, place, 2, on_device=True)
+    assert not has_host_augments(data)
+    place = DeviceTransfer(torch.device("cpu"), torch.float32, (0.0,), (1.0,), torch.contiguous_format)
+    deferred = build_device_transforms(data, place, 2, on_device=True)
     draws = torch.tensor([[0.9, 0.0], [0.9, 0.5]], dtype=torch.float64)  # no flip; then its own
-    images, _ = deferred(Placed(IMAGES, torch.zeros(2, dtype=torch.int64), draws))
+    images, _ = deferred(DeviceBatch(IMAGES, torch.zeros(2, dtype=torch.int64), draws))
     wanted = IMAGES + torch.tensor([0, 5], dtype=torch.uint8)[:, None, None, None]
-    assert torch.equal(images, place.normalise(wanted))
-    assert build_finish(data, place, 2, on_device=False).augments == (), "and else it is the loader's"
+    assert torch.equal(images, place.normalize(wanted))
+    assert build_device_transforms(data, place, 2, on_device=False).augments == (), "and else it is the loader's"
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from paceline.core.dataset import ArraySource, DatasetInfo
-from paceline.data.pixels import MappedPixels, ResidentPixels, build_pixels
+from paceline.data.pixels import MappedImageStore, TensorImageStore, build_image_store
 
 INFO = DatasetInfo("made", "train", 9, ("a", "b"), 3, (4, 6), (0.5,) * 3, (0.25,) * 3)
 
@@ -16,8 +16,8 @@ def source() -> ArraySource:
 
 def test_a_large_set_stays_where_it_is_and_gives_the_same_batches() -> None:
     arrays = source()
-    resident, mapped = build_pixels(arrays), build_pixels(arrays, most_copied_bytes=arrays.images.nbytes - 1)
-    assert isinstance(resident, ResidentPixels) and isinstance(mapped, MappedPixels)
+    resident, mapped = build_image_store(arrays), build_image_store(arrays, max_copied_bytes=arrays.images.nbytes - 1)
+    assert isinstance(resident, TensorImageStore) and isinstance(mapped, MappedImageStore)
     assert np.shares_memory(mapped.images, arrays.images) and not np.shares_memory(resident.images, arrays.images)
     indices = np.array([8, 0, 8, 3])
     expected = torch.from_numpy(arrays.images[indices].transpose(0, 3, 1, 2).copy())
@@ -27,4 +27,4 @@ def test_a_large_set_stays_where_it_is_and_gives_the_same_batches() -> None:
 
 
 def test_a_set_of_just_the_limit_is_copied() -> None:
-    assert isinstance(build_pixels(source(), most_copied_bytes=source().images.nbytes), ResidentPixels)
+    assert isinstance(build_image_store(source(), max_copied_bytes=source().images.nbytes), TensorImageStore)

@@ -5,15 +5,15 @@ import pytest
 import torch
 
 from paceline.data.batch import Batch
-from paceline.data.placement import Placement
+from paceline.data.placement import DeviceTransfer
 
 MEAN, STD = (0.3047, 0.5071, 0.4865), (0.3756, 0.2673, 0.2564)
 PIXELS = torch.arange(256, dtype=torch.uint8).repeat(3, 1).view(1, 3, 16, 16)
 
 
 def normalised(dtype: torch.dtype) -> torch.Tensor:
-    place = Placement(torch.device("cpu"), dtype, MEAN, STD, torch.channels_last)
-    images = place.normalise(PIXELS)
+    place = DeviceTransfer(torch.device("cpu"), dtype, MEAN, STD, torch.channels_last)
+    images = place.normalize(PIXELS)
     assert images.dtype == dtype and images.is_contiguous(memory_format=torch.channels_last)
     return images
 
@@ -30,9 +30,9 @@ def test_float32_and_float64_are_computed_in_themselves(dtype: torch.dtype) -> N
 
 
 def test_a_batch_that_is_on_the_device_is_placed_as_it_is() -> None:
-    place = Placement(torch.device("meta"), torch.float32, MEAN, STD, torch.channels_last)
+    place = DeviceTransfer(torch.device("meta"), torch.float32, MEAN, STD, torch.channels_last)
     indices = np.arange(1)
-    batch = place.keep(Batch(PIXELS, torch.zeros(1, dtype=torch.int64), indices, torch.empty(1, 0)))
+    batch = place.to_device(Batch(PIXELS, torch.zeros(1, dtype=torch.int64), indices, torch.empty(1, 0)))
     placed = place(batch)
     assert placed.images is batch.images and placed.labels is batch.labels and placed.draws is batch.draws
     assert placed.images.device.type == "meta" and batch.indices is indices

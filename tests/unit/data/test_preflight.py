@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from paceline.core.errors import WorldError
-from paceline.data.preflight import SHARED_MEMORY, batch_bytes, check_room
+from paceline.data.preflight import SHARED_MEMORY, check_worker_limits, estimate_batch_bytes
 
 MB = 10**6
 
@@ -26,12 +26,12 @@ def free(monkeypatch):
 
 def said(workers, num_bytes, local_ranks=1):
     with pytest.raises(WorldError) as caught:
-        check_room(workers, 2, num_bytes, local_ranks)
+        check_worker_limits(workers, 2, num_bytes, local_ranks)
     return str(caught.value)
 
 
 def test_a_batch_takes_what_its_images_take_and_a_little():
-    assert 256 * 3 * 224 * 224 < batch_bytes(256, 3, 224) < 1.01 * 256 * 3 * 224 * 224
+    assert 256 * 3 * 224 * 224 < estimate_batch_bytes(256, 3, 224) < 1.01 * 256 * 3 * 224 * 224
 
 
 # matrix: 43
@@ -41,7 +41,7 @@ def test_too_little_shared_memory_is_refused_with_what_fits(free):
         "data.workers: the batches of 8 workers need 1.7 GB of shared memory, and /dev/shm has 500.0 MB free "
         "(set data.workers=2, or start the container with --shm-size=1623m)"
     )
-    check_room(2, 2, 100 * MB, 1)
+    check_worker_limits(2, 2, 100 * MB, 1)
     assert "set data.workers=1," in said(2, 100 * MB + 1)
 
 
@@ -56,15 +56,15 @@ def test_the_ranks_of_a_node_share_its_memory(free):
 
 def test_without_workers_no_room_is_needed(free):
     free(0)
-    check_room(0, 2, 100 * MB, 8)
+    check_worker_limits(0, 2, 100 * MB, 8)
 
 
 LIMITED = """
 import resource, sys
-from paceline.data.preflight import check_room
+from paceline.data.preflight import check_worker_limits
 soft, hard = int(sys.argv[1]), int(sys.argv[2])
 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-check_room(2, 2, 1000, 1)
+check_worker_limits(2, 2, 1000, 1)
 print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 """
 
@@ -95,7 +95,7 @@ def test_a_soft_limit_of_open_files_is_raised_where_the_hard_one_has_room():
 def test_a_small_shared_memory_is_seen_for_real():
     script = (
         f"mount -t tmpfs -o size=1m none {SHARED_MEMORY} && exec {sys.executable} -c "
-        "'from paceline.data.preflight import check_room; check_room(2, 2, 1000000, 1)'"
+        "'from paceline.data.preflight import check_worker_limits; check_worker_limits(2, 2, 1000000, 1)'"
     )
     command = ["unshare", "-m", "sh", "-c", script]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -107,5 +107,5 @@ def test_a_small_shared_memory_is_seen_for_real():
 def test_the_limits_of_this_process_are_left_alone(free):
     free(10**12)
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    check_room(1, 2, 1000, 1)
+    check_worker_limits(1, 2, 1000, 1)
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == before

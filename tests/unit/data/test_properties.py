@@ -56,7 +56,9 @@ def test_a_resumed_order_is_the_rest_of_the_whole_one(case, asked: list[int]) ->
 
 @given(st.integers(1, 400), st.integers(1, 64), st.integers(1, 17), st.integers(0, 300))
 def test_every_image_is_evaluated_once_in_order(num_images: int, batch: int, world_size: int, more: int) -> None:
-    shards = [EvalShard(num_images, batch, rank, world_size, of=num_images + more) for rank in range(world_size)]
+    shards = [
+        EvalShard(num_images, batch, rank, world_size, split_size=num_images + more) for rank in range(world_size)
+    ]
     batches = [[shard.indices(number) for number in range(shard.num_batches)] for shard in shards]
     assert all(0 < len(each) <= batch for shard in batches for each in shard)
     sizes = [sum(len(each) for each in shard) for shard in batches]

@@ -13,10 +13,10 @@ import torch
 from paceline.core.dataset import ArraySource, DatasetInfo, Sample
 from paceline.core.errors import DataError
 from paceline.data.batch import Batch
-from paceline.data.finish import build_finish
+from paceline.data.finish import build_device_transforms
 from paceline.data.loader import Loader, LoaderOptions, build_train_loader
-from paceline.data.placement import Placement
-from paceline.data.replay import NUM_REPLAYED, ReplayedLoader, as_it_is
+from paceline.data.placement import DeviceTransfer
+from paceline.data.replay import NUM_REPLAYED_BATCHES, ReplayLoader, keep_on_host
 from paceline.data.sampler import TrainOrder
 from paceline.recipe.schema.data import Data
 
@@ -31,7 +31,7 @@ def source() -> ArraySource:
 
 
 def loader_of(workers: int = 0, data: Data = MIX, *, on_device: bool = False) -> Loader:
-    options = LoaderOptions(workers, pin_memory=False, on_device=on_device, now=time.perf_counter)
+    options = LoaderOptions(workers, pin_memory=False, on_device=on_device, clock=time.perf_counter)
     return build_train_loader(data, source(), ORDER, lambda step: 16 + step, options)
 
 
@@ -43,14 +43,14 @@ def same(one: Batch, other: Batch) -> bool:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_first_batches_come_over_and_over_in_their_sizes(workers: int) -> None:
     made = list(loader_of().batches(3, 7))
-    replayed = list(ReplayedLoader(loader_of(workers), 4, as_it_is).batches(3, 13))
+    replayed = list(ReplayLoader(loader_of(workers), 4, keep_on_host).batches(3, 13))
     assert len(replayed) == 10
     assert all(same(batch, made[position % 4]) for position, batch in enumerate(replayed))
 
 
 @pytest.mark.parametrize("num_steps", [0, 1, 4])
 def test_fewer_steps_than_replays_make_no_more_batches(num_steps: int) -> None:
-    loader = ReplayedLoader(loader_of(), 4, as_it_is)
+    loader = ReplayLoader(loader_of(), 4, keep_on_host)
     assert len(list(loader.batches(2, 2 + num_steps))) == num_steps
     stats = loader.stats()
     assert stats is not None and stats.batches == num_steps
@@ -58,7 +58,7 @@ def test_fewer_steps_than_replays_make_no_more_batches(num_steps: int) -> None:
 
 def test_workers_have_ended_when_the_first_batch_is_handed_out() -> None:
     before = set(active_children())
-    replayed = ReplayedLoader(loader_of(workers=2), NUM_REPLAYED, as_it_is).batches(0, 100)
+    replayed = ReplayLoader(loader_of(workers=2), NUM_REPLAYED_BATCHES, keep_on_host).batches(0, 100)
     next(replayed)
     assert set(active_children()) <= before
     assert len(list(replayed)) == 99
@@ -67,12 +67,12 @@ def test_workers_have_ended_when_the_first_batch_is_handed_out() -> None:
 def test_threads_have_ended_when_the_first_batch_is_handed_out() -> None:
     options = LoaderOptions(2, pin_memory=False, loader="threads")
     loader = build_train_loader(MIX, source(), ORDER, lambda step: 16, options)
-    next(ReplayedLoader(loader, NUM_REPLAYED, as_it_is).batches(0, 100))
+    next(ReplayLoader(loader, NUM_REPLAYED_BATCHES, keep_on_host).batches(0, 100))
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("loader")]
 
 
 def test_the_table_is_that_of_the_batches_made() -> None:
-    loader = ReplayedLoader(loader_of(), 4, as_it_is)
+    loader = ReplayLoader(loader_of(), 4, keep_on_host)
     list(loader.batches(0, 10))
     stats = loader.stats()
     assert stats is not None and (stats.batches, stats.images) == (4, 40)
@@ -98,23 +98,23 @@ class Holed:
 def test_bad_samples_are_told_of_once() -> None:
     options = LoaderOptions(0, pin_memory=False)
     made = build_train_loader(Data(on_bad_image="skip"), Holed(), ORDER, lambda step: 16, options)
-    told = [batch.bad for batch in ReplayedLoader(made, 5, as_it_is).batches(0, 15)]
+    told = [batch.bad for batch in ReplayLoader(made, 5, keep_on_host).batches(0, 15)]
     assert {bad.index for row in told[:5] for bad in row} == {7, 8}
     assert told[5:] == [()] * 10
 
 
-def on(device: str) -> Placement:
-    return Placement(torch.device(device), torch.float32, INFO.mean, INFO.std, torch.channels_last)
+def on(device: str) -> DeviceTransfer:
+    return DeviceTransfer(torch.device(device), torch.float32, INFO.mean, INFO.std, torch.channels_last)
 
 
 def test_batches_are_brought_to_the_device_once_each() -> None:
     place, kept = on("meta"), []
 
     def keep(batch: Batch) -> Batch:
-        kept.append(place.keep(batch))
+        kept.append(place.to_device(batch))
         return kept[-1]
 
-    replayed: Iterator[Batch] = ReplayedLoader(loader_of(), 4, keep).batches(0, 12)
+    replayed: Iterator[Batch] = ReplayLoader(loader_of(), 4, keep).batches(0, 12)
     for position, batch in enumerate(replayed):
         placed = place(batch)
         assert placed.images.device.type == "meta"
@@ -126,8 +126,8 @@ def test_batches_are_brought_to_the_device_once_each() -> None:
 def test_a_step_leaves_a_batch_as_it_is() -> None:
     """On a CPU placing copies nothing, so what a step changed in place would be there at the next replay."""
     place = on("cpu")
-    finish = build_finish(MIX, place, 2, on_device=True)
-    replayed = ReplayedLoader(loader_of(on_device=True), 2, place.keep).batches(0, 4)
+    finish = build_device_transforms(MIX, place, 2, on_device=True)
+    replayed = ReplayLoader(loader_of(on_device=True), 2, place.to_device).batches(0, 4)
     steps = [finish(place(batch)) for batch in replayed]
     made = list(loader_of(on_device=True).batches(0, 2))
     for step, (images, targets) in enumerate(steps):

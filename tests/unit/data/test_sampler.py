@@ -47,7 +47,7 @@ def test_steps_may_be_asked_for_in_any_order() -> None:
 @pytest.mark.parametrize("num_images", [1, 3, 21, 360])
 @pytest.mark.parametrize("world_size", [1, 2, 3, 7])
 def test_every_image_is_evaluated_once_by_one_rank(num_images: int, world_size: int) -> None:
-    shards = [EvalShard(num_images, batch=8, rank=rank, world_size=world_size) for rank in range(world_size)]
+    shards = [EvalShard(num_images, batch_size=8, rank=rank, world_size=world_size) for rank in range(world_size)]
     seen = [index for shard in shards for number in range(shard.num_batches) for index in shard.indices(number)]
     assert seen == list(range(num_images))
 
@@ -56,7 +56,9 @@ def test_every_image_is_evaluated_once_by_one_rank(num_images: int, world_size: 
 def test_a_part_of_a_split_is_the_same_distinct_samples_in_order_whoever_asks(num_images: int, of: int) -> None:
     seen = {}
     for world_size in (1, 3):
-        shards = [EvalShard(num_images, 8, rank=rank, world_size=world_size, of=of) for rank in range(world_size)]
+        shards = [
+            EvalShard(num_images, 8, rank=rank, world_size=world_size, split_size=of) for rank in range(world_size)
+        ]
         parts = [shard.indices(number) for shard in shards for number in range(shard.num_batches)]
         seen[world_size] = np.concatenate(parts).tolist()
     assert seen[1] == seen[3] == sorted(set(seen[1]))
@@ -67,18 +69,18 @@ def test_a_part_of_a_split_is_the_same_distinct_samples_in_order_whoever_asks(nu
     "classes", [np.repeat(np.arange(10), 100), np.tile(np.arange(10), 100)], ids=["sorted", "round"]
 )
 def test_a_part_of_a_split_has_images_of_each_class_however_they_are_sorted(classes: np.ndarray) -> None:
-    shard = EvalShard(200, batch=200, of=len(classes))
+    shard = EvalShard(200, batch_size=200, split_size=len(classes))
     counts = np.bincount(classes[shard.indices(0)], minlength=10)
     assert counts.sum() == 200 and counts.min() >= 10 and counts.max() <= 30
 
 
 def test_more_samples_than_there_are_cannot_be_evaluated() -> None:
     with pytest.raises(AssertionError, match="6 of 5 samples"):
-        EvalShard(6, batch=8, of=5)
+        EvalShard(6, batch_size=8, split_size=5)
 
 
 def test_a_rank_without_images_evaluates_no_batch() -> None:
-    assert EvalShard(1, batch=8, rank=0, world_size=2).num_batches == 0
+    assert EvalShard(1, batch_size=8, rank=0, world_size=2).num_batches == 0
 
 
 def test_two_epochs_are_at_hand_at_once_and_no_more(monkeypatch) -> None:

@@ -3,16 +3,16 @@
 import numpy as np
 import pytest
 
-from paceline.data.draws import draw
+from paceline.data.draws import draw_uniform
 from paceline.data.sampler import EvalShard, TrainOrder
-from paceline.data.schedule import EvalSchedule, TrainSchedule
+from paceline.data.schedule import EvalBatchSchedule, TrainBatchSchedule
 
 ORDER = TrainOrder(seed=5, num_images=50, batch_size=8, rank=1, world_size=2)
 ALTERNATING = (False, True, False, False, False)
 
 
-def schedule(at_once: int) -> TrainSchedule:
-    return TrainSchedule(ORDER, lambda step: 10 + step, ALTERNATING, 2, lambda draws: draws * 2, at_once)
+def schedule(at_once: int) -> TrainBatchSchedule:
+    return TrainBatchSchedule(ORDER, lambda step: 10 + step, ALTERNATING, 2, lambda draws: draws * 2, at_once)
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 4, 100])
@@ -20,7 +20,7 @@ def schedule(at_once: int) -> TrainSchedule:
 def test_draws_are_those_of_the_step_alone_with_mixing_prepared(at_once: int, asked) -> None:
     several = schedule(at_once)
     for step in asked:
-        expected = draw(5, step // 6, ORDER.indices(step), ALTERNATING)
+        expected = draw_uniform(5, step // 6, ORDER.indices(step), ALTERNATING)
         expected[:, 3:] *= 2
         assert np.array_equal(several.draws(step), expected)
         assert np.array_equal(several.indices(step), ORDER.indices(step)) and several.size(step) == 10 + step
@@ -34,7 +34,7 @@ def test_draws_are_not_kept_for_more_than_the_steps_that_are_drawn_together() ->
 
 
 def test_evaluation_draws_nothing() -> None:
-    found = EvalSchedule(EvalShard(10, 4), 32)
+    found = EvalBatchSchedule(EvalShard(10, 4), 32)
     assert [len(found.indices(number)) for number in range(3)] == [4, 4, 2]
     assert [found.draws(number).shape for number in range(3)] == [(4, 0), (4, 0), (2, 0)]
-    assert found.size(1) == 32 and found.title(1) == "evaluation batch 2"
+    assert found.size(1) == 32 and found.describe(1) == "evaluation batch 2"

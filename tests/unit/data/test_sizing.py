@@ -7,7 +7,14 @@ from PIL import Image
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
-from paceline.data.sizing import CentreCrop, RandomResizedCrop, Sizing, Stretch, build_eval_sizing, build_train_sizing
+from paceline.data.sizing import (
+    CenterCropResizer,
+    RandomCropResizer,
+    Resizer,
+    StretchResizer,
+    build_eval_resizer,
+    build_train_resizer,
+)
 from paceline.recipe.schema.data import Data
 
 NO_DRAWS = np.empty(0)
@@ -20,7 +27,7 @@ def picture(width: int, height: int) -> Image.Image:
 
 @pytest.mark.parametrize("size", [(500, 375), (75, 56), (411, 120), (1, 1), (3, 500)])
 def test_every_sizing_gives_the_size_asked_for(size: tuple[int, int]) -> None:
-    for sizing in (Stretch(), CentreCrop(0.875), RandomResizedCrop((0.08, 1.0), (0.75, 4 / 3))):
+    for sizing in (StretchResizer(), CenterCropResizer(0.875), RandomCropResizer((0.08, 1.0), (0.75, 4 / 3))):
         draws = np.random.default_rng(0).random(sizing.num_draws)
         result = sizing(picture(*size), draws, 64)
         assert result.shape == (3, 64, 64) and result.dtype == torch.uint8
@@ -29,27 +36,27 @@ def test_every_sizing_gives_the_size_asked_for(size: tuple[int, int]) -> None:
 def test_evaluation_scales_the_short_side_and_cuts_the_centre() -> None:
     whole = picture(500, 375)
     expected = F.center_crop(F.resize(whole, [256], antialias=True), [224, 224])
-    assert torch.equal(CentreCrop(0.875)(whole, NO_DRAWS, 224), F.pil_to_tensor(expected))
+    assert torch.equal(CenterCropResizer(0.875)(whole, NO_DRAWS, 224), F.pil_to_tensor(expected))
 
 
 @pytest.mark.parametrize("size", [(1, 30_000), (30_000, 1)])
 def test_a_thread_of_an_image_is_cut_before_it_is_scaled(size: tuple[int, int]) -> None:
     """Scaled by its short side it would be 2 GB."""
-    assert CentreCrop(0.875)(picture(*size), NO_DRAWS, 224).shape == (3, 224, 224)
+    assert CenterCropResizer(0.875)(picture(*size), NO_DRAWS, 224).shape == (3, 224, 224)
 
 
 def test_cutting_a_long_picture_first_changes_next_to_nothing() -> None:
     long = picture(900, 100)
     expected = F.pil_to_tensor(F.center_crop(F.resize(long, [256], antialias=True), [224, 224]))
-    assert (CentreCrop(0.875)(long, NO_DRAWS, 224).int() - expected.int()).abs().float().mean() < 1
+    assert (CenterCropResizer(0.875)(long, NO_DRAWS, 224).int() - expected.int()).abs().float().mean() < 1
 
 
 def test_a_random_crop_lies_inside_and_keeps_to_its_ranges() -> None:
-    crop = RandomResizedCrop((0.08, 1.0), (0.75, 4 / 3))
+    crop = RandomCropResizer((0.08, 1.0), (0.75, 4 / 3))
     rng = np.random.default_rng(1)
     areas = []
     for _ in range(2000):
-        top, left, height, width = crop.box(375, 500, rng.random(crop.num_draws))
+        top, left, height, width = crop.choose_box(375, 500, rng.random(crop.num_draws))
         assert 0 <= top <= 375 - height and 0 <= left <= 500 - width
         assert 0.70 < width / height < 1.40
         areas.append(height * width / (375 * 500))
@@ -66,19 +73,19 @@ def _torchvision_mean_area() -> float:
 
 
 def test_a_picture_too_long_for_any_try_gives_the_centre() -> None:
-    crop = RandomResizedCrop((0.9, 1.0), (0.75, 4 / 3))
-    top, left, height, width = crop.box(10, 1000, np.full(crop.num_draws, 0.5))
+    crop = RandomCropResizer((0.9, 1.0), (0.75, 4 / 3))
+    top, left, height, width = crop.choose_box(10, 1000, np.full(crop.num_draws, 0.5))
     assert (top, height, width) == (0, 10, 13)
     assert left == (1000 - 13) // 2
 
 
 def test_the_first_augmentation_chooses_how_training_images_are_sized() -> None:
     random, stretch = Data(augment=("random_resized_crop",)), Data(augment=("resize",))  # type: ignore[arg-type]
-    assert isinstance(build_train_sizing(random), RandomResizedCrop)
-    assert isinstance(build_train_sizing(stretch), Stretch)
-    assert isinstance(build_train_sizing(Data()), CentreCrop)
-    assert isinstance(build_eval_sizing(random), CentreCrop)
-    assert isinstance(build_eval_sizing(Data(eval_resize="stretch")), Stretch)
+    assert isinstance(build_train_resizer(random), RandomCropResizer)
+    assert isinstance(build_train_resizer(stretch), StretchResizer)
+    assert isinstance(build_train_resizer(Data()), CenterCropResizer)
+    assert isinstance(build_eval_resizer(random), CenterCropResizer)
+    assert isinstance(build_eval_resizer(Data(eval_resize="stretch")), StretchResizer)
 
 
 SIZES = [
@@ -106,20 +113,20 @@ def cut(image: Image.Image, box: list[float], size: int, *, inside: bool) -> tor
 
 
 def test_the_regions_of_random_crops_are_their_boxes_to_the_bit() -> None:
-    crop = RandomResizedCrop((0.08, 1.0), (0.75, 4 / 3))
+    crop = RandomCropResizer((0.08, 1.0), (0.75, 4 / 3))
     rng = np.random.default_rng(2)
     sizes = np.concatenate([np.array(SIZES), rng.integers(1, 800, (3000, 2))])
     draws = rng.random((len(sizes), crop.num_draws))
-    regions = crop.regions(sizes, draws, 224)
-    boxes = [crop.box(*size, draw) for size, draw in zip(sizes.tolist(), draws, strict=True)]
-    assert regions.inside and regions.boxes.dtype == np.float64
+    regions = crop.compute_regions(sizes, draws, 224)
+    boxes = [crop.choose_box(*size, draw) for size, draw in zip(sizes.tolist(), draws, strict=True)]
+    assert regions.is_inside and regions.boxes.dtype == np.float64
     assert np.array_equal(regions.boxes, np.array(boxes))
 
 
 def test_regions_fall_back_to_the_centre_where_no_try_fits() -> None:
-    crop = RandomResizedCrop((0.9, 1.0), (0.75, 4 / 3))
+    crop = RandomCropResizer((0.9, 1.0), (0.75, 4 / 3))
     draws = np.full((2, crop.num_draws), 0.5)
-    assert crop.regions(np.array([[10, 1000], [1000, 10]]), draws, 8).boxes.tolist() == [
+    assert crop.compute_regions(np.array([[10, 1000], [1000, 10]]), draws, 8).boxes.tolist() == [
         [0, (1000 - 13) // 2, 10, 13],
         [(1000 - 13) // 2, 0, 13, 10],
     ]
@@ -130,9 +137,9 @@ def test_regions_fall_back_to_the_centre_where_no_try_fits() -> None:
 def test_the_region_of_a_centre_crop_is_what_scaling_and_cutting_gives(size: tuple[int, int], share: float) -> None:
     """Pillow rounds between its two passes, whose order it may choose anew: off by one or two here and there."""
     image = picture(size[1], size[0])
-    regions = CentreCrop(share).regions(np.array([size]), np.empty((1, 0)), 64)
-    assert not regions.inside
-    expected = CentreCrop(share)(image, NO_DRAWS, 64)
+    regions = CenterCropResizer(share).compute_regions(np.array([size]), np.empty((1, 0)), 64)
+    assert not regions.is_inside
+    expected = CenterCropResizer(share)(image, NO_DRAWS, 64)
     found = cut(image, regions.boxes[0].tolist(), 64, inside=False)
     assert (found.int() - expected.int()).abs().max() <= 2
 
@@ -140,19 +147,19 @@ def test_the_region_of_a_centre_crop_is_what_scaling_and_cutting_gives(size: tup
 @pytest.mark.parametrize("size", [(100, 30_000), (30_000, 100)])
 def test_the_region_of_a_thread_of_an_image_is_in_its_middle(size: tuple[int, int]) -> None:
     image = picture(size[1], size[0])
-    (box,) = CentreCrop(0.875).regions(np.array([size]), np.empty((1, 0)), 32).boxes.tolist()
-    difference = cut(image, box, 32, inside=False).int() - CentreCrop(0.875)(image, NO_DRAWS, 32).int()
+    (box,) = CenterCropResizer(0.875).compute_regions(np.array([size]), np.empty((1, 0)), 32).boxes.tolist()
+    difference = cut(image, box, 32, inside=False).int() - CenterCropResizer(0.875)(image, NO_DRAWS, 32).int()
     assert difference.abs().max() <= 2
 
 
 def test_the_region_of_stretching_is_the_whole() -> None:
-    regions = Stretch().regions(np.array([[5, 7], [9, 2]]), np.empty((2, 0)), 32)
-    assert regions.inside and regions.boxes.tolist() == [[0, 0, 5, 7], [0, 0, 9, 2]]
+    regions = StretchResizer().compute_regions(np.array([[5, 7], [9, 2]]), np.empty((2, 0)), 32)
+    assert regions.is_inside and regions.boxes.tolist() == [[0, 0, 5, 7], [0, 0, 9, 2]]
 
 
 @pytest.mark.parametrize(
-    "sizing", [Stretch(), CentreCrop(0.875), RandomResizedCrop((0.08, 1.0), (0.75, 4 / 3))], ids=str
+    "sizing", [StretchResizer(), CenterCropResizer(0.875), RandomCropResizer((0.08, 1.0), (0.75, 4 / 3))], ids=str
 )
-def test_there_are_no_regions_of_no_pictures(sizing: Sizing) -> None:
-    boxes = sizing.regions(np.empty((0, 2), dtype=np.int64), np.empty((0, sizing.num_draws)), 32).boxes
+def test_there_are_no_regions_of_no_pictures(sizing: Resizer) -> None:
+    boxes = sizing.compute_regions(np.empty((0, 2), dtype=np.int64), np.empty((0, sizing.num_draws)), 32).boxes
     assert boxes.shape == (0, 4)

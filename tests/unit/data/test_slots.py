@@ -2,56 +2,56 @@
 
 import torch
 
-from paceline.data.slots import PagedSlots, build_slots
+from paceline.data.slots import PageableHostBuffers, build_host_buffers
 
 
 def test_memory_is_not_lent_twice_while_any_tensor_over_it_is_held() -> None:
-    slots = PagedSlots()
-    whole = slots.take((4, 3, 2, 2))
+    slots = PageableHostBuffers()
+    whole = slots.allocate((4, 3, 2, 2))
     whole.fill_(7)
     part = whole.chunk(2)[1]
     del whole
     for _ in range(5):
-        slots.take((4, 3, 2, 2)).fill_(9)
+        slots.allocate((4, 3, 2, 2)).fill_(9)
     assert part.unique().tolist() == [7]
 
 
 def test_memory_that_nobody_holds_is_lent_again() -> None:
-    slots = PagedSlots()
-    first = slots.take((4, 3, 2, 2))
+    slots = PageableHostBuffers()
+    first = slots.allocate((4, 3, 2, 2))
     where = first.data_ptr()
     del first
-    assert slots.take((4, 3, 2, 2)).data_ptr() == where
+    assert slots.allocate((4, 3, 2, 2)).data_ptr() == where
     assert slots.num_bytes == 48
 
 
 def test_there_is_as_much_memory_as_was_held_at_once() -> None:
-    slots = PagedSlots()
+    slots = PageableHostBuffers()
     held: list[torch.Tensor] = []
     for _ in range(100):
-        held = [*held[-2:], slots.take((10,))]
+        held = [*held[-2:], slots.allocate((10,))]
     assert slots.num_bytes == 40  # three that are held, and one while a fourth is taken
 
 
 def test_a_smaller_batch_takes_the_memory_of_a_larger_one() -> None:
-    slots = PagedSlots()
-    slots.take((10, 3))
-    assert slots.take((7, 3)).shape == (7, 3) and slots.num_bytes == 30
+    slots = PageableHostBuffers()
+    slots.allocate((10, 3))
+    assert slots.allocate((7, 3)).shape == (7, 3) and slots.num_bytes == 30
 
 
 def test_memory_that_is_too_small_is_given_up() -> None:
-    slots = PagedSlots()
-    slots.take((10,))
-    slots.take((20,))
+    slots = PageableHostBuffers()
+    slots.allocate((10,))
+    slots.allocate((20,))
     assert slots.num_bytes == 20
 
 
 def test_an_array_over_a_tensor_holds_the_memory_too() -> None:
-    slots = PagedSlots()
-    array = slots.take((6,)).fill_(1).numpy()
-    slots.take((6,)).fill_(2)
+    slots = PageableHostBuffers()
+    array = slots.allocate((6,)).fill_(1).numpy()
+    slots.allocate((6,)).fill_(2)
     assert array.tolist() == [1] * 6
 
 
 def test_a_cpu_is_lent_ordinary_memory() -> None:
-    assert isinstance(build_slots(pin_memory=False), PagedSlots)
+    assert isinstance(build_host_buffers(pin_memory=False), PageableHostBuffers)

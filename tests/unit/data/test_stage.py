@@ -13,14 +13,14 @@ from PIL import Image
 
 from paceline.core.dataset import Datasets
 from paceline.core.errors import DataError
-from paceline.data.identity import dataset_digest
-from paceline.data.lease import take
-from paceline.data.pack.writer import PackOptions, pack
+from paceline.data.identity import digest_datasets
+from paceline.data.lease import acquire_file_lock
+from paceline.data.pack.writer import PackOptions, write_pack
 from paceline.data.sources.build import build_datasets
-from paceline.data.stage import section_of, stage_for_keeps, staged, unstage
-from paceline.data.staging.flush import flush
-from paceline.data.staging.inventory import Stock
-from paceline.data.staging.room import Room, check_room, is_in_memory, room_in
+from paceline.data.stage import build_staged_section, stage_for_run, stage_permanently, unstage
+from paceline.data.staging.flush import sync_filesystem
+from paceline.data.staging.inventory import CopySize
+from paceline.data.staging.room import FreeSpace, check_free_space, is_in_memory, measure_free_space
 from paceline.recipe.schema.source import Digits, Folder, Lmdb, Manifest, Pack, SourceSection, WebDataset
 
 
@@ -37,7 +37,7 @@ def images_in(root: Path, classes: str = "ab", num: int = 4) -> Path:
 @pytest.fixture(autouse=True)
 def no_flush(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy disk takes seconds; what a power cut leaves cannot be tested here."""
-    monkeypatch.setattr("paceline.data.stage.flush", lambda folder: None)
+    monkeypatch.setattr("paceline.data.stage.sync_filesystem", lambda folder: None)
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def top(tmp_path: Path) -> Path:
 
 def samples(section: SourceSection) -> tuple[str, list]:
     datasets = build_datasets(section, may_download=False)
-    return dataset_digest(datasets), [split.read(index) for split in both(datasets) for index in range(len(split))]
+    return digest_datasets(datasets), [split.read(index) for split in both(datasets) for index in range(len(split))]
 
 
 def both(datasets: Datasets):
@@ -105,10 +105,10 @@ def alone(root: Path) -> Folder:
 def packed(kind: str, datasets: Datasets, out: Path) -> SourceSection:
     match kind:
         case "pack":
-            pack(datasets, out.with_suffix(".pack"), PackOptions(), lambda done, total: None, 1)
+            write_pack(datasets, out.with_suffix(".pack"), PackOptions(), lambda done, total: None, 1)
             return Pack(root=str(out.with_suffix(".pack")))
         case "pack of shards" | "index of a pack of shards":
-            pack(datasets, out, PackOptions(shard_bytes=1 << 20), lambda done, total: None, 1)
+            write_pack(datasets, out, PackOptions(shard_bytes=1 << 20), lambda done, total: None, 1)
             return Pack(root=str(out) if kind == "pack of shards" else str(out / "index.pack"))
         case "lmdb":
             write_lmdb = pytest.importorskip("paceline.data.sources.lmdb_write").write_lmdb
@@ -174,7 +174,7 @@ def test_every_kind_of_source_reads_the_same_samples_from_its_copy(kind: str, tm
     before = samples(section)
     shutil.move(tmp_path / "source", tmp_path / "source.real")  # the copy must not lean on it
     (tmp_path / "source").symlink_to(tmp_path / "source.real")
-    with staged(section, str(top), is_first=True) as copy:
+    with stage_for_run(section, str(top), is_first=True) as copy:
         shutil.move(tmp_path / "source.real", tmp_path / "gone")
         assert str(top) in copy.model_dump_json() and str(tmp_path / "source") not in copy.model_dump_json()
         assert samples(copy) == before
@@ -182,20 +182,20 @@ def test_every_kind_of_source_reads_the_same_samples_from_its_copy(kind: str, tm
 
 
 def test_off_stages_nothing(folder: Folder) -> None:
-    with staged(folder, "off", is_first=True) as section:
+    with stage_for_run(folder, "off", is_first=True) as section:
         assert section is folder
 
 
 def test_names_of_samples_still_end_with_the_folder_and_the_file(folder: Folder, top: Path) -> None:
-    with staged(folder, str(top), is_first=True) as section:
+    with stage_for_run(folder, str(top), is_first=True) as section:
         name = build_datasets(section, may_download=False).train.name_of(0)
     assert "/source/a/" in name and name.startswith(str(top))
 
 
 def test_those_that_come_later_find_the_copy_and_the_last_one_removes_it(folder: Folder, top: Path) -> None:
     with contextlib.ExitStack() as second:
-        with staged(folder, str(top), is_first=True) as ours:
-            theirs = second.enter_context(staged(folder, str(top), is_first=False))
+        with stage_for_run(folder, str(top), is_first=True) as ours:
+            theirs = second.enter_context(stage_for_run(folder, str(top), is_first=False))
             assert theirs == ours
         assert samples(theirs) == samples(folder)
     assert list(top.iterdir()) == []
@@ -204,8 +204,8 @@ def test_those_that_come_later_find_the_copy_and_the_last_one_removes_it(folder:
 def test_another_run_uses_the_copy_that_is_there(folder: Folder, top: Path) -> None:
     told = []
     with (
-        staged(folder, str(top), is_first=True),
-        staged(folder, str(top), is_first=True, progress=lambda *done: told.append(done)) as section,
+        stage_for_run(folder, str(top), is_first=True),
+        stage_for_run(folder, str(top), is_first=True, progress=lambda *done: told.append(done)) as section,
     ):
         assert samples(section) == samples(folder)
     assert told == []
@@ -214,32 +214,35 @@ def test_another_run_uses_the_copy_that_is_there(folder: Folder, top: Path) -> N
 
 def test_progress_ends_with_all_bytes_and_may_end_the_work(folder: Folder, top: Path) -> None:
     told: list[tuple[int, int]] = []
-    with staged(folder, str(top), is_first=True, progress=lambda *done: told.append(done)):
+    with stage_for_run(folder, str(top), is_first=True, progress=lambda *done: told.append(done)):
         num_bytes = sum(path.stat().st_size for path in Path(folder.root).rglob("*.jpg"))
         assert told[-1] == (num_bytes, num_bytes)
 
     def refuse(done: int, total: int) -> None:
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt), staged(folder, str(top), is_first=True, progress=refuse):
+    with pytest.raises(KeyboardInterrupt), stage_for_run(folder, str(top), is_first=True, progress=refuse):
         pytest.fail("was staged")
     assert list(top.iterdir()) == []
 
 
 def test_a_source_that_has_changed_is_staged_anew(folder: Folder, top: Path) -> None:
-    with staged(folder, str(top), is_first=True) as before:
+    with stage_for_run(folder, str(top), is_first=True) as before:
         path = Path(folder.root, "a", "0.jpg")
         path.write_bytes(path.read_bytes() + b"more")
-        with staged(folder, str(top), is_first=True) as after:
+        with stage_for_run(folder, str(top), is_first=True) as after:
             assert after != before
             assert samples(after) == samples(folder) != samples(before)
     assert list(top.iterdir()) == []
 
 
 def test_a_source_that_changes_between_two_ranks_is_an_error(folder: Folder, top: Path) -> None:
-    with staged(folder, str(top), is_first=True):
+    with stage_for_run(folder, str(top), is_first=True):
         Path(folder.root, "a", "0.jpg").unlink()
-        with pytest.raises(DataError, match="changed while it was staged"), staged(folder, str(top), is_first=False):
+        with (
+            pytest.raises(DataError, match="changed while it was staged"),
+            stage_for_run(folder, str(top), is_first=False),
+        ):
             pytest.fail("was found")
 
 
@@ -249,21 +252,21 @@ def test_what_dead_runs_have_left_is_removed_by_the_next(folder: Folder, top: Pa
         (top / name / "data").write_text("old")
         (top / f"{name.removesuffix('.tmp')}.lock").touch()
     (top / "mine").touch()
-    with staged(folder, str(top), is_first=True):
+    with stage_for_run(folder, str(top), is_first=True):
         assert len(list(top.iterdir())) == 3  # a copy, its lock, and a file of somebody's
     assert [path.name for path in top.iterdir()] == ["mine"]
 
 
 def test_a_copy_that_is_in_use_is_not_stale(folder: Folder, tmp_path: Path, top: Path) -> None:
     other = Folder(root=str(images_in(tmp_path / "other")))
-    with staged(other, str(top), is_first=True) as section:
-        with staged(folder, str(top), is_first=True):
+    with stage_for_run(other, str(top), is_first=True) as section:
+        with stage_for_run(folder, str(top), is_first=True):
             pass
         assert samples(section) == samples(other)
 
 
 def test_a_half_copy_is_finished_and_its_whole_files_are_not_copied_again(folder: Folder, top: Path) -> None:
-    with staged(folder, str(top), is_first=True) as section:
+    with stage_for_run(folder, str(top), is_first=True) as section:
         copy = next(path for path in top.iterdir() if path.is_dir())
         whole = copy / "train" / "source" / "a" / "0.jpg"
         shutil.copytree(copy, top / "saved")
@@ -273,7 +276,7 @@ def test_a_half_copy_is_finished_and_its_whole_files_are_not_copied_again(folder
     half = partial / "train" / "source" / "b" / "1.jpg"
     half.write_bytes(half.read_bytes()[:10])
     (partial / ".copying-123").write_bytes(b"half")
-    with staged(folder, str(top), is_first=True) as again:
+    with stage_for_run(folder, str(top), is_first=True) as again:
         assert again == section
         assert samples(again) == samples(folder)
         assert whole.stat().st_mode & 0o777 == 0o640
@@ -281,24 +284,27 @@ def test_a_half_copy_is_finished_and_its_whole_files_are_not_copied_again(folder
 
 
 def test_a_copy_that_has_lost_a_file_is_mended_unless_it_is_in_use(folder: Folder, top: Path) -> None:
-    with staged(folder, str(top), is_first=True):
+    with stage_for_run(folder, str(top), is_first=True):
         copy = next(path for path in top.iterdir() if path.is_dir())
         lost = next(copy.rglob("*.jpg"))
         lost.unlink()
-        with pytest.raises(DataError, match="lacks files and is in use"), staged(folder, str(top), is_first=True):
+        with (
+            pytest.raises(DataError, match="lacks files and is in use"),
+            stage_for_run(folder, str(top), is_first=True),
+        ):
             pytest.fail("was staged")
         lost.write_bytes(b"")  # of another size
-    stage_for_keeps(folder, top)
+    stage_permanently(folder, top)
     next(copy.rglob("*.jpg")).unlink()
-    with staged(folder, str(top), is_first=True) as section:
+    with stage_for_run(folder, str(top), is_first=True) as section:
         assert samples(section) == samples(folder)
 
 
 def test_a_kept_copy_stays_is_used_by_runs_and_is_removed_when_asked(folder: Folder, top: Path) -> None:
-    copy = stage_for_keeps(folder, top)
-    assert samples(section_of(folder, copy)) == samples(folder)
-    with staged(folder, str(top), is_first=True, progress=lambda done, total: pytest.fail("copied")) as section:
-        assert section == section_of(folder, copy)
+    copy = stage_permanently(folder, top)
+    assert samples(build_staged_section(folder, copy)) == samples(folder)
+    with stage_for_run(folder, str(top), is_first=True, progress=lambda done, total: pytest.fail("copied")) as section:
+        assert section == build_staged_section(folder, copy)
         with pytest.raises(DataError, match="is in use by a run"):
             unstage(top)
     assert copy.is_dir()
@@ -316,14 +322,14 @@ def test_a_kept_copy_stays_is_used_by_runs_and_is_removed_when_asked(folder: Fol
     ],
 )
 def test_what_cannot_be_staged_says_so(section: SourceSection, says: str, top: Path) -> None:
-    with pytest.raises(DataError, match=says), staged(section, str(top), is_first=True):
+    with pytest.raises(DataError, match=says), stage_for_run(section, str(top), is_first=True):
         pytest.fail("was staged")
 
 
 def test_a_list_of_files_elsewhere_cannot_be_staged(tmp_path: Path, top: Path) -> None:
     root = images_in(tmp_path / "source")
     section = manifest_of(root, tmp_path / "lists", start=f"{root}/")
-    with pytest.raises(DataError, match="lies outside its folder"), staged(section, str(top), is_first=True):
+    with pytest.raises(DataError, match="lies outside its folder"), stage_for_run(section, str(top), is_first=True):
         pytest.fail("was staged")
 
 
@@ -331,36 +337,36 @@ def test_a_folder_that_cannot_be_made_says_so(folder: Folder, tmp_path: Path) ->
     (tmp_path / "file").touch()
     with (
         pytest.raises(DataError, match="name a folder that can be written to"),
-        staged(folder, str(tmp_path / "file" / "below"), is_first=True),
+        stage_for_run(folder, str(tmp_path / "file" / "below"), is_first=True),
     ):
         pytest.fail("was staged")
 
 
 def test_a_link_or_a_folder_of_somebody_else_is_not_written_to(folder: Folder, tmp_path: Path, top: Path) -> None:
-    copy = stage_for_keeps(folder, top)
+    copy = stage_permanently(folder, top)
     shutil.rmtree(copy)
     (tmp_path / "elsewhere").mkdir()
     copy.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(DataError, match="was made by another user"), staged(folder, str(top), is_first=True):
+    with pytest.raises(DataError, match="was made by another user"), stage_for_run(folder, str(top), is_first=True):
         pytest.fail("was staged")
 
 
 def test_without_room_nothing_is_copied(folder: Folder, top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    room = Room(4096 * 3, "free there", math.inf)
-    monkeypatch.setattr("paceline.data.stage.room_in", lambda folder, memory_left: room)
+    room = FreeSpace(4096 * 3, "free there", math.inf)
+    monkeypatch.setattr("paceline.data.stage.measure_free_space", lambda folder, memory_left: room)
     with (
         pytest.raises(DataError, match=r"has not enough space for .*: 32.8 kB are needed, 12.3 kB free there"),
-        staged(folder, str(top), is_first=True),
+        stage_for_run(folder, str(top), is_first=True),
     ):
         pytest.fail("was staged")
     assert list(top.iterdir()) == []
 
 
 def test_files_that_are_too_many_do_not_fit_either() -> None:
-    stock = Stock("", 1000, 1000, 4096 * 1000)
-    check_room(stock, Room(1e9, "", 1000), Path("/here"), "it")
+    stock = CopySize("", 1000, 1000, 4096 * 1000)
+    check_free_space(stock, FreeSpace(1e9, "", 1000), Path("/here"), "it")
     with pytest.raises(DataError, match="1,000 files, 999 more can be created"):
-        check_room(stock, Room(1e9, "", 999), Path("/here"), "it")
+        check_free_space(stock, FreeSpace(1e9, "", 999), Path("/here"), "it")
 
 
 def proc_of(folder: Path, kind: str, available_kb: int, tmp_path: Path) -> Path:
@@ -376,8 +382,8 @@ def proc_of(folder: Path, kind: str, available_kb: int, tmp_path: Path) -> Path:
 def test_what_lies_in_memory_counts_against_the_memory_of_machine_and_job(tmp_path: Path) -> None:
     proc = proc_of(tmp_path, "tmpfs", 2000, tmp_path)
     assert is_in_memory(tmp_path, proc)
-    assert room_in(tmp_path, lambda: math.inf, proc).num_bytes == 2000 * 1024 * 0.9
-    limited = room_in(tmp_path, lambda: 1000.0, proc)
+    assert measure_free_space(tmp_path, lambda: math.inf, proc).num_bytes == 2000 * 1024 * 0.9
+    limited = measure_free_space(tmp_path, lambda: 1000.0, proc)
     assert (limited.num_bytes, limited.limit) == (900, "of memory are left to this job, less a tenth")
 
 
@@ -386,47 +392,50 @@ def test_what_lies_on_a_disk_does_not(tmp_path: Path) -> None:
     assert not is_in_memory(tmp_path, proc)
     status = os.statvfs(tmp_path)
     # Others write to the disk at the same time.
-    free = room_in(tmp_path, lambda: 1.0, proc).num_bytes
+    free = measure_free_space(tmp_path, lambda: 1.0, proc).num_bytes
     assert free == pytest.approx(status.f_bavail * status.f_frsize, rel=0.1)
 
 
 def test_a_lock_is_shared_or_held_alone_and_its_file_may_be_removed(tmp_path: Path) -> None:
     path = tmp_path / "lock"
-    first, second = take(path, alone=False, wait=False), take(path, alone=False, wait=False)
-    assert first and second and take(path, alone=True, wait=False) is None
+    first, second = (
+        acquire_file_lock(path, is_exclusive=False, should_wait=False),
+        acquire_file_lock(path, is_exclusive=False, should_wait=False),
+    )
+    assert first and second and acquire_file_lock(path, is_exclusive=True, should_wait=False) is None
     second.close()
-    assert first.becomes_alone() and take(path, alone=False, wait=False) is None
-    first.becomes_shared()
-    third = take(path, alone=False, wait=False)
+    assert first.try_make_exclusive() and acquire_file_lock(path, is_exclusive=False, should_wait=False) is None
+    first.make_shared()
+    third = acquire_file_lock(path, is_exclusive=False, should_wait=False)
     assert third
     third.close()
-    assert first.becomes_alone()
+    assert first.try_make_exclusive()
     first.remove()
     assert not path.exists()
 
 
 def test_a_forked_process_does_not_let_go_of_its_parents_lock(tmp_path: Path) -> None:
-    lease = take(tmp_path / "lock", alone=True, wait=False)
+    lease = acquire_file_lock(tmp_path / "lock", is_exclusive=True, should_wait=False)
     assert lease
     child = os.fork()
     if not child:
         lease.close()
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
-    assert take(tmp_path / "lock", alone=False, wait=False) is None
+    assert acquire_file_lock(tmp_path / "lock", is_exclusive=False, should_wait=False) is None
     lease.close()
 
 
 def test_a_file_system_is_flushed(tmp_path: Path) -> None:
-    flush(tmp_path)
+    sync_filesystem(tmp_path)
     with pytest.raises(NotADirectoryError):
         (tmp_path / "file").touch()
-        flush(tmp_path / "file")
+        sync_filesystem(tmp_path / "file")
 
 
 def test_who_waits_for_another_run_to_copy_can_be_stopped(folder: Folder, top: Path) -> None:
-    lock = stage_for_keeps(folder, top)
-    lease = take(lock.with_name(f"{lock.name}.lock"), alone=True, wait=False)
+    lock = stage_permanently(folder, top)
+    lease = acquire_file_lock(lock.with_name(f"{lock.name}.lock"), is_exclusive=True, should_wait=False)
     assert lease
 
     def refuse(done: int, total: int) -> None:
@@ -435,7 +444,7 @@ def test_who_waits_for_another_run_to_copy_can_be_stopped(folder: Folder, top: P
     for is_first in (True, False):
         with (
             pytest.raises(KeyboardInterrupt),
-            staged(folder, str(top), is_first=is_first, progress=refuse),
+            stage_for_run(folder, str(top), is_first=is_first, progress=refuse),
         ):
             pytest.fail("was staged")
     lease.close()

@@ -16,7 +16,7 @@ from paceline.core.errors import DataError, WatchError
 from paceline.data.batch import Batch
 from paceline.data.loader import Loader, LoaderOptions, build_eval_loader, build_train_loader
 from paceline.data.sampler import EvalShard, TrainOrder
-from paceline.data.threads import PREFETCH
+from paceline.data.threads import BATCHES_PER_THREAD
 from paceline.recipe.schema.data import Data
 
 INFO = DatasetInfo("made", "train", 50, ("a", "b"), 3, (16, 16), (0.5,) * 3, (0.25,) * 3)
@@ -51,7 +51,7 @@ def arrays() -> ArraySource:
 
 
 def loader_of(source: Source, data: Data = CROP, *, loader: str = "threads", workers: int = 2) -> Loader:
-    options = LoaderOptions(workers, pin_memory=False, now=time.perf_counter, loader=loader)  # type: ignore[arg-type]
+    options = LoaderOptions(workers, pin_memory=False, clock=time.perf_counter, loader=loader)  # type: ignore[arg-type]
     return build_train_loader(data, source, ORDER, lambda step: 16, options)
 
 
@@ -111,7 +111,7 @@ def test_no_more_batches_are_made_ahead_than_each_threads_share(closing) -> None
     for handed in range(1, 6):
         next(ahead)
         time.sleep(0.05)  # for threads to go too far
-        assert len(read) <= 10 * (handed - 1 + 2 * PREFETCH)
+        assert len(read) <= 10 * (handed - 1 + 2 * BATCHES_PER_THREAD)
     ahead.close()  # type: ignore[attr-defined]
 
 
@@ -181,4 +181,4 @@ def test_the_table_tells_who_made_the_batches_and_what_it_took(closing) -> None:
     assert (stats.loader, stats.workers, stats.batches, stats.images) == ("threads", 2, 10, 100)
     assert stats.bytes_read == stats.bytes_made == 100 * 3 * 16 * 16
     assert stats.read_s >= 0.1 and stats.read_s + stats.decode_s + stats.augment_s + stats.collate_s <= 2 * elapsed_s
-    assert stats.busy is not None and 0 < stats.busy <= 1 and stats.queue_depth <= 2 * PREFETCH
+    assert stats.busy is not None and 0 < stats.busy <= 1 and stats.queue_depth <= 2 * BATCHES_PER_THREAD

@@ -14,8 +14,8 @@ from paceline.core.dataset import DatasetInfo, Datasets
 from paceline.core.errors import DataError
 from paceline.core.units import Duration
 from paceline.data.bad import ImageError
-from paceline.data.copies import Copies, Pair
-from paceline.data.verify import verify
+from paceline.data.copies import DuplicatePair, Duplicates
+from paceline.data.verify import verify_images
 
 INFO = DatasetInfo("made", "train", 0, ("a",), 3, None, (0.5,) * 3, (0.25,) * 3)
 SOON = Duration(2, "s")
@@ -53,7 +53,7 @@ def crash():
 
 def found(train, val, workers=2, timeout=SOON):
     """Return the last finding, once the counts are seen to rise to all images, and no process is left."""
-    told = list(verify(Datasets(train, val), workers, timeout))
+    told = list(verify_images(Datasets(train, val), workers, timeout))
     counts = [each.images for each in told]
     assert counts == sorted(counts) and counts[-1] == len(train) + len(val)
     assert not multiprocessing.active_children()
@@ -88,13 +88,13 @@ def test_what_is_there_twice_is_found_across_workers_splits_and_classes(workers)
     a, b, c = (b"P6 1 1 255\n" + color for color in (b"aaa", b"bbb", b"ccc"))
     train = Made("t", 100, {9: refuse}, {4: (a, 0), 71: (a, 0), 8: (b, 0), 99: (b, 1), 9: (c, 0), 10: (c, 0)})
     val = Made("v", 7, {}, {2: (a, 0), 6: (b, 1)})
-    last = list(verify(Datasets(train, val), workers, SOON))[-1]
-    assert last.copies == Copies(
+    last = list(verify_images(Datasets(train, val), workers, SOON))[-1]
+    assert last.duplicates == Duplicates(
         images=2,
         samples=6,
         across_splits=2,
         in_two_classes=1,
-        first=(Pair(8, 99, in_both_splits=True, in_two_classes=True), Pair(4, 102, True, False)),
+        examples=(DuplicatePair(8, 99, in_both_splits=True, in_two_classes=True), DuplicatePair(4, 102, True, False)),
     )
 
 
@@ -132,7 +132,7 @@ def test_an_image_that_hangs_its_worker_is_bad_and_the_rest_are_looked_at(act):
 
 
 def test_leaving_early_leaves_no_process():
-    told = verify(Datasets(Made("t", 10_000), Made("v", 5)), 2, SOON)
+    told = verify_images(Datasets(Made("t", 10_000), Made("v", 5)), 2, SOON)
     next(told)
     assert multiprocessing.active_children()
     told.close()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from paceline.cli.submit_words import read_words
+from paceline.cli.submit_words import parse_submit_args
 from paceline.cli.verbs import app
 
 ROOT = Path(__file__).parents[3]
@@ -47,7 +47,7 @@ def test_every_example_is_understood(name: str) -> None:
     assert words[: len(verb)] == verb
     context = COMMANDS[name].make_context(name, words[len(verb) :])
     if name == "paceline submit":
-        assert read_words(context.params["args"]).verb == "train"
+        assert parse_submit_args(context.params["args"]).verb == "train"
 
 
 def test_a_verb_without_an_example_and_an_option_without_help_are_refused() -> None:

@@ -10,9 +10,9 @@ from paceline.data.sources.build import build_datasets
 from paceline.models.zoo import build_model
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
-from paceline.recipe.yamlfile import write_text
-from paceline.train.checkpoint import Checkpoints, Keep, Snapshot, model_tensors
-from paceline.train.facts import Facts
+from paceline.recipe.yamlfile import to_yaml_text
+from paceline.train.checkpoint import CheckpointStorage, KeepPolicy, Snapshot, model_tensors
+from paceline.train.facts import TrainedDataset
 
 STEP = 12
 EVALS = [
@@ -36,14 +36,14 @@ def write_of(folder: Path, *words: str) -> Path:
     """Write a run of the recipe that `words` make of `digits` into `folder`, as `write` does."""
     folder.mkdir(parents=True)
     recipe = load("digits", Patch.parse(["parallel.device=cpu", *words])).recipe
-    (folder / "recipe.yaml").write_text(write_text(recipe.to_dict()))
+    (folder / "recipe.yaml").write_text(to_yaml_text(recipe.to_dict()))
     train = build_datasets(recipe.data.source, may_download=False).train
-    (folder / "dataset.json").write_text(json.dumps(Facts.of(train).to_dict()))
+    (folder / "dataset.json").write_text(json.dumps(TrainedDataset.from_source(train).to_dict()))
     torch.manual_seed(0)
     network = build_model(recipe.model, num_classes=train.info.num_classes, channels=train.info.channels)
     roughen(network)
     snapshot = Snapshot({"model": model_tensors(network), "optimizer": {}}, {"train": {"best_step": STEP}})
-    Checkpoints(folder / "checkpoints", Keep(9)).save(STEP, STEP, snapshot)
+    CheckpointStorage(folder / "checkpoints", KeepPolicy(9)).save(STEP, STEP, snapshot)
     (folder / "evals.jsonl").write_text("".join(json.dumps(each) + "\n" for each in EVALS))
     (folder / "classes.csv").write_text(CLASSES)
     (folder / "machine.json").write_text(json.dumps(MACHINE))

@@ -11,14 +11,14 @@ from PIL import Image
 
 from paceline.core.class_table import ClassCount
 from paceline.core.errors import PacelineError
-from paceline.core.interval import wilson
+from paceline.core.interval import wilson_interval
 from paceline.core.rundir import RunDir
-from paceline.inference.card import FILL_IN, write_card
+from paceline.inference.card import FILL_IN, render_model_card
 from paceline.inference.classifier import load_classifier
-from paceline.inference.form import metadata
-from paceline.inference.hub import config
-from paceline.inference.network import Plain
-from paceline.inference.record import Confused, measured_wh, read_record
+from paceline.inference.form import export_metadata
+from paceline.inference.hub import build_config
+from paceline.inference.network import BareModel
+from paceline.inference.record import ConfusedPair, measured_energy_wh, read_checkpoint_record
 
 from . import made_run
 
@@ -29,8 +29,10 @@ def classifier(tmp_path_factory):
 
 
 def written(classifier, **changes):
-    record = replace(read_record(classifier.run, classifier.checkpoint), **changes)
-    return write_card(classifier, record, name="a", library="onnx", takes="float32", usage="ask(images)\n")
+    record = replace(read_checkpoint_record(classifier.run, classifier.checkpoint), **changes)
+    return render_model_card(
+        classifier, record, name="a", library="onnx", input_description="float32", usage_code="ask(images)\n"
+    )
 
 
 def test_the_card_tells_what_the_run_recorded(classifier):
@@ -66,19 +68,22 @@ def test_no_path_of_this_machine_is_in_a_card_or_a_configuration(tmp_path):
     run = made_run.write_of(tmp_path / "run", *words, "model.name=resnet18_cifar", "model.width=0.125")
     named = load_classifier(run, device="cpu")
     assert str(root) in (run / "recipe.yaml").read_text()
-    for text in (written(named), json.dumps(config(named))):
+    for text in (written(named), json.dumps(build_config(named))):
         assert "resnet18_cifar" in text and str(tmp_path) not in text
 
 
 def test_names_of_classes_are_names_and_no_markup(classifier):
     names = ("cat\n\n## Licence\n\nMIT", "<img src=x onerror=alert(1)>", "a|b`c*d_[e](f)", "caf\udce9")
-    record = read_record(classifier.run, classifier.checkpoint)
+    record = read_checkpoint_record(classifier.run, classifier.checkpoint)
     counts = tuple(ClassCount(name, 9, 1) for name in names)
-    judged = replace(record.judged, classes=counts, confused=(Confused(names[0], names[1], 3),))
+    judged = replace(record.evaluation, classes=counts, confused=(ConfusedPair(names[0], names[1], 3),))
     card = written(replace(classifier, classes=names), judged=judged)
     assert re.findall("^#+ .*$", card, re.MULTILINE) == re.findall("^#+ .*$", written(classifier), re.MULTILINE)
     assert "<" not in card and r"a\|b\`c\*d\_\[e\](f)" in card and r"caf\\udce9" in card
-    assert json.loads(metadata(replace(classifier, classes=names), Plain(classifier))["classes"])[3] == r"caf\udce9"
+    assert (
+        json.loads(export_metadata(replace(classifier, classes=names), BareModel(classifier))["classes"])[3]
+        == r"caf\udce9"
+    )
 
 
 def test_a_machine_that_calls_itself_what_it_likes_is_one_row(classifier):
@@ -121,27 +126,27 @@ def test_the_averaged_weights_are_what_is_told_where_there_are_any(tmp_path):
     run = made_run.write(tmp_path / "run")
     row = '{"step": 12, "images": 50, "top1": 0.5, "top5": 0.9, "ema_top1": 0.6, "ema_top5": 1.0}\n'
     (run / "evals.jsonl").write_text(row)
-    judged = read_record(run, run / "checkpoints" / "step-00000012").judged
+    judged = read_checkpoint_record(run, run / "checkpoints" / "step-00000012").evaluation
     assert judged.of == "the averaged weights" and (judged.top1.value, judged.top5.value) == (0.6, 1)
 
 
 def test_classes_are_told_of_the_last_evaluation_alone(tmp_path):
     run = made_run.write(tmp_path / "run")
-    assert read_record(run, run / "checkpoints" / "step-00000012").judged.classes
-    assert read_record(run, run / "checkpoints" / "step-00000006").judged.classes == ()
-    assert read_record(run, run / "checkpoints" / "step-00000009").judged is None
+    assert read_checkpoint_record(run, run / "checkpoints" / "step-00000012").evaluation.classes
+    assert read_checkpoint_record(run, run / "checkpoints" / "step-00000006").evaluation.classes == ()
+    assert read_checkpoint_record(run, run / "checkpoints" / "step-00000009").evaluation is None
 
 
 def test_a_damaged_file_is_named(tmp_path):
     run = made_run.write(tmp_path / "run")
     (run / "plan.json").write_text("{")
     with pytest.raises(PacelineError, match=r"plan.json: cannot be read: .* \(remove it, or fix it\)$"):
-        read_record(run, run / "checkpoints" / "step-00000012")
+        read_checkpoint_record(run, run / "checkpoints" / "step-00000012")
 
 
 @pytest.mark.parametrize("correct, total", [(0, 10), (1, 3), (81, 100), (9_412, 10_000), (10, 10)])
 def test_wilsons_bounds_are_the_shares_from_which_the_count_is_that_far(correct, total):
-    found = wilson(correct, total)
+    found = wilson_interval(correct, total)
     assert found.value == correct / total and found.n == total and 0 <= found.low <= found.value <= found.high <= 1
     for bound in {found.low, found.high} - {0.0, 1.0}:
         # The score test's own equation, of which the bounds are the roots; a float's rounding is 1e-16.
@@ -164,7 +169,7 @@ def test_energy_is_the_mean_power_by_time_of_all_nodes(classifier, tmp_path):
         rows = [{"unix_s": at, "gpus": [{"power_w": watts - 40}, {"power_w": 40}]} for at, watts in looks]
         (tmp_path / f"telemetry.node{node}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     result = SimpleNamespace(goodput=SimpleNamespace(wall_s=7300, down_s=100))
-    assert measured_wh(RunDir(tmp_path), result) == pytest.approx(2 * 175 * 2)  # sums of binary fractions
+    assert measured_energy_wh(RunDir(tmp_path), result) == pytest.approx(2 * 175 * 2)  # sums of binary fractions
     assert "| energy | 0.700 kWh, all GPUs" in written(classifier, energy_wh=700)
 
 
@@ -175,11 +180,11 @@ def test_the_time_in_which_no_process_ran_has_no_power(tmp_path):
     (tmp_path / "telemetry.node0.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     result = SimpleNamespace(goodput=SimpleNamespace(wall_s=9050, down_s=8950))
     # 100 s of processes: at 600 W but for a span of 10 s of ten at 350 W, which is 575 W on average.
-    assert measured_wh(RunDir(tmp_path), result) == pytest.approx(575 * 100 / 3600)
+    assert measured_energy_wh(RunDir(tmp_path), result) == pytest.approx(575 * 100 / 3600)
 
 
 def test_energy_is_not_told_where_a_look_knows_no_power(tmp_path):
     result = SimpleNamespace(goodput=None, time=SimpleNamespace(wall_s=60))
-    assert measured_wh(RunDir(tmp_path), result) is None
+    assert measured_energy_wh(RunDir(tmp_path), result) is None
     (tmp_path / "telemetry.node0.jsonl").write_text('{"unix_s": 1}\n{"unix_s": 2, "gpus": [{"index": 0}]}\n')
-    assert measured_wh(RunDir(tmp_path), result) is None
+    assert measured_energy_wh(RunDir(tmp_path), result) is None

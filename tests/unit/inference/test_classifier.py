@@ -16,7 +16,7 @@ from paceline.data.sources.digits import load_digits
 from paceline.inference.classifier import Classifier, load_classifier
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
-from paceline.recipe.yamlfile import write_text
+from paceline.recipe.yamlfile import to_yaml_text
 from paceline.train.job import Invocation
 from paceline.train.run import evaluate, run
 
@@ -38,7 +38,7 @@ def judged(path: Path) -> EvalReport:
     """Return what evaluation says of the last checkpoint of a run."""
     recipe = load(str(path)).recipe
     checkpoint = max((path / "checkpoints").iterdir())
-    return evaluate(recipe, World.single(), checkpoint, own=recipe, say=pytest.fail)
+    return evaluate(recipe, World.single(), checkpoint, run_recipe=recipe, print_line=pytest.fail)
 
 
 def asked(classifier: Classifier, images: list[bytes], labels: list[int], batch_size: int) -> tuple[int, float]:
@@ -87,7 +87,7 @@ def test_files_of_the_validation_digits_are_judged_as_the_run_judged_them(tmp_pa
     report = judged(path)
     classifier = load_classifier(path, device="cpu")
     batch_size = 2 * classifier.recipe.data.batch_size  # that of evaluation, as sums over channels depend on it
-    assert_same(asked(classifier, *digit_files, batch_size), report.judged)
+    assert_same(asked(classifier, *digit_files, batch_size), report.primary)
     if report.ema is not None:
         assert report.ema.loss != report.val.loss  # else it is not seen which of the two was taken
 
@@ -147,7 +147,7 @@ def test_every_kind_of_image_file_is_judged_as_the_run_judged_it(tmp_path, photo
     labels = [["cat", "dog"].index(file.parent.name) for file in files]
     classifier = load_classifier(path, device="cpu")
     found = asked(classifier, [file.read_bytes() for file in files], labels, batch_size=26)
-    assert_same(found, judged(path).judged)
+    assert_same(found, judged(path).primary)
 
 
 @pytest.fixture(scope="module")
@@ -214,7 +214,7 @@ def renamed(digits: Path, folder: Path, **sections: dict[str, object]) -> Path:
     values = load(str(digits)).recipe.to_dict()
     for name, section in sections.items():
         values[name] = {**values[name], **section} if name in ("data", "log") else section
-    (folder / "recipe.yaml").write_text(write_text(values))
+    (folder / "recipe.yaml").write_text(to_yaml_text(values))
     return folder
 
 
@@ -233,7 +233,7 @@ def test_a_run_that_names_what_loads_code_is_refused_by_name(digits: Path, tmp_p
     args = {"repo_or_dir": str(tmp_path), "source": "local", "model": "net"}
     link(digits, tmp_path, without="recipe.yaml")
     values = load(str(digits)).recipe.to_dict()
-    (tmp_path / "recipe.yaml").write_text(write_text({**values, "model": {"name": "torch.hub:load", "args": args}}))
+    (tmp_path / "recipe.yaml").write_text(to_yaml_text({**values, "model": {"name": "torch.hub:load", "args": args}}))
     with pytest.raises(RecipeError, match=r"model.name: 'torch.hub:load' is no part of a classifier"):
         load_classifier(tmp_path, device="cpu", own_code=True)
     assert not (tmp_path / "ran").exists()

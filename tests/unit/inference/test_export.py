@@ -13,17 +13,17 @@ from safetensors import SafetensorError
 from paceline.core.dataset import ArraySource
 from paceline.core.errors import PacelineError, RecipeError
 from paceline.data.sources.synthetic import load_synthetic
-from paceline.inference.classifier import at_size, load_classifier
-from paceline.inference.export import card_of, check_place, export_classifier
-from paceline.inference.hub import Hub
-from paceline.inference.network import build_network
-from paceline.inference.onnx import Onnx
-from paceline.inference.parity import Parity, Sample, check, compare, sample_images
-from paceline.inference.program import Program
+from paceline.inference.classifier import load_classifier, with_image_size
+from paceline.inference.export import check_out_path, export_classifier, model_card_path
+from paceline.inference.hub import HubFormat
+from paceline.inference.network import build_export_model
+from paceline.inference.onnx import OnnxFormat
+from paceline.inference.parity import ExportParity, ParityImages, check_parity, load_parity_images, measure_parity
+from paceline.inference.program import TorchExportFormat
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
 from paceline.recipe.schema.source import Synthetic
-from paceline.recipe.yamlfile import write_text
+from paceline.recipe.yamlfile import to_yaml_text
 
 from . import made_run
 
@@ -84,38 +84,38 @@ def test_what_is_there_is_never_written_over(classifier, tmp_path, there):
 def test_a_folder_is_never_written_into(classifier, tmp_path):
     (tmp_path / "a").mkdir()
     with pytest.raises(RecipeError, match="already exists"):
-        export_classifier(classifier, Hub("resnet18_cifar"), tmp_path / "a", with_preprocessing=False)
+        export_classifier(classifier, HubFormat("resnet18_cifar"), tmp_path / "a", with_preprocessing=False)
     assert list((tmp_path / "a").iterdir()) == []
 
 
 @pytest.mark.parametrize("name, suffix", [("a.pt2", ".onnx"), ("a", ".pt2"), ("a.safetensors", ""), ("a.onnx", "")])
 def test_a_name_of_another_format_is_refused(name, suffix):
     with pytest.raises(RecipeError, match=r"^--out: .* does not match --format \(name a f"):
-        check_place(Path(name), suffix)
+        check_out_path(Path(name), suffix)
 
 
 def test_a_folder_may_have_a_version_in_its_name(tmp_path):
-    check_place(tmp_path / "photos-v1.5", "")
-    assert card_of(tmp_path / "photos-v1.5", "").name == "README.md"
+    check_out_path(tmp_path / "photos-v1.5", "")
+    assert model_card_path(tmp_path / "photos-v1.5", "").name == "README.md"
 
 
 def test_a_place_that_cannot_be_written_is_one_line(classifier, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(PacelineError, match=r"^--out: .* cannot be written: .* \(name another\)$"):
-        export_classifier(classifier, Hub("resnet18_cifar"), tmp_path / "file" / "a", with_preprocessing=False)
+        export_classifier(classifier, HubFormat("resnet18_cifar"), tmp_path / "file" / "a", with_preprocessing=False)
 
 
 def test_normalising_in_the_file_is_the_placements_bit_for_bit(classifier):
     images = torch.randint(256, (3, 3, 16, 16), dtype=torch.uint8)
-    plain, whole = (build_network(classifier, with_preprocessing=each) for each in (False, True))
-    assert torch.equal(plain.inputs(images), classifier.place.normalise(images))
-    before = whole.module.before(whole.inputs(images))
-    assert torch.equal(before, plain.inputs(images))
+    plain, whole = (build_export_model(classifier, with_preprocessing=each) for each in (False, True))
+    assert torch.equal(plain.prepare_inputs(images), classifier.place.normalise(images))
+    before = whole.module.before(whole.prepare_inputs(images))
+    assert torch.equal(before, plain.prepare_inputs(images))
 
 
 def test_what_is_exported_is_a_copy_in_float32(classifier):
     classifier.model.double()
-    network = build_network(classifier, with_preprocessing=True)
+    network = build_export_model(classifier, with_preprocessing=True)
     assert {each.dtype for each in network.weights().values()} == {torch.float32, torch.int64}
     assert next(classifier.model.parameters()).dtype == torch.float64
     assert all("before" not in name and "network" not in name for name in network.weights())
@@ -127,33 +127,33 @@ def test_a_difference_is_relative_to_the_largest_logit(classifier):
         linear[1].weight.zero_()
         linear[1].bias.copy_(torch.tensor([-8.0, 0.0, 2.0, 1.0]))
     classifier = replace(classifier, model=linear)
-    network = build_network(classifier, with_preprocessing=False)
-    sample = Sample(torch.zeros(4, 3, 16, 16, dtype=torch.uint8), "black images")
-    found = compare(classifier, network, lambda images: network.module(images) + 0.5, sample)
-    assert found == Parity(difference=0.5 / 8, num_images=4, of="black images", top5=4)
+    network = build_export_model(classifier, with_preprocessing=False)
+    sample = ParityImages(torch.zeros(4, 3, 16, 16, dtype=torch.uint8), "black images")
+    found = measure_parity(classifier, network, lambda images: network.module(images) + 0.5, sample)
+    assert found == ExportParity(difference=0.5 / 8, num_images=4, of="black images", top5=4)
 
 
 @pytest.mark.parametrize("num_images", [1, 5, 32])
 def test_the_file_is_asked_for_one_image_and_for_many_however_few_there_are(classifier, num_images):
-    network, asked = build_network(classifier, with_preprocessing=False), []
+    network, asked = build_export_model(classifier, with_preprocessing=False), []
 
     def answer(images):
         asked.append(len(images))
         return network.module(images)
 
-    sample = sample_images(classifier)
-    found = compare(classifier, network, answer, replace(sample, images=sample.images[:num_images]))
+    sample = load_parity_images(classifier)
+    found = measure_parity(classifier, network, answer, replace(sample, images=sample.images[:num_images]))
     assert asked == [1, 31] and (found.num_images, found.top5) == (num_images, num_images)
 
 
 @pytest.mark.parametrize("with_preprocessing", [False, True])
 def test_what_normalises_otherwise_than_the_run_is_found(classifier, with_preprocessing):
     wrong = replace(classifier.preprocessing, mean=(0.1, 0.2, 0.3))
-    network = build_network(replace(classifier, preprocessing=wrong), with_preprocessing=with_preprocessing)
-    found = compare(classifier, network, network.module, sample_images(classifier))
+    network = build_export_model(replace(classifier, preprocessing=wrong), with_preprocessing=with_preprocessing)
+    found = measure_parity(classifier, network, network.module, load_parity_images(classifier))
     assert found.difference > 0.01
     with pytest.raises(PacelineError, match=r"^a\.onnx: its logits differ"):
-        check(found, "a.onnx")
+        check_parity(found, "a.onnx")
 
 
 def test_a_network_whose_logits_are_no_numbers_is_named(classifier, tmp_path):
@@ -169,23 +169,23 @@ def of_source(tmp_path, *words):
     run = made_run.write(tmp_path / "run")
     values = load(str(run)).recipe.to_dict()
     source = load("folder", Patch.parse(words)).recipe.to_dict()["data"]["source"]
-    (run / "recipe.yaml").write_text(write_text({**values, "data": {**values["data"], "source": source}}))
+    (run / "recipe.yaml").write_text(to_yaml_text({**values, "data": {**values["data"], "source": source}}))
     return load_classifier(run, device="cpu")
 
 
 def test_noise_stands_in_for_data_that_are_not_there(tmp_path):
-    sample = sample_images(of_source(tmp_path, "data.source.root=nowhere"))
-    assert sample.of.startswith("noise images, as there are no validation images: data.source.root: nowhere")
+    sample = load_parity_images(of_source(tmp_path, "data.source.root=nowhere"))
+    assert sample.description.startswith("noise images, as there are no validation images: data.source.root: nowhere")
     assert sample.images.shape == (32, 3, 16, 16)
-    check(Parity(1e-4, 32, sample.of, 32), "a.onnx")  # what is as large as the tolerance is kept
+    check_parity(ExportParity(1e-4, 32, sample.description, 32), "a.onnx")  # what is as large as the tolerance is kept
 
 
 def test_noise_stands_in_for_a_validation_split_that_is_empty(classifier, monkeypatch):
     val = load_synthetic(Synthetic()).val
     empty = ArraySource(replace(val.info, num_images=0), val.images[:0], val.labels[:0])
     monkeypatch.setattr("paceline.inference.parity.build_validation", lambda section, skip_bad: empty)
-    sample = sample_images(classifier)
-    assert sample.of == "noise images, as there are no validation images: the validation split is empty"
+    sample = load_parity_images(classifier)
+    assert sample.description == "noise images, as there are no validation images: the validation split is empty"
 
 
 def test_a_bad_image_is_left_out_and_training_images_are_not_looked_at(tmp_path):
@@ -194,11 +194,11 @@ def test_a_bad_image_is_left_out_and_training_images_are_not_looked_at(tmp_path)
         Image.new("RGB", (20, 18), (9, 9, 9)).save(tmp_path / "val" / name / "good.png")
     (tmp_path / "val" / "b" / "bad.png").write_bytes(b"GIF89a and no more")
     classifier = of_source(tmp_path, "data.source.train_root=nowhere", f"data.source.val_root={tmp_path / 'val'}")
-    sample = sample_images(classifier)
-    assert sample.of == "validation images" and sample.images.shape == (2, 3, 16, 16)
+    sample = load_parity_images(classifier)
+    assert sample.description == "validation images" and sample.images.shape == (2, 3, 16, 16)
     for path in (tmp_path / "val").rglob("good.png"):
         path.write_bytes(b"GIF89a and no more")
-    assert sample_images(classifier).of.endswith(
+    assert load_parity_images(classifier).description.endswith(
         "none of 3 that were drawn can be read (paceline data verify lists all)"
     )
 
@@ -208,9 +208,9 @@ def test_code_of_a_run_is_not_asked_for_images_unless_that_is_said(tmp_path):
     with pytest.raises(
         RecipeError, match=r"recipe.yaml:\d+: data.source.name: nowhere.parts:Set is code.* \(add --own-code"
     ):
-        sample_images(classifier)
-    sample = sample_images(replace(classifier, own_code=True))
-    assert "noise images" in sample.of and "there is no module nowhere" in sample.of
+        load_parity_images(classifier)
+    sample = load_parity_images(replace(classifier, own_code=True))
+    assert "noise images" in sample.description and "there is no module nowhere" in sample.description
 
 
 class Broken(Wrong):
@@ -258,16 +258,16 @@ def test_what_appears_meanwhile_is_not_written_over(classifier, tmp_path, there)
 
 
 def test_a_folder_that_appears_meanwhile_is_not_written_into(classifier, tmp_path, monkeypatch):
-    usage = Hub.usage
+    usage = HubFormat.usage
 
     def late(self, name):
         (tmp_path / "a").mkdir()
         (tmp_path / "a" / "mine").write_text("mine")
         return usage(self, name)
 
-    monkeypatch.setattr(Hub, "usage", late)
+    monkeypatch.setattr(HubFormat, "usage", late)
     with pytest.raises(RecipeError, match="already exists"):
-        export_classifier(classifier, Hub("resnet18_cifar"), tmp_path / "a", with_preprocessing=False)
+        export_classifier(classifier, HubFormat("resnet18_cifar"), tmp_path / "a", with_preprocessing=False)
     assert [each.name for each in (tmp_path / "a").iterdir()] == ["mine"]
     assert {"run", "a"} == {each.name for each in tmp_path.iterdir()}
 
@@ -275,7 +275,9 @@ def test_a_folder_that_appears_meanwhile_is_not_written_into(classifier, tmp_pat
 def test_who_may_read_the_folder_may_read_the_weights(classifier, tmp_path):
     before = os.umask(0o027)
     try:
-        Hub("resnet18_cifar").write(build_network(classifier, with_preprocessing=False), classifier, tmp_path / "a")
+        HubFormat("resnet18_cifar").write(
+            build_export_model(classifier, with_preprocessing=False), classifier, tmp_path / "a"
+        )
     finally:
         os.umask(before)
     assert {each.name: each.stat().st_mode & 0o777 for each in (tmp_path / "a").iterdir()} == {
@@ -283,7 +285,11 @@ def test_who_may_read_the_folder_may_read_the_weights(classifier, tmp_path):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("form", [Program(), Hub("resnet18_cifar"), Onnx.__new__(Onnx)], ids=lambda form: form.library)
+@pytest.mark.parametrize(
+    "form",
+    [TorchExportFormat(), HubFormat("resnet18_cifar"), OnnxFormat.__new__(OnnxFormat)],
+    ids=lambda form: form.library,
+)
 def test_a_name_is_only_a_name_in_the_lines_of_a_card(form):
     name = 'a"+open("x")+"\n`{}.pt2'
     texts = [each.value for each in ast.walk(ast.parse(form.usage(name))) if isinstance(each, ast.Constant)]
@@ -291,38 +297,38 @@ def test_a_name_is_only_a_name_in_the_lines_of_a_card(form):
 
 
 def test_another_size_is_checked_at_that_size_and_the_card_says_where_accuracy_was_measured(classifier, tmp_path):
-    larger = at_size(classifier, 24)
-    assert sample_images(larger).images.shape == (32, 3, 24, 24)
-    exported = export_classifier(larger, Program(), tmp_path / "a.pt2", with_preprocessing=True)
+    larger = with_image_size(classifier, 24)
+    assert load_parity_images(larger).images.shape == (32, 3, 24, 24)
+    exported = export_classifier(larger, TorchExportFormat(), tmp_path / "a.pt2", with_preprocessing=True)
     assert exported.parity.difference <= 1e-6 and exported.parity.of == "validation images"
     assert dict(exported.facts)["images"].startswith("uint8 [batch, 24, 24, 3]")
     images = torch.randint(256, (2, 24, 24, 3), dtype=torch.uint8)
-    expected = larger.model(larger.place.normalise(images.permute(0, 3, 1, 2)))
+    expected = larger.model(larger.place.normalize(images.permute(0, 3, 1, 2)))
     # float32 sums in another order.
-    torch.testing.assert_close(Program().open(exported.path)(images), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(TorchExportFormat().open(exported.path)(images), expected, atol=1e-5, rtol=1e-5)
     said = "Of the weights at 16 x 16 pixels (not measured at the 24 x 24 of this file)"
     assert said in exported.card.read_text() and "resized to 24 x 24 pixels" in exported.card.read_text()
 
 
 def test_the_runs_own_size_is_no_other(classifier, tmp_path):
-    assert at_size(classifier, 16) is classifier
+    assert with_image_size(classifier, 16) is classifier
     exported = export_classifier(classifier, Wrong(lambda logits: logits), tmp_path / "a.pt2", with_preprocessing=False)
     assert "Of the weights on 200 validation images." in exported.card.read_text()
 
 
 def test_as_large_a_share_of_a_photograph_is_cut_out_at_another_size(classifier):
     photographs = replace(classifier, preprocessing=replace(classifier.preprocessing, resize=18))
-    assert at_size(photographs, 64).preprocessing.resize == round(64 / classifier.recipe.data.eval_crop) == 73
+    assert with_image_size(photographs, 64).preprocessing.resize == round(64 / classifier.recipe.data.eval_crop) == 73
 
 
 def test_a_network_that_cannot_take_a_size_is_one_line(classifier):
     fixed = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 16 * 16, 4))
     said = r"^--image-size: resnet18_cifar cannot take images of 24 x 24 pixels: .*mat1 and mat2 .* \(leave it out: "
     with pytest.raises(RecipeError, match=said) as caught:
-        at_size(replace(classifier, model=fixed), 24)
+        with_image_size(replace(classifier, model=fixed), 24)
     assert "\n" not in str(caught.value) and str(caught.value).endswith("the run's are 16 x 16)")
     maps = torch.nn.Conv2d(3, 4, 16)
     with pytest.raises(
         RecipeError, match=r"24 x 24 pixels, for which it returns shape \[1, 4, 9, 9\] instead of a logit per class"
     ):
-        at_size(replace(classifier, model=maps), 24)
+        with_image_size(replace(classifier, model=maps), 24)

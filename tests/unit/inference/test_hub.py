@@ -16,10 +16,10 @@ from torch import Tensor
 from torchvision import models
 
 from paceline.core.errors import RecipeError
-from paceline.data.sizing import CentreCrop, Stretch
+from paceline.data.sizing import CenterCropResizer, StretchResizer
 from paceline.inference.classifier import Preprocessing, load_classifier
 from paceline.inference.export import export_classifier
-from paceline.inference.hub import _SAME_IN_TIMM, Hub, architecture, crop_share
+from paceline.inference.hub import _SAME_IN_TIMM, HubFormat, find_architecture, timm_crop_pct
 
 from . import made_run
 
@@ -35,7 +35,7 @@ def resnet(tmp_path_factory):
     folder = tmp_path_factory.mktemp("hub")
     classifier = load_classifier(made_run.write(folder / "run", RESNET, image_size=32), device="cpu")
     classifier = replace(classifier, classes=("cat", "dog", "owl", "été"))
-    return classifier, export_classifier(classifier, Hub(RESNET), folder / "a", with_preprocessing=False)
+    return classifier, export_classifier(classifier, HubFormat(RESNET), folder / "a", with_preprocessing=False)
 
 
 def photograph(height, width):
@@ -57,9 +57,9 @@ def test_timm_brings_a_photograph_to_the_same_pixels(resnet, tmp_path, resize):
     classifier, _ = resnet
     # As of a folder of photographs, whose evaluation sizes them by Pillow.
     sized = replace(classifier.preprocessing, resize=resize, is_pixels=False)
-    sizing = Stretch() if resize is None else CentreCrop(32 / resize)
+    sizing = StretchResizer() if resize is None else CenterCropResizer(32 / resize)
     classifier = replace(classifier, preprocessing=sized, sizing=sizing)
-    Hub(RESNET).write(_network(classifier), classifier, tmp_path / "a")
+    HubFormat(RESNET).write(_network(classifier), classifier, tmp_path / "a")
     model = timm.create_model(f"local-dir:{tmp_path / 'a'}", pretrained=True)
     transform = timm.data.create_transform(**timm.data.resolve_data_config(model=model))
     stored = BytesIO()
@@ -79,9 +79,9 @@ def test_the_lines_of_the_page_show_timm_a_turned_photograph_as_the_run_sees_it(
     run = made_run.write(tmp_path / "run", name, image_size=32, channels=channels)
     classifier = load_classifier(run, device="cpu")
     sized = replace(classifier.preprocessing, resize=37, is_pixels=False)
-    classifier = replace(classifier, preprocessing=sized, sizing=CentreCrop(32 / 37))
+    classifier = replace(classifier, preprocessing=sized, sizing=CenterCropResizer(32 / 37))
     monkeypatch.chdir(tmp_path)
-    Hub(name).write(_network(classifier), classifier, tmp_path / "photos")
+    HubFormat(name).write(_network(classifier), classifier, tmp_path / "photos")
     exif = Image.Exif()
     exif[0x0112] = 6
     photograph(60, 91).save("cat.jpg", "PNG", exif=exif)  # of which nothing is lost
@@ -89,25 +89,25 @@ def test_the_lines_of_the_page_show_timm_a_turned_photograph_as_the_run_sees_it(
     found: dict[str, Tensor] = {}
     exec(lines, found)
     image = classifier.image((tmp_path / "cat.jpg").read_bytes(), "cat.jpg")
-    expected = classifier.model(classifier.place.normalise(image[None]))
+    expected = classifier.model(classifier.place.normalize(image[None]))
     # Pixels differ in the last bit, as above, and 18 layers sum them in another order.
     torch.testing.assert_close(found["logits"], expected, rtol=0, atol=1e-4)
     assert capsys.readouterr().out.strip() in classifier.classes
 
 
 def _network(classifier):
-    from paceline.inference.network import build_network
+    from paceline.inference.network import build_export_model
 
-    return build_network(classifier, with_preprocessing=False)
+    return build_export_model(classifier, with_preprocessing=False)
 
 
 def test_timms_short_side_is_ours_for_every_size_and_crop():
     asked = Preprocessing(image_size=224, resize=256, channels=3, mean=(0,), std=(1,))
-    assert crop_share(asked) == 0.875
-    assert crop_share(replace(asked, resize=None)) == 1
+    assert timm_crop_pct(asked) == 0.875
+    assert timm_crop_pct(replace(asked, resize=None)) == 1
     for size in (16, 32, 96, 160, 176, 224, 299, 384):
         for resize in range(size, 2 * size):
-            share = crop_share(replace(asked, image_size=size, resize=resize))
+            share = timm_crop_pct(replace(asked, image_size=size, resize=resize))
             assert int(size / share) == resize  # timm.data.transforms_factory
 
 
@@ -127,7 +127,7 @@ def test_torchvisions_resnets_have_timms_tensors():
 def test_a_grey_network_of_timm_is_loaded_grey(tmp_path):
     name = "timm:resnet18"
     classifier = load_classifier(made_run.write(tmp_path / "run", name, image_size=32, channels=1), device="cpu")
-    exported = export_classifier(classifier, Hub(name), tmp_path / "a", with_preprocessing=False)
+    exported = export_classifier(classifier, HubFormat(name), tmp_path / "a", with_preprocessing=False)
     assert exported.parity.difference <= 1e-6
     config = json.loads((exported.path / "config.json").read_text())
     assert config["architecture"] == "resnet18" and config["pretrained_cfg"]["input_size"] == [1, 32, 32]
@@ -137,7 +137,7 @@ def test_a_grey_network_of_timm_is_loaded_grey(tmp_path):
 @pytest.mark.parametrize("name", ["wideresnet_course", "speednet96", "torchvision:squeezenet1_1"])
 def test_what_timm_has_not_is_loaded_by_the_lines_of_the_card(tmp_path, name):
     classifier = load_classifier(made_run.write(tmp_path / "run", name, image_size=32), device="cpu")
-    exported = export_classifier(classifier, Hub(name), tmp_path / "a", with_preprocessing=False)
+    exported = export_classifier(classifier, HubFormat(name), tmp_path / "a", with_preprocessing=False)
     assert exported.parity.difference <= 1e-6
     library = "torchvision" if ":" in name else "paceline"
     config = json.loads((exported.path / "config.json").read_text())
@@ -151,20 +151,20 @@ def test_what_timm_has_not_is_loaded_by_the_lines_of_the_card(tmp_path, name):
 
 def test_a_synchronised_batch_norm_is_a_plain_one_for_others(tmp_path):
     run = made_run.write(tmp_path / "run", "resnet18_cifar", "model.norm=sync_batch")
-    exported = export_classifier(load_classifier(run, device="cpu"), Hub("resnet18_cifar"), tmp_path / "a",
+    exported = export_classifier(load_classifier(run, device="cpu"), HubFormat("resnet18_cifar"), tmp_path / "a",
                                  with_preprocessing=False)  # fmt: skip
     assert json.loads((exported.path / "config.json").read_text())["paceline"]["model"]["norm"] == "batch"
 
 
 def test_who_loads_a_network_is_known_by_its_name():
-    assert str(architecture("timm:vit_tiny_patch16_224")) == "vit_tiny_patch16_224"
-    assert str(architecture("torchvision:resnet50")) == "resnet50"
-    assert str(architecture("torchvision:vgg11")) == "torchvision/vgg11"
-    assert str(architecture("resnet18_cifar")) == "paceline/resnet18_cifar"
+    assert str(find_architecture("timm:vit_tiny_patch16_224")) == "vit_tiny_patch16_224"
+    assert str(find_architecture("torchvision:resnet50")) == "resnet50"
+    assert str(find_architecture("torchvision:vgg11")) == "torchvision/vgg11"
+    assert str(find_architecture("resnet18_cifar")) == "paceline/resnet18_cifar"
 
 
 def test_without_timm_its_networks_are_refused_in_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(RecipeError, match=r"^--format: .*timm, .* \(pip install 'paceline\[export\]'\)$"):
-        Hub(RESNET)
-    Hub("resnet18_cifar")  # nobody needs timm for that
+        HubFormat(RESNET)
+    HubFormat("resnet18_cifar")  # nobody needs timm for that

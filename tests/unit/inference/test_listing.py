@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.inference.listing import Unread, listed
+from paceline.inference.listing import UnreadableImage, list_images
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 def names(words: list[str], lines: tuple[bytes, ...] = ()) -> list[str]:
-    return [str(each.path if isinstance(each, Unread) else each) for each in listed(words, lines)]
+    return [str(each.path if isinstance(each, UnreadableImage) else each) for each in list_images(words, lines)]
 
 
 def test_a_folder_is_walked_in_the_order_of_names(tree: Path) -> None:
@@ -50,15 +50,15 @@ def test_a_minus_stands_for_the_paths_in_lines(tree: Path) -> None:
 
 def test_lines_are_asked_for_as_images_are(tree: Path) -> None:
     lines = iter([b"one.jpg\n", b"two.jpg\n"])
-    found = listed(["-"], lines)
+    found = list_images(["-"], lines)
     assert next(found) == Path("one.jpg")
     assert next(lines) == b"two.jpg\n"
 
 
 def test_a_folder_without_images_is_told_of(tree: Path) -> None:
     (tree / "empty").mkdir()
-    (only,) = listed([str(tree / "empty")], ())
-    assert isinstance(only, Unread)
+    (only,) = list_images([str(tree / "empty")], ())
+    assert isinstance(only, UnreadableImage)
     assert only.path == tree / "empty" and "has no image files" in only.reason
 
 
@@ -67,8 +67,13 @@ def test_what_cannot_be_an_image_is_told_of_and_the_rest_is_given(tree: Path) ->
     (tree / "a/4.jpg").write_bytes(b"")
     os.mkfifo(tree / "a/5.jpg")
     (tree / "a/back").symlink_to(tree)
-    found = list(listed([str(tree / "a")], ()))
-    told = {str(each.path).removeprefix(f"{tree}/a/"): each.reason for each in found if isinstance(each, Unread)}
+    found = list(list_images([str(tree / "a")], ()))
+    told = {
+        str(each.path).removeprefix(f"{tree}/a/"): each.reason for each in found if isinstance(each, UnreadableImage)
+    }
     assert "a dangling link" in told["3.jpg"] and "empty" in told["4.jpg"] and "a pipe" in told["5.jpg"]
     assert "links back to a parent folder" in told["back/a"]
-    assert [each for each in found if not isinstance(each, Unread)][:2] == [tree / "a/10.jpeg", tree / "a/2.jpg"]
+    assert [each for each in found if not isinstance(each, UnreadableImage)][:2] == [
+        tree / "a/10.jpeg",
+        tree / "a/2.jpg",
+    ]

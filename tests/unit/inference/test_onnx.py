@@ -11,7 +11,7 @@ import paceline
 from paceline.core.errors import RecipeError
 from paceline.inference.classifier import load_classifier
 from paceline.inference.export import export_classifier
-from paceline.inference.onnx import OPSET, Onnx
+from paceline.inference.onnx import OPSET, OnnxFormat
 
 from . import made_run
 
@@ -24,14 +24,14 @@ def asked(tmp_path_factory):
     """Return a classifier, and its file, which normalises."""
     folder = tmp_path_factory.mktemp("onnx")
     classifier = load_classifier(made_run.write(folder / "run"), device="cpu")
-    exported = export_classifier(classifier, Onnx(), folder / "a.onnx", with_preprocessing=True)
+    exported = export_classifier(classifier, OnnxFormat(), folder / "a.onnx", with_preprocessing=True)
     return classifier, exported
 
 
 def test_onnxruntime_gives_the_runs_probabilities_for_pixels(asked):
     classifier, exported = asked
     images = torch.randint(256, (5, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
-    logits = Onnx().open(exported.path)(images.permute(0, 2, 3, 1).contiguous())
+    logits = OnnxFormat().open(exported.path)(images.permute(0, 2, 3, 1).contiguous())
     # Two libraries' float32 sums, of logits that are near 1.
     torch.testing.assert_close(logits.softmax(dim=1), classifier.probabilities(images), rtol=1e-5, atol=1e-6)
 
@@ -76,7 +76,7 @@ def test_no_path_of_this_machine_is_in_the_file(asked):
 
 def test_a_grey_network_takes_normalised_images(tmp_path):
     run = made_run.write(tmp_path / "run", "speednet94", image_size=28, channels=1)
-    exported = export_classifier(load_classifier(run, device="cpu"), Onnx(), tmp_path / "a.onnx",
+    exported = export_classifier(load_classifier(run, device="cpu"), OnnxFormat(), tmp_path / "a.onnx",
                                  with_preprocessing=False)  # fmt: skip
     assert dict(exported.facts)["images"].startswith("float32 [batch, 1, 28, 28]")
     assert 0 < exported.parity.difference <= 1e-5
@@ -86,4 +86,4 @@ def test_a_grey_network_takes_normalised_images(tmp_path):
 def test_what_is_not_installed_is_one_line_with_the_fix(monkeypatch, missing):
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(RecipeError, match=rf"^--format: onnx needs {missing} \(pip install 'paceline\[export\]'\)$"):
-        Onnx()
+        OnnxFormat()

@@ -11,9 +11,9 @@ import paceline
 from paceline.core.errors import PacelineError
 from paceline.inference.classifier import load_classifier
 from paceline.inference.export import export_classifier
-from paceline.inference.form import exported_program
-from paceline.inference.network import build_network
-from paceline.inference.program import EXTRA, Program
+from paceline.inference.form import trace_program
+from paceline.inference.network import build_export_model
+from paceline.inference.program import METADATA_FILE, TorchExportFormat
 
 from . import made_run
 
@@ -23,13 +23,13 @@ def asked(tmp_path_factory):
     """Return a classifier, and its file, which normalises."""
     folder = tmp_path_factory.mktemp("program")
     classifier = load_classifier(made_run.write(folder / "run"), device="cpu")
-    exported = export_classifier(classifier, Program(), folder / "a.pt2", with_preprocessing=True)
+    exported = export_classifier(classifier, TorchExportFormat(), folder / "a.pt2", with_preprocessing=True)
     return classifier, exported
 
 
 def test_the_program_gives_the_runs_probabilities_for_batches_of_any_size(asked):
     classifier, exported = asked
-    answer = Program().open(exported.path)
+    answer = TorchExportFormat().open(exported.path)
     for number in (1, 2, 7):
         images = torch.randint(256, (number, 3, 16, 16), dtype=torch.uint8)
         logits = answer(images.permute(0, 2, 3, 1).contiguous())
@@ -53,9 +53,9 @@ def test_the_archive_holds_no_pickle_and_no_path_of_this_machine(asked):
 
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable")  # torch 2.11, of its own reading
 def test_classes_and_preprocessing_are_beside_the_graph(asked):
-    extra = {EXTRA: ""}
+    extra = {METADATA_FILE: ""}
     torch.export.load(str(asked[1].path), extra_files=extra)
-    told = json.loads(extra[EXTRA])
+    told = json.loads(extra[METADATA_FILE])
     assert tuple(told["classes"]) == asked[0].classes and told["preprocessing"]["input"] == "uint8 NHWC"
 
 
@@ -64,7 +64,7 @@ def test_a_network_that_cannot_be_traced_is_one_line(asked):
         def forward(self, images):
             return images.mean(dim=(1, 2, 3))[:, None] * (2 if images.sum().item() > 0 else 1)
 
-    network = build_network(asked[0], with_preprocessing=False)
+    network = build_export_model(asked[0], with_preprocessing=False)
     network.module.network = Stubborn()
     with pytest.raises(PacelineError, match=r"^model.name: resnet18_cifar cannot be traced .* --format safetensors\)$"):
-        exported_program(asked[0], network)
+        trace_program(asked[0], network)

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from paceline.core.errors import RecipeError
-from paceline.inference.listing import Unread
-from paceline.inference.ranking import Guess, predict, ranked
-from paceline.inference.reading import Picture
-from paceline.train.metrics import answers
+from paceline.inference.listing import UnreadableImage
+from paceline.inference.ranking import Guess, predict_images, rank_classes
+from paceline.inference.reading import InputImage
+from paceline.train.metrics import predict_batch
 
 CLASSES = tuple("abcdefgh")
 
@@ -28,26 +28,26 @@ class Echo:
         return (4.0 * torch.eye(len(CLASSES), dtype=torch.float64))[images.flatten().long()].log_softmax(dim=1)
 
 
-def picture(number: int) -> Picture:
-    return Picture(Path(f"{number}.jpg"), torch.full((1, 1, 1), number, dtype=torch.uint8))
+def picture(number: int) -> InputImage:
+    return InputImage(Path(f"{number}.jpg"), torch.full((1, 1, 1), number, dtype=torch.uint8))
 
 
 def test_guesses_are_the_likeliest_classes_in_order() -> None:
     shares = torch.tensor([[0.1, 0.6, 0.3], [0.5, 0.2, 0.3]], dtype=torch.float64)
-    found = ranked(shares.log(), "abc", 2)
+    found = rank_classes(shares.log(), "abc", 2)
     assert [[guess.name for guess in row] for row in found] == [["b", "c"], ["a", "c"]]
     assert [guess.probability for guess in found[0]] == pytest.approx([0.6, 0.3])
 
 
 def test_there_are_no_more_guesses_than_classes() -> None:
-    assert len(ranked(torch.zeros(1, 3), "abc", 9)[0]) == 3
+    assert len(rank_classes(torch.zeros(1, 3), "abc", 9)[0]) == 3
 
 
 @pytest.mark.parametrize("top", [1, 2, 5, 7, 8])
 def test_among_equals_the_first_is_the_one_that_evaluation_counts(top: int) -> None:
     logits = torch.randint(3, (500, 8), generator=torch.Generator().manual_seed(0)).bfloat16()
-    counted = answers(logits, torch.zeros(500, dtype=torch.int64)).predicted
-    found = ranked(logits.double().log_softmax(dim=1), CLASSES, top)
+    counted = predict_batch(logits, torch.zeros(500, dtype=torch.int64)).predicted
+    found = rank_classes(logits.double().log_softmax(dim=1), CLASSES, top)
     assert [row[0].name for row in found] == [CLASSES[number] for number in counted.tolist()]
     assert all(len({guess.name for guess in row}) == top for row in found)
     assert all(first.probability >= next_.probability for row in found for first, next_ in pairwise(row))
@@ -55,24 +55,24 @@ def test_among_equals_the_first_is_the_one_that_evaluation_counts(top: int) -> N
 
 @pytest.mark.parametrize("batch_size", [1, 2, 3, 100])
 def test_every_image_gets_its_answer_in_its_place(batch_size: int) -> None:
-    network, bad = Echo(), Unread(Path("bad.jpg"), "is no image")
-    found = list(predict(network, [picture(3), bad, picture(0), picture(7), bad], batch_size=batch_size, top=1))
+    network, bad = Echo(), UnreadableImage(Path("bad.jpg"), "is no image")
+    found = list(predict_images(network, [picture(3), bad, picture(0), picture(7), bad], batch_size=batch_size, top=1))
     assert [each.path.name for each in found] == ["3.jpg", "bad.jpg", "0.jpg", "7.jpg", "bad.jpg"]
-    assert [each.guesses[0].name for each in found if not isinstance(each, Unread)] == ["d", "a", "h"]
+    assert [each.guesses[0].name for each in found if not isinstance(each, UnreadableImage)] == ["d", "a", "h"]
     assert max(network.batches) == min(batch_size, 3) and sum(network.batches) == 3
 
 
 def test_answers_come_as_soon_as_a_batch_is_full() -> None:
     pictures = iter([picture(1), picture(2), picture(3)])
-    found = predict(Echo(), pictures, batch_size=2, top=1)
+    found = predict_images(Echo(), pictures, batch_size=2, top=1)
     assert next(found).guesses == (Guess("b", pytest.approx(0.886, abs=1e-3)),)  # e^4 / (e^4 + 7)
     assert next(pictures).path.name == "3.jpg"
 
 
 def test_what_cannot_be_read_is_told_before_the_next_image_is_read() -> None:
-    bad = [Unread(Path(f"{number}.jpg"), "is no image") for number in range(40)]
+    bad = [UnreadableImage(Path(f"{number}.jpg"), "is no image") for number in range(40)]
     pictures = iter([bad[0], picture(1), *bad[1:], picture(2)])
-    found = predict(Echo(), pictures, batch_size=2, top=1)
+    found = predict_images(Echo(), pictures, batch_size=2, top=1)
     assert next(found) is bad[0]
     assert [next(found).path.name for _ in range(16)] == ["1.jpg", *(f"{number}.jpg" for number in range(1, 16))]
     assert next(pictures) is bad[16]  # of a long stretch, no more than eight batches wait for the network
@@ -88,9 +88,9 @@ def test_an_answer_that_is_no_number_is_told_as_such_and_the_others_are_given() 
         return found
 
     network.log_probabilities = answer
-    found = list(predict(network, [picture(1), picture(2), picture(3)], batch_size=3, top=2))
-    assert [isinstance(each, Unread) for each in found] == [False, True, False]
-    assert found[1] == Unread(Path("2.jpg"), "its logits are NaN; use another --checkpoint")
+    found = list(predict_images(network, [picture(1), picture(2), picture(3)], batch_size=3, top=2))
+    assert [isinstance(each, UnreadableImage) for each in found] == [False, True, False]
+    assert found[1] == UnreadableImage(Path("2.jpg"), "its logits are NaN; use another --checkpoint")
     assert [found[index].guesses[0].name for index in (0, 2)] == ["b", "d"]
 
 
@@ -102,11 +102,11 @@ def test_a_batch_for_which_there_is_no_room_is_one_line(number: int, fix: str) -
     network = Echo()
     network.log_probabilities = full
     with pytest.raises(RecipeError, match=rf"^--batch-size: {number}: .* do not fit into GPU memory \({fix}\)$"):
-        list(predict(network, [picture(1)] * number, batch_size=9, top=1))
+        list(predict_images(network, [picture(1)] * number, batch_size=9, top=1))
 
 
 def test_a_class_whose_name_cannot_be_printed_is_written_out() -> None:
     network = Echo()
     network.classes = (*CLASSES[:-1], "caf\udce9")
-    (found,) = predict(network, [picture(7)], batch_size=1, top=1)
+    (found,) = predict_images(network, [picture(7)], batch_size=1, top=1)
     assert found.guesses[0].name == "caf\\udce9"

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from paceline.data.bad import ImageError
-from paceline.inference.listing import Unread
-from paceline.inference.reading import Picture, read_pictures
+from paceline.inference.listing import UnreadableImage
+from paceline.inference.reading import InputImage, read_images
 
 
 class Decoder:
@@ -32,7 +32,7 @@ def files(tmp_path: Path) -> list[Path]:
 
 @pytest.mark.parametrize(("threads", "ahead"), [(1, 0), (4, 3), (4, 100)])
 def test_images_come_in_order_however_many_threads_there_are(files: list[Path], threads: int, ahead: int) -> None:
-    found = list(read_pictures(Decoder(), files, threads=threads, ahead=ahead))
+    found = list(read_images(Decoder(), files, threads=threads, num_ahead=ahead))
     assert [(each.path, each.pixels.item()) for each in found] == [(path, n) for n, path in enumerate(files)]
 
 
@@ -41,10 +41,10 @@ def test_what_cannot_be_read_keeps_its_place(files: list[Path], tmp_path: Path) 
     files[2] = tmp_path / "missing.jpg"
     files[3] = tmp_path
     files[4] = Path("with\0null")
-    told = Unread(Path("a folder"), "has none")
-    found = list(read_pictures(Decoder(), [*files[:5], told, files[5]], threads=2, ahead=2))
-    reasons = [each.reason if isinstance(each, Unread) else "" for each in found]
-    assert [isinstance(each, Picture) for each in found] == [True, *[False] * 5, True]
+    told = UnreadableImage(Path("a folder"), "has none")
+    found = list(read_images(Decoder(), [*files[:5], told, files[5]], threads=2, num_ahead=2))
+    reasons = [each.reason if isinstance(each, UnreadableImage) else "" for each in found]
+    assert [isinstance(each, InputImage) for each in found] == [True, *[False] * 5, True]
     assert reasons[1] == "cannot be decoded: it is no number; remove it or replace it"
     assert reasons[2].startswith("cannot be read: No such file or directory")
     assert reasons[3].startswith("cannot be read: Is a directory")
@@ -54,7 +54,7 @@ def test_what_cannot_be_read_keeps_its_place(files: list[Path], tmp_path: Path) 
 
 def test_no_more_is_read_ahead_than_was_said(files: list[Path]) -> None:
     paths = iter(files)
-    found = read_pictures(Decoder(), paths, threads=2, ahead=4)
+    found = read_images(Decoder(), paths, threads=2, num_ahead=4)
     assert next(found).path == files[0]
     assert next(paths) == files[5]
     found.close()
@@ -63,7 +63,7 @@ def test_no_more_is_read_ahead_than_was_said(files: list[Path]) -> None:
 def test_what_is_too_large_for_an_image_is_not_read_and_a_device_never(tmp_path: Path) -> None:
     with (tmp_path / "film.mov").open("wb") as file:
         file.truncate(2**40)  # a hole, which takes no room
-    found = list(read_pictures(Decoder(), [tmp_path / "film.mov", Path("/dev/zero")], threads=1, ahead=0))
+    found = list(read_images(Decoder(), [tmp_path / "film.mov", Path("/dev/zero")], threads=1, num_ahead=0))
     assert [each.reason.partition(";")[0] for each in found] == [
         "cannot be read: has more than 1 GiB, too large for an image",
         "cannot be read: is a device",
@@ -71,19 +71,19 @@ def test_what_is_too_large_for_an_image_is_not_read_and_a_device_never(tmp_path:
 
 
 def test_a_pipe_is_read_to_its_end_and_no_further_than_an_image_can_be_long(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("paceline.inference.reading._MOST_BYTES", 4)
-    monkeypatch.setattr("paceline.inference.reading._PART_BYTES", 2)
+    monkeypatch.setattr("paceline.inference.reading._MAX_IMAGE_BYTES", 4)
+    monkeypatch.setattr("paceline.inference.reading._CHUNK_BYTES", 2)
     found = [piped(tmp_path, text) for text in ("7", "0007", "00007")]
-    assert [isinstance(each, Picture) for each in found] == [True, True, False]
+    assert [isinstance(each, InputImage) for each in found] == [True, True, False]
     assert "too large for an image" in found[2].reason
 
 
-def piped(folder: Path, text: str) -> Picture | Unread:
+def piped(folder: Path, text: str) -> InputImage | UnreadableImage:
     """Return what is made of `text` that comes through a pipe."""
     path = folder / text
     os.mkfifo(path)
     writer = threading.Thread(target=path.write_text, args=[text])
     writer.start()
-    (found,) = read_pictures(Decoder(), [path], threads=1, ahead=0)
+    (found,) = read_images(Decoder(), [path], threads=1, num_ahead=0)
     writer.join(timeout=10)
     return found

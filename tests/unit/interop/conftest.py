@@ -11,8 +11,8 @@ from PIL import Image
 from paceline.core.world import World
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
-from paceline.train.parts import Parts
-from paceline.train.reading import read_own
+from paceline.train.parts import RunContext
+from paceline.train.reading import read_run_data
 
 
 @pytest.fixture
@@ -22,8 +22,8 @@ def trained_on():
     def batches(words, first: int, stop: int, rank: int = 0, world_size: int = 1) -> list:
         with contextlib.ExitStack() as held:
             parts = parts_of(words, held, rank, world_size)
-            finish, place = parts.finish(torch.float32), parts.placement(torch.float32)
-            return [finish(place(batch)) for batch in parts.train_loader(place).batches(first, stop)]
+            finish, place = parts.create_transforms(torch.float32), parts.create_transfer(torch.float32)
+            return [finish(place(batch)) for batch in parts.create_train_loader(place).batches(first, stop)]
 
     return batches
 
@@ -35,18 +35,18 @@ def judged_by() -> Callable[..., list]:
     def batches(words) -> list:
         with contextlib.ExitStack() as held:
             parts = parts_of(words, held, 0, 1)
-            place = parts.placement(torch.float32)
-            loader, num_batches = parts.eval_loader(parts.datasets.val, parts.plan.val_images)
+            place = parts.create_transfer(torch.float32)
+            loader, num_batches = parts.create_eval_loader(parts.datasets.val, parts.plan.val_images)
             placed = [place(batch) for batch in loader.batches(0, num_batches)]
-            return [(place.normalise(each.images), each.labels) for each in placed]
+            return [(place.normalize(each.images), each.labels) for each in placed]
 
     return batches
 
 
-def parts_of(words, held: contextlib.ExitStack, rank: int, world_size: int) -> Parts:
+def parts_of(words, held: contextlib.ExitStack, rank: int, world_size: int) -> RunContext:
     recipe = load(words[0], Patch.parse(list(words[1:]))).recipe
-    recipe, datasets = read_own(recipe, held, True)
-    return Parts.derive(recipe, World(rank, world_size, rank, world_size), torch.device("cpu"), datasets, held)
+    recipe, datasets = read_run_data(recipe, held, True)
+    return RunContext.derive(recipe, World(rank, world_size, rank, world_size), torch.device("cpu"), datasets, held)
 
 
 @pytest.fixture

@@ -10,13 +10,13 @@ from torch.distributed import HashStore
 
 from paceline.core.errors import DataError, WorldError
 from paceline.core.world import World
-from paceline.interop.place import Place, check_apart, find_place
+from paceline.interop.place import ExternalRank, check_gpus_differ, find_rank
 
 
 def both(pool: ThreadPoolExecutor, work: Callable[[bool], Any]) -> list[Future]:
     """Return what `work` comes to on two ranks of a node that take their turns."""
     store = HashStore()
-    return [pool.submit(Place(World(rank, 2, rank, 2), store).in_turn, work) for rank in range(2)]
+    return [pool.submit(ExternalRank(World(rank, 2, rank, 2), store).run_node_main_first, work) for rank in range(2)]
 
 
 def test_where_the_first_fails_the_others_say_which_rank_it_was() -> None:
@@ -59,20 +59,20 @@ def test_where_another_fails_rank_0_says_which_rank_it_was() -> None:
 
 
 def test_ranks_that_cannot_wait_for_one_another_are_all_the_first() -> None:
-    assert Place(World(1, 2, 1, 2)).in_turn(lambda is_first: is_first)
+    assert ExternalRank(World(1, 2, 1, 2)).run_node_main_first(lambda is_first: is_first)
 
 
 def test_a_rank_that_is_told_shares_its_node_with_those_that_were_started_there(monkeypatch) -> None:
     """All images on each rank are not all cores for each."""
-    assert find_place(1, 4).world == World(1, 4, 1, 4)
+    assert find_rank(1, 4).world == World(1, 4, 1, 4)
     places = {"RANK": "13", "WORLD_SIZE": "16", "LOCAL_RANK": "5", "LOCAL_WORLD_SIZE": "8"}
     for name, value in {**places, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}.items():
         monkeypatch.setenv(name, value)
-    world = find_place(0, 1).world
+    world = find_rank(0, 1).world
     assert (world.rank, world.world_size, world.local_rank, world.local_world_size) == (0, 1, 5, 8)
 
 
 def test_ranks_that_have_a_gpu_in_common_by_chance_are_refused() -> None:
-    check_apart([("a", "gpu-0"), ("a", "gpu-1"), ("b", "gpu-0"), ("a", ""), ("a", "")])
+    check_gpus_differ([("a", "gpu-0"), ("a", "gpu-1"), ("b", "gpu-0"), ("a", ""), ("a", "")])
     with pytest.raises(WorldError, match=r"ranks 1, 3 share one GPU of a,.*set_device"):
-        check_apart([("b", "gpu-0"), ("a", "gpu-0"), ("a", "gpu-1"), ("a", "gpu-0")])
+        check_gpus_differ([("b", "gpu-0"), ("a", "gpu-0"), ("a", "gpu-1"), ("a", "gpu-0")])

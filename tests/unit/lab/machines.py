@@ -7,7 +7,7 @@ from pathlib import Path
 
 from paceline.core.results import CPU_STARVED, CpuResult, RunResult, StageResult, ThroughputResult, TimeResult
 from paceline.core.rundir import RunDir
-from paceline.lab.trial import Outcome, Trial, folder_name, vary
+from paceline.lab.trial import Trial, TrialOutcome, apply_patch, build_run_name
 from paceline.recipe.schema import Recipe
 
 
@@ -53,19 +53,19 @@ class Machine:
     is_busy: Callable[[Recipe], bool] = lambda recipe: False
     made: list[tuple[Trial, int]] = field(default_factory=list)
 
-    def run(self, trial: Trial, repeat: int) -> Outcome:
+    def run(self, trial: Trial, repeat: int) -> TrialOutcome:
         """Write what a run leaves, and return how it ended."""
         self.made.append((trial, repeat))
-        recipe = vary(self.recipe, trial.patch)
-        rundir = RunDir(self.root / "trials" / folder_name(trial, self.recipe, 1, repeat))
+        recipe = apply_patch(self.recipe, trial.patch)
+        rundir = RunDir(self.root / "trials" / build_run_name(trial, self.recipe, 1, repeat))
         assert not rundir.path.exists(), f"{rundir.path} is two runs"
         rundir.path.mkdir(parents=True)
         error = self.fails(recipe)
         if error:
-            return Outcome(trial, repeat, rundir, None, error, 1, error)
+            return TrialOutcome(trial, repeat, rundir, None, error, 1, error)
         self._write_losses(rundir, recipe)
         result = self._result(recipe)
-        return Outcome(trial, repeat, rundir, starved(result) if self.is_busy(recipe) else result)
+        return TrialOutcome(trial, repeat, rundir, starved(result) if self.is_busy(recipe) else result)
 
     def _write_losses(self, rundir: RunDir, recipe: Recipe) -> None:
         records = ({"step": step, "loss": self.loss(recipe)} for step in range(10, int(recipe.train.steps) + 1, 10))

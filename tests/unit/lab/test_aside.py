@@ -15,7 +15,7 @@ from paceline.core.results import (
     ThroughputResult,
     TimeResult,
 )
-from paceline.lab.aside import communication, trace_share
+from paceline.lab.aside import compute_trace_share, merge_bucket_timings
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
 
@@ -61,7 +61,7 @@ def result(found: CommunicationResult | None = None, counted_steps: int = 40) ->
 
 def test_buckets_of_the_run_aside_stand_beside_what_the_base_waits_for() -> None:
     """The base's step is not slowed down by a hook for each bucket."""
-    found = communication(result(PLAIN), result(TIMED))
+    found = merge_bucket_timings(result(PLAIN), result(TIMED))
     assert found is not None
     assert (found.exposed_s, found.share) == (PLAIN.exposed_s, PLAIN.share)
     assert (found.bytes, found.wire_s, found.overlap, found.buckets) == (45_000_000, 0.01, 0.6, TIMED.buckets)
@@ -69,11 +69,11 @@ def test_buckets_of_the_run_aside_stand_beside_what_the_base_waits_for() -> None
 
 @pytest.mark.parametrize("aside", [None, result(None), result(PLAIN)])
 def test_without_buckets_what_the_base_waits_for_is_all(aside: RunResult | None) -> None:
-    assert communication(result(PLAIN), aside) == PLAIN
+    assert merge_bucket_timings(result(PLAIN), aside) == PLAIN
 
 
 def test_a_base_that_averages_nothing_has_no_communication() -> None:
-    assert communication(result(None), result(TIMED)) is None
+    assert merge_bucket_timings(result(None), result(TIMED)) is None
 
 
 @pytest.fixture
@@ -93,14 +93,14 @@ def trace(tmp_path: Path) -> Path:
 
 def test_stages_of_a_trace_are_compared_with_those_of_the_clock(trace: Path) -> None:
     """1.8 s of 2 s."""
-    assert trace_share(trace, result(), DIGITS, 40) == pytest.approx(0.9, rel=1e-12)
+    assert compute_trace_share(trace, result(), DIGITS, 40) == pytest.approx(0.9, rel=1e-12)
 
 
 def test_a_trace_of_other_steps_than_those_that_were_counted_is_not_compared(trace: Path) -> None:
     """A shorter one, and one that began later as the profiler had to warm up."""
-    assert trace_share(trace, result(), DIGITS, 39) is None
-    assert trace_share(trace, result(), NO_WARMUP, 40) is None
+    assert compute_trace_share(trace, result(), DIGITS, 39) is None
+    assert compute_trace_share(trace, result(), NO_WARMUP, 40) is None
 
 
 def test_without_a_trace_nothing_is_compared(tmp_path: Path) -> None:
-    assert trace_share(tmp_path / "rank0.json.gz", result(), DIGITS, 40) is None
+    assert compute_trace_share(tmp_path / "rank0.json.gz", result(), DIGITS, 40) is None

@@ -8,14 +8,21 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import RecipeError
-from paceline.core.goal import Goal
-from paceline.core.interval import ratio_of
+from paceline.core.goal import AccuracyTarget
+from paceline.core.interval import ratio_interval
 from paceline.core.results import EvalResult, RunResult, ThroughputResult, TimeResult
 from paceline.core.rundir import RunDir
 from paceline.core.units import Duration, number
-from paceline.lab.batch_study import Cell, Grid, first_met, plan_cells, sentences_of, to_batches
-from paceline.lab.trial import Outcome, vary
-from paceline.lab.turns import whole_patch
+from paceline.lab.batch_study import (
+    BatchCell,
+    BatchGrid,
+    build_batch_points,
+    compare_batches,
+    find_target_evaluation,
+    plan_cells,
+)
+from paceline.lab.trial import TrialOutcome, apply_patch
+from paceline.lab.turns import build_full_run_patch
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
 from paceline.recipe.schema import Recipe
@@ -27,16 +34,16 @@ def digits(**settings: Any) -> Recipe:
     return load("digits", Patch(tuple((path.replace("__", "."), value) for path, value in settings.items()))).recipe
 
 
-def varied(recipe: Recipe, cell: Cell) -> Recipe:
+def varied(recipe: Recipe, cell: BatchCell) -> Recipe:
     assert cell.case is not None
-    return vary(recipe, cell.case.patch)
+    return apply_patch(recipe, cell.case.patch)
 
 
 def evaluations(*accuracies: float) -> list[dict[str, float]]:
     return [{"epoch": float(n), "trained_s": 10.0 * n, "top1": each} for n, each in enumerate(accuracies, start=1)]
 
 
-def ended(cell: Cell, turn: int, folder: Path, *accuracies: float, images_per_s: float = 100.0) -> Outcome:
+def ended(cell: BatchCell, turn: int, folder: Path, *accuracies: float, images_per_s: float = 100.0) -> TrialOutcome:
     assert cell.case is not None
     rundir = RunDir(folder / "trials" / f"{cell.batch_size}-{turn}")
     rundir.path.mkdir(parents=True)
@@ -59,11 +66,11 @@ def ended(cell: Cell, turn: int, folder: Path, *accuracies: float, images_per_s:
         weights_sha256="ab",
         provenance={},
     )
-    return Outcome(cell.case.trial(turn), turn, rundir, result)
+    return TrialOutcome(cell.case.build_trial(turn), turn, rundir, result)
 
 
 def test_all_combinations_are_run_but_rules_that_say_the_same() -> None:
-    grid = Grid((128, 512), (Duration(0, "ep"), Duration(4, "ep")), ("none", "sqrt", "linear"))
+    grid = BatchGrid((128, 512), (Duration(0, "ep"), Duration(4, "ep")), ("none", "sqrt", "linear"))
     cells = plan_cells(digits(), grid, 1, 0, NOTHING)
     assert [(cell.batch_size, cell.warmup, cell.rule) for cell in cells] == [
         *((128, warmup, "any") for warmup in ("0ep", "4ep")),
@@ -82,53 +89,53 @@ def test_all_combinations_are_run_but_rules_that_say_the_same() -> None:
 
 def test_the_batch_size_that_a_rate_is_for_is_the_recipes_word() -> None:
     recipe = digits(optim__lr_scaling="linear", optim__base_batch_size=256)
-    small, base, large = plan_cells(recipe, Grid((128, 256, 512)), 1, 0, NOTHING)
+    small, base, large = plan_cells(recipe, BatchGrid((128, 256, 512)), 1, 0, NOTHING)
     assert [cell.rule for cell in (small, base, large)] == ["linear", "any", "linear"]
     assert [cell.lr for cell in (small, base, large)] == pytest.approx([0.05, 0.1, 0.2])
     assert varied(recipe, large).optim.base_batch_size == 256
 
 
 def test_an_axis_that_was_not_asked_for_is_the_recipes_own() -> None:
-    (cell,) = plan_cells(digits(), Grid(rules=("sqrt",)), 1, 0, NOTHING)
+    (cell,) = plan_cells(digits(), BatchGrid(rules=("sqrt",)), 1, 0, NOTHING)
     assert (cell.batch_size, cell.warmup) == (128, "2ep")
-    (cell,) = plan_cells(digits(schedule__name="one_cycle"), Grid((128,)), 1, 0, NOTHING)
+    (cell,) = plan_cells(digits(schedule__name="one_cycle"), BatchGrid((128,)), 1, 0, NOTHING)
     assert (cell.warmup, cell.name) == ("", "batch 128, any")
 
 
 def test_without_warmup_what_shapes_one_goes_too() -> None:
     shape = {"warmup_start": 0.1, "warmup_shape": "exponential", "warmup_by": "epoch"}
     recipe = digits(**{f"schedule__{field}": value for field, value in shape.items()})
-    (cell,) = plan_cells(recipe, Grid(warmups=(Duration(0, "ep"),)), 1, 0, NOTHING)
+    (cell,) = plan_cells(recipe, BatchGrid(warmups=(Duration(0, "ep"),)), 1, 0, NOTHING)
     schedule = varied(recipe, cell).schedule
     assert (schedule.warmup.value, schedule.warmup_start, schedule.warmup_shape) == (0, 0, "linear")
     assert schedule.warmup_by == "step"
 
 
 def test_what_does_not_fit_is_told_and_the_others_are_run() -> None:
-    fits, odd = plan_cells(digits(), Grid((128, 130)), 4, 0, NOTHING)
+    fits, odd = plan_cells(digits(), BatchGrid((128, 130)), 4, 0, NOTHING)
     assert fits.case is not None and odd.case is None
     assert odd.error.startswith("data.batch_size: 130 does not divide over 4 ranks")
-    assert to_batches([odd], [], 3, None)[0].error == odd.error
+    assert build_batch_points([odd], [], 3, None)[0].error == odd.error
     with pytest.raises(RecipeError, match=r"^schedule\.warmup: "):
-        plan_cells(digits(schedule__name="one_cycle"), Grid(warmups=(Duration(4, "ep"),)), 1, 0, NOTHING)
+        plan_cells(digits(schedule__name="one_cycle"), BatchGrid(warmups=(Duration(4, "ep"),)), 1, 0, NOTHING)
 
 
 def test_averaged_weights_are_judged_where_there_are_any() -> None:
     seen = [{**each, "ema_top1": each["top1"] - 0.2} for each in evaluations(0.8, 0.9, 1.0)]
-    assert first_met(seen, Goal(0.8)) == seen[2]
+    assert find_target_evaluation(seen, AccuracyTarget(0.8)) == seen[2]
 
 
 def test_time_and_epochs_to_the_target_are_of_the_runs_that_reached_it(tmp_path: Path) -> None:
     recipe = digits()
-    small, large = plan_cells(recipe, Grid((128, 512)), 1, 0, whole_patch(recipe, NOTHING))
+    small, large = plan_cells(recipe, BatchGrid((128, 512)), 1, 0, build_full_run_patch(recipe, NOTHING))
     outcomes = [
         ended(small, 1, tmp_path, 0.5, 0.9, 0.9),
         ended(small, 2, tmp_path, 0.5, 0.7, 0.8),
         ended(small, 3, tmp_path, 0.5, 0.6, 0.7),
-        Outcome(large.case.trial(1), 1, RunDir(tmp_path), None, "the loss is nan", 3),
+        TrialOutcome(large.case.build_trial(1), 1, RunDir(tmp_path), None, "the loss is nan", 3),
         ended(large, 2, tmp_path, 0.5, 0.6, 0.6),
     ]
-    first, second = to_batches([small, large], outcomes, 3, Goal(0.8))
+    first, second = build_batch_points([small, large], outcomes, 3, AccuracyTarget(0.8))
     assert (first.reached, first.seeds, first.error) == (2, 3, "")
     assert first.to_target_s is not None and first.to_target_s.n == 2
     assert first.to_target_s.value == pytest.approx(math.sqrt(20 * 30))  # means of times and rates are geometric
@@ -142,23 +149,25 @@ def test_time_and_epochs_to_the_target_are_of_the_runs_that_reached_it(tmp_path:
 
 
 def test_runs_without_counted_steps_reach_a_target_too(tmp_path: Path) -> None:
-    (cell,) = plan_cells(digits(), Grid((128,)), 1, 0, NOTHING)
-    (found,) = to_batches([cell], [ended(cell, 1, tmp_path, 0.5, 0.9, images_per_s=0.0)], 1, Goal(0.8))
+    (cell,) = plan_cells(digits(), BatchGrid((128,)), 1, 0, NOTHING)
+    (found,) = build_batch_points(
+        [cell], [ended(cell, 1, tmp_path, 0.5, 0.9, images_per_s=0.0)], 1, AccuracyTarget(0.8)
+    )
     assert found.images_per_s is None and found.error == ""
     assert found.top1 is not None and found.top1.value == 0.9
     assert found.to_target_s is not None and found.to_target_s.value == 20.0
 
 
 def test_without_a_target_none_is_reached(tmp_path: Path) -> None:
-    (cell,) = plan_cells(digits(), Grid((128,)), 1, 0, NOTHING)
-    (found,) = to_batches([cell], [ended(cell, 1, tmp_path, 0.9)], 1, None)
+    (cell,) = plan_cells(digits(), BatchGrid((128,)), 1, 0, NOTHING)
+    (found,) = build_batch_points([cell], [ended(cell, 1, tmp_path, 0.9)], 1, None)
     assert (found.reached, found.to_target_s) == (0, None)
 
 
 def test_what_a_larger_batch_takes_is_said_of_the_fastest_whose_runs_all_got_there(tmp_path: Path) -> None:
     recipe = digits()
-    grid = Grid((128, 512), rules=("none", "sqrt", "linear"))
-    small, partly, soon, late = plan_cells(recipe, grid, 1, 0, whole_patch(recipe, NOTHING))
+    grid = BatchGrid((128, 512), rules=("none", "sqrt", "linear"))
+    small, partly, soon, late = plan_cells(recipe, grid, 1, 0, build_full_run_patch(recipe, NOTHING))
     reached = {  # epochs to the target in two turns; of `partly` in the second alone
         small: ((0.5, 0.5, 0.5, 0.9), (0.5, 0.5, 0.9)),
         partly: ((0.5, 0.5), (0.9, 0.9)),
@@ -170,10 +179,10 @@ def test_what_a_larger_batch_takes_is_said_of_the_fastest_whose_runs_all_got_the
         for cell, turns in reached.items()
         for turn, seen in enumerate(turns, start=1)
     ]
-    (said,) = sentences_of([small, partly, soon, late], outcomes, Goal(0.8))
-    ratio = ratio_of([2, 1], [4, 3])
+    (said,) = compare_batches([small, partly, soon, late], outcomes, AccuracyTarget(0.8))
+    ratio = ratio_interval([2, 1], [4, 3])
     assert ratio.low is not None and ratio.high is not None
     bounds = f"{number(ratio.value)} ({number(ratio.low)} to {number(ratio.high)})"
     assert said == f"batch 512 (rule sqrt, warm-up 2ep) reaches the target in {bounds} of the time of batch 128"
-    assert sentences_of([small, partly], outcomes, Goal(0.8)) == ()
-    assert sentences_of([small, soon], outcomes, None) == ()
+    assert compare_batches([small, partly], outcomes, AccuracyTarget(0.8)) == ()
+    assert compare_batches([small, soon], outcomes, None) == ()

@@ -16,12 +16,12 @@ from PIL import Image
 
 from paceline.core.errors import RecipeError
 from paceline.data.bad import ImageError
-from paceline.data.pack.writer import PackOptions, pack
+from paceline.data.pack.writer import PackOptions, write_pack
 from paceline.data.sampler import TrainOrder
 from paceline.data.sources.build import build_datasets
 from paceline.data.sources.lmdb_write import write_lmdb
-from paceline.lab.cache import check_cold, drop, files_of, set_cache, warm
-from paceline.lab.trial import vary
+from paceline.lab.cache import check_reads_once, evict_files, list_source_files, prepare_page_cache, read_into_cache
+from paceline.lab.trial import apply_patch
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
 from paceline.recipe.schema import Recipe
@@ -63,7 +63,7 @@ def _flushed(root: Path) -> None:
             with path.open("rb") as file:
                 os.fsync(file.fileno())
     probe = next(path for path in [root, *root.rglob("*")] if path.is_file())
-    drop([probe])
+    evict_files([probe])
     if is_held(probe):
         pytest.skip(f"the kernel keeps what is in {root}, as on tmpfs")
 
@@ -72,7 +72,7 @@ def recipe_of(source: SourceSection, **settings: object) -> Recipe:
     """Return four images a step, two of warm-up and one that is counted at most."""
     base = load("folder", Patch((("data.source", source.model_dump()),))).recipe
     said = {"data.batch_size": 4, "train.steps": 2, "measure.warmup_steps": 1, "train.eval_every": "off", **settings}
-    return vary(base, Patch(tuple(said.items())))
+    return apply_patch(base, Patch(tuple(said.items())))
 
 
 def as_folder(root: Path, tmp_path: Path) -> SourceSection:
@@ -81,7 +81,7 @@ def as_folder(root: Path, tmp_path: Path) -> SourceSection:
 
 def as_pack(root: Path, tmp_path: Path) -> SourceSection:
     datasets = build_datasets(Folder(root=str(root)), may_download=False)
-    pack(datasets, tmp_path / "photos.pack", PackOptions(), lambda done, total: None, 1)
+    write_pack(datasets, tmp_path / "photos.pack", PackOptions(), lambda done, total: None, 1)
     return Pack(root=str(tmp_path / "photos.pack"))
 
 
@@ -95,12 +95,12 @@ def as_lmdb(root: Path, tmp_path: Path) -> SourceSection:
 @pytest.mark.parametrize("form", [as_folder, as_pack, as_lmdb])
 def test_files_are_out_of_the_cache_before_a_cold_run_and_in_it_before_a_warm_one(form, root, tmp_path) -> None:
     recipe = recipe_of(form(root, tmp_path))
-    files = files_of(build_datasets(recipe.data.source, may_download=False).train)
-    drop(files)
+    files = list_source_files(build_datasets(recipe.data.source, may_download=False).train)
+    evict_files(files)
     assert files and not any(is_held(path) for path in files)
-    set_cache(recipe, is_cold=False)
+    prepare_page_cache(recipe, is_cold=False)
     assert any(is_held(path) for path in files)
-    set_cache(recipe, is_cold=True)
+    prepare_page_cache(recipe, is_cold=True)
     assert not any(is_held(path) for path in files)
 
 
@@ -110,16 +110,16 @@ def test_the_samples_that_a_run_takes_are_read_and_no_others(order: str, root: P
     source = build_datasets(recipe.data.source, may_download=False).train
     taken = TrainOrder(5, NUM_TRAIN, 4, is_random=order == "random")
     expected = {int(index) for step in range(2) for index in taken.indices(step)}
-    drop(files_of(source))
-    set_cache(recipe, is_cold=False)
+    evict_files(list_source_files(source))
+    prepare_page_cache(recipe, is_cold=False)
     assert {index for index in range(NUM_TRAIN) if is_held(source.path_of(index))} == expected
 
 
 def test_a_run_of_whole_epochs_reads_everything(root: Path, tmp_path: Path) -> None:
     recipe = recipe_of(as_folder(root, tmp_path), **{"train.steps": "auto", "train.epochs": 2})
-    files = files_of(build_datasets(recipe.data.source, may_download=False).train)
-    drop(files)
-    set_cache(recipe, is_cold=False)
+    files = list_source_files(build_datasets(recipe.data.source, may_download=False).train)
+    evict_files(files)
+    prepare_page_cache(recipe, is_cold=False)
     assert all(is_held(path) for path in files)
 
 
@@ -136,31 +136,31 @@ def test_a_run_of_whole_epochs_reads_everything(root: Path, tmp_path: Path) -> N
 def test_a_cold_run_that_reads_an_image_twice_is_refused_with_what_helps(settings, fix, root, tmp_path) -> None:
     recipe = recipe_of(as_folder(root, tmp_path), **settings)
     with pytest.raises(RecipeError, match=rf"^train\.steps: .* not cold {fix}$"):
-        set_cache(recipe, is_cold=True)
+        prepare_page_cache(recipe, is_cold=True)
 
 
 def test_each_image_may_be_read_once(root: Path, tmp_path: Path) -> None:
-    check_cold(recipe_of(as_folder(root, tmp_path), **{"train.steps": 3}), NUM_TRAIN)
+    check_reads_once(recipe_of(as_folder(root, tmp_path), **{"train.steps": 3}), NUM_TRAIN)
 
 
 def test_what_no_disk_is_read_for_is_not_cold(root: Path, tmp_path: Path) -> None:
     staged = recipe_of(as_folder(root, tmp_path), **{"data.stage": "/dev/shm"})
     with pytest.raises(RecipeError, match=r"^data\.stage: .* cannot be cold \(set data\.stage=off"):
-        set_cache(staged, is_cold=True)
+        prepare_page_cache(staged, is_cold=True)
     with pytest.raises(RecipeError, match=r"^data\.source\.name: digits is read into memory before the first step"):
-        set_cache(load("digits", Patch()).recipe, is_cold=True)
+        prepare_page_cache(load("digits", Patch()).recipe, is_cold=True)
 
 
 def test_before_a_warm_run_of_what_is_in_memory_or_copied_there_nothing_is_read() -> None:
     for words in (["digits"], ["folder", "data.source.root=/nowhere", "data.stage=/dev/shm"]):
-        set_cache(load(words[0], Patch.parse(words[1:])).recipe, is_cold=False)
+        prepare_page_cache(load(words[0], Patch.parse(words[1:])).recipe, is_cold=False)
 
 
 def test_what_is_not_on_the_disk_yet_is_dropped_too(root: Path) -> None:
     path = root / "fresh"
     path.write_bytes(bytes(1 << 20))
     assert is_held(path)
-    drop([path])
+    evict_files([path])
     assert not is_held(path)
 
 
@@ -168,10 +168,10 @@ def test_an_image_that_cannot_be_read_is_left_for_the_run_to_tell(root: Path, tm
     copied = tmp_path / "copied"
     shutil.copytree(root, copied)
     source = build_datasets(Folder(root=str(copied)), may_download=False).train
-    files = files_of(source)
+    files = list_source_files(source)
     files[0].write_bytes(b"")
-    drop(files)
+    evict_files(files)
     with pytest.raises(ImageError):
         source.read(0)
-    warm(source, len(source))
+    read_into_cache(source, len(source))
     assert all(is_held(path) for path in files[1:])

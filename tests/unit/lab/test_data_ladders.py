@@ -3,9 +3,9 @@
 import pytest
 
 from paceline.core.errors import RecipeError
-from paceline.lab.ladder import stacked
+from paceline.lab.ladder import stack_patch
 from paceline.lab.rungs import Ladder, load_ladder
-from paceline.lab.trial import vary
+from paceline.lab.trial import apply_patch
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
 from paceline.recipe.schema import Recipe
@@ -23,10 +23,10 @@ def climbed(ladder: Ladder, dropped: set[str]) -> Recipe:
     recipe = load(ladder.recipe, Patch((("data.source.root", "photos"),))).recipe
     patch = Patch()
     for rung in ladder.rungs:
-        laid, _ = stacked(recipe, patch, rung, MADE.get(rung.data))
-        vary(recipe, laid)
+        laid, _ = stack_patch(recipe, patch, rung, MADE.get(rung.data))
+        apply_patch(recipe, laid)
         patch = patch if rung.name in dropped else laid
-    return vary(recipe, patch)
+    return apply_patch(recipe, patch)
 
 
 @pytest.mark.parametrize("name", ["quant", "data"])
@@ -56,4 +56,4 @@ def test_no_settings_that_contradict_one_another_are_taken_for_a_rung() -> None:
     """What the test above rests on: a rung that does not fit is an error."""
     with pytest.raises(RecipeError, match="dataparallel"):
         recipe = load("quant/resnet18-imagenet", Patch()).recipe
-        vary(recipe, Patch((("train.precision", "amp"), ("parallel.strategy", "dataparallel"))))
+        apply_patch(recipe, Patch((("train.precision", "amp"), ("parallel.strategy", "dataparallel"))))

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from paceline.core.rundir import RunDir
-from paceline.lab.duel import Bench, Duel, failure_of, fight
-from paceline.lab.measuring import measuring_patch
-from paceline.lab.trial import Outcome, Trial, vary
+from paceline.lab.duel import ABResult, TrialBench, classify_failure, run_ab_test
+from paceline.lab.measuring import build_measurement_patch
+from paceline.lab.trial import Trial, TrialOutcome, apply_patch
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
 from paceline.recipe.schema import Recipe
@@ -16,7 +16,7 @@ from paceline.recipe.schema import Recipe
 from .machines import Machine
 
 DIGITS = load("digits").recipe
-MEASURED = vary(DIGITS, measuring_patch(DIGITS, 20, Patch(), lr_share=0.1))
+MEASURED = apply_patch(DIGITS, build_measurement_patch(DIGITS, 20, Patch(), lr_share=0.1))
 BF16 = Patch((("train.precision", "bf16"),))
 
 
@@ -28,16 +28,16 @@ def speed(recipe: Recipe) -> float:
     return (150.0 if is_bf16(recipe) else 100.0) * (1 + 0.01 * recipe.seed)
 
 
-def fought(machine: Machine, *, repeats: int = 2, is_same: bool = True) -> Duel:
-    bench = Bench(MEASURED, machine.run)
-    return fight(bench, ("best", "other"), (Patch(), BF16), steps=20, repeats=repeats, is_same=is_same)
+def fought(machine: Machine, *, repeats: int = 2, is_same: bool = True) -> ABResult:
+    bench = TrialBench(MEASURED, machine.run)
+    return run_ab_test(bench, ("best", "other"), (Patch(), BF16), steps=20, repeats=repeats, must_match_losses=is_same)
 
 
 def test_a_drift_that_meets_both_of_a_pair_is_no_doubt(tmp_path: Path) -> None:
     duel = fought(Machine(MEASURED, tmp_path, speed), repeats=3)
     assert duel.status == "won"
     assert duel.ratio is not None and duel.ratio.low == pytest.approx(1.5)
-    assert (len(duel.champion), len(duel.challenger), len(duel.runs)) == (3, 3, 3)
+    assert (len(duel.baseline), len(duel.candidate), len(duel.runs)) == (3, 3, 3)
     assert duel.parity is not None and duel.parity.verdict == "same"
 
 
@@ -106,7 +106,7 @@ def test_the_one_it_was_compared_with_is_named_where_that_fails(tmp_path: Path) 
     ],
 )
 def test_running_out_of_memory_is_told_from_other_failures(error: str, status: str) -> None:
-    assert failure_of(Outcome(Trial("one"), 1, RunDir(Path("one")), None, error, 1))[0] == status
+    assert classify_failure(TrialOutcome(Trial("one"), 1, RunDir(Path("one")), None, error, 1))[0] == status
 
 
 @pytest.mark.parametrize("who", [is_bf16, lambda recipe: not is_bf16(recipe)])

@@ -12,8 +12,8 @@ import pytest
 from paceline.core.errors import PacelineError
 from paceline.core.rundir import RunDir
 from paceline.lab.child import start_process
-from paceline.lab.earlier import Earlier, describe, differences, unlike
-from paceline.lab.trial import Outcome, Trial
+from paceline.lab.earlier import ReusePolicy, describe_inconsistent_runs, diff_machines, query_machine
+from paceline.lab.trial import Trial, TrialOutcome
 from paceline.measure.machine import describe_machine
 from paceline.recipe.load import load
 
@@ -44,17 +44,17 @@ H200 = "NVIDIA H200"
     ],
 )
 def test_hardware_and_versions_are_compared(before: dict[str, Any], here: dict[str, Any], others: list[str]) -> None:
-    assert differences(before, here, on_cpu=False) == others
-    assert differences(here, here, on_cpu=False) == []
+    assert diff_machines(before, here, on_cpu=False) == others
+    assert diff_machines(here, here, on_cpu=False) == []
 
 
 def test_gpus_play_no_part_for_a_run_on_the_cpu() -> None:
     gpus = {"cuda_devices": [H200], "cuda": "13", "driver": "1", "nccl": "2"}
-    assert differences(gpus, {"logical_cores": 4}, on_cpu=True) == []
+    assert diff_machines(gpus, {"logical_cores": 4}, on_cpu=True) == []
 
 
 def test_a_process_says_what_a_run_would_write_down_of_this_machine() -> None:
-    told, here = describe(0, 1, start_process), describe_machine()
+    told, here = query_machine(0, 1, start_process), describe_machine()
     of_this_process = {"threads", "paceline", "paceline_sha256"}  # what an edit meanwhile may change
     assert {**told, **dict.fromkeys(of_this_process)} == {**here, **dict.fromkeys(of_this_process)}
 
@@ -87,13 +87,13 @@ class Node:
         raise AssertionError("it ends when it is asked to")
 
 
-def known(nodes: int, ranks: int, **provenance: Any) -> Outcome:
+def known(nodes: int, ranks: int, **provenance: Any) -> TrialOutcome:
     class Result:
         starved = None
 
     found: Any = Result()
     found.provenance = provenance
-    return Outcome(Trial("a", ranks=ranks, nodes=nodes), 1, RunDir(Path("trials/a")), found, is_known=True)
+    return TrialOutcome(Trial("a", ranks=ranks, nodes=nodes), 1, RunDir(Path("trials/a")), found, is_reused=True)
 
 
 def test_a_run_on_nodes_is_compared_with_what_a_step_of_its_shape_says() -> None:
@@ -103,26 +103,33 @@ def test_a_run_on_nodes_is_compared_with_what_a_step_of_its_shape_says() -> None
         started.append(command)
         return Node(json.dumps({"logical_cores": 2}))
 
-    recipe, earlier = load("digits").recipe, Earlier(Path("replaced"), print, most_nodes=2)
+    recipe, earlier = load("digits").recipe, ReusePolicy(Path("replaced"), print, max_nodes=2)
     for nodes, ranks, others in ((2, 4, []), (2, 4, []), (1, 4, []), (4, 8, [])):
-        assert earlier.others(known(nodes, ranks, logical_cores=2), recipe, ranks, start) == others
+        assert earlier.find_differences(known(nodes, ranks, logical_cores=2), recipe, ranks, start) == others
     assert [command[:6] for command in started] == [
         ["srun", f"--nodes={nodes}", "--ntasks=4", f"--ntasks-per-node={4 // nodes}", "--relative=0",
          "--kill-on-bad-exit=1"]
         for nodes in (2, 1)
     ]  # fmt: skip
     assert all("--output=0" in command for command in started)
-    assert earlier.others(known(2, 4, logical_cores=1), recipe, 4, start) == ["logical cores 1 (here 2)"]
-    assert earlier.others(known(4, 8, logical_cores=1), recipe, 8, start) == [], "here it could not be made again"
+    assert earlier.find_differences(known(2, 4, logical_cores=1), recipe, 4, start) == ["logical cores 1 (here 2)"]
+    assert earlier.find_differences(known(4, 8, logical_cores=1), recipe, 8, start) == [], (
+        "here it could not be made again"
+    )
 
 
 def test_runs_that_were_made_alike_need_no_caution() -> None:
     """A step of another shape may have been given other cores."""
     gpus = {"cuda_devices": [H200], "torch": "2.11.0", "own_parts": {"own:Net": {"sha256": "a"}}}
     made = [known(1, 1, logical_cores=8, **gpus), known(2, 8, logical_cores=2, **gpus)]
-    assert unlike([*made, *made]) == unlike(made[:1]) == unlike([]) == ""
-    failed = Outcome(Trial("b"), 1, RunDir(Path("trials/b")), None, "no room")
-    assert unlike([failed, *made]) == ""
+    assert (
+        describe_inconsistent_runs([*made, *made])
+        == describe_inconsistent_runs(made[:1])
+        == describe_inconsistent_runs([])
+        == ""
+    )
+    failed = TrialOutcome(Trial("b"), 1, RunDir(Path("trials/b")), None, "no room")
+    assert describe_inconsistent_runs([failed, *made]) == ""
 
 
 @pytest.mark.parametrize(
@@ -139,19 +146,19 @@ def test_runs_that_could_not_be_made_again_are_told_where_they_differ(other: dic
     first, others = known(1, 1, **machine), known(4, 8, **{**machine, **other})
     last = replace(others, trial=Trial("b", ranks=8, nodes=4), repeat=2)
     sentence = "Not all runs were made under the same conditions, so they differ by more than what was varied: "
-    assert unlike([first, last]) == f"{sentence}b, run 2 had {told}."
-    assert unlike([first, last, first, last]) == f"{sentence}b, run 2 (and 1 more) had {told}."
+    assert describe_inconsistent_runs([first, last]) == f"{sentence}b, run 2 had {told}."
+    assert describe_inconsistent_runs([first, last, first, last]) == f"{sentence}b, run 2 (and 1 more) had {told}."
 
 
 def test_cores_are_compared_between_runs_of_one_shape() -> None:
     made = [known(1, 1, logical_cores=8), known(2, 2, logical_cores=4), known(2, 2, logical_cores=2)]
-    assert unlike(made).endswith(": a, run 1 had logical cores 2 (a, run 1: 4).")
+    assert describe_inconsistent_runs(made).endswith(": a, run 1 had logical cores 2 (a, run 1: 4).")
 
 
 def test_gpus_are_no_part_of_what_runs_on_the_cpu_have_in_common() -> None:
     made = [known(0, 1, device="cpu", cuda_devices=[H200]), known(0, 2, device="cpu")]
-    assert unlike(made) == ""
-    assert unlike([made[0], known(0, 2, device="cuda")]) != ""
+    assert describe_inconsistent_runs(made) == ""
+    assert describe_inconsistent_runs([made[0], known(0, 2, device="cuda")]) != ""
 
 
 @pytest.mark.parametrize(
@@ -163,11 +170,11 @@ def test_gpus_are_no_part_of_what_runs_on_the_cpu_have_in_common() -> None:
 )
 def test_what_does_not_say_where_it_is_is_an_error(node: Node, why: str) -> None:
     with pytest.raises(PacelineError, match=f"cannot describe its machine: {why}"):
-        describe(1, 1, lambda command: node)
+        query_machine(1, 1, lambda command: node)
     assert node.poll() is not None
 
 
 def test_a_run_that_cannot_be_put_away_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "replaced").write_text("a file", encoding="utf-8")
     with pytest.raises(PacelineError, match=r"trials/a: cannot be moved: .* \(name another --run-dir\)"):
-        Earlier(tmp_path / "replaced", print).put_away(known(0, 1), ["logical cores 4 (here 8)"])
+        ReusePolicy(tmp_path / "replaced", print).archive(known(0, 1), ["logical cores 4 (here 8)"])

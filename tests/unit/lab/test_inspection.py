@@ -8,12 +8,12 @@ import pytest
 from PIL import Image
 
 from paceline.core.dataset import ArraySource, DatasetInfo, Datasets
-from paceline.data.native import native
+from paceline.data.native import load_native
 from paceline.data.pack.reader import open_pack
-from paceline.data.pack.writer import PackOptions, pack
+from paceline.data.pack.writer import PackOptions, write_pack
 from paceline.data.sources.build import build_datasets
-from paceline.lab.inspection import inspect, source_bytes, spread_over
-from paceline.lab.part import part_of
+from paceline.lab.inspection import estimate_source_bytes, inspect_source, spread_indices
+from paceline.lab.part import select_samples
 from paceline.recipe.schema.source import Folder
 
 
@@ -35,51 +35,51 @@ def photographs(tmp_path_factory) -> Datasets:
 
 def test_files_are_looked_into(photographs):
     told = []
-    found = inspect(photographs.train, None, lambda done, total: told.append((done, total)))
+    found = inspect_source(photographs.train, None, lambda done, total: told.append((done, total)))
     assert told == [(number, 5) for number in range(1, 6)]
     assert found.class_counts.tolist() == [3, 2] and found.imbalance == 1.5
-    assert (found.forms, found.bad, found.looked_at) == ({"JPEG": 3, "PNG": 1}, 1, 5)
+    assert (found.formats, found.num_bad, found.num_inspected) == ({"JPEG": 3, "PNG": 1}, 1, 5)
     assert found.sizes.tolist() == [[10, 20], [10, 20], [30, 8], [10, 20]]
     assert found.percentiles == {"short side": [8, 8, 10, 10, 10], "long side": [20, 20, 20, 30, 30]}
-    assert found.total_bytes == source_bytes(photographs.train) == found.num_bytes
+    assert found.total_bytes == estimate_source_bytes(photographs.train) == found.num_bytes
 
 
 def test_of_many_only_some_are_looked_into_and_the_bytes_are_judged_by_them(photographs):
-    found = inspect(photographs.train, 2)
-    assert (found.looked_at, found.forms, found.class_counts.tolist()) == (2, {"JPEG": 1, "PNG": 1}, [3, 2])
+    found = inspect_source(photographs.train, 2)
+    assert (found.num_inspected, found.formats, found.class_counts.tolist()) == (2, {"JPEG": 1, "PNG": 1}, [3, 2])
     assert found.total_bytes == pytest.approx(found.num_bytes * 5 / 2)  # of rounding
 
 
 def test_what_is_chosen_is_evenly_spread():
-    assert spread_over(10, 4).tolist() == [0, 2, 5, 7]
-    assert spread_over(3, None).tolist() == spread_over(3, 9).tolist() == [0, 1, 2]
+    assert spread_indices(10, 4).tolist() == [0, 2, 5, 7]
+    assert spread_indices(3, None).tolist() == spread_indices(3, 9).tolist() == [0, 1, 2]
 
 
 def test_pixels_have_one_size():
     info = DatasetInfo("x", "train", 3, ("a", "b", "c"), 3, (4, 6), (0.5,) * 3, (0.5,) * 3)
     source = ArraySource(info, np.zeros((3, 4, 6, 3), dtype=np.uint8), np.array([0, 0, 1]))
-    found = inspect(source, 1)
-    assert (found.looked_at, found.forms, found.num_bytes) == (3, {"pixels": 3}, 3 * 72)
+    found = inspect_source(source, 1)
+    assert (found.num_inspected, found.formats, found.num_bytes) == (3, {"pixels": 3}, 3 * 72)
     assert found.percentiles == {"short side": [4] * 5, "long side": [6] * 5}
     assert math.isinf(found.imbalance) and found.to_dict()["imbalance"] is None
-    assert source_bytes(part_of(source, np.array([1]))) == 72
+    assert estimate_source_bytes(select_samples(source, np.array([1]))) == 72
 
 
-@pytest.mark.skipif(native() is None, reason="the native core is not built")
+@pytest.mark.skipif(load_native() is None, reason="the native core is not built")
 def test_a_pack_tells_of_all_its_images(photographs, tmp_path):
-    pack(photographs, tmp_path / "x.pack", PackOptions(skip_bad=True), lambda done, total: None, 1)
+    write_pack(photographs, tmp_path / "x.pack", PackOptions(skip_bad=True), lambda done, total: None, 1)
     train = open_pack(tmp_path / "x.pack").train
-    found = inspect(train, 1)
-    assert found.kinds == {"indexed JPEGs": 3, "kept whole": 2}
+    found = inspect_source(train, 1)
+    assert found.pack_kinds == {"indexed JPEGs": 3, "kept whole": 2}
     assert found.class_counts.tolist() == [3, 2]
     assert sorted(found.sizes.tolist()) == [[10, 20], [10, 20], [10, 20], [30, 8]]
-    assert (found.looked_at, found.forms) == (5, {"PNG": 1})
-    assert found.num_bytes == source_bytes(train) > 0
+    assert (found.num_inspected, found.formats) == (5, {"PNG": 1})
+    assert found.num_bytes == estimate_source_bytes(train) > 0
 
 
 def test_part_of_a_set_takes_its_share_of_bytes(photographs):
-    whole = source_bytes(photographs.train)
-    assert source_bytes(part_of(photographs.train, np.array([0, 1]))) == whole * 2 / 5
+    whole = estimate_source_bytes(photographs.train)
+    assert estimate_source_bytes(select_samples(photographs.train, np.array([0, 1]))) == whole * 2 / 5
 
 
 def test_a_set_that_nobody_can_tell_the_bytes_of(photographs):
@@ -97,6 +97,6 @@ def test_a_set_that_nobody_can_tell_the_bytes_of(photographs):
         def name_of(self, index: int) -> str:
             return "x"
 
-    assert source_bytes(Other()) is None
-    found = inspect(Other(), None)
+    assert estimate_source_bytes(Other()) is None
+    found = inspect_source(Other(), None)
     assert found.class_counts.tolist() == [0, 1] and found.sizes.tolist() == [[3, 2]]

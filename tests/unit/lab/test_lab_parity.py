@@ -5,7 +5,7 @@ import json
 import pytest
 
 from paceline.core.rundir import RunDir
-from paceline.lab.parity import TOLERANCE, doubt, forbids, losses_of, parity_of
+from paceline.lab.parity import LOSS_TOLERANCE, assess_parity, format_parity_caveat, is_disqualifying, read_mean_losses
 
 
 def run_with(folder, records):
@@ -18,7 +18,7 @@ def run_with(folder, records):
 
 
 def losses(tmp_path, here, below, after):
-    return losses_of(run_with(tmp_path / "here", here), run_with(tmp_path / "below", below), after)
+    return read_mean_losses(run_with(tmp_path / "here", here), run_with(tmp_path / "below", below), after)
 
 
 def test_losses_are_means_over_the_steps_after_the_warm_up(tmp_path):
@@ -57,52 +57,54 @@ def test_without_numbers_of_the_same_steps_after_the_warm_up_there_are_no_losses
 def test_without_the_file_or_with_a_damaged_one_there_are_no_losses(tmp_path):
     whole = run_with(tmp_path / "whole", [(1, 1.0), (2, 1.0)])
     damaged = RunDir(tmp_path)
-    assert losses_of(whole, damaged, after=0) is None
+    assert read_mean_losses(whole, damaged, after=0) is None
     damaged.steps.write_text('{"step": 1}\nno record\n', encoding="utf-8")
-    assert losses_of(whole, damaged, after=0) is None
+    assert read_mean_losses(whole, damaged, after=0) is None
 
 
 def test_equal_losses_are_the_same_with_no_gap():
-    found = parity_of([2.0, 3.0], [2.0, 3.0])
+    found = assess_parity([2.0, 3.0], [2.0, 3.0])
     assert (found.verdict, found.gap.value, found.gap.low, found.gap.high) == ("same", 0.0, 0.0, 0.0)
-    assert (found.loss, found.loss_below, found.tolerance) == (2.5, 2.5, TOLERANCE)
+    assert (found.loss, found.loss_below, found.tolerance) == (2.5, 2.5, LOSS_TOLERANCE)
     assert found.why == "loss +0.00% (+0.00% to +0.00%) in 2 pairs: within 2%"
 
 
 def test_a_gap_that_lies_all_beyond_the_tolerance_differs_either_way():
-    assert parity_of([1.1, 2.2, 3.3], [1.0, 2.0, 3.0]).verdict == "differs"
-    assert parity_of([0.9, 1.8, 2.7], [1.0, 2.0, 3.0]).verdict == "differs"
+    assert assess_parity([1.1, 2.2, 3.3], [1.0, 2.0, 3.0]).verdict == "differs"
+    assert assess_parity([0.9, 1.8, 2.7], [1.0, 2.0, 3.0]).verdict == "differs"
 
 
 def test_scattered_gaps_leave_it_open_however_small_their_mean():
-    found = parity_of([1.1, 0.9], [1.0, 1.0])
+    found = assess_parity([1.1, 0.9], [1.0, 1.0])
     assert found.verdict == "open"
     assert found.why.endswith("in 2 pairs: too few to decide whether within 2%")
 
 
 def test_a_single_pair_leaves_it_open():
-    found = parity_of([1.0], [1.0])
+    found = assess_parity([1.0], [1.0])
     assert (found.verdict, found.gap.low) == ("open", None)
     assert found.why == "loss +0.00% in one pair, so its scatter is unknown"
 
 
 def test_a_small_gap_that_is_significant_is_still_the_same():
     """Equivalence is asked for, not whether chance alone explains the difference."""
-    found = parity_of([1.01, 1.011, 1.009], [1.0, 1.0, 1.0])
+    found = assess_parity([1.01, 1.011, 1.009], [1.0, 1.0, 1.0])
     assert found.gap.is_above(0)
     assert found.verdict == "same"
 
 
 def test_losses_that_differ_on_average_forbid_a_setting_though_their_interval_leaves_it_open():
-    found = parity_of([1.04, 1.05, 1.03], [1.0, 1.0, 1.0])
+    found = assess_parity([1.04, 1.05, 1.03], [1.0, 1.0, 1.0])
     assert found.verdict == "open"
-    assert forbids(found)
-    assert forbids(parity_of([1.1, 1.1], [1.0, 1.0]))
-    assert not forbids(parity_of([1.1, 0.9], [1.0, 1.0]))
-    assert not forbids(parity_of([1.0, 1.0], [1.0, 1.0]))
+    assert is_disqualifying(found)
+    assert is_disqualifying(assess_parity([1.1, 1.1], [1.0, 1.0]))
+    assert not is_disqualifying(assess_parity([1.1, 0.9], [1.0, 1.0]))
+    assert not is_disqualifying(assess_parity([1.0, 1.0], [1.0, 1.0]))
 
 
 def test_what_is_not_forbidden_is_not_therefore_proved():
-    assert doubt(parity_of([1.0, 1.0], [1.0, 1.0])) == ""
-    assert doubt(parity_of([1.1, 0.9], [1.0, 1.0])) == "; not proved to train alike"
-    assert doubt(None).endswith("no losses of the same steps were recorded after the warm-up (set log.every lower)")
+    assert format_parity_caveat(assess_parity([1.0, 1.0], [1.0, 1.0])) == ""
+    assert format_parity_caveat(assess_parity([1.1, 0.9], [1.0, 1.0])) == "; not proved to train alike"
+    assert format_parity_caveat(None).endswith(
+        "no losses of the same steps were recorded after the warm-up (set log.every lower)"
+    )

@@ -21,19 +21,19 @@ from paceline.core.results import (
 )
 from paceline.core.rundir import RunDir
 from paceline.lab.child import start_process
-from paceline.lab.earlier import Earlier
-from paceline.lab.ladder import Climber, Here
-from paceline.lab.prepared import Prepared
+from paceline.lab.earlier import ReusePolicy
+from paceline.lab.ladder import LadderHardware, LadderRunner
+from paceline.lab.prepared import PreparedData
 from paceline.lab.rungs import Ladder, Rung
-from paceline.lab.runner import Runner, TrialError
-from paceline.lab.trial import folder_name, vary
+from paceline.lab.runner import TrialError, TrialRunner
+from paceline.lab.trial import apply_patch, build_run_name
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
 from paceline.recipe.schema.source import Pack
 
 from .machines import Described, starved
 
-TWO_CORES = Here(gpus=0, cores=2, ranks=1)
+TWO_CORES = LadderHardware(gpus=0, cores=2, ranks=1)
 RECIPE = load("digits", Patch((("measure.warmup_steps", 0),))).recipe
 STEPS = 4
 FASTER = {"train.precision=bf16": 2.0, "optim.nesterov=false": 0.5, "data.source.name=pack": 4.0}
@@ -95,7 +95,7 @@ class Child:
         (folder / "steps.jsonl").write_text(json.dumps({"step": STEPS, "loss": loss}) + "\n", encoding="utf-8")
         patch = Patch.parse([word for word in words if "=" in word])
         ranks = int(words[words.index("--ranks") + 1])
-        found = result(rate, vary(RECIPE, patch).hash, ranks, self.machine.verdict)
+        found = result(rate, apply_patch(RECIPE, patch).hash, ranks, self.machine.verdict)
         RunDir(folder).write_result(starved(found) if set(self.machine.busy) & set(words) else found)
 
     def poll(self) -> int | None:
@@ -161,28 +161,28 @@ def climbing(tmp_path):
         root=tmp_path,
         **runs,
     ):
-        runner = Runner(
+        runner = TrialRunner(
             RECIPE,
             root / "measured.yaml",
             here.ranks,
-            place=lambda trial, repeat: root / "trials" / folder_name(trial, RECIPE, trial.ranks, repeat),
-            earlier=Earlier(root / "replaced", said.append),
-            **{"start": machine.start, **runs},
+            get_folder=lambda trial, repeat: root / "trials" / build_run_name(trial, RECIPE, trial.ranks, repeat),
+            reuse_policy=ReusePolicy(root / "replaced", said.append),
+            **{"start": machine.spawn, **runs},
         )
-        return Climber(
+        return LadderRunner(
             ladder=Ladder("own", "", "digits", STEPS, None, repeats, tuple(rungs), goes_on),
             recipe=RECIPE,
             runner=runner,
-            here=here,
+            hardware=here,
             repeats=repeats,
             root=root,
             prepare=prepare or (lambda form: pytest.fail("nothing is to be made")),
             propose=propose or (lambda recipe, standing: "nothing is left"),
-            say=said.append,
+            report=said.append,
         )
 
     def climb(rungs, machine, **options):
-        return build(rungs, machine, **options).climb()
+        return build(rungs, machine, **options).run()
 
     climb.said, climb.build = said, build
     return climb
@@ -333,14 +333,14 @@ def test_a_first_rung_that_fails_ends_the_ladder_with_its_exit_code(climbing):
 @pytest.mark.parametrize(
     ("rung", "here", "why"),
     [
-        ({"on": "cuda"}, Here(0, 2, 1), "only helps with a GPU, but there is none"),
-        ({"on": "cpu"}, Here(1, 2, 1), "only helps without a GPU"),
-        ({"on": "ranks"}, Here(0, 2, 1), "only helps with more than one rank (add --ranks 2)"),
-        ({"ranks": 4}, Here(0, 2, 1), "needs 4 cores (2 here)"),
-        ({"ranks": 2}, Here(1, 8, 1), "needs 2 GPUs (1 here)"),
-        ({"set": {"seed": 0}}, Here(0, 2, 1), "changes nothing: base already has all of it on this machine"),
-        ({"set": {"train.precison": "bf16"}}, Here(0, 2, 1), "train.precison: is not a field"),
-        ({"ranks": 2, "set": {"data.batch_size": 3}}, Here(0, 2, 1), "data.batch_size: 3 does not divide"),
+        ({"on": "cuda"}, LadderHardware(0, 2, 1), "only helps with a GPU, but there is none"),
+        ({"on": "cpu"}, LadderHardware(1, 2, 1), "only helps without a GPU"),
+        ({"on": "ranks"}, LadderHardware(0, 2, 1), "only helps with more than one rank (add --ranks 2)"),
+        ({"ranks": 4}, LadderHardware(0, 2, 1), "needs 4 cores (2 here)"),
+        ({"ranks": 2}, LadderHardware(1, 8, 1), "needs 2 GPUs (1 here)"),
+        ({"set": {"seed": 0}}, LadderHardware(0, 2, 1), "changes nothing: base already has all of it on this machine"),
+        ({"set": {"train.precison": "bf16"}}, LadderHardware(0, 2, 1), "train.precison: is not a field"),
+        ({"ranks": 2, "set": {"data.batch_size": 3}}, LadderHardware(0, 2, 1), "data.batch_size: 3 does not divide"),
     ],
 )
 def test_what_does_not_fit_is_left_out_before_anything_runs(climbing, rung, here, why):
@@ -365,7 +365,7 @@ def test_nothing_that_is_there_is_run_again(climbing):
     again = Machine()
     assert climbing([BASE, BF16, SAME], again).rungs[:2] == first.rungs
     assert {name.split("-")[0] for name in again.folders} == {"03"}
-    assert climbing.said.count("02 bf16, run 1 of 3, known: 200 images/s") == 1
+    assert climbing.stderr.count("02 bf16, run 1 of 3, known: 200 images/s") == 1
 
 
 def test_a_rung_is_not_left_out_because_its_machine_did_not_say_what_it_is(climbing, tmp_path):
@@ -390,7 +390,7 @@ def test_data_are_made_once_a_rung_and_read_by_those_above_until_the_source_is_a
 
     def prepare(form):
         made.append(form)
-        return Prepared(Pack(root="/made.pack"), 12.5, 100)
+        return PreparedData(Pack(root="/made.pack"), 12.5, 100)
 
     back = Rung(name="back", data="source", keep="always")
     machine = Machine()
@@ -448,7 +448,7 @@ def test_a_ladder_that_goes_on_tries_what_is_proposed_until_nothing_is(climbing)
 
 
 def test_data_that_two_rungs_read_were_made_once(climbing):
-    prepared = Prepared(Pack(root="/made.pack"), 12.5, 100)
+    prepared = PreparedData(Pack(root="/made.pack"), 12.5, 100)
     rungs = [BASE, Rung(name="packed", data="pack"), BF16.model_copy(update={"data": "pack"})]
     climbed = climbing(rungs, Machine(), prepare=lambda form: prepared)
     assert [rung.prepare_s for rung in climbed.rungs] == [0.0, 12.5, 0.0]
@@ -456,7 +456,7 @@ def test_data_that_two_rungs_read_were_made_once(climbing):
 
 
 def test_seconds_for_data_are_told_at_the_rung_that_had_them_made_though_it_was_left_out(climbing):
-    prepared = Prepared(Pack(root="/made.pack"), 12.5, 100)
+    prepared = PreparedData(Pack(root="/made.pack"), 12.5, 100)
     rungs = [
         BASE,
         Rung(name="elsewhere", data="pack", on="cuda"),
@@ -472,7 +472,7 @@ def test_seconds_for_data_are_told_at_the_rung_that_had_them_made_though_it_was_
 
 
 def test_the_seconds_are_those_of_the_first_rung_that_could_be_made(climbing):
-    prepared = Prepared(Pack(root="/made.pack"), 12.5, 100)
+    prepared = PreparedData(Pack(root="/made.pack"), 12.5, 100)
     rungs = [BASE, Rung(name="elsewhere", data="pack", on="cuda"), Rung(name="packed", data="pack")]
     climbed = climbing(rungs, Machine(), prepare=lambda form: prepared)
     assert [rung.prepare_s for rung in climbed.rungs] == [0.0, 0.0, 12.5]
@@ -485,7 +485,7 @@ def test_turns_that_were_run_one_by_one_are_those_that_climbing_runs(climbing, t
     by_itself = climbing(rungs, alone, root=tmp_path / "alone")
     climber = climbing.build(rungs, parts, root=tmp_path / "parts")
     for number, turn in ((number, turn) for number in (5, 2, 4, 1, 3) for turn in (3, 1, 2)):
-        outcomes = climber.run_turn(number, turn)
+        outcomes = climber.run_task(number, turn)
         assert len(outcomes) == {1: 1, 4: 0}.get(number, 2)
     assert climbing(rungs, rest, root=tmp_path / "parts").rungs == by_itself.rungs
     assert rest.commands == []
@@ -495,10 +495,10 @@ def test_turns_that_were_run_one_by_one_are_those_that_climbing_runs(climbing, t
 def test_a_turn_has_the_order_that_it_has_in_the_ladder(climbing):
     machine = Machine()
     climber = climbing.build([BASE, BF16], machine)
-    climber.run_turn(2, 1)
-    climber.run_turn(2, 2)
+    climber.run_task(2, 1)
+    climber.run_task(2, 2)
     assert [name.split("-")[1] for name in machine.folders] == ["below", "bf16", "bf16", "below"]
-    assert climbing.said == [
+    assert climbing.stderr == [
         "02 below, run 1 of 3: 100 images/s",
         "02 bf16, run 1 of 3: 200 images/s",
         "02 bf16, run 2 of 3: 202 images/s",
@@ -511,7 +511,7 @@ def test_what_stands_on_a_rung_that_was_not_kept_is_run_again(climbing):
     climber = climbing.build(rungs, parts)
     for number in (1, 2, 3):
         for turn in (1, 2, 3):
-            climber.run_turn(number, turn)
+            climber.run_task(number, turn)
     assert [rung.status for rung in climbing(rungs, rest).rungs] == ["kept", "dropped", "kept"]
     assert {name.split("-")[0] for name in rest.folders} == {"03"} and len(rest.folders) == 6
 
@@ -519,21 +519,21 @@ def test_what_stands_on_a_rung_that_was_not_kept_is_run_again(climbing):
 def test_a_turn_of_a_rung_that_does_not_fit_here_says_so_and_is_done(climbing):
     machine = Machine()
     climber = climbing.build([BASE, Rung(name="gpu", on="cuda"), BF16], machine)
-    assert climber.run_turn(2, 1) == ()
-    assert climbing.said == ["gpu: left out: only helps with a GPU, but there is none"]
+    assert climber.run_task(2, 1) == ()
+    assert climbing.stderr == ["gpu: left out: only helps with a GPU, but there is none"]
     assert machine.commands == []
 
 
 def test_a_turn_that_fails_is_an_error_unless_the_run_refuses_the_rung(climbing):
     fails = {"optim.nesterov=false": (2, "error: refused\n"), "log.every=50st": (3, "error: broke\n")}
     climber = climbing.build([BASE, SLOWER, SAME], Machine(fails=fails))
-    _, refused = climber.run_turn(2, 1)
+    _, refused = climber.run_task(2, 1)
     assert (refused.result, refused.error) == (None, "refused")
     with pytest.raises(TrialError, match="own: rare: refused") as raised:  # below, which is taken to be kept
-        climber.run_turn(3, 1)
+        climber.run_task(3, 1)
     assert raised.value.exit_code == 2
     with pytest.raises(TrialError, match="own: plain: refused"):  # without its first rung a ladder is none
-        climbing.build([SLOWER, BF16], Machine(fails=fails)).run_turn(1, 1)
+        climbing.build([SLOWER, BF16], Machine(fails=fails)).run_task(1, 1)
 
 
 def test_a_turn_makes_the_data_that_the_rungs_below_it_read(climbing):
@@ -541,10 +541,10 @@ def test_a_turn_makes_the_data_that_the_rungs_below_it_read(climbing):
 
     def prepare(form):
         made.append(form)
-        return Prepared(Pack(root="/made.pack"), 12.5, 100)
+        return PreparedData(Pack(root="/made.pack"), 12.5, 100)
 
     machine = Machine()
-    climbing.build([BASE, Rung(name="packed", data="pack"), BF16], machine, prepare=prepare).run_turn(3, 1)
+    climbing.build([BASE, Rung(name="packed", data="pack"), BF16], machine, prepare=prepare).run_task(3, 1)
     assert made == ["pack"]
     assert all("data.source.root=/made.pack" in command for command in machine.commands)
 
@@ -569,4 +569,6 @@ def test_runs_that_shared_the_cores_are_made_again_when_the_ladder_is(climbing):
     again = climbing([BASE, BF16], machine)
     assert (first.rungs[1].status, again.rungs[1].status) == ("dropped", "kept")
     assert [name.split("-")[1] for name in machine.folders] == ["bf16"] * 3
-    assert any("no cores to itself: other processes held the cores 62 % of the time" in line for line in climbing.said)
+    assert any(
+        "no cores to itself: other processes held the cores 62 % of the time" in line for line in climbing.stderr
+    )

@@ -12,22 +12,30 @@ from PIL import Image
 
 from paceline.core.dataset import Datasets
 from paceline.core.errors import DataError
-from paceline.data.native import native
+from paceline.data.native import load_native
 from paceline.data.pack.reader import open_pack
-from paceline.data.pack.writer import PackOptions, pack
+from paceline.data.pack.writer import PackOptions, write_pack
 from paceline.data.sources.build import build_datasets
-from paceline.lab.contest import build_contest, some_of
-from paceline.lab.loaders import Loading, Measured, Window, count_images, measure_apart, summarise, take_turns
+from paceline.lab.contest import build_bench_plan, sample_datasets
+from paceline.lab.loaders import (
+    LoaderCase,
+    LoaderMeasurement,
+    MeasurementWindow,
+    count_images,
+    measure_in_subprocess,
+    run_bench,
+    summarize_measurements,
+)
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
 from paceline.recipe.schema.source import Folder, Synthetic
 
 PIXELS = Synthetic(num_images=100, num_val_images=10, image_size=8)
-WINDOW = Window(seconds=0.0, batch_size=4, image_size=8, num_images=8)
-needs_core = pytest.mark.skipif(native() is None, reason="the native core is not built")
+WINDOW = MeasurementWindow(seconds=0.0, batch_size=4, image_size=8, num_images=8)
+needs_core = pytest.mark.skipif(load_native() is None, reason="the native core is not built")
 
 
-FOUND = Measured(images=100, wall_s=2.0, cpu_s=3.0, bytes_read=1000, disk_bytes=500, memory_bytes=7)
+FOUND = LoaderMeasurement(images=100, wall_s=2.0, cpu_s=3.0, bytes_read=1000, disk_bytes=500, memory_bytes=7)
 
 
 @dataclass(frozen=True)
@@ -37,13 +45,13 @@ class Told:
     name: str
     cores: int = 2
 
-    def measure(self, window: Window, cache: str) -> Measured:
+    def measure(self, window: MeasurementWindow, cache: str) -> LoaderMeasurement:
         return FOUND
 
 
 @dataclass(frozen=True)
 class Fails(Told):
-    def measure(self, window: Window, cache: str) -> Measured:
+    def measure(self, window: MeasurementWindow, cache: str) -> LoaderMeasurement:
         if self.name == "dies":
             os._exit(3)
         if self.name == "is interrupted":
@@ -66,7 +74,7 @@ def photographs(tmp_path_factory) -> Datasets:
 @pytest.fixture(scope="module")
 def packed(photographs, tmp_path_factory) -> Datasets:
     out = tmp_path_factory.mktemp("pack") / "photos.pack"
-    pack(photographs, out, PackOptions(), lambda done, total: None, 1)
+    write_pack(photographs, out, PackOptions(), lambda done, total: None, 1)
     return open_pack(out)
 
 
@@ -86,8 +94,10 @@ def test_a_window_ends_where_there_are_no_more_batches():
 
 
 def test_turns_are_summed_up_by_their_medians():
-    turns = [Measured(100, wall_s, 3.0, 1000, 500, memory) for wall_s, memory in ((1.0, 5), (2.0, 9), (4.0, 7))]
-    row = summarise(Told("x"), "warm", turns)
+    turns = [
+        LoaderMeasurement(100, wall_s, 3.0, 1000, 500, memory) for wall_s, memory in ((1.0, 5), (2.0, 9), (4.0, 7))
+    ]
+    row = summarize_measurements(Told("x"), "warm", turns)
     assert (row.images_per_s, row.spread, row.images_per_s_per_core) == (50.0, (25.0, 100.0), 25.0)
     assert (row.cpu_ms, row.bytes_read, row.disk_bytes, row.memory_bytes) == (30.0, 10.0, 5.0, 9)
     assert (row.kind, row.n, row.cores) == ("floor", 3, 2)
@@ -97,12 +107,12 @@ def test_turns_are_summed_up_by_their_medians():
 def test_all_have_their_turn_in_every_round_forwards_and_backwards():
     prepared, told = [], []
     turns = [(Told("a"), "warm"), (Told("b"), "warm"), (Told("a"), "cold")]
-    rows = take_turns(
+    rows = run_bench(
         turns,
         2,
         WINDOW,
         prepare=lambda contender, cache: prepared.append((contender.name, cache)),
-        told=lambda done, total, name: told.append((done, total, name)),
+        progress=lambda done, total, name: told.append((done, total, name)),
     )
     order = [("a", "warm"), ("b", "warm"), ("a", "cold")]
     assert prepared == [*order, *order[::-1]]
@@ -112,37 +122,37 @@ def test_all_have_their_turn_in_every_round_forwards_and_backwards():
 
 def test_what_a_contender_raises_is_raised_here():
     with pytest.raises(DataError, match=r"^a\.jpg: is empty"):
-        measure_apart(Fails("raises"), WINDOW, "warm")
+        measure_in_subprocess(Fails("raises"), WINDOW, "warm")
 
 
 def test_an_interrupt_from_the_terminal_is_left_to_the_parent():
-    assert measure_apart(Fails("is interrupted"), WINDOW, "warm").images == 0
+    assert measure_in_subprocess(Fails("is interrupted"), WINDOW, "warm").images == 0
 
 
 def test_a_contender_that_dies_is_told_of():
     with pytest.raises(DataError, match="dies: exited with code 3 during the measurement"):
-        measure_apart(Fails("dies"), WINDOW, "warm")
+        measure_in_subprocess(Fails("dies"), WINDOW, "warm")
 
 
 @pytest.mark.parametrize("cache", ["warm", "cold"])
 def test_a_loader_is_measured_in_a_process_of_its_own(photographs, cache):
-    loading = Loading("inline", "folder", photographs.train, photo_data(), 0)
-    found = measure_apart(loading, Window(0.0, 2, 8, 4), cache)
+    loading = LoaderCase("inline", "folder", photographs.train, photo_data(), 0)
+    found = measure_in_subprocess(loading, MeasurementWindow(0.0, 2, 8, 4), cache)
     assert found.images == 2 and found.wall_s > 0
     sizes = [Path(photographs.train.name_of(index)).stat().st_size for index in range(4)]
     assert 2 * min(sizes) <= found.bytes_read <= 2 * max(sizes)
 
 
 def test_a_cold_loader_makes_one_pass_at_most(photographs):
-    loading = Loading("inline", "folder", photographs.train, photo_data(), 0)
-    assert loading.measure(Window(60.0, 2, 8, 4), "cold").images == 4
+    loading = LoaderCase("inline", "folder", photographs.train, photo_data(), 0)
+    assert loading.measure(MeasurementWindow(60.0, 2, 8, 4), "cold").images == 4
 
 
 @needs_core
 def test_photographs_are_loaded_from_files_and_from_a_pack(photographs, packed):
     sources = {"folder": photographs.train, "pack": packed.train}
-    contest = build_contest(photo_data(), sources, num_images=99, seconds=0.0, workers=1, is_recipe=False)
-    assert [each.name for each in contest.contenders] == [
+    contest = build_bench_plan(photo_data(), sources, num_images=99, seconds=0.0, workers=1, is_recipe=False)
+    assert [each.name for each in contest.cases] == [
         "inline, folder",
         "threads, folder",
         "processes, folder",
@@ -155,42 +165,44 @@ def test_photographs_are_loaded_from_files_and_from_a_pack(photographs, packed):
         "ceiling: memcpy",
     ]
     assert contest.left_out == ()
-    assert contest.window == Window(0.0, 2, 8, 4)
-    cold = [contender.name for contender, cache in contest.turns(cold=True) if cache == "cold"]
-    assert cold == [each.name for each in contest.contenders if isinstance(each, Loading)]
-    for each in contest.contenders:
+    assert contest.window == MeasurementWindow(0.0, 2, 8, 4)
+    cold = [contender.name for contender, cache in contest.list_entries(cold=True) if cache == "cold"]
+    assert cold == [each.name for each in contest.cases if isinstance(each, LoaderCase)]
+    for each in contest.cases:
         assert each.measure(contest.window, "warm").images > 0, each.name
 
 
 def test_without_the_core_native_is_left_out_and_why_is_told(photographs, packed, monkeypatch):
-    monkeypatch.setattr("paceline.data.choice.native", lambda: None)
-    monkeypatch.setattr("paceline.lab.contest.native", lambda: None)
-    contest = build_contest(
+    monkeypatch.setattr("paceline.data.choice.load_native", lambda: None)
+    monkeypatch.setattr("paceline.lab.contest.load_native", lambda: None)
+    contest = build_bench_plan(
         photo_data(), {"pack": packed.train}, num_images=99, seconds=0.0, workers=1, is_recipe=False
     )
     ((name, reason),) = contest.left_out
     assert name == "native, pack" and "the native core was not built" in reason
-    assert [each.name for each in contest.contenders] == ["threads, pack", "processes, pack", "ceiling: memcpy"]
+    assert [each.name for each in contest.cases] == ["threads, pack", "processes, pack", "ceiling: memcpy"]
 
 
 def test_pixels_are_loaded_by_the_rank_or_lie_on_the_device():
     source = build_datasets(PIXELS, may_download=False).train
-    contest = build_contest(photo_data(), {"pixels": source}, num_images=100, seconds=0.0, workers=2, is_recipe=False)
-    assert [each.name for each in contest.contenders] == ["inline, pixels", "device, pixels", "ceiling: memcpy"]
-    assert [section.name for section in contest.contenders[0].data.augment] == ["pad_crop", "flip"]
-    assert contest.turns(cold=True) == contest.turns(cold=False)
-    for each in contest.contenders:
+    contest = build_bench_plan(
+        photo_data(), {"pixels": source}, num_images=100, seconds=0.0, workers=2, is_recipe=False
+    )
+    assert [each.name for each in contest.cases] == ["inline, pixels", "device, pixels", "ceiling: memcpy"]
+    assert [section.name for section in contest.cases[0].data.augment] == ["pad_crop", "flip"]
+    assert contest.list_entries(cold=True) == contest.list_entries(cold=False)
+    for each in contest.cases:
         assert each.measure(contest.window, "warm").images > 0, each.name
 
 
 def test_some_images_are_evenly_spread_and_read_as_they_are(photographs):
-    some = some_of(photographs, 2)
+    some = sample_datasets(photographs, 2)
     assert (len(some.train), some.train.info.num_images, len(some.val)) == (2, 2, 1)
     assert [some.train.name_of(index) for index in range(2)] == [photographs.train.name_of(index) for index in (0, 2)]
     assert some.train.read(1) == photographs.train.read(2)
-    assert some_of(photographs, 99).train is photographs.train
+    assert sample_datasets(photographs, 99).train is photographs.train
     pixels = build_datasets(PIXELS, may_download=False)
-    some_pixels = some_of(pixels, 3).train
+    some_pixels = sample_datasets(pixels, 3).train
     np.testing.assert_array_equal(some_pixels.images[1], pixels.train.images[33])
 
 

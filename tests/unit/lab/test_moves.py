@@ -2,19 +2,26 @@
 
 import pytest
 
-from paceline.lab.moves import Place, batch_move, ceiling_of, moves_for, named, next_move
+from paceline.lab.moves import (
+    Hardware,
+    build_batch_candidate,
+    build_named_candidate,
+    find_next_candidate,
+    list_candidates,
+    parse_ceiling,
+)
 from paceline.lab.rungs import Rung
-from paceline.lab.trial import vary, words_of
-from paceline.measure.remedy import Settings, faster_data
+from paceline.lab.trial import apply_patch, format_patch
+from paceline.measure.remedy import RunSettings, advise_faster_data
 from paceline.recipe.load import load, preset_names
 from paceline.recipe.patch import Patch
 from paceline.recipe.plan import resolve_batch
 from paceline.recipe.schema import Recipe
 
 DIGITS = load("digits").recipe
-CPU = Place("cpu", 1, 4)
-GPU = Place("cuda", 1, 16)
-PLACES = (CPU, GPU, Place("cuda", 4, 8), Place("cpu", 2, 1))
+CPU = Hardware("cpu", 1, 4)
+GPU = Hardware("cuda", 1, 16)
+PLACES = (CPU, GPU, Hardware("cuda", 4, 8), Hardware("cpu", 2, 1))
 BOTTLENECKS = ("input-bound", "copy-bound", "compute-bound", "launch-bound", "communication-bound", "straggler-bound")
 
 
@@ -22,8 +29,8 @@ def judged(bottleneck: str, to_try: str = "", ceiling: str = "") -> dict[str, st
     return {"bottleneck": bottleneck, "evidence": "", "ceiling": ceiling, "try": to_try}
 
 
-def names(recipe: Recipe, place: Place, verdict: dict[str, str], *, allow_batch: bool = False) -> list[str]:
-    return [move.name for move in moves_for(recipe, place, verdict, allow_batch=allow_batch)]
+def names(recipe: Recipe, place: Hardware, verdict: dict[str, str], *, allow_batch: bool = False) -> list[str]:
+    return [move.name for move in list_candidates(recipe, place, verdict, allow_batch=allow_batch)]
 
 
 def presets() -> list[Recipe]:
@@ -42,12 +49,12 @@ def test_every_move_over_every_shipped_recipe_fits_it_and_changes_it() -> None:
     for preset in presets():
         for place in PLACES:
             recipe = resolve_batch(preset, place.ranks)
-            found = moves_for(recipe, place, judged("input-bound", "data.workers=3"), allow_batch=True)
+            found = list_candidates(recipe, place, judged("input-bound", "data.workers=3"), allow_batch=True)
             assert len({move.name for move in found}) == len(found)
-            assert len({tuple(words_of(move.patch)) for move in found}) == len(found)
+            assert len({tuple(format_patch(move.patch)) for move in found}) == len(found)
             for move in found:
-                assert vary(recipe, move.patch) != recipe
-                assert Patch.parse(words_of(move.patch)) == move.patch
+                assert apply_patch(recipe, move.patch) != recipe
+                assert Patch.parse(format_patch(move.patch)) == move.patch
                 num_moves += 1
     assert num_moves > 1000
 
@@ -55,7 +62,7 @@ def test_every_move_over_every_shipped_recipe_fits_it_and_changes_it() -> None:
 def test_every_move_can_be_a_rung_of_a_ladder() -> None:
     checked = 0
     for place in PLACES:
-        for move in moves_for(DIGITS, place, judged("input-bound", "data.workers=3"), allow_batch=True):
+        for move in list_candidates(DIGITS, place, judged("input-bound", "data.workers=3"), allow_batch=True):
             rung = Rung(name=move.name, explains=move.explains, set=dict(move.patch.assignments), expects=move.expects)
             checked += rung.patch == move.patch
     assert checked > 20
@@ -63,8 +70,8 @@ def test_every_move_can_be_a_rung_of_a_ladder() -> None:
 
 @pytest.mark.parametrize("bottleneck", BOTTLENECKS)
 def test_what_cures_the_bottleneck_comes_before_all_others(bottleneck: str) -> None:
-    place = Place("cuda", 4, 8)
-    cures = [bottleneck in move.cures for move in moves_for(DIGITS, place, judged(bottleneck), allow_batch=True)]
+    place = Hardware("cuda", 4, 8)
+    cures = [bottleneck in move.cures for move in list_candidates(DIGITS, place, judged(bottleneck), allow_batch=True)]
     assert any(cures)
     assert cures == sorted(cures, reverse=True)
 
@@ -84,7 +91,7 @@ def test_advice_about_what_is_no_step_is_no_move(to_try: str) -> None:
 
 
 def test_advice_in_a_sentence_is_no_move() -> None:
-    to_try = faster_data(8.0, 10.0, Settings(workers=1, cores=2, has_files=True))
+    to_try = advise_faster_data(8.0, 10.0, RunSettings(workers=1, cores=2, has_files=True))
     assert to_try.startswith("packing the images")
     assert names(DIGITS, CPU, judged("input-bound", to_try)) == names(DIGITS, CPU, judged("input-bound"))
     assert names(DIGITS, CPU, judged("input-bound", "it isn't")) == names(DIGITS, CPU, judged("input-bound"))
@@ -92,7 +99,7 @@ def test_advice_in_a_sentence_is_no_move() -> None:
 
 @pytest.mark.parametrize(("loader", "auto"), [("auto", 0), ("processes", 3), ("threads", 3)])
 def test_as_many_workers_as_there_are_is_no_move(loader: str, auto: int) -> None:
-    recipe = vary(DIGITS, Patch((("data.loader", loader),)))
+    recipe = apply_patch(DIGITS, Patch((("data.loader", loader),)))
     workers = {name for name in names(recipe, CPU, judged("input-bound")) if name.startswith("workers-")}
     assert workers and f"workers-{auto}" not in workers
 
@@ -103,7 +110,7 @@ def test_a_move_needs_the_machine_that_it_is_for() -> None:
     assert {"precision-amp", "compile-reduce-overhead", "augment-on-device"} <= set(on_gpu)
     assert not {*on_cpu} & {"precision-amp", "compile-reduce-overhead", "augment-on-device", "compression-bf16"}
     assert not {*on_gpu} & {"precision-bf16", "threads-2", "compression-bf16"}
-    assert "compression-bf16" in names(DIGITS, Place("cuda", 2, 8), judged("communication-bound"))
+    assert "compression-bf16" in names(DIGITS, Hardware("cuda", 2, 8), judged("communication-bound"))
 
 
 def test_another_batch_is_proposed_only_where_it_is_allowed() -> None:
@@ -116,8 +123,8 @@ def test_the_learning_rate_follows_a_larger_batch(words: list[str], lr: float) -
     from paceline.recipe.plan import lr_factor
 
     recipe = load("digits", Patch.parse(words)).recipe
-    move = batch_move(recipe, 256)
-    larger = vary(recipe, move.patch)
+    move = build_batch_candidate(recipe, 256)
+    larger = apply_patch(recipe, move.patch)
     assert move.parity == "free"
     assert larger.data.batch_size == 256
     assert larger.optim.lr * lr_factor(larger) == pytest.approx(lr if words else recipe.optim.lr * 2, rel=1e-6)
@@ -125,32 +132,32 @@ def test_the_learning_rate_follows_a_larger_batch(words: list[str], lr: float) -
 
 def test_a_rule_that_the_recipe_has_for_its_learning_rate_stands() -> None:
     said = Patch.parse(["optim.lr_scaling=sqrt", "optim.base_batch_size=64"])
-    assert words_of(batch_move(load("digits", said).recipe, 256).patch) == ["data.batch_size=256"]
+    assert format_patch(build_batch_candidate(load("digits", said).recipe, 256).patch) == ["data.batch_size=256"]
 
 
 def test_the_next_move_cures_the_bottleneck_and_was_not_tried() -> None:
     verdict = judged("compute-bound")
-    first = next_move(DIGITS, CPU, verdict, ())
+    first = find_next_candidate(DIGITS, CPU, verdict, ())
     assert first is not None and first.name == "precision-bf16"
-    second = next_move(DIGITS, CPU, verdict, ("precision-bf16",))
+    second = find_next_candidate(DIGITS, CPU, verdict, ("precision-bf16",))
     assert second is not None and second.name == "compile-default"
-    cures = [move.name for move in moves_for(DIGITS, CPU, verdict) if "compute-bound" in move.cures]
-    assert next_move(DIGITS, CPU, verdict, cures) is None
-    assert next_move(DIGITS, CPU, judged("evaluation-bound"), ()) is None
+    cures = [move.name for move in list_candidates(DIGITS, CPU, verdict) if "compute-bound" in move.cures]
+    assert find_next_candidate(DIGITS, CPU, verdict, cures) is None
+    assert find_next_candidate(DIGITS, CPU, judged("evaluation-bound"), ()) is None
 
 
 def test_a_ceiling_is_read_from_the_verdict() -> None:
-    assert ceiling_of(judged("input-bound", ceiling="at most 1.04x without waiting, all else unchanged")) == 1.04
-    assert ceiling_of(judged("compute-bound")) is None
+    assert parse_ceiling(judged("input-bound", ceiling="at most 1.04x without waiting, all else unchanged")) == 1.04
+    assert parse_ceiling(judged("compute-bound")) is None
 
 
 def test_a_value_that_the_recipe_has_is_no_move() -> None:
-    assert named(DIGITS, "train.precision", "fp32") is None
-    move = named(DIGITS, "train.precision", "bf16")
+    assert build_named_candidate(DIGITS, "train.precision", "fp32") is None
+    move = build_named_candidate(DIGITS, "train.precision", "bf16")
     assert move is not None and move.name == "train.precision=bf16"
 
 
 def test_a_value_below_a_section_that_is_off_is_a_move() -> None:
     assert DIGITS.train.ema == "off"
-    move = named(DIGITS, "train.ema.decay", 0.9)
-    assert move is not None and words_of(move.patch) == ["train.ema.decay=0.9"]
+    move = build_named_candidate(DIGITS, "train.ema.decay", 0.9)
+    assert move is not None and format_patch(move.patch) == ["train.ema.decay=0.9"]

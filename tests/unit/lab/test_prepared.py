@@ -12,14 +12,14 @@ from PIL import Image
 
 from paceline.core.errors import DataError, RecipeError
 from paceline.core.runlock import LOCK
-from paceline.data.identity import dataset_digest
+from paceline.data.identity import digest_datasets
 from paceline.data.sources.build import build_datasets
 from paceline.lab import prepared
-from paceline.lab.prepared import Form, Prepared, prepare
+from paceline.lab.prepared import DataForm, PreparedData, prepare_data
 from paceline.recipe.schema.data import Data
 from paceline.recipe.schema.source import Folder, Synthetic
 
-FORMS: tuple[Form, ...] = ("pack", "pack-256", "lmdb")
+FORMS: tuple[DataForm, ...] = ("pack", "pack-256", "lmdb")
 
 
 def write_photographs(root: Path, size: tuple[int, int] = (300, 280)) -> Path:
@@ -36,12 +36,12 @@ def data(tmp_path: Path) -> Data:
     return Data(source=Folder(root=str(write_photographs(tmp_path / "photos"))))
 
 
-def made(form: Form, data: Data, folder: Path, ticks: Iterator[float] | None = None) -> Prepared:
+def made(form: DataForm, data: Data, folder: Path, ticks: Iterator[float] | None = None) -> PreparedData:
     """Make it with a clock that goes on by one second each time it is looked at."""
     if form == "lmdb":
         pytest.importorskip("lmdb", reason="the package lmdb is not installed: pip install lmdb")
     clock = ticks or map(float, count())
-    return prepare(form, data, folder, workers=1, now=lambda: next(clock))
+    return prepare_data(form, data, folder, workers=1, now=lambda: next(clock))
 
 
 def contents(section) -> list[tuple[bytes, int]]:
@@ -50,13 +50,13 @@ def contents(section) -> list[tuple[bytes, int]]:
 
 
 def digest_of(section) -> str:
-    return dataset_digest(build_datasets(section, may_download=False))
+    return digest_datasets(build_datasets(section, may_download=False))
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_what_is_made_holds_the_samples_of_the_source_in_its_order(form: Form, data: Data, tmp_path: Path) -> None:
+def test_what_is_made_holds_the_samples_of_the_source_in_its_order(form: DataForm, data: Data, tmp_path: Path) -> None:
     found = made(form, data, tmp_path / "data")
-    assert found.seconds == 1.0 and not found.is_known
+    assert found.seconds == 1.0 and not found.is_reused
     assert found.num_bytes > 0
     expected, there = contents(data.source), contents(found.section)
     assert [label for _, label in there] == [label for _, label in expected] and len(there) == 4
@@ -76,12 +76,12 @@ def test_photographs_are_packed_as_they_are_or_with_short_sides_of_256_px(data: 
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_what_is_whole_is_used_again_and_keeps_its_seconds(form: Form, data: Data, tmp_path: Path) -> None:
+def test_what_is_whole_is_used_again_and_keeps_its_seconds(form: DataForm, data: Data, tmp_path: Path) -> None:
     first = made(form, data, tmp_path / "data")
     out = Path(first.section.root)
     written = out.stat().st_mtime_ns
     again = made(form, data, tmp_path / "data", ticks=iter(()))  # the clock is not looked at
-    assert again.is_known and (again.seconds, again.num_bytes) == (first.seconds, first.num_bytes)
+    assert again.is_reused and (again.seconds, again.num_bytes) == (first.seconds, first.num_bytes)
     assert out.stat().st_mtime_ns == written
 
 
@@ -103,9 +103,9 @@ def test_what_is_not_known_to_be_whole_is_made_anew(damage: str, data: Data, tmp
         case "cut short":
             out.write_bytes(out.read_bytes()[:-1])
     found = made("pack", data, folder)
-    assert not found.is_known and found.seconds == 1.0
+    assert not found.is_reused and found.seconds == 1.0
     assert digest_of(found.section) == digest_of(data.source)
-    assert made("pack", data, folder).is_known
+    assert made("pack", data, folder).is_reused
     assert sorted(path.name for path in folder.iterdir()) == [LOCK, "source.pack", "source.pack.json"]
 
 
@@ -125,8 +125,8 @@ def test_too_little_room_is_told_before_anything_is_written(data: Data, tmp_path
 HOLD = """
 import sys
 from pathlib import Path
-from paceline.core.experiments.sharing import alone_with
-with alone_with(Path(sys.argv[1])):
+from paceline.core.experiments.sharing import exclusive_lock
+with exclusive_lock(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -147,5 +147,5 @@ def test_what_another_process_is_making_is_waited_for_and_not_made_again(data: D
             record.write_text(whole)
             other.kill()
 
-        again = prepare("pack", data, folder, workers=1, now=lambda: pytest.fail("made"), waits=the_other_ends)
-    assert again.is_known and again.section == first.section
+        again = prepare_data("pack", data, folder, workers=1, now=lambda: pytest.fail("made"), on_wait=the_other_ends)
+    assert again.is_reused and again.section == first.section

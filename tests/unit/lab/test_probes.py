@@ -5,9 +5,9 @@ from math import prod
 import pytest
 
 from paceline.core.dataset import DatasetInfo
-from paceline.lab.measuring import measuring_patch
-from paceline.lab.probes import aside_trials, base_trial, probes_of
-from paceline.lab.trial import Trial, vary, words_of
+from paceline.lab.measuring import build_measurement_patch
+from paceline.lab.probes import build_base_trial, build_instrumented_trials, build_probes
+from paceline.lab.trial import Trial, apply_patch, format_patch
 from paceline.recipe.load import load, preset_names
 from paceline.recipe.patch import Patch
 from paceline.recipe.plan import Plan
@@ -20,7 +20,7 @@ SIZES = {"digits": (8, 8), "fashion_mnist": (28, 28), "folder": None, "manifest"
 def measured(name: str, *words: str, steps: int = 40) -> Recipe:
     said = Patch.parse(list(words))
     recipe = load(name, said).recipe
-    return vary(recipe, measuring_patch(recipe, steps, said))
+    return apply_patch(recipe, build_measurement_patch(recipe, steps, said))
 
 
 def info(recipe: Recipe, split: str) -> DatasetInfo:
@@ -43,14 +43,14 @@ def info(recipe: Recipe, split: str) -> DatasetInfo:
 def test_every_shipped_recipe_becomes_a_run_of_steps_alone_with_probes_that_fit(name: str) -> None:
     recipe = measured(name)
     ranks = 1 if recipe.parallel.strategy == "dataparallel" else 2
-    asides = aside_trials(load(name).recipe, ranks, 40, NOTHING, trace=True)
-    trials, left_out = probes_of(recipe, ranks, 1)
+    asides = build_instrumented_trials(load(name).recipe, ranks, 40, NOTHING, trace=True)
+    trials, left_out = build_probes(recipe, ranks, 1)
     assert left_out == []
     expected = ["free-data", "free-copy", "free-communication", "free-model"]
     assert [trial.name for trial in trials] == [each for each in expected if ranks > 1 or each != "free-communication"]
     assert [trial.name for trial in asides] == ["trace"]
-    for trial in (base_trial(1), *asides, *trials):
-        varied = vary(recipe, trial.patch)
+    for trial in (build_base_trial(1), *asides, *trials):
+        varied = apply_patch(recipe, trial.patch)
         plan = Plan.derive(varied, ranks, info(varied, "train"), info(varied, "val"))
         assert (plan.total_steps, plan.eval_every, plan.checkpoint_every) == (recipe.measure.warmup_steps + 40, 0, 0)
         assert varied.measure.clock == "on" and varied.log.report == "off"
@@ -81,8 +81,8 @@ def test_what_cannot_be_in_a_few_steps_is_taken_out() -> None:
 
 def test_a_clock_that_is_off_is_put_on() -> None:
     off = Patch((("measure.clock", "off"), ("measure.warmup_steps", 10)))
-    recipe = vary(load("digits").recipe, off)
-    assert vary(recipe, measuring_patch(recipe, 40, NOTHING)).measure.clock == "on"
+    recipe = apply_patch(load("digits").recipe, off)
+    assert apply_patch(recipe, build_measurement_patch(recipe, 40, NOTHING)).measure.clock == "on"
 
 
 def test_nothing_but_stages_is_measured_in_runs_that_are_compared() -> None:
@@ -90,7 +90,7 @@ def test_nothing_but_stages_is_measured_in_runs_that_are_compared() -> None:
     words = ("measure.communication=on", "measure.trace=5", "measure.nvtx=on")
     measure = measured("digits", *words).measure
     assert (measure.communication, measure.trace, measure.nvtx) == ("off", "off", "off")
-    assert base_trial(3) == Trial("base", NOTHING, 3)
+    assert build_base_trial(3) == Trial("base", NOTHING, 3)
 
 
 @pytest.mark.parametrize(
@@ -111,8 +111,8 @@ def test_nothing_but_stages_is_measured_in_runs_that_are_compared() -> None:
 )
 def test_what_slows_steps_down_is_measured_in_one_run_aside(ranks, trace, said, runs) -> None:
     patch = Patch.parse(list(said))
-    trials = aside_trials(load("digits", patch).recipe, ranks, 40, patch, trace=trace)
-    assert {trial.name: words_of(trial.patch) for trial in trials} == runs
+    trials = build_instrumented_trials(load("digits", patch).recipe, ranks, 40, patch, trace=trace)
+    assert {trial.name: format_patch(trial.patch) for trial in trials} == runs
 
 
 @pytest.mark.parametrize(
@@ -156,15 +156,15 @@ def test_what_slows_steps_down_is_measured_in_one_run_aside(ranks, trace, said, 
     ],
 )
 def test_a_probe_sets_one_thing_free_and_resets_what_has_no_effect_beside_it(name, said, probe, patch) -> None:
-    trials, _ = probes_of(measured(name, *said), ranks=2, repeats=3)
+    trials, _ = build_probes(measured(name, *said), ranks=2, repeats=3)
     trial = next(trial for trial in trials if trial.name == probe)
-    assert words_of(trial.patch) == patch
+    assert format_patch(trial.patch) == patch
     assert trial.repeats == 3 and trial.explains
 
 
 def test_a_probe_of_what_is_so_already_is_none() -> None:
     def names(*words: str, ranks: int = 2) -> list[str]:
-        return [trial.name for trial in probes_of(measured("digits", *words), ranks, 1)[0]]
+        return [trial.name for trial in build_probes(measured("digits", *words), ranks, 1)[0]]
 
     assert names("data.replay=host") == ["free-copy", "free-communication", "free-model"]
     assert names("data.replay=device") == ["free-communication", "free-model"]

@@ -9,10 +9,10 @@ import pytest
 from paceline.core.results import RunResult, ThroughputResult, TimeResult
 from paceline.core.rundir import RunDir
 from paceline.lab import profile as under_test
-from paceline.lab.efficiency import efficiency, num_devices
-from paceline.lab.probes import LeftOut
-from paceline.lab.profile import Profile, Rate, put_together
-from paceline.lab.trial import Outcome, Trial
+from paceline.lab.efficiency import compute_efficiency, count_devices
+from paceline.lab.probes import SkippedProbe
+from paceline.lab.profile import Profile, ThroughputSummary, build_profile
+from paceline.lab.trial import Trial, TrialOutcome
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
 
@@ -43,14 +43,14 @@ def result(images_per_s: float, **more: Any) -> RunResult:
     return RunResult.model_validate({**values, **more})
 
 
-def runs(name: str, *rates: float | None) -> list[Outcome]:
+def runs(name: str, *rates: float | None) -> list[TrialOutcome]:
     """Return the outcomes of a trial by turn; None is a run that failed."""
     patch = Patch((("measure.trace", 40),)) if name == "trace" else Patch((("train.steps", 50),))
     trial = Trial(name, patch, len(rates))
     return [
-        Outcome(trial, turn, RunDir(Path(name)), None, "it broke", 1)
+        TrialOutcome(trial, turn, RunDir(Path(name)), None, "it broke", 1)
         if rate is None
-        else Outcome(trial, turn, RunDir(Path(name)), result(rate))
+        else TrialOutcome(trial, turn, RunDir(Path(name)), result(rate))
         for turn, rate in enumerate(rates, start=1)
     ]
 
@@ -58,17 +58,19 @@ def runs(name: str, *rates: float | None) -> list[Outcome]:
 @pytest.fixture
 def found(monkeypatch: pytest.MonkeyPatch):
     """Return a function from outcomes to their profile; costs are told by another test."""
-    monkeypatch.setattr(under_test, "efficiency", lambda *args: {})
+    monkeypatch.setattr(under_test, "compute_efficiency", lambda *args: {})
 
-    def of(*outcomes: Outcome, left_out: tuple[LeftOut, ...] = ()) -> Profile:
-        return put_together(outcomes, DIGITS, recipe_hash="ba98", steps=40, left_out=left_out)
+    def of(*outcomes: TrialOutcome, left_out: tuple[SkippedProbe, ...] = ()) -> Profile:
+        return build_profile(outcomes, DIGITS, recipe_hash="ba98", steps=40, left_out=left_out)
 
     return of
 
 
 def test_the_rate_of_one_run_scatters_as_its_windows_do_and_that_of_more_as_they_do() -> None:
-    assert Rate.of([result(100.0)]) == Rate(100.0, (90.0, 110.0), 1)
-    assert Rate.of([result(100.0), result(300.0), result(120.0)]) == Rate(120.0, (100.0, 300.0), 3)
+    assert ThroughputSummary.from_results([result(100.0)]) == ThroughputSummary(100.0, (90.0, 110.0), 1)
+    assert ThroughputSummary.from_results([result(100.0), result(300.0), result(120.0)]) == ThroughputSummary(
+        120.0, (100.0, 300.0), 3
+    )
 
 
 def test_a_probe_is_compared_with_the_base_of_its_own_turn(found) -> None:
@@ -99,11 +101,11 @@ def test_a_probe_that_was_slower_shows_nothing_but_the_scatter_of_the_machine(fo
 
 
 def test_failed_runs_are_listed_with_what_did_not_fit_and_good_turns_of_theirs_count(found) -> None:
-    misfit = LeftOut("free-copy", "no such field")
+    misfit = SkippedProbe("free-copy", "no such field")
     failed = [*runs("free-data", 200.0, None), *runs("free-model", None)]
     profile = found(*runs("base", 100.0, 100.0), *failed, left_out=(misfit,))
     assert [(probe.trial.name, probe.ratio) for probe in profile.probes] == [("free-data", 2.0)]
-    assert profile.left_out == (misfit, LeftOut("free-data", "it broke"), LeftOut("free-model", "it broke"))
+    assert profile.left_out == (misfit, SkippedProbe("free-data", "it broke"), SkippedProbe("free-model", "it broke"))
 
 
 def test_a_trace_is_no_probe_and_without_probes_the_estimate_of_the_base_stands(found) -> None:
@@ -126,10 +128,10 @@ def test_a_network_that_cannot_be_counted_is_told_and_the_rest_stands(monkeypatc
     def refuse(*args: object) -> None:
         raise NotImplementedError("aten::strange\nis not known")
 
-    monkeypatch.setattr(under_test, "efficiency", refuse)
-    profile = put_together(runs("base", 100.0), DIGITS, recipe_hash="ba98", steps=40, left_out=())
+    monkeypatch.setattr(under_test, "compute_efficiency", refuse)
+    profile = build_profile(runs("base", 100.0), DIGITS, recipe_hash="ba98", steps=40, left_out=())
     reason = "resnet18_cifar cannot be counted: NotImplementedError: aten::strange is not known"
-    assert (profile.cost, profile.left_out) == ({}, (LeftOut("cost", reason),))
+    assert (profile.cost, profile.left_out) == ({}, (SkippedProbe("cost", reason),))
 
 
 @pytest.fixture
@@ -142,7 +144,7 @@ def rundir(tmp_path: Path) -> RunDir:
 def test_what_a_device_of_known_peak_reaches_is_a_share_of_it(rundir: RunDir) -> None:
     """Two ranks share the images; 67 TFLOP/s is what the vendor says of an H200 in fp32."""
     on_gpus = result(1000.0, provenance={"device": "cuda", "cuda_devices": ["NVIDIA H200"] * 2})
-    cost = efficiency(DIGITS, rundir, on_gpus, 1000.0)
+    cost = compute_efficiency(DIGITS, rundir, on_gpus, 1000.0)
     assert cost["achieved_flops_per_s"] == cost["flops_per_image"] * 500
     assert cost["peak_flops_per_s"] == 67e12
     assert cost["mfu"] == pytest.approx(cost["achieved_flops_per_s"] / 67e12)
@@ -152,7 +154,7 @@ def test_what_a_device_of_known_peak_reaches_is_a_share_of_it(rundir: RunDir) ->
 
 def test_of_a_device_of_unknown_peak_only_what_it_does_is_told(rundir: RunDir) -> None:
     unknown = result(1000.0, provenance={"device": "cuda", "cuda_devices": ["Some GPU"]})
-    cost = efficiency(DIGITS, rundir, unknown, 1000.0)
+    cost = compute_efficiency(DIGITS, rundir, unknown, 1000.0)
     assert cost["flops_per_image"] > 0 and cost["parameters"] > 0
     assert {name for name, value in cost.items() if value is None} == {
         *("peak_flops_per_s", "mfu", "roofline_images_per_s", "roofline_share")
@@ -162,8 +164,8 @@ def test_of_a_device_of_unknown_peak_only_what_it_does_is_told(rundir: RunDir) -
 def test_one_process_of_dataparallel_computes_on_all_gpus() -> None:
     recipe = load("ddp-post/dataparallel").recipe
     four = result(1.0, world_size=1, provenance={"device": "cuda", "cuda_devices": ["NVIDIA H200"] * 4})
-    assert num_devices(recipe, four) == 4
-    assert num_devices(DIGITS, four) == 1
+    assert count_devices(recipe, four) == 4
+    assert count_devices(DIGITS, four) == 1
 
 
 def test_a_profile_beside_other_programs_has_neither_ceilings_nor_advice(found) -> None:

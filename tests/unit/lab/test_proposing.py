@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from paceline.core.results import RunResult, ThroughputResult, TimeResult
-from paceline.lab.ladder import Standing
-from paceline.lab.proposing import propose
+from paceline.lab.ladder import LadderState
+from paceline.lab.proposing import propose_rung
 from paceline.lab.rungs import Rung
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
@@ -20,7 +20,7 @@ RECIPE = load("digits").recipe
 def standing():
     """Return a function that gives a rung that stands, with a verdict and what was tried above it."""
 
-    def stand(bottleneck: str, ceiling: str = "", tried: tuple[str, ...] = ()) -> Standing:
+    def stand(bottleneck: str, ceiling: str = "", tried: tuple[str, ...] = ()) -> LadderState:
         result = RunResult(
             status="completed",
             recipe_hash=RECIPE.hash,
@@ -38,13 +38,13 @@ def standing():
             weights_sha256="ab",
             provenance={"device": "cpu", "logical_cores": 2},
         )
-        return Standing("base", Patch(), 1, is_cold=False, results=(result,), tried=tried)
+        return LadderState("base", Patch(), 1, is_cold=False, results=(result,), tried=tried)
 
     return stand
 
 
 def test_what_cures_the_bottleneck_is_proposed_as_a_rung(standing):
-    rung = propose(RECIPE, standing("compute-bound"))
+    rung = propose_rung(RECIPE, standing("compute-bound"))
     assert isinstance(rung, Rung)
     assert (rung.name, rung.set, rung.parity) == ("precision-bf16", {"train.precision": "bf16"}, "same")
     assert "forward" in rung.expects
@@ -53,7 +53,7 @@ def test_what_cures_the_bottleneck_is_proposed_as_a_rung(standing):
 
 def test_what_was_tried_is_not_proposed_again_and_at_last_nothing_is(standing):
     tried: tuple[str, ...] = ()
-    while isinstance(rung := propose(RECIPE, standing("compute-bound", tried=tried)), Rung):
+    while isinstance(rung := propose_rung(RECIPE, standing("compute-bound", tried=tried)), Rung):
         assert rung.name not in tried
         tried = (*tried, rung.name)
     assert len(tried) > 1
@@ -61,12 +61,12 @@ def test_what_was_tried_is_not_proposed_again_and_at_last_nothing_is(standing):
 
 
 def test_a_ceiling_of_a_few_percent_ends_it(standing):
-    why = propose(RECIPE, standing("input-bound", "at most 1.02x without waiting for data, all else unchanged"))
+    why = propose_rung(RECIPE, standing("input-bound", "at most 1.02x without waiting for data, all else unchanged"))
     assert why == "base is input-bound, and removing that would gain less than 3.0 %"
-    assert isinstance(propose(RECIPE, standing("input-bound", "at most 1.5x without waiting for data")), Rung)
+    assert isinstance(propose_rung(RECIPE, standing("input-bound", "at most 1.5x without waiting for data")), Rung)
 
 
 def test_nothing_is_proposed_from_runs_that_shared_the_cores_with_other_programs(standing):
     found = standing("compute-bound")
     busy = replace(found, results=(starved(found.results[0]),))
-    assert propose(RECIPE, busy).startswith("other processes held the cores 62 % of the time as base was measured")
+    assert propose_rung(RECIPE, busy).startswith("other processes held the cores 62 % of the time as base was measured")

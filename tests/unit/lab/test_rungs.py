@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from paceline.core.errors import RecipeError
-from paceline.lab.ladder import stacked
-from paceline.lab.laying import lay
-from paceline.lab.rungs import ladder_names, ladder_text, load_ladder
-from paceline.lab.trial import vary
+from paceline.lab.ladder import stack_patch
+from paceline.lab.laying import merge_patches
+from paceline.lab.rungs import dump_ladder, list_ladders, load_ladder
+from paceline.lab.trial import apply_patch
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
 from paceline.recipe.plan import resolve_batch
@@ -49,7 +49,7 @@ def written(tmp_path):
 def test_a_file_gives_all_it_says(written):
     ladder = load_ladder(written(FULL))
     assert (ladder.name, ladder.summary, ladder.recipe) == ("own", "Two rungs on digits.", "digits")
-    assert (ladder.steps, ladder.warmup_steps, ladder.repeats, ladder.goes_on) == (7, 3, 2, False)
+    assert (ladder.steps, ladder.warmup_steps, ladder.repeats, ladder.is_open_ended) == (7, 3, 2, False)
     base, bf16 = ladder.rungs
     assert (base.patch, base.keep, base.data, base.cache, base.parity) == (Patch(), "if-faster", "none", "warm", "same")
     assert bf16.patch == Patch((("train.precision", "bf16"),))
@@ -57,11 +57,11 @@ def test_a_file_gives_all_it_says(written):
     assert (bf16.keep, bf16.data, bf16.cache, bf16.parity) == ("always", "pack", "cold", "free")
 
 
-@pytest.mark.parametrize("name", [*ladder_names(), "full"])
+@pytest.mark.parametrize("name", [*list_ladders(), "full"])
 def test_what_is_written_of_a_ladder_is_read_as_the_same(written, name: str):
     odd = FULL.replace("set: {", "set: {train.eval_every: 'off', model.args: {a: null, b: [1e-05, '1e5']}, ")
     ladder = load_ladder(written(odd, "full.yaml") if name == "full" else name)
-    assert load_ladder(written(ladder_text(ladder), f"{name}.yaml")) == ladder
+    assert load_ladder(written(dump_ladder(ladder), f"{name}.yaml")) == ladder
 
 
 def test_what_is_not_said_is_left_to_the_recipe_and_to_defaults(written):
@@ -116,7 +116,7 @@ def test_a_name_that_is_no_ladder_is_told_with_the_closest(tmp_path):
         load_ladder(str(tmp_path / "none.yaml"))
 
 
-@pytest.mark.parametrize("name", ladder_names())
+@pytest.mark.parametrize("name", list_ladders())
 def test_a_shipped_ladder_has_a_summary_and_rungs_that_explain_themselves(name):
     ladder = load_ladder(name)
     assert 20 < len(ladder.summary) < 120
@@ -131,10 +131,10 @@ def test_each_rung_of_a_shipped_ladder_fits_its_recipe_and_those_below(name):
     patch, seen = Patch(), set()
     for rung in ladder.rungs:
         if rung.on != "any":  # it is dropped where it is not faster, and what stands on it must fit without it
-            assert vary(recipe, stacked(recipe, patch, rung, None)[0]) != vary(recipe, patch)
+            assert apply_patch(recipe, stack_patch(recipe, patch, rung, None)[0]) != apply_patch(recipe, patch)
             continue
-        patch, _ = stacked(recipe, patch, rung, None)
-        seen.add(vary(recipe, patch).hash)
+        patch, _ = stack_patch(recipe, patch, rung, None)
+        seen.add(apply_patch(recipe, patch).hash)
     assert len(seen) == sum(rung.on == "any" for rung in ladder.rungs)
 
 
@@ -151,34 +151,34 @@ def test_batches_of_rungs_are_multiples_of_the_one_that_is_asked_for(name, words
     recipe = load(ladder.recipe, Patch.parse(list(words))).recipe
     patch, found = Patch(), {}
     for rung in ladder.rungs:
-        patch, added = stacked(recipe, patch, rung, None)
-        found[rung.name] = resolve_batch(vary(recipe, patch), 1).data.global_batch_size
+        patch, added = stack_patch(recipe, patch, rung, None)
+        found[rung.name] = resolve_batch(apply_patch(recipe, patch), 1).data.global_batch_size
         assert ("data.batch_size" in dict(added.assignments)) == (rung.batch_factor is not None)
     assert {rung: found[rung] for rung in batches} == batches
 
 
 def test_the_ladders_of_the_tutorials_and_of_a_cpu_are_shipped():
-    assert {"auto", "cpu", "data", "ddp-post", "quant", "sc20"} <= set(ladder_names())
+    assert {"auto", "cpu", "data", "ddp-post", "quant", "sc20"} <= set(list_ladders())
 
 
 def test_fields_of_a_variant_go_when_another_is_chosen():
     recipe = load("digits").recipe
     below = Patch((("optim.name", "adam"), ("optim.betas", [0.8, 0.9]), ("seed", 3)))
-    laid = lay(recipe, below, Patch((("optim.name", "sgd"), ("optim.lr", 0.2))))
+    laid = merge_patches(recipe, below, Patch((("optim.name", "sgd"), ("optim.lr", 0.2))))
     assert laid == Patch((("seed", 3), ("optim.name", "sgd"), ("optim.lr", 0.2)))
-    assert vary(recipe, laid).optim.name == "sgd"
+    assert apply_patch(recipe, laid).optim.name == "sgd"
 
 
 def test_fields_of_a_variant_stay_where_the_same_one_is_named_again():
     recipe = load("digits").recipe
     below = Patch((("optim.name", "adam"), ("optim.lr", 0.3)))
-    laid = lay(recipe, below, Patch((("optim.name", "adam"),)))
-    assert vary(recipe, laid).optim.lr == 0.3
+    laid = merge_patches(recipe, below, Patch((("optim.name", "adam"),)))
+    assert apply_patch(recipe, laid).optim.lr == 0.3
 
 
 def test_what_is_said_last_holds():
     recipe = load("digits").recipe
-    laid = lay(recipe, Patch((("seed", 3), ("optim.lr", 0.3))), Patch((("seed", 4),)))
+    laid = merge_patches(recipe, Patch((("seed", 3), ("optim.lr", 0.3))), Patch((("seed", 4),)))
     assert laid == Patch((("optim.lr", 0.3), ("seed", 4)))
 
 
@@ -196,6 +196,6 @@ def test_a_mapping_is_the_settings_in_it(written):
 def test_another_variant_in_a_mapping_replaces_the_one_below():
     recipe = load("digits").recipe
     below = Patch((("optim.name", "adam"), ("optim.betas", [0.8, 0.9])))
-    laid = lay(recipe, below, Patch((("optim", {"name": "sgd", "momentum": 0.8}),)))
+    laid = merge_patches(recipe, below, Patch((("optim", {"name": "sgd", "momentum": 0.8}),)))
     assert laid == Patch((("optim.name", "sgd"), ("optim.momentum", 0.8)))
-    assert vary(recipe, laid).optim.name == "sgd"
+    assert apply_patch(recipe, laid).optim.name == "sgd"

@@ -11,10 +11,10 @@ import pytest
 from paceline.core.results import RunResult, ThroughputResult, TimeResult
 from paceline.core.rundir import RunDir
 from paceline.lab.child import start_process
-from paceline.lab.earlier import Earlier
-from paceline.lab.runner import Runner, TrialError, interrupted_by
-from paceline.lab.trial import Outcome, Trial
-from paceline.lab.turns import run_turns
+from paceline.lab.earlier import ReusePolicy
+from paceline.lab.runner import TrialError, TrialRunner, interrupt_on_signals
+from paceline.lab.trial import Trial, TrialOutcome
+from paceline.lab.turns import run_interleaved
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
 
@@ -105,14 +105,14 @@ class Slow(Child):
         raise subprocess.TimeoutExpired("child", timeout)
 
 
-def runner_in(folder: Path, start: Callable[[Sequence[str]], Child | Described], **options: object) -> Runner:
+def runner_in(folder: Path, start: Callable[[Sequence[str]], Child | Described], **options: object) -> TrialRunner:
     """Return what runs trials of digits on two ranks, each in a folder of its own below `folder`."""
-    return Runner(
+    return TrialRunner(
         RECIPE,
         folder / "base.yaml",
         2,
-        place=lambda trial, repeat: folder / f"{trial.name}-{repeat}",
-        start=start,
+        get_folder=lambda trial, repeat: folder / f"{trial.name}-{repeat}",
+        spawn=start,
         **options,
     )
 
@@ -122,23 +122,23 @@ def going_on(
     say: Callable[[str], None] = print,
     begins: Callable[[Trial, int], None] = lambda trial, repeat: None,
     **machine: object,
-) -> Runner:
+) -> TrialRunner:
     """Return what runs trials that are not there already, on a machine of which so much is known."""
 
     def start(command: Sequence[str]) -> Child | Described:
         is_asked = "paceline.measure.machine" in command
         return Described(machine) if is_asked else Child(command, provenance=machine)
 
-    return runner_in(folder, start, earlier=Earlier(folder / "replaced", say), begins=begins)
+    return runner_in(folder, start, earlier=ReusePolicy(folder / "replaced", say), begins=begins)
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Callable[..., list[Outcome]]:
+def run(tmp_path: Path) -> Callable[..., list[TrialOutcome]]:
     """Return a function that runs trials with children made by `start`, each in a folder of its own."""
 
-    def all_of(trials: Sequence[Trial], start: Callable[[Sequence[str]], Child]) -> list[Outcome]:
+    def all_of(trials: Sequence[Trial], start: Callable[[Sequence[str]], Child]) -> list[TrialOutcome]:
         turns = max(trial.repeats for trial in trials)
-        return list(run_turns(lambda turn: trials, turns, runner_in(tmp_path, start)))
+        return list(run_interleaved(lambda turn: trials, turns, runner_in(tmp_path, start)))
 
     return all_of
 
@@ -169,7 +169,7 @@ def test_a_failed_trial_is_told_in_one_line_and_not_tried_again_while_the_others
     outcomes = run([Trial("a", repeats=2), Trial("b", repeats=2), Trial("c", repeats=2)], start)
     assert started == ["a-1", "b-1", "c-1", "a-2", "c-2"]
     failed = outcomes[1]
-    assert (failed.result, failed.code, failed.error) == (None, 2, "data.source: no such folder (fix it)")
+    assert (failed.result, failed.exit_code, failed.error) == (None, 2, "data.source: no such folder (fix it)")
     assert all(each.result for each in outcomes if each is not failed)
 
 
@@ -183,7 +183,7 @@ def test_a_failed_trial_is_told_in_one_line_and_not_tried_again_while_the_others
 )
 def test_a_process_that_names_no_error_is_told_by_its_end(run, code, said, error, exit_code) -> None:
     (outcome,) = run([Trial("a")], lambda command: Child(command, code, said))
-    assert (outcome.error, outcome.code) == (error, exit_code)
+    assert (outcome.error, outcome.exit_code) == (error, exit_code)
 
 
 def test_a_run_without_counted_steps_has_failed(run) -> None:
@@ -192,13 +192,13 @@ def test_a_run_without_counted_steps_has_failed(run) -> None:
 
 
 def test_a_run_that_is_made_for_more_than_its_speed_need_not_have_one(tmp_path: Path) -> None:
-    earlier = Earlier(tmp_path / "replaced", print)
+    earlier = ReusePolicy(tmp_path / "replaced", print)
 
     def start(command: Sequence[str]) -> Child | Described:
         return Described({}) if "paceline.measure.machine" in command else Child(command, images_per_s=0.0)
 
     runner = runner_in(tmp_path, start, earlier=earlier, needs_speed=False)
-    assert [(made.result is None, made.is_known) for made in (runner.run(Trial("a"), 1) for _ in range(2))] == [
+    assert [(made.result is None, made.is_reused) for made in (runner.run(Trial("a"), 1) for _ in range(2))] == [
         (False, False),
         (False, True),
     ]
@@ -222,7 +222,7 @@ def test_ctrl_c_ends_the_process_that_runs_and_starts_no_other(run, code: int, c
 
 def test_a_signal_to_stop_interrupts_as_ctrl_c_does_and_only_meanwhile() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt), interrupted_by(signal.SIGTERM):
+    with pytest.raises(KeyboardInterrupt), interrupt_on_signals(signal.SIGTERM):
         signal.raise_signal(signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) is before
 
@@ -253,11 +253,11 @@ def test_a_run_that_is_there_is_not_made_again(tmp_path: Path) -> None:
     (tmp_path / "a-1").mkdir()
     (tmp_path / "a-1" / "recipe.yaml").write_text("half", encoding="utf-8")
     first = runner.run(Trial("a"), 1)
-    assert first.result is not None and not first.is_known and not (tmp_path / "a-1" / "recipe.yaml").exists()
+    assert first.result is not None and not first.is_reused and not (tmp_path / "a-1" / "recipe.yaml").exists()
     again = runner.run(Trial("a"), 1)
-    assert again.is_known and again.result == first.result
+    assert again.is_reused and again.result == first.result
     others = [Trial("a", Patch((("optim.lr", 0.5),))), Trial("a", ranks=1)]
-    assert [runner.known(other, 1) for other in others] == [None, None]
+    assert [runner.find_existing(other, 1) for other in others] == [None, None]
     assert begun == ["a"]
 
 
@@ -265,7 +265,7 @@ def test_a_run_of_another_machine_is_made_again_and_kept(tmp_path: Path) -> None
     """As often as that changes; a line says what differs, and where the old one is."""
     said: list[str] = []
     made = [going_on(tmp_path, said.append, logical_cores=cores).run(Trial("a"), 1) for cores in (4, 8, 8, 4)]
-    assert [each.is_known for each in made] == [False, False, True, False]
+    assert [each.is_reused for each in made] == [False, False, True, False]
     assert said == [
         f"a, run 1: is run again: the existing run had logical cores {before} (here {here}); it is kept in "
         f"{tmp_path / 'replaced' / name}"
@@ -281,7 +281,7 @@ def test_a_run_with_other_code_is_made_again(tmp_path: Path) -> None:
     (tmp_path / "a-1").mkdir()
     RunDir(tmp_path / "a-1").write_result(result(1.0, own_parts=own))
     said: list[str] = []
-    assert not going_on(tmp_path, said.append).run(Trial("a"), 1).is_known
+    assert not going_on(tmp_path, said.append).run(Trial("a"), 1).is_reused
     assert "had other code of own:Net;" in said[0]
 
 
@@ -293,10 +293,10 @@ def test_the_machine_is_asked_once_and_only_where_there_is_something_to_compare(
         asked.extend([command] if is_asked else [])
         return Described({}) if is_asked else Child(command)
 
-    runner = runner_in(tmp_path, start, earlier=Earlier(tmp_path / "replaced", print))
+    runner = runner_in(tmp_path, start, earlier=ReusePolicy(tmp_path / "replaced", print))
     runner.run(Trial("a"), 1)
     assert asked == []
-    assert [runner.run(Trial("a"), 1).is_known for _ in range(2)] == [True, True]
+    assert [runner.run(Trial("a"), 1).is_reused for _ in range(2)] == [True, True]
     assert len(asked) == 1
 
 
@@ -306,11 +306,11 @@ def test_a_machine_that_does_not_say_what_it_is_is_no_failure_of_the_trial(tmp_p
     def start(command: Sequence[str]) -> Child:
         return Slow(command) if "paceline.measure.machine" in command else Child(command)
 
-    runner = runner_in(tmp_path, start, earlier=Earlier(tmp_path / "replaced", print))
+    runner = runner_in(tmp_path, start, earlier=ReusePolicy(tmp_path / "replaced", print))
     runner.run(Trial("a"), 1)
     with pytest.raises(TrialError, match="cannot describe its machine: no answer in 600 s") as caught:
         runner.run(Trial("a"), 1)
-    assert caught.value.exit_code == 2 and runner.known(Trial("a"), 1) is not None
+    assert caught.value.exit_code == 2 and runner.find_existing(Trial("a"), 1) is not None
 
 
 def test_a_run_that_cannot_be_put_away_is_no_failure_of_the_trial(tmp_path: Path) -> None:
@@ -325,14 +325,14 @@ def test_a_run_that_cannot_be_put_away_is_no_failure_of_the_trial(tmp_path: Path
 def test_a_run_that_was_not_ended_is_made_again(tmp_path: Path, status: str) -> None:
     (tmp_path / "a-1").mkdir()
     RunDir(tmp_path / "a-1").write_result(result(1.0, status=status))
-    assert going_on(tmp_path).known(Trial("a"), 1) is None
+    assert going_on(tmp_path).find_existing(Trial("a"), 1) is None
 
 
 HOLD = """
 import sys
 from pathlib import Path
-from paceline.core.runlock import locked
-with locked(Path(sys.argv[1])):
+from paceline.core.runlock import run_lock
+with run_lock(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
 """

@@ -7,8 +7,8 @@ import pytest
 from paceline.core.errors import RecipeError
 from paceline.core.results import AccountResult, CpuResult, RunResult, StageResult, ThroughputResult, TimeResult
 from paceline.core.rundir import RunDir
-from paceline.lab.sweep import build_sweep, conclusion, to_points
-from paceline.lab.trial import Outcome
+from paceline.lab.sweep import build_sweep, build_sweep_points, summarize_sweep
+from paceline.lab.trial import TrialOutcome
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
 
@@ -35,9 +35,11 @@ def result(rate: float, spread: tuple[float, float], batch: int, starved: bool =
     )  # fmt: skip
 
 
-def outcomes(sweep, *found) -> list[Outcome]:
+def outcomes(sweep, *found) -> list[TrialOutcome]:
     return [
-        Outcome(trial, turn, RunDir(Path(f"runs/x/trials/{trial.name}-{turn}")), *(each if each else (None, "no room")))
+        TrialOutcome(
+            trial, turn, RunDir(Path(f"runs/x/trials/{trial.name}-{turn}")), *(each if each else (None, "no room"))
+        )
         for turn, row in enumerate(found, start=1)
         for trial, each in zip(sweep.trials, row, strict=True)
     ]
@@ -47,7 +49,7 @@ def test_a_value_has_its_speed_its_stages_and_the_seconds_of_an_epoch() -> None:
     sweep = build_sweep(["data.batch_size=64,128"], RECIPE, 1, 1)
     assert [trial.name for trial in sweep.trials] == ["data.batch_size=64", "data.batch_size=128"]
     runs = outcomes(sweep, [(result(640.0, (600.0, 650.0), 64),), (result(1280.0, (1200.0, 1300.0), 128),)])
-    points = to_points(sweep.trials, runs)
+    points = build_sweep_points(sweep.trials, runs)
     assert [(each.value, each.batch_size, each.step_s, each.epoch_s) for each in points] == [
         ("64", 64, 0.1, 2.0), ("128", 128, 0.1, 1.0),
     ]  # fmt: skip
@@ -55,7 +57,7 @@ def test_a_value_has_its_speed_its_stages_and_the_seconds_of_an_epoch() -> None:
     assert [sum(each.stages.values()) for each in points] == pytest.approx([0.1, 0.1])
     assert [each.is_fastest for each in points] == [False, True]
     assert points[1].runs == ("trials/data.batch_size=128-1",) and points[1].bottleneck == "input-bound"
-    assert conclusion(points) == ("128", "128 is the fastest, 1,280 images/s.")
+    assert summarize_sweep(points) == ("128", "128 is the fastest, 1,280 images/s.")
 
 
 def test_a_batch_per_rank_is_run_as_the_batch_of_all_ranks() -> None:
@@ -70,27 +72,29 @@ def test_a_value_whose_spread_overlaps_is_not_told_from_the_fastest() -> None:
     sweep = build_sweep(["data.workers=0,2,4"], RECIPE, 1, 2)
     rates = [[(100.0,), (300.0,), (310.0,)], [(110.0,), (305.0,), (302.0,)]]
     runs = outcomes(sweep, *([(result(rate, (rate, rate), 64),) for (rate,) in row] for row in rates))
-    points = to_points(sweep.trials, runs)
+    points = build_sweep_points(sweep.trials, runs)
     assert [each.spread for each in points] == [(100.0, 110.0), (300.0, 305.0), (302.0, 310.0)]
     assert [each.is_fastest for each in points] == [False, True, True]
-    assert conclusion(points)[1] == "4 is the fastest, 306 images/s; not distinguishable from it: 2."
+    assert summarize_sweep(points)[1] == "4 is the fastest, 306 images/s; not distinguishable from it: 2."
 
 
 def test_one_window_of_one_run_has_no_spread() -> None:
     sweep = build_sweep(["data.workers=0,2"], RECIPE, 1, 1)
     short = [result(rate, (rate, rate), 64) for rate in (100.0, 101.0)]
     alone = [each.model_copy(update={"throughput": each.throughput.model_copy(update={"n": 1})}) for each in short]
-    points = to_points(sweep.trials, outcomes(sweep, [(each,) for each in alone]))
+    points = build_sweep_points(sweep.trials, outcomes(sweep, [(each,) for each in alone]))
     assert [(each.spread, each.is_fastest) for each in points] == [(None, False), (None, True)]
 
 
 def test_a_value_that_failed_says_why_and_starved_runs_are_a_caution() -> None:
     sweep = build_sweep(["data.batch_size=64,128"], RECIPE, 1, 1)
-    points = to_points(sweep.trials, outcomes(sweep, [(result(640.0, (600.0, 650.0), 64, starved=True),), None]))
+    points = build_sweep_points(
+        sweep.trials, outcomes(sweep, [(result(640.0, (600.0, 650.0), 64, starved=True),), None])
+    )
     assert (points[1].error, points[1].images_per_s, points[1].is_fastest) == ("no room", None, False)
-    value, sentence = conclusion(points)
+    value, sentence = summarize_sweep(points)
     assert value == "64" and "held the cores" in sentence and "run it again" in sentence
-    assert conclusion(points[1:]) == ("", "Nothing could be measured.")
+    assert summarize_sweep(points[1:]) == ("", "Nothing could be measured.")
 
 
 @pytest.mark.parametrize(

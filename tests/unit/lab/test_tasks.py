@@ -3,65 +3,65 @@
 import pytest
 
 from paceline.core.errors import RecipeError
-from paceline.lab.rungs import Ladder, Rung, ladder_names, load_ladder
-from paceline.lab.tasks import Task, find_task, ladder_tasks, place_of, study_tasks
-from paceline.lab.turns import Case
+from paceline.lab.rungs import Ladder, Rung, list_ladders, load_ladder
+from paceline.lab.tasks import ArrayTask, find_task, list_ladder_tasks, list_study_tasks, locate_task
+from paceline.lab.turns import RunCase
 from paceline.recipe.patch import Patch
 
 
 def ladder_of(*rungs: Rung) -> Ladder:
-    return Ladder("own", "", "digits", 4, None, 3, rungs, goes_on=False)
+    return Ladder("own", "", "digits", 4, None, 3, rungs, is_open_ended=False)
 
 
 def test_each_turn_of_each_rung_is_a_task_on_one_node_those_of_a_turn_together() -> None:
-    found = ladder_tasks(ladder_of(Rung(name="base"), Rung(name="bf16")), 2, 4)
+    found = list_ladder_tasks(ladder_of(Rung(name="base"), Rung(name="bf16")), 2, 4)
     assert found == (
-        Task(1, 1, 4, "base, turn 1 of 2"),
-        Task(2, 1, 4, "bf16, turn 1 of 2"),
-        Task(3, 1, 4, "base, turn 2 of 2"),
-        Task(4, 1, 4, "bf16, turn 2 of 2"),
+        ArrayTask(1, 1, 4, "base, turn 1 of 2"),
+        ArrayTask(2, 1, 4, "bf16, turn 1 of 2"),
+        ArrayTask(3, 1, 4, "base, turn 2 of 2"),
+        ArrayTask(4, 1, 4, "bf16, turn 2 of 2"),
     )
 
 
 def test_a_rung_that_this_machine_cannot_show_is_listed_all_the_same() -> None:
     rungs = [Rung(name="base"), Rung(name="gpu", on="cuda"), Rung(name="cpu", on="cpu"), Rung(name="many", ranks=4096)]
-    assert [task.what.partition(",")[0] for task in ladder_tasks(ladder_of(*rungs), 1, 1)] == [
+    assert [task.description.partition(",")[0] for task in list_ladder_tasks(ladder_of(*rungs), 1, 1)] == [
         *("base", "gpu", "cpu", "many")
     ]
 
 
 def test_the_rungs_of_every_shipped_ladder_are_listed() -> None:
-    ladders = [load_ladder(name) for name in ladder_names()]
+    ladders = [load_ladder(name) for name in list_ladders()]
     assert len(ladders) > 3
     for ladder in ladders:
-        assert len(ladder_tasks(ladder, ladder.repeats, 2)) == len(ladder.rungs) * ladder.repeats
+        assert len(list_ladder_tasks(ladder, ladder.repeats, 2)) == len(ladder.rungs) * ladder.repeats
 
 
 def test_a_task_has_room_for_both_runs_of_its_pair() -> None:
     rungs = (Rung(name="base", ranks=2), Rung(name="four", ranks=4), Rung(name="one", ranks=1), Rung(name="last"))
-    assert [task.ranks for task in ladder_tasks(ladder_of(*rungs), 1, 8)] == [2, 4, 4, 1]
+    assert [task.ranks for task in list_ladder_tasks(ladder_of(*rungs), 1, 8)] == [2, 4, 4, 1]
 
 
 def test_each_repeat_of_each_point_is_a_task_on_its_nodes() -> None:
-    cases = [Case("1 rank", Patch(), 1), Case("8 ranks on 2 nodes", Patch(), 8, 2)]
-    assert study_tasks(cases, 2) == (
-        Task(1, 1, 1, "1 rank, turn 1 of 2"),
-        Task(2, 2, 8, "8 ranks on 2 nodes, turn 1 of 2"),
-        Task(3, 1, 1, "1 rank, turn 2 of 2"),
-        Task(4, 2, 8, "8 ranks on 2 nodes, turn 2 of 2"),
+    cases = [RunCase("1 rank", Patch(), 1), RunCase("8 ranks on 2 nodes", Patch(), 8, 2)]
+    assert list_study_tasks(cases, 2) == (
+        ArrayTask(1, 1, 1, "1 rank, turn 1 of 2"),
+        ArrayTask(2, 2, 8, "8 ranks on 2 nodes, turn 1 of 2"),
+        ArrayTask(3, 1, 1, "1 rank, turn 2 of 2"),
+        ArrayTask(4, 2, 8, "8 ranks on 2 nodes, turn 2 of 2"),
     )
 
 
 def test_a_number_leads_back_to_what_it_is_of() -> None:
-    cases = [Case(name, Patch(), 1) for name in "abc"]
-    tasks = study_tasks(cases, 2)
-    assert [place_of(find_task(tasks, number), 3) for number in range(1, 7)] == [
+    cases = [RunCase(name, Patch(), 1) for name in "abc"]
+    tasks = list_study_tasks(cases, 2)
+    assert [locate_task(find_task(tasks, number), 3) for number in range(1, 7)] == [
         *((0, 1), (1, 1), (2, 1), (0, 2), (1, 2), (2, 2))
     ]
 
 
 @pytest.mark.parametrize("number", [0, 7, -1])
 def test_a_number_that_no_task_has_is_refused(number: int) -> None:
-    tasks = study_tasks([Case(name, Patch(), 1) for name in "abc"], 2)
+    tasks = list_study_tasks([RunCase(name, Patch(), 1) for name in "abc"], 2)
     with pytest.raises(RecipeError, match=rf"^--task: {number} is not one of the 6 tasks \(write 1 to 6\)$"):
         find_task(tasks, number)

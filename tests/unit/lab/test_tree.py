@@ -7,9 +7,9 @@ import pytest
 
 from paceline.core.process import descendants
 from paceline.data.sources.build import build_datasets
-from paceline.lab.cache import drop, files_of, warm
-from paceline.lab.part import part_of
-from paceline.lab.tree import Taken, memory_bytes, taken
+from paceline.lab.cache import evict_files, list_source_files, read_into_cache
+from paceline.lab.part import select_samples
+from paceline.lab.tree import ResourceUsage, read_memory_bytes, read_usage
 from paceline.recipe.schema.source import Folder, Synthetic
 
 
@@ -32,22 +32,22 @@ def proc(tmp_path):
 
 def test_processes_are_summed_over_the_tree(proc):
     assert descendants(10, proc) == [11, 12]
-    assert taken(10, proc) == Taken(cpu_s=10 + 11 + 12 + 3, disk_bytes=33)
-    assert memory_bytes(10, proc) == 3 * 3 * 1024
+    assert read_usage(10, proc) == ResourceUsage(cpu_s=10 + 11 + 12 + 3, disk_bytes=33)
+    assert read_memory_bytes(10, proc) == 3 * 3 * 1024
 
 
 def test_what_has_gone_takes_nothing(proc):
-    assert taken(99, proc) == Taken()
-    assert memory_bytes(99, proc) == 0
+    assert read_usage(99, proc) == ResourceUsage()
+    assert read_memory_bytes(99, proc) == 0
 
 
 def test_since():
-    assert Taken(5.0, 10).since(Taken(2.0, 4)) == Taken(3.0, 6)
+    assert ResourceUsage(5.0, 10).subtract(ResourceUsage(2.0, 4)) == ResourceUsage(3.0, 6)
 
 
 def test_this_process_takes_something():
-    assert taken(os.getpid()).cpu_s > 0
-    assert memory_bytes(os.getpid()) > 1_000_000
+    assert read_usage(os.getpid()).cpu_s > 0
+    assert read_memory_bytes(os.getpid()) > 1_000_000
 
 
 def test_files_of_a_source_are_found_read_and_dropped(tmp_path):
@@ -57,9 +57,9 @@ def test_files_of_a_source_are_found_read_and_dropped(tmp_path):
         path.write_bytes(b"x")
     train = build_datasets(Folder(root=str(tmp_path)), may_download=False).train
     files = [tmp_path / "train" / name for name in ("a/1.png", "a/2.png", "b/3.png")]
-    assert files_of(train) == files
-    assert files_of(part_of(train, np.array([2]))) == files[2:]
-    warm(train, 3)
-    drop([*files, tmp_path / "gone"])
+    assert list_source_files(train) == files
+    assert list_source_files(select_samples(train, np.array([2]))) == files[2:]
+    read_into_cache(train, 3)
+    evict_files([*files, tmp_path / "gone"])
     assert [path.read_bytes() for path in files] == [b"x"] * 3
-    assert files_of(build_datasets(Synthetic(num_images=4), may_download=False).train) == []
+    assert list_source_files(build_datasets(Synthetic(num_images=4), may_download=False).train) == []

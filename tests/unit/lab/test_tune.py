@@ -11,13 +11,13 @@ import pytest
 
 from paceline.core.errors import RecipeError
 from paceline.core.results import RunResult
-from paceline.lab.duel import Bench
-from paceline.lab.measuring import measuring_patch
-from paceline.lab.moves import Move
+from paceline.lab.duel import TrialBench
+from paceline.lab.measuring import build_measurement_patch
+from paceline.lab.moves import Candidate
 from paceline.lab.runner import TrialError
-from paceline.lab.space import ByHand, FromVerdict, Space, build_space, grid_of
-from paceline.lab.trial import vary, words_of
-from paceline.lab.tune import Found, Search
+from paceline.lab.space import BottleneckSpace, ExplicitSpace, SearchSpace, build_search_space, compute_grid_size
+from paceline.lab.trial import apply_patch, format_patch
+from paceline.lab.tune import Search, SearchResult
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
 from paceline.recipe.schema import Recipe
@@ -26,25 +26,25 @@ from paceline.recipe.schema.optim import Lars, Sgd
 from .machines import Machine
 
 DIGITS = load("digits").recipe
-MEASURED = vary(DIGITS, measuring_patch(DIGITS, 20, Patch(), lr_share=0.1))
+MEASURED = apply_patch(DIGITS, build_measurement_patch(DIGITS, 20, Patch(), lr_share=0.1))
 
 
-def tuned(machine: Machine, space: Space, *, repeats: int = 2, budget: int | None = None) -> Found:
+def tuned(machine: Machine, space: SearchSpace, *, repeats: int = 2, budget: int | None = None) -> SearchResult:
     def lay(patch: Patch) -> Recipe | None:
         try:
-            return vary(MEASURED, patch)
+            return apply_patch(MEASURED, patch)
         except RecipeError:
             return None
 
-    return Search(Bench(MEASURED, machine.run), space, lay, 20, repeats, budget, lambda line: None).search()
+    return Search(TrialBench(MEASURED, machine.run), space, lay, 20, repeats, budget, lambda line: None).search()
 
 
-def outcomes(found: Found) -> dict[str, str]:
+def outcomes(found: SearchResult) -> dict[str, str]:
     return {tried.name: tried.status for tried in found.tried}
 
 
-def by_hand(*words: str) -> Space:
-    return build_space(words, MEASURED, allow_batch=False)
+def by_hand(*words: str) -> SearchSpace:
+    return build_search_space(words, MEASURED, allow_batch=False)
 
 
 def noisy(speed: Callable[[Recipe], float], share: float = 0.005) -> Callable[[Recipe], float]:
@@ -68,14 +68,16 @@ def test_the_best_of_a_grid_is_found_in_less_than_half_of_its_trials(tmp_path: P
     found = tuned(Machine(MEASURED, tmp_path, noisy(product)), by_hand(*WORDS), repeats=1)
     grid = [
         product(
-            vary(MEASURED, Patch((("train.precision", one), ("train.accumulate", two), ("model.memory_format", x))))
+            apply_patch(
+                MEASURED, Patch((("train.precision", one), ("train.accumulate", two), ("model.memory_format", x)))
+            )
         )
         for one, two, x in itertools.product(("fp32", "bf16", "fp64"), (1, 2, 4, 8), ("auto", "contiguous"))
     ]
     assert found.grid == len(grid)
-    assert product(vary(MEASURED, found.patch)) == max(grid)
+    assert product(apply_patch(MEASURED, found.patch)) == max(grid)
     assert found.trials < len(grid) / 2
-    assert sorted(words_of(found.patch)) == ["train.accumulate=4", "train.precision=bf16"]
+    assert sorted(format_patch(found.patch)) == ["train.accumulate=4", "train.precision=bf16"]
     assert found.gain is not None and found.gain.value == pytest.approx(2.4, rel=0.03)  # four times the scatter
 
 
@@ -112,16 +114,18 @@ def test_settings_within_3_percent_of_the_best_of_a_grid_are_found_in_a_quarter_
         return speed({path: str(reduce(getattr, path.split("."), recipe)) for path in SPACE})
 
     corner = Patch.parse([f"{path}={values[0]}" for path, values in SPACE.items()])
-    measured = vary(MEASURED, corner)
+    measured = apply_patch(MEASURED, corner)
     grid = [speed(dict(zip(SPACE, values, strict=True))) for values in itertools.product(*SPACE.values())]
     words = [f"{path}={','.join(values)}" for path, values in SPACE.items()]
-    space = build_space(words, measured, allow_batch=False)
+    space = build_search_space(words, measured, allow_batch=False)
     machine = Machine(measured, tmp_path, noisy(of))
-    bench = Bench(measured, machine.run)
-    found = Search(bench, space, lambda patch: vary(measured, patch), 20, 1, len(grid) // 4, lambda line: None).search()
+    bench = TrialBench(measured, machine.run)
+    found = Search(
+        bench, space, lambda patch: apply_patch(measured, patch), 20, 1, len(grid) // 4, lambda line: None
+    ).search()
     assert len(grid) == 48
     assert found.trials <= len(grid) / 4
-    assert of(vary(measured, found.patch)) >= 0.97 * max(grid)
+    assert of(apply_patch(measured, found.patch)) >= 0.97 * max(grid)
 
 
 def test_what_helps_only_beside_something_else_is_found_in_a_later_round(tmp_path: Path) -> None:
@@ -142,7 +146,7 @@ def test_what_helps_only_beside_something_else_is_found_in_a_later_round(tmp_pat
 def test_what_trains_otherwise_is_not_taken_however_fast_it_is(tmp_path: Path) -> None:
     machine = Machine(MEASURED, tmp_path, product, loss=lambda recipe: 3.0 if recipe.train.accumulate > 1 else 2.0)
     found = tuned(machine, by_hand(*WORDS))
-    assert words_of(found.patch) == ["train.precision=bf16"]
+    assert format_patch(found.patch) == ["train.precision=bf16"]
     assert outcomes(found)["train.precision=bf16 + train.accumulate=4"] == "differs"
     assert "train.accumulate=4" in outcomes(found)
 
@@ -152,11 +156,11 @@ def test_a_larger_batch_is_taken_by_itself_so_that_the_others_are_seen_to_train_
         return product(recipe) * {128: 1.0, 256: 1.8, 512: 1.7}.get(recipe.data.batch_size, 0.5)
 
     machine = Machine(MEASURED, tmp_path, speed, loss=lambda recipe: 2.0 * recipe.data.batch_size / 128)
-    found = tuned(machine, build_space([*WORDS, "data.batch_size=256,512"], MEASURED, allow_batch=True))
+    found = tuned(machine, build_search_space([*WORDS, "data.batch_size=256,512"], MEASURED, allow_batch=True))
     won = [(tried.name, tried.round) for tried in found.tried if tried.status == "won"]
     together = "train.precision=bf16 + train.accumulate=4"
     assert won == [("train.precision=bf16", 1), ("train.accumulate=4", 1), (together, 1), ("batch-256", 2)]
-    assert vary(MEASURED, found.patch).optim.lr_scaling == "linear"
+    assert apply_patch(MEASURED, found.patch).optim.lr_scaling == "linear"
 
 
 def test_what_has_no_room_is_no_failure_and_what_fails_is_told(tmp_path: Path) -> None:
@@ -204,7 +208,7 @@ def test_pairs_are_fresh_runs_on_the_same_samples_with_the_first_place_taken_in_
     machine = Machine(MEASURED, tmp_path, product)
     tuned(machine, by_hand("train.accumulate=2"), repeats=3)
     pairs = [
-        (trial.name, vary(MEASURED, trial.patch).seed, repeat)
+        (trial.name, apply_patch(MEASURED, trial.patch).seed, repeat)
         for trial, repeat in machine.made
         if "pairs" in trial.name
     ]
@@ -228,13 +232,13 @@ def test_a_recipe_that_cannot_be_run_ends_the_search_with_its_own_error(tmp_path
 
 
 def test_by_the_verdict_moves_of_stages_that_take_nothing_are_not_tried(tmp_path: Path) -> None:
-    found = tuned(Machine(MEASURED, tmp_path, product), FromVerdict())
+    found = tuned(Machine(MEASURED, tmp_path, product), BottleneckSpace())
     assert "precision-bf16" in outcomes(found) and "accumulate-4" in outcomes(found)
     assert not [name for name in outcomes(found) if name.startswith(("workers", "loader"))]
     waits = Machine(
         MEASURED, tmp_path / "waits", product, shares=lambda recipe: {"data_wait": 0.3, "forward": 0.3, "backward": 0.4}
     )
-    assert "workers-3" in outcomes(tuned(waits, FromVerdict()))
+    assert "workers-3" in outcomes(tuned(waits, BottleneckSpace()))
 
 
 def test_a_setting_that_was_left_for_a_faster_one_is_not_gone_back_to(tmp_path: Path) -> None:
@@ -248,8 +252,8 @@ def test_a_move_of_which_only_a_part_was_left_is_no_way_back(tmp_path: Path) -> 
     whole = Patch((("train.precision", "fp32"), ("train.accumulate", 2)))
 
     class Both:
-        def moves(self, best: Recipe, result: RunResult) -> list[Move]:
-            return [Move("half", "", half, ()), Move("whole", "", whole, ())]
+        def list_candidates(self, best: Recipe, result: RunResult) -> list[Candidate]:
+            return [Candidate("half", "", half, ()), Candidate("whole", "", whole, ())]
 
     machine = Machine(MEASURED, tmp_path, lambda recipe: 120.0 if recipe.train.precision == "bf16" else 100.0)
     tried = [(tried.name, tried.round) for tried in tuned(machine, Both()).tried]
@@ -271,7 +275,7 @@ def test_another_variant_is_tried_over_what_was_set_of_the_one_before(tmp_path: 
 
 def test_a_setting_below_a_section_that_is_off_can_win(tmp_path: Path) -> None:
     machine = Machine(MEASURED, tmp_path, lambda recipe: 100.0 if recipe.train.ema == "off" else 150.0)
-    assert words_of(tuned(machine, by_hand("train.ema.every=2")).patch) == ["train.ema.every=2"]
+    assert format_patch(tuned(machine, by_hand("train.ema.every=2")).patch) == ["train.ema.every=2"]
 
 
 MANY = ("train.accumulate=2,4,8,16,32", "train.precision=bf16,fp64", "model.memory_format=contiguous,channels_last")
@@ -292,7 +296,7 @@ def test_all_runs_that_are_compared_are_equally_long(tmp_path: Path) -> None:
     lengths: dict[str, set[int]] = {}
     for trial, _ in machine.made:
         comparison = "-".join(trial.name.split("-")[:2]) + ("-longer" if trial.name.endswith("-longer") else "")
-        lengths.setdefault(comparison, set()).add(int(vary(MEASURED, trial.patch).train.steps))
+        lengths.setdefault(comparison, set()).add(int(apply_patch(MEASURED, trial.patch).train.steps))
     assert {"round-1", "round-2", "pairs-1"} <= set(lengths)
     assert all(len(steps) == 1 for steps in lengths.values())
 
@@ -316,7 +320,7 @@ def test_a_budget_that_ends_a_search_is_told(tmp_path: Path) -> None:
 def test_a_grid_counts_what_excludes_each_other_once(tmp_path: Path) -> None:
     machine = Machine(MEASURED, tmp_path, product)
     assert tuned(machine, by_hand("train.accumulate=1,2,4", "train.precision=bf16")).grid == 3 * 2
-    assert grid_of([]) == 1
+    assert compute_grid_size([]) == 1
 
 
 @pytest.mark.parametrize(
@@ -353,12 +357,12 @@ def test_a_space_that_cannot_be_is_refused(word: str, message: str) -> None:
 
 def test_a_batch_is_tuned_as_that_of_all_ranks() -> None:
     with pytest.raises(RecipeError, match=r"^--vary: data\.rank_batch_size is varied as data\.batch_size, over all"):
-        build_space(["data.rank_batch_size=16,32"], MEASURED, allow_batch=True)
+        build_search_space(["data.rank_batch_size=16,32"], MEASURED, allow_batch=True)
 
 
 def test_what_makes_a_step_of_an_optimizer_shorter_is_tuned() -> None:
     words = ["optim.implementation=loop,foreach", "optim.name=sgd,adam", "train.clip_norm=1,2"]
-    assert isinstance(by_hand(*words), ByHand)
+    assert isinstance(by_hand(*words), ExplicitSpace)
 
 
 def test_another_optimizer_is_tuned_with_the_fields_that_it_needs(tmp_path: Path) -> None:
@@ -370,12 +374,12 @@ def test_another_optimizer_is_tuned_with_the_fields_that_it_needs(tmp_path: Path
 
 
 def test_a_batch_by_hand_has_its_learning_rate_follow() -> None:
-    space = build_space(["data.batch_size=64,256"], MEASURED, allow_batch=True)
-    assert isinstance(space, ByHand)
+    space = build_search_space(["data.batch_size=64,256"], MEASURED, allow_batch=True)
+    assert isinstance(space, ExplicitSpace)
     result = Machine(MEASURED, Path("unused"), product)._result(MEASURED)
-    moves = space.moves(MEASURED, result)
+    moves = space.list_candidates(MEASURED, result)
     assert [move.name for move in moves] == ["batch-64", "batch-256"]
-    assert all("optim.lr_scaling=linear" in words_of(move.patch) for move in moves)
+    assert all("optim.lr_scaling=linear" in format_patch(move.patch) for move in moves)
 
 
 def test_a_recipe_that_was_measured_beside_other_programs_is_not_tuned(tmp_path: Path) -> None:

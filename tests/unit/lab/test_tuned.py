@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from paceline.core.errors import PacelineError
-from paceline.lab.trial import vary
-from paceline.lab.tuned import tuned_text, write_tuned
+from paceline.lab.trial import apply_patch
+from paceline.lab.tuned import format_tuned_recipe, write_tuned_recipe
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
 
@@ -23,8 +23,10 @@ PATCH = Patch.parse(
 
 def test_it_loads_to_the_recipe_with_the_patch_over_it(tmp_path: Path) -> None:
     path = tmp_path / "tuned.yaml"
-    write_tuned(path, tuned_text("digits", PATCH, {"train.precision": "precision-bf16: 1.6x in one pair"}, "A header."))
-    assert load(str(path)).recipe == vary(load("digits").recipe, PATCH)
+    write_tuned_recipe(
+        path, format_tuned_recipe("digits", PATCH, {"train.precision": "precision-bf16: 1.6x in one pair"}, "A header.")
+    )
+    assert load(str(path)).recipe == apply_patch(load("digits").recipe, PATCH)
     text = path.read_text(encoding="utf-8")
     assert text.startswith('# A header.\nextends: "digits"\n')
     assert 'precision: "bf16"  # precision-bf16: 1.6x in one pair\n' in text
@@ -39,17 +41,17 @@ def test_it_finds_a_recipe_file_and_a_run_from_another_folder(tmp_path: Path, mo
     monkeypatch.chdir(tmp_path)
     for name, seed in (("here/mine.yaml", 7), ("run", 8)):
         path = tmp_path / "tuned.yaml"
-        write_tuned(path, tuned_text(name, Patch.parse(["train.precision=bf16"]), {}, "A header."))
+        write_tuned_recipe(path, format_tuned_recipe(name, Patch.parse(["train.precision=bf16"]), {}, "A header."))
         monkeypatch.chdir(tmp_path / "here")
         assert load(str(path)).recipe.seed == seed
         monkeypatch.chdir(tmp_path)
 
 
 def test_without_a_change_it_is_the_recipe_itself(tmp_path: Path) -> None:
-    write_tuned(tmp_path / "tuned.yaml", tuned_text("digits", Patch(), {}, "A header."))
+    write_tuned_recipe(tmp_path / "tuned.yaml", format_tuned_recipe("digits", Patch(), {}, "A header."))
     assert load(str(tmp_path / "tuned.yaml")).recipe == load("digits").recipe
 
 
 def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(PacelineError, match="cannot be written"):
-        write_tuned(tmp_path / "none" / "tuned.yaml", "seed: 1\n")
+        write_tuned_recipe(tmp_path / "none" / "tuned.yaml", "seed: 1\n")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from paceline.measure.chrome import MARK, mark_of_turn, merge_traces, rewrite, trace_totals
+from paceline.measure.chrome import MARK, merge_traces, rewrite_trace, stage_switch_mark, trace_totals
 
 PID = 4321
 BASE_NS = 1_790_000_000_000_000_000
@@ -35,7 +35,7 @@ def recording(*events: dict[str, Any]) -> dict[str, Any]:
 def rewritten(tmp_path: Path, recorded: dict[str, Any], *, rank: int = 1, stop: int = 100) -> Path:
     source, out = tmp_path / "recorded.json", tmp_path / f"rank{rank}.json.gz"
     source.write_text(json.dumps(recorded))
-    rewrite(source, out, rank=rank, world_size=2, stop=stop)
+    rewrite_trace(source, out, rank=rank, world_size=2, stop=stop)
     return out
 
 
@@ -77,12 +77,12 @@ def test_a_stage_is_divided_where_it_was_turned(tmp_path: Path) -> None:
         rewritten(
             tmp_path,
             recording(
-                ranged(mark_of_turn("other"), 1.0, 1.5),  # of a stage that began before the recording
+                ranged(stage_switch_mark("other"), 1.0, 1.5),  # of a stage that began before the recording
                 ranged(f"{MARK}forward", 10.0, 20.0),
-                ranged(mark_of_turn("exposed_communication"), 12.0, 12.5),
-                ranged(mark_of_turn("forward"), 15.0, 15.5),
+                ranged(stage_switch_mark("exposed_communication"), 12.0, 12.5),
+                ranged(stage_switch_mark("forward"), 15.0, 15.5),
                 ranged(f"{MARK}backward", 20.0, 40.0),
-                ranged(mark_of_turn("exposed_communication"), 36.0, 36.5, tid=99),
+                ranged(stage_switch_mark("exposed_communication"), 36.0, 36.5, tid=99),
             ),
         )
     )

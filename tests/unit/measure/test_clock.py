@@ -12,7 +12,7 @@ import pytest
 from paceline.core.errors import PacelineError
 from paceline.measure import EPOCH_BOUNDARY, Clock, ClockSummary, NullClock, StageClock, build_clock
 from paceline.measure import clock as clock_module
-from paceline.measure.device import HostOnly, StageSeconds
+from paceline.measure.device import HostOnlyTimer, StageSeconds
 from paceline.measure.summary import RECENT_STEPS
 
 
@@ -236,7 +236,7 @@ class FragileDevice:
     """A device that must not be asked once it is broken; until then `settled` is called to wait for it."""
 
     def __init__(self, settled: Callable[[], None] = lambda: None) -> None:
-        self.inner = HostOnly()
+        self.inner = HostOnlyTimer()
         self.settled = settled
         self.is_broken = False
 
@@ -246,8 +246,8 @@ class FragileDevice:
     def charge(self, stage: str, start: object) -> None:
         assert not self.is_broken, "the device was asked"
 
-    def forgive(self) -> None:
-        self.inner.forgive()
+    def discard_step(self) -> None:
+        self.inner.discard_step()
 
     def end_step(self, *, counted: bool) -> None:
         self.inner.end_step(counted=counted)
@@ -273,7 +273,7 @@ def test_an_error_of_a_loader_is_not_replaced_by_one_of_the_device(now: FakeTime
     with pytest.raises(OSError, match="no more"):
         for _ in clock.batches(loader()):
             clock.end_step(images=1)
-    assert clock.where == ""
+    assert clock.current_stage == ""
 
 
 def test_a_loop_that_an_error_ends_waits_for_no_device(now: FakeTime) -> None:
@@ -328,16 +328,16 @@ def test_a_turn_charges_the_rest_of_a_stage_to_another(now: FakeTime) -> None:
     clock = StageClock(now=now)
     with clock.stage("forward"):
         now.spend(1.0)
-        clock.turn("exposed_communication")
-        assert clock.where == "exposed_communication"
+        clock.switch_stage("exposed_communication")
+        assert clock.current_stage == "exposed_communication"
         now.spend(2.0)
-        clock.turn("forward")
+        clock.switch_stage("forward")
         now.spend(4.0)
     with clock.stage("backward"):
         now.spend(8.0)
-        clock.turn("exposed_communication")
+        clock.switch_stage("exposed_communication")
         now.spend(16.0)
-    assert clock.where == ""
+    assert clock.current_stage == ""
     clock.end_step(images=1)
 
     summary = clock.drain()
@@ -350,7 +350,7 @@ def test_another_thread_may_turn_the_stage_that_waits_for_it(now: FakeTime) -> N
     clock = StageClock(now=now)
     with clock.stage("backward"):
         now.spend(1.0)
-        thread = threading.Thread(target=clock.turn, args=("exposed_communication",))
+        thread = threading.Thread(target=clock.switch_stage, args=("exposed_communication",))
         thread.start()
         thread.join(timeout=60)
         now.spend(2.0)
@@ -361,14 +361,14 @@ def test_another_thread_may_turn_the_stage_that_waits_for_it(now: FakeTime) -> N
 
 def test_a_turn_outside_of_stages_does_nothing(now: FakeTime) -> None:
     clock = StageClock(now=now)
-    clock.turn("exposed_communication")
+    clock.switch_stage("exposed_communication")
     with clock.paused("evaluate"):
-        clock.turn("exposed_communication")
+        clock.switch_stage("exposed_communication")
         now.spend(1.0)
-        assert clock.where == "evaluate"
+        assert clock.current_stage == "evaluate"
     with clock.stage("forward"):
         pass
-    clock.turn("exposed_communication")
+    clock.switch_stage("exposed_communication")
     now.spend(2.0)
     clock.end_step(images=1)
 
@@ -386,7 +386,7 @@ def test_a_stage_that_raises_is_charged_and_closed(now: FakeTime) -> None:
     clock.end_step(images=1)
 
     assert host_s(clock.drain()) == {"forward": 1.0}
-    assert clock.where == ""
+    assert clock.current_stage == ""
 
 
 def test_a_step_that_was_not_finished_is_in_no_total(now: FakeTime) -> None:
@@ -470,7 +470,7 @@ def test_no_steps_is_a_summary_of_zeros(now: FakeTime) -> None:
 
 
 def test_only_the_last_steps_are_kept_one_by_one(now: FakeTime, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clock_module, "KEPT_STEPS", 2)
+    monkeypatch.setattr(clock_module, "MAX_STEP_TIMES", 2)
     clock = StageClock(now=now)
     for seconds in (1.0, 2.0, 4.0):
         now.spend(seconds)

@@ -6,19 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from paceline.core.limits import Limits
+from paceline.core.limits import CgroupLimits
 from paceline.core.results import CpuResult
 from paceline.measure.clock import StageClock
 from paceline.measure.contention import (
     ContentionTimer,
-    CpuLook,
+    CpuSample,
     CpuTimes,
     NoCpuTimer,
     ProcLook,
     RankCpu,
     build_cpu_timer,
-    contention,
     core_ticks,
+    cpu_result,
 )
 
 TICK = os.sysconf("SC_CLK_TCK")
@@ -34,7 +34,7 @@ def of(*ranks: CpuTimes, cores: int = 2, threads: int = 2, places: tuple[int, ..
     rows = [
         RankCpu(each, place, cores, threads) for each, place in zip(ranks, places or (0,) * len(ranks), strict=True)
     ]
-    found = contention(rows)
+    found = cpu_result(rows)
     assert found is not None
     return found
 
@@ -89,7 +89,7 @@ def test_what_a_quota_stopped_is_told_apart() -> None:
 
 
 def test_nothing_is_known_of_no_time() -> None:
-    assert contention([RankCpu(CpuTimes(), 0, 2, 2)]) is None
+    assert cpu_result([RankCpu(CpuTimes(), 0, 2, 2)]) is None
 
 
 def test_a_row_of_numbers_is_the_rank_that_it_was_made_of() -> None:
@@ -97,8 +97,8 @@ def test_a_row_of_numbers_is_the_rank_that_it_was_made_of() -> None:
     assert RankCpu.from_row(rank.to_row()) == rank
 
 
-def look(at_s: float, threads: dict[int, tuple[float, float]]) -> CpuLook:
-    return CpuLook(at_s=at_s, threads=threads, own_s=at_s, busy_s=2 * at_s, stolen_s=0.0, switches=round(at_s))
+def look(at_s: float, threads: dict[int, tuple[float, float]]) -> CpuSample:
+    return CpuSample(at_s=at_s, threads=threads, own_s=at_s, busy_s=2 * at_s, stolen_s=0.0, switches=round(at_s))
 
 
 def test_times_are_counted_between_looks_and_not_while_paused() -> None:
@@ -180,7 +180,7 @@ def proc(tmp_path):
 
 def test_the_kernels_files_are_read(proc, tmp_path) -> None:
     (tmp_path / "cpu.stat").write_text("nr_periods 5\nnr_throttled 2\nthrottled_usec 1500000\n")
-    found = ProcLook([0, 2], Limits(cores=1.5, cores_of=tmp_path), proc, now=lambda: 7.0)()
+    found = ProcLook([0, 2], CgroupLimits(cores=1.5, cores_of=tmp_path), proc, now=lambda: 7.0)()
     assert found.threads == {os.getpid(): (1.0, 0.5), 11: (1.0, 0.5), 12: (3.0, 0.5)}
     assert (found.own_s, found.busy_s, found.stolen_s) == (6.0, 6.0, 10.0)
     assert (found.at_s, found.throttled_s, found.pressure_s) == (7.0, 1.5, 2.5)
@@ -189,7 +189,7 @@ def test_the_kernels_files_are_read(proc, tmp_path) -> None:
 
 def test_version_1_of_control_groups_counts_nanoseconds(proc, tmp_path) -> None:
     (tmp_path / "cpu.stat").write_text("nr_periods 5\nnr_throttled 2\nthrottled_time 1500000000\n")
-    assert ProcLook([0], Limits(cores=1.5, cores_of=tmp_path), proc)().throttled_s == 1.5
+    assert ProcLook([0], CgroupLimits(cores=1.5, cores_of=tmp_path), proc)().throttled_s == 1.5
 
 
 def test_a_kernel_that_does_not_tell_is_not_asked(tmp_path) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from paceline.core.errors import PacelineError
 from paceline.measure import StageClock
-from paceline.measure.device import CudaEvents, HostOnly, StageSeconds, by_stage, chosen
+from paceline.measure.device import CudaEventTimer, HostOnlyTimer, StageSeconds, current_device_type, mean_by_stage
 from paceline.measure.summary import RECENT_STEPS
 
 
@@ -56,11 +56,11 @@ def stream() -> FakeStream:
 
 
 @pytest.fixture
-def events(stream: FakeStream) -> CudaEvents:
-    return CudaEvents(stream.event, stream.synchronize)
+def events(stream: FakeStream) -> CudaEventTimer:
+    return CudaEventTimer(stream.event, stream.synchronize)
 
 
-def one_step(events: CudaEvents, stream: FakeStream, *, counted: bool = True) -> None:
+def one_step(events: CudaEventTimer, stream: FakeStream, *, counted: bool = True) -> None:
     start = events.begin("forward")
     stream.queue(250.0)
     events.charge("forward", start)
@@ -76,7 +76,7 @@ def host(*stages: str) -> StageSeconds:
     return StageSeconds(dict.fromkeys(stages, 9.0), dict.fromkeys(stages, (9.0,)))
 
 
-def test_stages_have_the_seconds_that_the_device_spent(events: CudaEvents, stream: FakeStream) -> None:
+def test_stages_have_the_seconds_that_the_device_spent(events: CudaEventTimer, stream: FakeStream) -> None:
     for _ in range(4):
         one_step(events, stream)
 
@@ -86,7 +86,7 @@ def test_stages_have_the_seconds_that_the_device_spent(events: CudaEvents, strea
     assert device.recent == {"forward": (0.25,) * 4, "backward": (0.5,) * 4, "loss": (0.0,) * 4}
 
 
-def test_steps_never_wait_and_drain_waits_once(events: CudaEvents, stream: FakeStream) -> None:
+def test_steps_never_wait_and_drain_waits_once(events: CudaEventTimer, stream: FakeStream) -> None:
     for _ in range(100):
         one_step(events, stream)
     assert stream.num_synchronised == 0
@@ -96,7 +96,7 @@ def test_steps_never_wait_and_drain_waits_once(events: CudaEvents, stream: FakeS
     assert stream.num_synchronised == 1
 
 
-def test_events_are_used_again_once_the_device_has_passed_them(events: CudaEvents, stream: FakeStream) -> None:
+def test_events_are_used_again_once_the_device_has_passed_them(events: CudaEventTimer, stream: FakeStream) -> None:
     for _ in range(100):
         one_step(events, stream)
         stream.run()
@@ -106,7 +106,7 @@ def test_events_are_used_again_once_the_device_has_passed_them(events: CudaEvent
     assert events.drain(host("forward")).total == {"forward": 25.0}
 
 
-def test_warmup_and_unfinished_steps_are_dropped(events: CudaEvents, stream: FakeStream) -> None:
+def test_warmup_and_unfinished_steps_are_dropped(events: CudaEventTimer, stream: FakeStream) -> None:
     one_step(events, stream, counted=False)
     one_step(events, stream)
     events.charge("forward", events.begin("forward"))
@@ -117,14 +117,14 @@ def test_warmup_and_unfinished_steps_are_dropped(events: CudaEvents, stream: Fak
     assert stream.num_events == 6  # four, of which the second step used those of the warm-up, and two more
 
 
-def test_the_device_settles_before_a_pause(events: CudaEvents, stream: FakeStream) -> None:
+def test_the_device_settles_before_a_pause(events: CudaEventTimer, stream: FakeStream) -> None:
     """The wait for work that steps have queued is the steps' time, not the evaluation's."""
     seconds = [0.0]
 
     def synchronize() -> None:
         seconds[0] += 5.0
 
-    clock = StageClock(device=CudaEvents(stream.event, synchronize), now=lambda: seconds[0])
+    clock = StageClock(device=CudaEventTimer(stream.event, synchronize), now=lambda: seconds[0])
     with clock.paused("evaluate"):
         seconds[0] += 1.0
     clock.end_step(images=1)
@@ -135,7 +135,9 @@ def test_the_device_settles_before_a_pause(events: CudaEvents, stream: FakeStrea
     assert summary.wall_s == 5.0
 
 
-def test_steps_are_read_whole_and_only_when_the_device_has_passed_them(events: CudaEvents, stream: FakeStream) -> None:
+def test_steps_are_read_whole_and_only_when_the_device_has_passed_them(
+    events: CudaEventTimer, stream: FakeStream
+) -> None:
     one_step(events, stream)
     one_step(events, stream)
     stream.done_ms = 4750.0 + 300.0  # all of the first step, and the forward pass of the second
@@ -148,7 +150,7 @@ def test_steps_are_read_whole_and_only_when_the_device_has_passed_them(events: C
     assert events.drain(host("forward")).recent == {"forward": (0.25, 0.25, 0.0, 0.25)}
 
 
-def test_recent_steps_are_the_last_ones_that_are_counted(events: CudaEvents, stream: FakeStream) -> None:
+def test_recent_steps_are_the_last_ones_that_are_counted(events: CudaEventTimer, stream: FakeStream) -> None:
     for step in range(RECENT_STEPS + 2):
         start = events.begin("forward")
         stream.queue(1000.0 * step)
@@ -161,7 +163,7 @@ def test_recent_steps_are_the_last_ones_that_are_counted(events: CudaEvents, str
     }
 
 
-def test_micro_batches_of_a_step_add_up(events: CudaEvents, stream: FakeStream) -> None:
+def test_micro_batches_of_a_step_add_up(events: CudaEventTimer, stream: FakeStream) -> None:
     for _ in range(3):
         start = events.begin("forward")
         stream.queue(1000.0)
@@ -173,11 +175,11 @@ def test_micro_batches_of_a_step_add_up(events: CudaEvents, stream: FakeStream) 
     assert (device.total, device.recent) == ({"forward": 3.0}, {"forward": (3.0,)})
 
 
-def test_a_turn_divides_what_the_device_did(events: CudaEvents, stream: FakeStream) -> None:
+def test_a_turn_divides_what_the_device_did(events: CudaEventTimer, stream: FakeStream) -> None:
     clock = StageClock(device=events)
     with clock.stage("backward"):
         stream.queue(1000.0)
-        clock.turn("exposed_communication")
+        clock.switch_stage("exposed_communication")
         stream.queue(2000.0)
     clock.end_step(images=1)
 
@@ -201,7 +203,7 @@ def train(clock: StageClock, stream: FakeStream, *, launch_ms: float, compute_ms
 
 @pytest.mark.parametrize("synchronises_in", ["optimizer", "other", ""])
 def test_a_host_that_waits_in_the_optimizer_does_not_starve_its_device(
-    events: CudaEvents, stream: FakeStream, synchronises_in: str
+    events: CudaEventTimer, stream: FakeStream, synchronises_in: str
 ) -> None:
     clock = StageClock(device=events)
     for _ in range(4):
@@ -212,7 +214,7 @@ def test_a_host_that_waits_in_the_optimizer_does_not_starve_its_device(
 
 @pytest.mark.parametrize("synchronises_in", ["optimizer", "other", ""])
 def test_a_host_that_launches_too_slowly_starves_its_device(
-    events: CudaEvents, stream: FakeStream, synchronises_in: str
+    events: CudaEventTimer, stream: FakeStream, synchronises_in: str
 ) -> None:
     clock = StageClock(device=events, warmup_steps=2)
     for _ in range(4):
@@ -230,7 +232,7 @@ def test_the_device_is_asked_once_in_a_step(stream: FakeStream, stages: tuple[st
             num_queries[0] += 1
             return False
 
-    clock = StageClock(device=CudaEvents(lambda: Asked(stream), stream.synchronize))
+    clock = StageClock(device=CudaEventTimer(lambda: Asked(stream), stream.synchronize))
     for _ in range(3):
         with clock.stage(stages[0]):
             pass
@@ -243,7 +245,7 @@ def test_the_device_is_asked_once_in_a_step(stream: FakeStream, stages: tuple[st
 
 
 def test_a_device_that_is_done_when_a_step_without_an_optimizer_ends_is_starved(
-    events: CudaEvents, stream: FakeStream
+    events: CudaEventTimer, stream: FakeStream
 ) -> None:
     """Of four counted steps, the device was ahead of the host in one; how logging ends is not asked."""
     for counted, done in ((False, True), (True, False), (True, True), (True, False), (True, False)):
@@ -269,12 +271,12 @@ def test_a_stage_that_is_left_by_an_error_does_not_ask_the_device(stream: FakeSt
             num_recorded[0] += 1
             assert num_recorded[0] == 1, "device failed"
 
-    clock = StageClock(device=CudaEvents(lambda: Once(stream), stream.synchronize))
+    clock = StageClock(device=CudaEventTimer(lambda: Once(stream), stream.synchronize))
     with pytest.raises(KeyError), clock.stage("forward"):
         raise KeyError
 
 
-def test_starved_is_a_share_of_the_counted_steps(events: CudaEvents, stream: FakeStream) -> None:
+def test_starved_is_a_share_of_the_counted_steps(events: CudaEventTimer, stream: FakeStream) -> None:
     clock = StageClock(device=events)
     for step in range(4):
         with clock.stage("forward"):
@@ -287,7 +289,7 @@ def test_starved_is_a_share_of_the_counted_steps(events: CudaEvents, stream: Fak
     assert clock.drain().starved == 0.2
 
 
-def test_the_last_wait_of_an_epoch_is_taken_back(events: CudaEvents, stream: FakeStream) -> None:
+def test_the_last_wait_of_an_epoch_is_taken_back(events: CudaEventTimer, stream: FakeStream) -> None:
     clock = StageClock(device=events)
     for _ in clock.batches(["batch", "batch"]):
         stream.queue(1000.0)
@@ -299,7 +301,7 @@ def test_the_last_wait_of_an_epoch_is_taken_back(events: CudaEvents, stream: Fak
     assert len(events._free) == stream.num_events == 4
 
 
-def test_what_the_device_does_outside_of_stages_is_in_none(events: CudaEvents, stream: FakeStream) -> None:
+def test_what_the_device_does_outside_of_stages_is_in_none(events: CudaEventTimer, stream: FakeStream) -> None:
     seconds = [0.0]
     clock = StageClock(device=events, now=lambda: seconds[0])
     with clock.stage("forward"):
@@ -315,11 +317,11 @@ def test_what_the_device_does_outside_of_stages_is_in_none(events: CudaEvents, s
 
 
 def test_on_a_cpu_device_time_is_host_time() -> None:
-    assert HostOnly().drain(host("forward")) == host("forward")
+    assert HostOnlyTimer().drain(host("forward")) == host("forward")
 
 
 def test_a_step_without_a_stage_has_0_seconds_of_it() -> None:
-    assert by_stage(["forward", "loss"], [{"forward": 1.0}, {"loss": 2.0}]) == {
+    assert mean_by_stage(["forward", "loss"], [{"forward": 1.0}, {"loss": 2.0}]) == {
         "forward": (1.0, 0.0),
         "loss": (0.0, 2.0),
     }
@@ -327,8 +329,12 @@ def test_a_step_without_a_stage_has_0_seconds_of_it() -> None:
 
 def test_a_gpu_is_timed_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    assert (chosen("cuda"), chosen("auto"), chosen("cpu")) == ("cuda", "cuda", "cpu")
+    assert (current_device_type("cuda"), current_device_type("auto"), current_device_type("cpu")) == (
+        "cuda",
+        "cuda",
+        "cpu",
+    )
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert (chosen("auto"), chosen("cpu")) == ("cpu", "cpu")
+    assert (current_device_type("auto"), current_device_type("cpu")) == ("cpu", "cpu")
     with pytest.raises(PacelineError, match=r"^device: torch sees no cuda device \(use cpu or auto\)$"):
-        chosen("cuda")
+        current_device_type("cuda")

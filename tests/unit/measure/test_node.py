@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from paceline.core.limits import Limits, find_limits
-from paceline.measure.node import Node
+from paceline.core.limits import CgroupLimits, find_limits
+from paceline.measure.node import NodeSampler
 from paceline.measure.timing import now_s
 
 Times = namedtuple("Times", "user nice system idle iowait guest guest_nice")
@@ -57,8 +57,8 @@ class Kernel:
         assert pernic and not nowrap
         return self.cards
 
-    def node(self, sys: Path, ranks: tuple[int, ...] = (7, 8), limits: Limits | None = None) -> Node:
-        return Node(self, ranks, limits or Limits(), lambda: self.now_s, sys)
+    def node(self, sys: Path, ranks: tuple[int, ...] = (7, 8), limits: CgroupLimits | None = None) -> NodeSampler:
+        return NodeSampler(self, ranks, limits or CgroupLimits(), lambda: self.now_s, sys)
 
 
 @pytest.fixture
@@ -70,13 +70,13 @@ def test_the_cpu_is_the_cores_that_the_ranks_may_use(kernel, tmp_path) -> None:
     """Cores 0 to 2: 1 s, 0.5 s and 0 s of 1 s each. The fourth is busy for others."""
     node = kernel.node(tmp_path)
     kernel.cores = [core(1.0, 0.0), core(0.5, 0.5), core(0.0, 0.25, 0.75), core(1.0, 0.0)]
-    assert node.look()["cpu"] == 0.5
+    assert node.sample()["cpu"] == 0.5
 
 
 def test_the_time_of_guests_counts_once(kernel, tmp_path) -> None:
     node = kernel.node(tmp_path, ranks=(7,))
     kernel.cores = [core(1.0, 1.0, guest_s=1.0)] * 4
-    assert node.look()["cpu"] == 0.5
+    assert node.sample()["cpu"] == 0.5
 
 
 def test_cores_that_cannot_be_told_from_one_another_all_count(kernel, tmp_path) -> None:
@@ -84,22 +84,22 @@ def test_cores_that_cannot_be_told_from_one_another_all_count(kernel, tmp_path) 
     kernel.ranks[7] = (1000, [0, 4])
     node = kernel.node(tmp_path, ranks=(7,))
     kernel.cores = [core(1.0, 0.0), core(0.0, 1.0), core(0.0, 1.0), core(0.0, 1.0)]
-    assert node.look()["cpu"] == 0.25
+    assert node.sample()["cpu"] == 0.25
 
 
 def test_where_a_quota_is_tighter_than_the_cores_the_cpu_is_the_share_of_that(kernel, tmp_path) -> None:
     stat = tmp_path / "cpu.stat"
     stat.write_text("usage_usec 0\n")
-    tight = kernel.node(tmp_path, limits=Limits(cores=1.5, cores_of=tmp_path))
-    loose = kernel.node(tmp_path, limits=Limits(cores=3.0, cores_of=tmp_path))
+    tight = kernel.node(tmp_path, limits=CgroupLimits(cores=1.5, cores_of=tmp_path))
+    loose = kernel.node(tmp_path, limits=CgroupLimits(cores=3.0, cores_of=tmp_path))
     kernel.now_s += 2.0
     kernel.cores = [core(1.0, 1.0)] * 4
     stat.write_text("usage_usec 750000\n")
-    assert (tight.look()["cpu"], loose.look()["cpu"]) == (0.25, 0.5)
+    assert (tight.sample()["cpu"], loose.sample()["cpu"]) == (0.25, 0.5)
 
 
 def test_a_share_of_no_time_is_not_known(kernel, tmp_path) -> None:
-    assert "cpu" not in kernel.node(tmp_path).look()
+    assert "cpu" not in kernel.node(tmp_path).sample()
 
 
 def test_rates_are_what_has_moved_since_the_last_look_by_the_seconds_between(kernel, tmp_path) -> None:
@@ -107,12 +107,12 @@ def test_rates_are_what_has_moved_since_the_last_look_by_the_seconds_between(ker
     node = kernel.node(tmp_path)
     kernel.now_s += 2.0
     kernel.disks, kernel.cards = {"sda": Disk(5000, 50)}, {"lo": Card(9999, 9999), "eth0": Card(400, 30)}
-    row = node.look()
+    row = node.sample()
     assert (row["disk_read_bytes_per_s"], row["disk_written_bytes_per_s"]) == (2000, 0)
     assert (row["net_sent_bytes_per_s"], row["net_received_bytes_per_s"]) == (150, 10)
     kernel.now_s += 1.0
     kernel.disks = {"sda": Disk(5007, 50)}
-    assert node.look()["disk_read_bytes_per_s"] == 7
+    assert node.sample()["disk_read_bytes_per_s"] == 7
 
 
 def test_devices_that_come_go_or_start_anew_move_nothing_by_that(kernel, tmp_path) -> None:
@@ -120,7 +120,7 @@ def test_devices_that_come_go_or_start_anew_move_nothing_by_that(kernel, tmp_pat
     node = kernel.node(tmp_path)
     kernel.now_s += 1.0
     kernel.disks = {"sda": Disk(3, 0), "sdc": Disk(6, 0), "sdd": Disk(700, 0)}
-    assert node.look()["disk_read_bytes_per_s"] == 5
+    assert node.sample()["disk_read_bytes_per_s"] == 5
 
 
 def test_bytes_of_a_physical_device_are_not_counted_again_for_what_lies_on_it(kernel, tmp_path) -> None:
@@ -131,29 +131,29 @@ def test_bytes_of_a_physical_device_are_not_counted_again_for_what_lies_on_it(ke
     node = kernel.node(tmp_path)
     kernel.now_s += 1.0
     kernel.disks, kernel.cards = dict.fromkeys(kernel.disks, Disk(8, 4)), dict.fromkeys(kernel.cards, Card(2, 1))
-    row = node.look()
+    row = node.sample()
     assert (row["disk_read_bytes_per_s"], row["disk_written_bytes_per_s"]) == (16, 8)
     assert (row["net_sent_bytes_per_s"], row["net_received_bytes_per_s"]) == (2, 1)
 
 
 def test_memory_is_what_cannot_be_had_and_what_the_ranks_hold(kernel, tmp_path) -> None:
-    row = kernel.node(tmp_path).look()
+    row = kernel.node(tmp_path).sample()
     assert (row["memory_bytes"], row["memory_total_bytes"], row["ranks_memory_bytes"]) == (6000, 10_000, 1500)
 
 
 def test_memory_of_a_container_with_a_limit_is_its_own(kernel, tmp_path) -> None:
     (tmp_path / "memory.current").write_text("700\n")
     (tmp_path / "memory.stat").write_text("anon 600\ninactive_file 100\n")
-    row = kernel.node(tmp_path, limits=Limits(memory_bytes=800, memory_of=tmp_path)).look()
+    row = kernel.node(tmp_path, limits=CgroupLimits(memory_bytes=800, memory_of=tmp_path)).sample()
     assert (row["memory_bytes"], row["memory_total_bytes"]) == (600, 800)
-    row = kernel.node(tmp_path, limits=Limits(memory_bytes=80_000, memory_of=tmp_path)).look()
+    row = kernel.node(tmp_path, limits=CgroupLimits(memory_bytes=80_000, memory_of=tmp_path)).sample()
     assert (row["memory_bytes"], row["memory_total_bytes"]) == (6000, 10_000)
 
 
 def test_a_rank_that_has_ended_holds_nothing(kernel, tmp_path) -> None:
     node = kernel.node(tmp_path, ranks=(7, 8, 9))  # 9 was never there
     del kernel.ranks[7]
-    assert node.look()["ranks_memory_bytes"] == 500
+    assert node.sample()["ranks_memory_bytes"] == 500
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_what_the_kernel_does_not_tell_is_left_out_and_the_rest_is_told(kernel, 
         node = kernel.node(tmp_path)
         kernel.now_s += 1.0
         kernel.cores = [core(kernel.now_s, kernel.now_s)] * 4
-        return set(node.look())
+        return set(node.sample())
 
     def refuse(**options: bool) -> None:
         raise error
@@ -183,8 +183,8 @@ def test_what_the_kernel_does_not_tell_is_left_out_and_the_rest_is_told(kernel, 
 
 def test_psutil_knows_this_machine() -> None:
     own = psutil.Process()
-    node = Node(psutil, [own.pid], find_limits(), now_s)
-    row = node.look()
+    node = NodeSampler(psutil, [own.pid], find_limits(), now_s)
+    row = node.sample()
     assert 0 < row["ranks_memory_bytes"] <= row["memory_total_bytes"] and row["memory_bytes"] > 0
     # Between two calls a test process gains and loses some pages, not a quarter of them.
     assert row["ranks_memory_bytes"] == pytest.approx(own.memory_info().rss, rel=0.25)

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline.measure.nvml import NoGpus, Nvml, build_gpus
+from paceline.measure.nvml import NoGpuSampler, NvmlSampler, build_gpu_sampler
 
 
 class NVMLError(Exception):
@@ -78,8 +78,8 @@ ROW = {
 
 
 def test_each_gpu_has_a_row_in_the_units_of_its_names() -> None:
-    gpus, missing = build_gpus("all", lambda name: Library())
-    rows = gpus.look()
+    gpus, missing = build_gpu_sampler("all", lambda name: Library())
+    rows = gpus.sample()
     assert rows == [{**ROW, "index": 0, "name": "a gpu0"}, ROW] and missing == ""
 
 
@@ -95,22 +95,22 @@ def test_each_gpu_has_a_row_in_the_units_of_its_names() -> None:
     ],
 )
 def test_a_value_that_a_gpu_does_not_have_is_left_out(call: str, lost: set[str]) -> None:
-    gpus, missing = build_gpus([1], lambda name: Library(call))
-    assert gpus.look() == [{name: value for name, value in ROW.items() if name not in lost}] and missing == ""
+    gpus, missing = build_gpu_sampler([1], lambda name: Library(call))
+    assert gpus.sample() == [{name: value for name, value in ROW.items() if name not in lost}] and missing == ""
 
 
 def test_a_gpu_that_is_not_there_has_no_row() -> None:
-    gpus, _ = build_gpus([0, 5], lambda name: Library())
-    assert [row["index"] for row in gpus.look()] == [0]
+    gpus, _ = build_gpu_sampler([0, 5], lambda name: Library())
+    assert [row["index"] for row in gpus.sample()] == [0]
 
 
 def test_the_library_is_let_go_of_once_even_where_it_refuses() -> None:
     library = Library()
-    gpus, _ = build_gpus("all", lambda name: library)
+    gpus, _ = build_gpu_sampler("all", lambda name: library)
     assert library.is_open
     gpus.close()
     assert not library.is_open
-    Nvml(Library("nvmlShutdown"), {}).close()
+    NvmlSampler(Library("nvmlShutdown"), {}).close()
 
 
 def absent(name: str):
@@ -126,11 +126,11 @@ def absent(name: str):
     ],
 )
 def test_a_node_whose_gpus_cannot_be_looked_at_says_why(load, why: str) -> None:
-    gpus, missing = build_gpus("all", load)
-    assert isinstance(gpus, NoGpus) and gpus.look() == [] and missing == why
+    gpus, missing = build_gpu_sampler("all", load)
+    assert isinstance(gpus, NoGpuSampler) and gpus.sample() == [] and missing == why
 
 
 def test_a_run_without_gpus_loads_no_library_and_misses_nothing() -> None:
-    gpus, missing = build_gpus((), absent)
+    gpus, missing = build_gpu_sampler((), absent)
     gpus.close()
-    assert gpus.look() == [] and missing == ""
+    assert gpus.sample() == [] and missing == ""

@@ -10,7 +10,7 @@ import torch
 
 from paceline.core.errors import PacelineError
 from paceline.measure import Clock, ClockSummary, StageClock
-from paceline.measure.spans import CAPTURE_RANGE, NvtxSpans, SpannedClock
+from paceline.measure.spans import CAPTURE_RANGE, MarkedClock, NvtxMarks
 
 
 class Written:
@@ -24,7 +24,7 @@ class Written:
     def open(self, name: str) -> None:
         self.lines.append(f"open {name}")
 
-    def turn(self, name: str) -> None:
+    def switch_stage(self, name: str) -> None:
         self.lines.append(f"turn {name}")
 
     def close(self) -> None:
@@ -48,14 +48,14 @@ def spans() -> Written:
 
 
 @pytest.fixture
-def clock(spans: Written) -> SpannedClock:
-    return SpannedClock(StageClock(), spans)
+def clock(spans: Written) -> MarkedClock:
+    return MarkedClock(StageClock(), spans)
 
 
-def test_every_stage_and_pause_is_a_span(clock: SpannedClock, spans: Written) -> None:
+def test_every_stage_and_pause_is_a_span(clock: MarkedClock, spans: Written) -> None:
     for _ in range(2):
         with clock.stage("forward"):
-            assert clock.where == "forward"
+            assert clock.current_stage == "forward"
         with clock.stage("loss"):
             pass
         clock.end_step(images=1)
@@ -68,7 +68,7 @@ def test_every_stage_and_pause_is_a_span(clock: SpannedClock, spans: Written) ->
     assert set(clock.drain().pauses) == {"evaluate"}
 
 
-def test_every_wait_for_a_batch_is_a_span(clock: SpannedClock, spans: Written) -> None:
+def test_every_wait_for_a_batch_is_a_span(clock: MarkedClock, spans: Written) -> None:
     batches = []
     for batch in clock.batches(["a", "b"]):
         batches.append(batch)
@@ -80,7 +80,7 @@ def test_every_wait_for_a_batch_is_a_span(clock: SpannedClock, spans: Written) -
     assert (clock.drain().n, set(clock.drain().pauses)) == (2, {"epoch_boundary"})
 
 
-def test_a_loader_that_fails_leaves_no_span_open(clock: SpannedClock, spans: Written) -> None:
+def test_a_loader_that_fails_leaves_no_span_open(clock: MarkedClock, spans: Written) -> None:
     def loader() -> Iterator[int]:
         yield 0
         raise OSError
@@ -93,14 +93,14 @@ def test_a_loader_that_fails_leaves_no_span_open(clock: SpannedClock, spans: Wri
     assert spans.lines == ["open epoch_boundary", "close", "open data_wait", "close"]
 
 
-def test_a_turn_is_a_turn_of_both_and_only_in_a_stage(clock: SpannedClock, spans: Written) -> None:
-    clock.turn("exposed_communication")
+def test_a_turn_is_a_turn_of_both_and_only_in_a_stage(clock: MarkedClock, spans: Written) -> None:
+    clock.switch_stage("exposed_communication")
     with clock.paused("evaluate"):
-        clock.turn("exposed_communication")
+        clock.switch_stage("exposed_communication")
     with clock.stage("forward"):
-        clock.turn("exposed_communication")
-        assert clock.where == "exposed_communication"
-        clock.turn("forward")
+        clock.switch_stage("exposed_communication")
+        assert clock.current_stage == "exposed_communication"
+        clock.switch_stage("forward")
     clock.end_step(images=1)
 
     turns = ["turn exposed_communication", "turn forward"]
@@ -108,7 +108,7 @@ def test_a_turn_is_a_turn_of_both_and_only_in_a_stage(clock: SpannedClock, spans
     assert set(clock.drain().stages) == {"forward", "exposed_communication"}
 
 
-def test_a_stage_that_raises_closes_its_span(clock: SpannedClock, spans: Written) -> None:
+def test_a_stage_that_raises_closes_its_span(clock: MarkedClock, spans: Written) -> None:
     with pytest.raises(KeyError), clock.stage("forward"):
         raise KeyError
     assert spans.lines == ["open forward", "close"]
@@ -128,7 +128,7 @@ def test_spans_cost_no_stage_and_a_profiler_that_starts_costs_no_step() -> None:
             super().end_step()
             seconds[0] += 64.0 if self.num_steps == 2 else 4.0
 
-    clock = SpannedClock(StageClock(now=lambda: seconds[0]), Slow(switches_after=1))
+    clock = MarkedClock(StageClock(now=lambda: seconds[0]), Slow(switches_after=1))
     for _ in range(3):
         with clock.stage("forward"):
             seconds[0] += 8.0
@@ -145,9 +145,9 @@ def test_several_profilers_see_the_same() -> None:
     both = [Written(), Written()]
     clock: Clock = StageClock()
     for each in both:
-        clock = SpannedClock(clock, each)
+        clock = MarkedClock(clock, each)
     with clock.stage("forward"):
-        clock.turn("exposed_communication")
+        clock.switch_stage("exposed_communication")
     clock.end_step(images=1)
 
     assert [each.lines for each in both] == [["open forward", "turn exposed_communication", "close", "step"]] * 2
@@ -188,8 +188,8 @@ def nvtx(monkeypatch: pytest.MonkeyPatch) -> FakeNvtx:
 
 @pytest.mark.parametrize("warmup_steps", [0, 1, 2])
 def test_the_capture_range_is_all_after_the_warmup(nvtx: FakeNvtx, warmup_steps: int) -> None:
-    spans = NvtxSpans(warmup_steps)
-    clock = SpannedClock(StageClock(), spans)
+    spans = NvtxMarks(warmup_steps)
+    clock = MarkedClock(StageClock(), spans)
     for _ in range(3):
         with clock.stage("forward"):
             pass
@@ -214,7 +214,7 @@ def test_operations_are_marked_within_the_capture_range(nvtx: FakeNvtx, monkeypa
         nvtx.lines.append("mark no more")
 
     monkeypatch.setattr(torch.autograd.profiler, "emit_nvtx", emit_nvtx)
-    spans = NvtxSpans(1, marks_ops=True)
+    spans = NvtxMarks(1, marks_ops=True)
     for _ in range(2):
         spans.end_step()
     spans.finish()
@@ -226,7 +226,7 @@ def test_operations_are_marked_within_the_capture_range(nvtx: FakeNvtx, monkeypa
 
 
 def test_a_run_that_ends_within_the_warmup_captures_nothing(nvtx: FakeNvtx) -> None:
-    spans = NvtxSpans(warmup_steps=2)
+    spans = NvtxMarks(warmup_steps=2)
     spans.end_step()
     spans.finish()
 
@@ -235,9 +235,9 @@ def test_a_run_that_ends_within_the_warmup_captures_nothing(nvtx: FakeNvtx) -> N
 
 
 def test_another_thread_may_turn_an_nvtx_range(nvtx: FakeNvtx) -> None:
-    spans = NvtxSpans(warmup_steps=9)
+    spans = NvtxMarks(warmup_steps=9)
     spans.open("backward")
-    thread = threading.Thread(target=spans.turn, args=("exposed_communication",))
+    thread = threading.Thread(target=spans.switch_stage, args=("exposed_communication",))
     thread.start()
     thread.join(timeout=60)
     spans.close()
@@ -252,4 +252,4 @@ def test_a_torch_without_nvtx_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(torch.cuda, "nvtx", SimpleNamespace(range_push=missing))
     with pytest.raises(PacelineError, match=r"^measure.nvtx: on needs torch with CUDA \(set measure.nvtx=off\)$"):
-        NvtxSpans(warmup_steps=1)
+        NvtxMarks(warmup_steps=1)

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from paceline.measure.straggler import RankTimes, stragglers
+from paceline.measure.straggler import RankTimes, find_straggler
 
 BEFORE = {"data_wait": 2.0, "h2d": 1.0, "forward": 20.0, "loss": 1.0, "backward": 40.0, "optimizer": 5.0}
 """Milliseconds of work in a step."""
@@ -62,7 +62,7 @@ def test_a_rank_slowed_by_a_fifth_is_named_with_its_stage(rank: int, stage: str,
     works = noisy(3, 30, spread_ms=1.0)
     for step in works[rank]:
         step[stage] += 14.0
-    rows, found = stragglers(play(works, has_buffers=has_buffers))
+    rows, found = find_straggler(play(works, has_buffers=has_buffers))
     assert (found.rank, found.stage) == (rank, stage)
     # Noise is below 3 ms, a fifth of the delay. What the optimizer delays shows from the second step of 30 on.
     assert found.late_s == pytest.approx(0.014, abs=0.003)
@@ -75,13 +75,13 @@ def test_a_rank_slowed_by_a_fifth_is_named_with_its_stage(rank: int, stage: str,
 
 @pytest.mark.parametrize("num_ranks", [2, 3, 8])
 def test_ranks_that_are_late_in_turn_lose_time_and_none_is_named(num_ranks: int) -> None:
-    _, found = stragglers(play(noisy(num_ranks, 200, spread_ms=10.0)))
+    _, found = find_straggler(play(noisy(num_ranks, 200, spread_ms=10.0)))
     assert (found.rank, found.stage, found.late_s) == (None, None, 0.0)
     assert found.lost_s > 0.004  # the largest of two half-normal numbers of spread 10 is above their mean by 4.1
 
 
 def test_equal_ranks_lose_nothing() -> None:
-    _, found = stragglers(play([[dict(BEFORE)] * 30] * 3))
+    _, found = find_straggler(play([[dict(BEFORE)] * 30] * 3))
     assert (found.rank, found.lost_s, found.share) == (None, pytest.approx(0), pytest.approx(0))
     assert found.late_steps == 0.0
 
@@ -90,22 +90,22 @@ def test_steps_in_which_some_rank_is_late_are_counted() -> None:
     works = noisy(3, 20, spread_ms=0.0)
     for step in range(12):
         works[step % 3][step]["backward"] += 20.0
-    assert stragglers(play(works))[1].late_steps == 12 / 20
+    assert find_straggler(play(works))[1].late_steps == 12 / 20
 
 
 def test_a_single_stall_is_a_loss_of_one_step() -> None:
     works = noisy(2, 20, spread_ms=1.0)
     works[1][7]["backward"] += 10_000.0
-    _, found = stragglers(play(works))
+    _, found = find_straggler(play(works))
     assert (found.rank, found.late_steps) == (None, 1 / 20)
     assert found.lost_s == pytest.approx(10.0 / 20, abs=0.003)  # what 19 steps of noise below 3 ms add
 
 
 def test_a_rank_that_is_always_late_by_a_hair_is_not_named() -> None:
     works = noisy(3, 30, spread_ms=0.0, backward=3.0)  # 4 % of 72 ms
-    assert stragglers(play(works))[1].rank is None
+    assert find_straggler(play(works))[1].rank is None
     works = noisy(3, 30, spread_ms=0.0, backward=4.5)
-    assert stragglers(play(works))[1].rank == 2
+    assert find_straggler(play(works))[1].rank == 2
 
 
 @pytest.mark.parametrize(("num_late", "named"), [(21, None), (22, 1)])
@@ -114,23 +114,23 @@ def test_a_rank_is_named_when_a_coin_would_hardly_do_the_same(num_late: int, nam
     late, early = [0.0] * num_late, [0.02] * num_late
     rest = 30 - num_late
     ranks = [RankTimes(0.1, {}, early + [0.0] * rest), RankTimes(0.1, {"forward": 0.1}, late + [0.02] * rest)]
-    assert stragglers(ranks)[1].rank == named
+    assert find_straggler(ranks)[1].rank == named
 
 
 @pytest.mark.parametrize(("num_steps", "named"), [(0, None), (6, None), (7, 0)])
 def test_few_steps_name_no_one(num_steps: int, named: int | None) -> None:
     ranks = [RankTimes(0.1, {}, [0.0] * num_steps), RankTimes(0.1, {}, [0.02] * num_steps)]
-    assert stragglers(ranks)[1].rank == named
+    assert find_straggler(ranks)[1].rank == named
 
 
 def test_a_rank_late_in_no_stage_is_named_without_one() -> None:
     ranks = [RankTimes(0.1, {}, [0.0] * 30), RankTimes(0.1, {}, [0.02] * 30)]
-    _, found = stragglers(ranks)
+    _, found = find_straggler(ranks)
     assert (found.rank, found.stage, found.late_s) == (0, None, pytest.approx(0.02))
 
 
 def test_waiting_that_was_not_measured_names_no_one() -> None:
     ranks = [RankTimes(0.0, {}, [0.0] * 30)] * 2
-    rows, found = stragglers(ranks)
+    rows, found = find_straggler(ranks)
     assert (found.rank, found.lost_s, found.share) == (None, 0.0, 0.0)
     assert len(rows) == 2

@@ -8,11 +8,17 @@ from typing import Any
 import psutil
 import pytest
 
-from paceline.core.limits import Limits
+from paceline.core.limits import CgroupLimits
 from paceline.core.units import Duration
-from paceline.measure.node import Node
-from paceline.measure.nvml import NoGpus
-from paceline.measure.telemetry import LOOKS_A_DOUBLING, NodeTelemetry, NoTelemetry, build_telemetry, wait_s
+from paceline.measure.node import NodeSampler
+from paceline.measure.nvml import NoGpuSampler
+from paceline.measure.telemetry import (
+    SAMPLES_PER_DOUBLING,
+    NodeTelemetry,
+    NoTelemetry,
+    build_telemetry,
+    sample_interval_s,
+)
 
 WAIT_S = 20.0
 """How long a test may wait for a thread at most."""
@@ -47,8 +53,8 @@ class Rows(list[dict[str, Any]]):
 def telemetry(write, warn=print, every_s: float = 0.001, gpus=None, **options: Any) -> NodeTelemetry:
     """Return a look at this machine, on which a second passes between looks."""
     seconds = itertools.count()
-    node = Node(psutil, [psutil.Process().pid], Limits(), lambda: float(next(seconds)))
-    return NodeTelemetry(node, gpus or NoGpus(), every_s, write, warn, **options)
+    node = NodeSampler(psutil, [psutil.Process().pid], CgroupLimits(), lambda: float(next(seconds)))
+    return NodeTelemetry(node, gpus or NoGpuSampler(), every_s, write, warn, **options)
 
 
 def test_rows_come_one_after_the_other_until_the_end() -> None:
@@ -93,8 +99,8 @@ def test_a_disk_that_refuses_rows_is_one_warning_and_the_looks_go_on() -> None:
 def test_a_look_that_never_ends_does_not_hold_up_the_end_of_a_run() -> None:
     looks, driver = threading.Event(), threading.Event()
 
-    class Lost(NoGpus):
-        def look(self) -> list[dict[str, Any]]:
+    class Lost(NoGpuSampler):
+        def sample(self) -> list[dict[str, Any]]:
             looks.set()
             assert driver.wait(WAIT_S)
             return []
@@ -109,7 +115,7 @@ def test_a_look_that_never_ends_does_not_hold_up_the_end_of_a_run() -> None:
 def test_the_library_of_the_gpus_is_let_go_of_at_the_end() -> None:
     closed = []
 
-    class Watched(NoGpus):
+    class Watched(NoGpuSampler):
         def close(self) -> None:
             closed.append("closed")
 
@@ -159,22 +165,29 @@ def looks_in(run_s: float, every_s: float) -> int:
     """Return how many looks a run of `run_s` seconds has."""
     looks, passed_s = 0, 0.0
     while passed_s <= run_s:
-        passed_s += wait_s(every_s, looks)
+        passed_s += sample_interval_s(every_s, looks)
         looks += 1
     return looks
 
 
 def test_the_longer_a_run_goes_on_the_less_often_it_is_looked_at() -> None:
-    assert [wait_s(5.0, looks) for looks in (0, 999, 1000, 1999, 2000, 3000)] == [5.0, 5.0, 10.0, 10.0, 20.0, 40.0]
+    assert [sample_interval_s(5.0, looks) for looks in (0, 999, 1000, 1999, 2000, 3000)] == [
+        5.0,
+        5.0,
+        10.0,
+        10.0,
+        20.0,
+        40.0,
+    ]
     day_s = 86_400.0
     assert looks_in(3600.0, 5.0) == 721 and looks_in(day_s, 5.0) == 4143
     assert 1800 * looks_in(90 * day_s, 5.0) < 20e6  # bytes of three months, 1.8 KB a look at eight GPUs
-    assert wait_s(5.0, 10**9) < threading.TIMEOUT_MAX
+    assert sample_interval_s(5.0, 10**9) < threading.TIMEOUT_MAX
 
 
 def test_a_run_that_goes_on_looks_as_often_as_it_did_before_it_was_killed() -> None:
     rows = Rows()
-    before = 40 * LOOKS_A_DOUBLING
+    before = 40 * SAMPLES_PER_DOUBLING
     with telemetry(rows, every_s=0.001, looks_before=before, now=lambda: 0.0) as slow:
         assert not rows.enough.wait(0.0)
         slow.close()

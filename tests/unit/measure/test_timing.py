@@ -4,11 +4,11 @@ import threading
 
 import pytest
 
-from paceline.measure.timing import Timer, now_s
+from paceline.measure.timing import StageTimer, now_s
 
 
 def test_turns_add_up() -> None:
-    timer = Timer(now=iter([1.0, 3.0, 10.0, 10.5]).__next__)
+    timer = StageTimer(now=iter([1.0, 3.0, 10.0, 10.5]).__next__)
     for _ in range(2):
         with timer.turn():
             pass
@@ -16,14 +16,14 @@ def test_turns_add_up() -> None:
 
 
 def test_a_turn_that_raises_counts() -> None:
-    timer = Timer(now=iter([1.0, 3.0]).__next__)
+    timer = StageTimer(now=iter([1.0, 3.0]).__next__)
     with pytest.raises(KeyError), timer.turn():
         raise KeyError
     assert (timer.turns, timer.total_s) == (1, 2.0)
 
 
 def test_a_turn_may_end_in_another_thread() -> None:
-    timer = Timer(now=iter([1.0, 4.0]).__next__)
+    timer = StageTimer(now=iter([1.0, 4.0]).__next__)
     thread = threading.Thread(target=timer.end, args=(timer.begin(),))
     thread.start()
     thread.join(timeout=60)

@@ -3,21 +3,21 @@
 from pathlib import Path
 
 from paceline.measure import StageClock
-from paceline.measure.spans import SpannedClock
-from paceline.measure.trace import TraceSpans, trace_totals
+from paceline.measure.spans import MarkedClock
+from paceline.measure.trace import TraceMarks, trace_totals
 
 
-def spans_for(path: Path, *, first_step: int = 2, num_steps: int = 2, warned: list[str] | None = None) -> TraceSpans:
+def spans_for(path: Path, *, first_step: int = 2, num_steps: int = 2, warned: list[str] | None = None) -> TraceMarks:
     warn = refuse if warned is None else warned.append
-    return TraceSpans(path, first_step=first_step, num_steps=num_steps, rank=0, world_size=1, warn=warn)
+    return TraceMarks(path, first_step=first_step, num_steps=num_steps, rank=0, world_size=1, warn=warn)
 
 
 def refuse(message: str) -> None:
     raise AssertionError(message)
 
 
-def run(spans: TraceSpans, num_steps: int) -> None:
-    clock = SpannedClock(StageClock(), spans)
+def run(spans: TraceMarks, num_steps: int) -> None:
+    clock = MarkedClock(StageClock(), spans)
     for _ in range(num_steps):
         with clock.stage("forward"):
             pass
@@ -55,7 +55,7 @@ def test_a_loop_that_ends_before_the_first_traced_step_leaves_no_file(tmp_path: 
 def test_a_loop_that_ends_meanwhile_leaves_the_steps_it_completed(tmp_path: Path) -> None:
     path = tmp_path / "rank0.json.gz"
     spans = spans_for(path, num_steps=9)
-    clock = SpannedClock(StageClock(), spans)
+    clock = MarkedClock(StageClock(), spans)
     for _ in range(3):
         with clock.stage("forward"):
             pass

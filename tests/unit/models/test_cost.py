@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paceline.models.cost import Cost, Kernel, cost_of
+from paceline.models.cost import KernelCost, ModelCost, count_cost
 from paceline.models.zoo import build_model
 from paceline.recipe.schema.model import Model
 
@@ -24,32 +24,32 @@ class Residual(nn.Module):
         return self.classifier((stem + torch.relu(self.norm(self.conv(stem)))).mean(dim=(2, 3)))
 
 
-def cost_in(name: str, size: int, *, channels: int = 3, num_classes: int = 1000) -> Cost:
-    return cost_of(build_model(Model(name=name), num_classes=num_classes, channels=channels), channels, size, size)
+def cost_in(name: str, size: int, *, channels: int = 3, num_classes: int = 1000) -> ModelCost:
+    return count_cost(build_model(Model(name=name), num_classes=num_classes, channels=channels), channels, size, size)
 
 
 def test_every_kernel_of_a_small_network_is_as_counted_by_hand() -> None:
-    cost = cost_of(Residual(), 3, 4, 4)
+    cost = count_cost(Residual(), 3, 4, 4)
 
     image, maps = 3 * 16, 8 * 16
     stem, conv = 2 * maps * 3 * 9, 2 * maps * 8 * 9
     forward = (
-        Kernel(stem, image + maps),
-        Kernel(conv, 2 * maps),
-        Kernel(0, 3 * maps),  # the norm reads for its statistics, reads again and writes
-        Kernel(0, maps),  # the sum reads the other operand, and ReLU nothing
-        Kernel(0, maps + 8),  # the mean
-        Kernel(2 * 8 * 5, 8 + 5),
+        KernelCost(stem, image + maps),
+        KernelCost(conv, 2 * maps),
+        KernelCost(0, 3 * maps),  # the norm reads for its statistics, reads again and writes
+        KernelCost(0, maps),  # the sum reads the other operand, and ReLU nothing
+        KernelCost(0, maps + 8),  # the mean
+        KernelCost(2 * 8 * 5, 8 + 5),
     )
     backward = [
-        Kernel(2 * 8 * 5, 5 + 8),  # of the classifier's input
-        Kernel(2 * 8 * 5, 5 + 8),  # of its weights
-        Kernel(0, 5),  # of its bias
-        Kernel(0, 5 * maps),  # the norm reads two, reads two again and writes
-        Kernel(conv, 2 * maps),
-        Kernel(conv, 2 * maps),
-        Kernel(0, maps),  # both branches' gradients meet
-        Kernel(stem, image + maps),  # of the weights; nobody asks for that of the image
+        KernelCost(2 * 8 * 5, 5 + 8),  # of the classifier's input
+        KernelCost(2 * 8 * 5, 5 + 8),  # of its weights
+        KernelCost(0, 5),  # of its bias
+        KernelCost(0, 5 * maps),  # the norm reads two, reads two again and writes
+        KernelCost(conv, 2 * maps),
+        KernelCost(conv, 2 * maps),
+        KernelCost(0, maps),  # both branches' gradients meet
+        KernelCost(stem, image + maps),  # of the weights; nobody asks for that of the image
     ]
     assert cost.params == 3 * 8 * 9 + 8 * 8 * 9 + 16 + 45
     assert cost.forward == forward
@@ -86,7 +86,7 @@ def test_networks_cost_what_others_have_counted(network: tuple[str, int, int, in
 def test_a_grouped_convolution_costs_as_much_backward_as_forward_twice() -> None:
     model = nn.Sequential(nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.Flatten())
 
-    cost = cost_of(model, 8, 4, 4)
+    cost = count_cost(model, 8, 4, 4)
 
     pointwise, depthwise = 2 * 8 * 16 * 8, 2 * 8 * 16 * 9
     assert cost.forward_flops == pointwise + depthwise
@@ -96,7 +96,7 @@ def test_a_grouped_convolution_costs_as_much_backward_as_forward_twice() -> None
 def test_a_transposed_convolution_counts_what_it_reads() -> None:
     model = nn.Sequential(nn.Conv2d(4, 4, 1), nn.ConvTranspose2d(4, 2, 2, stride=2), nn.Flatten())
 
-    cost = cost_of(model, 4, 3, 3)
+    cost = count_cost(model, 4, 3, 3)
 
     pointwise, transposed = 2 * 4 * 9 * 4, 2 * 4 * 9 * 2 * 4
     assert cost.forward_flops == pointwise + transposed
@@ -113,7 +113,7 @@ def test_attention_is_counted_as_its_two_products() -> None:
             tokens = self.project(images)
             return nn.functional.scaled_dot_product_attention(tokens, tokens, tokens).flatten(1)
 
-    cost = cost_of(Attention(), 2, 5, 6)  # 2 heads, 5 tokens of 6 numbers
+    cost = count_cost(Attention(), 2, 5, 6)  # 2 heads, 5 tokens of 6 numbers
 
     assert cost.forward_flops == 2 * 2 * 5 * 6 * 6 + 2 * (2 * 2 * 5 * 5 * 6)
     assert cost.training_flops >= 2 * (2 * 2 * 5 * 6 * 6) + 3 * 2 * (2 * 2 * 5 * 5 * 6)
@@ -130,7 +130,7 @@ def test_counting_leaves_the_model_and_the_random_numbers_alone() -> None:
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     state = torch.random.get_rng_state()
 
-    cost_of(model, 3, 4, 4)
+    count_cost(model, 3, 4, 4)
 
     assert not model.training
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.models.drop_path import DropPath, build_drop_path, linear_rates, with_drop_path
+from paceline.models.drop_path import DropPath, append_drop_path, build_drop_path, linear_drop_rates
 
 
 def test_each_sample_is_kept_whole_or_left_out_whole():
@@ -51,10 +51,10 @@ def test_the_dtype_stays(dtype):
 def test_probability_zero_is_no_layer():
     branch = nn.Sequential(nn.ReLU())
     assert isinstance(build_drop_path(0.0), nn.Identity)
-    assert len(with_drop_path(branch, 0.0)) == 1
-    assert isinstance(with_drop_path(branch, 0.1)[1], DropPath)
+    assert len(append_drop_path(branch, 0.0)) == 1
+    assert isinstance(append_drop_path(branch, 0.1)[1], DropPath)
 
 
 def test_rates_rise_linearly_to_the_last_block():
-    assert linear_rates(0.2, 4) == [0.05, 0.1, 0.2 * 3 / 4, 0.2]
-    assert linear_rates(0.0, 3) == [0.0, 0.0, 0.0]
+    assert linear_drop_rates(0.2, 4) == [0.05, 0.1, 0.2 * 3 / 4, 0.2]
+    assert linear_drop_rates(0.0, 3) == [0.0, 0.0, 0.0]

@@ -7,12 +7,12 @@ import torch
 from torch import nn
 
 from paceline.core.errors import RecipeError
-from paceline.models.classifier import classifier_of
-from paceline.models.freezing import freeze, set_training, what_is_trained
-from paceline.models.modes import evaluating
+from paceline.models.classifier import find_classifier
+from paceline.models.freezing import describe_trained_parameters, freeze_parameters, set_training_mode
+from paceline.models.modes import eval_mode
 from paceline.models.pretrained import load_weights
 from paceline.models.zoo import MODEL_NAMES, build_model
-from paceline.parallel.sync_norm import synchronise_norms
+from paceline.parallel.sync_norm import convert_sync_batch_norm
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
 from paceline.recipe.schema.model import Model
@@ -48,8 +48,8 @@ def trained_in(model: nn.Module) -> set[str]:
 
 def frozen_net(*patterns: str) -> tuple[Model, Net]:
     section, model = Model(name="nets:Net", freeze=patterns or "backbone"), Net()
-    freeze(section, model, 2)
-    set_training(section, model, 2)
+    freeze_parameters(section, model, 2)
+    set_training_mode(section, model, 2)
     return section, model
 
 
@@ -59,7 +59,7 @@ def test_the_classifier_is_what_changes_with_the_number_of_classes(name: str) ->
         with torch.device("meta"):
             model = build_model(Model(name=name), num_classes=num_classes, channels=3)
         if num_classes == 7:
-            found.extend(classifier_of(model, 7))
+            found.extend(find_classifier(model, 7))
         return {name: parameter.shape for name, parameter in model.named_parameters()}
 
     found: list[str] = []
@@ -72,19 +72,20 @@ def test_the_classifier_is_what_changes_with_the_number_of_classes(name: str) ->
 def test_of_a_network_with_a_frozen_backbone_the_classifier_is_trained_and_nothing_else(name: str) -> None:
     with torch.device("meta"):
         model = build_model(Model(name=name, freeze="backbone"), num_classes=7, channels=3)
-    (classifier,) = classifier_of(model, 7)
+    (classifier,) = find_classifier(model, 7)
     layer = model.get_submodule(classifier)
     assert trained_in(model) == {f"{classifier}.{name}" for name, _ in layer.named_parameters()}
     section = Model(name=name, freeze="backbone")
-    set_training(section, model, 7)
+    set_training_mode(section, model, 7)
     layers = {name for name in names_in(model, training=True) if [*model.get_submodule(name).parameters()]}
     assert layers == {"", classifier}
     few, all_ = (sum(each.numel() for each in part.parameters()) for part in (layer, model))
-    assert what_is_trained(Model(name=name), model) is None
-    given = what_is_trained(Model(name=name, freeze="backbone", weights="some.pth"), model)
+    assert describe_trained_parameters(Model(name=name), model) is None
+    given = describe_trained_parameters(Model(name=name, freeze="backbone", weights="some.pth"), model)
     assert given == f"model.freeze: {few:,} parameters of {all_:,} are trained"
     assert (
-        what_is_trained(section, model) == f"{given}; the others keep their random initial values (set model.weights)"
+        describe_trained_parameters(section, model)
+        == f"{given}; the others keep their random initial values (set model.weights)"
     )
 
 
@@ -107,10 +108,10 @@ def test_patterns_name_parameters_and_a_norm_keeps_still_when_all_of_its_own_are
 def test_evaluations_and_norms_over_all_ranks_leave_still_what_is_still() -> None:
     section, model = frozen_net()
     before = names_in(model, training=False)
-    synchronise_norms(model, torch.device("cpu"))
-    set_training(section, model, 2)
+    convert_sync_batch_norm(model, torch.device("cpu"))
+    set_training_mode(section, model, 2)
     for _ in range(2):
-        with evaluating(model):
+        with eval_mode(model):
             assert names_in(model, training=True) == set()
         assert names_in(model, training=False) == before
     assert len([each for each in model.modules() if type(each).__name__ == "SyncBatchNorm"]) == 3
@@ -139,7 +140,7 @@ def test_what_names_nothing_or_everything_is_refused(name: str, freeze: object, 
 
 def test_a_backbone_without_a_classifier_that_can_be_told_is_refused() -> None:
     with pytest.raises(RecipeError) as caught:
-        freeze(Model(name="nets:Net", freeze="backbone"), Net(), 3)
+        freeze_parameters(Model(name="nets:Net", freeze="backbone"), Net(), 3)
     assert str(caught.value) == (
         "model.freeze: backbone is not known of nets:Net, whose last linear or convolutional layer does not have 3 "
         "outputs (give patterns of names)"
@@ -150,7 +151,7 @@ def test_tied_parameters_are_frozen_by_either_name() -> None:
     for pattern in ("0.*", "1.*"):
         model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 2))
         model[1].weight, model[1].bias = model[0].weight, model[0].bias
-        freeze(Model(name="nets:Net", freeze=(pattern,)), model, 2)
+        freeze_parameters(Model(name="nets:Net", freeze=(pattern,)), model, 2)
         assert trained_in(model) == {"2.weight", "2.bias"}
 
 

@@ -3,7 +3,7 @@
 import pytest
 from torch import nn
 
-from paceline.models.modes import evaluating, modes, thawed
+from paceline.models.modes import eval_mode, find_thawed_modules, record_modes
 
 
 class Frozen(nn.Sequential):
@@ -22,10 +22,10 @@ class Frozen(nn.Sequential):
 
 def test_a_train_of_its_own_is_asked_after_an_evaluation_as_before() -> None:
     model = Frozen().train()
-    before = modes(model)
-    with evaluating(model):
-        assert not any(modes(model).values())
-    assert modes(model) == before == {"": True, "0": False, "1": True, "2": True, "2.0": True}
+    before = record_modes(model)
+    with eval_mode(model):
+        assert not any(record_modes(model).values())
+    assert record_modes(model) == before == {"": True, "0": False, "1": True, "2": True, "2.0": True}
     assert model.asked == [True, False, True]
 
 
@@ -34,22 +34,22 @@ def test_every_module_gets_back_the_mode_it_had(still: tuple[str, ...]) -> None:
     model = nn.Sequential(nn.BatchNorm2d(2), nn.Dropout(0.5), nn.Sequential(nn.Dropout(0.1)))
     for name, module in model.named_modules():
         module.training = name not in still
-    with evaluating(model):
-        assert not any(modes(model).values())
-    assert {name for name, training in modes(model).items() if not training} == set(still)
+    with eval_mode(model):
+        assert not any(record_modes(model).values())
+    assert {name for name, training in record_modes(model).items() if not training} == set(still)
 
 
 def test_an_evaluation_that_fails_leaves_the_modes_too() -> None:
     model = Frozen().train()
-    before = modes(model)
-    with pytest.raises(ZeroDivisionError), evaluating(model):
+    before = record_modes(model)
+    with pytest.raises(ZeroDivisionError), eval_mode(model):
         raise ZeroDivisionError
-    assert modes(model) == before
+    assert record_modes(model) == before
 
 
 def test_what_training_thaws_is_named() -> None:
     model = nn.Sequential(nn.BatchNorm2d(2), nn.Dropout(0.5))
     model[0].eval()
-    before = modes(model)
-    assert thawed(before, model) == []
-    assert thawed(before, model.train()) == ["0"]
+    before = record_modes(model)
+    assert find_thawed_modules(before, model) == []
+    assert find_thawed_modules(before, model.train()) == ["0"]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.models.norms import build_layers, build_norm, num_groups, scaled
+from paceline.models.norms import build_layer_factory, build_norm, choose_num_groups, scale_channels
 
 NORM_LAYERS = [
     ("batch", nn.BatchNorm2d),
@@ -27,13 +27,13 @@ def test_each_norm_is_its_layer_and_keeps_the_shape(norm, layer):
     ("channels", "groups"), [(1, 1), (16, 16), (37, 1), (48, 24), (62, 31), (64, 32), (80, 20), (160, 32)]
 )
 def test_groups_are_the_largest_divisor_up_to_32(channels, groups):
-    assert num_groups(channels) == groups
+    assert choose_num_groups(channels) == groups
     assert build_norm("group")(channels).num_groups == groups
 
 
 @pytest.mark.parametrize(("norm", "has_bias"), [("batch", False), ("group", False), ("none", True)])
 def test_convolutions_have_a_bias_exactly_without_norm(norm, has_bias):
-    layers = build_layers(norm)
+    layers = build_layer_factory(norm)
     for conv in (layers.conv(3, 8, 3), layers.last_conv(8, 8, 1)):
         assert (conv.bias is not None) is has_bias
 
@@ -42,22 +42,22 @@ def test_convolutions_have_a_bias_exactly_without_norm(norm, has_bias):
 def test_filters_have_the_variance_of_he_et_al(norm, fan):
     """The deviation of 36,864 normal draws has a standard error of 0.4 %, so 2 % is five of them."""
     torch.manual_seed(0)
-    weight = build_layers(norm).conv(32, 128, 3).weight
+    weight = build_layer_factory(norm).conv(32, 128, 3).weight
     assert weight.std().item() == pytest.approx(math.sqrt(2 / fan), rel=0.02)
 
 
 def test_only_without_norm_a_branch_starts_at_zero():
-    assert build_layers("none").last_conv(4, 4, 3).weight.count_nonzero() == 0
-    assert build_layers("batch").last_conv(4, 4, 3).weight.count_nonzero() == 4 * 4 * 9
+    assert build_layer_factory("none").last_conv(4, 4, 3).weight.count_nonzero() == 0
+    assert build_layer_factory("batch").last_conv(4, 4, 3).weight.count_nonzero() == 4 * 4 * 9
 
 
 @pytest.mark.parametrize("norm", ["batch", "group"])
 def test_only_the_last_norm_of_a_branch_starts_at_zero_and_only_when_asked(norm):
-    layers = build_layers(norm, zero_init_residual=True)
+    layers = build_layer_factory(norm, zero_init_residual=True)
     assert layers.last_norm(4).weight.count_nonzero() == 0
     assert torch.equal(layers.norm(4).weight, torch.ones(4))
-    assert torch.equal(build_layers(norm).last_norm(4).weight, torch.ones(4))
+    assert torch.equal(build_layer_factory(norm).last_norm(4).weight, torch.ones(4))
 
 
 def test_scaled_channels_are_rounded_and_never_none():
-    assert [scaled(64, width) for width in (1.0, 0.3, 2.5, 1e-9)] == [64, 19, 160, 1]
+    assert [scale_channels(64, width) for width in (1.0, 0.3, 2.5, 1e-9)] == [64, 19, 160, 1]

@@ -7,8 +7,8 @@ from torch.nn import functional as F
 from torchvision import models
 
 from paceline.models.drop_path import DropPath
-from paceline.models.norms import build_layers
-from paceline.models.resnet_cifar import basic_block, bottleneck_block
+from paceline.models.norms import build_layer_factory
+from paceline.models.resnet_cifar import build_basic_block, build_bottleneck_block
 from paceline.models.zoo import build_model
 from paceline.recipe.schema.model import Model
 
@@ -43,11 +43,11 @@ def test_logits_equal_torchvisions_with_the_small_stem_for_equal_weights(ours, t
 
 
 @pytest.mark.parametrize("norm", ["batch", "group"])
-@pytest.mark.parametrize(("make_block", "in_channels"), [(basic_block, 4), (bottleneck_block, 16)])
+@pytest.mark.parametrize(("make_block", "in_channels"), [(build_basic_block, 4), (build_bottleneck_block, 16)])
 def test_with_zero_init_a_block_starts_as_its_shortcut_and_leaves_it(make_block, in_channels, norm):
     """The scale of the last norm has a gradient, so the branch does not stay at zero."""
     torch.manual_seed(0)
-    block = make_block(build_layers(norm, zero_init_residual=True), in_channels, 4, 1)
+    block = make_block(build_layer_factory(norm, zero_init_residual=True), in_channels, 4, 1)
     x = torch.randn(3, in_channels, 8, 8)
     out = block(x)
     assert torch.equal(out, F.relu(x))
@@ -98,11 +98,11 @@ def test_drop_path_changes_training_alone(name):
     assert not torch.equal(plain[1], dropping[1])
 
 
-@pytest.mark.parametrize("make_block", [basic_block, bottleneck_block])
+@pytest.mark.parametrize("make_block", [build_basic_block, build_bottleneck_block])
 def test_a_dropped_sample_passes_by_the_shortcut_and_the_others_by_a_branch_of_more_weight(make_block):
     torch.manual_seed(0)
-    in_channels = {basic_block: 4, bottleneck_block: 16}[make_block]
-    block = make_block(build_layers("group"), in_channels, 4, 1, 0.5)
+    in_channels = {build_basic_block: 4, build_bottleneck_block: 16}[make_block]
+    block = make_block(build_layer_factory("group"), in_channels, 4, 1, 0.5)
     x = torch.randn(64, in_channels, 4, 4)
     out = block(x)
     dropped = torch.tensor([torch.equal(image, F.relu(of)) for image, of in zip(out, x, strict=True)])

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from paceline.core.errors import RecipeError
-from paceline.models.trial import check_memory_format, check_model, choose_memory_format, overflowing_gradients
+from paceline.models.trial import check_memory_format, check_model, choose_memory_format, find_overflowing_convolutions
 from paceline.recipe.plan import Plan
 from paceline.recipe.schema.model import Model
 
@@ -97,12 +97,12 @@ SOUND = [
 
 @pytest.mark.parametrize("layer", OVERFLOWS, ids=str)
 def test_a_gradient_that_overflows_its_buffer_is_named(layer: nn.Module) -> None:
-    assert overflowing_gradients(nn.Sequential(nn.ReLU(), nn.Sequential(layer))) == ("1.0",)
+    assert find_overflowing_convolutions(nn.Sequential(nn.ReLU(), nn.Sequential(layer))) == ("1.0",)
 
 
 @pytest.mark.parametrize("layer", SOUND, ids=str)
 def test_other_gradients_are_sound(layer: nn.Module) -> None:
-    assert overflowing_gradients(nn.Sequential(layer)) == ()
+    assert find_overflowing_convolutions(nn.Sequential(layer)) == ()
 
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from paceline.core.errors import RecipeError
-from paceline.models.wide_resnet import Block
+from paceline.models.wide_resnet import WideBlock
 from paceline.models.zoo import build_model
 from paceline.recipe.schema.model import Model
 
@@ -171,7 +171,7 @@ def test_of_smaller_images_the_mean_is_over_all_and_larger_ones_are_refused():
 
 
 def test_nothing_comes_after_the_sum_of_branch_and_shortcut():
-    block = Block("batch", 4, 6, 0.0, is_first=True).eval()
+    block = WideBlock("batch", 4, 6, 0.0, is_first=True).eval()
     x = torch.randn(2, 4, 8, 8)
     out = block(x)
     assert torch.equal(out, block.branch(x) + F.conv2d(x, block.shortcut.weight, block.shortcut.bias))

@@ -11,7 +11,7 @@ from torchvision.ops import StochasticDepth
 from paceline.core.errors import RecipeError
 from paceline.models.zoo import MODEL_NAMES, build_model
 from paceline.recipe.schema.model import Model
-from paceline.recipe.schema.own import OWN
+from paceline.recipe.schema.own import IMPORT_PATH_FORM
 
 OURS = ", ".join(MODEL_NAMES)
 RESIDUAL = ", ".join(name for name in MODEL_NAMES if name.startswith("resnet"))
@@ -48,8 +48,11 @@ def test_timm_model_reads_grey_images_into_seven_classes():
         ("wideresnet_course:", "did you mean 'wideresnet_course'?"),
         ("torchvision:resnet19", "did you mean 'torchvision:resnet18'?"),
         ("timm:mobilenetv3_smal_100", "did you mean 'timm:mobilenetv3_small_100'?"),
-        ("qqq", f"use one of {OURS}, torchvision:NAME, timm:NAME or {OWN}"),
-        ("torchvision:qqqqqqqqqqqqqqqqqqqqqqqq", f"use one of {OURS}, torchvision:NAME, timm:NAME or {OWN}"),
+        ("qqq", f"use one of {OURS}, torchvision:NAME, timm:NAME or {IMPORT_PATH_FORM}"),
+        (
+            "torchvision:qqqqqqqqqqqqqqqqqqqqqqqq",
+            f"use one of {OURS}, torchvision:NAME, timm:NAME or {IMPORT_PATH_FORM}",
+        ),
     ],
 )
 def test_an_unknown_name_is_one_line_with_the_nearest_name(name, hint):

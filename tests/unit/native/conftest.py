@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from paceline.data.native import WHAT_IS_LOST, Native, native
+from paceline.data.native import NATIVE_MISSING_MESSAGE, NativeExtension, load_native
 
 
 @pytest.fixture(scope="session")
-def core() -> Native:
-    found = native()
+def core() -> NativeExtension:
+    found = load_native()
     if found is None:
-        pytest.skip(WHAT_IS_LOST)
+        pytest.skip(NATIVE_MISSING_MESSAGE)
     return found
 
 
@@ -29,6 +29,6 @@ def photograph(height: int, width: int, seed: int) -> bytes:
 
 
 @pytest.fixture(scope="session")
-def records(core: Native) -> list[bytes]:
+def records(core: NativeExtension) -> list[bytes]:
     """Eight records of different sizes."""
     return [core.index_jpeg(photograph(40 + 8 * seed, 96 - 6 * seed, seed)) for seed in range(8)]

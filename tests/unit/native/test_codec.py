@@ -13,7 +13,7 @@ from PIL import Image
 
 from paceline.data.bad import ImageError
 from paceline.data.decode import decode
-from paceline.data.native import Native
+from paceline.data.native import NativeExtension
 
 SUBSAMPLINGS = {"4:4:4": 0, "4:2:2": 1, "4:2:0": 2}
 AssertSame = Callable[..., bytes]
@@ -88,7 +88,7 @@ def reshaped(file: bytes, height: int, width: int, factors: int) -> bytes:
     return file[:start] + bytes(frame) + file[start + 19 :]
 
 
-def decoded(core: Native, record: bytes, channels: int) -> NDArray[np.uint8]:
+def decoded(core: NativeExtension, record: bytes, channels: int) -> NDArray[np.uint8]:
     height, width, _ = core.size_of(record)
     out = np.full((height, width, channels), 99, np.uint8)
     core.decode_into(record, channels, out)
@@ -96,7 +96,7 @@ def decoded(core: Native, record: bytes, channels: int) -> NDArray[np.uint8]:
 
 
 @pytest.fixture
-def assert_same(core: Native) -> Iterator[AssertSame]:
+def assert_same(core: NativeExtension) -> Iterator[AssertSame]:
     """Return a function that compares a file's record with Pillow, in RGB and grey, with all instruction sets."""
     best = core.isa()
 
@@ -204,7 +204,7 @@ def adobe(transform: int) -> bytes:
     return b"Adobe\0\x64\0\0\0\0" + bytes([transform])
 
 
-def test_colours_are_told_apart_as_libjpeg_tells_them(assert_same: AssertSame, core: Native) -> None:
+def test_colours_are_told_apart_as_libjpeg_tells_them(assert_same: AssertSame, core: NativeExtension) -> None:
     file = jpeg(20, 20)
     bare = without(file, APP0)
     assert_same(bare)
@@ -266,13 +266,13 @@ REFUSED: dict[str, tuple[Callable[[bytes], bytes], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_file_that_is_not_whole_is_refused_with_the_reason(core: Native, name: str) -> None:
+def test_a_file_that_is_not_whole_is_refused_with_the_reason(core: NativeExtension, name: str) -> None:
     damage, reason = REFUSED[name]
     with pytest.raises(ValueError, match=reason):
         core.index_jpeg(damage(jpeg(30, 40, 1, quality=80)))
 
 
-def test_a_progressive_file_cut_anywhere_is_refused(core: Native) -> None:
+def test_a_progressive_file_cut_anywhere_is_refused(core: NativeExtension) -> None:
     file = jpeg(30, 40, 1, quality=80, progressive=True)
     for end in range(2, len(file) - 2, 5):
         for rest in (b"", b"\xff\xd9"):
@@ -280,19 +280,19 @@ def test_a_progressive_file_cut_anywhere_is_refused(core: Native) -> None:
                 core.index_jpeg(file[:end] + rest)
 
 
-def test_cmyk_is_refused(core: Native) -> None:
+def test_cmyk_is_refused(core: NativeExtension) -> None:
     with pytest.raises(ValueError, match="CMYK"):
         core.index_jpeg(jpeg(10, 10, mode="CMYK"))
 
 
-def test_a_progressive_file_that_lacks_a_scan_is_refused(core: Native) -> None:
+def test_a_progressive_file_that_lacks_a_scan_is_refused(core: NativeExtension) -> None:
     file = jpeg(30, 40, progressive=True)
     last = file.rindex(b"\xff\xda")
     with pytest.raises(ValueError, match="not complete"):
         core.index_jpeg(file[:last] + b"\xff\xd9")
 
 
-def test_a_damaged_file_is_refused_or_is_what_pillow_makes_of_it(core: Native) -> None:
+def test_a_damaged_file_is_refused_or_is_what_pillow_makes_of_it(core: NativeExtension) -> None:
     draw = np.random.default_rng(5)
     indexed = 0
     for trial in range(400):
@@ -308,7 +308,7 @@ def test_a_damaged_file_is_refused_or_is_what_pillow_makes_of_it(core: Native) -
     assert 20 < indexed < 380
 
 
-def test_a_record_is_laid_out_as_documented(core: Native) -> None:
+def test_a_record_is_laid_out_as_documented(core: NativeExtension) -> None:
     file = jpeg(35, 50, 2, subsampling=2, quality=75)
     record = core.index_jpeg(file, 2)
     head = struct.unpack_from("<4sHHBBBB3s3sBBIII", record)
@@ -330,13 +330,13 @@ def test_a_record_is_laid_out_as_documented(core: Native) -> None:
     assert points[0] == (0, 0, 0, 0) and bits == sorted(set(bits)) and bits[-1] < 8 * scan_bytes
 
 
-def test_where_the_seek_points_are_changes_no_pixel(core: Native) -> None:
+def test_where_the_seek_points_are_changes_no_pixel(core: NativeExtension) -> None:
     file = jpeg(40, 200, 4)
     pixels = [decoded(core, core.index_jpeg(file, every), 3) for every in (1, 2, 8, 13, 255)]
     assert all(np.array_equal(pixels[0], others) for others in pixels[1:])
 
 
-def status_of(core: Native, record: bytes) -> str | None:
+def status_of(core: NativeExtension, record: bytes) -> str | None:
     try:
         decoded(core, record, 3)
     except ValueError as error:
@@ -344,7 +344,7 @@ def status_of(core: Native, record: bytes) -> str | None:
     return None
 
 
-def test_damage_of_each_part_is_named(core: Native) -> None:
+def test_damage_of_each_part_is_named(core: NativeExtension) -> None:
     record = bytearray(core.index_jpeg(jpeg(64, 64, 1, "L", quality=90), 1))
     tables_at = HEADER_BYTES + 128
     points_at = -(-(tables_at + struct.unpack_from("<I", record, 28)[0]) // 4) * 4
@@ -365,13 +365,13 @@ def test_damage_of_each_part_is_named(core: Native) -> None:
     assert status_of(core, bytes(record[:4] + huge + record[8:])) == core.reason(6)
 
 
-def test_records_of_few_bytes_cannot_ask_for_much_memory(core: Native) -> None:
+def test_records_of_few_bytes_cannot_ask_for_much_memory(core: NativeExtension) -> None:
     record = bytearray(core.index_jpeg(jpeg(8, 8, mode="L", quality=1), 255))
     record[4:8] = struct.pack("<HH", 2000, 1)  # 250 blocks in the bits of one: as many points
     assert status_of(core, bytes(record)) == core.reason(1)
 
 
-def test_damaged_records_decode_alike_with_all_instructions_or_are_refused(core: Native) -> None:
+def test_damaged_records_decode_alike_with_all_instructions_or_are_refused(core: NativeExtension) -> None:
     best = core.isa()
     draw = np.random.default_rng(6)
     records = [core.index_jpeg(jpeg(33, 47, seed, subsampling=seed % 3), 1 + seed) for seed in range(6)]
@@ -396,7 +396,7 @@ def test_damaged_records_decode_alike_with_all_instructions_or_are_refused(core:
 
 
 @pytest.mark.real_data
-def test_every_photograph_of_the_sample_is_pillow_s(real_data: Callable[[str], Path], core: Native) -> None:
+def test_every_photograph_of_the_sample_is_pillow_s(real_data: Callable[[str], Path], core: NativeExtension) -> None:
     names = sorted((real_data("imagenet-sample") / "train").glob("*/*.JPEG"))
     assert len(names) == 500
     for name in names:
@@ -405,7 +405,7 @@ def test_every_photograph_of_the_sample_is_pillow_s(real_data: Callable[[str], P
         np.testing.assert_array_equal(pixels, np.asarray(decode(file, channels=3, name=name.name)))
 
 
-def test_pillow_refuses_what_it_refuses_and_indexing_does_too(core: Native) -> None:
+def test_pillow_refuses_what_it_refuses_and_indexing_does_too(core: NativeExtension) -> None:
     file = changed(jpeg(20, 20, mode="L"), SOF0, 7, 0x50)
     with pytest.raises(ImageError):
         decode(file, channels=1, name="it")

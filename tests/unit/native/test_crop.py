@@ -12,8 +12,8 @@ from PIL import Image
 from torchvision.transforms.v2 import functional as F
 
 from paceline.data.decode import decode
-from paceline.data.native import Native
-from paceline.data.sizing import RandomResizedCrop
+from paceline.data.native import NativeExtension
+from paceline.data.sizing import RandomCropResizer
 
 SIZES = [1, 7, 8, 9, 15, 16, 17, 33, 100]
 ORIENTATION_AT = 9  # byte of a record
@@ -31,7 +31,7 @@ Box = tuple[float, float, float, float]
 
 
 @pytest.fixture
-def scalar_too(core: Native) -> Iterator[Callable[[Callable[[], NDArray]], list[NDArray]]]:
+def scalar_too(core: NativeExtension) -> Iterator[Callable[[Callable[[], NDArray]], list[NDArray]]]:
     """Return a function that calls another with every instruction set there is, the best one first."""
     best = core.isa()
 
@@ -58,7 +58,7 @@ def jpeg(height: int, width: int, mode: str = "RGB", **options: Any) -> bytes:
 
 
 def crop(
-    core: Native,
+    core: NativeExtension,
     record: bytes,
     box: Box,
     size: int,
@@ -72,7 +72,7 @@ def crop(
     return out
 
 
-def upright(core: Native, record: bytes, channels: int = 1) -> NDArray:
+def upright(core: NativeExtension, record: bytes, channels: int = 1) -> NDArray:
     height, width, _ = core.size_of(record)
     out = np.empty((height, width, channels), np.uint8)
     core.decode_into(record, channels, out)
@@ -105,7 +105,7 @@ def expected(pixels: NDArray, box: Box, size: int, inside: bool) -> NDArray:
 
 @pytest.mark.parametrize("orientation", TURNED)
 @pytest.mark.parametrize("size", SIZES)
-def test_a_grey_crop_is_the_filter_s_in_every_orientation(core: Native, orientation: int, size: int) -> None:
+def test_a_grey_crop_is_the_filter_s_in_every_orientation(core: NativeExtension, orientation: int, size: int) -> None:
     record = turned(core.index_jpeg(jpeg(61, 83, "L")), orientation)
     pixels = upright(core, record)[..., 0]
     height, width = pixels.shape
@@ -124,7 +124,7 @@ def test_a_grey_crop_is_the_filter_s_in_every_orientation(core: Native, orientat
 @pytest.mark.parametrize("subsampling", ["4:4:4", "4:2:2", "4:2:0"])
 @pytest.mark.parametrize("size", SIZES)
 def test_all_instructions_give_the_same_bits_and_a_flip_mirrors_them(
-    core: Native, scalar_too: Callable[..., list[NDArray]], subsampling: str, size: int
+    core: NativeExtension, scalar_too: Callable[..., list[NDArray]], subsampling: str, size: int
 ) -> None:
     record = core.index_jpeg(jpeg(75, 53, subsampling=subsampling))
     for orientation in TURNED:
@@ -140,7 +140,7 @@ def test_all_instructions_give_the_same_bits_and_a_flip_mirrors_them(
             assert np.array_equal(flipped, plain[..., ::-1])
 
 
-def test_a_turned_record_gives_the_turned_crop(core: Native) -> None:
+def test_a_turned_record_gives_the_turned_crop(core: NativeExtension) -> None:
     record = core.index_jpeg(jpeg(75, 53))
     stored = crop(core, record, (0, 0, 75, 53), 24)
     for orientation, turn in TURNED.items():
@@ -149,7 +149,7 @@ def test_a_turned_record_gives_the_turned_crop(core: Native) -> None:
         assert np.array_equal(made, np.stack([turn(channel) for channel in stored])), orientation
 
 
-def test_a_turned_crop_is_that_of_the_turned_pixels(core: Native) -> None:
+def test_a_turned_crop_is_that_of_the_turned_pixels(core: NativeExtension) -> None:
     pixels = Image.open(io.BytesIO(jpeg(80, 48)))
     box = (10, 8, 30, 37)
     file = io.BytesIO()
@@ -164,7 +164,7 @@ def test_a_turned_crop_is_that_of_the_turned_pixels(core: Native) -> None:
 
 
 @pytest.mark.parametrize("subsampling", ["4:4:4", "4:2:2", "4:2:0"])
-def test_colours_are_torchvision_s_within_the_roundings(core: Native, subsampling: str) -> None:
+def test_colours_are_torchvision_s_within_the_roundings(core: NativeExtension, subsampling: str) -> None:
     data = jpeg(150, 200, subsampling=subsampling)
     image, record = decode(data, channels=3, name="x"), core.index_jpeg(data)
     for size, box in ((64, (10, 20, 120, 130)), (128, (31, 17, 90, 75))):
@@ -174,7 +174,7 @@ def test_colours_are_torchvision_s_within_the_roundings(core: Native, subsamplin
         assert apart.mean() < 0.6, apart.mean()
 
 
-def test_grey_is_repeated_and_one_channel_of_colours_is_their_luma(core: Native) -> None:
+def test_grey_is_repeated_and_one_channel_of_colours_is_their_luma(core: NativeExtension) -> None:
     box = (3, 4, 50, 45)
     grey = core.index_jpeg(jpeg(60, 60, "L"))
     one = crop(core, grey, box, 20, channels=1)
@@ -189,7 +189,7 @@ def test_grey_is_repeated_and_one_channel_of_colours_is_their_luma(core: Native)
 
 @pytest.mark.parametrize(("shape", "size"), [((1, 4000), 1), ((4000, 3), 2), ((1, 1), 300), ((900, 700), 3)])
 def test_extreme_ratios_lose_nothing(
-    core: Native, scalar_too: Callable[..., list[NDArray]], shape: tuple[int, int], size: int
+    core: NativeExtension, scalar_too: Callable[..., list[NDArray]], shape: tuple[int, int], size: int
 ) -> None:
     record = core.index_jpeg(jpeg(*shape, "L"))
     pixels = upright(core, record)[..., 0]
@@ -203,7 +203,7 @@ def test_extreme_ratios_lose_nothing(
     assert (crop(core, core.index_jpeg(white.getvalue()), box, size, channels=1) == 255).all()
 
 
-def test_a_crop_sees_nothing_beyond_its_box_unless_it_may(core: Native) -> None:
+def test_a_crop_sees_nothing_beyond_its_box_unless_it_may(core: NativeExtension) -> None:
     halves = np.zeros((64, 64), np.uint8)
     halves[:, 32:] = 255  # an edge between blocks: JPEG keeps it exactly
     file = io.BytesIO()
@@ -229,7 +229,7 @@ def test_a_crop_sees_nothing_beyond_its_box_unless_it_may(core: Native) -> None:
         (0, 57, 4, 4),
     ],
 )
-def test_a_box_that_is_not_in_the_image_is_refused(core: Native, box: Box) -> None:
+def test_a_box_that_is_not_in_the_image_is_refused(core: NativeExtension, box: Box) -> None:
     record = core.index_jpeg(jpeg(40, 60))
     out = np.full((3, 8, 8), 99, np.uint8)
     with pytest.raises(ValueError, match="outside"):
@@ -237,21 +237,23 @@ def test_a_box_that_is_not_in_the_image_is_refused(core: Native, box: Box) -> No
     assert (out == 99).all()
 
 
-def test_a_box_that_rounding_put_a_little_outside_is_taken(core: Native) -> None:
+def test_a_box_that_rounding_put_a_little_outside_is_taken(core: NativeExtension) -> None:
     record = core.index_jpeg(jpeg(40, 60))
     whole = crop(core, record, (0, 0, 40, 60), 24)
     assert np.array_equal(crop(core, record, (-1e-9, 0, 40 + 2e-9, 60), 24), whole)
 
 
 @pytest.mark.real_data
-def test_photographs_differ_from_torchvision_by_less_than_0_6_levels(core: Native, real_data: Callable) -> None:
+def test_photographs_differ_from_torchvision_by_less_than_0_6_levels(
+    core: NativeExtension, real_data: Callable
+) -> None:
     files = sorted((real_data("imagenet-sample") / "train").rglob("*.JPEG"))[::25]
     assert len(files) >= 20
-    sizing, draw, apart = RandomResizedCrop((0.08, 1.0), (3 / 4, 4 / 3)), np.random.default_rng(0), []
+    sizing, draw, apart = RandomCropResizer((0.08, 1.0), (3 / 4, 4 / 3)), np.random.default_rng(0), []
     for file in files:
         image = decode(file.read_bytes(), channels=3, name=file.name)
         draws = draw.random(sizing.num_draws)
-        box = sizing.box(image.height, image.width, draws)
+        box = sizing.choose_box(image.height, image.width, draws)
         wanted = sizing(image, draws, 224)
         made = torch.from_numpy(crop(core, core.index_jpeg(file.read_bytes()), box, 224))
         apart.append((made.float() - wanted.float()).abs().mean().item())

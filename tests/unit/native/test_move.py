@@ -8,14 +8,14 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional as F
 
-from paceline.data.native import Native
+from paceline.data.native import NativeExtension
 
 # Narrow images go through registers: 16 to 32 columns; both sides of both ends, and the real ones.
 SHAPES = [(1, 1, 1), (3, 8, 8), (2, 9, 15), (3, 5, 16), (1, 28, 28), (3, 20, 31), (3, 32, 32), (2, 7, 33), (3, 12, 80)]
 
 
 @pytest.fixture(params=["avx2", "scalar"])
-def core_with(core: Native, request: pytest.FixtureRequest) -> Iterator[Native]:
+def core_with(core: NativeExtension, request: pytest.FixtureRequest) -> Iterator[NativeExtension]:
     best = core.isa()
     if request.param == "avx2" and best != "avx2":
         pytest.skip("this processor has no AVX2")
@@ -30,7 +30,7 @@ def moves(n: int, num_images: int, padding: int) -> tuple[NDArray, NDArray, NDAr
     return draw.integers(0, num_images, n), tops, lefts, draw.integers(0, 2, n).astype(np.uint8)
 
 
-def moved(core: Native, images: NDArray, given: tuple[NDArray, ...], padding: int, reflect: bool) -> NDArray:
+def moved(core: NativeExtension, images: NDArray, given: tuple[NDArray, ...], padding: int, reflect: bool) -> NDArray:
     out = np.full((len(given[0]), *images.shape[1:]), 99, np.uint8)
     channels, height, width = images.shape[1:]
     core.move(images, *given, padding, reflect, (channels, height, width), out)
@@ -46,14 +46,18 @@ def expected(images: NDArray, given: tuple[NDArray, ...], padding: int, mode: st
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("padding", [0, 1, 4, 50])
-def test_zeros_come_in_from_beyond_the_edges(core_with: Native, shape: tuple[int, int, int], padding: int) -> None:
+def test_zeros_come_in_from_beyond_the_edges(
+    core_with: NativeExtension, shape: tuple[int, int, int], padding: int
+) -> None:
     images = np.random.default_rng(0).integers(1, 256, (5, *shape), np.uint8)
     given = moves(40, 5, padding)
     assert np.array_equal(moved(core_with, images, given, padding, False), expected(images, given, padding, "constant"))
 
 
 @pytest.mark.parametrize("shape", [shape for shape in SHAPES if min(shape[1:]) > 4])
-def test_reflected_pixels_come_in_as_torch_reflects_them(core_with: Native, shape: tuple[int, int, int]) -> None:
+def test_reflected_pixels_come_in_as_torch_reflects_them(
+    core_with: NativeExtension, shape: tuple[int, int, int]
+) -> None:
     images = np.random.default_rng(0).integers(1, 256, (5, *shape), np.uint8)
     for padding in (1, 4, min(shape[1:]) - 1):
         given = moves(40, 5, padding)
@@ -62,6 +66,6 @@ def test_reflected_pixels_come_in_as_torch_reflects_them(core_with: Native, shap
         )
 
 
-def test_nothing_is_moved_where_there_is_nothing_to_move(core_with: Native) -> None:
+def test_nothing_is_moved_where_there_is_nothing_to_move(core_with: NativeExtension) -> None:
     images = np.zeros((2, 3, 32, 32), np.uint8)
     assert moved(core_with, images, moves(0, 2, 4), 4, False).shape == (0, 3, 32, 32)

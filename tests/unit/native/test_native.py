@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.data.native import VERSION, Native, native
+from paceline.data.native import VERSION, NativeExtension, load_native
 
 BOX = (0.0, 0.0, 40.0, 50.0)
 
 
-def crop(core: Native, record: bytes, **changes: Any) -> np.ndarray:
+def crop(core: NativeExtension, record: bytes, **changes: Any) -> np.ndarray:
     out = np.zeros((3, 16, 16), np.uint8)
     asked: dict[str, Any] = {"box": BOX, "inside": True, "flip": False, "size": 16, "channels": 3, "out": out}
     core.decode_crop_into(record, **{**asked, **changes})
@@ -26,31 +26,31 @@ def crop(core: Native, record: bytes, **changes: Any) -> np.ndarray:
 def test_it_is_there_wherever_there_is_a_compiler_and_python_s_headers() -> None:
     if not shutil.which("cc") or not (Path(sysconfig.get_path("include")) / "Python.h").exists():
         pytest.skip("no C compiler or no Python.h: the native core cannot be built here")
-    assert native() is not None, "run make native"
+    assert load_native() is not None, "run make native"
 
 
 def test_what_an_older_source_left_there_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.data._native", SimpleNamespace(VERSION=VERSION - 1), raising=False)
-    assert native() is None
+    assert load_native() is None
 
 
 def test_without_an_extension_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr("paceline.data._native", raising=False)
     monkeypatch.setitem(sys.modules, "paceline.data._native", None)
-    assert native() is None
+    assert load_native() is None
 
 
-def test_a_record_has_the_size_of_its_image(core: Native, records: list[bytes]) -> None:
+def test_a_record_has_the_size_of_its_image(core: NativeExtension, records: list[bytes]) -> None:
     assert [core.size_of(record) for record in records[:2]] == [(40, 96, 3), (48, 90, 3)]
 
 
-def test_what_cannot_be_indexed_is_a_value_error_with_the_reason(core: Native) -> None:
+def test_what_cannot_be_indexed_is_a_value_error_with_the_reason(core: NativeExtension) -> None:
     for data in (b"", b"\xff\xd8", b"GIF89a" + bytes(100)):
         with pytest.raises(ValueError, match="not a JPEG"):
             core.index_jpeg(data)
 
 
-def test_a_damaged_record_is_a_value_error_with_the_reason(core: Native, records: list[bytes]) -> None:
+def test_a_damaged_record_is_a_value_error_with_the_reason(core: NativeExtension, records: list[bytes]) -> None:
     for damaged in (b"", b"PJ1\0", b"PJ2\0" + records[0][4:], records[0][:40]):
         for decode in (core.size_of, lambda record: crop(core, record)):
             with pytest.raises(ValueError, match=core.reason(1)):
@@ -59,7 +59,7 @@ def test_a_damaged_record_is_a_value_error_with_the_reason(core: Native, records
             core.decode_into(damaged, 3, bytearray(40 * 96 * 3))
 
 
-def test_every_status_has_a_reason_and_other_numbers_have_none(core: Native) -> None:
+def test_every_status_has_a_reason_and_other_numbers_have_none(core: NativeExtension) -> None:
     reasons = [core.reason(status) for status in range(9)]
     assert len(set(reasons)) == 9 and all(reasons) and "unknown status" not in reasons
     for number in (-1, 9, 2**70):
@@ -68,12 +68,14 @@ def test_every_status_has_a_reason_and_other_numbers_have_none(core: Native) -> 
 
 
 @pytest.mark.parametrize("every", [0, 256, -1])
-def test_seek_points_are_1_to_255_apart(core: Native, every: int) -> None:
+def test_seek_points_are_1_to_255_apart(core: NativeExtension, every: int) -> None:
     with pytest.raises(ValueError, match=f"every {every} is not in 1 to 255"):
         core.index_jpeg(b"", every)
 
 
-def test_all_instructions_give_the_same_pixels_and_unknown_ones_are_refused(core: Native, records: list[bytes]) -> None:
+def test_all_instructions_give_the_same_pixels_and_unknown_ones_are_refused(
+    core: NativeExtension, records: list[bytes]
+) -> None:
     best = core.isa()
     try:
         pixels = {}
@@ -107,13 +109,13 @@ WRONG_CROPS = [
 
 @pytest.mark.parametrize(("changes", "message"), WRONG_CROPS, ids=[message for _, message in WRONG_CROPS])
 def test_a_crop_that_cannot_be_made_is_a_value_error(
-    core: Native, records: list[bytes], changes: dict[str, Any], message: str
+    core: NativeExtension, records: list[bytes], changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
         crop(core, records[0], **changes)
 
 
-def test_memory_of_another_type_is_a_type_error(core: Native, records: list[bytes]) -> None:
+def test_memory_of_another_type_is_a_type_error(core: NativeExtension, records: list[bytes]) -> None:
     for out in (np.zeros(768, np.int8), np.zeros(192, np.float32), [0] * 768, None):
         with pytest.raises(TypeError, match="out"):
             crop(core, records[0], out=out)
@@ -121,7 +123,7 @@ def test_memory_of_another_type_is_a_type_error(core: Native, records: list[byte
         core.decode_into(3, 3, bytearray(1))  # type: ignore[arg-type]
 
 
-def test_decode_wants_the_size_of_the_image(core: Native, records: list[bytes]) -> None:
+def test_decode_wants_the_size_of_the_image(core: NativeExtension, records: list[bytes]) -> None:
     out = np.zeros((40, 96, 3), np.uint8)
     core.decode_into(records[0], 3, out)
     assert np.ptp(out) > 100
@@ -131,7 +133,7 @@ def test_decode_wants_the_size_of_the_image(core: Native, records: list[bytes]) 
         core.decode_into(records[0], 4, out)
 
 
-def moved(core: Native, **changes: Any) -> np.ndarray:
+def moved(core: NativeExtension, **changes: Any) -> np.ndarray:
     asked: dict[str, Any] = {
         "images": np.arange(4 * 3 * 5 * 6, dtype=np.uint8).reshape(4, 3, 5, 6),
         "indices": np.array([3, 0]),
@@ -147,7 +149,7 @@ def moved(core: Native, **changes: Any) -> np.ndarray:
     return asked["out"]
 
 
-def test_move_pads_cuts_and_mirrors(core: Native) -> None:
+def test_move_pads_cuts_and_mirrors(core: NativeExtension) -> None:
     images = np.arange(4 * 3 * 5 * 6, dtype=np.uint8).reshape(4, 3, 5, 6)
     padded = np.pad(images, ((0, 0), (0, 0), (2, 2), (2, 2)), mode="reflect")
     out = moved(core)
@@ -176,13 +178,13 @@ WRONG_MOVES = [
 
 @pytest.mark.parametrize(("changes", "error", "message"), WRONG_MOVES)
 def test_a_move_that_cannot_be_made_is_refused(
-    core: Native, changes: dict[str, Any], error: type[Exception], message: str
+    core: NativeExtension, changes: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
         moved(core, **changes)
 
 
-def test_many_threads_decode_at_once(core: Native, records: list[bytes]) -> None:
+def test_many_threads_decode_at_once(core: NativeExtension, records: list[bytes]) -> None:
     """More of them than the module keeps memory for."""
     wanted = [crop(core, record) for record in records]
     with ThreadPoolExecutor(9) as threads:

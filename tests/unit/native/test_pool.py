@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from paceline.data.native import Native, Pool, Task
+from paceline.data.native import DecodeTask, NativeExtension, Pool
 
 LIMIT_S = 60.0  # of any wait here, all of which take milliseconds
 
@@ -23,7 +23,7 @@ LIMIT_S = 60.0  # of any wait here, all of which take milliseconds
 class Batch(NamedTuple):
     """A batch under way, and what it is made into."""
 
-    task: Task
+    task: DecodeTask
     out: np.ndarray
     status: np.ndarray
 
@@ -50,14 +50,14 @@ def submit(pool: Pool, records: list[bytes], num_images: int, size: int = 16, **
     return Batch(pool.submit(**asked), asked["out"], asked["status"])
 
 
-def alone(core: Native, record: bytes, flip: bool, size: int = 16) -> np.ndarray:
+def alone(core: NativeExtension, record: bytes, flip: bool, size: int = 16) -> np.ndarray:
     out = np.zeros((3, size, size), np.uint8)
     core.decode_crop_into(record, (2.0, 3.0, 30.0, 40.0), True, flip, size, 3, out)
     return out
 
 
 @pytest.fixture
-def pool(core: Native) -> Iterator[Pool]:
+def pool(core: NativeExtension) -> Iterator[Pool]:
     made = core.Pool(2)
     yield made
     made.close()
@@ -77,7 +77,7 @@ def flat(side: int) -> bytes:
     return header + 64 * b"\1\0" + huffman + bytes(-34 % 4) + body + bytes(-len(body) % 4) + bits + bytes(8)
 
 
-def test_a_batch_is_what_its_images_are_one_by_one(core: Native, pool: Pool, records: list[bytes]) -> None:
+def test_a_batch_is_what_its_images_are_one_by_one(core: NativeExtension, pool: Pool, records: list[bytes]) -> None:
     task, out, status = submit(pool, records, 24)
     assert task.wait(LIMIT_S) and task.done and task.wait(0.0)
     assert not status.any()
@@ -87,7 +87,7 @@ def test_a_batch_is_what_its_images_are_one_by_one(core: Native, pool: Pool, rec
     assert pool.scratch_bytes > 0
 
 
-def test_batches_are_done_in_the_order_they_were_asked_for(core: Native, records: list[bytes]) -> None:
+def test_batches_are_done_in_the_order_they_were_asked_for(core: NativeExtension, records: list[bytes]) -> None:
     """One thread works on one image at a time, so whenever a batch is done all before it are."""
     pool = core.Pool(1)
     batches = [submit(pool, records, 4) for _ in range(50)]
@@ -131,7 +131,7 @@ def test_a_signal_is_answered_while_waiting(pool: Pool, records: list[bytes]) ->
         signal.signal(signal.SIGALRM, before)
 
 
-def test_dropping_a_task_leaves_out_what_has_not_begun(core: Native, pool: Pool, records: list[bytes]) -> None:
+def test_dropping_a_task_leaves_out_what_has_not_begun(core: NativeExtension, pool: Pool, records: list[bytes]) -> None:
     dropped, out, status = submit(pool, records, 20_000, size=64)
     follower = submit(pool, records, 8)
     del dropped
@@ -154,7 +154,9 @@ def test_an_empty_batch_is_done_at_once(pool: Pool, records: list[bytes]) -> Non
     assert submit(pool, records, 0).task.done
 
 
-def test_damaged_records_get_a_status_and_others_are_made(core: Native, pool: Pool, records: list[bytes]) -> None:
+def test_damaged_records_get_a_status_and_others_are_made(
+    core: NativeExtension, pool: Pool, records: list[bytes]
+) -> None:
     damaged = [b"PJ1\0" + bytes(100), records[1], records[2][:50], b"x"]
     batch = submit(pool, damaged, 8)
     assert batch.task.wait(LIMIT_S)
@@ -162,7 +164,7 @@ def test_damaged_records_get_a_status_and_others_are_made(core: Native, pool: Po
     assert np.array_equal(batch.out[1], alone(core, records[1], flip=False))
 
 
-def test_a_box_outside_the_image_gets_a_status(core: Native, pool: Pool, records: list[bytes]) -> None:
+def test_a_box_outside_the_image_gets_a_status(core: NativeExtension, pool: Pool, records: list[bytes]) -> None:
     boxes = np.array([[0, 0, 9, 9], [0, 0, math.nan, 9], [1e18, 0, 9, 9], [0, 0, 0, 9]], np.float64)
     batch = submit(pool, records, 4, boxes=boxes)
     assert batch.task.wait(LIMIT_S)
@@ -170,7 +172,7 @@ def test_a_box_outside_the_image_gets_a_status(core: Native, pool: Pool, records
 
 
 def test_a_file_that_was_cut_gets_a_status_and_not_a_bus_error(
-    core: Native, pool: Pool, records: list[bytes], tmp_path: Path
+    core: NativeExtension, pool: Pool, records: list[bytes], tmp_path: Path
 ) -> None:
     kernel = tuple(int(part) for part in os.uname().release.split(".")[:2])
     if sys.platform != "linux" or kernel < (5, 14):
@@ -223,7 +225,7 @@ def test_a_batch_that_cannot_be_made_is_refused(
 
 
 @pytest.mark.parametrize("threads", [0, -1, 1025])
-def test_a_pool_has_1_to_1024_threads(core: Native, threads: int) -> None:
+def test_a_pool_has_1_to_1024_threads(core: NativeExtension, threads: int) -> None:
     with pytest.raises(ValueError, match=f"threads {threads} is not in 1 to 1024"):
         core.Pool(threads)
 
@@ -252,7 +254,9 @@ def test_memory_is_held_until_the_task_is_done_and_no_longer(pool: Pool, records
     busy.clear()
 
 
-def test_a_closed_pool_takes_no_more_and_says_so_of_what_it_left_out(core: Native, records: list[bytes]) -> None:
+def test_a_closed_pool_takes_no_more_and_says_so_of_what_it_left_out(
+    core: NativeExtension, records: list[bytes]
+) -> None:
     pool = core.Pool(2)
     done, left = submit(pool, records, 4), submit(pool, records, 20_000, size=64)
     assert done.task.wait(LIMIT_S)
@@ -266,7 +270,9 @@ def test_a_closed_pool_takes_no_more_and_says_so_of_what_it_left_out(core: Nativ
     assert pool.scratch_bytes == 0
 
 
-def test_a_forked_child_cannot_use_its_parent_s_pool_and_may_make_its_own(core: Native, records: list[bytes]) -> None:
+def test_a_forked_child_cannot_use_its_parent_s_pool_and_may_make_its_own(
+    core: NativeExtension, records: list[bytes]
+) -> None:
     pool = core.Pool(2)
     batch = submit(pool, records, 4000, size=64)
     with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
@@ -294,7 +300,7 @@ def is_refused(use: Callable[[], object]) -> bool:
     return False
 
 
-def test_the_memory_of_an_unusually_large_image_is_given_back(core: Native, records: list[bytes]) -> None:
+def test_the_memory_of_an_unusually_large_image_is_given_back(core: NativeExtension, records: list[bytes]) -> None:
     pool = core.Pool(1)
     kept = []
     for side in (7168, 8192):  # 49 MiB of samples, which is kept, and 64 and some, which is not
@@ -314,8 +320,8 @@ import sys, threading
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from conftest import photograph
 from test_pool import submit
-from paceline.data.native import native
-core = native()
+from paceline.data.native import load_native
+core = load_native()
 pool, record = core.Pool(2), core.index_jpeg(photograph(40, 96, 0))
 first, second = (submit(pool, [record], 20_000, size=64) for _ in range(2))
 kept = [first]
@@ -327,7 +333,7 @@ print("here")
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "here\n", "")
 
 
-def test_pools_that_come_and_go_leak_no_thread_and_no_descriptor(core: Native, records: list[bytes]) -> None:
+def test_pools_that_come_and_go_leak_no_thread_and_no_descriptor(core: NativeExtension, records: list[bytes]) -> None:
     def there_are() -> tuple[int, int]:
         return len(list(Path("/proc/self/task").iterdir())), len(list(Path("/proc/self/fd").iterdir()))
 
@@ -362,7 +368,7 @@ def test_python_goes_on_while_one_of_its_threads_waits(pool: Pool, records: list
     assert batch.task.done and not batch.status.any()
 
 
-def test_several_python_threads_use_one_pool(core: Native, pool: Pool, records: list[bytes]) -> None:
+def test_several_python_threads_use_one_pool(core: NativeExtension, pool: Pool, records: list[bytes]) -> None:
     wanted = [alone(core, record, flip=n % 2 == 0) for n, record in enumerate(records)]
     right: list[bool] = []
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline.parallel.agent import exit_code, hold_store_on_first_node, main
+from paceline.parallel.agent import exit_code, host_store_on_first_node, main
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_the_first_node_holds_the_store_unless_told_otherwise(
     backend: str, said: str, node_rank: object, expected: str
 ) -> None:
     options = SimpleNamespace(rdzv_backend=backend, rdzv_conf=said, node_rank=node_rank)
-    hold_store_on_first_node(options)
+    host_store_on_first_node(options)
     assert options.rdzv_conf == expected
 
 

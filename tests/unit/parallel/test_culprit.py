@@ -3,19 +3,19 @@
 import pytest
 
 from paceline.core.stages import CAPTURE, EPOCH_BOUNDARY, EXPOSED, FINISH, PAUSES, STAGES, TRACE, WORK
-from paceline.parallel.culprit import Sight, account
+from paceline.parallel.culprit import RankStatus, blame_rank
 
 
 def no_stacks(rank: int) -> str:
     return ""
 
 
-def told(*sights: Sight, me: int = 0, waited: bool = True, stacks=no_stacks) -> str:
-    return account(sights, me, waited=waited, stacks=stacks)
+def told(*sights: RankStatus, me: int = 0, waited: bool = True, stacks=no_stacks) -> str:
+    return blame_rank(sights, me, waited=waited, stacks=stacks)
 
 
-def at(rank: int, step: int, stage: str, **more) -> Sight:
-    return Sight(rank, step, stage, **{"state": "stuck", "still_s": 5.0, **more})
+def at(rank: int, step: int, stage: str, **more) -> RankStatus:
+    return RankStatus(rank, step, stage, **{"state": "stuck", "still_s": 5.0, **more})
 
 
 def test_a_dead_rank_is_named_before_all_else() -> None:
@@ -34,7 +34,7 @@ def test_a_silent_rank_is_gone_after_a_broken_connection_and_frozen_after_a_long
 
 
 def test_a_rank_that_never_spoke_is_said_to_be_so() -> None:
-    never = Sight(1, silent_s=None, condition="silent")
+    never = RankStatus(1, silent_s=None, condition="silent")
     assert told(at(0, 0, "start"), never, waited=False) == "rank 0 of 2: rank 1 is gone (never heard of)"
 
 
@@ -46,7 +46,7 @@ def test_a_stopped_rank_is_named_with_where_it_was() -> None:
 
 
 def test_a_rank_that_ended_early_is_named_with_both_steps() -> None:
-    left = Sight(1, 40, "between stages", state="left")
+    left = RankStatus(1, 40, "between stages", state="left")
     assert told(at(0, 41, "backward"), left, waited=False) == (
         "rank 0 of 2: rank 1 ended after step 40 while others went on, at step 41 in backward: "
         "the ranks have different numbers of steps"
@@ -83,7 +83,7 @@ def test_the_rank_that_is_behind_is_waited_for(behind, ahead) -> None:
 @pytest.mark.parametrize("name", [*STAGES, *PAUSES])
 def test_every_stage_and_pause_is_known(name: str) -> None:
     sight = at(1, 40, name)
-    assert sight.place == f"at step 40 in {name}" and sight.stage_number is not None
+    assert sight.location == f"at step 40 in {name}" and sight.stage_number is not None
 
 
 @pytest.mark.parametrize("name", [*WORK, *PAUSES, "start"])

@@ -11,23 +11,23 @@ from torch.distributed import HashStore
 
 from paceline.core.errors import PeerLostError, RecipeError, WorldError
 from paceline.core.world import World
-from paceline.parallel.beats import StoreBeats
-from paceline.parallel.group import Meeting, meeting, once_a_node
-from paceline.parallel.rendezvous import assemble, open_store
+from paceline.parallel.beats import StoreHeartbeats
+from paceline.parallel.group import RankStore, local_rank_zero_first, rendezvous
+from paceline.parallel.rendezvous import open_store, wait_for_all_ranks
 from paceline.recipe.schema.parallel import Parallel
 
 SOON = timedelta(seconds=0.2)
 
 
 def test_one_rank_meets_nobody_and_keeps_its_errors() -> None:
-    with pytest.raises(RecipeError, match="mine") as caught, meeting(World.single(), Parallel()) as met:
-        assert met.store is None and met.share("name", "value") == "value"
+    with pytest.raises(RecipeError, match="mine") as caught, rendezvous(World.single(), Parallel()) as met:
+        assert met.store is None and met.broadcast("name", "value") == "value"
         raise RecipeError("mine")
     assert caught.value.is_claimed
 
 
 def test_an_error_that_is_no_lost_peer_stays_what_it_is() -> None:
-    with pytest.raises(RuntimeError, match="shapes"), meeting(World.single(), Parallel()):
+    with pytest.raises(RuntimeError, match="shapes"), rendezvous(World.single(), Parallel()):
         raise RuntimeError("shapes do not match")
 
 
@@ -37,16 +37,16 @@ def test_ranks_that_did_not_come_are_named_in_order() -> None:
     with pytest.raises(
         WorldError, match=r"^WORLD_SIZE: 4, but ranks 1, 3 did not come within 0.2s \(start it with MASTER_"
     ):
-        assemble(World(rank=0, world_size=4), store, SOON)
+        wait_for_all_ranks(World(rank=0, world_size=4), store, SOON)
     assert store.get("meeting1/missing") == b"ranks 1, 3"
 
 
 def test_the_other_ranks_hear_who_is_missing() -> None:
     store = HashStore()
     with ThreadPoolExecutor() as ranks:
-        main = ranks.submit(assemble, World(rank=0, world_size=3), store, SOON)
+        main = ranks.submit(wait_for_all_ranks, World(rank=0, world_size=3), store, SOON)
         with pytest.raises(WorldError, match="rank 2 did not come") as caught:
-            assemble(World(rank=1, world_size=3), store, SOON)
+            wait_for_all_ranks(World(rank=1, world_size=3), store, SOON)
         assert "rank 2 did not come" in str(main.exception())
     assert not caught.value.is_claimed
 
@@ -56,7 +56,7 @@ def test_rank_0_gives_up_when_the_others_have_heard_who_is_missing() -> None:
     store = HashStore()
     store.set("meeting1/here/1", "")
     with ThreadPoolExecutor() as ranks:
-        main = ranks.submit(assemble, World(rank=0, world_size=3), store, SOON)
+        main = ranks.submit(wait_for_all_ranks, World(rank=0, world_size=3), store, SOON)
         store.wait(["meeting1/missing"], timedelta(seconds=20))
         with pytest.raises(TimeoutError):
             main.exception(timeout=0.2)
@@ -65,9 +65,9 @@ def test_rank_0_gives_up_when_the_others_have_heard_who_is_missing() -> None:
 
 
 def test_a_rank_that_meets_no_rank_0_says_so(monkeypatch) -> None:
-    monkeypatch.setattr("paceline.parallel.rendezvous._LATER_S", 0.0)
+    monkeypatch.setattr("paceline.parallel.rendezvous._EXTRA_WAIT_S", 0.0)
     with pytest.raises(WorldError, match=r"^MASTER_ADDR: rank 1 of 3 met no rank 0 at 127\.0\.0\.1") as caught:
-        assemble(World(rank=1, world_size=3), HashStore(), SOON)
+        wait_for_all_ranks(World(rank=1, world_size=3), HashStore(), SOON)
     assert caught.value.is_claimed
 
 
@@ -75,7 +75,7 @@ def met(store: HashStore, world_size: int) -> set[str]:
     """Let as many ranks come to `store`; return the names of the meetings that they think they are at."""
     worlds = [World(rank=rank, world_size=world_size) for rank in range(world_size)]
     with ThreadPoolExecutor(world_size) as ranks:
-        return set(ranks.map(lambda world: assemble(world, store, timedelta(seconds=20)), worlds))
+        return set(ranks.map(lambda world: wait_for_all_ranks(world, store, timedelta(seconds=20)), worlds))
 
 
 @pytest.fixture
@@ -106,10 +106,10 @@ def test_a_meeting_that_came_to_nothing_is_not_gone_on_with(store: HashStore, le
         store.set(f"meeting1/{name}", value)
     worlds = [World(rank=rank, world_size=3) for rank in range(3)]
     with ThreadPoolExecutor(3) as ranks:
-        later = [ranks.submit(assemble, world, store, timedelta(seconds=20)) for world in worlds[1:]]
+        later = [ranks.submit(wait_for_all_ranks, world, store, timedelta(seconds=20)) for world in worlds[1:]]
         while not left.keys() & {"missing"} and not store.check(["meeting1/here/1", "meeting1/here/2"]):
             pass  # they have come to it before rank 0 calls another
-        assert assemble(worlds[0], store, timedelta(seconds=20)) == "meeting2"
+        assert wait_for_all_ranks(worlds[0], store, timedelta(seconds=20)) == "meeting2"
         assert [each.result() for each in later] == ["meeting2", "meeting2"]
 
 
@@ -117,7 +117,7 @@ def test_a_long_wait_is_said_once_with_what_to_set(monkeypatch) -> None:
     monkeypatch.setattr("paceline.parallel.rendezvous.NOTICE_S", 0.05)
     said: list[str] = []
     with pytest.raises(WorldError):
-        assemble(World(rank=0, world_size=2, master_port=1234), HashStore(), SOON, said.append)
+        wait_for_all_ranks(World(rank=0, world_size=2, master_port=1234), HashStore(), SOON, said.append)
     assert said == [
         "waiting for rank 1 of 2 (start it with MASTER_ADDR=127.0.0.1 and MASTER_PORT=1234, as the others were)"
     ]
@@ -134,7 +134,7 @@ def test_a_port_where_nobody_listens_is_named() -> None:
 
 def test_a_lost_peer_of_one_rank_is_still_explained() -> None:
     """A world of one has no peers, so what sounds like one that is lost is its own error."""
-    with pytest.raises(RuntimeError, match="Connection closed by peer"), meeting(World.single(), Parallel()):
+    with pytest.raises(RuntimeError, match="Connection closed by peer"), rendezvous(World.single(), Parallel()):
         raise RuntimeError("Connection closed by peer")
 
 
@@ -144,12 +144,12 @@ class Pair:
     def __init__(self) -> None:
         self.store, beats = HashStore(), HashStore()
         self.worlds = [World(rank=rank, world_size=2, local_world_size=1) for rank in range(2)]
-        self.beats = [StoreBeats(world, beats) for world in self.worlds]
+        self.beats = [StoreHeartbeats(world, beats) for world in self.worlds]
         self.looks = 0
         self.store.add("paceline/firsts", 1)  # rank 1 reads too, on another host
 
-    def meet(self, world: World, timeout: timedelta) -> Meeting:
-        return Meeting(world, timeout, self.store, self.beats[world.rank])
+    def meet(self, world: World, timeout: timedelta) -> RankStore:
+        return RankStore(world, timeout, self.store, self.beats[world.rank])
 
     def waited(self, until: int) -> str:
         """Let rank 0 read at once and wait; rank 1 is done when rank 0 has looked up `until` times."""
@@ -160,8 +160,8 @@ class Pair:
                 self.store.add("turns/done", 1)
                 self.store.add("all/done", 1)
 
-        with meeting(self.worlds[0], Parallel(timeout=f"{SILENT_S}s")) as met:
-            result = once_a_node(met, lambda is_first: "read" if is_first else "found", waits)
+        with rendezvous(self.worlds[0], Parallel(timeout=f"{SILENT_S}s")) as met:
+            result = local_rank_zero_first(met, lambda is_first: "read" if is_first else "found", waits)
             self.store.set("paceline/left/1", "")
             return result
 
@@ -177,7 +177,7 @@ def pair(monkeypatch) -> Iterator[Pair]:
     monkeypatch.setattr("paceline.parallel.turns._LONG_S", BEAT_S)
     monkeypatch.setattr("paceline.parallel.group.dist.barrier", lambda: None)
     pair = Pair()
-    monkeypatch.setattr("paceline.parallel.group._met", pair.meet)
+    monkeypatch.setattr("paceline.parallel.group._connect", pair.meet)
     yield pair
     for beats in pair.beats:
         beats.close()
@@ -198,7 +198,7 @@ def test_a_rank_that_is_silent_while_it_reads_is_named_as_in_a_collective(pair: 
 
 
 def test_a_rank_that_says_that_it_failed_while_it_reads_speaks_for_itself(pair: Pair) -> None:
-    assert pair.beats[1].claims(is_own=True)
+    assert pair.beats[1].claim_report(is_own=True)
     with pytest.raises(PeerLostError, match="another rank failed") as caught:
         pair.waited(until=10_000)
     assert caught.value.is_explained

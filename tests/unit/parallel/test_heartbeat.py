@@ -10,9 +10,9 @@ import torch.distributed as dist
 from torch.distributed import HashStore, Store
 
 from paceline.core.world import World
-from paceline.parallel.beats import NoRequests, StoreBeats
-from paceline.parallel.group import Meeting
-from paceline.parallel.heartbeat import Heartbeat
+from paceline.parallel.beats import NoStopRequests, StoreHeartbeats
+from paceline.parallel.group import RankStore
+from paceline.parallel.heartbeat import Watchdog
 from paceline.parallel.processes import process_condition
 
 WAIT_S = 20.0
@@ -35,9 +35,9 @@ def ending() -> Ending:
     return Ending()
 
 
-def heartbeat(where, stacks: Path, ending: Ending, timeout_s: float = 0.2) -> Heartbeat:
-    met = Meeting(World.single(), timedelta(seconds=timeout_s))
-    return Heartbeat(met, where, timeout_s, stacks, NoRequests(), end=ending, interval_s=0.01)
+def heartbeat(where, stacks: Path, ending: Ending, timeout_s: float = 0.2) -> Watchdog:
+    met = RankStore(World.single(), timedelta(seconds=timeout_s))
+    return Watchdog(met, where, timeout_s, stacks, NoStopRequests(), end=ending, interval_s=0.01)
 
 
 def test_a_thread_that_stands_still_ends_the_process_with_its_place_and_its_stacks(tmp_path, ending) -> None:
@@ -106,7 +106,7 @@ def wait_for(is_so) -> None:
         time.sleep(0.01)
 
 
-class Asked(NoRequests):
+class Asked(NoStopRequests):
     requested = ""
 
     def request(self, name: str) -> None:
@@ -116,7 +116,7 @@ class Asked(NoRequests):
 @pytest.fixture
 def pair():
     store = HashStore()
-    ranks = [StoreBeats(World(rank=rank, world_size=2), store) for rank in range(2)]
+    ranks = [StoreHeartbeats(World(rank=rank, world_size=2), store) for rank in range(2)]
     yield ranks
     for rank in ranks:
         rank.close()
@@ -131,21 +131,21 @@ def test_a_request_of_one_rank_reaches_the_other(pair) -> None:
 
 
 def test_the_first_rank_that_fails_speaks_and_the_other_knows(pair) -> None:
-    assert pair[1].claims(is_own=True)
-    assert not pair[0].claims(is_own=True)
+    assert pair[1].claim_report(is_own=True)
+    assert not pair[0].claim_report(is_own=True)
     assert pair[0].has_failed and not pair[1].has_failed
 
 
 def test_a_failure_is_heard_of_without_asking(pair) -> None:
-    assert pair[0].claims(is_own=True)
+    assert pair[0].claim_report(is_own=True)
     wait_for(lambda: pair[1].has_failed)
 
 
 def test_both_ranks_see_one_another(pair) -> None:
     for rank, beats in enumerate(pair):
-        beats.watch(lambda rank=rank: (rank, "forward"), NoRequests(), str)
-    pair[1].say("stuck", 5.0, "file.py:3")
-    seen = pair[0].sights(waited=True)
+        beats.watch(lambda rank=rank: (rank, "forward"), NoStopRequests(), str)
+    pair[1].publish("stuck", 5.0, "file.py:3")
+    seen = pair[0].statuses(waited=True)
     assert [(sight.step, sight.stage, sight.state, sight.condition) for sight in seen] == [
         (0, "forward", "runs", "here"),
         (1, "forward", "stuck", "here"),
@@ -155,7 +155,7 @@ def test_both_ranks_see_one_another(pair) -> None:
 
 def test_a_rank_that_speaks_no_more_is_silent(pair) -> None:
     pair[1].close()
-    assert [sight.condition for sight in pair[0].sights(waited=True)] == ["here", "silent"]
+    assert [sight.condition for sight in pair[0].statuses(waited=True)] == ["here", "silent"]
 
 
 QUICK_S = 0.01
@@ -166,11 +166,11 @@ MISSED_S = 0.3
 def quick(monkeypatch):
     """Return a function that makes a rank of three at a store, whose beats are fifty times as fast, as are looks."""
     monkeypatch.setattr("paceline.parallel.beats.INTERVAL_S", QUICK_S)
-    monkeypatch.setattr("paceline.parallel.beats._LOOK_S", QUICK_S)
-    made: list[StoreBeats] = []
+    monkeypatch.setattr("paceline.parallel.beats._POLL_S", QUICK_S)
+    made: list[StoreHeartbeats] = []
 
-    def make(rank: int, store: Store) -> StoreBeats:
-        made.append(StoreBeats(World(rank=rank, world_size=3), store))
+    def make(rank: int, store: Store) -> StoreHeartbeats:
+        made.append(StoreHeartbeats(World(rank=rank, world_size=3), store))
         return made[-1]
 
     yield make
@@ -185,21 +185,21 @@ def test_a_rank_that_beats_no_more_is_missed_by_all(quick, gone: int) -> None:
     ranks = [quick(rank, store) for rank in range(3)]
     ranks[gone].close()
     for rank in {0, 1, 2} - {gone}:
-        wait_for(lambda beats=ranks[rank]: beats.misses_one(MISSED_S))
+        wait_for(lambda beats=ranks[rank]: beats.has_silent_rank(MISSED_S))
 
 
 def test_a_rank_that_was_never_heard_of_is_missed(quick) -> None:
     store = HashStore()
     ranks = [quick(0, store), quick(1, store)]
-    wait_for(lambda: ranks[0].misses_one(MISSED_S))
-    wait_for(lambda: ranks[1].misses_one(MISSED_S))
+    wait_for(lambda: ranks[0].has_silent_rank(MISSED_S))
+    wait_for(lambda: ranks[1].has_silent_rank(MISSED_S))
 
 
-def looks(ranks: list[StoreBeats]) -> set[bool]:
+def looks(ranks: list[StoreHeartbeats]) -> set[bool]:
     """Return what the ranks find, one look after the other, for three times as long as they must miss one."""
     found, until = set(), time.monotonic() + 3 * MISSED_S
     while time.monotonic() < until:
-        found |= {beats.misses_one(MISSED_S) for beats in ranks}
+        found |= {beats.has_silent_rank(MISSED_S) for beats in ranks}
         time.sleep(QUICK_S)
     return found
 
@@ -213,7 +213,7 @@ def test_a_rank_that_has_said_that_it_ends_is_not_missed(quick) -> None:
     """It has left in order, or has said why it does not."""
     store = HashStore()
     ranks = [quick(rank, store) for rank in range(3)]
-    ranks[2].say("left")
+    ranks[2].publish("left")
     ranks[2].close()
     assert looks(ranks[:2]) == {False}
 
@@ -233,5 +233,5 @@ class Still(Store):
 def test_a_store_that_does_not_answer_is_missed_as_a_rank_is(quick) -> None:
     store = Still()
     beats = quick(1, store)
-    wait_for(lambda: beats.misses_one(MISSED_S))
+    wait_for(lambda: beats.has_silent_rank(MISSED_S))
     store.goes_on.set()

@@ -12,9 +12,11 @@ def host(monkeypatch):
     monkeypatch.setattr("sys.platform", "linux")
 
     def has(own: str, towards: str, default: str = "", **addresses: str) -> None:
-        monkeypatch.setattr(interface, "own_address", lambda name: own)
-        monkeypatch.setattr(interface, "address_to", lambda name: default if name == interface._FAR else towards)
-        monkeypatch.setattr(interface, "addresses", lambda: {"lo": "127.0.0.1", **addresses})
+        monkeypatch.setattr(interface, "host_address", lambda name: own)
+        monkeypatch.setattr(
+            interface, "address_to", lambda name: default if name == interface._DOCUMENTATION_ADDRESS else towards
+        )
+        monkeypatch.setattr(interface, "interface_addresses", lambda: {"lo": "127.0.0.1", **addresses})
 
     return has
 
@@ -61,13 +63,13 @@ def test_other_systems_are_left_alone(host, monkeypatch) -> None:
 
 
 def test_what_is_asked_of_the_system_is_answered() -> None:
-    assert interface.own_address("localhost") in ("127.0.0.1", "::1")
+    assert interface.host_address("localhost") in ("127.0.0.1", "::1")
     assert interface.address_to("127.0.0.1") == "127.0.0.1"
-    assert "127.0.0.1" in interface.addresses().values()
+    assert "127.0.0.1" in interface.interface_addresses().values()
 
 
 def test_what_is_no_address_is_not_known_to_stay_here() -> None:
-    assert [interface.stays_here(each) for each in ("", "::1", "fe80::1%eth0", "nonsense")] == [
+    assert [interface.is_own_address(each) for each in ("", "::1", "fe80::1%eth0", "nonsense")] == [
         True,
         True,
         False,

@@ -13,7 +13,7 @@ import pytest
 
 from paceline.core.errors import WorldError
 from paceline.parallel import launch as launcher
-from paceline.parallel.launch import PREEMPTED, Ended, launch
+from paceline.parallel.launch import PREEMPTED, LaunchResult, launch
 
 
 def program(text: str) -> list[str]:
@@ -32,24 +32,24 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_rank_gets_its_place_and_success_is_zero(tmp_path: Path) -> None:
     text = f"open('{tmp_path}/' + os.environ['RANK'], 'w').write(os.environ['WORLD_SIZE'] + os.environ['LOCAL_RANK'])"
-    assert launch(program(text), 3, environ()) == Ended(0)
+    assert launch(program(text), 3, environ()) == LaunchResult(0)
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"0": "30", "1": "31", "2": "32"}
 
 
 @pytest.mark.parametrize(
     ("codes", "expected"),
     [
-        ([0, 2], Ended(2)),
-        ([2, 1, 1], Ended(2)),
-        ([1, 4], Ended(4)),
-        ([0, 1], Ended(1)),
-        ([1, 0], Ended(1, was_lost=True)),
-        ([75, 75], Ended(PREEMPTED)),
-        ([75, 1], Ended(1, was_lost=True)),
-        ([4, 75], Ended(4)),
+        ([0, 2], LaunchResult(2)),
+        ([2, 1, 1], LaunchResult(2)),
+        ([1, 4], LaunchResult(4)),
+        ([0, 1], LaunchResult(1)),
+        ([1, 0], LaunchResult(1, was_lost=True)),
+        ([75, 75], LaunchResult(PREEMPTED)),
+        ([75, 1], LaunchResult(1, was_lost=True)),
+        ([4, 75], LaunchResult(4)),
     ],
 )
-def test_the_code_of_the_rank_that_explained_itself_is_the_runs(codes: list[int], expected: Ended) -> None:
+def test_the_code_of_the_rank_that_explained_itself_is_the_runs(codes: list[int], expected: LaunchResult) -> None:
     assert launch(program(f"sys.exit({codes}[rank])"), len(codes), environ()) == expected
 
 
@@ -80,7 +80,7 @@ def test_ranks_that_outlive_a_failure_are_ended(tmp_path: Path) -> None:
     text = f"open('{tmp_path}/pid', 'w').write(str(os.getpid())) if rank == 0 else None\n"
     text += f"while rank == 0 or not os.path.exists('{tmp_path}/pid'): time.sleep(0.01)\n"
     text += "time.sleep(0.1)\nsys.exit(3)"
-    assert launch(program(text), 2, environ()) == Ended(3)
+    assert launch(program(text), 2, environ()) == LaunchResult(3)
     pid = int((tmp_path / "pid").read_text())
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
@@ -90,7 +90,7 @@ def test_rank_0_is_handed_the_open_socket_that_all_are_told_of(tmp_path: Path) -
     text = "import socket\nfd = int(os.environ['PACELINE_STORE_FD'])\n"
     text += "name = socket.socket(fileno=fd).getsockname()[1] if rank == 0 else fd\n"
     text += f"open('{tmp_path}/' + str(rank), 'w').write(f\"{{name}} {{os.environ['MASTER_PORT']}}\")"
-    assert launch(program(text), 2, environ()) == Ended(0)
+    assert launch(program(text), 2, environ()) == LaunchResult(0)
     port, told = (tmp_path / "0").read_text().split()
     assert port == told and int(port) > 1023
     assert (tmp_path / "1").read_text() == f"-1 {told}"
@@ -131,7 +131,7 @@ def marked(folder: Path, then: Callable[[], None], ranks: int = 2) -> threading.
     return thread
 
 
-def asked_to_stop(folder: Path, text: str, *numbers: int, grace_s: float = 60.0) -> tuple[Ended, float]:
+def asked_to_stop(folder: Path, text: str, *numbers: int, grace_s: float = 60.0) -> tuple[LaunchResult, float]:
     """Return how two ranks end that are sent signals through their launcher, and after how many seconds."""
     sent: list[float] = []
 
@@ -152,7 +152,7 @@ def asked_to_stop(folder: Path, text: str, *numbers: int, grace_s: float = 60.0)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP])
 def test_a_signal_to_stop_is_passed_on_and_ranks_that_have_saved_end_with_75(tmp_path: Path, number: int) -> None:
     text = "time.sleep(0.5)\nopen(os.environ['TEST_MARKS'] + f'/saved{rank}', 'w').write(asked[0])\nsys.exit(75)"
-    assert asked_to_stop(tmp_path, text, number)[0] == Ended(PREEMPTED)
+    assert asked_to_stop(tmp_path, text, number)[0] == LaunchResult(PREEMPTED)
     told = "SIGTERM" if number == signal.SIGINT else signal.Signals(number).name
     assert [(tmp_path / f"saved{rank}").read_text() for rank in range(2)] == [told] * 2
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
@@ -168,7 +168,7 @@ def test_a_rank_that_ignores_the_signal_is_killed_after_the_grace_time(tmp_path:
 # matrix: 20
 def test_a_second_ctrl_c_kills_at_once(tmp_path: Path) -> None:
     ended, took = asked_to_stop(tmp_path, "time.sleep(600)", signal.SIGINT, signal.SIGINT)
-    assert ended == Ended(130)
+    assert ended == LaunchResult(130)
     assert took < 5.0
 
 
@@ -176,7 +176,7 @@ def test_a_second_ctrl_c_kills_at_once(tmp_path: Path) -> None:
 def test_a_rank_that_leaves_by_itself_is_given_time_for_the_others_to_save() -> None:
     """Only one rank was told to stop, by someone else; the others know from it."""
     text = "sys.exit(75) if rank == 1 else (time.sleep(1.5), sys.exit(75))"  # longer than after a failure
-    assert launch(program(text), 2, environ()) == Ended(PREEMPTED)
+    assert launch(program(text), 2, environ()) == LaunchResult(PREEMPTED)
 
 
 def test_what_is_ignored_from_the_start_is_not_passed_on(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_what_is_ignored_from_the_start_is_not_passed_on(tmp_path: Path) -> None
         thread.join(timeout=60)
     finally:
         signal.signal(signal.SIGHUP, before)
-    assert ended == Ended(0)
+    assert ended == LaunchResult(0)
 
 
 def test_a_run_whose_rank_0_ended_well_is_not_lost_with_another_rank() -> None:
@@ -201,7 +201,7 @@ def test_a_run_whose_rank_0_ended_well_is_not_lost_with_another_rank() -> None:
 
 def test_a_rank_knows_which_attempt_it_is_of(tmp_path: Path) -> None:
     text = f"open('{tmp_path}/attempt', 'w').write(os.environ['PACELINE_ATTEMPT'])"
-    assert launch(program(text), 1, environ(), attempt=3) == Ended(0)
+    assert launch(program(text), 1, environ(), attempt=3) == LaunchResult(0)
     assert (tmp_path / "attempt").read_text() == "3"
 
 
@@ -226,12 +226,12 @@ sys.exit(1)
 @pytest.mark.parametrize(
     ("number", "expected"),
     [
-        (signal.SIGTERM, Ended(143, "SIGTERM came when 2 of 9 ranks had been started, so all were ended")),
-        (signal.SIGINT, Ended(130)),
+        (signal.SIGTERM, LaunchResult(143, "SIGTERM came when 2 of 9 ranks had been started, so all were ended")),
+        (signal.SIGINT, LaunchResult(130)),
     ],
 )
 def test_a_signal_that_comes_while_ranks_are_started_ends_those_there_are_and_starts_no_other(
-    monkeypatch: pytest.MonkeyPatch, number: signal.Signals, expected: Ended
+    monkeypatch: pytest.MonkeyPatch, number: signal.Signals, expected: LaunchResult
 ) -> None:
     """Of nine ranks, each deaf to it, two have been started when a real signal comes."""
     processes, start = [], launcher._start

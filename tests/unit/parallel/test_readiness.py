@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from paceline.parallel.readiness import LastGradient
+from paceline.parallel.readiness import LastGradientHook
 
 
 class Network(nn.Module):
@@ -21,12 +21,12 @@ def backward(model: nn.Module) -> None:
 
 def test_the_last_gradient_tells_from_the_second_backward_pass_on() -> None:
     model, told = Network(), list[bool]()
-    last = LastGradient(model.parameters(), lambda: told.append(model.first.weight.grad is not None))
-    last.settle()  # before any pass there is nothing to learn
+    last = LastGradientHook(model.parameters(), lambda: told.append(model.first.weight.grad is not None))
+    last.end_pass()  # before any pass there is nothing to learn
     backward(model)
     assert told == []
     for passes in (1, 2, 3):
-        last.settle()
+        last.end_pass()
         model.zero_grad()
         backward(model)
         assert told == [True] * passes
@@ -34,11 +34,11 @@ def test_the_last_gradient_tells_from_the_second_backward_pass_on() -> None:
 
 def test_one_hook_is_left() -> None:
     model = Network()
-    last = LastGradient(model.parameters(), lambda: None)
+    last = LastGradientHook(model.parameters(), lambda: None)
     hooks = [each._post_accumulate_grad_hooks for each in model.parameters()]  # what torch keeps them in
     assert [len(each) for each in hooks] == [1] * 6
     backward(model)
-    last.settle()
+    last.end_pass()
     assert sorted(len(each) for each in hooks) == [0, 0, 0, 0, 0, 1]
 
 
@@ -46,8 +46,8 @@ def test_frozen_parameters_are_not_listened_to() -> None:
     model = Network()
     model.first.requires_grad_(False)
     told: list[str] = []
-    last = LastGradient(model.parameters(), lambda: told.append("ready"))
+    last = LastGradientHook(model.parameters(), lambda: told.append("ready"))
     for _ in range(2):
         backward(model)
-        last.settle()
+        last.end_pass()
     assert told == ["ready"]

@@ -8,7 +8,7 @@ from torch import nn
 
 from paceline.core.world import World
 from paceline.parallel import replicas
-from paceline.parallel.replicas import Unwatched, build_replicas, hashed
+from paceline.parallel.replicas import NoReplicaCheck, build_replica_check, hash_tensor
 from paceline.recipe.schema.parallel import Parallel
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.bool]
@@ -27,17 +27,17 @@ def test_the_hash_is_the_formula_in_integers_of_any_size() -> None:
     values = torch.randn(1000, generator=torch.Generator().manual_seed(0))
     words = struct.unpack("<1000i", values.numpy().tobytes())
     expected = 1000 + sum(word * (split_mix(place) | 1) for place, word in enumerate(words))
-    assert hashed(values).item() & MASK == expected & MASK
+    assert hash_tensor(values).item() & MASK == expected & MASK
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_single_number_that_changes_changes_the_hash(dtype) -> None:
     values = torch.zeros(257, dtype=dtype)
-    found = {hashed(values).item()}
+    found = {hash_tensor(values).item()}
     for place in range(257):
         changed = values.clone()
         changed[place] = 1
-        found.add(hashed(changed).item())
+        found.add(hash_tensor(changed).item())
     assert len(found) == 258
 
 
@@ -45,44 +45,44 @@ def test_two_numbers_that_change_places_change_the_hash() -> None:
     values = torch.arange(64.0)
     swapped = values.clone()
     swapped[3], swapped[40] = values[40], values[3]
-    assert hashed(values) != hashed(swapped)
+    assert hash_tensor(values) != hash_tensor(swapped)
 
 
 def test_a_zero_of_another_sign_and_a_nan_of_another_kind_are_other_bits() -> None:
-    assert hashed(torch.tensor([0.0])) != hashed(torch.tensor([-0.0]))
+    assert hash_tensor(torch.tensor([0.0])) != hash_tensor(torch.tensor([-0.0]))
     nans = torch.tensor([0x7FC00000, 0x7FC00001], dtype=torch.int32).view(torch.float32)
-    assert hashed(nans[:1]) != hashed(nans[1:])
+    assert hash_tensor(nans[:1]) != hash_tensor(nans[1:])
 
 
 def test_zeros_of_another_length_hash_otherwise() -> None:
-    assert len({hashed(torch.zeros(length)).item() for length in range(5)}) == 5
+    assert len({hash_tensor(torch.zeros(length)).item() for length in range(5)}) == 5
 
 
 def test_memory_layout_does_not_matter() -> None:
     images = torch.randn(2, 3, 4, 5)
-    assert hashed(images) == hashed(images.to(memory_format=torch.channels_last))
+    assert hash_tensor(images) == hash_tensor(images.to(memory_format=torch.channels_last))
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 64, 65])
 def test_hashing_in_chunks_changes_nothing(monkeypatch, chunk: int) -> None:
     values = torch.arange(65.0)
-    whole = hashed(values)
+    whole = hash_tensor(values)
     monkeypatch.setattr(replicas, "_CHUNK", chunk)
-    assert hashed(values) == whole
+    assert hash_tensor(values) == whole
 
 
 def test_one_rank_and_a_switch_that_is_off_have_nothing_to_compare() -> None:
     model = nn.Linear(2, 2)
     two = World(rank=0, world_size=2)
-    assert isinstance(build_replicas(Parallel(check_replicas="5st"), World.single(), model, 5), Unwatched)
-    assert isinstance(build_replicas(Parallel(), two, model, 0), Unwatched)
-    assert not isinstance(build_replicas(Parallel(check_replicas="5st"), two, model, 5), Unwatched)
-    Unwatched().check(5)
+    assert isinstance(build_replica_check(Parallel(check_replicas="5st"), World.single(), model, 5), NoReplicaCheck)
+    assert isinstance(build_replica_check(Parallel(), two, model, 0), NoReplicaCheck)
+    assert not isinstance(build_replica_check(Parallel(check_replicas="5st"), two, model, 5), NoReplicaCheck)
+    NoReplicaCheck().check(5)
 
 
 def test_steps_between_are_free() -> None:
     """No process group exists here, so a check that did anything would fail."""
-    watched = build_replicas(Parallel(check_replicas="5st"), World(rank=0, world_size=2), nn.Linear(2, 2), 5)
+    watched = build_replica_check(Parallel(check_replicas="5st"), World(rank=0, world_size=2), nn.Linear(2, 2), 5)
     for step in (1, 2, 3, 4, 6, 9):
         watched.check(step)
     with pytest.raises(ValueError, match="process group has not been initialized"):

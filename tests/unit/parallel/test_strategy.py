@@ -12,7 +12,7 @@ from paceline.parallel.ddp import DDP
 from paceline.parallel.fsdp import sharding_units
 from paceline.parallel.single import DataParallel, SingleDevice
 from paceline.parallel.strategy import build_strategy
-from paceline.parallel.wire import TorchsWiring
+from paceline.parallel.wire import NoCommHook
 from paceline.recipe.schema.parallel import Parallel
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -46,7 +46,7 @@ def test_data_parallel_wraps_the_model_and_leaves_it_whole() -> None:
 
 
 def test_a_static_graph_refuses_micro_batches_in_one_line() -> None:
-    wiring = TorchsWiring()
+    wiring = NoCommHook()
     strategy = DDP(CPU, bucket_mb=1, bucket_view=True, static_graph=True, averages=True, wiring=wiring)
     strategy._module = object()  # type: ignore[assignment]  # what wraps the model is not asked
     strategy.accumulate(final=True)
@@ -57,11 +57,11 @@ def test_a_static_graph_refuses_micro_batches_in_one_line() -> None:
 @pytest.mark.parametrize("strategy", [SingleDevice(), DataParallel()])
 def test_one_rank_has_one_row_and_no_one_to_wait_for(strategy: SingleDevice | DataParallel) -> None:
     turned: list[str] = []
-    strategy.listen(turned.append)
+    strategy.on_comm_wait(turned.append)
     model = nn.BatchNorm1d(2)
     model(torch.ones(3, 2)).sum().backward()
-    assert turned == [] and strategy.wire() is None
-    assert strategy.every(torch.tensor([1.0, 2.0])).tolist() == [[1.0, 2.0]]
+    assert turned == [] and strategy.comm_times() is None
+    assert strategy.all_gather(torch.tensor([1.0, 2.0])).tolist() == [[1.0, 2.0]]
 
 
 def with_gradient(values: list[float], dtype: torch.dtype) -> nn.Parameter:

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from paceline.core.errors import RecipeError
-from paceline.parallel.sync_norm import SyncBatchNorm, synchronise_norms
+from paceline.parallel.sync_norm import SyncBatchNorm, convert_sync_batch_norm
 
 CPU = torch.device("cpu")
 
@@ -26,7 +26,7 @@ def test_every_batch_norm_is_replaced_and_nothing_else_changes() -> None:
     model.stem[1].weight.requires_grad_(False)
     before = dict(model.named_parameters()) | dict(model.named_buffers())
     names = list(model.state_dict())
-    assert synchronise_norms(model, CPU) is model
+    assert convert_sync_batch_norm(model, CPU) is model
     after = dict(model.named_parameters()) | dict(model.named_buffers())
     assert list(model.state_dict()) == names and after.keys() == before.keys()
     assert all(after[name] is before[name] for name in before)
@@ -40,7 +40,7 @@ def test_every_batch_norm_is_replaced_and_nothing_else_changes() -> None:
 
 def test_a_model_that_is_a_batch_norm_is_replaced() -> None:
     norm = nn.BatchNorm2d(3)
-    made = synchronise_norms(norm, CPU)
+    made = convert_sync_batch_norm(norm, CPU)
     assert isinstance(made, SyncBatchNorm) and made.weight is norm.weight
 
 
@@ -49,7 +49,7 @@ def test_one_rank_has_the_bits_of_torchs_batch_norm() -> None:
     model = Shared()
     other = Shared()
     other.load_state_dict(model.state_dict())
-    synchronise_norms(other, CPU)
+    convert_sync_batch_norm(other, CPU)
     for is_training in (True, True, False):
         images = torch.randn(6, 3, 2, 2)
         outputs = [each.train(is_training)(images) for each in (model, other)]
@@ -72,10 +72,10 @@ def test_a_batch_norm_that_does_more_is_not_replaced_by_one_that_does_less() -> 
         RecipeError,
         match=r"^model.norm: sync_batch cannot replace 1.0 \(Activated\), which does more .* \(set model.norm=",
     ):
-        synchronise_norms(model, CPU)
+        convert_sync_batch_norm(model, CPU)
     assert type(model[0]) is nn.BatchNorm2d
 
 
 def test_gpus_get_torchs_own() -> None:
-    model = synchronise_norms(Shared(), torch.device("cuda", 0))
+    model = convert_sync_batch_norm(Shared(), torch.device("cuda", 0))
     assert len([module for module in model.modules() if isinstance(module, nn.SyncBatchNorm)]) == 2

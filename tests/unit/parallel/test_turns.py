@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch.distributed import HashStore, Store
 
 from paceline.core.errors import WorldError
-from paceline.parallel.turns import in_turn, leave_last
+from paceline.parallel.turns import exit_last, run_in_order
 
 
 def test_others_wait_for_all_that_are_first_and_look_up_meanwhile() -> None:
@@ -21,7 +21,7 @@ def test_others_wait_for_all_that_are_first_and_look_up_meanwhile() -> None:
         return is_first
 
     with ThreadPoolExecutor() as pool:
-        told = [pool.submit(in_turn, store, 2, work, looked_up.set, is_first=rank < 2) for rank in range(4)]
+        told = [pool.submit(run_in_order, store, 2, work, looked_up.set, is_first=rank < 2) for rank in range(4)]
         assert [each.result(30) for each in told] == [True, True, False, False]
     assert events == [True, True, False, False]
 
@@ -31,12 +31,12 @@ def test_whoever_has_nothing_to_wait_for_leaves() -> None:
         raise WorldError("it failed")
 
     with pytest.raises(WorldError, match="it failed"):
-        in_turn(HashStore(), 1, lambda is_first: is_first, waits, is_first=False)
+        run_in_order(HashStore(), 1, lambda is_first: is_first, waits, is_first=False)
 
 
 def test_what_a_first_rank_does_is_done_once_also_where_nothing_comes_of_it() -> None:
     done: list[bool] = []
-    in_turn(HashStore(), 1, done.append, lambda: None, is_first=True)
+    run_in_order(HashStore(), 1, done.append, lambda: None, is_first=True)
     assert done == [True]
 
 
@@ -62,7 +62,7 @@ def test_where_the_store_does_not_answer_whoever_waits_still_looks_up_and_can_le
 
     try:
         with pytest.raises(WorldError, match="it is silent"):
-            in_turn(store, 1, lambda is_first: is_first, waits, is_first=False)
+            run_in_order(store, 1, lambda is_first: is_first, waits, is_first=False)
     finally:
         store.answers.set()
     assert looks == [False] * 4
@@ -77,7 +77,7 @@ class Gone(Store):
 
 def test_where_the_store_is_gone_that_is_what_is_raised() -> None:
     with pytest.raises(dist.DistNetworkError, match="Connection reset by peer"):
-        in_turn(Gone(), 1, lambda is_first: is_first, lambda: None, is_first=False)
+        run_in_order(Gone(), 1, lambda is_first: is_first, lambda: None, is_first=False)
 
 
 def test_each_rank_is_counted_once_and_the_last_waits_for_the_others_alone() -> None:
@@ -86,7 +86,7 @@ def test_each_rank_is_counted_once_and_the_last_waits_for_the_others_alone() -> 
     def leave(is_last: bool) -> None:
         if not is_last:
             events.append(False)
-        leave_last(store, 2, lambda: None, is_last=is_last)
+        exit_last(store, 2, lambda: None, is_last=is_last)
         if is_last:
             events.append(True)
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
-from paceline.parallel.memory import NoMemory
-from paceline.parallel.wire import HostMoments, TimedWiring, TorchsWiring, build_wiring
+from paceline.parallel.memory import NoCommState
+from paceline.parallel.wire import HostTimestamps, NoCommHook, TimedCommHook, build_comm_hook
 from paceline.recipe.schema.parallel import Parallel
 
 CPU = torch.device("cpu")
@@ -45,7 +45,7 @@ class Network:
         return future, bucket.num_bytes
 
     def step(
-        self, wiring: TimedWiring, sizes: Sequence[int], ready_s: Sequence[float], done_s: Sequence[float]
+        self, wiring: TimedCommHook, sizes: Sequence[int], ready_s: Sequence[float], done_s: Sequence[float]
     ) -> None:
         """Hand in a bucket of each size at `ready_s`, and answer all at `done_s`, as if the step began at 0."""
         began_s = self.now_s
@@ -60,9 +60,9 @@ class Network:
         self.now_s = began_s + 100
 
 
-def timed(network: Network, warmup_steps: int = 0) -> TimedWiring:
+def timed(network: Network, warmup_steps: int = 0) -> TimedCommHook:
     send: Any = network.send
-    return TimedWiring(send, NoMemory(), HostMoments(lambda: network.now_s), warmup_steps)
+    return TimedCommHook(send, NoCommState(), HostTimestamps(lambda: network.now_s), warmup_steps)
 
 
 def test_buckets_are_timed_from_ready_to_averaged() -> None:
@@ -70,7 +70,7 @@ def test_buckets_are_timed_from_ready_to_averaged() -> None:
     wiring = timed(network)
     network.step(wiring, [100, 50], ready_s=[1, 3], done_s=[4, 5])
     network.step(wiring, [100, 50], ready_s=[1, 4], done_s=[6, 5])  # the second is averaged first
-    wire = wiring.wire()
+    wire = wiring.times()
     assert wire is not None and (wire.n, wire.wire_s) == (2, 4.5)  # 1 to 5, and 1 to 6
     assert [(each.bytes, each.ready_s, each.wire_s, each.n) for each in wire.buckets] == [
         (100, 0.0, 4.0, 2),
@@ -84,7 +84,7 @@ def test_first_steps_are_left_out() -> None:
     wiring = timed(network, warmup_steps=2)
     for took_s in (50, 40, 3):
         network.step(wiring, [8], ready_s=[0], done_s=[took_s])
-    wire = wiring.wire()
+    wire = wiring.times()
     assert wire is not None and (wire.n, wire.wire_s) == (1, 3.0)
 
 
@@ -93,11 +93,11 @@ def test_rehearsals_are_neither_counted_nor_part_of_the_warm_up() -> None:
     wiring = timed(network, warmup_steps=1)
     for _ in range(3):
         network.step(wiring, [8], [1.0], [9.0])
-    wiring.forget()
+    wiring.reset()
     network.step(wiring, [8], [1.0], [9.0])
-    assert wiring.wire() is None
+    assert wiring.times() is None
     network.step(wiring, [8], [1.0], [3.0])
-    wire = wiring.wire()
+    wire = wiring.times()
     assert wire is not None and (wire.n, wire.wire_s) == (1, 2.0)
 
 
@@ -106,7 +106,7 @@ def test_other_buckets_begin_anew() -> None:
     wiring = timed(network)
     network.step(wiring, [150], ready_s=[0], done_s=[9])
     network.step(wiring, [100, 50], ready_s=[0, 1], done_s=[2, 3])
-    wire = wiring.wire()
+    wire = wiring.times()
     assert wire is not None and (wire.n, wire.wire_s) == (1, 3.0)
     assert [each.bytes for each in wire.buckets] == [100, 50]
 
@@ -114,15 +114,15 @@ def test_other_buckets_begin_anew() -> None:
 def test_a_step_on_its_way_is_not_counted_yet() -> None:
     network = Network()
     wiring = timed(network)
-    assert wiring.wire() is None
+    assert wiring.times() is None
     network.step(wiring, [8], ready_s=[0], done_s=[2])
     bucket: Any = Bucket(0, 8, True)
     wiring._hook(None, bucket)
-    wire = wiring.wire()
+    wire = wiring.times()
     assert wire is not None and wire.n == 1
     network.now_s += 4
     network.sent[-1].set_result(torch.zeros(()))
-    wire = wiring.wire()
+    wire = wiring.times()
     assert wire is not None and (wire.n, wire.wire_s) == (2, 3.0)
 
 
@@ -132,7 +132,7 @@ def test_a_step_that_broke_off_is_forgotten() -> None:
     bucket: Any = Bucket(0, 8, False)
     wiring._hook(None, bucket)
     network.step(wiring, [8, 8], ready_s=[0, 1], done_s=[2, 3])
-    wire = wiring.wire()
+    wire = wiring.times()
     assert wire is not None and (wire.n, wire.wire_s) == (1, 3.0)
 
 
@@ -145,12 +145,12 @@ def test_memory_does_not_grow_with_steps() -> None:
 
 
 def test_without_a_clock_nothing_is_timed_and_torch_sends_as_it_does() -> None:
-    assert isinstance(build_wiring(Parallel(), CPU, None), TorchsWiring)
+    assert isinstance(build_comm_hook(Parallel(), CPU, None), NoCommHook)
     for compression in ("bf16", "fp16", "powersgd"):
-        wiring = build_wiring(Parallel(compression=compression), CPU, None)
-        assert not isinstance(wiring, TorchsWiring | TimedWiring) and wiring.wire() is None
+        wiring = build_comm_hook(Parallel(compression=compression), CPU, None)
+        assert not isinstance(wiring, NoCommHook | TimedCommHook) and wiring.times() is None
 
 
 @pytest.mark.parametrize("compression", ["off", "bf16"])
 def test_with_a_clock_buckets_are_timed(compression: Any) -> None:
-    assert isinstance(build_wiring(Parallel(compression=compression), CPU, lambda: 0.0), TimedWiring)
+    assert isinstance(build_comm_hook(Parallel(compression=compression), CPU, lambda: 0.0), TimedCommHook)

@@ -3,7 +3,7 @@
 import pytest
 
 from paceline.core.errors import RecipeError
-from paceline.recipe.load import Loaded, load
+from paceline.recipe.load import LoadedRecipe, load
 from paceline.recipe.patch import Patch
 
 
@@ -30,7 +30,7 @@ def write(tmp_path):
 def resolve(write):
     """Return a function that loads the smallest recipe there is with overrides over it."""
 
-    def loaded(*words: str, text: str = "train: {epochs: 1}\n") -> Loaded:
+    def loaded(*words: str, text: str = "train: {epochs: 1}\n") -> LoadedRecipe:
         return load(write(text), Patch.parse(list(words)))
 
     return loaded

@@ -6,7 +6,7 @@ import pytest
 
 from paceline.core.errors import RecipeError
 from paceline.recipe.consent import (
-    consent_words,
+    consent_arguments,
     require_consent,
     require_consent_to_settings,
     settings_name_code,
@@ -59,7 +59,7 @@ def test_each_field_that_names_code_in_a_file_is_refused_with_place_value_and_fi
     assert message.startswith("r.yaml:") and f"{field}: {ALL[field]} is code" in message
     assert "(add --own-code, in Python own_code=True, if you trust whoever wrote it)" in message
     require_consent(loaded, own_code=True)
-    assert consent_words(loaded.recipe) == ("--own-code",)
+    assert consent_arguments(loaded.recipe) == ("--own-code",)
 
 
 def test_a_file_that_is_extended_is_the_one_that_is_named() -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from paceline.core.dataset import DatasetInfo
-from paceline.recipe.effects import outwaited
+from paceline.recipe.effects import workers_outwaited_by_timeout
 from paceline.recipe.load import load, preset_names
 from paceline.recipe.plan import Plan
 
@@ -41,13 +41,13 @@ def test_a_wait_for_workers_that_the_run_ends_before_is_noted(resolve, worker_ti
     wait, limit = recipe.data.worker_timeout, recipe.parallel.timeout
     ends = f"parallel.timeout of {limit} ends the run first, and cannot say at which image a worker hangs"
     note = f"data.worker_timeout: {wait} has no effect: {ends} (set it lower than that)"
-    assert outwaited(recipe, 1) == (note if is_noted else "")
-    assert outwaited(recipe, 0) == ""
+    assert workers_outwaited_by_timeout(recipe, 1) == (note if is_noted else "")
+    assert workers_outwaited_by_timeout(recipe, 0) == ""
 
 
 def test_no_preset_has_a_run_end_before_its_workers_can_be_blamed():
     assert len(preset_names()) > 20
-    assert [name for name in preset_names() if outwaited(load(name).recipe, 1)] == []
+    assert [name for name in preset_names() if workers_outwaited_by_timeout(load(name).recipe, 1)] == []
 
 
 SIZING = [

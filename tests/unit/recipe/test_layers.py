@@ -4,11 +4,11 @@ import copy
 
 import pytest
 
-from paceline.recipe.layers import Layer, merge
+from paceline.recipe.layers import Layer, merge_layers
 
 
 def merged(*mappings) -> dict:
-    return merge(Layer(values, f"layer {number}") for number, values in enumerate(mappings)).values
+    return merge_layers(Layer(values, f"layer {number}") for number, values in enumerate(mappings)).values
 
 
 def test_the_later_layer_wins_field_by_field():
@@ -34,7 +34,7 @@ def test_a_mapping_that_is_one_value_replaces_the_one_before_it_and_arguments_ar
     change = {"train": {"class_weights": {"dog": 3}}, "model": {"args": {"b": 2}}}
     assert merged(before, change) == {**change, "model": {"args": {"a": 1, "b": 2}}}
     assert merged(before, {"train": {"class_weights": "off"}}, change) == merged(before, change)
-    stack = merge([Layer(before, "r.yaml", {"train.class_weights": 3}), Layer(change, "command line")])
+    stack = merge_layers([Layer(before, "r.yaml", {"train.class_weights": 3}), Layer(change, "command line")])
     assert stack.origin("train.class_weights.dog") == "command line"
 
 
@@ -138,7 +138,7 @@ def test_the_one_that_was_replaced_is_auto(resolve):
 
 
 def test_origins_name_the_last_layer_and_its_line():
-    stack = merge(
+    stack = merge_layers(
         [
             Layer(
                 {"seed": 1, "optim": {"lr": 1, "momentum": 0.5}}, "base.yaml", {"seed": 1, "optim": 2, "optim.lr": 3}
@@ -153,7 +153,7 @@ def test_origins_name_the_last_layer_and_its_line():
 
 
 def test_what_was_dropped_has_no_origin_any_more():
-    stack = merge(
+    stack = merge_layers(
         [
             Layer({"optim": {"name": "sgd", "momentum": 0.5}, "train": {"epochs": 1, "stop": {"top1": 0.9}}}, "base"),
             Layer({"optim": {"name": "adam"}, "train": {"steps": 1, "stop": "off"}}, "over"),

@@ -7,7 +7,7 @@ import pytest
 from paceline.core.errors import RecipeError
 from paceline.core.urls import public_url
 from paceline.recipe import load as load_module
-from paceline.recipe.load import find, load
+from paceline.recipe.load import find_recipe, load
 from paceline.recipe.patch import Patch
 from paceline.recipe.schema.source import Pack
 
@@ -198,7 +198,7 @@ def test_a_bad_override_names_the_field(write, refusal):
 
 
 def test_finding_a_recipe_does_not_read_it(write):
-    assert str(find(write("not: [yaml"))) == "r.yaml"
+    assert str(find_recipe(write("not: [yaml"))) == "r.yaml"
     with pytest.raises(RecipeError):
         load("r.yaml")
 

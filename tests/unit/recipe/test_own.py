@@ -8,7 +8,7 @@ import pytest
 
 from paceline.core.errors import RecipeError
 from paceline.recipe.load import load, load_values
-from paceline.recipe.own import AUGMENT, NETWORK, OPTIMIZER, SINK, SOURCE, Own, check_own_parts, load_object, path_of
+from paceline.recipe.own import AUGMENT, MODEL, OPTIMIZER, SINK, SOURCE, PluginRef, check_plugins, load_object, path_of
 from paceline.recipe.patch import Patch
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.augment import Flip, OwnAugment
@@ -64,8 +64,8 @@ def parts(tmp_path, monkeypatch) -> str:
     sys.modules.pop(name, None)
 
 
-def own(parts: str, name: str, contract=NETWORK, path="model", **args) -> Own:
-    return Own(path, f"{parts}:{name}", args, contract)
+def own(parts: str, name: str, contract=MODEL, path="model", **args) -> PluginRef:
+    return PluginRef(path, f"{parts}:{name}", args, contract)
 
 
 def test_a_part_is_called_with_what_is_given_and_its_args(parts) -> None:
@@ -325,8 +325,8 @@ def test_the_parts_of_a_recipe_are_checked_before_anything_is_made(parts, refusa
         (f"log.sinks=['{parts}:Gone']", "log.sinks[0]"),
     ):
         recipe = load("digits", Patch.parse([word])).recipe
-        assert refusal(check_own_parts, recipe) == f"{path}.name: {parts}:Gone: {parts} has no Gone (correct it)"
-    check_own_parts(load("digits").recipe)
+        assert refusal(check_plugins, recipe) == f"{path}.name: {parts}:Gone: {parts} has no Gone (correct it)"
+    check_plugins(load("digits").recipe)
 
 
 def test_a_part_that_is_handed_over_is_named_by_where_it_is(parts) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from paceline.recipe.patch import Patch
 from paceline.recipe.schema import Recipe
-from paceline.recipe.schema.train import WHOLE
+from paceline.recipe.schema.train import REPLACED_WHOLE
 
 
 def values(*words: str) -> dict:
@@ -75,7 +75,7 @@ def test_all_fields_whose_keys_are_data_are_one_value():
         for name, field in section.get("properties", {}).items()
         if any(isinstance(each.get("additionalProperties"), dict) for each in (field, *field.get("anyOf", [])))
     }
-    assert found == WHOLE
+    assert found == REPLACED_WHOLE
 
 
 def test_a_switch_may_be_thrown_after_its_fields_were_set():

@@ -5,13 +5,13 @@ import shlex
 
 import pytest
 
-from paceline.cli.words import split_words
+from paceline.cli.words import split_recipe_args
 from paceline.core.rundir import RunDir
 from paceline.core.units import Duration
 from paceline.recipe.load import PRESETS, load, preset_names, preset_summary
 from paceline.recipe.plan import lr_factor
 from paceline.recipe.schema import Recipe
-from paceline.recipe.yamlfile import read_file, read_text, write_text
+from paceline.recipe.yamlfile import read_yaml_file, read_yaml_text, to_yaml_text
 
 SC20_RUNGS = ("sc20/bs256", "sc20/bs256-amp", "sc20/bs256-amp-nhwc", "sc20/bs256-amp-nhwc-extra-opts")
 SC20_PROFILES = tuple(f"{name}-prof" for name in SC20_RUNGS)
@@ -138,7 +138,7 @@ def test_there_are_47_presets_and_they_are_the_files_of_the_folder():
 def test_every_preset_comes_back_from_yaml_as_an_equal_recipe_with_an_equal_hash(name):
     recipe = load(name).recipe
     values = recipe.to_dict()
-    read = read_text(write_text(values), "again.yaml").values
+    read = read_yaml_text(to_yaml_text(values), "again.yaml").values
     assert read == values
     assert Recipe.model_validate(read) == recipe
     assert Recipe.model_validate(read).hash == recipe.hash
@@ -150,7 +150,7 @@ def test_every_preset_loads_again_from_a_run_directory(name, tmp_path):
     run = RunDir(tmp_path / "run")
     run.create()
     run.write_json("plan.json", {})
-    run.recipe.write_text(f"# recipe {recipe.hash}\n" + write_text(recipe.to_dict()), encoding="utf-8")
+    run.recipe.write_text(f"# recipe {recipe.hash}\n" + to_yaml_text(recipe.to_dict()), encoding="utf-8")
     again = load(str(run.path))
     assert (again.recipe, again.name) == (recipe, "run")
 
@@ -178,7 +178,7 @@ def test_the_command_of_every_preset_is_that_preset_with_overrides_that_load(nam
         at = words.index("--ranks")
         assert words[at + 1].isdecimal()
         del words[at : at + 2]
-    named, patch = split_words(words)
+    named, patch = split_recipe_args(words)
     recipe = load(named, patch).recipe
     assert named == name
     values = flat(recipe.to_dict())
@@ -192,7 +192,7 @@ def test_every_value_of_a_preset_names_the_preset_and_line_that_set_it(name):
     assert stack.origins
     for path, place in stack.origins.items():
         file, line = place.rsplit(":", 1)
-        assert read_file(PRESETS / file).lines[path] == int(line)
+        assert read_yaml_file(PRESETS / file).lines[path] == int(line)
 
 
 @pytest.mark.parametrize(("base", "variant"), VARIANTS)

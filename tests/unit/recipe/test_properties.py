@@ -11,12 +11,12 @@ from pydantic import BaseModel, ValidationError
 
 from paceline.core.dataset import DatasetInfo
 from paceline.core.errors import DataError, PacelineError, RecipeError
-from paceline.recipe.layers import Layer, merge
+from paceline.recipe.layers import Layer, merge_layers
 from paceline.recipe.load import load, preset_names, validate
 from paceline.recipe.patch import Patch
 from paceline.recipe.plan import Plan
 from paceline.recipe.schema import Recipe
-from paceline.recipe.yamlfile import read_text, read_value, write_text
+from paceline.recipe.yamlfile import read_yaml_text, read_yaml_value, to_yaml_text
 
 POOL: tuple[Any, ...] = (
     *("on", "off", "auto", "1ep", "500st", "10%", "64img", "30min", "0st", "x", "", "none", "skip", "host", "device"),
@@ -67,7 +67,7 @@ def is_accepted(path: str, value: Any) -> bool:
     """Whether `value` is one for the field at `path` of the smallest recipe there is."""
     layers = ({"train": {"epochs": 2}}, Patch(((path, value),)).values())
     try:
-        Recipe.model_validate(merge(Layer(each, "a test") for each in layers).values)
+        Recipe.model_validate(merge_layers(Layer(each, "a test") for each in layers).values)
     except ValidationError:
         return False
     return True
@@ -84,7 +84,7 @@ ASSIGNMENTS = FITTING | st.lists(st.tuples(st.sampled_from(PATHS), VALUES), max_
 
 
 def resolved(*layers: dict[str, Any]) -> Recipe:
-    return validate(merge([Layer(copy.deepcopy(values), "a test") for values in layers]))
+    return validate(merge_layers([Layer(copy.deepcopy(values), "a test") for values in layers]))
 
 
 def in_one_line(error: PacelineError) -> bool:
@@ -105,7 +105,7 @@ def test_any_assignments_make_a_recipe_that_reads_back_or_a_line(base: dict[str,
     except RecipeError as refused:
         assert in_one_line(refused)
         return
-    again = resolved(read_text(write_text(recipe.to_dict()), "r.yaml").values)
+    again = resolved(read_yaml_text(to_yaml_text(recipe.to_dict()), "r.yaml").values)
     assert again == recipe and again.hash == recipe.hash
 
 
@@ -131,13 +131,13 @@ YAML = st.lists(
 
 @given(YAML | st.text())
 def test_any_text_is_values_that_read_back_or_a_line(text: str) -> None:
-    for read in (lambda: read_text(text, "r.yaml").values, lambda: {"x": read_value(text, "x")}):
+    for read in (lambda: read_yaml_text(text, "r.yaml").values, lambda: {"x": read_yaml_value(text, "x")}):
         try:
             values = read()
         except RecipeError as refused:
             assert in_one_line(refused) and str(refused).isprintable()
             continue
-        assert same(read_text(write_text(values), "again").values, values)
+        assert same(read_yaml_text(to_yaml_text(values), "again").values, values)
 
 
 def same(one: Any, other: Any) -> bool:

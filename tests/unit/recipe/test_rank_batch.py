@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from paceline.core.dataset import DatasetInfo
-from paceline.lab.laying import lay, settled_by
-from paceline.lab.trial import vary
+from paceline.lab.laying import expand_equivalent_paths, merge_patches
+from paceline.lab.trial import apply_patch
 from paceline.recipe.effects import thin_batch
-from paceline.recipe.layers import Layer, merge
+from paceline.recipe.layers import Layer, merge_layers
 from paceline.recipe.load import load_values
 from paceline.recipe.patch import Patch
 from paceline.recipe.plan import Plan, resolve_batch
@@ -41,7 +41,9 @@ def test_32_images_on_each_rank_are_one_recipe_with_as_many_times_32_over_all(re
     ],
 )
 def test_the_later_layer_counts_the_images(before: dict, change: dict, after: dict) -> None:
-    assert merge([Layer({"data": before}, "file"), Layer({"data": change}, "command line")]).values == {"data": after}
+    assert merge_layers([Layer({"data": before}, "file"), Layer({"data": change}, "command line")]).values == {
+        "data": after
+    }
 
 
 def test_the_command_line_wins_over_a_file_and_a_script_over_what_it_extends(resolve) -> None:
@@ -57,16 +59,16 @@ def test_the_command_line_wins_over_a_file_and_a_script_over_what_it_extends(res
 def test_a_recipe_with_a_batch_per_rank_loads_again_to_an_equal_one(resolve) -> None:
     recipe = resolve("data.rank_batch_size=16").recipe
     assert load_values(recipe.to_dict()).recipe == recipe
-    assert vary(recipe, Patch((("data.batch_size", 64),))) == resolve("data.batch_size=64").recipe
+    assert apply_patch(recipe, Patch((("data.batch_size", 64),))) == resolve("data.batch_size=64").recipe
 
 
 def test_what_is_laid_over_a_patch_says_how_large_the_batch_is(resolve) -> None:
     recipe = resolve().recipe
     whole, per_rank = Patch((("data.batch_size", 64),)), Patch((("seed", 3), ("data.rank_batch_size", 16)))
-    assert lay(recipe, whole, per_rank) == per_rank
-    assert lay(recipe, per_rank, whole) == Patch((("seed", 3), *whole.assignments))
+    assert merge_patches(recipe, whole, per_rank) == per_rank
+    assert merge_patches(recipe, per_rank, whole) == Patch((("seed", 3), *whole.assignments))
     both = {"data.batch_size", "data.rank_batch_size"}
-    assert [settled_by([each]) for each in (*both, "seed")] == [both, both, {"seed"}]
+    assert [expand_equivalent_paths([each]) for each in (*both, "seed")] == [both, both, {"seed"}]
 
 
 def test_two_batches_may_be_given_where_they_agree(resolve, refusal) -> None:

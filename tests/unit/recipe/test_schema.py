@@ -13,7 +13,7 @@ from paceline.recipe.patch import Patch
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.section import Section
 from paceline.recipe.schema.train import Ema
-from paceline.recipe.yamlfile import read_text
+from paceline.recipe.yamlfile import read_yaml_text
 
 SCHEMA: dict[str, Any] = Recipe.model_json_schema()
 SECTIONS: dict[str, dict[str, Any]] = {"Recipe": SCHEMA, **SCHEMA["$defs"]}
@@ -140,7 +140,7 @@ def test_the_json_schema_takes_a_recipe_that_loads(resolve, text):
     ],
 )  # fmt: skip
 def test_the_json_schema_refuses_what_does_not_load(text):
-    values = {"train": {"epochs": 1}, **read_text(text, "r.yaml").values}
+    values = {"train": {"epochs": 1}, **read_yaml_text(text, "r.yaml").values}
     assert fits({"train": {"epochs": 1}}, SCHEMA)
     assert not fits(values, SCHEMA)
 

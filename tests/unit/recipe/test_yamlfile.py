@@ -5,7 +5,14 @@ import time
 
 import pytest
 
-from paceline.recipe.yamlfile import MAX_FILE_BYTES, Document, read_file, read_text, read_value, write_text
+from paceline.recipe.yamlfile import (
+    MAX_FILE_BYTES,
+    YamlDocument,
+    read_yaml_file,
+    read_yaml_text,
+    read_yaml_value,
+    to_yaml_text,
+)
 
 BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
     f"{name}: &{name} [{','.join([f'*{before}'] * 9)}]\n" for before, name in zip("abcdefghi", "bcdefghij", strict=True)
@@ -59,14 +66,16 @@ REFUSED = {
 
 # matrix: 44
 def test_what_is_refused_is_refused_in_one_line_with_file_and_line(refusal):
-    assert {why: refusal(read_text, text, "r.yaml") for why, (text, _) in REFUSED.items()} == {
+    assert {why: refusal(read_yaml_text, text, "r.yaml") for why, (text, _) in REFUSED.items()} == {
         why: message for why, (_, message) in REFUSED.items()
     }
 
 
 def test_a_number_of_thousands_of_digits_is_refused_in_one_line(refusal):
     """Python itself refuses to convert it, which is what protects us."""
-    assert refusal(read_text, f"a: {'9' * 5000}\n", "r.yaml").startswith("r.yaml: is not YAML: Exceeds the limit (4300")
+    assert refusal(read_yaml_text, f"a: {'9' * 5000}\n", "r.yaml").startswith(
+        "r.yaml: is not YAML: Exceeds the limit (4300"
+    )
 
 
 # matrix: 44
@@ -74,43 +83,43 @@ def test_a_number_of_thousands_of_digits_is_refused_in_one_line(refusal):
 def test_a_small_file_that_would_grow_without_end_is_refused_at_once(refusal, text):
     """The aliases stand for 9**9 values and reading 3,000 brackets took 10 s, so 5 s tells the two apart."""
     before = time.monotonic()
-    refusal(read_text, text, "r.yaml")
+    refusal(read_yaml_text, text, "r.yaml")
     assert time.monotonic() - before < 5
 
 
 def test_a_file_that_is_too_big_is_refused_unread(tmp_path, refusal):
     path = tmp_path / "r.yaml"
     path.write_bytes(b"#" * (MAX_FILE_BYTES + 1))
-    assert refusal(read_file, path) == f"{path}: is over 500,000 bytes, which no recipe is (name another file)"
+    assert refusal(read_yaml_file, path) == f"{path}: is over 500,000 bytes, which no recipe is (name another file)"
     path.write_bytes(b"#" * MAX_FILE_BYTES)
-    assert read_file(path) == Document({})
+    assert read_yaml_file(path) == YamlDocument({})
 
 
 @pytest.mark.parametrize("content", [b"a: \xff", "a: 1".encode("utf-16"), "a: é".encode("latin-1")])
 def test_a_file_that_is_not_utf_8_is_refused(tmp_path, refusal, content):
     path = tmp_path / "r.yaml"
     path.write_bytes(content)
-    assert refusal(read_file, path) == f"{path}: is not UTF-8 text (name a recipe file)"
+    assert refusal(read_yaml_file, path) == f"{path}: is not UTF-8 text (name a recipe file)"
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path, refusal):
     path = tmp_path / "r.yaml"
-    assert refusal(read_file, path) == f"{path}: cannot be read: No such file or directory (name a recipe file)"
+    assert refusal(read_yaml_file, path) == f"{path}: cannot be read: No such file or directory (name a recipe file)"
 
 
 @pytest.mark.parametrize("text", ["", "\n", "# nothing yet\n", "---\n"])
 def test_an_empty_file_sets_nothing(text):
-    assert read_text(text, "r.yaml") == Document({})
+    assert read_yaml_text(text, "r.yaml") == YamlDocument({})
 
 
 @pytest.mark.parametrize("text", ["\ufeffa: 1\nb: 2\n", "a: 1\r\nb: 2\r\n", "a: 1\nb: 2", "---\na: 1\nb: 2\n...\n"])
 def test_marks_and_line_ends_of_other_editors_change_nothing(text):
-    assert read_text(text, "r.yaml").values == {"a": 1, "b": 2}
+    assert read_yaml_text(text, "r.yaml").values == {"a": 1, "b": 2}
 
 
 def test_numbers_and_words_are_those_of_yaml_1_2():
     text = "a: 1e-3\nb: 012\nc: yes\nd: on\ne: off\nf: 12:30\ng: 5.0e-4\nh: true\ni: 0o17\nj: ~\nk: 1e3\n"
-    assert read_text(text, "r.yaml").values == {
+    assert read_yaml_text(text, "r.yaml").values == {
         "a": 1e-3, "b": 12, "c": "yes", "d": "on", "e": "off", "f": "12:30", "g": 5e-4, "h": True, "i": 15, "j": None,
         "k": 1000.0,
     }  # fmt: skip
@@ -127,18 +136,23 @@ def test_values_are_plain_python():
             yield from kinds(child)
 
     text = "a: 0x1F  # hex\nb: 'quoted'\nc: [1.50, {d: |\n  text\n  }]\n".replace("|\n  text\n  ", '"text"')
-    assert set(kinds(read_text(text, "r.yaml").values)) == {dict, list, str, int, float}
+    assert set(kinds(read_yaml_text(text, "r.yaml").values)) == {dict, list, str, int, float}
 
 
 def test_every_key_knows_its_line():
     text = "# a comment\na: 1\n\nb:\n  c:\n    d: 2\n  e: {f: 3,\n      g: 4}\nh:\n  - i: 5\n"
-    assert read_text(text, "r.yaml").lines == {
+    assert read_yaml_text(text, "r.yaml").lines == {
         "a": 2, "b": 4, "b.c": 5, "b.c.d": 6, "b.e": 7, "b.e.f": 7, "b.e.g": 8, "h": 9,
     }  # fmt: skip
 
 
 def test_a_value_may_be_of_any_kind():
-    assert [read_value(text, "key") for text in ("3", "[a, 1e-3]", "{a: 1}", "")] == [3, ["a", 1e-3], {"a": 1}, None]
+    assert [read_yaml_value(text, "key") for text in ("3", "[a, 1e-3]", "{a: 1}", "")] == [
+        3,
+        ["a", 1e-3],
+        {"a": 1},
+        None,
+    ]
 
 
 TEXTS = [
@@ -152,12 +166,12 @@ NUMBERS = [0, -1, 2**63, 0.0, -0.0, 1.0, 0.1, 1 / 3, 1e-5, 4e-6, 1e22, 1e300, 5e
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_any_text_reads_back_equal(text):
-    assert read_text(write_text({"a": text, "b": [text]}), "r.yaml").values == {"a": text, "b": [text]}
+    assert read_yaml_text(to_yaml_text({"a": text, "b": [text]}), "r.yaml").values == {"a": text, "b": [text]}
 
 
 @pytest.mark.parametrize("number", NUMBERS)
 def test_any_number_reads_back_equal_and_of_its_kind(number):
-    read = read_text(write_text({"a": number}), "r.yaml").values["a"]
+    read = read_yaml_text(to_yaml_text({"a": number}), "r.yaml").values["a"]
     assert (read, type(read), str(read)) == (number, type(number), str(number))
 
 
@@ -175,21 +189,24 @@ def test_any_mapping_reads_back_equal():
 
     for _ in range(200):
         values = {"a": grow(3), "b": grow(3)}
-        assert read_text(write_text(values), "r.yaml").values == values
+        assert read_yaml_text(to_yaml_text(values), "r.yaml").values == values
 
 
 def test_a_list_that_is_used_twice_is_written_twice():
     """An alias would be shorter, and refused on reading."""
     shared = [0.5]
-    assert read_text(write_text({"mean": shared, "std": shared}), "r.yaml").values == {"mean": [0.5], "std": [0.5]}
+    assert read_yaml_text(to_yaml_text({"mean": shared, "std": shared}), "r.yaml").values == {
+        "mean": [0.5],
+        "std": [0.5],
+    }
 
 
 def test_keys_stay_in_the_order_given():
-    assert write_text({"b": 1, "a": {"d": 2, "c": 3}}) == "b: 1\na:\n  d: 2\n  c: 3\n"
+    assert to_yaml_text({"b": 1, "a": {"d": 2, "c": 3}}) == "b: 1\na:\n  d: 2\n  c: 3\n"
 
 
 def test_more_keys_and_values_than_any_recipe_has_are_refused(refusal):
     text = "".join(f"k{number}: 1\n" for number in range(31_000))
-    assert refusal(read_text, text, "r.yaml").startswith(
+    assert refusal(read_yaml_text, text, "r.yaml").startswith(
         "r.yaml:30001: more than 60,000 keys and values are not allowed"
     )

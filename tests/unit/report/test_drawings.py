@@ -5,10 +5,10 @@ from itertools import pairwise
 
 import pytest
 
-from paceline.report.axis import axis, decades, doublings
-from paceline.report.blocks import Chart, HeatMap, Line
-from paceline.report.heat import grid
-from paceline.report.plot import HEIGHT, MAX_LINES, WIDTH, plot
+from paceline.report.axis import linear_axis, log2_axis, log10_axis
+from paceline.report.blocks import Chart, ChartLine, HeatMap
+from paceline.report.heat import layout_heat_map
+from paceline.report.plot import HEIGHT, MAX_LINES, WIDTH, layout_chart
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from paceline.report.plot import HEIGHT, MAX_LINES, WIDTH, plot
      (0, 4e-7, ["0", "1e-7", "2e-7", "3e-7", "4e-7"]), (-1, 1, ["-1.0", "-0.5", "0.0", "0.5", "1.0"])],
 )  # fmt: skip
 def test_ticks_are_round_numbers_over_all_values(low, high, texts):
-    found = axis(low, high)
+    found = linear_axis(low, high)
     assert [text for _, text in found.ticks] == texts
     assert found.low <= low and found.high >= high
 
@@ -29,11 +29,11 @@ def test_ticks_are_round_numbers_over_all_values(low, high, texts):
     "low, high", [(0, 1e-300), (0, 1e300), (-1e9, 1e9), (1e15, 1e15 + 4), (0, 5e-324), (-5e-324, 0), (-5e-324, -5e-324)]
 )
 def test_an_axis_over_any_numbers_has_a_few_ticks(low, high):
-    assert 2 <= len(axis(low, high).ticks) <= 12
+    assert 2 <= len(linear_axis(low, high).ticks) <= 12
 
 
 def test_a_tight_axis_ends_with_its_values():
-    found = axis(0.0, 12.3, is_tight=True)
+    found = linear_axis(0.0, 12.3, is_tight=True)
     assert (found.low, found.high) == (0.0, 12.3)
     assert [text for _, text in found.ticks] == ["0", "5", "10"]
 
@@ -43,18 +43,18 @@ def test_a_tight_axis_ends_with_its_values():
     [(1, 8, ["1", "2", "4", "8"]), (3, 12, ["4", "8"]), (1, 4096, ["1", "4", "16", "64", "256", "1,024", "4,096"])],
 )  # fmt: skip
 def test_ticks_of_ranks_are_powers_of_two_as_far_from_one_another(low, high, texts):
-    found = doublings(low, high)
+    found = log2_axis(low, high)
     assert [text for _, text in found.ticks] == texts
-    assert found.place(found.low) == 0 and found.place(found.high) == 1
-    distances = [found.place(after) - found.place(before) for (before, _), (after, _) in pairwise(found.ticks)]
+    assert found.position(found.low) == 0 and found.position(found.high) == 1
+    distances = [found.position(after) - found.position(before) for (before, _), (after, _) in pairwise(found.ticks)]
     assert distances == pytest.approx([distances[0]] * len(distances))  # logarithms, rounded
 
 
 @pytest.mark.parametrize("ranks", [1, 4, 96])
 def test_a_single_number_of_ranks_stands_in_the_middle_and_no_half_rank_beside_it(ranks):
-    found = doublings(ranks, ranks)
+    found = log2_axis(ranks, ranks)
     assert found.ticks == ((ranks, str(ranks)),)
-    assert found.place(ranks) == pytest.approx(0.5)  # logarithms, rounded
+    assert found.position(ranks) == pytest.approx(0.5)  # logarithms, rounded
 
 
 @pytest.mark.parametrize(
@@ -63,15 +63,15 @@ def test_a_single_number_of_ranks_stands_in_the_middle_and_no_half_rank_beside_i
      (0.3, 0.4, ["0.2", "0.5"]), (5, 5, ["5", "10"]), (1, 1, ["1", "2"]), (2e-7, 1e-6, ["2e-7", "5e-7", "1e-6"])],
 )  # fmt: skip
 def test_ticks_of_rates_are_round_numbers_around_all_values(low, high, texts):
-    found = decades(low, high)
+    found = log10_axis(low, high)
     assert [text for _, text in found.ticks] == texts
     assert found.low <= low and found.high >= high
 
 
 @pytest.mark.parametrize("low, high", [(1e-300, 1e300), (1, 1e40), (1e-12, 1), (7, 9), (99, 101), (1e98, 1e99), (5, 7)])
 def test_a_logarithmic_axis_over_any_positive_numbers_has_a_few_ticks(low, high):
-    assert 2 <= len(decades(low, high).ticks) <= 12
-    assert 1 <= len(doublings(low, high).ticks) <= 8
+    assert 2 <= len(log10_axis(low, high).ticks) <= 12
+    assert 1 <= len(log2_axis(low, high).ticks) <= 8
 
 
 def chart(*lines, **more):
@@ -85,8 +85,8 @@ def numbers_of(found):
 
 
 def test_lines_and_names_stay_inside_the_drawing():
-    lines = [Line(f"a line of {index}", [(x, x * index) for x in range(1000)]) for index in range(4)]
-    found = plot(chart(*lines))
+    lines = [ChartLine(f"a line of {index}", [(x, x * index) for x in range(1000)]) for index in range(4)]
+    found = layout_chart(chart(*lines))
     xs, ys = numbers_of(found)[::2], numbers_of(found)[1::2]
     assert len(xs) <= 2000 and min(xs) >= found.left and max(xs) <= found.right < WIDTH - 60
     assert min(ys) >= found.top and max(ys) <= found.bottom < HEIGHT
@@ -95,13 +95,13 @@ def test_lines_and_names_stay_inside_the_drawing():
 
 
 def test_measurements_are_marked_and_tell_their_value():
-    found = plot(chart(Line("validation", [(1, 0.5), (2, 0.25)], marked=True)))
+    found = layout_chart(chart(ChartLine("validation", [(1, 0.5), (2, 0.25)], has_markers=True)))
     assert [dot.text for dot in found.curves[0].dots] == ["epoch 1: validation 0.5000", "epoch 2: validation 0.2500"]
     assert found.hints == () and found.curves[0].label is None
 
 
 def test_long_lines_tell_their_values_in_strips_that_cover_the_chart():
-    found = plot(chart(Line("training", [(x, 2 * x) for x in range(500)])))
+    found = layout_chart(chart(ChartLine("training", [(x, 2 * x) for x in range(500)])))
     assert 50 <= len(found.hints) <= 61
     assert found.hints[0].x == found.left
     assert sum(hint.width for hint in found.hints) == pytest.approx(found.right - found.left)  # sums of floats
@@ -110,14 +110,16 @@ def test_long_lines_tell_their_values_in_strips_that_cover_the_chart():
 
 def test_a_pause_breaks_the_line():
     points = [(x, 1.0) for x in [*range(20), *range(100, 120)]]
-    assert len(plot(chart(Line("cpu", points))).curves[0].pieces) == 2
+    assert len(layout_chart(chart(ChartLine("cpu", points))).curves[0].pieces) == 2
 
 
 def test_intervals_are_drawn_inside_the_chart_and_told():
     points = [(1, 100.0), (2, 190.0), (4, 350.0)]
-    line = Line("measured", points, marked=True, bounds={(1, 100.0): (90.0, 110.0), (4, 350.0): (300.0, 400.0)})
+    line = ChartLine(
+        "measured", points, has_markers=True, bounds={(1, 100.0): (90.0, 110.0), (4, 350.0): (300.0, 400.0)}
+    )
     for more in ({}, {"log_x": True, "log_y": True, "low": None}):
-        found = plot(Chart("Speed", "ranks", "images/s", [line], **more))
+        found = layout_chart(Chart("Speed", "ranks", "images/s", [line], **more))
         bars = found.curves[0].bars
         assert [bar.x for bar in bars] == [found.curves[0].dots[0].x, found.curves[0].dots[2].x]
         for bar, dot in zip(bars, found.curves[0].dots[::2], strict=True):
@@ -129,56 +131,58 @@ def test_intervals_are_drawn_inside_the_chart_and_told():
 
 def test_an_interval_that_is_far_longer_than_points_are_apart_leaves_them_room():
     points = [(1, 10.0), (2, 20.0)]
-    line = Line("measured", points, marked=True, bounds={(1, 10.0): (-1e6, 1e6), (2, 20.0): (19.0, 21.0)})
-    found = plot(Chart("Speed", "ranks", "images/s", [line]))
+    line = ChartLine("measured", points, has_markers=True, bounds={(1, 10.0): (-1e6, 1e6), (2, 20.0): (19.0, 21.0)})
+    found = layout_chart(Chart("Speed", "ranks", "images/s", [line]))
     assert [mark.text for mark in found.y_ticks] == ["0", "20", "40", "60"]
     assert found.curves[0].bars[0].low == found.bottom and found.curves[0].bars[0].high == found.top
     assert found.curves[0].dots[0].text.endswith("(-1,000,000 to 1,000,000)")
 
 
 def test_an_interval_that_reaches_zero_is_drawn_a_decade_down_on_a_logarithmic_axis():
-    line = Line("measured", [(1, 10.0), (2, 20.0)], marked=True, bounds={(1, 10.0): (-5.0, 25.0)})
-    found = plot(Chart("Speed", "ranks", "images/s", [line], low=None, log_x=True, log_y=True)).curves[0]
+    line = ChartLine("measured", [(1, 10.0), (2, 20.0)], has_markers=True, bounds={(1, 10.0): (-5.0, 25.0)})
+    found = layout_chart(Chart("Speed", "ranks", "images/s", [line], low=None, log_x=True, log_y=True)).curves[0]
     assert found.bars[0].low == pytest.approx(HEIGHT - 34)  # a tick, 1, which is where the axis stands
     assert found.dots[0].text == "ranks 1: measured 10 (-5 to 25)"
 
 
 def test_equal_factors_are_equal_lengths_where_both_axes_are_logarithmic():
-    line = Line("ideal", [(1, 10.0), (2, 20.0), (4, 40.0)], marked=True)
-    dots = plot(Chart("Speed", "ranks", "images/s", [line], low=None, log_x=True, log_y=True)).curves[0].dots
+    line = ChartLine("ideal", [(1, 10.0), (2, 20.0), (4, 40.0)], has_markers=True)
+    dots = layout_chart(Chart("Speed", "ranks", "images/s", [line], low=None, log_x=True, log_y=True)).curves[0].dots
     assert dots[1].x - dots[0].x == pytest.approx(dots[2].x - dots[1].x)  # logarithms, rounded
     assert dots[0].y - dots[1].y == pytest.approx(dots[1].y - dots[2].y)
 
 
 def test_doubling_distances_are_no_gap():
     points = [(2.0**power, 1.0 + power) for power in range(13)]
-    assert len(plot(Chart("t", "ranks", "s", [Line("l", points)], log_x=True)).curves[0].pieces) == 1
+    assert len(layout_chart(Chart("t", "ranks", "s", [ChartLine("l", points)], log_x=True)).curves[0].pieces) == 1
 
 
 def test_a_single_point_is_drawn():
-    assert len(plot(chart(Line("loss", [(3, 1.5)]))).curves[0].dots) == 1
+    assert len(layout_chart(chart(ChartLine("loss", [(3, 1.5)]))).curves[0].dots) == 1
 
 
 def test_of_many_lines_some_are_drawn_and_each_group_is_named_once():
-    lines = [Line(f"{index}", [(0, index), (1, index)], group=("read", "written")[index % 2]) for index in range(80)]
-    found = plot(chart(*lines))
+    lines = [
+        ChartLine(f"{index}", [(0, index), (1, index)], group=("read", "written")[index % 2]) for index in range(80)
+    ]
+    found = layout_chart(chart(*lines))
     assert len(found.curves) == MAX_LINES
     assert [curve.label.text for curve in found.curves if curve.label] == ["read", "written"]
 
 
 def test_a_name_without_room_is_in_a_legend_and_its_label_at_the_line():
-    lines = [Line(f"batch 1024 with warm-up of {n} epochs", [(0, n), (1, n)], label=f"{n}") for n in (1, 2)]
-    found = plot(chart(*lines))
+    lines = [ChartLine(f"batch 1024 with warm-up of {n} epochs", [(0, n), (1, n)], label=f"{n}") for n in (1, 2)]
+    found = layout_chart(chart(*lines))
     assert [curve.label.text for curve in found.curves] == ["1", "2"]
     assert found.legend == (("line-0", lines[0].name), ("line-1", lines[1].name))
-    assert plot(chart(*(Line(name, [(0, 1), (1, 1)]) for name in ("read", "written")))).legend == ()
-    assert plot(chart(lines[0])).legend == ()
+    assert layout_chart(chart(*(ChartLine(name, [(0, 1), (1, 1)]) for name in ("read", "written")))).legend == ()
+    assert layout_chart(chart(lines[0])).legend == ()
 
 
 def test_dashed_lines_have_the_colour_of_their_group():
-    lines = [Line(f"{group}, {what}", [(0, 1), (1, 2)], group=group, label=group[0], dashed=what == "training")
+    lines = [ChartLine(f"{group}, {what}", [(0, 1), (1, 2)], group=group, label=group[0], is_dashed=what == "training")
              for group in ("1: batch 128 and on", "2: b") for what in ("validation", "training")]  # fmt: skip
-    found = plot(chart(*lines))
+    found = layout_chart(chart(*lines))
     assert [curve.style for curve in found.curves] == [
         "line-group line-0", "line-group line-0 line-dashed", "line-group line-1", "line-group line-1 line-dashed",
     ]  # fmt: skip
@@ -195,7 +199,7 @@ def matrix(num):
 
 
 def test_each_class_of_a_few_is_named_and_each_count_told():
-    found = grid(matrix(4))
+    found = layout_heat_map(matrix(4))
     assert [name.text for name in found.names] == ["class 0", "class 1", "class 2", "class 3"]
     assert [square.text for square in found.squares] == ["9", "1", "1", "1", "9", "1", "1", "9", "1", "9"]
     assert found.squares[1].hint == "class 0 taken for class 1: 1 of 12, 8.3 %"
@@ -203,10 +207,10 @@ def test_each_class_of_a_few_is_named_and_each_count_told():
 
 
 def test_a_hundred_classes_are_a_few_paths():
-    found = grid(matrix(100))
+    found = layout_heat_map(matrix(100))
     assert found.squares == () and len(found.shades) <= 20
     assert sum(shade.path.count("M") for shade in found.shades) == 100 * 101 // 2
 
 
 def test_a_class_without_images_has_an_empty_row():
-    assert grid(HeatMap("m", ["a", "b"], [[0, 0], [1, 3]])).squares[0].y > 0
+    assert layout_heat_map(HeatMap("m", ["a", "b"], [[0, 0], [1, 3]])).squares[0].y > 0

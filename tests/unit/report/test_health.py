@@ -5,7 +5,7 @@ import json
 import pytest
 
 from paceline.core.class_table import ClassCount, ClassTable
-from paceline.report.write import report_text, write_report
+from paceline.report.write import render_report, write_report
 
 FINDING = {
     "name": "one_class_predicted",
@@ -27,15 +27,15 @@ def test_the_findings_of_a_result_come_before_the_bottleneck_as_text(runs, tmp_p
     page = write_report(rundir).read_text()
     assert page.index('id="health"') < page.index('id="bottleneck"')
     assert "one class predicted" in page and "&lt;b&gt;bag" in page and "<b>bag" not in page
-    markdown = report_text(rundir, "md")
+    markdown = render_report(rundir, "md")
     assert "- **one class predicted** (error): 9 of 10 images" in markdown and "<b>bag" not in markdown
-    assert json.loads(report_text(rundir, "json"))["result"]["health"] == [FINDING]
+    assert json.loads(render_report(rundir, "json"))["result"]["health"] == [FINDING]
 
 
 def test_a_run_in_which_nothing_was_found_has_no_health_section(runs, tmp_path):
     rundir = runs.write_run(tmp_path / "run", runs.SMALL, health=[])
     collapsed(rundir)  # the result has the last word
-    assert 'id="health"' not in write_report(rundir).read_text() and "## Health" not in report_text(rundir, "md")
+    assert 'id="health"' not in write_report(rundir).read_text() and "## Health" not in render_report(rundir, "md")
 
 
 @pytest.mark.parametrize("has_result", [False, True])
@@ -84,6 +84,6 @@ def test_a_training_loss_above_the_validation_loss_is_explained(runs, tmp_path, 
         with rundir.steps.open("a") as file:
             file.write(json.dumps({**row, "loss": loss}) + "\n")
         rundir.recipe.write_text(RECIPE.format(smoothing, augment))
-        markdown = report_text(rundir, "md")
+        markdown = render_report(rundir, "md")
         assert ("The training loss (7.5" in markdown) == (is_above and reason is not None)
         assert not (reason and is_above) or reason in markdown

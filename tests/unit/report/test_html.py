@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from paceline import report
-from paceline.report.page import build_page
+from paceline.report.page import build_run_page
 from paceline.report.run import read_run
-from paceline.report.write import MAX_BYTES, write_report
+from paceline.report.write import MAX_REPORT_BYTES, write_report
 
 IN_WORDS = {
     "throughput": {"spread", "n", "excluded_s"},
@@ -142,7 +142,7 @@ def test_the_page_says_what_was_trained_on_which_data_and_how(runs, tmp_path):
 def test_figures_in_large_print_are_numbers_or_a_dash_with_the_reason_below(runs, tmp_path):
     silent = {"images_per_s": 0.0, "spread": [0.0, 0.0], "n": 0, "excluded_s": 0.0}
     rundir = runs.write_run(tmp_path / "run", runs.SMALL, eval=None, ema=None, best=None, throughput=silent)
-    figures = build_page(read_run(rundir)).figures
+    figures = build_run_page(read_run(rundir)).figures
     dashes = [(figure.label, figure.note.partition(":")[0]) for figure in figures if figure.cell.value is None]
     assert dashes == [("top-1", "not evaluated"), ("images/s", "not measured")]
     assert all(figure.cell.text == "–" for figure in figures if figure.cell.value is None)  # noqa: RUF001
@@ -189,7 +189,7 @@ def luminance(colour):
 
 
 def charts_of(rundir):
-    blocks = [block for section in build_page(read_run(rundir)).sections for block in section.blocks]
+    blocks = [block for section in build_run_page(read_run(rundir)).sections for block in section.blocks]
     return [chart for block in blocks if block.kind == "charts" for chart in block.charts]
 
 
@@ -224,7 +224,7 @@ def test_the_largest_run_fits(runs, tmp_path):
     for index in range(100):
         (rundir.worst / f"{index}.{'png' if index % 2 else 'jpg'}").write_bytes(b"\xff\xd8\xff" + bytes(16_000))
     path = write_report(rundir)
-    assert path == rundir.report and path.stat().st_size < MAX_BYTES
+    assert path == rundir.report and path.stat().st_size < MAX_REPORT_BYTES
     text = path.read_text()
     assert "no thumbnail" in text and "data:image/jpeg" in text and names[999][:60] in text
 

@@ -2,17 +2,17 @@
 
 from pathlib import Path
 
-from paceline.report.blocks import Charts
-from paceline.report.run import Run
-from paceline.report.sections.learning import learning
-from paceline.report.thin import thin
+from paceline.report.blocks import ChartRow
+from paceline.report.run import RunData
+from paceline.report.sections.learning import learning_section
+from paceline.report.thin import downsample
 
 
 def test_accuracy_on_the_training_batches_is_drawn_beside_validation() -> None:
-    steps = thin([{"step": 4 * number, "epoch": number / 2, "top1": number / 10} for number in range(1, 5)])
+    steps = downsample([{"step": 4 * number, "epoch": number / 2, "top1": number / 10} for number in range(1, 5)])
     evals = ({"step": 8, "epoch": 1.0, "top1": 0.3}, {"step": 16, "epoch": 2.0, "top1": 0.5, "batch_top1": 0.35})
-    section = learning(Run(Path("run"), steps=steps, evals=evals))
-    charts = next(block for block in section.blocks if isinstance(block, Charts))
+    section = learning_section(RunData(Path("run"), steps=steps, evals=evals))
+    charts = next(block for block in section.blocks if isinstance(block, ChartRow))
     accuracy = next(chart for chart in charts.charts if chart.title == "Top-1 accuracy")
     batches, validation = accuracy.lines
     assert (batches.name, list(batches.points)) == ("training batches", [(0.5, 10), (1, 20), (1.5, 30), (2, 40)])

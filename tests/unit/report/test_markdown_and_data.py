@@ -6,8 +6,8 @@ import re
 import pytest
 
 from paceline.core.errors import RecipeError
-from paceline.report.markdown import escaped
-from paceline.report.write import report_text
+from paceline.report.markdown import escape_markdown
+from paceline.report.write import render_report
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +18,7 @@ def rundir(runs, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def markdown(rundir):
-    return report_text(rundir, "md")
+    return render_report(rundir, "md")
 
 
 def outside_of_code(text):
@@ -35,7 +35,7 @@ def test_markdown_has_the_figures_and_the_sections(markdown):
 def test_no_markup_from_outside_is_left_in_markdown(runs, markdown):
     text = outside_of_code(markdown)
     assert "<" not in text and "](" not in text and "`" not in text
-    assert escaped(runs.EVIL) in text
+    assert escape_markdown(runs.EVIL) in text
 
 
 def test_every_row_of_a_markdown_table_has_as_many_cells_as_its_head(markdown):
@@ -49,16 +49,16 @@ def test_every_row_of_a_markdown_table_has_as_many_cells_as_its_head(markdown):
 def test_a_recipe_cannot_end_the_block_it_is_shown_in(runs, tmp_path):
     rundir = runs.write_run(tmp_path / "run", runs.SMALL)
     rundir.recipe.write_text("# recipe 0\nname: |\n```\n# Owned\n````\n")
-    assert re.search(r"(?m)^`````yaml\n# recipe 0\nname: \|\n```\n# Owned\n````\n`````$", report_text(rundir, "md"))
+    assert re.search(r"(?m)^`````yaml\n# recipe 0\nname: \|\n```\n# Owned\n````\n`````$", render_report(rundir, "md"))
 
 
 @pytest.mark.parametrize("text", ["a_b", "data wait", "12.3 %", "x-y (z)"])
 def test_plain_words_are_left_as_they_are(text):
-    assert escaped(text) == text
+    assert escape_markdown(text) == text
 
 
 def test_json_has_the_result_as_it_is_and_all_the_page_shows(rundir):
-    data = json.loads(report_text(rundir, "json"))
+    data = json.loads(render_report(rundir, "json"))
     assert data["result"] == json.loads((rundir.path / "result.json").read_text())
     assert len(data["evals"]) == 12 and data["steps"]["records"] == len(data["steps"]["points"]) == 40
     assert data["classes"][3] == {"class": "cat", "images": 100, "correct": 87, "accuracy": 0.87}
@@ -71,4 +71,4 @@ def test_json_has_the_result_as_it_is_and_all_the_page_shows(rundir):
 
 def test_another_format_is_refused(rundir):
     with pytest.raises(RecipeError, match=r"^--format: 'pdf' is unknown \(use html, md or json\)$"):
-        report_text(rundir, "pdf")
+        render_report(rundir, "pdf")

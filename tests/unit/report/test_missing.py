@@ -10,7 +10,7 @@ import pytest
 from paceline.core.errors import PacelineError
 from paceline.core.results import EvalResult
 from paceline.core.rundir import RunDir
-from paceline.report.write import report_text, write_report
+from paceline.report.write import render_report, write_report
 
 SAID = {
     "result.json": "The run has not finished: its time is attributed at its end",
@@ -45,7 +45,7 @@ def rundir(whole, tmp_path):
 @pytest.mark.parametrize("name", sorted(SAID))
 def test_a_missing_file_is_said_and_the_rest_is_shown(rundir, name):
     (rundir.path / name).unlink()
-    text = report_text(rundir, "md")
+    text = render_report(rundir, "md")
     assert (SAID[name] in text) != (name == "profile.json")
     assert "could not be read:" not in text
     assert text.count("\n## ") >= 9
@@ -63,7 +63,7 @@ def test_a_page_of_nothing_but_what_must_be_there_is_written(rundir):
 def test_a_damaged_file_is_no_error(rundir, name):
     for content in DAMAGES:
         (rundir.path / name).write_bytes(content)
-        assert report_text(rundir, "md").startswith("# run") and json.loads(report_text(rundir, "json"))
+        assert render_report(rundir, "md").startswith("# run") and json.loads(render_report(rundir, "json"))
 
 
 @pytest.mark.parametrize("content", DAMAGES)
@@ -121,7 +121,7 @@ def test_numbers_that_are_none_are_no_error(runs, tmp_path):
     for path in (rundir.steps, rundir.evals, rundir.telemetry(0)):
         path.write_text(row * 3)
     for kind in ("html", "md", "json"):
-        text = report_text(rundir, kind)
+        text = render_report(rundir, kind)
         assert "nan" in text and "inf" in text
     assert json.loads(text)["result"]["ema"]["loss"] == "inf"
 
@@ -180,7 +180,7 @@ def test_a_run_on_cpus_shows_no_empty_rows_of_gpus_captures_or_failures(runs, tm
     shape = runs.Shape(steps=3, looks=3, mistakes=1, gpus=0)
     provenance = {"device": "cpu"}
     rundir = runs.write_run(tmp_path / "run", shape, provenance=provenance, ranks=ranks, checkpoints=saved)
-    text = report_text(rundir, "md")
+    text = render_report(rundir, "md")
     assert "| forward |" in text and "| saved |" in text
     for empty in ("captured step", "No GPU", "| failed |", "by the device's clock"):
         assert empty not in text, empty
@@ -229,7 +229,7 @@ def test_keys_of_a_profile_may_be_missing(rundir):
     found = json.loads(rundir.profile.read_text())
     for key in found:
         rundir.profile.write_text(json.dumps({**found, key: None}))
-        assert "What would be faster" in report_text(rundir, "md")
+        assert "What would be faster" in render_report(rundir, "md")
     rundir.profile.write_text(
         json.dumps({"probes": [{}, 7], "ceilings": {"x": "y"}, "cost": {"mfu": None}, "base": []})
     )

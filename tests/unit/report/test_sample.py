@@ -5,8 +5,8 @@ from itertools import pairwise
 
 import pytest
 
-from paceline.report.files import Reader
-from paceline.report.write import report_text
+from paceline.report.files import TolerantReader
+from paceline.report.write import render_report
 
 MAX = 200
 
@@ -18,8 +18,8 @@ def read(tmp_path):
     def sample(text):
         path = tmp_path / "steps.jsonl"
         path.write_bytes(text)
-        reader = Reader()
-        records, is_sample = reader.sample(path, MAX)
+        reader = TolerantReader()
+        records, is_sample = reader.read_sample(path, MAX)
         return [record["n"] for record in records], is_sample, reader.problems
 
     return sample
@@ -65,16 +65,16 @@ def test_what_is_damaged_in_a_long_file_is_counted(read):
 
 def test_the_page_says_what_was_read_of_a_long_run_and_has_its_end(runs, tmp_path, monkeypatch):
     monkeypatch.setattr("paceline.report.run._MAX_STEPS", 2000)
-    monkeypatch.setattr("paceline.report.run._MAX_LOOKS", 250)
+    monkeypatch.setattr("paceline.report.run._MAX_SAMPLES_PER_NODE", 250)
     rundir = runs.write_run(tmp_path / "run", runs.Shape(steps=3, looks=3, gpus=8))
     for path, num, key, first in ((rundir.steps, 5000, "step", 1), (rundir.telemetry(0), 1100, "unix_s", 0)):
         row = json.loads(path.read_text().splitlines()[0])
         with path.open("w") as file:
             file.writelines(json.dumps({**row, key: first + index}) + "\n" for index in range(num))
-    text = report_text(rundir, "md")
+    text = render_report(rundir, "md")
     assert "steps.jsonl is long: paceline read 2,000 of the logged steps" in text
     assert "Telemetry is long: paceline read at most 250 samples per node" in text
-    data = json.loads(report_text(rundir, "json"))
+    data = json.loads(render_report(rundir, "json"))
     for series in (data["steps"], data["telemetry"][0]):
         assert series["is_sample"] and series["records"] <= 2000 and len(series["points"]) <= 500
     ends = data["telemetry"][0]["points"]

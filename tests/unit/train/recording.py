@@ -89,10 +89,10 @@ class RecordedGraphs:
     def __init__(self) -> None:
         self.made: list[Recorded] = []
 
-    def aside(self) -> AbstractContextManager[None]:
+    def capture_stream(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def new(self) -> Recorded:
+    def new_graph(self) -> Recorded:
         self.made.append(Recorded())
         return self.made[-1]
 

@@ -5,26 +5,26 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.train.accuracy import DeviceAccuracy, NoAccuracy, build_accuracy, correct
-from paceline.train.state import Correct
+from paceline.train.accuracy import DeviceBatchAccuracy, NoBatchAccuracy, build_batch_accuracy, to_correct_counts
+from paceline.train.state import CorrectCounts
 
 CPU = torch.device("cpu")
 
 
-def by_hand(logits: Tensor, labels: Tensor) -> Correct:
+def by_hand(logits: Tensor, labels: Tensor) -> CorrectCounts:
     order = np.argsort(-logits.double().numpy(), axis=1)
     places = [int(np.flatnonzero(row == label)[0]) for row, label in zip(order, labels.numpy(), strict=True)]
-    return Correct(len(places), sum(place == 0 for place in places), sum(place < 5 for place in places))
+    return CorrectCounts(len(places), sum(place == 0 for place in places), sum(place < 5 for place in places))
 
 
-def counted(accuracy: DeviceAccuracy, images: int) -> Correct:
-    return correct(accuracy.take(), images)
+def counted(accuracy: DeviceBatchAccuracy, images: int) -> CorrectCounts:
+    return to_correct_counts(accuracy.pop_counts(), images)
 
 
 @pytest.mark.parametrize("num_classes", [2, 5, 12])
 def test_batches_are_counted_as_by_hand_and_a_look_begins_anew(num_classes: int) -> None:
     torch.manual_seed(num_classes)
-    accuracy = DeviceAccuracy(num_classes, CPU)
+    accuracy = DeviceBatchAccuracy(num_classes, CPU)
     logits, labels = torch.randn(90, num_classes, requires_grad=True), torch.randint(num_classes, (90,))
     for part in range(3):
         accuracy.add(logits[part::3], labels[part::3])
@@ -39,22 +39,22 @@ def test_mixed_images_count_by_their_largest_share() -> None:
     shares = torch.rand(64, 1)
     one_hot = torch.nn.functional.one_hot
     targets = shares * one_hot(first, 7) + (1 - shares) * one_hot(second, 7)
-    accuracy = DeviceAccuracy(7, CPU)
+    accuracy = DeviceBatchAccuracy(7, CPU)
     accuracy.add(logits, targets)
     assert counted(accuracy, 64) == by_hand(logits, torch.where(shares[:, 0] > 0.5, first, second))
 
 
 def test_half_precision_logits_are_counted() -> None:
     logits, labels = torch.eye(6).bfloat16(), torch.arange(6)
-    accuracy = DeviceAccuracy(6, CPU)
+    accuracy = DeviceBatchAccuracy(6, CPU)
     accuracy.add(logits, labels.roll(3))
     accuracy.add(logits, labels)
     assert counted(accuracy, 12).top1 == 6
 
 
 def test_off_counts_nothing() -> None:
-    accuracy = build_accuracy("off", 3, CPU)
+    accuracy = build_batch_accuracy("off", 3, CPU)
     accuracy.add(torch.eye(3), torch.arange(3))
-    assert isinstance(accuracy, NoAccuracy) and accuracy.take() is None
-    assert isinstance(build_accuracy("on", 3, CPU), DeviceAccuracy)
-    assert Correct().shares == (None, None)
+    assert isinstance(accuracy, NoBatchAccuracy) and accuracy.pop_counts() is None
+    assert isinstance(build_batch_accuracy("on", 3, CPU), DeviceBatchAccuracy)
+    assert CorrectCounts().shares == (None, None)

@@ -12,7 +12,16 @@ from paceline.core.results import GoodputResult
 from paceline.core.rundir import RunDir
 from paceline.core.world import BatchJob, World
 from paceline.measure.summary import ClockSummary, StageTotal
-from paceline.train.attempts import Attempt, NoLedger, Spent, Start, account, build_ledger, closed, read_attempts
+from paceline.train.attempts import (
+    Attempt,
+    AttemptStart,
+    NoGoodputTracker,
+    TimeSpent,
+    build_goodput_tracker,
+    compute_goodput,
+    estimate_last_end,
+    read_attempts,
+)
 
 STEP_S, BATCH = 2.0, 8
 
@@ -31,7 +40,7 @@ class Story:
     def __init__(self, folder: Path) -> None:
         self.rundir = RunDir(folder)
         self.now = 1e9
-        self.kept = (0, 0.0, Spent())  # what the newest checkpoint holds: step, trained_s, spent
+        self.kept = (0, 0.0, TimeSpent())  # what the newest checkpoint holds: step, trained_s, spent
         self.step = 0
         self.trained_s = 0.0
         self.steps = self.evaluated_s = self.saved_s = 0.0
@@ -39,14 +48,14 @@ class Story:
     def starts(self, startup_s: float, first_s: float = math.inf) -> None:
         self.now += startup_s
         self.step, self.trained_s, before = self.kept
-        self.ledger = build_ledger(
+        self.ledger = build_goodput_tracker(
             self.rundir,
             World.single(),
             from_step=self.step,
             trained_s=self.trained_s,
-            before=before,
+            spent_before=before,
             startup_s=startup_s,
-            first_s=first_s,
+            first_started_s=first_s,
             now=lambda: self.now,
         )
         rows = [json.loads(line) for line in self._lines() if json.loads(line)["step"] <= self.step]
@@ -64,7 +73,7 @@ class Story:
         self.evaluated_s += seconds
 
     def saves(self, stall_s: float) -> None:
-        self.kept = (self.step, self.trained_s, self.ledger.spent(self.clock()))
+        self.kept = (self.step, self.trained_s, self.ledger.time_spent(self.clock()))
         self._passes(stall_s)
         self.saved_s += stall_s
 
@@ -202,10 +211,10 @@ def test_a_run_that_goes_back_behind_its_own_start_loses_what_earlier_processes_
 def test_the_kill_of_a_process_is_told_by_its_last_record(story: Story) -> None:
     story.starts(1.0)
     story.trains(10)
-    ends = closed(read_attempts(story.rundir.attempts), story.rundir)
+    ends = estimate_last_end(read_attempts(story.rundir.attempts), story.rundir)
     assert ends[0].end is not None and (ends[0].end.step, ends[0].end.how) == (10, "killed")
     assert close_to(ends[0].end.ended_s, story.now)
-    saved_later = closed(read_attempts(story.rundir.attempts), story.rundir, from_trained_s=25.0)[0].end
+    saved_later = estimate_last_end(read_attempts(story.rundir.attempts), story.rundir, resumed_trained_s=25.0)[0].end
     assert saved_later is not None and close_to(saved_later.ended_s, story.now + 5.0)
 
 
@@ -235,8 +244,8 @@ def test_a_clock_that_is_off_leaves_all_trained_time_useful(story: Story) -> Non
 def test_a_ledger_that_begins_in_the_middle_of_a_run_counts_from_there() -> None:
     """The run was begun before there were ledgers."""
     values = {"started_s": 1e9, "startup_s": 1.0, "from_step": 50, "world_size": 1, "host": "a", "pid": 1}
-    begun = Attempt(Start(number=1, trained_s=100.0, **values))
-    found = account([begun.ended(1e9 + 21.0, 60, 120.0, "completed")], 120.0, Spent())
+    begun = Attempt(AttemptStart(number=1, trained_s=100.0, **values))
+    found = compute_goodput([begun.with_end(1e9 + 21.0, 60, 120.0, "completed")], 120.0, TimeSpent())
     assert close(found, useful_s=20.0, wall_s=21.0, starts=1)
 
 
@@ -244,7 +253,7 @@ def test_the_ledger_says_who_trained_from_where_and_how_it_ended(story: Story) -
     story.starts(1.5)
     story.trains(10)
     story.ledger.end(10, 20.0, "preempted")
-    story.kept = (10, 20.0, Spent())
+    story.kept = (10, 20.0, TimeSpent())
     story.starts(1.0)
     rows = [json.loads(line) for line in story.rundir.attempts.read_text().splitlines()]
     assert [(row["event"], row["number"]) for row in rows] == [("start", 1), ("end", 1), ("start", 2)]
@@ -253,11 +262,13 @@ def test_the_ledger_says_who_trained_from_where_and_how_it_ended(story: Story) -
 
 
 def test_the_ledger_says_in_which_batch_job_and_how_often_that_had_been_queued_again(tmp_path: Path) -> None:
-    options = {"from_step": 0, "trained_s": 0.0, "before": Spent(), "startup_s": 1.0}
+    options = {"from_step": 0, "trained_s": 0.0, "before": TimeSpent(), "startup_s": 1.0}
     for restarts in (0, 1):
-        ledger = build_ledger(RunDir(tmp_path), World.single(), **options, batch_job=BatchJob("4711", restarts))
+        ledger = build_goodput_tracker(
+            RunDir(tmp_path), World.single(), **options, batch_job=BatchJob("4711", restarts)
+        )
         ledger.end(10, 20.0, "preempted")
-    build_ledger(RunDir(tmp_path), World.single(), **options)
+    build_goodput_tracker(RunDir(tmp_path), World.single(), **options)
     starts = [attempt.start for attempt in read_attempts(tmp_path / "attempts.jsonl")]
     assert [(start.job_id, start.job_restarts) for start in starts] == [("4711", 0), ("4711", 1), ("", 0)]
 
@@ -285,17 +296,22 @@ def test_an_end_that_cannot_be_written_is_left_to_the_next_process(story: Story,
 
 
 def test_only_rank_0_has_a_ledger(tmp_path: Path) -> None:
-    options = {"from_step": 0, "trained_s": 0.0, "before": Spent(), "startup_s": 1.0}
-    ledger = build_ledger(RunDir(tmp_path), World(rank=1, world_size=2), **options)
-    assert isinstance(ledger, NoLedger) and ledger.goodput(1.0, summary(steps=2), 0.0) is None
+    options = {"from_step": 0, "trained_s": 0.0, "before": TimeSpent(), "startup_s": 1.0}
+    ledger = build_goodput_tracker(RunDir(tmp_path), World(rank=1, world_size=2), **options)
+    assert isinstance(ledger, NoGoodputTracker) and ledger.goodput(1.0, summary(steps=2), 0.0) is None
     ledger.end(1, 1.0, "completed")
     assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_that_is_gone_is_refused_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"cannot be written to: No such file or directory \(name another\)$"):
-        build_ledger(
-            RunDir(tmp_path / "gone"), World.single(), from_step=0, trained_s=0.0, before=Spent(), startup_s=1.0
+        build_goodput_tracker(
+            RunDir(tmp_path / "gone"),
+            World.single(),
+            from_step=0,
+            trained_s=0.0,
+            spent_before=TimeSpent(),
+            startup_s=1.0,
         )
 
 
@@ -337,7 +353,7 @@ def test_a_damaged_record_of_steps_does_not_keep_a_killed_run_from_its_account(s
     story.trains(10)
     with story.rundir.steps.open("a") as file:
         file.write(f'garbage\n{{"step": "x"}}\n{{"step": 1{"0" * 400}, "trained_s": 1e999}}\n')
-    (attempt,) = closed(read_attempts(story.rundir.attempts), story.rundir)
+    (attempt,) = estimate_last_end(read_attempts(story.rundir.attempts), story.rundir)
     assert attempt.end is not None and (attempt.end.step, attempt.end.trained_s) == (10, 20.0)
 
 

@@ -13,12 +13,12 @@ from torch.distributed.fsdp import fully_shard
 from paceline.core.errors import CheckpointError, RecipeError
 from paceline.recipe.schema.train import Ema
 from paceline.train.average import (
-    UPDATES,
-    Average,
-    ExponentialAverage,
-    NoAverage,
-    OptimizerAverage,
-    build_average,
+    NUM_UPDATES_KEY,
+    ExponentialMovingAverage,
+    NoWeightAverage,
+    OptimizerWeightAverage,
+    WeightAverage,
+    build_weight_average,
 )
 from paceline.train.optimizers.schedule_free import ScheduleFree
 from paceline.train.precision import MasterWeights
@@ -40,7 +40,7 @@ def move(model: nn.Module, step: int) -> None:
                 tensor.add_(1)
 
 
-def course(model: nn.Module, average: Average, steps: int, first: int = 0) -> list[dict[str, Tensor]]:
+def course(model: nn.Module, average: WeightAverage, steps: int, first: int = 0) -> list[dict[str, Tensor]]:
     """Train for `steps` steps; return the weights before the first and after each."""
     seen = [copy.deepcopy(model.state_dict())]
     for step in range(first, first + steps):
@@ -62,7 +62,7 @@ def equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 
 def test_the_average_is_the_sum_of_falling_shares_of_all_weights() -> None:
     model, decay, steps = net(), 0.9, 12
-    average = ExponentialAverage(model, decay, 1, warmup=False)
+    average = ExponentialMovingAverage(model, decay, 1, warmup=False)
     seen = course(model, average, steps)
     tensors = average.tensors()
     for name in floating(seen[0]):
@@ -75,7 +75,7 @@ def test_the_average_is_the_sum_of_falling_shares_of_all_weights() -> None:
 def test_a_warm_up_soon_forgets_the_first_weights() -> None:
     """By value: shares of the old average are 1/10, 2/11, 3/12, ... and `decay` once that is larger."""
     model = net()
-    average = ExponentialAverage(model, 0.2, 1, warmup=True)
+    average = ExponentialMovingAverage(model, 0.2, 1, warmup=True)
     name = "3.bias"
     expected = model.state_dict()[name].clone()
     for step, decay in enumerate([1 / 10, 2 / 11, 0.2, 0.2]):
@@ -87,19 +87,19 @@ def test_a_warm_up_soon_forgets_the_first_weights() -> None:
 
 def test_updates_come_every_so_many_steps_and_are_counted() -> None:
     model, other = net(), net()
-    average = ExponentialAverage(model, 0.5, 3, warmup=False)
+    average = ExponentialMovingAverage(model, 0.5, 3, warmup=False)
     seen = course(model, average, 8)
-    expected = ExponentialAverage(other, 0.5, 1, warmup=False)
+    expected = ExponentialMovingAverage(other, 0.5, 1, warmup=False)
     for step, weights in enumerate([seen[3], seen[6]]):
         other.load_state_dict(weights)
         expected.update(step)
     assert equal(average.tensors(), expected.tensors())
-    assert average.tensors()[UPDATES].item() == 2
+    assert average.tensors()[NUM_UPDATES_KEY].item() == 2
 
 
 def test_counts_are_copied_at_an_update() -> None:
     model = net()
-    average = ExponentialAverage(model, 0.5, 2, warmup=False)
+    average = ExponentialMovingAverage(model, 0.5, 2, warmup=False)
     course(model, average, 3)
     assert model.state_dict()["1.num_batches_tracked"].item() == 3
     assert average.tensors()["1.num_batches_tracked"].item() == 2
@@ -116,9 +116,9 @@ def test_counts_are_copied_at_an_update() -> None:
 )
 def test_averages_are_float32_at_least_and_the_model_keeps_its_format(dtype: torch.dtype, kept_in: torch.dtype) -> None:
     model = net(dtype)
-    average = ExponentialAverage(model, 0.5, 1, warmup=False)
+    average = ExponentialMovingAverage(model, 0.5, 1, warmup=False)
     course(model, average, 3)
-    tensors = {name: tensor for name, tensor in average.tensors().items() if name != UPDATES}
+    tensors = {name: tensor for name, tensor in average.tensors().items() if name != NUM_UPDATES_KEY}
     assert {tensor.dtype for tensor in floating(tensors).values()} == {kept_in}
     with average.swapped():
         assert equal(model.state_dict(), {name: tensor.to(dtype) for name, tensor in floating(tensors).items()} | {
@@ -130,7 +130,7 @@ def test_small_steps_of_16_bit_weights_are_not_lost_in_the_average() -> None:
     """A thousandth of the way from 1 to 2 is less than bfloat16 can tell from 1."""
     model = nn.Linear(1, 1, bias=False).bfloat16()
     nn.init.ones_(model.weight)
-    average = ExponentialAverage(model, 0.999, 1, warmup=False)
+    average = ExponentialMovingAverage(model, 0.999, 1, warmup=False)
     nn.init.constant_(model.weight, 2.0)
     average.update(0)
     assert average.tensors()["weight"].item() == pytest.approx(1.001, rel=1e-7)
@@ -139,11 +139,11 @@ def test_small_steps_of_16_bit_weights_are_not_lost_in_the_average() -> None:
 def test_the_average_follows_the_copies_that_16_bit_weights_round_away() -> None:
     model, weights = nn.Linear(1, 1, bias=False).bfloat16(), MasterWeights()
     nn.init.ones_(model.weight)
-    ((_, master),) = named = weights.named(model)
-    average = build_average(Ema(decay=0.5, warmup=False), model, torch.optim.SGD([master], 0.1), named)
+    ((_, master),) = named = weights.named_parameters(model)
+    average = build_weight_average(Ema(decay=0.5, warmup=False), model, torch.optim.SGD([master], 0.1), named)
     with torch.no_grad():
         master.add_(2.0**-10)
-    weights.spread()
+    weights.copy_master_to_model()
     average.update(0)
     assert model.weight.item() == 1.0  # a step of bfloat16 beside 1 is 2^-7
     assert average.tensors()["weight"].item() == 1 + 2.0**-11  # half way, and float32 holds it
@@ -151,12 +151,14 @@ def test_the_average_follows_the_copies_that_16_bit_weights_round_away() -> None
 
 def test_the_average_of_copies_is_rounded_into_the_model_and_leaves_the_copies_alone() -> None:
     model, weights = net(torch.bfloat16), MasterWeights()
-    named = weights.named(model)
-    average = ExponentialAverage(model, 0.5, 1, warmup=False, named=named)
+    named = weights.named_parameters(model)
+    average = ExponentialMovingAverage(model, 0.5, 1, warmup=False, named=named)
     move_copies(model, weights, 0)
     average.update(0)
     before, copies = copy.deepcopy(model.state_dict()), copy.deepcopy(weights.tensors())
-    expected = {name: each.to(before[name].dtype) for name, each in average.tensors().items() if name != UPDATES}
+    expected = {
+        name: each.to(before[name].dtype) for name, each in average.tensors().items() if name != NUM_UPDATES_KEY
+    }
     with average.swapped():
         assert equal(model.state_dict(), expected) and not equal(before, expected)
         assert equal(weights.tensors(), copies)
@@ -166,7 +168,7 @@ def test_the_average_of_copies_is_rounded_into_the_model_and_leaves_the_copies_a
 def test_an_average_of_copies_resumes_to_the_bit() -> None:
     options = {"decay": 0.9, "every": 2, "warmup": True}
     model, weights = net(torch.bfloat16), MasterWeights()
-    average = ExponentialAverage(model, named=weights.named(model), **options)
+    average = ExponentialMovingAverage(model, named=weights.named_parameters(model), **options)
     for step in range(5):
         move_copies(model, weights, step)
         average.update(step)
@@ -174,7 +176,7 @@ def test_an_average_of_copies_resumes_to_the_bit() -> None:
 
     resumed_model, resumed_weights = net(torch.bfloat16), MasterWeights()
     resumed_model.load_state_dict(saved[0])
-    resumed = ExponentialAverage(resumed_model, named=resumed_weights.named(resumed_model), **options)
+    resumed = ExponentialMovingAverage(resumed_model, named=resumed_weights.named_parameters(resumed_model), **options)
     resumed_weights.load(saved[1])
     resumed.load(saved[2])
     for step in range(5, 11):
@@ -182,7 +184,7 @@ def test_an_average_of_copies_resumes_to_the_bit() -> None:
         average.update(step)
         move_copies(resumed_model, resumed_weights, step)
         resumed.update(step)
-    assert equal(resumed.tensors(), average.tensors()) and resumed.tensors()[UPDATES].item() == 5
+    assert equal(resumed.tensors(), average.tensors()) and resumed.tensors()[NUM_UPDATES_KEY].item() == 5
     assert equal(resumed_model.state_dict(), model.state_dict())
 
 
@@ -192,13 +194,13 @@ def move_copies(model: nn.Module, weights: MasterWeights, step: int) -> None:
     generator = torch.Generator().manual_seed(step)
     for tensor in weights.tensors().values():
         tensor.add_(1e-3 * torch.randn(tensor.shape, generator=generator))
-    weights.spread()
+    weights.copy_master_to_model()
 
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_swapping_puts_the_averages_in_and_the_raw_weights_back_bit_by_bit(fails: bool) -> None:
     model = net(torch.float32)
-    average = ExponentialAverage(model, 0.5, 1, warmup=False)
+    average = ExponentialMovingAverage(model, 0.5, 1, warmup=False)
     course(model, average, 3)
     with torch.no_grad():
         model[3].bias[0] = -0.0
@@ -208,7 +210,7 @@ def test_swapping_puts_the_averages_in_and_the_raw_weights_back_bit_by_bit(fails
     averages = {name: tensor.clone() for name, tensor in average.tensors().items()}
     try:
         with average.swapped():
-            assert equal({**model.state_dict(), UPDATES: averages[UPDATES]}, averages)
+            assert equal({**model.state_dict(), NUM_UPDATES_KEY: averages[NUM_UPDATES_KEY]}, averages)
             assert 1 / 0 if fails else True
     except ZeroDivisionError:
         assert fails
@@ -222,22 +224,22 @@ def test_swapping_puts_the_averages_in_and_the_raw_weights_back_bit_by_bit(fails
 def test_a_resumed_average_goes_on_as_one_that_was_not_interrupted() -> None:
     options = {"decay": 0.9, "every": 2, "warmup": True}
     model = net(torch.float32)
-    average = ExponentialAverage(model, **options)
+    average = ExponentialMovingAverage(model, **options)
     course(model, average, 5)
     weights, saved = copy.deepcopy(model.state_dict()), copy.deepcopy(average.tensors())
     course(model, average, 6, first=5)
 
     resumed_model = net(torch.float32)
-    resumed = ExponentialAverage(resumed_model, **options)
+    resumed = ExponentialMovingAverage(resumed_model, **options)
     resumed_model.load_state_dict(weights)
     resumed.load(saved)
     course(resumed_model, resumed, 6, first=5)
-    assert equal(resumed.tensors(), average.tensors()) and resumed.tensors()[UPDATES].item() == 5
+    assert equal(resumed.tensors(), average.tensors()) and resumed.tensors()[NUM_UPDATES_KEY].item() == 5
 
 
 def test_loading_copies() -> None:
     model = net()
-    average = ExponentialAverage(model, 0.5, 1, warmup=False)
+    average = ExponentialMovingAverage(model, 0.5, 1, warmup=False)
     saved = copy.deepcopy(average.tensors())
     average.load(saved)
     saved["3.bias"].fill_(7)
@@ -245,28 +247,28 @@ def test_loading_copies() -> None:
 
 
 def test_the_averages_of_another_model_are_refused_in_one_line() -> None:
-    average = ExponentialAverage(net(), 0.5, 1, warmup=False)
+    average = ExponentialMovingAverage(net(), 0.5, 1, warmup=False)
     wrong = {name: tensor for name, tensor in average.tensors().items() if not name.startswith("3.")}
     with pytest.raises(CheckpointError, match=r"^average: 3\.bias and 1 more do not fit the recipe \(resume"):
         average.load(wrong)
     with pytest.raises(CheckpointError, match=r"^average: 3\.bias do not fit"):
-        NoAverage().load({"3.bias": torch.zeros(2)})
+        NoWeightAverage().load({"3.bias": torch.zeros(2)})
 
 
 def test_buffers_that_no_checkpoint_holds_are_left_alone() -> None:
     model = net()
     model.register_buffer("scratch", torch.zeros(1), persistent=False)
-    average = ExponentialAverage(model, 0.5, 1, warmup=False)
-    assert set(average.tensors()) == {*model.state_dict(), UPDATES}
+    average = ExponentialMovingAverage(model, 0.5, 1, warmup=False)
+    assert set(average.tensors()) == {*model.state_dict(), NUM_UPDATES_KEY}
 
 
 def test_without_an_average_nothing_happens() -> None:
-    model, average = net(), NoAverage()
+    model, average = net(), NoWeightAverage()
     before = copy.deepcopy(model.state_dict())
     average.update(0)
     with average.swapped():
         assert equal(model.state_dict(), before)
-    assert not average.exists and average.tensors() == {}
+    assert not average.is_enabled and average.tensors() == {}
     average.load({})
 
 
@@ -278,7 +280,7 @@ def schedule_free(model: nn.Module) -> ScheduleFree:
 def test_schedule_frees_own_average_is_swapped_in() -> None:
     model = net(torch.float32)
     optimizer = schedule_free(model)
-    average = build_average("off", model, optimizer, list(model.named_parameters()))
+    average = build_weight_average("off", model, optimizer, list(model.named_parameters()))
     images = torch.randn(8, 3, 4, 4)
     for step in range(4):
         optimizer.zero_grad()
@@ -293,21 +295,21 @@ def test_schedule_frees_own_average_is_swapped_in() -> None:
     assert equal({name: inside[name] for name in names}, expected)
     assert not any(torch.equal(inside[name], raw[name]) for name in names if name.endswith("weight"))
     assert equal(model.state_dict(), raw)
-    assert average.exists and average.tensors() == {}
+    assert average.is_enabled and average.tensors() == {}
 
 
 def test_the_recipe_and_the_optimizer_choose_the_average() -> None:
     model = net()
     sgd, named = torch.optim.SGD(model.parameters(), 0.1), list(model.named_parameters())
-    assert isinstance(build_average("off", model, sgd, named), NoAverage)
-    assert isinstance(build_average(Ema(), model, sgd, named), ExponentialAverage)
-    assert isinstance(build_average("off", model, schedule_free(model), named), OptimizerAverage)
+    assert isinstance(build_weight_average("off", model, sgd, named), NoWeightAverage)
+    assert isinstance(build_weight_average(Ema(), model, sgd, named), ExponentialMovingAverage)
+    assert isinstance(build_weight_average("off", model, schedule_free(model), named), OptimizerWeightAverage)
 
 
 def test_the_fields_of_the_recipe_take_effect() -> None:
     model = net()
     sgd, named = torch.optim.SGD(model.parameters(), 0.1), list(model.named_parameters())
-    average = build_average(Ema(decay=0.75, every=2, warmup=False), model, sgd, named)
+    average = build_weight_average(Ema(decay=0.75, every=2, warmup=False), model, sgd, named)
     seen = course(model, average, 2)
     expected = 0.75 * seen[0]["3.bias"] + 0.25 * seen[2]["3.bias"]
     torch.testing.assert_close(average.tensors()["3.bias"], expected, rtol=1e-14, atol=1e-15)  # lerp's last bit
@@ -316,13 +318,13 @@ def test_the_fields_of_the_recipe_take_effect() -> None:
 def test_two_averages_at_once_are_refused() -> None:
     model = net()
     with pytest.raises(RecipeError, match=r"^train\.ema: has no effect with optim\.name schedule_free"):
-        build_average(Ema(), model, schedule_free(model), list(model.named_parameters()))
+        build_weight_average(Ema(), model, schedule_free(model), list(model.named_parameters()))
 
 
 def test_an_optimizer_that_moves_a_copy_of_the_weights_cannot_average_them() -> None:
     model, copied = net(torch.bfloat16), net(torch.float32)
     with pytest.raises(RecipeError, match=r"^optim\.name: schedule_free keeps no master copy \(set train\.precision="):
-        build_average("off", model, schedule_free(copied), list(copied.named_parameters()))
+        build_weight_average("off", model, schedule_free(copied), list(copied.named_parameters()))
 
 
 @pytest.fixture
@@ -337,7 +339,7 @@ def alone(tmp_path: Path) -> Iterator[None]:
 def test_sharded_weights_are_averaged_as_whole_ones_are() -> None:
     whole, sharded = net(torch.float32), net(torch.float32)
     fully_shard(sharded)
-    averages = [ExponentialAverage(model, 0.9, 1, warmup=True) for model in (whole, sharded)]
+    averages = [ExponentialMovingAverage(model, 0.9, 1, warmup=True) for model in (whole, sharded)]
     for step in range(3):
         move(whole, step)
         with torch.no_grad():
@@ -350,7 +352,7 @@ def test_sharded_weights_are_averaged_as_whole_ones_are() -> None:
     raw = {name: local(tensor).clone() for name, tensor in sharded.state_dict().items()}
     with averages[1].swapped():
         inside = {name: local(tensor).clone() for name, tensor in sharded.state_dict().items()}
-    assert equal({**inside, UPDATES: expected[UPDATES]}, expected)
+    assert equal({**inside, NUM_UPDATES_KEY: expected[NUM_UPDATES_KEY]}, expected)
     assert equal({name: local(tensor) for name, tensor in sharded.state_dict().items()}, raw)
     averages[1].load(copy.deepcopy(tensors))
 

@@ -10,10 +10,10 @@ from paceline.core.errors import CheckpointError
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
 from paceline.recipe.schema import Recipe
-from paceline.train.average import ExponentialAverage
-from paceline.train.averaged import averaged
-from paceline.train.checkpoint import Checkpoints, Keep, Snapshot, optimizer_tensors
-from paceline.train.optim import build_optimizer, layers_of
+from paceline.train.average import ExponentialMovingAverage
+from paceline.train.averaged import load_weight_average
+from paceline.train.checkpoint import CheckpointStorage, KeepPolicy, Snapshot, optimizer_tensors
+from paceline.train.optim import build_optimizer, layers_for_decay
 from paceline.train.precision import build_precision
 
 FP32 = build_precision("fp32", torch.device("cpu"))
@@ -26,15 +26,15 @@ def recipe(*words: str) -> Recipe:
 
 def saved(folder: Path, **parts: dict[str, torch.Tensor]) -> Path:
     snapshot = Snapshot({"model": {}, "optimizer": {}, **parts}, {"train": {"best_step": -1}})
-    Checkpoints(folder, Keep(1)).save(1, -1, snapshot)
+    CheckpointStorage(folder, KeepPolicy(1)).save(1, -1, snapshot)
     return next(folder.iterdir())
 
 
 def test_an_average_needs_no_optimizer_of_anybodys_own(tmp_path: Path) -> None:
     model, other = nn.Linear(2, 2), nn.Linear(2, 2)
-    kept = ExponentialAverage(other, 0.5, 1, warmup=False).tensors()
-    found = averaged(recipe(GONE, "train.ema={decay: 0.5}"), model, FP32, saved(tmp_path, average=kept))
-    assert found.exists
+    kept = ExponentialMovingAverage(other, 0.5, 1, warmup=False).tensors()
+    found = load_weight_average(recipe(GONE, "train.ema={decay: 0.5}"), model, FP32, saved(tmp_path, average=kept))
+    assert found.is_enabled
     with found.swapped():
         assert torch.equal(model.weight, other.weight)
     assert not torch.equal(model.weight, other.weight)
@@ -43,21 +43,21 @@ def test_an_average_needs_no_optimizer_of_anybodys_own(tmp_path: Path) -> None:
 def test_the_average_of_an_optimizer_whose_layers_learn_at_their_own_rates_finds_its_parameters(tmp_path: Path) -> None:
     asked = recipe("optim={name: schedule_free, layer_decay: 0.5, norm_and_bias_lr: 2}", "schedule.name=constant")
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3))
-    optimizer = build_optimizer(asked.optim, model.named_parameters(), "cpu", layers_of(asked.optim, model))
+    optimizer = build_optimizer(asked.optim, model.named_parameters(), "cpu", layers_for_decay(asked.optim, model))
     for _ in range(3):
         model(torch.ones(2, 3)).square().sum().backward()
         optimizer.step()
     averages = [optimizer.average_of(parameter) for parameter in model.parameters()]
-    found = averaged(asked, model, FP32, saved(tmp_path, optimizer=optimizer_tensors(optimizer)))
+    found = load_weight_average(asked, model, FP32, saved(tmp_path, optimizer=optimizer_tensors(optimizer)))
     with found.swapped():
         assert all(torch.equal(*pair) for pair in zip(model.parameters(), averages, strict=True))
     assert not torch.equal(model[0].weight, averages[0])
 
 
 def test_without_an_average_the_checkpoint_is_not_even_looked_at(tmp_path: Path) -> None:
-    assert not averaged(recipe(GONE), nn.Linear(2, 2), FP32, tmp_path / "nowhere").exists
+    assert not load_weight_average(recipe(GONE), nn.Linear(2, 2), FP32, tmp_path / "nowhere").is_enabled
 
 
 def test_an_average_that_is_not_kept_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"^train.ema: .* has no averaged weights \(set train.ema=off\)$"):
-        averaged(recipe("train.ema={decay: 0.5}"), nn.Linear(2, 2), FP32, saved(tmp_path))
+        load_weight_average(recipe("train.ema={decay: 0.5}"), nn.Linear(2, 2), FP32, saved(tmp_path))

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from paceline.data.batch import Batch
-from paceline.data.placement import Placement
-from paceline.models.modes import batch_statistics
+from paceline.data.placement import DeviceTransfer
+from paceline.models.modes import use_batch_statistics
 from paceline.parallel.single import SingleDevice
 from paceline.train.evaluate import BatchNormChecker
 from paceline.train.precision import build_precision
@@ -31,7 +31,7 @@ class Listed:
 
 
 def checker(source: Listed) -> BatchNormChecker:
-    place = Placement(CPU, torch.float32, (0.5,), (0.25,), torch.contiguous_format)
+    place = DeviceTransfer(CPU, torch.float32, (0.5,), (0.25,), torch.contiguous_format)
     num_batches = -(-len(source.labels) // source.batch)
     return BatchNormChecker(source, num_batches, place, build_precision("fp32", CPU), SingleDevice(), CPU)
 
@@ -75,7 +75,7 @@ def test_one_image_has_no_statistics() -> None:
 
 def test_batch_statistics_end_with_an_error_too() -> None:
     trained = model()
-    with pytest.raises(ZeroDivisionError), batch_statistics(trained) as has_norms:
+    with pytest.raises(ZeroDivisionError), use_batch_statistics(trained) as has_norms:
         assert has_norms and trained[0].training and not trained[3].training
         _ = 1 / 0
     assert trained[0].training and trained[0].track_running_stats

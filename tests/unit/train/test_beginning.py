@@ -17,8 +17,8 @@ from paceline.models.zoo import build_model
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
 from paceline.recipe.schema.model import Model
-from paceline.recipe.yamlfile import write_text
-from paceline.train.beginning import Beginning, begin, begun, checkpoint_to_start_from
+from paceline.recipe.yamlfile import to_yaml_text
+from paceline.train.beginning import InitialWeights, find_initial_checkpoint, load_initial_weights, restored_origin
 from paceline.train.checkpoint import model_tensors, weights_sha256
 from paceline.train.job import Invocation
 from paceline.train.run import run
@@ -56,41 +56,41 @@ def network(num_classes: int = 4) -> torch.nn.Module:
 def test_a_run_stands_for_its_last_checkpoint_and_a_folder_there_for_that_one(averaging: Path) -> None:
     checkpoints = averaging / "checkpoints"
     steps = [checkpoints / f"step-{step:08d}" for step in (1, 2)]
-    assert [checkpoint_to_start_from(str(place)) for place in (averaging, checkpoints / "last", *steps)] == [
+    assert [find_initial_checkpoint(str(place)) for place in (averaging, checkpoints / "last", *steps)] == [
         str(steps[1]), str(steps[1]), str(steps[0]), str(steps[1])
     ]  # fmt: skip
     best = json.loads((steps[1] / "state.json").read_text())["train"]["best_step"]
-    assert best in (1, 2) and checkpoint_to_start_from(str(checkpoints / "best")) == str(steps[best - 1])
+    assert best in (1, 2) and find_initial_checkpoint(str(checkpoints / "best")) == str(steps[best - 1])
 
 
 def test_a_checkpoint_that_is_not_there_is_one_line_and_a_file_beside_them_is_a_file(averaging: Path) -> None:
     gone = averaging / "checkpoints" / "step-00000099"
     with pytest.raises(RecipeError, match=rf"^model.weights: {gone}: no such checkpoint \(see .*/checkpoints\)$"):
-        checkpoint_to_start_from(str(gone))
+        find_initial_checkpoint(str(gone))
     inside = averaging / "checkpoints" / "step-00000001" / "model.safetensors"
-    assert inside.is_file() and checkpoint_to_start_from(str(inside)) == ""
+    assert inside.is_file() and find_initial_checkpoint(str(inside)) == ""
     beside = averaging / "checkpoints" / "mine.pth"
     beside.touch()
-    assert checkpoint_to_start_from(str(beside)) == ""
+    assert find_initial_checkpoint(str(beside)) == ""
 
 
 @pytest.mark.parametrize("weights", ["off", "nowhere", "nowhere/checkpoints/best", "last", "checkpoints/step-00000001"])
 def test_what_names_no_folder_is_left_to_who_reads_files(tmp_path: Path, monkeypatch, weights: str) -> None:
     monkeypatch.chdir(tmp_path)
-    assert checkpoint_to_start_from(weights) == ""
+    assert find_initial_checkpoint(weights) == ""
 
 
 def test_a_folder_of_no_run_and_a_run_without_checkpoint_are_one_line_each(tmp_path: Path, averaging: Path) -> None:
     (tmp_path / "step-00000001").mkdir()
     for place in (tmp_path / "step-00000001", averaging / "checkpoints"):
         with pytest.raises(RecipeError, match=rf"^model.weights: {place}: is neither a run directory nor .* a .pth\)$"):
-            checkpoint_to_start_from(str(place))
-    (tmp_path / "recipe.yaml").write_text(write_text(load("digits").recipe.to_dict()))
+            find_initial_checkpoint(str(place))
+    (tmp_path / "recipe.yaml").write_text(to_yaml_text(load("digits").recipe.to_dict()))
     with pytest.raises(RecipeError, match=r"^model.weights: .*: is neither a run directory nor"):
-        checkpoint_to_start_from(str(tmp_path))  # a recipe alone makes no run: it may lie among images
+        find_initial_checkpoint(str(tmp_path))  # a recipe alone makes no run: it may lie among images
     (tmp_path / "plan.json").touch()
     with pytest.raises(RecipeError, match=r"^model.weights: .*/checkpoints: holds no checkpoint \(.*\)$") as caught:
-        checkpoint_to_start_from(str(tmp_path))
+        find_initial_checkpoint(str(tmp_path))
     assert "\n" not in str(caught.value)
 
 
@@ -98,17 +98,17 @@ def test_a_file_is_recorded_with_its_digest(tmp_path: Path) -> None:
     path, model = tmp_path / "weights.safetensors", network()
     save_file(model.state_dict(), path)
     other = build_model(Model(name=NAME, width=WIDTH), num_classes=4, channels=3)
-    assert begin(section(path), other, "") == Beginning(
+    assert load_initial_weights(section(path), other, "") == InitialWeights(
         f"model.weights: {path}: 102 tensors of 102",
         {"started_from": {"path": str(path), "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}},
     )
     assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in other.state_dict().items())
-    assert begin(Model(name=NAME), other, "") == Beginning()
+    assert load_initial_weights(Model(name=NAME), other, "") == InitialWeights()
 
 
 def test_a_run_gives_its_averaged_weights_where_it_was_judged_by_those(averaging: Path) -> None:
     checkpoint, model = averaging / "checkpoints" / "step-00000001", network()
-    found = begin(section(averaging), model, str(checkpoint))
+    found = load_initial_weights(section(averaging), model, str(checkpoint))
     kept, raw = (load_file(checkpoint / f"{part}.safetensors") for part in ("average", "model"))
     taken = {name: tensor for name, tensor in model_tensors(model).items() if "num_b" not in name}
     assert (
@@ -123,8 +123,8 @@ def test_a_run_gives_its_averaged_weights_where_it_was_judged_by_those(averaging
 def test_a_run_gives_its_weights_with_the_digest_of_its_result(tmp_path: Path) -> None:
     result = train(tmp_path / "a", "train.steps=1")
     model = network(num_classes=10)
-    found = begin(section(tmp_path / "a"), model, checkpoint_to_start_from(str(tmp_path / "a")))
-    assert found.facts["started_from"] == {
+    found = load_initial_weights(section(tmp_path / "a"), model, find_initial_checkpoint(str(tmp_path / "a")))
+    assert found.provenance["started_from"] == {
         "path": str(tmp_path / "a"), "checkpoint": "step-00000001", "sha256": result.weights_sha256
     }  # fmt: skip
     assert found.note is not None and ": the weights of step-00000001: 102 tensors of 102" in found.note
@@ -137,20 +137,20 @@ def test_a_run_gives_its_weights_with_the_digest_of_its_result(tmp_path: Path) -
 def test_torchs_random_state_is_as_it_was(averaging: Path) -> None:
     model = network()
     before = torch.get_rng_state()
-    begin(section(averaging), model, checkpoint_to_start_from(str(averaging)))
+    load_initial_weights(section(averaging), model, find_initial_checkpoint(str(averaging)))
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_a_damaged_checkpoint_and_another_network_are_one_line_each(averaging: Path, tmp_path: Path) -> None:
     copied = tmp_path / "run"
     shutil.copytree(averaging, copied)
-    checkpoint = checkpoint_to_start_from(str(copied))
+    checkpoint = find_initial_checkpoint(str(copied))
     wide = build_model(Model(name=NAME, width=0.25), num_classes=4, channels=3)
     with pytest.raises(RecipeError, match=r"^model.weights: .*/run: '.*' is .* instead of .* \(is it for another "):
-        begin(Model(name=NAME, width=0.25, weights=str(copied)), wide, checkpoint)
+        load_initial_weights(Model(name=NAME, width=0.25, weights=str(copied)), wide, checkpoint)
     (Path(checkpoint) / "average.safetensors").write_bytes(b"")
     with pytest.raises(CheckpointError, match=r"average.safetensors: is damaged"):
-        begin(section(copied), network(), checkpoint)
+        load_initial_weights(section(copied), network(), checkpoint)
 
 
 def test_code_of_another_run_is_not_imported(averaging: Path, tmp_path: Path) -> None:
@@ -161,11 +161,11 @@ def test_code_of_another_run_is_not_imported(averaging: Path, tmp_path: Path) ->
         **values,
         "model": load("digits", Patch.parse(["model.name=nowhere.parts:Net"])).recipe.to_dict()["model"],
     }
-    (copied / "recipe.yaml").write_text(write_text(foreign))
+    (copied / "recipe.yaml").write_text(to_yaml_text(foreign))
     with pytest.raises(
         RecipeError, match=r"^model.weights: .*: is of nowhere.parts:Net, which is code that the run nam"
     ):
-        begin(section(copied), network(), checkpoint_to_start_from(str(copied)))
+        load_initial_weights(section(copied), network(), find_initial_checkpoint(str(copied)))
 
 
 def test_a_run_of_other_classes_starts_from_it_and_remembers_that_when_it_is_resumed(
@@ -185,4 +185,4 @@ def test_a_run_of_other_classes_starts_from_it_and_remembers_that_when_it_is_res
     resumed = train(folder, *words, resume=True)
     assert resumed.provenance["started_from"] == told
     assert resumed.weights_sha256 == whole.weights_sha256
-    assert begun(str(folder / "checkpoints" / "step-00000002")).facts == {"started_from": told}
+    assert restored_origin(str(folder / "checkpoints" / "step-00000002")).provenance == {"started_from": told}

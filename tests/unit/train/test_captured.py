@@ -16,8 +16,8 @@ from paceline.core.errors import NonFiniteLossError, RecipeError
 from paceline.core.rundir import RunDir, read_lines
 from paceline.core.world import World
 from paceline.data.batch import Batch
-from paceline.data.finish import build_finish
-from paceline.data.placement import Placement
+from paceline.data.finish import build_device_transforms
+from paceline.data.placement import DeviceTransfer
 from paceline.measure.clock import NullClock
 from paceline.models import resnet_cifar
 from paceline.parallel.strategy import SingleDevice
@@ -25,21 +25,21 @@ from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
 from paceline.recipe.schema import Recipe
 from paceline.train import captured, run
-from paceline.train.accuracy import BatchAccuracy, DeviceAccuracy, NoAccuracy
-from paceline.train.average import build_average
-from paceline.train.captured import WARM_STEPS, build_step, choose_graphs
-from paceline.train.graph import build_graphs
-from paceline.train.guard import StopAtOnce
+from paceline.train.accuracy import BatchAccuracy, DeviceBatchAccuracy, NoBatchAccuracy
+from paceline.train.average import build_weight_average
+from paceline.train.captured import EAGER_STEPS, build_train_step, choose_graph_pool
+from paceline.train.graph import build_graph_pool
+from paceline.train.guard import ImmediateCheck
 from paceline.train.job import Invocation
 from paceline.train.loss import CrossEntropy
-from paceline.train.optim import build_optimizer, keep_lr_on_device, layers_of, reads_lr_on_device, set_lr
+from paceline.train.optim import build_optimizer, keep_lr_on_device, layers_for_decay, reads_lr_on_device, set_lr
 from paceline.train.precision import build_precision
-from paceline.train.probe import Probe
-from paceline.train.schedule import Curve, Fall, WarmUp, half_cosine
+from paceline.train.probe import GradientProbe
+from paceline.train.schedule import DecayShape, FixedLrSchedule, LrWarmup, half_cosine
 from paceline.train.state import TrainState
-from paceline.train.step import PlainStep, Step
-from paceline.train.undo import NothingToUndo
-from paceline.train.update import Update
+from paceline.train.step import EagerStep, TrainStep
+from paceline.train.undo import NoRollback
+from paceline.train.update import OptimizerUpdate
 
 from .recording import Recorded, RecordedGraphs
 
@@ -57,7 +57,7 @@ OPTIMIZERS = ("sgd", "adam", "adamw", "novograd", "lars", "lamb", "muon", "sched
 class NeverCaptured(RecordedGraphs):
     """Graphs none of which can be captured: every step is a plain one, by the same numbers on the device."""
 
-    def new(self) -> Recorded:
+    def new_graph(self) -> Recorded:
         raise RuntimeError("no graph today")
 
 
@@ -65,32 +65,45 @@ def recipe_of(*words: str) -> Recipe:
     return load("synthetic", Patch.parse([*SMALL, *words])).recipe
 
 
-def step_of(recipe: Recipe, graphs: RecordedGraphs, accuracy: BatchAccuracy | None = None) -> tuple[nn.Module, Step]:
+def step_of(
+    recipe: Recipe, graphs: RecordedGraphs, accuracy: BatchAccuracy | None = None
+) -> tuple[nn.Module, TrainStep]:
     """Return a small network and the step that moves it as `recipe` says."""
     torch.manual_seed(0)
     features = [nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(0.2), nn.AdaptiveAvgPool2d(2)]
     model = nn.Sequential(*features, nn.Flatten(), nn.Linear(32, 5), nn.Linear(5, 4))
     precision, strategy = build_precision(recipe.train.precision, CPU), SingleDevice()
-    precision.lower(model)
-    named = precision.weights.named(model)
-    optimizer = build_optimizer(recipe.optim, named, "cpu", layers_of(recipe.optim, model))
-    average = build_average(recipe.train.ema, model, optimizer, named)
+    precision.cast_model(model)
+    named = precision.weights.named_parameters(model)
+    optimizer = build_optimizer(recipe.optim, named, "cpu", layers_for_decay(recipe.optim, model))
+    average = build_weight_average(recipe.train.ema, model, optimizer, named)
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
-    schedule = Curve(recipe.optim.lr, WarmUp(3, 0.0), Fall(3, STEPS, 0.0, half_cosine))
+    schedule = FixedLrSchedule(recipe.optim.lr, LrWarmup(3, 0.0), DecayShape(3, STEPS, 0.0, half_cosine))
     reporter: Any = SimpleNamespace(error=lambda step: NonFiniteLossError(f"step {step.number}"))
     clip_norm = recipe.train.clip_norm
     max_norm = math.inf if clip_norm == "off" else clip_norm
-    undo, probe, guard = NothingToUndo(), Probe(model), StopAtOnce(reporter)
-    update = Update(parameters, optimizer, schedule, precision, strategy, guard, undo, probe, average, max_norm)
-    place = Placement(CPU, precision.dtype, (0.5,) * 3, (0.25,) * 3, torch.channels_last)
-    finish = build_finish(recipe.data, place, 4, on_device=True)
+    undo, probe, guard = NoRollback(), GradientProbe(model), ImmediateCheck(reporter)
+    update = OptimizerUpdate(
+        parameters, optimizer, schedule, precision, strategy, guard, undo, probe, average, max_norm
+    )
+    place = DeviceTransfer(CPU, precision.dtype, (0.5,) * 3, (0.25,) * 3, torch.channels_last)
+    finish = build_device_transforms(recipe.data, place, 4, on_device=True)
     weights = None if recipe.train.class_weights == "off" else torch.tensor([0.5, 2.0, 1.0, 0.25]).double()
     criterion = CrossEntropy(recipe.train.label_smoothing, weights)
     accumulate = recipe.train.accumulate
-    plain = PlainStep(
-        model, criterion, precision, strategy, place, finish, update, NullClock(), accumulate, accuracy or NoAccuracy()
+    plain = EagerStep(
+        model,
+        criterion,
+        precision,
+        strategy,
+        place,
+        finish,
+        update,
+        NullClock(),
+        accumulate,
+        accuracy or NoBatchAccuracy(),
     )
-    return model, build_step(plain, graphs, ignore if isinstance(graphs, NeverCaptured) else pytest.fail)
+    return model, build_train_step(plain, graphs, ignore if isinstance(graphs, NeverCaptured) else pytest.fail)
 
 
 def ignore(message: str) -> None:
@@ -108,7 +121,7 @@ def course(recipe: Recipe, graphs: RecordedGraphs, sizes: tuple[int, ...] = (8,)
     """Take steps on images of `sizes`; return all losses, and the state at the end, as the model and others hold it."""
     model, step = step_of(recipe, graphs)
     plain: Any = step._plain  # type: ignore[attr-defined]
-    num_draws = sum(each.num_draws for each in plain.finish.augments) + plain.finish.mix.num_draws
+    num_draws = sum(each.num_draws for each in plain.transforms.augments) + plain.transforms.mix.num_draws
     state, losses = TrainState(), []
     for number, size in enumerate(sizes):
         torch.default_generator.manual_seed(number)
@@ -145,16 +158,16 @@ def test_a_replayed_step_is_the_plain_step_to_the_last_bit(words: tuple[str, ...
 def test_a_replayed_step_counts_what_is_classified_correctly() -> None:
     found = []
     for graphs in (NeverCaptured(), RecordedGraphs()):
-        accuracy = DeviceAccuracy(4, CPU)
+        accuracy = DeviceBatchAccuracy(4, CPU)
         _, step = step_of(recipe_of("data.augment=[flip, mixup]", "optim.lr=0.5"), graphs, accuracy)
         plain: Any = step._plain  # type: ignore[attr-defined]
-        num_draws = sum(each.num_draws for each in plain.finish.augments) + plain.finish.mix.num_draws
+        num_draws = sum(each.num_draws for each in plain.transforms.augments) + plain.transforms.mix.num_draws
         state = TrainState()
         for number in range(STEPS):
             torch.default_generator.manual_seed(number)
             step(batch_of(number, 8, num_draws), state)
             state.advance(8)
-        found.append(accuracy.take().tolist())
+        found.append(accuracy.pop_counts().tolist())
     assert found[0] == found[1]
     assert len(graphs.made) == 1 and sum(found[0]) == 8 * STEPS > found[0][0]
 
@@ -171,7 +184,7 @@ def test_averages_move_as_often_and_as_far_with_a_graph_for_steps_that_do_not_mo
 def test_every_size_of_images_warms_up_and_has_a_graph_of_its_own() -> None:
     recipe = recipe_of()
     for sizes, num_graphs in (
-        ((8,) * WARM_STEPS, 0),
+        ((8,) * EAGER_STEPS, 0),
         ((8, 8, 8, 8, 10, 10, 10), 1),
         ((8, 8, 8, 8, 10, 10, 10, 10, 8), 2),
     ):
@@ -220,7 +233,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Callable[[RecordedGraphs], Recorde
     """Return a function that gives a run on a CPU graphs to find, as one on a GPU finds CUDA's."""
 
     def give(graphs: RecordedGraphs) -> RecordedGraphs:
-        monkeypatch.setattr(captured, "build_graphs", lambda device: graphs)
+        monkeypatch.setattr(captured, "build_graph_pool", lambda device: graphs)
         return graphs
 
     return give
@@ -288,7 +301,7 @@ def test_the_warning_tells_what_the_work_raised_and_not_the_end_of_the_capture(
                 raise RuntimeError("operation failed due to a previous error during capture")  # noqa: B904 - as torch
 
     class Graphs(RecordedGraphs):
-        def new(self) -> Recorded:
+        def new_graph(self) -> Recorded:
             return EndsAsCuda()
 
     forward = resnet_cifar.ResNet.forward
@@ -335,20 +348,20 @@ def test_what_cannot_be_captured_is_noted_in_a_sentence(found, words: tuple[str,
     recipe = recipe_of(*words)
     optimizer = build_optimizer(recipe.optim, nn.Linear(3, 2).named_parameters(), "cpu")
     note = f"train.capture: steps run eagerly, since {reason} (set train.capture=off)"
-    assert choose_graphs(recipe, World.single(), CPU, optimizer) == (None, note)
+    assert choose_graph_pool(recipe, World.single(), CPU, optimizer) == (None, note)
 
 
 def test_several_ranks_are_not_captured_and_off_is_not_asked(found) -> None:
     graphs, recipe = found(RecordedGraphs()), recipe_of()
     optimizer = build_optimizer(recipe.optim, nn.Linear(3, 2).named_parameters(), "cpu")
-    chosen, note = choose_graphs(recipe, World(0, 2, 0, 2), CPU, optimizer)
+    chosen, note = choose_graph_pool(recipe, World(0, 2, 0, 2), CPU, optimizer)
     assert chosen is None and "ranks wait for each other inside a step" in note
-    assert choose_graphs(recipe, World.single(), CPU, optimizer) == (graphs, "")
-    assert choose_graphs(recipe_of("train.capture=off"), World.single(), CPU, optimizer) == (None, "")
+    assert choose_graph_pool(recipe, World.single(), CPU, optimizer) == (graphs, "")
+    assert choose_graph_pool(recipe_of("train.capture=off"), World.single(), CPU, optimizer) == (None, "")
 
 
 def test_a_run_on_a_cpu_notes_that_it_is_not_captured(tmp_path: Path) -> None:
-    assert build_graphs(CPU) is None
+    assert build_graph_pool(CPU) is None
     rundir = trained(tmp_path / "run", "train.steps=1")
     notes = json.loads((rundir.path / "plan.json").read_text())["notes"]
     assert "train.capture: steps run eagerly, since a CPU has no graphs to replay (set train.capture=off)" in notes

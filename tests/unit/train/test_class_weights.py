@@ -10,7 +10,7 @@ from torch.nn import functional
 from paceline.core.dataset import ArraySource, DatasetInfo
 from paceline.core.errors import RecipeError
 from paceline.recipe.schema.train import Train
-from paceline.train.class_weights import class_weights, weights_told
+from paceline.train.class_weights import compute_class_weights, describe_class_weights
 from paceline.train.loss import CrossEntropy, build_loss
 
 CPU = torch.device("cpu")
@@ -33,7 +33,7 @@ def batch() -> tuple[Tensor, Tensor, Tensor]:
 
 
 def weights() -> Tensor:
-    found = class_weights("balanced", split())
+    found = compute_class_weights("balanced", split())
     assert found is not None
     return torch.from_numpy(found)
 
@@ -45,7 +45,7 @@ def test_balanced_weights_are_those_of_scikit_learn() -> None:
 
 
 def test_a_class_without_images_takes_nothing_from_the_others() -> None:
-    found = class_weights("balanced", split((12, 0, 1, 3), (*NAMES, "owl")))
+    found = compute_class_weights("balanced", split((12, 0, 1, 3), (*NAMES, "owl")))
     assert found is not None and found[1] == 1.0
     assert found[[0, 3, 2]].tolist() == pytest.approx(weights().tolist(), rel=1e-15)
 
@@ -53,22 +53,22 @@ def test_a_class_without_images_takes_nothing_from_the_others() -> None:
 @pytest.mark.parametrize("asked", ["balanced", {"lynx": 4.0}, {"cat": 0.1, "dog": 7.0, "lynx": 1.0}])
 def test_the_mean_over_the_training_images_is_1(asked) -> None:
     source = split()
-    found = class_weights(asked, source)
+    found = compute_class_weights(asked, source)
     assert found is not None
     assert found[source.labels].mean() == pytest.approx(1, rel=1e-15)
 
 
 def test_of_weights_by_name_the_ratios_are_kept_and_the_others_weigh_1() -> None:
-    found = class_weights({"dog": 3.0, "lynx": 6.0}, split())
+    found = compute_class_weights({"dog": 3.0, "lynx": 6.0}, split())
     assert found is not None
     assert (found / found[0]).tolist() == pytest.approx([1, 3, 6], rel=1e-15)
 
 
 def test_the_rarest_and_the_most_frequent_class_are_told() -> None:
-    found = class_weights("balanced", split())
+    found = compute_class_weights("balanced", split())
     assert found is not None
     told = "train.class_weights: from 0.444 (cat) to 5.33 (lynx), with a mean of 1 over the training images"
-    assert weights_told(found, NAMES) == told
+    assert describe_class_weights(found, NAMES) == told
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_the_rarest_and_the_most_frequent_class_are_told() -> None:
 )
 def test_a_name_that_no_class_has_is_refused(asked, says) -> None:
     with pytest.raises(RecipeError) as caught:
-        class_weights(asked, split())
+        compute_class_weights(asked, split())
     assert str(caught.value) == f"train.class_weights: {says}"
 
 
@@ -89,7 +89,7 @@ def test_labels_that_come_with_their_images_only_cannot_be_counted() -> None:
         info = split().info
 
     with pytest.raises(RecipeError, match=r"^train.class_weights: made has no labels apart from its images.*\(set "):
-        class_weights("balanced", Told())  # type: ignore[arg-type]
+        compute_class_weights("balanced", Told())  # type: ignore[arg-type]
 
 
 def test_an_image_counts_by_the_weight_of_its_label() -> None:

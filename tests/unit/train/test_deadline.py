@@ -5,20 +5,20 @@ from dataclasses import dataclass, field
 import pytest
 
 from paceline.core.world import NEVER, BatchJob, World
-from paceline.train.cadence import Cadence
-from paceline.train.deadline import MARGIN_S, REASON, NoDeadline, TimeLimit, build_deadline
+from paceline.train.cadence import StepInterval
+from paceline.train.deadline import MARGIN_S, TIME_LIMIT_REASON, NoDeadline, TimeLimitDeadline, build_deadline
 
 STEP_S = 2.0
 GRACE_S = 60.0
 END_S = 1000.0
-ENDLESS = Cadence(every=0, last=10**9)
+ENDLESS = StepInterval(every=0, last=10**9)
 
 
 @dataclass
 class Run:
     """A run that lives by a clock which is moved by hand, in a job that ends after `end_s` seconds."""
 
-    evaluation: Cadence = ENDLESS
+    evaluation: StepInterval = ENDLESS
     end_s: float = END_S
     save_s: float = 5.0
     now_s: float = 0.0
@@ -26,7 +26,7 @@ class Run:
     steps: int = 0
 
     def __post_init__(self) -> None:
-        self.limit = TimeLimit(
+        self.limit = TimeLimitDeadline(
             self.end_s,
             self.evaluation,
             lambda: self.save_s,
@@ -42,7 +42,7 @@ class Run:
                 break
             self.now_s += step_s
             self.steps += 1
-            self.limit.step(self.steps)
+            self.limit.end_step(self.steps)
         return self
 
     def evaluates(self, batches: int, batch_s: float = 1.0) -> "Run":
@@ -50,7 +50,7 @@ class Run:
         for _ in range(batches):
             if self.left:
                 break
-            self.limit.look()
+            self.limit.begin_eval_batch()
             self.now_s += batch_s
         return self
 
@@ -83,8 +83,8 @@ def test_it_leaves_in_the_middle_of_an_evaluation() -> None:
 
 def test_it_asks_once() -> None:
     run = Run().trains()
-    run.limit.step(run.steps + 1)
-    run.limit.look()
+    run.limit.end_step(run.steps + 1)
+    run.limit.begin_eval_batch()
     assert len(run.left) == 1
 
 
@@ -96,42 +96,42 @@ def test_a_job_that_is_shorter_than_its_lead_trains_half_of_what_is_left_after_i
 
 def test_a_run_that_will_have_ended_is_not_cut_short() -> None:
     # After 478 steps 44 s are left, the lead: a step by 1.25, two of the slowest, a save and the margin need 41.5.
-    assert Run(Cadence(0, last=479)).trains().steps == 479
-    assert not Run(Cadence(0, last=479)).trains().left
-    cut = Run(Cadence(0, last=490)).trains()
+    assert Run(StepInterval(0, last=479)).trains().steps == 479
+    assert not Run(StepInterval(0, last=479)).trains().left
+    cut = Run(StepInterval(0, last=490)).trains()
     assert cut.left and cut.steps == 478
 
 
 def test_one_save_in_the_foreground_does_not_stand_for_all_steps_to_come() -> None:
     """After 9,899 of 10,000 steps 270 s are left, the lead, and a hundred steps of 0.1 s and a save need 70."""
-    run = Run(Cadence(0, last=10_000), end_s=270.0 + 60.0 + 0.1 * 9_899, save_s=60.0)
+    run = Run(StepInterval(0, last=10_000), end_s=270.0 + 60.0 + 0.1 * 9_899, save_s=60.0)
     run.trains(5000, step_s=0.1).trains(1, step_s=60.1).trains(step_s=0.1)
     assert run.steps == 10_000 and not run.left
-    cut = Run(Cadence(0, last=11_000), end_s=270.0 + 60.0 + 0.1 * 9_899, save_s=60.0)
+    cut = Run(StepInterval(0, last=11_000), end_s=270.0 + 60.0 + 0.1 * 9_899, save_s=60.0)
     cut.trains(5000, step_s=0.1).trains(1, step_s=60.1).trains(step_s=0.1)
     assert cut.left == [pytest.approx(270.2, abs=0.11)]  # within a step of the lead, and sums of tenths are not exact
 
 
 def test_evaluations_are_no_part_of_what_a_step_takes() -> None:
     # The lead is 138 s, with which 17 steps are to come: they need 130.5, and would 143 if 200 s were of the steps.
-    run = Run(Cadence(0, last=348), save_s=50.0).trains(10).evaluates(100, batch_s=STEP_S).trains()
+    run = Run(StepInterval(0, last=348), save_s=50.0).trains(10).evaluates(100, batch_s=STEP_S).trains()
     assert run.steps == 348 and not run.left
 
 
 def test_after_the_last_step_it_is_not_asked_to_leave() -> None:
-    run = Run(Cadence(0, last=20)).trains(19).trains(1, step_s=955.0)
+    run = Run(StepInterval(0, last=20)).trains(19).trains(1, step_s=955.0)
     assert run.steps == 20 and not run.left
 
 
 def test_an_evaluation_that_is_to_come_is_counted_upon_once_one_was_seen() -> None:
-    short = Run(Cadence(470, last=478), end_s=END_S + 12.0).trains(470).evaluates(4).trains()
+    short = Run(StepInterval(470, last=478), end_s=END_S + 12.0).trains(470).evaluates(4).trains()
     assert short.steps == 478 and not short.left
-    unknown = Run(Cadence(479, last=479)).trains()
+    unknown = Run(StepInterval(479, last=479)).trains()
     assert unknown.left and unknown.steps == 478
 
 
 def test_an_evaluation_under_way_is_waited_for_as_long_as_the_longest_took() -> None:
-    run = Run(Cadence(239, last=478), end_s=END_S + 40.0).trains(239).evaluates(20).trains()
+    run = Run(StepInterval(239, last=478), end_s=END_S + 40.0).trains(239).evaluates(20).trains()
     assert run.steps == 478 and not run.left
     assert not run.evaluates(20).left
     assert run.evaluates(60).left  # it takes longer than any before
@@ -145,12 +145,12 @@ def test_no_deadline_where_the_end_is_not_known_or_has_passed_and_on_ranks_other
             BatchJob("7", 0, end_s), world, ENDLESS, lambda: 0.0, print, print, grace_s=1.0, unix=lambda: 1e9
         )
 
-    assert isinstance(built(1e9 + 60.0), TimeLimit)
+    assert isinstance(built(1e9 + 60.0), TimeLimitDeadline)
     for end_s, where in [(NEVER, world), (1e9, world), (0.0, world), (1e9 + 60.0, World(rank=1, world_size=2))]:
         deadline = built(end_s, where)
         assert isinstance(deadline, NoDeadline), end_s
-        deadline.step(1)
-        deadline.look()
+        deadline.end_step(1)
+        deadline.begin_eval_batch()
 
 
 def test_the_end_is_in_seconds_since_1970_and_seen_by_a_clock_that_nobody_sets() -> None:
@@ -168,9 +168,9 @@ def test_the_end_is_in_seconds_since_1970_and_seen_by_a_clock_that_nobody_sets()
     )
     for step in range(1, 461):
         now_s[0] += STEP_S
-        deadline.step(step)
+        deadline.end_step(step)
     assert not asked
     now_s[0] += 60.0
-    deadline.step(461)
-    assert asked == [REASON]
+    deadline.end_step(461)
+    assert asked == [TIME_LIMIT_REASON]
     assert said == ["the job ends in 20.0 s: saving and stopping (queue it again to resume)"]

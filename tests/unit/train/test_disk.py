@@ -16,11 +16,11 @@ from paceline.parallel.single import SingleDevice
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
 from paceline.recipe.schema.recipe import Checkpoint
-from paceline.train.average import build_average
+from paceline.train.average import build_weight_average
 from paceline.train.checkpoint import model_tensors, optimizer_tensors
-from paceline.train.disk import check_disk, expected_bytes
+from paceline.train.disk import check_disk, estimate_checkpoint_bytes
 from paceline.train.optim import build_optimizer
-from paceline.train.persist import Persistent
+from paceline.train.persist import TrainingState
 from paceline.train.precision import build_precision
 
 MIB = 2**20
@@ -136,17 +136,17 @@ def test_the_size_of_a_checkpoint_is_known_before_the_first_step(words: str) -> 
     recipe = load("digits", Patch.parse([f"optim.name={words.split()[0]}", *words.split()[1:]])).recipe
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 64, 3), torch.nn.BatchNorm2d(64), torch.nn.Linear(64, 100))
     precision = build_precision(recipe.train.precision, torch.device("cpu"))
-    precision.lower(model)
-    named = list(precision.weights.named(model))
+    precision.cast_model(model)
+    named = list(precision.weights.named_parameters(model))
     optimizer = build_optimizer(recipe.optim, named, "cpu")
-    average = build_average(recipe.train.ema, model, optimizer, named)
-    persistent = Persistent(model, optimizer, None, precision, average, SingleDevice())
-    before = expected_bytes(persistent, recipe.optim)
+    average = build_weight_average(recipe.train.ema, model, optimizer, named)
+    persistent = TrainingState(model, optimizer, None, precision, average, SingleDevice())
+    before = estimate_checkpoint_bytes(persistent, recipe.optim)
     for _, parameter in named:
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
     parts = [model_tensors(model), optimizer_tensors(optimizer), precision.weights.tensors(), average.tensors()]
     exact = sum(tensor.nbytes for part in parts for tensor in part.values())
-    assert expected_bytes(persistent, recipe.optim) == exact
+    assert estimate_checkpoint_bytes(persistent, recipe.optim) == exact
     # Counts of steps, a few bytes a parameter; Muon's other parameters have a second moment of their own.
     assert before == pytest.approx(exact, rel=0.3 if words == "muon" else 0.01)

@@ -12,11 +12,11 @@ import torch
 from paceline.core.errors import NonFiniteLossError, PacelineError
 from paceline.core.rundir import RunDir, read_lines
 from paceline.core.world import World
-from paceline.data.placement import Placement
+from paceline.data.placement import DeviceTransfer
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
-from paceline.train.cadence import Cadence
-from paceline.train.evaluate import Evaluator
+from paceline.train.cadence import StepInterval
+from paceline.train.evaluate import SplitEvaluator
 from paceline.train.interrupt import Interrupts
 from paceline.train.job import Invocation
 from paceline.train.loss import CrossEntropy
@@ -298,15 +298,15 @@ def test_the_sample_trace_has_every_step(tmp_path: Path) -> None:
 
 
 def test_a_cadence_of_zero_is_never_due() -> None:
-    assert [step for step in range(1, 11) if Cadence(3, 10).due(step)] == [3, 6, 9, 10]
-    assert not any(Cadence(0, 10).due(step) for step in range(1, 11))
+    assert [step for step in range(1, 11) if StepInterval(3, 10).is_due(step)] == [3, 6, 9, 10]
+    assert not any(StepInterval(0, 10).is_due(step) for step in range(1, 11))
 
 
 def test_normalisation_is_per_channel() -> None:
-    place = Placement(torch.device("cpu"), torch.float32, (0.1, 0.2, 0.3), (0.5, 0.25, 0.125), torch.channels_last)
+    place = DeviceTransfer(torch.device("cpu"), torch.float32, (0.1, 0.2, 0.3), (0.5, 0.25, 0.125), torch.channels_last)
     images = torch.randint(0, 256, (2, 3, 4, 4), dtype=torch.uint8)
     mean, std = torch.tensor([0.1, 0.2, 0.3]).view(1, 3, 1, 1), torch.tensor([0.5, 0.25, 0.125]).view(1, 3, 1, 1)
-    normalised = place.normalise(images)
+    normalised = place.normalize(images)
     assert torch.allclose(normalised, (images / 255 - mean) / std, atol=1e-5)
     assert normalised.is_contiguous(memory_format=torch.channels_last)
 
@@ -331,13 +331,13 @@ def test_what_cannot_take_effect_is_refused_with_what_to_set_and_leaves_nothing(
 
 
 def test_a_skipped_batch_of_infinite_activations_leaves_the_evaluation_finite(tmp_path: Path, monkeypatch) -> None:
-    normalise, calls = Placement.normalise, []
+    normalise, calls = DeviceTransfer.normalize, []
 
     def sometimes_bad(self, images):
         calls.append(1)
         return normalise(self, images) * (torch.inf if len(calls) == 3 else 1.0)
 
-    monkeypatch.setattr(Placement, "normalise", sometimes_bad)
+    monkeypatch.setattr(DeviceTransfer, "normalize", sometimes_bad)
     result = trained(tmp_path, "run", "train.on_nonfinite=skip", "train.ema=on").read_result()
     assert result.skipped_steps == 1
     assert math.isfinite(result.eval.loss) and math.isfinite(result.ema.loss)
@@ -361,14 +361,14 @@ def test_a_run_that_is_asked_to_leave_is_saved_at_that_step(tmp_path: Path, ever
 
 def test_a_request_during_an_evaluation_trains_no_further_step(tmp_path: Path, monkeypatch) -> None:
     """The evaluation has one batch, which is under way when the request comes, so that its result stands."""
-    interrupts, place = Interrupts(), Evaluator.__call__
+    interrupts, place = Interrupts(), SplitEvaluator.__call__
 
     def asked(self, model):
         found = place(self, model)
         interrupts.request("SIGINT")
         return found
 
-    monkeypatch.setattr(Evaluator, "__call__", asked)
+    monkeypatch.setattr(SplitEvaluator, "__call__", asked)
     rundir = RunDir(tmp_path / "run")
     recipe = load("synthetic", Patch.parse([*SMALL, "train.eval_every=2st"])).recipe
     left = run(recipe, World.single(), rundir, invocation=Invocation(interrupts=interrupts))

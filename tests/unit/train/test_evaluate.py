@@ -14,20 +14,20 @@ from paceline.core.class_table import ClassCount
 from paceline.core.dataset import ArraySource, DatasetInfo
 from paceline.data.bad import BadImage
 from paceline.data.batch import Batch
-from paceline.data.placement import Placement
+from paceline.data.placement import DeviceTransfer
 from paceline.data.sampler import EvalShard
 from paceline.parallel.single import SingleDevice
 from paceline.parallel.strategy import Strategy
-from paceline.train.evaluate import Evaluator
+from paceline.train.evaluate import SplitEvaluator
 from paceline.train.precision import build_precision
-from paceline.train.views import AsIs, Mirrored, Shifted, Views, build_views
+from paceline.train.views import EvalViews, FlipViews, ShiftViews, SingleView, build_eval_views
 
 CPU = torch.device("cpu")
 NAMES = tuple("abcdefg")
 INFO = DatasetInfo("made", "val", 21, NAMES, 1, (4, 4), (0.5,), (0.25,))
 IMAGES = np.broadcast_to(np.arange(21, dtype=np.uint8)[:, None, None, None], (21, 4, 4, 1)).copy()
 LABELS = np.arange(21, dtype=np.int64) % 7
-PLACE = Placement(CPU, torch.float32, (0.5,), (0.25,), torch.contiguous_format)
+PLACE = DeviceTransfer(CPU, torch.float32, (0.5,), (0.25,), torch.contiguous_format)
 
 
 @dataclass(frozen=True)
@@ -61,20 +61,20 @@ def evaluator(
     shard: EvalShard,
     strategy: Strategy | None = None,
     num_images: int = 21,
-    views: Views | None = None,
+    views: EvalViews | None = None,
     worst: int = 0,
-) -> Evaluator:
-    return Evaluator(
+) -> SplitEvaluator:
+    return SplitEvaluator(
         loader=Shard(shard, ArraySource(INFO, IMAGES, LABELS)),
         num_batches=shard.num_batches,
         num_images=num_images,
         class_names=NAMES,
-        place=PLACE,
+        transfer=PLACE,
         precision=build_precision("fp32", CPU),
         strategy=strategy or SingleDevice(),
         device=CPU,
-        views=views or AsIs(),
-        worst=worst,
+        views=views or SingleView(),
+        num_worst=worst,
     )
 
 
@@ -124,7 +124,7 @@ class Listed(SingleDevice):
     def __init__(self, shown: list[Tensor], world_size: int) -> None:
         self._shown, self._world_size = shown, world_size
 
-    def every(self, value: Tensor) -> Tensor:
+    def all_gather(self, value: Tensor) -> Tensor:
         self._shown.append(value)
         return value.expand(self._world_size, *value.shape)
 
@@ -152,11 +152,11 @@ def test_images_that_could_not_be_read_are_left_out_and_told() -> None:
     told = []
 
     class Ledger:
-        def note(self, bad) -> int:
+        def add(self, bad) -> int:
             told.extend(image.index for image in bad)
             return len(bad)
 
-        def settle(self) -> None:
+        def sync(self) -> None:
             told.append("settled")
 
     class Holed(Shard):
@@ -166,7 +166,7 @@ def test_images_that_could_not_be_read_are_left_out_and_told() -> None:
                 yield Batch(batch.images[1:], batch.labels[1:], batch.indices[1:], batch.draws[1:], (bad,))
 
     whole = evaluator(EvalShard(21, 4))
-    holed = replace(whole, loader=Holed(whole.loader.shard, whole.loader.source), left_out=Ledger())
+    holed = replace(whole, loader=Holed(whole.loader.shard, whole.loader.source), bad_images=Ledger())
     result, *_ = holed(Table(logits()))
     assert result.images == 15 and told == [0, 4, 8, 12, 16, 20, "settled"]
 
@@ -179,7 +179,7 @@ def test_an_evaluation_that_a_rank_leaves_has_no_result() -> None:
         return len(batches) == 3
 
     model = Table(logits()).train()
-    assert replace(evaluator(EvalShard(21, 4)), leaves=leaves)(model) is None
+    assert replace(evaluator(EvalShard(21, 4)), should_stop=leaves)(model) is None
     assert len(batches) == 3 and model.training
 
 
@@ -280,13 +280,13 @@ class Lopsided(nn.Module):
 
 def test_a_mirrored_view_is_the_mean_of_both_logits() -> None:
     images = torch.tensor([[1.0, 2.0, 4.0, 8.0]]).view(1, 1, 1, 4)
-    assert Mirrored()(Lopsided(), images).tolist() == [[4.5, 3.0, 3.0, 4.5]]
-    assert AsIs()(Lopsided(), images).tolist() == [[1.0, 2.0, 4.0, 8.0]]
+    assert FlipViews()(Lopsided(), images).tolist() == [[4.5, 3.0, 3.0, 4.5]]
+    assert SingleView()(Lopsided(), images).tolist() == [[1.0, 2.0, 4.0, 8.0]]
 
 
 def test_a_mirrored_view_does_not_round_the_mean_of_16_bit_logits() -> None:
     images = torch.tensor([[1.0, 0.0, 0.0, 1.0078125]]).view(1, 1, 1, 4).bfloat16()
-    assert Mirrored()(Lopsided(), images)[0, 0].item() == 1.00390625
+    assert FlipViews()(Lopsided(), images)[0, 0].item() == 1.00390625
 
 
 def test_six_views_are_both_shifts_of_both_pairs_by_weight() -> None:
@@ -299,7 +299,7 @@ def test_six_views_are_both_shifts_of_both_pairs_by_weight() -> None:
             seen.append(shown)
             return shown.mean(dim=(2, 3))
 
-    found = Shifted()(Watching(), images)
+    found = ShiftViews()(Watching(), images)
     padded = nn.functional.pad(images, (1, 1, 1, 1), mode="reflect")
     views = [images, padded[..., :5, :6], padded[..., 2:, 2:]]
     assert len(seen) == 6
@@ -309,7 +309,7 @@ def test_six_views_are_both_shifts_of_both_pairs_by_weight() -> None:
 
 
 def test_the_recipe_chooses_the_views() -> None:
-    assert [type(build_views(number)) for number in (1, 2, 6)] == [AsIs, Mirrored, Shifted]
+    assert [type(build_eval_views(number)) for number in (1, 2, 6)] == [SingleView, FlipViews, ShiftViews]
 
 
 def test_an_evaluator_looks_through_its_views() -> None:

@@ -11,36 +11,40 @@ from paceline.recipe.schema.train import Train
 from paceline.train.guard import (
     MAX_SKIPS,
     STEPS_AHEAD,
-    Reporter,
-    Scaled,
-    Skip,
-    Step,
-    StopAtOnce,
-    StopSoon,
+    DeferredCheck,
+    ImmediateCheck,
+    LossScalingGuard,
+    NonFiniteReporter,
+    SkipStep,
+    StepValues,
 )
-from paceline.train.precision import DynamicScale
-from paceline.train.probe import Probe
-from paceline.train.undo import build_undo
+from paceline.train.precision import DynamicLossScaler
+from paceline.train.probe import GradientProbe
+from paceline.train.undo import build_buffer_rollback
 
-REPORTER = Reporter(World.single(), SingleDevice(), lambda: "run/checkpoints/step-00000010")
-
-
-def step(number: int = 12, loss: float = 1.0, gradient: float = 1.0, norm: float = 1.0, skips: int = 0) -> Step:
-    return Step(number, 0.1, torch.tensor(loss), torch.tensor(gradient), torch.tensor(norm), skips)
+REPORTER = NonFiniteReporter(World.single(), SingleDevice(), lambda: "run/checkpoints/step-00000010")
 
 
-def bad(skips: int) -> Step:
+def step(number: int = 12, loss: float = 1.0, gradient: float = 1.0, norm: float = 1.0, skips: int = 0) -> StepValues:
+    return StepValues(number, 0.1, torch.tensor(loss), torch.tensor(gradient), torch.tensor(norm), skips)
+
+
+def bad(skips: int) -> StepValues:
     return step(norm=torch.nan, skips=skips)
 
 
 def test_a_good_step_passes_every_guard() -> None:
-    for guard in (StopAtOnce(REPORTER), Skip(REPORTER), Scaled(DynamicScale(), REPORTER, StopAtOnce(REPORTER))):
-        assert guard.passes(step())
+    for guard in (
+        ImmediateCheck(REPORTER),
+        SkipStep(REPORTER),
+        LossScalingGuard(DynamicLossScaler(), REPORTER, ImmediateCheck(REPORTER)),
+    ):
+        assert guard.check(step())
 
 
 def test_stopping_names_step_rank_rate_checkpoint_and_what_to_do() -> None:
     with pytest.raises(NonFiniteLossError) as caught:
-        StopAtOnce(REPORTER).passes(step(loss=torch.nan, norm=torch.nan))
+        ImmediateCheck(REPORTER).check(step(loss=torch.nan, norm=torch.nan))
     assert str(caught.value) == (
         "train: step 12: the loss is NaN or infinite on rank 0 of 1, at lr 0.1; last good checkpoint: "
         "run/checkpoints/step-00000010 (lower optim.lr, or set train.on_nonfinite=skip)"
@@ -53,7 +57,7 @@ def test_a_gradient_that_is_no_number_while_the_loss_is_one_is_told_apart() -> N
         (1.0, "though the loss is finite on every"),
     ):
         with pytest.raises(NonFiniteLossError, match=words):
-            StopAtOnce(REPORTER).passes(step(norm=torch.inf, gradient=gradient))
+            ImmediateCheck(REPORTER).check(step(norm=torch.inf, gradient=gradient))
 
 
 def test_stopping_soon_looks_at_a_step_when_some_more_are_queued_or_when_asked() -> None:
@@ -66,79 +70,79 @@ def test_stopping_soon_looks_at_a_step_when_some_more_are_queued_or_when_asked()
 
         return wait
 
-    guard = StopSoon(REPORTER, arrive)
-    assert guard.passes(step(1, norm=1.0)) and guard.passes(step(2, norm=torch.nan))
-    assert all(guard.passes(step(number)) for number in range(3, STEPS_AHEAD + 1)) and waited == []
-    assert guard.passes(step(STEPS_AHEAD + 1)) and waited == [1.0]
+    guard = DeferredCheck(REPORTER, arrive)
+    assert guard.check(step(1, norm=1.0)) and guard.check(step(2, norm=torch.nan))
+    assert all(guard.check(step(number)) for number in range(3, STEPS_AHEAD + 1)) and waited == []
+    assert guard.check(step(STEPS_AHEAD + 1)) and waited == [1.0]
     with pytest.raises(NonFiniteLossError, match="train: step 2:"):
-        guard.passes(step(STEPS_AHEAD + 2))
-    guard = StopSoon(REPORTER, arrive)
-    guard.passes(step(7, norm=torch.inf))
+        guard.check(step(STEPS_AHEAD + 2))
+    guard = DeferredCheck(REPORTER, arrive)
+    guard.check(step(7, norm=torch.inf))
     with pytest.raises(NonFiniteLossError, match="train: step 7:"):
-        guard.settle()
-    guard.settle()
+        guard.sync()
+    guard.sync()
 
 
 def test_skipping_leaves_bad_steps_out_until_there_are_too_many_in_a_row() -> None:
-    guard = Skip(REPORTER)
+    guard = SkipStep(REPORTER)
     for _ in range(2):
-        assert not any(guard.passes(bad(skips)) for skips in range(MAX_SKIPS - 1))
-        assert guard.passes(step())
+        assert not any(guard.check(bad(skips)) for skips in range(MAX_SKIPS - 1))
+        assert guard.check(step())
     with pytest.raises(NonFiniteLossError) as caught:
-        guard.passes(bad(MAX_SKIPS - 1))  # the count is the run's: a process that resumed begins with it
+        guard.check(bad(MAX_SKIPS - 1))  # the count is the run's: a process that resumed begins with it
     assert str(caught.value).endswith("step-00000010 (10 steps in a row were skipped: lower optim.lr)")
 
 
 def test_the_last_good_checkpoint_is_the_one_from_before_the_skips() -> None:
     newest = ["step-00000010"]
-    guard = Skip(Reporter(World.single(), SingleDevice(), lambda: newest[0]))
+    guard = SkipStep(NonFiniteReporter(World.single(), SingleDevice(), lambda: newest[0]))
     for number in range(MAX_SKIPS - 1):
-        guard.passes(bad(number))
+        guard.check(bad(number))
         newest[0] = f"step-{20 + number:08d}"
     with pytest.raises(NonFiniteLossError, match="last good checkpoint: step-00000010 "):
-        guard.passes(bad(MAX_SKIPS - 1))
+        guard.check(bad(MAX_SKIPS - 1))
 
 
 def test_weights_are_not_judged_or_saved_after_three_skips_in_a_row() -> None:
-    guard = Skip(REPORTER)
+    guard = SkipStep(REPORTER)
     for skips in range(2):
-        guard.passes(bad(skips))
-        guard.settle()
-    guard.passes(bad(2))
+        guard.check(bad(skips))
+        guard.sync()
+    guard.check(bad(2))
     with pytest.raises(NonFiniteLossError, match="3 steps in a row were skipped"):
-        guard.settle()
+        guard.sync()
 
 
 def test_skipping_takes_back_what_the_forward_pass_left_in_batch_norm() -> None:
     model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
-    undo = build_undo(Train(steps=1, on_nonfinite="skip"), model)
+    undo = build_buffer_rollback(Train(steps=1, on_nonfinite="skip"), model)
     model(torch.rand(4, 2))
-    undo.keep()
+    undo.save()
     good = model[1].running_var.clone()
     model(torch.full((4, 2), torch.inf))
     assert not model[1].running_var.isfinite().any()
-    undo.back()
+    undo.restore()
     assert torch.equal(model[1].running_var, good) and not torch.equal(good, torch.ones(3))
 
 
 def test_an_overflow_lowers_the_scale_and_a_bad_loss_does_not() -> None:
-    scale = DynamicScale()
-    guard = Scaled(scale, REPORTER, StopAtOnce(REPORTER))
-    assert not guard.passes(step(norm=torch.inf)) and scale.value == 2.0**15
+    scale = DynamicLossScaler()
+    guard = LossScalingGuard(scale, REPORTER, ImmediateCheck(REPORTER))
+    assert not guard.check(step(norm=torch.inf)) and scale.value == 2.0**15
     with pytest.raises(NonFiniteLossError, match="the loss is NaN or infinite"):
-        guard.passes(step(loss=torch.nan, norm=torch.nan))
+        guard.check(step(loss=torch.nan, norm=torch.nan))
     assert scale.value == 2.0**15
     scale.value = 1.0
     with pytest.raises(NonFiniteLossError):
-        guard.passes(step(norm=torch.inf))
+        guard.check(step(norm=torch.inf))
 
 
 def test_the_probe_sees_a_bad_gradient_once_it_has_reached_the_first_layer() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     model[0].weight.requires_grad_(requires_grad=False)
-    probe = Probe(model)
+    probe = GradientProbe(model)
     model(torch.ones(1, 2)).sum().backward()
-    assert probe.take() == 1
+    assert probe.pop_is_finite() == 1
     (model(torch.ones(1, 2)).sum() * torch.inf).backward()
-    assert probe.take() == 0
-    assert probe.take() == 1
+    assert probe.pop_is_finite() == 0
+    assert probe.pop_is_finite() == 1

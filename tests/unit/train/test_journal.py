@@ -14,15 +14,15 @@ from paceline.core.dataset import DatasetInfo
 from paceline.core.errors import NonFiniteLossError
 from paceline.core.results import EvalReport, EvalResult
 from paceline.data.batch import Batch
-from paceline.measure.rate import Stopwatch
+from paceline.measure.rate import RunTimer
 from paceline.parallel.single import SingleDevice
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
 from paceline.recipe.plan import Plan
-from paceline.train.accuracy import BatchAccuracy, DeviceAccuracy, NoAccuracy
-from paceline.train.attempts import Spent
-from paceline.train.journal import Journal
-from paceline.train.logsink import EvalRecord, NoTrace, StepRecord
+from paceline.train.accuracy import BatchAccuracy, DeviceBatchAccuracy, NoBatchAccuracy
+from paceline.train.attempts import TimeSpent
+from paceline.train.journal import MetricsLogger
+from paceline.train.logsink import EvalRecord, NoSampleTrace, StepRecord
 from paceline.train.state import TrainState
 
 INFO = DatasetInfo("made", "train", 64, ("a", "b"), 3, (8, 8), (0.5,) * 3, (0.5,) * 3)
@@ -64,19 +64,21 @@ class Now:
 
 def journal(
     state: TrainState, sink: Kept, now: Callable[[], float] | None = None, accuracy: BatchAccuracy | None = None
-) -> Journal:
+) -> MetricsLogger:
     """Return a journal whose learning rate in update n is n + 1."""
     schedule = SimpleNamespace(lr=lambda updates: updates + 1.0)
     ticks = iter(range(10_000))
-    watch = Stopwatch(state.trained_s, now or (lambda: float(next(ticks))), train_before_s=state.train_s)
-    return Journal(PLAN, SingleDevice(), schedule, sink, NoTrace(), watch, accuracy or NoAccuracy(), state)
+    watch = RunTimer(state.trained_s, now or (lambda: float(next(ticks))), train_before_s=state.train_s)
+    return MetricsLogger(
+        PLAN, SingleDevice(), schedule, sink, NoSampleTrace(), watch, accuracy or NoBatchAccuracy(), state
+    )
 
 
-def go(book: Journal, state: TrainState, losses: Sequence[float], skipped: Sequence[int] = ()) -> None:
+def go(book: MetricsLogger, state: TrainState, losses: Sequence[float], skipped: Sequence[int] = ()) -> None:
     """Train as the engine does: a step that is skipped is counted before the journal hears of it."""
     for loss in losses:
         state.skipped += state.step in skipped
-        book.step(state, BATCH, torch.tensor(loss))
+        book.log_step(state, BATCH, torch.tensor(loss))
         state.advance(8)
 
 
@@ -105,7 +107,7 @@ def test_a_loss_that_is_no_number_is_not_written_and_not_saved() -> None:
     go(book, state, [1.0, math.nan, 3.0, 5.0])
     assert sink.steps == []
     with pytest.raises(NonFiniteLossError, match=r"^train: the loss is nan at step 4, at lr 4 \(lower optim.lr\)"):
-        book.settle(state)
+        book.write_to_state(state)
 
 
 @pytest.mark.parametrize("cut", [1, 2, 3, 4, 5, 6, 7])
@@ -119,7 +121,7 @@ def test_a_journal_goes_on_where_a_saved_one_was(cut: int) -> None:
     for step, loss in enumerate(losses[:cut]):
         go(book, state, [loss], skipped)
         if step + 1 in (2, cut):  # an earlier save must leave nothing behind in a later one
-            book.settle(state)
+            book.write_to_state(state)
     resumed = TrainState.from_dict(state.to_dict())
     go(journal(resumed, sink), resumed, losses[cut:], skipped)
     assert [(record.step, record.loss, record.lr) for record in sink.steps] == [
@@ -133,8 +135,8 @@ def test_an_evaluation_is_written_with_its_classes_and_the_skipped_steps() -> No
     book = journal(state, sink)
     go(book, state, [1.0, math.nan], skipped=[1])
     result = EvalResult(images=8, top1=0.5, top5=1.0, loss=1.0)
-    state.evaluated(EvalReport(val=result, classes=ClassTable((ClassCount("a", 8, 4),))))
-    book.evaluated(state)
+    state.record_evaluation(EvalReport(val=result, classes=ClassTable((ClassCount("a", 8, 4),))))
+    book.log_evaluation(state)
     (record,) = sink.evals
     assert (record.step, record.epoch, record.images_seen, record.skipped) == (2, 0.25, 16, 1)
     assert record.report == state.last and record.report.classes is not None
@@ -150,13 +152,13 @@ def timed_run(state: TrainState, sink: Kept, last_step: int) -> None:
         if state.step % 4 == 0:
             with book.paused():
                 now.value_s += 9.0
-                state.evaluated(EvalReport(val=EvalResult(images=8, top1=0.5, top5=1.0, loss=1.0)))
-                book.evaluated(state)
+                state.record_evaluation(EvalReport(val=EvalResult(images=8, top1=0.5, top5=1.0, loss=1.0)))
+                book.log_evaluation(state)
                 now.value_s += 1.0
         if state.step % 3 == 0 or state.step == last_step:
             with book.paused():
                 now.value_s += 1.0
-                book.settle(state)
+                book.write_to_state(state)
                 now.value_s += 2.0
 
 
@@ -182,7 +184,7 @@ def test_seconds_of_an_epoch_are_of_training_alone_and_of_a_resumed_run_the_same
 
 def test_a_checkpoint_of_before_there_was_train_s_counts_by_the_clock() -> None:
     """Its first evaluation is timed over the steps since, which are known."""
-    values = TrainState(step=2, images_seen=16, trained_s=20.0, spent=Spent(eval_s=5.0, checkpoint_s=3.0)).to_dict()
+    values = TrainState(step=2, images_seen=16, trained_s=20.0, spent=TimeSpent(eval_s=5.0, checkpoint_s=3.0)).to_dict()
     del values["train_s"], values["since_eval"]
     sink = Kept()
     timed_run(TrainState.from_dict(values), sink, 4)
@@ -192,7 +194,7 @@ def test_a_checkpoint_of_before_there_was_train_s_counts_by_the_clock() -> None:
 
 def counted_run(state: TrainState, sink: Kept, last_step: int) -> None:
     """Train on 8 images a step, `step` % 9 of which are right and one more second, evaluated every 6 steps."""
-    accuracy = DeviceAccuracy(2, torch.device("cpu"))
+    accuracy = DeviceBatchAccuracy(2, torch.device("cpu"))
     book = journal(state, sink, accuracy=accuracy)
     while state.step < last_step:
         num_right = state.step % 9
@@ -201,9 +203,9 @@ def counted_run(state: TrainState, sink: Kept, last_step: int) -> None:
         accuracy.add(logits, labels)
         go(book, state, [1.0])
         if state.step % 6 == 0:
-            state.evaluated(EvalReport(val=EvalResult(images=8, top1=0.5, top5=1.0, loss=1.0)))
-            book.evaluated(state)
-    book.settle(state)
+            state.record_evaluation(EvalReport(val=EvalResult(images=8, top1=0.5, top5=1.0, loss=1.0)))
+            book.log_evaluation(state)
+    book.write_to_state(state)
 
 
 @pytest.mark.parametrize("cut", [1, 3, 4, 5, 6, 7, 11])

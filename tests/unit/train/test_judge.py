@@ -7,30 +7,34 @@ import torch
 from torch import nn
 
 from paceline.core.class_table import ClassCount, ClassTable
-from paceline.core.mistake import Mistake
+from paceline.core.mistake import MisclassifiedImage
 from paceline.core.results import EvalResult
-from paceline.train.average import NoAverage
-from paceline.train.evaluate import Evaluation
-from paceline.train.judge import Judge
+from paceline.train.average import NoWeightAverage
+from paceline.train.evaluate import SplitEvaluation
+from paceline.train.judge import ModelEvaluator
 
 
-def evaluate(model: nn.Module) -> Evaluation:
+def evaluate(model: nn.Module) -> SplitEvaluation:
     """Return the model's bias as its accuracy, and how sure it was of its worst mistake."""
     top1 = model.bias.item()
     counts = ClassTable((ClassCount("a", 8, round(8 * top1)),))
-    return Evaluation(EvalResult(images=8, top1=top1, top5=1.0, loss=1.0), counts, (Mistake(0, 1, 2, top1, 1.0),))
+    return SplitEvaluation(
+        EvalResult(images=8, top1=top1, top5=1.0, loss=1.0), counts, (MisclassifiedImage(0, 1, 2, top1, 1.0),)
+    )
 
 
-def on_training_images(model: nn.Module) -> Evaluation:
+def on_training_images(model: nn.Module) -> SplitEvaluation:
     """Return twice the model's bias as its accuracy."""
     result, counts, _ = evaluate(model)
-    return Evaluation(result.model_copy(update={"top1": 2 * result.top1}), counts, (Mistake(9, 9, 9, 1.0, 9.0),))
+    return SplitEvaluation(
+        result.model_copy(update={"top1": 2 * result.top1}), counts, (MisclassifiedImage(9, 9, 9, 1.0, 9.0),)
+    )
 
 
-class Fixed(NoAverage):
+class Fixed(NoWeightAverage):
     """An average that is always 0.375."""
 
-    exists = True  # type: ignore[assignment]
+    is_enabled = True  # type: ignore[assignment]
 
     def __init__(self, model: nn.Linear) -> None:
         self._bias = model.bias
@@ -50,18 +54,18 @@ def net() -> nn.Linear:
 
 
 def test_without_an_average_the_weights_as_they_are_decide() -> None:
-    report = Judge(evaluate, NoAverage())(net())
+    report = ModelEvaluator(evaluate, NoWeightAverage())(net())
     assert (report.val.top1, report.ema, report.train, report.gap) == (0.25, None, None, None)
-    assert report.judged == report.val
+    assert report.primary == report.val
     assert report.classes == ClassTable((ClassCount("a", 8, 2),))
     assert [each.confidence for each in report.worst] == [0.25]
 
 
 def test_averaged_weights_are_judged_beside_the_raw_ones_and_decide() -> None:
     model = net()
-    report = Judge(evaluate, Fixed(model))(model)
+    report = ModelEvaluator(evaluate, Fixed(model))(model)
     assert report.ema is not None and (report.val.top1, report.ema.top1) == (0.25, 0.375)
-    assert report.judged == report.ema
+    assert report.primary == report.ema
     assert report.classes == ClassTable((ClassCount("a", 8, 3),))
     assert [each.confidence for each in report.worst] == [0.375]
     assert torch.equal(model.bias, torch.tensor([0.25]))
@@ -69,7 +73,7 @@ def test_averaged_weights_are_judged_beside_the_raw_ones_and_decide() -> None:
 
 def test_training_images_are_judged_by_the_raw_weights() -> None:
     model = net()
-    report = Judge(evaluate, Fixed(model), on_training_images)(model)
+    report = ModelEvaluator(evaluate, Fixed(model), on_training_images)(model)
     assert report.train is not None and report.train.top1 == 0.5
     assert report.gap == 0.25
     assert [each.index for each in report.worst] == [0]
@@ -77,8 +81,8 @@ def test_training_images_are_judged_by_the_raw_weights() -> None:
 
 def test_ranks_that_leave_before_the_averaged_weights_are_judged_have_no_report() -> None:
     model, answers = net(), iter((evaluate(net()), None))
-    assert Judge(lambda model: next(answers), Fixed(model))(model) is None
+    assert ModelEvaluator(lambda model: next(answers), Fixed(model))(model) is None
 
 
 def test_the_worst_mistakes_are_no_part_of_the_record_of_an_evaluation() -> None:
-    assert set(Judge(evaluate, NoAverage())(net()).model_dump(mode="json")) == {"val", "ema", "train"}
+    assert set(ModelEvaluator(evaluate, NoWeightAverage())(net()).model_dump(mode="json")) == {"val", "ema", "train"}

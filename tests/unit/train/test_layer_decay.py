@@ -28,7 +28,7 @@ from paceline.recipe.schema.optim import (
     Sgd,
 )
 from paceline.train.job import Invocation
-from paceline.train.optim import build_optimizer, keep_lr_on_device, layers_of, layers_told, set_lr
+from paceline.train.optim import build_optimizer, describe_layer_decay, keep_lr_on_device, layers_for_decay, set_lr
 from paceline.train.run import run
 
 EVERY = (Sgd, Adam, AdamW, RmsProp, NovoGrad, Lars, Lamb, Muon, ScheduleFree)
@@ -47,7 +47,7 @@ def net() -> nn.Sequential:
 
 
 def build(section, model: nn.Module) -> torch.optim.Optimizer:
-    return build_optimizer(section, model.named_parameters(), "cpu", layers_of(section, model))
+    return build_optimizer(section, model.named_parameters(), "cpu", layers_for_decay(section, model))
 
 
 def moved(section, steps: int = 1) -> dict[str, torch.Tensor]:
@@ -130,16 +130,16 @@ def test_layers_that_are_not_trained_count_and_have_no_group() -> None:
     model[0].requires_grad_(False)
     model[1].requires_grad_(False)
     section = Sgd(lr=0.4, layer_decay=DECAY)
-    optimizer, layers = build(section, model), layers_of(section, model)
+    optimizer, layers = build(section, model), layers_for_decay(section, model)
     assert [group["lr"] for group in optimizer.param_groups] == [0.2, 0.4]
     told = "optim.layer_decay: 2 layers of 3 learn, at 0.5 (layer 1) to 1 (layer 2) times the rate"
-    assert layers_told(section, optimizer, layers) == told
+    assert describe_layer_decay(section, optimizer, layers) == told
 
 
 def test_without_layers_nothing_is_told() -> None:
     model = net()
-    assert layers_of(Sgd(), model) == {}
-    assert layers_told(Sgd(), build(Sgd(), model), {}) == ""
+    assert layers_for_decay(Sgd(), model) == {}
+    assert describe_layer_decay(Sgd(), build(Sgd(), model), {}) == ""
 
 
 def test_a_network_that_trains_its_last_layer_alone_is_refused() -> None:
@@ -147,7 +147,7 @@ def test_a_network_that_trains_its_last_layer_alone_is_refused() -> None:
     frozen[-1].requires_grad_(True)
     for model in (frozen, nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2))):
         with pytest.raises(RecipeError, match=r"^optim.layer_decay: 0.5 has no effect.*\(set optim.layer_decay=off\)$"):
-            layers_of(Sgd(layer_decay=DECAY), model)
+            layers_for_decay(Sgd(layer_decay=DECAY), model)
 
 
 def train(folder: Path, *words: str, resume: bool = False) -> tuple[RunResult, str]:

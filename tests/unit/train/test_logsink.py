@@ -8,7 +8,7 @@ from paceline.core.results import EvalReport, EvalResult
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
 from paceline.recipe.schema import Recipe
-from paceline.train.logsink import EvalRecord, StepRecord, eval_columns, eval_record, eval_row, step_row
+from paceline.train.logsink import EvalRecord, StepRecord, eval_columns, from_eval_row, to_eval_row, to_step_row
 
 PLAIN = ["step", "epoch", "images_seen", "trained_s", "images", "top1", "top5", "loss", "ece", "mean_class_accuracy"]
 AVERAGED = ["ema_top1", "ema_top5", "ema_loss", "ema_ece", "ema_mean_class_accuracy"]
@@ -39,11 +39,11 @@ REPORTS = {
 
 @pytest.mark.parametrize("words", REPORTS, ids=lambda words: " ".join(words) or "plain")
 def test_the_columns_are_known_from_the_recipe(words: tuple[str, ...]) -> None:
-    assert tuple(eval_row(record(4, REPORTS[words]))) == eval_columns(recipe(*words))
+    assert tuple(to_eval_row(record(4, REPORTS[words]))) == eval_columns(recipe(*words))
 
 
 def test_a_row_has_the_raw_weights_the_averaged_ones_and_the_gap() -> None:
-    row = eval_row(record(4, EvalReport(val=judged(0.5), ema=judged(0.625), train=judged(0.75))))
+    row = to_eval_row(record(4, EvalReport(val=judged(0.5), ema=judged(0.625), train=judged(0.75))))
     assert list(row) == [*PLAIN, *AVERAGED, *TRAINED, *SPEED]
     assert row == {
         "step": 4, "epoch": 0.5, "images_seen": 32, "trained_s": 1.5,
@@ -56,18 +56,18 @@ def test_a_row_has_the_raw_weights_the_averaged_ones_and_the_gap() -> None:
 
 def test_accuracy_of_the_training_batches_has_columns_where_it_is_measured() -> None:
     made = replace(record(4, EvalReport(val=judged(0.5))), batch_top1=0.25, batch_top5=0.75)
-    assert tuple(eval_row(made)) == eval_columns(recipe("train.accuracy=on"))
-    assert eval_record(eval_row(made)) == made
+    assert tuple(to_eval_row(made)) == eval_columns(recipe("train.accuracy=on"))
+    assert from_eval_row(to_eval_row(made)) == made
     step = StepRecord(4, 0.5, 32, 1.0, 0.1, 100.0, 1.5)
-    assert set(step_row(replace(step, top1=0.25, top5=0.75))) - set(step_row(step)) == {"top1", "top5"}
+    assert set(to_step_row(replace(step, top1=0.25, top5=0.75))) - set(to_step_row(step)) == {"top1", "top5"}
 
 
 def test_what_was_not_asked_for_has_no_column() -> None:
-    assert list(eval_row(record(4, EvalReport(val=judged(0.5))))) == [*PLAIN, *SPEED]
+    assert list(to_eval_row(record(4, EvalReport(val=judged(0.5))))) == [*PLAIN, *SPEED]
 
 
 def test_a_row_comes_back_as_the_record_it_was_made_of_and_one_of_before_has_no_speed() -> None:
     made = record(4, EvalReport(val=judged(0.5)))
-    assert eval_record(eval_row(made)) == made
-    before = {name: value for name, value in eval_row(made).items() if name not in SPEED}
-    assert eval_record(before) == replace(made, train_s=None, epoch_s=None, images_per_s=None)
+    assert from_eval_row(to_eval_row(made)) == made
+    before = {name: value for name, value in to_eval_row(made).items() if name not in SPEED}
+    assert from_eval_row(before) == replace(made, train_s=None, epoch_s=None, images_per_s=None)

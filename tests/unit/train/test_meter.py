@@ -11,9 +11,9 @@ from torch import Tensor
 
 from paceline.core.rundir import RunDir
 from paceline.core.world import World
-from paceline.data.placement import Placement
+from paceline.data.placement import DeviceTransfer
 from paceline.measure import ClockSummary, StageTotal
-from paceline.train.meter import Measured, Meter
+from paceline.train.meter import Measurements, RunMeter
 
 NUM_STEPS = 20
 QUICK = ClockSummary(
@@ -36,26 +36,26 @@ class Others:
     def __init__(self, step: int, waited_s: float) -> None:
         self._step, self._waited_s = step, waited_s
 
-    def every(self, value: Tensor) -> Tensor:
+    def all_gather(self, value: Tensor) -> Tensor:
         other = value.clone()
         if len(other) > NUM_STEPS:  # the row of times; that of CPU times is shorter, and the same
             other[-NUM_STEPS + self._step] = self._waited_s
         return torch.stack([value, other])
 
-    def wire(self) -> None:
+    def comm_times(self) -> None:
         """Return None: no bucket was timed."""
 
 
 @pytest.fixture
 def read(tmp_path: Path):
-    def of(summary: ClockSummary, others: Others) -> Measured:
+    def of(summary: ClockSummary, others: Others) -> Measurements:
         clock: Any = SimpleNamespace(drain=lambda: summary)
         loader: Any = SimpleNamespace(stats=lambda: None)
         strategy: Any = others
-        return Meter(
+        return RunMeter(
             clock=clock,
             loader=loader,
-            place=Placement(torch.device("cpu"), torch.float32, (0.5,), (0.25,), torch.contiguous_format),
+            transfer=DeviceTransfer(torch.device("cpu"), torch.float32, (0.5,), (0.25,), torch.contiguous_format),
             accumulate=1,
             warmup_steps=0,
             spans=(),
@@ -65,7 +65,7 @@ def read(tmp_path: Path):
             rundir=RunDir(tmp_path),
             is_traced=False,
             warn=print,
-        ).read()
+        ).collect()
 
     return of
 

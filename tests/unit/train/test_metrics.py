@@ -9,7 +9,7 @@ import torch
 from sklearn.metrics import balanced_accuracy_score, confusion_matrix, log_loss, top_k_accuracy_score
 from torch import Tensor
 
-from paceline.train.metrics import MAX_CONFUSION_CLASSES, Tally, answers
+from paceline.train.metrics import MAX_CONFUSION_CLASSES, EvalCounts, predict_batch
 
 CPU = torch.device("cpu")
 NAMES = tuple("abcdefg")
@@ -24,10 +24,10 @@ def made(num_images: int, num_classes: int, seed: int = 0) -> tuple[Tensor, Tens
     return logits, labels
 
 
-def counted(logits: Tensor, labels: Tensor, batch: int = 16) -> Tally:
-    tally = Tally.zeros(logits.shape[1], CPU)
+def counted(logits: Tensor, labels: Tensor, batch: int = 16) -> EvalCounts:
+    tally = EvalCounts.zeros(logits.shape[1], CPU)
     for part, truth in zip(logits.split(batch), labels.split(batch), strict=True):
-        tally.add(answers(part, truth))
+        tally.add(predict_batch(part, truth))
     return tally
 
 
@@ -48,7 +48,7 @@ def calibration_by_hand(logits: Tensor, labels: Tensor) -> float:
 def test_the_numbers_are_scikit_learns(num_classes: int, batch: int) -> None:
     logits, labels = made(500, num_classes)
     tally = counted(logits, labels, batch)
-    result, predicted = tally.result(), logits.argmax(1)
+    result, predicted = tally.to_result(), logits.argmax(1)
     assert result.images == 500
     assert tally.confusion.tolist() == confusion_matrix(labels, predicted).tolist()
     assert result.top1 == (predicted == labels).sum().item() / 500
@@ -62,11 +62,11 @@ def test_the_numbers_are_scikit_learns(num_classes: int, batch: int) -> None:
 def test_top_5_is_scikit_learns() -> None:
     logits, labels = made(500, 7)
     expected = top_k_accuracy_score(labels, logits.numpy(), k=5)
-    assert counted(logits, labels).result().top5 == pytest.approx(expected, rel=1e-15) and expected < 1
+    assert counted(logits, labels).to_result().top5 == pytest.approx(expected, rel=1e-15) and expected < 1
 
 
 def test_with_fewer_than_five_classes_top_5_is_all_of_them() -> None:
-    assert counted(*made(50, 3)).result().top5 == 1.0
+    assert counted(*made(50, 3)).to_result().top5 == 1.0
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 7])
@@ -81,17 +81,17 @@ def test_parts_of_a_set_add_up_to_the_whole(world_size: int) -> None:
         assert mine is getattr(parts[0], name)
         return torch.stack([getattr(part, name) for part in parts]).sum(0)
 
-    summed, whole = parts[0].over(total), counted(logits, labels)
+    summed, whole = parts[0].reduce(total), counted(logits, labels)
     assert torch.equal(summed.confusion, whole.confusion) and torch.equal(summed.classes, whole.classes)
     assert torch.equal(summed.bins[[0, 2]], whole.bins[[0, 2]]) and torch.equal(summed.scores[:3], whole.scores[:3])
-    assert summed.result().ece == pytest.approx(whole.result().ece, rel=1e-12)  # float64 sums in another order
-    assert summed.result().loss == pytest.approx(whole.result().loss, rel=1e-12)
+    assert summed.to_result().ece == pytest.approx(whole.to_result().ece, rel=1e-12)  # float64 sums in another order
+    assert summed.to_result().loss == pytest.approx(whole.to_result().loss, rel=1e-12)
 
 
 def test_a_part_without_images_changes_nothing() -> None:
-    whole, empty = counted(*made(50, 7)), Tally.zeros(7, CPU)
+    whole, empty = counted(*made(50, 7)), EvalCounts.zeros(7, CPU)
     pairs = {id(getattr(whole, name)): getattr(empty, name) for name in ("scores", "bins", "classes", "confusion")}
-    assert whole.over(lambda mine: mine + pairs[id(mine)]).result() == whole.result()
+    assert whole.reduce(lambda mine: mine + pairs[id(mine)]).to_result() == whole.to_result()
 
 
 def test_the_confusion_matrix_has_true_classes_in_rows() -> None:
@@ -100,7 +100,7 @@ def test_the_confusion_matrix_has_true_classes_in_rows() -> None:
 
 
 def test_the_counts_of_the_classes_are_rows_and_diagonal_of_the_confusion_matrix() -> None:
-    table = counted(*made(500, 7)).table(NAMES)
+    table = counted(*made(500, 7)).to_class_table(NAMES)
     assert tuple(each.name for each in table.classes) == NAMES
     assert [each.images for each in table.classes] == [sum(row) for row in table.confusion]
     assert [each.correct for each in table.classes] == [row[number] for number, row in enumerate(table.confusion)]
@@ -108,7 +108,7 @@ def test_the_counts_of_the_classes_are_rows_and_diagonal_of_the_confusion_matrix
 
 def test_classes_without_images_do_not_count_in_the_mean_over_classes() -> None:
     tally = counted(torch.tensor([[9.0, 0, 0], [9.0, 0, 0], [9.0, 0, 0]]), torch.tensor([0, 0, 2]))
-    assert tally.result().mean_class_accuracy == 0.5
+    assert tally.to_result().mean_class_accuracy == 0.5
 
 
 def test_too_many_classes_keep_their_counts_but_no_confusion_matrix() -> None:
@@ -116,19 +116,19 @@ def test_too_many_classes_keep_their_counts_but_no_confusion_matrix() -> None:
     logits, labels = made(100, num_classes)
     logits[range(40), labels[:40]] += 100
     tally = counted(logits, labels)
-    assert tally.confusion.numel() == 0 and tally.table([""] * num_classes).confusion == ()
-    assert tally.classes.sum(dim=1).tolist() == [100, 40] and tally.result().top1 == 0.4
+    assert tally.confusion.numel() == 0 and tally.to_class_table([""] * num_classes).confusion == ()
+    assert tally.classes.sum(dim=1).tolist() == [100, 40] and tally.to_result().top1 == 0.4
 
 
 def test_a_sure_and_right_model_is_calibrated_and_a_sure_and_wrong_one_is_not() -> None:
     sure = torch.eye(3) * 1000
-    assert counted(sure, torch.tensor([0, 1, 2])).result().ece == 0.0
-    assert counted(sure, torch.tensor([1, 2, 0])).result().ece == 1.0
+    assert counted(sure, torch.tensor([0, 1, 2])).to_result().ece == 0.0
+    assert counted(sure, torch.tensor([1, 2, 0])).to_result().ece == 1.0
 
 
 def test_a_model_that_knows_nothing_is_as_sure_as_it_is_right() -> None:
     """Every share is 1/3 and one label in three is the first: the error is what float64 makes of 1/3."""
-    result = counted(torch.zeros(9, 3), torch.arange(9) % 3).result()
+    result = counted(torch.zeros(9, 3), torch.arange(9) % 3).to_result()
     assert result.ece == pytest.approx(0.0, abs=1e-15)
     assert result.loss == pytest.approx(math.log(3), rel=1e-15)
 
@@ -136,10 +136,10 @@ def test_a_model_that_knows_nothing_is_as_sure_as_it_is_right() -> None:
 def test_logits_that_are_no_numbers_make_a_loss_and_a_calibration_error_that_are_none() -> None:
     logits, labels = made(20, 7)
     logits[3] = math.nan
-    result = counted(logits, labels).result()
+    result = counted(logits, labels).to_result()
     assert result.images == 20 and math.isnan(result.loss) and result.ece is not None and math.isnan(result.ece)
 
 
 def test_half_precision_logits_are_summed_in_double() -> None:
     logits, labels = made(100, 7)
-    assert counted(logits.bfloat16(), labels).result() == counted(logits.bfloat16().double(), labels).result()
+    assert counted(logits.bfloat16(), labels).to_result() == counted(logits.bfloat16().double(), labels).to_result()

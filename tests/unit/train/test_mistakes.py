@@ -8,37 +8,37 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.core.mistake import Mistake
-from paceline.train.metrics import Answers, answers
-from paceline.train.mistakes import Mistakes, build_mistakes
+from paceline.core.mistake import MisclassifiedImage
+from paceline.train.metrics import Predictions, predict_batch
+from paceline.train.mistakes import MistakeTracker, build_mistake_tracker
 
 CPU = torch.device("cpu")
 NUM = 103
 
 
-def made() -> Answers:
+def made() -> Predictions:
     """Return what a model says that is mostly wrong, with many losses that are equal to the last bit."""
     generator = torch.Generator().manual_seed(0)
     logits = torch.randint(0, 3, (NUM, 4), generator=generator).double()
-    return answers(logits, torch.randint(0, 4, (NUM,), generator=generator))
+    return predict_batch(logits, torch.randint(0, 4, (NUM,), generator=generator))
 
 
-def part(whole: Answers, indices: np.ndarray) -> Answers:
-    return Answers(*(each[torch.from_numpy(indices)] for each in whole))
+def part(whole: Predictions, indices: np.ndarray) -> Predictions:
+    return Predictions(*(each[torch.from_numpy(indices)] for each in whole))
 
 
-def kept(whole: Answers, batches: list[np.ndarray], number: int) -> Mistakes:
-    mistakes = build_mistakes(number, CPU)
+def kept(whole: Predictions, batches: list[np.ndarray], number: int) -> MistakeTracker:
+    mistakes = build_mistake_tracker(number, CPU)
     for indices in batches:
         mistakes.add(part(whole, indices), indices)
     return mistakes
 
 
-def by_hand(whole: Answers, number: int) -> tuple[Mistake, ...]:
+def by_hand(whole: Predictions, number: int) -> tuple[MisclassifiedImage, ...]:
     """Sort all mistakes in Python by falling loss and rising index."""
     columns = (whole.labels, whole.predicted, whole.confidence, whole.losses)
     rows = zip(range(NUM), *(each.tolist() for each in columns), strict=True)
-    wrong = [Mistake(*row) for row in rows if row[1] != row[2]]
+    wrong = [MisclassifiedImage(*row) for row in rows if row[1] != row[2]]
     return tuple(sorted(wrong, key=lambda each: (-each.loss, each.index))[:number])
 
 
@@ -49,7 +49,7 @@ def test_the_worst_are_those_of_the_highest_loss_and_of_equal_ones_the_first(num
     indices = np.random.default_rng(0).permutation(NUM)
     batches = [indices[first : first + batch] for first in range(0, NUM, batch)]
     expected = by_hand(whole, number)
-    assert kept(whole, batches, number).listed() == expected
+    assert kept(whole, batches, number).to_mistakes() == expected
     assert len({each.loss for each in expected}) < max(2, len(expected))  # there are equals to put in order
 
 
@@ -62,28 +62,30 @@ def test_the_worst_over_the_ranks_are_those_of_one_rank(world_size: int) -> None
     ranks = [kept(whole, [share[::2], share[1::2]], 16) for share in shares]
     shown: list[Tensor] = []
     for rank in ranks:
-        rank.over(lambda rows: (shown.append(rows), rows[None])[1])
-    together = [rank.over(lambda rows: torch.stack(shown)).listed() for rank in ranks]
+        rank.merge_ranks(lambda rows: (shown.append(rows), rows[None])[1])
+    together = [rank.merge_ranks(lambda rows: torch.stack(shown)).to_mistakes() for rank in ranks]
     assert set(together) == {by_hand(whole, 16)}
 
 
 def test_fewer_mistakes_than_are_asked_for_are_all_there_are() -> None:
-    found = answers(torch.eye(3).double() * 4, torch.tensor([0, 2, 2]))
-    mistakes = build_mistakes(16, CPU)
+    found = predict_batch(torch.eye(3).double() * 4, torch.tensor([0, 2, 2]))
+    mistakes = build_mistake_tracker(16, CPU)
     mistakes.add(found, np.array([10, 11, 12]))
     share, loss = math.exp(4) / (math.exp(4) + 2), math.log(math.exp(4) + 2)
-    assert mistakes.listed() == (Mistake(11, 2, 1, pytest.approx(share, rel=1e-15), pytest.approx(loss, rel=1e-15)),)
+    assert mistakes.to_mistakes() == (
+        MisclassifiedImage(11, 2, 1, pytest.approx(share, rel=1e-15), pytest.approx(loss, rel=1e-15)),
+    )
 
 
 def test_a_loss_that_is_infinite_or_no_number_says_nothing_about_an_image() -> None:
     logits = torch.tensor([[0.0, 1.0], [math.nan, 1.0], [-math.inf, 1.0], [0.0, 2.0]])
-    mistakes = build_mistakes(4, CPU)
-    mistakes.add(answers(logits, torch.zeros(4, dtype=torch.int64)), np.arange(4))
-    assert [each.index for each in mistakes.listed()] == [3, 0]
+    mistakes = build_mistake_tracker(4, CPU)
+    mistakes.add(predict_batch(logits, torch.zeros(4, dtype=torch.int64)), np.arange(4))
+    assert [each.index for each in mistakes.to_mistakes()] == [3, 0]
 
 
 def test_where_none_are_wanted_none_are_kept_and_no_rank_is_asked() -> None:
     def asked(rows: Tensor) -> Tensor:
         raise AssertionError
 
-    assert kept(made(), [np.arange(NUM)], 0).over(asked).listed() == ()
+    assert kept(made(), [np.arange(NUM)], 0).merge_ranks(asked).to_mistakes() == ()

@@ -11,7 +11,7 @@ from paceline.core.world import World
 from paceline.data.sources.build import build_datasets
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
-from paceline.train.parts import Parts
+from paceline.train.parts import RunContext
 
 
 def indices_of(order: str, loader: str, workers: int, first: int, stop: int) -> list[list[int]]:
@@ -20,9 +20,9 @@ def indices_of(order: str, loader: str, workers: int, first: int, stop: int) -> 
     recipe = load("digits", Patch.parse(words)).recipe
     datasets = build_datasets(recipe.data.source, may_download=False)
     with contextlib.ExitStack() as held:
-        parts = Parts.derive(recipe, World.single(), torch.device("cpu"), datasets, held)
-        place = parts.placement(torch.float32)
-        return [batch.indices.tolist() for batch in parts.train_loader(place).batches(first, stop)]
+        parts = RunContext.derive(recipe, World.single(), torch.device("cpu"), datasets, held)
+        place = parts.create_transfer(torch.float32)
+        return [batch.indices.tolist() for batch in parts.create_train_loader(place).batches(first, stop)]
 
 
 @pytest.mark.parametrize(("loader", "workers"), [("auto", 0), ("threads", 1), ("processes", 1)])
@@ -38,7 +38,7 @@ def test_a_run_with_workers_is_told_that_it_ends_before_it_can_blame_one(loader,
     loaded = load("digits", Patch.parse(words))
     datasets = build_datasets(loaded.recipe.data.source, may_download=False)
     with contextlib.ExitStack() as held:
-        notes = Parts.derive(loaded.recipe, World.single(), torch.device("cpu"), datasets, held).plan.notes
+        notes = RunContext.derive(loaded.recipe, World.single(), torch.device("cpu"), datasets, held).plan.notes
     assert [note.startswith("data.worker_timeout: 5min has no effect: ") for note in notes] == [True] * is_noted
 
 

@@ -11,40 +11,43 @@ import torch
 from paceline.core.errors import CheckpointError
 from paceline.parallel.single import SingleDevice
 from paceline.recipe.schema.schedule import Constant
-from paceline.train.average import NoAverage
-from paceline.train.checkpoint import Checkpoints, Keep
-from paceline.train.persist import Persistent
+from paceline.train.average import NoWeightAverage
+from paceline.train.checkpoint import CheckpointStorage, KeepPolicy
+from paceline.train.persist import TrainingState
 from paceline.train.precision import Precision
-from paceline.train.schedule import build_schedule
+from paceline.train.schedule import build_lr_schedule
 from paceline.train.state import TrainState
 
 
 @pytest.fixture
-def persistent() -> Persistent:
+def persistent() -> TrainingState:
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    schedule = build_schedule(Constant(), SimpleNamespace(peak_lr=0.1, steps=lambda duration: 0))
-    return Persistent(model, optimizer, schedule, Precision("cpu", torch.float32), NoAverage(), SingleDevice())
+    schedule = build_lr_schedule(Constant(), SimpleNamespace(peak_lr=0.1, steps=lambda duration: 0))
+    return TrainingState(model, optimizer, schedule, Precision("cpu", torch.float32), NoWeightAverage(), SingleDevice())
 
 
-def saved(persistent: Persistent, folder: Path, **values: Any) -> Path:
-    return Checkpoints(folder, Keep(1)).save(1, 1, persistent.capture(TrainState(), values))
+def saved(persistent: TrainingState, folder: Path, **values: Any) -> Path:
+    return CheckpointStorage(folder, KeepPolicy(1)).save(1, 1, persistent.state_dict(TrainState(), values))
 
 
-def test_one_rank_keeps_nothing_and_misses_nothing(persistent: Persistent, tmp_path: Path) -> None:
+def test_one_rank_keeps_nothing_and_misses_nothing(persistent: TrainingState, tmp_path: Path) -> None:
     path = saved(persistent, tmp_path)
     assert "compression" not in json.loads((path / "state.json").read_text())
     assert not (path / "compression.safetensors").exists()
-    assert persistent.recall(path) == ""
+    assert persistent.load_comm_state(path) == ""
 
 
-def test_one_rank_leaves_what_several_kept_and_says_so(persistent: Persistent, tmp_path: Path) -> None:
+def test_one_rank_leaves_what_several_kept_and_says_so(persistent: TrainingState, tmp_path: Path) -> None:
     path = saved(persistent, tmp_path, compression={"ranks": 4, "steps": 12, "buckets": [["weight", "bias"]]})
-    assert persistent.recall(path) == "resumed without what PowerSGD had held back on 4 ranks: one rank sends nothing"
+    assert (
+        persistent.load_comm_state(path)
+        == "resumed without what PowerSGD had held back on 4 ranks: one rank sends nothing"
+    )
 
 
 @pytest.mark.parametrize("odd", [[1], {"steps": 3}, "x"])
-def test_what_no_run_has_kept_is_refused_in_one_line(persistent: Persistent, tmp_path: Path, odd: object) -> None:
+def test_what_no_run_has_kept_is_refused_in_one_line(persistent: TrainingState, tmp_path: Path, odd: object) -> None:
     path = saved(persistent, tmp_path, compression=odd)
     with pytest.raises(CheckpointError, match=r"another run or paceline version: [^\n]+ \(start a new run\)$"):
-        persistent.recall(path)
+        persistent.load_comm_state(path)

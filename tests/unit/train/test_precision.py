@@ -7,14 +7,14 @@ from torch import nn
 from paceline.core.errors import RecipeError
 from paceline.train.loss import CrossEntropy
 from paceline.train.precision import (
-    FIRST_SCALE,
-    DynamicScale,
+    INITIAL_SCALE,
+    DynamicLossScaler,
     MasterWeights,
-    NoScale,
+    NoLossScaler,
     Precision,
     build_precision,
-    half_on_cpu,
-    resolve,
+    cpu_half_precision,
+    resolve_precision,
     set_numerics,
 )
 
@@ -33,17 +33,17 @@ def network() -> nn.Module:
 def test_every_format_of_a_cpu_makes_a_step(name) -> None:
     precision = build_precision(name, CPU)
     model = network()
-    precision.lower(model)
-    parameters = [parameter for _, parameter in precision.weights.named(model)]
+    precision.cast_model(model)
+    parameters = [parameter for _, parameter in precision.weights.named_parameters(model)]
     before = [parameter.detach().clone() for parameter in model.parameters()]
     optimizer = torch.optim.SGD(parameters, lr=0.5)
     with precision.autocast():
         logits = model(torch.rand(8, 1, 4, 4, dtype=precision.dtype))
         loss = CrossEntropy(0.0)(logits, torch.arange(8) % 3)
     precision.backward(loss)
-    precision.weights.collect()
+    precision.weights.copy_grads_to_master()
     optimizer.step()
-    precision.weights.spread()
+    precision.weights.copy_master_to_model()
     assert loss.dtype == (torch.float64 if name == "fp64" else torch.float32)
     assert all(not torch.equal(new, old) for new, old in zip(model.parameters(), before, strict=True) if old.ndim > 1)
 
@@ -74,7 +74,7 @@ def test_a_gpu_rounds_to_tf32_what_the_precision_says(name, numerics) -> None:
 
 
 def test_amp_is_bfloat16_on_a_cpu() -> None:
-    assert resolve("amp", CPU) == "bf16" and resolve("fp32", CPU) == "fp32"
+    assert resolve_precision("amp", CPU) == "bf16" and resolve_precision("fp32", CPU) == "fp32"
 
 
 def test_master_weights_add_up_updates_that_16_bits_would_lose() -> None:
@@ -83,14 +83,14 @@ def test_master_weights_add_up_updates_that_16_bits_would_lose() -> None:
         precision = build_precision(name, CPU)
         model = nn.Linear(1, 1, bias=False)
         nn.init.ones_(model.weight)
-        precision.lower(model)
-        parameters = [parameter for _, parameter in precision.weights.named(model)]
+        precision.cast_model(model)
+        parameters = [parameter for _, parameter in precision.weights.named_parameters(model)]
         optimizer = torch.optim.SGD(parameters, lr=0.001)
         for _ in range(100):
             precision.backward(model(torch.ones(1, 1, dtype=torch.bfloat16)).float().sum())
-            precision.weights.collect()
+            precision.weights.copy_grads_to_master()
             optimizer.step()
-            precision.weights.spread()
+            precision.weights.copy_master_to_model()
             optimizer.zero_grad()
         moved[name] = 1 - model.weight.item()
     # A bfloat16 next to 1 is 1/256 below it: steps of 0.001 vanish one by one, but a hundred of them are 0.1.
@@ -102,7 +102,7 @@ def test_master_weights_leave_batch_norms_in_float32_and_pure_does_not() -> None
     kinds = {}
     for name in ("bf16_master", "bf16_pure"):
         model = network()
-        build_precision(name, CPU).lower(model)
+        build_precision(name, CPU).cast_model(model)
         kinds[name] = {model[0].weight.dtype, model[1].weight.dtype, model[1].running_var.dtype}
     assert kinds == {"bf16_master": {torch.bfloat16, torch.float32}, "bf16_pure": {torch.bfloat16}}
 
@@ -110,42 +110,42 @@ def test_master_weights_leave_batch_norms_in_float32_and_pure_does_not() -> None
 def test_master_weights_go_on_from_their_tensors() -> None:
     one, other = MasterWeights(), MasterWeights()
     model = network()
-    Precision("cpu", torch.bfloat16, weights=one).lower(model)
-    masters = dict(one.named(model))
+    Precision("cpu", torch.bfloat16, weights=one).cast_model(model)
+    masters = dict(one.named_parameters(model))
     with torch.no_grad():
         masters["0.weight"].add_(1e-4)
-    other.named(model)
+    other.named_parameters(model)
     other.load(one.tensors())
     assert set(one.tensors()) == {"0.weight", "0.bias", "3.weight", "3.bias"}
     assert all(torch.equal(one.tensors()[name], other.tensors()[name]) for name in one.tensors())
 
 
 def test_a_scale_halves_on_overflow_down_to_one_and_doubles_after_2000_good_steps() -> None:
-    scale = DynamicScale()
-    assert scale.value == FIRST_SCALE == 65536
-    assert [scale.grew_too_large() for _ in range(17)] == [True] * 16 + [False]
+    scale = DynamicLossScaler()
+    assert scale.value == INITIAL_SCALE == 65536
+    assert [scale.backoff() for _ in range(17)] == [True] * 16 + [False]
     assert scale.value == 1
     for _ in range(1999):
-        scale.fitted()
+        scale.update()
     assert scale.value == 1
-    scale.fitted()
+    scale.update()
     assert scale.value == 2
-    again = DynamicScale()
-    again.load(scale.state())
+    again = DynamicLossScaler()
+    again.load_state_dict(scale.state_dict())
     assert again == scale
 
 
 def test_a_scale_keeps_float16_gradients_alive_and_is_undone_without_rounding() -> None:
     gradients = {}
-    for scale in (NoScale(), DynamicScale()):
+    for scale in (NoLossScaler(), DynamicLossScaler()):
         precision = Precision("cpu", torch.float16, weights=MasterWeights(), scale=scale)
         weight = nn.Parameter(torch.ones(4, dtype=torch.float16))
         precision.backward((weight * 4e-8).float().mean())  # as a loss is, a mean
         gradient = [weight.grad.float()]
-        scale.undo(gradient)
+        scale.unscale(gradient)
         gradients[type(scale)] = gradient[0]
-    assert gradients[NoScale].tolist() == [0] * 4  # 1e-8 is below float16's smallest number, 6e-8
-    assert gradients[DynamicScale].tolist() == pytest.approx([1e-8] * 4, rel=1e-3)
+    assert gradients[NoLossScaler].tolist() == [0] * 4  # 1e-8 is below float16's smallest number, 6e-8
+    assert gradients[DynamicLossScaler].tolist() == pytest.approx([1e-8] * 4, rel=1e-3)
 
 
 def test_a_loss_that_is_no_number_makes_every_gradient_one_even_where_it_is_infinite_by_a_constant() -> None:
@@ -170,5 +170,5 @@ def test_cross_entropy_takes_classes_and_probabilities_and_smooths_both_alike() 
     [("fp32", ""), ("fp64", ""), ("amp", "bf16"), ("bf16", "bf16"), ("bf16_pure", "bf16_pure")],
 )
 def test_which_16_bits_a_cpu_computes_in(name, on_cpu: str) -> None:
-    assert half_on_cpu(name, torch.device("cpu")) == on_cpu
-    assert half_on_cpu(name, torch.device("cuda")) == ""
+    assert cpu_half_precision(name, torch.device("cpu")) == on_cpu
+    assert cpu_half_precision(name, torch.device("cuda")) == ""

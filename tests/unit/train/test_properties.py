@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.core.results import EvalReport, EvalResult
-from paceline.train.attempts import Spent
-from paceline.train.cadence import Cadence
-from paceline.train.state import Correct, SinceEval, TrainState
+from paceline.train.attempts import TimeSpent
+from paceline.train.cadence import StepInterval
+from paceline.train.state import CorrectCounts, TrainingSinceEval, TrainState
 
 SHARES = st.floats(0, 1)
 NUMBERS = st.floats(allow_nan=False)
@@ -42,10 +42,10 @@ STATES = st.builds(
     loss_sum=st.floats(-1e30, 1e30),
     loss_steps=st.integers(0, 10**6),
     bad_images=st.lists(STEPS, max_size=5),
-    spent=st.builds(Spent, TIMES, TIMES, TIMES),
+    spent=st.builds(TimeSpent, TIMES, TIMES, TIMES),
     train_s=TIMES,
-    since_eval=st.builds(SinceEval, STEPS, TIMES, st.builds(Correct, STEPS, STEPS, STEPS)),
-    since_log=st.builds(Correct, STEPS, STEPS, STEPS),
+    since_eval=st.builds(TrainingSinceEval, STEPS, TIMES, st.builds(CorrectCounts, STEPS, STEPS, STEPS)),
+    since_log=st.builds(CorrectCounts, STEPS, STEPS, STEPS),
 )
 
 
@@ -69,20 +69,23 @@ def test_the_best_evaluation_is_the_first_of_the_highest(state: TrainState, repo
     state.best, start = None, state.step
     for report in reports:
         state.advance(1)
-        state.evaluated(report)
-    highest = max(report.judged.top1 for report in reports)
-    first = next(place for place, report in enumerate(reports) if report.judged.top1 == highest)
-    assert state.best == reports[first].judged and state.best_step == start + 1 + first
+        state.record_evaluation(report)
+    highest = max(report.primary.top1 for report in reports)
+    first = next(place for place, report in enumerate(reports) if report.primary.top1 == highest)
+    assert state.best == reports[first].primary and state.best_step == start + 1 + first
     assert (state.last, state.last_step) == (reports[-1], start + len(reports))
 
 
 @given(st.integers(1, 60), st.integers(1, 300), st.lists(st.integers(0, 300), max_size=6))
 def test_what_is_due_does_not_depend_on_where_a_run_was_stopped(every: int, last: int, stops: list[int]) -> None:
-    whole = [step for step in range(1, last + 1) if Cadence(every, last).due(step)]
+    whole = [step for step in range(1, last + 1) if StepInterval(every, last).is_due(step)]
     borders = [0, *sorted({min(stop, last) for stop in stops}), last]
     parts = [
-        step for first, end in pairwise(borders) for step in range(first + 1, end + 1) if Cadence(every, last).due(step)
+        step
+        for first, end in pairwise(borders)
+        for step in range(first + 1, end + 1)
+        if StepInterval(every, last).is_due(step)
     ]
     assert parts == whole
     assert whole[-1] == last and len(whole) == -(-last // every)
-    assert not any(Cadence(0, last).due(step) for step in range(last + 1))
+    assert not any(StepInterval(0, last).is_due(step) for step in range(last + 1))

@@ -12,8 +12,15 @@ from paceline.recipe.code_identity import code_identity
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
 from paceline.recipe.schema import Recipe
-from paceline.train.checkpoint import Checkpoints, Keep, Snapshot
-from paceline.train.resume import check_rundir, finished, keep_batch, missing_end, open_rundir, other_code
+from paceline.train.checkpoint import CheckpointStorage, KeepPolicy, Snapshot
+from paceline.train.resume import (
+    check_rundir,
+    describe_missing_checkpoint,
+    initialize_rundir,
+    keep_batch_size,
+    list_changed_plugins,
+    read_final_result,
+)
 
 
 def recipe(*words: str) -> Recipe:
@@ -23,7 +30,7 @@ def recipe(*words: str) -> Recipe:
 @pytest.fixture
 def rundir(tmp_path: Path) -> RunDir:
     opened = RunDir(tmp_path / "run")
-    open_rundir(opened, recipe("data.source.root=photos", "optim.lr=0.1"), {"total_steps": 3})
+    initialize_rundir(opened, recipe("data.source.root=photos", "optim.lr=0.1"), {"total_steps": 3})
     return opened
 
 
@@ -33,11 +40,11 @@ def test_plan_and_recipe_make_a_run_and_a_kill_between_them_leaves_none(tmp_path
 
     with monkeypatch.context() as until_then, pytest.raises(KeyboardInterrupt, match=r"recipe\.yaml"):
         until_then.setattr("paceline.train.resume.write_atomic", killed)
-        open_rundir(RunDir(tmp_path / "run"), recipe(), {"total_steps": 3})
+        initialize_rundir(RunDir(tmp_path / "run"), recipe(), {"total_steps": 3})
     run = RunDir(tmp_path / "run")
     assert (run.path / "plan.json").is_file() and not is_run(run.path)
     run.refuse_another_run(resume=False)
-    open_rundir(run, recipe(), {"total_steps": 4})
+    initialize_rundir(run, recipe(), {"total_steps": 4})
     assert is_run(run.path) and check_rundir(run, recipe(), resume=True) == []
 
 
@@ -61,14 +68,14 @@ def test_what_is_learnt_differently_is_refused_with_what_it_was(rundir: RunDir) 
 
 def test_a_batch_per_rank_gives_way_to_the_batch_that_the_run_has(tmp_path: Path) -> None:
     opened = RunDir(tmp_path / "run")
-    assert keep_batch(recipe("data.rank_batch_size=32"), opened, 4) == (recipe("data.rank_batch_size=32"), [])
-    open_rundir(opened, recipe("data.batch_size=64"), {"total_steps": 3})
+    assert keep_batch_size(recipe("data.rank_batch_size=32"), opened, 4) == (recipe("data.rank_batch_size=32"), [])
+    initialize_rundir(opened, recipe("data.batch_size=64"), {"total_steps": 3})
     whole = recipe("data.batch_size=64")
-    assert keep_batch(recipe("data.rank_batch_size=32"), opened, 2) == (whole, [])
+    assert keep_batch_size(recipe("data.rank_batch_size=32"), opened, 2) == (whole, [])
     note = "resumed on 4 ranks with data.batch_size=64, as the run began; data.rank_batch_size=32 has no effect"
-    assert keep_batch(recipe("data.rank_batch_size=32"), opened, 4) == (whole, [note])
+    assert keep_batch_size(recipe("data.rank_batch_size=32"), opened, 4) == (whole, [note])
     other = recipe("data.batch_size=128")
-    assert keep_batch(other, opened, 4) == (other, [])
+    assert keep_batch_size(other, opened, 4) == (other, [])
     with pytest.raises(RecipeError, match=r"was started with data\.batch_size=64 \(now 128\)"):
         check_rundir(opened, other, resume=True)
 
@@ -85,24 +92,26 @@ def test_of_another_variant_only_its_name_is_told(rundir: RunDir) -> None:
 def test_a_run_has_ended_only_with_the_checkpoint_of_its_last_step(rundir: RunDir, monkeypatch, status: str) -> None:
     result = SimpleNamespace(status=status, steps=9)
     monkeypatch.setattr(RunDir, "read_result", lambda self: result)
-    assert finished(rundir) is result and not missing_end(rundir)  # all were removed: there is nothing to resume from
-    checkpoints = Checkpoints(rundir.checkpoints, Keep(9))
+    assert read_final_result(rundir) is result and not describe_missing_checkpoint(
+        rundir
+    )  # all were removed: there is nothing to resume from
+    checkpoints = CheckpointStorage(rundir.checkpoints, KeepPolicy(9))
     empty = Snapshot({"model": {}, "optimizer": {}}, {"train": {"best_step": -1}})
     checkpoints.save(3, -1, empty)
-    assert finished(rundir) is None and "last step, 9, is missing" in missing_end(rundir)
+    assert read_final_result(rundir) is None and "last step, 9, is missing" in describe_missing_checkpoint(rundir)
     last = checkpoints.save(9, -1, empty)
-    assert finished(rundir) is result and not missing_end(rundir)
+    assert read_final_result(rundir) is result and not describe_missing_checkpoint(rundir)
     (last / "state.json").write_text("{")
-    assert finished(rundir) is None and "last step, 9, is damaged" in missing_end(rundir)
+    assert read_final_result(rundir) is None and "last step, 9, is damaged" in describe_missing_checkpoint(rundir)
 
 
 def test_a_run_that_saves_nothing_has_ended_without_checkpoints(tmp_path: Path, monkeypatch) -> None:
     run = RunDir(tmp_path / "run")
-    open_rundir(run, recipe("data.source.root=photos", "checkpoint.every=off"), {})
+    initialize_rundir(run, recipe("data.source.root=photos", "checkpoint.every=off"), {})
     result = SimpleNamespace(status="completed", steps=9)
     monkeypatch.setattr(RunDir, "read_result", lambda self: result)
-    Checkpoints(run.checkpoints, Keep(1)).save(3, -1, Snapshot({"model": {}, "optimizer": {}}, {}))
-    assert finished(run) is result
+    CheckpointStorage(run.checkpoints, KeepPolicy(1)).save(3, -1, Snapshot({"model": {}, "optimizer": {}}, {}))
+    assert read_final_result(run) is result
 
 
 def test_a_part_whose_file_has_changed_is_told(tmp_path: Path, monkeypatch) -> None:
@@ -111,11 +120,13 @@ def test_a_part_whose_file_has_changed_is_told(tmp_path: Path, monkeypatch) -> N
     monkeypatch.syspath_prepend(tmp_path)
     own = recipe("data.source.root=photos", "model.name=changing_part:net")
     values = {"own_parts": code_identity(own)}
-    checkpoint = Checkpoints(tmp_path, Keep(1)).save(1, 1, Snapshot({"model": {}, "optimizer": {}}, values))
-    assert other_code(checkpoint, own) == []
+    checkpoint = CheckpointStorage(tmp_path, KeepPolicy(1)).save(1, 1, Snapshot({"model": {}, "optimizer": {}}, values))
+    assert list_changed_plugins(checkpoint, own) == []
     file.write_text("def net(num_classes, in_channels, deeper=True): pass\n")
-    assert other_code(checkpoint, own) == ["resumed with changed code: the file of changing_part:net has changed"]
+    assert list_changed_plugins(checkpoint, own) == [
+        "resumed with changed code: the file of changing_part:net has changed"
+    ]
     for odd in ([], {"changing_part:net": "x"}):  # of somebody else's making
         damaged = Snapshot({"model": {}, "optimizer": {}}, {"own_parts": odd})
-        assert other_code(Checkpoints(tmp_path, Keep(9)).save(2, 2, damaged), own) == []
+        assert list_changed_plugins(CheckpointStorage(tmp_path, KeepPolicy(9)).save(2, 2, damaged), own) == []
     sys.modules.pop("changing_part")

@@ -10,7 +10,7 @@ from PIL import Image
 from paceline.core.errors import DataError, RecipeError
 from paceline.core.rundir import RunDir
 from paceline.core.world import World
-from paceline.lab.trial import vary
+from paceline.lab.trial import apply_patch
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
 from paceline.train.job import Invocation
@@ -75,7 +75,7 @@ def test_a_run_that_fails_before_its_first_step_closes_those_it_told(tmp_path: P
     def fail(*words):
         raise OSError("No space left on device")
 
-    monkeypatch.setattr("paceline.train.run.build_trace", fail)
+    monkeypatch.setattr("paceline.train.run.build_sample_trace", fail)
     told = Told()
     with pytest.raises(OSError, match="No space"):
         train(tmp_path, told)
@@ -86,7 +86,7 @@ def test_a_tracker_that_is_not_installed_is_refused_before_the_data_is_read(tmp_
     def fail(*words):
         raise AssertionError("read")
 
-    monkeypatch.setattr("paceline.train.run.read_own", fail)
+    monkeypatch.setattr("paceline.train.run.read_run_data", fail)
     monkeypatch.setitem(sys.modules, "mlflow", None)
     with pytest.raises(RecipeError, match=r"log.sinks\[0\]: mlflow is not installed"):
         train(tmp_path, Told(), "log.sinks=[mlflow]")
@@ -106,8 +106,8 @@ def test_where_a_run_is_compiled_each_size_of_images_that_is_to_come_is_compiled
         first.append(step)
         sizes.append(plan.train_size(step))
 
-    monkeypatch.setattr("paceline.train.run.compiled", compiled)
-    monkeypatch.setattr("paceline.train.run.rehearsal", rehearsed)
+    monkeypatch.setattr("paceline.train.run.compile_model", compiled)
+    monkeypatch.setattr("paceline.train.run.warmup_pass", rehearsed)
     small = ("data.progressive={start_size: 4, multiple: 4, begin: 0%, end: 50%}", "train.epochs=4")
     train(tmp_path, Told(), "train.compile=default", "model.width=0.25", *small)
     assert (sizes, first[0]) == ([4, 8], 0)
@@ -128,7 +128,7 @@ def test_a_run_that_is_never_evaluated_needs_no_validation_images(tmp_path: Path
     assert (result.status, result.steps, result.eval) == ("completed", 1, None)
     (checkpoint,) = rundir.checkpoints.glob("step-*")
     with pytest.raises(DataError, match=r"^data\.source: there are no validation images to evaluate on \(name some"):
-        evaluate(recipe, World.single(), checkpoint, own=recipe, say=print)
+        evaluate(recipe, World.single(), checkpoint, run_recipe=recipe, print_line=print)
 
 
 def test_samples_of_ranks_that_a_resumed_run_lacks_are_cut_like_its_own(tmp_path: Path) -> None:
@@ -147,6 +147,6 @@ def test_samples_of_ranks_that_a_resumed_run_lacks_are_cut_like_its_own(tmp_path
     rundir.samples(12).write_text(json.dumps({"step": 5, "samples": [5], "crc32": [0]}) + "\n")
     (rundir.path / "result.json").unlink()
     # A preset's batch per rank, which is another batch on another number of ranks: the run keeps the one it has.
-    recipe = vary(recipe, Patch((("data.rank_batch_size", 2 * recipe.data.global_batch_size),)))
+    recipe = apply_patch(recipe, Patch((("data.rank_batch_size", 2 * recipe.data.global_batch_size),)))
     run(recipe, World.single(), rundir, resume=True, invocation=Invocation())
     assert [path.name for path in rundir.all_samples()] == ["steps.rank0.jsonl", "steps.rank1.jsonl"]

@@ -6,8 +6,8 @@ import pytest
 
 from paceline.core.errors import CheckpointError
 from paceline.core.results import CheckpointResult
-from paceline.train.attempts import Spent
-from paceline.train.saver import NoWriter, Saver
+from paceline.train.attempts import TimeSpent
+from paceline.train.saver import CheckpointSaver, NoCheckpointWriter
 from paceline.train.state import TrainState
 
 
@@ -35,7 +35,7 @@ def persistent():
 
 def test_it_saves_what_persists_and_waits_for_it() -> None:
     writer = Kept(7, 0)
-    saver = Saver(persistent(), {"world_size": 2}, writer, Spent)
+    saver = CheckpointSaver(persistent(), {"world_size": 2}, writer, TimeSpent)
     state = TrainState(step=7, best_step=3)
     saver(state)
     saver(state, "preempted")
@@ -47,20 +47,22 @@ def test_it_saves_what_persists_and_waits_for_it() -> None:
 def test_a_run_that_left_without_being_saved_says_so() -> None:
     state = TrainState(step=9)
     with pytest.raises(CheckpointError, match=r"stopped at step 9, .* that of step 7"):
-        Saver(persistent(), {}, Kept(7, 1), Spent).finish(state, "preempted")
-    Saver(persistent(), {}, Kept(-1, 0), Spent).finish(state, "preempted")  # checkpoint.every=off
+        CheckpointSaver(persistent(), {}, Kept(7, 1), TimeSpent).finish(state, "preempted")
+    CheckpointSaver(persistent(), {}, Kept(-1, 0), TimeSpent).finish(state, "preempted")  # checkpoint.every=off
 
 
 @pytest.mark.parametrize("status", ["completed", "target_reached"])
 def test_a_run_whose_final_weights_are_not_on_disk_has_failed(status: str) -> None:
     state = TrainState(step=9)
-    assert Saver(persistent(), {}, Kept(7, 1), Spent).finish(state, status) == "failed"
-    assert Saver(persistent(), {}, Kept(9, 1), Spent).finish(state, status) == status
-    assert Saver(persistent(), {}, Kept(-1, 0), Spent).finish(state, status) == status  # checkpoint.every=off
+    assert CheckpointSaver(persistent(), {}, Kept(7, 1), TimeSpent).finish(state, status) == "failed"
+    assert CheckpointSaver(persistent(), {}, Kept(9, 1), TimeSpent).finish(state, status) == status
+    assert (
+        CheckpointSaver(persistent(), {}, Kept(-1, 0), TimeSpent).finish(state, status) == status
+    )  # checkpoint.every=off
 
 
 def test_other_ranks_write_nothing() -> None:
-    saver = Saver(persistent(), {}, NoWriter(), Spent)
+    saver = CheckpointSaver(persistent(), {}, NoCheckpointWriter(), TimeSpent)
     saver(TrainState(step=1))
     saver.finish(TrainState(step=1), "preempted")
     assert saver.writer.result().saved == 0

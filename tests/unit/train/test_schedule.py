@@ -10,12 +10,12 @@ from torch import nn
 from paceline.core.dataset import DatasetInfo
 from paceline.recipe.plan import Plan
 from paceline.recipe.schema import Recipe
-from paceline.train.schedule import Plateau, Schedule, WarmUp, build_schedule, planned_lr
+from paceline.train.schedule import LrSchedule, LrWarmup, PlateauLrSchedule, build_lr_schedule, sample_lr_points
 
 INFO = DatasetInfo("made", "train", 100, ("a", "b"), 3, (8, 8), (0.5,) * 3, (0.5,) * 3)
 
 
-def schedule(section: dict[str, object], steps: int = 10, **optim: object) -> Schedule:
+def schedule(section: dict[str, object], steps: int = 10, **optim: object) -> LrSchedule:
     recipe = Recipe.model_validate(
         {
             "data": {"batch_size": 20},
@@ -24,10 +24,10 @@ def schedule(section: dict[str, object], steps: int = 10, **optim: object) -> Sc
             "train": {"steps": steps},
         }
     )
-    return build_schedule(recipe.schedule, Plan.derive(recipe, 1, INFO, INFO))
+    return build_lr_schedule(recipe.schedule, Plan.derive(recipe, 1, INFO, INFO))
 
 
-def course(made: Schedule, steps: int = 10) -> list[float]:
+def course(made: LrSchedule, steps: int = 10) -> list[float]:
     return [made.lr(step) for step in range(steps)]
 
 
@@ -145,14 +145,14 @@ def test_plateau_follows_torchs_scheduler() -> None:
 
 
 def test_plateau_goes_on_from_its_state() -> None:
-    one = Plateau(0.1, WarmUp(0, 0.0), 0.2, 1, 1e-4)
-    fresh = Plateau(0.1, WarmUp(0, 0.0), 0.2, 1, 1e-4)
-    fresh.load(one.state())
+    one = PlateauLrSchedule(0.1, LrWarmup(0, 0.0), 0.2, 1, 1e-4)
+    fresh = PlateauLrSchedule(0.1, LrWarmup(0, 0.0), 0.2, 1, 1e-4)
+    fresh.load_state_dict(one.state_dict())
     assert fresh == one
     for loss in (1.0, 1.1, 1.2, 1.3):
         one.observe(loss, 5)
-    other = Plateau(0.1, WarmUp(0, 0.0), 0.2, 1, 1e-4)
-    other.load(one.state())
+    other = PlateauLrSchedule(0.1, LrWarmup(0, 0.0), 0.2, 1, 1e-4)
+    other.load_state_dict(one.state_dict())
     assert other == one and other.lr(0) == pytest.approx(0.02)
 
 
@@ -179,7 +179,7 @@ def test_a_run_that_ends_in_its_warm_up_is_the_start_of_the_longer_one(name: str
 )
 def test_the_planned_rate_is_the_schedule_between_its_points_and_has_the_peak(section) -> None:
     made = schedule(section, steps=1000)
-    points = planned_lr(made, 1000)
+    points = sample_lr_points(made, 1000)
     steps, rates = zip(*points, strict=True)
     assert (steps[0], steps[-1]) == (0, 999) and len(steps) < 150
     drawn = np.interp(np.arange(1000), steps, rates)
@@ -189,4 +189,4 @@ def test_the_planned_rate_is_the_schedule_between_its_points_and_has_the_peak(se
 
 
 def test_a_rate_that_depends_on_evaluations_is_not_planned() -> None:
-    assert planned_lr(schedule({"name": "plateau"}), 10) == []
+    assert sample_lr_points(schedule({"name": "plateau"}), 10) == []

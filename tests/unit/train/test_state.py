@@ -15,7 +15,7 @@ def judged(top1: float, loss: float = 1.0) -> EvalResult:
 
 def test_a_state_survives_json() -> None:
     state = TrainState(step=7, skipped=2, images_seen=84, hits=1, trained_s=1.5, target_s=1.25, loss_sum=3.5)
-    state.evaluated(EvalReport(val=judged(0.5), ema=judged(0.625), train=judged(0.75)))
+    state.record_evaluation(EvalReport(val=judged(0.5), ema=judged(0.625), train=judged(0.75)))
     assert TrainState.from_dict(json.loads(json.dumps(state.to_dict(), allow_nan=False))) == state
 
 
@@ -26,13 +26,13 @@ def test_a_state_before_any_evaluation_survives_json() -> None:
 @pytest.mark.parametrize("loss", [float("inf"), float("-inf")])
 def test_a_loss_that_is_no_number_survives_strict_json(loss: float) -> None:
     state = TrainState()
-    state.evaluated(EvalReport(val=judged(0.5, loss)))
+    state.record_evaluation(EvalReport(val=judged(0.5, loss)))
     assert TrainState.from_dict(json.loads(json.dumps(state.to_dict(), allow_nan=False))) == state
 
 
 def test_the_classes_of_an_evaluation_are_not_saved() -> None:
     state = TrainState()
-    state.evaluated(EvalReport(val=judged(0.5), classes=ClassTable((ClassCount("a", 8, 4),))))
+    state.record_evaluation(EvalReport(val=judged(0.5), classes=ClassTable((ClassCount("a", 8, 4),))))
     read = TrainState.from_dict(state.to_dict())
     assert read.last == EvalReport(val=judged(0.5))
 
@@ -42,13 +42,13 @@ def test_steps_that_were_skipped_moved_nothing() -> None:
     for number in range(5):
         state.skipped += number in (1, 3)
         state.advance(12)
-    assert (state.step, state.skipped, state.updates, state.images_seen) == (5, 2, 3, 60)
+    assert (state.step, state.skipped, state.num_updates, state.images_seen) == (5, 2, 3, 60)
 
 
 def test_the_best_is_that_of_the_judged_weights_and_the_first_of_equals() -> None:
     state = TrainState()
     for raw, averaged in [(0.5, 0.25), (0.9, 0.75), (0.1, 0.75), (0.95, 0.5)]:
         state.advance(1)
-        state.evaluated(EvalReport(val=judged(raw), ema=judged(averaged)))
+        state.record_evaluation(EvalReport(val=judged(raw), ema=judged(averaged)))
     assert (state.best, state.best_step, state.last_step) == (judged(0.75), 2, 4)
     assert state.last is not None and state.last.val == judged(0.95)

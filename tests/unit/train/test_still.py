@@ -141,7 +141,7 @@ def test_a_frozen_backbone_has_the_bits_that_it_began_with_and_no_part_in_the_op
     tmp_path: Path, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     graphs = RecordedGraphs()
-    monkeypatch.setattr(captured, "build_graphs", lambda device: graphs)
+    monkeypatch.setattr(captured, "build_graph_pool", lambda device: graphs)
     run = train(tmp_path / "run", name(Net), "model.freeze=backbone", *words)
     first, *_, last = models = saved(run)
     frozen = [key for key in first if not key.startswith("head.")]

@@ -10,8 +10,8 @@ def judged(accuracies: list[float], patience: int) -> tuple[TrainState, bool]:
     rule, state = build_stop_rule(Stop(top1=0.85, patience=patience)), TrainState()
     for number, top1 in enumerate(accuracies):
         state.trained_s = float(number)
-        rule.judge(EvalResult(images=1, top1=top1, top5=1.0, loss=0.0), state)
-    return state, rule.reached(state)
+        rule.update(EvalResult(images=1, top1=top1, top5=1.0, loss=0.0), state)
+    return state, rule.is_met(state)
 
 
 def test_the_target_must_be_met_in_a_row() -> None:
@@ -26,5 +26,5 @@ def test_the_time_to_target_is_that_of_the_evaluation_that_met_it() -> None:
 
 def test_without_a_target_nothing_stops() -> None:
     rule, state = build_stop_rule("off"), TrainState()
-    rule.judge(EvalResult(images=1, top1=1.0, top5=1.0, loss=0.0), state)
-    assert not rule.reached(state)
+    rule.update(EvalResult(images=1, top1=1.0, top5=1.0, loss=0.0), state)
+    assert not rule.is_met(state)

@@ -15,18 +15,18 @@ from paceline.core.errors import DataError, RecipeError
 from paceline.core.results import EvalReport
 from paceline.core.rundir import RunDir
 from paceline.core.world import World
-from paceline.data.identity import dataset_digest
+from paceline.data.identity import digest_datasets
 from paceline.data.sources.build import build_datasets
 from paceline.data.sources.digits import load_digits
 from paceline.models.zoo import build_model
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
-from paceline.recipe.yamlfile import write_text
-from paceline.train.checkpoint import Checkpoints, Keep, Snapshot, model_tensors
-from paceline.train.facts import Facts
+from paceline.recipe.yamlfile import to_yaml_text
+from paceline.train.checkpoint import CheckpointStorage, KeepPolicy, Snapshot, model_tensors
+from paceline.train.facts import TrainedDataset
 from paceline.train.run import evaluate
 from paceline.train.state import TrainState
-from paceline.train.test_set import matched
+from paceline.train.test_set import match_classes
 
 SMALL = ("model.width=0.125", "parallel.device=cpu", "parallel.threads=1", "data.workers=0")
 FOLDER = ("data.image_size=12", "data.batch_size=4", "model.name=resnet18_cifar", "data.augment=[]", *SMALL)
@@ -38,13 +38,13 @@ def made_run(folder: Path, name: str, *words: str) -> Path:
     datasets = build_datasets(recipe.data.source, may_download=False)
     info, run = datasets.train.info, RunDir(folder)
     run.create()
-    run.recipe.write_text(write_text(recipe.to_dict()))
+    run.recipe.write_text(to_yaml_text(recipe.to_dict()))
     run.write_json("plan.json", {})
-    run.write_json("dataset.json", Facts.of(datasets.train).to_dict())
+    run.write_json("dataset.json", TrainedDataset.from_source(datasets.train).to_dict())
     torch.manual_seed(1)
     network = build_model(recipe.model, num_classes=info.num_classes, channels=info.channels)
-    values = {"train": replace(TrainState(), best_step=-1).to_dict(), "dataset": dataset_digest(datasets)}
-    Checkpoints(run.checkpoints, Keep(1)).save(
+    values = {"train": replace(TrainState(), best_step=-1).to_dict(), "dataset": digest_datasets(datasets)}
+    CheckpointStorage(run.checkpoints, KeepPolicy(1)).save(
         1, -1, Snapshot({"model": model_tensors(network), "optimizer": {}}, values)
     )
     return folder
@@ -55,7 +55,7 @@ def judged(run: Path, *words: str, says: bool | str = True) -> EvalReport:
     said: list[str] = []
     own, recipe = load(str(run)).recipe, load(str(run), Patch.parse(words)).recipe
     checkpoint = next((run / "checkpoints").iterdir())
-    report = evaluate(recipe, World.single(), checkpoint, own=own, say=said.append)
+    report = evaluate(recipe, World.single(), checkpoint, run_recipe=own, print_line=said.append)
     assert len(said) == bool(says)
     assert not isinstance(says, str) or says in said[0]
     return report
@@ -185,7 +185,7 @@ def test_code_that_a_run_names_runs_only_where_that_is_said(tmp_path, monkeypatc
     before = judged(run, says=False)
     monkeypatch.delitem(sys.modules, "judged_parts", raising=False)
     named = load(str(run), Patch.parse([f"{part}={path}", *UNUSED])).recipe
-    (run / "recipe.yaml").write_text(write_text(named.to_dict()))
+    (run / "recipe.yaml").write_text(to_yaml_text(named.to_dict()))
     with pytest.raises(RecipeError, match=rf"^{run}/recipe.yaml:\d+: {part}: {path} is code.*\(add --own-code"):
         evaluated(run)
     assert "judged_parts" not in sys.modules
@@ -210,7 +210,7 @@ def test_a_class_that_the_run_does_not_know_is_named(run, tmp_path) -> None:
 
 
 def test_classes_match_by_name_in_any_order_however_an_accent_is_written() -> None:
-    assert matched(["dog", "caf\u0065\u0301"], ["ant", "caf\u00e9", "dog"]) == (2, 1)
+    assert match_classes(["dog", "caf\u0065\u0301"], ["ant", "caf\u00e9", "dog"]) == (2, 1)
 
 
 def test_a_folder_of_another_kind_of_set_is_normalised_and_sized_as_the_run_was(tmp_path) -> None:
@@ -237,7 +237,7 @@ def test_pixels_stay_pixels(tmp_path, monkeypatch) -> None:
     info = replace(digits.val.info, class_names=names)
     val = ArraySource(info, digits.val.images, np.argsort(order)[digits.val.labels])
     monkeypatch.setattr("paceline.train.test_set.build_datasets", lambda section, **options: replace(digits, val=val))
-    monkeypatch.setattr("paceline.train.test_set.dataset_digest", lambda datasets: "another")
+    monkeypatch.setattr("paceline.train.test_set.digest_datasets", lambda datasets: "another")
     words = ("data.source={name: synthetic}", "data.workers=auto")
     assert judged(run, *words) == before
 

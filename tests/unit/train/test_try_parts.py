@@ -11,7 +11,7 @@ from paceline.data.sources.digits import load_digits
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
 from paceline.recipe.plan import Plan
-from paceline.train.try_parts import try_parts
+from paceline.train.try_parts import try_components
 
 
 @dataclass
@@ -75,10 +75,10 @@ def test_what_step_one_would_end_in_is_told_before(monkeypatch, word, says) -> N
     plan = Plan.derive(recipe, 1, digits.train.info, digits.val.info)
     before = torch.random.get_rng_state()
     if not says:
-        try_parts(recipe, plan, digits.train)
+        try_components(recipe, plan, digits.train)
     else:
         with pytest.raises(RecipeError) as caught:
-            try_parts(recipe, plan, digits.train)
+            try_components(recipe, plan, digits.train)
         assert says in str(caught.value)
     assert torch.equal(torch.random.get_rng_state(), before)
 
@@ -86,7 +86,7 @@ def test_what_step_one_would_end_in_is_told_before(monkeypatch, word, says) -> N
 def tried(*words: str) -> tuple[str, ...]:
     recipe = load("digits", Patch.parse(list(words))).recipe
     digits = load_digits()
-    return try_parts(recipe, Plan.derive(recipe, 1, digits.train.info, digits.val.info), digits.train)
+    return try_components(recipe, Plan.derive(recipe, 1, digits.train.info, digits.val.info), digits.train)
 
 
 def test_layers_that_learn_and_classes_that_weigh_are_told() -> None:

@@ -9,9 +9,9 @@ import pytest
 from PIL import Image
 
 from paceline.core.dataset import ArraySource, DatasetInfo
-from paceline.core.mistake import Mistake
-from paceline.data.sources.encoded import EncodedSource
-from paceline.train.worst import save_worst
+from paceline.core.mistake import MisclassifiedImage
+from paceline.data.sources.encoded import ImageFileSource
+from paceline.train.worst import save_worst_images
 
 KB = 1024
 
@@ -26,12 +26,14 @@ def arrays(side: int, channels: int) -> ArraySource:
     return ArraySource(info(channels), images, np.array([0, 1, 2, 0]))
 
 
-def files(folder: Path, contents: dict[str, bytes], channels: int = 3) -> EncodedSource:
+def files(folder: Path, contents: dict[str, bytes], channels: int = 3) -> ImageFileSource:
     folder.mkdir()
     for name, content in contents.items():
         (folder / name).write_bytes(content)
     labels = np.zeros(len(contents), dtype=np.int32)
-    return EncodedSource.pack(info(channels, len(contents)), str(folder), [each.encode() for each in contents], labels)
+    return ImageFileSource.from_paths(
+        info(channels, len(contents)), str(folder), [each.encode() for each in contents], labels
+    )
 
 
 def encoded(pixels: np.ndarray, kind: str = "JPEG", **options: object) -> bytes:
@@ -40,8 +42,8 @@ def encoded(pixels: np.ndarray, kind: str = "JPEG", **options: object) -> bytes:
     return file.getvalue()
 
 
-def mistake(index: int, loss: float = 2.5) -> Mistake:
-    return Mistake(index, 0, 1, 0.75, loss)
+def mistake(index: int, loss: float = 2.5) -> MisclassifiedImage:
+    return MisclassifiedImage(index, 0, 1, 0.75, loss)
 
 
 def listed(folder: Path) -> list[dict]:
@@ -51,7 +53,7 @@ def listed(folder: Path) -> list[dict]:
 @pytest.mark.parametrize("channels", [1, 3])
 def test_small_images_are_kept_as_they_are(tmp_path, channels: int) -> None:
     source = arrays(64, channels)
-    save_worst(tmp_path / "worst", [mistake(2), mistake(0)], source)
+    save_worst_images(tmp_path / "worst", [mistake(2), mistake(0)], source)
     rows = listed(tmp_path / "worst")
     assert [row["file"] for row in rows] == ["2.png", "0.png"]
     for row in rows:
@@ -63,7 +65,7 @@ def test_small_images_are_kept_as_they_are(tmp_path, channels: int) -> None:
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_photographs_are_shrunk_to_less_than_16_kb(tmp_path, channels: int) -> None:
-    save_worst(tmp_path / "worst", [mistake(1)], arrays(300, channels))
+    save_worst_images(tmp_path / "worst", [mistake(1)], arrays(300, channels))
     (row,) = listed(tmp_path / "worst")
     path = tmp_path / "worst" / row["file"]
     with Image.open(path) as image:
@@ -72,7 +74,7 @@ def test_photographs_are_shrunk_to_less_than_16_kb(tmp_path, channels: int) -> N
 
 
 def test_a_row_says_which_image_it_is_and_what_it_was_taken_for(tmp_path) -> None:
-    save_worst(tmp_path / "worst", [Mistake(3, 2, 1, 0.75, 2.5)], arrays(8, 1))
+    save_worst_images(tmp_path / "worst", [MisclassifiedImage(3, 2, 1, 0.75, 2.5)], arrays(8, 1))
     assert listed(tmp_path / "worst") == [
         {
             "index": 3,
@@ -92,7 +94,7 @@ def test_a_photograph_that_was_taken_sideways_stands_upright(tmp_path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     source = files(tmp_path / "photos", {"a.jpg": encoded(pixels, exif=exif)})
-    save_worst(tmp_path / "worst", [mistake(0)], source)
+    save_worst_images(tmp_path / "worst", [mistake(0)], source)
     with Image.open(tmp_path / "worst" / "0.jpg") as image:
         assert image.size == (48, 96) and "exif" not in image.info
         shown = np.asarray(image)
@@ -106,7 +108,7 @@ def test_what_a_file_holds_beside_its_pixels_stays_behind(tmp_path) -> None:
         "a.jpg": encoded(np.tile(pixels, (3, 3, 1)), comment=beside, icc_profile=beside),
         "b.png": encoded(pixels, "PNG", icc_profile=np.random.default_rng(0).bytes(60_000)),
     }
-    save_worst(tmp_path / "worst", [mistake(0), mistake(1)], files(tmp_path / "photos", contents))
+    save_worst_images(tmp_path / "worst", [mistake(0), mistake(1)], files(tmp_path / "photos", contents))
     sizes = [(tmp_path / "worst" / row["file"]).stat().st_size for row in listed(tmp_path / "worst")]
     assert len(sizes) == 2 and max(sizes) < 2 * KB
 
@@ -116,24 +118,24 @@ def test_images_that_cannot_be_read_any_more_are_left_out(tmp_path) -> None:
     source = files(tmp_path / "photos", {"a.jpg": good, "b.jpg": good, "c.jpg": good}, channels=1)
     (tmp_path / "photos" / "a.jpg").unlink()
     (tmp_path / "photos" / "c.jpg").write_bytes(good[:40])
-    save_worst(tmp_path / "worst", [mistake(0), mistake(1), mistake(2)], source)
+    save_worst_images(tmp_path / "worst", [mistake(0), mistake(1), mistake(2)], source)
     assert [row["index"] for row in listed(tmp_path / "worst")] == [1]
     assert {path.name for path in (tmp_path / "worst").iterdir()} == {"1.jpg", "worst.json"}
 
 
 def test_a_folder_of_before_is_replaced_as_a_whole(tmp_path) -> None:
     source, folder = arrays(8, 1), tmp_path / "worst"
-    save_worst(folder, [mistake(0), mistake(1)], source)
-    save_worst(folder, [mistake(2)], source)
+    save_worst_images(folder, [mistake(0), mistake(1)], source)
+    save_worst_images(folder, [mistake(2)], source)
     assert {path.name for path in folder.iterdir()} == {"2.png", "worst.json"}
     assert list(tmp_path.iterdir()) == [folder]
 
 
 def test_without_mistakes_there_is_no_folder(tmp_path) -> None:
     source = arrays(8, 1)
-    save_worst(tmp_path / "worst", [mistake(0)], source)
-    save_worst(tmp_path / "worst", [], source)
-    save_worst(tmp_path / "worst", [], source)
+    save_worst_images(tmp_path / "worst", [mistake(0)], source)
+    save_worst_images(tmp_path / "worst", [], source)
+    save_worst_images(tmp_path / "worst", [], source)
     assert not list(tmp_path.iterdir())
 
 
@@ -141,13 +143,13 @@ def test_what_a_kill_left_behind_is_tidied_up(tmp_path) -> None:
     for name in (".worst.tmp", ".worst.old"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "9.png").touch()
-    save_worst(tmp_path / "worst", [mistake(0)], arrays(8, 1))
+    save_worst_images(tmp_path / "worst", [mistake(0)], arrays(8, 1))
     assert {path.name for path in tmp_path.iterdir()} == {"worst"}
 
 
 def test_a_disk_that_refuses_is_an_error_and_leaves_the_folder_of_before(tmp_path) -> None:
     folder = tmp_path / "worst"
-    save_worst(folder, [mistake(0)], arrays(8, 1))
+    save_worst_images(folder, [mistake(0)], arrays(8, 1))
 
     class Full(ArraySource):
         def read(self, index: int):
@@ -155,10 +157,10 @@ def test_a_disk_that_refuses_is_an_error_and_leaves_the_folder_of_before(tmp_pat
             return super().read(index)
 
     with pytest.raises(OSError, match="No such file"):
-        save_worst(folder, [mistake(1)], Full(info(1), arrays(8, 1).images, np.zeros(4, dtype=np.int64)))
+        save_worst_images(folder, [mistake(1)], Full(info(1), arrays(8, 1).images, np.zeros(4, dtype=np.int64)))
     assert {path.name for path in folder.iterdir()} == {"0.png", "worst.json"} and list(tmp_path.iterdir()) == [folder]
 
 
 def test_a_folder_that_is_nowhere_is_an_error(tmp_path) -> None:
     with pytest.raises(OSError, match="No such file"):
-        save_worst(tmp_path / "gone" / "worst", [mistake(0)], arrays(8, 1))
+        save_worst_images(tmp_path / "gone" / "worst", [mistake(0)], arrays(8, 1))

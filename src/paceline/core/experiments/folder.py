@@ -16,7 +16,7 @@ from paceline.core.errors import PacelineError, RecipeError
 from paceline.core.experiments.ladder import LadderResult
 from paceline.core.experiments.prediction import PredictionResult
 from paceline.core.experiments.scaling import ScaleResult
-from paceline.core.experiments.sharing import write_beside_others
+from paceline.core.experiments.sharing import write_shared
 from paceline.core.experiments.sweep import SweepResult
 from paceline.core.experiments.tuning import TuneResult
 from paceline.core.json_file import read_json, read_limited
@@ -25,12 +25,12 @@ from paceline.core.runlock import LOCK
 
 Experiment = LadderResult | ScaleResult | PredictionResult | TuneResult | SweepResult
 RESULT: Final = "experiment.json"
-_ASKED: Final = "asked.json"
-_FORMERLY_ASKED: Final = ("paceline", "torch")
+_REQUEST: Final = "asked.json"
+_FORMER_REQUEST_KEYS: Final = ("paceline", "torch")
 """Versions, which this file had: whether a run of another version counts is judged run by run."""
-_BEFORE: Final = {LOCK, "job"}
+_MAY_EXIST_BEFORE: Final = {LOCK, "job"}
 """What may lie in a new folder: a lock that a kill has left, and what was submitted to a scheduler."""
-_READ: Final[TypeAdapter[Experiment]] = TypeAdapter(Annotated[Experiment, Field(discriminator="kind")])
+_ADAPTER: Final[TypeAdapter[Experiment]] = TypeAdapter(Annotated[Experiment, Field(discriminator="kind")])
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class ExperimentDir:
     def read(self) -> Experiment:
         """Return what it came to. Raise `PacelineError` when there is no result or it cannot be read."""
         try:
-            return _READ.validate_json(read_limited(self.result))
+            return _ADAPTER.validate_json(read_limited(self.result))
         except FileNotFoundError:
             raise PacelineError(
                 f"{self.path}: has no {RESULT} (the experiment has not ended: start it again)"
@@ -107,16 +107,16 @@ class ExperimentDir:
 
 
 def open_experiment(
-    name: str, asked: dict[str, Any], run_dir: Path | None, now: datetime, told: Callable[[str], None]
+    name: str, request: dict[str, Any], run_dir: Path | None, now: datetime, on_notice: Callable[[str], None]
 ) -> ExperimentDir:
     """Return the folder of an experiment: one that asked for the same and has not ended is gone on with.
 
-    `name` begins its folder's, such as `ladder-cpu`; `asked` is all that its trials depend on, as JSON has it. `told`
+    `name` begins its folder's, such as `ladder-cpu`; `request` is all that its trials depend on, as JSON has it. `on_notice`
     hears that one is gone on with. Several processes may open one `run_dir` at once. Raise `RecipeError` where it holds
     something else.
     """
     if run_dir is None:
-        known = RunDir.newest_of(name, lambda run: _is_unfinished(run.path, asked))
+        known = RunDir.newest_of(name, lambda run: _is_unfinished(run.path, request))
         folder = known.path if known else RunDir.claim(name, now).path
     else:
         folder = run_dir.expanduser()
@@ -126,12 +126,12 @@ def open_experiment(
         for each in (opened.trials, opened.replaced, opened.data, folder / "job"):
             if each.is_symlink():
                 raise RecipeError(f"--run-dir: {each} is a link, and nothing is written through links (name another)")
-        begun = f".{_ASKED}."  # by another process, which is about to name it
+        begun = f".{_REQUEST}."  # by another process, which is about to name it
         names = {each.name for each in folder.iterdir() if not each.name.startswith(begun)}
-        if names <= _BEFORE:
-            write_beside_others(folder / _ASKED, json.dumps(asked, indent=2) + "\n")
-        elif _read_asked(folder) == asked:
-            told(f"going on with {folder}")
+        if names <= _MAY_EXIST_BEFORE:
+            write_shared(folder / _REQUEST, json.dumps(request, indent=2) + "\n")
+        elif _read_request(folder) == request:
+            on_notice(f"going on with {folder}")
         else:
             raise RecipeError(f"--run-dir: {folder} holds something else (name a new folder)")
     except OSError as error:
@@ -139,15 +139,15 @@ def open_experiment(
     return opened
 
 
-def _is_unfinished(folder: Path, asked: dict[str, Any]) -> bool:
-    return not (folder / RESULT).exists() and _read_asked(folder) == asked
+def _is_unfinished(folder: Path, request: dict[str, Any]) -> bool:
+    return not (folder / RESULT).exists() and _read_request(folder) == request
 
 
-def _read_asked(folder: Path) -> object:
+def _read_request(folder: Path) -> object:
     try:
-        found = read_json(folder / _ASKED)
+        found = read_json(folder / _REQUEST)
     except (OSError, ValueError):
         return None
     if not isinstance(found, dict):
         return None
-    return {key: value for key, value in found.items() if key not in _FORMERLY_ASKED}
+    return {key: value for key, value in found.items() if key not in _FORMER_REQUEST_KEYS}

@@ -5,10 +5,10 @@ from typing import Any, Literal
 from pydantic import Field
 
 from paceline.core.interval import Interval
-from paceline.core.value import Measured, Value
+from paceline.core.value import MeasuredFloat, ResultModel
 
 
-class ParityResult(Value):
+class ParityResult(ResultModel):
     """Whether a rung trains as the rung below does, on the same samples in the same order.
 
     `loss` and `loss_below` are means over the counted steps, `gap` the relative difference (loss / loss below - 1) over
@@ -16,15 +16,15 @@ class ParityResult(Value):
     none of it does, and `open` where the runs do not tell; `why` says it in a sentence.
     """
 
-    loss: Measured
-    loss_below: Measured
+    loss: MeasuredFloat
+    loss_below: MeasuredFloat
     gap: Interval
-    tolerance: Measured
+    tolerance: MeasuredFloat
     verdict: Literal["same", "differs", "open"]
     why: str
 
 
-class RungResult(Value):
+class RungResult(ResultModel):
     """A rung: what it changes, and what that bought.
 
     `patch` are the KEY=VALUE words that it lays over the rung below it, which is the last one that was kept. `expects`
@@ -47,18 +47,18 @@ class RungResult(Value):
     why: str
     below: str = ""
     expects: tuple[str, ...] = ()
-    shrank: dict[str, tuple[Measured, Measured]] = Field(default_factory=dict)
+    shrank: dict[str, tuple[MeasuredFloat, MeasuredFloat]] = Field(default_factory=dict)
     images_per_s: Interval | None = None
-    spread: tuple[Measured, Measured] | None = None
+    spread: tuple[MeasuredFloat, MeasuredFloat] | None = None
     over_below: Interval | None = None
     over_first: Interval | None = None
-    stages: dict[str, Measured] = Field(default_factory=dict)
-    step_s: Measured | None = None
-    epoch_s: Measured | None = None
-    steps_s: Measured | None = None
-    startup_s: Measured | None = None
-    compile_s: Measured | None = None
-    prepare_s: Measured = 0.0
+    stages: dict[str, MeasuredFloat] = Field(default_factory=dict)
+    step_s: MeasuredFloat | None = None
+    epoch_s: MeasuredFloat | None = None
+    steps_s: MeasuredFloat | None = None
+    startup_s: MeasuredFloat | None = None
+    compile_s: MeasuredFloat | None = None
+    prepare_s: MeasuredFloat = 0.0
     host_bytes: int | None = None
     device_bytes: int | None = None
     parity: ParityResult | None = None
@@ -68,7 +68,7 @@ class RungResult(Value):
     ranks: int | None = None
 
 
-class LadderResult(Value):
+class LadderResult(ResultModel):
     """A ladder that was climbed: its rungs from the first up, and what they were measured on.
 
     `best` is the name of the last rung that was kept and `best_patch` all that it lays over the recipe; `stopped` says
@@ -90,6 +90,6 @@ class LadderResult(Value):
     best: str
     best_patch: tuple[str, ...]
     stopped: str = ""
-    wall_s: Measured
+    wall_s: MeasuredFloat
     command: tuple[str, ...]
     provenance: dict[str, Any]

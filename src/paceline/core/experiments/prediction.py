@@ -5,10 +5,10 @@ from typing import Any, Literal, Protocol
 
 from pydantic import Field
 
-from paceline.core.value import Measured, Value
+from paceline.core.value import MeasuredFloat, ResultModel
 
 
-class Predicted(Value):
+class Predicted(ResultModel):
     """A number of ranks that was not measured: seconds for `images` images, and between which they are likely to lie.
 
     Of a table, `low_s` and `high_s` are meant for 95 % confidence; of a run they are a likely range. `efficiency` is
@@ -22,21 +22,21 @@ class Predicted(Value):
     ranks: int
     nodes: int
     rank_batch: int
-    images: Measured
-    time_s: Measured
-    low_s: Measured
-    high_s: Measured
-    step_s: Measured
-    images_per_s: Measured
-    efficiency: Measured
-    speedup: Measured | None = None
-    gpu_hours: Measured
-    cost: Measured | None = None
-    parts: dict[str, Measured] = Field(default_factory=dict)
+    images: MeasuredFloat
+    time_s: MeasuredFloat
+    low_s: MeasuredFloat
+    high_s: MeasuredFloat
+    step_s: MeasuredFloat
+    images_per_s: MeasuredFloat
+    efficiency: MeasuredFloat
+    speedup: MeasuredFloat | None = None
+    gpu_hours: MeasuredFloat
+    cost: MeasuredFloat | None = None
+    parts: dict[str, MeasuredFloat] = Field(default_factory=dict)
     dominates: str = ""
 
 
-class MeasuredPoint(Value):
+class MeasuredPoint(ResultModel):
     """A point that the prediction rests on: what was measured, and what the fitted form says of it.
 
     `efficiency` is images/s per rank over that of the point with the fewest ranks (the first of those in the table), of
@@ -47,15 +47,15 @@ class MeasuredPoint(Value):
     ranks: int
     nodes: int
     rank_batch: int
-    images: Measured
-    time_s: Measured
-    fitted_s: Measured
-    efficiency: Measured | None = None
-    speedup: Measured | None = None
-    fitted_efficiency: Measured | None = None
+    images: MeasuredFloat
+    time_s: MeasuredFloat
+    fitted_s: MeasuredFloat
+    efficiency: MeasuredFloat | None = None
+    speedup: MeasuredFloat | None = None
+    fitted_efficiency: MeasuredFloat | None = None
 
 
-class PredictionResult(Value):
+class PredictionResult(ResultModel):
     """Predictions, and what they rest on.
 
     `basis` is `points` (a table of times) or `run` (a profile and a network). `form` is the formula in words, `terms`
@@ -68,7 +68,7 @@ class PredictionResult(Value):
     basis: Literal["points", "run"]
     source: str
     form: str
-    terms: dict[str, Measured]
+    terms: dict[str, MeasuredFloat]
     points: tuple[MeasuredPoint, ...] = ()
     predictions: tuple[Predicted, ...]
     network: str = ""
@@ -99,7 +99,7 @@ class PredictionResult(Value):
         return point.time_s * self.predictions[0].images / point.images
 
 
-class _Timed(Protocol):
+class _TimedPoint(Protocol):
     @property
     def images(self) -> float: ...
 
@@ -107,6 +107,6 @@ class _Timed(Protocol):
     def time_s(self) -> float: ...
 
 
-def are_speeds(points: Sequence[_Timed]) -> bool:
+def are_speeds(points: Sequence[_TimedPoint]) -> bool:
     """Return whether points are speeds: images of the same time."""
     return len({point.time_s for point in points}) == 1 and len({point.images for point in points}) > 1

@@ -3,16 +3,16 @@
 from typing import Any, Literal
 
 from paceline.core.interval import Interval
-from paceline.core.value import Measured, Value
+from paceline.core.value import MeasuredFloat, ResultModel
 
 
-class ScalePoint(Value):
+class ScalePoint(ResultModel):
     """A number of ranks, and what was measured on it.
 
     `efficiency` is images/s over those of the smallest number of ranks, each divided by its ranks, in pairs of runs of
     one turn; None for that one itself and where it failed. `speedup` is ranks times it. `epoch_s` are the seconds of an
     epoch of the training set at this speed, without evaluations, and `steps_s` those of the steps that counted of a
-    short run; None in results that were written before they were there. `exposed_s` is what a step waits for gradients
+    short run; None in results that were written before they were there. `compute_exposed_s` is what a step waits for gradients
     and `exposed_share` its share of a step, `straggler_share` the share that is lost to the latest rank: None on one
     rank.
     `top1` is the accuracy of whole runs, where it was asked for, and `top1_gap` that less the accuracy of the smallest
@@ -25,17 +25,17 @@ class ScalePoint(Value):
     batch_size: int
     rank_batch: int
     images_per_s: Interval | None = None
-    spread: tuple[Measured, Measured] | None = None
-    step_s: Measured | None = None
+    spread: tuple[MeasuredFloat, MeasuredFloat] | None = None
+    step_s: MeasuredFloat | None = None
     efficiency: Interval | None = None
     speedup: Interval | None = None
-    epoch_s: Measured | None = None
-    steps_s: Measured | None = None
-    exposed_s: Measured | None = None
-    exposed_share: Measured | None = None
-    straggler_share: Measured | None = None
-    startup_s: Measured | None = None
-    wall_s: Measured | None = None
+    epoch_s: MeasuredFloat | None = None
+    steps_s: MeasuredFloat | None = None
+    exposed_s: MeasuredFloat | None = None
+    exposed_share: MeasuredFloat | None = None
+    straggler_share: MeasuredFloat | None = None
+    startup_s: MeasuredFloat | None = None
+    wall_s: MeasuredFloat | None = None
     top1: Interval | None = None
     top1_gap: Interval | None = None
     bottleneck: str = ""
@@ -43,7 +43,7 @@ class ScalePoint(Value):
     runs: tuple[str, ...] = ()
 
 
-class BatchPoint(Value):
+class BatchPoint(ResultModel):
     """A batch size, a warm-up and a rule for the learning rate, and how whole runs ended over `seeds`.
 
     `lr_rule` is `any` at the batch size that the learning rate is for, where all rules say the same; `warmup` is ""
@@ -55,19 +55,19 @@ class BatchPoint(Value):
     batch_size: int
     warmup: str
     lr_rule: str
-    lr: Measured
+    lr: MeasuredFloat
     seeds: int
     reached: int
     top1: Interval | None = None
     images_per_s: Interval | None = None
-    epoch_s: Measured | None = None
+    epoch_s: MeasuredFloat | None = None
     to_target_s: Interval | None = None
     to_target_epochs: Interval | None = None
     error: str = ""
     runs: tuple[str, ...] = ()
 
 
-class ScaleResult(Value):
+class ScaleResult(ResultModel):
     """Ranks and what they gave (`points`), or batches and how they trained (`batches`): one of them is empty.
 
     `mode` is `weak` where each rank keeps its batch and `strong` where the whole batch stays; `batch` for a study of
@@ -88,11 +88,11 @@ class ScaleResult(Value):
     repeats: int
     points: tuple[ScalePoint, ...] = ()
     batches: tuple[BatchPoint, ...] = ()
-    target: Measured | None = None
+    target: MeasuredFloat | None = None
     caution: str = ""
     sentences: tuple[str, ...] = ()
-    epoch_images: Measured | None = None
-    wall_s: Measured
+    epoch_images: MeasuredFloat | None = None
+    wall_s: MeasuredFloat
     command: tuple[str, ...]
     provenance: dict[str, Any]
 

@@ -20,45 +20,45 @@ from paceline.core.json_file import parse_json
 from paceline.core.rundir import write_atomic
 from paceline.core.runlock import LOCK, NO_LOCKS
 
-_TAKEN: Final = {errno.EACCES, errno.EAGAIN}  # which of them is up to the system: fcntl(2), F_SETLK
+_LOCKED_ERRNOS: Final = {errno.EACCES, errno.EAGAIN}  # which of them is up to the system: fcntl(2), F_SETLK
 
 
 @contextlib.contextmanager
-def task_locked(folder: Path, number: int) -> Iterator[None]:
+def lock_task(folder: Path, number: int) -> Iterator[None]:
     """Hold the place of task `number`, from 1, in `folder`: beside other tasks, not beside itself nor the whole.
 
     It is one byte of the file that `core.runlock` locks from end to end. Raise `RecipeError` where the task is being
     run, or all of the experiment, and where the folder cannot be written to.
     """
-    descriptor = _open(folder / LOCK)
+    descriptor = _open_lock(folder / LOCK)
     try:
         if not _is_locked(descriptor, 1, number):
-            raise RecipeError(f"--run-dir: {folder}: {_who_runs(descriptor, number)} (wait for it)")
-        _name_us(descriptor, number)
+            raise RecipeError(f"--run-dir: {folder}: {_read_owner(descriptor, number)} (wait for it)")
+        _write_owner(descriptor, number)
         yield
-        _unname_us(descriptor, number)
+        _clear_owner(descriptor, number)
     finally:
         os.close(descriptor)
 
 
 @contextlib.contextmanager
-def alone_with(path: Path, waits: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Hold the lock file `path`, which is made, alone; `waits` is called before others are waited for.
+def exclusive_lock(path: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Hold the lock file `path`, which is made, alone; `on_wait` is called before others are waited for.
 
     What a holder did before is there for the next one. A second lock of the same process does not wait for the first.
     Raise `RecipeError` where the file cannot be made.
     """
-    descriptor = _open(path)
+    descriptor = _open_lock(path)
     try:
         if not _is_locked(descriptor, 0, 0):
-            waits()
+            on_wait()
             fcntl.lockf(descriptor, fcntl.LOCK_EX)
         yield
     finally:
         os.close(descriptor)
 
 
-def write_beside_others(path: Path, text: str) -> None:
+def write_shared(path: Path, text: str) -> None:
     """Write what other processes may be writing and reading at the same time; leave it where it says the same.
 
     Raise `OSError` where it cannot be written.
@@ -69,7 +69,7 @@ def write_beside_others(path: Path, text: str) -> None:
     write_atomic(path, text)
 
 
-def _open(path: Path) -> int:
+def _open_lock(path: Path) -> int:
     try:
         return open_lock_file(path)
     except OSError as error:
@@ -82,14 +82,14 @@ def _is_locked(descriptor: int, num_bytes: int, start: int) -> bool:
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, num_bytes, start)
     except OSError as error:
-        if error.errno in _TAKEN:
+        if error.errno in _LOCKED_ERRNOS:
             return False
         if error.errno not in NO_LOCKS:
             raise
     return True
 
 
-def _name_us(descriptor: int, number: int) -> None:
+def _write_owner(descriptor: int, number: int) -> None:
     """Write who we are where `core.runlock` reads it: of several tasks, the one that came last."""
     who = {"pid": os.getpid(), "host": os.uname().nodename, "launcher_pid": 0, "task": number}
     with contextlib.suppress(OSError):  # on a full disk the holder stays without a name
@@ -97,15 +97,15 @@ def _name_us(descriptor: int, number: int) -> None:
         os.pwrite(descriptor, json.dumps(who).encode(), 0)
 
 
-def _unname_us(descriptor: int, number: int) -> None:
+def _clear_owner(descriptor: int, number: int) -> None:
     """Remove our name, so that whoever is refused by other tasks is not told to wait for us."""
     with contextlib.suppress(OSError):
-        if _written(descriptor).get("task") == number:
+        if _read_descriptor(descriptor).get("task") == number:
             os.ftruncate(descriptor, 0)
 
 
-def _who_runs(descriptor: int, number: int) -> str:
-    match _written(descriptor):
+def _read_owner(descriptor: int, number: int) -> str:
+    match _read_descriptor(descriptor):
         case {"pid": int(pid), "host": str(host), "task": int(other)} if other == number:
             return f"task {number} is being run by process {pid} on {host}"
         case {"pid": int(pid), "host": str(host)} as who if "task" not in who:
@@ -113,7 +113,7 @@ def _who_runs(descriptor: int, number: int) -> str:
     return f"task {number} is being run by another process"
 
 
-def _written(descriptor: int) -> dict[str, object]:
+def _read_descriptor(descriptor: int) -> dict[str, object]:
     try:
         who = parse_json(os.pread(descriptor, 1000, 0))
     except (OSError, ValueError):

@@ -5,10 +5,10 @@ from typing import Any, Literal
 from pydantic import Field
 
 from paceline.core.interval import Interval
-from paceline.core.value import Measured, Value
+from paceline.core.value import MeasuredFloat, ResultModel
 
 
-class SweepPoint(Value):
+class SweepPoint(ResultModel):
     """A value, as it is written in `patch`, and what was measured with it.
 
     `images_per_s` is the mean over runs, all ranks together, and `spread` the lowest and the highest of them; of one
@@ -23,19 +23,19 @@ class SweepPoint(Value):
     patch: tuple[str, ...]
     batch_size: int | None = None
     images_per_s: Interval | None = None
-    spread: tuple[Measured, Measured] | None = None
+    spread: tuple[MeasuredFloat, MeasuredFloat] | None = None
     is_fastest: bool = False
-    step_s: Measured | None = None
-    data_wait_s: Measured | None = None
-    epoch_s: Measured | None = None
-    stages: dict[str, Measured] = Field(default_factory=dict)
+    step_s: MeasuredFloat | None = None
+    data_wait_s: MeasuredFloat | None = None
+    epoch_s: MeasuredFloat | None = None
+    stages: dict[str, MeasuredFloat] = Field(default_factory=dict)
     bottleneck: str = ""
     starved: str = ""
     error: str = ""
     runs: tuple[str, ...] = ()
 
 
-class SweepResult(Value):
+class SweepResult(ResultModel):
     """The speed of a recipe over the values of one field, `key`, each measured in `repeats` short runs, in turns.
 
     `steps` are the counted steps of a run. `fastest` is the value with the highest speed and `sentence` says which are
@@ -54,6 +54,6 @@ class SweepResult(Value):
     points: tuple[SweepPoint, ...]
     fastest: str
     sentence: str
-    wall_s: Measured
+    wall_s: MeasuredFloat
     command: tuple[str, ...]
     provenance: dict[str, Any]

@@ -6,10 +6,10 @@ from pydantic import Field
 
 from paceline.core.experiments.ladder import ParityResult
 from paceline.core.interval import Interval
-from paceline.core.value import Measured, Value
+from paceline.core.value import MeasuredFloat, ResultModel
 
 
-class TriedResult(Value):
+class TriedResult(ResultModel):
     """Settings that were tried: `patch` are the KEY=VALUE words over the best known when they were, which `over` names.
 
     `ratio` is their speed over that of `over`, in pairs of runs (or, where there was one short run alone, without
@@ -25,7 +25,7 @@ class TriedResult(Value):
     round: int
     steps: int
     trials: int
-    images_per_s: Measured | None
+    images_per_s: MeasuredFloat | None
     ratio: Interval | None
     status: Literal["won", "lost", "no_gain", "differs", "no_room", "failed", "starved"]
     why: str
@@ -34,7 +34,7 @@ class TriedResult(Value):
     parity: ParityResult | None = None
 
 
-class TuneResult(Value):
+class TuneResult(ResultModel):
     """The fastest settings that were found, and all that were tried on the way.
 
     `first` and `best` are images/s of the recipe as it was and of the tuned one, `gain` their ratio in pairs of runs.
@@ -60,7 +60,7 @@ class TuneResult(Value):
     trials: int
     grid: int
     stopped: str
-    wall_s: Measured
+    wall_s: MeasuredFloat
     command: tuple[str, ...]
     provenance: dict[str, Any]
     first_verdict: dict[str, str] = Field(default_factory=dict)

@@ -13,19 +13,19 @@ from torch import Tensor
 
 from paceline.data.augment import colour
 from paceline.data.augment.geometry import warp
-from paceline.data.augment.grouped import Change, apply_in_turn
+from paceline.data.augment.grouped import GroupOperation, apply_operations
 
 NUM_MAGNITUDES = 31
 
 
 @dataclass(frozen=True)
-class Operation:
+class AutoAugmentOperation:
     """An operation, and its float64 [31] magnitudes for images of a given height and width in pixels."""
 
     name: str
-    change: Change
+    apply: GroupOperation
     magnitudes: Callable[[int, int], Tensor]
-    signed: bool = False
+    is_signed: bool = False
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class AutoAugment:
     Draws per operation: its number, its magnitude from `lowest` to `highest`, and the sign.
     """
 
-    operations: tuple[Operation, ...]
+    operations: tuple[AutoAugmentOperation, ...]
     num_ops: int
     lowest: int
     highest: int
@@ -54,83 +54,87 @@ class AutoAugment:
         chosen = (which * len(self.operations)).long()
         table = torch.stack([operation.magnitudes(height, width) for operation in self.operations])
         amounts = table[chosen, self.lowest + (magnitude * (self.highest - self.lowest + 1)).long()]
-        signed = torch.tensor([operation.signed for operation in self.operations])
+        signed = torch.tensor([operation.is_signed for operation in self.operations])
         amounts = torch.where(signed[chosen] & (sign < 0.5), -amounts, amounts)
-        return apply_in_turn(images, chosen, amounts, [operation.change for operation in self.operations])
+        return apply_operations(images, chosen, amounts, [operation.apply for operation in self.operations])
 
 
-def rand_augment(num_ops: int, magnitude: int) -> AutoAugment:
+def build_rand_augment(num_ops: int, magnitude: int) -> AutoAugment:
     """Build RandAugment: `num_ops` operations at one magnitude, 0 to 30."""
-    space = _space(shear=0.3, width_share=150 / 331, degrees=30.0, strength=0.9, lost_bits=4)
+    space = _build_operations(shear=0.3, width_share=150 / 331, degrees=30.0, strength=0.9, lost_bits=4)
     return AutoAugment(space, num_ops, magnitude, magnitude)
 
 
-def trivial_augment() -> AutoAugment:
+def build_trivial_augment() -> AutoAugment:
     """Build TrivialAugment with its wide space: one operation at any magnitude."""
-    space = _space(shear=0.99, pixels=32.0, degrees=135.0, strength=0.99, lost_bits=6)
+    space = _build_operations(shear=0.99, pixels=32.0, degrees=135.0, strength=0.99, lost_bits=6)
     return AutoAugment(space, 1, 0, NUM_MAGNITUDES - 1)
 
 
-def _space(
+def _build_operations(
     *, shear: float, degrees: float, strength: float, lost_bits: int, width_share: float = 0.0, pixels: float = 0.0
-) -> tuple[Operation, ...]:
+) -> tuple[AutoAugmentOperation, ...]:
     """Return the operations in torchvision's order; the arguments are the largest magnitudes."""
 
     def rising(largest: float) -> Callable[[int, int], Tensor]:
-        return lambda height, width: _line(0.0, largest)
+        return lambda height, width: _linspace(0.0, largest)
 
     none, colours = rising(0.0), rising(strength)
     return (
-        Operation("identity", colour.keep, none),
-        Operation("shear_x", shear_x, rising(shear), signed=True),
-        Operation("shear_y", shear_y, rising(shear), signed=True),
-        Operation("translate_x", translate_x, lambda height, width: _line(0.0, pixels + width_share * width), True),
-        Operation("translate_y", translate_y, lambda height, width: _line(0.0, pixels + width_share * height), True),
-        Operation("rotate", rotate, rising(degrees), signed=True),
-        Operation("brightness", _from_one(colour.adjust_brightness), colours, signed=True),
-        Operation("colour", _from_one(colour.adjust_saturation), colours, signed=True),
-        Operation("contrast", _from_one(colour.adjust_contrast), colours, signed=True),
-        Operation("sharpness", _from_one(colour.adjust_sharpness), colours, signed=True),
-        Operation("posterize", colour.posterize, lambda height, width: _kept_bits(lost_bits)),
-        Operation("solarize", colour.solarize, lambda height, width: _line(1.0, 0.0) * 255),
-        Operation("autocontrast", colour.autocontrast, none),
-        Operation("equalize", colour.equalize, none),
+        AutoAugmentOperation("identity", colour.identity, none),
+        AutoAugmentOperation("shear_x", shear_x, rising(shear), is_signed=True),
+        AutoAugmentOperation("shear_y", shear_y, rising(shear), is_signed=True),
+        AutoAugmentOperation(
+            "translate_x", translate_x, lambda height, width: _linspace(0.0, pixels + width_share * width), True
+        ),
+        AutoAugmentOperation(
+            "translate_y", translate_y, lambda height, width: _linspace(0.0, pixels + width_share * height), True
+        ),
+        AutoAugmentOperation("rotate", rotate, rising(degrees), is_signed=True),
+        AutoAugmentOperation("brightness", _relative_to_one(colour.adjust_brightness), colours, is_signed=True),
+        AutoAugmentOperation("colour", _relative_to_one(colour.adjust_saturation), colours, is_signed=True),
+        AutoAugmentOperation("contrast", _relative_to_one(colour.adjust_contrast), colours, is_signed=True),
+        AutoAugmentOperation("sharpness", _relative_to_one(colour.adjust_sharpness), colours, is_signed=True),
+        AutoAugmentOperation("posterize", colour.posterize, lambda height, width: _posterize_bits(lost_bits)),
+        AutoAugmentOperation("solarize", colour.solarize, lambda height, width: _linspace(1.0, 0.0) * 255),
+        AutoAugmentOperation("autocontrast", colour.autocontrast, none),
+        AutoAugmentOperation("equalize", colour.equalize, none),
     )
 
 
-def _line(first: float, last: float) -> Tensor:
+def _linspace(first: float, last: float) -> Tensor:
     """Return float64 [31] from first to last."""
     # Through float32, as in torchvision: rounding to whole pixels depends on the last bit.
     return torch.linspace(first, last, NUM_MAGNITUDES).double()
 
 
-def _kept_bits(lost: int) -> Tensor:
+def _posterize_bits(lost: int) -> Tensor:
     return (8 - torch.arange(NUM_MAGNITUDES) / ((NUM_MAGNITUDES - 1) / lost)).round().double()
 
 
-def _from_one(change: Change) -> Change:
-    """Shift the amounts of `change` by one, so that 0 leaves images unchanged."""
+def _relative_to_one(change: GroupOperation) -> GroupOperation:
+    """Shift the amounts of `apply` by one, so that 0 leaves images unchanged."""
     return lambda images, amounts: change(images, 1 + amounts)
 
 
 def shear_x(images: Tensor, slopes: Tensor) -> Tensor:
     """Shift each row horizontally by its slope times its distance from the upper edge."""
-    return _moved(images, right_by_y=slopes, right=slopes * images.shape[2] / 2)
+    return _warp_affine(images, right_by_y=slopes, right=slopes * images.shape[2] / 2)
 
 
 def shear_y(images: Tensor, slopes: Tensor) -> Tensor:
     """Shift each column vertically by its slope times its distance from the left edge."""
-    return _moved(images, down_by_x=slopes, down=slopes * images.shape[3] / 2)
+    return _warp_affine(images, down_by_x=slopes, down=slopes * images.shape[3] / 2)
 
 
 def translate_x(images: Tensor, pixels: Tensor) -> Tensor:
     """Shift right by whole pixels."""
-    return _moved(images, right=-pixels.trunc())
+    return _warp_affine(images, right=-pixels.trunc())
 
 
 def translate_y(images: Tensor, pixels: Tensor) -> Tensor:
     """Shift down by whole pixels."""
-    return _moved(images, down=-pixels.trunc())
+    return _warp_affine(images, down=-pixels.trunc())
 
 
 def rotate(images: Tensor, degrees: Tensor) -> Tensor:
@@ -140,7 +144,7 @@ def rotate(images: Tensor, degrees: Tensor) -> Tensor:
     return warp(images, torch.stack([cos, -sin, zero, sin, cos, zero], dim=1).view(-1, 2, 3), "nearest")
 
 
-def _moved(
+def _warp_affine(
     images: Tensor,
     *,
     right_by_y: Tensor | float = 0.0,

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 from torchvision.transforms.v2 import functional as F
 
-from paceline.data.augment.grouped import Change, apply_in_turn
+from paceline.data.augment.grouped import GroupOperation, apply_operations
 
 # For each sixth of the color wheel, and its end: which of the highest, lowest, falling and rising level red, green and
 # blue have.
-_LEVELS = ((0, 3, 1), (2, 0, 1), (1, 0, 3), (1, 2, 0), (3, 1, 0), (0, 1, 2), (0, 3, 1))
+_LEVEL_BY_SECTOR = ((0, 3, 1), (2, 0, 1), (1, 0, 3), (1, 2, 0), (3, 1, 0), (0, 1, 2), (0, 3, 1))
 
 
 @dataclass(frozen=True)
-class ColorJitter:
+class BatchColorJitter:
     """Adjust brightness, contrast, saturation and hue, in random order. Draws: one per property, and the order."""
 
     brightness: float
@@ -35,14 +35,14 @@ class ColorJitter:
         spread = 2 * draws[:, :4] - 1
         strengths = torch.tensor([self.brightness, self.contrast, self.saturation, self.hue], dtype=torch.float64)
         amounts = spread * strengths + torch.tensor([1.0, 1.0, 1.0, 0.0], dtype=torch.float64)
-        orders = torch.tensor(_orders(len(strengths)))
+        orders = torch.tensor(_list_permutations(len(strengths)))
         order = orders[(draws[:, 4] * len(orders)).long()]
-        changes: list[Change] = [adjust_brightness, adjust_contrast, adjust_saturation, adjust_hue]
-        used = [change if strength else keep for change, strength in zip(changes, strengths.tolist(), strict=True)]
-        return apply_in_turn(images, order, amounts.gather(1, order), used)
+        changes: list[GroupOperation] = [adjust_brightness, adjust_contrast, adjust_saturation, adjust_hue]
+        used = [change if strength else identity for change, strength in zip(changes, strengths.tolist(), strict=True)]
+        return apply_operations(images, order, amounts.gather(1, order), used)
 
 
-def _orders(num: int) -> list[list[int]]:
+def _list_permutations(num: int) -> list[list[int]]:
     orders = []
     for number in range(math.factorial(num)):
         remaining, items, order = number, list(range(num)), []
@@ -53,14 +53,14 @@ def _orders(num: int) -> list[list[int]]:
     return orders
 
 
-def keep(images: Tensor, amounts: Tensor) -> Tensor:
+def identity(images: Tensor, amounts: Tensor) -> Tensor:
     """Return the images unchanged."""
     return images
 
 
 def adjust_brightness(images: Tensor, factors: Tensor) -> Tensor:
     """Multiply the images by `factors`: 0 is black, 1 unchanged."""
-    return _whole(images.mul(_per_image(factors)))
+    return _to_uint8(images.mul(_per_image(factors)))
 
 
 def adjust_contrast(images: Tensor, factors: Tensor) -> Tensor:
@@ -107,14 +107,14 @@ def _from_hsv(hue: Tensor, saturation: Tensor, value: Tensor) -> Tensor:
     spread = (sixths - sector).mul_(saturation)
     rest = 1 - saturation
     levels = torch.stack([value, rest * value, (1 - spread).mul_(value), (spread + rest).mul_(value)], dim=1)
-    at = _levels_on(hue.device)[sector.long()].movedim(3, 1)
+    at = _get_level_table(hue.device)[sector.long()].movedim(3, 1)
     return levels.clamp_(0, 1).gather(1, at)
 
 
 @cache
-def _levels_on(device: torch.device) -> Tensor:
+def _get_level_table(device: torch.device) -> Tensor:
     # Cached: copying a host table to a GPU would wait for the device each time.
-    return torch.tensor(_LEVELS, device=device)
+    return torch.tensor(_LEVEL_BY_SECTOR, device=device)
 
 
 def adjust_sharpness(images: Tensor, factors: Tensor) -> Tensor:
@@ -132,7 +132,7 @@ def adjust_sharpness(images: Tensor, factors: Tensor) -> Tensor:
     around = rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:]
     smooth = around.add_(inner, alpha=4).div_(13).round_()
     inner.copy_(torch.addcmul(inner, smooth - inner, _per_image(1 - factors)))
-    return _whole(floats)
+    return _to_uint8(floats)
 
 
 def posterize(images: Tensor, bits: Tensor) -> Tensor:
@@ -159,12 +159,12 @@ def equalize(images: Tensor, amounts: Tensor) -> Tensor:
 
 def _blend(images: Tensor, others: Tensor, shares: Tensor) -> Tensor:
     """Return share * image + (1 - share) * other, bit-identical to torchvision."""
-    return _whole(images.mul(_per_image(shares)).addcmul_(others.float(), _per_image(1 - shares)))
+    return _to_uint8(images.mul(_per_image(shares)).addcmul_(others.float(), _per_image(1 - shares)))
 
 
 def _per_image(amounts: Tensor) -> Tensor:
     return amounts.float()[:, None, None, None]
 
 
-def _whole(floats: Tensor) -> Tensor:
+def _to_uint8(floats: Tensor) -> Tensor:
     return floats.clamp_(0, 255).to(torch.uint8)

@@ -9,7 +9,7 @@ from torchvision.transforms.v2 import functional as F
 
 
 @dataclass(frozen=True)
-class PadCrop:
+class BatchPadCrop:
     """Pad every side by `padding` pixels and crop the original size at a random position. Draws: row, column."""
 
     padding: int
@@ -33,7 +33,7 @@ class PadCrop:
 
 
 @dataclass(frozen=True)
-class Flip:
+class BatchFlip:
     """Flip horizontally with probability `p`. Draws: one.
 
     Alternating draws at p = 1/2 flip an image in every second epoch (Jordan 2024, arXiv 2404.00498, section 3.6).
@@ -51,7 +51,7 @@ class Flip:
 
 
 @dataclass(frozen=True)
-class Turn:
+class BatchAffine:
     """Rotate, shear along x and zoom about the center.
 
     Draws: angle, shear, zoom; a range of zero width ignores its draw. Pixels from outside the image are black.
@@ -67,9 +67,9 @@ class Turn:
 
     def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
         """Return uint8 [N, C, H, W]."""
-        return warp(images, self._inverse(draws), self.interpolation)
+        return warp(images, self._compute_inverse(draws), self.interpolation)
 
-    def _inverse(self, draws: Tensor) -> Tensor:
+    def _compute_inverse(self, draws: Tensor) -> Tensor:
         """Return the inverse of rotation * shear * zoom, float64 [N, 2, 3]."""
         angle = torch.deg2rad((2 * draws[:, 0] - 1) * self.degrees)
         shear = torch.tan(torch.deg2rad((2 * draws[:, 1] - 1) * self.shear_degrees))

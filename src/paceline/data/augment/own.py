@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import PacelineError, RecipeError
-from paceline.recipe.own import AUGMENT, Own, told
+from paceline.recipe.own import AUGMENT, PluginRef, describe_error
 from paceline.recipe.schema.augment import OwnAugment
 from paceline.recipe.schema.section import Section
 
 
 @dataclass(frozen=True)
-class OwnChange:
+class PluginAugment:
     """Call the plugin `inner` with uint8 images [N, C, H, W] and float64 draws [N, num_draws], on any device.
 
     Raise `RecipeError`, naming the entry at `path`, if it raises or returns anything but such images.
@@ -34,41 +34,41 @@ class OwnChange:
         except PacelineError:
             raise
         except Exception as error:
-            raise RecipeError(f"{self.path}: {self.name} raised {told(error)} (fix it)") from error
-        if isinstance(changed, Tensor) and _kind(changed) == (torch.uint8, images.shape, images.device):
+            raise RecipeError(f"{self.path}: {self.name} raised {describe_error(error)} (fix it)") from error
+        if isinstance(changed, Tensor) and _get_signature(changed) == (torch.uint8, images.shape, images.device):
             return changed
-        returned = _told(changed) if isinstance(changed, Tensor) else type(changed).__name__
+        returned = _format_tensor(changed) if isinstance(changed, Tensor) else type(changed).__name__
         raise RecipeError(
-            f"{self.path}: {self.name} returns {returned} for {_told(images)} (return images of the same size, dtype "
+            f"{self.path}: {self.name} returns {returned} for {_format_tensor(images)} (return images of the same size, dtype "
             f"and device)"
         )
 
 
-def _kind(images: Tensor) -> tuple[torch.dtype, torch.Size, torch.device]:
+def _get_signature(images: Tensor) -> tuple[torch.dtype, torch.Size, torch.device]:
     return images.dtype, images.shape, images.device
 
 
-def _told(images: Tensor) -> str:
+def _format_tensor(images: Tensor) -> str:
     return f"{images.dtype} {list(images.shape)} on {images.device}"
 
 
-def build_own(section: OwnAugment, position: int) -> OwnChange:
+def build_plugin_augment(section: OwnAugment, position: int) -> PluginAugment:
     """Build the plugin that entry `position` of `data.augment` names. Raise `RecipeError` if it is not one."""
-    plugin = Own(f"data.augment[{position}]", section.name, section.args, AUGMENT)
+    plugin = PluginRef(f"data.augment[{position}]", section.name, section.args, AUGMENT)
     inner = plugin.make()
     num_draws = inner.num_draws
     if not isinstance(num_draws, int) or num_draws < 0:
-        raise plugin.lacks(f"has num_draws {num_draws!r} (set it to the number of draws per image: 0, 1, 2, ...)")
-    return OwnChange(inner, plugin.path, plugin.name, num_draws)
+        raise plugin.error(f"has num_draws {num_draws!r} (set it to the number of draws per image: 0, 1, 2, ...)")
+    return PluginAugment(inner, plugin.path, plugin.name, num_draws)
 
 
-def try_changes(chosen: Sequence[Section], channels: int, size: int) -> None:
+def try_plugin_augments(chosen: Sequence[Section], channels: int, size: int) -> None:
     """Build each plugin among `chosen`, and apply it to two black images of `size` pixels squared.
 
     Raise `RecipeError` for one that cannot be built, or does not return images.
     """
     for position, section in enumerate(chosen):
         if isinstance(section, OwnAugment):
-            change = build_own(section, position)
+            change = build_plugin_augment(section, position)
             black = torch.zeros(2, channels, size, size, dtype=torch.uint8)
             change(black, torch.zeros(2, change.num_draws, dtype=torch.float64))

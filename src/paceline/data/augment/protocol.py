@@ -19,7 +19,7 @@ class Change(Protocol):
 
 
 class Augment(Protocol):
-    """Augment uint8 images [N, C, H, W] with `num_draws` draws per sample, in host memory if `needs_host`."""
+    """Augment uint8 images [N, C, H, W] with `num_draws` draws per sample, in host memory if `has_host_augments`."""
 
     @property
     def num_draws(self) -> int:

@@ -14,13 +14,13 @@ from paceline.core.dataset import Datasets, Sample, Source, Split
 from paceline.core.errors import DataError
 from paceline.data.bad import BadImage
 from paceline.data.decode import decode
-from paceline.data.native import Native, native
-from paceline.data.pack.assemble import Names
-from paceline.data.pack.format import KIND_RECORD, Made
-from paceline.data.pack.ordered import in_order
+from paceline.data.native import NativeExtension, load_native
+from paceline.data.pack.assemble import SampleNames
+from paceline.data.pack.format import KIND_RECORD, ProcessingMeta
+from paceline.data.pack.ordered import run_ordered
 from paceline.data.pack.reader import PackSource
 
-_IMAGES_A_TASK = 8
+_IMAGES_PER_TASK = 8
 _MAX_FAULTS = 100
 # Gray levels; a difference of a quarter of the range is another image, not a loss of quality.
 _MAX_MEAN_DIFFERENCE = 64.0
@@ -37,7 +37,7 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class Checked:
+class PackComparison:
     """Result of a comparison: images, images identical to the source, and the number of faults.
 
     Images that neither side can read count as exact. `mean_difference` is over the other images, in gray levels of 255.
@@ -52,7 +52,9 @@ class Checked:
     decoders: tuple[str, ...]
 
 
-def check_pack(source: Datasets, packed: Datasets, progress: Callable[[int, int], None], workers: int) -> Checked:
+def compare_pack(
+    source: Datasets, packed: Datasets, progress: Callable[[int, int], None], workers: int
+) -> PackComparison:
     """Compare labels, names, order and decoded pixels of all samples with `workers` threads.
 
     Pixels must be identical, also as the native core decodes them. Images that were resized must have the requested
@@ -60,13 +62,13 @@ def check_pack(source: Datasets, packed: Datasets, progress: Callable[[int, int]
     """
     total = len(packed.train) + len(packed.val)
     for source_split, packed_split in ((source.train, packed.train), (source.val, packed.val)):
-        _refuse_another(source_split, packed_split)
-    core = native()
+        _check_same_dataset(source_split, packed_split)
+    core = load_native()
     images = exact = num_faults = 0
     differences: list[float] = []
     faults: list[Fault] = []
     progress(0, total)
-    with closing(in_order(_tasks(source, packed, core), max(1, workers))) as comparisons:
+    with closing(run_ordered(_iter_compare_tasks(source, packed, core), max(1, workers))) as comparisons:
         for batch in comparisons:
             for result in batch:
                 images += 1
@@ -76,18 +78,18 @@ def check_pack(source: Datasets, packed: Datasets, progress: Callable[[int, int]
                 faults += [result.fault] if result.fault and len(faults) < _MAX_FAULTS else []
             progress(images, total)
     mean = float(np.mean(differences)) if differences else 0.0
-    return Checked(images, exact, mean, num_faults, tuple(faults), ("pillow", "native") if core else ("pillow",))
+    return PackComparison(images, exact, mean, num_faults, tuple(faults), ("pillow", "native") if core else ("pillow",))
 
 
 @dataclass(frozen=True)
-class _Found:
+class _SampleComparison:
     """Result for one sample: mean pixel difference, -1 if pixels were not compared, and a fault if any."""
 
     difference: float
     fault: Fault | None = None
 
 
-def _refuse_another(source: Source, packed: Source) -> None:
+def _check_same_dataset(source: Source, packed: Source) -> None:
     split = source.info.split
     facts = {"class_names": "class names", "channels": "channels", "num_images": "number of images"}
     for what, title in facts.items():
@@ -99,73 +101,87 @@ def _refuse_another(source: Source, packed: Source) -> None:
             )
 
 
-def _tasks(source: Datasets, packed: Datasets, core: Native | None) -> Iterator[Callable[[], list[_Found]]]:
+def _iter_compare_tasks(
+    source: Datasets, packed: Datasets, core: NativeExtension | None
+) -> Iterator[Callable[[], list[_SampleComparison]]]:
     for source_split, packed_split in ((source.train, packed.train), (source.val, packed.val)):
-        comparison = _Comparison(source_split, packed_split, Names.of(source_split), Names.of(packed_split), core)
-        for first in range(0, len(source_split), _IMAGES_A_TASK):
-            yield partial(comparison.of, range(first, min(first + _IMAGES_A_TASK, len(source_split))))
+        comparison = _SplitComparison(
+            source_split,
+            packed_split,
+            SampleNames.from_source(source_split),
+            SampleNames.from_source(packed_split),
+            core,
+        )
+        for first in range(0, len(source_split), _IMAGES_PER_TASK):
+            yield partial(comparison.compare, range(first, min(first + _IMAGES_PER_TASK, len(source_split))))
 
 
 @dataclass(frozen=True)
-class _Comparison:
+class _SplitComparison:
     source: Source
     packed: Source
-    names: Names
-    packed_names: Names
-    core: Native | None
+    names: SampleNames
+    packed_names: SampleNames
+    core: NativeExtension | None
 
-    def of(self, indices: range) -> list[_Found]:
+    def compare(self, indices: range) -> list[_SampleComparison]:
         """Compare some samples."""
-        return [self._one(index) for index in indices]
+        return [self._compare_sample(index) for index in indices]
 
-    def _one(self, index: int) -> _Found:
-        packed_sample, source_sample = _read(self.packed, index), _read(self.source, index)
-        if self.names.raw(index) != self.packed_names.raw(index):
-            return self._fault(index, f"is named {self.packed_names.of_sample(index)} in the pack")
+    def _compare_sample(self, index: int) -> _SampleComparison:
+        packed_sample, source_sample = _read_sample(self.packed, index), _read_sample(self.source, index)
+        if self.names.get_bytes(index) != self.packed_names.get_bytes(index):
+            return self._build_fault(index, f"is named {self.packed_names.format_name(index)} in the pack")
         if isinstance(packed_sample, str) or isinstance(source_sample, str):
             # A file that was unreadable when it was packed stays unreadable; the reasons may be worded differently.
             if isinstance(packed_sample, str) and isinstance(source_sample, str):
-                return _Found(0.0)
-            return self._fault(
+                return _SampleComparison(0.0)
+            return self._build_fault(
                 index,
                 packed_sample if isinstance(packed_sample, str) else f"can be read, but in the source: {source_sample}",
             )
         if packed_sample[1] != source_sample[1]:
-            return self._fault(index, f"has label {packed_sample[1]} in the pack, and {source_sample[1]} in the source")
+            return self._build_fault(
+                index, f"has label {packed_sample[1]} in the pack, and {source_sample[1]} in the source"
+            )
         if isinstance(packed_sample[0], bytes) and packed_sample[0] == source_sample[0]:
-            return _Found(0.0)
-        return self._pixels(index, packed_sample, source_sample)
+            return _SampleComparison(0.0)
+        return self._compare_pixels(index, packed_sample, source_sample)
 
-    def _pixels(self, index: int, packed_sample: Sample, source_sample: Sample) -> _Found:
+    def _compare_pixels(self, index: int, packed_sample: Sample, source_sample: Sample) -> _SampleComparison:
         try:
-            expected, actual = self._decoded(source_sample), self._decoded(packed_sample)
+            expected, actual = self._decode(source_sample), self._decode(packed_sample)
         except DataError as error:
-            return self._fault(index, BadImage.of(index, "", error).reason)
+            return self._build_fault(index, BadImage.from_error(index, "", error).reason)
         if self._is_native(index):
-            native_pixels = self._by_core(index)
+            native_pixels = self._decode_native(index)
             if native_pixels.shape != actual.shape or not np.array_equal(native_pixels, actual):
-                return self._fault(index, "decodes to other pixels with the native core")
-        made = _made(self.packed)
+                return self._build_fault(index, "decodes to other pixels with the native core")
+        made = _get_processing(self.packed)
         if actual.shape == expected.shape and np.array_equal(actual, expected):
-            return _Found(0.0)
+            return _SampleComparison(0.0)
         if made.resize is None:
-            return self._fault(index, "has other pixels in the pack")
-        return self._reduced(index, actual, expected, made.resize)
+            return self._build_fault(index, "has other pixels in the pack")
+        return self._compare_resized(index, actual, expected, made.resize)
 
-    def _reduced(self, index: int, actual: NDArray[np.uint8], expected: NDArray[np.uint8], resize: int) -> _Found:
+    def _compare_resized(
+        self, index: int, actual: NDArray[np.uint8], expected: NDArray[np.uint8], resize: int
+    ) -> _SampleComparison:
         height, width = expected.shape[:2]
         scale = min(1.0, resize / min(height, width))
         size = (round(height * scale), round(width * scale))
         if max(abs(size[0] - actual.shape[0]), abs(size[1] - actual.shape[1])) > 1:
-            return self._fault(index, f"is {actual.shape[1]}x{actual.shape[0]} in the pack, not {size[1]}x{size[0]}")
-        image = _image(expected).resize((actual.shape[1], actual.shape[0]), Image.Resampling.BILINEAR)
+            return self._build_fault(
+                index, f"is {actual.shape[1]}x{actual.shape[0]} in the pack, not {size[1]}x{size[0]}"
+            )
+        image = _to_image(expected).resize((actual.shape[1], actual.shape[0]), Image.Resampling.BILINEAR)
         resized = np.asarray(image, dtype=np.int16).reshape(actual.shape)
         difference = float(np.abs(resized - actual).mean())
         if difference > _MAX_MEAN_DIFFERENCE:
-            return self._fault(index, f"is another image: its pixels differ by {difference:.0f} of 255")
-        return _Found(difference)
+            return self._build_fault(index, f"is another image: its pixels differ by {difference:.0f} of 255")
+        return _SampleComparison(difference)
 
-    def _decoded(self, sample: Sample) -> NDArray[np.uint8]:
+    def _decode(self, sample: Sample) -> NDArray[np.uint8]:
         content, _ = sample
         if not isinstance(content, bytes):
             return content
@@ -177,9 +193,9 @@ class _Comparison:
         packed = self.packed
         return self.core is not None and isinstance(packed, PackSource) and packed.kinds[index] == KIND_RECORD
 
-    def _by_core(self, index: int) -> NDArray[np.uint8]:
+    def _decode_native(self, index: int) -> NDArray[np.uint8]:
         assert self.core is not None and isinstance(self.packed, PackSource)
-        record = self.packed.stored(index)
+        record = self.packed.read_stored(index)
         height, width, _ = self.core.size_of(record)
         pixels = np.empty((height, width, self.source.info.channels), dtype=np.uint8)
         try:
@@ -188,21 +204,21 @@ class _Comparison:
             return np.empty((0, 0, 0), dtype=np.uint8)
         return pixels
 
-    def _fault(self, index: int, what: str) -> _Found:
-        return _Found(-1.0, Fault(self.packed.info.split, index, self.names.of_sample(index), what))
+    def _build_fault(self, index: int, what: str) -> _SampleComparison:
+        return _SampleComparison(-1.0, Fault(self.packed.info.split, index, self.names.format_name(index), what))
 
 
-def _read(source: Source, index: int) -> Sample | str:
+def _read_sample(source: Source, index: int) -> Sample | str:
     """Return a sample, or the reason why it cannot be read."""
     try:
         return source.read(index)
     except DataError as error:
-        return BadImage.of(index, "", error).reason
+        return BadImage.from_error(index, "", error).reason
 
 
-def _made(packed: Source) -> Made:
-    return packed.index.meta.made if isinstance(packed, PackSource) else Made(every=1)
+def _get_processing(packed: Source) -> ProcessingMeta:
+    return packed.index.meta.made if isinstance(packed, PackSource) else ProcessingMeta(every=1)
 
 
-def _image(pixels: NDArray[np.uint8]) -> Image.Image:
+def _to_image(pixels: NDArray[np.uint8]) -> Image.Image:
     return Image.fromarray(pixels if pixels.shape[2] == 3 else pixels[:, :, 0])

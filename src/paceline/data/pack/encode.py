@@ -15,23 +15,23 @@ from paceline.data.bad import BadImage
 from paceline.data.decode import decode
 from paceline.data.pack.format import KIND_FILE, KIND_PIXELS, KIND_RECORD
 from paceline.data.pack.reader import PackSource
-from paceline.data.pack.record import Record
-from paceline.data.sources.encoded import EncodedSource
+from paceline.data.pack.record import JpegRecord
+from paceline.data.sources.encoded import ImageFileSource
 from paceline.data.sources.huggingface import HuggingFaceSource
 from paceline.data.sources.lmdb import LmdbSource
 from paceline.data.sources.webdataset import WebDatasetSource
 
 # Return the record of a JPEG file with a seek point every so many MCUs, or raise `ValueError` with the reason.
-Indexer = Callable[[bytes, int], bytes]
+JpegIndexer = Callable[[bytes, int], bytes]
 _MAX_SIDE = 65535
-_NUM_NAMED = 5
+_MAX_BAD_SHOWN = 5
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedSample:
     """A sample as stored in a pack: kind, bytes, upright size (0 if unknown or above 65,535) and label.
 
-    `kept` is the reason why a file is stored unchanged, "" otherwise; with `is_bad` it is the reason why the image
+    `unchanged_reason` is the reason why a file is stored unchanged, "" otherwise; with `is_bad` it is the reason why the image
     cannot be decoded. `mark` identifies the state of the file it was read from (`marks`).
     """
 
@@ -40,7 +40,7 @@ class Encoded:
     height: int
     width: int
     label: int
-    kept: str = ""
+    unchanged_reason: str = ""
     is_bad: bool = False
     mark: int = 0
 
@@ -49,59 +49,61 @@ class Encoded:
 # no faster than before. With `resize`, images with a longer short side are scaled down with antialiasing and saved as
 # JPEG before indexing, and so is every decodable file that cannot become a record.
 @dataclass(frozen=True)
-class Encoder:
+class SampleEncoder:
     """Encode samples, from any number of threads.
 
     `index` is the native core's indexer, or None without the core. `resize` and `quality` are as in
     `writer.PackOptions`. With `keeps_files` every file is stored unchanged after the same checks.
     """
 
-    index: Indexer | None
+    index: JpegIndexer | None
     every: int
     resize: int | None
     quality: int
     keeps_files: bool = False
 
-    def __call__(self, source: Source, number: int) -> Encoded:
+    def __call__(self, source: Source, number: int) -> EncodedSample:
         """Encode sample `number`. A sample that cannot be read or decoded is stored as it is, with `is_bad`."""
         try:
             content, label = source.read(number)
         except DataError as error:
-            return Encoded(KIND_FILE, b"", 0, 0, _label_of(source, number, error), _reason(error), is_bad=True)
+            return EncodedSample(
+                KIND_FILE, b"", 0, 0, _get_label(source, number, error), _get_reason(error), is_bad=True
+            )
         if not isinstance(content, bytes):
             height, width = content.shape[:2]
             if max(height, width) > _MAX_SIDE:
                 raise DataError(f"{source.name_of(number)}: is {height}x{width} pixels, more than a pack holds raw")
-            return Encoded(KIND_PIXELS, np.ascontiguousarray(content).tobytes(), height, width, label)
+            return EncodedSample(KIND_PIXELS, np.ascontiguousarray(content).tobytes(), height, width, label)
         channels: Literal[1, 3] = 3 if source.info.channels == 3 else 1
         if self.resize is None:
-            return self._kept(content, label, channels)
-        return self._resized(content, label, channels, self.resize)
+            return self._encode_unchanged_size(content, label, channels)
+        return self._encode_resized(content, label, channels, self.resize)
 
-    def _kept(self, file: bytes, label: int, channels: Literal[1, 3]) -> Encoded:
-        record, reason = self._record(file)
+    def _encode_unchanged_size(self, file: bytes, label: int, channels: Literal[1, 3]) -> EncodedSample:
+        record, reason = self._index_jpeg(file)
         if record is not None and self.keeps_files:
-            return Encoded(KIND_FILE, file, *Record.parsed(record).size, label)
+            return EncodedSample(KIND_FILE, file, *JpegRecord.from_bytes(record).size, label)
         if record is not None:
-            return _of_record(record, label)
-        return _of_file(file, label, channels, reason)
+            return _encode_record(record, label)
+        return _encode_file(file, label, channels, reason)
 
-    def _resized(self, file: bytes, label: int, channels: Literal[1, 3], resize: int) -> Encoded:
-        record, _ = self._record(file)
+    def _encode_resized(self, file: bytes, label: int, channels: Literal[1, 3], resize: int) -> EncodedSample:
+        record, _ = self._index_jpeg(file)
         # Saving again could only lose quality.
-        if record is not None and min(Record.parsed(record).size) <= resize:
-            return _of_record(record, label)
+        if record is not None and min(JpegRecord.from_bytes(record).size) <= resize:
+            return _encode_record(record, label)
         try:
             image = decode(file, channels=channels, name="")
         except DataError as error:
-            return Encoded(KIND_FILE, file, 0, 0, label, _reason(error), is_bad=True)
+            return EncodedSample(KIND_FILE, file, 0, 0, label, _get_reason(error), is_bad=True)
         try:
-            smaller = _jpeg(_scaled(image, resize), self.quality)
+            smaller = _save_jpeg(_scale_down(image, resize), self.quality)
         except (OSError, ValueError):  # exceeds JPEG's 65,535 pixels
-            return _of_file(file, label, channels, "it is too long for a JPEG")
-        return self._kept(smaller, label, channels)
+            return _encode_file(file, label, channels, "it is too long for a JPEG")
+        return self._encode_unchanged_size(smaller, label, channels)
 
-    def _record(self, file: bytes) -> tuple[bytes | None, str]:
+    def _index_jpeg(self, file: bytes) -> tuple[bytes | None, str]:
         """Return (record, ""), or (None, reason)."""
         if not file.startswith(b"\xff\xd8"):
             return None, "it is no JPEG"
@@ -113,21 +115,21 @@ class Encoder:
             return None, str(error)
 
 
-def refusal_of(bad: Sequence[tuple[str, str]]) -> DataError:
+def build_bad_images_error(bad: Sequence[tuple[str, str]]) -> DataError:
     """Build the error for images that cannot be read, given (name, reason) of each."""
-    named = ", ".join(f"{name} ({reason})" for name, reason in bad[:_NUM_NAMED])
-    more = ", ..." if len(bad) > _NUM_NAMED else ""
+    named = ", ".join(f"{name} ({reason})" for name, reason in bad[:_MAX_BAD_SHOWN])
+    more = ", ..." if len(bad) > _MAX_BAD_SHOWN else ""
     return DataError(
         f"{count(len(bad), 'image')} cannot be read: {named}{more}; remove or replace them, or set "
         f"data.on_bad_image=skip"
     )
 
 
-def _label_of(source: Source, number: int, error: DataError) -> int:
+def _get_label(source: Source, number: int, error: DataError) -> int:
     """Return the label of an unreadable sample. Raise `error` if the source cannot tell it without reading."""
     match source:
         case (
-            EncodedSource(labels=labels)
+            ImageFileSource(labels=labels)
             | PackSource(labels=labels)
             | LmdbSource(labels=labels)
             | WebDatasetSource(labels=labels)
@@ -137,22 +139,22 @@ def _label_of(source: Source, number: int, error: DataError) -> int:
     raise error
 
 
-def _of_record(record: bytes, label: int) -> Encoded:
-    return Encoded(KIND_RECORD, record, *Record.parsed(record).size, label)
+def _encode_record(record: bytes, label: int) -> EncodedSample:
+    return EncodedSample(KIND_RECORD, record, *JpegRecord.from_bytes(record).size, label)
 
 
-def _of_file(file: bytes, label: int, channels: Literal[1, 3], kept: str) -> Encoded:
+def _encode_file(file: bytes, label: int, channels: Literal[1, 3], kept: str) -> EncodedSample:
     # Only decoding shows whether the file is readable, and its upright size.
     try:
         width, height = decode(file, channels=channels, name="").size
     except DataError as error:
-        return Encoded(KIND_FILE, file, 0, 0, label, _reason(error), is_bad=True)
+        return EncodedSample(KIND_FILE, file, 0, 0, label, _get_reason(error), is_bad=True)
     if max(width, height) > _MAX_SIDE:
         height = width = 0
-    return Encoded(KIND_FILE, file, height, width, label, kept)
+    return EncodedSample(KIND_FILE, file, height, width, label, kept)
 
 
-def _scaled(image: Image.Image, resize: int) -> Image.Image:
+def _scale_down(image: Image.Image, resize: int) -> Image.Image:
     width, height = image.size
     short = min(width, height)
     if short <= resize:
@@ -161,7 +163,7 @@ def _scaled(image: Image.Image, resize: int) -> Image.Image:
     return image.resize(size, Image.Resampling.BILINEAR)  # Pillow antialiases, like resizing in training
 
 
-def _jpeg(image: Image.Image, quality: int) -> bytes:
+def _save_jpeg(image: Image.Image, quality: int) -> bytes:
     file = BytesIO()
     options = {"subsampling": "4:2:0"} if image.mode == "RGB" else {}
     # The standard's Huffman tables (not optimized): decoders build them once for all images.
@@ -169,5 +171,5 @@ def _jpeg(image: Image.Image, quality: int) -> bytes:
     return file.getvalue()
 
 
-def _reason(error: DataError) -> str:
-    return BadImage.of(0, "", error).reason
+def _get_reason(error: DataError) -> str:
+    return BadImage.from_error(0, "", error).reason

@@ -24,22 +24,22 @@ from paceline.data.pack.format import (
     MAX_SHARDS,
     SHARD_DTYPE,
     SPLITS,
-    Header,
-    Layout,
-    Meta,
-    Role,
-    Sizes,
+    FileRole,
+    IndexLayout,
+    IndexSizes,
+    PackHeader,
+    PackMeta,
     shard_name,
 )
-from paceline.data.pack.shards import HEADER_BYTES, ShardFile, mapped, unreadable
+from paceline.data.pack.shards import HEADER_BYTES, ShardFile, build_read_error, map_file
 from paceline.data.sources.places import printable
 
-_ROWS_AT_ONCE = 1 << 18
+_ROWS_PER_CHECK = 1 << 18
 _FIX = "pack it again, or copy it again from where it is whole"
 
 
 @dataclass(frozen=True, eq=False)
-class Columns:
+class SplitColumns:
     """Index columns of the N samples of a split, as read-only maps with one value per sample.
 
     `offsets` uint64 index the concatenated data of all shards, `name_ends` uint64 index `names`. `lengths` and `crc32s`
@@ -62,26 +62,26 @@ class Columns:
 
 
 @dataclass(frozen=True, eq=False)
-class Index:
+class PackIndex:
     """An open index. `files` are its shards; their data start at `starts`, uint64 [S], in the concatenated data.
 
     Pickling stores the path; unpickling opens and checks the file again.
     """
 
     path: Path
-    place: str
-    header: Header
-    meta: Meta
+    display_name: str
+    header: PackHeader
+    meta: PackMeta
     files: tuple[ShardFile, ...]
     starts: NDArray[np.uint64]
-    splits: dict[Split, Columns]
+    splits: dict[Split, SplitColumns]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return open_index, (self.path, self.place)
+        return open_index, (self.path, self.display_name)
 
 
 # Ten million samples open in less than a second and use no memory besides the page cache.
-def open_index(path: Path, file_name: str = "") -> Index:
+def open_index(path: Path, file_name: str = "") -> PackIndex:
     """Open the index in the file `path`: a pack of one file, or the `index.pack` of a folder of shards.
 
     `file_name` is for messages. After the checks, no offset, name or label can lead out of bounds. Only the
@@ -89,35 +89,37 @@ def open_index(path: Path, file_name: str = "") -> Index:
     not a pack, has a later version, is truncated, damaged or inconsistent.
     """
     file_name = file_name or printable(path)
-    header, content = _mapped(path, file_name)
+    header, content = _map_index(path, file_name)
     index = content[header.index_offset :]
     if zlib.crc32(index) != header.index_crc32:
         raise DataError(f"{file_name}: its index is damaged: the checksum does not match ({_FIX})")
-    if len(index) < Layout.of(Sizes(0, 0, (0, 0), (0, 0))).num_bytes:
-        raise _made_up(file_name, "it is too short")
-    sizes = Sizes.parsed(bytes(index[:ALIGNMENT]))
-    layout = Layout.of(sizes)
+    if len(index) < IndexLayout.from_sizes(IndexSizes(0, 0, (0, 0), (0, 0))).num_bytes:
+        raise _build_invalid_error(file_name, "it is too short")
+    sizes = IndexSizes.from_bytes(bytes(index[:ALIGNMENT]))
+    layout = IndexLayout.from_sizes(sizes)
     if layout.num_bytes != len(index) or sizes.meta_bytes > MAX_META_BYTES or sizes.num_shards > MAX_SHARDS:
-        raise _made_up(file_name, "its sizes do not add up")
+        raise _build_invalid_error(file_name, "its sizes do not add up")
     # Arbitrary padding bytes would allow a forged index with a matching checksum.
     if any(any(index[start:stop]) for start, stop in layout.gaps):
-        raise _made_up(file_name, "bytes between its columns are not zero")
-    meta = Meta.parsed(bytes(index[layout.meta : layout.meta + sizes.meta_bytes]), file_name)
-    files = _files(path, file_name, header, np.frombuffer(index, SHARD_DTYPE, sizes.num_shards, layout.shards))
-    is_whole = header.role is Role.WHOLE  # such a file ends with the index, not with data
+        raise _build_invalid_error(file_name, "bytes between its columns are not zero")
+    meta = PackMeta.from_json(bytes(index[layout.meta : layout.meta + sizes.meta_bytes]), file_name)
+    files = _parse_shard_table(
+        path, file_name, header, np.frombuffer(index, SHARD_DTYPE, sizes.num_shards, layout.shards)
+    )
+    is_whole = header.role is FileRole.WHOLE  # such a file ends with the index, not with data
     data_bytes = np.array(
         [header.data_bytes if is_whole else each.num_bytes - HEADER_BYTES for each in files], np.uint64
     )
     starts = np.cumsum(data_bytes, dtype=np.uint64) - data_bytes
-    splits: dict[Split, Columns] = {}
+    splits: dict[Split, SplitColumns] = {}
     for number, split in enumerate(SPLITS):
-        splits[split] = _columns(index, sizes, layout, number)
-    opened = Index(path, file_name, header, meta, files, starts, splits)
-    _check(opened, data_bytes)
+        splits[split] = _parse_columns(index, sizes, layout, number)
+    opened = PackIndex(path, file_name, header, meta, files, starts, splits)
+    _check_columns(opened, data_bytes)
     return opened
 
 
-def index_file(root: Path) -> Path:
+def find_index_file(root: Path) -> Path:
     """Return the file with the index of the pack `root`. Raise `DataError` for a folder without one."""
     if not root.is_dir():
         return root
@@ -126,20 +128,20 @@ def index_file(root: Path) -> Path:
     return root / INDEX_NAME
 
 
-def _mapped(path: Path, file_name: str) -> tuple[Header, memoryview]:
+def _map_index(path: Path, file_name: str) -> tuple[PackHeader, memoryview]:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
-            header = Header.parsed(os.pread(descriptor, HEADER_BYTES, 0), file_name)
+            header = PackHeader.from_bytes(os.pread(descriptor, HEADER_BYTES, 0), file_name)
             num_bytes = os.fstat(descriptor).st_size
-            if header.role is Role.SHARD:
+            if header.role is FileRole.SHARD:
                 raise DataError(f"{file_name}: is a shard of a pack (name the folder that it lies in)")
             if num_bytes != header.num_bytes:
                 raise DataError(
                     f"{file_name}: has {count(num_bytes, 'byte')}, and its header says {header.num_bytes:,} (it is "
                     f"truncated or was appended to; {_FIX})"
                 )
-            return header, mapped(descriptor, num_bytes, path)
+            return header, map_file(descriptor, num_bytes, path)
         finally:
             os.close(descriptor)
     except (OSError, ValueError) as error:
@@ -147,58 +149,60 @@ def _mapped(path: Path, file_name: str) -> tuple[Header, memoryview]:
             raise
         if isinstance(error, FileNotFoundError) or getattr(error, "errno", 0) == errno.ENOTDIR:
             raise DataError(f"{file_name}: does not exist (name a pack that paceline data pack has written)") from error
-        raise unreadable(path, error) from error
+        raise build_read_error(path, error) from error
 
 
-def _files(path: Path, file_name: str, header: Header, table: NDArray[np.void]) -> tuple[ShardFile, ...]:
-    if header.role is Role.WHOLE:
+def _parse_shard_table(
+    path: Path, file_name: str, header: PackHeader, table: NDArray[np.void]
+) -> tuple[ShardFile, ...]:
+    if header.role is FileRole.WHOLE:
         if len(table) or header.num_shards != 1:
-            raise _made_up(file_name, "it lists shards and is one file")
-        return (ShardFile(path.name, header.num_bytes, zlib.crc32(header.packed())),)
+            raise _build_invalid_error(file_name, "it lists shards and is one file")
+        return (ShardFile(path.name, header.num_bytes, zlib.crc32(header.to_bytes())),)
     rows = table.tolist()
     total = sum(num_bytes - HEADER_BYTES for num_bytes, _, _ in rows)
     if any(zero for *_, zero in rows):
-        raise _made_up(file_name, "bytes of its list of shards are not zero")
+        raise _build_invalid_error(file_name, "bytes of its list of shards are not zero")
     if len(rows) != header.num_shards or any(num_bytes < HEADER_BYTES for num_bytes, _, _ in rows) or total >= 1 << 62:
-        raise _made_up(file_name, "its list of shards is invalid")
+        raise _build_invalid_error(file_name, "its list of shards is invalid")
     return tuple(ShardFile(shard_name(number), row[0], row[1]) for number, row in enumerate(rows))
 
 
-def _columns(index: memoryview, sizes: Sizes, layout: Layout, number: int) -> Columns:
+def _parse_columns(index: memoryview, sizes: IndexSizes, layout: IndexLayout, number: int) -> SplitColumns:
     num_samples, start = sizes.samples[number], layout.names[number]
     arrays: dict[str, Any] = {
         name: np.frombuffer(index, column.dtype, num_samples, column.offset)
         for name, column in layout.columns[number].items()
     }
     assert arrays.keys() == COLUMNS.keys()
-    return Columns(**arrays, names=index[start : start + sizes.names_bytes[number]])
+    return SplitColumns(**arrays, names=index[start : start + sizes.names_bytes[number]])
 
 
-def _check(index: Index, data_bytes: NDArray[np.uint64]) -> None:
+def _check_columns(index: PackIndex, data_bytes: NDArray[np.uint64]) -> None:
     end = 0  # of the previous sample
     total = int(index.starts[-1]) + int(data_bytes[-1])
     for split in SPLITS:
         columns = index.splits[split]
         if split == "train" and not len(columns):
-            raise DataError(f"{index.place}: has no {split} images ({_FIX})")
+            raise DataError(f"{index.display_name}: has no {split} images ({_FIX})")
         if int(columns.name_ends[-1] if len(columns) else 0) != len(columns.names):
-            raise _made_up(index.place, f"the names of {split} do not add up")
+            raise _build_invalid_error(index.display_name, f"the names of {split} do not add up")
         if not len(columns):  # an empty validation split
             continue
-        for first in range(0, len(columns), _ROWS_AT_ONCE):
-            rows = slice(first, first + _ROWS_AT_ONCE)
-            reason = _trouble(index.meta, columns, rows, end, total)
+        for first in range(0, len(columns), _ROWS_PER_CHECK):
+            rows = slice(first, first + _ROWS_PER_CHECK)
+            reason = _find_invalid_column(index.meta, columns, rows, end, total)
             if reason:
-                raise _made_up(index.place, f"{reason} of {split} images {first:,} to {rows.stop:,}")
+                raise _build_invalid_error(index.display_name, f"{reason} of {split} images {first:,} to {rows.stop:,}")
             last = min(rows.stop, len(columns)) - 1
             end = int(columns.offsets[last]) + int(columns.lengths[last])
         # Samples do not overlap, so only the last one of a shard can cross its end.
         last_samples = np.searchsorted(columns.offsets, index.starts[1:]) - 1
         if (columns.offsets[last_samples] + columns.lengths[last_samples] > index.starts[1:])[last_samples >= 0].any():
-            raise _made_up(index.place, f"a sample of {split} lies in two shards")
+            raise _build_invalid_error(index.display_name, f"a sample of {split} lies in two shards")
 
 
-def _trouble(meta: Meta, columns: Columns, rows: slice, end: int, total: int) -> str:
+def _find_invalid_column(meta: PackMeta, columns: SplitColumns, rows: slice, end: int, total: int) -> str:
     """Return the column with an impossible value in `rows`, or "".
 
     `end` is the end of the previous sample, and `total` the bytes of all data.
@@ -217,11 +221,11 @@ def _trouble(meta: Meta, columns: Columns, rows: slice, end: int, total: int) ->
     stops = offsets + lengths  # cannot overflow: offsets are at most `total`, lengths have 32 bits
     if (offsets[1:] < stops[:-1]).any() or int(stops[-1]) > total:
         return "the offsets"
-    return "" if _fits(meta, kinds, columns.heights[rows], columns.widths[rows], lengths) else "the sizes"
+    return "" if _has_valid_sizes(meta, kinds, columns.heights[rows], columns.widths[rows], lengths) else "the sizes"
 
 
-def _fits(
-    meta: Meta,
+def _has_valid_sizes(
+    meta: PackMeta,
     kinds: NDArray[np.uint8],
     heights: NDArray[np.uint16],
     widths: NDArray[np.uint16],
@@ -238,5 +242,5 @@ def _fits(
     return bool((num_bytes == lengths[is_pixels]).all())
 
 
-def _made_up(file_name: str, what: str) -> DataError:
+def _build_invalid_error(file_name: str, what: str) -> DataError:
     return DataError(f"{file_name}: its index is inconsistent: {what} ({_FIX})")

@@ -8,7 +8,7 @@ import numpy as np
 
 from paceline.core.dataset import Source
 from paceline.data.pack.reader import PackSource
-from paceline.data.sources.encoded import EncodedSource
+from paceline.data.sources.encoded import ImageFileSource
 from paceline.data.sources.huggingface import HuggingFaceSource
 from paceline.data.sources.lmdb import LmdbSource
 from paceline.data.sources.webdataset import WebDatasetSource
@@ -17,33 +17,33 @@ from paceline.data.sources.webdataset import WebDatasetSource
 # share the mark of the whole file.
 #
 # Return the mark of a sample, 0 to 2**64 - 1.
-Marker = Callable[[int], int]
+MarkFunction = Callable[[int], int]
 
 
-def build_marker(source: Source) -> Marker:
+def build_mark_function(source: Source) -> MarkFunction:
     """Build the function that returns the marks of a split; 0 for pixels in memory, which the digest identifies."""
     match source:
-        case EncodedSource():
-            return lambda index: _mark(_state(source.path_of(index)))
+        case ImageFileSource():
+            return lambda index: _hash_mark(_describe_file(source.get_path(index)))
         case PackSource():
             crc32s = source.index.splits[source.info.split].crc32s
             return lambda index: int(crc32s[index])
         case WebDatasetSource(files=files, tar_ends=ends, starts=starts):
-            tars = [_state(path) for path in files.paths]
-            return lambda index: _mark(tars[int(np.searchsorted(ends, index, "right"))], str(starts[index]))
+            tars = [_describe_file(path) for path in files.paths]
+            return lambda index: _hash_mark(tars[int(np.searchsorted(ends, index, "right"))], str(starts[index]))
         case LmdbSource(path=path):
-            return _of_all([path])
+            return _mark_files([path])
         case HuggingFaceSource(images=images):
-            return _of_all([file["filename"] for file in images.cache_files])
+            return _mark_files([file["filename"] for file in images.cache_files])
     return lambda index: 0
 
 
-def _of_all(paths: Sequence[str]) -> Marker:
-    mark = _mark(*(_state(path) for path in paths))
+def _mark_files(paths: Sequence[str]) -> MarkFunction:
+    mark = _hash_mark(*(_describe_file(path) for path in paths))
     return lambda index: mark
 
 
-def _state(path: str | Path) -> str:
+def _describe_file(path: str | Path) -> str:
     try:
         status = Path(path).stat()
     except (OSError, ValueError):  # ValueError for a name with a null byte
@@ -51,5 +51,5 @@ def _state(path: str | Path) -> str:
     return f"{status.st_size} {status.st_mtime_ns}"
 
 
-def _mark(*states: str) -> int:
+def _hash_mark(*states: str) -> int:
     return int.from_bytes(hashlib.blake2b("\n".join(states).encode(), digest_size=8).digest(), "little")

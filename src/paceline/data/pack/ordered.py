@@ -7,10 +7,10 @@ from typing import TypeVar
 
 Result = TypeVar("Result")
 # Pending tasks per thread: enough that no thread waits for one slow image.
-_AHEAD = 4
+_TASKS_PER_THREAD = 4
 
 
-def in_order(tasks: Iterable[Callable[[], Result]], workers: int) -> Generator[Result, None, None]:
+def run_ordered(tasks: Iterable[Callable[[], Result]], workers: int) -> Generator[Result, None, None]:
     """Yield the results of `tasks` in order, computed by `workers` threads. A task's exception is raised.
 
     Closing the generator cancels pending tasks and waits for running ones.
@@ -20,7 +20,7 @@ def in_order(tasks: Iterable[Callable[[], Result]], workers: int) -> Generator[R
         try:
             for task in tasks:
                 pending.append(pool.submit(task))
-                if len(pending) >= _AHEAD * workers:
+                if len(pending) >= _TASKS_PER_THREAD * workers:
                     yield pending.popleft().result()
             while pending:
                 yield pending.popleft().result()

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from paceline.core.dataset import ArraySource, DatasetInfo, Datasets, Sample, Source, Split
 from paceline.data.bad import ImageError
 from paceline.data.pack.format import KIND_PIXELS, KIND_RECORD, SplitMeta
-from paceline.data.pack.index import Columns, Index, index_file, open_index
-from paceline.data.pack.record import restored
-from paceline.data.pack.shards import HEADER_BYTES, LocalShards, Shards, check_mapped
+from paceline.data.pack.index import PackIndex, SplitColumns, find_index_file, open_index
+from paceline.data.pack.record import restore_jpeg
+from paceline.data.pack.shards import HEADER_BYTES, LocalShards, Shards, check_mapped_files
 from paceline.data.sources.places import printable
 
 
@@ -23,16 +23,16 @@ def open_pack(root: Path) -> Datasets:
 
     Raise `DataError` if it is missing, truncated, damaged, inconsistent or of a later version.
     """
-    index = open_index(index_file(root), printable(root))
-    return datasets_of(index, LocalShards.checked(index.path.parent, index.files))
+    index = open_index(find_index_file(root), printable(root))
+    return build_pack_datasets(index, LocalShards.open_checked(index.path.parent, index.files))
 
 
-def datasets_of(index: Index, shards: Shards) -> Datasets:
+def build_pack_datasets(index: PackIndex, shards: Shards) -> Datasets:
     """Build the two splits of an open index whose samples are in `shards`.
 
     A split of equal-sized pixels in one shard becomes a mapped `ArraySource`, any other a `PackSource`.
     """
-    return Datasets(_source(index, shards, "train"), _source(index, shards, "val"))
+    return Datasets(_build_pack_source(index, shards, "train"), _build_pack_source(index, shards, "val"))
 
 
 # Opening maps and validates the index; samples are read on access. `read` checks the CRC-32 of a sample (3 GB/s, 2 % of
@@ -46,7 +46,7 @@ class PackSource:
     """
 
     info: DatasetInfo
-    index: Index
+    index: PackIndex
     files: Shards
 
     def __len__(self) -> int:
@@ -88,7 +88,7 @@ class PackSource:
         shards = np.searchsorted(self.index.starts, offsets, side="right") - 1
         within = offsets - self.index.starts[shards] + np.uint64(HEADER_BYTES)
         lengths = self._columns.lengths[indices].astype(np.uint64)
-        check_mapped()
+        check_mapped_files()
         return shards.astype(np.int32), within, lengths
 
     def read(self, index: int) -> Sample:
@@ -97,7 +97,7 @@ class PackSource:
         Raise `ImageError` for a sample that is empty or damaged, and `DataError` naming a shard that cannot be read.
         """
         columns = self._columns
-        stored = self.stored(index)
+        stored = self.read_stored(index)
         if not stored:
             raise ImageError(self._full_name(index), "is empty (0 bytes)", "remove it from the source and pack again")
         label = int(columns.labels[index])
@@ -107,12 +107,12 @@ class PackSource:
                 return np.frombuffer(stored, dtype=np.uint8).reshape(shape), label
             case kind if kind == KIND_RECORD:
                 try:
-                    return restored(stored), label
+                    return restore_jpeg(stored), label
                 except ValueError as error:
                     raise ImageError(self._full_name(index), str(error), "pack it again") from error
         return stored, label
 
-    def stored(self, index: int) -> bytes:
+    def read_stored(self, index: int) -> bytes:
         """Return the stored bytes of a sample. Raise `ImageError` if their checksum does not match."""
         shards, offsets, lengths = self.locate(np.array([index], dtype=np.int64))
         stored = self.files.read(int(shards[0]), int(offsets[0]), int(lengths[0])) if lengths[0] else b""
@@ -134,10 +134,10 @@ class PackSource:
         return printable(name.decode("utf-8", "surrogateescape"))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopened, (self.index.path, self.index.place, self.files, self.info.split)
+        return _reopen_source, (self.index.path, self.index.display_name, self.files, self.info.split)
 
     @property
-    def _columns(self) -> Columns:
+    def _columns(self) -> SplitColumns:
         return self.index.splits[self.info.split]
 
     @property
@@ -145,16 +145,16 @@ class PackSource:
         return self.index.meta.train if self.info.split == "train" else self.index.meta.val
 
     def _full_name(self, index: int) -> str:
-        return f"{self.index.place}: {self.name_of(index)}"
+        return f"{self.index.display_name}: {self.name_of(index)}"
 
 
-def _reopened(path: Path, file_name: str, shards: Shards, split: Split) -> PackSource:
+def _reopen_source(path: Path, file_name: str, shards: Shards, split: Split) -> PackSource:
     index = open_index(path, file_name)
-    return PackSource(_info(index, split), index, shards)
+    return PackSource(_build_info(index, split), index, shards)
 
 
-def _source(index: Index, shards: Shards, split: Split) -> Source:
-    source = PackSource(_info(index, split), index, shards)
+def _build_pack_source(index: PackIndex, shards: Shards, split: Split) -> Source:
+    source = PackSource(_build_info(index, split), index, shards)
     size = source.info.image_size
     columns = index.splits[split]
     if size is None or not len(columns) or columns.names or columns.kinds.any():
@@ -172,7 +172,7 @@ def _source(index: Index, shards: Shards, split: Split) -> Source:
     return ArraySource(source.info, pixels.reshape(shape), columns.labels.astype(np.int64))
 
 
-def _info(index: Index, split: Split) -> DatasetInfo:
+def _build_info(index: PackIndex, split: Split) -> DatasetInfo:
     meta = index.meta.train if split == "train" else index.meta.val
     return DatasetInfo(
         name=meta.name,

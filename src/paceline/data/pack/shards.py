@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from paceline.core.errors import DataError
 from paceline.core.units import count
-from paceline.data.native import native
+from paceline.data.native import load_native
 from paceline.data.sources.places import printable
 
 # Size of the header of every file of a pack.
 HEADER_BYTES = 128
 # Bytes per `pread`; Linux returns at most 2 GiB.
-_MOST_AT_ONCE = 1 << 30
+_MAX_READ_BYTES = 1 << 30
 
 
 # A pack is an index and one or more shards; a pack of one file is its own only shard. Offsets count from the start of
@@ -66,7 +66,7 @@ class Shards(Protocol):
         ...
 
 
-class _File:
+class _OpenShard:
     """An open file, closed when the last reference goes."""
 
     def __init__(self, path: Path) -> None:
@@ -82,21 +82,21 @@ class _File:
 class LocalShards:
     """Shards that are files in `folder`, opened on first use.
 
-    If a shard is truncated while in use, `read` raises `DataError`, and `check_mapped` does after access to `memory`
+    If a shard is truncated while in use, `read` raises `DataError`, and `check_mapped_files` does after access to `memory`
     beyond the new end.
     """
 
     folder: Path
     files: tuple[ShardFile, ...]
-    _open: dict[int, _File] = field(default_factory=dict, init=False, repr=False)
+    _open: dict[int, _OpenShard] = field(default_factory=dict, init=False, repr=False)
     _maps: dict[int, memoryview] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
-    def checked(cls, folder: Path, files: Sequence[ShardFile]) -> "LocalShards":
+    def open_checked(cls, folder: Path, files: Sequence[ShardFile]) -> "LocalShards":
         """Open the shards `files` in `folder`. Raise `DataError` if one is missing, truncated or from another pack."""
         shards = cls(folder, tuple(files))
         for file in shards.files:
-            _check(folder / file.name, file)
+            _check_shard(folder / file.name, file)
         return shards
 
     def __len__(self) -> int:
@@ -112,13 +112,13 @@ class LocalShards:
         try:
             descriptor = self._file(shard).descriptor
             while length:
-                chunk = os.pread(descriptor, min(length, _MOST_AT_ONCE), offset)
+                chunk = os.pread(descriptor, min(length, _MAX_READ_BYTES), offset)
                 if not chunk:
                     raise DataError(f"{printable(path)}: ends before byte {offset:,} (it was truncated; restore it)")
                 chunks.append(chunk)
                 offset, length = offset + len(chunk), length - len(chunk)
         except OSError as error:
-            raise unreadable(path, error) from error
+            raise build_read_error(path, error) from error
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     def memory(self, shard: int) -> memoryview:
@@ -126,9 +126,9 @@ class LocalShards:
         if shard not in self._maps:
             try:
                 file = self.files[shard]
-                self._maps[shard] = mapped(self._file(shard).descriptor, file.num_bytes, self.folder / file.name)
+                self._maps[shard] = map_file(self._file(shard).descriptor, file.num_bytes, self.folder / file.name)
             except (OSError, ValueError) as error:
-                raise unreadable(self.folder / self.files[shard].name, error) from error
+                raise build_read_error(self.folder / self.files[shard].name, error) from error
         return self._maps[shard]
 
     def array(self, shard: int, offset: int, length: int) -> NDArray[np.uint8]:
@@ -137,9 +137,9 @@ class LocalShards:
         start = offset - offset % mmap.ALLOCATIONGRANULARITY
         try:
             path, num_bytes = self.folder / self.files[shard].name, offset + length - start
-            pages = mapped(self._file(shard).descriptor, num_bytes, path, start=start, is_private=True)
+            pages = map_file(self._file(shard).descriptor, num_bytes, path, start=start, is_private=True)
         except (OSError, ValueError) as error:
-            raise unreadable(self.folder / self.files[shard].name, error) from error
+            raise build_read_error(self.folder / self.files[shard].name, error) from error
         return np.frombuffer(pages, dtype=np.uint8, offset=offset - start, count=length)
 
     def close(self) -> None:
@@ -147,20 +147,20 @@ class LocalShards:
         self._open.clear()
         self._maps.clear()
 
-    def _file(self, shard: int) -> _File:
+    def _file(self, shard: int) -> _OpenShard:
         file = self._open.get(shard)
         if file is None:
-            file = self._open.setdefault(shard, _File(self.folder / self.files[shard].name))
+            file = self._open.setdefault(shard, _OpenShard(self.folder / self.files[shard].name))
         return file
 
 
-def mapped(descriptor: int, num_bytes: int, path: Path, *, start: int = 0, is_private: bool = False) -> memoryview:
+def map_file(descriptor: int, num_bytes: int, path: Path, *, start: int = 0, is_private: bool = False) -> memoryview:
     """Map `num_bytes` bytes of the file `path` from `start` on. Raise `OSError` or `ValueError`.
 
-    With `is_private`, writing changes no file. Call `check_mapped` after reading: beyond the end of a file that was
+    With `is_private`, writing changes no file. Call `check_mapped_files` after reading: beyond the end of a file that was
     truncated meanwhile the native core returns zeros; without the core the process gets SIGBUS.
     """
-    core = native()
+    core = load_native()
     if core is not None:
         return memoryview(core.Mapped(descriptor, num_bytes, os.fsencode(path), start, is_private))
     flags = mmap.MAP_PRIVATE if is_private else mmap.MAP_SHARED
@@ -168,9 +168,9 @@ def mapped(descriptor: int, num_bytes: int, path: Path, *, start: int = 0, is_pr
     return memoryview(mmap.mmap(descriptor, num_bytes, flags=flags, prot=protection, offset=start))
 
 
-def check_mapped() -> None:
+def check_mapped_files() -> None:
     """Raise `DataError` naming a mapped file that was truncated and then accessed by this process."""
-    core = native()
+    core = load_native()
     name = core.cut_file() if core is not None else None
     if name is not None:
         path = printable(Path(os.fsdecode(name)))
@@ -179,7 +179,7 @@ def check_mapped() -> None:
         )
 
 
-def unreadable(path: Path, error: OSError | ValueError) -> DataError:
+def build_read_error(path: Path, error: OSError | ValueError) -> DataError:
     """Build the error for a file of a pack that cannot be opened, read or mapped."""
     reason = (error.strerror if isinstance(error, OSError) else None) or error
     fix = "restore it or correct the path"
@@ -188,13 +188,13 @@ def unreadable(path: Path, error: OSError | ValueError) -> DataError:
     return DataError(f"{printable(path)}: cannot be read: {reason} ({fix})")
 
 
-def _check(path: Path, file: ShardFile) -> None:
+def _check_shard(path: Path, file: ShardFile) -> None:
     try:
-        opened = _File(path)
+        opened = _OpenShard(path)
         num_bytes = os.fstat(opened.descriptor).st_size
         header = os.pread(opened.descriptor, HEADER_BYTES, 0)
     except OSError as error:
-        raise unreadable(path, error) from error
+        raise build_read_error(path, error) from error
     if num_bytes != file.num_bytes:
         raise DataError(
             f"{printable(path)}: has {count(num_bytes, 'byte')}, not the {file.num_bytes:,} of its index "

@@ -17,21 +17,21 @@ from PIL import Image
 from paceline.core.dataset import Datasets, Source
 from paceline.core.errors import DataError
 from paceline.core.files import write_new
-from paceline.data.pack.assemble import Names
+from paceline.data.pack.assemble import SampleNames
 from paceline.data.pack.format import KIND_FILE, KIND_RECORD
-from paceline.data.pack.ordered import in_order
+from paceline.data.pack.ordered import run_ordered
 from paceline.data.pack.reader import PackSource
 from paceline.data.sources.image_names import IMAGE_EXTENSIONS, JPEG_EXTENSIONS
 from paceline.data.sources.places import printable
-from paceline.data.unfinished import made_beside
+from paceline.data.unfinished import create_folder_atomically
 
-_FILES_A_TASK = 16
-_MARK = ".paceline-unpacking"
+_FILES_PER_TASK = 16
+_LOCK_NAME = ".paceline-unpacking"
 _MAX_NAME_BYTES = 200
 
 
 @dataclass(frozen=True)
-class Unpacked:
+class UnpackResult:
     """Number of images and bytes written."""
 
     images: int
@@ -39,7 +39,7 @@ class Unpacked:
 
 
 # Unchanged files come back byte for byte, records as JPEG files with identical pixels, and raw pixels as PNG.
-def unpack(packed: Datasets, folder: Path, progress: Callable[[int, int], None], workers: int) -> Unpacked:
+def unpack(packed: Datasets, folder: Path, progress: Callable[[int, int], None], workers: int) -> UnpackResult:
     """Write the files of both splits to the new folder `folder` with `workers` threads; call `progress` with (done,
     total).
 
@@ -52,8 +52,8 @@ def unpack(packed: Datasets, folder: Path, progress: Callable[[int, int], None],
     images = num_bytes = 0
     try:
         with (
-            made_beside(folder, "unpacking", _MARK) as beside,
-            closing(in_order(_tasks(packed, beside), max(1, workers))) as written,
+            create_folder_atomically(folder, "unpacking", _LOCK_NAME) as beside,
+            closing(run_ordered(_iter_write_tasks(packed, beside), max(1, workers))) as written,
         ):
             for batch in written:
                 images, num_bytes = images + len(batch), num_bytes + sum(batch)
@@ -62,20 +62,20 @@ def unpack(packed: Datasets, folder: Path, progress: Callable[[int, int], None],
         raise DataError(
             f"{printable(folder)}: cannot be written: {error.strerror or error} (write elsewhere)"
         ) from error
-    return Unpacked(images, num_bytes)
+    return UnpackResult(images, num_bytes)
 
 
-def _tasks(packed: Datasets, folder: Path) -> Iterator[Callable[[], list[int]]]:
+def _iter_write_tasks(packed: Datasets, folder: Path) -> Iterator[Callable[[], list[int]]]:
     for source in (packed.train, packed.val):
-        files = _Files(source, Names.of(source), folder / source.info.split)
-        for first in range(0, len(source), _FILES_A_TASK):
-            yield partial(files.write, range(first, min(first + _FILES_A_TASK, len(source))))
+        files = _SplitFiles(source, SampleNames.from_source(source), folder / source.info.split)
+        for first in range(0, len(source), _FILES_PER_TASK):
+            yield partial(files.write, range(first, min(first + _FILES_PER_TASK, len(source))))
 
 
 @dataclass(frozen=True)
-class _Files:
+class _SplitFiles:
     source: Source
-    names: Names
+    names: SampleNames
     folder: Path
 
     def write(self, indices: range) -> list[int]:
@@ -83,9 +83,9 @@ class _Files:
         return [self._write_one(index) for index in indices]
 
     def _write_one(self, index: int) -> int:
-        content, label = self._content(index)
-        data = content if isinstance(content, bytes) else _png(content)
-        path = self.folder / self._place(index, label, data)
+        content, label = self._read_content(index)
+        data = content if isinstance(content, bytes) else _save_png(content)
+        path = self.folder / self._build_path(index, label, data)
         path.parent.mkdir(parents=True, exist_ok=True)
         # Names may repeat, and a number prefix may give a name that exists too.
         names = chain([path.name, f"{index:08d}-{path.name}"], (f"{index:08d}-{n}-{path.name}" for n in count(2)))
@@ -94,49 +94,49 @@ class _Files:
                 return write_new(path.with_name(name), data)
         raise AssertionError("there is no end of names")
 
-    def _content(self, index: int) -> tuple[bytes | NDArray[np.uint8], int]:
+    def _read_content(self, index: int) -> tuple[bytes | NDArray[np.uint8], int]:
         match self.source:
             case PackSource() as packed if packed.kinds[index] == KIND_FILE:
-                return packed.stored(index), int(packed.labels[index])  # also if the file was empty
+                return packed.read_stored(index), int(packed.labels[index])  # also if the file was empty
         return self.source.read(index)
 
-    def _place(self, index: int, label: int, data: bytes) -> PurePosixPath:
+    def _build_path(self, index: int, label: int, data: bytes) -> PurePosixPath:
         """Return the path of a sample: its own name if that is below its class."""
-        class_name = _component(os.fsencode(self.source.info.class_names[label]), f"class-{label}")
-        name = self.names.raw(index)
+        class_name = _sanitize_component(os.fsencode(self.source.info.class_names[label]), f"class-{label}")
+        name = self.names.get_bytes(index)
         components = name.split(b"/")
         if (
             len(components) > 1
-            and all(_component(component, "") == component for component in components)
+            and all(_sanitize_component(component, "") == component for component in components)
             and components[0] == class_name
         ):
             file_name, folders = components[-1], components[:-1]
         else:
-            file_name, folders = _component(components[-1], f"{index:08d}"), [class_name]
-        return PurePosixPath(*map(os.fsdecode, folders), os.fsdecode(self._with_extension(index, file_name, data)))
+            file_name, folders = _sanitize_component(components[-1], f"{index:08d}"), [class_name]
+        return PurePosixPath(*map(os.fsdecode, folders), os.fsdecode(self._add_extension(index, file_name, data)))
 
-    def _with_extension(self, index: int, name: bytes, data: bytes) -> bytes:
+    def _add_extension(self, index: int, name: bytes, data: bytes) -> bytes:
         extension = os.fsdecode(name.rpartition(b".")[2]).lower()
         source = self.source
         if isinstance(source, PackSource) and source.kinds[index] == KIND_RECORD:
             return name if extension in JPEG_EXTENSIONS else name + b".jpg"
         if isinstance(source, PackSource) and source.kinds[index] == KIND_FILE:
-            return name if extension in IMAGE_EXTENSIONS else name + _extension_of(data)
+            return name if extension in IMAGE_EXTENSIONS else name + _guess_extension(data)
         return name + b".png"
 
 
-def _component(name: bytes, fallback: str) -> bytes:
+def _sanitize_component(name: bytes, fallback: str) -> bytes:
     """Return `name` if it is one valid, visible path component, else `instead`."""
     is_valid = 0 < len(name) <= _MAX_NAME_BYTES and not re.search(rb"[/\0]", name) and not name.startswith(b".")
     return name if is_valid else fallback.encode()
 
 
-def _extension_of(data: bytes) -> bytes:
+def _guess_extension(data: bytes) -> bytes:
     signatures = {b"\xff\xd8": b".jpg", b"\x89PNG": b".png", b"GIF8": b".gif", b"BM": b".bmp", b"RIFF": b".webp"}
     return next((extension for start, extension in signatures.items() if data.startswith(start)), b".tif")
 
 
-def _png(pixels: NDArray[np.uint8]) -> bytes:
+def _save_png(pixels: NDArray[np.uint8]) -> bytes:
     file = BytesIO()
     Image.fromarray(pixels if pixels.shape[2] == 3 else pixels[:, :, 0]).save(file, "PNG")
     return file.getvalue()

@@ -16,18 +16,18 @@ import PIL
 
 from paceline.core.dataset import ArraySource, Datasets, Source
 from paceline.core.errors import DataError
-from paceline.data.identity import split_digest
-from paceline.data.native import native
-from paceline.data.pack.assemble import Names, assemble, check_replaceable
-from paceline.data.pack.encode import Encoded, Encoder, refusal_of
-from paceline.data.pack.format import VERSION, Made, Meta, SplitMeta
-from paceline.data.pack.marks import Marker, build_marker
-from paceline.data.pack.ordered import in_order
-from paceline.data.pack.part import Part
+from paceline.data.identity import digest_split
+from paceline.data.native import load_native
+from paceline.data.pack.assemble import SampleNames, assemble_pack, check_replaceable
+from paceline.data.pack.encode import EncodedSample, SampleEncoder, build_bad_images_error
+from paceline.data.pack.format import PACK_VERSION, PackMeta, ProcessingMeta, SplitMeta
+from paceline.data.pack.marks import MarkFunction, build_mark_function
+from paceline.data.pack.ordered import run_ordered
+from paceline.data.pack.part import PartialPack
 from paceline.data.sources.places import printable
 
 _MIN_SHARD_BYTES = 1 << 20
-_PIXELS_A_TASK, _FILES_A_TASK, _MARKS_A_TASK = 1024, 8, 1024
+_PIXELS_PER_TASK, _FILES_PER_TASK, _MARKS_PER_TASK = 1024, 8, 1024
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class PackOptions:
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackResult:
     """A finished pack: images, bytes, and the number of files stored unchanged, by reason."""
 
     images: int
@@ -57,13 +57,13 @@ class Packed:
 
 
 # The bytes of a pack depend only on the source and the options, not on the number of threads or interruptions.
-def pack(
+def write_pack(
     datasets: Datasets,
     out: Path,
     options: PackOptions,
     progress: Callable[[int, int], None],
     workers: int,
-) -> Packed:
+) -> PackResult:
     """Write both splits to `out`, a file, or a folder of shards, with `workers` threads; call `progress` with (done,
     total).
 
@@ -73,22 +73,24 @@ def pack(
     """
     out = out.absolute()
     _check_options(options)
-    _check_out(out, options)
-    core = native()
-    key = _key(datasets, options, has_native=core is not None)
-    encoder = Encoder(core.index_jpeg if core else None, options.every, options.resize, options.quality)
-    names = (Names.of(datasets.train), Names.of(datasets.val))
+    _check_output(out, options)
+    core = load_native()
+    key = _compute_key(datasets, options, has_native=core is not None)
+    encoder = SampleEncoder(core.index_jpeg if core else None, options.every, options.resize, options.quality)
+    names = (SampleNames.from_source(datasets.train), SampleNames.from_source(datasets.val))
     try:
         unfinished = out.with_name(f".{out.name}.part")
-        with closing(Part.opened(unfinished, key, options.shard_bytes, keeps_bad=options.skip_bad)) as partial_pack:
-            _fill(partial_pack, datasets, encoder, progress, max(1, workers))
-            kept_by_reason = _kept(partial_pack, names, skip_bad=options.skip_bad)
-            num_bytes = assemble(
-                partial_pack, _meta(datasets, options), names, key[:16], out, overwrite=options.overwrite
+        with closing(
+            PartialPack.open(unfinished, key, options.shard_bytes, keeps_bad=options.skip_bad)
+        ) as partial_pack:
+            _add_missing_samples(partial_pack, datasets, encoder, progress, max(1, workers))
+            kept_by_reason = _count_unchanged_files(partial_pack, names, skip_bad=options.skip_bad)
+            num_bytes = assemble_pack(
+                partial_pack, _build_meta(datasets, options), names, key[:16], out, overwrite=options.overwrite
             )
-            return Packed(partial_pack.num_done, num_bytes, kept_by_reason)
+            return PackResult(partial_pack.num_done, num_bytes, kept_by_reason)
     except OSError as error:
-        raise _unwritable(out, error) from error
+        raise _build_write_error(out, error) from error
 
 
 def _check_options(options: PackOptions) -> None:
@@ -104,7 +106,7 @@ def _check_options(options: PackOptions) -> None:
         raise DataError(f"shard bytes: {options.shard_bytes:,} are fewer than {_MIN_SHARD_BYTES:,} (make them larger)")
 
 
-def _check_out(out: Path, options: PackOptions) -> None:
+def _check_output(out: Path, options: PackOptions) -> None:
     if not out.parent.is_dir():
         raise DataError(f"{printable(out)}: {printable(out.parent)} is not a folder (create it, or write elsewhere)")
     if options.overwrite:
@@ -113,11 +115,11 @@ def _check_out(out: Path, options: PackOptions) -> None:
         raise DataError(f"{printable(out)}: exists already (write elsewhere, or replace it with --overwrite)")
 
 
-def _key(datasets: Datasets, options: PackOptions, *, has_native: bool) -> bytes:
+def _compute_key(datasets: Datasets, options: PackOptions, *, has_native: bool) -> bytes:
     """Return a 32-byte hash of everything that determines the bytes of a pack."""
     facts = {
-        "version": VERSION,
-        "meta": _meta(datasets, options).packed().decode(),
+        "version": PACK_VERSION,
+        "meta": _build_meta(datasets, options).to_json().decode(),
         "shard_bytes": options.shard_bytes,
         "has_native": has_native,
         "pillow": PIL.__version__ if options.resize else "",
@@ -126,52 +128,60 @@ def _key(datasets: Datasets, options: PackOptions, *, has_native: bool) -> bytes
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).digest()
 
 
-def _meta(datasets: Datasets, options: PackOptions) -> Meta:
+def _build_meta(datasets: Datasets, options: PackOptions) -> PackMeta:
     info = datasets.train.info
     channels = info.channels
     assert channels in (1, 3) and info.class_names == datasets.val.info.class_names
-    made = Made(resize=options.resize, quality=options.quality if options.resize else None, every=options.every)
-    return Meta(
-        class_names=tuple(_text(name) for name in info.class_names),
+    made = ProcessingMeta(
+        resize=options.resize, quality=options.quality if options.resize else None, every=options.every
+    )
+    return PackMeta(
+        class_names=tuple(_escape_undecodable(name) for name in info.class_names),
         channels=1 if channels == 1 else 3,
         made=made,
-        train=_split_meta(datasets.train, made),
-        val=_split_meta(datasets.val, made),
+        train=_build_split_meta(datasets.train, made),
+        val=_build_split_meta(datasets.val, made),
     )
 
 
-def _split_meta(source: Source, made: Made) -> SplitMeta:
-    info, digest = source.info, split_digest(source)
+def _build_split_meta(source: Source, made: ProcessingMeta) -> SplitMeta:
+    info, digest = source.info, digest_split(source)
     if made.resize and not isinstance(source, ArraySource):  # the pixels differ from the source's
-        digest = hashlib.sha256(digest + json.dumps(_changes(made), sort_keys=True).encode()).digest()
+        digest = hashlib.sha256(digest + json.dumps(_describe_pixel_changes(made), sort_keys=True).encode()).digest()
     return SplitMeta(
-        name=_text(info.name),
+        name=_escape_undecodable(info.name),
         mean=info.mean,
         std=info.std,
-        notes=tuple(_text(note) for note in info.notes),
+        notes=tuple(_escape_undecodable(note) for note in info.notes),
         image_size=info.image_size,
         digest=digest.hex(),
     )
 
 
-def _changes(made: Made) -> dict[str, int | None]:
+def _describe_pixel_changes(made: ProcessingMeta) -> dict[str, int | None]:
     return {"resize": made.resize, "quality": made.quality}
 
 
-def _text(text: str) -> str:
+def _escape_undecodable(text: str) -> str:
     """Escape bytes that are not valid UTF-8, so that JSON can hold `text`."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def _fill(
-    partial_pack: Part, datasets: Datasets, encoder: Encoder, progress: Callable[[int, int], None], workers: int
+def _add_missing_samples(
+    partial_pack: PartialPack,
+    datasets: Datasets,
+    encoder: SampleEncoder,
+    progress: Callable[[int, int], None],
+    workers: int,
 ) -> None:
     total = len(datasets.train) + len(datasets.val)
-    markers = (build_marker(datasets.train), build_marker(datasets.val))
-    partial_pack.cut(_num_unchanged(partial_pack, len(datasets.train), markers, workers))
+    markers = (build_mark_function(datasets.train), build_mark_function(datasets.val))
+    partial_pack.truncate(_count_unchanged(partial_pack, len(datasets.train), markers, workers))
     progress(partial_pack.num_done, total)
     try:
-        with closing(in_order(_tasks(datasets, encoder, markers, partial_pack.num_done), workers)) as encoded:
+        with closing(
+            run_ordered(_iter_encode_tasks(datasets, encoder, markers, partial_pack.num_done), workers)
+        ) as encoded:
             for samples in encoded:
                 for sample in samples:
                     partial_pack.add(sample, is_first=partial_pack.num_done in (0, len(datasets.train)))
@@ -181,16 +191,18 @@ def _fill(
             partial_pack.sync()  # keep finished samples after an error or interrupt
 
 
-def _num_unchanged(partial_pack: Part, num_train: int, markers: tuple[Marker, Marker], workers: int) -> int:
+def _count_unchanged(
+    partial_pack: PartialPack, num_train: int, markers: tuple[MarkFunction, MarkFunction], workers: int
+) -> int:
     if not partial_pack.num_done:
         return 0
-    marks = partial_pack.rows()["mark"].copy()  # the mapped file may be truncated
+    marks = partial_pack.read_rows()["mark"].copy()  # the mapped file may be truncated
     tasks = (
-        partial(_marks, markers, num_train, first, min(first + _MARKS_A_TASK, len(marks)))
-        for first in range(0, len(marks), _MARKS_A_TASK)
+        partial(_compute_marks, markers, num_train, first, min(first + _MARKS_PER_TASK, len(marks)))
+        for first in range(0, len(marks), _MARKS_PER_TASK)
     )
     first = 0
-    with closing(in_order(tasks, workers)) as mark_batches:
+    with closing(run_ordered(tasks, workers)) as mark_batches:
         for each in mark_batches:
             changed = np.flatnonzero(marks[first : first + len(each)] != np.array(each, dtype=np.uint64))
             if len(changed):
@@ -199,47 +211,53 @@ def _num_unchanged(partial_pack: Part, num_train: int, markers: tuple[Marker, Ma
     return first
 
 
-def _marks(markers: tuple[Marker, Marker], num_train: int, first: int, stop: int) -> list[int]:
+def _compute_marks(markers: tuple[MarkFunction, MarkFunction], num_train: int, first: int, stop: int) -> list[int]:
     train, val = markers
     return [train(number) if number < num_train else val(number - num_train) for number in range(first, stop)]
 
 
-def _tasks(
-    datasets: Datasets, encoder: Encoder, markers: tuple[Marker, Marker], num_done: int
-) -> Iterator[Callable[[], list[Encoded]]]:
+def _iter_encode_tasks(
+    datasets: Datasets, encoder: SampleEncoder, markers: tuple[MarkFunction, MarkFunction], num_done: int
+) -> Iterator[Callable[[], list[EncodedSample]]]:
     start = 0
     for source, marker in zip((datasets.train, datasets.val), markers, strict=True):
-        step = _PIXELS_A_TASK if isinstance(source, ArraySource) else _FILES_A_TASK
+        step = _PIXELS_PER_TASK if isinstance(source, ArraySource) else _FILES_PER_TASK
         for first in range(max(0, num_done - start), len(source), step):
-            yield partial(_encode, encoder, source, marker, first, min(first + step, len(source)))
+            yield partial(_encode_range, encoder, source, marker, first, min(first + step, len(source)))
         start += len(source)
 
 
-def _encode(encoder: Encoder, source: Source, marker: Marker, first: int, stop: int) -> list[Encoded]:
-    return [_marked(encoder, source, marker(number), number) for number in range(first, stop)]
+def _encode_range(
+    encoder: SampleEncoder, source: Source, marker: MarkFunction, first: int, stop: int
+) -> list[EncodedSample]:
+    return [_encode_marked(encoder, source, marker(number), number) for number in range(first, stop)]
 
 
-def _marked(encoder: Encoder, source: Source, mark: int, number: int) -> Encoded:
+def _encode_marked(encoder: SampleEncoder, source: Source, mark: int, number: int) -> EncodedSample:
     # `mark` is taken before the sample is read, so a file that is replaced meanwhile is detected.
     return replace(encoder(source, number), mark=mark)
 
 
-def _kept(partial_pack: Part, names: tuple[Names, Names], *, skip_bad: bool) -> dict[str, int]:
+def _count_unchanged_files(
+    partial_pack: PartialPack, names: tuple[SampleNames, SampleNames], *, skip_bad: bool
+) -> dict[str, int]:
     """Count the files stored unchanged, by reason. Raise `DataError` for bad images unless they are skipped."""
-    rows = partial_pack.rows()
+    rows = partial_pack.read_rows()
     bad = np.flatnonzero(rows["is_bad"])
     if len(bad) and not skip_bad:
         first_of_val = len(names[0].ends)
         named = []
         for number in bad.tolist():
-            name = names[0].of_sample(number) if number < first_of_val else names[1].of_sample(number - first_of_val)
-            named.append((name, partial_pack.reason(int(rows[number]["reason"]))))
-        raise refusal_of(named)
+            name = (
+                names[0].format_name(number) if number < first_of_val else names[1].format_name(number - first_of_val)
+            )
+            named.append((name, partial_pack.get_reason(int(rows[number]["reason"]))))
+        raise build_bad_images_error(named)
     reasons = Counter(rows["reason"].tolist())
-    return {partial_pack.reason(number): reasons[number] for number in sorted(reasons) if number}
+    return {partial_pack.get_reason(number): reasons[number] for number in sorted(reasons) if number}
 
 
-def _unwritable(out: Path, error: OSError) -> DataError:
+def _build_write_error(out: Path, error: OSError) -> DataError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DataError(
             f"{printable(out)}: the disk is full (free some space and pack again: packing resumes from here)"

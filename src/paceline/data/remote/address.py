@@ -5,18 +5,18 @@ from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
 from paceline.core.errors import DataError
-from paceline.core.urls import origin_of, public_url
+from paceline.core.urls import public_url, url_origin
 from paceline.data.sources.places import printable
 
-HTTP: Final = ("http", "https")
+HTTP_SCHEMES: Final = ("http", "https")
 # Schemes that fsspec reads. All others are refused, as a recipe may be untrusted: fsspec also has schemes that run
 # templates, open SSH connections or read local files.
-BUCKETS: Final = ("s3", "gs", "gcs", "abfs", "az", "hf")
-_SHOWN: Final = 40
+BUCKET_SCHEMES: Final = ("s3", "gs", "gcs", "abfs", "az", "hf")
+_MAX_SHOWN_CHARS: Final = 40
 
 
 @dataclass(frozen=True)
-class Address:
+class RemoteUrl:
     """The URL of a file, without user name, password and query, which `credentials` adds to requests.
 
     Raise `DataError` for an unsupported scheme, and for a chained URL (`a::b`), which fsspec would follow.
@@ -26,11 +26,11 @@ class Address:
 
     def __post_init__(self) -> None:
         scheme = self.url.partition("://")[0]
-        shown = printable(scheme[:_SHOWN])
-        if "::" in scheme or ("::" in self.url and scheme.lower() not in HTTP):
+        shown = printable(scheme[:_MAX_SHOWN_CHARS])
+        if "::" in scheme or ("::" in self.url and scheme.lower() not in HTTP_SCHEMES):
             raise DataError(f"data.source.root: {shown}://...: is a chain of URLs (name one URL, without ::)")
-        if scheme.lower() not in (*HTTP, *BUCKETS):
-            known = ", ".join(f"{each}://" for each in (*HTTP, *BUCKETS))
+        if scheme.lower() not in (*HTTP_SCHEMES, *BUCKET_SCHEMES):
+            known = ", ".join(f"{each}://" for each in (*HTTP_SCHEMES, *BUCKET_SCHEMES))
             raise DataError(f"data.source.root: {shown}://...: packs are not read from there (use {known} or a path)")
         try:
             self.parts.port  # noqa: B018 - raises for an invalid port or host
@@ -38,7 +38,7 @@ class Address:
             raise DataError(f"data.source.root: {shown}://...: is not a URL: {error} (correct it)") from None
 
     def __repr__(self) -> str:
-        return f"Address({self.shown})"
+        return f"Address({self.display_url})"
 
     @property
     def parts(self) -> SplitResult:
@@ -46,26 +46,26 @@ class Address:
         return urlsplit(self.url)
 
     @property
-    def name(self) -> str:
+    def file_name(self) -> str:
         """The last component of the path."""
         return self.parts.path.rstrip("/").rpartition("/")[2]
 
     @property
-    def shown(self) -> str:
+    def display_url(self) -> str:
         """The URL as printed."""
         return printable(public_url(self.url))
 
     @property
-    def place(self) -> str:
+    def url_path(self) -> str:
         """Scheme, host, port and path. Raise `ValueError` for an invalid port."""
-        return f"{origin_of(self.url)}{self.parts.path}"
+        return f"{url_origin(self.url)}{self.parts.path}"
 
-    def below(self, name: str) -> "Address":
-        """Return the URL of the file `name` in this folder."""
+    def join(self, name: str) -> "RemoteUrl":
+        """Return the URL of the file `file_name` in this folder."""
         path = f"{self.parts.path.rstrip('/')}/{name}"
-        return Address(self.parts._replace(path=path).geturl())
+        return RemoteUrl(self.parts._replace(path=path).geturl())
 
-    def beside(self, name: str) -> "Address":
-        """Return the URL of the file `name` in the folder of this file."""
+    def sibling(self, name: str) -> "RemoteUrl":
+        """Return the URL of the file `file_name` in the folder of this file."""
         path = self.parts.path.rstrip("/").rpartition("/")[0]
-        return Address(self.parts._replace(path=f"{path}/{name}").geturl())
+        return RemoteUrl(self.parts._replace(path=f"{path}/{name}").geturl())

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from paceline.core.urls import CREDENTIALS, origin_of
-from paceline.data.remote.transport import LastingError
+from paceline.core.urls import CREDENTIALS, url_origin
+from paceline.data.remote.transport import PermanentError
 
-_FORM: Final = f"separate by blanks URLs such as https://NAME:PASSWORD@HOST/PATH in {CREDENTIALS}"
+_FORMAT_HINT: Final = f"separate by blanks URLs such as https://NAME:PASSWORD@HOST/PATH in {CREDENTIALS}"
 
 
 # `PACELINE_URL_CREDENTIALS` holds URLs separated by blanks, with a user name and a password, a query, or both, such as
@@ -21,7 +21,7 @@ _FORM: Final = f"separate by blanks URLs such as https://NAME:PASSWORD@HOST/PATH
 # host and port, and to its path and everything below; the longest match wins. HTTPS passwords may also be in
 # `~/.netrc`, or in the file that `NETRC` names.
 @dataclass(frozen=True)
-class Credentials:
+class UrlCredentials:
     """The `Authorization` header and the query for a URL, each "" if there is none."""
 
     authorization: str = ""
@@ -31,32 +31,32 @@ class Credentials:
         return "Credentials()"
 
 
-def credentials_for(url: str, environ: Mapping[str, str] = os.environ) -> Credentials:
-    """Return the credentials for `url`. Raise `LastingError` if the environment's entries are invalid."""
+def find_credentials(url: str, environ: Mapping[str, str] = os.environ) -> UrlCredentials:
+    """Return the credentials for `url`. Raise `PermanentError` if the environment's entries are invalid."""
     wanted = urlsplit(url)
-    origin, best, longest = _origin(url), None, -1
+    origin, best, longest = _parse_origin(url), None, -1
     for number, entry in enumerate(environ.get(CREDENTIALS, "").split(), start=1):
         try:
-            parts, its_origin = urlsplit(entry), origin_of(entry)
+            parts, its_origin = urlsplit(entry), url_origin(entry)
         except ValueError:  # the message may contain a password
             parts, its_origin = urlsplit(""), ""
         if not parts.scheme or not parts.hostname or (parts.username is None and not parts.query):
-            raise LastingError(f"{CREDENTIALS}: entry {number} is not a URL with a password or a query", _FORM)
+            raise PermanentError(f"{CREDENTIALS}: entry {number} is not a URL with a password or a query", _FORMAT_HINT)
         if its_origin == origin and _is_below(wanted.path, parts.path) and len(parts.path) > longest:
             best, longest = parts, len(parts.path)
     if best is not None and best.username is not None:
-        return Credentials(basic(best), best.query)
-    return Credentials(_of_netrc(wanted, environ), best.query if best else "")
+        return UrlCredentials(build_basic_auth(best), best.query)
+    return UrlCredentials(_find_netrc_auth(wanted, environ), best.query if best else "")
 
 
-def basic(parts: SplitResult) -> str:
+def build_basic_auth(parts: SplitResult) -> str:
     """Return the basic authorization header for a URL's user name and password, "" without them."""
     if parts.username is None:
         return ""
-    return _basic(unquote(parts.username), unquote(parts.password or ""))
+    return _encode_basic_auth(unquote(parts.username), unquote(parts.password or ""))
 
 
-def _basic(name: str, password: str) -> str:
+def _encode_basic_auth(name: str, password: str) -> str:
     return f"Basic {base64.b64encode(f'{name}:{password}'.encode()).decode()}"
 
 
@@ -65,14 +65,14 @@ def _is_below(path: str, folder: str) -> bool:
     return path == folder or (path.startswith(f"{folder.rstrip('/')}/") and not {".", ".."} & {*components})
 
 
-def _origin(url: str) -> str:
+def _parse_origin(url: str) -> str:
     try:
-        return origin_of(url)
+        return url_origin(url)
     except ValueError as error:
-        raise LastingError(f"has no port: {error}", "correct data.source.root") from error
+        raise PermanentError(f"has no port: {error}", "correct data.source.root") from error
 
 
-def _of_netrc(parts: SplitResult, environ: Mapping[str, str]) -> str:
+def _find_netrc_auth(parts: SplitResult, environ: Mapping[str, str]) -> str:
     """Return the authorization header from netrc, "" if there is none."""
     # For HTTPS only, as a recipe may name a known host with http. The `default` entry would send a password to any
     # host that a recipe names.
@@ -85,8 +85,8 @@ def _of_netrc(parts: SplitResult, environ: Mapping[str, str]) -> str:
         return ""
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
-        raise LastingError(f"{file} cannot be read: {reason}", f"correct the file, or set {CREDENTIALS}") from error
+        raise PermanentError(f"{file} cannot be read: {reason}", f"correct the file, or set {CREDENTIALS}") from error
     except netrc.NetrcParseError as error:  # the message may contain a password
         fix = f"correct it near line {error.lineno}, or set {CREDENTIALS}"
-        raise LastingError(f"{file} cannot be parsed", fix) from None
-    return _basic(entry[0], entry[2] or "") if entry else ""
+        raise PermanentError(f"{file} cannot be parsed", fix) from None
+    return _encode_basic_auth(entry[0], entry[2] or "") if entry else ""

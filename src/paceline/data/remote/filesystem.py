@@ -3,56 +3,56 @@
 import threading
 from typing import Any
 
-from paceline.data.remote.address import Address
-from paceline.data.remote.transport import LastingError, PassingError, Piece
+from paceline.data.remote.address import RemoteUrl
+from paceline.data.remote.transport import ByteRange, PermanentError, TransientError
 
-_STALLED_S = 60.0
+_FSSPEC_TIMEOUT_S = 60.0
 
 
 # `fsspec` is imported on first use. Its event loop does not survive a fork, so each process opens its own file systems.
-class Filesystem:
+class FsspecTransport:
     """Read ranges through fsspec, with a timeout of `stalled_s` seconds if the file system is asynchronous."""
 
-    def __init__(self, stalled_s: float = _STALLED_S) -> None:
+    def __init__(self, stalled_s: float = _FSSPEC_TIMEOUT_S) -> None:
         self._stalled_s = stalled_s
         self._lock = threading.Lock()
-        self._opened: Any = None
+        self._filesystem: Any = None
         self._sizes: dict[str, int] = {}
 
-    def read(self, address: Address, start: int, stop: int) -> Piece:
+    def read(self, address: RemoteUrl, start: int, stop: int) -> ByteRange:
         """Return bytes [start, stop) of a file, fewer only at its end."""
-        system, path = self._system(address)
-        total = self._size_of(system, path)
+        system, path = self._open_filesystem(address)
+        total = self._get_size(system, path)
         if start >= total:
-            return Piece(b"", total)
+            return ByteRange(b"", total)
         data = self._call(system, "cat_file", path, start=start, end=min(stop, total))
         if len(data) != min(stop, total) - start:
-            raise PassingError(f"{len(data):,} of {min(stop, total) - start:,} bytes came")
-        return Piece(bytes(data), total)
+            raise TransientError(f"{len(data):,} of {min(stop, total) - start:,} bytes came")
+        return ByteRange(bytes(data), total)
 
     def close(self) -> None:
         """Drop references; fsspec closes the file systems."""
         with self._lock:
-            self._opened = None
+            self._filesystem = None
             self._sizes.clear()
 
-    def _system(self, address: Address) -> tuple[Any, str]:
-        fsspec = _fsspec()
+    def _open_filesystem(self, address: RemoteUrl) -> tuple[Any, str]:
+        fsspec = _import_fsspec()
         with self._lock:
             try:
-                if self._opened is None:
-                    self._opened, path = fsspec.core.url_to_fs(address.url, skip_instance_cache=True)
+                if self._filesystem is None:
+                    self._filesystem, path = fsspec.core.url_to_fs(address.url, skip_instance_cache=True)
                 else:
-                    path = self._opened._strip_protocol(address.url)
+                    path = self._filesystem._strip_protocol(address.url)
             except ImportError as error:
-                raise LastingError(
+                raise PermanentError(
                     f"needs a package that is missing: {error}", "install it with pip, for example s3fs for s3://"
                 ) from error
             except Exception as error:  # every file system has its own
-                raise LastingError(_line(error), "correct data.source.root") from error
-            return self._opened, path
+                raise PermanentError(_get_error_text(error), "correct data.source.root") from error
+            return self._filesystem, path
 
-    def _size_of(self, system: Any, path: str) -> int:
+    def _get_size(self, system: Any, path: str) -> int:
         if path not in self._sizes:
             self._sizes[path] = int(self._call(system, "info", path)["size"])
         return self._sizes[path]
@@ -65,20 +65,22 @@ class Filesystem:
                 return sync(system.loop, getattr(system, f"_{method}"), path, timeout=self._stalled_s, **options)
             return getattr(system, method)(path, **options)
         except FileNotFoundError as error:
-            raise LastingError("does not exist", "correct data.source.root") from error
+            raise PermanentError("does not exist", "correct data.source.root") from error
         except PermissionError as error:
-            raise LastingError(f"may not be read: {_line(error)}", "allow reading it, or give credentials") from error
+            raise PermanentError(
+                f"may not be read: {_get_error_text(error)}", "allow reading it, or give credentials"
+            ) from error
         except Exception as error:  # every file system has its own
-            raise PassingError(_line(error)) from error
+            raise TransientError(_get_error_text(error)) from error
 
 
-def _fsspec() -> Any:
+def _import_fsspec() -> Any:
     try:
         import fsspec.core
     except ImportError as error:
-        raise LastingError("needs fsspec", "pip install 'paceline[remote]'") from error
+        raise PermanentError("needs fsspec", "pip install 'paceline[remote]'") from error
     return fsspec
 
 
-def _line(error: Exception) -> str:
+def _get_error_text(error: Exception) -> str:
     return " ".join(str(error).split())[:200] or type(error).__name__

@@ -12,19 +12,19 @@ from urllib.parse import SplitResult, urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from paceline.core.urls import CREDENTIALS
-from paceline.data.remote.address import Address
-from paceline.data.remote.credentials import Credentials, basic, credentials_for
-from paceline.data.remote.transport import LastingError, PassingError, Piece
+from paceline.data.remote.address import RemoteUrl
+from paceline.data.remote.credentials import UrlCredentials, build_basic_auth, find_credentials
+from paceline.data.remote.transport import ByteRange, PermanentError, TransientError
 
-_STALLED_S = 30.0
-# Minimum rate over `_STALLED_S`; a piece of 8 MiB takes 14 minutes at this rate.
-_LEAST_BYTES_PER_S: Final = 10_000
-_MOST_REDIRECTIONS = 5
-_REDIRECTIONS = {301, 302, 303, 307, 308}
-_PASSING = {408, 425, 429, 500, 502, 503, 504}
-_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
-_NONE_THERE = re.compile(r"bytes \*/(\d+)")
-_FIXES = {
+_STALL_TIMEOUT_S = 30.0
+# Minimum rate over `_STALL_TIMEOUT_S`; a piece of 8 MiB takes 14 minutes at this rate.
+_MIN_BYTES_PER_S: Final = 10_000
+_MAX_REDIRECTS = 5
+_REDIRECT_STATUSES = {301, 302, 303, 307, 308}
+_TRANSIENT_STATUSES = {408, 425, 429, 500, 502, 503, 504}
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+_UNSATISFIED_RANGE = re.compile(r"bytes \*/(\d+)")
+_STATUS_FIXES = {
     401: f"set {CREDENTIALS}=https://NAME:PASSWORD@HOST/PATH, or write the host into ~/.netrc",
     403: f"allow reading it, or set {CREDENTIALS} to its signed URL",
     404: "correct data.source.root",
@@ -34,38 +34,41 @@ _FIXES = {
 
 # A response is used only if it says which bytes of how many it contains (RFC 9110, section 14). Proxies are those of
 # `urllib`. Redirects are followed, but not from HTTPS to HTTP, and credentials go only to the first server.
-class Http:
+class HttpTransport:
     """Read ranges over HTTP(S); it is an error if a server sends (nearly) nothing for `stalled_s` seconds."""
 
-    def __init__(self, stalled_s: float = _STALLED_S) -> None:
+    def __init__(self, stalled_s: float = _STALL_TIMEOUT_S) -> None:
         self._stalled_s = stalled_s
         self._idle: dict[tuple[str, str], list[HTTPConnection]] = {}
         self._is_closed = False
         self._tls: ssl.SSLContext | None = None
-        self._credentials: dict[str, Credentials] = {}
+        self._credentials: dict[str, UrlCredentials] = {}
         self._lock = threading.Lock()
         self._proxies = getproxies()
 
-    def read(self, address: Address, start: int, stop: int) -> Piece:
+    def read(self, address: RemoteUrl, start: int, stop: int) -> ByteRange:
         """Return bytes [start, stop) of a file, fewer only at its end."""
-        credentials = self._credentials_for(address)
+        credentials = self._get_credentials(address)
         url = address.parts._replace(query=credentials.query).geturl() if credentials.query else address.url
-        for _ in range(_MOST_REDIRECTIONS):
+        for _ in range(_MAX_REDIRECTS):
             parts = urlsplit(url)
             headers = {"Range": f"bytes={start}-{stop - 1}", "Accept-Encoding": "identity", "User-Agent": "paceline"}
-            is_same_server = (parts.scheme, _host(parts)) == (address.parts.scheme, _host(address.parts))
+            is_same_server = (parts.scheme, _get_host_and_port(parts)) == (
+                address.parts.scheme,
+                _get_host_and_port(address.parts),
+            )
             if credentials.authorization and is_same_server:
                 headers["Authorization"] = credentials.authorization
-            answer = self._ask(parts, headers, start, stop)
-            if isinstance(answer, Piece):
+            answer = self._request(parts, headers, start, stop)
+            if isinstance(answer, ByteRange):
                 return answer
             url = urljoin(url, answer)
             scheme = urlsplit(url).scheme
             if scheme not in ("http", "https"):
-                raise LastingError("redirects to a URL that is not http", "correct data.source.root")
+                raise PermanentError("redirects to a URL that is not http", "correct data.source.root")
             if parts.scheme == "https" and scheme == "http":
-                raise LastingError("redirects from https to http, which is not secure", "correct data.source.root")
-        raise LastingError(f"redirects more than {_MOST_REDIRECTIONS} times", "correct data.source.root")
+                raise PermanentError("redirects from https to http, which is not secure", "correct data.source.root")
+        raise PermanentError(f"redirects more than {_MAX_REDIRECTS} times", "correct data.source.root")
 
     def close(self) -> None:
         """Close idle connections now and busy ones when they are released."""
@@ -76,14 +79,14 @@ class Http:
         for connection in connections:
             connection.close()
 
-    def _credentials_for(self, address: Address) -> Credentials:
+    def _get_credentials(self, address: RemoteUrl) -> UrlCredentials:
         if address.url not in self._credentials:  # at most one entry per shard
-            self._credentials[address.url] = credentials_for(address.url)
+            self._credentials[address.url] = find_credentials(address.url)
         return self._credentials[address.url]
 
-    def _ask(self, parts: SplitResult, headers: dict[str, str], start: int, stop: int) -> Piece | str:
+    def _request(self, parts: SplitResult, headers: dict[str, str], start: int, stop: int) -> ByteRange | str:
         """Send a request; return the bytes, or the URL of a redirect."""
-        connection, is_used = self._connection(parts)
+        connection, is_used = self._acquire(parts)
         try:
             try:
                 response = self._send(connection, parts, headers)
@@ -91,73 +94,75 @@ class Http:
                 if not is_used:
                     raise
                 connection.close()  # the server has closed the idle connection; retry with a new one
-                connection = self._new(parts)
+                connection = self._connect(parts)
                 response = self._send(connection, parts, headers)
-            answer = _answer(response, start, stop)
+            answer = _read_response(response, start, stop)
         except ssl.SSLCertVerificationError as error:
             connection.close()
             fix = "have it signed, or name the file of its authority in SSL_CERT_FILE"
-            raise LastingError(f"the certificate of its server is not trusted: {error.verify_message}", fix) from error
+            raise PermanentError(
+                f"the certificate of its server is not trusted: {error.verify_message}", fix
+            ) from error
         except (HTTPException, OSError, ValueError) as error:
             connection.close()
-            raise PassingError(_reason(error, self._stalled_s)) from error
+            raise TransientError(_get_reason(error, self._stalled_s)) from error
         except BaseException:
             connection.close()  # it may still send the rest of the response
             raise
-        self._give_back(connection, parts, stays=response.isclosed() and not response.will_close)
+        self._release(connection, parts, stays=response.isclosed() and not response.will_close)
         return answer
 
-    def _give_back(self, connection: HTTPConnection, parts: SplitResult, *, stays: bool) -> None:
+    def _release(self, connection: HTTPConnection, parts: SplitResult, *, stays: bool) -> None:
         with self._lock:
             if stays and not self._is_closed:
-                self._idle.setdefault((parts.scheme, _host(parts)), []).append(connection)
+                self._idle.setdefault((parts.scheme, _get_host_and_port(parts)), []).append(connection)
                 return
         connection.close()
 
     def _send(self, connection: HTTPConnection, parts: SplitResult, headers: dict[str, str]) -> HTTPResponse:
         target = f"{parts.path or '/'}{'?' + parts.query if parts.query else ''}"
-        if parts.scheme == "http" and self._proxy(parts):
-            target = f"http://{_host(parts)}{target}"
-        connection.request("GET", target, headers={**headers, "Host": _host(parts)})
+        if parts.scheme == "http" and self._find_proxy(parts):
+            target = f"http://{_get_host_and_port(parts)}{target}"
+        connection.request("GET", target, headers={**headers, "Host": _get_host_and_port(parts)})
         return connection.getresponse()
 
-    def _connection(self, parts: SplitResult) -> tuple[HTTPConnection, bool]:
+    def _acquire(self, parts: SplitResult) -> tuple[HTTPConnection, bool]:
         """Return a connection, and whether it was used before."""
         with self._lock:
-            idle = self._idle.get((parts.scheme, _host(parts)))
+            idle = self._idle.get((parts.scheme, _get_host_and_port(parts)))
             if idle:
                 return idle.pop(), True
-        return self._new(parts), False
+        return self._connect(parts), False
 
-    def _new(self, parts: SplitResult) -> HTTPConnection:
-        proxy = self._proxy(parts)
+    def _connect(self, parts: SplitResult) -> HTTPConnection:
+        proxy = self._find_proxy(parts)
         target = proxy or parts
         try:
             host, port = target.hostname or "", target.port
         except ValueError as error:
-            raise LastingError(f"has no port: {error}", "correct data.source.root") from error
+            raise PermanentError(f"has no port: {error}", "correct data.source.root") from error
         if parts.scheme == "http":
             connection = HTTPConnection(host, port, timeout=self._stalled_s)
-            connection.response_class = self._response  # type: ignore[assignment]
+            connection.response_class = self._build_response  # type: ignore[assignment]
             return connection
-        connection = HTTPSConnection(host, port, timeout=self._stalled_s, context=self._trusted())
-        connection.response_class = self._response  # type: ignore[assignment]
+        connection = HTTPSConnection(host, port, timeout=self._stalled_s, context=self._get_tls_context())
+        connection.response_class = self._build_response  # type: ignore[assignment]
         if proxy:
-            authorization = basic(proxy)
+            authorization = build_basic_auth(proxy)
             connection.set_tunnel(
                 parts.hostname or "", parts.port or 443, {"Proxy-Authorization": authorization} if authorization else {}
             )
         return connection
 
-    def _response(self, sock: socket, *args: Any, **options: Any) -> HTTPResponse:
-        return HTTPResponse(_Paced(sock, self._stalled_s), *args, **options)  # type: ignore[arg-type]
+    def _build_response(self, sock: socket, *args: Any, **options: Any) -> HTTPResponse:
+        return HTTPResponse(_PacedReader(sock, self._stalled_s), *args, **options)  # type: ignore[arg-type]
 
-    def _trusted(self) -> ssl.SSLContext:
+    def _get_tls_context(self) -> ssl.SSLContext:
         with self._lock:
             self._tls = self._tls or ssl.create_default_context()
             return self._tls  # created once and only if needed: it takes 30 ms
 
-    def _proxy(self, parts: SplitResult) -> SplitResult | None:
+    def _find_proxy(self, parts: SplitResult) -> SplitResult | None:
         text = self._proxies.get(parts.scheme)
         if not text or proxy_bypass(parts.hostname or ""):
             return None
@@ -168,7 +173,7 @@ class _TooSlowError(OSError):
     """The server sends less than the minimum rate."""
 
 
-class _Paced(io.RawIOBase):
+class _PacedReader(io.RawIOBase):
     """Read from a connected socket and enforce a minimum rate; a socket timeout applies only to a single `recv`.
 
     It replaces the socket of one response, of which `http.client` calls only `makefile`.
@@ -196,7 +201,7 @@ class _Paced(io.RawIOBase):
         self._num_bytes += num_bytes
         passed_s = now_s - self._since_s
         if passed_s >= self._stalled_s:
-            if self._num_bytes < _LEAST_BYTES_PER_S * passed_s:
+            if self._num_bytes < _MIN_BYTES_PER_S * passed_s:
                 raise _TooSlowError(f"only {self._num_bytes:,} bytes came in {passed_s:.3g} s")
             self._num_bytes = 0
         return num_bytes
@@ -207,55 +212,55 @@ class _Paced(io.RawIOBase):
         super().close()
 
 
-def _answer(response: HTTPResponse, start: int, stop: int) -> Piece | str:
+def _read_response(response: HTTPResponse, start: int, stop: int) -> ByteRange | str:
     """Read a response for bytes [start, stop) to its end; return the bytes, or the URL of a redirect."""
     status, headers = response.status, response.headers
-    if status in _REDIRECTIONS and headers["Location"]:
+    if status in _REDIRECT_STATUSES and headers["Location"]:
         response.read(1 << 16)
         return str(headers["Location"])
-    if status in _PASSING:
+    if status in _TRANSIENT_STATUSES:
         pause = headers["Retry-After"] or ""
-        raise PassingError(f"{status} {response.reason}", float(pause) if pause.isdecimal() else 0.0)
+        raise TransientError(f"{status} {response.reason}", float(pause) if pause.isdecimal() else 0.0)
     if status == 416:
-        total = _NONE_THERE.fullmatch(headers["Content-Range"] or "")
-        return Piece(b"", int(total[1]) if total else start)
+        total = _UNSATISFIED_RANGE.fullmatch(headers["Content-Range"] or "")
+        return ByteRange(b"", int(total[1]) if total else start)
     if status not in (200, 206):
-        raise LastingError(f"{status} {response.reason}", _FIXES.get(status, "correct data.source.root"))
+        raise PermanentError(f"{status} {response.reason}", _STATUS_FIXES.get(status, "correct data.source.root"))
     if (headers["Content-Encoding"] or "identity") != "identity":
-        raise LastingError(
+        raise PermanentError(
             "is sent compressed, which was not requested", "configure the server to send it uncompressed"
         )
-    first, last, total_bytes = _range_of(response, start, stop)
+    first, last, total_bytes = _parse_content_range(response, start, stop)
     if first != start or last >= stop or (last < stop - 1 and last != total_bytes - 1):
-        raise PassingError(f"sent bytes {first}-{last} of {total_bytes}, not {start}-{stop - 1}")
+        raise TransientError(f"sent bytes {first}-{last} of {total_bytes}, not {start}-{stop - 1}")
     data = response.read(last - first + 1)
     if len(data) != last - first + 1:
-        raise PassingError(f"{len(data):,} of {last - first + 1:,} bytes came")
+        raise TransientError(f"{len(data):,} of {last - first + 1:,} bytes came")
     if response.read(1):  # reading to the end makes the connection reusable
-        raise PassingError(f"sent more than bytes {first}-{last}")
-    return Piece(data, total_bytes)
+        raise TransientError(f"sent more than bytes {first}-{last}")
+    return ByteRange(data, total_bytes)
 
 
-def _range_of(response: HTTPResponse, start: int, stop: int) -> tuple[int, int, int]:
+def _parse_content_range(response: HTTPResponse, start: int, stop: int) -> tuple[int, int, int]:
     """Return the first byte, the last byte and the size of the file, as the server declares them."""
     if response.status == 200:  # the whole file, which is correct if the range covers it
         length = response.headers["Content-Length"] or ""
         if start == 0 and length.isdecimal() and int(length) <= stop:
             return 0, int(length) - 1, int(length)
-        raise LastingError(
+        raise PermanentError(
             "is sent whole instead of the requested range (200 instead of 206)", "use a server that serves ranges"
         )
-    content_range = _RANGE.fullmatch((response.headers["Content-Range"] or "").strip())
+    content_range = _CONTENT_RANGE.fullmatch((response.headers["Content-Range"] or "").strip())
     if not content_range:
-        raise LastingError("is sent without a valid Content-Range", "use a server that serves ranges")
+        raise PermanentError("is sent without a valid Content-Range", "use a server that serves ranges")
     return int(content_range[1]), int(content_range[2]), int(content_range[3])
 
 
-def _host(parts: SplitResult) -> str:
+def _get_host_and_port(parts: SplitResult) -> str:
     return parts.netloc.rpartition("@")[2]
 
 
-def _reason(error: Exception, stalled_s: float) -> str:
+def _get_reason(error: Exception, stalled_s: float) -> str:
     match error:
         case _TooSlowError():
             return str(error)

@@ -12,46 +12,46 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.data.lease import Lease
+from paceline.data.lease import FileLock
 from paceline.data.pack.shards import LocalShards, ShardFile
-from paceline.data.remote.address import Address
-from paceline.data.remote.cache import Cache
-from paceline.data.remote.fetching import PIECE_BYTES, Fetcher, Outcome
-from paceline.data.remote.keeper import Keeper
-from paceline.data.remote.patience import Patience
+from paceline.data.remote.address import RemoteUrl
+from paceline.data.remote.cache import ShardCache
+from paceline.data.remote.fetching import PIECE_BYTES, Fetcher, FetchOutcome
+from paceline.data.remote.keeper import ShardPrefetcher
+from paceline.data.remote.patience import RetryPolicy
 from paceline.data.remote.transport import Transport
 
 
 @dataclass(frozen=True, eq=False)
-class _Process:
+class _ProcessState:
     """Threads, locks and connections of one process, none of which survives a fork."""
 
     fetcher: Fetcher
-    keeper: Keeper
-    lease: Lease
+    prefetcher: ShardPrefetcher
+    lock: FileLock
     pid: int
 
     def close(self) -> None:
         """Release all without waiting for downloads; no-op in a forked child."""
         if self.pid != os.getpid():
             return
-        self.fetcher.stops.set()
-        self.keeper.end()
+        self.fetcher.stop.set()
+        self.prefetcher.stop()
         self.fetcher.transport.close()
-        self.lease.close()
+        self.lock.close()
 
 
 # No reference to `RemoteShards`, so that the threads do not keep it from being garbage-collected.
 @dataclass(frozen=True, eq=False)
-class _Keep:
-    addresses: tuple[Address, ...]
+class _ShardFetcher:
+    addresses: tuple[RemoteUrl, ...]
     files: tuple[ShardFile, ...]
-    cache: Cache
+    cache: ShardCache
     folder: Path
 
-    def __call__(self, fetcher: Fetcher, shard: int, *, wait: bool) -> Outcome:
+    def __call__(self, fetcher: Fetcher, shard: int, *, wait: bool) -> FetchOutcome:
         file = self.files[shard]
-        return fetcher.keep(self.addresses[shard], file, self.folder / file.name, self.cache, wait=wait)
+        return fetcher.fetch_shard(self.addresses[shard], file, self.folder / file.name, self.cache, wait=wait)
 
 
 # Reading a sample by range also requests its shard, so that training starts immediately. The caller verifies samples
@@ -63,53 +63,53 @@ class RemoteShards:
     Threads can share it; a forked process creates its own connections, and unpickling opens new ones.
     """
 
-    addresses: tuple[Address, ...]
+    addresses: tuple[RemoteUrl, ...]
     files: tuple[ShardFile, ...]
-    cache: Cache
+    cache: ShardCache
     digest: str
     connect: Callable[[], Transport]
-    patience: Patience
-    _kept: set[int] = field(default_factory=set, init=False, repr=False)
-    _processes: dict[int, _Process] = field(default_factory=dict, init=False, repr=False)
+    retry: RetryPolicy
+    _cached: set[int] = field(default_factory=set, init=False, repr=False)
+    _processes: dict[int, _ProcessState] = field(default_factory=dict, init=False, repr=False)
     _local: LocalShards = field(init=False, repr=False)
-    _keep: _Keep = field(init=False, repr=False)
+    _fetch_shard: _ShardFetcher = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        folder = self.cache.shards_of(self.digest)
+        folder = self.cache.get_shard_folder(self.digest)
         object.__setattr__(self, "_local", LocalShards(folder, self.files))
-        object.__setattr__(self, "_keep", _Keep(self.addresses, self.files, self.cache, folder))
+        object.__setattr__(self, "_keep", _ShardFetcher(self.addresses, self.files, self.cache, folder))
 
     def __len__(self) -> int:
         return len(self.files)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return RemoteShards, (self.addresses, self.files, self.cache, self.digest, self.connect, self.patience)
+        return RemoteShards, (self.addresses, self.files, self.cache, self.digest, self.connect, self.retry)
 
-    def held(self) -> Self:
+    def acquire_lock(self) -> Self:
         """Lock the pack's cache against eviction and return this object."""
-        self._here()
+        self._get_process_state()
         return self
 
     def read(self, shard: int, offset: int, length: int) -> bytes:
         """Return `length` bytes of a shard. Raise `DataError` naming the URL."""
-        if self._is_kept(shard):
+        if self._is_cached(shard):
             return self._local.read(shard, offset, length)
-        state = self._here()
-        state.keeper.want(shard)
+        state = self._get_process_state()
+        state.prefetcher.request(shard)
         file = self.files[shard]
         return state.fetcher.read(self.addresses[shard], offset, offset + length, file.num_bytes)
 
     def memory(self, shard: int) -> memoryview | None:
         """Return a shard's file as mapped memory, or None if it is not cached yet; then request it."""
-        if self._is_kept(shard):
+        if self._is_cached(shard):
             return self._local.memory(shard)
-        self._here().keeper.want(shard)
+        self._get_process_state().prefetcher.request(shard)
         return None
 
     def array(self, shard: int, offset: int, length: int) -> NDArray[np.uint8]:
         """Return bytes of a shard as writable uint8 [length], after waiting for its download; mapped if cached."""
-        state = self._here()
-        if self._is_kept(shard) or self._keep(state.fetcher, shard, wait=True) == "kept":
+        state = self._get_process_state()
+        if self._is_cached(shard) or self._fetch_shard(state.fetcher, shard, wait=True) == "kept":
             return self._local.array(shard, offset, length)
         pixels = np.empty(length, dtype=np.uint8)
         for start in range(0, length, PIECE_BYTES):
@@ -117,15 +117,15 @@ class RemoteShards:
             pixels[start:stop] = np.frombuffer(self.read(shard, offset + start, stop - start), dtype=np.uint8)
         return pixels
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         """Wait until every requested shard is cached or has failed."""
-        self._here().keeper.settle()
+        self._get_process_state().prefetcher.wait()
 
     def prefetch(self, shards: Iterable[int]) -> None:
         """Request `shards` in this order without waiting. Raise `DataError` for one that was damaged before."""
         for shard in shards:
-            if not self._is_kept(shard):
-                self._here().keeper.want(shard)
+            if not self._is_cached(shard):
+                self._get_process_state().prefetcher.request(shard)
 
     def close(self) -> None:
         """Stop downloads, and release connections, descriptors, maps and the lock."""
@@ -134,24 +134,24 @@ class RemoteShards:
             process.close()
         self._local.close()
 
-    def _is_kept(self, shard: int) -> bool:
-        if shard in self._kept:
+    def _is_cached(self, shard: int) -> bool:
+        if shard in self._cached:
             return True
         path = self._local.folder / self.files[shard].name
         if not path.exists():
             return False
-        self._here()  # takes the lock against eviction
+        self._get_process_state()  # takes the lock against eviction
         with contextlib.suppress(OSError):
             os.utime(path)  # for LRU eviction
-        self._kept.add(shard)
+        self._cached.add(shard)
         return True
 
-    def _here(self) -> _Process:
+    def _get_process_state(self) -> _ProcessState:
         process = self._processes.get(os.getpid())  # by pid: a forked process must not use its parent's state
         if process is None:
-            fetcher = Fetcher(self.connect(), self.patience)
-            keeper = Keeper(partial(self._keep, fetcher, wait=False))
-            made = _Process(fetcher, keeper, self.cache.use(self.digest), os.getpid())
+            fetcher = Fetcher(self.connect(), self.retry)
+            keeper = ShardPrefetcher(partial(self._fetch_shard, fetcher, wait=False))
+            made = _ProcessState(fetcher, keeper, self.cache.acquire(self.digest), os.getpid())
             process = self._processes.setdefault(os.getpid(), made)
             if process is made:
                 weakref.finalize(self, made.close)

@@ -3,26 +3,26 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from paceline.data.remote.address import Address
+from paceline.data.remote.address import RemoteUrl
 
 
 @dataclass(frozen=True)
-class Piece:
+class ByteRange:
     """Bytes of a file, and the size of the file."""
 
     data: bytes
     total: int
 
 
-class PassingError(Exception):
-    """A temporary error; `pause_s` is the pause that the server requests before a retry, in seconds."""
+class TransientError(Exception):
+    """A temporary error; `retry_after_s` is the pause that the server requests before a retry, in seconds."""
 
     def __init__(self, reason: str, pause_s: float = 0.0) -> None:
         super().__init__(reason)
-        self.pause_s = pause_s
+        self.retry_after_s = pause_s
 
 
-class LastingError(Exception):
+class PermanentError(Exception):
     """A permanent error, with its fix."""
 
     def __init__(self, reason: str, fix: str) -> None:
@@ -33,8 +33,8 @@ class LastingError(Exception):
 class Transport(Protocol):
     """Read byte ranges of files. Threads can share it; forked processes cannot."""
 
-    def read(self, address: Address, start: int, stop: int) -> Piece:
-        """Return bytes [start, stop) of a file, fewer only at its end. Raise `PassingError` or `LastingError`."""
+    def read(self, address: RemoteUrl, start: int, stop: int) -> ByteRange:
+        """Return bytes [start, stop) of a file, fewer only at its end. Raise `TransientError` or `PermanentError`."""
         ...
 
     def close(self) -> None:

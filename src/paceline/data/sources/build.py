@@ -3,14 +3,14 @@
 from typing import assert_never
 
 from paceline.core.dataset import Datasets, Source
-from paceline.data.sources.cifar import load_cifar, load_validation_cifar
+from paceline.data.sources.cifar import load_cifar, load_cifar_validation
 from paceline.data.sources.digits import load_digits
 from paceline.data.sources.fashion_mnist import load_fashion_mnist
-from paceline.data.sources.folder import load_folder, load_validation_folder
+from paceline.data.sources.folder import load_folder, load_folder_validation
 from paceline.data.sources.huggingface import load_huggingface
 from paceline.data.sources.lmdb import load_lmdb
 from paceline.data.sources.manifest import load_manifest
-from paceline.data.sources.own import load_own, load_own_validation
+from paceline.data.sources.own import load_plugin_source, load_plugin_validation
 from paceline.data.sources.pack import load_pack
 from paceline.data.sources.synthetic import load_synthetic
 from paceline.data.sources.webdataset import load_webdataset
@@ -53,9 +53,9 @@ def build_datasets(section: SourceSection, *, may_download: bool, skip_bad: bool
         case Manifest():
             return load_manifest(section, skip_bad=skip_bad)
         case Pack() | Lmdb() | WebDataset() | HuggingFace():
-            return _build_packed(section)
+            return _build_container(section)
         case OwnSource():
-            return load_own(section, skip_bad=skip_bad)
+            return load_plugin_source(section, skip_bad=skip_bad)
     assert_never(section)
 
 
@@ -67,16 +67,16 @@ def build_validation(section: SourceSection, *, skip_bad: bool = False) -> Sourc
     """
     match section:
         case Cifar10() | Cifar100():
-            return load_validation_cifar(section)
+            return load_cifar_validation(section)
         case Folder():
-            return load_validation_folder(section, skip_bad=skip_bad)
+            return load_folder_validation(section, skip_bad=skip_bad)
         case OwnSource():
-            return load_own_validation(section, skip_bad=skip_bad)
+            return load_plugin_validation(section, skip_bad=skip_bad)
         case _:
             return build_datasets(section, may_download=False, skip_bad=skip_bad).val
 
 
-def _build_packed(section: Pack | Lmdb | WebDataset | HuggingFace) -> Datasets:
+def _build_container(section: Pack | Lmdb | WebDataset | HuggingFace) -> Datasets:
     match section:
         case Pack():
             return load_pack(section)

@@ -10,19 +10,19 @@ from numpy.typing import NDArray
 from paceline.core.dataset import ArraySource, DatasetInfo, Datasets, Split
 from paceline.core.errors import DataError
 from paceline.data.decode import decode
-from paceline.data.sources.cifar_batches import Pixels, read_batch, read_class_names
-from paceline.data.sources.class_tree import scan_classes
+from paceline.data.sources.cifar_batches import PixelArray, read_cifar_batch, read_cifar_class_names
+from paceline.data.sources.class_tree import scan_class_folders
 from paceline.data.sources.download import download_cifar
-from paceline.data.sources.encoded import EncodedSource, files_info
-from paceline.data.sources.places import expanded, is_file, is_folder, printable
+from paceline.data.sources.encoded import ImageFileSource, build_files_info
+from paceline.data.sources.places import expand_path, is_file, is_folder, printable
 from paceline.recipe.schema.source import Cifar10, Cifar100
 
-_SIZE = (32, 32)
-_FOLDERS: tuple[tuple[str, Split], ...] = (("train", "train"), ("test", "val"))
+_IMAGE_SIZE = (32, 32)
+_SPLIT_FOLDERS: tuple[tuple[str, Split], ...] = (("train", "train"), ("test", "val"))
 
 
 @dataclass(frozen=True)
-class _Edition:
+class _CifarVariant:
     name: Literal["cifar10", "cifar100"]
     title: str
     num_classes: int
@@ -37,7 +37,7 @@ class _Edition:
     std: tuple[float, float, float]
 
 
-_CIFAR10 = _Edition(
+_CIFAR10 = _CifarVariant(
     name="cifar10",
     title="CIFAR-10",
     num_classes=10,
@@ -50,7 +50,7 @@ _CIFAR10 = _Edition(
     mean=(0.4914, 0.4822, 0.4465),
     std=(0.2470, 0.2435, 0.2616),
 )
-_CIFAR100 = _Edition(
+_CIFAR100 = _CifarVariant(
     name="cifar100",
     title="CIFAR-100",
     num_classes=100,
@@ -71,25 +71,27 @@ def load_cifar(section: Cifar10 | Cifar100, *, may_download: bool) -> Datasets:
     `root` holds the authors' files, their folder, or `train/` and `test/` class folders (PNG, JPEG, ...). Raise
     `DataError` if neither is present or a file is malformed.
     """
-    folder, edition = _place(section, may_download=may_download)
-    return _read_folders(folder, edition) if is_folder(folder / "train") else _read_batches(folder, edition)
+    folder, edition = _find_or_download(section, may_download=may_download)
+    return _load_class_folders(folder, edition) if is_folder(folder / "train") else _load_batches(folder, edition)
 
 
-def load_validation_cifar(section: Cifar10 | Cifar100) -> ArraySource:
+def load_cifar_validation(section: Cifar10 | Cifar100) -> ArraySource:
     """Load only the validation split, a sixth of the data."""
-    folder, edition = _place(section, may_download=False)
+    folder, edition = _find_or_download(section, may_download=False)
     if is_folder(folder / "train"):
-        return _decode_all(folder / "test", "val", edition)
-    return _source(edition, "val", _names(folder, edition), *_read(folder, edition, edition.test_file))
+        return _decode_class_folders(folder / "test", "val", edition)
+    return _build_cifar_source(
+        edition, "val", _load_class_names(folder, edition), *_load_batch(folder, edition, edition.test_file)
+    )
 
 
-def _place(section: Cifar10 | Cifar100, *, may_download: bool) -> tuple[Path, _Edition]:
+def _find_or_download(section: Cifar10 | Cifar100, *, may_download: bool) -> tuple[Path, _CifarVariant]:
     edition = _CIFAR10 if isinstance(section, Cifar10) else _CIFAR100
-    root = expanded(section.root)
-    folder = _find(root, edition)
+    root = expand_path(section.root)
+    folder = _find_cifar_folder(root, edition)
     if folder is None and section.download and may_download:
         download_cifar(root, edition.name, (*edition.train_files, edition.test_file, edition.meta_file))
-        folder = _find(root, edition)
+        folder = _find_cifar_folder(root, edition)
     if folder is None:
         fix = "" if section.download else ", or data.source.download=true"
         raise DataError(
@@ -99,31 +101,33 @@ def _place(section: Cifar10 | Cifar100, *, may_download: bool) -> tuple[Path, _E
     return folder, edition
 
 
-def _find(root: Path, edition: _Edition) -> Path | None:
+def _find_cifar_folder(root: Path, edition: _CifarVariant) -> Path | None:
     for folder in (root / edition.folder, root):
         if is_file(folder / edition.train_files[0]):
             return folder
     return root if is_folder(root / "train") and is_folder(root / "test") else None
 
 
-def _read_batches(folder: Path, edition: _Edition) -> Datasets:
-    names = _names(folder, edition)
-    batches = [_read(folder, edition, name) for name in edition.train_files]
+def _load_batches(folder: Path, edition: _CifarVariant) -> Datasets:
+    names = _load_class_names(folder, edition)
+    batches = [_load_batch(folder, edition, name) for name in edition.train_files]
     train = np.concatenate([images for images, _ in batches]), np.concatenate([labels for _, labels in batches])
-    val = _read(folder, edition, edition.test_file)
-    return Datasets(_source(edition, "train", names, *train), _source(edition, "val", names, *val))
+    val = _load_batch(folder, edition, edition.test_file)
+    return Datasets(
+        _build_cifar_source(edition, "train", names, *train), _build_cifar_source(edition, "val", names, *val)
+    )
 
 
-def _names(folder: Path, edition: _Edition) -> tuple[str, ...]:
-    return read_class_names(folder / edition.meta_file, key=edition.names_key, num_classes=edition.num_classes)
+def _load_class_names(folder: Path, edition: _CifarVariant) -> tuple[str, ...]:
+    return read_cifar_class_names(folder / edition.meta_file, key=edition.names_key, num_classes=edition.num_classes)
 
 
-def _read(folder: Path, edition: _Edition, name: str) -> tuple[Pixels, NDArray[np.int64]]:
-    return read_batch(folder / name, labels_key=edition.labels_key, num_classes=edition.num_classes)
+def _load_batch(folder: Path, edition: _CifarVariant, name: str) -> tuple[PixelArray, NDArray[np.int64]]:
+    return read_cifar_batch(folder / name, labels_key=edition.labels_key, num_classes=edition.num_classes)
 
 
-def _read_folders(root: Path, edition: _Edition) -> Datasets:
-    train, val = (_decode_all(root / name, split, edition) for name, split in _FOLDERS)
+def _load_class_folders(root: Path, edition: _CifarVariant) -> Datasets:
+    train, val = (_decode_class_folders(root / name, split, edition) for name, split in _SPLIT_FOLDERS)
     different = set(train.info.class_names) ^ set(val.info.class_names)
     if different:
         raise DataError(
@@ -132,31 +136,31 @@ def _read_folders(root: Path, edition: _Edition) -> Datasets:
     return Datasets(train, val)
 
 
-def _decode_all(root: Path, split: Split, edition: _Edition) -> ArraySource:
-    tree = scan_classes(root, setting="data.source.root")
+def _decode_class_folders(root: Path, split: Split, edition: _CifarVariant) -> ArraySource:
+    tree = scan_class_folders(root, setting="data.source.root")
     if len(tree.class_names) != edition.num_classes:
         raise DataError(
             f"data.source.root: {printable(root)} has {len(tree.class_names)} class folders, but {edition.title} has "
             f"{edition.num_classes} classes (use data.source.name=folder for other images)"
         )
     names = tuple(printable(name) for name in tree.class_names)
-    info = files_info(edition.name, split, len(tree.paths), names, 3)
-    files = EncodedSource.pack(info, str(tree.root), tree.paths, tree.labels)
-    images = np.empty((len(files), *_SIZE, 3), dtype=np.uint8)
+    info = build_files_info(edition.name, split, len(tree.paths), names, 3)
+    files = ImageFileSource.from_paths(info, str(tree.root), tree.paths, tree.labels)
+    images = np.empty((len(files), *_IMAGE_SIZE, 3), dtype=np.uint8)
     for index in range(len(files)):
         image = decode(files.read_bytes(index), channels=3, name=files.name_of(index))
-        if image.size != _SIZE:
+        if image.size != _IMAGE_SIZE:
             width, height = image.size
             raise DataError(f"{files.name_of(index)}: is {width}x{height}, not 32x32 (use data.source.name=folder)")
         images[index] = np.asarray(image)
-    return _source(edition, split, names, images, tree.labels.astype(np.int64), tree.notes)
+    return _build_cifar_source(edition, split, names, images, tree.labels.astype(np.int64), tree.notes)
 
 
-def _source(
-    edition: _Edition,
+def _build_cifar_source(
+    edition: _CifarVariant,
     split: Split,
     names: tuple[str, ...],
-    images: Pixels,
+    images: PixelArray,
     labels: NDArray[np.int64],
     notes: tuple[str, ...] = (),
 ) -> ArraySource:
@@ -166,7 +170,7 @@ def _source(
         num_images=len(labels),
         class_names=names,
         channels=3,
-        image_size=_SIZE,
+        image_size=_IMAGE_SIZE,
         mean=edition.mean,
         std=edition.std,
         notes=notes,

@@ -9,20 +9,22 @@ from numpy.typing import NDArray
 
 from paceline.core.errors import DataError
 from paceline.data.sources.places import printable
-from paceline.data.sources.restricted_pickle import RefusedPickleError, load_restricted
+from paceline.data.sources.restricted_pickle import RefusedPickleError, load_restricted_pickle
 
-Pixels = NDArray[np.uint8]
-_ALLOWED = "a CIFAR file may hold only text, numbers and arrays of uint8 (remove it and fetch the data set again)"
+PixelArray = NDArray[np.uint8]
+_ALLOWED_CONTENT = (
+    "a CIFAR file may hold only text, numbers and arrays of uint8 (remove it and fetch the data set again)"
+)
 
 
 # The files are pickles that numpy 1 and Python 2 wrote. The names that a pickled array refers to map to stand-ins that
 # accept only uint8 bytes, so that an untrusted file cannot run code or pass sizes to C code.
-def read_batch(path: Path, *, labels_key: str, num_classes: int) -> tuple[Pixels, NDArray[np.int64]]:
+def read_cifar_batch(path: Path, *, labels_key: str, num_classes: int) -> tuple[PixelArray, NDArray[np.int64]]:
     """Return (uint8 images [N, 32, 32, 3], int64 labels [N]) of one batch file. Raise `DataError` naming the file."""
-    entry = _read(path)
+    entry = _read_cifar_dict(path)
     array, labels = entry.get("data"), entry.get(labels_key)
-    if not isinstance(array, _Array) or array.pixels is None or array.pixels.shape[1:] != (3072,):
-        raise DataError(f"{printable(path)}: its 'data' is not uint8 [N, 3072]; {_ALLOWED}")
+    if not isinstance(array, _ArrayStandIn) or array.pixels is None or array.pixels.shape[1:] != (3072,):
+        raise DataError(f"{printable(path)}: its 'data' is not uint8 [N, 3072]; {_ALLOWED_CONTENT}")
     if (
         not isinstance(labels, list)
         or len(labels) != len(array.pixels)
@@ -36,30 +38,32 @@ def read_batch(path: Path, *, labels_key: str, num_classes: int) -> tuple[Pixels
     return np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), np.array(labels, dtype=np.int64)
 
 
-def read_class_names(path: Path, *, key: str, num_classes: int) -> tuple[str, ...]:
+def read_cifar_class_names(path: Path, *, key: str, num_classes: int) -> tuple[str, ...]:
     """Return the class names in a `meta` file. Raise `DataError` naming the file."""
-    names = _read(path).get(key)
+    names = _read_cifar_dict(path).get(key)
     if not isinstance(names, list) or len(names) != num_classes or not all(isinstance(name, str) for name in names):
-        raise DataError(f"{printable(path)}: its '{key}' is not a list of {num_classes} names; {_ALLOWED}")
+        raise DataError(f"{printable(path)}: its '{key}' is not a list of {num_classes} names; {_ALLOWED_CONTENT}")
     return tuple(names)
 
 
-def _read(path: Path) -> dict[object, object]:
-    entry = load_restricted(path, admitted=_array_names(), allowed=_ALLOWED, encoding="latin1")
+def _read_cifar_dict(path: Path) -> dict[object, object]:
+    entry = load_restricted_pickle(
+        path, allowed_globals=_build_array_globals(), hint=_ALLOWED_CONTENT, encoding="latin1"
+    )
     if not isinstance(entry, dict):
-        raise DataError(f"{printable(path)}: holds a {type(entry).__name__}, not a dict; {_ALLOWED}")
+        raise DataError(f"{printable(path)}: holds a {type(entry).__name__}, not a dict; {_ALLOWED_CONTENT}")
     return entry
 
 
-def _array_names() -> dict[str, object]:
+def _build_array_globals() -> dict[str, object]:
     # New objects per file, as a pickle can modify what it gets.
-    def reconstruct(array_type: object, shape: object, typecode: object) -> _Array:
-        return _Array()
+    def reconstruct(array_type: object, shape: object, typecode: object) -> _ArrayStandIn:
+        return _ArrayStandIn()
 
-    def dtype(code: object, align: object, copy: object) -> _Dtype:
+    def dtype(code: object, align: object, copy: object) -> _DtypeStandIn:
         if code != "u1":
             raise RefusedPickleError(f"holds an array of {code!r}")
-        return _Dtype()
+        return _DtypeStandIn()
 
     def encode(text: str, encoding: str) -> bytes:
         if encoding != "latin1":
@@ -75,7 +79,7 @@ def _array_names() -> dict[str, object]:
     }
 
 
-class _Dtype:
+class _DtypeStandIn:
     """Stand-in for `numpy.dtype('u1')`."""
 
     def __setstate__(self, state: object) -> None:
@@ -83,14 +87,14 @@ class _Dtype:
 
 
 @dataclass
-class _Array:
+class _ArrayStandIn:
     """Stand-in for a uint8 `numpy.ndarray`; `pixels` is None until `__setstate__`."""
 
-    pixels: Pixels | None = None
+    pixels: PixelArray | None = None
 
     def __setstate__(self, state: tuple[int, tuple[int, ...], object, bool, bytes | str]) -> None:
         _, shape, dtype, is_fortran, content = state
         raw = content.encode("latin1") if isinstance(content, str) else content  # Python 2 had one type for both
-        if not isinstance(dtype, _Dtype) or not isinstance(raw, bytes) or len(raw) != math.prod(shape):
+        if not isinstance(dtype, _DtypeStandIn) or not isinstance(raw, bytes) or len(raw) != math.prod(shape):
             raise RefusedPickleError(f"holds an array of shape {shape} whose content does not fit")
         self.pixels = np.frombuffer(raw, dtype=np.uint8).reshape(shape, order="F" if is_fortran else "C")

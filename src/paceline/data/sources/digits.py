@@ -4,12 +4,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.dataset import ArraySource, DatasetInfo, Datasets, Split
-from paceline.data.sources.split import held_out
+from paceline.data.sources.split import select_validation
 
 # Measured on the training split:
 # python -c "from paceline.data.sources.digits import *; x = load_digits().train.images / 255; print(x.mean(), x.std())"
-_MEAN, _STD = (0.3047,), (0.3756,)
-_SPLIT_SEED = 0
+_DIGITS_MEAN, _DIGITS_STD = (0.3047,), (0.3756,)
+_DIGITS_SPLIT_SEED = 0
 
 
 def load_digits() -> Datasets:
@@ -20,11 +20,13 @@ def load_digits() -> Datasets:
     images = np.rint(digits.images * (255 / 16)).astype(np.uint8)[..., None]
     labels = digits.target.astype(np.int64)
     names = (f"{label}/{position}".encode() for position, label in enumerate(labels))
-    val = held_out(labels, names, fraction=0.2, seed=_SPLIT_SEED)
-    return Datasets(_source("train", images[~val], labels[~val]), _source("val", images[val], labels[val]))
+    val = select_validation(labels, names, fraction=0.2, seed=_DIGITS_SPLIT_SEED)
+    return Datasets(
+        _build_digits_split("train", images[~val], labels[~val]), _build_digits_split("val", images[val], labels[val])
+    )
 
 
-def _source(split: Split, images: NDArray[np.uint8], labels: NDArray[np.int64]) -> ArraySource:
+def _build_digits_split(split: Split, images: NDArray[np.uint8], labels: NDArray[np.int64]) -> ArraySource:
     info = DatasetInfo(
         name="digits",
         split=split,
@@ -32,7 +34,7 @@ def _source(split: Split, images: NDArray[np.uint8], labels: NDArray[np.int64]) 
         class_names=tuple("0123456789"),
         channels=1,
         image_size=(8, 8),
-        mean=_MEAN,
-        std=_STD,
+        mean=_DIGITS_MEAN,
+        std=_DIGITS_STD,
     )
     return ArraySource(info, images, labels)

@@ -15,7 +15,7 @@ from paceline.core.errors import DataError
 from paceline.core.files import open_to_write
 from paceline.data.sources.places import printable
 
-_STALLED_S = 60.0
+_TIMEOUT_S = 60.0
 # Limit for all bytes of an archive, including files that are skipped; CIFAR's archives have 186 MB.
 MAX_UNPACKED_BYTES = 512 * 2**20
 # Limit for the entries of an archive; CIFAR's have 9.
@@ -27,16 +27,16 @@ def download_cifar(root: Path, edition: Literal["cifar10", "cifar100"], files: S
 
     Raise `DataError` naming `root` and the reason on failure.
     """
-    with _fetching(root, {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}[edition]) as scratch:
+    with _download_folder(root, {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}[edition]) as scratch:
         from torchvision.datasets import CIFAR10, CIFAR100
         from torchvision.datasets.utils import download_url
 
         # torchvision's constructor would call `extractall` and unpickle the result; extract only known names instead.
         archive = {"cifar10": CIFAR10, "cifar100": CIFAR100}[edition]
         download_url(archive.url, scratch, archive.filename, archive.tgz_md5)
-        unpack(scratch / archive.filename, archive.base_folder, files, scratch)
+        extract_files(scratch / archive.filename, archive.base_folder, files, scratch)
         # The first file comes last: its presence shows that all are complete.
-        _move([scratch / name for name in reversed(files)], root / archive.base_folder)
+        _move_files([scratch / name for name in reversed(files)], root / archive.base_folder)
 
 
 def download_fashion_mnist(root: Path) -> None:
@@ -44,24 +44,24 @@ def download_fashion_mnist(root: Path) -> None:
 
     Raise `DataError` naming `root` and the reason on failure.
     """
-    with _fetching(root, "Fashion-MNIST") as scratch:
+    with _download_folder(root, "Fashion-MNIST") as scratch:
         from torchvision.datasets import FashionMNIST
         from torchvision.datasets.utils import download_url
 
         # torchvision's own download would decompress the files without a size limit.
         for name, md5 in FashionMNIST.resources:
             download_url(f"{FashionMNIST.mirrors[0]}{name}", scratch, name, md5)
-        _move([scratch / name for name, _ in FashionMNIST.resources], root / "FashionMNIST" / "raw")
+        _move_files([scratch / name for name, _ in FashionMNIST.resources], root / "FashionMNIST" / "raw")
 
 
-def unpack(archive: Path, folder: str, files: Sequence[str], into: Path) -> None:
+def extract_files(archive: Path, folder: str, files: Sequence[str], into: Path) -> None:
     """Extract the members `files` of `folder` in a gzipped tar to the folder `into`.
 
     Raise `DataError` if the archive has more than `MAX_MEMBERS` entries or `MAX_UNPACKED_BYTES` bytes.
     """
     with (
         gzip.open(archive) as stream,
-        tarfile.open(fileobj=_Limited(stream, archive), mode="r|") as tar,  # type: ignore[call-overload]
+        tarfile.open(fileobj=_SizeLimitedReader(stream, archive), mode="r|") as tar,  # type: ignore[call-overload]
     ):
         for number, member in enumerate(tar, start=1):
             if number > MAX_MEMBERS:
@@ -74,7 +74,7 @@ def unpack(archive: Path, folder: str, files: Sequence[str], into: Path) -> None
                     shutil.copyfileobj(content, unpacked)
 
 
-class _Limited:
+class _SizeLimitedReader:
     """Read a stream up to `MAX_UNPACKED_BYTES`, whatever sizes the tar headers claim."""
 
     def __init__(self, stream: gzip.GzipFile, archive: Path) -> None:
@@ -94,10 +94,10 @@ class _Limited:
 
 
 @contextmanager
-def _fetching(root: Path, title: str) -> Iterator[Path]:
+def _download_folder(root: Path, title: str) -> Iterator[Path]:
     """Yield a scratch folder in `root` that is removed afterwards, and convert every error to `DataError`."""
     timeout = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(_STALLED_S)  # torchvision sets no timeout on its connections
+    socket.setdefaulttimeout(_TIMEOUT_S)  # torchvision sets no timeout on its connections
     try:
         root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=root, prefix=".download-") as scratch, redirect_stdout(sys.stderr):
@@ -112,7 +112,7 @@ def _fetching(root: Path, title: str) -> Iterator[Path]:
         socket.setdefaulttimeout(timeout)
 
 
-def _move(files: Sequence[Path], folder: Path) -> None:
+def _move_files(files: Sequence[Path], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for file in files:  # renamed atomically: another node may do the same
         file.replace(folder / file.name)

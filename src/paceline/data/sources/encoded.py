@@ -15,12 +15,12 @@ from paceline.data.bad import ImageError
 from paceline.data.sources.places import printable
 
 # ImageNet statistics of torchvision's reference training; for grayscale, the means over the channels.
-_MEAN: dict[int, tuple[float, ...]] = {3: (0.485, 0.456, 0.406), 1: (0.449,)}
-_STD: dict[int, tuple[float, ...]] = {3: (0.229, 0.224, 0.225), 1: (0.226,)}
+_IMAGENET_MEAN: dict[int, tuple[float, ...]] = {3: (0.485, 0.456, 0.406), 1: (0.449,)}
+_IMAGENET_STD: dict[int, tuple[float, ...]] = {3: (0.229, 0.224, 0.225), 1: (0.226,)}
 
 
 @dataclass(frozen=True, eq=False)
-class EncodedSource:
+class ImageFileSource:
     """Image files below `root`, stored in 12 bytes plus the path per image.
 
     `paths` is the joined bytes of all N paths, relative to `root` or absolute; path i is `paths[ends[i - 1]:ends[i]]`.
@@ -34,7 +34,9 @@ class EncodedSource:
     labels: NDArray[np.int32]
 
     @classmethod
-    def pack(cls, info: DatasetInfo, root: str, paths: Sequence[bytes], labels: NDArray[np.int32]) -> "EncodedSource":
+    def from_paths(
+        cls, info: DatasetInfo, root: str, paths: Sequence[bytes], labels: NDArray[np.int32]
+    ) -> "ImageFileSource":
         """Build a source from `paths` in file system encoding (`os.fsencode`) and int32 `labels` [N]."""
         assert len(paths) == len(labels), f"{len(paths)} paths for {len(labels)} labels"
         ends = np.cumsum([len(path) for path in paths], dtype=np.int64)
@@ -43,18 +45,18 @@ class EncodedSource:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def listed_as(self, index: int) -> str:
+    def get_listed_path(self, index: int) -> str:
         """Return the path of sample `index` as listed: relative to `root`, or absolute."""
         start = int(self.ends[index - 1]) if index else 0
         return os.fsdecode(self.paths[start : int(self.ends[index])])
 
-    def path_of(self, index: int) -> Path:
+    def get_path(self, index: int) -> Path:
         """Return the full path of sample `index`."""
-        return Path(self.root, self.listed_as(index))
+        return Path(self.root, self.get_listed_path(index))
 
     def name_of(self, index: int) -> str:
         """Return the printable path of sample `index`."""
-        return printable(self.path_of(index))
+        return printable(self.get_path(index))
 
     def read(self, index: int) -> Sample:
         """Return (file bytes, label). Raise `ImageError` for a file that is missing, empty or not a regular file."""
@@ -62,7 +64,7 @@ class EncodedSource:
 
     def read_bytes(self, index: int) -> bytes:
         """Return the bytes of file `index`."""
-        path = self.path_of(index)
+        path = self.get_path(index)
         try:
             # Without O_NONBLOCK, opening a pipe in place of the file would hang the run.
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -78,7 +80,7 @@ class EncodedSource:
         return data
 
 
-def files_info(
+def build_files_info(
     name: str,
     split: Split,
     num_images: int,
@@ -94,7 +96,7 @@ def files_info(
         class_names=class_names,
         channels=channels,
         image_size=None,
-        mean=_MEAN[channels],
-        std=_STD[channels],
+        mean=_IMAGENET_MEAN[channels],
+        std=_IMAGENET_STD[channels],
         notes=notes,
     )

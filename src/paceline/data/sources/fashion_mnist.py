@@ -14,10 +14,10 @@ from paceline.core.dataset import ArraySource, DatasetInfo, Datasets, Split
 from paceline.core.errors import DataError
 from paceline.core.files import open_to_read
 from paceline.data.sources.download import download_fashion_mnist
-from paceline.data.sources.places import expanded, is_file, printable
+from paceline.data.sources.places import expand_path, is_file, printable
 from paceline.recipe.schema.source import FashionMnist
 
-_CLASSES = (
+_CLASS_NAMES = (
     "T-shirt/top",
     "Trouser",
     "Pullover",
@@ -29,9 +29,9 @@ _CLASSES = (
     "Bag",
     "Ankle boot",
 )
-_STEMS: dict[Split, str] = {"train": "train", "val": "t10k"}
-_KINDS = ("images-idx3-ubyte", "labels-idx1-ubyte")
-_UINT8 = 0x08
+_FILE_PREFIXES: dict[Split, str] = {"train": "train", "val": "t10k"}
+_FILE_SUFFIXES = ("images-idx3-ubyte", "labels-idx1-ubyte")
+_IDX_UINT8 = 0x08
 _MAX_IMAGES = 60_000
 _FIX = "remove it and fetch the data set again"
 
@@ -41,11 +41,11 @@ def load_fashion_mnist(section: FashionMnist, *, may_download: bool) -> Datasets
 
     The files are in `root`, `root/FashionMNIST/raw` or `root/raw`. Raise `DataError` if they are missing or malformed.
     """
-    root = expanded(section.root)
-    folder = _find(root)
+    root = expand_path(section.root)
+    folder = _find_idx_folder(root)
     if folder is None and section.download and may_download:
         download_fashion_mnist(root)
-        folder = _find(root)
+        folder = _find_idx_folder(root)
     if folder is None:
         fix = "" if section.download else ", or data.source.download=true"
         raise DataError(
@@ -64,17 +64,17 @@ def read_idx(path: Path, shape: tuple[int | None, ...]) -> NDArray[np.uint8]:
     """
     try:
         with open_to_read(path) as file:
-            return _parse(gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file, shape)
+            return _parse_idx(gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file, shape)
     except (EOFError, zlib.error, OSError, ValueError) as error:
         raise DataError(f"{printable(path)}: cannot be read: {error}; {_FIX}") from error
 
 
-def _parse(file: BinaryIO | gzip.GzipFile, shape: tuple[int | None, ...]) -> NDArray[np.uint8]:
+def _parse_idx(file: BinaryIO | gzip.GzipFile, shape: tuple[int | None, ...]) -> NDArray[np.uint8]:
     header = file.read(4 + 4 * len(shape))
     if len(header) < 4 + 4 * len(shape):
         raise ValueError(f"its header ends after {len(header)} bytes")
     magic, *sizes = struct.unpack(f">{1 + len(shape)}I", header)
-    if magic != _UINT8 << 8 | len(shape):
+    if magic != _IDX_UINT8 << 8 | len(shape):
         raise ValueError(f"it is not an IDX file of {len(shape)}-dimensional uint8 (its magic number is {magic:#010x})")
     for size, wanted in zip(sizes, shape, strict=True):
         if size > _MAX_IMAGES if wanted is None else size != wanted:
@@ -86,31 +86,35 @@ def _parse(file: BinaryIO | gzip.GzipFile, shape: tuple[int | None, ...]) -> NDA
     return np.frombuffer(bytearray(content), dtype=np.uint8).reshape(sizes)  # torch needs writable memory
 
 
-def _candidates(folder: Path, split: Split, kind: str) -> tuple[Path, Path]:
-    plain = folder / f"{_STEMS[split]}-{kind}"
+def _candidate_files(folder: Path, split: Split, kind: str) -> tuple[Path, Path]:
+    plain = folder / f"{_FILE_PREFIXES[split]}-{kind}"
     return plain, plain.with_name(f"{plain.name}.gz")
 
 
-def _find(root: Path) -> Path | None:
+def _find_idx_folder(root: Path) -> Path | None:
     for folder in (root, root / "FashionMNIST" / "raw", root / "raw"):
-        if all(any(map(is_file, _candidates(folder, split, kind))) for split in _STEMS for kind in _KINDS):
+        if all(
+            any(map(is_file, _candidate_files(folder, split, kind)))
+            for split in _FILE_PREFIXES
+            for kind in _FILE_SUFFIXES
+        ):
             return folder
     return None
 
 
 def _read_split(folder: Path, split: Split) -> ArraySource:
-    image_file, label_file = (next(filter(is_file, _candidates(folder, split, kind))) for kind in _KINDS)
+    image_file, label_file = (next(filter(is_file, _candidate_files(folder, split, kind))) for kind in _FILE_SUFFIXES)
     images, labels = read_idx(image_file, (None, 28, 28)), read_idx(label_file, (None,))
     if len(images) != len(labels):
         raise DataError(f"{printable(label_file)}: has {len(labels)} labels for {len(images)} images; {_FIX}")
-    if len(labels) == 0 or labels.max() >= len(_CLASSES):
+    if len(labels) == 0 or labels.max() >= len(_CLASS_NAMES):
         problem = f"label {labels.max()} is not one of 0 to 9" if len(labels) else "has no labels"
         raise DataError(f"{printable(label_file)}: {problem}; {_FIX}")
     info = DatasetInfo(
         name="fashion_mnist",
         split=split,
         num_images=len(labels),
-        class_names=_CLASSES,
+        class_names=_CLASS_NAMES,
         channels=1,
         image_size=(28, 28),
         mean=(0.2860,),

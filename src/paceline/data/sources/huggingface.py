@@ -11,18 +11,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.dataset import DatasetInfo, Datasets, Sample, Source, Split
-from paceline.core.errors import DataError, near_miss
+from paceline.core.errors import DataError, suggest_similar
 from paceline.data.bad import ImageError
-from paceline.data.sources.encoded import EncodedSource, files_info
-from paceline.data.sources.huggingface_labels import Labels, read_labels
-from paceline.data.sources.places import expanded, is_file, is_folder, printable
+from paceline.data.sources.encoded import ImageFileSource, build_files_info
+from paceline.data.sources.huggingface_labels import SplitLabels, read_label_column
+from paceline.data.sources.places import expand_path, is_file, is_folder, printable
 from paceline.recipe.schema.source import HuggingFace
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-_VAL_SPLITS = ("validation", "val", "valid", "test")
-_BATCH = 10_000
+_VAL_SPLIT_NAMES = ("validation", "val", "valid", "test")
+_ARROW_BATCH_ROWS = 10_000
 
 
 # Nothing is downloaded and no data set script runs. The library caches converted files in `HF_HOME`, for parquet a
@@ -53,36 +53,36 @@ class HuggingFaceSource:
 
     def names(self) -> Iterator[str]:
         """Yield the image names stored in the data set, "" if there is none."""
-        return _paths(self.images)
+        return _iter_image_paths(self.images)
 
 
 def load_huggingface(section: HuggingFace) -> Datasets:
     """Load the two splits of `section`. Raise `DataError` if a split or the library is missing.
 
-    If all images are separate files, as in an `imagefolder`, the splits are `EncodedSource`s.
+    If all images are separate files, as in an `imagefolder`, the splits are `ImageFileSource`s.
     """
-    root = expanded(section.root).absolute()
+    root = expand_path(section.root).absolute()
     if not is_folder(root):
         raise DataError(
             f"data.source.root: {printable(section.root)} is not a local folder, and nothing is downloaded "
             f"(download the data set first, for instance with hf download)"
         )
-    splits = _open(root)
-    train = _split(splits, section.train, "data.source.train", root)
+    splits = _load_splits(root)
+    train = _get_split(splits, section.train, "data.source.train", root)
     val_name = section.val
     if val_name == "auto":
-        val_name = next((name for name in _VAL_SPLITS if name in splits), _VAL_SPLITS[0])
-    val = _split(splits, val_name, "data.source.val", root)
-    image = _image_column(train, section, root)
-    labels = read_labels({section.train: train, val_name: val}, section, printable(root))
+        val_name = next((name for name in _VAL_SPLIT_NAMES if name in splits), _VAL_SPLIT_NAMES[0])
+    val = _get_split(splits, val_name, "data.source.val", root)
+    image = _find_image_column(train, section, root)
+    labels = read_label_column({section.train: train, val_name: val}, section, printable(root))
     return Datasets(
-        _source(train, image, labels, section, "train", section.train),
-        _source(val, image, labels, section, "val", val_name),
+        _build_huggingface_source(train, image, labels, section, "train", section.train),
+        _build_huggingface_source(val, image, labels, section, "val", val_name),
     )
 
 
 @contextmanager
-def _reading(root: Path) -> Iterator[None]:
+def _wrap_library_errors(root: Path) -> Iterator[None]:
     """Convert whatever the library raises to a `DataError` of one line."""
     try:
         yield
@@ -96,7 +96,7 @@ def _reading(root: Path) -> Iterator[None]:
         ) from error
 
 
-def _open(root: Path) -> "Mapping[str, Dataset]":
+def _load_splits(root: Path) -> "Mapping[str, Dataset]":
     try:
         import datasets
     except ImportError as error:
@@ -104,7 +104,7 @@ def _open(root: Path) -> "Mapping[str, Dataset]":
             "data.source.name: huggingface needs the package datasets, which is not installed (pip install "
             "'paceline[huggingface]')"
         ) from error
-    with _reading(root), _silent():
+    with _wrap_library_errors(root), _hide_progress_bars():
         if is_file(root / "dataset_dict.json"):
             return dict(datasets.DatasetDict.load_from_disk(str(root)))
         if is_file(root / "state.json"):
@@ -114,7 +114,7 @@ def _open(root: Path) -> "Mapping[str, Dataset]":
 
 
 @contextmanager
-def _silent() -> Iterator[None]:  # paceline shows its own progress
+def _hide_progress_bars() -> Iterator[None]:  # paceline shows its own progress
     import datasets
 
     was_on = datasets.is_progress_bar_enabled()
@@ -126,18 +126,18 @@ def _silent() -> Iterator[None]:  # paceline shows its own progress
             datasets.enable_progress_bars()
 
 
-def _split(splits: "Mapping[str, Dataset]", name: str, setting: str, root: Path) -> "Dataset":
+def _get_split(splits: "Mapping[str, Dataset]", name: str, setting: str, root: Path) -> "Dataset":
     if name not in splits:
         names = ", ".join(map(printable, splits))
         raise DataError(
-            f"{setting}: {printable(root)} has no split '{printable(name)}'{near_miss(name, splits)} (it has {names})"
+            f"{setting}: {printable(root)} has no split '{printable(name)}'{suggest_similar(name, splits)} (it has {names})"
         )
     if not len(splits[name]):
         raise DataError(f"{setting}: split '{printable(name)}' of {printable(root)} has no images (choose another)")
     return splits[name]
 
 
-def _image_column(train: "Dataset", section: HuggingFace, root: Path) -> str:
+def _find_image_column(train: "Dataset", section: HuggingFace, root: Path) -> str:
     from datasets import Image
 
     image_columns = [name for name, feature in train.features.items() if isinstance(feature, Image)]
@@ -155,26 +155,26 @@ def _image_column(train: "Dataset", section: HuggingFace, root: Path) -> str:
     return name
 
 
-def _source(
-    split: "Dataset", image: str, labels: Labels, section: HuggingFace, split_name: Split, stored_name: str
+def _build_huggingface_source(
+    split: "Dataset", image: str, labels: SplitLabels, section: HuggingFace, split_name: Split, stored_name: str
 ) -> Source:
-    root = str(expanded(section.root).absolute())
-    with _reading(Path(root)):
+    root = str(expand_path(section.root).absolute())
+    with _wrap_library_errors(Path(root)):
         images = split.select_columns([image]).with_format("arrow")
-        info = files_info("huggingface", split_name, len(images), labels.class_names, section.channels)
-        if _num_stored(images):
+        info = build_files_info("huggingface", split_name, len(images), labels.class_names, section.channels)
+        if _count_embedded_images(images):
             return HuggingFaceSource(info, root, images, labels.numbers[stored_name])
-        paths = [fsencode(path.removeprefix(f"{root}/")) for path in _paths(images)]
-    return EncodedSource.pack(info, root, paths, labels.numbers[stored_name])
+        paths = [fsencode(path.removeprefix(f"{root}/")) for path in _iter_image_paths(images)]
+    return ImageFileSource.from_paths(info, root, paths, labels.numbers[stored_name])
 
 
-def _chunks(images: "Dataset") -> Iterator[Any]:
+def _iter_arrow_chunks(images: "Dataset") -> Iterator[Any]:
     """Yield the image column as Arrow arrays without copying images."""
-    for batch in images.iter(batch_size=_BATCH):
+    for batch in images.iter(batch_size=_ARROW_BATCH_ROWS):
         yield from batch.column(0).chunks
 
 
-def _stored(chunk: Any) -> tuple[Any, Any]:
+def _get_bytes_and_paths(chunk: Any) -> tuple[Any, Any]:
     """Return (bytes, paths) of an Arrow array of images, each None if absent."""
     import pyarrow as pa
 
@@ -190,14 +190,14 @@ def _stored(chunk: Any) -> tuple[Any, Any]:
     raise DataError(f"data.source.image: a column of {kind} holds no images (choose another column)")
 
 
-def _num_stored(images: "Dataset") -> int:
-    stored = (_stored(chunk)[0] for chunk in _chunks(images))
+def _count_embedded_images(images: "Dataset") -> int:
+    stored = (_get_bytes_and_paths(chunk)[0] for chunk in _iter_arrow_chunks(images))
     return sum(len(data) - data.null_count for data in stored if data is not None)
 
 
-def _paths(images: "Dataset") -> Iterator[str]:
+def _iter_image_paths(images: "Dataset") -> Iterator[str]:
     """Yield the stored image paths, "" if there is none."""
-    for chunk in _chunks(images):
-        _, paths = _stored(chunk)
+    for chunk in _iter_arrow_chunks(images):
+        _, paths = _get_bytes_and_paths(chunk)
         values = paths.to_pylist() if paths is not None else [""] * len(chunk)
         yield from ((path or "").replace("\0", "") for path in values)

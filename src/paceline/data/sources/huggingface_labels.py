@@ -16,42 +16,42 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Labels:
+class SplitLabels:
     """Class names, and the labels of each split by name, int32 [N]."""
 
     class_names: tuple[str, ...]
     numbers: dict[str, NDArray[np.int32]]
 
 
-def read_labels(splits: "Mapping[str, Dataset]", section: HuggingFace, root: str) -> Labels:
+def read_label_column(splits: "Mapping[str, Dataset]", section: HuggingFace, root: str) -> SplitLabels:
     """Read the labels of `splits`; the first split is the training split and defines the classes.
 
     A `ClassLabel` column defines its own class names; integers and strings are sorted. Raise `DataError` for a column
     of another type, a missing label, or a label that the training split does not have.
     """
     train, *_ = splits.values()
-    column = _column(train, section, root)
-    class_names = _class_names(train, column)
-    values = {name: _values(split, column, f"{root}/{name}") for name, split in splits.items()}
+    column = _find_label_column(train, section, root)
+    class_names = _get_class_names(train, column)
+    values = {name: _read_label_values(split, column, f"{root}/{name}") for name, split in splits.items()}
     if class_names is not None:
         for name, split in splits.items():
-            if _class_names(split, column) != class_names:
+            if _get_class_names(split, column) != class_names:
                 raise DataError(
                     f"{root}: the classes of {column} differ in '{name}' (save the splits with the same ones)"
                 )
-            _refuse_unknown(values[name], range(len(class_names)), f"{root}/{name}")
-        return Labels(class_names, {name: np.asarray(labels, dtype=np.int32) for name, labels in values.items()})
+            _check_known_labels(values[name], range(len(class_names)), f"{root}/{name}")
+        return SplitLabels(class_names, {name: np.asarray(labels, dtype=np.int32) for name, labels in values.items()})
     classes = sorted(set(next(iter(values.values()))))
     numbers = {value: number for number, value in enumerate(classes)}
     for name, labels in values.items():
-        _refuse_unknown(labels, numbers, f"{root}/{name}")
-    return Labels(
+        _check_known_labels(labels, numbers, f"{root}/{name}")
+    return SplitLabels(
         tuple(printable(str(value)) for value in classes),
         {name: np.array([numbers[label] for label in labels], dtype=np.int32) for name, labels in values.items()},
     )
 
 
-def _column(train: "Dataset", section: HuggingFace, root: str) -> str:
+def _find_label_column(train: "Dataset", section: HuggingFace, root: str) -> str:
     from datasets import ClassLabel
 
     label_columns = [name for name, feature in train.features.items() if isinstance(feature, ClassLabel)]
@@ -66,14 +66,14 @@ def _column(train: "Dataset", section: HuggingFace, root: str) -> str:
     return name
 
 
-def _class_names(split: "Dataset", column: str) -> tuple[str, ...] | None:
+def _get_class_names(split: "Dataset", column: str) -> tuple[str, ...] | None:
     from datasets import ClassLabel
 
     feature = split.features.get(column)
     return tuple(map(printable, feature.names)) if isinstance(feature, ClassLabel) else None
 
 
-def _values(split: "Dataset", column: str, root: str) -> list[Any]:
+def _read_label_values(split: "Dataset", column: str, root: str) -> list[Any]:
     """Read a column of integers or strings. Raise `DataError` for any other type."""
     import pyarrow as pa
 
@@ -90,7 +90,7 @@ def _values(split: "Dataset", column: str, root: str) -> list[Any]:
     return list(stored.to_pylist())
 
 
-def _refuse_unknown(labels: list[Any], known: Any, root: str) -> None:
+def _check_known_labels(labels: list[Any], known: Any, root: str) -> None:
     unknown = set(labels).difference(known)
     if unknown:
         index = next(index for index, label in enumerate(labels) if label in unknown)

@@ -8,10 +8,10 @@ from paceline.core.errors import DataError
 from paceline.core.units import count
 from paceline.data.sources.places import printable
 
-_NUM_NAMED = 5
+_MAX_FAULTS_SHOWN = 5
 
 
-def fault_of(entry: os.DirEntry[str]) -> str:
+def find_fault(entry: os.DirEntry[str]) -> str:
     """Return the reason why a file cannot be read, or "" if the listing shows none."""
     try:
         status = entry.stat()
@@ -27,7 +27,7 @@ def fault_of(entry: os.DirEntry[str]) -> str:
     return ""
 
 
-def faults_of(paths: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def find_faults(paths: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yield (name, reason) of the files that cannot be read; `paths` maps names to absolute paths."""
     # Listing each folder once takes far fewer requests over a network than one `stat` per file.
     folders: dict[str, dict[str, str]] = {}
@@ -35,16 +35,16 @@ def faults_of(paths: Mapping[str, str]) -> Iterator[tuple[str, str]]:
         folder, _, last = path.rpartition("/")
         folders.setdefault(folder or "/", {})[last] = name
     for folder, names in folders.items():
-        yield from _faults_in(folder, names)
+        yield from _find_faults_in_folder(folder, names)
 
 
-def _faults_in(folder: str, names: dict[str, str]) -> Iterator[tuple[str, str]]:
+def _find_faults_in_folder(folder: str, names: dict[str, str]) -> Iterator[tuple[str, str]]:
     missing = dict(names)
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
                 name = missing.pop(entry.name, None)
-                fault = fault_of(entry) if name is not None else ""
+                fault = find_fault(entry) if name is not None else ""
                 if name is not None and fault:
                     yield name, fault
     except OSError as error:
@@ -53,11 +53,11 @@ def _faults_in(folder: str, names: dict[str, str]) -> Iterator[tuple[str, str]]:
     yield from ((name, "no such file") for name in missing.values())
 
 
-def refuse_faults(root: str, faults: Mapping[str, str]) -> None:
+def raise_for_faults(root: str, faults: Mapping[str, str]) -> None:
     """Raise `DataError` with the number of `faults` and the first few, unless there are none."""
     if not faults:
         return
-    first = sorted(faults, key=os.fsencode)[:_NUM_NAMED]
+    first = sorted(faults, key=os.fsencode)[:_MAX_FAULTS_SHOWN]
     named = ", ".join(f"{printable(name)} ({faults[name]})" for name in first)
     more = ", ..." if len(faults) > len(first) else ""
     raise DataError(

@@ -12,24 +12,24 @@ from paceline.core.dataset import ArraySource, DatasetInfo, Datasets, Sample, So
 from paceline.core.errors import DataError
 from paceline.data.bad import ImageError
 from paceline.data.sources.lmdb_layout import (
-    FACTS_CRC_KEY,
-    FACTS_KEY,
-    MAX_FACTS_BYTES,
-    TAIL,
-    Facts,
-    SplitFacts,
-    labels_key,
-    name_in,
-    parse_facts,
-    sample_key,
-    unpack_sample,
+    MAX_METADATA_BYTES,
+    METADATA_CRC_KEY,
+    METADATA_KEY,
+    SAMPLE_TAIL,
+    LmdbMetadata,
+    LmdbSplitMetadata,
+    build_labels_key,
+    build_sample_key,
+    decode_sample,
+    parse_metadata,
+    read_sample_name,
 )
-from paceline.data.sources.lmdb_pages import DamageError, Tree
+from paceline.data.sources.lmdb_pages import LmdbFormatError, LmdbReader
 from paceline.data.sources.open_files import MAX_SAMPLE_BYTES
-from paceline.data.sources.places import expanded, is_file, printable
+from paceline.data.sources.places import expand_path, is_file, printable
 from paceline.recipe.schema.source import Lmdb
 
-REMEDY = "copy it again, or write it again with paceline data pack --format lmdb"
+LMDB_FIX = "copy it again, or write it again with paceline data pack --format lmdb"
 _SPLITS: tuple[Split, Split] = ("train", "val")
 
 
@@ -45,7 +45,7 @@ class LmdbSource:
 
     info: DatasetInfo
     path: str
-    tree: Tree
+    reader: LmdbReader
     labels: NDArray[np.int32]
     digest: bytes
 
@@ -56,22 +56,24 @@ class LmdbSource:
         """Return (image file bytes, label). Raise `ImageError` for a damaged sample."""
         label = int(self.labels[index])
         try:
-            return _image(self.tree, self.info.split, index, label), label
+            return _read_image(self.reader, self.info.split, index, label), label
         except ValueError as error:
-            raise ImageError(self._place(index), f"is damaged: {error}", REMEDY) from error
+            raise ImageError(self._describe_sample(index), f"is damaged: {error}", LMDB_FIX) from error
 
     def name_of(self, index: int) -> str:
         """Return the name that the sample had in its original source, or its key here if that cannot be read."""
         try:
-            start, length = self.tree.locate(sample_key(self.info.split, index))
-            name_bytes, _ = TAIL.unpack(self.tree.read(start + length - TAIL.size, TAIL.size))
-            num_bytes = min(length, TAIL.size + name_bytes)
-            return name_in(self.tree.read(start + length - num_bytes, num_bytes)) or self._place(index)
+            start, length = self.reader.locate(build_sample_key(self.info.split, index))
+            name_bytes, _ = SAMPLE_TAIL.unpack(self.reader.read(start + length - SAMPLE_TAIL.size, SAMPLE_TAIL.size))
+            num_bytes = min(length, SAMPLE_TAIL.size + name_bytes)
+            return read_sample_name(self.reader.read(start + length - num_bytes, num_bytes)) or self._describe_sample(
+                index
+            )
         except ValueError:
-            return self._place(index)
+            return self._describe_sample(index)
 
-    def _place(self, index: int) -> str:
-        return f"{printable(self.path)}[{sample_key(self.info.split, index).decode()}]"
+    def _describe_sample(self, index: int) -> str:
+        return f"{printable(self.path)}[{build_sample_key(self.info.split, index).decode()}]"
 
 
 def load_lmdb(section: Lmdb) -> Datasets:
@@ -79,7 +81,7 @@ def load_lmdb(section: Lmdb) -> Datasets:
 
     Raise `DataError` for a missing, foreign, truncated or damaged file.
     """
-    root = expanded(section.root)
+    root = expand_path(section.root)
     path = root / "data.mdb"
     if not is_file(path):
         raise DataError(
@@ -92,79 +94,81 @@ def load_lmdb(section: Lmdb) -> Datasets:
 def open_lmdb(path: Path) -> Datasets:
     """Open the two splits in the file at `path`."""
     try:
-        tree = Tree(path)
-        facts = _facts(tree)
+        tree = LmdbReader(path)
+        facts = _read_metadata(tree)
         expected = 4 + facts.train.num_images + facts.val.num_images
         if tree.num_entries != expected:
-            raise DamageError(f"has {tree.num_entries:,} entries, and {expected:,} were written")
-        train, val = (_source(tree, path, split, facts) for split in _SPLITS)
-    except DamageError as error:
-        raise DataError(f"{printable(path)}: {error}; {REMEDY}") from error
+            raise LmdbFormatError(f"has {tree.num_entries:,} entries, and {expected:,} were written")
+        train, val = (_build_lmdb_source(tree, path, split, facts) for split in _SPLITS)
+    except LmdbFormatError as error:
+        raise DataError(f"{printable(path)}: {error}; {LMDB_FIX}") from error
     return Datasets(train, val)
 
 
-def _facts(tree: Tree) -> Facts:
-    text = _value(tree, FACTS_KEY, MAX_FACTS_BYTES)
-    if _value(tree, FACTS_CRC_KEY, 8) != b"%08x" % zlib.crc32(text):
-        raise DamageError("is damaged: its metadata do not have the checksum that they were written with")
+def _read_metadata(tree: LmdbReader) -> LmdbMetadata:
+    text = _read_value(tree, METADATA_KEY, MAX_METADATA_BYTES)
+    if _read_value(tree, METADATA_CRC_KEY, 8) != b"%08x" % zlib.crc32(text):
+        raise LmdbFormatError("is damaged: its metadata do not have the checksum that they were written with")
     try:
-        return parse_facts(text)
+        return parse_metadata(text)
     except ValueError as error:
-        raise DamageError(f"has metadata that cannot be used ({error})") from error
+        raise LmdbFormatError(f"has metadata that cannot be used ({error})") from error
 
 
-def _value(tree: Tree, key: bytes, most: int) -> bytes:
+def _read_value(tree: LmdbReader, key: bytes, most: int) -> bytes:
     start, length = tree.locate(key)
     if length > most:
-        raise DamageError(f"is damaged: {key.decode()} has {length:,} bytes")
+        raise LmdbFormatError(f"is damaged: {key.decode()} has {length:,} bytes")
     return tree.read(start, length)
 
 
-def _source(tree: Tree, path: Path, split: Split, facts: Facts) -> Source:
-    split_facts, info = facts.of(split), facts.info(split)
-    labels = _labels(tree, split, split_facts, info.num_classes)
+def _build_lmdb_source(tree: LmdbReader, path: Path, split: Split, facts: LmdbMetadata) -> Source:
+    split_facts, info = facts.for_split(split), facts.build_info(split)
+    labels = _read_labels(tree, split, split_facts, info.num_classes)
     if split_facts.kind == "encoded":
         return LmdbSource(info, str(path), tree, labels, bytes.fromhex(split_facts.digest))
     assert split_facts.image_size is not None, "parse_facts has seen to it"
-    images = _pixels(tree, split, labels, (*split_facts.image_size, info.channels))
+    images = _read_pixels(tree, split, labels, (*split_facts.image_size, info.channels))
     return ArraySource(info, images, labels.astype(np.int64))
 
 
-def _labels(tree: Tree, split: Split, split_facts: SplitFacts, num_classes: int) -> NDArray[np.int32]:
-    stored = _value(tree, labels_key(split), 4 * split_facts.num_images)
+def _read_labels(tree: LmdbReader, split: Split, split_facts: LmdbSplitMetadata, num_classes: int) -> NDArray[np.int32]:
+    stored = _read_value(tree, build_labels_key(split), 4 * split_facts.num_images)
     if len(stored) != 4 * split_facts.num_images:
-        raise DamageError(f"has {len(stored) // 4:,} labels for the {split_facts.num_images:,} images of {split}")
+        raise LmdbFormatError(f"has {len(stored) // 4:,} labels for the {split_facts.num_images:,} images of {split}")
     if zlib.crc32(stored) != split_facts.labels_crc32:
-        raise DamageError(f"is damaged: the labels of {split} do not have the checksum that they were written with")
+        raise LmdbFormatError(f"is damaged: the labels of {split} do not have the checksum that they were written with")
     labels = np.frombuffer(stored, dtype="<i4").astype(np.int32)
     if len(labels) and not 0 <= labels.min() <= labels.max() < num_classes:
-        raise DamageError(f"has labels from {labels.min()} to {labels.max()} for {num_classes:,} classes")
+        raise LmdbFormatError(f"has labels from {labels.min()} to {labels.max()} for {num_classes:,} classes")
     return labels
 
 
-def _pixels(tree: Tree, split: Split, labels: NDArray[np.int32], shape: tuple[int, int, int]) -> NDArray[np.uint8]:
+def _read_pixels(
+    tree: LmdbReader, split: Split, labels: NDArray[np.int32], shape: tuple[int, int, int]
+) -> NDArray[np.uint8]:
     """Return uint8 [N, H, W, C]."""
     num_bytes = math.prod(shape)
     if num_bytes * len(labels) > tree.num_bytes:
-        raise DamageError(f"has {tree.num_bytes:,} bytes, and {len(labels):,} images of {num_bytes:,} were written")
+        raise LmdbFormatError(f"has {tree.num_bytes:,} bytes, and {len(labels):,} images of {num_bytes:,} were written")
     images = np.empty((len(labels), *shape), dtype=np.uint8)
     for index, label in enumerate(labels.tolist()):
-        image = _image(tree, split, index, label)
+        image = _read_image(tree, split, index, label)
         if len(image) != num_bytes:
-            raise DamageError(f"has {len(image):,} bytes of pixels in {split}[{index}], not {num_bytes:,}")
+            raise LmdbFormatError(f"has {len(image):,} bytes of pixels in {split}[{index}], not {num_bytes:,}")
         images[index] = np.frombuffer(image, dtype=np.uint8).reshape(shape)
     return images
 
 
-def _image(tree: Tree, split: Split, index: int, label: int) -> bytes:
-    """Return the image of a sample. Raise `DamageError` if it is damaged or has another label than `label`."""
-    start, length = tree.locate(sample_key(split, index))
+def _read_image(tree: LmdbReader, split: Split, index: int, label: int) -> bytes:
+    """Return the image of a sample. Raise `LmdbFormatError` if it is damaged or has another label than `label`."""
+    start, length = tree.locate(build_sample_key(split, index))
     if length > MAX_SAMPLE_BYTES:
-        raise DamageError(f"has {length:,} bytes in {split}[{index}]")
+        raise LmdbFormatError(f"has {length:,} bytes in {split}[{index}]")
     try:
-        stored_label, image = unpack_sample(tree.read(start, length))
+        stored_label, image = decode_sample(tree.read(start, length))
     except ValueError as error:
-        raise DamageError(f"{split}[{index}] {error}") from error
+        raise LmdbFormatError(f"{split}[{index}] {error}") from error
     if stored_label != label:
-        raise DamageError(f"{split}[{index}] has the label {stored_label}, and {label} in the list of labels")
+        raise LmdbFormatError(f"{split}[{index}] has the label {stored_label}, and {label} in the list of labels")
     return image

@@ -7,33 +7,33 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from paceline.data.sources.open_files import OpenFile, OpenFiles
+from paceline.data.sources.open_files import OpenFile, RandomAccessFiles
 
-_HEADER = struct.Struct("<QHHHH")  # page number, (unused), flags, end of the node pointers, start of the nodes
-_META = struct.Struct("<II16xI44x4xHH24xQQQQ")  # after the page header; only the fields that are used
-_NODE = struct.Struct("<HHHH")
+_PAGE_HEADER = struct.Struct("<QHHHH")  # page number, (unused), flags, end of the node pointers, start of the nodes
+_META_STRUCT = struct.Struct("<II16xI44x4xHH24xQQQQ")  # after the page header; only the fields that are used
+_NODE_HEADER = struct.Struct("<HHHH")
 _PAGE_NUMBER = struct.Struct("<Q")
 _IS_BRANCH, _IS_LEAF, _IS_META = 1, 2, 8
-_IS_ELSEWHERE = 1
-_MAGIC, _VERSION = 0xBEEFC0DE, 1
-_PAGE_BYTES = tuple(2**power for power in range(9, 17))
+_IS_OVERFLOW = 1
+_MAGIC, _LMDB_DATA_VERSION = 0xBEEFC0DE, 1
+_VALID_PAGE_BYTES = tuple(2**power for power in range(9, 17))
 _MAX_DEPTH = 32
 _CACHE_BYTES = 4 * 2**20
 
 
 # The library checks no page: a truncated or damaged file ends the process (SIGBUS, SIGSEGV) or lets it read out of
 # bounds. Here every offset is checked against the page or file, and the search depth is bounded, so that any file gives
-# values or a `DamageError`. LMDB has no checksums; the caller checks the values.
+# values or a `LmdbFormatError`. LMDB has no checksums; the caller checks the values.
 #
 # Reads LMDB 0.9 files of 64-bit little-endian machines (data version 1) with one main database without options. Layout:
 # `struct MDB_page`, `MDB_meta`, `MDB_db` and `MDB_node` in
 # https://github.com/LMDB/lmdb/blob/LMDB_0.9.31/libraries/liblmdb/mdb.c
-class DamageError(ValueError):
+class LmdbFormatError(ValueError):
     """The reason why a file is not a complete LMDB, worded to follow the file name in a message."""
 
 
 @dataclass(frozen=True)
-class Meta:
+class MetaPage:
     """Fields of a meta page: the last page of the file, and size and root of the main database."""
 
     page_bytes: int
@@ -45,64 +45,64 @@ class Meta:
     transaction: int
 
 
-class Pages:
+class PageReader:
     """Read the pages of the tree in the file at `path`."""
 
     def __init__(self, path: Path) -> None:
         try:
             size = OpenFile(str(path)).num_bytes
-            self.files = OpenFiles((str(path),), (size,))
+            self.files = RandomAccessFiles((str(path),), (size,))
             self.meta = self._newest_meta(size)
         except OSError as error:
-            raise DamageError(f"cannot be read: {error.strerror}") from error
+            raise LmdbFormatError(f"cannot be read: {error.strerror}") from error
 
-    def read(self, number: int) -> "Page":
-        """Return a page of the tree. Raise `DamageError` if it is not a valid one."""
+    def read(self, number: int) -> "TreePage":
+        """Return a page of the tree. Raise `LmdbFormatError` if it is not a valid one."""
         size = self.meta.page_bytes
         if not 2 <= number <= self.meta.last_page:
-            raise DamageError(f"refers to page {number} of {self.meta.last_page + 1}")
+            raise LmdbFormatError(f"refers to page {number} of {self.meta.last_page + 1}")
         try:
             content = self.files.read(0, number * size, size)
         except OSError as error:
-            raise DamageError(f"page {number} cannot be read: {error.strerror}") from error
-        stored_number, _, flags, lower, upper = _HEADER.unpack_from(content)
+            raise LmdbFormatError(f"page {number} cannot be read: {error.strerror}") from error
+        stored_number, _, flags, lower, upper = _PAGE_HEADER.unpack_from(content)
         is_valid = stored_number == number and flags in (_IS_BRANCH, _IS_LEAF) and not lower % 2
-        if not is_valid or not _HEADER.size < lower <= upper <= size:
-            raise DamageError(f"page {number} is not a page of the tree")
-        pointers = struct.unpack_from(f"<{(lower - _HEADER.size) // 2}H", content, _HEADER.size)
-        return Page(content, number, flags == _IS_LEAF, pointers)
+        if not is_valid or not _PAGE_HEADER.size < lower <= upper <= size:
+            raise LmdbFormatError(f"page {number} is not a page of the tree")
+        pointers = struct.unpack_from(f"<{(lower - _PAGE_HEADER.size) // 2}H", content, _PAGE_HEADER.size)
+        return TreePage(content, number, flags == _IS_LEAF, pointers)
 
-    def _newest_meta(self, size: int) -> Meta:
-        """Return the newer of the two meta pages. Raise `DamageError` if the file is incomplete."""
-        first = self._meta(0, 0, size)
-        metas = (first, self._meta(1, first.page_bytes, size))
+    def _newest_meta(self, size: int) -> MetaPage:
+        """Return the newer of the two meta pages. Raise `LmdbFormatError` if the file is incomplete."""
+        first = self._read_meta(0, 0, size)
+        metas = (first, self._read_meta(1, first.page_bytes, size))
         newest = max(metas, key=lambda meta: meta.transaction)
         whole = (newest.last_page + 1) * newest.page_bytes
         if metas[1].page_bytes != first.page_bytes or newest.flags or newest.depth > _MAX_DEPTH:
-            raise DamageError("its meta pages are not those of a single LMDB database")
+            raise LmdbFormatError("its meta pages are not those of a single LMDB database")
         if whole > size:
-            raise DamageError(f"is truncated: has {size:,} of {whole:,} bytes")
+            raise LmdbFormatError(f"is truncated: has {size:,} of {whole:,} bytes")
         return newest
 
-    def _meta(self, number: int, start: int, size: int) -> Meta:
-        length = _HEADER.size + _META.size
+    def _read_meta(self, number: int, start: int, size: int) -> MetaPage:
+        length = _PAGE_HEADER.size + _META_STRUCT.size
         if start + length > size:
-            raise DamageError(f"is truncated: its {size:,} bytes hold no meta pages")
+            raise LmdbFormatError(f"is truncated: its {size:,} bytes hold no meta pages")
         content = self.files.read(0, start, length)
-        stored_number, _, page_flags, _, _ = _HEADER.unpack_from(content)
-        magic, version, *fields = _META.unpack_from(content, _HEADER.size)
+        stored_number, _, page_flags, _, _ = _PAGE_HEADER.unpack_from(content)
+        magic, version, *fields = _META_STRUCT.unpack_from(content, _PAGE_HEADER.size)
         if magic != _MAGIC or page_flags != _IS_META or stored_number != number:
-            raise DamageError("is not an LMDB of a 64-bit little-endian machine")
-        if version != _VERSION:
-            raise DamageError(f"is of version {version} of LMDB's format, and {_VERSION} can be read")
-        meta = Meta(*fields)
-        if meta.page_bytes not in _PAGE_BYTES:
-            raise DamageError(f"has pages of {meta.page_bytes:,} bytes")
+            raise LmdbFormatError("is not an LMDB of a 64-bit little-endian machine")
+        if version != _LMDB_DATA_VERSION:
+            raise LmdbFormatError(f"is of version {version} of LMDB's format, and {_LMDB_DATA_VERSION} can be read")
+        meta = MetaPage(*fields)
+        if meta.page_bytes not in _VALID_PAGE_BYTES:
+            raise LmdbFormatError(f"has pages of {meta.page_bytes:,} bytes")
         return meta
 
 
 @dataclass(frozen=True)
-class Page:
+class TreePage:
     """A page of the tree; `pointers` are the offsets of its nodes."""
 
     content: bytes
@@ -110,29 +110,29 @@ class Page:
     is_leaf: bool
     pointers: tuple[int, ...]
 
-    def key_of(self, index: int) -> bytes:
+    def get_key(self, index: int) -> bytes:
         """Return the key of node `index`, b"" or a truncated key if the node leaves the page."""
         start = self.pointers[index]
-        if start > len(self.content) - _NODE.size:
+        if start > len(self.content) - _NODE_HEADER.size:
             return b""
         (length,) = struct.unpack_from("<H", self.content, start + 6)
-        return self.content[start + _NODE.size : start + _NODE.size + length]
+        return self.content[start + _NODE_HEADER.size : start + _NODE_HEADER.size + length]
 
-    def node(self, index: int) -> tuple[int, int, int, int] | None:
+    def get_node(self, index: int) -> tuple[int, int, int, int] | None:
         """Return (low, middle, high 16 bits of a number; offset of the data), or None if the node leaves the page."""
         start = self.pointers[index]
-        if start > len(self.content) - _NODE.size:
+        if start > len(self.content) - _NODE_HEADER.size:
             return None
-        low, middle, high, key_bytes = _NODE.unpack_from(self.content, start)
-        return low, middle, high, start + _NODE.size + key_bytes
+        low, middle, high, key_bytes = _NODE_HEADER.unpack_from(self.content, start)
+        return low, middle, high, start + _NODE_HEADER.size + key_bytes
 
 
-class Tree:
+class LmdbReader:
     """Look up values of an LMDB by key; cheap to pickle, safe in threads and after a fork."""
 
     def __init__(self, path: Path) -> None:
-        self._pages = Pages(path)
-        self._page = _cached(self._pages)
+        self._pages = PageReader(path)
+        self._read_page = _cache_pages(self._pages)
 
     @property
     def num_bytes(self) -> int:
@@ -145,64 +145,64 @@ class Tree:
         return self._pages.meta.num_entries
 
     def get(self, key: bytes) -> bytes:
-        """Return the value of `key`. Raise `DamageError` if it is missing."""
+        """Return the value of `key`. Raise `LmdbFormatError` if it is missing."""
         start, length = self.locate(key)
         return self.read(start, length)
 
     def read(self, start: int, length: int) -> bytes:
-        """Return bytes at a position from `locate`. Raise `DamageError` if they cannot be read."""
+        """Return bytes at a position from `locate`. Raise `LmdbFormatError` if they cannot be read."""
         try:
             return self._pages.files.read(0, start, length)
         except OSError as error:
-            raise DamageError(f"cannot be read: {error.strerror}") from error
+            raise LmdbFormatError(f"cannot be read: {error.strerror}") from error
 
     def locate(self, key: bytes) -> tuple[int, int]:
-        """Return (first byte in the file, length) of the value of `key`. Raise `DamageError` if it is missing."""
+        """Return (first byte in the file, length) of the value of `key`. Raise `LmdbFormatError` if it is missing."""
         meta = self._pages.meta
         number = meta.root
         for level in range(meta.depth):
-            page = self._page(number)
+            page = self._read_page(number)
             if page.is_leaf != (level == meta.depth - 1):
-                raise DamageError(f"page {number} is on a wrong level of the tree")
+                raise LmdbFormatError(f"page {number} is on a wrong level of the tree")
             if page.is_leaf:
-                return self._value(page, key)
-            number = self._child(page, key)
-        raise DamageError("holds nothing")
+                return self._find_value(page, key)
+            number = self._find_child(page, key)
+        raise LmdbFormatError("holds nothing")
 
-    def _child(self, page: Page, key: bytes) -> int:
+    def _find_child(self, page: TreePage, key: bytes) -> int:
         # The first node of a branch has no key: it leads to everything before the second.
-        index = bisect_right(range(1, len(page.pointers)), key, key=page.key_of)
-        node = page.node(index)
+        index = bisect_right(range(1, len(page.pointers)), key, key=page.get_key)
+        node = page.get_node(index)
         if node is None:
-            raise DamageError(f"page {page.number} has nodes outside it")
+            raise LmdbFormatError(f"page {page.number} has nodes outside it")
         low, middle, high, _ = node
         return low | middle << 16 | high << 32
 
-    def _value(self, page: Page, key: bytes) -> tuple[int, int]:
-        index = bisect_left(range(len(page.pointers)), key, key=page.key_of)
-        node = page.node(index) if index < len(page.pointers) and page.key_of(index) == key else None
+    def _find_value(self, page: TreePage, key: bytes) -> tuple[int, int]:
+        index = bisect_left(range(len(page.pointers)), key, key=page.get_key)
+        node = page.get_node(index) if index < len(page.pointers) and page.get_key(index) == key else None
         if node is None:
-            raise DamageError(f"has no {key.decode()}")
+            raise LmdbFormatError(f"has no {key.decode()}")
         low, middle, flags, start = node
         length, size = low | middle << 16, self._pages.meta.page_bytes
         first_byte, end = page.number * size + start, (page.number + 1) * size
-        if flags == _IS_ELSEWHERE and start + _PAGE_NUMBER.size <= size:
+        if flags == _IS_OVERFLOW and start + _PAGE_NUMBER.size <= size:
             (first,) = _PAGE_NUMBER.unpack_from(page.content, start)
-            first_byte, end = first * size + _HEADER.size, (self._pages.meta.last_page + 1) * size
+            first_byte, end = first * size + _PAGE_HEADER.size, (self._pages.meta.last_page + 1) * size
         elif flags:
-            raise DamageError(f"{key.decode()} is stored in a way that is not known")
+            raise LmdbFormatError(f"{key.decode()} is stored in a way that is not known")
         if first_byte + length > end:
-            raise DamageError(f"{key.decode()} does not lie within the file")
+            raise LmdbFormatError(f"{key.decode()} does not lie within the file")
         return first_byte, length
 
-    def __getstate__(self) -> Pages:
+    def __getstate__(self) -> PageReader:
         return self._pages
 
-    def __setstate__(self, pages: Pages) -> None:
+    def __setstate__(self, pages: PageReader) -> None:
         self._pages = pages
-        self._page = _cached(pages)
+        self._read_page = _cache_pages(pages)
 
 
-def _cached(pages: Pages) -> Callable[[int], Page]:
+def _cache_pages(pages: PageReader) -> Callable[[int], TreePage]:
     # The upper pages are needed for every lookup.
     return lru_cache(_CACHE_BYTES // pages.meta.page_bytes)(pages.read)

@@ -18,35 +18,35 @@ from PIL import Image
 
 from paceline.core.dataset import ArraySource, Datasets, Source, Split
 from paceline.core.errors import DataError
-from paceline.data.identity import split_digest
-from paceline.data.native import native
-from paceline.data.pack.encode import Encoded, Encoder, refusal_of
+from paceline.data.identity import digest_split
+from paceline.data.native import load_native
+from paceline.data.pack.encode import EncodedSample, SampleEncoder, build_bad_images_error
 from paceline.data.pack.format import KIND_PIXELS
-from paceline.data.pack.ordered import in_order
-from paceline.data.sources.encoded import EncodedSource
+from paceline.data.pack.ordered import run_ordered
+from paceline.data.sources.encoded import ImageFileSource
 from paceline.data.sources.lmdb import open_lmdb
 from paceline.data.sources.lmdb_layout import (
-    FACTS_CRC_KEY,
-    FACTS_KEY,
-    VERSION,
-    Facts,
-    SplitFacts,
-    labels_key,
-    pack_sample,
-    sample_key,
+    LAYOUT_VERSION,
+    METADATA_CRC_KEY,
+    METADATA_KEY,
+    LmdbMetadata,
+    LmdbSplitMetadata,
+    build_labels_key,
+    build_sample_key,
+    encode_sample,
 )
 from paceline.data.sources.places import printable
-from paceline.data.unfinished import made_beside
+from paceline.data.unfinished import create_folder_atomically
 
 if TYPE_CHECKING:
     import lmdb
 
-_FIRST_MAP_BYTES = 2**30
+_INITIAL_MAP_BYTES = 2**30
 _BATCH_BYTES = 2**26
-_IMAGES_A_TASK = 8
-_CHECKED_EVERY = 8
-_LOCK = "writer.lock"
-_Entry = tuple[bytes, bytes]
+_IMAGES_PER_TASK = 8
+_SEEK_EVERY_MCUS = 8
+_LOCK_NAME = "writer.lock"
+_KeyValue = tuple[bytes, bytes]
 
 
 def write_lmdb(
@@ -63,22 +63,22 @@ def write_lmdb(
     raw, and pixels of other sources as PNG. Raise `DataError` if the folder cannot be written or images cannot be read;
     `skip_bad` stores unreadable images as they are.
     """
-    _library()
+    _require_lmdb()
     if os.path.lexists(out):
         raise DataError(f"{printable(out)}: exists already (remove it, or write to another folder)")
     try:
         # A killed writer leaves `.NAME.partial`, which nothing reads and the next writer removes.
-        with made_beside(out, "partial", _LOCK) as beside:
-            _fill(beside, datasets, progress, skip_bad=skip_bad, workers=workers)
+        with create_folder_atomically(out, "partial", _LOCK_NAME) as beside:
+            _write_entries(beside, datasets, progress, skip_bad=skip_bad, workers=workers)
             open_lmdb(beside / "data.mdb")
-            _sync(beside / "data.mdb")
-            _sync(beside)
-        _sync(out.parent)
+            _fsync_path(beside / "data.mdb")
+            _fsync_path(beside)
+        _fsync_path(out.parent)
     except OSError as error:
-        raise _unwritable(out, error.strerror or str(error)) from error
+        raise _write_error(out, error.strerror or str(error)) from error
 
 
-def _library() -> None:
+def _require_lmdb() -> None:
     try:
         import lmdb  # noqa: F401
     except ImportError as error:
@@ -87,31 +87,34 @@ def _library() -> None:
         ) from error
 
 
-def _unwritable(out: Path, reason: str) -> DataError:
+def _write_error(out: Path, reason: str) -> DataError:
     return DataError(f"{printable(out)}: cannot be written: {reason} (make room, or write to another folder)")
 
 
-def _fill(
+def _write_entries(
     folder: Path, datasets: Datasets, progress: Callable[[int, int], None], *, skip_bad: bool, workers: int
 ) -> None:
     import lmdb
 
-    core = native()
-    encoder = Encoder(core.index_jpeg if core else None, _CHECKED_EVERY, None, 0, keeps_files=True)
+    core = load_native()
+    encoder = SampleEncoder(core.index_jpeg if core else None, _SEEK_EVERY_MCUS, None, 0, keeps_files=True)
     total, done = len(datasets.train) + len(datasets.val), 0
-    splits: dict[Split, _Written] = {"train": _Written(datasets.train), "val": _Written(datasets.val)}
+    splits: dict[Split, _LmdbSplitWriter] = {
+        "train": _LmdbSplitWriter(datasets.train),
+        "val": _LmdbSplitWriter(datasets.val),
+    }
     try:
         # No sync before the end: until then the folder has a temporary name.
-        with lmdb.open(str(folder), map_size=_FIRST_MAP_BYTES, sync=False, metasync=False, lock=False) as env:
+        with lmdb.open(str(folder), map_size=_INITIAL_MAP_BYTES, sync=False, metasync=False, lock=False) as env:
             for written in splits.values():
                 for batch in written.batches(encoder, workers):
-                    _put(env, batch, in_order=True)
+                    _put_entries(env, batch, in_order=True)
                     done += len(batch)
                     progress(done, total)
             bad = [each for written in splits.values() for each in written.bad]
             if bad and not skip_bad:
-                raise refusal_of(bad)
-            _put(env, _about(splits), in_order=False)
+                raise build_bad_images_error(bad)
+            _put_entries(env, _build_metadata_entries(splits), in_order=False)
             env.sync(True)
     except lmdb.Error as error:
         reason = str(error).rpartition(": ")[2]
@@ -120,7 +123,7 @@ def _fill(
         raise OSError(errno.EIO, reason) from error
 
 
-def _put(env: "lmdb.Environment", entries: list[_Entry], *, in_order: bool) -> None:
+def _put_entries(env: "lmdb.Environment", entries: list[_KeyValue], *, in_order: bool) -> None:
     import lmdb
 
     while True:
@@ -136,18 +139,18 @@ def _put(env: "lmdb.Environment", entries: list[_Entry], *, in_order: bool) -> N
 
 
 @dataclass(frozen=True)
-class _Written:
+class _LmdbSplitWriter:
     source: Source
     labels: "array[int]" = field(default_factory=lambda: array("i"))
     bad: list[tuple[str, str]] = field(default_factory=list)
 
-    def batches(self, encoder: Encoder, workers: int) -> Iterator[list[_Entry]]:
+    def batches(self, encoder: SampleEncoder, workers: int) -> Iterator[list[_KeyValue]]:
         """Yield the entries of the split in order, in batches of about 64 MiB."""
-        batch: list[_Entry] = []
+        batch: list[_KeyValue] = []
         num_bytes = 0
-        with closing(in_order(self._tasks(encoder), workers)) as read:
+        with closing(run_ordered(self._iter_tasks(encoder), workers)) as read:
             for samples in read:
-                batch += [self._entry(sample) for sample in samples]
+                batch += [self._build_entry(sample) for sample in samples]
                 num_bytes += sum(len(value) for _, value in batch[-len(samples) :])
                 if num_bytes >= _BATCH_BYTES:
                     yield batch
@@ -155,26 +158,30 @@ class _Written:
         if batch:
             yield batch
 
-    def _tasks(self, encoder: Encoder) -> Iterator[Callable[[], list[Encoded]]]:
-        for first in range(0, len(self.source), _IMAGES_A_TASK):
-            yield partial(_read, encoder, self.source, range(first, min(first + _IMAGES_A_TASK, len(self.source))))
+    def _iter_tasks(self, encoder: SampleEncoder) -> Iterator[Callable[[], list[EncodedSample]]]:
+        for first in range(0, len(self.source), _IMAGES_PER_TASK):
+            yield partial(
+                _encode_samples, encoder, self.source, range(first, min(first + _IMAGES_PER_TASK, len(self.source)))
+            )
 
-    def _entry(self, sample: Encoded) -> _Entry:
+    def _build_entry(self, sample: EncodedSample) -> _KeyValue:
         index = len(self.labels)
-        name = _name(self.source, index)
+        name = _sample_name(self.source, index)
         if sample.is_bad:
-            self.bad.append((name, sample.kept))
+            self.bad.append((name, sample.unchanged_reason))
         self.labels.append(sample.label)
-        return sample_key(self.source.info.split, index), pack_sample(sample.label, _stored(self.source, sample), name)
+        return build_sample_key(self.source.info.split, index), encode_sample(
+            sample.label, _stored_bytes(self.source, sample), name
+        )
 
-    def stored_labels(self) -> bytes:
+    def pack_labels(self) -> bytes:
         """Return the labels as int32 bytes."""
         return np.array(self.labels, dtype="<i4").tobytes()
 
-    def facts(self) -> SplitFacts:
+    def build_metadata(self) -> LmdbSplitMetadata:
         """Build the metadata of the split."""
         info = self.source.info
-        return SplitFacts(
+        return LmdbSplitMetadata(
             name=info.name,
             num_images=len(self.labels),
             image_size=info.image_size,
@@ -182,24 +189,24 @@ class _Written:
             std=info.std,
             notes=info.notes,
             kind="pixels" if isinstance(self.source, ArraySource) else "encoded",
-            digest=split_digest(self.source).hex(),
-            labels_crc32=zlib.crc32(self.stored_labels()),
+            digest=digest_split(self.source).hex(),
+            labels_crc32=zlib.crc32(self.pack_labels()),
         )
 
 
-def _name(source: Source, index: int) -> str:
+def _sample_name(source: Source, index: int) -> str:
     """Return a name that does not depend on the location: for files, the path relative to the root."""
     match source:
-        case EncodedSource(paths=paths, ends=ends):
+        case ImageFileSource(paths=paths, ends=ends):
             return printable(os.fsdecode(paths[int(ends[index - 1]) if index else 0 : int(ends[index])]))
     return source.name_of(index)
 
 
-def _read(encoder: Encoder, source: Source, indices: range) -> list[Encoded]:
+def _encode_samples(encoder: SampleEncoder, source: Source, indices: range) -> list[EncodedSample]:
     return [encoder(source, index) for index in indices]
 
 
-def _stored(source: Source, sample: Encoded) -> bytes:
+def _stored_bytes(source: Source, sample: EncodedSample) -> bytes:
     if sample.kind != KIND_PIXELS or isinstance(source, ArraySource):
         return sample.data
     content = np.frombuffer(sample.data, dtype=np.uint8).reshape(sample.height, sample.width, -1)
@@ -208,21 +215,21 @@ def _stored(source: Source, sample: Encoded) -> bytes:
     return file.getvalue()
 
 
-def _about(splits: dict[Split, _Written]) -> list[_Entry]:
+def _build_metadata_entries(splits: dict[Split, _LmdbSplitWriter]) -> list[_KeyValue]:
     info = splits["train"].source.info
-    facts = Facts(
-        version=VERSION,
+    facts = LmdbMetadata(
+        version=LAYOUT_VERSION,
         class_names=info.class_names,
         channels=3 if info.channels == 3 else 1,
-        train=splits["train"].facts(),
-        val=splits["val"].facts(),
+        train=splits["train"].build_metadata(),
+        val=splits["val"].build_metadata(),
     )
     text = facts.model_dump_json(indent=1).encode()
-    labels = [(labels_key(split), written.stored_labels()) for split, written in splits.items()]
-    return [*labels, (FACTS_KEY, text), (FACTS_CRC_KEY, b"%08x" % zlib.crc32(text))]
+    labels = [(build_labels_key(split), written.pack_labels()) for split, written in splits.items()]
+    return [*labels, (METADATA_KEY, text), (METADATA_CRC_KEY, b"%08x" % zlib.crc32(text))]
 
 
-def _sync(path: Path) -> None:
+def _fsync_path(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

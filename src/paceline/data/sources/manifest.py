@@ -11,23 +11,23 @@ from pathlib import Path
 import numpy as np
 
 from paceline.core.dataset import Datasets, Split
-from paceline.core.errors import DataError, near_miss
+from paceline.core.errors import DataError, suggest_similar
 from paceline.core.files import open_to_read
-from paceline.data.sources.encoded import EncodedSource, files_info
-from paceline.data.sources.listed import faults_of, refuse_faults
-from paceline.data.sources.places import expanded, printable
-from paceline.data.sources.restricted_pickle import load_restricted
+from paceline.data.sources.encoded import ImageFileSource, build_files_info
+from paceline.data.sources.listed import find_faults, raise_for_faults
+from paceline.data.sources.places import expand_path, printable
+from paceline.data.sources.restricted_pickle import load_restricted_pickle
 from paceline.recipe.schema.source import Manifest
 
 # (place for messages, path, label)
-_Row = tuple[str, str, str]
-_NUM_CHECKED = 100
-_WHOLE_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,17}")
-_ALLOWED = "a manifest may hold only a dict of str to int or str (write it as CSV)"
+_ManifestRow = tuple[str, str, str]
+_NUM_PATHS_CHECKED = 100
+_INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
+_ALLOWED_CONTENT = "a manifest may hold only a dict of str to int or str (write it as CSV)"
 
 
 @dataclass(frozen=True)
-class _Listing:
+class _ImageList:
     file: Path
     root: Path
     paths: Sequence[str]
@@ -41,63 +41,66 @@ def load_manifest(section: Manifest, *, skip_bad: bool = False) -> Datasets:
     a malformed list, a repeated path, a missing or unreadable file, or an unknown validation label; `skip_bad` keeps
     unreadable files, unless all of the first paths are missing.
     """
-    train = _read_list(section.train, section.root, skip_bad=skip_bad)
+    train = _read_manifest(section.train, section.root, skip_bad=skip_bad)
     if section.val == "off":
         val = replace(train, paths=(), labels=())
     else:
-        val = _read_list(section.val, section.root, skip_bad=skip_bad)
-    class_names = _classes(train.labels)
+        val = _read_manifest(section.val, section.root, skip_bad=skip_bad)
+    class_names = _sort_class_names(train.labels)
     numbers = {name: number for number, name in enumerate(class_names)}
     unknown = next((label for label in val.labels if label not in numbers), None)
     if unknown is not None:
         raise DataError(
             f"{printable(val.file)}: label '{printable(unknown)}' is not in the training list {printable(train.file)}"
-            f"{near_miss(unknown, numbers)}; correct it, or add its training images"
+            f"{suggest_similar(unknown, numbers)}; correct it, or add its training images"
         )
-    shared = len(_full_paths(train) & _full_paths(val))
+    shared = len(_resolve_paths(train) & _resolve_paths(val))
     notes = (f"{shared:,} of {len(val.paths):,} validation images are training images too",) if shared else ()
     if section.val == "off":
         notes = ("data.source.val names no list",)
-    return Datasets(_source(train, "train", numbers, section), _source(val, "val", numbers, section, notes))
+    return Datasets(
+        _build_manifest_source(train, "train", numbers, section),
+        _build_manifest_source(val, "val", numbers, section, notes),
+    )
 
 
-def _read_list(text: str, root: str, *, skip_bad: bool) -> _Listing:
-    file = expanded(text)
+def _read_manifest(text: str, root: str, *, skip_bad: bool) -> _ImageList:
+    file = expand_path(text)
     match file.suffix.lower():
         case ".csv":
-            rows = _csv_rows(file)
+            rows = _read_csv_rows(file)
         case ".pkl" | ".pickle":
-            rows = _pickle_rows(file)
+            rows = _read_pickle_rows(file)
         case _:
             raise DataError(f"{printable(file)}: is not a .csv, .pkl or .pickle file; write the list as CSV")
     labels: dict[str, str] = {}
     for position, path, label in rows:
-        if not _is_path(path):
+        if not _is_valid_path(path):
             raise DataError(f"{position}: '{printable(path)}' is not a path; correct it or leave the line out")
         if path in labels:
             raise DataError(f"{position}: path '{printable(path)}' is listed twice; leave one of them out")
         labels[path] = label
     if not labels:
         raise DataError(f"{printable(file)}: lists no images; write a line for each under 'path,label'")
-    start = (file.parent if root == "auto" else expanded(root)).absolute()
-    listing = _Listing(file, start, tuple(labels), tuple(labels.values()))
-    _check_first(listing, skip_bad=skip_bad)
+    start = (file.parent if root == "auto" else expand_path(root)).absolute()
+    listing = _ImageList(file, start, tuple(labels), tuple(labels.values()))
+    _check_first_paths(listing, skip_bad=skip_bad)
     if not skip_bad:
         full = {path: os.path.join(start, path) for path in listing.paths}  # noqa: PTH118 - three times as fast
-        refuse_faults(printable(file), dict(faults_of(full)))
+        raise_for_faults(printable(file), dict(find_faults(full)))
     return listing
 
 
-def _is_path(text: str) -> bool:
+def _is_valid_path(text: str) -> bool:
     try:
         return b"\0" not in os.fsencode(text) and bool(text)
     except UnicodeEncodeError:  # a lone surrogate, from a pickle
         return False
 
 
-def _check_first(listing: _Listing, *, skip_bad: bool) -> None:
+def _check_first_paths(listing: _ImageList, *, skip_bad: bool) -> None:
     # A wrong root is reported after 100 paths, before all files are checked.
-    first = [listing.root / path for path in listing.paths[:_NUM_CHECKED]]
+    first = [listing.root / path for path in listing.paths[:_NUM_PATHS_CHECKED]]
     missing = [path for path in first if not os.path.lexists(path)]
     if len(missing) > (len(first) - 1 if skip_bad else 0):
         raise DataError(
@@ -106,7 +109,7 @@ def _check_first(listing: _Listing, *, skip_bad: bool) -> None:
         )
 
 
-def _csv_rows(file: Path) -> Iterator[_Row]:
+def _read_csv_rows(file: Path) -> Iterator[_ManifestRow]:
     try:
         with TextIOWrapper(open_to_read(file), encoding="utf-8-sig", newline="") as lines:
             reader = csv.reader(lines, strict=True, skipinitialspace=True)
@@ -131,36 +134,36 @@ def _csv_rows(file: Path) -> Iterator[_Row]:
         raise DataError(f"{printable(file)}: cannot be read: {error.strerror}; correct its name") from error
 
 
-def _pickle_rows(file: Path) -> Iterator[_Row]:
+def _read_pickle_rows(file: Path) -> Iterator[_ManifestRow]:
     """Yield the dict's items sorted by path, independent of insertion order."""
-    table = load_restricted(file, allowed=_ALLOWED)
+    table = load_restricted_pickle(file, hint=_ALLOWED_CONTENT)
     if not isinstance(table, dict):
-        raise DataError(f"{printable(file)}: holds a {type(table).__name__}; {_ALLOWED}")
+        raise DataError(f"{printable(file)}: holds a {type(table).__name__}; {_ALLOWED_CONTENT}")
     for path, label in table.items():
         if type(path) is not str:
-            raise DataError(f"{printable(file)}: has a key of type {type(path).__name__}; {_ALLOWED}")
+            raise DataError(f"{printable(file)}: has a key of type {type(path).__name__}; {_ALLOWED_CONTENT}")
         if type(label) not in (int, str) or label == "" or (type(label) is int and abs(label) >= 10**18):
             kind = "an empty text" if label == "" else f"a value of type {type(label).__name__}"
-            raise DataError(f"{printable(file)}: labels {printable(path)[:120]} with {kind}; {_ALLOWED}")
+            raise DataError(f"{printable(file)}: labels {printable(path)[:120]} with {kind}; {_ALLOWED_CONTENT}")
     for path in sorted(table):
         yield printable(file), path, str(table[path])
 
 
-def _classes(labels: Iterable[str]) -> tuple[str, ...]:
+def _sort_class_names(labels: Iterable[str]) -> tuple[str, ...]:
     names = set(labels)
-    if all(_WHOLE_NUMBER.fullmatch(name) for name in names):
+    if all(_INTEGER.fullmatch(name) for name in names):
         return tuple(sorted(names, key=int))
     return tuple(sorted(names))
 
 
-def _full_paths(listing: _Listing) -> set[Path]:
+def _resolve_paths(listing: _ImageList) -> set[Path]:
     return {listing.root / path for path in listing.paths}
 
 
-def _source(
-    listing: _Listing, split: Split, numbers: dict[str, int], section: Manifest, notes: tuple[str, ...] = ()
-) -> EncodedSource:
+def _build_manifest_source(
+    listing: _ImageList, split: Split, numbers: dict[str, int], section: Manifest, notes: tuple[str, ...] = ()
+) -> ImageFileSource:
     class_names = tuple(printable(name) for name in numbers)
-    info = files_info("manifest", split, len(listing.paths), class_names, section.channels, notes)
+    info = build_files_info("manifest", split, len(listing.paths), class_names, section.channels, notes)
     labels = np.array([numbers[label] for label in listing.labels], dtype=np.int32)
-    return EncodedSource.pack(info, str(listing.root), [os.fsencode(path) for path in listing.paths], labels)
+    return ImageFileSource.from_paths(info, str(listing.root), [os.fsencode(path) for path in listing.paths], labels)

@@ -9,26 +9,26 @@ from functools import lru_cache
 
 # Larger samples are treated as damage.
 MAX_SAMPLE_BYTES = 2**30
-_MOST_OPEN = 256
+_MAX_OPEN_FILES = 256
 
 
 # Files are opened on first use and read with `pread`: no file is mapped, so a truncated file is an error and not a
 # signal (SIGBUS), and no shared file position exists, so a forked process can use its parent's descriptors.
-class OpenFiles:
+class RandomAccessFiles:
     """Read files of known sizes by number. All errors are `OSError`."""
 
     def __init__(self, paths: tuple[str, ...], sizes: tuple[int, ...]) -> None:
         assert len(paths) == len(sizes), f"{len(paths)} paths for {len(sizes)} sizes"
         self.paths = paths
         self.sizes = sizes
-        self._open = _opener()
+        self._open = _build_file_opener()
 
     def read(self, number: int, start: int, length: int) -> bytes:
-        """Return `length` bytes of file `number` starting at byte `start`."""
+        """Return `length` bytes of file `descriptor` starting at byte `start`."""
         descriptor = self._open(self.paths[number], self.sizes[number])
-        data = os.pread(descriptor.number, length, start)
+        data = os.pread(descriptor.descriptor, length, start)
         while len(data) < length:  # Linux returns at most 2 GiB per call, network file systems less
-            more = os.pread(descriptor.number, length - len(data), start + len(data))
+            more = os.pread(descriptor.descriptor, length - len(data), start + len(data))
             if not more:
                 raise OSError(errno.EIO, f"ends before byte {start + length:,}")
             data += more
@@ -39,19 +39,19 @@ class OpenFiles:
 
     def __setstate__(self, state: tuple[tuple[str, ...], tuple[int, ...]]) -> None:
         self.paths, self.sizes = state
-        self._open = _opener()
+        self._open = _build_file_opener()
 
 
 # Closing by reference count: no thread closes a descriptor that another thread still uses.
 class OpenFile:
     """An open regular file, closed when the last reference goes."""
 
-    number = -1
+    descriptor = -1
 
     def __init__(self, path: str, expected_bytes: int | None = None) -> None:
         # Without O_NONBLOCK, opening a pipe in place of the file would hang the run.
-        self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        status = os.fstat(self.number)
+        self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        status = os.fstat(self.descriptor)
         self.num_bytes = status.st_size
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "is not a regular file")
@@ -59,12 +59,14 @@ class OpenFile:
             raise OSError(errno.ESTALE, f"has {self.num_bytes:,} bytes, and had {expected_bytes:,} when it was listed")
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:  # `os` may be gone when Python ends
-        if self.number >= 0:  # else it could not be opened
-            close(self.number)
+        if self.descriptor >= 0:  # else it could not be opened
+            close(self.descriptor)
 
 
-def _opener() -> Callable[[str, int], OpenFile]:
+def _build_file_opener() -> Callable[[str, int], OpenFile]:
     # No POSIX_FADV_RANDOM: it gained nothing for shuffled images on a cold disk, and cost two thirds of the sequential
     # throughput (LMDB and tars of 110 kB images).
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)  # use at most a quarter of the process's limit
-    return lru_cache(_MOST_OPEN if limit == resource.RLIM_INFINITY else max(1, min(_MOST_OPEN, limit // 4)))(OpenFile)
+    return lru_cache(_MAX_OPEN_FILES if limit == resource.RLIM_INFINITY else max(1, min(_MAX_OPEN_FILES, limit // 4)))(
+        OpenFile
+    )

@@ -13,19 +13,21 @@ from numpy.typing import NDArray
 from paceline.core.dataset import ArraySource, DatasetInfo, Datasets, Sample, Source, Split
 from paceline.core.errors import PacelineError, RecipeError
 from paceline.data.bad import ImageError
-from paceline.data.sources.encoded import files_info
-from paceline.recipe.own import SOURCE, Own, told
+from paceline.data.sources.encoded import build_files_info
+from paceline.recipe.own import SOURCE, PluginRef, describe_error
 from paceline.recipe.schema.source import OwnSource
 
-_PATH: Final = "data.source"
-_KINDS: Final = "(images, labels, class_names), an object with classes, __len__ and read, or a paceline Source"
+_FIELD_PATH: Final = "data.source"
+_SUPPORTED_SPLITS: Final = (
+    "(images, labels, class_names), an object with classes, __len__ and read, or a paceline Source"
+)
 # Pixels per call of `np.bincount`, which makes 8 bytes of each.
-_BLOCK: Final = 1 << 20
+_BLOCK_PIXELS: Final = 1 << 20
 # With `skip_bad`, the samples that are tried to find a readable one.
-_TRIED: Final = 16
+_MAX_SAMPLES_PROBED: Final = 16
 
 
-def load_own(section: OwnSource, *, skip_bad: bool = False) -> Datasets:
+def load_plugin_source(section: OwnSource, *, skip_bad: bool = False) -> Datasets:
     """Build both splits with the code that `section` names. Raise `RecipeError` if what it returns is not valid.
 
     A split may be
@@ -36,53 +38,57 @@ def load_own(section: OwnSource, *, skip_bad: bool = False) -> Datasets:
       images of any size that are read on access;
     - a `paceline.core.dataset.Source`, which is used unchanged.
     """
-    plugin = Own(_PATH, section.name, section.args, SOURCE)
-    train = _split(plugin, section, "train", skip_bad=skip_bad)
-    val = _split(plugin, section, "val", skip_bad=skip_bad, channels=1 if train.info.channels == 1 else 3)
+    plugin = PluginRef(_FIELD_PATH, section.name, section.args, SOURCE)
+    train = _build_split(plugin, section, "train", skip_bad=skip_bad)
+    val = _build_split(plugin, section, "val", skip_bad=skip_bad, channels=1 if train.info.channels == 1 else 3)
     if train.info.class_names != val.info.class_names:
-        raise plugin.lacks("names other classes for val than for train (return the same, in the same order)")
+        raise plugin.error("names other classes for val than for train (return the same, in the same order)")
     if train.info.channels != val.info.channels:
-        raise plugin.lacks(
+        raise plugin.error(
             f"has images of {train.info.channels} channels in train and of {val.info.channels} in val (make them agree)"
         )
     return Datasets(train, val)
 
 
-def load_own_validation(section: OwnSource, *, skip_bad: bool = False) -> Source:
-    """Build only the validation split. Raise `RecipeError` as `load_own` does."""
-    return _split(Own(_PATH, section.name, section.args, SOURCE), section, "val", skip_bad=skip_bad)
+def load_plugin_validation(section: OwnSource, *, skip_bad: bool = False) -> Source:
+    """Build only the validation split. Raise `RecipeError` as `load_plugin_source` does."""
+    return _build_split(PluginRef(_FIELD_PATH, section.name, section.args, SOURCE), section, "val", skip_bad=skip_bad)
 
 
-def _split(plugin: Own, section: OwnSource, split: Split, *, skip_bad: bool, channels: Literal[1, 3] = 3) -> Source:
+def _build_split(
+    plugin: PluginRef, section: OwnSource, split: Split, *, skip_bad: bool, channels: Literal[1, 3] = 3
+) -> Source:
     returned = plugin.make(split=split)
     match returned:
         case tuple((images, labels, class_names)):
-            _refuse_channels(section)
-            return _pixels(plugin, split, images, labels, class_names)
-    if isinstance(_asked(plugin, split, lambda: getattr(returned, "info", None)), DatasetInfo):
-        _refuse_channels(section)
-        _require(plugin, split, returned, ("__len__", "read", "name_of"))
+            _check_channels_unset(section)
+            return _build_array_source(plugin, split, images, labels, class_names)
+    if isinstance(_call_plugin(plugin, split, lambda: getattr(returned, "info", None)), DatasetInfo):
+        _check_channels_unset(section)
+        _require_attributes(plugin, split, returned, ("__len__", "read", "name_of"))
         return cast(Source, returned)
-    return _read_one_by_one(plugin, section, split, returned, skip_bad=skip_bad, channels=channels)
+    return _build_plugin_samples(plugin, section, split, returned, skip_bad=skip_bad, channels=channels)
 
 
-def _asked(plugin: Own, split: Split, question: Callable[[], Any]) -> Any:
+def _call_plugin(plugin: PluginRef, split: Split, question: Callable[[], Any]) -> Any:
     """Call a user's code, and convert whatever it raises to `RecipeError`."""
     try:
         return question()
     except PacelineError:
         raise
     except Exception as error:
-        raise plugin.lacks(f"raised {told(error)} for {split} (fix it)") from error
+        raise plugin.error(f"raised {describe_error(error)} for {split} (fix it)") from error
 
 
-def _require(plugin: Own, split: Split, returned: Any, names: Sequence[str]) -> None:
+def _require_attributes(plugin: PluginRef, split: Split, returned: Any, names: Sequence[str]) -> None:
     for name in names:
-        if not _asked(plugin, split, partial(hasattr, returned, name)):
-            raise plugin.lacks(f"gives {split} as {type(returned).__name__}, which has no {name} (return {_KINDS})")
+        if not _call_plugin(plugin, split, partial(hasattr, returned, name)):
+            raise plugin.error(
+                f"gives {split} as {type(returned).__name__}, which has no {name} (return {_SUPPORTED_SPLITS})"
+            )
 
 
-def _refuse_channels(section: OwnSource) -> None:
+def _check_channels_unset(section: OwnSource) -> None:
     if section.channels != "auto":
         raise RecipeError(
             f"data.source.channels: {section.channels} has no effect on {section.name}, which defines its "
@@ -90,38 +96,38 @@ def _refuse_channels(section: OwnSource) -> None:
         )
 
 
-def _pixels(plugin: Own, split: Split, images: Any, labels: Any, class_names: Any) -> ArraySource:
+def _build_array_source(plugin: PluginRef, split: Split, images: Any, labels: Any, class_names: Any) -> ArraySource:
     """Build a split of equal-sized pixels, normalized with its own mean and standard deviation."""
-    images, labels = _array(plugin, split, "images", images), _array(plugin, split, "labels", labels)
+    images, labels = _to_array(plugin, split, "images", images), _to_array(plugin, split, "labels", labels)
     images = images[..., None] if images.ndim == 3 else images
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] not in (1, 3):
         actual = f"{images.dtype} {list(images.shape)}"
-        raise plugin.lacks(f"gives {split} images as {actual} (give uint8 [N, H, W], or [N, H, W, C] with C of 1 or 3)")
+        raise plugin.error(f"gives {split} images as {actual} (give uint8 [N, H, W], or [N, H, W, C] with C of 1 or 3)")
     if not np.issubdtype(labels.dtype, np.integer) or labels.shape != images.shape[:1]:
         actual = f"{labels.dtype} {list(labels.shape)}"
-        raise plugin.lacks(f"gives {split} labels as {actual} for {len(images)} images (give one whole number each)")
-    names = _class_names(plugin, class_names)
+        raise plugin.error(f"gives {split} labels as {actual} for {len(images)} images (give one whole number each)")
+    names = _check_class_names(plugin, class_names)
     wrong = labels[(labels < 0) | (labels >= len(names))][:1].tolist()
     if wrong:
-        raise plugin.lacks(f"gives {split} label {wrong[0]}, and {len(names)} classes (give 0 to {len(names) - 1})")
-    mean, std = _mean_and_std(images)
+        raise plugin.error(f"gives {split} label {wrong[0]}, and {len(names)} classes (give 0 to {len(names) - 1})")
+    mean, std = _compute_mean_and_std(images)
     height, width, channels = images.shape[1:]
     info = DatasetInfo(plugin.name, split, len(labels), names, channels, (height, width), mean, std)
     return ArraySource(info, np.ascontiguousarray(images), labels.astype(np.int64))
 
 
-def _array(plugin: Own, split: Split, what: str, values: Any) -> NDArray[Any]:
+def _to_array(plugin: PluginRef, split: Split, what: str, values: Any) -> NDArray[Any]:
     try:
         return np.asarray(values)
     except Exception as error:  # numpy raises TypeError for a GPU tensor
         reason = " ".join(str(error).split())[:100]
         fix = "give one array, or for several sizes an object with read"
-        raise plugin.lacks(f"gives {split} {what} that numpy cannot convert to an array: {reason} ({fix})") from None
+        raise plugin.error(f"gives {split} {what} that numpy cannot convert to an array: {reason} ({fix})") from None
 
 
-def _mean_and_std(images: NDArray[np.uint8]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _compute_mean_and_std(images: NDArray[np.uint8]) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return mean and standard deviation per channel, of pixels scaled to [0, 1]."""
-    values, block = np.arange(256) / 255, max(1, _BLOCK // max(1, images.shape[1] * images.shape[2]))
+    values, block = np.arange(256) / 255, max(1, _BLOCK_PIXELS // max(1, images.shape[1] * images.shape[2]))
     means, stds = [], []
     for channel in range(images.shape[3]):
         # From a histogram, in blocks, so that no float copy of the images is needed.
@@ -136,35 +142,40 @@ def _mean_and_std(images: NDArray[np.uint8]) -> tuple[tuple[float, ...], tuple[f
     return tuple(means), tuple(stds)
 
 
-def _class_names(plugin: Own, class_names: object) -> tuple[str, ...]:
+def _check_class_names(plugin: PluginRef, class_names: object) -> tuple[str, ...]:
     if isinstance(class_names, str) or not isinstance(class_names, Sequence | np.ndarray) or len(class_names) < 2:
-        raise plugin.lacks(f"gives {class_names!r} as class names (give a list of two or more)")
+        raise plugin.error(f"gives {class_names!r} as class names (give a list of two or more)")
     names = tuple(str(name) for name in class_names)
     if len(set(names)) < len(names):
         repeated = next(name for name in names if names.count(name) > 1)
-        raise plugin.lacks(f"names class {repeated!r} twice (give each class a unique name)")
+        raise plugin.error(f"names class {repeated!r} twice (give each class a unique name)")
     return names
 
 
-def _read_one_by_one(
-    plugin: Own, section: OwnSource, split: Split, returned: Any, *, skip_bad: bool, channels: Literal[1, 3]
-) -> "OwnSamples":
-    _require(plugin, split, returned, ("classes", "__len__", "read"))
-    names = _class_names(plugin, _asked(plugin, split, lambda: returned.classes))
-    num_images = _asked(plugin, split, lambda: len(returned))
+def _build_plugin_samples(
+    plugin: PluginRef, section: OwnSource, split: Split, returned: Any, *, skip_bad: bool, channels: Literal[1, 3]
+) -> "PluginSamples":
+    _require_attributes(plugin, split, returned, ("classes", "__len__", "read"))
+    names = _check_class_names(plugin, _call_plugin(plugin, split, lambda: returned.classes))
+    num_images = _call_plugin(plugin, split, lambda: len(returned))
     if num_images == 0 and split == "train":
-        raise plugin.lacks("has no training images (return some for split 'train')")
-    tried = OwnSamples(files_info(plugin.name, split, num_images, names, channels), returned, plugin.make(split=split))
-    content = tried.first(skip_bad=skip_bad)
+        raise plugin.error("has no training images (return some for split 'train')")
+    tried = PluginSamples(
+        build_files_info(plugin.name, split, num_images, names, channels), returned, plugin.make(split=split)
+    )
+    content = tried.probe_first(skip_bad=skip_bad)
     samples = replace(
-        tried, info=files_info(plugin.name, split, num_images, names, _channels(section, content, channels))
+        tried,
+        info=build_files_info(plugin.name, split, num_images, names, _detect_channels(section, content, channels)),
     )
     if content is not None:
-        samples.checked(0, content)
+        samples.check_channels(0, content)
     return samples
 
 
-def _channels(section: OwnSource, content: bytes | NDArray[np.uint8] | None, default: Literal[1, 3]) -> Literal[1, 3]:
+def _detect_channels(
+    section: OwnSource, content: bytes | NDArray[np.uint8] | None, default: Literal[1, 3]
+) -> Literal[1, 3]:
     if section.channels != "auto":
         return section.channels
     if isinstance(content, np.ndarray):
@@ -173,15 +184,15 @@ def _channels(section: OwnSource, content: bytes | NDArray[np.uint8] | None, def
 
 
 @dataclass(frozen=True)
-class OwnSamples:
+class PluginSamples:
     """A split whose samples a user's code reads one at a time: encoded files, or pixels of any size.
 
-    `inner` reads in the process `pid`; `untouched` reads in forked workers.
+    `plugin` reads in the process `pid`; `fork_copy` reads in forked workers.
     """
 
     info: DatasetInfo
-    inner: Any
-    untouched: Any
+    plugin: Any
+    fork_copy: Any
     pid: int = field(default_factory=os.getpid)
 
     def __len__(self) -> int:
@@ -193,62 +204,64 @@ class OwnSamples:
 
     def read(self, index: int) -> Sample:
         """Return (encoded bytes, or uint8 pixels [H, W, C]; label). Raise `ImageError` if the sample is not valid."""
-        content, label = self._taken(index)
-        return self.checked(index, content), label
+        content, label = self._read_validated(index)
+        return self.check_channels(index, content), label
 
-    def checked(self, index: int, content: bytes | NDArray[np.uint8]) -> bytes | NDArray[np.uint8]:
+    def check_channels(self, index: int, content: bytes | NDArray[np.uint8]) -> bytes | NDArray[np.uint8]:
         """Return `content`. Raise `ImageError` if its channels differ from the split's."""
         if isinstance(content, np.ndarray) and content.shape[2] != self.info.channels:
             channels = self.info.channels
-            raise self._error(index, f"has {content.shape[2]} channels, and the split {channels}", "make them agree")
+            raise self._build_error(
+                index, f"has {content.shape[2]} channels, and the split {channels}", "make them agree"
+            )
         return content
 
-    def first(self, *, skip_bad: bool) -> bytes | NDArray[np.uint8] | None:
+    def probe_first(self, *, skip_bad: bool) -> bytes | NDArray[np.uint8] | None:
         """Return the content of the first sample, with any channels.
 
         With `skip_bad` return the first readable one of a few samples, or None.
         """
-        for index in range(min(_TRIED, len(self))):
+        for index in range(min(_MAX_SAMPLES_PROBED, len(self))):
             try:
-                return self._taken(index)[0]
+                return self._read_validated(index)[0]
             except ImageError:
                 if not skip_bad:
                     raise
         return None
 
-    def _taken(self, index: int) -> Sample:
-        # `untouched` has opened no file before the fork; otherwise all workers would share one file position.
-        inner = self.inner if os.getpid() == self.pid else self.untouched
+    def _read_validated(self, index: int) -> Sample:
+        # `fork_copy` has opened no file before the fork; otherwise all workers would share one file position.
+        inner = self.plugin if os.getpid() == self.pid else self.fork_copy
         try:
             content, given = inner.read(index)
             pixels = content if isinstance(content, bytes) else np.asarray(content)
         except PacelineError:
             raise
         except Exception as error:
-            raise self._error(index, f"read raised {told(error)}", "fix it") from error
-        label = self._label(index, given)
-        return (pixels if isinstance(pixels, bytes) else self._pixels(index, pixels)), label
+            raise self._build_error(index, f"read raised {describe_error(error)}", "fix it") from error
+        label = self._validate_label(index, given)
+        return (pixels if isinstance(pixels, bytes) else self._validate_pixels(index, pixels)), label
 
-    def _label(self, index: int, given: Any) -> int:
+    def _validate_label(self, index: int, given: Any) -> int:
         last = len(self.info.class_names) - 1
         try:
             label = operator.index(given)
         except Exception:  # tensors raise errors of their own
             label = -1
         if not 0 <= label <= last:
-            raise self._error(
+            raise self._build_error(
                 index, f"has label {given!r:.50}", f"give a whole number, 0 to {last}, a place in classes"
             )
         return label
 
-    def _pixels(self, index: int, pixels: NDArray[Any]) -> NDArray[np.uint8]:
+    def _validate_pixels(self, index: int, pixels: NDArray[Any]) -> NDArray[np.uint8]:
         pixels = pixels[..., None] if pixels.ndim == 2 else pixels
         if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] not in (1, 3) or not pixels.size:
             actual = f"{pixels.dtype} {list(pixels.shape)}"
-            raise self._error(
+            raise self._build_error(
                 index, f"read gives {actual}", "give bytes, or uint8 [H, W] or [H, W, C] with C of 1 or 3"
             )
         return pixels
 
-    def _error(self, index: int, reason: str, fix: str) -> ImageError:
+    def _build_error(self, index: int, reason: str, fix: str) -> ImageError:
         return ImageError(self.name_of(index), reason, fix)

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 
-def expanded(text: str) -> Path:
+def expand_path(text: str) -> Path:
     """Expand `~` in a path if there is a home folder."""
     return Path(os.path.expanduser(text))  # noqa: PTH111 - the method raises without a home folder
 

@@ -24,14 +24,14 @@ class RestrictedUnpickler(pickle.Unpickler):
     `admitted` maps dotted global names to their replacements.
     """
 
-    def __init__(self, file: BinaryIO, *, admitted: Mapping[str, object], encoding: str) -> None:
+    def __init__(self, file: BinaryIO, *, allowed_globals: Mapping[str, object], encoding: str) -> None:
         super().__init__(file, encoding=encoding)
-        self._admitted = admitted
+        self._allowed_globals = allowed_globals
 
     def find_class(self, module: str, name: str) -> object:
         """Return the replacement of `module.name`, or raise before anything is imported."""
         try:
-            return self._admitted[f"{module}.{name}"]
+            return self._allowed_globals[f"{module}.{name}"]
         except KeyError:
             raise RefusedPickleError(f"asks for {module}.{name}") from None
 
@@ -40,34 +40,34 @@ class RestrictedUnpickler(pickle.Unpickler):
         raise RefusedPickleError(f"asks for the persistent object {pid!r}")
 
 
-_PUTS: Final = {"PUT", "BINPUT", "LONG_BINPUT"}
+_MEMO_OPCODES: Final = {"PUT", "BINPUT", "LONG_BINPUT"}
 
 
-def _refuse_large_memo(content: bytes) -> None:
+def _check_memo_size(content: bytes) -> None:
     """Raise `RefusedPickleError` for a memo index that exceeds the length of `content`."""
     # The C unpickler allocates the memo up to the largest index. `genops` raises ValueError for strings longer than the
     # file. It takes 0.4 us per opcode (measured), three times as long as unpickling.
     for opcode, number, _ in pickletools.genops(content):
-        if opcode.name in _PUTS and number is not None and number > len(content):
+        if opcode.name in _MEMO_OPCODES and number is not None and number > len(content):
             raise RefusedPickleError(f"asks for memory for {number:,} values, in {len(content):,} bytes")
 
 
-def load_restricted(
-    path: Path, *, allowed: str, admitted: Mapping[str, object] | None = None, encoding: str = "utf-8"
+def load_restricted_pickle(
+    path: Path, *, hint: str, allowed_globals: Mapping[str, object] | None = None, encoding: str = "utf-8"
 ) -> object:
-    """Return the value pickled in `path`. Raise `DataError` if the file needs a global that is not in `admitted`.
+    """Return the value pickled in `path`. Raise `DataError` if the file needs a global that is not in `allowed_globals`.
 
-    `allowed` ends the error message with the permitted content and the fix. Python 2 strings are decoded with
+    `hint` ends the error message with the permitted content and the fix. Python 2 strings are decoded with
     `encoding`.
     """
     try:
         content = read_bytes(path)
-        _refuse_large_memo(content)
-        return RestrictedUnpickler(io.BytesIO(content), admitted=admitted or {}, encoding=encoding).load()
+        _check_memo_size(content)
+        return RestrictedUnpickler(io.BytesIO(content), allowed_globals=allowed_globals or {}, encoding=encoding).load()
     except RefusedPickleError as error:
         problem = printable(str(error))[:120]
     except OSError as error:
         problem = f"cannot be read: {error.strerror or error}"
     except Exception as error:  # the unpickler raises nearly anything on malformed input, including MemoryError
         problem = f"is not a readable pickle ({printable(str(error))[:120] or type(error).__name__})"
-    raise DataError(f"{printable(path)}: {problem}; {allowed}")
+    raise DataError(f"{printable(path)}: {problem}; {hint}")

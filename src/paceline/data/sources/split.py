@@ -7,7 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def held_out(labels: NDArray[np.integer], names: Iterable[bytes], *, fraction: float, seed: int) -> NDArray[np.bool_]:
+def select_validation(
+    labels: NDArray[np.integer], names: Iterable[bytes], *, fraction: float, seed: int
+) -> NDArray[np.bool_]:
     """Return a bool mask [N] of the validation samples: `fraction` of each class, rounded to the nearest number.
 
     `labels` is [N]; `names` yields N stable names. A class with at least two samples gets one in each split, a class

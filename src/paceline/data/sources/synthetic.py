@@ -8,34 +8,37 @@ from paceline.core.errors import DataError
 from paceline.recipe.schema.source import Synthetic
 
 # Limit for the pixels of both splits, per process.
-MAX_BYTES = 4 * 2**30
+MAX_SYNTHETIC_BYTES = 4 * 2**30
 _CHUNK_BYTES = 2**24
-_GRID = 4
-_STREAMS: dict[Split, int] = {"train": 1, "val": 2}
+_PATTERN_GRID = 4
+_SPLIT_STREAMS: dict[Split, int] = {"train": 1, "val": 2}
 _PATTERN_STREAM = 0
 # Pattern and noise are uniform over 0..127 each, so the sum has mean 127 and variance 2 (128^2 - 1) / 12.
-_MEAN = 127 / 255
-_STD = (2 * (128**2 - 1) / 12) ** 0.5 / 255
+_SYNTHETIC_MEAN = 127 / 255
+_SYNTHETIC_STD = (2 * (128**2 - 1) / 12) ** 0.5 / 255
 
 
 def load_synthetic(section: Synthetic) -> Datasets:
     """Generate uint8 images [N, size, size, channels]: one pattern of 4x4 blocks per class, plus noise of equal
     variance.
 
-    Labels cycle through the classes. Raise `DataError` if the pixels exceed `MAX_BYTES`.
+    Labels cycle through the classes. Raise `DataError` if the pixels exceed `MAX_SYNTHETIC_BYTES`.
     """
     image_bytes = section.image_size**2 * section.channels
     needed = (section.num_images + section.num_val_images) * image_bytes
-    if needed > MAX_BYTES:
-        most = max(MAX_BYTES // image_bytes - section.num_val_images, 0)
+    if needed > MAX_SYNTHETIC_BYTES:
+        most = max(MAX_SYNTHETIC_BYTES // image_bytes - section.num_val_images, 0)
         raise DataError(
             f"data.source.num_images: {section.num_images} of {section.image_size}x{section.image_size} would take "
-            f"{needed / 2**30:.1f} GiB in each process (the limit is {MAX_BYTES / 2**30:g}; at most {most} fit)"
+            f"{needed / 2**30:.1f} GiB in each process (the limit is {MAX_SYNTHETIC_BYTES / 2**30:g}; at most {most} fit)"
         )
-    return Datasets(_source(section, "train", section.num_images), _source(section, "val", section.num_val_images))
+    return Datasets(
+        _build_synthetic_split(section, "train", section.num_images),
+        _build_synthetic_split(section, "val", section.num_val_images),
+    )
 
 
-def _bytes(stream: int, count: int, skip: int = 0) -> NDArray[np.uint8]:
+def _random_bytes(stream: int, count: int, skip: int = 0) -> NDArray[np.uint8]:
     """Return uint8 [count] of a random stream from byte `skip` on, a multiple of 32."""
     # Philox's raw integers do not depend on the numpy version, `Generator`'s distributions do (NEP 19).
     generator = np.random.Philox(key=stream, counter=skip // 32)  # each counter value gives four 64-bit integers
@@ -43,17 +46,17 @@ def _bytes(stream: int, count: int, skip: int = 0) -> NDArray[np.uint8]:
     return integers.view(np.uint8)[:count]
 
 
-def _source(section: Synthetic, split: Split, num_images: int) -> ArraySource:
+def _build_synthetic_split(section: Synthetic, split: Split, num_images: int) -> ArraySource:
     size, channels = section.image_size, section.channels
-    blocks = _bytes(_PATTERN_STREAM, section.num_classes * _GRID**2 * channels) >> 1
-    patterns = blocks.reshape(section.num_classes, _GRID, _GRID, channels)
-    block_of = np.arange(size) * _GRID // size
+    blocks = _random_bytes(_PATTERN_STREAM, section.num_classes * _PATTERN_GRID**2 * channels) >> 1
+    patterns = blocks.reshape(section.num_classes, _PATTERN_GRID, _PATTERN_GRID, channels)
+    block_of = np.arange(size) * _PATTERN_GRID // size
     labels = np.arange(num_images, dtype=np.int64) % section.num_classes
     images = np.empty((num_images, size, size, channels), dtype=np.uint8)
     pixels = images.reshape(-1)
     for start in range(0, pixels.size, _CHUNK_BYTES):
         chunk = pixels[start : start + _CHUNK_BYTES]
-        chunk[:] = _bytes(_STREAMS[split], chunk.size, skip=start) >> 1
+        chunk[:] = _random_bytes(_SPLIT_STREAMS[split], chunk.size, skip=start) >> 1
     rows = max(1, _CHUNK_BYTES // images[0].size)
     for start in range(0, num_images, rows):
         images[start : start + rows] += patterns[labels[start : start + rows]][:, block_of[:, None], block_of]
@@ -64,7 +67,7 @@ def _source(section: Synthetic, split: Split, num_images: int) -> ArraySource:
         class_names=tuple(str(label) for label in range(section.num_classes)),
         channels=channels,
         image_size=(size, size),
-        mean=(_MEAN,) * channels,
-        std=(_STD,) * channels,
+        mean=(_SYNTHETIC_MEAN,) * channels,
+        std=(_SYNTHETIC_STD,) * channels,
     )
     return ArraySource(info, images, labels)

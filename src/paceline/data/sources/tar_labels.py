@@ -6,29 +6,29 @@ from dataclasses import dataclass
 
 from paceline.core.errors import DataError
 from paceline.core.files import open_to_read
-from paceline.data.sources.places import expanded, printable
+from paceline.data.sources.places import expand_path, printable
 from paceline.recipe.schema.source import WebDataset
 
 MAX_CLASSES = 1_000_000
-_MAX_LIST_BYTES = 2**26
+_MAX_CLASS_LIST_BYTES = 2**26
 
 
 @dataclass(frozen=True)
 class LabelReader:
     """Parse labels from members with `extension`: the value of `json_field`, or the whole text if that is None.
 
-    `numbers` maps class names to class numbers, empty without a class list.
+    `class_numbers` maps class names to class numbers, empty without a class list.
     """
 
     extension: bytes
     json_field: str | None
-    numbers: Mapping[str, int]
+    class_numbers: Mapping[str, int]
 
     def __call__(self, content: bytes) -> int:
         """Return the class number. Raise `ValueError` with a reason of one line."""
-        value = self._value(content)
-        if isinstance(value, str) and value in self.numbers:
-            return self.numbers[value]
+        value = self._parse_value(content)
+        if isinstance(value, str) and value in self.class_numbers:
+            return self.class_numbers[value]
         text = value.strip() if isinstance(value, str) else value
         if isinstance(text, str) and text.isascii() and text.isdigit() and len(text) < 10:
             text = int(text)
@@ -36,7 +36,7 @@ class LabelReader:
             raise ValueError(f"is labelled {printable(repr(value))[:80]}, which is not a class number")
         return text
 
-    def _value(self, content: bytes) -> object:
+    def _parse_value(self, content: bytes) -> object:
         try:
             if self.json_field is None:
                 return content.decode("ascii")
@@ -58,15 +58,15 @@ def build_label_reader(section: WebDataset, class_names: tuple[str, ...]) -> Lab
     raise DataError(f"data.source.label: '{printable(section.label)}' is neither cls nor json:FIELD (set it to one)")
 
 
-def read_classes(section: WebDataset) -> tuple[str, ...]:
+def read_class_list(section: WebDataset) -> tuple[str, ...]:
     """Read the class names from the file `section.classes`; () for `auto`. Raise `DataError` naming the file."""
     if section.classes == "auto":
         return ()
-    path = expanded(section.classes)
+    path = expand_path(section.classes)
     prefix = f"data.source.classes: {printable(path)}"
     try:
         with open_to_read(path) as file:
-            text = file.read(_MAX_LIST_BYTES).decode("utf-8-sig")
+            text = file.read(_MAX_CLASS_LIST_BYTES).decode("utf-8-sig")
     except OSError as error:
         raise DataError(f"{prefix} cannot be read: {error.strerror} (correct the path)") from error
     except UnicodeDecodeError as error:

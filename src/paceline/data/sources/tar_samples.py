@@ -9,9 +9,9 @@ from paceline.data.sources.image_names import IMAGE_EXTENSIONS
 from paceline.data.sources.open_files import MAX_SAMPLE_BYTES
 from paceline.data.sources.places import printable
 from paceline.data.sources.tar_labels import LabelReader
-from paceline.data.sources.tar_walk import Member, Tar, shown
+from paceline.data.sources.tar_walk import TarMember, TarReader, format_member_name
 
-_EXTENSIONS = frozenset(extension.encode() for extension in IMAGE_EXTENSIONS)
+_IMAGE_EXTENSION_BYTES = frozenset(extension.encode() for extension in IMAGE_EXTENSIONS)
 _MAX_LABEL_BYTES = 2**20
 
 
@@ -33,7 +33,7 @@ class TarSamples:
     name_ends: "array[int]" = field(default_factory=lambda: array("q"))
     num_without_image: int = 0
 
-    def add(self, image: Member, label: int) -> None:
+    def add(self, image: TarMember, label: int) -> None:
         """Append a sample."""
         self.starts.append(image.start)
         self.lengths.append(image.length)
@@ -41,7 +41,7 @@ class TarSamples:
         self.names += image.name
         self.name_ends.append(len(self.names))
 
-    def refuse_labels_beyond(self, num_classes: int) -> None:
+    def check_labels(self, num_classes: int) -> None:
         """Raise `DataError` naming the first sample whose label is not below `num_classes`."""
         if max(self.labels) < num_classes:
             return
@@ -50,23 +50,23 @@ class TarSamples:
                 name = bytes(self.names[self.name_ends[index - 1] if index else 0 : self.name_ends[index]])
                 tar = next(path for path, end in zip(self.paths, self.tar_ends, strict=True) if index < end)
                 raise DataError(
-                    f"{printable(tar)}: {shown(name)} has the label {label}, and there are {num_classes:,} classes, "
+                    f"{printable(tar)}: {format_member_name(name)} has the label {label}, and there are {num_classes:,} classes, "
                     f"starting at 0 (correct the label, or set data.source.classes to a list of all classes)"
                 )
 
-    def notes(self) -> list[str]:
+    def build_notes(self) -> list[str]:
         """Return notes on samples that were left out."""
         if not self.num_without_image:
             return []
         return [f"left out {count(self.num_without_image, 'sample')} without an image (.jpg, .png, ...) in the tars"]
 
 
-def list_samples(paths: tuple[str, ...], read_label: LabelReader) -> TarSamples:
+def scan_tar_samples(paths: tuple[str, ...], read_label: LabelReader) -> TarSamples:
     """List the samples in the tars at `paths`. Raise `DataError` for a tar or a label that cannot be used."""
     samples = TarSamples(paths, read_label)
     for path in paths:
-        tar = Tar(path)
-        _list(tar, samples)
+        tar = TarReader(path)
+        _scan_tar(tar, samples)
         samples.sizes.append(tar.num_bytes)
         samples.tar_ends.append(len(samples.labels))
     if not samples.labels:
@@ -78,29 +78,29 @@ def list_samples(paths: tuple[str, ...], read_label: LabelReader) -> TarSamples:
 
 
 @dataclass
-class _Group:
+class _SampleGroup:
     key: bytes
-    image: Member | None = None
+    image: TarMember | None = None
     label: int | None = None
 
 
-def _list(tar: Tar, samples: TarSamples) -> None:
-    group = _Group(b"")
+def _scan_tar(tar: TarReader, samples: TarSamples) -> None:
+    group = _SampleGroup(b"")
     for member in tar.members():
-        key, extension = _split(member.name)
+        key, extension = _split_member_name(member.name)
         if not extension:
             continue
         if key != group.key:
-            _close(tar, group, samples)
-            group = _Group(key)
-        if extension in _EXTENSIONS:
-            group.image = _image(tar, member, group)
+            _add_group(tar, group, samples)
+            group = _SampleGroup(key)
+        if extension in _IMAGE_EXTENSION_BYTES:
+            group.image = _check_image(tar, member, group)
         elif extension == samples.read_label.extension:
-            group.label = _label(tar, member, group, samples.read_label)
-    _close(tar, group, samples)
+            group.label = _read_group_label(tar, member, group, samples.read_label)
+    _add_group(tar, group, samples)
 
 
-def _split(name: bytes) -> tuple[bytes, bytes]:
+def _split_member_name(name: bytes) -> tuple[bytes, bytes]:
     """Return (name up to the first dot of its last component, extension in lower case); no extension if there is no
     key.
     """
@@ -109,35 +109,41 @@ def _split(name: bytes) -> tuple[bytes, bytes]:
     return folder + slash + stem, extension.lower() if stem else b""
 
 
-def _image(tar: Tar, member: Member, group: _Group) -> Member:
+def _check_image(tar: TarReader, member: TarMember, group: _SampleGroup) -> TarMember:
     if group.image is not None:
-        raise tar.damage(f"has two images for one sample, {shown(group.image.name)} and {shown(member.name)}")
+        raise tar.build_error(
+            f"has two images for one sample, {format_member_name(group.image.name)} and {format_member_name(member.name)}"
+        )
     if member.length > MAX_SAMPLE_BYTES:
-        raise tar.damage(f"has {member.length:,} bytes in {shown(member.name)}, which is too much for an image")
+        raise tar.build_error(
+            f"has {member.length:,} bytes in {format_member_name(member.name)}, which is too much for an image"
+        )
     return member
 
 
-def _label(tar: Tar, member: Member, group: _Group, read_label: LabelReader) -> int:
+def _read_group_label(tar: TarReader, member: TarMember, group: _SampleGroup, read_label: LabelReader) -> int:
     if group.label is not None:
-        raise tar.damage(f"has two labels for one sample, the second in {shown(member.name)}")
+        raise tar.build_error(f"has two labels for one sample, the second in {format_member_name(member.name)}")
     if member.length > _MAX_LABEL_BYTES:
-        raise tar.damage(f"has {member.length:,} bytes in {shown(member.name)}, which is too much for a label")
+        raise tar.build_error(
+            f"has {member.length:,} bytes in {format_member_name(member.name)}, which is too much for a label"
+        )
     try:
         return read_label(tar.read(member.start, member.length))
     except DataError:
         raise
     except ValueError as error:
-        raise tar.damage(f"{shown(member.name)} {error}") from error
+        raise tar.build_error(f"{format_member_name(member.name)} {error}") from error
 
 
-def _close(tar: Tar, group: _Group, samples: TarSamples) -> None:
+def _add_group(tar: TarReader, group: _SampleGroup, samples: TarSamples) -> None:
     """Add a finished group. Raise `DataError` for an image without a label."""
     if group.image is None:
         samples.num_without_image += bool(group.key)
     elif group.label is None:
         wanted = samples.read_label.extension.decode()
-        raise tar.damage(
-            f"has no {shown(group.key)}.{wanted} beside {shown(group.image.name)}",
+        raise tar.build_error(
+            f"has no {format_member_name(group.key)}.{wanted} beside {format_member_name(group.image.name)}",
             "set data.source.label to what holds the label, or make it again",
         )
     else:

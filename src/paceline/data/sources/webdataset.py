@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 from paceline.core.dataset import DatasetInfo, Datasets, Sample, Split
 from paceline.core.units import count
 from paceline.data.bad import ImageError
-from paceline.data.sources.encoded import files_info
-from paceline.data.sources.open_files import OpenFiles
+from paceline.data.sources.encoded import build_files_info
+from paceline.data.sources.open_files import RandomAccessFiles
 from paceline.data.sources.places import printable
-from paceline.data.sources.tar_labels import build_label_reader, read_classes
-from paceline.data.sources.tar_paths import tar_paths
-from paceline.data.sources.tar_samples import TarSamples, list_samples
+from paceline.data.sources.tar_labels import build_label_reader, read_class_list
+from paceline.data.sources.tar_paths import expand_tar_paths
+from paceline.data.sources.tar_samples import TarSamples, scan_tar_samples
 from paceline.recipe.schema.source import WebDataset
 
 
@@ -29,7 +29,7 @@ class WebDatasetSource:
     """
 
     info: DatasetInfo
-    files: OpenFiles
+    files: RandomAccessFiles
     tar_ends: NDArray[np.int64]
     starts: NDArray[np.uint64]
     lengths: NDArray[np.uint32]
@@ -44,7 +44,7 @@ class WebDatasetSource:
         """Return (encoded image bytes, label). Raise `ImageError` if the image is empty or cannot be read."""
         length = int(self.lengths[index])
         try:
-            data = self.files.read(self._tar_of(index), int(self.starts[index]), length)
+            data = self.files.read(self._find_tar(index), int(self.starts[index]), length)
         except OSError as error:
             raise ImageError(self.name_of(index), f"cannot be read: {error.strerror}", "restore its tar") from error
         if not data:
@@ -55,9 +55,9 @@ class WebDatasetSource:
         """Return the path of the tar followed by the member's name."""
         start = int(self.name_ends[index - 1]) if index else 0
         name = os.fsdecode(self.names[start : int(self.name_ends[index])])
-        return printable(f"{self.files.paths[self._tar_of(index)]}/{name}")
+        return printable(f"{self.files.paths[self._find_tar(index)]}/{name}")
 
-    def _tar_of(self, index: int) -> int:
+    def _find_tar(self, index: int) -> int:
         return int(np.searchsorted(self.tar_ends, index, side="right"))
 
 
@@ -67,22 +67,24 @@ def load_webdataset(section: WebDataset) -> Datasets:
     Raise `DataError` for tars that are missing, truncated or damaged, and for images without a label or with one that
     training does not have, before any image is read.
     """
-    class_list = read_classes(section)
+    class_list = read_class_list(section)
     read_label = build_label_reader(section, class_list)
-    train = list_samples(tar_paths(section.train, "data.source.train"), read_label)
-    val = list_samples(tar_paths(section.val, "data.source.val"), read_label)
+    train = scan_tar_samples(expand_tar_paths(section.train, "data.source.train"), read_label)
+    val = scan_tar_samples(expand_tar_paths(section.val, "data.source.val"), read_label)
     class_names = class_list or tuple(str(label) for label in range(max(train.labels) + 1))
     for samples in (train, val):
-        samples.refuse_labels_beyond(len(class_names))
+        samples.check_labels(len(class_names))
     shared = len(set(train.paths) & set(val.paths))
     notes = [f"{count(shared, 'tar')} of validation are training tars too"] if shared else []
     return Datasets(
-        _source(train, "train", class_names, section, [*train.notes(), *_unseen(train, class_names)]),
-        _source(val, "val", class_names, section, [*val.notes(), *notes]),
+        _build_webdataset_source(
+            train, "train", class_names, section, [*train.build_notes(), *_note_unseen_classes(train, class_names)]
+        ),
+        _build_webdataset_source(val, "val", class_names, section, [*val.build_notes(), *notes]),
     )
 
 
-def _unseen(train: TarSamples, class_names: tuple[str, ...]) -> list[str]:
+def _note_unseen_classes(train: TarSamples, class_names: tuple[str, ...]) -> list[str]:
     missing = np.flatnonzero(np.bincount(np.asarray(train.labels), minlength=len(class_names)) == 0)
     if not len(missing):
         return []
@@ -91,12 +93,12 @@ def _unseen(train: TarSamples, class_names: tuple[str, ...]) -> list[str]:
     ]
 
 
-def _source(
+def _build_webdataset_source(
     samples: TarSamples, split: Split, class_names: tuple[str, ...], section: WebDataset, notes: list[str]
 ) -> WebDatasetSource:
     return WebDatasetSource(
-        info=files_info("webdataset", split, len(samples.labels), class_names, section.channels, tuple(notes)),
-        files=OpenFiles(samples.paths, tuple(samples.sizes)),
+        info=build_files_info("webdataset", split, len(samples.labels), class_names, section.channels, tuple(notes)),
+        files=RandomAccessFiles(samples.paths, tuple(samples.sizes)),
         tar_ends=np.asarray(samples.tar_ends, dtype=np.int64),
         starts=np.asarray(samples.starts, dtype=np.uint64),
         lengths=np.asarray(samples.lengths, dtype=np.uint32),

@@ -14,87 +14,87 @@ from typing import Final
 from paceline.core.errors import DataError
 from paceline.core.files import open_to_write
 from paceline.data.sources.places import printable
-from paceline.data.staging.inventory import Entry
+from paceline.data.staging.inventory import StagedFile
 
 # Called with (bytes done, total bytes); an exception stops the work.
-Progress = Callable[[int, int], None]
+CopyProgress = Callable[[int, int], None]
 _CHUNK_BYTES: Final = 1 << 20  # small enough that the comparison reads from the CPU cache
 _NUM_THREADS: Final = 4  # hides network latency
-_NUM_AHEAD: Final = 256
-_LOOK_S: Final = 0.2
-_FULL: Final = {errno.ENOSPC, errno.EDQUOT}
+_MAX_PENDING_FILES: Final = 256
+_POLL_S: Final = 0.2
+_DISK_FULL_ERRNOS: Final = {errno.ENOSPC, errno.EDQUOT}
 
 
-class _Buffers(threading.local):
+class _ThreadBuffers(threading.local):
     def __init__(self) -> None:
         self.data = bytearray(_CHUNK_BYTES)
-        self.back = bytearray(_CHUNK_BYTES)
+        self.read_back = bytearray(_CHUNK_BYTES)
 
 
 @dataclass
-class _Work:
+class _CopyState:
     folder: Path
-    buffers: _Buffers = field(default_factory=_Buffers)
-    stops: threading.Event = field(default_factory=threading.Event)
+    buffers: _ThreadBuffers = field(default_factory=_ThreadBuffers)
+    stop: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
     done_bytes: int = 0
 
-    def add(self, num_bytes: int) -> None:
+    def add_done(self, num_bytes: int) -> None:
         with self.lock:
             self.done_bytes += num_bytes
 
 
 # A file with the size and modification time of its source was copied completely, and is not copied again.
-def copy_files(entries: Iterable[Entry], folder: Path, num_bytes: int, progress: Progress) -> None:
+def copy_files(entries: Iterable[StagedFile], folder: Path, num_bytes: int, progress: CopyProgress) -> None:
     """Copy `entries`, `num_bytes` in total, into `folder`, several at once.
 
     Raise `DataError` for a file that cannot be read, changes meanwhile or differs when read back, and for a full disk.
     Finished copies stay.
     """
-    work = _Work(folder)
+    work = _CopyState(folder)
     running: deque[Future[None]] = deque()
     with ThreadPoolExecutor(_NUM_THREADS, "stage") as pool:
         try:
             for entry in entries:
-                running.append(pool.submit(_copy, entry, work))
-                if len(running) >= _NUM_AHEAD:
-                    _settle(running, work, num_bytes, progress)
+                running.append(pool.submit(_copy_file, entry, work))
+                if len(running) >= _MAX_PENDING_FILES:
+                    _wait_for_oldest(running, work, num_bytes, progress)
             while running:
-                _settle(running, work, num_bytes, progress)
+                _wait_for_oldest(running, work, num_bytes, progress)
         except BaseException:
-            work.stops.set()
+            work.stop.set()
             pool.shutdown(cancel_futures=True)
             raise
     for path in folder.glob(".copying-*"):
         path.unlink()
 
 
-def _settle(copies: deque[Future[None]], work: _Work, num_bytes: int, progress: Progress) -> None:
+def _wait_for_oldest(copies: deque[Future[None]], work: _CopyState, num_bytes: int, progress: CopyProgress) -> None:
     """Wait briefly for the oldest file and remove finished ones. Raise their errors."""
-    wait([copies[0]], timeout=_LOOK_S)
+    wait([copies[0]], timeout=_POLL_S)
     while copies and copies[0].done():
         copies.popleft().result()
     progress(work.done_bytes, num_bytes)
 
 
-def _copy(entry: Entry, work: _Work) -> None:
+def _copy_file(entry: StagedFile, work: _CopyState) -> None:
     target = work.folder / entry.name
     if _is_copy(target, entry):
-        work.add(entry.num_bytes)
+        work.add_done(entry.num_bytes)
         return
     # A hidden name cannot collide with a data set's file; a short one cannot exceed the limit for names.
     beside = work.folder / f".copying-{threading.get_ident()}"
     try:
         source = os.open(entry.source, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
-        raise _fault(entry, error) from error
+        raise _build_copy_error(entry, error) from error
     try:
         beside.unlink(missing_ok=True)  # of an earlier attempt
         with open_to_write(beside, "x+b") as copy:
             _copy_bytes(source, copy.fileno(), entry, work)
-        if work.stops.is_set():
+        if work.stop.is_set():
             return
-        if _facts(os.fstat(source)) != (entry.num_bytes, entry.mtime_ns):
+        if _get_size_and_mtime(os.fstat(source)) != (entry.num_bytes, entry.mtime_ns):
             raise DataError(
                 f"{printable(entry.source)}: changed while it was copied (start again when it no longer changes)"
             )
@@ -105,16 +105,16 @@ def _copy(entry: Entry, work: _Work) -> None:
             target.parent.mkdir(parents=True, exist_ok=True)
             beside.rename(target)
     except OSError as error:
-        raise _fault(entry, error) from error
+        raise _build_copy_error(entry, error) from error
     finally:
         os.close(source)
 
 
-def _copy_bytes(source: int, copy: int, entry: Entry, work: _Work) -> None:
+def _copy_bytes(source: int, copy: int, entry: StagedFile, work: _CopyState) -> None:
     """Copy the content and compare what is read back."""
-    data, back = work.buffers.data, work.buffers.back
+    data, back = work.buffers.data, work.buffers.read_back
     position = 0
-    while not work.stops.is_set():
+    while not work.stop.is_set():
         # One byte more than expected shows a file that grows.
         num_read = os.readv(source, [memoryview(data)[: entry.num_bytes - position + 1]])
         if not num_read:
@@ -133,28 +133,28 @@ def _copy_bytes(source: int, copy: int, entry: Entry, work: _Work) -> None:
         if num_back != num_read or not same:
             raise DataError(f"{printable(work.folder)}: returned other bytes than were written (choose another folder)")
         position += num_read
-        work.add(num_read)
+        work.add_done(num_read)
 
 
-def _is_copy(target: Path, entry: Entry) -> bool:
+def _is_copy(target: Path, entry: StagedFile) -> bool:
     try:
         status = target.lstat()
     except OSError:
         return False
-    return stat.S_ISREG(status.st_mode) and _facts(status) == (entry.num_bytes, entry.mtime_ns)
+    return stat.S_ISREG(status.st_mode) and _get_size_and_mtime(status) == (entry.num_bytes, entry.mtime_ns)
 
 
-def is_copied(entries: Iterable[Entry], folder: Path) -> bool:
+def is_copy_complete(entries: Iterable[StagedFile], folder: Path) -> bool:
     """Return whether all of `entries` are in `folder`, with size and modification time of their sources."""
     return all(_is_copy(folder / entry.name, entry) for entry in entries)
 
 
-def _facts(status: os.stat_result) -> tuple[int, int]:
+def _get_size_and_mtime(status: os.stat_result) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def _fault(entry: Entry, error: OSError) -> DataError:
-    if error.errno in _FULL:
+def _build_copy_error(entry: StagedFile, error: OSError) -> DataError:
+    if error.errno in _DISK_FULL_ERRNOS:
         return DataError(
             f"data.stage: no room is left for {printable(entry.source)} (free some, or set data.stage=off)"
         )

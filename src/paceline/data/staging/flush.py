@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 
-def flush(folder: Path) -> None:
+def sync_filesystem(folder: Path) -> None:
     """Sync the file system of `folder` (Linux), or all file systems (elsewhere)."""
     if not sys.platform.startswith("linux"):
         os.sync()

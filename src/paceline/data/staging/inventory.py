@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 from paceline.core.errors import DataError
 from paceline.data.pack.format import INDEX_NAME, shard_name
-from paceline.data.sources.encoded import EncodedSource
+from paceline.data.sources.encoded import ImageFileSource
 from paceline.data.sources.folder import load_folder
 from paceline.data.sources.manifest import load_manifest
-from paceline.data.sources.places import expanded, printable
-from paceline.data.sources.tar_paths import tar_paths
+from paceline.data.sources.places import expand_path, printable
+from paceline.data.sources.tar_paths import expand_tar_paths
 from paceline.recipe.schema.source import (
     Folder,
     HuggingFace,
@@ -28,15 +28,15 @@ from paceline.recipe.schema.source import (
 )
 
 _PAGE_BYTES = 4096  # allocation unit of file systems, including tmpfs
-_LOCKS_OF_LMDB = frozenset({"lock.mdb"})
+_LMDB_LOCK_FILES = frozenset({"lock.mdb"})
 
 
-def paged(num_bytes: int) -> int:
+def round_to_pages(num_bytes: int) -> int:
     """Round a file size up to whole pages."""
     return -(-num_bytes // _PAGE_BYTES) * _PAGE_BYTES
 
 
-class Entry(NamedTuple):
+class StagedFile(NamedTuple):
     """A file: path, path in the copy, bytes, and modification time."""
 
     source: str
@@ -46,7 +46,7 @@ class Entry(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Stock:
+class CopySize:
     """Number and size of the files of a data set; `room_bytes` counts whole pages.
 
     `digest` depends on the path, size and time of every file, and on the user.
@@ -57,15 +57,15 @@ class Stock:
     num_bytes: int
     room_bytes: int
 
-    def less(self, other: "Stock") -> "Stock":
+    def subtract(self, other: "CopySize") -> "CopySize":
         """Return what remains to be copied when `other` is done."""
         left = (self.num_files - other.num_files, self.num_bytes - other.num_bytes, self.room_bytes - other.room_bytes)
-        return Stock(self.digest, *(max(0, value) for value in left))
+        return CopySize(self.digest, *(max(0, value) for value in left))
 
 
 # No image is opened. Sources in memory or behind a URL have nothing to copy.
 @dataclass(frozen=True)
-class Inventory:
+class FileInventory:
     """The files of a data set: `pairs` yields (path, path in the copy) in a fixed order.
 
     `section_at` returns the recipe section for a copy in the given folder; `title` is for messages.
@@ -75,7 +75,7 @@ class Inventory:
     pairs: Callable[[], Iterator[tuple[str, str]]]
     section_at: Callable[[Path], SourceSection]
 
-    def entries(self) -> Iterator[Entry]:
+    def iter_files(self) -> Iterator[StagedFile]:
         """Yield every file with its size. Raise `DataError` for one that is missing or not a regular file."""
         for source, name in self.pairs():
             try:
@@ -84,36 +84,36 @@ class Inventory:
                 raise DataError(f"{printable(source)}: cannot be copied: {error.strerror} (restore it)") from error
             if not stat.S_ISREG(status.st_mode):
                 raise DataError(f"{printable(source)}: is not a regular file, so it cannot be copied (remove it)")
-            yield Entry(source, name, status.st_size, status.st_mtime_ns)
+            yield StagedFile(source, name, status.st_size, status.st_mtime_ns)
 
-    def take_stock(self) -> "Stock":
-        """Sum up all files. Raise `DataError` as `entries` does."""
+    def measure(self) -> "CopySize":
+        """Sum up all files. Raise `DataError` as `iter_files` does."""
         digest = hashlib.sha256(str(os.getuid()).encode())
         num_files = num_bytes = room_bytes = 0
-        for entry in self.entries():
+        for entry in self.iter_files():
             digest.update(f"\0{entry.source}\0{entry.name}\0{entry[2:]}".encode("utf-8", "surrogateescape"))
             num_files += 1
             num_bytes += entry.num_bytes
-            room_bytes += paged(entry.num_bytes)
-        return Stock(digest.hexdigest()[:16], num_files, num_bytes, room_bytes)
+            room_bytes += round_to_pages(entry.num_bytes)
+        return CopySize(digest.hexdigest()[:16], num_files, num_bytes, room_bytes)
 
 
-def take_inventory(section: SourceSection, *, skip_bad: bool = False) -> Inventory:
+def build_inventory(section: SourceSection, *, skip_bad: bool = False) -> FileInventory:
     """List the files that `section` reads, including unreadable images with `skip_bad`.
 
     Raise `DataError` if there is nothing that could be copied.
     """
     match section:
         case Pack():
-            return _of_pack(section)
+            return _list_pack(section)
         case Lmdb() | HuggingFace():
-            return _of_tree(section, _there(section.root), omit=_LOCKS_OF_LMDB)
+            return _list_tree(section, _resolve_root(section.root), omit=_LMDB_LOCK_FILES)
         case WebDataset():
-            return _of_tars(section)
+            return _list_tars(section)
         case Folder():
-            return _of_folder(section, skip_bad=skip_bad)
+            return _list_class_folders(section, skip_bad=skip_bad)
         case Manifest():
-            return _of_manifest(section, skip_bad=skip_bad)
+            return _list_manifest(section, skip_bad=skip_bad)
         case OwnSource(name=name):
             raise DataError(
                 f"data.stage: cannot copy what {name} reads, as only its code knows the files (set data.stage=off)"
@@ -121,8 +121,8 @@ def take_inventory(section: SourceSection, *, skip_bad: bool = False) -> Invento
     raise DataError(f"data.stage: has no effect on {section.name}, which is held in memory (set data.stage=off)")
 
 
-def _there(text: str) -> Path:
-    path = expanded(text).absolute()
+def _resolve_root(text: str) -> Path:
+    path = expand_path(text).absolute()
     try:
         path.stat()
     except OSError as error:
@@ -130,31 +130,33 @@ def _there(text: str) -> Path:
     return path
 
 
-def _of_pack(section: Pack) -> Inventory:
+def _list_pack(section: Pack) -> FileInventory:
     if "://" in section.root:
         raise DataError(
             "data.stage: has no effect on a pack behind a URL, which is kept in data.source.cache "
             "(set data.stage=off, and data.source.cache to a folder in memory)"
         )
-    root = _there(section.root)
+    root = _resolve_root(section.root)
     # The index of a folder of shards stands for the folder.
     is_index = root.name == INDEX_NAME and (root.parent / shard_name(0)).is_file()
-    return _of_tree(section, root.parent if is_index else root)
+    return _list_tree(section, root.parent if is_index else root)
 
 
-def _of_tree(section: Pack | Lmdb | HuggingFace, root: Path, omit: frozenset[str] = frozenset()) -> Inventory:
+def _list_tree(section: Pack | Lmdb | HuggingFace, root: Path, omit: frozenset[str] = frozenset()) -> FileInventory:
     def pairs() -> Iterator[tuple[str, str]]:
         if not root.is_dir():
             yield str(root), root.name
             return
-        for path in _below(root, ()):
+        for path in _walk_files(root, ()):
             if Path(path).name not in omit:
                 yield path, os.path.join(root.name, os.path.relpath(path, root))  # noqa: PTH118
 
-    return Inventory(printable(root), pairs, lambda copy: section.model_copy(update={"root": str(copy / root.name)}))
+    return FileInventory(
+        printable(root), pairs, lambda copy: section.model_copy(update={"root": str(copy / root.name)})
+    )
 
 
-def _below(folder: Path, above: tuple[tuple[int, int], ...]) -> Iterator[str]:
+def _walk_files(folder: Path, above: tuple[tuple[int, int], ...]) -> Iterator[str]:
     """Yield the files below `folder` by name, following links."""
     try:
         status = folder.stat()
@@ -167,15 +169,15 @@ def _below(folder: Path, above: tuple[tuple[int, int], ...]) -> Iterator[str]:
     for name in names:
         path = folder / name
         if path.is_dir():
-            yield from _below(path, (*above, identity))
+            yield from _walk_files(path, (*above, identity))
         else:
             yield str(path)
 
 
-def _of_folder(section: Folder, *, skip_bad: bool) -> Inventory:
+def _list_class_folders(section: Folder, *, skip_bad: bool) -> FileInventory:
     datasets = load_folder(section, skip_bad=skip_bad)
     train, val = datasets.train, datasets.val
-    assert isinstance(train, EncodedSource) and isinstance(val, EncodedSource), "folders hold files"
+    assert isinstance(train, ImageFileSource) and isinstance(val, ImageFileSource), "folders hold files"
     # Two separate folders in the copy, even if one is inside the other in the source.
     targets = {train.root: Path("train", Path(train.root).name)}
     targets.setdefault(val.root, Path("val", Path(val.root).name))
@@ -187,18 +189,18 @@ def _of_folder(section: Folder, *, skip_bad: bool) -> Inventory:
 
     def pairs() -> Iterator[tuple[str, str]]:
         for source in (train, val) if is_split or val.root != train.root else (train,):
-            yield from _images(source, targets[source.root])
+            yield from _iter_image_files(source, targets[source.root])
 
-    return Inventory(printable(train.root), pairs, section_at)
+    return FileInventory(printable(train.root), pairs, section_at)
 
 
-def _of_manifest(section: Manifest, *, skip_bad: bool) -> Inventory:
+def _list_manifest(section: Manifest, *, skip_bad: bool) -> FileInventory:
     datasets = load_manifest(section, skip_bad=skip_bad)
     train, val = datasets.train, datasets.val
-    assert isinstance(train, EncodedSource) and isinstance(val, EncodedSource), "lists hold files"
-    lists = [expanded(text).absolute() for text in (section.train, section.val) if text != "off"]
+    assert isinstance(train, ImageFileSource) and isinstance(val, ImageFileSource), "lists hold files"
+    lists = [expand_path(text).absolute() for text in (section.train, section.val) if text != "off"]
     for file, source in zip(lists, (train, val), strict=False):
-        _refuse_outside(source, file)
+        _check_paths_inside(source, file)
     roots = list(dict.fromkeys((train.root, val.root)))
     is_auto = section.root == "auto"
     # Each root of paths becomes a numbered folder of the copy. A list with paths relative to itself stays next to them.
@@ -213,16 +215,16 @@ def _of_manifest(section: Manifest, *, skip_bad: bool) -> Inventory:
     def pairs() -> Iterator[tuple[str, str]]:
         seen: set[str] = set()
         list_files = ((str(file), name) for file, name in zip(lists, list_names, strict=True))
-        images = (_images(source, Path(str(roots.index(source.root)))) for source in (train, val))
+        images = (_iter_image_files(source, Path(str(roots.index(source.root)))) for source in (train, val))
         for path, name in chain(list_files, *images):
             if name not in seen:
                 seen.add(name)
                 yield path, name
 
-    return Inventory(printable(lists[0]), pairs, section_at)
+    return FileInventory(printable(lists[0]), pairs, section_at)
 
 
-def _images(source: EncodedSource, target: Path) -> Iterator[tuple[str, str]]:
+def _iter_image_files(source: ImageFileSource, target: Path) -> Iterator[tuple[str, str]]:
     start = 0
     for end in source.ends.tolist():
         path = os.fsdecode(source.paths[start:end])
@@ -230,7 +232,7 @@ def _images(source: EncodedSource, target: Path) -> Iterator[tuple[str, str]]:
         start = end
 
 
-def _refuse_outside(source: EncodedSource, file: Path) -> None:
+def _check_paths_inside(source: ImageFileSource, file: Path) -> None:
     start = 0
     for end in source.ends.tolist():
         path = source.paths[start:end]
@@ -242,14 +244,14 @@ def _refuse_outside(source: EncodedSource, file: Path) -> None:
         start = end
 
 
-def _of_tars(section: WebDataset) -> Inventory:
+def _list_tars(section: WebDataset) -> FileInventory:
     splits = {"train": section.train, "val": section.val}
-    classes = None if section.classes == "auto" else expanded(section.classes).absolute()
-    cut = {split: _fixed(text) for split, text in splits.items()}
+    classes = None if section.classes == "auto" else expand_path(section.classes).absolute()
+    cut = {split: _split_pattern(text) for split, text in splits.items()}
 
     def pairs() -> Iterator[tuple[str, str]]:
         for split, text in splits.items():
-            for tar in tar_paths(text, f"data.source.{split}"):
+            for tar in expand_tar_paths(text, f"data.source.{split}"):
                 yield tar, str(Path(split, Path(tar).relative_to(cut[split][0])))
         if classes:
             yield str(classes), f"classes/{classes.name}"
@@ -260,11 +262,11 @@ def _of_tars(section: WebDataset) -> Inventory:
             update={**update, **({"classes": str(copy / "classes" / classes.name)} if classes else {})}
         )
 
-    return Inventory(printable(section.train), pairs, section_at)
+    return FileInventory(printable(section.train), pairs, section_at)
 
 
-def _fixed(pattern: str) -> tuple[Path, str]:
-    parts = expanded(pattern).absolute().parts
+def _split_pattern(pattern: str) -> tuple[Path, str]:
+    parts = expand_path(pattern).absolute().parts
     first_pattern = next(
         (number for number, component in enumerate(parts) if set(component) & set("*{")), len(parts) - 1
     )

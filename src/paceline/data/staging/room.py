@@ -10,16 +10,16 @@ from typing import Final
 from paceline.core.errors import DataError
 from paceline.core.units import count, size
 from paceline.data.sources.places import printable
-from paceline.data.staging.inventory import Stock
+from paceline.data.staging.inventory import CopySize
 
 PROC: Final = Path("/proc")
-_IN_MEMORY: Final = {"tmpfs", "ramfs"}
+_MEMORY_FILESYSTEMS: Final = {"tmpfs", "ramfs"}
 # Fraction of free memory that a copy must leave to the run.
-_KEPT_SHARE: Final = 0.1
+_RESERVED_FRACTION: Final = 0.1
 
 
 @dataclass(frozen=True)
-class Room:
+class FreeSpace:
     """Free bytes in a folder, the limit that applies, and the number of files that can be created."""
 
     num_bytes: float
@@ -27,23 +27,24 @@ class Room:
     num_files: float
 
 
-def room_in(folder: Path, memory_left: Callable[[], float], proc: Path = PROC) -> Room:
+def measure_free_space(folder: Path, memory_left: Callable[[], float], proc: Path = PROC) -> FreeSpace:
     """Return the free space of `folder`; `memory_left` returns the bytes left in the process's control group.
 
     For a folder in memory, the limit is nine tenths of the free memory.
     """
     status = os.statvfs(folder)
-    free = Room(status.f_bavail * status.f_frsize, "free there", status.f_favail or math.inf)
+    free = FreeSpace(status.f_bavail * status.f_frsize, "free there", status.f_favail or math.inf)
     if not is_in_memory(folder, proc):
         return free
-    limits = ((_available(proc), "of memory are free"), (memory_left(), "of memory are left to this job"))
+    limits = ((_read_available_memory(proc), "of memory are free"), (memory_left(), "of memory are left to this job"))
     memory = [
-        Room(num_bytes * (1 - _KEPT_SHARE), f"{limit}, less a tenth", free.num_files) for num_bytes, limit in limits
+        FreeSpace(num_bytes * (1 - _RESERVED_FRACTION), f"{limit}, less a tenth", free.num_files)
+        for num_bytes, limit in limits
     ]
     return min((free, *memory), key=lambda room: room.num_bytes)
 
 
-def check_room(stock: Stock, room: Room, folder: Path, title: str) -> None:
+def check_free_space(stock: CopySize, room: FreeSpace, folder: Path, title: str) -> None:
     """Raise `DataError` if the remaining files `stock` do not fit into `folder`."""
     prefix = f"data.stage: {printable(folder)} has not enough space for {title}"
     fix = "(free some, choose another folder, or set data.stage=off)"
@@ -62,10 +63,10 @@ def is_in_memory(folder: Path, proc: Path = PROC) -> bool:
     except OSError:
         return False
     mounts = [line.split() for line in lines]
-    return any(fields[2] == number and fields[fields.index("-") + 1] in _IN_MEMORY for fields in mounts)
+    return any(fields[2] == number and fields[fields.index("-") + 1] in _MEMORY_FILESYSTEMS for fields in mounts)
 
 
-def _available(proc: Path) -> float:
+def _read_available_memory(proc: Path) -> float:
     try:
         lines = (proc / "meminfo").read_text().splitlines()
     except OSError:

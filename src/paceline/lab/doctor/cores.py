@@ -7,26 +7,26 @@ from pathlib import Path
 
 from paceline.core.limits import find_limits
 from paceline.core.units import count
-from paceline.lab.doctor.finding import Finding
-from paceline.lab.doctor.here import Here
+from paceline.lab.doctor.finding import DoctorFinding
+from paceline.lab.doctor.here import HostContext
 
-_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
-def core_findings(host: Here) -> Iterator[Finding]:
+def check_cores(host: HostContext) -> Iterator[DoctorFinding]:
     """Yield findings on the CPU."""
-    yield _cores(host)
-    yield _threads(host)
-    yield _numa(host)
+    yield _check_usable_cores(host)
+    yield _check_threads(host)
+    yield _check_numa(host)
 
 
-def _cores(host: Here) -> Finding:
+def _check_usable_cores(host: HostContext) -> DoctorFinding:
     usable, present = len(os.sched_getaffinity(0)), os.cpu_count() or 1
     ranks, found = host.world.local_world_size, f"{usable} of {present} usable"
-    requested = host.number("SLURM_CPUS_PER_TASK", 0)
+    requested = host.get_env_int("SLURM_CPUS_PER_TASK", 0)
     quota = find_limits(host.root / "proc", host.root / "sys/fs/cgroup").cores
     if quota < usable and (quota < ranks or quota % 1):
-        return Finding.look(
+        return DoctorFinding.warning(
             "cores",
             f"{found}, but only {quota:g} s of CPU time per second{f' for {ranks} ranks' if ranks > 1 else ''}",
             f"give the container or job whole cores, at least one per rank (docker --cpuset-cpus, an integer "
@@ -34,20 +34,20 @@ def _cores(host: Here) -> Finding:
         )
     found += f", {quota:g} s of CPU time per second" if quota < usable else ""
     if usable < requested and host.world.launcher == "slurm":
-        return Finding.look(
+        return DoctorFinding.warning(
             "cores",
             f"{found}, but {requested} per task were requested from Slurm",
             "start with srun --cpus-per-task=$SLURM_CPUS_PER_TASK, which srun no longer takes from the job",
         )
-    together = _of_all_ranks(host, usable)
+    together = _count_node_cores(host, usable)
     if ranks > together:
-        return Finding.look(
+        return DoctorFinding.warning(
             "cores", f"{found}, for {count(ranks, 'rank')}", f"start {together} per node, or request more"
         )
-    return Finding.ok("cores", found)
+    return DoctorFinding.ok("cores", found)
 
 
-def _of_all_ranks(host: Here, usable: int) -> int:
+def _count_node_cores(host: HostContext, usable: int) -> int:
     # Ranks bound to cores have different ones each, so look at the launcher's affinity, too.
     launchers = 0
     if host.world.launcher in ("local", "torchrun"):
@@ -56,38 +56,38 @@ def _of_all_ranks(host: Here, usable: int) -> int:
     return max(usable, launchers, host.world.given_cpus)
 
 
-def _threads(host: Here) -> Finding:
-    limits = [f"{name}={host.environ[name]}" for name in _THREADS if name in host.environ]
+def _check_threads(host: HostContext) -> DoctorFinding:
+    limits = [f"{name}={host.environ[name]}" for name in _THREAD_VARIABLES if name in host.environ]
     found = f"{', '.join(limits)} (set for each rank by parallel.threads)" if limits else "set for each rank"
-    return Finding.ok("threads", found)
+    return DoctorFinding.ok("threads", found)
 
 
-def _numa(host: Here) -> Finding:
+def _check_numa(host: HostContext) -> DoctorFinding:
     """Return the NUMA nodes with their cores and GPUs.
 
     https://docs.kernel.org/admin-guide/mm/numaperf.html,
     https://www.kernel.org/doc/Documentation/ABI/testing/sysfs-bus-pci
     """
-    folders = sorted((host.root / "sys/devices/system/node").glob("node[0-9]*"), key=_number_of)
+    folders = sorted((host.root / "sys/devices/system/node").glob("node[0-9]*"), key=_parse_numa_node)
     if not folders:
-        return Finding.ok("NUMA", "not reported by the kernel")
-    gpus = _gpus_of_nodes(host)
+        return DoctorFinding.ok("NUMA", "not reported by the kernel")
+    gpus = _list_gpus_by_numa_node(host)
     cores_by_node = {
-        _number_of(folder): host.text(f"sys/devices/system/node/{folder.name}/cpulist") for folder in folders
+        _parse_numa_node(folder): host.read_text(f"sys/devices/system/node/{folder.name}/cpulist") for folder in folders
     }
-    descriptions = [_node(number, cores, gpus.get(number, [])) for number, cores in cores_by_node.items()]
+    descriptions = [_format_numa_node(number, cores, gpus.get(number, [])) for number, cores in cores_by_node.items()]
     found = f"{count(len(cores_by_node), 'node')}: {'; '.join(descriptions)}"
-    gpu_cores = {core for number in gpus for core in parse_cores(cores_by_node.get(number, ""))}
+    gpu_cores = {core for number in gpus for core in parse_core_list(cores_by_node.get(number, ""))}
     if gpu_cores and not gpu_cores & os.sched_getaffinity(0):
-        return Finding.look(
+        return DoctorFinding.warning(
             "NUMA",
             f"{found}; this process may use no core near a GPU",
             "bind each rank near its GPU: srun --gpus-per-task=1 --gpu-bind=single:1, or numactl --cpunodebind=N",
         )
-    return Finding.ok("NUMA", found)
+    return DoctorFinding.ok("NUMA", found)
 
 
-def parse_cores(text: str) -> set[int]:
+def parse_core_list(text: str) -> set[int]:
     """Return the cores of a kernel's list, such as `0-3,8`."""
     cores: set[int] = set()
     for part in text.split(","):
@@ -97,20 +97,20 @@ def parse_cores(text: str) -> set[int]:
     return cores
 
 
-def _gpus_of_nodes(host: Here) -> dict[int, list[str]]:
+def _list_gpus_by_numa_node(host: HostContext) -> dict[int, list[str]]:
     """Return the PCI addresses of NVIDIA GPUs by NUMA node, of those whose node is known."""
     gpus: dict[int, list[str]] = {}
     for folder in sorted((host.root / "proc/driver/nvidia/gpus").glob("*:*")):
-        number = host.text(f"sys/bus/pci/devices/{folder.name.lower()}/numa_node")
+        number = host.read_text(f"sys/bus/pci/devices/{folder.name.lower()}/numa_node")
         if number.isdecimal():  # -1 for a single or unknown node
             gpus.setdefault(int(number), []).append(folder.name)
     return gpus
 
 
-def _node(number: int, cores: str, gpus: list[str]) -> str:
+def _format_numa_node(number: int, cores: str, gpus: list[str]) -> str:
     parts = [f"cores {cores}" if cores else "no cores", *([f"GPU {', '.join(gpus)}"] if gpus else [])]
     return f"{number} has {' and '.join(parts)}"
 
 
-def _number_of(folder: Path) -> int:
+def _parse_numa_node(folder: Path) -> int:
     return int(folder.name.removeprefix("node"))

@@ -6,20 +6,20 @@ from typing import Final, Literal
 
 from paceline.core.errors import PacelineError
 
-State = Literal["ok", "look", "wrong"]
-_RANKED: Final[tuple[State, ...]] = ("ok", "look", "wrong")
+FindingState = Literal["ok", "look", "wrong"]
+_STATES_BY_SEVERITY: Final[tuple[FindingState, ...]] = ("ok", "look", "wrong")
 
 
 @dataclass(frozen=True)
-class Finding:
+class DoctorFinding:
     """Result of a check: name, state, what was found, and advice ("" if ok).
 
-    `ok`: as it should be. `look`: a run works, but slower or less safely than it could. `wrong`: a run would fail.
+    `ok`: as it should be. `warning`: a run works, but slower or less safely than it could. `problem`: a run would fail.
     `where` names the rank and host, "" for this machine.
     """
 
     name: str
-    state: State
+    state: FindingState
     found: str
     advice: str = ""
     where: str = ""
@@ -29,27 +29,27 @@ class Finding:
         assert (self.state == "ok") == (not self.advice), (self.name, self.state, self.advice)
 
     @classmethod
-    def ok(cls, name: str, found: str) -> "Finding":
+    def ok(cls, name: str, found: str) -> "DoctorFinding":
         """Return a finding without problem."""
         return cls(name, "ok", found)
 
     @classmethod
-    def look(cls, name: str, found: str, advice: str) -> "Finding":
+    def warning(cls, name: str, found: str, advice: str) -> "DoctorFinding":
         """Return a warning: a run works, but less well than it could."""
         return cls(name, "look", found, advice)
 
     @classmethod
-    def wrong(cls, name: str, found: str, advice: str) -> "Finding":
+    def problem(cls, name: str, found: str, advice: str) -> "DoctorFinding":
         """Return a problem: a run would fail."""
         return cls(name, "wrong", found, advice)
 
     @classmethod
-    def refused(cls, name: str, error: PacelineError) -> "Finding":
+    def from_error(cls, name: str, error: PacelineError) -> "DoctorFinding":
         """Return the problem that a run would fail with `error`; the last parentheses of its message are the advice."""
         found, _, advice = str(error).rpartition(" (")
         return cls(name, "wrong", found, advice.removesuffix(")")) if found else cls(name, "wrong", advice, "fix it")
 
-    def at(self, where: str) -> "Finding":
+    def with_location(self, where: str) -> "DoctorFinding":
         """Return the finding for a location such as `rank 3 (node07)`."""
         return replace(self, where=where)
 
@@ -58,11 +58,11 @@ class Finding:
         return asdict(self)
 
 
-def worst(findings: Iterable[Finding]) -> State:
+def find_worst_state(findings: Iterable[DoctorFinding]) -> FindingState:
     """Return the worst state of `findings`, `ok` if there are none."""
-    return max((finding.state for finding in findings), key=_RANKED.index, default="ok")
+    return max((finding.state for finding in findings), key=_STATES_BY_SEVERITY.index, default="ok")
 
 
-def is_any_wrong(findings: Iterable[Finding]) -> bool:
+def has_problem(findings: Iterable[DoctorFinding]) -> bool:
     """Return whether a run would fail because of one of `findings`."""
-    return worst(findings) == "wrong"
+    return find_worst_state(findings) == "wrong"

@@ -13,10 +13,10 @@ from paceline.parallel.environ import is_one_node, world_from_environ
 
 
 @dataclass(frozen=True)
-class Here:
+class HostContext:
     """This process with its variables `environ`, and `folder`, where a run would write.
 
-    `now` returns monotonic seconds, `unix_s` is seconds since 1970, `root` contains /proc, /sys and /dev, and `load`
+    `now` returns monotonic seconds, `unix_s` is seconds since 1970, `root` contains /proc, /sys and /dev, and `import_module`
     imports a module by name.
     """
 
@@ -25,7 +25,7 @@ class Here:
     now: Callable[[], float]
     unix_s: float
     root: Path = Path("/")
-    load: Callable[[str], Any] = importlib.import_module
+    import_module: Callable[[str], Any] = importlib.import_module
 
     @cached_property
     def world(self) -> World:
@@ -40,14 +40,14 @@ class Here:
         """Whether the ranks, started or to be started by this job, may be on several nodes."""
         if self.world.launcher != "single":
             return not is_one_node(self.environ, self.world)
-        return self.number("SLURM_JOB_NUM_NODES", 1) > 1
+        return self.get_env_int("SLURM_JOB_NUM_NODES", 1) > 1
 
-    def number(self, variable: str, default: int) -> int:
+    def get_env_int(self, variable: str, default: int) -> int:
         """Return an integer variable, or `default` if it is missing or not an integer."""
         text = self.environ.get(variable, "")
         return int(text) if text.isdecimal() else default
 
-    def text(self, path: str) -> str:
+    def read_text(self, path: str) -> str:
         """Return the content of a file below `root`, or "" if it is unreadable."""
         try:
             return (self.root / path).read_text(errors="replace").strip()
@@ -55,6 +55,6 @@ class Here:
             return ""
 
 
-def reason(error: OSError) -> str:
+def format_os_error(error: OSError) -> str:
     """Return the system's message of `error`, without its number."""
     return error.strerror or str(error)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from paceline.parallel.interface import address_to, addresses, own_address, stays_here
+from paceline.parallel.interface import address_to, host_address, interface_addresses, is_own_address
 
-SYS: Final = Path("/sys")
+SYS_PATH: Final = Path("/sys")
 LOOPBACK: Final = "127.0.0.1"
 MEGA: Final = 1e6
 GIGA: Final = 1e9
@@ -21,7 +21,7 @@ GIGA: Final = 1e9
 _SIOCETHTOOL, _ETHTOOL_GSET = 0x8946, 0x1
 _ETHTOOL_CMD: Final = struct.Struct("=IIIHBBBBBBIIHBBIII")
 _SPEED, _SPEED_HIGH = 3, 12  # fields of that
-_UNKNOWN: Final = (0, 0xFFFFFFFF)
+_UNKNOWN_SPEEDS: Final = (0, 0xFFFFFFFF)
 
 
 @dataclass(frozen=True)
@@ -36,16 +36,16 @@ class Interface:
 NO_INTERFACE: Final = Interface("")
 
 
-def interfaces() -> tuple[Interface, ...]:
+def list_interfaces() -> tuple[Interface, ...]:
     """Return the interfaces of this machine or container."""
-    having = addresses()
+    having = interface_addresses()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         return tuple(
-            Interface(name, having.get(name, ""), _bit_per_s(probe, name)) for _, name in socket.if_nameindex()
+            Interface(name, having.get(name, ""), _query_bit_per_s(probe, name)) for _, name in socket.if_nameindex()
         )
 
 
-def chosen_by_gloo(available: Sequence[Interface], environ: Mapping[str, str]) -> Interface:
+def find_gloo_interface(available: Sequence[Interface], environ: Mapping[str, str]) -> Interface:
     """Return the interface that gloo listens on: the first of GLOO_SOCKET_IFNAME, else that of the host name.
 
     Otherwise the loopback (`createDefaultDevice` in torch's csrc/distributed/c10d/ProcessGroupGloo.cpp).
@@ -53,11 +53,11 @@ def chosen_by_gloo(available: Sequence[Interface], environ: Mapping[str, str]) -
     configured = environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
     if configured:
         return next((each for each in available if each.name == configured), Interface(configured))
-    address = own_address(socket.gethostname()) or LOOPBACK
+    address = host_address(socket.gethostname()) or LOOPBACK
     return next((each for each in available if each.address == address), Interface("", address))
 
 
-def towards(available: Sequence[Interface], host: str) -> Interface:
+def find_interface_towards(available: Sequence[Interface], host: str) -> Interface:
     """Return the interface of the route to `host`, without sending to it; one without a name if there is no route."""
     address = address_to(host)
     return next((each for each in available if address and each.address == address), Interface("", address))
@@ -65,10 +65,10 @@ def towards(available: Sequence[Interface], host: str) -> Interface:
 
 def is_loopback(address: str) -> bool:
     """Return whether only processes of this host can connect to `address`."""
-    return bool(address) and stays_here(address)
+    return bool(address) and is_own_address(address)
 
 
-def infiniband_bit_per_s(sys: Path = SYS) -> float:
+def read_infiniband_bit_per_s(sys: Path = SYS_PATH) -> float:
     """Return the nominal bits per second of the fastest active InfiniBand or RoCE port; 0 if there is none."""
     rates = [0.0]
     for port in sys.glob("class/infiniband/*/ports/*"):
@@ -79,7 +79,7 @@ def infiniband_bit_per_s(sys: Path = SYS) -> float:
     return max(rates)
 
 
-def _bit_per_s(probe: socket.socket, name: str) -> float:
+def _query_bit_per_s(probe: socket.socket, name: str) -> float:
     command = array.array("B", _ETHTOOL_CMD.pack(_ETHTOOL_GSET, *[0] * 17))
     try:
         fcntl.ioctl(probe.fileno(), _SIOCETHTOOL, struct.pack("16sP", name.encode()[:15], command.buffer_info()[0]))
@@ -87,4 +87,4 @@ def _bit_per_s(probe: socket.socket, name: str) -> float:
         return 0.0
     reply = _ETHTOOL_CMD.unpack(command.tobytes())
     speed = reply[_SPEED] | reply[_SPEED_HIGH] << 16
-    return 0.0 if speed in (*_UNKNOWN, 0xFFFF) else speed * MEGA
+    return 0.0 if speed in (*_UNKNOWN_SPEEDS, 0xFFFF) else speed * MEGA

@@ -5,34 +5,34 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 
 from paceline import __version__
-from paceline.data.native import WHAT_IS_LOST, native
-from paceline.lab.doctor.cores import core_findings
-from paceline.lab.doctor.finding import Finding
-from paceline.lab.doctor.gpus import gpu_findings
-from paceline.lab.doctor.here import Here
-from paceline.lab.doctor.load import load_finding
-from paceline.lab.doctor.meeting import meeting_findings
-from paceline.lab.doctor.network import network_findings
-from paceline.lab.doctor.room import room_findings
-from paceline.lab.doctor.storage import storage_findings
-from paceline.lab.doctor.timekeeping import clock_finding
+from paceline.data.native import NATIVE_MISSING_MESSAGE, load_native
+from paceline.lab.doctor.cores import check_cores
+from paceline.lab.doctor.finding import DoctorFinding
+from paceline.lab.doctor.gpus import check_gpus
+from paceline.lab.doctor.here import HostContext
+from paceline.lab.doctor.load import check_load
+from paceline.lab.doctor.meeting import check_rendezvous
+from paceline.lab.doctor.network import check_network
+from paceline.lab.doctor.room import check_memory_and_limits
+from paceline.lab.doctor.storage import check_storage
+from paceline.lab.doctor.timekeeping import check_clock
 
 
-def machine_findings(host: Here) -> Iterator[Finding]:
+def check_host(host: HostContext) -> Iterator[DoctorFinding]:
     """Yield the findings on this machine, in the order in which a run would depend on them."""
-    yield _versions()
-    yield from core_findings(host)
-    yield load_finding(host)
-    yield from gpu_findings(host)
-    yield _native_core()
-    yield from room_findings(host)
-    yield from storage_findings(host)
-    yield from network_findings(host)
-    yield from meeting_findings(host)
-    yield clock_finding(host)
+    yield _check_versions()
+    yield from check_cores(host)
+    yield check_load(host)
+    yield from check_gpus(host)
+    yield _check_native_core()
+    yield from check_memory_and_limits(host)
+    yield from check_storage(host)
+    yield from check_network(host)
+    yield from check_rendezvous(host)
+    yield check_clock(host)
 
 
-def _versions() -> Finding:
+def _check_versions() -> DoctorFinding:
     found = [f"Python {platform.python_version()}", f"paceline {__version__}"]
     missing = []
     for name in ("torch", "torchvision", "numpy"):
@@ -41,13 +41,13 @@ def _versions() -> Finding:
         except PackageNotFoundError:
             missing.append(name)
     if missing:
-        return Finding.wrong("versions", f"{', '.join(found)}; no {', '.join(missing)}", "pip install paceline")
-    return Finding.ok("versions", ", ".join(found))
+        return DoctorFinding.problem("versions", f"{', '.join(found)}; no {', '.join(missing)}", "pip install paceline")
+    return DoctorFinding.ok("versions", ", ".join(found))
 
 
-def _native_core() -> Finding:
-    core = native()
+def _check_native_core() -> DoctorFinding:
+    core = load_native()
     if core is None:
-        lost, _, advice = WHAT_IS_LOST.rpartition(" (")
-        return Finding.look("native core", lost, advice.removesuffix(")"))
-    return Finding.ok("native core", f"built, uses {core.isa()}")
+        lost, _, advice = NATIVE_MISSING_MESSAGE.rpartition(" (")
+        return DoctorFinding.warning("native core", lost, advice.removesuffix(")"))
+    return DoctorFinding.ok("native core", f"built, uses {core.isa()}")

@@ -8,13 +8,13 @@ from paceline.core.dataset import Datasets
 from paceline.core.errors import DataError, PacelineError
 from paceline.core.units import count
 from paceline.core.world import World
-from paceline.lab.doctor.finding import Finding
+from paceline.lab.doctor.finding import DoctorFinding
 from paceline.parallel.device import choose_device
 from paceline.recipe.schema import Recipe
-from paceline.train.parts import Parts
+from paceline.train.parts import RunContext
 
 
-def recipe_finding(recipe: Recipe, world: World, data: Callable[[], Datasets]) -> Finding:
+def check_recipe(recipe: Recipe, world: World, data: Callable[[], Datasets]) -> DoctorFinding:
     """Return whether `recipe` can be planned for the ranks of `world`, with room for its batches on this node.
 
     `data` opens the datasets without downloading them; as training may download them, missing data is only a warning.
@@ -23,11 +23,11 @@ def recipe_finding(recipe: Recipe, world: World, data: Callable[[], Datasets]) -
         device = choose_device(recipe.parallel, world)
         datasets = data()
         with contextlib.ExitStack() as stack:
-            parts = Parts.derive(recipe, world, device, datasets, stack)
-            parts.check_room()
+            parts = RunContext.derive(recipe, world, device, datasets, stack)
+            parts.check_worker_limits()
     except DataError as error:
-        return replace(Finding.refused("recipe", error), state="look")
+        return replace(DoctorFinding.from_error("recipe", error), state="look")
     except PacelineError as error:
-        return Finding.refused("recipe", error)
-    loader_text = f"batches by {parts.choice.loader}, {count(parts.choice.workers, 'worker')} per rank"
-    return Finding.ok("recipe", f"has room for {count(world.world_size, 'rank')}; {loader_text}")
+        return DoctorFinding.from_error("recipe", error)
+    loader_text = f"batches by {parts.loader_choice.loader}, {count(parts.loader_choice.workers, 'worker')} per rank"
+    return DoctorFinding.ok("recipe", f"has room for {count(world.world_size, 'rank')}; {loader_text}")

@@ -7,12 +7,12 @@ from typing import Final, TypeVar
 from paceline.core.units import seconds
 
 T = TypeVar("T")
-WAIT_S: Final = 3.0
+ANSWER_TIMEOUT_S: Final = 3.0
 """Default timeout in seconds. An unresponsive name server takes half a minute, and a dead disk forever."""
 
 
-def answer(function: Callable[[], T], wait_s: float = WAIT_S) -> T:
-    """Call `ask` in a thread; return or raise what it does. Raise `TimeoutError` after `wait_s` seconds."""
+def call_with_timeout(function: Callable[[], T], timeout_s: float = ANSWER_TIMEOUT_S) -> T:
+    """Call `ask` in a thread; return or raise what it does. Raise `TimeoutError` after `timeout_s` seconds."""
     results: list[T] = []
     errors: list[Exception] = []
 
@@ -25,7 +25,7 @@ def answer(function: Callable[[], T], wait_s: float = WAIT_S) -> T:
     # A daemon thread, so that a call that hangs does not keep the process alive.
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
-    thread.join(wait_s)
+    thread.join(timeout_s)
     if results:
         return results[0]
-    raise errors[0] if errors else TimeoutError(f"no answer within {seconds(wait_s)}")
+    raise errors[0] if errors else TimeoutError(f"no answer within {seconds(timeout_s)}")

@@ -19,40 +19,40 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from paceline.core.errors import PacelineError, PeerLostError, WorldError
 from paceline.core.units import Duration, count, seconds
 from paceline.core.world import World
-from paceline.lab.collective import measure_joined
-from paceline.lab.doctor.alike import by_machine, judge_ranks
-from paceline.lab.doctor.clocks import answer, ask, judge_clocks
-from paceline.lab.doctor.facts import Facts, facts_of
-from paceline.lab.doctor.finding import Finding, worst
-from paceline.lab.doctor.speed import MOST_HOSTS, blame, judge_speed
-from paceline.lab.doctor.traffic import Pair, time_pairs
+from paceline.lab.collective import measure_all_reduces
+from paceline.lab.doctor.alike import compare_ranks, group_by_machine
+from paceline.lab.doctor.clocks import compare_clocks, probe_clock, serve_clock
+from paceline.lab.doctor.facts import RankFacts, collect_facts
+from paceline.lab.doctor.finding import DoctorFinding, find_worst_state
+from paceline.lab.doctor.speed import MAX_PAIRED_HOSTS, blame_slow_hosts, rate_all_reduce
+from paceline.lab.doctor.traffic import RankPair, time_rank_pairs
 from paceline.measure.machine import describe_machine
 from paceline.measure.rate import unix_s
 from paceline.measure.timing import now_s
 from paceline.parallel.device import choose_device, set_threads
-from paceline.parallel.group import Meeting, joined, meeting
-from paceline.parallel.rendezvous import absent
+from paceline.parallel.group import RankStore, process_group, rendezvous
+from paceline.parallel.rendezvous import missing_keys
 from paceline.recipe.schema.parallel import Parallel
 
-_NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
-_MEET_S: Final = 120.0
+_NO_ENVIRON: Final[Mapping[str, str]] = MappingProxyType({})
+_RENDEZVOUS_TIMEOUT_S: Final = 120.0
 """Timeout of the rendezvous: importing torch from a cold network disk takes a minute."""
-_TELL_S: Final = 60.0
+_FACTS_TIMEOUT_S: Final = 60.0
 """Timeout for facts after the rendezvous: starting a GPU and checking the machine."""
-_JOIN_S: Final = 60.0
+_COLLECTIVE_TIMEOUT_S: Final = 60.0
 """Timeout of a message between two ranks: 64 MiB take 6 s at 100 Mbit/s."""
-_JOIN_EACH_S: Final = 0.25
+_TIMEOUT_PER_RANK_S: Final = 0.25
 """Timeout per rank, if more: gloo connects all pairs before the first message. Assumed, not measured."""
-_ANSWER_S: Final = 15.0
+_REPORT_MARGIN_S: Final = 15.0
 """Extra time until other ranks notice that they have lost one."""
-_EACH_S: Final = 0.4
+_TIME_PER_SIZE_S: Final = 0.4
 """Seconds per all-reduce size; six sizes are timed, fewer over a slow link."""
-_SEE: Final = "check the output of the ranks in torchrun or srun, and their GPUs (nvidia-smi)"
-_IS_SLOW: Final = "is slow"
+_OUTPUT_ADVICE: Final = "check the output of the ranks in torchrun or srun, and their GPUs (nvidia-smi)"
+_SLOW_KEY: Final = "is slow"
 
 
 @dataclass(frozen=True)
-class Clocks:
+class RankClocks:
     """Clocks of a rank: `unix_s`, seconds since 1970, is compared; `now_s` is monotonic."""
 
     unix_s: Callable[[], float] = unix_s
@@ -60,53 +60,53 @@ class Clocks:
 
 
 @dataclass(frozen=True)
-class _Round:
-    """Ranks in the rendezvous: all `ranks` on rank 0, else this one; `firsts` are the first ranks of each host."""
+class _CheckSession:
+    """Ranks in the rendezvous: all `ranks` on rank 0, else this one; `host_leaders` are the first ranks of each host."""
 
-    met: Meeting
+    rank_store: RankStore
     store: Store
-    ranks: Sequence[Facts]
-    firsts: Sequence[int]
-    clocks: Clocks
+    ranks: Sequence[RankFacts]
+    host_leaders: Sequence[int]
+    clocks: RankClocks
 
     @property
     def rank(self) -> int:
-        return self.met.world.rank
+        return self.rank_store.world.rank
 
     @property
-    def by_number(self) -> Mapping[int, Facts]:
+    def ranks_by_number(self) -> Mapping[int, RankFacts]:
         return {each.rank: each for each in self.ranks}
 
 
-def between(
+def check_ranks(
     world: World,
-    own: Sequence[Finding],
-    environ: Mapping[str, str] = _NOTHING,
+    own: Sequence[DoctorFinding],
+    environ: Mapping[str, str] = _NO_ENVIRON,
     *,
     section: Parallel | None = None,
-    clocks: Clocks | None = None,
-) -> tuple[Finding, ...] | None:
+    clocks: RankClocks | None = None,
+) -> tuple[DoctorFinding, ...] | None:
     """Return findings on the ranks of `world` on rank 0, None on the others. Every rank must call it.
 
     `own` are the findings of each rank on its machine, `environ` the variables that select gloo's interface, and
     `section` selects the device. Raise `WorldError` on a rank that cannot reach rank 0, and `PeerLostError` on one
     whose peers have exited; on rank 0 missing ranks are findings.
     """
-    section = (section or Parallel()).model_copy(update={"timeout": Duration(_MEET_S, "s")})
-    findings: list[Finding] = []
+    section = (section or Parallel()).model_copy(update={"timeout": Duration(_RENDEZVOUS_TIMEOUT_S, "s")})
+    findings: list[DoctorFinding] = []
     try:
-        with meeting(world, section) as store:
-            for each in _looked(store, own, environ, section, clocks or Clocks()):
+        with rendezvous(world, section) as store:
+            for each in _iter_findings(store, own, environ, section, clocks or RankClocks()):
                 findings.append(each)  # one by one, to keep what precedes the loss of a rank
     except (WorldError, PeerLostError) as error:
         if not world.is_main:
             raise
         if not any((each.name, each.state) == ("ranks", "wrong") for each in findings):
-            findings += _not_met(error, own, world)
+            findings += _build_rendezvous_failure(error, own, world)
     return tuple(findings) if world.is_main else None
 
 
-def exchange(store: Store, mine: Facts, world_size: int, wait_s: float) -> tuple[Facts, ...]:
+def exchange_facts(store: Store, mine: RankFacts, world_size: int, wait_s: float) -> tuple[RankFacts, ...]:
     """Send `mine` to rank 0; return there the facts that arrive within `wait_s`, on other ranks only their own."""
     store.set(f"facts/{mine.rank}", mine.to_json())
     if mine.rank:
@@ -114,41 +114,45 @@ def exchange(store: Store, mine: Facts, world_size: int, wait_s: float) -> tuple
     keys = [f"facts/{rank}" for rank in range(world_size)]
     with contextlib.suppress(RuntimeError):  # timed out
         store.wait(keys, timedelta(seconds=wait_s))
-    silent = set(absent(store, keys))
+    silent = set(missing_keys(store, keys))
     texts = store.multi_get([key for key in keys if key not in silent])
-    return tuple(Facts.from_json(text.decode()) for text in texts)
+    return tuple(RankFacts.from_json(text.decode()) for text in texts)
 
 
-def _looked(
-    rank_store: Meeting, own: Sequence[Finding], environ: Mapping[str, str], section: Parallel, clocks: Clocks
-) -> Iterator[Finding]:
+def _iter_findings(
+    rank_store: RankStore,
+    own: Sequence[DoctorFinding],
+    environ: Mapping[str, str],
+    section: Parallel,
+    clocks: RankClocks,
+) -> Iterator[DoctorFinding]:
     """Yield the findings on the ranks, on rank 0.
 
     Raise `PeerLostError` at the end on rank 0 if ranks have not sent facts, which is a finding by then.
     """
     assert rank_store.store is not None, "a single rank has no store"
     store, world = PrefixStore("doctor", rank_store.store), rank_store.world
-    device, refusal = _device(section, world)
-    own_facts = facts_of(
-        world, own, describe_machine(), environ, device=str(device or ""), gpu=_gpu(device), refusal=refusal
+    device, refusal = _choose_rank_device(section, world)
+    own_facts = collect_facts(
+        world, own, describe_machine(), environ, device=str(device or ""), gpu=_get_gpu_uuid(device), refusal=refusal
     )
-    ranks = exchange(store, own_facts, world.world_size, _TELL_S)
-    found = _compared(ranks, world.world_size) if world.is_main else []
+    ranks = exchange_facts(store, own_facts, world.world_size, _FACTS_TIMEOUT_S)
+    found = _compare_reported_ranks(ranks, world.world_size) if world.is_main else []
     yield from found
-    firsts = json.loads(rank_store.share("firsts", json.dumps([each[0].rank for each in by_machine(ranks)])))
-    session = _Round(rank_store, store, ranks, firsts, clocks)
-    clocks_found = _compare_clocks(session)
+    firsts = json.loads(rank_store.broadcast("firsts", json.dumps([each[0].rank for each in group_by_machine(ranks)])))
+    session = _CheckSession(rank_store, store, ranks, firsts, clocks)
+    clocks_found = _exchange_clocks(session)
     yield from clocks_found
-    has_no_problem = worst((*own, *found, *clocks_found)) != "wrong"
-    if rank_store.share("goes on", "yes" if has_no_problem else "") and device is not None:
-        yield from _timed(session, section, device)
+    has_no_problem = find_worst_state((*own, *found, *clocks_found)) != "wrong"
+    if rank_store.broadcast("goes on", "yes" if has_no_problem else "") and device is not None:
+        yield from _time_links(session, section, device)
     if world.is_main and len(ranks) < world.world_size:
         raise PeerLostError("ranks are silent", is_explained=True)  # do not wait for them at exit
 
 
-def _compared(ranks: Sequence[Facts], world_size: int) -> list[Finding]:
+def _compare_reported_ranks(ranks: Sequence[RankFacts], world_size: int) -> list[DoctorFinding]:
     """Return findings on the differences of `ranks`, and on ranks that have not sent facts."""
-    found = judge_ranks(ranks)
+    found = compare_ranks(ranks)
     silent = sorted(set(range(world_size)) - {rank.rank for rank in ranks})
     if not silent:
         return found
@@ -156,99 +160,107 @@ def _compared(ranks: Sequence[Facts], world_size: int) -> list[Finding]:
     what = f"{count(world_size, 'rank')} joined; {'rank' if len(silent) == 1 else 'ranks'} {shown} died or hung since"
     # The number of ranks is not known any more, nor whether a missing rank is the first of its host.
     others = [each for each in found if each.name not in ("ranks", "local ranks")]
-    return [Finding.wrong("ranks", what, _SEE), *others]
+    return [DoctorFinding.problem("ranks", what, _OUTPUT_ADVICE), *others]
 
 
-def _device(section: Parallel, world: World) -> tuple[torch.device | None, str]:
+def _choose_rank_device(section: Parallel, world: World) -> tuple[torch.device | None, str]:
     try:
         return choose_device(section, world), ""
     except WorldError as error:
         return None, str(error)
 
 
-def _gpu(device: torch.device | None) -> str:
+def _get_gpu_uuid(device: torch.device | None) -> str:
     if device is None or device.type != "cuda":
         return ""
     return str(torch.cuda.get_device_properties(device).uuid)
 
 
-def _compare_clocks(session: _Round) -> list[Finding]:
+def _exchange_clocks(session: _CheckSession) -> list[DoctorFinding]:
     """Compare the clocks of the first rank of each host with rank 0's; findings on rank 0 only."""
-    probed = [first for first in session.firsts if first]
+    probed = [first for first in session.host_leaders if first]
     if session.rank in probed:
-        ask(session.store, session.rank, session.clocks.unix_s)
-    return [] if session.rank else judge_clocks(answer(session.store, probed, session.clocks.unix_s), session.by_number)
+        probe_clock(session.store, session.rank, session.clocks.unix_s)
+    return (
+        []
+        if session.rank
+        else compare_clocks(serve_clock(session.store, probed, session.clocks.unix_s), session.ranks_by_number)
+    )
 
 
-def _timed(session: _Round, section: Parallel, device: torch.device) -> list[Finding]:
+def _time_links(session: _CheckSession, section: Parallel, device: torch.device) -> list[DoctorFinding]:
     """Time all-reduces, and pairs of hosts if those are slow. On rank 0 failures are findings."""
-    rank_store, world = session.met, session.met.world
+    rank_store, world = session.rank_store, session.rank_store.world
     set_threads(section, world)
-    join_s = _join_s(world)
-    found: list[Finding] = []
+    join_s = _compute_collective_timeout_s(world)
+    found: list[DoctorFinding] = []
     try:
-        with joined(replace(rank_store, timeout=timedelta(seconds=join_s)), section, device):
-            measured = measure_joined(world, device, each_s=_EACH_S)
-            found += [judge_speed(measured, session.ranks)] if world.is_main else []
-            if rank_store.share(_IS_SLOW, "yes" if worst(found) != "ok" else ""):
-                pairs = _pairs(session, device)
-                found = [blame(each, pairs, session.by_number) for each in found]
+        with process_group(replace(rank_store, timeout=timedelta(seconds=join_s)), section, device):
+            measured = measure_all_reduces(world, device, seconds_per_size=_TIME_PER_SIZE_S)
+            found += [rate_all_reduce(measured, session.ranks)] if world.is_main else []
+            if rank_store.broadcast(_SLOW_KEY, "yes" if find_worst_state(found) != "ok" else ""):
+                pairs = _time_host_pairs(session, device)
+                found = [blame_slow_hosts(each, pairs, session.ranks_by_number) for each in found]
     except (RuntimeError, WorldError) as error:
         if world.is_main:
-            rank_store.share(_IS_SLOW, "")  # others may wait for it
-        session.store.set(f"end/{world.rank}", _said(error))
-        return [*found, _failed(session, join_s)] if world.is_main else []
+            rank_store.broadcast(_SLOW_KEY, "")  # others may wait for it
+        session.store.set(f"end/{world.rank}", _format_first_line(error))
+        return [*found, _build_all_reduce_failure(session, join_s)] if world.is_main else []
     session.store.set(f"end/{world.rank}", "")
     return found
 
 
-def _pairs(session: _Round, device: torch.device) -> Mapping[Pair, float]:
-    """Return on rank 0 the bytes per second between each two hosts, for 3 to `MOST_HOSTS` hosts."""
-    if not 2 < len(session.firsts) <= MOST_HOSTS or session.rank not in session.firsts:
+def _time_host_pairs(session: _CheckSession, device: torch.device) -> Mapping[RankPair, float]:
+    """Return on rank 0 the bytes per second between each two hosts, for 3 to `MAX_PAIRED_HOSTS` hosts."""
+    if not 2 < len(session.host_leaders) <= MAX_PAIRED_HOSTS or session.rank not in session.host_leaders:
         return {}
-    timed = time_pairs(session.firsts, session.rank, device, session.clocks.now_s)
+    timed = time_rank_pairs(session.host_leaders, session.rank, device, session.clocks.now_s)
     session.store.set(
         f"pairs/{session.rank}", json.dumps([[*pair, bytes_per_s] for pair, bytes_per_s in timed.items()])
     )
     if session.rank:
         return {}
-    rows = [row for first in session.firsts for row in json.loads(session.store.get(f"pairs/{first}"))]
+    rows = [row for first in session.host_leaders for row in json.loads(session.store.get(f"pairs/{first}"))]
     return {(low, high): bytes_per_s for low, high, bytes_per_s in rows}
 
 
-def _join_s(world: World) -> float:
-    return max(_JOIN_S, _JOIN_EACH_S * world.world_size)
+def _compute_collective_timeout_s(world: World) -> float:
+    return max(_COLLECTIVE_TIMEOUT_S, _TIMEOUT_PER_RANK_S * world.world_size)
 
 
-def _failed(session: _Round, join_s: float) -> Finding:
+def _build_all_reduce_failure(session: _CheckSession, join_s: float) -> DoctorFinding:
     """Return a finding on a failed collective: the first errors of ranks, and the ranks that do not answer."""
-    errors, silent, remaining_s = list[str](), list[str](), join_s + _ANSWER_S
+    errors, silent, remaining_s = list[str](), list[str](), join_s + _REPORT_MARGIN_S
     for rank in session.ranks:
         try:
             session.store.wait([f"end/{rank.rank}"], timedelta(seconds=remaining_s))
         except RuntimeError:
-            silent.append(f"{rank.where} does not respond")
+            silent.append(f"{rank.label} does not respond")
             remaining_s = 0.1  # the others had the full timeout already
         else:
             message = session.store.get(f"end/{rank.rank}").decode()
-            errors += [f"{rank.where}: {message}"] if message else []
+            errors += [f"{rank.label}: {message}"] if message else []
     names = ", ".join(sorted({rank.interface.name for rank in session.ranks} - {""})) or "unknown"
     advice = (
         "check that hosts can reach each other on any port (firewall, VPN, containers), and select the interface "
         f"between them by GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME (now {names})"
     )
-    return Finding.wrong("all-reduce", f"fails within {seconds(join_s)}: {'; '.join(errors[:2] + silent[:2])}", advice)
+    return DoctorFinding.problem(
+        "all-reduce", f"fails within {seconds(join_s)}: {'; '.join(errors[:2] + silent[:2])}", advice
+    )
 
 
-def _said(error: Exception) -> str:
+def _format_first_line(error: Exception) -> str:
     """Return the first line of `error`, without the source location in a library."""
     return re.sub(r"^\[\S+\] ", "", str(error).partition("\n")[0]) or type(error).__name__
 
 
-def _not_met(error: PacelineError, own: Sequence[Finding], world: World) -> tuple[Finding, ...]:
+def _build_rendezvous_failure(
+    error: PacelineError, own: Sequence[DoctorFinding], world: World
+) -> tuple[DoctorFinding, ...]:
     """Return a finding on a failed rendezvous, unless another one already names the port."""
     if any(each.state == "wrong" and str(world.master_port) in each.found for each in own):
         return ()
     if isinstance(error, PeerLostError):
-        return (Finding.wrong("ranks", str(error), _SEE),)
-    return (Finding.refused("ranks", error),)
+        return (DoctorFinding.problem("ranks", str(error), _OUTPUT_ADVICE),)
+    return (DoctorFinding.from_error("ranks", error),)

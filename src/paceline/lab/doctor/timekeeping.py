@@ -7,20 +7,20 @@ from collections.abc import Callable
 from typing import Final
 
 from paceline.core.units import seconds
-from paceline.lab.doctor.finding import Finding
-from paceline.lab.doctor.here import Here
+from paceline.lab.doctor.finding import DoctorFinding
+from paceline.lab.doctor.here import HostContext
 
-_ERROR: Final = 5
+_TIME_ERROR: Final = 5
 """TIME_ERROR, the clock is not synchronized: adjtimex(2)."""
 _TIMEX: Final = struct.Struct("@I4xqqqq")
 """First fields of `struct timex` with a 64-bit long: modes, offset, freq, and maxerror in microseconds."""
 _TIMEX_BYTES: Final = 256  # it has 208
 
-Kept = tuple[int, float]
+KernelClock = tuple[int, float]
 """Return value of adjtimex(2), negative if unavailable; and the maximum error of the clock in seconds."""
 
 
-def kernel_clock() -> Kept:
+def read_kernel_clock() -> KernelClock:
     """Query the kernel's clock state without changing it."""
     if not sys.platform.startswith("linux") or struct.calcsize("@l") != 8:
         return -1, 0.0
@@ -30,13 +30,15 @@ def kernel_clock() -> Kept:
     return state, max_error_us / 1e6
 
 
-def clock_finding(host: Here, read_clock: Callable[[], Kept] = kernel_clock) -> Finding:
+def check_clock(host: HostContext, read_clock: Callable[[], KernelClock] = read_kernel_clock) -> DoctorFinding:
     """Return whether the clock is synchronized, which matters if several nodes write timestamps."""
     state, off_s = read_clock()
     if state < 0:
-        return Finding.ok("clock", "not reported by the kernel")
-    if state != _ERROR:
-        return Finding.ok("clock", f"synchronized, at most {seconds(off_s)} off")
+        return DoctorFinding.ok("clock", "not reported by the kernel")
+    if state != _TIME_ERROR:
+        return DoctorFinding.ok("clock", f"synchronized, at most {seconds(off_s)} off")
     if host.spans_nodes:
-        return Finding.look("clock", "not synchronized, according to the kernel", "run an NTP client (chrony) on it")
-    return Finding.ok("clock", "fine for one machine (not set by NTP, which only several nodes need)")
+        return DoctorFinding.warning(
+            "clock", "not synchronized, according to the kernel", "run an NTP client (chrony) on it"
+        )
+    return DoctorFinding.ok("clock", "fine for one machine (not set by NTP, which only several nodes need)")

@@ -6,35 +6,37 @@ from typing import Final
 import torch
 import torch.distributed as dist
 
-Pair = tuple[int, int]
-BYTES: Final = 1 << 20
+RankPair = tuple[int, int]
+PAIR_MESSAGE_BYTES: Final = 1 << 20
 """Takes 84 ms at 100 Mbit/s, and several times a hop's latency at 10 Gbit/s."""
-_TRIES: Final = 2
+_NUM_TRIES: Final = 2
 
 
-def time_pairs(
-    ranks: Sequence[int], rank: int, device: torch.device, now: Callable[[], float], num_bytes: int = BYTES
-) -> dict[Pair, float]:
+def time_rank_pairs(
+    ranks: Sequence[int], rank: int, device: torch.device, now: Callable[[], float], num_bytes: int = PAIR_MESSAGE_BYTES
+) -> dict[RankPair, float]:
     """Return the bytes per second between this rank and each higher one of `ranks`; all of them must call it.
 
     Sends `num_bytes` to and fro and takes the fastest try. Disjoint pairs run concurrently, so n ranks take n - 1
     turns. `now` is a clock in seconds.
     """
-    rates: dict[Pair, float] = {}
+    rates: dict[RankPair, float] = {}
     message = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
     sign = torch.zeros(1, dtype=torch.uint8, device=device)
-    for pairs in turns(ranks):
+    for pairs in schedule_pairs(ranks):
         for pair in pairs:
             if rank == pair[0]:
-                rates[pair] = 2 * num_bytes / min(_there_and_back(sign, message, pair[1], now) for _ in range(_TRIES))
+                rates[pair] = (
+                    2 * num_bytes / min(_time_round_trip(sign, message, pair[1], now) for _ in range(_NUM_TRIES))
+                )
             elif rank == pair[1]:
-                for _ in range(_TRIES):
-                    _returned(sign, pair[0])
-                    _returned(message, pair[0])
+                for _ in range(_NUM_TRIES):
+                    _receive_and_send(sign, pair[0])
+                    _receive_and_send(message, pair[0])
     return rates
 
 
-def turns(ranks: Sequence[int]) -> Iterator[list[Pair]]:
+def schedule_pairs(ranks: Sequence[int]) -> Iterator[list[RankPair]]:
     """Yield rounds of disjoint pairs that cover each pair once, lower rank first, by the circle method.
 
     https://en.wikipedia.org/wiki/Round-robin_tournament
@@ -51,26 +53,26 @@ def turns(ranks: Sequence[int]) -> Iterator[list[Pair]]:
         circle = [circle[0], circle[-1], *circle[1:-1]]
 
 
-def _there_and_back(sign: torch.Tensor, message: torch.Tensor, peer: int, now: Callable[[], float]) -> float:
+def _time_round_trip(sign: torch.Tensor, message: torch.Tensor, peer: int, now: Callable[[], float]) -> float:
     """Return the seconds of a round trip of `message` to `peer`; `sign` synchronizes both sides before it."""
-    _sent(sign, peer)
+    _send_and_receive(sign, peer)
     start_s = now()
-    _sent(message, peer)
+    _send_and_receive(message, peer)
     return now() - start_s
 
 
-def _sent(numbers: torch.Tensor, peer: int) -> None:
+def _send_and_receive(numbers: torch.Tensor, peer: int) -> None:
     dist.send(numbers, peer)
     dist.recv(numbers, peer)
-    _settle(numbers)
+    _synchronize(numbers)
 
 
-def _returned(numbers: torch.Tensor, peer: int) -> None:
+def _receive_and_send(numbers: torch.Tensor, peer: int) -> None:
     dist.recv(numbers, peer)
     dist.send(numbers, peer)
-    _settle(numbers)
+    _synchronize(numbers)
 
 
-def _settle(numbers: torch.Tensor) -> None:
+def _synchronize(numbers: torch.Tensor) -> None:
     if numbers.is_cuda:
         torch.cuda.synchronize(numbers.device)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Asked:
+class PredictionRequest:
     """What to predict: `images` in all, on `at` ranks with `rank_batch` images each, `ranks_per_node` per node.
 
     `price` is per rank and hour, None if not wanted.

@@ -10,79 +10,79 @@ from typing import Final
 
 import numpy as np
 
-from paceline.lab.predict.form import FIXED_PART, Form, Term, columns_of
-from paceline.lab.predict.points import Point
+from paceline.lab.predict.form import FIXED_PART, ScalingFormula, Term, build_design_matrix
+from paceline.lab.predict.points import ScalingPoint
 
-_TOLD: Final = 1e-6
+_INDEPENDENCE_TOLERANCE: Final = 1e-6
 """A column identifies its term if this share of its length lies outside the others' span."""
-_LEAST: Final = 0.01
+_MIN_COMPUTE_SHARE: Final = 0.01
 """Smallest share of compute in the fastest point; otherwise tables without any scaling would fit 0."""
-_NUM_STEPS: Final = 50
-_HALVINGS: Final = 20
-_SETTLED: Final = 1e-12
+_MAX_STEPS: Final = 50
+_MAX_HALVINGS: Final = 20
+_CONVERGENCE_TOLERANCE: Final = 1e-12
 
 
 @dataclass(frozen=True)
-class Fit:
+class FormulaFit:
     """A formula with its coefficients, in the order of `terms`; the points do not identify the terms `left_out`."""
 
-    form: Form
+    formula: ScalingFormula
     terms: tuple[Term, ...]
     coefficients: np.ndarray
     left_out: tuple[Term, ...]
 
-    def times(self, points: Sequence[Point]) -> np.ndarray:
+    def predict_times(self, points: Sequence[ScalingPoint]) -> np.ndarray:
         """Return the predicted seconds of each point (float64)."""
-        times: np.ndarray = columns_of(self.terms, points) @ self.coefficients
+        times: np.ndarray = build_design_matrix(self.terms, points) @ self.coefficients
         return times
 
-    def parts(self, point: Point) -> dict[str, float]:
+    def predict_parts(self, point: ScalingPoint) -> dict[str, float]:
         """Return the predicted seconds of a run by part."""
-        factors = columns_of(self.terms, [point])[0]
+        factors = build_design_matrix(self.terms, [point])[0]
         return {term.part: float(each) for term, each in zip(self.terms, factors * self.coefficients, strict=True)}
 
 
-def fit(form: Form, points: Sequence[Point], *, has_fixed: bool = True) -> Fit:
-    """Fit `form` to at least one point; `has_fixed` if times are of whole runs, including start-up."""
+def fit_formula(form: ScalingFormula, points: Sequence[ScalingPoint], *, has_fixed: bool = True) -> FormulaFit:
+    """Fit `formula` to at least one point; `has_fixed` if times are of whole runs, including start-up."""
     candidates = [term for term in form.terms if has_fixed or term.part != FIXED_PART]
-    terms = told_terms(candidates, points)
-    columns = columns_of(terms, points)
+    terms = select_identifiable_terms(candidates, points)
+    columns = build_design_matrix(terms, points)
     times = np.array([point.time_s for point in points])
     left_out = tuple(term for term in form.terms if term not in terms)
-    return Fit(form, terms, solve(columns, times), left_out)
+    return FormulaFit(form, terms, solve_coefficients(columns, times), left_out)
 
 
-def told_terms(terms: Sequence[Term], points: Sequence[Point]) -> tuple[Term, ...]:
+def select_identifiable_terms(terms: Sequence[Term], points: Sequence[ScalingPoint]) -> tuple[Term, ...]:
     """Return the terms that `points` identify given the ones before them; the first is always included."""
     times = np.array([point.time_s for point in points])
     identified: list[Term] = []
     basis: list[np.ndarray] = []
     for term in terms:
-        column = columns_of([term], points)[:, 0] / times
+        column = build_design_matrix([term], points)[:, 0] / times
         rest = column.copy()
         for direction in basis * 2:  # twice, for rounding
             rest -= (direction @ rest) * direction
         length = float(np.linalg.norm(rest))
-        if length > _TOLD * float(np.linalg.norm(column)) or not identified:
+        if length > _INDEPENDENCE_TOLERANCE * float(np.linalg.norm(column)) or not identified:
             identified.append(term)
             basis.append(rest / length)
     return tuple(identified)
 
 
-def solve(columns: np.ndarray, times: np.ndarray) -> np.ndarray:
-    """Return the coefficients >= 0 for which `columns @ coefficients` is closest to `times` in the logarithm.
+def solve_coefficients(columns: np.ndarray, times: np.ndarray) -> np.ndarray:
+    """Return the coefficients >= 0 for which `columns @ coefficients` is closest to `predict_times` in the logarithm.
 
     `columns` are points x terms, float64, non-negative; the first one, of compute, is positive, and so is its
     coefficient.
     """
     scale = (columns / times[:, None]).max(axis=0)
     relative = columns / times[:, None] / scale
-    least = _least(relative, np.ones(len(times)))
-    solution = _bounded(relative, np.ones(len(times)), least)
-    for _ in range(_NUM_STEPS):
+    least = _compute_lower_bounds(relative, np.ones(len(times)))
+    solution = _solve_bounded(relative, np.ones(len(times)), least)
+    for _ in range(_MAX_STEPS):
         fitted = relative @ solution
         slopes = relative / fitted[:, None]
-        improved = _nearer(relative, solution, _bounded(slopes, slopes @ solution - np.log(fitted), least))
+        improved = _backtrack(relative, solution, _solve_bounded(slopes, slopes @ solution - np.log(fitted), least))
         if improved is None:
             break
         solution = improved
@@ -90,8 +90,8 @@ def solve(columns: np.ndarray, times: np.ndarray) -> np.ndarray:
     return coefficients
 
 
-def solve_near(columns: np.ndarray, fitted: np.ndarray, times: np.ndarray) -> np.ndarray:
-    """Return coefficients as `solve` does, to first order in the distance of `times` (draws x points) from `fitted`.
+def solve_linearized(columns: np.ndarray, fitted: np.ndarray, times: np.ndarray) -> np.ndarray:
+    """Return coefficients as `solve_coefficients` does, to first order in the distance of `predict_times` (draws x points) from `fitted`.
 
     `fitted` are the predictions of solved coefficients. Returns draws x terms.
     """
@@ -99,33 +99,33 @@ def solve_near(columns: np.ndarray, fitted: np.ndarray, times: np.ndarray) -> np
     scale = slopes.max(axis=0)
     relative = slopes / scale
     aims = times / fitted
-    return np.array([_bounded(relative, aim, _least(relative, aim)) / scale for aim in aims])
+    return np.array([_solve_bounded(relative, aim, _compute_lower_bounds(relative, aim)) / scale for aim in aims])
 
 
-def _least(columns: np.ndarray, aims: np.ndarray) -> np.ndarray:
+def _compute_lower_bounds(columns: np.ndarray, aims: np.ndarray) -> np.ndarray:
     """Return the lower bounds of coefficients: 0, and a small positive one for compute."""
     least = np.zeros(columns.shape[1])
-    least[0] = _LEAST * (aims / columns[:, 0]).min()
+    least[0] = _MIN_COMPUTE_SHARE * (aims / columns[:, 0]).min()
     return least
 
 
-def _bounded(columns: np.ndarray, aims: np.ndarray, least: np.ndarray) -> np.ndarray:
+def _solve_bounded(columns: np.ndarray, aims: np.ndarray, least: np.ndarray) -> np.ndarray:
     from scipy.optimize import nnls  # type: ignore[import-untyped]  # loading it takes a fifth of a second
 
     bounded: np.ndarray = least + nnls(columns, aims - columns @ least)[0]
     return bounded
 
 
-def _nearer(relative: np.ndarray, current: np.ndarray, target: np.ndarray) -> np.ndarray | None:
+def _backtrack(relative: np.ndarray, current: np.ndarray, target: np.ndarray) -> np.ndarray | None:
     """Return the first point between `aim` and `found` that improves on `found`, None if converged."""
-    error = _error(relative, current)
-    for halving in range(_HALVINGS):
+    error = _compute_squared_error(relative, current)
+    for halving in range(_MAX_HALVINGS):
         candidate: np.ndarray = current + (target - current) / 2**halving
-        if _error(relative, candidate) < error - _SETTLED:
+        if _compute_squared_error(relative, candidate) < error - _CONVERGENCE_TOLERANCE:
             return candidate
     return None
 
 
-def _error(relative: np.ndarray, coefficients: np.ndarray) -> float:
+def _compute_squared_error(relative: np.ndarray, coefficients: np.ndarray) -> float:
     fitted = relative @ coefficients
     return float(np.square(np.log(fitted)).sum()) if (fitted > 0).all() else np.inf

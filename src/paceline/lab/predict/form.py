@@ -16,9 +16,9 @@ from typing import Final
 
 import numpy as np
 
-from paceline.lab.predict.points import Point
+from paceline.lab.predict.points import ScalingPoint
 
-Growth = Callable[[Point], float]
+GrowthFunction = Callable[[ScalingPoint], float]
 COMPUTE_PART: Final = "compute"
 FIXED_PART: Final = "start_up"
 
@@ -27,76 +27,86 @@ FIXED_PART: Final = "start_up"
 class Term:
     """A term that is linear in its coefficient, in seconds; `growth` returns the factor of a point.
 
-    `name` is the coefficient, `part` its share of a run, and `told_by` the points that would identify it.
+    `name` is the coefficient, `part` its share of a run, and `identified_by` the points that would identify it.
     """
 
     name: str
     part: str
-    growth: Growth
-    told_by: str
+    growth: GrowthFunction
+    identified_by: str
 
 
 @dataclass(frozen=True)
-class Form:
+class ScalingFormula:
     """A sum of terms, the first of which is compute; the last ones are dropped first if points do not identify them."""
 
     name: str
-    formula: str
+    text: str
     terms: tuple[Term, ...]
 
 
-def steps_of(point: Point) -> float:
+def count_steps(point: ScalingPoint) -> float:
     """Return the number of steps of `point`, possibly fractional."""
     return point.images / (point.ranks * point.rank_batch)
 
 
-def columns_of(terms: Sequence[Term], points: Sequence[Point]) -> np.ndarray:
+def build_design_matrix(terms: Sequence[Term], points: Sequence[ScalingPoint]) -> np.ndarray:
     """Return the factor of each term (columns) at each point (rows), float64."""
     return np.array([[term.growth(point) for term in terms] for point in points], dtype=np.float64)
 
 
-def _per_step(name: str, part: str, growth: Growth, identified_by: str) -> Term:
-    return Term(name, part, lambda point: steps_of(point) * growth(point), identified_by)
+def _build_per_step_term(name: str, part: str, growth: GrowthFunction, identified_by: str) -> Term:
+    return Term(name, part, lambda point: count_steps(point) * growth(point), identified_by)
 
 
-def _between_nodes(name: str, growth: Growth) -> Term:
-    return _per_step(name, "between_nodes", growth, "points of several nodes")
+def _build_between_nodes_term(name: str, growth: GrowthFunction) -> Term:
+    return _build_per_step_term(name, "between_nodes", growth, "points of several nodes")
 
 
-IMAGE: Final = Term("t_s", COMPUTE_PART, lambda point: point.images / point.ranks, "any")
-SEVERAL: Final = _per_step(
+IMAGE_TERM: Final = Term("t_s", COMPUTE_PART, lambda point: point.images / point.ranks, "any")
+MULTI_RANK_TERM: Final = _build_per_step_term(
     "c1_s", "several_ranks", lambda point: float(point.ranks > 1), "points of one rank and of several"
 )
-FIXED: Final = Term("f_s", FIXED_PART, lambda point: 1.0, "whole runs on more numbers of ranks")
-NODES: Final = _between_nodes("c2_s", lambda point: 2 * (point.nodes - 1) / point.nodes)
+FIXED_TERM: Final = Term("f_s", FIXED_PART, lambda point: 1.0, "whole runs on more numbers of ranks")
+MULTI_NODE_TERM: Final = _build_between_nodes_term("c2_s", lambda point: 2 * (point.nodes - 1) / point.nodes)
 
-TWO_LEVELS: Final = Form(
+TWO_LEVELS: Final = ScalingFormula(
     "two levels",
     "T = images / (N b) * (b t_s + c1_s [N > 1] + c2_s * 2 (n - 1) / n) + f_s",
-    (IMAGE, SEVERAL, NODES, FIXED),
+    (IMAGE_TERM, MULTI_RANK_TERM, MULTI_NODE_TERM, FIXED_TERM),
 )
 """The formula used for predictions, of n nodes and N ranks."""
 
 
-def _one_level(name: str, growth: Growth) -> Form:
-    term = _per_step("c_s", "several_ranks", growth, "one rank and several")
-    return Form(name, "", (IMAGE, term, FIXED))
+def _build_one_level_formula(name: str, growth: GrowthFunction) -> ScalingFormula:
+    term = _build_per_step_term("c_s", "several_ranks", growth, "one rank and several")
+    return ScalingFormula(name, "", (IMAGE_TERM, term, FIXED_TERM))
 
 
-OTHERS: Final = (
-    _one_level("constant", lambda point: float(point.ranks > 1)),
-    _one_level("ring", lambda point: 2 * (point.ranks - 1) / point.ranks),
-    _one_level("tree", lambda point: math.log2(point.ranks)),
-    _one_level("stragglers", lambda point: math.sqrt(2 * math.log(point.ranks))),
-    Form(
+ALTERNATIVES: Final = (
+    _build_one_level_formula("constant", lambda point: float(point.ranks > 1)),
+    _build_one_level_formula("ring", lambda point: 2 * (point.ranks - 1) / point.ranks),
+    _build_one_level_formula("tree", lambda point: math.log2(point.ranks)),
+    _build_one_level_formula("stragglers", lambda point: math.sqrt(2 * math.log(point.ranks))),
+    ScalingFormula(
         "two levels, tree",
         "",
-        (IMAGE, SEVERAL, _between_nodes("c2_s", lambda point: math.log2(point.nodes)), FIXED),
+        (
+            IMAGE_TERM,
+            MULTI_RANK_TERM,
+            _build_between_nodes_term("c2_s", lambda point: math.log2(point.nodes)),
+            FIXED_TERM,
+        ),
     ),
-    Form(
+    ScalingFormula(
         "two levels, stragglers",
         "",
-        (IMAGE, SEVERAL, _between_nodes("c2_s", lambda point: math.sqrt(2 * math.log(point.nodes))), FIXED),
+        (
+            IMAGE_TERM,
+            MULTI_RANK_TERM,
+            _build_between_nodes_term("c2_s", lambda point: math.sqrt(2 * math.log(point.nodes))),
+            FIXED_TERM,
+        ),
     ),
 )
 """Alternative formulas; their disagreement widens the prediction interval.

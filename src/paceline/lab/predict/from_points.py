@@ -6,29 +6,29 @@ from typing import Final
 
 from paceline.core.experiments.prediction import MeasuredPoint, Predicted, PredictionResult, are_speeds
 from paceline.core.units import count, share
-from paceline.lab.predict.asked import Asked
-from paceline.lab.predict.fit import Fit, fit
-from paceline.lab.predict.form import COMPUTE_PART, FIXED_PART, SEVERAL, TWO_LEVELS, steps_of
-from paceline.lab.predict.interval import NOISE, Bounds, bounds_of, noise_of
-from paceline.lab.predict.points import Point
+from paceline.lab.predict.asked import PredictionRequest
+from paceline.lab.predict.fit import FormulaFit, fit_formula
+from paceline.lab.predict.form import COMPUTE_PART, FIXED_PART, MULTI_RANK_TERM, TWO_LEVELS, count_steps
+from paceline.lab.predict.interval import MIN_NOISE, PredictionBounds, compute_bounds, estimate_noise
+from paceline.lab.predict.points import ScalingPoint
 
 _HOUR_S: Final = 3600.0
-_FAR: Final = 8
+_MAX_EXTRAPOLATION: Final = 8
 """Multiple of the largest measured number of ranks beyond which a note warns."""
 
 
-def ask(
-    points: Sequence[Point],
+def build_request(
+    points: Sequence[ScalingPoint],
     at: Sequence[int],
     *,
     ranks_per_node: int,
     rank_batch: int | None = None,
     images: float | None = None,
     price: float | None = None,
-) -> Asked:
+) -> PredictionRequest:
     """Return the request; batch size and images default to those of the point with the most ranks."""
     largest = max(points, key=lambda point: point.ranks)
-    return Asked(
+    return PredictionRequest(
         at=tuple(at),
         ranks_per_node=ranks_per_node,
         rank_batch=rank_batch or largest.rank_batch,
@@ -37,42 +37,43 @@ def ask(
     )
 
 
-def predict_from(
-    points: Sequence[Point], request: Asked, *, source: str, command: Sequence[str] = ()
+def predict_from_points(
+    points: Sequence[ScalingPoint], request: PredictionRequest, *, source: str, command: Sequence[str] = ()
 ) -> PredictionResult:
     """Return the prediction of a request, from at least one point; `source` names the table."""
     has_fixed = not are_speeds(points)
-    fitted = fit(TWO_LEVELS, points, has_fixed=has_fixed)
-    targets = [_target(ranks, request) for ranks in request.at]
-    bounds = bounds_of(fitted, points, targets, has_fixed=has_fixed)
+    fitted = fit_formula(TWO_LEVELS, points, has_fixed=has_fixed)
+    targets = [_build_target_point(ranks, request) for ranks in request.at]
+    bounds = compute_bounds(fitted, points, targets, has_fixed=has_fixed)
     return PredictionResult(
         basis="points",
         source=source,
-        form=TWO_LEVELS.formula,
+        form=TWO_LEVELS.text,
         terms={term.name: float(value) for term, value in zip(fitted.terms, fitted.coefficients, strict=True)},
-        points=tuple(_measured(point, _fewest(points), fitted) for point in points),
+        points=tuple(_build_measured_point(point, _find_baseline_point(points), fitted) for point in points),
         predictions=tuple(
-            _predicted(target, fitted, bound, request.price) for target, bound in zip(targets, bounds, strict=True)
+            _build_prediction(target, fitted, bound, request.price)
+            for target, bound in zip(targets, bounds, strict=True)
         ),
-        notes=tuple(_notes(fitted, points, request, has_fixed=has_fixed)),
+        notes=tuple(_iter_notes(fitted, points, request, has_fixed=has_fixed)),
         command=tuple(command),
     )
 
 
-def _target(ranks: int, request: Asked) -> Point:
+def _build_target_point(ranks: int, request: PredictionRequest) -> ScalingPoint:
     nodes = math.ceil(ranks / request.ranks_per_node)
-    return Point(ranks, nodes, request.rank_batch, request.images, 1.0)
+    return ScalingPoint(ranks, nodes, request.rank_batch, request.images, 1.0)
 
 
-def _fewest(points: Sequence[Point]) -> Point:
+def _find_baseline_point(points: Sequence[ScalingPoint]) -> ScalingPoint:
     """Return the point with the fewest ranks, the baseline of efficiencies."""
     return min(points, key=lambda point: point.ranks)
 
 
-def _measured(point: Point, base: Point, fitted: Fit) -> MeasuredPoint:
-    efficiency = _rank_rate(point) / _rank_rate(base)
-    alone = Point(1, 1, point.rank_batch, point.images, 1.0)
-    alone_s, time_s = (float(each) for each in fitted.times([alone, point]))
+def _build_measured_point(point: ScalingPoint, base: ScalingPoint, fitted: FormulaFit) -> MeasuredPoint:
+    efficiency = _compute_rank_throughput(point) / _compute_rank_throughput(base)
+    alone = ScalingPoint(1, 1, point.rank_batch, point.images, 1.0)
+    alone_s, time_s = (float(each) for each in fitted.predict_times([alone, point]))
     return MeasuredPoint(
         ranks=point.ranks,
         nodes=point.nodes,
@@ -86,15 +87,17 @@ def _measured(point: Point, base: Point, fitted: Fit) -> MeasuredPoint:
     )
 
 
-def _rank_rate(point: Point) -> float:
+def _compute_rank_throughput(point: ScalingPoint) -> float:
     return point.images / point.time_s / point.ranks
 
 
-def _predicted(target: Point, fitted: Fit, bounds: Bounds, price: float | None) -> Predicted:
-    alone = Point(1, 1, target.rank_batch, target.images, 1.0)
-    alone_s, time_s = (float(each) for each in fitted.times([alone, target]))
-    parts = fitted.parts(target)
-    step_s = math.fsum(value for name, value in parts.items() if name != FIXED_PART) / steps_of(target)
+def _build_prediction(
+    target: ScalingPoint, fitted: FormulaFit, bounds: PredictionBounds, price: float | None
+) -> Predicted:
+    alone = ScalingPoint(1, 1, target.rank_batch, target.images, 1.0)
+    alone_s, time_s = (float(each) for each in fitted.predict_times([alone, target]))
+    parts = fitted.predict_parts(target)
+    step_s = math.fsum(value for name, value in parts.items() if name != FIXED_PART) / count_steps(target)
     lost = {name: value for name, value in parts.items() if name != COMPUTE_PART and value > 0}
     gpu_hours = target.ranks * time_s / _HOUR_S
     return Predicted(
@@ -116,21 +119,23 @@ def _predicted(target: Point, fitted: Fit, bounds: Bounds, price: float | None) 
     )
 
 
-def _notes(fitted: Fit, points: Sequence[Point], request: Asked, *, has_fixed: bool) -> Iterator[str]:
+def _iter_notes(
+    fitted: FormulaFit, points: Sequence[ScalingPoint], request: PredictionRequest, *, has_fixed: bool
+) -> Iterator[str]:
     for term in fitted.left_out:
         if term.part == FIXED_PART and not has_fixed:
             yield f"{term.name}: none, as points of equal time are speeds, which include no start-up"
-        elif term == SEVERAL and all(point.ranks > 1 for point in points):
+        elif term == MULTI_RANK_TERM and all(point.ranks > 1 for point in points):
             yield f"{term.name}: included in t_s, as no point has one rank; efficiency is relative to several ranks"
         else:
-            yield f"{term.name}: left out, as the points do not identify it ({term.told_by} would)"
-    noise = noise_of(fitted, points, has_fixed=has_fixed)
-    if noise > NOISE:
+            yield f"{term.name}: left out, as the points do not identify it ({term.identified_by} would)"
+    noise = estimate_noise(fitted, points, has_fixed=has_fixed)
+    if noise > MIN_NOISE:
         yield f"the points scatter by {share(noise)} about the formula, which widens the interval"
     most = max(point.ranks for point in points)
-    far = [ranks for ranks in request.at if ranks > _FAR * most]
+    far = [ranks for ranks in request.at if ranks > _MAX_EXTRAPOLATION * most]
     if far:
-        yield f"{count(min(far), 'rank')} and more are over {_FAR} times the {most:,} measured: a rough extrapolation"
+        yield f"{count(min(far), 'rank')} and more are over {_MAX_EXTRAPOLATION} times the {most:,} measured: a rough extrapolation"
     if not has_fixed:
         yield f"the points are speeds; the prediction is for {request.images:,.0f} images (or set --images)"
     if len({point.images for point in points}) > 1 and has_fixed:

@@ -17,34 +17,34 @@ from typing import Final
 from paceline.core.errors import RecipeError
 from paceline.core.experiments.prediction import MeasuredPoint, Predicted, PredictionResult
 from paceline.core.units import share
-from paceline.lab.predict.asked import Asked
-from paceline.lab.predict.collectives import all_reduce_s
-from paceline.lab.predict.networks import Network
-from paceline.lab.predict.simulate import exposed_s
-from paceline.lab.predict.step import Step, expected_lateness
+from paceline.lab.predict.asked import PredictionRequest
+from paceline.lab.predict.collectives import all_reduce_time_s
+from paceline.lab.predict.networks import NetworkModel
+from paceline.lab.predict.simulate import compute_exposed_s
+from paceline.lab.predict.step import MeasuredStep, expected_lateness
 
-FORM: Final = "images / (N b) x (busy + exposed(N) + late + sigma e(N) + left) + F"
-COMPUTE: Final = "compute"
-DATA: Final = "data"
-COMMUNICATION: Final = "communication"
-STRAGGLERS: Final = "stragglers"
-LEFT: Final = "overhead"
-FIXED: Final = "start_up"
+STEP_FORMULA: Final = "images / (N b) x (busy + exposed(N) + late + sigma e(N) + left) + F"
+COMPUTE_PART: Final = "compute"
+DATA_PART: Final = "data"
+COMMUNICATION_PART: Final = "communication"
+STRAGGLERS_PART: Final = "stragglers"
+OVERHEAD_PART: Final = "overhead"
+FIXED_PART: Final = "start_up"
 _HOUR_S: Final = 3600.0
-_FORM_DOUBT: Final = 0.05
+_FORMULA_UNCERTAINTY: Final = 0.05
 """Error of this formula at 4 to 8 times the measured ranks (docs/explanation/prediction.md)."""
-_FIXED_DOUBT: Final = 0.5
+_FIXED_UNCERTAINTY: Final = 0.5
 
 
 @dataclass(frozen=True)
-class Model:
+class StepModel:
     """A measured step, and the rest of it that the model does not explain.
 
     `contention_s` is the slowdown of compute by the bytes that two ranks send, 0 if unknown.
     """
 
-    step: Step
-    network: Network
+    step: MeasuredStep
+    network: NetworkModel
     busy_s: float
     contention_s: float
     left_s: float
@@ -57,37 +57,39 @@ class Model:
     def fitted_s(self) -> float:
         """Return the model's prediction of the measured step, in seconds."""
         step = self.step
-        as_measured = Asked((step.ranks,), math.ceil(step.ranks / step.nodes), step.rank_batch, step.images)
-        return math.fsum(self.parts(step.ranks, as_measured).values())
+        as_measured = PredictionRequest((step.ranks,), math.ceil(step.ranks / step.nodes), step.rank_batch, step.images)
+        return math.fsum(self.compute_parts(step.ranks, as_measured).values())
 
-    def parts(
-        self, ranks: int, request: Asked, network: Network | None = None, sigmas: float = 1.0
+    def compute_parts(
+        self, ranks: int, request: PredictionRequest, network: NetworkModel | None = None, sigmas: float = 1.0
     ) -> dict[str, float]:
         """Return the seconds of a step on `ranks` ranks by part."""
         if ranks == 1:
-            return self._alone(request)
+            return self._compute_single_rank_parts(request)
         step, network = self.step, network or self.network
         batch_scale = request.rank_batch / step.rank_batch
         # A negative rest within nodes says nothing about the network between them, and vice versa.
-        is_same_level = (_nodes(ranks, request) > 1) == (step.nodes > 1)
+        is_same_level = (_count_nodes(ranks, request) > 1) == (step.nodes > 1)
         left_s = self.left_s if is_same_level else max(0.0, self.left_s)
         buckets = [replace(bucket, ready_s=bucket.ready_s * batch_scale) for bucket in step.buckets]
-        sent_s = exposed_s(buckets, lambda size: all_reduce_s(size, ranks, request.ranks_per_node, network))
+        sent_s = compute_exposed_s(
+            buckets, lambda size: all_reduce_time_s(size, ranks, request.ranks_per_node, network)
+        )
         waits_s = step.late_s * batch_scale + step.sigma_s * batch_scale * expected_lateness(ranks) * sigmas
         return {
-            **self._alone(request),
-            COMPUTE: (self.busy_s - self.data_s) * batch_scale + self.contention_s * _sent(ranks),
-            COMMUNICATION: sent_s,
-            STRAGGLERS: waits_s,
-            LEFT: max(left_s, -sent_s - waits_s),
+            **self._compute_single_rank_parts(request),
+            COMPUTE_PART: (self.busy_s - self.data_s) * batch_scale + self.contention_s * _compute_ring_factor(ranks),
+            COMMUNICATION_PART: sent_s,
+            STRAGGLERS_PART: waits_s,
+            OVERHEAD_PART: max(left_s, -sent_s - waits_s),
         }
 
-    def _alone(self, request: Asked) -> dict[str, float]:
+    def _compute_single_rank_parts(self, request: PredictionRequest) -> dict[str, float]:
         batch_scale = request.rank_batch / self.step.rank_batch
-        return {COMPUTE: (self.busy_s - self.data_s) * batch_scale, DATA: self.data_s * batch_scale}
+        return {COMPUTE_PART: (self.busy_s - self.data_s) * batch_scale, DATA_PART: self.data_s * batch_scale}
 
 
-def build_model(step: Step, network: Network, alone: Step | None = None) -> Model:
+def build_step_model(step: MeasuredStep, network: NetworkModel, alone: MeasuredStep | None = None) -> StepModel:
     """Return the model of a measured step; `alone` is a run of one rank, of the same recipe and rank batch.
 
     Raise `RecipeError` if `alone` is different, and for a step without gradient sizes.
@@ -99,19 +101,19 @@ def build_model(step: Step, network: Network, alone: Step | None = None) -> Mode
         actual = f"{alone.ranks} ranks of {alone.rank_batch} images"
         raise RecipeError(f"{alone.source}: has {actual} (name a run of one rank of {step.rank_batch})")
     if step.ranks == 1:
-        return Model(step, network, step.busy_s, 0.0, 0.0)
+        return StepModel(step, network, step.busy_s, 0.0, 0.0)
     busy_s = step.busy_s if alone is None else min(alone.busy_s, step.busy_s)
-    contention_s = (step.busy_s - busy_s) / _sent(step.ranks)
-    without_rest = Model(step, network, busy_s, contention_s, 0.0)
+    contention_s = (step.busy_s - busy_s) / _compute_ring_factor(step.ranks)
+    without_rest = StepModel(step, network, busy_s, contention_s, 0.0)
     return replace(without_rest, left_s=step.step_s - without_rest.fitted_s())
 
 
-def predict(model: Model, request: Asked) -> PredictionResult:
+def predict_from_run(model: StepModel, request: PredictionRequest) -> PredictionResult:
     """Return the predictions for all requested numbers of ranks. Raise `RecipeError` without an inter-node network."""
     # These are the measured step, the bandwidth, the scatter of ranks (none, or twice as much), the fixed cost, and the
     # formula, whose error grows with the extrapolation.
     step = model.step
-    multi_node = [ranks for ranks in request.at if _nodes(ranks, request) > 1]
+    multi_node = [ranks for ranks in request.at if _count_nodes(ranks, request) > 1]
     if multi_node and not model.network.spans_nodes:
         fix = f"add one between nodes, such as {model.network.name}+ndr, or set --ranks-per-node"
         raise RecipeError(
@@ -136,27 +138,27 @@ def predict(model: Model, request: Asked) -> PredictionResult:
     return PredictionResult(
         basis="run",
         source=step.source,
-        form=FORM,
+        form=STEP_FORMULA,
         terms=terms,
         points=(point,),
-        predictions=tuple(_predicted(model, request, ranks) for ranks in request.at),
+        predictions=tuple(_build_prediction(model, request, ranks) for ranks in request.at),
         network=str(model.network),
-        notes=tuple(_notes(model, request)),
+        notes=tuple(_iter_notes(model, request)),
     )
 
 
-def _predicted(model: Model, request: Asked, ranks: int) -> Predicted:
-    parts = model.parts(ranks, request)
+def _build_prediction(model: StepModel, request: PredictionRequest, ranks: int) -> Predicted:
+    parts = model.compute_parts(ranks, request)
     step_s = math.fsum(parts.values())
     num_steps = request.images / (ranks * request.rank_batch)
     time_s = num_steps * step_s + model.step.fixed_s
-    below, above = _doubt(model, request, ranks, num_steps)
-    alone_s = request.images / request.rank_batch * math.fsum(model.parts(1, request).values())
+    below, above = _compute_uncertainty(model, request, ranks, num_steps)
+    alone_s = request.images / request.rank_batch * math.fsum(model.compute_parts(1, request).values())
     gpu_hours = ranks * time_s / _HOUR_S
-    of_run = {name: num_steps * each_s for name, each_s in parts.items()} | {FIXED: model.step.fixed_s}
+    of_run = {name: num_steps * each_s for name, each_s in parts.items()} | {FIXED_PART: model.step.fixed_s}
     return Predicted(
         ranks=ranks,
-        nodes=_nodes(ranks, request),
+        nodes=_count_nodes(ranks, request),
         rank_batch=request.rank_batch,
         images=request.images,
         time_s=time_s,
@@ -169,21 +171,23 @@ def _predicted(model: Model, request: Asked, ranks: int) -> Predicted:
         gpu_hours=gpu_hours,
         cost=None if request.price is None else gpu_hours * request.price,
         parts=of_run,
-        dominates=max((name for name in of_run if name != COMPUTE), key=lambda name: of_run[name]),
+        dominates=max((name for name in of_run if name != COMPUTE_PART), key=lambda name: of_run[name]),
     )
 
 
-def _doubt(model: Model, request: Asked, ranks: int, num_steps: float) -> tuple[float, float]:
+def _compute_uncertainty(
+    model: StepModel, request: PredictionRequest, ranks: int, num_steps: float
+) -> tuple[float, float]:
     """Return how many seconds less, and more, a run may take, from independent uncertainties added in squares."""
     step = model.step
     batch_scale = request.rank_batch / step.rank_batch
 
-    def run_s(network: Network, sigmas: float = 1.0) -> float:
-        return num_steps * math.fsum(model.parts(ranks, request, network, sigmas).values())
+    def run_s(network: NetworkModel, sigmas: float = 1.0) -> float:
+        return num_steps * math.fsum(model.compute_parts(ranks, request, network, sigmas).values())
 
     predicted_s = run_s(model.network)
     extrapolation = max(0.0, math.log(ranks / step.ranks) / math.log(8)) if ranks > step.ranks else 0.0
-    common = (_FIXED_DOUBT * step.fixed_s, _FORM_DOUBT * extrapolation * predicted_s)
+    common = (_FIXED_UNCERTAINTY * step.fixed_s, _FORMULA_UNCERTAINTY * extrapolation * predicted_s)
     low, high = model.network.with_bandwidth("low"), model.network.with_bandwidth("high")
     below = (
         num_steps * batch_scale * (step.step_s - step.low_s),
@@ -198,7 +202,7 @@ def _doubt(model: Model, request: Asked, ranks: int, num_steps: float) -> tuple[
     return math.hypot(*common, *below), math.hypot(*common, *above)
 
 
-def _notes(model: Model, request: Asked) -> Iterator[str]:
+def _iter_notes(model: StepModel, request: PredictionRequest) -> Iterator[str]:
     step = model.step
     yield from step.notes
     if request.rank_batch != step.rank_batch:
@@ -212,16 +216,16 @@ def _notes(model: Model, request: Asked) -> Iterator[str]:
             f"data: measured with {on_node} per node, but {request.ranks_per_node} will share its cores, disk and "
             "memory, which is not modeled (profile on a full node)"
         )
-    if step.data_s > _FORM_DOUBT * step.step_s:
+    if step.data_s > _FORMULA_UNCERTAINTY * step.step_s:
         yield f"data: {share(step.data_s / step.step_s)} of the measured step waits for data, as does the prediction"
-    if abs(model.left_s) > _FORM_DOUBT * step.step_s:
+    if abs(model.left_s) > _FORMULA_UNCERTAINTY * step.step_s:
         yield f"overhead: {share(model.left_s / step.step_s)} of the measured step is not explained by this network"
 
 
-def _sent(ranks: int) -> float:
+def _compute_ring_factor(ranks: int) -> float:
     """Return the bytes a rank sends in a ring, as a multiple of the gradients: 2 (N - 1) / N."""
     return 2 * (ranks - 1) / ranks
 
 
-def _nodes(ranks: int, request: Asked) -> int:
+def _count_nodes(ranks: int, request: PredictionRequest) -> int:
     return math.ceil(ranks / request.ranks_per_node)

@@ -10,14 +10,14 @@ from typing import Final, Literal
 from pydantic import Field, ValidationError
 
 from paceline.core.errors import RecipeError
-from paceline.core.value import Value
+from paceline.core.value import ResultModel
 
 _QUANTILE: Final = 0.975
-_TENTHS: Final = NormalDist().inv_cdf(0.9) - NormalDist().inv_cdf(0.1)
+_P10_TO_P90_SIGMAS: Final = NormalDist().inv_cdf(0.9) - NormalDist().inv_cdf(0.1)
 """Standard deviations between the 10th and 90th percentile of a normal distribution."""
 
 
-class TimedReduce(Value):
+class AllReduceTiming(ResultModel):
     """An all-reduce of `bytes`, timed `n` times: median, 10th and 90th percentile of the slowest rank's seconds."""
 
     bytes: int
@@ -27,7 +27,7 @@ class TimedReduce(Value):
     n: int
 
 
-class Measured(Value):
+class AllReduceMeasurement(ResultModel):
     """All-reduces of several sizes on `ranks` ranks of `nodes` nodes, and the fitted link between ranks.
 
     `alpha_s` is seconds per hop of a ring. `bytes_per_s` is the bus bandwidth as in nccl-tests: bytes a rank sends in a
@@ -39,7 +39,7 @@ class Measured(Value):
     backend: str
     ranks: int
     nodes: int
-    times: tuple[TimedReduce, ...]
+    times: tuple[AllReduceTiming, ...]
     alpha_s: float
     bytes_per_s: float
     low: float
@@ -47,7 +47,7 @@ class Measured(Value):
     source: str = "measured"
 
 
-def fit(backend: str, ranks: int, nodes: int, times: Sequence[TimedReduce]) -> Measured:
+def fit_link(backend: str, ranks: int, nodes: int, times: Sequence[AllReduceTiming]) -> AllReduceMeasurement:
     """Fit a ring: T = 2 (N - 1) alpha + 2 (N - 1) / N bytes / bandwidth; at least two ranks and two sizes.
 
     Hockney's model of a message (1994, doi 10.1016/S0167-8191(06)80021-9) for each hop of a ring (Patarasuk and Yuan
@@ -56,10 +56,10 @@ def fit(backend: str, ranks: int, nodes: int, times: Sequence[TimedReduce]) -> M
     """
     assert ranks > 1 and len({each.bytes for each in times}) > 1, "a line needs two ranks and two sizes"
     # Absolute errors would ignore small messages. Two sizes leave no residuals, so the scatter alone counts then.
-    fixed_s, per_byte_s, error_s = _line(times)
+    fixed_s, per_byte_s, error_s = _fit_line(times)
     bandwidth = 2 * (ranks - 1) / ranks / per_byte_s
     doubt = error_s / per_byte_s
-    return Measured(
+    return AllReduceMeasurement(
         backend=backend,
         ranks=ranks,
         nodes=nodes,
@@ -71,10 +71,10 @@ def fit(backend: str, ranks: int, nodes: int, times: Sequence[TimedReduce]) -> M
     )
 
 
-def read_collective(path: Path) -> Measured:
+def read_all_reduce_file(path: Path) -> AllReduceMeasurement:
     """Read the output of `paceline scale --collective`. Raise `RecipeError` if it is invalid."""
     try:
-        return Measured.model_validate(json.loads(path.read_text(encoding="utf-8")))
+        return AllReduceMeasurement.model_validate(json.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise RecipeError(f"--network: {path}: cannot be read: {error.strerror} (name another file)") from None
     except (ValidationError, ValueError) as error:
@@ -83,7 +83,7 @@ def read_collective(path: Path) -> Measured:
         raise RecipeError(f"--network: {path}: is not a measured collective: {reason} ({fix})") from None
 
 
-def _line(times: Sequence[TimedReduce]) -> tuple[float, float, float]:
+def _fit_line(times: Sequence[AllReduceTiming]) -> tuple[float, float, float]:
     """Return a and b of T = a + b x by least squares of (a + b x) / T - 1, and the 95 % error of b."""
     from scipy.special import stdtrit  # type: ignore[import-untyped]  # loading it takes a tenth of a second
 
@@ -101,7 +101,7 @@ def _line(times: Sequence[TimedReduce]) -> tuple[float, float, float]:
     per_byte = math.fsum(influence)
     residual = math.fsum((fixed * one + per_byte * slope - 1) ** 2 for one, slope in zip(ones, slopes, strict=True))
     residual_error = float(stdtrit(freedom, _QUANTILE)) * math.sqrt(residual / freedom * variance) if freedom else 0.0
-    relative_scatter = [(each.p90_s - each.p10_s) / _TENTHS / each.median_s for each in times]
+    relative_scatter = [(each.p90_s - each.p10_s) / _P10_TO_P90_SIGMAS / each.median_s for each in times]
     scatter = NormalDist().inv_cdf(_QUANTILE) * math.hypot(
         *(a * b for a, b in zip(influence, relative_scatter, strict=True))
     )

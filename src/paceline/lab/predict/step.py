@@ -15,29 +15,29 @@ from paceline.core.files import read_bytes
 from paceline.core.results import CommunicationResult, RunResult
 from paceline.core.rundir import RunDir
 from paceline.core.stages import EXPOSED
-from paceline.lab.predict.points import POINTS
-from paceline.lab.predict.simulate import Bucket, assumed, of_results
+from paceline.lab.predict.points import POINTS_FILE
+from paceline.lab.predict.simulate import GradientBucket, assume_buckets, convert_buckets
 from paceline.recipe.load import load
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.parallel import Parallel
 
-_DATA: Final = "data_wait"
+_DATA_STAGE: Final = "data_wait"
 _GRADIENT_BYTES: Final = 4
 _MIB: Final = 1 << 20
 _SENT_SHARE: Final[Mapping[str, float]] = {"bf16": 0.5, "fp16": 0.5}
 """Share of the gradients' bytes that is sent, by `parallel.compression`."""
-_NOT_OF_A_STEP: Final = ("seed", "measure", "data.batch_size", "data.rank_batch_size", "train.steps", "train.epochs")
+_IGNORED_SETTINGS: Final = ("seed", "measure", "data.batch_size", "data.rank_batch_size", "train.steps", "train.epochs")
 """Settings that may differ between two runs; their rank batches are compared separately."""
 _WINDOW_STEPS: Final = 10
-_TENTHS: Final = NormalDist().inv_cdf(0.9) - NormalDist().inv_cdf(0.1)
-_LOCAL: Final = ("single", "local")
+_P10_TO_P90_SIGMAS: Final = NormalDist().inv_cdf(0.9) - NormalDist().inv_cdf(0.1)
+_LOCAL_LAUNCHERS: Final = ("single", "local")
 
 
 @dataclass(frozen=True)
-class Step:
+class MeasuredStep:
     """A step of a run on `ranks` ranks of `nodes` nodes, in seconds; means over ranks and measured steps.
 
-    `step_s` is the whole step, between `low_s` and `high_s`; `data_s` is the wait for data, `exposed_s` for other ranks
+    `step_s` is the whole step, between `low_s` and `high_s`; `data_s` is the wait for data, `compute_exposed_s` for other ranks
     and communication. Of that, `late_s` is caused by a persistent straggler and `jitter_s` by changing ones. `sigma_s`
     is the standard deviation of a rank's steps, and `fixed_s` the time of a run outside of its steps. `buckets` is
     empty if the run has no gradient sizes. `notes` list what was not measured.
@@ -57,7 +57,7 @@ class Step:
     jitter_s: float
     sigma_s: float
     fixed_s: float
-    buckets: tuple[Bucket, ...]
+    buckets: tuple[GradientBucket, ...]
     notes: tuple[str, ...] = ()
 
     @property
@@ -65,12 +65,12 @@ class Step:
         """Seconds of compute and data wait per step: all but waiting for other ranks."""
         return self.step_s - self.exposed_s
 
-    def with_fixed(self, fixed_s: float) -> "Step":
+    def with_fixed(self, fixed_s: float) -> "MeasuredStep":
         """Return the step with `fixed_s` seconds outside of steps, as measured by an empty run."""
         return replace(self, fixed_s=fixed_s)
 
 
-class _Plan(BaseModel):
+class _PlanFile(BaseModel):
     """Fields read from `plan.json`."""
 
     model_config = ConfigDict(frozen=True)
@@ -80,7 +80,7 @@ class _Plan(BaseModel):
     train_images: int = Field(gt=0)
 
 
-class _Cost(BaseModel):
+class _ProfileCost(BaseModel):
     """Fields read from a profile's `cost`."""
 
     model_config = ConfigDict(frozen=True)
@@ -88,85 +88,87 @@ class _Cost(BaseModel):
     parameters: int = 0
 
 
-class _Profile(BaseModel):
+class _ProfileFile(BaseModel):
     """Fields read from `profile.json`, all optional."""
 
     model_config = ConfigDict(frozen=True)
 
     communication: CommunicationResult | None = None
-    cost: _Cost | None = None
+    cost: _ProfileCost | None = None
 
 
-_Read = TypeVar("_Read", _Plan, _Profile)
+_JsonModel = TypeVar("_JsonModel", _PlanFile, _ProfileFile)
 
 
-def read_step(path: Path, *, ranks_per_node: int) -> Step:
+def read_measured_step(path: Path, *, ranks_per_node: int) -> MeasuredStep:
     """Read a step from a run directory. Raise `PacelineError` if the directory lacks it.
 
     `ranks_per_node` is needed for runs over several nodes, which do not record their number.
     """
-    _refuse_no_run(path)
+    _check_is_run(path)
     rundir = RunDir(path)
-    result, section = rundir.read_result(), _recipe(path).parallel
-    _refuse_no_ddp(section, path)
-    plan, profile = _read(path / "plan.json", _Plan), _Profile()
+    result, section = rundir.read_result(), _load_recipe(path).parallel
+    _check_is_ddp(section, path)
+    plan, profile = _read_json_model(path / "plan.json", _PlanFile), _ProfileFile()
     if rundir.profile.exists():
-        profile = _read(rundir.profile, _Profile)
+        profile = _read_json_model(rundir.profile, _ProfileFile)
     if result.throughput.images_per_s <= 0:
         raise RecipeError(f"{path}: no step was measured after the warm-up (profile it with more --steps)")
     step_s = plan.batch_size / result.throughput.images_per_s
     low_s, high_s = (plan.batch_size / rate if rate > 0 else step_s for rate in reversed(result.throughput.spread))
-    waits = _waits(result)
-    sigma_s, scatter_notes = _sigma(result, waits.jitter_s, high_s - low_s)
+    waits = _compute_wait_times(result)
+    sigma_s, scatter_notes = _estimate_step_scatter(result, waits.jitter_s, high_s - low_s)
     communication = profile.communication or result.communication
     parameters = result.trained_parameters or (profile.cost.parameters if profile.cost else 0)
-    buckets, bucket_notes = _buckets(communication, parameters, _a_step(result, "backward"), section)
-    return Step(
+    buckets, bucket_notes = _find_buckets(communication, parameters, _get_stage_per_step_s(result, "backward"), section)
+    return MeasuredStep(
         source=str(path),
         ranks=result.world_size,
-        nodes=_nodes(result, ranks_per_node),
+        nodes=_count_nodes(result, ranks_per_node),
         rank_batch=plan.rank_batch,
         images=plan.train_images,
         step_s=step_s,
         low_s=min(low_s, step_s),
         high_s=max(high_s, step_s),
-        data_s=_a_step(result, _DATA),
+        data_s=_get_stage_per_step_s(result, _DATA_STAGE),
         exposed_s=waits.exposed_s,
         late_s=waits.late_s,
         jitter_s=waits.jitter_s,
         sigma_s=sigma_s,
-        fixed_s=_fixed(result),
+        fixed_s=_compute_fixed_s(result),
         buckets=buckets,
         notes=(*scatter_notes, *bucket_notes),
     )
 
 
-def refuse_another_recipe(run: Path, alone: Path) -> None:
+def check_same_recipe(run: Path, alone: Path) -> None:
     """Raise `RecipeError` if the single-rank run `alone` has another recipe than `run`.
 
     Seed, length, measurement and global batch size may differ, as they do not change a rank's compute per step.
     """
-    settings, other_settings = (_settings(_recipe(path).to_dict()) for path in (run, alone))
+    settings, other_settings = (_flatten_settings(_load_recipe(path).to_dict()) for path in (run, alone))
     for path in [*settings, *(other for other in other_settings if other not in settings)]:
         value, other_value = (values.get(path, "not set") for values in (settings, other_settings))
-        is_of_step = not any(path == each or path.startswith(f"{each}.") for each in _NOT_OF_A_STEP)
+        is_of_step = not any(path == each or path.startswith(f"{each}.") for each in _IGNORED_SETTINGS)
         if is_of_step and value != other_value:
             raise RecipeError(
                 f"--alone: {alone}: {path} is {other_value}, but {value} in {run} (train the same recipe on one rank)"
             )
 
 
-def _settings(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flatten_settings(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     settings: dict[str, Any] = {}
     for name, value in values.items():
-        settings |= _settings(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+        settings |= (
+            _flatten_settings(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+        )
     return settings
 
 
-def _refuse_no_run(path: Path) -> None:
+def _check_is_run(path: Path) -> None:
     folder = ExperimentDir(path)
     if folder.result.exists() or folder.trials.is_dir():
-        points = path / POINTS
+        points = path / POINTS_FILE
         fix = "name one of its runs, in trials/" + (f", or --points {points}" if points.exists() else "")
         raise RecipeError(f"{path}: is the folder of an experiment, not of a run ({fix})")
     if not path.is_dir():
@@ -175,7 +177,7 @@ def _refuse_no_run(path: Path) -> None:
         raise RecipeError(f"{path}: {what}; a prediction needs a run ({fix})")
 
 
-def _refuse_no_ddp(section: Parallel, path: Path) -> None:
+def _check_is_ddp(section: Parallel, path: Path) -> None:
     """Raise `RecipeError` for a run without DDP's gradient averaging, the only one that is modeled."""
     if section.strategy != "ddp":
         raise RecipeError(
@@ -189,7 +191,7 @@ def _refuse_no_ddp(section: Parallel, path: Path) -> None:
         )
 
 
-def _recipe(path: Path) -> Recipe:
+def _load_recipe(path: Path) -> Recipe:
     return load(str(RunDir(path).recipe)).recipe
 
 
@@ -203,28 +205,28 @@ def expected_lateness(ranks: int) -> float:
 
 
 @dataclass(frozen=True)
-class _Waits:
+class _WaitTimes:
     exposed_s: float
     late_s: float
     jitter_s: float
 
 
-def _waits(result: RunResult) -> _Waits:
+def _compute_wait_times(result: RunResult) -> _WaitTimes:
     """Return the mean wait of ranks per step, and its share for the latest of them."""
     ranks = result.ranks
     if not ranks:
-        return _Waits(_a_step(result, EXPOSED), 0.0, 0.0)
+        return _WaitTimes(_get_stage_per_step_s(result, EXPOSED), 0.0, 0.0)
     exposed_s = math.fsum(rank.stages.get(EXPOSED, 0.0) for rank in ranks) / len(ranks)
     if result.straggler is None:
-        return _Waits(exposed_s, 0.0, 0.0)
+        return _WaitTimes(exposed_s, 0.0, 0.0)
     # The clock's `lost_s` is relative to the mean of the others, which is W / (W - 1) times the lateness relative to
     # the mean of all W.
     of_mean = (len(ranks) - 1) / len(ranks)
     lost_s, late_s = result.straggler.lost_s * of_mean, max(0.0, result.straggler.late_s) * of_mean
-    return _Waits(exposed_s, late_s, max(0.0, lost_s - late_s))
+    return _WaitTimes(exposed_s, late_s, max(0.0, lost_s - late_s))
 
 
-def _sigma(result: RunResult, jitter_s: float, span_s: float) -> tuple[float, Sequence[str]]:
+def _estimate_step_scatter(result: RunResult, jitter_s: float, span_s: float) -> tuple[float, Sequence[str]]:
     """Return the standard deviation of a rank's steps: from lateness, or for a single rank from windows."""
     if result.straggler is not None:
         return jitter_s / expected_lateness(result.world_size), ()
@@ -232,27 +234,27 @@ def _sigma(result: RunResult, jitter_s: float, span_s: float) -> tuple[float, Se
         return 0.0, ("stragglers: the scatter of steps is unknown (profile with more --steps)",)
     # Windows of ten independent steps scatter less than steps, by sqrt(10).
     note = "stragglers: guessed from how one rank's steps scatter (profile on two ranks or more to measure them)"
-    return span_s / _TENTHS * math.sqrt(_WINDOW_STEPS), (note,)
+    return span_s / _P10_TO_P90_SIGMAS * math.sqrt(_WINDOW_STEPS), (note,)
 
 
-def _buckets(
+def _find_buckets(
     found: CommunicationResult | None, parameters: int, backward_s: float, section: Parallel
-) -> tuple[tuple[Bucket, ...], Sequence[str]]:
+) -> tuple[tuple[GradientBucket, ...], Sequence[str]]:
     """Return the buckets of a step, measured, or assumed as torch makes them: it sizes buckets before compression."""
     if found is not None and found.buckets:
-        return of_results(found.buckets), ()
+        return convert_buckets(found.buckets), ()
     if not parameters:
         return (), ()
     if section.compression == "powersgd":
         return (), ("buckets: the bytes that powersgd sends are unknown (profile on two ranks to measure them)",)
     bucket_bytes = None if section.bucket_mb == "auto" else round(section.bucket_mb * _MIB)
-    made = assumed(_GRADIENT_BYTES * parameters, backward_s, bucket_bytes)
+    made = assume_buckets(_GRADIENT_BYTES * parameters, backward_s, bucket_bytes)
     sent = _SENT_SHARE.get(section.compression, 1.0)
     note = "buckets: assumed as torch makes them, ready evenly in backward (profile on two ranks to measure them)"
     return tuple(replace(each, num_bytes=round(sent * each.num_bytes)) for each in made), (note,)
 
 
-def _a_step(result: RunResult, stage: str) -> float:
+def _get_stage_per_step_s(result: RunResult, stage: str) -> float:
     """Return the mean seconds of a stage per step over ranks."""
     if result.ranks:
         return math.fsum(rank.stages.get(stage, 0.0) for rank in result.ranks) / len(result.ranks)
@@ -260,16 +262,16 @@ def _a_step(result: RunResult, stage: str) -> float:
     return result.stages[stage].device_s / steps if steps and stage in result.stages else 0.0
 
 
-def _fixed(result: RunResult) -> float:
+def _compute_fixed_s(result: RunResult) -> float:
     return result.time.startup_s + (result.account.finish_s if result.account else 0.0)
 
 
-def _nodes(result: RunResult, ranks_per_node: int) -> int:
-    is_local = result.provenance.get("launcher", "local") in _LOCAL
+def _count_nodes(result: RunResult, ranks_per_node: int) -> int:
+    is_local = result.provenance.get("launcher", "local") in _LOCAL_LAUNCHERS
     return 1 if is_local else math.ceil(result.world_size / ranks_per_node)
 
 
-def _read(path: Path, kind: type[_Read]) -> _Read:
+def _read_json_model(path: Path, kind: type[_JsonModel]) -> _JsonModel:
     """Read a JSON file. Raise `PacelineError`, in one line, if it is missing or damaged."""
     try:
         return kind.model_validate_json(read_bytes(path))

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, PositiveFloat, model_validator
 
 from paceline.recipe.schema.named import NAMED, OR_ITS_NAME
-from paceline.recipe.schema.own import ByName, OwnPart
+from paceline.recipe.schema.own import ByName, PluginSection
 from paceline.recipe.schema.section import Section
 
 
@@ -175,7 +175,7 @@ class CutMix(Section):
     """The share of the area is drawn from Beta(alpha, alpha)."""
 
 
-class OwnAugment(OwnPart):
+class OwnAugment(PluginSection):
     """A change of your own: `NAME(**args)` makes what is called with uint8 images and their draws
     ([the contract](../how-to/extend.md#augmentation-of-your-own))."""
 

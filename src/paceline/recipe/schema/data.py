@@ -112,7 +112,7 @@ class Data(Section):
         return augment
 
     @model_validator(mode="after")
-    def _says_what_takes_effect(self) -> Self:
+    def _refuse_settings_without_effect(self) -> Self:
         if self.eval_resize == "stretch" and self.eval_crop != type(self).model_fields["eval_crop"].default:
             raise ValueError("eval_crop has no effect with eval_resize stretch (set eval_resize=crop)")
         if self.on_bad_image == "fail" and self.max_bad_images != type(self).model_fields["max_bad_images"].default:

@@ -5,20 +5,20 @@ from typing import Annotated, Final, Literal
 from pydantic import AfterValidator, Field, field_validator
 
 from paceline.recipe.schema.named import NAMED, OR_ITS_NAME
-from paceline.recipe.schema.own import ByName, OwnPart
+from paceline.recipe.schema.own import ByName, PluginSection
 from paceline.recipe.schema.section import CadenceDuration, Section, Switch
 
 _REFUSED: Final = "/\\#?%:"
 """What the name of a project of W&B's may not have (https://docs.wandb.ai/ref/python/init), so that one fits all."""
 
 
-def _checked(title: str) -> str:
+def _checked_title(title: str) -> str:
     if not title.isprintable() or not 0 < len(title) <= 128 or set(title) & set(_REFUSED):
         raise ValueError(f"{title!r} is no name: 1 to 128 characters but {' '.join(_REFUSED)} (write another)")
     return title
 
 
-Title = Annotated[str, AfterValidator(_checked)]
+Title = Annotated[str, AfterValidator(_checked_title)]
 
 
 class Wandb(Section):
@@ -50,7 +50,7 @@ class Trackio(Section):
     """What the run is filed under."""
 
 
-class OwnSink(OwnPart):
+class OwnSink(PluginSection):
     """A sink of your own: `NAME(run_dir=..., **args)` makes what is told
     ([the contract](../how-to/extend.md#a-sink-of-your-own))."""
 

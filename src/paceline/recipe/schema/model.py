@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 from paceline.recipe.schema.own import Args, check_import_path, is_own_model
 from paceline.recipe.schema.section import Off, Section, refuse
 
-OF_OUR_NETWORKS: Final = ("norm", "width", "zero_init_residual", "drop_path")
+BUILT_IN_MODELS_ONLY: Final = ("norm", "width", "zero_init_residual", "drop_path")
 """The fields that say how our own networks are built, and of which others have few or none."""
 
 

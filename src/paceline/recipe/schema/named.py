@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic import BeforeValidator, GetJsonSchemaHandler
 
-from paceline.recipe.schema.own import OWN, PATH_PATTERN
+from paceline.recipe.schema.own import IMPORT_PATH_FORM, PATH_PATTERN
 
 
 class OrItsName:
@@ -12,13 +12,13 @@ class OrItsName:
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         variants = handler(schema)
-        names = [name for name in variants["discriminator"]["mapping"] if name != OWN]
+        names = [name for name in variants["discriminator"]["mapping"] if name != IMPORT_PATH_FORM]
         return {"anyOf": [{"enum": names}, {"type": "string", "pattern": PATH_PATTERN}, variants]}
 
 
-def _named(value: object) -> object:
+def _section_from_name(value: object) -> object:
     return {"name": value} if isinstance(value, str) else value
 
 
-NAMED = BeforeValidator(_named)
+NAMED = BeforeValidator(_section_from_name)
 OR_ITS_NAME = OrItsName()

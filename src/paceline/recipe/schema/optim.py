@@ -31,7 +31,7 @@ class _Optimizer(Section):
     themselves; of others it is a block, or a weight outside of blocks."""
 
     @model_validator(mode="after")
-    def _says_what_takes_effect(self) -> Self:
+    def _refuse_settings_without_effect(self) -> Self:
         if self.lr_scaling == "none" and self.base_batch_size != "auto":
             raise ValueError("base_batch_size has no effect with lr_scaling none (set lr_scaling=linear or sqrt)")
         if self.lr_scaling != "none" and self.base_batch_size == "auto":
@@ -43,7 +43,7 @@ class _Optimizer(Section):
         return self
 
 
-class _Torch(_Optimizer):
+class _TorchOptimizer(_Optimizer):
     """What torch's own optimizers have."""
 
     implementation: Literal["auto", "fused", "foreach", "loop"] = "auto"
@@ -56,7 +56,7 @@ def _check_nesterov(momentum: float, *, nesterov: bool) -> None:
         raise ValueError("nesterov has no effect with momentum 0 (set momentum=0.9)")
 
 
-class Sgd(_Torch):
+class Sgd(_TorchOptimizer):
     """Stochastic gradient descent with momentum."""
 
     name: Literal["sgd"] = "sgd"
@@ -73,7 +73,7 @@ class Sgd(_Torch):
         return self
 
 
-class Adam(_Torch):
+class Adam(_TorchOptimizer):
     """Adam (Kingma and Ba 2015, arXiv 1412.6980), with L2 weight decay."""
 
     name: Literal["adam"] = "adam"

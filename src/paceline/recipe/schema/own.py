@@ -19,7 +19,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from paceline.recipe.schema.section import Section
 
-OWN: Final = "package.module:Name"
+IMPORT_PATH_FORM: Final = "package.module:Name"
 """What stands for all import paths where variants are listed."""
 LIBRARIES: Final = ("torchvision", "timm")
 """What stands before the colon of a library's network, which is no import path."""
@@ -51,7 +51,7 @@ def check_import_path(name: str) -> str:
     stranger's recipe names it; of `PLUGGABLE` libraries some modules have parts. This holds whoever names it.
     """
     if not re.fullmatch(PATH_PATTERN, name):
-        raise ValueError(f"{name!r} is not an import path (write {OWN})")
+        raise ValueError(f"{name!r} is not an import path (write {IMPORT_PATH_FORM})")
     top = re.split(r"[.:]", name, maxsplit=1)[0]
     if top in sys.stdlib_module_names:
         raise ValueError(
@@ -86,7 +86,7 @@ Args = Annotated[dict[str, JsonValue], WithJsonSchema({"type": "object"})]
 """Keyword arguments, as plain YAML values."""
 
 
-class OwnPart(Section):
+class PluginSection(Section):
     """A part of your own, by the path that it is imported from."""
 
     name: ImportPath
@@ -105,7 +105,7 @@ def _variant_of(value: object) -> str | None:
     name = value.get("name") if isinstance(value, dict) else getattr(value, "name", None)
     if name is None:
         return None
-    return OWN if isinstance(name, str) and ":" in name else str(name)
+    return IMPORT_PATH_FORM if isinstance(name, str) and ":" in name else str(name)
 
 
 class ByName:
@@ -122,10 +122,12 @@ class ByName:
         """Return the JSON schema, with the names as OpenAPI writes them."""
         union = handler(schema)
         names = (handler.resolve_ref_schema(ref)["properties"]["name"] for ref in union["oneOf"])
-        mapping = {name.get("const", OWN): ref["$ref"] for name, ref in zip(names, union["oneOf"], strict=True)}
+        mapping = {
+            name.get("const", IMPORT_PATH_FORM): ref["$ref"] for name, ref in zip(names, union["oneOf"], strict=True)
+        }
         return {"discriminator": {"mapping": mapping, "propertyName": "name"}, **union}
 
 
 def _default_name(variant: type[Section]) -> str:
     field = variant.model_fields["name"]
-    return OWN if field.is_required() else str(field.default)
+    return IMPORT_PATH_FORM if field.is_required() else str(field.default)

@@ -6,7 +6,7 @@ from pydantic import PositiveFloat, PositiveInt, model_validator
 
 from paceline.recipe.schema.section import Auto, CadenceDuration, Off, Section, TimeDuration
 
-_ONLY_OF = {
+_ONLY_FOR_STRATEGY = {
     "bucket_mb": "ddp",
     "bucket_view": "ddp",
     "static_graph": "ddp",
@@ -55,7 +55,7 @@ class Parallel(Section):
 
     @model_validator(mode="after")
     def _options_belong_to_the_strategy(self) -> Self:
-        for name, strategy in _ONLY_OF.items():
+        for name, strategy in _ONLY_FOR_STRATEGY.items():
             default = type(self).model_fields[name].default
             if getattr(self, name) != default and self.strategy != strategy:
                 raise ValueError(f"{name} has no effect with strategy {self.strategy} (set strategy={strategy})")

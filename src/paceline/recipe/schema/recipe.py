@@ -7,7 +7,7 @@ from typing import Any, Literal, Self, cast
 
 from pydantic import Field, PositiveInt, model_validator
 
-from paceline.core.urls import LEAVE_OUT, secret_in
+from paceline.core.urls import HOW_TO_PASS_CREDENTIALS, find_secret
 from paceline.recipe.schema.data import Data
 from paceline.recipe.schema.log import Log
 from paceline.recipe.schema.model import Model
@@ -111,9 +111,11 @@ class Recipe(Section):
     def _holds_no_secret(cls, values: object) -> object:
         # Before any field is looked at: what is said of a field may show its value.
         for path, text in _texts(values):
-            secret = secret_in(text)
+            secret = find_secret(text)
             if secret:
-                refuse(path, f"the URL holds {secret}, which the run would keep in its files ({LEAVE_OUT})")
+                refuse(
+                    path, f"the URL holds {secret}, which the run would keep in its files ({HOW_TO_PASS_CREDENTIALS})"
+                )
         return values
 
     @model_validator(mode="after")

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from paceline.recipe.schema.section import Section, TrainingDuration
 
 
-class _Warm(Section):
+class _WarmedUp(Section):
     """What every schedule but one_cycle, whose rise is its warm-up, has."""
 
     warmup: TrainingDuration = "0st"
@@ -44,13 +44,13 @@ class _Warm(Section):
         return self
 
 
-class Constant(_Warm):
+class Constant(_WarmedUp):
     """The peak learning rate, all the way."""
 
     name: Literal["constant"] = "constant"
 
 
-class Cosine(_Warm):
+class Cosine(_WarmedUp):
     """Half a cosine from the peak to `final` (Loshchilov and Hutter 2017, without restarts)."""
 
     name: Literal["cosine"] = "cosine"
@@ -58,7 +58,7 @@ class Cosine(_Warm):
     """Learning rate at the end, as a share of the peak."""
 
 
-class Linear(_Warm):
+class Linear(_WarmedUp):
     """A straight line from the peak to `final`."""
 
     name: Literal["linear"] = "linear"
@@ -66,7 +66,7 @@ class Linear(_Warm):
     """Learning rate at the end, as a share of the peak."""
 
 
-class Polynomial(_Warm):
+class Polynomial(_WarmedUp):
     """From the peak to `final` along (1 - t) to a power, as large-batch recipes do (You et al. 2017)."""
 
     name: Literal["polynomial"] = "polynomial"
@@ -76,7 +76,7 @@ class Polynomial(_Warm):
     """Learning rate at the end, as a share of the peak."""
 
 
-class Step(_Warm):
+class Step(_WarmedUp):
     """Multiply by `factor` at each milestone."""
 
     name: Literal["step"] = "step"
@@ -98,7 +98,7 @@ class OneCycle(Section):
     """Learning rate at the end, as a share of the peak."""
 
 
-class Plateau(_Warm):
+class Plateau(_WarmedUp):
     """Multiply by `factor` when the validation loss has not improved for more than `patience` evaluations. Those within
     the warm-up, the one at its end too, do not count."""
 

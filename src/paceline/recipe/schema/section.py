@@ -12,7 +12,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from paceline.core.units import OF_TIME, OF_TRAINING, Duration, Unit
+from paceline.core.units import TIME_UNITS, TRAINING_UNITS, Duration, Unit
 
 Auto = Literal["auto"]
 Off = Literal["off"]
@@ -32,12 +32,12 @@ def refuse(path: str, message: str) -> NoReturn:
     raise PydanticCustomError("refused", "{message}", {"path": path, "message": message})
 
 
-def _parse(value: object, units: Sequence[Unit] = OF_TRAINING + OF_TIME) -> Duration:
+def _parse(value: object, units: Sequence[Unit] = TRAINING_UNITS + TIME_UNITS) -> Duration:
     return value if isinstance(value, Duration) else Duration.parse(value, units)
 
 
 def _parse_training(value: object) -> Duration:
-    duration = _parse(value, OF_TRAINING)
+    duration = _parse(value, TRAINING_UNITS)
     if duration.is_time:
         raise ValueError(f"'{duration}' is wall-clock time, which differs between machines (use ep, st, img or %)")
     return duration
@@ -56,7 +56,7 @@ def _parse_save_cadence(value: object) -> Duration:
 
 
 def _parse_time(value: object) -> Duration:
-    duration = _parse(value, OF_TIME)
+    duration = _parse(value, TIME_UNITS)
     if not duration.is_time or duration.seconds <= 0:
         raise ValueError(f"'{duration}' is not a wall-clock time (use s, min or h)")
     return duration

@@ -4,8 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, field_validator
 
-from paceline.core.urls import LEAVE_OUT, public_url, secret_in
-from paceline.recipe.schema.own import ByName, OwnPart
+from paceline.core.urls import HOW_TO_PASS_CREDENTIALS, find_secret, public_url
+from paceline.recipe.schema.own import ByName, PluginSection
 from paceline.recipe.schema.section import Auto, Off, Section
 
 
@@ -109,9 +109,9 @@ class Pack(Section):
     @field_validator("root")
     @classmethod
     def _is_public(cls, root: str) -> str:
-        secret = secret_in(root, any_query=True) if "://" in root else ""
+        secret = find_secret(root, any_query=True) if "://" in root else ""
         if secret:
-            raise ValueError(f"{public_url(root)}: the URL holds {secret} ({LEAVE_OUT})")
+            raise ValueError(f"{public_url(root)}: the URL holds {secret} ({HOW_TO_PASS_CREDENTIALS})")
         return root
 
 
@@ -158,7 +158,7 @@ class HuggingFace(Section):
     """Decode to colour (3) or grey (1)."""
 
 
-class OwnSource(OwnPart):
+class OwnSource(PluginSection):
     """Samples from code of your own: called as `NAME(split="train", **args)`, and with "val", it returns each split
     ([what it may return](../how-to/extend.md#data-of-your-own))."""
 

@@ -20,7 +20,7 @@ PrecisionName = Literal[
     "fp16_pure",
     "bf16_pure",
 ]
-WHOLE: Final = frozenset({"train.class_weights"})
+REPLACED_WHOLE: Final = frozenset({"train.class_weights"})
 """Fields whose mapping is one value, whose keys are data: given anew it replaces the one before it. All other mappings
 are laid over those before them, `args` among them, whose keys are settings."""
 

@@ -6,47 +6,47 @@ from itertools import chain, zip_longest
 from statistics import fmean
 from typing import Final
 
-from paceline.report.blocks import Block, Chart, Charts, Line, Paragraph
-from paceline.report.compare.read import Judged, Trained
-from paceline.report.compare.sentences import level
-from paceline.report.plot import MAX_LINES, NUM_DISTINCT
+from paceline.report.blocks import Block, Chart, ChartLine, ChartRow, Paragraph
+from paceline.report.compare.read import ComparedRun, EvalPoint
+from paceline.report.compare.sentences import format_target
+from paceline.report.plot import MAX_LINES, NUM_LINE_STYLES
 from paceline.report.sections import cells
-from paceline.report.sections.clock import clock_for
-from paceline.report.thin import Point, thin_points
+from paceline.report.sections.clock import choose_time_unit
+from paceline.report.thin import Point, downsample_points
 
-_MAX_POINTS = 300
-_TITLES: Final = {
+_MAX_CURVE_POINTS = 300
+_METRIC_TITLES: Final = {
     "top1": "Top-1 accuracy",
     "top5": "Top-5 accuracy",
     "mean_class_accuracy": "Mean accuracy of classes",
 }
 
-_WHICH: Final = (
+_GAP_NOTE: Final = (
     "The generalization gap is the validation loss minus the training loss. The training loss is the mean over the "
     "steps since the previous evaluation, on augmented images and with the recipe's label smoothing. With "
     "train.eval_train=on it is that of training images, evaluated like validation images."
 )
 
-Named = Sequence[tuple[str, Sequence[Trained]]]
+NamedRuns = Sequence[tuple[str, Sequence[ComparedRun]]]
 
 
-def curves(groups: Named, target: float | None, metric: str) -> Iterator[Block]:
+def build_curves(groups: NamedRuns, target: float | None, metric: str) -> Iterator[Block]:
     """Yield the charts of runs in named groups, and a note if some runs are not drawn."""
-    runs = _drawn(groups)
-    gaps = [*_against_validation(groups, metric), *_gaps(runs)]
-    charts = [*_accuracies(runs, target, metric), *_losses(runs), *gaps]
+    runs = _choose_drawn_runs(groups)
+    gaps = [*_train_val_charts(groups, metric), *_gap_charts(runs)]
+    charts = [*_accuracy_charts(runs, target, metric), *_loss_charts(runs), *gaps]
     if charts:
-        yield Charts(charts)
+        yield ChartRow(charts)
         if gaps:
-            yield Paragraph(_WHICH)
+            yield Paragraph(_GAP_NOTE)
     else:
-        yield cells.missing("There are no curves: no run was evaluated or logged a step.")
+        yield cells.missing_paragraph("There are no curves: no run was evaluated or logged a step.")
     num_runs = sum(len(members) for _, members in groups)
     if num_runs > len(runs):
-        yield cells.missing(f"{len(runs)} of the {num_runs} runs are drawn, equally many per group.")
+        yield cells.missing_paragraph(f"{len(runs)} of the {num_runs} runs are drawn, equally many per group.")
 
 
-def _drawn(groups: Named) -> list[tuple[str, Trained]]:
+def _choose_drawn_runs(groups: NamedRuns) -> list[tuple[str, ComparedRun]]:
     # Round-robin, so that every group has curves if there are too many runs.
     turns = zip_longest(*([(name, run) for run in members] for name, members in groups))
     chosen = [each for each in chain.from_iterable(turns) if each is not None][:MAX_LINES]
@@ -54,18 +54,18 @@ def _drawn(groups: Named) -> list[tuple[str, Trained]]:
     return sorted(chosen, key=lambda each: order[each[0]])
 
 
-def _accuracies(runs: Sequence[tuple[str, Trained]], target: float | None, metric: str) -> Iterator[Chart]:
+def _accuracy_charts(runs: Sequence[tuple[str, ComparedRun]], target: float | None, metric: str) -> Iterator[Chart]:
     longest_s = max((each.trained_s for _, run in runs for each in run.evals), default=0.0)
-    clock = clock_for(longest_s)
-    rule = None if target is None else (100 * target, level(target))
-    title = _TITLES[metric]
-    axes: list[tuple[str, str, Callable[[Judged], float]]] = [
-        ("over time", f"trained, {clock.unit}", lambda each: clock.of(each.trained_s)),
+    clock = choose_time_unit(longest_s)
+    rule = None if target is None else (100 * target, format_target(target))
+    title = _METRIC_TITLES[metric]
+    axes: list[tuple[str, str, Callable[[EvalPoint], float]]] = [
+        ("over time", f"trained, {clock.unit}", lambda each: clock.convert(each.trained_s)),
         ("over epochs", "epoch", lambda each: each.epoch),
     ]
     for over, x_label, at in axes:
         lines = [
-            _line(name, run, runs, [(at(each), 100 * each.accuracy) for each in run.evals if at(each)], marked=True)
+            _run_line(name, run, runs, [(at(each), 100 * each.accuracy) for each in run.evals if at(each)], marked=True)
             for name, run in runs
         ]
         lines = [line for line in lines if line.points]
@@ -73,19 +73,19 @@ def _accuracies(runs: Sequence[tuple[str, Trained]], target: float | None, metri
             yield Chart(f"{title} {over}", x_label, "%", lines, low=None, rule=rule)
 
 
-def _losses(runs: Sequence[tuple[str, Trained]]) -> Iterator[Chart]:
-    over = "epoch" if all(run.steps.has("epoch") for _, run in runs if run.steps.num_records) else "step"
-    drawn = [_line(name, run, runs, run.steps.line(over, "loss")) for name, run in runs]
+def _loss_charts(runs: Sequence[tuple[str, ComparedRun]]) -> Iterator[Chart]:
+    over = "epoch" if all(run.steps.has_key("epoch") for _, run in runs if run.steps.num_records) else "step"
+    drawn = [_run_line(name, run, runs, run.steps.xy_points(over, "loss")) for name, run in runs]
     lines = [line for line in drawn if line.points]
     if lines:
         yield Chart("Training loss", over, "cross-entropy", lines)
-    drawn = [_line(name, run, runs, _losses_over_epochs(run), marked=True) for name, run in runs]
+    drawn = [_run_line(name, run, runs, _val_losses(run), marked=True) for name, run in runs]
     lines = [line for line in drawn if line.points]
     if lines:
         yield Chart("Validation loss", "epoch", "cross-entropy", lines)
 
 
-def _against_validation(groups: Named, metric: str) -> Iterator[Chart]:
+def _train_val_charts(groups: NamedRuns, metric: str) -> Iterator[Chart]:
     """Yield learning curves of each group's first run: validation solid, training dashed."""
     first = [(name, members[0]) for name, members in groups if members][: MAX_LINES // 2]
     note = "dashed: training" + (
@@ -95,36 +95,36 @@ def _against_validation(groups: Named, metric: str) -> Iterator[Chart]:
         line
         for name, run in first
         for line in (
-            _of_group(name, "validation", _losses_over_epochs(run), marked=True),
-            _of_group(name, "training", _training_losses(run), dashed=True),
+            _group_line(name, "validation", _val_losses(run), marked=True),
+            _group_line(name, "training", _train_losses(run), dashed=True),
         )
         if line.points
     ]
-    if _has_both(lines):
+    if _has_train_and_val(lines):
         yield Chart("Training and validation loss", "epoch", "cross-entropy", lines, note=note)
     lines = [
         line
         for name, run in first
         for line in (
-            _of_group(name, "validation", _known(run, lambda each: 100 * each.accuracy), marked=True),
-            _of_group(name, "training", _known(run, _train_percent), dashed=True),
+            _group_line(name, "validation", _known_points(run, lambda each: 100 * each.accuracy), marked=True),
+            _group_line(name, "training", _known_points(run, _train_percent), dashed=True),
         )
         if line.points
     ]
-    if _has_both(lines):
-        title = f"Training and validation, {_TITLES[metric].lower()}"
+    if _has_train_and_val(lines):
+        title = f"Training and validation, {_METRIC_TITLES[metric].lower()}"
         yield Chart(title, "epoch", "%", lines, low=None, note=note)
 
 
-def _gaps(runs: Sequence[tuple[str, Trained]]) -> Iterator[Chart]:
-    drawn = [_line(name, run, runs, _gap(run), marked=True) for name, run in runs]
+def _gap_charts(runs: Sequence[tuple[str, ComparedRun]]) -> Iterator[Chart]:
+    drawn = [_run_line(name, run, runs, _generalization_gap(run), marked=True) for name, run in runs]
     lines = [line for line in drawn if line.points]
     if lines:
         yield Chart("Generalization gap", "epoch", "cross-entropy", lines, rule=(0.0, "none"))
 
 
-def _gap(run: Trained) -> list[Point]:
-    steps = sorted(run.steps.line("epoch", "loss"))
+def _generalization_gap(run: ComparedRun) -> list[Point]:
+    steps = sorted(run.steps.xy_points("epoch", "loss"))
     start, gaps = 0, []
     for each in run.evals:
         end = bisect_right(steps, each.epoch, key=lambda step: step[0])
@@ -136,42 +136,53 @@ def _gap(run: Trained) -> list[Point]:
     return gaps
 
 
-def _losses_over_epochs(run: Trained) -> list[Point]:
-    return _known(run, lambda each: each.loss)
+def _val_losses(run: ComparedRun) -> list[Point]:
+    return _known_points(run, lambda each: each.loss)
 
 
-def _training_losses(run: Trained) -> Sequence[Point]:
-    return _known(run, lambda each: each.train_loss) or run.steps.line("epoch", "loss")
+def _train_losses(run: ComparedRun) -> Sequence[Point]:
+    return _known_points(run, lambda each: each.train_loss) or run.steps.xy_points("epoch", "loss")
 
 
-def _train_percent(each: Judged) -> float | None:
+def _train_percent(each: EvalPoint) -> float | None:
     return None if each.train_accuracy is None else 100 * each.train_accuracy
 
 
-def _known(run: Trained, read: Callable[[Judged], float | None]) -> list[Point]:
+def _known_points(run: ComparedRun, read: Callable[[EvalPoint], float | None]) -> list[Point]:
     points = [(each.epoch, read(each)) for each in run.evals]
     return [(epoch, value) for epoch, value in points if epoch and value is not None]
 
 
-def _has_both(lines: Sequence[Line]) -> bool:
-    return len({line.dashed for line in lines}) == 2
+def _has_train_and_val(lines: Sequence[ChartLine]) -> bool:
+    return len({line.is_dashed for line in lines}) == 2
 
 
-def _of_group(group: str, split: str, points: Sequence[Point], *, marked: bool = False, dashed: bool = False) -> Line:
-    thinned = thin_points(points, _MAX_POINTS)
-    return Line(f"{group}, {split}", thinned, marked=marked, group=group, label=_short(group), dashed=dashed)
+def _group_line(
+    group: str, split: str, points: Sequence[Point], *, marked: bool = False, dashed: bool = False
+) -> ChartLine:
+    thinned = downsample_points(points, _MAX_CURVE_POINTS)
+    return ChartLine(
+        f"{group}, {split}", thinned, has_markers=marked, group=group, label=_group_number(group), is_dashed=dashed
+    )
 
 
-def _line(
-    name: str, run: Trained, runs: Sequence[tuple[str, Trained]], points: Sequence[Point], *, marked: bool = False
-) -> Line:
+def _run_line(
+    name: str,
+    run: ComparedRun,
+    runs: Sequence[tuple[str, ComparedRun]],
+    points: Sequence[Point],
+    *,
+    marked: bool = False,
+) -> ChartLine:
     # Name the seed only if the group has several runs.
     is_alone = sum(other == name for other, _ in runs) == 1
     seed = "" if is_alone or run.seed is None else f", seed {run.seed}"
-    label = _short(name) + (seed if len(runs) <= NUM_DISTINCT else "")
-    return Line(name + seed, thin_points(points, _MAX_POINTS), marked=marked, group=name, label=label)
+    label = _group_number(name) + (seed if len(runs) <= NUM_LINE_STYLES else "")
+    return ChartLine(
+        name + seed, downsample_points(points, _MAX_CURVE_POINTS), has_markers=marked, group=name, label=label
+    )
 
 
-def _short(name: str) -> str:
+def _group_number(name: str) -> str:
     # The number stands for the group's name where there is no room for it.
     return name.partition(":")[0]

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from paceline import __version__
-from paceline.core.interval import Interval, difference_of, mean_of, ratio_of
-from paceline.report.compare.notes import notes
-from paceline.report.compare.pace import pace_by
-from paceline.report.compare.read import Trained
-from paceline.report.compare.result import CompareResult, GroupResult, PaceBy, RunOutcome
-from paceline.report.compare.sentences import sentences
-from paceline.report.compare.settings import called, differing, shown
-from paceline.report.compare.target import Target, best_of, choose_target
+from paceline.core.interval import Interval, difference_interval, mean_interval, ratio_interval
+from paceline.report.compare.notes import build_notes
+from paceline.report.compare.pace import find_speed_cause
+from paceline.report.compare.read import ComparedRun
+from paceline.report.compare.result import CompareResult, GroupResult, RunOutcome, SpeedCause
+from paceline.report.compare.sentences import build_sentences
+from paceline.report.compare.settings import find_differing_settings, format_setting, name_groups
+from paceline.report.compare.target import AccuracyTarget, best_accuracy, choose_target
 
 
 @dataclass(frozen=True)
@@ -24,27 +24,27 @@ class _Ratios:
     speedup: Interval | None = None
     hardware: Interval | None = None
     statistical: Interval | None = None
-    pace_by: PaceBy | None = None
+    pace_by: SpeedCause | None = None
 
 
 def compare_runs(
-    runs: Sequence[Trained], *, metric: str = "top1", target: float | None = None, command: Sequence[str] = ()
+    runs: Sequence[ComparedRun], *, metric: str = "top1", target: float | None = None, command: Sequence[str] = ()
 ) -> CompareResult:
     """Return the comparison of at least one run. Raise `RecipeError` if `target` is not in (0, 1]."""
     chosen = choose_target(runs, metric, target)
-    grouped = group(runs)
+    grouped = group_runs(runs)
     settings = [members[0].settings for members in grouped]
-    paths = differing(settings)
-    names = called(settings, [members[0].name for members in grouped])
-    outcomes = [[_outcome(run, chosen) for run in members] for members in grouped]
+    paths = find_differing_settings(settings)
+    names = name_groups(settings, [members[0].name for members in grouped])
+    outcomes = [[_build_outcome(run, chosen) for run in members] for members in grouped]
     groups = tuple(
-        _group_result(
+        _build_group(
             name,
             members,
             each,
-            sum(chosen.first_met(run) is not None for run in members),
-            {path: shown(members[0].settings[path]) for path in paths if path in members[0].settings},
-            _Ratios() if index == 0 else _ratios(each, outcomes[0], members, grouped[0]),
+            sum(chosen.find_first_reached(run) is not None for run in members),
+            {path: format_setting(members[0].settings[path]) for path in paths if path in members[0].settings},
+            _Ratios() if index == 0 else _compute_ratios(each, outcomes[0], members, grouped[0]),
         )
         for index, (name, members, each) in enumerate(zip(names, grouped, outcomes, strict=True))
     )
@@ -53,29 +53,29 @@ def compare_runs(
         target=chosen.level,
         target_from=chosen.origin,
         groups=groups,
-        sentences=tuple(sentences(groups, chosen.level, metric)),
-        notes=tuple(notes(grouped, names, chosen, metric)),
+        sentences=tuple(build_sentences(groups, chosen.level, metric)),
+        notes=tuple(build_notes(grouped, names, chosen, metric)),
         command=tuple(command),
         paceline=__version__,
     )
 
 
-def group(runs: Sequence[Trained]) -> list[list[Trained]]:
+def group_runs(runs: Sequence[ComparedRun]) -> list[list[ComparedRun]]:
     """Group runs with equal settings except the seed, in the order of each group's first run.
 
     If all settings are equal and seeds repeat, such as before and after a code change, the first run of each seed forms
     one group, the second another, and so on.
     """
-    groups: dict[object, list[Trained]] = {}
+    groups: dict[object, list[ComparedRun]] = {}
     for index, run in enumerate(runs):
         # Without readable settings, nobody knows which runs are equal.
         key = frozenset(run.settings.items()) if run.settings else index
         groups.setdefault(key, []).append(run)
-    return _rounds(runs) if len(groups) == 1 else list(groups.values())
+    return _split_by_repeat(runs) if len(groups) == 1 else list(groups.values())
 
 
-def _rounds(runs: Sequence[Trained]) -> list[list[Trained]]:
-    rounds: list[list[Trained]] = []
+def _split_by_repeat(runs: Sequence[ComparedRun]) -> list[list[ComparedRun]]:
+    rounds: list[list[ComparedRun]] = []
     seen: Counter[int | None] = Counter()
     for run in runs:
         if seen[run.seed] == len(rounds):
@@ -85,14 +85,14 @@ def _rounds(runs: Sequence[Trained]) -> list[list[Trained]]:
     return rounds
 
 
-def _outcome(run: Trained, target: Target) -> RunOutcome:
-    reached = target.first_met(run)
+def _build_outcome(run: ComparedRun, target: AccuracyTarget) -> RunOutcome:
+    reached = target.find_first_reached(run)
     return RunOutcome(
         path=str(run.path),
         seed=run.seed,
         status=run.status,
         accuracy=run.evals[-1].accuracy if run.evals else None,
-        best=best_of(run),
+        best=best_accuracy(run),
         loss=run.evals[-1].loss if run.evals else None,
         to_target_s=reached.trained_s if reached and reached.trained_s else None,
         to_target_epochs=reached.epoch if reached and reached.epoch else None,
@@ -102,12 +102,12 @@ def _outcome(run: Trained, target: Target) -> RunOutcome:
     )
 
 
-def _images_per_s(run: Trained) -> float | None:
+def _images_per_s(run: ComparedRun) -> float | None:
     rates = run.result.throughput if run.result is not None else None
     return rates.images_per_s if rates is not None and rates.n and rates.images_per_s > 0 else None
 
 
-def _gpu_hours(run: Trained) -> float | None:
+def _gpu_hours(run: ComparedRun) -> float | None:
     # Downtime between processes holds no ranks.
     if run.result is None:
         return None
@@ -116,9 +116,9 @@ def _gpu_hours(run: Trained) -> float | None:
     return run.result.world_size * ran_s / 3600 if ran_s > 0 else None
 
 
-def _group_result(
+def _build_group(
     name: str,
-    members: Sequence[Trained],
+    members: Sequence[ComparedRun],
     outcomes: Sequence[RunOutcome],
     reached: int,
     settings: dict[str, str],
@@ -130,14 +130,14 @@ def _group_result(
         runs=tuple(outcomes),
         settings=settings,
         reached=reached,
-        accuracy=_mean_share(_known(outcomes, lambda run: run.accuracy)),
-        best=_mean_share(_known(outcomes, lambda run: run.best)),
-        loss=_mean(_known(outcomes, lambda run: run.loss)),
-        images_per_s=_geometric(_known(outcomes, lambda run: run.images_per_s)),
-        to_target_s=_geometric(_known(outcomes, lambda run: run.to_target_s)),
-        to_target_epochs=_geometric(_known(outcomes, lambda run: run.to_target_epochs)),
-        to_target_images=_geometric(_known(outcomes, lambda run: run.to_target_images)),
-        gpu_hours=_geometric(_known(outcomes, lambda run: run.gpu_hours)),
+        accuracy=_mean_share(_known_values(outcomes, lambda run: run.accuracy)),
+        best=_mean_share(_known_values(outcomes, lambda run: run.best)),
+        loss=_mean_or_none(_known_values(outcomes, lambda run: run.loss)),
+        images_per_s=_geometric_mean(_known_values(outcomes, lambda run: run.images_per_s)),
+        to_target_s=_geometric_mean(_known_values(outcomes, lambda run: run.to_target_s)),
+        to_target_epochs=_geometric_mean(_known_values(outcomes, lambda run: run.to_target_epochs)),
+        to_target_images=_geometric_mean(_known_values(outcomes, lambda run: run.to_target_images)),
+        gpu_hours=_geometric_mean(_known_values(outcomes, lambda run: run.gpu_hours)),
         gap=ratios.gap,
         speedup=ratios.speedup,
         hardware=ratios.hardware,
@@ -146,34 +146,37 @@ def _group_result(
     )
 
 
-def _ratios(
-    outcomes: Sequence[RunOutcome], reference: Sequence[RunOutcome], runs: Sequence[Trained], first: Sequence[Trained]
+def _compute_ratios(
+    outcomes: Sequence[RunOutcome],
+    reference: Sequence[RunOutcome],
+    runs: Sequence[ComparedRun],
+    first: Sequence[ComparedRun],
 ) -> _Ratios:
     # Groups ran at different times, so intervals are Welch's, for ratios of the logarithms.
-    hardware = _ratio([_known(group, _images_per_time) for group in (outcomes, reference)])
+    hardware = _geometric_ratio([_known_values(group, _rate_to_target) for group in (outcomes, reference)])
     return _Ratios(
-        gap=_difference([_known(group, lambda run: run.accuracy) for group in (outcomes, reference)]),
-        speedup=_ratio([_known(group, _per_time) for group in (outcomes, reference)]),
+        gap=_difference_or_none([_known_values(group, lambda run: run.accuracy) for group in (outcomes, reference)]),
+        speedup=_geometric_ratio([_known_values(group, _reciprocal_time) for group in (outcomes, reference)]),
         hardware=hardware,
-        statistical=_ratio([_known(group, _per_images) for group in (outcomes, reference)]),
-        pace_by=None if hardware is None else pace_by(runs, first, hardware),
+        statistical=_geometric_ratio([_known_values(group, _reciprocal_images) for group in (outcomes, reference)]),
+        pace_by=None if hardware is None else find_speed_cause(runs, first, hardware),
     )
 
 
-def _per_time(run: RunOutcome) -> float | None:
+def _reciprocal_time(run: RunOutcome) -> float | None:
     # Requiring both makes the three ratios cover the same runs, so that two of them give the third.
     return 1 / run.to_target_s if run.to_target_s and run.to_target_images else None
 
 
-def _per_images(run: RunOutcome) -> float | None:
+def _reciprocal_images(run: RunOutcome) -> float | None:
     return 1 / run.to_target_images if run.to_target_s and run.to_target_images else None
 
 
-def _images_per_time(run: RunOutcome) -> float | None:
+def _rate_to_target(run: RunOutcome) -> float | None:
     return run.to_target_images / run.to_target_s if run.to_target_s and run.to_target_images else None
 
 
-def _known(runs: Iterable[RunOutcome], value: Callable[[RunOutcome], float | None]) -> list[float]:
+def _known_values(runs: Iterable[RunOutcome], value: Callable[[RunOutcome], float | None]) -> list[float]:
     return [known for known in map(value, runs) if known is not None]
 
 
@@ -181,36 +184,36 @@ def _mean_share(values: Sequence[float]) -> Interval | None:
     # Welch's interval may exceed the range of shares.
     if not values:
         return None
-    mean = mean_of(values)
+    mean = mean_interval(values)
     low, high = (None if bound is None else min(1.0, max(0.0, bound)) for bound in (mean.low, mean.high))
     return Interval(value=mean.value, low=low, high=high, n=mean.n)
 
 
-def _mean(values: Sequence[float]) -> Interval | None:
-    return mean_of(values) if values else None
+def _mean_or_none(values: Sequence[float]) -> Interval | None:
+    return mean_interval(values) if values else None
 
 
-def _geometric(values: Sequence[float]) -> Interval | None:
+def _geometric_mean(values: Sequence[float]) -> Interval | None:
     # The ratio of geometric means is the ratio of groups.
     if len(values) == 1:
-        return mean_of(values)  # exact, without the rounding of exp and log
-    return ratio_of(values, [1.0] * len(values)) if values else None
+        return mean_interval(values)  # exact, without the rounding of exp and log
+    return ratio_interval(values, [1.0] * len(values)) if values else None
 
 
-def _difference(groups: Sequence[Sequence[float]]) -> Interval | None:
+def _difference_or_none(groups: Sequence[Sequence[float]]) -> Interval | None:
     above, below = groups
-    return difference_of(above, below) if above and below else None
+    return difference_interval(above, below) if above and below else None
 
 
-def _ratio(groups: Sequence[Sequence[float]]) -> Interval | None:
+def _geometric_ratio(groups: Sequence[Sequence[float]]) -> Interval | None:
     # Welch's interval of the difference of logarithms.
-    difference = _difference([[math.log(value) for value in group] for group in groups])
+    difference = _difference_or_none([[math.log(value) for value in group] for group in groups])
     if difference is None:
         return None
-    low, high = (None if bound is None else _exp(bound) for bound in (difference.low, difference.high))
+    low, high = (None if bound is None else _exp_or_inf(bound) for bound in (difference.low, difference.high))
     return Interval(value=math.exp(difference.value), low=low, high=high, n=difference.n)
 
 
-def _exp(logarithm: float) -> float:
+def _exp_or_inf(logarithm: float) -> float:
     # Bounds for two very different runs may overflow.
     return math.exp(logarithm) if logarithm < 700 else math.inf

@@ -2,30 +2,38 @@
 
 from collections.abc import Iterator, Sequence
 
-from paceline.core.units import accuracy, count, few
-from paceline.report.compare.code import mixed, other
-from paceline.report.compare.read import Trained
-from paceline.report.compare.settings import differing, shown
-from paceline.report.compare.target import LEAST_SHARE, Target, best_of, chance_of, near_chance, patience_of, stop_of
+from paceline.core.units import accuracy, count, join_few
+from paceline.report.compare.code import describe_mixed_code, describe_other_code
+from paceline.report.compare.read import ComparedRun
+from paceline.report.compare.settings import find_differing_settings, format_setting
+from paceline.report.compare.target import (
+    MIN_BEST_SHARE,
+    AccuracyTarget,
+    best_accuracy,
+    chance_accuracy,
+    near_chance_accuracy,
+    stop_accuracy,
+    stop_patience,
+)
 
-_COUNTS = ("train_images", "val_images", "num_classes")
-_SOURCE = "data.source."
-_MODEL = ("model.name", "model.width", "model.norm", "model.args")
+_DATA_COUNTS = ("train_images", "val_images", "num_classes")
+_SOURCE_PREFIX = "data.source."
+_MODEL_SETTINGS = ("model.name", "model.width", "model.norm", "model.args")
 
 
-def notes(
-    groups: Sequence[Sequence[Trained]], names: Sequence[str], target: Target, metric: str = "top1"
+def build_notes(
+    groups: Sequence[Sequence[ComparedRun]], names: Sequence[str], target: AccuracyTarget, metric: str = "top1"
 ) -> Iterator[str]:
     """Yield notes, the most important first."""
-    if target.unlearnt:
-        yield _unlearnt(target, [run for each in groups for run in each], metric)
-    yield from _patience(target, [run for each in groups for run in each])
-    yield from _data(groups, names)
-    yield from _models(groups, names)
-    yield from _code(groups, names)
-    yield from _starved([run for each in groups for run in each])
+    if target.untrained_runs:
+        yield _untrained_note(target, [run for each in groups for run in each], metric)
+    yield from _patience_notes(target, [run for each in groups for run in each])
+    yield from _data_notes(groups, names)
+    yield from _model_notes(groups, names)
+    yield from _code_notes(groups, names)
+    yield from _starved_notes([run for each in groups for run in each])
     for name, runs in zip(names, groups, strict=True):
-        yield from _group(name, runs, target)
+        yield from _group_notes(name, runs, target)
     runs = [run for each in groups for run in each]
     stopped = [run for run in runs if run.status == "target_reached"]
     if stopped:
@@ -37,52 +45,54 @@ def notes(
         yield from (f"{run.name}: {problem}" for problem in run.problems)
 
 
-def _unlearnt(target: Target, runs: Sequence[Trained], metric: str) -> str:
-    chances = sorted({(near_chance(run, metric), chance_of(run, metric)) for run in runs} - {(0.0, 0.0)})
-    near = "near chance" + "".join(f" ({_percent(level)}, where guessing gives {_percent(g)})" for level, g in chances)
+def _untrained_note(target: AccuracyTarget, runs: Sequence[ComparedRun], metric: str) -> str:
+    chances = sorted({(near_chance_accuracy(run, metric), chance_accuracy(run, metric)) for run in runs} - {(0.0, 0.0)})
+    near = "near chance" + "".join(
+        f" ({_format_percent(level)}, where guessing gives {_format_percent(g)})" for level, g in chances
+    )
     if target.level is None:
         return f"No run has learned, as no best accuracy is above {near}: there is no target to compare (set --target)."
-    names = few([f"{run.name} (at best {accuracy(best_of(run) or 0.0)})" for run in target.unlearnt])
-    half = f"half of the best run's ({accuracy(LEAST_SHARE * max(best_of(run) or 0.0 for run in runs))})"
+    names = join_few([f"{run.name} (at best {accuracy(best_accuracy(run) or 0.0)})" for run in target.untrained_runs])
+    half = f"half of the best run's ({accuracy(MIN_BEST_SHARE * max(best_accuracy(run) or 0.0 for run in runs))})"
     rule = f"its best is below {half}, or not above {near}" if chances else f"its best is below {half}"
     return f"The target ignores {names}: a run counts as not having learned if {rule}."
 
 
-def _patience(target: Target, runs: Sequence[Trained]) -> Iterator[str]:
+def _patience_notes(target: AccuracyTarget, runs: Sequence[ComparedRun]) -> Iterator[str]:
     if target.origin != "recipes":
         return
     others = [
-        f"{run.name} ({'none' if stop_of(run) is None else patience_of(run)})"
+        f"{run.name} ({'none' if stop_accuracy(run) is None else stop_patience(run)})"
         for run in runs
-        if patience_of(run) != target.patience
+        if stop_patience(run) != target.patience
     ]
     if others:
         yield (
             f"A run reaches the target with {count(target.patience, 'evaluation')} in a row, the lowest "
-            f"train.stop.patience of the recipes that stop at a target. Recipes differ in it: {few(others)}."
+            f"train.stop.patience of the recipes that stop at a target. Recipes differ in it: {join_few(others)}."
         )
 
 
-def _starved(runs: Sequence[Trained]) -> Iterator[str]:
-    starved = [f"{run.name} ({100 * run.starved:.0f} %)" for run in runs if run.starved is not None]
+def _starved_notes(runs: Sequence[ComparedRun]) -> Iterator[str]:
+    starved = [f"{run.name} ({100 * run.starved_share:.0f} %)" for run in runs if run.starved_share is not None]
     if starved:
         yield (
-            f"CPU-starved: {few(starved)}. Other processes held the cores for that share of the time that training "
+            f"CPU-starved: {join_few(starved)}. Other processes held the cores for that share of the time that training "
             "could have run. Do not attribute images/s and times of these runs to their settings."
         )
 
 
-def _percent(value: float) -> str:
+def _format_percent(value: float) -> str:
     return f"{100 * value:.3g} %"
 
 
-def _data(groups: Sequence[Sequence[Trained]], names: Sequence[str]) -> Iterator[str]:
+def _data_notes(groups: Sequence[Sequence[ComparedRun]], names: Sequence[str]) -> Iterator[str]:
     # By image and class counts, or else by source.
     for name, (first, *_) in list(zip(names, groups, strict=True))[1:]:
         reference = groups[0][0]
         others = [
             f"{first.plan[key]:,} {key.replace('_', ' ').replace('num ', '')} against {reference.plan[key]:,}"
-            for key in _COUNTS
+            for key in _DATA_COUNTS
             if isinstance(first.plan.get(key), int)
             and isinstance(reference.plan.get(key), int)
             and first.plan[key] != reference.plan[key]
@@ -93,49 +103,57 @@ def _data(groups: Sequence[Sequence[Trained]], names: Sequence[str]) -> Iterator
                 "a target are not comparable."
             )
             continue
-        sources = [each for each in differing([first.settings, reference.settings]) if each.startswith(_SOURCE)]
+        sources = [
+            each
+            for each in find_differing_settings([first.settings, reference.settings])
+            if each.startswith(_SOURCE_PREFIX)
+        ]
         if sources and first.settings and reference.settings:
-            settings_text = ", ".join(f"{each}={shown(first.settings.get(each))}" for each in sources)
+            settings_text = ", ".join(f"{each}={format_setting(first.settings.get(each))}" for each in sources)
             yield (
                 f"{name} reads its data from another source than {names[0]} ({settings_text}); "
                 "paceline assumes the same images."
             )
 
 
-def _models(groups: Sequence[Sequence[Trained]], names: Sequence[str]) -> Iterator[str]:
+def _model_notes(groups: Sequence[Sequence[ComparedRun]], names: Sequence[str]) -> Iterator[str]:
     reference = groups[0][0]
     for name, (first, *_) in list(zip(names, groups, strict=True))[1:]:
-        paths = [each for each in differing([first.settings, reference.settings]) if each.startswith(_MODEL)]
+        paths = [
+            each
+            for each in find_differing_settings([first.settings, reference.settings])
+            if each.startswith(_MODEL_SETTINGS)
+        ]
         if paths and first.settings and reference.settings:
             others = [
-                f"{each} {shown(first.settings.get(each))} against {shown(reference.settings.get(each))}"
+                f"{each} {format_setting(first.settings.get(each))} against {format_setting(reference.settings.get(each))}"
                 for each in paths
             ]
-            yield f"{name} trains another model than {names[0]} ({few(others)}): images/s are not comparable."
+            yield f"{name} trains another model than {names[0]} ({join_few(others)}): images/s are not comparable."
 
 
-def _code(groups: Sequence[Sequence[Trained]], names: Sequence[str]) -> Iterator[str]:
+def _code_notes(groups: Sequence[Sequence[ComparedRun]], names: Sequence[str]) -> Iterator[str]:
     # Within a group, and against the first group.
     for name, runs in zip(names, groups, strict=True):
-        if plugins := mixed([(run.name, run.code) for run in runs]):
+        if plugins := describe_mixed_code([(run.name, run.code) for run in runs]):
             yield f"{name}: its runs differ in code, not only in the seed: {plugins}."
     reference = [run.code for run in groups[0]]
     for name, runs in list(zip(names, groups, strict=True))[1:]:
-        if plugins := other([run.code for run in runs], reference):
+        if plugins := describe_other_code([run.code for run in runs], reference):
             yield f"{name} uses other code than {names[0]}, which may explain differences: {plugins}."
 
 
-def _group(name: str, runs: Sequence[Trained], target: Target) -> Iterator[str]:
+def _group_notes(name: str, runs: Sequence[ComparedRun], target: AccuracyTarget) -> Iterator[str]:
     unfinished = [run.name for run in runs if run.status == "unfinished"]
     if unfinished:
-        yield f"{name}: {_of(unfinished)} not finished: paceline compares the logs so far, and no GPU-hours."
+        yield f"{name}: {_names_and_verb(unfinished)} not finished: paceline compares the logs so far, and no GPU-hours."
     cut = [run.name for run in runs if run.status in ("preempted", "failed")]
     if cut:
-        yield f"{name}: {_of(cut)} preempted or failed: paceline compares the training until then."
+        yield f"{name}: {_names_and_verb(cut)} preempted or failed: paceline compares the training until then."
     silent = [run.name for run in runs if not run.evals]
     if silent:
-        yield f"{name}: {_of(silent)} never evaluated (train.eval_every is off, or it ended before that)."
-    num_reached = sum(target.first_met(run) is not None for run in runs)
+        yield f"{name}: {_names_and_verb(silent)} never evaluated (train.eval_every is off, or it ended before that)."
+    num_reached = sum(target.find_first_reached(run) is not None for run in runs)
     if 0 < num_reached < len(runs):
         yield f"{name}: {num_reached} of {len(runs)} runs reach the target; its times are means over these alone."
     seeds = [run.seed for run in runs if run.seed is not None]
@@ -143,5 +161,5 @@ def _group(name: str, runs: Sequence[Trained], target: Target) -> Iterator[str]:
         yield f"{name}: some runs share a seed, so they vary less than usual: intervals are too narrow."
 
 
-def _of(names: Sequence[str]) -> str:
-    return f"{few(names)} {'was' if len(names) == 1 else 'were'}"
+def _names_and_verb(names: Sequence[str]) -> str:
+    return f"{join_few(names)} {'was' if len(names) == 1 else 'were'}"

@@ -3,13 +3,13 @@
 from typing import Literal
 
 from paceline.core.interval import Interval
-from paceline.core.value import Measured, Value
+from paceline.core.value import MeasuredFloat, ResultModel
 
-From = Literal["asked", "recipes", "lowest_best", "lowest_learnt", "chance", "nothing"]
-PaceBy = Literal["starved", "hardware", "mixed", "software", "noise", "scatter"]
+TargetOrigin = Literal["asked", "recipes", "lowest_best", "lowest_learnt", "chance", "nothing"]
+SpeedCause = Literal["starved", "hardware", "mixed", "software", "noise", "scatter"]
 
 
-class RunOutcome(Value):
+class RunOutcome(ResultModel):
     """The outcome of a run: `accuracy` and `loss` of its last evaluation, `best` the highest accuracy.
 
     Evaluations are of the averaged weights if the run has any. `to_target_*` measure training up to the end of the
@@ -28,11 +28,11 @@ class RunOutcome(Value):
     to_target_s: float | None = None
     to_target_epochs: float | None = None
     to_target_images: float | None = None
-    images_per_s: Measured | None = None
+    images_per_s: MeasuredFloat | None = None
     gpu_hours: float | None = None
 
 
-class GroupResult(Value):
+class GroupResult(ResultModel):
     """Runs that differ in their seed alone; values are means with intervals, geometric for times and rates.
 
     `settings` are those that differ between groups, as text by dotted path. `reached` counts the runs that reached the
@@ -67,11 +67,11 @@ class GroupResult(Value):
     speedup: Interval | None = None
     hardware: Interval | None = None
     statistical: Interval | None = None
-    pace_by: PaceBy | None = None
+    pace_by: SpeedCause | None = None
     gpu_hours: Interval | None = None
 
 
-class CompareResult(Value):
+class CompareResult(ResultModel):
     """A comparison: groups in the order of their first runs; the first group is the reference.
 
     `metric` is the compared accuracy and `target` the level to reach, None if no run was evaluated or has learned.
@@ -84,7 +84,7 @@ class CompareResult(Value):
     schema_version: int = 1
     metric: str
     target: float | None
-    target_from: From
+    target_from: TargetOrigin
     groups: tuple[GroupResult, ...]
     sentences: tuple[str, ...]
     notes: tuple[str, ...]
@@ -93,19 +93,19 @@ class CompareResult(Value):
     paceline: str = ""
 
     @property
-    def all_reach(self) -> bool:
+    def all_reach_target(self) -> bool:
         """Return whether all runs reach the target."""
         return self.target is not None and all(each.reached == len(each.runs) for each in self.groups)
 
     @property
-    def ranked(self) -> list[int]:
+    def ranked_indices(self) -> list[int]:
         """Return the indices of the groups in table order.
 
         Keep the given order if all runs reach the target. Otherwise sort by final accuracy, highest first, unevaluated
         groups last.
         """
         indices = list(range(len(self.groups)))
-        if self.all_reach:
+        if self.all_reach_target:
             return indices
         last = [each.accuracy.value if each.accuracy is not None else -1.0 for each in self.groups]
         return sorted(indices, key=lambda index: -last[index])

@@ -6,19 +6,27 @@ from hashlib import sha256
 from io import StringIO
 from typing import Any, Final
 
-from paceline.report.words import clean
+from paceline.report.words import clean_text
 
-_LONGEST: Final = 120
+_MAX_SETTING_CHARS: Final = 120
 _MAX_DEPTH: Final = 20
-_NOTHING: Final = ("0ep", "0st", "0img", "0%", "0s", "0min", "0h", "0", "0.0", "off", "")
-_WARMUP: Final = "schedule.warmup"
+_ZERO_WARMUPS: Final = ("0ep", "0st", "0img", "0%", "0s", "0min", "0h", "0", "0.0", "off", "")
+_WARMUP_SETTING: Final = "schedule.warmup"
 # Settings that come before others in a name, as they say most about a run.
-_TELLING: Final = ("optim.lr", "train.epochs", "train.steps")
+_PRIORITY_SETTINGS: Final = ("optim.lr", "train.epochs", "train.steps")
 _AUTO: Final = "auto"
 # Settings and versions that appear in a name only if nothing else distinguishes the runs.
-_QUIET: Final = ("log.", "checkpoint.", "measure.", "data.worker_timeout", "parallel.timeout", "torch", "paceline")
+_MINOR_SETTINGS: Final = (
+    "log.",
+    "checkpoint.",
+    "measure.",
+    "data.worker_timeout",
+    "parallel.timeout",
+    "torch",
+    "paceline",
+)
 # Settings that a name starts with, in this order.
-_FIRST: Final = ("model.name", "data.batch_size", _WARMUP, "ranks", "train.precision", "optim.name")
+_LEADING_SETTINGS: Final = ("model.name", "data.batch_size", _WARMUP_SETTING, "ranks", "train.precision", "optim.name")
 
 
 def read_settings(text: str) -> tuple[dict[str, str], str]:
@@ -34,91 +42,95 @@ def read_settings(text: str) -> tuple[dict[str, str], str]:
         return {}, "recipe.yaml: is missing or empty"
     try:
         yaml = YAML(typ="safe", pure=True)
-        if not _is_plain(yaml.parse(StringIO(text))):
+        if not _is_plain_yaml(yaml.parse(StringIO(text))):
             return {}, "recipe.yaml: has anchors, aliases or deep nesting, unlike any resolved recipe"
         values = yaml.load(text)
     except (YAMLError, ValueError, RecursionError, AssertionError, TypeError) as error:
-        return {}, clean(f"recipe.yaml: is not valid YAML: {' '.join(str(error).split())}", 200)
+        return {}, clean_text(f"recipe.yaml: is not valid YAML: {' '.join(str(error).split())}", 200)
     if not isinstance(values, dict):
         return {}, "recipe.yaml: is not a mapping"
-    return dict(_flat(values, "")), ""
+    return dict(_flatten(values, "")), ""
 
 
-def differing(groups: Sequence[Mapping[str, str]]) -> list[str]:
+def find_differing_settings(groups: Sequence[Mapping[str, str]]) -> list[str]:
     """Return the dotted paths whose values differ between groups, in recipe order."""
     paths = dict.fromkeys(path for settings in groups for path in settings)
     return [path for path in paths if len({settings.get(path) for settings in groups}) > 1]
 
 
-def called(groups: Sequence[Mapping[str, str]], folders: Sequence[str]) -> list[str]:
+def name_groups(groups: Sequence[Mapping[str, str]], folders: Sequence[str]) -> list[str]:
     """Return a name for each group from all differing settings, important ones first: `batch 2048 with warm-up`.
 
     Add settings that affect neither training nor speed only if nothing else distinguishes the groups. Append the folder
     if no setting does.
     """
-    paths = differing(groups)
-    leading = [path for path in _FIRST if path in paths]
-    others = sorted((path for path in paths if path not in leading), key=lambda path: _is_late(path, groups))
-    informative = [*leading, *(path for path in others if not path.startswith(_QUIET))]
-    minor = [path for path in others if path.startswith(_QUIET)]
+    paths = find_differing_settings(groups)
+    leading = [path for path in _LEADING_SETTINGS if path in paths]
+    others = sorted((path for path in paths if path not in leading), key=lambda path: _sort_key(path, groups))
+    informative = [*leading, *(path for path in others if not path.startswith(_MINOR_SETTINGS))]
+    minor = [path for path in others if path.startswith(_MINOR_SETTINGS)]
     # Add minor settings one by one until the names are distinct.
     for num_minor in range(len(minor) + 1):
-        names = _named(groups, [*informative, *minor[:num_minor]])
-        if _tell_apart(names):
+        names = _build_names(groups, [*informative, *minor[:num_minor]])
+        if _are_distinct(names):
             return names
     pairs = zip(names, folders, strict=True)
-    return [f"{clean(name, max(16, 77 - len(folder)))} ({folder})" if name else folder for name, folder in pairs]
+    return [f"{clean_text(name, max(16, 77 - len(folder)))} ({folder})" if name else folder for name, folder in pairs]
 
 
-def _is_late(path: str, groups: Sequence[Mapping[str, str]]) -> tuple[bool, bool, bool]:
+def _sort_key(path: str, groups: Sequence[Mapping[str, str]]) -> tuple[bool, bool, bool]:
     # The most informative first, then settings of all groups, minor ones last.
-    return path.startswith(_QUIET), path not in _TELLING, any(path not in settings for settings in groups)
+    return (
+        path.startswith(_MINOR_SETTINGS),
+        path not in _PRIORITY_SETTINGS,
+        any(path not in settings for settings in groups),
+    )
 
 
-def _told(path: str, settings: Mapping[str, str], groups: Sequence[Mapping[str, str]]) -> str:
+def _setting_text(path: str, settings: Mapping[str, str], groups: Sequence[Mapping[str, str]]) -> str:
     """Return the label of a setting, or of its alternative: `train.steps=14` for `train.epochs=auto`."""
     if settings.get(path) != _AUTO:
-        return _word(path, settings.get(path, ""))
+        return _setting_label(path, settings.get(path, ""))
     section = path.rpartition(".")[0]
     for other, value in settings.items():
-        if other.rpartition(".")[0] == section and value != _AUTO and _replaces(other, path, groups):
-            return _word(other, value)
-    return _word(path, _AUTO)
+        if other.rpartition(".")[0] == section and value != _AUTO and _is_alternative(other, path, groups):
+            return _setting_label(other, value)
+    return _setting_label(path, _AUTO)
 
 
-def _replaces(other: str, path: str, groups: Sequence[Mapping[str, str]]) -> bool:
+def _is_alternative(other: str, path: str, groups: Sequence[Mapping[str, str]]) -> bool:
     # In all groups, exactly one of the two is auto.
     return all((settings.get(other) == _AUTO) != (settings.get(path) == _AUTO) for settings in groups)
 
 
-def _named(groups: Sequence[Mapping[str, str]], paths: Sequence[str]) -> list[str]:
-    rest = [path for path in paths if path != _WARMUP]
+def _build_names(groups: Sequence[Mapping[str, str]], paths: Sequence[str]) -> list[str]:
+    rest = [path for path in paths if path != _WARMUP_SETTING]
     bare = [tuple(settings.get(path) for path in rest) for settings in groups]
-    lengths = {settings.get(_WARMUP, "") for settings in groups} - set(_NOTHING)
+    lengths = {settings.get(_WARMUP_SETTING, "") for settings in groups} - set(_ZERO_WARMUPS)
     names = []
     for settings, same in zip(groups, bare, strict=True):
         # Name the absence of warm-up only if another group differs in nothing else.
         names_absence = bare.count(same) > 1
         labels = [
-            _warmup(settings.get(_WARMUP, ""), is_only=len(lengths) == 1, names_absence=names_absence)
-            if path == _WARMUP
-            else _told(path, settings, groups)
+            _warmup_text(settings.get(_WARMUP_SETTING, ""), is_only=len(lengths) == 1, names_absence=names_absence)
+            if path == _WARMUP_SETTING
+            else _setting_text(path, settings, groups)
             for path in paths
         ]
         # Name an absent field, such as one of a section that is off, only if nothing else names the group.
         present = [label for label in labels if not label.startswith("no ")] or labels
-        names.append(clean(", ".join(filter(None, dict.fromkeys(present))).replace(", with", " with"), 100))
+        names.append(clean_text(", ".join(filter(None, dict.fromkeys(present))).replace(", with", " with"), 100))
     return names
 
 
-def _warmup(length: str, *, is_only: bool, names_absence: bool) -> str:
+def _warmup_text(length: str, *, is_only: bool, names_absence: bool) -> str:
     """Return the label of a warm-up; `is_only` says that it has one length in all groups."""
-    if length in _NOTHING:
+    if length in _ZERO_WARMUPS:
         return "without warm-up" if names_absence else ""
     return "with warm-up" if is_only else f"with {length} of warm-up"
 
 
-def _word(path: str, value: str) -> str:
+def _setting_label(path: str, value: str) -> str:
     match path:
         case "data.batch_size":
             return f"batch {value}"
@@ -132,11 +144,11 @@ def _word(path: str, value: str) -> str:
             return f"{path}={value}" if value else f"no {path}"
 
 
-def _tell_apart(names: Sequence[str]) -> bool:
+def _are_distinct(names: Sequence[str]) -> bool:
     return all(names) and len(set(names)) == len(names)
 
 
-def _is_plain(events: Iterable[object]) -> bool:
+def _is_plain_yaml(events: Iterable[object]) -> bool:
     from ruamel.yaml.events import CollectionEndEvent, CollectionStartEvent
 
     depth = 0
@@ -147,28 +159,28 @@ def _is_plain(events: Iterable[object]) -> bool:
     return True
 
 
-def _flat(values: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, str]]:
+def _flatten(values: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, str]]:
     for key, value in values.items():
-        path = _path(f"{prefix}{key}")
+        path = _shorten_path(f"{prefix}{key}")
         if isinstance(value, dict) and value:
-            yield from _flat(value, f"{path}.")
+            yield from _flatten(value, f"{path}.")
         else:
-            yield path, _text(value)
+            yield path, _value_text(value)
 
 
-def _path(path: str) -> str:
+def _shorten_path(path: str) -> str:
     # Cut a long path, with a digest that keeps it unique.
     # Cut while reading, since the name of a section is a prefix of all its fields.
-    if len(path) <= _LONGEST:
-        return clean(path)
-    return f"{clean(path, _LONGEST)} {sha256(path.encode(errors='surrogatepass')).hexdigest()[:8]}"
+    if len(path) <= _MAX_SETTING_CHARS:
+        return clean_text(path)
+    return f"{clean_text(path, _MAX_SETTING_CHARS)} {sha256(path.encode(errors='surrogatepass')).hexdigest()[:8]}"
 
 
-def _text(value: Any) -> str:
+def _value_text(value: Any) -> str:
     # Uncut: the value distinguishes runs.
     return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
 
 
-def shown(value: str | None) -> str:
+def format_setting(value: str | None) -> str:
     """Return a setting for display, `-` if the recipe lacks it."""
-    return "-" if value is None else clean(value, _LONGEST)
+    return "-" if value is None else clean_text(value, _MAX_SETTING_CHARS)

@@ -4,13 +4,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from paceline.core.errors import RecipeError, near_miss
+from paceline.core.errors import RecipeError, suggest_similar
 from paceline.core.interval import Interval
 from paceline.core.units import accuracy, number
 from paceline.report.compare.result import CompareResult, GroupResult
 
-DEFAULT: Final = "speedup"
-_RATIOS: Final = (DEFAULT, "gap", "images_per_s")
+DEFAULT_MEASURE: Final = "speedup"
+_RATIO_MEASURES: Final = (DEFAULT_MEASURE, "gap", "images_per_s")
 
 
 @dataclass(frozen=True)
@@ -23,13 +23,13 @@ class Threshold:
 
 def parse_thresholds(options: Sequence[str], metric: str) -> list[Threshold]:
     """Parse `[METRIC=]VALUE` words; `metric` is the compared accuracy. Raise `RecipeError` naming a bad word."""
-    known = (*_RATIOS, metric)
+    known = (*_RATIO_MEASURES, metric)
     thresholds = []
     for option in options:
         left, equals, right = option.rpartition("=")
-        measure = left if equals else DEFAULT
+        measure = left if equals else DEFAULT_MEASURE
         if measure not in known:
-            guess = near_miss(measure, known)
+            guess = suggest_similar(measure, known)
             raise RecipeError(f"--fail-below: {measure!r} is not measured{guess} (use {', '.join(known)})")
         try:
             least = float(right)
@@ -45,7 +45,7 @@ def parse_thresholds(options: Sequence[str], metric: str) -> list[Threshold]:
     return thresholds
 
 
-def check(result: CompareResult, thresholds: Sequence[Threshold]) -> list[str]:
+def check_thresholds(result: CompareResult, thresholds: Sequence[Threshold]) -> list[str]:
     """Return a sentence per failure: each group but the first whose measure is below a threshold or unknown.
 
     Raise `RecipeError` if there is only one group, since no threshold could ever fail.
@@ -57,28 +57,28 @@ def check(result: CompareResult, thresholds: Sequence[Threshold]) -> list[str]:
         failure
         for each in thresholds
         for group in others
-        for failure in _broken(group, each, reference.name, result.metric)
+        for failure in _failures(group, each, reference.name, result.metric)
     ]
 
 
-def _broken(group: GroupResult, threshold: Threshold, reference: str, metric: str) -> Iterator[str]:
+def _failures(group: GroupResult, threshold: Threshold, reference: str, metric: str) -> Iterator[str]:
     measure, least = threshold.measure, threshold.least
-    value = _value(group, measure)
-    format_value = _told(measure, metric)
+    value = _measured_value(group, measure)
+    format_value = _value_formatter(measure, metric)
     runs = ", ".join(run.path for run in group.runs[:3]) + (" ..." if len(group.runs) > 3 else "")
     who = f"{group.name} ({runs})"
     if value is None:
-        why = "it or the first group does not reach the target" if measure == DEFAULT else "it was not measured"
+        why = "it or the first group does not reach the target" if measure == DEFAULT_MEASURE else "it was not measured"
         yield f"{who}: {measure} is unknown, as {why}; the minimum is {format_value(least)}"
     elif value.value < least:
-        against = {DEFAULT: f" of {reference}", "gap": f" against {reference}"}.get(measure, "")
+        against = {DEFAULT_MEASURE: f" of {reference}", "gap": f" against {reference}"}.get(measure, "")
         yield (
             f"{who}: {measure} is {format_value(value.value)}{against}, {format_value(least - value.value)} below the "
             f"minimum of {format_value(least)}"
         )
 
 
-def _value(group: GroupResult, measure: str) -> Interval | None:
+def _measured_value(group: GroupResult, measure: str) -> Interval | None:
     match measure:
         case "speedup":
             return group.speedup
@@ -90,8 +90,8 @@ def _value(group: GroupResult, measure: str) -> Interval | None:
             return group.accuracy
 
 
-def _told(measure: str, metric: str) -> Callable[[float], str]:
-    if measure == DEFAULT:
+def _value_formatter(measure: str, metric: str) -> Callable[[float], str]:
+    if measure == DEFAULT_MEASURE:
         return lambda value: f"{value:.4g}x"
     if measure == "gap":
         return lambda value: f"{100 * value:.4g} points"

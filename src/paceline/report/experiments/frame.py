@@ -9,36 +9,36 @@ from typing import Any, Final
 from paceline import __version__
 from paceline.core.interval import Interval
 from paceline.report.blocks import (
+    BarChart,
     BarRow,
-    Bars,
+    BarSegment,
     Block,
-    Cell,
-    Code,
-    Column,
+    BottleneckSummary,
+    CodeBlock,
     Command,
-    Facts,
-    Figure,
-    Page,
+    KeyFigure,
+    KeyValueList,
+    PageSection,
     Paragraph,
-    Part,
-    Section,
+    ReportPage,
     Table,
+    TableCell,
+    TableColumn,
     Tone,
-    Verdict,
 )
 from paceline.report.sections import cells, intervals
-from paceline.report.words import clean, clean_lines, finite
+from paceline.report.words import clean_lines, clean_text, finite_or_none
 
-SURE: Final = "with 95 % confidence"
+CONFIDENCE_TEXT: Final = "with 95 % confidence"
 # Rows of a table that are open; the rest is folded.
-MANY: Final = 40
-_LONGEST_COMMAND: Final = 4000
-_FAR: Final = 1.5
-_TOLD_ELSEWHERE: Final = ("command",)
+MAX_OPEN_ROWS: Final = 40
+_MAX_COMMAND_CHARS: Final = 4000
+_MAX_BOUND_RATIO: Final = 1.5
+_SHOWN_ELSEWHERE: Final = ("command",)
 
 
 @dataclass(frozen=True)
-class Told:
+class ExperimentReport:
     """The context of an experiment's report: its folder, and the recipe it varies ("" for none).
 
     `problems` has a line per unreadable file.
@@ -51,21 +51,21 @@ class Told:
     @property
     def name(self) -> str:
         """Return the folder's name, which starts with the experiment's."""
-        return clean(self.path.resolve().name)
+        return clean_text(self.path.resolve().name)
 
-    def page(
+    def build_page(
         self,
         about: str,
         status: tuple[str, Tone],
         subtitle: Sequence[str],
-        figures: Sequence[Figure],
-        sections: Iterable[Section | None],
-        verdict: Verdict | None = None,
-    ) -> Page:
+        figures: Sequence[KeyFigure],
+        sections: Iterable[PageSection | None],
+        verdict: BottleneckSummary | None = None,
+    ) -> ReportPage:
         """Return the page without sections that are None."""
-        return Page(
+        return ReportPage(
             title=self.name,
-            subtitle=[clean(each) for each in subtitle if each],
+            subtitle=[clean_text(each) for each in subtitle if each],
             status=status[0],
             tone=status[1],
             figures=figures,
@@ -78,29 +78,35 @@ class Told:
             source="the experiment's folder. Figures are those of experiment.json, rounded here only",
         )
 
-    def origin(
+    def build_provenance(
         self,
         command: Sequence[str],
-        facts: Sequence[tuple[str, Cell]],
+        facts: Sequence[tuple[str, TableCell]],
         provenance: dict[str, Any],
         runs: Iterable[tuple[str, Sequence[str]]] = (),
-    ) -> Section:
+    ) -> PageSection:
         """Return the provenance section: command, options, machine, recipe and folders of runs."""
         blocks: list[Block] = []
         if command:
-            blocks += [Paragraph("The command:"), shell(command)]
-        blocks += [Facts(facts, "What was measured")] if facts else []
-        known = {key: value for key, value in provenance.items() if key not in _TOLD_ELSEWHERE}
-        blocks += [Facts(cells.facts_of(known), "Machine and versions")] if known else []
-        blocks += [Code("Recipe that was varied (recipe.yaml)", clean_lines(self.recipe))] if self.recipe else []
-        rows = [[intervals.sentence(name), Cell(clean(", ".join(places), 2000))] for name, places in runs if places]
-        columns = [Column("measured", is_number=False), Column("folders", is_number=False)]
+            blocks += [Paragraph("The command:"), shell_command(command)]
+        blocks += [KeyValueList(facts, "What was measured")] if facts else []
+        known = {key: value for key, value in provenance.items() if key not in _SHOWN_ELSEWHERE}
+        blocks += [KeyValueList(cells.key_values(known), "Machine and versions")] if known else []
+        blocks += [CodeBlock("Recipe that was varied (recipe.yaml)", clean_lines(self.recipe))] if self.recipe else []
+        rows = [
+            [intervals.sentence_cell(name), TableCell(clean_text(", ".join(places), 2000))]
+            for name, places in runs
+            if places
+        ]
+        columns = [TableColumn("measured", is_number=False), TableColumn("folders", is_number=False)]
         blocks += [Table("Folders of the runs", columns, rows, is_folded=True)] if rows else []
-        return Section("origin", "Provenance", blocks or [cells.missing("The experiment recorded no provenance.")])
+        return PageSection(
+            "origin", "Provenance", blocks or [cells.missing_paragraph("The experiment recorded no provenance.")]
+        )
 
 
 @dataclass(frozen=True)
-class Rate:
+class RateBar:
     """A bar: its name, length with interval, text, and CSS class."""
 
     name: str
@@ -109,39 +115,44 @@ class Rate:
     colour: str
 
 
-def shell(arguments: Sequence[str]) -> Command:
+def shell_command(arguments: Sequence[str]) -> Command:
     """Return a command to paste."""
-    return Command(clean(shlex.join(arguments), _LONGEST_COMMAND))
+    return Command(clean_text(shlex.join(arguments), _MAX_COMMAND_CHARS))
 
 
-def rates(title: str, note: str, bars: Sequence[Rate], legend: Sequence[tuple[str, str]] = ()) -> Bars:
+def rate_bars(title: str, note: str, bars: Sequence[RateBar], legend: Sequence[tuple[str, str]] = ()) -> BarChart:
     """Return bars from 0 with their intervals; values that are not finite have no bar."""
-    values = [value for each in bars if (value := finite(each.rate.value)) is not None and value > 0]
+    values = [value for each in bars if (value := finite_or_none(each.rate.value)) is not None and value > 0]
     most = max(values, default=1.0)
     # An interval far beyond all values would leave no room for these: clip it at the edge.
-    top = min(_FAR * most, max([most, *(high for each in bars if (high := finite(each.rate.high)) is not None)]))
+    top = min(
+        _MAX_BOUND_RATIO * most,
+        max([most, *(high for each in bars if (high := finite_or_none(each.rate.high)) is not None)]),
+    )
     used = {each.colour for each in bars}
-    return Bars(title, [_row(each, top) for each in bars], [each for each in legend if each[1] in used], note)
+    return BarChart(title, [_rate_row(each, top) for each in bars], [each for each in legend if each[1] in used], note)
 
 
-def _row(each: Rate, top: float) -> BarRow:
-    value = finite(each.rate.value) or 0.0
-    low, high = finite(each.rate.low), finite(each.rate.high)
+def _rate_row(each: RateBar, top: float) -> BarRow:
+    value = finite_or_none(each.rate.value) or 0.0
+    low, high = finite_or_none(each.rate.low), finite_or_none(each.rate.high)
     bounds = None if low is None or high is None else (max(0.0, low / top), min(1.0, high / top))
-    return BarRow(each.name, [Part(each.name, max(0.0, value / top), each.text, each.colour)], each.text, bounds)
+    return BarRow(each.name, [BarSegment(each.name, max(0.0, value / top), each.text, each.colour)], each.text, bounds)
 
 
-def verdict_of(whose: str, recorded: Mapping[str, str]) -> Verdict | None:
+def bottleneck_of(whose: str, recorded: Mapping[str, str]) -> BottleneckSummary | None:
     """Return the bottleneck of `whose` runs, where a next change should start; None if unknown."""
     if not recorded.get("bottleneck"):
         return None
-    texts = {key: clean(value, 500) for key, value in recorded.items()}
+    texts = {key: clean_text(value, 500) for key, value in recorded.items()}
     ceiling = f"Ceiling: {texts['ceiling'].rstrip('.')}." if texts.get("ceiling") else ""
-    return Verdict(f"{whose}: {texts['bottleneck']}", texts.get("evidence", ""), ceiling, "", texts.get("try", ""))
+    return BottleneckSummary(
+        f"{whose}: {texts['bottleneck']}", texts.get("evidence", ""), ceiling, "", texts.get("try", "")
+    )
 
 
-def bounds_of(interval: Interval | None) -> str:
+def describe_bounds(interval: Interval | None) -> str:
     """Return `1.19 to 1.28 with 95 % confidence`, or that there was only one measurement."""
     if interval is None or interval.low is None or interval.high is None:
         return "measured once, so its scatter is unknown"
-    return f"{interval.low:,.2f} to {interval.high:,.2f} {SURE}"
+    return f"{interval.low:,.2f} to {interval.high:,.2f} {CONFIDENCE_TEXT}"

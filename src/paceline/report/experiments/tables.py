@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterable, Sequence
 from itertools import chain
 
-from paceline.core.class_table import printable
+from paceline.core.class_table import printable_class_name
 from paceline.core.csv_cells import to_cell
 from paceline.core.errors import PacelineError
 from paceline.core.experiments.folder import Experiment, ExperimentDir
@@ -17,23 +17,23 @@ from paceline.core.experiments.sweep import SweepPoint, SweepResult
 from paceline.core.experiments.tuning import TriedResult, TuneResult
 from paceline.core.interval import Interval
 from paceline.core.rundir import write_atomic
-from paceline.report.experiments.batches import summary as of_batches
-from paceline.report.experiments.ladder import summary as of_ladder
-from paceline.report.experiments.prediction import summary as of_prediction
-from paceline.report.experiments.scaling import summary as of_scaling
-from paceline.report.experiments.sweep import summary as of_sweep
-from paceline.report.experiments.tuning import summary as of_tuning
-from paceline.report.markdown import table_lines
+from paceline.report.experiments.batches import batch_table as of_batches
+from paceline.report.experiments.ladder import ladder_table as of_ladder
+from paceline.report.experiments.prediction import prediction_table as of_prediction
+from paceline.report.experiments.scaling import scaling_table as of_scaling
+from paceline.report.experiments.sweep import sweep_table as of_sweep
+from paceline.report.experiments.tuning import tuning_table as of_tuning
+from paceline.report.markdown import markdown_table_lines
 
-Field = str | float | None
-Record = dict[str, Field]
+CsvValue = str | float | None
+CsvRow = dict[str, CsvValue]
 
 
 def write_tables(folder: ExperimentDir, result: Experiment) -> None:
     """Write `table.csv` and `table.md` into an experiment's folder. Raise `PacelineError` if that fails."""
     for path, text in ((folder.table, to_csv(result)), (folder.markdown, to_markdown_table(result))):
         try:
-            write_atomic(path, printable(text))
+            write_atomic(path, printable_class_name(text))
         except OSError as error:
             raise PacelineError(f"{path}: cannot be written: {error.strerror} (free some room)") from None
 
@@ -43,7 +43,7 @@ def to_csv(result: Experiment) -> str:
 
     Values are as measured, in the unit of their column name; empty fields were not measured.
     """
-    columns, rows = columns_and_rows(result)
+    columns, rows = build_columns_and_rows(result)
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(columns)
@@ -66,44 +66,44 @@ def to_markdown_table(result: Experiment) -> str:
             table = of_tuning(result)
         case SweepResult():
             table = of_sweep(result)
-    return "\n".join([*table_lines(table), ""])
+    return "\n".join([*markdown_table_lines(table), ""])
 
 
-def columns_and_rows(result: Experiment) -> tuple[list[str], list[list[Field]]]:
+def build_columns_and_rows(result: Experiment) -> tuple[list[str], list[list[CsvValue]]]:
     """Return the columns and rows of a result; a row is a rung, a number of ranks, a batch size or a setting."""
     match result:
         case LadderResult():
-            records = [_rung(rung) for rung in result.rungs]
+            records = [_rung_row(rung) for rung in result.rungs]
         case ScaleResult(mode="batch"):
-            records = [_batch(point) for point in result.batches]
+            records = [_batch_row(point) for point in result.batches]
         case ScaleResult():
-            records = [_point(point) for point in result.points]
+            records = [_scaling_row(point) for point in result.points]
         case PredictionResult():
-            records = _predicted(result)
+            records = _prediction_rows(result)
         case TuneResult():
-            records = [_tried(tried) for tried in result.tried]
+            records = [_tried_row(tried) for tried in result.tried]
         case SweepResult():
-            records = [_value(result.key, point) for point in result.points]
-    columns = _columns(records)
+            records = [_sweep_row(result.key, point) for point in result.points]
+    columns = _all_columns(records)
     return columns, [[record.get(column) for column in columns] for record in records]
 
 
-def _columns(records: Iterable[Record]) -> list[str]:
+def _all_columns(records: Iterable[CsvRow]) -> list[str]:
     return list(dict.fromkeys(chain.from_iterable(records)))
 
 
-def _rung(rung: RungResult) -> Record:
+def _rung_row(rung: RungResult) -> CsvRow:
     return {
         "rung": rung.name,
         "status": rung.status,
         "why": rung.why,
-        "patch": _words(rung.patch),
+        "patch": _join_arguments(rung.patch),
         "below": rung.below,
         "ranks": rung.ranks,
-        **_interval("images_per_s", rung.images_per_s),
-        **_spread(rung.spread),
-        **_interval("over_below", rung.over_below),
-        **_interval("over_first", rung.over_first),
+        **_interval_fields("images_per_s", rung.images_per_s),
+        **_spread_fields(rung.spread),
+        **_interval_fields("over_below", rung.over_below),
+        **_interval_fields("over_first", rung.over_first),
         "step_s": rung.step_s,
         "epoch_s": rung.epoch_s,
         "steps_s": rung.steps_s,
@@ -112,39 +112,39 @@ def _rung(rung: RungResult) -> Record:
         "prepare_s": rung.prepare_s,
         "host_bytes": rung.host_bytes,
         "device_bytes": rung.device_bytes,
-        **_parity(rung.parity),
+        **_parity_fields(rung.parity),
         "bottleneck": rung.verdict.get("bottleneck"),
-        "expects": _words(rung.expects),
+        "expects": _join_arguments(rung.expects),
         **{f"stage_{name}_s": value for name, value in rung.stages.items()},
     }
 
 
-def _point(point: ScalePoint) -> Record:
+def _scaling_row(point: ScalePoint) -> CsvRow:
     return {
         "ranks": point.ranks,
         "nodes": point.nodes,
         "batch_size": point.batch_size,
         "rank_batch": point.rank_batch,
-        **_interval("images_per_s", point.images_per_s),
-        **_spread(point.spread),
+        **_interval_fields("images_per_s", point.images_per_s),
+        **_spread_fields(point.spread),
         "step_s": point.step_s,
         "epoch_s": point.epoch_s,
         "steps_s": point.steps_s,
-        **_interval("efficiency", point.efficiency),
-        **_interval("speedup", point.speedup),
+        **_interval_fields("efficiency", point.efficiency),
+        **_interval_fields("speedup", point.speedup),
         "exposed_s": point.exposed_s,
         "exposed_share": point.exposed_share,
         "straggler_share": point.straggler_share,
         "startup_s": point.startup_s,
         "wall_s": point.wall_s,
-        **_interval("top1", point.top1),
-        **_interval("top1_gap", point.top1_gap),
+        **_interval_fields("top1", point.top1),
+        **_interval_fields("top1_gap", point.top1_gap),
         "bottleneck": point.bottleneck,
         "error": point.error,
     }
 
 
-def _batch(point: BatchPoint) -> Record:
+def _batch_row(point: BatchPoint) -> CsvRow:
     return {
         "batch_size": point.batch_size,
         "warmup": point.warmup,
@@ -152,17 +152,17 @@ def _batch(point: BatchPoint) -> Record:
         "lr": point.lr,
         "seeds": point.seeds,
         "reached": point.reached,
-        **_interval("top1", point.top1),
-        **_interval("images_per_s", point.images_per_s),
+        **_interval_fields("top1", point.top1),
+        **_interval_fields("images_per_s", point.images_per_s),
         "epoch_s": point.epoch_s,
-        **_interval("to_target_s", point.to_target_s),
-        **_interval("to_target_epochs", point.to_target_epochs),
+        **_interval_fields("to_target_s", point.to_target_s),
+        **_interval_fields("to_target_epochs", point.to_target_epochs),
         "error": point.error,
     }
 
 
-def _predicted(result: PredictionResult) -> list[Record]:
-    measured: list[Record] = [
+def _prediction_rows(result: PredictionResult) -> list[CsvRow]:
+    measured: list[CsvRow] = [
         {
             "basis": "measured",
             "ranks": point.ranks,
@@ -177,7 +177,7 @@ def _predicted(result: PredictionResult) -> list[Record]:
         }
         for point in result.points
     ]
-    predicted: list[Record] = [
+    predicted: list[CsvRow] = [
         {
             "basis": "predicted",
             **each.model_dump(mode="python", exclude={"parts"}),
@@ -188,30 +188,30 @@ def _predicted(result: PredictionResult) -> list[Record]:
     return [*measured, *predicted]
 
 
-def _tried(tried: TriedResult) -> Record:
+def _tried_row(tried: TriedResult) -> CsvRow:
     return {
         "settings": tried.name,
         "status": tried.status,
         "why": tried.why,
-        "patch": _words(tried.patch),
+        "patch": _join_arguments(tried.patch),
         "over": tried.over,
         "round": tried.round,
         "steps": tried.steps,
         "trials": tried.trials,
         "images_per_s": tried.images_per_s,
-        **_interval("ratio", tried.ratio),
-        **_parity(tried.parity),
+        **_interval_fields("ratio", tried.ratio),
+        **_parity_fields(tried.parity),
         "explains": tried.explains,
     }
 
 
-def _value(key: str, point: SweepPoint) -> Record:
+def _sweep_row(key: str, point: SweepPoint) -> CsvRow:
     return {
         "key": key,
         "value": point.value,
         "batch_size": point.batch_size,
-        **_interval("images_per_s", point.images_per_s),
-        **_spread(point.spread),
+        **_interval_fields("images_per_s", point.images_per_s),
+        **_spread_fields(point.spread),
         "step_s": point.step_s,
         "data_wait_s": point.data_wait_s,
         "epoch_s": point.epoch_s,
@@ -221,26 +221,26 @@ def _value(key: str, point: SweepPoint) -> Record:
     }
 
 
-def _parity(parity: ParityResult | None) -> Record:
+def _parity_fields(parity: ParityResult | None) -> CsvRow:
     return {
         "parity": parity.verdict if parity else None,
         "loss": parity.loss if parity else None,
         "loss_below": parity.loss_below if parity else None,
-        **_interval("loss_gap", parity.gap if parity else None),
+        **_interval_fields("loss_gap", parity.gap if parity else None),
     }
 
 
-def _interval(name: str, interval: Interval | None) -> Record:
+def _interval_fields(name: str, interval: Interval | None) -> CsvRow:
     value, low, high, n = (
         (interval.value, interval.low, interval.high, interval.n) if interval else (None, None, None, None)
     )
     return {name: value, f"{name}_low": low, f"{name}_high": high, f"{name}_n": n}
 
 
-def _spread(spread: tuple[float, float] | None) -> Record:
+def _spread_fields(spread: tuple[float, float] | None) -> CsvRow:
     low, high = spread or (None, None)
     return {"images_per_s_lowest": low, "images_per_s_highest": high}
 
 
-def _words(arguments: Sequence[str]) -> str:
+def _join_arguments(arguments: Sequence[str]) -> str:
     return shlex.join(arguments)

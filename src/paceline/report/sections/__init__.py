@@ -1,1 +1,1 @@
-"""Sections of a run report: functions from a `Run` to blocks, without HTML."""
+"""Sections of a run report: functions from a `RunData` to blocks, without HTML."""

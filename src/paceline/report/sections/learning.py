@@ -3,17 +3,27 @@
 from typing import Any, Final
 
 from paceline.core.units import accuracy, number
-from paceline.report.blocks import Block, Cell, Chart, Charts, Column, Line, Paragraph, Section, Table
+from paceline.report.blocks import (
+    Block,
+    Chart,
+    ChartLine,
+    ChartRow,
+    PageSection,
+    Paragraph,
+    Table,
+    TableCell,
+    TableColumn,
+)
 from paceline.report.compare.settings import read_settings
-from paceline.report.run import Run
+from paceline.report.run import RunData
 from paceline.report.sections import cells
-from paceline.report.sections.clock import Clock, clock_for
-from paceline.report.thin import Series, thin
-from paceline.report.words import clean, finite
+from paceline.report.sections.clock import TimeUnit, choose_time_unit
+from paceline.report.thin import Series, downsample
+from paceline.report.words import clean_text, finite_or_none
 
-_ACCURACIES: Final = {"top1": "validation", "ema_top1": "averaged", "train_top1": "train split"}
-_LOSSES: Final = {"loss": "validation", "ema_loss": "averaged", "train_loss": "train split"}
-_COLUMNS: Final = {
+_ACCURACY_LINES: Final = {"top1": "validation", "ema_top1": "averaged", "train_top1": "train split"}
+_LOSS_LINES: Final = {"loss": "validation", "ema_loss": "averaged", "train_loss": "train split"}
+_EVALUATION_COLUMNS: Final = {
     "epoch": "epoch",
     "step": "step",
     "top1": "top-1",
@@ -31,34 +41,38 @@ _COLUMNS: Final = {
     "epoch_s": "per epoch",
     "images_per_s": "images/s",
 }
-_NUM_EVALS = 500
+_MAX_EVAL_ROWS = 500
 
 
-def learning(run: Run) -> Section:
+def learning_section(run: RunData) -> PageSection:
     """Return the curves and the table of evaluations."""
-    evals, steps = thin(run.evals), run.steps
-    charts = [*_accuracies(evals, steps), *_losses(evals, steps), *_rate(run), *_speed(run)]
-    blocks: list[Block] = [Charts(charts)] if charts else []
-    blocks += [Paragraph(text) for text in _why_above(run, evals)]
+    evals, steps = downsample(run.evals), run.steps
+    charts = [*_accuracy_charts(evals, steps), *_loss_charts(evals, steps), *_lr_charts(run), *_throughput_charts(run)]
+    blocks: list[Block] = [ChartRow(charts)] if charts else []
+    blocks += [Paragraph(text) for text in _explain_loss_order(run, evals)]
     if not steps.num_records:
-        blocks.append(cells.missing("No step was logged: the run was shorter than log.every, or ended before that."))
+        blocks.append(
+            cells.missing_paragraph("No step was logged: the run was shorter than log.every, or ended before that.")
+        )
     elif steps.per_point > 1:
-        blocks.append(cells.missing(_thinned(steps)))
+        blocks.append(cells.missing_paragraph(_downsampling_note(steps)))
     if run.evals:
-        blocks.append(_evaluations(run))
+        blocks.append(_evaluation_table(run))
     else:
-        blocks.append(cells.missing("Nothing was evaluated: train.eval_every is off, or the run ended before that."))
-    return Section("learning", "Accuracy and loss", blocks)
+        blocks.append(
+            cells.missing_paragraph("Nothing was evaluated: train.eval_every is off, or the run ended before that.")
+        )
+    return PageSection("learning", "Accuracy and loss", blocks)
 
 
-def _why_above(run: Run, evals: Series) -> list[str]:
-    if not (run.steps.has("loss") and evals.has("loss")):
+def _explain_loss_order(run: RunData, evals: Series) -> list[str]:
+    if not (run.steps.has_key("loss") and evals.has_key("loss")):
         return []
     training, validation = run.steps.extents["loss"].last, evals.extents["loss"].last
     settings, _ = read_settings(run.recipe)
     reasons = []
     if settings.get("train.label_smoothing", "0.0") not in ("0", "0.0"):
-        reasons.append(f"with label smoothing of {clean(settings['train.label_smoothing'])}")
+        reasons.append(f"with label smoothing of {clean_text(settings['train.label_smoothing'])}")
     if settings.get("data.augment", "[]") != "[]":
         reasons.append("on augmented images")
     if settings.get("train.class_weights", "off") != "off":
@@ -72,56 +86,64 @@ def _why_above(run: Run, evals: Series) -> list[str]:
     ]
 
 
-def _thinned(steps: Series) -> str:
+def _downsampling_note(steps: Series) -> str:
     if not steps.is_sample:
         return f"{steps.num_records:,} logged steps are drawn as means of {steps.per_point} each."
     read = f"paceline read {steps.num_records:,} of the logged steps, spread evenly from the first to the last"
     return f"steps.jsonl is long: {read}, and draws them as means of {steps.per_point} each."
 
 
-def _over(series: Series) -> str:
-    return "epoch" if series.has("epoch") else "step"
+def _x_key(series: Series) -> str:
+    return "epoch" if series.has_key("epoch") else "step"
 
 
-def _accuracies(evals: Series, steps: Series) -> list[Chart]:
-    batch_points = [(x, 100 * y) for x, y in steps.line(_over(steps), "top1")] if steps.has("top1") else []
-    lines = [Line("training batches", batch_points)] if batch_points else []
+def _accuracy_charts(evals: Series, steps: Series) -> list[Chart]:
+    batch_points = [(x, 100 * y) for x, y in steps.xy_points(_x_key(steps), "top1")] if steps.has_key("top1") else []
+    lines = [ChartLine("training batches", batch_points)] if batch_points else []
     lines += [
-        Line(name, [(x, 100 * y) for x, y in evals.line(_over(evals), key)], marked=True)
-        for key, name in _ACCURACIES.items()
-        if evals.has(key)
+        ChartLine(name, [(x, 100 * y) for x, y in evals.xy_points(_x_key(evals), key)], has_markers=True)
+        for key, name in _ACCURACY_LINES.items()
+        if evals.has_key(key)
     ]
     if not any(line.points for line in lines):
         return []
-    extent = evals.extents["ema_top1" if evals.has("ema_top1") else "top1"] if evals.has("top1") else None
+    extent = evals.extents["ema_top1" if evals.has_key("ema_top1") else "top1"] if evals.has_key("top1") else None
     note = f"last {accuracy(extent.last)}, best {accuracy(extent.highest)}" if extent else ""
-    return [Chart("Top-1 accuracy", _over(evals if evals.num_records else steps), "%", lines, low=None, note=note)]
+    return [Chart("Top-1 accuracy", _x_key(evals if evals.num_records else steps), "%", lines, low=None, note=note)]
 
 
-def _losses(evals: Series, steps: Series) -> list[Chart]:
-    lines = [Line("training", steps.line(_over(steps), "loss"))] if steps.has("loss") else []
-    lines += [Line(name, evals.line(_over(evals), key), marked=True) for key, name in _LOSSES.items() if evals.has(key)]
+def _loss_charts(evals: Series, steps: Series) -> list[Chart]:
+    lines = [ChartLine("training", steps.xy_points(_x_key(steps), "loss"))] if steps.has_key("loss") else []
+    lines += [
+        ChartLine(name, evals.xy_points(_x_key(evals), key), has_markers=True)
+        for key, name in _LOSS_LINES.items()
+        if evals.has_key(key)
+    ]
     if not any(line.points for line in lines):
         return []
-    note = f"last step {number(steps.extents['loss'].last)}" if steps.has("loss") else ""
-    return [Chart("Loss", _over(steps if steps.has("loss") else evals), "cross-entropy", lines, note=note)]
+    note = f"last step {number(steps.extents['loss'].last)}" if steps.has_key("loss") else ""
+    return [Chart("Loss", _x_key(steps if steps.has_key("loss") else evals), "cross-entropy", lines, note=note)]
 
 
-def _rate(run: Run) -> list[Chart]:
+def _lr_charts(run: RunData) -> list[Chart]:
     # Logged steps alone would miss the first step and usually the peak. Steps not reached are a line of their own.
     planned = _planned_lr(run.plan)
     if not planned:
         steps = run.steps
-        if not steps.has("lr"):
+        if not steps.has_key("lr"):
             return []
         note = f"highest logged {number(steps.extents['lr'].highest)}"
-        return [Chart("Learning rate", _over(steps), "", [Line("lr", steps.line(_over(steps), "lr"))], note=note)]
-    per_epoch = max(1.0, finite(run.plan.get("steps_per_epoch")) or 1.0)
+        return [
+            Chart(
+                "Learning rate", _x_key(steps), "", [ChartLine("lr", steps.xy_points(_x_key(steps), "lr"))], note=note
+            )
+        ]
+    per_epoch = max(1.0, finite_or_none(run.plan.get("steps_per_epoch")) or 1.0)
     ended = _steps_done(run)
     done = [point for point in planned if point[0] < ended]
     left = [*done[-1:], *planned[len(done) :]] if len(done) < len(planned) else []
-    lines = [Line("lr", [(step / per_epoch, lr) for step, lr in done])] if done else []
-    lines += [Line("planned", [(step / per_epoch, lr) for step, lr in left])] if left else []
+    lines = [ChartLine("lr", [(step / per_epoch, lr) for step, lr in done])] if done else []
+    lines += [ChartLine("planned", [(step / per_epoch, lr) for step, lr in left])] if left else []
     note = f"peak {max(lr for _, lr in planned):.4g}"
     if left:
         note += f", ended at step {ended:,.0f} of {planned[-1][0] + 1:,.0f}"
@@ -134,50 +156,50 @@ def _planned_lr(plan: dict[str, Any]) -> list[tuple[float, float]]:
     pairs = (
         [each for each in recorded if isinstance(each, list) and len(each) == 2] if isinstance(recorded, list) else []
     )
-    points = [(finite(step), finite(lr)) for step, lr in pairs[:2000]]
+    points = [(finite_or_none(step), finite_or_none(lr)) for step, lr in pairs[:2000]]
     return [(step, lr) for step, lr in points if step is not None and lr is not None and step >= 0]
 
 
-def _steps_done(run: Run) -> float:
+def _steps_done(run: RunData) -> float:
     if run.result is not None:
         return float(run.result.steps)
-    return run.steps.extents["step"].last if run.steps.has("step") else 0.0
+    return run.steps.extents["step"].last if run.steps.has_key("step") else 0.0
 
 
-def _speed(run: Run) -> list[Chart]:
+def _throughput_charts(run: RunData) -> list[Chart]:
     steps = run.steps
-    if not (steps.has("images_per_s") and steps.has("trained_s")):
+    if not (steps.has_key("images_per_s") and steps.has_key("trained_s")):
         return []
-    clock: Clock = clock_for(steps.extents["trained_s"].highest)
-    line = Line("throughput", [(clock.of(x), y) for x, y in steps.line("trained_s", "images_per_s")])
+    clock: TimeUnit = choose_time_unit(steps.extents["trained_s"].highest)
+    line = ChartLine("throughput", [(clock.convert(x), y) for x, y in steps.xy_points("trained_s", "images_per_s")])
     rates = run.result.throughput if run.result is not None and run.result.throughput.n else None
     rule = (rates.images_per_s, f"steady {number(rates.images_per_s)}") if rates else None
     note = f"mean of the log {number(steps.extents['images_per_s'].mean)}"
     return [Chart("Throughput", f"trained, {clock.unit}", "images/s", [line], note=note, rule=rule)]
 
 
-def _evaluations(run: Run) -> Table:
-    keys = [key for key in _COLUMNS if any(key in each for each in run.evals)]
-    rows = [[_cell(key, each.get(key)) for key in keys] for each in run.evals[-_NUM_EVALS:]]
+def _evaluation_table(run: RunData) -> Table:
+    keys = [key for key in _EVALUATION_COLUMNS if any(key in each for each in run.evals)]
+    rows = [[_evaluation_cell(key, each.get(key)) for key in keys] for each in run.evals[-_MAX_EVAL_ROWS:]]
     num = len(run.evals)
-    title = f"Evaluations ({num:,})" if num <= _NUM_EVALS else f"The last {_NUM_EVALS} of {num:,} evaluations"
-    return Table(title, [Column(_COLUMNS[key]) for key in keys], rows, is_folded=True)
+    title = f"Evaluations ({num:,})" if num <= _MAX_EVAL_ROWS else f"The last {_MAX_EVAL_ROWS} of {num:,} evaluations"
+    return Table(title, [TableColumn(_EVALUATION_COLUMNS[key]) for key in keys], rows, is_folded=True)
 
 
-def _cell(key: str, value: object) -> Cell:
-    amount = finite(value)
+def _evaluation_cell(key: str, value: object) -> TableCell:
+    amount = finite_or_none(value)
     if amount is None:
-        return cells.text("" if value is None else value)
+        return cells.text_cell("" if value is None else value)
     match key:
         case "step":
-            return cells.count(amount)
+            return cells.count_cell(amount)
         case "epoch":
-            return Cell(f"{amount:.2f}".removesuffix(".00"), amount)
+            return TableCell(f"{amount:.2f}".removesuffix(".00"), amount)
         case "trained_s" | "train_s" | "epoch_s":
-            return cells.of_seconds(amount)
+            return cells.seconds_cell(amount)
         case "images_per_s":
-            return Cell(number(amount), amount)
+            return TableCell(number(amount), amount)
         case _ if key.endswith(("top1", "top5")):
-            return cells.of_accuracy(amount)
+            return cells.accuracy_cell(amount)
         case _:
-            return cells.loss(amount)
+            return cells.loss_cell(amount)

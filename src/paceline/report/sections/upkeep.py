@@ -3,97 +3,117 @@
 from typing import Any
 
 from paceline.core.results import CheckpointResult, GoodputResult
-from paceline.core.stages import spoken
+from paceline.core.stages import display_name
 from paceline.core.units import seconds, share, size
-from paceline.report.blocks import Bar, Block, Cell, Column, Facts, Part, Section, Table
-from paceline.report.run import Rows, Run
+from paceline.report.blocks import (
+    BarSegment,
+    Block,
+    KeyValueList,
+    PageSection,
+    StackedBar,
+    Table,
+    TableCell,
+    TableColumn,
+)
+from paceline.report.run import FirstRecords, RunData
 from paceline.report.sections import cells
-from paceline.report.words import clean, finite
+from paceline.report.words import clean_text, finite_or_none
 
-_NUM_OPEN = 20
+_NUM_OPEN_ATTEMPTS = 20
 
 
-def upkeep(run: Run) -> Section:
+def reliability_section(run: RunData) -> PageSection:
     """Return the reliability section."""
     result = run.result
     blocks: list[Block] = []
     if result is not None and result.goodput is not None and result.goodput.wall_s > 0:
-        blocks.append(_goodput(result.goodput))
+        blocks.append(_goodput_bar(result.goodput))
     else:
-        blocks.append(cells.missing("Goodput is unknown: the run has not finished, or did not record it."))
+        blocks.append(cells.missing_paragraph("Goodput is unknown: the run has not finished, or did not record it."))
     if result is not None and result.checkpoints is not None:
-        blocks.append(Facts(_checkpoints(result.checkpoints), "Checkpoints"))
+        blocks.append(KeyValueList(_checkpoint_rows(result.checkpoints), "Checkpoints"))
     if run.attempts.rows:
-        blocks.append(_attempts(run.attempts))
-    return Section("upkeep", "Reliability", [*blocks, _warnings(run.warnings), *_bad_images(run.bad_images)])
+        blocks.append(_attempt_table(run.attempts))
+    return PageSection(
+        "upkeep", "Reliability", [*blocks, _warning_table(run.warnings), *_bad_image_tables(run.bad_images)]
+    )
 
 
-def _goodput(goodput: GoodputResult) -> Bar:
+def _goodput_bar(goodput: GoodputResult) -> StackedBar:
     parts = (
         ("useful", goodput.useful_s, "c-useful"),
         ("start-up", goodput.startup_s, "c-start-up"),
-        (spoken("data_wait"), goodput.data_wait_s, "c-data-wait"),
-        (spoken("evaluate"), goodput.eval_s, "c-evaluate"),
-        (spoken("checkpoint"), goodput.checkpoint_s, "c-checkpoint"),
+        (display_name("data_wait"), goodput.data_wait_s, "c-data-wait"),
+        (display_name("evaluate"), goodput.eval_s, "c-evaluate"),
+        (display_name("checkpoint"), goodput.checkpoint_s, "c-checkpoint"),
         ("repeated steps", goodput.rework_s, "c-rework"),
         ("down", goodput.down_s, "c-down"),
         ("other", goodput.other_s, "c-other"),
     )
     starts = "one start" if goodput.starts == 1 else f"{goodput.starts} starts"
-    return Bar(
+    return StackedBar(
         f"Goodput over {starts}: {seconds(goodput.useful_s)} of {seconds(goodput.wall_s)} were steps that count",
-        [Part(name, each_s / goodput.wall_s, seconds(each_s), colour) for name, each_s, colour in parts if each_s > 0],
+        [
+            BarSegment(name, each_s / goodput.wall_s, seconds(each_s), colour)
+            for name, each_s, colour in parts
+            if each_s > 0
+        ],
         ["0 s", seconds(goodput.wall_s / 2), seconds(goodput.wall_s)],
         f"goodput {share(goodput.share)}",
     )
 
 
-def _checkpoints(result: CheckpointResult) -> list[tuple[str, Cell]]:
-    rows = [("saved", cells.count(result.saved))]
-    rows += [("failed", cells.count(result.failed))] if result.failed else []
+def _checkpoint_rows(result: CheckpointResult) -> list[tuple[str, TableCell]]:
+    rows = [("saved", cells.count_cell(result.saved))]
+    rows += [("failed", cells.count_cell(result.failed))] if result.failed else []
     if result.saved:
-        rows.append(("size of one", Cell(size(result.bytes), result.bytes)))
-        rows.append(("training stalled for", cells.of_seconds(result.stall_s)))
-        rows.append(("written to disk after", cells.of_seconds(result.write_s)))
+        rows.append(("size of one", TableCell(size(result.bytes), result.bytes)))
+        rows.append(("training stalled for", cells.seconds_cell(result.stall_s)))
+        rows.append(("written to disk after", cells.seconds_cell(result.write_s)))
     return rows
 
 
-def _attempts(events: Rows) -> Table:
-    rows: list[list[Cell]] = []
+def _attempt_table(events: FirstRecords) -> Table:
+    rows: list[list[TableCell]] = []
     for each in events.rows:
         if each.get("event") == "start":
-            rows.append([*_start(each), Cell(""), Cell(""), Cell("no end recorded")])
+            rows.append([*_start_cells(each), TableCell(""), TableCell(""), TableCell("no end recorded")])
         elif rows:
             rows[-1][-3:] = [
-                _moment(each, "ended_s"),
-                _count(each, "step"),
-                cells.text(str(each.get("how", "")).replace("_", " ")),
+                _time_cell(each, "ended_s"),
+                _count_cell(each, "step"),
+                cells.text_cell(str(each.get("how", "")).replace("_", " ")),
             ]
     titles = ("started", "ranks", "start-up", "from step", "ended", "at step", "how")
-    columns = [Column(each, is_number=each not in ("started", "ended", "how")) for each in titles]
-    return Table("Processes", columns, rows, _NUM_OPEN, f"all {len(rows):,}")
+    columns = [TableColumn(each, is_number=each not in ("started", "ended", "how")) for each in titles]
+    return Table("Processes", columns, rows, _NUM_OPEN_ATTEMPTS, f"all {len(rows):,}")
 
 
-def _start(record: dict[str, Any]) -> list[Cell]:
-    startup_s = finite(record.get("startup_s"))
-    startup = Cell("") if startup_s is None else cells.of_seconds(startup_s)
-    return [_moment(record, "started_s"), _count(record, "world_size"), startup, _count(record, "from_step")]
+def _start_cells(record: dict[str, Any]) -> list[TableCell]:
+    startup_s = finite_or_none(record.get("startup_s"))
+    startup = TableCell("") if startup_s is None else cells.seconds_cell(startup_s)
+    return [
+        _time_cell(record, "started_s"),
+        _count_cell(record, "world_size"),
+        startup,
+        _count_cell(record, "from_step"),
+    ]
 
 
-def _moment(record: dict[str, Any], key: str) -> Cell:
-    return cells.of_moment(finite(record.get(key)))
+def _time_cell(record: dict[str, Any], key: str) -> TableCell:
+    return cells.time_cell(finite_or_none(record.get(key)))
 
 
-def _count(record: dict[str, Any], key: str) -> Cell:
-    value = finite(record.get(key))
-    return Cell("") if value is None else cells.count(value)
+def _count_cell(record: dict[str, Any], key: str) -> TableCell:
+    value = finite_or_none(record.get(key))
+    return TableCell("") if value is None else cells.count_cell(value)
 
 
-def _warnings(records: Rows) -> Block:
+def _warning_table(records: FirstRecords) -> Block:
     if not records.total:
-        return cells.missing("No warnings were logged.")
-    rows = [[_moment(each, "unix_s"), Cell(clean(each.get("message", ""), 500))] for each in records.rows]
-    columns = [Column("when", is_number=False), Column("warning", is_number=False)]
+        return cells.missing_paragraph("No warnings were logged.")
+    rows = [[_time_cell(each, "unix_s"), TableCell(clean_text(each.get("message", ""), 500))] for each in records.rows]
+    columns = [TableColumn("when", is_number=False), TableColumn("warning", is_number=False)]
     title = (
         f"Warnings ({records.total:,})"
         if records.total == len(rows)
@@ -102,13 +122,13 @@ def _warnings(records: Rows) -> Block:
     return Table(title, columns, rows, 10, f"all {len(rows)}")
 
 
-def _bad_images(records: Rows) -> list[Block]:
+def _bad_image_tables(records: FirstRecords) -> list[Block]:
     if not records.total:
         return []
     rows = [
-        [cells.text(each.get("split", "")), cells.text(each.get("path", each.get("name", "")), 200),
-         cells.text(each.get("reason", ""), 200)]
+        [cells.text_cell(each.get("split", "")), cells.text_cell(each.get("path", each.get("name", "")), 200),
+         cells.text_cell(each.get("reason", ""), 200)]
         for each in records.rows
     ]  # fmt: skip
-    columns = [Column(each, is_number=False) for each in ("split", "image", "why it was left out")]
+    columns = [TableColumn(each, is_number=False) for each in ("split", "image", "why it was left out")]
     return [Table(f"Images that could not be read ({records.total:,})", columns, rows, 5, f"{len(rows)} of them")]

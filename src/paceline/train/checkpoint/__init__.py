@@ -1,7 +1,14 @@
 """Save and load checkpoints. A run can be killed at any moment and resumes from the newest one."""
 
-from paceline.train.checkpoint.folder import Checkpoints, Keep
-from paceline.train.checkpoint.format import FORMAT_VERSION, Snapshot, damage_of, load_part, read_state, verify
+from paceline.train.checkpoint.folder import CheckpointStorage, KeepPolicy
+from paceline.train.checkpoint.format import (
+    FORMAT_VERSION,
+    Snapshot,
+    find_damage,
+    load_tensor_group,
+    read_state,
+    verify_checkpoint,
+)
 from paceline.train.checkpoint.tensors import (
     ShardLike,
     load_model,
@@ -11,24 +18,24 @@ from paceline.train.checkpoint.tensors import (
     optimizer_tensors,
     weights_sha256,
 )
-from paceline.train.checkpoint.writer import Last, Writer
+from paceline.train.checkpoint.writer import FileCheckpointWriter, FinalSave
 
 __all__ = [
     "FORMAT_VERSION",
-    "Checkpoints",
-    "Keep",
-    "Last",
+    "CheckpointStorage",
+    "KeepPolicy",
+    "FinalSave",
     "ShardLike",
     "Snapshot",
-    "Writer",
-    "damage_of",
+    "FileCheckpointWriter",
+    "find_damage",
     "load_model",
     "load_model_tensors",
     "load_optimizer",
-    "load_part",
+    "load_tensor_group",
     "model_tensors",
     "optimizer_tensors",
     "read_state",
-    "verify",
+    "verify_checkpoint",
     "weights_sha256",
 ]

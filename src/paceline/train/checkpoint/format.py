@@ -21,33 +21,33 @@ from torch import Tensor
 from paceline.core.errors import CheckpointError
 from paceline.core.files import open_to_read
 from paceline.core.json_file import MAX_BYTES, parse_json
-from paceline.train.checkpoint.tensorfile import file_sha256, tensor_pieces, write_file
+from paceline.train.checkpoint.tensorfile import file_sha256, safetensors_chunks, write_hashed_file
 
 FORMAT_VERSION = 2
 MODEL, OPTIMIZER, AVERAGE = "model", "optimizer", "average"
 _SUFFIX, _STATE, _MANIFEST = ".safetensors", "state.json", "manifest.json"
-_ALWAYS = {MODEL + _SUFFIX, OPTIMIZER + _SUFFIX, _STATE}
-_PART = re.compile(r"[a-z_]+\.safetensors")
+_REQUIRED_FILES = {MODEL + _SUFFIX, OPTIMIZER + _SUFFIX, _STATE}
+_TENSOR_FILE = re.compile(r"[a-z_]+\.safetensors")
 
 
 @dataclass(frozen=True)
 class Snapshot:
     """Contents of a checkpoint: whole tensors by part and name, and plain values for JSON.
 
-    The parts `model` and `optimizer` always exist, others, such as `average`, only if used. `judged` are the parts that
+    The parts `model` and `optimizer` always exist, others, such as `average`, only if used. `eval_groups` are the parts that
     evaluation needs.
     """
 
     tensors: Mapping[str, Mapping[str, Tensor]]
     values: Mapping[str, Any]
-    judged: frozenset[str] = frozenset({MODEL, AVERAGE})
+    eval_groups: frozenset[str] = frozenset({MODEL, AVERAGE})
 
-    def weights_alone(self) -> "Snapshot":
+    def weights_only(self) -> "Snapshot":
         """Return the parts that evaluation needs, without those for further steps. Every version of paceline can read
         it.
         """
-        tensors = {name: part for name, part in self.tensors.items() if name in self.judged}
-        return Snapshot({OPTIMIZER: {}, **tensors}, {**self.values, "weights_alone": True}, self.judged)
+        tensors = {name: part for name, part in self.tensors.items() if name in self.eval_groups}
+        return Snapshot({OPTIMIZER: {}, **tensors}, {**self.values, "weights_alone": True}, self.eval_groups)
 
     @property
     def num_bytes(self) -> int:
@@ -55,7 +55,7 @@ class Snapshot:
         return sum(tensor.nbytes for part in self.tensors.values() for tensor in part.values())
 
 
-def write(folder: Path, snapshot: Snapshot) -> None:
+def write_checkpoint(folder: Path, snapshot: Snapshot) -> None:
     """Write and sync the files of a checkpoint into a new, empty `folder`, the manifest last. Raise `OSError`."""
     assert {MODEL, OPTIMIZER} <= snapshot.tensors.keys(), "a checkpoint has a model and an optimizer"
     # The form of the manifest and the place of `format_version` never change: any version of paceline can tell a newer
@@ -63,33 +63,33 @@ def write(folder: Path, snapshot: Snapshot) -> None:
     digests = {}
     for name, tensors in snapshot.tensors.items():
         file = f"{name}{_SUFFIX}"
-        assert _PART.fullmatch(file), f"{name} is no name of a part"
-        digests[file] = write_file(folder / file, tensor_pieces(tensors))
+        assert _TENSOR_FILE.fullmatch(file), f"{name} is no name of a part"
+        digests[file] = write_hashed_file(folder / file, safetensors_chunks(tensors))
     values = {"format_version": FORMAT_VERSION, **snapshot.values}
-    digests[_STATE] = write_file(folder / _STATE, [_json(values)])
-    write_file(folder / _MANIFEST, [_json(digests)])
+    digests[_STATE] = write_hashed_file(folder / _STATE, [_to_json(values)])
+    write_hashed_file(folder / _MANIFEST, [_to_json(digests)])
     sync_folder(folder)
 
 
-def verify(path: Path) -> None:
+def verify_checkpoint(path: Path) -> None:
     """Raise `CheckpointError` if a file of checkpoint `path` is missing or damaged."""
-    damage = damage_of(path)
+    damage = find_damage(path)
     if damage:
         raise CheckpointError(f"{damage} (remove {path.name} to use the one before)")
 
 
-def damage_of(path: Path) -> str:
+def find_damage(path: Path) -> str:
     """Return a one-line description of the damage of checkpoint `path`, or an empty string."""
     if path.is_symlink():
         return f"{path}: cannot be read: it is a link"
     try:
-        digests = _read_json(path / _MANIFEST)
-        if not isinstance(digests, dict) or not digests.keys() >= _ALWAYS:
+        digests = _read_json_file(path / _MANIFEST)
+        if not isinstance(digests, dict) or not digests.keys() >= _REQUIRED_FILES:
             raise ValueError(f"{_MANIFEST} does not list the checkpoint's files")
         unlisted = sorted({each.name for each in path.glob(f"*{_SUFFIX}")} - digests.keys())
         if unlisted:
             raise ValueError(f"{_MANIFEST} does not list {unlisted[0]}")
-        foreign = next((name for name in digests if name != _STATE and not _PART.fullmatch(name)), None)
+        foreign = next((name for name in digests if name != _STATE and not _TENSOR_FILE.fullmatch(name)), None)
         if foreign:
             raise ValueError(f"{_MANIFEST} lists {foreign!r:.80}, which is no file of a checkpoint")
         damaged = next((name for name, digest in digests.items() if file_sha256(path / name) != digest), None)
@@ -101,7 +101,7 @@ def damage_of(path: Path) -> str:
 def read_state(path: Path) -> dict[str, Any]:
     """Return `state.json` of checkpoint `path`. Raise `CheckpointError` if it is damaged or of another format."""
     try:
-        values = _read_json(path / _STATE)
+        values = _read_json_file(path / _STATE)
     except (OSError, ValueError) as error:
         raise CheckpointError(
             f"{path / _STATE}: cannot be read: {error} (remove {path.name} to use the one before)"
@@ -119,17 +119,17 @@ def read_state(path: Path) -> dict[str, Any]:
     return values
 
 
-def is_weights_alone(path: Path) -> bool:
+def is_weights_only(path: Path) -> bool:
     """Return whether checkpoint `path` only has the weights of a finished run. Raise `CheckpointError` as `read_state`
     does.
     """
     return read_state(path).get("weights_alone") is True
 
 
-def load_part(path: Path, name: str) -> dict[str, Tensor]:
+def load_tensor_group(path: Path, name: str) -> dict[str, Tensor]:
     """Return the tensors of part `name` on the CPU, empty if checkpoint `path` lacks it.
 
-    Digests are not checked; see `verify`. Raise `CheckpointError` for an unreadable file.
+    Digests are not checked; see `verify_checkpoint`. Raise `CheckpointError` for an unreadable file.
     """
     file = path / f"{name}{_SUFFIX}"
     if not os.path.lexists(file):
@@ -153,11 +153,11 @@ def sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
-def _json(values: Mapping[str, Any]) -> bytes:
+def _to_json(values: Mapping[str, Any]) -> bytes:
     return json.dumps(values, indent=2, allow_nan=False).encode() + b"\n"
 
 
-def _read_json(path: Path) -> object:
+def _read_json_file(path: Path) -> object:
     """Return the contents of a JSON file. Raise `OSError` or `ValueError`."""
     with open_to_read(path, follow_links=False) as file:
         text = file.read(MAX_BYTES + 1)

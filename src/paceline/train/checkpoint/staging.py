@@ -10,25 +10,25 @@ from torch import Tensor
 from paceline.train.checkpoint.format import Snapshot
 
 
-class Staging(Protocol):
+class SnapshotStaging(Protocol):
     """Prepare a snapshot for writing."""
 
-    def take(self, snapshot: Snapshot) -> Snapshot:
+    def stage(self, snapshot: Snapshot) -> Snapshot:
         """Return the snapshot to write; the previous one becomes invalid."""
         ...
 
 
 @final
-class InPlace:
+class InPlaceStaging:
     """Write the live tensors, which must not change meanwhile."""
 
-    def take(self, snapshot: Snapshot) -> Snapshot:
+    def stage(self, snapshot: Snapshot) -> Snapshot:
         """Return `snapshot`."""
         return snapshot
 
 
 @final
-class HostCopy:
+class HostMemoryStaging:
     """Copy all tensors to host memory, so that training can continue. Buffers are reused, as fresh memory is slow.
 
     Measured on a CPU, 335 MB in 20 tensors: 0.025 s into used memory, 0.75 s into new memory. Layouts are preserved, so
@@ -38,7 +38,7 @@ class HostCopy:
     def __init__(self) -> None:
         self._buffers: dict[tuple[str, str], Tensor] = {}
 
-    def take(self, snapshot: Snapshot) -> Snapshot:
+    def stage(self, snapshot: Snapshot) -> Snapshot:
         """Return a complete copy on the CPU. Synchronizes with each device once, at the end."""
         live = {(part, name): each for part, tensors in snapshot.tensors.items() for name, each in tensors.items()}
         self._buffers = {key: self._buffer(key, tensor) for key, tensor in live.items()}
@@ -47,7 +47,7 @@ class HostCopy:
                 self._buffers[key].copy_(tensor, non_blocking=tensor.is_cuda)
         for device in {tensor.device for tensor in live.values() if tensor.is_cuda}:
             torch.cuda.current_stream(device).synchronize()
-        return Snapshot(self._parts(snapshot.tensors), deepcopy(dict(snapshot.values)), snapshot.judged)
+        return Snapshot(self._staged_tensors(snapshot.tensors), deepcopy(dict(snapshot.values)), snapshot.eval_groups)
 
     def _buffer(self, key: tuple[str, str], tensor: Tensor) -> Tensor:
         """Return a buffer for `tensor`, pinned for GPU tensors, which allows asynchronous copies."""
@@ -56,5 +56,5 @@ class HostCopy:
             return buffer
         return torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda, requires_grad=False)
 
-    def _parts(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
+    def _staged_tensors(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
         return {part: {name: self._buffers[part, name] for name in named} for part, named in tensors.items()}

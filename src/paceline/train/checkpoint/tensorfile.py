@@ -33,7 +33,7 @@ _DTYPES = {
 }
 
 
-def write_file(path: Path, pieces: Iterable[bytes | memoryview]) -> str:
+def write_hashed_file(path: Path, pieces: Iterable[bytes | memoryview]) -> str:
     """Write and sync a new file, and return its SHA-256 in hex. Raise `OSError`, also if the file exists."""
     digest = hashlib.sha256()
     with open_to_write(path, "xb") as file:
@@ -45,7 +45,7 @@ def write_file(path: Path, pieces: Iterable[bytes | memoryview]) -> str:
     return digest.hexdigest()
 
 
-def tensor_pieces(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
+def safetensors_chunks(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
     """Yield the bytes of a safetensors file of `tensors`, on any device and in any layout.
 
     Eight bytes of length, a JSON header of dtypes, shapes and offsets, and the row-major little-endian data; widest
@@ -55,7 +55,7 @@ def tensor_pieces(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]
     header, end = {}, 0
     for name, tensor in ordered:
         start, end = end, end + tensor.nbytes
-        header[name] = {"dtype": _dtype(name, tensor), "shape": list(tensor.shape), "data_offsets": [start, end]}
+        header[name] = {"dtype": _dtype_name(name, tensor), "shape": list(tensor.shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     yield len(text).to_bytes(8, "little") + text
@@ -77,12 +77,14 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _dtype(name: str, tensor: Tensor) -> str:
+def _dtype_name(name: str, tensor: Tensor) -> str:
     try:
         return _DTYPES[tensor.dtype]
     except KeyError:
-        raise CheckpointError(f"{name}: {tensor.dtype} cannot be saved (convert it to {', '.join(_known())})") from None
+        raise CheckpointError(
+            f"{name}: {tensor.dtype} cannot be saved (convert it to {', '.join(_known_dtypes())})"
+        ) from None
 
 
-def _known() -> list[str]:
+def _known_dtypes() -> list[str]:
     return [str(dtype).removeprefix("torch.") for dtype in _DTYPES]

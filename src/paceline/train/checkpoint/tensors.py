@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from paceline.core.errors import CheckpointError
-from paceline.train.checkpoint.format import MODEL, load_part, verify
+from paceline.train.checkpoint.format import MODEL, load_tensor_group, verify_checkpoint
 from paceline.train.checkpoint.tensorfile import tensor_bytes
 
 ShardLike = Callable[[Tensor, Tensor], Tensor]
 """`Strategy.shard_like`: this rank's shard of a whole tensor, in the layout of another tensor."""
 
 
-def _whole(full: Tensor, like: Tensor) -> Tensor:
+def _keep_whole(full: Tensor, like: Tensor) -> Tensor:
     return full
 
 
@@ -27,19 +27,19 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
     return dict(model.state_dict())
 
 
-def load_model(path: Path, model: nn.Module, *, shard_like: ShardLike = _whole) -> None:
+def load_model(path: Path, model: nn.Module, *, shard_like: ShardLike = _keep_whole) -> None:
     """Load the weights and buffers of checkpoint `path` into `model`. Raise `CheckpointError` if it is damaged or does
     not fit.
     """
-    verify(path)
+    verify_checkpoint(path)
     try:
-        load_model_tensors(load_part(path, MODEL), model, shard_like=shard_like)
+        load_model_tensors(load_tensor_group(path, MODEL), model, shard_like=shard_like)
     except RuntimeError as error:
         first = " ".join(str(error).split())[:150]
         raise CheckpointError(f"{path}: does not fit the model: {first} (use the run's own recipe)") from None
 
 
-def load_model_tensors(tensors: Mapping[str, Tensor], model: nn.Module, *, shard_like: ShardLike = _whole) -> None:
+def load_model_tensors(tensors: Mapping[str, Tensor], model: nn.Module, *, shard_like: ShardLike = _keep_whole) -> None:
     """Copy whole `tensors` into `model` by name. Raise `RuntimeError` if they do not fit."""
     current = model.state_dict()
     model.load_state_dict({name: shard_like(tensor, current.get(name, tensor)) for name, tensor in tensors.items()})
@@ -62,7 +62,7 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def load_optimizer(
-    optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], *, shard_like: ShardLike = _whole
+    optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], *, shard_like: ShardLike = _keep_whole
 ) -> None:
     """Load the whole tensors of `optimizer_tensors` into an optimizer of the same parameters.
 
@@ -73,7 +73,7 @@ def load_optimizer(
     for name, tensor in tensors.items():
         number_, _, key = name.partition(".")
         number = int(number_)
-        state.setdefault(number, {})[key] = _like(parameters[number], tensor, shard_like)
+        state.setdefault(number, {})[key] = _match_layout(parameters[number], tensor, shard_like)
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
     for number, values in state.items():
         # Torch has cast them to the parameter's dtype, which may be narrower, but placed scalars on the right device.
@@ -94,7 +94,7 @@ def weights_sha256(tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _like(parameter: Tensor, value: Tensor, shard_like: ShardLike) -> Tensor:
+def _match_layout(parameter: Tensor, value: Tensor, shard_like: ShardLike) -> Tensor:
     """Return `value` in the layout of its parameter; fused updates are slow if the layouts differ."""
     if not value.ndim or value.shape != parameter.shape:
         return value

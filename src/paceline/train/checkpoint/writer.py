@@ -14,20 +14,20 @@ from typing import Literal, Protocol, final
 
 from paceline.core.errors import CheckpointError
 from paceline.core.results import CheckpointResult
-from paceline.core.rundir import removed
+from paceline.core.rundir import removed_error
 from paceline.core.units import count, mib
-from paceline.measure.timing import Timer
-from paceline.train.checkpoint.folder import FULL_DISK, Checkpoints
-from paceline.train.checkpoint.format import Snapshot, is_weights_alone
-from paceline.train.checkpoint.staging import HostCopy, InPlace, Staging
+from paceline.measure.timing import StageTimer
+from paceline.train.checkpoint.folder import DISK_FULL_ERRORS, CheckpointStorage
+from paceline.train.checkpoint.format import Snapshot, is_weights_only
+from paceline.train.checkpoint.staging import HostMemoryStaging, InPlaceStaging, SnapshotStaging
 
-_CLOSED = {errno.EACCES, errno.EPERM, errno.EROFS}
+_PERMISSION_ERRORS = {errno.EACCES, errno.EPERM, errno.EROFS}
 
-Last = Literal["", "ended", "preempted"]
+FinalSave = Literal["", "ended", "preempted"]
 """Whether a checkpoint is the final one of its process, because the run has ended or was preempted; empty if not."""
 
 
-class _Worker(Protocol):
+class _TaskRunner(Protocol):
     """Run one task at a time."""
 
     @property
@@ -39,7 +39,7 @@ class _Worker(Protocol):
         """Start `work`; no task may be running."""
         ...
 
-    def wait(self) -> None:
+    def join(self) -> None:
         """Wait for the last task, and raise its exception once."""
         ...
 
@@ -49,7 +49,7 @@ class _Worker(Protocol):
 
 
 @final
-class _AtOnce:
+class _InlineRunner:
     """Run tasks in the calling thread."""
 
     is_idle = True
@@ -57,7 +57,7 @@ class _AtOnce:
     def start(self, work: Callable[[], None]) -> None:
         work()
 
-    def wait(self) -> None:
+    def join(self) -> None:
         """Do nothing."""
 
     def close(self) -> None:
@@ -65,12 +65,12 @@ class _AtOnce:
 
 
 @final
-class _InThread:
+class _ThreadRunner:
     """Run tasks in a thread, which the interpreter joins at exit."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._last = _nothing()
+        self._last = _finished_future()
 
     @property
     def is_idle(self) -> bool:
@@ -80,23 +80,23 @@ class _InThread:
         assert self.is_idle, "two concurrent checkpoints would share buffers"
         self._last = self._pool.submit(work)
 
-    def wait(self) -> None:
+    def join(self) -> None:
         wait([self._last])
-        last, self._last = self._last, _nothing()
+        last, self._last = self._last, _finished_future()
         last.result()
 
     def close(self) -> None:
         self._pool.shutdown(wait=True)
 
 
-def _nothing() -> Future[None]:
+def _finished_future() -> Future[None]:
     done: Future[None] = Future()
     done.set_result(None)
     return done
 
 
 @final
-class Writer:
+class FileCheckpointWriter:
     """Write the checkpoints of a run, on rank 0 only.
 
     `warn` gets one line per cause of failure, from the writing thread, and one with the number of repeated failures
@@ -105,7 +105,7 @@ class Writer:
 
     def __init__(
         self,
-        checkpoints: Checkpoints,
+        checkpoints: CheckpointStorage,
         *,
         background: bool,
         on_failure: Literal["warn", "stop"],
@@ -113,13 +113,13 @@ class Writer:
         saved_step: int = -1,
     ) -> None:
         self._checkpoints, self._warn, self._stops = checkpoints, warn, on_failure == "stop"
-        self._staging: Staging = HostCopy() if background else InPlace()
-        self._worker: _Worker = _InThread() if background else _AtOnce()
-        self._stall, self._written = Timer(), Timer()
+        self._staging: SnapshotStaging = HostMemoryStaging() if background else InPlaceStaging()
+        self._runner: _TaskRunner = _ThreadRunner() if background else _InlineRunner()
+        self._stall, self._written = StageTimer(), StageTimer()
         self._failed = self._total_bytes = 0
         self._failure = ""
         self._cause: int | None = None
-        self._likewise: list[int] = []
+        self._repeated_steps: list[int] = []
         self.saved_step = saved_step
         """Newest step known to be on disk, -1 for none."""
 
@@ -128,28 +128,28 @@ class Writer:
         """Longest time, in seconds, until a save was on disk; 0 before the first."""
         return self._written.slowest_s
 
-    def save(self, step: int, best_step: int, snapshot: Snapshot, last: Last = "") -> None:
+    def save(self, step: int, best_step: int, snapshot: Snapshot, final: FinalSave = "") -> None:
         """Save `snapshot` as the checkpoint of `step`; its tensors may change once this returns.
 
-        The `last` checkpoint of a process may remove older ones to fit. Waits for the previous save. Raise
+        The `final` checkpoint of a process may remove older ones to fit. Waits for the previous save. Raise
         `CheckpointError` if failures end the run and the previous save, or this one, failed.
         """
         with self._stall.turn():
-            self._settle()
+            self._wait_and_raise()
             began_s = self._written.begin()
-            self._worker.start(partial(self._write, step, best_step, self._staging.take(snapshot), began_s, last))
-            if self._worker.is_idle:
-                self._settle()
+            self._runner.start(partial(self._write, step, best_step, self._staging.stage(snapshot), began_s, final))
+            if self._runner.is_idle:
+                self._wait_and_raise()
 
     def flush(self) -> None:
         """Wait until all saves are on disk or have failed. Raise `CheckpointError` if failures end the run."""
         with self._stall.turn():
-            self._settle()
+            self._wait_and_raise()
 
     def close(self) -> None:
         """Wait and shut down without raising; call `flush` before to learn of failures."""
-        self._worker.close()
-        self._count_likewise()
+        self._runner.close()
+        self._warn_of_repeats()
 
     def result(self) -> CheckpointResult:
         """Return the statistics of all saves so far."""
@@ -163,71 +163,71 @@ class Writer:
             bytes=round(self._total_bytes / saved) if saved else 0,
         )
 
-    def _settle(self) -> None:
-        self._worker.wait()
+    def _wait_and_raise(self) -> None:
+        self._runner.join()
         failure, self._failure = self._failure, ""
         if failure and self._stops:
             raise CheckpointError(failure)
 
-    def _write(self, step: int, best_step: int, snapshot: Snapshot, began_s: float, last: Last) -> None:
+    def _write(self, step: int, best_step: int, snapshot: Snapshot, began_s: float, final: FinalSave) -> None:
         try:
-            saved = self._saved(step, best_step, snapshot, last)
+            saved = self._save_what_fits(step, best_step, snapshot, final)
         except OSError as error:
             self._failed += 1
-            self._failure = _line(self._checkpoints.path_of(step), error, snapshot.num_bytes)
+            self._failure = _describe_failure(self._checkpoints.path_of(step), error, snapshot.num_bytes)
             run = self._checkpoints.folder.parent
             if not run.is_dir():
-                self._failure, self._stops = removed(run), True  # further training would be lost
+                self._failure, self._stops = removed_error(run), True  # further training would be lost
             elif error.errno == self._cause:
-                self._likewise.append(step)
+                self._repeated_steps.append(step)
             else:
-                self._count_likewise()
+                self._warn_of_repeats()
                 self._cause = error.errno
                 self._warn(self._failure)
-            if last:
-                self._count_likewise()
+            if final:
+                self._warn_of_repeats()
         else:
-            self._count_likewise()
+            self._warn_of_repeats()
             self._written.end(began_s)
             self._total_bytes += saved.num_bytes
             self.saved_step = step
 
-    def _saved(self, step: int, best_step: int, snapshot: Snapshot, last: Last) -> Snapshot:
+    def _save_what_fits(self, step: int, best_step: int, snapshot: Snapshot, final: FinalSave) -> Snapshot:
         """Save `snapshot`; return what was written, the weights alone if the disk has no room for more."""
         try:
             self._checkpoints.save(step, best_step, snapshot)
         except OSError as error:
-            if not last or error.errno not in FULL_DISK:
+            if not final or error.errno not in DISK_FULL_ERRORS:
                 raise
-            path = self._checkpoints.save_last(step, best_step, snapshot, is_end=last == "ended")
+            path = self._checkpoints.save_last(step, best_step, snapshot, is_end=final == "ended")
             how = "older checkpoints were removed to make room for it"
-            if is_weights_alone(path):
-                snapshot = snapshot.weights_alone()
+            if is_weights_only(path):
+                snapshot = snapshot.weights_only()
                 how = f"only its weights were saved, in {mib(snapshot.num_bytes)}, as there was no room for more"
             self._warn(f"{path}: the disk is full: {how} (free some space)")
         return snapshot
 
-    def _count_likewise(self) -> None:
+    def _warn_of_repeats(self) -> None:
         """Warn of repeated failures with the same cause, in one line."""
-        if self._likewise:
-            first, last, cause = self._likewise[0], self._likewise[-1], os.strerror(self._cause or 0)
+        if self._repeated_steps:
+            first, last, cause = self._repeated_steps[0], self._repeated_steps[-1], os.strerror(self._cause or 0)
             steps = f"step {first}" if first == last else f"steps {first} to {last}"
-            failed = count(len(self._likewise), "more checkpoint")
+            failed = count(len(self._repeated_steps), "more checkpoint")
             self._warn(f"{self._checkpoints.folder}: {failed}, of {steps}, failed for the same reason: {cause}")
-        self._cause, self._likewise = None, []
+        self._cause, self._repeated_steps = None, []
 
 
-def _line(path: Path, error: OSError, num_bytes: int) -> str:
+def _describe_failure(path: Path, error: OSError, num_bytes: int) -> str:
     """Return the error message for checkpoint `path` of `num_bytes`, with a fix."""
     what = f"{path}: was not saved: {error.strerror or error}"
-    if error.errno in FULL_DISK:
-        return f"{what}: needs {mib(num_bytes)}, has {_free(path.parent)} (free some space, or set checkpoint.keep=1)"
-    if error.errno in _CLOSED:
+    if error.errno in DISK_FULL_ERRORS:
+        return f"{what}: needs {mib(num_bytes)}, has {_describe_free_space(path.parent)} (free some space, or set checkpoint.keep=1)"
+    if error.errno in _PERMISSION_ERRORS:
         return f"{what} (make {path.parent} writable)"
     return f"{what} (check that {path.parent} exists and its disk works)"
 
 
-def _free(folder: Path) -> str:
+def _describe_free_space(folder: Path) -> str:
     try:
         return mib(shutil.disk_usage(folder).free)
     except OSError:

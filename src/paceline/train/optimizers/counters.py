@@ -14,14 +14,14 @@ from torch import Tensor
 
 from paceline.core.errors import RecipeError
 from paceline.recipe.schema.optim import OptimSection, OwnOptim
-from paceline.train.optimizers.groups import Group
+from paceline.train.optimizers.groups import ParamGroup
 
-_SET_BY_US: Final = ("params", "lr", "lr_factor")
-OF_GROUPS: Final = "group."
+_MANAGED_KEYS: Final = ("params", "lr", "lr_factor")
+GROUP_PREFIX: Final = "group."
 """Prefix of tensors that belong to a group, not to a parameter."""
 
 
-class Counters(Protocol):
+class ExtraOptimizerState(Protocol):
     """State that a checkpoint needs beside the tensors of parameters."""
 
     def tensors(self) -> dict[str, Tensor]:
@@ -37,7 +37,7 @@ class Counters(Protocol):
         ...
 
 
-class NoCounters:
+class NoExtraOptimizerState:
     """For optimizers that keep all state in tensors of parameters."""
 
     def tensors(self) -> dict[str, Tensor]:
@@ -53,73 +53,81 @@ class NoCounters:
 
 
 @dataclass(frozen=True)
-class OwnCounters:
-    """State of the user's `optimizer` called `name`; `built` holds the group options before the first step."""
+class PluginExtraState:
+    """State of the user's `optimizer` called `name`; `initial_groups` holds the group options before the first step."""
 
     optimizer: torch.optim.Optimizer
     name: str
-    built: tuple[Group, ...]
+    initial_groups: tuple[ParamGroup, ...]
 
     @classmethod
-    def of(cls, optimizer: torch.optim.Optimizer, name: str) -> Self:
+    def from_optimizer(cls, optimizer: torch.optim.Optimizer, name: str) -> Self:
         """Return the state of an optimizer before its first step."""
-        built = ({key: _kept(value) for key, value in _options(group)} for group in optimizer.param_groups)
+        built = (
+            {key: _copy_if_comparable(value) for key, value in _group_options(group)}
+            for group in optimizer.param_groups
+        )
         return cls(optimizer, name, tuple(built))
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors in the groups as `group.NUMBER.KEY`."""
         return {
-            f"{OF_GROUPS}{number}.{key}": value
+            f"{GROUP_PREFIX}{number}.{key}": value
             for number, group in enumerate(self.optimizer.param_groups)
-            for key, value in _options(group)
+            for key, value in _group_options(group)
             if isinstance(value, Tensor)
         }
 
     def values(self) -> dict[str, Any]:
         """Return non-tensor state and changed group options, with their types."""
-        state = {str(number): self._of_parameter(number, each) for number, each in self._state().items()}
-        groups = [self._moved(group, built) for group, built in zip(self._groups(), self.built, strict=True)]
+        state = {str(number): self._parameter_values(number, each) for number, each in self._state_by_number().items()}
+        groups = [
+            self._changed_options(group, built)
+            for group, built in zip(self._param_groups(), self.initial_groups, strict=True)
+        ]
         saved: dict[str, Any] = {"state": {number: each for number, each in state.items() if each}, "groups": groups}
         return {"optimizer": saved} if saved["state"] or any(groups) else {}
 
     def load(self, values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Load numbers and tensors."""
         saved = values.get("optimizer", {"state": {}, "groups": []})
-        parameters = [parameter for group in self._groups() for parameter in group["params"]]
+        parameters = [parameter for group in self._param_groups() for parameter in group["params"]]
         for number, each in saved["state"].items():
-            self.optimizer.state[parameters[int(number)]].update(_all(_decoded, each))
-        for group, each in zip(self._groups(), saved["groups"], strict=False):
-            group.update(_all(_decoded, each))
+            self.optimizer.state[parameters[int(number)]].update(_map_values(_decode, each))
+        for group, each in zip(self._param_groups(), saved["groups"], strict=False):
+            group.update(_map_values(_decode, each))
         for name, tensor in tensors.items():
-            if name.startswith(OF_GROUPS):
+            if name.startswith(GROUP_PREFIX):
                 _, at, key = name.split(".", 2)
-                group = self._groups()[int(at)]
-                group[key] = tensor.to(_device(group, key))
+                group = self._param_groups()[int(at)]
+                group[key] = tensor.to(_device_of(group, key))
 
-    def _groups(self) -> list[Group]:
+    def _param_groups(self) -> list[ParamGroup]:
         return self.optimizer.param_groups
 
-    def _state(self) -> dict[Any, Any]:
+    def _state_by_number(self) -> dict[Any, Any]:
         state: dict[Any, Any] = self.optimizer.state_dict()["state"]
         return state
 
-    def _of_parameter(self, number: object, each: object) -> dict[str, Any]:
+    def _parameter_values(self, number: object, each: object) -> dict[str, Any]:
         if not isinstance(number, int) or not isinstance(each, Mapping):
             raise RecipeError(
                 f"optim.name: {self.name} keeps {number!r} in its state, which is no parameter (keep it in the state "
                 f"of one, or in a group)"
             )
-        return {key: self._held(key, value) for key, value in each.items() if not isinstance(value, Tensor)}
+        return {key: self._encode_checked(key, value) for key, value in each.items() if not isinstance(value, Tensor)}
 
-    def _moved(self, group: Group, built: Group) -> dict[str, Any]:
-        others = ((key, value) for key, value in _options(group) if not isinstance(value, Tensor))
-        return {key: self._held(key, value) for key, value in others if _differs(value, built.get(key, _MISSING))}
+    def _changed_options(self, group: ParamGroup, built: ParamGroup) -> dict[str, Any]:
+        others = ((key, value) for key, value in _group_options(group) if not isinstance(value, Tensor))
+        return {
+            key: self._encode_checked(key, value) for key, value in others if _differs(value, built.get(key, _MISSING))
+        }
 
-    def _held(self, key: object, value: object) -> Any:
+    def _encode_checked(self, key: object, value: object) -> Any:
         try:
             if not isinstance(key, str):
                 raise TypeError
-            return _encoded(value)
+            return _encode(value)
         except TypeError:
             kind = type(value).__name__
             raise RecipeError(
@@ -128,19 +136,23 @@ class OwnCounters:
             ) from None
 
 
-def build_counters(section: OptimSection, optimizer: torch.optim.Optimizer) -> Counters:
+def build_extra_state(section: OptimSection, optimizer: torch.optim.Optimizer) -> ExtraOptimizerState:
     """Return the extra state of the new `optimizer`."""
-    return OwnCounters.of(optimizer, section.name) if isinstance(section, OwnOptim) else NoCounters()
+    return (
+        PluginExtraState.from_optimizer(optimizer, section.name)
+        if isinstance(section, OwnOptim)
+        else NoExtraOptimizerState()
+    )
 
 
 _MISSING: Final = object()
 
 
-def _options(group: Group) -> Iterator[tuple[str, Any]]:
-    return ((key, value) for key, value in group.items() if key not in _SET_BY_US)
+def _group_options(group: ParamGroup) -> Iterator[tuple[str, Any]]:
+    return ((key, value) for key, value in group.items() if key not in _MANAGED_KEYS)
 
 
-def _kept(value: Any) -> Any:
+def _copy_if_comparable(value: Any) -> Any:
     """Return a copy of `value` if equality can detect a change, else the value."""
     has_equality = any("__eq__" in vars(kind) for kind in type(value).__mro__ if kind is not object)
     return copy.deepcopy(value) if has_equality and not isinstance(value, Tensor) else value
@@ -153,17 +165,17 @@ def _differs(value: Any, before: Any) -> bool:
         return True
 
 
-def _device(group: Group, key: str) -> torch.device:
+def _device_of(group: ParamGroup, key: str) -> torch.device:
     """Return the device of a group's tensor, or of its parameters."""
     tensor: Tensor = group[key] if isinstance(group.get(key), Tensor) else group["params"][0]
     return tensor.device
 
 
-def _all(change: Callable[[Any], Any], values: Mapping[str, Any]) -> dict[str, Any]:
+def _map_values(change: Callable[[Any], Any], values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: change(value) for key, value in values.items()}
 
 
-def _encoded(value: Any) -> Any:
+def _encode(value: Any) -> Any:
     """Encode `value` for JSON, which lacks tuples and non-finite numbers. Raise `TypeError` for other objects."""
     kind = type(value)
     if kind in (bool, int, str, type(None)) or (kind is float and math.isfinite(value)):
@@ -171,18 +183,18 @@ def _encoded(value: Any) -> Any:
     if kind is float:
         return {"float": repr(value)}
     if kind is list:
-        return [_encoded(each) for each in value]
+        return [_encode(each) for each in value]
     if kind is tuple:
-        return {"tuple": [_encoded(each) for each in value]}
+        return {"tuple": [_encode(each) for each in value]}
     raise TypeError
 
 
-def _decoded(value: Any) -> Any:
+def _decode(value: Any) -> Any:
     match value:
         case {"float": text}:
             return float(text)
         case {"tuple": [*values]}:
-            return tuple(_decoded(each) for each in values)
+            return tuple(_decode(each) for each in values)
         case [*values]:
-            return [_decoded(each) for each in values]
+            return [_decode(each) for each in values]
     return value

@@ -12,33 +12,35 @@ from torch import nn
 from paceline.core.errors import RecipeError
 from paceline.recipe.schema import optim as schema
 
-Group = dict[str, Any]
+ParamGroup = dict[str, Any]
 
 
-def parameter_groups(section: schema.OptimSection, parameters: Sequence[nn.Parameter]) -> list[Group]:
+def parameter_groups(section: schema.OptimSection, parameters: Sequence[nn.Parameter]) -> list[ParamGroup]:
     """Return a group of weights and one of norms and biases, or a single group if their settings agree.
 
     LARS and LAMB scale by layer in the first only (`layerwise`). Raise `RecipeError` for `norm_and_bias_lr` without
     norms and biases.
     """
-    weights, norms_and_biases = _split(section, parameters)
-    options: Group = {"weight_decay": section.weight_decay, "lr_factor": 1.0}
-    spared: Group = {"weight_decay": _spared_decay(section), "lr_factor": section.norm_and_bias_lr}
+    weights, norms_and_biases = _split_by_dimension(section, parameters)
+    options: ParamGroup = {"weight_decay": section.weight_decay, "lr_factor": 1.0}
+    spared: ParamGroup = {"weight_decay": _norm_and_bias_decay(section), "lr_factor": section.norm_and_bias_lr}
     if isinstance(section, schema.Lars | schema.Lamb):
         options["layerwise"], spared["layerwise"] = True, False
     if options == spared:
         return [{"params": list(parameters), **options}]
-    return _filled([{"params": weights, **options}, {"params": norms_and_biases, **spared}])
+    return _drop_empty_groups([{"params": weights, **options}, {"params": norms_and_biases, **spared}])
 
 
-def muon_groups(section: schema.Muon, parameters: Sequence[nn.Parameter]) -> list[Group]:
+def muon_groups(section: schema.Muon, parameters: Sequence[nn.Parameter]) -> list[ParamGroup]:
     """Return groups of matrices, the classifier (the last 2-D parameter), vectors, and norms and biases.
 
     Matrices are parameters that flatten to more than one row and column. `parameters` are all of the model's, since the
     classifier may be frozen. Raise `RecipeError` without matrices, and for a `classifier_lr` or `norm_and_bias_lr`
     without effect.
     """
-    weights, norms_and_biases = _split(section, [parameter for parameter in parameters if parameter.requires_grad])
+    weights, norms_and_biases = _split_by_dimension(
+        section, [parameter for parameter in parameters if parameter.requires_grad]
+    )
     last = [parameter for parameter in parameters if parameter.ndim == 2][-1:]
     classifier = [parameter for parameter in last if parameter.requires_grad]
     others = [weight for weight in weights if all(weight is not each for each in classifier)]
@@ -59,24 +61,29 @@ def muon_groups(section: schema.Muon, parameters: Sequence[nn.Parameter]) -> lis
     sgd = {"is_matrix": False, "momentum": section.sgd_momentum, "nesterov": True}
     classifier_factor = sgd_factor * section.classifier_lr
     spared_factor = sgd_factor * section.norm_and_bias_lr
-    return _filled(
+    return _drop_empty_groups(
         [
             {"params": matrices, "weight_decay": decay, "lr_factor": 1.0, **muon},
             {"params": classifier, "weight_decay": decay, "lr_factor": classifier_factor, **sgd},
             {"params": rows, "weight_decay": decay, "lr_factor": sgd_factor, **sgd},
-            {"params": norms_and_biases, "weight_decay": _spared_decay(section), "lr_factor": spared_factor, **sgd},
+            {
+                "params": norms_and_biases,
+                "weight_decay": _norm_and_bias_decay(section),
+                "lr_factor": spared_factor,
+                **sgd,
+            },
         ]
     )
 
 
-def by_layer(groups: Sequence[Group], layers: Mapping[nn.Parameter, int], decay: float) -> list[Group]:
+def split_by_layer(groups: Sequence[ParamGroup], layers: Mapping[nn.Parameter, int], decay: float) -> list[ParamGroup]:
     """Split `groups` by layer, first layer first, each with its own learning rate.
 
     The rate of layer l of L is multiplied by `decay ** (L - 1 - l)`. `layers` includes frozen parameters. Every group
     gets its `layer`.
     """
     last = max(layers.values())
-    divided: list[Group] = []
+    divided: list[ParamGroup] = []
     for group in groups:
         for layer in sorted({layers[parameter] for parameter in group["params"]}):
             members = [parameter for parameter in group["params"] if layers[parameter] == layer]
@@ -85,7 +92,7 @@ def by_layer(groups: Sequence[Group], layers: Mapping[nn.Parameter, int], decay:
     return divided
 
 
-def _split(
+def _split_by_dimension(
     section: schema.OptimSection, parameters: Sequence[nn.Parameter]
 ) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
     """Return weights, and norms and biases, in model order."""
@@ -99,9 +106,9 @@ def _split(
     return weights, norms_and_biases
 
 
-def _spared_decay(section: schema.OptimSection) -> float:
+def _norm_and_bias_decay(section: schema.OptimSection) -> float:
     return section.weight_decay if section.decay_norm_and_bias else 0.0
 
 
-def _filled(groups: list[Group]) -> list[Group]:
+def _drop_empty_groups(groups: list[ParamGroup]) -> list[ParamGroup]:
     return [group for group in groups if group["params"]]

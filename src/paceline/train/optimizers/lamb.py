@@ -18,7 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.train.optimizers.layers import Tensors, add_scaled, moving_layers, norms, number, restore_numbers
+from paceline.train.optimizers.layers import (
+    TensorList,
+    add_scaled,
+    l2_norms,
+    layers_with_gradients,
+    restore_scalars,
+    scalar_like,
+)
 
 
 class Lamb(torch.optim.Optimizer):
@@ -30,44 +37,44 @@ class Lamb(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Update every parameter that has a gradient."""
-        for group, layers in moving_layers(self):
+        for group, layers in layers_with_gradients(self):
             beta1, beta2 = group["betas"]
-            means, squares = layers.buffers("mean"), layers.buffers("square")
+            means, squares = layers.state_buffers("mean"), layers.state_buffers("square")
             torch._foreach_lerp_(means, layers.gradients, 1 - beta1)
             torch._foreach_mul_(squares, beta2)
             torch._foreach_addcmul_(squares, layers.gradients, layers.gradients, 1 - beta2)
-            updates = self._count(group)
-            correction = _correction(beta1, updates)
+            updates = self._count_update(group)
+            correction = _bias_correction(beta1, updates)
             # c1 (sqrt(v / c2) + eps), so that m is divided once; c1 and c2 are the bias corrections. `eps`
             # is added as a host number: for a tensor [], `_foreach_add_` would synchronize with the device.
             denominators = torch._foreach_sqrt(squares)
-            torch._foreach_mul_(denominators, _correction(beta2, updates).rsqrt())
+            torch._foreach_mul_(denominators, _bias_correction(beta2, updates).rsqrt())
             torch._foreach_add_(denominators, group["eps"])
             torch._foreach_mul_(denominators, correction)
             steps = torch._foreach_div(means, denominators)
             if group["weight_decay"]:
                 torch._foreach_add_(steps, layers.parameters, alpha=group["weight_decay"])
             if group["layerwise"]:
-                weights, lengths = norms(layers.parameters), norms(list(steps))
+                weights, lengths = l2_norms(layers.parameters), l2_norms(list(steps))
                 ratios = torch.where((weights > 0) & (lengths > 0), weights / lengths, 1.0)
-                _add_by_layer(layers.parameters, steps, ratios, -group["lr"])
+                _add_scaled_by_ratio(layers.parameters, steps, ratios, -group["lr"])
             else:
                 add_scaled(layers.parameters, steps, -group["lr"])
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the result of `state_dict`."""
         super().load_state_dict(state_dict)
-        restore_numbers(self, state_dict)
+        restore_scalars(self, state_dict)
 
-    def _count(self, group: dict[str, Any]) -> Tensor:
+    def _count_update(self, group: dict[str, Any]) -> Tensor:
         first = group["params"][0]
         state: dict[str, Tensor] = self.state[first]
         if "updates" not in state:
-            state["updates"] = number(first, 0)
+            state["updates"] = scalar_like(first, 0)
         return state["updates"].add_(1)
 
 
-def _add_by_layer(tensors: list[Tensor], steps: Tensors, ratios: Tensor, factor: float | Tensor) -> None:
+def _add_scaled_by_ratio(tensors: list[Tensor], steps: TensorList, ratios: Tensor, factor: float | Tensor) -> None:
     """Add `factor` times ratio times step of each layer to `tensors`, in place."""
     if isinstance(factor, Tensor):
         torch._foreach_addcmul_(tensors, steps, (ratios * factor).unbind())
@@ -75,6 +82,6 @@ def _add_by_layer(tensors: list[Tensor], steps: Tensors, ratios: Tensor, factor:
         torch._foreach_addcmul_(tensors, steps, ratios.unbind(), factor)
 
 
-def _correction(beta: float, updates: Tensor) -> Tensor:
+def _bias_correction(beta: float, updates: Tensor) -> Tensor:
     """Return 1 - beta^updates [], by expm1, as float32 would keep three digits of 1 - 0.999 only."""
     return -torch.expm1(updates * (math.log(beta) if beta else -math.inf))

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from paceline.train.optimizers.layers import add_scaled, moving_layers, norms
+from paceline.train.optimizers.layers import add_scaled, l2_norms, layers_with_gradients
 
 
 class Lars(torch.optim.Optimizer):
@@ -30,15 +30,15 @@ class Lars(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Update every parameter that has a gradient."""
-        for group, layers in moving_layers(self):
+        for group, layers in layers_with_gradients(self):
             lr, momentum, decay = group["lr"], group["momentum"], group["weight_decay"]
             updates = torch._foreach_add(layers.gradients, layers.parameters, alpha=decay)
             if group["layerwise"]:
-                weights, gradients = norms(layers.parameters), norms(layers.gradients)
+                weights, gradients = l2_norms(layers.parameters), l2_norms(layers.gradients)
                 ratios = group["trust"] * weights / (gradients + decay * weights + group["eps"])
                 ratios = torch.where((weights > 0) & (gradients > 0), ratios, 1.0)
                 torch._foreach_mul_(updates, ratios.unbind())
-            velocities = layers.buffers("momentum")
+            velocities = layers.state_buffers("momentum")
             torch._foreach_mul_(velocities, momentum)
             add_scaled(velocities, updates, lr)
             if group["nesterov"]:

@@ -12,19 +12,19 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-Tensors = list[Tensor] | tuple[Tensor, ...]
+TensorList = list[Tensor] | tuple[Tensor, ...]
 """One tensor per layer, as torch's foreach operations take and return them."""
 
 
 @dataclass(frozen=True)
-class Layers:
+class LayerTensors:
     """Parameters of a group that have gradients, their gradients, and optimizer states."""
 
     parameters: list[Tensor]
     gradients: list[Tensor]
     states: list[dict[str, Tensor]]
 
-    def buffers(self, name: str) -> list[Tensor]:
+    def state_buffers(self, name: str) -> list[Tensor]:
         """Return the state `name` of every layer, in the parameter's layout, initially zero."""
         for parameter, state in zip(self.parameters, self.states, strict=True):
             if name not in state:
@@ -32,15 +32,18 @@ class Layers:
         return [state[name] for state in self.states]
 
 
-def moving_layers(optimizer: torch.optim.Optimizer) -> Iterator[tuple[dict[str, Any], Layers]]:
+def layers_with_gradients(optimizer: torch.optim.Optimizer) -> Iterator[tuple[dict[str, Any], LayerTensors]]:
     """Yield every group that has gradients, with its layers."""
     for group in optimizer.param_groups:
         moving = [parameter for parameter in group["params"] if parameter.grad is not None]
         if moving:
-            yield group, Layers(moving, [each.grad for each in moving], [optimizer.state[each] for each in moving])
+            yield (
+                group,
+                LayerTensors(moving, [each.grad for each in moving], [optimizer.state[each] for each in moving]),
+            )
 
 
-def norms(tensors: list[Tensor]) -> Tensor:
+def l2_norms(tensors: list[Tensor]) -> Tensor:
     """Return the L2 norm of each of L tensors, [L] in at least float32; of sharded tensors, that of the whole."""
     # Squares of 16-bit numbers overflow or underflow; DTensor does not support the `dtype` argument.
     wide = [tensor.float() if tensor.dtype.itemsize < 4 else tensor for tensor in tensors]
@@ -48,7 +51,7 @@ def norms(tensors: list[Tensor]) -> Tensor:
     return stacked.full_tensor() if isinstance(stacked, DTensor) else stacked
 
 
-def add_scaled(tensors: Tensors, others: Tensors, factor: float | Tensor) -> None:
+def add_scaled(tensors: TensorList, others: TensorList, factor: float | Tensor) -> None:
     """Add `factor` times `others` to `tensors` in place; a tensor factor [] is not read by the host."""
     # torch's `alpha` must be known to the host; a tensor factor takes one more pass and rounding.
     if isinstance(factor, Tensor):
@@ -57,12 +60,12 @@ def add_scaled(tensors: Tensors, others: Tensors, factor: float | Tensor) -> Non
         torch._foreach_add_(tensors, others, alpha=factor)
 
 
-def number(parameter: Tensor, value: float) -> Tensor:
+def scalar_like(parameter: Tensor, value: float) -> Tensor:
     """Return `value` as a tensor [] on the parameter's device, in at least float32: a 16-bit count ends at 256."""
     return torch.full((), value, dtype=torch.promote_types(parameter.dtype, torch.float32), device=parameter.device)
 
 
-def restore_numbers(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
+def restore_scalars(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
     """Restore the dtype of scalar tensors from `state_dict`, which torch casts to that of the parameters."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for index, values in state_dict["state"].items():

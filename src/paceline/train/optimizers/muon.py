@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.train.optimizers.layers import add_scaled, moving_layers, norms
-from paceline.train.optimizers.orthogonal import length_factor, orthogonalise
+from paceline.train.optimizers.layers import add_scaled, l2_norms, layers_with_gradients
+from paceline.train.optimizers.orthogonal import orthogonalize, update_scale
 
 
 class Muon(torch.optim.Optimizer):
@@ -46,33 +46,33 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Update every parameter that has a gradient."""
-        for group, layers in moving_layers(self):
+        for group, layers in layers_with_gradients(self):
             lr, momentum = group["lr"], group["momentum"]
-            directions = layers.buffers("momentum")
+            directions = layers.state_buffers("momentum")
             torch._foreach_mul_(directions, momentum)
             torch._foreach_add_(directions, layers.gradients)
             if group["nesterov"]:
                 directions = list(torch._foreach_add(layers.gradients, directions, alpha=momentum))
             if group["is_matrix"]:
-                directions = self._turn(layers.parameters, directions)
+                directions = self._orthogonal_updates(layers.parameters, directions)
             if group["weight_decay"]:
                 torch._foreach_mul_(layers.parameters, 1 - lr * group["weight_decay"])
             add_scaled(layers.parameters, directions, -lr)
 
-    def _turn(self, parameters: list[Tensor], directions: list[Tensor]) -> list[Tensor]:
+    def _orthogonal_updates(self, parameters: list[Tensor], directions: list[Tensor]) -> list[Tensor]:
         """Return the orthogonal updates of filter banks; with `rescale`, also scale the filters."""
         matrices = [direction.flatten(1) for direction in directions]
-        updates = orthogonalise(matrices, steps=self._newton_schulz_steps, dtype=self._dtype)
+        updates = orthogonalize(matrices, steps=self._newton_schulz_steps, dtype=self._dtype)
         if self._rescale:
             _scale_to_filters(parameters)
         else:
-            torch._foreach_mul_(updates, [length_factor(matrix.shape) for matrix in matrices])
+            torch._foreach_mul_(updates, [update_scale(matrix.shape) for matrix in matrices])
         return [update.reshape(like.shape) for update, like in zip(updates, parameters, strict=True)]
 
 
 def _scale_to_filters(parameters: list[Tensor]) -> None:
     """Scale each filter bank to norm sqrt(filters), in place, except for zeros."""
-    lengths = norms(parameters)
+    lengths = l2_norms(parameters)
     scales = torch.where(lengths > 0, lengths.reciprocal(), 1.0).unbind()
     targets = [math.sqrt(parameter.shape[0]) for parameter in parameters]
     torch._foreach_mul_(parameters, torch._foreach_mul(scales, targets))

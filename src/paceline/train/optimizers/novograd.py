@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.train.optimizers.layers import Layers, add_scaled, moving_layers, norms, restore_numbers
+from paceline.train.optimizers.layers import LayerTensors, add_scaled, l2_norms, layers_with_gradients, restore_scalars
 
 
 class NovoGrad(torch.optim.Optimizer):
@@ -36,12 +36,12 @@ class NovoGrad(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Update every parameter that has a gradient."""
-        for group, layers in moving_layers(self):
+        for group, layers in layers_with_gradients(self):
             beta1, beta2 = group["betas"]
             share = 1 - beta1 if group["grad_averaging"] else 1.0
             denominators = torch._foreach_sqrt(_mean_squares(layers, beta2))
             torch._foreach_add_(denominators, group["eps"])
-            means = layers.buffers("mean")
+            means = layers.state_buffers("mean")
             torch._foreach_mul_(means, beta1)
             torch._foreach_addcdiv_(means, layers.gradients, denominators, share)
             if group["weight_decay"]:
@@ -51,12 +51,12 @@ class NovoGrad(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the result of `state_dict`."""
         super().load_state_dict(state_dict)
-        restore_numbers(self, state_dict)
+        restore_scalars(self, state_dict)
 
 
-def _mean_squares(layers: Layers, beta: float) -> list[Tensor]:
+def _mean_squares(layers: LayerTensors, beta: float) -> list[Tensor]:
     """Return the running mean of each layer's squared gradient norm, [] each, including the new gradients."""
-    squares = norms(layers.gradients).square().unbind()
+    squares = l2_norms(layers.gradients).square().unbind()
     means = []
     for state, square in zip(layers.states, squares, strict=True):
         if "square" not in state:

@@ -12,11 +12,11 @@ from torch import Tensor
 
 _LINEAR, _CUBIC, _QUINTIC = 3.4445, -4.7750, 2.0315
 """Coefficients of the iteration, from the same source: steepest at 0 while bounded on [0, 1]."""
-_EPS = 1e-7
+_MIN_NORM = 1e-7
 """Smallest divisor."""
 
 
-def orthogonalise(matrices: list[Tensor], *, steps: int, dtype: torch.dtype) -> list[Tensor]:
+def orthogonalize(matrices: list[Tensor], *, steps: int, dtype: torch.dtype) -> list[Tensor]:
     """Return `matrices` [M, N] orthogonalized, in their own dtype; the iteration computes in `dtype`.
 
     Matrices of one shape or its transpose are batched. Measured for ResNet-50 on a CPU with bfloat16 instructions
@@ -27,16 +27,16 @@ def orthogonalise(matrices: list[Tensor], *, steps: int, dtype: torch.dtype) -> 
         by_shape.setdefault(tuple(sorted(matrix.shape)), []).append(index)
     orthogonal: dict[int, Tensor] = {}
     for indices in by_shape.values():
-        batch = torch.stack([_wide(matrices[index]) for index in indices])
+        batch = torch.stack([_as_wide(matrices[index]) for index in indices])
         result = _newton_schulz(batch, steps, dtype)
         orthogonal.update(zip(indices, result.unbind(), strict=True))
-    return [_upright(orthogonal[index], matrix) for index, matrix in enumerate(matrices)]
+    return [_restore_orientation(orthogonal[index], matrix) for index, matrix in enumerate(matrices)]
 
 
 def _newton_schulz(batch: Tensor, steps: int, dtype: torch.dtype) -> Tensor:
     """Return X [B, M, N] with M <= N after `steps` times X <- a X + b (X X') X + c (X X')^2 X."""
     lengths = torch.linalg.vector_norm(batch, dim=(-2, -1), keepdim=True)
-    x: Tensor = (batch / lengths.clamp(min=_EPS)).to(dtype)
+    x: Tensor = (batch / lengths.clamp(min=_MIN_NORM)).to(dtype)
     for _ in range(steps):
         gram = x @ x.mT
         polynomial = torch.baddbmm(gram, gram, gram, beta=_CUBIC, alpha=_QUINTIC)
@@ -44,11 +44,11 @@ def _newton_schulz(batch: Tensor, steps: int, dtype: torch.dtype) -> Tensor:
     return x
 
 
-def _wide(matrix: Tensor) -> Tensor:
+def _as_wide(matrix: Tensor) -> Tensor:
     return matrix.mT if _is_tall(matrix) else matrix
 
 
-def _upright(wide: Tensor, like: Tensor) -> Tensor:
+def _restore_orientation(wide: Tensor, like: Tensor) -> Tensor:
     return (wide.mT if _is_tall(like) else wide).to(like.dtype)
 
 
@@ -57,7 +57,7 @@ def _is_tall(matrix: Tensor) -> bool:
     return rows > columns
 
 
-def length_factor(shape: torch.Size) -> float:
+def update_scale(shape: torch.Size) -> float:
     """Return sqrt(max(1, rows / columns)), the scale of a tall update (same source)."""
     rows, columns = shape
     return math.sqrt(max(1.0, rows / columns))

@@ -15,7 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.train.optimizers.layers import Layers, add_scaled, moving_layers, number, restore_numbers
+from paceline.train.optimizers.layers import (
+    LayerTensors,
+    add_scaled,
+    layers_with_gradients,
+    restore_scalars,
+    scalar_like,
+)
 
 
 class ScheduleFree(torch.optim.Optimizer):
@@ -31,10 +37,10 @@ class ScheduleFree(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Update every parameter that has a gradient."""
-        for group, layers in moving_layers(self):
+        for group, layers in layers_with_gradients(self):
             lr, parameters = group["lr"], layers.parameters
-            share = self._share(group)
-            iterates = _iterates(layers)
+            share = self._update_weight(group)
+            iterates = _iterate_buffers(layers)
             steps = torch._foreach_add(layers.gradients, parameters, alpha=group["weight_decay"])
             # y <- (1 - c) (y - lr (1 - b) u) + c (z - lr u) is the formula above without x.
             add_scaled(iterates, steps, -lr)
@@ -54,14 +60,14 @@ class ScheduleFree(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the result of `state_dict`."""
         super().load_state_dict(state_dict)
-        restore_numbers(self, state_dict)
+        restore_scalars(self, state_dict)
 
-    def _share(self, group: dict[str, Any]) -> Tensor:
+    def _update_weight(self, group: dict[str, Any]) -> Tensor:
         """Return c [], the newest iterate's weight in the average. Iterates at learning rate 0 have weight 0."""
         first = group["params"][0]
         state: dict[str, Tensor] = self.state[first]
         if "lr_max" not in state:
-            state["lr_max"], state["iterates"] = number(first, 0), number(first, 0)
+            state["lr_max"], state["iterates"] = scalar_like(first, 0), scalar_like(first, 0)
         # In place, so that captured steps find their state.
         lr_max, before = state["lr_max"], state["lr_max"].clone()
         lr_max.clamp_(min=group["lr"])
@@ -70,7 +76,7 @@ class ScheduleFree(torch.optim.Optimizer):
         return iterates.reciprocal()
 
 
-def _iterates(layers: Layers) -> list[Tensor]:
+def _iterate_buffers(layers: LayerTensors) -> list[Tensor]:
     """Return z of every layer, initially the parameter."""
     for parameter, state in zip(layers.parameters, layers.states, strict=True):
         if "iterate" not in state:

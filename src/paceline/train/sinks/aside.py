@@ -16,29 +16,29 @@ from paceline.train.logsink import EvalRecord, LogSink, StepRecord
 FLUSH_S: Final = 10.0
 """Time for all trackers together to flush at the end of a run, in seconds. Chosen, not measured: a preempted run has
 `checkpoint.grace` (60 s), and is saved before."""
-MAKE_S: Final = 10.0
+STARTUP_S: Final = 10.0
 """Time for all trackers together to start before the first step, in seconds. Chosen: importing W&B, MLflow and trackio
 took 5 s on two busy cores, measured."""
-MAX_WAITING: Final = 10_000
+MAX_QUEUED: Final = 10_000
 """Most queued records per tracker, about 10 MB; more are dropped."""
 
 
-class Patience:
+class TimeBudget:
     """A time budget, in seconds, that several sinks share from the first use on."""
 
-    def __init__(self, whole_s: float = FLUSH_S, now: Callable[[], float] = now_s) -> None:
-        self.whole_s = whole_s
+    def __init__(self, total_s: float = FLUSH_S, now: Callable[[], float] = now_s) -> None:
+        self.total_s = total_s
         self._now = now
-        self._began_s: float | None = None
+        self._started_s: float | None = None
 
-    def left_s(self) -> float:
+    def remaining_s(self) -> float:
         """Return the seconds left, at least 0."""
         now_s = self._now()
-        self._began_s = now_s if self._began_s is None else self._began_s
-        return max(0.0, self.whole_s - (now_s - self._began_s))
+        self._started_s = now_s if self._started_s is None else self._started_s
+        return max(0.0, self.total_s - (now_s - self._started_s))
 
 
-class Aside:
+class AsyncSink:
     """Create a sink by `make` in another thread, and forward all calls to it in order.
 
     No call blocks, except `close` for at most `patience`, and the constructor for at most `beginning`.
@@ -52,22 +52,22 @@ class Aside:
         make: Callable[[], LogSink],
         name: str,
         warn: Callable[[str], None],
-        patience: Patience,
-        beginning: Patience,
+        close_budget: TimeBudget,
+        startup_budget: TimeBudget,
     ) -> None:
         self._make = make
         self._name = name
         self._warn = warn
-        self._patience = patience
+        self._close_budget = close_budget
         self._calls: queue.SimpleQueue[Callable[[LogSink], None] | None] = queue.SimpleQueue()
-        self._is_quiet = False
+        self._is_muted = False
         self._is_ending = False
         self._is_given_up = False
         self._is_made = threading.Event()
-        self._thread = threading.Thread(target=self._work, name=f"sink {name}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"sink {name}", daemon=True)
         self._thread.start()
         # Wait for the package's imports: a fork during an import can hang, and imports would slow the first steps.
-        self._is_made.wait(beginning.left_s())
+        self._is_made.wait(startup_budget.remaining_s())
 
     def started(self, plan: Plan, step: int) -> None:
         """Forward the plan."""
@@ -77,28 +77,28 @@ class Aside:
             sink.started(plan, step)
             self._is_given_up = False
 
-        self._put(start)
+        self._enqueue(start)
 
     def step(self, record: StepRecord) -> None:
         """Forward a logged step."""
-        self._put(lambda sink: sink.step(record))
+        self._enqueue(lambda sink: sink.step(record))
 
     def evaluated(self, record: EvalRecord) -> None:
         """Forward an evaluation."""
-        self._put(lambda sink: sink.evaluated(record))
+        self._enqueue(lambda sink: sink.evaluated(record))
 
     def warned(self, message: str) -> None:
         """Forward a warning."""
-        self._put(lambda sink: sink.warned(message))
+        self._enqueue(lambda sink: sink.warned(message))
 
     def finished(self, result: RunResult) -> None:
         """Forward the result regardless of the queue's length, and request closing, so that all sinks close
         concurrently.
         """
         self._calls.put(lambda sink: sink.finished(result))
-        self.end()
+        self.request_close()
 
-    def end(self) -> None:
+    def request_close(self) -> None:
         """Request closing after the queued calls, without waiting."""
         if not self._is_ending:
             self._is_ending = True
@@ -107,36 +107,38 @@ class Aside:
 
     def close(self) -> None:
         """Request closing and wait within the time budget; then abandon the thread."""
-        self.end()
-        self._thread.join(self._patience.left_s())
+        self.request_close()
+        self._thread.join(self._close_budget.remaining_s())
         if self._thread.is_alive():
-            self._tell(f"did not finish within {seconds(self._patience.whole_s)}; the remaining records are dropped")
-        self._is_quiet = True  # nobody reads later warnings
+            self._warn_once(
+                f"did not finish within {seconds(self._close_budget.total_s)}; the remaining records are dropped"
+            )
+        self._is_muted = True  # nobody reads later warnings
 
-    def _put(self, call: Callable[[LogSink], None]) -> None:
-        if self._calls.qsize() < MAX_WAITING:
+    def _enqueue(self, call: Callable[[LogSink], None]) -> None:
+        if self._calls.qsize() < MAX_QUEUED:
             self._calls.put(call)
         else:
-            self._tell(f"does not respond, and {MAX_WAITING:,} records are queued")
+            self._warn_once(f"does not respond, and {MAX_QUEUED:,} records are queued")
 
-    def _work(self) -> None:
+    def _run(self) -> None:
         made: list[LogSink] = []
-        self._try(lambda: made.append(self._make()))
+        self._call_safely(lambda: made.append(self._make()))
         self._is_made.set()
         for call in iter(self._calls.get, None):
             if made and not self._is_given_up:
-                self._try(partial(call, made[0]))
+                self._call_safely(partial(call, made[0]))
 
-    def _try(self, call: Callable[[], None]) -> None:
+    def _call_safely(self, call: Callable[[], None]) -> None:
         try:
             call()
         except PacelineError as error:  # names the field itself
-            self._tell(str(error), is_whole=True)
+            self._warn_once(str(error), is_complete=True)
         except BaseException as error:  # third-party code may raise anything, even SystemExit
-            self._tell(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
+            self._warn_once(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
 
-    def _tell(self, what: str, *, is_whole: bool = False) -> None:
-        if not self._is_quiet:
-            self._is_quiet = True
-            message = what if is_whole else f"{self._name}: {what}"
+    def _warn_once(self, message: str, *, is_complete: bool = False) -> None:
+        if not self._is_muted:
+            self._is_muted = True
+            message = message if is_complete else f"{self._name}: {message}"
             self._warn(f"{message} (training continues; the run directory has every record)")

@@ -8,39 +8,39 @@ from functools import partial
 from paceline.core.console import report_lost_consoles
 from paceline.core.errors import RecipeError
 from paceline.core.rundir import RunDir
-from paceline.recipe.own import SINK, Own
+from paceline.recipe.own import SINK, PluginRef
 from paceline.recipe.schema.log import Log, Mlflow, OwnSink, SinkSection, Trackio, Wandb
 from paceline.recipe.schema.recipe import Recipe
-from paceline.train.logsink import LogSink, Sinks, eval_columns
-from paceline.train.sinks.aside import FLUSH_S, MAKE_S, Aside, Patience
+from paceline.train.logsink import LogSink, SinkGroup, eval_columns
+from paceline.train.sinks.aside import FLUSH_S, STARTUP_S, AsyncSink, TimeBudget
 from paceline.train.sinks.files import FileSink
-from paceline.train.sinks.history import history
-from paceline.train.sinks.note import Note
-from paceline.train.sinks.once import Once
+from paceline.train.sinks.history import read_history
+from paceline.train.sinks.note import TrackerState
+from paceline.train.sinks.once import DedupSink
 from paceline.train.sinks.tensorboard import TensorBoardSink
-from paceline.train.sinks.unfailing import Unfailing
+from paceline.train.sinks.unfailing import SafeSink
 
 
 def build_sinks(
     rundir: RunDir, recipe: Recipe, resume_step: int, extra: Sequence[LogSink], *, last_eval: int | None = None
-) -> Sinks:
+) -> SinkGroup:
     """Return rank 0's sinks: files, TensorBoard, trackers, and `extra` ones such as the terminal's.
 
     A lost disk or console does not end the run: each warns through the other.
     """
     consoles: list[LogSink] = []
-    files = Unfailing(FileSink(rundir, resume_step, eval_columns(recipe), last_eval=last_eval), Sinks(consoles))
-    consoles.extend(Unfailing(each, files, "console") for each in extra)
+    files = SafeSink(FileSink(rundir, resume_step, eval_columns(recipe), last_eval=last_eval), SinkGroup(consoles))
+    consoles.extend(SafeSink(each, files, "console") for each in extra)
     report_lost_consoles(files.warned)
-    asides = _Asides(Sinks([files, *consoles]).warned, Patience(FLUSH_S), Patience(MAKE_S))
+    asides = _AsyncSinkBuilder(SinkGroup([files, *consoles]).warned, TimeBudget(FLUSH_S), TimeBudget(STARTUP_S))
     trackers = []
     if recipe.log.tensorboard != "off" and _is_installed("tensorboard"):
-        trackers.append(asides.of("log.tensorboard", partial(TensorBoardSink, rundir, recipe, resume_step)))
+        trackers.append(asides.build("log.tensorboard", partial(TensorBoardSink, rundir, recipe, resume_step)))
     for position, section in enumerate(recipe.log.sinks):
         path = f"log.sinks[{position}]"
-        make = partial(_build_once, section, path, rundir, recipe)
-        trackers.append(asides.of(f"{path}: {section.name}", make))
-    return Sinks([files, *trackers, *consoles], [tracker.end for tracker in trackers])
+        make = partial(_build_dedup_tracker, section, path, rundir, recipe)
+        trackers.append(asides.build(f"{path}: {section.name}", make))
+    return SinkGroup([files, *trackers, *consoles], [tracker.request_close for tracker in trackers])
 
 
 def require_sinks(log: Log) -> None:
@@ -55,42 +55,42 @@ def require_sinks(log: Log) -> None:
             raise RecipeError(f"log.sinks[{position}]: {section.name} is not installed ({fix})")
 
 
-def build_tracker(section: SinkSection, path: str, rundir: RunDir, recipe: Recipe, note: Note) -> LogSink:
+def build_tracker(section: SinkSection, path: str, rundir: RunDir, recipe: Recipe, state: TrackerState) -> LogSink:
     """Import the package of `section` (at `path` of the recipe), and return its sink."""
     match section:
         case Wandb():
             from paceline.train.sinks.wandb import WandbSink
 
-            return WandbSink(section, rundir, recipe, note)
+            return WandbSink(section, rundir, recipe, state)
         case Mlflow():
             from paceline.train.sinks.mlflow import MlflowSink
 
-            return MlflowSink(section, rundir, recipe, note)
+            return MlflowSink(section, rundir, recipe, state)
         case Trackio():
             from paceline.train.sinks.trackio import TrackioSink
 
-            return TrackioSink(section, recipe, note)
+            return TrackioSink(section, recipe, state)
         case OwnSink():
-            sink: LogSink = Own(path, section.name, section.args, SINK).make(run_dir=rundir.path)
+            sink: LogSink = PluginRef(path, section.name, section.args, SINK).make(run_dir=rundir.path)
             return sink
 
 
-def _build_once(section: SinkSection, path: str, rundir: RunDir, recipe: Recipe) -> LogSink:
+def _build_dedup_tracker(section: SinkSection, path: str, rundir: RunDir, recipe: Recipe) -> LogSink:
     """Return a tracker that receives no record twice."""
-    note = Note(rundir, section.name)
-    return Once(build_tracker(section, path, rundir, recipe, note), note, partial(history, rundir))
+    note = TrackerState(rundir, section.name)
+    return DedupSink(build_tracker(section, path, rundir, recipe, note), note, partial(read_history, rundir))
 
 
 @dataclass(frozen=True)
-class _Asides:
+class _AsyncSinkBuilder:
     """Common arguments of all sinks that run in a thread."""
 
     warn: Callable[[str], None]
-    patience: Patience
-    beginning: Patience
+    close_budget: TimeBudget
+    startup_budget: TimeBudget
 
-    def of(self, name: str, make: Callable[[], LogSink]) -> Aside:
-        return Aside(make, name, self.warn, self.patience, self.beginning)
+    def build(self, name: str, make: Callable[[], LogSink]) -> AsyncSink:
+        return AsyncSink(make, name, self.warn, self.close_budget, self.startup_budget)
 
 
 def _is_installed(package: str) -> bool:

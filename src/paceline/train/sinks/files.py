@@ -9,8 +9,8 @@ from paceline.core.results import RunResult
 from paceline.core.rundir import RunDir, append_line, read_lines, write_atomic
 from paceline.measure.rate import unix_s
 from paceline.recipe.plan import Plan
-from paceline.train.logsink import EvalRecord, StepRecord, eval_row, step_row
-from paceline.train.sinks.lines import add, reopened
+from paceline.train.logsink import EvalRecord, StepRecord, to_eval_row, to_step_row
+from paceline.train.sinks.lines import append_record, open_from_step
 
 
 class FileSink:
@@ -32,8 +32,8 @@ class FileSink:
     ) -> None:
         self._rundir = rundir
         self._now = now
-        self._steps = reopened(rundir.steps, resume_step)
-        self._evals = reopened(rundir.evals, resume_step if last_eval is None else last_eval)
+        self._steps = open_from_step(rundir.steps, resume_step)
+        self._evals = open_from_step(rundir.evals, resume_step if last_eval is None else last_eval)
         table = io.StringIO(newline="")
         rows = csv.DictWriter(table, columns, extrasaction="ignore")  # the file may have been edited
         rows.writeheader()
@@ -47,12 +47,12 @@ class FileSink:
 
     def step(self, record: StepRecord) -> None:
         """Append a line to `steps.jsonl`."""
-        add(self._steps, step_row(record))
+        append_record(self._steps, to_step_row(record))
 
     def evaluated(self, record: EvalRecord) -> None:
         """Append to `evals.jsonl` and `metrics.csv`, and rewrite the per-class tables."""
-        row = eval_row(record)
-        add(self._evals, row)
+        row = to_eval_row(record)
+        append_record(self._evals, row)
         self._rows.writerow(row)
         self._metrics.flush()
         if record.report.classes is not None:

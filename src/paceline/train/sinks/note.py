@@ -6,7 +6,7 @@ import secrets
 from pathlib import Path
 from typing import Final
 
-from paceline.core.files import replacing
+from paceline.core.files import replace_file
 from paceline.core.json_file import read_json
 from paceline.core.rundir import RunDir
 
@@ -14,54 +14,54 @@ _ID_BYTES: Final = 4
 """As in W&B's own IDs: 8 characters."""
 
 
-class Note:
+class TrackerState:
     """`tracking.NAME.json` in the run directory. If it is lost or damaged, the tracker starts over.
 
-    `run` is the tracker's run ID (empty: none yet), `place` the location of its records (empty: only one), `step` and
+    `run_id` is the tracker's run ID (empty: none yet), `location` the location of its records (empty: only one), `step` and
     `evaluation` are the last ones it received.
     """
 
     def __init__(self, rundir: RunDir, name: str) -> None:
         self._path = rundir.path / f"tracking.{name.replace(':', '-')}.json"
         self.title = rundir.path.resolve().name
-        self.run, self.place, self.step, self.evaluation = _read(self._path)
+        self.run_id, self.location, self.step, self.evaluation = _read_tracker_state(self._path)
 
     @property
     def is_new(self) -> bool:
         """Whether the tracker has no run for this one yet."""
-        return not self.run
+        return not self.run_id
 
-    def name_run(self, run: str = "") -> str:
+    def set_run_id(self, run_id: str = "") -> str:
         """Store the tracker's run ID, or generate one; return it."""
-        self.run = run or secrets.token_hex(_ID_BYTES)
+        self.run_id = run_id or secrets.token_hex(_ID_BYTES)
         self._write()
-        return self.run
+        return self.run_id
 
-    def goes_to(self, place: str) -> None:
+    def set_location(self, location: str) -> None:
         """Set the location of the records. A new location has received nothing."""
-        if place != self.place:
-            self.place, self.step, self.evaluation = place, 0, 0
+        if location != self.location:
+            self.location, self.step, self.evaluation = location, 0, 0
             self._write()
 
-    def told_step(self, step: int) -> None:
+    def mark_step(self, step: int) -> None:
         """Record that the tracker has the logged step `step`."""
         self.step = step
         self._write()
 
-    def told_evaluation(self, step: int) -> None:
+    def mark_evaluation(self, step: int) -> None:
         """Record that the tracker has the evaluation after `step`."""
         self.evaluation = step
         self._write()
 
     def _write(self) -> None:
-        values = {"run": self.run, "place": self.place, "step": self.step, "evaluation": self.evaluation}
+        values = {"run": self.run_id, "place": self.location, "step": self.step, "evaluation": self.evaluation}
         # Not synced: a process that dies does not lose it. 0.2 ms (median) per logged step on a local disk, measured.
         # A full disk only causes duplicate records after a restart.
-        with contextlib.suppress(OSError), replacing(self._path, sync=False) as file:
+        with contextlib.suppress(OSError), replace_file(self._path, sync=False) as file:
             file.write(json.dumps(values).encode() + b"\n")
 
 
-def _read(path: Path) -> tuple[str, str, int, int]:
+def _read_tracker_state(path: Path) -> tuple[str, str, int, int]:
     try:
         values = read_json(path)
         return str(values["run"]), str(values["place"]), int(values["step"]), int(values["evaluation"])

@@ -10,36 +10,38 @@ from collections.abc import Callable, Iterable, Iterator
 from paceline.core.results import RunResult
 from paceline.recipe.plan import Plan
 from paceline.train.logsink import EvalRecord, LogSink, StepRecord
-from paceline.train.sinks.note import Note
+from paceline.train.sinks.note import TrackerState
 
 
-class Once:
+class DedupSink:
     """Forward to `inner` the records that it has not received yet, according to `note`.
 
     `history` returns the records of the run up to a step. Missed records are forwarded before the first record after
     `started`, so that a rejected one does not count as a tracker that cannot start.
     """
 
-    def __init__(self, inner: LogSink, note: Note, history: Callable[[int], Iterable[StepRecord | EvalRecord]]) -> None:
+    def __init__(
+        self, inner: LogSink, state: TrackerState, read_history: Callable[[int], Iterable[StepRecord | EvalRecord]]
+    ) -> None:
         self._inner = inner
-        self._note = note
-        self._history = history
-        self._before: Iterable[StepRecord | EvalRecord] = ()
+        self._tracker_state = state
+        self._read_history = read_history
+        self._missed: Iterable[StepRecord | EvalRecord] = ()
 
     def started(self, plan: Plan, step: int) -> None:
         """Forward the plan, and prepare the missed records."""
         self._inner.started(plan, step)
-        self._before = self._history(step)
+        self._missed = self._read_history(step)
 
     def step(self, record: StepRecord) -> None:
         """Forward a logged step if it is new."""
-        with self._caught_up():
-            self._pass(record)
+        with self._after_missed_records():
+            self._pass_if_new(record)
 
     def evaluated(self, record: EvalRecord) -> None:
         """Forward an evaluation if it is new."""
-        with self._caught_up():
-            self._pass(record)
+        with self._after_missed_records():
+            self._pass_if_new(record)
 
     def warned(self, message: str) -> None:
         """Forward a warning."""
@@ -47,23 +49,23 @@ class Once:
 
     def finished(self, result: RunResult) -> None:
         """Forward the result."""
-        with self._caught_up():
+        with self._after_missed_records():
             self._inner.finished(result)
 
     def close(self) -> None:
         """Close `inner`."""
-        with self._caught_up():
+        with self._after_missed_records():
             self._inner.close()
 
     @contextlib.contextmanager
-    def _caught_up(self) -> Iterator[None]:
+    def _after_missed_records(self) -> Iterator[None]:
         """Forward all missed records, run the body, then raise the first error of these records."""
-        before, self._before = self._before, ()
+        before, self._missed = self._missed, ()
         refusal: Exception | None = None
         try:
             for record in before:
                 try:
-                    self._pass(record)
+                    self._pass_if_new(record)
                 except Exception as error:
                     refusal = refusal or error
         except Exception as error:  # the files cannot be read
@@ -72,12 +74,12 @@ class Once:
         if refusal:
             raise refusal
 
-    def _pass(self, record: StepRecord | EvalRecord) -> None:
+    def _pass_if_new(self, record: StepRecord | EvalRecord) -> None:
         """Forward a record that is new to the tracker, and remember it unless it is rejected."""
         if isinstance(record, StepRecord):
-            if record.step > self._note.step:
+            if record.step > self._tracker_state.step:
                 self._inner.step(record)
-                self._note.told_step(record.step)
-        elif record.step > self._note.evaluation:
+                self._tracker_state.mark_step(record.step)
+        elif record.step > self._tracker_state.evaluation:
             self._inner.evaluated(record)
-            self._note.told_evaluation(record.step)
+            self._tracker_state.mark_evaluation(record.step)

@@ -4,9 +4,9 @@ from paceline.core.results import RunResult
 from paceline.core.rundir import RunDir
 from paceline.recipe.plan import Plan
 from paceline.recipe.schema.recipe import Recipe
-from paceline.recipe.yamlfile import write_text
+from paceline.recipe.yamlfile import to_yaml_text
 from paceline.train.logsink import EvalRecord, StepRecord
-from paceline.train.sinks.values import config, step_curves
+from paceline.train.sinks.values import run_config, step_curves
 
 
 class TensorBoardSink:
@@ -20,7 +20,7 @@ class TensorBoardSink:
 
     def started(self, plan: Plan, step: int) -> None:
         """Write the configuration as an indented Markdown code block."""
-        text = write_text(config(self._recipe, plan))
+        text = to_yaml_text(run_config(self._recipe, plan))
         self._writer.add_text("recipe", "".join(f"    {line}" for line in text.splitlines(keepends=True)), step)
 
     def step(self, record: StepRecord) -> None:

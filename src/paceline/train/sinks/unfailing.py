@@ -7,7 +7,7 @@ from paceline.recipe.plan import Plan
 from paceline.train.logsink import EvalRecord, LogSink, StepRecord
 
 
-class Unfailing:
+class SafeSink:
     """Forward to `inner`; if it fails to write, warn `others` and continue.
 
     `name` appears in the warning. Consecutive failures give one warning. Failed records stay in the file buffers and
@@ -22,29 +22,29 @@ class Unfailing:
 
     def started(self, plan: Plan, step: int) -> None:
         """Forward the plan."""
-        self._try(lambda: self._inner.started(plan, step))
+        self._call_safely(lambda: self._inner.started(plan, step))
 
     def step(self, record: StepRecord) -> None:
         """Forward a logged step."""
-        self._try(lambda: self._inner.step(record))
+        self._call_safely(lambda: self._inner.step(record))
 
     def evaluated(self, record: EvalRecord) -> None:
         """Forward an evaluation."""
-        self._try(lambda: self._inner.evaluated(record))
+        self._call_safely(lambda: self._inner.evaluated(record))
 
     def warned(self, message: str) -> None:
         """Forward a warning."""
-        self._try(lambda: self._inner.warned(message))
+        self._call_safely(lambda: self._inner.warned(message))
 
     def finished(self, result: RunResult) -> None:
         """Forward the result."""
-        self._try(lambda: self._inner.finished(result))
+        self._call_safely(lambda: self._inner.finished(result))
 
     def close(self) -> None:
         """Close `inner`."""
-        self._try(self._inner.close)
+        self._call_safely(self._inner.close)
 
-    def _try(self, write: Callable[[], None]) -> None:
+    def _call_safely(self, write: Callable[[], None]) -> None:
         try:
             write()
         except (OSError, UnicodeError) as error:

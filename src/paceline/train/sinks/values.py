@@ -9,10 +9,10 @@ from paceline.recipe.plan import Plan
 from paceline.recipe.schema.recipe import Recipe
 from paceline.train.logsink import EvalRecord, StepRecord
 
-Plain = str | int | float | bool | None
+PlainValue = str | int | float | bool | None
 
 
-def step_values(record: StepRecord) -> dict[str, float]:
+def step_metrics(record: StepRecord) -> dict[str, float]:
     """Return the metrics of a logged step, without unmeasured ones."""
     return step_curves(record) | {
         "train/epoch": record.epoch,
@@ -28,7 +28,7 @@ def step_curves(record: StepRecord) -> dict[str, float]:
     return curves | {name: value for name, value in measured.items() if value is not None}
 
 
-def eval_values(record: EvalRecord) -> dict[str, float]:
+def eval_metrics(record: EvalRecord) -> dict[str, float]:
     """Return the metrics of an evaluation, without unmeasured ones."""
     report = record.report
     values: dict[str, float | None] = {
@@ -49,28 +49,28 @@ def eval_values(record: EvalRecord) -> dict[str, float]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def config(recipe: Recipe, plan: Plan) -> dict[str, Any]:
+def run_config(recipe: Recipe, plan: Plan) -> dict[str, Any]:
     """Return the recipe as nested plain values, with its hash and the world size."""
     return {**recipe.to_dict(), "recipe_hash": recipe.hash, "world_size": plan.world_size}
 
 
-def result_values(result: RunResult) -> dict[str, Plain]:
+def flatten_result(result: RunResult) -> dict[str, PlainValue]:
     """Return the result as flat plain values, `throughput.images_per_s` and so on. Lists become JSON text."""
-    return dict(flat(result.model_dump(mode="json")))
+    return dict(flatten(result.model_dump(mode="json")))
 
 
-def result_numbers(result: RunResult) -> dict[str, float]:
+def result_metrics(result: RunResult) -> dict[str, float]:
     """Return the numbers of a result as metrics, `result/throughput.images_per_s` and so on."""
-    values = result_values(result).items()
+    values = flatten_result(result).items()
     numbers = {name: value for name, value in values if isinstance(value, int | float) and not isinstance(value, bool)}
     return {f"result/{name}": float(value) for name, value in numbers.items()}
 
 
-def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Plain]]:
+def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, PlainValue]]:
     """Yield (dotted path, value) of each value in nested sections. A list is one value, as JSON."""
     for key, value in values.items():
         if isinstance(value, Mapping):
-            yield from flat(value, f"{prefix}{key}.")
+            yield from flatten(value, f"{prefix}{key}.")
         elif isinstance(value, list | tuple):
             yield f"{prefix}{key}", json.dumps(value)
         else:

@@ -18,22 +18,22 @@ from paceline.recipe.schema.log import Wandb
 from paceline.recipe.schema.recipe import Recipe
 from paceline.train.logsink import EvalRecord, StepRecord
 from paceline.train.sinks.aside import FLUSH_S
-from paceline.train.sinks.note import Note
-from paceline.train.sinks.values import config, eval_values, result_values, step_values
+from paceline.train.sinks.note import TrackerState
+from paceline.train.sinks.values import eval_metrics, flatten_result, run_config, step_metrics
 
-_INIT_S: Final = 30.0
+_INIT_TIMEOUT_S: Final = 30.0
 """Timeout of the server's first response, in seconds; training does not wait for it. Chosen; W&B's default is 90."""
 
 
 class WandbSink:
     """A W&B run with W&B's own steps. The exit code is 0 for a finished run, else 1."""
 
-    def __init__(self, section: Wandb, rundir: RunDir, recipe: Recipe, note: Note) -> None:
+    def __init__(self, section: Wandb, rundir: RunDir, recipe: Recipe, state: TrackerState) -> None:
         self._wandb = importlib.import_module("wandb")
         self._section = section
         self._rundir = rundir
         self._recipe = recipe
-        self._note = note
+        self._tracker_state = state
         self._run: Any = None
         self._exit_code = 1
 
@@ -44,43 +44,43 @@ class WandbSink:
             console="off",
             silent=True,
             finish_timeout=FLUSH_S,
-            init_timeout=_INIT_S,
+            init_timeout=_INIT_TIMEOUT_S,
             disable_git=True,
             disable_code=True,
             x_disable_stats=True,
         )
-        mode = wandb_mode(self._wandb, settings, section.mode)
+        mode = resolve_wandb_mode(self._wandb, settings, section.mode)
         if mode == "offline":  # for the whole process: W&B would send telemetry otherwise
             self._wandb.setup(settings=self._wandb.Settings(mode=mode))
-        run_id = self._note.run or self._note.name_run()
+        run_id = self._tracker_state.run_id or self._tracker_state.set_run_id()
         self._run = self._wandb.init(
             project=section.project,
             entity=None if section.entity == "auto" else section.entity,
-            name=self._note.title,
+            name=self._tracker_state.title,
             id=run_id,
             resume=None if mode == "offline" else "allow",
             dir=str(self._rundir.path),
-            config=config(self._recipe, plan),
+            config=run_config(self._recipe, plan),
             mode=mode,
             reinit="create_new",  # do not end a run that other code has in this process
             settings=settings,
         )
-        self._note.goes_to(str(self._run.dir) if mode == "offline" else mode)
+        self._tracker_state.set_location(str(self._run.dir) if mode == "offline" else mode)
 
     def step(self, record: StepRecord) -> None:
         """Add a row to the history."""
-        self._run.log(step_values(record), step=record.step)
+        self._run.log(step_metrics(record), step=record.step)
 
     def evaluated(self, record: EvalRecord) -> None:
         """Add to the row of the step, or a new row."""
-        self._run.log(eval_values(record), step=record.step)
+        self._run.log(eval_metrics(record), step=record.step)
 
     def warned(self, message: str) -> None:
         """Do nothing."""
 
     def finished(self, result: RunResult) -> None:
         """Write the result to the summary."""
-        self._run.summary.update({f"result/{name}": value for name, value in result_values(result).items()})
+        self._run.summary.update({f"result/{name}": value for name, value in flatten_result(result).items()})
         self._exit_code = 0 if result.status in ("completed", "target_reached") else 1
         if result.status == "preempted":
             self._run.mark_preempting()
@@ -90,14 +90,14 @@ class WandbSink:
         self._run.finish(exit_code=self._exit_code)
 
 
-def wandb_mode(wandb: Any, settings: Any, asked: str) -> str:
-    """Return the W&B mode for the recipe's mode `asked`.
+def resolve_wandb_mode(wandb: Any, settings: Any, mode: str) -> str:
+    """Return the W&B mode for the recipe's mode `mode`.
 
     `auto` is the mode of W&B's settings (WANDB_MODE, `wandb offline`). If that is the default, online, it requires
     credentials (WANDB_API_KEY, settings, netrc), and is offline without them.
     """
-    if asked != "auto":
-        return asked
+    if mode != "auto":
+        return mode
     configured: str = wandb.setup(settings=settings).settings.mode
     if configured != "online":
         return configured

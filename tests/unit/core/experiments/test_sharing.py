@@ -10,18 +10,18 @@ from pathlib import Path
 import pytest
 
 from paceline.core.errors import RecipeError
-from paceline.core.experiments.sharing import alone_with, task_locked, write_beside_others
-from paceline.core.runlock import LOCK, locked
+from paceline.core.experiments.sharing import exclusive_lock, lock_task, write_shared
+from paceline.core.runlock import LOCK, run_lock
 
 WAIT_S = 30
 HOLD = """
 import sys
 from pathlib import Path
-from paceline.core.experiments.sharing import alone_with, task_locked
-from paceline.core.runlock import locked
+from paceline.core.experiments.sharing import exclusive_lock, lock_task
+from paceline.core.runlock import run_lock
 what, folder = sys.argv[1], Path(sys.argv[2])
-context = {"whole": lambda: locked(folder), "alone": lambda: alone_with(folder / "made")}
-with context[what]() if what in context else task_locked(folder, int(what)):
+context = {"whole": lambda: run_lock(folder), "alone": lambda: exclusive_lock(folder / "made")}
+with context[what]() if what in context else lock_task(folder, int(what)):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -43,31 +43,31 @@ def held(what: str, folder: Path) -> Iterator["subprocess.Popen[str]"]:
 def test_tasks_work_side_by_side_and_each_of_them_once(tmp_path: Path) -> None:
     with held("1", tmp_path) as other:
         told = rf"^--run-dir: {tmp_path}: task 1 is being run by process {other.pid} on \S+ \(wait for it\)$"
-        with pytest.raises(RecipeError, match=told), task_locked(tmp_path, 1):
+        with pytest.raises(RecipeError, match=told), lock_task(tmp_path, 1):
             pass
-        with task_locked(tmp_path, 2):
+        with lock_task(tmp_path, 2):
             assert (tmp_path / LOCK).is_file()
         told = f"^--run-dir: {tmp_path}: task 1 is being run by another process"
-        with pytest.raises(RecipeError, match=told), task_locked(tmp_path, 1):
+        with pytest.raises(RecipeError, match=told), lock_task(tmp_path, 1):
             pass
 
 
 def test_the_whole_is_not_run_beside_a_task_nor_a_task_beside_the_whole(tmp_path: Path) -> None:
     with held("1", tmp_path) as task:
         in_use = f"^--run-dir: {tmp_path} is in use by process {task.pid} on "
-        with pytest.raises(RecipeError, match=in_use), locked(tmp_path):
+        with pytest.raises(RecipeError, match=in_use), run_lock(tmp_path):
             pass
     with held("whole", tmp_path) as whole:
         told = f"all of it is being run by process {whole.pid} on"
-        with pytest.raises(RecipeError, match=told), task_locked(tmp_path, 1):
+        with pytest.raises(RecipeError, match=told), lock_task(tmp_path, 1):
             pass
 
 
 def test_whoever_is_refused_is_not_told_of_a_task_that_has_ended(tmp_path: Path) -> None:
     with held("1", tmp_path):
-        with task_locked(tmp_path, 2):
+        with lock_task(tmp_path, 2):
             pass
-        with pytest.raises(RecipeError, match="is in use by another process"), locked(tmp_path):
+        with pytest.raises(RecipeError, match="is in use by another process"), run_lock(tmp_path):
             pass
 
 
@@ -75,9 +75,9 @@ def test_a_killed_task_leaves_no_lock(tmp_path: Path) -> None:
     with held("1", tmp_path) as other:
         other.send_signal(signal.SIGKILL)
         other.wait(WAIT_S)
-        with task_locked(tmp_path, 1):
+        with lock_task(tmp_path, 1):
             pass
-        with locked(tmp_path):
+        with run_lock(tmp_path):
             pass
 
 
@@ -89,19 +89,19 @@ def test_what_one_process_makes_others_wait_for(tmp_path: Path) -> None:
             waited.append("told")
             other.kill()
 
-        with alone_with(tmp_path / "made", end_it):
+        with exclusive_lock(tmp_path / "made", end_it):
             assert other.wait(WAIT_S) == -signal.SIGKILL
-    with alone_with(tmp_path / "made", lambda: pytest.fail("nobody has it")):
+    with exclusive_lock(tmp_path / "made", lambda: pytest.fail("nobody has it")):
         assert waited == ["told"]
 
 
 def test_a_file_that_says_the_same_is_left_and_another_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "recipe.yaml"
-    write_beside_others(path, "seed: é\n")
+    write_shared(path, "seed: é\n")
     there = path.stat()
-    write_beside_others(path, "seed: é\n")
+    write_shared(path, "seed: é\n")
     assert path.stat().st_ino == there.st_ino and path.stat().st_mtime_ns == there.st_mtime_ns
-    write_beside_others(path, "seed: 1\n")
+    write_shared(path, "seed: 1\n")
     assert path.read_text(encoding="utf-8") == "seed: 1\n" and path.stat().st_ino != there.st_ino
     assert [each.name for each in tmp_path.iterdir()] == ["recipe.yaml"]
 
@@ -109,7 +109,7 @@ def test_a_file_that_says_the_same_is_left_and_another_is_replaced(tmp_path: Pat
 def test_a_folder_that_cannot_be_written_to_is_told_in_a_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     message = rf"^--run-dir: {tmp_path}/file cannot be written to: Not a directory \(name another\)$"
-    with pytest.raises(RecipeError, match=message), task_locked(tmp_path / "file", 1):
+    with pytest.raises(RecipeError, match=message), lock_task(tmp_path / "file", 1):
         pass
     with pytest.raises(OSError, match="Not a directory"):
-        write_beside_others(tmp_path / "file" / "x", "")
+        write_shared(tmp_path / "file" / "x", "")

@@ -7,11 +7,11 @@ import pytest
 
 from paceline.core.dataset import ArraySource, Datasets
 from paceline.core.errors import DataError
-from paceline.data.native import native
-from paceline.data.pack.check import check_pack
+from paceline.data.native import load_native
+from paceline.data.pack.check import compare_pack
 from paceline.data.pack.reader import open_pack
-from paceline.data.pack.writer import PackOptions, pack
-from paceline.data.sources.encoded import EncodedSource
+from paceline.data.pack.writer import PackOptions, write_pack
+from paceline.data.sources.encoded import ImageFileSource
 from paceline.data.sources.folder import load_folder
 from paceline.recipe.schema.source import Folder
 
@@ -21,28 +21,28 @@ def silent(done, total):
 
 
 def relabelled(source, labels):
-    return EncodedSource(source.info, source.root, source.paths, source.ends, np.array(labels, dtype=np.int32))
+    return ImageFileSource(source.info, source.root, source.paths, source.ends, np.array(labels, dtype=np.int32))
 
 
 def test_a_pack_is_its_source_to_the_last_pixel(core, photos, packed):
     told = []
-    found = check_pack(photos, packed(photos), lambda done, total: told.append((done, total)), 2)
+    found = compare_pack(photos, packed(photos), lambda done, total: told.append((done, total)), 2)
     assert (found.images, found.exact, found.faults, found.mean_difference) == (10, 10, (), 0.0)
     assert told[0] == (0, 10) and told[-1] == (10, 10)
 
 
 def test_pixels_are_compared_too(core, pixels, packed):
-    found = check_pack(pixels, packed(pixels), silent, 2)
+    found = compare_pack(pixels, packed(pixels), silent, 2)
     assert (found.exact, found.faults) == (8, ())
     train = pixels.train
     other = Datasets(ArraySource(train.info, train.images[::-1], train.labels), pixels.val)
-    assert [fault.index for fault in check_pack(other, packed(pixels, "p"), silent, 2).faults] == [0, 1, 3, 4]
+    assert [fault.index for fault in compare_pack(other, packed(pixels, "p"), silent, 2).faults] == [0, 1, 3, 4]
 
 
 def test_another_image_in_its_place_is_found(core, folder, photos, packed, make_photo):
     made = packed(photos)
     (folder / "train/cat/b.jpg").write_bytes(make_photo(99, mode="L"))
-    (fault,) = check_pack(photos, made, silent, 2).faults
+    (fault,) = compare_pack(photos, made, silent, 2).faults
     assert (fault.split, fault.index, fault.name, fault.what) == (
         "train",
         1,
@@ -55,7 +55,7 @@ def test_all_faults_are_counted_and_the_first_are_named(core, pixels, packed, mo
     monkeypatch.setattr("paceline.data.pack.check._MAX_FAULTS", 2)
     train = pixels.train
     other = Datasets(ArraySource(train.info, train.images[::-1], train.labels), pixels.val)
-    found = check_pack(other, packed(pixels), silent, 2)
+    found = compare_pack(other, packed(pixels), silent, 2)
     assert (found.num_faults, [fault.index for fault in found.faults]) == (4, [0, 1])
 
 
@@ -63,7 +63,7 @@ def test_another_label_is_found(core, photos, packed):
     made = packed(photos)
     labels = photos.val.labels.tolist()
     other = Datasets(photos.train, relabelled(photos.val, labels[::-1]))
-    faults = check_pack(other, made, silent, 2).faults
+    faults = compare_pack(other, made, silent, 2).faults
     assert [(fault.split, fault.index) for fault in faults] == [("val", 0), ("val", 2)]
     assert faults[0].what == "has label 0 in the pack, and 1 in the source"
 
@@ -71,7 +71,7 @@ def test_another_label_is_found(core, photos, packed):
 def test_another_name_is_found(core, folder, photos, packed):
     made = packed(photos)
     (folder / "val/cat/h.jpg").rename(folder / "val/cat/z.jpg")
-    (fault,) = check_pack(load_folder(Folder(root=str(folder))), made, silent, 2).faults
+    (fault,) = compare_pack(load_folder(Folder(root=str(folder))), made, silent, 2).faults
     assert (fault.name, fault.what) == ("cat/z.jpg", "is named cat/h.jpg in the pack")
 
 
@@ -81,11 +81,11 @@ def test_a_pack_of_another_data_set_is_refused(core, photos, packed, change):
     with pytest.raises(
         DataError, match=r"^the pack and its source differ in .* of train: .* \(pack the source again\)"
     ):
-        check_pack(Datasets(other, photos.val), packed(photos), silent, 2)
+        compare_pack(Datasets(other, photos.val), packed(photos), silent, 2)
 
 
 def test_images_that_were_scaled_down_are_close_and_of_the_right_size(core, photos, packed):
-    found = check_pack(photos, packed(photos, resize=16, quality=90), silent, 2)
+    found = compare_pack(photos, packed(photos, resize=16, quality=90), silent, 2)
     assert found.faults == () and found.images == 10
     # One image is smaller than 16 and is untouched. Blobs of 3 pixels lose to the halved resolution of colour (8 levels
     # seen); another image in their place differs by 70 and more.
@@ -98,7 +98,7 @@ def test_a_scaled_image_of_another_picture_is_found(core, folder, photos, packed
     from PIL import Image
 
     Image.new("RGB", (40, 30)).save(black)
-    (fault,) = check_pack(photos, made, silent, 2).faults
+    (fault,) = compare_pack(photos, made, silent, 2).faults
     assert fault.name == "cat/d.png" and fault.what.startswith("is another image: its pixels differ by")
 
 
@@ -106,16 +106,16 @@ def test_what_cannot_be_read_in_either_is_the_same(core, folder, tmp_path):
     (folder / "train/cat/d.png").write_bytes(b"")
     (folder / "train/cat/a.jpg").write_bytes(b"\xff\xd8nothing")
     photos = load_folder(Folder(root=str(folder)), skip_bad=True)
-    pack(photos, tmp_path / "p", PackOptions(skip_bad=True), silent, 2)
-    found = check_pack(photos, open_pack(tmp_path / "p"), silent, 2)
+    write_pack(photos, tmp_path / "p", PackOptions(skip_bad=True), silent, 2)
+    found = compare_pack(photos, open_pack(tmp_path / "p"), silent, 2)
     assert found.faults == () and found.images == found.exact == 10
 
 
 def test_the_native_core_gives_the_very_pixels(photos, tmp_path):
-    if native() is None:
+    if load_native() is None:
         pytest.skip("the native core is not built")
-    pack(photos, tmp_path / "p", PackOptions(), silent, 2)
-    found = check_pack(photos, open_pack(tmp_path / "p"), silent, 2)
+    write_pack(photos, tmp_path / "p", PackOptions(), silent, 2)
+    found = compare_pack(photos, open_pack(tmp_path / "p"), silent, 2)
     assert (found.exact, found.faults, found.decoders) == (10, (), ("pillow", "native"))
     assert open_pack(tmp_path / "p").train.kinds.tolist().count(1) >= 5
 
@@ -129,6 +129,6 @@ def test_other_pixels_of_the_native_core_are_found(core, photos, packed, monkeyp
             out[:] = 7
 
     made = packed(photos)
-    monkeypatch.setattr("paceline.data.pack.check.native", Wrong)
-    faults = check_pack(photos, made, silent, 2).faults
+    monkeypatch.setattr("paceline.data.pack.check.load_native", Wrong)
+    faults = compare_pack(photos, made, silent, 2).faults
     assert len(faults) == 7 and {fault.what for fault in faults} == {"decodes to other pixels with the native core"}

@@ -11,11 +11,11 @@ import pytest
 from PIL import Image
 
 from paceline.core.errors import DataError
-from paceline.data.native import native
-from paceline.data.pack.shards import LocalShards, ShardFile, check_mapped, mapped
+from paceline.data.native import load_native
+from paceline.data.pack.shards import LocalShards, ShardFile, check_mapped_files, map_file
 
 PAGE = 4096
-needs_core = pytest.mark.skipif(native() is None, reason="the native core is not built")
+needs_core = pytest.mark.skipif(load_native() is None, reason="the native core is not built")
 
 
 @needs_core
@@ -24,18 +24,18 @@ def test_bytes_beyond_the_end_are_zeros_and_the_file_is_named(tmp_path: Path, is
     path = tmp_path / "photos\n.pack"
     path.write_bytes(b"x" * 8 * PAGE)
     with path.open("rb") as file:
-        memory = mapped(file.fileno(), 6 * PAGE + 5, path, start=PAGE, is_private=is_private)
+        memory = map_file(file.fileno(), 6 * PAGE + 5, path, start=PAGE, is_private=is_private)
     seen = np.frombuffer(memory, np.uint8)
     assert len(seen) == 6 * PAGE + 5 and seen.all() and seen.flags.writeable == is_private
-    check_mapped()
+    check_mapped_files()
     os.truncate(path, 3 * PAGE)
-    check_mapped()  # nobody has touched what is gone
+    check_mapped_files()  # nobody has touched what is gone
     assert seen[: 2 * PAGE].all() and not seen[2 * PAGE :].any()
     with pytest.raises(DataError, match=r"photos\\n\.pack: was truncated.*restore it") as caught:
-        check_mapped()
+        check_mapped_files()
     assert len(str(caught.value).splitlines()) == 1
     del seen, memory
-    check_mapped()  # a later run in this process maps it anew
+    check_mapped_files()  # a later run in this process maps it anew
 
 
 @needs_core
@@ -48,18 +48,18 @@ def test_a_shard_is_mapped_once_and_many_mappings_come_and_go(tmp_path: Path) ->
         memories = [shards.memory(number) for number in (2, 0, 1)]
         assert [memory[PAGE] for memory in memories] == [3, 1, 2]
         shards.close()
-    check_mapped()
+    check_mapped_files()
 
 
 # Another program's fault must end it as before, also once the handler is installed.
 FAULT = """
 import mmap, os, sys
 from pathlib import Path
-from paceline.data.pack.shards import mapped
+from paceline.data.pack.shards import map_file
 path = Path(sys.argv[1])
 path.write_bytes(b"x" * 8192)
 file = path.open("rb")
-ours = mapped(file.fileno(), 4096, path)
+ours = map_file(file.fileno(), 4096, path)
 theirs = mmap.mmap(file.fileno(), 8192, prot=mmap.PROT_READ)
 os.truncate(path, 4096)
 print(theirs[5000])
@@ -79,13 +79,13 @@ TRAIN = """
 import os, sys
 from pathlib import Path
 from paceline.cli import main
-from paceline.train.journal import Journal
-pack, num_bytes, step = Path(sys.argv.pop(1)), int(sys.argv.pop(1)), Journal.step
+from paceline.train.journal import MetricsLogger
+pack, num_bytes, step = Path(sys.argv.pop(1)), int(sys.argv.pop(1)), MetricsLogger.log_step
 def cutting(self, state, batch, loss):
     if state.step == 3:
         os.truncate(pack, num_bytes)
     return step(self, state, batch, loss)
-Journal.step = cutting
+MetricsLogger.log_step = cutting
 main()
 """
 WORDS = (

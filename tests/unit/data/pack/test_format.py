@@ -7,21 +7,32 @@ import zlib
 import pytest
 
 from paceline.core.errors import DataError
-from paceline.data.pack.format import ALIGNMENT, COLUMNS, Header, Layout, Made, Meta, Role, Sizes, SplitMeta, aligned
+from paceline.data.pack.format import (
+    ALIGNMENT,
+    COLUMNS,
+    FileRole,
+    IndexLayout,
+    IndexSizes,
+    PackHeader,
+    PackMeta,
+    ProcessingMeta,
+    SplitMeta,
+    align_offset,
+)
 from paceline.data.pack.shards import HEADER_BYTES
 
-WHOLE = Header(Role.WHOLE, bytes(range(16)), 1024, 100, 7, index_bytes=1024 - 256, index_crc32=9)
+WHOLE = PackHeader(FileRole.WHOLE, bytes(range(16)), 1024, 100, 7, index_bytes=1024 - 256, index_crc32=9)
 
 
 def test_a_header_is_read_as_it_was_written():
-    assert len(WHOLE.packed()) == HEADER_BYTES
-    assert Header.parsed(WHOLE.packed(), "x") == WHOLE
+    assert len(WHOLE.to_bytes()) == HEADER_BYTES
+    assert PackHeader.from_bytes(WHOLE.to_bytes(), "x") == WHOLE
 
 
 def test_each_number_of_a_header_stands_where_the_reference_says():
-    data = WHOLE.packed()
+    data = WHOLE.to_bytes()
     assert data[:8] == b"plpack\r\n"
-    assert struct.unpack_from("<HH", data, 8) == (1, Role.WHOLE)
+    assert struct.unpack_from("<HH", data, 8) == (1, FileRole.WHOLE)
     assert struct.unpack_from("<I", data, 12) == (zlib.crc32(data[:12] + bytes(4) + data[16:]),)
     assert data[16:32] == WHOLE.pack_id
     assert struct.unpack_from("<QQQ", data, 32) == (1024, 100, 768)
@@ -30,58 +41,63 @@ def test_each_number_of_a_header_stands_where_the_reference_says():
 
 
 def test_a_header_with_any_bit_flipped_is_refused():
-    data = WHOLE.packed()
+    data = WHOLE.to_bytes()
     for bit in range(8 * HEADER_BYTES):
         flipped = bytearray(data)
         flipped[bit // 8] ^= 1 << bit % 8
         with pytest.raises(DataError, match=r"^x: "):
-            Header.parsed(bytes(flipped), "x")
+            PackHeader.from_bytes(bytes(flipped), "x")
 
 
 def test_a_version_of_the_future_is_named_even_where_its_checksum_is_another():
-    data = bytearray(WHOLE.packed())
+    data = bytearray(WHOLE.to_bytes())
     data[8] = 2
     with pytest.raises(DataError, match="version 2, and this program reads version 1"):
-        Header.parsed(bytes(data), "x")
+        PackHeader.from_bytes(bytes(data), "x")
 
 
-LONGER_THAN_FILES = {"data_bytes": 1 << 63, "num_bytes": aligned(128 + (1 << 63)) + WHOLE.index_bytes}
+LONGER_THAN_FILES = {"data_bytes": 1 << 63, "num_bytes": align_offset(128 + (1 << 63)) + WHOLE.index_bytes}
 
 
 @pytest.mark.parametrize("change", [{"num_bytes": 1025}, {"num_shards": 0}, {"shard": 1}, LONGER_THAN_FILES])
 def test_a_header_that_contradicts_itself_is_refused(change):
     with pytest.raises(DataError, match="is inconsistent"):
-        Header.parsed(Header(**{**vars(WHOLE), **change}).packed(), "x")
+        PackHeader.from_bytes(PackHeader(**{**vars(WHOLE), **change}).to_bytes(), "x")
 
 
 def test_columns_follow_one_another_and_begin_at_multiples_of_64():
-    layout = Layout.of(Sizes(meta_bytes=1000, num_shards=5, samples=(77, 13), names_bytes=(999, 1)))
-    at = aligned(64 + 1000)
+    layout = IndexLayout.from_sizes(IndexSizes(meta_bytes=1000, num_shards=5, samples=(77, 13), names_bytes=(999, 1)))
+    at = align_offset(64 + 1000)
     assert (layout.meta, layout.shards) == (64, at)
-    at = aligned(at + 5 * 16)
+    at = align_offset(at + 5 * 16)
     for columns, names, samples, names_bytes in zip(layout.columns, layout.names, (77, 13), (999, 1), strict=True):
         assert list(columns) == list(COLUMNS)
         for column in columns.values():
             assert column.offset == at and at % ALIGNMENT == 0
-            at = aligned(at + samples * column.dtype.itemsize)
+            at = align_offset(at + samples * column.dtype.itemsize)
         assert names == at
-        at = aligned(at + names_bytes)
+        at = align_offset(at + names_bytes)
     assert layout.num_bytes == at
 
 
 def test_an_entry_costs_33_bytes_and_its_name():
-    many = Layout.of(Sizes(0, 0, (1 << 20, 0), (0, 0))).num_bytes - Layout.of(Sizes(0, 0, (0, 0), (0, 0))).num_bytes
+    many = (
+        IndexLayout.from_sizes(IndexSizes(0, 0, (1 << 20, 0), (0, 0))).num_bytes
+        - IndexLayout.from_sizes(IndexSizes(0, 0, (0, 0), (0, 0))).num_bytes
+    )
     assert many == 33 << 20
 
 
 def meta(**change):
     split = SplitMeta(name="x", mean=(0.5,), std=(0.25,), digest="0" * 64)
-    return Meta(class_names=("a",), channels=1, made=Made(every=8), train=split, val=split).model_copy(update=change)
+    return PackMeta(class_names=("a",), channels=1, made=ProcessingMeta(every=8), train=split, val=split).model_copy(
+        update=change
+    )
 
 
 def test_the_words_of_an_index_are_read_as_they_were_written():
-    words = meta(class_names=("a", "ö\n\u2028"), made=Made(resize=256, quality=90, every=4))
-    assert Meta.parsed(words.packed(), "x") == words
+    words = meta(class_names=("a", "ö\n\u2028"), made=ProcessingMeta(resize=256, quality=90, every=4))
+    assert PackMeta.from_json(words.packed(), "x") == words
 
 
 BAD_WORDS = {
@@ -99,4 +115,4 @@ BAD_WORDS = {
 @pytest.mark.parametrize("words", BAD_WORDS.values(), ids=BAD_WORDS.keys())
 def test_other_words_are_refused_in_one_line(words):
     with pytest.raises(DataError, match=r"^x: the metadata in its index is damaged \(.*\)$"):
-        Meta.parsed(words, "x")
+        PackMeta.from_json(words, "x")

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from paceline.core.errors import DataError
-from paceline.data.pack.format import Header, Layout, Sizes, aligned
+from paceline.data.pack.format import IndexLayout, IndexSizes, PackHeader, align_offset
 from paceline.data.pack.reader import open_pack
-from paceline.data.pack.record import restored
+from paceline.data.pack.record import restore_jpeg
 from paceline.data.pack.shards import HEADER_BYTES
 
 NUM_MUTATED = 10_000
@@ -21,7 +21,7 @@ def mended(content):
     """Return `content` with lengths and checksums that fit it, as who makes up a pack would write them."""
     header = bytearray(content[:HEADER_BYTES].ljust(HEADER_BYTES, b"\0"))
     (data_bytes,) = struct.unpack_from("<Q", header, 40)
-    start = aligned(HEADER_BYTES + data_bytes)
+    start = align_offset(HEADER_BYTES + data_bytes)
     if start > len(content):
         return content
     index = content[start:]
@@ -101,7 +101,7 @@ def test_ten_thousand_changed_records_are_restored_or_refused(make_photo, make_r
     for number in range(NUM_MUTATED):
         record = mutated(wholes[number % 2], draw)
         try:
-            assert restored(record).startswith(b"\xff\xd8")
+            assert restore_jpeg(record).startswith(b"\xff\xd8")
             outcomes.add("restored")
         except ValueError as error:
             assert len(str(error).splitlines()) == 1
@@ -115,9 +115,9 @@ def changed(wholes, tmp_path):
 
     def opened(column, row, value):
         content = bytearray(wholes[0])
-        header = Header.parsed(bytes(content[:HEADER_BYTES]), "x")
+        header = PackHeader.from_bytes(bytes(content[:HEADER_BYTES]), "x")
         start = header.index_offset
-        layout = Layout.of(Sizes.parsed(bytes(content[start : start + 64])))
+        layout = IndexLayout.from_sizes(IndexSizes.from_bytes(bytes(content[start : start + 64])))
         place = layout.columns[0][column]
         values = np.frombuffer(content, place.dtype, 7, start + place.offset)
         values[row] = value
@@ -153,7 +153,7 @@ def test_an_index_that_is_whole_is_not(changed):
 @pytest.mark.parametrize("value", [(1 << 64) - 1, 1 << 63, 1 << 40, 1 << 20])
 def test_counts_that_are_huge_allocate_nothing(wholes, tmp_path, field, value):
     content = bytearray(wholes[0])
-    start = Header.parsed(bytes(content[:HEADER_BYTES]), "x").index_offset
+    start = PackHeader.from_bytes(bytes(content[:HEADER_BYTES]), "x").index_offset
     struct.pack_into("<Q", content, start + 8 * field, value)
     (tmp_path / "changed").write_bytes(mended(bytes(content)))
     with pytest.raises(DataError, match="its sizes do not add up"):
@@ -166,8 +166,8 @@ def test_shards_of_impossible_sizes_are_refused(core, photos, packed, tmp_path, 
     packed(photos, shard_bytes=5000)
     path = tmp_path / "made.pack" / "index.pack"
     content = bytearray(path.read_bytes())
-    start = Header.parsed(bytes(content[:HEADER_BYTES]), "x").index_offset
-    table = start + Layout.of(Sizes.parsed(bytes(content[start : start + 64]))).shards
+    start = PackHeader.from_bytes(bytes(content[:HEADER_BYTES]), "x").index_offset
+    table = start + IndexLayout.from_sizes(IndexSizes.from_bytes(bytes(content[start : start + 64]))).shards
     for number, size in enumerate(sizes):
         struct.pack_into("<Q", content, table + 16 * number, size)
     path.unlink()
@@ -189,8 +189,8 @@ def test_a_sample_that_lies_in_two_shards_is_refused(core, photos, packed, tmp_p
     packed(photos, shard_bytes=5000)
     path = tmp_path / "made.pack" / "index.pack"
     content = bytearray(path.read_bytes())
-    start = Header.parsed(bytes(content[:HEADER_BYTES]), "x").index_offset
-    table = start + Layout.of(Sizes.parsed(bytes(content[start : start + 64]))).shards
+    start = PackHeader.from_bytes(bytes(content[:HEADER_BYTES]), "x").index_offset
+    table = start + IndexLayout.from_sizes(IndexSizes.from_bytes(bytes(content[start : start + 64]))).shards
     for number, change in ((0, -8), (1, 8)):
         (size,) = struct.unpack_from("<Q", content, table + 16 * number)
         struct.pack_into("<Q", content, table + 16 * number, size + change)

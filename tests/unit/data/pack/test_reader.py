@@ -12,11 +12,11 @@ import pytest
 
 from paceline.core.errors import DataError
 from paceline.data.bad import ImageError
-from paceline.data.pack.format import Header, Made, Meta, Role, SplitMeta
-from paceline.data.pack.index import index_file, open_index
-from paceline.data.pack.reader import datasets_of, open_pack
-from paceline.data.pack.record import restored
-from paceline.data.pack.shards import HEADER_BYTES, LocalShards, unreadable
+from paceline.data.pack.format import FileRole, PackHeader, PackMeta, ProcessingMeta, SplitMeta
+from paceline.data.pack.index import find_index_file, open_index
+from paceline.data.pack.reader import build_pack_datasets, open_pack
+from paceline.data.pack.record import restore_jpeg
+from paceline.data.pack.shards import HEADER_BYTES, LocalShards, build_read_error
 from paceline.data.sources.pack import load_pack
 from paceline.recipe.schema.source import Pack
 
@@ -36,8 +36,8 @@ def test_a_sample_is_where_the_source_says_for_who_reads_memory(made):
     for index in range(7):
         start, length = int(offsets[index]), int(lengths[index])
         stored = bytes(train.shards[shards[index]][start : start + length])
-        assert stored == train.stored(index) and len(stored) > 100
-        assert train.read(index)[0] == (restored(stored) if train.kinds[index] == 1 else stored)
+        assert stored == train.read_stored(index) and len(stored) > 100
+        assert train.read(index)[0] == (restore_jpeg(stored) if train.kinds[index] == 1 else stored)
     again = train.locate(np.array([4, 0]))
     assert [part.tolist() for part in again] == [part[[4, 0]].tolist() for part in (shards, offsets, lengths)]
 
@@ -115,9 +115,9 @@ def test_shards_of_another_pack_are_refused(core, photos, packed, monkeypatch, t
 def test_every_file_says_which_pack_it_belongs_to(core, photos, packed, monkeypatch, tmp_path):
     monkeypatch.setattr("paceline.data.pack.writer._MIN_SHARD_BYTES", 1000)
     packed(photos, shard_bytes=2500)
-    headers = [Header.parsed(path.read_bytes(), "x") for path in sorted((tmp_path / "made.pack").iterdir())]
+    headers = [PackHeader.from_bytes(path.read_bytes(), "x") for path in sorted((tmp_path / "made.pack").iterdir())]
     assert len({header.pack_id for header in headers}) == 1 and any(headers[0].pack_id)
-    assert [header.role for header in headers] == [Role.SHARD] * (len(headers) - 1) + [Role.INDEX]
+    assert [header.role for header in headers] == [FileRole.SHARD] * (len(headers) - 1) + [FileRole.INDEX]
     assert [header.shard for header in headers[:-1]] == list(range(len(headers) - 1))
     assert {header.num_shards for header in headers} == {len(headers) - 1}
 
@@ -177,7 +177,7 @@ def test_a_pipe_in_place_of_a_pack_does_not_hang(tmp_path):
 def test_an_index_is_opened_beside_a_hole_where_the_data_are(core, photos, packed, tmp_path):
     """Who keeps the index of a pack elsewhere has no data to show."""
     packed(photos)
-    header = Header.parsed((tmp_path / "made.pack").read_bytes(), "x")
+    header = PackHeader.from_bytes((tmp_path / "made.pack").read_bytes(), "x")
     with (tmp_path / "made.pack").open("rb") as whole, (tmp_path / "hole").open("wb") as hole:
         hole.write(whole.read(HEADER_BYTES))
         whole.seek(header.index_offset)
@@ -185,19 +185,19 @@ def test_an_index_is_opened_beside_a_hole_where_the_data_are(core, photos, packe
         hole.write(whole.read())
     index = open_index(tmp_path / "hole", "s3://there/made.pack")
     name, num_bytes = "made.pack", index.files[0].num_bytes
-    shards = LocalShards.checked(tmp_path, [type(index.files[0])(name, num_bytes, index.files[0].header_crc32)])
-    assert datasets_of(index, shards).train.read(0) == open_pack(tmp_path / "made.pack").train.read(0)
-    assert index_file(tmp_path / "made.pack") == tmp_path / "made.pack"
+    shards = LocalShards.open_checked(tmp_path, [type(index.files[0])(name, num_bytes, index.files[0].header_crc32)])
+    assert build_pack_datasets(index, shards).train.read(0) == open_pack(tmp_path / "made.pack").train.read(0)
+    assert find_index_file(tmp_path / "made.pack") == tmp_path / "made.pack"
 
 
 def test_words_that_fit_every_source_survive(tmp_path):
     split = SplitMeta(name="x", mean=(0.1, 1 / 3, 0.2), std=(1.0, 2.0, 3.0), notes=("a", "b"), digest="0" * 64)
-    meta = Meta(class_names=("a",), channels=3, made=Made(every=8), train=split, val=split)
-    assert Meta.parsed(meta.packed(), "x") == meta
+    meta = PackMeta(class_names=("a",), channels=3, made=ProcessingMeta(every=8), train=split, val=split)
+    assert PackMeta.from_json(meta.to_json(), "x") == meta
 
 
 def test_too_many_shards_for_a_process_are_told_of(tmp_path):
-    error = unreadable(tmp_path / "data-01023.pack", OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
+    error = build_read_error(tmp_path / "data-01023.pack", OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
     assert "Too many open files (raise the number of open files with ulimit -n, or pack it again" in str(error)
 
 

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from paceline.data.decode import decode
-from paceline.data.pack.record import Record, restored
+from paceline.data.pack.record import JpegRecord, restore_jpeg
 
 
 def pixels(file, channels=3):
@@ -25,7 +25,7 @@ CASES = {
 @pytest.mark.parametrize("options", CASES.values(), ids=CASES.keys())
 def test_a_restored_file_has_the_pixels_of_the_file_that_was_indexed(make_photo, make_record, options):
     file = make_photo(1, **options)
-    again = restored(make_record(file))
+    again = restore_jpeg(make_record(file))
     np.testing.assert_array_equal(pixels(again), pixels(file))
     np.testing.assert_array_equal(pixels(again, 1), pixels(file, 1))
 
@@ -34,7 +34,7 @@ def test_a_restored_file_has_the_very_bits_of_the_scan(make_photo, make_record):
     file = make_photo(2, 200, 100, quality=95)
     scan = file[file.index(b"\xff\xda") :]
     assert b"\xff\0" in scan, "nothing is stuffed"
-    assert restored(make_record(file)).endswith(scan[scan.index(b"\x3f\0") :])
+    assert restore_jpeg(make_record(file)).endswith(scan[scan.index(b"\x3f\0") :])
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -43,15 +43,15 @@ def test_orientation_is_kept(make_photo, make_record, orientation):
     record[9] = orientation
     exif = Image.Exif()
     exif[0x0112] = orientation
-    found = pixels(restored(bytes(record)))
+    found = pixels(restore_jpeg(bytes(record)))
     np.testing.assert_array_equal(found, pixels(make_photo(3, 40, 30, exif=exif)))
-    assert Record.parsed(bytes(record)).size == found.shape[:2]
+    assert JpegRecord.from_bytes(bytes(record)).size == found.shape[:2]
 
 
 def test_tables_of_16_bits_are_written_as_such(make_photo, make_record):
     record = bytearray(make_record(make_photo(4, mode="L")))
     struct.pack_into("<H", record, 32 + 2 * 63, 300)
-    file = Image.open(io.BytesIO(restored(bytes(record))))
+    file = Image.open(io.BytesIO(restore_jpeg(bytes(record))))
     assert file.quantization[0][63] == 300
     file.load()
 
@@ -69,14 +69,14 @@ WRONG = {
 @pytest.mark.parametrize(("offset", "value"), WRONG.values(), ids=WRONG.keys())
 def test_a_record_that_contradicts_itself_is_refused(make_photo, make_record, offset, value):
     record = bytearray(make_record(make_photo(5)))
-    restored(bytes(record))
+    restore_jpeg(bytes(record))
     record[offset : offset + len(value)] = value
     with pytest.raises(ValueError, match=r"damaged|not a record|pixels|factors|Huffman"):
-        restored(bytes(record))
+        restore_jpeg(bytes(record))
 
 
 def test_a_record_that_is_cut_short_is_refused_wherever_that_is(make_photo, make_record):
     record = make_record(make_photo(6, 8, 8))
     for length in range(len(record)):
         with pytest.raises(ValueError, match=r"not a record|Huffman"):
-            restored(record[:length])
+            restore_jpeg(record[:length])

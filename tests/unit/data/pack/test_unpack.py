@@ -6,9 +6,9 @@ import pytest
 from paceline.core.dataset import Datasets
 from paceline.core.errors import DataError
 from paceline.data.decode import decode
-from paceline.data.identity import dataset_digest
+from paceline.data.identity import digest_datasets
 from paceline.data.pack.unpack import unpack
-from paceline.data.sources.encoded import EncodedSource
+from paceline.data.sources.encoded import ImageFileSource
 from paceline.data.sources.folder import load_folder
 from paceline.data.sources.image_names import JPEG_EXTENSIONS
 from paceline.recipe.schema.source import Folder
@@ -35,13 +35,13 @@ def test_files_come_back_under_their_names_with_their_pixels(core, folder, photo
         np.testing.assert_array_equal(pixels_of(before), pixels_of(after))
         if file.name in ("d.png", "e.jpg", "j.gif"):
             assert before == after
-    assert dataset_digest(load_folder(Folder(root=str(tmp_path / "out")))) == dataset_digest(photos)
+    assert digest_datasets(load_folder(Folder(root=str(tmp_path / "out")))) == digest_datasets(photos)
 
 
 def test_a_jpeg_keeps_its_name_whatever_a_jpeg_is_called(core, photos, packed, tmp_path, make_photo, monkeypatch):
     names = [f"cat/{extension}.{extension}".encode() for extension in sorted(JPEG_EXTENSIONS)]
-    source = EncodedSource.pack(photos.train.info, str(tmp_path), names, np.zeros(len(names), dtype=np.int32))
-    monkeypatch.setattr(EncodedSource, "read_bytes", lambda self, index: make_photo(index))
+    source = ImageFileSource.from_paths(photos.train.info, str(tmp_path), names, np.zeros(len(names), dtype=np.int32))
+    monkeypatch.setattr(ImageFileSource, "read_bytes", lambda self, index: make_photo(index))
     unpack(packed(Datasets(source, photos.val)), tmp_path / "out", silent, 1)
     files = (tmp_path / "out" / "train").rglob("*.*")
     assert sorted(str(path.relative_to(tmp_path / "out/train")).encode() for path in files) == names
@@ -65,8 +65,8 @@ NAMES = [
 
 def test_no_name_leads_outside_the_folder(core, photos, packed, tmp_path, make_photo, monkeypatch):
     """Each name becomes a file of its own in its class folder."""
-    source = EncodedSource.pack(photos.train.info, str(tmp_path), NAMES, np.zeros(len(NAMES), dtype=np.int32))
-    monkeypatch.setattr(EncodedSource, "read_bytes", lambda self, index: make_photo(index))
+    source = ImageFileSource.from_paths(photos.train.info, str(tmp_path), NAMES, np.zeros(len(NAMES), dtype=np.int32))
+    monkeypatch.setattr(ImageFileSource, "read_bytes", lambda self, index: make_photo(index))
     unpack(packed(Datasets(source, photos.val)), tmp_path / "out", silent, 2)
     files = [path for path in (tmp_path / "out" / "train").rglob("*") if path.is_file()]
     assert len(files) == len(NAMES)
@@ -80,9 +80,9 @@ def test_no_name_leads_outside_the_folder(core, photos, packed, tmp_path, make_p
 def test_a_class_whose_name_is_a_path_gets_a_folder_of_its_own(core, photos, packed, tmp_path):
     info = photos.train.info.__class__(**{**vars(photos.train.info), "class_names": ("../up", "/")})
     sources = [
-        EncodedSource(info, each.root, each.paths, each.ends, each.labels) for each in (photos.train, photos.val)
+        ImageFileSource(info, each.root, each.paths, each.ends, each.labels) for each in (photos.train, photos.val)
     ]
-    sources[1] = EncodedSource(info.__class__(**{**vars(info), "split": "val"}), *list(vars(photos.val).values())[1:])
+    sources[1] = ImageFileSource(info.__class__(**{**vars(info), "split": "val"}), *list(vars(photos.val).values())[1:])
     unpack(packed(Datasets(*sources)), tmp_path / "out", silent, 2)
     assert sorted(path.name for path in (tmp_path / "out" / "train").iterdir()) == ["class-0", "class-1"]
 

@@ -9,8 +9,8 @@ import pytest
 from paceline.core.dataset import Datasets
 from paceline.core.errors import DataError
 from paceline.data.pack.unpack import unpack
-from paceline.data.pack.writer import PackOptions, pack
-from paceline.data.sources.encoded import EncodedSource
+from paceline.data.pack.writer import PackOptions, write_pack
+from paceline.data.sources.encoded import ImageFileSource
 
 THESIS = "years of work"
 NOBODY = 65534
@@ -35,15 +35,15 @@ def test_a_part_that_another_user_has_made_is_refused(core, pixels, tmp_path):
     part.mkdir()
     (part / "data-00000.pack").symlink_to(thesis)
     with pytest.raises(DataError, match=r"data-00000\.pack: is not part of an unfinished pack \(move it away"):
-        pack(pixels, tmp_path / "x.pack", PackOptions(), silent, 1)
+        write_pack(pixels, tmp_path / "x.pack", PackOptions(), silent, 1)
     os.chown(part, NOBODY, NOBODY)
     tmp_path.chmod(0o777)
     with pytest.raises(DataError, match=r"\.x\.pack\.part: .*made by another user \(remove it, or write elsewhere\)"):
-        pack(pixels, tmp_path / "x.pack", PackOptions(), silent, 1)
+        write_pack(pixels, tmp_path / "x.pack", PackOptions(), silent, 1)
     part.rename(tmp_path / "elsewhere")
     part.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(DataError, match=r"\.x\.pack\.part: .*is a link"):
-        pack(pixels, tmp_path / "x.pack", PackOptions(), silent, 1)
+        write_pack(pixels, tmp_path / "x.pack", PackOptions(), silent, 1)
     assert thesis.read_text() == THESIS and not (tmp_path / "x.pack").exists()
 
 
@@ -52,7 +52,7 @@ def test_a_part_is_for_its_user_alone_and_a_pack_for_whom_the_umask_lets(core, p
     seen = []
     before = os.umask(0o027)
     try:
-        pack(pixels, tmp_path / "x", options, lambda *told: seen.append((tmp_path / ".x.part").stat().st_mode), 1)
+        write_pack(pixels, tmp_path / "x", options, lambda *told: seen.append((tmp_path / ".x.part").stat().st_mode), 1)
     finally:
         os.umask(before)
     assert {mode & 0o777 for mode in seen} == {0o700}
@@ -65,7 +65,7 @@ def test_a_folder_of_somebodys_notes_is_no_unfinished_pack(core, pixels, tmp_pat
         part.mkdir()
         (part / name).write_text("journal of a voyage")
         with pytest.raises(DataError, match=rf"{name}: is not (part of an unfinished pack|a pack's journal)"):
-            pack(pixels, tmp_path / f"{name}.pack", PackOptions(), silent, 1)
+            write_pack(pixels, tmp_path / f"{name}.pack", PackOptions(), silent, 1)
         assert (part / name).read_text() == "journal of a voyage"
 
 
@@ -80,34 +80,34 @@ def test_what_appears_at_the_packs_place_meanwhile_stays(core, pixels, tmp_path,
             thesis_in(out)
 
     with pytest.raises(DataError, match=r"out\.pack: .*(move it away|remove it)"):
-        pack(pixels, out, options, appears, 1)
+        write_pack(pixels, out, options, appears, 1)
     assert (out / "thesis.txt").read_text() == THESIS
     out.rename(tmp_path / "moved")
     told = []
-    pack(pixels, out, options, lambda done, total: told.append(done), 1)
+    write_pack(pixels, out, options, lambda done, total: told.append(done), 1)
     assert told == [8], "what was done is not done again"
     assert {path.name for path in tmp_path.iterdir()} == {"out.pack", "moved"}
 
 
 def test_a_folder_called_old_stays(core, pixels, tmp_path):
     thesis = thesis_in(tmp_path / ".out.pack.old")
-    pack(pixels, tmp_path / "out.pack", SHARDS, silent, 1)
+    write_pack(pixels, tmp_path / "out.pack", SHARDS, silent, 1)
     assert thesis.read_text() == THESIS
     with pytest.raises(DataError, match=r"\.out\.pack\.old: is not a pack, so it is not overwritten"):
-        pack(pixels, tmp_path / "out.pack", PackOptions(shard_bytes=1 << 20, overwrite=True), silent, 1)
+        write_pack(pixels, tmp_path / "out.pack", PackOptions(shard_bytes=1 << 20, overwrite=True), silent, 1)
     assert thesis.read_text() == THESIS
 
 
 def test_overwriting_a_folder_removes_no_file_that_is_not_of_a_pack(core, pixels, tmp_path):
     out = tmp_path / "out.pack"
-    pack(pixels, out, SHARDS, silent, 1)
+    write_pack(pixels, out, SHARDS, silent, 1)
     (out / "thesis.txt").write_text(THESIS)
     again = PackOptions(shard_bytes=1 << 20, overwrite=True)
     with pytest.raises(DataError, match=r"thesis\.txt: is not part of a pack, so the folder is not overwritten \(move"):
-        pack(pixels, out, again, silent, 1)
+        write_pack(pixels, out, again, silent, 1)
     assert (out / "thesis.txt").read_text() == THESIS
     (out / "thesis.txt").unlink()
-    assert pack(pixels, out, again, silent, 1).images == 8
+    assert write_pack(pixels, out, again, silent, 1).images == 8
     assert [path.name for path in tmp_path.iterdir()] == ["out.pack"]
 
 
@@ -130,8 +130,8 @@ def test_unpacking_leaves_what_packing_has_begun_and_what_is_anybodys(core, pixe
 
 def test_no_image_is_lost_to_another_ones_name(core, photos, packed, tmp_path, make_photo, monkeypatch):
     names = [b"cat/00000002-x.jpg", b"cat/x.jpg", b"cat/x.jpg", b"cat/x.jpg", b"cat/00000003-x.jpg"]
-    source = EncodedSource.pack(photos.train.info, str(tmp_path), names, np.zeros(len(names), dtype=np.int32))
-    monkeypatch.setattr(EncodedSource, "read_bytes", lambda self, index: make_photo(index))
+    source = ImageFileSource.from_paths(photos.train.info, str(tmp_path), names, np.zeros(len(names), dtype=np.int32))
+    monkeypatch.setattr(ImageFileSource, "read_bytes", lambda self, index: make_photo(index))
     unpack(packed(Datasets(source, photos.val)), tmp_path / "out", silent, 1)
     files = [path for path in (tmp_path / "out" / "train").rglob("*") if path.is_file()]
     assert len({path.read_bytes() for path in files}) == len(files) == len(names)

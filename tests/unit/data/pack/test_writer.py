@@ -10,12 +10,12 @@ import pytest
 
 from paceline.core.dataset import ArraySource
 from paceline.core.errors import DataError
-from paceline.data.identity import dataset_digest, split_digest
+from paceline.data.identity import digest_datasets, digest_split
 from paceline.data.pack.format import KIND_FILE, KIND_RECORD
-from paceline.data.pack.marks import build_marker
-from paceline.data.pack.part import Part
+from paceline.data.pack.marks import build_mark_function
+from paceline.data.pack.part import PartialPack
 from paceline.data.pack.reader import PackSource, open_pack
-from paceline.data.pack.writer import PackOptions, pack
+from paceline.data.pack.writer import PackOptions, write_pack
 from paceline.data.sources.folder import load_folder
 from paceline.data.sources.webdataset import load_webdataset
 from paceline.recipe.schema.source import Folder, WebDataset
@@ -37,7 +37,7 @@ def test_labels_names_order_facts_and_digest_are_those_of_the_source(core, photo
         assert each.labels.tolist() == other.labels.tolist()
         for index in range(len(each)):
             assert each.name_of(index) == other.path_of(index).relative_to(other.root).as_posix()
-    assert dataset_digest(found) == dataset_digest(photos)
+    assert digest_datasets(found) == digest_datasets(photos)
 
 
 def test_jpegs_become_records_and_all_else_is_kept_byte_for_byte(core, photos, packed, tmp_path):
@@ -52,7 +52,7 @@ def test_jpegs_become_records_and_all_else_is_kept_byte_for_byte(core, photos, p
 
 
 def test_what_is_kept_whole_is_told_by_reason(core, photos, tmp_path):
-    made = pack(photos, tmp_path / "p", PackOptions(), silent, 2)
+    made = write_pack(photos, tmp_path / "p", PackOptions(), silent, 2)
     assert made.images == 10 and made.bytes == (tmp_path / "p").stat().st_size
     assert made.kept == {"it is no JPEG": 2, "it is progressive": 1}
 
@@ -65,7 +65,7 @@ def test_sizes_are_those_of_the_upright_images(core, photos, packed):
 
 
 def test_without_the_native_core_every_file_is_kept_whole(no_core, photos, tmp_path):
-    made = pack(photos, tmp_path / "p", PackOptions(), silent, 2)
+    made = write_pack(photos, tmp_path / "p", PackOptions(), silent, 2)
     assert made.kept == {"the native core is not there": 8, "it is no JPEG": 2}
     found = open_pack(tmp_path / "p")
     assert [found.train.read(index) for index in range(7)] == [photos.train.read(index) for index in range(7)]
@@ -78,7 +78,7 @@ def test_pixels_of_one_size_are_pixels_again_under_the_same_names(core, pixels, 
         assert each.info == other.info and each.labels.tolist() == other.labels.tolist()
         assert each.images.tolist() == other.images.tolist()
         assert each.name_of(1) == other.name_of(1)
-    assert dataset_digest(found) == dataset_digest(pixels)
+    assert digest_datasets(found) == digest_datasets(pixels)
 
 
 def test_shards_hold_the_same_samples_as_one_file(core, photos, packed, tmp_path, monkeypatch):
@@ -93,7 +93,7 @@ def test_shards_hold_the_same_samples_as_one_file(core, photos, packed, tmp_path
 
 def test_the_bytes_are_the_same_for_any_number_of_threads(core, photos, tmp_path):
     for workers in (1, 3):
-        pack(photos, tmp_path / f"p{workers}", PackOptions(), silent, workers)
+        write_pack(photos, tmp_path / f"p{workers}", PackOptions(), silent, workers)
     assert (tmp_path / "p1").read_bytes() == (tmp_path / "p3").read_bytes()
 
 
@@ -105,7 +105,7 @@ def test_a_smaller_short_side_is_made_where_an_image_is_larger_and_the_digest_is
     assert sizes["dög/f.jpg"] == (17, 9), "a small image stays as it is"
     assert set(train.kinds.tolist()) == {KIND_RECORD}
     assert train.index.meta.made.model_dump() == {"resize": 24, "quality": 80, "every": 8}
-    assert split_digest(train) != split_digest(photos.train)
+    assert digest_split(train) != digest_split(photos.train)
 
 
 def test_an_existing_pack_is_refused_unless_it_may_be_replaced(core, photos, pixels, packed, tmp_path):
@@ -145,14 +145,14 @@ def stop_after(images):
 @pytest.mark.parametrize("options", [{}, {"shard_bytes": 2500}], ids=["one file", "shards"])
 def test_an_interrupted_pack_goes_on_and_ends_with_the_same_bytes(core, photos, tmp_path, monkeypatch, options):
     monkeypatch.setattr("paceline.data.pack.writer._MIN_SHARD_BYTES", 1000)
-    monkeypatch.setattr("paceline.data.pack.writer._FILES_A_TASK", 1)
-    pack(photos, tmp_path / "whole", PackOptions(**options), silent, 1)
+    monkeypatch.setattr("paceline.data.pack.writer._FILES_PER_TASK", 1)
+    write_pack(photos, tmp_path / "whole", PackOptions(**options), silent, 1)
     for images in (1, 4, 7, 8):
         with pytest.raises(StopError):
-            pack(photos, tmp_path / "p", PackOptions(**options), stop_after(images), 1)
+            write_pack(photos, tmp_path / "p", PackOptions(**options), stop_after(images), 1)
         assert not (tmp_path / "p").exists()
     told = []
-    pack(photos, tmp_path / "p", PackOptions(**options), lambda done, total: told.append((done, total)), 1)
+    write_pack(photos, tmp_path / "p", PackOptions(**options), lambda done, total: told.append((done, total)), 1)
     assert told == [(8, 10), (9, 10), (10, 10)]
     assert contents(tmp_path / "p") == contents(tmp_path / "whole")
     assert not list(tmp_path.glob(".*"))
@@ -164,30 +164,32 @@ def test_what_was_replaced_under_its_name_meanwhile_is_packed_anew(
     core, photos, make_photo, tmp_path, monkeypatch, options, at, done
 ):
     monkeypatch.setattr("paceline.data.pack.writer._MIN_SHARD_BYTES", 1000)
-    monkeypatch.setattr("paceline.data.pack.writer._FILES_A_TASK", 1)
-    monkeypatch.setattr("paceline.data.pack.writer._MARKS_A_TASK", 3)
+    monkeypatch.setattr("paceline.data.pack.writer._FILES_PER_TASK", 1)
+    monkeypatch.setattr("paceline.data.pack.writer._MARKS_PER_TASK", 3)
     with pytest.raises(StopError):
-        pack(photos, tmp_path / "p", PackOptions(**options), stop_after(9), 1)
+        write_pack(photos, tmp_path / "p", PackOptions(**options), stop_after(9), 1)
     path = photos.train.path_of(at) if at < 7 else photos.val.path_of(at - 7)
     path.write_bytes(make_photo(99, 33, 22))
     told = []
-    pack(photos, tmp_path / "p", PackOptions(**options), lambda done, total: told.append(done), 2)
+    write_pack(photos, tmp_path / "p", PackOptions(**options), lambda done, total: told.append(done), 2)
     assert told[0] == done
-    pack(photos, tmp_path / "whole", PackOptions(**options), silent, 1)
+    write_pack(photos, tmp_path / "whole", PackOptions(**options), silent, 1)
     assert contents(tmp_path / "p") == contents(tmp_path / "whole")
 
 
 def test_a_file_of_the_same_size_is_another_by_its_time_and_the_same_with_it(core, photos, tmp_path, monkeypatch):
-    monkeypatch.setattr("paceline.data.pack.writer._FILES_A_TASK", 1)
+    monkeypatch.setattr("paceline.data.pack.writer._FILES_PER_TASK", 1)
     path, told = photos.train.path_of(3), []
     status = path.stat()
     for later_ns, done in ((0, 5), (1, 3)):
         with pytest.raises(StopError):
-            pack(photos, tmp_path / "p", PackOptions(), stop_after(5), 1)
+            write_pack(photos, tmp_path / "p", PackOptions(), stop_after(5), 1)
         path.write_bytes(path.read_bytes())
         os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + later_ns))
         with pytest.raises(StopError):
-            pack(photos, tmp_path / "p", PackOptions(), lambda done, total: (told.append(done), stop_after(0)(1, 1)), 1)
+            write_pack(
+                photos, tmp_path / "p", PackOptions(), lambda done, total: (told.append(done), stop_after(0)(1, 1)), 1
+            )
         assert told[-1] == done
 
 
@@ -201,7 +203,7 @@ def test_a_tar_that_was_replaced_marks_its_samples_and_no_others(make_photo, tmp
     section = WebDataset(train=f"{tmp_path}/{{0..1}}.tar", val=f"{tmp_path}/0.tar")
     tars, marks = load_webdataset(section).train, []
     for _ in range(2):
-        marks.append([build_marker(tars)(index) for index in range(4)])
+        marks.append([build_mark_function(tars)(index) for index in range(4)])
         os.utime(tmp_path / "1.tar", ns=(1, 1))
     assert len(set(marks[0])) == 4
     assert [index for index in range(4) if marks[0][index] != marks[1][index]] == [2, 3]
@@ -211,7 +213,7 @@ def test_a_pack_that_was_packed_anew_is_found_out_by_its_checksums(core, folder,
     marks = []
     for _ in range(2):
         photos = load_folder(Folder(root=str(folder)))
-        marks.append([build_marker(packed(photos, overwrite=True).train)(index) for index in range(7)])
+        marks.append([build_mark_function(packed(photos, overwrite=True).train)(index) for index in range(7)])
         photos.train.path_of(2).write_bytes(make_photo(98))
     assert [index for index in range(7) if marks[0][index] != marks[1][index]] == [2]
 
@@ -222,8 +224,8 @@ def contents(path):
 
 
 def test_whatever_a_power_cut_leaves_of_the_last_samples_is_made_again(core, photos, tmp_path, monkeypatch):
-    monkeypatch.setattr("paceline.data.pack.writer._FILES_A_TASK", 1)
-    pack(photos, tmp_path / "whole", PackOptions(), silent, 1)
+    monkeypatch.setattr("paceline.data.pack.writer._FILES_PER_TASK", 1)
+    write_pack(photos, tmp_path / "whole", PackOptions(), silent, 1)
     part = tmp_path / ".p.part"
     journal, data = part / "journal", part / "data-00000.pack"
     damages = {
@@ -237,25 +239,25 @@ def test_whatever_a_power_cut_leaves_of_the_last_samples_is_made_again(core, pho
     }
     for name, damage in damages.items():
         with pytest.raises(StopError):
-            pack(photos, tmp_path / "p", PackOptions(), stop_after(6), 1)
+            write_pack(photos, tmp_path / "p", PackOptions(), stop_after(6), 1)
         damage()
-        pack(photos, tmp_path / "p", PackOptions(), silent, 1)
+        write_pack(photos, tmp_path / "p", PackOptions(), silent, 1)
         assert contents(tmp_path / "p") == contents(tmp_path / "whole"), name
         (tmp_path / "p").unlink()
 
 
 def test_the_beginning_of_another_pack_is_not_gone_on_with(core, photos, pixels, tmp_path):
     with pytest.raises(StopError):
-        pack(photos, tmp_path / "p", PackOptions(), stop_after(1), 1)
+        write_pack(photos, tmp_path / "p", PackOptions(), stop_after(1), 1)
     for datasets, options in ((pixels, PackOptions()), (photos, PackOptions(every=4)), (photos, PackOptions(resize=9))):
         with pytest.raises(DataError, match=r"\.p\.part: is an unfinished pack of another source or with other"):
-            pack(datasets, tmp_path / "p", options, silent, 1)
+            write_pack(datasets, tmp_path / "p", options, silent, 1)
 
 
 def test_two_processes_do_not_write_the_same_pack(core, pixels, tmp_path):
-    part = Part.opened(tmp_path / ".p.part", bytes(32), None)
+    part = PartialPack.open(tmp_path / ".p.part", bytes(32), None)
     with pytest.raises(DataError, match="another process is writing to it"):
-        pack(pixels, tmp_path / "p", PackOptions(), silent, 1)
+        write_pack(pixels, tmp_path / "p", PackOptions(), silent, 1)
     part.close()
 
 
@@ -264,9 +266,9 @@ def test_bad_images_are_named_at_the_end_and_may_be_kept_as_they_are(core, folde
     (folder / "train/cat/d.png").write_bytes(b"")
     photos = load_folder(Folder(root=str(folder)), skip_bad=True)
     with pytest.raises(DataError, match=r"^2 images cannot be read: cat/a.jpg \(.*\), cat/d.png \(is empty .*skip$"):
-        pack(photos, tmp_path / "p", PackOptions(), silent, 2)
+        write_pack(photos, tmp_path / "p", PackOptions(), silent, 2)
     told = []
-    pack(photos, tmp_path / "p", PackOptions(skip_bad=True), lambda done, total: told.append(done), 2)
+    write_pack(photos, tmp_path / "p", PackOptions(skip_bad=True), lambda done, total: told.append(done), 2)
     assert told == [10], "what was done is not done again"
     train = open_pack(tmp_path / "p").train
     assert train.read(0) == (b"\xff\xd8nothing", 0)
@@ -283,7 +285,7 @@ def test_a_sample_of_a_tar_without_bytes_is_left_out_with_its_label(core, folder
             about.size = len(content)
             file.addfile(about, io.BytesIO(content))
     tars = load_webdataset(WebDataset(train=str(tmp_path / "t.tar"), val=str(tmp_path / "t.tar")))
-    pack(tars, tmp_path / "p", PackOptions(skip_bad=True), silent, 1)
+    write_pack(tars, tmp_path / "p", PackOptions(skip_bad=True), silent, 1)
     train = open_pack(tmp_path / "p").train
     assert train.labels.tolist() == [0, 1]
     with pytest.raises(DataError, match=r"is empty \(0 bytes\)"):
@@ -299,34 +301,34 @@ def test_a_bad_image_may_be_mended_as_the_message_says(core, folder, tmp_path, m
     bad.write_bytes(b"\xff\xd8" + bytes(20_000))
     with pytest.raises(DataError, match="remove or replace them"):
         photos = load_folder(Folder(root=str(folder)), skip_bad=True)
-        pack(photos, tmp_path / "p", PackOptions(**options), silent, 2)
+        write_pack(photos, tmp_path / "p", PackOptions(**options), silent, 2)
     if mends == "replaced":
         bad.write_bytes(good)
     else:
         bad.unlink()
     photos = load_folder(Folder(root=str(folder)))
     for name in ("p", "whole"):
-        pack(photos, tmp_path / name, PackOptions(**options), silent, 2)
+        write_pack(photos, tmp_path / name, PackOptions(**options), silent, 2)
     assert contents(tmp_path / "p") == contents(tmp_path / "whole")
 
 
 def test_a_full_disk_is_one_line_and_the_next_run_goes_on(core, photos, tmp_path, monkeypatch):
-    monkeypatch.setattr("paceline.data.pack.writer._FILES_A_TASK", 1)
-    add, left = Part.add, iter(range(6))
+    monkeypatch.setattr("paceline.data.pack.writer._FILES_PER_TASK", 1)
+    add, left = PartialPack.add, iter(range(6))
 
     def full(self, sample, *, is_first):
         if next(left, None) is None:
             raise OSError(errno.ENOSPC, "No space left on device")
         add(self, sample, is_first=is_first)
 
-    monkeypatch.setattr(Part, "add", full)
+    monkeypatch.setattr(PartialPack, "add", full)
     with pytest.raises(
         DataError, match=r"p: the disk is full \(free some space and pack again: packing resumes from here\)"
     ):
-        pack(photos, tmp_path / "p", PackOptions(), silent, 1)
-    monkeypatch.setattr(Part, "add", add)
+        write_pack(photos, tmp_path / "p", PackOptions(), silent, 1)
+    monkeypatch.setattr(PartialPack, "add", add)
     told = []
-    pack(photos, tmp_path / "p", PackOptions(), lambda done, total: told.append(done), 1)
+    write_pack(photos, tmp_path / "p", PackOptions(), lambda done, total: told.append(done), 1)
     assert told[0] == 6
 
 
@@ -339,13 +341,13 @@ def test_options_that_mean_nothing_are_refused(core, pixels, packed, wrong):
 
 def test_a_place_that_is_not_there_is_refused(core, pixels, tmp_path):
     with pytest.raises(DataError, match="is not a folder"):
-        pack(pixels, tmp_path / "no" / "p", PackOptions(), silent, 1)
+        write_pack(pixels, tmp_path / "no" / "p", PackOptions(), silent, 1)
 
 
 def test_a_pack_can_be_packed_again(core, photos, packed):
     once = packed(photos)
     again = packed(once, "again.pack")
-    assert dataset_digest(again) == dataset_digest(photos)
+    assert digest_datasets(again) == digest_datasets(photos)
     assert [again.train.name_of(index) for index in range(7)] == [once.train.name_of(index) for index in range(7)]
     assert again.train.read(0) == once.train.read(0)
 

@@ -9,13 +9,13 @@ import pytest
 
 from paceline.core.dataset import DatasetInfo, Datasets, Split
 from paceline.data.pack.format import INDEX_NAME
-from paceline.data.pack.index import Index, open_index
-from paceline.data.pack.writer import PackOptions, pack
-from paceline.data.remote.address import Address
-from paceline.data.remote.cache import Cache
-from paceline.data.remote.patience import Patience
+from paceline.data.pack.index import PackIndex, open_index
+from paceline.data.pack.writer import PackOptions, write_pack
+from paceline.data.remote.address import RemoteUrl
+from paceline.data.remote.cache import ShardCache
+from paceline.data.remote.patience import RetryPolicy
 from paceline.data.remote.shards import RemoteShards
-from paceline.data.remote.transport import PassingError, Piece
+from paceline.data.remote.transport import ByteRange, TransientError
 
 URL = "http://host/packs/set"
 
@@ -28,11 +28,11 @@ class Store:
     before: Callable[[str, int, int], None] = lambda name, start, stop: None
     asked: list[tuple[str, int, int]] = field(default_factory=list)
 
-    def read(self, address: Address, start: int, stop: int) -> Piece:
-        self.asked.append((address.name, start, stop))
-        self.before(address.name, start, stop)
-        data = self.files[address.name]
-        return Piece(data[start:stop], len(data))
+    def read(self, address: RemoteUrl, start: int, stop: int) -> ByteRange:
+        self.asked.append((address.file_name, start, stop))
+        self.before(address.file_name, start, stop)
+        data = self.files[address.file_name]
+        return ByteRange(data[start:stop], len(data))
 
     def close(self) -> None:
         pass
@@ -72,7 +72,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of four shards of about a megabyte."""
     out = tmp_path_factory.mktemp("packed") / "set"
     options = PackOptions(shard_bytes=1 << 20, skip_bad=True)
-    pack(random_datasets(8, 240_000), out, options, lambda done, total: None, 1)
+    write_pack(random_datasets(8, 240_000), out, options, lambda done, total: None, 1)
     assert len(list(out.glob("data-*.pack"))) == 4
     return out
 
@@ -83,7 +83,7 @@ def store(packed: Path) -> Store:
 
 
 @pytest.fixture
-def index(packed: Path) -> Index:
+def index(packed: Path) -> PackIndex:
     return open_index(packed / INDEX_NAME)
 
 
@@ -92,14 +92,14 @@ class Remote:
     """Makes shards of the store, all with one cache."""
 
     store: Store
-    index: Index
+    index: PackIndex
     top: Path
     pauses: list[float] = field(default_factory=list)
 
     def __call__(self, max_bytes: int = 10**9, digest: str = "digest") -> RemoteShards:
-        addresses = tuple(Address(f"{URL}/{file.name}") for file in self.index.files)
-        patience = Patience(attempts=3, pause=self.pauses.append)
-        cache = Cache(self.top, max_bytes)
+        addresses = tuple(RemoteUrl(f"{URL}/{file.name}") for file in self.index.files)
+        patience = RetryPolicy(attempts=3, pause=self.pauses.append)
+        cache = ShardCache(self.top, max_bytes)
         return RemoteShards(addresses, self.index.files, cache, digest, lambda: self.store, patience)
 
     def kept(self, digest: str = "digest") -> set[str]:
@@ -107,7 +107,7 @@ class Remote:
 
 
 @pytest.fixture
-def remote(store: Store, index: Index, tmp_path: Path) -> Remote:
+def remote(store: Store, index: PackIndex, tmp_path: Path) -> Remote:
     return Remote(store, index, tmp_path / "cache")
 
 
@@ -121,7 +121,7 @@ def passing() -> Callable[..., Callable[[str, int, int], None]]:
         def before(name: str, start: int, stop: int) -> None:
             left[0] -= 1
             if left[0] >= 0:
-                raise PassingError("503 Service Unavailable")
+                raise TransientError("503 Service Unavailable")
 
         return before
 

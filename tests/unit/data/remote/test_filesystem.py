@@ -9,24 +9,24 @@ import pytest
 
 from paceline.core.errors import DataError
 from paceline.data.remote import open_remote
-from paceline.data.remote.address import Address
-from paceline.data.remote.filesystem import Filesystem
-from paceline.data.remote.transport import LastingError
+from paceline.data.remote.address import RemoteUrl
+from paceline.data.remote.filesystem import FsspecTransport
+from paceline.data.remote.transport import PermanentError
 
 
 def test_without_fsspec_the_command_that_installs_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fsspec", None)
     monkeypatch.setitem(sys.modules, "fsspec.core", None)
-    with pytest.raises(LastingError, match="needs fsspec") as raised:
-        Filesystem().read(Address("s3://bucket/a.pack"), 0, 10)
+    with pytest.raises(PermanentError, match="needs fsspec") as raised:
+        FsspecTransport().read(RemoteUrl("s3://bucket/a.pack"), 0, 10)
     assert raised.value.fix == "pip install 'paceline[remote]'"
 
 
 def test_without_what_fsspec_needs_for_an_address_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("fsspec", reason="fsspec is not installed (pip install 'paceline[remote]')")
     monkeypatch.setitem(sys.modules, "s3fs", None)
-    with pytest.raises(LastingError, match=r"needs a package that is missing: .*s3fs") as raised:
-        Filesystem().read(Address("s3://bucket/a.pack"), 0, 10)
+    with pytest.raises(PermanentError, match=r"needs a package that is missing: .*s3fs") as raised:
+        FsspecTransport().read(RemoteUrl("s3://bucket/a.pack"), 0, 10)
     assert "s3fs" in raised.value.fix
 
 
@@ -73,7 +73,7 @@ def test_a_url_that_carries_a_template_runs_nothing(tmp_path: Path) -> None:
 
 def test_a_shard_whose_name_makes_a_chain_is_refused() -> None:
     with pytest.raises(DataError, match="is a chain of URLs"):
-        Address("s3://bucket/set/index.pack").beside("a::reference://b")
+        RemoteUrl("s3://bucket/set/index.pack").sibling("a::reference://b")
 
 
 def test_what_a_file_system_cannot_make_of_a_url_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,6 +83,6 @@ def test_what_a_file_system_cannot_make_of_a_url_is_one_line(monkeypatch: pytest
         raise IndexError("list index\nout of range")
 
     monkeypatch.setattr(core, "url_to_fs", raises)
-    with pytest.raises(LastingError, match="list index out of range") as raised:
-        Filesystem().read(Address("s3://bucket/a.pack"), 0, 10)
+    with pytest.raises(PermanentError, match="list index out of range") as raised:
+        FsspecTransport().read(RemoteUrl("s3://bucket/a.pack"), 0, 10)
     assert raised.value.fix == "correct data.source.root"

@@ -5,8 +5,8 @@ from http.client import HTTPResponse
 
 import pytest
 
-from paceline.data.remote.http import _answer
-from paceline.data.remote.transport import LastingError, PassingError, Piece
+from paceline.data.remote.http import _read_response
+from paceline.data.remote.transport import ByteRange, PermanentError, TransientError
 
 
 class Sent:
@@ -19,52 +19,54 @@ class Sent:
         return io.BytesIO(self._data)
 
 
-def answer(status: str, headers: dict[str, str], body: bytes = b"", start: int = 10, stop: int = 20) -> Piece | str:
+def answer(status: str, headers: dict[str, str], body: bytes = b"", start: int = 10, stop: int = 20) -> ByteRange | str:
     lines = [f"HTTP/1.1 {status}", *(f"{name}: {value}" for name, value in headers.items()), "", ""]
     response = HTTPResponse(Sent("\r\n".join(lines).encode() + body))  # type: ignore[arg-type]
     response.begin()
-    return _answer(response, start, stop)
+    return _read_response(response, start, stop)
 
 
-def ranged(first: int, last: int, total: int, body: bytes | None = None, **headers: str) -> Piece | str:
+def ranged(first: int, last: int, total: int, body: bytes | None = None, **headers: str) -> ByteRange | str:
     body = bytes(range(first, last + 1)) if body is None else body
     told = {"Content-Range": f"bytes {first}-{last}/{total}", "Content-Length": str(last - first + 1), **headers}
     return answer("206 Partial Content", told, body)
 
 
 def test_a_range_is_what_was_asked_for() -> None:
-    assert ranged(10, 19, 100) == Piece(bytes(range(10, 20)), 100)
+    assert ranged(10, 19, 100) == ByteRange(bytes(range(10, 20)), 100)
 
 
 def test_a_range_may_be_shorter_only_where_the_file_ends() -> None:
-    assert ranged(10, 14, 15) == Piece(bytes(range(10, 15)), 15)
-    with pytest.raises(PassingError, match="sent bytes 10-14 of 100, not 10-19"):
+    assert ranged(10, 14, 15) == ByteRange(bytes(range(10, 15)), 15)
+    with pytest.raises(TransientError, match="sent bytes 10-14 of 100, not 10-19"):
         ranged(10, 14, 100)
 
 
 @pytest.mark.parametrize("first", [0, 9, 11])
 def test_another_range_is_refused(first: int) -> None:
-    with pytest.raises(PassingError, match=f"sent bytes {first}-19 of 100, not 10-19"):
+    with pytest.raises(TransientError, match=f"sent bytes {first}-19 of 100, not 10-19"):
         ranged(first, 19, 100)
 
 
 def test_a_file_that_ends_before_the_range_has_no_bytes_of_it() -> None:
-    assert answer("416 Range Not Satisfiable", {"Content-Range": "bytes */7", "Content-Length": "0"}) == Piece(b"", 7)
+    assert answer("416 Range Not Satisfiable", {"Content-Range": "bytes */7", "Content-Length": "0"}) == ByteRange(
+        b"", 7
+    )
 
 
 def test_a_server_that_ignores_ranges_is_found_out() -> None:
     whole = {"Content-Length": "100"}
-    with pytest.raises(LastingError, match=r"200 instead of 206") as raised:
+    with pytest.raises(PermanentError, match=r"200 instead of 206") as raised:
         answer("200 OK", whole, bytes(100))
     assert raised.value.fix == "use a server that serves ranges"
-    with pytest.raises(LastingError, match=r"200 instead of 206"):
+    with pytest.raises(PermanentError, match=r"200 instead of 206"):
         answer("200 OK", whole, bytes(100), start=0, stop=50)
-    assert answer("200 OK", {"Content-Length": "50"}, bytes(50), start=0, stop=50) == Piece(bytes(50), 50)
+    assert answer("200 OK", {"Content-Length": "50"}, bytes(50), start=0, stop=50) == ByteRange(bytes(50), 50)
 
 
 @pytest.mark.parametrize("told", ["", "bytes 10-19/*", "pages 1-2/3", "bytes 10-19"])
 def test_a_range_that_is_not_named_is_refused(told: str) -> None:
-    with pytest.raises(LastingError, match="without a valid Content-Range"):
+    with pytest.raises(PermanentError, match="without a valid Content-Range"):
         answer("206 Partial Content", {"Content-Range": told, "Content-Length": "10"}, bytes(10))
 
 
@@ -74,7 +76,7 @@ def test_bytes_that_do_not_all_come_are_asked_for_again() -> None:
 
 
 def test_what_is_compressed_is_refused() -> None:
-    with pytest.raises(LastingError, match="sent compressed"):
+    with pytest.raises(PermanentError, match="sent compressed"):
         ranged(10, 19, 100, **{"Content-Encoding": "gzip"})
 
 
@@ -82,9 +84,9 @@ def test_what_is_compressed_is_refused() -> None:
     "status", ["500 Oops", "502 Bad Gateway", "503 Busy", "504 Late", "429 Slow Down", "408 Timeout"]
 )
 def test_what_may_pass_is_told_from_what_lasts(status: str) -> None:
-    with pytest.raises(PassingError, match=status) as raised:
+    with pytest.raises(TransientError, match=status) as raised:
         answer(status, {"Retry-After": "7", "Content-Length": "0"})
-    assert raised.value.pause_s == 7.0
+    assert raised.value.retry_after_s == 7.0
 
 
 @pytest.mark.parametrize(
@@ -96,7 +98,7 @@ def test_what_may_pass_is_told_from_what_lasts(status: str) -> None:
     ],
 )
 def test_what_lasts_says_what_to_do(status: str, fix: str) -> None:
-    with pytest.raises(LastingError, match=status) as raised:
+    with pytest.raises(PermanentError, match=status) as raised:
         answer(status, {"Content-Length": "0"})
     assert fix in raised.value.fix
 

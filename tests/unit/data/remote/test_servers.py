@@ -23,17 +23,17 @@ from PIL import Image
 
 from paceline.core.dataset import DatasetInfo, Datasets, Split
 from paceline.core.errors import DataError
-from paceline.data.pack.format import ALIGNMENT, Header, Layout, Role, Sizes
+from paceline.data.pack.format import ALIGNMENT, FileRole, IndexLayout, IndexSizes, PackHeader
 from paceline.data.pack.index import open_index
-from paceline.data.pack.writer import PackOptions, pack
+from paceline.data.pack.writer import PackOptions, write_pack
 from paceline.data.remote import open_remote
-from paceline.data.remote.address import Address
-from paceline.data.remote.credentials import Credentials, credentials_for
-from paceline.data.remote.http import Http
-from paceline.data.remote.patience import Patience
-from paceline.data.remote.transport import LastingError, PassingError
+from paceline.data.remote.address import RemoteUrl
+from paceline.data.remote.credentials import UrlCredentials, find_credentials
+from paceline.data.remote.http import HttpTransport
+from paceline.data.remote.patience import RetryPolicy
+from paceline.data.remote.transport import PermanentError, TransientError
 
-AT_ONCE = Patience(attempts=1)
+AT_ONCE = RetryPolicy(attempts=1)
 Answer = Callable[[BaseHTTPRequestHandler], None]
 
 
@@ -114,7 +114,7 @@ def locked(data: bytes, query: str = "") -> Answer:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """A pack of one file."""
     out = tmp_path_factory.mktemp("whole") / "a.pack"
-    pack(random_datasets(5), out, PackOptions(skip_bad=True), lambda done, total: None, 1)
+    write_pack(random_datasets(5), out, PackOptions(skip_bad=True), lambda done, total: None, 1)
     return out.read_bytes()
 
 
@@ -145,16 +145,16 @@ def random_datasets(num_images: int) -> Datasets:
 
 
 def read(url: str, num_bytes: int, stalled_s: float = 5) -> bytes:
-    with contextlib.closing(Http(stalled_s)) as transport:
-        return transport.read(Address(url), 0, num_bytes).data
+    with contextlib.closing(HttpTransport(stalled_s)) as transport:
+        return transport.read(RemoteUrl(url), 0, num_bytes).data
 
 
 def forged(data: bytes) -> bytes:
     """Return a pack with the header of `data`, and other labels: bytes of padding make up for the checksum."""
-    header = Header.parsed(data[:128], "good")
+    header = PackHeader.from_bytes(data[:128], "good")
     index = bytearray(data[header.index_offset :])
-    sizes = Sizes.parsed(bytes(index[:ALIGNMENT]))
-    labels, num_labels = Layout.of(sizes).columns[0]["labels"], sizes.samples[0]
+    sizes = IndexSizes.from_bytes(bytes(index[:ALIGNMENT]))
+    labels, num_labels = IndexLayout.from_sizes(sizes).columns[0]["labels"], sizes.samples[0]
     free = labels.offset + num_labels * labels.dtype.itemsize
     assert free % ALIGNMENT <= ALIGNMENT - 4 and free % ALIGNMENT, "no room in the padding"
     for each in struct.iter_unpack("<i", index[labels.offset : free]):
@@ -213,14 +213,14 @@ def test_what_is_kept_of_a_url_is_used_for_no_other(
 
 
 def test_bytes_of_an_index_that_belong_to_nothing_are_zero(whole: bytes, tmp_path: Path) -> None:
-    header = Header.parsed(whole[:128], "good")
+    header = PackHeader.from_bytes(whole[:128], "good")
     index = whole[header.index_offset :]
-    gaps = [gap for gap in Layout.of(Sizes.parsed(index[:ALIGNMENT])).gaps if gap[0] < gap[1]]
+    gaps = [gap for gap in IndexLayout.from_sizes(IndexSizes.from_bytes(index[:ALIGNMENT])).gaps if gap[0] < gap[1]]
     assert len(gaps) > 15
     for start, stop in gaps:
         for at in (start, stop - 1):
             changed = index[:at] + b"\1" + index[at + 1 :]
-            head = replace(header, index_crc32=zlib.crc32(changed)).packed()
+            head = replace(header, index_crc32=zlib.crc32(changed)).to_bytes()
             (tmp_path / "a.pack").write_bytes(head + whole[128 : header.index_offset] + changed)
             with pytest.raises(DataError, match="bytes between its columns are not zero"):
                 open_index(tmp_path / "a.pack")
@@ -228,7 +228,7 @@ def test_bytes_of_an_index_that_belong_to_nothing_are_zero(whole: bytes, tmp_pat
 
 def huge(num_bytes: int, sizes: bytes) -> Answer:
     """Return the answer of a server whose header tells of an index of `num_bytes`, which starts with `sizes`."""
-    header = Header(Role.WHOLE, b"x" * 16, 128 + num_bytes, 0, 0, num_bytes, 1).packed()
+    header = PackHeader(FileRole.WHOLE, b"x" * 16, 128 + num_bytes, 0, 0, num_bytes, 1).to_bytes()
 
     def answer(request: BaseHTTPRequestHandler) -> None:
         start, stop = span(request)
@@ -239,20 +239,20 @@ def huge(num_bytes: int, sizes: bytes) -> Answer:
 
 
 def test_an_index_is_as_long_as_its_samples_need(serve: Callable[..., int], tmp_path: Path) -> None:
-    port = serve(huge(200 << 30, Sizes(100, 0, (10, 10), (100, 100)).packed()))
+    port = serve(huge(200 << 30, IndexSizes(100, 0, (10, 10), (100, 100)).to_bytes()))
     with pytest.raises(DataError, match=r"its index is inconsistent: 214,748,364,800 bytes for 20 samples"):
         open_remote(f"http://127.0.0.1:{port}/a.pack", tmp_path, 10**9, AT_ONCE)
     assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) == 0
 
 
 def test_an_index_that_the_cache_may_not_hold_is_not_fetched(serve: Callable[..., int], tmp_path: Path) -> None:
-    sizes = Sizes(100, 0, (10**9, 10**9), (10**9, 10**9))
-    num_bytes = Layout.of(sizes).num_bytes
-    url = f"http://127.0.0.1:{serve(huge(num_bytes, sizes.packed()))}/a.pack"
+    sizes = IndexSizes(100, 0, (10**9, 10**9), (10**9, 10**9))
+    num_bytes = IndexLayout.from_sizes(sizes).num_bytes
+    url = f"http://127.0.0.1:{serve(huge(num_bytes, sizes.to_bytes()))}/a.pack"
     with pytest.raises(DataError, match=rf"its index has {num_bytes:,} bytes.*data\.source\.cache_gb above 68"):
         open_remote(url, tmp_path, 10**9, AT_ONCE)
-    sizes = Sizes(100, 0, (10**14, 10**14), (10**14, 10**14))
-    url = f"http://127.0.0.1:{serve(huge(Layout.of(sizes).num_bytes, sizes.packed()))}/a.pack"
+    sizes = IndexSizes(100, 0, (10**14, 10**14), (10**14, 10**14))
+    url = f"http://127.0.0.1:{serve(huge(IndexLayout.from_sizes(sizes).num_bytes, sizes.to_bytes()))}/a.pack"
     with pytest.raises(DataError, match=rf"data\.source\.cache: {tmp_path}.* bytes free.*name another folder"):
         open_remote(url, tmp_path, 10**18, AT_ONCE)
     assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) == 0
@@ -271,7 +271,7 @@ def test_a_server_that_sends_next_to_nothing_is_given_up(serve: Callable[..., in
 
     port = serve(drip)
     for part in ("head", "body"):
-        with pytest.raises(PassingError, match=r"^only \d+ bytes came in 0\.3"):
+        with pytest.raises(TransientError, match=r"^only \d+ bytes came in 0\.3"):
             read(f"http://127.0.0.1:{port}/{part}.pack", 128, stalled_s=0.3)
     left.set()
 
@@ -299,7 +299,7 @@ def test_more_than_was_asked_for_is_not_read(serve: Callable[..., int]) -> None:
         while True:
             request.wfile.write(b"10000\r\n" + bytes(1 << 16) + b"\r\n")
 
-    with pytest.raises(PassingError, match="sent more than bytes 0-9"):
+    with pytest.raises(TransientError, match="sent more than bytes 0-9"):
         read(f"http://127.0.0.1:{serve(endless)}/a.pack", 10)
 
 
@@ -340,7 +340,7 @@ def test_no_redirection_leads_from_https_to_http(
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
     url = f"https://127.0.0.1:{serve(redirect, tls)}"
     assert read(f"{url}/same.pack", 8) == whole[:8]
-    with pytest.raises(LastingError, match="redirects from https to http"):
+    with pytest.raises(PermanentError, match="redirects from https to http"):
         read(f"{url}/other.pack", 8)
 
 
@@ -393,35 +393,35 @@ def test_secrets_of_a_url_go_to_its_server_and_folder_alone() -> None:
         "PACELINE_URL_CREDENTIALS": "https://me:a%20b@host/packs/  https://host/packs/x.pack?sig=1 http://me:c@host"
     }
     name_and_password = f"Basic {base64.b64encode(b'me:a b').decode()}"
-    assert credentials_for("https://host/packs/a.pack", environ) == Credentials(name_and_password)
-    assert credentials_for("https://HOST:443/packs/set/index.pack", environ) == Credentials(name_and_password)
-    assert credentials_for("https://host/packs/x.pack", environ) == Credentials("", "sig=1")
+    assert find_credentials("https://host/packs/a.pack", environ) == UrlCredentials(name_and_password)
+    assert find_credentials("https://HOST:443/packs/set/index.pack", environ) == UrlCredentials(name_and_password)
+    assert find_credentials("https://host/packs/x.pack", environ) == UrlCredentials("", "sig=1")
     for path in ("packs/../evil/a.pack", "packs/%2e%2E/evil/a.pack", "packs/..%2fevil/a.pack", "packs/./a.pack"):
-        assert credentials_for(f"https://host/{path}", {**environ, "NETRC": "/dev/null"}) == Credentials()
+        assert find_credentials(f"https://host/{path}", {**environ, "NETRC": "/dev/null"}) == UrlCredentials()
     for other in ("https://host/packs2/a.pack", "https://host:8443/packs/a.pack", "https://host.evil/packs/a.pack"):
-        assert credentials_for(other, {**environ, "NETRC": "/dev/null"}) == Credentials()
-    assert credentials_for("http://host/packs/a.pack", environ).authorization != name_and_password
+        assert find_credentials(other, {**environ, "NETRC": "/dev/null"}) == UrlCredentials()
+    assert find_credentials("http://host/packs/a.pack", environ).authorization != name_and_password
 
 
 def test_netrc_is_for_https_and_its_own_host(tmp_path: Path) -> None:
     (tmp_path / "netrc").write_text("machine host login me password pw\ndefault login any password thing\n")
     environ = {"NETRC": str(tmp_path / "netrc")}
     header = f"Basic {base64.b64encode(b'me:pw').decode()}"
-    assert credentials_for("https://host/a.pack", environ) == Credentials(header)
-    assert credentials_for("https://other/a.pack", environ) == Credentials()
-    assert credentials_for("http://host/a.pack", environ) == Credentials()
-    assert credentials_for("https://host/a.pack", {"NETRC": str(tmp_path / "missing")}) == Credentials()
+    assert find_credentials("https://host/a.pack", environ) == UrlCredentials(header)
+    assert find_credentials("https://other/a.pack", environ) == UrlCredentials()
+    assert find_credentials("http://host/a.pack", environ) == UrlCredentials()
+    assert find_credentials("https://host/a.pack", {"NETRC": str(tmp_path / "missing")}) == UrlCredentials()
 
 
 @pytest.mark.parametrize("entry", ["S3CRETpw", "https://host/S3CRETpw", "https://[S3CRETpw", "https://a:b@h:S3CRETpw/"])
 def test_a_variable_that_is_not_understood_is_named_and_not_shown(entry: str) -> None:
-    with pytest.raises(LastingError, match=r"PACELINE_URL_CREDENTIALS: entry 2 is not a URL") as raised:
-        credentials_for("https://host/a.pack", {"PACELINE_URL_CREDENTIALS": f"https://me:x@host {entry}"})
+    with pytest.raises(PermanentError, match=r"PACELINE_URL_CREDENTIALS: entry 2 is not a URL") as raised:
+        find_credentials("https://host/a.pack", {"PACELINE_URL_CREDENTIALS": f"https://me:x@host {entry}"})
     assert "S3CRETpw" not in f"{raised.value} {raised.value.fix}"
 
 
 def test_a_netrc_that_is_not_understood_is_named_and_not_shown(tmp_path: Path) -> None:
     (tmp_path / "netrc").write_text("machine host login me password pw\nS3CRETpw\n")
-    with pytest.raises(LastingError, match=r"netrc cannot be parsed") as raised:
-        credentials_for("https://host/a.pack", {"NETRC": str(tmp_path / "netrc")})
+    with pytest.raises(PermanentError, match=r"netrc cannot be parsed") as raised:
+        find_credentials("https://host/a.pack", {"NETRC": str(tmp_path / "netrc")})
     assert "S3CRETpw" not in f"{raised.value} {raised.value.fix}"

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 from paceline.core.errors import DataError
-from paceline.data.lease import take
+from paceline.data.lease import acquire_file_lock
 from paceline.data.pack.format import INDEX_NAME
-from paceline.data.pack.reader import datasets_of, open_pack
-from paceline.data.remote.address import Address
-from paceline.data.remote.cache import part_of
+from paceline.data.pack.reader import build_pack_datasets, open_pack
+from paceline.data.remote.address import RemoteUrl
+from paceline.data.remote.cache import partial_path
 from paceline.data.remote.fetching import Fetcher
-from paceline.data.remote.http import Http
-from paceline.data.remote.patience import Patience
+from paceline.data.remote.http import HttpTransport
+from paceline.data.remote.patience import RetryPolicy
 from paceline.data.remote.shards import RemoteShards
-from paceline.data.remote.transport import LastingError
+from paceline.data.remote.transport import PermanentError
 
 
 @pytest.fixture
@@ -30,11 +30,11 @@ def everything(datasets) -> list:
 
 def test_samples_are_those_of_the_pack_before_and_after_the_shards_are_here(remote, store, index, expected) -> None:
     shards = remote()
-    assert everything(datasets_of(index, shards)) == expected
-    shards.settle()
+    assert everything(build_pack_datasets(index, shards)) == expected
+    shards.wait()
     assert remote.kept() == {file.name for file in index.files}
     num_asked = len(store.asked)
-    assert everything(datasets_of(index, shards)) == expected
+    assert everything(build_pack_datasets(index, shards)) == expected
     assert len(store.asked) == num_asked
     shards.close()
 
@@ -42,19 +42,19 @@ def test_samples_are_those_of_the_pack_before_and_after_the_shards_are_here(remo
 def test_another_process_finds_what_is_kept(remote, store, index, expected) -> None:
     first = remote()
     first.prefetch(range(4))
-    first.settle()
+    first.wait()
     store.asked.clear()
-    plain = RemoteShards(first.addresses, first.files, first.cache, first.digest, Http, Patience())
-    assert everything(pickle.loads(pickle.dumps(datasets_of(index, plain)))) == expected
+    plain = RemoteShards(first.addresses, first.files, first.cache, first.digest, HttpTransport, RetryPolicy())
+    assert everything(pickle.loads(pickle.dumps(build_pack_datasets(index, plain)))) == expected
     assert store.asked == []
 
 
 def test_a_forked_process_reads_with_connections_of_its_own(remote, index, expected) -> None:
     shards = remote(max_bytes=0)
-    assert everything(datasets_of(index, shards)) == expected
+    assert everything(build_pack_datasets(index, shards)) == expected
     child = os.fork()
     if not child:
-        same = everything(datasets_of(index, shards)) == expected
+        same = everything(build_pack_datasets(index, shards)) == expected
         os._exit(0 if same and len(shards._processes) == 2 else 1)
     assert os.waitpid(child, 0)[1] == 0
     shards.close()
@@ -63,7 +63,7 @@ def test_a_forked_process_reads_with_connections_of_its_own(remote, index, expec
 def test_memory_is_none_until_a_shard_is_here(remote, index) -> None:
     shards = remote()
     assert shards.memory(2) is None
-    shards.settle()
+    shards.wait()
     memory = shards.memory(2)
     assert memory is not None and len(memory) == index.files[2].num_bytes and memory.readonly
     shards.close()
@@ -86,17 +86,17 @@ def test_an_interrupted_fetch_goes_on_where_it_was(remote, store, index, monkeyp
 
     def broken(name: str, start: int, stop: int) -> None:
         if start >= 500_000:
-            raise LastingError("403 Forbidden", "sign it")
+            raise PermanentError("403 Forbidden", "sign it")
 
     store.before = broken
     shards.prefetch([0])
-    shards.settle()
-    assert remote.kept() == {part_of(Path("data-00000.pack"), index.files[0].num_bytes).name}
+    shards.wait()
+    assert remote.kept() == {partial_path(Path("data-00000.pack"), index.files[0].num_bytes).name}
     store.before = lambda name, start, stop: None
     store.asked.clear()
     shards = remote()
     shards.prefetch([0])
-    shards.settle()
+    shards.wait()
     assert remote.kept() == {"data-00000.pack"}
     assert store.bytes_of("data-00000.pack") == index.files[0].num_bytes - 500_000
 
@@ -104,10 +104,10 @@ def test_an_interrupted_fetch_goes_on_where_it_was(remote, store, index, monkeyp
 def test_a_part_that_is_damaged_is_fetched_again_from_its_start(remote, store, index, packed: Path) -> None:
     folder = remote.top / "digest" / "shards"
     folder.mkdir(parents=True)
-    part_of(folder / "data-00003.pack", index.files[3].num_bytes).write_bytes(b"x" * 300_000)
+    partial_path(folder / "data-00003.pack", index.files[3].num_bytes).write_bytes(b"x" * 300_000)
     shards = remote()
     shards.prefetch([3])
-    shards.settle()
+    shards.wait()
     assert (folder / "data-00003.pack").read_bytes() == (packed / "data-00003.pack").read_bytes()
     assert store.bytes_of("data-00003.pack") == 2 * index.files[3].num_bytes - 300_000
 
@@ -118,7 +118,7 @@ def test_a_damaged_shard_is_told_of_and_never_kept(remote, store) -> None:
     store.files["data-00001.pack"] = bytes(data)
     shards = remote()
     shards.prefetch([1])
-    shards.settle()
+    shards.wait()
     with pytest.raises(DataError, match=r"http://host/packs/set/data-00001.pack: is damaged: its checksum"):
         shards.read(1, 128, 10)
     assert "data-00001.pack" not in remote.kept()
@@ -126,7 +126,7 @@ def test_a_damaged_shard_is_told_of_and_never_kept(remote, store) -> None:
 
 def test_a_damaged_sample_that_comes_by_its_range_is_told_of_too(remote, store, index) -> None:
     shards = remote(max_bytes=0)
-    source = datasets_of(index, shards).train
+    source = build_pack_datasets(index, shards).train
     _, offsets, _ = source.locate([0])
     data = bytearray(store.files["data-00000.pack"])
     data[int(offsets[0])] ^= 1
@@ -160,36 +160,38 @@ def test_a_fetch_that_fails_behind_the_back_is_tried_again_when_the_shard_is_wan
     shards = remote()
     store.before = passing(times=3)
     shards.prefetch([0])
-    shards.settle()
+    shards.wait()
     shards.prefetch([0])
-    shards.settle()
+    shards.wait()
     assert remote.kept() == {"data-00000.pack"}
 
 
 def test_a_shard_that_another_process_fetches_is_not_fetched_twice(remote, store, index) -> None:
     folder = remote.top / "digest" / "shards"
     folder.mkdir(parents=True)
-    lease = take(part_of(folder / "data-00000.pack", index.files[0].num_bytes), alone=True, wait=True)
+    lease = acquire_file_lock(
+        partial_path(folder / "data-00000.pack", index.files[0].num_bytes), is_exclusive=True, should_wait=True
+    )
     assert lease
     shards = remote()
     shards.prefetch([0])
-    shards.settle()
+    shards.wait()
     assert store.asked == []
     lease.close()
     shards.prefetch([0])
-    shards.settle()
+    shards.wait()
     assert remote.kept() == {"data-00000.pack"}
 
 
 def test_what_fits_is_kept_and_the_rest_is_read_by_ranges(remote, store, index, expected) -> None:
     shards = remote(max_bytes=2 * index.files[0].num_bytes + 100)
     shards.prefetch(range(4))
-    shards.settle()
+    shards.wait()
     assert len(remote.kept()) == 2
     store.asked.clear()
-    assert everything(datasets_of(index, shards)) == expected
+    assert everything(build_pack_datasets(index, shards)) == expected
     assert {name for name, *_ in store.asked} == {file.name for file in index.files} - remote.kept()
-    shards.settle()
+    shards.wait()
     assert len(remote.kept()) == 2
 
 
@@ -197,20 +199,20 @@ def test_what_was_opened_longest_ago_makes_room_unless_it_is_in_use(remote, inde
     room = 2 * index.files[0].num_bytes + 100
     old = remote(room, "old")
     old.prefetch([0, 1])
-    old.settle()
+    old.wait()
     for age, name in enumerate(("data-00001.pack", "data-00000.pack")):
         os.utime(remote.top / "old" / "shards" / name, (1000 + age, 1000 + age))
     new = remote(room, "new")
     new.prefetch([2])
-    new.settle()
+    new.wait()
     assert (remote.kept("old"), remote.kept("new")) == ({"data-00000.pack", "data-00001.pack"}, set())
     old.close()
     new = remote(room, "new")
     new.prefetch([2])
-    new.settle()
+    new.wait()
     assert (remote.kept("old"), remote.kept("new")) == ({"data-00000.pack"}, {"data-00002.pack"})
     new.prefetch([3])
-    new.settle()
+    new.wait()
     assert remote.kept("new") == {"data-00002.pack", "data-00003.pack"}
     assert not (remote.top / "old").exists() and not (remote.top / "old.lock").exists()
 
@@ -218,11 +220,11 @@ def test_what_was_opened_longest_ago_makes_room_unless_it_is_in_use(remote, inde
 def test_nothing_is_given_up_for_what_would_not_fit_even_then(remote, index) -> None:
     old = remote(10**9, "old")
     old.prefetch([0])
-    old.settle()
+    old.wait()
     old.close()
     new = remote(index.files[0].num_bytes - 1, "new")
     new.prefetch([1])
-    new.settle()
+    new.wait()
     assert remote.kept("old") == {"data-00000.pack"} and remote.kept("new") == set()
 
 
@@ -232,7 +234,7 @@ def test_what_else_lies_in_the_folder_of_the_cache_is_neither_counted_nor_given_
     foreign.write_bytes(bytes(3 * index.files[0].num_bytes))
     shards = remote(2 * index.files[0].num_bytes + 100)
     shards.prefetch([0, 1, 2])
-    shards.settle()
+    shards.wait()
     assert len(remote.kept()) == 2
     assert foreign.exists() and not (remote.top / "imagenet.lock").exists()
 
@@ -246,20 +248,22 @@ def test_a_link_in_the_folder_of_the_cache_is_not_followed(remote, index, tmp_pa
     (remote.top / "linked.lock").touch()
     shards = remote(index.files[0].num_bytes + 100)
     shards.prefetch([0, 1])
-    shards.settle()
+    shards.wait()
     assert mine.exists()
     with pytest.raises(DataError, match=r"data.source.cache: .*linked is a link"):
-        shards.cache.use("linked")
+        shards.cache.acquire("linked")
 
 
 def test_a_part_counts_as_the_whole_that_it_will_be(remote, index) -> None:
     shards = remote(2 * index.files[0].num_bytes - 1)
     cache = shards.cache
-    lease = cache.use("digest")
-    first, second = (part_of(cache.shards_of("digest") / file.name, file.num_bytes) for file in index.files[:2])
-    assert cache.make_room(first, index.files[0].num_bytes)
+    lease = cache.acquire("digest")
+    first, second = (
+        partial_path(cache.get_shard_folder("digest") / file.name, file.num_bytes) for file in index.files[:2]
+    )
+    assert cache.reserve(first, index.files[0].num_bytes)
     assert first.stat().st_size == 0
-    assert not cache.make_room(second, index.files[1].num_bytes)
+    assert not cache.reserve(second, index.files[1].num_bytes)
     lease.close()
 
 
@@ -270,18 +274,18 @@ def test_a_cache_that_cannot_be_written_to_is_told_of(remote, tmp_path: Path) ->
 
 
 def test_what_is_asked_beyond_the_end_is_an_error(remote, index) -> None:
-    fetcher = Fetcher(remote.store, Patience())
+    fetcher = Fetcher(remote.store, RetryPolicy())
     num_bytes = index.files[0].num_bytes
     with pytest.raises(DataError, match="were asked for"):
-        fetcher.read(Address("http://host/data-00000.pack"), num_bytes - 1, num_bytes + 1, num_bytes)
+        fetcher.read(RemoteUrl("http://host/data-00000.pack"), num_bytes - 1, num_bytes + 1, num_bytes)
 
 
 def test_an_address_prints_neither_name_nor_password_nor_signature() -> None:
-    address = Address("https://me:secret@host:8443/a/b.pack?sig=secret")
-    assert address.shown == "https://host:8443/a/b.pack" and "secret" not in repr(address)
+    address = RemoteUrl("https://me:secret@host:8443/a/b.pack?sig=secret")
+    assert address.display_url == "https://host:8443/a/b.pack" and "secret" not in repr(address)
 
 
 def test_an_address_knows_what_lies_beside_it() -> None:
-    assert Address("https://host:8443/a/b.pack").beside("c.pack").url == "https://host:8443/a/c.pack"
-    assert Address("https://host/a/").below(INDEX_NAME).url == "https://host/a/index.pack"
-    assert Address("s3://bucket/pack").below("index.pack").url == "s3://bucket/pack/index.pack"
+    assert RemoteUrl("https://host:8443/a/b.pack").sibling("c.pack").url == "https://host:8443/a/c.pack"
+    assert RemoteUrl("https://host/a/").join(INDEX_NAME).url == "https://host/a/index.pack"
+    assert RemoteUrl("s3://bucket/pack").join("index.pack").url == "s3://bucket/pack/index.pack"

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from paceline.data.sources.build import build_datasets
-from paceline.data.sources.cifar import load_cifar, load_validation_cifar
+from paceline.data.sources.cifar import load_cifar, load_cifar_validation
 from paceline.recipe.schema.source import Cifar10, Cifar100
 
 NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -120,7 +120,7 @@ def test_class_folders_of_png_give_the_same_pixels(cifar10, tmp_path):
     for root, whole in ((cifar10, files), (tmp_path / "png", folders)):
         for path in (*root.rglob("data_batch_[2-5]"), *root.rglob("png/train/*/*.png")):
             path.write_bytes(b"")  # training images are not looked at for the others
-        alone = load_validation_cifar(Cifar10(root=str(root)))
+        alone = load_cifar_validation(Cifar10(root=str(root)))
         assert np.array_equal(alone.images, whole.val.images) and alone.info == whole.val.info
 
 

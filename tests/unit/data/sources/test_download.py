@@ -9,7 +9,7 @@ import tarfile
 import pytest
 
 from paceline.data.sources import download
-from paceline.data.sources.download import unpack
+from paceline.data.sources.download import extract_files
 
 WANTED = ("data", "meta")
 
@@ -40,10 +40,10 @@ def everything_in(folder):
 
 
 def unpacked(archive, tmp_path):
-    """Return what `unpack` leaves: in the folder it writes to, and the contents of the files in it."""
+    """Return what `extract_files` leaves: in the folder it writes to, and the contents of the files in it."""
     into = tmp_path / "top" / "into"
     into.mkdir(parents=True)
-    unpack(archive, "set", WANTED, into)
+    extract_files(archive, "set", WANTED, into)
     assert everything_in(tmp_path / "top") == ["into", *(f"into/{name}" for name in everything_in(into))]
     assert not any(path.is_symlink() for path in into.iterdir())
     return {path.name: path.read_bytes() for path in into.iterdir()}
@@ -95,7 +95,7 @@ def test_more_bytes_than_any_data_set_has_are_refused(name, pack, tmp_path, monk
     monkeypatch.setattr(download, "MAX_UNPACKED_BYTES", 2**20)
     archive = pack((name, bytes(2 * 2**20), tarfile.REGTYPE))
     assert archive.stat().st_size < 20_000
-    message = refusal(unpack, archive, "set", WANTED, tmp_path)
+    message = refusal(extract_files, archive, "set", WANTED, tmp_path)
     assert message == f"{archive}: unpacks to more than 1,048,576 bytes (remove it)"
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 2 * 2**20
 
@@ -112,7 +112,7 @@ def test_a_header_that_claims_a_terabyte_costs_neither_time_nor_memory(kind, tmp
         for _ in range(64):
             stream.write(bytes(2**20))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    message = refusal(unpack, archive, "set", WANTED, tmp_path)
+    message = refusal(extract_files, archive, "set", WANTED, tmp_path)
     assert message == f"{archive}: unpacks to more than 1,048,576 bytes (remove it)"
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000  # kB
 
@@ -135,4 +135,6 @@ def test_a_sparse_file_is_not_blown_up(tmp_path):
 # matrix: 46
 def test_more_entries_than_any_data_set_has_are_refused(pack, tmp_path, refusal):
     archive = pack(*((f"set/{number}", b"", tarfile.REGTYPE) for number in range(download.MAX_MEMBERS + 1)))
-    assert refusal(unpack, archive, "set", WANTED, tmp_path) == f"{archive}: has more than 100 entries (remove it)"
+    assert (
+        refusal(extract_files, archive, "set", WANTED, tmp_path) == f"{archive}: has more than 100 entries (remove it)"
+    )

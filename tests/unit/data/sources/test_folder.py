@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from paceline.data.decode import decode
-from paceline.data.sources.class_tree import scan_classes
+from paceline.data.sources.class_tree import scan_class_folders
 from paceline.data.sources.folder import VAL_FOLDERS, load_folder
 from paceline.recipe.schema.source import Folder
 
@@ -321,7 +321,7 @@ def test_a_folder_that_may_not_be_listed_is_named(grow, monkeypatch, refusal):
 @pytest.mark.real_data
 def test_imagenet_sample_has_500_images_and_all_decode(real_data):
     root = real_data("imagenet-sample")
-    assert len(scan_classes(root / "train", setting="root").paths) == 500
+    assert len(scan_class_folders(root / "train", setting="root").paths) == 500
     assert len(load_folder(Folder(root=str(root))).val) == 0
     train = load_folder(Folder(train_root=f"{root}/train", val_root=f"{root}/train")).train
     sizes = {}

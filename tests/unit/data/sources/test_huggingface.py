@@ -10,8 +10,8 @@ from multiprocessing import get_context
 import pytest
 from PIL import Image
 
-from paceline.data.identity import dataset_digest
-from paceline.data.sources.encoded import EncodedSource
+from paceline.data.identity import digest_datasets
+from paceline.data.sources.encoded import ImageFileSource
 from paceline.data.sources.huggingface import HuggingFaceSource, load_huggingface
 from paceline.recipe.schema.source import HuggingFace
 
@@ -84,16 +84,16 @@ def test_samples_come_encoded_with_their_labels_and_nothing_is_printed(layout, s
 
 
 def test_the_same_samples_in_another_layout_are_the_same_data(save):
-    digests = [dataset_digest(load(save(layout, train=made(4), test=made(2)))) for layout in ("saved", "parquet")]
+    digests = [digest_datasets(load(save(layout, train=made(4), test=made(2)))) for layout in ("saved", "parquet")]
     assert digests[0] == digests[1]
     other = load(save("other", train=made(4, labels=[1, 1, 0, 1]), test=made(2)))
-    assert dataset_digest(other) != digests[0]
+    assert digest_datasets(other) != digests[0]
 
 
 def test_an_image_folder_is_read_as_files(grow):
     root = grow({"train/cat": 2, "train/dog": 1, "test/cat": 1, "test/dog": 1})
     data = load(root)
-    assert isinstance(data.train, EncodedSource)
+    assert isinstance(data.train, ImageFileSource)
     assert [data.train.name_of(index) for index in range(3)] == [
         f"{root}/train/{name}" for name in ("cat/0.png", "cat/1.png", "dog/0.png")
     ]

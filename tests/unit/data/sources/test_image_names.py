@@ -4,7 +4,12 @@ import pytest
 from PIL import Image
 
 from paceline.data.decode import decode
-from paceline.data.sources.image_names import IMAGE_EXTENSIONS, JPEG_EXTENSIONS, is_image_name, told_kinds
+from paceline.data.sources.image_names import (
+    IMAGE_EXTENSIONS,
+    JPEG_EXTENSIONS,
+    has_image_extension,
+    summarize_extensions,
+)
 
 
 @pytest.mark.parametrize(
@@ -12,7 +17,7 @@ from paceline.data.sources.image_names import IMAGE_EXTENSIONS, JPEG_EXTENSIONS,
     [("a.jpg", True), ("a.b.JFIF", True), ("a.jpe", True), ("jpg", False), (".jpg", False), ("a.heic", False)],
 )
 def test_a_name_a_dot_and_an_extension_make_an_image(name, is_image):
-    assert is_image_name(name) == is_image
+    assert has_image_extension(name) == is_image
 
 
 def test_every_extension_is_one_of_a_format_that_is_decoded(tmp_path):
@@ -26,11 +31,11 @@ def test_every_extension_is_one_of_a_format_that_is_decoded(tmp_path):
 
 def test_files_are_counted_by_extension_the_most_frequent_first():
     names = ["b.txt", "Thumbs.db", "1.HEIC", "2.heic", "a.txt", "3.heic", "README", "LICENSE", "Thumbs.db"]
-    assert told_kinds(names) == "3 .heic, 2 .txt, 2 Thumbs.db, 2 without an extension"
-    assert told_kinds([]) == ""
-    assert told_kinds(["a\n.x"]) == "1 a\\n.x"
+    assert summarize_extensions(names) == "3 .heic, 2 .txt, 2 Thumbs.db, 2 without an extension"
+    assert summarize_extensions([]) == ""
+    assert summarize_extensions(["a\n.x"]) == "1 a\\n.x"
 
 
 def test_of_many_kinds_the_first_five_are_told():
     names = [f"{number}.{kind}" for kind in "abcdefg" for number in range(2)]
-    assert told_kinds(names) == "2 .a, 2 .b, 2 .c, 2 .d, 2 .e, 4 others"
+    assert summarize_extensions(names) == "2 .a, 2 .b, 2 .c, 2 .d, 2 .e, 4 others"

@@ -20,12 +20,12 @@ from paceline.core.dataset import ArraySource, DatasetInfo, Datasets
 from paceline.core.errors import DataError
 from paceline.data.bad import ImageError
 from paceline.data.decode import decode
-from paceline.data.identity import dataset_digest
-from paceline.data.pack.writer import PackOptions, pack
+from paceline.data.identity import digest_datasets
+from paceline.data.pack.writer import PackOptions, write_pack
 from paceline.data.sources import lmdb_write
 from paceline.data.sources.folder import load_folder
 from paceline.data.sources.lmdb import load_lmdb, open_lmdb
-from paceline.data.sources.lmdb_pages import DamageError, Tree
+from paceline.data.sources.lmdb_pages import LmdbFormatError, LmdbReader
 from paceline.data.sources.lmdb_write import write_lmdb
 from paceline.data.sources.synthetic import load_synthetic
 from paceline.recipe.schema.source import Folder, Lmdb, Synthetic
@@ -102,7 +102,7 @@ def test_what_is_read_is_what_was_written(name, grow, write):
     pixels = Synthetic(num_images=50, num_val_images=7, image_size=9, channels=1)
     source = load_folder(Folder(root=str(root))) if name == "folder" else load_synthetic(pixels)
     read = load(write(source))
-    assert dataset_digest(read) == dataset_digest(source)
+    assert digest_datasets(read) == digest_datasets(source)
     for theirs, ours in ((source.train, read.train), (source.val, read.val)):
         assert ours.info == theirs.info
         assert np.array_equal(ours.labels, theirs.labels)
@@ -123,7 +123,7 @@ def test_a_sample_is_called_by_its_path_below_the_root(grow, write):
 def test_a_tree_of_three_levels_is_searched_as_the_library_does(write):
     contents = noise(2500)
     folder = write(made(contents, noise(700, seed=1)))
-    assert Tree(folder / "data.mdb")._pages.meta.depth >= 3
+    assert LmdbReader(folder / "data.mdb")._pages.meta.depth >= 3
     read = everything(load(folder))
     assert [content for content, _ in read[0]] == contents
     with lmdb.open(str(folder), lock=False, readonly=True) as env, env.begin() as transaction:
@@ -167,7 +167,7 @@ def test_sixty_four_cycles_leave_no_descriptor(write):
 
 
 def test_the_map_grows_with_what_is_written(write, monkeypatch):
-    monkeypatch.setattr(lmdb_write, "_FIRST_MAP_BYTES", 2**15)
+    monkeypatch.setattr(lmdb_write, "_INITIAL_MAP_BYTES", 2**15)
     monkeypatch.setattr(lmdb_write, "_BATCH_BYTES", 2**14)
     contents = noise(200)
     assert [content for content, _ in everything(load(write(made(contents))))[0]] == contents
@@ -213,7 +213,7 @@ def test_bad_images_are_listed_as_for_a_pack_and_may_be_kept_as_they_are(grow, w
     (root / "val/cat/0.png").write_bytes(b"\xff\xd8neither")
     source = load_folder(Folder(root=str(root)), skip_bad=True)
     message = refusal(write_lmdb, source, tmp_path / "out", lambda *_: None)
-    assert message == refusal(pack, source, tmp_path / "p", PackOptions(), lambda *_: None, 1)
+    assert message == refusal(write_pack, source, tmp_path / "p", PackOptions(), lambda *_: None, 1)
     assert message.startswith("3 images cannot be read: cat/0.png (") and message.endswith("set data.on_bad_image=skip")
     assert not (tmp_path / "out").exists()
     kept = load(write(source))
@@ -299,7 +299,7 @@ def test_a_flipped_bit_in_a_sample_is_always_found(write):
     folder = write(made(noise(20, most=20_000)))
     file = folder / "data.mdb"
     source = load(folder).train
-    spans = [source.tree.locate(b"train/%010d" % index) for index in range(20)]
+    spans = [source.reader.locate(b"train/%010d" % index) for index in range(20)]
     draw = random.Random(0)
     with file.open("r+b", buffering=0) as content:
         for trial in range(400):
@@ -368,15 +368,15 @@ def test_two_thousand_changed_files_give_the_same_samples_or_one_line(write, ove
 def test_pages_that_lead_in_circles_end(write):
     folder = write(made(noise(2500)))
     file = folder / "data.mdb"
-    meta = Tree(file)._pages.meta
+    meta = LmdbReader(file)._pages.meta
     content = bytearray(file.read_bytes())
     root = meta.root * PAGE
     (lower,) = struct.unpack_from("<H", content, root + 12)
     for pointer in struct.unpack_from(f"<{(lower - 16) // 2}H", content, root + 16):
         struct.pack_into("<HH", content, root + pointer, meta.root & 0xFFFF, meta.root >> 16)
     file.write_bytes(content)
-    with pytest.raises(DamageError, match="on a wrong level"):
-        Tree(file).locate(b"train/0000000001")
+    with pytest.raises(LmdbFormatError, match="on a wrong level"):
+        LmdbReader(file).locate(b"train/0000000001")
 
 
 WRONG_FACTS = {
@@ -447,7 +447,7 @@ def test_a_sample_with_anothers_label_is_refused(write, refusal):
 def test_opening_reads_a_few_pages_however_many_samples_there_are(write):
     folder = write(made([b"x"] * 20_000))
     source = open_lmdb(folder / "data.mdb").train
-    assert source.tree._page.cache_info().currsize < 20
+    assert source.tree._read_page.cache_info().currsize < 20
     assert source.labels.nbytes == 4 * 20_000
 
 

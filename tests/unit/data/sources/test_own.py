@@ -10,11 +10,11 @@ import pytest
 from paceline.core.dataset import ArraySource
 from paceline.core.errors import DataError, RecipeError
 from paceline.data.bad import ImageError
-from paceline.data.identity import dataset_digest
+from paceline.data.identity import digest_datasets
 from paceline.data.sources.build import build_datasets
 from paceline.data.sources.digits import load_digits
-from paceline.data.sources.own import OwnSamples, _mean_and_std
-from paceline.data.staging.inventory import take_inventory
+from paceline.data.sources.own import PluginSamples, _compute_mean_and_std
+from paceline.data.staging.inventory import build_inventory
 from paceline.recipe.schema.source import OwnSource
 
 
@@ -88,7 +88,7 @@ def test_a_channel_that_never_changes_is_left_alone(load) -> None:
 
 def test_pictures_are_read_one_at_a_time_and_have_any_size(load) -> None:
     train = load(Pictures).train
-    assert isinstance(train, OwnSamples) and len(train) == 3
+    assert isinstance(train, PluginSamples) and len(train) == 3
     content, label = train.read(2)
     assert content.shape == (7, 7, 1) and content.dtype == np.uint8 and label == 1
     assert (train.info.image_size, train.info.channels) == (None, 1)
@@ -108,8 +108,8 @@ def test_a_source_is_taken_as_it_is(load) -> None:
 
 
 def test_the_digest_moves_with_pixels(load) -> None:
-    first, again = dataset_digest(load(pixels)), dataset_digest(load(pixels))
-    assert first == again != dataset_digest(load(pixels, labels=[0, 1, 0]))
+    first, again = digest_datasets(load(pixels)), digest_datasets(load(pixels))
+    assert first == again != digest_datasets(load(pixels, labels=[0, 1, 0]))
 
 
 @pytest.mark.parametrize(
@@ -222,13 +222,13 @@ def test_an_empty_validation_split_is_as_grey_as_the_training_split(load) -> Non
 
 
 def test_the_digest_is_of_what_is_read_and_not_of_what_it_is_called(load, monkeypatch) -> None:
-    pictures = dataset_digest(load(Pictures))
-    assert dataset_digest(load(Pictures)) == pictures
+    pictures = digest_datasets(load(Pictures))
+    assert digest_datasets(load(Pictures)) == pictures
     other = [load(Pictures, label=0), load(lambda split: Pictures(split, gives=b"a file"))]
-    assert len({pictures, *map(dataset_digest, other)}) == 3
+    assert len({pictures, *map(digest_datasets, other)}) == 3
     monkeypatch.setitem(sys.modules, "moved", sys.modules["parts_of_data"])
     load(Pictures)
-    assert dataset_digest(build_datasets(OwnSource(name="moved:Data"), may_download=False)) == pictures
+    assert digest_datasets(build_datasets(OwnSource(name="moved:Data"), may_download=False)) == pictures
 
 
 def test_the_digest_reads_few_of_many_samples_and_none_twice(load) -> None:
@@ -244,9 +244,9 @@ def test_the_digest_reads_few_of_many_samples_and_none_twice(load) -> None:
 
     found = load(Many)
     seen.clear()
-    dataset_digest(found)
+    digest_datasets(found)
     assert len(seen) == 2 * 64 and {0, 999_999} <= set(seen) and len(set(seen)) == 64
-    dataset_digest(load(Pictures, bad=1, skip_bad=True))  # what cannot be read is for the run to judge
+    digest_datasets(load(Pictures, bad=1, skip_bad=True))  # what cannot be read is for the run to judge
 
 
 def test_counting_pixels_takes_a_block_at_a_time(load) -> None:
@@ -254,7 +254,7 @@ def test_counting_pixels_takes_a_block_at_a_time(load) -> None:
     info = load(lambda split: (images, np.zeros(5, int), ["a", "b"])).train.info
     assert info.mean[0] == pytest.approx((images / 255).mean(), abs=6e-5)  # rounded to four digits
     tracemalloc.start()
-    _mean_and_std(images)
+    _compute_mean_and_std(images)
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most < 16 << 20, "all at once take 20 MiB and more, and a block of two takes 8 MiB"
@@ -283,7 +283,7 @@ def test_workers_do_not_share_a_file_that_is_opened_when_it_is_read(load, tmp_pa
     found = load(Records)
     train, val = found.train, found.val
     train.read(5)
-    place = train.inner.file.tell()
+    place = train.plugin.file.tell()
     reading, writing = os.pipe()
     worker = os.fork()
     if worker == 0:
@@ -294,11 +294,11 @@ def test_workers_do_not_share_a_file_that_is_opened_when_it_is_read(load, tmp_pa
     os.waitpid(worker, 0)
     os.close(reading)
     os.close(writing)
-    assert train.inner.file.tell() == place
+    assert train.plugin.file.tell() == place
     for split in (train, val):
-        split.inner.file.close()
+        split.plugin.file.close()
 
 
 def test_such_data_cannot_be_staged() -> None:
     with pytest.raises(DataError, match=r"data\.stage: cannot copy what a:B reads"):
-        take_inventory(OwnSource(name="a:B"))
+        build_inventory(OwnSource(name="a:B"))

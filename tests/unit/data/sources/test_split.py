@@ -5,13 +5,13 @@ import hashlib
 import numpy as np
 import pytest
 
-from paceline.data.sources.split import held_out
+from paceline.data.sources.split import select_validation
 
 
 def chosen(sizes, fraction=0.2, seed=0):
     labels = np.repeat(np.arange(len(sizes)), sizes)
     names = [f"{label}/{place}".encode() for place, label in enumerate(labels)]
-    return labels, names, held_out(labels, names, fraction=fraction, seed=seed)
+    return labels, names, select_validation(labels, names, fraction=fraction, seed=seed)
 
 
 def test_each_class_gives_its_share():
@@ -36,13 +36,13 @@ def test_a_class_of_one_stays_in_training():
 def test_the_choice_does_not_depend_on_the_order_of_the_samples():
     labels, names, mask = chosen([30, 40, 50])
     order = np.random.default_rng(0).permutation(len(labels))
-    again = held_out(labels[order], [names[place] for place in order], fraction=0.2, seed=0)
+    again = select_validation(labels[order], [names[place] for place in order], fraction=0.2, seed=0)
     assert np.array_equal(again, mask[order])
 
 
 def test_the_choice_does_not_depend_on_other_classes():
     labels, names, mask = chosen([30, 40])
-    alone = held_out(labels[:30], names[:30], fraction=0.2, seed=0)
+    alone = select_validation(labels[:30], names[:30], fraction=0.2, seed=0)
     assert np.array_equal(alone, mask[:30])
 
 

@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 
 from paceline.core.errors import DataError
-from paceline.data.identity import dataset_digest
+from paceline.data.identity import digest_datasets
 from paceline.data.sources import open_files
-from paceline.data.sources.tar_walk import Tar
+from paceline.data.sources.tar_walk import TarReader
 from paceline.data.sources.webdataset import load_webdataset
 from paceline.recipe.schema.source import WebDataset
 
@@ -81,7 +81,7 @@ def test_every_member_is_found_where_pythons_tarfile_finds_it(kind, tar):
     path = tar([(folder, b""), (link, b""), *members], kind=kind)
     with tarfile.open(path) as file:
         expected = [(os.fsencode(each.name), each.offset_data, each.size) for each in file if each.isreg()]
-    assert [tuple(member) for member in Tar(path).members()] == expected
+    assert [tuple(member) for member in TarReader(path).members()] == expected
     assert len(expected) == len(members)
 
 
@@ -290,7 +290,7 @@ def test_an_empty_image_is_named_when_it_is_read(tar, refusal):
 
 
 def test_threads_processes_and_pickles_read_the_same_with_few_files_open(tar, tmp_path, monkeypatch):
-    monkeypatch.setattr(open_files, "_MOST_OPEN", 2)
+    monkeypatch.setattr(open_files, "_MAX_OPEN_FILES", 2)
     for number in range(9):
         tar(samples(20, 20 * number), name=f"t-{number}.tar")
     source = load(str(tmp_path / "t-*.tar")).train
@@ -321,9 +321,9 @@ def test_the_same_samples_in_other_tars_are_the_same_data(tar, tmp_path):
     tar(samples(3), name="p-0.tar")
     tar(samples(3, 3), name="p-1.tar")
     two = load(str(tmp_path / "p-*.tar"))
-    assert dataset_digest(one) == dataset_digest(two)
+    assert digest_datasets(one) == digest_datasets(two)
     other = load(tar([*samples(5), ("000005.cls", b"1"), ("000005.jpg", b"5")], name="other.tar"))
-    assert dataset_digest(other) != dataset_digest(one)
+    assert digest_datasets(other) != digest_datasets(one)
 
 
 def test_tars_in_both_splits_are_noted(tar):

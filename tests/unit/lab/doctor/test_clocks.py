@@ -6,19 +6,19 @@ import time
 import pytest
 from torch.distributed import HashStore
 
-from paceline.lab.doctor.clocks import Offset, answer, ask, judge_clocks
-from paceline.lab.doctor.facts import Facts
+from paceline.lab.doctor.clocks import ClockOffset, compare_clocks, probe_clock, serve_clock
+from paceline.lab.doctor.facts import RankFacts
 
-RANKS = {rank: Facts(rank, host=f"host{rank}") for rank in range(3)}
+RANKS = {rank: RankFacts(rank, host=f"host{rank}") for rank in range(3)}
 
 
 @pytest.mark.parametrize("ahead_s", [0.0, 5.25, -3600.0])
 def test_a_clock_that_is_ahead_or_behind_is_measured(ahead_s: float) -> None:
     store = HashStore()
-    found: dict[int, Offset] = {}
-    main = threading.Thread(target=lambda: found.update(answer(store, [1, 2], time.time)))
-    other = threading.Thread(target=lambda: ask(store, 1, lambda: time.time() + ahead_s))
-    threads = [main, other, threading.Thread(target=lambda: ask(store, 2, time.time))]
+    found: dict[int, ClockOffset] = {}
+    main = threading.Thread(target=lambda: found.update(serve_clock(store, [1, 2], time.time)))
+    other = threading.Thread(target=lambda: probe_clock(store, 1, lambda: time.time() + ahead_s))
+    threads = [main, other, threading.Thread(target=lambda: probe_clock(store, 2, time.time))]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -30,16 +30,16 @@ def test_a_clock_that_is_ahead_or_behind_is_measured(ahead_s: float) -> None:
 
 
 def test_a_clock_that_is_off_by_more_than_a_second_is_worth_a_look() -> None:
-    (found,) = judge_clocks({1: Offset(-5.0, 0.001), 2: Offset(0.2, 0.001)}, RANKS)
+    (found,) = compare_clocks({1: ClockOffset(-5.0, 0.001), 2: ClockOffset(0.2, 0.001)}, RANKS)
     assert (found.name, found.state) == ("clocks", "look")
     assert found.found == "rank 1 (host1) is 5.00 s behind rank 0 (+/- 1 ms)"
 
 
 def test_clocks_that_agree_or_may_agree_are_well() -> None:
-    for offset in (Offset(0.5, 0.01), Offset(3.0, 2.5)):
-        (found,) = judge_clocks({1: offset}, RANKS)
+    for offset in (ClockOffset(0.5, 0.01), ClockOffset(3.0, 2.5)):
+        (found,) = compare_clocks({1: offset}, RANKS)
         assert (found.name, found.state) == ("clocks", "ok")
 
 
 def test_nothing_is_said_of_the_clock_of_one_host() -> None:
-    assert judge_clocks({}, RANKS) == []
+    assert compare_clocks({}, RANKS) == []

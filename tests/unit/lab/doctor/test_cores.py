@@ -6,21 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from paceline.lab.doctor.cores import core_findings, parse_cores
-from paceline.lab.doctor.finding import Finding
-from paceline.lab.doctor.here import Here
+from paceline.lab.doctor.cores import check_cores, parse_core_list
+from paceline.lab.doctor.finding import DoctorFinding
+from paceline.lab.doctor.here import HostContext
 
 IN_STEP = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_STEP_NUM_TASKS": "2"}
 MINE = len(os.sched_getaffinity(0))
 
 
 @pytest.fixture
-def found(tmp_path: Path) -> Callable[..., dict[str, Finding]]:
+def found(tmp_path: Path) -> Callable[..., dict[str, DoctorFinding]]:
     """Return a function from variables to what is found of a machine whose files are below the test's folder."""
 
-    def look(**environ: str) -> dict[str, Finding]:
-        here = Here(environ, tmp_path, lambda: 0.0, 0.0, tmp_path)
-        return {finding.name: finding for finding in core_findings(here)}
+    def look(**environ: str) -> dict[str, DoctorFinding]:
+        here = HostContext(environ, tmp_path, lambda: 0.0, 0.0, tmp_path)
+        return {finding.name: finding for finding in check_cores(here)}
 
     return look
 
@@ -40,7 +40,7 @@ def gpu(root: Path, address: str, number: int) -> None:
 
 
 def test_the_cores_that_this_process_may_use_are_told(found) -> None:
-    assert found()["cores"] == Finding.ok("cores", f"{MINE} of {os.cpu_count()} usable")
+    assert found()["cores"] == DoctorFinding.ok("cores", f"{MINE} of {os.cpu_count()} usable")
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_a_whole_quota_is_worth_a_look_only_where_the_ranks_are_more(found, tmp_
     write(tmp_path / "proc/self/cgroup", "0::/job")
     write(tmp_path / "sys/fs/cgroup/job/cpu.max", "100000 100000")
     cores = f"{MINE} of {os.cpu_count()} usable"
-    assert found()["cores"] == Finding.ok("cores", f"{cores}, 1 s of CPU time per second")
+    assert found()["cores"] == DoctorFinding.ok("cores", f"{cores}, 1 s of CPU time per second")
     two = found(RANK="0", WORLD_SIZE="2", LOCAL_RANK="0", LOCAL_WORLD_SIZE="2")["cores"]
     assert two.state == "look" and two.found == f"{cores}, but only 1 s of CPU time per second for 2 ranks"
 
@@ -101,7 +101,7 @@ def test_nodes_of_memory_tell_their_cores_and_gpus(found, tmp_path: Path) -> Non
     gpu(tmp_path, "0000:1B:00.0", 0)
     gpu(tmp_path, "0000:99:00.0", -1)
     told = f"3 nodes: 0 has cores 0-{os.cpu_count()} and GPU 0000:1B:00.0; 2 has cores 9000-9001; 10 has no cores"
-    assert found()["NUMA"] == Finding.ok("NUMA", told)
+    assert found()["NUMA"] == DoctorFinding.ok("NUMA", told)
 
 
 def test_a_process_bound_far_from_every_gpu_is_worth_a_look(found, tmp_path: Path) -> None:
@@ -114,5 +114,5 @@ def test_a_process_bound_far_from_every_gpu_is_worth_a_look(found, tmp_path: Pat
 
 
 def test_lists_of_cores_are_read_as_the_kernel_writes_them() -> None:
-    assert parse_cores("0-3,8,10-11") == {0, 1, 2, 3, 8, 10, 11}
-    assert parse_cores("") == parse_cores("(null)") == set()
+    assert parse_core_list("0-3,8,10-11") == {0, 1, 2, 3, 8, 10, 11}
+    assert parse_core_list("") == parse_core_list("(null)") == set()

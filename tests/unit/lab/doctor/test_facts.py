@@ -6,24 +6,24 @@ import threading
 from torch.distributed import HashStore
 
 from paceline.core.world import World
-from paceline.lab.doctor.facts import Facts, facts_of, machine_of
-from paceline.lab.doctor.finding import Finding
+from paceline.lab.doctor.facts import RankFacts, collect_facts, identify_machine
+from paceline.lab.doctor.finding import DoctorFinding
 from paceline.lab.doctor.links import Interface
-from paceline.lab.doctor.ranks import exchange
+from paceline.lab.doctor.ranks import exchange_facts
 
-OWN = (Finding.ok("memory", "much"), Finding.look("cores", "2 of 64", "ask for more"))
+OWN = (DoctorFinding.ok("memory", "much"), DoctorFinding.warning("cores", "2 of 64", "ask for more"))
 
 
-def facts(rank: int) -> Facts:
+def facts(rank: int) -> RankFacts:
     world = World(rank=rank, world_size=3, local_rank=rank, local_world_size=3)
-    return facts_of(world, OWN, {"torch": "2.15", "cpu": "fast", "nccl": ""}, {}, device="cpu")
+    return collect_facts(world, OWN, {"torch": "2.15", "cpu": "fast", "nccl": ""}, {}, device="cpu")
 
 
 def test_a_rank_says_what_it_is_and_reads_as_it_was_written() -> None:
     said = facts(2)
     assert (said.rank, said.local_world_size, said.versions) == (2, 3, {"torch": "2.15"})
-    assert said.own == OWN and said.host and said.where == f"rank 2 ({said.host})"
-    assert Facts.from_json(said.to_json()) == said
+    assert said.own == OWN and said.host and said.label == f"rank 2 ({said.host})"
+    assert RankFacts.from_json(said.to_json()) == said
 
 
 def test_another_paceline_may_say_more_or_less() -> None:
@@ -31,14 +31,14 @@ def test_another_paceline_may_say_more_or_less() -> None:
     values["colour"] = "blue"
     values["own"][0]["mood"] = "good"
     del values["cores"], values["interface"]
-    read = Facts.from_json(json.dumps(values))
+    read = RankFacts.from_json(json.dumps(values))
     assert (read.rank, read.cores, read.interface, read.own) == (1, 1, Interface(""), OWN)
 
 
 def test_rank_0_hears_of_all_and_the_others_know_themselves() -> None:
     store, found = HashStore(), {}
     threads = [
-        threading.Thread(target=lambda rank=rank: found.update({rank: exchange(store, facts(rank), 3, 20.0)}))
+        threading.Thread(target=lambda rank=rank: found.update({rank: exchange_facts(store, facts(rank), 3, 20.0)}))
         for rank in (2, 1, 0)
     ]
     for thread in threads:
@@ -50,5 +50,5 @@ def test_rank_0_hears_of_all_and_the_others_know_themselves() -> None:
 
 
 def test_ranks_of_one_host_have_the_same_machine_and_without_a_kernel_of_linux_its_name(tmp_path) -> None:
-    assert machine_of() == facts(0).machine
-    assert machine_of(tmp_path) == facts(0).host
+    assert identify_machine() == facts(0).machine
+    assert identify_machine(tmp_path) == facts(0).host

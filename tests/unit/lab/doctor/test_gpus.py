@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from paceline.lab.doctor.finding import Finding
-from paceline.lab.doctor.gpus import gpu_findings
-from paceline.lab.doctor.here import Here
+from paceline.lab.doctor.finding import DoctorFinding
+from paceline.lab.doctor.gpus import check_gpus
+from paceline.lab.doctor.here import HostContext
 
 GB = 10**9
 
@@ -60,7 +60,7 @@ def nvml_of(**told: Any) -> Any:
 
 
 @pytest.fixture
-def found(tmp_path: Path) -> Callable[..., dict[str, Finding]]:
+def found(tmp_path: Path) -> Callable[..., dict[str, DoctorFinding]]:
     """Return a function from what torch and NVML are to the findings on a machine of two GPUs."""
     for name in ("nvidia0", "nvidia1", "nvidiactl"):
         (tmp_path / "dev").mkdir(exist_ok=True)
@@ -69,10 +69,10 @@ def found(tmp_path: Path) -> Callable[..., dict[str, Finding]]:
     driver.parent.mkdir(parents=True)
     driver.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15  Thu Jan 23\n")
 
-    def look(torch: Any, nvml: Any = None, **environ: str) -> dict[str, Finding]:
+    def look(torch: Any, nvml: Any = None, **environ: str) -> dict[str, DoctorFinding]:
         modules = {"torch": torch, "pynvml": nvml or nvml_of()}
-        here = Here(environ, tmp_path, lambda: 0.0, 0.0, tmp_path, modules.__getitem__)
-        return {finding.name: finding for finding in gpu_findings(here)}
+        here = HostContext(environ, tmp_path, lambda: 0.0, 0.0, tmp_path, modules.__getitem__)
+        return {finding.name: finding for finding in check_gpus(here)}
 
     return look
 
@@ -89,7 +89,7 @@ def never(name: str) -> Any:
     ],
 )
 def test_a_machine_without_gpus_loads_nothing(tmp_path: Path, environ: dict, state: str, says: str) -> None:
-    (gpus,) = gpu_findings(Here(environ, tmp_path, lambda: 0.0, 0.0, tmp_path, never))
+    (gpus,) = check_gpus(HostContext(environ, tmp_path, lambda: 0.0, 0.0, tmp_path, never))
     assert (gpus.name, gpus.state, gpus.found) == ("GPUs", state, says)
 
 
@@ -167,5 +167,5 @@ def test_without_nvml_health_is_not_known(found, tmp_path: Path) -> None:
             raise ImportError(name)
         return torch_of(2)
 
-    told = {each.name: each for each in gpu_findings(Here({}, tmp_path, lambda: 0.0, 0.0, tmp_path, load))}
+    told = {each.name: each for each in check_gpus(HostContext({}, tmp_path, lambda: 0.0, 0.0, tmp_path, load))}
     assert told["GPU health"].state == "ok" and "nvidia-ml-py" in told["GPU health"].found

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.lab.doctor.finding import Finding
-from paceline.lab.doctor.here import Here
-from paceline.lab.doctor.load import load_finding
+from paceline.lab.doctor.finding import DoctorFinding
+from paceline.lab.doctor.here import HostContext
+from paceline.lab.doctor.load import check_load
 
 TICK = os.sysconf("SC_CLK_TCK")
 CORES = sorted(os.sched_getaffinity(0))
@@ -33,14 +33,14 @@ class Kernel:
         stat = self.root / "proc" / str(os.getpid()) / "stat"
         stat.write_text(f"{os.getpid()} (x) S {numbers} {round(own_s * TICK)} 0 0 0")
 
-    def look(self, busy_s: float, own_s: float = 0.0, stolen_s: float = 0.0) -> Finding:
+    def look(self, busy_s: float, own_s: float = 0.0, stolen_s: float = 0.0) -> DoctorFinding:
         """Return what is found in a second in which so many seconds of cores were used."""
 
         def wait(seconds: float) -> None:
             self.now_s += 1.0
             self.tell(busy_s, own_s, stolen_s)
 
-        return load_finding(Here({}, self.root, lambda: self.now_s, 0.0, root=self.root), wait)
+        return check_load(HostContext({}, self.root, lambda: self.now_s, 0.0, root=self.root), wait)
 
 
 @pytest.fixture
@@ -70,8 +70,8 @@ def test_what_a_hypervisor_takes_is_told_as_that(kernel: Kernel) -> None:
 
 
 def test_where_the_kernel_does_not_tell_nothing_is_claimed(tmp_path: Path) -> None:
-    here = Here({}, tmp_path, time.perf_counter, 0.0, root=tmp_path)
-    assert load_finding(here) == Finding.ok("load", "not reported by the kernel")
+    here = HostContext({}, tmp_path, time.perf_counter, 0.0, root=tmp_path)
+    assert check_load(here) == DoctorFinding.ok("load", "not reported by the kernel")
 
 
 def test_real_busy_processes_are_seen_and_those_that_this_one_started_are_its_own() -> None:
@@ -85,7 +85,7 @@ def test_real_busy_processes_are_seen_and_those_that_this_one_started_are_its_ow
     pids = list(map(int, said.split()))
     try:
         assert len(pids) == 2 * len(CORES)
-        found = load_finding(Here({}, Path(), time.perf_counter, 0.0))
+        found = check_load(HostContext({}, Path(), time.perf_counter, 0.0))
     finally:
         for pid in pids:
             os.kill(pid, 9)

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline.data.native import WHAT_IS_LOST
+from paceline.data.native import NATIVE_MISSING_MESSAGE
 from paceline.lab.doctor import machine
-from paceline.lab.doctor.finding import Finding
-from paceline.lab.doctor.here import Here
-from paceline.lab.doctor.machine import machine_findings
-from paceline.lab.doctor.storage import Speed
+from paceline.lab.doctor.finding import DoctorFinding
+from paceline.lab.doctor.here import HostContext
+from paceline.lab.doctor.machine import check_host
+from paceline.lab.doctor.storage import DiskSpeed
 
 NAMES = [
     "versions", "cores", "threads", "NUMA", "load", "GPUs", "native core", "memory", "shared memory", "open files",
@@ -22,12 +22,12 @@ NAMES = [
 @pytest.fixture(autouse=True)
 def no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Try no disk, which is looked at elsewhere."""
-    monkeypatch.setattr("paceline.lab.doctor.storage.try_disk", lambda folder, now: Speed(1e9, 1e9))
+    monkeypatch.setattr("paceline.lab.doctor.storage.measure_disk_speed", lambda folder, now: DiskSpeed(1e9, 1e9))
 
 
-def looked_at(folder: Path) -> dict[str, Finding]:
-    here = Here({"CUDA_VISIBLE_DEVICES": ""}, folder, lambda: 0.0, 0.0)  # GPUs are looked at elsewhere
-    return {finding.name: finding for finding in machine_findings(here)}
+def looked_at(folder: Path) -> dict[str, DoctorFinding]:
+    here = HostContext({"CUDA_VISIBLE_DEVICES": ""}, folder, lambda: 0.0, 0.0)  # GPUs are looked at elsewhere
+    return {finding.name: finding for finding in check_host(here)}
 
 
 def test_everything_is_looked_at_once_and_told(tmp_path: Path) -> None:
@@ -49,8 +49,8 @@ def test_a_package_that_is_missing_is_wrong(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_whether_there_is_a_native_core_is_told_and_what_is_lost_without(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(machine, "native", lambda: SimpleNamespace(isa=lambda: "avx2"))
-    assert looked_at(tmp_path)["native core"] == Finding.ok("native core", "built, uses avx2")
-    monkeypatch.setattr(machine, "native", lambda: None)
+    monkeypatch.setattr(machine, "load_native", lambda: SimpleNamespace(isa=lambda: "avx2"))
+    assert looked_at(tmp_path)["native core"] == DoctorFinding.ok("native core", "built, uses avx2")
+    monkeypatch.setattr(machine, "load_native", lambda: None)
     core = looked_at(tmp_path)["native core"]
-    assert core.state == "look" and f"{core.found} ({core.advice})" == WHAT_IS_LOST
+    assert core.state == "look" and f"{core.found} ({core.advice})" == NATIVE_MISSING_MESSAGE

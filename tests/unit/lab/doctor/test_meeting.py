@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from paceline.lab.doctor import meeting
-from paceline.lab.doctor.finding import Finding
-from paceline.lab.doctor.here import Here
-from paceline.lab.doctor.meeting import holder_of, meeting_findings
+from paceline.lab.doctor.finding import DoctorFinding
+from paceline.lab.doctor.here import HostContext
+from paceline.lab.doctor.meeting import check_rendezvous, find_port_owner
 
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
 STEP = {
@@ -21,11 +21,11 @@ NOW_S = 1_000_000.0
 
 
 @pytest.fixture
-def found(tmp_path: Path) -> Callable[..., dict[str, Finding]]:
+def found(tmp_path: Path) -> Callable[..., dict[str, DoctorFinding]]:
     """Return a function from variables to findings."""
 
-    def look(**environ: str) -> dict[str, Finding]:
-        return {each.name: each for each in meeting_findings(Here(environ, tmp_path, lambda: 0.0, NOW_S))}
+    def look(**environ: str) -> dict[str, DoctorFinding]:
+        return {each.name: each for each in check_rendezvous(HostContext(environ, tmp_path, lambda: 0.0, NOW_S))}
 
     return look
 
@@ -45,7 +45,7 @@ def free() -> str:
 
 
 def test_who_starts_ranks_is_told(found) -> None:
-    assert found() == {"launcher": Finding.ok("launcher", "none: set --ranks for several processes")}
+    assert found() == {"launcher": DoctorFinding.ok("launcher", "none: set --ranks for several processes")}
     assert found(**TORCHRUN)["launcher"].found.startswith("torchrun: rank 1 of 4 (RANK=1, WORLD_SIZE=4")
     assert found(**STEP)["launcher"].found.startswith("slurm: rank 0 of 2 (")
 
@@ -78,12 +78,12 @@ def test_ranks_of_torchrun_inside_a_step_contradict_nothing(found) -> None:
 
 
 def test_the_machine_of_rank_0_must_have_an_address(found, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert found(MASTER_ADDR="127.0.0.1")["meeting point"] == Finding.ok("meeting point", "127.0.0.1")
+    assert found(MASTER_ADDR="127.0.0.1")["meeting point"] == DoctorFinding.ok("meeting point", "127.0.0.1")
 
     def unknown(name: str) -> list[str]:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
-    monkeypatch.setattr(meeting, "addresses_of", unknown)
+    monkeypatch.setattr(meeting, "resolve_addresses", unknown)
     point = found(**TORCHRUN, MASTER_ADDR="node0")["meeting point"]
     assert point.state == "wrong" and point.found == "'node0' has no address (Name or service not known)"
     assert "meeting point" not in found()
@@ -98,7 +98,7 @@ def test_a_port_that_another_program_listens_on_is_wrong_and_the_program_is_name
 
 
 def test_a_port_that_is_free_is_well(found, free: str) -> None:
-    assert found(MASTER_PORT=free, MASTER_ADDR="127.0.0.1")["port"] == Finding.ok("port", f"{free} is free")
+    assert found(MASTER_PORT=free, MASTER_ADDR="127.0.0.1")["port"] == DoctorFinding.ok("port", f"{free} is free")
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_a_port_that_is_not_for_this_process_to_open_is_not_looked_at(found, tak
 
 
 def test_who_holds_a_port_of_another_s_processes_cannot_be_seen(tmp_path: Path) -> None:
-    assert holder_of(Here({}, tmp_path, lambda: 0.0, 0.0, tmp_path), 1234) == ""
+    assert find_port_owner(HostContext({}, tmp_path, lambda: 0.0, 0.0, tmp_path), 1234) == ""
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import pytest
 
 from paceline.core.world import World
 from paceline.data.sources.build import build_datasets
-from paceline.lab.doctor.finding import Finding
-from paceline.lab.doctor.needs import recipe_finding
+from paceline.lab.doctor.finding import DoctorFinding
+from paceline.lab.doctor.needs import check_recipe
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
 from paceline.recipe.schema import Recipe
@@ -21,10 +21,8 @@ def recipe(*words: str) -> Recipe:
     return load("digits", Patch.parse([*words, "parallel.device=cpu", "parallel.backend=gloo"])).recipe
 
 
-def looked_at(recipe: Recipe, world: World | None = None) -> Finding:
-    return recipe_finding(
-        recipe, world or World.single(), lambda: build_datasets(recipe.data.source, may_download=False)
-    )
+def looked_at(recipe: Recipe, world: World | None = None) -> DoctorFinding:
+    return check_recipe(recipe, world or World.single(), lambda: build_datasets(recipe.data.source, may_download=False))
 
 
 def test_a_recipe_that_fits_is_well() -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from paceline.lab.doctor import network
-from paceline.lab.doctor.finding import Finding
-from paceline.lab.doctor.here import Here
+from paceline.lab.doctor.finding import DoctorFinding
+from paceline.lab.doctor.here import HostContext
 from paceline.lab.doctor.links import Interface
-from paceline.lab.doctor.network import chosen_by_nccl, network_findings
+from paceline.lab.doctor.network import check_network, find_nccl_interfaces
 
 LO, ETH, FAST = Interface("lo", "127.0.0.1"), Interface("eth0", "10.0.0.1", 1e9), Interface("ens3", "10.1.0.1", 1e11)
 IB, DOCKER, DOWN = Interface("ib0", "10.2.0.1"), Interface("docker0", "172.17.0.1"), Interface("eth1")
@@ -18,27 +18,27 @@ TWO_NODES = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZ
 
 
 @pytest.fixture
-def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Finding]]:
+def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, DoctorFinding]]:
     """Return a function from interfaces, addresses of `node1`, which this host is, and variables to findings."""
 
     def look(
         there: tuple[Interface, ...], addresses: list[str], *, ours: str = "", gpus: int = 0, **environ: str
-    ) -> dict[str, Finding]:
+    ) -> dict[str, DoctorFinding]:
         def resolved(name: str) -> list[str]:
             if not addresses:
                 raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
             return addresses
 
         monkeypatch.setattr(socket, "gethostname", lambda: "node1")
-        monkeypatch.setattr(network, "addresses_of", resolved)
-        monkeypatch.setattr(network, "interfaces", lambda: there)
-        monkeypatch.setattr(network, "is_local", lambda address: address in {each.address for each in there})
-        monkeypatch.setattr(network, "chosen_by_gloo", lambda there, environ: _chosen(there, addresses, environ))
+        monkeypatch.setattr(network, "resolve_addresses", resolved)
+        monkeypatch.setattr(network, "list_interfaces", lambda: there)
+        monkeypatch.setattr(network, "is_local_address", lambda address: address in {each.address for each in there})
+        monkeypatch.setattr(network, "find_gloo_interface", lambda there, environ: _chosen(there, addresses, environ))
         monkeypatch.setattr(network, "interface_to", lambda master_addr: ours)
-        monkeypatch.setattr(network, "towards", lambda there, host: ETH)
+        monkeypatch.setattr(network, "find_interface_towards", lambda there, host: ETH)
         monkeypatch.setattr(network, "count_gpus", lambda environ, devices: gpus)
-        here = Here(environ, tmp_path, lambda: 0.0, 0.0, tmp_path)
-        return {finding.name: finding for finding in network_findings(here)}
+        here = HostContext(environ, tmp_path, lambda: 0.0, 0.0, tmp_path)
+        return {finding.name: finding for finding in check_network(here)}
 
     return look
 
@@ -141,12 +141,14 @@ def test_interfaces_that_are_asked_for_and_are_not_there_are_named(found) -> Non
     ],
 )
 def test_nccl_takes_interfaces_by_what_their_names_begin_with(there, asked: str, taken: list[Interface]) -> None:
-    assert chosen_by_nccl(there, asked) == taken
+    assert find_nccl_interfaces(there, asked) == taken
 
 
 def test_this_host_is_looked_at_as_it_is(tmp_path: Path) -> None:
     hidden = {"CUDA_VISIBLE_DEVICES": ""}
-    told = {finding.name: finding for finding in network_findings(Here(hidden, tmp_path, lambda: 0.0, 0.0))}
-    assert told["loopback"] == Finding.ok("loopback", "127.0.0.1 can be reached")
+    told = {finding.name: finding for finding in check_network(HostContext(hidden, tmp_path, lambda: 0.0, 0.0))}
+    assert told["loopback"] == DoctorFinding.ok("loopback", "127.0.0.1 can be reached")
     assert list(told) == ["host name", "loopback", "interfaces", "gloo"]
-    assert network.is_local("127.0.0.1") and not network.is_local("192.0.2.1")  # an address of documents: RFC 5737
+    assert network.is_local_address("127.0.0.1") and not network.is_local_address(
+        "192.0.2.1"
+    )  # an address of documents: RFC 5737

@@ -12,15 +12,15 @@ from torch.distributed import HashStore
 from paceline.core.errors import PacelineError, PeerLostError, WorldError
 from paceline.core.world import World
 from paceline.lab.doctor import ranks
-from paceline.lab.doctor.facts import Facts
-from paceline.lab.doctor.finding import Finding
-from paceline.lab.doctor.ranks import between, exchange
+from paceline.lab.doctor.facts import RankFacts
+from paceline.lab.doctor.finding import DoctorFinding
+from paceline.lab.doctor.ranks import check_ranks, exchange_facts
 
 
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """Return a port that another program listens on; ranks are waited for a moment only."""
-    monkeypatch.setattr(ranks, "_MEET_S", 0.2)
+    monkeypatch.setattr(ranks, "_RENDEZVOUS_TIMEOUT_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as other:
         yield other.getsockname()[1]
 
@@ -32,7 +32,7 @@ def free_port() -> int:
 
 
 def test_a_rank_that_does_not_come_is_named(taken: int) -> None:
-    found = between(World(world_size=3, local_world_size=3, master_port=free_port()), [])
+    found = check_ranks(World(world_size=3, local_world_size=3, master_port=free_port()), [])
     assert found is not None
     (missing,) = found
     assert (missing.name, missing.state) == ("ranks", "wrong")
@@ -42,19 +42,19 @@ def test_a_rank_that_does_not_come_is_named(taken: int) -> None:
 
 def test_a_port_that_is_taken_is_told_once(taken: int) -> None:
     world = World(world_size=2, local_world_size=2, master_port=taken)
-    (found,) = between(world, []) or ()
+    (found,) = check_ranks(world, []) or ()
     assert (found.name, found.state) == ("ranks", "wrong") and f"{taken} is in use" in found.found
-    assert between(world, [Finding.wrong("port", f"{taken} is in use by python", "end it")]) == ()
+    assert check_ranks(world, [DoctorFinding.problem("port", f"{taken} is in use by python", "end it")]) == ()
 
 
 def test_a_rank_that_does_not_reach_rank_0_says_so_itself(taken: int) -> None:
     with pytest.raises(WorldError, match=r"^MASTER_ADDR: rank 1 cannot reach rank 0") as caught:
-        between(World(rank=1, world_size=2, local_rank=1, local_world_size=2, master_port=free_port()), [])
+        check_ranks(World(rank=1, world_size=2, local_rank=1, local_world_size=2, master_port=free_port()), [])
     assert caught.value.is_claimed
 
 
 LOST = PeerLostError("rank 1 (b) was lost", is_explained=False)
-SLOW = Finding.look("all-reduce", "0.1 Gbit/s", "look at the cable")
+SLOW = DoctorFinding.warning("all-reduce", "0.1 Gbit/s", "look at the cable")
 PAIR = World(world_size=2, local_world_size=1, master_addr="10.0.0.1", master_port=29_500)
 
 
@@ -62,58 +62,58 @@ PAIR = World(world_size=2, local_world_size=1, master_addr="10.0.0.1", master_po
 def met(monkeypatch: pytest.MonkeyPatch):
     """Return a function that lets two ranks meet, of which rank 0 finds something, until there is an error."""
 
-    def ends(error: PacelineError, *findings: Finding) -> None:
+    def ends(error: PacelineError, *findings: DoctorFinding) -> None:
         @contextlib.contextmanager
         def meeting(world: World, section: object) -> Iterator[Any]:
             yield SimpleNamespace(world=world)
             raise error
 
-        monkeypatch.setattr(ranks, "meeting", meeting)
-        monkeypatch.setattr(ranks, "_looked", lambda *arguments: iter(findings))
+        monkeypatch.setattr(ranks, "rendezvous", meeting)
+        monkeypatch.setattr(ranks, "_iter_findings", lambda *arguments: iter(findings))
 
     return ends
 
 
 def test_a_rank_that_is_lost_is_a_finding_beside_those_before_it(met) -> None:
     met(LOST, SLOW)
-    assert between(PAIR, []) == (SLOW, Finding.wrong("ranks", "rank 1 (b) was lost", ranks._SEE))
-    silent = Finding.wrong("ranks", "2 ranks joined; rank 1 died or hung since", "see")
+    assert check_ranks(PAIR, []) == (SLOW, DoctorFinding.problem("ranks", "rank 1 (b) was lost", ranks._OUTPUT_ADVICE))
+    silent = DoctorFinding.problem("ranks", "2 ranks joined; rank 1 died or hung since", "see")
     met(LOST, silent)
-    assert between(PAIR, []) == (silent,), "one finding for one fault"
+    assert check_ranks(PAIR, []) == (silent,), "one finding for one fault"
 
 
 def test_a_rank_that_another_has_left_says_so_itself(met) -> None:
     met(LOST)
     with pytest.raises(PeerLostError):
-        between(World(rank=1, world_size=2, master_addr="10.0.0.1", master_port=29_500), [])
+        check_ranks(World(rank=1, world_size=2, master_addr="10.0.0.1", master_port=29_500), [])
 
 
 def test_ranks_that_say_nothing_are_named_beside_what_others_find() -> None:
     store = HashStore()
-    shm = Finding.look("shared memory", "none", "mount it")
-    exchange(store, Facts(3, "b", "b", local_rank=1, own=(shm,)), 4, 0.01)
-    said = exchange(store, Facts(0, "a", "a"), 4, 0.01)
+    shm = DoctorFinding.warning("shared memory", "none", "mount it")
+    exchange_facts(store, RankFacts(3, "b", "b", local_rank=1, own=(shm,)), 4, 0.01)
+    said = exchange_facts(store, RankFacts(0, "a", "a"), 4, 0.01)
     assert [each.rank for each in said] == [0, 3]
-    silent, other = ranks._compared(said, 4)
+    silent, other = ranks._compare_reported_ranks(said, 4)
     assert (silent.name, silent.state) == ("ranks", "wrong")
     assert silent.found == "4 ranks joined; ranks 1, 2 died or hung since"
-    assert other == shm.at("rank 3 (b)")
+    assert other == shm.with_location("rank 3 (b)")
 
 
 def test_what_was_timed_before_a_failure_is_told(met, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(here: object, device: object) -> None:
         raise RuntimeError("Timed out waiting")
 
-    failed = Finding.wrong("all-reduce", "fails", "see")
-    monkeypatch.setattr(ranks, "joined", lambda *arguments: contextlib.nullcontext())
+    failed = DoctorFinding.problem("all-reduce", "fails", "see")
+    monkeypatch.setattr(ranks, "process_group", lambda *arguments: contextlib.nullcontext())
     monkeypatch.setattr(ranks, "set_threads", lambda section, world: None)
-    monkeypatch.setattr(ranks, "measure_joined", lambda world, device, each_s: None)
-    monkeypatch.setattr(ranks, "judge_speed", lambda measured, said: SLOW)
-    monkeypatch.setattr(ranks, "_pairs", fail)
-    monkeypatch.setattr(ranks, "_failed", lambda here, join_s: failed)
-    here = ranks._Round(ranks.Meeting(PAIR, ranks.timedelta(1)), HashStore(), [], [0, 1], ranks.Clocks())
-    assert ranks._timed(here, ranks.Parallel(), ranks.torch.device("cpu")) == [SLOW, failed]
+    monkeypatch.setattr(ranks, "measure_all_reduces", lambda world, device, each_s: None)
+    monkeypatch.setattr(ranks, "rate_all_reduce", lambda measured, said: SLOW)
+    monkeypatch.setattr(ranks, "_time_host_pairs", fail)
+    monkeypatch.setattr(ranks, "_build_all_reduce_failure", lambda here, join_s: failed)
+    here = ranks._CheckSession(ranks.RankStore(PAIR, ranks.timedelta(1)), HashStore(), [], [0, 1], ranks.RankClocks())
+    assert ranks._time_links(here, ranks.Parallel(), ranks.torch.device("cpu")) == [SLOW, failed]
 
 
 def test_many_ranks_have_longer_to_join() -> None:
-    assert [ranks._join_s(World(world_size=num)) for num in (2, 240, 1000)] == [60.0, 60.0, 250.0]
+    assert [ranks._compute_collective_timeout_s(World(world_size=num)) for num in (2, 240, 1000)] == [60.0, 60.0, 250.0]

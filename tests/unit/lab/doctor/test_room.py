@@ -9,26 +9,26 @@ from pathlib import Path
 import pytest
 
 from paceline.data import preflight
-from paceline.data.processes import PREFETCH
+from paceline.data.processes import BATCHES_PER_WORKER
 from paceline.lab.doctor import room
-from paceline.lab.doctor.finding import Finding
-from paceline.lab.doctor.here import Here
-from paceline.lab.doctor.room import room_findings
+from paceline.lab.doctor.finding import DoctorFinding
+from paceline.lab.doctor.here import HostContext
+from paceline.lab.doctor.room import check_memory_and_limits
 
 Usage = namedtuple("Usage", "total used free")
 GB = 10**9
-ONE_WORKER = 3 * 2 * preflight.batch_bytes(64, 3, 224)
+ONE_WORKER = 3 * 2 * preflight.estimate_batch_bytes(64, 3, 224)
 
 
 @pytest.fixture
-def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Finding]]:
+def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, DoctorFinding]]:
     """Return a function from variables to what is found of a machine of 4 cores, whose files the test writes."""
     monkeypatch.setattr(room, "rank_cores", lambda world, proc, mount: max(1, 4 // world.local_world_size))
     (tmp_path / "dev/shm").mkdir(parents=True)
 
-    def look(**environ: str) -> dict[str, Finding]:
-        here = Here(environ, tmp_path, lambda: 0.0, 0.0, tmp_path)
-        return {finding.name: finding for finding in room_findings(here)}
+    def look(**environ: str) -> dict[str, DoctorFinding]:
+        here = HostContext(environ, tmp_path, lambda: 0.0, 0.0, tmp_path)
+        return {finding.name: finding for finding in check_memory_and_limits(here)}
 
     return look
 
@@ -43,18 +43,20 @@ def write(path: Path, text: str) -> None:
 
 
 def test_what_a_worker_takes_is_what_training_reckons_with() -> None:
-    assert room._AHEAD == PREFETCH
-    assert room._FILES_A_WORKER == 2 * (preflight._FILES_A_WORKER + preflight._TENSORS * PREFETCH)
+    assert room._PREFETCHED_BATCHES == BATCHES_PER_WORKER
+    assert room._FILES_PER_WORKER == 2 * (
+        preflight._FILES_PER_WORKER + preflight._TENSORS_PER_BATCH * BATCHES_PER_WORKER
+    )
 
 
 def test_a_container_s_memory_counts_and_not_its_host_s(found, tmp_path: Path) -> None:
     assert found()["memory"].found == "not reported by the kernel"
     write(tmp_path / "proc/meminfo", "MemTotal: 62500000 kB\nMemAvailable: 31250000 kB\nHugePages_Total: 0\n")
-    assert found()["memory"] == Finding.ok("memory", "32 GB free of 64 GB")
+    assert found()["memory"] == DoctorFinding.ok("memory", "32 GB free of 64 GB")
     write(tmp_path / "proc/self/cgroup", "0::/job\n")
     group = tmp_path / "sys/fs/cgroup/job"
     write(group / "memory.max", "8000000000\n")
-    assert found()["memory"] == Finding.ok("memory", "8 GB free of 8 GB that this container or job may use")
+    assert found()["memory"] == DoctorFinding.ok("memory", "8 GB free of 8 GB that this container or job may use")
     write(group / "memory.current", "7000000000\n")
     write(group / "memory.stat", "anon 6000000000\ninactive_file 500000000\n")
     memory = found()["memory"]

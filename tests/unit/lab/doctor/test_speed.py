@@ -2,18 +2,18 @@
 
 import pytest
 
-from paceline.lab.doctor.facts import Facts
-from paceline.lab.doctor.finding import Finding
+from paceline.lab.doctor.facts import RankFacts
+from paceline.lab.doctor.finding import DoctorFinding
 from paceline.lab.doctor.links import Interface
-from paceline.lab.doctor.speed import blame, judge_speed
-from paceline.lab.predict.measured import Measured, TimedReduce, fit
+from paceline.lab.doctor.speed import blame_slow_hosts, rate_all_reduce
+from paceline.lab.predict.measured import AllReduceMeasurement, AllReduceTiming, fit_link
 
 MEGA = 1e6
 
 
-def ranks(hosts: int, each: int = 1, *, speed: float = 10e9, by_turns: bool = False, **values) -> list[Facts]:
+def ranks(hosts: int, each: int = 1, *, speed: float = 10e9, by_turns: bool = False, **values) -> list[RankFacts]:
     return [
-        Facts(
+        RankFacts(
             rank,
             host=f"host{host}",
             machine=f"machine {host}",
@@ -25,14 +25,14 @@ def ranks(hosts: int, each: int = 1, *, speed: float = 10e9, by_turns: bool = Fa
     ]
 
 
-def measured(num_ranks: int, bit_per_s: float, hop_s: float = 50e-6, backend: str = "gloo") -> Measured:
+def measured(num_ranks: int, bit_per_s: float, hop_s: float = 50e-6, backend: str = "gloo") -> AllReduceMeasurement:
     """Return what a ring with such links would take."""
 
-    def taken(num_bytes: int) -> TimedReduce:
+    def taken(num_bytes: int) -> AllReduceTiming:
         seconds = 2 * (num_ranks - 1) * (hop_s + 8 * num_bytes / num_ranks / bit_per_s)
-        return TimedReduce(bytes=num_bytes, median_s=1.3 * seconds, p10_s=seconds, p90_s=2 * seconds, n=9)
+        return AllReduceTiming(bytes=num_bytes, median_s=1.3 * seconds, p10_s=seconds, p90_s=2 * seconds, n=9)
 
-    return fit(backend, num_ranks, 1, [taken(num_bytes) for num_bytes in (1 << 16, 1 << 20, 1 << 24)])
+    return fit_link(backend, num_ranks, 1, [taken(num_bytes) for num_bytes in (1 << 16, 1 << 20, 1 << 24)])
 
 
 @pytest.mark.parametrize(
@@ -50,12 +50,12 @@ def measured(num_ranks: int, bit_per_s: float, hop_s: float = 50e-6, backend: st
     ],
 )
 def test_a_link_is_slow_by_itself_or_for_what_it_is_made_for(line: float, bit_per_s: float, state: str) -> None:
-    found = judge_speed(measured(2, bit_per_s), ranks(2, speed=line))
+    found = rate_all_reduce(measured(2, bit_per_s), ranks(2, speed=line))
     assert (found.name, found.state) == ("all-reduce", state)
 
 
 def test_the_figures_and_what_they_cost_are_told() -> None:
-    found = judge_speed(measured(2, 0.8e9), ranks(2))
+    found = rate_all_reduce(measured(2, 0.8e9), ranks(2))
     assert found.found == (
         "gloo over eth0: 0.800 Gbit/s and 49.8 µs per hop, nominal 10 Gbit/s, between 2 hosts: "
         "100 MB of gradients take 1.00 s per step"
@@ -64,34 +64,34 @@ def test_the_figures_and_what_they_cost_are_told() -> None:
 
 
 def test_one_host_is_not_blamed_for_how_fast_its_memory_is() -> None:
-    found = judge_speed(measured(16, 50 * MEGA), ranks(1, 16))
+    found = rate_all_reduce(measured(16, 50 * MEGA), ranks(1, 16))
     assert found.state == "ok" and "16 ranks of one host" in found.found
 
 
 def test_a_ring_that_leaves_each_host_several_times_has_a_part_of_the_line_each() -> None:
     """Ranks dealt out by turns: each of four connections over a link of 10 Gbit/s may be as slow as 0.28."""
     slow = measured(8, 0.7e9)
-    assert judge_speed(slow, ranks(2, 4)).state == "look"
-    assert judge_speed(slow, ranks(2, 4, by_turns=True)).state == "ok"
+    assert rate_all_reduce(slow, ranks(2, 4)).state == "look"
+    assert rate_all_reduce(slow, ranks(2, 4, by_turns=True)).state == "ok"
 
 
 def test_hops_of_milliseconds_are_worth_a_look() -> None:
-    assert judge_speed(measured(2, 5e9, hop_s=1e-3), ranks(2)).state == "ok"
-    assert judge_speed(measured(2, 5e9, hop_s=10e-3), ranks(2)).state == "look"
+    assert rate_all_reduce(measured(2, 5e9, hop_s=1e-3), ranks(2)).state == "ok"
+    assert rate_all_reduce(measured(2, 5e9, hop_s=10e-3), ranks(2)).state == "look"
 
 
 def test_gpus_that_have_infiniband_and_do_not_use_it_are_found() -> None:
     there = ranks(2, gpu="GPU-1", infiniband_bit_per_s=400e9)
-    assert judge_speed(measured(2, 300e9, backend="nccl"), there).state == "ok"
-    found = judge_speed(measured(2, 20e9, backend="nccl"), there)
+    assert rate_all_reduce(measured(2, 300e9, backend="nccl"), there).state == "ok"
+    found = rate_all_reduce(measured(2, 20e9, backend="nccl"), there)
     assert found.state == "look" and "NCCL_IB_HCA" in found.advice and "400 Gbit/s" in found.found
 
 
 def test_the_host_that_is_slow_to_all_others_is_named() -> None:
     three = {rank.rank: rank for rank in ranks(3)}
-    finding = Finding.look("all-reduce", "gloo: slow", "see")
-    named = blame(finding, {(0, 1): 1e9, (0, 2): 12 * MEGA, (1, 2): 11 * MEGA}, three)
+    finding = DoctorFinding.warning("all-reduce", "gloo: slow", "see")
+    named = blame_slow_hosts(finding, {(0, 1): 1e9, (0, 2): 12 * MEGA, (1, 2): 11 * MEGA}, three)
     assert (named.state, named.where) == ("look", "rank 2 (host2)")
     assert named.found == "gloo: slow; rank 2 (host2) only reaches 0.0960 Gbit/s, while the others reach 8 Gbit/s"
-    assert blame(finding, {(0, 1): 12 * MEGA, (0, 2): 12 * MEGA, (1, 2): 11 * MEGA}, three) == finding
-    assert blame(finding, {}, three) == finding
+    assert blame_slow_hosts(finding, {(0, 1): 12 * MEGA, (0, 2): 12 * MEGA, (1, 2): 11 * MEGA}, three) == finding
+    assert blame_slow_hosts(finding, {}, three) == finding

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.lab.doctor.finding import Finding
-from paceline.lab.doctor.here import Here
-from paceline.lab.doctor.storage import storage_findings, try_disk
+from paceline.lab.doctor.finding import DoctorFinding
+from paceline.lab.doctor.here import HostContext
+from paceline.lab.doctor.storage import check_storage, measure_disk_speed
 
 Usage = namedtuple("Usage", "total used free")
 MIB = 2**20
@@ -24,9 +24,9 @@ def ticking(*steps_s: float) -> Callable[[], float]:
     return lambda: next(times)
 
 
-def found(folder: Path, step_s: float = 0.01, **environ: str) -> dict[str, Finding]:
-    here = Here(environ, folder, ticking(step_s), 0.0)
-    return {finding.name: finding for finding in storage_findings(here)}
+def found(folder: Path, step_s: float = 0.01, **environ: str) -> dict[str, DoctorFinding]:
+    here = HostContext(environ, folder, ticking(step_s), 0.0)
+    return {finding.name: finding for finding in check_storage(here)}
 
 
 def test_room_and_speed_are_told_and_nothing_stays(tmp_path: Path) -> None:
@@ -73,9 +73,9 @@ def test_a_slow_disk_is_worth_a_look_and_is_not_tried_for_long(tmp_path: Path) -
 
 def test_a_fast_disk_is_tried_by_more_than_a_first_block(tmp_path: Path) -> None:
     # The clock goes on by 10 ms for the first block and in between, and by 70 ms for the seven that follow.
-    speed = try_disk(tmp_path, ticking(0.01, 0.0, 0.07, 0.0))
-    assert speed.written == pytest.approx(7 * 4 * MIB / 0.07)  # sums of tenths are not exact in binary
-    assert speed.read == pytest.approx(7 * 4 * MIB / 0.07)
+    speed = measure_disk_speed(tmp_path, ticking(0.01, 0.0, 0.07, 0.0))
+    assert speed.write_bytes_per_s == pytest.approx(7 * 4 * MIB / 0.07)  # sums of tenths are not exact in binary
+    assert speed.read_bytes_per_s == pytest.approx(7 * 4 * MIB / 0.07)
 
 
 SECOND_NODE = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "10.0.0.1"}

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.lab.doctor.here import Here
-from paceline.lab.doctor.timekeeping import clock_finding, kernel_clock
+from paceline.lab.doctor.here import HostContext
+from paceline.lab.doctor.timekeeping import check_clock, read_kernel_clock
 
 TWO_NODES = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"}
 
@@ -22,10 +22,10 @@ TWO_NODES = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"}
 def test_a_clock_that_nobody_keeps_is_worth_a_look_on_several_nodes(
     kept: tuple[int, float], environ: dict[str, str], state: str, says: str
 ) -> None:
-    finding = clock_finding(Here(environ, Path(), lambda: 0.0, 0.0), lambda: kept)
+    finding = check_clock(HostContext(environ, Path(), lambda: 0.0, 0.0), lambda: kept)
     assert finding.state == state and finding.found.startswith(says)
 
 
 def test_the_kernel_tells_of_its_clock() -> None:
-    state, off_s = kernel_clock()
+    state, off_s = read_kernel_clock()
     assert -1 <= state <= 5 and 0 <= off_s <= 16  # the kernel's NTP_PHASE_MAX: it reckons with no more

@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from paceline.lab.predict.fit import fit, solve
-from paceline.lab.predict.form import OTHERS, TWO_LEVELS, Form
-from paceline.lab.predict.points import Point
+from paceline.lab.predict.fit import fit_formula, solve_coefficients
+from paceline.lab.predict.form import ALTERNATIVES, TWO_LEVELS, ScalingFormula
+from paceline.lab.predict.points import ScalingPoint
 
 TRUE = {"t_s": 0.0016, "c1_s": 0.0127, "c2_s": 0.0048, "f_s": 86.0}
 PLACES = ((1, 1, 256), (4, 1, 256), (8, 2, 128), (16, 4, 128), (32, 8, 64))
@@ -16,17 +16,17 @@ NOTHING = 1e-6
 """Relative. Rounding in float64, times how badly the columns are told apart (about 1e5), leaves this much."""
 
 
-def points(true: Mapping[str, float], places: tuple[tuple[int, int, int], ...] = PLACES) -> list[Point]:
+def points(true: Mapping[str, float], places: tuple[tuple[int, int, int], ...] = PLACES) -> list[ScalingPoint]:
     """Return points that follow the form of two levels: images / (N b) (b t + c1 [N > 1] + c2 2 (n - 1) / n) + F."""
     found = []
     for ranks, nodes, batch in places:
         step_s = batch * true["t_s"] + true["c1_s"] * (ranks > 1) + true["c2_s"] * 2 * (nodes - 1) / nodes
-        found.append(Point(ranks, nodes, batch, 1e6, 1e6 / (ranks * batch) * step_s + true["f_s"]))
+        found.append(ScalingPoint(ranks, nodes, batch, 1e6, 1e6 / (ranks * batch) * step_s + true["f_s"]))
     return found
 
 
-def told(form: Form, measured: list[Point], *, has_fixed: bool = True) -> dict[str, float]:
-    found = fit(form, measured, has_fixed=has_fixed)
+def told(form: ScalingFormula, measured: list[ScalingPoint], *, has_fixed: bool = True) -> dict[str, float]:
+    found = fit_formula(form, measured, has_fixed=has_fixed)
     return {term.name: float(value) for term, value in zip(found.terms, found.coefficients, strict=True)}
 
 
@@ -39,14 +39,14 @@ def test_the_order_of_points_and_repeated_ones_change_nothing() -> None:
     assert told(TWO_LEVELS, [*measured[::-1], *measured]) == pytest.approx(TRUE, rel=NOTHING)
 
 
-@pytest.mark.parametrize("form", [TWO_LEVELS, *OTHERS], ids=lambda form: form.name)
-def test_no_cost_is_ever_negative(form: Form) -> None:
+@pytest.mark.parametrize("form", [TWO_LEVELS, *ALTERNATIVES], ids=lambda form: form.name)
+def test_no_cost_is_ever_negative(form: ScalingFormula) -> None:
     faster = [
         replace(point, time_s=100.0 / point.ranks**2) for point in points(TRUE)
     ]  # twice the ranks, 4 times as fast
-    found = fit(form, faster)
+    found = fit_formula(form, faster)
     assert (found.coefficients >= 0).all()
-    assert (found.times(faster) > 0).all()
+    assert (found.predict_times(faster) > 0).all()
 
 
 def test_what_is_minimised_is_the_error_of_the_logarithm() -> None:
@@ -56,7 +56,7 @@ def test_what_is_minimised_is_the_error_of_the_logarithm() -> None:
         replace(point, time_s=point.time_s * shift)
         for point, shift in zip(points(TRUE), (1.2, 0.8, 1.1, 0.9, 1.3), strict=True)
     ]
-    found = fit(TWO_LEVELS, noisy)
+    found = fit_formula(TWO_LEVELS, noisy)
     times = np.array([point.time_s for point in noisy])
     columns = np.array([[term.growth(point) for term in found.terms] for point in noisy])
 
@@ -84,10 +84,10 @@ def test_what_is_minimised_is_the_error_of_the_logarithm() -> None:
 )
 def test_terms_that_points_do_not_tell_are_left_out(places: tuple[tuple[int, int, int], ...], names: set[str]) -> None:
     measured = points(TRUE, places)
-    found = fit(TWO_LEVELS, measured)
+    found = fit_formula(TWO_LEVELS, measured)
     assert {term.name for term in found.terms} == names
     assert {term.name for term in found.left_out} == TRUE.keys() - names
-    assert found.times(measured) == pytest.approx([point.time_s for point in measured], rel=NOTHING)
+    assert found.predict_times(measured) == pytest.approx([point.time_s for point in measured], rel=NOTHING)
 
 
 def test_speeds_have_no_fixed_cost() -> None:
@@ -99,8 +99,8 @@ def test_speeds_have_no_fixed_cost() -> None:
 
 def test_parts_add_up_to_the_time() -> None:
     measured = points(TRUE)
-    found = fit(TWO_LEVELS, measured)
-    parts = found.parts(measured[3])
+    found = fit_formula(TWO_LEVELS, measured)
+    parts = found.predict_parts(measured[3])
     assert set(parts) == {"compute", "several_ranks", "between_nodes", "start_up"}
     assert sum(parts.values()) == pytest.approx(measured[3].time_s, rel=NOTHING)
 
@@ -108,4 +108,6 @@ def test_parts_add_up_to_the_time() -> None:
 def test_units_do_not_matter() -> None:
     """Times in days instead of microseconds give coefficients as much larger."""
     columns, times = np.array([[1.0, 0.0], [0.5, 1.0], [0.25, 1.0]]), np.array([1.0, 0.9, 0.6])
-    assert solve(columns, times * 1e11) == pytest.approx(solve(columns, times) * 1e11, rel=1e-9)  # rounding
+    assert solve_coefficients(columns, times * 1e11) == pytest.approx(
+        solve_coefficients(columns, times) * 1e11, rel=1e-9
+    )  # rounding

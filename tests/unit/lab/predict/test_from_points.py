@@ -6,13 +6,13 @@ from random import Random
 import pytest
 
 from paceline.core.experiments.prediction import PredictionResult, are_speeds
-from paceline.lab.predict.from_points import ask, predict_from
-from paceline.lab.predict.points import Point, read_points
+from paceline.lab.predict.from_points import build_request, predict_from_points
+from paceline.lab.predict.points import ScalingPoint, read_points
 
 PUBLISHED = Path(__file__).parents[4] / "benchmarks" / "results" / "published"
 
 
-def first(name: str, up_to: int) -> tuple[Point, ...]:
+def first(name: str, up_to: int) -> tuple[ScalingPoint, ...]:
     """Return the points of a published table with at most so many ranks."""
     points = read_points(PUBLISHED / f"{name}.csv")
     kept = tuple(point for point in points if point.ranks <= up_to)
@@ -20,8 +20,12 @@ def first(name: str, up_to: int) -> tuple[Point, ...]:
     return kept
 
 
-def predicted(points: tuple[Point, ...], at: tuple[int, ...], ranks_per_node: int, **said: float) -> PredictionResult:
-    return predict_from(points, ask(points, at, ranks_per_node=ranks_per_node, **said), source="a table")  # type: ignore[arg-type]
+def predicted(
+    points: tuple[ScalingPoint, ...], at: tuple[int, ...], ranks_per_node: int, **said: float
+) -> PredictionResult:
+    return predict_from_points(
+        points, build_request(points, at, ranks_per_node=ranks_per_node, **said), source="a table"
+    )  # type: ignore[arg-type]
 
 
 def took(name: str, ranks: int) -> float:
@@ -60,9 +64,12 @@ def test_the_post_is_predicted_too_fast_and_its_interval_says_so() -> None:
 
 
 def test_a_batch_and_images_that_are_not_said_are_those_of_the_most_ranks() -> None:
-    points = (Point(4, 1, 64, 500.0, 3.0), Point(1, 1, 128, 1000.0, 9.0))
-    assert (ask(points, [8], ranks_per_node=4).rank_batch, ask(points, [8], ranks_per_node=4).images) == (64, 500.0)
-    asked = ask(points, [8], ranks_per_node=4, rank_batch=32, images=7.0)
+    points = (ScalingPoint(4, 1, 64, 500.0, 3.0), ScalingPoint(1, 1, 128, 1000.0, 9.0))
+    assert (
+        build_request(points, [8], ranks_per_node=4).rank_batch,
+        build_request(points, [8], ranks_per_node=4).images,
+    ) == (64, 500.0)
+    asked = build_request(points, [8], ranks_per_node=4, rank_batch=32, images=7.0)
     assert (asked.rank_batch, asked.images) == (32, 7.0)
 
 
@@ -85,7 +92,7 @@ def test_points_have_the_efficiency_that_their_documents_print(name: str, percen
 
 def test_efficiency_is_over_the_fewest_ranks_that_were_measured() -> None:
     """Images per second and rank: a point of other images counts for what it did with them."""
-    points = (Point(8, 2, 8, 160.0, 2.0), Point(4, 1, 8, 80.0, 1.0), Point(4, 1, 8, 80.0, 2.0))
+    points = (ScalingPoint(8, 2, 8, 160.0, 2.0), ScalingPoint(4, 1, 8, 80.0, 1.0), ScalingPoint(4, 1, 8, 80.0, 2.0))
     found = predicted(points, (16,), 4).points
     assert [point.efficiency for point in found] == [0.5, 1.0, 0.5]
     assert [point.speedup for point in found] == [4.0, 4.0, 2.0]
@@ -119,23 +126,29 @@ def test_speeds_have_no_start_up_and_it_is_said() -> None:
     assert "f_s" not in found.terms
     assert any(note.startswith("f_s: none, as points of equal time are speeds") for note in found.notes)
     assert not are_speeds(first("jsc", 32))
-    assert not are_speeds([Point(1, 1, 8, 80.0, 4.0)] * 2)
+    assert not are_speeds([ScalingPoint(1, 1, 8, 80.0, 4.0)] * 2)
 
 
 @pytest.mark.parametrize(
     ("points", "note"),
     [
-        ((Point(1, 1, 8, 80.0, 4.0),), "c1_s: left out"),
-        ((Point(1, 1, 8, 80.0, 4.0), Point(2, 1, 8, 80.0, 2.2)), "c2_s: left out, as the points do not identify it"),
-        ((Point(2, 1, 8, 80.0, 2.2), Point(4, 1, 8, 80.0, 1.2)), "c1_s: included in t_s, as no point has one rank"),
-        ((Point(1, 1, 8, 80.0, 4.0), Point(1, 1, 8, 80.0, 8.0)), "the points scatter by"),
+        ((ScalingPoint(1, 1, 8, 80.0, 4.0),), "c1_s: left out"),
         (
-            (Point(1, 1, 8, 80.0, 4.0), Point(2, 1, 8, 160.0, 4.4)),
+            (ScalingPoint(1, 1, 8, 80.0, 4.0), ScalingPoint(2, 1, 8, 80.0, 2.2)),
+            "c2_s: left out, as the points do not identify it",
+        ),
+        (
+            (ScalingPoint(2, 1, 8, 80.0, 2.2), ScalingPoint(4, 1, 8, 80.0, 1.2)),
+            "c1_s: included in t_s, as no point has one rank",
+        ),
+        ((ScalingPoint(1, 1, 8, 80.0, 4.0), ScalingPoint(1, 1, 8, 80.0, 8.0)), "the points scatter by"),
+        (
+            (ScalingPoint(1, 1, 8, 80.0, 4.0), ScalingPoint(2, 1, 8, 160.0, 4.4)),
             "the points differ in images; the prediction is for 160",
         ),
     ],
 )
-def test_what_the_points_leave_open_is_said(points: tuple[Point, ...], note: str) -> None:
+def test_what_the_points_leave_open_is_said(points: tuple[ScalingPoint, ...], note: str) -> None:
     notes = predicted(points, (4,), 2).notes
     assert any(each.startswith(note) for each in notes), notes
 
@@ -148,7 +161,7 @@ def test_far_off_is_called_a_guess() -> None:
 
 def test_times_that_do_not_fall_give_a_number_all_the_same() -> None:
     """More ranks that save nothing at all: all but the hundredth that has to be computing is a fixed cost."""
-    points = tuple(Point(ranks, 1, 8, 80.0, 100.0) for ranks in (1, 2, 4))
+    points = tuple(ScalingPoint(ranks, 1, 8, 80.0, 100.0) for ranks in (1, 2, 4))
     (each,) = predicted(points, (8,), 8).predictions
     assert each.low_s <= each.time_s <= each.high_s
     assert each.time_s == pytest.approx(100.0, rel=0.01)
@@ -174,7 +187,7 @@ def test_any_points_at_all_give_finite_numbers_within_their_bounds() -> None:
             nodes = random.choice([1, 2, 8, 10**6])
             ranks, batch = nodes * random.choice([1, 4, 1000]), random.choice([1, 32, 10**9])
             images, time_s = (10 ** random.uniform(-9, 15) for _ in range(2))
-            points.append(Point(ranks, nodes, batch, images, time_s))
+            points.append(ScalingPoint(ranks, nodes, batch, images, time_s))
         for each in predicted(tuple(points), (1, 3, 64, 10**6), 4).predictions:
             assert 0 < each.low_s <= each.time_s <= each.high_s < float("inf")
             assert each.images_per_s > 0

@@ -10,16 +10,23 @@ import pytest
 
 from paceline.core.errors import PacelineError, RecipeError
 from paceline.core.results import AccountResult, RankResult, RunResult, StragglerResult, ThroughputResult, TimeResult
-from paceline.lab.predict.asked import Asked
-from paceline.lab.predict.from_run import COMMUNICATION, DATA, LEFT, STRAGGLERS, build_model, predict
-from paceline.lab.predict.networks import Link, Network, build_network
-from paceline.lab.predict.simulate import Bucket, assumed
-from paceline.lab.predict.step import Step, expected_lateness, read_step, refuse_another_recipe
+from paceline.lab.predict.asked import PredictionRequest
+from paceline.lab.predict.from_run import (
+    COMMUNICATION_PART,
+    DATA_PART,
+    OVERHEAD_PART,
+    STRAGGLERS_PART,
+    build_step_model,
+    predict_from_run,
+)
+from paceline.lab.predict.networks import Link, NetworkModel, build_network
+from paceline.lab.predict.simulate import GradientBucket, assume_buckets
+from paceline.lab.predict.step import MeasuredStep, check_same_recipe, expected_lateness, read_measured_step
 from paceline.lab.trial import write_recipe
 from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
 
-TWO = Step(
+TWO = MeasuredStep(
     source="a run",
     ranks=2,
     nodes=2,
@@ -34,19 +41,21 @@ TWO = Step(
     jitter_s=0.0589,  # the latest of two is 0.589 standard deviations later than the mean
     sigma_s=0.1,
     fixed_s=20.0,
-    buckets=(Bucket(1_000_000, 0.0), Bucket(1_000_000, 0.2)),
+    buckets=(GradientBucket(1_000_000, 0.0), GradientBucket(1_000_000, 0.2)),
 )
 ONE = dataclasses.replace(TWO, ranks=1, nodes=1, step_s=0.6, low_s=0.59, high_s=0.61, exposed_s=0.0)
 LINK = Link("link", 0.001, 1e7, 0.8e7, 1.2e7, "made up")
-NETWORK = Network("gloo", LINK, LINK, "ring")
+NETWORK = NetworkModel("gloo", LINK, LINK, "ring")
 
 
-def asked(*at: int, rank_batch: int = 32, price: float | None = None) -> Asked:
-    return Asked(at=at, ranks_per_node=1, rank_batch=rank_batch, images=6400, price=price)
+def asked(*at: int, rank_batch: int = 32, price: float | None = None) -> PredictionRequest:
+    return PredictionRequest(at=at, ranks_per_node=1, rank_batch=rank_batch, images=6400, price=price)
 
 
-def steps(*at: int, step: Step = TWO, network: Network = NETWORK, alone: Step | None = None) -> list[float]:
-    found = predict(build_model(step, network, alone), asked(*at))
+def steps(
+    *at: int, step: MeasuredStep = TWO, network: NetworkModel = NETWORK, alone: MeasuredStep | None = None
+) -> list[float]:
+    found = predict_from_run(build_step_model(step, network, alone), asked(*at))
     return [each.step_s for each in found.predictions]
 
 
@@ -56,24 +65,24 @@ def steps(*at: int, step: Step = TWO, network: Network = NETWORK, alone: Step | 
 def test_what_was_measured_is_predicted_as_it_was(nodes, bytes_per_s, alone):
     link = dataclasses.replace(LINK, bytes_per_s=bytes_per_s)
     per_node = dataclasses.replace(asked(2), ranks_per_node=2 // nodes)
-    model = build_model(dataclasses.replace(TWO, nodes=nodes), Network("one", link, link, "best"), alone)
-    found = predict(model, per_node)
+    model = build_step_model(dataclasses.replace(TWO, nodes=nodes), NetworkModel("one", link, link, "best"), alone)
+    found = predict_from_run(model, per_node)
     assert found.predictions[0].step_s == pytest.approx(TWO.step_s)
     assert found.points[0].fitted_s == pytest.approx(TWO.step_s)
 
 
 def test_what_the_model_says_of_the_measured_step_is_reckoned_and_not_repeated():
-    model = dataclasses.replace(build_model(TWO, NETWORK), left_s=0.0)
-    (point,) = predict(model, asked(4)).points
+    model = dataclasses.replace(build_step_model(TWO, NETWORK), left_s=0.0)
+    (point,) = predict_from_run(model, asked(4)).points
     assert (point.time_s, point.fitted_s) == (1.0, pytest.approx(model.fitted_s()))
     assert point.fitted_s < 0.95
 
 
 def test_a_run_alone_that_is_faster_than_the_others_wait_for_data_waits_for_no_more_than_it_takes():
     quick = dataclasses.replace(ONE, step_s=0.04, low_s=0.04, high_s=0.04)
-    (found,) = predict(build_model(TWO, NETWORK, quick), asked(4)).predictions
-    assert found.parts[DATA] == pytest.approx(50 * 0.04)
-    assert all(each >= 0 for name, each in found.parts.items() if name != LEFT)
+    (found,) = predict_from_run(build_step_model(TWO, NETWORK, quick), asked(4)).predictions
+    assert found.parts[DATA_PART] == pytest.approx(50 * 0.04)
+    assert all(each >= 0 for name, each in found.parts.items() if name != OVERHEAD_PART)
 
 
 def test_a_run_of_one_rank_is_predicted_as_it_was():
@@ -82,21 +91,21 @@ def test_a_run_of_one_rank_is_predicted_as_it_was():
 
 
 def test_without_a_wire_or_stragglers_more_ranks_take_as_long():
-    free = Network("free", *(dataclasses.replace(LINK, alpha_s=0.0, bytes_per_s=math.inf),) * 2, "ring")
+    free = NetworkModel("free", *(dataclasses.replace(LINK, alpha_s=0.0, bytes_per_s=math.inf),) * 2, "ring")
     found = steps(1, 2, 64, step=dataclasses.replace(ONE, late_s=0.0, sigma_s=0.0), network=free)
     assert found == [pytest.approx(ONE.step_s)] * 3
 
 
 def test_each_part_of_a_step_is_what_it_says():
-    (found,) = predict(build_model(TWO, NETWORK), asked(4)).predictions
+    (found,) = predict_from_run(build_step_model(TWO, NETWORK), asked(4)).predictions
     num_steps = 6400 / (4 * 32)
     # Rings of four send 1.5 MB a bucket in 6 hops: 0.156 s each. The second is ready after 0.2 s, when the first is
     # gone. Of two they send 1 MB in 2 hops: 0.102 s is exposed, of the 0.3 s measured; stragglers are 0.0789 s.
-    assert found.parts[COMMUNICATION] == pytest.approx(num_steps * 0.156)
+    assert found.parts[COMMUNICATION_PART] == pytest.approx(num_steps * 0.156)
     late_s = 0.02 + 0.1 * expected_lateness(4)
-    assert found.parts[STRAGGLERS] == pytest.approx(num_steps * late_s)
+    assert found.parts[STRAGGLERS_PART] == pytest.approx(num_steps * late_s)
     left_s = 0.3 - 0.102 - 0.02 - 0.1 * expected_lateness(2)
-    assert found.parts[LEFT] == pytest.approx(num_steps * left_s)
+    assert found.parts[OVERHEAD_PART] == pytest.approx(num_steps * left_s)
     assert found.step_s == pytest.approx(0.7 + 0.156 + late_s + left_s)
     assert math.fsum(found.parts.values()) == pytest.approx(found.time_s)
     assert found.time_s == pytest.approx(num_steps * found.step_s + 20)
@@ -109,49 +118,49 @@ def test_what_sending_takes_from_computing_grows_as_the_bytes_that_a_rank_sends(
 
 
 def test_the_interval_holds_the_prediction_and_grows_with_the_ranks():
-    found = predict(build_model(TWO, NETWORK), asked(2, 8, 512)).predictions
+    found = predict_from_run(build_step_model(TWO, NETWORK), asked(2, 8, 512)).predictions
     assert all(each.low_s < each.time_s < each.high_s for each in found)
     widths = [(each.high_s - each.low_s) / each.time_s for each in found]
     assert widths == sorted(widths)
 
 
 def test_hours_and_price_are_those_of_all_ranks():
-    (found,) = predict(build_model(TWO, NETWORK), asked(4, price=3.0)).predictions
+    (found,) = predict_from_run(build_step_model(TWO, NETWORK), asked(4, price=3.0)).predictions
     assert found.gpu_hours == pytest.approx(4 * found.time_s / 3600)
     assert found.cost == pytest.approx(3 * found.gpu_hours)
 
 
 def test_efficiency_is_of_one_rank_with_the_same_start():
-    (found,) = predict(build_model(TWO, NETWORK, ONE), asked(4)).predictions
+    (found,) = predict_from_run(build_step_model(TWO, NETWORK, ONE), asked(4)).predictions
     assert found.efficiency == pytest.approx((200 * 0.6 + 20) / (4 * found.time_s))
 
 
 def test_a_rank_batch_that_was_not_measured_is_said_to_be():
     twice = asked(4, rank_batch=64)
-    found = predict(build_model(TWO, NETWORK), twice)
+    found = predict_from_run(build_step_model(TWO, NETWORK), twice)
     assert any("rank batch: 64 was not measured" in note for note in found.notes)
     assert found.predictions[0].step_s > steps(4)[0]
 
 
 def test_a_run_of_one_rank_with_another_batch_does_not_go_with_it():
     with pytest.raises(RecipeError, match="name a run of one rank of 32"):
-        build_model(TWO, NETWORK, dataclasses.replace(ONE, rank_batch=16))
+        build_step_model(TWO, NETWORK, dataclasses.replace(ONE, rank_batch=16))
 
 
 def test_a_network_that_explains_too_much_within_a_node_makes_none_faster_between_nodes():
     within = dataclasses.replace(TWO, nodes=1)  # 0.3 s exposed, which NVLink would be done with at once
     slow = build_network(None, ranks_per_node=1, alpha_us=1000, gigabytes_per_s=0.001)
-    model = build_model(within, dataclasses.replace(slow, inside=slow.between))
+    model = build_step_model(within, dataclasses.replace(slow, intra_node=slow.inter_node))
     assert model.left_s < 0
-    assert model.parts(4, asked(4))[LEFT] == 0
+    assert model.compute_parts(4, asked(4))[OVERHEAD_PART] == 0
 
 
 def test_what_is_within_a_node_tells_nothing_of_more_nodes():
-    model = build_model(TWO, build_network("nvlink4", ranks_per_node=8))
-    eight = Asked((8,), 8, 32, 6400)
-    assert predict(model, eight).network == "nvlink4 (370 GB/s and 1.64 us a hop within a node)"
+    model = build_step_model(TWO, build_network("nvlink4", ranks_per_node=8))
+    eight = PredictionRequest((8,), 8, 32, 6400)
+    assert predict_from_run(model, eight).network == "nvlink4 (370 GB/s and 1.64 us a hop within a node)"
     with pytest.raises(RecipeError, match=r"16 ranks need several \(add one between nodes, such as nvlink4\+ndr"):
-        predict(model, dataclasses.replace(eight, at=(8, 16)))
+        predict_from_run(model, dataclasses.replace(eight, at=(8, 16)))
 
 
 def test_the_latest_of_many_is_as_late_as_tables_say():
@@ -226,19 +235,19 @@ BUCKETS = {
 
 
 def test_a_profile_of_ranks_is_read_as_means_over_them(tmp_path: Path):
-    found = read_step(write_run(tmp_path, result(2), {"communication": BUCKETS}), ranks_per_node=8)
+    found = read_measured_step(write_run(tmp_path, result(2), {"communication": BUCKETS}), ranks_per_node=8)
     assert (found.ranks, found.nodes, found.rank_batch, found.images) == (2, 1, 32, 6400)
     assert (found.step_s, found.low_s, found.high_s) == (1.0, pytest.approx(0.8), pytest.approx(64 / 60))
     assert (found.exposed_s, found.data_s, found.fixed_s) == (pytest.approx(0.2), pytest.approx(0.1), 2.0)
     # The clock's lost_s is how much later the latest is than the other one: twice how much later than their mean.
     assert (found.late_s, found.jitter_s) == (pytest.approx(0.075), pytest.approx(0.025))
     assert found.sigma_s == pytest.approx(0.025 / expected_lateness(2))
-    assert found.buckets == (Bucket(1000, 0.0), Bucket(2000, 0.4))
+    assert found.buckets == (GradientBucket(1000, 0.0), GradientBucket(2000, 0.4))
     assert found.notes == ()
 
 
 def test_a_profile_of_one_rank_guesses_what_needs_more_and_says_so(tmp_path: Path):
-    found = read_step(write_run(tmp_path, result(1), {"cost": {"parameters": 1000}}), ranks_per_node=8)
+    found = read_measured_step(write_run(tmp_path, result(1), {"cost": {"parameters": 1000}}), ranks_per_node=8)
     assert (found.exposed_s, found.data_s) == (pytest.approx(0.3), pytest.approx(0.1))
     assert sum(bucket.num_bytes for bucket in found.buckets) == 4000
     assert found.sigma_s > 0
@@ -246,26 +255,26 @@ def test_a_profile_of_one_rank_guesses_what_needs_more_and_says_so(tmp_path: Pat
 
 
 def test_a_run_that_says_nothing_of_its_gradients_is_an_error_in_one_line(tmp_path: Path):
-    silent = read_step(write_run(tmp_path, result(2), {}), ranks_per_node=8)
+    silent = read_measured_step(write_run(tmp_path, result(2), {}), ranks_per_node=8)
     with pytest.raises(RecipeError, match="run `paceline profile`") as raised:
-        build_model(silent, NETWORK)
+        build_step_model(silent, NETWORK)
     assert "\n" not in str(raised.value)
 
 
 def test_a_run_of_one_rank_that_is_to_tell_of_computing_alone_need_not(tmp_path: Path):
-    silent = read_step(write_run(tmp_path, result(1, stages={}), {}), ranks_per_node=8)
-    assert build_model(TWO, NETWORK, silent).busy_s == TWO.busy_s
+    silent = read_measured_step(write_run(tmp_path, result(1, stages={}), {}), ranks_per_node=8)
+    assert build_step_model(TWO, NETWORK, silent).busy_s == TWO.busy_s
 
 
 def test_ranks_of_other_launchers_are_as_many_to_a_node_as_is_said(tmp_path: Path):
     over_nodes = result(4, provenance={"launcher": "slurm"})
     folder = write_run(tmp_path, over_nodes, {"communication": BUCKETS})
-    assert read_step(folder, ranks_per_node=2).nodes == 2
+    assert read_measured_step(folder, ranks_per_node=2).nodes == 2
 
 
 def test_a_folder_without_a_run_is_an_error_in_one_line(tmp_path: Path):
     with pytest.raises(PacelineError, match="has not finished"):
-        read_step(tmp_path, ranks_per_node=8)
+        read_measured_step(tmp_path, ranks_per_node=8)
 
 
 @pytest.mark.parametrize(
@@ -279,7 +288,7 @@ def test_a_folder_without_a_run_is_an_error_in_one_line(tmp_path: Path):
 def test_what_sends_otherwise_than_ddp_is_refused(tmp_path: Path, setting: dict[str, Any], fix: str):
     folder = write_run(tmp_path, result(2), {"communication": BUCKETS}, **setting)
     with pytest.raises(RecipeError, match=f"only ddp is modeled .*{fix}") as raised:
-        read_step(folder, ranks_per_node=8)
+        read_measured_step(folder, ranks_per_node=8)
     assert "\n" not in str(raised.value)
 
 
@@ -292,7 +301,7 @@ def test_assumed_buckets_are_as_large_and_as_small_as_the_recipe_says(tmp_path: 
         ("small", {"parallel__bucket_mb": 2.0, "parallel__compression": "fp16"}),
     ):
         (folder := tmp_path / name).mkdir()
-        found = read_step(write_run(folder, result(1), profile, **settings), ranks_per_node=8)
+        found = read_measured_step(write_run(folder, result(1), profile, **settings), ranks_per_node=8)
         sizes.append([bucket.num_bytes / 2**20 for bucket in found.buckets])
     # 4 MiB of gradients: a first bucket of 1 and the rest; the cap counts them before they are sent in 2 bytes each.
     assert sizes == [[1, 3], [0.5, 1.5], [1, 1]]
@@ -302,7 +311,7 @@ def test_what_powersgd_sends_is_known_where_it_was_measured(tmp_path: Path):
     setting = {"parallel__compression": "powersgd"}
     for name, profile, num_buckets in (("one", {"cost": {"parameters": 9}}, 0), ("two", {"communication": BUCKETS}, 2)):
         (folder := tmp_path / name).mkdir()
-        found = read_step(write_run(folder, result(2), profile, **setting), ranks_per_node=8)
+        found = read_measured_step(write_run(folder, result(2), profile, **setting), ranks_per_node=8)
         assert len(found.buckets) == num_buckets
 
 
@@ -322,7 +331,7 @@ def test_a_damaged_folder_is_an_error_in_one_line(tmp_path: Path, name: str, tex
     if text is not None:
         (folder / name).write_text(text)
     with pytest.raises(PacelineError) as raised:
-        read_step(folder, ranks_per_node=8)
+        read_measured_step(folder, ranks_per_node=8)
     assert says in str(raised.value) and "\n" not in str(raised.value)
 
 
@@ -339,7 +348,7 @@ def test_what_is_no_run_is_told_what_it_is(tmp_path: Path):
         ("digits", "no such folder; a prediction needs a run (name the folder of a run"),
     ):
         with pytest.raises(RecipeError) as raised:
-            read_step(tmp_path / name, ranks_per_node=8)
+            read_measured_step(tmp_path / name, ranks_per_node=8)
         assert says in str(raised.value)
 
 
@@ -350,22 +359,22 @@ def test_a_run_alone_has_the_recipe_of_the_others_but_for_its_batch_seed_length_
     write_run(run, result(2), {}, measure__communication="on", data__batch_size=256)
     write_run(alike, result(1), {}, seed=3, train__epochs=1.0)
     write_run(other, result(1), {}, model__width=0.5)
-    refuse_another_recipe(run, alike)
+    check_same_recipe(run, alike)
     with pytest.raises(RecipeError, match=r"^--alone: .*other: model\.width is 0\.5, but .* \(train the same recipe"):
-        refuse_another_recipe(run, other)
+        check_same_recipe(run, other)
 
 
 def test_an_ethernet_that_is_slower_than_backward_is_what_dominates():
     """ResNet-50 at 6,000 images/s a GPU: 102 MB over 25 GbE take eight nodes 66 ms, and a step without 43."""
     step_s, num_bytes = 256 / 6_000, int(4 * 25.56e6)
     of_one = dataclasses.replace(ONE, rank_batch=256, step_s=step_s, data_s=0.0, late_s=0.0, sigma_s=0.0, fixed_s=0.0)
-    one = dataclasses.replace(of_one, buckets=assumed(num_bytes, step_s * 2 / 3))
-    full = Asked((64,), 8, 256, 1e6)
+    one = dataclasses.replace(of_one, buckets=assume_buckets(num_bytes, step_s * 2 / 3))
+    full = PredictionRequest((64,), 8, 256, 1e6)
     slow, fast = (
-        predict(build_model(one, build_network(name, ranks_per_node=8)), full).predictions[0]
+        predict_from_run(build_step_model(one, build_network(name, ranks_per_node=8)), full).predictions[0]
         for name in ("25gbe", "ndr")
     )
-    assert slow.dominates == COMMUNICATION
+    assert slow.dominates == COMMUNICATION_PART
     wire_s = 2 * 7 / 8 * num_bytes / 2.7e9
     idle_s = one.buckets[1].ready_s  # of the wire, as the first bucket is soon gone
     # Within nodes are 0.6 ms, and in rings of five buckets 70 hops of 30 us at most: 2.7 ms, which is 4 % of a step.

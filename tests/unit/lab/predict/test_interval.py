@@ -5,21 +5,25 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.lab.predict.fit import fit
+from paceline.lab.predict.fit import fit_formula
 from paceline.lab.predict.form import TWO_LEVELS
-from paceline.lab.predict.interval import NOISE, bounds_of, noise_of
-from paceline.lab.predict.points import Point
+from paceline.lab.predict.interval import MIN_NOISE, compute_bounds, estimate_noise
+from paceline.lab.predict.points import ScalingPoint
 
-ONE_NODE = [Point(ranks, 1, 128, 1e6, 1e6 / ranks * 0.002 + 30) for ranks in (1, 2, 4, 8)]
-TWO_NODES = [*ONE_NODE, Point(16, 2, 128, 1e6, 1e6 / 16 * 0.0021 + 30), Point(32, 4, 128, 1e6, 1e6 / 32 * 0.0022 + 30)]
+ONE_NODE = [ScalingPoint(ranks, 1, 128, 1e6, 1e6 / ranks * 0.002 + 30) for ranks in (1, 2, 4, 8)]
+TWO_NODES = [
+    *ONE_NODE,
+    ScalingPoint(16, 2, 128, 1e6, 1e6 / 16 * 0.0021 + 30),
+    ScalingPoint(32, 4, 128, 1e6, 1e6 / 32 * 0.0022 + 30),
+]
 
 
-def width(points: Sequence[Point], ranks: int, nodes: int) -> float:
+def width(points: Sequence[ScalingPoint], ranks: int, nodes: int) -> float:
     """Return the upper bound over the lower one."""
-    chosen = fit(TWO_LEVELS, points)
-    target = Point(ranks, nodes, 128, 1e6, 1.0)
-    (bounds,) = bounds_of(chosen, points, [target], has_fixed=True)
-    said = float(chosen.times([target])[0])
+    chosen = fit_formula(TWO_LEVELS, points)
+    target = ScalingPoint(ranks, nodes, 128, 1e6, 1.0)
+    (bounds,) = compute_bounds(chosen, points, [target], has_fixed=True)
+    said = float(chosen.predict_times([target])[0])
     assert 0 < bounds.low_s <= said <= bounds.high_s
     return bounds.high_s / bounds.low_s
 
@@ -30,7 +34,7 @@ def test_bounds_are_the_same_each_time() -> None:
 
 def test_a_run_itself_scatters_so_bounds_are_never_closer_than_noise() -> None:
     """Two standard deviations either way; the draws are 200 a form, so their quantile is known to a tenth or so."""
-    assert width(TWO_NODES, 8, 1) > 1 + 0.8 * 4 * NOISE
+    assert width(TWO_NODES, 8, 1) > 1 + 0.8 * 4 * MIN_NOISE
 
 
 def test_further_away_less_is_known() -> None:
@@ -38,17 +42,17 @@ def test_further_away_less_is_known() -> None:
 
 
 def test_nodes_that_no_point_has_widen_the_bounds_upwards_only() -> None:
-    chosen = fit(TWO_LEVELS, ONE_NODE)
-    on_one, on_two = (Point(16, nodes, 128, 1e6, 1.0) for nodes in (1, 2))
-    one, two = bounds_of(chosen, ONE_NODE, [on_one, on_two], has_fixed=True)
+    chosen = fit_formula(TWO_LEVELS, ONE_NODE)
+    on_one, on_two = (ScalingPoint(16, nodes, 128, 1e6, 1.0) for nodes in (1, 2))
+    one, two = compute_bounds(chosen, ONE_NODE, [on_one, on_two], has_fixed=True)
     assert two.high_s > 1.05 * one.high_s
     assert two.low_s >= one.low_s
 
 
 def test_points_that_contradict_one_another_widen_the_bounds() -> None:
     contradicting = [*TWO_NODES, *(replace(point, time_s=1.5 * point.time_s) for point in TWO_NODES)]
-    chosen = fit(TWO_LEVELS, contradicting)
-    noise = noise_of(chosen, contradicting, has_fixed=True)
+    chosen = fit_formula(TWO_LEVELS, contradicting)
+    noise = estimate_noise(chosen, contradicting, has_fixed=True)
     # Half of the points lie a factor of sqrt(1.5) above the middle and half below: 0.2 in the logarithm, and what a
     # term takes of the freedom on top.
     assert 0.2 < noise < 0.4
@@ -56,9 +60,9 @@ def test_points_that_contradict_one_another_widen_the_bounds() -> None:
 
 
 def test_points_on_the_formula_scatter_by_what_is_assumed() -> None:
-    assert noise_of(fit(TWO_LEVELS, ONE_NODE), ONE_NODE, has_fixed=True) == NOISE
+    assert estimate_noise(fit_formula(TWO_LEVELS, ONE_NODE), ONE_NODE, has_fixed=True) == MIN_NOISE
 
 
 @pytest.mark.parametrize("points", [ONE_NODE[:1], ONE_NODE[2:3], ONE_NODE[:1] * 3, ONE_NODE[1:3]])
-def test_few_points_give_bounds_too(points: list[Point]) -> None:
+def test_few_points_give_bounds_too(points: list[ScalingPoint]) -> None:
     assert width(points, 16, 2) > 1.2  # a single number of ranks says nothing of several

@@ -5,24 +5,26 @@ from pathlib import Path
 import pytest
 
 from paceline.core.errors import DataError
-from paceline.lab.predict.points import Point, parse_points, read_points
+from paceline.lab.predict.points import ScalingPoint, parse_points, read_points
 
 HEADINGS = "ranks,nodes,rank_batch,images,time_s\n"
 
 
 def test_rows_are_points() -> None:
-    assert parse_points(HEADINGS + "4,1,256,12811670,5355.9\n", "t.csv") == (Point(4, 1, 256, 12811670.0, 5355.9),)
+    assert parse_points(HEADINGS + "4,1,256,12811670,5355.9\n", "t.csv") == (
+        ScalingPoint(4, 1, 256, 12811670.0, 5355.9),
+    )
 
 
 def test_columns_are_found_by_name_in_any_order_and_others_are_ignored() -> None:
     text = "note, time_s,images,rank_batch,nodes,ranks\nfirst, 2.5,1e3,32,1,2.0\n"
-    assert parse_points(text, "t.csv") == (Point(2, 1, 32, 1000.0, 2.5),)
+    assert parse_points(text, "t.csv") == (ScalingPoint(2, 1, 32, 1000.0, 2.5),)
 
 
 def test_comments_empty_lines_byte_order_marks_and_other_ends_of_lines_are_no_matter(tmp_path: Path) -> None:
     file = tmp_path / "t.csv"
     file.write_bytes(b"\xef\xbb\xbf# from a paper\r\n\r\n" + HEADINGS.strip().encode() + b"\r\n1,1,8,80,4\r\n,,,,\r\n")
-    assert read_points(file) == (Point(1, 1, 8, 80.0, 4.0),)
+    assert read_points(file) == (ScalingPoint(1, 1, 8, 80.0, 4.0),)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import pytest
 
 from paceline.core.results import BucketResult
-from paceline.lab.predict.simulate import Bucket, assumed, exposed_s, of_results
+from paceline.lab.predict.simulate import GradientBucket, assume_buckets, compute_exposed_s, convert_buckets
 
 
 def a_second_a_byte(num_bytes: int) -> float:
@@ -11,35 +11,38 @@ def a_second_a_byte(num_bytes: int) -> float:
 
 
 def test_without_buckets_nothing_is_exposed():
-    assert exposed_s([], a_second_a_byte) == 0
+    assert compute_exposed_s([], a_second_a_byte) == 0
 
 
 def test_a_single_bucket_is_exposed_as_a_whole():
-    assert exposed_s([Bucket(3, 0.0)], a_second_a_byte) == 3
+    assert compute_exposed_s([GradientBucket(3, 0.0)], a_second_a_byte) == 3
 
 
 def test_what_arrives_before_the_next_bucket_is_ready_is_hidden():
-    assert exposed_s([Bucket(2, 0.0), Bucket(1, 5.0)], a_second_a_byte) == 1
+    assert compute_exposed_s([GradientBucket(2, 0.0), GradientBucket(1, 5.0)], a_second_a_byte) == 1
 
 
 def test_buckets_wait_for_one_another():
-    assert exposed_s([Bucket(4, 0.0), Bucket(4, 1.0), Bucket(1, 2.0)], a_second_a_byte) == 9 - 2
+    assert (
+        compute_exposed_s([GradientBucket(4, 0.0), GradientBucket(4, 1.0), GradientBucket(1, 2.0)], a_second_a_byte)
+        == 9 - 2
+    )
 
 
 def test_exposed_is_the_tail_or_all_that_backward_does_not_hide_whichever_is_more():
-    buckets = [Bucket(2, 0.0), Bucket(2, 1.0), Bucket(2, 10.0)]
+    buckets = [GradientBucket(2, 0.0), GradientBucket(2, 1.0), GradientBucket(2, 10.0)]
     for seconds_a_byte in (0.1, 1, 2, 5, 20):
-        found = exposed_s(buckets, lambda size, each=seconds_a_byte: size * each)
+        found = compute_exposed_s(buckets, lambda size, each=seconds_a_byte: size * each)
         assert found == pytest.approx(max(2 * seconds_a_byte, 6 * seconds_a_byte - 10))
 
 
 def test_measured_buckets_are_counted_from_the_first_that_is_ready():
     found = [BucketResult(bytes=8, ready_s=ready_s, wire_s=1.0, n=2) for ready_s in (0.5, 2.5)]
-    assert of_results(found) == (Bucket(8, 0.0), Bucket(8, 2.0))
+    assert convert_buckets(found) == (GradientBucket(8, 0.0), GradientBucket(8, 2.0))
 
 
 def test_assumed_buckets_hold_all_bytes_and_the_last_is_ready_as_backward_ends():
-    buckets = assumed(100 << 20, 3.0)
+    buckets = assume_buckets(100 << 20, 3.0)
     assert sum(bucket.num_bytes for bucket in buckets) == 100 << 20
     assert [bucket.num_bytes >> 20 for bucket in buckets] == [1, 25, 25, 25, 24]
     assert buckets[0].ready_s == 0
@@ -47,8 +50,8 @@ def test_assumed_buckets_hold_all_bytes_and_the_last_is_ready_as_backward_ends()
 
 
 def test_a_small_network_is_one_assumed_bucket():
-    assert assumed(1000, 3.0) == (Bucket(1000, 0.0),)
+    assert assume_buckets(1000, 3.0) == (GradientBucket(1000, 0.0),)
 
 
 def test_buckets_of_a_size_that_was_asked_for_have_it_from_the_first_on():
-    assert [bucket.num_bytes for bucket in assumed(10, 3.0, 4)] == [4, 4, 2]
+    assert [bucket.num_bytes for bucket in assume_buckets(10, 3.0, 4)] == [4, 4, 2]

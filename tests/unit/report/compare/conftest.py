@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from paceline.report.compare.judge import compare_runs
-from paceline.report.compare.read import read_trained
+from paceline.report.compare.read import read_compared_run
 
 
 @pytest.fixture(scope="session")
@@ -23,6 +23,6 @@ def compared():
     """Return a function that compares run directories."""
 
     def work(*paths, metric="top1", target=None):
-        return compare_runs([read_trained(path, metric) for path in paths], metric=metric, target=target)
+        return compare_runs([read_compared_run(path, metric) for path in paths], metric=metric, target=target)
 
     return work

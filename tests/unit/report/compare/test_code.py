@@ -5,9 +5,9 @@ import json
 import pytest
 
 from paceline.report.compare.judge import compare_runs
-from paceline.report.compare.page import build_page
-from paceline.report.compare.read import read_trained
-from paceline.report.html import to_html
+from paceline.report.compare.page import build_compare_page
+from paceline.report.compare.read import read_compared_run
+from paceline.report.html import render_html
 
 NET = "nets:Mixer"
 OLD, NEW = {"file": "/home/me/nets.py", "sha256": "1a2b3c4d" + "0" * 56}, {"sha256": "9f8e7d6c" + "0" * 56}
@@ -106,8 +106,8 @@ def test_a_run_that_has_not_ended_says_it_in_its_newest_checkpoint(made, compare
 def test_the_page_says_it_and_runs_nothing_that_a_part_is_called(made, tmp_path):
     evil = "<script>alert(1)</script>:Net"
     paths = [made.write(tmp_path / name, made.Made(own_parts={evil: code})) for name, code in (("a", OLD), ("b", NEW))]
-    runs = [read_trained(path, "top1") for path in paths]
-    text = to_html(build_page(compare_runs(runs), runs))
+    runs = [read_compared_run(path, "top1") for path in paths]
+    text = render_html(build_compare_page(compare_runs(runs), runs))
     assert "b uses other code than a" in text and "sha256 9f8e7d6c" in text
     assert "<script" not in text and "alert(1)" in text
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from paceline.core.errors import PacelineError, RecipeError
-from paceline.core.interval import difference_of
+from paceline.core.interval import difference_interval
 
 
 def test_the_tutorials_statement_comes_from_run_directories_alone(made, compared, tmp_path):
@@ -59,7 +59,7 @@ def test_runs_that_differ_in_their_seed_alone_are_a_group(made, compared, tmp_pa
     found = compared(first[0], second[0], *first[1:], *second[1:])
     assert [[run.seed for run in each.runs] for each in found.groups] == [[0, 1, 2], [0, 1, 2]]
     assert [each.settings for each in found.groups] == [{"data.batch_size": "128"}, {"data.batch_size": "256"}]
-    assert found.groups[1].gap == difference_of([0.79, 0.80, 0.78], [0.80, 0.82, 0.81])
+    assert found.groups[1].gap == difference_interval([0.79, 0.80, 0.78], [0.80, 0.82, 0.81])
     assert found.groups[0].gap is None and found.groups[0].speedup is None
     assert found.sentences[1] == (
         "Batch 256 ends at 79.00 % top-1, 2.00 points below batch 128 (-4.27 to +0.27, so there may be no difference)."

@@ -5,12 +5,12 @@ import re
 
 import pytest
 
-from paceline.report.blocks import Charts
+from paceline.report.blocks import ChartRow
 from paceline.report.compare.judge import compare_runs
-from paceline.report.compare.page import build_page
-from paceline.report.compare.read import read_trained
-from paceline.report.html import to_html
-from paceline.report.markdown import to_markdown
+from paceline.report.compare.page import build_compare_page
+from paceline.report.compare.read import read_compared_run
+from paceline.report.html import render_html
+from paceline.report.markdown import render_markdown
 from paceline.report.plot import MAX_LINES
 
 EVIL = '<script>alert(1)</script>"|`*'
@@ -19,14 +19,14 @@ EVIL = '<script>alert(1)</script>"|`*'
 @pytest.fixture
 def page_of():
     def work(*paths, **options):
-        runs = [read_trained(path, "top1") for path in paths]
-        return build_page(compare_runs(runs, **options), runs)
+        runs = [read_compared_run(path, "top1") for path in paths]
+        return build_compare_page(compare_runs(runs, **options), runs)
 
     return work
 
 
 def charts(page):
-    return [chart for section in page.sections for block in section.blocks if isinstance(block, Charts)
+    return [chart for section in page.sections for block in section.blocks if isinstance(block, ChartRow)
             for chart in block.charts]  # fmt: skip
 
 
@@ -52,7 +52,7 @@ def test_validation_loss_is_drawn_over_epochs_and_against_the_training_loss(made
     found = {chart.title: chart for chart in charts(page_of(first, second))}
     assert dict(found["Validation loss"].lines[0].points) == {n: 1 - 0.8 * n / 8 for n in range(1, 9)}
     both = found["Training and validation loss"]
-    assert [(line.name, line.dashed) for line in both.lines] == [
+    assert [(line.name, line.is_dashed) for line in both.lines] == [
         ("1: batch 128, validation", False), ("1: batch 128, training", True),
         ("2: batch 64, validation", False), ("2: batch 64, training", True),
     ]  # fmt: skip
@@ -88,7 +88,7 @@ def test_runs_without_a_training_loss_have_no_gap(made, page_of, tmp_path):
 
 def test_runs_whose_names_begin_alike_are_told_apart_in_a_chart(made, page_of, tmp_path):
     paths = [made.write(tmp_path / warmup, made.Made(batch=1024, warmup=warmup)) for warmup in ("0ep", "8ep")]
-    text = to_html(page_of(*paths, made.write(tmp_path / "b", made.Made())))
+    text = render_html(page_of(*paths, made.write(tmp_path / "b", made.Made())))
     (chart,) = re.findall(r"<figcaption><b>Validation loss</b>.*?</figure>", text, re.DOTALL)
     assert re.findall(r"<text x[^>]*>(\d[^<]*)</text>", chart.split('<g class="curve', 1)[1]) == [
         "1",
@@ -102,8 +102,8 @@ def test_runs_whose_names_begin_alike_are_told_apart_in_a_chart(made, page_of, t
 def test_accuracy_of_classes_is_called_that(made, tmp_path):
     path = made.write(tmp_path / "a", made.Made())
     made.lines(path / "evals.jsonl", [{"epoch": 1.0, "trained_s": 3.0, "mean_class_accuracy": 0.5}])
-    runs = [read_trained(path, "mean_class_accuracy")]
-    page = build_page(compare_runs(runs, metric="mean_class_accuracy"), runs)
+    runs = [read_compared_run(path, "mean_class_accuracy")]
+    page = build_compare_page(compare_runs(runs, metric="mean_class_accuracy"), runs)
     assert [chart.title for chart in charts(page)][:2] == [
         "Mean accuracy of classes over time",
         "Mean accuracy of classes over epochs",
@@ -116,7 +116,7 @@ def test_of_more_runs_than_can_be_drawn_each_group_has_as_many(made, page_of, tm
     page = page_of(*paths)
     groups = [line.group for line in charts(page)[0].lines]
     assert groups == ["1: batch 128"] * (MAX_LINES - 2) + ["2: batch 64"] * 2
-    assert f"{MAX_LINES} of the {len(paths)} runs are drawn" in to_markdown(page)
+    assert f"{MAX_LINES} of the {len(paths)} runs are drawn" in render_markdown(page)
 
 
 def test_the_page_asks_for_nothing_and_escapes_what_runs_are_called(made, page_of, tmp_path):
@@ -125,7 +125,7 @@ def test_the_page_asks_for_nothing_and_escapes_what_runs_are_called(made, page_o
         made.write(tmp_path / "a", made.Made(recipe=recipe)),
         made.write(tmp_path / "b<i>", made.Made(batch=64)),
     ]
-    text = to_html(page_of(*paths))
+    text = render_html(page_of(*paths))
     assert "<script" not in text and "alert(1)" in text and "b<i>" not in text
     assert re.findall(r'(?:src|href)="(?!#|data:)', text) == []
     assert "Comparison" in text and "from the runs&#39; directories" in text
@@ -133,7 +133,7 @@ def test_the_page_asks_for_nothing_and_escapes_what_runs_are_called(made, page_o
 
 def test_markdown_has_the_sentence_the_tables_and_the_notes(made, page_of, tmp_path):
     paths = [made.write(tmp_path / "a", made.Made()), made.write(tmp_path / "b", made.Made(64, status="unfinished"))]
-    text = to_markdown(page_of(*paths))
+    text = render_markdown(page_of(*paths))
     assert "Batch 64 reaches 80 % in 1 times the time of batch 128" in text
     assert "| 1: batch 128 | 1 of 1 | 2:40 min | 8 | 1.00x | 1.00x | 1.00x |" in text
     assert "| data.batch_size | 128 | 64 |" in text
@@ -145,7 +145,7 @@ def test_where_not_all_reach_the_target_tables_have_the_most_accurate_first(made
     paths = [made.write(tmp_path / f"b{batch}", made.Made(batch, best=best, num_classes=10))
              for batch, best in ((1, 0.1), (2, 0.5), (3, 0.7))]  # fmt: skip
     page = page_of(*paths)
-    text = to_markdown(page)
+    text = render_markdown(page)
     assert "Reaching 50 % (the highest that all runs that learned reach)" in text
     assert "**Top-1 at the end, the highest first**" in text
     assert re.findall(r"^\| (\d: batch \d) \|", text, re.MULTILINE) == ["3: batch 3", "2: batch 2", "1: batch 1"] * 2
@@ -156,7 +156,7 @@ def test_where_not_all_reach_the_target_tables_have_the_most_accurate_first(made
 
 def test_runs_that_have_all_learnt_nothing_have_a_page(made, page_of, tmp_path):
     paths = [made.write(tmp_path / f"b{batch}", made.Made(batch, best=0.01)) for batch in (1, 2)]
-    assert "No run has learned: there is no target to reach." in to_markdown(page_of(*paths))
+    assert "No run has learned: there is no target to reach." in render_markdown(page_of(*paths))
 
 
 def test_runs_that_nobody_evaluated_have_a_page(made, page_of, tmp_path):
@@ -164,5 +164,5 @@ def test_runs_that_nobody_evaluated_have_a_page(made, page_of, tmp_path):
     for path in paths:
         (path / "evals.jsonl").unlink()
         (path / "steps.jsonl").unlink()
-    text = to_markdown(page_of(*paths))
+    text = render_markdown(page_of(*paths))
     assert "No run was evaluated" in text and "There are no curves" in text

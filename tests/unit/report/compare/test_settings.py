@@ -2,7 +2,7 @@
 
 import pytest
 
-from paceline.report.compare.settings import called, differing, read_settings
+from paceline.report.compare.settings import find_differing_settings, name_groups, read_settings
 
 
 def test_settings_are_read_by_dotted_path_as_the_recipe_has_them():
@@ -27,7 +27,7 @@ def test_fields_of_a_section_of_a_long_name_take_no_more_room_than_they_do():
 
 
 def test_what_only_one_group_has_differs():
-    assert differing([{"a": "1", "b": "2"}, {"a": "1", "c": "2"}]) == ["b", "c"]
+    assert find_differing_settings([{"a": "1", "b": "2"}, {"a": "1", "c": "2"}]) == ["b", "c"]
 
 
 @pytest.mark.parametrize(
@@ -71,12 +71,12 @@ def test_what_only_one_group_has_differs():
     ],
 )
 def test_groups_are_named_after_all_settings_that_differ(groups, names):
-    assert called(groups, ["x", "y"]) == names
+    assert name_groups(groups, ["x", "y"]) == names
 
 
 def test_groups_that_differ_only_far_behind_are_told_apart_by_their_folders():
     groups = [{"data.source.root": "/data" * 40 + end} for end in "12"]
-    names = called(groups, ["x", "y"])
+    names = name_groups(groups, ["x", "y"])
     assert [name[-4:] for name in names] == [" (x)", " (y)"] and all(len(name) == 80 for name in names)
 
 
@@ -84,16 +84,16 @@ def test_settings_that_only_change_what_is_logged_are_named_only_if_nothing_else
     groups = [{"data.batch_size": "1", "optim.lr": "0.1", "log.every": "1st"},
               {"data.batch_size": "1", "optim.lr": "0.2", "log.every": "2st"},
               {"data.batch_size": "2", "optim.lr": "0.2", "log.every": "2st"}]  # fmt: skip
-    assert called(groups, ["x", "y", "z"]) == ["batch 1, lr 0.1", "batch 1, lr 0.2", "batch 2, lr 0.2"]
+    assert name_groups(groups, ["x", "y", "z"]) == ["batch 1, lr 0.1", "batch 1, lr 0.2", "batch 2, lr 0.2"]
 
 
 def test_of_three_groups_one_that_says_its_length_in_steps_is_called_after_them():
     groups = [{"train.epochs": "2.0", "train.steps": "auto"}, {"train.epochs": "auto", "train.steps": "14"},
               {"train.epochs": "3.0", "train.steps": "auto"}]  # fmt: skip
-    assert called(groups, ["x", "y", "z"]) == ["train.epochs=2.0", "train.steps=14", "train.epochs=3.0"]
+    assert name_groups(groups, ["x", "y", "z"]) == ["train.epochs=2.0", "train.steps=14", "train.epochs=3.0"]
 
 
 def test_two_groups_of_steps_are_told_apart_by_them():
     groups = [{"train.epochs": "2.0", "train.steps": "auto"}, {"train.epochs": "auto", "train.steps": "14"},
               {"train.epochs": "auto", "train.steps": "28"}]  # fmt: skip
-    assert called(groups, ["x", "y", "z"]) == ["train.epochs=2.0", "train.steps=14", "train.steps=28"]
+    assert name_groups(groups, ["x", "y", "z"]) == ["train.epochs=2.0", "train.steps=14", "train.steps=28"]

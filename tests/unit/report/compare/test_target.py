@@ -2,8 +2,8 @@
 
 import pytest
 
-from paceline.report.compare.read import read_trained
-from paceline.report.compare.target import chance_of, choose_target, near_chance
+from paceline.report.compare.read import read_compared_run
+from paceline.report.compare.target import chance_accuracy, choose_target, near_chance_accuracy
 
 
 @pytest.fixture
@@ -67,12 +67,12 @@ def test_a_first_group_that_has_not_learnt_is_said_not_to_reach_what_others_do(b
 
 
 def test_guesses_of_five_are_right_five_times_as_often(made, tmp_path):
-    run = read_trained(made.write(tmp_path / "a", made.Made(num_classes=8)), "top5")
-    assert (chance_of(run, "top1"), chance_of(run, "top5")) == (1 / 8, 5 / 8)
-    assert near_chance(run, "top5") == pytest.approx(0.7)  # rounding
+    run = read_compared_run(made.write(tmp_path / "a", made.Made(num_classes=8)), "top5")
+    assert (chance_accuracy(run, "top1"), chance_accuracy(run, "top5")) == (1 / 8, 5 / 8)
+    assert near_chance_accuracy(run, "top5") == pytest.approx(0.7)  # rounding
 
 
 def test_of_how_many_classes_nothing_is_known_any_accuracy_is_above_chance(made, tmp_path):
     path = made.write(tmp_path / "a", made.Made(best=0.02))
     (path / "plan.json").unlink()
-    assert choose_target([read_trained(path, "top1")], "top1", None).level == 0.02
+    assert choose_target([read_compared_run(path, "top1")], "top1", None).level == 0.02

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from paceline.core.errors import RecipeError
-from paceline.report.compare.threshold import Threshold, check, parse_thresholds
+from paceline.report.compare.threshold import Threshold, check_thresholds, parse_thresholds
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_what_is_no_level_is_refused(word, said):
 
 
 def test_who_falls_below_is_named_with_its_runs_and_by_how_much(result):
-    slow, bad = check(result, [Threshold("speedup", 0.9)])
+    slow, bad = check_thresholds(result, [Threshold("speedup", 0.9)])
     assert slow.startswith("batch 64 (") and slow.endswith(
         "/b64): speedup is 0.5x of batch 128, 0.4x below the minimum of 0.9x"
     )
@@ -60,17 +60,17 @@ def test_who_falls_below_is_named_with_its_runs_and_by_how_much(result):
     [("top1", 0.5, 0.51), ("gap", -0.31, -0.29), ("images_per_s", 1300, 1301)],
 )
 def test_each_measure_fails_below_its_level_and_not_at_it(result, measure, passes, fails):
-    assert check(result, [Threshold(measure, passes)]) == []
-    assert len(check(result, [Threshold(measure, fails)])) == 1
+    assert check_thresholds(result, [Threshold(measure, passes)]) == []
+    assert len(check_thresholds(result, [Threshold(measure, fails)])) == 1
 
 
 def test_the_first_group_is_held_to_nothing(result):
-    assert check(result, [Threshold("images_per_s", 2000)])[0].startswith("batch 64")
-    assert len(check(result, [Threshold("images_per_s", 5000)])) == 2
+    assert check_thresholds(result, [Threshold("images_per_s", 2000)])[0].startswith("batch 64")
+    assert len(check_thresholds(result, [Threshold("images_per_s", 5000)])) == 2
 
 
 def test_nothing_to_compare_with_is_no_pass(made, compared, tmp_path):
     alone = compared(made.write(tmp_path / "a", made.Made()))
-    assert check(alone, []) == []
+    assert check_thresholds(alone, []) == []
     with pytest.raises(RecipeError, match=r"^--fail-below: there is nothing to compare with"):
-        check(alone, [Threshold("top1", 0.1)])
+        check_thresholds(alone, [Threshold("top1", 0.1)])

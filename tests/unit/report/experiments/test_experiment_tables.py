@@ -8,7 +8,7 @@ import pytest
 
 from paceline.core.csv_cells import from_cell
 from paceline.core.errors import PacelineError
-from paceline.report.experiments.tables import columns_and_rows, to_csv, to_markdown_table, write_tables
+from paceline.report.experiments.tables import build_columns_and_rows, to_csv, to_markdown_table, write_tables
 
 
 def records_of(result):
@@ -16,7 +16,7 @@ def records_of(result):
 
 
 def test_every_row_has_a_field_for_every_column(result):
-    columns, rows = columns_and_rows(result)
+    columns, rows = build_columns_and_rows(result)
     assert len(columns) == len(set(columns)) > 9 and rows
     assert {len(row) for row in rows} == {len(columns)}
     assert [list(each) for each in records_of(result)] == [columns] * len(rows)

@@ -11,12 +11,12 @@ import pytest
 from paceline.core.errors import PacelineError
 from paceline.core.interval import Interval
 from paceline.core.rundir import RunDir
-from paceline.report.blocks import Cell, Chart, Charts, Column, Line, Paragraph, Section, Table
-from paceline.report.experiments.cut import Limit, cut
-from paceline.report.experiments.frame import Told
-from paceline.report.experiments.page import experiment_page
-from paceline.report.experiments.sweep import sweep_page
-from paceline.report.write import MAX_BYTES, report_text, write_report
+from paceline.report.blocks import Chart, ChartLine, ChartRow, PageSection, Paragraph, Table, TableCell, TableColumn
+from paceline.report.experiments.cut import ExperimentLimits, truncate_page
+from paceline.report.experiments.frame import ExperimentReport
+from paceline.report.experiments.page import build_experiment_page
+from paceline.report.experiments.sweep import build_sweep_page
+from paceline.report.write import MAX_REPORT_BYTES, render_report, write_report
 
 
 def update(result, **more):
@@ -29,7 +29,7 @@ def text_of(made, tmp_path):
 
     def text_of(result, kind="html"):
         folder = made.write_experiment(tmp_path / f"{result.kind}-{len(list(tmp_path.iterdir()))}", result)
-        return report_text(RunDir(folder.path), kind)
+        return render_report(RunDir(folder.path), kind)
 
     return text_of
 
@@ -82,7 +82,7 @@ def test_folders_of_runs_are_listed(made, text_of):
 def test_what_cannot_be_read_of_the_folder_is_told(made, tmp_path):
     folder = made.write_experiment(tmp_path / "e", made.ladder())
     folder.recipe.write_text("# long\n" + "#" * (300 << 10))
-    assert "recipe.yaml: only its first 262,144 bytes are shown" in report_text(RunDir(folder.path), "html")
+    assert "recipe.yaml: only its first 262,144 bytes are shown" in render_report(RunDir(folder.path), "html")
 
 
 def test_of_many_rows_the_first_are_open(made, text_of):
@@ -107,7 +107,7 @@ def test_rungs_that_lost_or_failed_are_told_with_the_reason(made, text_of):
 
 def test_stages_of_a_step_are_a_table_of_milliseconds_beside_the_bars(made, text_of, tmp_path):
     result = made.ladder()
-    page = experiment_page(made.write_experiment(tmp_path / "found", result), result)
+    page = build_experiment_page(made.write_experiment(tmp_path / "found", result), result)
     (steps,) = [section for section in page.sections if section.key == "steps"]
     (table,) = [block for block in steps.blocks if isinstance(block, Table) and "millisec" in block.title]
     headings = [column.title for column in table.columns]
@@ -261,12 +261,12 @@ def test_what_a_study_found_is_told_in_its_sentences(made, text_of):
 
 def test_a_study_names_the_command_that_draws_its_learning_curves(made, tmp_path):
     folder = made.write_experiment(tmp_path / "a study", made.batches())
-    page = experiment_page(folder, made.batches())
+    page = build_experiment_page(folder, made.batches())
     (command,) = [block.text for section in page.sections if section.key == "curves" for block in section.blocks[1:]]
     quoted = f"'{tmp_path}/a study'"
     assert command == f"paceline compare {quoted}/trials/* --target 0.75 --out {quoted}/curves.html"
     none = update(made.batches(), batches=[update(each, runs=()) for each in made.batches().batches])
-    assert not [section for section in experiment_page(folder, none).sections if section.key == "curves"]
+    assert not [section for section in build_experiment_page(folder, none).sections if section.key == "curves"]
 
 
 def test_a_study_without_a_target_says_nothing_of_reaching_one(made, text_of, tmp_path):
@@ -310,7 +310,7 @@ def test_what_was_measured_is_drawn_beside_what_is_predicted_and_the_ideal(made,
     points = [update(point, efficiency=1 - 0.01 * point.ranks, speedup=point.ranks - 0.01 * point.ranks**2,
                      fitted_efficiency=0.97) for point in made.prediction().points]  # fmt: skip
     result = update(made.prediction(), points=points)
-    page = experiment_page(made.write_experiment(tmp_path / "found", result), result)
+    page = build_experiment_page(made.write_experiment(tmp_path / "found", result), result)
     (time,) = [section for section in page.sections if section.key == "time"]
     drawn, *_, table = time.blocks
     by_title = {chart.title: {line.name: dict(line.points) for line in chart.lines} for chart in drawn.charts}
@@ -351,7 +351,7 @@ def test_an_experiment_that_has_not_ended_has_no_report(made, tmp_path):
     folder.trials.mkdir()
     folder.result.unlink()
     with pytest.raises(PacelineError, match="has not ended"):
-        report_text(RunDir(folder.path), "html")
+        render_report(RunDir(folder.path), "html")
 
 
 def test_numbers_that_are_no_measurement_make_no_page_fail(made, text_of):
@@ -384,20 +384,22 @@ def test_a_page_of_thousands_of_rows_is_below_a_megabyte_and_says_what_is_left_o
     """Quotes of a recipe take five bytes each in a page."""
     folder = made.write_experiment(tmp_path / "many", with_many(result))
     folder.recipe.write_text(("a: " + '"' * 40 + "\n") * 6000, encoding="utf-8")
-    page = report_text(RunDir(folder.path), "html")
-    assert len(page.encode()) < MAX_BYTES
+    page = render_report(RunDir(folder.path), "html")
+    assert len(page.encode()) < MAX_REPORT_BYTES
     assert "Truncated to" in words_of(page) and "(recipe.yaml has the rest)" in words_of(page)
     few = made.write_experiment(tmp_path / "few", result)
-    assert "Truncated to" not in words_of(report_text(RunDir(few.path), "html"))
+    assert "Truncated to" not in words_of(render_report(RunDir(few.path), "html"))
 
 
 def test_what_is_cut_keeps_the_first_rows_and_both_ends_of_a_line():
     points = [(float(x), 2.0 * x) for x in range(11)]
-    table = Table("t", [Column("a")], [[Cell(str(row))] for row in range(9)])
-    blocks = [table, Charts([Chart("c", "x", "y", [Line("l", points)])])]
-    page = Told(Path("e")).page("About", ("ended", "good"), (), (), [Section("rungs", "S", blocks)])
-    assert cut(page, Limit(11, 10)) == page
-    (section,) = cut(page, Limit(3, 10)).sections
+    table = Table("t", [TableColumn("a")], [[TableCell(str(row))] for row in range(9)])
+    blocks = [table, ChartRow([Chart("c", "x", "y", [ChartLine("l", points)])])]
+    page = ExperimentReport(Path("e")).build_page(
+        "About", ("ended", "good"), (), (), [PageSection("rungs", "S", blocks)]
+    )
+    assert truncate_page(page, ExperimentLimits(11, 10)) == page
+    (section,) = truncate_page(page, ExperimentLimits(3, 10)).sections
     table, charts, note = section.blocks
     assert [row[0].text for row in table.rows] == ["0", "1", "2"]
     assert list(charts.charts[0].lines[0].points) == [(0.0, 0.0), (5.0, 10.0), (10.0, 20.0)]
@@ -408,8 +410,8 @@ def test_what_is_cut_of_other_sections_is_not_looked_for_in_the_table(result, ma
     """One section of each kind of experiment shows the table; of a file that is cut the file itself is named."""
     folder = made.write_experiment(tmp_path / "many", with_many(result))
     folder.recipe.write_text("seed: 0\n" * 99, encoding="utf-8")
-    whole = experiment_page(folder, with_many(result))
-    sections = cut(whole, Limit(20, 50)).sections
+    whole = build_experiment_page(folder, with_many(result))
+    sections = truncate_page(whole, ExperimentLimits(20, 50)).sections
     notes = {
         section.key: block.text
         for section in sections
@@ -422,7 +424,9 @@ def test_what_is_cut_of_other_sections_is_not_looked_for_in_the_table(result, ma
         )
     ]
     assert all(("table.csv" in note) != ("experiment.json has all" in note) for note in notes.values())
-    few = cut(replace(whole, sections=[each for each in whole.sections if each.key == "origin"]), Limit(9999, 50))
+    few = truncate_page(
+        replace(whole, sections=[each for each in whole.sections if each.key == "origin"]), ExperimentLimits(9999, 50)
+    )
     assert [each.kind for each in few.sections[0].blocks] == [each.kind for each in whole.sections[-1].blocks]
 
 
@@ -444,17 +448,19 @@ def test_no_heading_of_a_scaling_page_is_repeated_by_its_first_chart(made, text_
 
 
 def test_numbers_that_are_swept_are_a_curve_and_names_are_bars(made):
-    told = Told(Path("runs/profile-vary-digits"))
-    page = experiment_charts(sweep_page(told, made.sweep(("1", "2", "8", "64"))))
+    told = ExperimentReport(Path("runs/profile-vary-digits"))
+    page = experiment_charts(build_sweep_page(told, made.sweep(("1", "2", "8", "64"))))
     assert [chart.title for chart in page] == ["Speed", "Seconds per epoch", "Step time"]
     assert [list(chart.lines[0].points) for chart in page[:2]] == [
         [(1, 200), (2, 300), (8, 400)], [(1, 250), (2, 500 / 3), (8, 125)],
     ]  # fmt: skip
     assert all(chart.log_x for chart in page)
-    assert not any(chart.log_x for chart in experiment_charts(sweep_page(told, made.sweep(("0", "2", "8", "9")))))
-    assert experiment_charts(sweep_page(told, made.sweep(("native", "threads", "processes"), "data.loader"))) == []
+    assert not any(chart.log_x for chart in experiment_charts(build_sweep_page(told, made.sweep(("0", "2", "8", "9")))))
+    assert (
+        experiment_charts(build_sweep_page(told, made.sweep(("native", "threads", "processes"), "data.loader"))) == []
+    )
 
 
 def experiment_charts(page):
     blocks = [block for section in page.sections for block in section.blocks]
-    return [chart for block in blocks if isinstance(block, Charts) for chart in block.charts]
+    return [chart for block in blocks if isinstance(block, ChartRow) for chart in block.charts]

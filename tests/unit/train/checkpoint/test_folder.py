@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from paceline.core.errors import CheckpointError
-from paceline.train.checkpoint import Checkpoints, Keep, Snapshot, load_part, verify
+from paceline.train.checkpoint import CheckpointStorage, KeepPolicy, Snapshot, load_tensor_group, verify_checkpoint
 
 
-def save(folder: Path, step: int, best_step: int = -1, keep: Keep | None = None) -> Path:
+def save(folder: Path, step: int, best_step: int = -1, keep: KeepPolicy | None = None) -> Path:
     tensors = {"model": {"a": torch.full((64,), float(step))}, "optimizer": {}}
     snapshot = Snapshot(tensors, {"train": {"best_step": best_step}})
-    return Checkpoints(folder, keep or Keep(99)).save(step, best_step, snapshot)
+    return CheckpointStorage(folder, keep or KeepPolicy(99)).save(step, best_step, snapshot)
 
 
 def names(folder: Path) -> list[str]:
@@ -33,13 +33,13 @@ def break_(path: Path) -> None:
 @pytest.mark.parametrize(
     ("keep", "kept"),
     [
-        (Keep(2), [2, 5, 6]),
-        (Keep(2, best=False), [5, 6]),
-        (Keep(1, best=False, every=3), [3, 6]),
-        (Keep(1, every=3), [2, 3, 6]),
+        (KeepPolicy(2), [2, 5, 6]),
+        (KeepPolicy(2, keep_best=False), [5, 6]),
+        (KeepPolicy(1, keep_best=False, every=3), [3, 6]),
+        (KeepPolicy(1, every=3), [2, 3, 6]),
     ],
 )
-def test_the_newest_the_best_and_those_for_good_stay(tmp_path: Path, keep: Keep, kept: list[int]) -> None:
+def test_the_newest_the_best_and_those_for_good_stay(tmp_path: Path, keep: KeepPolicy, kept: list[int]) -> None:
     for step in range(1, 7):
         save(tmp_path, step, best_step=2, keep=keep)
     assert steps(tmp_path) == kept
@@ -47,13 +47,13 @@ def test_the_newest_the_best_and_those_for_good_stay(tmp_path: Path, keep: Keep,
 
 def test_a_former_best_goes_when_there_is_a_better_one(tmp_path: Path) -> None:
     for step, best in ((1, 1), (2, 1), (3, 3), (4, 3)):
-        save(tmp_path, step, best, Keep(1))
+        save(tmp_path, step, best, KeepPolicy(1))
     assert steps(tmp_path) == [3, 4]
 
 
 def test_steps_are_ordered_as_numbers(tmp_path: Path) -> None:
     for step in (99_999_999, 100_000_000):
-        save(tmp_path, step, keep=Keep(1))
+        save(tmp_path, step, keep=KeepPolicy(1))
     assert names(tmp_path) == ["step-100000000"]
 
 
@@ -61,12 +61,12 @@ def test_damaged_newer_ones_do_not_push_out_the_one_just_saved(tmp_path: Path) -
     for step in (10, 20, 30):
         save(tmp_path, step)
     for step in (20, 30):
-        break_(Checkpoints(tmp_path, Keep(1)).path_of(step))
-    save(tmp_path, 15, keep=Keep(1))
+        break_(CheckpointStorage(tmp_path, KeepPolicy(1)).path_of(step))
+    save(tmp_path, 15, keep=KeepPolicy(1))
     assert steps(tmp_path) == [15, 20, 30]
-    assert Checkpoints(tmp_path, Keep(1)).newest_whole(lambda line: None) == tmp_path / "step-00000015"
-    save(tmp_path, 20, keep=Keep(1))
-    assert Checkpoints(tmp_path, Keep(1)).newest_whole(lambda line: None) == tmp_path / "step-00000020"
+    assert CheckpointStorage(tmp_path, KeepPolicy(1)).newest_intact(lambda line: None) == tmp_path / "step-00000015"
+    save(tmp_path, 20, keep=KeepPolicy(1))
+    assert CheckpointStorage(tmp_path, KeepPolicy(1)).newest_intact(lambda line: None) == tmp_path / "step-00000020"
 
 
 # matrix: 27
@@ -81,7 +81,7 @@ def test_a_truncated_checkpoint_is_stepped_over_with_one_warning(tmp_path: Path,
     cut = {"nothing": 0, "one byte": 1, "half": size // 2, "all but one byte": size - 1}[left]
     (newest / name).write_bytes(content[:cut])
     warnings: list[str] = []
-    assert Checkpoints(tmp_path, Keep(1)).newest_whole(warnings.append) == tmp_path / "step-00000001"
+    assert CheckpointStorage(tmp_path, KeepPolicy(1)).newest_intact(warnings.append) == tmp_path / "step-00000001"
     (warning,) = warnings
     assert str(newest) in warning and name in warning and "skipped" in warning and "\n" not in warning
 
@@ -90,9 +90,9 @@ def test_several_damaged_ones_are_a_warning_each_from_the_newest(tmp_path: Path)
     for step in (1, 2, 3):
         save(tmp_path, step)
     for step in (2, 3):
-        break_(Checkpoints(tmp_path, Keep(1)).path_of(step))
+        break_(CheckpointStorage(tmp_path, KeepPolicy(1)).path_of(step))
     warnings: list[str] = []
-    assert Checkpoints(tmp_path, Keep(1)).newest_whole(warnings.append) == tmp_path / "step-00000001"
+    assert CheckpointStorage(tmp_path, KeepPolicy(1)).newest_intact(warnings.append) == tmp_path / "step-00000001"
     assert [re.findall(r"step-\d+", line)[0] for line in warnings] == ["step-00000003", "step-00000002"]
 
 
@@ -102,16 +102,16 @@ def test_where_all_are_damaged_no_run_starts_over_by_itself(tmp_path: Path) -> N
         break_(save(tmp_path, step))
     warnings: list[str] = []
     with pytest.raises(CheckpointError, match=r"none of its checkpoints is intact \(remove the folder") as caught:
-        Checkpoints(tmp_path, Keep(1)).newest_whole(warnings.append)
+        CheckpointStorage(tmp_path, KeepPolicy(1)).newest_intact(warnings.append)
     assert caught.value.exit_code == 4 and str(tmp_path) in str(caught.value) and len(warnings) == 2
 
 
 def test_where_there_are_none_there_is_none(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "missing"):
-        checkpoints = Checkpoints(folder, Keep(1))
-        checkpoints.tidy()
+        checkpoints = CheckpointStorage(folder, KeepPolicy(1))
+        checkpoints.clean_up()
         assert checkpoints.newest() is None
-        assert checkpoints.newest_whole(pytest.fail) is None
+        assert checkpoints.newest_intact(pytest.fail) is None
         with pytest.raises(CheckpointError, match="holds no checkpoint"):
             checkpoints.last()
 
@@ -124,7 +124,7 @@ def test_a_newer_format_is_said_and_not_stepped_over(tmp_path: Path) -> None:
     digests = json.loads((path / "manifest.json").read_text())
     (path / "manifest.json").write_text(json.dumps({**digests, "state.json": sha256(text.encode()).hexdigest()}))
     with pytest.raises(CheckpointError, match=r"has format 99, this paceline reads 2 \(update paceline\)"):
-        Checkpoints(tmp_path, Keep(1)).newest_whole(pytest.fail)
+        CheckpointStorage(tmp_path, KeepPolicy(1)).newest_intact(pytest.fail)
 
 
 def test_what_killed_saves_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
@@ -135,26 +135,26 @@ def test_what_killed_saves_left_is_removed_and_nothing_else(tmp_path: Path) -> N
     foreign = [".hidden", ".step-abc.tmp", "step-00000005.tmp", "notes.tmp"]
     for name in foreign:
         (tmp_path / name).mkdir()
-    checkpoints = Checkpoints(tmp_path, Keep(1))
+    checkpoints = CheckpointStorage(tmp_path, KeepPolicy(1))
     assert checkpoints.newest() == whole
-    checkpoints.tidy()
+    checkpoints.clean_up()
     assert names(tmp_path) == sorted([*foreign, "step-00000007"])
 
 
 def test_one_that_was_moved_away_for_another_comes_back(tmp_path: Path) -> None:
     save(tmp_path, 3).replace(tmp_path / ".step-00000003.old")
-    checkpoints = Checkpoints(tmp_path, Keep(1))
-    checkpoints.tidy()
-    assert checkpoints.newest_whole(pytest.fail) == tmp_path / "step-00000003"
+    checkpoints = CheckpointStorage(tmp_path, KeepPolicy(1))
+    checkpoints.clean_up()
+    assert checkpoints.newest_intact(pytest.fail) == tmp_path / "step-00000003"
 
 
 def test_a_step_that_is_saved_again_is_the_newer_one(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path, Keep(1))
+    checkpoints = CheckpointStorage(tmp_path, KeepPolicy(1))
     for value in (1.0, 2.0):
         tensors = {"model": {"a": torch.full((4,), value)}, "optimizer": {}}
         path = checkpoints.save(1, 1, Snapshot(tensors, {}))
-    assert names(tmp_path) == ["step-00000001"] and load_part(path, "model")["a"][0] == 2
-    verify(path)
+    assert names(tmp_path) == ["step-00000001"] and load_tensor_group(path, "model")["a"][0] == 2
+    verify_checkpoint(path)
 
 
 def test_links_are_removed_themselves_and_never_what_they_point_to(tmp_path: Path) -> None:
@@ -164,11 +164,11 @@ def test_links_are_removed_themselves_and_never_what_they_point_to(tmp_path: Pat
     (victim / "thesis.tex").write_text("mine")
     for name in (".step-00000002.tmp", ".step-00000002.old", "step-00000001", "step-00000002"):
         (folder / name).symlink_to(victim)
-    path = save(folder, 2, keep=Keep(1))
-    verify(path)
+    path = save(folder, 2, keep=KeepPolicy(1))
+    verify_checkpoint(path)
     assert names(folder) == ["step-00000002"]
     (folder / ".step-00000009.tmp").symlink_to(victim)
-    Checkpoints(folder, Keep(1)).tidy()
+    CheckpointStorage(folder, KeepPolicy(1)).clean_up()
     assert names(folder) == ["step-00000002"] and names(victim) == ["thesis.tex"]
 
 
@@ -176,22 +176,22 @@ def test_a_link_in_place_of_a_checkpoint_is_stepped_over_with_a_warning(tmp_path
     whole = save(tmp_path, 1)
     (tmp_path / "step-00000002").symlink_to(whole)
     warnings: list[str] = []
-    assert Checkpoints(tmp_path, Keep(1)).newest_whole(warnings.append) == whole
+    assert CheckpointStorage(tmp_path, KeepPolicy(1)).newest_intact(warnings.append) == whole
     assert len(warnings) == 1 and "is a link" in warnings[0]
 
 
 def test_the_best_is_what_the_newest_one_knows(tmp_path: Path) -> None:
     save(tmp_path, 1, 1)
     save(tmp_path, 2, 1)
-    assert Checkpoints(tmp_path, Keep(1)).best() == tmp_path / "step-00000001"
+    assert CheckpointStorage(tmp_path, KeepPolicy(1)).best() == tmp_path / "step-00000001"
     save(tmp_path, 3, 9)
     with pytest.raises(CheckpointError, match=r"the best was at step 9, which was not saved"):
-        Checkpoints(tmp_path, Keep(1)).best()
+        CheckpointStorage(tmp_path, KeepPolicy(1)).best()
     save(tmp_path, 4, -1)
     with pytest.raises(CheckpointError, match="nothing was evaluated"):
-        Checkpoints(tmp_path, Keep(1)).best()
+        CheckpointStorage(tmp_path, KeepPolicy(1)).best()
 
 
 def test_a_step_that_was_not_saved_is_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"step-00000005: no such checkpoint"):
-        Checkpoints(tmp_path, Keep(1)).at(5)
+        CheckpointStorage(tmp_path, KeepPolicy(1)).at_step(5)

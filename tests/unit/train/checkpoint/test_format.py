@@ -14,16 +14,16 @@ from torch import nn
 
 from paceline.core.errors import CheckpointError
 from paceline.train.checkpoint import (
-    Checkpoints,
-    Keep,
+    CheckpointStorage,
+    KeepPolicy,
     Snapshot,
     load_model,
-    load_part,
+    load_tensor_group,
     read_state,
-    verify,
+    verify_checkpoint,
 )
-from paceline.train.checkpoint.format import damage_of
-from paceline.train.checkpoint.tensorfile import CHUNK_BYTES, tensor_pieces, write_file
+from paceline.train.checkpoint.format import find_damage
+from paceline.train.checkpoint.tensorfile import CHUNK_BYTES, safetensors_chunks, write_hashed_file
 
 FILES = ["model.safetensors", "optimizer.safetensors", "average.safetensors", "state.json", "manifest.json"]
 
@@ -40,7 +40,7 @@ def path(tmp_path: Path) -> Path:
         "optimizer": {"0.m": torch.randn(4, 3, 3, 3)},
         "average": {"a": torch.ones(3)},
     }
-    return Checkpoints(tmp_path / "run", Keep(3)).save(1, 1, Snapshot(parts, {"train": {"hits": 1}}))
+    return CheckpointStorage(tmp_path / "run", KeepPolicy(3)).save(1, 1, Snapshot(parts, {"train": {"hits": 1}}))
 
 
 def sign(path: Path) -> None:
@@ -71,7 +71,7 @@ def odd_tensors() -> dict[str, torch.Tensor]:
 
 def test_the_library_reads_every_type_and_layout_back(tmp_path: Path) -> None:
     tensors = odd_tensors()
-    digest = write_file(tmp_path / "x", tensor_pieces(tensors))
+    digest = write_hashed_file(tmp_path / "x", safetensors_chunks(tensors))
     loaded = load_file(tmp_path / "x")
     assert loaded.keys() == tensors.keys()
     assert [name for name in tensors if not torch.equal(loaded[name], tensors[name])] == []
@@ -80,13 +80,13 @@ def test_the_library_reads_every_type_and_layout_back(tmp_path: Path) -> None:
 
 
 def test_no_tensors_are_a_file_too(tmp_path: Path) -> None:
-    write_file(tmp_path / "x", tensor_pieces({}))
+    write_hashed_file(tmp_path / "x", safetensors_chunks({}))
     assert load_file(tmp_path / "x") == {}
 
 
 def test_a_type_that_cannot_be_saved_is_named() -> None:
     with pytest.raises(CheckpointError, match=r"^a: torch.complex64 cannot be saved \(convert it to float64, "):
-        list(tensor_pieces({"a": torch.ones(1, dtype=torch.complex64)}))
+        list(safetensors_chunks({"a": torch.ones(1, dtype=torch.complex64)}))
 
 
 def test_what_is_there_is_not_written_to(tmp_path: Path) -> None:
@@ -94,15 +94,15 @@ def test_what_is_there_is_not_written_to(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "victim")
     for name in ("victim", "link"):
         with pytest.raises(FileExistsError):
-            write_file(tmp_path / name, [b"yours"])
+            write_hashed_file(tmp_path / name, [b"yours"])
     assert (tmp_path / "victim").read_text() == "mine"
 
 
 def test_values_and_further_parts_come_back(path: Path) -> None:
     assert read_state(path) == {"format_version": 2, "train": {"hits": 1}}
-    assert torch.equal(load_part(path, "average")["a"], torch.ones(3))
-    assert load_part(path, "precision") == {}
-    verify(path)
+    assert torch.equal(load_tensor_group(path, "average")["a"], torch.ones(3))
+    assert load_tensor_group(path, "precision") == {}
+    verify_checkpoint(path)
 
 
 # matrix: 34
@@ -150,36 +150,36 @@ def test_one_flipped_bit_anywhere_is_found(path: Path) -> None:
         place, bit = draw.randrange(len(content)), draw.randrange(8)
         content[place] ^= 1 << bit
         file.write_bytes(content)
-        if not damage_of(path):
+        if not find_damage(path):
             missed.append((seed, file.name, place, bit))
         file.write_bytes(whole[file])
-    assert missed == [] and damage_of(path) == ""
+    assert missed == [] and find_damage(path) == ""
 
 
 # matrix: 28
 @pytest.mark.parametrize("part", ["model", "optimizer", "average"])
 def test_a_page_of_zeros_is_found(tmp_path: Path, part: str) -> None:
     tensors = {name: {"a": torch.randn(5000)} for name in ("model", "optimizer", "average")}
-    path = Checkpoints(tmp_path, Keep(1)).save(1, 1, Snapshot(tensors, {}))
+    path = CheckpointStorage(tmp_path, KeepPolicy(1)).save(1, 1, Snapshot(tensors, {}))
     file = path / f"{part}.safetensors"
     content = bytearray(file.read_bytes())
     content[8192 : 8192 + 4096] = bytes(4096)
     file.write_bytes(content)
     with pytest.raises(CheckpointError, match=rf"{part}.safetensors: is damaged"):
-        verify(path)
+        verify_checkpoint(path)
 
 
 def test_a_manifest_that_lists_nothing_vouches_for_nothing(path: Path) -> None:
     for text in ("{}", "[]", "null", '"model.safetensors"'):
         (path / "manifest.json").write_text(text)
         with pytest.raises(CheckpointError, match=r"manifest.json does not list"):
-            verify(path)
+            verify_checkpoint(path)
 
 
 def test_tensors_that_the_manifest_does_not_list_are_refused(path: Path) -> None:
     (path / "precision.safetensors").write_bytes((path / "model.safetensors").read_bytes())
     with pytest.raises(CheckpointError, match=r"does not list precision.safetensors"):
-        verify(path)
+        verify_checkpoint(path)
 
 
 @pytest.mark.parametrize("name", ["../../secret", "/dev/zero", "sub/model.safetensors", "manifest.json", "a\nb"])
@@ -187,7 +187,7 @@ def test_a_manifest_reaches_no_file_outside_the_checkpoint(path: Path, name: str
     digests = json.loads((path / "manifest.json").read_text())
     (path / "manifest.json").write_text(json.dumps({**digests, name: "0" * 64}))
     with pytest.raises(CheckpointError, match=r"which is no file of a checkpoint") as caught:
-        verify(path)
+        verify_checkpoint(path)
     assert "\n" not in str(caught.value)
 
 
@@ -209,11 +209,11 @@ def test_only_plain_files_are_read(path: Path, tmp_path: Path, name: str, kind: 
         case _:
             file.symlink_to(elsewhere)
     with pytest.raises(CheckpointError, match="cannot be read") as caught:
-        verify(path)
+        verify_checkpoint(path)
     assert name in str(caught.value) and "\n" not in str(caught.value)
     if file.suffix == ".safetensors":
         with pytest.raises(CheckpointError, match="cannot be read"):
-            load_part(path, file.stem)
+            load_tensor_group(path, file.stem)
     elif name == "state.json":
         with pytest.raises(CheckpointError, match="cannot be read"):
             read_state(path)
@@ -260,9 +260,9 @@ def test_a_pickle_that_the_manifest_vouches_for_is_refused_and_not_run(
 ) -> None:
     put_evil(path / name, kind, tmp_path / "canary")
     sign(path)
-    verify(path)
+    verify_checkpoint(path)
     with pytest.raises(CheckpointError, match=f"{name}: cannot be read") as caught:
-        read_state(path) if name == "state.json" else load_part(path, Path(name).stem)
+        read_state(path) if name == "state.json" else load_tensor_group(path, Path(name).stem)
     assert "\n" not in str(caught.value) and not (tmp_path / "canary").exists()
 
 

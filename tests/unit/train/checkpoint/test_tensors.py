@@ -8,12 +8,12 @@ from torch import nn
 
 from paceline.core.errors import CheckpointError
 from paceline.train.checkpoint import (
-    Checkpoints,
-    Keep,
+    CheckpointStorage,
+    KeepPolicy,
     Snapshot,
     load_model,
     load_optimizer,
-    load_part,
+    load_tensor_group,
     model_tensors,
     optimizer_tensors,
     weights_sha256,
@@ -42,7 +42,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> Non
 
 def save(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> Path:
     tensors = {"model": model_tensors(model), "optimizer": optimizer_tensors(optimizer)}
-    return Checkpoints(folder, Keep(3)).save(3, 3, Snapshot(tensors, {}))
+    return CheckpointStorage(folder, KeepPolicy(3)).save(3, 3, Snapshot(tensors, {}))
 
 
 def sha256(model: nn.Module) -> str:
@@ -62,7 +62,7 @@ def test_training_goes_on_from_a_checkpoint_with_the_same_bits(tmp_path: Path, k
     other = net(seed=9)
     resumed = optimizers(other)[kind]
     load_model(path, other)
-    load_optimizer(resumed, load_part(path, "optimizer"))
+    load_optimizer(resumed, load_tensor_group(path, "optimizer"))
     torch.manual_seed(4)
     train(other, resumed, 3)
     assert sha256(other) == sha256(model)

@@ -11,8 +11,16 @@ import torch
 
 from paceline.core.errors import CheckpointError
 from paceline.core.results import CheckpointResult
-from paceline.train.checkpoint import Checkpoints, Keep, Snapshot, Writer, format, load_part, verify
-from paceline.train.checkpoint.staging import HostCopy
+from paceline.train.checkpoint import (
+    CheckpointStorage,
+    FileCheckpointWriter,
+    KeepPolicy,
+    Snapshot,
+    format,
+    load_tensor_group,
+    verify_checkpoint,
+)
+from paceline.train.checkpoint.staging import HostMemoryStaging
 
 BOTH = pytest.mark.parametrize("background", [True, False], ids=["background", "at once"])
 
@@ -24,9 +32,11 @@ def snapshot(value: float = 1.0) -> Snapshot:
 
 def writer(
     folder: Path, *, background: bool = True, on_failure: str = "warn", warnings: list[str] | None = None
-) -> Writer:
+) -> FileCheckpointWriter:
     warn = pytest.fail if warnings is None else warnings.append
-    return Writer(Checkpoints(folder, Keep(2)), background=background, on_failure=on_failure, warn=warn)
+    return FileCheckpointWriter(
+        CheckpointStorage(folder, KeepPolicy(2)), background=background, on_failure=on_failure, warn=warn
+    )
 
 
 class Gate:
@@ -36,7 +46,7 @@ class Gate:
         self.may_go_on = threading.Event()
         self.has_begun = threading.Event()
         self.most = self._now = 0
-        self._write = format.write
+        self._write = format.write_checkpoint
 
     def __call__(self, folder: Path, snapshot: Snapshot) -> None:
         self._now += 1
@@ -50,7 +60,7 @@ class Gate:
 @pytest.fixture
 def gate() -> Iterator[Gate]:
     made = Gate()
-    with mock.patch("paceline.train.checkpoint.folder.write", made):
+    with mock.patch("paceline.train.checkpoint.folder.write_checkpoint", made):
         yield made
     made.may_go_on.set()
 
@@ -63,8 +73,8 @@ def test_training_changes_nothing_that_is_being_written(tmp_path: Path, gate: Ga
         live.values["train"]["losses"].append(2.0)
         gate.may_go_on.set()
         each.flush()
-    path = Checkpoints(tmp_path, Keep(2)).at(1)
-    assert torch.equal(load_part(path, "model")["a"], torch.ones(1000))
+    path = CheckpointStorage(tmp_path, KeepPolicy(2)).at_step(1)
+    assert torch.equal(load_tensor_group(path, "model")["a"], torch.ones(1000))
     assert format.read_state(path)["train"] == {"losses": [1.0]}
 
 
@@ -72,17 +82,17 @@ def test_saving_returns_before_it_is_written_and_flushing_after(tmp_path: Path, 
     with closing(writer(tmp_path)) as each:
         each.save(4, 4, snapshot())
         assert gate.has_begun.wait(timeout=60)
-        assert each.saved_step == -1 and Checkpoints(tmp_path, Keep(2)).newest() is None
+        assert each.saved_step == -1 and CheckpointStorage(tmp_path, KeepPolicy(2)).newest() is None
         gate.may_go_on.set()
         each.flush()
         assert each.saved_step == 4
-        verify(Checkpoints(tmp_path, Keep(2)).at(4))
+        verify_checkpoint(CheckpointStorage(tmp_path, KeepPolicy(2)).at_step(4))
 
 
 # matrix: 32
 def test_one_is_written_at_a_time_and_the_newest_is_always_whole(tmp_path: Path, gate: Gate) -> None:
-    checkpoints = Checkpoints(tmp_path, Keep(1))
-    with closing(Writer(checkpoints, background=True, on_failure="stop", warn=pytest.fail)) as each:
+    checkpoints = CheckpointStorage(tmp_path, KeepPolicy(1))
+    with closing(FileCheckpointWriter(checkpoints, background=True, on_failure="stop", warn=pytest.fail)) as each:
         for step in range(1, 13):
             gate.may_go_on.clear()
             gate.has_begun.clear()
@@ -91,14 +101,14 @@ def test_one_is_written_at_a_time_and_the_newest_is_always_whole(tmp_path: Path,
             # While one is being written, all that was said to be on disk is there and whole.
             assert each.saved_step == (step - 1 or -1)
             if step > 1:
-                assert checkpoints.newest_whole(pytest.fail) == checkpoints.path_of(each.saved_step)
+                assert checkpoints.newest_intact(pytest.fail) == checkpoints.path_of(each.saved_step)
             gate.may_go_on.set()
             if step % 2:
                 each.flush()
-                assert checkpoints.newest_whole(pytest.fail) == checkpoints.path_of(step)
+                assert checkpoints.newest_intact(pytest.fail) == checkpoints.path_of(step)
             else:
                 threading.Event().wait(0.01)  # and in between, whatever the writer is at by now
-                assert checkpoints.newest_whole(pytest.fail) in map(checkpoints.path_of, (step - 1, step))
+                assert checkpoints.newest_intact(pytest.fail) in map(checkpoints.path_of, (step - 1, step))
     assert gate.most == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000003", "step-00000012"]
 
@@ -108,7 +118,7 @@ def test_closing_waits_for_what_is_being_written(tmp_path: Path, gate: Gate) -> 
     each.save(1, 1, snapshot())
     threading.Timer(0.05, gate.may_go_on.set).start()
     each.close()
-    verify(Checkpoints(tmp_path, Keep(2)).at(1))
+    verify_checkpoint(CheckpointStorage(tmp_path, KeepPolicy(2)).at_step(1))
 
 
 @BOTH
@@ -169,29 +179,29 @@ def test_a_bug_is_no_failed_disk(tmp_path: Path, background: bool) -> None:
 
 
 def test_memory_for_copies_is_used_again(tmp_path: Path) -> None:
-    staging = HostCopy()
-    first = staging.take(snapshot(1.0))
+    staging = HostMemoryStaging()
+    first = staging.stage(snapshot(1.0))
     place = first.tensors["model"]["a"].data_ptr()
-    second = staging.take(snapshot(2.0))
+    second = staging.stage(snapshot(2.0))
     assert second.tensors["model"]["a"].data_ptr() == place
     assert torch.equal(second.tensors["model"]["a"], torch.full((1000,), 2.0))
 
 
 def test_memory_for_copies_follows_shapes_types_and_parts() -> None:
-    staging = HostCopy()
-    staging.take(snapshot())
+    staging = HostMemoryStaging()
+    staging.stage(snapshot())
     grown = {"model": {"a": torch.ones(5, dtype=torch.float64)}, "average": {"b": torch.ones(2, 2).t()}}
-    copy = staging.take(Snapshot(grown, {}))
+    copy = staging.stage(Snapshot(grown, {}))
     assert copy.tensors.keys() == grown.keys()
     assert (
         torch.equal(copy.tensors["model"]["a"], grown["model"]["a"])
         and copy.tensors["model"]["a"].dtype == torch.double
     )
-    assert staging.take(snapshot(3.0)).tensors["model"]["a"].shape == (1000,)
+    assert staging.stage(snapshot(3.0)).tensors["model"]["a"].shape == (1000,)
 
 
 def test_a_copy_keeps_its_layout_and_nothing_of_training() -> None:
     weight = torch.nn.Parameter(torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last))
-    copy = HostCopy().take(Snapshot({"model": {"w": weight}, "optimizer": {}}, {})).tensors["model"]["w"]
+    copy = HostMemoryStaging().stage(Snapshot({"model": {"w": weight}, "optimizer": {}}, {})).tensors["model"]["w"]
     assert torch.equal(copy, weight) and copy.stride() == weight.stride() and not copy.requires_grad
     assert copy.data_ptr() != weight.data_ptr()

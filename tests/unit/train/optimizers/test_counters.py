@@ -13,13 +13,13 @@ from paceline.core.errors import RecipeError
 from paceline.parallel.single import SingleDevice
 from paceline.recipe.schema.optim import OwnOptim, Sgd
 from paceline.recipe.schema.schedule import Constant
-from paceline.train.average import NoAverage
-from paceline.train.checkpoint import Checkpoints, Keep, load_part, model_tensors, read_state
+from paceline.train.average import NoWeightAverage
+from paceline.train.checkpoint import CheckpointStorage, KeepPolicy, load_tensor_group, model_tensors, read_state
 from paceline.train.optim import build_optimizer
-from paceline.train.optimizers.counters import NoCounters, build_counters
-from paceline.train.persist import Persistent
+from paceline.train.optimizers.counters import NoExtraOptimizerState, build_extra_state
+from paceline.train.persist import TrainingState
 from paceline.train.precision import Precision
-from paceline.train.schedule import build_schedule
+from paceline.train.schedule import build_lr_schedule
 from paceline.train.state import TrainState
 
 
@@ -63,17 +63,17 @@ class Keeping(torch.optim.SGD):
                 self.state["all"] = {"past": self.what}
 
 
-def run(section, seed: int) -> Persistent:
+def run(section, seed: int) -> TrainingState:
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
     optimizer = build_optimizer(section, model.named_parameters(), "cpu")
-    schedule = build_schedule(Constant(), SimpleNamespace(peak_lr=0.1, steps=lambda duration: 0))
-    counters = build_counters(section, optimizer)
+    schedule = build_lr_schedule(Constant(), SimpleNamespace(peak_lr=0.1, steps=lambda duration: 0))
+    counters = build_extra_state(section, optimizer)
     precision = Precision("cpu", torch.float32)
-    return Persistent(model, optimizer, schedule, precision, NoAverage(), SingleDevice(), counters)
+    return TrainingState(model, optimizer, schedule, precision, NoWeightAverage(), SingleDevice(), counters)
 
 
-def train(live: Persistent, first: int) -> None:
+def train(live: TrainingState, first: int) -> None:
     for step in range(first, first + 3):
         torch.manual_seed(step)
         live.optimizer.zero_grad()
@@ -81,11 +81,11 @@ def train(live: Persistent, first: int) -> None:
         live.optimizer.step()
 
 
-def saved(live: Persistent, folder: Path) -> Path:
-    return Checkpoints(folder, Keep(1)).save(3, 3, live.capture(TrainState(), {}))
+def saved(live: TrainingState, folder: Path) -> Path:
+    return CheckpointStorage(folder, KeepPolicy(1)).save(3, 3, live.state_dict(TrainState(), {}))
 
 
-def weights(live: Persistent) -> dict[str, Tensor]:
+def weights(live: TrainingState) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in model_tensors(live.model).items()}
 
 
@@ -99,8 +99,8 @@ def test_an_own_optimizer_goes_on_with_the_same_bits(tmp_path: Path, name: str, 
     train(whole, 0)
     path = saved(whole, tmp_path)
     train(whole, 3)
-    other.model.load_state_dict(load_part(path, "model"))
-    other.restore(path)
+    other.model.load_state_dict(load_tensor_group(path, "model"))
+    other.load_state_dict(path)
     train(other, 3)
     assert all(torch.equal(each, weights(other)[key]) for key, each in weights(whole).items())
     again = saved(whole, tmp_path / "a"), saved(other, tmp_path / "b")
@@ -118,7 +118,7 @@ def test_numbers_are_written_as_json_with_their_types(tmp_path: Path) -> None:
     assert set(group) == {"k", "longest", "last", "past"}, "options that have not moved are the recipe's"
     live.optimizer.param_groups[0]["longest"] = float("inf")
     other = run(OwnOptim(name=f"{__name__}:Counting", lr=0.01), 0)
-    other.restore(saved(live, tmp_path / "b"))
+    other.load_state_dict(saved(live, tmp_path / "b"))
     restored = other.optimizer.param_groups[0]
     assert (restored["longest"], restored["last"]) == (float("inf"), (3, None))
 
@@ -134,10 +134,10 @@ def test_numbers_are_written_as_json_with_their_types(tmp_path: Path) -> None:
 def test_what_a_checkpoint_cannot_hold_is_told_in_one_line(where, what, says) -> None:
     name = f"{__name__}:Keeping"
     live = run(OwnOptim(name=name, lr=0.1, args={"where": where, "what": what}), 0)
-    live.capture(TrainState(), {})
+    live.state_dict(TrainState(), {})
     train(live, 0)
     with pytest.raises(RecipeError) as caught:
-        live.capture(TrainState(), {})
+        live.state_dict(TrainState(), {})
     assert str(caught.value).startswith(f"optim.name: {name} {says}")
 
 
@@ -145,8 +145,8 @@ def test_checkpoints_of_our_own_optimizers_look_as_before() -> None:
     section = Sgd(lr=0.1)
     live = run(section, 0)
     train(live, 0)
-    assert isinstance(live.counters, NoCounters)
-    snapshot = live.capture(TrainState(), {})
+    assert isinstance(live.extra_state, NoExtraOptimizerState)
+    snapshot = live.state_dict(TrainState(), {})
     assert "optimizer" not in snapshot.values
     assert set(snapshot.tensors["optimizer"]) == {f"{number}.momentum_buffer" for number in range(4)}
 
@@ -157,7 +157,7 @@ def test_an_option_that_does_not_move_may_be_anything() -> None:
     optimizer = torch.optim.SGD(
         [{"params": net.parameters(), "lr_factor": 1.0, "how": lambda each: each, "of": deque([1])}], 0.1
     )
-    counters = build_counters(section, optimizer)
+    counters = build_extra_state(section, optimizer)
     assert counters.values() == {}
     optimizer.param_groups[0]["of"].append(2)
     with pytest.raises(RecipeError, match="keeps 'of' as deque"):

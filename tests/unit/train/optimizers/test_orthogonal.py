@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.train.optimizers.orthogonal import length_factor, orthogonalise
+from paceline.train.optimizers.orthogonal import orthogonalize, update_scale
 
 
 def matrix(rows, columns, dtype=torch.float64):
@@ -23,14 +23,14 @@ def iterated(value, steps):
 @pytest.mark.parametrize("steps", [1, 5])
 def test_the_quintic_acts_on_the_singular_values(shape, steps):
     value = matrix(*shape)
-    (found,) = orthogonalise([value], steps=steps, dtype=torch.float64)
+    (found,) = orthogonalize([value], steps=steps, dtype=torch.float64)
     np.testing.assert_allclose(found.numpy(), iterated(value.numpy(), steps), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_five_steps_bring_all_singular_values_near_one(dtype):
     value = matrix(64, 24, torch.float32)
-    (found,) = orthogonalise([value], steps=5, dtype=dtype)
+    (found,) = orthogonalize([value], steps=5, dtype=dtype)
     spectrum = torch.linalg.svdvals(found)
     assert found.dtype == torch.float32
     # The source states 0.7 to 1.2; bfloat16's three digits widen that a little.
@@ -39,19 +39,19 @@ def test_five_steps_bring_all_singular_values_near_one(dtype):
 
 def test_a_batch_does_to_each_what_is_done_to_one():
     several = [matrix(4, 6), matrix(6, 4), matrix(5, 5), matrix(4, 6) * 100]
-    together = orthogonalise(several, steps=5, dtype=torch.float64)
+    together = orthogonalize(several, steps=5, dtype=torch.float64)
     for alone, found in zip(several, together, strict=True):
-        (expected,) = orthogonalise([alone], steps=5, dtype=torch.float64)
+        (expected,) = orthogonalize([alone], steps=5, dtype=torch.float64)
         assert found.shape == alone.shape
         # A batched product may add in another order.
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-13)
 
 
 def test_a_matrix_of_zeros_stays_one():
-    (found,) = orthogonalise([torch.zeros(3, 4)], steps=5, dtype=torch.float32)
+    (found,) = orthogonalize([torch.zeros(3, 4)], steps=5, dtype=torch.float32)
     assert torch.equal(found, torch.zeros(3, 4))
 
 
 def test_a_tall_update_is_longer():
-    assert length_factor(torch.Size((64, 16))) == 2.0
-    assert length_factor(torch.Size((16, 64))) == 1.0
+    assert update_scale(torch.Size((64, 16))) == 2.0
+    assert update_scale(torch.Size((16, 64))) == 1.0

@@ -5,17 +5,17 @@ import threading
 import pytest
 
 from paceline.core.errors import RecipeError
-from paceline.train.logsink import Sinks
+from paceline.train.logsink import SinkGroup
 from paceline.train.sinks import aside
-from paceline.train.sinks.aside import Aside, Patience
+from paceline.train.sinks.aside import AsyncSink, TimeBudget
 
 WAIT_S = 30.0
 """No test takes it; one that hangs ends by it."""
 
 
-def beside(inner, warnings: list[str], patience_s: float = WAIT_S) -> Aside:
+def beside(inner, warnings: list[str], patience_s: float = WAIT_S) -> AsyncSink:
     """Return a sink that passes to `inner`, which is there when it is returned."""
-    return Aside(lambda: inner, "wandb", warnings.append, Patience(patience_s), Patience(WAIT_S))
+    return AsyncSink(lambda: inner, "wandb", warnings.append, TimeBudget(patience_s), TimeBudget(WAIT_S))
 
 
 def broken(told, *names: str):
@@ -75,7 +75,7 @@ def test_one_that_cannot_be_made_is_one_warning(plan, step, result) -> None:
         raise RecipeError("log.sinks[0].name: a:B raised OSError (mend it)")
 
     warnings: list[str] = []
-    sink = Aside(make, "log.sinks[0]: a:B", warnings.append, Patience(WAIT_S), Patience(WAIT_S))
+    sink = AsyncSink(make, "log.sinks[0]: a:B", warnings.append, TimeBudget(WAIT_S), TimeBudget(WAIT_S))
     sink.started(plan, 0)
     sink.step(step(2))
     sink.finished(result("completed"))
@@ -91,7 +91,7 @@ def test_one_that_is_never_made_is_waited_for_no_longer_than_it_may_take(step) -
     told: list[int] = []
 
     class Late:
-        def step(self, record) -> None:
+        def log_step(self, record) -> None:
             told.append(record.step)
 
         def close(self) -> None: ...
@@ -100,7 +100,7 @@ def test_one_that_is_never_made_is_waited_for_no_longer_than_it_may_take(step) -
         assert let_go.wait(WAIT_S)
         return Late()
 
-    sink = Aside(make, "wandb", warnings.append, Patience(0.0), Patience(0.0))
+    sink = AsyncSink(make, "wandb", warnings.append, TimeBudget(0.0), TimeBudget(0.0))
     sink.step(step(2))
     sink.close()
     left = "did not finish within 0 s; the remaining records are dropped"
@@ -121,7 +121,7 @@ def test_what_asks_to_leave_the_program_ends_neither_it_nor_its_own_thread(told,
 
     warnings: list[str] = []
     inner = Leaving()
-    sinks = [beside(inner, warnings), Aside(make, "b", warnings.append, Patience(WAIT_S), Patience(WAIT_S))]
+    sinks = [beside(inner, warnings), AsyncSink(make, "b", warnings.append, TimeBudget(WAIT_S), TimeBudget(WAIT_S))]
     for sink in sinks:
         sink.step(step(2))
         sink.step(step(4))
@@ -134,7 +134,7 @@ def test_what_asks_to_leave_the_program_ends_neither_it_nor_its_own_thread(told,
 
 
 class Hanging:
-    """A sink that hangs in `step` until it is let go, and then fails."""
+    """A sink that hangs in `log_step` until it is let go, and then fails."""
 
     def __init__(self) -> None:
         self.let_go = threading.Event()
@@ -165,7 +165,7 @@ def test_a_sink_that_hangs_holds_nothing_up_and_is_left_behind(step) -> None:
 
 
 def test_what_waits_is_bounded(step, result, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aside, "MAX_WAITING", 3)
+    monkeypatch.setattr(aside, "MAX_QUEUED", 3)
     warnings: list[str] = []
     inner = Hanging()
     sink = beside(inner, warnings, 0.0)
@@ -185,8 +185,8 @@ def test_what_waits_is_bounded(step, result, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_patience_is_shared_and_begins_with_the_first_who_asks() -> None:
     times = iter([100.0, 104.0, 120.0])
-    patience = Patience(10.0, now=lambda: next(times))
-    assert [patience.left_s() for _ in range(3)] == [10.0, 6.0, 0.0]
+    patience = TimeBudget(10.0, now=lambda: next(times))
+    assert [patience.remaining_s() for _ in range(3)] == [10.0, 6.0, 0.0]
 
 
 def test_all_are_asked_to_end_before_the_first_is_waited_for(told) -> None:
@@ -202,7 +202,7 @@ def test_all_are_asked_to_end_before_the_first_is_waited_for(told) -> None:
 
     warnings: list[str] = []
     asides = [beside(sink, warnings) for sink in (First(), Second())]
-    Sinks(asides, [sink.end for sink in asides]).close()  # of a run that failed, so none has ended yet
+    SinkGroup(asides, [sink.request_close for sink in asides]).close()  # of a run that failed, so none has ended yet
     assert warnings == []
 
 

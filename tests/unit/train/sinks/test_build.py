@@ -10,9 +10,9 @@ from paceline.core.errors import RecipeError
 from paceline.core.rundir import RunDir, read_lines
 from paceline.recipe.own import SINK
 from paceline.train.logsink import LogSink
-from paceline.train.sinks.aside import Aside
+from paceline.train.sinks.aside import AsyncSink
 from paceline.train.sinks.build import build_sinks, require_sinks
-from paceline.train.sinks.unfailing import Unfailing
+from paceline.train.sinks.unfailing import SafeSink
 
 TRACKERS = ("wandb", "mlflow", "trackio")
 
@@ -28,7 +28,7 @@ def hidden(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_not_asked_for_is_not_imported(tmp_path, recipe) -> None:
     sinks = build_sinks(RunDir(tmp_path), recipe(), 0, [])
     sinks.close()
-    assert [type(sink) for sink in sinks.sinks] == [Unfailing]
+    assert [type(sink) for sink in sinks.sinks] == [SafeSink]
 
 
 @pytest.mark.usefixtures("hidden")
@@ -133,7 +133,7 @@ def test_all_trackers_of_a_run_share_one_patience(tmp_path, recipe, monkeypatch:
     for name in ("wandb", "trackio"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     sinks = build_sinks(RunDir(tmp_path), recipe("log.sinks=[wandb, trackio]"), 0, [])
-    asides = [sink for sink in sinks.sinks if isinstance(sink, Aside)]
-    assert len(asides) == 2 and asides[0]._patience is asides[1]._patience
-    assert [end.__self__ for end in sinks.ends] == asides
+    asides = [sink for sink in sinks.sinks if isinstance(sink, AsyncSink)]
+    assert len(asides) == 2 and asides[0]._close_budget is asides[1]._close_budget
+    assert [end.__self__ for end in sinks.on_close] == asides
     sinks.close()

@@ -7,14 +7,14 @@ import pytest
 from paceline.core.rundir import RunDir
 from paceline.train.logsink import eval_columns
 from paceline.train.sinks.files import FileSink
-from paceline.train.sinks.history import history
-from paceline.train.sinks.note import Note
-from paceline.train.sinks.once import Once
-from paceline.train.sinks.values import eval_values
+from paceline.train.sinks.history import read_history
+from paceline.train.sinks.note import TrackerState
+from paceline.train.sinks.once import DedupSink
+from paceline.train.sinks.values import eval_metrics
 
 
 def test_what_comes_again_after_a_resume_is_told_once(tmp_path, told, attempts) -> None:
-    attempts(lambda start: Once(told, Note(RunDir(tmp_path), "a"), lambda last_step: ()))
+    attempts(lambda start: DedupSink(told, TrackerState(RunDir(tmp_path), "a"), lambda last_step: ()))
     assert [call for call in told.calls if call[0] == "step"] == [("step", number) for number in range(2, 21, 2)]
     assert [call for call in told.calls if call[0] == "evaluated"] == [
         ("evaluated", number) for number in range(4, 21, 4)
@@ -29,52 +29,52 @@ def test_what_was_refused_is_not_taken_for_told(tmp_path, told, step) -> None:
         def step(self, record) -> None:
             raise OSError
 
-    note = Note(RunDir(tmp_path), "a")
+    note = TrackerState(RunDir(tmp_path), "a")
     with pytest.raises(OSError):
-        Once(Refusing(), note, lambda last_step: ()).step(step(4))
-    assert Note(RunDir(tmp_path), "a").step == 0
+        DedupSink(Refusing(), note, lambda last_step: ()).step(step(4))
+    assert TrackerState(RunDir(tmp_path), "a").step == 0
 
 
 def test_a_note_knows_the_run_and_how_far_it_was_told(tmp_path) -> None:
-    note = Note(RunDir(tmp_path), "pkg.mod:Sink")
+    note = TrackerState(RunDir(tmp_path), "pkg.mod:Sink")
     assert note.is_new and note.title == tmp_path.name
-    name = note.name_run()
-    note.goes_to("online")
-    note.told_step(12)
-    note.told_evaluation(8)
-    again = Note(RunDir(tmp_path), "pkg.mod:Sink")
-    assert (again.run, again.place, again.step, again.evaluation) == (name, "online", 12, 8)
+    name = note.set_run_id()
+    note.set_location("online")
+    note.mark_step(12)
+    note.mark_evaluation(8)
+    again = TrackerState(RunDir(tmp_path), "pkg.mod:Sink")
+    assert (again.run_id, again.location, again.step, again.evaluation) == (name, "online", 12, 8)
     assert not again.is_new
     assert [path.name for path in tmp_path.iterdir()] == ["tracking.pkg.mod-Sink.json"]
 
 
 def test_sinks_whose_paths_differ_in_the_colon_alone_have_a_note_each(tmp_path) -> None:
-    Note(RunDir(tmp_path), "a.b:C").told_step(4)
-    assert Note(RunDir(tmp_path), "a:b.C").step == 0
+    TrackerState(RunDir(tmp_path), "a.b:C").mark_step(4)
+    assert TrackerState(RunDir(tmp_path), "a:b.C").step == 0
 
 
 def test_another_place_has_been_told_nothing_and_the_same_one_keeps_what_it_was_told(tmp_path) -> None:
-    note = Note(RunDir(tmp_path), "a")
-    run = note.name_run()
-    note.goes_to("here")
-    note.told_step(4)
-    note.told_evaluation(4)
-    note.goes_to("here")
+    note = TrackerState(RunDir(tmp_path), "a")
+    run = note.set_run_id()
+    note.set_location("here")
+    note.mark_step(4)
+    note.mark_evaluation(4)
+    note.set_location("here")
     assert (note.step, note.evaluation) == (4, 4)
-    note.goes_to("there")
-    again = Note(RunDir(tmp_path), "a")
-    assert (again.run, again.step, again.evaluation) == (run, 0, 0)
+    note.set_location("there")
+    again = TrackerState(RunDir(tmp_path), "a")
+    assert (again.run_id, again.step, again.evaluation) == (run, 0, 0)
 
 
 def test_a_damaged_note_is_none(tmp_path) -> None:
     for text in ("", "[]", '{"run": 1}', '{"run": "a", "step": "x", "evaluation": 0}'):
         (tmp_path / "tracking.a.json").write_text(text)
-        assert Note(RunDir(tmp_path), "a").is_new
+        assert TrackerState(RunDir(tmp_path), "a").is_new
 
 
 def test_a_note_that_cannot_be_written_is_no_error(tmp_path) -> None:
-    note = Note(RunDir(tmp_path / "missing"), "a")
-    note.told_step(3)
+    note = TrackerState(RunDir(tmp_path / "missing"), "a")
+    note.mark_step(3)
     assert note.step == 3
 
 
@@ -88,9 +88,9 @@ def test_what_was_not_heard_before_comes_from_the_files_in_order(
         if number % 4 == 0:
             files.evaluated(evaluation(number))
     files.close()
-    note = Note(rundir, "a")
-    note.told_step(2)
-    sink = Once(told, note, partial(history, rundir))
+    note = TrackerState(rundir, "a")
+    note.mark_step(2)
+    sink = DedupSink(told, note, partial(read_history, rundir))
     sink.started(plan, 6)
     sink.step(step(8))
     assert told.calls == [("started", 6), ("step", 4), ("evaluated", 4), ("step", 6), ("step", 8)]
@@ -104,7 +104,7 @@ def test_a_record_of_before_that_is_refused_costs_itself_alone(tmp_path, told, p
                 raise ConnectionError
 
     inner = Refusing()
-    sink = Once(inner, Note(RunDir(tmp_path), "a"), lambda last_step: iter([step(2), step(4), step(6)]))
+    sink = DedupSink(inner, TrackerState(RunDir(tmp_path), "a"), lambda last_step: iter([step(2), step(4), step(6)]))
     sink.started(plan, 6)  # so the tracker has begun, and is told the rest
     with pytest.raises(ConnectionError):
         sink.step(step(8))
@@ -117,7 +117,7 @@ def test_files_that_cannot_be_read_back_cost_what_came_before_alone(tmp_path, to
         yield step(2)
         raise ValueError("no record")
 
-    sink = Once(told, Note(RunDir(tmp_path), "a"), damaged)
+    sink = DedupSink(told, TrackerState(RunDir(tmp_path), "a"), damaged)
     sink.started(plan, 6)
     with pytest.raises(ValueError, match="no record"):
         sink.step(step(8))
@@ -125,7 +125,7 @@ def test_files_that_cannot_be_read_back_cost_what_came_before_alone(tmp_path, to
 
 
 def test_what_came_before_is_told_of_a_run_that_tells_nothing_more(tmp_path, told, plan, step) -> None:
-    sink = Once(told, Note(RunDir(tmp_path), "a"), lambda last_step: iter([step(2)]))
+    sink = DedupSink(told, TrackerState(RunDir(tmp_path), "a"), lambda last_step: iter([step(2)]))
     sink.started(plan, 2)
     sink.close()
     assert told.calls == [("started", 2), ("step", 2), "close"]
@@ -137,6 +137,6 @@ def test_records_read_back_are_those_that_were_written(tmp_path, recipe, step, e
     files.step(step(4))
     files.evaluated(evaluation(4))
     files.close()
-    logged, judged = history(rundir, 4)
+    logged, judged = read_history(rundir, 4)
     assert logged == step(4)
-    assert eval_values(judged) == eval_values(evaluation(4))
+    assert eval_metrics(judged) == eval_metrics(evaluation(4))

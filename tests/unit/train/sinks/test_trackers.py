@@ -8,9 +8,9 @@ import pytest
 
 from paceline.core.rundir import RunDir
 from paceline.train.sinks.build import build_sinks, build_tracker
-from paceline.train.sinks.note import Note
-from paceline.train.sinks.values import config
-from paceline.train.sinks.wandb import wandb_mode
+from paceline.train.sinks.note import TrackerState
+from paceline.train.sinks.values import run_config
+from paceline.train.sinks.wandb import resolve_wandb_mode
 
 STEPS, EVALUATIONS = list(range(2, 21, 2)), list(range(4, 21, 4))
 
@@ -66,14 +66,14 @@ def test_wandb_goes_on_in_one_run_and_has_everything_once(tmp_path, recipe, plan
     asked = recipe("log.sinks=[{name: wandb, project: p, entity: e}]")
     attempts(lambda start: build_sinks(RunDir(tmp_path), asked, start, []))
     ((name, run),) = wandb.runs.items()
-    assert name == Note(RunDir(tmp_path), "wandb").run
+    assert name == TrackerState(RunDir(tmp_path), "wandb").run_id
     assert (run.steps_of("train/loss"), run.steps_of("ema/ece")) == (STEPS, EVALUATIONS)
     assert [step for step, _ in run.rows] == sorted(step for step, _ in run.rows)  # it refuses steps that go back
     assert run.summary["result/status"] == "completed" and run.summary["result/throughput.images_per_s"] == 1000.0
     assert (run.ends, run.num_preempted) == ([1, 0], 1)
     words = wandb.asked[0]
     assert (words["project"], words["entity"], words["dir"]) == ("p", "e", str(tmp_path))
-    assert words["config"] == config(asked, plan)
+    assert words["config"] == run_config(asked, plan)
     assert (words["resume"], words["mode"]) == ("allow", "online")
     settings = words["settings"]
     assert (settings.console, settings.finish_timeout) == ("off", 10.0)
@@ -124,7 +124,7 @@ def test_wandb_that_never_heard_a_result_takes_the_run_for_failed(tmp_path, reci
 )
 def test_wandb_is_online_for_who_is_logged_in(wandb, asked: str, own: str, has_login: bool, mode: str) -> None:
     wandb.mode, wandb.has_login = own, has_login
-    assert wandb_mode(wandb, SimpleNamespace(), asked) == mode
+    assert resolve_wandb_mode(wandb, SimpleNamespace(), asked) == mode
 
 
 TRACKIO = """
@@ -177,10 +177,10 @@ def test_trackio_goes_on_in_one_run_and_leaves_standard_output_alone(
     asked = recipe("log.sinks=[trackio]")
     attempts(lambda start: build_sinks(RunDir(tmp_path), asked, start, []))
     (((project, name), run),) = trackio.runs.items()
-    assert project == "paceline" and name == f"{tmp_path.name}-{Note(RunDir(tmp_path), 'trackio').run}"
+    assert project == "paceline" and name == f"{tmp_path.name}-{TrackerState(RunDir(tmp_path), 'trackio').run_id}"
     assert (run.steps_of("train/loss"), run.steps_of("val/top1")) == (STEPS, EVALUATIONS)
     assert run.steps_of("result/throughput.images_per_s") == [20]
-    assert trackio.config == config(asked, plan)
+    assert trackio.config == run_config(asked, plan)
     out, err = capsys.readouterr()
     assert out == "" and err.split() == ["created", "finished"] * 2
 
@@ -277,8 +277,8 @@ def test_mlflow_goes_where_its_variable_says(tmp_path, recipe, plan, mlflow) -> 
     assert mlflow.variables.MLFLOW_ALLOW_FILE_STORE.value is None
 
 
-def _note(folder) -> Note:
-    return Note(RunDir(folder), "mlflow")
+def _note(folder) -> TrackerState:
+    return TrackerState(RunDir(folder), "mlflow")
 
 
 @pytest.mark.parametrize("name", ["wandb", "mlflow", "trackio"])

@@ -11,7 +11,7 @@ from paceline.recipe.load import load
 from paceline.recipe.patch import Patch
 from paceline.train.logsink import StepRecord
 from paceline.train.sinks.build import build_sinks
-from paceline.train.sinks.unfailing import Unfailing
+from paceline.train.sinks.unfailing import SafeSink
 
 RECIPE = load("digits", Patch.parse(["log.tensorboard=off"])).recipe
 
@@ -64,4 +64,4 @@ def test_only_what_the_disk_refuses_is_forgiven() -> None:
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        Unfailing(Broken(), Heard()).step(StepRecord(1, 0.1, 8, 1.0, 0.1, 1.0, 1.0))
+        SafeSink(Broken(), Heard()).step(StepRecord(1, 0.1, 8, 1.0, 0.1, 1.0, 1.0))
