@@ -16,7 +16,7 @@ from pathlib import Path
 
 import record
 
-from paceline.core.rundir import RunDir
+from paceline.core.run_dir import RunDir
 
 
 def main() -> None:

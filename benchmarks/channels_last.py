@@ -8,8 +8,8 @@ Each case is trained for a few steps in a process of its own, which crashes or n
 oneDNN computes the filters' gradient of a strided 1x1 convolution from a copy of the images. It books `inputs` numbers
 per pixel for the copy and steps through it by 16 (AVX-512) or 8 (AVX2) where there are fewer inputs
 (https://github.com/uxlfoundation/oneDNN/issues/6035). A small batch may survive: then the writes end in memory that
-nobody uses at the time. Once no case crashes on any processor, `find_overflowing_convolutions` in `paceline.models.trial` and
-the refusals that rest on it can go.
+nobody uses at the time. Once no case crashes on any processor, `find_overflowing_convolutions` in
+`paceline.models.validate` and the refusals that rest on it can go.
 """
 
 import argparse

@@ -33,7 +33,7 @@ from typing import Any, Self
 import psutil
 import record
 
-from paceline.train.checkpoint import load_tensor_group, read_state, verify_checkpoint, weights_sha256
+from paceline.training.checkpoint import load_tensor_group, read_state, verify_checkpoint, weights_sha256
 
 WORDS = (
     "synthetic",

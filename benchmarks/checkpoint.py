@@ -36,10 +36,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional
 
-from paceline.models.zoo import build_model
-from paceline.recipe.load import load
-from paceline.recipe.patch import Patch
-from paceline.train.checkpoint import (
+from paceline.models.build import build_model
+from paceline.recipe.load import Patch, load
+from paceline.training.checkpoint import (
     CheckpointStorage,
     FileCheckpointWriter,
     KeepPolicy,
@@ -47,9 +46,9 @@ from paceline.train.checkpoint import (
     format,
     model_tensors,
     optimizer_tensors,
-    tensorfile,
 )
-from paceline.train.optim import build_optimizer
+from paceline.training.checkpoint import format as tensorfile
+from paceline.training.optim.build import build_optimizer
 
 EPOCH_IMAGES = 50_000
 WARMUP_STEPS = 5

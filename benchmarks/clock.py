@@ -4,7 +4,7 @@ Claim: a step with the clock takes less than 0.5 % longer than one without, medi
 
     python benchmarks/clock.py --steps 200 --threads 2 --json benchmarks/results/clock-cpu.json
 
-It is one run of `paceline.train.run.run` in this process. Its clock is replaced by one that is `StageClock` and
+It is one run of `paceline.training.run.run` in this process. Its clock is replaced by one that is `StageClock` and
 `NullClock` in turns, in the order on off off on on off off on: each follows itself as often as the other, and a slow
 drift of the machine's speed falls on both alike. A step is timed from outside, from asking for a batch to asking for
 the next. The difference of two such medians is uncertain by more than the clock takes on a busy machine, so what the
@@ -26,16 +26,15 @@ from unittest import mock
 import numpy as np
 import record
 
-from paceline.core.rundir import RunDir
+from paceline.core.run_dir import RunDir
 from paceline.core.stages import STAGES
 from paceline.core.world import World
 from paceline.measure import Clock, ClockSummary, NullClock, StageClock, build_clock
-from paceline.recipe.load import load
-from paceline.recipe.patch import Patch
+from paceline.recipe.load import Patch, load
 from paceline.recipe.schema import Recipe
-from paceline.train import meter
-from paceline.train.job import Invocation
-from paceline.train.run import run
+from paceline.training import measurements
+from paceline.training.process import Invocation
+from paceline.training.run import run
 
 T = TypeVar("T")
 NUM_RESAMPLES = 10_000
@@ -167,7 +166,7 @@ def measure(recipe: Recipe, warmup_steps: int) -> TakingTurns:
         made.append(TakingTurns(build_clock("on", device_type="cpu", warmup_steps=warmup_steps)))
         return made[0]
 
-    with tempfile.TemporaryDirectory() as folder, mock.patch.object(meter, "build_clock", taking_turns):
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(measurements, "build_clock", taking_turns):
         run(recipe, World.single(), RunDir(Path(folder) / "run"), invocation=Invocation())
     return made[0]
 

@@ -28,7 +28,7 @@ from typing import Any, Final
 
 from record import provenance, write
 
-from paceline.measure.contention import core_ticks
+from paceline.measure.cpu import core_ticks
 
 RECIPE: Final = (
     "digits",

@@ -22,32 +22,30 @@ from safetensors.torch import save as safetensors
 from paceline.core.dataset import ArraySource, DatasetInfo, Datasets
 from paceline.core.errors import DataError, PacelineError
 from paceline.core.results import EvalResult, RunResult, StageResult, ThroughputResult, TimeResult
-from paceline.core.rundir import RunDir, read_lines
+from paceline.core.run_dir import RunDir, read_lines
+from paceline.data.convert.lmdb_writer import write_lmdb
 from paceline.data.decode import decode
-from paceline.data.sources.cifar_batches import read_cifar_batch, read_cifar_class_names
+from paceline.data.sources.cifar import read_cifar_batch, read_cifar_class_names
 from paceline.data.sources.fashion_mnist import read_idx
 from paceline.data.sources.folder import load_folder
 from paceline.data.sources.lmdb import open_lmdb
-from paceline.data.sources.lmdb_write import write_lmdb
 from paceline.data.sources.manifest import load_manifest
 from paceline.data.sources.webdataset import load_webdataset
 from paceline.models.pretrained import load_weights
 from paceline.parallel.environ import world_from_environ
-from paceline.parallel.single import SingleDevice
-from paceline.recipe.load import PRESETS, load
-from paceline.recipe.patch import Patch
-from paceline.recipe.schema.optim import Adam
-from paceline.recipe.schema.schedule import Plateau
+from paceline.parallel.single_device import SingleDevice
+from paceline.recipe.load import PRESETS, Patch, load
+from paceline.recipe.schema.optim import Adam, Plateau
 from paceline.recipe.schema.source import Folder, Manifest, WebDataset
 from paceline.recipe.schema.train import Ema
-from paceline.train.attempts import read_attempts
-from paceline.train.average import build_weight_average
-from paceline.train.checkpoint import CheckpointStorage, KeepPolicy, load_model
-from paceline.train.optim import build_optimizer
-from paceline.train.persist import TrainingState
-from paceline.train.precision import build_precision
-from paceline.train.schedule import build_lr_schedule
-from paceline.train.state import TrainState
+from paceline.training.checkpoint import CheckpointStorage, KeepPolicy, load_model
+from paceline.training.ema import build_weight_average
+from paceline.training.goodput import read_attempts
+from paceline.training.lr_schedule import build_lr_schedule
+from paceline.training.optim.build import build_optimizer
+from paceline.training.precision import build_precision
+from paceline.training.saver import TrainingState
+from paceline.training.state import TrainState
 
 STEP = "step-00000007"
 

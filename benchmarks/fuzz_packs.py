@@ -11,12 +11,12 @@ from PIL import Image
 
 from paceline.core.dataset import ArraySource, DatasetInfo, Datasets
 from paceline.core.errors import PacelineError
+from paceline.data.convert.pack_writer import PackOptions, write_pack
 from paceline.data.native import load_native
 from paceline.data.pack.format import KIND_RECORD, align_offset
+from paceline.data.pack.jpeg_record import restore_jpeg
 from paceline.data.pack.reader import PackSource, open_pack
-from paceline.data.pack.record import restore_jpeg
 from paceline.data.pack.shards import HEADER_BYTES
-from paceline.data.pack.writer import PackOptions, write_pack
 from paceline.data.sources.folder import load_folder
 from paceline.recipe.schema.source import Folder
 

@@ -38,15 +38,13 @@ from gpu_device import as_row, clocks, clocks_under_load, reached, vendor
 from gpu_loops import LOOPS, Work, tutorial
 
 from paceline.core.results import RunResult
-from paceline.core.rundir import RunDir
+from paceline.core.run_dir import RunDir
 from paceline.core.world import World
-from paceline.measure.peaks import Peak
-from paceline.measure.roofline import roofline
-from paceline.models.cost import count_cost
-from paceline.recipe.load import load
-from paceline.recipe.patch import Patch
-from paceline.train.job import Invocation
-from paceline.train.run import run
+from paceline.measure.roofline import Peak, roofline
+from paceline.models.flops import count_cost
+from paceline.recipe.load import Patch, load
+from paceline.training.process import Invocation
+from paceline.training.run import run
 
 SHARES = {"peaks": 3, "ladder": 22, "networks": 28, "beside": 27, "cifar10": 20}
 """The parts, and what each may take of the time, in percent; what one leaves over is for those that follow."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from paceline.measure.peaks import Peak, measure_peak, peak_of
+from paceline.measure.roofline import Peak, measure_peak, peak_of
 
 
 def vendor(device: torch.device) -> Peak | None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline.models.zoo import build_model
+from paceline.models.build import build_model
 from paceline.recipe.schema.model import Model
 
 MEAN, STD = 127.0, 52.0

@@ -27,12 +27,10 @@ from typing import Any, Final
 
 import record
 
-from paceline.lab.predict.asked import PredictionRequest
 from paceline.lab.predict.from_run import build_step_model, predict_from_run
-from paceline.lab.predict.measured import AllReduceMeasurement, read_all_reduce_file
-from paceline.lab.predict.networks import build_measured_network
-from paceline.lab.predict.simulate import GradientBucket
-from paceline.lab.predict.step import MeasuredStep, read_measured_step
+from paceline.lab.predict.network import AllReduceMeasurement, build_measured_network, read_all_reduce_file
+from paceline.lab.predict.points import PredictionRequest
+from paceline.lab.predict.step import GradientBucket, MeasuredStep, read_measured_step
 
 LIMIT_S: Final = 300
 TOLERANCE: Final = 0.1
@@ -95,7 +93,7 @@ def main() -> int:
     parser.add_argument("--collective", type=Path, metavar="OUT", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.collective:  # as a rank on a host
-        from paceline.cli.collective import time_allreduce
+        from paceline.cli.allreduce import time_allreduce
 
         return time_allreduce("auto", asked.collective, as_json=True)
     caution = caution_of(os.getloadavg()[0], os.cpu_count() or 1)

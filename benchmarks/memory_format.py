@@ -15,7 +15,7 @@ from record import provenance, spread, write
 from torch import nn
 from torch.nn import functional
 
-from paceline.models.zoo import build_model
+from paceline.models.build import build_model
 from paceline.recipe.schema.model import Model
 
 NETWORKS = (

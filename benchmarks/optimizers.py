@@ -19,7 +19,7 @@ import torch
 from record import provenance, spread, write
 from torch import nn
 
-from paceline.models.zoo import build_model
+from paceline.models.build import build_model
 from paceline.recipe.schema.model import Model
 from paceline.recipe.schema.optim import (
     Adam,
@@ -33,8 +33,8 @@ from paceline.recipe.schema.optim import (
     ScheduleFree,
     Sgd,
 )
-from paceline.train.optim import build_optimizer
-from paceline.train.optimizers.orthogonal import orthogonalize
+from paceline.training.optim.build import build_optimizer
+from paceline.training.optim.muon import orthogonalize
 
 NETWORK = "torchvision:resnet50"
 IMPLEMENTATIONS = ("fused", "foreach", "loop")

@@ -5,7 +5,7 @@ Claim: `bare_loop.train` is at most 2 % faster per step than `paceline train`, m
     python benchmarks/overhead.py --steps 60 --json benchmarks/results/overhead-cpu.json
 
 Both train in this process, on the same pixels and threads, from the same weights. Paceline's side is
-`paceline.train.run.run` itself, files, TensorBoard and progress lines included; the one thing changed is that its
+`paceline.training.run.run` itself, files, TensorBoard and progress lines included; the one thing changed is that its
 loader lets the bare loop step in between (`TakingTurns`). A step is timed from outside, from asking for a batch to
 asking for the next, so waiting for data and logging are in it. Evaluations and checkpoints are off on both sides.
 CPU time is kept beside wall time: it tells a slower program from a busier machine, except that threads which spin
@@ -31,18 +31,17 @@ import torch
 from bare_loop import LOG_EVERY, ResNet18, batches, train
 from torch import nn
 
-from paceline.cli.progress import build_train_progress
+from paceline.cli.train_progress import build_train_progress
 from paceline.core.results import LoaderResult
-from paceline.core.rundir import RunDir, read_lines
+from paceline.core.run_dir import RunDir, read_lines
 from paceline.core.world import World
 from paceline.data.batch import Batch
-from paceline.data.loader import Loader
-from paceline.recipe.load import load
-from paceline.recipe.patch import Patch
+from paceline.data.loaders.build import Loader
+from paceline.recipe.load import Patch, load
 from paceline.recipe.schema import Recipe
-from paceline.train.job import Invocation
-from paceline.train.parts import RunContext
-from paceline.train.run import run
+from paceline.training.context import RunContext
+from paceline.training.process import Invocation
+from paceline.training.run import run
 
 NUM_RESAMPLES = 10_000
 CHECKED_STEPS = 3

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import record
 
-from paceline.core.experiments.prediction import Predicted
+from paceline.core.experiments.results import Predicted
 from paceline.lab.predict.from_points import build_request, predict_from_points
 from paceline.lab.predict.points import ScalingPoint, read_points
 

@@ -23,8 +23,8 @@ def spread(seconds: Sequence[float]) -> dict[str, Any]:
 def provenance() -> dict[str, Any]:
     """Return when, by which command and on what a result was measured; no user, host name or path.
 
-    `load_average_tensors` is the kernel's, of the last 1, 5 and 15 minutes: more than the threads in use says that somebody
-    else was computing too.
+    `load_average_tensors` is the kernel's, of the last 1, 5 and 15 minutes: more than the threads in use says that
+    somebody else was computing too.
     """
     script = Path(sys.argv[0])
     return {

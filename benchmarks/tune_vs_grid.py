@@ -18,16 +18,14 @@ from typing import Any
 import record
 
 from paceline.cli.tune import tune
-from paceline.core.experiments.folder import ExperimentDir
-from paceline.core.experiments.tuning import TuneResult
-from paceline.core.interval import Interval, ratio_interval
-from paceline.lab.earlier import ReusePolicy
-from paceline.lab.measuring import build_measurement_patch
-from paceline.lab.runner import TrialRunner
-from paceline.lab.times import format_speedup
+from paceline.core.experiments.experiment_dir import ExperimentDir
+from paceline.core.experiments.results import TuneResult
+from paceline.core.statistics import Interval, ratio_interval
+from paceline.lab.ab_test import format_speedup
+from paceline.lab.patches import build_measurement_patch
+from paceline.lab.runner import ReusePolicy, TrialRunner
 from paceline.lab.trial import Trial, apply_patch, build_run_name, format_patch, write_recipe
-from paceline.recipe.load import load
-from paceline.recipe.patch import Patch
+from paceline.recipe.load import Patch, load
 from paceline.recipe.schema import Recipe
 
 SPACE: dict[str, tuple[Any, ...]] = {

@@ -35,7 +35,7 @@ from typing import Any, NoReturn
 
 # What runs import sooner or later; not `paceline.cli`, which reads the time when it is imported.
 MODULES = (
-    "paceline.train.run",
+    "paceline.training.run",
     "paceline.parallel.launch",
     "paceline.lab.runner",
     "paceline.report.write",

@@ -12,13 +12,13 @@ from asked import WARMUP_BATCHES, Asked, parse
 from stopwatch import measure
 
 from paceline.core.dataset import ArraySource, DatasetInfo, Source
-from paceline.data.loader import Loader, LoaderOptions, build_eval_loader, build_train_loader
+from paceline.data.loaders.build import Loader, LoaderOptions, build_eval_loader, build_train_loader
 from paceline.data.native import load_native
+from paceline.data.order import TrainOrder
 from paceline.data.pack.reader import PackSource
-from paceline.data.sampler import TrainOrder
 from paceline.data.sources.build import build_datasets
-from paceline.lab.floors import DecodeCeiling
-from paceline.lab.loaders import MeasurementWindow
+from paceline.lab.loader_bench import MeasurementWindow
+from paceline.lab.loader_bench_plan import DecodeCeiling
 from paceline.recipe.schema.augment import Flip, PadCrop, RandomResizedCrop
 from paceline.recipe.schema.data import Data
 from paceline.recipe.schema.source import Folder, Pack

@@ -12,7 +12,7 @@ from typing import Any
 
 import typer
 
-from paceline.cli.verbs import app
+from paceline.cli.app import app
 
 PAGE = Path(__file__).with_name("cli.md")
 SHOWN_BY = "tests/unit/docs/test_cli_reference.py::test_every_example_is_understood"

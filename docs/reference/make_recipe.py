@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from paceline.models.zoo import MODEL_NAMES
+from paceline.models.build import MODEL_NAMES
 from paceline.recipe.schema import Recipe
-from paceline.recipe.schema.own import IMPORT_PATH_FORM, PATH_PATTERN
+from paceline.recipe.schema.base import IMPORT_PATH_FORM, PATH_PATTERN
 
 PAGE = Path(__file__).with_name("recipe.md")
 Node = dict[str, Any]

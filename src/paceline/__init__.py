@@ -1,10 +1,8 @@
 """Train image classifiers with synchronous data parallelism, from one CPU core to a cluster."""
 
-import inspect
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -49,21 +47,5 @@ def train(
     `paceline.core.errors.PacelineError` for errors that a user can fix.
     """
     # Not an import statement: modules all over the package import `__version__` from here, which would be a cycle.
-    work: Callable[..., RunResult] = import_module("paceline.cli.script").train
+    work: Callable[..., RunResult] = import_module("paceline.cli.python_api").train
     return work(recipe, overrides, model, source, run_dir, resume=resume, own_code=own_code)
-
-
-class _Package(ModuleType):
-    """Make the package `paceline.train` callable as the function `train`, whose name it shares."""
-
-    __signature__ = inspect.signature(train)
-
-    def __call__(self, *args: Any, **options: Any) -> "RunResult":
-        return _train(*args, **options)
-
-    __call__.__doc__ = train.__doc__
-
-
-# The first import from the package `train` rebinds this name from the function to the package, so one object is both.
-_train = train
-import_module("paceline.train").__class__ = _Package

@@ -27,7 +27,7 @@ MAY_IMPORT_FROM_BESIDE_THE_PACKAGES = {"paceline": {"core", "recipe"}, "paceline
 # What answers at once (`paceline --help`, `recipes`, `submit --dry-run`, `report`) and what starts the ranks.
 TORCH_FREE_PACKAGES = {"core", "recipe", "report", "cluster"}
 TORCH_FREE_MODULES = {
-    "paceline", "paceline.__main__", "paceline.cli", "paceline.cli.verbs", "paceline.lab.predict",
+    "paceline", "paceline.__main__", "paceline.cli", "paceline.cli.app", "paceline.lab.predict",
     "paceline.parallel", "paceline.parallel.environ", "paceline.parallel.launch",
 }  # fmt: skip
 HEAVY = {"torch", "torchvision", "timm"}
@@ -103,7 +103,7 @@ def test_importing_a_torch_free_module_loads_none_that_imports_torch(modules, ed
     starts = [name for name, module in modules.items() if is_torch_free(module)]
     assert len(starts) > 25
     none_of([chain for name in starts for chain in loaded_by(name)])
-    assert loaded_by("paceline.train.run") != []
+    assert loaded_by("paceline.training.run") != []
 
 
 def test_no_modules_import_one_another_in_a_circle(modules, edges, none_of):

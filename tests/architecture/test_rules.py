@@ -32,24 +32,18 @@ def outside(found: dict[str, list[str]], *allowed: str) -> list[str]:
 def test_the_environment_is_read_only_by_the_command_line_and_the_world(modules, none_of):
     """`parallel/environ.py` is handed a mapping today; it may read the environment, nothing else below `cli` may.
 
-    But for passwords: `data/remote/credentials.py` reads them in the process that sends them, so that no plan or pickle
+    But for passwords: `data/remote/http.py` reads them in the process that sends them, so that no plan or pickle
     carries them there.
     """
     names = {f"os.{name}" for name in ("environ", "environb", "getenv", "getenvb", "putenv", "unsetenv")}
     found = uses(modules, names)
-    none_of(
-        [
-            place
-            for place in outside(found, "cli/", "data/remote/credentials.py")
-            if "/parallel/environ.py:" not in place
-        ]
-    )
+    none_of([place for place in outside(found, "cli/", "data/remote/http.py") if "/parallel/environ.py:" not in place])
 
 
 def test_time_is_read_only_by_the_clock_and_at_the_edges(modules, none_of):
     """Everything that is reported comes from `measure`. `cli` stamps the start of the process, `parallel/launch.py`
-    waits for processes, `parallel/beats.py`, `heartbeat.py` and `rendezvous.py` for ranks that may never answer, and
-    `data/remote/http.py` for servers that may never finish.
+    waits for processes, `parallel/heartbeat.py`, `heartbeat.py` and `rendezvous.py` for ranks that may never answer,
+    and `data/remote/http.py` for servers that may never finish.
     """
     found = importers(modules, {"time"})
     waiting = tuple(f"parallel/{name}.py" for name in ("launch", "beats", "heartbeat", "rendezvous"))
@@ -95,7 +89,7 @@ def test_every_process_is_tied_to_the_one_that_starts_it(modules, none_of):
     none_of(wrong)
     starters = {"multiprocessing.get_context", "torch.utils.data.DataLoader"}
     forking = {*uses(modules, starters)}
-    assert forking >= {"lab/loaders.py", "data/verify.py", "data/processes.py"}
+    assert forking >= {"lab/loader_bench.py", "data/verify.py", "data/loaders/process.py"}
     ties = {*uses(modules, {"paceline.core.process.die_with_parent", "paceline.data.workers.init_worker"})}
     none_of([f"src/paceline/{path}: forks, and does not call die_with_parent" for path in forking - ties])
 

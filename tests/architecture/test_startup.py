@@ -64,7 +64,7 @@ def test_what_should_answer_at_once_loads_nothing_heavy(words, says):
 def test_every_torch_free_module_can_be_imported_without_torch(modules):
     """Torch is hidden, so that an import of it would fail, wherever it stands."""
     names = [name for name, module in modules.items() if module.package in {"core", "recipe", "report", "cluster"}]
-    names += ["paceline.parallel.environ", "paceline.parallel.launch", "paceline.cli.verbs"]
+    names += ["paceline.parallel.environ", "paceline.parallel.launch", "paceline.cli.app"]
     assert len(names) > 20
     hide = "for name in ('torch', 'torchvision', 'timm'): sys.modules[name] = None\n"
     said, _ = loaded(hide + "".join(f"import {name}\n" for name in names) + "print('imported')\ntell()")

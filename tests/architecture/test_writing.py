@@ -10,24 +10,22 @@ MAY_WRITE = {
     "cli/data_bench.py": "a scratch folder of tempfile's",
     "inference/export.py": "a scratch folder of tempfile's",
     "lab/doctor/storage.py": "a probe without a name",
-    "train/disk.py": "a probe without a name",
-    "train/save_trial.py": "a scratch folder of tempfile's",
-    "measure/trace.py": "a scratch folder of tempfile's, in which torch's profiler writes",
-    "measure/chrome.py": "gzip, over a file that `core.files` has opened",
+    "training/preflight.py": "a probe without a name, and a scratch folder of tempfile's",
+    "measure/profiler.py": "a scratch folder of tempfile's, in which torch's profiler writes",
+    "measure/chrome_trace.py": "gzip, over a file that `core.files` has opened",
 }
 MAY_REMOVE_TREES = {
     "cli/experiment.py": "the data that the experiment has made",
     "cli/profile.py": "traces, from one of its runs to the profile's own folder",
     "cli/submit.py": "the job's folder in a run directory that was claimed for it a moment ago",
     "data/remote/cache.py": "a pack's folder of the cache, which this process has locked",
-    "data/stage.py": "a copy that this process has locked",
-    "data/unfinished.py": "a folder with its mark, which this process has locked",
+    "data/staging/stage.py": "a copy that this process has locked",
+    "data/file_lock.py": "a folder with its mark, which this process has locked",
     "inference/export.py": "a scratch folder of tempfile's",
-    "lab/prepared.py": "what was made for an experiment, in its folder",
+    "lab/prepare_data.py": "what was made for an experiment, in its folder",
     "lab/runner.py": "a run of the experiment that was killed, which this process has locked",
-    "train/checkpoint/folder.py": "checkpoints that are no longer kept",
-    "train/leave.py": "the folder that `eval --out` has made a moment ago",
-    "train/worst.py": "the run's worst images, which are replaced",
+    "training/checkpoint/storage.py": "checkpoints that are no longer kept",
+    "training/eval_outputs.py": "the folder that `eval --out` has made a moment ago, and the run's worst images, which are replaced",
 }
 OPENERS = {"open", "io.open", "os.open", "os.fdopen", "os.mkfifo", "os.truncate", "gzip.open", "bz2.open", "lzma.open"}
 COPIERS = {f"shutil.{name}" for name in ("copy", "copy2", "copyfile", "copytree")}

@@ -15,7 +15,7 @@ import pytest
 from _pytest.mark import ParameterSet
 
 from paceline.recipe.schema import Recipe
-from paceline.recipe.yamlfile import read_yaml_file
+from paceline.recipe.yaml import read_yaml_file
 
 from .commands import MARKS, NEEDS, ROOT, Block, Command, how_tested, pages, read_blocks, read_commands
 from .understood import is_field, load_recipe, parse

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.core.experiments.prediction import MeasuredPoint, PredictionResult
-from paceline.data.sampler import TrainOrder
+from paceline.core.experiments.results import MeasuredPoint, PredictionResult
+from paceline.data.order import TrainOrder
 from paceline.lab.predict.from_points import build_request, predict_from_points
 from paceline.lab.predict.points import parse_points, read_points
-from paceline.models.zoo import build_model
+from paceline.models.build import build_model
 from paceline.recipe.load import load
 from paceline.recipe.plan import lr_factor, resolve_batch
 from paceline.recipe.schema import Recipe

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.recipe.yamlfile import read_yaml_file
+from paceline.recipe.yaml import read_yaml_file
 
 from .commands import ROOT, Command, read_commands
 from .understood import load_recipe, parse

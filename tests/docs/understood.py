@@ -9,11 +9,11 @@ from typing import Any
 import typer
 import typer.core
 
-from paceline.cli.submit_words import parse_submit_args
-from paceline.cli.verbs import app
-from paceline.cli.words import split_recipe_args
+from paceline.cli.app import app
+from paceline.cli.args import split_recipe_args
+from paceline.cli.submit_args import parse_submit_args
 from paceline.cluster.site import load_site
-from paceline.lab.rungs import load_ladder
+from paceline.lab.ladder_file import load_ladder
 from paceline.recipe.load import load
 
 from .commands import MEASURING

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from paceline.core.errors import CheckpointError
-from paceline.train.checkpoint import (
+from paceline.training.checkpoint import (
     CheckpointStorage,
     FileCheckpointWriter,
     KeepPolicy,
@@ -28,7 +28,7 @@ from paceline.train.checkpoint import (
     load_tensor_group,
     verify_checkpoint,
 )
-from paceline.train.checkpoint.format import is_weights_only
+from paceline.training.checkpoint.format import is_weights_only
 
 BOTH = pytest.mark.parametrize("background", [True, False], ids=["background", "at once"])
 MIB = 1 << 20
@@ -190,7 +190,7 @@ def test_a_full_disk_costs_one_checkpoint_and_none_before(small_disk: Path, back
 def blind_to_free_space() -> Iterator[None]:
     """Let a quota or another process take the space that seemed to be there."""
     plenty = SimpleNamespace(total=1 << 40, free=1 << 40)
-    with mock.patch("paceline.train.checkpoint.folder.shutil.disk_usage", lambda folder: plenty):
+    with mock.patch("paceline.training.checkpoint.storage.shutil.disk_usage", lambda folder: plenty):
         yield
 
 
@@ -330,7 +330,7 @@ def test_a_folder_that_is_removed_while_it_is_written_to_costs_one_checkpoint(tm
         format.write_checkpoint(path, written)
         shutil.rmtree(folder)
 
-    with mock.patch("paceline.train.checkpoint.folder.write_checkpoint", pulled_away):
+    with mock.patch("paceline.training.checkpoint.storage.write_checkpoint", pulled_away):
         (warning,) = tried(folder, 1, background=background)
     assert str(folder / "step-00000001") in warning and "No such file or directory" in warning
     assert tried(folder, 2, background=background) == []

@@ -26,8 +26,8 @@ from paceline.cli import main
 from paceline.core.dataset import DatasetInfo, Sample
 from paceline.data import workers as crew
 from paceline.data.decode import MAX_PIXELS
-from paceline.data.loader import LoaderOptions, build_train_loader
-from paceline.data.sampler import TrainOrder
+from paceline.data.loaders.build import LoaderOptions, build_train_loader
+from paceline.data.order import TrainOrder
 from paceline.recipe.schema.data import Data
 
 PER_CLASS = 12

@@ -13,13 +13,13 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from paceline.parallel.single import SingleDevice
-from paceline.recipe.schema.schedule import Constant
-from paceline.train.average import NoWeightAverage
-from paceline.train.persist import TrainingState
-from paceline.train.precision import DynamicLossScaler, Precision
-from paceline.train.schedule import build_lr_schedule
-from paceline.train.state import TrainState
+from paceline.parallel.single_device import SingleDevice
+from paceline.recipe.schema.optim import Constant
+from paceline.training.ema import NoWeightAverage
+from paceline.training.lr_schedule import build_lr_schedule
+from paceline.training.precision import DynamicLossScaler, Precision
+from paceline.training.saver import TrainingState
+from paceline.training.state import TrainState
 
 EPOCH, STEPS = 5, 10
 WORDS = (

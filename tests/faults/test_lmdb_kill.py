@@ -14,11 +14,11 @@ import pytest
 
 from paceline.core.dataset import DatasetInfo, Datasets, Sample, Split
 from paceline.core.errors import DataError
-from paceline.data import unfinished
-from paceline.data.sources import lmdb_write
+from paceline.data import file_lock
+from paceline.data.convert import lmdb_writer
+from paceline.data.convert.lmdb_writer import write_lmdb
+from paceline.data.file_lock import create_folder_atomically
 from paceline.data.sources.lmdb import load_lmdb
-from paceline.data.sources.lmdb_write import write_lmdb
-from paceline.data.unfinished import create_folder_atomically
 from paceline.recipe.schema.source import Lmdb
 
 pytest.importorskip("lmdb", reason="an LMDB is written by the package lmdb: pip install lmdb")
@@ -80,7 +80,7 @@ def quietly(done: int, total: int) -> None:
 
 # matrix: 39
 def test_a_writer_that_is_killed_leaves_nothing_or_all_and_the_next_one_finishes(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(lmdb_write, "_BATCH_BYTES", 2**14)
+    monkeypatch.setattr(lmdb_writer, "_BATCH_BYTES", 2**14)
     out = tmp_path / "set"
     draw = random.Random(0)
     for _ in range(KILLS):
@@ -101,7 +101,7 @@ def test_a_writer_that_is_killed_leaves_nothing_or_all_and_the_next_one_finishes
 @pytest.mark.parametrize("call", ["fsync", "move_new"])
 def test_a_writer_that_is_killed_at_the_end_leaves_nothing_or_all(tmp_path: Path, monkeypatch, call: str) -> None:
     """At each call that brings the files onto the disk or gives them their name, before it and after it."""
-    owner = {"fsync": os, "move_new": unfinished, "unlink": Path}[call]
+    owner = {"fsync": os, "move_new": file_lock, "unlink": Path}[call]
     real = getattr(owner, call)
     outcomes = []
     for number in range(6):
@@ -141,7 +141,7 @@ def no_file_beyond(num_bytes: int) -> Iterator[None]:
 # matrix: 38
 @pytest.mark.parametrize("num_bytes", [0, 10_000, 200_000, 700_000])
 def test_a_disk_that_is_full_is_one_line_and_nothing_is_left(tmp_path: Path, monkeypatch, num_bytes: int) -> None:
-    monkeypatch.setattr(lmdb_write, "_BATCH_BYTES", 2**14)
+    monkeypatch.setattr(lmdb_writer, "_BATCH_BYTES", 2**14)
     out = tmp_path / "set"
     with no_file_beyond(num_bytes), pytest.raises(DataError, match="cannot be written: ") as refused:
         write_lmdb(Datasets(Noise("train"), Noise("val")), out, quietly, skip_bad=True)
@@ -156,7 +156,7 @@ def test_a_disk_that_is_full_is_one_line_and_nothing_is_left(tmp_path: Path, mon
 def test_two_writers_of_one_folder_do_not_mix(tmp_path: Path) -> None:
     out = tmp_path / "set"
     datasets = Datasets(Noise("train"), Noise("val"))
-    with create_folder_atomically(out, "partial", lmdb_write._LOCK_NAME):
+    with create_folder_atomically(out, "partial", lmdb_writer._LOCK_NAME):
         with pytest.raises(DataError, match="another process is writing it"):
             write_lmdb(datasets, out, quietly, skip_bad=True)
         assert not out.exists() and (tmp_path / ".set.partial").exists()

@@ -16,10 +16,10 @@ from PIL import Image
 
 from paceline.core.dataset import Datasets
 from paceline.core.errors import DataError
-from paceline.data.pack import assemble, writer
-from paceline.data.pack.part import ROW_DTYPE
+from paceline.data.convert import assemble, pack_writer
+from paceline.data.convert.pack_writer import PackOptions, write_pack
+from paceline.data.convert.partial_pack import ROW_DTYPE
 from paceline.data.pack.reader import open_pack
-from paceline.data.pack.writer import PackOptions, write_pack
 from paceline.data.sources.folder import load_folder
 from paceline.recipe.schema.source import Folder
 
@@ -30,9 +30,9 @@ OPTIONS = [PackOptions(), PackOptions(shard_bytes=10_000)]
 @pytest.fixture
 def photos(tmp_path: Path, monkeypatch) -> Datasets:
     """Return small photographs, and see to it that they are journalled often and cut into small shards."""
-    monkeypatch.setattr(writer, "_FILES_PER_TASK", 2)
-    monkeypatch.setattr(writer, "_MIN_SHARD_BYTES", 1000)
-    monkeypatch.setattr("paceline.data.pack.part._SYNC_ROWS", 3)
+    monkeypatch.setattr(pack_writer, "_FILES_PER_TASK", 2)
+    monkeypatch.setattr(pack_writer, "_MIN_SHARD_BYTES", 1000)
+    monkeypatch.setattr("paceline.data.convert.partial_pack._SYNC_ROWS", 3)
     for number in range(IMAGES):
         path = tmp_path / "photos" / ("val" if number % 4 == 3 else "train") / "ab"[number % 2] / f"{number}.png"
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -169,7 +169,7 @@ def test_a_frozen_rank_is_named_in_time_and_killed(paceline, rank: int) -> None:
 
 FAULTY = """
 import ctypes, os, time
-from paceline.train.engine import Trainer
+from paceline.training.trainer import Trainer
 
 step = Trainer.train_step
 
@@ -232,7 +232,7 @@ def test_a_rank_that_hangs_is_named_with_its_step_and_stage_and_leaves_its_stack
 READING = """
 import hashlib, os
 from pathlib import Path
-from paceline.train import run
+from paceline.training import run
 
 read = run.read_own
 

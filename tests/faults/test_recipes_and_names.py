@@ -10,9 +10,9 @@ from PIL import Image
 
 from paceline.core.csv_cells import from_cell
 from paceline.core.errors import RecipeError
-from paceline.data.sources.places import printable
+from paceline.data.files import printable
 from paceline.recipe.load import load
-from paceline.recipe.yamlfile import read_yaml_text
+from paceline.recipe.yaml import read_yaml_text
 
 TRAIN = "train: {epochs: 1}\n"
 BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.data.stage import stage_for_run, stage_permanently, unstage
+from paceline.data.staging.stage import stage_for_run, stage_permanently, unstage
 from paceline.recipe.schema.source import Folder
 
 CHANGES = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "os.utime"}
@@ -17,8 +17,8 @@ CHANGES = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncat
 @pytest.fixture(autouse=True)
 def one_thread_and_no_flush(monkeypatch: pytest.MonkeyPatch) -> None:
     """With more threads, what comes before what is not the same twice; and a busy disk takes seconds to flush."""
-    monkeypatch.setattr("paceline.data.staging.copying._NUM_THREADS", 1)
-    monkeypatch.setattr("paceline.data.stage.sync_filesystem", lambda folder: None)
+    monkeypatch.setattr("paceline.data.staging.copy._NUM_THREADS", 1)
+    monkeypatch.setattr("paceline.data.staging.stage.sync_filesystem", lambda folder: None)
 
 
 @pytest.fixture

@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from paceline.core.rundir import RunDir
+from paceline.core.run_dir import RunDir
 from paceline.core.world import BatchJob, World
-from paceline.recipe.load import load
-from paceline.recipe.patch import Patch
-from paceline.train.attempts import read_attempts
-from paceline.train.deadline import build_deadline
-from paceline.train.job import Invocation
-from paceline.train.run import run
+from paceline.recipe.load import Patch, load
+from paceline.training.goodput import read_attempts
+from paceline.training.preemption import build_deadline
+from paceline.training.process import Invocation
+from paceline.training.run import run
 
 WORDS = (
     *("data.source.num_images=96", "data.source.num_val_images=37", "data.source.image_size=8", "model.width=0.1"),
@@ -35,7 +34,8 @@ def test_a_run_leaves_before_its_job_ends_and_goes_on_with_the_same_bits(
     trained(whole, BatchJob())
     ticks = itertools.count()  # a second passes each time that the run looks whether it is time to leave
     monkeypatch.setattr(
-        "paceline.train.run.build_deadline", partial(build_deadline, unix=lambda: 0.0, now=lambda: float(next(ticks)))
+        "paceline.training.run.build_deadline",
+        partial(build_deadline, unix=lambda: 0.0, now=lambda: float(next(ticks))),
     )
     jobs = [BatchJob("4711", restarts, end_s=50.0) for restarts in range(5)]
     for job in jobs:

@@ -6,15 +6,13 @@ import pytest
 import torch
 
 from paceline.core.results import RunResult
-from paceline.core.rundir import RunDir, read_lines
+from paceline.core.run_dir import RunDir, read_lines
 from paceline.core.world import World
 from paceline.models import resnet_cifar
-from paceline.recipe.load import load
-from paceline.recipe.patch import Patch
-from paceline.train.captured import CudaGraphStep
-from paceline.train.graph import CudaGraphPool
-from paceline.train.job import Invocation
-from paceline.train.run import run
+from paceline.recipe.load import Patch, load
+from paceline.training.cuda_graphs import CudaGraphPool, CudaGraphStep
+from paceline.training.process import Invocation
+from paceline.training.run import run
 
 pytestmark = [
     pytest.mark.gpu,

@@ -5,13 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from paceline.core.rundir import RunDir, read_lines
+from paceline.core.run_dir import RunDir, read_lines
 from paceline.core.world import World
-from paceline.recipe.load import load
-from paceline.recipe.patch import Patch
-from paceline.train.engine import Trainer
-from paceline.train.job import Invocation
-from paceline.train.run import run
+from paceline.recipe.load import Patch, load
+from paceline.training.process import Invocation
+from paceline.training.run import run
+from paceline.training.trainer import Trainer
 
 pytestmark = [
     pytest.mark.gpu,

@@ -13,10 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import paceline.train.run
+import paceline.training.run
 from paceline.cli import main
-from paceline.train.engine import Trainer
-from paceline.train.step import EagerStep
+from paceline.training.trainer import EagerStep, Trainer
 
 PARTS = ("data_wait", "h2d", "device_augment", "forward", "loss", "backward", "optimizer", "other")
 SLEPT_S = 0.03

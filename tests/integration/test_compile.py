@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from paceline.models.speednet import global_max_pool
+from paceline.models.airbench import global_max_pool
 
 # torch 2.11's own compiler still uses what it advises others to leave, under Python 3.12.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")

@@ -8,7 +8,7 @@ import torch
 
 from paceline.inference.classifier import load_classifier
 from paceline.inference.export import build_export_format, export_classifier
-from paceline.inference.network import build_export_model
+from paceline.inference.export_model import build_export_model
 
 pytestmark = pytest.mark.real_data
 MADE = Path(__file__).parents[1] / "unit" / "inference" / "made_run.py"

@@ -11,7 +11,7 @@ import psutil
 import pytest
 from PIL import Image
 
-from paceline.core.limits import usable_cores
+from paceline.core.host import usable_cores
 
 SMALL = ("train.steps=3", "model.width=0.1", "data.batch_size=12", "parallel.threads=1")
 
@@ -242,7 +242,7 @@ def wait_until_training(process, run: Path, ranks: int) -> list[psutil.Process]:
 
 BUGGY = """
 import os
-from paceline.train.engine import Trainer
+from paceline.training.trainer import Trainer
 
 step = Trainer.train_step
 

@@ -15,11 +15,10 @@ import pytest
 
 from paceline.cluster.job import ClusterJob
 from paceline.cluster.kubernetes import build_manifests
-from paceline.cluster.kubernetes_pod import run_dir_in_pods
-from paceline.cluster.kubernetes_site import KubernetesSite
-from paceline.recipe.load import load
-from paceline.recipe.patch import Patch
-from paceline.recipe.yamlfile import to_yaml_text
+from paceline.cluster.pod import run_dir_in_pods
+from paceline.cluster.site import KubernetesSite
+from paceline.recipe.load import Patch, load
+from paceline.recipe.yaml import to_yaml_text
 
 PATIENCE_S = 120.0
 SETTINGS = (

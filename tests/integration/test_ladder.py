@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from paceline.core.experiments.folder import ExperimentDir
-from paceline.core.rundir import RunDir
+from paceline.core.experiments.experiment_dir import ExperimentDir
+from paceline.core.run_dir import RunDir
 from paceline.recipe.load import load
 
 LADDER = """\

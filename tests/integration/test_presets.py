@@ -15,10 +15,9 @@ from typing import Any
 
 import pytest
 
-from paceline.core.rundir import RunDir
+from paceline.core.run_dir import RunDir
 from paceline.parallel.environ import world_from_environ
-from paceline.recipe.load import load, preset_names
-from paceline.recipe.patch import Patch
+from paceline.recipe.load import Patch, load, preset_names
 from paceline.recipe.schema import Recipe
 
 pytestmark = pytest.mark.long
@@ -91,8 +90,8 @@ def train_all(folder: Path) -> None:
     """Be a rank: train every preset and write one JSON line each to `rankN.jsonl`."""
     import torch.distributed as dist
 
-    from paceline.train.job import Invocation
-    from paceline.train.run import run
+    from paceline.training.process import Invocation
+    from paceline.training.run import run
 
     world = world_from_environ(os.environ)
     with (folder / f"rank{world.rank}.jsonl").open("w", encoding="utf-8") as lines:

@@ -15,13 +15,12 @@ import pytest
 
 from paceline.core.dataset import DatasetInfo, Datasets, Split
 from paceline.core.errors import DataError
+from paceline.data.convert.pack_writer import PackOptions, write_pack
 from paceline.data.pack.reader import PackSource, open_pack
-from paceline.data.pack.writer import PackOptions, write_pack
 from paceline.data.remote import open_remote
-from paceline.data.remote.address import RemoteUrl
 from paceline.data.remote.http import HttpTransport
-from paceline.data.remote.patience import RetryPolicy, sleep
-from paceline.data.remote.shards import RemoteShards
+from paceline.data.remote.pack import RemoteShards
+from paceline.data.remote.transport import RemoteUrl, RetryPolicy, sleep
 
 POLL_S = 0.005
 CONFIG = """
@@ -225,7 +224,7 @@ def test_two_processes_at_once_fetch_each_shard_once(server: Server, cache: Path
 def test_what_is_killed_while_it_fetches_goes_on_where_it_was(
     server: Server, cache: Path, expected: list, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paceline.data.remote.fetching.PIECE_BYTES", 1 << 16)
+    monkeypatch.setattr("paceline.data.remote.cache.PIECE_BYTES", 1 << 16)
     child = os.fork()
     if not child:
         fetch_all(open_remote(server.url("slow/set"), cache, 10**9, NO_PAUSE))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.core.rundir import RunDir
+from paceline.core.run_dir import RunDir
 from paceline.report.write import write_report
 
 RUNS = Path(__file__).parents[1] / "unit" / "report" / "runs.py"

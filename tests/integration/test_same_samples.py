@@ -14,15 +14,15 @@ from PIL import Image
 
 from paceline.core.dataset import ArraySource, DatasetInfo, Datasets, Source
 from paceline.data.batch import Batch
-from paceline.data.identity import digest_datasets
-from paceline.data.loader import LoaderOptions, build_eval_loader, build_train_loader
+from paceline.data.convert.lmdb_writer import write_lmdb
+from paceline.data.convert.pack_writer import PackOptions, write_pack
+from paceline.data.loaders.build import LoaderOptions, build_eval_loader, build_train_loader
 from paceline.data.native import NATIVE_MISSING_MESSAGE, load_native
+from paceline.data.order import EvalShard, TrainOrder
 from paceline.data.pack.reader import PackSource, open_pack
-from paceline.data.pack.writer import PackOptions, write_pack
-from paceline.data.sampler import EvalShard, TrainOrder
 from paceline.data.sources.build import build_datasets
-from paceline.data.sources.lmdb_write import write_lmdb
-from paceline.data.tally import LoaderName
+from paceline.data.sources.fingerprint import digest_datasets
+from paceline.data.timing import LoaderName
 from paceline.recipe.schema.data import Data
 from paceline.recipe.schema.source import Folder, HuggingFace, Lmdb, Manifest, WebDataset
 
@@ -102,7 +102,7 @@ def from_pack(folder: Path, tmp_path: Path) -> Datasets:
 
 
 def from_shards(folder: Path, tmp_path: Path, monkeypatch) -> Datasets:
-    monkeypatch.setattr("paceline.data.pack.writer._MIN_SHARD_BYTES", 1)
+    monkeypatch.setattr("paceline.data.convert.pack_writer._MIN_SHARD_BYTES", 1)
     write_pack(from_folder(folder, tmp_path), tmp_path / "shards", PackOptions(shard_bytes=20_000), quiet, 2)
     opened = open_pack(tmp_path / "shards")
     assert isinstance(opened.train, PackSource) and len(opened.train.files) > 2

@@ -19,8 +19,8 @@ import torch
 from torch import nn
 
 from paceline.measure import ClockSummary, StageClock
-from paceline.measure.spans import MarkedClock
-from paceline.measure.trace import TraceMarks, merge_traces, trace_totals
+from paceline.measure.chrome_trace import merge_traces, trace_totals
+from paceline.measure.profiler import MarkedClock, TraceMarks
 
 WARMUP_STEPS = 3
 NUM_TRACED = 4

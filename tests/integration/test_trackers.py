@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.core.rundir import read_lines
+from paceline.core.run_dir import read_lines
 from paceline.parallel.launch import PREEMPTED
 
 WAIT_S = 120

@@ -127,7 +127,7 @@ NARROW = """
 import sys
 import torch
 import paceline
-from paceline.train.engine import Trainer
+from paceline.training.trainer import Trainer
 fit, layouts = Trainer.fit, []
 def seen(self, state):
     convolutions = [each for each in self.model.modules() if isinstance(each, torch.nn.Conv2d)]

@@ -8,7 +8,7 @@ from statistics import median
 import pytest
 
 from paceline.measure import ClockSummary, StageTotal
-from paceline.measure.verdict import find_bottleneck
+from paceline.measure.bottleneck import find_bottleneck
 
 SLOWED = Path(__file__).with_name("slowed.py")
 WARMUP = 9

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from paceline.core.world import World
-from paceline.parallel.agreement import Consensus, build_consensus
+from paceline.parallel.consensus import Consensus, build_consensus
 
 STEPS = 20
 LARGE = 2**62

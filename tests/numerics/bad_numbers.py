@@ -11,21 +11,17 @@ from torch import Tensor, nn
 from paceline.core.errors import NonFiniteLossError
 from paceline.core.stages import EXPOSED
 from paceline.core.world import World
-from paceline.measure.rate import RunTimer
+from paceline.measure.throughput import RunTimer
 from paceline.parallel.strategy import build_strategy
-from paceline.recipe.schema.parallel import Parallel
-from paceline.recipe.schema.train import Train
-from paceline.train.accuracy import NoBatchAccuracy
-from paceline.train.average import NoWeightAverage
-from paceline.train.guard import NonFiniteReporter, build_nonfinite_guard
-from paceline.train.journal import MetricsLogger
-from paceline.train.loss import CrossEntropy
-from paceline.train.precision import DynamicLossScaler, Precision
-from paceline.train.probe import GradientProbe
-from paceline.train.schedule import ConstantShape, FixedLrSchedule, LrWarmup
-from paceline.train.state import TrainState
-from paceline.train.undo import build_buffer_rollback
-from paceline.train.update import OptimizerUpdate
+from paceline.recipe.schema.train import Parallel, Train
+from paceline.training.ema import NoWeightAverage
+from paceline.training.loss import CrossEntropy
+from paceline.training.lr_schedule import ConstantShape, FixedLrSchedule, LrWarmup
+from paceline.training.metrics_logger import MetricsLogger, NoBatchAccuracy
+from paceline.training.nonfinite import GradientProbe, NonFiniteReporter, build_buffer_rollback, build_nonfinite_guard
+from paceline.training.precision import DynamicLossScaler, Precision
+from paceline.training.state import TrainState
+from paceline.training.trainer import OptimizerUpdate
 
 CPU = torch.device("cpu")
 BAD_RANK, BAD_STEP, STEPS = 1, 3, 5

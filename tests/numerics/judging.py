@@ -15,16 +15,14 @@ from torch.nn import functional
 from paceline.core.results import EvalResult
 from paceline.core.world import World
 from paceline.data.batch import Batch
-from paceline.data.placement import DeviceTransfer
-from paceline.data.sampler import EvalShard
+from paceline.data.order import EvalShard
+from paceline.data.transfer import DeviceTransfer
 from paceline.parallel.strategy import Strategy, build_strategy
-from paceline.parallel.sync_norm import convert_sync_batch_norm
-from paceline.recipe.schema.parallel import Parallel
-from paceline.recipe.schema.train import Ema
-from paceline.train.average import build_weight_average
-from paceline.train.evaluate import SplitEvaluator
-from paceline.train.judge import ModelEvaluator
-from paceline.train.precision import build_precision
+from paceline.parallel.sync_batch_norm import convert_sync_batch_norm
+from paceline.recipe.schema.train import Ema, Parallel
+from paceline.training.ema import build_weight_average
+from paceline.training.evaluator import ModelEvaluator, SplitEvaluator
+from paceline.training.precision import build_precision
 
 CPU = torch.device("cpu")
 WAYS = {

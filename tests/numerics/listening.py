@@ -10,7 +10,7 @@ from training import CPU, Way, batch, network, train
 
 from paceline.core.world import World
 from paceline.parallel.strategy import build_strategy
-from paceline.recipe.schema.parallel import Parallel
+from paceline.recipe.schema.train import Parallel
 
 CODES = {"exposed_communication": 1.0, "forward": 2.0}
 

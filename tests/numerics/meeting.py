@@ -15,7 +15,7 @@ from torch.distributed import PrefixStore, Store
 
 from paceline.core.errors import WorldError
 from paceline.core.world import World
-from paceline.parallel.beats import StoreHeartbeats
+from paceline.parallel.heartbeat import StoreHeartbeats
 from paceline.parallel.rendezvous import open_store, wait_for_all_ranks
 
 TIMEOUT = timedelta(seconds=60)

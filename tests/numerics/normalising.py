@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline.parallel.sync_norm import convert_sync_batch_norm
+from paceline.parallel.sync_batch_norm import convert_sync_batch_norm
 
 CPU = torch.device("cpu")
 PASSES = 3

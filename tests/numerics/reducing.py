@@ -5,7 +5,7 @@ from itertools import count
 import torch
 from torch import Tensor
 
-from paceline.measure.collective import time_all_reduces
+from paceline.measure.allreduce_bench import time_all_reduces
 
 SIZES = (1024, 4096)
 

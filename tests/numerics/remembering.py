@@ -9,9 +9,9 @@ from torch.nn import functional
 from training import CPU, batch, network
 
 from paceline.core.world import World
-from paceline.parallel import collective
+from paceline.parallel import base
 from paceline.parallel.strategy import build_strategy
-from paceline.recipe.schema.parallel import Parallel
+from paceline.recipe.schema.train import Parallel
 
 SAVED, BAD = (12, 14), 11
 FIRST = 10
@@ -81,9 +81,9 @@ def run(rank: int, world_size: int, folder: object) -> dict[str, Tensor]:
     parameters = dict(whole.model.named_parameters())
     for number, names in enumerate(json.loads(values)["buckets"]):
         found |= {f"buckets/{number}/{name}": parameters[name] for name in names}
-    collective._PIECE_BYTES = 16  # two float32 of each of two ranks
+    base._PIECE_BYTES = 16  # two float32 of each of two ranks
     for length in (0, 1, 2, 5):
-        rows = collective.gather_rows_on_rank_0(torch.arange(float(length)) + 10 * rank)
+        rows = base.gather_rows_on_rank_0(torch.arange(float(length)) + 10 * rank)
         assert (rows is None) == (rank > 0)
         if rows is not None:
             found[f"rows/{length}"] = rows

@@ -12,8 +12,8 @@ from torch.nn import functional
 
 from paceline.core.world import World
 from paceline.parallel.strategy import build_strategy
-from paceline.recipe.schema.parallel import Parallel
-from paceline.train.checkpoint import (
+from paceline.recipe.schema.train import Parallel
+from paceline.training.checkpoint import (
     CheckpointStorage,
     KeepPolicy,
     Snapshot,

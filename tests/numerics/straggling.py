@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from training import CPU
 
+from paceline.core.stages import WORK
 from paceline.core.world import World
 from paceline.measure.clock import StageClock
-from paceline.measure.straggler import WORK
 from paceline.parallel.strategy import build_strategy
-from paceline.recipe.schema.parallel import Parallel
+from paceline.recipe.schema.train import Parallel
 
 NUM_STEPS = 20
 WORK_S = {"data_wait": 0.004, "h2d": 0.002, "forward": 0.024, "backward": 0.046, "optimizer": 0.004}

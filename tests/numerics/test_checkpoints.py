@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.train.checkpoint import CheckpointStorage, KeepPolicy, load_tensor_group
+from paceline.training.checkpoint import CheckpointStorage, KeepPolicy, load_tensor_group
 
 SCRIPT = runpy.run_path(str(Path(__file__).with_name("saving.py")))
 NAMES = list(SCRIPT["SECTIONS"])

@@ -15,16 +15,15 @@ from safetensors.numpy import load_file
 
 from paceline.core.dataset import DatasetInfo
 from paceline.core.errors import RecipeError
-from paceline.core.philox import permutation
-from paceline.core.rundir import RunDir
-from paceline.data.sampler import EvalShard, TrainOrder
+from paceline.core.random import permutation
+from paceline.core.run_dir import RunDir
+from paceline.data.order import EvalShard, TrainOrder
 from paceline.parallel.environ import world_from_environ
 from paceline.parallel.rendezvous import missing_keys
-from paceline.recipe.load import load
-from paceline.recipe.patch import Patch
+from paceline.recipe.load import Patch, load
 from paceline.recipe.plan import Plan
-from paceline.report.run import MAX_NODES, read_run
-from paceline.train.meter import trace_file_name
+from paceline.report.read_run import MAX_NODES, read_run
+from paceline.training.measurements import trace_file_name
 
 RANKS, RANKS_PER_NODE = 1024, 4
 NODES = RANKS // RANKS_PER_NODE

@@ -14,9 +14,9 @@ from torch.nn import functional
 
 from paceline.core.world import World
 from paceline.parallel.strategy import build_strategy
-from paceline.parallel.sync_norm import convert_sync_batch_norm
-from paceline.recipe.schema.parallel import Parallel
-from paceline.train.checkpoint import model_tensors, optimizer_tensors
+from paceline.parallel.sync_batch_norm import convert_sync_batch_norm
+from paceline.recipe.schema.train import Parallel
+from paceline.training.checkpoint import model_tensors, optimizer_tensors
 
 BATCH = 12
 CPU = torch.device("cpu")

@@ -14,12 +14,12 @@ import torch
 import torch.distributed as dist
 
 from paceline.core.errors import PacelineError, PeerLostError
-from paceline.parallel.beats import NoStopRequests
+from paceline.parallel.consensus import build_replica_check
 from paceline.parallel.environ import world_from_environ
-from paceline.parallel.group import process_group, rendezvous
-from paceline.parallel.heartbeat import watchdog
-from paceline.parallel.replicas import build_replica_check
-from paceline.recipe.schema.parallel import Parallel
+from paceline.parallel.heartbeat import NoStopRequests
+from paceline.parallel.process_group import process_group, rendezvous
+from paceline.parallel.watchdog import watchdog
+from paceline.recipe.schema.train import Parallel
 
 STEPS = 200
 

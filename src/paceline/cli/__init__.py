@@ -1,4 +1,7 @@
-"""Command line of paceline: one file per verb. Imports no torch before a verb needs it."""
+"""Command line:
+
+Run the program, print errors in one line, and exit with a documented code. Imports no torch before a verb needs it.
+"""
 
 import contextlib
 import errno
@@ -11,12 +14,12 @@ from typing import Any, Final, NoReturn
 
 import typer
 
-from paceline.cli import started  # noqa: F401  first, because it takes the start time
-from paceline.cli.verbs import app
+from paceline.cli import start_time  # noqa: F401  first, because it takes the start time
+from paceline.cli.app import app
 from paceline.core.console import ConsoleLostError, has_lost_output, progress_console, secure_console
 from paceline.core.errors import PacelineError, PeerLostError, WorldError
 from paceline.core.process import ignore_stop_signals
-from paceline.data.sources.places import printable
+from paceline.data.files import printable
 from paceline.parallel.environ import end_with_launcher, world_from_environ
 
 # The same class under typer's own click and under the separate package, depending on typer's version.
@@ -136,7 +139,7 @@ def _suggest_override(error: Any) -> str:
     takes_fields = any("KEY=VALUE" in str(each.metavar) for each in error.ctx.command.params) if error.ctx else False
     if not option.startswith("--") or not takes_fields:
         return ""
-    from paceline.recipe.fields import paths_of
+    from paceline.recipe.errors import paths_of
 
     after = sys.argv[sys.argv.index(option) + 1 :] if option in sys.argv else []
     values = [word.removeprefix(f"{option}=") for word in sys.argv if word.startswith(f"{option}=")] or after

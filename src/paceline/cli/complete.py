@@ -1,9 +1,4 @@
-"""Shell completion: verbs, options, recipes, ladders, runs, fields and values.
-
-Candidates come from the metavars of a verb: `RECIPE|KEY=VALUE` takes recipes and fields, `RUN` takes run directories,
-and an option with `onnx|torch` takes these words. Without candidates the shell completes files. Shells call `paceline
---complete WORDS`.
-"""
+"""Shell completion: candidates for the last word of a command line."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,9 +6,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
-from paceline.cli.submit_words import VERBS
+from paceline.cli.submit_args import VERBS
 from paceline.core.errors import RecipeError
-from paceline.core.rundir import is_run
+from paceline.core.run_dir import is_run
 
 SHELLS: Final = ("bash", "fish", "zsh")
 
@@ -100,7 +95,7 @@ def _recipe_names() -> list[str]:
 
 
 def _ladder_names() -> list[str]:
-    from paceline.lab.rungs import list_ladders
+    from paceline.lab.ladder_file import list_ladders
 
     return list_ladders()
 
@@ -116,7 +111,7 @@ def _run_paths() -> list[str]:
 
 def _field_candidates(last: str) -> Iterator[str]:
     """Yield sections of a recipe, then the fields of a section, then the values of a field."""
-    from paceline.recipe.fields import choices
+    from paceline.recipe.errors import choices
 
     known = choices()
     field, is_set, _ = last.partition("=")

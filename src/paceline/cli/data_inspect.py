@@ -1,24 +1,27 @@
-"""`paceline data inspect`: summarize a data set before training on it."""
+"""`paceline data inspect`: summarize a data set, or list its validation images."""
 
 import json
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
 
-from paceline.cli.data_progress import build_data_progress
-from paceline.cli.data_words import DataRequest, read_source
-from paceline.cli.show import print_rows
-from paceline.cli.tables import print_table
-from paceline.core.class_table import is_imbalanced
-from paceline.core.dataset import Datasets
+from paceline.cli.data_source import DataRequest, read_source
+from paceline.cli.progress_output import build_data_progress
+from paceline.cli.tables import print_rows, print_table
+from paceline.core.dataset import ArraySource, Datasets, Source
+from paceline.core.errors import RecipeError
+from paceline.core.results import is_imbalanced
+from paceline.core.run_dir import RunDir, is_run
 from paceline.core.units import count, number, size
-from paceline.data.identity import digest_datasets
-from paceline.data.labels import get_labels
+from paceline.data.files import expand_path, printable
 from paceline.data.pack.reader import PackSource
 from paceline.data.sources.build import build_datasets
-from paceline.lab.inspection import DatasetStats, inspect_source
+from paceline.data.sources.fingerprint import digest_datasets, get_labels
+from paceline.data.sources.image_files import ImageFileSource
+from paceline.lab.dataset_stats import DatasetStats, inspect_source
 
 _NUM_SAMPLED: Final = 2000
 _NUM_RAREST: Final = 3
@@ -124,3 +127,49 @@ def _size_rows(split: DatasetStats) -> Iterator[tuple[str, ...]]:
 
 def _join_floats(values: Sequence[float]) -> str:
     return " ".join(f"{value:.3f}" for value in values)
+
+
+def list_validation(
+    src: str | None, overrides: list[str], *, inspect_all: bool = False, own_code: bool = False, as_json: bool
+) -> int:
+    """Print the names of the validation images, relative to their root; return the exit code.
+
+    The split of a folder follows from its files, so a run's images are listed only while its files are unchanged. Raise
+    `DataError` if they changed, and `RecipeError` for images without names. A run without a checkpoint, which records
+    the files, prints a note.
+    """
+    if inspect_all:
+        raise RecipeError("--all: inspects images, but --held-out only lists them (leave it out)")
+    request = read_source(src, overrides, own_code=own_code)
+    datasets = build_datasets(request.source, may_download=False, skip_bad=True)
+    if isinstance(datasets.val, ArraySource):
+        raise RecipeError(f"--held-out: {request.name} is pixels in memory, without names (name a folder or a list)")
+    digest = digest_datasets(datasets)
+    _refuse_changed(src, request, digest)
+    names = (_sample_name(datasets.val, index) for index in range(len(datasets.val)))
+    if as_json:
+        print(json.dumps({"source": request.source.model_dump(), "digest": digest, "held_out": list(names)}, indent=2))
+        return 0
+    for name in names:
+        print(name)
+    return 0
+
+
+def _refuse_changed(src: str | None, request: DataRequest, digest: str) -> None:
+    """Raise `DataError` if the run was trained on other images than exist now."""
+    if not (src and request.is_recipe and is_run(expand_path(src))):
+        return
+    run = RunDir(expand_path(src))
+    from paceline.training.checkpoint import CheckpointStorage, KeepPolicy
+    from paceline.training.resume import check_dataset
+
+    newest = CheckpointStorage(run.checkpoints, KeepPolicy(1)).newest()
+    if newest is not None:
+        check_dataset(newest, digest)
+        return
+    what = "holds no checkpoint to compare with"
+    print(f"note: {run.path}: {what}: files may have been added, removed or changed since training", file=sys.stderr)
+
+
+def _sample_name(source: Source, index: int) -> str:
+    return printable(source.get_listed_path(index)) if isinstance(source, ImageFileSource) else source.name_of(index)

@@ -1,23 +1,25 @@
-"""`paceline data pack`: write a data set as one file or as shards, which load several times as fast."""
+"""`paceline data pack`, `unpack` and `stage`: write a data set as a pack, a folder, or a local copy."""
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from paceline.cli.data_progress import DataProgress, build_data_progress
-from paceline.cli.data_words import count_workers, parse_bytes, read_source, recipe_overrides
-from paceline.cli.show import print_rows
+from paceline.cli.data_source import count_workers, parse_bytes, read_source, recipe_overrides
+from paceline.cli.progress_output import DataProgress, build_data_progress
+from paceline.cli.tables import print_rows
 from paceline.core.dataset import ArraySource, Datasets
 from paceline.core.errors import RecipeError
 from paceline.core.units import count, number, seconds, size
+from paceline.data.convert.lmdb_writer import write_lmdb
+from paceline.data.convert.pack_writer import PackOptions, write_pack
+from paceline.data.convert.unpack import unpack
+from paceline.data.files import expand_path, printable
 from paceline.data.native import NATIVE_MISSING_MESSAGE, load_native
-from paceline.data.pack.writer import PackOptions, write_pack
 from paceline.data.sources.build import build_datasets
-from paceline.data.sources.lmdb_write import write_lmdb
-from paceline.data.sources.places import expand_path, printable
-from paceline.lab.inspection import estimate_source_bytes
+from paceline.data.staging.stage import build_staged_section, stage_permanently, unstage
+from paceline.lab.dataset_stats import estimate_source_bytes
 from paceline.recipe.schema.source import Lmdb, Pack, SourceSection
 
 _DEFAULT_QUALITY: Final = 90
@@ -166,3 +168,62 @@ def _sizes_text(written: PackSummary) -> str:
         return size(written.bytes)
     ratio = written.bytes / written.source_bytes
     return f"{size(written.source_bytes)} read, {size(written.bytes)} written ({number(round(ratio, 3))} times)"
+
+
+def unpack_data(src: str, out: Path, workers: str, *, as_json: bool) -> int:
+    """Run `paceline data unpack`, and return the exit code."""
+    num_workers = count_workers(workers)
+    source = read_source(src, []).source
+    if source.name != "pack":
+        raise RecipeError(f"{src!r}: is not a pack (name a .pack file or a folder of shards)")
+    packed = build_datasets(source, may_download=False, skip_bad=True)
+    folder = expand_path(str(out)).absolute()
+    with build_data_progress("images") as progress:
+        made = unpack(packed, folder, progress, num_workers)
+    if as_json:
+        print(json.dumps({**asdict(made), "seconds": round(progress.elapsed_s, 3)}, indent=2))
+        return 0
+    rows = [
+        ("images", f"{made.images:,}, in {printable(folder)}/train and /val"),
+        ("bytes", size(made.bytes)),
+        ("time", f"{seconds(progress.elapsed_s)} ({made.images / max(progress.elapsed_s, 1e-9):,.0f} images/s)"),
+    ]
+    print_rows(rows, printable(src))
+    return 0
+
+
+def stage_data(args: list[str], *, remove: bool, own_code: bool = False, as_json: bool) -> int:
+    """Run `paceline data stage`, and return the exit code. `args` are SRC WHERE [KEY=VALUE ...]."""
+    if remove:
+        return _remove_copies(args, as_json=as_json)
+    if len(args) < 2 or "=" in args[1]:
+        raise RecipeError("paceline data stage: needs SRC and WHERE (such as: paceline data stage ~/photos /dev/shm)")
+    src, where, *overrides = args
+    section = read_source(src, overrides, own_code=own_code).source
+    with build_data_progress("bytes") as progress:
+        copy = stage_permanently(section, expand_path(where), progress)
+    staged = build_staged_section(section, copy)
+    if as_json:
+        values = {"folder": str(copy), "seconds": round(progress.elapsed_s, 3), "source": staged.model_dump()}
+        print(json.dumps(values, indent=2))
+        return 0
+    rows = [
+        ("copy", printable(copy)),
+        ("time", seconds(progress.elapsed_s)),
+        ("a run uses it", f"with data.stage={where}"),
+        ("to remove it", f"paceline data stage --remove {where}"),
+    ]
+    print_rows(rows, printable(src))
+    print(f"or, in a recipe: {recipe_overrides(staged)}")
+    return 0
+
+
+def _remove_copies(args: list[str], *, as_json: bool) -> int:
+    if len(args) != 1:
+        raise RecipeError("--remove: takes only the folder (such as: paceline data stage --remove /dev/shm)")
+    removed = unstage(expand_path(args[0]))
+    if as_json:
+        print(json.dumps({"removed": [str(folder) for folder in removed]}, indent=2))
+        return 0
+    print("\n".join(f"removed {printable(folder)}" for folder in removed) or f"no copies in {printable(args[0])}")
+    return 0

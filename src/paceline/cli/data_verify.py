@@ -1,22 +1,17 @@
-"""`paceline data verify`: decode every image of a data set, and list bad ones and duplicates.
-
-Duplicates stop no run, so they are not an error. With `--against`, compare a pack with its source instead; the
-arguments then describe how to read the source.
-"""
+"""`paceline data verify`: decode every image and list bad ones and duplicates, or compare a pack with its source."""
 
 import json
 from dataclasses import asdict
 from typing import Any
 
-from paceline.cli.data_progress import build_data_progress
-from paceline.cli.data_words import DataRequest, count_workers, read_source
+from paceline.cli.data_source import DataRequest, count_workers, read_source
+from paceline.cli.progress_output import build_data_progress
 from paceline.core.dataset import ArraySource, Datasets, Split
 from paceline.core.errors import DataError
 from paceline.core.units import count
-from paceline.data.copies import DuplicatePair
-from paceline.data.pack.check import PackComparison, compare_pack
+from paceline.data.convert.verify_pack import PackComparison, compare_pack
 from paceline.data.sources.build import build_datasets
-from paceline.data.verify import BadSplitImage, VerifyProgress
+from paceline.data.verify import BadSplitImage, DuplicatePair, VerifyProgress
 from paceline.data.verify import verify_images as check
 from paceline.recipe.schema.source import SourceSection
 

@@ -1,27 +1,26 @@
-"""`paceline train --dry-run`: check everything, and print the plan."""
+"""`paceline train --dry-run`: check everything and print the plan."""
 
 import json
 import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from paceline.core.limits import rank_cores
-from paceline.core.rundir import RunDir
+from paceline.core.host import rank_cores
+from paceline.core.run_dir import RunDir
 from paceline.core.units import count, duration
 from paceline.core.world import World
-from paceline.data.choice import choose_loader
+from paceline.data.files import printable
+from paceline.data.loaders.choose import choose_loader
 from paceline.data.sources.build import build_datasets
-from paceline.data.sources.places import printable
 from paceline.data.staging.inventory import build_inventory
-from paceline.parallel.device import choose_device
-from paceline.recipe.effects import thin_batch, workers_outwaited_by_timeout
+from paceline.parallel.base import choose_device
 from paceline.recipe.load import LoadedRecipe
-from paceline.recipe.own import check_plugins
-from paceline.recipe.plan import Plan, resolve_batch
-from paceline.train.precision import build_precision, check_trained_model
-from paceline.train.resume import check_rundir, keep_batch_size
-from paceline.train.sinks.build import require_sinks
-from paceline.train.try_parts import try_components
+from paceline.recipe.plan import Plan, resolve_batch, thin_batch, workers_outwaited_by_timeout
+from paceline.recipe.plugins import check_plugins
+from paceline.training.logging.build import require_sinks
+from paceline.training.precision import build_precision, check_trained_model
+from paceline.training.preflight import try_components
+from paceline.training.resume import check_rundir, keep_batch_size
 
 
 def dry_run(loaded: LoadedRecipe, world: World, ranks: int, *, as_json: bool, resumed: RunDir | None = None) -> int:

@@ -1,4 +1,4 @@
-"""`paceline eval`: evaluate a run's weights exactly, raw and EMA, on its own images or others."""
+"""`paceline eval`: evaluate a checkpoint exactly, on the run's own validation images or others."""
 
 import contextlib
 import sys
@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 
 from paceline.cli.ranks import enter_world, ranks_to_start, start_ranks
 from paceline.core.errors import PacelineError
-from paceline.core.rundir import RunDir, checkpoint_name
-from paceline.data.sources.places import expand_path, printable
+from paceline.core.run_dir import RunDir, checkpoint_name
+from paceline.data.files import expand_path, printable
 from paceline.recipe.consent import require_consent
-from paceline.recipe.load import load
-from paceline.recipe.patch import Patch
+from paceline.recipe.load import Patch, load
 
 if TYPE_CHECKING:
     from paceline.core.dataset import Source
@@ -43,10 +42,10 @@ def evaluate(
     num_ranks = ranks_to_start(ranks, world, recipe, oversubscribe=oversubscribe)
     if world.launcher == "single" and num_ranks > 1:
         return start_ranks(num_ranks, port, [])
-    from paceline.cli.show import show_evaluation
-    from paceline.train.checkpoint import CheckpointStorage, KeepPolicy
-    from paceline.train.leave import discard, output_dir
-    from paceline.train.run import evaluate as work
+    from paceline.cli.tables import show_evaluation
+    from paceline.training.checkpoint import CheckpointStorage, KeepPolicy
+    from paceline.training.eval_outputs import discard, output_dir
+    from paceline.training.run import evaluate as work
 
     path = CheckpointStorage(rundir.checkpoints, KeepPolicy(1)).by_name(checkpoint)
     if world.is_main and checkpoint == "last":
@@ -66,8 +65,8 @@ def _write_outputs(
     folder: RunDir, checkpoint: Path, overrides: Sequence[str], report: "EvalReport", source: "Source"
 ) -> None:
     """Write the outputs of an evaluation into `folder`."""
-    from paceline.cli.show import evaluation_json
-    from paceline.train.leave import write_eval_outputs
+    from paceline.cli.tables import evaluation_json
+    from paceline.training.eval_outputs import write_eval_outputs
 
     origin = {"run": printable(checkpoint.parent.parent), "checkpoint": checkpoint.name, "overrides": list(overrides)}
     write_eval_outputs(folder, {**origin, **evaluation_json(report, ())}, report, source)
@@ -75,7 +74,7 @@ def _write_outputs(
 
 def warn_missing_final(rundir: RunDir, checkpoint: Path) -> None:
     """Print a note if `checkpoint` replaces a missing checkpoint of the last step."""
-    from paceline.train.resume import describe_missing_checkpoint
+    from paceline.training.resume import describe_missing_checkpoint
 
     with contextlib.suppress(PacelineError):
         if checkpoint.name == checkpoint_name(rundir.read_result().steps):

@@ -11,15 +11,15 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from paceline.cli.telling import OnRunStart, PrintLine, progress_output
+from paceline.cli.progress_output import OnRunStart, PrintLine, progress_output
 from paceline.core.console import progress_console
 from paceline.core.errors import PacelineError, RecipeError
-from paceline.core.experiments.folder import Experiment, ExperimentDir, open_experiment
-from paceline.core.experiments.sharing import lock_task
-from paceline.core.rundir import RunDir
-from paceline.data.sources.places import printable
+from paceline.core.experiments.experiment_dir import Experiment, ExperimentDir, open_experiment
+from paceline.core.experiments.task_lock import lock_task
+from paceline.core.run_dir import RunDir
+from paceline.data.files import printable
+from paceline.lab.repeat import ArrayTask
 from paceline.lab.runner import interrupt_on_signals
-from paceline.lab.tasks import ArrayTask
 from paceline.lab.trial import Trial, TrialOutcome, apply_patch
 from paceline.parallel.environ import world_from_environ
 from paceline.recipe.schema import Recipe
@@ -58,7 +58,7 @@ def warm_cache_before(recipe: Recipe, on_start: OnRunStart) -> OnRunStart:
 
     Otherwise the first run would do so for all others.
     """
-    from paceline.lab.cache import prepare_page_cache
+    from paceline.lab.page_cache import prepare_page_cache
 
     def before(trial: Trial, repeat: int) -> None:
         on_start(trial, repeat)
@@ -127,7 +127,7 @@ def read_finished(folder: ExperimentDir, kind: type[ResultT]) -> ResultT | None:
 def finish_experiment(folder: ExperimentDir, result: Experiment) -> None:
     """Write tables, result and report, and remove generated data. The result file marks the experiment as complete."""
     from paceline.cli.report import try_write_report
-    from paceline.report.experiments.tables import write_tables
+    from paceline.report.experiment_tables import write_tables
 
     shutil.rmtree(folder.data, ignore_errors=True)
     write_tables(folder, result)

@@ -1,13 +1,52 @@
-"""`paceline export`: write a run's classifier to a file that other programs load."""
+"""`paceline export`: write a run's classifier as ONNX, torch.export, safetensors or a state dict."""
 
+import json
+from dataclasses import asdict
 from pathlib import Path
-from typing import cast, get_args
+from typing import TYPE_CHECKING, cast, get_args
 
 from paceline.cli.evaluate import warn_missing_final
+from paceline.cli.tables import print_rows
 from paceline.core.errors import RecipeError, suggest_similar
-from paceline.core.rundir import RunDir
-from paceline.data.sources.places import expand_path
+from paceline.core.results import printable_class_name
+from paceline.core.run_dir import RunDir
+from paceline.core.units import size
+from paceline.data.files import expand_path
 from paceline.recipe.load import load
+
+if TYPE_CHECKING:
+    from paceline.inference.export import ExportResult
+
+
+def show_export(exported: "ExportResult", checkpoint: Path, *, format: str, as_json: bool) -> None:
+    """Print the path, the format, and the comparison with PyTorch."""
+    from paceline.inference.export_model import PARITY_TOLERANCE
+
+    parity = exported.parity
+    if as_json:
+        values = {
+            "format": format,
+            "path": str(exported.path),
+            "card": str(exported.card),
+            "bytes": exported.num_bytes,
+            "checkpoint": checkpoint.name,
+            "parity": {**asdict(parity), "tolerance": PARITY_TOLERANCE},
+            **dict(exported.facts),
+        }
+        print(json.dumps(values, indent=2))
+        return
+    rows = [
+        *exported.facts,
+        (
+            "parity",
+            f"logits differ from PyTorch's by {parity.difference:.2g} of the largest (limit {PARITY_TOLERANCE:g}) on "
+            f"{parity.num_images} {parity.of}; the same top-5 on {parity.top5}",
+        ),
+        ("size", size(exported.num_bytes)),
+    ]
+    print_rows(rows, f"{format} of {checkpoint.parent.parent.name}, {checkpoint.name}")
+    print(f"exported: {printable_class_name(str(exported.path))}")
+    print(f"model card, with fields to fill in: {printable_class_name(str(exported.card))}")
 
 
 def export(
@@ -23,10 +62,9 @@ def export(
 ) -> int:
     """Run `paceline export`, and return the exit code.
 
-    `format` is one of `ExportFormatName`, `out` the file or folder, `checkpoint` last, best or a step. `image_size` overrides
-    the size of the run's evaluation, in pixels.
+    `format` is one of `ExportFormatName`, `out` the file or folder, `checkpoint` last, best or a step. `image_size`
+    overrides the size of the run's evaluation, in pixels.
     """
-    from paceline.cli.show_export import show_export
     from paceline.inference.export import ExportFormatName, build_export_format, check_out_path, export_classifier
 
     names = get_args(ExportFormatName)

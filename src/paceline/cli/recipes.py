@@ -7,11 +7,11 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any, Final
 
-from paceline.cli.words import split_recipe_args
-from paceline.data.sources.places import printable
+from paceline.cli.args import split_recipe_args
+from paceline.data.files import printable
 from paceline.recipe.load import LoadedRecipe, load, preset_names, preset_summary
 from paceline.recipe.schema import Recipe
-from paceline.recipe.yamlfile import to_yaml_text
+from paceline.recipe.yaml import to_yaml_text
 
 _GROUPS: Final = {
     "start": "To start with, and for your own images",

@@ -1,4 +1,4 @@
-"""`paceline report`: write the report of a run to a file or to stdout."""
+"""`paceline report`: write the report of a run."""
 
 import json
 import sys
@@ -6,8 +6,8 @@ from pathlib import Path
 
 from paceline.core.errors import PacelineError, RecipeError
 from paceline.core.files import write_output
-from paceline.core.rundir import RunDir, write_atomic
-from paceline.data.sources.places import printable
+from paceline.core.run_dir import RunDir, write_atomic
+from paceline.data.files import printable
 from paceline.report.write import render_report, write_report
 
 

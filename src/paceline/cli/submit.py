@@ -1,33 +1,188 @@
-"""`paceline submit`: check a job, write it for a scheduler, and queue it.
-
-Recipe and ladder are frozen into the run directory, so that later edits of the files do not change the job; shipped
-ones are not copied.
-"""
+"""`paceline submit`: write a job for Slurm or Kubernetes, queue it, and follow it."""
 
 import contextlib
+import json
 import os
 import shlex
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from paceline.cli.show_submit import QueuedJob, Submission, follow_job, show_kubernetes, show_scripts, show_submitted
-from paceline.cli.submit_verbs import PreparedJob, build_jobs, prepare_job, refuse_local_run
-from paceline.cli.submit_words import build_shape, parse_submit_args
+from paceline.cli.submit_args import build_shape, parse_submit_args
+from paceline.cli.submit_jobs import PreparedJob, build_jobs, prepare_job, refuse_local_run
 from paceline.cluster.job import ClusterJob
 from paceline.cluster.site import Site, load_site
 from paceline.cluster.slurm import build_script
-from paceline.cluster.slurm_jobs import SlurmClient, SlurmError
+from paceline.cluster.slurm_client import SlurmClient, SlurmError, follow_until_end
+from paceline.core.console import progress_console
 from paceline.core.errors import PacelineError, RecipeError
 from paceline.core.files import make_folder
-from paceline.core.rundir import RunDir, write_atomic
+from paceline.core.run_dir import RunDir, write_atomic
+from paceline.core.units import count
 from paceline.recipe.load import load
-from paceline.recipe.yamlfile import to_yaml_text
+from paceline.recipe.yaml import to_yaml_text
+
+_FIRST_PAUSE_S: Final = 2.0
+_MAX_PAUSE_S: Final = 30.0
+"""Seconds between polls of a quiet job, to spare the controller."""
+_GROWTH: Final = 1.5
+
+
+@dataclass(frozen=True)
+class QueuedJob:
+    """Job with its Slurm job ID `number`, and its script."""
+
+    number: str
+    job: ClusterJob
+    script: Path
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        tasks = {"tasks": list(self.job.tasks)} if self.job.tasks else {}
+        return {"job_id": self.number, "script": str(self.script), "nodes": self.job.nodes, **tasks}
+
+
+@dataclass(frozen=True)
+class Submission:
+    """All queued jobs, the main one last, and its output file."""
+
+    jobs: tuple[QueuedJob, ...]
+    output: str
+
+    @property
+    def main(self) -> QueuedJob:
+        """Job that is followed, and starts after the others."""
+        return self.jobs[-1]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return {
+            "job_id": self.main.number,
+            "job_ids": [each.number for each in self.jobs],
+            "jobs": [each.to_dict() for each in self.jobs],
+            "script": str(self.main.script),
+            "run_dir": str(self.main.job.run_dir),
+            "output": self.output,
+        }
+
+
+def show_scripts(run_dir: Path, scripts: Sequence[tuple[Path, str]], *, as_json: bool) -> None:
+    """Print the scripts; several with their paths between."""
+    if as_json:
+        print(json.dumps({"run_dir": str(run_dir), "scripts": {str(path): text for path, text in scripts}}))
+        return
+    for path, text in scripts:
+        if len(scripts) > 1:
+            print(f"# ----- {path}")
+        sys.stdout.write(text)
+
+
+def show_submitted(submitted: Submission, *, as_json: bool) -> None:
+    """Print job IDs, run directory, and how to follow the job."""
+    if as_json:
+        print(json.dumps(submitted.to_dict()))
+        return
+    for line in _queued_lines(submitted):
+        print(line)
+    print(f"follow         tail -F {shlex.quote(submitted.output)}")
+    print(f"state          squeue --job {','.join(_job_numbers(submitted))}   ({_cancel_hint(submitted)})")
+
+
+def follow_job(submitted: Submission, slurm: SlurmClient, output: Path | None, *, as_json: bool) -> int:
+    """Follow the main job to its end, print its output, and return its exit code. Ctrl-C stops following only.
+
+    `output` is its file, if known without asking Slurm.
+    """
+    number, out = submitted.main.number, progress_console(as_json=as_json)
+    pause = _Backoff()
+
+    def print_line(line: str) -> None:
+        pause.reset()
+        print(line, file=out, flush=True)
+
+    for line in _queued_lines(submitted):
+        print_line(line)
+    try:
+        end = follow_until_end(
+            lambda: slurm.query_job(number),
+            lambda state: print_line(f"job {number}: {state}"),
+            print_line,
+            pause,
+            output,
+        )
+    except KeyboardInterrupt:
+        print(f"stopped following: job {number} keeps running ({_cancel_hint(submitted)})", file=sys.stderr)
+        raise
+    if as_json:
+        ended = {"state": end.state, "exit_code": end.exit_code, "restarts": end.restarts}
+        print(json.dumps(submitted.to_dict() | ended))
+    return end.exit_code
+
+
+class _Backoff:
+    """Sleep between polls, longer each time until reset."""
+
+    def __init__(self) -> None:
+        self._next_s = _FIRST_PAUSE_S
+
+    def __call__(self) -> None:
+        time.sleep(self._next_s)
+        self._next_s = min(_MAX_PAUSE_S, _GROWTH * self._next_s)
+
+    def reset(self) -> None:
+        """Reset to the first pause after a change."""
+        self._next_s = _FIRST_PAUSE_S
+
+
+def show_kubernetes(
+    job: ClusterJob, path: Path, steps: Sequence[str], kubectl_output: str, pod_run_dir: str, *, as_json: bool
+) -> None:
+    """Print the manifests' path, the output of kubectl ("" if not installed), and the next commands.
+
+    `pod_run_dir` is the run directory as pods see it.
+    """
+    if as_json:
+        folders = {"run_dir": str(job.run_dir), "run_dir_in_pods": pod_run_dir}
+        print(json.dumps({"script": str(path), **folders, "is_created": bool(kubectl_output), "next": list(steps)}))
+        return
+    print(kubectl_output.strip() or f"nothing was created, as kubectl is not installed; the manifests are in {path}")
+    print(f"run directory  {pod_run_dir}, as pods see it")
+    for step in steps:
+        print(f"    {step}")
+
+
+def _job_numbers(submitted: Submission) -> list[str]:
+    return [each.number for each in submitted.jobs]
+
+
+def _cancel_hint(submitted: Submission) -> str:
+    numbers = _job_numbers(submitted)
+    return f"scancel {' '.join(numbers)} ends {'it' if len(numbers) == 1 else 'them'}"
+
+
+def _queued_lines(submitted: Submission) -> list[str]:
+    """Return lines about the queued jobs, their script, run directory and output."""
+    *before, main = submitted.jobs
+    lines = [
+        f"job {each.number} is queued: {count(len(each.job.tasks), 'task')} on {count(each.job.nodes, 'node')} each"
+        for each in before
+    ]
+    size = f"{count(main.job.nodes, 'node')}, {count(main.job.num_ranks, 'rank')}"
+    after = f", after {', '.join(each.number for each in before)}" if before else ""
+    return [
+        *lines,
+        f"job {main.number} is queued{after}: {main.job.name} on {size}",
+        f"script         {main.script}",
+        f"run directory  {main.job.run_dir}",
+        f"output         {submitted.output}",
+    ]
+
 
 _ENGINES: Final = ("slurm", "kubernetes")
 
@@ -147,8 +302,7 @@ def _build_files(prepared: PreparedJob, rundir: RunDir, site: Site, engine: str,
     folder = Path.cwd()
     jobs = build_jobs(prepared, rundir.path, folder, _header_lines(prepared), array=array)
     if engine == "kubernetes":
-        from paceline.cluster.kubernetes import build_manifests
-        from paceline.cluster.kubernetes_yaml import manifests_to_yaml
+        from paceline.cluster.kubernetes import build_manifests, manifests_to_yaml
 
         refuse_local_run(prepared, site.kubernetes.mount)
         (job,) = jobs
@@ -193,11 +347,11 @@ def _refuse_other_experiment(prepared: PreparedJob, rundir: RunDir, frozen: Mapp
     assert prepared.recipe is not None, "what is trained was loaded"
     queued = [path for path in sorted((rundir.path / "job").glob("recipe-*.yaml")) if path not in frozen]
     if rundir.recipe.exists():
-        from paceline.train.resume import check_rundir
+        from paceline.training.resume import check_rundir
 
         check_rundir(rundir, prepared.recipe, resume=True)
     elif queued:
-        from paceline.train.resume import list_forbidden_changes
+        from paceline.training.resume import list_forbidden_changes
 
         for path in queued:
             refused = list_forbidden_changes(load(str(path)).recipe, prepared.recipe)
@@ -261,7 +415,7 @@ def _create_objects(written: _JobFile, site: Site, *, as_json: bool) -> int:
     Raise `PacelineError` if its objects exist already: they would stay unchanged.
     """
     from paceline.cluster.kubernetes import kubectl_commands
-    from paceline.cluster.kubernetes_pod import run_dir_in_pods
+    from paceline.cluster.pod import run_dir_in_pods
 
     create, *then = kubectl_commands(written.job, site.kubernetes, written.path)
     *_, delete = then

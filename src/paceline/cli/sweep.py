@@ -1,15 +1,13 @@
-"""`paceline profile --vary`: a short profile for each value of a setting, and the fastest value.
-
-A sweep's folder holds one run directory per run. The same command resumes it.
-"""
+"""`paceline profile --vary`: a short profile for each value of a setting."""
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from paceline.cli.args import count_ranks, refuse_length, split_recipe_args
 from paceline.cli.experiment import (
     RUN_TIMEOUT_S,
     STOP_SIGNALS,
@@ -19,25 +17,53 @@ from paceline.cli.experiment import (
     refuse_launcher,
     warm_cache_before,
 )
+from paceline.cli.progress_output import progress_output
 from paceline.cli.ranks import refuse_too_many
-from paceline.cli.show_sweep import show_sweep
-from paceline.cli.telling import progress_output
-from paceline.cli.words import count_ranks, refuse_length, split_recipe_args
+from paceline.cli.tables import print_rows, print_table
 from paceline.core.console import progress_console
 from paceline.core.errors import RecipeError
-from paceline.core.experiments.folder import ExperimentDir
-from paceline.core.experiments.sweep import SweepResult
-from paceline.core.units import count
-from paceline.lab.earlier import ReusePolicy
-from paceline.lab.measuring import build_measurement_patch
-from paceline.lab.runner import TrialError, TrialRunner, interrupt_on_signals
+from paceline.core.experiments.experiment_dir import ExperimentDir
+from paceline.core.experiments.results import SweepPoint, SweepResult
+from paceline.core.units import count, milliseconds, seconds
+from paceline.data.files import printable
+from paceline.lab.patches import build_measurement_patch
+from paceline.lab.repeat import alternate_order, run_interleaved
+from paceline.lab.runner import ReusePolicy, TrialError, TrialRunner, interrupt_on_signals
 from paceline.lab.sweep import Sweep, build_sweep, build_sweep_points, summarize_sweep
 from paceline.lab.trial import TrialOutcome, apply_patch, build_run_name, write_recipe
-from paceline.lab.turns import alternate_order, run_interleaved
 from paceline.recipe.consent import require_consent
 from paceline.recipe.load import LoadedRecipe, load
 from paceline.recipe.plan import resolve_batch
 from paceline.recipe.schema import Recipe
+
+
+def show_sweep(result: SweepResult, folder: ExperimentDir, *, as_json: bool) -> None:
+    """Print the speed of each value."""
+    if as_json:
+        print(result.model_dump_json(indent=2))
+        return
+    headings = ("value", "images/s", "from", "to", "step", "data wait", "epoch", "note")
+    title = f"{result.key} of {result.recipe}, on {count(result.ranks, 'rank')}"
+    print_table(title, headings, map(_sweep_row, result.points), text_columns=("note",))
+    rows = [("fastest", result.sentence), ("table", printable(folder.markdown)), ("report", printable(folder.report))]
+    print_rows(rows, f"{count(result.repeats, 'run')} of {count(result.steps, 'counted step')} for each value")
+
+
+def _sweep_row(point: SweepPoint) -> tuple[str, ...]:
+    if point.images_per_s is None:
+        return point.value, "", "", "", "", "", "", point.error
+    note = ", ".join(filter(None, ("fastest" if point.is_fastest else "", point.bottleneck)))
+    rates = [f"{each:,.0f}" for each in (point.images_per_s.value, *(point.spread or ()))]
+    times = (
+        _format_or_blank(point.step_s, milliseconds),
+        _format_or_blank(point.data_wait_s, milliseconds),
+        _format_or_blank(point.epoch_s, seconds),
+    )
+    return point.value, *rates, *([""] * (3 - len(rates))), *times, note
+
+
+def _format_or_blank(value_s: float | None, unit: Callable[[float], str]) -> str:
+    return "" if value_s is None else unit(value_s)
 
 
 @dataclass(frozen=True)

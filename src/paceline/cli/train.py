@@ -1,4 +1,4 @@
-"""`paceline train`: parse arguments, start ranks if no launcher did, and train as this rank."""
+"""`paceline train`: choose the run directory, start ranks if no launcher did, and train."""
 
 import contextlib
 import os
@@ -9,17 +9,17 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from paceline.cli.args import split_recipe_args
 from paceline.cli.ranks import enter_world, ranks_to_start, start_ranks, starting_message
-from paceline.cli.started import START_TIME_S
-from paceline.cli.words import split_recipe_args
+from paceline.cli.start_time import START_TIME_S
 from paceline.core.console import progress_console
 from paceline.core.errors import CheckpointError, PacelineError, RecipeError, WorldError
 from paceline.core.json_file import read_json
 from paceline.core.process import ignore_stop_signals
 from paceline.core.results import RunResult
-from paceline.core.rundir import RunDir, is_run
+from paceline.core.run_dir import RunDir, is_run
 from paceline.core.world import World
-from paceline.data.sources.places import printable
+from paceline.data.files import printable
 from paceline.parallel.environ import batch_job, count_gpus, launch_name
 from paceline.parallel.launch import PREEMPTED
 from paceline.recipe.consent import require_consent
@@ -27,7 +27,7 @@ from paceline.recipe.load import DEFAULT, LoadedRecipe, load
 from paceline.recipe.plan import divide_batch, resolve_batch
 
 if TYPE_CHECKING:
-    from paceline.train.interrupt import Interrupts
+    from paceline.training.preemption import Interrupts
 
 
 def train(
@@ -125,16 +125,16 @@ def _launch_id() -> str:
 
 
 def _is_from_this_launch(rundir: RunDir) -> bool:
-    from paceline.train.resume import was_started_by
+    from paceline.training.resume import was_started_by
 
     return was_started_by(rundir, _launch_id())
 
 
 def _train_rank(loaded: LoadedRecipe, world: World, rundir: RunDir, *, resume: bool, as_json: bool) -> int:
-    from paceline.train.interrupt import Interrupts
+    from paceline.training.preemption import Interrupts
 
     with Interrupts(announces=world.is_main) as interrupts:  # importing torch takes seconds: handle signals before
-        from paceline.cli.show import show_result
+        from paceline.cli.tables import show_result
 
         out = progress_console(as_json=as_json)
         request = TrainRequest(START_TIME_S, ("paceline", *sys.argv[1:]), out, resume)
@@ -149,7 +149,7 @@ def _train_rank(loaded: LoadedRecipe, world: World, rundir: RunDir, *, resume: b
 
 def _exit_unsaved(result: RunResult, rundir: RunDir, world: World) -> int:
     """Return the exit code of a run whose final weights were not saved; rank 0 raises `CheckpointError`."""
-    from paceline.train.resume import describe_unsaved_weights
+    from paceline.training.resume import describe_unsaved_weights
 
     if world.is_main:
         raise CheckpointError(describe_unsaved_weights(rundir, result))
@@ -170,13 +170,12 @@ def run_rank(
     loaded: LoadedRecipe, world: World, rundir: RunDir, interrupts: "Interrupts", request: TrainRequest
 ) -> RunResult:
     """Train as this rank, print progress, and write the report; `interrupts` must be active."""
-    from paceline.cli.progress import build_train_progress
     from paceline.cli.report import try_write_report
-    from paceline.parallel.flight_recorder import flight_recorder_environ
-    from paceline.train.job import Invocation
-    from paceline.train.resume import read_final_result
-    from paceline.train.run import run
-    from paceline.train.whereabouts import ProgressReporter
+    from paceline.cli.train_progress import build_train_progress
+    from paceline.parallel.launch import flight_recorder_environ
+    from paceline.training.process import Invocation, ProgressReporter
+    from paceline.training.resume import read_final_result
+    from paceline.training.run import run
 
     if count_gpus(os.environ):
         for variable, value in flight_recorder_environ(rundir.path).items():

@@ -1,8 +1,4 @@
-"""Describe a job independently of its scheduler.
-
-`cluster.slurm` writes it as a batch script, `cluster.kubernetes` as manifests; `cluster.site` holds what a site adds
-(partition, queue, image).
-"""
+"""Describe a job independently of its scheduler: command, nodes and ranks."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,1 +1,4 @@
-"""Torch-free words that every other package speaks."""
+"""Types and rules that every package shares:
+
+Units, errors, results, run directories. No torch, no other package of ours.
+"""

@@ -1,4 +1,4 @@
-r"""Text in cells of CSV files: names that a spreadsheet would run as a formula, and control characters, are marked.
+"""Text in cells of CSV files: names that a spreadsheet would run as a formula, and control characters, are marked.
 
 A marked cell begins with an apostrophe. The rest is the text, where a backslash is written twice and what cannot be
 printed as an escape of Python's: `\n`, `\x1b`, `\u202e`, and `\udcff` for a byte of a file name that is no UTF-8. Any

@@ -12,9 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
-from paceline.core.class_table import ClassCount
-from paceline.core.interval import CONFIDENCE, wilson_interval
-from paceline.core.results import BatchNormCheck, EvalReport, EvalResult, Finding, Status
+from paceline.core.results import BatchNormCheck, ClassCount, EvalReport, EvalResult, Finding, Status
+from paceline.core.statistics import CONFIDENCE, wilson_interval
 from paceline.core.units import accuracy, count
 
 MIN_STEPS: Final = 50

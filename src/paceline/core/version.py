@@ -1,16 +1,12 @@
-"""The version of paceline: what git says of a checkout, else what was built in. `setup.py` reads it from here too.
+"""The version, from git in a checkout and from the metadata of an installation, and a digest of the source code."""
 
-A commit with the tag `v1.2.0` is 1.2.0. The fifth after it, which leads to 1.2.1 for all that is known, is
-`1.2.1.dev5+gHASH`; without any tag the fifth commit is `0.1.0.dev5+gHASH`. `.dirty` at the end tells of changes that
-are in no commit. It is the rule of setuptools-scm (`guess-next-dev`), but for the date, which is left out: a checkout
-says the same whenever it is asked. A clone that lacks the commits before some (`--depth`) and every tag cannot count
-them, and is `0.1.0.dev0+gHASH`. Imports nothing of paceline.
-"""
-
+import hashlib
 import re
 from functools import cache
 from pathlib import Path
 from typing import Final
+
+from paceline import core
 
 FIRST: Final = "0.1.0"
 """Before there is a tag, and for source files of which nothing is known."""
@@ -115,3 +111,26 @@ def _git(root: Path, *words: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()
+
+
+@cache
+def source_digest() -> str:
+    """Return the SHA-256 of the package's files; "" where they cannot be read, as from an archive."""
+    return package_digest(Path(core.__file__).parents[1])
+
+
+def package_digest(package: Path) -> str:
+    """Return the SHA-256 of names and contents of all modules below `package`, those of Python and native ones.
+
+    Hidden files are what editors leave. "" where there are none, or one cannot be read.
+    """
+    files = [path for kind in ("*.py", "*.so") for path in package.rglob(kind) if not path.name.startswith(".")]
+    found = hashlib.sha256()
+    try:
+        for path in sorted(files):
+            content = path.read_bytes()
+            found.update(f"{path.relative_to(package).as_posix()} {len(content)}\n".encode())
+            found.update(content)
+    except OSError:
+        return ""
+    return found.hexdigest() if files else ""

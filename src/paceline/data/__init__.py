@@ -1,1 +1,1 @@
-"""From files to batches: sources, decoding, exact order, augmentation, loading."""
+"""Data pipeline: sources, decoding, exact sample order, augmentation, and batch loaders."""

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paceline.data.bad import BadImage
+from paceline.data.bad_images import BadImage
 
 
 @dataclass(frozen=True)

@@ -12,20 +12,20 @@ import torch
 from torch import Tensor, nn
 
 from paceline.core.errors import RecipeError
-from paceline.core.rundir import RunDir
+from paceline.core.run_dir import RunDir
 from paceline.data.decode import decode
-from paceline.data.placement import DeviceTransfer
-from paceline.data.sizing import Resizer, StretchResizer, build_eval_resizer, to_uint8_tensor
-from paceline.models.trial import choose_memory_format
+from paceline.data.resize import Resizer, StretchResizer, build_eval_resizer, to_uint8_tensor
+from paceline.data.transfer import DeviceTransfer
+from paceline.models.validate import choose_memory_format
 from paceline.recipe.consent import require_consent
 from paceline.recipe.load import load
 from paceline.recipe.plan import eval_image_size
 from paceline.recipe.schema import Recipe
-from paceline.train.checkpoint import CheckpointStorage, KeepPolicy
-from paceline.train.facts import TrainedDataset, read_trained_dataset
-from paceline.train.judged import eval_precision, load_eval_model
-from paceline.train.precision import Precision, build_precision, set_numerics
-from paceline.train.views import EvalViews, build_eval_views
+from paceline.training.checkpoint import CheckpointStorage, KeepPolicy
+from paceline.training.eval_model import eval_precision, load_eval_model
+from paceline.training.evaluator import EvalViews, build_eval_views
+from paceline.training.precision import Precision, build_precision, set_numerics
+from paceline.training.trained_dataset import TrainedDataset, read_trained_dataset
 
 _NO_RANDOM_NUMBERS = np.empty(0)
 

@@ -1,4 +1,4 @@
-"""Export a classifier: write it, verify the written file, then publish it with its model card."""
+"""Export a classifier: write it, verify the written file, then publish it with a model card."""
 
 import os
 import shutil
@@ -11,16 +11,19 @@ from typing import Literal, assert_never
 
 from paceline.core.errors import PacelineError, RecipeError
 from paceline.core.files import write_new
-from paceline.inference.card import render_model_card
 from paceline.inference.classifier import Classifier
-from paceline.inference.form import OUTPUT_NAME, ExportFormat
-from paceline.inference.hub import HubFormat
-from paceline.inference.network import ExportModel, build_export_model
-from paceline.inference.onnx import OnnxFormat
-from paceline.inference.parity import ExportParity, check_parity, load_parity_images, measure_parity
-from paceline.inference.program import TorchExportFormat
-from paceline.inference.record import CheckpointRecord, read_checkpoint_record
-from paceline.inference.state_dict import StateDictFormat
+from paceline.inference.export_model import (
+    OUTPUT_NAME,
+    ExportFormat,
+    ExportModel,
+    ExportParity,
+    build_export_model,
+    check_parity,
+    load_parity_images,
+    measure_parity,
+)
+from paceline.inference.formats import HubFormat, OnnxFormat, StateDictFormat, TorchExportFormat
+from paceline.inference.model_card import CheckpointRecord, read_checkpoint_record, render_model_card
 from paceline.recipe.schema.model import Model
 
 ExportFormatName = Literal["onnx", "torch", "safetensors", "state_dict"]
@@ -74,8 +77,8 @@ def export_classifier(
 ) -> ExportResult:
     """Write `classifier` to `out` in format `form` with its model card, and return what was written.
 
-    Raise `RecipeError` like `check_out_path`, also if `out` appears meanwhile, and `PacelineError` for a model that cannot
-    be exported or whose export differs from PyTorch. Nothing is left behind then.
+    Raise `RecipeError` like `check_out_path`, also if `out` appears meanwhile, and `PacelineError` for a model that
+    cannot be exported or whose export differs from PyTorch. Nothing is left behind then.
     """
     check_out_path(out, form.suffix)
     sample = load_parity_images(classifier)

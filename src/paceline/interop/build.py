@@ -1,4 +1,4 @@
-"""Build the loaders of a recipe for another training loop, from the parts that training uses."""
+"""Build the loaders of a recipe for another training loop."""
 
 import warnings
 from collections.abc import Callable, Mapping
@@ -12,25 +12,27 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import RecipeError
-from paceline.data.finish import DeviceTransforms
-from paceline.data.loader import Loader
-from paceline.data.mix import NoMixing
-from paceline.data.placement import DeviceTransfer
-from paceline.interop.ahead import Prefetcher
-from paceline.interop.dataset import build_dataset
-from paceline.interop.eval_loader import EvalLoader, even_batch
-from paceline.interop.pipeline import SplitPipeline
-from paceline.interop.place import find_device, find_rank, unchosen_gpu
-from paceline.interop.shared import SharedResources
-from paceline.interop.train_loader import TrainLoader
+from paceline.data.augment.build import DeviceTransforms
+from paceline.data.augment.mixup import NoMixing
+from paceline.data.loaders.build import Loader
+from paceline.data.transfer import DeviceTransfer
+from paceline.interop.data_loaders import (
+    EvalLoader,
+    Prefetcher,
+    SharedResources,
+    SplitPipeline,
+    TrainLoader,
+    build_dataset,
+    even_batch,
+)
+from paceline.interop.distributed import find_device, find_rank, unchosen_gpu
 from paceline.recipe.consent import require_consent
-from paceline.recipe.load import load_any
-from paceline.recipe.patch import Patch
+from paceline.recipe.load import Patch, load_any
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.recipe import Checkpoint
-from paceline.train.bad_images import BadImageRegistry
-from paceline.train.parts import RunContext
-from paceline.train.reading import read_run_data
+from paceline.training.context import RunContext
+from paceline.training.coordinator import BadImageRegistry
+from paceline.training.datasets import read_run_data
 
 _MAX_STEPS: Final = 1 << 40
 """Steps: more than any loop takes."""

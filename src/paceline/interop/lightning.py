@@ -1,4 +1,4 @@
-"""Lightning data module. Importing this module imports Lightning; nothing else in paceline does."""
+"""Lightning `LightningDataModule` of a recipe. Importing this module imports Lightning."""
 
 import importlib
 import sys
@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from paceline.interop.build import Loaders, loaders
-from paceline.interop.eval_loader import EvalLoader
-from paceline.interop.train_loader import TrainLoader
+from paceline.interop.data_loaders import EvalLoader, TrainLoader
 from paceline.recipe.schema import Recipe
 
 # Two packages with the same classes, which do not know each other: a module of one does not work with the other.

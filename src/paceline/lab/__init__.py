@@ -1,1 +1,1 @@
-"""The lab: the trainer run as an experiment, in fresh processes, over variations of one recipe."""
+"""Measure runs: profiles, A/B tests, ladders, searches, scaling studies, and checks of the machine."""

@@ -1,7 +1,4 @@
-"""Batch-size studies: whole runs over batch size x warm-up x learning-rate rule, and their time to a target.
-
-Steps and time to a goal error as in Shallue et al. 2019 (arXiv 1811.03600).
-"""
+"""Batch-size studies: whole runs over batch size x warm-up x learning-rate rule, and their time to a target."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -9,20 +6,19 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from paceline.core.errors import RecipeError
-from paceline.core.experiments.scaling import BatchPoint
-from paceline.core.goal import AccuracyTarget
-from paceline.core.interval import Interval, mean_interval, ratio_interval
+from paceline.core.experiments.results import BatchPoint
 from paceline.core.results import epoch_seconds
-from paceline.core.rundir import read_lines
+from paceline.core.run_dir import read_lines
+from paceline.core.statistics import TargetCriterion, Interval, mean_interval, ratio_interval
 from paceline.core.units import Duration, number
-from paceline.lab.measuring import reset_to_defaults
+from paceline.lab.patches import reset_to_defaults
+from paceline.lab.repeat import RunCase, find_first_error, list_completed_folders, results_by_repeat
 from paceline.lab.scaling import compute_mean_top1
 from paceline.lab.trial import TrialOutcome, apply_patch
-from paceline.lab.turns import RunCase, find_first_error, list_completed_folders, results_by_repeat
-from paceline.recipe.patch import Patch
+from paceline.recipe.load import Patch
 from paceline.recipe.plan import divide_batch, lr_factor
 from paceline.recipe.schema import Recipe
-from paceline.recipe.schema.schedule import OneCycle
+from paceline.recipe.schema.optim import OneCycle
 
 LR_RULES: Final = ("none", "sqrt", "linear")
 ANY_RULE: Final = "any"
@@ -116,7 +112,7 @@ def _format_warmup(recipe: Recipe, warmup: Duration | None) -> str:
 
 
 def build_batch_points(
-    cells: Sequence[BatchCell], outcomes: Sequence[TrialOutcome], seeds: int, target: AccuracyTarget | None
+    cells: Sequence[BatchCell], outcomes: Sequence[TrialOutcome], seeds: int, target: TargetCriterion | None
 ) -> tuple[BatchPoint, ...]:
     """Return how the runs of each cell ended, and when they reached `target`.
 
@@ -129,7 +125,7 @@ def build_batch_points(
 
 
 def compare_batches(
-    cells: Sequence[BatchCell], outcomes: Sequence[TrialOutcome], target: AccuracyTarget | None
+    cells: Sequence[BatchCell], outcomes: Sequence[TrialOutcome], target: TargetCriterion | None
 ) -> tuple[str, ...]:
     """Return, for each larger batch size, its time to the target relative to the smallest one's.
 
@@ -167,7 +163,7 @@ def _compare_cells(one: tuple[BatchCell, dict[int, float]], smallest: tuple[Batc
 
 
 def _find_target_evaluations(
-    outcomes: Sequence[TrialOutcome], target: AccuracyTarget | None
+    outcomes: Sequence[TrialOutcome], target: TargetCriterion | None
 ) -> dict[int, dict[str, Any]]:
     """Return the evaluation that reached the target, by turn, of the runs that did."""
     if target is None:
@@ -181,7 +177,7 @@ def _find_target_evaluations(
 
 
 def _build_batch_point(
-    cell: BatchCell, outcomes: Sequence[TrialOutcome], seeds: int, target: AccuracyTarget | None
+    cell: BatchCell, outcomes: Sequence[TrialOutcome], seeds: int, target: TargetCriterion | None
 ) -> BatchPoint:
     results = list(results_by_repeat(cell.name, outcomes).values())
     reached = _find_target_evaluations(outcomes, target).values()
@@ -203,7 +199,7 @@ def _build_batch_point(
     )
 
 
-def find_target_evaluation(evaluations: Sequence[dict[str, Any]], target: AccuracyTarget) -> dict[str, Any] | None:
+def find_target_evaluation(evaluations: Sequence[dict[str, Any]], target: TargetCriterion) -> dict[str, Any] | None:
     """Return the first evaluation that reached the target, of the averaged weights if there are any."""
     values = [each.get("ema_top1", each["top1"]) for each in evaluations]
     index = target.met_at(values)

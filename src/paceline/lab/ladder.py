@@ -1,4 +1,4 @@
-"""Measure a ladder: compare each rung with the last one kept, in pairs of fresh runs, and keep or drop it."""
+"""Measure a ladder: compare each rung with the last one kept, in pairs of fresh runs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -7,19 +7,20 @@ from pathlib import Path
 from typing import Final, Literal
 
 from paceline.core.errors import PacelineError, RecipeError
-from paceline.core.experiments.ladder import RungResult
-from paceline.core.interval import Interval
-from paceline.core.results import RunResult
-from paceline.core.rundir import RunDir
-from paceline.core.units import count
-from paceline.lab.laying import SOURCE_SECTION, build_source_patch, drop_section, merge_patches
-from paceline.lab.pairs import collect_results, format_failure, run_pair, run_pairs
-from paceline.lab.prepared import DataForm, PreparedData
+from paceline.core.experiments.results import RungResult
+from paceline.core.results import RunResult, starved_note
+from paceline.core.run_dir import RunDir
+from paceline.core.statistics import Interval
+from paceline.core.units import count, share
+from paceline.lab.ab_test import collect_results, format_failure, run_pair, run_pairs
+from paceline.lab.ladder_file import Ladder, Rung
+from paceline.lab.patches import SOURCE_SECTION, build_source_patch, drop_section, merge_patches
+from paceline.lab.prepare_data import DataForm, PreparedData
 from paceline.lab.rung_result import build_first_result, build_rung_result, build_unmeasured_result
-from paceline.lab.rungs import Ladder, Rung
 from paceline.lab.runner import TrialError, TrialRunner
+from paceline.lab.search_space import MIN_CEILING, Hardware, find_next_candidate, parse_ceiling
 from paceline.lab.trial import Trial, TrialOutcome, apply_patch
-from paceline.recipe.patch import Patch
+from paceline.recipe.load import Patch
 from paceline.recipe.plan import divide_batch, resolve_batch
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.source import Lmdb, Pack
@@ -310,3 +311,27 @@ def _format_outcome(outcome: TrialOutcome, repeats: int) -> str:
     if outcome.result is None:
         return f"{name}: failed: {outcome.error}"
     return f"{name}: {outcome.result.throughput.images_per_s:,.0f} images/s"
+
+
+def propose_rung(recipe: Recipe, standing: LadderState) -> Rung | str:
+    """Return the next rung on top of `standing`, whose recipe is `recipe`, or the reason why there is none.
+
+    The ladder ends if the ceiling of the bottleneck is too low to measure, or if no candidate addresses the bottleneck.
+    """
+    result = standing.results[-1]
+    verdict = result.verdict
+    if starved := starved_note(standing.results):
+        return f"{starved} as {standing.name} was measured, so its bottleneck is unknown"
+    bottleneck, ceiling = verdict["bottleneck"], parse_ceiling(verdict)
+    if ceiling is not None and ceiling < MIN_CEILING:
+        return f"{standing.name} is {bottleneck}, and removing that would gain less than {share(MIN_CEILING - 1)}"
+    candidate = find_next_candidate(recipe, Hardware.from_result(result), verdict, standing.tried)
+    if candidate is None:
+        return f"{standing.name} is {bottleneck}, and no setting is left that may help"
+    return Rung(
+        name=candidate.name,
+        explains=candidate.explains,
+        set=dict(candidate.patch.assignments),
+        expects=candidate.expects,
+        parity=candidate.parity,
+    )

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from paceline.core.errors import RecipeError
-from paceline.lab.measuring import Assignment, drop_unchanged_settings, reset_to_defaults
+from paceline.lab.patches import Assignment, drop_unchanged_settings, reset_to_defaults
 from paceline.lab.trial import Trial, apply_patch
-from paceline.recipe.patch import Patch
+from paceline.recipe.load import Patch
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.optim import Muon
 

@@ -2,26 +2,110 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
+import torch
+
+from paceline.core.json_file import read_json
 from paceline.core.results import CPU_STARVED, CommunicationResult, RunResult, starved_note
-from paceline.lab.aside import compute_trace_share, merge_bucket_timings
-from paceline.lab.efficiency import compute_efficiency
-from paceline.lab.probes import (
-    BASE,
-    BUCKETS,
-    FREE_COMMUNICATION,
-    FREE_COPY,
-    FREE_DATA,
-    FREE_MODEL,
-    TRACE,
-    SkippedProbe,
-)
+from paceline.core.run_dir import RunDir
+from paceline.lab.probes import BASE, BUCKETS, FREE_COMMUNICATION, FREE_COPY, FREE_DATA, FREE_MODEL, TRACE, SkippedProbe
 from paceline.lab.trial import Trial, TrialOutcome, format_patch
-from paceline.measure.verdict import Ceilings
+from paceline.measure.bottleneck import Ceilings
+from paceline.measure.chrome_trace import trace_totals
+from paceline.measure.profiler import PROFILER_WARMUP_STEPS
+from paceline.measure.roofline import Peak, measure_peak, peak_of, roofline
+from paceline.models.build import build_model
+from paceline.models.flops import ModelCost, count_cost
 from paceline.recipe.schema import Recipe
-from paceline.train.meter import trace_file_name
+from paceline.training.measurements import trace_file_name
+
+_BUCKET_FIELDS = ("bytes", "wire_s", "overlap", "buckets")
+
+
+def merge_bucket_timings(base: RunResult, instrumented: RunResult | None) -> CommunicationResult | None:
+    """Return the communication of `base` with the bucket timings of the instrumented run, if it has some.
+
+    None if `base` averages no gradients.
+    """
+    timed = instrumented.communication if instrumented else None
+    if base.communication is None or timed is None or timed.wire_s is None:
+        return base.communication
+    # Take the overlap from the instrumented run, too: a ratio must be of a single run.
+    return base.communication.model_copy(update={name: getattr(timed, name) for name in _BUCKET_FIELDS})
+
+
+def compute_trace_share(trace: Path, traced: RunResult, recipe: Recipe, length: int) -> float | None:
+    """Return the seconds of all stages in rank 0's trace over those of its clock; 1 if they agree.
+
+    None without a trace, or if the traced steps are not those that the clock measured.
+    """
+    counted = traced.account.counted_steps if traced.account else 0
+    if length < counted or recipe.measure.warmup_steps < PROFILER_WARMUP_STEPS or not trace.is_file():
+        return None
+    clock_s = sum(stage.host_s for stage in traced.stages.values())
+    totals_s = trace_totals(trace)
+    return sum(totals_s.get(name, 0.0) for name in traced.stages) / clock_s if clock_s > 0 else None
+
+
+def compute_efficiency(recipe: Recipe, rundir: RunDir, result: RunResult, images_per_s: float) -> dict[str, Any]:
+    """Return cost per image and efficiency as numbers by name.
+
+    `images_per_s` is over all devices; FLOP/s and shares are per device, and None if the peak is unknown. The peak of a
+    CPU is measured now, with the rank's number of threads. Raise any exception of a model that cannot be counted.
+    """
+    cost = _count_model_cost(recipe, rundir)
+    devices = count_devices(recipe, result)
+    device_images_per_s = images_per_s / devices
+    values: dict[str, Any] = {
+        "parameters": cost.params,
+        "flops_per_image": cost.training_flops,
+        "achieved_flops_per_s": cost.training_flops * device_images_per_s,
+        "peak_flops_per_s": None,
+        "peak_source": "",
+        "mfu": None,
+        "roofline_images_per_s": None,
+        "roofline_share": None,
+    }
+    peak = _find_peak(recipe.train.precision, result.provenance)
+    if peak is None:
+        return values
+    line = roofline(cost.training, device_images_per_s, peak)
+    return values | {
+        "peak_flops_per_s": peak.flops_per_s,
+        "peak_source": f"{peak.device}, {peak.precision}: {peak.source}",
+        "mfu": line.mfu,
+        "roofline_images_per_s": line.bound_images_per_s * devices,
+        "roofline_share": line.share,
+    }
+
+
+def count_devices(recipe: Recipe, result: RunResult) -> int:
+    """Return the number of devices of a run: one per rank, or all visible GPUs for `dataparallel`."""
+    if recipe.parallel.strategy == "dataparallel":
+        return max(1, len(result.provenance.get("cuda_devices", ())))
+    return result.world_size
+
+
+def _count_model_cost(recipe: Recipe, rundir: RunDir) -> ModelCost:
+    plan = read_json(rundir.path / "plan.json")
+    model = build_model(recipe.model, num_classes=plan["num_classes"], channels=plan["channels"])
+    return count_cost(model, plan["channels"], plan["image_size"], plan["image_size"])
+
+
+def _find_peak(precision: str, provenance: dict[str, Any]) -> Peak | None:
+    """Return the peak of the device that a result names, None if it is not in the table."""
+    if provenance["device"] != "cpu":
+        return peak_of(provenance["cuda_devices"][0], precision)
+    before = torch.get_num_threads()
+    torch.set_num_threads(provenance["threads"])
+    try:
+        return measure_peak(precision)
+    finally:
+        torch.set_num_threads(before)
+
 
 SCHEMA_VERSION: Final = 1
 _INSTRUMENTED_RUNS: Final = (TRACE, BUCKETS)
@@ -53,7 +137,8 @@ class ThroughputSummary:
 class ProbeResult:
     """A measured probe: its median speedup over the base, and the range over turns (None for one turn).
 
-    `is_inconclusive` if the probe may be no faster: it was not faster in every turn, or in every window of a single turn.
+    `is_inconclusive` if the probe may be no faster: it was not faster in every turn, or in every window of a single
+    turn.
     """
 
     trial: Trial
@@ -100,8 +185,8 @@ class Profile:
 
     `recipe` is the hash of the user's recipe, `steps` the measured steps per run, and `result` that of the first base
     run. `cost` is empty if the model's cost is unknown. `timed_run` is the run whose bucket timings are in
-    `merge_bucket_timings`, "" if none. `compute_trace_share` is the seconds of a trace's stages over the clock's. `starved` is a note
-    if other processes used the cores, "" if not.
+    `merge_bucket_timings`, "" if none. `compute_trace_share` is the seconds of a trace's stages over the clock's.
+    `starved` is a note if other processes used the cores, "" if not.
     """
 
     recipe: str

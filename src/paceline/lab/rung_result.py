@@ -1,20 +1,25 @@
-"""Build the result of a rung from its runs, and decide whether the rung is kept. Runs nothing; reads losses."""
+"""Build the result of a rung from its runs, and decide whether the rung is kept. Runs nothing."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Final, Literal, TypedDict
 
-from paceline.core.experiments.ladder import ParityResult, RungResult
-from paceline.core.interval import Interval, mean_interval, product_interval
+from paceline.core.experiments.results import ParityResult, RungResult
 from paceline.core.results import RunResult, epoch_seconds, starved_note
+from paceline.core.statistics import Interval, mean_interval, product_interval
 from paceline.core.units import count
-from paceline.lab.pairs import PairedRuns, collect_results, collect_throughputs
-from paceline.lab.parity import format_parity_caveat, is_disqualifying
-from paceline.lab.rungs import Rung
-from paceline.lab.times import format_speedup
+from paceline.lab.ab_test import (
+    PairedRuns,
+    collect_results,
+    collect_throughputs,
+    format_parity_caveat,
+    format_speedup,
+    is_disqualifying,
+)
+from paceline.lab.ladder_file import Rung
 from paceline.lab.trial import TrialOutcome, format_patch
-from paceline.recipe.patch import Patch
+from paceline.recipe.load import Patch
 from paceline.recipe.plan import resolve_batch
 from paceline.recipe.schema import Recipe
 

@@ -1,23 +1,210 @@
-"""Run trials one at a time in child processes, and leave none behind."""
+"""Run trials one at a time, or reuse the runs that an experiment already has."""
 
 import contextlib
+import itertools
+import json
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Final
+from typing import Any, Final
 
 from paceline.core.errors import PacelineError
-from paceline.core.results import RunResult
-from paceline.core.rundir import RunDir
-from paceline.lab.child import ProcessStarter, extract_error, start_process, terminate_process
-from paceline.lab.earlier import ReusePolicy
-from paceline.lab.trial import Trial, TrialOutcome, apply_patch, build_train_command
+from paceline.core.results import RunResult, starved_note
+from paceline.core.run_dir import RunDir
+from paceline.lab.process import ProcessStarter, extract_error, start_process, terminate_process
+from paceline.lab.trial import Trial, TrialOutcome, apply_patch, build_launch_command, build_train_command
 from paceline.recipe.plan import resolve_batch
+from paceline.recipe.plugins import changed_code, stale_code
 from paceline.recipe.schema import Recipe
+
+_VERSION_KEYS: Final = ("torch", "torchvision", "numpy", "python")
+_GPU_VERSION_KEYS: Final = ("cuda", "nccl", "driver")
+_QUERY_TIMEOUT_S: Final = 600.0
+"""Time limit for a process that describes its machine; it imports torch, on a cluster from a slow disk."""
+
+
+@dataclass(frozen=True)
+class ReusePolicy:
+    """Decides which existing runs are reused and archives the others in `replaced_dir`;
+
+    `report` receives a line per archived
+    run.
+
+    Runs on more than `max_nodes` nodes cannot be repeated here and are accepted as they are;
+    `describe_inconsistent_runs` reports how they differ.
+    """
+
+    replaced_dir: Path
+    report: Callable[[str], None]
+    max_nodes: int = 0
+    _machines: dict[tuple[int, int], Mapping[str, Any]] = field(default_factory=dict, init=False, repr=False)
+
+    def find_differences(self, known: TrialOutcome, recipe: Recipe, ranks: int, start: ProcessStarter) -> list[str]:
+        """Return what has changed since `recipe` was run on `ranks`; empty if the run can be reused.
+
+        `start` starts the process that describes the machine. Raise `PacelineError` if the machine cannot be described.
+        """
+        assert known.result is not None, "a run is known by its result"
+        if known.trial.nodes > self.max_nodes:
+            return []
+        layout = (known.trial.nodes, ranks if known.trial.nodes else 0)
+        if layout not in self._machines:
+            self._machines[layout] = query_machine(*layout, start)
+        previous = known.result.provenance
+        starved = starved_note([known.result])
+        on_cpu = apply_patch(recipe, known.trial.patch).parallel.device == "cpu"
+        return [
+            *diff_machines(previous, self._machines[layout], on_cpu=on_cpu),
+            *(f"other code of {name}" for name in stale_code(previous.get("own_parts", {}))),
+            *([f"no cores to itself: {starved}"] if starved else []),
+        ]
+
+    def archive(self, known: TrialOutcome, others: list[str]) -> None:
+        """Move a run to the archive and report why. Raise `PacelineError` if it cannot be moved."""
+        path = known.rundir.path
+        try:
+            self.replaced_dir.mkdir(exist_ok=True)
+            archived = next(each for each in _iter_unused_names(self.replaced_dir / path.name) if not each.exists())
+            path.rename(archived)
+        except OSError as error:
+            raise PacelineError(f"{path}: cannot be moved: {error.strerror} (name another --run-dir)") from None
+        what = f"{known.trial.name}, run {known.repeat}: is run again"
+        self.report(f"{what}: the existing run had {', '.join(others)}; it is kept in {archived}")
+
+
+def _iter_unused_names(path: Path) -> Iterator[Path]:
+    yield path
+    yield from (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
+
+
+def describe_inconsistent_runs(outcomes: Sequence[TrialOutcome]) -> str:
+    """Return a sentence that names the runs made on other hardware, or with other versions or code, than the first.
+
+    "" if all runs are consistent.
+    """
+    runs = [(outcome, outcome.result.provenance) for outcome in outcomes if outcome.result is not None]
+    # Slurm gives a job step cores by its shape, so compare cores only between runs of the same shape.
+    first_by_shape: dict[tuple[int | None, int], tuple[str, Mapping[str, Any]]] = {}
+    names_by_difference: dict[str, list[str]] = {}
+    for outcome, machine in runs:
+        name = f"{outcome.trial.name}, run {outcome.repeat}"
+        first_name, first_machine = next(iter(first_by_shape.values()), (name, machine))
+        shape_name, shape_machine = first_by_shape.setdefault(
+            (outcome.trial.ranks, outcome.trial.nodes), (name, machine)
+        )
+        changes = [
+            *_diff_hardware_and_versions(
+                machine, first_machine, f"{first_name}:", on_cpu=_is_on_cpu(machine) and _is_on_cpu(first_machine)
+            ),
+            *_diff_field("logical cores {}", "logical_cores", machine, shape_machine, f"{shape_name}:"),
+            *(
+                f"other code of {part} than {first_name}"
+                for part in changed_code(_get_plugin_digests(first_machine), _get_plugin_digests(machine))
+            ),
+        ]
+        if changes:
+            names_by_difference.setdefault(", ".join(changes), []).append(name)
+    if not names_by_difference:
+        return ""
+    details = "; ".join(f"{_abbreviate_names(names)} had {changes}" for changes, names in names_by_difference.items())
+    return f"Not all runs were made under the same conditions, so they differ by more than what was varied: {details}."
+
+
+def _abbreviate_names(names: Sequence[str]) -> str:
+    return names[0] + (f" (and {len(names) - 1} more)" if len(names) > 1 else "")
+
+
+def _is_on_cpu(provenance: Mapping[str, Any]) -> bool:
+    return provenance.get("device") == "cpu"
+
+
+def _get_plugin_digests(provenance: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    digests: dict[str, dict[str, str]] = provenance.get("own_parts", {})
+    return digests
+
+
+def diff_machines(previous: Mapping[str, Any], current: Mapping[str, Any], *, on_cpu: bool) -> list[str]:
+    """Return which hardware and versions differ from `here`, such as `torch 2.10.0 (here 2.11.0)`.
+
+    Both are as in `machine.json`; values that one of them lacks are not compared. `on_cpu` ignores GPUs.
+    """
+    cores = _diff_field("logical cores {}", "logical_cores", previous, current, "here")
+    return [*cores, *_diff_hardware_and_versions(previous, current, "here", on_cpu=on_cpu)]
+
+
+def _diff_hardware_and_versions(
+    previous: Mapping[str, Any], current: Mapping[str, Any], whose: str, *, on_cpu: bool
+) -> Iterator[str]:
+    """Yield what differs from `here`, which messages call `whose`; of hardware all but the number of cores."""
+    yield from _diff_field("{}", "cpu", previous, current, whose)
+    yield from _diff_paceline(previous, current, whose)
+    yield from _diff_fields(_VERSION_KEYS, previous, current, whose)
+    if on_cpu:
+        return
+    gpus = _format_gpu_models(previous), _format_gpu_models(current)
+    if gpus[0] != gpus[1]:
+        yield f"{gpus[0]} ({whose} {gpus[1]})"
+    else:
+        yield from _diff_fields(_GPU_VERSION_KEYS, previous, current, whose)
+
+
+def _diff_paceline(previous: Mapping[str, Any], current: Mapping[str, Any], whose: str) -> Iterator[str]:
+    """Yield how paceline differs: by the digest of its files, or by version if a digest is missing."""
+    # A commit always has its own version, and all uncommitted changes share one, so the version alone is not enough.
+    files = [machine.get("paceline_sha256") for machine in (previous, current)]
+    if not all(files):
+        yield from _diff_field("paceline {}", "paceline", previous, current, whose)
+    elif files[0] != files[1]:
+        changes = list(_diff_field("paceline {}", "paceline", previous, current, whose))
+        yield from changes or [f"other code of paceline {previous.get('paceline', '')}".rstrip()]
+
+
+def _diff_fields(
+    names: Sequence[str], previous: Mapping[str, Any], current: Mapping[str, Any], whose: str
+) -> Iterator[str]:
+    for name in names:
+        yield from _diff_field(f"{name} {{}}", name, previous, current, whose)
+
+
+def _diff_field(
+    template: str, name: str, previous: Mapping[str, Any], current: Mapping[str, Any], whose: str
+) -> Iterator[str]:
+    if name in previous and name in current and previous[name] != current[name]:
+        yield f"{template.format(previous[name])} ({whose} {current[name]})"
+
+
+def _format_gpu_models(machine: Mapping[str, Any]) -> str:
+    """Return the models of the GPUs that a process sees; it may use fewer."""
+    return ", ".join(dict.fromkeys(machine.get("cuda_devices", ()))) or "no GPU"
+
+
+def query_machine(nodes: int, ranks: int, start: ProcessStarter) -> Mapping[str, Any]:
+    """Return what `machine.json` would hold for a run here, or on `nodes` nodes with `ranks` ranks.
+
+    Raise `PacelineError` if the process does not answer.
+    """
+    # Ask in a process started like the run's: Slurm may give a job step fewer cores than the job has, and querying a
+    # GPU here would load its driver for as long as the experiment lasts.
+    command = [sys.executable, "-P", "-m", "paceline.measure.machine"]
+    process = start(build_launch_command(command, nodes, ranks, ["--output=0"]))  # the output of rank 0 only
+    try:
+        stdout, stderr = process.communicate(timeout=_QUERY_TIMEOUT_S)
+        machine: dict[str, Any] = json.loads(stdout or "")
+    except subprocess.TimeoutExpired:
+        why = f"no answer in {_QUERY_TIMEOUT_S:.0f} s"
+    except ValueError:
+        why = extract_error(stderr or "", process.returncode or 0)
+    else:
+        return machine
+    finally:
+        terminate_process(process)
+    raise PacelineError(f"python {' '.join(command[2:])}: cannot describe its machine: {why} (fix it)")
+
 
 _EXIT_FAILED: Final = 1
 _COMPLETED_STATUSES: Final = ("completed", "target_reached")
@@ -39,10 +226,10 @@ def _do_nothing(trial: Trial, repeat: int) -> None:
 class TrialRunner:
     """Runs trials of the recipe in `recipe_file`, on `ranks` ranks unless the trial sets its own number.
 
-    `get_folder` returns the run directory of a repeat, and `before_run` is called before each run, for example to prepare the
-    page cache. With `reuse_policy`, existing runs are reused if they are still valid, and leftovers of killed runs are
-    removed. A run fails if it takes longer than `timeout_s` seconds, or if it has no measured steps while `needs_speed`
-    is set. `oversubscribe` allows more ranks than the machine would normally get.
+    `get_folder` returns the run directory of a repeat, and `before_run` is called before each run, for example to
+    prepare the page cache. With `reuse_policy`, existing runs are reused if they are still valid, and leftovers of
+    killed runs are removed. A run fails if it takes longer than `timeout_s` seconds, or if it has no measured steps
+    while `needs_speed` is set. `oversubscribe` allows more ranks than the machine would normally get.
     """
 
     recipe: Recipe

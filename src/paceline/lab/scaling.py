@@ -1,8 +1,4 @@
-"""Scaling studies: plan runs on increasing numbers of ranks, and compute speedup and efficiency. Pure.
-
-Weak scaling keeps the batch size per rank, strong scaling the global batch size (Gustafson 1988, doi
-10.1145/42411.42415; Amdahl 1967, doi 10.1145/1465482.1465560).
-"""
+"""Scaling studies: plan runs on increasing numbers of ranks, and compute speedup and efficiency. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,14 +6,14 @@ from statistics import median
 from typing import Literal
 
 from paceline.core.errors import RecipeError
-from paceline.core.experiments.scaling import ScalePoint
-from paceline.core.interval import Interval, mean_interval, ratio_interval
+from paceline.core.experiments.results import ScalePoint
 from paceline.core.results import CPU_STARVED, RunResult, epoch_seconds, starved_note
+from paceline.core.statistics import Interval, mean_interval, ratio_interval
 from paceline.core.units import count
 from paceline.lab.predict.points import POINT_COLUMNS
+from paceline.lab.repeat import RunCase, find_first_error, list_completed_folders, results_by_repeat
 from paceline.lab.trial import TrialOutcome, apply_patch
-from paceline.lab.turns import RunCase, find_first_error, list_completed_folders, results_by_repeat
-from paceline.recipe.patch import Patch
+from paceline.recipe.load import Patch
 from paceline.recipe.plan import divide_batch
 from paceline.recipe.schema import Recipe
 

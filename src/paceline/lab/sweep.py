@@ -1,7 +1,4 @@
-"""Sweep one field of a recipe: plan one trial per value, and summarize the results. Pure.
-
-A sweep only measures speed, without adopting values and without comparing losses (`lab.tune` does both).
-"""
+"""Sweep one field of a recipe: plan a trial per value, and summarize the results. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,16 +6,16 @@ from statistics import median
 from typing import Any, Final
 
 from paceline.core.errors import RecipeError
-from paceline.core.experiments.sweep import SweepPoint
-from paceline.core.interval import mean_interval
-from paceline.core.learning import changes_result_only
+from paceline.core.experiments.results import SweepPoint
 from paceline.core.results import CPU_STARVED, RunResult, starved_note
+from paceline.core.setting_kinds import changes_result_only
 from paceline.core.stages import DATA_WAIT
+from paceline.core.statistics import mean_interval
 from paceline.core.units import join_few
-from paceline.lab.space import iter_fields, parse_values
+from paceline.lab.repeat import find_first_error, list_completed_folders, results_by_repeat
+from paceline.lab.search_space import iter_fields, parse_values
 from paceline.lab.trial import Trial, TrialOutcome, apply_patch, format_patch
-from paceline.lab.turns import find_first_error, list_completed_folders, results_by_repeat
-from paceline.recipe.patch import Patch
+from paceline.recipe.load import Patch
 from paceline.recipe.plan import divide_batch, resolve_batch
 from paceline.recipe.schema import Recipe
 

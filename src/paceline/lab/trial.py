@@ -1,4 +1,4 @@
-"""Trials: variations of a recipe, each run in its own process and read back from its run directory."""
+"""Trials: variations of a recipe, each run in its own process."""
 
 import contextlib
 import json
@@ -10,15 +10,13 @@ from pathlib import Path
 from typing import Final
 
 from paceline.core.errors import PacelineError, RecipeError
-from paceline.core.experiments.sharing import write_shared
+from paceline.core.experiments.task_lock import write_shared
 from paceline.core.results import RunResult
-from paceline.core.rundir import RunDir
+from paceline.core.run_dir import RunDir
 from paceline.recipe.consent import consent_arguments
-from paceline.recipe.layers import Layer, merge_layers
-from paceline.recipe.load import validate
-from paceline.recipe.patch import Patch
+from paceline.recipe.load import Layer, Patch, merge_layers, validate
 from paceline.recipe.schema import Recipe
-from paceline.recipe.yamlfile import read_yaml_value, to_yaml_text
+from paceline.recipe.yaml import read_yaml_value, to_yaml_text
 
 _MAX_NAME_LENGTH: Final = 60
 

@@ -1,30 +1,108 @@
-"""Search for the fastest settings of a recipe by successive halving.
+"""Search for the fastest settings of a recipe by successive halving, and write the tuned recipe."""
 
-A round is successive halving (Jamieson and Talwalkar 2016, arXiv 1502.07943) over the candidates of a space. A winner
-is adopted only if an A/B test shows that it is faster and trains alike. The bottleneck of the new best run chooses the
-candidates of the next round.
-"""
-
+import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
-from paceline.core.errors import RecipeError
-from paceline.core.experiments.tuning import TriedResult
-from paceline.core.interval import Interval, mean_interval, product_interval
+from paceline.core.errors import PacelineError, RecipeError
+from paceline.core.experiments.results import ParityResult, TriedResult
 from paceline.core.results import RunResult, starved_note
+from paceline.core.run_dir import write_atomic
+from paceline.core.statistics import Interval, mean_interval, product_interval, ratio_interval
 from paceline.core.units import count
-from paceline.lab.duel import MIN_GAIN, ABResult, TrialBench, run_ab_test
-from paceline.lab.entry import TriedCandidate
-from paceline.lab.laying import merge_patches
-from paceline.lab.measuring import get_setting
-from paceline.lab.moves import Candidate
-from paceline.lab.pairs import collect_throughputs
+from paceline.lab.ab_test import (
+    MIN_GAIN,
+    ABResult,
+    ABStatus,
+    TrialBench,
+    classify_failure,
+    collect_throughputs,
+    format_run_folders,
+    run_ab_test,
+)
+from paceline.lab.patches import get_setting, merge_patches
 from paceline.lab.runner import TrialError
-from paceline.lab.space import SearchSpace, compute_grid_size
-from paceline.recipe.patch import Patch
+from paceline.lab.search_space import Candidate, SearchSpace, compute_grid_size
+from paceline.lab.trial import TrialOutcome, format_patch
+from paceline.recipe.load import PRESETS, Patch, find_recipe
 from paceline.recipe.schema import Recipe
+
+
+@dataclass
+class TriedCandidate:
+    """A candidate in a round, and its results so far."""
+
+    candidate: Candidate
+    over: str
+    round: int
+    runs: list[str] = field(default_factory=list)
+    trials: int = 0
+    steps: int = 0
+    images_per_s: float | None = None
+    ratio: Interval | None = None
+    parity: ParityResult | None = None
+    status: ABStatus = "no_gain"
+    why: str = ""
+
+    @property
+    def speedup(self) -> float:
+        """Latest known speedup; 0 if it could not be run."""
+        return 0.0 if self.ratio is None else self.ratio.value
+
+    @property
+    def can_win(self) -> bool:
+        """Whether it looked faster than its baseline, in runs that are valid."""
+        return self.speedup > 1 and self.status != "starved"
+
+    def record_short_run(self, outcome: TrialOutcome, base: RunResult, steps: int) -> None:
+        """Record a short run, compared with the run `base`."""
+        self.trials, self.steps = self.trials + 1, steps
+        if outcome.result is None:
+            self.ratio = None
+            self.status, self.why = classify_failure(outcome)
+            return
+        self.runs += format_run_folders([outcome])
+        self.images_per_s = outcome.result.throughput.images_per_s
+        self.ratio = ratio_interval([self.images_per_s], [base.throughput.images_per_s])
+        self.status = "no_gain" if self.speedup > 1 / MIN_GAIN else "lost"
+        self.why = f"{self.speedup:.2f}x in a run of {count(steps, 'step')}"
+        if starved := starved_note((base, outcome.result)):
+            self.status, self.why = "starved", f"unknown: {starved} ({self.why})"
+
+    def record_ab_test(self, ab_result: ABResult, steps: int, num_runs: int) -> None:
+        """Record an A/B test of `num_runs` runs."""
+        self.trials, self.steps = self.trials + num_runs, steps
+        self.runs += ab_result.runs
+        self.ratio, self.parity, self.status, self.why = (
+            ab_result.ratio or self.ratio,
+            ab_result.parity,
+            ab_result.status,
+            ab_result.why,
+        )
+        if ab_result.candidate:
+            self.images_per_s = mean_interval([each.throughput.images_per_s for each in ab_result.candidate]).value
+
+    def to_result(self) -> TriedResult:
+        """Return the serializable result."""
+        return TriedResult(
+            name=self.candidate.name,
+            patch=tuple(format_patch(self.candidate.patch)),
+            over=self.over,
+            round=self.round,
+            steps=self.steps,
+            trials=self.trials,
+            images_per_s=self.images_per_s,
+            ratio=self.ratio,
+            status=self.status,
+            why=self.why,
+            runs=tuple(self.runs),
+            explains=self.candidate.explains,
+            parity=self.parity,
+        )
+
 
 MAX_ROUND_CANDIDATES: Final = 8
 """Candidates per round; more would be compared with a baseline run that is too old."""
@@ -58,8 +136,8 @@ class SearchResult:
 class Search:
     """Runs rounds until no candidate is left, or a `budget` of runs has no room for another round. Use once.
 
-    `bench` runs the measured form of the recipe. `apply_patch` returns that form with a patch applied, or None if the patch
-    does not fit. `repeats` is the number of pairs of an A/B test; `report` receives progress lines.
+    `bench` runs the measured form of the recipe. `apply_patch` returns that form with a patch applied, or None if the
+    patch does not fit. `repeats` is the number of pairs of an A/B test; `report` receives progress lines.
     """
 
     bench: TrialBench
@@ -304,3 +382,34 @@ class Search:
 
 def _combine_candidates(moves: Sequence[Candidate], patch: Patch) -> Candidate:
     return Candidate(" + ".join(move.name for move in moves), "all that looked faster, combined", patch, ())
+
+
+def format_tuned_recipe(name: str, patch: Patch, comments: Mapping[str, str], header: str) -> str:
+    """Return a recipe file: `patch` over the recipe `name`, with a comment at each dotted path in `comments`."""
+    lines = [f"# {header}", f"extends: {json.dumps(_resolve_base(name), ensure_ascii=False)}"]
+    return "\n".join([*lines, *_format_lines(patch.values(), comments, "", 0)]) + "\n"
+
+
+def write_tuned_recipe(path: Path, text: str) -> None:
+    """Write the file. Raise `PacelineError` if it cannot be written."""
+    try:
+        write_atomic(path, text)
+    except OSError as error:
+        raise PacelineError(f"{path}: cannot be written: {error.strerror} (free some room)") from None
+
+
+def _resolve_base(name: str) -> str:
+    """Return a value for `extends` that stays valid if the file is moved: a preset's name, or an absolute path."""
+    path = find_recipe(name)
+    return name if path.is_relative_to(PRESETS) else str(path.resolve())
+
+
+def _format_lines(values: Mapping[str, Any], comments: Mapping[str, str], above: str, depth: int) -> Iterator[str]:
+    for key, value in values.items():
+        path, indent = f"{above}{key}", "  " * depth
+        if isinstance(value, dict) and value:
+            yield f"{indent}{key}:"
+            yield from _format_lines(value, comments, f"{path}.", depth + 1)
+            continue
+        comment = f"  # {comments[path]}" if path in comments else ""
+        yield f"{indent}{key}: {json.dumps(value, ensure_ascii=False)}{comment}"  # JSON is YAML too

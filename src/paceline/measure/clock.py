@@ -1,33 +1,362 @@
-"""The clock of a training loop: every second of it belongs to a stage, to the residual, to a pause or to the warm-up.
+"""The stage clock: attribute every second of a run to a stage, on the host and on the device, without synchronizing.
 
-    clock = StageClock.for_device("auto")          # on a GPU it times what the GPU does, too, and never waits for it
-    for batch in clock.batches(loader):            # waiting for a batch is the stage `data_wait`
-        with clock.stage("forward"):
-            ...
-        clock.end_step(images=len(batch))
-    print(clock.drain().table())
-
-It works in anyone's loop, and without torch. It times the host; `measure.device` adds the device. It does not know
-ranks, recipes or units of display.
+`StageClock` is public: it works in anyone's training loop, and needs no torch.
 """
 
+import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from math import fsum
 from typing import Any, Final, Literal, Protocol, TypeVar, final
 
-from paceline.core.stages import DATA_WAIT, EPOCH_BOUNDARY
-from paceline.measure.contention import CpuTimer, NoCpuTimer, build_cpu_timer
-from paceline.measure.device import (
-    DeviceTimer,
-    HostOnlyTimer,
-    StageSeconds,
-    build_device_timer,
-    current_device_type,
-    mean_by_stage,
-)
-from paceline.measure.summary import RECENT_STEPS, ClockSummary, StageTotal
+from paceline.core.errors import PacelineError
+from paceline.core.stages import DATA_WAIT, EPOCH_BOUNDARY, OTHER
+from paceline.measure.cpu import CpuTimer, CpuTimes, NoCpuTimer, build_cpu_timer
+
+
+def now_s() -> float:
+    """Return seconds since some moment of this process's host: for the time between two calls."""
+    return time.perf_counter()
+
+
+@final
+class StageTimer:
+    """Sum up the seconds of turns. A turn may begin in one thread and end in another, but turns never overlap."""
+
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        self._now = now
+        self.turns = 0
+        self.total_s = 0.0
+        self.slowest_s = 0.0
+
+    def begin(self) -> float:
+        """Return when a turn begins, in seconds, which `end` asks for."""
+        return self._now()
+
+    def end(self, began_s: float) -> None:
+        """Add the turn that began at `began_s`."""
+        turn_s = self._now() - began_s
+        self.total_s += turn_s
+        self.slowest_s = max(self.slowest_s, turn_s)
+        self.turns += 1
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """Return a context that is one turn, also when it raises."""
+        began_s = self.begin()
+        try:
+            yield
+        finally:
+            self.end(began_s)
+
+
+RECENT_STEPS: Final = 1000
+"""Last counted steps whose stages are kept one by one: 8 kB a stage."""
+
+
+@dataclass(frozen=True)
+class StageTotal:
+    """Seconds of one stage over the counted steps.
+
+    `host_s` is the time the program spent in the stage. `device_s` is the time between the stage's two ends as
+    the device reached them: equal to `host_s` on a CPU; on a GPU the work the stage queued, plus what the GPU
+    idled in between, so that `data_wait` is what it really waited. `share` is `host_s` over the wall clock.
+    """
+
+    host_s: float
+    device_s: float
+    share: float
+
+
+@dataclass(frozen=True)
+class ClockSummary:
+    """Totals of a clock, in seconds; the host seconds of `stages` and `residual_s` add up to `wall_s`.
+
+    `n` counted steps took `wall_s` and trained `images` images, as told to `end_step`. Left out of them:
+    `warmup_s`, the first steps; `pauses`, seconds by name; `unfinished_s`, what follows the last step and belongs to
+    none. `step_s` is the wall clock of each counted step, of the last 100,000 when there are more. `recent` has
+    the device seconds of each stage in each of the last `RECENT_STEPS` counted steps, oldest first, 0 where a step
+    had no such stage, and `after_pause` says of the same steps whether a pause lay in them or since the step before:
+    what ranks wait for one another there may be for the pause. `starved` is the share of counted steps before whose
+    optimizer (at whose end, in a loop without such a stage) a GPU had already done all that they queued, so that it
+    waits for the host; a lower bound, as a GPU takes microseconds to say so. A CPU is never starved. `cpu` are the CPU
+    times of the counted steps, None where they are not known. `has_run` is False where the clock is off.
+    """
+
+    n: int
+    images: int
+    wall_s: float
+    stages: dict[str, StageTotal]
+    warmup_s: float
+    pauses: dict[str, float]
+    unfinished_s: float
+    step_s: tuple[float, ...]
+    recent: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    after_pause: tuple[bool, ...] = ()
+    starved: float = 0.0
+    cpu: CpuTimes | None = None
+    has_run: bool = True
+
+    @property
+    def residual_s(self) -> float:
+        """Seconds of counted steps that no stage covers."""
+        return self.wall_s - fsum(total.host_s for total in self.stages.values())
+
+    @property
+    def excluded_s(self) -> float:
+        """Seconds of warm-up steps and pauses."""
+        return self.warmup_s + sum(self.pauses.values())
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the clock was built: counted, excluded and unfinished."""
+        return self.wall_s + self.excluded_s + self.unfinished_s
+
+    def table(self) -> str:
+        """Return where every second went, as lines of text; one that begins with `=` sums up those above it.
+
+        Columns are host seconds, device seconds, and the host's share of the counted steps' wall clock.
+        """
+        rows = [("stage", "host s", "device s", "share"), *self._rows()]
+        widths = [max(len(row[column]) for row in rows) for column in range(4)]
+        lines = [
+            "  ".join(
+                cell.ljust(width) if column == 0 else cell.rjust(width) for column, (cell, width) in each
+            ).rstrip()
+            for each in (list(enumerate(zip(row, widths, strict=True))) for row in rows)
+        ]
+        rule = "-" * max(map(len, lines))
+        return "\n".join([lines[0], rule, *lines[1:]])
+
+    def _rows(self) -> Iterator[tuple[str, str, str, str]]:
+        for name, total in self.stages.items():
+            yield name, f"{total.host_s:.3f}", f"{total.device_s:.3f}", f"{total.share:.1%}"
+        yield "residual", f"{self.residual_s:.3f}", "", f"{self.residual_s / self.wall_s if self.wall_s else 0.0:.1%}"
+        yield f"= {self.n:,} counted steps", f"{self.wall_s:.3f}", "", f"{1.0 if self.wall_s else 0.0:.1%}"
+        yield "warm-up", f"{self.warmup_s:.3f}", "", ""
+        for name, seconds in self.pauses.items():
+            yield f"pause: {name}", f"{seconds:.3f}", "", ""
+        yield "after the last step", f"{self.unfinished_s:.3f}", "", ""
+        yield "= wall clock", f"{self.elapsed_s:.3f}", "", ""
+
+
+Mark = Any
+"""A moment on the device; only the timer that made it knows its type."""
+OPTIMIZER: Final = "optimizer"
+"""The stage at whose beginning a GPU is asked whether it is idle: a loop that looks at losses does so after it."""
+
+
+@dataclass(frozen=True)
+class StageSeconds:
+    """Seconds of stages: all counted steps together, each of the last of them, and how many left a device idle."""
+
+    total: dict[str, float]
+    recent: dict[str, tuple[float, ...]]
+    num_starved: int = 0
+
+
+class DeviceTimer(Protocol):
+    """The device's half of a clock."""
+
+    def begin(self, stage: str) -> Mark:
+        """Return the moment at which the device will have done all that this thread queued before `stage`."""
+        ...
+
+    def charge(self, stage: str, start: Mark) -> None:
+        """Add the device's time from `start` to this moment to `stage`, in the step that is open."""
+        ...
+
+    def discard_step(self) -> None:
+        """Take the last charge back."""
+        ...
+
+    def end_step(self, *, counted: bool) -> None:
+        """Keep what the open step charged, or drop it (warm-up)."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until the device has done what was queued. Never called on a step."""
+        ...
+
+    def drain(self, host: StageSeconds) -> StageSeconds:
+        """Wait for the device; return its seconds of each stage of `host`, which has the host's."""
+        ...
+
+
+def build_device_timer(device_type: str) -> DeviceTimer:
+    """Return the timer of torch's current device of that type; torch is imported for `cuda` alone."""
+    return CudaEventTimer.on_current_device() if device_type == "cuda" else HostOnlyTimer()
+
+
+def current_device_type(device: Literal["cuda", "cpu", "auto"]) -> str:
+    """Return the type of device: for `auto` cuda where there is one. Raise `PacelineError` for what is not there."""
+    if device == "cpu":
+        return device
+    if device not in ("cuda", "auto"):
+        raise PacelineError(f"device: {device!r} is not timed (use cuda, cpu or auto)")
+    import torch
+
+    has_cuda = torch.cuda.is_available()
+    if device == "cuda" and not has_cuda:
+        raise PacelineError("device: torch sees no cuda device (use cpu or auto)")
+    return "cuda" if has_cuda else "cpu"
+
+
+def mean_by_stage(stages: Iterable[str], steps: Iterable[Mapping[str, float]]) -> dict[str, tuple[float, ...]]:
+    """Return the seconds of each of `stages` in each of `steps`, 0 where a step had no such stage."""
+    kept = tuple(steps)
+    return {stage: tuple(step.get(stage, 0.0) for step in kept) for stage in stages}
+
+
+@final
+class HostOnlyTimer:
+    """The timer of a device that never runs behind the host: device time is host time, and nothing is kept."""
+
+    def begin(self, stage: str) -> Mark:
+        """Return nothing: host time is enough."""
+
+    def charge(self, stage: str, start: Mark) -> None:
+        """Keep nothing."""
+
+    def discard_step(self) -> None:
+        """Take nothing back."""
+
+    def end_step(self, *, counted: bool) -> None:
+        """Keep nothing."""
+
+    def synchronize(self) -> None:
+        """Return at once."""
+
+    def drain(self, host: StageSeconds) -> StageSeconds:
+        """Return `host`."""
+        return host
+
+
+class Event(Protocol):
+    """What is used of `torch.cuda.Event(enable_timing=True)`."""
+
+    def record(self) -> None:
+        """Mark the end of what is queued on the calling thread's current stream."""
+        ...
+
+    def query(self) -> bool:
+        """Return whether the device has reached the mark, without waiting for it."""
+        ...
+
+    def elapsed_time(self, end_event: Any) -> float:
+        """Return the milliseconds from this mark to `end_event`; both must have been reached."""
+        ...
+
+
+Span = tuple[str, Event, Event]
+
+
+@final
+class CudaEventTimer:
+    """Time stages on a GPU with events that are reused; only `synchronize` and `drain` wait for it.
+
+    `new_event` makes an event, `synchronize` waits for the device. As many events exist as were ever unread at
+    once, and CUDA bounds how far a host may run ahead of its GPU. Steps are read whole and in order.
+    """
+
+    def __init__(self, new_event: Callable[[], Event], synchronize: Callable[[], None]) -> None:
+        self._new_event = new_event
+        self._synchronize = synchronize
+        self._free: list[Event] = []
+        self._step: list[Span] = []
+        self._was_idle: bool | None = None  # before the optimizer of this step; None where it was not asked
+        self._unread: deque[list[Span]] = deque()
+        self._total_s: dict[str, float] = {}
+        self._recent: deque[dict[str, float]] = deque(maxlen=RECENT_STEPS)
+        self._num_starved = 0
+
+    @classmethod
+    def on_current_device(cls) -> "CudaEventTimer":
+        """Return the timer of torch's current CUDA device."""
+        import torch
+
+        return cls(partial(torch.cuda.Event, enable_timing=True), torch.cuda.synchronize)
+
+    def begin(self, stage: str) -> Mark:
+        """Record an event on the calling thread's current stream and return it."""
+        event = self._record()
+        if stage == OPTIMIZER and self._was_idle is None and self._step:
+            self._was_idle = self._step[-1][2].query()
+        return event
+
+    def charge(self, stage: str, start: Mark) -> None:
+        """Add the time from `start` to what is queued by now to `stage`, in the step that is open."""
+        self._step.append((stage, start, self._record()))
+
+    def discard_step(self) -> None:
+        """Take the last charge of the open step back."""
+        self._release([self._step.pop()])
+
+    def end_step(self, *, counted: bool) -> None:
+        """Keep or drop the events of the open step, and read the steps that the device has passed."""
+        if counted:
+            self._num_starved += _is_starved(self._step) if self._was_idle is None else self._was_idle
+            self._unread.append(self._step)
+            self._step = []
+        else:
+            self._release(self._step)
+            self._step.clear()
+        self._was_idle = None
+        while self._unread and _is_over(self._unread[0]):
+            self._read_oldest()
+
+    def synchronize(self) -> None:
+        """Wait until the device has done what was queued."""
+        self._synchronize()
+
+    def drain(self, host: StageSeconds) -> StageSeconds:
+        """Wait for the device once, and return the seconds of each stage that `host` has."""
+        self._synchronize()
+        while self._unread:
+            self._read_oldest()
+        total = {stage: self._total_s.get(stage, 0.0) for stage in host.total}
+        return StageSeconds(total, mean_by_stage(host.total, self._recent), self._num_starved)
+
+    def _record(self) -> Event:
+        event = self._free.pop() if self._free else self._new_event()
+        event.record()
+        return event
+
+    def _read_oldest(self) -> None:
+        spans = self._unread.popleft()
+        step_s: dict[str, float] = {}
+        for stage, start, end in spans:
+            step_s[stage] = step_s.get(stage, 0.0) + start.elapsed_time(end) / 1e3
+        for stage, seconds in step_s.items():
+            self._total_s[stage] = self._total_s.get(stage, 0.0) + seconds
+        self._recent.append(step_s)
+        self._release(spans)
+
+    def _release(self, spans: Iterable[Span]) -> None:
+        for _, start, end in spans:
+            self._free += (start, end)
+
+
+def _is_starved(spans: list[Span]) -> bool:
+    """Return whether the device is done with a step without an optimizer's stage that ends now.
+
+    An idle GPU takes microseconds to pass even an event with nothing before it, so the one that is asked is not that
+    which was recorded last, at the end of `other`, but that before: `other` queues no work to speak of.
+    """
+    for stage, _, end in reversed(spans):
+        if stage != OTHER:
+            return end.query()
+    return False
+
+
+def _is_over(spans: list[Span]) -> bool:
+    """Return whether the device has passed a step; the newest event is asked first, as it is the last to be."""
+    return all(end.query() for _, _, end in reversed(spans))
+
 
 __all__ = ["EPOCH_BOUNDARY", "Clock", "NullClock", "StageClock", "build_clock"]
 

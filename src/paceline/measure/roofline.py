@@ -1,15 +1,147 @@
-"""How near a run comes to what its device could do. Pure: costs, a rate and a peak in, shares out.
+"""Peak FLOP/s and memory bandwidth of devices, and the roofline of a step."""
 
-The roofline (Williams, Waterman and Patterson 2009, doi 10.1145/1498765.1498785) is taken kernel by kernel: each takes
-as long as its FLOPs at the peak, or its bytes at the bandwidth, whichever is longer, and kernels run one after another.
-MFU, model FLOPs utilisation, is achieved FLOP/s over the peak's (Chowdhery et al. 2022, arXiv 2204.02311, appendix B).
-"""
-
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Final
 
-from paceline.measure.peaks import Peak
+from paceline.measure.clock import now_s
+
+ELEMENT_BYTES: Final = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}
+"""Bytes of a number in memory, by the format that is computed in."""
+
+
+@dataclass(frozen=True)
+class Peak:
+    """FLOP/s and bytes/s that `device` could reach in `precision`, and who says so. `is_measured`: we do."""
+
+    device: str
+    precision: str
+    flops_per_s: float
+    bytes_per_s: float
+    source: str
+    is_measured: bool = False
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of a number in memory."""
+        return ELEMENT_BYTES[self.precision]
+
+
+@dataclass(frozen=True)
+class _Gpu:
+    """A row of the table: what torch calls the device, GB/s, its vendor's document, and TFLOP/s by precision."""
+
+    pattern: str
+    gb_per_s: float
+    source: str
+    tflops: dict[str, float]
+
+
+def _tflops(**by_precision: float) -> dict[str, float]:
+    return by_precision
+
+
+_A100: Final = _tflops(fp64=19.5, fp32=19.5, tf32=156, fp16=312, bf16=312)
+_HOPPER_SXM: Final = _tflops(fp64=67, fp32=67, tf32=494.5, fp16=989.5, bf16=989.5)  # half of "with sparsity"
+_HOPPER_NVL: Final = _tflops(fp64=60, fp32=60, tf32=417.5, fp16=835.5, bf16=835.5)
+_P100: Final = "NVIDIA Tesla P100 datasheet"
+_V100: Final = "NVIDIA V100 datasheet, January 2020"
+_GA102: Final = "NVIDIA Ampere GA102 GPU Architecture whitepaper, appendix A"
+_ADA: Final = "NVIDIA Ada GPU Architecture whitepaper, appendix A"
+
+_GPUS: Final = (
+    _Gpu(r"P100-SXM2", 732, _P100, _tflops(fp64=5.3, fp32=10.6, fp16=21.2)),
+    _Gpu(r"P100-PCIE-16GB", 732, _P100, _tflops(fp64=4.7, fp32=9.3, fp16=18.7)),
+    _Gpu(r"V100-SXM2", 900, _V100, _tflops(fp64=7.8, fp32=15.7, fp16=125)),
+    _Gpu(r"V100-PCIE", 900, _V100, _tflops(fp64=7, fp32=14, fp16=112)),
+    _Gpu(r"V100S-PCIE", 1134, _V100, _tflops(fp64=8.2, fp32=16.4, fp16=130)),
+    _Gpu(r"\bT4\b", 320, "NVIDIA T4 product brief PB-09256-001", _tflops(fp32=8.1, fp16=65)),
+    _Gpu(r"A100-(SXM4|PCIE)-40GB", 1555, "NVIDIA A100 datasheet, 40 GB", _A100),
+    _Gpu(r"A100-SXM4-80GB", 2039, "NVIDIA A100 datasheet, 80 GB", _A100),
+    _Gpu(r"A100 80GB PCIe", 1935, "NVIDIA A100 datasheet, 80 GB", _A100),
+    _Gpu(r"\bA10$", 600, "NVIDIA A10 datasheet", _tflops(fp32=31.2, tf32=62.5, fp16=125, bf16=125)),
+    _Gpu(r"\bA30$", 933, "NVIDIA A30 datasheet", _tflops(fp64=10.3, fp32=10.3, tf32=82, fp16=165, bf16=165)),
+    _Gpu(r"\bA40$", 696, "NVIDIA A40 datasheet", _tflops(fp32=37.4, tf32=74.8, fp16=149.7, bf16=149.7)),
+    _Gpu(r"RTX A6000$", 768, _GA102, _tflops(fp32=38.7, tf32=77.4, fp16=154.8, bf16=154.8)),
+    _Gpu(r"RTX 3090$", 936, _GA102, _tflops(fp32=35.6, tf32=35.6, fp16=71, bf16=71)),
+    _Gpu(r"RTX 4090$", 1008, _ADA, _tflops(fp32=82.6, tf32=82.6, fp16=165.2, bf16=165.2)),
+    _Gpu(r"\bL4$", 300, "NVIDIA L4 datasheet", _tflops(fp32=30.3, tf32=60, fp16=121, bf16=121)),
+    _Gpu(r"\bL40S$", 864, "NVIDIA L40S datasheet", _tflops(fp32=91.6, tf32=183, fp16=362.05, bf16=362.05)),
+    _Gpu(r"H100 PCIe", 2000, "NVIDIA H100 datasheet", _tflops(fp64=51, fp32=51, tf32=378, fp16=756.5, bf16=756.5)),
+    _Gpu(r"H100 80GB HBM3", 3350, "NVIDIA H100 datasheet", _HOPPER_SXM),
+    _Gpu(r"H100 NVL", 3900, "NVIDIA H100 datasheet", _HOPPER_NVL),
+    _Gpu(r"\bH200$", 4800, "NVIDIA H200 datasheet", _HOPPER_SXM),
+    _Gpu(r"H200 NVL", 4800, "NVIDIA H200 datasheet", _HOPPER_NVL),
+    _Gpu(r"\bB200$", 8000, "NVIDIA Blackwell Architecture technical brief", _tflops(tf32=1100, fp16=2250, bf16=2250)),
+)
+
+
+def peak_of(device: str, precision: str) -> Peak | None:
+    """Return the peak of a GPU by the name that torch has for it, such as `NVIDIA A100-SXM4-80GB`.
+
+    `precision` is as in a recipe; `amp` is bf16 where there is a rate for it, else fp16, and `torch_default` is tf32,
+    as its convolutions are, or fp32. A part of a GPU (MIG) and what is not in the table have no known peak: None.
+    """
+    kind = _kind(precision)
+    if "MIG" in device:
+        return None
+    for gpu in _GPUS:
+        if re.search(gpu.pattern, device):
+            if kind == "amp":
+                kind = "bf16" if "bf16" in gpu.tflops else "fp16"
+            elif kind == "torch_default":
+                kind = "tf32" if "tf32" in gpu.tflops else "fp32"
+            if kind not in gpu.tflops:
+                return None
+            return Peak(device, kind, gpu.tflops[kind] * 1e12, gpu.gb_per_s * 1e9, gpu.source)
+    return None
+
+
+def measure_peak(precision: str, *, size: int = 1024, repeats: int = 5, now: Callable[[], float] = now_s) -> Peak:
+    """Return what this process's CPU threads reached here and now: the stand-in for a peak, which it is not.
+
+    FLOP/s are of the best of `repeats` products of two matrices of `size` rows and columns, bytes/s of the best copy
+    of 64 MiB, which reads and writes them. Takes well under a second in fp32. On a CPU what may use TF32 is fp32, and
+    `amp` is bf16.
+    """
+    import torch
+
+    assert repeats > 0, repeats
+    kind = {"tf32": "fp32", "torch_default": "fp32", "amp": "bf16"}.get(_kind(precision), _kind(precision))
+    dtype = {"fp64": torch.float64, "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[kind]
+    left, right, product = (torch.ones(size, size, dtype=dtype) for _ in range(3))
+    source, target = (torch.ones(_COPIED_BYTES, dtype=torch.uint8) for _ in range(2))
+    product_s = _best_rate(lambda: torch.mm(left, right, out=product), repeats, now)
+    copy_s = _best_rate(lambda: target.copy_(source), repeats, now)
+    threads = torch.get_num_threads()
+    return Peak(
+        device=f"CPU, {threads} thread{'s' if threads > 1 else ''}",
+        precision=kind,
+        flops_per_s=2 * size**3 / product_s,
+        bytes_per_s=2 * _COPIED_BYTES / copy_s,
+        source=f"largest matmul rate seen here, {size:,} x {size:,}, and largest copy rate, best of {repeats}",
+        is_measured=True,
+    )
+
+
+def _kind(precision: str) -> str:
+    """Return the format that a recipe's `precision` computes in, without how it keeps weights."""
+    return precision if precision == "torch_default" else precision.partition("_")[0]
+
+
+_COPIED_BYTES: Final = 64 * 2**20  # more than a core's caches hold
+
+
+def _best_rate(work: Callable[[], object], repeats: int, now: Callable[[], float]) -> float:
+    """Return the seconds of the fastest of `repeats` turns, after one that does not count."""
+    work()
+    seconds = []
+    for _ in range(repeats):
+        began_s = now()
+        work()
+        seconds.append(now() - began_s)
+    return min(seconds)
 
 
 @dataclass(frozen=True)

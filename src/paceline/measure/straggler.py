@@ -1,24 +1,11 @@
-"""Which rank the others wait for, from the seconds each of them waited. Pure, and without a common clock.
-
-Ranks leave the averaging of a step's gradients together, and what a rank did not wait in a step it worked. So the rank
-that waited least in a step was the latest, whatever it had spent its time on, and what another waited more than that
-was for it. Waiting for rank 0's buffers before forward belongs to the same sum: without it, a rank 0 that is late
-before forward would seem to wait as long as the others.
-
-What this cannot tell: lateness inside a collective that is charged to another stage, as SyncBatchNorm's are to forward
-and backward, in which the others' waiting then looks like work; why a rank is late in a stage; and two ranks that are
-late in turn within one step, one before rank 0's buffers are sent and the other after, which cost more than either.
-Where the last packets of a slow link let ranks go one after another, now in this order and now in that, `lost_s` counts
-the difference as waiting; in means over steps, as `late_s` is, it is gone. Nor can it tell a pause of one rank alone,
-such as a checkpoint that rank 0 writes, from a late step: whoever calls leaves out the steps that follow pauses.
-"""
+"""Which rank the others wait for, and how much communication is exposed. Pure functions of measured times."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import comb
 from typing import Final
 
-from paceline.core.results import RankResult, StragglerResult
+from paceline.core.results import BucketResult, CommunicationResult, RankResult, StragglerResult
 from paceline.core.stages import WORK
 
 LATE_SHARE: Final = 0.05
@@ -103,3 +90,25 @@ def _stage_of(late: int, ranks: Sequence[RankTimes]) -> str | None:
 
 def _mean_stages(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
+
+
+def communication_result(
+    exposed_s: float, step_s: float, wire_s: float | None = None, buckets: Sequence[BucketResult] = ()
+) -> CommunicationResult:
+    """Return the result for `compute_exposed_s` of the `step_s` seconds of a step (means).
+
+    `wire_s` is from the first bucket being ready to the last being averaged, None where `buckets` were not timed. What
+    of it a step does not wait for is hidden behind backward: `overlap` is 1 - exposed_s / wire_s, and 0 where more is
+    exposed than that, as buffers are waited for too.
+    """
+    share = exposed_s / step_s if step_s > 0 else 0.0
+    if wire_s is None:
+        return CommunicationResult(exposed_s=exposed_s, share=share)
+    return CommunicationResult(
+        exposed_s=exposed_s,
+        share=share,
+        bytes=sum(bucket.bytes for bucket in buckets),
+        wire_s=wire_s,
+        overlap=max(0.0, 1 - exposed_s / wire_s) if wire_s > 0 else 0.0,
+        buckets=tuple(buckets),
+    )

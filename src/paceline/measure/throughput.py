@@ -1,10 +1,14 @@
-"""Images a second, with the spread that a speed claim needs. Pure: seconds in, numbers out."""
+"""Throughput over windows of steps, the running images/s of the progress line, and timers of saving."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+
+from paceline.measure.clock import now_s
 
 WINDOW_STEPS: Final = 10
 
@@ -35,3 +39,92 @@ def throughput(step_s: Sequence[float], images_per_step: int, excluded_s: float)
     rates = [images_per_step * len(window) / sum(window) for window in windows if sum(window) > 0]
     low, high = np.percentile(rates, [10, 90])
     return Throughput(images_per_step * len(step_s) / wall_s, (float(low), float(high)), len(rates), excluded_s)
+
+
+def unix_s() -> float:
+    """Return seconds since 1970: for what is compared between processes. A host's clock may be set meanwhile."""
+    return time.time()
+
+
+def steady_unix_s() -> Callable[[], float]:
+    """Return a clock of seconds since 1970 that is read once and does not follow when the host's clock is set."""
+    began_s = unix_s() - now_s()
+    return lambda: began_s + now_s()
+
+
+class RunTimer:
+    """Seconds of training, `before_s` of earlier processes included, and images/s since the last look.
+
+    Evaluations and checkpoints are part of what a user waits for, so they count in `elapsed_s`. They are `paused` in
+    `train_s`, of which earlier processes had `train_before_s`, and in the rate.
+    """
+
+    def __init__(
+        self, before_s: float = 0.0, now: Callable[[], float] = time.perf_counter, *, train_before_s: float = 0.0
+    ) -> None:
+        self._now = now
+        self._before_s = before_s
+        self._train_before_s = train_before_s
+        self._paused_s = 0.0
+        self._paused_since: float | None = None
+        self.started_s = now()
+        self._looked = self.started_s
+        self._images = 0
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds of training so far, earlier processes included."""
+        return self._before_s + self.process_elapsed_s
+
+    @property
+    def process_elapsed_s(self) -> float:
+        """Seconds of training in this process."""
+        return self._now() - self.started_s
+
+    @property
+    def train_s(self) -> float:
+        """Seconds of training so far without pauses, earlier processes included; it stands still in a pause."""
+        until_s = self._now() if self._paused_since is None else self._paused_since
+        return self._train_before_s + (until_s - self.started_s) - self._paused_s
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Keep what follows, an evaluation or a checkpoint, out of `train_s` and of the rate."""
+        self._paused_since = self._now()
+        try:
+            yield
+        finally:
+            self._paused_s += self._now() - self._paused_since
+            self._paused_since = None
+            self.update_rate()
+
+    def add(self, images: int) -> None:
+        """Count images of all ranks as trained."""
+        self._images += images
+
+    def rate(self) -> float:
+        """Return images/s since the last look, and look."""
+        now = self._now()
+        elapsed_s, images = now - self._looked, self._images
+        self.update_rate()
+        return images / elapsed_s if elapsed_s > 0 else 0.0
+
+    def update_rate(self) -> None:
+        """Start the next interval of `rate` here."""
+        self._looked, self._images = self._now(), 0
+
+
+class IntervalTimer:
+    """Ring once every `every_s` seconds, the first time that long after it was set; 0 never rings."""
+
+    def __init__(self, every_s: float, now: Callable[[], float] = time.monotonic) -> None:
+        self._every_s = every_s
+        self._now = now
+        self._set_s = now()
+
+    def is_due(self) -> bool:
+        """Return whether it is time, and if so begin to wait again."""
+        if not self._every_s or self._now() - self._set_s < self._every_s:
+            return False
+        self._set_s = self._now()
+        return True

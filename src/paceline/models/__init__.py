@@ -1,1 +1,1 @@
-"""The networks: our own, torchvision's and timm's, built from a recipe's `model` section."""
+"""Models: built-in networks, and torchvision's, timm's and plugins'."""

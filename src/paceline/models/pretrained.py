@@ -1,7 +1,4 @@
-"""Load pretrained weights from safetensors, `.pth`, `.pt` and `.pth.tar` files.
-
-Torch files are read with `weights_only`. Nothing is downloaded, and tensors are not renamed between code bases.
-"""
+"""Load pretrained weights from safetensors and `.pth` files."""
 
 import os
 import shlex
@@ -13,7 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from paceline.core.errors import RecipeError
-from paceline.models.classifier import layer_weights
+from paceline.models.structure import layer_weights
 
 _NESTED_KEYS = ("state_dict", "model")
 _PREFIXES = ("module.", "_orig_mod.")

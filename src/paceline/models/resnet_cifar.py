@@ -1,17 +1,18 @@
-"""ResNets for small images: a stem of stride 1 without pooling.
-
-He et al. 2015, Deep Residual Learning for Image Recognition (arXiv 1512.03385). Blocks and strides are torchvision's: a
-bottleneck block has its stride in the 3x3 convolution. The stem's kernel is 3x3 in `resnet*_cifar` and 7x7 in
-`resnet50_nersc`.
-"""
+"""ResNets for small images: a stem of stride 1 without pooling."""
 
 from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from paceline.models.drop_path import append_drop_path, linear_drop_rates
-from paceline.models.norms import LayerFactory, NormName, build_layer_factory, scale_channels
+from paceline.models.layers import (
+    LayerFactory,
+    NormName,
+    append_drop_path,
+    build_layer_factory,
+    linear_drop_rates,
+    scale_channels,
+)
 
 STEM_CHANNELS = 64
 STAGE_CHANNELS = (64, 128, 256, 512)

@@ -1,15 +1,9 @@
-"""The wide ResNet of NVIDIA's course on data parallelism, as its material prints it.
-
-As wide as WRN-16-10 (Zagoruyko and Komodakis 2016, arXiv 1605.07146), but built differently: norm and ReLU follow each
-convolution, no activation follows a sum, max-pooling replaces strides, shortcuts have a bias, and dropout is 1 %. All
-weights keep torch's default initialization. With one channel and ten classes it has 17,117,466 parameters.
-"""
+"""The wide ResNet of NVIDIA's course on data parallelism."""
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from paceline.models.drop_path import build_drop_path, linear_drop_rates
-from paceline.models.norms import NormName, build_norm, scale_channels
+from paceline.models.layers import NormName, build_drop_path, build_norm, linear_drop_rates, scale_channels
 
 STEM_CHANNELS = 16
 GROUP_CHANNELS = (160, 320, 640)

@@ -1,1 +1,1 @@
-"""Ranks: who they are, how they are started, and how they work together."""
+"""Launch ranks, connect them, and train one model on all of them: DDP, FSDP and DataParallel."""

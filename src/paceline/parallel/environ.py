@@ -1,7 +1,7 @@
-"""Read the world from environment variables, and write it for processes started here. Torch-free.
+"""Read rank and world size from the environment variables of torchrun, Slurm or the local launcher. Torch-free.
 
-Who started this process is decided by what only that launcher sets: torchrun by RANK and WORLD_SIZE, `srun` by
-SLURM_STEP_NUM_TASKS (a batch script has SLURM_PROCID too, but is no task of a step).
+The launcher is recognised by what only it sets: torchrun by RANK and WORLD_SIZE, `srun` by SLURM_STEP_NUM_TASKS. A
+batch script has SLURM_PROCID too, but is no task of a step.
 """
 
 import ipaddress
@@ -257,3 +257,11 @@ def _checked_world(world: World) -> World:
             f"{world.local_world_size} is no place in a world (unset the variables, or start with torchrun or srun)"
         )
     return world
+
+
+def has_own_gpu(world: World, available: int) -> bool:
+    """Return whether the one GPU that is `available` to this rank is its alone, as by `srun --gpus-per-task=1`.
+
+    It is where Slurm has started each of the node's ranks as a task, and has given them as many GPUs or more.
+    """
+    return available == 1 and world.local_world_size <= min(world.given_gpus, world.local_tasks)

@@ -10,11 +10,18 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from paceline.parallel.clip import clip_to_norm, gradient_norm
-from paceline.parallel.collective import all_gather_rows, broadcast_buffers, mean_over_ranks, sum_over_ranks
-from paceline.parallel.memory import CommState, NoCommState
-from paceline.parallel.readiness import SwitchStage
-from paceline.parallel.wire import CommTimes
+from paceline.parallel.base import (
+    CommState,
+    NoCommState,
+    all_gather_rows,
+    broadcast_buffers,
+    clip_to_norm,
+    gradient_norm,
+    mean_over_ranks,
+    sum_over_ranks,
+)
+from paceline.parallel.comm_hooks import CommTimes
+from paceline.parallel.ddp import SwitchStage
 
 _SMALLEST_SHARE = 0.01
 _LARGEST_SHARE = 0.5

@@ -1,4 +1,4 @@
-"""Start the ranks of one machine, and end them all when one fails. Torch-free, so it costs no rank's memory."""
+"""Start the ranks of this machine as processes, forward signals to them, and report how they ended. Torch-free."""
 
 import contextlib
 import math
@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
 from typing import Final
 
@@ -216,3 +217,15 @@ def _kill_all(processes: Processes) -> None:
         process.kill()
     for process in processes:
         process.wait()
+
+
+_KEPT = "2000"  # collectives a rank remembers: some hundred steps, in less than a megabyte
+
+
+def flight_recorder_environ(run: Path) -> dict[str, str]:
+    """Return the variables with which NCCL writes `run`/nccl.rankN when a collective times out, which is its default.
+
+    They are read when the process group is made; a variable that is set already should win. These are the names that
+    both torch 2.11 and 2.15 know; the older ones with NCCL in them make the latter warn.
+    """
+    return {"TORCH_FR_BUFFER_SIZE": _KEPT, "TORCH_FR_DUMP_TEMP_FILE": str(run / "nccl.rank")}

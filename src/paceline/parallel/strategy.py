@@ -12,12 +12,11 @@ from torch import Tensor, nn
 
 from paceline.core.errors import WorldError
 from paceline.core.world import World
-from paceline.parallel.ddp import DDP
-from paceline.parallel.memory import CommState
-from paceline.parallel.readiness import SwitchStage
-from paceline.parallel.single import DataParallel, SingleDevice
-from paceline.parallel.wire import CommTimes, build_comm_hook
-from paceline.recipe.schema.parallel import Parallel
+from paceline.parallel.base import CommState
+from paceline.parallel.comm_hooks import CommTimes, build_comm_hook
+from paceline.parallel.ddp import DDP, SwitchStage
+from paceline.parallel.single_device import DataParallel, SingleDevice
+from paceline.recipe.schema.train import Parallel
 
 
 class Strategy(Protocol):
@@ -33,8 +32,8 @@ class Strategy(Protocol):
     def warm_up_buckets(self, step: Callable[[], None]) -> None:
         """Call `step`, a forward and backward pass that leaves nothing behind, if the first one is unlike the others.
 
-        Every rank must call it, after `prepare` and all other passes that are no steps, of which `comm_state` forgets what
-        it kept, and before the first step of a process.
+        Every rank must call it, after `prepare` and all other passes that are no steps, of which `comm_state` forgets
+        what it kept, and before the first step of a process.
         """
         ...
 

@@ -1,1 +1,1 @@
-"""What was asked: the typed recipe, how it is loaded and varied, and the plan derived from it."""
+"""Recipes: every setting of a run, read from presets, YAML files and the command line."""

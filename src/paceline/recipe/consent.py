@@ -1,17 +1,13 @@
-"""Code that a file names is imported only with `--own-code`; what the command line or a script names needs no flag.
-
-Every verb asks here, before anything is imported. A file may be somebody else's: a recipe, what it extends, a run
-directory, a ladder. Nothing is imported here; that is `paceline.recipe.own`.
-"""
+"""Refuse to import the user's own code that a file of others names, unless the user has allowed it."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from paceline.core.errors import RecipeError
 from paceline.recipe.load import LoadedRecipe
-from paceline.recipe.own import plugins_of
+from paceline.recipe.plugins import plugins_of
 from paceline.recipe.schema import Recipe
-from paceline.recipe.schema.own import is_own_model
+from paceline.recipe.schema.base import is_own_model
 
 OWN_CODE: Final = "--own-code"
 _SECTIONS: Final = ("model", "data.source", "optim")

@@ -1,25 +1,229 @@
-"""From a name and overrides to a recipe: find it, follow `extends`, lay the patch on top, check the types."""
+"""Load a recipe: a chain of YAML files, presets and overrides is merged, validated, and each value's origin kept."""
 
 import os
+import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Self
 
 from pydantic import ValidationError
 
 from paceline.core.errors import RecipeError, suggest_similar
-from paceline.core.rundir import RECIPE, is_run
+from paceline.core.run_dir import RECIPE, is_run
 from paceline.core.urls import HOW_TO_PASS_CREDENTIALS, find_secret, public_url
-from paceline.recipe.explain import explain
-from paceline.recipe.fields import choices
-from paceline.recipe.layers import Layer, LayerStack, merge_layers
-from paceline.recipe.patch import Patch
+from paceline.recipe.errors import choices, explain
 from paceline.recipe.schema import Recipe
-from paceline.recipe.yamlfile import read_yaml_file
+from paceline.recipe.schema.base import is_own_model
+from paceline.recipe.schema.model import BUILT_IN_MODELS_ONLY
+from paceline.recipe.schema.train import REPLACED_WHOLE
+from paceline.recipe.yaml import read_yaml_file, read_yaml_value
+
+ALTERNATIVES: Final = (("train", "epochs", "steps"), ("data", "batch_size", "rank_batch_size"))
+"""Sections with two fields that say the same thing in different units, of which the later layer's counts."""
+
+
+def _default_variants() -> dict[str, str]:
+    """Return the variant each named section has when nobody chooses one, from the schema."""
+    fields = Recipe.model_fields
+    return {
+        "data.source": fields["data"].default.source.name,
+        "optim": fields["optim"].default.name,
+        "schedule": fields["schedule"].default.name,
+    }
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One mapping of a recipe, and where it was written: `origin`, with line numbers when it is a file."""
+
+    values: dict[str, Any]
+    origin: str
+    lines: dict[str, int] = field(default_factory=dict)
+
+    def location(self, path: str) -> str:
+        """Return `file:line` of a dotted path, or just the origin."""
+        return f"{self.origin}:{self.lines[path]}" if path in self.lines else self.origin
+
+
+@dataclass(frozen=True)
+class LayerStack:
+    """Layers merged: the `values`, for each dotted leaf path the place it came from, and which places are `files`."""
+
+    values: dict[str, Any]
+    origins: dict[str, str]
+    files: frozenset[str] = frozenset()
+
+    def origin(self, path: str) -> str:
+        """Return where `path`, or the section around it, was set; `default` when nowhere."""
+        while path:
+            if path in self.origins:
+                return self.origins[path]
+            path = path[: max(path.rfind("."), path.rfind("["), 0)]
+        return "default"
+
+    def file_of(self, path: str) -> str:
+        """Return the file in which `path`, or the section around it, was set; nothing where it was no file."""
+        origin = self.origin(path)
+        return next((file for file in self.files if origin == file or origin.startswith(f"{file}:")), "")
+
+
+def merge_layers(layers: Iterable[Layer]) -> LayerStack:
+    """Merge layers, the later over the earlier.
+
+    Choosing another variant by `name` drops the fields of the one before. Another network drops the arguments of the
+    one before, and one of a user's own the settings of ours. A mapping that is one value (`REPLACED_WHOLE`)
+    replaces the one before. Of two settings that exclude each other (`ALTERNATIVES`, such as `train.epochs` and
+    `train.steps`) the later wins.
+    """
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    files: set[str] = set()
+    variants = _default_variants()
+    for layer in layers:
+        files.update({layer.origin} if layer.lines else ())
+        _drop_replaced(values, layer.values, variants)
+        _overlay(values, layer.values)
+        _record(layer, layer.values, "", origins)
+    _name_variants(values, variants)
+    there = {path: origin for path, origin in origins.items() if _has(values, path)}
+    return LayerStack(values, there, frozenset(files))
+
+
+def _drop_replaced(values: dict[str, Any], over: dict[str, Any], variants: dict[str, str]) -> None:
+    for path, default in variants.items():
+        *parents, leaf = path.split(".")
+        base, change = _section(values, parents), _section(over, parents)
+        if not isinstance(change.get(leaf), dict):
+            continue
+        old, new = base.get(leaf), change[leaf]
+        if isinstance(old, dict) and "name" in new and new["name"] != old.get("name", default):
+            del base[leaf]
+    _drop_other_variants(_section(values, ["model"]), _section(over, ["model"]))
+    for section, one, other in ALTERNATIVES:
+        base, change = _section(values, [section]), _section(over, [section])
+        for given, replaced in ((one, other), (other, one)):
+            if change.get(given, "auto") != "auto" and replaced not in change:
+                base.pop(replaced, None)
+
+
+def _drop_other_variants(model: dict[str, Any], change: dict[str, Any]) -> None:
+    """Drop the arguments of a network that gives way to another, and what a user's own has no use for."""
+    name = change.get("name")
+    if not isinstance(name, str) or name == model.get("name"):
+        return
+    model.pop("args", None)
+    if is_own_model(name):
+        for field in BUILT_IN_MODELS_ONLY:
+            if model.get(field) != "sync_batch":
+                model.pop(field, None)
+
+
+def _name_variants(values: dict[str, Any], variants: dict[str, str]) -> None:
+    """Write the default name into sections that set fields without choosing a variant."""
+    for path, default in variants.items():
+        section = _section(values, path.split("."))
+        if section:
+            section.setdefault("name", default)
+
+
+def _section(values: dict[str, Any], path: list[str]) -> dict[str, Any]:
+    for key in path:
+        child = values.get(key)
+        if not isinstance(child, dict):
+            return {}
+        values = child
+    return values
+
+
+def _overlay(values: dict[str, Any], over: dict[str, Any], prefix: str = "") -> None:
+    for key, value in over.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, dict) and path not in REPLACED_WHOLE:
+            if not isinstance(values.get(key), dict):
+                values[key] = {}
+            _overlay(values[key], value, f"{path}.")
+        else:
+            values[key] = value
+
+
+def _record(layer: Layer, values: dict[str, Any], prefix: str, origins: dict[str, str]) -> None:
+    for key, value in values.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, dict) and path not in REPLACED_WHOLE:
+            _record(layer, value, f"{path}.", origins)
+        else:
+            origins[path] = layer.location(path)
+
+
+def _has(values: Any, path: str) -> bool:
+    for key in path.split("."):
+        if not isinstance(values, dict) or key not in values:
+            return False
+        values = values[key]
+    return True
+
+
+_KEY = re.compile(r"[a-z_][a-z0-9_]*(\.[a-z_][a-z0-9_]*)*")
+
+
+@dataclass(frozen=True)
+class Patch:
+    """Assignments of plain values to dotted paths, applied together: `optim.name` before `optim.lr`."""
+
+    assignments: tuple[tuple[str, Any], ...] = ()
+
+    @classmethod
+    def parse(cls, words: list[str]) -> Self:
+        """Read `KEY=VALUE` words; the value is YAML, so `1e-3` is a number and `[flip]` a list."""
+        return cls(tuple(_assignment(word) for word in words))
+
+    def values(self) -> dict[str, Any]:
+        """Return the assignments as one nested mapping. A later assignment to the same path wins."""
+        nested: dict[str, Any] = {}
+        for path, value in self.assignments:
+            _refuse_key_below_value(path, value)
+            *parents, leaf = path.split(".")
+            section = nested
+            for parent in parents:
+                child = section.setdefault(parent, {})
+                if not isinstance(child, dict):
+                    raise RecipeError(f"{path}: {parent} was just set to {child!r}, so it has no fields (drop one)")
+                section = child
+            _set_value(section, leaf, value, path)
+        return nested
+
+
+def _refuse_key_below_value(path: str, value: Any) -> None:
+    for whole in REPLACED_WHOLE:
+        if path.startswith(f"{whole}."):
+            one = f"{{{path.removeprefix(f'{whole}.')}: {value}}}"
+            raise RecipeError(f"{path}: {whole} is one value, not a section (write {whole}={one})")
+
+
+def _set_value(section: dict[str, Any], key: str, value: Any, path: str) -> None:
+    """Set `key`, the field at `path`; a mapping of fields is merged into the one before, and none is shared."""
+    if not isinstance(value, dict):
+        section[key] = value
+        return
+    if path in REPLACED_WHOLE:
+        section[key] = dict(value)
+        return
+    if not isinstance(section.get(key), dict):
+        section[key] = {}
+    for below, each in value.items():
+        _set_value(section[key], below, each, f"{path}.{below}")
+
+
+def _assignment(word: str) -> tuple[str, Any]:
+    key, equals, text = word.partition("=")
+    if not equals or not _KEY.fullmatch(key):
+        raise RecipeError(f"{word!r}: is not an override (write KEY=VALUE, such as optim.lr=0.4)")
+    return key, read_yaml_value(text, key)
+
 
 DEFAULT = "digits"
 _COMMAND_LINE = "command line"

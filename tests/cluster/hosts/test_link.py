@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from paceline.lab.predict.measured import read_all_reduce_file
+from paceline.lab.predict.network import read_all_reduce_file
 
 SLOW_BIT_PER_S = 100e6
 PAIR = ("host1", "host2")

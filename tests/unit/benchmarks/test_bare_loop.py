@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.models.zoo import build_model
+from paceline.models.build import build_model
 from paceline.recipe.schema.model import Model
 
 PATH = Path(__file__).parents[3] / "benchmarks" / "bare_loop.py"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from paceline.cli.advice import SavingCosts, advise_interval, approximate_time
+from paceline.cli.doctor import SavingCosts, advise_interval, approximate_time
 from paceline.core.goodput import daly_interval, efficiency
 from paceline.core.units import Duration
 

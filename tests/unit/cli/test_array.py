@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 import typer
 
-from paceline.cli.array import build_array
+from paceline.cli.submit_jobs import build_array
 from paceline.core.errors import RecipeError
 
 WAIT_S = 60
 USAGE_ERROR = typer.BadParameter.__mro__[1]
 LIST = """
 import sys
-from paceline.cli.array import build_array
+from paceline.cli.submit_jobs import build_array
 print(len(build_array("ladder", ["cpu"], [], 1).tasks), len(build_array("scale", [], ["--nodes", "1,2"], 4).tasks))
 print([name for name in ("torch", "torchvision", "timm", "sklearn") if name in sys.modules])
 """

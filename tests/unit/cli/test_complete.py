@@ -6,11 +6,11 @@ import pytest
 import typer
 from pydantic import ValidationError
 
+from paceline.cli.app import app
 from paceline.cli.complete import SHELLS, complete, completion_script
-from paceline.cli.verbs import app
 from paceline.core.errors import RecipeError
-from paceline.lab.rungs import list_ladders
-from paceline.recipe.fields import choices
+from paceline.lab.ladder_file import list_ladders
+from paceline.recipe.errors import choices
 from paceline.recipe.load import load, preset_names
 from paceline.recipe.schema import Recipe
 

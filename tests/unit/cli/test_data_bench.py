@@ -10,11 +10,10 @@ import pytest
 from PIL import Image
 
 from paceline.cli import data_bench
-from paceline.cli.data_bench import BenchRequest, bench_data
-from paceline.cli.show_bench import _conclusions
+from paceline.cli.data_bench import BenchRequest, _conclusions, bench_data
 from paceline.core.errors import DataError
 from paceline.data.native import load_native
-from paceline.lab.loaders import BenchRow, LoaderMeasurement, summarize_measurements
+from paceline.lab.loader_bench import BenchRow, LoaderMeasurement, summarize_measurements
 
 ASKED = BenchRequest(seconds=0.1, rounds=2, images=100, packs=True, cold=True)
 

@@ -6,15 +6,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from paceline.cli.data_held_out import list_validation
+from paceline.cli.data_inspect import list_validation
 from paceline.core.errors import DataError, RecipeError
-from paceline.core.rundir import RunDir
+from paceline.core.run_dir import RunDir
 from paceline.core.world import World
-from paceline.data.sources.encoded import ImageFileSource
-from paceline.recipe.load import load
-from paceline.recipe.patch import Patch
-from paceline.train.job import Invocation
-from paceline.train.run import run
+from paceline.data.sources.image_files import ImageFileSource
+from paceline.recipe.load import Patch, load
+from paceline.training.process import Invocation
+from paceline.training.run import run
 
 SPLIT = ("data.source.val_fraction=0.25", "data.source.split_seed=3")
 SMALL = (

@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from paceline.cli.data_inspect import inspect_data
-from paceline.cli.data_stage import stage_data
+from paceline.cli.data_pack import stage_data
 from paceline.core.errors import RecipeError
 
 

@@ -8,8 +8,7 @@ import pytest
 from PIL import Image
 
 from paceline.cli.data_inspect import inspect_data
-from paceline.cli.data_pack import PackRequest, pack_data
-from paceline.cli.data_unpack import unpack_data
+from paceline.cli.data_pack import PackRequest, pack_data, unpack_data
 from paceline.cli.data_verify import verify_data
 from paceline.core.errors import DataError, RecipeError
 from paceline.data.native import load_native

@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from paceline.cli.data_progress import BarProgress, LineProgress, amount_text, build_data_progress
+from paceline.cli.progress_output import BarProgress, LineProgress, amount_text, build_data_progress
 
 
 @pytest.fixture

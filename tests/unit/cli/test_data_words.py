@@ -2,7 +2,7 @@
 
 import pytest
 
-from paceline.cli.data_words import count_workers, parse_bytes, read_source, recipe_overrides
+from paceline.cli.data_source import count_workers, parse_bytes, read_source, recipe_overrides
 from paceline.core.errors import RecipeError, WorldError
 from paceline.recipe.schema.source import Folder, Pack
 

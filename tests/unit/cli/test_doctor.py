@@ -11,15 +11,15 @@ import torch
 from paceline.cli.doctor import doctor
 from paceline.core.errors import RecipeError, WorldError
 from paceline.core.results import CheckpointResult, RunResult
-from paceline.core.rundir import RunDir, write_atomic
+from paceline.core.run_dir import RunDir, write_atomic
 from paceline.core.world import World
 from paceline.data.sources.build import build_datasets
-from paceline.lab.doctor.finding import DoctorFinding
+from paceline.lab.doctor.check import DoctorFinding
 from paceline.lab.doctor.storage import DiskSpeed
 from paceline.recipe.load import load
-from paceline.recipe.yamlfile import to_yaml_text
-from paceline.train.attempts import Attempt, AttemptStart
-from paceline.train.checkpoint import CheckpointStorage, KeepPolicy, Snapshot
+from paceline.recipe.yaml import to_yaml_text
+from paceline.training.checkpoint import CheckpointStorage, KeepPolicy, Snapshot
+from paceline.training.goodput import Attempt, AttemptStart
 
 WAITS = "TORCH_NCCL_BLOCKING_WAIT"
 SAVING = CheckpointResult(saved=12, failed=0, stall_s=0.4, write_s=5.0, bytes=307_000_000)

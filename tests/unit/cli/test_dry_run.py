@@ -7,11 +7,10 @@ import pytest
 
 from paceline.cli.dry_run import dry_run
 from paceline.core.errors import DataError, RecipeError
-from paceline.core.rundir import RunDir
+from paceline.core.run_dir import RunDir
 from paceline.core.world import World
-from paceline.recipe.load import load
-from paceline.recipe.patch import Patch
-from paceline.train.resume import initialize_rundir
+from paceline.recipe.load import Patch, load
+from paceline.training.resume import initialize_rundir
 
 SIXTEEN_BITS = ["model.name=torchvision:resnet18", "model.width=1.0", "train.precision=bf16"]
 

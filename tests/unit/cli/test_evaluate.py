@@ -10,16 +10,14 @@ from types import SimpleNamespace
 import pytest
 
 from paceline.cli.evaluate import evaluate
-from paceline.core.class_table import ClassCount, ClassTable
 from paceline.core.errors import CheckpointError, PacelineError, RecipeError
-from paceline.core.results import EvalReport, EvalResult
-from paceline.core.rundir import RunDir
+from paceline.core.results import ClassCount, ClassTable, EvalReport, EvalResult
+from paceline.core.run_dir import RunDir
 from paceline.core.world import World
-from paceline.recipe.load import load
-from paceline.recipe.patch import Patch
-from paceline.recipe.yamlfile import to_yaml_text
-from paceline.train.checkpoint import CheckpointStorage, KeepPolicy, Snapshot
-from paceline.train.job import Invocation
+from paceline.recipe.load import Patch, load
+from paceline.recipe.yaml import to_yaml_text
+from paceline.training.checkpoint import CheckpointStorage, KeepPolicy, Snapshot
+from paceline.training.process import Invocation
 
 RAW = EvalResult(images=8, top1=0.5, top5=1.0, loss=1.0)
 REPORT = EvalReport(val=RAW, ema=RAW, classes=ClassTable((ClassCount("a", 8, 4),)))
@@ -46,7 +44,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         checkpoints.append(checkpoint)
         return REPORT
 
-    monkeypatch.setitem(sys.modules, "paceline.train.run", SimpleNamespace(evaluate=work))
+    monkeypatch.setitem(sys.modules, "paceline.training.run", SimpleNamespace(evaluate=work))
     return checkpoints
 
 
@@ -97,7 +95,7 @@ SMALL = (
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a run that has ended, with what its training left of the last evaluation."""
-    from paceline.train.run import run
+    from paceline.training.run import run
 
     folder = tmp_path_factory.mktemp("runs") / "trained"
     recipe = load("synthetic", Patch.parse(SMALL)).recipe
@@ -154,7 +152,7 @@ def test_the_checkpoint_of_the_last_step_is_not_read_once_more_to_see_that_it_is
     trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     read: list[Path] = []
-    monkeypatch.setattr("paceline.train.resume.find_damage", read.append)
+    monkeypatch.setattr("paceline.training.resume.find_damage", read.append)
     assert evaluate(trained, [], "1", "last", port=0, as_json=True, per_class=False) == 0
     assert read == []
 
@@ -177,7 +175,7 @@ def test_an_evaluation_that_fails_leaves_no_folder(run: Path, monkeypatch: pytes
         assert (tmp_path / "judged").is_dir()
         raise PacelineError("nothing can be read")
 
-    monkeypatch.setitem(sys.modules, "paceline.train.run", SimpleNamespace(evaluate=work))
+    monkeypatch.setitem(sys.modules, "paceline.training.run", SimpleNamespace(evaluate=work))
     with pytest.raises(PacelineError, match="nothing can be read"):
         evaluate(run, [], "1", "last", out=tmp_path / "judged", port=0, as_json=True, per_class=False)
     assert not (tmp_path / "judged").exists()

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from paceline.cli.experiment import finish_experiment, locked_experiment, read_finished
-from paceline.core.experiments.folder import ExperimentDir
-from paceline.core.experiments.ladder import LadderResult
-from paceline.core.experiments.prediction import Predicted, PredictionResult
+from paceline.core.experiments.experiment_dir import ExperimentDir
+from paceline.core.experiments.results import LadderResult, Predicted, PredictionResult
 
 POINT = Predicted(
     ranks=8,
@@ -45,7 +44,7 @@ def test_the_result_is_there_only_when_the_tables_are_and_data_are_gone(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr("paceline.report.experiments.tables.write_tables", killed)
+        patched.setattr("paceline.report.experiment_tables.write_tables", killed)
         finish_experiment(folder, RESULT)
     assert not folder.result.exists() and not folder.data.exists()
     finish_experiment(folder, RESULT)

@@ -5,12 +5,11 @@ import re
 
 import pytest
 
-from paceline.cli.ladder import _with_steps_time, ladder
-from paceline.cli.show_ladder import show_ladder
+from paceline.cli.ladder import _with_steps_time, ladder, show_ladder
 from paceline.core.errors import RecipeError
-from paceline.core.experiments.folder import ExperimentDir
-from paceline.core.experiments.ladder import LadderResult, ParityResult, RungResult
-from paceline.core.interval import Interval
+from paceline.core.experiments.experiment_dir import ExperimentDir
+from paceline.core.experiments.results import LadderResult, ParityResult, RungResult
+from paceline.core.statistics import Interval
 
 BASE = RungResult(
     name="base",

@@ -11,10 +11,9 @@ import pytest
 from paceline.cli import ladder as verb
 from paceline.core.errors import RecipeError
 from paceline.core.results import RunResult, ThroughputResult, TimeResult
-from paceline.core.rundir import RunDir
+from paceline.core.run_dir import RunDir
 from paceline.lab.runner import TrialError, TrialRunner
-from paceline.recipe.load import load
-from paceline.recipe.patch import Patch
+from paceline.recipe.load import Patch, load
 
 LADDER = """\
 # Two settings that stay.
@@ -86,7 +85,7 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     """Return the folders of the runs that were started, in the test's own folder, which has the ladder; nothing is."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("paceline.cli.report.try_write_report", lambda rundir: None)
-    monkeypatch.setattr("paceline.lab.cache.prepare_page_cache", lambda recipe, *, is_cold: None)
+    monkeypatch.setattr("paceline.lab.page_cache.prepare_page_cache", lambda recipe, *, is_cold: None)
     monkeypatch.setattr("paceline.cli.ladder.count_gpus", lambda environ: 0)
     (tmp_path / "own.yaml").write_text(LADDER, encoding="utf-8")
     return []

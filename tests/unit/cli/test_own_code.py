@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from paceline.cli.data_words import read_source
+from paceline.cli.app import app
+from paceline.cli.data_source import read_source
 from paceline.cli.recipes import recipes
-from paceline.cli.verbs import app
 from paceline.core.errors import RecipeError
 from paceline.core.results import RunResult
-from paceline.core.rundir import RunDir
-from paceline.lab.rungs import load_ladder
+from paceline.core.run_dir import RunDir
+from paceline.lab.ladder_file import load_ladder
 from paceline.recipe.load import load
 from paceline.recipe.schema.source import Folder
 
@@ -157,7 +157,7 @@ def test_a_frozen_recipe_carries_the_consent_of_the_command_line_into_its_job(le
 
 
 def test_the_hint_how_to_go_on_has_the_flag_where_the_run_names_code(left) -> None:
-    from paceline.cli.show import _checkpoint_rows
+    from paceline.cli.tables import _checkpoint_rows
 
     result = RunDir(Path("run")).read_result().model_copy(update={"status": "preempted"})
     assert isinstance(result, RunResult)

@@ -15,13 +15,12 @@ from PIL import Image
 from paceline.cli.predict import predict
 from paceline.core.csv_cells import from_cell
 from paceline.core.errors import CheckpointError, PacelineError, RecipeError
-from paceline.data.sources.digits import load_digits
-from paceline.models.zoo import build_model
-from paceline.recipe.load import load
-from paceline.recipe.patch import Patch
-from paceline.recipe.yamlfile import to_yaml_text
-from paceline.train.checkpoint import CheckpointStorage, KeepPolicy, Snapshot, model_tensors
-from paceline.train.facts import TrainedDataset
+from paceline.data.sources.builtin import load_digits
+from paceline.models.build import build_model
+from paceline.recipe.load import Patch, load
+from paceline.recipe.yaml import to_yaml_text
+from paceline.training.checkpoint import CheckpointStorage, KeepPolicy, Snapshot, model_tensors
+from paceline.training.trained_dataset import TrainedDataset
 
 ASKED = {"top": 3, "checkpoint": "last", "batch_size": 4, "format": "auto", "device": "cpu", "as_json": False}
 NAMES = ("0.png", "1.png", "2.png")

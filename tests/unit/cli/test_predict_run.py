@@ -5,15 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli.predict_run import predict_run
-from paceline.cli.predict_words import parse_ranks
+from paceline.cli.scale_predict import parse_ranks, predict_run
 from paceline.core.errors import RecipeError
-from paceline.core.experiments.folder import ExperimentDir
-from paceline.core.experiments.prediction import PredictionResult
+from paceline.core.experiments.experiment_dir import ExperimentDir
+from paceline.core.experiments.results import PredictionResult
 from paceline.core.results import RunResult
 from paceline.lab.trial import write_recipe
-from paceline.recipe.load import load
-from paceline.recipe.patch import Patch
+from paceline.recipe.load import Patch, load
 
 RESULT = {
     "status": "completed",

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli.predict_scale import predict_points
+from paceline.cli.scale_predict import predict_points
 from paceline.core.errors import DataError, RecipeError
-from paceline.core.experiments.folder import ExperimentDir
-from paceline.report.experiments.page import build_experiment_page
+from paceline.core.experiments.experiment_dir import ExperimentDir
+from paceline.report.write import build_experiment_page
 
 TABLE = "ranks,nodes,rank_batch,images,time_s\n1,1,256,1000000,1600\n4,1,256,1000000,410\n8,2,128,1000000,230\n"
 

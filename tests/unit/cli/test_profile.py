@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from paceline.cli import profile as verb
-from paceline.cli.show_profile import show_profile
+from paceline.cli.profile import show_profile
 from paceline.core.errors import RecipeError
 from paceline.core.results import (
     BucketResult,
@@ -22,14 +22,14 @@ from paceline.core.results import (
     ThroughputResult,
     TimeResult,
 )
-from paceline.core.rundir import RunDir
+from paceline.core.run_dir import RunDir
 from paceline.core.world import World
 from paceline.lab.probes import SkippedProbe
 from paceline.lab.profile import ProbeResult, Profile, ThroughputSummary
 from paceline.lab.runner import TrialError
 from paceline.lab.trial import Trial, TrialOutcome
-from paceline.measure.verdict import Ceilings
-from paceline.recipe.patch import Patch
+from paceline.measure.bottleneck import Ceilings
+from paceline.recipe.load import Patch
 
 STAGES = {
     "data_wait": StageResult(host_s=0.2, device_s=0.2, share=0.25),

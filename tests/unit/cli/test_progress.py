@@ -8,14 +8,13 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from paceline.cli.progress import LiveProgress, PlainProgress, build_train_progress, duration
-from paceline.core.class_table import ClassCount, ClassTable
+from paceline.cli.train_progress import LiveProgress, PlainProgress, build_train_progress
 from paceline.core.dataset import DatasetInfo
-from paceline.core.results import EvalReport, EvalResult
-from paceline.recipe.load import load
-from paceline.recipe.patch import Patch
+from paceline.core.results import ClassCount, ClassTable, EvalReport, EvalResult
+from paceline.core.units import duration
+from paceline.recipe.load import Patch, load
 from paceline.recipe.plan import Plan
-from paceline.train.logsink import EvalRecord, LogSink, StepRecord
+from paceline.training.logging.base import EvalRecord, LogSink, StepRecord
 
 INFO = DatasetInfo("made", "train", 640, ("a", "b"), 3, (8, 8), (0.5,) * 3, (0.5,) * 3, notes=("3 files left out",))
 PLAN = Plan.derive(

@@ -9,22 +9,21 @@ from typing import Any
 import pytest
 
 from paceline.cli import scale as verb
-from paceline.cli.allocation import refuse_more_nodes, srun_starter
-from paceline.cli.scale_words import ScaleOptions, read_ranks
-from paceline.cli.show_scale import show_scale
+from paceline.cli.ranks import refuse_more_nodes, srun_starter
+from paceline.cli.scale import show_scale
+from paceline.cli.scale_settings import ScaleOptions, read_ranks
 from paceline.core.errors import PacelineError
-from paceline.core.experiments.folder import ExperimentDir
-from paceline.core.experiments.scaling import ScalePoint, ScaleResult
-from paceline.core.interval import mean_interval
+from paceline.core.experiments.experiment_dir import ExperimentDir
+from paceline.core.experiments.results import ScalePoint, ScaleResult
 from paceline.core.results import EvalResult, RunResult, ThroughputResult, TimeResult
-from paceline.core.rundir import RunDir
+from paceline.core.run_dir import RunDir
+from paceline.core.statistics import mean_interval
 from paceline.core.world import World
 from paceline.lab.predict.points import read_points
 from paceline.lab.runner import TrialError
 from paceline.lab.trial import apply_patch
 from paceline.parallel.environ import world_from_environ
-from paceline.recipe.load import load
-from paceline.recipe.patch import Patch
+from paceline.recipe.load import Patch, load
 
 STEPS = ("train.epochs=auto", "train.steps=40")
 
@@ -212,7 +211,7 @@ def test_an_experiment_that_was_cut_off_repeats_no_run(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("paceline.report.experiments.tables.write_tables", cut)
+        patched.setattr("paceline.report.experiment_tables.write_tables", cut)
         with pytest.raises(KeyboardInterrupt):
             scale(repeats=1)
     assert len(started) == 2
@@ -396,7 +395,7 @@ def test_no_more_nodes_are_asked_for_than_there_are() -> None:
 
 def test_a_step_knows_nothing_of_the_batch_script_that_starts_it(monkeypatch: pytest.MonkeyPatch) -> None:
     commands: list[tuple[Sequence[str], int]] = []
-    monkeypatch.setattr("paceline.cli.allocation.start_process", lambda *asked: commands.append(asked))
+    monkeypatch.setattr("paceline.cli.ranks.start_process", lambda *asked: commands.append(asked))
     environ = dict.fromkeys(
         ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS_PER_NODE", "SLURM_JOB_ID", "MASTER_ADDR", "HOME"), "1"
     )

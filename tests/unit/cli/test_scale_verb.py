@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from paceline.cli.scale_verb import scale
+from paceline.cli.scale_options import scale
 from paceline.core.errors import RecipeError
 
 CSV, RUN = Path("times.csv"), "runs/one"

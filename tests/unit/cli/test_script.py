@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 import paceline
-import paceline.train.run as engine
-from paceline.cli.script import _build_patch, _load_recipe, translate_option_names
+import paceline.training.run as engine
+from paceline.cli.python_api import _build_patch, _load_recipe, translate_option_names
 from paceline.core.errors import PeerLostError, RecipeError
 from paceline.recipe.load import load
 from paceline.recipe.schema.source import OwnSource
-from paceline.recipe.yamlfile import to_yaml_text
+from paceline.recipe.yaml import to_yaml_text
 
 
 class Net:
@@ -23,7 +23,7 @@ def recipe_of(recipe, *overrides, model=None, source=None, run_dir=None, resume=
 
 
 def test_the_package_and_the_verb_have_one_name() -> None:
-    assert callable(paceline.train) and engine.run.__module__ == "paceline.train.run"
+    assert callable(paceline.train) and engine.run.__module__ == "paceline.training.run"
     words = inspect.signature(paceline.train).parameters
     assert [*words] == ["recipe", "overrides", "model", "source", "run_dir", "resume", "own_code"]
     assert "run_dir" in (paceline.train.__call__.__doc__ or "")

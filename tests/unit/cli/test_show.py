@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli.show import show_evaluation, show_result
-from paceline.core.class_table import ClassCount, ClassTable
+from paceline.cli.tables import show_evaluation, show_result
 from paceline.core.results import (
     CheckpointResult,
+    ClassCount,
+    ClassTable,
     EvalReport,
     EvalResult,
     GoodputResult,
@@ -16,7 +17,7 @@ from paceline.core.results import (
     ThroughputResult,
     TimeResult,
 )
-from paceline.core.rundir import RunDir
+from paceline.core.run_dir import RunDir
 from paceline.recipe.load import load
 
 COUNTS = (ClassCount("cat", 10, 7), ClassCount("dog", 20, 19), ClassCount("eel", 30, 30), ClassCount("fox", 4, 2))

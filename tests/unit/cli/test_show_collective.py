@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli.collective import time_allreduce, write_measurement
-from paceline.cli.show_collective import show_allreduce
+from paceline.cli.allreduce import show_allreduce, time_allreduce, write_measurement
 from paceline.core.errors import WorldError
-from paceline.lab.predict.measured import AllReduceMeasurement, AllReduceTiming, fit_link, read_all_reduce_file
+from paceline.lab.predict.network import AllReduceMeasurement, AllReduceTiming, fit_link, read_all_reduce_file
 
 TIMES = [
     AllReduceTiming(bytes=size, median_s=1e-3 + size / 1e9, p10_s=1e-3, p90_s=2.0, n=5) for size in (65_536, 64_000_000)

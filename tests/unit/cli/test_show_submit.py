@@ -2,12 +2,12 @@
 
 from types import SimpleNamespace
 
-from paceline.cli.show_submit import _Backoff
+from paceline.cli.submit import _Backoff
 
 
 def test_who_follows_looks_less_and_less_often_until_something_changes(monkeypatch):
     paused_s: list[float] = []
-    monkeypatch.setattr("paceline.cli.show_submit.time", SimpleNamespace(sleep=paused_s.append))
+    monkeypatch.setattr("paceline.cli.submit.time", SimpleNamespace(sleep=paused_s.append))
     pause = _Backoff()
     for _ in range(12):
         pause()

@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 
 from paceline.cli.submit import submit
-from paceline.cli.submit_verbs import PreparedJob, refuse_local_run
-from paceline.cli.submit_words import JobShape, SubmitRequest
+from paceline.cli.submit_args import JobShape, SubmitRequest
+from paceline.cli.submit_jobs import PreparedJob, refuse_local_run
 from paceline.core.errors import PacelineError
-from paceline.lab.rungs import load_ladder
-from paceline.recipe.load import load
-from paceline.recipe.patch import Patch
+from paceline.lab.ladder_file import load_ladder
+from paceline.recipe.load import Patch, load
 
 SCONTROL = """
 printf 'JobId=%s JobName=x\\n   JobState=%s Reason=None Dependency=(null)\\n' "$3" "$STATE"
@@ -42,7 +41,7 @@ def here(tmp_path: Path, monkeypatch) -> Path:
     monkeypatch.setenv("CODE", "0")
     monkeypatch.delenv("PACELINE_SITE", raising=False)
     monkeypatch.setattr("sys.argv", ["paceline", "submit", "a b", "$(touch canary)"])
-    monkeypatch.setattr("paceline.cli.show_submit._FIRST_PAUSE_S", 0)
+    monkeypatch.setattr("paceline.cli.submit._FIRST_PAUSE_S", 0)
     return folder
 
 
@@ -137,7 +136,7 @@ def test_whoever_stops_following_leaves_the_job(here: Path, capsys, monkeypatch)
         raise KeyboardInterrupt
 
     monkeypatch.setenv("STATE", "RUNNING")
-    monkeypatch.setattr("paceline.cli.show_submit.time", SimpleNamespace(sleep=interrupt))
+    monkeypatch.setattr("paceline.cli.submit.time", SimpleNamespace(sleep=interrupt))
     with pytest.raises(KeyboardInterrupt):
         ask("digits", wait=True)
     assert "stopped following: job 41 keeps running (scancel 41 ends it)" in capsys.readouterr().err

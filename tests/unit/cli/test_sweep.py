@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from paceline.cli import sweep as under_test
-from paceline.cli.lab_verbs import profile
+from paceline.cli.commands import profile
 from paceline.core.errors import PacelineError, RecipeError
-from paceline.core.experiments.folder import ExperimentDir
-from paceline.core.experiments.sweep import SweepResult
+from paceline.core.experiments.experiment_dir import ExperimentDir
+from paceline.core.experiments.results import SweepResult
 from paceline.core.results import RunResult, ThroughputResult, TimeResult
-from paceline.core.rundir import RunDir
+from paceline.core.run_dir import RunDir
 from paceline.lab.trial import Trial, TrialOutcome, apply_patch
 from paceline.recipe.load import load
 from paceline.recipe.schema import Recipe

@@ -2,7 +2,7 @@
 
 import io
 
-from paceline.cli.telling import progress_output
+from paceline.cli.progress_output import progress_output
 from paceline.lab.trial import Trial
 
 

@@ -9,13 +9,12 @@ import pytest
 
 from paceline.cli import tune as under_test
 from paceline.core.errors import RecipeError
-from paceline.core.experiments.folder import ExperimentDir
-from paceline.core.experiments.tuning import TuneResult
+from paceline.core.experiments.experiment_dir import ExperimentDir
+from paceline.core.experiments.results import TuneResult
 from paceline.core.results import RunResult, ThroughputResult, TimeResult
-from paceline.core.rundir import RunDir
+from paceline.core.run_dir import RunDir
 from paceline.lab.trial import Trial, TrialOutcome, apply_patch
-from paceline.recipe.load import load
-from paceline.recipe.patch import Patch
+from paceline.recipe.load import Patch, load
 from paceline.recipe.schema import Recipe
 
 

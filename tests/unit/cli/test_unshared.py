@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from paceline.cli.run_verbs import predict
-from paceline.cli.unshared import not_distributed
+from paceline.cli.commands import predict
+from paceline.cli.options import not_distributed
 
 NAMES = ("SLURM_", "RANK", "WORLD_SIZE", "TORCHELASTIC_", "PACELINE_LAUNCHER")
 SRUN = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": "0"}

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli.words import count_ranks, split_recipe_args
+from paceline.cli.args import count_ranks, split_recipe_args
 from paceline.core.errors import RecipeError, WorldError
 
 
@@ -32,7 +32,7 @@ def test_a_number_of_ranks_is_a_number(text: str) -> None:
 def test_auto_is_one_rank_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert count_ranks("auto", {"CUDA_VISIBLE_DEVICES": ""}) == 1
     assert count_ranks("3", {}) == 3
-    monkeypatch.setattr("paceline.cli.words.count_gpus", lambda environ: 4)
+    monkeypatch.setattr("paceline.cli.args.count_gpus", lambda environ: 4)
     assert count_ranks("auto", {}) == 4
 
 

@@ -9,8 +9,8 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import macros
 
 from paceline.cluster.job import ClusterJob
 from paceline.cluster.kubernetes import build_manifests, kubectl_commands
-from paceline.cluster.kubernetes_names import short_digest
-from paceline.cluster.kubernetes_site import KubernetesSite, Toleration
+from paceline.cluster.pod import short_digest
+from paceline.cluster.site import KubernetesSite, Toleration
 from paceline.core.errors import RecipeError, WorldError
 
 RUN = Path("/home/me/runs/photos")
@@ -78,7 +78,7 @@ def test_the_recipe_comes_first_and_what_starts_pods_last(kind: str, expected: l
 @pytest.mark.parametrize("kind", KINDS)
 def test_several_nodes_run_the_agent_and_the_words_where_pods_see_them(kind: str) -> None:
     program = program_of(main_object(kind=kind))
-    assert program[:3] == ["python", "-m", "paceline.parallel.agent"]
+    assert program[:3] == ["python", "-m", "paceline.parallel.torchrun_agent"]
     start = program.index("paceline")
     assert program[start - 1] == "-m"
     assert program[start + 1 :] == [

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.cluster.kubernetes_names import dns_label, escape_expansion, unique_label
+from paceline.cluster.pod import dns_label, escape_expansion, unique_label
 
 RFC_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 

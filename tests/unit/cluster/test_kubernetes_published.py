@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from paceline.cluster.job import ClusterJob
 from paceline.cluster.kubernetes import build_manifests
-from paceline.cluster.kubernetes_site import KubernetesSite
+from paceline.cluster.site import KubernetesSite
 
 models = pytest.importorskip(
     "kubeflow_trainer_api.models", reason="kubeflow-trainer-api is not installed: pip install kubeflow-trainer-api"

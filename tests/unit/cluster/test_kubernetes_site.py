@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from paceline.cluster.kubernetes_site import KubernetesSite, Toleration
+from paceline.cluster.site import KubernetesSite, Toleration
 
 
 def test_every_field_is_documented() -> None:

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
-from paceline.cluster.kubernetes_yaml import manifests_to_yaml
+from paceline.cluster.kubernetes import manifests_to_yaml
 
 
 def back(text: str) -> list[list[Any]]:

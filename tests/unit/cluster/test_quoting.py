@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from paceline.cluster.quoting import comment, directive, shell_command, shell_word
+from paceline.cluster.slurm import comment, directive, shell_command, shell_word
 from paceline.core.errors import RecipeError
 
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.cluster.job import ClusterJob
+from paceline.cluster.site import SlurmSite
 from paceline.cluster.slurm import build_script, output_pattern, signal_lead_s
-from paceline.cluster.slurm_site import SlurmSite
 from paceline.core.errors import RecipeError
 
 JOB = ClusterJob(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cluster.slurm_jobs import FileTail, JobState, SlurmClient, SlurmError, follow_until_end, parse_state
+from paceline.cluster.slurm_client import FileTail, JobState, SlurmClient, SlurmError, follow_until_end, parse_state
 
 SHOWN = """JobId=12 JobName=evil JobState=COMPLETED Reason=None ExitCode=9:9
    UserId=me(1) GroupId=me(1) MCS_label=N/A

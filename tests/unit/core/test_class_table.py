@@ -5,7 +5,9 @@ import io
 
 import pytest
 
-from paceline.core.class_table import (
+from paceline.core.csv_cells import to_cell
+from paceline.core.errors import PacelineError
+from paceline.core.results import (
     ClassCount,
     ClassTable,
     classes_csv,
@@ -14,8 +16,6 @@ from paceline.core.class_table import (
     read_classes_csv,
     worst_classes,
 )
-from paceline.core.csv_cells import to_cell
-from paceline.core.errors import PacelineError
 
 AWKWARD = ("a,b", "=1+1", 'say "x"', "two\nlines", " edge ", "é", "")
 

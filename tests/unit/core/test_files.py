@@ -27,7 +27,7 @@ from paceline.core.files import (
     write_new,
     write_output,
 )
-from paceline.core.rundir import RunDir, append_line, read_lines, write_atomic
+from paceline.core.run_dir import RunDir, append_line, read_lines, write_atomic
 
 THESIS = "years of work\n"
 MODES = ["wb", "ab", "a+b", "r+b"]

@@ -4,7 +4,6 @@ import math
 
 import pytest
 
-from paceline.core.class_table import ClassCount
 from paceline.core.health import (
     MIN_STEPS,
     EvalPoint,
@@ -14,7 +13,7 @@ from paceline.core.health import (
     is_suspicious,
     training_losses,
 )
-from paceline.core.results import BatchNormCheck, EvalResult
+from paceline.core.results import BatchNormCheck, ClassCount, EvalResult
 
 NAMES = ("top", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot")
 

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from paceline.core.interval import Interval, difference_interval, mean_interval, product_interval, ratio_interval
+from paceline.core.statistics import Interval, difference_interval, mean_interval, product_interval, ratio_interval
 
 
 def test_the_interval_of_a_mean_is_students() -> None:

@@ -7,11 +7,10 @@ from typing import Any, get_args
 import pytest
 from pydantic import BaseModel
 
-from paceline.core.learning import changes_result, changes_result_only
-from paceline.recipe.load import load
-from paceline.recipe.patch import Patch
+from paceline.core.setting_kinds import changes_result, changes_result_only
+from paceline.recipe.load import Patch, load
 from paceline.recipe.schema import Recipe
-from paceline.train.resume import list_forbidden_changes
+from paceline.training.resume import list_forbidden_changes
 
 
 @pytest.mark.parametrize(
@@ -43,10 +42,14 @@ def test_what_adds_work_to_a_step_is_chosen_for_what_is_learnt_and_changes_the_s
 
 
 def test_every_name_in_the_list_is_a_field_of_the_schema() -> None:
-    from paceline.core import learning
+    from paceline.core import setting_kinds
 
     fields = set(_fields(Recipe, ""))
-    assert {*learning._CHANGES_RESULT, *learning._CHANGES_RESULT_AND_SPEED, *learning._CHANGES_RESULT_BELOW} <= fields
+    assert {
+        *setting_kinds._CHANGES_RESULT,
+        *setting_kinds._CHANGES_RESULT_AND_SPEED,
+        *setting_kinds._CHANGES_RESULT_BELOW,
+    } <= fields
 
 
 @pytest.mark.parametrize(

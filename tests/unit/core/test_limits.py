@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.core.limits import CgroupLimits, find_limits, oom_kills, rank_cores, share_of_cores, usable_cores
+from paceline.core.host import CgroupLimits, find_limits, oom_kills, rank_cores, share_of_cores, usable_cores
 from paceline.core.world import World
 
 GIB = 2**30

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from paceline.core.philox import Stream, permutation, philox, sorted_by, step_seed, uniform
+from paceline.core.random import Stream, permutation, philox, sorted_by, step_seed, uniform
 
 # Random123 (D. E. Shaw Research), examples/kat_vectors, philox4x32 with 10 rounds: counter, key, result.
 KNOWN_ANSWERS = [

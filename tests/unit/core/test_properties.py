@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.philox import Stream, permutation, step_seed, uniform
+from paceline.core.random import Stream, permutation, step_seed, uniform
 from paceline.core.units import Duration, Unit
 
 VALUES = st.one_of(

@@ -8,8 +8,17 @@ from typing import get_args
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from paceline.core.class_table import ClassCount, ClassTable
-from paceline.core.results import EvalReport, EvalResult, RunResult, StageResult, Status, ThroughputResult, TimeResult
+from paceline.core.results import (
+    ClassCount,
+    ClassTable,
+    EvalReport,
+    EvalResult,
+    RunResult,
+    StageResult,
+    Status,
+    ThroughputResult,
+    TimeResult,
+)
 
 # The keys of result.json as the design lists them (DESIGN.md, section 4).
 DESIGNED = {

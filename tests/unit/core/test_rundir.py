@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from paceline.core.class_table import ClassCount, ClassTable
 from paceline.core.errors import PacelineError, RecipeError
-from paceline.core.rundir import RunDir, append_line, read_lines, write_atomic
-from paceline.train.sinks.lines import drop_records_after
+from paceline.core.results import ClassCount, ClassTable
+from paceline.core.run_dir import RunDir, append_line, read_lines, write_atomic
+from paceline.training.logging.base import drop_records_after
 
 NOW = datetime(2026, 11, 21, 10, 15, 9)
 
@@ -261,7 +261,7 @@ def test_a_file_without_line_ends_takes_little_memory(tmp_path):
     code = f"""
 import resource
 from pathlib import Path
-from paceline.core.rundir import RunDir, append_line, read_lines
+from paceline.core.run_dir import RunDir, append_line, read_lines
 path = Path({str(path)!r})
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + (450 << 20),) * 2)

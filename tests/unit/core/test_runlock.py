@@ -10,14 +10,13 @@ from pathlib import Path
 import pytest
 
 from paceline.core.errors import RecipeError
-from paceline.core.rundir import RunDir
-from paceline.core.runlock import LOCK, run_lock
+from paceline.core.run_dir import LOCK, RunDir, run_lock
 
 WAIT_S = 30
 HOLD = """
 import sys
 from pathlib import Path
-from paceline.core.runlock import run_lock
+from paceline.core.run_dir import run_lock
 with run_lock(Path(sys.argv[1]), int(sys.argv[2])):
     print("held", flush=True)
     sys.stdin.read()
@@ -25,7 +24,7 @@ with run_lock(Path(sys.argv[1]), int(sys.argv[2])):
 FORK = """
 import os, sys
 from pathlib import Path
-from paceline.core.runlock import run_lock
+from paceline.core.run_dir import run_lock
 with run_lock(Path(sys.argv[1])):
     if os.fork() == 0:
         print(os.getpid(), flush=True)
@@ -52,7 +51,7 @@ def holder(tmp_path: Path):
 KILLED = """
 import os, sys
 from pathlib import Path
-from paceline.core.runlock import run_lock
+from paceline.core.run_dir import run_lock
 with run_lock(Path(sys.argv[1]), started_s=float(sys.argv[2]), launch=sys.argv[3]):
     os.kill(os.getpid(), 9)
 """

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.core.source_digest import package_digest, source_digest
+from paceline.core.version import package_digest, source_digest
 
 
 @pytest.fixture

@@ -7,9 +7,8 @@ from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as F
 
 from paceline.data.augment.build import build_augments, has_host_augments, split_augments
-from paceline.data.augment.colour import BatchColorJitter, adjust_hue
-from paceline.data.augment.geometry import BatchAffine, BatchFlip, BatchPadCrop
-from paceline.data.augment.protocol import Augment
+from paceline.data.augment.color import BatchColorJitter, adjust_hue
+from paceline.data.augment.geometric import Augment, BatchAffine, BatchFlip, BatchPadCrop
 from paceline.recipe.schema.data import Data
 
 ALL = Data(

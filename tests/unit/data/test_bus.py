@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from paceline.core.results import HostToDeviceResult
-from paceline.data.bus import MAX_TIMED_COPIES, CopyEvents, DirectCopy, TransferStats
-from paceline.train.meter import compute_host_to_device
+from paceline.data.transfer import MAX_TIMED_COPIES, CopyEvents, DirectCopy, TransferStats
+from paceline.training.measurements import compute_host_to_device
 
 TENSORS = (torch.zeros(4, 3, 8, 8, dtype=torch.uint8), torch.zeros(4, dtype=torch.int64))
 BYTES = 4 * 3 * 8 * 8 + 4 * 8

@@ -5,8 +5,8 @@ import pytest
 
 from paceline.core.dataset import ArraySource, DatasetInfo, Sample, Source
 from paceline.core.errors import RecipeError
-from paceline.data import choice
-from paceline.data.choice import LoaderChoice, choose_loader
+from paceline.data.loaders import choose
+from paceline.data.loaders.choose import LoaderChoice, choose_loader
 from paceline.data.native import NATIVE_MISSING_MESSAGE
 from paceline.data.pack.reader import PackSource
 from paceline.recipe.schema.data import Data
@@ -48,7 +48,7 @@ KEPT = PackSource(INFO, Kinds(2), None)  # type: ignore[arg-type]
 @pytest.fixture(autouse=True)
 def core(monkeypatch) -> None:
     """A native core that nobody calls."""
-    monkeypatch.setattr(choice, "load_native", object)
+    monkeypatch.setattr(choose, "load_native", object)
 
 
 def chosen(
@@ -111,7 +111,7 @@ def test_threads_and_processes_can_make_anything(loader: str, source: Source) ->
 
 
 def test_without_the_core_a_pack_is_read_by_processes_and_the_user_is_told(monkeypatch) -> None:
-    monkeypatch.setattr(choice, "load_native", lambda: None)
+    monkeypatch.setattr(choose, "load_native", lambda: None)
     found = chosen(PACK)
     assert found[:2] == ("processes", 3) and NATIVE_MISSING_MESSAGE in found.note
     assert chosen(KEPT).note == chosen(Files()).note == chosen(PACK, workers=0).note == ""
@@ -145,7 +145,7 @@ def test_what_cannot_be_done_is_refused_in_a_line_with_a_fix(source: Source, fie
 
 
 def test_native_without_the_core_says_what_is_lost_and_how_to_get_it(monkeypatch) -> None:
-    monkeypatch.setattr(choice, "load_native", lambda: None)
+    monkeypatch.setattr(choose, "load_native", lambda: None)
     with pytest.raises(RecipeError) as caught:
         chosen(PACK, loader="native")
     assert str(caught.value) == f"data.loader: native: {NATIVE_MISSING_MESSAGE}; or set data.loader=auto"

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from paceline.data.copies import DuplicatePair, Duplicates, SampleDigests
+from paceline.data.verify import DuplicatePair, Duplicates, SampleDigests
 
 
 def copies(contents, labels, num_train):

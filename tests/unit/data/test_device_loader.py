@@ -8,14 +8,13 @@ import torch
 
 from paceline.core.dataset import ArraySource, DatasetInfo
 from paceline.data.augment.build import build_augments, split_augments
-from paceline.data.augment.protocol import Augment
+from paceline.data.augment.geometric import Augment
 from paceline.data.batch import Batch
-from paceline.data.device_loader import DeviceLoader, load_split_to_device
-from paceline.data.inline import InlineLoader
-from paceline.data.laps import build_batch_timer
-from paceline.data.loader import LoaderOptions, build_eval_loader, build_train_loader
-from paceline.data.sampler import EvalShard, TrainOrder
-from paceline.data.tally import build_loader_stats
+from paceline.data.loaders.batch_maker import InlineLoader
+from paceline.data.loaders.build import LoaderOptions, build_eval_loader, build_train_loader
+from paceline.data.loaders.device import DeviceLoader, load_split_to_device
+from paceline.data.order import EvalShard, TrainOrder
+from paceline.data.timing import build_batch_timer, build_loader_stats
 from paceline.recipe.schema.data import Data
 
 INFO = DatasetInfo("made", "train", 50, ("a", "b"), 3, (16, 16), (0.5,) * 3, (0.25,) * 3)

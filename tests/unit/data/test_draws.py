@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from paceline.core.philox import Stream, uniform
-from paceline.data.draws import draw_uniform
+from paceline.core.random import Stream, uniform
+from paceline.data.order import draw_uniform
 
 INDICES = np.arange(10_000)
 

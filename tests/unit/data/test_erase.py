@@ -5,7 +5,7 @@ import pytest
 import torch
 from torchvision.transforms import v2
 
-from paceline.data.augment.erase import BatchCutout, BatchRandomErasing, to_8_bit_color
+from paceline.data.augment.erasing import BatchCutout, BatchRandomErasing, to_8_bit_color
 
 COLOUR = (1, 2, 3)
 

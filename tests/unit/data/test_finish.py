@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from paceline.core.dataset import ArraySource, DatasetInfo
-from paceline.data.finish import build_device_transforms
-from paceline.data.loader import LoaderOptions, build_train_loader
-from paceline.data.placement import DeviceTransfer
-from paceline.data.sampler import TrainOrder
+from paceline.data.augment.build import build_device_transforms
+from paceline.data.loaders.build import LoaderOptions, build_train_loader
+from paceline.data.order import TrainOrder
+from paceline.data.transfer import DeviceTransfer
 from paceline.recipe.schema.data import Data
 
 INFO = DatasetInfo("made", "train", 50, tuple("abc"), 3, (16, 16), (0.4, 0.5, 0.6), (0.2, 0.25, 0.3))

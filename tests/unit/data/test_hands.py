@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from paceline.data.hands import ThreadPool
+from paceline.data.loaders.thread import ThreadPool
 
 
 def names() -> list[str]:
@@ -98,7 +98,7 @@ def test_closing_leaves_out_what_has_not_begun_and_waits_for_what_has() -> None:
 
 PROGRAM = """
 import torch
-from paceline.data.hands import ThreadPool
+from paceline.data.loaders.thread import ThreadPool
 hands = ThreadPool(3, "test hands")
 images = torch.zeros(64, 3, 64, 64)
 futures = [hands.submit(lambda worker: images.sum()) for _ in range(2000)]

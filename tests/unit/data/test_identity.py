@@ -8,8 +8,8 @@ import pytest
 from PIL import Image
 
 from paceline.core.dataset import ArraySource, DatasetInfo, Datasets
-from paceline.data.identity import digest_datasets
-from paceline.data.sources.digits import load_digits
+from paceline.data.sources.builtin import load_digits
+from paceline.data.sources.fingerprint import digest_datasets
 from paceline.data.sources.folder import load_folder
 from paceline.recipe.schema.source import Folder
 

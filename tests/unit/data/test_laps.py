@@ -1,8 +1,15 @@
 """Parts of a batch add up to the whole of it, and batches to a table, by a clock that only the test moves."""
 
 from paceline.core.results import LoaderResult
-from paceline.data.laps import BatchTiming, ClockBatchTimer, NoBatchTimer, build_batch_timer
-from paceline.data.tally import ClockLoaderStats, NoLoaderStats, build_loader_stats
+from paceline.data.timing import (
+    BatchTiming,
+    ClockBatchTimer,
+    ClockLoaderStats,
+    NoBatchTimer,
+    NoLoaderStats,
+    build_batch_timer,
+    build_loader_stats,
+)
 
 
 class Hand:

@@ -14,13 +14,13 @@ import torch
 
 from paceline.core.dataset import ArraySource, DatasetInfo, Sample
 from paceline.core.errors import DataError, WatchError
-from paceline.data import processes
-from paceline.data.bad import BadImage
+from paceline.data.bad_images import BadImage
 from paceline.data.batch import Batch
-from paceline.data.inline import InlineLoader
-from paceline.data.loader import LoaderOptions, build_eval_loader, build_train_loader
-from paceline.data.processes import ProcessLoader
-from paceline.data.sampler import EvalShard, TrainOrder
+from paceline.data.loaders import process
+from paceline.data.loaders.batch_maker import InlineLoader
+from paceline.data.loaders.build import LoaderOptions, build_eval_loader, build_train_loader
+from paceline.data.loaders.process import ProcessLoader
+from paceline.data.order import EvalShard, TrainOrder
 from paceline.data.workers import WorkerProgress, init_worker
 from paceline.recipe.schema.data import Data
 
@@ -199,8 +199,8 @@ def test_workers_that_do_not_come_to_life_are_replaced(monkeypatch, tmp_path) ->
             time.sleep(60)
         init_worker(parent, trail, worker)
 
-    monkeypatch.setattr(processes, "init_worker", stillborn)
-    monkeypatch.setattr(processes, "START_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(process, "init_worker", stillborn)
+    monkeypatch.setattr(process, "START_TIMEOUT_S", 1.0)
     order = TrainOrder(seed=1, num_images=50, batch_size=10)
     before = _children()
     alone, crew = (

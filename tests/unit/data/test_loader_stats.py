@@ -12,9 +12,9 @@ from PIL import Image
 from paceline.core.dataset import ArraySource, DatasetInfo, Sample, Source
 from paceline.core.errors import DataError
 from paceline.core.results import LoaderResult
-from paceline.data.loader import Loader, LoaderOptions, build_eval_loader, build_train_loader
-from paceline.data.processes import ProcessLoader
-from paceline.data.sampler import EvalShard, TrainOrder
+from paceline.data.loaders.build import Loader, LoaderOptions, build_eval_loader, build_train_loader
+from paceline.data.loaders.process import ProcessLoader
+from paceline.data.order import EvalShard, TrainOrder
 from paceline.data.workers import WorkerProgress
 from paceline.recipe.schema.data import Data
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy import stats
 
-from paceline.data.mix import CutMixMethod, MixUpMethod, NoMixing, PairMixer, build_mixer
+from paceline.data.augment.mixup import CutMixMethod, MixUpMethod, NoMixing, PairMixer, build_mixer
 from paceline.recipe.schema.data import Data
 
 NUM_CLASSES = 5

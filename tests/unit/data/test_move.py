@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.data.augment.geometry import BatchAffine, BatchFlip, BatchPadCrop
-from paceline.data.augment.move import FusedCropFlip, fuse_crop_flip
-from paceline.data.augment.protocol import Augment
+from paceline.data.augment.geometric import Augment, BatchAffine, BatchFlip, BatchPadCrop, FusedCropFlip, fuse_crop_flip
 from paceline.data.native import NativeExtension, load_native
 
 TURN = BatchAffine(15.0, 0.0, (1.0, 1.0), "nearest")

@@ -20,19 +20,15 @@ from paceline.core.dataset import DatasetInfo, Sample
 from paceline.core.errors import DataError, WatchError
 from paceline.core.units import Duration
 from paceline.data.augment.build import build_augments
-from paceline.data.augment.geometry import BatchFlip
-from paceline.data.bad import build_bad_image_policy
+from paceline.data.augment.geometric import BatchFlip
+from paceline.data.bad_images import build_bad_image_policy
 from paceline.data.batch import Batch
-from paceline.data.batches import BatchMaker
-from paceline.data.laps import build_batch_timer
-from paceline.data.native_loader import BATCHES_AHEAD, BatchFinisher, NativeLoader
-from paceline.data.native_plan import BatchPlanner
-from paceline.data.reader import ImageReader
-from paceline.data.sampler import EvalShard, TrainOrder
-from paceline.data.schedule import BatchSchedule, EvalBatchSchedule, TrainBatchSchedule
-from paceline.data.sizing import CenterCropResizer, RandomCropResizer, Resizer
-from paceline.data.slots import PageableHostBuffers
-from paceline.data.tally import build_loader_stats
+from paceline.data.loaders.batch_maker import BatchMaker
+from paceline.data.loaders.native import BATCHES_AHEAD, BatchFinisher, BatchPlanner, NativeLoader, PageableHostBuffers
+from paceline.data.loaders.reader import ImageReader
+from paceline.data.order import BatchSchedule, EvalBatchSchedule, EvalShard, TrainBatchSchedule, TrainOrder
+from paceline.data.resize import CenterCropResizer, RandomCropResizer, Resizer
+from paceline.data.timing import build_batch_timer, build_loader_stats
 from paceline.data.workers import WorkerProgress, track_source
 from paceline.recipe.schema.data import Data
 

@@ -7,11 +7,10 @@ import pytest
 from numpy.typing import NDArray
 
 from paceline.core.dataset import DatasetInfo, Sample
-from paceline.data.augment.geometry import BatchFlip
-from paceline.data.native_plan import BatchPlan, BatchPlanner
-from paceline.data.sampler import EvalShard, TrainOrder
-from paceline.data.schedule import EvalBatchSchedule, TrainBatchSchedule
-from paceline.data.sizing import CenterCropResizer, RandomCropResizer
+from paceline.data.augment.geometric import BatchFlip
+from paceline.data.loaders.native import BatchPlan, BatchPlanner
+from paceline.data.order import EvalBatchSchedule, EvalShard, TrainBatchSchedule, TrainOrder
+from paceline.data.resize import CenterCropResizer, RandomCropResizer
 
 CROP = RandomCropResizer((0.08, 1.0), (0.75, 4 / 3))
 RECORD, FILE = 1, 2

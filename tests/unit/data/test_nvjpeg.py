@@ -15,13 +15,13 @@ from torch import Tensor
 
 from paceline.core.dataset import DatasetInfo, Sample
 from paceline.core.errors import DataError, RecipeError
-from paceline.data import nvjpeg
-from paceline.data.bad import ImageError
+from paceline.data.bad_images import ImageError
 from paceline.data.batch import Batch
-from paceline.data.jpeg import JpegHeader, parse_jpeg_header
-from paceline.data.loader import Loader, LoaderOptions, build_eval_loader, build_train_loader
-from paceline.data.nvjpeg import apply_orientation, build_jpeg_decoder
-from paceline.data.sampler import EvalShard, TrainOrder
+from paceline.data.decode import JpegHeader, parse_jpeg_header
+from paceline.data.loaders import nvjpeg
+from paceline.data.loaders.build import Loader, LoaderOptions, build_eval_loader, build_train_loader
+from paceline.data.loaders.nvjpeg import apply_orientation, build_jpeg_decoder
+from paceline.data.order import EvalShard, TrainOrder
 from paceline.recipe.schema.data import Data
 
 CPU = torch.device("cpu")

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from paceline.core.errors import RecipeError
-from paceline.data.augment.build import build_augments, has_host_augments
-from paceline.data.finish import build_device_transforms
-from paceline.data.placement import DeviceBatch, DeviceTransfer
+from paceline.data.augment.build import build_augments, build_device_transforms, has_host_augments
+from paceline.data.transfer import DeviceBatch, DeviceTransfer
 from paceline.recipe.schema.augment import Flip, OwnAugment
 from paceline.recipe.schema.data import Data
 

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from paceline.core.dataset import ArraySource, DatasetInfo
-from paceline.data.pixels import MappedImageStore, TensorImageStore, build_image_store
+from paceline.data.loaders.reader import MappedImageStore, TensorImageStore, build_image_store
 
 INFO = DatasetInfo("made", "train", 9, ("a", "b"), 3, (4, 6), (0.5,) * 3, (0.25,) * 3)
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from paceline.data.batch import Batch
-from paceline.data.placement import DeviceTransfer
+from paceline.data.transfer import DeviceTransfer
 
 MEAN, STD = (0.3047, 0.5071, 0.4865), (0.3756, 0.2673, 0.2564)
 PIXELS = torch.arange(256, dtype=torch.uint8).repeat(3, 1).view(1, 3, 16, 16)

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.data.sampler import EvalShard, TrainOrder
+from paceline.data.order import EvalShard, TrainOrder
 
 SEEDS = st.integers(0, 2**63 - 1)
 

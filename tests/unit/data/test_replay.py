@@ -12,12 +12,12 @@ import torch
 
 from paceline.core.dataset import ArraySource, DatasetInfo, Sample
 from paceline.core.errors import DataError
+from paceline.data.augment.build import build_device_transforms
 from paceline.data.batch import Batch
-from paceline.data.finish import build_device_transforms
-from paceline.data.loader import Loader, LoaderOptions, build_train_loader
-from paceline.data.placement import DeviceTransfer
-from paceline.data.replay import NUM_REPLAYED_BATCHES, ReplayLoader, keep_on_host
-from paceline.data.sampler import TrainOrder
+from paceline.data.loaders.build import Loader, LoaderOptions, build_train_loader
+from paceline.data.loaders.replay import NUM_REPLAYED_BATCHES, ReplayLoader, keep_on_host
+from paceline.data.order import TrainOrder
+from paceline.data.transfer import DeviceTransfer
 from paceline.recipe.schema.data import Data
 
 INFO = DatasetInfo("made", "train", 50, ("a", "b"), 3, (16, 16), (0.5,) * 3, (0.25,) * 3)

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from paceline.core.philox import permutation
-from paceline.data import sampler
-from paceline.data.sampler import EvalShard, TrainOrder
+from paceline.core.random import permutation
+from paceline.data import order as sampler
+from paceline.data.order import EvalShard, TrainOrder
 
 
 def order(rank: int = 0, world_size: int = 1) -> TrainOrder:

@@ -3,9 +3,7 @@
 import numpy as np
 import pytest
 
-from paceline.data.draws import draw_uniform
-from paceline.data.sampler import EvalShard, TrainOrder
-from paceline.data.schedule import EvalBatchSchedule, TrainBatchSchedule
+from paceline.data.order import EvalBatchSchedule, EvalShard, TrainBatchSchedule, TrainOrder, draw_uniform
 
 ORDER = TrainOrder(seed=5, num_images=50, batch_size=8, rank=1, world_size=2)
 ALTERNATING = (False, True, False, False, False)

@@ -7,7 +7,7 @@ from PIL import Image
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
-from paceline.data.sizing import (
+from paceline.data.resize import (
     CenterCropResizer,
     RandomCropResizer,
     Resizer,

@@ -2,7 +2,7 @@
 
 import torch
 
-from paceline.data.slots import PageableHostBuffers, build_host_buffers
+from paceline.data.loaders.native import PageableHostBuffers, build_host_buffers
 
 
 def test_memory_is_not_lent_twice_while_any_tensor_over_it_is_held() -> None:

@@ -13,14 +13,14 @@ from PIL import Image
 
 from paceline.core.dataset import Datasets
 from paceline.core.errors import DataError
-from paceline.data.identity import digest_datasets
-from paceline.data.lease import acquire_file_lock
-from paceline.data.pack.writer import PackOptions, write_pack
+from paceline.data.convert.pack_writer import PackOptions, write_pack
+from paceline.data.file_lock import acquire_file_lock
 from paceline.data.sources.build import build_datasets
-from paceline.data.stage import build_staged_section, stage_for_run, stage_permanently, unstage
-from paceline.data.staging.flush import sync_filesystem
+from paceline.data.sources.fingerprint import digest_datasets
+from paceline.data.staging.copy import sync_filesystem
 from paceline.data.staging.inventory import CopySize
-from paceline.data.staging.room import FreeSpace, check_free_space, is_in_memory, measure_free_space
+from paceline.data.staging.space import FreeSpace, check_free_space, is_in_memory, measure_free_space
+from paceline.data.staging.stage import build_staged_section, stage_for_run, stage_permanently, unstage
 from paceline.recipe.schema.source import Digits, Folder, Lmdb, Manifest, Pack, SourceSection, WebDataset
 
 
@@ -37,7 +37,7 @@ def images_in(root: Path, classes: str = "ab", num: int = 4) -> Path:
 @pytest.fixture(autouse=True)
 def no_flush(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy disk takes seconds; what a power cut leaves cannot be tested here."""
-    monkeypatch.setattr("paceline.data.stage.sync_filesystem", lambda folder: None)
+    monkeypatch.setattr("paceline.data.staging.stage.sync_filesystem", lambda folder: None)
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def packed(kind: str, datasets: Datasets, out: Path) -> SourceSection:
             write_pack(datasets, out, PackOptions(shard_bytes=1 << 20), lambda done, total: None, 1)
             return Pack(root=str(out) if kind == "pack of shards" else str(out / "index.pack"))
         case "lmdb":
-            write_lmdb = pytest.importorskip("paceline.data.sources.lmdb_write").write_lmdb
+            write_lmdb = pytest.importorskip("paceline.data.convert.lmdb_writer").write_lmdb
             write_lmdb(datasets, out, lambda done, total: None)
             return Lmdb(root=str(out))
     return tars_of(datasets, out)
@@ -353,7 +353,7 @@ def test_a_link_or_a_folder_of_somebody_else_is_not_written_to(folder: Folder, t
 
 def test_without_room_nothing_is_copied(folder: Folder, top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     room = FreeSpace(4096 * 3, "free there", math.inf)
-    monkeypatch.setattr("paceline.data.stage.measure_free_space", lambda folder, memory_left: room)
+    monkeypatch.setattr("paceline.data.staging.stage.measure_free_space", lambda folder, memory_left: room)
     with (
         pytest.raises(DataError, match=r"has not enough space for .*: 32.8 kB are needed, 12.3 kB free there"),
         stage_for_run(folder, str(top), is_first=True),

@@ -14,9 +14,9 @@ import torch
 from paceline.core.dataset import ArraySource, DatasetInfo, Sample, Source
 from paceline.core.errors import DataError, WatchError
 from paceline.data.batch import Batch
-from paceline.data.loader import Loader, LoaderOptions, build_eval_loader, build_train_loader
-from paceline.data.sampler import EvalShard, TrainOrder
-from paceline.data.threads import BATCHES_PER_THREAD
+from paceline.data.loaders.build import Loader, LoaderOptions, build_eval_loader, build_train_loader
+from paceline.data.loaders.thread import BATCHES_PER_THREAD
+from paceline.data.order import EvalShard, TrainOrder
 from paceline.recipe.schema.data import Data
 
 INFO = DatasetInfo("made", "train", 50, ("a", "b"), 3, (16, 16), (0.5,) * 3, (0.25,) * 3)

@@ -13,9 +13,8 @@ import pytest
 from paceline.core.dataset import DatasetInfo, Datasets
 from paceline.core.errors import DataError
 from paceline.core.units import Duration
-from paceline.data.bad import ImageError
-from paceline.data.copies import DuplicatePair, Duplicates
-from paceline.data.verify import verify_images
+from paceline.data.bad_images import ImageError
+from paceline.data.verify import DuplicatePair, Duplicates, verify_images
 
 INFO = DatasetInfo("made", "train", 0, ("a",), 3, None, (0.5,) * 3, (0.25,) * 3)
 SOON = Duration(2, "s")

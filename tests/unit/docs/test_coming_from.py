@@ -10,8 +10,8 @@ import typer
 import typer.core
 from typer.main import get_group
 
-from paceline.cli.verbs import app
-from paceline.lab.rungs import load_ladder
+from paceline.cli.app import app
+from paceline.lab.ladder_file import load_ladder
 from paceline.recipe.load import load
 from paceline.recipe.schema import Recipe
 

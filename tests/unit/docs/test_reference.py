@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from paceline.cluster.site import load_site
-from paceline.lab.rungs import load_ladder
+from paceline.lab.ladder_file import load_ladder
 from paceline.recipe.load import load
 
 ROOT = Path(__file__).parents[3]

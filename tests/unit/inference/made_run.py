@@ -7,12 +7,11 @@ import torch
 from torch import nn
 
 from paceline.data.sources.build import build_datasets
-from paceline.models.zoo import build_model
-from paceline.recipe.load import load
-from paceline.recipe.patch import Patch
-from paceline.recipe.yamlfile import to_yaml_text
-from paceline.train.checkpoint import CheckpointStorage, KeepPolicy, Snapshot, model_tensors
-from paceline.train.facts import TrainedDataset
+from paceline.models.build import build_model
+from paceline.recipe.load import Patch, load
+from paceline.recipe.yaml import to_yaml_text
+from paceline.training.checkpoint import CheckpointStorage, KeepPolicy, Snapshot, model_tensors
+from paceline.training.trained_dataset import TrainedDataset
 
 STEP = 12
 EVALS = [

@@ -9,16 +9,20 @@ from types import SimpleNamespace
 import pytest
 from PIL import Image
 
-from paceline.core.class_table import ClassCount
 from paceline.core.errors import PacelineError
-from paceline.core.interval import wilson_interval
-from paceline.core.rundir import RunDir
-from paceline.inference.card import FILL_IN, render_model_card
+from paceline.core.results import ClassCount
+from paceline.core.run_dir import RunDir
+from paceline.core.statistics import wilson_interval
 from paceline.inference.classifier import load_classifier
-from paceline.inference.form import export_metadata
-from paceline.inference.hub import build_config
-from paceline.inference.network import BareModel
-from paceline.inference.record import ConfusedPair, measured_energy_wh, read_checkpoint_record
+from paceline.inference.export_model import BareModel, export_metadata
+from paceline.inference.formats import build_config
+from paceline.inference.model_card import (
+    FILL_IN,
+    ConfusedPair,
+    measured_energy_wh,
+    read_checkpoint_record,
+    render_model_card,
+)
 
 from . import made_run
 

@@ -10,15 +10,14 @@ from safetensors.torch import load_file
 
 from paceline.core.errors import CheckpointError, PacelineError, RecipeError
 from paceline.core.results import EvalReport, EvalResult
-from paceline.core.rundir import RunDir
+from paceline.core.run_dir import RunDir
 from paceline.core.world import World
-from paceline.data.sources.digits import load_digits
+from paceline.data.sources.builtin import load_digits
 from paceline.inference.classifier import Classifier, load_classifier
-from paceline.recipe.load import load
-from paceline.recipe.patch import Patch
-from paceline.recipe.yamlfile import to_yaml_text
-from paceline.train.job import Invocation
-from paceline.train.run import evaluate, run
+from paceline.recipe.load import Patch, load
+from paceline.recipe.yaml import to_yaml_text
+from paceline.training.process import Invocation
+from paceline.training.run import evaluate, run
 
 SMALL = ("parallel.device=cpu", "parallel.threads=1", "data.workers=0", "measure.telemetry=off", "log.report=off",
          "log.tensorboard=off")  # fmt: skip
@@ -252,7 +251,7 @@ def test_code_that_is_not_needed_to_ask_a_network_need_not_be_there(digits: Path
 def test_a_network_of_ones_own_is_asked_where_that_is_said(digits: Path, tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "asked_net.py").write_text(
-        "from paceline.models.zoo import build_model\nfrom paceline.recipe.schema.model import Model\n"
+        "from paceline.models.build import build_model\nfrom paceline.recipe.schema.model import Model\n"
         "def net(num_classes, in_channels, width):\n"
         "    model = Model(name='resnet18_cifar', width=width)\n"
         "    return build_model(model, num_classes=num_classes, channels=in_channels)\n"

@@ -12,18 +12,21 @@ from safetensors import SafetensorError
 
 from paceline.core.dataset import ArraySource
 from paceline.core.errors import PacelineError, RecipeError
-from paceline.data.sources.synthetic import load_synthetic
+from paceline.data.sources.builtin import load_synthetic
 from paceline.inference.classifier import load_classifier, with_image_size
 from paceline.inference.export import check_out_path, export_classifier, model_card_path
-from paceline.inference.hub import HubFormat
-from paceline.inference.network import build_export_model
-from paceline.inference.onnx import OnnxFormat
-from paceline.inference.parity import ExportParity, ParityImages, check_parity, load_parity_images, measure_parity
-from paceline.inference.program import TorchExportFormat
-from paceline.recipe.load import load
-from paceline.recipe.patch import Patch
+from paceline.inference.export_model import (
+    ExportParity,
+    ParityImages,
+    build_export_model,
+    check_parity,
+    load_parity_images,
+    measure_parity,
+)
+from paceline.inference.formats import HubFormat, OnnxFormat, TorchExportFormat
+from paceline.recipe.load import Patch, load
 from paceline.recipe.schema.source import Synthetic
-from paceline.recipe.yamlfile import to_yaml_text
+from paceline.recipe.yaml import to_yaml_text
 
 from . import made_run
 
@@ -183,7 +186,7 @@ def test_noise_stands_in_for_data_that_are_not_there(tmp_path):
 def test_noise_stands_in_for_a_validation_split_that_is_empty(classifier, monkeypatch):
     val = load_synthetic(Synthetic()).val
     empty = ArraySource(replace(val.info, num_images=0), val.images[:0], val.labels[:0])
-    monkeypatch.setattr("paceline.inference.parity.build_validation", lambda section, skip_bad: empty)
+    monkeypatch.setattr("paceline.inference.export_model.build_validation", lambda section, skip_bad: empty)
     sample = load_parity_images(classifier)
     assert sample.description == "noise images, as there are no validation images: the validation split is empty"
 

@@ -16,10 +16,10 @@ from torch import Tensor
 from torchvision import models
 
 from paceline.core.errors import RecipeError
-from paceline.data.sizing import CenterCropResizer, StretchResizer
+from paceline.data.resize import CenterCropResizer, StretchResizer
 from paceline.inference.classifier import Preprocessing, load_classifier
 from paceline.inference.export import export_classifier
-from paceline.inference.hub import _SAME_IN_TIMM, HubFormat, find_architecture, timm_crop_pct
+from paceline.inference.formats import _SAME_IN_TIMM, HubFormat, find_architecture, timm_crop_pct
 
 from . import made_run
 
@@ -96,7 +96,7 @@ def test_the_lines_of_the_page_show_timm_a_turned_photograph_as_the_run_sees_it(
 
 
 def _network(classifier):
-    from paceline.inference.network import build_export_model
+    from paceline.inference.export_model import build_export_model
 
     return build_export_model(classifier, with_preprocessing=False)
 

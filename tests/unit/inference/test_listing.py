@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.inference.listing import UnreadableImage, list_images
+from paceline.inference.images import UnreadableImage, list_images
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import paceline
 from paceline.core.errors import RecipeError
 from paceline.inference.classifier import load_classifier
 from paceline.inference.export import export_classifier
-from paceline.inference.onnx import OPSET, OnnxFormat
+from paceline.inference.formats import OPSET, OnnxFormat
 
 from . import made_run
 

@@ -11,9 +11,8 @@ import paceline
 from paceline.core.errors import PacelineError
 from paceline.inference.classifier import load_classifier
 from paceline.inference.export import export_classifier
-from paceline.inference.form import trace_program
-from paceline.inference.network import build_export_model
-from paceline.inference.program import METADATA_FILE, TorchExportFormat
+from paceline.inference.export_model import build_export_model, trace_program
+from paceline.inference.formats import METADATA_FILE, TorchExportFormat
 
 from . import made_run
 

@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from paceline.core.errors import RecipeError
-from paceline.inference.listing import UnreadableImage
-from paceline.inference.ranking import Guess, predict_images, rank_classes
-from paceline.inference.reading import InputImage
-from paceline.train.metrics import predict_batch
+from paceline.inference.images import UnreadableImage
+from paceline.inference.predict import Guess, InputImage, predict_images, rank_classes
+from paceline.training.metrics import predict_batch
 
 CLASSES = tuple("abcdefgh")
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from paceline.data.bad import ImageError
-from paceline.inference.listing import UnreadableImage
-from paceline.inference.reading import InputImage, read_images
+from paceline.data.bad_images import ImageError
+from paceline.inference.images import UnreadableImage
+from paceline.inference.predict import InputImage, read_images
 
 
 class Decoder:
@@ -71,8 +71,8 @@ def test_what_is_too_large_for_an_image_is_not_read_and_a_device_never(tmp_path:
 
 
 def test_a_pipe_is_read_to_its_end_and_no_further_than_an_image_can_be_long(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("paceline.inference.reading._MAX_IMAGE_BYTES", 4)
-    monkeypatch.setattr("paceline.inference.reading._CHUNK_BYTES", 2)
+    monkeypatch.setattr("paceline.inference.predict._MAX_IMAGE_BYTES", 4)
+    monkeypatch.setattr("paceline.inference.predict._CHUNK_BYTES", 2)
     found = [piped(tmp_path, text) for text in ("7", "0007", "00007")]
     assert [isinstance(each, InputImage) for each in found] == [True, True, False]
     assert "too large for an image" in found[2].reason

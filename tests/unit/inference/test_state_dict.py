@@ -5,7 +5,7 @@ import torch
 
 from paceline.inference.classifier import load_classifier
 from paceline.inference.export import build_export_format, export_classifier
-from paceline.inference.network import BareModel
+from paceline.inference.export_model import BareModel
 
 from . import made_run
 

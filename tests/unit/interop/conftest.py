@@ -9,10 +9,9 @@ import torch
 from PIL import Image
 
 from paceline.core.world import World
-from paceline.recipe.load import load
-from paceline.recipe.patch import Patch
-from paceline.train.parts import RunContext
-from paceline.train.reading import read_run_data
+from paceline.recipe.load import Patch, load
+from paceline.training.context import RunContext
+from paceline.training.datasets import read_run_data
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from torch.distributed import HashStore
 
 from paceline.core.errors import DataError, WorldError
 from paceline.core.world import World
-from paceline.interop.place import ExternalRank, check_gpus_differ, find_rank
+from paceline.interop.distributed import ExternalRank, check_gpus_differ, find_rank
 
 
 def both(pool: ThreadPoolExecutor, work: Callable[[bool], Any]) -> list[Future]:

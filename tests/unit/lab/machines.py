@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.core.results import CPU_STARVED, CpuResult, RunResult, StageResult, ThroughputResult, TimeResult
-from paceline.core.rundir import RunDir
+from paceline.core.run_dir import RunDir
 from paceline.lab.trial import Trial, TrialOutcome, apply_patch, build_run_name
 from paceline.recipe.schema import Recipe
 

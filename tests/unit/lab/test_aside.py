@@ -15,9 +15,8 @@ from paceline.core.results import (
     ThroughputResult,
     TimeResult,
 )
-from paceline.lab.aside import compute_trace_share, merge_bucket_timings
-from paceline.recipe.load import load
-from paceline.recipe.patch import Patch
+from paceline.lab.profile import compute_trace_share, merge_bucket_timings
+from paceline.recipe.load import Patch, load
 
 DIGITS = load("digits").recipe
 NO_WARMUP = load("digits", Patch.parse(["measure.warmup_steps=1"])).recipe

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import RecipeError
-from paceline.core.goal import AccuracyTarget
-from paceline.core.interval import ratio_interval
 from paceline.core.results import EvalResult, RunResult, ThroughputResult, TimeResult
-from paceline.core.rundir import RunDir
+from paceline.core.run_dir import RunDir
+from paceline.core.statistics import TargetCriterion, ratio_interval
 from paceline.core.units import Duration, number
 from paceline.lab.batch_study import (
     BatchCell,
@@ -21,10 +20,9 @@ from paceline.lab.batch_study import (
     find_target_evaluation,
     plan_cells,
 )
+from paceline.lab.repeat import build_full_run_patch
 from paceline.lab.trial import TrialOutcome, apply_patch
-from paceline.lab.turns import build_full_run_patch
-from paceline.recipe.load import load
-from paceline.recipe.patch import Patch
+from paceline.recipe.load import Patch, load
 from paceline.recipe.schema import Recipe
 
 NOTHING = Patch()
@@ -122,7 +120,7 @@ def test_what_does_not_fit_is_told_and_the_others_are_run() -> None:
 
 def test_averaged_weights_are_judged_where_there_are_any() -> None:
     seen = [{**each, "ema_top1": each["top1"] - 0.2} for each in evaluations(0.8, 0.9, 1.0)]
-    assert find_target_evaluation(seen, AccuracyTarget(0.8)) == seen[2]
+    assert find_target_evaluation(seen, TargetCriterion(0.8)) == seen[2]
 
 
 def test_time_and_epochs_to_the_target_are_of_the_runs_that_reached_it(tmp_path: Path) -> None:
@@ -135,7 +133,7 @@ def test_time_and_epochs_to_the_target_are_of_the_runs_that_reached_it(tmp_path:
         TrialOutcome(large.case.build_trial(1), 1, RunDir(tmp_path), None, "the loss is nan", 3),
         ended(large, 2, tmp_path, 0.5, 0.6, 0.6),
     ]
-    first, second = build_batch_points([small, large], outcomes, 3, AccuracyTarget(0.8))
+    first, second = build_batch_points([small, large], outcomes, 3, TargetCriterion(0.8))
     assert (first.reached, first.seeds, first.error) == (2, 3, "")
     assert first.to_target_s is not None and first.to_target_s.n == 2
     assert first.to_target_s.value == pytest.approx(math.sqrt(20 * 30))  # means of times and rates are geometric
@@ -151,7 +149,7 @@ def test_time_and_epochs_to_the_target_are_of_the_runs_that_reached_it(tmp_path:
 def test_runs_without_counted_steps_reach_a_target_too(tmp_path: Path) -> None:
     (cell,) = plan_cells(digits(), BatchGrid((128,)), 1, 0, NOTHING)
     (found,) = build_batch_points(
-        [cell], [ended(cell, 1, tmp_path, 0.5, 0.9, images_per_s=0.0)], 1, AccuracyTarget(0.8)
+        [cell], [ended(cell, 1, tmp_path, 0.5, 0.9, images_per_s=0.0)], 1, TargetCriterion(0.8)
     )
     assert found.images_per_s is None and found.error == ""
     assert found.top1 is not None and found.top1.value == 0.9
@@ -179,10 +177,10 @@ def test_what_a_larger_batch_takes_is_said_of_the_fastest_whose_runs_all_got_the
         for cell, turns in reached.items()
         for turn, seen in enumerate(turns, start=1)
     ]
-    (said,) = compare_batches([small, partly, soon, late], outcomes, AccuracyTarget(0.8))
+    (said,) = compare_batches([small, partly, soon, late], outcomes, TargetCriterion(0.8))
     ratio = ratio_interval([2, 1], [4, 3])
     assert ratio.low is not None and ratio.high is not None
     bounds = f"{number(ratio.value)} ({number(ratio.low)} to {number(ratio.high)})"
     assert said == f"batch 512 (rule sqrt, warm-up 2ep) reaches the target in {bounds} of the time of batch 128"
-    assert compare_batches([small, partly], outcomes, AccuracyTarget(0.8)) == ()
+    assert compare_batches([small, partly], outcomes, TargetCriterion(0.8)) == ()
     assert compare_batches([small, soon], outcomes, None) == ()

@@ -15,15 +15,20 @@ import pytest
 from PIL import Image
 
 from paceline.core.errors import RecipeError
-from paceline.data.bad import ImageError
-from paceline.data.pack.writer import PackOptions, write_pack
-from paceline.data.sampler import TrainOrder
+from paceline.data.bad_images import ImageError
+from paceline.data.convert.lmdb_writer import write_lmdb
+from paceline.data.convert.pack_writer import PackOptions, write_pack
+from paceline.data.order import TrainOrder
 from paceline.data.sources.build import build_datasets
-from paceline.data.sources.lmdb_write import write_lmdb
-from paceline.lab.cache import check_reads_once, evict_files, list_source_files, prepare_page_cache, read_into_cache
+from paceline.lab.page_cache import (
+    check_reads_once,
+    evict_files,
+    list_source_files,
+    prepare_page_cache,
+    read_into_cache,
+)
 from paceline.lab.trial import apply_patch
-from paceline.recipe.load import load
-from paceline.recipe.patch import Patch
+from paceline.recipe.load import Patch, load
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.source import Folder, Lmdb, Pack, SourceSection
 

@@ -4,10 +4,9 @@ import pytest
 
 from paceline.core.errors import RecipeError
 from paceline.lab.ladder import stack_patch
-from paceline.lab.rungs import Ladder, load_ladder
+from paceline.lab.ladder_file import Ladder, load_ladder
 from paceline.lab.trial import apply_patch
-from paceline.recipe.load import load
-from paceline.recipe.patch import Patch
+from paceline.recipe.load import Patch, load
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.source import Lmdb, Pack
 

@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from paceline.core.rundir import RunDir
-from paceline.lab.duel import ABResult, TrialBench, classify_failure, run_ab_test
-from paceline.lab.measuring import build_measurement_patch
+from paceline.core.run_dir import RunDir
+from paceline.lab.ab_test import ABResult, TrialBench, classify_failure, run_ab_test
+from paceline.lab.patches import build_measurement_patch
 from paceline.lab.trial import Trial, TrialOutcome, apply_patch
-from paceline.recipe.load import load
-from paceline.recipe.patch import Patch
+from paceline.recipe.load import Patch, load
 from paceline.recipe.schema import Recipe
 
 from .machines import Machine

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import PacelineError
-from paceline.core.rundir import RunDir
-from paceline.lab.child import start_process
-from paceline.lab.earlier import ReusePolicy, describe_inconsistent_runs, diff_machines, query_machine
+from paceline.core.run_dir import RunDir
+from paceline.lab.process import start_process
+from paceline.lab.runner import ReusePolicy, describe_inconsistent_runs, diff_machines, query_machine
 from paceline.lab.trial import Trial, TrialOutcome
 from paceline.measure.machine import describe_machine
 from paceline.recipe.load import load

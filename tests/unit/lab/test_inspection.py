@@ -8,12 +8,11 @@ import pytest
 from PIL import Image
 
 from paceline.core.dataset import ArraySource, DatasetInfo, Datasets
+from paceline.data.convert.pack_writer import PackOptions, write_pack
 from paceline.data.native import load_native
 from paceline.data.pack.reader import open_pack
-from paceline.data.pack.writer import PackOptions, write_pack
 from paceline.data.sources.build import build_datasets
-from paceline.lab.inspection import estimate_source_bytes, inspect_source, spread_indices
-from paceline.lab.part import select_samples
+from paceline.lab.dataset_stats import estimate_source_bytes, inspect_source, select_samples, spread_indices
 from paceline.recipe.schema.source import Folder
 
 

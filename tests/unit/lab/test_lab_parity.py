@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from paceline.core.rundir import RunDir
-from paceline.lab.parity import LOSS_TOLERANCE, assess_parity, format_parity_caveat, is_disqualifying, read_mean_losses
+from paceline.core.run_dir import RunDir
+from paceline.lab.ab_test import LOSS_TOLERANCE, assess_parity, format_parity_caveat, is_disqualifying, read_mean_losses
 
 
 def run_with(folder, records):

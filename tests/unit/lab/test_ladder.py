@@ -11,24 +11,15 @@ from pathlib import Path
 import pytest
 
 from paceline.core.errors import DataError
-from paceline.core.results import (
-    AccountResult,
-    MemoryResult,
-    RunResult,
-    StageResult,
-    ThroughputResult,
-    TimeResult,
-)
-from paceline.core.rundir import RunDir
-from paceline.lab.child import start_process
-from paceline.lab.earlier import ReusePolicy
+from paceline.core.results import AccountResult, MemoryResult, RunResult, StageResult, ThroughputResult, TimeResult
+from paceline.core.run_dir import RunDir
 from paceline.lab.ladder import LadderHardware, LadderRunner
-from paceline.lab.prepared import PreparedData
-from paceline.lab.rungs import Ladder, Rung
-from paceline.lab.runner import TrialError, TrialRunner
+from paceline.lab.ladder_file import Ladder, Rung
+from paceline.lab.prepare_data import PreparedData
+from paceline.lab.process import start_process
+from paceline.lab.runner import ReusePolicy, TrialError, TrialRunner
 from paceline.lab.trial import apply_patch, build_run_name
-from paceline.recipe.load import load
-from paceline.recipe.patch import Patch
+from paceline.recipe.load import Patch, load
 from paceline.recipe.schema.source import Pack
 
 from .machines import Described, starved

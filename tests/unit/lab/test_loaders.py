@@ -12,12 +12,11 @@ from PIL import Image
 
 from paceline.core.dataset import Datasets
 from paceline.core.errors import DataError
+from paceline.data.convert.pack_writer import PackOptions, write_pack
 from paceline.data.native import load_native
 from paceline.data.pack.reader import open_pack
-from paceline.data.pack.writer import PackOptions, write_pack
 from paceline.data.sources.build import build_datasets
-from paceline.lab.contest import build_bench_plan, sample_datasets
-from paceline.lab.loaders import (
+from paceline.lab.loader_bench import (
     LoaderCase,
     LoaderMeasurement,
     MeasurementWindow,
@@ -26,8 +25,8 @@ from paceline.lab.loaders import (
     run_bench,
     summarize_measurements,
 )
-from paceline.recipe.load import load
-from paceline.recipe.patch import Patch
+from paceline.lab.loader_bench_plan import build_bench_plan, sample_datasets
+from paceline.recipe.load import Patch, load
 from paceline.recipe.schema.source import Folder, Synthetic
 
 PIXELS = Synthetic(num_images=100, num_val_images=10, image_size=8)
@@ -173,8 +172,8 @@ def test_photographs_are_loaded_from_files_and_from_a_pack(photographs, packed):
 
 
 def test_without_the_core_native_is_left_out_and_why_is_told(photographs, packed, monkeypatch):
-    monkeypatch.setattr("paceline.data.choice.load_native", lambda: None)
-    monkeypatch.setattr("paceline.lab.contest.load_native", lambda: None)
+    monkeypatch.setattr("paceline.data.loaders.choose.load_native", lambda: None)
+    monkeypatch.setattr("paceline.lab.loader_bench_plan.load_native", lambda: None)
     contest = build_bench_plan(
         photo_data(), {"pack": packed.train}, num_images=99, seconds=0.0, workers=1, is_recipe=False
     )

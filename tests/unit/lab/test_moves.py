@@ -2,7 +2,8 @@
 
 import pytest
 
-from paceline.lab.moves import (
+from paceline.lab.ladder_file import Rung
+from paceline.lab.search_space import (
     Hardware,
     build_batch_candidate,
     build_named_candidate,
@@ -10,11 +11,9 @@ from paceline.lab.moves import (
     list_candidates,
     parse_ceiling,
 )
-from paceline.lab.rungs import Rung
 from paceline.lab.trial import apply_patch, format_patch
-from paceline.measure.remedy import RunSettings, advise_faster_data
-from paceline.recipe.load import load, preset_names
-from paceline.recipe.patch import Patch
+from paceline.measure.advice import RunSettings, advise_faster_data
+from paceline.recipe.load import Patch, load, preset_names
 from paceline.recipe.plan import resolve_batch
 from paceline.recipe.schema import Recipe
 

@@ -11,11 +11,11 @@ import pytest
 from PIL import Image
 
 from paceline.core.errors import DataError, RecipeError
-from paceline.core.runlock import LOCK
-from paceline.data.identity import digest_datasets
+from paceline.core.run_dir import LOCK
 from paceline.data.sources.build import build_datasets
-from paceline.lab import prepared
-from paceline.lab.prepared import DataForm, PreparedData, prepare_data
+from paceline.data.sources.fingerprint import digest_datasets
+from paceline.lab import prepare_data as prepared
+from paceline.lab.prepare_data import DataForm, PreparedData, prepare_data
 from paceline.recipe.schema.data import Data
 from paceline.recipe.schema.source import Folder, Synthetic
 
@@ -125,7 +125,7 @@ def test_too_little_room_is_told_before_anything_is_written(data: Data, tmp_path
 HOLD = """
 import sys
 from pathlib import Path
-from paceline.core.experiments.sharing import exclusive_lock
+from paceline.core.experiments.task_lock import exclusive_lock
 with exclusive_lock(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()

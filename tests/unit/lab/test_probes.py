@@ -5,11 +5,10 @@ from math import prod
 import pytest
 
 from paceline.core.dataset import DatasetInfo
-from paceline.lab.measuring import build_measurement_patch
+from paceline.lab.patches import build_measurement_patch
 from paceline.lab.probes import build_base_trial, build_instrumented_trials, build_probes
 from paceline.lab.trial import Trial, apply_patch, format_patch
-from paceline.recipe.load import load, preset_names
-from paceline.recipe.patch import Patch
+from paceline.recipe.load import Patch, load, preset_names
 from paceline.recipe.plan import Plan
 from paceline.recipe.schema import Recipe
 

@@ -7,14 +7,12 @@ from typing import Any
 import pytest
 
 from paceline.core.results import RunResult, ThroughputResult, TimeResult
-from paceline.core.rundir import RunDir
+from paceline.core.run_dir import RunDir
 from paceline.lab import profile as under_test
-from paceline.lab.efficiency import compute_efficiency, count_devices
 from paceline.lab.probes import SkippedProbe
-from paceline.lab.profile import Profile, ThroughputSummary, build_profile
+from paceline.lab.profile import Profile, ThroughputSummary, build_profile, compute_efficiency, count_devices
 from paceline.lab.trial import Trial, TrialOutcome
-from paceline.recipe.load import load
-from paceline.recipe.patch import Patch
+from paceline.recipe.load import Patch, load
 
 from .machines import starved
 

@@ -5,11 +5,9 @@ from dataclasses import replace
 import pytest
 
 from paceline.core.results import RunResult, ThroughputResult, TimeResult
-from paceline.lab.ladder import LadderState
-from paceline.lab.proposing import propose_rung
-from paceline.lab.rungs import Rung
-from paceline.recipe.load import load
-from paceline.recipe.patch import Patch
+from paceline.lab.ladder import LadderState, propose_rung
+from paceline.lab.ladder_file import Rung
+from paceline.recipe.load import Patch, load
 
 from .machines import starved
 

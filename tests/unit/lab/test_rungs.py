@@ -6,11 +6,10 @@ import pytest
 
 from paceline.core.errors import RecipeError
 from paceline.lab.ladder import stack_patch
-from paceline.lab.laying import merge_patches
-from paceline.lab.rungs import dump_ladder, list_ladders, load_ladder
+from paceline.lab.ladder_file import dump_ladder, list_ladders, load_ladder
+from paceline.lab.patches import merge_patches
 from paceline.lab.trial import apply_patch
-from paceline.recipe.load import load
-from paceline.recipe.patch import Patch
+from paceline.recipe.load import Patch, load
 from paceline.recipe.plan import resolve_batch
 
 FULL = """# Two rungs on digits.

@@ -9,14 +9,12 @@ from pathlib import Path
 import pytest
 
 from paceline.core.results import RunResult, ThroughputResult, TimeResult
-from paceline.core.rundir import RunDir
-from paceline.lab.child import start_process
-from paceline.lab.earlier import ReusePolicy
-from paceline.lab.runner import TrialError, TrialRunner, interrupt_on_signals
+from paceline.core.run_dir import RunDir
+from paceline.lab.process import start_process
+from paceline.lab.repeat import run_interleaved
+from paceline.lab.runner import ReusePolicy, TrialError, TrialRunner, interrupt_on_signals
 from paceline.lab.trial import Trial, TrialOutcome
-from paceline.lab.turns import run_interleaved
-from paceline.recipe.load import load
-from paceline.recipe.patch import Patch
+from paceline.recipe.load import Patch, load
 
 from .machines import Described
 
@@ -331,7 +329,7 @@ def test_a_run_that_was_not_ended_is_made_again(tmp_path: Path, status: str) -> 
 HOLD = """
 import sys
 from pathlib import Path
-from paceline.core.runlock import run_lock
+from paceline.core.run_dir import run_lock
 with run_lock(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()

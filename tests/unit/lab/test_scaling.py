@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from paceline.core.errors import RecipeError
-from paceline.core.experiments.scaling import ScalePoint
-from paceline.core.interval import ratio_interval
+from paceline.core.experiments.results import ScalePoint
 from paceline.core.results import (
     CommunicationResult,
     EvalResult,
@@ -17,8 +16,9 @@ from paceline.core.results import (
     ThroughputResult,
     TimeResult,
 )
-from paceline.core.rundir import RunDir
-from paceline.lab.measuring import build_measurement_patch
+from paceline.core.run_dir import RunDir
+from paceline.core.statistics import ratio_interval
+from paceline.lab.patches import build_measurement_patch
 from paceline.lab.predict.points import ScalingPoint, parse_points
 from paceline.lab.scaling import (
     PlannedPoint,
@@ -31,8 +31,7 @@ from paceline.lab.scaling import (
     plan_points,
 )
 from paceline.lab.trial import TrialOutcome, apply_patch
-from paceline.recipe.load import load
-from paceline.recipe.patch import Patch
+from paceline.recipe.load import Patch, load
 
 from .machines import starved
 

@@ -6,11 +6,10 @@ import pytest
 
 from paceline.core.errors import RecipeError
 from paceline.core.results import AccountResult, CpuResult, RunResult, StageResult, ThroughputResult, TimeResult
-from paceline.core.rundir import RunDir
+from paceline.core.run_dir import RunDir
 from paceline.lab.sweep import build_sweep, build_sweep_points, summarize_sweep
 from paceline.lab.trial import TrialOutcome
-from paceline.recipe.load import load
-from paceline.recipe.patch import Patch
+from paceline.recipe.load import Patch, load
 
 RECIPE = load("digits", Patch.parse(["data.batch_size=64"])).recipe
 

@@ -3,10 +3,9 @@
 import pytest
 
 from paceline.core.errors import RecipeError
-from paceline.lab.rungs import Ladder, Rung, list_ladders, load_ladder
-from paceline.lab.tasks import ArrayTask, find_task, list_ladder_tasks, list_study_tasks, locate_task
-from paceline.lab.turns import RunCase
-from paceline.recipe.patch import Patch
+from paceline.lab.ladder_file import Ladder, Rung, list_ladders, load_ladder
+from paceline.lab.repeat import ArrayTask, RunCase, find_task, list_ladder_tasks, list_study_tasks, locate_task
+from paceline.recipe.load import Patch
 
 
 def ladder_of(*rungs: Rung) -> Ladder:

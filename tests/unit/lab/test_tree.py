@@ -7,9 +7,9 @@ import pytest
 
 from paceline.core.process import descendants
 from paceline.data.sources.build import build_datasets
-from paceline.lab.cache import evict_files, list_source_files, read_into_cache
-from paceline.lab.part import select_samples
-from paceline.lab.tree import ResourceUsage, read_memory_bytes, read_usage
+from paceline.lab.dataset_stats import select_samples
+from paceline.lab.loader_bench import ResourceUsage, read_memory_bytes, read_usage
+from paceline.lab.page_cache import evict_files, list_source_files, read_into_cache
 from paceline.recipe.schema.source import Folder, Synthetic
 
 

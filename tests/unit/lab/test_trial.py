@@ -7,8 +7,7 @@ import pytest
 
 from paceline.core.errors import RecipeError
 from paceline.lab.trial import Trial, apply_patch, build_run_name, build_train_command, format_patch, write_recipe
-from paceline.recipe.load import load
-from paceline.recipe.patch import Patch
+from paceline.recipe.load import Patch, load
 
 
 def test_a_patch_and_its_words_say_the_same() -> None:

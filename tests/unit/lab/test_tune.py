@@ -11,15 +11,20 @@ import pytest
 
 from paceline.core.errors import RecipeError
 from paceline.core.results import RunResult
-from paceline.lab.duel import TrialBench
-from paceline.lab.measuring import build_measurement_patch
-from paceline.lab.moves import Candidate
+from paceline.lab.ab_test import TrialBench
+from paceline.lab.patches import build_measurement_patch
 from paceline.lab.runner import TrialError
-from paceline.lab.space import BottleneckSpace, ExplicitSpace, SearchSpace, build_search_space, compute_grid_size
+from paceline.lab.search_space import (
+    BottleneckSpace,
+    Candidate,
+    ExplicitSpace,
+    SearchSpace,
+    build_search_space,
+    compute_grid_size,
+)
 from paceline.lab.trial import apply_patch, format_patch
 from paceline.lab.tune import Search, SearchResult
-from paceline.recipe.load import load
-from paceline.recipe.patch import Patch
+from paceline.recipe.load import Patch, load
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.optim import Lars, Sgd
 

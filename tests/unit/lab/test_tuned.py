@@ -6,9 +6,8 @@ import pytest
 
 from paceline.core.errors import PacelineError
 from paceline.lab.trial import apply_patch
-from paceline.lab.tuned import format_tuned_recipe, write_tuned_recipe
-from paceline.recipe.load import load
-from paceline.recipe.patch import Patch
+from paceline.lab.tune import format_tuned_recipe, write_tuned_recipe
+from paceline.recipe.load import Patch, load
 
 PATCH = Patch.parse(
     [

@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-from paceline.core.rundir import RunDir
-from paceline.lab.trial import Trial, TrialOutcome, apply_patch
-from paceline.lab.turns import (
+from paceline.core.run_dir import RunDir
+from paceline.lab.repeat import (
     RunCase,
     alternate_order,
     build_full_run_patch,
@@ -12,8 +11,8 @@ from paceline.lab.turns import (
     list_completed_folders,
     run_interleaved,
 )
-from paceline.recipe.load import load
-from paceline.recipe.patch import Patch
+from paceline.lab.trial import Trial, TrialOutcome, apply_patch
+from paceline.recipe.load import Patch, load
 
 
 class Made:

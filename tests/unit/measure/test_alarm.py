@@ -1,6 +1,6 @@
 """An alarm rings once an interval, however often it is asked."""
 
-from paceline.measure.alarm import IntervalTimer
+from paceline.measure.throughput import IntervalTimer
 
 
 def test_it_rings_once_an_interval() -> None:

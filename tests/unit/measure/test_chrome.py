@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from paceline.measure.chrome import MARK, merge_traces, rewrite_trace, stage_switch_mark, trace_totals
+from paceline.measure.chrome_trace import MARK, merge_traces, rewrite_trace, stage_switch_mark, trace_totals
 
 PID = 4321
 BASE_NS = 1_790_000_000_000_000_000

@@ -12,8 +12,7 @@ import pytest
 from paceline.core.errors import PacelineError
 from paceline.measure import EPOCH_BOUNDARY, Clock, ClockSummary, NullClock, StageClock, build_clock
 from paceline.measure import clock as clock_module
-from paceline.measure.device import HostOnlyTimer, StageSeconds
-from paceline.measure.summary import RECENT_STEPS
+from paceline.measure.clock import RECENT_STEPS, HostOnlyTimer, StageSeconds
 
 
 class FakeTime:

@@ -3,7 +3,7 @@
 import pytest
 
 from paceline.core.results import BucketResult
-from paceline.measure.communication import communication_result
+from paceline.measure.straggler import communication_result
 
 BUCKETS = (
     BucketResult(bytes=1000, ready_s=0.0, wire_s=0.02, n=5),

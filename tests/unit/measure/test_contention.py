@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from paceline.core.limits import CgroupLimits
+from paceline.core.host import CgroupLimits
 from paceline.core.results import CpuResult
 from paceline.measure.clock import StageClock
-from paceline.measure.contention import (
+from paceline.measure.cpu import (
     ContentionTimer,
     CpuSample,
     CpuTimes,

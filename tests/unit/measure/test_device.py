@@ -4,8 +4,14 @@ import pytest
 
 from paceline.core.errors import PacelineError
 from paceline.measure import StageClock
-from paceline.measure.device import CudaEventTimer, HostOnlyTimer, StageSeconds, current_device_type, mean_by_stage
-from paceline.measure.summary import RECENT_STEPS
+from paceline.measure.clock import (
+    RECENT_STEPS,
+    CudaEventTimer,
+    HostOnlyTimer,
+    StageSeconds,
+    current_device_type,
+    mean_by_stage,
+)
 
 
 class FakeStream:

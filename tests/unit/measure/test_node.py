@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from paceline.core.limits import CgroupLimits, find_limits
-from paceline.measure.node import NodeSampler
-from paceline.measure.timing import now_s
+from paceline.core.host import CgroupLimits, find_limits
+from paceline.measure.clock import now_s
+from paceline.measure.telemetry import NodeSampler
 
 Times = namedtuple("Times", "user nice system idle iowait guest guest_nice")
 Disk = namedtuple("Disk", "read_bytes write_bytes")

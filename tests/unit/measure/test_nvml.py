@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline.measure.nvml import NoGpuSampler, NvmlSampler, build_gpu_sampler
+from paceline.measure.telemetry import NoGpuSampler, NvmlSampler, build_gpu_sampler
 
 
 class NVMLError(Exception):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from paceline.measure.peaks import measure_peak, peak_of
+from paceline.measure.roofline import measure_peak, peak_of
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.measure.peaks import Peak
-from paceline.measure.roofline import roofline
+from paceline.measure.roofline import Peak, roofline
 
 PEAK = Peak("toy", "bf16", flops_per_s=1000.0, bytes_per_s=100.0, source="by hand")
 

@@ -10,7 +10,7 @@ import torch
 
 from paceline.core.errors import PacelineError
 from paceline.measure import Clock, ClockSummary, StageClock
-from paceline.measure.spans import CAPTURE_RANGE, MarkedClock, NvtxMarks
+from paceline.measure.profiler import CAPTURE_RANGE, MarkedClock, NvtxMarks
 
 
 class Written:

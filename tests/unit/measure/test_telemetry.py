@@ -8,13 +8,13 @@ from typing import Any
 import psutil
 import pytest
 
-from paceline.core.limits import CgroupLimits
+from paceline.core.host import CgroupLimits
 from paceline.core.units import Duration
-from paceline.measure.node import NodeSampler
-from paceline.measure.nvml import NoGpuSampler
 from paceline.measure.telemetry import (
     SAMPLES_PER_DOUBLING,
+    NodeSampler,
     NodeTelemetry,
+    NoGpuSampler,
     NoTelemetry,
     build_telemetry,
     sample_interval_s,

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from paceline.measure import StageClock
-from paceline.measure.spans import MarkedClock
-from paceline.measure.trace import TraceMarks, trace_totals
+from paceline.measure.chrome_trace import trace_totals
+from paceline.measure.profiler import MarkedClock, TraceMarks
 
 
 def spans_for(path: Path, *, first_step: int = 2, num_steps: int = 2, warned: list[str] | None = None) -> TraceMarks:

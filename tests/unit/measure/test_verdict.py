@@ -5,16 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli.show import bottleneck_line
+from paceline.cli.tables import bottleneck_line
 from paceline.core.errors import RecipeError
 from paceline.core.results import CommunicationResult, CpuResult, StragglerResult
 from paceline.core.stages import STAGES
 from paceline.core.units import Duration
 from paceline.measure import ClockSummary, StageClock, StageTotal
-from paceline.measure.verdict import Ceilings, RunSettings, find_bottleneck
-from paceline.recipe.layers import Layer, merge_layers
-from paceline.recipe.load import load, validate
-from paceline.recipe.patch import Patch
+from paceline.measure.advice import RunSettings
+from paceline.measure.bottleneck import Ceilings, find_bottleneck
+from paceline.recipe.load import Layer, Patch, load, merge_layers, validate
 from paceline.recipe.schema import Recipe
 
 GPU = RunSettings(device_type="cuda")

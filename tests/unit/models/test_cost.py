@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paceline.models.cost import KernelCost, ModelCost, count_cost
-from paceline.models.zoo import build_model
+from paceline.models.build import build_model
+from paceline.models.flops import KernelCost, ModelCost, count_cost
 from paceline.recipe.schema.model import Model
 
 

@@ -8,8 +8,8 @@ from timm import create_model
 from torch import nn
 from torchvision import models
 
-from paceline.models.depth import number_layers
-from paceline.models.zoo import MODEL_NAMES, build_model
+from paceline.models.build import MODEL_NAMES, build_model
+from paceline.models.structure import number_layers
 from paceline.recipe.schema.model import Model
 
 OURS = {

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.models.drop_path import DropPath, append_drop_path, build_drop_path, linear_drop_rates
+from paceline.models.layers import DropPath, append_drop_path, build_drop_path, linear_drop_rates
 
 
 def test_each_sample_is_kept_whole_or_left_out_whole():

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from paceline.core.errors import RecipeError
-from paceline.models.zoo import MODEL_NAMES, build_model
+from paceline.models.build import MODEL_NAMES, build_model
 from paceline.recipe.schema.model import Model
 
 

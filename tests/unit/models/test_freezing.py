@@ -7,14 +7,12 @@ import torch
 from torch import nn
 
 from paceline.core.errors import RecipeError
-from paceline.models.classifier import find_classifier
-from paceline.models.freezing import describe_trained_parameters, freeze_parameters, set_training_mode
-from paceline.models.modes import eval_mode
+from paceline.models.build import MODEL_NAMES, build_model
+from paceline.models.freeze import describe_trained_parameters, eval_mode, freeze_parameters, set_training_mode
 from paceline.models.pretrained import load_weights
-from paceline.models.zoo import MODEL_NAMES, build_model
-from paceline.parallel.sync_norm import convert_sync_batch_norm
-from paceline.recipe.load import load
-from paceline.recipe.patch import Patch
+from paceline.models.structure import find_classifier
+from paceline.parallel.sync_batch_norm import convert_sync_batch_norm
+from paceline.recipe.load import Patch, load
 from paceline.recipe.schema.model import Model
 
 NAME, WIDTH = "resnet18_cifar", 0.125

@@ -3,7 +3,7 @@
 import pytest
 from torch import nn
 
-from paceline.models.modes import eval_mode, find_thawed_modules, record_modes
+from paceline.models.freeze import eval_mode, find_thawed_modules, record_modes
 
 
 class Frozen(nn.Sequential):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.models.norms import build_layer_factory, build_norm, choose_num_groups, scale_channels
+from paceline.models.layers import build_layer_factory, build_norm, choose_num_groups, scale_channels
 
 NORM_LAYERS = [
     ("batch", nn.BatchNorm2d),

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from paceline.core.errors import RecipeError
-from paceline.models.trial import check_model
-from paceline.models.zoo import build_model
+from paceline.models.build import build_model
+from paceline.models.validate import check_model
 from paceline.recipe.plan import Plan
 from paceline.recipe.schema.model import Model
 

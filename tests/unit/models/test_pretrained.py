@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from paceline.core.errors import RecipeError
+from paceline.models.build import build_model
 from paceline.models.pretrained import load_weights
-from paceline.models.zoo import build_model
 from paceline.recipe.schema.model import Model
 
 NAME = "resnet18_cifar"

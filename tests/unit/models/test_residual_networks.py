@@ -6,10 +6,9 @@ from torch import nn
 from torch.nn import functional as F
 from torchvision import models
 
-from paceline.models.drop_path import DropPath
-from paceline.models.norms import build_layer_factory
+from paceline.models.build import build_model
+from paceline.models.layers import DropPath, build_layer_factory
 from paceline.models.resnet_cifar import build_basic_block, build_bottleneck_block
-from paceline.models.zoo import build_model
 from paceline.recipe.schema.model import Model
 
 

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from paceline.models.whitening import fit_to_data
-from paceline.models.zoo import build_model
+from paceline.models.build import build_model
+from paceline.models.layers import fit_to_data
 from paceline.recipe.schema.model import Model
 
 SPEEDNETS = ("speednet94", "speednet95", "speednet96")

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torchvision import models
 
-from paceline.models.surgery import adapt_input_channels
+from paceline.models.build import adapt_input_channels
 
 
 @pytest.mark.parametrize("channels", [1, 2, 4])

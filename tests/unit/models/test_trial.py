@@ -7,7 +7,12 @@ import torch
 from torch import nn
 
 from paceline.core.errors import RecipeError
-from paceline.models.trial import check_memory_format, check_model, choose_memory_format, find_overflowing_convolutions
+from paceline.models.validate import (
+    check_memory_format,
+    check_model,
+    choose_memory_format,
+    find_overflowing_convolutions,
+)
 from paceline.recipe.plan import Plan
 from paceline.recipe.schema.model import Model
 

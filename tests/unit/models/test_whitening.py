@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from paceline.models import whitening
-from paceline.models.whitening import WHITENING_EPS, Whitening, compute_whitening_filters, fit_to_data, needs_data
-from paceline.models.zoo import MODEL_NAMES, build_model
+from paceline.models import layers
+from paceline.models.build import MODEL_NAMES, build_model
+from paceline.models.layers import WHITENING_EPS, Whitening, compute_whitening_filters, fit_to_data, needs_data
 from paceline.recipe.schema.model import Model
 
 
@@ -59,7 +59,7 @@ def test_an_edge_keeps_its_sign_though_its_two_ends_are_of_equal_size():
     """Rounding makes one end or the other the larger; the first one is positive either way."""
     tiny = 1e-12
     vectors = torch.tensor([[0.1, -0.7, 0.7 + tiny, 0], [0.1, -0.7 - tiny, 0.7, 0]], dtype=torch.float64)
-    assert whitening._normalize_signs(vectors)[:, 1].tolist() == [0.7, 0.7 + tiny]
+    assert layers._normalize_signs(vectors)[:, 1].tolist() == [0.7, 0.7 + tiny]
 
 
 def test_the_order_and_number_format_of_images_hardly_matter():

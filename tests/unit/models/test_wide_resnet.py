@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from paceline.core.errors import RecipeError
+from paceline.models.build import build_model
 from paceline.models.wide_resnet import WideBlock
-from paceline.models.zoo import build_model
 from paceline.recipe.schema.model import Model
 
 PARAMETERS = 17_117_466

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from paceline.models.zoo import MODEL_NAMES, build_model
+from paceline.models.build import MODEL_NAMES, build_model
 from paceline.recipe.schema.model import Model
 
 NORMS = ("batch", "group", "none")

@@ -9,9 +9,9 @@ from torch import nn
 from torchvision.ops import StochasticDepth
 
 from paceline.core.errors import RecipeError
-from paceline.models.zoo import MODEL_NAMES, build_model
+from paceline.models.build import MODEL_NAMES, build_model
+from paceline.recipe.schema.base import IMPORT_PATH_FORM
 from paceline.recipe.schema.model import Model
-from paceline.recipe.schema.own import IMPORT_PATH_FORM
 
 OURS = ", ".join(MODEL_NAMES)
 RESIDUAL = ", ".join(name for name in MODEL_NAMES if name.startswith("resnet"))
@@ -60,7 +60,7 @@ def test_an_unknown_name_is_one_line_with_the_nearest_name(name, hint):
 
 
 def test_without_timm_a_bare_name_that_only_it_has_is_unknown(monkeypatch):
-    monkeypatch.setattr("paceline.models.zoo.find_spec", lambda name: None)
+    monkeypatch.setattr("paceline.models.build.find_spec", lambda name: None)
     assert "timm:mobilenetv3" not in error_of(Model(name="mobilenetv3_small_100"))
     assert "torchvision:resnet18" in error_of(Model(name="resnet18"))
 

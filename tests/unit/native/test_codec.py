@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from paceline.data.bad import ImageError
+from paceline.data.bad_images import ImageError
 from paceline.data.decode import decode
 from paceline.data.native import NativeExtension
 

@@ -13,7 +13,7 @@ from torchvision.transforms.v2 import functional as F
 
 from paceline.data.decode import decode
 from paceline.data.native import NativeExtension
-from paceline.data.sizing import RandomCropResizer
+from paceline.data.resize import RandomCropResizer
 
 SIZES = [1, 7, 8, 9, 15, 16, 17, 33, 100]
 ORIENTATION_AT = 9  # byte of a record

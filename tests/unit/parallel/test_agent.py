@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline.parallel.agent import exit_code, host_store_on_first_node, main
+from paceline.parallel.torchrun_agent import exit_code, host_store_on_first_node, main
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import pytest
 
 from paceline.core.stages import CAPTURE, EPOCH_BOUNDARY, EXPOSED, FINISH, PAUSES, STAGES, TRACE, WORK
-from paceline.parallel.culprit import RankStatus, blame_rank
+from paceline.parallel.blame import RankStatus, blame_rank
 
 
 def no_stacks(rank: int) -> str:

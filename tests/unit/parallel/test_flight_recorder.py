@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from paceline.parallel.flight_recorder import flight_recorder_environ
+from paceline.parallel.launch import flight_recorder_environ
 
 
 def test_it_writes_into_the_run_directory() -> None:

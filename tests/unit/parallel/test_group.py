@@ -11,10 +11,10 @@ from torch.distributed import HashStore
 
 from paceline.core.errors import PeerLostError, RecipeError, WorldError
 from paceline.core.world import World
-from paceline.parallel.beats import StoreHeartbeats
-from paceline.parallel.group import RankStore, local_rank_zero_first, rendezvous
+from paceline.parallel.heartbeat import StoreHeartbeats
+from paceline.parallel.process_group import RankStore, local_rank_zero_first, rendezvous
 from paceline.parallel.rendezvous import open_store, wait_for_all_ranks
-from paceline.recipe.schema.parallel import Parallel
+from paceline.recipe.schema.train import Parallel
 
 SOON = timedelta(seconds=0.2)
 
@@ -173,11 +173,11 @@ SILENT_S, BEAT_S = 0.3, 0.01
 @pytest.fixture
 def pair(monkeypatch) -> Iterator[Pair]:
     for name in ("INTERVAL_S", "_LOOK_S"):
-        monkeypatch.setattr(f"paceline.parallel.beats.{name}", BEAT_S)
-    monkeypatch.setattr("paceline.parallel.turns._LONG_S", BEAT_S)
-    monkeypatch.setattr("paceline.parallel.group.dist.barrier", lambda: None)
+        monkeypatch.setattr(f"paceline.parallel.heartbeat.{name}", BEAT_S)
+    monkeypatch.setattr("paceline.parallel.process_group._LONG_S", BEAT_S)
+    monkeypatch.setattr("paceline.parallel.process_group.dist.barrier", lambda: None)
     pair = Pair()
-    monkeypatch.setattr("paceline.parallel.group._connect", pair.meet)
+    monkeypatch.setattr("paceline.parallel.process_group._connect", pair.meet)
     yield pair
     for beats in pair.beats:
         beats.close()

@@ -10,10 +10,9 @@ import torch.distributed as dist
 from torch.distributed import HashStore, Store
 
 from paceline.core.world import World
-from paceline.parallel.beats import NoStopRequests, StoreHeartbeats
-from paceline.parallel.group import RankStore
-from paceline.parallel.heartbeat import Watchdog
-from paceline.parallel.processes import process_condition
+from paceline.parallel.heartbeat import NoStopRequests, StoreHeartbeats, process_condition
+from paceline.parallel.process_group import RankStore
+from paceline.parallel.watchdog import Watchdog
 
 WAIT_S = 20.0
 
@@ -165,8 +164,8 @@ MISSED_S = 0.3
 @pytest.fixture
 def quick(monkeypatch):
     """Return a function that makes a rank of three at a store, whose beats are fifty times as fast, as are looks."""
-    monkeypatch.setattr("paceline.parallel.beats.INTERVAL_S", QUICK_S)
-    monkeypatch.setattr("paceline.parallel.beats._POLL_S", QUICK_S)
+    monkeypatch.setattr("paceline.parallel.heartbeat.INTERVAL_S", QUICK_S)
+    monkeypatch.setattr("paceline.parallel.heartbeat._POLL_S", QUICK_S)
     made: list[StoreHeartbeats] = []
 
     def make(rank: int, store: Store) -> StoreHeartbeats:

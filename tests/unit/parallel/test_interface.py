@@ -2,8 +2,8 @@
 
 import pytest
 
-from paceline.parallel import interface
-from paceline.parallel.interface import interface_to
+from paceline.parallel import network_interface
+from paceline.parallel.network_interface import interface_to
 
 
 @pytest.fixture
@@ -12,11 +12,13 @@ def host(monkeypatch):
     monkeypatch.setattr("sys.platform", "linux")
 
     def has(own: str, towards: str, default: str = "", **addresses: str) -> None:
-        monkeypatch.setattr(interface, "host_address", lambda name: own)
+        monkeypatch.setattr(network_interface, "host_address", lambda name: own)
         monkeypatch.setattr(
-            interface, "address_to", lambda name: default if name == interface._DOCUMENTATION_ADDRESS else towards
+            network_interface,
+            "address_to",
+            lambda name: default if name == network_interface._DOCUMENTATION_ADDRESS else towards,
         )
-        monkeypatch.setattr(interface, "interface_addresses", lambda: {"lo": "127.0.0.1", **addresses})
+        monkeypatch.setattr(network_interface, "interface_addresses", lambda: {"lo": "127.0.0.1", **addresses})
 
     return has
 
@@ -63,13 +65,13 @@ def test_other_systems_are_left_alone(host, monkeypatch) -> None:
 
 
 def test_what_is_asked_of_the_system_is_answered() -> None:
-    assert interface.host_address("localhost") in ("127.0.0.1", "::1")
-    assert interface.address_to("127.0.0.1") == "127.0.0.1"
-    assert "127.0.0.1" in interface.interface_addresses().values()
+    assert network_interface.host_address("localhost") in ("127.0.0.1", "::1")
+    assert network_interface.address_to("127.0.0.1") == "127.0.0.1"
+    assert "127.0.0.1" in network_interface.interface_addresses().values()
 
 
 def test_what_is_no_address_is_not_known_to_stay_here() -> None:
-    assert [interface.is_own_address(each) for each in ("", "::1", "fe80::1%eth0", "nonsense")] == [
+    assert [network_interface.is_own_address(each) for each in ("", "::1", "fe80::1%eth0", "nonsense")] == [
         True,
         True,
         False,

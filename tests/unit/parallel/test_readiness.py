@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from paceline.parallel.readiness import LastGradientHook
+from paceline.parallel.ddp import LastGradientHook
 
 
 class Network(nn.Module):

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from paceline.core.world import World
-from paceline.parallel import replicas
-from paceline.parallel.replicas import NoReplicaCheck, build_replica_check, hash_tensor
-from paceline.recipe.schema.parallel import Parallel
+from paceline.parallel import consensus
+from paceline.parallel.consensus import NoReplicaCheck, build_replica_check, hash_tensor
+from paceline.recipe.schema.train import Parallel
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.bool]
 MASK = (1 << 64) - 1
@@ -67,7 +67,7 @@ def test_memory_layout_does_not_matter() -> None:
 def test_hashing_in_chunks_changes_nothing(monkeypatch, chunk: int) -> None:
     values = torch.arange(65.0)
     whole = hash_tensor(values)
-    monkeypatch.setattr(replicas, "_CHUNK", chunk)
+    monkeypatch.setattr(consensus, "_CHUNK", chunk)
     assert hash_tensor(values) == whole
 
 

@@ -1,6 +1,6 @@
 """How long a count has stood still."""
 
-from paceline.parallel.silence import StallTimer
+from paceline.parallel.heartbeat import StallTimer
 
 
 def test_a_count_that_stands_is_silent_for_as_long_as_it_has_been_looked_at() -> None:

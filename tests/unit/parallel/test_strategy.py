@@ -8,12 +8,12 @@ from torch import nn
 
 from paceline.core.errors import WorldError
 from paceline.core.world import World
+from paceline.parallel.comm_hooks import NoCommHook
 from paceline.parallel.ddp import DDP
 from paceline.parallel.fsdp import sharding_units
-from paceline.parallel.single import DataParallel, SingleDevice
+from paceline.parallel.single_device import DataParallel, SingleDevice
 from paceline.parallel.strategy import build_strategy
-from paceline.parallel.wire import NoCommHook
-from paceline.recipe.schema.parallel import Parallel
+from paceline.recipe.schema.train import Parallel
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 TWO = World(1, 2, 1, 2)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from paceline.core.errors import RecipeError
-from paceline.parallel.sync_norm import SyncBatchNorm, convert_sync_batch_norm
+from paceline.parallel.sync_batch_norm import SyncBatchNorm, convert_sync_batch_norm
 
 CPU = torch.device("cpu")
 

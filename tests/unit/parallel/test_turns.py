@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch.distributed import HashStore, Store
 
 from paceline.core.errors import WorldError
-from paceline.parallel.turns import exit_last, run_in_order
+from paceline.parallel.process_group import exit_last, run_in_order
 
 
 def test_others_wait_for_all_that_are_first_and_look_up_meanwhile() -> None:

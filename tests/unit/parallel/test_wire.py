@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
-from paceline.parallel.memory import NoCommState
-from paceline.parallel.wire import HostTimestamps, NoCommHook, TimedCommHook, build_comm_hook
-from paceline.recipe.schema.parallel import Parallel
+from paceline.parallel.base import NoCommState
+from paceline.parallel.comm_hooks import HostTimestamps, NoCommHook, TimedCommHook, build_comm_hook
+from paceline.recipe.schema.train import Parallel
 
 CPU = torch.device("cpu")
 

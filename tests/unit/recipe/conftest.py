@@ -3,8 +3,7 @@
 import pytest
 
 from paceline.core.errors import RecipeError
-from paceline.recipe.load import LoadedRecipe, load
-from paceline.recipe.patch import Patch
+from paceline.recipe.load import LoadedRecipe, Patch, load
 
 
 @pytest.fixture(autouse=True)

@@ -5,9 +5,8 @@ import sys
 from importlib.metadata import version
 from types import ModuleType
 
-from paceline.recipe.code_identity import changed_code, code_identity, stale_code
-from paceline.recipe.load import load
-from paceline.recipe.patch import Patch
+from paceline.recipe.load import Patch, load
+from paceline.recipe.plugins import changed_code, code_identity, stale_code
 
 
 def test_a_part_is_told_by_its_file_and_package(tmp_path, monkeypatch) -> None:

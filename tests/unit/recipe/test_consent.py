@@ -5,14 +5,8 @@ from pathlib import Path
 import pytest
 
 from paceline.core.errors import RecipeError
-from paceline.recipe.consent import (
-    consent_arguments,
-    require_consent,
-    require_consent_to_settings,
-    settings_name_code,
-)
-from paceline.recipe.load import load, load_any, load_values
-from paceline.recipe.patch import Patch
+from paceline.recipe.consent import consent_arguments, require_consent, require_consent_to_settings, settings_name_code
+from paceline.recipe.load import Patch, load, load_any, load_values
 
 NAMES = """\
 model: {name: "leaving:Net"}

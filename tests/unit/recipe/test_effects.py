@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 
 from paceline.core.dataset import DatasetInfo
-from paceline.recipe.effects import workers_outwaited_by_timeout
 from paceline.recipe.load import load, preset_names
-from paceline.recipe.plan import Plan
+from paceline.recipe.plan import Plan, workers_outwaited_by_timeout
 
 GREY = DatasetInfo("toy", "train", 1000, ("a", "b", "c"), 1, (28, 28), (0.5,), (0.25,))
 COLOUR = replace(GREY, channels=3, mean=(0.5,) * 3, std=(0.25,) * 3)

@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from paceline.recipe.explain import explain
+from paceline.recipe.errors import explain
 from paceline.recipe.schema import Recipe
 
 VALUE = "is a value where a section is needed (set a field below it)"

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from paceline.recipe.layers import Layer, merge_layers
+from paceline.recipe.load import Layer, merge_layers
 
 
 def merged(*mappings) -> dict:

@@ -7,8 +7,7 @@ import pytest
 from paceline.core.errors import RecipeError
 from paceline.core.urls import public_url
 from paceline.recipe import load as load_module
-from paceline.recipe.load import find_recipe, load
-from paceline.recipe.patch import Patch
+from paceline.recipe.load import Patch, find_recipe, load
 from paceline.recipe.schema.source import Pack
 
 

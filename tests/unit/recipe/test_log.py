@@ -3,9 +3,8 @@
 import pytest
 
 from paceline.core.errors import RecipeError
-from paceline.recipe.load import load
-from paceline.recipe.patch import Patch
-from paceline.recipe.schema.log import Log, Mlflow, OwnSink, Trackio, Wandb
+from paceline.recipe.load import Patch, load
+from paceline.recipe.schema.train import Log, Mlflow, OwnSink, Trackio, Wandb
 
 
 def sinks(value: str) -> tuple[object, ...]:

@@ -7,15 +7,24 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from paceline.core.errors import RecipeError
-from paceline.recipe.load import load, load_values
-from paceline.recipe.own import AUGMENT, MODEL, OPTIMIZER, SINK, SOURCE, PluginRef, check_plugins, load_object, path_of
-from paceline.recipe.patch import Patch
+from paceline.recipe.load import Patch, load, load_values
+from paceline.recipe.plugins import (
+    AUGMENT,
+    MODEL,
+    OPTIMIZER,
+    SINK,
+    SOURCE,
+    PluginRef,
+    check_plugins,
+    load_object,
+    path_of,
+)
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.augment import Flip, OwnAugment
 from paceline.recipe.schema.model import Model
 from paceline.recipe.schema.optim import OwnOptim
 from paceline.recipe.schema.source import OwnSource
-from paceline.train.logsink import LogSink
+from paceline.training.logging.base import LogSink
 
 PARTS = """
 class Net:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from paceline.recipe.patch import Patch
+from paceline.recipe.load import Patch
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.train import REPLACED_WHOLE
 

@@ -5,13 +5,13 @@ import shlex
 
 import pytest
 
-from paceline.cli.words import split_recipe_args
-from paceline.core.rundir import RunDir
+from paceline.cli.args import split_recipe_args
+from paceline.core.run_dir import RunDir
 from paceline.core.units import Duration
 from paceline.recipe.load import PRESETS, load, preset_names, preset_summary
 from paceline.recipe.plan import lr_factor
 from paceline.recipe.schema import Recipe
-from paceline.recipe.yamlfile import read_yaml_file, read_yaml_text, to_yaml_text
+from paceline.recipe.yaml import read_yaml_file, read_yaml_text, to_yaml_text
 
 SC20_RUNGS = ("sc20/bs256", "sc20/bs256-amp", "sc20/bs256-amp-nhwc", "sc20/bs256-amp-nhwc-extra-opts")
 SC20_PROFILES = tuple(f"{name}-prof" for name in SC20_RUNGS)

@@ -11,12 +11,10 @@ from pydantic import BaseModel, ValidationError
 
 from paceline.core.dataset import DatasetInfo
 from paceline.core.errors import DataError, PacelineError, RecipeError
-from paceline.recipe.layers import Layer, merge_layers
-from paceline.recipe.load import load, preset_names, validate
-from paceline.recipe.patch import Patch
+from paceline.recipe.load import Layer, Patch, load, merge_layers, preset_names, validate
 from paceline.recipe.plan import Plan
 from paceline.recipe.schema import Recipe
-from paceline.recipe.yamlfile import read_yaml_text, read_yaml_value, to_yaml_text
+from paceline.recipe.yaml import read_yaml_text, read_yaml_value, to_yaml_text
 
 POOL: tuple[Any, ...] = (
     *("on", "off", "auto", "1ep", "500st", "10%", "64img", "30min", "0st", "x", "", "none", "skip", "host", "device"),

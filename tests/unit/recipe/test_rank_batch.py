@@ -5,13 +5,10 @@ from dataclasses import replace
 import pytest
 
 from paceline.core.dataset import DatasetInfo
-from paceline.lab.laying import expand_equivalent_paths, merge_patches
+from paceline.lab.patches import expand_equivalent_paths, merge_patches
 from paceline.lab.trial import apply_patch
-from paceline.recipe.effects import thin_batch
-from paceline.recipe.layers import Layer, merge_layers
-from paceline.recipe.load import load_values
-from paceline.recipe.patch import Patch
-from paceline.recipe.plan import Plan, resolve_batch
+from paceline.recipe.load import Layer, Patch, load_values, merge_layers
+from paceline.recipe.plan import Plan, resolve_batch, thin_batch
 
 TRAIN = DatasetInfo("toy", "train", 1000, ("a", "b", "c"), 1, (28, 28), (0.5,), (0.25,))
 VAL = replace(TRAIN, split="val", num_images=100)

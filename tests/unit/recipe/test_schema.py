@@ -8,12 +8,11 @@ import pytest
 from pydantic import ValidationError
 
 from paceline.core.errors import RecipeError
-from paceline.recipe.load import load, preset_names
-from paceline.recipe.patch import Patch
+from paceline.recipe.load import Patch, load, preset_names
 from paceline.recipe.schema import Recipe
-from paceline.recipe.schema.section import Section
+from paceline.recipe.schema.base import Section
 from paceline.recipe.schema.train import Ema
-from paceline.recipe.yamlfile import read_yaml_text
+from paceline.recipe.yaml import read_yaml_text
 
 SCHEMA: dict[str, Any] = Recipe.model_json_schema()
 SECTIONS: dict[str, dict[str, Any]] = {"Recipe": SCHEMA, **SCHEMA["$defs"]}

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from paceline.recipe.yamlfile import (
+from paceline.recipe.yaml import (
     MAX_FILE_BYTES,
     YamlDocument,
     read_yaml_file,

@@ -11,9 +11,8 @@ from typing import Any
 
 from PIL import Image
 
-from paceline.core.class_table import ClassCount, ClassTable
-from paceline.core.results import RunResult
-from paceline.core.rundir import RunDir
+from paceline.core.results import ClassCount, ClassTable, RunResult
+from paceline.core.run_dir import RunDir
 
 BEGIN_S = 1_795_275_073.0
 EVIL = '<script>window.hacked=1</script><img src=x onerror="window.hacked=1">|`*[a](javascript:window.hacked=1)'

@@ -5,10 +5,17 @@ from itertools import pairwise
 
 import pytest
 
-from paceline.report.axis import linear_axis, log2_axis, log10_axis
-from paceline.report.blocks import Chart, ChartLine, HeatMap
-from paceline.report.heat import layout_heat_map
-from paceline.report.plot import HEIGHT, MAX_LINES, WIDTH, layout_chart
+from paceline.report.charts import (
+    HEIGHT,
+    MAX_LINES,
+    WIDTH,
+    layout_chart,
+    layout_heat_map,
+    linear_axis,
+    log2_axis,
+    log10_axis,
+)
+from paceline.report.document import Chart, ChartLine, HeatMap
 
 
 @pytest.mark.parametrize(

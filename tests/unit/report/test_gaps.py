@@ -2,7 +2,7 @@
 
 import pytest
 
-from paceline.report.gaps import split_at_gaps, time_weighted_mean
+from paceline.report.series import split_at_gaps, time_weighted_mean
 
 
 def doubling(num, every=10):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from paceline.core.class_table import ClassCount, ClassTable
+from paceline.core.results import ClassCount, ClassTable
 from paceline.report.write import render_report, write_report
 
 FINDING = {

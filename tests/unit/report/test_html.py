@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from paceline import report
-from paceline.report.page import build_run_page
-from paceline.report.run import read_run
+from paceline.report.read_run import read_run
+from paceline.report.run_page import build_run_page
 from paceline.report.write import MAX_REPORT_BYTES, write_report
 
 IN_WORDS = {

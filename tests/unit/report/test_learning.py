@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from paceline.report.blocks import ChartRow
-from paceline.report.run import RunData
-from paceline.report.sections.learning import learning_section
-from paceline.report.thin import downsample
+from paceline.report.document import ChartRow
+from paceline.report.learning_sections import learning_section
+from paceline.report.read_run import RunData
+from paceline.report.series import downsample
 
 
 def test_accuracy_on_the_training_batches_is_drawn_beside_validation() -> None:

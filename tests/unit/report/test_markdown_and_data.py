@@ -6,7 +6,7 @@ import re
 import pytest
 
 from paceline.core.errors import RecipeError
-from paceline.report.markdown import escape_markdown
+from paceline.report.render import escape_markdown
 from paceline.report.write import render_report
 
 

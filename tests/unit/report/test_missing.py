@@ -9,7 +9,7 @@ import pytest
 
 from paceline.core.errors import PacelineError
 from paceline.core.results import EvalResult
-from paceline.core.rundir import RunDir
+from paceline.core.run_dir import RunDir
 from paceline.report.write import render_report, write_report
 
 SAID = {

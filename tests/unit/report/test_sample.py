@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from paceline.report.files import TolerantReader
+from paceline.report.read_run import TolerantReader
 from paceline.report.write import render_report
 
 MAX = 200
@@ -64,8 +64,8 @@ def test_what_is_damaged_in_a_long_file_is_counted(read):
 
 
 def test_the_page_says_what_was_read_of_a_long_run_and_has_its_end(runs, tmp_path, monkeypatch):
-    monkeypatch.setattr("paceline.report.run._MAX_STEPS", 2000)
-    monkeypatch.setattr("paceline.report.run._MAX_SAMPLES_PER_NODE", 250)
+    monkeypatch.setattr("paceline.report.read_run._MAX_STEPS", 2000)
+    monkeypatch.setattr("paceline.report.read_run._MAX_SAMPLES_PER_NODE", 250)
     rundir = runs.write_run(tmp_path / "run", runs.Shape(steps=3, looks=3, gpus=8))
     for path, num, key, first in ((rundir.steps, 5000, "step", 1), (rundir.telemetry(0), 1100, "unix_s", 0)):
         row = json.loads(path.read_text().splitlines()[0])

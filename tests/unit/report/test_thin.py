@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from paceline.report.thin import downsample
+from paceline.report.series import downsample
 
 
 @pytest.mark.parametrize("num", [0, 1, 499, 500, 501, 12_345])

@@ -5,8 +5,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.train.accuracy import DeviceBatchAccuracy, NoBatchAccuracy, build_batch_accuracy, to_correct_counts
-from paceline.train.state import CorrectCounts
+from paceline.training.metrics_logger import (
+    DeviceBatchAccuracy,
+    NoBatchAccuracy,
+    build_batch_accuracy,
+    to_correct_counts,
+)
+from paceline.training.state import CorrectCounts
 
 CPU = torch.device("cpu")
 

@@ -9,10 +9,10 @@ import pytest
 
 from paceline.core.errors import RecipeError
 from paceline.core.results import GoodputResult
-from paceline.core.rundir import RunDir
+from paceline.core.run_dir import RunDir
 from paceline.core.world import BatchJob, World
-from paceline.measure.summary import ClockSummary, StageTotal
-from paceline.train.attempts import (
+from paceline.measure.clock import ClockSummary, StageTotal
+from paceline.training.goodput import (
     Attempt,
     AttemptStart,
     NoGoodputTracker,

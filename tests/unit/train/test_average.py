@@ -12,7 +12,7 @@ from torch.distributed.fsdp import fully_shard
 
 from paceline.core.errors import CheckpointError, RecipeError
 from paceline.recipe.schema.train import Ema
-from paceline.train.average import (
+from paceline.training.ema import (
     NUM_UPDATES_KEY,
     ExponentialMovingAverage,
     NoWeightAverage,
@@ -20,8 +20,8 @@ from paceline.train.average import (
     WeightAverage,
     build_weight_average,
 )
-from paceline.train.optimizers.schedule_free import ScheduleFree
-from paceline.train.precision import MasterWeights
+from paceline.training.optim.schedule_free import ScheduleFree
+from paceline.training.precision import MasterWeights
 
 
 def net(dtype: torch.dtype = torch.float64) -> nn.Module:

@@ -7,14 +7,13 @@ import torch
 from torch import nn
 
 from paceline.core.errors import CheckpointError
-from paceline.recipe.load import load
-from paceline.recipe.patch import Patch
+from paceline.recipe.load import Patch, load
 from paceline.recipe.schema import Recipe
-from paceline.train.average import ExponentialMovingAverage
-from paceline.train.averaged import load_weight_average
-from paceline.train.checkpoint import CheckpointStorage, KeepPolicy, Snapshot, optimizer_tensors
-from paceline.train.optim import build_optimizer, layers_for_decay
-from paceline.train.precision import build_precision
+from paceline.training.checkpoint import CheckpointStorage, KeepPolicy, Snapshot, optimizer_tensors
+from paceline.training.ema import ExponentialMovingAverage
+from paceline.training.eval_model import load_weight_average
+from paceline.training.optim.build import build_optimizer, layers_for_decay
+from paceline.training.precision import build_precision
 
 FP32 = build_precision("fp32", torch.device("cpu"))
 GONE = "optim={name: 'nowhere.parts:Optim', lr: 0.1}"

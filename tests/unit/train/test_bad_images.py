@@ -4,9 +4,9 @@ import pytest
 
 from paceline.core.dataset import Datasets
 from paceline.core.errors import DataError
-from paceline.data.bad import BadImage
-from paceline.data.sources.digits import load_digits
-from paceline.train.bad_images import BadImageRegistry
+from paceline.data.bad_images import BadImage
+from paceline.data.sources.builtin import load_digits
+from paceline.training.coordinator import BadImageRegistry
 
 DATASETS: Datasets = load_digits()
 

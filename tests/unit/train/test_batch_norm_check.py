@@ -6,11 +6,11 @@ import torch
 from torch import nn
 
 from paceline.data.batch import Batch
-from paceline.data.placement import DeviceTransfer
-from paceline.models.modes import use_batch_statistics
-from paceline.parallel.single import SingleDevice
-from paceline.train.evaluate import BatchNormChecker
-from paceline.train.precision import build_precision
+from paceline.data.transfer import DeviceTransfer
+from paceline.models.freeze import use_batch_statistics
+from paceline.parallel.single_device import SingleDevice
+from paceline.training.evaluator import BatchNormChecker
+from paceline.training.precision import build_precision
 
 CPU = torch.device("cpu")
 

@@ -11,17 +11,21 @@ from safetensors.torch import load_file, save_file
 
 from paceline.core.errors import CheckpointError, RecipeError
 from paceline.core.results import RunResult
-from paceline.core.rundir import RunDir
+from paceline.core.run_dir import RunDir
 from paceline.core.world import World
-from paceline.models.zoo import build_model
-from paceline.recipe.load import load
-from paceline.recipe.patch import Patch
+from paceline.models.build import build_model
+from paceline.recipe.load import Patch, load
 from paceline.recipe.schema.model import Model
-from paceline.recipe.yamlfile import to_yaml_text
-from paceline.train.beginning import InitialWeights, find_initial_checkpoint, load_initial_weights, restored_origin
-from paceline.train.checkpoint import model_tensors, weights_sha256
-from paceline.train.job import Invocation
-from paceline.train.run import run
+from paceline.recipe.yaml import to_yaml_text
+from paceline.training.checkpoint import model_tensors, weights_sha256
+from paceline.training.init_weights import (
+    InitialWeights,
+    find_initial_checkpoint,
+    load_initial_weights,
+    restored_origin,
+)
+from paceline.training.process import Invocation
+from paceline.training.run import run
 
 NAME, WIDTH = "resnet18_cifar", 0.125
 WORDS = (

@@ -13,33 +13,34 @@ import torch
 from torch import Tensor, nn
 
 from paceline.core.errors import NonFiniteLossError, RecipeError
-from paceline.core.rundir import RunDir, read_lines
+from paceline.core.run_dir import RunDir, read_lines
 from paceline.core.world import World
+from paceline.data.augment.build import build_device_transforms
 from paceline.data.batch import Batch
-from paceline.data.finish import build_device_transforms
-from paceline.data.placement import DeviceTransfer
+from paceline.data.transfer import DeviceTransfer
 from paceline.measure.clock import NullClock
 from paceline.models import resnet_cifar
-from paceline.parallel.strategy import SingleDevice
-from paceline.recipe.load import load
-from paceline.recipe.patch import Patch
+from paceline.parallel.single_device import SingleDevice
+from paceline.recipe.load import Patch, load
 from paceline.recipe.schema import Recipe
-from paceline.train import captured, run
-from paceline.train.accuracy import BatchAccuracy, DeviceBatchAccuracy, NoBatchAccuracy
-from paceline.train.average import build_weight_average
-from paceline.train.captured import EAGER_STEPS, build_train_step, choose_graph_pool
-from paceline.train.graph import build_graph_pool
-from paceline.train.guard import ImmediateCheck
-from paceline.train.job import Invocation
-from paceline.train.loss import CrossEntropy
-from paceline.train.optim import build_optimizer, keep_lr_on_device, layers_for_decay, reads_lr_on_device, set_lr
-from paceline.train.precision import build_precision
-from paceline.train.probe import GradientProbe
-from paceline.train.schedule import DecayShape, FixedLrSchedule, LrWarmup, half_cosine
-from paceline.train.state import TrainState
-from paceline.train.step import EagerStep, TrainStep
-from paceline.train.undo import NoRollback
-from paceline.train.update import OptimizerUpdate
+from paceline.training import cuda_graphs, run
+from paceline.training.cuda_graphs import EAGER_STEPS, build_graph_pool, build_train_step, choose_graph_pool
+from paceline.training.ema import build_weight_average
+from paceline.training.loss import CrossEntropy
+from paceline.training.lr_schedule import DecayShape, FixedLrSchedule, LrWarmup, half_cosine
+from paceline.training.metrics_logger import BatchAccuracy, DeviceBatchAccuracy, NoBatchAccuracy
+from paceline.training.nonfinite import GradientProbe, ImmediateCheck, NoRollback
+from paceline.training.optim.build import (
+    build_optimizer,
+    keep_lr_on_device,
+    layers_for_decay,
+    reads_lr_on_device,
+    set_lr,
+)
+from paceline.training.precision import build_precision
+from paceline.training.process import Invocation
+from paceline.training.state import TrainState
+from paceline.training.trainer import EagerStep, OptimizerUpdate, TrainStep
 
 from .recording import Recorded, RecordedGraphs
 
@@ -233,7 +234,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Callable[[RecordedGraphs], Recorde
     """Return a function that gives a run on a CPU graphs to find, as one on a GPU finds CUDA's."""
 
     def give(graphs: RecordedGraphs) -> RecordedGraphs:
-        monkeypatch.setattr(captured, "build_graph_pool", lambda device: graphs)
+        monkeypatch.setattr(cuda_graphs, "build_graph_pool", lambda device: graphs)
         return graphs
 
     return give

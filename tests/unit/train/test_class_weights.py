@@ -10,8 +10,7 @@ from torch.nn import functional
 from paceline.core.dataset import ArraySource, DatasetInfo
 from paceline.core.errors import RecipeError
 from paceline.recipe.schema.train import Train
-from paceline.train.class_weights import compute_class_weights, describe_class_weights
-from paceline.train.loss import CrossEntropy, build_loss
+from paceline.training.loss import CrossEntropy, build_loss, compute_class_weights, describe_class_weights
 
 CPU = torch.device("cpu")
 COUNTS = (12, 3, 1)

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from paceline.core.world import NEVER, BatchJob, World
-from paceline.train.cadence import StepInterval
-from paceline.train.deadline import MARGIN_S, TIME_LIMIT_REASON, NoDeadline, TimeLimitDeadline, build_deadline
+from paceline.training.preemption import MARGIN_S, TIME_LIMIT_REASON, NoDeadline, TimeLimitDeadline, build_deadline
+from paceline.training.state import StepInterval
 
 STEP_S = 2.0
 GRACE_S = 60.0

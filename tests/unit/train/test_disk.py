@@ -11,17 +11,16 @@ import pytest
 import torch
 
 from paceline.core.errors import RecipeError
-from paceline.core.rundir import RunDir
-from paceline.parallel.single import SingleDevice
-from paceline.recipe.load import load
-from paceline.recipe.patch import Patch
+from paceline.core.run_dir import RunDir
+from paceline.parallel.single_device import SingleDevice
+from paceline.recipe.load import Patch, load
 from paceline.recipe.schema.recipe import Checkpoint
-from paceline.train.average import build_weight_average
-from paceline.train.checkpoint import model_tensors, optimizer_tensors
-from paceline.train.disk import check_disk, estimate_checkpoint_bytes
-from paceline.train.optim import build_optimizer
-from paceline.train.persist import TrainingState
-from paceline.train.precision import build_precision
+from paceline.training.checkpoint import model_tensors, optimizer_tensors
+from paceline.training.ema import build_weight_average
+from paceline.training.optim.build import build_optimizer
+from paceline.training.precision import build_precision
+from paceline.training.preflight import check_disk, estimate_checkpoint_bytes
+from paceline.training.saver import TrainingState
 
 MIB = 2**20
 Usage = namedtuple("Usage", "total used free")
@@ -93,9 +92,9 @@ def test_a_folder_that_is_gone_is_refused_with_its_path_and_the_reason(tmp_path:
 CHECK = """
 import sys
 from pathlib import Path
-from paceline.core.rundir import RunDir
+from paceline.core.run_dir import RunDir
 from paceline.recipe.schema.recipe import Checkpoint
-from paceline.train.disk import check_disk
+from paceline.training.preflight import check_disk
 try:
     check_disk(RunDir(Path(sys.argv[1])), Checkpoint(), 1, print)
 except Exception as error:

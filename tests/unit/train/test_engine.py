@@ -10,17 +10,16 @@ import pytest
 import torch
 
 from paceline.core.errors import NonFiniteLossError, PacelineError
-from paceline.core.rundir import RunDir, read_lines
+from paceline.core.run_dir import RunDir, read_lines
 from paceline.core.world import World
-from paceline.data.placement import DeviceTransfer
-from paceline.recipe.load import load
-from paceline.recipe.patch import Patch
-from paceline.train.cadence import StepInterval
-from paceline.train.evaluate import SplitEvaluator
-from paceline.train.interrupt import Interrupts
-from paceline.train.job import Invocation
-from paceline.train.loss import CrossEntropy
-from paceline.train.run import run
+from paceline.data.transfer import DeviceTransfer
+from paceline.recipe.load import Patch, load
+from paceline.training.evaluator import SplitEvaluator
+from paceline.training.loss import CrossEntropy
+from paceline.training.preemption import Interrupts
+from paceline.training.process import Invocation
+from paceline.training.run import run
+from paceline.training.state import StepInterval
 
 SMALL = (
     *("data.source.num_images=96", "data.source.num_val_images=37", "data.source.image_size=8", "model.width=0.1"),

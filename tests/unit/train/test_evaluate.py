@@ -10,17 +10,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from paceline.core.class_table import ClassCount
 from paceline.core.dataset import ArraySource, DatasetInfo
-from paceline.data.bad import BadImage
+from paceline.core.results import ClassCount
+from paceline.data.bad_images import BadImage
 from paceline.data.batch import Batch
-from paceline.data.placement import DeviceTransfer
-from paceline.data.sampler import EvalShard
-from paceline.parallel.single import SingleDevice
+from paceline.data.order import EvalShard
+from paceline.data.transfer import DeviceTransfer
+from paceline.parallel.single_device import SingleDevice
 from paceline.parallel.strategy import Strategy
-from paceline.train.evaluate import SplitEvaluator
-from paceline.train.precision import build_precision
-from paceline.train.views import EvalViews, FlipViews, ShiftViews, SingleView, build_eval_views
+from paceline.training.evaluator import EvalViews, FlipViews, ShiftViews, SingleView, SplitEvaluator, build_eval_views
+from paceline.training.precision import build_precision
 
 CPU = torch.device("cpu")
 NAMES = tuple("abcdefg")

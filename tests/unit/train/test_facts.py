@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.data.sources.digits import load_digits
-from paceline.train.facts import TrainedDataset
+from paceline.data.sources.builtin import load_digits
+from paceline.training.trained_dataset import TrainedDataset
 
 DIGITS = TrainedDataset.from_source(load_digits().train)
 

@@ -6,21 +6,21 @@ from torch import nn
 
 from paceline.core.errors import NonFiniteLossError
 from paceline.core.world import World
-from paceline.parallel.strategy import SingleDevice
+from paceline.parallel.single_device import SingleDevice
 from paceline.recipe.schema.train import Train
-from paceline.train.guard import (
+from paceline.training.nonfinite import (
     MAX_SKIPS,
     STEPS_AHEAD,
     DeferredCheck,
+    GradientProbe,
     ImmediateCheck,
     LossScalingGuard,
     NonFiniteReporter,
     SkipStep,
     StepValues,
+    build_buffer_rollback,
 )
-from paceline.train.precision import DynamicLossScaler
-from paceline.train.probe import GradientProbe
-from paceline.train.undo import build_buffer_rollback
+from paceline.training.precision import DynamicLossScaler
 
 REPORTER = NonFiniteReporter(World.single(), SingleDevice(), lambda: "run/checkpoints/step-00000010")
 

@@ -9,21 +9,18 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.core.class_table import ClassCount, ClassTable
 from paceline.core.dataset import DatasetInfo
 from paceline.core.errors import NonFiniteLossError
-from paceline.core.results import EvalReport, EvalResult
+from paceline.core.results import ClassCount, ClassTable, EvalReport, EvalResult
 from paceline.data.batch import Batch
-from paceline.measure.rate import RunTimer
-from paceline.parallel.single import SingleDevice
-from paceline.recipe.load import load
-from paceline.recipe.patch import Patch
+from paceline.measure.throughput import RunTimer
+from paceline.parallel.single_device import SingleDevice
+from paceline.recipe.load import Patch, load
 from paceline.recipe.plan import Plan
-from paceline.train.accuracy import BatchAccuracy, DeviceBatchAccuracy, NoBatchAccuracy
-from paceline.train.attempts import TimeSpent
-from paceline.train.journal import MetricsLogger
-from paceline.train.logsink import EvalRecord, NoSampleTrace, StepRecord
-from paceline.train.state import TrainState
+from paceline.training.goodput import TimeSpent
+from paceline.training.logging.base import EvalRecord, NoSampleTrace, StepRecord
+from paceline.training.metrics_logger import BatchAccuracy, DeviceBatchAccuracy, MetricsLogger, NoBatchAccuracy
+from paceline.training.state import TrainState
 
 INFO = DatasetInfo("made", "train", 64, ("a", "b"), 3, (8, 8), (0.5,) * 3, (0.5,) * 3)
 WORDS = ["data.batch_size=8", "train.epochs=2", "log.every=4st", "schedule.warmup=0ep"]

@@ -6,12 +6,9 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from paceline.core.class_table import ClassCount, ClassTable
-from paceline.core.mistake import MisclassifiedImage
-from paceline.core.results import EvalResult
-from paceline.train.average import NoWeightAverage
-from paceline.train.evaluate import SplitEvaluation
-from paceline.train.judge import ModelEvaluator
+from paceline.core.results import ClassCount, ClassTable, EvalResult, MisclassifiedImage
+from paceline.training.ema import NoWeightAverage
+from paceline.training.evaluator import ModelEvaluator, SplitEvaluation
 
 
 def evaluate(model: nn.Module) -> SplitEvaluation:

@@ -11,25 +11,19 @@ from torch import nn
 
 from paceline.core.errors import RecipeError
 from paceline.core.results import RunResult
-from paceline.core.rundir import RunDir
+from paceline.core.run_dir import RunDir
 from paceline.core.world import World
-from paceline.recipe.load import load
-from paceline.recipe.patch import Patch
-from paceline.recipe.schema.optim import (
-    Adam,
-    AdamW,
-    Lamb,
-    Lars,
-    Muon,
-    NovoGrad,
-    OwnOptim,
-    RmsProp,
-    ScheduleFree,
-    Sgd,
+from paceline.recipe.load import Patch, load
+from paceline.recipe.schema.optim import Adam, AdamW, Lamb, Lars, Muon, NovoGrad, OwnOptim, RmsProp, ScheduleFree, Sgd
+from paceline.training.optim.build import (
+    build_optimizer,
+    describe_layer_decay,
+    keep_lr_on_device,
+    layers_for_decay,
+    set_lr,
 )
-from paceline.train.job import Invocation
-from paceline.train.optim import build_optimizer, describe_layer_decay, keep_lr_on_device, layers_for_decay, set_lr
-from paceline.train.run import run
+from paceline.training.process import Invocation
+from paceline.training.run import run
 
 EVERY = (Sgd, Adam, AdamW, RmsProp, NovoGrad, Lars, Lamb, Muon, ScheduleFree)
 DECAY = 0.5

@@ -5,10 +5,9 @@ from dataclasses import replace
 import pytest
 
 from paceline.core.results import EvalReport, EvalResult
-from paceline.recipe.load import load
-from paceline.recipe.patch import Patch
+from paceline.recipe.load import Patch, load
 from paceline.recipe.schema import Recipe
-from paceline.train.logsink import EvalRecord, StepRecord, eval_columns, from_eval_row, to_eval_row, to_step_row
+from paceline.training.logging.base import EvalRecord, StepRecord, eval_columns, from_eval_row, to_eval_row, to_step_row
 
 PLAIN = ["step", "epoch", "images_seen", "trained_s", "images", "top1", "top5", "loss", "ece", "mean_class_accuracy"]
 AVERAGED = ["ema_top1", "ema_top5", "ema_loss", "ema_ece", "ema_mean_class_accuracy"]

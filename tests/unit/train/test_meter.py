@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.core.rundir import RunDir
+from paceline.core.run_dir import RunDir
 from paceline.core.world import World
-from paceline.data.placement import DeviceTransfer
+from paceline.data.transfer import DeviceTransfer
 from paceline.measure import ClockSummary, StageTotal
-from paceline.train.meter import Measurements, RunMeter
+from paceline.training.measurements import Measurements, RunMeter
 
 NUM_STEPS = 20
 QUICK = ClockSummary(

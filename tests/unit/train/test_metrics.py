@@ -9,7 +9,7 @@ import torch
 from sklearn.metrics import balanced_accuracy_score, confusion_matrix, log_loss, top_k_accuracy_score
 from torch import Tensor
 
-from paceline.train.metrics import MAX_CONFUSION_CLASSES, EvalCounts, predict_batch
+from paceline.training.metrics import MAX_CONFUSION_CLASSES, EvalCounts, predict_batch
 
 CPU = torch.device("cpu")
 NAMES = tuple("abcdefg")

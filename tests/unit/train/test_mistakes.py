@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.core.mistake import MisclassifiedImage
-from paceline.train.metrics import Predictions, predict_batch
-from paceline.train.mistakes import MistakeTracker, build_mistake_tracker
+from paceline.core.results import MisclassifiedImage
+from paceline.training.metrics import MistakeTracker, Predictions, build_mistake_tracker, predict_batch
 
 CPU = torch.device("cpu")
 NUM = 103

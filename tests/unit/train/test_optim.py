@@ -6,7 +6,7 @@ from torch import nn
 
 from paceline.core.errors import RecipeError
 from paceline.recipe.schema.optim import Adam, AdamW, Lamb, Lars, Muon, NovoGrad, RmsProp, ScheduleFree, Sgd
-from paceline.train.optim import build_optimizer, set_lr
+from paceline.training.optim.build import build_optimizer, set_lr
 
 FUSED_OR_NOT = ["fused", "foreach", "loop"]
 

@@ -7,10 +7,9 @@ import torch
 from torch import nn
 
 from paceline.core.errors import RecipeError
-from paceline.recipe.load import load
-from paceline.recipe.patch import Patch
+from paceline.recipe.load import Patch, load
 from paceline.recipe.schema.optim import OwnOptim, Sgd
-from paceline.train.optim import build_optimizer, set_lr
+from paceline.training.optim.build import build_optimizer, set_lr
 
 
 def model() -> nn.Module:

@@ -9,9 +9,8 @@ import torch
 
 from paceline.core.world import World
 from paceline.data.sources.build import build_datasets
-from paceline.recipe.load import load
-from paceline.recipe.patch import Patch
-from paceline.train.parts import RunContext
+from paceline.recipe.load import Patch, load
+from paceline.training.context import RunContext
 
 
 def indices_of(order: str, loader: str, workers: int, first: int, stop: int) -> list[list[int]]:

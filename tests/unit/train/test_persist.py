@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from paceline.core.errors import CheckpointError
-from paceline.parallel.single import SingleDevice
-from paceline.recipe.schema.schedule import Constant
-from paceline.train.average import NoWeightAverage
-from paceline.train.checkpoint import CheckpointStorage, KeepPolicy
-from paceline.train.persist import TrainingState
-from paceline.train.precision import Precision
-from paceline.train.schedule import build_lr_schedule
-from paceline.train.state import TrainState
+from paceline.parallel.single_device import SingleDevice
+from paceline.recipe.schema.optim import Constant
+from paceline.training.checkpoint import CheckpointStorage, KeepPolicy
+from paceline.training.ema import NoWeightAverage
+from paceline.training.lr_schedule import build_lr_schedule
+from paceline.training.precision import Precision
+from paceline.training.saver import TrainingState
+from paceline.training.state import TrainState
 
 
 @pytest.fixture

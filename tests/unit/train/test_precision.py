@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from paceline.core.errors import RecipeError
-from paceline.train.loss import CrossEntropy
-from paceline.train.precision import (
+from paceline.training.loss import CrossEntropy
+from paceline.training.precision import (
     INITIAL_SCALE,
     DynamicLossScaler,
     MasterWeights,

@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.core.results import EvalReport, EvalResult
-from paceline.train.attempts import TimeSpent
-from paceline.train.cadence import StepInterval
-from paceline.train.state import CorrectCounts, TrainingSinceEval, TrainState
+from paceline.training.goodput import TimeSpent
+from paceline.training.state import CorrectCounts, StepInterval, TrainingSinceEval, TrainState
 
 SHARES = st.floats(0, 1)
 NUMBERS = st.floats(allow_nan=False)

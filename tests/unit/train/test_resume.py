@@ -7,13 +7,12 @@ from types import SimpleNamespace
 import pytest
 
 from paceline.core.errors import RecipeError
-from paceline.core.rundir import RunDir, is_run
-from paceline.recipe.code_identity import code_identity
-from paceline.recipe.load import load
-from paceline.recipe.patch import Patch
+from paceline.core.run_dir import RunDir, is_run
+from paceline.recipe.load import Patch, load
+from paceline.recipe.plugins import code_identity
 from paceline.recipe.schema import Recipe
-from paceline.train.checkpoint import CheckpointStorage, KeepPolicy, Snapshot
-from paceline.train.resume import (
+from paceline.training.checkpoint import CheckpointStorage, KeepPolicy, Snapshot
+from paceline.training.resume import (
     check_rundir,
     describe_missing_checkpoint,
     initialize_rundir,
@@ -39,7 +38,7 @@ def test_plan_and_recipe_make_a_run_and_a_kill_between_them_leaves_none(tmp_path
         raise KeyboardInterrupt(path.name)
 
     with monkeypatch.context() as until_then, pytest.raises(KeyboardInterrupt, match=r"recipe\.yaml"):
-        until_then.setattr("paceline.train.resume.write_atomic", killed)
+        until_then.setattr("paceline.training.resume.write_atomic", killed)
         initialize_rundir(RunDir(tmp_path / "run"), recipe(), {"total_steps": 3})
     run = RunDir(tmp_path / "run")
     assert (run.path / "plan.json").is_file() and not is_run(run.path)

@@ -8,13 +8,12 @@ import pytest
 from PIL import Image
 
 from paceline.core.errors import DataError, RecipeError
-from paceline.core.rundir import RunDir
+from paceline.core.run_dir import RunDir
 from paceline.core.world import World
 from paceline.lab.trial import apply_patch
-from paceline.recipe.load import load
-from paceline.recipe.patch import Patch
-from paceline.train.job import Invocation
-from paceline.train.run import evaluate, run
+from paceline.recipe.load import Patch, load
+from paceline.training.process import Invocation
+from paceline.training.run import evaluate, run
 
 WORDS = (
     *("data.source.num_images=16", "data.source.num_val_images=8", "data.source.image_size=8", "data.batch_size=8"),
@@ -64,7 +63,7 @@ def test_a_run_that_fails_in_a_step_closes_those_it_told_and_tells_no_result(tmp
     def fail(self, state):
         raise ZeroDivisionError
 
-    monkeypatch.setattr("paceline.train.engine.Trainer.fit", fail)
+    monkeypatch.setattr("paceline.training.trainer.Trainer.fit", fail)
     told = Told()
     with pytest.raises(ZeroDivisionError):
         train(tmp_path, told)
@@ -75,7 +74,7 @@ def test_a_run_that_fails_before_its_first_step_closes_those_it_told(tmp_path: P
     def fail(*words):
         raise OSError("No space left on device")
 
-    monkeypatch.setattr("paceline.train.run.build_sample_trace", fail)
+    monkeypatch.setattr("paceline.training.run.build_sample_trace", fail)
     told = Told()
     with pytest.raises(OSError, match="No space"):
         train(tmp_path, told)
@@ -86,7 +85,7 @@ def test_a_tracker_that_is_not_installed_is_refused_before_the_data_is_read(tmp_
     def fail(*words):
         raise AssertionError("read")
 
-    monkeypatch.setattr("paceline.train.run.read_run_data", fail)
+    monkeypatch.setattr("paceline.training.run.read_run_data", fail)
     monkeypatch.setitem(sys.modules, "mlflow", None)
     with pytest.raises(RecipeError, match=r"log.sinks\[0\]: mlflow is not installed"):
         train(tmp_path, Told(), "log.sinks=[mlflow]")
@@ -106,8 +105,8 @@ def test_where_a_run_is_compiled_each_size_of_images_that_is_to_come_is_compiled
         first.append(step)
         sizes.append(plan.train_size(step))
 
-    monkeypatch.setattr("paceline.train.run.compile_model", compiled)
-    monkeypatch.setattr("paceline.train.run.warmup_pass", rehearsed)
+    monkeypatch.setattr("paceline.training.run.compile_model", compiled)
+    monkeypatch.setattr("paceline.training.run.warmup_pass", rehearsed)
     small = ("data.progressive={start_size: 4, multiple: 4, begin: 0%, end: 50%}", "train.epochs=4")
     train(tmp_path, Told(), "train.compile=default", "model.width=0.25", *small)
     assert (sizes, first[0]) == ([4, 8], 0)

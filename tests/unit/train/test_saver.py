@@ -6,9 +6,9 @@ import pytest
 
 from paceline.core.errors import CheckpointError
 from paceline.core.results import CheckpointResult
-from paceline.train.attempts import TimeSpent
-from paceline.train.saver import CheckpointSaver, NoCheckpointWriter
-from paceline.train.state import TrainState
+from paceline.training.goodput import TimeSpent
+from paceline.training.saver import CheckpointSaver, NoCheckpointWriter
+from paceline.training.state import TrainState
 
 
 class Kept:

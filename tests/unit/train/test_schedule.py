@@ -10,7 +10,7 @@ from torch import nn
 from paceline.core.dataset import DatasetInfo
 from paceline.recipe.plan import Plan
 from paceline.recipe.schema import Recipe
-from paceline.train.schedule import LrSchedule, LrWarmup, PlateauLrSchedule, build_lr_schedule, sample_lr_points
+from paceline.training.lr_schedule import LrSchedule, LrWarmup, PlateauLrSchedule, build_lr_schedule, sample_lr_points
 
 INFO = DatasetInfo("made", "train", 100, ("a", "b"), 3, (8, 8), (0.5,) * 3, (0.5,) * 3)
 

@@ -4,9 +4,8 @@ import json
 
 import pytest
 
-from paceline.core.class_table import ClassCount, ClassTable
-from paceline.core.results import EvalReport, EvalResult
-from paceline.train.state import TrainState
+from paceline.core.results import ClassCount, ClassTable, EvalReport, EvalResult
+from paceline.training.state import TrainState
 
 
 def judged(top1: float, loss: float = 1.0) -> EvalResult:

@@ -11,13 +11,12 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from paceline.core.rundir import RunDir
+from paceline.core.run_dir import RunDir
 from paceline.core.world import World
-from paceline.recipe.load import load
-from paceline.recipe.patch import Patch
-from paceline.train import captured
-from paceline.train.job import Invocation
-from paceline.train.run import run
+from paceline.recipe.load import Patch, load
+from paceline.training import cuda_graphs
+from paceline.training.process import Invocation
+from paceline.training.run import run
 
 from .recording import RecordedGraphs
 
@@ -141,7 +140,7 @@ def test_a_frozen_backbone_has_the_bits_that_it_began_with_and_no_part_in_the_op
     tmp_path: Path, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     graphs = RecordedGraphs()
-    monkeypatch.setattr(captured, "build_graph_pool", lambda device: graphs)
+    monkeypatch.setattr(cuda_graphs, "build_graph_pool", lambda device: graphs)
     run = train(tmp_path / "run", name(Net), "model.freeze=backbone", *words)
     first, *_, last = models = saved(run)
     frozen = [key for key in first if not key.startswith("head.")]

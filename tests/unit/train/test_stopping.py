@@ -2,8 +2,7 @@
 
 from paceline.core.results import EvalResult
 from paceline.recipe.schema.train import Stop
-from paceline.train.state import TrainState
-from paceline.train.stopping import build_stop_rule
+from paceline.training.state import TrainState, build_stop_rule
 
 
 def judged(accuracies: list[float], patience: int) -> tuple[TrainState, bool]:

@@ -13,20 +13,19 @@ from paceline.cli.evaluate import evaluate as eval_verb
 from paceline.core.dataset import ArraySource
 from paceline.core.errors import DataError, RecipeError
 from paceline.core.results import EvalReport
-from paceline.core.rundir import RunDir
+from paceline.core.run_dir import RunDir
 from paceline.core.world import World
-from paceline.data.identity import digest_datasets
 from paceline.data.sources.build import build_datasets
-from paceline.data.sources.digits import load_digits
-from paceline.models.zoo import build_model
-from paceline.recipe.load import load
-from paceline.recipe.patch import Patch
-from paceline.recipe.yamlfile import to_yaml_text
-from paceline.train.checkpoint import CheckpointStorage, KeepPolicy, Snapshot, model_tensors
-from paceline.train.facts import TrainedDataset
-from paceline.train.run import evaluate
-from paceline.train.state import TrainState
-from paceline.train.test_set import match_classes
+from paceline.data.sources.builtin import load_digits
+from paceline.data.sources.fingerprint import digest_datasets
+from paceline.models.build import build_model
+from paceline.recipe.load import Patch, load
+from paceline.recipe.yaml import to_yaml_text
+from paceline.training.checkpoint import CheckpointStorage, KeepPolicy, Snapshot, model_tensors
+from paceline.training.datasets import match_classes
+from paceline.training.run import evaluate
+from paceline.training.state import TrainState
+from paceline.training.trained_dataset import TrainedDataset
 
 SMALL = ("model.width=0.125", "parallel.device=cpu", "parallel.threads=1", "data.workers=0")
 FOLDER = ("data.image_size=12", "data.batch_size=4", "model.name=resnet18_cifar", "data.augment=[]", *SMALL)
@@ -157,9 +156,9 @@ def test_the_validation_folder_of_a_run_is_judged_whatever_came_to_it(tmp_path) 
 
 
 PARTS = """
-from paceline.models.zoo import build_model
+from paceline.models.build import build_model
 from paceline.recipe.schema.model import Model
-from paceline.data.sources.digits import load_digits
+from paceline.data.sources.builtin import load_digits
 def net(num_classes, in_channels):
     return build_model(Model(name="resnet18_cifar", width=0.125), num_classes=num_classes, channels=in_channels)
 def digits(split):
@@ -236,8 +235,10 @@ def test_pixels_stay_pixels(tmp_path, monkeypatch) -> None:
     names = tuple(str(number) for number in order)
     info = replace(digits.val.info, class_names=names)
     val = ArraySource(info, digits.val.images, np.argsort(order)[digits.val.labels])
-    monkeypatch.setattr("paceline.train.test_set.build_datasets", lambda section, **options: replace(digits, val=val))
-    monkeypatch.setattr("paceline.train.test_set.digest_datasets", lambda datasets: "another")
+    monkeypatch.setattr(
+        "paceline.training.datasets.build_datasets", lambda section, **options: replace(digits, val=val)
+    )
+    monkeypatch.setattr("paceline.training.datasets.digest_datasets", lambda datasets: "another")
     words = ("data.source={name: synthetic}", "data.workers=auto")
     assert judged(run, *words) == before
 

@@ -7,11 +7,10 @@ import pytest
 import torch
 
 from paceline.core.errors import RecipeError
-from paceline.data.sources.digits import load_digits
-from paceline.recipe.load import load
-from paceline.recipe.patch import Patch
+from paceline.data.sources.builtin import load_digits
+from paceline.recipe.load import Patch, load
 from paceline.recipe.plan import Plan
-from paceline.train.try_parts import try_components
+from paceline.training.preflight import try_components
 
 
 @dataclass

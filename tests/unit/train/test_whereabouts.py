@@ -1,6 +1,6 @@
 """Where a rank is: a change means that it gets on."""
 
-from paceline.train.whereabouts import ProgressReporter
+from paceline.training.process import ProgressReporter
 
 
 def test_it_names_the_stage_and_counts_the_batches_of_an_evaluation() -> None:

@@ -9,9 +9,9 @@ import pytest
 from PIL import Image
 
 from paceline.core.dataset import ArraySource, DatasetInfo
-from paceline.core.mistake import MisclassifiedImage
-from paceline.data.sources.encoded import ImageFileSource
-from paceline.train.worst import save_worst_images
+from paceline.core.results import MisclassifiedImage
+from paceline.data.sources.image_files import ImageFileSource
+from paceline.training.eval_outputs import save_worst_images
 
 KB = 1024
 

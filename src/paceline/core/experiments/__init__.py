@@ -1,1 +1,1 @@
-"""What the lab's experiments amount to: values that are written as JSON, and the folder they are written to."""
+"""Results of experiments (ladder, scaling, tuning, sweep, prediction) and the directory that holds one."""

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.data.augment import colour
-from paceline.data.augment.geometry import warp
-from paceline.data.augment.grouped import GroupOperation, apply_operations
+from paceline.data.augment import color
+from paceline.data.augment.color import GroupOperation, apply_operations
+from paceline.data.augment.geometric import warp
 
 NUM_MAGNITUDES = 31
 
@@ -81,7 +81,7 @@ def _build_operations(
 
     none, colours = rising(0.0), rising(strength)
     return (
-        AutoAugmentOperation("identity", colour.identity, none),
+        AutoAugmentOperation("identity", color.identity, none),
         AutoAugmentOperation("shear_x", shear_x, rising(shear), is_signed=True),
         AutoAugmentOperation("shear_y", shear_y, rising(shear), is_signed=True),
         AutoAugmentOperation(
@@ -91,14 +91,14 @@ def _build_operations(
             "translate_y", translate_y, lambda height, width: _linspace(0.0, pixels + width_share * height), True
         ),
         AutoAugmentOperation("rotate", rotate, rising(degrees), is_signed=True),
-        AutoAugmentOperation("brightness", _relative_to_one(colour.adjust_brightness), colours, is_signed=True),
-        AutoAugmentOperation("colour", _relative_to_one(colour.adjust_saturation), colours, is_signed=True),
-        AutoAugmentOperation("contrast", _relative_to_one(colour.adjust_contrast), colours, is_signed=True),
-        AutoAugmentOperation("sharpness", _relative_to_one(colour.adjust_sharpness), colours, is_signed=True),
-        AutoAugmentOperation("posterize", colour.posterize, lambda height, width: _posterize_bits(lost_bits)),
-        AutoAugmentOperation("solarize", colour.solarize, lambda height, width: _linspace(1.0, 0.0) * 255),
-        AutoAugmentOperation("autocontrast", colour.autocontrast, none),
-        AutoAugmentOperation("equalize", colour.equalize, none),
+        AutoAugmentOperation("brightness", _relative_to_one(color.adjust_brightness), colours, is_signed=True),
+        AutoAugmentOperation("colour", _relative_to_one(color.adjust_saturation), colours, is_signed=True),
+        AutoAugmentOperation("contrast", _relative_to_one(color.adjust_contrast), colours, is_signed=True),
+        AutoAugmentOperation("sharpness", _relative_to_one(color.adjust_sharpness), colours, is_signed=True),
+        AutoAugmentOperation("posterize", color.posterize, lambda height, width: _posterize_bits(lost_bits)),
+        AutoAugmentOperation("solarize", color.solarize, lambda height, width: _linspace(1.0, 0.0) * 255),
+        AutoAugmentOperation("autocontrast", color.autocontrast, none),
+        AutoAugmentOperation("equalize", color.equalize, none),
     )
 
 

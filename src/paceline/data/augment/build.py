@@ -1,14 +1,23 @@
-"""Build the batch-wise augmentation that `data.augment` describes."""
+"""Build the augmentation that `data.augment` describes, for the loader and for the device.
+
+`data/resize` builds the part that crops and resizes single images, `data/augment/mixup` the part that mixes labels.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
 
 from paceline.data.augment.auto import build_rand_augment, build_trivial_augment
-from paceline.data.augment.colour import BatchColorJitter
-from paceline.data.augment.erase import BatchCutout, BatchRandomErasing, to_8_bit_color
-from paceline.data.augment.geometry import BatchAffine, BatchFlip, BatchPadCrop
-from paceline.data.augment.own import build_plugin_augment
-from paceline.data.augment.protocol import Augment
+from paceline.data.augment.color import BatchColorJitter
+from paceline.data.augment.erasing import BatchCutout, BatchRandomErasing, to_8_bit_color
+from paceline.data.augment.geometric import Augment, BatchAffine, BatchFlip, BatchPadCrop
+from paceline.data.augment.mixup import Mixer, build_mixer
+from paceline.data.augment.plugin import build_plugin_augment
+from paceline.data.transfer import DeviceBatch, DeviceTransfer
 from paceline.recipe.schema import augment as sections
+from paceline.recipe.schema.base import Section
 from paceline.recipe.schema.data import Data
-from paceline.recipe.schema.section import Section
 
 
 # `data.sizing` builds the entries that resize single images, `data.mix` those that mix labels.
@@ -73,3 +82,30 @@ def _build_color_or_erasing(section: Section, mean: tuple[float, ...]) -> Augmen
         case sections.RandomResizedCrop() | sections.Resize() | sections.MixUp() | sections.CutMix():
             return None
     raise AssertionError(f"no object for {section!r}")
+
+
+@dataclass(frozen=True)
+class DeviceTransforms:
+    """Augment, normalize and mix a batch on the device, in this order."""
+
+    augments: tuple[Augment, ...]
+    normalize: Callable[[Tensor], Tensor]
+    mix: Mixer
+
+    def __call__(self, placed: DeviceBatch) -> tuple[Tensor, Tensor]:
+        """Return (float images [N, C, H, W], labels int64 [N] or targets float [N, num_classes])."""
+        num_draws = sum(augment.num_draws for augment in self.augments) + self.mix.num_draws
+        assert num_draws == placed.draws.shape[1], "the loader was built for another `on_device`"
+        images, used = placed.images, 0
+        for augment in self.augments:
+            images = augment(images, placed.draws[:, used : used + augment.num_draws])
+            used += augment.num_draws
+        return self.mix(self.normalize(images), placed.labels, placed.draws[:, used:])
+
+
+def build_device_transforms(
+    data: Data, transfer: DeviceTransfer, num_classes: int, *, on_device: bool
+) -> DeviceTransforms:
+    """Build the device half of the augmentation, for a loader built with the same `data` and `on_device`."""
+    _, deferred = split_augments(build_augments(data.augment, transfer.mean), on_device=on_device)
+    return DeviceTransforms(deferred, transfer.normalize, build_mixer(data.augment, num_classes))

@@ -1,1 +1,1 @@
-"""Packs: a data set in one memory-mapped file, or in a folder of shards."""
+"""Read packs: a data set in one memory-mapped file, or in a folder of shards."""

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from paceline.core.dataset import Split
 from paceline.core.errors import DataError
 from paceline.core.units import count
+from paceline.data.files import printable
 from paceline.data.pack.format import (
     ALIGNMENT,
     COLUMNS,
@@ -32,7 +33,6 @@ from paceline.data.pack.format import (
     shard_name,
 )
 from paceline.data.pack.shards import HEADER_BYTES, ShardFile, build_read_error, map_file
-from paceline.data.sources.places import printable
 
 _ROWS_PER_CHECK = 1 << 18
 _FIX = "pack it again, or copy it again from where it is whole"

@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.dataset import ArraySource, DatasetInfo, Datasets, Sample, Source, Split
-from paceline.data.bad import ImageError
+from paceline.data.bad_images import ImageError
+from paceline.data.files import printable
 from paceline.data.pack.format import KIND_PIXELS, KIND_RECORD, SplitMeta
 from paceline.data.pack.index import PackIndex, SplitColumns, find_index_file, open_index
-from paceline.data.pack.record import restore_jpeg
+from paceline.data.pack.jpeg_record import restore_jpeg
 from paceline.data.pack.shards import HEADER_BYTES, LocalShards, Shards, check_mapped_files
-from paceline.data.sources.places import printable
 
 
 def open_pack(root: Path) -> Datasets:

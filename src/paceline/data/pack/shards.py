@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from paceline.core.errors import DataError
 from paceline.core.units import count
+from paceline.data.files import printable
 from paceline.data.native import load_native
-from paceline.data.sources.places import printable
 
 # Size of the header of every file of a pack.
 HEADER_BYTES = 128
@@ -82,8 +82,8 @@ class _OpenShard:
 class LocalShards:
     """Shards that are files in `folder`, opened on first use.
 
-    If a shard is truncated while in use, `read` raises `DataError`, and `check_mapped_files` does after access to `memory`
-    beyond the new end.
+    If a shard is truncated while in use, `read` raises `DataError`, and `check_mapped_files` does after access to
+    `memory` beyond the new end.
     """
 
     folder: Path
@@ -157,8 +157,8 @@ class LocalShards:
 def map_file(descriptor: int, num_bytes: int, path: Path, *, start: int = 0, is_private: bool = False) -> memoryview:
     """Map `num_bytes` bytes of the file `path` from `start` on. Raise `OSError` or `ValueError`.
 
-    With `is_private`, writing changes no file. Call `check_mapped_files` after reading: beyond the end of a file that was
-    truncated meanwhile the native core returns zeros; without the core the process gets SIGBUS.
+    With `is_private`, writing changes no file. Call `check_mapped_files` after reading: beyond the end of a file that
+    was truncated meanwhile the native core returns zeros; without the core the process gets SIGBUS.
     """
     core = load_native()
     if core is not None:

@@ -3,16 +3,16 @@
 from typing import assert_never
 
 from paceline.core.dataset import Datasets, Source
+from paceline.data.files import expand_path
+from paceline.data.pack.reader import open_pack
+from paceline.data.sources.builtin import load_digits, load_synthetic
 from paceline.data.sources.cifar import load_cifar, load_cifar_validation
-from paceline.data.sources.digits import load_digits
 from paceline.data.sources.fashion_mnist import load_fashion_mnist
 from paceline.data.sources.folder import load_folder, load_folder_validation
 from paceline.data.sources.huggingface import load_huggingface
 from paceline.data.sources.lmdb import load_lmdb
 from paceline.data.sources.manifest import load_manifest
-from paceline.data.sources.own import load_plugin_source, load_plugin_validation
-from paceline.data.sources.pack import load_pack
-from paceline.data.sources.synthetic import load_synthetic
+from paceline.data.sources.plugin import load_plugin_source, load_plugin_validation
 from paceline.data.sources.webdataset import load_webdataset
 from paceline.recipe.schema.source import (
     Cifar10,
@@ -29,6 +29,15 @@ from paceline.recipe.schema.source import (
     Synthetic,
     WebDataset,
 )
+
+
+def load_pack(section: Pack) -> Datasets:
+    """Load the splits of the pack that `section` names. Raise `DataError` if it is missing or incomplete."""
+    if "://" not in section.root:
+        return open_pack(expand_path(section.root).absolute())  # worker processes may have another working directory
+    from paceline.data.remote import open_remote
+
+    return open_remote(section.root, expand_path(section.cache), round(section.cache_gb * 1e9))
 
 
 def build_datasets(section: SourceSection, *, may_download: bool, skip_bad: bool = False) -> Datasets:

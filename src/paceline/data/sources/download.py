@@ -13,7 +13,7 @@ from typing import Literal
 
 from paceline.core.errors import DataError
 from paceline.core.files import open_to_write
-from paceline.data.sources.places import printable
+from paceline.data.files import printable
 
 _TIMEOUT_S = 60.0
 # Limit for all bytes of an archive, including files that are skipped; CIFAR's archives have 186 MB.

@@ -1,4 +1,4 @@
-"""Load Fashion-MNIST from the authors' four IDX files, gzipped or not, into memory (55 MB)."""
+"""Load Fashion-MNIST from the authors' four IDX files into memory (55 MB)."""
 
 import gzip
 import math
@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from paceline.core.dataset import ArraySource, DatasetInfo, Datasets, Split
 from paceline.core.errors import DataError
 from paceline.core.files import open_to_read
+from paceline.data.files import expand_path, is_file, printable
 from paceline.data.sources.download import download_fashion_mnist
-from paceline.data.sources.places import expand_path, is_file, printable
 from paceline.recipe.schema.source import FashionMnist
 
 _CLASS_NAMES = (

@@ -1,4 +1,4 @@
-"""Find values in an LMDB file without the LMDB library."""
+"""Find values in an LMDB file without the LMDB library, which would crash on a damaged file."""
 
 import struct
 from bisect import bisect_left, bisect_right
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from paceline.data.sources.open_files import OpenFile, RandomAccessFiles
+from paceline.data.files import OpenFile, RandomAccessFiles
 
 _PAGE_HEADER = struct.Struct("<QHHHH")  # page number, (unused), flags, end of the node pointers, start of the nodes
 _META_STRUCT = struct.Struct("<II16xI44x4xHH24xQQQQ")  # after the page header; only the fields that are used

@@ -13,9 +13,8 @@ import numpy as np
 from paceline.core.dataset import Datasets, Split
 from paceline.core.errors import DataError, suggest_similar
 from paceline.core.files import open_to_read
-from paceline.data.sources.encoded import ImageFileSource, build_files_info
-from paceline.data.sources.listed import find_faults, raise_for_faults
-from paceline.data.sources.places import expand_path, printable
+from paceline.data.files import expand_path, printable
+from paceline.data.sources.image_files import ImageFileSource, build_files_info, find_faults, raise_for_faults
 from paceline.data.sources.restricted_pickle import load_restricted_pickle
 from paceline.recipe.schema.source import Manifest
 

@@ -9,7 +9,7 @@ from typing import BinaryIO, Final
 
 from paceline.core.errors import DataError
 from paceline.core.files import read_bytes
-from paceline.data.sources.places import printable
+from paceline.data.files import printable
 
 
 class RefusedPickleError(ValueError):
@@ -55,7 +55,9 @@ def _check_memo_size(content: bytes) -> None:
 def load_restricted_pickle(
     path: Path, *, hint: str, allowed_globals: Mapping[str, object] | None = None, encoding: str = "utf-8"
 ) -> object:
-    """Return the value pickled in `path`. Raise `DataError` if the file needs a global that is not in `allowed_globals`.
+    """Return the value pickled in `path`.
+
+    Raise `DataError` if the file needs a global that is not in `allowed_globals`.
 
     `hint` ends the error message with the permitted content and the fix. Python 2 strings are decoded with
     `encoding`.

@@ -1,21 +1,280 @@
-"""Load images and labels from WebDataset tars with random access, so that shuffling is exact."""
+"""Load images and labels from WebDataset tars with random access to every sample."""
 
+import json
 import os
-from dataclasses import dataclass
+import re
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from glob import escape, glob
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.dataset import DatasetInfo, Datasets, Sample, Split
+from paceline.core.errors import DataError
+from paceline.core.files import open_to_read
 from paceline.core.units import count
-from paceline.data.bad import ImageError
-from paceline.data.sources.encoded import build_files_info
-from paceline.data.sources.open_files import RandomAccessFiles
-from paceline.data.sources.places import printable
-from paceline.data.sources.tar_labels import build_label_reader, read_class_list
-from paceline.data.sources.tar_paths import expand_tar_paths
-from paceline.data.sources.tar_samples import TarSamples, scan_tar_samples
+from paceline.data.bad_images import ImageError
+from paceline.data.files import IMAGE_EXTENSIONS, MAX_SAMPLE_BYTES, RandomAccessFiles, expand_path, printable
+from paceline.data.sources.image_files import build_files_info
+from paceline.data.sources.tar import TarMember, TarReader, format_member_name
 from paceline.recipe.schema.source import WebDataset
+
+_NUMBER_RANGE = re.compile(r"\{([0-9]+)\.\.([0-9]+)\}")
+_MAX_TARS = 1_000_000
+
+
+def expand_tar_paths(text: str, setting: str) -> tuple[str, ...]:
+    """Return the absolute paths that `text` stands for. Raise `DataError`, naming `setting`, if one does not exist.
+
+    `{000..127}` expands to its numbers in order, zero-padded like the first; `*` matches any characters except a slash,
+    in order of the names.
+    """
+    paths: list[str] = []
+    for path in _expand_ranges(str(expand_path(text).absolute()), setting):
+        pattern = "*".join(map(escape, path.split("*")))
+        matches = sorted(glob(pattern), key=os.fsencode) if "*" in path else [path]  # noqa: PTH207 - takes absolute patterns
+        if not matches or not os.path.lexists(matches[0]):
+            raise DataError(f"{setting}: {printable(path)} does not exist (correct it, or download the tars first)")
+        paths += matches
+    if len(set(paths)) < len(paths):
+        repeated = next(path for path in paths if paths.count(path) > 1)
+        raise DataError(f"{setting}: means {printable(repeated)} twice (correct it)")
+    return tuple(paths)
+
+
+def _expand_ranges(text: str, setting: str) -> list[str]:
+    parts = _NUMBER_RANGE.split(text)  # text, first, last, text, first, last, text
+    ranges = []
+    num_paths = 1
+    for first, last in zip(parts[1::3], parts[2::3], strict=True):
+        if len(last) > 9 or int(first) > int(last):
+            raise DataError(f"{setting}: {{{first}..{last}}} is not an increasing range of numbers (correct it)")
+        numbers = range(int(first), int(last) + 1)
+        num_paths *= len(numbers)
+        if num_paths > _MAX_TARS:
+            raise DataError(f"{setting}: {printable(text)} means more than {_MAX_TARS:,} tars (correct it)")
+        ranges.append([str(number).zfill(len(first)) for number in numbers])
+    return ["".join(_interleave(parts[::3], numbers)) for numbers in product(*ranges)]
+
+
+def _interleave(texts: list[str], numbers: tuple[str, ...]) -> list[str]:
+    return [text for pair in zip(texts, (*numbers, ""), strict=True) for text in pair]
+
+
+MAX_CLASSES = 1_000_000
+_MAX_CLASS_LIST_BYTES = 2**26
+
+
+@dataclass(frozen=True)
+class LabelReader:
+    """Parse labels from members with `extension`: the value of `json_field`, or the whole text if that is None.
+
+    `class_numbers` maps class names to class numbers, empty without a class list.
+    """
+
+    extension: bytes
+    json_field: str | None
+    class_numbers: Mapping[str, int]
+
+    def __call__(self, content: bytes) -> int:
+        """Return the class number. Raise `ValueError` with a reason of one line."""
+        value = self._parse_value(content)
+        if isinstance(value, str) and value in self.class_numbers:
+            return self.class_numbers[value]
+        text = value.strip() if isinstance(value, str) else value
+        if isinstance(text, str) and text.isascii() and text.isdigit() and len(text) < 10:
+            text = int(text)
+        if not isinstance(text, int) or isinstance(text, bool) or not 0 <= text < MAX_CLASSES:
+            raise ValueError(f"is labelled {printable(repr(value))[:80]}, which is not a class number")
+        return text
+
+    def _parse_value(self, content: bytes) -> object:
+        try:
+            if self.json_field is None:
+                return content.decode("ascii")
+            return json.loads(content)[self.json_field]
+        except (KeyError, TypeError, IndexError):
+            raise ValueError(f"has no field '{printable(self.json_field or '')}' in its JSON") from None
+        except (ValueError, RecursionError):
+            raise ValueError(f"has a .{self.extension.decode()} that cannot be read as such") from None
+
+
+def build_label_reader(section: WebDataset, class_names: tuple[str, ...]) -> LabelReader:
+    """Build the reader for `section.label`. Raise `DataError` for an unknown format."""
+    numbers = {name: number for number, name in enumerate(class_names)}
+    kind, _, json_field = section.label.partition(":")
+    if kind == "cls" and section.label == "cls":
+        return LabelReader(b"cls", None, numbers)
+    if kind == "json" and json_field:
+        return LabelReader(b"json", json_field, numbers)
+    raise DataError(f"data.source.label: '{printable(section.label)}' is neither cls nor json:FIELD (set it to one)")
+
+
+def read_class_list(section: WebDataset) -> tuple[str, ...]:
+    """Read the class names from the file `section.classes`; () for `auto`. Raise `DataError` naming the file."""
+    if section.classes == "auto":
+        return ()
+    path = expand_path(section.classes)
+    prefix = f"data.source.classes: {printable(path)}"
+    try:
+        with open_to_read(path) as file:
+            text = file.read(_MAX_CLASS_LIST_BYTES).decode("utf-8-sig")
+    except OSError as error:
+        raise DataError(f"{prefix} cannot be read: {error.strerror} (correct the path)") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{prefix} is not UTF-8 (byte {error.start}); save it as UTF-8") from error
+    names = tuple(printable(line.rstrip("\r")) for line in text.removesuffix("\n").split("\n"))
+    if len(names) > MAX_CLASSES:
+        raise DataError(f"{prefix} names more than {MAX_CLASSES:,} classes (correct the path)")
+    seen: dict[str, int] = {}
+    for number, name in enumerate(names, start=1):
+        first = seen.setdefault(name, number)
+        if not name.strip() or first != number:
+            problem = f"names '{name}' again, after line {first}" if name.strip() else "has no name"
+            raise DataError(f"{prefix}: line {number} {problem} (give each class one line)")
+    return names
+
+
+_IMAGE_EXTENSION_BYTES = frozenset(extension.encode() for extension in IMAGE_EXTENSIONS)
+_MAX_LABEL_BYTES = 2**20
+
+
+# `n01/7.jpg` and `n01/7.cls` are one sample. `n01/7.a.jpg` belongs to it too, but its extension `a.jpg` is no image's:
+# `base_plus_ext` and `group_by_keys` in
+# https://github.com/webdataset/webdataset/blob/main/src/webdataset/tariterators.py
+@dataclass
+class TarSamples:
+    """Columns of the samples found so far; see `WebDatasetSource`."""
+
+    paths: tuple[str, ...]
+    read_label: LabelReader
+    sizes: list[int] = field(default_factory=list)
+    tar_ends: "array[int]" = field(default_factory=lambda: array("q"))
+    starts: "array[int]" = field(default_factory=lambda: array("Q"))
+    lengths: "array[int]" = field(default_factory=lambda: array("I"))
+    labels: "array[int]" = field(default_factory=lambda: array("i"))
+    names: bytearray = field(default_factory=bytearray)
+    name_ends: "array[int]" = field(default_factory=lambda: array("q"))
+    num_without_image: int = 0
+
+    def add(self, image: TarMember, label: int) -> None:
+        """Append a sample."""
+        self.starts.append(image.start)
+        self.lengths.append(image.length)
+        self.labels.append(label)
+        self.names += image.name
+        self.name_ends.append(len(self.names))
+
+    def check_labels(self, num_classes: int) -> None:
+        """Raise `DataError` naming the first sample whose label is not below `num_classes`."""
+        if max(self.labels) < num_classes:
+            return
+        for index, label in enumerate(self.labels):
+            if label >= num_classes:
+                name = bytes(self.names[self.name_ends[index - 1] if index else 0 : self.name_ends[index]])
+                tar = next(path for path, end in zip(self.paths, self.tar_ends, strict=True) if index < end)
+                raise DataError(
+                    f"{printable(tar)}: {format_member_name(name)} has the label {label}, and there are {num_classes:,} classes, "
+                    f"starting at 0 (correct the label, or set data.source.classes to a list of all classes)"
+                )
+
+    def build_notes(self) -> list[str]:
+        """Return notes on samples that were left out."""
+        if not self.num_without_image:
+            return []
+        return [f"left out {count(self.num_without_image, 'sample')} without an image (.jpg, .png, ...) in the tars"]
+
+
+def scan_tar_samples(paths: tuple[str, ...], read_label: LabelReader) -> TarSamples:
+    """List the samples in the tars at `paths`. Raise `DataError` for a tar or a label that cannot be used."""
+    samples = TarSamples(paths, read_label)
+    for path in paths:
+        tar = TarReader(path)
+        _scan_tar(tar, samples)
+        samples.sizes.append(tar.num_bytes)
+        samples.tar_ends.append(len(samples.labels))
+    if not samples.labels:
+        raise DataError(
+            f"{printable(paths[0])}: has no samples to use; expected KEY.jpg (or .png, ...) beside "
+            f"KEY.{read_label.extension.decode()} (set data.source.label to what holds the label)"
+        )
+    return samples
+
+
+@dataclass
+class _SampleGroup:
+    key: bytes
+    image: TarMember | None = None
+    label: int | None = None
+
+
+def _scan_tar(tar: TarReader, samples: TarSamples) -> None:
+    group = _SampleGroup(b"")
+    for member in tar.members():
+        key, extension = _split_member_name(member.name)
+        if not extension:
+            continue
+        if key != group.key:
+            _add_group(tar, group, samples)
+            group = _SampleGroup(key)
+        if extension in _IMAGE_EXTENSION_BYTES:
+            group.image = _check_image(tar, member, group)
+        elif extension == samples.read_label.extension:
+            group.label = _read_group_label(tar, member, group, samples.read_label)
+    _add_group(tar, group, samples)
+
+
+def _split_member_name(name: bytes) -> tuple[bytes, bytes]:
+    """Return (name up to the first dot of its last component, extension in lower case); no extension if there is no
+    key.
+    """
+    folder, slash, base = name.rpartition(b"/")
+    stem, _, extension = base.partition(b".")
+    return folder + slash + stem, extension.lower() if stem else b""
+
+
+def _check_image(tar: TarReader, member: TarMember, group: _SampleGroup) -> TarMember:
+    if group.image is not None:
+        raise tar.build_error(
+            f"has two images for one sample, {format_member_name(group.image.name)} and {format_member_name(member.name)}"
+        )
+    if member.length > MAX_SAMPLE_BYTES:
+        raise tar.build_error(
+            f"has {member.length:,} bytes in {format_member_name(member.name)}, which is too much for an image"
+        )
+    return member
+
+
+def _read_group_label(tar: TarReader, member: TarMember, group: _SampleGroup, read_label: LabelReader) -> int:
+    if group.label is not None:
+        raise tar.build_error(f"has two labels for one sample, the second in {format_member_name(member.name)}")
+    if member.length > _MAX_LABEL_BYTES:
+        raise tar.build_error(
+            f"has {member.length:,} bytes in {format_member_name(member.name)}, which is too much for a label"
+        )
+    try:
+        return read_label(tar.read(member.start, member.length))
+    except DataError:
+        raise
+    except ValueError as error:
+        raise tar.build_error(f"{format_member_name(member.name)} {error}") from error
+
+
+def _add_group(tar: TarReader, group: _SampleGroup, samples: TarSamples) -> None:
+    """Add a finished group. Raise `DataError` for an image without a label."""
+    if group.image is None:
+        samples.num_without_image += bool(group.key)
+    elif group.label is None:
+        wanted = samples.read_label.extension.decode()
+        raise tar.build_error(
+            f"has no {format_member_name(group.key)}.{wanted} beside {format_member_name(group.image.name)}",
+            "set data.source.label to what holds the label, or make it again",
+        )
+    else:
+        samples.add(group.image, group.label)
 
 
 # Opening reads the headers of all tars once, 10 us per sample (measured, local files). Memory holds 24 bytes and the

@@ -1,1 +1,1 @@
-"""Look at a machine or an allocation the way a run would: what it can do, and what is wrong with it."""
+"""Checks of `paceline doctor`."""

@@ -1,4 +1,4 @@
-"""Check NVIDIA GPUs: torch and driver, NCCL, peer access, and health. Imports torch only if there is a GPU."""
+"""Check the GPUs: torch and driver, NCCL, peer access, and health."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -7,10 +7,8 @@ from re import search
 from typing import Any, Final
 
 from paceline.core.units import count, size
-from paceline.lab.doctor.finding import DoctorFinding
-from paceline.lab.doctor.here import HostContext
-from paceline.parallel.environ import count_gpus
-from paceline.parallel.own_gpu import has_own_gpu
+from paceline.lab.doctor.check import DoctorFinding, HostContext
+from paceline.parallel.environ import count_gpus, has_own_gpu
 
 _MAX_USED_SHARE: Final = 0.2
 """Share of a GPU's memory: a driver uses less than 1 %, and a process with a context about 0.5 GB."""

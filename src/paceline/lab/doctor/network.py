@@ -1,26 +1,107 @@
-"""Check the network: host name, loopback, interfaces, and which of them the ranks use."""
+"""Check the network: host name, interfaces, the launcher's variables, and the rendezvous of the ranks. Torch-free."""
 
+import array
+import contextlib
+import fcntl
 import ipaddress
+import re
 import socket
-from collections.abc import Iterator, Sequence
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
-from paceline.core.units import number
-from paceline.lab.doctor.finding import DoctorFinding
-from paceline.lab.doctor.here import HostContext, format_os_error
-from paceline.lab.doctor.links import (
-    GIGA,
-    LOOPBACK,
-    Interface,
-    find_gloo_interface,
-    find_interface_towards,
-    is_loopback,
-    list_interfaces,
-    read_infiniband_bit_per_s,
+from paceline.core.errors import WorldError
+from paceline.core.units import number, seconds
+from paceline.core.world import NEVER
+from paceline.lab.doctor.check import ANSWER_TIMEOUT_S, DoctorFinding, HostContext, call_with_timeout, format_os_error
+from paceline.parallel.environ import batch_job, count_gpus, world_from_environ
+from paceline.parallel.network_interface import (
+    address_to,
+    host_address,
+    interface_addresses,
+    interface_to,
+    is_own_address,
+    outward_interfaces,
 )
-from paceline.lab.doctor.patience import ANSWER_TIMEOUT_S, call_with_timeout
-from paceline.parallel.environ import count_gpus
-from paceline.parallel.interface import interface_to, outward_interfaces
+
+SYS_PATH: Final = Path("/sys")
+LOOPBACK: Final = "127.0.0.1"
+MEGA: Final = 1e6
+GIGA: Final = 1e9
+# From linux/sockios.h and linux/ethtool.h. The ioctl refers to this network namespace; /sys may be of another one.
+_SIOCETHTOOL, _ETHTOOL_GSET = 0x8946, 0x1
+_ETHTOOL_CMD: Final = struct.Struct("=IIIHBBBBBBIIHBBIII")
+_SPEED, _SPEED_HIGH = 3, 12  # fields of that
+_UNKNOWN_SPEEDS: Final = (0, 0xFFFFFFFF)
+
+
+@dataclass(frozen=True)
+class Interface:
+    """A network interface: its IPv4 address ("" if none), and the bits per second of its line (0: unknown)."""
+
+    name: str
+    address: str = ""
+    bit_per_s: float = 0.0
+
+
+NO_INTERFACE: Final = Interface("")
+
+
+def list_interfaces() -> tuple[Interface, ...]:
+    """Return the interfaces of this machine or container."""
+    having = interface_addresses()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        return tuple(
+            Interface(name, having.get(name, ""), _query_bit_per_s(probe, name)) for _, name in socket.if_nameindex()
+        )
+
+
+def find_gloo_interface(available: Sequence[Interface], environ: Mapping[str, str]) -> Interface:
+    """Return the interface that gloo listens on: the first of GLOO_SOCKET_IFNAME, else that of the host name.
+
+    Otherwise the loopback (`createDefaultDevice` in torch's csrc/distributed/c10d/ProcessGroupGloo.cpp).
+    """
+    configured = environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
+    if configured:
+        return next((each for each in available if each.name == configured), Interface(configured))
+    address = host_address(socket.gethostname()) or LOOPBACK
+    return next((each for each in available if each.address == address), Interface("", address))
+
+
+def find_interface_towards(available: Sequence[Interface], host: str) -> Interface:
+    """Return the interface of the route to `host`, without sending to it; one without a name if there is no route."""
+    address = address_to(host)
+    return next((each for each in available if address and each.address == address), Interface("", address))
+
+
+def is_loopback(address: str) -> bool:
+    """Return whether only processes of this host can connect to `address`."""
+    return bool(address) and is_own_address(address)
+
+
+def read_infiniband_bit_per_s(sys: Path = SYS_PATH) -> float:
+    """Return the nominal bits per second of the fastest active InfiniBand or RoCE port; 0 if there is none."""
+    rates = [0.0]
+    for port in sys.glob("class/infiniband/*/ports/*"):
+        with contextlib.suppress(OSError):
+            rate = re.match(r"(\d+(?:\.\d+)?) Gb/sec", (port / "rate").read_text())
+            if rate and "ACTIVE" in (port / "state").read_text():
+                rates.append(float(rate[1]) * GIGA)
+    return max(rates)
+
+
+def _query_bit_per_s(probe: socket.socket, name: str) -> float:
+    command = array.array("B", _ETHTOOL_CMD.pack(_ETHTOOL_GSET, *[0] * 17))
+    try:
+        fcntl.ioctl(probe.fileno(), _SIOCETHTOOL, struct.pack("16sP", name.encode()[:15], command.buffer_info()[0]))
+    except OSError:
+        return 0.0
+    reply = _ETHTOOL_CMD.unpack(command.tobytes())
+    speed = reply[_SPEED] | reply[_SPEED_HIGH] << 16
+    return 0.0 if speed in (*_UNKNOWN_SPEEDS, 0xFFFF) else speed * MEGA
+
 
 _SLOW_BIT_PER_S: Final = 1e9
 """At this rate the gradients of ResNet-50, 102 MB, take most of a second."""
@@ -204,3 +285,137 @@ def _list_external_interfaces(available: Sequence[Interface]) -> list[Interface]
 def _format_interface(each: Interface) -> str:
     speed = f" ({number(each.bit_per_s / GIGA)} Gbit/s)" if each.bit_per_s else ""
     return f"{each.name} {each.address}".strip() + speed
+
+
+_LAUNCHER_VARIABLES: Final = (
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID",
+    "SLURM_JOB_ID", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_RESTART_COUNT",
+)  # fmt: skip
+_MPI_VARIABLES: Final = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
+_LOW_TIME_S: Final = 300.0
+_TCP_LISTEN: Final = "0A"
+"""TCP_LISTEN of the kernel's net/tcp_states.h."""
+
+
+def check_rendezvous(host: HostContext) -> Iterator[DoctorFinding]:
+    """Yield how ranks are started, where they connect, and how long they may run."""
+    yield _check_launcher(host)
+    yield from _check_address(host)
+    yield from _check_port(host)
+    yield from _check_time_left(host)
+
+
+def _check_launcher(host: HostContext) -> DoctorFinding:
+    found = ", ".join(f"{name}={host.environ[name]}" for name in _LAUNCHER_VARIABLES if name in host.environ)
+    try:
+        world = world_from_environ(host.environ)
+    except WorldError as error:
+        return DoctorFinding.from_error("launcher", error)
+    hidden = _find_hidden_tasks(host)
+    if hidden:
+        return DoctorFinding.problem("launcher", f"{found}: {hidden}", "unset RANK and WORLD_SIZE before srun")
+    if world.launcher != "single":
+        return DoctorFinding.ok("launcher", f"{world.launcher}: rank {world.rank} of {world.world_size} ({found})")
+    mpi = next((name for name in _MPI_VARIABLES if host.get_env_int(name, 1) > 1), "")
+    if mpi and "SLURM_JOB_ID" not in host.environ:
+        what = f"{mpi}={host.environ[mpi]}: each process would train alone"
+        return DoctorFinding.problem("launcher", what, "start with torchrun or srun rather than mpirun")
+    if "SLURM_JOB_ID" in host.environ and "SLURM_STEP_ID" not in host.environ:
+        return DoctorFinding.warning(
+            "launcher", found, "start with srun: a batch script gets its signal too late to save a checkpoint"
+        )
+    return DoctorFinding.ok("launcher", found or "none: set --ranks for several processes")
+
+
+def _find_hidden_tasks(host: HostContext) -> str:
+    """Return how stale torchrun variables hide that Slurm started several tasks, or ""."""
+    tasks = host.get_env_int("SLURM_STEP_NUM_TASKS", 1)
+    if tasks < 2 or "TORCHELASTIC_RUN_ID" in host.environ or "PACELINE_LAUNCHER_PID" in host.environ:
+        return ""
+    named = (host.environ.get("RANK"), host.environ.get("WORLD_SIZE"))
+    if None in named or named == (host.environ.get("SLURM_PROCID"), str(tasks)):
+        return ""
+    return f"the variables of torchrun contradict Slurm's, which has started {tasks} tasks"
+
+
+def _check_address(host: HostContext) -> Iterator[DoctorFinding]:
+    address = host.environ.get("MASTER_ADDR", "") if host.world.launcher == "single" else host.world.master_addr
+    if not address or host.world.launcher == "local":
+        return
+    try:
+        addresses = resolve_addresses(address)
+    except OSError as error:
+        advice = "set MASTER_ADDR to the name or address of rank 0's machine, as scontrol show node prints it"
+        yield DoctorFinding.problem("meeting point", f"{address!r} has no address ({format_os_error(error)})", advice)
+        return
+    yield DoctorFinding.ok("meeting point", f"{address} is {addresses[0]}" if address != addresses[0] else address)
+
+
+def _check_port(host: HostContext) -> Iterator[DoctorFinding]:
+    """Yield whether rank 0's port is free, on the host of rank 0."""
+    number = _find_port_to_open(host)
+    if not number:
+        return
+    try:
+        _listen_once(number)
+    except OSError as error:
+        holder = find_port_owner(host, number)
+        what = f"{number} is in use by {holder}" if holder else f"{number} cannot be used: {format_os_error(error)}"
+        yield DoctorFinding.problem(
+            "port", what, "stop that program, or set MASTER_PORT to a free port, the same on all ranks"
+        )
+        return
+    yield DoctorFinding.ok("port", f"{number} is free")
+
+
+def _find_port_to_open(host: HostContext) -> int:
+    """Return the port that this process would open as rank 0; 0 if none."""
+    world = host.world
+    if world.launcher != "single":
+        is_ours = world.is_main and world.store_fd < 0 and not world.agent_hosts_store
+        return world.master_port if is_ours else 0
+    number, address = host.get_env_int("MASTER_PORT", 0), host.environ.get("MASTER_ADDR", "")
+    if not 0 < number < 65_536:
+        return 0
+    with contextlib.suppress(OSError):
+        return number if not address or any(map(is_local_address, resolve_addresses(address))) else 0
+    return 0
+
+
+def _listen_once(number: int) -> None:
+    if socket.has_dualstack_ipv6():
+        socket.create_server(("", number), family=socket.AF_INET6, dualstack_ipv6=True).close()
+    else:
+        socket.create_server(("", number)).close()
+
+
+def find_port_owner(host: HostContext, number: int) -> str:
+    """Return the program that listens on a port, as `python (process 12)`; "" if unknown."""
+    # proc(5): sockets of /proc/net/tcp are files in /proc/PID/fd, which only a process's owner may list.
+    lines = [line.split() for name in ("tcp", "tcp6") for line in host.read_text(f"proc/net/{name}").splitlines()[1:]]
+    sockets = {
+        f"socket:[{fields[9]}]"
+        for fields in lines
+        if fields[3] == _TCP_LISTEN and int(fields[1].rpartition(":")[2], 16) == number
+    }
+    for file in (host.root / "proc").glob("[0-9]*/fd/*") if sockets else ():
+        with contextlib.suppress(OSError):
+            if str(file.readlink()) in sockets:
+                process = file.parts[-3]
+                return f"{host.read_text(f'proc/{process}/comm')} (process {process})"
+    return ""
+
+
+def _check_time_left(host: HostContext) -> Iterator[DoctorFinding]:
+    try:
+        left_s = batch_job(host.environ).end_s - host.unix_s
+    except WorldError as error:
+        yield DoctorFinding.from_error("time left", error)
+        return
+    if left_s == NEVER:
+        return
+    if left_s < _LOW_TIME_S:
+        found = f"{seconds(left_s)} of the job" if left_s > 0 else "none: the job is past its time limit"
+        yield DoctorFinding.warning("time left", found, "request more with --time, or let the job be requeued")
+    else:
+        yield DoctorFinding.ok("time left", f"{seconds(left_s)} of the job")

@@ -1,8 +1,4 @@
-"""Check the ranks of a launched job together: their facts, clocks and links.
-
-Ranks first exchange facts through their store, where nothing can hang: a collective of ranks with different torch
-versions might. Only if there is no problem they join and are timed, with short timeouts.
-"""
+"""Check the ranks of a launched job together: their facts, clocks and links."""
 
 import contextlib
 import json
@@ -19,20 +15,80 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from paceline.core.errors import PacelineError, PeerLostError, WorldError
 from paceline.core.units import Duration, count, seconds
 from paceline.core.world import World
-from paceline.lab.collective import measure_all_reduces
-from paceline.lab.doctor.alike import compare_ranks, group_by_machine
-from paceline.lab.doctor.clocks import compare_clocks, probe_clock, serve_clock
-from paceline.lab.doctor.facts import RankFacts, collect_facts
-from paceline.lab.doctor.finding import DoctorFinding, find_worst_state
-from paceline.lab.doctor.speed import MAX_PAIRED_HOSTS, blame_slow_hosts, rate_all_reduce
-from paceline.lab.doctor.traffic import RankPair, time_rank_pairs
+from paceline.lab.doctor.check import DoctorFinding, find_worst_state
+from paceline.lab.doctor.compare_ranks import (
+    MAX_PAIRED_HOSTS,
+    RankFacts,
+    blame_slow_hosts,
+    collect_facts,
+    compare_ranks,
+    group_by_machine,
+    rate_all_reduce,
+)
+from paceline.lab.link_timing import RankPair, measure_all_reduces, time_rank_pairs
+from paceline.measure.clock import now_s
 from paceline.measure.machine import describe_machine
-from paceline.measure.rate import unix_s
-from paceline.measure.timing import now_s
-from paceline.parallel.device import choose_device, set_threads
-from paceline.parallel.group import RankStore, process_group, rendezvous
+from paceline.measure.throughput import unix_s
+from paceline.parallel.base import choose_device, set_threads
+from paceline.parallel.process_group import RankStore, process_group, rendezvous
 from paceline.parallel.rendezvous import missing_keys
-from paceline.recipe.schema.parallel import Parallel
+from paceline.recipe.schema.train import Parallel
+
+MAX_CLOCK_OFFSET_S: Final = 1.0
+"""Smaller offsets affect neither records, whose timestamps are in seconds, nor the age of heartbeats."""
+_NUM_TRIES: Final = 8
+
+
+@dataclass(frozen=True)
+class ClockOffset:
+    """How far a clock is ahead of rank 0's, and the error of the estimate, in seconds."""
+
+    ahead_s: float
+    error_s: float
+
+
+def probe_clock(store: Store, rank: int, now: Callable[[], float]) -> None:
+    """Compare this rank's clock `now` with rank 0's, which calls `serve_clock`, and store the result for rank 0."""
+    offsets: list[ClockOffset] = []
+    for number in range(_NUM_TRIES):
+        sent_s = now()
+        store.set(f"ask/{rank}/{number}", "")
+        remote_s = float(store.get(f"answer/{rank}/{number}"))
+        received_s = now()
+        offsets.append(ClockOffset((sent_s + received_s) / 2 - remote_s, abs(received_s - sent_s) / 2))
+    best = min(offsets, key=lambda each: each.error_s)
+    store.set(f"offset/{rank}", f"{best.ahead_s!r} {best.error_s!r}")
+
+
+def serve_clock(store: Store, ranks: Sequence[int], now: Callable[[], float]) -> dict[int, ClockOffset]:
+    """Answer the requests of `ranks` with rank 0's clock `now`; return the offset of each."""
+    offsets = {}
+    for rank in ranks:
+        for number in range(_NUM_TRIES):
+            store.get(f"ask/{rank}/{number}")  # blocks until the request
+            store.set(f"answer/{rank}/{number}", repr(now()))
+        offsets[rank] = ClockOffset(*map(float, store.get(f"offset/{rank}").split()))
+    return offsets
+
+
+def compare_clocks(offsets: Mapping[int, ClockOffset], ranks: Mapping[int, RankFacts]) -> list[DoctorFinding]:
+    """Return findings on the clocks of hosts, by the probed rank of each; none for a single host."""
+    too_far = {rank: each for rank, each in offsets.items() if abs(each.ahead_s) - each.error_s > MAX_CLOCK_OFFSET_S}
+    if not offsets:
+        return []
+    if not too_far:
+        max_offset_s = max(abs(each.ahead_s) + each.error_s for each in offsets.values())
+        return [DoctorFinding.ok("clocks", f"at most {seconds(max_offset_s)} apart")]
+    descriptions = [_format_offset(ranks[rank], each) for rank, each in too_far.items()]
+    shown = "; ".join(descriptions[:4]) + (f"; and {len(descriptions) - 4} more" if len(descriptions) > 4 else "")
+    advice = "set them by NTP (chronyc tracking, timedatectl): timestamps in logs and attempts, and heartbeat ages"
+    return [DoctorFinding.warning("clocks", shown, f"{advice}, would be wrong")]
+
+
+def _format_offset(rank: RankFacts, offset: ClockOffset) -> str:
+    direction = "ahead of" if offset.ahead_s > 0 else "behind"
+    return f"{rank.label} is {seconds(abs(offset.ahead_s))} {direction} rank 0 (+/- {seconds(offset.error_s)})"
+
 
 _NO_ENVIRON: Final[Mapping[str, str]] = MappingProxyType({})
 _RENDEZVOUS_TIMEOUT_S: Final = 120.0
@@ -61,7 +117,10 @@ class RankClocks:
 
 @dataclass(frozen=True)
 class _CheckSession:
-    """Ranks in the rendezvous: all `ranks` on rank 0, else this one; `host_leaders` are the first ranks of each host."""
+    """Ranks in the rendezvous:
+
+    All `ranks` on rank 0, else this one; `host_leaders` are the first ranks of each host.
+    """
 
     rank_store: RankStore
     store: Store

@@ -1,4 +1,4 @@
-"""Check that the run directory is writable, its free space, and the speed of its disk. Leaves no files."""
+"""Check that the run directory is writable, its free space, and the speed of its disk."""
 
 import os
 import shutil
@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from paceline.core.units import size
-from paceline.data.sources.places import printable
-from paceline.lab.doctor.finding import DoctorFinding
-from paceline.lab.doctor.here import HostContext, format_os_error
-from paceline.lab.doctor.patience import call_with_timeout
+from paceline.data.files import printable
+from paceline.lab.doctor.check import DoctorFinding, HostContext, call_with_timeout, format_os_error
 
 _LOW_DISK_BYTES: Final = 5 * 10**9
 _SLOW_BYTES_PER_S: Final = 20e6

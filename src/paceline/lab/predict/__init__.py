@@ -1,1 +1,1 @@
-"""What other numbers of ranks would take, reckoned and not run: no torch, no processes."""
+"""Predict the training time on more ranks, from measured runs. Torch-free."""

@@ -1,16 +1,25 @@
-"""Predict training time from a table of measured points: formula, bounds, and notes on what is unknown. Pure."""
+"""Predict training time from a table of measured points."""
 
 import math
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from paceline.core.experiments.prediction import MeasuredPoint, Predicted, PredictionResult, are_speeds
+from paceline.core.experiments.results import MeasuredPoint, Predicted, PredictionResult, are_speeds
 from paceline.core.units import count, share
-from paceline.lab.predict.asked import PredictionRequest
-from paceline.lab.predict.fit import FormulaFit, fit_formula
-from paceline.lab.predict.form import COMPUTE_PART, FIXED_PART, MULTI_RANK_TERM, TWO_LEVELS, count_steps
-from paceline.lab.predict.interval import MIN_NOISE, PredictionBounds, compute_bounds, estimate_noise
-from paceline.lab.predict.points import ScalingPoint
+from paceline.lab.predict.fit import (
+    COMPUTE_PART,
+    FIXED_PART,
+    MIN_NOISE,
+    MULTI_RANK_TERM,
+    TWO_LEVELS,
+    FormulaFit,
+    PredictionBounds,
+    compute_bounds,
+    count_steps,
+    estimate_noise,
+    fit_formula,
+)
+from paceline.lab.predict.points import PredictionRequest, ScalingPoint
 
 _HOUR_S: Final = 3600.0
 _MAX_EXTRAPOLATION: Final = 8

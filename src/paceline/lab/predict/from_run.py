@@ -1,13 +1,4 @@
-"""Predict steps on other numbers of ranks from a measured step: compute, communication and waiting. Torch-free.
-
-    step(N) = busy + exposed(N) + late + sigma e(N) + left
-    T(N) = images / (N b) step(N) + F
-
-`busy` is a rank's own work. `exposed` is the communication that backward does not hide (`simulate`), `late` the cost of
-a straggler, sigma e(N) that of the latest of N scattering ranks (`step.expected_lateness`), and `left` the unexplained
-rest of the measured step, which is charged to every step of more than one rank. With a run of one rank the slowdown of
-compute by communication is known, too; it grows with the bytes that a rank sends.
-"""
+"""Predict training time on other numbers of ranks from one measured step."""
 
 import math
 from collections.abc import Iterator
@@ -15,13 +6,11 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from paceline.core.errors import RecipeError
-from paceline.core.experiments.prediction import MeasuredPoint, Predicted, PredictionResult
+from paceline.core.experiments.results import MeasuredPoint, Predicted, PredictionResult
 from paceline.core.units import share
-from paceline.lab.predict.asked import PredictionRequest
-from paceline.lab.predict.collectives import all_reduce_time_s
-from paceline.lab.predict.networks import NetworkModel
-from paceline.lab.predict.simulate import compute_exposed_s
-from paceline.lab.predict.step import MeasuredStep, expected_lateness
+from paceline.lab.predict.network import NetworkModel, all_reduce_time_s
+from paceline.lab.predict.points import PredictionRequest
+from paceline.lab.predict.step import MeasuredStep, compute_exposed_s, expected_lateness
 
 STEP_FORMULA: Final = "images / (N b) x (busy + exposed(N) + late + sigma e(N) + left) + F"
 COMPUTE_PART: Final = "compute"

@@ -1,4 +1,4 @@
-"""Read a CSV table of measured runs; errors name the line."""
+"""Read measured points from CSV, and describe what is to be predicted."""
 
 import csv
 import io
@@ -9,6 +9,21 @@ from pathlib import Path
 from typing import Final
 
 from paceline.core.errors import DataError, suggest_similar
+
+
+@dataclass(frozen=True)
+class PredictionRequest:
+    """What to predict: `images` in all, on `at` ranks with `rank_batch` images each, `ranks_per_node` per node.
+
+    `price` is per rank and hour, None if not wanted.
+    """
+
+    at: tuple[int, ...]
+    ranks_per_node: int
+    rank_batch: int
+    images: float
+    price: float | None = None
+
 
 POINTS_FILE: Final = "points.csv"
 """Table in the folder of `paceline scale`, for predictions."""

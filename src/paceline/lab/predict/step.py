@@ -1,7 +1,7 @@
-"""Read the parts of a training step from a run directory, as the basis of a prediction. Torch-free."""
+"""Read the parts of a training step from a run directory, and simulate how its gradient buckets are sent."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import NormalDist
@@ -10,16 +10,68 @@ from typing import Any, Final, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from paceline.core.errors import PacelineError, RecipeError
-from paceline.core.experiments.folder import ExperimentDir
+from paceline.core.experiments.experiment_dir import ExperimentDir
 from paceline.core.files import read_bytes
-from paceline.core.results import CommunicationResult, RunResult
-from paceline.core.rundir import RunDir
+from paceline.core.results import BucketResult, CommunicationResult, RunResult
+from paceline.core.run_dir import RunDir
 from paceline.core.stages import EXPOSED
 from paceline.lab.predict.points import POINTS_FILE
-from paceline.lab.predict.simulate import GradientBucket, assume_buckets, convert_buckets
 from paceline.recipe.load import load
 from paceline.recipe.schema import Recipe
-from paceline.recipe.schema.parallel import Parallel
+from paceline.recipe.schema.train import Parallel
+
+FIRST_BYTES: Final = 1 << 20
+BUCKET_BYTES: Final = 25 << 20
+"""Torch's `bucket_cap_mb`, after a first bucket of 1 MiB."""
+
+
+@dataclass(frozen=True)
+class GradientBucket:
+    """Gradients that are sent together, ready `ready_s` seconds after the first ones of the step."""
+
+    num_bytes: int
+    ready_s: float
+
+
+def compute_exposed_s(buckets: Sequence[GradientBucket], all_reduce_s: Callable[[int], float]) -> float:
+    """Return the seconds of communication after backward ends, with the last bucket ready.
+
+    `all_reduce_time_s` returns the seconds of an all-reduce of a number of bytes.
+    """
+    free_s = backward_ends_s = 0.0
+    for bucket in buckets:
+        free_s = max(free_s, bucket.ready_s) + all_reduce_s(bucket.num_bytes)
+        backward_ends_s = max(backward_ends_s, bucket.ready_s)
+    return max(0.0, free_s - backward_ends_s)
+
+
+def convert_buckets(buckets: Sequence[BucketResult]) -> tuple[GradientBucket, ...]:
+    """Return measured buckets, with times relative to the first."""
+    first_s = min((bucket.ready_s for bucket in buckets), default=0.0)
+    return tuple(GradientBucket(bucket.bytes, bucket.ready_s - first_s) for bucket in buckets)
+
+
+def assume_buckets(num_bytes: int, backward_s: float, bucket_bytes: int | None = None) -> tuple[GradientBucket, ...]:
+    """Return the buckets that torch would make, ready in backward in proportion to their bytes.
+
+    `bucket_bytes` is the configured size, also of the first bucket; None for torch's default.
+    """
+    # Gradients of the last layers come first. If early layers, with few weights, take most of the time, more
+    # communication is hidden than assumed here.
+    sizes = _split_into_buckets(num_bytes, bucket_bytes or FIRST_BYTES, bucket_bytes or BUCKET_BYTES)
+    sent, buckets = 0, []
+    for each in sizes:
+        sent += each
+        buckets.append(GradientBucket(each, backward_s * (sent - sizes[0]) / num_bytes))
+    return tuple(buckets)
+
+
+def _split_into_buckets(num_bytes: int, first: int, others: int) -> list[int]:
+    sizes = [min(first, num_bytes)]
+    while (left := num_bytes - sum(sizes)) > 0:
+        sizes.append(min(others, left))
+    return sizes
+
 
 _DATA_STAGE: Final = "data_wait"
 _GRADIENT_BYTES: Final = 4
@@ -37,10 +89,10 @@ _LOCAL_LAUNCHERS: Final = ("single", "local")
 class MeasuredStep:
     """A step of a run on `ranks` ranks of `nodes` nodes, in seconds; means over ranks and measured steps.
 
-    `step_s` is the whole step, between `low_s` and `high_s`; `data_s` is the wait for data, `compute_exposed_s` for other ranks
-    and communication. Of that, `late_s` is caused by a persistent straggler and `jitter_s` by changing ones. `sigma_s`
-    is the standard deviation of a rank's steps, and `fixed_s` the time of a run outside of its steps. `buckets` is
-    empty if the run has no gradient sizes. `notes` list what was not measured.
+    `step_s` is the whole step, between `low_s` and `high_s`; `data_s` is the wait for data, `compute_exposed_s` for
+    other ranks and communication. Of that, `late_s` is caused by a persistent straggler and `jitter_s` by changing
+    ones. `sigma_s` is the standard deviation of a rank's steps, and `fixed_s` the time of a run outside of its steps.
+    `buckets` is empty if the run has no gradient sizes. `notes` list what was not measured.
     """
 
     source: str

@@ -1,4 +1,4 @@
-"""The typed recipe: the only home of defaults."""
+"""The recipe's schema: one pydantic model per section; each field's docstring is its documentation."""
 
 from paceline.recipe.schema.recipe import Recipe
 

@@ -4,9 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, PositiveFloat, model_validator
 
-from paceline.recipe.schema.named import NAMED, OR_ITS_NAME
-from paceline.recipe.schema.own import ByName, PluginSection
-from paceline.recipe.schema.section import Section
+from paceline.recipe.schema.base import NAMED, OR_ITS_NAME, ByName, PluginSection, Section
 
 
 def _rising(ends: tuple[float, float]) -> tuple[float, float]:

@@ -5,7 +5,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from paceline.recipe.schema.augment import AugmentSection, CutMix, MixUp, RandomResizedCrop, Resize
-from paceline.recipe.schema.section import Auto, Off, Section, TimeDuration, TrainingDuration, refuse
+from paceline.recipe.schema.base import Auto, Off, Section, TimeDuration, TrainingDuration, refuse
 from paceline.recipe.schema.source import Digits, SourceSection
 
 

@@ -5,8 +5,7 @@ from typing import Final, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from paceline.recipe.schema.own import Args, check_import_path, is_own_model
-from paceline.recipe.schema.section import Off, Section, refuse
+from paceline.recipe.schema.base import Args, Off, Section, check_import_path, is_own_model, refuse
 
 BUILT_IN_MODELS_ONLY: Final = ("norm", "width", "zero_init_residual", "drop_path")
 """The fields that say how our own networks are built, and of which others have few or none."""

@@ -8,22 +8,21 @@ from typing import Any, Literal, Self, cast
 from pydantic import Field, PositiveInt, model_validator
 
 from paceline.core.urls import HOW_TO_PASS_CREDENTIALS, find_secret
+from paceline.recipe.schema.base import CadenceDuration, Off, SaveCadenceDuration, Section, Switch, TimeDuration, refuse
 from paceline.recipe.schema.data import Data
-from paceline.recipe.schema.log import Log
 from paceline.recipe.schema.model import Model
-from paceline.recipe.schema.optim import Adam, Lamb, OptimSection, RmsProp, ScheduleFree, Sgd
-from paceline.recipe.schema.parallel import Parallel
-from paceline.recipe.schema.schedule import Constant, Plateau, ScheduleSection
-from paceline.recipe.schema.section import (
-    CadenceDuration,
-    Off,
-    SaveCadenceDuration,
-    Section,
-    Switch,
-    TimeDuration,
-    refuse,
+from paceline.recipe.schema.optim import (
+    Adam,
+    Constant,
+    Lamb,
+    OptimSection,
+    Plateau,
+    RmsProp,
+    ScheduleFree,
+    ScheduleSection,
+    Sgd,
 )
-from paceline.recipe.schema.train import Train
+from paceline.recipe.schema.train import Log, Parallel, Train
 
 
 class Checkpoint(Section):

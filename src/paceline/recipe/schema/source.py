@@ -5,8 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveFloat, field_validator
 
 from paceline.core.urls import HOW_TO_PASS_CREDENTIALS, find_secret, public_url
-from paceline.recipe.schema.own import ByName, PluginSection
-from paceline.recipe.schema.section import Auto, Off, Section
+from paceline.recipe.schema.base import Auto, ByName, Off, PluginSection, Section
 
 
 class Digits(Section):

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from paceline.core.errors import PacelineError, RecipeError
-from paceline.core.experiments.folder import ExperimentDir, open_experiment
-from paceline.core.experiments.prediction import Predicted, PredictionResult
+from paceline.core.experiments.experiment_dir import ExperimentDir, open_experiment
+from paceline.core.experiments.results import Predicted, PredictionResult
 
 NOW = datetime(2026, 11, 21, 10, 15, tzinfo=UTC)
 ASKED = {"ladder": "cpu", "steps": 40}

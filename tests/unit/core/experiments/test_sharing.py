@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from paceline.core.errors import RecipeError
-from paceline.core.experiments.sharing import exclusive_lock, lock_task, write_shared
-from paceline.core.runlock import LOCK, run_lock
+from paceline.core.experiments.task_lock import exclusive_lock, lock_task, write_shared
+from paceline.core.run_dir import LOCK, run_lock
 
 WAIT_S = 30
 HOLD = """
 import sys
 from pathlib import Path
-from paceline.core.experiments.sharing import exclusive_lock, lock_task
-from paceline.core.runlock import run_lock
+from paceline.core.experiments.task_lock import exclusive_lock, lock_task
+from paceline.core.run_dir import run_lock
 what, folder = sys.argv[1], Path(sys.argv[2])
 context = {"whole": lambda: run_lock(folder), "alone": lambda: exclusive_lock(folder / "made")}
 with context[what]() if what in context else lock_task(folder, int(what)):

@@ -11,9 +11,9 @@ import pytest
 from PIL import Image
 
 from paceline.core.dataset import ArraySource, DatasetInfo, Datasets
+from paceline.data.convert.pack_writer import PackOptions, write_pack
+from paceline.data.pack.jpeg_record import _ZIGZAG
 from paceline.data.pack.reader import open_pack
-from paceline.data.pack.record import _ZIGZAG
-from paceline.data.pack.writer import PackOptions, write_pack
 from paceline.data.sources.folder import load_folder
 from paceline.recipe.schema.source import Folder
 
@@ -88,14 +88,14 @@ def make_record():
 @pytest.fixture
 def core(monkeypatch):
     """Put a core in place of the native one that makes records in Python, whatever was built here."""
-    monkeypatch.setattr("paceline.data.pack.writer.load_native", lambda: SimpleNamespace(index_jpeg=record_of))
-    monkeypatch.setattr("paceline.data.pack.check.load_native", lambda: None)
+    monkeypatch.setattr("paceline.data.convert.pack_writer.load_native", lambda: SimpleNamespace(index_jpeg=record_of))
+    monkeypatch.setattr("paceline.data.convert.verify_pack.load_native", lambda: None)
 
 
 @pytest.fixture
 def no_core(monkeypatch):
-    monkeypatch.setattr("paceline.data.pack.writer.load_native", lambda: None)
-    monkeypatch.setattr("paceline.data.pack.check.load_native", lambda: None)
+    monkeypatch.setattr("paceline.data.convert.pack_writer.load_native", lambda: None)
+    monkeypatch.setattr("paceline.data.convert.verify_pack.load_native", lambda: None)
 
 
 @pytest.fixture

@@ -7,12 +7,12 @@ import pytest
 
 from paceline.core.dataset import ArraySource, Datasets
 from paceline.core.errors import DataError
+from paceline.data.convert.pack_writer import PackOptions, write_pack
+from paceline.data.convert.verify_pack import compare_pack
 from paceline.data.native import load_native
-from paceline.data.pack.check import compare_pack
 from paceline.data.pack.reader import open_pack
-from paceline.data.pack.writer import PackOptions, write_pack
-from paceline.data.sources.encoded import ImageFileSource
 from paceline.data.sources.folder import load_folder
+from paceline.data.sources.image_files import ImageFileSource
 from paceline.recipe.schema.source import Folder
 
 
@@ -52,7 +52,7 @@ def test_another_image_in_its_place_is_found(core, folder, photos, packed, make_
 
 
 def test_all_faults_are_counted_and_the_first_are_named(core, pixels, packed, monkeypatch):
-    monkeypatch.setattr("paceline.data.pack.check._MAX_FAULTS", 2)
+    monkeypatch.setattr("paceline.data.convert.verify_pack._MAX_FAULTS", 2)
     train = pixels.train
     other = Datasets(ArraySource(train.info, train.images[::-1], train.labels), pixels.val)
     found = compare_pack(other, packed(pixels), silent, 2)
@@ -129,6 +129,6 @@ def test_other_pixels_of_the_native_core_are_found(core, photos, packed, monkeyp
             out[:] = 7
 
     made = packed(photos)
-    monkeypatch.setattr("paceline.data.pack.check.load_native", Wrong)
+    monkeypatch.setattr("paceline.data.convert.verify_pack.load_native", Wrong)
     faults = compare_pack(photos, made, silent, 2).faults
     assert len(faults) == 7 and {fault.what for fault in faults} == {"decodes to other pixels with the native core"}

@@ -79,7 +79,7 @@ TRAIN = """
 import os, sys
 from pathlib import Path
 from paceline.cli import main
-from paceline.train.journal import MetricsLogger
+from paceline.training.metrics_logger import MetricsLogger
 pack, num_bytes, step = Path(sys.argv.pop(1)), int(sys.argv.pop(1)), MetricsLogger.log_step
 def cutting(self, state, batch, loss):
     if state.step == 3:

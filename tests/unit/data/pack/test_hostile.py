@@ -10,8 +10,8 @@ import pytest
 
 from paceline.core.errors import DataError
 from paceline.data.pack.format import IndexLayout, IndexSizes, PackHeader, align_offset
+from paceline.data.pack.jpeg_record import restore_jpeg
 from paceline.data.pack.reader import open_pack
-from paceline.data.pack.record import restore_jpeg
 from paceline.data.pack.shards import HEADER_BYTES
 
 NUM_MUTATED = 10_000
@@ -162,7 +162,7 @@ def test_counts_that_are_huge_allocate_nothing(wholes, tmp_path, field, value):
 
 @pytest.mark.parametrize("sizes", [(0, 1 << 62), (1 << 62, 1 << 62), (128, (1 << 64) - 1), (0, 0)])
 def test_shards_of_impossible_sizes_are_refused(core, photos, packed, tmp_path, monkeypatch, sizes):
-    monkeypatch.setattr("paceline.data.pack.writer._MIN_SHARD_BYTES", 1000)
+    monkeypatch.setattr("paceline.data.convert.pack_writer._MIN_SHARD_BYTES", 1000)
     packed(photos, shard_bytes=5000)
     path = tmp_path / "made.pack" / "index.pack"
     content = bytearray(path.read_bytes())
@@ -185,7 +185,7 @@ def test_names_that_cannot_be_printed_are_escapes_and_stay_the_same_bytes(core, 
 
 
 def test_a_sample_that_lies_in_two_shards_is_refused(core, photos, packed, tmp_path, monkeypatch):
-    monkeypatch.setattr("paceline.data.pack.writer._MIN_SHARD_BYTES", 1000)
+    monkeypatch.setattr("paceline.data.convert.pack_writer._MIN_SHARD_BYTES", 1000)
     packed(photos, shard_bytes=5000)
     path = tmp_path / "made.pack" / "index.pack"
     content = bytearray(path.read_bytes())

@@ -11,20 +11,20 @@ import numpy as np
 import pytest
 
 from paceline.core.errors import DataError
-from paceline.data.bad import ImageError
+from paceline.data.bad_images import ImageError
 from paceline.data.pack.format import FileRole, PackHeader, PackMeta, ProcessingMeta, SplitMeta
 from paceline.data.pack.index import find_index_file, open_index
+from paceline.data.pack.jpeg_record import restore_jpeg
 from paceline.data.pack.reader import build_pack_datasets, open_pack
-from paceline.data.pack.record import restore_jpeg
 from paceline.data.pack.shards import HEADER_BYTES, LocalShards, build_read_error
-from paceline.data.sources.pack import load_pack
+from paceline.data.sources.build import load_pack
 from paceline.recipe.schema.source import Pack
 
 
 @pytest.fixture(params=["one file", "shards"])
 def made(request, core, photos, packed, monkeypatch, tmp_path):
     """Return a pack of photographs, in one file or in shards, and where it is."""
-    monkeypatch.setattr("paceline.data.pack.writer._MIN_SHARD_BYTES", 1000)
+    monkeypatch.setattr("paceline.data.convert.pack_writer._MIN_SHARD_BYTES", 1000)
     return packed(photos, **({"shard_bytes": 2500} if request.param == "shards" else {})), tmp_path / "made.pack"
 
 
@@ -104,7 +104,7 @@ def test_a_shard_that_is_cut_short_while_it_is_read_is_an_error_and_no_crash(cor
 
 
 def test_shards_of_another_pack_are_refused(core, photos, packed, monkeypatch, tmp_path):
-    monkeypatch.setattr("paceline.data.pack.writer._MIN_SHARD_BYTES", 1000)
+    monkeypatch.setattr("paceline.data.convert.pack_writer._MIN_SHARD_BYTES", 1000)
     for name, every in (("a", 8), ("b", 7)):
         packed(photos, name, shard_bytes=2500, every=every)
     (tmp_path / "a" / "data-00001.pack").write_bytes((tmp_path / "b" / "data-00001.pack").read_bytes())
@@ -113,7 +113,7 @@ def test_shards_of_another_pack_are_refused(core, photos, packed, monkeypatch, t
 
 
 def test_every_file_says_which_pack_it_belongs_to(core, photos, packed, monkeypatch, tmp_path):
-    monkeypatch.setattr("paceline.data.pack.writer._MIN_SHARD_BYTES", 1000)
+    monkeypatch.setattr("paceline.data.convert.pack_writer._MIN_SHARD_BYTES", 1000)
     packed(photos, shard_bytes=2500)
     headers = [PackHeader.from_bytes(path.read_bytes(), "x") for path in sorted((tmp_path / "made.pack").iterdir())]
     assert len({header.pack_id for header in headers}) == 1 and any(headers[0].pack_id)
@@ -147,7 +147,7 @@ def test_pixels_are_mapped_and_whoever_writes_to_them_changes_no_file(core, pixe
 
 
 def test_pixels_in_more_than_one_shard_are_read_one_by_one(core, pixels, packed, monkeypatch):
-    monkeypatch.setattr("paceline.data.pack.writer._MIN_SHARD_BYTES", 1)
+    monkeypatch.setattr("paceline.data.convert.pack_writer._MIN_SHARD_BYTES", 1)
     found = packed(pixels, shard_bytes=160)
     assert len(found.train.files) > 2
     assert [found.train.read(index)[0].tolist() for index in range(5)] == pixels.train.images.tolist()

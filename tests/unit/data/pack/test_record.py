@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from paceline.data.decode import decode
-from paceline.data.pack.record import JpegRecord, restore_jpeg
+from paceline.data.pack.jpeg_record import JpegRecord, restore_jpeg
 
 
 def pixels(file, channels=3):

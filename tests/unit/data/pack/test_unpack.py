@@ -5,12 +5,12 @@ import pytest
 
 from paceline.core.dataset import Datasets
 from paceline.core.errors import DataError
+from paceline.data.convert.unpack import unpack
 from paceline.data.decode import decode
-from paceline.data.identity import digest_datasets
-from paceline.data.pack.unpack import unpack
-from paceline.data.sources.encoded import ImageFileSource
+from paceline.data.files import JPEG_EXTENSIONS
+from paceline.data.sources.fingerprint import digest_datasets
 from paceline.data.sources.folder import load_folder
-from paceline.data.sources.image_names import JPEG_EXTENSIONS
+from paceline.data.sources.image_files import ImageFileSource
 from paceline.recipe.schema.source import Folder
 
 

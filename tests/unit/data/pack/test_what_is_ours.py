@@ -8,9 +8,9 @@ import pytest
 
 from paceline.core.dataset import Datasets
 from paceline.core.errors import DataError
-from paceline.data.pack.unpack import unpack
-from paceline.data.pack.writer import PackOptions, write_pack
-from paceline.data.sources.encoded import ImageFileSource
+from paceline.data.convert.pack_writer import PackOptions, write_pack
+from paceline.data.convert.unpack import unpack
+from paceline.data.sources.image_files import ImageFileSource
 
 THESIS = "years of work"
 NOBODY = 65534

@@ -10,12 +10,12 @@ import pytest
 
 from paceline.core.dataset import ArraySource
 from paceline.core.errors import DataError
-from paceline.data.identity import digest_datasets, digest_split
+from paceline.data.convert.encode import build_mark_function
+from paceline.data.convert.pack_writer import PackOptions, write_pack
+from paceline.data.convert.partial_pack import PartialPack
 from paceline.data.pack.format import KIND_FILE, KIND_RECORD
-from paceline.data.pack.marks import build_mark_function
-from paceline.data.pack.part import PartialPack
 from paceline.data.pack.reader import PackSource, open_pack
-from paceline.data.pack.writer import PackOptions, write_pack
+from paceline.data.sources.fingerprint import digest_datasets, digest_split
 from paceline.data.sources.folder import load_folder
 from paceline.data.sources.webdataset import load_webdataset
 from paceline.recipe.schema.source import Folder, WebDataset
@@ -82,7 +82,7 @@ def test_pixels_of_one_size_are_pixels_again_under_the_same_names(core, pixels, 
 
 
 def test_shards_hold_the_same_samples_as_one_file(core, photos, packed, tmp_path, monkeypatch):
-    monkeypatch.setattr("paceline.data.pack.writer._MIN_SHARD_BYTES", 1000)
+    monkeypatch.setattr("paceline.data.convert.pack_writer._MIN_SHARD_BYTES", 1000)
     one, many = packed(photos), packed(photos, "shards", shard_bytes=2500)
     assert len(many.train.files) >= 4
     files = sorted(path.name for path in (tmp_path / "shards").iterdir())
@@ -144,8 +144,8 @@ def stop_after(images):
 
 @pytest.mark.parametrize("options", [{}, {"shard_bytes": 2500}], ids=["one file", "shards"])
 def test_an_interrupted_pack_goes_on_and_ends_with_the_same_bytes(core, photos, tmp_path, monkeypatch, options):
-    monkeypatch.setattr("paceline.data.pack.writer._MIN_SHARD_BYTES", 1000)
-    monkeypatch.setattr("paceline.data.pack.writer._FILES_PER_TASK", 1)
+    monkeypatch.setattr("paceline.data.convert.pack_writer._MIN_SHARD_BYTES", 1000)
+    monkeypatch.setattr("paceline.data.convert.pack_writer._FILES_PER_TASK", 1)
     write_pack(photos, tmp_path / "whole", PackOptions(**options), silent, 1)
     for images in (1, 4, 7, 8):
         with pytest.raises(StopError):
@@ -163,9 +163,9 @@ def test_an_interrupted_pack_goes_on_and_ends_with_the_same_bytes(core, photos, 
 def test_what_was_replaced_under_its_name_meanwhile_is_packed_anew(
     core, photos, make_photo, tmp_path, monkeypatch, options, at, done
 ):
-    monkeypatch.setattr("paceline.data.pack.writer._MIN_SHARD_BYTES", 1000)
-    monkeypatch.setattr("paceline.data.pack.writer._FILES_PER_TASK", 1)
-    monkeypatch.setattr("paceline.data.pack.writer._MARKS_PER_TASK", 3)
+    monkeypatch.setattr("paceline.data.convert.pack_writer._MIN_SHARD_BYTES", 1000)
+    monkeypatch.setattr("paceline.data.convert.pack_writer._FILES_PER_TASK", 1)
+    monkeypatch.setattr("paceline.data.convert.pack_writer._MARKS_PER_TASK", 3)
     with pytest.raises(StopError):
         write_pack(photos, tmp_path / "p", PackOptions(**options), stop_after(9), 1)
     path = photos.train.path_of(at) if at < 7 else photos.val.path_of(at - 7)
@@ -178,7 +178,7 @@ def test_what_was_replaced_under_its_name_meanwhile_is_packed_anew(
 
 
 def test_a_file_of_the_same_size_is_another_by_its_time_and_the_same_with_it(core, photos, tmp_path, monkeypatch):
-    monkeypatch.setattr("paceline.data.pack.writer._FILES_PER_TASK", 1)
+    monkeypatch.setattr("paceline.data.convert.pack_writer._FILES_PER_TASK", 1)
     path, told = photos.train.path_of(3), []
     status = path.stat()
     for later_ns, done in ((0, 5), (1, 3)):
@@ -224,7 +224,7 @@ def contents(path):
 
 
 def test_whatever_a_power_cut_leaves_of_the_last_samples_is_made_again(core, photos, tmp_path, monkeypatch):
-    monkeypatch.setattr("paceline.data.pack.writer._FILES_PER_TASK", 1)
+    monkeypatch.setattr("paceline.data.convert.pack_writer._FILES_PER_TASK", 1)
     write_pack(photos, tmp_path / "whole", PackOptions(), silent, 1)
     part = tmp_path / ".p.part"
     journal, data = part / "journal", part / "data-00000.pack"
@@ -295,7 +295,7 @@ def test_a_sample_of_a_tar_without_bytes_is_left_out_with_its_label(core, folder
 @pytest.mark.parametrize("options", [{}, {"shard_bytes": 2500}], ids=["one file", "shards"])
 @pytest.mark.parametrize("mends", ["replaced", "removed"])
 def test_a_bad_image_may_be_mended_as_the_message_says(core, folder, tmp_path, monkeypatch, options, mends):
-    monkeypatch.setattr("paceline.data.pack.writer._MIN_SHARD_BYTES", 1000)
+    monkeypatch.setattr("paceline.data.convert.pack_writer._MIN_SHARD_BYTES", 1000)
     bad = folder / "train/cat/b.jpg"
     good = bad.read_bytes()
     bad.write_bytes(b"\xff\xd8" + bytes(20_000))
@@ -313,7 +313,7 @@ def test_a_bad_image_may_be_mended_as_the_message_says(core, folder, tmp_path, m
 
 
 def test_a_full_disk_is_one_line_and_the_next_run_goes_on(core, photos, tmp_path, monkeypatch):
-    monkeypatch.setattr("paceline.data.pack.writer._FILES_PER_TASK", 1)
+    monkeypatch.setattr("paceline.data.convert.pack_writer._FILES_PER_TASK", 1)
     add, left = PartialPack.add, iter(range(6))
 
     def full(self, sample, *, is_first):

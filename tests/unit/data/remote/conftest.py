@@ -8,14 +8,12 @@ import numpy as np
 import pytest
 
 from paceline.core.dataset import DatasetInfo, Datasets, Split
+from paceline.data.convert.pack_writer import PackOptions, write_pack
 from paceline.data.pack.format import INDEX_NAME
 from paceline.data.pack.index import PackIndex, open_index
-from paceline.data.pack.writer import PackOptions, write_pack
-from paceline.data.remote.address import RemoteUrl
 from paceline.data.remote.cache import ShardCache
-from paceline.data.remote.patience import RetryPolicy
-from paceline.data.remote.shards import RemoteShards
-from paceline.data.remote.transport import ByteRange, TransientError
+from paceline.data.remote.pack import RemoteShards
+from paceline.data.remote.transport import ByteRange, RemoteUrl, RetryPolicy, TransientError
 
 URL = "http://host/packs/set"
 

@@ -9,9 +9,7 @@ import pytest
 
 from paceline.core.errors import DataError
 from paceline.data.remote import open_remote
-from paceline.data.remote.address import RemoteUrl
-from paceline.data.remote.filesystem import FsspecTransport
-from paceline.data.remote.transport import PermanentError
+from paceline.data.remote.transport import FsspecTransport, PermanentError, RemoteUrl
 
 
 def test_without_fsspec_the_command_that_installs_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,15 +23,12 @@ from PIL import Image
 
 from paceline.core.dataset import DatasetInfo, Datasets, Split
 from paceline.core.errors import DataError
+from paceline.data.convert.pack_writer import PackOptions, write_pack
 from paceline.data.pack.format import ALIGNMENT, FileRole, IndexLayout, IndexSizes, PackHeader
 from paceline.data.pack.index import open_index
-from paceline.data.pack.writer import PackOptions, write_pack
 from paceline.data.remote import open_remote
-from paceline.data.remote.address import RemoteUrl
-from paceline.data.remote.credentials import UrlCredentials, find_credentials
-from paceline.data.remote.http import HttpTransport
-from paceline.data.remote.patience import RetryPolicy
-from paceline.data.remote.transport import PermanentError, TransientError
+from paceline.data.remote.http import HttpTransport, UrlCredentials, find_credentials
+from paceline.data.remote.transport import PermanentError, RemoteUrl, RetryPolicy, TransientError
 
 AT_ONCE = RetryPolicy(attempts=1)
 Answer = Callable[[BaseHTTPRequestHandler], None]

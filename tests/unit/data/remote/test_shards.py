@@ -7,16 +7,13 @@ from pathlib import Path
 import pytest
 
 from paceline.core.errors import DataError
-from paceline.data.lease import acquire_file_lock
+from paceline.data.file_lock import acquire_file_lock
 from paceline.data.pack.format import INDEX_NAME
 from paceline.data.pack.reader import build_pack_datasets, open_pack
-from paceline.data.remote.address import RemoteUrl
-from paceline.data.remote.cache import partial_path
-from paceline.data.remote.fetching import Fetcher
+from paceline.data.remote.cache import Fetcher, partial_path
 from paceline.data.remote.http import HttpTransport
-from paceline.data.remote.patience import RetryPolicy
-from paceline.data.remote.shards import RemoteShards
-from paceline.data.remote.transport import PermanentError
+from paceline.data.remote.pack import RemoteShards
+from paceline.data.remote.transport import PermanentError, RemoteUrl, RetryPolicy
 
 
 @pytest.fixture
@@ -81,7 +78,7 @@ def test_an_array_waits_for_its_shard_and_is_read_where_that_does_not_fit(remote
 
 
 def test_an_interrupted_fetch_goes_on_where_it_was(remote, store, index, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.data.remote.fetching.PIECE_BYTES", 100_000)
+    monkeypatch.setattr("paceline.data.remote.cache.PIECE_BYTES", 100_000)
     shards = remote()
 
     def broken(name: str, start: int, stop: int) -> None:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter
 
+from paceline.data.convert.lmdb_writer import write_lmdb
 from paceline.data.sources.build import build_datasets, build_validation
-from paceline.data.sources.lmdb_write import write_lmdb
 from paceline.recipe.schema.source import SourceSection
 
 

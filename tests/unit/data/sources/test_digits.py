@@ -3,7 +3,7 @@
 import numpy as np
 from sklearn import datasets
 
-from paceline.data.sources.digits import load_digits
+from paceline.data.sources.builtin import load_digits
 
 
 def test_a_fifth_of_each_class_is_held_out_and_nothing_is_lost():

@@ -5,7 +5,7 @@ import pickle
 
 import numpy as np
 
-from paceline.data.sources.encoded import ImageFileSource, build_files_info
+from paceline.data.sources.image_files import ImageFileSource, build_files_info
 
 
 def packed(root, names, labels=None):

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from paceline.data.decode import decode
-from paceline.data.sources.class_tree import scan_class_folders
-from paceline.data.sources.folder import VAL_FOLDERS, load_folder
+from paceline.data.sources.folder import VAL_FOLDERS, load_folder, scan_class_folders
 from paceline.recipe.schema.source import Folder
 
 

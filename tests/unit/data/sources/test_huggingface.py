@@ -10,9 +10,9 @@ from multiprocessing import get_context
 import pytest
 from PIL import Image
 
-from paceline.data.identity import digest_datasets
-from paceline.data.sources.encoded import ImageFileSource
+from paceline.data.sources.fingerprint import digest_datasets
 from paceline.data.sources.huggingface import HuggingFaceSource, load_huggingface
+from paceline.data.sources.image_files import ImageFileSource
 from paceline.recipe.schema.source import HuggingFace
 
 hf = pytest.importorskip("datasets", reason="the package datasets is not installed: pip install datasets")

@@ -4,12 +4,7 @@ import pytest
 from PIL import Image
 
 from paceline.data.decode import decode
-from paceline.data.sources.image_names import (
-    IMAGE_EXTENSIONS,
-    JPEG_EXTENSIONS,
-    has_image_extension,
-    summarize_extensions,
-)
+from paceline.data.files import IMAGE_EXTENSIONS, JPEG_EXTENSIONS, has_image_extension, summarize_extensions
 
 
 @pytest.mark.parametrize(

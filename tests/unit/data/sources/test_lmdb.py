@@ -18,16 +18,16 @@ from PIL import Image
 
 from paceline.core.dataset import ArraySource, DatasetInfo, Datasets
 from paceline.core.errors import DataError
-from paceline.data.bad import ImageError
+from paceline.data.bad_images import ImageError
+from paceline.data.convert import lmdb_writer
+from paceline.data.convert.lmdb_writer import write_lmdb
+from paceline.data.convert.pack_writer import PackOptions, write_pack
 from paceline.data.decode import decode
-from paceline.data.identity import digest_datasets
-from paceline.data.pack.writer import PackOptions, write_pack
-from paceline.data.sources import lmdb_write
+from paceline.data.sources.builtin import load_synthetic
+from paceline.data.sources.fingerprint import digest_datasets
 from paceline.data.sources.folder import load_folder
 from paceline.data.sources.lmdb import load_lmdb, open_lmdb
 from paceline.data.sources.lmdb_pages import LmdbFormatError, LmdbReader
-from paceline.data.sources.lmdb_write import write_lmdb
-from paceline.data.sources.synthetic import load_synthetic
 from paceline.recipe.schema.source import Folder, Lmdb, Synthetic
 
 lmdb = pytest.importorskip("lmdb", reason="an LMDB is written by the package lmdb: pip install lmdb")
@@ -167,14 +167,14 @@ def test_sixty_four_cycles_leave_no_descriptor(write):
 
 
 def test_the_map_grows_with_what_is_written(write, monkeypatch):
-    monkeypatch.setattr(lmdb_write, "_INITIAL_MAP_BYTES", 2**15)
-    monkeypatch.setattr(lmdb_write, "_BATCH_BYTES", 2**14)
+    monkeypatch.setattr(lmdb_writer, "_INITIAL_MAP_BYTES", 2**15)
+    monkeypatch.setattr(lmdb_writer, "_BATCH_BYTES", 2**14)
     contents = noise(200)
     assert [content for content, _ in everything(load(write(made(contents))))[0]] == contents
 
 
 def test_progress_is_told_up_to_the_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(lmdb_write, "_BATCH_BYTES", 2**14)
+    monkeypatch.setattr(lmdb_writer, "_BATCH_BYTES", 2**14)
     told = []
     write_lmdb(made(noise(60)), tmp_path / "x", lambda done, total: told.append((done, total)), skip_bad=True)
     assert len(told) > 2 and told == sorted(told) and told[-1] == (61, 61)

@@ -9,11 +9,11 @@ import pytest
 
 from paceline.core.dataset import ArraySource
 from paceline.core.errors import DataError, RecipeError
-from paceline.data.bad import ImageError
-from paceline.data.identity import digest_datasets
+from paceline.data.bad_images import ImageError
 from paceline.data.sources.build import build_datasets
-from paceline.data.sources.digits import load_digits
-from paceline.data.sources.own import PluginSamples, _compute_mean_and_std
+from paceline.data.sources.builtin import load_digits
+from paceline.data.sources.fingerprint import digest_datasets
+from paceline.data.sources.plugin import PluginSamples, _compute_mean_and_std
 from paceline.data.staging.inventory import build_inventory
 from paceline.recipe.schema.source import OwnSource
 

@@ -5,7 +5,7 @@ import hashlib
 import numpy as np
 import pytest
 
-from paceline.data.sources.split import select_validation
+from paceline.data.sources.image_files import select_validation
 
 
 def chosen(sizes, fraction=0.2, seed=0):

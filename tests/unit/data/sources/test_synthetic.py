@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from sklearn.linear_model import RidgeClassifier
 
-from paceline.data.sources import synthetic
-from paceline.data.sources.synthetic import load_synthetic
+from paceline.data.sources import builtin
+from paceline.data.sources.builtin import load_synthetic
 from paceline.recipe.schema.source import Synthetic
 
 
@@ -53,7 +53,7 @@ def test_mean_and_deviation_are_near_those_stated():
 def test_chunks_do_not_change_the_pixels(monkeypatch):
     section = Synthetic(num_images=40, num_val_images=2, image_size=5)
     whole = load_synthetic(section).train.images
-    monkeypatch.setattr(synthetic, "_CHUNK_BYTES", 64)
+    monkeypatch.setattr(builtin, "_CHUNK_BYTES", 64)
     assert np.array_equal(load_synthetic(section).train.images, whole)
 
 

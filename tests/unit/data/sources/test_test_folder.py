@@ -2,8 +2,7 @@
 
 import pytest
 
-from paceline.data.sources.folder import VAL_FOLDERS
-from paceline.data.sources.test_folder import is_trained_on, load_test_folder
+from paceline.data.sources.folder import VAL_FOLDERS, is_trained_on, load_test_folder
 from paceline.recipe.schema.source import Folder
 
 

@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 
 from paceline.core.errors import DataError
-from paceline.data.identity import digest_datasets
-from paceline.data.sources import open_files
-from paceline.data.sources.tar_walk import TarReader
+from paceline.data import files
+from paceline.data.sources.fingerprint import digest_datasets
+from paceline.data.sources.tar import TarReader
 from paceline.data.sources.webdataset import load_webdataset
 from paceline.recipe.schema.source import WebDataset
 
@@ -290,7 +290,7 @@ def test_an_empty_image_is_named_when_it_is_read(tar, refusal):
 
 
 def test_threads_processes_and_pickles_read_the_same_with_few_files_open(tar, tmp_path, monkeypatch):
-    monkeypatch.setattr(open_files, "_MAX_OPEN_FILES", 2)
+    monkeypatch.setattr(files, "_MAX_OPEN_FILES", 2)
     for number in range(9):
         tar(samples(20, 20 * number), name=f"t-{number}.tar")
     source = load(str(tmp_path / "t-*.tar")).train

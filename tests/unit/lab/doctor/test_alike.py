@@ -2,10 +2,9 @@
 
 from dataclasses import replace
 
-from paceline.lab.doctor.alike import compare_ranks, format_ranks, group_by_machine
-from paceline.lab.doctor.facts import RankFacts
-from paceline.lab.doctor.finding import DoctorFinding
-from paceline.lab.doctor.links import Interface
+from paceline.lab.doctor.check import DoctorFinding
+from paceline.lab.doctor.compare_ranks import RankFacts, compare_ranks, format_ranks, group_by_machine
+from paceline.lab.doctor.network import Interface
 
 SHM = DoctorFinding.warning("shared memory", "0.1 GiB free", "start the container with --shm-size=8g")
 QUOTA = DoctorFinding.problem("disk", "read-only", "name another folder")

@@ -6,8 +6,8 @@ import time
 import pytest
 from torch.distributed import HashStore
 
-from paceline.lab.doctor.clocks import ClockOffset, compare_clocks, probe_clock, serve_clock
-from paceline.lab.doctor.facts import RankFacts
+from paceline.lab.doctor.compare_ranks import RankFacts
+from paceline.lab.doctor.ranks import ClockOffset, compare_clocks, probe_clock, serve_clock
 
 RANKS = {rank: RankFacts(rank, host=f"host{rank}") for rank in range(3)}
 

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.lab.doctor.cores import check_cores, parse_core_list
-from paceline.lab.doctor.finding import DoctorFinding
-from paceline.lab.doctor.here import HostContext
+from paceline.lab.doctor.check import DoctorFinding, HostContext
+from paceline.lab.doctor.host import check_cores, parse_core_list
 
 IN_STEP = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_STEP_NUM_TASKS": "2"}
 MINE = len(os.sched_getaffinity(0))

@@ -6,9 +6,9 @@ import threading
 from torch.distributed import HashStore
 
 from paceline.core.world import World
-from paceline.lab.doctor.facts import RankFacts, collect_facts, identify_machine
-from paceline.lab.doctor.finding import DoctorFinding
-from paceline.lab.doctor.links import Interface
+from paceline.lab.doctor.check import DoctorFinding
+from paceline.lab.doctor.compare_ranks import RankFacts, collect_facts, identify_machine
+from paceline.lab.doctor.network import Interface
 from paceline.lab.doctor.ranks import exchange_facts
 
 OWN = (DoctorFinding.ok("memory", "much"), DoctorFinding.warning("cores", "2 of 64", "ask for more"))

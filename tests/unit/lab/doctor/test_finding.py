@@ -3,7 +3,7 @@
 import pytest
 
 from paceline.core.errors import WorldError
-from paceline.lab.doctor.finding import DoctorFinding, find_worst_state, has_problem
+from paceline.lab.doctor.check import DoctorFinding, find_worst_state, has_problem
 
 OK, LOOK, WRONG = (
     DoctorFinding.ok("a", "1"),

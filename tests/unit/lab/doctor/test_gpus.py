@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from paceline.lab.doctor.finding import DoctorFinding
+from paceline.lab.doctor.check import DoctorFinding, HostContext
 from paceline.lab.doctor.gpus import check_gpus
-from paceline.lab.doctor.here import HostContext
 
 GB = 10**9
 

@@ -2,8 +2,8 @@
 
 import socket
 
-from paceline.lab.doctor import links
-from paceline.lab.doctor.links import (
+from paceline.lab.doctor import network
+from paceline.lab.doctor.network import (
     Interface,
     find_gloo_interface,
     find_interface_towards,
@@ -27,9 +27,9 @@ def test_the_variable_chooses_also_what_is_not_there() -> None:
 
 
 def test_without_a_variable_the_name_of_the_host_chooses(monkeypatch) -> None:
-    monkeypatch.setattr(links, "host_address", lambda host: "10.0.0.5")
+    monkeypatch.setattr(network, "host_address", lambda host: "10.0.0.5")
     assert find_gloo_interface(THERE, {}) == THERE[1]
-    monkeypatch.setattr(links, "host_address", lambda host: "127.0.1.1")
+    monkeypatch.setattr(network, "host_address", lambda host: "127.0.1.1")
     assert find_gloo_interface(THERE, {}) == Interface("", "127.0.1.1")
 
 

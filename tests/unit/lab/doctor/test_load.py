@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.lab.doctor.finding import DoctorFinding
-from paceline.lab.doctor.here import HostContext
-from paceline.lab.doctor.load import check_load
+from paceline.lab.doctor.check import DoctorFinding, HostContext
+from paceline.lab.doctor.host import check_load
 
 TICK = os.sysconf("SC_CLK_TCK")
 CORES = sorted(os.sched_getaffinity(0))

@@ -7,10 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from paceline.data.native import NATIVE_MISSING_MESSAGE
-from paceline.lab.doctor import machine
-from paceline.lab.doctor.finding import DoctorFinding
-from paceline.lab.doctor.here import HostContext
-from paceline.lab.doctor.machine import check_host
+from paceline.lab.doctor import host
+from paceline.lab.doctor.check import DoctorFinding, HostContext
+from paceline.lab.doctor.host import check_host
 from paceline.lab.doctor.storage import DiskSpeed
 
 NAMES = [
@@ -43,14 +42,14 @@ def test_a_package_that_is_missing_is_wrong(tmp_path: Path, monkeypatch: pytest.
             raise PackageNotFoundError(name)
         return "1.0"
 
-    monkeypatch.setattr(machine, "version", version)
+    monkeypatch.setattr(host, "version", version)
     versions = looked_at(tmp_path)["versions"]
     assert versions.state == "wrong" and versions.found.endswith("torch 1.0, torchvision 1.0; no numpy")
 
 
 def test_whether_there_is_a_native_core_is_told_and_what_is_lost_without(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(machine, "load_native", lambda: SimpleNamespace(isa=lambda: "avx2"))
+    monkeypatch.setattr(host, "load_native", lambda: SimpleNamespace(isa=lambda: "avx2"))
     assert looked_at(tmp_path)["native core"] == DoctorFinding.ok("native core", "built, uses avx2")
-    monkeypatch.setattr(machine, "load_native", lambda: None)
+    monkeypatch.setattr(host, "load_native", lambda: None)
     core = looked_at(tmp_path)["native core"]
     assert core.state == "look" and f"{core.found} ({core.advice})" == NATIVE_MISSING_MESSAGE

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.lab.doctor import meeting
-from paceline.lab.doctor.finding import DoctorFinding
-from paceline.lab.doctor.here import HostContext
-from paceline.lab.doctor.meeting import check_rendezvous, find_port_owner
+from paceline.lab.doctor import network
+from paceline.lab.doctor.check import DoctorFinding, HostContext
+from paceline.lab.doctor.network import check_rendezvous, find_port_owner
 
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
 STEP = {
@@ -83,7 +82,7 @@ def test_the_machine_of_rank_0_must_have_an_address(found, monkeypatch: pytest.M
     def unknown(name: str) -> list[str]:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
-    monkeypatch.setattr(meeting, "resolve_addresses", unknown)
+    monkeypatch.setattr(network, "resolve_addresses", unknown)
     point = found(**TORCHRUN, MASTER_ADDR="node0")["meeting point"]
     assert point.state == "wrong" and point.found == "'node0' has no address (Name or service not known)"
     assert "meeting point" not in found()

@@ -8,10 +8,9 @@ import pytest
 
 from paceline.core.world import World
 from paceline.data.sources.build import build_datasets
-from paceline.lab.doctor.finding import DoctorFinding
-from paceline.lab.doctor.needs import check_recipe
-from paceline.recipe.load import load
-from paceline.recipe.patch import Patch
+from paceline.lab.doctor.check import DoctorFinding
+from paceline.lab.doctor.recipe import check_recipe
+from paceline.recipe.load import Patch, load
 from paceline.recipe.schema import Recipe
 
 Usage = namedtuple("Usage", "total used free")

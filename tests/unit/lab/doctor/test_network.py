@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 
 from paceline.lab.doctor import network
-from paceline.lab.doctor.finding import DoctorFinding
-from paceline.lab.doctor.here import HostContext
-from paceline.lab.doctor.links import Interface
-from paceline.lab.doctor.network import check_network, find_nccl_interfaces
+from paceline.lab.doctor.check import DoctorFinding, HostContext
+from paceline.lab.doctor.network import Interface, check_network, find_nccl_interfaces
 
 LO, ETH, FAST = Interface("lo", "127.0.0.1"), Interface("eth0", "10.0.0.1", 1e9), Interface("ens3", "10.1.0.1", 1e11)
 IB, DOCKER, DOWN = Interface("ib0", "10.2.0.1"), Interface("docker0", "172.17.0.1"), Interface("eth1")

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from paceline.lab.doctor.patience import call_with_timeout
+from paceline.lab.doctor.check import call_with_timeout
 
 
 def test_an_answer_is_returned_and_an_error_raised() -> None:

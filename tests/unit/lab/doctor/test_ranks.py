@@ -12,8 +12,8 @@ from torch.distributed import HashStore
 from paceline.core.errors import PacelineError, PeerLostError, WorldError
 from paceline.core.world import World
 from paceline.lab.doctor import ranks
-from paceline.lab.doctor.facts import RankFacts
-from paceline.lab.doctor.finding import DoctorFinding
+from paceline.lab.doctor.check import DoctorFinding
+from paceline.lab.doctor.compare_ranks import RankFacts
 from paceline.lab.doctor.ranks import check_ranks, exchange_facts
 
 

@@ -8,22 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from paceline.data import preflight
-from paceline.data.processes import BATCHES_PER_WORKER
-from paceline.lab.doctor import room
-from paceline.lab.doctor.finding import DoctorFinding
-from paceline.lab.doctor.here import HostContext
-from paceline.lab.doctor.room import check_memory_and_limits
+from paceline.data import worker_limits
+from paceline.data.loaders.process import BATCHES_PER_WORKER
+from paceline.lab.doctor import host
+from paceline.lab.doctor.check import DoctorFinding, HostContext
+from paceline.lab.doctor.host import check_memory_and_limits
 
 Usage = namedtuple("Usage", "total used free")
 GB = 10**9
-ONE_WORKER = 3 * 2 * preflight.estimate_batch_bytes(64, 3, 224)
+ONE_WORKER = 3 * 2 * worker_limits.estimate_batch_bytes(64, 3, 224)
 
 
 @pytest.fixture
 def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, DoctorFinding]]:
     """Return a function from variables to what is found of a machine of 4 cores, whose files the test writes."""
-    monkeypatch.setattr(room, "rank_cores", lambda world, proc, mount: max(1, 4 // world.local_world_size))
+    monkeypatch.setattr(host, "rank_cores", lambda world, proc, mount: max(1, 4 // world.local_world_size))
     (tmp_path / "dev/shm").mkdir(parents=True)
 
     def look(**environ: str) -> dict[str, DoctorFinding]:
@@ -43,9 +42,9 @@ def write(path: Path, text: str) -> None:
 
 
 def test_what_a_worker_takes_is_what_training_reckons_with() -> None:
-    assert room._PREFETCHED_BATCHES == BATCHES_PER_WORKER
-    assert room._FILES_PER_WORKER == 2 * (
-        preflight._FILES_PER_WORKER + preflight._TENSORS_PER_BATCH * BATCHES_PER_WORKER
+    assert host._PREFETCHED_BATCHES == BATCHES_PER_WORKER
+    assert host._FILES_PER_WORKER == 2 * (
+        worker_limits._FILES_PER_WORKER + worker_limits._TENSORS_PER_BATCH * BATCHES_PER_WORKER
     )
 
 
@@ -122,6 +121,6 @@ def test_little_locked_memory_is_worth_a_look_where_gpus_of_several_nodes_have_i
 
 def test_shared_memory_is_for_the_workers_that_the_cores_of_a_bound_rank_serve(found, monkeypatch) -> None:
     """Each of 4 ranks that are bound to 4 cores of their own has 3 workers, not those of a quarter of its cores."""
-    monkeypatch.setattr(room, "rank_cores", lambda world, proc, mount: 4)
+    monkeypatch.setattr(host, "rank_cores", lambda world, proc, mount: 4)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(GB, 0, 4 * ONE_WORKER))
     assert "3 workers per rank" in found(**ranks(4))["shared memory"].found

@@ -2,11 +2,10 @@
 
 import pytest
 
-from paceline.lab.doctor.facts import RankFacts
-from paceline.lab.doctor.finding import DoctorFinding
-from paceline.lab.doctor.links import Interface
-from paceline.lab.doctor.speed import blame_slow_hosts, rate_all_reduce
-from paceline.lab.predict.measured import AllReduceMeasurement, AllReduceTiming, fit_link
+from paceline.lab.doctor.check import DoctorFinding
+from paceline.lab.doctor.compare_ranks import RankFacts, blame_slow_hosts, rate_all_reduce
+from paceline.lab.doctor.network import Interface
+from paceline.lab.predict.network import AllReduceMeasurement, AllReduceTiming, fit_link
 
 MEGA = 1e6
 

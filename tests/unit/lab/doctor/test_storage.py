@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.lab.doctor.finding import DoctorFinding
-from paceline.lab.doctor.here import HostContext
+from paceline.lab.doctor.check import DoctorFinding, HostContext
 from paceline.lab.doctor.storage import check_storage, measure_disk_speed
 
 Usage = namedtuple("Usage", "total used free")

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.lab.doctor.here import HostContext
-from paceline.lab.doctor.timekeeping import check_clock, read_kernel_clock
+from paceline.lab.doctor.check import HostContext
+from paceline.lab.doctor.host import check_clock, read_kernel_clock
 
 TWO_NODES = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"}
 

@@ -4,7 +4,7 @@ from itertools import combinations
 
 import pytest
 
-from paceline.lab.doctor.traffic import schedule_pairs
+from paceline.lab.link_timing import schedule_pairs
 
 
 @pytest.mark.parametrize("ranks", [[0, 1], [0, 4, 8], list(range(0, 64, 4)), list(range(7))])

@@ -6,20 +6,20 @@ from pathlib import Path
 import pytest
 
 from paceline.core.errors import RecipeError
-from paceline.lab.predict.collectives import (
+from paceline.lab.predict.network import (
+    INTER_NODE_LINKS,
+    INTRA_NODE_LINKS,
+    AllReduceMeasurement,
+    AllReduceTiming,
+    Link,
     all_reduce_time_s,
+    build_measured_network,
+    build_network,
     fastest_time_s,
+    fit_link,
     hierarchical_time_s,
     ring_time_s,
     tree_time_s,
-)
-from paceline.lab.predict.measured import AllReduceMeasurement, AllReduceTiming, fit_link
-from paceline.lab.predict.networks import (
-    INTER_NODE_LINKS,
-    INTRA_NODE_LINKS,
-    Link,
-    build_measured_network,
-    build_network,
 )
 
 SLOW = Link("slow", 1e-3, 1e6, 1e6, 1e6, "made up")

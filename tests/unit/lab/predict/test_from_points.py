@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from paceline.core.experiments.prediction import PredictionResult, are_speeds
+from paceline.core.experiments.results import PredictionResult, are_speeds
 from paceline.lab.predict.from_points import build_request, predict_from_points
 from paceline.lab.predict.points import ScalingPoint, read_points
 

@@ -10,7 +10,6 @@ import pytest
 
 from paceline.core.errors import PacelineError, RecipeError
 from paceline.core.results import AccountResult, RankResult, RunResult, StragglerResult, ThroughputResult, TimeResult
-from paceline.lab.predict.asked import PredictionRequest
 from paceline.lab.predict.from_run import (
     COMMUNICATION_PART,
     DATA_PART,
@@ -19,12 +18,18 @@ from paceline.lab.predict.from_run import (
     build_step_model,
     predict_from_run,
 )
-from paceline.lab.predict.networks import Link, NetworkModel, build_network
-from paceline.lab.predict.simulate import GradientBucket, assume_buckets
-from paceline.lab.predict.step import MeasuredStep, check_same_recipe, expected_lateness, read_measured_step
+from paceline.lab.predict.network import Link, NetworkModel, build_network
+from paceline.lab.predict.points import PredictionRequest
+from paceline.lab.predict.step import (
+    GradientBucket,
+    MeasuredStep,
+    assume_buckets,
+    check_same_recipe,
+    expected_lateness,
+    read_measured_step,
+)
 from paceline.lab.trial import write_recipe
-from paceline.recipe.load import load
-from paceline.recipe.patch import Patch
+from paceline.recipe.load import Patch, load
 
 TWO = MeasuredStep(
     source="a run",

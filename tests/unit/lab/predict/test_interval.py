@@ -5,9 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.lab.predict.fit import fit_formula
-from paceline.lab.predict.form import TWO_LEVELS
-from paceline.lab.predict.interval import MIN_NOISE, compute_bounds, estimate_noise
+from paceline.lab.predict.fit import MIN_NOISE, TWO_LEVELS, compute_bounds, estimate_noise, fit_formula
 from paceline.lab.predict.points import ScalingPoint
 
 ONE_NODE = [ScalingPoint(ranks, 1, 128, 1e6, 1e6 / ranks * 0.002 + 30) for ranks in (1, 2, 4, 8)]

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.report.compare.judge import compare_runs
-from paceline.report.compare.read import read_compared_run
+from paceline.report.compare_model import read_compared_run
+from paceline.report.compare_runs import compare_runs
 
 
 @pytest.fixture(scope="session")

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from paceline.report.compare.judge import compare_runs
-from paceline.report.compare.page import build_compare_page
-from paceline.report.compare.read import read_compared_run
-from paceline.report.html import render_html
+from paceline.report.compare_model import read_compared_run
+from paceline.report.compare_page import build_compare_page
+from paceline.report.compare_runs import compare_runs
+from paceline.report.render import render_html
 
 NET = "nets:Mixer"
 OLD, NEW = {"file": "/home/me/nets.py", "sha256": "1a2b3c4d" + "0" * 56}, {"sha256": "9f8e7d6c" + "0" * 56}

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from paceline.core.errors import PacelineError, RecipeError
-from paceline.core.interval import difference_interval
+from paceline.core.statistics import difference_interval
 
 
 def test_the_tutorials_statement_comes_from_run_directories_alone(made, compared, tmp_path):

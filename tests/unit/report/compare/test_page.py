@@ -5,13 +5,12 @@ import re
 
 import pytest
 
-from paceline.report.blocks import ChartRow
-from paceline.report.compare.judge import compare_runs
-from paceline.report.compare.page import build_compare_page
-from paceline.report.compare.read import read_compared_run
-from paceline.report.html import render_html
-from paceline.report.markdown import render_markdown
-from paceline.report.plot import MAX_LINES
+from paceline.report.charts import MAX_LINES
+from paceline.report.compare_model import read_compared_run
+from paceline.report.compare_page import build_compare_page
+from paceline.report.compare_runs import compare_runs
+from paceline.report.document import ChartRow
+from paceline.report.render import render_html, render_markdown
 
 EVIL = '<script>alert(1)</script>"|`*'
 

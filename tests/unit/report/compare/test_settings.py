@@ -2,7 +2,7 @@
 
 import pytest
 
-from paceline.report.compare.settings import find_differing_settings, name_groups, read_settings
+from paceline.report.settings import find_differing_settings, name_groups, read_settings
 
 
 def test_settings_are_read_by_dotted_path_as_the_recipe_has_them():

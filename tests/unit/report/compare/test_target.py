@@ -2,8 +2,8 @@
 
 import pytest
 
-from paceline.report.compare.read import read_compared_run
-from paceline.report.compare.target import chance_accuracy, choose_target, near_chance_accuracy
+from paceline.report.compare_findings import chance_accuracy, choose_target, near_chance_accuracy
+from paceline.report.compare_model import read_compared_run
 
 
 @pytest.fixture

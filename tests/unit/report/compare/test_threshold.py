@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from paceline.core.errors import RecipeError
-from paceline.report.compare.threshold import Threshold, check_thresholds, parse_thresholds
+from paceline.report.compare_runs import Threshold, check_thresholds, parse_thresholds
 
 
 @pytest.fixture

@@ -1,12 +1,22 @@
 """Results of experiments as the lab would write them, made up: the numbers are plausible and measured nowhere."""
 
-from paceline.core.experiments.folder import ExperimentDir
-from paceline.core.experiments.ladder import LadderResult, ParityResult, RungResult
-from paceline.core.experiments.prediction import MeasuredPoint, Predicted, PredictionResult
-from paceline.core.experiments.scaling import BatchPoint, ScalePoint, ScaleResult
-from paceline.core.experiments.sweep import SweepPoint, SweepResult
-from paceline.core.experiments.tuning import TriedResult, TuneResult
-from paceline.core.interval import Interval
+from paceline.core.experiments.experiment_dir import ExperimentDir
+from paceline.core.experiments.results import (
+    BatchPoint,
+    LadderResult,
+    MeasuredPoint,
+    ParityResult,
+    Predicted,
+    PredictionResult,
+    RungResult,
+    ScalePoint,
+    ScaleResult,
+    SweepPoint,
+    SweepResult,
+    TriedResult,
+    TuneResult,
+)
+from paceline.core.statistics import Interval
 
 EVIL = "<script>window.hacked=1</script>|`x`\"'"
 PROVENANCE = {"cpu": "Made-up CPU", "cpu_cores": 2, "torch": "2.15.0", "python": "3.11.9", "host": EVIL}

@@ -8,7 +8,7 @@ import pytest
 
 from paceline.core.csv_cells import from_cell
 from paceline.core.errors import PacelineError
-from paceline.report.experiments.tables import build_columns_and_rows, to_csv, to_markdown_table, write_tables
+from paceline.report.experiment_tables import build_columns_and_rows, to_csv, to_markdown_table, write_tables
 
 
 def records_of(result):

@@ -9,14 +9,19 @@ from pathlib import Path
 import pytest
 
 from paceline.core.errors import PacelineError
-from paceline.core.interval import Interval
-from paceline.core.rundir import RunDir
-from paceline.report.blocks import Chart, ChartLine, ChartRow, PageSection, Paragraph, Table, TableCell, TableColumn
-from paceline.report.experiments.cut import ExperimentLimits, truncate_page
-from paceline.report.experiments.frame import ExperimentReport
-from paceline.report.experiments.page import build_experiment_page
-from paceline.report.experiments.sweep import build_sweep_page
-from paceline.report.write import MAX_REPORT_BYTES, render_report, write_report
+from paceline.core.run_dir import RunDir
+from paceline.core.statistics import Interval
+from paceline.report.document import Chart, ChartLine, ChartRow, PageSection, Paragraph, Table, TableCell, TableColumn
+from paceline.report.experiment_common import ExperimentReport
+from paceline.report.tuning_page import build_sweep_page
+from paceline.report.write import (
+    MAX_REPORT_BYTES,
+    ExperimentLimits,
+    build_experiment_page,
+    render_report,
+    truncate_page,
+    write_report,
+)
 
 
 def update(result, **more):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from paceline.core.errors import CheckpointError
-from paceline.train.checkpoint import CheckpointStorage, KeepPolicy, Snapshot, load_tensor_group, verify_checkpoint
+from paceline.training.checkpoint import CheckpointStorage, KeepPolicy, Snapshot, load_tensor_group, verify_checkpoint
 
 
 def save(folder: Path, step: int, best_step: int = -1, keep: KeepPolicy | None = None) -> Path:

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from paceline.core.errors import CheckpointError
-from paceline.train.checkpoint import (
+from paceline.training.checkpoint import (
     CheckpointStorage,
     KeepPolicy,
     Snapshot,
@@ -22,8 +22,7 @@ from paceline.train.checkpoint import (
     read_state,
     verify_checkpoint,
 )
-from paceline.train.checkpoint.format import find_damage
-from paceline.train.checkpoint.tensorfile import CHUNK_BYTES, safetensors_chunks, write_hashed_file
+from paceline.training.checkpoint.format import CHUNK_BYTES, find_damage, safetensors_chunks, write_hashed_file
 
 FILES = ["model.safetensors", "optimizer.safetensors", "average.safetensors", "state.json", "manifest.json"]
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from paceline.core.errors import CheckpointError
-from paceline.train.checkpoint import (
+from paceline.training.checkpoint import (
     CheckpointStorage,
     KeepPolicy,
     Snapshot,

@@ -11,7 +11,7 @@ import torch
 
 from paceline.core.errors import CheckpointError
 from paceline.core.results import CheckpointResult
-from paceline.train.checkpoint import (
+from paceline.training.checkpoint import (
     CheckpointStorage,
     FileCheckpointWriter,
     KeepPolicy,
@@ -20,7 +20,7 @@ from paceline.train.checkpoint import (
     load_tensor_group,
     verify_checkpoint,
 )
-from paceline.train.checkpoint.staging import HostMemoryStaging
+from paceline.training.checkpoint.writer import HostMemoryStaging
 
 BOTH = pytest.mark.parametrize("background", [True, False], ids=["background", "at once"])
 
@@ -60,7 +60,7 @@ class Gate:
 @pytest.fixture
 def gate() -> Iterator[Gate]:
     made = Gate()
-    with mock.patch("paceline.train.checkpoint.folder.write_checkpoint", made):
+    with mock.patch("paceline.training.checkpoint.storage.write_checkpoint", made):
         yield made
     made.may_go_on.set()
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from paceline.recipe.schema.optim import OptimSection
-from paceline.train.optim import build_optimizer, set_lr
+from paceline.training.optim.build import build_optimizer, set_lr
 
 Arrays = dict[str, np.ndarray]
 

@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from paceline.recipe.schema import optim as schema
-from paceline.train.optim import build_optimizer
+from paceline.training.optim.build import build_optimizer
 
 SECTIONS = [
     schema.Sgd(),

@@ -10,17 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from paceline.core.errors import RecipeError
-from paceline.parallel.single import SingleDevice
-from paceline.recipe.schema.optim import OwnOptim, Sgd
-from paceline.recipe.schema.schedule import Constant
-from paceline.train.average import NoWeightAverage
-from paceline.train.checkpoint import CheckpointStorage, KeepPolicy, load_tensor_group, model_tensors, read_state
-from paceline.train.optim import build_optimizer
-from paceline.train.optimizers.counters import NoExtraOptimizerState, build_extra_state
-from paceline.train.persist import TrainingState
-from paceline.train.precision import Precision
-from paceline.train.schedule import build_lr_schedule
-from paceline.train.state import TrainState
+from paceline.parallel.single_device import SingleDevice
+from paceline.recipe.schema.optim import Constant, OwnOptim, Sgd
+from paceline.training.checkpoint import CheckpointStorage, KeepPolicy, load_tensor_group, model_tensors, read_state
+from paceline.training.ema import NoWeightAverage
+from paceline.training.lr_schedule import build_lr_schedule
+from paceline.training.optim.build import build_optimizer
+from paceline.training.optim.extra_state import NoExtraOptimizerState, build_extra_state
+from paceline.training.precision import Precision
+from paceline.training.saver import TrainingState
+from paceline.training.state import TrainState
 
 
 class Counting(torch.optim.Optimizer):

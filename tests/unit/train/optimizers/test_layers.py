@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from paceline.train.optimizers.layers import l2_norms
+from paceline.training.optim.foreach import l2_norms
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])

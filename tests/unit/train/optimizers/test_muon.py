@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from paceline.recipe.schema.optim import Muon
-from paceline.train.optimizers.muon import Muon as MuonOptimizer
+from paceline.training.optim.muon import Muon as MuonOptimizer
 
 
 def orthogonal(value, steps):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from paceline.recipe.schema.optim import NovoGrad
-from paceline.train.optim import build_optimizer
+from paceline.training.optim.build import build_optimizer
 
 
 def formula(section, name, weights):

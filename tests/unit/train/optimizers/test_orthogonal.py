@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.train.optimizers.orthogonal import orthogonalize, update_scale
+from paceline.training.optim.muon import orthogonalize, update_scale
 
 
 def matrix(rows, columns, dtype=torch.float64):

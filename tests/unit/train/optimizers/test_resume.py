@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from paceline.recipe.schema.optim import Adam, AdamW, Lamb, Lars, Muon, NovoGrad, RmsProp, ScheduleFree, Sgd
-from paceline.train.optim import build_optimizer
+from paceline.training.optim.build import build_optimizer
 
 SECTIONS = [
     *(Sgd(), Adam(), AdamW(), RmsProp(momentum=0.9, centered=True), NovoGrad(), Lars(trust=0.02), Lamb(), Muon()),

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from paceline.recipe.schema.optim import ScheduleFree
-from paceline.train.optim import build_optimizer
+from paceline.training.optim.build import build_optimizer
 
 
 def formula(section, averages, name, start):

@@ -15,7 +15,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from paceline.core.errors import RecipeError
 from paceline.recipe.schema.optim import Muon, Sgd
-from paceline.train.optim import build_optimizer
+from paceline.training.optim.build import build_optimizer
 
 SCRIPT = Path(__file__).with_name("shard.py")
 TIMEOUT_S = 120

@@ -7,11 +7,10 @@ import pytest
 
 from paceline.core.dataset import DatasetInfo
 from paceline.core.results import EvalReport, EvalResult, RunResult, ThroughputResult, TimeResult
-from paceline.recipe.load import load
-from paceline.recipe.patch import Patch
+from paceline.recipe.load import Patch, load
 from paceline.recipe.plan import Plan
 from paceline.recipe.schema import Recipe
-from paceline.train.logsink import EvalRecord, LogSink, StepRecord
+from paceline.training.logging.base import EvalRecord, LogSink, StepRecord
 
 INFO = DatasetInfo("made", "train", 640, ("a", "b"), 3, (8, 8), (0.5,) * 3, (0.5,) * 3)
 

@@ -5,9 +5,9 @@ import threading
 import pytest
 
 from paceline.core.errors import RecipeError
-from paceline.train.logsink import SinkGroup
-from paceline.train.sinks import aside
-from paceline.train.sinks.aside import AsyncSink, TimeBudget
+from paceline.training.logging import async_sink
+from paceline.training.logging.async_sink import AsyncSink, TimeBudget
+from paceline.training.logging.base import SinkGroup
 
 WAIT_S = 30.0
 """No test takes it; one that hangs ends by it."""
@@ -165,7 +165,7 @@ def test_a_sink_that_hangs_holds_nothing_up_and_is_left_behind(step) -> None:
 
 
 def test_what_waits_is_bounded(step, result, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aside, "MAX_QUEUED", 3)
+    monkeypatch.setattr(async_sink, "MAX_QUEUED", 3)
     warnings: list[str] = []
     inner = Hanging()
     sink = beside(inner, warnings, 0.0)

@@ -7,12 +7,12 @@ from types import ModuleType
 import pytest
 
 from paceline.core.errors import RecipeError
-from paceline.core.rundir import RunDir, read_lines
-from paceline.recipe.own import SINK
-from paceline.train.logsink import LogSink
-from paceline.train.sinks.aside import AsyncSink
-from paceline.train.sinks.build import build_sinks, require_sinks
-from paceline.train.sinks.unfailing import SafeSink
+from paceline.core.run_dir import RunDir, read_lines
+from paceline.recipe.plugins import SINK
+from paceline.training.logging.async_sink import AsyncSink
+from paceline.training.logging.base import LogSink
+from paceline.training.logging.build import build_sinks, require_sinks
+from paceline.training.logging.files import SafeSink
 
 TRACKERS = ("wandb", "mlflow", "trackio")
 
@@ -59,7 +59,7 @@ def test_a_tensorboard_that_breaks_when_it_is_imported_is_a_warning(tmp_path, re
     module = ModuleType("torch.utils.tensorboard")
     module.SummaryWriter = broken
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
-    monkeypatch.setattr("paceline.train.sinks.build._is_installed", lambda package: True)
+    monkeypatch.setattr("paceline.training.logging.build._is_installed", lambda package: True)
     sinks = build_sinks(RunDir(tmp_path), recipe("log.tensorboard=auto"), 0, [told])
     sinks.close()
     what = "log.tensorboard: TypeError: Descriptors cannot be created directly"

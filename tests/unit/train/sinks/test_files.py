@@ -3,15 +3,13 @@
 import csv
 from pathlib import Path
 
-from paceline.core.class_table import ClassCount, ClassTable
-from paceline.core.results import EvalReport, EvalResult
-from paceline.core.rundir import RunDir, read_lines
-from paceline.recipe.load import load
-from paceline.recipe.patch import Patch
+from paceline.core.results import ClassCount, ClassTable, EvalReport, EvalResult
+from paceline.core.run_dir import RunDir, read_lines
+from paceline.recipe.load import Patch, load
 from paceline.recipe.schema import Recipe
-from paceline.train.logsink import EvalRecord, eval_columns
-from paceline.train.sinks.build import build_sinks
-from paceline.train.sinks.files import FileSink
+from paceline.training.logging.base import EvalRecord, eval_columns
+from paceline.training.logging.build import build_sinks
+from paceline.training.logging.files import FileSink
 
 
 def recipe(*words: str) -> Recipe:

@@ -4,13 +4,11 @@ from functools import partial
 
 import pytest
 
-from paceline.core.rundir import RunDir
-from paceline.train.logsink import eval_columns
-from paceline.train.sinks.files import FileSink
-from paceline.train.sinks.history import read_history
-from paceline.train.sinks.note import TrackerState
-from paceline.train.sinks.once import DedupSink
-from paceline.train.sinks.values import eval_metrics
+from paceline.core.run_dir import RunDir
+from paceline.training.logging.async_sink import DedupSink, TrackerState
+from paceline.training.logging.base import eval_columns
+from paceline.training.logging.files import FileSink, read_history
+from paceline.training.logging.trackers import eval_metrics
 
 
 def test_what_comes_again_after_a_resume_is_told_once(tmp_path, told, attempts) -> None:

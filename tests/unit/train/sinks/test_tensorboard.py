@@ -5,12 +5,11 @@ from pathlib import Path
 import pytest
 
 from paceline.core.results import EvalReport, EvalResult
-from paceline.core.rundir import RunDir
-from paceline.recipe.load import load
-from paceline.recipe.patch import Patch
+from paceline.core.run_dir import RunDir
+from paceline.recipe.load import Patch, load
 from paceline.recipe.schema import Recipe
-from paceline.train.logsink import EvalRecord
-from paceline.train.sinks.build import build_sinks
+from paceline.training.logging.base import EvalRecord
+from paceline.training.logging.build import build_sinks
 
 
 def recipe(*words: str) -> Recipe:

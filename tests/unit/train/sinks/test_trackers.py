@@ -6,11 +6,10 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from paceline.core.rundir import RunDir
-from paceline.train.sinks.build import build_sinks, build_tracker
-from paceline.train.sinks.note import TrackerState
-from paceline.train.sinks.values import run_config
-from paceline.train.sinks.wandb import resolve_wandb_mode
+from paceline.core.run_dir import RunDir
+from paceline.training.logging.async_sink import TrackerState
+from paceline.training.logging.build import build_sinks, build_tracker
+from paceline.training.logging.trackers import resolve_wandb_mode, run_config
 
 STEPS, EVALUATIONS = list(range(2, 21, 2)), list(range(4, 21, 4))
 

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from paceline.core.rundir import RunDir, read_lines
-from paceline.recipe.load import load
-from paceline.recipe.patch import Patch
-from paceline.train.logsink import StepRecord
-from paceline.train.sinks.build import build_sinks
-from paceline.train.sinks.unfailing import SafeSink
+from paceline.core.run_dir import RunDir, read_lines
+from paceline.recipe.load import Patch, load
+from paceline.training.logging.base import StepRecord
+from paceline.training.logging.build import build_sinks
+from paceline.training.logging.files import SafeSink
 
 RECIPE = load("digits", Patch.parse(["log.tensorboard=off"])).recipe
 

@@ -3,8 +3,8 @@
 import json
 from dataclasses import replace
 
-from paceline.train.logsink import to_eval_row
-from paceline.train.sinks.values import eval_metrics, flatten_result, result_metrics, run_config, step_metrics
+from paceline.training.logging.base import to_eval_row
+from paceline.training.logging.trackers import eval_metrics, flatten_result, result_metrics, run_config, step_metrics
 
 
 def test_a_step_has_all_that_its_line_has(step) -> None:

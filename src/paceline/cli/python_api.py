@@ -1,0 +1,102 @@
+"""`paceline.train` for scripts and notebooks: train in this process as one rank."""
+
+import contextlib
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from paceline.cli.ranks import enter_world
+from paceline.cli.train import TrainRequest, choose_rundir, find_run_to_resume, run_rank
+from paceline.core.errors import CheckpointError, PacelineError, RecipeError
+from paceline.core.results import RunResult
+from paceline.recipe.consent import require_consent
+from paceline.recipe.load import LoadedRecipe, Patch, load_any
+from paceline.recipe.plugins import path_of
+from paceline.recipe.schema import Recipe
+
+Component = str | Callable[..., Any] | None
+_ARGUMENT_NAMES: Final = {
+    r"^--resume:": "resume:",
+    r"write paceline train RUN --resume\b": "give the run in place of the recipe",
+    r"(?<![\w/-])--resume\b": "resume=True",
+    r"(?<![\w/-])--run-dir\b": "run_dir",
+}
+"""Options of `paceline train` in messages, and the arguments to name instead."""
+
+
+def train(
+    recipe: str | Path | Recipe | Mapping[str, Any],
+    overrides: tuple[str, ...],
+    model: Component,
+    source: Component,
+    run_dir: str | Path | None,
+    *,
+    resume: bool,
+    own_code: bool = False,
+) -> RunResult:
+    """Train as one rank of the world that the environment describes; return the result, the same on every rank."""
+    from paceline.cli.tables import print_run_dir
+    from paceline.training.preemption import Interrupts
+
+    started_s = time.perf_counter()
+    with translate_option_names():
+        folder = None if run_dir is None else Path(run_dir)
+        name, loaded = _load_recipe(recipe, _build_patch(overrides, model, source), folder, resume=resume)
+        require_consent(loaded, own_code=own_code)
+        world = enter_world()
+        rundir = choose_rundir(name, loaded, folder, world, resume=resume)
+        try:
+            with Interrupts() as interrupts:
+                request = TrainRequest(started_s, ("python", *sys.argv), sys.stdout, resume)
+                result = run_rank(loaded, world, rundir, interrupts, request)
+        finally:
+            if folder is None:
+                rundir.release()
+    if result.status == "failed":
+        from paceline.training.resume import describe_unsaved_weights
+
+        raise CheckpointError(describe_unsaved_weights(rundir, result))
+    if world.is_main:
+        with contextlib.suppress(OSError, UnicodeError):  # the console may be full or gone
+            print_run_dir(rundir)
+    return result
+
+
+@contextmanager
+def translate_option_names() -> Iterator[None]:
+    """Replace names of command-line options by names of arguments in errors."""
+    try:
+        yield
+    except PacelineError as error:
+        message = str(error)
+        for option, argument in _ARGUMENT_NAMES.items():
+            message = re.sub(option, argument, message)
+        error.args = (message,)
+        raise
+
+
+def _build_patch(overrides: tuple[str, ...], model: Component, source: Component) -> Patch:
+    """Return the overrides: `model` and `source` first, then the strings."""
+    parts = (("model.name", "model", model), ("data.source.name", "source", source))
+    odd = next((word for word in overrides if not isinstance(word, str)), None)
+    if odd is not None:
+        raise RecipeError(f'overrides: {odd!r} is not a string (write "KEY=VALUE", such as "optim.lr=0.4")')
+    chosen = tuple((path, path_of(component, field)) for path, field, component in parts if component is not None)
+    return Patch((*chosen, *Patch.parse(list(overrides)).assignments))
+
+
+def _load_recipe(
+    recipe: str | Path | Recipe | Mapping[str, Any], patch: Patch, run_dir: Path | None, *, resume: bool
+) -> tuple[str, LoadedRecipe]:
+    """Return the recipe, and the name it was loaded by."""
+    if isinstance(recipe, str | Path):
+        name = find_run_to_resume(str(recipe), run_dir) if resume else str(recipe)
+        return name, load_any(name, patch)
+    loaded = load_any(recipe, patch)
+    if resume and run_dir is None:
+        raise RecipeError("resume: needs the run to resume (give its run_dir)")
+    return "script", loaded

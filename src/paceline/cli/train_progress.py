@@ -1,0 +1,309 @@
+"""Progress of a training run: a live bar on a terminal, plain lines elsewhere."""
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Final, TextIO
+
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn
+
+from paceline.core.results import ClassTable, EvalResult, RunResult
+from paceline.core.units import accuracy, count, duration, number, seconds
+from paceline.data.files import printable_lines
+from paceline.recipe.plan import Plan
+from paceline.training.logging.base import EvalRecord, LogSink, StepRecord
+
+GetPosition = Callable[[], tuple[int, str]]
+"""Return the number of completed steps and the current stage."""
+_STAGE_TEXT: Final = {"evaluate": "evaluating", "checkpoint": "saving"}
+
+
+class TimeEstimate:
+    """Estimate the time per step and the remaining time from the times at which steps completed.
+
+    The estimate includes evaluations and checkpoints.
+    """
+
+    def __init__(self, plan: Plan, start: int, now: Callable[[], float]) -> None:
+        self._plan = plan
+        self._start = start
+        self._now = now
+        self._first: tuple[int, float] | None = None
+        self._last: tuple[int, float] = (start, now())
+
+    @property
+    def step(self) -> int:
+        """Number of completed steps."""
+        return self._last[0]
+
+    def update(self, step: int) -> None:
+        """Record that `step` steps are complete."""
+        if step <= self._last[0]:
+            return
+        self._last = (step, self._now())
+        # The first step only starts the clock: it compiles, fills caches and waits for the first batch.
+        self._first = self._first or self._last
+
+    @property
+    def step_s(self) -> float | None:
+        """Seconds per step; None before the second step."""
+        if self._first is None or self._last[0] == self._first[0]:
+            return None
+        return (self._last[1] - self._first[1]) / (self._last[0] - self._first[0])
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds until the last step; None before the second step."""
+        if self.step_s is None:
+            return None
+        since_s = self._now() - self._last[1]
+        return max(0.0, self.step_s * (self._plan.total_steps - self._last[0]) - min(since_s, self.step_s))
+
+
+class PlainProgress:
+    """Print a line at the start, every ten seconds, and after each evaluation.
+
+    With `where`, a thread polls the run every second, so that long steps are reported too.
+    """
+
+    _INTERVAL_S = 10.0
+    _LONG_RUN_S = 30.0
+    """A run with more seconds than this to go reports its remaining time as soon as it is known."""
+
+    def __init__(
+        self, out: TextIO, where: GetPosition | None = None, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._out = out
+        self._get_position = where
+        self._now = now
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._reported_s = now()
+        self._reported_step = -1
+        self._record: StepRecord | None = None
+        self._plan: Plan | None = None
+        self._pace: TimeEstimate | None = None
+
+    def started(self, plan: Plan, step: int) -> None:
+        """Print what the run will do."""
+        self._plan = plan
+        self._pace = TimeEstimate(plan, step, self._now)
+        self._reported_s = self._now()
+        self._print(run_summary(plan, step))
+        if self._get_position is not None:
+            threading.Thread(target=self._watch, args=(self._get_position,), name="progress", daemon=True).start()
+
+    def step(self, record: StepRecord) -> None:
+        """Print loss and speed, at most every ten seconds."""
+        self._record = record
+        self.report_if_due(record.step)
+
+    def report_if_due(self, step: int) -> None:
+        """Print progress if a line is due after `step` steps."""
+        assert self._plan is not None and self._pace is not None
+        with self._lock:
+            self._pace.update(step)
+            left_s, is_first = self._pace.left_s, self._reported_step < 0
+            is_due = self._now() - self._reported_s >= self._INTERVAL_S and step > self._reported_step
+            if left_s is None or not (is_due or (is_first and left_s > self._LONG_RUN_S)):
+                return
+            self._reported_s, self._reported_step = self._now(), step
+            facts = "  ".join(text for _, text in _status_items(self._plan, self._pace, self._record))
+            self._print(f"{_position_text(step, step / self._plan.steps_per_epoch, self._plan)}  {facts}")
+
+    def evaluated(self, record: EvalRecord) -> None:
+        """Print the result of an evaluation."""
+        assert self._plan is not None
+        self._print(f"{_position_text(record.step, record.epoch, self._plan)}  {_eval_text(record)}")
+
+    def warned(self, message: str) -> None:
+        """Print a warning."""
+        self._print(f"warning: {message}")
+
+    def finished(self, result: RunResult) -> None:
+        """Do nothing: the caller prints the result."""
+
+    def close(self) -> None:
+        """Stop printing."""
+        self._closed.set()
+
+    def _watch(self, where: GetPosition) -> None:
+        while not self._closed.wait(1.0):
+            self.report_if_due(where()[0])
+
+    def _print(self, line: str) -> None:
+        print(printable_lines(line), file=self._out, flush=True)
+
+
+class LiveProgress:
+    """Draw a bar for the current epoch with loss, learning rate, images/s and remaining time.
+
+    The bar polls `where` when it is drawn, ten times per second, so that a step costs the run nothing.
+    """
+
+    _BAR = 20
+
+    def __init__(
+        self, console: Console, where: GetPosition | None = None, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._console = console
+        self._get_position = where
+        self._now = now
+        self._task: TaskID | None = None
+        self._record: StepRecord | None = None
+        self._plan: Plan | None = None
+        self._pace: TimeEstimate | None = None
+        self._bar = _Bar(
+            self._draw,
+            TextColumn("epoch {task.fields[epoch]}", markup=False),
+            BarColumn(bar_width=self._BAR),
+            TextColumn("{task.percentage:>3.0f}%  {task.fields[facts]}", markup=False),
+            console=console,
+            transient=True,
+        )
+
+    def started(self, plan: Plan, step: int) -> None:
+        """Print what the run will do, and draw the bar."""
+        self._plan = plan
+        self._pace = TimeEstimate(plan, step, self._now)
+        self._console.print(printable_lines(run_summary(plan, step)))
+        self._task = self._bar.add_task("", total=plan.steps_per_epoch, epoch=_epoch_text(step, plan), facts="starting")
+        self._bar.start()
+
+    def step(self, record: StepRecord) -> None:
+        """Record loss and speed."""
+        assert self._pace is not None
+        self._record = record
+        self._pace.update(record.step)
+
+    def evaluated(self, record: EvalRecord) -> None:
+        """Print a line above the bar."""
+        assert self._plan is not None
+        line = f"{_position_text(record.step, record.epoch, self._plan)}  {_eval_text(record)}"
+        self._bar.console.print(line, highlight=False)
+
+    def warned(self, message: str) -> None:
+        """Print a line above the bar."""
+        self._bar.console.print(f"warning: {printable_lines(message)}", highlight=False, soft_wrap=True)
+
+    def finished(self, result: RunResult) -> None:
+        """Do nothing: the caller prints the result."""
+
+    def close(self) -> None:
+        """Remove the bar."""
+        self._bar.stop()
+
+    def _draw(self) -> None:
+        """Move the bar to the current step."""
+        if self._task is None or self._plan is None or self._pace is None:
+            return
+        stage = ""
+        if self._get_position is not None:
+            step, stage = self._get_position()
+            self._pace.update(step)
+        step, plan = self._pace.step, self._plan
+        epoch = _epoch_text(max(0, step - 1), plan)
+        room = self._console.width - len(f"epoch {epoch}  100%   ") - self._BAR
+        facts = self._fit_status(stage.partition(",")[0], room)
+        done = (step - 1) % plan.steps_per_epoch + 1 if step else 0
+        self._bar.update(self._task, completed=done, epoch=epoch, facts=facts)
+
+    def _fit_status(self, stage: str, room: int) -> str:
+        """Return the status text that fits: drop the learning rate first, then the speed, then the loss."""
+        assert self._plan is not None and self._pace is not None
+        facts = _status_items(self._plan, self._pace, self._record) or [("start", "starting")]
+        if stage in _STAGE_TEXT:
+            facts.append(("stage", _STAGE_TEXT[stage]))
+        step = f"step {self._pace.step:,}/{self._plan.total_steps:,}"
+        for dropped in ((), ("lr",), ("lr", "speed"), ("lr", "speed", "loss")):
+            text = "  ".join([step, *(text for name, text in facts if name not in dropped)])
+            if len(text) <= room:
+                return text
+        return step
+
+
+class _Bar(Progress):
+    """Progress bar that calls `draw` before each refresh."""
+
+    def __init__(self, draw: Callable[[], None], *columns: ProgressColumn, **options: Any) -> None:
+        self._before_draw = draw
+        super().__init__(*columns, **options)
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """Yield the renderables."""
+        self._before_draw()
+        yield from super().get_renderables()
+
+
+def build_train_progress(out: TextIO, where: GetPosition | None = None) -> LogSink:
+    """Return a live bar for a terminal, else plain lines; `where` returns the position of the run."""
+    console = Console(file=out, markup=False, emoji=False, highlight=False)
+    return LiveProgress(console, where) if console.is_terminal else PlainProgress(out, where)
+
+
+def _status_items(plan: Plan, pace: TimeEstimate, record: StepRecord | None) -> list[tuple[str, str]]:
+    """Return the known status texts by name."""
+    facts = []
+    if record is not None:
+        facts += [("loss", f"loss {record.loss:.4f}"), ("lr", f"lr {record.lr:.4g}")]
+    if record is not None or pace.step_s:
+        images_per_s = record.images_per_s if record is not None else plan.batch_size / (pace.step_s or math.inf)
+        facts.append(("speed", f"{number(images_per_s)} images/s"))
+    if pace.left_s is not None:
+        facts.append(("left", f"{duration(pace.left_s)} left"))
+    return facts
+
+
+def run_summary(plan: Plan, step: int) -> str:
+    """Return a line about the run, one about its learning rate, and one per note."""
+    start = f"from step {step:,}: " if step else ""
+    epochs = count(round(plan.total_steps / plan.steps_per_epoch, 2), "epoch")
+    what = (
+        f"{start}{plan.train_images:,} images, {plan.num_classes} classes, {plan.image_size} px; "
+        f"{plan.total_steps:,} steps of {plan.batch_size} ({epochs}) on "
+        f"{count(plan.world_size, 'rank')}"
+    )
+    return "\n".join([what, f"learning rate {plan.lr_sentence}", *(f"note: {note}" for note in plan.notes)])
+
+
+def _epoch_text(step: int, plan: Plan) -> str:
+    total = -(-plan.total_steps // plan.steps_per_epoch)
+    return f"{min(plan.epoch_of(step) + 1, total)}/{total}"
+
+
+def _position_text(step: int, epoch: float, plan: Plan) -> str:
+    epochs, steps = f"{round(plan.total_steps / plan.steps_per_epoch, 2):g}", f"{plan.total_steps:,}"
+    return f"epoch {round(epoch, 2):{len(epochs)}g}/{epochs}  step {step:{len(steps)},}/{steps}"
+
+
+def _eval_text(record: EvalRecord) -> str:
+    """Return the result of an evaluation; EMA, training images and skipped steps only if there are any.
+
+    Times are that of the whole run so far, evaluations included, and that of training the last epoch.
+    """
+    report = record.report
+    val = report.val
+    parts = [*_accuracy_texts("val", val, report.classes), f"loss {val.loss:.4f}"]
+    if report.ema is not None:
+        parts += _accuracy_texts("ema", report.ema, report.classes, with_top5=False)
+    if report.train is not None:
+        parts.append(f"train top1 {accuracy(report.train.top1)}")
+    if record.batch_top1 is not None:
+        parts.append(f"batches top1 {accuracy(record.batch_top1)}")
+    if record.skipped:
+        parts.append(f"{count(record.skipped, 'step')} skipped")
+    parts.append(duration(record.trained_s))
+    if record.epoch_s is not None:
+        parts.append(f"epoch {seconds(record.epoch_s)}")
+    if record.images_per_s is not None:
+        parts.append(f"{number(record.images_per_s)} images/s")
+    return "  ".join(parts)
+
+
+def _accuracy_texts(whose: str, result: EvalResult, classes: ClassTable | None, *, with_top5: bool = True) -> list[str]:
+    parts = [f"{whose} top1 {accuracy(result.top1)}"]
+    if classes is not None and classes.is_uneven and result.mean_class_accuracy is not None:
+        parts.append(f"mean of classes {accuracy(result.mean_class_accuracy)}")
+    return [*parts, *([f"top5 {accuracy(result.top5)}"] if with_top5 else [])]

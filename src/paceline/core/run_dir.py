@@ -1,0 +1,461 @@
+"""The run directory: its files, its lock, and appending to and reading its JSON lines."""
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import IO, Any, Final
+
+from paceline.core.errors import PacelineError, RecipeError
+from paceline.core.files import make_folder, open_lock_file, open_to_read, open_to_write, remove_abandoned, replace_file
+from paceline.core.json_file import MAX_BYTES, parse_json, read_json, read_limited
+from paceline.core.results import ClassCount, ClassTable, RunResult, classes_csv, confusion_csv, read_classes_csv
+
+LOCK: Final = ".lock"
+NO_LOCKS: Final = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
+"""What a file system without locks says."""
+
+
+@contextlib.contextmanager
+def run_lock(
+    folder: Path, launcher_pid: int = 0, *, started_s: float = 0.0, launch: str = "", resume: bool = False
+) -> Iterator[float]:
+    """Hold the lock of `folder`, which is made; `launcher_pid` started this process (0: nobody did).
+
+    Yield when the run was first started, in seconds since 1970. That is `started_s`, when this process was, or an
+    earlier time: each holder leaves its own in the file for the next one, which uses it when it is to `resume` or is of
+    the same `launch` (not empty). So the time of processes that were killed before their first step is known.
+
+    A folder that afterwards holds nothing else is left as it was found. Raise `RecipeError` when another process has
+    the lock, naming its number, its host and its launcher's, and when the folder cannot be made or written to.
+    """
+    is_new = not folder.exists()
+    descriptor = _acquire(folder)
+    try:
+        before = _read_owner(descriptor)
+        if (resume or launch == before.get("launch") != "") and isinstance(first_s := before.get("first_s"), float):
+            started_s = min(started_s, first_s)
+        who = {"pid": os.getpid(), "host": os.uname().nodename, "launcher_pid": launcher_pid}
+        who |= {"first_s": started_s, "launch": launch}
+        with contextlib.suppress(OSError):  # on a full disk the holder stays without a name
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, json.dumps(who).encode(), 0)
+        with contextlib.suppress(OSError):
+            remove_abandoned(folder)
+        yield started_s
+    finally:
+        _release(folder, descriptor, is_new=is_new)
+
+
+def _acquire(folder: Path) -> int:
+    """Return the descriptor of the locked file. The file may be removed just before it is locked: then once more."""
+    path = folder / LOCK
+    while True:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            descriptor = open_lock_file(path)
+        except OSError as error:
+            reason = error.strerror
+            raise RecipeError(f"--run-dir: {folder} cannot be written to: {reason} (name another)") from None
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                holder = _describe_owner(descriptor)
+                os.close(descriptor)
+                raise RecipeError(f"--run-dir: {folder} is in use by {holder}, or name another)") from None
+        if _is_same_file(path, descriptor):
+            return descriptor
+        os.close(descriptor)
+
+
+def _release(folder: Path, descriptor: int, *, is_new: bool) -> None:
+    with contextlib.suppress(OSError):
+        if [each.name for each in folder.iterdir()] == [LOCK]:
+            (folder / LOCK).unlink()
+            if is_new:
+                folder.rmdir()
+    os.close(descriptor)
+
+
+def _is_same_file(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.lstat())
+    except FileNotFoundError:
+        return False
+
+
+def _read_owner(descriptor: int) -> dict[str, Any]:
+    """Return what the holder of the lock, or the one before, has written; nothing where that cannot be read."""
+    try:
+        who = parse_json(os.pread(descriptor, 4096, 0))
+    except (OSError, ValueError):
+        return {}
+    return who if isinstance(who, dict) else {}
+
+
+def _describe_owner(descriptor: int) -> str:
+    """Return who has the lock, and what to do about it."""
+    who = _read_owner(descriptor)
+    try:
+        pid, host, launcher = int(who["pid"]), str(who["host"]), int(who["launcher_pid"])
+    except (ValueError, KeyError, TypeError):
+        return "another process (wait for it"
+    started = f", started by {launcher}" if launcher else ""
+    return f"process {pid} on {host}{started} (wait for it, stop it with `kill {launcher or pid}`"
+
+
+_BLOCK: Final = 64 << 10
+_NAME_SUFFIX = r"-(\d{8}-\d{6})(?:-(\d+))?"
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Write `text` beside `path` and move it into place, so that no reader ever sees half a file. Raise `OSError`."""
+    with replace_file(path) as file:
+        file.write(text.encode())
+
+
+def removed_error(run: Path) -> str:
+    """Return what there is to say of a run whose folder was removed while it trained."""
+    return f"{run}: was removed while the run was training: nothing of it is left to resume (start it again)"
+
+
+RECIPE: Final = "recipe.yaml"
+"""The resolved recipe in a run directory."""
+_MARKER_FILES: Final = ("plan.json", "asked.json")
+"""What paceline has written before the recipe of a run, or of an experiment."""
+
+
+def is_run(path: Path) -> bool:
+    """Whether `path` is a folder that paceline has written: of a run, or of an experiment such as a ladder.
+
+    It has a recipe, and what is written before one. A `recipe.yaml` alone does not make a run directory: it may lie
+    among images that somebody else has sent.
+    """
+    names = (RECIPE, *_MARKER_FILES)
+    recipe, *marks = (os.path.isfile(path / name) for name in names)  # noqa: PTH113 - the method may raise
+    return recipe and any(marks)
+
+
+def checkpoint_name(step: int) -> str:
+    """Return what the folder of the checkpoint of `step` is called."""
+    return f"step-{step:08d}"
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """Where everything a run writes is found."""
+
+    path: Path
+
+    @classmethod
+    def claim(cls, recipe_name: str, now: datetime) -> "RunDir":
+        """Make a new folder `runs/RECIPE-TIME` and return it; a number is added when another run has the second."""
+        stem = Path("runs") / f"{recipe_name}-{now:%Y%m%d-%H%M%S}"
+        for path in (stem, *(stem.with_name(f"{stem.name}-{number}") for number in range(2, 1000))):
+            try:
+                path.mkdir(parents=True)
+            except FileExistsError:
+                continue
+            except OSError as error:
+                raise RecipeError(f"{path}: cannot be made: {error.strerror} (name another with --run-dir)") from None
+            return cls(path)
+        raise RecipeError(f"{stem}: so many runs in one second cannot be told apart (name one with --run-dir)")
+
+    @classmethod
+    def newest_of(cls, recipe_name: str, such_that: Callable[["RunDir"], bool] = lambda run: True) -> "RunDir | None":
+        """Return the newest `runs/RECIPE-TIME` that holds a run of this name, `such_that` is so, or None."""
+        named = re.compile(re.escape(recipe_name) + _NAME_SUFFIX)
+        found = [
+            (match[1], int(match[2] or 1), path)
+            for path in _folders(Path("runs"))
+            if (match := named.fullmatch(path.name))
+        ]
+        runs = (cls(path) for *_, path in sorted(found, reverse=True))
+        return next((run for run in runs if run.recipe.is_file() and such_that(run)), None)
+
+    @classmethod
+    def existing(cls, path: Path) -> "RunDir":
+        """Return the run in `path`, `~` replaced where there is such a user. Raise `RecipeError` where it is none."""
+        run = cls(Path(os.path.expanduser(path)))  # noqa: PTH111 - the method raises where there is no home
+        if not is_run(run.path):
+            lacks = "plan.json" if os.path.lexists(run.recipe) else RECIPE
+            raise RecipeError(f"{path}: is not a run directory (it has no {lacks}; see runs/)")
+        return run
+
+    def lock(
+        self, launcher_pid: int = 0, *, started_s: float = 0.0, launch: str = "", resume: bool = False
+    ) -> contextlib.AbstractContextManager[float]:
+        """Return the context in which no other process may write here; see `runlock.locked` for what it yields.
+
+        Raise `RecipeError` naming who has the folder, and for a folder that cannot be made or written to. A folder
+        that still holds nothing afterwards is left as it was found.
+        """
+        return run_lock(self.path, launcher_pid, started_s=started_s, launch=launch, resume=resume)
+
+    def release(self) -> None:
+        """Remove a claimed folder that nothing was written to."""
+        with contextlib.suppress(OSError):
+            if {each.name for each in self.path.iterdir()} == {LOCK}:
+                (self.path / LOCK).unlink()
+            self.path.rmdir()
+            self.path.parent.rmdir()
+
+    @property
+    def recipe(self) -> Path:
+        """The resolved recipe."""
+        return self.path / RECIPE
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of checkpoints, one folder each."""
+        return self.path / "checkpoints"
+
+    @property
+    def dataset(self) -> Path:
+        """What the network was trained to tell apart: its classes in order, and how pixels are normalised, as JSON."""
+        return self.path / "dataset.json"
+
+    @property
+    def steps(self) -> Path:
+        """One JSON line a logged step."""
+        return self.path / "steps.jsonl"
+
+    @property
+    def evals(self) -> Path:
+        """One JSON line an evaluation."""
+        return self.path / "evals.jsonl"
+
+    @property
+    def metrics(self) -> Path:
+        """One CSV row an evaluation."""
+        return self.path / "metrics.csv"
+
+    @property
+    def classes(self) -> Path:
+        """One CSV row a class, of the last evaluation."""
+        return self.path / "classes.csv"
+
+    @property
+    def confusion(self) -> Path:
+        """The confusion matrix of the last evaluation, as CSV."""
+        return self.path / "confusion.csv"
+
+    @property
+    def tensorboard(self) -> Path:
+        """TensorBoard's event files."""
+        return self.path / "tensorboard"
+
+    @property
+    def attempts(self) -> Path:
+        """One JSON line at the start, and one at the end, of each process of rank 0."""
+        return self.path / "attempts.jsonl"
+
+    @property
+    def warnings(self) -> Path:
+        """One JSON line a warning."""
+        return self.path / "warnings.jsonl"
+
+    @property
+    def bad_images(self) -> Path:
+        """One JSON line an image that could not be read and was left out."""
+        return self.path / "bad_images.jsonl"
+
+    @property
+    def trace(self) -> Path:
+        """The folder of Chrome traces, one a rank."""
+        return self.path / "trace"
+
+    @property
+    def merged_trace(self) -> Path:
+        """The Chrome trace of all ranks on one time axis."""
+        return self.path / "trace.json.gz"
+
+    @property
+    def worst(self) -> Path:
+        """The folder of thumbnails of misclassified images, with `worst.json`, which lists them."""
+        return self.path / "worst"
+
+    @property
+    def profile(self) -> Path:
+        """What `paceline profile` found, as JSON."""
+        return self.path / "profile.json"
+
+    @property
+    def report(self) -> Path:
+        """The report, one HTML file."""
+        return self.path / "report.html"
+
+    def telemetry(self, node: int) -> Path:
+        """Return the file of what node `node` was doing, one JSON line a look."""
+        return self.path / f"telemetry.node{node}.jsonl"
+
+    def stacks(self, rank: int) -> Path:
+        """Return the file of what each thread of `rank` was doing when it was found to hang."""
+        return self.path / f"stacks.rank{rank}.txt"
+
+    def samples(self, rank: int) -> Path:
+        """Return the file of the samples that `rank` trained on, one JSON line a step."""
+        return self.path / f"steps.rank{rank}.jsonl"
+
+    def all_samples(self) -> list[Path]:
+        """Return the files of samples that are in the folder, of whichever ranks, in the order of their names."""
+        return sorted(self.path.glob("steps.rank*.jsonl"))
+
+    def refuse_another_run(self, *, resume: bool) -> None:
+        """Raise `RecipeError` when the folder already holds a run that is not to be resumed."""
+        try:
+            is_taken = self.recipe.exists()
+        except OSError as error:
+            raise RecipeError(f"--run-dir: {self.path} cannot be read: {error.strerror} (name another)") from None
+        if is_taken and not resume:
+            raise RecipeError(f"--run-dir: {self.path} already holds a run (add --resume, or name another)")
+
+    def refuse_links(self) -> None:
+        """Raise `RecipeError` where a folder that a run writes into is a link to another place."""
+        others = [self.path / name for name in ("job", "probes", "wandb", "mlruns")]
+        for folder in (self.checkpoints, self.tensorboard, self.trace, self.worst, *others):
+            if folder.is_symlink():
+                fix = "put the folder itself there, or give the run a whole --run-dir on that disk"
+                raise RecipeError(f"--run-dir: {folder} is a link, and nothing is written through links ({fix})")
+
+    def create(self) -> None:
+        """Make the folder. Raise `RecipeError` when it cannot be."""
+        try:
+            make_folder(self.checkpoints, parents=True)
+        except OSError as error:
+            raise RecipeError(f"--run-dir: {self.path} cannot be made: {error.strerror} (name another)") from None
+
+    def write_json(self, name: str, values: Any) -> None:
+        """Write `values` to file `name`, atomically. Raise `PacelineError` when it cannot be."""
+        self._write(self.path / name, json.dumps(values, indent=2) + "\n")
+
+    def add_bad_image(self, row: dict[str, str | int]) -> None:
+        """Add an image to `bad_images.jsonl`, unless a process before has. A full disk leaves it out."""
+        with contextlib.suppress(OSError):
+            rows = list(read_lines(self.bad_images))
+            if not any(all(each.get(key) == row[key] for key in ("split", "index")) for each in rows):
+                write_atomic(self.bad_images, "".join(json.dumps(each) + "\n" for each in (*rows, row)))
+
+    def total_steps(self) -> int | None:
+        """Return how many steps the run has by its plan; None where there is none that can be read."""
+        try:
+            return int(read_json(self.path / "plan.json")["total_steps"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def write_classes(self, table: ClassTable) -> None:
+        """Write `classes.csv`, and `confusion.csv` where the table has a confusion matrix."""
+        write_atomic(self.classes, classes_csv(table))
+        if table.confusion:
+            write_atomic(self.confusion, confusion_csv(table))
+
+    def read_classes(self) -> tuple[ClassCount, ...]:
+        """Return the classes of the last evaluation, none when there was none. Raise `PacelineError` for damage."""
+        try:
+            return read_classes_csv(read_limited(self.classes).decode())
+        except FileNotFoundError:
+            return ()
+        except (OSError, ValueError) as error:
+            raise PacelineError(f"{self.classes}: cannot be read: {error} (remove it)") from None
+
+    def write_result(self, result: RunResult) -> None:
+        """Write `result.json`, which marks the run as finished. Raise `PacelineError` when it cannot be."""
+        self._write(self.path / "result.json", result.model_dump_json(indent=2) + "\n")
+
+    def read_result(self) -> RunResult:
+        """Return the result. Raise `PacelineError` when there is none or it cannot be read."""
+        path = self.path / "result.json"
+        try:
+            return RunResult.model_validate_json(read_limited(path))
+        except FileNotFoundError:
+            raise PacelineError(f"{path}: the run has not finished (continue it with --resume)") from None
+        except OSError as error:
+            raise PacelineError(f"{path}: cannot be read: {error.strerror} (name another run)") from None
+        except ValueError as error:
+            first = str(error).splitlines()[0]
+            raise PacelineError(f"{path}: is not a result: {first} (run it again)") from None
+
+    def _write(self, path: Path, text: str) -> None:
+        try:
+            write_atomic(path, text)
+        except OSError as error:
+            if not self.path.is_dir():
+                raise PacelineError(removed_error(self.path)) from None
+            raise PacelineError(f"{path}: cannot be written: {error.strerror} (mend that, and add --resume)") from None
+
+
+def append_line(path: Path, record: dict[str, Any]) -> None:
+    """Add a record to a JSON-lines file, which appears with the first; a line cut off by a kill makes room for it."""
+    with open_to_write(path, "a+b") as file:
+        _drop_partial_line(file)
+        file.write(json.dumps(record).encode() + b"\n")
+
+
+def _drop_partial_line(file: IO[bytes]) -> None:
+    end = file.seek(0, os.SEEK_END)
+    while end:
+        start = max(0, end - _BLOCK)
+        file.seek(start)
+        newline = file.read(end - start).rfind(b"\n")
+        end = start + newline + 1
+        if newline >= 0:
+            break
+    file.truncate(end)
+
+
+def read_lines(
+    path: Path, skipped: Callable[[int], None] | None = None, *, of_steps: bool = False
+) -> Iterator[dict[str, Any]]:
+    """Yield the records of a JSON-lines file; a last line cut off by a kill is left out.
+
+    With `of_steps` each has a `step`, an int; a line without one is no record.
+
+    Pass the number of a line that is no record, counted from 1, to `skipped`; without it, raise `PacelineError`. Raise
+    it also for a file that cannot be read, such as a pipe.
+    """
+    try:
+        file = open_to_read(path)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise PacelineError(f"{path}: cannot be read: {error.strerror} (move it away)") from None
+    with file:
+        for number, line in enumerate(_lines(file), start=1):
+            record = _parse_record(line)
+            if record is not None and (not of_steps or isinstance(record.get("step"), int)):
+                yield record
+            elif skipped is not None:
+                skipped(number)
+            else:
+                raise PacelineError(f"{path}: line {number} is not a record (remove the line)")
+
+
+def _lines(file: IO[bytes]) -> Iterator[bytes]:
+    """Yield whole lines; of one that is longer than any record, its beginning."""
+    while line := file.readline(MAX_BYTES):
+        if line.endswith(b"\n"):
+            yield line
+        elif len(line) == MAX_BYTES:
+            yield line
+            while (rest := file.readline(MAX_BYTES)) and not rest.endswith(b"\n"):
+                pass
+
+
+def _parse_record(line: bytes) -> dict[str, Any] | None:
+    """Return the record that `line` holds, or None where it holds none."""
+    try:
+        record = parse_json(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def _folders(path: Path) -> list[Path]:
+    return [each for each in path.iterdir() if each.is_dir()] if path.is_dir() else []

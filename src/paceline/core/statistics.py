@@ -1,0 +1,147 @@
+"""Confidence intervals, and when an accuracy counts as reached."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+from paceline.core.results import MeasuredFloat, ResultModel
+
+CONFIDENCE = 0.95
+
+
+class Interval(ResultModel):
+    """A mean of `n` measurements, and its bounds; None where there was one alone, which says nothing about others."""
+
+    value: MeasuredFloat
+    low: MeasuredFloat | None = None
+    high: MeasuredFloat | None = None
+    n: int = 1
+
+    def is_above(self, level: float) -> bool:
+        """Return whether all of it lies above `level`; a single measurement is never sure."""
+        return self.low is not None and self.low > level
+
+    def is_below(self, level: float) -> bool:
+        """Return whether all of it lies below `level`."""
+        return self.high is not None and self.high < level
+
+
+def mean_interval(values: Sequence[float]) -> Interval:
+    """Return the mean of at least one measurement, with Student's interval."""
+    value = math.fsum(values) / len(values)
+    half = _half_width(values, value)
+    return Interval(value=value, low=_lower_bound(value, half), high=_upper_bound(value, half), n=len(values))
+
+
+def ratio_interval(above: Sequence[float], below: Sequence[float]) -> Interval:
+    """Return how many times `below` is `above`, measured in pairs: the geometric mean, with Student's interval.
+
+    Each pair was measured one after the other, so that what a machine does meanwhile meets both. All are positive.
+    """
+    assert len(above) == len(below), f"{len(above)} and {len(below)} measurements are no pairs"
+    return _exp(mean_interval([math.log(one / other) for one, other in zip(above, below, strict=True)]))
+
+
+def product_interval(ratios: Sequence[Interval]) -> Interval:
+    """Return the product of ratios that were measured apart: their logarithms add, and their half-widths in squares.
+
+    Its bounds are None where those of one of them are; `n` is the least of them. The empty product is 1.
+    """
+    value = math.prod(each.value for each in ratios)
+    n = min((each.n for each in ratios), default=1)
+    widths = [math.log(each.high / each.value) for each in ratios if each.high is not None]
+    if len(widths) < len(ratios) or not ratios:
+        return Interval(value=value, n=n)
+    half = math.sqrt(math.fsum(width * width for width in widths))
+    return Interval(value=value, low=value * math.exp(-half), high=value * math.exp(half), n=n)
+
+
+def difference_interval(above: Sequence[float], below: Sequence[float]) -> Interval:
+    """Return the mean of `above` less that of `below`, which were measured apart, with Welch's interval.
+
+    Welch 1947, doi 10.1093/biomet/34.1-2.28. `n` is that of the smaller group; one of a single measurement has no
+    bounds.
+    """
+    value = math.fsum(above) / len(above) - math.fsum(below) / len(below)
+    n = min(len(above), len(below))
+    if n == 1:  # nothing scatters
+        return Interval(value=value, n=n)
+    errors = [_variance(group) / len(group) for group in (above, below)]
+    total = math.fsum(errors)
+    if total == 0:
+        return Interval(value=value, low=value, high=value, n=n)
+    freedom = total**2 / math.fsum(e**2 / (len(g) - 1) for e, g in zip(errors, (above, below), strict=True))
+    half = _t_quantile(freedom) * math.sqrt(total)
+    return Interval(value=value, low=value - half, high=value + half, n=n)
+
+
+def wilson_interval(correct: int, total: int) -> Interval:
+    """Return `correct` of `total`, at least 1, with the interval in which the share lies with 95 % confidence.
+
+    Wilson 1927, doi 10.1080/01621459.1927.10502953; Brown, Cai and DasGupta 2001, doi 10.1214/ss/1009213286, compare
+    it with others. It is of other images drawn as these were, and says nothing of training again with another seed.
+    """
+    assert 0 <= correct <= total and total > 0, f"{correct} of {total} images"
+    z = NormalDist().inv_cdf(0.5 + CONFIDENCE / 2)
+    share = correct / total
+    middle = (share + z**2 / (2 * total)) / (1 + z**2 / total)
+    half = z / (1 + z**2 / total) * math.sqrt(share * (1 - share) / total + z**2 / (4 * total**2))
+    low, high = max(0.0, middle - half), min(1.0, middle + half)
+    return Interval(value=share, low=min(share, low), high=max(share, high), n=total)  # at 0 and 1 but for rounding
+
+
+def _exp(logarithm: Interval) -> Interval:
+    low, high = (None if each is None else math.exp(each) for each in (logarithm.low, logarithm.high))
+    return Interval(value=math.exp(logarithm.value), low=low, high=high, n=logarithm.n)
+
+
+def _half_width(values: Sequence[float], mean: float) -> float | None:
+    if len(values) == 1:
+        return None
+    return _t_quantile(len(values) - 1) * math.sqrt(_variance(values, mean) / len(values))
+
+
+def _variance(values: Sequence[float], mean: float | None = None) -> float:
+    mean = math.fsum(values) / len(values) if mean is None else mean
+    return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
+
+
+def _t_quantile(freedom: float) -> float:
+    """Return the 97.5 % quantile of Student's distribution with so many degrees of freedom."""
+    from scipy.special import stdtrit  # type: ignore[import-untyped]  # loading it takes a tenth of a second
+
+    return float(stdtrit(freedom, 0.5 + CONFIDENCE / 2))
+
+
+def _lower_bound(value: float, half: float | None) -> float | None:
+    return None if half is None else value - half
+
+
+def _upper_bound(value: float, half: float | None) -> float | None:
+    return None if half is None else value + half
+
+
+@dataclass(frozen=True)
+class TargetCriterion:
+    """A level of accuracy, and how many evaluations in a row have to reach it."""
+
+    level: float
+    patience: int = 1
+
+    def count(self, hits: int, accuracy: float) -> int:
+        """Return how many evaluations in a row have reached the level, with one of `accuracy` after `hits` of them."""
+        return hits + 1 if accuracy >= self.level else 0
+
+    def is_met(self, hits: int) -> bool:
+        """Return whether so many evaluations in a row are enough."""
+        return hits >= self.patience
+
+    def met_at(self, accuracies: Iterable[float]) -> int | None:
+        """Return the place, from 0, of the evaluation with which it was met first; None where it never was."""
+        hits = 0
+        for place, accuracy in enumerate(accuracies):
+            hits = self.count(hits, accuracy)
+            if self.is_met(hits):
+                return place
+        return None

@@ -1,0 +1,167 @@
+"""Mixup and CutMix on pairs of images of the global batch.
+
+Image 2k is mixed with image 2k + 1. Each rank and micro-batch holds an even number of images, so the pairs are the same
+for any number of ranks. One mixing weight per pair comes from the first image's draws: each image keeps that weight and
+takes the rest from its neighbor.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from paceline.data.augment.erasing import box_mask
+from paceline.recipe.schema import augment as sections
+from paceline.recipe.schema.base import Section
+
+_METHOD, _WEIGHT, _ROW, _COLUMN = range(4)
+
+
+class Mixer(Protocol):
+    """Mix images and labels in pairs, with `num_draws` draws per image."""
+
+    @property
+    def num_draws(self) -> int:
+        """Number of draws per image."""
+        ...
+
+    def prepare(self, draws: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Convert uniform draws, float64 [N, num_draws] with N even, to the draws that `__call__` expects."""
+        ...
+
+    def __call__(self, images: Tensor, labels: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (float images [N, C, H, W], labels int64 [N] or targets float [N, num_classes])."""
+        ...
+
+
+class NoMixing:
+    """Return images and labels unchanged."""
+
+    num_draws = 0
+
+    def prepare(self, draws: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the draws unchanged."""
+        return draws
+
+    def __call__(self, images: Tensor, labels: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (images, labels int64 [N])."""
+        return images, labels
+
+
+class MixMethod(Protocol):
+    """A mixing method: the weight that each pixel and each label keeps."""
+
+    @property
+    def alpha(self) -> float:
+        """Weights are drawn from Beta(alpha, alpha)."""
+        ...
+
+    def __call__(self, draws: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
+        """Return weights, float64 ([P, 1, H or 1, W or 1], [P]) in [0, 1], for prepared draws, float64 [P, 4]."""
+        ...
+
+
+@dataclass(frozen=True)
+class MixUpMethod:
+    """Blend whole images (Zhang et al. 2018, arXiv 1710.09412)."""
+
+    alpha: float
+
+    def __call__(self, draws: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
+        """Return float64 ([P, 1, 1, 1], [P])."""
+        return draws[:, _WEIGHT, None, None, None], draws[:, _WEIGHT]
+
+
+@dataclass(frozen=True)
+class CutMixMethod:
+    """Paste a box from the neighbor (Yun et al. 2019, arXiv 1905.04899).
+
+    The box is centered on a random pixel, has sides sqrt(1 - weight) of the image's, and is clipped at the edges. The
+    label's weight is the remaining area, to the pixel.
+    """
+
+    alpha: float
+
+    def __call__(self, draws: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
+        """Return float64 ([P, 1, H, W], [P])."""
+        side = (1 - draws[:, _WEIGHT]).sqrt()
+        top, bottom = _clip_interval((draws[:, _ROW] * height).long(), (side * height).long(), height)
+        left, right = _clip_interval((draws[:, _COLUMN] * width).long(), (side * width).long(), width)
+        outside = ~box_mask(top, left, bottom, right, height, width)
+        area = ((bottom - top) * (right - left)).double()
+        return outside.double(), 1 - area / (height * width)
+
+
+def _clip_interval(centre: Tensor, length: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    half = length // 2
+    return (centre - half).clamp_(min=0), (centre + half).clamp_(max=size)
+
+
+@dataclass(frozen=True)
+class PairMixer:
+    """Mix each pair with one of `methods`, drawn uniformly.
+
+    Draws: method, weight, row and column of the box's center.
+    """
+
+    methods: tuple[MixMethod, ...]
+    num_classes: int
+    num_draws: int = 4
+
+    def prepare(self, draws: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return float64 [N, 4] with the weight of each pair drawn from its Beta distribution."""
+        # The Beta quantile function is scipy's (installed with scikit-learn), in float64 on the host: torch has none.
+        from scipy.special import betaincinv  # type: ignore[import-untyped]
+
+        prepared = draws.copy()
+        first = prepared[0::2]
+        chosen = (first[:, _METHOD] * len(self.methods)).astype(np.int64)
+        alphas = np.array([kind.alpha for kind in self.methods])[chosen]
+        first[:, _WEIGHT] = betaincinv(alphas, alphas, first[:, _WEIGHT])
+        return prepared
+
+    def __call__(self, images: Tensor, labels: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (images [N, C, H, W] of the same dtype, targets [N, num_classes] whose rows sum to 1).
+
+        Targets are float32, or float64 if the images are.
+        """
+        assert len(images) % 2 == 0, f"{len(images)} images: the plan admits only even micro-batches"
+        pixels, shares = self._compute_weights(draws[0::2], *images.shape[-2:])
+        classes = torch.arange(self.num_classes, device=labels.device)
+        targets = (labels[:, None] == classes).to(torch.promote_types(images.dtype, torch.float32))
+        return _mix_pairs(images, pixels), _mix_pairs(targets, shares[:, None])
+
+    def _compute_weights(self, draws: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
+        pixels, shares = self.methods[0](draws, height, width)
+        chosen = (draws[:, _METHOD] * len(self.methods)).long()
+        for number, kind in enumerate(self.methods[1:], start=1):
+            uses_kind = chosen == number
+            other_pixels, other_shares = kind(draws, height, width)
+            pixels = torch.where(uses_kind[:, None, None, None], other_pixels, pixels)
+            shares = torch.where(uses_kind, other_shares, shares)
+        return pixels, shares
+
+
+def _mix_pairs(values: Tensor, weights: Tensor) -> Tensor:
+    """Mix neighbors of `values`, [2P, ...], with `weights`, [P, ...]."""
+    weights = weights.to(values.dtype)
+    first, second = values[0::2], values[1::2]
+    mixed = torch.empty_like(values)  # keeps the memory format
+    mixed[0::2] = weights * first + (1 - weights) * second
+    mixed[1::2] = weights * second + (1 - weights) * first
+    return mixed
+
+
+def build_mixer(chosen_sections: tuple[Section, ...], num_classes: int) -> Mixer:
+    """Return what `data.augment` ends in: mixup, cutmix, both, or nothing."""
+    kinds: list[MixMethod] = []
+    for section in chosen_sections:
+        match section:
+            case sections.MixUp(alpha=alpha):
+                kinds.append(MixUpMethod(alpha))
+            case sections.CutMix(alpha=alpha):
+                kinds.append(CutMixMethod(alpha))
+    return PairMixer(tuple(kinds), num_classes) if kinds else NoMixing()

@@ -1,0 +1,74 @@
+"""Augmentation plugins: call a user's own code and validate every batch that it returns."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.core.errors import PacelineError, RecipeError
+from paceline.recipe.plugins import AUGMENT, PluginRef, describe_error
+from paceline.recipe.schema.augment import OwnAugment
+from paceline.recipe.schema.base import Section
+
+
+@dataclass(frozen=True)
+class PluginAugment:
+    """Call the plugin `inner` with uint8 images [N, C, H, W] and float64 draws [N, num_draws], on any device.
+
+    Raise `RecipeError`, naming the entry at `path`, if it raises or returns anything but such images.
+    """
+
+    inner: Any
+    path: str
+    name: str
+    num_draws: int
+    alternating: bool = False
+    needs_host: bool = False
+
+    def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
+        """Return uint8 [N, C, H, W]."""
+        try:
+            changed = self.inner(images, draws)
+        except PacelineError:
+            raise
+        except Exception as error:
+            raise RecipeError(f"{self.path}: {self.name} raised {describe_error(error)} (fix it)") from error
+        if isinstance(changed, Tensor) and _get_signature(changed) == (torch.uint8, images.shape, images.device):
+            return changed
+        returned = _format_tensor(changed) if isinstance(changed, Tensor) else type(changed).__name__
+        raise RecipeError(
+            f"{self.path}: {self.name} returns {returned} for {_format_tensor(images)} (return images of the same size, dtype "
+            f"and device)"
+        )
+
+
+def _get_signature(images: Tensor) -> tuple[torch.dtype, torch.Size, torch.device]:
+    return images.dtype, images.shape, images.device
+
+
+def _format_tensor(images: Tensor) -> str:
+    return f"{images.dtype} {list(images.shape)} on {images.device}"
+
+
+def build_plugin_augment(section: OwnAugment, position: int) -> PluginAugment:
+    """Build the plugin that entry `position` of `data.augment` names. Raise `RecipeError` if it is not one."""
+    plugin = PluginRef(f"data.augment[{position}]", section.name, section.args, AUGMENT)
+    inner = plugin.make()
+    num_draws = inner.num_draws
+    if not isinstance(num_draws, int) or num_draws < 0:
+        raise plugin.error(f"has num_draws {num_draws!r} (set it to the number of draws per image: 0, 1, 2, ...)")
+    return PluginAugment(inner, plugin.path, plugin.name, num_draws)
+
+
+def try_plugin_augments(chosen: Sequence[Section], channels: int, size: int) -> None:
+    """Build each plugin among `chosen`, and apply it to two black images of `size` pixels squared.
+
+    Raise `RecipeError` for one that cannot be built, or does not return images.
+    """
+    for position, section in enumerate(chosen):
+        if isinstance(section, OwnAugment):
+            change = build_plugin_augment(section, position)
+            black = torch.zeros(2, channels, size, size, dtype=torch.uint8)
+            change(black, torch.zeros(2, change.num_draws, dtype=torch.float64))

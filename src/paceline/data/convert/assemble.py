@@ -1,0 +1,282 @@
+"""Turn the samples of an unfinished pack into a pack: write index and headers, then move it into place."""
+
+import os
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.core.dataset import ArraySource, Source
+from paceline.core.errors import DataError
+from paceline.core.files import move_without_overwriting, open_to_read, open_to_write
+from paceline.data.convert.partial_pack import LOG_NAME, PartialPack, find_foreign_file, fsync_folder, remove_pack
+from paceline.data.files import printable
+from paceline.data.pack.format import (
+    ALIGNMENT,
+    COLUMNS,
+    INDEX_NAME,
+    MAGIC,
+    MAX_META_BYTES,
+    SHARD_DTYPE,
+    FileRole,
+    IndexLayout,
+    IndexSizes,
+    PackHeader,
+    PackMeta,
+    align_offset,
+)
+from paceline.data.pack.reader import PackSource
+from paceline.data.pack.shards import HEADER_BYTES
+from paceline.data.sources.image_files import ImageFileSource
+
+_ROWS_PER_CHUNK = 1 << 18
+# Index columns that are fields of the journal.
+_ROW_FIELDS = {
+    "lengths": "length", "crc32s": "crc32", "labels": "label", "heights": "height", "widths": "width", "kinds": "kind",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class SampleNames:
+    """The names of N samples: their joined bytes, and the end of each, uint64 [N]; `joined` is empty without names."""
+
+    joined: bytes | memoryview
+    ends: NDArray[np.uint64]
+
+    @classmethod
+    def from_source(cls, source: Source) -> "SampleNames":
+        """Return the names of a split: for files, paths relative to the root."""
+        match source:
+            case ArraySource():
+                return cls(b"", np.zeros(len(source), dtype=np.uint64))
+            case ImageFileSource(paths=joined, ends=ends):
+                return cls(joined, ends.astype(np.uint64))
+            case PackSource():
+                columns = source.index.splits[source.info.split]
+                return cls(columns.names, columns.name_ends)
+        names = [source.name_of(index).encode("utf-8", "surrogateescape") for index in range(len(source))]
+        return cls(b"".join(names), np.cumsum([len(name) for name in names], dtype=np.uint64))
+
+    def get_bytes(self, index: int) -> bytes:
+        """Return the name of a sample, b"" if it has none."""
+        start = int(self.ends[index - 1]) if index else 0
+        return bytes(self.joined[start : int(self.ends[index])])
+
+    def format_name(self, index: int) -> str:
+        """Return a printable name of a sample."""
+        name = self.get_bytes(index).decode("utf-8", "surrogateescape")
+        return printable(name) if name else f"[{index}]"
+
+
+# The journal stays until the pack has its name, so an interrupted run repeats these steps.
+def assemble_pack(
+    partial: PartialPack,
+    meta: PackMeta,
+    names: tuple[SampleNames, SampleNames],
+    pack_id: bytes,
+    out: Path,
+    *,
+    overwrite: bool,
+) -> int:
+    """Make the pack `out` from all samples of `partial` and remove the unfinished one; return the size in bytes.
+
+    `out` is a file, or a folder if the pack has shards. With `overwrite` an existing pack is replaced. Raise
+    `DataError` if `out` was created by another process meanwhile.
+    """
+    rows = partial.read_rows()
+    shards = _ShardExtent.from_rows(rows)
+    if partial.shard_bytes is None:
+        shard = shards[0]
+        data_path = partial.get_data_path(0)
+        header_without_index = PackHeader(FileRole.WHOLE, pack_id, 0, shard.data_bytes, shard.data_crc32)
+        with open_to_write(data_path, "r+b") as file:
+            num_bytes = _write_index(file, header_without_index, meta, [], rows, _compute_offsets(rows, shards), names)
+        _move_into_place(data_path, out, overwrite=overwrite)
+        remove_pack(partial.folder)
+        return num_bytes
+    table = []
+    for number, shard in enumerate(shards):
+        num_bytes = HEADER_BYTES + shard.data_bytes
+        header = PackHeader(
+            FileRole.SHARD, pack_id, num_bytes, shard.data_bytes, shard.data_crc32, shard=number, num_shards=len(shards)
+        )
+        with open_to_write(partial.get_data_path(number), "r+b") as file:
+            file.write(header.to_bytes())
+            file.truncate(num_bytes)
+            _fsync_file(file)
+        table.append((num_bytes, zlib.crc32(header.to_bytes())))
+    with open_to_write(partial.folder / INDEX_NAME, "wb") as file:
+        header_without_index = PackHeader(FileRole.INDEX, pack_id, 0, 0, 0, num_shards=len(shards))
+        num_bytes = _write_index(file, header_without_index, meta, table, rows, _compute_offsets(rows, shards), names)
+    fsync_folder(partial.folder)
+    readable = partial.get_data_path(0).stat().st_mode & 0o777  # follow the umask; add x for everyone who has r
+    partial.folder.chmod(readable | (readable & 0o444) >> 2)
+    _move_into_place(partial.folder, out, overwrite=overwrite)
+    (out / LOG_NAME).unlink()
+    for extra in out.glob("*.json"):
+        extra.unlink()
+    return num_bytes + sum(size for size, _ in table)
+
+
+@dataclass(frozen=True)
+class _ShardExtent:
+    """The data of a shard: start in the concatenated data, length and CRC-32."""
+
+    start: int
+    data_bytes: int
+    data_crc32: int
+
+    @classmethod
+    def from_rows(cls, rows: NDArray[np.void]) -> "list[_ShardExtent]":
+        """Return the shards of the journal's rows."""
+        numbers = rows["shard"]
+        shards: list[_ShardExtent] = []
+        start = 0
+        for number in range(int(numbers[-1]) + 1):
+            last = rows[np.searchsorted(numbers, number, side="right") - 1]
+            shards.append(cls(start, int(last["offset"]) + int(last["length"]), int(last["data_crc32"])))
+            start += shards[-1].data_bytes
+        return shards
+
+
+def _compute_offsets(rows: NDArray[np.void], shards: list[_ShardExtent]) -> NDArray[np.uint64]:
+    starts = np.array([shard.start for shard in shards], dtype=np.uint64)
+    offsets: NDArray[np.uint64] = starts[rows["shard"]] + rows["offset"]
+    return offsets
+
+
+def _write_index(
+    file: IO[bytes],
+    header: PackHeader,
+    meta: PackMeta,
+    table: list[tuple[int, int]],
+    rows: NDArray[np.void],
+    offsets: NDArray[np.uint64],
+    names: tuple[SampleNames, SampleNames],
+) -> int:
+    """Write the index after the data of `file`, then the header; return the size in bytes."""
+    meta_json = meta.to_json()
+    if len(meta_json) > MAX_META_BYTES:
+        raise DataError(
+            f"the class names are {len(meta_json):,} bytes long, more than a pack holds ({MAX_META_BYTES:,})"
+        )
+    num_train = len(names[0].ends)
+    sizes = IndexSizes(
+        len(meta_json), len(table), (num_train, len(rows) - num_train), (len(names[0].joined), len(names[1].joined))
+    )
+    layout = IndexLayout.from_sizes(sizes)
+    file.truncate(HEADER_BYTES + header.data_bytes)
+    file.truncate(header.index_offset)
+    file.seek(header.index_offset)
+    crc32 = written = 0
+    for chunk in _iter_index_chunks(sizes, meta_json, table, rows, offsets, names):
+        file.write(chunk)
+        crc32, written = zlib.crc32(chunk, crc32), written + len(chunk)
+    assert written == layout.num_bytes, f"the index has {written} bytes, not {layout.num_bytes}"
+    num_bytes = header.index_offset + written
+    complete = PackHeader(
+        header.role,
+        header.pack_id,
+        num_bytes,
+        header.data_bytes,
+        header.data_crc32,
+        written,
+        crc32,
+        0,
+        header.num_shards,
+    )
+    # The header, which makes the file valid, is written once everything else is on disk.
+    _fsync_file(file)
+    file.seek(0)
+    file.write(complete.to_bytes())
+    _fsync_file(file)
+    return num_bytes
+
+
+def _iter_index_chunks(
+    sizes: IndexSizes,
+    meta_json: bytes,
+    table: list[tuple[int, int]],
+    rows: NDArray[np.void],
+    offsets: NDArray[np.uint64],
+    names: tuple[SampleNames, SampleNames],
+) -> Iterator[bytes]:
+    """Yield the bytes of an index in order, each chunk padded to a multiple of 64 bytes."""
+    yield sizes.to_bytes()
+    yield _pad_to_alignment(meta_json)
+    yield _pad_to_alignment(np.array([(*row, 0) for row in table], dtype=SHARD_DTYPE).tobytes())
+    first = 0
+    for each, num_samples in zip(names, sizes.samples, strict=True):
+        rows_of_split = slice(first, first + num_samples)
+        columns: dict[str, NDArray[Any]] = {name: rows[field][rows_of_split] for name, field in _ROW_FIELDS.items()}
+        columns |= {"offsets": offsets[rows_of_split], "name_ends": each.ends}
+        for name, code in COLUMNS.items():
+            for start in range(0, num_samples, _ROWS_PER_CHUNK):  # a multiple of 64 bytes for every column
+                yield _pad_to_alignment(columns[name][start : start + _ROWS_PER_CHUNK].astype(code).tobytes())
+        yield _pad_to_alignment(bytes(each.joined))
+        first += num_samples
+
+
+def _pad_to_alignment(content: bytes) -> bytes:
+    return content.ljust(align_offset(len(content), ALIGNMENT), b"\0")
+
+
+def check_replaceable(out: Path) -> None:
+    """Raise `DataError` if `out`, or the backup of an interrupted replacement, exists and is not a pack."""
+    for path in (out, _backup_path(out)):
+        if not os.path.lexists(path):
+            continue
+        if not _is_pack(path):
+            raise DataError(
+                f"{printable(path)}: is not a pack, so it is not overwritten (remove it, or write elsewhere)"
+            )
+        foreign = find_foreign_file(path) if path.is_dir() and not path.is_symlink() else ""
+        if foreign:
+            raise DataError(
+                f"{printable(path / foreign)}: is not part of a pack, so the folder is not overwritten (move it away, "
+                f"or write elsewhere)"
+            )
+
+
+def _is_pack(path: Path) -> bool:
+    try:
+        with open_to_read(path / INDEX_NAME if path.is_dir() else path) as file:
+            return file.read(HEADER_BYTES).startswith(MAGIC)
+    except OSError:
+        return False
+
+
+def _backup_path(out: Path) -> Path:
+    return out.with_name(f".{out.name}.old")
+
+
+def _move_into_place(made: Path, out: Path, *, overwrite: bool) -> None:
+    """Rename `made` to `out`. A file replaces a file atomically; anything else at `out` is moved aside first."""
+    if overwrite:
+        check_replaceable(out)
+        remove_pack(_backup_path(out))
+        if made.is_file() and out.is_file():
+            made.replace(out)
+            fsync_folder(out.parent)
+            return
+        if os.path.lexists(out):
+            move_without_overwriting(out, _backup_path(out))
+    try:
+        move_without_overwriting(made, out)
+    except FileExistsError:
+        raise DataError(
+            f"{printable(out)}: was created by another process meanwhile (move it away and pack again: "
+            f"packing resumes from here)"
+        ) from None
+    fsync_folder(out.parent)
+    if overwrite:
+        remove_pack(_backup_path(out))
+
+
+def _fsync_file(file: IO[bytes]) -> None:
+    file.flush()
+    os.fsync(file.fileno())

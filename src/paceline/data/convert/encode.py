@@ -1,0 +1,244 @@
+"""Encode samples for a pack: an indexed JPEG record, an unchanged file, or raw pixels. Torch-free."""
+
+import hashlib
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import numpy as np
+from PIL import Image
+
+from paceline.core.dataset import Source
+from paceline.core.errors import DataError
+from paceline.core.units import count
+from paceline.data.bad_images import BadImage
+from paceline.data.decode import decode
+from paceline.data.pack.format import KIND_FILE, KIND_PIXELS, KIND_RECORD
+from paceline.data.pack.jpeg_record import JpegRecord
+from paceline.data.pack.reader import PackSource
+from paceline.data.sources.huggingface import HuggingFaceSource
+from paceline.data.sources.image_files import ImageFileSource
+from paceline.data.sources.lmdb import LmdbSource
+from paceline.data.sources.webdataset import WebDatasetSource
+
+Result = TypeVar("Result")
+# Pending tasks per thread: enough that no thread waits for one slow image.
+_TASKS_PER_THREAD = 4
+
+
+def run_ordered(tasks: Iterable[Callable[[], Result]], workers: int) -> Generator[Result, None, None]:
+    """Yield the results of `tasks` in order, computed by `workers` threads. A task's exception is raised.
+
+    Closing the generator cancels pending tasks and waits for running ones.
+    """
+    with ThreadPoolExecutor(workers, thread_name_prefix="pack") as pool:
+        pending: deque[Future[Result]] = deque()
+        try:
+            for task in tasks:
+                pending.append(pool.submit(task))
+                if len(pending) >= _TASKS_PER_THREAD * workers:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+# A mark of a file is a hash of its size and modification time, as in rsync. Samples in tars, LMDBs and Arrow files
+# share the mark of the whole file.
+#
+# Return the mark of a sample, 0 to 2**64 - 1.
+MarkFunction = Callable[[int], int]
+
+
+def build_mark_function(source: Source) -> MarkFunction:
+    """Build the function that returns the marks of a split; 0 for pixels in memory, which the digest identifies."""
+    match source:
+        case ImageFileSource():
+            return lambda index: _hash_mark(_describe_file(source.get_path(index)))
+        case PackSource():
+            crc32s = source.index.splits[source.info.split].crc32s
+            return lambda index: int(crc32s[index])
+        case WebDatasetSource(files=files, tar_ends=ends, starts=starts):
+            tars = [_describe_file(path) for path in files.paths]
+            return lambda index: _hash_mark(tars[int(np.searchsorted(ends, index, "right"))], str(starts[index]))
+        case LmdbSource(path=path):
+            return _mark_files([path])
+        case HuggingFaceSource(images=images):
+            return _mark_files([file["filename"] for file in images.cache_files])
+    return lambda index: 0
+
+
+def _mark_files(paths: Sequence[str]) -> MarkFunction:
+    mark = _hash_mark(*(_describe_file(path) for path in paths))
+    return lambda index: mark
+
+
+def _describe_file(path: str | Path) -> str:
+    try:
+        status = Path(path).stat()
+    except (OSError, ValueError):  # ValueError for a name with a null byte
+        return "none"
+    return f"{status.st_size} {status.st_mtime_ns}"
+
+
+def _hash_mark(*states: str) -> int:
+    return int.from_bytes(hashlib.blake2b("\n".join(states).encode(), digest_size=8).digest(), "little")
+
+
+# Return the record of a JPEG file with a seek point every so many MCUs, or raise `ValueError` with the reason.
+JpegIndexer = Callable[[bytes, int], bytes]
+_MAX_SIDE = 65535
+_MAX_BAD_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class EncodedSample:
+    """A sample as stored in a pack: kind, bytes, upright size (0 if unknown or above 65,535) and label.
+
+    `unchanged_reason` is the reason why a file is stored unchanged, "" otherwise; with `is_bad` it is the reason why
+    the image cannot be decoded. `mark` identifies the state of the file it was read from (`marks`).
+    """
+
+    kind: int
+    data: bytes
+    height: int
+    width: int
+    label: int
+    unchanged_reason: str = ""
+    is_bad: bool = False
+    mark: int = 0
+
+
+# A baseline JPEG becomes a record with identical pixels. Other files are stored unchanged with the reason, and are read
+# no faster than before. With `resize`, images with a longer short side are scaled down with antialiasing and saved as
+# JPEG before indexing, and so is every decodable file that cannot become a record.
+@dataclass(frozen=True)
+class SampleEncoder:
+    """Encode samples, from any number of threads.
+
+    `index` is the native core's indexer, or None without the core. `resize` and `quality` are as in
+    `writer.PackOptions`. With `keeps_files` every file is stored unchanged after the same checks.
+    """
+
+    index: JpegIndexer | None
+    every: int
+    resize: int | None
+    quality: int
+    keeps_files: bool = False
+
+    def __call__(self, source: Source, number: int) -> EncodedSample:
+        """Encode sample `number`. A sample that cannot be read or decoded is stored as it is, with `is_bad`."""
+        try:
+            content, label = source.read(number)
+        except DataError as error:
+            return EncodedSample(
+                KIND_FILE, b"", 0, 0, _get_label(source, number, error), _get_reason(error), is_bad=True
+            )
+        if not isinstance(content, bytes):
+            height, width = content.shape[:2]
+            if max(height, width) > _MAX_SIDE:
+                raise DataError(f"{source.name_of(number)}: is {height}x{width} pixels, more than a pack holds raw")
+            return EncodedSample(KIND_PIXELS, np.ascontiguousarray(content).tobytes(), height, width, label)
+        channels: Literal[1, 3] = 3 if source.info.channels == 3 else 1
+        if self.resize is None:
+            return self._encode_unchanged_size(content, label, channels)
+        return self._encode_resized(content, label, channels, self.resize)
+
+    def _encode_unchanged_size(self, file: bytes, label: int, channels: Literal[1, 3]) -> EncodedSample:
+        record, reason = self._index_jpeg(file)
+        if record is not None and self.keeps_files:
+            return EncodedSample(KIND_FILE, file, *JpegRecord.from_bytes(record).size, label)
+        if record is not None:
+            return _encode_record(record, label)
+        return _encode_file(file, label, channels, reason)
+
+    def _encode_resized(self, file: bytes, label: int, channels: Literal[1, 3], resize: int) -> EncodedSample:
+        record, _ = self._index_jpeg(file)
+        # Saving again could only lose quality.
+        if record is not None and min(JpegRecord.from_bytes(record).size) <= resize:
+            return _encode_record(record, label)
+        try:
+            image = decode(file, channels=channels, name="")
+        except DataError as error:
+            return EncodedSample(KIND_FILE, file, 0, 0, label, _get_reason(error), is_bad=True)
+        try:
+            smaller = _save_jpeg(_scale_down(image, resize), self.quality)
+        except (OSError, ValueError):  # exceeds JPEG's 65,535 pixels
+            return _encode_file(file, label, channels, "it is too long for a JPEG")
+        return self._encode_unchanged_size(smaller, label, channels)
+
+    def _index_jpeg(self, file: bytes) -> tuple[bytes | None, str]:
+        """Return (record, ""), or (None, reason)."""
+        if not file.startswith(b"\xff\xd8"):
+            return None, "it is no JPEG"
+        if self.index is None:
+            return None, "the native core is not there"
+        try:
+            return self.index(file, self.every), ""
+        except ValueError as error:
+            return None, str(error)
+
+
+def build_bad_images_error(bad: Sequence[tuple[str, str]]) -> DataError:
+    """Build the error for images that cannot be read, given (name, reason) of each."""
+    named = ", ".join(f"{name} ({reason})" for name, reason in bad[:_MAX_BAD_SHOWN])
+    more = ", ..." if len(bad) > _MAX_BAD_SHOWN else ""
+    return DataError(
+        f"{count(len(bad), 'image')} cannot be read: {named}{more}; remove or replace them, or set "
+        f"data.on_bad_image=skip"
+    )
+
+
+def _get_label(source: Source, number: int, error: DataError) -> int:
+    """Return the label of an unreadable sample. Raise `error` if the source cannot tell it without reading."""
+    match source:
+        case (
+            ImageFileSource(labels=labels)
+            | PackSource(labels=labels)
+            | LmdbSource(labels=labels)
+            | WebDatasetSource(labels=labels)
+            | HuggingFaceSource(labels=labels)
+        ):
+            return int(labels[number])
+    raise error
+
+
+def _encode_record(record: bytes, label: int) -> EncodedSample:
+    return EncodedSample(KIND_RECORD, record, *JpegRecord.from_bytes(record).size, label)
+
+
+def _encode_file(file: bytes, label: int, channels: Literal[1, 3], kept: str) -> EncodedSample:
+    # Only decoding shows whether the file is readable, and its upright size.
+    try:
+        width, height = decode(file, channels=channels, name="").size
+    except DataError as error:
+        return EncodedSample(KIND_FILE, file, 0, 0, label, _get_reason(error), is_bad=True)
+    if max(width, height) > _MAX_SIDE:
+        height = width = 0
+    return EncodedSample(KIND_FILE, file, height, width, label, kept)
+
+
+def _scale_down(image: Image.Image, resize: int) -> Image.Image:
+    width, height = image.size
+    short = min(width, height)
+    if short <= resize:
+        return image
+    size = (round(width * resize / short), round(height * resize / short))
+    return image.resize(size, Image.Resampling.BILINEAR)  # Pillow antialiases, like resizing in training
+
+
+def _save_jpeg(image: Image.Image, quality: int) -> bytes:
+    file = BytesIO()
+    options = {"subsampling": "4:2:0"} if image.mode == "RGB" else {}
+    # The standard's Huffman tables (not optimized): decoders build them once for all images.
+    image.save(file, "JPEG", quality=quality, optimize=False, **options)
+    return file.getvalue()
+
+
+def _get_reason(error: DataError) -> str:
+    return BadImage.from_error(0, "", error).reason

@@ -1,0 +1,239 @@
+"""Convert a data set into one LMDB."""
+
+import errno
+import io
+import os
+import shutil
+import zlib
+from array import array
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from PIL import Image
+
+from paceline.core.dataset import ArraySource, Datasets, Source, Split
+from paceline.core.errors import DataError
+from paceline.data.convert.encode import EncodedSample, SampleEncoder, build_bad_images_error, run_ordered
+from paceline.data.file_lock import create_folder_atomically
+from paceline.data.files import printable
+from paceline.data.native import load_native
+from paceline.data.pack.format import KIND_PIXELS
+from paceline.data.sources.fingerprint import digest_split
+from paceline.data.sources.image_files import ImageFileSource
+from paceline.data.sources.lmdb import (
+    LAYOUT_VERSION,
+    METADATA_CRC_KEY,
+    METADATA_KEY,
+    LmdbMetadata,
+    LmdbSplitMetadata,
+    build_labels_key,
+    build_sample_key,
+    encode_sample,
+    open_lmdb,
+)
+
+if TYPE_CHECKING:
+    import lmdb
+
+_INITIAL_MAP_BYTES = 2**30
+_BATCH_BYTES = 2**26
+_IMAGES_PER_TASK = 8
+_SEEK_EVERY_MCUS = 8
+_LOCK_NAME = "writer.lock"
+_KeyValue = tuple[bytes, bytes]
+
+
+def write_lmdb(
+    datasets: Datasets,
+    out: Path,
+    progress: Callable[[int, int], None],
+    *,
+    skip_bad: bool = False,
+    workers: int = 1,
+) -> None:
+    """Write both splits to the new folder `out`; call `progress` with (images done, total).
+
+    `workers` threads read and check every image. Encoded images are stored unchanged, the pixels of an `ArraySource`
+    raw, and pixels of other sources as PNG. Raise `DataError` if the folder cannot be written or images cannot be read;
+    `skip_bad` stores unreadable images as they are.
+    """
+    _require_lmdb()
+    if os.path.lexists(out):
+        raise DataError(f"{printable(out)}: exists already (remove it, or write to another folder)")
+    try:
+        # A killed writer leaves `.NAME.partial`, which nothing reads and the next writer removes.
+        with create_folder_atomically(out, "partial", _LOCK_NAME) as beside:
+            _write_entries(beside, datasets, progress, skip_bad=skip_bad, workers=workers)
+            open_lmdb(beside / "data.mdb")
+            _fsync_path(beside / "data.mdb")
+            _fsync_path(beside)
+        _fsync_path(out.parent)
+    except OSError as error:
+        raise _write_error(out, error.strerror or str(error)) from error
+
+
+def _require_lmdb() -> None:
+    try:
+        import lmdb  # noqa: F401
+    except ImportError as error:
+        raise DataError(
+            "an LMDB is written by the package lmdb, which is not installed (pip install 'paceline[lmdb]')"
+        ) from error
+
+
+def _write_error(out: Path, reason: str) -> DataError:
+    return DataError(f"{printable(out)}: cannot be written: {reason} (make room, or write to another folder)")
+
+
+def _write_entries(
+    folder: Path, datasets: Datasets, progress: Callable[[int, int], None], *, skip_bad: bool, workers: int
+) -> None:
+    import lmdb
+
+    core = load_native()
+    encoder = SampleEncoder(core.index_jpeg if core else None, _SEEK_EVERY_MCUS, None, 0, keeps_files=True)
+    total, done = len(datasets.train) + len(datasets.val), 0
+    splits: dict[Split, _LmdbSplitWriter] = {
+        "train": _LmdbSplitWriter(datasets.train),
+        "val": _LmdbSplitWriter(datasets.val),
+    }
+    try:
+        # No sync before the end: until then the folder has a temporary name.
+        with lmdb.open(str(folder), map_size=_INITIAL_MAP_BYTES, sync=False, metasync=False, lock=False) as env:
+            for written in splits.values():
+                for batch in written.batches(encoder, workers):
+                    _put_entries(env, batch, in_order=True)
+                    done += len(batch)
+                    progress(done, total)
+            bad = [each for written in splits.values() for each in written.bad]
+            if bad and not skip_bad:
+                raise build_bad_images_error(bad)
+            _put_entries(env, _build_metadata_entries(splits), in_order=False)
+            env.sync(True)
+    except lmdb.Error as error:
+        reason = str(error).rpartition(": ")[2]
+        if reason == os.strerror(errno.EIO):  # LMDB reports a short write, such as on a full disk, as EIO
+            reason = f"only part of a write was done, and {shutil.disk_usage(folder).free:,} bytes are free"
+        raise OSError(errno.EIO, reason) from error
+
+
+def _put_entries(env: "lmdb.Environment", entries: list[_KeyValue], *, in_order: bool) -> None:
+    import lmdb
+
+    while True:
+        try:
+            with env.begin(write=True) as transaction:
+                for key, value in entries:
+                    transaction.put(key, value, append=in_order)
+        except lmdb.MapFullError:
+            # The file must grow; retry the whole transaction.
+            env.set_mapsize(2 * env.info()["map_size"])
+        else:
+            return
+
+
+@dataclass(frozen=True)
+class _LmdbSplitWriter:
+    source: Source
+    labels: "array[int]" = field(default_factory=lambda: array("i"))
+    bad: list[tuple[str, str]] = field(default_factory=list)
+
+    def batches(self, encoder: SampleEncoder, workers: int) -> Iterator[list[_KeyValue]]:
+        """Yield the entries of the split in order, in batches of about 64 MiB."""
+        batch: list[_KeyValue] = []
+        num_bytes = 0
+        with closing(run_ordered(self._iter_tasks(encoder), workers)) as read:
+            for samples in read:
+                batch += [self._build_entry(sample) for sample in samples]
+                num_bytes += sum(len(value) for _, value in batch[-len(samples) :])
+                if num_bytes >= _BATCH_BYTES:
+                    yield batch
+                    batch, num_bytes = [], 0
+        if batch:
+            yield batch
+
+    def _iter_tasks(self, encoder: SampleEncoder) -> Iterator[Callable[[], list[EncodedSample]]]:
+        for first in range(0, len(self.source), _IMAGES_PER_TASK):
+            yield partial(
+                _encode_samples, encoder, self.source, range(first, min(first + _IMAGES_PER_TASK, len(self.source)))
+            )
+
+    def _build_entry(self, sample: EncodedSample) -> _KeyValue:
+        index = len(self.labels)
+        name = _sample_name(self.source, index)
+        if sample.is_bad:
+            self.bad.append((name, sample.unchanged_reason))
+        self.labels.append(sample.label)
+        return build_sample_key(self.source.info.split, index), encode_sample(
+            sample.label, _stored_bytes(self.source, sample), name
+        )
+
+    def pack_labels(self) -> bytes:
+        """Return the labels as int32 bytes."""
+        return np.array(self.labels, dtype="<i4").tobytes()
+
+    def build_metadata(self) -> LmdbSplitMetadata:
+        """Build the metadata of the split."""
+        info = self.source.info
+        return LmdbSplitMetadata(
+            name=info.name,
+            num_images=len(self.labels),
+            image_size=info.image_size,
+            mean=info.mean,
+            std=info.std,
+            notes=info.notes,
+            kind="pixels" if isinstance(self.source, ArraySource) else "encoded",
+            digest=digest_split(self.source).hex(),
+            labels_crc32=zlib.crc32(self.pack_labels()),
+        )
+
+
+def _sample_name(source: Source, index: int) -> str:
+    """Return a name that does not depend on the location: for files, the path relative to the root."""
+    match source:
+        case ImageFileSource(paths=paths, ends=ends):
+            return printable(os.fsdecode(paths[int(ends[index - 1]) if index else 0 : int(ends[index])]))
+    return source.name_of(index)
+
+
+def _encode_samples(encoder: SampleEncoder, source: Source, indices: range) -> list[EncodedSample]:
+    return [encoder(source, index) for index in indices]
+
+
+def _stored_bytes(source: Source, sample: EncodedSample) -> bytes:
+    if sample.kind != KIND_PIXELS or isinstance(source, ArraySource):
+        return sample.data
+    content = np.frombuffer(sample.data, dtype=np.uint8).reshape(sample.height, sample.width, -1)
+    file = io.BytesIO()
+    Image.fromarray(content[..., 0] if content.shape[-1] == 1 else content).save(file, "PNG")
+    return file.getvalue()
+
+
+def _build_metadata_entries(splits: dict[Split, _LmdbSplitWriter]) -> list[_KeyValue]:
+    info = splits["train"].source.info
+    facts = LmdbMetadata(
+        version=LAYOUT_VERSION,
+        class_names=info.class_names,
+        channels=3 if info.channels == 3 else 1,
+        train=splits["train"].build_metadata(),
+        val=splits["val"].build_metadata(),
+    )
+    text = facts.model_dump_json(indent=1).encode()
+    labels = [(build_labels_key(split), written.pack_labels()) for split, written in splits.items()]
+    return [*labels, (METADATA_KEY, text), (METADATA_CRC_KEY, b"%08x" % zlib.crc32(text))]
+
+
+def _fsync_path(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EBADF):  # some file systems refuse to sync a folder
+            raise
+    finally:
+        os.close(descriptor)

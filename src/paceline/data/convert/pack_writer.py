@@ -1,0 +1,270 @@
+"""Convert a data set into a pack with several threads; an interrupted conversion resumes."""
+
+import errno
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import PIL
+
+from paceline.core.dataset import ArraySource, Datasets, Source
+from paceline.core.errors import DataError
+from paceline.data.convert.assemble import SampleNames, assemble_pack, check_replaceable
+from paceline.data.convert.encode import (
+    EncodedSample,
+    MarkFunction,
+    SampleEncoder,
+    build_bad_images_error,
+    build_mark_function,
+    run_ordered,
+)
+from paceline.data.convert.partial_pack import PartialPack
+from paceline.data.files import printable
+from paceline.data.native import load_native
+from paceline.data.pack.format import PACK_VERSION, PackMeta, ProcessingMeta, SplitMeta
+from paceline.data.sources.fingerprint import digest_split
+
+_MIN_SHARD_BYTES = 1 << 20
+_PIXELS_PER_TASK, _FILES_PER_TASK, _MARKS_PER_TASK = 1024, 8, 1024
+
+
+@dataclass(frozen=True)
+class PackOptions:
+    """Options of a pack.
+
+    `resize` is the maximum short side in pixels (None changes no image), saved as JPEG with `quality`. `shard_bytes` is
+    the maximum size of a shard with more than one image, None for one file. `every` is the number of MCUs between seek
+    points. `skip_bad` stores unreadable images as they are. `overwrite` replaces an existing pack.
+    """
+
+    resize: int | None = None
+    quality: int = 90
+    shard_bytes: int | None = None
+    every: int = 8
+    skip_bad: bool = False
+    overwrite: bool = False
+
+
+@dataclass(frozen=True)
+class PackResult:
+    """A finished pack: images, bytes, and the number of files stored unchanged, by reason."""
+
+    images: int
+    bytes: int
+    kept: dict[str, int]
+
+
+# The bytes of a pack depend only on the source and the options, not on the number of threads or interruptions.
+def write_pack(
+    datasets: Datasets,
+    out: Path,
+    options: PackOptions,
+    progress: Callable[[int, int], None],
+    workers: int,
+) -> PackResult:
+    """Write both splits to `out`, a file, or a folder of shards, with `workers` threads; call `progress` with (done,
+    total).
+
+    An interrupted run resumes at the first sample whose file has changed. Raise `DataError` if `out` exists, cannot be
+    written, or belongs to another unfinished pack, if the disk is full, and, unless `options.skip_bad`, for unreadable
+    images after all others are packed.
+    """
+    out = out.absolute()
+    _check_options(options)
+    _check_output(out, options)
+    core = load_native()
+    key = _compute_key(datasets, options, has_native=core is not None)
+    encoder = SampleEncoder(core.index_jpeg if core else None, options.every, options.resize, options.quality)
+    names = (SampleNames.from_source(datasets.train), SampleNames.from_source(datasets.val))
+    try:
+        unfinished = out.with_name(f".{out.name}.part")
+        with closing(
+            PartialPack.open(unfinished, key, options.shard_bytes, keeps_bad=options.skip_bad)
+        ) as partial_pack:
+            _add_missing_samples(partial_pack, datasets, encoder, progress, max(1, workers))
+            kept_by_reason = _count_unchanged_files(partial_pack, names, skip_bad=options.skip_bad)
+            num_bytes = assemble_pack(
+                partial_pack, _build_meta(datasets, options), names, key[:16], out, overwrite=options.overwrite
+            )
+            return PackResult(partial_pack.num_done, num_bytes, kept_by_reason)
+    except OSError as error:
+        raise _build_write_error(out, error) from error
+
+
+def _check_options(options: PackOptions) -> None:
+    if options.resize is not None and options.resize < 1:
+        raise DataError(f"resize: {options.resize} is not a number of pixels (set 256, or leave it out)")
+    if not 1 <= options.quality <= 100:
+        raise DataError(
+            f"quality: {options.quality} is not between 1 and 100 (90 is nearly indistinguishable from the original)"
+        )
+    if not 1 <= options.every <= 255:
+        raise DataError(f"every: {options.every} is not between 1 and 255 (8 is a good choice)")
+    if options.shard_bytes is not None and options.shard_bytes < _MIN_SHARD_BYTES:
+        raise DataError(f"shard bytes: {options.shard_bytes:,} are fewer than {_MIN_SHARD_BYTES:,} (make them larger)")
+
+
+def _check_output(out: Path, options: PackOptions) -> None:
+    if not out.parent.is_dir():
+        raise DataError(f"{printable(out)}: {printable(out.parent)} is not a folder (create it, or write elsewhere)")
+    if options.overwrite:
+        check_replaceable(out)
+    elif os.path.lexists(out):
+        raise DataError(f"{printable(out)}: exists already (write elsewhere, or replace it with --overwrite)")
+
+
+def _compute_key(datasets: Datasets, options: PackOptions, *, has_native: bool) -> bytes:
+    """Return a 32-byte hash of everything that determines the bytes of a pack."""
+    facts = {
+        "version": PACK_VERSION,
+        "meta": _build_meta(datasets, options).to_json().decode(),
+        "shard_bytes": options.shard_bytes,
+        "has_native": has_native,
+        "pillow": PIL.__version__ if options.resize else "",
+        "sizes": [len(datasets.train), len(datasets.val)],
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).digest()
+
+
+def _build_meta(datasets: Datasets, options: PackOptions) -> PackMeta:
+    info = datasets.train.info
+    channels = info.channels
+    assert channels in (1, 3) and info.class_names == datasets.val.info.class_names
+    made = ProcessingMeta(
+        resize=options.resize, quality=options.quality if options.resize else None, every=options.every
+    )
+    return PackMeta(
+        class_names=tuple(_escape_undecodable(name) for name in info.class_names),
+        channels=1 if channels == 1 else 3,
+        made=made,
+        train=_build_split_meta(datasets.train, made),
+        val=_build_split_meta(datasets.val, made),
+    )
+
+
+def _build_split_meta(source: Source, made: ProcessingMeta) -> SplitMeta:
+    info, digest = source.info, digest_split(source)
+    if made.resize and not isinstance(source, ArraySource):  # the pixels differ from the source's
+        digest = hashlib.sha256(digest + json.dumps(_describe_pixel_changes(made), sort_keys=True).encode()).digest()
+    return SplitMeta(
+        name=_escape_undecodable(info.name),
+        mean=info.mean,
+        std=info.std,
+        notes=tuple(_escape_undecodable(note) for note in info.notes),
+        image_size=info.image_size,
+        digest=digest.hex(),
+    )
+
+
+def _describe_pixel_changes(made: ProcessingMeta) -> dict[str, int | None]:
+    return {"resize": made.resize, "quality": made.quality}
+
+
+def _escape_undecodable(text: str) -> str:
+    """Escape bytes that are not valid UTF-8, so that JSON can hold `text`."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _add_missing_samples(
+    partial_pack: PartialPack,
+    datasets: Datasets,
+    encoder: SampleEncoder,
+    progress: Callable[[int, int], None],
+    workers: int,
+) -> None:
+    total = len(datasets.train) + len(datasets.val)
+    markers = (build_mark_function(datasets.train), build_mark_function(datasets.val))
+    partial_pack.truncate(_count_unchanged(partial_pack, len(datasets.train), markers, workers))
+    progress(partial_pack.num_done, total)
+    try:
+        with closing(
+            run_ordered(_iter_encode_tasks(datasets, encoder, markers, partial_pack.num_done), workers)
+        ) as encoded:
+            for samples in encoded:
+                for sample in samples:
+                    partial_pack.add(sample, is_first=partial_pack.num_done in (0, len(datasets.train)))
+                progress(partial_pack.num_done, total)
+    finally:
+        if partial_pack.num_done < total:
+            partial_pack.sync()  # keep finished samples after an error or interrupt
+
+
+def _count_unchanged(
+    partial_pack: PartialPack, num_train: int, markers: tuple[MarkFunction, MarkFunction], workers: int
+) -> int:
+    if not partial_pack.num_done:
+        return 0
+    marks = partial_pack.read_rows()["mark"].copy()  # the mapped file may be truncated
+    tasks = (
+        partial(_compute_marks, markers, num_train, first, min(first + _MARKS_PER_TASK, len(marks)))
+        for first in range(0, len(marks), _MARKS_PER_TASK)
+    )
+    first = 0
+    with closing(run_ordered(tasks, workers)) as mark_batches:
+        for each in mark_batches:
+            changed = np.flatnonzero(marks[first : first + len(each)] != np.array(each, dtype=np.uint64))
+            if len(changed):
+                return first + int(changed[0])
+            first += len(each)
+    return first
+
+
+def _compute_marks(markers: tuple[MarkFunction, MarkFunction], num_train: int, first: int, stop: int) -> list[int]:
+    train, val = markers
+    return [train(number) if number < num_train else val(number - num_train) for number in range(first, stop)]
+
+
+def _iter_encode_tasks(
+    datasets: Datasets, encoder: SampleEncoder, markers: tuple[MarkFunction, MarkFunction], num_done: int
+) -> Iterator[Callable[[], list[EncodedSample]]]:
+    start = 0
+    for source, marker in zip((datasets.train, datasets.val), markers, strict=True):
+        step = _PIXELS_PER_TASK if isinstance(source, ArraySource) else _FILES_PER_TASK
+        for first in range(max(0, num_done - start), len(source), step):
+            yield partial(_encode_range, encoder, source, marker, first, min(first + step, len(source)))
+        start += len(source)
+
+
+def _encode_range(
+    encoder: SampleEncoder, source: Source, marker: MarkFunction, first: int, stop: int
+) -> list[EncodedSample]:
+    return [_encode_marked(encoder, source, marker(number), number) for number in range(first, stop)]
+
+
+def _encode_marked(encoder: SampleEncoder, source: Source, mark: int, number: int) -> EncodedSample:
+    # `mark` is taken before the sample is read, so a file that is replaced meanwhile is detected.
+    return replace(encoder(source, number), mark=mark)
+
+
+def _count_unchanged_files(
+    partial_pack: PartialPack, names: tuple[SampleNames, SampleNames], *, skip_bad: bool
+) -> dict[str, int]:
+    """Count the files stored unchanged, by reason. Raise `DataError` for bad images unless they are skipped."""
+    rows = partial_pack.read_rows()
+    bad = np.flatnonzero(rows["is_bad"])
+    if len(bad) and not skip_bad:
+        first_of_val = len(names[0].ends)
+        named = []
+        for number in bad.tolist():
+            name = (
+                names[0].format_name(number) if number < first_of_val else names[1].format_name(number - first_of_val)
+            )
+            named.append((name, partial_pack.get_reason(int(rows[number]["reason"]))))
+        raise build_bad_images_error(named)
+    reasons = Counter(rows["reason"].tolist())
+    return {partial_pack.get_reason(number): reasons[number] for number in sorted(reasons) if number}
+
+
+def _build_write_error(out: Path, error: OSError) -> DataError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DataError(
+            f"{printable(out)}: the disk is full (free some space and pack again: packing resumes from here)"
+        )
+    return DataError(f"{printable(out)}: cannot be written: {error.strerror or error} (write elsewhere)")

@@ -1,0 +1,141 @@
+"""Write the samples of a pack as image files in class folders."""
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from functools import partial
+from io import BytesIO
+from itertools import chain, count
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from paceline.core.dataset import Datasets, Source
+from paceline.core.errors import DataError
+from paceline.core.files import write_new
+from paceline.data.convert.assemble import SampleNames
+from paceline.data.convert.encode import run_ordered
+from paceline.data.file_lock import create_folder_atomically
+from paceline.data.files import IMAGE_EXTENSIONS, JPEG_EXTENSIONS, printable
+from paceline.data.pack.format import KIND_FILE, KIND_RECORD
+from paceline.data.pack.reader import PackSource
+
+_FILES_PER_TASK = 16
+_LOCK_NAME = ".paceline-unpacking"
+_MAX_NAME_BYTES = 200
+
+
+@dataclass(frozen=True)
+class UnpackResult:
+    """Number of images and bytes written."""
+
+    images: int
+    bytes: int
+
+
+# Unchanged files come back byte for byte, records as JPEG files with identical pixels, and raw pixels as PNG.
+def unpack(packed: Datasets, folder: Path, progress: Callable[[int, int], None], workers: int) -> UnpackResult:
+    """Write the files of both splits to the new folder `folder` with `workers` threads; call `progress` with (done,
+    total).
+
+    Raise `DataError` if the folder exists or cannot be written, and for a damaged sample.
+    """
+    folder = folder.absolute()
+    if os.path.lexists(folder):
+        raise DataError(f"{printable(folder)}: exists already (name a folder that does not)")
+    total = len(packed.train) + len(packed.val)
+    images = num_bytes = 0
+    try:
+        with (
+            create_folder_atomically(folder, "unpacking", _LOCK_NAME) as beside,
+            closing(run_ordered(_iter_write_tasks(packed, beside), max(1, workers))) as written,
+        ):
+            for batch in written:
+                images, num_bytes = images + len(batch), num_bytes + sum(batch)
+                progress(images, total)
+    except OSError as error:
+        raise DataError(
+            f"{printable(folder)}: cannot be written: {error.strerror or error} (write elsewhere)"
+        ) from error
+    return UnpackResult(images, num_bytes)
+
+
+def _iter_write_tasks(packed: Datasets, folder: Path) -> Iterator[Callable[[], list[int]]]:
+    for source in (packed.train, packed.val):
+        files = _SplitFiles(source, SampleNames.from_source(source), folder / source.info.split)
+        for first in range(0, len(source), _FILES_PER_TASK):
+            yield partial(files.write, range(first, min(first + _FILES_PER_TASK, len(source))))
+
+
+@dataclass(frozen=True)
+class _SplitFiles:
+    source: Source
+    names: SampleNames
+    folder: Path
+
+    def write(self, indices: range) -> list[int]:
+        """Write some samples; return the bytes of each."""
+        return [self._write_one(index) for index in indices]
+
+    def _write_one(self, index: int) -> int:
+        content, label = self._read_content(index)
+        data = content if isinstance(content, bytes) else _save_png(content)
+        path = self.folder / self._build_path(index, label, data)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Names may repeat, and a number prefix may give a name that exists too.
+        names = chain([path.name, f"{index:08d}-{path.name}"], (f"{index:08d}-{n}-{path.name}" for n in count(2)))
+        for name in names:
+            with suppress(FileExistsError):
+                return write_new(path.with_name(name), data)
+        raise AssertionError("there is no end of names")
+
+    def _read_content(self, index: int) -> tuple[bytes | NDArray[np.uint8], int]:
+        match self.source:
+            case PackSource() as packed if packed.kinds[index] == KIND_FILE:
+                return packed.read_stored(index), int(packed.labels[index])  # also if the file was empty
+        return self.source.read(index)
+
+    def _build_path(self, index: int, label: int, data: bytes) -> PurePosixPath:
+        """Return the path of a sample: its own name if that is below its class."""
+        class_name = _sanitize_component(os.fsencode(self.source.info.class_names[label]), f"class-{label}")
+        name = self.names.get_bytes(index)
+        components = name.split(b"/")
+        if (
+            len(components) > 1
+            and all(_sanitize_component(component, "") == component for component in components)
+            and components[0] == class_name
+        ):
+            file_name, folders = components[-1], components[:-1]
+        else:
+            file_name, folders = _sanitize_component(components[-1], f"{index:08d}"), [class_name]
+        return PurePosixPath(*map(os.fsdecode, folders), os.fsdecode(self._add_extension(index, file_name, data)))
+
+    def _add_extension(self, index: int, name: bytes, data: bytes) -> bytes:
+        extension = os.fsdecode(name.rpartition(b".")[2]).lower()
+        source = self.source
+        if isinstance(source, PackSource) and source.kinds[index] == KIND_RECORD:
+            return name if extension in JPEG_EXTENSIONS else name + b".jpg"
+        if isinstance(source, PackSource) and source.kinds[index] == KIND_FILE:
+            return name if extension in IMAGE_EXTENSIONS else name + _guess_extension(data)
+        return name + b".png"
+
+
+def _sanitize_component(name: bytes, fallback: str) -> bytes:
+    """Return `name` if it is one valid, visible path component, else `instead`."""
+    is_valid = 0 < len(name) <= _MAX_NAME_BYTES and not re.search(rb"[/\0]", name) and not name.startswith(b".")
+    return name if is_valid else fallback.encode()
+
+
+def _guess_extension(data: bytes) -> bytes:
+    signatures = {b"\xff\xd8": b".jpg", b"\x89PNG": b".png", b"GIF8": b".gif", b"BM": b".bmp", b"RIFF": b".webp"}
+    return next((extension for start, extension in signatures.items() if data.startswith(start)), b".tif")
+
+
+def _save_png(pixels: NDArray[np.uint8]) -> bytes:
+    file = BytesIO()
+    Image.fromarray(pixels if pixels.shape[2] == 3 else pixels[:, :, 0]).save(file, "PNG")
+    return file.getvalue()

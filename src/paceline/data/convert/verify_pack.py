@@ -1,0 +1,224 @@
+"""Compare a pack with the data set it was made from, sample by sample."""
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from paceline.core.dataset import Datasets, Sample, Source, Split
+from paceline.core.errors import DataError
+from paceline.data.bad_images import BadImage
+from paceline.data.convert.assemble import SampleNames
+from paceline.data.convert.encode import run_ordered
+from paceline.data.decode import decode
+from paceline.data.native import NativeExtension, load_native
+from paceline.data.pack.format import KIND_RECORD, ProcessingMeta
+from paceline.data.pack.reader import PackSource
+
+_IMAGES_PER_TASK = 8
+_MAX_FAULTS = 100
+# Gray levels; a difference of a quarter of the range is another image, not a loss of quality.
+_MAX_MEAN_DIFFERENCE = 64.0
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A sample of the pack that differs from the source, and how."""
+
+    split: Split
+    index: int
+    name: str
+    what: str
+
+
+@dataclass(frozen=True)
+class PackComparison:
+    """Result of a comparison: images, images identical to the source, and the number of faults.
+
+    Images that neither side can read count as exact. `mean_difference` is over the other images, in gray levels of 255.
+    `faults` holds the first 100. `decoders` are pillow, and native if the core is available.
+    """
+
+    images: int
+    exact: int
+    mean_difference: float
+    num_faults: int
+    faults: tuple[Fault, ...]
+    decoders: tuple[str, ...]
+
+
+def compare_pack(
+    source: Datasets, packed: Datasets, progress: Callable[[int, int], None], workers: int
+) -> PackComparison:
+    """Compare labels, names, order and decoded pixels of all samples with `workers` threads.
+
+    Pixels must be identical, also as the native core decodes them. Images that were resized must have the requested
+    size and similar pixels. Raise `DataError` if the pack was made from another data set.
+    """
+    total = len(packed.train) + len(packed.val)
+    for source_split, packed_split in ((source.train, packed.train), (source.val, packed.val)):
+        _check_same_dataset(source_split, packed_split)
+    core = load_native()
+    images = exact = num_faults = 0
+    differences: list[float] = []
+    faults: list[Fault] = []
+    progress(0, total)
+    with closing(run_ordered(_iter_compare_tasks(source, packed, core), max(1, workers))) as comparisons:
+        for batch in comparisons:
+            for result in batch:
+                images += 1
+                exact += result.difference == 0 and not result.fault
+                differences += [result.difference] if result.difference > 0 else []
+                num_faults += result.fault is not None
+                faults += [result.fault] if result.fault and len(faults) < _MAX_FAULTS else []
+            progress(images, total)
+    mean = float(np.mean(differences)) if differences else 0.0
+    return PackComparison(images, exact, mean, num_faults, tuple(faults), ("pillow", "native") if core else ("pillow",))
+
+
+@dataclass(frozen=True)
+class _SampleComparison:
+    """Result for one sample: mean pixel difference, -1 if pixels were not compared, and a fault if any."""
+
+    difference: float
+    fault: Fault | None = None
+
+
+def _check_same_dataset(source: Source, packed: Source) -> None:
+    split = source.info.split
+    facts = {"class_names": "class names", "channels": "channels", "num_images": "number of images"}
+    for what, title in facts.items():
+        packed_value, source_value = getattr(packed.info, what), getattr(source.info, what)
+        if packed_value != source_value:
+            values = f"{packed_value!s:.60} and {source_value!s:.60}"
+            raise DataError(
+                f"the pack and its source differ in the {title} of {split}: {values} (pack the source again)"
+            )
+
+
+def _iter_compare_tasks(
+    source: Datasets, packed: Datasets, core: NativeExtension | None
+) -> Iterator[Callable[[], list[_SampleComparison]]]:
+    for source_split, packed_split in ((source.train, packed.train), (source.val, packed.val)):
+        comparison = _SplitComparison(
+            source_split,
+            packed_split,
+            SampleNames.from_source(source_split),
+            SampleNames.from_source(packed_split),
+            core,
+        )
+        for first in range(0, len(source_split), _IMAGES_PER_TASK):
+            yield partial(comparison.compare, range(first, min(first + _IMAGES_PER_TASK, len(source_split))))
+
+
+@dataclass(frozen=True)
+class _SplitComparison:
+    source: Source
+    packed: Source
+    names: SampleNames
+    packed_names: SampleNames
+    core: NativeExtension | None
+
+    def compare(self, indices: range) -> list[_SampleComparison]:
+        """Compare some samples."""
+        return [self._compare_sample(index) for index in indices]
+
+    def _compare_sample(self, index: int) -> _SampleComparison:
+        packed_sample, source_sample = _read_sample(self.packed, index), _read_sample(self.source, index)
+        if self.names.get_bytes(index) != self.packed_names.get_bytes(index):
+            return self._build_fault(index, f"is named {self.packed_names.format_name(index)} in the pack")
+        if isinstance(packed_sample, str) or isinstance(source_sample, str):
+            # A file that was unreadable when it was packed stays unreadable; the reasons may be worded differently.
+            if isinstance(packed_sample, str) and isinstance(source_sample, str):
+                return _SampleComparison(0.0)
+            return self._build_fault(
+                index,
+                packed_sample if isinstance(packed_sample, str) else f"can be read, but in the source: {source_sample}",
+            )
+        if packed_sample[1] != source_sample[1]:
+            return self._build_fault(
+                index, f"has label {packed_sample[1]} in the pack, and {source_sample[1]} in the source"
+            )
+        if isinstance(packed_sample[0], bytes) and packed_sample[0] == source_sample[0]:
+            return _SampleComparison(0.0)
+        return self._compare_pixels(index, packed_sample, source_sample)
+
+    def _compare_pixels(self, index: int, packed_sample: Sample, source_sample: Sample) -> _SampleComparison:
+        try:
+            expected, actual = self._decode(source_sample), self._decode(packed_sample)
+        except DataError as error:
+            return self._build_fault(index, BadImage.from_error(index, "", error).reason)
+        if self._is_native(index):
+            native_pixels = self._decode_native(index)
+            if native_pixels.shape != actual.shape or not np.array_equal(native_pixels, actual):
+                return self._build_fault(index, "decodes to other pixels with the native core")
+        made = _get_processing(self.packed)
+        if actual.shape == expected.shape and np.array_equal(actual, expected):
+            return _SampleComparison(0.0)
+        if made.resize is None:
+            return self._build_fault(index, "has other pixels in the pack")
+        return self._compare_resized(index, actual, expected, made.resize)
+
+    def _compare_resized(
+        self, index: int, actual: NDArray[np.uint8], expected: NDArray[np.uint8], resize: int
+    ) -> _SampleComparison:
+        height, width = expected.shape[:2]
+        scale = min(1.0, resize / min(height, width))
+        size = (round(height * scale), round(width * scale))
+        if max(abs(size[0] - actual.shape[0]), abs(size[1] - actual.shape[1])) > 1:
+            return self._build_fault(
+                index, f"is {actual.shape[1]}x{actual.shape[0]} in the pack, not {size[1]}x{size[0]}"
+            )
+        image = _to_image(expected).resize((actual.shape[1], actual.shape[0]), Image.Resampling.BILINEAR)
+        resized = np.asarray(image, dtype=np.int16).reshape(actual.shape)
+        difference = float(np.abs(resized - actual).mean())
+        if difference > _MAX_MEAN_DIFFERENCE:
+            return self._build_fault(index, f"is another image: its pixels differ by {difference:.0f} of 255")
+        return _SampleComparison(difference)
+
+    def _decode(self, sample: Sample) -> NDArray[np.uint8]:
+        content, _ = sample
+        if not isinstance(content, bytes):
+            return content
+        channels: Literal[1, 3] = 3 if self.source.info.channels == 3 else 1
+        pixels = np.asarray(decode(content, channels=channels, name=""))
+        return pixels if pixels.ndim == 3 else pixels[:, :, None]
+
+    def _is_native(self, index: int) -> bool:
+        packed = self.packed
+        return self.core is not None and isinstance(packed, PackSource) and packed.kinds[index] == KIND_RECORD
+
+    def _decode_native(self, index: int) -> NDArray[np.uint8]:
+        assert self.core is not None and isinstance(self.packed, PackSource)
+        record = self.packed.read_stored(index)
+        height, width, _ = self.core.size_of(record)
+        pixels = np.empty((height, width, self.source.info.channels), dtype=np.uint8)
+        try:
+            self.core.decode_into(record, self.source.info.channels, pixels)
+        except ValueError:
+            return np.empty((0, 0, 0), dtype=np.uint8)
+        return pixels
+
+    def _build_fault(self, index: int, what: str) -> _SampleComparison:
+        return _SampleComparison(-1.0, Fault(self.packed.info.split, index, self.names.format_name(index), what))
+
+
+def _read_sample(source: Source, index: int) -> Sample | str:
+    """Return a sample, or the reason why it cannot be read."""
+    try:
+        return source.read(index)
+    except DataError as error:
+        return BadImage.from_error(index, "", error).reason
+
+
+def _get_processing(packed: Source) -> ProcessingMeta:
+    return packed.index.meta.made if isinstance(packed, PackSource) else ProcessingMeta(every=1)
+
+
+def _to_image(pixels: NDArray[np.uint8]) -> Image.Image:
+    return Image.fromarray(pixels if pixels.shape[2] == 3 else pixels[:, :, 0])

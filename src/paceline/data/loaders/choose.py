@@ -1,0 +1,187 @@
+"""Choose the loader for a data set: the one that the recipe names, or the fastest that supports it."""
+
+from typing import Final, NamedTuple
+
+from paceline.core.dataset import ArraySource, Source
+from paceline.core.errors import RecipeError
+from paceline.core.units import count, size
+from paceline.data.augment.build import has_host_augments
+from paceline.data.loaders import native, process, thread
+from paceline.data.native import MAX_SIDE, MAX_THREADS, NATIVE_MISSING_MESSAGE, NativeExtension, load_native
+from paceline.data.pack.format import KIND_RECORD
+from paceline.data.pack.reader import PackSource
+from paceline.data.timing import LoaderName
+from paceline.recipe.schema.augment import RandomResizedCrop
+from paceline.recipe.schema.data import Data
+
+_MAX_WORKERS: Final = 16
+# Largest share of a GPU's free memory that `loader: auto` gives to a data set; the rest is for the model and its
+# activations.
+_MAX_GPU_MEMORY_SHARE: Final = 1 / 4
+
+
+class LoaderChoice(NamedTuple):
+    """The chosen loader, its number of processes or threads, and an optional note for the user."""
+
+    loader: LoaderName
+    workers: int
+    note: str = ""
+
+    def estimate_memory_bytes(self, batch_bytes: int) -> int:
+        """Return the most host memory that batches of `estimate_batch_bytes` take:
+
+        Prefetched ones and the current one.
+        """
+        match self.loader:
+            case "native":
+                return (native.BATCHES_AHEAD + 2) * batch_bytes  # the rank may hold one while it asks for the next
+            case "threads":
+                return (thread.BATCHES_PER_THREAD * self.workers + 1) * batch_bytes
+            case "processes":
+                return (process.BATCHES_PER_WORKER * self.workers + 1) * batch_bytes
+            case "inline":
+                return batch_bytes
+        return 0
+
+
+def choose_loader(data: Data, source: Source, *, device: str, cores: int, free_bytes: float) -> LoaderChoice:
+    """Choose the loader of `source` for a model on `device`, `cpu` or `cuda`.
+
+    `cores` are the CPU cores of this rank, `free_bytes` the free memory of the device. Raise `RecipeError` if the
+    loader that the recipe names does not support the recipe.
+    """
+    core = load_native()
+    match data.loader:
+        case "auto":
+            return _choose_fastest(data, source, device == "cuda", cores, free_bytes, core)
+        case "device":
+            _check_device(data, source, device == "cuda", free_bytes)
+            return LoaderChoice("device", 0)
+        case "native":
+            _check_native(data, source, core)
+            return LoaderChoice("native", _count_threads(data, cores))
+        case "nvjpeg":
+            _check_nvjpeg(data, source, device == "cuda")
+    return LoaderChoice(data.loader, _count_threads(data, cores))
+
+
+def _choose_fastest(
+    data: Data, source: Source, is_gpu: bool, cores: int, free_bytes: float, core: NativeExtension | None
+) -> LoaderChoice:
+    if isinstance(source, ArraySource):
+        return _choose_for_pixels(data, source, is_gpu, cores, free_bytes)
+    if (
+        isinstance(source, PackSource)
+        and data.workers != 0
+        and _has_records(source)
+        and not _find_exceeded_native_limit(data)
+    ):
+        if core is not None:
+            return LoaderChoice("native", _count_threads(data, cores))
+        return _choose_processes(data, cores)._replace(note=f"data.loader: {NATIVE_MISSING_MESSAGE}")
+    return _choose_processes(data, cores)
+
+
+def _choose_for_pixels(data: Data, source: ArraySource, is_gpu: bool, cores: int, free_bytes: float) -> LoaderChoice:
+    """Choose the loader for pixels in memory: no workers, unless a GPU would wait for augmentation on the host."""
+    if data.workers != "auto":
+        return _choose_processes(data, cores)
+    if (
+        is_gpu
+        and not _has_random_resized_crop(data)
+        and data.augment_on != "host"
+        and source.images.nbytes <= free_bytes * _MAX_GPU_MEMORY_SHARE
+    ):
+        return LoaderChoice("device", 0)
+    # On a CPU, workers would compete with the model for cores.
+    return _choose_processes(data, cores) if is_gpu and has_host_augments(data) else LoaderChoice("inline", 0)
+
+
+# One core is left to the main process.
+def _choose_processes(data: Data, cores: int) -> LoaderChoice:
+    workers = min(_MAX_WORKERS, max(0, cores - 1)) if data.workers == "auto" else data.workers
+    return LoaderChoice("processes" if workers else "inline", workers)
+
+
+def _count_threads(data: Data, cores: int) -> int:
+    return max(1, min(_MAX_WORKERS, cores - 1)) if data.workers == "auto" else data.workers
+
+
+def _check_device(data: Data, source: Source, is_gpu: bool, free_bytes: float) -> None:
+    if not isinstance(source, ArraySource):
+        raise RecipeError(
+            f"data.loader: device keeps pixels of one size in GPU memory, and {data.source.name} has image files "
+            f"(set data.loader=auto)"
+        )
+    if _has_random_resized_crop(data):
+        raise RecipeError(
+            "data.loader: device augments whole batches, and random_resized_crop crops each image separately "
+            "(set data.loader=auto, or use pad_crop)"
+        )
+    if is_gpu and data.augment_on == "host":
+        raise RecipeError(
+            "data.loader: device augments batches on the GPU, and data.augment_on is host (leave one at auto)"
+        )
+    if is_gpu and source.images.nbytes > free_bytes:
+        raise RecipeError(
+            f"data.loader: device: the data is {size(source.images.nbytes)}, and the GPU has {size(free_bytes)} free "
+            f"(set data.loader=auto)"
+        )
+
+
+def _check_nvjpeg(data: Data, source: Source, is_gpu: bool) -> None:
+    if not is_gpu:
+        raise RecipeError("data.loader: nvjpeg decodes on a GPU, and this run is on a CPU (set data.loader=auto)")
+    if isinstance(source, ArraySource):
+        raise RecipeError(
+            f"data.loader: nvjpeg decodes image files, and {data.source.name} is stored as pixels "
+            f"(set data.loader=auto)"
+        )
+    if data.augment_on == "host":
+        raise RecipeError(
+            "data.loader: nvjpeg makes batches on the GPU, and data.augment_on is host (leave one at auto)"
+        )
+
+
+def _check_native(data: Data, source: Source, core: NativeExtension | None) -> None:
+    if isinstance(source, ArraySource):
+        raise RecipeError(
+            f"data.loader: native decodes image files, and {data.source.name} is stored as pixels "
+            f"(set data.loader=auto)"
+        )
+    if not isinstance(source, PackSource):
+        raise RecipeError(
+            f"data.loader: native reads packs, and data.source is {data.source.name} (make a pack with `paceline data "
+            f"pack` and set data.source={{name: pack, root: OUT}}, or set data.loader=auto)"
+        )
+    if core is None:
+        raise RecipeError(f"data.loader: native: {NATIVE_MISSING_MESSAGE}; or set data.loader=auto")
+    if not _has_records(source):
+        raise RecipeError(
+            f"data.loader: native decodes indexed JPEGs, and this pack has none among {count(len(source), 'image')} "
+            f"(set data.loader=auto)"
+        )
+    exceeded = _find_exceeded_native_limit(data)
+    if exceeded:
+        raise RecipeError(f"data.loader: native: {exceeded} (lower it, or set data.loader=auto)")
+
+
+def _find_exceeded_native_limit(data: Data) -> str:
+    """Describe the setting that exceeds a limit of the native extension; return "" if there is none."""
+    limits = (
+        ("image_size", data.image_size, MAX_SIDE, f"makes images of up to {MAX_SIDE:,} px"),
+        ("eval_image_size", data.eval_image_size, MAX_SIDE, f"makes images of up to {MAX_SIDE:,} px"),
+        ("workers", data.workers, MAX_THREADS, f"has up to {MAX_THREADS:,} threads"),
+    )
+    for name, value, limit, ability in limits:
+        if value != "auto" and value > limit:
+            return f"{ability}, and data.{name} is {value:,}"
+    return ""
+
+
+def _has_records(source: PackSource) -> bool:
+    return bool((source.kinds == KIND_RECORD).any())
+
+
+def _has_random_resized_crop(data: Data) -> bool:
+    return any(isinstance(section, RandomResizedCrop) for section in data.augment)

@@ -1,0 +1,194 @@
+"""Decode and resize images on the GPU with nvJPEG through torchvision; only file contents are copied to the device.
+
+The pixels differ from the host decoder's in the last bits of the inverse DCT and of resampling. The host decodes files
+that nvJPEG does not support (other formats, CMYK, JPEGs stored as RGB), one by one. A batch with an unreadable file is
+read again as a whole by the host reader, which applies the bad-image policy.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Literal, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+from torchvision.io import ImageReadMode
+
+from paceline.core.dataset import Sample, Source
+from paceline.core.errors import DataError, RecipeError
+from paceline.data.augment.geometric import Augment
+from paceline.data.decode import MAX_PIXELS, decode, parse_jpeg_header, read_orientation
+from paceline.data.loaders.reader import ImageReader, Indices, ReadSamples
+from paceline.data.resize import Resizer, to_uint8_tensor
+from paceline.data.timing import BatchTimer
+
+
+class JpegDecoder(Protocol):
+    """Decode several JPEG files of one or three color components."""
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the decoded pixels."""
+        ...
+
+    def __call__(self, files: Sequence[bytes]) -> list[Tensor]:
+        """Return uint8 [C, H, W] per file, not rotated. Raise `RuntimeError` if a file cannot be decoded."""
+        ...
+
+
+@dataclass(frozen=True)
+class TorchvisionDecoder:
+    """torchvision's decoder: nvJPEG on a GPU, libjpeg-turbo on a CPU."""
+
+    device: torch.device
+    channels: Literal[1, 3]
+
+    def __call__(self, files: Sequence[bytes]) -> list[Tensor]:
+        """Return uint8 [C, H, W] per file."""
+        # Call the operators directly: the functions around them warn of a move to torchcodec.
+        mode = (ImageReadMode.RGB if self.channels == 3 else ImageReadMode.GRAY).value
+        contents = [torch.frombuffer(bytearray(file), dtype=torch.uint8) for file in files]
+        if self.device.type == "cuda":
+            decoded: list[Tensor] = torch.ops.image.decode_jpegs_cuda(contents, mode, self.device)
+            return decoded
+        return [torch.ops.image.decode_jpeg(content, mode, False) for content in contents]
+
+
+class DeviceDecodeReader:
+    """Read samples as `ImageReader` does, but decode and resize on a device; `host` reads the rest."""
+
+    def __init__(
+        self, host: ImageReader, source: Source, sizing: Resizer, decoder: JpegDecoder, timer: BatchTimer
+    ) -> None:
+        self._host = host
+        self._source = source
+        self._resizer = sizing
+        self._decoder = decoder
+        self._timer = timer
+        self._stream = _create_stream(decoder.device)
+        self.num_draws = sizing.num_draws
+
+    def read(self, indices: Indices, draws: NDArray[np.float64], size: int) -> ReadSamples:
+        """Return uint8 [K, C, size, size] on the device, labels int64 [K], and the dropped samples.
+
+        Raise `torch.OutOfMemoryError` if the device memory is full.
+        """
+        if self._stream is None:
+            return self._read(indices, draws, size)
+        current = torch.cuda.current_stream(self._decoder.device)
+        with torch.cuda.stream(self._stream):
+            try:
+                read = self._read(indices, draws, size)
+            finally:
+                # nvJPEG allocates on this stream but writes on a stream of its own, without waiting: memory that the
+                # allocator reuses must not be read by anything still queued.
+                self._stream.synchronize()
+        read.images.record_stream(current)  # the allocator reuses the memory once this stream has read it
+        return read
+
+    def _read(self, indices: Indices, draws: NDArray[np.float64], size: int) -> ReadSamples:
+        try:
+            samples = [self._end_read(self._source.read(index)) for index in indices.tolist()]
+            pictures = self._decode_files([content for content, _ in samples], indices)
+        except torch.OutOfMemoryError:
+            raise  # else the host would silently read every following batch
+        except (DataError, RuntimeError):
+            read = self._host.read(indices, draws, size)
+            return read._replace(images=read.images.to(self._decoder.device))
+        sized = [self._resizer(picture, draw, size) for picture, draw in zip(pictures, draws, strict=True)]
+        images = torch.stack(sized)
+        self._timer.end_stage("decode")
+        labels = torch.tensor([label for _, label in samples], dtype=torch.int64)
+        return ReadSamples(images, labels, np.ones(len(indices), dtype=np.bool_))
+
+    def _end_read(self, sample: Sample) -> Sample:
+        content, _ = sample
+        self._timer.end_read(len(content) if isinstance(content, bytes) else content.nbytes)
+        return sample
+
+    def _decode_files(self, contents: Sequence[bytes | NDArray[np.uint8]], indices: Indices) -> list[Tensor]:
+        """Return the upright images, uint8 [C, H, W] each, on the device."""
+        channels: Literal[1, 3] = 3 if self._source.info.channels == 3 else 1
+        pictures: dict[int, Tensor] = {}
+        files: dict[int, tuple[bytes, int]] = {}
+        for position, content in enumerate(contents):
+            if not isinstance(content, bytes):
+                pictures[position] = torch.from_numpy(content.transpose(2, 0, 1).copy())
+                continue
+            header = parse_jpeg_header(content)
+            is_known = header is not None and header.components in (1, 3) and not header.is_rgb
+            if header and is_known and header.height * header.width <= MAX_PIXELS:
+                files[position] = content, read_orientation(header.exif)
+            else:
+                name = self._source.name_of(int(indices[position]))
+                pictures[position] = to_uint8_tensor(decode(content, channels=channels, name=name))
+        if files:
+            decoded = self._decoder([file for file, _ in files.values()])
+            rotated = [apply_orientation(image, exif) for image, (_, exif) in zip(decoded, files.values(), strict=True)]
+            pictures.update(zip(files, rotated, strict=True))
+        return [pictures[position].to(self._decoder.device) for position in range(len(contents))]
+
+
+@dataclass(frozen=True)
+class DeviceAugment:
+    """Apply `augment` to images on `device`, with draws that lie on the host."""
+
+    augment: Augment
+    device: torch.device
+
+    @property
+    def num_draws(self) -> int:
+        """Number of draws per sample."""
+        return self.augment.num_draws
+
+    def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
+        """Return uint8 [N, C, H, W]."""
+        return self.augment(images, draws if self.augment.needs_host else draws.to(self.device, non_blocking=True))
+
+
+def apply_orientation(picture: Tensor, exif_orientation: int) -> Tensor:
+    """Rotate and flip [C, H, W] by the EXIF orientation, 1 to 8; other values count as 1."""
+    match exif_orientation:
+        case 2:
+            return picture.flip(-1)
+        case 3:
+            return picture.flip(-2, -1)
+        case 4:
+            return picture.flip(-2)
+        case 5:
+            return picture.transpose(-2, -1)
+        case 6:
+            return picture.transpose(-2, -1).flip(-1)
+        case 7:
+            return picture.transpose(-2, -1).flip(-2, -1)
+        case 8:
+            return picture.transpose(-2, -1).flip(-2)
+    return picture
+
+
+def _create_stream(device: torch.device) -> torch.cuda.Stream | None:
+    """Create a CUDA stream for decoding; return None for a device without streams."""
+    # torch recycles 32 streams per priority; a priority that nothing else in a run uses keeps this one exclusive.
+    return torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+
+
+def build_jpeg_decoder(device: torch.device, channels: int) -> JpegDecoder:
+    """Build the decoder for `device`. Raise `RecipeError` if this torchvision cannot decode there."""
+    decoder = TorchvisionDecoder(device, 3 if channels == 3 else 1)
+    sample = BytesIO()
+    Image.new("RGB", (16, 16)).save(sample, "JPEG")
+    try:
+        if device.type == "cuda":
+            torch.cuda.synchronize(
+                device
+            )  # nvJPEG may write to memory that is still read, see `DeviceDecodeReader.read`
+        decoder([sample.getvalue()])
+    except (AttributeError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:120]
+        raise RecipeError(
+            f"data.loader: nvjpeg: torchvision cannot decode on this device: {reason} (set data.loader=auto)"
+        ) from None
+    return decoder

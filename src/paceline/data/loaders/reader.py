@@ -1,0 +1,196 @@
+"""Read samples by index as uint8 images of one size: gather from memory, or decode and resize."""
+
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torchvision.transforms.v2 import functional as F
+
+from paceline.core.dataset import ArraySource, Source
+from paceline.core.errors import DataError
+from paceline.data.augment.geometric import FusedCropFlip
+from paceline.data.bad_images import BadImage, BadImagePolicy
+from paceline.data.decode import decode
+from paceline.data.resize import ImageOrTensor, Resizer
+from paceline.data.timing import BatchTimer
+
+# Largest split that is converted to channels-first in memory; of a larger one, only each batch is.
+MAX_COPIED_BYTES: Final = 4 * 10**9
+
+
+class ImageStore(Protocol):
+    """Images of one size, gathered by index."""
+
+    def gather(self, indices: NDArray[np.int64]) -> Tensor:
+        """Return uint8 [N, C, H, W] in new memory."""
+        ...
+
+
+@dataclass(frozen=True)
+class TensorImageStore:
+    """`images`, uint8 [M, C, H, W], in memory."""
+
+    images: Tensor
+
+    def gather(self, indices: NDArray[np.int64]) -> Tensor:
+        """Return uint8 [N, C, H, W] in new memory."""
+        return self.images.index_select(0, torch.from_numpy(indices))  # on CIFAR-10 several times faster than indexing
+
+
+@dataclass(frozen=True)
+class MappedImageStore:
+    """`images`, uint8 [M, H, W, C], read from a file when gathered."""
+
+    images: NDArray[np.uint8]
+
+    def gather(self, indices: NDArray[np.int64]) -> Tensor:
+        """Return uint8 [N, C, H, W] in new memory."""
+        return torch.from_numpy(self.images[indices]).permute(0, 3, 1, 2).contiguous()
+
+
+def build_image_store(
+    source: ArraySource, max_copied_bytes: int = MAX_COPIED_BYTES
+) -> TensorImageStore | MappedImageStore:
+    """Choose the faster storage of `source` whose copy takes at most `max_copied_bytes`."""
+    if source.images.nbytes > max_copied_bytes:
+        return MappedImageStore(source.images)
+    return TensorImageStore(torch.from_numpy(np.ascontiguousarray(source.images.transpose(0, 3, 1, 2))))
+
+
+Indices = NDArray[np.int64]
+
+
+class ReadSamples(NamedTuple):
+    """Samples read for N indices: K uint8 images [K, C, size, size] and their labels int64 [K].
+
+    `is_kept`, bool [N], is false for unreadable samples that were dropped. `bad` lists the different unreadable
+    samples, in order of occurrence.
+    """
+
+    images: Tensor
+    labels: Tensor
+    is_kept: NDArray[np.bool_]
+    bad: tuple[BadImage, ...] = ()
+
+
+class SampleReader(Protocol):
+    """Read samples as uint8 [N, C, size, size] and labels as int64 [N], with `num_draws` draws per sample.
+
+    The size, in pixels, may differ between calls.
+    """
+
+    @property
+    def num_draws(self) -> int:
+        """Number of draws per sample."""
+        ...
+
+    def read(self, indices: Indices, draws: NDArray[np.float64], size: int) -> ReadSamples:
+        """Return the samples; `draws` is float64 [N, num_draws]. Raise `DataError` that names an unreadable sample."""
+        ...
+
+
+class ArrayReader:
+    """Gather raw pixels of one size, a whole batch at once.
+
+    `timer` charges gathering to reading and resizing to decoding.
+    """
+
+    num_draws = 0
+
+    def __init__(self, pixels: ImageStore, labels: NDArray[np.int64], timer: BatchTimer) -> None:
+        self._timer = timer
+        self._store = pixels
+        self._labels = torch.from_numpy(labels)
+
+    def read(self, indices: Indices, draws: NDArray[np.float64], size: int) -> ReadSamples:
+        """Return (uint8 [N, C, size, size], int64 [N])."""
+        images = self._store.gather(indices)
+        self._timer.end_read(images.nbytes)
+        if images.shape[-2:] != (size, size):
+            images = F.resize(images, [size, size], antialias=True)
+            self._timer.end_stage("decode")
+        return ReadSamples(images, self._labels[torch.from_numpy(indices)], np.ones(len(indices), dtype=np.bool_))
+
+
+class CropFlipArrayReader:
+    """Gather images as `ArrayReader` does, and crop and flip them with `move` in the same pass."""
+
+    def __init__(
+        self, pixels: TensorImageStore, labels: NDArray[np.int64], move: FusedCropFlip, timer: BatchTimer
+    ) -> None:
+        self._array_reader = ArrayReader(pixels, labels, timer)
+        self._timer = timer
+        self._images = pixels.images.numpy()
+        self._labels = torch.from_numpy(labels)
+        self._crop_flip = move
+        self.num_draws = move.num_draws
+
+    def read(self, indices: Indices, draws: NDArray[np.float64], size: int) -> ReadSamples:
+        """Return (uint8 [N, C, size, size], int64 [N])."""
+        if not self._crop_flip.supports(size, size) or self._images.shape[-2:] != (size, size):
+            read = self._array_reader.read(indices, draws, size)
+            moved = read._replace(images=self._crop_flip(read.images, torch.from_numpy(draws)))
+            self._timer.end_stage("augment")
+            return moved
+        images = self._crop_flip.gather(self._images, indices, draws)
+        self._timer.end_read(images.nbytes)
+        return ReadSamples(images, self._labels[torch.from_numpy(indices)], np.ones(len(indices), dtype=np.bool_))
+
+
+class ImageReader:
+    """Decode and resize samples one by one; `bad_image_policy` is the policy for unreadable ones.
+
+    A replacement comes with its own label and with the draws of the requested sample.
+    """
+
+    def __init__(self, source: Source, sizing: Resizer, bad_image_policy: BadImagePolicy, timer: BatchTimer) -> None:
+        self._source = source
+        self._timer = timer
+        self._resizer = sizing
+        self._bad_image_policy = bad_image_policy
+        self.num_draws = sizing.num_draws
+
+    def read(self, indices: Indices, draws: NDArray[np.float64], size: int) -> ReadSamples:
+        """Return (uint8 [K, C, size, size], int64 [K]) and the dropped samples."""
+        images, labels, is_kept = [], [], []
+        bad: dict[int, BadImage] = {}
+        for index, draw in zip(indices.tolist(), draws, strict=True):
+            sample = self._read_or_substitute(index, bad)
+            is_kept.append(sample is not None)
+            if sample is not None:
+                picture, label = sample
+                images.append(self._resizer(picture, draw, size))
+                self._timer.end_stage("decode")
+                labels.append(label)
+        empty = torch.empty(0, self._channels, size, size, dtype=torch.uint8)
+        return ReadSamples(
+            torch.stack(images) if images else empty,
+            torch.tensor(labels, dtype=torch.int64),
+            np.array(is_kept, dtype=np.bool_),
+            tuple(bad.values()),
+        )
+
+    def _read_or_substitute(self, index: int, bad: dict[int, BadImage]) -> tuple[ImageOrTensor, int] | None:
+        """Return the sample or its first readable replacement, with the label; add unreadable ones to `bad`."""
+        at: int | None = index
+        while at is not None:
+            try:
+                content, label = self._source.read(at)
+                self._timer.end_read(len(content) if isinstance(content, bytes) else content.nbytes)
+                return self._decode(content, at), label
+            except DataError as error:
+                bad.setdefault(at, BadImage.from_error(at, self._source.name_of(at), error))
+                at = self._bad_image_policy(at, len(self._source), bad, error)
+        return None
+
+    def _decode(self, content: bytes | NDArray[np.uint8], index: int) -> ImageOrTensor:
+        if isinstance(content, bytes):
+            return decode(content, channels=self._channels, name=self._source.name_of(index))
+        return torch.from_numpy(content.transpose(2, 0, 1).copy())
+
+    @property
+    def _channels(self) -> Literal[1, 3]:
+        return 3 if self._source.info.channels == 3 else 1

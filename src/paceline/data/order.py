@@ -1,0 +1,227 @@
+"""Sample order: the sample indices, random draws and image size of every batch. Torch-free.
+
+Everything here is a pure function of seed, epoch, step, rank and world size, so resuming means starting at another
+step.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.core.random import Stream, permutation, uniform
+
+# Beyond the seeds of recipes, so that a subset is independent of any training order.
+_SUBSET_SEED = 2**63
+
+
+@dataclass(frozen=True)
+class TrainOrder:
+    """Exact training order: global step s takes one slice of its epoch's permutation.
+
+    Rank r of W takes the r-th part of the slice. Samples that do not fill a batch at the end of an epoch are dropped.
+    Without `is_random`, every epoch is 0, 1, 2, ..., and drops the same samples.
+    """
+
+    seed: int
+    num_images: int
+    batch_size: int
+    rank: int = 0
+    world_size: int = 1
+    is_random: bool = True
+    _cache: dict[int, NDArray[np.int64]] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Number of full batches per epoch."""
+        return self.num_images // self.batch_size
+
+    def epoch(self, step: int) -> int:
+        """Return the epoch of global step `step`, both counted from 0."""
+        return step // self.steps_per_epoch
+
+    def indices(self, step: int) -> NDArray[np.int64]:
+        """Return this rank's sample indices of global step `step`, int64 [rank_batch]."""
+        epoch, position = divmod(step, self.steps_per_epoch)
+        rank_batch = self.batch_size // self.world_size
+        start = position * self.batch_size + self.rank * rank_batch
+        if not self.is_random:
+            return np.arange(start, start + rank_batch, dtype=np.int64)
+        return self._permutation(epoch)[start : start + rank_batch]
+
+    def _permutation(self, epoch: int) -> NDArray[np.int64]:
+        order = self._cache.get(epoch)
+        if order is None:
+            order = permutation(self.seed, epoch, self.num_images)
+            # Keep two epochs, for threads at a boundary: a permutation of 10 M samples takes 80 MB.
+            for old in sorted(self._cache)[:-1]:
+                self._cache.pop(old, None)
+            self._cache[epoch] = order
+        return order
+
+
+@dataclass(frozen=True)
+class EvalShard:
+    """A rank's shard of an evaluation: consecutive samples, each sample in exactly one rank, without padding.
+
+    `num_images` samples are evaluated: all of the split, or a fixed random subset of `split_size` samples, the same for
+    any recipe, seed and number of ranks.
+    """
+
+    num_images: int
+    batch_size: int
+    rank: int = 0
+    world_size: int = 1
+    split_size: int | None = None
+
+    def __post_init__(self) -> None:
+        assert self.split_size is None or self.split_size >= self.num_images, (
+            f"{self.num_images} of {self.split_size} samples"
+        )
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """Positions of this rank's first sample and one past its last, among the evaluated samples."""
+        return (
+            self.rank * self.num_images // self.world_size,
+            (self.rank + 1) * self.num_images // self.world_size,
+        )
+
+    @property
+    def num_batches(self) -> int:
+        """Number of batches of this rank; it may differ between ranks, and be 0."""
+        first, stop = self.bounds
+        return -(-(stop - first) // self.batch_size)
+
+    def indices(self, number: int) -> NDArray[np.int64]:
+        """Return the sample indices of batch `number`, int64 [<= batch]."""
+        first, stop = self.bounds
+        start = first + number * self.batch_size
+        stop = min(start + self.batch_size, stop)
+        if self.split_size is None or self.split_size == self.num_images:
+            return np.arange(start, stop, dtype=np.int64)
+        return self._subset[start:stop]
+
+    @cached_property
+    def _subset(self) -> NDArray[np.int64]:
+        assert self.split_size is not None
+        # Sorted, so that files are read in order of their paths.
+        return np.sort(permutation(_SUBSET_SEED, 0, self.split_size)[: self.num_images])
+
+
+def draw_uniform(
+    seed: int, epoch: int, indices: NDArray[np.int64], is_alternating: Sequence[bool]
+) -> NDArray[np.float64]:
+    """Draw float64 [N, D] in [0, 1), with D the length of `is_alternating`.
+
+    A fresh draw changes every epoch. An alternating draw belongs to the sample and advances by 1/2 (mod 1) per epoch:
+    below 1/2 in one epoch, above it in the next.
+    """
+    draws = uniform(seed, Stream.AUGMENT, epoch, indices, len(is_alternating))
+    alternating = np.flatnonzero(is_alternating)
+    if len(alternating):
+        per_sample = uniform(seed, Stream.SAMPLE, 0, indices, len(alternating))
+        draws[:, alternating] = (per_sample + 0.5 * (epoch % 2)) % 1.0
+    return draws
+
+
+# From a global step to the height and width of its images in pixels, such as `Plan.train_size`.
+ImageSizeAtStep = Callable[[int], int]
+
+# From a batch's uniform mixing draws to the draws that mixing on a device needs, see `Mixer.prepare`.
+PrepareMixDraws = Callable[[NDArray[np.float64]], NDArray[np.float64]]
+
+
+class BatchSchedule(Protocol):
+    """Samples, draws and image size of each batch."""
+
+    def indices(self, number: int) -> NDArray[np.int64]:
+        """Return the sample indices, int64 [N]."""
+        ...
+
+    def draws(self, number: int) -> NDArray[np.float64]:
+        """Return the draws, float64 [N, D], read-only, in order of use: resizing, augmentation, mixing."""
+        ...
+
+    def size(self, number: int) -> int:
+        """Return the height and width of the images in pixels."""
+        ...
+
+    def describe(self, number: int) -> str:
+        """Describe the batch for messages."""
+        ...
+
+
+@dataclass(frozen=True)
+class TrainBatchSchedule:
+    """The batch of each global step, with draws keyed by (seed, epoch, sample index).
+
+    `is_alternating` has one entry per draw. `prepare` converts the last `num_mix_draws` draws.
+    """
+
+    order: TrainOrder
+    size_at_step: ImageSizeAtStep
+    is_alternating: Sequence[bool]
+    num_mix_draws: int
+    prepare: PrepareMixDraws
+    # Draw for several steps together: for small batches the fixed cost of numpy calls dominates.
+    steps_per_draw: int = 1
+    _drawn: dict[int, NDArray[np.float64]] = field(default_factory=dict, repr=False, compare=False)
+
+    def indices(self, number: int) -> NDArray[np.int64]:
+        """Return this rank's sample indices of a global step, int64 [rank_batch]."""
+        return self.order.indices(number)
+
+    def draws(self, number: int) -> NDArray[np.float64]:
+        """Return the draws, float64 [rank_batch, D]."""
+        if self.steps_per_draw == 1:
+            return self._draw_steps(number, number + 1)[0]
+        if number not in self._drawn:
+            self._drawn.clear()
+            epoch = self.order.epoch(number)
+            stop = min(number + self.steps_per_draw, (epoch + 1) * self.order.steps_per_epoch)
+            self._drawn.update(zip(range(number, stop), self._draw_steps(number, stop), strict=True))
+        return self._drawn[number]
+
+    def size(self, number: int) -> int:
+        """Return the height and width of a global step's images in pixels."""
+        return self.size_at_step(number)
+
+    def describe(self, number: int) -> str:
+        """Describe the batch for messages."""
+        return f"the batch of step {number + 1:,}"
+
+    def _draw_steps(self, first: int, stop: int) -> list[NDArray[np.float64]]:
+        indices = np.concatenate([self.order.indices(step) for step in range(first, stop)])
+        draws = draw_uniform(self.order.seed, self.order.epoch(first), indices, self.is_alternating)
+        steps = np.split(draws, stop - first)
+        for step in steps if self.num_mix_draws else ():
+            step[:, -self.num_mix_draws :] = self.prepare(step[:, -self.num_mix_draws :])
+        return steps
+
+
+@dataclass(frozen=True)
+class EvalBatchSchedule:
+    """The batches of a rank's shard of an evaluation, without random draws."""
+
+    shard: EvalShard
+    image_size: int
+
+    def indices(self, number: int) -> NDArray[np.int64]:
+        """Return the sample indices, int64 [N]."""
+        return self.shard.indices(number)
+
+    def draws(self, number: int) -> NDArray[np.float64]:
+        """Return float64 [N, 0]."""
+        return np.empty((len(self.shard.indices(number)), 0))
+
+    def size(self, number: int) -> int:
+        """Return the height and width of all images in pixels."""
+        return self.image_size
+
+    def describe(self, number: int) -> str:
+        """Describe the batch for messages."""
+        return f"evaluation batch {number + 1:,}"

@@ -1,0 +1,106 @@
+"""Digest a data set, and get the labels of a split without reading images. Torch-free."""
+
+import hashlib
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.core.dataset import ArraySource, Datasets, Source
+from paceline.data.bad_images import ImageError
+from paceline.data.pack.reader import PackSource
+from paceline.data.sources.huggingface import HuggingFaceSource
+from paceline.data.sources.image_files import ImageFileSource
+from paceline.data.sources.lmdb import LmdbSource
+from paceline.data.sources.plugin import PluginSamples
+from paceline.data.sources.webdataset import WebDatasetSource
+
+# Samples of a plugin that are read for the digest: reading all would take an epoch.
+_NUM_SAMPLES_READ: Final = 64
+
+
+def digest_datasets(datasets: Datasets) -> str:
+    """Return 16 hex digits that identify both splits: classes, labels, and names or pixels, in order.
+
+    Files count by their paths relative to the root, files in tars by their names there; neither the root nor file
+    contents count. Pixels in memory count themselves (CIFAR-10: 0.1 s on a core with SHA instructions, measured). A
+    plugin counts by its number of samples and the content of 64 of them, not by its name.
+    """
+    digest = hashlib.sha256()
+    for source in (datasets.train, datasets.val):
+        digest.update(digest_split(source))
+    return digest.hexdigest()[:16]
+
+
+def digest_split(source: Source) -> bytes:
+    """Return the digest of a split, 32 bytes; a pack or LMDB carries the digest of its original data."""
+    match source:
+        case LmdbSource(digest=digest) | PackSource(digest=digest):
+            return digest
+    return _hash_split(source)
+
+
+def _hash_split(source: Source) -> bytes:
+    digest = hashlib.sha256()
+    names = "\0".join(source.info.class_names).encode("utf-8", "surrogateescape")
+    for field in (names, str(source.info.channels).encode(), *_hash_inputs(source)):
+        digest.update(len(field).to_bytes(8, "little"))  # so that no sequence of fields hashes like another
+        digest.update(field)
+    return digest.digest()
+
+
+def _hash_inputs(source: Source) -> tuple[bytes | memoryview, ...]:
+    match source:
+        case ArraySource(images=images, labels=labels):
+            return (
+                str(images.shape).encode(),
+                _little_endian_bytes(images),
+                _little_endian_bytes(labels.astype(np.int64)),
+            )
+        case ImageFileSource(paths=paths, ends=ends, labels=labels):
+            return paths, _little_endian_bytes(ends), _little_endian_bytes(labels.astype(np.int64))
+        case WebDatasetSource(names=names, name_ends=ends, labels=labels):
+            return names, _little_endian_bytes(ends), _little_endian_bytes(labels.astype(np.int64))
+        case HuggingFaceSource(labels=labels):
+            return "\0".join(source.names()).encode("utf-8", "surrogatepass"), _little_endian_bytes(
+                labels.astype(np.int64)
+            )
+        case PluginSamples():
+            return tuple(_read_some_samples(source))
+    return ("\0".join(source.name_of(index) for index in range(len(source))).encode("utf-8", "surrogateescape"),)
+
+
+def _read_some_samples(source: PluginSamples) -> Iterator[bytes]:
+    """Yield the number of samples, then label and content of some, evenly spaced; unreadable ones yield a marker."""
+    yield str(len(source)).encode()
+    for index in np.unique(
+        np.linspace(0, len(source) - 1, min(len(source), _NUM_SAMPLES_READ), dtype=np.int64)
+    ).tolist():
+        try:
+            content, label = source.read(index)
+        except ImageError:
+            yield b"unread"
+            continue
+        yield str(label).encode()
+        yield content if isinstance(content, bytes) else str(content.shape).encode() + content.tobytes()
+
+
+def _little_endian_bytes(values: NDArray[np.integer]) -> memoryview:
+    """Return the bytes of an array in C order, little-endian on every machine."""
+    return np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<")).reshape(-1).view(np.uint8).data
+
+
+def get_labels(source: Source) -> NDArray[np.integer] | None:
+    """Return all labels, integers [N], or None if they come only with the images."""
+    match source:
+        case (
+            ArraySource(labels=labels)
+            | ImageFileSource(labels=labels)
+            | PackSource(labels=labels)
+            | LmdbSource(labels=labels)
+            | WebDatasetSource(labels=labels)
+            | HuggingFaceSource(labels=labels)
+        ):
+            return np.asarray(labels)
+    return None

@@ -1,0 +1,189 @@
+"""Splits whose images are files: read them, find unreadable ones in a listing, and hold out a validation split."""
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.core.dataset import DatasetInfo, Sample, Split
+from paceline.core.errors import DataError
+from paceline.core.units import count
+from paceline.data.bad_images import ImageError
+from paceline.data.files import printable
+
+# ImageNet statistics of torchvision's reference training; for grayscale, the means over the channels.
+_IMAGENET_MEAN: dict[int, tuple[float, ...]] = {3: (0.485, 0.456, 0.406), 1: (0.449,)}
+_IMAGENET_STD: dict[int, tuple[float, ...]] = {3: (0.229, 0.224, 0.225), 1: (0.226,)}
+
+
+@dataclass(frozen=True, eq=False)
+class ImageFileSource:
+    """Image files below `root`, stored in 12 bytes plus the path per image.
+
+    `paths` is the joined bytes of all N paths, relative to `root` or absolute; path i is `paths[ends[i - 1]:ends[i]]`.
+    `ends` is int64 [N], `labels` int32 [N].
+    """
+
+    info: DatasetInfo
+    root: str
+    paths: bytes
+    ends: NDArray[np.int64]
+    labels: NDArray[np.int32]
+
+    @classmethod
+    def from_paths(
+        cls, info: DatasetInfo, root: str, paths: Sequence[bytes], labels: NDArray[np.int32]
+    ) -> "ImageFileSource":
+        """Build a source from `paths` in file system encoding (`os.fsencode`) and int32 `labels` [N]."""
+        assert len(paths) == len(labels), f"{len(paths)} paths for {len(labels)} labels"
+        ends = np.cumsum([len(path) for path in paths], dtype=np.int64)
+        return cls(info, root, b"".join(paths), ends, labels)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def get_listed_path(self, index: int) -> str:
+        """Return the path of sample `index` as listed: relative to `root`, or absolute."""
+        start = int(self.ends[index - 1]) if index else 0
+        return os.fsdecode(self.paths[start : int(self.ends[index])])
+
+    def get_path(self, index: int) -> Path:
+        """Return the full path of sample `index`."""
+        return Path(self.root, self.get_listed_path(index))
+
+    def name_of(self, index: int) -> str:
+        """Return the printable path of sample `index`."""
+        return printable(self.get_path(index))
+
+    def read(self, index: int) -> Sample:
+        """Return (file bytes, label). Raise `ImageError` for a file that is missing, empty or not a regular file."""
+        return self.read_bytes(index), int(self.labels[index])
+
+    def read_bytes(self, index: int) -> bytes:
+        """Return the bytes of file `index`."""
+        path = self.get_path(index)
+        try:
+            # Without O_NONBLOCK, opening a pipe in place of the file would hang the run.
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            with os.fdopen(descriptor, "rb", buffering=0) as file:
+                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                    raise ImageError(printable(path), "is not a regular file", "remove it or replace it")
+                data = file.readall()
+        except OSError as error:
+            reason = error.strerror or error
+            raise ImageError(printable(path), f"cannot be read: {reason}", "remove it or restore it") from error
+        if not data:
+            raise ImageError(printable(path), "is empty (0 bytes)", "remove it or replace it")
+        return data
+
+
+def build_files_info(
+    name: str,
+    split: Split,
+    num_images: int,
+    class_names: tuple[str, ...],
+    channels: Literal[1, 3],
+    notes: tuple[str, ...] = (),
+) -> DatasetInfo:
+    """Describe a split of image files of any size, normalized with ImageNet's statistics."""
+    return DatasetInfo(
+        name=name,
+        split=split,
+        num_images=num_images,
+        class_names=class_names,
+        channels=channels,
+        image_size=None,
+        mean=_IMAGENET_MEAN[channels],
+        std=_IMAGENET_STD[channels],
+        notes=notes,
+    )
+
+
+_MAX_FAULTS_SHOWN = 5
+
+
+def find_fault(entry: os.DirEntry[str]) -> str:
+    """Return the reason why a file cannot be read, or "" if the listing shows none."""
+    try:
+        status = entry.stat()
+    except OSError as error:
+        return "a dangling link" if entry.is_symlink() else str(error.strerror)
+    if not stat.S_ISREG(status.st_mode):
+        return "a folder" if stat.S_ISDIR(status.st_mode) else "a pipe or a device"
+    if status.st_size == 0:
+        return "empty"
+    # `os.access` is a round trip on a network file system, so call it only if the mode bits leave it open.
+    if not status.st_mode & stat.S_IROTH and not os.access(entry.path, os.R_OK):
+        return "no permission to read it"
+    return ""
+
+
+def find_faults(paths: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield (name, reason) of the files that cannot be read; `paths` maps names to absolute paths."""
+    # Listing each folder once takes far fewer requests over a network than one `stat` per file.
+    folders: dict[str, dict[str, str]] = {}
+    for name, path in paths.items():
+        folder, _, last = path.rpartition("/")
+        folders.setdefault(folder or "/", {})[last] = name
+    for folder, names in folders.items():
+        yield from _find_faults_in_folder(folder, names)
+
+
+def _find_faults_in_folder(folder: str, names: dict[str, str]) -> Iterator[tuple[str, str]]:
+    missing = dict(names)
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                name = missing.pop(entry.name, None)
+                fault = find_fault(entry) if name is not None else ""
+                if name is not None and fault:
+                    yield name, fault
+    except OSError as error:
+        yield from ((name, str(error.strerror)) for name in missing.values())
+        return
+    yield from ((name, "no such file") for name in missing.values())
+
+
+def raise_for_faults(root: str, faults: Mapping[str, str]) -> None:
+    """Raise `DataError` with the number of `faults` and the first few, unless there are none."""
+    if not faults:
+        return
+    first = sorted(faults, key=os.fsencode)[:_MAX_FAULTS_SHOWN]
+    named = ", ".join(f"{printable(name)} ({faults[name]})" for name in first)
+    more = ", ..." if len(faults) > len(first) else ""
+    raise DataError(
+        f"{root}: {count(len(faults), 'image')} cannot be read: {named}{more}; remove or replace them, or set "
+        f"data.on_bad_image=skip"
+    )
+
+
+def select_validation(
+    labels: NDArray[np.integer], names: Iterable[bytes], *, fraction: float, seed: int
+) -> NDArray[np.bool_]:
+    """Return a bool mask [N] of the validation samples: `fraction` of each class, rounded to the nearest number.
+
+    `labels` is [N]; `names` yields N stable names. A class with at least two samples gets one in each split, a class
+    with one keeps it for training.
+    """
+    # The samples with the smallest keyed hash of their name are held out, so the choice depends neither on the order of
+    # the samples nor on other classes.
+    key = hashlib.blake2b(str(seed).encode()).digest()
+    digests = b"".join(hashlib.blake2b(name, key=key, digest_size=8).digest() for name in names)
+    hashes = np.frombuffer(digests, dtype="<u8")
+    assert len(hashes) == len(labels), f"{len(hashes)} names for {len(labels)} labels"
+
+    _, classes, sizes = np.unique(labels, return_inverse=True, return_counts=True)
+    quotas = np.clip(np.floor(sizes * fraction + 0.5).astype(np.int64), 1, np.maximum(sizes - 1, 1))
+    quotas[sizes == 1] = 0
+    order = np.lexsort((hashes, classes))
+    starts = np.cumsum(sizes) - sizes
+    rank_in_class = np.arange(len(labels)) - starts[classes[order]]
+    mask = np.zeros(len(labels), dtype=np.bool_)
+    mask[order] = rank_in_class < quotas[classes[order]]
+    return mask

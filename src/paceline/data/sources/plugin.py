@@ -1,0 +1,267 @@
+"""Load samples from a user's own code and validate them."""
+
+import operator
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Final, Literal, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.core.dataset import ArraySource, DatasetInfo, Datasets, Sample, Source, Split
+from paceline.core.errors import PacelineError, RecipeError
+from paceline.data.bad_images import ImageError
+from paceline.data.sources.image_files import build_files_info
+from paceline.recipe.plugins import SOURCE, PluginRef, describe_error
+from paceline.recipe.schema.source import OwnSource
+
+_FIELD_PATH: Final = "data.source"
+_SUPPORTED_SPLITS: Final = (
+    "(images, labels, class_names), an object with classes, __len__ and read, or a paceline Source"
+)
+# Pixels per call of `np.bincount`, which makes 8 bytes of each.
+_BLOCK_PIXELS: Final = 1 << 20
+# With `skip_bad`, the samples that are tried to find a readable one.
+_MAX_SAMPLES_PROBED: Final = 16
+
+
+def load_plugin_source(section: OwnSource, *, skip_bad: bool = False) -> Datasets:
+    """Build both splits with the code that `section` names. Raise `RecipeError` if what it returns is not valid.
+
+    A split may be
+
+    - `(images, labels, class_names)`: uint8 [N, H, W] or [N, H, W, C] with C of 1 or 3, integers [N], strings;
+    - an object with `classes`, `__len__()` and `read(index) -> (encoded bytes, or uint8 [H, W] or [H, W, C]; label)`,
+      for
+      images of any size that are read on access;
+    - a `paceline.core.dataset.Source`, which is used unchanged.
+    """
+    plugin = PluginRef(_FIELD_PATH, section.name, section.args, SOURCE)
+    train = _build_split(plugin, section, "train", skip_bad=skip_bad)
+    val = _build_split(plugin, section, "val", skip_bad=skip_bad, channels=1 if train.info.channels == 1 else 3)
+    if train.info.class_names != val.info.class_names:
+        raise plugin.error("names other classes for val than for train (return the same, in the same order)")
+    if train.info.channels != val.info.channels:
+        raise plugin.error(
+            f"has images of {train.info.channels} channels in train and of {val.info.channels} in val (make them agree)"
+        )
+    return Datasets(train, val)
+
+
+def load_plugin_validation(section: OwnSource, *, skip_bad: bool = False) -> Source:
+    """Build only the validation split. Raise `RecipeError` as `load_plugin_source` does."""
+    return _build_split(PluginRef(_FIELD_PATH, section.name, section.args, SOURCE), section, "val", skip_bad=skip_bad)
+
+
+def _build_split(
+    plugin: PluginRef, section: OwnSource, split: Split, *, skip_bad: bool, channels: Literal[1, 3] = 3
+) -> Source:
+    returned = plugin.make(split=split)
+    match returned:
+        case tuple((images, labels, class_names)):
+            _check_channels_unset(section)
+            return _build_array_source(plugin, split, images, labels, class_names)
+    if isinstance(_call_plugin(plugin, split, lambda: getattr(returned, "info", None)), DatasetInfo):
+        _check_channels_unset(section)
+        _require_attributes(plugin, split, returned, ("__len__", "read", "name_of"))
+        return cast(Source, returned)
+    return _build_plugin_samples(plugin, section, split, returned, skip_bad=skip_bad, channels=channels)
+
+
+def _call_plugin(plugin: PluginRef, split: Split, question: Callable[[], Any]) -> Any:
+    """Call a user's code, and convert whatever it raises to `RecipeError`."""
+    try:
+        return question()
+    except PacelineError:
+        raise
+    except Exception as error:
+        raise plugin.error(f"raised {describe_error(error)} for {split} (fix it)") from error
+
+
+def _require_attributes(plugin: PluginRef, split: Split, returned: Any, names: Sequence[str]) -> None:
+    for name in names:
+        if not _call_plugin(plugin, split, partial(hasattr, returned, name)):
+            raise plugin.error(
+                f"gives {split} as {type(returned).__name__}, which has no {name} (return {_SUPPORTED_SPLITS})"
+            )
+
+
+def _check_channels_unset(section: OwnSource) -> None:
+    if section.channels != "auto":
+        raise RecipeError(
+            f"data.source.channels: {section.channels} has no effect on {section.name}, which defines its "
+            f"channels itself (leave it at auto)"
+        )
+
+
+def _build_array_source(plugin: PluginRef, split: Split, images: Any, labels: Any, class_names: Any) -> ArraySource:
+    """Build a split of equal-sized pixels, normalized with its own mean and standard deviation."""
+    images, labels = _to_array(plugin, split, "images", images), _to_array(plugin, split, "labels", labels)
+    images = images[..., None] if images.ndim == 3 else images
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] not in (1, 3):
+        actual = f"{images.dtype} {list(images.shape)}"
+        raise plugin.error(f"gives {split} images as {actual} (give uint8 [N, H, W], or [N, H, W, C] with C of 1 or 3)")
+    if not np.issubdtype(labels.dtype, np.integer) or labels.shape != images.shape[:1]:
+        actual = f"{labels.dtype} {list(labels.shape)}"
+        raise plugin.error(f"gives {split} labels as {actual} for {len(images)} images (give one whole number each)")
+    names = _check_class_names(plugin, class_names)
+    wrong = labels[(labels < 0) | (labels >= len(names))][:1].tolist()
+    if wrong:
+        raise plugin.error(f"gives {split} label {wrong[0]}, and {len(names)} classes (give 0 to {len(names) - 1})")
+    mean, std = _compute_mean_and_std(images)
+    height, width, channels = images.shape[1:]
+    info = DatasetInfo(plugin.name, split, len(labels), names, channels, (height, width), mean, std)
+    return ArraySource(info, np.ascontiguousarray(images), labels.astype(np.int64))
+
+
+def _to_array(plugin: PluginRef, split: Split, what: str, values: Any) -> NDArray[Any]:
+    try:
+        return np.asarray(values)
+    except Exception as error:  # numpy raises TypeError for a GPU tensor
+        reason = " ".join(str(error).split())[:100]
+        fix = "give one array, or for several sizes an object with read"
+        raise plugin.error(f"gives {split} {what} that numpy cannot convert to an array: {reason} ({fix})") from None
+
+
+def _compute_mean_and_std(images: NDArray[np.uint8]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return mean and standard deviation per channel, of pixels scaled to [0, 1]."""
+    values, block = np.arange(256) / 255, max(1, _BLOCK_PIXELS // max(1, images.shape[1] * images.shape[2]))
+    means, stds = [], []
+    for channel in range(images.shape[3]):
+        # From a histogram, in blocks, so that no float copy of the images is needed.
+        counts = np.zeros(256, np.int64)
+        for first in range(0, len(images), block):
+            counts += np.bincount(images[first : first + block, ..., channel].ravel(), minlength=256)
+        shares = counts / max(1, counts.sum())
+        mean = float(shares @ values)
+        std = float(np.sqrt(shares @ (values - mean) ** 2))
+        means.append(round(mean, 4))
+        stds.append(round(std, 4) or 1.0)  # a constant channel stays 0 after normalization
+    return tuple(means), tuple(stds)
+
+
+def _check_class_names(plugin: PluginRef, class_names: object) -> tuple[str, ...]:
+    if isinstance(class_names, str) or not isinstance(class_names, Sequence | np.ndarray) or len(class_names) < 2:
+        raise plugin.error(f"gives {class_names!r} as class names (give a list of two or more)")
+    names = tuple(str(name) for name in class_names)
+    if len(set(names)) < len(names):
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise plugin.error(f"names class {repeated!r} twice (give each class a unique name)")
+    return names
+
+
+def _build_plugin_samples(
+    plugin: PluginRef, section: OwnSource, split: Split, returned: Any, *, skip_bad: bool, channels: Literal[1, 3]
+) -> "PluginSamples":
+    _require_attributes(plugin, split, returned, ("classes", "__len__", "read"))
+    names = _check_class_names(plugin, _call_plugin(plugin, split, lambda: returned.classes))
+    num_images = _call_plugin(plugin, split, lambda: len(returned))
+    if num_images == 0 and split == "train":
+        raise plugin.error("has no training images (return some for split 'train')")
+    tried = PluginSamples(
+        build_files_info(plugin.name, split, num_images, names, channels), returned, plugin.make(split=split)
+    )
+    content = tried.probe_first(skip_bad=skip_bad)
+    samples = replace(
+        tried,
+        info=build_files_info(plugin.name, split, num_images, names, _detect_channels(section, content, channels)),
+    )
+    if content is not None:
+        samples.check_channels(0, content)
+    return samples
+
+
+def _detect_channels(
+    section: OwnSource, content: bytes | NDArray[np.uint8] | None, default: Literal[1, 3]
+) -> Literal[1, 3]:
+    if section.channels != "auto":
+        return section.channels
+    if isinstance(content, np.ndarray):
+        return 1 if content.shape[2] == 1 else 3
+    return 3 if content else default
+
+
+@dataclass(frozen=True)
+class PluginSamples:
+    """A split whose samples a user's code reads one at a time: encoded files, or pixels of any size.
+
+    `plugin` reads in the process `pid`; `fork_copy` reads in forked workers.
+    """
+
+    info: DatasetInfo
+    plugin: Any
+    fork_copy: Any
+    pid: int = field(default_factory=os.getpid)
+
+    def __len__(self) -> int:
+        return self.info.num_images
+
+    def name_of(self, index: int) -> str:
+        """Return `name/split[index]`."""
+        return f"{self.info.name}/{self.info.split}[{index}]"
+
+    def read(self, index: int) -> Sample:
+        """Return (encoded bytes, or uint8 pixels [H, W, C]; label). Raise `ImageError` if the sample is not valid."""
+        content, label = self._read_validated(index)
+        return self.check_channels(index, content), label
+
+    def check_channels(self, index: int, content: bytes | NDArray[np.uint8]) -> bytes | NDArray[np.uint8]:
+        """Return `content`. Raise `ImageError` if its channels differ from the split's."""
+        if isinstance(content, np.ndarray) and content.shape[2] != self.info.channels:
+            channels = self.info.channels
+            raise self._build_error(
+                index, f"has {content.shape[2]} channels, and the split {channels}", "make them agree"
+            )
+        return content
+
+    def probe_first(self, *, skip_bad: bool) -> bytes | NDArray[np.uint8] | None:
+        """Return the content of the first sample, with any channels.
+
+        With `skip_bad` return the first readable one of a few samples, or None.
+        """
+        for index in range(min(_MAX_SAMPLES_PROBED, len(self))):
+            try:
+                return self._read_validated(index)[0]
+            except ImageError:
+                if not skip_bad:
+                    raise
+        return None
+
+    def _read_validated(self, index: int) -> Sample:
+        # `fork_copy` has opened no file before the fork; otherwise all workers would share one file position.
+        inner = self.plugin if os.getpid() == self.pid else self.fork_copy
+        try:
+            content, given = inner.read(index)
+            pixels = content if isinstance(content, bytes) else np.asarray(content)
+        except PacelineError:
+            raise
+        except Exception as error:
+            raise self._build_error(index, f"read raised {describe_error(error)}", "fix it") from error
+        label = self._validate_label(index, given)
+        return (pixels if isinstance(pixels, bytes) else self._validate_pixels(index, pixels)), label
+
+    def _validate_label(self, index: int, given: Any) -> int:
+        last = len(self.info.class_names) - 1
+        try:
+            label = operator.index(given)
+        except Exception:  # tensors raise errors of their own
+            label = -1
+        if not 0 <= label <= last:
+            raise self._build_error(
+                index, f"has label {given!r:.50}", f"give a whole number, 0 to {last}, a place in classes"
+            )
+        return label
+
+    def _validate_pixels(self, index: int, pixels: NDArray[Any]) -> NDArray[np.uint8]:
+        pixels = pixels[..., None] if pixels.ndim == 2 else pixels
+        if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] not in (1, 3) or not pixels.size:
+            actual = f"{pixels.dtype} {list(pixels.shape)}"
+            raise self._build_error(
+                index, f"read gives {actual}", "give bytes, or uint8 [H, W] or [H, W, C] with C of 1 or 3"
+            )
+        return pixels
+
+    def _build_error(self, index: int, reason: str, fix: str) -> ImageError:
+        return ImageError(self.name_of(index), reason, fix)

@@ -1,0 +1,236 @@
+"""Time how batches are made, and aggregate the timings per loader into `LoaderResult`. Torch-free."""
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple, Protocol
+
+from paceline.core.results import LoaderResult
+
+# All time since the last reading of the clock is charged to the stage named next, so that the stages add up to the
+# whole batch. DataLoader's own transfer from a worker, in a thread of the main process, belongs to no stage.
+BatchStage = Literal["read", "decode", "augment", "collate"]
+
+
+class BatchTiming(NamedTuple):
+    """Timing of one batch in seconds, its sizes, and `made_s`, the clock's seconds when it was done.
+
+    `read_s`: the source. `decode_s`: decoding and resizing. `augment_s`: random draws and augmentation of the whole
+    batch. `collate_s`: the rest, such as indices, stacking and, in the main process, pinning. `bytes_read`: encoded
+    files or pixels from the source. `bytes_made`: pixels of the batch.
+    """
+
+    images: int = 0
+    read_s: float = 0.0
+    decode_s: float = 0.0
+    augment_s: float = 0.0
+    collate_s: float = 0.0
+    bytes_read: int = 0
+    bytes_made: int = 0
+    made_s: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Sum of the stages in seconds."""
+        return self.read_s + self.decode_s + self.augment_s + self.collate_s
+
+    def add(self, other: "BatchTiming") -> "BatchTiming":
+        """Return the sum of both, done when the later one was."""
+        return BatchTiming(
+            images=self.images + other.images,
+            read_s=self.read_s + other.read_s,
+            decode_s=self.decode_s + other.decode_s,
+            augment_s=self.augment_s + other.augment_s,
+            collate_s=self.collate_s + other.collate_s,
+            bytes_read=self.bytes_read + other.bytes_read,
+            bytes_made=self.bytes_made + other.bytes_made,
+            made_s=max(self.made_s, other.made_s),
+        )
+
+
+class BatchTimer(Protocol):
+    """Time the stages of one batch after the other."""
+
+    def start(self) -> None:
+        """Start a batch; an unfinished one is discarded."""
+        ...
+
+    def end_stage(self, stage: BatchStage) -> None:
+        """Charge the time since the last call of any method to `stage`."""
+        ...
+
+    def end_read(self, num_bytes: int) -> None:
+        """Charge the time to reading, which returned `num_bytes`."""
+        ...
+
+    def finish(self, images: int, bytes_made: int) -> BatchTiming:
+        """Charge the time to collating, and return the timing of the batch."""
+        ...
+
+
+class NoBatchTimer:
+    """Time nothing."""
+
+    def start(self) -> None:
+        """Do nothing."""
+
+    def end_stage(self, stage: BatchStage) -> None:
+        """Do nothing."""
+
+    def end_read(self, num_bytes: int) -> None:
+        """Do nothing."""
+
+    def finish(self, images: int, bytes_made: int) -> BatchTiming:
+        """Return an empty timing."""
+        return BatchTiming()
+
+
+class ClockBatchTimer:
+    """Time with the clock `now`, which returns seconds and is read once per call."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._now = clock
+        self.start()
+
+    def start(self) -> None:
+        """Start a batch."""
+        self._seconds: dict[BatchStage, float] = {"read": 0.0, "decode": 0.0, "augment": 0.0, "collate": 0.0}
+        self._bytes_read = 0
+        self._at_s = self._now()
+
+    def end_stage(self, stage: BatchStage) -> None:
+        """Charge the time to `stage`."""
+        at_s = self._now()
+        self._seconds[stage] += at_s - self._at_s
+        self._at_s = at_s
+
+    def end_read(self, num_bytes: int) -> None:
+        """Charge the time to reading."""
+        self.end_stage("read")
+        self._bytes_read += num_bytes
+
+    def finish(self, images: int, bytes_made: int) -> BatchTiming:
+        """Charge the time to collating, and return the timing."""
+        self.end_stage("collate")
+        return BatchTiming(
+            images=images,
+            read_s=self._seconds["read"],
+            decode_s=self._seconds["decode"],
+            augment_s=self._seconds["augment"],
+            collate_s=self._seconds["collate"],
+            bytes_read=self._bytes_read,
+            bytes_made=bytes_made,
+            made_s=self._at_s,
+        )
+
+
+def build_batch_timer(clock: Callable[[], float] | None) -> BatchTimer:
+    """Build a timer that reads the clock `clock`, or one that does nothing if it is None."""
+    return NoBatchTimer() if clock is None else ClockBatchTimer(clock)
+
+
+# Names of the loaders, as in `LoaderResult.loader`.
+LoaderName = Literal["inline", "device", "nvjpeg", "native", "threads", "processes"]
+
+
+class LoaderStats(Protocol):
+    """Aggregate the batches that a loader hands out."""
+
+    def start_workers(self, workers: int) -> None:
+        """Record that `workers` workers start, and that earlier ones have ended."""
+        ...
+
+    def request_batch(self, num_ready: int) -> None:
+        """Record that the rank requests a batch while `num_ready` are made."""
+        ...
+
+    def deliver_batch(self, timing: BatchTiming) -> None:
+        """Record that the requested batch is handed out, and the timing of making it."""
+        ...
+
+    def build_result(self) -> LoaderResult | None:
+        """Return the totals of all batches so far, or None if timing is off."""
+        ...
+
+
+class NoLoaderStats:
+    """Record nothing."""
+
+    def start_workers(self, workers: int) -> None:
+        """Do nothing."""
+
+    def request_batch(self, num_ready: int) -> None:
+        """Do nothing."""
+
+    def deliver_batch(self, timing: BatchTiming) -> None:
+        """Do nothing."""
+
+    def build_result(self) -> None:
+        """Return None."""
+
+
+class ClockLoaderStats:
+    """Aggregate with the clock `now`, in seconds, which the batch timers use too.
+
+    `workers` is the number of workers while all live. They count as alive from their start to the last batch handed
+    out, including pauses of the rank. Starting workers does not count as waiting.
+    """
+
+    def __init__(self, clock: Callable[[], float], workers: int, loader: LoaderName) -> None:
+        self._now = clock
+        self._loader = loader
+        self._workers = workers
+        self._work = BatchTiming()
+        self._batches = 0
+        self._ready = 0
+        self._depth = 0
+        self._num_ready = 0
+        self._requested_s = 0.0
+        self._wait_s = 0.0
+        self._alive = 0
+        self._alive_since_s = 0.0
+        self._alive_s = 0.0
+
+    def start_workers(self, workers: int) -> None:
+        """Record that workers start."""
+        self._alive = workers
+        self._alive_since_s = self._now()
+
+    def request_batch(self, num_ready: int) -> None:
+        """Record a request."""
+        self._num_ready = num_ready
+        self._requested_s = self._now()
+
+    def deliver_batch(self, timing: BatchTiming) -> None:
+        """Record a delivery and its timing."""
+        at_s = self._now()
+        self._work = self._work.add(timing)
+        self._batches += 1
+        self._wait_s += at_s - self._requested_s
+        self._depth += self._num_ready
+        self._ready += self._num_ready > 0 and timing.made_s <= self._requested_s  # a ready batch may be a later one
+        self._alive_s += self._alive * (at_s - self._alive_since_s)
+        self._alive_since_s = at_s
+
+    def build_result(self) -> LoaderResult:
+        """Return the totals."""
+        work, num = self._work, max(1, self._batches)
+        return LoaderResult(
+            loader=self._loader,
+            workers=self._workers,
+            batches=self._batches,
+            images=work.images,
+            read_s=work.read_s,
+            decode_s=work.decode_s,
+            augment_s=work.augment_s,
+            collate_s=work.collate_s,
+            wait_s=self._wait_s,
+            queue_depth=self._depth / num,
+            ready=self._ready / num,
+            bytes_read=work.bytes_read,
+            bytes_made=work.bytes_made,
+            busy=work.seconds / self._alive_s if self._alive_s > 0 else None,
+        )
+
+
+def build_loader_stats(clock: Callable[[], float] | None, workers: int, loader: LoaderName) -> LoaderStats:
+    """Build the statistics of `workers` workers by the clock `clock`, or ones that do nothing if it is None."""
+    return NoLoaderStats() if clock is None else ClockLoaderStats(clock, workers, loader)

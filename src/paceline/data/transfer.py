@@ -1,0 +1,192 @@
+"""Copy batches from host memory to the device, and normalize images there.
+
+The copies are counted and, on a GPU, can be timed. The clock's stage `h2d` is a different measure: the time a step
+waits for its copies, which is shorter, because they run on a separate stream while the previous step computes.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Final, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from paceline.data.batch import Batch
+
+# The most recent copies are timed individually, with two events each.
+MAX_TIMED_COPIES: Final = 1000
+
+
+@dataclass(frozen=True)
+class TransferStats:
+    """Transfer totals: number of sends, bytes sent, and bytes copied to another device.
+
+    `timed_bytes` took `timed_s` seconds on the device, in the copies that were timed; both are 0 without timing.
+    """
+
+    sends: int = 0
+    bytes: int = 0
+    copied_bytes: int = 0
+    timed_bytes: int = 0
+    timed_s: float = 0.0
+
+
+class DeviceCopy(Protocol):
+    """Copy tensors to a device."""
+
+    def send(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return the tensors on the device, without waiting for page-locked ones; copy none that is there already."""
+        ...
+
+    def stats(self, skip: int) -> TransferStats:
+        """Return the totals so far. Timing leaves out the first `skip` sends. Waits for pending copies."""
+        ...
+
+
+class DirectCopy:
+    """Copy on the current stream; on the CPU nothing is copied."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._sends = 0
+        self._bytes = 0
+
+    def send(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return the tensors on the device."""
+        self._sends += 1
+        self._bytes += sum(tensor.nbytes for tensor in tensors)
+        return [tensor.to(self._device, non_blocking=True) for tensor in tensors]
+
+    def stats(self, skip: int) -> TransferStats:
+        """Return the totals; nothing is timed."""
+        return TransferStats(self._sends, self._bytes, 0 if self._device.type == "cpu" else self._bytes)
+
+
+@dataclass
+class CopyEvents:
+    """Pairs of CUDA events around the most recent copies of a stream; the oldest pair is reused.
+
+    `new_event` returns an event with the methods of `torch.cuda.Event(enable_timing=True)`.
+    """
+
+    new_event: Callable[[], Any]
+    _timed: deque[tuple[int, int, Any, Any]] = field(default_factory=deque)
+
+    def begin(self) -> tuple[Any, Any]:
+        """Record the first of two events on the current stream; return both."""
+        is_full = len(self._timed) >= MAX_TIMED_COPIES
+        events = self._timed.popleft()[2:] if is_full else (self.new_event(), self.new_event())
+        events[0].record()
+        return events
+
+    def end(self, events: tuple[Any, Any], number: int, num_bytes: int) -> None:
+        """Record the second event after send `number`, counted from 1, has copied `num_bytes`."""
+        events[1].record()
+        self._timed.append((number, num_bytes, *events))
+
+    def total(self, skip: int) -> tuple[int, float]:
+        """Return (bytes, seconds) of the timed copies after the first `skip` sends; waits for the last one."""
+        copies = [(num_bytes, start, end) for number, num_bytes, start, end in self._timed if number > skip]
+        if copies:
+            copies[-1][2].synchronize()
+        return sum(each[0] for each in copies), sum(start.elapsed_time(end) / 1e3 for _, start, end in copies)
+
+
+class SideStreamCopy:
+    """Copy on a separate CUDA stream, so that the copy overlaps the previous step.
+
+    Later work on the current stream waits for the copies. With `timed`, two events time each send.
+    """
+
+    def __init__(self, device: torch.device, *, timed: bool = False) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._sends = 0
+        self._bytes = 0
+        self._events = CopyEvents(partial(torch.cuda.Event, enable_timing=True)) if timed else None
+
+    def send(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return the tensors on the device."""
+        if all(tensor.is_cuda for tensor in tensors):
+            return list(tensors)  # do not touch any stream: a CUDA graph may be capturing
+        num_bytes = sum(tensor.nbytes for tensor in tensors if not tensor.is_cuda)
+        self._sends += 1
+        self._bytes += num_bytes
+        current = torch.cuda.current_stream(self._device)
+        # The host runs about one step ahead of the GPU (`train.guard`), so this copy overlaps the previous step.
+        with torch.cuda.stream(self._stream):
+            events = self._events.begin() if self._events else None
+            sent = [tensor.to(self._device, non_blocking=True) for tensor in tensors]
+            if self._events and events:
+                self._events.end(events, self._sends, num_bytes)
+        current.wait_stream(self._stream)
+        for tensor, copy in zip(tensors, sent, strict=True):
+            if copy is not tensor:
+                copy.record_stream(current)  # the allocator reuses the memory once this stream has read it
+        return sent
+
+    def stats(self, skip: int) -> TransferStats:
+        """Return the totals, with timing if enabled."""
+        timed = self._events.total(skip) if self._events else (0, 0.0)
+        return TransferStats(self._sends, self._bytes, self._bytes, *timed)
+
+
+def build_device_copy(device: torch.device, *, timed: bool = False) -> DeviceCopy:
+    """Build the copy to `device`; with `timed`, copies to a GPU are timed."""
+    return SideStreamCopy(device, timed=timed) if device.type == "cuda" else DirectCopy(device)
+
+
+class DeviceBatch(NamedTuple):
+    """A batch on the device: uint8 images [N, C, H, W], int64 labels [N], float64 draws [N, D] (D may be 0)."""
+
+    images: Tensor
+    labels: Tensor
+    draws: Tensor
+
+
+class DeviceTransfer:
+    """Copy batches to `device` as uint8, and normalize them there to `dtype`.
+
+    `mean` and `std` are per channel, of pixels in [0, 1]. With `timed`, copies to a GPU are timed.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        dtype: torch.dtype,
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+        memory_format: torch.memory_format,
+        *,
+        timed: bool = False,
+    ) -> None:
+        self.mean = mean
+        self.device = device
+        self._copy = build_device_copy(device, timed=timed)
+        self._dtype = dtype
+        self._memory_format = memory_format
+        shape = (1, len(mean), 1, 1)
+        # uint8 is a quarter of the bytes of float32. 16-bit types are computed in float32 and rounded once.
+        self._compute_dtype = torch.promote_types(dtype, torch.float32)
+        self._mean = torch.tensor(mean, device=device, dtype=self._compute_dtype).mul_(255).view(shape)
+        self._scale = torch.tensor(std, device=device, dtype=self._compute_dtype).mul_(255).reciprocal_().view(shape)
+
+    def __call__(self, batch: Batch) -> DeviceBatch:
+        """Copy a batch to the device, without waiting if its memory is page-locked."""
+        return DeviceBatch(*self._copy.send((batch.images, batch.labels, batch.draws)))
+
+    def stats(self, skip: int) -> TransferStats:
+        """Return the transfer totals; timing leaves out the first `skip` batches."""
+        return self._copy.stats(skip)
+
+    def to_device(self, batch: Batch) -> Batch:
+        """Return the batch with its tensors on the device, so that copying it again costs nothing."""
+        images, labels, draws = self(batch)
+        return replace(batch, images=images, labels=labels, draws=draws)
+
+    def normalize(self, images: Tensor) -> Tensor:
+        """Return `dtype` [N, C, H, W]: (pixels / 255 - mean) / std per channel, in the model's memory format."""
+        floats = images.to(self._compute_dtype, memory_format=self._memory_format)
+        return floats.sub_(self._mean).mul_(self._scale).to(self._dtype)

@@ -1,0 +1,169 @@
+"""Read images in threads, ahead of the model and in order, and rank the classes of each."""
+
+import os
+import stat
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from paceline.core.errors import DataError, RecipeError
+from paceline.core.results import printable_class_name
+from paceline.data.bad_images import ImageError
+from paceline.data.files import printable as one_line
+from paceline.inference.classifier import Classifier
+from paceline.inference.images import UnreadableImage
+
+# Size of the largest image that is decoded: 128 million pixels, four channels of 16 bits, uncompressed.
+_MAX_IMAGE_BYTES = 2**30
+_CHUNK_BYTES = 2**20
+
+
+@dataclass(frozen=True)
+class InputImage:
+    """An image of the model's input size, uint8 [C, H, W], and the path of its file."""
+
+    path: Path
+    pixels: Tensor
+
+
+def read_images(
+    classifier: Classifier, paths: Iterable[Path | UnreadableImage], *, threads: int, num_ahead: int
+) -> Generator[InputImage | UnreadableImage, None, None]:
+    """Yield the image of each of `paths` in order, preprocessed as in evaluation.
+
+    An image that cannot be read or decoded becomes an `UnreadableImage` in its place. Prefetch up to `num_ahead`
+    images.
+    """
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="picture")
+    waiting: deque[Future[InputImage | UnreadableImage]] = deque()
+    try:
+        for path in paths:
+            waiting.append(pool.submit(partial(_read_image, classifier, path)))
+            if len(waiting) > num_ahead:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)  # the consumer may stop early
+
+
+def _read_image(classifier: Classifier, path: Path | UnreadableImage) -> InputImage | UnreadableImage:
+    if isinstance(path, UnreadableImage):
+        return path
+    try:
+        return InputImage(path, classifier.image(_read_content(path), one_line(path)))
+    except ImageError as error:
+        return UnreadableImage(path, f"{error.reason}; remove it or replace it")
+    except DataError as error:
+        return UnreadableImage(path, str(error))
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        return UnreadableImage(path, f"cannot be read: {reason}; correct its name, or leave it out")
+
+
+def _read_content(path: Path) -> bytes:
+    """Return the content of a file or pipe. Raise `ValueError` if it is larger than any image."""
+    with path.open("rb") as file:
+        status = os.fstat(file.fileno())
+        if stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode):
+            raise ValueError("is a device")
+        if status.st_size <= _MAX_IMAGE_BYTES:
+            chunks = iter(partial(file.read, max(status.st_size, _CHUNK_BYTES)), b"")
+            content = b"".join(islice(chunks, 1 + _MAX_IMAGE_BYTES // _CHUNK_BYTES))
+            if len(content) <= _MAX_IMAGE_BYTES:
+                return content
+    raise ValueError(f"has more than {_MAX_IMAGE_BYTES / 2**30:g} GiB, too large for an image")
+
+
+# Same k as evaluation (`train.metrics.answers`): it determines the order of ties in `topk`.
+_EVAL_TOP_K = 5
+
+# Maximum number of batches for which unreadable images wait behind a readable one.
+_MAX_PENDING_BATCHES = 8
+_NAN_LOGITS = "its logits are NaN; use another --checkpoint"
+
+
+@dataclass(frozen=True)
+class Guess:
+    """A class and its predicted probability (0 to 1, float32 precision)."""
+
+    name: str
+    probability: float
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """An image by path and its most likely classes, most likely first."""
+
+    path: Path
+    guesses: tuple[Guess, ...]
+
+
+def predict_images(
+    classifier: Classifier, images: Iterable[InputImage | UnreadableImage], *, batch_size: int, top: int
+) -> Iterator[Prediction | UnreadableImage]:
+    """Yield the `top` classes of each of `images` in order, running up to `batch_size` images at once.
+
+    Unreadable images keep their place in the order, and are yielded at once if no image waits before them. Raise
+    `RecipeError` if the batch does not fit into GPU memory.
+    """
+    batch: list[InputImage | UnreadableImage] = []
+    num_images = 0
+    for each in images:
+        if not num_images and isinstance(each, UnreadableImage):
+            yield each
+            continue
+        batch.append(each)
+        num_images += isinstance(each, InputImage)
+        if num_images == batch_size or len(batch) >= _MAX_PENDING_BATCHES * batch_size:
+            yield from _predict_batch(classifier, batch, top)
+            batch, num_images = [], 0
+    yield from _predict_batch(classifier, batch, top)
+
+
+def rank_classes(log_probabilities: Tensor, classes: Sequence[str], top: int) -> list[tuple[Guess, ...]]:
+    """Return the `top` classes of each row of `log_probabilities`, float [N, len(classes)].
+
+    Ties, which are frequent with 16-bit logits, have the order of evaluation.
+    """
+    best = log_probabilities.topk(min(_EVAL_TOP_K, len(classes)), dim=1).indices
+    # topk orders ties by k, so take evaluation's classes first and the others after them.
+    if top > _EVAL_TOP_K:
+        others = log_probabilities.scatter(1, best, -torch.inf)
+        best = torch.cat([best, others.topk(min(top, len(classes)) - best.shape[1], dim=1).indices], dim=1)
+    best = best[:, :top]
+    rows = zip(best.tolist(), log_probabilities.gather(1, best).exp().tolist(), strict=True)
+    return [tuple(Guess(classes[number], share) for number, share in zip(*row, strict=True)) for row in rows]
+
+
+def _predict_batch(
+    classifier: Classifier, batch: Sequence[InputImage | UnreadableImage], top: int
+) -> Iterator[Prediction | UnreadableImage]:
+    pixels = [each.pixels for each in batch if isinstance(each, InputImage)]
+    names = [printable_class_name(name) for name in classifier.classes]
+    log_probabilities = (
+        _compute_log_probabilities(classifier, torch.stack(pixels)) if pixels else torch.empty(0, len(names))
+    )
+    are_numbers = iter((~log_probabilities.isnan().any(dim=1)).tolist())
+    guesses = iter(rank_classes(log_probabilities, names, top))
+    for each in batch:
+        if isinstance(each, UnreadableImage):
+            yield each
+            continue
+        guess = next(guesses)
+        yield Prediction(each.path, guess) if next(are_numbers) else UnreadableImage(each.path, _NAN_LOGITS)
+
+
+def _compute_log_probabilities(classifier: Classifier, images: Tensor) -> Tensor:
+    try:
+        return classifier.log_probabilities(images)
+    except torch.OutOfMemoryError:
+        fix = f"try {len(images) // 2}" if len(images) > 1 else "use --device cpu"
+        raise RecipeError(f"--batch-size: {len(images)}: the images do not fit into GPU memory ({fix})") from None

@@ -1,0 +1,148 @@
+"""What every check of `paceline doctor` uses: findings, the host context, and calls with a timeout."""
+
+import importlib
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final, Literal, TypeVar
+
+from paceline.core.errors import PacelineError, WorldError
+from paceline.core.units import seconds
+from paceline.core.world import World
+from paceline.parallel.environ import is_one_node, world_from_environ
+
+FindingState = Literal["ok", "look", "wrong"]
+_STATES_BY_SEVERITY: Final[tuple[FindingState, ...]] = ("ok", "look", "wrong")
+
+
+@dataclass(frozen=True)
+class DoctorFinding:
+    """Result of a check: name, state, what was found, and advice ("" if ok).
+
+    `ok`: as it should be. `warning`: a run works, but slower or less safely than it could. `problem`: a run would fail.
+    `where` names the rank and host, "" for this machine.
+    """
+
+    name: str
+    state: FindingState
+    found: str
+    advice: str = ""
+    where: str = ""
+
+    def __post_init__(self) -> None:
+        """Assert that there is advice exactly if the state is not ok."""
+        assert (self.state == "ok") == (not self.advice), (self.name, self.state, self.advice)
+
+    @classmethod
+    def ok(cls, name: str, found: str) -> "DoctorFinding":
+        """Return a finding without problem."""
+        return cls(name, "ok", found)
+
+    @classmethod
+    def warning(cls, name: str, found: str, advice: str) -> "DoctorFinding":
+        """Return a warning: a run works, but less well than it could."""
+        return cls(name, "look", found, advice)
+
+    @classmethod
+    def problem(cls, name: str, found: str, advice: str) -> "DoctorFinding":
+        """Return a problem: a run would fail."""
+        return cls(name, "wrong", found, advice)
+
+    @classmethod
+    def from_error(cls, name: str, error: PacelineError) -> "DoctorFinding":
+        """Return the problem that a run would fail with `error`; the last parentheses of its message are the advice."""
+        found, _, advice = str(error).rpartition(" (")
+        return cls(name, "wrong", found, advice.removesuffix(")")) if found else cls(name, "wrong", advice, "fix it")
+
+    def with_location(self, where: str) -> "DoctorFinding":
+        """Return the finding for a location such as `rank 3 (node07)`."""
+        return replace(self, where=where)
+
+    def to_dict(self) -> dict[str, str]:
+        """Return plain values for JSON."""
+        return asdict(self)
+
+
+def find_worst_state(findings: Iterable[DoctorFinding]) -> FindingState:
+    """Return the worst state of `findings`, `ok` if there are none."""
+    return max((finding.state for finding in findings), key=_STATES_BY_SEVERITY.index, default="ok")
+
+
+def has_problem(findings: Iterable[DoctorFinding]) -> bool:
+    """Return whether a run would fail because of one of `findings`."""
+    return find_worst_state(findings) == "wrong"
+
+
+T = TypeVar("T")
+ANSWER_TIMEOUT_S: Final = 3.0
+"""Default timeout in seconds. An unresponsive name server takes half a minute, and a dead disk forever."""
+
+
+def call_with_timeout(function: Callable[[], T], timeout_s: float = ANSWER_TIMEOUT_S) -> T:
+    """Call `ask` in a thread; return or raise what it does. Raise `TimeoutError` after `timeout_s` seconds."""
+    results: list[T] = []
+    errors: list[Exception] = []
+
+    def work() -> None:
+        try:
+            results.append(function())
+        except Exception as error:
+            errors.append(error)
+
+    # A daemon thread, so that a call that hangs does not keep the process alive.
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    if results:
+        return results[0]
+    raise errors[0] if errors else TimeoutError(f"no answer within {seconds(timeout_s)}")
+
+
+@dataclass(frozen=True)
+class HostContext:
+    """This process with its variables `environ`, and `folder`, where a run would write.
+
+    `now` returns monotonic seconds, `unix_s` is seconds since 1970, `root` contains /proc, /sys and /dev, and
+    `import_module` imports a module by name.
+    """
+
+    environ: Mapping[str, str]
+    folder: Path
+    now: Callable[[], float]
+    unix_s: float
+    root: Path = Path("/")
+    import_module: Callable[[str], Any] = importlib.import_module
+
+    @cached_property
+    def world(self) -> World:
+        """World of this process; a single rank if its variables contradict each other, which `launcher` reports."""
+        try:
+            return world_from_environ(self.environ)
+        except WorldError:
+            return World.single()
+
+    @cached_property
+    def spans_nodes(self) -> bool:
+        """Whether the ranks, started or to be started by this job, may be on several nodes."""
+        if self.world.launcher != "single":
+            return not is_one_node(self.environ, self.world)
+        return self.get_env_int("SLURM_JOB_NUM_NODES", 1) > 1
+
+    def get_env_int(self, variable: str, default: int) -> int:
+        """Return an integer variable, or `default` if it is missing or not an integer."""
+        text = self.environ.get(variable, "")
+        return int(text) if text.isdecimal() else default
+
+    def read_text(self, path: str) -> str:
+        """Return the content of a file below `root`, or "" if it is unreadable."""
+        try:
+            return (self.root / path).read_text(errors="replace").strip()
+        except OSError:
+            return ""
+
+
+def format_os_error(error: OSError) -> str:
+    """Return the system's message of `error`, without its number."""
+    return error.strerror or str(error)

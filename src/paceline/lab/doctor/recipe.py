@@ -1,0 +1,33 @@
+"""Check that this machine can train a recipe, with the checks that training runs before its first step."""
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import replace
+
+from paceline.core.dataset import Datasets
+from paceline.core.errors import DataError, PacelineError
+from paceline.core.units import count
+from paceline.core.world import World
+from paceline.lab.doctor.check import DoctorFinding
+from paceline.parallel.base import choose_device
+from paceline.recipe.schema import Recipe
+from paceline.training.context import RunContext
+
+
+def check_recipe(recipe: Recipe, world: World, data: Callable[[], Datasets]) -> DoctorFinding:
+    """Return whether `recipe` can be planned for the ranks of `world`, with room for its batches on this node.
+
+    `data` opens the datasets without downloading them; as training may download them, missing data is only a warning.
+    """
+    try:
+        device = choose_device(recipe.parallel, world)
+        datasets = data()
+        with contextlib.ExitStack() as stack:
+            parts = RunContext.derive(recipe, world, device, datasets, stack)
+            parts.check_worker_limits()
+    except DataError as error:
+        return replace(DoctorFinding.from_error("recipe", error), state="look")
+    except PacelineError as error:
+        return DoctorFinding.from_error("recipe", error)
+    loader_text = f"batches by {parts.loader_choice.loader}, {count(parts.loader_choice.workers, 'worker')} per rank"
+    return DoctorFinding.ok("recipe", f"has room for {count(world.world_size, 'rank')}; {loader_text}")

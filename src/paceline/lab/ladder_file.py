@@ -1,0 +1,224 @@
+"""Read and write ladders: YAML files of settings that are applied cumulatively."""
+
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt, ValidationError, model_validator
+
+from paceline.core.errors import RecipeError, suggest_similar
+from paceline.core.stages import STAGES
+from paceline.lab.patches import flatten_patch
+from paceline.recipe.consent import require_consent_to_settings
+from paceline.recipe.load import Patch
+from paceline.recipe.schema.base import Section
+from paceline.recipe.yaml import YamlDocument, read_yaml_file, to_yaml_text
+
+LADDERS: Final = Path(str(resources.files("paceline.lab") / "ladders"))
+_SUFFIXES: Final = (".yaml", ".yml")
+
+
+def _check_stage(name: str) -> str:
+    if name not in STAGES:
+        raise ValueError(f"{name!r} is not a stage{suggest_similar(name, STAGES)} (use some of {', '.join(STAGES)})")
+    return name
+
+
+RungData = Literal["none", "source", "pack", "pack-256", "lmdb"]
+
+
+class Rung(Section):
+    """One rung: settings on top of the last rung kept."""
+
+    name: str = Field(min_length=1, max_length=80, pattern=r"^[A-Za-z0-9][ -~]*$")
+    """Name in tables."""
+    explains: str = ""
+    """The change and why it may help, in a sentence."""
+    set: dict[str, Any] = Field(default_factory=dict)
+    """Settings of a recipe by dotted path."""
+    batch_factor: PositiveInt | None = None
+    """Images per step over all ranks, as a multiple of the recipe's on one rank; unset: as below."""
+    expects: tuple[Annotated[str, AfterValidator(_check_stage)], ...] = ()
+    """Stages of a step that it should shrink."""
+    on: Literal["any", "cuda", "cpu", "ranks"] = "any"
+    """Hardware it needs: a GPU, no GPU, or several ranks; it is left out elsewhere."""
+    ranks: PositiveInt | None = None
+    """Number of ranks, also for the rungs above until another sets it; unset: as requested."""
+    keep: Literal["if-faster", "always"] = "if-faster"
+    """Keep it if it is faster, or always."""
+    data: RungData = "none"
+    """Data prepared from the recipe's source, for this rung and those above; `source` returns to the source itself."""
+    cache: Literal["warm", "cold"] = "warm"
+    """Whether its files may be in the page cache when a run starts."""
+    parity: Literal["same", "free"] = "same"
+    """`same` requires it to train like the rung below; `free` is for deliberate changes and is not checked."""
+
+    @model_validator(mode="after")
+    def _check_learning_rate(self) -> Self:
+        """Refuse another learning rate with `parity: same`, as a ladder measures at a small constant one."""
+        paths = (path for path, _ in self.patch.assignments)
+        path = next((path for path in paths if path == "optim.lr" or path.startswith("schedule.")), "")
+        if path and self.parity == "same":
+            raise ValueError(
+                f"set: {path} trains differently from the rung below (leave it out, or add `parity: free`)"
+            )
+        return self
+
+    @property
+    def patch(self) -> Patch:
+        """The settings as a patch."""
+        return flatten_patch(Patch(tuple(self.set.items())))
+
+
+class _LadderFile(Section):
+    """Content of a ladder file."""
+
+    recipe: str
+    """Preset, recipe file or run directory that the rungs vary."""
+    steps: PositiveInt = 50
+    """Measured steps per run."""
+    warmup_steps: NonNegativeInt | None = None
+    """Warm-up steps before them; unset: the recipe's."""
+    repeats: PositiveInt = 3
+    """Pairs of runs per rung."""
+    rungs: tuple[Rung, ...] = Field(min_length=1)
+    """Rungs from the first up."""
+    then: Literal["stop", "auto"] = "stop"
+    """After the last rung: stop, or add rungs for the best one's bottleneck while that helps."""
+
+    @model_validator(mode="after")
+    def _check_names_unique(self) -> Self:
+        names = [rung.name for rung in self.rungs]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ValueError(f"rungs: two are called {twice!r} (rename one)")
+        return self
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """A ladder: its `name` and `summary`, the `recipe` it varies, and its rungs from the first up.
+
+    Each run has `warmup_steps` (None: the recipe's) and then `steps` measured steps; each rung has `repeats` pairs of
+    runs. With `is_open_ended`, rungs are added above the last one.
+    """
+
+    name: str
+    summary: str
+    recipe: str
+    steps: int
+    warmup_steps: int | None
+    repeats: int
+    rungs: tuple[Rung, ...]
+    is_open_ended: bool
+
+
+def require_consent_to_rungs(chosen: Ladder, place: str, *, own_code: bool) -> None:
+    """Raise `RecipeError` for plugin code that a rung names, unless `own_code` allows it."""
+    for rung in chosen.rungs:
+        require_consent_to_settings(rung.patch.values(), f"{place}: rung {rung.name!r}", own_code=own_code)
+
+
+def list_ladders() -> list[str]:
+    """Return the names of the shipped ladders, sorted."""
+    return sorted(path.stem for path in LADDERS.glob("*.yaml"))
+
+
+def load_ladder(name: str) -> Ladder:
+    """Load a shipped ladder, or a file. Raise `RecipeError` as `file:line: field: message`."""
+    path = _find_ladder(name)
+    document = read_yaml_file(path)
+    try:
+        read = _LadderFile.model_validate(document.values)
+    except ValidationError as error:
+        raise RecipeError(_explain_error(error, path, document)) from None
+    return Ladder(
+        name=path.stem,
+        summary=_read_summary(path),
+        recipe=_resolve_recipe(read.recipe, path),
+        steps=read.steps,
+        warmup_steps=read.warmup_steps,
+        repeats=read.repeats,
+        rungs=read.rungs,
+        is_open_ended=read.then == "auto",
+    )
+
+
+def dump_ladder(ladder: Ladder) -> str:
+    """Return a ladder as YAML, from which `load_ladder` reads an equal one."""
+    file = _LadderFile(
+        recipe=ladder.recipe,
+        steps=ladder.steps,
+        warmup_steps=ladder.warmup_steps,
+        repeats=ladder.repeats,
+        rungs=ladder.rungs,
+        then="auto" if ladder.is_open_ended else "stop",
+    )
+    summary = f"# {ladder.summary}\n" if ladder.summary else ""
+    return summary + to_yaml_text(file.model_dump(mode="json"))
+
+
+def _find_ladder(name: str) -> Path:
+    if name in list_ladders():
+        return LADDERS / f"{name}.yaml"
+    path = Path(name).expanduser()
+    if path.suffix not in _SUFFIXES:
+        known = ", ".join(list_ladders())
+        hint = suggest_similar(name, list_ladders()) or " (the ladder comes before the recipe)"
+        raise RecipeError(f"{name!r}: is not a ladder{hint}: use one of {known}, or a .yaml file")
+    if not path.is_file():
+        raise RecipeError(f"{path}: no such ladder file (see `paceline ladder --list`)")
+    return path
+
+
+def _read_summary(path: Path) -> str:
+    with path.open(encoding="utf-8") as file:
+        first = file.readline().strip()
+    return first.removeprefix("#").strip() if first.startswith("#") else ""
+
+
+def _resolve_recipe(name: str, path: Path) -> str:
+    """Return the recipe's name; file paths are relative to the ladder."""
+    beside = path.parent / Path(name).expanduser()
+    return str(beside) if beside.suffix in _SUFFIXES else name
+
+
+def _explain_error(error: ValidationError, path: Path, document: YamlDocument) -> str:
+    """Return one line about the first invalid field; unknown keys come first, as they explain other errors."""
+    details = sorted(error.errors(include_url=False), key=lambda each: each["type"] != "extra_forbidden")
+    first = details[0]
+    location, value = [str(part) for part in first["loc"]], first["input"]
+    rung = int(location[1]) if location[0:1] == ["rungs"] and len(location) > 1 else None
+    field = ".".join(location) if rung is None else ".".join([f"rungs[{rung}]", *location[2:]])
+    known = list((_LadderFile if rung is None else Rung).model_fields)
+    match first["type"]:
+        case "extra_forbidden":
+            message = "is not a field" + (suggest_similar(location[-1], known) or f" (one of {', '.join(known)})")
+        case "missing":
+            message = f"is needed (write `{location[-1]}: ...`)"
+        case "value_error":
+            message = str(first["ctx"]["error"])
+        case "too_short":
+            message = "has no rung (write `- {name: ..., set: {...}}` below it)"
+        case "tuple_type" | "list_type":
+            message = f"{value!r} should be a list"
+        case "model_type" | "dict_type":
+            message = f"{value!r} should be a mapping"
+        case _:
+            message = f"{value!r} should be {first['msg'].removeprefix('Input should be ').removeprefix('a valid ')}"
+    line = _find_line(path, document, location)
+    return f"{path}:{line}: {field + ': ' if field else ''}{message}"
+
+
+def _find_line(path: Path, document: YamlDocument, location: list[str]) -> int:
+    """Return the line of a key, of its parent, or of its rung."""
+    if location[0:1] != ["rungs"] or len(location) < 2:
+        return document.lines.get(location[0], 1) if location else 1
+    from ruamel.yaml import YAML
+
+    rungs = YAML(typ="rt", pure=True).load(path.read_text(encoding="utf-8"))["rungs"]
+    rung = rungs[int(location[1])]
+    if len(location) > 2 and isinstance(rung, dict) and location[2] in rung:
+        return int(rung.lc.key(location[2])[0]) + 1  # type: ignore[attr-defined]
+    return int(rungs.lc.item(int(location[1]))[0]) + 1

@@ -1,0 +1,159 @@
+"""Merge patches of a recipe, and build the patch of a short run that is only measured. Pure."""
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from paceline.lab.trial import apply_patch
+from paceline.recipe.load import ALTERNATIVES, Patch
+from paceline.recipe.schema import Recipe
+from paceline.recipe.schema.base import Section
+from paceline.recipe.schema.optim import Muon
+from paceline.recipe.schema.source import Lmdb, Pack
+
+SOURCE_SECTION: Final = "data.source"
+_VARIANT_SECTIONS: Final = (SOURCE_SECTION, "optim", "schedule")
+"""Sections whose fields are dropped when another `name` is chosen."""
+
+
+def merge_patches(recipe: Recipe, below: Patch, added: Patch) -> Patch:
+    """Return `added` on top of `below`; fields of a variant that `added` replaces are dropped.
+
+    Raise `RecipeError` if `below` does not fit `recipe`.
+    """
+    added = flatten_patch(added)
+    for path, name in added.assignments:
+        section, _, leaf = path.rpartition(".")
+        if (
+            leaf == "name"
+            and section in _VARIANT_SECTIONS
+            and name != _get_variant_name(apply_patch(recipe, below), section)
+        ):
+            # A patch is one layer of a recipe, in which a field of the previous variant would be an error.
+            below = drop_section(below, section)
+    overridden = expand_equivalent_paths(path for path, _ in added.assignments)
+    remaining = (each for each in below.assignments if each[0] not in overridden)
+    return Patch((*remaining, *added.assignments))
+
+
+def expand_equivalent_paths(paths: Iterable[str]) -> set[str]:
+    """Return `paths` and the fields that set the same value in another unit (`ALTERNATIVES`)."""
+    expanded = set(paths)
+    for section, *names in ALTERNATIVES:
+        equivalents = {f"{section}.{name}" for name in names}
+        expanded |= equivalents if expanded & equivalents else set()
+    return expanded
+
+
+def flatten_patch(patch: Patch) -> Patch:
+    """Return the patch with one entry per field: `optim={name: adam}` becomes `optim.name=adam`."""
+    assignments: list[tuple[str, Any]] = []
+    for path, value in patch.assignments:
+        if isinstance(value, dict) and value:
+            assignments += flatten_patch(
+                Patch(tuple((f"{path}.{name}", each) for name, each in value.items()))
+            ).assignments
+        else:
+            assignments.append((path, value))
+    return Patch(tuple(assignments))
+
+
+def drop_section(patch: Patch, section: str) -> Patch:
+    """Return `patch` without the settings of a section."""
+    return Patch(
+        tuple(each for each in patch.assignments if each[0] != section and not each[0].startswith(f"{section}."))
+    )
+
+
+def build_source_patch(source: Pack | Lmdb) -> Patch:
+    """Return the patch that selects `source`."""
+    return Patch(((f"{SOURCE_SECTION}.name", source.name), (f"{SOURCE_SECTION}.root", source.root)))
+
+
+def _get_variant_name(recipe: Recipe, section: str) -> str:
+    value: Any = recipe
+    for name in section.split("."):
+        value = getattr(value, name)
+    return str(value.name)
+
+
+TINY_LR_SHARE: Final = 1e-3
+"""Share of the peak learning rate at which weights hardly move, so that steps without LR warm-up stay finite."""
+REDUCED_LR_SHARE: Final = 0.1
+"""Share of the peak learning rate at which the loss falls, to detect changed training, without LR warm-up."""
+_CHECKPOINT_FIELDS: Final = ("keep", "keep_best", "keep_every", "background", "on_failure")
+_MEASURE_FIELDS: Final = ("communication", "trace", "nvtx")
+
+Assignment = tuple[str, Any]
+
+
+def build_measurement_patch(recipe: Recipe, steps: int, user_patch: Patch, lr_share: float = TINY_LR_SHARE) -> Patch:
+    """Return the patch that turns `recipe` into a run of `steps` measured steps after the measurement warm-up.
+
+    The learning rate is constant at `lr_share` of its peak. The user's own settings (`said`) of evaluation,
+    checkpoints, progressive sizes and logging are kept. Lengths in percent are dropped, as they refer to the whole run;
+    so are measurements that slow down steps, which get their own runs.
+    """
+    keys = {path for path, _ in user_patch.assignments}
+    assignments: list[Assignment] = [
+        ("train.steps", recipe.measure.warmup_steps + steps),
+        ("schedule.name", "constant"),
+        ("optim.lr", _round_lr(recipe.optim.lr * lr_share)),
+        ("measure.clock", "on"),
+    ]
+    if isinstance(recipe.optim, Muon):
+        assignments.append(("optim.sgd_lr", _round_lr(recipe.optim.sgd_lr * lr_share)))
+    if "train.eval_every" not in keys:
+        assignments += [("train.eval_every", "off"), ("train.stop", "off"), ("train.eval_train", "off")]
+    assignments += disable_checkpoints(recipe, user_patch)
+    if not any(key.startswith("data.progressive") for key in keys):
+        assignments.append(("data.progressive", "off"))
+    if str(recipe.log.every).endswith("%"):
+        assignments += reset_to_defaults(recipe, "log", ("every",))
+    if str(recipe.parallel.check_replicas).endswith("%"):
+        assignments.append(("parallel.check_replicas", "off"))
+    assignments += reset_to_defaults(recipe, "measure", _MEASURE_FIELDS)
+    assignments.append(("log.report", "off"))  # a profile writes one report at its end
+    return drop_unchanged_settings(recipe, assignments)
+
+
+def disable_checkpoints(recipe: Recipe, user_patch: Patch) -> list[Assignment]:
+    """Return the settings that turn checkpoints off, or none if the user (`said`) set `checkpoint.every`."""
+    if any(path == "checkpoint.every" for path, _ in user_patch.assignments):
+        return []
+    return [("checkpoint.every", "off"), *reset_to_defaults(recipe, "checkpoint", _CHECKPOINT_FIELDS)]
+
+
+def reset_to_defaults(recipe: Recipe, section: str, names: tuple[str, ...]) -> list[Assignment]:
+    """Return the settings that reset fields of a section to the schema's defaults."""
+    fields = type(getattr(recipe, section)).model_fields
+    return [(f"{section}.{name}", fields[name].default) for name in names]
+
+
+def drop_unchanged_settings(recipe: Recipe, assignments: list[Assignment]) -> Patch:
+    """Return the patch with those assignments that change `recipe`.
+
+    If one changes the variant of a section, later fields of that section are kept.
+    """
+    changed: list[Assignment] = []
+    renamed: set[str] = set()
+    for path, value in assignments:
+        section, _, leaf = path.rpartition(".")
+        if section in renamed or get_setting(recipe, path) != value:
+            changed.append((path, value))
+            renamed |= {section} if leaf == "name" and section in ("optim", "schedule") else set()
+    return Patch(tuple(changed))
+
+
+def get_setting(recipe: Recipe, path: str) -> object:
+    """Return a setting as written: durations and sections as text, other values unchanged.
+
+    None if there is no such field, for example below an `off` or in another variant.
+    """
+    value: Any = recipe
+    for name in path.split("."):
+        value = getattr(value, name, None) if isinstance(value, Section) else None
+    return value if value is None or isinstance(value, bool | int | float) else str(value)
+
+
+def _round_lr(lr: float) -> float:
+    return float(f"{lr:.6g}")

@@ -1,0 +1,491 @@
+"""Candidates of a search: changes to a recipe that may make it faster, and the bottlenecks they address. Pure."""
+
+import math
+import re
+import shlex
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, NoReturn, Protocol
+
+from paceline.core.errors import RecipeError
+from paceline.core.results import RunResult
+from paceline.core.setting_kinds import changes_result, changes_result_only
+from paceline.core.stages import COMPUTE, DATA_WAIT, EXPOSED, OTHER
+from paceline.core.units import count
+from paceline.lab.patches import drop_unchanged_settings
+from paceline.lab.trial import apply_patch, format_patch
+from paceline.recipe.load import Patch
+from paceline.recipe.schema import Recipe
+from paceline.recipe.schema.augment import RandomResizedCrop
+from paceline.recipe.schema.optim import Adam, Lamb, NovoGrad, RmsProp, Sgd
+from paceline.recipe.schema.source import Cifar10, Cifar100, Digits, FashionMnist, Pack, Synthetic
+from paceline.recipe.yaml import read_yaml_value
+
+Requirement = Literal["any", "cuda", "cpu", "ranks"]
+Parity = Literal["same", "free"]
+
+MIN_CEILING: Final = 1.03
+"""Ceiling below which the possible gain is too small to measure in a few runs."""
+_PIXEL_SOURCES: Final = (Digits, Synthetic, Cifar10, Cifar100, FashionMnist)
+"""Sources that hold pixels of one size in memory."""
+_ADAPTIVE_OPTIMIZERS: Final = (Adam, Lamb, NovoGrad, RmsProp)
+"""Optimizers that divide by the size of the gradient; their LR scales with the square root of the batch."""
+_NON_STEP_PREFIXES: Final = ("train.eval_every", "checkpoint.", "measure.")
+"""Settings that the bottleneck advice may name but that do not change a step."""
+_CEILING_PATTERN: Final = re.compile(r"at most (\d+(?:\.\d+)?)x")
+
+_INPUT_BOUND: Final = ("input-bound", "straggler-bound")
+_COPY_BOUND: Final = ("input-bound", "copy-bound", "straggler-bound")
+_COMPUTE_BOUND: Final = ("compute-bound",)
+_LAUNCH_BOUND: Final = ("launch-bound", "compute-bound")
+_COMMUNICATION_BOUND: Final = ("communication-bound",)
+_COMPUTE_STAGES: Final = ("forward", "backward")
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """Hardware that a recipe runs on: `device`, number of `ranks`, and logical `cores` per rank."""
+
+    device: Literal["cpu", "cuda"]
+    ranks: int
+    cores: int
+
+    @classmethod
+    def from_result(cls, result: RunResult) -> "Hardware":
+        """Return the hardware of a run; its ranks share the cores of one node."""
+        cores = int(result.provenance.get("logical_cores") or 1)
+        device: Literal["cpu", "cuda"] = "cuda" if result.provenance.get("device") == "cuda" else "cpu"
+        return cls(device, result.world_size, max(1, cores // result.world_size))
+
+    def satisfies(self, need: Requirement) -> bool:
+        """Return whether the hardware fulfills a requirement."""
+        return need == "any" or need == self.device or (need == "ranks" and self.ranks > 1)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A change to a recipe, what it `explains`, the bottlenecks it `cures` and what it `needs`.
+
+    `expects` are the stages that it should shrink. `parity` is `same` if it must train as before, and `free` if it
+    trains on other batches, whose losses cannot be compared.
+    """
+
+    name: str
+    explains: str
+    patch: Patch
+    cures: tuple[str, ...]
+    expects: tuple[str, ...] = ()
+    needs: Requirement = "any"
+    parity: Parity = "same"
+
+    @property
+    def paths(self) -> frozenset[str]:
+        """Dotted paths that it sets; candidates that share one exclude each other."""
+        return frozenset(path for path, _ in self.patch.assignments)
+
+
+def list_candidates(
+    recipe: Recipe, place: Hardware, verdict: Mapping[str, str], *, allow_batch: bool = False
+) -> tuple[Candidate, ...]:
+    """Return the candidates that fit `recipe` and change it, the most promising first.
+
+    The advice of `verdict` comes first, then what addresses its bottleneck, then all others, in list order.
+    """
+    listed = [move for move in _iter_candidates(recipe, place) if place.satisfies(move.needs)]
+    if allow_batch:
+        listed += _batch_candidates(recipe)
+    advised = _parse_advice(verdict)
+    known: dict[tuple[str, ...], Candidate] = {}
+    for move in (_reduce_candidate(recipe, each) for each in (*listed, *advised)):
+        if move is not None:
+            known.setdefault(tuple(format_patch(move.patch)), move)
+    first = [tuple(format_patch(move.patch)) for move in advised]
+    return tuple(sorted(known.values(), key=lambda move: _rank_candidate(move, verdict, first)))
+
+
+def find_next_candidate(
+    recipe: Recipe, place: Hardware, verdict: Mapping[str, str], tried: Collection[str]
+) -> Candidate | None:
+    """Return the first candidate for the bottleneck of `verdict` that is not in `tried`, or None."""
+    bottleneck = verdict.get("bottleneck", "")
+    left = (move for move in list_candidates(recipe, place, verdict) if move.name not in tried)
+    return next((move for move in left if bottleneck in move.cures), None)
+
+
+def parse_ceiling(verdict: Mapping[str, str]) -> float | None:
+    """Return the largest possible speedup without the bottleneck, or None if unknown."""
+    found = _CEILING_PATTERN.search(verdict.get("ceiling", ""))
+    return float(found[1]) if found else None
+
+
+def _rank_candidate(move: Candidate, verdict: Mapping[str, str], advised: Collection[tuple[str, ...]]) -> int:
+    if tuple(format_patch(move.patch)) in advised:
+        return 0
+    return 1 if verdict.get("bottleneck") in move.cures else 2
+
+
+def _parse_advice(verdict: Mapping[str, str]) -> list[Candidate]:
+    """Return the advice of `verdict` as a candidate; none if it is prose or does not change a step."""
+    try:
+        patch = Patch.parse(shlex.split(verdict.get("try", "")))
+    except ValueError:  # which a `RecipeError` is too
+        return []
+    if not patch.assignments or any(path.startswith(_NON_STEP_PREFIXES) for path, _ in patch.assignments):
+        return []
+    name = "-".join(f"{path.rpartition('.')[2]}-{value}" for path, value in patch.assignments)
+    word = re.sub(r"[^A-Za-z0-9.-]+", "-", name)[:40]
+    return [Candidate(word, "advice for the bottleneck", patch, (verdict.get("bottleneck", ""),))]
+
+
+def _reduce_candidate(recipe: Recipe, move: Candidate) -> Candidate | None:
+    """Return the candidate reduced to settings that change `recipe`; None if there are none, or they do not fit."""
+    try:
+        changed = apply_patch(recipe, move.patch)
+    except RecipeError:
+        return None
+    if changed == recipe:
+        return None
+    return replace(move, patch=drop_unchanged_settings(recipe, list(move.patch.assignments)))
+
+
+def _iter_candidates(recipe: Recipe, place: Hardware) -> Iterator[Candidate]:
+    """Yield all candidates, in the order in which they are tried without a verdict: data first."""
+    yield from _loader_candidates(recipe)
+    yield from _worker_candidates(recipe, place)
+    yield from _precision_candidates(recipe)
+    yield from _compute_candidates(recipe, place)
+    yield from _accumulation_candidates(recipe, place)
+    yield from _communication_candidates(recipe)
+    yield from _logging_candidates(recipe)
+
+
+def _loader_candidates(recipe: Recipe) -> Iterator[Candidate]:
+    """Yield other loaders: all give the same samples; `native` gives the same pixels up to rounding."""
+    data = recipe.data
+    crops = any(isinstance(section, RandomResizedCrop) for section in data.augment)
+    if isinstance(data.source, _PIXEL_SOURCES) and not crops:
+        beside = (("data.loader", "device"), ("data.workers", "auto"))
+        yield _build_candidate(
+            "loader-device", "keep the whole dataset on the model's device", beside, _COPY_BOUND, (DATA_WAIT, "h2d")
+        )
+    if isinstance(data.source, Pack):
+        workers = (("data.workers", "auto"),) if data.workers == 0 else ()
+        to_native = (("data.loader", "native"), *workers)
+        yield _build_candidate("loader-native", "decode packs without Python", to_native, _INPUT_BOUND, (DATA_WAIT,))
+    if not isinstance(data.source, _PIXEL_SOURCES):
+        to_threads = (("data.loader", "threads"),)
+        yield _build_candidate(
+            "loader-threads", "load batches with Python threads", to_threads, _INPUT_BOUND, (DATA_WAIT,)
+        )
+    if data.augment:
+        on_device = (("data.augment_on", "device"),)
+        yield _build_candidate(
+            "augment-on-device", "augment batches on the GPU", on_device, _INPUT_BOUND, (DATA_WAIT,), needs="cuda"
+        )
+
+
+def _worker_candidates(recipe: Recipe, place: Hardware) -> Iterator[Candidate]:
+    """Yield numbers of workers other than the current one: all cores but one, half, all, and none."""
+    data, cores = recipe.data, place.cores
+    if data.loader == "device":
+        return
+    is_inline = data.loader == "auto" and isinstance(data.source, _PIXEL_SOURCES) and place.device == "cpu"
+    least = 0 if data.loader == "auto" else 1
+    auto = 0 if is_inline else max(least, min(16, cores - 1))  # as in `data.choice`
+    now = auto if data.workers == "auto" else data.workers
+    for workers in dict.fromkeys((cores - 1, cores // 2, cores, 0)):
+        explains = (
+            f"load batches with {count(workers, 'worker')}" if workers else "load batches in the rank's main process"
+        )
+        if workers != now:
+            yield _build_candidate(
+                f"workers-{workers}", explains, (("data.workers", workers),), _INPUT_BOUND, (DATA_WAIT,)
+            )
+
+
+def _precision_candidates(recipe: Recipe) -> Iterator[Candidate]:
+    """Yield 16-bit precisions for recipes in 32 bits; fp64 is left alone as a deliberate choice."""
+    if recipe.train.precision not in ("fp32", "torch_default", "tf32"):
+        return
+    yield _build_precision_candidate("amp", "compute in 16 bits, by autocast", "cuda")
+    yield _build_precision_candidate("bf16", "compute in bfloat16, by autocast", "cpu")
+    yield _build_precision_candidate("bf16_master", "keep weights in bfloat16, with a copy in fp32", "cuda")
+    yield _build_precision_candidate("tf32", "multiply with 10 bits of mantissa", "cuda")
+
+
+def _build_precision_candidate(name: str, explains: str, needs: Requirement) -> Candidate:
+    word = f"precision-{name.replace('_', '-')}"
+    return _build_candidate(
+        word, explains, (("train.precision", name),), _COMPUTE_BOUND, (*_COMPUTE_STAGES, "optimizer"), needs
+    )
+
+
+def _compute_candidates(recipe: Recipe, place: Hardware) -> Iterator[Candidate]:
+    """Yield memory formats, compile modes and kernels."""
+    # Published gains: channels_last 1.21x, fused optimizer with cudnn.benchmark 1.16x (NERSC SC20 tutorial); compile
+    # 1.0x to 1.3x on ResNets (airbench, pytorch/pytorch#111182).
+    yield _build_candidate(
+        "channels-last",
+        "use the channels_last memory format",
+        (("model.memory_format", "auto"),),
+        _COMPUTE_BOUND,
+        _COMPUTE_STAGES,
+    )
+    benchmark = (("train.cudnn_benchmark", "on"),)
+    yield _build_candidate(
+        "cudnn-benchmark", "let cuDNN benchmark its algorithms", benchmark, _COMPUTE_BOUND, _COMPUTE_STAGES, "cuda"
+    )
+    if isinstance(recipe.optim, Sgd | Adam):
+        kernels = (("optim.implementation", "auto"),)
+        yield _build_candidate(
+            "fused-optimizer", "update all weights in one kernel", kernels, _LAUNCH_BOUND, ("optimizer",)
+        )
+    if recipe.train.compile == "off":
+        yield _build_compile_candidate("default", "compile the model", "any")
+    if recipe.train.compile in ("off", "default"):
+        yield _build_compile_candidate("reduce-overhead", "compile, and launch each step as one CUDA graph", "cuda")
+    captures = recipe.train.capture == "off" and recipe.train.compile not in ("reduce-overhead", "max-autotune")
+    if captures and place.ranks == 1:
+        whole = (("train.capture", "on"),)
+        yield _build_candidate(
+            "capture",
+            "launch the whole step as one CUDA graph",
+            whole,
+            _LAUNCH_BOUND,
+            (*_COMPUTE_STAGES, "optimizer"),
+            "cuda",
+        )
+    for threads in dict.fromkeys((place.cores // 2, place.cores - 1)):  # `auto` has all
+        if threads:
+            sets = (("parallel.threads", threads),)
+            yield _build_candidate(
+                f"threads-{threads}", f"compute with {count(threads, 'thread')}", sets, _COMPUTE_BOUND, COMPUTE, "cpu"
+            )
+
+
+def _build_compile_candidate(mode: str, explains: str, needs: Requirement) -> Candidate:
+    return _build_candidate(
+        f"compile-{mode}", explains, (("train.compile", mode),), _LAUNCH_BOUND, _COMPUTE_STAGES, needs
+    )
+
+
+def _accumulation_candidates(recipe: Recipe, place: Hardware) -> Iterator[Candidate]:
+    """Yield one micro-batch, and on a CPU, whose caches are small, more micro-batches."""
+    # BatchNorm then sees other images at once, so the loss has to show whether it trains alike.
+    now = recipe.train.accumulate
+    for pieces in dict.fromkeys((1, 2 * now, 4 * now)):
+        fits = recipe.data.global_batch_size % (place.ranks * pieces) == 0
+        if pieces == now or not fits:
+            continue
+        explains = f"compute a batch in {pieces} micro-batches" if pieces > 1 else "compute a batch at once"
+        sets = (("train.accumulate", pieces),)
+        needs: Requirement = "cpu" if pieces > now else "any"
+        yield _build_candidate(f"accumulate-{pieces}", explains, sets, _LAUNCH_BOUND, _COMPUTE_STAGES, needs)
+
+
+def _communication_candidates(recipe: Recipe) -> Iterator[Candidate]:
+    """Yield fewer, smaller or larger messages between ranks of DDP, and DDP instead of FSDP."""
+    if recipe.parallel.strategy == "fsdp":
+        to_ddp = (("parallel.strategy", "ddp"), ("parallel.reshard", False))
+        yield _build_candidate(
+            "ddp", "keep a replica on every rank", to_ddp, _COMMUNICATION_BOUND, (EXPOSED, *_COMPUTE_STAGES), "ranks"
+        )
+    if recipe.parallel.strategy != "ddp":
+        return
+    in_16_bits = recipe.train.precision.endswith(("_master", "_pure"))
+    if not in_16_bits and recipe.parallel.compression == "off":
+        to_bf16 = (("parallel.compression", "bf16"),)
+        yield _build_candidate(
+            "compression-bf16", "send gradients in 16 bits", to_bf16, _COMMUNICATION_BOUND, (EXPOSED,), "ranks"
+        )
+    for megabytes in (10.0, 50.0, 100.0):
+        sets = (("parallel.bucket_mb", megabytes),)
+        name, explains = f"buckets-{megabytes:.0f}", f"send {megabytes:.0f} MiB of gradients at once"
+        yield _build_candidate(name, explains, sets, _COMMUNICATION_BOUND, (EXPOSED,), "ranks")
+    as_view = (("parallel.bucket_view", True),)
+    yield _build_candidate(
+        "bucket-view",
+        "make gradients views of the communication buckets",
+        as_view,
+        (*_COMMUNICATION_BOUND, *_LAUNCH_BOUND),
+        ("backward",),
+        "ranks",
+    )
+    if recipe.train.accumulate == 1:
+        static = (("parallel.static_graph", True),)
+        yield _build_candidate(
+            "static-graph", "promise DDP a static graph", static, _COMMUNICATION_BOUND, (EXPOSED,), "ranks"
+        )
+
+
+def _logging_candidates(recipe: Recipe) -> Iterator[Candidate]:
+    # Logging matters for steps of about a millisecond.
+    if recipe.log.samples:
+        none = (("log.samples", False),)
+        yield _build_candidate(
+            "no-samples", "record no sample indices", none, (*_INPUT_BOUND, "unknown"), (DATA_WAIT, OTHER)
+        )
+    if recipe.log.every.unit == "st" and recipe.log.every.value < 10:  # which is the default
+        yield _build_candidate("log-rarely", "log every tenth step", (("log.every", "10st"),), ("unknown",), (OTHER,))
+
+
+def _batch_candidates(recipe: Recipe) -> Iterator[Candidate]:
+    now = recipe.data.global_batch_size
+    yield from (build_batch_candidate(recipe, factor * now) for factor in (2, 4))
+
+
+def build_batch_candidate(recipe: Recipe, batch_size: int) -> Candidate:
+    """Return the candidate of another batch size, with the learning rate scaled by the recipe's rule if it has one.
+
+    Otherwise the rate scales linearly (Goyal et al. 2017, arXiv 1706.02677), or by the square root for adaptive
+    optimizers (Malladi et al. 2022, arXiv 2205.10287).
+    """
+    now, optim = recipe.data.global_batch_size, recipe.optim
+    rule = optim.lr_scaling
+    sets: tuple[tuple[str, Any], ...] = (("data.batch_size", batch_size),)
+    if rule == "none":
+        rule = "sqrt" if isinstance(optim, _ADAPTIVE_OPTIMIZERS) else "linear"
+        sets += (("optim.lr_scaling", rule), ("optim.base_batch_size", now))
+    explains = f"batch size {batch_size} instead of {now}, learning rate scaled by the {rule} rule"
+    cures = (*_LAUNCH_BOUND, *_COMMUNICATION_BOUND, "straggler-bound")
+    return _build_candidate(f"batch-{batch_size}", explains, sets, cures, _COMPUTE_STAGES, parity="free")
+
+
+def build_named_candidate(recipe: Recipe, path: str, value: Any) -> Candidate | None:
+    """Return the candidate that sets a field to the user's value; None if `recipe` has that value or rejects it."""
+    if path == "data.batch_size":
+        return _reduce_candidate(recipe, build_batch_candidate(recipe, value))
+    patch = Patch(((path, value),))
+    return _reduce_candidate(recipe, Candidate(format_patch(patch)[0], "requested by --vary", patch, ()))
+
+
+def _build_candidate(
+    name: str,
+    explains: str,
+    sets: tuple[tuple[str, Any], ...],
+    cures: tuple[str, ...],
+    expects: tuple[str, ...],
+    needs: Requirement = "any",
+    parity: Parity = "same",
+) -> Candidate:
+    return Candidate(name, explains, Patch(sets), cures, expects, needs, parity)
+
+
+_FIXED_PREFIXES = ("train.steps", "train.epochs", "train.eval", "measure.", "checkpoint.", "data.replay", "model.name")
+
+
+class SearchSpace(Protocol):
+    """Settings that a search may try on top of the best ones."""
+
+    def list_candidates(self, best: Recipe, result: RunResult) -> Sequence[Candidate]:
+        """Return the candidates on top of `best`, whose run gave `result`, the most promising first."""
+        ...
+
+
+@dataclass(frozen=True)
+class BottleneckSpace:
+    """Candidates ordered by the bottleneck of the best run, without those that cannot win."""
+
+    allow_batch: bool = False
+
+    def list_candidates(self, best: Recipe, result: RunResult) -> Sequence[Candidate]:
+        """Return candidates that address the bottleneck, or shrink stages long enough to matter."""
+        found = list_candidates(best, Hardware.from_result(result), result.verdict, allow_batch=self.allow_batch)
+        return [move for move in found if _can_win(move, result)]
+
+
+@dataclass(frozen=True)
+class ExplicitSpace:
+    """Values by dotted path, each its own candidate; their product is the grid."""
+
+    values: Mapping[str, tuple[Any, ...]]
+
+    def list_candidates(self, best: Recipe, result: RunResult) -> Sequence[Candidate]:
+        """Return the values that `best` does not have."""
+        found = (build_named_candidate(best, path, value) for path, values in self.values.items() for value in values)
+        return [move for move in found if move is not None]
+
+
+def build_search_space(arguments: Sequence[str], recipe: Recipe, *, allow_batch: bool) -> SearchSpace:
+    """Return the space of `KEY=V1,V2,...` arguments, or the list of all candidates without arguments.
+
+    Raise `RecipeError` for a path or value that the recipe rejects, and for fields that a search must not change.
+    """
+    if not arguments:
+        return BottleneckSpace(allow_batch)
+    values: dict[str, tuple[Any, ...]] = {}
+    for argument in arguments:
+        path, chosen = parse_values(argument)
+        _check_values(path, chosen, recipe, allow_batch=allow_batch)
+        values[path] = (*values.get(path, ()), *chosen)
+    return ExplicitSpace(values)
+
+
+def compute_grid_size(moves: Iterable[Candidate]) -> int:
+    """Return the number of combinations, "unchanged" included."""
+    groups: list[tuple[frozenset[str], int]] = []
+    for move in moves:
+        keys, num_moves, others = move.paths, 1, []
+        for known, number in groups:
+            if known & keys:
+                keys, num_moves = keys | known, num_moves + number
+            else:
+                others.append((known, number))
+        groups = [*others, (keys, num_moves)]
+    return math.prod(1 + number for _, number in groups)
+
+
+def _can_win(move: Candidate, result: RunResult) -> bool:
+    if result.verdict.get("bottleneck") in move.cures or not move.expects:
+        return True
+    # A stage with a share s of the step allows a speedup of at most 1 / (1 - s) (Amdahl 1967).
+    stage_share = sum(result.stages[name].share for name in move.expects if name in result.stages)
+    return stage_share >= 1 - 1 / MIN_CEILING
+
+
+def parse_values(word: str) -> tuple[str, tuple[Any, ...]]:
+    """Return the dotted path and the values of a `KEY=V1,V2,...` argument. Raise `RecipeError` if it has none."""
+    path, equals, text = word.partition("=")
+    values = read_yaml_value(f"[{text}]", "--vary") if equals and text else None
+    if not path or not values:
+        raise RecipeError(f"--vary: {word!r} lists no values (write KEY=V1,V2, such as data.workers=1,2,4)")
+    return path, tuple(values)
+
+
+def _check_values(path: str, values: tuple[Any, ...], recipe: Recipe, *, allow_batch: bool) -> None:
+    fields = list(dict.fromkeys(field for value in values for field in iter_fields(path, value)))
+    for field in fields:
+        if field.startswith(_FIXED_PREFIXES):
+            raise RecipeError(f"--vary: {field} is not a setting to tune for speed (leave it out)")
+        if field == "data.rank_batch_size":
+            raise RecipeError(f"--vary: {field} is varied as data.batch_size, over all ranks (write that instead)")
+        if field == "data.batch_size" and not allow_batch:
+            raise RecipeError(f"--vary: {field} changes what is trained (add --allow-batch, and the rate follows)")
+        if field.startswith(
+            "schedule."
+        ):  # check here: the measured recipe has another schedule, which may lack the field
+            _refuse_learning_field(field)
+    for value in values:
+        changed = apply_patch(recipe, Patch(((path, value),)))
+        is_other = changed.optim.name != recipe.optim.name  # which needs its own learning rate
+        for field in filter(changes_result, iter_fields(path, value)):
+            if not (is_other and field.startswith("optim.")):
+                _refuse_learning_field(field)
+
+
+def iter_fields(path: str, value: Any) -> Iterator[str]:
+    """Yield the dotted paths of the fields that a value sets; a mapping sets several."""
+    if isinstance(value, dict) and value:
+        for key, each in value.items():
+            yield from iter_fields(f"{path}.{key}", each)
+    else:
+        yield path
+
+
+def _refuse_learning_field(field: str) -> NoReturn:
+    if changes_result_only(field):
+        why = "changes what is learned and not the speed, so the fastest value would be noise"
+    else:
+        why = "changes what is learned, too, so the fastest value may be the least accurate"
+    fix = "train one run per value, and compare their accuracy with paceline compare"
+    raise RecipeError(f"--vary: {field} {why} ({fix})")

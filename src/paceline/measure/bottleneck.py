@@ -1,0 +1,335 @@
+"""What held a run back, in one word, one sentence, how much there is to win, and one override to try.
+
+Pure, and never more than was measured. Judged by device time, which on a CPU is host time: a host that waits for data
+while its GPU still has work queued costs nothing. The rules are told in `docs/explanation/verdict.md`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+from paceline.core.results import CPU_STARVED, CommunicationResult, CpuResult, StragglerResult
+from paceline.core.stages import COMPUTE, DATA_WAIT, EPOCH_BOUNDARY, EXPOSED, OTHER, display_name
+from paceline.core.units import count
+from paceline.measure.advice import (
+    RunSettings,
+    advise_checkpoint_interval,
+    advise_compression,
+    advise_eval_interval,
+    advise_faster_data,
+    advise_fewer_launches,
+    advise_fewer_threads,
+    advise_less_compute,
+)
+from paceline.measure.clock import ClockSummary
+
+__all__ = ["BottleneckResult", "Ceilings", "RunSettings", "find_bottleneck"]
+
+BottleneckName = Literal[
+    "cpu-starved",
+    "cpu-throttled",
+    "cpu-oversubscribed",
+    "input-bound",
+    "copy-bound",
+    "compute-bound",
+    "launch-bound",
+    "communication-bound",
+    "straggler-bound",
+    "evaluation-bound",
+    "checkpoint-bound",
+    "unknown",
+]
+PAUSE_SHARE: Final = 0.5
+"""Share of all the clock's time above which a pause (starting a loader, evaluating, saving) is the bottleneck."""
+WAITING_SHARE: Final = 0.2
+"""Share of the steps' time from which waiting for data, copying it, or sending gradients is."""
+STRAGGLER_SHARE: Final = 0.1
+"""Share of the steps' time from which waiting for one late rank is: lower, as all the others pay for it."""
+LATE_STEPS: Final = 0.5
+"""Share of steps in which some rank has to be late where none is named: one long stall is no straggler."""
+STARVED_SHARE: Final = 0.5
+"""Share of steps that find the GPU with nothing left to do, above which the host launches too slowly."""
+LOST_CPU_SHARE: Final = 0.1
+"""Share of the time that training wanted to run from which it is starved by other processes, or stopped by a quota: the
+run is slower by a ninth, which is more than many gains that are claimed. Not tuned: with two cores to itself a run lost
+0.002 to 0.041, beside eight busy processes 0.80 to 0.82 (n = 10 each, `cpu-starved.json`)."""
+LOST_CPU_WALL: Final = 0.05
+"""And share of the wall clock that has to be lost: a run that waits for a network disk wants to run so little that
+others can hold the cores for half of it, and cost nothing."""
+LEAST_CPU_WALL_S: Final = 0.5
+"""The kernel counts busy time in ticks of 10 ms: nothing is said of who had the cores in a time of fewer than 50."""
+BUSY_GPU_SHARE: Final = 0.9
+"""Share of the steps' time from which a GPU that computes is what holds the run back, whoever has the CPU cores."""
+OWN_CPU_SHARE: Final = 0.25
+"""Share of the time its threads wanted to run from which a run with more of them than cores is held up by itself: three
+threads that compute all the time on two cores lose a third. Loader workers are not counted as threads."""
+UNKNOWN_SETTINGS: Final = RunSettings()
+"""Nothing to advise on; a CPU."""
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """How many times as many images/s probes trained as the run itself, each with one part of the work for free.
+
+    Free data are the same few batches over and over in host memory; with free copies they lie on the device; with free
+    communication each rank trains alone; a free model is an empty one. None where there was no probe.
+    """
+
+    free_data: float | None = None
+    free_copy: float | None = None
+    free_communication: float | None = None
+    free_model: float | None = None
+
+    def __str__(self) -> str:
+        named = {
+            "free data": self.free_data,
+            "free copies": self.free_copy,
+            "free communication": self.free_communication,
+            "a free model": self.free_model,
+        }
+        return "; ".join(f"with {name}: {_format_ratio(ratio)}" for name, ratio in named.items() if ratio is not None)
+
+
+@dataclass(frozen=True)
+class BottleneckResult:
+    """`bottleneck`, the `evidence` for it, the `ceiling` above the run, and `try_`, an override to paste.
+
+    `ceiling` is what the clock bounds, "" where it bounds nothing. `try_` is "" when none was earned.
+    """
+
+    bottleneck: BottleneckName
+    evidence: str
+    ceiling: str
+    try_: str
+
+    def to_dict(self) -> dict[str, str]:
+        """Return {bottleneck, evidence, ceiling, try}, as in `result.json`."""
+        return {
+            "bottleneck": self.bottleneck,
+            "evidence": self.evidence,
+            "ceiling": self.ceiling,
+            "try": self.try_,
+        }
+
+
+@dataclass(frozen=True)
+class _TimeLoss:
+    """Seconds that a run would not need: of the bottleneck `name` where they are at least `least_share` of `of_s`."""
+
+    name: BottleneckName
+    seconds: float
+    of_s: float
+    least_share: float
+    evidence: str
+    without: str
+    to_try: str = ""
+
+    @property
+    def is_large(self) -> bool:
+        return self.seconds > 0 and self.seconds >= self.least_share * self.of_s
+
+    def to_result(self) -> BottleneckResult:
+        ceiling = ""
+        if self.seconds < self.of_s:
+            speedup = self.of_s / (self.of_s - self.seconds)
+            ceiling = f"at most {_format_ratio(speedup)} without {self.without}, all else unchanged"
+        return BottleneckResult(self.name, self.evidence, ceiling, self.to_try)
+
+
+def find_bottleneck(
+    summary: ClockSummary,
+    settings: RunSettings = UNKNOWN_SETTINGS,
+    *,
+    straggler: StragglerResult | None = None,
+    communication: CommunicationResult | None = None,
+    cpu: CpuResult | None = None,
+) -> BottleneckResult:
+    """Judge the summary of rank 0. The largest loss above its threshold is the bottleneck; without one, computing is.
+
+    A run that was kept from its cores comes first, unless it kept a GPU busy all the same: what its stages took says
+    little, and nothing is advised. A pause
+    counts before the steps, as it is above half of all time. `straggler`, `communication` and `cpu` are of the counted
+    steps; without `straggler` what ranks wait for each other counts as communication.
+    """
+    if summary.n == 0:
+        to_try = "measure.warmup_steps=0" if summary.warmup_s > 0 else ""
+        return BottleneckResult("unknown", "No step was counted.", "", to_try)
+    kept_off = None if cpu is None or _keeps_gpu_busy(summary, settings) else _cpu_starved_loss(cpu, settings)
+    if kept_off is not None:
+        return kept_off
+    late = _Lateness.of(straggler, summary.n)
+    for losses in (_pause_losses(summary, settings), _wait_losses(summary, settings, late, communication)):
+        large = [loss for loss in losses if loss.is_large]
+        if large:
+            return max(large, key=lambda loss: loss.seconds).to_result()
+    crowded = None if cpu is None else _oversubscribed_loss(cpu, settings)
+    return crowded or _busy_loss(summary, settings, late)
+
+
+def _keeps_gpu_busy(summary: ClockSummary, used: RunSettings) -> bool:
+    """Return whether a GPU computed nearly all the time: CPU time that its host lost then cost nothing."""
+    if not used.is_gpu or summary.starved > STARVED_SHARE:
+        return False
+    return _device_s(summary, *COMPUTE) >= BUSY_GPU_SHARE * summary.wall_s
+
+
+def _cpu_starved_loss(cpu: CpuResult, used: RunSettings) -> BottleneckResult | None:
+    """Judge a run by the CPU time that it got of what it wanted; None where it got what it wanted."""
+    if cpu.wall_s < LEAST_CPU_WALL_S:
+        return None
+    rank = f" rank {cpu.rank} wanted" if used.world_size > 1 else " training wanted"
+    cores = count(cpu.cores, "core")
+    if cpu.share >= LOST_CPU_SHARE and cpu.lost_s >= LOST_CPU_WALL * cpu.wall_s:
+        evidence = (
+            f"Other processes held the cores {_format_share(cpu.share)} of the time that{rank} to run: they kept "
+            f"{cpu.others_cores:.1f} of {cores} busy. Measure again when nothing else runs here."
+        )
+        return BottleneckResult(CPU_STARVED, evidence, "", "")
+    if cpu.throttled_share >= LOST_CPU_SHARE:
+        evidence = (
+            f"A quota of CPU time (control group) stopped the run {_format_share(cpu.throttled_share)} of the time "
+            f"that{rank} to run."
+        )
+        return BottleneckResult("cpu-throttled", evidence, "", advise_fewer_threads(used))
+    return None
+
+
+def _oversubscribed_loss(cpu: CpuResult, used: RunSettings) -> BottleneckResult | None:
+    """Judge a run that computes all the time by whether its own threads have to take turns on the cores."""
+    if cpu.wall_s < LEAST_CPU_WALL_S:
+        return None
+    cores = count(cpu.cores, "core")
+    if cpu.ranks * cpu.threads > cpu.cores and cpu.own_share >= OWN_CPU_SHARE:
+        evidence = (
+            f"{count(cpu.ranks, 'rank')} of {count(cpu.threads, 'thread')} oversubscribe {cores}: their threads waited "
+            f"for one another {_format_share(cpu.own_share)} of the time that they wanted to run."
+        )
+        return BottleneckResult("cpu-oversubscribed", evidence, "", advise_fewer_threads(used) or _fewer_ranks(cpu))
+    return None
+
+
+def _fewer_ranks(cpu: CpuResult) -> str:
+    return f"starting {count(cpu.cores, 'rank')} at most (--ranks {cpu.cores})" if cpu.ranks > cpu.cores else ""
+
+
+def _pause_losses(summary: ClockSummary, used: RunSettings) -> Iterator[_TimeLoss]:
+    elapsed_s = summary.elapsed_s
+    start_s, evaluate_s, save_s = (summary.pauses.get(name, 0.0) for name in (EPOCH_BOUNDARY, "evaluate", "checkpoint"))
+
+    def loss(name: BottleneckName, what: str, seconds: float, without: str, to_try: str = "") -> _TimeLoss:
+        evidence = f"{what} took {seconds:.3g} s of {elapsed_s:.3g} s ({_format_share(seconds / elapsed_s)})."
+        return _TimeLoss(name, seconds, elapsed_s, PAUSE_SHARE, evidence, without, to_try)
+
+    # More workers start no sooner, so the start of a loader has nothing to try.
+    yield loss("input-bound", "Starting the loader, up to its first batch,", start_s, "starting it")
+    to_try = advise_eval_interval(evaluate_s, elapsed_s, used)
+    yield loss("evaluation-bound", "Evaluation", evaluate_s, "evaluation", to_try)
+    to_try = advise_checkpoint_interval(save_s, elapsed_s, used)
+    yield loss("checkpoint-bound", "Training stood still for checkpoints, which", save_s, "checkpoints", to_try)
+
+
+def _wait_losses(
+    summary: ClockSummary, used: RunSettings, late: "_Lateness", communication: CommunicationResult | None
+) -> Iterator[_TimeLoss]:
+    def loss(name: BottleneckName, what: str, seconds: float, without: str, to_try: str = "") -> _TimeLoss:
+        return _TimeLoss(
+            name, seconds, summary.wall_s, WAITING_SHARE, _stage_evidence(what, seconds, summary), without, to_try
+        )
+
+    data_wait_s, h2d_s = (late.common_s(name, _device_s(summary, name)) for name in (DATA_WAIT, "h2d"))
+    to_try = advise_faster_data(data_wait_s, summary.wall_s, used)
+    yield loss("input-bound", "Waiting for data", data_wait_s, "waiting for data", to_try)
+    yield loss("copy-bound", "Copying to the device", h2d_s, "copying")
+    wire_s = max(0.0, _device_s(summary, EXPOSED) - late.waited_s)
+    wire = loss("communication-bound", "Exposed communication", wire_s, "it", advise_compression(used))
+    yield replace(wire, evidence=wire.evidence[:-1] + late.left_out + _communication_evidence(communication))
+    slow = loss("straggler-bound", "Waiting for the latest rank", 0.0 if late.is_rare else late.lost_s, "it")
+    yield replace(slow, evidence=slow.evidence[:-1] + late.whom, least_share=late.least_share)
+
+
+@dataclass(frozen=True)
+class _Lateness:
+    """What the latest of the ranks costs, in seconds of all counted steps.
+
+    `lost_s` is what steps would take less without it, `waited_s` how much of rank 0's exposed communication is waiting
+    for it. Where it is rank 0 that is late, it is so by `own_s`, which it spends in `own_stage`. `is_rare` says that
+    no rank is late again and again, nor some rank in most steps.
+    """
+
+    lost_s: float = 0.0
+    least_share: float = STRAGGLER_SHARE
+    waited_s: float = 0.0
+    own_s: float = 0.0
+    own_stage: str | None = None
+    is_rare: bool = False
+    whom: str = "."
+    left_out: str = ", waiting for late ranks left out"
+
+    @classmethod
+    def of(cls, straggler: StragglerResult | None, num_steps: int) -> "_Lateness":
+        if straggler is None:
+            return cls(left_out=", waiting for late ranks with it")
+        lost_s, late_s = straggler.lost_s * num_steps, straggler.late_s * num_steps
+        if straggler.rank is None:  # nobody to look at: it takes as much as any other wait to be worth naming
+            whom = ", which is now one and now another."
+            is_rare = straggler.late_steps < LATE_STEPS
+            return cls(lost_s, WAITING_SHARE, waited_s=lost_s, is_rare=is_rare, whom=whom)
+        where = f", which loses it in {display_name(straggler.stage)}" if straggler.stage else ""
+        whom = f": most often rank {straggler.rank}{where}."
+        if straggler.rank == 0:
+            return cls(lost_s, waited_s=lost_s - late_s, own_s=late_s, own_stage=straggler.stage, whom=whom)
+        return cls(lost_s, waited_s=lost_s, whom=whom)
+
+    def common_s(self, stage: str, seconds: float) -> float:
+        """Return what of rank 0's `seconds` in `stage` the other ranks have too."""
+        return max(0.0, seconds - self.own_s) if stage == self.own_stage else seconds
+
+
+def _busy_loss(summary: ClockSummary, used: RunSettings, late: _Lateness) -> BottleneckResult:
+    """Judge a run that waits for nothing: it computes, or launches, or does what the stages do not tell."""
+    if used.is_gpu and summary.starved > STARVED_SHARE:
+        evidence = (
+            f"In {_format_share(summary.starved)} of {count(summary.n, 'step')} the GPU had nothing left to do: it waits "
+            "for the host to launch work."
+        )
+        return BottleneckResult("launch-bound", evidence, "", advise_fewer_launches(used))
+    compute_s = _device_s(summary, *COMPUTE)
+    unclear_s = {
+        "What no stage covers": max(0.0, summary.wall_s - _device_s(summary, *summary.stages)),
+        "Logging and agreement between ranks": _device_s(summary, OTHER),
+        "Waiting for ranks that were late now and then": min(late.waited_s, _device_s(summary, EXPOSED)) * late.is_rare,
+    }
+    if compute_s < sum(unclear_s.values()):
+        what, seconds = max(unclear_s.items(), key=lambda item: item[1])
+        return BottleneckResult("unknown", _stage_evidence(what, seconds, summary), "", "")
+    return BottleneckResult(
+        "compute-bound", _stage_evidence("Computing", compute_s, summary), "", advise_less_compute(used)
+    )
+
+
+def _communication_evidence(communication: CommunicationResult | None) -> str:
+    """Return how much is sent in a step, and how much of the time for it hides behind backward, where known."""
+    if communication is None or communication.bytes is None:
+        return "."
+    overlap = communication.overlap
+    hidden = "" if overlap is None else f", {_format_share(overlap)} of the time hidden by backward"
+    return f"; {communication.bytes / 1e6:,.3g} MB a step{hidden}."
+
+
+def _device_s(summary: ClockSummary, *stages: str) -> float:
+    return sum(total.device_s for name, total in summary.stages.items() if name in stages)
+
+
+def _stage_evidence(what: str, seconds: float, summary: ClockSummary) -> str:
+    share, steps = _format_share(seconds / summary.wall_s), count(summary.n, "step")
+    return f"{what} took {seconds:.3g} s of the {summary.wall_s:.3g} s of {steps} ({share})."
+
+
+def _format_ratio(ratio: float) -> str:
+    """Return `3.9x`, with a digit more where it is near one: `1.04x`."""
+    return f"{ratio:.2f}x" if ratio < 1.2 else f"{ratio:.1f}x"
+
+
+def _format_share(share: float) -> str:
+    """Return a share as `26 %`: what decides is not to be read more closely."""
+    return f"{100 * share:.0f} %"

@@ -1,0 +1,340 @@
+"""CPU time of this process, of other processes and of each core, and how much of it contention took from the ranks."""
+
+import os
+import resource
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol, Self, final
+
+from paceline.core.host import INFINITY, CgroupLimits, find_limits
+from paceline.core.process import PROC, cpu_ticks, descendants, read_text_or_empty, tasks
+from paceline.core.results import CpuResult
+from paceline.measure.clock import now_s
+
+
+class CoreTime(NamedTuple):
+    """CPU seconds since some moment: those that were spent, of those there were."""
+
+    busy_s: float
+    available_s: float
+
+
+class ReadCoreTime(Protocol):
+    """Count CPU seconds."""
+
+    def __call__(self) -> CoreTime:
+        """Return the seconds until now."""
+        ...
+
+
+@dataclass(frozen=True)
+class ReadCores:
+    """The seconds of the cores with these `numbers`, whoever is busy there; no numbers stand for all cores."""
+
+    psutil: Any
+    numbers: Sequence[int]
+
+    def __call__(self) -> CoreTime:
+        """Return the seconds of all of them."""
+        cores = [core._asdict() for core in self.psutil.cpu_times(percpu=True)]
+        if self.numbers and max(self.numbers) < len(cores):  # else some are off, and the list does not say which
+            cores = [cores[number] for number in self.numbers]
+        # Time of guests is in user and nice already: proc(5), /proc/stat.
+        total_s = sum(s for core in cores for kind, s in core.items() if kind not in ("guest", "guest_nice"))
+        return CoreTime(total_s - sum(core["idle"] + core.get("iowait", 0.0) for core in cores), total_s)
+
+
+@dataclass(frozen=True)
+class ReadQuota:
+    """The seconds that a group of processes has spent, of those its quota lets it spend."""
+
+    limits: CgroupLimits
+    now: Callable[[], float]
+
+    def __call__(self) -> CoreTime:
+        """Return the seconds of the group."""
+        return CoreTime(self.limits.cpu_s(), self.now() * self.limits.cores)
+
+
+def build_core_time_reader(
+    psutil: Any, numbers: Sequence[int], limits: CgroupLimits, now: Callable[[], float]
+) -> ReadCoreTime:
+    """Return what counts the cores of these `numbers`, or the quota where that is tighter."""
+    usable = len(numbers) or psutil.cpu_count() or 1
+    return ReadQuota(limits, now) if limits.cores < usable else ReadCores(psutil, numbers)
+
+
+def busy_share(before: CoreTime, after: CoreTime) -> float | None:
+    """Return the busy share in between, 0 to 1; None where no time has passed by the kernel's clock of 10 ms."""
+    there_were_s = after.available_s - before.available_s
+    if there_were_s <= 0:
+        return None
+    return min(1.0, max(0.0, (after.busy_s - before.busy_s) / there_were_s))  # a quota may be exceeded for a moment
+
+
+_NS: Final = 1e-9
+_US: Final = 1e-6
+_BUSY: Final = (0, 1, 2, 5, 6)
+"""Of the numbers of a core in /proc/stat: user, nice, system, irq, softirq. A guest's time is in user: proc(5)."""
+_STOLEN: Final = 7
+
+
+@dataclass(frozen=True)
+class CpuSample:
+    """Seconds, up to one moment `at_s`.
+
+    `threads` are those that each thread of the rank and of its workers has run, and has waited to run, by thread id.
+    `own_s` is the CPU time of their processes, of ended threads and workers too. `busy_s` is what all processes have
+    used of the cores that the rank may use, and `stolen_s` what a hypervisor has given to others. `throttled_s` is
+    how long the group that limits CPU time was stopped, summed over cores, `pressure_s` how long anything on the node
+    has waited for a CPU, `switches` how often a thread of the rank was taken off its core.
+    """
+
+    at_s: float
+    threads: dict[int, tuple[float, float]]
+    own_s: float
+    busy_s: float
+    stolen_s: float
+    throttled_s: float = 0.0
+    pressure_s: float = 0.0
+    switches: int = 0
+
+
+@dataclass(frozen=True)
+class CpuTimes:
+    """What passed between looks, in seconds as in `CpuSample`; `run_s` and `waited_s` are sums over all threads."""
+
+    wall_s: float = 0.0
+    run_s: float = 0.0
+    waited_s: float = 0.0
+    own_s: float = 0.0
+    busy_s: float = 0.0
+    stolen_s: float = 0.0
+    throttled_s: float = 0.0
+    pressure_s: float = 0.0
+    switches: float = 0.0
+
+    def plus(self, other: "CpuTimes") -> "CpuTimes":
+        """Return the sums of both."""
+        return CpuTimes(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
+
+    @classmethod
+    def between(cls, before: CpuSample, after: CpuSample) -> Self:
+        """Return what passed; a thread that has begun meanwhile counts from 0, one that has ended does not."""
+        nothing = (0.0, 0.0)
+        passed = [
+            (run_s - before.threads.get(thread, nothing)[0], waited_s - before.threads.get(thread, nothing)[1])
+            for thread, (run_s, waited_s) in after.threads.items()
+        ]
+        return cls(
+            wall_s=after.at_s - before.at_s,
+            run_s=sum(max(0.0, run_s) for run_s, _ in passed),  # ids of threads are used again
+            waited_s=sum(max(0.0, waited_s) for _, waited_s in passed),
+            own_s=max(0.0, after.own_s - before.own_s),
+            busy_s=max(0.0, after.busy_s - before.busy_s),
+            stolen_s=max(0.0, after.stolen_s - before.stolen_s),
+            throttled_s=max(0.0, after.throttled_s - before.throttled_s),
+            pressure_s=max(0.0, after.pressure_s - before.pressure_s),
+            switches=after.switches - before.switches,
+        )
+
+
+class CpuTimer(Protocol):
+    """Count CPU times between `resume` and `pause`, which may be called in any order; paused at first."""
+
+    def resume(self) -> None:
+        """Count from now on."""
+        ...
+
+    def pause(self) -> None:
+        """Count no longer."""
+        ...
+
+    def read(self) -> CpuTimes | None:
+        """Return what was counted so far, and go on; None where nothing is known."""
+        ...
+
+
+@final
+class NoCpuTimer:
+    """Count nothing."""
+
+    def resume(self) -> None:
+        """Do nothing."""
+
+    def pause(self) -> None:
+        """Do nothing."""
+
+    def read(self) -> None:
+        """Return None."""
+
+
+@final
+class ContentionTimer:
+    """Count between looks."""
+
+    def __init__(self, sample: Callable[[], CpuSample]) -> None:
+        self._look = sample
+        self._times = CpuTimes()
+        self._before: CpuSample | None = None
+
+    def resume(self) -> None:
+        """Count from now on."""
+        if self._before is None:
+            self._before = self._look()
+
+    def pause(self) -> None:
+        """Count no longer."""
+        if self._before is not None:
+            self._times = self._times.plus(CpuTimes.between(self._before, self._look()))
+            self._before = None
+
+    def read(self) -> CpuTimes:
+        """Return what was counted so far, and go on."""
+        if self._before is None:
+            return self._times
+        return self._times.plus(CpuTimes.between(self._before, self._look()))
+
+
+@dataclass(frozen=True)
+class ProcLook:
+    """Look at this process by proc(5), at those below it, and at `cores`, by number."""
+
+    cores: Collection[int]
+    limits: CgroupLimits
+    proc: Path = PROC
+    now: Callable[[], float] = now_s
+
+    def __call__(self) -> CpuSample:
+        """Look."""
+        tick_s = 1 / os.sysconf("SC_CLK_TCK")
+        pids = [os.getpid(), *descendants(os.getpid(), self.proc)]
+        busy, stolen = core_ticks(self.cores, self.proc)
+        return CpuSample(
+            at_s=self.now(),
+            threads={thread: times for pid in pids for thread, times in _threads(pid, self.proc).items()},
+            own_s=tick_s * sum(cpu_ticks(pid, self.proc) for pid in pids),
+            busy_s=tick_s * busy,
+            stolen_s=tick_s * stolen,
+            throttled_s=_throttled_s(self.limits),
+            pressure_s=_pressure_s(self.proc),
+            switches=resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw,
+        )
+
+
+def build_cpu_timer(proc: Path = PROC) -> CpuTimer:
+    """Return what counts the CPU times of this rank; nothing where this kernel does not tell how long threads wait."""
+    if not hasattr(os, "sched_getaffinity") or not _threads(os.getpid(), proc):
+        return NoCpuTimer()
+    return ContentionTimer(ProcLook(os.sched_getaffinity(0), find_limits(), proc))
+
+
+def core_ticks(cores: Collection[int], proc: Path = PROC) -> tuple[int, int]:
+    """Return how long all processes have used `cores`, and how long a hypervisor has given them to others, in ticks."""
+    busy = stolen = 0
+    names = {f"cpu{core}" for core in cores}
+    for line in read_text_or_empty(proc / "stat").splitlines():
+        name, *numbers = line.split()
+        if name in names:
+            busy += sum(int(numbers[place]) for place in _BUSY)
+            stolen += int(numbers[_STOLEN])
+    return busy, stolen
+
+
+@dataclass(frozen=True)
+class RankCpu:
+    """What a rank measured: its times, the `place` that ranks on the same cores share, its cores and its threads.
+
+    `place` is a number that stands for the node and the cores, `threads` those that it computes with.
+    """
+
+    times: CpuTimes
+    place: int
+    cores: int
+    threads: int
+
+    def to_row(self) -> list[float]:
+        """Return it as numbers, for the other ranks."""
+        return [*astuple(self.times), self.place, self.cores, self.threads]
+
+    @classmethod
+    def from_row(cls, row: Sequence[float]) -> Self:
+        """Return what `to_row` made numbers of."""
+        *times, place, cores, threads = row
+        return cls(CpuTimes(*times), int(place), int(cores), int(threads))
+
+
+def cpu_result(ranks: Sequence[RankCpu]) -> CpuResult | None:
+    """Return what the rank came to that lost the largest share to other processes; None where no time was counted.
+
+    Of the time that a rank's threads waited, others are charged with as much as they used the cores: on two cores that
+    others keep busy for 0.5 s, no more than 0.5 s were lost to them, however many threads of the rank's own stood in
+    line. What is left is its own. Ranks of the same place share what others used as they waited.
+    """
+    found = [_rank_result(number, ranks) for number, each in enumerate(ranks) if each.times.wall_s > 0]
+    return max(found, key=lambda each: each.share, default=None)
+
+
+def _rank_result(number: int, ranks: Sequence[RankCpu]) -> CpuResult:
+    rank = ranks[number]
+    beside = [each for each in ranks if each.place == rank.place]
+    times = rank.times
+    own_s = sum(each.times.own_s for each in beside)
+    others_s = max(0.0, times.busy_s - own_s)
+    waited_s = sum(each.times.waited_s for each in beside)
+    charged = min(1.0, others_s / waited_s) if waited_s else 0.0
+    # A hypervisor takes a core from whoever is on it, without a wait in any queue of this kernel.
+    stolen_s = times.stolen_s * min(1.0, times.own_s / times.busy_s) if times.busy_s else 0.0
+    lost_s = charged * times.waited_s + stolen_s
+    own_wait_s = (1 - charged) * times.waited_s
+    throttled_s = times.throttled_s
+    return CpuResult(
+        rank=number,
+        cores=rank.cores,
+        ranks=len(beside),
+        threads=rank.threads,
+        wall_s=times.wall_s,
+        run_s=times.run_s,
+        waited_s=times.waited_s,
+        lost_s=lost_s,
+        share=_share_of(lost_s, times.run_s),
+        own_share=_share_of(own_wait_s, times.run_s),
+        throttled_share=_share_of(throttled_s, own_s),
+        others_cores=(others_s + times.stolen_s) / times.wall_s,
+        pressure=min(1.0, times.pressure_s / times.wall_s),
+        switches=round(times.switches),
+    )
+
+
+def _share_of(lost_s: float, had_s: float) -> float:
+    """Return what was lost of what was lost and had."""
+    return lost_s / (lost_s + had_s) if lost_s > 0 else 0.0
+
+
+def _threads(pid: int, proc: Path) -> dict[int, tuple[float, float]]:
+    """Return the seconds that each thread of a process has run, and has waited to run."""
+    found = {}
+    for thread in tasks(pid, proc):
+        numbers = read_text_or_empty(f"{proc}/{pid}/task/{thread}/schedstat").split()
+        if len(numbers) >= 2:
+            found[thread] = (int(numbers[0]) * _NS, int(numbers[1]) * _NS)
+    return found
+
+
+def _throttled_s(limits: CgroupLimits) -> float:
+    """Return how long a quota has stopped its group: throttled_usec in version 2 of control groups, else throttled_time
+    in nanoseconds (https://docs.kernel.org/scheduler/sched-bwc.html)."""
+    if limits.cores == INFINITY:
+        return 0.0
+    numbers = dict(line.split(maxsplit=1) for line in read_text_or_empty(limits.cores_of / "cpu.stat").splitlines())
+    if "throttled_usec" in numbers:
+        return int(numbers["throttled_usec"]) * _US
+    return int(numbers.get("throttled_time", 0)) * _NS
+
+
+def _pressure_s(proc: Path) -> float:
+    """Return how long anything on the node has waited for a CPU; 0 where the kernel does not tell."""
+    some, *_ = read_text_or_empty(proc / "pressure" / "cpu").splitlines() or [""]
+    total = some.rpartition("total=")[2]
+    return int(total) * _US if total.isdecimal() else 0.0

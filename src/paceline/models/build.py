@@ -1,0 +1,285 @@
+"""Build a model from a recipe's `model` section: built-in, torchvision, timm or plugin."""
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paceline.core.errors import RecipeError, suggest_similar
+from paceline.models.airbench import SpeedNet
+from paceline.models.freeze import freeze_parameters
+from paceline.models.resnet_cifar import ResNet, build_basic_block, build_bottleneck_block
+from paceline.models.wide_resnet import WideResNet
+from paceline.recipe.plugins import MODEL, PluginRef
+from paceline.recipe.schema.base import IMPORT_PATH_FORM, is_own_model
+from paceline.recipe.schema.model import BUILT_IN_MODELS_ONLY, Model
+
+
+class EmptyModel(nn.Module):
+    """Average each channel over the image and classify the averages by one linear layer.
+
+    Maps images, float [N, channels, H, W], to logits, float [N, num_classes]. Its weights give the optimizer, DDP and
+    checkpoints something to process.
+    """
+
+    def __init__(self, *, num_classes: int, channels: int) -> None:
+        super().__init__()
+        self.classifier = nn.Linear(channels, num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the logits of `images`."""
+        logits: Tensor = self.classifier(images.mean(dim=(2, 3)))
+        return logits
+
+
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+def adapt_input_channels(model: nn.Module, channels: int) -> None:
+    """Replace the first convolution of `model`, in place, by one with `channels` input channels.
+
+    Kernel size, stride, padding, bias, device and dtype are kept. Meant for untrained models.
+    """
+    name, conv = next((name, module) for name, module in model.named_modules() if isinstance(module, nn.Conv2d))
+    if conv.in_channels == channels:
+        return
+    assert conv.groups == 1, f"{name} is a grouped convolution: it does not read the image"
+    replacement = nn.Conv2d(
+        channels,
+        conv.out_channels,
+        conv.kernel_size,  # type: ignore[arg-type]
+        conv.stride,  # type: ignore[arg-type]
+        conv.padding,  # type: ignore[arg-type]
+        conv.dilation,  # type: ignore[arg-type]
+        bias=conv.bias is not None,
+        padding_mode=conv.padding_mode,
+        device=conv.weight.device,
+        dtype=conv.weight.dtype,
+    )
+    with torch.no_grad():
+        # Resampling the old weights keeps the distribution of the initialization without knowing its scheme. The scale
+        # is exact for schemes by fan-out (ResNet, VGG, EfficientNet). A scheme by fan-in would differ by a factor of
+        # sqrt(old_channels / channels).
+        replacement.weight.copy_(_resample_filters(conv.weight, replacement.weight.shape))
+    if conv.bias is not None:
+        replacement.bias = conv.bias
+    parent, _, child = name.rpartition(".")
+    setattr(model.get_submodule(parent), child, replacement)
+
+
+def _resample_filters(weight: Tensor, shape: torch.Size) -> Tensor:
+    chosen = torch.randint(weight.numel(), shape, device=weight.device)
+    return weight.flatten()[chosen]
+
+
+def set_drop_path(model: nn.Module, drop_path: float) -> bool:
+    """Scale the stochastic depth of a torchvision `model`, in place, so that its largest probability is `drop_path`.
+
+    Return False if the model has none.
+    """
+    from torchvision.ops import StochasticDepth
+
+    branches = [module for module in model.modules() if isinstance(module, StochasticDepth)]
+    largest = max((branch.p for branch in branches), default=0.0)
+    if largest == 0:
+        return False
+    for branch in branches:
+        branch.p = drop_path * (branch.p / largest)
+    return True
+
+
+def check_sync_batch_norm(model: nn.Module, name: str) -> None:
+    """Raise `RecipeError` if the BatchNorm layers of `model`, called `name`, cannot be converted to SyncBatchNorm."""
+    batch_norms = [module for module in model.modules() if isinstance(module, _BATCH_NORMS)]
+    if not batch_norms:
+        raise RecipeError(
+            f"model.norm: sync_batch has no effect on {name}, which has no batch norms (set model.norm=batch)"
+        )
+    # timm's BatchNormAct2d includes the activation, which replacing the norm would lose.
+    if any(type(module) not in _BATCH_NORMS for module in batch_norms):
+        raise RecipeError(
+            f"model.norm: sync_batch cannot replace the batch norms of {name}, which hold activations too "
+            "(set model.norm=batch, or use a torchvision: model)"
+        )
+
+
+_BUILTIN_MODELS: dict[str, Callable[..., nn.Module]] = {
+    "resnet18_cifar": partial(ResNet, make_block=build_basic_block, depths=(2, 2, 2, 2), stem_kernel=3),
+    "resnet34_cifar": partial(ResNet, make_block=build_basic_block, depths=(3, 4, 6, 3), stem_kernel=3),
+    "resnet50_cifar": partial(ResNet, make_block=build_bottleneck_block, depths=(3, 4, 6, 3), stem_kernel=3),
+    "resnet50_nersc": partial(ResNet, make_block=build_bottleneck_block, depths=(3, 4, 6, 3), stem_kernel=7),
+    "wideresnet_course": WideResNet,
+    "speednet94": partial(SpeedNet, block_channels=(64, 256, 256), batch_norm_momentum=0.4, is_residual=False),
+    "speednet95": partial(SpeedNet, block_channels=(128, 384, 384), batch_norm_momentum=0.4, is_residual=False),
+    "speednet96": partial(SpeedNet, block_channels=(128, 384, 512), batch_norm_momentum=0.1, is_residual=True),
+}
+_PROBE_MODELS: dict[str, Callable[..., nn.Module]] = {"empty": EmptyModel}
+MODEL_NAMES: tuple[str, ...] = tuple(_BUILTIN_MODELS)
+"""Built-in models, without probes. Only these take `width` and most values of `norm`."""
+
+_UNSUPPORTED_FIELDS: dict[str, tuple[str, ...]] = {
+    "wideresnet_course": ("zero_init_residual",),  # branches end in a ReLU: initialized to zero, they would stay zero
+    "speednet94": ("zero_init_residual", "drop_path"),  # no residual branches
+    "speednet95": ("zero_init_residual", "drop_path"),
+    "speednet96": ("zero_init_residual",),  # norms have no learned scale that could move away from zero
+    "empty": BUILT_IN_MODELS_ONLY,
+}
+_RESIDUAL_MODELS = tuple(name for name in _BUILTIN_MODELS if name not in _UNSUPPORTED_FIELDS)
+
+
+def build_model(section: Model, *, num_classes: int, channels: int) -> nn.Module:
+    """Build the untrained model: float images [N, channels, H, W] to logits [N, num_classes].
+
+    Initial weights depend on torch's global generator alone. `section.weights` is not loaded here; parameters that
+    `section.freeze` names get `requires_grad=False`. Raise `RecipeError` for an unknown name, for timm if it is not
+    installed, for a plugin that cannot be built, and for a setting without effect on this model.
+    """
+    library, colon, name = section.name.partition(":")
+    match library, colon:
+        case "torchvision", ":":
+            model = _build_torchvision(section, name, num_classes, channels)
+        case "timm", ":":
+            model = _build_timm(section, name, num_classes, channels)
+        case _ if is_own_model(section.name):
+            model = _build_plugin(section, num_classes, channels)
+        case _:
+            model = _build_builtin(section, num_classes, channels)
+    if section.norm == "sync_batch":
+        check_sync_batch_norm(model, section.name)
+    freeze_parameters(section, model, num_classes)
+    return model
+
+
+def _build_builtin(section: Model, num_classes: int, channels: int) -> nn.Module:
+    name = section.name
+    known = _BUILTIN_MODELS | _PROBE_MODELS
+    if name not in known:
+        in_full = _find_library_name(name)
+        if in_full:
+            raise RecipeError(f"model.name: {name!r} is not a model (did you mean {in_full!r}?)")
+        bare = name.partition(":")[2]
+        raise _unknown_model_error(name, [*known, *([f"torchvision:{bare}", f"timm:{bare}"] if bare else [])])
+    without = _UNSUPPORTED_FIELDS.get(name, ())
+    for field in without:
+        if _is_set(section, field):
+            others = [each for each in MODEL_NAMES if field not in _UNSUPPORTED_FIELDS.get(each, ())]
+            raise _no_effect_error(section, field, f"one of {', '.join(others)}")
+    settings = {field: getattr(section, field) for field in BUILT_IN_MODELS_ONLY if field not in without}
+    return known[name](num_classes=num_classes, channels=channels, **settings)
+
+
+def _find_library_name(bare: str) -> str:
+    """Return the full name of a torchvision or timm model given without its library, or ""."""
+    from torchvision import models
+
+    libraries = {"torchvision": models.list_models(module=models)}
+    if find_spec("timm"):
+        import timm
+
+        libraries["timm"] = timm.list_models()
+    for library, names in libraries.items():
+        name = next((each for each in names if each.casefold() == bare.casefold()), "")
+        if name:
+            return f"{library}:{name}"
+    return ""
+
+
+def _build_plugin(section: Model, num_classes: int, channels: int) -> nn.Module:
+    _check_no_builtin_fields(section)
+    for field in ("zero_init_residual", "drop_path"):
+        if _is_set(section, field):
+            raise _no_effect_error(section, field, f"model.args, or one of {', '.join(_RESIDUAL_MODELS)}")
+    plugin = PluginRef("model", section.name, section.args, MODEL)
+    model = plugin.make(num_classes=num_classes, in_channels=channels)
+    if not isinstance(model, nn.Module):
+        raise plugin.error(f"makes a {type(model).__name__}, not a torch.nn.Module (return a module)")
+    return model
+
+
+def _build_torchvision(section: Model, name: str, num_classes: int, channels: int) -> nn.Module:
+    from torchvision import models
+
+    # With `module`, only classifiers are listed: no detection, segmentation, video or quantised networks.
+    known = models.list_models(module=models)
+    if name not in known:
+        raise _unknown_model_error(section.name, [f"torchvision:{other}" for other in known])
+    _check_no_builtin_fields(section)
+    options: dict[str, bool] = {}
+    if name in ("googlenet", "inception_v3"):
+        # One output instead of three; passing `init_weights`, although it is the default, avoids a warning.
+        options = {"aux_logits": False, "init_weights": True}
+    if section.zero_init_residual:
+        if models.get_model_builder(name).__module__ != models.resnet.__name__:
+            raise _no_effect_error(
+                section, "zero_init_residual", f"one of {', '.join(_RESIDUAL_MODELS)} or a torchvision:resnet"
+            )
+        options["zero_init_residual"] = True
+    model: nn.Module = models.get_model(name, weights=None, num_classes=num_classes, **options)
+    if not set_drop_path(model, section.drop_path) and section.drop_path > 0:
+        raise _no_effect_error(
+            section, "drop_path", f"one of {', '.join(_RESIDUAL_MODELS)} or torchvision's convnext or swin"
+        )
+    adapt_input_channels(model, channels)
+    return model
+
+
+def _build_timm(section: Model, name: str, num_classes: int, channels: int) -> nn.Module:
+    try:
+        import timm
+    except ImportError as error:
+        raise RecipeError(f"model.name: timm:{name} needs timm (pip install 'paceline[timm]')") from error
+
+    known = timm.list_models()
+    if name not in known:
+        raise _unknown_model_error(section.name, [f"timm:{other}" for other in known])
+    _check_no_builtin_fields(section)
+    create = partial(timm.create_model, name, pretrained=False, num_classes=num_classes, in_chans=channels)
+    fields = {"drop_path_rate": "drop_path", "zero_init_last": "zero_init_residual"}
+    return _create_with_known_options(create, fields, section)
+
+
+def _create_with_known_options(
+    create: Callable[..., nn.Module], fields: Mapping[str, str], section: Model
+) -> nn.Module:
+    """Call `create` with those options that it accepts; `fields` maps options to fields of the section."""
+    options: dict[str, Any] = {option: getattr(section, field) for option, field in fields.items()}
+    # timm has no list of a model's options, so drop the ones that it rejects one by one.
+    while True:
+        try:
+            return create(**options)
+        except TypeError as error:
+            unknown = next((option for option in options if f"'{option}'" in str(error)), None)
+            if unknown is None:
+                raise
+        if _is_set(section, fields[unknown]):
+            raise _no_effect_error(section, fields[unknown], f"one of {', '.join(_RESIDUAL_MODELS)} or timm:resnet50")
+        del options[unknown]
+
+
+def _check_no_builtin_fields(section: Model) -> None:
+    for field in ("norm", "width"):
+        if _is_set(section, field) and getattr(section, field) != "sync_batch":
+            raise _no_effect_error(section, field, f"one of {', '.join(MODEL_NAMES)}")
+
+
+def _is_set(section: Model, field: str) -> bool:
+    is_default: bool = getattr(section, field) == Model.model_fields[field].default
+    return not is_default
+
+
+def _no_effect_error(section: Model, field: str, alternative: str) -> RecipeError:
+    value, default = (str(each).lower() for each in (getattr(section, field), Model.model_fields[field].default))
+    return RecipeError(
+        f"model.{field}: {value} has no effect on {section.name} (set model.{field}={default}, or use {alternative})"
+    )
+
+
+def _unknown_model_error(name: str, known: Iterable[str]) -> RecipeError:
+    hint = (
+        suggest_similar(name, known)
+        or f" (use one of {', '.join(MODEL_NAMES)}, torchvision:NAME, timm:NAME or {IMPORT_PATH_FORM})"
+    )
+    return RecipeError(f"model.name: {name!r} is not a model{hint}")

@@ -1,0 +1,162 @@
+"""Freeze parameters (`model.freeze`), and switch models between training and evaluation mode."""
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+from paceline.core.errors import RecipeError, suggest_similar
+from paceline.models.structure import find_classifier
+from paceline.recipe.schema.base import is_own_model
+from paceline.recipe.schema.model import Model
+
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+@contextlib.contextmanager
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """Context manager: put `model` into evaluation mode, then restore the mode of every module."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        # Call the model's own `train()`, which may do more than set modes, then correct each module: the default
+        # `train()` would put frozen modules into training mode.
+        for module, was_training in modes:  # from the root down, as each call changes all descendants
+            if module is model or module.training != was_training:
+                module.train(was_training)
+
+
+@contextlib.contextmanager
+def use_batch_statistics(model: nn.Module) -> Iterator[bool]:
+    """Context manager: let the trained BatchNorm layers of `model` normalize by their batch, running statistics
+    untouched.
+
+    All other modules are in evaluation mode. Yields whether there are such layers: frozen and synchronized ones do not
+    count, as SyncBatchNorm would need the other ranks.
+    """
+    norms = [
+        each
+        for each in model.modules()
+        if isinstance(each, _BATCH_NORMS) and _is_torch_batch_norm(each) and each.training
+    ]
+    tracking = [each.track_running_stats for each in norms]
+    with eval_mode(model):
+        for each in norms:
+            each.training, each.track_running_stats = True, False  # neither reads nor updates the buffers
+        try:
+            yield bool(norms)
+        finally:
+            for each, tracks in zip(norms, tracking, strict=True):
+                each.training, each.track_running_stats = False, tracks
+
+
+def _is_torch_batch_norm(norm: nn.Module) -> bool:
+    """Return whether `norm` is torch's own class; a subclass may behave differently in training."""
+    return type(norm) in _BATCH_NORMS
+
+
+def find_thawed_modules(modes_before: dict[str, bool], model: nn.Module) -> list[str]:
+    """Return the names of modules that were in evaluation mode before and are in training mode now."""
+    return [name for name, module in model.named_modules() if module.training and not modes_before.get(name, True)]
+
+
+def record_modes(model: nn.Module) -> dict[str, bool]:
+    """Return for each module, by name, whether it is in training mode."""
+    return {name: module.training for name, module in model.named_modules()}
+
+
+def freeze_parameters(section: Model, model: nn.Module, num_classes: int) -> None:
+    """Freeze the parameters of `model` that `section.freeze` names, in place.
+
+    Raise `RecipeError` for a pattern that matches nothing, if no parameter is left to train, and for `backbone` if the
+    classifier cannot be identified.
+    """
+    if section.freeze == "off":
+        return
+    named = list(model.named_parameters(remove_duplicate=False))
+    _check_patterns(section, [name for name, _ in named])
+    is_frozen = _build_frozen_predicate(section, model, num_classes)
+    frozen = [parameter for name, parameter in named if is_frozen(name)]
+    if not frozen:
+        raise RecipeError(
+            f"model.freeze: backbone has no effect on {section.name}, which is a classifier alone (set off)"
+        )
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+    if not any(parameter.requires_grad for _, parameter in named):
+        raise RecipeError(
+            f"model.freeze: {_format_freeze(section)} freezes every parameter of {section.name} (leave some to train)"
+        )
+
+
+def set_training_mode(section: Model, model: nn.Module, num_classes: int) -> None:
+    """Put `model` into training mode by its own `train()`, in place, and its frozen modules into evaluation mode."""
+    model.train()
+    if section.freeze == "off":
+        return
+    is_frozen = _build_frozen_predicate(section, model, num_classes)
+    for name, module in model.named_modules():
+        if module.training and _is_fully_frozen(name, module, is_frozen):
+            module.eval()
+
+
+def describe_trained_parameters(section: Model, model: nn.Module) -> str | None:
+    """Return a sentence with the number of trained parameters, or None if `section` freezes none."""
+    if section.freeze == "off":
+        return None
+    parameters = list(model.parameters())
+    trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
+    total = sum(parameter.numel() for parameter in parameters)
+    drawn = section.weights == "off" and not is_own_model(section.name)
+    more = "; the others keep their random initial values (set model.weights)" if drawn else ""
+    return f"model.freeze: {trained:,} parameters of {total:,} are trained{more}"
+
+
+def _build_frozen_predicate(section: Model, model: nn.Module, num_classes: int) -> Callable[[str], bool]:
+    """Return a predicate on tensor names: True if the tensor is frozen."""
+    if section.freeze != "backbone":
+        return lambda name: any(fnmatchcase(name, pattern) for pattern in section.freeze)
+    classifier = find_classifier(model, num_classes)
+    if not classifier:
+        raise RecipeError(
+            f"model.freeze: backbone is not known of {section.name}, whose last linear or convolutional layer does not "
+            f"have {num_classes} outputs (give patterns of names)"
+        )
+    return lambda name: name.rpartition(".")[0] not in classifier
+
+
+def _check_patterns(section: Model, names: Iterable[str]) -> None:
+    if isinstance(section.freeze, str):
+        return
+    known = list(names)
+    for pattern in section.freeze:
+        if any(fnmatchcase(name, pattern) for name in known):
+            continue
+        raise RecipeError(
+            f"model.freeze: {pattern!r} matches no parameter of {section.name}{_suggest_pattern(pattern, known)}"
+        )
+
+
+def _suggest_pattern(pattern: str, names: list[str]) -> str:
+    """Return a hint at what to write in place of `pattern`, which matches none of `names`."""
+    if any(name.startswith(f"{pattern}.") for name in names):
+        return f" (write '{pattern}.*')"
+    if pattern in ("off", "backbone"):
+        return f" (write model.freeze={pattern})"
+    return suggest_similar(pattern, names) or f" (one is {names[0]!r})"
+
+
+def _is_fully_frozen(path: str, module: nn.Module, is_frozen: Callable[[str], bool]) -> bool:
+    """Return whether nothing in `module` is trained, judging a module without parameters by its buffers' names."""
+    parameters = list(module.parameters())
+    if parameters:
+        return not any(parameter.requires_grad for parameter in parameters)
+    buffers = [f"{path}.{name}" for name, _ in module.named_buffers()]
+    return bool(buffers) and all(map(is_frozen, buffers))
+
+
+def _format_freeze(section: Model) -> str:
+    return section.freeze if isinstance(section.freeze, str) else f"[{', '.join(section.freeze)}]"

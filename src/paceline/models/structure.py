@@ -1,0 +1,124 @@
+"""Analyze the structure of any model: find its classifier, and number its layers for layer-wise learning rates."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from torch import Tensor, nn
+
+
+def layer_weights(model: nn.Module) -> dict[str, Tensor]:
+    """Return the weights of linear and convolutional layers by layer name; the classifier's is the last."""
+    layers = (each for each in model.named_modules() if isinstance(each[1], nn.Linear | nn.Conv2d))
+    return {name: module.weight for name, module in layers}
+
+
+def find_classifier(model: nn.Module, num_classes: int) -> tuple[str, ...]:
+    """Return the names of the layers that compute the `num_classes` logits, or () if unknown.
+
+    These are the last linear or convolutional layer and siblings with as many outputs and dimensions, such as the
+    second head of a distilled transformer.
+    """
+    weights = layer_weights(model)
+    last = next(reversed(weights), None)
+    if last is None or len(weights[last]) != num_classes:
+        return ()
+    beside = [
+        name
+        for name in weights
+        if _get_parent_name(name) == _get_parent_name(last) and weights[name].ndim == weights[last].ndim
+    ]
+    return tuple(name for name in beside if len(weights[name]) == num_classes)
+
+
+def _get_parent_name(name: str) -> str:
+    """Return the parent module of a layer; timm's `head_dist.linear` counts as part of its `head`."""
+    return name.rpartition(".")[0].replace("_dist", "")
+
+
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+
+
+@runtime_checkable
+class _TimmModel(Protocol):
+    """A model that defines how its parameters are grouped into layers."""
+
+    group_matcher: Callable[..., Any]
+
+
+def number_layers(model: nn.Module) -> dict[str, int]:
+    """Return the layer number of every parameter of `model` by name: 0 at the input, the highest at the classifier.
+
+    Call it before sharding, which changes the classes of modules.
+    """
+    if isinstance(model, _TimmModel):
+        from timm.models import group_parameters
+
+        groups: Mapping[str, int] = group_parameters(model, model.group_matcher(coarse=False), reverse=True)
+        return dict(groups)
+    return _assign_layers(list(_iter_groups(model)))
+
+
+@dataclass(frozen=True)
+class _ParameterGroup:
+    """Names of parameters of one layer: of a block, or of a module outside of blocks.
+
+    `is_wide` if one of them has two or more dimensions.
+    """
+
+    names: tuple[str, ...]
+    is_block: bool
+    is_wide: bool
+
+
+def _iter_groups(model: nn.Module) -> Iterator[_ParameterGroup]:
+    """Yield the parameters of `model`, each once, in the order of definition."""
+    classes = Counter(type(module) for module in model.modules() if _has_children(module))
+    seen: set[int] = set()
+
+    def new(module: nn.Module, path: str, *, recurse: bool) -> Iterator[tuple[str, nn.Parameter]]:
+        for name, parameter in module.named_parameters(path, recurse=recurse):
+            if id(parameter) not in seen:
+                seen.add(id(parameter))
+                yield name, parameter
+
+    def walk(module: nn.Module, path: str) -> Iterator[_ParameterGroup]:
+        is_block = (
+            module is not model and _has_children(module) and classes[type(module)] > 1 and not _is_container(module)
+        )
+        parameters = list(new(module, path, recurse=is_block))
+        if parameters:
+            yield _ParameterGroup(
+                tuple(name for name, _ in parameters), is_block, any(each.ndim > 1 for _, each in parameters)
+            )
+        for name, child in () if is_block else module.named_children():
+            yield from walk(child, f"{path}.{name}".lstrip("."))
+
+    return walk(model, "")
+
+
+def _has_children(module: nn.Module) -> bool:
+    return next(module.children(), None) is not None
+
+
+def _is_container(module: nn.Module) -> bool:
+    if not isinstance(module, _CONTAINERS):
+        return False
+    children = [child for child in module.children() if next(child.parameters(), None) is not None]
+    return type(module) in _CONTAINERS or (
+        len({type(child) for child in children}) == 1 and all(map(_has_children, children))
+    )
+
+
+def _assign_layers(pieces: list[_ParameterGroup]) -> dict[str, int]:
+    blocks = [index for index, piece in enumerate(pieces) if piece.is_block]
+    first, last = (blocks[0], blocks[-1]) if blocks else (0, len(pieces))
+    numbers: dict[str, int] = {}
+    layer = 0
+    for index, piece in enumerate(pieces):
+        begins = piece.is_wide and first < index <= last
+        if piece.is_block or begins or index == last + 1:
+            layer += bool(numbers)
+        numbers.update(dict.fromkeys(piece.names, layer))
+    return numbers

@@ -1,0 +1,265 @@
+"""Connect the ranks of a run: rendezvous, process group, and which rank reports a failure."""
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Final, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
+
+from paceline.core.errors import PacelineError, PeerLostError, WorldError
+from paceline.core.world import World
+from paceline.parallel.blame import blame_rank
+from paceline.parallel.heartbeat import Heartbeats, NoHeartbeats, StoreHeartbeats
+from paceline.parallel.rendezvous import open_store, wait_for_all_ranks
+from paceline.recipe.schema.train import Parallel
+
+T = TypeVar("T")
+_DONE: Final = "done"
+_EXITED: Final = "left"
+_SHORT_S, _LONG_S = 0.01, 0.5
+
+
+def run_in_order(
+    store: Store, num_firsts: int, work: Callable[[bool], T], on_wait: Callable[[], None], *, is_first: bool
+) -> T:
+    """Return `work(True)` on each of the `num_firsts` ranks that are first, and then, on the others, `work(False)`.
+
+    However long that takes: `on_wait` is called now and then meanwhile, and raises where there is nothing to wait for.
+    A `store` serves once, so hand over a prefix of its own.
+    """
+    results = [work(True)] if is_first else []
+    _wait_for_count(store, _DONE, int(is_first), num_firsts, on_wait)
+    return results[0] if results else work(False)
+
+
+def exit_last(store: Store, num_others: int, on_wait: Callable[[], None], *, is_last: bool) -> None:
+    """Return on the rank that is last after all others have come here, and on those at once.
+
+    Whoever has the store in its own process is to be last: where it ends, nobody else can ask for anything any more.
+    `on_wait` and `store` are as for `run_in_order`.
+    """
+    if is_last:
+        _wait_for_count(store, _EXITED, 0, num_others, on_wait)
+    else:  # the store may be gone as soon as it has answered, so nothing else is asked
+        store.add(_EXITED, 1)
+
+
+def _wait_for_count(store: Store, name: str, more: int, number: int, on_wait: Callable[[], None]) -> None:
+    """Count `more` under `name`, and return when it has come to `number`.
+
+    A thread asks the store: where that is on a machine that is cut off, or in a process that is frozen, it never
+    answers, and whoever waits must still look up, by a handle of its own if `on_wait` asks the store too: one serves
+    one call at a time.
+    """
+    errors, is_over, ends = list[Exception](), threading.Event(), threading.Event()
+
+    def ask() -> None:
+        try:
+            pauses = _pauses()
+            counted = store.add(name, more)
+            while counted < number and not ends.wait(next(pauses)):
+                counted = store.add(name, 0)
+        except Exception as error:
+            errors.append(error)
+        finally:
+            is_over.set()
+
+    threading.Thread(target=ask, name="paceline-turns", daemon=True).start()
+    try:
+        pauses = _pauses()
+        while not is_over.wait(next(pauses)):
+            on_wait()
+    finally:
+        ends.set()
+    if errors:
+        raise errors[0]
+
+
+def _pauses() -> Iterator[float]:
+    """Yield how many seconds to wait before each look: short ones first, for most have not long to wait."""
+    pause_s = _SHORT_S
+    while True:
+        yield pause_s
+        pause_s = min(_LONG_S, 2 * pause_s)
+
+
+_DISCONNECTED = "paceline/left"
+_NUM_FIRST = "paceline/firsts"
+_DISCONNECT_TIMEOUT_S = 30
+_COLLECTIVE_ERRORS = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Connection refused",
+    "Broken pipe",
+    "Timed out waiting",
+    "timeout caused pair closure",
+    "gloo",
+    "NCCL",
+)
+
+
+@dataclass(frozen=True)
+class RankStore:
+    """Where the ranks of a run find one another, before and beside any collective. A world of one has no store."""
+
+    world: World
+    timeout: timedelta
+    store: Store | None = None
+    heartbeats: Heartbeats = field(default_factory=NoHeartbeats)
+
+    def broadcast(self, name: str, value: str) -> str:
+        """Return rank 0's `value` on every rank. Every rank must call it, with the same `name`."""
+        if self.store is None:
+            return value
+        if self.world.is_main:
+            self.store.set(f"paceline/{name}", value)
+        return self.store.get(f"paceline/{name}").decode()
+
+    def disconnect(self) -> None:
+        """Leave the store; rank 0, which hosts it, waits until all have, so that no one is left asking.
+
+        Raise `PeerLostError` where one has failed meanwhile.
+        """
+        if self.store is None:
+            return
+        self.heartbeats.publish("left")
+        self.store.set(f"{_DISCONNECTED}/{self.world.rank}", "")
+        if self.world.is_main:
+            self._wait_for_the_others(self.store)
+
+    def _wait_for_the_others(self, store: Store) -> None:
+        for _ in range(_DISCONNECT_TIMEOUT_S * 2):
+            with contextlib.suppress(RuntimeError):  # a rank that was lost is not waited for longer
+                store.wait([f"{_DISCONNECTED}/{rank}" for rank in range(self.world.world_size)], timedelta(seconds=0.5))
+                return
+            if self.heartbeats.has_failed:
+                raise PeerLostError("another rank failed", is_explained=True)
+
+
+@contextlib.contextmanager
+def rendezvous(world: World, section: Parallel) -> Iterator[RankStore]:
+    """Let the ranks of `world` find one another. What fails inside is raised on one rank only.
+
+    On the ranks that fail because of it it becomes a `PeerLostError`, and on one that lost a peer without a word it
+    becomes one that names the peer. Raise `WorldError` when not all ranks come.
+    """
+    timeout = timedelta(seconds=section.timeout.seconds)
+    met = _connect(world, timeout) if world.world_size > 1 else RankStore(world, timeout)
+    try:
+        yield met
+        met.disconnect()
+    except Exception as error:
+        raised = _error_to_raise(met, error)
+        if raised is error:
+            raise
+        raise raised from error
+    finally:
+        met.heartbeats.close()
+
+
+@contextlib.contextmanager
+def process_group(store: RankStore, section: Parallel, device: torch.device) -> Iterator[None]:
+    """Join the ranks for collectives, and part at the end. A world of one joins nothing.
+
+    After a failure the group is not taken down in order, which could wait for ranks that are gone: the process ends.
+    Raise `WorldError` for a network interface that is none.
+    """
+    if store.store is None:
+        yield
+        return
+    backend = ("nccl" if device.type == "cuda" else "gloo") if section.backend == "auto" else section.backend
+    try:
+        dist.init_process_group(
+            backend,
+            store=PrefixStore("group", store.store),
+            rank=store.world.rank,
+            world_size=store.world.world_size,
+            timeout=store.timeout,
+            device_id=device if backend == "nccl" else None,
+        )
+    except RuntimeError as error:
+        raise _interface_error(error) or error from None
+    yield
+    dist.destroy_process_group()
+
+
+def local_rank_zero_first(store: RankStore, work: Callable[[bool], T], on_wait: Callable[[], None]) -> T:
+    """Return `work(True)` on the first rank of each node, and on the others, once all of those are done, `work(False)`.
+
+    However long that takes, all ranks return together; `on_wait` is called now and then meanwhile. Raise
+    `PeerLostError` where a rank fails, and torch's error of a timeout where one is silent for as long as a collective
+    would wait for it: inside a `rendezvous` that names the rank. One that is slow is not silent.
+    """
+    world = store.world
+    if store.store is None:
+        return work(True)
+    store.store.add(_NUM_FIRST, int(world.is_node_main))
+    dist.barrier()
+    firsts = store.store.add(_NUM_FIRST, 0)
+
+    def waits_for_them() -> None:
+        if store.heartbeats.has_failed:
+            raise PeerLostError("another rank failed", is_explained=True)
+        if store.heartbeats.has_silent_rank(store.timeout.total_seconds()):
+            raise dist.DistStoreError("Timed out waiting for a rank's heartbeat")
+        on_wait()
+
+    result = run_in_order(PrefixStore("turns", store.store), firsts, work, waits_for_them, is_first=world.is_node_main)
+    # The next thing is a collective, in which nobody may stand while others still work.
+    run_in_order(PrefixStore("all", store.store), world.world_size, lambda _: None, waits_for_them, is_first=True)
+    return result
+
+
+def _connect(world: World, timeout: timedelta) -> RankStore:
+    store = open_store(world, timeout)
+    place = wait_for_all_ranks(world, store, timeout)
+    # A handle serves one call at a time, and the main thread may wait in one.
+    beats = StoreHeartbeats(world, PrefixStore("beats", PrefixStore(place, store.clone())))
+    return RankStore(world, timeout, PrefixStore(place, store), beats)
+
+
+def _error_to_raise(store: RankStore, error: Exception) -> Exception:
+    """Return what this rank raises in place of `error`, and tell the others that it failed."""
+    store.heartbeats.publish("failed")
+    is_own = not _is_collective_error(error)
+    speaks = store.heartbeats.claim_report(is_own=is_own)
+    raised: Exception = PeerLostError("another rank failed", is_explained=True)
+    if speaks:
+        raised = error if is_own or store.store is None else _peer_lost_error(store, error)
+    store.heartbeats.linger()
+    if not speaks:
+        return raised
+    if isinstance(raised, PacelineError):
+        raised.is_claimed = True
+    return raised
+
+
+def _peer_lost_error(store: RankStore, error: Exception) -> PeerLostError:
+    """Return the error that names the rank which a collective of this one failed by."""
+    waited = "Timed out waiting" in str(error) or "timeout" in str(error).lower()
+    sights = store.heartbeats.statuses(waited=waited)
+    return PeerLostError(
+        blame_rank(sights, store.world.rank, waited=waited, stacks=store.heartbeats.stacks_of), is_explained=False
+    )
+
+
+def _is_collective_error(error: Exception) -> bool:
+    if isinstance(error, dist.DistNetworkError | dist.DistStoreError):  # the store went with the rank that hosts it
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _COLLECTIVE_ERRORS)
+
+
+def _interface_error(error: RuntimeError) -> WorldError | None:
+    """Return what gloo says of GLOO_SOCKET_IFNAME in our words, or None for another error."""
+    _, found, name = str(error).partition("Unable to find address for:")
+    if not found:
+        return None
+    names = ", ".join(each for _, each in socket.if_nameindex())
+    here = f"is no network interface of {socket.gethostname()} with an address"
+    return WorldError(f"GLOO_SOCKET_IFNAME: {name.split()[0]!r} {here} (set it to one of {names}, or unset it)")

@@ -1,0 +1,62 @@
+"""torchrun as a program whose exit code says how the ranks ended; its own is 1 whatever they end with.
+
+It takes torchrun's options and is started in its place: `python -m paceline.parallel.torchrun_agent --nnodes 2 ... -m
+paceline train ...`. Schedulers decide by the code whether to start a job again. `--node-rank`, which c10d has no use
+for, says here which node holds the store.
+"""
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from paceline.parallel.launch import PREEMPTED
+
+_SIGTERM_EXIT_CODE = 128 + 15
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run ranks as `torchrun` with `arguments` would; return the exit code of this node."""
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import RendezvousError
+    from torch.distributed.run import parse_args, run
+
+    options = parse_args(list(arguments))  # type: ignore[no-untyped-call]
+    if any(each.startswith(("--node-rank", "--node_rank")) for each in arguments):
+        host_store_on_first_node(options)
+    try:
+        run(options)  # type: ignore[no-untyped-call]
+    except ChildFailedError as error:
+        return exit_code([failure.exitcode for failure in error.failures.values()])
+    except SignalException as error:
+        return 128 + int(error.sigval)
+    except RendezvousError as error:
+        print(f"error: the other nodes were not met: {error} (are all of them there?)", file=sys.stderr)
+        return 1
+    return 0
+
+
+def host_store_on_first_node(options: Any) -> None:
+    """Say who holds the store of the nodes that meet, where nobody has: node 0.
+
+    torchrun would go by whether the endpoint's host name is its own, which it cannot tell before that name resolves.
+    """
+    if options.rdzv_backend == "c10d" and "is_host=" not in options.rdzv_conf:
+        said = f"is_host={int(int(options.node_rank) == 0)}"
+        options.rdzv_conf = ",".join(filter(None, [options.rdzv_conf, said]))
+
+
+def exit_code(codes: Sequence[int]) -> int:
+    """Return the code of a node whose ranks ended with `codes`, those of -n by signal n.
+
+    A rank that explained itself has a code above 1. torchrun ends the others with SIGTERM, so that tells least.
+    """
+    explained = [code for code in codes if code > 1 and code != PREEMPTED]
+    killed = [128 - code for code in codes if code < 0 and 128 - code != _SIGTERM_EXIT_CODE]
+    for each in (*explained, *killed):
+        return each
+    return next((code for code in (1, PREEMPTED) if code in codes), _SIGTERM_EXIT_CODE)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,183 @@
+"""Watch over the main thread of a rank: where it moves no more, name the rank that is to blame, and end the process.
+
+A thread looks twice a second whether the step or the stage has changed; the ranks tell one another in `beats`. A
+thread cannot run while another one keeps the GIL, so at each look it also winds up faulthandler's timer, which is
+no Python: it writes the stacks of a rank whose threads are all held up, and it is for the others to end the run.
+"""
+
+import contextlib
+import faulthandler
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final, TextIO, final
+
+from paceline.core.files import open_text_to_write
+from paceline.core.stages import FINISH
+from paceline.parallel.blame import blame_rank
+from paceline.parallel.heartbeat import INTERVAL_S, ReadProgress, StopRequests
+from paceline.parallel.process_group import RankStore
+from paceline.recipe.schema.train import Parallel
+
+_MARGIN_S: Final = 1.0
+"""How much later than a look faulthandler's timer rings, so that it is for ranks that cannot look."""
+_EXIT_GRACE_S: Final = 3.0
+"""How long a rank has to end by itself after another one has failed; in a collective it may wait for ever."""
+_LONG_STAGES: Final = frozenset({"start", "checkpoint", FINISH})
+"""What has no end that is known beforehand: there a thread that computes is one that moves."""
+_MIN_CPU_SHARE: Final = 1e-3
+"""Share of the time that it then spends on a core; one that waits in a loop of a second spends less."""
+
+End = Callable[[str], None]
+
+
+def end_process(message: str) -> None:
+    """Print `message`, if any, as the error of this program, and end it at once; locks may be held for ever."""
+    if message:
+        print(f"error: {message}", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+@final
+class Watchdog:
+    """Watch the thread that made it, which `where` says the steps done and the stage of.
+
+    It ends the process after `timeout_s` seconds in one stage of one step, with code 1: the first rank to do so names
+    the one that is to blame, and each writes the stacks of its threads to its `stacks` file, `stacks.rank0.txt`.
+    `requests` are passed on between the ranks.
+    """
+
+    def __init__(
+        self,
+        store: RankStore,
+        read_progress: ReadProgress,
+        timeout_s: float,
+        stacks: Path,
+        requests: StopRequests,
+        *,
+        end: End = end_process,
+        interval_s: float = INTERVAL_S,
+    ) -> None:
+        self._store, self._read_progress, self._timeout_s, self._stacks, self._end = (
+            store,
+            read_progress,
+            timeout_s,
+            stacks,
+            end,
+        )
+        self._interval_s = min(interval_s, timeout_s / 4)
+        self._watched = threading.current_thread()
+        self._cpu_clock = _cpu_clock(self._watched)
+        self._closes = threading.Event()
+        self._ending = threading.Lock()  # held by whoever ends this rank, the main thread or this one
+        self._file: TextIO | None = None
+        self._thread = threading.Thread(target=self._run, name="paceline-heartbeat", daemon=True)
+        store.heartbeats.watch(read_progress, requests, self._stacks_of)
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Watch no longer. Where this thread is ending the process already, wait for that."""
+        if not self._ending.acquire(blocking=False):
+            self._thread.join()
+        self._closes.set()
+        self._thread.join()
+        if self._file is not None:
+            faulthandler.cancel_dump_traceback_later()
+            self._file.close()
+            with contextlib.suppress(OSError):  # the run directory may have been removed
+                if not self._stacks.stat().st_size:
+                    self._stacks.unlink()
+
+    def _run(self) -> None:
+        place, first_step = self._read_progress(), -1
+        still_s = failed_s = cpu_s = 0.0
+        looked_s = time.monotonic()
+        while not self._closes.wait(self._interval_s):
+            # A process that was suspended has not stood still meanwhile, so no look counts for long.
+            passed_s = min(time.monotonic() - looked_s, 2 * self._interval_s)
+            looked_s = time.monotonic()
+            before, place, cpu_before_s, cpu_s = place, self._read_progress(), cpu_s, self._cpu_s()
+            if first_step < 0 and place[1] != "start":
+                first_step = place[0]
+            is_long = place[1] in _LONG_STAGES or place[0] == first_step  # a model is compiled in the first step
+            moves = place != before or (is_long and cpu_s - cpu_before_s > _MIN_CPU_SHARE * passed_s)
+            still_s = 0.0 if moves else still_s + passed_s
+            self._store.heartbeats.publish("runs", still_s)
+            self._arm_faulthandler(place[1])
+            failed_s += passed_s if self._store.heartbeats.has_failed else 0.0
+            if failed_s > _EXIT_GRACE_S and self._ending.acquire(blocking=False):
+                return self._end("")
+            if still_s >= self._timeout_s and self._ending.acquire(blocking=False):
+                return self._give_up(still_s)
+        return None
+
+    def _give_up(self, still_s: float) -> None:
+        """Say what is to blame, if no other rank has, and end the process."""
+        self._store.heartbeats.publish("stuck", still_s, self._current_line())
+        self._dump()
+        beats, line = self._store.heartbeats, ""
+        if beats.claim_report(is_own=False):
+            line = blame_rank(beats.statuses(waited=True), self._store.world.rank, waited=True, stacks=self._stacks_of)
+        beats.linger()
+        self._end(line)
+
+    def _current_line(self) -> str:
+        """Return the line of Python that the watched thread is at."""
+        frame = sys._current_frames().get(self._watched.ident or 0)
+        return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame else ""
+
+    def _dump(self) -> None:
+        with contextlib.suppress(OSError):  # there may be no run directory yet, and there is no better place
+            if self._file is None:
+                self._file = open_text_to_write(self._stacks, "w")
+            faulthandler.dump_traceback(self._file, all_threads=True)
+
+    def _arm_faulthandler(self, stage: str) -> None:
+        """Set the timer anew. Until it trains a rank has no run directory to write to."""
+        if stage == "start":
+            return
+        if self._file is None:
+            try:
+                self._file = open_text_to_write(self._stacks, "w")
+            except OSError:
+                return
+        faulthandler.dump_traceback_later(self._timeout_s + _MARGIN_S, file=self._file)
+
+    def _stacks_of(self, rank: int) -> str:
+        """Return the file in which `rank` has written its stacks, or nothing, such as on another machine's disk."""
+        path = self._stacks.with_name(self._stacks.name.replace(f"rank{self._store.world.rank}", f"rank{rank}"))
+        with contextlib.suppress(OSError):
+            return str(path) if path.stat().st_size else ""
+        return ""
+
+    def _cpu_s(self) -> float:
+        return time.clock_gettime(self._cpu_clock) if self._cpu_clock is not None else 0.0
+
+
+def _cpu_clock(thread: threading.Thread) -> int | None:
+    """Return the clock of what `thread` has computed, where the system has one."""
+    if not sys.platform.startswith("linux"):
+        return None
+    return time.pthread_getcpuclockid(thread.ident or 0)
+
+
+@contextlib.contextmanager
+def watchdog(
+    store: RankStore, section: Parallel, read_progress: ReadProgress, requests: StopRequests, stacks: Path
+) -> Iterator[None]:
+    """Watch the thread that enters this, for `parallel.timeout`, until it leaves; not under a debugger."""
+    if sys.gettrace() is not None:
+        yield
+        return
+    heartbeat = Watchdog(store, read_progress, section.timeout.seconds, stacks, requests)
+    heartbeat.start()
+    try:
+        yield
+    finally:
+        heartbeat.close()

@@ -1,0 +1,215 @@
+"""Turn pydantic's validation errors into one line with the field, the value and the fix."""
+
+import re
+from collections.abc import Iterator
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from paceline.core.errors import suggest_similar
+from paceline.core.units import count
+from paceline.recipe.schema import Recipe
+from paceline.recipe.schema.base import IMPORT_PATH_FORM, Section
+
+
+def choices() -> dict[str, tuple[str, ...]]:
+    """Return the words that each field may be set to, by its path; none where it takes numbers or text alone.
+
+    Of a section that has a `name`, fields of all that it may name are there.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    for path, words in _fields(Recipe, ""):
+        found[path] = tuple(dict.fromkeys((*found.get(path, ()), *words)))
+    return found
+
+
+def paths_of(name: str) -> list[str]:
+    """Return the paths of the fields that end in `name`, such as `train.epochs` for `epochs`; a path is its own end."""
+    return [path for path in choices() if path == name or path.endswith(f".{name}")]
+
+
+def _fields(section: type[Section], prefix: str) -> Iterator[tuple[str, list[str]]]:
+    for name, field in section.model_fields.items():
+        kinds = list(_kinds(field.annotation))
+        inner = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)]
+        for each in inner:
+            yield from _fields(each, f"{prefix}{name}.")
+        words = [str(word) for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
+        if words or not inner:
+            yield f"{prefix}{name}", words
+
+
+def _kinds(annotation: Any) -> Iterator[Any]:
+    """Yield what a value may be: the members of unions, less what is said of them."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        yield from _kinds(get_args(annotation)[0])
+    elif origin in (Union, UnionType):
+        for member in get_args(annotation):
+            yield from _kinds(member)
+    else:
+        yield annotation
+
+
+_PLAIN = {
+    "int_type": "a whole number",
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "string_type": "text",
+    "tuple_type": "a list",
+}
+_SYNONYMS = {"learning_rate": "lr", "wd": "weight_decay", "bs": "batch_size", "num_workers": "workers"}
+"""What other trainers call a field, where the spelling alone does not lead to it."""
+
+
+def explain(error: ValidationError, values: dict[str, Any]) -> tuple[str, str]:
+    """Return (dotted path, message) of the first field in `error`; `values` is what was validated."""
+    details = error.errors(include_url=False)
+    paths = [_field_path(detail["loc"], values, detail["type"] == "missing") for detail in details]
+    # A variant that is none is named by the section; of a list's items, which may be bare names, the item is told.
+    paths = [
+        f"{path}.name" if detail["type"] == "union_tag_invalid" and not path.endswith("]") else path
+        for path, detail in zip(paths, details, strict=True)
+    ]
+    # An unknown key explains what follows from it better than the other way round.
+    paths = [
+        detail["ctx"]["path"] if detail["type"] == "refused" else path
+        for path, detail in zip(paths, details, strict=True)
+    ]
+    first = next(
+        (path for path, detail in zip(paths, details, strict=True) if detail["type"] == "extra_forbidden"),
+        paths[0],
+    )
+    same = [detail for path, detail in zip(paths, details, strict=True) if path == first]
+    message = _message(first, same)
+    # What the other branches of a union say about the whole section is no error of its own.
+    fields = {path for path in paths if not any(_is_below(other, path) for other in paths)}
+    others = len(fields - {first})
+    return first, message + (f"; {others} more like this" if others else "")
+
+
+def _field_path(loc: tuple[str | int, ...], values: Any, missing: bool) -> str:
+    """Drop from `loc` the names of union branches, which are no part of a recipe."""
+    path = ""
+    for position, part in enumerate(loc):
+        if isinstance(values, dict) and part in values:
+            path, values = f"{path}.{part}", values[str(part)]
+        elif isinstance(values, list | tuple) and isinstance(part, int) and part < len(values):
+            path, values = f"{path}[{part}]", values[part]
+        elif missing and position == len(loc) - 1 and isinstance(part, str):
+            path = f"{path}.{part}"
+    return path.lstrip(".")
+
+
+def _is_below(path: str, section: str) -> bool:
+    return path.startswith((f"{section}.", f"{section}["))
+
+
+def _message(path: str, details: list[ErrorDetails]) -> str:
+    detail = details[0]
+    leaf = path.rpartition(".")[2]
+    match detail["type"]:
+        case "extra_forbidden":
+            return _not_a_field(path, leaf, detail["loc"][:-1])
+        case "missing" if isinstance(detail["loc"][-1], int):
+            return f"{_shorten_value(detail['input'])} is too short (write {int(details[-1]['loc'][-1]) + 1} values)"
+        case "too_short" | "too_long":
+            bounds = {"min_length": "at least", "max_length": "at most"}
+            key = next(key for key in bounds if key in detail["ctx"])
+            number = detail["ctx"][key]
+            return f"{_shorten_value(detail['input'])} should have {bounds[key]} {count(number, 'value')}"
+        case "missing":
+            return f"is needed (set {path}=...)"
+        case "union_tag_invalid":
+            known = re.findall(r"'([^']+)'", detail["ctx"]["expected_tags"])
+            tag = detail["ctx"]["tag"]
+            return f"{tag!r} is not one of {', '.join(known)}{suggest_similar(tag, known)}"
+        case "union_tag_not_found" if isinstance(detail["input"], dict):
+            return f"{_shorten_value(detail['input'])} names no variant (write {{name: ...}})"
+        case "refused" | "value_error":
+            return str(detail["ctx"].get("message") or detail["ctx"]["error"])
+        case "model_type" | "model_attributes_type" | "dict_type" | "union_tag_not_found":
+            return f"{_shorten_value(detail['input'])} is a value where a section is needed (set a field below it)"
+    wanted = ", or ".join(dict.fromkeys(_expected(each) for each in details))
+    return f"{_shorten_value(detail['input'])} should be {wanted}"
+
+
+def _not_a_field(path: str, leaf: str, loc: tuple[str | int, ...]) -> str:
+    """Return what is wrong with `leaf`, which the section at `loc` does not have."""
+    known = _siblings(loc)
+    owners = _variants_with(leaf, loc)
+    if loc and loc[-1] == IMPORT_PATH_FORM:
+        section = path.rpartition(".")[0]
+        return f"is not a field (one of {', '.join(known)}; what a part of your own takes is {section}.args.{leaf})"
+    if owners:
+        chosen, fields = loc[-1], ", ".join(known)
+        return f"has no effect with {chosen}, only with {', '.join(owners)} ({chosen} has {fields})"
+    if (synonym := _SYNONYMS.get(leaf)) in known:
+        return f"is not a field (did you mean {synonym!r}?)"
+    elsewhere = paths_of(leaf) if leaf != "name" else []
+    if elsewhere:
+        return f"is not a field (did you mean {' or '.join(map(repr, elsewhere))}?)"
+    return "is not a field" + (suggest_similar(leaf, known) or f" (one of {', '.join(known)})")
+
+
+def _expected(detail: ErrorDetails) -> str:
+    """Return what one branch of a union would have taken."""
+    if detail["type"] == "value_error":
+        return str(detail["ctx"]["error"]).rpartition("(")[2].rstrip(")")
+    if detail["type"] in _PLAIN:
+        return _PLAIN[detail["type"]]
+    return detail["msg"].removeprefix("Input should be ").removeprefix("a valid ")
+
+
+def _shorten_value(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _siblings(loc: tuple[str | int, ...]) -> list[str]:
+    """Return the fields of the section at `loc`, by walking the JSON schema of a recipe."""
+    schema = Recipe.model_json_schema()
+    node: dict[str, Any] = schema
+    for part in loc:
+        node = _descend(_resolve(node, schema), part, schema)
+    return list(_resolve(node, schema).get("properties", {}))
+
+
+def _variants_with(field: str, loc: tuple[str | int, ...]) -> list[str]:
+    """Return the variants that have `field`, beside the one chosen at `loc`; none where `loc` is no variant."""
+    schema = Recipe.model_json_schema()
+    node: dict[str, Any] = schema
+    for part in loc[:-1]:
+        node = _descend(_resolve(node, schema), part, schema)
+    node = _resolve(node, schema)
+    mappings = [option.get("discriminator", {}).get("mapping", {}) for option in (node, *node.get("anyOf", []))]
+    variants: dict[str, str] = next((mapping for mapping in mappings if mapping), {})
+    return [name for name, ref in variants.items() if field in _resolve({"$ref": ref}, schema)["properties"]]
+
+
+def _resolve(node: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
+    while "$ref" in node:
+        node = schema["$defs"][node["$ref"].rpartition("/")[2]]
+    return node
+
+
+def _descend(node: dict[str, Any], part: str | int, schema: dict[str, Any]) -> dict[str, Any]:
+    """Go one part of a pydantic location down: into a property, a list item, or the variant of a union."""
+    if part in node.get("properties", {}):
+        child: dict[str, Any] = node["properties"][part]
+        return child
+    if isinstance(part, int):
+        item: dict[str, Any] = node.get("items", {})
+        return item
+    options = [_resolve(option, schema) for option in node.get("anyOf", [])]
+    for option in (node, *options):
+        mapping = option.get("discriminator", {}).get("mapping", {})
+        if part in mapping:
+            return _resolve({"$ref": mapping[part]}, schema)
+    return next((option for option in options if option.get("title") == part), node)

@@ -1,0 +1,354 @@
+"""Import the user's own models, data sources, optimizers, augmentations and log sinks, and identify their code."""
+
+import hashlib
+import importlib
+import inspect
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import Any, Final
+
+from paceline.core.errors import PacelineError, RecipeError, suggest_similar
+from paceline.core.files import read_bytes
+from paceline.recipe.schema import Recipe
+from paceline.recipe.schema.augment import OwnAugment
+from paceline.recipe.schema.base import LIBRARIES, is_own_model, why_refused
+from paceline.recipe.schema.optim import OwnOptim
+from paceline.recipe.schema.source import OwnSource
+from paceline.recipe.schema.train import OwnSink
+
+_MAIN: Final = "__main__"
+_MAX_SHOWN: Final = 200
+_INSTALLED_PATHS: Final = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"))
+
+
+@dataclass(frozen=True)
+class PluginContract:
+    """What a part is called with beside its `args`: `leading` by position, `given` by name; and what it then has.
+
+    `methods` are the names that what it makes must have, each as a user would write it. A part with methods is a class
+    that has them, so that nothing is called which is not meant as such a part.
+    """
+
+    what: str
+    given: tuple[str, ...] = ()
+    leading: tuple[str, ...] = ()
+    methods: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def call(self) -> str:
+        """The call, as a user would define it."""
+        return f"({', '.join((*self.leading, *self.given, '**args'))})"
+
+
+MODEL: Final = PluginContract("a network", ("num_classes", "in_channels"))
+SOURCE: Final = PluginContract("a data source", ("split",))
+OPTIMIZER: Final = PluginContract("an optimizer", ("lr",), ("groups",))
+AUGMENT: Final = PluginContract(
+    "an augmentation",
+    methods={"num_draws": "num_draws: int", "__call__": "def __call__(self, images, draws) -> images"},
+)
+SINK: Final = PluginContract(
+    "a sink",
+    ("run_dir",),
+    methods={
+        "started": "def started(self, plan, step)",
+        "step": "def step(self, record)",
+        "evaluated": "def evaluated(self, record)",
+        "warned": "def warned(self, message)",
+        "finished": "def finished(self, result)",
+        "close": "def close(self)",
+    },
+)
+
+
+@dataclass(frozen=True)
+class PluginRef:
+    """A part that a recipe names: at which dotted `path` of it, by which import path, with which keyword arguments."""
+
+    path: str
+    name: str
+    args: Mapping[str, Any]
+    contract: PluginContract
+
+    def load(self) -> Callable[..., Any]:
+        """Import what makes the part, without calling it. Raise `RecipeError` for what is not there or does not fit."""
+        maker = load_object(self.name, f"{self.path}.name")
+        if self.contract.methods:
+            if not isinstance(maker, type):
+                raise self.error(f"is of type {type(maker).__name__}, and {self.contract.what} is a class (name one)")
+            self._require(maker)
+        self._check_parameters(maker)
+        return maker
+
+    def make(self, *leading: Any, **given: Any) -> Any:
+        """Return the part. Raise `RecipeError` where it is not to be had, raises, or lacks what it must have."""
+        maker = self.load()
+        try:
+            part = maker(*leading, **given, **self.args)
+            self._require(part)
+        except PacelineError:
+            raise
+        except Exception as error:
+            raise RecipeError(f"{self.path}.name: {self.name} raised {describe_error(error)} (mend it)") from error
+        return part
+
+    def error(self, what: str) -> RecipeError:
+        """Return the error of a part that is made, and is not what its contract says."""
+        return RecipeError(f"{self.path}.name: {self.name} {what}")
+
+    def _require(self, part: object) -> None:
+        """Raise `RecipeError` for the first method that `part` does not have; a class may set attributes when it is
+        called.
+        """
+        for name, signature in self.contract.methods.items():
+            is_attribute = not signature.startswith("def ")
+            if not (_has_member(part, name) or (is_attribute and isinstance(part, type))):
+                raise self.error(f"has no {name}, which {self.contract.what} needs (add: {signature})")
+
+    def _check_parameters(self, maker: Callable[..., Any]) -> None:
+        """Raise `RecipeError` where the maker does not take what it will be called with."""
+        words, given = _parameters_of(maker, len(self.contract.leading)), self.contract.given
+        if words is None:
+            return
+        refused = [name for name in given if not words.takes(name)]
+        if refused:
+            whole = f"{self.name.rpartition(':')[2]}{self.contract.call}"
+            lacking = f"does not take {', '.join(refused)}, which {self.contract.what} is called with"
+            raise self.error(f"{lacking} (define {whole})")
+        own = [name for name in words.names if name not in given]
+        for name in self.args:
+            if name in given:
+                raise RecipeError(f"{self.path}.args.{name}: is given by paceline (leave it out)")
+            if not words.takes(name):
+                hint = suggest_similar(name, own) or f" (it has {', '.join(own) or 'none'})"
+                raise RecipeError(f"{self.path}.args.{name}: is no argument of {self.name}{hint}")
+        for name in words.needed:
+            if name not in (*given, *self.args):
+                raise RecipeError(
+                    f"{self.path}.args.{name}: is needed by {self.name} (set {self.path}.args.{name}=...)"
+                )
+
+
+@dataclass(frozen=True)
+class _Parameters:
+    """The names of arguments that a class or function takes, those that are `needed`, and whether it takes any."""
+
+    names: tuple[str, ...]
+    needed: tuple[str, ...]
+    takes_any: bool
+
+    def takes(self, name: str) -> bool:
+        return self.takes_any or name in self.names
+
+
+def _parameters_of(maker: Callable[..., Any], num_leading: int) -> _Parameters | None:
+    """Return what `maker` takes by name behind its leading arguments; None where it does not tell, as some of C do."""
+    try:
+        parameters = list(inspect.signature(maker).parameters.values())
+    except (TypeError, ValueError):
+        return None
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    named = [parameter for parameter in parameters[num_leading:] if parameter.kind in by_name]
+    needed = tuple(parameter.name for parameter in named if parameter.default is parameter.empty)
+    return _Parameters(tuple(parameter.name for parameter in named), needed, takes_any)
+
+
+def plugins_of(recipe: Recipe) -> Iterator[PluginRef]:
+    """Yield the parts of a user's own that `recipe` names."""
+    model, source, optim = recipe.model, recipe.data.source, recipe.optim
+    if is_own_model(model.name):
+        yield PluginRef("model", model.name, model.args, MODEL)
+    if isinstance(source, OwnSource):
+        yield PluginRef("data.source", source.name, source.args, SOURCE)
+    if isinstance(optim, OwnOptim):
+        yield PluginRef("optim", optim.name, optim.args, OPTIMIZER)
+    for position, section in enumerate(recipe.data.augment):
+        if isinstance(section, OwnAugment):
+            yield PluginRef(f"data.augment[{position}]", section.name, section.args, AUGMENT)
+    for position, sink in enumerate(recipe.log.sinks):
+        if isinstance(sink, OwnSink):
+            yield PluginRef(f"log.sinks[{position}]", sink.name, sink.args, SINK)
+
+
+def check_plugins(recipe: Recipe) -> None:
+    """Import every part that `recipe` names by path, and call none. Raise `RecipeError` for one that cannot be used."""
+    for part in plugins_of(recipe):
+        part.load()
+
+
+def load_object(name: str, path: str) -> Callable[..., Any]:
+    """Import and return what `package.module:Name` names; `path` is the field that says so, for errors.
+
+    Raise `RecipeError` where there is no such module, where importing it fails, where it has no such name, where that
+    cannot be called, and where it is another module's that loads or runs code, such as `torch.hub`.
+    """
+    module_name, _, attribute = name.partition(":")
+    found: Any = _module(module_name, name, path)
+    for part in attribute.split("."):
+        found = _attribute(found, part, name, path)
+    if not callable(found):
+        raise RecipeError(f"{path}: {name} is of type {type(found).__name__}, which cannot be called (name a class)")
+    origin = getattr(found, "__module__", None)
+    if (inspect.isclass(found) or inspect.isroutine(found)) and (refused := why_refused(origin or "")):
+        what = f"is {origin}:{getattr(found, '__qualname__', attribute)}, which is no part of a classifier: {refused}"
+        raise RecipeError(f"{path}: {name} {what} (name a class of your own module)")
+    maker: Callable[..., Any] = found
+    return maker
+
+
+def path_of(part: object, field: str) -> str:
+    """Return the import path by which a recipe can name `part`, a class or a function; a path itself stays as it is.
+
+    What the running script defines is named by the script's own name, so that a run is read again where that is found.
+    Raise `RecipeError`, naming `field`, for what has no name at the top of a module, or where another object has it.
+    """
+    if isinstance(part, str):
+        return part
+    module, name = getattr(part, "__module__", None), getattr(part, "__qualname__", None)
+    if not callable(part) or module is None or name is None:
+        raise RecipeError(f"{field}: {type(part).__name__} is an object, not a class or function (name what makes it)")
+    if "<" in name:
+        where = "it is a lambda" if name.endswith("<lambda>") else "it is defined in a function"
+        raise RecipeError(f"{field}: {name} has no name that a run can be resumed by: {where} (define it in a module)")
+    path = f"{_name_of_main() if module == _MAIN else module}:{name}"
+    if load_object(path, field) is not part:
+        raise RecipeError(f"{field}: {path} is another object by now (hand over what is called {name} now)")
+    return path
+
+
+def describe_error(error: BaseException) -> str:
+    """Return what went wrong in a user's code, and where, on one line."""
+    text = " ".join(str(error).split())[:_MAX_SHOWN]
+    return f"{type(error).__name__}: {text}{_error_location(error, error.__traceback__)}"
+
+
+def _error_location(error: BaseException, trace: TracebackType | None) -> str:
+    """Return ` at FILE:LINE` of the innermost line of a user's, or else of a package."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f" at {error.filename}:{error.lineno}"
+    frames = [
+        frame for frame in traceback.extract_tb(trace) if frame.filename != __file__ and "<" not in frame.filename
+    ]
+    own = [frame for frame in frames if not frame.filename.startswith(_INSTALLED_PATHS)]
+    return "".join(f" at {frame.filename}:{frame.lineno}" for frame in (own or frames)[-1:])
+
+
+def _module(module: str, name: str, path: str) -> ModuleType:
+    if module == _name_of_main():  # which must not run a second time, under another name
+        return sys.modules[_MAIN]
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        absent = error.name or ""
+        if module == absent or module.startswith(f"{absent}."):
+            raise RecipeError(f"{path}: {name}: there is no module {absent}{_module_location(absent)}") from None
+        raise RecipeError(f"{path}: {name}: importing {module} raised {describe_error(error)} (install it)") from error
+    except (Exception, SystemExit) as error:
+        raise RecipeError(f"{path}: {name}: importing {module} raised {describe_error(error)} (mend it)") from error
+
+
+def _attribute(found: Any, part: str, name: str, path: str) -> Any:
+    """Return what is called `part` in `found`, a module or a class. Raise `RecipeError` where it is not to be had."""
+    module_name, _, attribute = name.partition(":")
+    try:
+        if _has_member(found, part):
+            found = getattr(found, part)
+            if not isinstance(found, ModuleType):
+                return found
+            reason = f"{attribute} leads through the module {found.__name__} (name the module it is in)"
+        elif module_name == _MAIN:
+            reason = "it was defined in a notebook, a terminal or a file that is no module (move it to a module)"
+        else:
+            reason = f"{module_name} has no {attribute}{suggest_similar(part, dir(found)) or ' (correct it)'}"
+    except Exception as error:  # some packages import what they name when it is asked for
+        reason = f"looking for {attribute} raised {describe_error(error)} (install what it needs, or correct it)"
+    raise RecipeError(f"{path}: {name}: {reason}")
+
+
+def _module_location(module: str) -> str:
+    """Return what to do about a module that is not found."""
+    top = module.partition(".")[0]
+    if module != top:
+        return " (correct it, or install it)"
+    if Path(f"{top}.py").is_file() or Path(top, "__init__.py").is_file():
+        return " on the path, though it is in this folder (put PYTHONPATH=. before the command)"
+    return suggest_similar(top, LIBRARIES) or " (install it, or put PYTHONPATH=ITS_FOLDER before the command)"
+
+
+def _name_of_main() -> str:
+    """Return what the running script is called as a module; `__main__` where it is none, as in a notebook."""
+    main = sys.modules[_MAIN]
+    spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+    if spec is not None:
+        return str(spec.name)
+    script = Path(file or "")
+    return script.stem if script.suffix == ".py" and script.stem.isidentifier() else _MAIN
+
+
+def _has_member(part: object, name: str) -> bool:
+    """Whether `part` has a `name`, of a class by its own definition: all classes can be called."""
+    if isinstance(part, type):
+        return any(name in vars(base) for base in part.__mro__)
+    try:
+        getattr(part, name)
+    except AttributeError:
+        return False
+    return True
+
+
+def code_identity(recipe: Recipe) -> dict[str, dict[str, str]]:
+    """Return `file`, `sha256` and `package` of each part that `recipe` names by path, as far as they can be known.
+
+    A part from a notebook has no file, and `package` is of what is installed under the module's own name. Parts are
+    imported. Raise `RecipeError` for one that cannot be used.
+    """
+    return {part.name: _identify(part.load()) for part in plugins_of(recipe)}
+
+
+def changed_code(before: dict[str, dict[str, str]], now: dict[str, dict[str, str]]) -> list[str]:
+    """Return the parts whose file is another now than it was `before`, in order."""
+    both = ((name, before.get(name, {}).get("sha256"), each.get("sha256")) for name, each in now.items())
+    return [name for name, old, new in both if None not in (old, new) and old != new]
+
+
+def stale_code(recorded: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Return the parts whose file is gone or another by now, or whose package has another version; import none.
+
+    `recorded` is what `code_identity` said then.
+    """
+    return [name for name, each in recorded.items() if any(_is_stale(each))]
+
+
+def _is_stale(each: Mapping[str, str]) -> Iterator[bool]:
+    if "file" in each:
+        try:
+            yield hashlib.sha256(read_bytes(Path(each["file"]))).hexdigest() != each.get("sha256")
+        except OSError:
+            yield True
+    if "package" in each:
+        try:
+            top = each["package"].partition(" ")[0]
+            yield f"{top} {version(top)}" != each["package"]
+        except (PackageNotFoundError, ValueError):
+            yield True
+
+
+def _identify(maker: Callable[..., Any]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    try:
+        file = Path(inspect.getsourcefile(maker) or "")
+        found = {"file": str(file), "sha256": hashlib.sha256(read_bytes(file)).hexdigest()}
+    except (OSError, TypeError):  # it is in no file, or of C
+        pass
+    top = str(getattr(maker, "__module__", "")).partition(".")[0]
+    try:
+        return {**found, "package": f"{top} {version(top)}"}
+    except (PackageNotFoundError, ValueError):
+        return found

@@ -1,0 +1,215 @@
+"""What sections share: the base class, durations such as `90ep`, sections chosen by name, and import paths."""
+
+import re
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any, Final, Literal, NoReturn, get_args
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    JsonValue,
+    PlainSerializer,
+    WithJsonSchema,
+)
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+from paceline.core.units import TIME_UNITS, TRAINING_UNITS, Duration, Unit
+
+Auto = Literal["auto"]
+Off = Literal["off"]
+Switch = Literal["on", "off"]
+
+
+class Section(BaseModel):
+    """A frozen part of a recipe. Unknown keys are errors; a docstring under a field is its documentation."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
+    )
+
+
+def refuse(path: str, message: str) -> NoReturn:
+    """Raise the error of a validator over several sections, about the field at `path`."""
+    raise PydanticCustomError("refused", "{message}", {"path": path, "message": message})
+
+
+def _parse(value: object, units: Sequence[Unit] = TRAINING_UNITS + TIME_UNITS) -> Duration:
+    return value if isinstance(value, Duration) else Duration.parse(value, units)
+
+
+def _parse_training(value: object) -> Duration:
+    duration = _parse(value, TRAINING_UNITS)
+    if duration.is_time:
+        raise ValueError(f"'{duration}' is wall-clock time, which differs between machines (use ep, st, img or %)")
+    return duration
+
+
+def _parse_cadence(value: object) -> Duration:
+    duration = _parse_training(value)
+    if duration.value == 0:
+        raise ValueError(f"'{duration}' never comes round (use 1st for every step)")
+    return duration
+
+
+def _parse_save_cadence(value: object) -> Duration:
+    duration = _parse(value)
+    return _parse_time(duration) if duration.is_time else _parse_cadence(duration)
+
+
+def _parse_time(value: object) -> Duration:
+    duration = _parse(value, TIME_UNITS)
+    if not duration.is_time or duration.seconds <= 0:
+        raise ValueError(f"'{duration}' is not a wall-clock time (use s, min or h)")
+    return duration
+
+
+def _annotated(parse: Any, pattern: str) -> Any:
+    return Annotated[
+        Duration,
+        BeforeValidator(parse),
+        PlainSerializer(str, return_type=str),
+        WithJsonSchema({"type": "string", "pattern": pattern}),
+    ]
+
+
+TrainingDuration = _annotated(_parse_training, r"^\d+(\.\d+)?\s*(ep|st|img|%)$")
+CadenceDuration = _annotated(_parse_cadence, r"^\d+(\.\d+)?\s*(ep|st|img|%)$")
+TimeDuration = _annotated(_parse_time, r"^\d+(\.\d+)?\s*(s|min|h)$")
+SaveCadenceDuration = _annotated(_parse_save_cadence, r"^\d+(\.\d+)?\s*(ep|st|img|%|s|min|h)$")
+
+
+IMPORT_PATH_FORM: Final = "package.module:Name"
+"""What stands for all import paths where variants are listed."""
+LIBRARIES: Final = ("torchvision", "timm")
+"""What stands before the colon of a library's network, which is no import path."""
+PLUGGABLE: Final = {
+    "torch": ("torch.nn", "torch.optim"),
+    "timm": ("timm.models", "timm.layers", "timm.optim"),
+    "torchvision": ("torchvision.models", "torchvision.ops", "torchvision.transforms"),
+}
+"""Of these libraries only modules below the ones listed: the rest holds what downloads, compiles or loads code
+(`torch.hub`, `torch.utils.cpp_extension`, `torch.package`, `torch.jit`, `torch.load`, ...)."""
+REFUSED: Final = frozenset(
+    (
+        *("pip", "setuptools", "pkg_resources", "_distutils_hack", "wheel"),  # install code
+        *("cloudpickle", "dill", "joblib", "numpy", "pandas", "sklearn", "scipy"),  # unpickle
+        *("jinja2", "sympy", "numexpr", "numba", "cffi", "Cython", "triton", "torchgen", "functorch"),  # evaluate text
+        *("fsspec", "s3fs", "huggingface_hub", "datasets", "transformers", "requests", "urllib3", "httpx"),  # download
+        *("IPython", "ipykernel", "pytest", "_pytest", "dask", "mlflow", "wandb"),  # run what they are given
+    )
+)
+"""Packages without a part of a classifier that load, download or evaluate code."""
+_NAME: Final = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
+PATH_PATTERN: Final = f"^{_NAME}:{_NAME}$"
+
+
+def check_import_path(name: str) -> str:
+    """Return `name`. Raise `ValueError` for no import path, and for one that leads to what loads or runs code.
+
+    Python's own library and the packages of `REFUSED` have no part of a classifier, and much that is harm when a
+    stranger's recipe names it; of `PLUGGABLE` libraries some modules have parts. This holds whoever names it.
+    """
+    if not re.fullmatch(PATH_PATTERN, name):
+        raise ValueError(f"{name!r} is not an import path (write {IMPORT_PATH_FORM})")
+    top = re.split(r"[.:]", name, maxsplit=1)[0]
+    if top in sys.stdlib_module_names:
+        raise ValueError(
+            f"{name!r} is of Python's own library, which has no such parts (name another module; one of yours needs a "
+            f"name that Python's has not)"
+        )
+    module = name.partition(":")[0]
+    if refused := why_refused(module):
+        raise ValueError(f"{name!r} is no part of a classifier: {refused} (name a class of your own module)")
+    if "__" in (each[:2] for each in re.split(r"[.:]", name)[1:]):
+        raise ValueError(f"{name!r} leads through a name of Python's own (name a class or function)")
+    return name
+
+
+def why_refused(module: str) -> str:
+    """Return why no part may come from `module`, a dotted name, in words; nothing where one may."""
+    top = module.partition(".")[0]
+    if top in sys.stdlib_module_names:
+        return f"{top} is of Python's own library"
+    if top in REFUSED:
+        return f"{top} can load, download or run code"
+    allowed = PLUGGABLE.get(top)
+    if allowed is not None and not f"{module}.".startswith(tuple(f"{each}." for each in allowed)):
+        return f"of {top} only {', '.join(allowed)} have parts, and {module} may load, download or run code"
+    return ""
+
+
+ImportPath = Annotated[
+    str, AfterValidator(check_import_path), WithJsonSchema({"type": "string", "pattern": PATH_PATTERN})
+]
+Args = Annotated[dict[str, JsonValue], WithJsonSchema({"type": "object"})]
+"""Keyword arguments, as plain YAML values."""
+
+
+class PluginSection(Section):
+    """A part of your own, by the path that it is imported from."""
+
+    name: ImportPath
+    """Module and name of the class or function, such as `mypkg.parts:MyPart`."""
+    args: Args = Field({})
+    """Keyword arguments it is called with, beside those that the contract gives."""
+
+
+def is_own_model(name: str) -> bool:
+    """Whether `model.name` is an import path, and not one of ours, torchvision's or timm's."""
+    return bool(re.fullmatch(PATH_PATTERN, name)) and name.partition(":")[0] not in LIBRARIES
+
+
+def _variant_of(value: object) -> str | None:
+    """Return the variant that a section is of, or a mapping is to be: by its name, all import paths being one."""
+    name = value.get("name") if isinstance(value, dict) else getattr(value, "name", None)
+    if name is None:
+        return None
+    return IMPORT_PATH_FORM if isinstance(name, str) and ":" in name else str(name)
+
+
+class ByName:
+    """Choose a member of a union of sections by the value of `name`; the one that has no default for it is the own."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Return the schema of a union that is told apart by name."""
+        choices: dict[Any, CoreSchema] = {
+            _default_name(variant): handler.generate_schema(variant) for variant in get_args(source)
+        }
+        return core_schema.tagged_union_schema(choices, discriminator=_variant_of)
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """Return the JSON schema, with the names as OpenAPI writes them."""
+        union = handler(schema)
+        names = (handler.resolve_ref_schema(ref)["properties"]["name"] for ref in union["oneOf"])
+        mapping = {
+            name.get("const", IMPORT_PATH_FORM): ref["$ref"] for name, ref in zip(names, union["oneOf"], strict=True)
+        }
+        return {"discriminator": {"mapping": mapping, "propertyName": "name"}, **union}
+
+
+def _default_name(variant: type[Section]) -> str:
+    field = variant.model_fields["name"]
+    return IMPORT_PATH_FORM if field.is_required() else str(field.default)
+
+
+class OrItsName:
+    """Have the JSON schema take the bare name of a variant, or an import path, as `NAMED` does."""
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        variants = handler(schema)
+        names = [name for name in variants["discriminator"]["mapping"] if name != IMPORT_PATH_FORM]
+        return {"anyOf": [{"enum": names}, {"type": "string", "pattern": PATH_PATTERN}, variants]}
+
+
+def _section_from_name(value: object) -> object:
+    return {"name": value} if isinstance(value, str) else value
+
+
+NAMED = BeforeValidator(_section_from_name)
+OR_ITS_NAME = OrItsName()

@@ -1,0 +1,159 @@
+"""Read and write recipe YAML: plain data only, bounded in size, with the line of each value."""
+
+from dataclasses import dataclass, field
+from datetime import date
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap, CommentedSeq
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.events import CollectionEndEvent, CollectionStartEvent, DocumentStartEvent, Event, ScalarEvent
+from ruamel.yaml.reader import ReaderError
+
+from paceline.core.errors import RecipeError
+
+MAX_FILE_BYTES = 500_000
+MAX_DEPTH = 20
+MAX_VALUES = 60_000
+"""Keys and values: room for the weights of 21,841 classes, which take 4 s to read."""
+
+
+@dataclass(frozen=True)
+class YamlDocument:
+    """A mapping read from YAML: plain `values`, and for each dotted path the line (1-based) it stands on."""
+
+    values: dict[str, Any]
+    lines: dict[str, int] = field(default_factory=dict)
+
+
+def read_yaml_file(path: Path) -> YamlDocument:
+    """Read the mapping in `path`. Raise `RecipeError` as `file:line: what is wrong`."""
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise RecipeError(f"{path}: is over {MAX_FILE_BYTES:,} bytes, which no recipe is (name another file)")
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise RecipeError(f"{path}: cannot be read: {error.strerror} (name a recipe file)") from None
+    except UnicodeDecodeError:
+        raise RecipeError(f"{path}: is not UTF-8 text (name a recipe file)") from None
+    return read_yaml_text(text, str(path))
+
+
+def read_yaml_text(text: str, name: str) -> YamlDocument:
+    """Read the mapping in `text`; `name` is what errors call it."""
+    loaded = _load(text, name)
+    if loaded is None:
+        return YamlDocument({})
+    if not isinstance(loaded, CommentedMap):
+        raise RecipeError(
+            f"{name}:1: a recipe is a mapping of sections, not a list or a value (write `train: {{epochs: 10}}`)"
+        )
+    lines: dict[str, int] = {}
+    _collect_lines(loaded, "", lines)
+    values = _plain_value(loaded, name)
+    assert isinstance(values, dict)
+    return YamlDocument(values, lines)
+
+
+def read_yaml_value(text: str, name: str) -> Any:
+    """Read one YAML value, such as the right side of `optim.lr=0.4`."""
+    return _plain_value(_load(text, name), name)
+
+
+def to_yaml_text(values: dict[str, Any]) -> str:
+    """Return `values` as YAML 1.2 that `read_yaml_text` reads back to an equal mapping."""
+    yaml = YAML(typ="safe", pure=True)
+    yaml.default_flow_style = False
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
+    yaml.allow_unicode = True
+    yaml.representer.ignore_aliases = lambda data: True
+    yaml.width = 110
+    out = StringIO()
+    yaml.dump(values, out)
+    return out.getvalue()
+
+
+def _load(text: str, name: str) -> Any:
+    try:
+        _refuse_beyond_plain_data(text, name)
+        return YAML(typ="rt", pure=True).load(text)
+    except MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f"{mark.xy_points + 1}:{mark.column + 1}" if mark else "1"
+        problem = " ".join(str(error.problem).split())
+        raise RecipeError(f"{name}:{place}: {problem} (fix the YAML)") from None
+    except ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise RecipeError(f"{name}:{line}: {text[error.position]!r} is not allowed in YAML (take it out)") from None
+    except (YAMLError, ValueError, RecursionError, AssertionError) as error:  # ruamel asserts what %YAML names
+        if isinstance(error, RecipeError):
+            raise
+        raise RecipeError(f"{name}: is not YAML: {' '.join(str(error).split())[:120]} (fix the file)") from None
+
+
+def _refuse_beyond_plain_data(text: str, name: str) -> None:
+    depth = num_values = 0
+    for event in YAML(typ="rt", pure=True).parse(text):
+        depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
+        num_values += isinstance(event, ScalarEvent)
+        what = f"more than {MAX_DEPTH} levels are" if depth > MAX_DEPTH else _is_not_plain_data(event)
+        if num_values > MAX_VALUES:
+            what = f"more than {MAX_VALUES:,} keys and values are"
+        if what:
+            line = event.start_mark.xy_points + 1
+            raise RecipeError(f"{name}:{line}: {what} not allowed in a recipe (write a plain value)")
+
+
+def _is_not_plain_data(event: Event) -> str:
+    """Return what makes an event more than plain data, or an empty string."""
+    if getattr(event, "anchor", None) is not None:
+        return "anchors and aliases are"
+    tag = getattr(event, "ctag", None)
+    if tag is not None:
+        return f"tag {tag} is"
+    if isinstance(event, DocumentStartEvent) and (event.version or event.tags):
+        return "directives are"
+    return "merge keys are" if isinstance(event, ScalarEvent) and event.value == "<<" and event.implicit[0] else ""
+
+
+def _collect_lines(node: Any, prefix: str, lines: dict[str, int]) -> None:
+    if isinstance(node, CommentedMap):
+        for key, value in node.items():
+            path = f"{prefix}{key}"
+            lines[path] = node.lc.key(key)[0] + 1
+            _collect_lines(value, f"{path}.", lines)
+
+
+def _refuse_key(key: Any) -> str:
+    """Say what is wrong with a key that is no text, or not printable."""
+    if not isinstance(key, int | float | date):
+        return f"key {key!r} is not a word (mend it)"
+    out = StringIO()
+    YAML(typ="rt", pure=True).dump(key, out)  # as it was written, zeros in front among it
+    written = out.getvalue().partition("\n")[0]
+    return f'key {written} is not a word (write it in quotes: "{written}")'
+
+
+def _plain_value(node: Any, name: str, line: int = 0) -> Any:
+    """Turn ruamel's round-trip types into plain Python values; `line` is where `node` stands, if known."""
+    where = f"{name}:{line}" if line else name
+    if isinstance(node, CommentedMap):
+        for key in node:
+            if not isinstance(key, str) or not key.isprintable():
+                raise RecipeError(f"{name}:{node.lc.key(key)[0] + 1}: {_refuse_key(key)}")
+        return {str(key): _plain_value(value, name, node.lc.key(key)[0] + 1) for key, value in node.items()}
+    if isinstance(node, CommentedSeq):
+        return [_plain_value(value, name, node.lc.item(number)[0] + 1) for number, value in enumerate(node)]
+    if node is None or isinstance(node, bool):
+        return node
+    if isinstance(node, int):
+        return int(node)
+    if isinstance(node, float):
+        return float(node)
+    if isinstance(node, str):
+        return str(node)
+    raise RecipeError(
+        f"{where}: {node!r} is a {type(node).__name__}, which a recipe has no use for (write a number or text)"
+    )

@@ -1,0 +1,237 @@
+"""Format measured values and intervals as table cells, with the labels and colours of stages."""
+
+import json
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from paceline.core.stages import PAUSES, STAGES, display_name
+from paceline.core.statistics import Interval
+from paceline.core.units import accuracy, milliseconds, number, seconds, share, size
+from paceline.report.document import Paragraph, TableCell
+from paceline.report.text import clean_text, finite_or_none, format_time
+
+
+def text_cell(value: object, longest: int = 160) -> TableCell:
+    """Return untrusted text on one line."""
+    return TableCell(clean_text(value, longest))
+
+
+def count_cell(value: float) -> TableCell:
+    """Return a count in full."""
+    return TableCell(f"{value:,.0f}", value)
+
+
+def number_cell(value: float | None) -> TableCell:
+    """Return a number with at least three significant digits; empty for None."""
+    return TableCell("") if value is None else TableCell(number(value), value)
+
+
+def loss_cell(value: float | None) -> TableCell:
+    """Return a loss or an error with four decimals; empty for None."""
+    return TableCell("") if value is None else TableCell(f"{value:,.4f}", value)
+
+
+def seconds_cell(value: float) -> TableCell:
+    """Return a duration in the unit that fits."""
+    return TableCell(seconds(value), value)
+
+
+def milliseconds_cell(value_s: float) -> TableCell:
+    """Return a duration in milliseconds."""
+    return TableCell(milliseconds(value_s), value_s)
+
+
+def share_cell(value: float, *, bar: bool = False) -> TableCell:
+    """Return a share (0 to 1) as a percentage, optionally with a bar."""
+    return TableCell(share(value), value, bar=min(1.0, max(0.0, value)) if bar else None)
+
+
+def accuracy_cell(value: float | None, *, bar: bool = False) -> TableCell:
+    """Return an accuracy (0 to 1) as a percentage, optionally with a bar; empty for None."""
+    return TableCell("") if value is None else TableCell(accuracy(value), value, bar=value if bar else None)
+
+
+def bytes_cell(value: float) -> TableCell:
+    """Return a size in the unit that fits."""
+    return TableCell(size(value), value)
+
+
+def time_cell(unix_s: float | None) -> TableCell:
+    """Return a Unix time as date and time of day; empty for None."""
+    return TableCell("") if unix_s is None else TableCell(format_time(unix_s), unix_s)
+
+
+def missing_paragraph(sentence: str) -> Paragraph:
+    """Return a note on why something is absent."""
+    return Paragraph(sentence, is_missing=True)
+
+
+def key_values(recorded: dict[str, Any]) -> list[tuple[str, TableCell]]:
+    """Return recorded facts as names and values, at most 60."""
+    return [(clean_text(key).replace("_", " "), value_cell(key, value)) for key, value in list(recorded.items())[:60]]
+
+
+def value_cell(key: str, value: Any) -> TableCell:
+    """Return a JSON value, formatted by its key and type."""
+    amount = finite_or_none(value)
+    if amount is not None and key.endswith("_bytes"):
+        return TableCell(size(amount), amount)
+    if amount is not None and isinstance(value, int):
+        return count_cell(amount)
+    if isinstance(value, list) and all(isinstance(each, str) for each in value):
+        return text_cell(", ".join(value), 300)
+    if isinstance(value, dict | list):
+        return text_cell(json.dumps(value), 300)
+    return text_cell("unknown" if value == "" else value, 300)
+
+
+EMPTY_CELL: Final = TableCell("")
+_MAX_SENTENCE_CHARS: Final = 400
+
+
+def rate_interval_cell(interval: Interval | None) -> TableCell:
+    """Return a rate in images/s, such as `1,234` and `1,200 to 1,260`."""
+    if interval is None:
+        return EMPTY_CELL
+    return TableCell(format_rate(interval.value), interval.value, note=_interval_note(interval, format_rate))
+
+
+def ratio_interval_cell(interval: Interval | None) -> TableCell:
+    """Return a ratio, such as `1.23x` and `1.19 to 1.28`."""
+    if interval is None:
+        return EMPTY_CELL
+    return TableCell(
+        f"{interval.value:,.2f}x", interval.value, note=_interval_note(interval, lambda each: f"{each:,.2f}")
+    )
+
+
+def change_interval_cell(interval: Interval | None) -> TableCell:
+    """Return a relative difference, such as `-0.3 %` and `-1.1 to +0.5`."""
+    if interval is None:
+        return EMPTY_CELL
+    return TableCell(
+        f"{100 * interval.value:+.2f} %",
+        interval.value,
+        note=_interval_note(interval, lambda each: f"{100 * each:+.2f}"),
+    )
+
+
+def share_interval_cell(interval: Interval | None) -> TableCell:
+    """Return a share, such as `93.1 %` and `92.0 to 94.2`."""
+    if interval is None:
+        return EMPTY_CELL
+    return TableCell(
+        share(interval.value), interval.value, note=_interval_note(interval, lambda each: f"{100 * each:.1f}")
+    )
+
+
+def accuracy_interval_cell(interval: Interval | None) -> TableCell:
+    """Return an accuracy, such as `93.12 %` and `92.95 to 93.29`."""
+    if interval is None:
+        return EMPTY_CELL
+    return TableCell(
+        accuracy(interval.value), interval.value, note=_interval_note(interval, lambda each: f"{100 * each:.2f}")
+    )
+
+
+def points_interval_cell(interval: Interval | None) -> TableCell:
+    """Return a difference of accuracies, such as `-0.31 points` and `-1.12 to +0.50`."""
+    if interval is None:
+        return EMPTY_CELL
+    return TableCell(
+        f"{100 * interval.value:+.2f} points",
+        interval.value,
+        note=_interval_note(interval, lambda each: f"{100 * each:+.2f}"),
+    )
+
+
+def seconds_interval_cell(interval: Interval | None) -> TableCell:
+    """Return a duration, such as `12.3 s` and `11.9 s to 12.7 s`."""
+    if interval is None:
+        return EMPTY_CELL
+    return TableCell(seconds(interval.value), interval.value, note=_interval_note(interval, seconds))
+
+
+def number_interval_cell(interval: Interval | None) -> TableCell:
+    """Return any other number, such as `12.3` and `11.9 to 12.7`."""
+    if interval is None:
+        return EMPTY_CELL
+    return TableCell(number(interval.value), interval.value, note=_interval_note(interval, number))
+
+
+def format_rate(images_per_s: float) -> str:
+    """Return images/s as text with three digits; decimals of a rate above 1000 are noise."""
+    return f"{images_per_s:,.0f}" if images_per_s >= 1000 else number(images_per_s)
+
+
+def format_range(low: str, high: str) -> str:
+    """Return ` (low to high)` to append to a number in a sentence."""
+    return f" ({low} to {high})"
+
+
+def patch_cell(patch: Sequence[str], nothing: str = "") -> TableCell:
+    """Return overrides as code to paste; `nothing` as text if there are none."""
+    text = shlex.join(patch)
+    return TableCell(clean_text(text, _MAX_SENTENCE_CHARS), is_code=True) if text else TableCell(nothing)
+
+
+def sentence_cell(text: str) -> TableCell:
+    """Return untrusted text, which may be long, on one line."""
+    return TableCell(clean_text(text, _MAX_SENTENCE_CHARS))
+
+
+def optional_seconds_cell(value_s: float | None) -> TableCell:
+    """Return a duration; empty for None."""
+    return EMPTY_CELL if value_s is None else TableCell(seconds(value_s), value_s)
+
+
+def optional_share_cell(value: float | None) -> TableCell:
+    """Return a share; empty for None."""
+    return EMPTY_CELL if value is None else TableCell(share(value), value)
+
+
+def _interval_note(interval: Interval, format_bound: Callable[[float], str]) -> str:
+    if interval.low is None or interval.high is None:
+        return ""
+    return f"{format_bound(interval.low)} to {format_bound(interval.high)}"
+
+
+@dataclass(frozen=True)
+class TimeUnit:
+    """A unit of time, and its length in seconds."""
+
+    unit: str
+    seconds: float
+
+    def convert(self, value_s: float) -> float:
+        """Return `value_s` in this unit."""
+        return value_s / self.seconds
+
+
+def choose_time_unit(longest_s: float) -> TimeUnit:
+    """Return seconds up to 3 minutes, minutes up to 3 hours, hours up to 3 days, and days above."""
+    units = (("s", 1.0, 180.0), ("min", 60.0, 10_800.0), ("h", 3600.0, 259_200.0))
+    return next((TimeUnit(unit, each) for unit, each, limit in units if longest_s <= limit), TimeUnit("days", 86_400.0))
+
+
+# What a process does outside its counted steps, and time that no stage covers.
+_PROCESS_PARTS: Final = {
+    "start_up": display_name("start_up"),
+    "compile": "compiling",
+    "warmup": "warm-up",
+    "finish": "finish",
+    "closing": "closing",
+    "residual": display_name("residual"),
+}
+
+
+def stage_label(key: str) -> str:
+    """Return the label of a stage, a pause or another part of a run's time."""
+    return _PROCESS_PARTS.get(key) or display_name(key)
+
+
+def stage_colour(key: str) -> str:
+    """Return the CSS class of a part."""
+    return f"c-{key.replace('_', '-')}" if key in (*_PROCESS_PARTS, *STAGES, *PAUSES) else "c-unknown"

@@ -1,1 +1,0 @@
-"""Comparison of runs, from their run directories alone."""

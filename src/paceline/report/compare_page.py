@@ -1,0 +1,424 @@
+"""Build the page of a comparison: findings, tables of groups and curves of runs."""
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import chain, zip_longest
+from math import isclose
+from statistics import fmean
+from typing import Final
+
+from paceline import __version__
+from paceline.core.statistics import Interval
+from paceline.core.units import count
+from paceline.report import cells
+from paceline.report import cells as intervals
+from paceline.report.cells import choose_time_unit
+from paceline.report.charts import MAX_LINES, NUM_LINE_STYLES
+from paceline.report.compare_findings import format_metric, format_target, shown_speed_cause
+from paceline.report.compare_model import ComparedRun, CompareResult, EvalPoint, GroupResult
+from paceline.report.compare_runs import group_runs
+from paceline.report.document import (
+    Block,
+    Chart,
+    ChartLine,
+    ChartRow,
+    KeyFigure,
+    PageSection,
+    Paragraph,
+    ReportPage,
+    Table,
+    TableCell,
+    TableColumn,
+)
+from paceline.report.series import Point, downsample_points
+
+_MAX_CURVE_POINTS = 300
+_METRIC_TITLES: Final = {
+    "top1": "Top-1 accuracy",
+    "top5": "Top-5 accuracy",
+    "mean_class_accuracy": "Mean accuracy of classes",
+}
+
+_GAP_NOTE: Final = (
+    "The generalization gap is the validation loss minus the training loss. The training loss is the mean over the "
+    "steps since the previous evaluation, on augmented images and with the recipe's label smoothing. With "
+    "train.eval_train=on it is that of training images, evaluated like validation images."
+)
+
+NamedRuns = Sequence[tuple[str, Sequence[ComparedRun]]]
+
+
+def build_curves(groups: NamedRuns, target: float | None, metric: str) -> Iterator[Block]:
+    """Yield the charts of runs in named groups, and a note if some runs are not drawn."""
+    runs = _choose_drawn_runs(groups)
+    gaps = [*_train_val_charts(groups, metric), *_gap_charts(runs)]
+    charts = [*_accuracy_charts(runs, target, metric), *_loss_charts(runs), *gaps]
+    if charts:
+        yield ChartRow(charts)
+        if gaps:
+            yield Paragraph(_GAP_NOTE)
+    else:
+        yield cells.missing_paragraph("There are no curves: no run was evaluated or logged a step.")
+    num_runs = sum(len(members) for _, members in groups)
+    if num_runs > len(runs):
+        yield cells.missing_paragraph(f"{len(runs)} of the {num_runs} runs are drawn, equally many per group.")
+
+
+def _choose_drawn_runs(groups: NamedRuns) -> list[tuple[str, ComparedRun]]:
+    # Round-robin, so that every group has curves if there are too many runs.
+    turns = zip_longest(*([(name, run) for run in members] for name, members in groups))
+    chosen = [each for each in chain.from_iterable(turns) if each is not None][:MAX_LINES]
+    order = {name: index for index, (name, _) in enumerate(groups)}
+    return sorted(chosen, key=lambda each: order[each[0]])
+
+
+def _accuracy_charts(runs: Sequence[tuple[str, ComparedRun]], target: float | None, metric: str) -> Iterator[Chart]:
+    longest_s = max((each.trained_s for _, run in runs for each in run.evals), default=0.0)
+    clock = choose_time_unit(longest_s)
+    rule = None if target is None else (100 * target, format_target(target))
+    title = _METRIC_TITLES[metric]
+    axes: list[tuple[str, str, Callable[[EvalPoint], float]]] = [
+        ("over time", f"trained, {clock.unit}", lambda each: clock.convert(each.trained_s)),
+        ("over epochs", "epoch", lambda each: each.epoch),
+    ]
+    for over, x_label, at in axes:
+        lines = [
+            _run_line(name, run, runs, [(at(each), 100 * each.accuracy) for each in run.evals if at(each)], marked=True)
+            for name, run in runs
+        ]
+        lines = [line for line in lines if line.points]
+        if lines:
+            yield Chart(f"{title} {over}", x_label, "%", lines, low=None, rule=rule)
+
+
+def _loss_charts(runs: Sequence[tuple[str, ComparedRun]]) -> Iterator[Chart]:
+    over = "epoch" if all(run.steps.has_key("epoch") for _, run in runs if run.steps.num_records) else "step"
+    drawn = [_run_line(name, run, runs, run.steps.xy_points(over, "loss")) for name, run in runs]
+    lines = [line for line in drawn if line.points]
+    if lines:
+        yield Chart("Training loss", over, "cross-entropy", lines)
+    drawn = [_run_line(name, run, runs, _val_losses(run), marked=True) for name, run in runs]
+    lines = [line for line in drawn if line.points]
+    if lines:
+        yield Chart("Validation loss", "epoch", "cross-entropy", lines)
+
+
+def _train_val_charts(groups: NamedRuns, metric: str) -> Iterator[Chart]:
+    """Yield learning curves of each group's first run: validation solid, training dashed."""
+    first = [(name, members[0]) for name, members in groups if members][: MAX_LINES // 2]
+    note = "dashed: training" + (
+        "" if all(len(members) == 1 for _, members in groups) else ", of each group's first run"
+    )
+    lines = [
+        line
+        for name, run in first
+        for line in (
+            _group_line(name, "validation", _val_losses(run), marked=True),
+            _group_line(name, "training", _train_losses(run), dashed=True),
+        )
+        if line.points
+    ]
+    if _has_train_and_val(lines):
+        yield Chart("Training and validation loss", "epoch", "cross-entropy", lines, note=note)
+    lines = [
+        line
+        for name, run in first
+        for line in (
+            _group_line(name, "validation", _known_points(run, lambda each: 100 * each.accuracy), marked=True),
+            _group_line(name, "training", _known_points(run, _train_percent), dashed=True),
+        )
+        if line.points
+    ]
+    if _has_train_and_val(lines):
+        title = f"Training and validation, {_METRIC_TITLES[metric].lower()}"
+        yield Chart(title, "epoch", "%", lines, low=None, note=note)
+
+
+def _gap_charts(runs: Sequence[tuple[str, ComparedRun]]) -> Iterator[Chart]:
+    drawn = [_run_line(name, run, runs, _generalization_gap(run), marked=True) for name, run in runs]
+    lines = [line for line in drawn if line.points]
+    if lines:
+        yield Chart("Generalization gap", "epoch", "cross-entropy", lines, rule=(0.0, "none"))
+
+
+def _generalization_gap(run: ComparedRun) -> list[Point]:
+    steps = sorted(run.steps.xy_points("epoch", "loss"))
+    start, gaps = 0, []
+    for each in run.evals:
+        end = bisect_right(steps, each.epoch, key=lambda step: step[0])
+        since = [loss for _, loss in steps[start:end]]
+        training = each.train_loss if each.train_loss is not None else fmean(since) if since else None
+        if each.epoch and each.loss is not None and training is not None:
+            gaps.append((each.epoch, each.loss - training))
+        start = end
+    return gaps
+
+
+def _val_losses(run: ComparedRun) -> list[Point]:
+    return _known_points(run, lambda each: each.loss)
+
+
+def _train_losses(run: ComparedRun) -> Sequence[Point]:
+    return _known_points(run, lambda each: each.train_loss) or run.steps.xy_points("epoch", "loss")
+
+
+def _train_percent(each: EvalPoint) -> float | None:
+    return None if each.train_accuracy is None else 100 * each.train_accuracy
+
+
+def _known_points(run: ComparedRun, read: Callable[[EvalPoint], float | None]) -> list[Point]:
+    points = [(each.epoch, read(each)) for each in run.evals]
+    return [(epoch, value) for epoch, value in points if epoch and value is not None]
+
+
+def _has_train_and_val(lines: Sequence[ChartLine]) -> bool:
+    return len({line.is_dashed for line in lines}) == 2
+
+
+def _group_line(
+    group: str, split: str, points: Sequence[Point], *, marked: bool = False, dashed: bool = False
+) -> ChartLine:
+    thinned = downsample_points(points, _MAX_CURVE_POINTS)
+    return ChartLine(
+        f"{group}, {split}", thinned, has_markers=marked, group=group, label=_group_number(group), is_dashed=dashed
+    )
+
+
+def _run_line(
+    name: str,
+    run: ComparedRun,
+    runs: Sequence[tuple[str, ComparedRun]],
+    points: Sequence[Point],
+    *,
+    marked: bool = False,
+) -> ChartLine:
+    # Name the seed only if the group has several runs.
+    is_alone = sum(other == name for other, _ in runs) == 1
+    seed = "" if is_alone or run.seed is None else f", seed {run.seed}"
+    label = _group_number(name) + (seed if len(runs) <= NUM_LINE_STYLES else "")
+    return ChartLine(
+        name + seed, downsample_points(points, _MAX_CURVE_POINTS), has_markers=marked, group=name, label=label
+    )
+
+
+def _group_number(name: str) -> str:
+    # The number stands for the group's name where there is no room for it.
+    return name.partition(":")[0]
+
+
+_NOT_REACHED: Final = TableCell("not reached")
+_REFERENCE_RATIO: Final = TableCell("1.00x", 1.0)
+
+
+def build_compare_page(result: CompareResult, runs: Sequence[ComparedRun]) -> ReportPage:
+    """Return the page of a comparison of `runs`, the runs of `result`."""
+    drawn = list(zip(_group_labels(result), group_runs(runs), strict=True))
+    num_runs = count(len(runs), "run")
+    sections = [
+        PageSection("below", "Below the threshold", [*map(Paragraph, result.failures)]),
+        PageSection("found", "Findings", [*map(Paragraph, result.sentences)]),
+        PageSection("upkeep", "Notes", [*map(Paragraph, result.notes)]),
+        PageSection("groups", "Groups of runs", [*_group_tables(result, hours_heading(runs))]),
+        PageSection("curves", "Curves", [*build_curves(drawn, result.target, result.metric)]),
+        PageSection("settings", "Settings that differ", [_settings_block(result)]),
+        PageSection("runs", "Runs", [_runs_table(result)]),
+    ]
+    return ReportPage(
+        title=f"{num_runs} compared",
+        subtitle=[count(len(result.groups), "group"), f"the first is {result.groups[0].name}"],
+        status="below the threshold" if result.failures else num_runs,
+        tone="bad" if result.failures else "good",
+        figures=list(_speedup_figures(result)),
+        verdict=None,
+        notices=[count(len(result.notes), "note")] if result.notes else [],
+        problems=(),
+        sections=[section for section in sections if section.blocks],
+        paceline=__version__,
+        about="Comparison",
+        source="the runs' directories",
+    )
+
+
+def hours_heading(runs: Sequence[ComparedRun]) -> str:
+    """Return the heading of rank-hours: GPU-hours if all runs used GPUs."""
+    return "GPU-hours" if all(run.has_gpu for run in runs) else "rank-hours"
+
+
+def _speedup_figures(result: CompareResult) -> Iterator[KeyFigure]:
+    for each in result.groups[1:5]:
+        if each.speedup is not None and result.target is not None:
+            note = f"as fast to {format_target(result.target)} as {result.groups[0].name}"
+            yield KeyFigure(each.name, TableCell(f"{each.speedup.value:.2f}x", each.speedup.value), note)
+
+
+def _group_tables(result: CompareResult, hours: str) -> Iterator[Block]:
+    if result.target is not None:
+        yield Table(
+            f"Reaching {format_target(result.target)} ({describe_target_origin(result)})",
+            _REACHING_COLUMNS,
+            _group_rows(result, reaching_cells),
+        )
+    elif result.target_from == "chance":
+        yield cells.missing_paragraph("No run has learned: there is no target to reach.")
+    else:
+        yield cells.missing_paragraph("No run was evaluated: there is no target to reach.")
+    title = f"{format_metric(result.metric).capitalize()} at the end{describe_order(result)}"
+    yield Table(title, (*_ENDING_COLUMNS, TableColumn(hours)), _group_rows(result, ending_cells))
+
+
+def describe_order(result: CompareResult) -> str:
+    """Return how tables are sorted, as the end of a title; "" for the given order."""
+    return "" if result.all_reach_target or len(result.groups) == 1 else ", the highest first"
+
+
+_REACHING_COLUMNS: Final = (
+    TableColumn("group", is_number=False),
+    TableColumn("reached"),
+    TableColumn("time"),
+    TableColumn("epochs"),
+    TableColumn("speed-up"),
+    TableColumn("by images/s"),
+    TableColumn("by images needed"),
+)
+_ENDING_COLUMNS: Final = (
+    TableColumn("group", is_number=False),
+    TableColumn("last"),
+    TableColumn("best"),
+    TableColumn("loss"),
+    TableColumn("against the first"),
+    TableColumn("images/s"),
+)
+
+
+def _group_labels(result: CompareResult) -> list[str]:
+    # Charts have room for the start of a name only, so number the groups.
+    return [f"{number}: {each.name}" for number, each in enumerate(result.groups, start=1)]
+
+
+def _group_rows(
+    result: CompareResult, cells_of: Callable[[GroupResult, bool], list[TableCell]]
+) -> list[list[TableCell]]:
+    labels = _group_labels(result)
+    return [
+        [TableCell(labels[index]), *cells_of(result.groups[index], index == 0)[1:]] for index in result.ranked_indices
+    ]
+
+
+def reaching_cells(group_result: GroupResult, is_first: bool) -> list[TableCell]:
+    """Return a group's name, number of runs that reach the target, time, epochs, speed-up and its factors."""
+    reached = TableCell(f"{group_result.reached} of {len(group_result.runs)}", group_result.reached)
+    if not group_result.reached:
+        return [TableCell(group_result.name), reached, _NOT_REACHED, *[intervals.EMPTY_CELL] * 4]
+    ratios = [_REFERENCE_RATIO] * 3
+    if not is_first:
+        ratios = [
+            intervals.ratio_interval_cell(_without_trivial_bounds(each))
+            for each in (group_result.speedup, group_result.hardware, group_result.statistical)
+        ]
+        ratios[1] = _with_cause(ratios[1], shown_speed_cause(group_result))
+    took = [
+        intervals.seconds_interval_cell(_without_trivial_bounds(group_result.to_target_s)),
+        intervals.number_interval_cell(_without_trivial_bounds(group_result.to_target_epochs)),
+    ]
+    return [TableCell(group_result.name), reached, *took, *ratios]
+
+
+def ending_cells(group_result: GroupResult, is_first: bool) -> list[TableCell]:
+    """Return a group's name, last and best accuracy, loss, gap to the first, throughput and hours."""
+    return [
+        TableCell(group_result.name),
+        intervals.accuracy_interval_cell(_without_trivial_bounds(group_result.accuracy)),
+        intervals.accuracy_interval_cell(_without_trivial_bounds(group_result.best)),
+        _loss_cell(_without_trivial_bounds(group_result.loss)),
+        TableCell("the first") if is_first else _gap_cell(group_result),
+        intervals.rate_interval_cell(_without_trivial_bounds(group_result.images_per_s)),
+        intervals.number_interval_cell(_without_trivial_bounds(group_result.gpu_hours)),
+    ]
+
+
+def _with_cause(ratio: TableCell, by: str) -> TableCell:
+    why = {
+        "starved": "CPU-starved",
+        "hardware": "other hardware",
+        "mixed": "other hardware and settings",
+        "noise": "noise",
+        "scatter": "within noise",
+    }.get(by, "")
+    return replace(ratio, note=", ".join(filter(None, (ratio.note, why))))
+
+
+def _loss_cell(interval: Interval | None) -> TableCell:
+    cell = cells.loss_cell(None if interval is None else interval.value)
+    if interval is None or interval.low is None or interval.high is None:
+        return cell
+    return replace(cell, note=f"{interval.low:,.4f} to {interval.high:,.4f}")
+
+
+def _without_trivial_bounds(interval: Interval | None) -> Interval | None:
+    # Equal measurements, such as epochs, have an interval of width 0.
+    if (
+        interval is None
+        or interval.low is None
+        or interval.high is None
+        or not isclose(interval.low, interval.high, rel_tol=1e-6)
+    ):
+        return interval
+    return Interval(value=interval.value, n=interval.n)
+
+
+def _gap_cell(group_result: GroupResult) -> TableCell:
+    if group_result.gap is None:
+        return intervals.EMPTY_CELL
+    gap = group_result.gap
+    is_known = gap.low is not None and gap.high is not None
+    bounds = f"{100 * (gap.low or 0):+.2f} to {100 * (gap.high or 0):+.2f}" if is_known else ""
+    return TableCell(f"{100 * gap.value:+.2f} points", gap.value, note=bounds)
+
+
+def describe_target_origin(result: CompareResult) -> str:
+    """Return the origin of the target as text."""
+    match result.target_from:
+        case "asked":
+            return "as requested"
+        case "recipes":
+            return "at which the recipes stop"
+        case "lowest_learnt":
+            return "the highest that all runs that learned reach"
+        case _:
+            return "the highest that all runs reach"
+
+
+def _settings_block(result: CompareResult) -> Block:
+    paths = dict.fromkeys(path for each in result.groups for path in each.settings)
+    if not paths:
+        return cells.missing_paragraph("No settings differ except the seed.")
+    columns = [
+        TableColumn("setting", is_number=False),
+        *(TableColumn(label, is_number=False) for label in _group_labels(result)),
+    ]
+    rows = [
+        [TableCell(path, is_code=True), *(TableCell(each.settings.get(path, "-")) for each in result.groups)]
+        for path in paths
+    ]
+    return Table("", columns, rows)
+
+
+def _runs_table(result: CompareResult) -> Table:
+    first_columns = [TableColumn("run", is_number=False), TableColumn("group"), TableColumn("status", is_number=False)]
+    columns = [*first_columns, *map(TableColumn, ("seed", "accuracy", "best", "loss", "to target", "images/s"))]
+    rows = [
+        [
+            cells.text_cell(run.path),
+            cells.count_cell(number),
+            TableCell(run.status.replace("_", " ")),
+            TableCell("") if run.seed is None else TableCell(str(run.seed), run.seed),
+            cells.accuracy_cell(run.accuracy),
+            cells.accuracy_cell(run.best),
+            cells.loss_cell(run.loss),
+            intervals.optional_seconds_cell(run.to_target_s),
+            cells.number_cell(run.images_per_s),
+        ]
+        for number, run in ((index + 1, run) for index in result.ranked_indices for run in result.groups[index].runs)
+    ]
+    return Table("", columns, rows, num_open=20, more="more runs")

@@ -1,0 +1,285 @@
+"""The document model of a report: sections of paragraphs, tables, charts and images."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from paceline.report.series import Point
+
+
+@dataclass(frozen=True)
+class TableCell:
+    """A table cell: `text` for the reader, and `value` as measured where the cell shows a number.
+
+    `bar` is a share (0 to 1) drawn behind the text, `swatch` a colour class, and `note` small print such as an
+    interval. `is_code` marks text to paste.
+    """
+
+    text: str
+    value: float | None = None
+    bar: float | None = None
+    swatch: str = ""
+    is_code: bool = False
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class TableColumn:
+    """A column heading; numbers align right, and a wide column holds sentences."""
+
+    title: str
+    is_number: bool = True
+    is_wide: bool = False
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    """A sentence or two; `is_missing` marks a note on why something is absent."""
+
+    text: str
+    is_missing: bool = False
+    kind: ClassVar[str] = "paragraph"
+
+
+@dataclass(frozen=True)
+class Command:
+    """A shell command to paste."""
+
+    text: str
+    kind: ClassVar[str] = "command"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of cells.
+
+    Rows after the first `num_open` (0 for no limit) are folded under `more`. `is_folded` folds the whole table under
+    `title`. `has_sum` marks the last row as a total.
+    """
+
+    title: str
+    columns: Sequence[TableColumn]
+    rows: Sequence[Sequence[TableCell]]
+    num_open: int = 0
+    more: str = ""
+    is_folded: bool = False
+    has_sum: bool = False
+    kind: ClassVar[str] = "table"
+
+
+@dataclass(frozen=True)
+class KeyValueList:
+    """A list of names and values."""
+
+    rows: Sequence[tuple[str, TableCell]]
+    title: str = ""
+    kind: ClassVar[str] = "facts"
+
+
+@dataclass(frozen=True)
+class CodeBlock:
+    """A file, folded under `title`."""
+
+    title: str
+    text: str
+    kind: ClassVar[str] = "code"
+
+
+@dataclass(frozen=True)
+class ChartLine:
+    """A line of a chart.
+
+    `has_markers` draws a marker at each point. `bounds` holds intervals (low, high) by point. `label` replaces a name
+    too long for the line's end. Lines of one `group` share a style and one label if the chart has too many lines or any
+    `is_dashed` line.
+    """
+
+    name: str
+    points: Sequence[Point]
+    has_markers: bool = False
+    group: str = ""
+    label: str = ""
+    is_dashed: bool = False
+    bounds: Mapping[Point, tuple[float, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Lines over a common x axis.
+
+    The y axis includes `low` and `high` unless None. `rule` is a horizontal reference line: its y and its name. With
+    `log_x` or `log_y` all values on that axis must be above 0, and `low` is None for `log_y`.
+    """
+
+    title: str
+    x_label: str
+    y_label: str
+    lines: Sequence[ChartLine]
+    low: float | None = 0.0
+    high: float | None = None
+    note: str = ""
+    rule: tuple[float, str] | None = None
+    log_x: bool = False
+    log_y: bool = False
+    kind: ClassVar[str] = "chart"
+
+
+@dataclass(frozen=True)
+class ChartRow:
+    """Charts in a responsive row."""
+
+    charts: Sequence[Chart]
+    kind: ClassVar[str] = "charts"
+
+
+@dataclass(frozen=True)
+class BarSegment:
+    """A segment of a bar: its `share` of the whole (0 to 1), its value as text, and a CSS class as `colour`."""
+
+    name: str
+    share: float
+    text: str
+    colour: str
+
+
+@dataclass(frozen=True)
+class StackedBar:
+    """A stacked bar; `scale` labels its start, middle and end. Drop the legend if a table with the same colours
+    follows.
+    """
+
+    title: str
+    parts: Sequence[BarSegment]
+    scale: Sequence[str]
+    note: str = ""
+    has_legend: bool = True
+    kind: ClassVar[str] = "bar"
+
+
+@dataclass(frozen=True)
+class BarRow:
+    """One bar of a bar chart: `parts` and `bounds` (the interval of its end) are shares of the chart's width."""
+
+    name: str
+    parts: Sequence[BarSegment]
+    text: str
+    bounds: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class BarChart:
+    """A bar chart; `legend` pairs a name with a CSS class. `has_table` says that a table repeats it, so Markdown omits
+    it.
+    """
+
+    title: str
+    rows: Sequence[BarRow]
+    legend: Sequence[tuple[str, str]] = ()
+    note: str = ""
+    has_table: bool = False
+    kind: ClassVar[str] = "bars"
+
+
+@dataclass(frozen=True)
+class HeatMap:
+    """A confusion matrix: image counts, true classes by row, predicted classes by column."""
+
+    title: str
+    names: Sequence[str]
+    counts: Sequence[Sequence[int]]
+    kind: ClassVar[str] = "heatmap"
+
+
+@dataclass(frozen=True)
+class Thumbnail:
+    """A thumbnail as a data URL ("" for none), with its true and predicted class."""
+
+    address: str
+    true: str
+    predicted: str
+    details: Sequence[str]
+    name: str
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """Thumbnails side by side."""
+
+    title: str
+    pictures: Sequence[Thumbnail]
+    kind: ClassVar[str] = "gallery"
+
+
+# CSS class of a status or a finding.
+Tone = Literal["good", "warning", "bad"]
+
+Block = Paragraph | Command | Table | KeyValueList | CodeBlock | ChartRow | StackedBar | BarChart | HeatMap | Gallery
+
+
+@dataclass(frozen=True)
+class PageSection:
+    """A headed part of the report; `key` is its link anchor."""
+
+    key: str
+    title: str
+    blocks: Sequence[Block]
+
+
+@dataclass(frozen=True)
+class KeyFigure:
+    """A key figure in large print."""
+
+    label: str
+    cell: TableCell
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class BottleneckSummary:
+    """The bottleneck of a run; `command` is what to try, "" if paceline suggests none."""
+
+    bottleneck: str
+    evidence: str
+    ceiling: str
+    command: str
+    advice: str = ""
+
+
+@dataclass(frozen=True)
+class HealthFinding:
+    """A problem in what the model learned, and what to do about it."""
+
+    title: str
+    severity: Literal["error", "warning", "note"]
+    evidence: str
+    advice: str
+
+    @property
+    def tone(self) -> Tone:
+        """Return the tone of the severity."""
+        match self.severity:
+            case "error":
+                return "bad"
+            case "warning":
+                return "warning"
+            case "note":
+                return "good"
+
+
+@dataclass(frozen=True)
+class ReportPage:
+    """A whole report; `about` names its kind and `source` where its figures come from."""
+
+    title: str
+    subtitle: Sequence[str]
+    status: str
+    tone: Tone
+    figures: Sequence[KeyFigure]
+    verdict: BottleneckSummary | None
+    notices: Sequence[str]
+    problems: Sequence[str]
+    sections: Sequence[PageSection]
+    paceline: str
+    about: str = "Run report"
+    source: str = "the run directory. Figures are those of result.json, rounded here only"
+    health: Sequence[HealthFinding] = ()

@@ -1,0 +1,308 @@
+"""Report sections on learning: accuracy, loss, learning rate, classes and worst mistakes."""
+
+from heapq import nlargest
+from typing import Any, Final
+
+from paceline.core.results import ClassCount, error_rate_key
+from paceline.core.units import accuracy, number
+from paceline.report import cells
+from paceline.report.cells import TimeUnit, choose_time_unit
+from paceline.report.charts import MAX_MATRIX_CLASSES
+from paceline.report.document import (
+    Block,
+    Chart,
+    ChartLine,
+    ChartRow,
+    Gallery,
+    HeatMap,
+    PageSection,
+    Paragraph,
+    Table,
+    TableCell,
+    TableColumn,
+    Thumbnail,
+)
+from paceline.report.read_run import RunData, WorstMistake
+from paceline.report.series import Series, downsample
+from paceline.report.settings import read_settings
+from paceline.report.text import clean_text, finite_or_none
+
+_ACCURACY_LINES: Final = {"top1": "validation", "ema_top1": "averaged", "train_top1": "train split"}
+_LOSS_LINES: Final = {"loss": "validation", "ema_loss": "averaged", "train_loss": "train split"}
+_EVALUATION_COLUMNS: Final = {
+    "epoch": "epoch",
+    "step": "step",
+    "top1": "top-1",
+    "top5": "top-5",
+    "loss": "loss",
+    "ece": "calibration error",
+    "ema_top1": "averaged top-1",
+    "ema_loss": "averaged loss",
+    "train_top1": "training top-1",
+    "train_loss": "training loss",
+    "batch_top1": "batches' top-1",
+    "batch_top5": "batches' top-5",
+    "trained_s": "trained",
+    "train_s": "in steps",
+    "epoch_s": "per epoch",
+    "images_per_s": "images/s",
+}
+_MAX_EVAL_ROWS = 500
+
+
+def learning_section(run: RunData) -> PageSection:
+    """Return the curves and the table of evaluations."""
+    evals, steps = downsample(run.evals), run.steps
+    charts = [*_accuracy_charts(evals, steps), *_loss_charts(evals, steps), *_lr_charts(run), *_throughput_charts(run)]
+    blocks: list[Block] = [ChartRow(charts)] if charts else []
+    blocks += [Paragraph(text) for text in _explain_loss_order(run, evals)]
+    if not steps.num_records:
+        blocks.append(
+            cells.missing_paragraph("No step was logged: the run was shorter than log.every, or ended before that.")
+        )
+    elif steps.per_point > 1:
+        blocks.append(cells.missing_paragraph(_downsampling_note(steps)))
+    if run.evals:
+        blocks.append(_evaluation_table(run))
+    else:
+        blocks.append(
+            cells.missing_paragraph("Nothing was evaluated: train.eval_every is off, or the run ended before that.")
+        )
+    return PageSection("learning", "Accuracy and loss", blocks)
+
+
+def _explain_loss_order(run: RunData, evals: Series) -> list[str]:
+    if not (run.steps.has_key("loss") and evals.has_key("loss")):
+        return []
+    training, validation = run.steps.extents["loss"].last, evals.extents["loss"].last
+    settings, _ = read_settings(run.recipe)
+    reasons = []
+    if settings.get("train.label_smoothing", "0.0") not in ("0", "0.0"):
+        reasons.append(f"with label smoothing of {clean_text(settings['train.label_smoothing'])}")
+    if settings.get("data.augment", "[]") != "[]":
+        reasons.append("on augmented images")
+    if settings.get("train.class_weights", "off") != "off":
+        reasons.append("with weighted classes")
+    if training <= validation or not reasons:
+        return []
+    measured = " and ".join(filter(None, [", ".join(reasons[:-1]), reasons[-1]]))
+    return [
+        f"The training loss ({number(training)}) is above the validation loss ({number(validation)}) because it is "
+        f"measured {measured}, and validation is not. Train with train.eval_train=on to measure both in the same way."
+    ]
+
+
+def _downsampling_note(steps: Series) -> str:
+    if not steps.is_sample:
+        return f"{steps.num_records:,} logged steps are drawn as means of {steps.per_point} each."
+    read = f"paceline read {steps.num_records:,} of the logged steps, spread evenly from the first to the last"
+    return f"steps.jsonl is long: {read}, and draws them as means of {steps.per_point} each."
+
+
+def _x_key(series: Series) -> str:
+    return "epoch" if series.has_key("epoch") else "step"
+
+
+def _accuracy_charts(evals: Series, steps: Series) -> list[Chart]:
+    batch_points = [(x, 100 * y) for x, y in steps.xy_points(_x_key(steps), "top1")] if steps.has_key("top1") else []
+    lines = [ChartLine("training batches", batch_points)] if batch_points else []
+    lines += [
+        ChartLine(name, [(x, 100 * y) for x, y in evals.xy_points(_x_key(evals), key)], has_markers=True)
+        for key, name in _ACCURACY_LINES.items()
+        if evals.has_key(key)
+    ]
+    if not any(line.points for line in lines):
+        return []
+    extent = evals.extents["ema_top1" if evals.has_key("ema_top1") else "top1"] if evals.has_key("top1") else None
+    note = f"last {accuracy(extent.last)}, best {accuracy(extent.highest)}" if extent else ""
+    return [Chart("Top-1 accuracy", _x_key(evals if evals.num_records else steps), "%", lines, low=None, note=note)]
+
+
+def _loss_charts(evals: Series, steps: Series) -> list[Chart]:
+    lines = [ChartLine("training", steps.xy_points(_x_key(steps), "loss"))] if steps.has_key("loss") else []
+    lines += [
+        ChartLine(name, evals.xy_points(_x_key(evals), key), has_markers=True)
+        for key, name in _LOSS_LINES.items()
+        if evals.has_key(key)
+    ]
+    if not any(line.points for line in lines):
+        return []
+    note = f"last step {number(steps.extents['loss'].last)}" if steps.has_key("loss") else ""
+    return [Chart("Loss", _x_key(steps if steps.has_key("loss") else evals), "cross-entropy", lines, note=note)]
+
+
+def _lr_charts(run: RunData) -> list[Chart]:
+    # Logged steps alone would miss the first step and usually the peak. Steps not reached are a line of their own.
+    planned = _planned_lr(run.plan)
+    if not planned:
+        steps = run.steps
+        if not steps.has_key("lr"):
+            return []
+        note = f"highest logged {number(steps.extents['lr'].highest)}"
+        return [
+            Chart(
+                "Learning rate", _x_key(steps), "", [ChartLine("lr", steps.xy_points(_x_key(steps), "lr"))], note=note
+            )
+        ]
+    per_epoch = max(1.0, finite_or_none(run.plan.get("steps_per_epoch")) or 1.0)
+    ended = _steps_done(run)
+    done = [point for point in planned if point[0] < ended]
+    left = [*done[-1:], *planned[len(done) :]] if len(done) < len(planned) else []
+    lines = [ChartLine("lr", [(step / per_epoch, lr) for step, lr in done])] if done else []
+    lines += [ChartLine("planned", [(step / per_epoch, lr) for step, lr in left])] if left else []
+    note = f"peak {max(lr for _, lr in planned):.4g}"
+    if left:
+        note += f", ended at step {ended:,.0f} of {planned[-1][0] + 1:,.0f}"
+    return [Chart("Learning rate", "epoch", "", lines, note=note)]
+
+
+def _planned_lr(plan: dict[str, Any]) -> list[tuple[float, float]]:
+    # As (step, learning rate); older runs have none.
+    recorded = plan.get("lr_schedule")
+    pairs = (
+        [each for each in recorded if isinstance(each, list) and len(each) == 2] if isinstance(recorded, list) else []
+    )
+    points = [(finite_or_none(step), finite_or_none(lr)) for step, lr in pairs[:2000]]
+    return [(step, lr) for step, lr in points if step is not None and lr is not None and step >= 0]
+
+
+def _steps_done(run: RunData) -> float:
+    if run.result is not None:
+        return float(run.result.steps)
+    return run.steps.extents["step"].last if run.steps.has_key("step") else 0.0
+
+
+def _throughput_charts(run: RunData) -> list[Chart]:
+    steps = run.steps
+    if not (steps.has_key("images_per_s") and steps.has_key("trained_s")):
+        return []
+    clock: TimeUnit = choose_time_unit(steps.extents["trained_s"].highest)
+    line = ChartLine("throughput", [(clock.convert(x), y) for x, y in steps.xy_points("trained_s", "images_per_s")])
+    rates = run.result.throughput if run.result is not None and run.result.throughput.n else None
+    rule = (rates.images_per_s, f"steady {number(rates.images_per_s)}") if rates else None
+    note = f"mean of the log {number(steps.extents['images_per_s'].mean)}"
+    return [Chart("Throughput", f"trained, {clock.unit}", "images/s", [line], note=note, rule=rule)]
+
+
+def _evaluation_table(run: RunData) -> Table:
+    keys = [key for key in _EVALUATION_COLUMNS if any(key in each for each in run.evals)]
+    rows = [[_evaluation_cell(key, each.get(key)) for key in keys] for each in run.evals[-_MAX_EVAL_ROWS:]]
+    num = len(run.evals)
+    title = f"Evaluations ({num:,})" if num <= _MAX_EVAL_ROWS else f"The last {_MAX_EVAL_ROWS} of {num:,} evaluations"
+    return Table(title, [TableColumn(_EVALUATION_COLUMNS[key]) for key in keys], rows, is_folded=True)
+
+
+def _evaluation_cell(key: str, value: object) -> TableCell:
+    amount = finite_or_none(value)
+    if amount is None:
+        return cells.text_cell("" if value is None else value)
+    match key:
+        case "step":
+            return cells.count_cell(amount)
+        case "epoch":
+            return TableCell(f"{amount:.2f}".removesuffix(".00"), amount)
+        case "trained_s" | "train_s" | "epoch_s":
+            return cells.seconds_cell(amount)
+        case "images_per_s":
+            return TableCell(number(amount), amount)
+        case _ if key.endswith(("top1", "top5")):
+            return cells.accuracy_cell(amount)
+        case _:
+            return cells.loss_cell(amount)
+
+
+_NUM_OPEN_CLASSES: Final = 20
+_MAX_CONFUSED_PAIRS: Final = 20
+
+
+def classes_section(run: RunData, *, max_classes: int = 1000, max_thumbnail_bytes: int = 400_000) -> PageSection:
+    """Return the class table, the confusion matrix and the worst mistakes.
+
+    List at most `max_classes` classes, and show thumbnails of at most `max_thumbnail_bytes` bytes in all.
+    """
+    blocks: list[Block] = []
+    if run.classes:
+        blocks += [_class_table(run.classes, max_classes), *_confusion_blocks(run)]
+    else:
+        blocks.append(cells.missing_paragraph("There are no class results: nothing was evaluated."))
+    return PageSection("classes", "Classes and mistakes", [*blocks, _mistake_gallery(run, max_thumbnail_bytes)])
+
+
+def _class_table(counts: tuple[ClassCount, ...], max_classes: int) -> Table:
+    evaluated = sorted((each for each in counts if each.images), key=error_rate_key)
+    listed = [*evaluated, *(each for each in counts if not each.images)][:max_classes]
+    rows = [
+        [cells.text_cell(each.name, 80), cells.count_cell(each.images), cells.count_cell(each.correct),
+         cells.accuracy_cell(each.accuracy, bar=True) if each.images else TableCell("no images")]
+        for each in listed
+    ]  # fmt: skip
+    columns = [
+        TableColumn("class", is_number=False),
+        TableColumn("images"),
+        TableColumn("correct"),
+        TableColumn("accuracy"),
+    ]
+    more = (
+        f"all {len(counts):,} classes"
+        if len(listed) == len(counts)
+        else f"the worst {len(listed):,} of {len(counts):,}"
+    )
+    return Table("Classes, the worst first", columns, rows, _NUM_OPEN_CLASSES, more)
+
+
+def _confusion_blocks(run: RunData) -> list[Block]:
+    if not run.confusion:
+        return [cells.missing_paragraph("There is no confusion matrix: too many classes, or it was not written.")]
+    names = [each.name for each in run.classes]
+    blocks: list[Block] = []
+    if len(names) <= MAX_MATRIX_CLASSES:
+        blocks.append(HeatMap("Confusion matrix: true class by row, predicted by column", names, run.confusion))
+    pairs = _confused_pairs(run)
+    if pairs:
+        columns = [
+            TableColumn("true", is_number=False),
+            TableColumn("predicted", is_number=False),
+            TableColumn("images"),
+        ]
+        blocks.append(
+            Table("Most confused pairs", [*columns, TableColumn("share of the true class")], pairs, 10, "more")
+        )
+    return blocks
+
+
+def _confused_pairs(run: RunData) -> list[list[TableCell]]:
+    mistakes = (
+        (count, -row, -column)
+        for row, counts in enumerate(run.confusion)
+        for column, count in enumerate(counts)
+        if count and row != column
+    )
+    rows = []
+    for count, row, column in nlargest(_MAX_CONFUSED_PAIRS, mistakes):
+        true, predicted = run.classes[-row], run.classes[-column]
+        share = count / max(1, sum(run.confusion[-row]))
+        rows.append([cells.text_cell(true.name, 80), cells.text_cell(predicted.name, 80), cells.count_cell(count),
+                     cells.share_cell(share, bar=True)])  # fmt: skip
+    return rows
+
+
+def _mistake_gallery(run: RunData, max_bytes: int) -> Block:
+    if not run.mistakes:
+        return cells.missing_paragraph(
+            "No misclassified image was saved: there is none, log.worst is 0, or nothing was evaluated."
+        )
+    left, pictures = max_bytes, []
+    for mistake in run.mistakes:
+        is_shown = len(mistake.thumbnail) <= left
+        left -= len(mistake.thumbnail) if is_shown else 0
+        pictures.append(_mistake_thumbnail(mistake, mistake.thumbnail if is_shown else ""))
+    return Gallery("Worst mistakes, by loss", pictures)
+
+
+def _mistake_thumbnail(mistake: WorstMistake, address: str) -> Thumbnail:
+    record = mistake.record
+    confidence, loss = finite_or_none(record.get("confidence")), finite_or_none(record.get("loss"))
+    details = [f"{accuracy(confidence)} sure" if confidence is not None else "", f"loss {loss:.3f}" if loss else ""]
+    name = clean_text(record.get("name", record.get("index", "")), 300)
+    true, predicted = (clean_text(record.get(key, "?"), 40) for key in ("true", "predicted"))
+    return Thumbnail(address, true, predicted, [*filter(None, details)], name)

@@ -1,0 +1,396 @@
+"""Build the report page of a run: summary, health findings, sections and provenance."""
+
+import json
+import shlex
+from dataclasses import dataclass
+from typing import Any, Final
+
+from paceline import __version__
+from paceline.core.health import RunHistory, eval_points, find_problems, training_losses
+from paceline.core.results import EvalResult, Finding, RunResult
+from paceline.core.units import accuracy, count, number, parameters, seconds, share
+from paceline.report import cells
+from paceline.report.document import (
+    Block,
+    BottleneckSummary,
+    CodeBlock,
+    Command,
+    HealthFinding,
+    KeyFigure,
+    KeyValueList,
+    PageSection,
+    Paragraph,
+    ReportPage,
+    TableCell,
+    Tone,
+)
+from paceline.report.learning_sections import classes_section, learning_section
+from paceline.report.read_run import RunData
+from paceline.report.settings import read_settings
+from paceline.report.system_sections import reliability_section, telemetry_section
+from paceline.report.text import clean_lines, clean_text, finite_or_none, format_time
+from paceline.report.time_sections import loader_section, profile_section, ranks_section, time_section
+
+
+def health_findings(run: RunData) -> list[HealthFinding]:
+    """Return the findings of the result, or of the logs without one, the most severe first."""
+    recorded = run.result.health if run.result is not None else None
+    return [
+        HealthFinding(
+            clean_text(each.title), each.severity, clean_text(each.evidence, 1000), clean_text(each.advice, 1000)
+        )
+        for each in (_findings_from_logs(run) if recorded is None else recorded)
+    ]
+
+
+def _findings_from_logs(run: RunData) -> tuple[Finding, ...]:
+    # Unfinished runs and results of older versions have no findings.
+    result, points = run.result, eval_points(run.evals)
+    fits = len(run.confusion) == len(run.classes) and all(
+        sum(row) == each.images and row[number] == each.correct
+        for number, (row, each) in enumerate(zip(run.confusion, run.classes, strict=True))
+    )
+    return find_problems(
+        RunHistory(
+            points=points,
+            status=None if result is None else result.status,
+            losses=training_losses(run.steps.points),
+            classes=run.classes,
+            confusion=run.confusion if fits else (),
+            steps=0 if result is None else result.steps,
+            skipped=0 if result is None else result.skipped_steps,
+            scales_loss=True,  # may be wrong: the precision is unknown at this point
+        )
+    )
+
+
+_STATUS_TONES: Final[dict[str, Tone]] = {
+    "completed": "good",
+    "target_reached": "good",
+    "preempted": "warning",
+    "failed": "bad",
+}
+_NOT_MEASURED: Final = TableCell("–")  # noqa: RUF001  the note explains why
+_OPTIONS_WITH_VALUE: Final = ("--run-dir", "--ranks", "--max-restarts", "--port")
+
+
+def run_status(run: RunData) -> tuple[str, Tone]:
+    """Return how the run ended, and the tone of that."""
+    if run.result is None:
+        return "not finished", "warning"
+    steps = finite_or_none(run.plan.get("total_steps"))
+    ended = clean_text(run.result.how_it_ended(None if steps is None else int(steps)), 200)
+    if run.result.status in ("preempted", "failed"):
+        own_code = " --own-code" if run.result.provenance.get("own_parts") else ""
+        ended += f"; resume with paceline train {clean_text(shlex.quote(str(run.path)), 2000)} --resume{own_code}"
+    return ended, _STATUS_TONES[run.result.status]
+
+
+def run_subtitle(run: RunData) -> list[str]:
+    """Return short descriptions of recipe, model, data, training, start time, ranks and hardware."""
+    result = run.result
+    settings, _ = read_settings(run.recipe)
+    descriptions = [
+        _describe_recipe(run),
+        _describe_model(result, settings),
+        _describe_data(run, settings),
+        _describe_training(run, settings),
+    ]
+    started_s = finite_or_none(run.attempts.rows[0].get("started_s")) if run.attempts.rows else None
+    if started_s is not None:
+        descriptions.append(format_time(started_s))
+    if result is not None:
+        descriptions.append(count(result.world_size, "rank"))
+    descriptions += [
+        clean_text(_describe_device(run)),
+        clean_text(f"torch {run.machine['torch']}") if "torch" in run.machine else "",
+    ]
+    return [each for each in descriptions if each]
+
+
+def _describe_recipe(run: RunData) -> str:
+    name = clean_text(run.plan.get("recipe_name") or "", 60) or (
+        _recipe_name_from_command(run.result) if run.result is not None else ""
+    )
+    if name:
+        return f"recipe {name}"
+    if run.result is not None:
+        return f"recipe {clean_text(run.result.recipe_hash)}"
+    return clean_text(run.recipe.splitlines()[0].removeprefix("# ")) if run.recipe.startswith("# recipe ") else ""
+
+
+def _describe_model(result: RunResult | None, settings: dict[str, str]) -> str:
+    # torchvision:resnet18, 11.2 M parameters
+    name = clean_text(settings.get("model.name", ""), 80)
+    if not name or result is None or result.parameters is None:
+        return name
+    frozen = result.trained_parameters is not None and result.trained_parameters != result.parameters
+    trained = f", {parameters(result.trained_parameters or 0)} trained" if frozen else ""
+    return f"{name}, {parameters(result.parameters)} parameters{trained}"
+
+
+def _describe_data(run: RunData, settings: dict[str, str]) -> str:
+    # cifar10, 50,000 training and 10,000 validation images, 10 classes
+    name = clean_text(settings.get("data.source.name", ""), 80)
+    images = [
+        f"{f'{number:,.0f}' if number else 'no'} {split}"
+        for key, split in (("train_images", "training"), ("val_images", "validation"))
+        if (number := finite_or_none(run.plan.get(key))) is not None
+    ]
+    classes = finite_or_none(run.plan.get("num_classes"))
+    parts = [name, f"{' and '.join(images)} images" if images else "", f"{classes:,.0f} classes" if classes else ""]
+    return ", ".join(filter(None, parts))
+
+
+def _describe_training(run: RunData, settings: dict[str, str]) -> str:
+    # sgd, peak lr 0.1, batch 128, bf16
+    peak = finite_or_none(run.plan.get("peak_lr"))
+    batch = settings.get("data.batch_size")
+    parts = [
+        settings.get("optim.name", ""),
+        f"peak lr {peak:.4g}" if peak is not None else "",
+        f"batch {batch}" if batch else "",
+        settings.get("train.precision", ""),
+    ]
+    return clean_text(", ".join(filter(None, parts)))
+
+
+def key_figures(run: RunData) -> list[KeyFigure]:
+    """Return the key figures; for an unfinished run, those in its logs."""
+    if run.result is None:
+        return _unfinished_figures(run)
+    result = run.result
+    return [*_accuracy_figure(result), *_speed_figure(result), _wall_clock_figure(result), *_attributed_figure(result)]
+
+
+def run_notices(run: RunData) -> list[str]:
+    """Return short notices on warnings, bad images, skipped steps and failed checkpoints."""
+    notices = [count(run.warnings.total, "warning")] if run.warnings.total else []
+    if run.result is not None and run.result.bad_images:
+        notices.append(f"{count(run.result.bad_images, 'image')} left out")
+    if run.result is not None and run.result.skipped_steps:
+        notices.append(f"{count(run.result.skipped_steps, 'step')} skipped")
+    if run.result is not None and run.result.checkpoints is not None and run.result.checkpoints.failed:
+        notices.append(f"{count(run.result.checkpoints.failed, 'checkpoint')} failed")
+    return notices
+
+
+def summarize_bottleneck(run: RunData) -> BottleneckSummary | None:
+    """Return the bottleneck and the command to try next; None for an unfinished run."""
+    if run.result is None or not run.result.verdict.get("bottleneck"):
+        return None
+    recorded = {key: clean_text(value, 500) for key, value in run.result.verdict.items()}
+    command = _suggested_command(run, run.result.verdict.get("try", ""))
+    return BottleneckSummary(
+        bottleneck=recorded["bottleneck"],
+        evidence=recorded.get("evidence", ""),
+        ceiling=_ceiling_text(run, recorded),
+        command=command,
+        advice="" if command else recorded.get("try", ""),
+    )
+
+
+def _ceiling_text(run: RunData, recorded: dict[str, str]) -> str:
+    # A profile's measurement is better than the bound of the clock.
+    measured = run.profile.get("verdict")
+    ceiling = clean_text(measured.get("ceiling") or "", 500) if isinstance(measured, dict) else ""
+    ceiling = ceiling or recorded.get("ceiling", "")
+    return f"Ceiling: {ceiling.rstrip('.')}." if ceiling else ""
+
+
+def _suggested_command(run: RunData, overrides: str) -> str:
+    # The bottleneck may suggest something else than overrides.
+    try:
+        arguments = shlex.split(overrides)
+    except ValueError:
+        return ""
+    if not arguments or not all(each.partition("=")[1] and each.isprintable() for each in arguments):
+        return ""
+    return clean_text(shlex.join(["paceline", "profile" if run.profile else "train", str(run.path), *arguments]), 2000)
+
+
+def _recipe_name_from_command(result: RunResult) -> str:
+    # The first argument that is neither option nor override.
+    command = result.provenance.get("command")
+    arguments = [str(word) for word in command[2:]] if isinstance(command, list) else []
+    names = (
+        word
+        for before, word in zip(["", *arguments], arguments, strict=False)
+        if before not in _OPTIONS_WITH_VALUE and "=" not in word and not word.startswith("-")
+    )
+    return clean_text(next(names, "").rstrip("/").rpartition("/")[2], 60)
+
+
+def _describe_device(run: RunData) -> str:
+    gpus = run.machine.get("cuda_devices")
+    if isinstance(gpus, list) and gpus:
+        return f"{len(gpus)} x {gpus[0]}" if len(gpus) > 1 else str(gpus[0])
+    return str(run.machine.get("cpu", ""))
+
+
+def _accuracy_figure(result: RunResult) -> list[KeyFigure]:
+    evaluation, whose = (result.ema, ", averaged weights") if result.ema is not None else (result.eval, "")
+    if evaluation is None:
+        return [
+            KeyFigure(
+                "top-1",
+                _NOT_MEASURED,
+                "not evaluated: the recipe has train.eval_every=off, or the run ended before the first",
+            )
+        ]
+    notes = [*_best_note(result.best, evaluation), f"top-5 {accuracy(evaluation.top5)}", f"loss {evaluation.loss:,.4f}"]
+    notes.append(count(evaluation.images, "image"))
+    return [KeyFigure(f"top-1{whose}", cells.accuracy_cell(evaluation.top1), ", ".join(notes))]
+
+
+def _best_note(best: EvalResult | None, last: EvalResult) -> list[str]:
+    return [f"best {accuracy(best.top1)}"] if best is not None and best.top1 != last.top1 else []
+
+
+def _speed_figure(result: RunResult) -> list[KeyFigure]:
+    rates = result.throughput
+    if not rates.n:
+        return [KeyFigure("images/s", _NOT_MEASURED, "not measured: no step after the measurement warm-up was counted")]
+    low, high = rates.spread
+    note = f"{number(low)} to {number(high)} over {count(rates.n, 'window')}, without warm-up and pauses"
+    return [KeyFigure("images/s", TableCell(number(rates.images_per_s), rates.images_per_s), note)]
+
+
+def _wall_clock_figure(result: RunResult) -> KeyFigure:
+    times = result.time
+    parts = [f"start-up {seconds(times.startup_s)}", f"evaluation {seconds(times.eval_s)}"]
+    if times.to_target_s is not None:
+        parts.insert(0, f"target reached after {seconds(times.to_target_s)}")
+    return KeyFigure("wall clock", cells.seconds_cell(times.wall_s), ", ".join(parts))
+
+
+def _attributed_figure(result: RunResult) -> list[KeyFigure]:
+    if result.account is None:
+        return []
+    residual = f"{seconds(abs(result.account.residual_s))} of the wall clock are not attributed"
+    return [KeyFigure("attributed", TableCell(share(result.account.explained), result.account.explained), residual)]
+
+
+def _unfinished_figures(run: RunData) -> list[KeyFigure]:
+    figures = []
+    if run.evals:
+        last = run.evals[-1]
+        top1 = finite_or_none(last.get("ema_top1", last.get("top1")))
+        step = number(finite_or_none(last.get("step")) or 0)
+        figures.append(KeyFigure("top-1 so far", cells.accuracy_cell(top1), f"after step {step}"))
+    for key, label in (("step", "last logged step"), ("images_per_s", "images/s, last"), ("trained_s", "trained")):
+        if run.steps.has_key(key):
+            last_value = run.steps.extents[key].last
+            cell = cells.seconds_cell(last_value) if key == "trained_s" else cells.number_cell(last_value)
+            figures.append(KeyFigure(label, cell))
+    return figures
+
+
+_PLAN_LABELS: Final = {
+    "train_images": "training images",
+    "val_images": "validation images",
+    "num_classes": "classes",
+    "image_size": "image size",
+    "total_steps": "steps planned",
+    "batch_size": "batch, all ranks",
+    "micro_batch": "micro-batch per rank",
+}
+
+
+def provenance_section(run: RunData) -> PageSection:
+    """Return the provenance section."""
+    blocks: list[Block] = []
+    command = _recorded_command(run)
+    if command:
+        blocks += [Paragraph("The command:"), Command(command)]
+    trained = _training_rows(run.result) if run.result is not None else []
+    planned = [(name, cells.value_cell(key, run.plan[key])) for key, name in _PLAN_LABELS.items() if key in run.plan]
+    blocks.append(KeyValueList([*trained, *planned], "What was trained"))
+    machine = _machine_rows(run)
+    blocks.append(
+        KeyValueList(machine, "Machine and versions")
+        if machine
+        else cells.missing_paragraph("machine.json is missing.")
+    )
+    if run.recipe:
+        blocks.append(CodeBlock("Recipe, resolved (recipe.yaml)", clean_lines(run.recipe)))
+    if run.plan:
+        plan = {key: value for key, value in run.plan.items() if key != "lr_schedule"}  # a chart shows it
+        blocks.append(CodeBlock("Plan (plan.json)", clean_lines(json.dumps(plan, indent=2))[:20_000]))
+    return PageSection("origin", "Provenance", blocks)
+
+
+def _recorded_command(run: RunData) -> str:
+    command = run.result.provenance.get("command") if run.result is not None else None
+    if isinstance(command, list):
+        import shlex
+
+        return clean_text(shlex.join(str(word) for word in command), 4000)
+    return clean_text(command, 4000) if isinstance(command, str) else ""
+
+
+def _training_rows(result: RunResult) -> list[tuple[str, TableCell]]:
+    rows = [
+        ("steps", cells.count_cell(result.steps)),
+        ("epochs", TableCell(f"{result.epochs:,.2f}".removesuffix(".00"), result.epochs)),
+        ("images seen", cells.count_cell(result.images_seen)),
+        ("recipe hash", TableCell(clean_text(result.recipe_hash), is_code=True)),
+        ("learning rate", cells.text_cell(result.lr, 300)),
+        ("weights, SHA-256", TableCell(clean_text(result.weights_sha256), is_code=True)),
+        ("schema version of the result", cells.count_cell(result.schema_version)),
+    ]
+    if result.skipped_steps:
+        skipped = f"{count(result.skipped_steps, 'step')}, whose gradient was NaN or overflowed"
+        rows.insert(1, ("skipped", TableCell(skipped, result.skipped_steps)))
+    if result.gap is not None:
+        points = f"{100 * result.gap:+.2f} points of top-1"
+        rows.append(("training less validation accuracy", TableCell(points, result.gap)))
+    return rows
+
+
+def _machine_rows(run: RunData) -> list[tuple[str, TableCell]]:
+    known: dict[str, Any] = {**run.machine, **(run.result.provenance if run.result is not None else {})}
+    for key in ("command", "telemetry_missing"):  # shown elsewhere
+        known.pop(key, None)
+    return cells.key_values(known)
+
+
+@dataclass(frozen=True)
+class PageLimits:
+    """Limits of a page: classes listed, and bytes of all thumbnails."""
+
+    classes: int = 1000
+    picture_bytes: int = 400_000
+
+
+FULL_LIMITS: Final = PageLimits()
+
+
+def build_run_page(run: RunData, limits: PageLimits = FULL_LIMITS) -> ReportPage:
+    """Return the report of a run, its sections in the order of a reader's interest."""
+    status, tone = run_status(run)
+    # `profile_section` returns None for a run that was not profiled.
+    sections = [
+        learning_section(run),
+        time_section(run),
+        loader_section(run),
+        ranks_section(run),
+        profile_section(run),
+        telemetry_section(run),
+        classes_section(run, max_classes=limits.classes, max_thumbnail_bytes=limits.picture_bytes),
+        reliability_section(run),
+        provenance_section(run),
+    ]
+    return ReportPage(
+        title=run.name,
+        subtitle=run_subtitle(run),
+        status=status,
+        tone=tone,
+        figures=key_figures(run),
+        verdict=summarize_bottleneck(run),
+        health=health_findings(run),
+        notices=run_notices(run),
+        problems=run.problems,
+        sections=[section for section in sections if section is not None],
+        paceline=__version__,
+    )

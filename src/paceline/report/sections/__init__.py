@@ -1,1 +1,0 @@
-"""Sections of a run report: functions from a `RunData` to blocks, without HTML."""

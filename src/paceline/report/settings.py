@@ -1,0 +1,254 @@
+"""Read the settings and plugin code of runs, and find where they differ."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from hashlib import sha256
+from io import StringIO
+from typing import Any, Final
+
+from paceline.core.units import join_few
+from paceline.report.text import clean_text
+
+_MAX_SETTING_CHARS: Final = 120
+_MAX_DEPTH: Final = 20
+_ZERO_WARMUPS: Final = ("0ep", "0st", "0img", "0%", "0s", "0min", "0h", "0", "0.0", "off", "")
+_WARMUP_SETTING: Final = "schedule.warmup"
+# Settings that come before others in a name, as they say most about a run.
+_PRIORITY_SETTINGS: Final = ("optim.lr", "train.epochs", "train.steps")
+_AUTO: Final = "auto"
+# Settings and versions that appear in a name only if nothing else distinguishes the runs.
+_MINOR_SETTINGS: Final = (
+    "log.",
+    "checkpoint.",
+    "measure.",
+    "data.worker_timeout",
+    "parallel.timeout",
+    "torch",
+    "paceline",
+)
+# Settings that a name starts with, in this order.
+_LEADING_SETTINGS: Final = ("model.name", "data.batch_size", _WARMUP_SETTING, "ranks", "train.precision", "optim.name")
+
+
+def read_settings(text: str) -> tuple[dict[str, str], str]:
+    """Return the settings of a resolved recipe as text by dotted path, and what is wrong ("" if nothing is).
+
+    Lists become JSON. Refuse YAML that no resolved recipe has: aliases could expand without limit, and deep nesting
+    takes minutes to parse.
+    """
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    if not text.strip():
+        return {}, "recipe.yaml: is missing or empty"
+    try:
+        yaml = YAML(typ="safe", pure=True)
+        if not _is_plain_yaml(yaml.parse(StringIO(text))):
+            return {}, "recipe.yaml: has anchors, aliases or deep nesting, unlike any resolved recipe"
+        values = yaml.load(text)
+    except (YAMLError, ValueError, RecursionError, AssertionError, TypeError) as error:
+        return {}, clean_text(f"recipe.yaml: is not valid YAML: {' '.join(str(error).split())}", 200)
+    if not isinstance(values, dict):
+        return {}, "recipe.yaml: is not a mapping"
+    return dict(_flatten(values, "")), ""
+
+
+def find_differing_settings(groups: Sequence[Mapping[str, str]]) -> list[str]:
+    """Return the dotted paths whose values differ between groups, in recipe order."""
+    paths = dict.fromkeys(path for settings in groups for path in settings)
+    return [path for path in paths if len({settings.get(path) for settings in groups}) > 1]
+
+
+def name_groups(groups: Sequence[Mapping[str, str]], folders: Sequence[str]) -> list[str]:
+    """Return a name for each group from all differing settings, important ones first: `batch 2048 with warm-up`.
+
+    Add settings that affect neither training nor speed only if nothing else distinguishes the groups. Append the folder
+    if no setting does.
+    """
+    paths = find_differing_settings(groups)
+    leading = [path for path in _LEADING_SETTINGS if path in paths]
+    others = sorted((path for path in paths if path not in leading), key=lambda path: _sort_key(path, groups))
+    informative = [*leading, *(path for path in others if not path.startswith(_MINOR_SETTINGS))]
+    minor = [path for path in others if path.startswith(_MINOR_SETTINGS)]
+    # Add minor settings one by one until the names are distinct.
+    for num_minor in range(len(minor) + 1):
+        names = _build_names(groups, [*informative, *minor[:num_minor]])
+        if _are_distinct(names):
+            return names
+    pairs = zip(names, folders, strict=True)
+    return [f"{clean_text(name, max(16, 77 - len(folder)))} ({folder})" if name else folder for name, folder in pairs]
+
+
+def _sort_key(path: str, groups: Sequence[Mapping[str, str]]) -> tuple[bool, bool, bool]:
+    # The most informative first, then settings of all groups, minor ones last.
+    return (
+        path.startswith(_MINOR_SETTINGS),
+        path not in _PRIORITY_SETTINGS,
+        any(path not in settings for settings in groups),
+    )
+
+
+def _setting_text(path: str, settings: Mapping[str, str], groups: Sequence[Mapping[str, str]]) -> str:
+    """Return the label of a setting, or of its alternative: `train.steps=14` for `train.epochs=auto`."""
+    if settings.get(path) != _AUTO:
+        return _setting_label(path, settings.get(path, ""))
+    section = path.rpartition(".")[0]
+    for other, value in settings.items():
+        if other.rpartition(".")[0] == section and value != _AUTO and _is_alternative(other, path, groups):
+            return _setting_label(other, value)
+    return _setting_label(path, _AUTO)
+
+
+def _is_alternative(other: str, path: str, groups: Sequence[Mapping[str, str]]) -> bool:
+    # In all groups, exactly one of the two is auto.
+    return all((settings.get(other) == _AUTO) != (settings.get(path) == _AUTO) for settings in groups)
+
+
+def _build_names(groups: Sequence[Mapping[str, str]], paths: Sequence[str]) -> list[str]:
+    rest = [path for path in paths if path != _WARMUP_SETTING]
+    bare = [tuple(settings.get(path) for path in rest) for settings in groups]
+    lengths = {settings.get(_WARMUP_SETTING, "") for settings in groups} - set(_ZERO_WARMUPS)
+    names = []
+    for settings, same in zip(groups, bare, strict=True):
+        # Name the absence of warm-up only if another group differs in nothing else.
+        names_absence = bare.count(same) > 1
+        labels = [
+            _warmup_text(settings.get(_WARMUP_SETTING, ""), is_only=len(lengths) == 1, names_absence=names_absence)
+            if path == _WARMUP_SETTING
+            else _setting_text(path, settings, groups)
+            for path in paths
+        ]
+        # Name an absent field, such as one of a section that is off, only if nothing else names the group.
+        present = [label for label in labels if not label.startswith("no ")] or labels
+        names.append(clean_text(", ".join(filter(None, dict.fromkeys(present))).replace(", with", " with"), 100))
+    return names
+
+
+def _warmup_text(length: str, *, is_only: bool, names_absence: bool) -> str:
+    """Return the label of a warm-up; `is_only` says that it has one length in all groups."""
+    if length in _ZERO_WARMUPS:
+        return "without warm-up" if names_absence else ""
+    return "with warm-up" if is_only else f"with {length} of warm-up"
+
+
+def _setting_label(path: str, value: str) -> str:
+    match path:
+        case "data.batch_size":
+            return f"batch {value}"
+        case "ranks":
+            return f"{value} rank" if value == "1" else f"{value} ranks"
+        case "model.name" | "train.precision" | "optim.name" | "device":
+            return value
+        case "optim.lr" | "torch" | "paceline":
+            return f"{path.removeprefix('optim.')} {value}"
+        case _:
+            return f"{path}={value}" if value else f"no {path}"
+
+
+def _are_distinct(names: Sequence[str]) -> bool:
+    return all(names) and len(set(names)) == len(names)
+
+
+def _is_plain_yaml(events: Iterable[object]) -> bool:
+    from ruamel.yaml.events import CollectionEndEvent, CollectionStartEvent
+
+    depth = 0
+    for event in events:
+        depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
+        if depth > _MAX_DEPTH or getattr(event, "anchor", None) is not None:
+            return False
+    return True
+
+
+def _flatten(values: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, str]]:
+    for key, value in values.items():
+        path = _shorten_path(f"{prefix}{key}")
+        if isinstance(value, dict) and value:
+            yield from _flatten(value, f"{path}.")
+        else:
+            yield path, _value_text(value)
+
+
+def _shorten_path(path: str) -> str:
+    # Cut a long path, with a digest that keeps it unique.
+    # Cut while reading, since the name of a section is a prefix of all its fields.
+    if len(path) <= _MAX_SETTING_CHARS:
+        return clean_text(path)
+    return f"{clean_text(path, _MAX_SETTING_CHARS)} {sha256(path.encode(errors='surrogatepass')).hexdigest()[:8]}"
+
+
+def _value_text(value: Any) -> str:
+    # Uncut: the value distinguishes runs.
+    return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
+
+
+def format_setting(value: str | None) -> str:
+    """Return a setting for display, `-` if the recipe lacks it."""
+    return "-" if value is None else clean_text(value, _MAX_SETTING_CHARS)
+
+
+# `sha256` of the file and `package` of each plugin by import path, as far as known.
+PluginCode = Mapping[str, Mapping[str, str]]
+_VERSION_KEYS: Final = ("sha256", "package")
+# Enough of a SHA-256 for a reader to tell two files apart.
+_DIGEST_CHARS: Final = 8
+_MAX_NAME_CHARS: Final = 80
+
+
+def read_plugin_code(recorded: object) -> PluginCode:
+    """Return the plugins recorded in a result or checkpoint (`plugins_of`); ignore invalid records."""
+    plugins = recorded.items() if isinstance(recorded, Mapping) else ()
+    return {
+        str(name): {what: each[what] for what in _VERSION_KEYS if isinstance(each.get(what), str) and each[what]}
+        for name, each in plugins
+        if isinstance(each, Mapping)
+    }
+
+
+def describe_mixed_code(runs: Sequence[tuple[str, PluginCode]]) -> str:
+    """Return the plugins whose code differs between the runs of a group, given by name, or "".
+
+    A run that has not recorded a plugin counts as having the same code.
+    """
+    return _join_names(_mixed_versions(plugin, runs) for plugin in _plugin_names(code for _, code in runs))
+
+
+def describe_other_code(runs: Sequence[PluginCode], reference: Sequence[PluginCode]) -> str:
+    """Return the plugins whose code no run shares with those of `reference`, or ""."""
+    return _join_names(_other_version(plugin, runs, reference) for plugin in _plugin_names([*runs, *reference]))
+
+
+def _mixed_versions(plugin: str, runs: Sequence[tuple[str, PluginCode]]) -> str:
+    for aspect in _VERSION_KEYS:
+        names: dict[str, list[str]] = {}
+        for name, code in runs:
+            for value in _known_values(plugin, aspect, [code]):
+                names.setdefault(value, []).append(name)
+        if len(names) > 1:
+            each = [f"{_format_version(aspect, value)} in {join_few(run_names)}" for value, run_names in names.items()]
+            return f"{clean_text(plugin, _MAX_NAME_CHARS)} ({join_few(each, '; ')})"
+    return ""
+
+
+def _other_version(plugin: str, runs: Sequence[PluginCode], reference: Sequence[PluginCode]) -> str:
+    for aspect in _VERSION_KEYS:
+        ours, theirs = _known_values(plugin, aspect, runs), _known_values(plugin, aspect, reference)
+        if ours and theirs and not set(ours) & set(theirs):
+            return f"{clean_text(plugin, _MAX_NAME_CHARS)} ({_format_version(aspect, ours[0])} against {_format_version(aspect, theirs[0])})"
+    return ""
+
+
+def _plugin_names(codes: Iterable[PluginCode]) -> list[str]:
+    return list(dict.fromkeys(plugin for code in codes for plugin in code))
+
+
+def _known_values(plugin: str, aspect: str, codes: Sequence[PluginCode]) -> list[str]:
+    return list(dict.fromkeys(code[plugin][aspect] for code in codes if aspect in code.get(plugin, ())))
+
+
+def _format_version(aspect: str, value: str) -> str:
+    return clean_text(f"sha256 {value[:_DIGEST_CHARS]}" if aspect == "sha256" else value, _MAX_NAME_CHARS)
+
+
+def _join_names(names: Iterator[str]) -> str:
+    return join_few([name for name in names if name])

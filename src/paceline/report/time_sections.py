@@ -1,0 +1,427 @@
+"""Report sections on time: wall clock, stages of a step, data loading, ranks and probes."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from paceline.core.results import (
+    AccountResult,
+    CommunicationResult,
+    HostToDeviceResult,
+    LoaderResult,
+    RankResult,
+    RunResult,
+    StragglerResult,
+)
+from paceline.core.units import count, flops, milliseconds, number, seconds, share, size
+from paceline.report import cells
+from paceline.report import cells as parts
+from paceline.report.document import (
+    BarSegment,
+    Block,
+    KeyValueList,
+    PageSection,
+    Paragraph,
+    StackedBar,
+    Table,
+    TableCell,
+    TableColumn,
+)
+from paceline.report.read_run import RunData, find_setting
+from paceline.report.text import clean_text, finite_or_none
+
+_UNFINISHED_NOTE = "The run has not finished: its time is attributed at its end."
+
+
+def time_section(run: RunData) -> PageSection:
+    """Return the breakdown of the wall clock, and the stages of a step."""
+    result = run.result
+    if result is None:
+        return PageSection("time", "Where the time went", [cells.missing_paragraph(_UNFINISHED_NOTE)])
+    return PageSection("time", "Where the time went", [*_wall_clock_blocks(result), *_stage_blocks(result)])
+
+
+def loader_section(run: RunData) -> PageSection:
+    """Return the work and timing of the data loader."""
+    result = run.result
+    if result is None or result.loader is None:
+        why = _explain_no_loader(run)
+        return PageSection(
+            "loader", "Data loading", [cells.missing_paragraph(f"The data loader was not measured: {why}.")]
+        )
+    return PageSection("loader", "Data loading", _loader_blocks(result.loader))
+
+
+def _wall_clock_blocks(result: RunResult) -> list[Block]:
+    account = result.account
+    if account is None or account.wall_s <= 0:
+        return [_no_account_note(result), _phase_times(result)]
+    pieces = _wall_clock_parts(account, result)
+    bar = StackedBar(
+        f"One process of rank 0, {seconds(account.wall_s)} from its start to its end",
+        [BarSegment(parts.stage_label(key), max(0.0, each_s) / account.wall_s, seconds(each_s), parts.stage_colour(key))
+         for key, each_s in pieces if each_s > 0],
+        ["0 s", seconds(account.wall_s / 2), seconds(account.wall_s)],
+        f"attributed {share(account.explained)}",
+    )  # fmt: skip
+    return [bar, _wall_clock_table(account)]
+
+
+def _wall_clock_parts(account: AccountResult, result: RunResult) -> list[tuple[str, float]]:
+    # In chronological order.
+    stages = [(name, stage.host_s) for name, stage in result.stages.items()]
+    before = [("start_up", account.start_up_s), ("compile", account.compile_s), ("warmup", account.warmup_s)]
+    after = [("finish", account.finish_s), ("closing", account.closing_s), ("residual", account.residual_s)]
+    return [*before, *stages, *account.pauses.items(), *after]
+
+
+def _wall_clock_table(account: AccountResult) -> Table:
+    pieces = [("start_up", account.start_up_s), ("compile", account.compile_s), ("warmup", account.warmup_s)]
+    pieces += [("stages", account.stages_s), *account.pauses.items()]
+    pieces += [("finish", account.finish_s), ("closing", account.closing_s), ("residual", account.residual_s)]
+    shown = [(key, each_s) for key, each_s in pieces if each_s or key in ("stages", "residual")]
+    rows = [_part_row(key, each_s, account) for key, each_s in shown]
+    total = [TableCell("wall clock"), cells.seconds_cell(account.wall_s), cells.share_cell(1.0)]
+    columns = [TableColumn("part", is_number=False), TableColumn("time"), TableColumn("share of the wall clock")]
+    return Table("The whole process", columns, [*rows, total], has_sum=True)
+
+
+def _part_row(key: str, each_s: float, account: AccountResult) -> list[TableCell]:
+    name = f"stages of {count(account.counted_steps, 'step')}" if key == "stages" else parts.stage_label(key)
+    swatch = "c-stages" if key == "stages" else parts.stage_colour(key)
+    return [
+        TableCell(name, swatch=swatch),
+        cells.seconds_cell(each_s),
+        cells.share_cell(each_s / account.wall_s, bar=True),
+    ]
+
+
+def _no_account_note(result: RunResult) -> Paragraph:
+    why = (
+        f"the result has schema version {result.schema_version}, which recorded no attribution"
+        if result.stages
+        else "clock off"
+    )
+    return cells.missing_paragraph(f"The wall clock is not attributed: {why}.")
+
+
+def _phase_times(result: RunResult) -> KeyValueList:
+    times = result.time
+    rows = [("wall clock", times.wall_s), ("start-up", times.startup_s), ("training", times.train_s)]
+    rows += [(parts.stage_label("evaluate"), times.eval_s), (parts.stage_label("checkpoint"), times.checkpoint_s)]
+    return KeyValueList([(name, cells.seconds_cell(each_s)) for name, each_s in rows])
+
+
+def _stage_blocks(result: RunResult) -> list[Block]:
+    stages = result.stages
+    shares = sum(stage.share for stage in stages.values())
+    if not stages or shares <= 0:
+        return [cells.missing_paragraph("No step was counted: measure.clock is off, or all steps were warm-up.")]
+    wall_s = sum(stage.host_s for stage in stages.values()) / shares
+    steps = result.account.counted_steps if result.account is not None else 0
+    each = f", {milliseconds(wall_s / steps)}: the mean of {count(steps, 'counted step')}" if steps else ""
+    drawn = [(key, stage.host_s / wall_s, stage.host_s) for key, stage in stages.items()]
+    drawn.append(("residual", 1 - shares, (1 - shares) * wall_s))
+    bar = StackedBar(
+        f"One step of rank 0{each}",
+        [BarSegment(parts.stage_label(key), each_share, milliseconds(each_s / steps) if steps else share(each_share),
+              parts.stage_colour(key))
+         for key, each_share, each_s in drawn if each_share > 0],
+        [milliseconds(fraction * wall_s / steps) for fraction in (0.0, 0.5, 1.0)]
+        if steps
+        else ["0 %", "50 %", "100 %"],
+        has_legend=False,
+    )  # fmt: skip
+    return [bar, _stage_table(result, wall_s, steps), *_host_to_device_blocks(result.host_to_device)]
+
+
+def _host_to_device_blocks(copy: HostToDeviceResult | None) -> list[Block]:
+    # Results of older versions have no copies.
+    if copy is None:
+        return []
+    rows = [("from the host", cells.text_cell(copy))]
+    if copy.bytes_per_s is not None and copy.copy_s is not None:
+        rate = TableCell(f"{number(copy.bytes_per_s / 1e9)} GB/s", copy.bytes_per_s)
+        rows += [
+            ("copied per step", cells.bytes_cell(copy.copied_bytes)),
+            ("copying", cells.milliseconds_cell(copy.copy_s)),
+        ]
+        rows.append(("rate", rate))
+    return [KeyValueList(rows, "Host-to-device copies")]
+
+
+def _stage_table(result: RunResult, wall_s: float, steps: int) -> Table:
+    # Device times are shown only if they differ from host times.
+    has_device = any(stage.device_s != stage.host_s for stage in result.stages.values())
+    titles = ["host", *(["device"] if has_device else []), *(["host per step"] if steps else []), "share of a step"]
+    covered = sum(stage.share for stage in result.stages.values())
+    timed = [(key, stage.host_s, stage.device_s, stage.share) for key, stage in result.stages.items()]
+    rows = []
+    for key, host_s, device_s, each_share in [*timed, ("residual", (1 - covered) * wall_s, None, 1 - covered)]:
+        device = [TableCell("") if device_s is None else cells.seconds_cell(device_s)] if has_device else []
+        a_step = [cells.milliseconds_cell(host_s / steps)] if steps else []
+        name = TableCell(parts.stage_label(key), swatch=parts.stage_colour(key))
+        rows.append([name, cells.seconds_cell(host_s), *device, *a_step, cells.share_cell(each_share, bar=True)])
+    return Table(
+        "Stages of the counted steps", [TableColumn("stage", is_number=False), *map(TableColumn, titles)], rows
+    )
+
+
+def _explain_no_loader(run: RunData) -> str:
+    if run.result is None:
+        return "the run has not finished"
+    is_off = find_setting(run.recipe, "measure", "clock") == "off"
+    return (
+        "measure.clock is off"
+        if is_off
+        else "this version of paceline did not measure it, or the loader has no statistics"
+    )
+
+
+def _loader_blocks(result: LoaderResult) -> list[Block]:
+    made = max(result.images, 1)
+    workers = count(result.workers, "worker") if result.workers else "the rank itself"
+    note = (
+        "The rank loads data between its steps, so these seconds are its data wait in detail. "
+        "Do not add them to the table above."
+    )
+    if result.workers:
+        note = "All workers run concurrently with the steps. Do not add these seconds to the table above."
+    made_by = (
+        f"{workers[0].upper()}{workers[1:]} made {result.batches:,} batches of {count(result.images, 'image')} in all."
+    )
+    sentence = f"{made_by} {note}"
+    work = {"read": result.read_s, "decode": result.decode_s, "augment": result.augment_s, "collate": result.collate_s}
+    total_s = sum(work.values()) or 1.0
+    rows = [
+        [TableCell(name), cells.seconds_cell(each_s), cells.share_cell(each_s / total_s, bar=True),
+         cells.seconds_cell(each_s / made)]
+        for name, each_s in work.items()
+    ]  # fmt: skip
+    columns = [
+        TableColumn("work", is_number=False),
+        TableColumn("all workers"),
+        TableColumn("share of the work"),
+        TableColumn("per image"),
+    ]
+    busy = [] if result.busy is None else [("workers busy", cells.share_cell(result.busy))]
+    facts = [
+        ("the rank waited", cells.seconds_cell(result.wait_s)),
+        ("batches that were ready", TableCell(share(result.ready), result.ready)),
+        ("queue depth, mean", TableCell(number(result.queue_depth), result.queue_depth)),
+        *busy,
+        ("read from the source", TableCell(f"{size(result.bytes_read)}, {size(result.bytes_read / made)} per image",
+                                      result.bytes_read)),
+        ("pixels produced", TableCell(f"{size(result.bytes_made)}, {size(result.bytes_made / made)} per image",
+                                  result.bytes_made)),
+    ]  # fmt: skip
+    return [Paragraph(sentence), Table("Work of the loader, concurrent", columns, rows), KeyValueList(facts)]
+
+
+_NUM_OPEN_RANKS = 16
+
+
+def ranks_section(run: RunData) -> PageSection:
+    """Return communication, ranks and straggler, or why there are none."""
+    result = run.result
+    title = "Communication and ranks"
+    if result is None:
+        return PageSection(
+            "ranks", title, [cells.missing_paragraph("The run has not finished: its ranks are compared at its end.")]
+        )
+    if result.world_size == 1:
+        return PageSection(
+            "ranks",
+            title,
+            [cells.missing_paragraph("The run had one rank: there was no communication and no straggler.")],
+        )
+    blocks: list[Block] = []
+    if result.communication is None:
+        blocks.append(cells.missing_paragraph("Communication was not measured (set measure.clock=on and use ddp)."))
+    else:
+        blocks += _communication_blocks(_profiled_communication(run) or result.communication)
+    if result.straggler is not None:
+        blocks.append(_straggler_paragraph(result.straggler))
+    blocks += [_rank_table(result.ranks, on_gpu=result.provenance.get("device") == "cuda")] if result.ranks else []
+    return PageSection("ranks", title, blocks)
+
+
+def _profiled_communication(run: RunData) -> CommunicationResult | None:
+    # `paceline profile` times buckets in a run of their own, and combines that with its base run.
+    try:
+        result = CommunicationResult.model_validate((run.profile or {}).get("communication"))
+    except ValueError:
+        return None
+    return result if result.buckets else None
+
+
+def _communication_blocks(result: CommunicationResult) -> list[Block]:
+    facts = [
+        (
+            "exposed",
+            TableCell(f"{milliseconds(result.exposed_s)} per step, {share(result.share)} of it", result.exposed_s),
+        ),
+    ]
+    if result.wire_s is not None:
+        facts.append(("on the wire", TableCell(f"{milliseconds(result.wire_s)} per step", result.wire_s)))
+    if result.overlap is not None:
+        facts.append(("hidden behind backward", TableCell(f"{share(result.overlap)} of that", result.overlap)))
+    if result.bytes is not None:
+        facts.append(("sent", TableCell(f"{size(result.bytes)} per step and rank", result.bytes)))
+    if result.bytes is not None and result.wire_s:
+        rate = result.bytes / result.wire_s
+        facts.append(("rate on the wire", TableCell(f"{size(rate)}/s", rate)))
+    blocks: list[Block] = [KeyValueList(facts)]
+    if not result.buckets:
+        note = (
+            "Exposed time is the time per step spent waiting for gradients. "
+            "Set measure.communication=on to time each bucket."
+        )
+        return [*blocks, cells.missing_paragraph(note)]
+    rows = [
+        [cells.count_cell(index), cells.bytes_cell(each.bytes), cells.milliseconds_cell(each.ready_s),
+         cells.milliseconds_cell(each.wire_s), TableCell(f"{size(each.bytes / each.wire_s)}/s") if each.wire_s else TableCell(""),
+         cells.count_cell(each.n)]
+        for index, each in enumerate(result.buckets)
+    ]  # fmt: skip
+    titles = ("bucket", "bytes", "ready after", "on the wire", "rate", "steps")
+    table = Table(
+        "Buckets of gradients, means", [TableColumn(each) for each in titles], rows, _NUM_OPEN_RANKS, "all buckets"
+    )
+    return [*blocks, table]
+
+
+def _straggler_paragraph(result: StragglerResult) -> Paragraph:
+    lost = f"Waiting for the straggler costs {milliseconds(result.lost_s)} per step, {share(result.share)} of it."
+    if result.rank is None:
+        often = f"in {share(result.late_steps)} of the steps" if result.late_steps else ""
+        return Paragraph(" ".join(filter(None, [lost, "The straggler changes from step to step", often])) + ".")
+    where = f", mostly in {parts.stage_label(result.stage)}" if result.stage else ""
+    return Paragraph(
+        f"{lost} The straggler is rank {result.rank}, {milliseconds(result.late_s)} later than the others{where}."
+    )
+
+
+def _rank_table(results: Sequence[RankResult], *, on_gpu: bool) -> Table:
+    stages = list(dict.fromkeys(name for each in results for name, each_s in each.stages.items() if each_s))
+    rows = [
+        [cells.count_cell(each.rank), _milliseconds_cell(each.step_s), _milliseconds_cell(each.late_s),
+         *(_milliseconds_cell(each.stages[name]) if name in each.stages else TableCell("") for name in stages)]
+        for each in results
+    ]  # fmt: skip
+    titles = ["rank", "per step", "late by", *map(parts.stage_label, stages)]
+    clock = "; stages by the device's clock" if on_gpu else ""
+    title = f"Ranks: mean ms per step{clock}"
+    return Table(title, [TableColumn(each) for each in titles], rows, _NUM_OPEN_RANKS, f"all {len(results):,} ranks")
+
+
+def _milliseconds_cell(value_s: float) -> TableCell:
+    return TableCell(number(round(1000 * value_s, 4)), value_s)
+
+
+_COST_LABELS: Final[dict[str, tuple[str, Callable[[float], str]]]] = {
+    "parameters": ("parameters", number),
+    "flops_per_image": ("FLOPs per image, forward and backward", flops),
+    "achieved_flops_per_s": ("achieved", lambda value: f"{flops(value)}/s"),
+    "peak_flops_per_s": ("peak", lambda value: f"{flops(value)}/s"),
+    "roofline_images_per_s": ("ceiling of the roofline", lambda value: f"{number(value)} images/s"),
+}
+_SHARE_LABELS: Final = {"mfu": "share of the peak (MFU)", "roofline_share": "share of the roofline"}
+
+
+def profile_section(run: RunData) -> PageSection | None:
+    """Return probes, ceilings and cost; None if the run was not profiled."""
+    if not run.profile:
+        return None
+    recorded = run.profile  # of any version: use the keys that are present
+    blocks = [
+        *_probe_blocks(recorded),
+        *_ceiling_blocks(recorded.get("ceilings")),
+        *_cost_blocks(recorded.get("cost")),
+        *_skipped_probes(recorded),
+    ]
+    nothing = cells.missing_paragraph("profile.json has no known fields.")
+    return PageSection("profile", "What would be faster", blocks or [nothing])
+
+
+def _probe_blocks(profile: dict[str, Any]) -> list[Block]:
+    probes = _only_objects(profile.get("probes"))
+    if not probes:
+        return []
+    sentence = "Each probe repeats the run with one part of its work removed. The ratio shows the cost of that part."
+    columns = [
+        TableColumn("run", is_number=False),
+        TableColumn("free", is_number=False),
+        TableColumn("images/s"),
+        TableColumn("range"),
+    ]
+    columns += [TableColumn("ratio"), TableColumn("recipe patch", is_number=False)]
+    base = profile.get("base")
+    first = [{**base, "name": "base", "explains": "nothing", "ratio": 1.0}] if isinstance(base, dict) else []
+    rows = [_probe_row(each) for each in [*first, *probes[:50]]]
+    return [Paragraph(sentence), Table("Probes", columns, rows)]
+
+
+def _probe_row(probe: dict[str, Any]) -> list[TableCell]:
+    ratio = finite_or_none(probe.get("ratio"))
+    times = "" if ratio is None else f"{ratio:.2f}x{_format_range(probe.get('ratio_spread'), '.2f')}"
+    return [
+        cells.text_cell(probe.get("name", "")),
+        cells.text_cell(probe.get("explains", ""), 300),
+        cells.number_cell(finite_or_none(probe.get("images_per_s"))),
+        TableCell(_format_range(probe.get("spread"), ",.0f").strip(" ()")),
+        TableCell(times, ratio),
+        TableCell(_format_patch(probe.get("patch")), is_code=True),
+    ]
+
+
+def _format_range(spread: object, spec: str) -> str:
+    ends = [finite_or_none(each) for each in spread] if isinstance(spread, list) else []
+    if len(ends) != 2 or ends[0] is None or ends[1] is None:
+        return ""
+    return f" ({ends[0]:{spec}} to {ends[1]:{spec}})"
+
+
+def _skipped_probes(profile: dict[str, Any]) -> list[Block]:
+    rows = [[cells.text_cell(each.get("name", "")), cells.text_cell(each.get("reason", ""), 300)]
+            for each in _only_objects(profile.get("left_out"))[:50]]  # fmt: skip
+    columns = [TableColumn("probe", is_number=False), TableColumn("reason", is_number=False)]
+    return [Table("Not measured", columns, rows)] if rows else []
+
+
+def _only_objects(values: object) -> list[dict[str, Any]]:
+    return [each for each in values if isinstance(each, dict)] if isinstance(values, list) else []
+
+
+def _format_patch(patch: object) -> str:
+    match patch:
+        case None:
+            return ""
+        case dict():
+            return clean_text(" ".join(f"{key}={value}" for key, value in patch.items()), 300)
+        case list():
+            return clean_text(" ".join(str(each) for each in patch), 300)
+        case _:
+            return clean_text(patch, 300)
+
+
+def _ceiling_blocks(ceilings: object) -> list[Block]:
+    if not isinstance(ceilings, dict):
+        return []
+    values = [(clean_text(key).replace("_", " "), finite_or_none(value)) for key, value in list(ceilings.items())[:20]]
+    rows = [(name, TableCell(f"{value:.2f}x", value)) for name, value in values if value is not None]
+    return [KeyValueList(rows, "Ceilings: maximum speed-up")] if rows else []
+
+
+def _cost_blocks(cost: object) -> list[Block]:
+    if not isinstance(cost, dict):
+        return []
+    rows: list[tuple[str, TableCell]] = []
+    for key, (name, format_value) in _COST_LABELS.items():
+        value = finite_or_none(cost.get(key))
+        if value is not None:
+            rows.append((name, TableCell(format_value(value), value)))
+    shares = [(name, finite_or_none(cost.get(key))) for key, name in _SHARE_LABELS.items()]
+    rows += [(name, TableCell(share(value), value)) for name, value in shares if value is not None]
+    if isinstance(cost.get("peak_source"), str) and cost["peak_source"]:
+        rows.append(("source of the peak", cells.text_cell(cost["peak_source"], 300)))
+    return [KeyValueList(rows, "Arithmetic")] if rows else []

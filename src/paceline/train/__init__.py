@@ -1,1 +1,0 @@
-"""The trainer: `run` composes a run, `engine` holds the loop."""

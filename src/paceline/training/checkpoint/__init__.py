@@ -1,0 +1,41 @@
+"""Save and load checkpoints. A run can be killed at any moment and resumes from the newest one."""
+
+from paceline.training.checkpoint.format import (
+    FORMAT_VERSION,
+    Snapshot,
+    find_damage,
+    load_tensor_group,
+    read_state,
+    verify_checkpoint,
+)
+from paceline.training.checkpoint.state_dict import (
+    ShardLike,
+    load_model,
+    load_model_tensors,
+    load_optimizer,
+    model_tensors,
+    optimizer_tensors,
+    weights_sha256,
+)
+from paceline.training.checkpoint.storage import CheckpointStorage, KeepPolicy
+from paceline.training.checkpoint.writer import FileCheckpointWriter, FinalSave
+
+__all__ = [
+    "FORMAT_VERSION",
+    "CheckpointStorage",
+    "FileCheckpointWriter",
+    "FinalSave",
+    "KeepPolicy",
+    "ShardLike",
+    "Snapshot",
+    "find_damage",
+    "load_model",
+    "load_model_tensors",
+    "load_optimizer",
+    "load_tensor_group",
+    "model_tensors",
+    "optimizer_tensors",
+    "read_state",
+    "verify_checkpoint",
+    "weights_sha256",
+]

@@ -1,0 +1,271 @@
+"""Hold the recipe, world, device, datasets and plan of a run, and create the components that depend on all of them."""
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from paceline.core.dataset import Datasets, Source, Split
+from paceline.core.errors import RecipeError
+from paceline.core.host import rank_cores
+from paceline.core.results import BatchNormCheck
+from paceline.core.world import World
+from paceline.data.augment.build import DeviceTransforms, build_device_transforms
+from paceline.data.loaders.build import Loader, LoaderOptions, build_eval_loader, build_train_loader
+from paceline.data.loaders.choose import LoaderChoice, choose_loader
+from paceline.data.loaders.process import BATCHES_PER_WORKER
+from paceline.data.loaders.replay import NUM_REPLAYED_BATCHES, ReplayLoader, keep_on_host
+from paceline.data.order import EvalShard, TrainOrder
+from paceline.data.transfer import DeviceTransfer
+from paceline.data.worker_limits import check_worker_limits, estimate_batch_bytes
+from paceline.measure.clock import now_s
+from paceline.models.build import build_model
+from paceline.models.freeze import set_training_mode
+from paceline.models.layers import fit_to_data, needs_data
+from paceline.models.validate import choose_memory_format
+from paceline.parallel.strategy import Strategy
+from paceline.parallel.sync_batch_norm import convert_sync_batch_norm
+from paceline.recipe.plan import Plan, resolve_batch, workers_outwaited_by_timeout
+from paceline.recipe.schema import Recipe
+from paceline.training.coordinator import BadImageRegistry
+from paceline.training.ema import WeightAverage
+from paceline.training.evaluator import (
+    BatchNormChecker,
+    ModelEvaluator,
+    NoBadImages,
+    SplitEvaluator,
+    build_eval_views,
+    never_stop,
+)
+from paceline.training.precision import Precision, build_precision, set_numerics
+
+_IMAGES_TO_CHECK = 512
+"""Training images per rank for the check of BatchNorm's statistics; the standard error is at most 2 points."""
+_IMAGES_TO_FIT = 5000
+"""Training images that data-dependent layers are fitted to, as in airbench (arXiv 2404.00498)."""
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """Recipe, world, device, datasets and plan of a run.
+
+    `exit_stack` closes the loaders that are created here. `memory_format` is that of images and filters.
+    """
+
+    recipe: Recipe
+    world: World
+    device: torch.device
+    datasets: Datasets
+    plan: Plan
+    loader_choice: LoaderChoice
+    exit_stack: contextlib.ExitStack
+    memory_format: torch.memory_format = torch.channels_last
+
+    @classmethod
+    def derive(
+        cls,
+        recipe: Recipe,
+        world: World,
+        device: torch.device,
+        datasets: Datasets,
+        exit_stack: contextlib.ExitStack,
+        train_ranks: int | None = None,
+    ) -> "RunContext":
+        """Return the context for training on `train_ranks` ranks, by default those of the world."""
+        recipe = resolve_batch(recipe, train_ranks or world.world_size)
+        plan = Plan.derive(recipe, train_ranks or world.world_size, datasets.train.info, datasets.val.info)
+        free_bytes = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
+        cores = rank_cores(world)
+        choice = choose_loader(recipe.data, datasets.train, device=device.type, cores=cores, free_bytes=free_bytes)
+        layout = choose_memory_format(recipe.model, device, num_classes=plan.num_classes, channels=plan.channels)
+        parts = cls(recipe, world, device, datasets, plan, choice, exit_stack, layout)
+        return parts.with_notes(choice.note, workers_outwaited_by_timeout(recipe, choice.workers))
+
+    def with_notes(self, *notes: str | None) -> "RunContext":
+        """Return a copy whose plan has the given `notes` too, empty ones left out."""
+        more = (note for note in notes if note)
+        return replace(self, plan=replace(self.plan, notes=(*self.plan.notes, *more)))
+
+    @property
+    def augment_location(self) -> str | None:
+        """Where whole batches are augmented: `host`, `device`, or None without augmentation."""
+        if not self.recipe.data.augment:
+            return None
+        return "device" if self._loader_options.on_device else "host"
+
+    def check_worker_limits(self) -> None:
+        """Raise `WorldError` if the node has no room for the batches that worker processes prefetch."""
+        plan, local_ranks = self.plan, self.world.local_world_size
+        train = estimate_batch_bytes(plan.rank_batch, plan.channels, max(size for _, size in plan.train_sizes))
+        evaluated = estimate_batch_bytes(plan.eval_batch, plan.channels, plan.eval_image_size)
+        processes = self.loader_choice.workers if self.loader_choice.loader == "processes" else 0
+        check_worker_limits(processes, BATCHES_PER_WORKER, train + evaluated, local_ranks)
+
+    def create_precision(self) -> Precision:
+        """Return the precision of the run, and set the GPU's numeric flags to match."""
+        train = self.recipe.train
+        if train.cudnn_benchmark == "on" and self.device.type != "cuda":
+            raise RecipeError("train.cudnn_benchmark: on has no effect on a CPU (set train.cudnn_benchmark=auto)")
+        has_one_size = len(self.plan.train_sizes) == 1
+        benchmark = has_one_size if train.cudnn_benchmark == "auto" else train.cudnn_benchmark == "on"
+        set_numerics(train.precision, self.device, benchmark=benchmark)
+        return build_precision(train.precision, self.device)
+
+    def create_model(self, precision: Precision, *, is_new: bool) -> nn.Module:
+        """Return the model on the device in training mode, with weights that depend on the recipe's seed alone.
+
+        A new model with data-dependent layers is fitted to training images; otherwise the weights come from a
+        checkpoint.
+        """
+        torch.manual_seed(self.recipe.seed)
+        model = build_model(self.recipe.model, num_classes=self.plan.num_classes, channels=self.plan.channels)
+        if is_new and needs_data(model):
+            fit_to_data(model, self._read_images_to_fit())
+        precision.cast_model(model)
+        model.to(self.device)
+        if self.recipe.model.norm == "sync_batch":
+            model = convert_sync_batch_norm(model, self.device)
+        set_training_mode(
+            self.recipe.model, model, self.plan.num_classes
+        )  # after `convert_sync_batch_norm`, which replaces the norms
+        return model.to(memory_format=self.memory_format)
+
+    @property
+    def mean_and_std(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Mean and standard deviation per channel of pixels in [0, 1], used to normalize both splits."""
+        data, info = self.recipe.data, self.datasets.train.info
+        return (info.mean if data.mean == "auto" else data.mean, info.std if data.std == "auto" else data.std)
+
+    def create_transfer(self, dtype: torch.dtype, *, timed: bool = False) -> DeviceTransfer:
+        """Return the transfer that copies batches to the device and normalizes them to `dtype`; `timed` measures the
+        copies.
+        """
+        return self._create_transfer(self.device, dtype, timed=timed)
+
+    def create_train_loader(self, transfer: DeviceTransfer) -> Loader:
+        """Return the training loader of this rank, timed if `measure.clock` is on;
+
+        `transfer` is for batches kept on the
+        device.
+        """
+        plan, world, data = self.plan, self.world, self.recipe.data
+        order = TrainOrder(
+            self.recipe.seed,
+            plan.train_images,
+            plan.batch_size,
+            world.rank,
+            world.world_size,
+            is_random=data.order == "random",
+        )
+        options = replace(self._loader_options, clock=now_s if self.recipe.measure.clock == "on" else None)
+        loader = self._close_at_end(build_train_loader(data, self.datasets.train, order, plan.train_size, options))
+        if data.replay == "off":
+            return loader
+        return ReplayLoader(
+            loader, NUM_REPLAYED_BATCHES, transfer.to_device if data.replay == "device" else keep_on_host
+        )
+
+    def create_eval_loader(self, source: Source, num_images: int) -> tuple[Loader, int]:
+        """Return this rank's loader for an evaluation of `num_images` images of `source`, and its number of batches."""
+        plan, world = self.plan, self.world
+        shard = EvalShard(num_images, plan.eval_batch, world.rank, world.world_size, split_size=len(source))
+        loader = build_eval_loader(self.recipe.data, source, shard, plan.eval_image_size, self._loader_options)
+        return self._close_at_end(loader), shard.num_batches
+
+    def create_transforms(self, dtype: torch.dtype) -> DeviceTransforms:
+        """Return the device transforms, applied to batches after the transfer, in `dtype`."""
+        place = self.create_transfer(dtype)
+        return build_device_transforms(
+            self.recipe.data, place, self.plan.num_classes, on_device=self._loader_options.on_device
+        )
+
+    def create_evaluator(
+        self,
+        precision: Precision,
+        strategy: Strategy,
+        average: WeightAverage,
+        bad_images: BadImageRegistry | None = None,
+        should_stop: Callable[[], bool] = never_stop,
+    ) -> ModelEvaluator:
+        """Return the evaluator of this rank's shards.
+
+        It aborts once `should_stop` returns True on a rank. Without `bad_images` an unreadable image is an error.
+        """
+        plan, datasets = self.plan, self.datasets
+
+        def evaluator(split: Split, source: Source, num_images: int) -> SplitEvaluator:
+            collector = bad_images.for_split(split) if bad_images else NoBadImages()
+            split_evaluator = self._create_split_evaluator(precision, strategy, source, num_images)
+            return replace(split_evaluator, bad_images=collector, should_stop=should_stop)
+
+        val = replace(evaluator("val", datasets.val, plan.val_images), num_worst=self.recipe.log.worst)
+        if self.recipe.train.eval_train == "off":
+            return ModelEvaluator(val, average)
+        return ModelEvaluator(val, average, evaluator("train", datasets.train, min(plan.val_images, plan.train_images)))
+
+    def check_batch_norm(
+        self, precision: Precision, strategy: Strategy, average: WeightAverage, model: nn.Module
+    ) -> BatchNormCheck | None:
+        """Compare BatchNorm's running statistics with batch statistics on the evaluated weights; None without
+        BatchNorm. Collective.
+        """
+        # No worker processes: they would take longer to start than these few images take to decode.
+        source, plan, world = self.datasets.train, self.plan, self.world
+        num_images = min(_IMAGES_TO_CHECK * world.world_size, len(source))
+        shard = EvalShard(num_images, plan.eval_batch, world.rank, world.world_size, split_size=len(source))
+        options = LoaderOptions(workers=0, pin_memory=False)
+        loader = self._close_at_end(build_eval_loader(self.recipe.data, source, shard, plan.eval_image_size, options))
+        place = self.create_transfer(precision.dtype)
+        checker = BatchNormChecker(loader, shard.num_batches, place, precision, strategy, self.device)
+        with average.swapped():
+            return checker(model)
+
+    def _create_split_evaluator(
+        self, precision: Precision, strategy: Strategy, source: Source, num_images: int
+    ) -> SplitEvaluator:
+        loader, num_batches = self.create_eval_loader(source, num_images)
+        return SplitEvaluator(
+            loader=loader,
+            num_batches=num_batches,
+            num_images=num_images,
+            class_names=self.datasets.train.info.class_names,
+            transfer=self.create_transfer(precision.dtype),
+            precision=precision,
+            strategy=strategy,
+            device=self.device,
+            views=build_eval_views(self.recipe.data.eval_views),
+        )
+
+    def _close_at_end(self, loader: Loader) -> Loader:
+        """Close `loader` at the end of the run, and return it."""
+        return self.exit_stack.enter_context(contextlib.closing(loader))
+
+    def _read_images_to_fit(self) -> Tensor:
+        """Return a sample of normalized training images, float32 [N, C, H, W], the same on every rank."""
+        source, plan = self.datasets.train, self.plan
+        shard = EvalShard(min(_IMAGES_TO_FIT, len(source)), plan.eval_batch, split_size=len(source))
+        options = LoaderOptions(workers=0, pin_memory=False)
+        loader = build_eval_loader(self.recipe.data, source, shard, plan.image_size, options)
+        place = self._create_transfer(torch.device("cpu"), torch.float32)
+        return torch.cat([place.normalize(batch.images) for batch in loader.batches(0, shard.num_batches)])
+
+    def _create_transfer(self, device: torch.device, dtype: torch.dtype, *, timed: bool = False) -> DeviceTransfer:
+        return DeviceTransfer(device, dtype, *self.mean_and_std, self.memory_format, timed=timed)
+
+    @property
+    def _loader_options(self) -> LoaderOptions:
+        location = self.recipe.data.augment_on
+        on_device = self._is_gpu if location == "auto" else location == "device"
+        return LoaderOptions(
+            self.loader_choice.workers,
+            pin_memory=self._is_gpu,
+            on_device=on_device,
+            loader=self.loader_choice.loader,
+            device=self.device,
+        )
+
+    @property
+    def _is_gpu(self) -> bool:
+        return self.device.type == "cuda"

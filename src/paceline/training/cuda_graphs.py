@@ -1,0 +1,322 @@
+"""Capture the training step as a CUDA graph per batch shape, and replay it with one launch per step.
+
+A CUDA graph (https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-graphs) holds kernels and the addresses that
+they read and write. Whatever differs between steps is copied to these addresses before each replay: the batch, its
+draws, the learning rate and the EMA decay. Loss and gradients are checked after the replay, when the weights have
+already moved; a non-finite value then ends the run before they are evaluated or saved.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Any, Final, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.core.stages import CAPTURE, CAPTURED
+from paceline.core.world import World
+from paceline.data.batch import Batch
+from paceline.data.transfer import DeviceBatch
+from paceline.measure.clock import NullClock
+from paceline.recipe.schema import Recipe
+from paceline.training.nonfinite import StepValues
+from paceline.training.optim.build import keep_lr_on_device, reads_lr_on_device
+from paceline.training.precision import resolve_precision
+from paceline.training.state import TrainState
+from paceline.training.trainer import EagerStep, TrainStep
+
+
+class DeviceGraph(Protocol):
+    """Captured device work."""
+
+    def capture(self, work: Callable[[], Tensor]) -> Tensor:
+        """Call `work` to record its device work without running it; return its result, which each replay overwrites.
+
+        Raise `RuntimeError` if the work synchronizes with the device.
+        """
+        ...
+
+    def replay(self) -> None:
+        """Run the recorded work on the current contents of its inputs."""
+        ...
+
+
+class GraphPool(Protocol):
+    """Create graphs on one device that share memory, as they never run concurrently."""
+
+    def capture_stream(self) -> AbstractContextManager[None]:
+        """Return a context whose work runs on the capture stream, for warm-up."""
+        ...
+
+    def new_graph(self) -> DeviceGraph:
+        """Return an empty graph."""
+        ...
+
+
+class CudaGraphPool:
+    """CUDA graphs of the current device, captured on a separate stream.
+
+    The context `capture_stream` synchronizes with the current stream on both ends
+    (https://docs.pytorch.org/docs/stable/notes/cuda.html#whole-network-capture).
+    """
+
+    def __init__(self) -> None:
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._pool: Any = torch.cuda.graph_pool_handle()
+
+    @contextmanager
+    def capture_stream(self) -> Iterator[None]:
+        """Return a context whose work runs on the capture stream."""
+        current = torch.cuda.current_stream()
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            yield
+        current.wait_stream(self._stream)
+
+    def new_graph(self) -> DeviceGraph:
+        """Return an empty CUDA graph."""
+        return _CudaGraph(self._stream, self._pool)
+
+
+def build_graph_pool(device: torch.device) -> GraphPool | None:
+    """Return the graph pool of `device`, or None if it has no graphs."""
+    return CudaGraphPool() if device.type == "cuda" else None
+
+
+_FAILED_GRAPHS: list[Any] = []
+"""Graphs whose capture failed, kept alive: torch 2.11's pinned-memory allocator may still query their stream."""
+
+
+class _CudaGraph:
+    """A CUDA graph. Other threads, such as those that pin batches, may run during its capture."""
+
+    def __init__(self, stream: torch.cuda.Stream, pool: Any) -> None:
+        self._graph = torch.cuda.CUDAGraph()
+        self._stream = stream
+        self._pool = pool
+
+    def capture(self, work: Callable[[], Tensor]) -> Tensor:
+        """Call `work` on the capture stream; return its result."""
+        current = torch.cuda.current_stream()
+        try:
+            with torch.cuda.graph(self._graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+                return work()
+        except BaseException:
+            torch.cuda.set_stream(current)  # torch does not restore it if the end of a capture fails
+            self._clean_up_failed_capture()
+            raise
+
+    def replay(self) -> None:
+        """Launch the graph on the current stream."""
+        self._graph.replay()
+
+    def _clean_up_failed_capture(self) -> None:
+        """Clean up after a failed capture, as torch itself does from 2.13 on.
+
+        Before, the allocator considers the capture unfinished, so memory is never freed and `torch.cuda.empty_cache`
+        fails, and the device's generator refuses to draw; it gets a new state with the same sequence. Earlier graphs
+        keep the old one.
+        """
+        device = torch.cuda.current_device()
+        _FAILED_GRAPHS.append(self._graph)
+        with suppress(RuntimeError):
+            self._graph.reset()
+        with suppress(AttributeError, RuntimeError):  # already ended, memory already released
+            torch._C._cuda_endAllocateToPool(device, self._pool)
+            torch._C._cuda_releasePool(device, self._pool)
+        with suppress(RuntimeError):
+            generator, fresh = torch.cuda.default_generators[device], torch.Generator(f"cuda:{device}")
+            fresh.set_state(generator.get_state())
+            generator.graphsafe_set_state(fresh.graphsafe_get_state())
+
+
+EAGER_STEPS: Final = 3
+"""Eager steps per shape before the capture, as torch recommends. The first creates optimizer buffers, lets cuDNN and
+torch.compile choose kernels, and lets libraries allocate memory."""
+
+_Shapes = tuple[torch.Size, torch.Size, torch.Size]
+
+
+@dataclass(frozen=True)
+class _CapturedGraph:
+    """A graph, its input batch, and its outputs: float32 [3] of loss, is-finite flag and gradient norm."""
+
+    graph: DeviceGraph
+    inputs: Batch
+    outputs: Tensor
+    updates_average: bool
+
+
+class CudaGraphStep:
+    """Run the first steps of a shape eagerly, then capture one and replay it.
+
+    There is one graph per batch shape, and a second one if only some steps update the average; all share memory. If a
+    capture fails, `warn` reports it and all further steps are eager. Its time is the clock's pause `capture`.
+    """
+
+    def __init__(self, step: EagerStep, pool: GraphPool, warn: Callable[[str], None]) -> None:
+        self._eager_step = step
+        self._untimed_step = replace(step, clock=NullClock())
+        self._pool = pool
+        self._warn = warn
+        self._num_eager: Counter[_Shapes] = Counter()
+        self._inputs: dict[_Shapes, Batch] = {}
+        self._graphs_by_shape: dict[tuple[_Shapes, bool], _CapturedGraph] = {}
+        self._has_failed = False
+        keep_lr_on_device(step.update.optimizer)
+        step.update.average.to_device()
+
+    def __call__(self, batch: Batch, state: TrainState) -> Tensor:
+        """Run a step; return the mean loss."""
+        if self._has_failed:
+            return self._eager_step(batch, state)
+        shapes = (batch.images.shape, batch.labels.shape, batch.draws.shape)
+        if self._num_eager[shapes] < EAGER_STEPS:
+            self._num_eager[shapes] += 1
+            # after a capture, the flag is memory that a replay overwrites
+            self._eager_step.update.probe.pop_is_finite()
+            with self._pool.capture_stream():
+                return self._eager_step(batch, state)
+        averages = self._eager_step.update.average.is_due(state.step)
+        if (shapes, averages) not in self._graphs_by_shape:
+            self._capture(batch, shapes, averages)
+        captured = self._graphs_by_shape.get((shapes, averages))
+        return self._replay(captured, batch, state) if captured else self._eager_step(batch, state)
+
+    def sync(self) -> None:
+        """Check all steps so far."""
+        self._eager_step.sync()
+
+    def _replay(self, captured: _CapturedGraph, batch: Batch, state: TrainState) -> Tensor:
+        clock, update = self._eager_step.clock, self._eager_step.update
+        with clock.stage("h2d"):
+            _copy_inputs(captured.inputs, self._eager_step.transfer(batch))
+        with clock.stage(CAPTURED):
+            lr = update.set_lr(state)
+            if captured.updates_average:
+                update.average.update_decay()
+            captured.graph.replay()
+            loss, is_finite, norm = captured.outputs.clone().unbind()
+        with clock.stage("optimizer"):
+            update.check_after_step(StepValues(state.step + 1, lr, loss, is_finite, norm))
+        return loss
+
+    def _capture(self, batch: Batch, shapes: _Shapes, averages: bool) -> None:
+        """Capture the step for this shape, or fall back to eager steps with a warning."""
+        if shapes not in self._inputs:
+            self._inputs[shapes] = _allocate_inputs(batch, self._eager_step.transfer.device)
+        inputs = self._inputs[shapes]
+        causes: list[str] = []
+
+        def work() -> Tensor:
+            try:
+                return self._run_step(inputs, averages)
+            except Exception as error:
+                causes.append(_describe_error(error))  # the end of the capture fails as well, and hides the cause
+                raise
+
+        try:
+            graph = self._pool.new_graph()
+            with self._eager_step.clock.paused(CAPTURE), _capturable(self._eager_step.update.optimizer):
+                outputs = graph.capture(work)
+        except RuntimeError as error:
+            self._give_up(causes[0] if causes else _describe_error(error))
+        else:
+            self._graphs_by_shape[shapes, averages] = _CapturedGraph(graph, inputs, outputs, averages)
+
+    def _give_up(self, why: str) -> None:
+        self._has_failed = True
+        self._graphs_by_shape.clear()
+        self._inputs.clear()
+        self._eager_step.replica.zero_grad(set_to_none=True)
+        self._eager_step.update.optimizer.zero_grad(set_to_none=True)
+        self._eager_step.update.probe.pop_is_finite()  # a flag from a failed capture was never computed
+        self._warn(f"train.capture: the step cannot be captured, so steps run eagerly: {why} (set train.capture=off)")
+
+    def _run_step(self, inputs: Batch, averages: bool) -> Tensor:
+        """Queue a whole step on the device, without any host work that differs between steps."""
+        update = self._untimed_step.update
+        update.probe.pop_is_finite()  # so that resetting the flag is captured too
+        loss = self._untimed_step.forward_backward(inputs)
+        norm = update.prepare_gradients()
+        is_finite = update.probe.pop_is_finite()
+        update.step_optimizer()
+        if averages:
+            update.average.apply()
+        update.optimizer.zero_grad(set_to_none=True)
+        return torch.stack([loss.float(), is_finite.float(), norm])
+
+
+def build_train_step(step: EagerStep, pool: GraphPool | None, warn: Callable[[str], None]) -> TrainStep:
+    """Return the training step, captured if there are `pool`."""
+    return step if pool is None else CudaGraphStep(step, pool, warn)
+
+
+def choose_graph_pool(
+    recipe: Recipe, world: World, device: torch.device, optimizer: torch.optim.Optimizer
+) -> tuple[GraphPool | None, str]:
+    """Return the graph pool of a run, or None with a note on why steps cannot be captured (empty if `train.capture` is
+    off).
+    """
+    if recipe.train.capture == "off":
+        return None, ""
+    graphs = build_graph_pool(device)
+    reason = _reason_not_to_capture(recipe, world, device, optimizer, has_graphs=graphs is not None)
+    if reason:
+        return None, f"train.capture: steps run eagerly, since {reason} (set train.capture=off)"
+    return graphs, ""
+
+
+def _reason_not_to_capture(
+    recipe: Recipe, world: World, device: torch.device, optimizer: torch.optim.Optimizer, *, has_graphs: bool
+) -> str:
+    """Return the reason why steps of this run cannot be captured, or an empty string."""
+    train, section = recipe.train, recipe.optim
+    kind, _, scheme = resolve_precision(train.precision, device).partition("_")
+    reasons = {
+        f"a {device.type.upper()} has no graphs to replay": not has_graphs,
+        "ranks wait for each other inside a step": world.world_size > 1,
+        "dataparallel copies the model anew in each step": recipe.parallel.strategy == "dataparallel",
+        f"the loss scale of {train.precision} depends on what the host reads after each step": kind == "fp16",
+        f"the learning rate is on the device in float32, and the weights are {train.precision}": kind == "fp64",
+        f"{train.precision} keeps no weights in float32": scheme == "pure",
+        "train.on_nonfinite=skip lets the host check each step before its update": train.on_nonfinite == "skip",
+        f"{section.name} reads its learning rate on the host": not reads_lr_on_device(optimizer),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
+
+
+def _describe_error(error: Exception) -> str:
+    """Return the error's type and the start of its message. The error itself would keep tensors alive."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:150]}"
+
+
+def _allocate_inputs(batch: Batch, device: torch.device) -> Batch:
+    """Return a batch of zeros on `device`, the inputs of a graph."""
+    images, labels, draws = (
+        torch.zeros_like(each, device=device) for each in (batch.images, batch.labels, batch.draws)
+    )
+    return Batch(images, labels, np.zeros(len(batch), dtype=np.int64), draws)
+
+
+def _copy_inputs(inputs: Batch, placed: DeviceBatch) -> None:
+    """Copy a batch on the device into `inputs`."""
+    inputs.images.copy_(placed.images)
+    inputs.labels.copy_(placed.labels)
+    inputs.draws.copy_(placed.draws)
+
+
+@contextmanager
+def _capturable(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Temporarily set `capturable` on torch's Adam; its fused kernels are capturable anyway."""
+    groups = [group for group in optimizer.param_groups if "capturable" in group]
+    for group in groups:
+        group["capturable"] = True
+    try:
+        yield
+    finally:
+        for group in groups:
+            group["capturable"] = False

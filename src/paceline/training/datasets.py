@@ -1,0 +1,249 @@
+"""Read the dataset of a run, or another dataset to evaluate its weights on.
+
+Classes are matched by name: the other dataset may lack some, or list them in another order. The digest tells whether it
+is the run's own dataset in another location; of that, only the held-out images are evaluated.
+"""
+
+import contextlib
+import unicodedata
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.core.dataset import ArraySource, DatasetInfo, Datasets, Sample, Source
+from paceline.core.errors import DataError, suggest_similar
+from paceline.core.run_dir import RunDir
+from paceline.core.units import count
+from paceline.data.decode import decode
+from paceline.data.sources.build import build_datasets
+from paceline.data.sources.fingerprint import digest_datasets
+from paceline.data.sources.folder import is_trained_on, load_test_folder, resolve_folder_roots
+from paceline.data.staging.stage import stage_for_run
+from paceline.recipe.schema import Recipe
+from paceline.recipe.schema.source import Folder, SourceSection
+from paceline.training.checkpoint import read_state
+from paceline.training.trained_dataset import TrainedDataset, read_trained_dataset
+
+_MAX_NAMED = 10
+
+
+@dataclass(frozen=True)
+class RelabeledSource:
+    """A source whose label n becomes `numbers[n]`, in the class list of `info`."""
+
+    info: DatasetInfo
+    source: Source
+    label_map: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def read(self, index: int) -> Sample:
+        """Return (encoded bytes or uint8 pixels [H, W, C], label). Raise `DataError` as the source does."""
+        content, label = self.source.read(index)
+        return content, self.label_map[label]
+
+    def name_of(self, index: int) -> str:
+        """Return the name of the sample."""
+        return self.source.name_of(index)
+
+
+@dataclass(frozen=True)
+class DecodedSource:
+    """A source that decodes image files to pixels, so that they are resized by torch as in training, not by Pillow."""
+
+    source: Source
+
+    @property
+    def info(self) -> DatasetInfo:
+        """The source's dataset information."""
+        return self.source.info
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def read(self, index: int) -> Sample:
+        """Return (uint8 pixels [H, W, C], label). Raise `DataError` as the source does, and for undecodable images."""
+        content, label = self.source.read(index)
+        if isinstance(content, bytes):
+            channels: Literal[1, 3] = 3 if self.info.channels == 3 else 1
+            pixels = np.asarray(decode(content, channels=channels, name=self.name_of(index)))
+            content = pixels if pixels.ndim == 3 else pixels[..., None]
+        return content, label
+
+    def name_of(self, index: int) -> str:
+        """Return the name of the sample."""
+        return self.source.name_of(index)
+
+
+@dataclass(frozen=True)
+class EvalData:
+    """The recipe and datasets of an evaluation, and a note for the user, empty for the run's own dataset.
+
+    For another dataset both splits hold the evaluated images; the training split has the run's dataset information.
+    """
+
+    recipe: Recipe
+    datasets: Datasets
+    note: str = ""
+
+
+def read_eval_dataset(
+    recipe: Recipe, run_recipe: Recipe, trained: TrainedDataset, digest: str, *, is_first: bool
+) -> EvalData:
+    """Return the dataset of `recipe` to evaluate a run on, which was trained with recipe `run_recipe` on data of `trained` and
+    `digest`.
+
+    Raise `DataError` for an unreadable dataset, an unknown class or other channels, and for the run's own folder with
+    another split, which would evaluate training images.
+    """
+    # The data is read in place, not staged: each image is read once.
+    section = _without_stale_roots(recipe.data.source, run_recipe.data.source)
+    skip_bad = recipe.data.on_bad_image == "skip"
+    try:
+        datasets = build_datasets(section, may_download=is_first, skip_bad=skip_bad)
+        if digest_datasets(datasets) == digest:
+            return EvalData(recipe, datasets)
+        test = datasets.val
+    except DataError:
+        if not isinstance(section, Folder):  # a folder to evaluate on needs no training images
+            raise
+    if isinstance(section, Folder):
+        test = load_test_folder(section, skip_bad=skip_bad)
+    _check_channels(test.info, trained.info)
+    if trained.is_pixels and not isinstance(test, ArraySource):
+        test = DecodedSource(test)
+    warning = _describe_overlap(section, run_recipe.data.source)
+    return EvalData(
+        _build_eval_recipe(recipe, run_recipe, trained, test),
+        _with_run_classes(test, trained.info),
+        _build_note(test, trained.info, warning),
+    )
+
+
+def match_classes(names: Sequence[str], known: Sequence[str]) -> tuple[int, ...]:
+    """Return the index in `known` of each class of `names`, compared after Unicode normalization.
+
+    Raise `DataError` for an unknown class.
+    """
+    numbers = {unicodedata.normalize("NFC", name): number for number, name in enumerate(known)}
+    for name in names:
+        if unicodedata.normalize("NFC", name) not in numbers:
+            some = ", ".join(known[:_MAX_NAMED]) + (", ..." if len(known) > _MAX_NAMED else "")
+            raise DataError(
+                f"data.source: class '{name}' is not one of the {len(known):,} that the run was trained on"
+                f"{suggest_similar(name, known)}; rename it or leave it out (they are {some})"
+            )
+    return tuple(numbers[unicodedata.normalize("NFC", name)] for name in names)
+
+
+def _without_stale_roots(section: SourceSection, trained: SourceSection) -> SourceSection:
+    """Return `section` without the run's training folders, if it names another root."""
+    if not (isinstance(section, Folder) and isinstance(trained, Folder)) or section.root in ("auto", trained.root):
+        return section
+    stale = [name for name in ("train_root", "val_root") if getattr(section, name) == getattr(trained, name)]
+    return section.model_copy(update=dict.fromkeys(stale, "auto"))
+
+
+def _check_channels(test: DatasetInfo, trained: DatasetInfo) -> None:
+    if test.channels != trained.channels:
+        raise DataError(
+            f"data.source: {test.name} is read with {count(test.channels, 'channel')}, and the run's model expects "
+            f"{trained.channels} (set data.source.channels={trained.channels} if possible, or name another dataset)"
+        )
+
+
+def _build_eval_recipe(recipe: Recipe, run_recipe: Recipe, trained: TrainedDataset, test: Source) -> Recipe:
+    """Return `recipe` for another dataset: no training images, any loader, and the run's resizing."""
+    data = recipe.data
+    loader = "auto" if data.loader in ("native", "device") else data.loader
+    has_same_resize = (
+        not trained.is_pixels or isinstance(test, ArraySource) or data.eval_resize != run_recipe.data.eval_resize
+    )
+    resize = data.eval_resize if has_same_resize else "stretch"  # pixels are never cropped
+    return recipe.model_copy(
+        update={
+            "data": data.model_copy(update={"loader": loader, "eval_resize": resize}),
+            "train": recipe.train.model_copy(update={"eval_train": "off"}),
+        }
+    )
+
+
+def _with_run_classes(test: Source, trained: DatasetInfo) -> Datasets:
+    numbers = match_classes(test.info.class_names, trained.class_names)
+    eval_info = replace(trained, name=test.info.name, split="val", num_images=len(test), notes=test.info.notes)
+    return Datasets(_relabel(test, trained, numbers), _relabel(test, eval_info, numbers))
+
+
+def _relabel(test: Source, info: DatasetInfo, label_map: tuple[int, ...]) -> Source:
+    """Return `test` with the classes of `info`. Pixels in memory stay in memory, which loaders use."""
+    if isinstance(test, ArraySource):
+        table: NDArray[np.int64] = np.array(label_map, dtype=np.int64)
+        return ArraySource(info, test.images, table[test.labels])
+    return RelabeledSource(info, test, label_map)
+
+
+def _describe_overlap(section: SourceSection, trained: SourceSection) -> str:
+    """Return a sentence on whether the run was trained on these images.
+
+    Raise `DataError` for the run's own folder if its held-out images depend on a random split.
+    """
+    if not (isinstance(section, Folder) and isinstance(trained, Folder) and is_trained_on(section, trained)):
+        return "it measures generalization if the run was trained on none of these"
+    if resolve_folder_roots(trained)[1] is None:
+        raise DataError(
+            "data.source: is the folder that the run was trained on, with another split (remove val_fraction and "
+            "split_seed, or name a folder of images that it was not trained on)"
+        )
+    return "the run was trained on these images, so it does not measure generalization"
+
+
+def _build_note(test: Source, trained: DatasetInfo, warning: str) -> str:
+    classes = f"{test.info.num_classes:,} of the run's {trained.num_classes:,} classes"
+    return f"data.source: the accuracy is of {count(len(test), 'image')} of {classes}; {warning}"
+
+
+ReadData = Callable[[contextlib.ExitStack, bool], tuple[Recipe, Datasets]]
+"""Read a dataset, with an exit stack for its resources, on a node's first or another rank; return its recipe too."""
+
+
+def read_run_data(recipe: Recipe, exit_stack: contextlib.ExitStack, is_first: bool) -> tuple[Recipe, Datasets]:
+    """Read both splits;
+
+    The first rank per node downloads or stages them. A staged copy stays locked while `exit_stack` is
+    open.
+    """
+    data = recipe.data
+    skip_bad = data.on_bad_image == "skip"
+    section = exit_stack.enter_context(stage_for_run(data.source, data.stage, is_first=is_first, skip_bad=skip_bad))
+    return recipe, build_datasets(section, may_download=is_first, skip_bad=skip_bad)
+
+
+def read_eval_data(
+    recipe: Recipe,
+    run_recipe: Recipe,
+    checkpoint: Path,
+    report: Callable[[str], None],
+    exit_stack: contextlib.ExitStack,
+    is_first: bool,
+) -> tuple[Recipe, Datasets]:
+    """Read the dataset that `recipe` evaluates `checkpoint` on:
+
+    That of its run, with recipe `run_recipe`, or another.
+    """
+    if recipe.data.source == run_recipe.data.source:
+        return read_run_data(recipe, exit_stack, is_first)
+    facts = read_trained_dataset(RunDir(checkpoint.parent.parent))
+    digest = str(read_state(checkpoint).get("dataset", ""))
+    eval_data = read_eval_dataset(recipe, run_recipe, facts, digest, is_first=is_first)
+    if eval_data.note:
+        report(eval_data.note)
+    return eval_data.recipe, eval_data.datasets
+
+
+def discard_message(sentence: str) -> None:
+    """Discard a message: only rank 0 prints."""

@@ -1,0 +1,273 @@
+"""Weight averages: an exponential moving average (EMA), or the average that a schedule-free optimizer keeps.
+
+The average is built after `Strategy.prepare`, when the parameters are final.
+"""
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from paceline.core.errors import CheckpointError, RecipeError
+from paceline.recipe.schema.base import Off
+from paceline.recipe.schema.train import Ema
+from paceline.training.optim.schedule_free import ScheduleFree
+from paceline.training.precision import NamedParameters
+
+NUM_UPDATES_KEY = "average.updates"
+"""Key of the number of updates among the saved tensors."""
+
+
+class WeightAverage(Protocol):
+    """An average of the weights."""
+
+    @property
+    def is_enabled(self) -> bool:
+        """Whether there are averaged weights."""
+        ...
+
+    def update(self, step: int) -> None:
+        """Include the weights after optimizer step `step` (from 0), if it is `is_due`: `update_decay`, then `apply`."""
+        ...
+
+    def is_due(self, step: int) -> bool:
+        """Return whether the weights after optimizer step `step` are included."""
+        ...
+
+    def update_decay(self) -> None:
+        """Set the decay of the next `apply`, and count the update. Host side."""
+        ...
+
+    def apply(self) -> None:
+        """Update the average. Device side."""
+        ...
+
+    def to_device(self) -> None:
+        """Keep the decay on the device from now on, where a captured `apply` reads it."""
+        ...
+
+    def swapped(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which the model has the averaged weights. The raw weights are restored bit by bit."""
+        ...
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the live tensors that a checkpoint needs, by name, sharded if the parameters are."""
+        ...
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Load what `tensors` returned, in the same sharding. Raise `CheckpointError` for other names."""
+        ...
+
+
+class NoWeightAverage:
+    """No average."""
+
+    is_enabled = False
+
+    def update(self, step: int) -> None:
+        """Do nothing."""
+
+    def is_due(self, step: int) -> bool:
+        """Return False."""
+        return False
+
+    def update_decay(self) -> None:
+        """Do nothing."""
+
+    def apply(self) -> None:
+        """Do nothing."""
+
+    def to_device(self) -> None:
+        """Do nothing."""
+
+    def swapped(self) -> contextlib.AbstractContextManager[None]:
+        """Return an empty context."""
+        return contextlib.nullcontext()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return an empty dictionary."""
+        return {}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Check that `tensors` is empty."""
+        _check_average_names(tensors, ())
+
+
+class ExponentialMovingAverage:
+    """EMA of parameters and BatchNorm statistics, updated every `every` steps.
+
+    average <- decay * average + (1 - decay) * weights, starting from the initial weights. With `warmup`, update n (from
+    0) uses min(decay, (1 + n) / (10 + n)), as in TensorFlow's ExponentialMovingAverage. Averages are float32 (float64
+    for float64 weights); integers are copied; non-persistent buffers are ignored. `named` replaces tensors of the model
+    by float32 master copies.
+    """
+
+    is_enabled = True
+
+    def __init__(
+        self, model: nn.Module, decay: float, every: int, *, warmup: bool, named: NamedParameters = ()
+    ) -> None:
+        self._decay = decay
+        self._every = every
+        self._warmup = warmup
+        self._updates = torch.zeros((), dtype=torch.int64)  # on the host, where every update reads it
+        self._weight: float | Tensor = 0.0  # 1 - decay of the next update
+        state = model.state_dict(keep_vars=True)
+        self._names = list(state)
+        self._model_tensors = [tensor.detach() for tensor in state.values()]
+        moved = dict(named)
+        self._sources = [moved.get(name, live).detach() for name, live in state.items()]
+        self._averaged = [_to_float32(tensor) for tensor in self._sources]
+        floating = [number for number, tensor in enumerate(self._model_tensors) if tensor.is_floating_point()]
+        # FSDP shards parameters but not buffers, and no foreach operation accepts both.
+        are_parameters = [isinstance(tensor, nn.Parameter) for tensor in state.values()]
+        self._lists = [[number for number in floating if are_parameters[number] is wanted] for wanted in (True, False)]
+        self._copied = [number for number, tensor in enumerate(self._model_tensors) if not tensor.is_floating_point()]
+
+    def update(self, step: int) -> None:
+        """Update the average if it is due."""
+        if self.is_due(step):
+            self.update_decay()
+            self.apply()
+
+    def is_due(self, step: int) -> bool:
+        """Return whether an update is due after `step`."""
+        return (step + 1) % self._every == 0
+
+    def update_decay(self) -> None:
+        """Set the weight of the next update."""
+        made = int(self._updates)
+        decay = min(self._decay, (1 + made) / (10 + made)) if self._warmup else self._decay
+        if isinstance(self._weight, Tensor):
+            self._weight.fill_(1 - decay)
+        else:
+            self._weight = 1 - decay
+        self._updates += 1
+
+    @torch.no_grad()
+    def apply(self) -> None:
+        """Move the averages towards the weights. A decay on the device costs one kernel per tensor."""
+        for numbers in filter(None, self._lists):
+            averages = [self._averaged[number] for number in numbers]
+            moved = [self._sources[number].to(average.dtype) for number, average in zip(numbers, averages, strict=True)]
+            if isinstance(self._weight, Tensor):
+                torch._foreach_lerp_(averages, moved, [self._weight] * len(averages))
+            else:
+                torch._foreach_lerp_(averages, moved, self._weight)
+        for number in self._copied:
+            self._averaged[number].copy_(self._model_tensors[number])
+
+    def to_device(self) -> None:
+        """Keep the decay on the device, in float32."""
+        self._weight = torch.zeros((), device=self._averaged[0].device)
+
+    def swapped(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which the model has the averages, in its own dtype."""
+        return _swapped_in(self._model_tensors, self._averaged)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the averages by the model's names, and the number of updates."""
+        return {**dict(zip(self._names, self._averaged, strict=True)), NUM_UPDATES_KEY: self._updates}
+
+    @torch.no_grad()
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Load averages and number of updates."""
+        targets = self.tensors()
+        _check_average_names(tensors, targets)
+        for name, tensor in targets.items():
+            tensor.copy_(tensors[name])
+
+
+class OptimizerWeightAverage:
+    """The average that schedule-free SGD keeps in its own state.
+
+    Buffers are not averaged: BatchNorm statistics are those of the training weights.
+    """
+
+    is_enabled = True
+
+    def __init__(self, model: nn.Module, optimizer: ScheduleFree) -> None:
+        self._optimizer = optimizer
+        self._parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        if not {id(each) for each in self._parameters} <= {id(each) for each in model.parameters()}:
+            # The average would follow the master copy, and evaluation would use the model's own weights.
+            raise RecipeError("optim.name: schedule_free keeps no master copy (set train.precision=bf16 or fp32)")
+
+    def update(self, step: int) -> None:
+        """Do nothing: the optimizer updates the average."""
+
+    def is_due(self, step: int) -> bool:
+        """Return False."""
+        return False
+
+    def update_decay(self) -> None:
+        """Do nothing."""
+
+    def apply(self) -> None:
+        """Do nothing."""
+
+    def to_device(self) -> None:
+        """Do nothing."""
+
+    def swapped(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which the parameters are the averaged ones."""
+        return _swapped_in(self._parameters, [self._optimizer.average_of(each) for each in self._parameters])
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return an empty dictionary: the average is part of the optimizer's state."""
+        return {}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Check that `tensors` is empty."""
+        _check_average_names(tensors, ())
+
+
+def build_weight_average(
+    section: Ema | Off, model: nn.Module, optimizer: torch.optim.Optimizer | None, named: NamedParameters
+) -> WeightAverage:
+    """Return the average of `train.ema`, or the optimizer's own, for a prepared `model`.
+
+    `named` is the result of `Weights.named_parameters`. Raise `RecipeError` if both are configured, or the optimizer
+    updates master weights.
+    """
+    match section, optimizer:
+        case Ema(), ScheduleFree():
+            raise RecipeError("train.ema: has no effect with optim.name schedule_free, which averages (set it to off)")
+        case Ema(), _:
+            return ExponentialMovingAverage(model, section.decay, section.every, warmup=section.warmup, named=named)
+        case _, ScheduleFree():
+            return OptimizerWeightAverage(model, optimizer)
+        case _:
+            return NoWeightAverage()
+
+
+def _to_float32(tensor: Tensor) -> Tensor:
+    """Return a copy in at least float32; integers keep their dtype."""
+    dtype = torch.promote_types(tensor.dtype, torch.float32) if tensor.is_floating_point() else tensor.dtype
+    return tensor.detach().to(dtype, copy=True)
+
+
+@contextlib.contextmanager
+def _swapped_in(live: Sequence[Tensor], values: Sequence[Tensor]) -> Iterator[None]:
+    """Temporarily copy `values` into `live`. Addresses do not change, since CUDA graphs refer to them."""
+    saved = [tensor.detach().clone() for tensor in live]
+    try:
+        _copy_tensors(live, values)
+        yield
+    finally:
+        _copy_tensors(live, saved)
+
+
+@torch.no_grad()
+def _copy_tensors(live: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    for tensor, value in zip(live, values, strict=True):
+        tensor.copy_(value)
+
+
+def _check_average_names(given: Mapping[str, Tensor], expected: Mapping[str, Tensor] | Sequence[str]) -> None:
+    wrong = sorted(set(given) ^ set(expected))
+    if wrong:
+        more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        raise CheckpointError(f"average: {wrong[0]}{more} do not fit the recipe (resume with the run's own recipe)")

@@ -1,0 +1,80 @@
+"""Load the model of a checkpoint with the weights that its run was evaluated by."""
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from paceline.models.build import build_model
+from paceline.recipe.schema import Recipe
+from paceline.recipe.schema.optim import ScheduleFree
+from paceline.recipe.schema.train import PrecisionName
+from paceline.training.checkpoint import load_model, load_model_tensors, model_tensors
+from paceline.training.ema import NoWeightAverage, WeightAverage, build_weight_average
+from paceline.training.optim.build import build_optimizer, layers_for_decay
+from paceline.training.precision import Precision
+from paceline.training.saver import load_average_tensors
+from paceline.training.trained_dataset import TrainedDataset
+
+
+def has_weight_average(recipe: Recipe) -> bool:
+    """Return whether runs of `recipe` are evaluated by averaged weights: of `train.ema`, or of the optimizer."""
+    return recipe.train.ema != "off" or isinstance(recipe.optim, ScheduleFree)
+
+
+def load_weight_average(recipe: Recipe, model: nn.Module, precision: Precision, checkpoint: Path) -> WeightAverage:
+    """Return the average stored in `checkpoint` for `model`, which is on its device with the raw weights loaded.
+
+    Raise `CheckpointError` if the checkpoint lacks it.
+    """
+    if not has_weight_average(recipe):
+        return NoWeightAverage()
+    # No other optimizer is built: it may be the user's own code, and is not needed here.
+    is_schedule_free = isinstance(recipe.optim, ScheduleFree)
+    named = precision.weights.named_parameters(model)
+    layers, device = layers_for_decay(recipe.optim, model), precision.device_type
+    optimizer = build_optimizer(recipe.optim, named, device, layers) if is_schedule_free else None
+    average = build_weight_average(recipe.train.ema, model, optimizer, named)
+    load_average_tensors(checkpoint, average, optimizer)
+    return average
+
+
+_ON_CPU: dict[str, PrecisionName] = dict.fromkeys(("tf32", "fp16", "fp16_master", "fp16_pure"), "fp32")
+"""Replacements on a CPU for formats that only GPUs support."""
+
+
+def eval_precision(name: PrecisionName, device: torch.device) -> PrecisionName:
+    """Return the number format of the run's evaluation, or float32 if `device` does not support it."""
+    return _ON_CPU.get(name, name) if device.type == "cpu" else name
+
+
+def load_eval_model(
+    recipe: Recipe,
+    dataset: TrainedDataset,
+    precision: Precision,
+    device: torch.device,
+    checkpoint: Path,
+    memory_format: torch.memory_format = torch.contiguous_format,
+) -> nn.Module:
+    """Return the model of `checkpoint` in evaluation mode with frozen parameters, with averaged weights if the run
+    keeps any.
+
+    Torch's random state is preserved.
+    """
+    # `model.norm=sync_batch` becomes plain BatchNorm, which is equivalent in evaluation.
+    with torch.random.fork_rng(devices=[]):
+        model = build_model(recipe.model, num_classes=dataset.info.num_classes, channels=dataset.info.channels)
+    precision.cast_model(model)
+    model.to(device).to(memory_format=memory_format)
+    load_model(checkpoint, model)
+    _load_averaged_weights(load_weight_average(recipe, model, precision, checkpoint), model)
+    return model.eval().requires_grad_(False)
+
+
+def _load_averaged_weights(average: WeightAverage, model: nn.Module) -> None:
+    """Replace the weights of `model` by the averaged ones, if there are any."""
+    if not average.is_enabled:
+        return
+    with average.swapped():
+        averages = {name: tensor.clone() for name, tensor in model_tensors(model).items()}
+    load_model_tensors(averages, model)

@@ -1,0 +1,133 @@
+"""Write the outputs of an evaluation: tables, and thumbnails of the worst misclassified images."""
+
+import contextlib
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from PIL import Image
+
+from paceline.core.dataset import Source
+from paceline.core.errors import DataError, PacelineError, RecipeError
+from paceline.core.files import write_new
+from paceline.core.results import EvalReport, MisclassifiedImage, printable_class_name
+from paceline.core.run_dir import RunDir
+from paceline.data.decode import decode
+
+WORST_JSON: Final = "worst.json"
+MAX_UNSCALED_SIDE: Final = 64
+"""Longest side, in pixels, of an image that is saved unchanged. Larger images are downscaled."""
+_JPEG_QUALITY: Final = 85
+"""JPEG quality: 96 x 96 pixels of noise, the worst case, take 8 KB."""
+
+
+def save_worst_images(folder: Path, mistakes: Sequence[MisclassifiedImage], source: Source, size: int = 96) -> None:
+    """Write a thumbnail per readable image of `mistakes`, and `worst.json`, into a new `folder`.
+
+    Images up to 64 pixels are saved unchanged as PNG, others as JPEG of up to `size` pixels, below 16 KB each.
+    `worst.json` lists {index, name, true, predicted, confidence, loss, file} in the order of `mistakes`. An old folder
+    is replaced atomically, or removed if there are no mistakes. Raise `OSError` if the disk cannot be written.
+    """
+    if not mistakes:
+        return shutil.rmtree(folder, ignore_errors=True)
+    new, old = folder.with_name(f".{folder.name}.tmp"), folder.with_name(f".{folder.name}.old")
+    shutil.rmtree(new, ignore_errors=True)
+    try:
+        new.mkdir()
+        rows = [row for mistake in mistakes if (row := _save_thumbnail(new, mistake, source, size))]
+        write_new(new / WORST_JSON, json.dumps(rows, indent=2) + "\n")
+        shutil.rmtree(old, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):  # a non-empty folder cannot be replaced by rename
+            folder.rename(old)
+        new.rename(folder)
+        shutil.rmtree(old, ignore_errors=True)
+    except OSError:
+        shutil.rmtree(new, ignore_errors=True)
+        raise
+    return None
+
+
+def _save_thumbnail(folder: Path, mistake: MisclassifiedImage, source: Source, size: int) -> dict[str, Any] | None:
+    """Write a thumbnail and return its row, or None for an unreadable image."""
+    try:
+        picture = _read_image(source, mistake.index)
+    except DataError:
+        return None
+    names = source.info.class_names
+    data, suffix = _encode_thumbnail(picture, size)
+    file = f"{mistake.index}.{suffix}"
+    write_new(folder / file, data)
+    return {
+        "index": mistake.index,
+        "name": printable_class_name(source.name_of(mistake.index)),
+        "true": printable_class_name(names[mistake.label]),
+        "predicted": printable_class_name(names[mistake.predicted]),
+        "confidence": mistake.confidence,
+        "loss": mistake.loss,
+        "file": file,
+    }
+
+
+def _read_image(source: Source, index: int) -> Image.Image:
+    """Return the image, upright, in mode L or RGB. Raise `DataError` if it cannot be read."""
+    content, _ = source.read(index)
+    is_grey = source.info.channels == 1
+    if isinstance(content, bytes):
+        content = np.asarray(decode(content, channels=1 if is_grey else 3, name=source.name_of(index)))
+    # From pixels alone: metadata of the file, such as a color profile, could have any size.
+    return Image.fromarray(content[..., 0] if content.ndim == 3 and is_grey else content)
+
+
+def _encode_thumbnail(picture: Image.Image, size: int) -> tuple[bytes, str]:
+    """Return file content and suffix."""
+    file = BytesIO()
+    if max(picture.size) <= MAX_UNSCALED_SIDE:
+        picture.save(file, "PNG")
+        return file.getvalue(), "png"
+    picture.thumbnail((size, size), Image.Resampling.LANCZOS)
+    picture.save(file, "JPEG", quality=_JPEG_QUALITY)
+    return file.getvalue(), "jpg"
+
+
+EVAL_JSON: Final = "eval.json"
+
+
+@contextlib.contextmanager
+def output_dir(path: Path) -> Iterator[RunDir]:
+    """Create the folder `path`, which must not exist; remove it if the evaluation fails.
+
+    Raise `RecipeError` if it exists or cannot be created.
+    """
+    try:
+        path.mkdir(parents=True)
+    except FileExistsError:
+        raise RecipeError(f"--out: {path} exists already (name another, or remove it)") from None
+    except OSError as error:
+        raise RecipeError(f"--out: {path} cannot be created: {error.strerror} (name another)") from None
+    try:
+        yield RunDir(path)
+    except BaseException:
+        shutil.rmtree(path, ignore_errors=True)
+        raise
+
+
+def write_eval_outputs(folder: RunDir, values: Mapping[str, Any], report: EvalReport, source: Source) -> None:
+    """Write `eval.json` with the values `values`, `classes.csv`, `confusion.csv` and the worst images of `source`.
+
+    Raise `PacelineError` if the folder cannot be written.
+    """
+    try:
+        if report.classes is not None:
+            folder.write_classes(report.classes)
+        save_worst_images(folder.worst, report.worst, source)
+    except OSError as error:
+        raise PacelineError(f"--out: {folder.path} cannot be written: {error.strerror} (name another)") from None
+    folder.write_json(EVAL_JSON, values)
+
+
+def discard(report: EvalReport, source: Source) -> None:
+    """Discard the report."""

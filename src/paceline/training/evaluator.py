@@ -1,0 +1,270 @@
+"""Evaluate the raw and the averaged weights exactly: each image is counted once on any number of ranks.
+
+Ranks sum integers, and the total is asserted.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Final, Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from paceline.core.errors import DataError
+from paceline.core.results import BatchNormCheck, ClassTable, EvalReport, EvalResult, MisclassifiedImage
+from paceline.data.bad_images import BadImage
+from paceline.data.loaders.build import Loader
+from paceline.data.transfer import DeviceTransfer
+from paceline.models.freeze import eval_mode, use_batch_statistics
+from paceline.parallel.strategy import Strategy
+from paceline.training.ema import WeightAverage
+from paceline.training.metrics import EvalCounts, build_mistake_tracker, predict_batch
+from paceline.training.precision import Precision
+
+
+class EvalViews(Protocol):
+    """Compute logits from images."""
+
+    def __call__(self, model: nn.Module, images: Tensor) -> Tensor:
+        """Return float [N, num_classes] for normalised images [N, C, H, W]."""
+        ...
+
+
+class SingleView:
+    """Evaluate each image once."""
+
+    def __call__(self, model: nn.Module, images: Tensor) -> Tensor:
+        """Return the model's logits, float [N, num_classes]."""
+        logits: Tensor = model(images)
+        return logits
+
+
+class FlipViews:
+    """Average the logits of each image and its horizontal flip."""
+
+    def __call__(self, model: nn.Module, images: Tensor) -> Tensor:
+        """Return the mean of both logits, float64 [N, num_classes], so that 16-bit logits are not rounded again."""
+        both: Tensor = torch.stack([model(images), model(images.flip(3))])
+        return both.double().mean(dim=0)
+
+
+class ShiftViews:
+    """Average over each image, its flip, and both shifted by one pixel up-left and down-right.
+
+    The unshifted pair has weight 1/2, the others 1/4 each, as in airbench (Jordan 2024, arXiv 2404.00498, section 3.6).
+    Borders are reflected.
+    """
+
+    def __call__(self, model: nn.Module, images: Tensor) -> Tensor:
+        """Return the weighted mean, float64 [N, num_classes]."""
+        height, width = images.shape[-2:]
+        padded = functional.pad(images, (1, 1, 1, 1), mode="reflect")
+        views = FlipViews()
+        shifted = [
+            padded[..., by : by + height, by : by + width].contiguous(memory_format=_memory_format(images))
+            for by in (0, 2)
+        ]
+        return 0.5 * views(model, images) + 0.25 * sum(views(model, each) for each in shifted)
+
+
+def _memory_format(images: Tensor) -> torch.memory_format:
+    is_last = images.is_contiguous(memory_format=torch.channels_last)
+    return torch.channels_last if is_last else torch.contiguous_format
+
+
+def build_eval_views(number: Literal[1, 2, 6]) -> EvalViews:
+    """Return the views of `data.eval_views`."""
+    match number:
+        case 1:
+            return SingleView()
+        case 2:
+            return FlipViews()
+        case 6:
+            return ShiftViews()
+
+
+_BATCH_NORM_BATCH: Final = 128
+"""Images per batch of the BatchNorm check."""
+
+
+class SplitEvaluation(NamedTuple):
+    """Result of an evaluation: metrics, per-class counts, and the misclassified images with the highest loss."""
+
+    result: EvalResult
+    classes: ClassTable
+    worst: tuple[MisclassifiedImage, ...] = ()
+
+
+class BadImageCollector(Protocol):
+    """Collect images that could not be read."""
+
+    def add(self, bad: Iterable[BadImage]) -> int:
+        """Add bad images of this rank; return how many are new."""
+        ...
+
+    def sync(self) -> None:
+        """Exchange the new ones across ranks. Collective."""
+        ...
+
+
+class NoBadImages:
+    """For datasets whose unreadable images end the run."""
+
+    def add(self, bad: Iterable[BadImage]) -> int:
+        """Return 0."""
+        return 0
+
+    def sync(self) -> None:
+        """Do nothing."""
+
+
+def never_stop() -> bool:
+    """Return False: never stop early."""
+    return False
+
+
+@dataclass(frozen=True)
+class SplitEvaluator:
+    """Evaluate a model on `num_batches` batches per rank, and sum over the ranks to all `num_images` images.
+
+    `num_worst` is the number of misclassified images to keep. The host synchronizes with the device once, at the end.
+    """
+
+    loader: Loader
+    num_batches: int
+    num_images: int
+    class_names: tuple[str, ...]
+    transfer: DeviceTransfer
+    precision: Precision
+    strategy: Strategy
+    device: torch.device
+    views: EvalViews = field(default_factory=SingleView)
+    should_stop: Callable[[], bool] = never_stop
+    bad_images: BadImageCollector = field(default_factory=NoBadImages)
+    num_worst: int = 0
+
+    def __call__(self, model: nn.Module) -> SplitEvaluation | None:
+        """Return accuracy, cross-entropy without label smoothing, and calibration. Collective.
+
+        Return None if a rank `should_stop` early. Unreadable images are excluded, and added to `bad_images`.
+        """
+        stopped, num_bad, num_new = False, 0, 0
+        counts, mistakes = (
+            EvalCounts.zeros(len(self.class_names), self.device),
+            build_mistake_tracker(self.num_worst, self.device),
+        )
+        with eval_mode(model), self.strategy.evaluating(model), torch.inference_mode():
+            for batch in self.loader.batches(0, self.num_batches):
+                stopped = self.should_stop()
+                if stopped:
+                    break
+                num_bad += len(batch.bad)
+                num_new += self.bad_images.add(batch.bad)
+                if not len(batch):
+                    continue
+                placed = self.transfer(batch)
+                with self.precision.autocast():
+                    logits = self.views(model, self.transfer.normalize(placed.images))
+                predictions = predict_batch(logits, placed.labels)
+                counts.add(predictions)
+                mistakes.add(predictions, batch.indices)
+        total = counts.reduce(self.strategy.sum)
+        flags = torch.tensor([stopped, num_bad, num_new], dtype=torch.int64, device=self.device)
+        num_stopped, all_bad, all_new = self.strategy.sum(flags).tolist()
+        if num_stopped:
+            return None
+        counted = total.images + all_bad
+        assert counted == self.num_images, f"{counted} images were counted of {self.num_images}"
+        if all_new:
+            self.bad_images.sync()
+        if not total.images:
+            raise DataError(f"data.source: none of the {self.num_images:,} images to evaluate can be read (mend them)")
+        worst = mistakes.merge_ranks(self.strategy.all_gather).to_mistakes()
+        return SplitEvaluation(total.to_result(), total.to_class_table(self.class_names), worst)
+
+
+@dataclass(frozen=True)
+class BatchNormChecker:
+    """Classify training images with BatchNorm's running statistics, and with the statistics of the batches.
+
+    Running statistics average over past steps. If steps change the weights a lot, they describe an outdated model, and
+    evaluation fails while training works. Each rank uses `num_batches` batches of its `loader`.
+    """
+
+    loader: Loader
+    num_batches: int
+    transfer: DeviceTransfer
+    precision: Precision
+    strategy: Strategy
+    device: torch.device
+
+    def __call__(self, model: nn.Module) -> BatchNormCheck | None:
+        """Return the correct counts of both ways over all ranks, or None without BatchNorm. Collective."""
+        counts = torch.zeros(3, dtype=torch.int64, device=self.device)
+        with self.strategy.evaluating(model), torch.inference_mode():
+            for images, labels in self._shuffled_batches():
+                with eval_mode(model):
+                    running = self._count_correct(model, images, labels)
+                with use_batch_statistics(model) as has_norms:
+                    batch = self._count_correct(model, images, labels)
+                if not has_norms:
+                    break
+                counts += torch.stack([torch.tensor(len(labels), device=self.device), running, batch])
+        images_seen, running_right, batch_right = self.strategy.sum(counts).tolist()
+        if not images_seen:
+            return None
+        return BatchNormCheck(images=images_seen, running=running_right, batch=batch_right)
+
+    def _count_correct(self, model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+        with self.precision.autocast():
+            logits: Tensor = model(images)
+        return (logits.argmax(dim=1) == labels).sum()
+
+    def _shuffled_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield shuffled batches: folders list images by class, and a batch of one class has other statistics."""
+        batches = [batch for batch in self.loader.batches(0, self.num_batches) if len(batch)]
+        if sum(map(len, batches)) < 2:  # one image has no statistics
+            return
+        images, labels = torch.cat([each.images for each in batches]), torch.cat([each.labels for each in batches])
+        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+        at_once = max(
+            2, min(_BATCH_NORM_BATCH, max(map(len, batches)))
+        )  # evaluation has shown that this many fit into memory
+        for chosen in torch.split(order, at_once):
+            if len(chosen) == at_once or len(order) < at_once:
+                yield self.transfer.normalize(images[chosen].to(self.device)), labels[chosen].to(self.device)
+
+
+EvaluateSplit = Callable[[nn.Module], SplitEvaluation | None]
+"""None: a rank has to stop before the evaluation is complete."""
+
+
+@dataclass(frozen=True)
+class ModelEvaluator:
+    """Run `evaluate_val` on the raw and the averaged weights, and `evaluate_train` on the raw ones.
+
+    Per-class tables and worst mistakes are those of `EvalReport.primary`.
+    """
+
+    evaluate_val: EvaluateSplit
+    average: WeightAverage
+    evaluate_train: EvaluateSplit | None = None
+
+    def __call__(self, model: nn.Module) -> EvalReport | None:
+        """Return the report on `model`, whose weights are restored afterwards, or None if a rank has to stop early.
+        Collective.
+        """
+        raw = self.evaluate_val(model)
+        trained = self.evaluate_train(model) if raw and self.evaluate_train else None
+        if raw is None or (self.evaluate_train and trained is None):
+            return None
+        train = trained and trained.result
+        if not self.average.is_enabled:
+            return EvalReport(val=raw.result, train=train, classes=raw.classes, worst=raw.worst)
+        with self.average.swapped():
+            averaged = self.evaluate_val(model)
+        if averaged is None:
+            return None
+        ema, classes, worst = averaged
+        return EvalReport(val=raw.result, ema=ema, train=train, classes=classes, worst=worst)

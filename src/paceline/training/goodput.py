@@ -1,0 +1,316 @@
+"""Goodput: record the processes of a run in `attempts.jsonl`, and attribute its wall-clock time.
+
+Rank 0 writes a line when training begins, and one when it ends in an orderly way. For a killed process the next one
+estimates the end from the last time in `steps.jsonl` and `evals.jsonl`, before their rows are dropped.
+
+Exact: start-up, evaluations, checkpoint stalls, loader starts, and the training time that checkpoints hold. Estimated:
+waiting for data (its share of the measured steps, applied to the measurement warm-up too, plus loader starts), and the
+end of a killed process, which ran up to one logging interval longer; that remainder is reported as downtime. The stall
+of the checkpoint that a killed run resumed from is reported as rework, as the checkpoint cannot know it. A process that
+died before training began has no line and counts as downtime; the first line records how long such processes took.
+Starting a profiler is reported as other. Nothing else needs the file, so damaged lines are skipped. With
+`measure.clock=off` all training time is useful. Clocks of hosts are assumed to agree.
+"""
+
+import contextlib
+import math
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from pydantic import BaseModel, ConfigDict
+
+from paceline.core.errors import RecipeError
+from paceline.core.results import GoodputResult, Status
+from paceline.core.run_dir import RunDir, read_lines, write_atomic
+from paceline.core.stages import CAPTURE, DATA_WAIT, EPOCH_BOUNDARY, TRACE
+from paceline.core.units import count
+from paceline.core.world import NO_JOB, BatchJob, World
+from paceline.measure.clock import ClockSummary
+from paceline.measure.throughput import unix_s
+
+AttemptStatus = Status | Literal["killed"]
+
+
+@dataclass(frozen=True)
+class TimeSpent:
+    """Seconds of training time that were not steps, over all processes as far as their work is kept."""
+
+    eval_s: float = 0.0
+    checkpoint_s: float = 0.0
+    data_wait_s: float = 0.0
+
+    def plus(self, summary: ClockSummary) -> "TimeSpent":
+        """Return the sum with what the clock of this process has measured so far."""
+        waited_s = summary.stages[DATA_WAIT].device_s if DATA_WAIT in summary.stages else 0.0
+        share = waited_s / summary.wall_s if summary.wall_s else 0.0
+        return TimeSpent(
+            self.eval_s + summary.pauses.get("evaluate", 0.0),
+            self.checkpoint_s + summary.pauses.get("checkpoint", 0.0),
+            self.data_wait_s + share * (summary.wall_s + summary.warmup_s) + summary.pauses.get(EPOCH_BOUNDARY, 0.0),
+        )
+
+
+class _AttemptRecord(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class AttemptStart(_AttemptRecord):
+    """A process that began to train.
+
+    `started_s` is its start (seconds since 1970), `startup_s` the seconds to its first step, `trained_s` the training
+    time in the checkpoint of `from_step`. `launch` identifies the launch that started its ranks (empty: none), `job_id`
+    the batch job (empty: none), and `job_restarts` how often that was requeued. `waited_s` is how long before it the
+    run was first started by processes that never trained; 0 in all lines but the first.
+    """
+
+    event: Literal["start"] = "start"
+    number: int
+    started_s: float
+    startup_s: float
+    from_step: int
+    trained_s: float
+    world_size: int
+    host: str
+    pid: int
+    launch: str = ""
+    job_id: str = ""
+    job_restarts: int = 0
+    waited_s: float = 0.0
+
+
+class AttemptEnd(_AttemptRecord):
+    """The end of a process, after `step` steps and `trained_s` seconds, earlier processes included."""
+
+    event: Literal["end"] = "end"
+    number: int
+    ended_s: float
+    step: int
+    trained_s: float
+    how: AttemptStatus
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One process of rank 0; `end` is None while it runs, or if it was killed and the run was not resumed."""
+
+    start: AttemptStart
+    end: AttemptEnd | None = None
+
+    @property
+    def training_started_s(self) -> float:
+        """Time of its first step, in seconds since 1970."""
+        return self.start.started_s + self.start.startup_s
+
+    def with_end(self, ended_s: float, step: int, trained_s: float, status: AttemptStatus) -> "Attempt":
+        """Return a copy with an end."""
+        end = AttemptEnd(number=self.start.number, ended_s=ended_s, step=step, trained_s=trained_s, how=status)
+        return Attempt(self.start, end)
+
+
+def read_attempts(path: Path, warn: Callable[[str], None] = lambda message: None) -> tuple[Attempt, ...]:
+    """Return the processes of a run in order, none without the file. Invalid lines are skipped with one warning."""
+    attempts: list[Attempt] = []
+    unread: list[int] = []
+    invalid: list[int] = []
+    for number, row in enumerate(read_lines(path, unread.append), start=1):
+        try:
+            if row.get("event") == "start":
+                attempts.append(Attempt(AttemptStart.model_validate(row)))
+                continue
+            end = AttemptEnd.model_validate(row)
+            if end.number != attempts[-1].start.number:
+                raise ValueError(end.number)
+            attempts[-1] = Attempt(attempts[-1].start, end)
+        except (IndexError, ValueError):
+            invalid.append(number + len(unread))  # `number` does not count unreadable lines
+    if skipped := sorted(unread + invalid):
+        lines = f"line {skipped[0]}" + (f" and {count(len(skipped) - 1, 'more line')}" if skipped[1:] else "")
+        warn(f"{path}: {lines} cannot be read: skipped (goodput does not count these processes)")
+    return tuple(attempts)
+
+
+def estimate_last_end(
+    attempts: Sequence[Attempt], rundir: RunDir, resumed_trained_s: float = 0.0
+) -> tuple[Attempt, ...]:
+    """Return `attempts` with an estimated end of the last one if it was killed.
+
+    `resumed_trained_s` is the training time, in seconds, of the checkpoint that the run resumes from: a lower bound of
+    the killed process's.
+    """
+    if not attempts or attempts[-1].end is not None:
+        return tuple(attempts)
+    *before, last = attempts
+    rows = [row for path in (rundir.steps, rundir.evals) for row in read_lines(path, lambda number: None)]
+    trained_s = max([last.start.trained_s, resumed_trained_s, *(_number_or_zero(row, "trained_s") for row in rows)])
+    step = max([last.start.from_step, *(int(_number_or_zero(row, "step")) for row in rows)])
+    ended_s = last.training_started_s + trained_s - last.start.trained_s
+    return (*before, last.with_end(ended_s, step, trained_s, "killed"))
+
+
+def compute_goodput(
+    attempts: Sequence[Attempt], trained_s: float, spent: TimeSpent, non_step_s: float = 0.0
+) -> GoodputResult:
+    """Attribute the wall-clock time of `attempts`, all of which have an end.
+
+    The last one has trained for `trained_s` seconds, earlier processes included; `time_spent` and `non_step_s` (time
+    after the last step, and profiler start) of these were not steps.
+    """
+    ends = [attempt.end for attempt in attempts]
+    assert ends and all(ends), "every attempt needs an end"
+    startup_s = sum(attempt.start.startup_s for attempt in attempts)
+    up_s = sum(
+        max(0.0, end.ended_s - attempt.training_started_s) for attempt, end in zip(attempts, ends, strict=True) if end
+    )
+    down_s = attempts[0].start.waited_s + sum(_downtime_s(before, after) for before, after in pairwise(attempts))
+    rework_s = sum(_rework_s(before, after) for before, after in pairwise(attempts))
+    recorded_s = trained_s - attempts[0].start.trained_s  # the file may begin later than the run
+    parts = {
+        "useful_s": max(0.0, recorded_s - spent.eval_s - spent.checkpoint_s - spent.data_wait_s - non_step_s),
+        "startup_s": startup_s,
+        **asdict(spent),
+        "rework_s": rework_s,
+        "down_s": down_s,
+        "other_s": max(0.0, up_s - rework_s - recorded_s) + non_step_s,
+    }
+    wall_s = sum(parts.values())  # not from the host's clock, which may have been set back
+    share = parts["useful_s"] / wall_s if wall_s else 0.0
+    return GoodputResult(share=share, wall_s=wall_s, starts=len(attempts), **parts)
+
+
+class GoodputTracker(Protocol):
+    """Record this process, and compute the goodput of the run."""
+
+    def time_spent(self, summary: ClockSummary) -> TimeSpent:
+        """Return the time to store in the saved state."""
+        ...
+
+    def goodput(self, trained_s: float, summary: ClockSummary, finish_s: float) -> GoodputResult | None:
+        """Return the goodput so far, or None on ranks other than 0.
+
+        `finish_s` is the part of `trained_s`, in seconds, after the clock's `summary`.
+        """
+        ...
+
+    def end(self, step: int, trained_s: float, status: Status) -> None:
+        """Record the end of this process after `step` steps. If it cannot be written, the next process estimates it."""
+        ...
+
+
+class NoGoodputTracker:
+    """For ranks other than 0."""
+
+    def time_spent(self, summary: ClockSummary) -> TimeSpent:
+        """Return zero times: rank 0 saves its own."""
+        return TimeSpent()
+
+    def goodput(self, trained_s: float, summary: ClockSummary, finish_s: float) -> None:
+        """Return None."""
+
+    def end(self, step: int, trained_s: float, status: Status) -> None:
+        """Do nothing."""
+
+
+class FileGoodputTracker:
+    """Records in `attempts.jsonl`; the last of `attempts` is this process."""
+
+    def __init__(
+        self, path: Path, attempts: Sequence[Attempt], spent_before: TimeSpent, now: Callable[[], float]
+    ) -> None:
+        self._path = path
+        self._attempts = tuple(attempts)
+        self._spent_before = spent_before
+        self._now = now
+
+    def time_spent(self, summary: ClockSummary) -> TimeSpent:
+        """Return the time spent so far, earlier processes included."""
+        return self._spent_before.plus(summary)
+
+    def goodput(self, trained_s: float, summary: ClockSummary, finish_s: float) -> GoodputResult:
+        """Return the goodput so far."""
+        attempts = self._attempts_until_now(0, trained_s, "completed")
+        paused_s = sum(summary.pauses.get(name, 0.0) for name in (TRACE, CAPTURE))
+        no_step_s = summary.unfinished_s + paused_s + finish_s
+        return compute_goodput(attempts, trained_s, self.time_spent(summary), no_step_s)
+
+    def end(self, step: int, trained_s: float, status: Status) -> None:
+        """Write the end of this process."""
+        with contextlib.suppress(OSError):
+            _write_attempts(self._path, self._attempts_until_now(step, trained_s, status))
+
+    def _attempts_until_now(self, step: int, trained_s: float, status: Status) -> tuple[Attempt, ...]:
+        *before, last = self._attempts
+        return (*before, last.with_end(self._now(), step, trained_s, status))
+
+
+def build_goodput_tracker(
+    rundir: RunDir,
+    world: World,
+    *,
+    from_step: int,
+    trained_s: float,
+    spent_before: TimeSpent,
+    startup_s: float,
+    launch: str = "",
+    batch_job: BatchJob = NO_JOB,
+    first_started_s: float = math.inf,
+    warn: Callable[[str], None] = lambda message: None,
+    now: Callable[[], float] = unix_s,
+) -> GoodputTracker:
+    """Record that training begins, `startup_s` seconds after the start of this process; rank 0 only.
+
+    Call it before the rows of lost steps are dropped from `steps.jsonl`. `now` returns seconds since 1970;
+    `first_started_s` is the run's first start in that time. Damaged lines are reported to `warn` and dropped. Raise
+    `RecipeError` if the file cannot be written.
+    """
+    if not world.is_main:
+        return NoGoodputTracker()
+    attempts = estimate_last_end(read_attempts(rundir.attempts, warn), rundir, trained_s)
+    started_s = now() - startup_s
+    start = AttemptStart(
+        number=attempts[-1].start.number + 1 if attempts else 1,
+        started_s=started_s,
+        startup_s=startup_s,
+        from_step=from_step,
+        trained_s=trained_s,
+        world_size=world.world_size,
+        host=os.uname().nodename,
+        pid=os.getpid(),
+        launch=launch,
+        job_id=batch_job.number,
+        job_restarts=batch_job.restarts,
+        waited_s=0.0 if attempts else max(0.0, started_s - first_started_s),
+    )
+    attempts = (*attempts, Attempt(start))
+    try:
+        _write_attempts(rundir.attempts, attempts)
+    except OSError as error:
+        raise RecipeError(f"--run-dir: {rundir.path} cannot be written to: {error.strerror} (name another)") from None
+    return FileGoodputTracker(rundir.attempts, attempts, spent_before, now)
+
+
+def _number_or_zero(row: Mapping[str, Any], name: str) -> float:
+    """Return a number of a record, or 0 if it is missing or not a finite float."""
+    value = row.get(name)
+    return float(value) if isinstance(value, int | float) and abs(value) <= sys.float_info.max else 0.0
+
+
+def _downtime_s(before: Attempt, after: Attempt) -> float:
+    assert before.end is not None
+    return max(0.0, after.start.started_s - before.end.ended_s)
+
+
+def _rework_s(before: Attempt, after: Attempt) -> float:
+    """Return the trained seconds of `before` that `after` repeats; 0 if the last step was saved."""
+    assert before.end is not None
+    is_saved = before.end.step == after.start.from_step
+    return 0.0 if is_saved else max(0.0, before.end.trained_s - after.start.trained_s)
+
+
+def _write_attempts(path: Path, attempts: Iterable[Attempt]) -> None:
+    rows = [row for attempt in attempts for row in (attempt.start, attempt.end) if row is not None]
+    write_atomic(path, "".join(row.model_dump_json() + "\n" for row in rows))

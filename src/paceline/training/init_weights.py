@@ -1,0 +1,112 @@
+"""Load the initial weights of a run: from a file, or from a checkpoint of another run."""
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from paceline.core.errors import CheckpointError, RecipeError
+from paceline.core.files import open_to_read
+from paceline.core.run_dir import RunDir, is_run
+from paceline.data.files import expand_path, is_folder
+from paceline.models.pretrained import copy_weights, load_weights
+from paceline.recipe.load import load
+from paceline.recipe.schema import Recipe
+from paceline.recipe.schema.base import is_own_model
+from paceline.recipe.schema.model import Model
+from paceline.training.checkpoint import CheckpointStorage, KeepPolicy, model_tensors, read_state, weights_sha256
+from paceline.training.eval_model import eval_precision, has_weight_average, load_eval_model
+from paceline.training.precision import build_precision
+from paceline.training.trained_dataset import read_trained_dataset
+
+_CHECKPOINT_NAMES: Final = ("last", "best")
+_CPU: Final = torch.device("cpu")
+_STARTED_FROM: Final = "started_from"
+
+
+@dataclass(frozen=True)
+class InitialWeights:
+    """A note for the user (None for random weights), and the provenance `started_from`.
+
+    It holds the recipe's `path`, the `checkpoint` of a run, and the `sha256` of the file or, as in `result.json`, of
+    the run's weights.
+    """
+
+    note: str | None = None
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+
+def find_initial_checkpoint(weights: str) -> str:
+    """Return the checkpoint that `weights` names, or an empty string if it is no folder. Only rank 0 needs it.
+
+    A run directory means its last checkpoint; RUN/checkpoints/best, last or a step's folder that checkpoint. Raise
+    `RecipeError` for any other folder, or a missing checkpoint.
+    """
+    if weights == "off":
+        return ""
+    path = expand_path(weights)
+    above = path.parent.parent
+    run, name = (above, path.name) if path.parent == RunDir(above).checkpoints else (path, "last")
+    if not is_run(run):
+        if not is_folder(path):
+            return ""
+        raise RecipeError(
+            f"model.weights: {weights}: is neither a run directory nor a checkpoint of one "
+            "(give RUN, RUN/checkpoints/best or a step's folder there, a .safetensors or a .pth)"
+        )
+    if name not in _CHECKPOINT_NAMES:
+        if not os.path.lexists(path):
+            raise RecipeError(f"model.weights: {weights}: no such checkpoint (see {path.parent})")
+        return str(path) if is_folder(path) else ""
+    try:
+        return str(CheckpointStorage(RunDir(run).checkpoints, KeepPolicy(1)).by_name(name))
+    except CheckpointError as error:
+        raise RecipeError(f"model.weights: {error}") from None
+
+
+def load_initial_weights(section: Model, model: nn.Module, checkpoint: str) -> InitialWeights:
+    """Load the weights of `section.weights`, or of `checkpoint` if given, into `model` in place.
+
+    Raise `RecipeError` as `load_weights` does, and `CheckpointError` for a damaged checkpoint.
+    """
+    weights = section.weights
+    if weights == "off":
+        return InitialWeights()
+    facts = {"path": weights}
+    if not checkpoint:
+        sentence = load_weights(model, weights, section.name)
+        with open_to_read(expand_path(weights)) as file:
+            facts["sha256"] = hashlib.file_digest(file, "sha256").hexdigest()
+        return InitialWeights(f"model.weights: {weights}: {sentence}", {_STARTED_FROM: facts})
+    path = Path(checkpoint)
+    run_recipe = load(str(path.parent.parent)).recipe
+    tensors = model_tensors(_load_source_model(run_recipe, section, path))
+    sentence = copy_weights(model, tensors, weights, section.name)
+    which = "averaged weights" if has_weight_average(run_recipe) else "weights"
+    facts |= {"checkpoint": path.name, "sha256": weights_sha256(tensors)}
+    return InitialWeights(f"model.weights: {weights}: the {which} of {path.name}: {sentence}", {_STARTED_FROM: facts})
+
+
+def restored_origin(checkpoint: str) -> InitialWeights:
+    """Return the initial weights recorded in the run's own `checkpoint`, without a note."""
+    origin = read_state(Path(checkpoint)).get(_STARTED_FROM)
+    return InitialWeights(provenance={_STARTED_FROM: origin} if isinstance(origin, dict) else {})
+
+
+def _load_source_model(run_recipe: Recipe, section: Model, path: Path) -> nn.Module:
+    """Return the evaluated model of the run with recipe `run_recipe`, on the CPU.
+
+    Its own code is imported only if the new recipe names the same model.
+    """
+    if is_own_model(run_recipe.model.name) and run_recipe.model.name != section.name:
+        raise RecipeError(
+            f"model.weights: {path}: is of {run_recipe.model.name}, which is code that the run names "
+            f"(set model.name to it; it is {section.name})"
+        )
+    precision = build_precision(eval_precision(run_recipe.train.precision, _CPU), _CPU)
+    return load_eval_model(run_recipe, read_trained_dataset(RunDir(path.parent.parent)), precision, _CPU, path)

@@ -1,0 +1,253 @@
+"""The log sink protocol, its records, and the JSON lines that both become. Only rank 0 has sinks."""
+
+import json
+import math
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from paceline.core.files import open_text_to_write
+from paceline.core.results import EvalReport, EvalResult, RunResult
+from paceline.core.run_dir import RunDir, read_lines, write_atomic
+from paceline.data.batch import Batch
+from paceline.recipe.plan import Plan
+from paceline.recipe.schema.optim import ScheduleFree
+from paceline.recipe.schema.recipe import Recipe
+from paceline.recipe.schema.train import Log
+
+
+def open_from_step(path: Path, last_step: int) -> IO[str]:
+    """Open a JSON-lines file for appending, after dropping the records past `last_step`."""
+    drop_records_after(path, last_step)
+    return open_text_to_write(path, "a")
+
+
+def drop_records_after(path: Path, last_step: int) -> None:
+    """Drop the records after `last_step` from a JSON-lines file, which is created if it is missing."""
+    kept = [record for record in read_lines(path, of_steps=True) if record["step"] <= last_step]
+    write_atomic(path, "".join(json.dumps(record) + "\n" for record in kept))
+
+
+def append_record(file: IO[str], record: dict[str, Any]) -> None:
+    """Append `record` and flush."""
+    file.write(json.dumps(record) + "\n")
+    file.flush()
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """A logged step: `loss` is the mean over all ranks since the last record, `images_per_s` the global throughput.
+
+    `top1` and `top5`, shares from 0 to 1, are of the training batches since then; None unless `train.accuracy` is on.
+    `trained_s` is in seconds.
+    """
+
+    step: int
+    epoch: float
+    images_seen: int
+    loss: float
+    lr: float
+    images_per_s: float
+    trained_s: float
+    top1: float | None = None
+    top5: float | None = None
+
+
+@dataclass(frozen=True)
+class EvalRecord:
+    """An evaluation after `step` steps and `trained_s` seconds of training, with its report.
+
+    `skipped` steps did not update the weights. `train_s` is `trained_s` without evaluations and checkpoints, in
+    seconds. `epoch_s` (seconds per epoch) and `images_per_s` measure the training since the previous evaluation; None
+    in rows of older versions. `batch_top1` and `batch_top5` are shares from 0 to 1 of the training batches since then;
+    None unless `train.accuracy` is on.
+    """
+
+    step: int
+    epoch: float
+    images_seen: int
+    trained_s: float
+    report: EvalReport
+    skipped: int = 0
+    train_s: float | None = None
+    epoch_s: float | None = None
+    images_per_s: float | None = None
+    batch_top1: float | None = None
+    batch_top5: float | None = None
+
+
+_POSITION_COLUMNS = ("step", "epoch", "images_seen", "trained_s")
+_RESULT_COLUMNS = ("images", "top1", "top5", "loss", "ece", "mean_class_accuracy")
+_EMA_COLUMNS = tuple(f"ema_{name}" for name in _RESULT_COLUMNS if name != "images")
+_TRAIN_COLUMNS = ("train_top1", "train_loss", "gap")
+_SPEED_COLUMNS = ("train_s", "epoch_s", "images_per_s")
+_BATCH_COLUMNS = ("batch_top1", "batch_top5")
+
+
+def eval_columns(recipe: Recipe) -> tuple[str, ...]:
+    """Return the keys of the evaluations of a run."""
+    is_averaged = recipe.train.ema != "off" or isinstance(recipe.optim, ScheduleFree)
+    sees_train = recipe.train.eval_train == "on"
+    return (
+        *_POSITION_COLUMNS,
+        *_RESULT_COLUMNS,
+        *(_EMA_COLUMNS if is_averaged else ()),
+        *(_TRAIN_COLUMNS if sees_train else ()),
+        *_SPEED_COLUMNS,
+        *(_BATCH_COLUMNS if recipe.train.accuracy == "on" else ()),
+    )
+
+
+def to_eval_row(record: EvalRecord) -> dict[str, Any]:
+    """Return an evaluation as plain values for JSON and CSV, with the keys of `eval_columns`."""
+    report = record.report
+    row = {name: getattr(record, name) for name in _POSITION_COLUMNS}
+    row |= report.val.model_dump(mode="json")
+    if report.ema is not None:
+        row |= {f"ema_{name}": value for name, value in report.ema.model_dump(mode="json", exclude={"images"}).items()}
+    if report.train is not None:
+        train = report.train.model_dump(mode="json", include={"top1", "loss"})
+        row |= {f"train_{name}": value for name, value in train.items()} | {"gap": report.gap}
+    row |= {name: getattr(record, name) for name in _SPEED_COLUMNS}
+    return row if record.batch_top1 is None else row | {name: getattr(record, name) for name in _BATCH_COLUMNS}
+
+
+def to_step_row(record: StepRecord) -> dict[str, Any]:
+    """Return a logged step as plain values for JSON, without unmeasured ones."""
+    return {name: value for name, value in asdict(record).items() if value is not None}
+
+
+def from_eval_row(row: Mapping[str, Any]) -> EvalRecord:
+    """Return the evaluation of a `row` that `to_eval_row` made.
+
+    Of the evaluation on training images a row has top-1 and loss only: the other metrics are NaN, and its number of
+    images is 0.
+    """
+    averaged = {name.removeprefix("ema_"): row[name] for name in _EMA_COLUMNS} if _EMA_COLUMNS[0] in row else None
+    report = EvalReport(
+        val=EvalResult(**{name: row[name] for name in _RESULT_COLUMNS}),
+        ema=EvalResult(images=row["images"], **averaged) if averaged else None,
+        train=EvalResult(images=0, top1=row["train_top1"], top5=math.nan, loss=row["train_loss"])
+        if "train_top1" in row
+        else None,
+    )
+    place = {name: row[name] for name in _POSITION_COLUMNS} | {
+        name: row.get(name) for name in (*_SPEED_COLUMNS, *_BATCH_COLUMNS)
+    }
+    return EvalRecord(**place, report=report)
+
+
+class LogSink(Protocol):
+    """Receive the records of a run."""
+
+    def started(self, plan: Plan, step: int) -> None:
+        """Receive the plan of the run, and the step it starts from."""
+        ...
+
+    def step(self, record: StepRecord) -> None:
+        """Receive a logged step."""
+        ...
+
+    def evaluated(self, record: EvalRecord) -> None:
+        """Receive an evaluation."""
+        ...
+
+    def warned(self, message: str) -> None:
+        """Receive a one-line warning, which does not end the run; possibly before `started`."""
+        ...
+
+    def finished(self, result: RunResult) -> None:
+        """Receive the result of a run that finished or was preempted, but did not fail."""
+        ...
+
+    def close(self) -> None:
+        """Flush and close. This is the last call."""
+        ...
+
+
+@dataclass(frozen=True)
+class SinkGroup:
+    """Several sinks as one; empty on ranks other than 0.
+
+    All `on_close` are called before the first sink is closed, so that slow sinks close concurrently.
+    """
+
+    sinks: Sequence[LogSink]
+    on_close: Sequence[Callable[[], None]] = ()
+
+    def started(self, plan: Plan, step: int) -> None:
+        """Forward the plan."""
+        for sink in self.sinks:
+            sink.started(plan, step)
+
+    def step(self, record: StepRecord) -> None:
+        """Forward a logged step."""
+        for sink in self.sinks:
+            sink.step(record)
+
+    def evaluated(self, record: EvalRecord) -> None:
+        """Forward an evaluation."""
+        for sink in self.sinks:
+            sink.evaluated(record)
+
+    def warned(self, message: str) -> None:
+        """Forward a warning."""
+        for sink in self.sinks:
+            sink.warned(message)
+
+    def finished(self, result: RunResult) -> None:
+        """Forward the result."""
+        for sink in self.sinks:
+            sink.finished(result)
+
+    def close(self) -> None:
+        """Close all sinks."""
+        for end in self.on_close:
+            end()
+        for sink in self.sinks:
+            sink.close()
+
+
+class SampleTrace(Protocol):
+    """Record the samples that a rank trains on."""
+
+    def record(self, step: int, batch: Batch) -> None:
+        """Record the batch of optimizer step `step`, from 0."""
+        ...
+
+    def close(self) -> None:
+        """Close the file."""
+        ...
+
+
+class NoSampleTrace:
+    """Record nothing."""
+
+    def record(self, step: int, batch: Batch) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class FileSampleTrace:
+    """Write sample indices and the CRC-32 of each image's augmented pixels, one line per step."""
+
+    def __init__(self, rundir: RunDir, rank: int, resume_step: int) -> None:
+        self._file = open_from_step(rundir.samples(rank), resume_step - 1)
+
+    def record(self, step: int, batch: Batch) -> None:
+        """Append a line for `step`."""
+        crc32 = [zlib.crc32(image.numpy().tobytes()) for image in batch.images]
+        append_record(self._file, {"step": step, "samples": batch.indices.tolist(), "crc32": crc32})
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def build_sample_trace(log: Log, rundir: RunDir, rank: int, resume_step: int) -> SampleTrace:
+    """Return the sample trace of `rank`, a file if `log.samples` is on."""
+    return FileSampleTrace(rundir, rank, resume_step) if log.samples else NoSampleTrace()

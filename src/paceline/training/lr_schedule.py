@@ -1,0 +1,262 @@
+"""Learning-rate schedules. All but `Plateau` are pure functions of the step."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Literal, Protocol
+
+from paceline.recipe.plan import Plan
+from paceline.recipe.schema import optim as sections
+from paceline.recipe.schema.optim import ScheduleSection
+
+
+class LrSchedule(Protocol):
+    """The learning rate of each step, from 0."""
+
+    def lr(self, step: int) -> float:
+        """Return the learning rate of optimizer step `step`."""
+        ...
+
+    def observe(self, val_loss: float, step: int) -> None:
+        """Observe the validation loss after `step` steps."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return plain values that a resumed run needs."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load what `state_dict` returned."""
+        ...
+
+
+class LrShape(Protocol):
+    """The learning rate after the warm-up, relative to the peak."""
+
+    def share(self, step: int) -> float:
+        """Return the learning rate at global step `step`, relative to the peak."""
+        ...
+
+
+@dataclass(frozen=True)
+class ConstantShape:
+    """A constant learning rate."""
+
+    def share(self, step: int) -> float:
+        """Return 1."""
+        return 1.0
+
+
+@dataclass(frozen=True)
+class DecayShape:
+    """Decay from the peak at step `first` to `final` at step `last`; `curve` falls from 1 to 0 over [0, 1]."""
+
+    first: int
+    last: int
+    final: float
+    curve: Callable[[float], float]
+
+    def share(self, step: int) -> float:
+        """Return the share of the peak at `step`."""
+        progress = min(1.0, max(0.0, (step - self.first) / max(1, self.last - self.first)))
+        return self.final + (1.0 - self.final) * self.curve(progress)
+
+
+def half_cosine(progress: float) -> float:
+    """Return (1 + cos(pi t)) / 2 (Loshchilov and Hutter 2017, arXiv 1608.03983)."""
+    return (1 + math.cos(math.pi * progress)) / 2
+
+
+def power_curve(power: float) -> Callable[[float], float]:
+    """Return the curve (1 - t) ** power."""
+    return lambda progress: (1 - progress) ** power
+
+
+@dataclass(frozen=True)
+class MilestoneShape:
+    """Multiply by `factor` at each step of `steps`."""
+
+    steps: tuple[int, ...]
+    factor: float
+
+    def share(self, step: int) -> float:
+        """Return the share of the peak at `step`."""
+        return self.factor ** sum(step >= milestone for milestone in self.steps)
+
+
+@dataclass(frozen=True)
+class OneCycleShape:
+    """Rise from `start` to the peak at step `peak_at`, then fall to `final` at the last step, both along a cosine."""
+
+    peak_at: int
+    last: int
+    start: float
+    final: float
+
+    def share(self, step: int) -> float:
+        """Return the share of the peak at `step`."""
+        if step < self.peak_at:
+            return self.start + (1.0 - self.start) * half_cosine(1 - step / self.peak_at)
+        return DecayShape(self.peak_at, self.last, self.final, half_cosine).share(step)
+
+
+@dataclass(frozen=True)
+class LrWarmup:
+    """Warm-up from `start` (relative to the peak) over `steps` steps; the last one has the peak.
+
+    Gradual and constant warm-up as in Goyal et al. 2017 (arXiv 1706.02677), section 2.2. With `epoch_steps`, the number
+    of steps per epoch, the rate changes once per epoch: from `start` in the first to the peak after the last, as
+    torch's LinearLR stepped per epoch, or, if `start` is 0, in n equal stairs from 1/n, as in NERSC's tutorial.
+    """
+
+    steps: int
+    start: float
+    shape: Literal["linear", "exponential", "constant"] = "linear"
+    epoch_steps: int = 0
+
+    def share(self, step: int) -> float:
+        """Return the share of the peak at global step `step`."""
+        if step >= self.steps:
+            return 1.0
+        match self.shape:
+            case "linear":
+                return self.start + (1.0 - self.start) * self._progress(step)
+            case "exponential":
+                return math.pow(self.start, 1 - self._progress(step))
+            case "constant":
+                return self.start
+
+    def _progress(self, step: int) -> float:
+        if not self.epoch_steps:
+            return (step + 1) / self.steps
+        epoch = step // self.epoch_steps
+        return (epoch if self.start else epoch + 1) * self.epoch_steps / self.steps
+
+
+@dataclass(frozen=True)
+class FixedLrSchedule:
+    """A fixed schedule: warm-up, then `shape`."""
+
+    peak: float
+    warmup: LrWarmup
+    shape: LrShape
+
+    def lr(self, step: int) -> float:
+        """Return the learning rate of step `step`."""
+        return self.peak * self.warmup.share(step) * self.shape.share(step)
+
+    def observe(self, val_loss: float, step: int) -> None:
+        """Do nothing: the schedule is fixed."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return an empty dictionary: the step determines the rate."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Do nothing."""
+
+
+@dataclass
+class PlateauLrSchedule:
+    """Multiply by `factor` after more than `patience` evaluations without a lower loss, as torch's ReduceLROnPlateau.
+
+    Evaluations up to the end of the warm-up do not count.
+    """
+
+    peak: float
+    warmup: LrWarmup
+    factor: float
+    patience: int
+    threshold: float
+    best: float = field(default=math.inf)
+    bad_evaluations: int = field(default=0)
+    share: float = field(default=1.0)
+
+    def lr(self, step: int) -> float:
+        """Return the learning rate of step `step`."""
+        return self.peak * self.warmup.share(step) * self.share
+
+    def observe(self, val_loss: float, step: int) -> None:
+        """Count an evaluation without improvement, or reset the count."""
+        if step <= self.warmup.steps:
+            return
+        if val_loss < self.best * (1 - self.threshold):
+            self.best, self.bad_evaluations = val_loss, 0
+            return
+        self.bad_evaluations += 1
+        if self.bad_evaluations > self.patience:
+            self.share, self.bad_evaluations = self.share * self.factor, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state. An infinite `best` is None, for JSON."""
+        best = None if math.isinf(self.best) else self.best
+        return {"best": best, "bad_evaluations": self.bad_evaluations, "share": self.share}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load the state."""
+        self.best = math.inf if state["best"] is None else state["best"]
+        self.bad_evaluations, self.share = state["bad_evaluations"], state["share"]
+
+
+def build_lr_schedule(section: ScheduleSection, plan: Plan) -> LrSchedule:
+    """Return the schedule of `section`, with durations converted to steps by `plan`."""
+    if isinstance(section, sections.OneCycle):
+        shape = OneCycleShape(max(1, plan.steps(section.peak_at)), plan.total_steps, section.start, section.final)
+        return FixedLrSchedule(plan.peak_lr, LrWarmup(0, 0.0), shape)
+    stair = plan.steps_per_epoch if section.warmup_by == "epoch" else 0
+    warmup = LrWarmup(plan.steps(section.warmup), section.warmup_start, section.warmup_shape, stair)
+    if isinstance(section, sections.Plateau):
+        return PlateauLrSchedule(plan.peak_lr, warmup, section.factor, section.patience, section.threshold)
+    return FixedLrSchedule(plan.peak_lr, warmup, _build_shape(section, plan, warmup.steps))
+
+
+def sample_lr_points(schedule: LrSchedule, total_steps: int) -> list[tuple[int, float]]:
+    """Return a fixed schedule as (step, learning rate) points to join by straight lines;
+
+    No points for `PlateauLrSchedule`.
+
+    Intervals are halved until their midpoint is within 0.2 % of the peak of the line. The step with the peak is
+    included.
+    """
+    if not isinstance(schedule, FixedLrSchedule) or total_steps < 1:
+        return []
+    last = total_steps - 1
+    grid = sorted({round(last * i / 32) for i in range(33)})
+    tolerance = 0.002 * schedule.peak
+
+    def between(first: int, end: int) -> list[int]:
+        middle = (first + end) // 2
+        if middle == first:
+            return []
+        low, high = schedule.lr(first), schedule.lr(end)
+        line = low + (high - low) * (middle - first) / (end - first)
+        if abs(schedule.lr(middle) - line) <= tolerance:
+            return []
+        return [*between(first, middle), middle, *between(middle, end)]
+
+    steps = [grid[0]]
+    for first, end in pairwise(grid):
+        steps += [*between(first, end), end]
+    at = max(range(len(steps)), key=lambda index: schedule.lr(steps[index]))
+    near_peak = range(steps[max(0, at - 1)], steps[min(len(steps) - 1, at + 1)] + 1)
+    steps = sorted({*steps, max(near_peak, key=schedule.lr)})
+    return [(step, schedule.lr(step)) for step in steps]
+
+
+def _build_shape(
+    section: sections.Constant | sections.Cosine | sections.Linear | sections.Polynomial | sections.Step,
+    plan: Plan,
+    warmup: int,
+) -> LrShape:
+    match section:
+        case sections.Constant():
+            return ConstantShape()
+        case sections.Cosine(final=final):
+            return DecayShape(warmup, plan.total_steps, final, half_cosine)
+        case sections.Linear(final=final):
+            return DecayShape(warmup, plan.total_steps, final, power_curve(1.0))
+        case sections.Polynomial(power=power, final=final):
+            return DecayShape(warmup, plan.total_steps, final, power_curve(power))
+        case sections.Step(milestones=milestones, factor=factor):
+            return MilestoneShape(tuple(plan.steps(milestone) for milestone in milestones), factor)

@@ -1,0 +1,232 @@
+"""Evaluation metrics as counts on the device: accuracy, loss, calibration, confusion, and the worst mistakes.
+
+Counts of disjoint subsets add up to those of the whole set, so the value over all ranks is that of one pass over all
+images.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from paceline.core.results import ClassCount, ClassTable, EvalResult, MisclassifiedImage, printable_class_name
+
+NUM_BINS = 15
+"""Bins of the calibration error, as in Guo et al. 2017 (arXiv 1706.04599)."""
+MAX_CONFUSION_CLASSES = 1000
+"""Limit for a confusion matrix, quadratic in size: 8 MB on the device and 2 MB as a file at 1000 classes."""
+
+
+class Predictions(NamedTuple):
+    """Predictions for N images with `labels` int64 [N].
+
+    `hits` bool [N, min(5, num_classes)]: whether the first, second, ... prediction is the label. `predicted` int64 [N]
+    is the first, `confidence` float64 [N] its probability, and `losses` float64 [N] the cross-entropy of the label.
+    """
+
+    labels: Tensor
+    hits: Tensor
+    predicted: Tensor
+    confidence: Tensor
+    losses: Tensor
+
+
+def predict_batch(logits: Tensor, labels: Tensor) -> Predictions:
+    """Return the predictions of logits float [N, num_classes] for labels int64 [N] on the same device.
+
+    Logits are compared and summed in float64. The prediction is the class that `topk` ranks first.
+    """
+    log_probabilities = logits.double().log_softmax(dim=1)
+    best = log_probabilities.topk(min(5, logits.shape[1]), dim=1).indices
+    return Predictions(
+        labels=labels,
+        hits=best == labels[:, None],
+        predicted=best[:, 0],
+        confidence=log_probabilities.gather(1, best[:, :1])[:, 0].exp(),
+        losses=-log_probabilities.gather(1, labels[:, None])[:, 0],
+    )
+
+
+@dataclass(frozen=True)
+class EvalCounts:
+    """Counts of the images so far, on the device; adding a batch never synchronizes.
+
+    `scores` float64 [4]: images, top-1 correct, top-5 correct, summed cross-entropy. `bins` float64 [3, 15] by
+    confidence: images, summed confidence, correct. `classes` int64 [2, num_classes] by true class: images, correct.
+    `confusion` int64 [num_classes, num_classes]: images by true class (rows) and predicted class (columns), or [0, 0]
+    for more than `MAX_CONFUSION_CLASSES`.
+    """
+
+    scores: Tensor
+    bins: Tensor
+    classes: Tensor
+    confusion: Tensor
+
+    @classmethod
+    def zeros(cls, num_classes: int, device: torch.device) -> Self:
+        """Return the counts of no images."""
+        side = num_classes if num_classes <= MAX_CONFUSION_CLASSES else 0
+        return cls(
+            scores=torch.zeros(4, dtype=torch.float64, device=device),
+            bins=torch.zeros(3, NUM_BINS, dtype=torch.float64, device=device),
+            classes=torch.zeros(2, num_classes, dtype=torch.int64, device=device),
+            confusion=torch.zeros(side, side, dtype=torch.int64, device=device),
+        )
+
+    def add(self, predictions: Predictions) -> None:
+        """Count a batch."""
+        labels, hits, predicted, confidence, losses = predictions
+        correct, ones = hits[:, 0].double(), torch.ones_like(losses)
+        self.scores.add_(torch.stack([ones, correct, hits.sum(dim=1).double(), losses]).sum(dim=1))
+        self.bins.add_(_sum_by_bin(confidence, torch.stack([ones, confidence, correct])))
+        self.classes[0].index_add_(0, labels, torch.ones_like(labels))
+        self.classes[1].index_add_(0, labels, hits[:, 0].long())
+        if self.confusion.numel():
+            cells = labels * self.classes.shape[1] + predicted
+            self.confusion.view(-1).index_add_(0, cells, torch.ones_like(labels))
+
+    def reduce(self, reduce: Callable[[Tensor], Tensor]) -> "EvalCounts":
+        """Return the counts with `reduce`, such as a sum over ranks, applied to each tensor."""
+        return EvalCounts(reduce(self.scores), reduce(self.bins), reduce(self.classes), reduce(self.confusion))
+
+    @property
+    def images(self) -> int:
+        """Number of images counted. Waits for the device."""
+        return int(self.scores[0].item())
+
+    def to_result(self) -> EvalResult:
+        """Return the metrics; at least one image must have been counted."""
+        images, top1, top5, loss = self.scores.tolist()
+        return EvalResult(
+            images=int(images),
+            top1=top1 / images,
+            top5=top5 / images,
+            loss=loss / images,
+            ece=expected_calibration_error(self.bins),
+            mean_class_accuracy=mean_class_accuracy(self.classes),
+        )
+
+    def to_class_table(self, names: Sequence[str]) -> ClassTable:
+        """Return the per-class counts for classes called `names`."""
+        rows = zip(names, *self.classes.tolist(), strict=True)
+        return ClassTable(
+            classes=tuple(ClassCount(printable_class_name(name), images, correct) for name, images, correct in rows),
+            confusion=tuple(map(tuple, self.confusion.tolist())),
+        )
+
+
+def expected_calibration_error(bins: Tensor) -> float:
+    """Return the mean distance between accuracy and confidence per bin, weighted by images.
+
+    `bins` is [3, num_bins]: images, summed confidence, correct. Guo et al. 2017 (arXiv 1706.04599), equation 3.
+    """
+    images, confidence, correct = bins
+    return float((correct - confidence).abs().sum() / images.sum())
+
+
+def mean_class_accuracy(classes: Tensor) -> float:
+    """Return the mean accuracy of the non-empty classes; `classes` is [2, num_classes]: images, correct.
+
+    Also called balanced accuracy (Brodersen et al. 2010, doi 10.1109/ICPR.2010.764).
+    """
+    images, correct = classes[:, classes[0] > 0].double()
+    return float((correct / images).mean())
+
+
+def _sum_by_bin(confidence: Tensor, values: Tensor) -> Tensor:
+    """Sum `values` [K, N] by the bin of `confidence` [N] to [K, NUM_BINS]; bin m of M is (m / M, (m + 1) / M]."""
+    # A masked sum, not a scatter-add: its order, and so its rounding, would vary between runs on GPUs.
+    bins = (confidence * NUM_BINS).ceil().sub(1).clamp(0, NUM_BINS - 1)
+    is_in_bin = bins[:, None] == torch.arange(NUM_BINS, device=confidence.device)
+    return (values[:, :, None] * is_in_bin).sum(dim=1)
+
+
+_COLUMNS = 5
+_INDEX, _LABEL, _PREDICTED, _CONFIDENCE, _LOSS = range(_COLUMNS)
+_EMPTY_LOSS = -torch.inf
+"""Loss of an empty row."""
+
+
+class MistakeTracker(Protocol):
+    """Keep the misclassified images with the highest loss."""
+
+    def add(self, predictions: Predictions, indices: NDArray[np.int64]) -> None:
+        """Add a batch with sample indices int64 [N]."""
+        ...
+
+    def merge_ranks(self, all_gather: Callable[[Tensor], Tensor]) -> "MistakeTracker":
+        """Return the worst mistakes of all ranks; `all_gather` is an all-gather to [world_size, ...]. Collective."""
+        ...
+
+    def to_mistakes(self) -> tuple[MisclassifiedImage, ...]:
+        """Return the mistakes, worst first. Waits for the device."""
+        ...
+
+
+@dataclass(frozen=True)
+class TopLossSamples:
+    """The mistakes with the highest loss so far, on the device; adding a batch never synchronizes.
+
+    `rows` is float64 [K, 5], highest loss first: index, label, predicted, confidence, loss. Ties go to the lower index,
+    so the result does not depend on how the images are split. Non-finite losses are excluded.
+    """
+
+    rows: Tensor
+
+    @classmethod
+    def empty(cls, number: int, device: torch.device) -> Self:
+        """Return an empty tracker of `number` mistakes."""
+        return cls(torch.full((number, _COLUMNS), _EMPTY_LOSS, dtype=torch.float64, device=device))
+
+    def add(self, predictions: Predictions, indices: NDArray[np.int64]) -> None:
+        """Merge a batch. Indices up to 2^53 are exact in float64."""
+        # CUDA copies up to 64 KB (8,192 indices) from pageable memory without synchronizing.
+        index = torch.from_numpy(indices).to(self.rows.device, non_blocking=True)
+        is_candidate = (predictions.predicted != predictions.labels) & predictions.losses.isfinite()
+        losses = torch.where(is_candidate, predictions.losses, _EMPTY_LOSS)
+        columns = [index, predictions.labels, predictions.predicted, predictions.confidence, losses]
+        batch = torch.stack([column.double() for column in columns], dim=1)
+        self.rows.copy_(_top_rows(torch.cat([self.rows, batch]), len(self.rows)))
+
+    def merge_ranks(self, all_gather: Callable[[Tensor], Tensor]) -> "TopLossSamples":
+        """Return the worst mistakes of all ranks, the same on each."""
+        return TopLossSamples(_top_rows(all_gather(self.rows).flatten(0, 1), len(self.rows)))
+
+    def to_mistakes(self) -> tuple[MisclassifiedImage, ...]:
+        """Return up to K mistakes, worst first."""
+        return tuple(
+            MisclassifiedImage(int(index), int(label), int(predicted), confidence, loss)
+            for index, label, predicted, confidence, loss in self.rows.tolist()
+            if loss != _EMPTY_LOSS
+        )
+
+
+class NoMistakeTracker:
+    """Keep no mistakes."""
+
+    def add(self, predictions: Predictions, indices: NDArray[np.int64]) -> None:
+        """Do nothing."""
+
+    def merge_ranks(self, all_gather: Callable[[Tensor], Tensor]) -> "NoMistakeTracker":
+        """Return this object without communication."""
+        return self
+
+    def to_mistakes(self) -> tuple[MisclassifiedImage, ...]:
+        """Return an empty tuple."""
+        return ()
+
+
+def build_mistake_tracker(number: int, device: torch.device) -> MistakeTracker:
+    """Return a tracker of the `number` worst mistakes; 0 tracks none."""
+    return TopLossSamples.empty(number, device) if number else NoMistakeTracker()
+
+
+def _top_rows(rows: Tensor, number: int) -> Tensor:
+    """Return the first `number` of `rows` [N, 5] by descending loss, then ascending index."""
+    # Two stable sorts, since `topk` promises no order among equal values.
+    rows = rows[rows[:, _INDEX].argsort(stable=True)]
+    return rows[rows[:, _LOSS].argsort(descending=True, stable=True)[:number]]

@@ -1,0 +1,1 @@
+"""Optimizers: parameter groups, torch's optimizers, and those that torch lacks."""

@@ -1,0 +1,127 @@
+"""Open the outputs of a run: log sinks, checkpoints, goodput records, telemetry, and bad images."""
+
+import os
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from paceline.core.run_dir import RunDir, append_line, read_lines
+from paceline.data.sources.fingerprint import digest_datasets
+from paceline.measure.telemetry import Telemetry, build_telemetry
+from paceline.measure.throughput import RunTimer, steady_unix_s
+from paceline.parallel.strategy import Strategy
+from paceline.recipe.plugins import code_identity
+from paceline.training.checkpoint import CheckpointStorage, FileCheckpointWriter, KeepPolicy
+from paceline.training.context import RunContext
+from paceline.training.goodput import GoodputTracker, NoGoodputTracker, build_goodput_tracker
+from paceline.training.logging.base import SinkGroup, drop_records_after
+from paceline.training.logging.build import build_sinks
+from paceline.training.lr_schedule import sample_lr_points
+from paceline.training.preflight import check_disk, estimate_checkpoint_bytes
+from paceline.training.process import RunProcess
+from paceline.training.resume import initialize_rundir, read_recipe_name
+from paceline.training.saver import CheckpointWriter, NoCheckpointWriter, TrainingState
+from paceline.training.state import TrainState
+from paceline.training.trained_dataset import TrainedDataset
+
+
+def start_telemetry(
+    context: RunContext, process: RunProcess, strategy: Strategy, warn: Callable[[str], None]
+) -> Telemetry:
+    """Return the telemetry sampler of this node, which runs on one rank per node. Collective."""
+    # Nodes are numbered by their lowest rank, however the launcher has distributed the ranks.
+    world = context.world
+    host = zlib.crc32(os.uname().nodename.encode())
+    row = torch.tensor([os.getpid(), host, world.is_node_main], dtype=torch.int64, device=context.device)
+    ranks = strategy.all_gather(row).reshape(-1, 3).tolist()
+    node = sum(is_node_main for _, _, is_node_main in ranks[: world.rank])
+    path = process.rundir.telemetry(node)
+    return build_telemetry(
+        context.recipe.measure.telemetry if world.is_node_main else "off",
+        partial(append_line, path),
+        warn,
+        ranks=[pid for pid, of_host, _ in ranks if of_host == host],
+        gpus="all" if context.device.type == "cuda" else (),
+        looks_before=sum(1 for _ in read_lines(path, lambda number: None)),
+    )
+
+
+@dataclass(frozen=True)
+class RunOutputs:
+    """Outputs of a run. On ranks other than 0 they discard everything.
+
+    `provenance` records the user's own code and the initial weights, if there are any.
+    """
+
+    sinks: SinkGroup
+    writer: CheckpointWriter
+    checkpoint_values: Mapping[str, Any]
+    goodput: GoodputTracker
+    log_bad_image: Callable[[dict[str, str | int]], None]
+    provenance: Mapping[str, Any]
+
+
+def build_run_outputs(
+    context: RunContext,
+    process: RunProcess,
+    training_state: TrainingState,
+    machine: dict[str, Any],
+    state: TrainState,
+    initial_weights: Mapping[str, Any],
+) -> RunOutputs:
+    """Write what is known before the first step, and return the outputs of the run. Only rank 0 writes.
+
+    `initial_weights` is the provenance of the initial weights.
+    """
+    recipe, rundir, section = context.recipe, process.rundir, context.recipe.checkpoint
+    plugins = code_identity(recipe)
+    origin: dict[str, Any] = {**({"own_parts": plugins} if plugins else {}), **initial_weights}
+    facts: dict[str, Any] = {"recipe_hash": recipe.hash, "world_size": context.world.world_size, **origin}
+    if not context.world.is_main:
+        return RunOutputs(SinkGroup(()), NoCheckpointWriter(), facts, NoGoodputTracker(), lambda row: None, origin)
+    check_disk(rundir, section, estimate_checkpoint_bytes(training_state, recipe.optim), process.warn)
+    ledger = build_goodput_tracker(
+        rundir,
+        context.world,
+        from_step=state.step,
+        trained_s=state.trained_s,
+        spent_before=state.spent,
+        startup_s=RunTimer().started_s - process.invocation.started_s,
+        launch=process.invocation.launch,
+        batch_job=process.invocation.batch_job,
+        now=steady_unix_s(),
+        first_started_s=process.first_started_s,
+        warn=process.warn,
+    )  # before the recipe file: a folder with a recipe belongs to a run
+    lr_schedule = sample_lr_points(training_state.schedule, context.plan.total_steps)
+    name = {"recipe_name": read_recipe_name(rundir) or process.invocation.recipe_name}
+    initialize_rundir(rundir, recipe, {**name, **context.plan.to_dict(), "lr_schedule": lr_schedule})
+    for path in rundir.all_samples():  # including ranks of an earlier, larger world
+        drop_records_after(path, state.step - 1)
+        if path.stat().st_size == 0:
+            path.unlink()
+    rundir.write_json(rundir.dataset.name, TrainedDataset.from_source(context.datasets.train).to_dict())
+    rundir.write_json("machine.json", machine)
+    listeners = process.invocation.listeners
+    sinks = build_sinks(rundir, recipe, state.step, listeners, last_eval=state.last_step)
+    writer = FileCheckpointWriter(
+        checkpoint_storage(context, rundir),
+        background=section.background == "on",
+        on_failure=section.on_failure,
+        warn=sinks.warned,
+        saved_step=state.step or -1,
+    )
+    facts = {**facts, "dataset": digest_datasets(context.datasets)}
+    sinks.started(context.plan, state.step)  # last: from here on the caller closes the sinks
+    return RunOutputs(sinks, writer, facts, ledger, rundir.add_bad_image, origin)
+
+
+def checkpoint_storage(context: RunContext, rundir: RunDir) -> CheckpointStorage:
+    """Return the checkpoints of the run in `rundir`, with the recipe's rule of which to keep."""
+    section = context.recipe.checkpoint
+    keep = KeepPolicy(section.keep, keep_best=section.keep_best == "on", every=context.plan.checkpoint_keep_every)
+    return CheckpointStorage(rundir.checkpoints, keep)

@@ -1,0 +1,85 @@
+"""Describe this process of a run: how it was started, its run directory, its rank store, and its progress."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from paceline.core.run_dir import RunDir
+from paceline.core.world import NO_JOB, BatchJob
+from paceline.measure.clock import now_s
+from paceline.parallel.heartbeat import ReadProgress, progress_at_start
+from paceline.parallel.process_group import RankStore
+from paceline.training.logging.base import LogSink
+from paceline.training.preemption import Deadline, Interrupts, NoDeadline
+
+
+@dataclass
+class ProgressReporter:
+    """Report the step and stage of this rank, and a counter within a stage. Any change counts as progress."""
+
+    read_progress: ReadProgress = progress_at_start
+    batches: int = 0
+
+    def on_wait(self) -> None:
+        """Count as progress that this rank waits for another one."""
+        self.batches += 1
+
+    def __call__(self) -> tuple[int, str]:
+        """Return the number of finished steps, and a description of the stage."""
+        step, stage = self.read_progress()
+        name = stage or "between stages"
+        has_count = stage in ("start", "evaluate") or not stage  # a clock that is off names no stage
+        return step, f"{name}, {self.batches}" if has_count and self.batches else name
+
+
+@dataclass(frozen=True)
+class Invocation:
+    """How a run was started: time (seconds of `measure.timing.now_s`), command line, and listeners on rank 0.
+
+    `recipe_name` is the preset's name or the file's stem. `launch` is the job ID of torchrun or Slurm, which stays the
+    same when they restart the ranks; `batch_job` describes the Slurm job. `interrupts` may already be entered, so that
+    signals during `import torch` are not lost. `progress` reports progress to any thread at any time.
+    """
+
+    started_s: float = field(default_factory=now_s)
+    command: tuple[str, ...] = ()
+    listeners: Sequence[LogSink] = ()
+    recipe_name: str = ""
+    launch: str = ""
+    interrupts: Interrupts = field(default_factory=Interrupts)
+    batch_job: BatchJob = NO_JOB
+    progress: ProgressReporter = field(default_factory=ProgressReporter)
+
+    @property
+    def provenance(self) -> dict[str, str | int]:
+        """The batch job's number and restarts for the run's provenance, empty outside of a job."""
+        if not self.batch_job.number:
+            return {}
+        return {"job_id": self.batch_job.number, "job_restarts": self.batch_job.restarts}
+
+
+@dataclass(frozen=True)
+class RunProcess:
+    """This process of a run: run directory, invocation, connection to the other ranks, and progress.
+
+    `first_started_s` is the time of the run's first start (seconds since 1970), including processes that never trained;
+    it is infinite on ranks other than 0. `deadline` stops the run before its batch job ends.
+    """
+
+    rundir: RunDir
+    invocation: Invocation
+    store: RankStore
+    progress: ProgressReporter
+    first_started_s: float = math.inf
+    deadline: Deadline = field(default_factory=NoDeadline)
+
+    def warn(self, message: str) -> None:
+        """Send a warning to the listeners, which only rank 0 has."""
+        for listener in self.invocation.listeners:
+            listener.warned(message)
+
+    def should_stop_evaluation(self) -> bool:
+        """Count a batch of an evaluation as progress, and return whether to abort the evaluation."""
+        self.progress.batches += 1
+        self.deadline.begin_eval_batch()
+        return bool(self.invocation.interrupts.requested)

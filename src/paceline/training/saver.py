@@ -1,0 +1,222 @@
+"""Capture the training state of all ranks, save it through rank 0, and restore it."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from paceline.core.errors import CheckpointError
+from paceline.core.results import CheckpointResult, Status
+from paceline.parallel.strategy import Strategy
+from paceline.training.checkpoint import (
+    FinalSave,
+    Snapshot,
+    load_optimizer,
+    load_tensor_group,
+    model_tensors,
+    optimizer_tensors,
+    read_state,
+)
+from paceline.training.ema import WeightAverage
+from paceline.training.goodput import TimeSpent
+from paceline.training.lr_schedule import LrSchedule
+from paceline.training.optim.extra_state import GROUP_PREFIX, ExtraOptimizerState, NoExtraOptimizerState
+from paceline.training.optim.schedule_free import ScheduleFree
+from paceline.training.precision import Precision
+from paceline.training.state import TrainState
+
+_COMM_STATE: Final = "compression"
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """The components of a run that have a state, beside its progress."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    schedule: LrSchedule
+    precision: Precision
+    average: WeightAverage
+    strategy: Strategy
+    extra_state: ExtraOptimizerState = field(default_factory=NoExtraOptimizerState)
+
+    def state_dict(self, state: TrainState, saved: Mapping[str, Any]) -> Snapshot:
+        """Return the state of all components, gathered from all ranks, with additional values `saved`. Collective.
+
+        Raise `RecipeError` if the state of the user's own optimizer cannot be saved.
+        """
+        memory = self.strategy.comm_state()
+        tensors = {
+            "model": model_tensors(self.model),
+            "optimizer": {**optimizer_tensors(self.optimizer), **self.extra_state.tensors()},
+            "precision": self.precision.weights.tensors(),
+            "average": self.average.tensors(),
+            _COMM_STATE: memory.tensors(),
+        }
+        comm_values = memory.values(self.model)
+        values = {
+            "train": state.to_dict(),
+            "schedule": self.schedule.state_dict(),
+            "scale": self.precision.scale.state_dict(),
+            **self.extra_state.values(),
+            **({_COMM_STATE: comm_values} if comm_values else {}),
+            **saved,
+        }
+        # An optimizer may have no state yet, but its file always exists.
+        groups = {name: group for name, group in tensors.items() if group or name == "optimizer"}
+        averages = "optimizer" if isinstance(self.optimizer, ScheduleFree) else "average"
+        gathered = {name: self.strategy.gather(group) for name, group in groups.items()}
+        return Snapshot(gathered, values, frozenset({"model", averages}))
+
+    def load_state_dict(self, checkpoint: Path) -> TrainState:
+        """Load the state of `checkpoint`, whose weights are already loaded; return the progress.
+
+        Raise `CheckpointError` for an intact checkpoint of another run.
+        """
+        with _raising_mismatch(checkpoint):
+            return self._load_state(checkpoint)
+
+    def load_comm_state(self, checkpoint: Path) -> str:
+        """Load the state of gradient compression, after all warm-up passes; return a note if some is lost.
+
+        Raise `CheckpointError` as `load_state_dict` does.
+        """
+        with _raising_mismatch(checkpoint):
+            values, tensors = read_state(checkpoint).get(_COMM_STATE, {}), load_tensor_group(checkpoint, _COMM_STATE)
+            return self.strategy.comm_state().load(self.model, values, tensors)
+
+    def _load_state(self, checkpoint: Path) -> TrainState:
+        moments, values = load_tensor_group(checkpoint, "optimizer"), read_state(checkpoint)
+        of_parameters = {name: tensor for name, tensor in moments.items() if not name.startswith(GROUP_PREFIX)}
+        load_optimizer(self.optimizer, of_parameters, shard_like=self.strategy.shard_like)
+        self.extra_state.load(values, moments)
+        for name, part in (("precision", self.precision.weights), ("average", self.average)):
+            part.load(self._shard(load_tensor_group(checkpoint, name), part.tensors()))
+        self.schedule.load_state_dict(values["schedule"])
+        self.precision.scale.load_state_dict(values["scale"])
+        return TrainState.from_dict(values["train"])
+
+    def _shard(self, full: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {
+            name: self.strategy.shard_like(tensor, own[name]) if name in own else tensor
+            for name, tensor in full.items()
+        }
+
+
+@contextlib.contextmanager
+def _raising_mismatch(checkpoint: Path) -> Iterator[None]:
+    """Convert errors of a `checkpoint` that does not fit into `CheckpointError`."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        first = " ".join(str(error).split())[:150]
+        raise CheckpointError(
+            f"{checkpoint}: was written by another run or paceline version: {first} (start a new run)"
+        ) from None
+
+
+def load_average_tensors(checkpoint: Path, average: WeightAverage, optimizer: torch.optim.Optimizer | None) -> None:
+    """Load only the averaged weights, whole, from the average or from the optimizer's state.
+
+    Raise `CheckpointError` if `average` needs tensors that the checkpoint lacks.
+    """
+    if isinstance(optimizer, ScheduleFree):
+        load_optimizer(optimizer, load_tensor_group(checkpoint, "optimizer"))
+    elif average.is_enabled:
+        tensors = load_tensor_group(checkpoint, "average")
+        if not tensors:
+            raise CheckpointError(f"train.ema: {checkpoint} has no averaged weights (set train.ema=off)")
+        average.load(tensors)
+
+
+class CheckpointWriter(Protocol):
+    """Write snapshots to disk, possibly in the background."""
+
+    @property
+    def saved_step(self) -> int:
+        """Newest step known to be on disk, or -1."""
+        ...
+
+    @property
+    def slowest_s(self) -> float:
+        """Longest time, in seconds, until a save was on disk; 0 before the first."""
+        ...
+
+    def save(self, step: int, best_step: int, snapshot: Snapshot, final: FinalSave = "") -> None:
+        """Save `snapshot`, whose tensors may change afterwards; the `final` one may remove older checkpoints to fit."""
+        ...
+
+    def flush(self) -> None:
+        """Wait until all saves are on disk or have failed."""
+        ...
+
+    def result(self) -> CheckpointResult:
+        """Return the statistics of all saves."""
+        ...
+
+    def close(self) -> None:
+        """Shut down."""
+        ...
+
+
+class NoCheckpointWriter:
+    """For ranks that do not write."""
+
+    saved_step = -1
+    slowest_s = 0.0
+
+    def save(self, step: int, best_step: int, snapshot: Snapshot, final: FinalSave = "") -> None:
+        """Do nothing."""
+
+    def flush(self) -> None:
+        """Do nothing."""
+
+    def result(self) -> CheckpointResult:
+        """Return zero saves."""
+        return CheckpointResult(saved=0, failed=0, stall_s=0.0, write_s=0.0, bytes=0)
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+@dataclass(frozen=True)
+class CheckpointSaver:
+    """Save the state of all ranks, with the values `checkpoint_values` and the time `time_spent`. Collective."""
+
+    training_state: TrainingState
+    checkpoint_values: Mapping[str, Any]
+    writer: CheckpointWriter
+    time_spent: Callable[[], TimeSpent]
+
+    def __call__(self, state: TrainState, final: FinalSave = "") -> None:
+        """Save `state` and the training state."""
+        state.spent = self.time_spent()
+        self.writer.save(
+            state.step, state.best_step, self.training_state.state_dict(state, self.checkpoint_values), final
+        )
+
+    def finish(self, state: TrainState, status: Status) -> Status:
+        """Wait until all is on disk; return the final status: `failed` if the final weights were not saved, as only
+        rank 0 knows.
+
+        Raise `CheckpointError` if a preempted run could not be saved.
+        """
+        self.writer.flush()
+        is_lost = self.writer.result().failed and self.writer.saved_step != state.step
+        if is_lost and status == "preempted":
+            last = f"is that of step {self.writer.saved_step}" if self.writer.saved_step >= 0 else "is an earlier one"
+            raise CheckpointError(
+                f"train: the run stopped at step {state.step}, which could not be saved; the last checkpoint {last} "
+                f"(see the warnings, and resume)"
+            )
+        return "failed" if is_lost else status
+
+    def close(self) -> None:
+        """Shut down the writer."""
+        self.writer.close()

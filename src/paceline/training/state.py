@@ -1,0 +1,175 @@
+"""Training progress that a checkpoint stores, step intervals, and early stopping."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Protocol, Self
+
+from paceline.core.results import EvalReport, EvalResult
+from paceline.core.statistics import TargetCriterion
+from paceline.recipe.schema.train import Stop
+from paceline.training.goodput import TimeSpent
+
+
+@dataclass(frozen=True)
+class StepInterval:
+    """A step interval: every `every` steps and after step `last`; 0 means never."""
+
+    every: int
+    last: int
+
+    def is_due(self, step: int) -> bool:
+        """Return whether the interval is due after `step` steps."""
+        return self.every > 0 and (step % self.every == 0 or step == self.last)
+
+
+@dataclass(frozen=True)
+class CorrectCounts:
+    """Correctly classified images (top-1, top-5) out of `images` training images."""
+
+    images: int = 0
+    top1: int = 0
+    top5: int = 0
+
+    def plus(self, other: "CorrectCounts") -> "CorrectCounts":
+        """Return the sum of both counts."""
+        return CorrectCounts(self.images + other.images, self.top1 + other.top1, self.top5 + other.top5)
+
+    @property
+    def shares(self) -> tuple[float, float] | tuple[None, None]:
+        """Top-1 and top-5 accuracy from 0 to 1, or None without images."""
+        return (self.top1 / self.images, self.top5 / self.images) if self.images else (None, None)
+
+
+@dataclass(frozen=True)
+class TrainingSinceEval:
+    """Steps and seconds (without evaluations and checkpoints) of training since the latest evaluation.
+
+    `correct` counts training images if `train.accuracy` is on.
+    """
+
+    steps: int = 0
+    train_s: float = 0.0
+    correct: CorrectCounts = CorrectCounts()
+
+
+@dataclass
+class TrainState:
+    """Progress after `step` optimizer steps: everything but weights, optimizer and schedule.
+
+    `skipped` steps did not update the weights, the last `skips_in_row` of them in a row. `bad_images` could not be read
+    (see `train.bad_images`). `last` is the latest evaluation, `best` the best result of the evaluated weights. `hits`
+    counts consecutive evaluations that met the target.
+
+    Times are seconds over all processes of the run: `trained_s` since the first step, `train_s` the same without
+    evaluations and checkpoints, `target_s` is `trained_s` when the target was met, `spent` the part of `trained_s` that
+    was not steps. `loss_sum` is the sum of the mean losses of the `loss_steps` steps since the last log record,
+    `since_log` the image counts of that period.
+    """
+
+    step: int = 0
+    skipped: int = 0
+    skips_in_row: int = 0
+    images_seen: int = 0
+    last: EvalReport | None = None
+    last_step: int = -1
+    best: EvalResult | None = None
+    best_step: int = -1
+    hits: int = 0
+    trained_s: float = 0.0
+    target_s: float | None = None
+    loss_sum: float = 0.0
+    loss_steps: int = 0
+    bad_images: list[int] = field(default_factory=list)
+    spent: TimeSpent = field(default_factory=TimeSpent)
+    train_s: float = 0.0
+    since_eval: TrainingSinceEval = TrainingSinceEval()
+    since_log: CorrectCounts = CorrectCounts()
+
+    @property
+    def num_updates(self) -> int:
+        """Number of steps that updated the weights. The learning rate follows this number."""
+        return self.step - self.skipped
+
+    def advance(self, images: int) -> None:
+        """Count one optimizer step over `images` images of all ranks."""
+        self.step += 1
+        self.images_seen += images
+
+    def record_evaluation(self, report: EvalReport) -> None:
+        """Store the latest evaluation, and the best one by top-1 accuracy."""
+        self.last, self.last_step = report, self.step
+        if self.best is None or report.primary.top1 > self.best.top1:
+            self.best, self.best_step = report.primary, self.step
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON, without the per-class tables of the last evaluation."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        values |= {name: asdict(getattr(self, name)) for name in ("spent", "since_eval", "since_log")}
+        for name in ("last", "best"):
+            values[name] = values[name].model_dump(mode="json") if values[name] else None
+        return values
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        """Return the state that `to_dict` described. Older states lack `train_s`, which is derived from the clock."""
+        last, best, spent = values["last"], values["best"], TimeSpent(**values.get("spent", {}))
+        typed = {
+            "train_s": values.get("train_s", values["trained_s"] - spent.eval_s - spent.checkpoint_s),
+            "last": EvalReport.model_validate(last) if last else None,
+            "best": EvalResult.model_validate(best) if best else None,
+            "spent": spent,
+            "since_eval": _load_since_eval(**values.get("since_eval", {})),
+            "since_log": CorrectCounts(**values.get("since_log", {})),
+        }
+        return cls(**{**values, **typed})
+
+
+def _load_since_eval(
+    steps: int = 0, train_s: float = 0.0, correct: Mapping[str, int] | None = None
+) -> TrainingSinceEval:
+    return TrainingSinceEval(steps, train_s, CorrectCounts(**(correct or {})))
+
+
+class StopRule(Protocol):
+    """Decide after each evaluation whether to stop."""
+
+    def update(self, result: EvalResult, state: TrainState) -> None:
+        """Update the counters in `state` with an evaluation (`EvalReport.primary`)."""
+        ...
+
+    def is_met(self, state: TrainState) -> bool:
+        """Return whether to stop."""
+        ...
+
+
+class NeverStop:
+    """Train to the end."""
+
+    def update(self, result: EvalResult, state: TrainState) -> None:
+        """Do nothing."""
+
+    def is_met(self, state: TrainState) -> bool:
+        """Return False."""
+        return False
+
+
+class TargetStop:
+    """Stop once the target accuracy is met. The counters live in `TrainState`, which checkpoints hold."""
+
+    def __init__(self, goal: TargetCriterion) -> None:
+        self._goal = goal
+
+    def update(self, result: EvalResult, state: TrainState) -> None:
+        """Count an evaluation that met the target, or reset the count."""
+        state.hits = self._goal.count(state.hits, result.top1)
+        if self.is_met(state) and state.target_s is None:
+            state.target_s = state.trained_s
+
+    def is_met(self, state: TrainState) -> bool:
+        """Return whether enough consecutive evaluations met the target."""
+        return self._goal.is_met(state.hits)
+
+
+def build_stop_rule(section: Stop | str) -> StopRule:
+    """Return the stop rule of `train.stop`."""
+    return TargetStop(TargetCriterion(section.top1, section.patience)) if isinstance(section, Stop) else NeverStop()

@@ -1,0 +1,74 @@
+"""Read and write `dataset.json`: the classes, channels and normalization of the dataset that a run was trained on.
+
+It holds no images and no paths, so a model can be used where its data is not.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+from paceline.core.dataset import ArraySource, DatasetInfo, Source
+from paceline.core.errors import PacelineError
+from paceline.core.json_file import read_json
+from paceline.core.run_dir import RunDir
+
+_SCHEMA_VERSION: Final = 1
+
+
+@dataclass(frozen=True)
+class TrainedDataset:
+    """`info` of the training split; `is_pixels` is True for pixels of one size in memory, False for image files."""
+
+    info: DatasetInfo
+    is_pixels: bool
+
+    @classmethod
+    def from_source(cls, train: Source) -> Self:
+        """Return the facts of a training split."""
+        return cls(train.info, isinstance(train, ArraySource))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        info = self.info
+        return {
+            "schema_version": _SCHEMA_VERSION,
+            "name": info.name,
+            "num_images": info.num_images,
+            "class_names": list(info.class_names),
+            "channels": info.channels,
+            "image_size": info.image_size and list(info.image_size),
+            "mean": list(info.mean),
+            "std": list(info.std),
+            "is_pixels": self.is_pixels,
+        }
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        """Return what `to_dict` described. Raise `LookupError`, `TypeError` or `ValueError` for anything else."""
+        if values["schema_version"] != _SCHEMA_VERSION:
+            raise ValueError(f"it has version {values['schema_version']!r:.20}, this paceline reads {_SCHEMA_VERSION}")
+        size = values["image_size"]
+        height, width = (int(size[0]), int(size[1])) if size else (0, 0)
+        info = DatasetInfo(
+            name=str(values["name"]),
+            split="train",
+            num_images=int(values["num_images"]),
+            class_names=tuple(map(str, values["class_names"])),
+            channels=int(values["channels"]),
+            image_size=(height, width) if size else None,
+            mean=tuple(map(float, values["mean"])),
+            std=tuple(map(float, values["std"])),
+        )
+        return cls(info, bool(values["is_pixels"]))
+
+
+def read_trained_dataset(rundir: RunDir) -> TrainedDataset:
+    """Return the dataset of the run in `rundir`. Raise `PacelineError` for a missing or damaged file."""
+    try:
+        return TrainedDataset.from_dict(read_json(rundir.dataset))
+    except FileNotFoundError:
+        raise PacelineError(f"{rundir.dataset}: does not exist (copy the whole run directory or train again)") from None
+    except (LookupError, OSError, OverflowError, TypeError, ValueError) as error:
+        first = " ".join(str(error).split())[:150]
+        raise PacelineError(
+            f"{rundir.dataset}: cannot be read: {type(error).__name__}: {first} (copy the run directory again)"
+        ) from None

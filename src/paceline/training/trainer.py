@@ -1,0 +1,295 @@
+"""Run the training loop: one optimizer step after the other, evaluations and checkpoints between them.
+
+The loop reads no recipe and builds nothing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from paceline.core.random import step_seed
+from paceline.core.results import EvalReport, Status
+from paceline.data.augment.build import DeviceTransforms
+from paceline.data.batch import Batch
+from paceline.data.loaders.build import Loader
+from paceline.data.transfer import DeviceTransfer
+from paceline.measure import Clock
+from paceline.parallel.strategy import Strategy
+from paceline.training.checkpoint import FinalSave
+from paceline.training.coordinator import StepDecision
+from paceline.training.ema import WeightAverage
+from paceline.training.lr_schedule import LrSchedule
+from paceline.training.metrics_logger import BatchAccuracy, MetricsLogger
+from paceline.training.nonfinite import BufferRollback, GradientProbe, NonFiniteGuard, StepValues
+from paceline.training.optim.build import set_lr
+from paceline.training.precision import Precision
+from paceline.training.state import StepInterval, StopRule, TrainState
+
+
+@dataclass(frozen=True)
+class OptimizerUpdate:
+    """Update `parameters` once per step. `max_norm` is the clipping threshold, or infinite.
+
+    A step that the guard rejects counts as `TrainState.skipped` and does not advance the schedule.
+    """
+
+    parameters: Sequence[nn.Parameter]
+    optimizer: torch.optim.Optimizer
+    schedule: LrSchedule
+    precision: Precision
+    strategy: Strategy
+    guard: NonFiniteGuard
+    rollback: BufferRollback
+    probe: GradientProbe
+    average: WeightAverage
+    max_norm: float
+
+    def __call__(self, state: TrainState, loss: Tensor) -> None:
+        """Finish step `state.step` (from 0) with mean loss `loss` on this rank."""
+        lr = self.set_lr(state)
+        norm = self.prepare_gradients()
+        if self.guard.check(StepValues(state.step + 1, lr, loss, self.probe.pop_is_finite(), norm, state.skips_in_row)):
+            self.step_optimizer()
+            self.average.update(state.step)
+            self.rollback.save()
+            state.skips_in_row = 0
+        else:
+            state.skipped += 1
+            state.skips_in_row += 1
+            self.rollback.restore()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def set_lr(self, state: TrainState) -> float:
+        """Set the learning rate of the next step, and return it."""
+        lr = self.schedule.lr(state.num_updates)
+        set_lr(self.optimizer.param_groups, lr)
+        return lr
+
+    def prepare_gradients(self) -> Tensor:
+        """Unscale and clip the gradients; return their norm before clipping, float32 []."""
+        self.precision.weights.copy_grads_to_master()
+        self.precision.scale.unscale([each.grad for each in self.parameters if each.grad is not None])
+        return self.strategy.clip(self.parameters, self.max_norm)
+
+    def step_optimizer(self) -> None:
+        """Run the optimizer step unconditionally."""
+        self.optimizer.step()
+        self.precision.weights.copy_master_to_model()
+
+    def check_after_step(self, step: StepValues) -> None:
+        """Check a step after its update. Raise `NonFiniteLossError` as the guard does."""
+        is_accepted = self.guard.check(step)
+        assert is_accepted, "a guard that skips steps must check them before the update"
+
+    def sync(self) -> None:
+        """Check all steps so far."""
+        self.guard.sync()
+
+
+class TrainStep(Protocol):
+    """Run one optimizer step."""
+
+    def __call__(self, batch: Batch, state: TrainState) -> Tensor:
+        """Run a step; return the mean loss of this rank's images, a tensor [] on the device. Generators are already
+        seeded.
+        """
+        ...
+
+    def sync(self) -> None:
+        """Check all steps so far. The weights are about to be evaluated or saved."""
+        ...
+
+
+@dataclass(frozen=True)
+class EagerStep:
+    """An eager step. `replica` is the wrapped model of `Strategy.prepare`."""
+
+    replica: nn.Module
+    criterion: nn.Module
+    precision: Precision
+    strategy: Strategy
+    transfer: DeviceTransfer
+    transforms: DeviceTransforms
+    update: OptimizerUpdate
+    clock: Clock
+    accumulate: int
+    accuracy: BatchAccuracy
+
+    def __call__(self, batch: Batch, state: TrainState) -> Tensor:
+        """Run a step; return the mean loss."""
+        loss = self.forward_backward(batch)
+        with self.clock.stage("optimizer"):
+            self.update(state, loss)
+        return loss
+
+    def forward_backward(self, batch: Batch) -> Tensor:
+        """Accumulate the gradients of `batch` over its micro-batches; return the mean loss []."""
+        clock = self.clock
+        losses = []
+        for number, micro_batch in enumerate(batch.split(self.accumulate), start=1):
+            with self.strategy.accumulate(final=number == self.accumulate):
+                with clock.stage("h2d"):
+                    placed = self.transfer(micro_batch)
+                with clock.stage("device_augment"):
+                    images, targets = self.transforms(placed)
+                with self.precision.autocast():
+                    with clock.stage("forward"):
+                        logits = self.replica(images)
+                    with clock.stage("loss"):
+                        loss = self.criterion(logits, targets) / self.accumulate
+                        self.accuracy.add(logits, targets)
+                with clock.stage("backward"):
+                    self.precision.backward(loss)
+            losses.append(loss.detach())
+        return torch.stack(losses).sum()
+
+    def sync(self) -> None:
+        """Check all steps so far."""
+        self.update.sync()
+
+
+class SaveCheckpoint(Protocol):
+    """Write a checkpoint."""
+
+    def __call__(self, state: TrainState, final: FinalSave = "") -> None:
+        """Write `state` and the training state; `final` marks the final checkpoint of the process, and why it is."""
+        ...
+
+    def finish(self, state: TrainState, status: Status) -> Status:
+        """Wait until all is on disk; return `status`, or `failed` if the final weights were not saved."""
+        ...
+
+
+class Coordinator(Protocol):
+    """Agree across ranks on what to do after a step. All methods are collective."""
+
+    def poll(self, step: int, batch: Batch) -> StepDecision:
+        """Return the decision after `step` steps, the last of which trained on `batch`."""
+        ...
+
+    def is_stop_requested(self) -> bool:
+        """Return whether any rank was asked to stop."""
+        ...
+
+    def flush(self) -> None:
+        """Exchange pending bad-image reports across ranks."""
+        ...
+
+
+class EvaluateModel(Protocol):
+    """Evaluate the model."""
+
+    def __call__(self, model: nn.Module) -> EvalReport | None:
+        """Return the report on `model`, or None if a rank has to stop before it is complete. Collective."""
+        ...
+
+
+@dataclass(frozen=True)
+class StepSeeder:
+    """Seed the random generators of this rank per step, so that no generator state has to be saved."""
+
+    seed: int
+    rank: int
+    generators: tuple[torch.Generator, ...]
+
+    def seed_step(self, step: int) -> None:
+        """Seed the generators for global step `step`."""
+        # Not `torch.manual_seed`: without CUDA it formats a stack trace, which takes half a millisecond per step.
+        seed = step_seed(self.seed, step, self.rank)
+        for generator in self.generators:
+            generator.manual_seed(seed)
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """The training loop around `model`.
+
+    `saves_at_end` says whether to save at the end of the run even if `save_every` is never due; a preempted run is
+    always saved.
+    """
+
+    model: nn.Module
+    step: TrainStep
+    schedule: LrSchedule
+    loader: Loader
+    evaluate_model: EvaluateModel
+    save_state: SaveCheckpoint
+    coordinator: Coordinator
+    stopping: StopRule
+    clock: Clock
+    logger: MetricsLogger
+    seeder: StepSeeder
+    eval_every: StepInterval
+    save_every: StepInterval
+    saves_at_end: bool
+    batch_size: int
+    total_steps: int
+
+    def fit(self, state: TrainState) -> Status:
+        """Train from `state` to the last step, until the stop rule is met, or until the run is preempted.
+
+        Return how the run ended. `failed`, for final weights that were not saved, is known to rank 0 only.
+        """
+        # A process that was preempted during an evaluation saved before it, so the evaluation comes first.
+        if 0 < state.step != state.last_step and self.eval_every.is_due(state.step):
+            if not self.evaluate(state):
+                return "preempted"  # the checkpoint is still valid
+            if self.saves_at_end and (state.step == self.total_steps or self.stopping.is_met(state)):
+                self.save_checkpoint(state, "ended")
+        interrupted = False
+        last_step = state.step if self.stopping.is_met(state) else self.total_steps
+        for batch in self.clock.batches(self.loader.batches(state.step, last_step)):
+            loss = self.train_step(batch, state)
+            with self.clock.stage("other"):
+                self.logger.log_step(state, batch, loss)
+                state.advance(self.batch_size)
+                decision = self.coordinator.poll(state.step, batch)
+            self.clock.end_step(self.batch_size)
+            evaluates = self.eval_every.is_due(state.step)
+            interrupted = decision.stop or (evaluates and not self.evaluate(state))
+            is_last = state.step == self.total_steps or self.stopping.is_met(state)
+            # A stop request that arrived during a completed evaluation must not wait for another step.
+            interrupted = interrupted or (evaluates and not is_last and self.coordinator.is_stop_requested())
+            finished = interrupted or is_last
+            if self.save_every.is_due(state.step) or decision.save or interrupted or (finished and self.saves_at_end):
+                self.save_checkpoint(state, ("preempted" if interrupted else "ended") if finished else "")
+            if finished:
+                break
+        self.step.sync()
+        self.coordinator.flush()
+        reached: Status = "target_reached" if self.stopping.is_met(state) else "completed"
+        status: Status = "preempted" if interrupted else reached
+        with self.clock.paused("checkpoint"):
+            return self.save_state.finish(state, status)
+
+    def train_step(self, batch: Batch, state: TrainState) -> Tensor:
+        """Run one optimizer step; return the mean loss of this rank's images, on the device."""
+        self.seeder.seed_step(state.step)
+        return self.step(batch, state)
+
+    def save_checkpoint(self, state: TrainState, final: FinalSave = "") -> None:
+        """Save a checkpoint; `final` marks the final one of this process."""
+        with self.clock.paused("checkpoint"):
+            self.step.sync()
+            self.coordinator.flush()
+            with self.logger.paused():  # only now: the queued steps have finished
+                self.logger.write_to_state(state)
+                self.save_state(state, final)
+
+    def evaluate(self, state: TrainState) -> bool:
+        """Evaluate, and update schedule and stop rule; return False if the run is preempted meanwhile."""
+        with self.clock.paused("evaluate"):
+            self.step.sync()
+            self.coordinator.flush()  # no communication may be pending while loader workers are forked
+            with self.logger.paused():
+                report = self.evaluate_model(self.model)
+                if report is None:
+                    return False
+                state.record_evaluation(report)
+                self.schedule.observe(report.primary.loss, state.num_updates)
+                self.logger.log_evaluation(state)
+                self.stopping.update(report.primary, state)
+        return True
