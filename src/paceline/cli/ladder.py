@@ -359,7 +359,7 @@ def _build_climber(
     from paceline.lab.ladder import propose_rung
     from paceline.lab.page_cache import prepare_page_cache
     from paceline.lab.prepare_data import DataForm, PreparedData, prepare_data
-    from paceline.measure.clock import now_s
+    from paceline.measure.timer import now_s
 
     hardware = LadderHardware(gpus=count_gpus(os.environ), cores=usable_cores(), ranks=request.ranks)
 

@@ -2,32 +2,18 @@
 
 import csv
 import io
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PlainSerializer
+from pydantic import Field
 
 from paceline.core.csv_cells import from_cell, to_cell
 from paceline.core.errors import PacelineError
+from paceline.core.result_model import MeasuredFloat, ResultModel
 from paceline.core.statistics import Interval
 from paceline.core.units import count, milliseconds, number, size
-
-
-def _json_number(value: float) -> float | str:
-    return value if math.isfinite(value) else str(value)
-
-
-# JSON has no infinity and no NaN: they are written as text, which reads back as the same number.
-MeasuredFloat = Annotated[float, PlainSerializer(_json_number, return_type=float | str, when_used="json")]
-
-
-class ResultModel(BaseModel):
-    """A frozen value; a key that is not among its fields is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
-from paceline.core.results import MeasuredFloat, ResultModel
+from paceline.core.result_model import MeasuredFloat, ResultModel
 
 CONFIDENCE = 0.95
 

@@ -9,7 +9,7 @@ from paceline.core.errors import RecipeError
 from paceline.core.experiments.results import BatchPoint
 from paceline.core.results import epoch_seconds
 from paceline.core.run_dir import read_lines
-from paceline.core.statistics import TargetCriterion, Interval, mean_interval, ratio_interval
+from paceline.core.statistics import Interval, TargetCriterion, mean_interval, ratio_interval
 from paceline.core.units import Duration, number
 from paceline.lab.patches import reset_to_defaults
 from paceline.lab.repeat import RunCase, find_first_error, list_completed_folders, results_by_repeat

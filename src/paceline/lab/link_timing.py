@@ -9,7 +9,7 @@ import torch.distributed as dist
 from paceline.core.world import World
 from paceline.lab.predict.network import AllReduceMeasurement, AllReduceTiming, fit_link
 from paceline.measure.allreduce_bench import time_all_reduces
-from paceline.measure.clock import now_s
+from paceline.measure.timer import now_s
 
 
 def measure_all_reduces(world: World, device: torch.device, *, seconds_per_size: float = 1.0) -> AllReduceMeasurement:

@@ -18,8 +18,8 @@ from paceline.core.process import PROC, cpu_ticks, descendants, die_with_parent,
 from paceline.data.loaders.build import LoaderOptions, build_train_loader
 from paceline.data.order import TrainOrder
 from paceline.data.timing import LoaderName
-from paceline.measure.clock import now_s
 from paceline.measure.cpu import RankCpu, build_cpu_timer, cpu_result
+from paceline.measure.timer import now_s
 from paceline.recipe.schema.data import Data
 
 

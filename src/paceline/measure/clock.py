@@ -3,7 +3,6 @@
 `StageClock` is public: it works in anyone's training loop, and needs no torch.
 """
 
-import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,43 +15,6 @@ from typing import Any, Final, Literal, Protocol, TypeVar, final
 from paceline.core.errors import PacelineError
 from paceline.core.stages import DATA_WAIT, EPOCH_BOUNDARY, OTHER
 from paceline.measure.cpu import CpuTimer, CpuTimes, NoCpuTimer, build_cpu_timer
-
-
-def now_s() -> float:
-    """Return seconds since some moment of this process's host: for the time between two calls."""
-    return time.perf_counter()
-
-
-@final
-class StageTimer:
-    """Sum up the seconds of turns. A turn may begin in one thread and end in another, but turns never overlap."""
-
-    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
-        self._now = now
-        self.turns = 0
-        self.total_s = 0.0
-        self.slowest_s = 0.0
-
-    def begin(self) -> float:
-        """Return when a turn begins, in seconds, which `end` asks for."""
-        return self._now()
-
-    def end(self, began_s: float) -> None:
-        """Add the turn that began at `began_s`."""
-        turn_s = self._now() - began_s
-        self.total_s += turn_s
-        self.slowest_s = max(self.slowest_s, turn_s)
-        self.turns += 1
-
-    @contextlib.contextmanager
-    def turn(self) -> Iterator[None]:
-        """Return a context that is one turn, also when it raises."""
-        began_s = self.begin()
-        try:
-            yield
-        finally:
-            self.end(began_s)
-
 
 RECENT_STEPS: Final = 1000
 """Last counted steps whose stages are kept one by one: 8 kB a stage."""

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple, Protocol, Self, final
 from paceline.core.host import INFINITY, CgroupLimits, find_limits
 from paceline.core.process import PROC, cpu_ticks, descendants, read_text_or_empty, tasks
 from paceline.core.results import CpuResult
-from paceline.measure.clock import now_s
+from paceline.measure.timer import now_s
 
 
 class CoreTime(NamedTuple):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from paceline.measure.clock import now_s
+from paceline.measure.timer import now_s
 
 ELEMENT_BYTES: Final = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}
 """Bytes of a number in memory, by the format that is computed in."""

@@ -11,9 +11,9 @@ from typing import Any, Final, Literal, NamedTuple, Protocol, Self, TypeVar, fin
 from paceline.core.host import CgroupLimits, find_limits
 from paceline.core.process import cpu_ticks, descendants
 from paceline.core.units import Duration
-from paceline.measure.clock import now_s
 from paceline.measure.cpu import CoreTime, build_core_time_reader, busy_share
 from paceline.measure.throughput import unix_s
+from paceline.measure.timer import now_s
 
 
 class GpuSampler(Protocol):

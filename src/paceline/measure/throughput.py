@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from paceline.measure.clock import now_s
+from paceline.measure.timer import now_s
 
 WINDOW_STEPS: Final = 10
 

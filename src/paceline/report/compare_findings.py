@@ -6,7 +6,7 @@ from typing import Final
 
 from paceline.core.errors import RecipeError
 from paceline.core.setting_kinds import changes_result_only
-from paceline.core.statistics import TargetCriterion, Interval
+from paceline.core.statistics import Interval, TargetCriterion
 from paceline.core.units import accuracy, count, join_few, number, seconds
 from paceline.report.compare_model import ComparedRun, EvalPoint, GroupResult, SpeedCause, TargetOrigin
 from paceline.report.settings import describe_mixed_code, describe_other_code, find_differing_settings, format_setting

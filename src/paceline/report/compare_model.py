@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from paceline.core.errors import PacelineError
-from paceline.core.results import MeasuredFloat, ResultModel, RunResult
+from paceline.core.result_model import MeasuredFloat, ResultModel
+from paceline.core.results import RunResult
 from paceline.core.run_dir import RunDir
 from paceline.core.statistics import Interval
 from paceline.report.read_run import TolerantReader, is_experiment_dir, parse_result

@@ -20,7 +20,7 @@ from paceline.data.loaders.replay import NUM_REPLAYED_BATCHES, ReplayLoader, kee
 from paceline.data.order import EvalShard, TrainOrder
 from paceline.data.transfer import DeviceTransfer
 from paceline.data.worker_limits import check_worker_limits, estimate_batch_bytes
-from paceline.measure.clock import now_s
+from paceline.measure.timer import now_s
 from paceline.models.build import build_model
 from paceline.models.freeze import set_training_mode
 from paceline.models.layers import fit_to_data, needs_data

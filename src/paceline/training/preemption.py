@@ -32,8 +32,8 @@ from typing import Final, Protocol, Self, final
 from paceline.core.process import STOP_SIGNALS
 from paceline.core.units import seconds
 from paceline.core.world import NEVER, BatchJob, World
-from paceline.measure.clock import now_s
 from paceline.measure.throughput import unix_s
+from paceline.measure.timer import now_s
 from paceline.training.state import StepInterval
 
 _STDERR: Final = 2

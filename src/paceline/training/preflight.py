@@ -16,7 +16,7 @@ from paceline.core.run_dir import RunDir
 from paceline.core.units import count, mib
 from paceline.core.world import World
 from paceline.data.augment.plugin import try_plugin_augments
-from paceline.measure.clock import StageTimer
+from paceline.measure.timer import StageTimer
 from paceline.models.pretrained import find_weights_file
 from paceline.models.validate import build_model_on_device
 from paceline.parallel.base import choose_device

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from paceline.core.run_dir import RunDir
 from paceline.core.world import NO_JOB, BatchJob
-from paceline.measure.clock import now_s
+from paceline.measure.timer import now_s
 from paceline.parallel.heartbeat import ReadProgress, progress_at_start
 from paceline.parallel.process_group import RankStore
 from paceline.training.logging.base import LogSink

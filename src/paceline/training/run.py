@@ -17,10 +17,10 @@ from paceline.core.run_dir import RunDir
 from paceline.core.stages import FINISH
 from paceline.core.world import World
 from paceline.data.sources.fingerprint import digest_datasets
-from paceline.measure.clock import StageTimer, now_s
 from paceline.measure.machine import describe_machine
 from paceline.measure.profiler import require_nvtx
 from paceline.measure.throughput import IntervalTimer, RunTimer, unix_s
+from paceline.measure.timer import StageTimer, now_s
 from paceline.models.validate import check_model
 from paceline.parallel.base import choose_device, generators, set_threads
 from paceline.parallel.consensus import Consensus, build_consensus, build_replica_check

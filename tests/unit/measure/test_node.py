@@ -9,8 +9,8 @@ import psutil
 import pytest
 
 from paceline.core.host import CgroupLimits, find_limits
-from paceline.measure.clock import now_s
 from paceline.measure.telemetry import NodeSampler
+from paceline.measure.timer import now_s
 
 Times = namedtuple("Times", "user nice system idle iowait guest guest_nice")
 Disk = namedtuple("Disk", "read_bytes write_bytes")

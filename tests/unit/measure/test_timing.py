@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from paceline.measure.clock import StageTimer, now_s
+from paceline.measure.timer import StageTimer, now_s
 
 
 def test_turns_add_up() -> None:

@@ -5,7 +5,7 @@ from typing import Any, Literal, Protocol
 
 from pydantic import Field
 
-from paceline.core.results import MeasuredFloat, ResultModel
+from paceline.core.result_model import MeasuredFloat, ResultModel
 from paceline.core.statistics import Interval
 
 

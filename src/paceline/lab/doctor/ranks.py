@@ -26,9 +26,9 @@ from paceline.lab.doctor.compare_ranks import (
     rate_all_reduce,
 )
 from paceline.lab.link_timing import RankPair, measure_all_reduces, time_rank_pairs
-from paceline.measure.clock import now_s
 from paceline.measure.machine import describe_machine
 from paceline.measure.throughput import unix_s
+from paceline.measure.timer import now_s
 from paceline.parallel.base import choose_device, set_threads
 from paceline.parallel.process_group import RankStore, process_group, rendezvous
 from paceline.parallel.rendezvous import missing_keys

@@ -12,7 +12,7 @@ from typing import Final, Literal
 from pydantic import Field, ValidationError
 
 from paceline.core.errors import RecipeError
-from paceline.core.results import ResultModel
+from paceline.core.result_model import ResultModel
 from paceline.core.units import number
 
 _QUANTILE: Final = 0.975

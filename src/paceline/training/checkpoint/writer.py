@@ -22,7 +22,7 @@ from paceline.core.errors import CheckpointError
 from paceline.core.results import CheckpointResult
 from paceline.core.run_dir import removed_error
 from paceline.core.units import count, mib
-from paceline.measure.clock import StageTimer
+from paceline.measure.timer import StageTimer
 from paceline.training.checkpoint.format import Snapshot, is_weights_only
 from paceline.training.checkpoint.storage import DISK_FULL_ERRORS, CheckpointStorage
 

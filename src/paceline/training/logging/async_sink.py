@@ -20,7 +20,7 @@ from paceline.core.json_file import read_json
 from paceline.core.results import RunResult
 from paceline.core.run_dir import RunDir
 from paceline.core.units import seconds
-from paceline.measure.clock import now_s
+from paceline.measure.timer import now_s
 from paceline.recipe.plan import Plan
 from paceline.training.logging.base import EvalRecord, LogSink, StepRecord
 
