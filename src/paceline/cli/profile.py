@@ -80,7 +80,7 @@ def _print_loader(loader: LoaderResult) -> None:
         for name, each_s in parts.items()
     ]
     workers = count(loader.workers, "worker") if loader.workers else "the rank itself"
-    print_table(f"loading a batch, by {workers}", ("part", "per batch", "per image"), rows)
+    print_table(f"batch loading, by {workers}", ("part", "per batch", "per image"), rows)
     facts = [f"{size(loader.bytes_read / loader.batches)} read and {size(loader.bytes_made / loader.batches)} made"]
     if loader.workers:
         facts += [

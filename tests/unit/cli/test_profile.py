@@ -161,7 +161,7 @@ def test_the_loader_is_shown_by_batch_and_by_image(seen) -> None:
 
 def test_without_workers_nothing_is_said_of_a_queue(seen) -> None:
     shown = seen(profile(result=result(loader=LOADER.model_copy(update={"workers": 0, "busy": None}))))
-    assert "loading a batch, by the rank itself" in shown
+    assert "batch loading, by the rank itself" in shown
     assert "per batch: 1 MB read and 2 MB made" in shown
 
 
