@@ -9,32 +9,50 @@ NATIVE := $(VENV)/.native
 CORE := setup.py $(wildcard csrc/*.c csrc/*.h)
 BUILD_CORE := setup.py --quiet build_ext --inplace
 
-.PHONY: demo test test-long test-gpu test-gpu-emulated lint types format docs wheel sbom lock locked clean native native-sanitised fuzz
+.PHONY: demo test test-all test-rest test-long test-gpu test-gpu-emulated lint types format docs wheel sbom lock locked clean native native-sanitised fuzz
 
 demo: $(READY) $(NATIVE)
 	$(BIN)/paceline train --ranks 2 parallel.device=cpu
 
-# In three parts. The units, in two processes of one thread each; then, by files in two processes as well, what starts
-# programs and only looks at what comes of them, the longest first; then the rest, one after the other, which watches the
-# clock, or has hosts of its own. Where one part fails, the next is run all the same. A test in none of the lists is in
-# the rest. Threads that spin while they wait would keep the core from the other process.
+# `make test` is the ring to run at each change: the units, in two processes of one thread each; then the core of every
+# promise: two ranks against one, resumed against uninterrupted runs, checkpoints, and the numerics of several ranks.
+# `make test-all` is the gate. It adds what starts programs and looks at what they leave behind (by file, in two
+# processes, the longest first), and what watches the clock or has hosts of its own, one test at a time. Where one part
+# fails, the next one runs all the same. A test in none of the lists is in the last part. Threads that spin while they
+# wait would keep the core from the other process.
 UNITS := tests/unit tests/architecture tests/golden
 NAMED = $(wildcard $(patsubst %,tests/$(1)/test_%.py,$(2)))
-PAIRS := tests/docs $(call NAMED,examples,interop own_parts) $(call NAMED,faults,exact_resume archives console data environment) \
-  $(call NAMED,faults,checkpoints last_checkpoint links lmdb_kill orphans pack_kill recipes_and_names stage_kill) \
-  $(call NAMED,faults,system_faults torchrun) $(call NAMED,examples,examples minimal_ddp) \
-  $(call NAMED,integration,compile completion emulated exact export_photographs failures frozen fuzz health kubernetes) \
-  $(call NAMED,integration,ladder real_data release remote report_page resume same_samples trackers train) \
+CORE := $(call NAMED,integration,train resume exact) $(call NAMED,faults,checkpoints) \
   $(call NAMED,numerics,agreement bad_numbers checkpoints judging many_ranks reducing remembering strategies) \
-  $(call NAMED,numerics,sync_norm watching)
+  $(call NAMED,numerics,sync_norm) $(call NAMED,examples,minimal_ddp)
+PAIRS := tests/docs $(call NAMED,examples,interop own_parts) $(call NAMED,faults,exact_resume archives console data environment) \
+  $(call NAMED,faults,last_checkpoint links lmdb_kill orphans pack_kill recipes_and_names stage_kill) \
+  $(call NAMED,faults,system_faults torchrun) $(call NAMED,examples,examples) \
+  $(call NAMED,integration,compile completion emulated export_photographs failures frozen fuzz health kubernetes) \
+  $(call NAMED,integration,ladder real_data release remote report_page same_samples trackers) \
+  $(call NAMED,numerics,watching)
 IN_TWO := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses 2
 test: $(READY_DEV) $(NATIVE)
 	@rm -rf build/tests
 	@failed=0; \
 	$(IN_TWO) $(UNITS) --dist loadscope --junitxml build/tests/units.xml || failed=1; \
+	$(IN_TWO) $(CORE) --dist loadfile --no-loadscope-reorder --junitxml build/tests/core.xml || failed=1; \
+	$(BIN)/python .ci/tests.py build/tests units core || failed=1; \
+	exit $$failed
+
+test-all: $(READY_DEV) $(NATIVE)
+	@failed=0; \
+	$(MAKE) test || failed=1; \
+	$(MAKE) test-rest || failed=1; \
+	exit $$failed
+
+# What `make test-all` has beside `make test`.
+test-rest: $(READY_DEV) $(NATIVE)
+	@rm -f build/tests/pairs.xml build/tests/rest.xml
+	@failed=0; \
 	$(IN_TWO) $(PAIRS) --dist loadfile --no-loadscope-reorder --junitxml build/tests/pairs.xml || failed=1; \
-	$(BIN)/python -m pytest $(patsubst %,--ignore=%,$(UNITS) $(PAIRS)) --junitxml build/tests/rest.xml || failed=1; \
-	$(BIN)/python .ci/tests.py $$(ls build/tests/*.xml) || failed=1; \
+	$(BIN)/python -m pytest $(patsubst %,--ignore=%,$(UNITS) $(CORE) $(PAIRS)) --junitxml build/tests/rest.xml || failed=1; \
+	$(BIN)/python .ci/tests.py build/tests pairs rest || failed=1; \
 	exit $$failed
 
 # What takes minutes: the commands of all pages, every preset for two steps, a run that is killed again and again, and,

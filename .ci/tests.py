@@ -1,17 +1,16 @@
-"""One summary of all parts of the tests, from their JUnit files: `python .ci/tests.py build/tests/*.xml`."""
+"""Summarize parts of the tests from their JUnit files: `python .ci/tests.py build/tests units core`."""
 
 import sys
 from collections import Counter
 from pathlib import Path
 from xml.etree import ElementTree
 
-PARTS = ("units", "pairs", "rest")
-
 
 def main() -> int:
-    """Print what is wrong, and a last line as pytest's is; return 1 where a test has failed, or a part has not run."""
-    paths = {path.stem: path for path in map(Path, sys.argv[1:])}
-    complaints = [f"the part '{part}' of the tests has not come to an end" for part in PARTS if part not in paths]
+    """Print failures and a last line like pytest's; return 1 if a test has failed or a part is missing."""
+    folder, *parts = sys.argv[1:]
+    paths = {part: path for part in parts if (path := Path(folder, f"{part}.xml")).exists()}
+    complaints = [f"the part '{part}' of the tests did not finish" for part in parts if part not in paths]
     totals, took_s = Counter[str](), 0.0
     for part, path in paths.items():
         counts = Counter[str]()
@@ -22,14 +21,14 @@ def main() -> int:
                 if case.find("failure") is not None or case.find("error") is not None:
                     print(f"FAILED {case.get('classname')}::{case.get('name')}")
         if counts["tests"] == counts["skipped"]:
-            complaints.append(f"the part '{part}' of the tests has run none: {counts['skipped']} were skipped")
+            complaints.append(f"the part '{part}' of the tests ran none: {counts['skipped']} were skipped")
         totals.update(counts)
     for complaint in complaints:
         print(f"error: {complaint}")
     num_bad = totals["failures"] + totals["errors"]
-    told = {"failed": num_bad, "passed": totals["tests"] - num_bad - totals["skipped"], "skipped": totals["skipped"]}
-    said = ", ".join(f"{number} {name}" for name, number in told.items() if number)
-    print(f"===== all parts: {said or 'nothing'} in {took_s:.2f}s =====")
+    outcomes = {"failed": num_bad, "passed": totals["tests"] - num_bad - totals["skipped"], "skipped": totals["skipped"]}
+    summary = ", ".join(f"{number} {name}" for name, number in outcomes.items() if number)
+    print(f"===== {', '.join(parts)}: {summary or 'nothing'} in {took_s:.2f}s =====")
     return int(bool(num_bad or complaints))
 
 
