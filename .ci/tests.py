@@ -26,7 +26,11 @@ def main() -> int:
     for complaint in complaints:
         print(f"error: {complaint}")
     num_bad = totals["failures"] + totals["errors"]
-    outcomes = {"failed": num_bad, "passed": totals["tests"] - num_bad - totals["skipped"], "skipped": totals["skipped"]}
+    outcomes = {
+        "failed": num_bad,
+        "passed": totals["tests"] - num_bad - totals["skipped"],
+        "skipped": totals["skipped"],
+    }
     summary = ", ".join(f"{number} {name}" for name, number in outcomes.items() if number)
     print(f"===== {', '.join(parts)}: {summary or 'nothing'} in {took_s:.2f}s =====")
     return int(bool(num_bad or complaints))
