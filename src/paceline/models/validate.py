@@ -181,7 +181,8 @@ def _check_overflowing_gradients(section: Model, model: nn.Module, compile_mode:
         return
     layer = model.get_submodule(names[0])
     text = f"{names[0]}, a 1x1 convolution of {layer.in_channels} channels with a stride"
-    why = f"corrupts memory on a CPU, in the gradient of {text} (a bug of torch's oneDNN below {_SAFE_IN_CHANNELS} channels"
+    bug = f"a bug of torch's oneDNN below {_SAFE_IN_CHANNELS} channels"
+    why = f"corrupts memory on a CPU, in the gradient of {text} ({bug}"
     if compile_mode != "off":  # torch.compile turns what is contiguous into channels_last
         raise RecipeError(f"train.compile: {compile_mode} {why}; set train.compile=off)")
     raise RecipeError(f"model.memory_format: channels_last {why}; set model.memory_format=auto)")

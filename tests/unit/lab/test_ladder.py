@@ -22,7 +22,7 @@ from paceline.lab.trial import apply_patch, build_run_name
 from paceline.recipe.load import Patch, load
 from paceline.recipe.schema.source import Pack
 
-from .machines import Described, starved
+from .simulated_machine import Described, starved
 
 TWO_CORES = LadderHardware(gpus=0, cores=2, ranks=1)
 RECIPE = load("digits", Patch((("measure.warmup_steps", 0),))).recipe

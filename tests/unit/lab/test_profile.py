@@ -14,7 +14,7 @@ from paceline.lab.profile import Profile, ThroughputSummary, build_profile, comp
 from paceline.lab.trial import Trial, TrialOutcome
 from paceline.recipe.load import Patch, load
 
-from .machines import starved
+from .simulated_machine import starved
 
 DIGITS = load("digits").recipe
 

@@ -16,7 +16,7 @@ from paceline.lab.runner import ReusePolicy, TrialError, TrialRunner, interrupt_
 from paceline.lab.trial import Trial, TrialOutcome
 from paceline.recipe.load import Patch, load
 
-from .machines import Described
+from .simulated_machine import Described
 
 RECIPE = load("digits").recipe
 

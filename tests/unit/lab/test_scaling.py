@@ -33,7 +33,7 @@ from paceline.lab.scaling import (
 from paceline.lab.trial import TrialOutcome, apply_patch
 from paceline.recipe.load import Patch, load
 
-from .machines import starved
+from .simulated_machine import starved
 
 RECIPE = load("digits").recipe
 SHORT = build_measurement_patch(RECIPE, 20, Patch())

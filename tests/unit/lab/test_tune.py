@@ -28,7 +28,7 @@ from paceline.recipe.load import Patch, load
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.optim import Lars, Sgd
 
-from .machines import Machine
+from .simulated_machine import Machine
 
 DIGITS = load("digits").recipe
 MEASURED = apply_patch(DIGITS, build_measurement_patch(DIGITS, 20, Patch(), lr_share=0.1))

@@ -199,11 +199,11 @@ def format_ranks(ranks: Sequence[RankFacts]) -> str:
 
 def _format_ranges(numbers: Sequence[int]) -> list[str]:
     runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1][1:] = [number]
+    for each in numbers:
+        if runs and each == runs[-1][-1] + 1:
+            runs[-1][1:] = [each]
         else:
-            runs.append([number])
+            runs.append([each])
     return ["-".join(map(str, run)) for run in runs]
 
 

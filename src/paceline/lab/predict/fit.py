@@ -185,9 +185,9 @@ def solve_coefficients(columns: np.ndarray, times: np.ndarray) -> np.ndarray:
 
 
 def solve_linearized(columns: np.ndarray, fitted: np.ndarray, times: np.ndarray) -> np.ndarray:
-    """Return coefficients as `solve_coefficients` does, to first order in the distance of `predict_times` (draws x points) from `fitted`.
+    """Return the coefficients (draws x terms) of `times` (draws x points), to first order around `fitted`.
 
-    `fitted` are the predictions of solved coefficients. Returns draws x terms.
+    `fitted` are the predictions of coefficients that `solve_coefficients` has returned.
     """
     slopes = columns / fitted[:, None]
     scale = slopes.max(axis=0)
@@ -211,7 +211,7 @@ def _solve_bounded(columns: np.ndarray, aims: np.ndarray, least: np.ndarray) -> 
 
 
 def _backtrack(relative: np.ndarray, current: np.ndarray, target: np.ndarray) -> np.ndarray | None:
-    """Return the first point between `aim` and `found` that improves on `found`, None if converged."""
+    """Return the first point between `target` and `current` that improves on `current`, None if converged."""
     error = _compute_squared_error(relative, current)
     for halving in range(_MAX_HALVINGS):
         candidate: np.ndarray = current + (target - current) / 2**halving

@@ -144,7 +144,8 @@ def _iter_notes(
     most = max(point.ranks for point in points)
     far = [ranks for ranks in request.at if ranks > _MAX_EXTRAPOLATION * most]
     if far:
-        yield f"{count(min(far), 'rank')} and more are over {_MAX_EXTRAPOLATION} times the {most:,} measured: a rough extrapolation"
+        over = f"over {_MAX_EXTRAPOLATION} times the {most:,} measured"
+        yield f"{count(min(far), 'rank')} and more are {over}: a rough extrapolation"
     if not has_fixed:
         yield f"the points are speeds; the prediction is for {request.images:,.0f} images (or set --images)"
     if len({point.images for point in points}) > 1 and has_fixed:

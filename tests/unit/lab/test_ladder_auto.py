@@ -9,7 +9,7 @@ from paceline.lab.ladder import LadderState, propose_rung
 from paceline.lab.ladder_file import Rung
 from paceline.recipe.load import Patch, load
 
-from .machines import starved
+from .simulated_machine import starved
 
 RECIPE = load("digits").recipe
 
