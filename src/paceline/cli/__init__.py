@@ -1,7 +1,4 @@
-"""Command line:
-
-Run the program, print errors in one line, and exit with a documented code. Imports no torch before a verb needs it.
-"""
+"""Run the command line: print errors in one line, and exit with a documented code."""
 
 import contextlib
 import errno
@@ -14,6 +11,7 @@ from typing import Any, Final, NoReturn
 
 import typer
 
+# Nothing here may import torch: `paceline --help` and completion answer without it.
 from paceline.cli import start_time  # noqa: F401  first, because it takes the start time
 from paceline.cli.app import app
 from paceline.core.console import ConsoleLostError, has_lost_output, progress_console, secure_console

@@ -28,7 +28,7 @@ SourceArgument = Annotated[
     ),
 ]
 OverridesArgument = Annotated[
-    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="OverridesArgument of its recipe.", show_default=False)
+    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Overrides of its recipe.", show_default=False)
 ]
 WorkersOption = Annotated[str, typer.Option(metavar="N|auto", help="Workers; auto: one per core.")]
 
@@ -130,7 +130,7 @@ def verify(
     ] = None,
     against: Annotated[
         str | None,
-        typer.Option(metavar="SRC", help="SourceArgument of the pack: check that both hold the same images."),
+        typer.Option(metavar="SRC", help="Source of the pack: check that both hold the same images."),
     ] = None,
     workers: WorkersOption = "auto",
     own_code: OwnCodeOption = False,

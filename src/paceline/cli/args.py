@@ -22,11 +22,11 @@ def split_recipe_args(args: list[str]) -> tuple[str, Patch]:
 
 
 def refuse_length(overrides: Patch, experiment: str, *, purpose: str) -> None:
-    """Raise `RecipeError` for overrides of the training length, which short runs set themselves, and for a disabled
-    clock.
+    """Raise `RecipeError` for overrides of the training length or a disabled clock.
 
-    `experiment` and `purpose` name the experiment and the purpose of the clock in the message.
+    The message names `experiment`, and `purpose`, for which the experiment needs the clock.
     """
+    # Short runs set their own length, so these would be ignored.
     for path, value in overrides.assignments:
         if path in ("train.steps", "train.epochs"):
             raise RecipeError(f"{path}: {value} has no effect on {experiment} (leave it out, or set --steps)")
@@ -34,7 +34,7 @@ def refuse_length(overrides: Patch, experiment: str, *, purpose: str) -> None:
 
 
 def refuse_no_clock(overrides: Patch, purpose: str) -> None:
-    """Raise `RecipeError` for a disabled clock, which leaves nothing `purpose` do."""
+    """Raise `RecipeError` for a disabled clock, with which a run has nothing to `purpose`."""
     if ("measure.clock", "off") in overrides.assignments:
         raise RecipeError(f"measure.clock: off leaves nothing to {purpose} (leave it out)")
 

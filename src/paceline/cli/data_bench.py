@@ -64,77 +64,6 @@ class BenchResult:
         }
 
 
-def show_bench(result: BenchResult, *, as_json: bool) -> None:
-    """Print the result of a benchmark."""
-    if as_json:
-        print(json.dumps(result.to_dict(), indent=2))
-        return
-    window = result.contest.window
-    warm = [row for row in result.rows if row.cache == "warm"]
-    cold = [row for row in result.rows if row.cache == "cold"]
-    runs_text = f"medians of {warm[0].n:,}" if warm and warm[0].n > 1 else "measured once"
-    print(
-        f"{window.num_images:,} images of {result.title} to {window.image_size} px, in batches of {window.batch_size}"
-    )
-    print_table(f"files in memory, {runs_text}", (*_HEADINGS, "memory"), map(_warm_row, warm))
-    if cold:
-        print_table("from the disk, from the start of a pass", (*_HEADINGS, "from disk"), map(_cold_row, cold))
-    rows = [*_conclusions(result.contest, warm), *(("note", note) for note in result.notes), *result.contest.left_out]
-    if rows:
-        print_rows(rows, "summary")
-
-
-def _warm_row(row: BenchRow) -> tuple[str, ...]:
-    return *_common_cells(row), size(row.memory_bytes) if row.kind == "loader" else ""
-
-
-def _cold_row(row: BenchRow) -> tuple[str, ...]:
-    """Return a row that ends with the bytes read from storage per image."""
-    return *_common_cells(row), size(row.disk_bytes)
-
-
-def _common_cells(row: BenchRow) -> tuple[str, ...]:
-    low, high = row.spread
-    spread = f"{100 * (high - low) / row.images_per_s:.0f} %" if row.n > 1 else ""
-    cpu_ms = f"{row.cpu_ms:.2f}" if row.cpu_ms < 10 else f"{row.cpu_ms:.1f}"
-    return row.name, _rate_text(row.images_per_s), spread, _rate_text(row.images_per_s_per_core), cpu_ms
-
-
-def _rate_text(value: float) -> str:
-    """Return a rate in full, in millions from a million on."""
-    return f"{value:,.0f}" if value < 1e6 else f"{value / 1e6:,.1f} M"
-
-
-def _conclusions(contest: LoaderBenchPlan, rows: Sequence[BenchRow]) -> Iterator[tuple[str, str]]:
-    lost = max((row.lost_cpu for row in rows), default=0.0)
-    if lost >= LOST_CPU_SHARE:
-        lost_text = f"other processes used the cores for up to {share(lost)} of the time that loaders could have run"
-        yield "CPU-starved", f"{lost_text}: loaders cannot be compared (run it again on an idle machine)"
-        return
-    loaders = sorted((row for row in rows if row.kind == "loader"), key=lambda row: row.images_per_s)
-    ceilings = {row.name: row for row in rows if row.kind == "floor"}
-    if len(loaders) < 2:
-        return
-    best, second, worst = loaders[-1], loaders[-2], loaders[0]
-    decoder = ceilings.get(DECODE_CEILING)
-    if decoder is not None and any(
-        row.name.startswith("native") and row.images_per_s > _MAX_DECODER_RATIO * decoder.images_per_s
-        for row in loaders
-    ):
-        yield "noise", "a loader is faster than decoding alone, so these rates are noise (increase --rounds)"
-        return
-    if best.n < _MIN_ROUNDS or best.spread[0] <= second.spread[1]:
-        why = "their rates overlap" if best.n >= _MIN_ROUNDS else f"measured in fewer than {_MIN_ROUNDS} rounds"
-        yield "fastest", f"not decided: {best.name} or {second.name}, {why} (increase --rounds)"
-    else:
-        ratio = best.images_per_s / max(worst.images_per_s, 1e-9)
-        yield "fastest", f"{best.name}: {number(round(ratio, 1), 2)} times {worst.name}"
-    if decoder is not None and best.name.startswith("native"):
-        yield "of its ceiling", f"{share(best.images_per_s / decoder.images_per_s)} of the rate of decoding alone"
-    if best.name.endswith(", pack") and len(contest.sources) > 1:
-        yield "to use it", "paceline data pack SRC OUT.pack, and train with data.source={name: pack, root: OUT.pack}"
-
-
 @dataclass(frozen=True)
 class BenchRequest:
     """Options of `paceline data bench` as typed."""
@@ -258,3 +187,74 @@ def _cold_cache_notes(contest: LoaderBenchPlan, rows: list[BenchRow]) -> list[st
     if any(row.disk_bytes < row.bytes_read / 2 for row in cold):
         return ["little was read from the disk: the page cache or memory held the files; cold results are not cold"]
     return []
+
+
+def show_bench(result: BenchResult, *, as_json: bool) -> None:
+    """Print the result of a benchmark."""
+    if as_json:
+        print(json.dumps(result.to_dict(), indent=2))
+        return
+    window = result.contest.window
+    warm = [row for row in result.rows if row.cache == "warm"]
+    cold = [row for row in result.rows if row.cache == "cold"]
+    runs_text = f"medians of {warm[0].n:,}" if warm and warm[0].n > 1 else "measured once"
+    print(
+        f"{window.num_images:,} images of {result.title} to {window.image_size} px, in batches of {window.batch_size}"
+    )
+    print_table(f"files in memory, {runs_text}", (*_HEADINGS, "memory"), map(_warm_row, warm))
+    if cold:
+        print_table("from the disk, from the start of a pass", (*_HEADINGS, "from disk"), map(_cold_row, cold))
+    rows = [*_conclusions(result.contest, warm), *(("note", note) for note in result.notes), *result.contest.left_out]
+    if rows:
+        print_rows(rows, "summary")
+
+
+def _warm_row(row: BenchRow) -> tuple[str, ...]:
+    return *_common_cells(row), size(row.memory_bytes) if row.kind == "loader" else ""
+
+
+def _cold_row(row: BenchRow) -> tuple[str, ...]:
+    """Return a row that ends with the bytes read from storage per image."""
+    return *_common_cells(row), size(row.disk_bytes)
+
+
+def _common_cells(row: BenchRow) -> tuple[str, ...]:
+    low, high = row.spread
+    spread = f"{100 * (high - low) / row.images_per_s:.0f} %" if row.n > 1 else ""
+    cpu_ms = f"{row.cpu_ms:.2f}" if row.cpu_ms < 10 else f"{row.cpu_ms:.1f}"
+    return row.name, _rate_text(row.images_per_s), spread, _rate_text(row.images_per_s_per_core), cpu_ms
+
+
+def _rate_text(value: float) -> str:
+    """Return a rate in full, in millions from a million on."""
+    return f"{value:,.0f}" if value < 1e6 else f"{value / 1e6:,.1f} M"
+
+
+def _conclusions(contest: LoaderBenchPlan, rows: Sequence[BenchRow]) -> Iterator[tuple[str, str]]:
+    lost = max((row.lost_cpu for row in rows), default=0.0)
+    if lost >= LOST_CPU_SHARE:
+        lost_text = f"other processes used the cores for up to {share(lost)} of the time that loaders could have run"
+        yield "CPU-starved", f"{lost_text}: loaders cannot be compared (run it again on an idle machine)"
+        return
+    loaders = sorted((row for row in rows if row.kind == "loader"), key=lambda row: row.images_per_s)
+    ceilings = {row.name: row for row in rows if row.kind == "floor"}
+    if len(loaders) < 2:
+        return
+    best, second, worst = loaders[-1], loaders[-2], loaders[0]
+    decoder = ceilings.get(DECODE_CEILING)
+    if decoder is not None and any(
+        row.name.startswith("native") and row.images_per_s > _MAX_DECODER_RATIO * decoder.images_per_s
+        for row in loaders
+    ):
+        yield "noise", "a loader is faster than decoding alone, so these rates are noise (increase --rounds)"
+        return
+    if best.n < _MIN_ROUNDS or best.spread[0] <= second.spread[1]:
+        why = "their rates overlap" if best.n >= _MIN_ROUNDS else f"measured in fewer than {_MIN_ROUNDS} rounds"
+        yield "fastest", f"not decided: {best.name} or {second.name}, {why} (increase --rounds)"
+    else:
+        ratio = best.images_per_s / max(worst.images_per_s, 1e-9)
+        yield "fastest", f"{best.name}: {number(round(ratio, 1), 2)} times {worst.name}"
+    if decoder is not None and best.name.startswith("native"):
+        yield "of its ceiling", f"{share(best.images_per_s / decoder.images_per_s)} of the rate of decoding alone"
+    if best.name.endswith(", pack") and len(contest.sources) > 1:
+        yield "to use it", "paceline data pack SRC OUT.pack, and train with data.source={name: pack, root: OUT.pack}"

@@ -26,27 +26,13 @@ from paceline.recipe.consent import require_consent
 from paceline.recipe.load import load
 from paceline.recipe.schema import Recipe
 
+if TYPE_CHECKING:
+    from paceline.cli.run_history import RunHistory
+    from paceline.core.dataset import Datasets
+
+    Data = Callable[[], Datasets]
+
 _MARKS: Final = {"ok": "ok", "look": "LOOK", "wrong": "WRONG"}
-
-
-def finding_rows(findings: Iterable[DoctorFinding]) -> list[tuple[str, ...]]:
-    """Return one row per finding: check, state, and result with advice below."""
-    return [(each.name, _MARKS[each.state], "\n".join(_finding_lines(each))) for each in findings]
-
-
-def summarize_findings(findings: Sequence[DoctorFinding]) -> str:
-    """Return one sentence about all findings."""
-    wrong, num_look = (sum(each.state == state for each in findings) for state in ("wrong", "look"))
-    if wrong:
-        return f"a run would fail: {count(wrong, 'thing')} wrong" + (f", {num_look} worth a look" if num_look else "")
-    return f"a run would work; {count(num_look, 'thing')} worth a look" if num_look else "all is well"
-
-
-def _finding_lines(finding: DoctorFinding) -> list[str]:
-    text = f"{finding.where}: {finding.found}" if finding.where else finding.found
-    return [text, *([f"-> {finding.advice}"] if finding.advice else [])]
-
-
 _ROUND_TIMES: Final = (
     *((seconds, f"{seconds}s") for seconds in (1, 2, 3, 5, 10, 15, 20, 30)),
     *((60 * minutes, f"{minutes}min") for minutes in (1, 2, 3, 5, 10, 15, 20, 30)),
@@ -54,6 +40,8 @@ _ROUND_TIMES: Final = (
 )
 _MIN_GAIN: Final = 0.001
 """Share of wall-clock time below which a better interval is not worth mentioning."""
+FAILED_CODE = 1
+"""Exit code if a run would fail."""
 
 
 @dataclass(frozen=True)
@@ -70,91 +58,6 @@ class SavingCosts:
     step_s: float | None = None
     every_s: float | None = None
     slow_s: float | None = None
-
-
-def advise_interval(costs: SavingCosts, mtbf_s: float) -> tuple[dict[str, Any], list[tuple[str, ...]]]:
-    """Return values for JSON and rows for a table, for failures `mtbf_s` apart."""
-    best_s = best_interval(costs.stall_s, costs.write_s, mtbf_s)
-    step_s = costs.step_s
-    steps = interval_steps(best_s, step_s) if step_s is not None else None
-    if steps is not None and step_s is not None:
-        best_s = steps * step_s
-    low_s, high_s = max(best_s / 2, costs.write_s), 2 * best_s
-    shares = {each: _useful_share(costs, each, mtbf_s) for each in (best_s, low_s, high_s)}
-    setting = _round_setting(best_s, low_s, high_s, steps)
-    in_steps = f", {steps:,} steps" if steps is not None else ""
-    rows: list[tuple[str, ...]] = [
-        ("failures", f"assumed {approximate_time(mtbf_s)} apart"),
-        (
-            "best",
-            f"every {approximate_time(best_s)}{in_steps}: loses {1 - shares[best_s]:.2%}, restarts included (Daly 2006)",
-        ),
-        (
-            "as good",
-            f"{approximate_time(low_s)} to {approximate_time(high_s)}: lose {1 - shares[low_s]:.2%} and {1 - shares[high_s]:.2%}, "
-            f"such as checkpoint.every={setting}",
-        ),
-    ]
-    values: dict[str, Any] = {
-        "mtbf_s": mtbf_s,
-        "young_s": young_interval(costs.stall_s, mtbf_s),
-        "best_s": best_s,
-        "best_steps": steps,
-        "best_cost": 1 - shares[best_s],
-        "range_s": [low_s, high_s],
-        "setting": f"checkpoint.every={setting}",
-        "now_s": costs.every_s,
-    }
-    if costs.every_s is not None:
-        values["now_cost"] = 1 - _useful_share(costs, costs.every_s, mtbf_s)
-        values["worst_loss_s"] = costs.every_s + costs.write_s
-        rows += _current_rows(costs, values["now_cost"], values["best_cost"])
-    slow_s = costs.slow_s if costs.slow_s is not None else 0.0
-    values["signal_lead_s"] = signal_lead(slow_s, costs.stall_s + costs.write_s)
-    rows.append(("lead time", f"{values['signal_lead_s']:.0f} s of warning before a job ends (sbatch --signal)"))
-    return values, rows
-
-
-def approximate_time(seconds: float) -> str:
-    """Return a duration with the precision of an estimate: `40 s`, `12 min`, `7.9 h`, `40 days`."""
-    if seconds < 1:
-        return f"{seconds:.2f} s"
-    for limit, unit_s, unit in ((100, 1, "s"), (100 * 60, 60, "min"), (72 * 3600, 3600, "h")):
-        if seconds < limit:
-            value = seconds / unit_s
-            return f"{value:.0f} {unit}" if value >= 10 else f"{value:.2g} {unit}"
-    return f"{seconds / 86400:,.0f} days"
-
-
-def _current_rows(costs: SavingCosts, now: float, best: float) -> Sequence[tuple[str, ...]]:
-    assert costs.every_s is not None
-    verdict = f"{now - best:.2%} more than the best" if now - best >= _MIN_GAIN else "as good as the best"
-    return (
-        ("now", f"you save every {approximate_time(costs.every_s)}: loses {now:.2%}, {verdict}"),
-        ("worst case", f"a kill loses up to {approximate_time(costs.every_s + costs.write_s)} of training"),
-    )
-
-
-def _useful_share(costs: SavingCosts, work_s: float, mtbf_s: float) -> float:
-    return efficiency(work_s, costs.stall_s, costs.restart_s, mtbf_s, write_s=costs.write_s)
-
-
-def _round_setting(best_s: float, low_s: float, high_s: float, steps: int | None) -> str:
-    """Return the round duration closest to the best by ratio, or `steps` if none is in the range."""
-    inside = [each for each in _ROUND_TIMES if low_s <= each[0] <= high_s]
-    if not inside and steps is not None:
-        return f"{steps}st"
-    return min(inside or _ROUND_TIMES, key=lambda each: max(each[0] / best_s, best_s / each[0]))[1]
-
-
-if TYPE_CHECKING:
-    from paceline.cli.run_history import RunHistory
-    from paceline.core.dataset import Datasets
-
-    Data = Callable[[], Datasets]
-
-FAILED_CODE = 1
-"""Exit code if a run would fail."""
 
 
 @dataclass(frozen=True)
@@ -197,7 +100,7 @@ def doctor(
         return start_ranks(to_start, port, [])
     folder = run_dir.expanduser() if run_dir else run.path if run else Path("runs")
     host = HostContext(environ, folder, time.perf_counter, time.time())
-    data = cache(lambda: _build_datasets(recipe))  # once: opening data can be slow on a network disk
+    data = cache(lambda: _build_datasets(recipe))  # once: opening data can be slow on a network file system
     machine = [*check_host(host), *_check_recipe(recipe, world, data)]
     shared = _check_ranks(world, machine, recipe) if world.world_size > 1 else ()
     if shared is None:
@@ -311,13 +214,13 @@ def _run_sections(recipe: Recipe, run: RunDir, data: "Data", mtbf_s: float | Non
     """Return a run's history, the cost of checkpoints, and the advised interval."""
     from paceline.cli.run_history import read_run_history
 
-    upkeep = read_run_history(run, recipe.checkpoint)
-    parts = [_history_section(run, upkeep)]
-    if upkeep.saving is not None:
-        saving: CheckpointResult | None = upkeep.saving
+    history = read_run_history(run, recipe.checkpoint)
+    parts = [_history_section(run, history)]
+    if history.saving is not None:
+        saving: CheckpointResult | None = history.saving
         parts.append(
             DoctorSection(
-                "saving", "saving, as measured by the run", upkeep.saving.model_dump(), [_saving_row(upkeep.saving)]
+                "saving", "saving, as measured by the run", history.saving.model_dump(), [_saving_row(history.saving)]
             )
         )
     else:
@@ -325,11 +228,11 @@ def _run_sections(recipe: Recipe, run: RunDir, data: "Data", mtbf_s: float | Non
         parts.append(section)
     if saving is None:
         return parts
-    step_s = upkeep.step_s[0] if upkeep.step_s else None
-    slow_s = upkeep.step_s[1] if upkeep.step_s else None
-    costs = SavingCosts(saving.stall_s, saving.write_s, upkeep.restart_s, step_s, upkeep.every_s, slow_s)
-    if mtbf_s is None and upkeep.failures:
-        mtbf_s = upkeep.mtbf.mean_s
+    step_s = history.step_s[0] if history.step_s else None
+    slow_s = history.step_s[1] if history.step_s else None
+    costs = SavingCosts(saving.stall_s, saving.write_s, history.restart_s, step_s, history.every_s, slow_s)
+    if mtbf_s is None and history.failures:
+        mtbf_s = history.mtbf.mean_s
     return [*parts, *_advice_section(costs, mtbf_s)]
 
 
@@ -358,40 +261,130 @@ def _saving_row(saving: CheckpointResult) -> tuple[str, ...]:
     return "checkpoints", saving_line(saving)
 
 
-def _history_section(run: RunDir, upkeep: "RunHistory") -> DoctorSection:
+def _history_section(run: RunDir, history: "RunHistory") -> DoctorSection:
     """Return the history of the run so far."""
     rows: list[tuple[str, ...]] = []
-    if upkeep.step_s:
-        median_s, slow_s = upkeep.step_s
+    if history.step_s:
+        median_s, slow_s = history.step_s
         rows.append(("step", f"{1000 * median_s:.1f} ms, the 99th percentile {1000 * slow_s:.1f} ms"))
-    if upkeep.goodput is not None:
-        rows.append(("goodput", goodput_line(upkeep.goodput)))
-    what = "from a failure to the first new step" if upkeep.restarts else "to start; detection and queueing come on top"
-    rows.append(("restart", f"{upkeep.restart_s:.1f} s {what}"))
-    rows.append(("failures", _failures_text(upkeep)))
-    if upkeep.at_risk_s:
-        rows.append(("at risk", f"{approximate_time(upkeep.at_risk_s)} of training since the newest checkpoint"))
-    mtbf = upkeep.mtbf
+    if history.goodput is not None:
+        rows.append(("goodput", goodput_line(history.goodput)))
+    what = (
+        "from a failure to the first new step" if history.restarts else "to start; detection and queueing come on top"
+    )
+    rows.append(("restart", f"{history.restart_s:.1f} s {what}"))
+    rows.append(("failures", _failures_text(history)))
+    if history.at_risk_s:
+        rows.append(("at risk", f"{approximate_time(history.at_risk_s)} of training since the newest checkpoint"))
+    mtbf = history.mtbf
     values = {
-        "step_s": upkeep.step_s,
-        "goodput": upkeep.goodput.model_dump() if upkeep.goodput else None,
-        "restart_s": upkeep.restart_s,
-        "restarts": upkeep.restarts,
-        "failures": upkeep.failures,
-        "up_s": upkeep.up_s,
+        "step_s": history.step_s,
+        "goodput": history.goodput.model_dump() if history.goodput else None,
+        "restart_s": history.restart_s,
+        "restarts": history.restarts,
+        "failures": history.failures,
+        "up_s": history.up_s,
         "mtbf_s": {name: _finite_or_none(getattr(mtbf, f"{name}_s")) for name in ("mean", "low", "high")},
-        "at_risk_s": upkeep.at_risk_s,
+        "at_risk_s": history.at_risk_s,
     }
     return DoctorSection("run", run.path.name, values, rows)
 
 
-def _failures_text(upkeep: "RunHistory") -> str:
-    mtbf, up = upkeep.mtbf, approximate_time(upkeep.up_s)
-    if not upkeep.failures:
+def _failures_text(history: "RunHistory") -> str:
+    mtbf, up = history.mtbf, approximate_time(history.up_s)
+    if not history.failures:
         return f"none in {up}, so at least {approximate_time(mtbf.low_s)} apart (95 % confidence)"
-    apart = f"one in {approximate_time(mtbf.mean_s)} ({approximate_time(mtbf.low_s)} to {approximate_time(mtbf.high_s)}, 95 % confidence)"
-    return f"{upkeep.failures:,} in {up}: {apart}"
+    interval = f"{approximate_time(mtbf.low_s)} to {approximate_time(mtbf.high_s)}, 95 % confidence"
+    return f"{history.failures:,} in {up}: one in {approximate_time(mtbf.mean_s)} ({interval})"
 
 
 def _finite_or_none(value: float) -> float | None:
     return value if math.isfinite(value) else None
+
+
+def finding_rows(findings: Iterable[DoctorFinding]) -> list[tuple[str, ...]]:
+    """Return one row per finding: check, state, and result with advice below."""
+    return [(each.name, _MARKS[each.state], "\n".join(_finding_lines(each))) for each in findings]
+
+
+def summarize_findings(findings: Sequence[DoctorFinding]) -> str:
+    """Return one sentence about all findings."""
+    wrong, num_look = (sum(each.state == state for each in findings) for state in ("wrong", "look"))
+    if wrong:
+        return f"a run would fail: {count(wrong, 'thing')} wrong" + (f", {num_look} worth a look" if num_look else "")
+    return f"a run would work; {count(num_look, 'thing')} worth a look" if num_look else "all is well"
+
+
+def _finding_lines(finding: DoctorFinding) -> list[str]:
+    text = f"{finding.where}: {finding.found}" if finding.where else finding.found
+    return [text, *([f"-> {finding.advice}"] if finding.advice else [])]
+
+
+def advise_interval(costs: SavingCosts, mtbf_s: float) -> tuple[dict[str, Any], list[tuple[str, ...]]]:
+    """Return values for JSON and rows for a table, for failures `mtbf_s` apart."""
+    best_s = best_interval(costs.stall_s, costs.write_s, mtbf_s)
+    step_s = costs.step_s
+    steps = interval_steps(best_s, step_s) if step_s is not None else None
+    if steps is not None and step_s is not None:
+        best_s = steps * step_s
+    low_s, high_s = max(best_s / 2, costs.write_s), 2 * best_s
+    shares = {each: _useful_share(costs, each, mtbf_s) for each in (best_s, low_s, high_s)}
+    setting = _round_setting(best_s, low_s, high_s, steps)
+    best = f"every {approximate_time(best_s)}" + (f", {steps:,} steps" if steps is not None else "")
+    as_good = f"{approximate_time(low_s)} to {approximate_time(high_s)}"
+    losses = f"lose {1 - shares[low_s]:.2%} and {1 - shares[high_s]:.2%}"
+    rows: list[tuple[str, ...]] = [
+        ("failures", f"assumed {approximate_time(mtbf_s)} apart"),
+        ("best", f"{best}: loses {1 - shares[best_s]:.2%}, restarts included (Daly 2006)"),
+        ("as good", f"{as_good}: {losses}, such as checkpoint.every={setting}"),
+    ]
+    values: dict[str, Any] = {
+        "mtbf_s": mtbf_s,
+        "young_s": young_interval(costs.stall_s, mtbf_s),
+        "best_s": best_s,
+        "best_steps": steps,
+        "best_cost": 1 - shares[best_s],
+        "range_s": [low_s, high_s],
+        "setting": f"checkpoint.every={setting}",
+        "now_s": costs.every_s,
+    }
+    if costs.every_s is not None:
+        values["now_cost"] = 1 - _useful_share(costs, costs.every_s, mtbf_s)
+        values["worst_loss_s"] = costs.every_s + costs.write_s
+        rows += _current_rows(costs, values["now_cost"], values["best_cost"])
+    slow_s = costs.slow_s if costs.slow_s is not None else 0.0
+    values["signal_lead_s"] = signal_lead(slow_s, costs.stall_s + costs.write_s)
+    rows.append(("lead time", f"{values['signal_lead_s']:.0f} s of warning before a job ends (sbatch --signal)"))
+    return values, rows
+
+
+def approximate_time(seconds: float) -> str:
+    """Return a duration with the precision of an estimate: `40 s`, `12 min`, `7.9 h`, `40 days`."""
+    if seconds < 1:
+        return f"{seconds:.2f} s"
+    for limit, unit_s, unit in ((100, 1, "s"), (100 * 60, 60, "min"), (72 * 3600, 3600, "h")):
+        if seconds < limit:
+            value = seconds / unit_s
+            return f"{value:.0f} {unit}" if value >= 10 else f"{value:.2g} {unit}"
+    return f"{seconds / 86400:,.0f} days"
+
+
+def _current_rows(costs: SavingCosts, now: float, best: float) -> Sequence[tuple[str, ...]]:
+    assert costs.every_s is not None
+    verdict = f"{now - best:.2%} more than the best" if now - best >= _MIN_GAIN else "as good as the best"
+    return (
+        ("now", f"you save every {approximate_time(costs.every_s)}: loses {now:.2%}, {verdict}"),
+        ("worst case", f"a kill loses up to {approximate_time(costs.every_s + costs.write_s)} of training"),
+    )
+
+
+def _useful_share(costs: SavingCosts, work_s: float, mtbf_s: float) -> float:
+    return efficiency(work_s, costs.stall_s, costs.restart_s, mtbf_s, write_s=costs.write_s)
+
+
+def _round_setting(best_s: float, low_s: float, high_s: float, steps: int | None) -> str:
+    """Return the round duration closest to the best by ratio, or `steps` if none is in the range."""
+    inside = [each for each in _ROUND_TIMES if low_s <= each[0] <= high_s]
+    if not inside and steps is not None:
+        return f"{steps}st"
+    return min(inside or _ROUND_TIMES, key=lambda each: max(each[0] / best_s, best_s / each[0]))[1]

@@ -23,8 +23,6 @@ def progress_output(out: TextIO, total: int | None = None) -> Iterator[tuple[OnR
 
     `total` is the number of runs, None if unknown. Without a terminal only lines are printed.
     """
-    from rich.console import Console
-
     console = Console(file=out, markup=False, highlight=False, emoji=False)
     if not console.is_terminal:
         yield lambda trial, repeat: None, lambda line: print(printable_lines(line), file=out, flush=True)

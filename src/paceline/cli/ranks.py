@@ -103,17 +103,17 @@ def start_ranks(ranks: int, port: int, extra: list[str], *, grace_s: float = 60.
     """
     verb, *args = sys.argv[1:]
     for attempt in range(max_restarts + 1):
-        again = ["--resume"] if attempt and "--resume" not in args else []
+        resume = ["--resume"] if attempt and "--resume" not in args else []
         # -P: do not import modules from the current folder, which may hold data.
-        command = [sys.executable, "-P", "-m", "paceline", verb, *extra, *again, *args]
+        command = [sys.executable, "-P", "-m", "paceline", verb, *extra, *resume, *args]
         oom_before = oom_kills()
         ended = launch(command, ranks, os.environ, port=port, grace_s=grace_s, attempt=attempt)
         if ended.code == _KILLED_CODE and ended.was_lost and oom_kills() > oom_before:
             ended = replace(ended, sentence=f"{ended.sentence}: {_OOM_MESSAGE}")
         if not ended.was_lost or attempt == max_restarts:
             break
-        what = ended.sentence or "a rank failed, so all ranks were stopped"
-        print(f"warning: {what}; restarting all ranks (restart {attempt + 1} of {max_restarts})", file=sys.stderr)
+        cause = ended.sentence or "a rank failed, so all ranks were stopped"
+        print(f"warning: {cause}; restarting all ranks (restart {attempt + 1} of {max_restarts})", file=sys.stderr)
     if ended.code == PREEMPTED:
         ignore_stop_signals()
     if ended.sentence:

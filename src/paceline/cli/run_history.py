@@ -20,12 +20,12 @@ from paceline.training.goodput import Attempt, TimeSpent, compute_goodput, estim
 
 @dataclass(frozen=True)
 class RunHistory:
-    """History of a run, in seconds. `step_s` is the (50th, 99th) percentile of the means between records, None without
-    any.
+    """History of a run, in seconds.
 
-    `every_s` is the time between checkpoints, None if unknown or off. `restart_s` is the median from a failure to the
-    first new step over `restarts`, or the start-up alone. `at_risk_s` is the training time since the newest checkpoint
-    of an unfinished run.
+    `step_s` is the (50th, 99th) percentile of the means between records, None without any. `every_s` is the time
+    between checkpoints, None if unknown or off. `restart_s` is the median from a failure to the first new step over
+    `restarts`, or the start-up alone. `at_risk_s` is the training time since the newest checkpoint of an unfinished
+    run.
     """
 
     step_s: tuple[float, float] | None
@@ -57,10 +57,8 @@ def read_run_history(rundir: RunDir, section: Checkpoint) -> RunHistory:
     result = rundir.read_result() if (rundir.path / "result.json").exists() else None
     trained_s = ended[-1].end.trained_s if ended and ended[-1].end else 0.0
     spent, saved_s = _saved_times(saved, rundir)
-    is_over = result is not None and result.status in (
-        "completed",
-        "target_reached",
-    )  # otherwise it may have been resumed since
+    # A run that ended in any other way may have been resumed since.
+    is_over = result is not None and result.status in ("completed", "target_reached")
     so_far = compute_goodput(ended, trained_s, spent) if ended else None
     return RunHistory(
         step_s=steps,

@@ -1,7 +1,4 @@
-"""Declare `paceline scale`:
-
-Measure scaling, study batch sizes, time collectives or predict, and refuse options that do not apply.
-"""
+"""Declare `paceline scale` and its four modes, and refuse options that the selected mode would ignore."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -120,7 +117,7 @@ Alpha = Annotated[
     typer.Option(metavar="US", help="Latency per message in microseconds.", rich_help_panel=_PREDICT_PANEL),
 ]
 Bandwidth = Annotated[
-    float | None, typer.Option(metavar="GB/S", help="NetworkOption bandwidth per node.", rich_help_panel=_PREDICT_PANEL)
+    float | None, typer.Option(metavar="GB/S", help="Network bandwidth per node.", rich_help_panel=_PREDICT_PANEL)
 ]
 Fixed = Annotated[
     float | None,

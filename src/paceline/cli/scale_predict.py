@@ -26,6 +26,97 @@ DEFAULT_RANKS: Final = "8,16,32,64,128,256,512,1024,2048,4096"
 RANKS_PER_NODE: Final = 8
 """Default ranks per node for predictions from a run; a table states its own."""
 _MAX_RANKS: Final = 1_000_000
+_INTERVAL_NAME: Final = {"points": "95 % interval", "run": "likely range"}
+_DOMINATED_COLUMN: Final = "dominated by"
+_BLANK: Final = "-"
+_INTERVAL_COVERAGE: Final = "88 %"
+"""Share of intervals of published tables that held: benchmarks/results/prediction.json."""
+
+
+def predict_run(
+    run: Path,
+    *,
+    at: str = DEFAULT_RANKS,
+    ranks_per_node: int = RANKS_PER_NODE,
+    rank_batch: int | None = None,
+    network: str | None = None,
+    alpha_us: float | None = None,
+    gigabytes_per_s: float | None = None,
+    fixed_s: float | None = None,
+    epochs: float | None = None,
+    images: float | None = None,
+    price: float | None = None,
+    alone: Path | None = None,
+    run_dir: Path | None = None,
+    as_json: bool = False,
+) -> int:
+    """Run `paceline scale RUN --predict`, and return the exit code.
+
+    `alone` is a run of one rank with the same rank batch, which separates communication from computation. `epochs`
+    counts the run's training images; `images` replaces it. Raise `RecipeError` for invalid options.
+    """
+    if epochs is not None and images is not None:
+        raise RecipeError(
+            f"--epochs: {epochs:g} and --images: {images:g} both set the length of the run (leave one out)"
+        )
+    refuse_invalid_numbers(
+        {"--images": images, "--epochs": epochs, "--price": price, "--gigabytes-per-s": gigabytes_per_s}
+    )
+    refuse_invalid_numbers({"--rank-batch": rank_batch, "--ranks-per-node": ranks_per_node})
+    refuse_invalid_numbers({"--fixed-s": fixed_s, "--alpha-us": alpha_us}, allow_zero=True)
+    step = read_measured_step(run, ranks_per_node=ranks_per_node)
+    if fixed_s is not None:
+        step = step.with_fixed(fixed_s)
+    request = PredictionRequest(
+        at=parse_ranks(at),
+        ranks_per_node=ranks_per_node,
+        rank_batch=rank_batch or step.rank_batch,
+        images=images or step.images * (epochs or 1.0),
+        price=price,
+    )
+    known = build_network(network, ranks_per_node=ranks_per_node, alpha_us=alpha_us, gigabytes_per_s=gigabytes_per_s)
+    prediction = predict_from_run(build_step_model(step, known, _read_single_rank(run, alone)), request)
+    provenance = RunDir(run).read_result().provenance
+    output_prediction(prediction.model_copy(update={"provenance": provenance}), request, run_dir, as_json=as_json)
+    return 0
+
+
+def _read_single_rank(run: Path, path: Path | None) -> MeasuredStep | None:
+    if path is None:
+        return None
+    alone = read_measured_step(path, ranks_per_node=1)
+    check_same_recipe(run, path)
+    return alone
+
+
+def predict_points(
+    points: Path,
+    *,
+    at: str = DEFAULT_RANKS,
+    ranks_per_node: int | None = None,
+    rank_batch: int | None = None,
+    images: float | None = None,
+    price: float | None = None,
+    run_dir: Path | None = None,
+    as_json: bool = False,
+) -> int:
+    """Run `paceline scale --predict --points`, and return the exit code.
+
+    `ranks_per_node` defaults to the largest of the table; `price` is per rank-hour. Raise `RecipeError` for invalid
+    options, and `DataError` for an unusable table.
+    """
+    refuse_invalid_numbers(
+        {"--ranks-per-node": ranks_per_node, "--rank-batch": rank_batch, "--images": images, "--price": price}
+    )
+    ranks, table = parse_ranks(at), read_points(points)
+    on_node = ranks_per_node or max(-(-point.ranks // point.nodes) for point in table)
+    request = build_request(table, ranks, ranks_per_node=on_node, rank_batch=rank_batch, images=images, price=price)
+    prediction = predict_from_points(table, request, source=str(points))
+    if ranks_per_node is None:
+        taken = f"nodes: {count(on_node, 'rank')} on each, the largest of the table (set --ranks-per-node to change it)"
+        prediction = prediction.model_copy(update={"notes": (*prediction.notes, taken)})
+    output_prediction(prediction, request, run_dir, as_json=as_json)
+    return 0
 
 
 def parse_ranks(text: str) -> tuple[int, ...]:
@@ -43,13 +134,6 @@ def refuse_invalid_numbers(options: Mapping[str, float | None], *, allow_zero: b
         if value is not None and not (math.isfinite(value) and (value > 0 or (allow_zero and value == 0))):
             least = "0 or more" if allow_zero else "a number above 0"
             raise RecipeError(f"{option}: {value:g} is out of range (write {least})")
-
-
-_INTERVAL_NAME: Final = {"points": "95 % interval", "run": "likely range"}
-_DOMINATED_COLUMN: Final = "dominated by"
-_BLANK: Final = "-"
-_INTERVAL_COVERAGE: Final = "88 %"
-"""Share of intervals of published tables that held: benchmarks/results/prediction.json."""
 
 
 def show_prediction(result: PredictionResult, *, as_json: bool) -> None:
@@ -164,89 +248,3 @@ def output_prediction(
     show_prediction(result, as_json=as_json)
     if run_dir is not None:
         print(f"folder: {printable(run_dir)}", file=out)
-
-
-def predict_run(
-    run: Path,
-    *,
-    at: str = DEFAULT_RANKS,
-    ranks_per_node: int = RANKS_PER_NODE,
-    rank_batch: int | None = None,
-    network: str | None = None,
-    alpha_us: float | None = None,
-    gigabytes_per_s: float | None = None,
-    fixed_s: float | None = None,
-    epochs: float | None = None,
-    images: float | None = None,
-    price: float | None = None,
-    alone: Path | None = None,
-    run_dir: Path | None = None,
-    as_json: bool = False,
-) -> int:
-    """Run `paceline scale RUN --predict`, and return the exit code.
-
-    `alone` is a run of one rank with the same rank batch, which separates communication from computation. `epochs`
-    counts the run's training images; `images` replaces it. Raise `RecipeError` for invalid options.
-    """
-    if epochs is not None and images is not None:
-        raise RecipeError(
-            f"--epochs: {epochs:g} and --images: {images:g} both set the length of the run (leave one out)"
-        )
-    refuse_invalid_numbers(
-        {"--images": images, "--epochs": epochs, "--price": price, "--gigabytes-per-s": gigabytes_per_s}
-    )
-    refuse_invalid_numbers({"--rank-batch": rank_batch, "--ranks-per-node": ranks_per_node})
-    refuse_invalid_numbers({"--fixed-s": fixed_s, "--alpha-us": alpha_us}, allow_zero=True)
-    step = read_measured_step(run, ranks_per_node=ranks_per_node)
-    if fixed_s is not None:
-        step = step.with_fixed(fixed_s)
-    request = PredictionRequest(
-        at=parse_ranks(at),
-        ranks_per_node=ranks_per_node,
-        rank_batch=rank_batch or step.rank_batch,
-        images=images or step.images * (epochs or 1.0),
-        price=price,
-    )
-    known = build_network(network, ranks_per_node=ranks_per_node, alpha_us=alpha_us, gigabytes_per_s=gigabytes_per_s)
-    prediction = predict_from_run(build_step_model(step, known, _read_single_rank(run, alone)), request)
-    provenance = RunDir(run).read_result().provenance
-    output_prediction(prediction.model_copy(update={"provenance": provenance}), request, run_dir, as_json=as_json)
-    return 0
-
-
-def _read_single_rank(run: Path, path: Path | None) -> MeasuredStep | None:
-    if path is None:
-        return None
-    alone = read_measured_step(path, ranks_per_node=1)
-    check_same_recipe(run, path)
-    return alone
-
-
-def predict_points(
-    points: Path,
-    *,
-    at: str = DEFAULT_RANKS,
-    ranks_per_node: int | None = None,
-    rank_batch: int | None = None,
-    images: float | None = None,
-    price: float | None = None,
-    run_dir: Path | None = None,
-    as_json: bool = False,
-) -> int:
-    """Run `paceline scale --predict --points`, and return the exit code.
-
-    `ranks_per_node` defaults to the largest of the table; `price` is per rank-hour. Raise `RecipeError` for invalid
-    options, and `DataError` for an unusable table.
-    """
-    refuse_invalid_numbers(
-        {"--ranks-per-node": ranks_per_node, "--rank-batch": rank_batch, "--images": images, "--price": price}
-    )
-    ranks, table = parse_ranks(at), read_points(points)
-    on_node = ranks_per_node or max(-(-point.ranks // point.nodes) for point in table)
-    request = build_request(table, ranks, ranks_per_node=on_node, rank_batch=rank_batch, images=images, price=price)
-    prediction = predict_from_points(table, request, source=str(points))
-    if ranks_per_node is None:
-        taken = f"nodes: {count(on_node, 'rank')} on each, the largest of the table (set --ranks-per-node to change it)"
-        prediction = prediction.model_copy(update={"notes": (*prediction.notes, taken)})
-    output_prediction(prediction, request, run_dir, as_json=as_json)
-    return 0

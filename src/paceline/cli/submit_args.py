@@ -13,40 +13,6 @@ from paceline.core.errors import RecipeError, WorldError
 from paceline.core.units import count
 from paceline.recipe.consent import OWN_CODE
 
-
-def read_options(verb: str, args: Sequence[str]) -> dict[str, Any]:
-    """Return the parsed arguments and options of a verb, by parameter name.
-
-    Raise typer's usage error for an unknown option.
-    """
-    program = typer.Typer(add_completion=False)
-    program.command(verb)(_verb_function(verb))
-    return get_command(program).make_context(verb, list(args)).params
-
-
-def check_options(verb: str, args: Sequence[str], options: Sequence[str]) -> None:
-    """Raise `RecipeError` for an argument among a verb's options, and typer's usage error for unknown options."""
-    if verb == "eval" and not args:
-        return  # a missing run has a message of its own
-    given = read_options(verb, [*args, *options])
-    given_args = [given["run"], *(given["overrides"] or [])] if verb == "eval" else given["args"] or []
-    if len(given_args) > len(args):
-        word = str(given_args[len(args)])
-        raise RecipeError(f"{word!r}: is among the options of {verb} (write it before `--`)")
-
-
-def _verb_function(verb: str) -> Callable[..., int]:
-    functions: dict[str, Callable[..., int]] = {
-        "train": commands.train,
-        "eval": commands.evaluate,
-        "ladder": commands.ladder,
-        "scale": scale_options.scale,
-        "tune": commands.tune,
-        "profile": commands.profile,
-    }
-    return functions[verb]
-
-
 VERBS: Final = ("train", "eval", "ladder", "scale", "tune", "profile")
 RANK_VERBS: Final = ("train", "eval")
 """Verbs whose ranks the scheduler starts; the others start their own processes."""
@@ -150,3 +116,36 @@ def refuse_few_gpus(shape: JobShape, device: str) -> None:
             f"--ranks-per-node: {shape.ranks_per_node} on {gpus} per node (write {shape.gpus_per_node}, or set "
             "parallel.device=cpu)"
         )
+
+
+def read_options(verb: str, args: Sequence[str]) -> dict[str, Any]:
+    """Return the parsed arguments and options of a verb, by parameter name.
+
+    Raise typer's usage error for an unknown option.
+    """
+    program = typer.Typer(add_completion=False)
+    program.command(verb)(_verb_function(verb))
+    return get_command(program).make_context(verb, list(args)).params
+
+
+def check_options(verb: str, args: Sequence[str], options: Sequence[str]) -> None:
+    """Raise `RecipeError` for an argument among a verb's options, and typer's usage error for unknown options."""
+    if verb == "eval" and not args:
+        return  # a missing run has a message of its own
+    given = read_options(verb, [*args, *options])
+    given_args = [given["run"], *(given["overrides"] or [])] if verb == "eval" else given["args"] or []
+    if len(given_args) > len(args):
+        word = str(given_args[len(args)])
+        raise RecipeError(f"{word!r}: is among the options of {verb} (write it before `--`)")
+
+
+def _verb_function(verb: str) -> Callable[..., int]:
+    functions: dict[str, Callable[..., int]] = {
+        "train": commands.train,
+        "eval": commands.evaluate,
+        "ladder": commands.ladder,
+        "scale": scale_options.scale,
+        "tune": commands.tune,
+        "profile": commands.profile,
+    }
+    return functions[verb]

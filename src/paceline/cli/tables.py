@@ -378,9 +378,7 @@ def _ms_per_step(whole_s: float, num_steps: int) -> str:
 
 
 def account_line(account: AccountResult) -> str:
-    """Return `start-up 12.2 s + ... + not explained 100 ms = 25.1 s; 99.6 % explained`, without parts that took no
-    time.
-    """
+    """Return `start-up 12.2 s + ... = 25.1 s; 99.6 % explained`, without parts that took no time."""
     parts = {
         "start-up": account.start_up_s,
         "compiling": account.compile_s,

@@ -195,9 +195,8 @@ def run_rank(
         progress=position,
     )
     recipe = loaded.recipe
-    if request.resume and loaded.is_from_command_line(
-        "data.rank_batch_size"
-    ):  # else `run` keeps the batch size of the run
+    # Otherwise `run` keeps the batch size that the run had, whatever the number of ranks is now.
+    if request.resume and loaded.is_from_command_line("data.rank_batch_size"):
         recipe = resolve_batch(recipe, world.world_size)
     result = run(recipe, world, rundir, resume=request.resume, invocation=invocation)
     if was_complete:

@@ -1,47 +1,274 @@
-"""Tables in a terminal: numbers are whole, however narrow it is."""
+"""What a person is shown at the end, and what a program is."""
 
-import re
+import json
+from pathlib import Path
 
 import pytest
 
-from paceline.cli.tables import print_table
+from paceline.cli.tables import show_evaluation, show_result
+from paceline.core.results import (
+    CheckpointResult,
+    ClassCount,
+    ClassTable,
+    EvalReport,
+    EvalResult,
+    GoodputResult,
+    RunResult,
+    ThroughputResult,
+    TimeResult,
+)
+from paceline.core.run_dir import RunDir
+from paceline.recipe.load import load
 
-HEADINGS = ("rung", *(f"stage {letter}" for letter in "abcdefgh"))
-ROWS = [["channels last", *(f"{1000 + index:,}.25" for index in range(8))], ["DataParallel", *["-"] * 8]]
-
-
-def test_what_has_no_room_follows_in_another_table_with_the_names(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    monkeypatch.setenv("COLUMNS", "60")
-    print_table("a step", HEADINGS, ROWS)
-    out = capsys.readouterr().out
-    assert max(map(len, out.splitlines())) <= 60 and "…" not in out
-    assert len(re.findall(r"│ rung ", out)) > 1 and out.count("a step") == 1
-    assert re.findall(r"1,\d+\.25", out) == ROWS[0][1:]
-
-
-def test_all_columns_that_name_a_row_are_repeated(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    monkeypatch.setenv("COLUMNS", "50")
-    rows = [["128", "0ep", "92.94 % (92.75 to 93.12)", "416"], ["128", "5ep", "93.94 % (93.75 to 94.12)", "420"]]
-    print_table("batches", ("batch", "warm-up", "top-1", "images/s"), rows, text_columns=("warm-up",), num_names=2)
-    out = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert "128 0ep 92.94 %" in out and "128 0ep 416" in out and "128 5ep 420" in out
+COUNTS = (ClassCount("cat", 10, 7), ClassCount("dog", 20, 19), ClassCount("eel", 30, 30), ClassCount("fox", 4, 2))
+CHECKPOINT = Path("runs/digits-1/checkpoints/step-00000012")
 
 
-def test_where_there_is_room_it_is_one_table(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+def judged(top1: float, **more: float) -> EvalResult:
+    return EvalResult(images=64, top1=top1, top5=1.0, loss=0.5, **more)
+
+
+def result(**more: object) -> RunResult:
+    values = {
+        "status": "completed",
+        "recipe_hash": "0123456789ab",
+        "world_size": 2,
+        "epochs": 1.5,
+        "steps": 33,
+        "images_seen": 2112,
+        "eval": judged(0.90625),
+        "best": judged(0.90625),
+        "throughput": ThroughputResult(images_per_s=0.0, spread=(0.0, 0.0), n=0, excluded_s=0.0),
+        "time": TimeResult(wall_s=4.0, startup_s=1.0, train_s=2.0, eval_s=0.5, checkpoint_s=0.25, to_target_s=None),
+        "stages": {},
+        "verdict": {"bottleneck": "compute", "evidence": "forward 25 %", "try": ""},
+        "lr": "0.1 at 128, not scaled, no warm-up",
+        "weights_sha256": "ab" * 32,
+        "provenance": {},
+    }
+    return RunResult.model_validate({**values, **more})
+
+
+@pytest.fixture
+def said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Return a function from a result to the rows a person sees, by name."""
     monkeypatch.setenv("COLUMNS", "200")
-    print_table("a step", HEADINGS, ROWS)
-    assert capsys.readouterr().out.count("│ rung ") == 1
+
+    def rows(shown: RunResult, counts: tuple[ClassCount, ...] = ()) -> dict[str, str]:
+        if counts:
+            RunDir(tmp_path).write_classes(ClassTable(counts))
+        show_result(shown, RunDir(tmp_path), load("digits"), as_json=False)
+        return read(capsys.readouterr().out)
+
+    return rows
 
 
-def test_a_name_is_broken_where_that_saves_a_table(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    monkeypatch.setenv("COLUMNS", "26")
-    print_table("t", ("rung", "stage a"), [["DataParallel", "1.25"]])
-    out = capsys.readouterr().out
-    assert out.count("stage a") == 1 and "DataParall" in out and "el " in out
+def read(text: str) -> dict[str, str]:
+    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines() if line.startswith("│")]
+    assert cells and all(len(row) == 2 for row in cells)
+    return dict(cells)
 
 
-def test_a_column_that_fits_no_terminal_is_still_shown(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    monkeypatch.setenv("COLUMNS", "20")
-    print_table("t", ("run", "accuracy", "settings"), [["/a/very/long/path/to/a/run", "97.22 %", "x" * 40]],
-                text_columns=("settings",))  # fmt: skip
-    assert "97.22 %" in capsys.readouterr().out
+def test_the_finding_about_speed_is_labelled_bottleneck(said) -> None:
+    rows = said(result())
+    assert rows["bottleneck"] == "compute. forward 25 %" and "verdict" not in rows
+
+
+def test_a_plain_run_shows_nothing_that_was_not_asked_for(said) -> None:
+    rows = said(result())
+    assert rows["top-1"] == "90.62 %, top-5 100.00 %, loss 0.5000 (64 images)"
+    assert not {"averaged weights", "on training images", "worst classes", "skipped"} & set(rows)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "told"),
+    [
+        (11_173_962, "resnet18_cifar, 11.2 M parameters (digits)"),
+        (701_178, "resnet18_cifar, 701,178 parameters (digits)"),
+        (None, "resnet18_cifar (digits)"),
+    ],
+)
+def test_what_was_trained_comes_first(said, parameters: int | None, told: str) -> None:
+    rows = said(result(parameters=parameters, trained_parameters=parameters))
+    assert list(rows)[:2] == ["network", "top-1"] and rows["network"] == told
+
+
+def test_a_network_that_is_partly_frozen_says_how_much_of_it_was_trained(said) -> None:
+    rows = said(result(parameters=11_173_962, trained_parameters=5_130))
+    assert rows["network"] == "resnet18_cifar, 11.2 M parameters, 5,130 of them trained (digits)"
+
+
+def test_a_best_evaluation_before_the_last_has_a_row_with_how_its_weights_are_had(said, tmp_path: Path) -> None:
+    shown = result(best=judged(0.9375), best_step=1200, best_epoch=12.5)
+    assert said(shown)["best top-1"] == "93.75 % at step 1,200, epoch 12.5 (not kept)"
+    (RunDir(tmp_path).checkpoints / "step-00001200").mkdir(parents=True)
+    assert said(shown)["best top-1"] == "93.75 % at step 1,200, epoch 12.5 (--checkpoint best)"
+
+
+def test_a_best_evaluation_has_no_row_where_the_last_is_as_good_or_its_step_is_not_known(said) -> None:
+    assert "best top-1" not in said(result(best_step=12, best_epoch=0.5))
+    assert "best top-1" not in said(result(best=judged(0.9375)))
+
+
+def test_the_best_of_averaged_weights_is_set_against_averaged_weights(said) -> None:
+    shown = {"best": judged(0.9375), "best_step": 12, "best_epoch": 0.5}
+    assert list(said(result(**shown, ema=judged(0.921875))))[:4] == [
+        "network",
+        "top-1",
+        "averaged weights",
+        "best top-1",
+    ]
+    assert "best top-1" not in said(result(**shown, ema=judged(0.9375)))
+
+
+def test_averaged_weights_stand_below_the_raw_ones(said) -> None:
+    rows = said(result(ema=judged(0.921875, ece=0.0123)))
+    assert list(rows)[:3] == ["network", "top-1", "averaged weights"]
+    assert rows["averaged weights"] == "92.19 %, top-5 100.00 %, loss 0.5000, calibration error 0.0123"
+
+
+def test_the_mean_over_classes_is_shown_where_it_differs(said) -> None:
+    assert "mean of classes" not in said(result(eval=judged(0.5, mean_class_accuracy=0.500001)))["top-1"]
+    assert "mean of classes 25.00 %" in said(result(eval=judged(0.5, mean_class_accuracy=0.25)))["top-1"]
+
+
+@pytest.mark.parametrize(("train", "gap"), [(0.96875, "+6.25"), (0.875, "-3.12")])
+def test_the_gap_to_training_images_is_in_points(said, train: float, gap: str) -> None:
+    rows = said(result(train_eval=judged(train), gap=train - 0.90625))
+    assert rows["on training images"] == f"{100 * train:.2f} %, a gap of {gap} points (64 images)"
+
+
+def test_skipped_steps_are_shown_when_there_were_any(said) -> None:
+    assert said(result(skipped_steps=2))["skipped"] == "2 steps, whose gradient was NaN, infinite or overflowed"
+
+
+def test_the_three_worst_classes_are_named(said) -> None:
+    assert said(result(), COUNTS)["worst classes"] == "fox: 50.00 % of 4, cat: 70.00 % of 10, dog: 95.00 % of 20"
+
+
+@pytest.mark.parametrize("counts", [COUNTS[:2], (ClassCount("a", 4, 4),) * 3])
+def test_two_classes_or_perfect_ones_are_not_worth_a_row(said, counts: tuple[ClassCount, ...]) -> None:
+    assert "worst classes" not in said(result(), counts)
+
+
+def test_a_result_as_json_is_the_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    shown = result(ema=judged(0.5), skipped_steps=3)
+    show_result(shown, RunDir(tmp_path), load("digits"), as_json=True)
+    assert RunResult.model_validate_json(capsys.readouterr().out) == shown
+
+
+def goodput(**more: float) -> GoodputResult:
+    names = [name for name in GoodputResult.model_fields if name.endswith("_s")]
+    values = {**dict.fromkeys(names, 0.0), "wall_s": 750.0, "useful_s": 728.25, "share": 0.971, "starts": 1}
+    return GoodputResult.model_validate({**values, **more})
+
+
+def test_a_result_of_before_goodput_was_measured_has_no_row_of_it(said) -> None:
+    assert not {"goodput", "checkpoints", "bad images", "to go on"} & set(said(result()))
+
+
+def test_goodput_tells_the_losses_that_matter(said) -> None:
+    one = said(result(goodput=goodput(startup_s=4.125, data_wait_s=2.0, eval_s=1.0, rework_s=0.1)))
+    assert one["goodput"] == "97.1 % of 12:30 min; start-up 4.12 s, data wait 2.00 s"  # a second is 0.13 %
+    three = said(result(goodput=goodput(startup_s=12.0, rework_s=90.0, down_s=61.0, other_s=3.0, starts=3)))
+    lost = "start-up 12.0 s, steps done again 1:30 min, down 1:01 min, other 3.00 s"
+    assert three["goodput"] == f"97.1 % of 12:30 min over 3 starts; {lost}"
+    assert said(result(goodput=goodput(share=1.0)))["goodput"] == "100.0 % of 12:30 min"
+
+
+def test_the_stages_of_a_step_and_what_is_not_explained_add_up_to_all_of_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """0.8 s of 40 steps, of which the stages have 0.76 s."""
+    monkeypatch.setenv("COLUMNS", "200")
+    seconds = {"data_wait": 0.16, "backward": 0.4, "exposed_communication": 0.2}
+    stages = {name: {"host_s": each, "device_s": each, "share": each / 0.8} for name, each in seconds.items()}
+    account = {"wall_s": 2.0, "start_up_s": 0.6, "compile_s": 0.0, "warmup_s": 0.2, "stages_s": 0.76,
+               "counted_steps": 40, "pauses": {"epoch_boundary": 0.3}, "finish_s": 0.0, "residual_s": 0.14,
+               "explained": 0.93}  # fmt: skip
+    rates = ThroughputResult(images_per_s=100.0, spread=(90.0, 110.0), n=4, excluded_s=1.0)
+    show_result(
+        result(stages=stages, account=account, throughput=rates), RunDir(tmp_path), load("digits"), as_json=False
+    )
+    lines = [" ".join(line.replace("│", " ").split()) for line in capsys.readouterr().out.splitlines()]
+    first = lines.index("a step: 20 ms (mean of 40 steps, rank 0)")
+    assert [line for line in lines[first:] if line.endswith("%")] == [
+        "backward 10.00 50.0 %",
+        "exposed communication 5.00 25.0 %",
+        "data wait 4.00 20.0 %",
+        "not explained 1.00 5.0 %",
+    ]
+    parts = "start-up 600 ms + warm-up 200 ms + stages 760 ms + starting the loader 300 ms + not explained 140 ms"
+    assert f"accounted {parts} = 2.00 s; 93.0 % explained" in lines
+
+
+SAVING = CheckpointResult(saved=12, failed=0, stall_s=0.03, write_s=0.5, bytes=307_000_000)
+
+
+def test_checkpoints_tell_what_saving_took_and_what_failed(said) -> None:
+    line = "12 saved, 307 MB each: training stood still for 30 ms, on disk after 500 ms (614 MB/s)"
+    assert said(result(checkpoints=SAVING))["checkpoints"] == line
+    assert said(result(checkpoints=SAVING.model_copy(update={"failed": 1})))["checkpoints"] == f"{line}; 1 failed"
+    none = CheckpointResult(saved=0, failed=2, stall_s=0.0, write_s=0.0, bytes=0)
+    assert said(result(checkpoints=none))["checkpoints"] == "0 saved; 2 failed"
+    assert "checkpoints" not in said(result(checkpoints=none.model_copy(update={"failed": 0})))
+
+
+def test_bad_images_are_counted_and_listed_elsewhere(said, tmp_path: Path) -> None:
+    assert said(result(bad_images=3))["bad images"] == f"3 images left out (see {tmp_path}/bad_images.jsonl)"
+
+
+@pytest.mark.parametrize("status", ["preempted", "failed"])
+def test_a_run_that_has_not_ended_says_how_to_resume_it(said, tmp_path: Path, status: str) -> None:
+    assert said(result(status=status))["resume with"] == f"paceline train {tmp_path} --resume"
+
+
+def test_the_title_says_which_signal_stopped_a_run_at_which_step_of_how_many(tmp_path: Path, capsys) -> None:
+    rundir = RunDir(tmp_path)
+    rundir.write_json("plan.json", {"total_steps": 180})
+    stopped = result(status="preempted", steps=85, provenance={"stopped_by": "SIGTERM"})
+    show_result(stopped, rundir, load("digits"), as_json=False)
+    assert "stopped (SIGTERM) at step 85 of 180" in capsys.readouterr().out
+
+
+REPORT = EvalReport(
+    val=judged(0.5, ece=0.25, mean_class_accuracy=0.75),
+    ema=judged(0.625),
+    train=judged(0.75),
+    classes=ClassTable(COUNTS),
+)
+
+
+def test_an_evaluation_as_json_has_the_raw_weights_at_the_top(capsys: pytest.CaptureFixture[str]) -> None:
+    show_evaluation(REPORT, CHECKPOINT, as_json=True)
+    assert json.loads(capsys.readouterr().out) == {
+        "images": 64, "top1": 0.5, "top5": 1.0, "loss": 0.5, "ece": 0.25, "mean_class_accuracy": 0.75,
+        "ema": {"images": 64, "top1": 0.625, "top5": 1.0, "loss": 0.5},
+        "train": {"images": 64, "top1": 0.75, "top5": 1.0, "loss": 0.5},
+        "gap": 0.25,
+    }  # fmt: skip
+
+
+def test_an_evaluation_as_json_has_the_classes_when_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    show_evaluation(REPORT, CHECKPOINT, as_json=True, per_class=True)
+    classes = json.loads(capsys.readouterr().out)["classes"]
+    assert classes[0] == {"class": "cat", "images": 10, "correct": 7} and len(classes) == 4
+
+
+def test_an_evaluation_of_raw_weights_alone_is_flat(capsys: pytest.CaptureFixture[str]) -> None:
+    show_evaluation(EvalReport(val=judged(0.5)), CHECKPOINT, as_json=True)
+    assert json.loads(capsys.readouterr().out) == {"images": 64, "top1": 0.5, "top5": 1.0, "loss": 0.5}
+
+
+def test_an_evaluation_names_its_checkpoint_and_lists_classes_when_asked(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    show_evaluation(REPORT, CHECKPOINT, as_json=False)
+    brief = capsys.readouterr().out
+    assert "digits-1, step-00000012" in brief and "averaged weights" in brief and "fox: 50.00 % of 4" in brief
+    assert "eel" not in brief
+    empty = REPORT.model_copy(update={"classes": ClassTable((*COUNTS, ClassCount("gnu", 0, 0)))})
+    show_evaluation(empty, CHECKPOINT, as_json=False, per_class=True)
+    full = capsys.readouterr().out
+    assert "eel" in full and "100.00 %" in full and "no images" in full

@@ -65,10 +65,10 @@ def test_what_has_no_end_is_left_behind_and_the_code_is_the_verbs_own(
 def test_what_ends_in_time_has_its_end(forking, tmp_path: Path) -> None:
     script = tmp_path / "leaving.py"
     script.write_text(
-        "import threading\nfrom pathlib import Path\nfrom paceline.cli import leave\n"
+        "import threading\nfrom pathlib import Path\nfrom paceline.cli import exit_process\n"
         "go = threading.Event()\n"
         "threading.Thread(target=lambda: (go.wait(), Path('ended').touch())).start()\n"
-        "go.set()\nleave(0)\n"
+        "go.set()\nexit_process(0)\n"
     )
     process = forking.start([str(script)], tmp_path, {})
     process.communicate(timeout=WAIT_S)
