@@ -20,7 +20,7 @@ class ConsoleLostError(OSError):
 
 
 class _DescriptorFile(io.FileIO):
-    """A descriptor of the console. The first write that fails is remembered; later ones may succeed again."""
+    """A descriptor of the console. It remembers the first failed write; later ones may succeed."""
 
     def __init__(self, number: int, name: str, lost: str) -> None:
         super().__init__(number, "w", closefd=False)
@@ -31,7 +31,7 @@ class _DescriptorFile(io.FileIO):
         self.raises = True
 
     def write(self, data: Any) -> int:
-        """Write `data`, or drop it where the console is lost and nobody is to know by an exception."""
+        """Write `data`; when the console is lost and `raises` is False, drop it."""
         try:
             if self._is_closed:
                 raise OSError(errno.EBADF, os.strerror(errno.EBADF))
@@ -44,7 +44,7 @@ class _DescriptorFile(io.FileIO):
         return len(data)  # also where the descriptor does not block and its reader is slow: progress does not wait
 
     def report_to(self, report: Callable[[str], None]) -> None:
-        """Have `report` called with what has become of the console, once, now or as soon as it is lost."""
+        """Call `report` once with the loss of the console, now or when it happens."""
         self._report = report
         if self.lost:
             report(self._sentence())
@@ -63,10 +63,9 @@ class _DescriptorFile(io.FileIO):
 
 
 class Console(io.TextIOWrapper):
-    """Standard output or error as text. Until `keep_going`, a write that fails raises `OSError`.
+    """Standard output or error as text. Until `keep_going`, a failed write raises `OSError`.
 
-    `is_product` says that what is printed is what the program was started for. Characters that the encoding lacks are
-    written as escapes.
+    `is_product`: the program was started for this output. Characters that the encoding lacks are escaped.
     """
 
     def __init__(self, number: int, name: str, like: TextIO | None) -> None:
@@ -85,23 +84,23 @@ class Console(io.TextIOWrapper):
 
     @property
     def lost(self) -> str:
-        """Why the first write that failed did so; "" where none has."""
+        """Reason of the first failed write, or ""."""
         return self._descriptor.lost
 
     def keep_going(self) -> None:
-        """Raise nothing from now on: what cannot be written is dropped."""
+        """From now on drop what cannot be written, without raising."""
         self._descriptor.raises = False
 
     def report_loss(self, report: Callable[[str], None]) -> None:
-        """Have `report` called with one line once the console is lost, in whichever thread finds out."""
+        """Call `report` with one line once the console is lost, from the thread that notices."""
         self._descriptor.report_to(report)
 
 
 def secure_console() -> None:
-    """Make `sys.stdout` and `sys.stderr` consoles, the latter one that keeps going. Call it first of all.
+    """Replace `sys.stdout` and `sys.stderr` by consoles; stderr ignores errors. Call it first.
 
-    Descriptors 0 to 2 that are closed become the null device: a file or socket that got such a number would be mistaken
-    for a standard stream, here and in every process that this one starts.
+    Closed descriptors 0 to 2 are opened as the null device: a file or socket with such a number would be mistaken for a
+    standard stream, in this process and its children.
     """
     for number in range(len(_STREAMS)):
         _fill(number)
@@ -115,10 +114,9 @@ def secure_console() -> None:
 
 
 def progress_console(*, as_json: bool) -> TextIO:
-    """Return the stream for the progress of a verb whose work must not end with the console.
+    """Return the stream for the progress of a verb that must outlive its console.
 
-    It is stderr where stdout is to have the result as JSON (`as_json`). That it has can be asked for at the end, with
-    `has_lost_output`.
+    With `as_json` it is stderr, as stdout receives the result. `has_lost_output` checks at the end that it did.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, Console):
@@ -129,14 +127,14 @@ def progress_console(*, as_json: bool) -> TextIO:
 
 
 def report_lost_consoles(report: Callable[[str], None]) -> None:
-    """Have `report` called with one line for each standard stream that is lost, now or later."""
+    """Call `report` with one line for each standard stream that is lost, now or later."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, Console):
             stream.report_loss(report)
 
 
 def has_lost_output() -> str:
-    """Write what is buffered; return why standard output, which was to have the result, lacks it, or ""."""
+    """Flush; return why standard output lacks the result that belongs there, or ""."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()
@@ -144,7 +142,7 @@ def has_lost_output() -> str:
 
 
 def _fill(number: int) -> None:
-    """Open the null device as descriptor `number` where that is closed; all lower ones are open."""
+    """Open the null device as descriptor `number` if it is closed; all lower ones must be open."""
     try:
         os.fstat(number)
     except OSError:
@@ -153,7 +151,7 @@ def _fill(number: int) -> None:
 
 
 def _descriptor_of(stream: TextIO) -> int | None:
-    """Return the descriptor that `stream` writes to, having written what it holds; None where it has none."""
+    """Flush `stream` and return its descriptor, or None if it has none."""
     try:
         descriptor = stream.fileno()
     except (OSError, ValueError, AttributeError):  # a notebook's, or a test's

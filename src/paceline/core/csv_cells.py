@@ -11,21 +11,21 @@ from typing import Final
 
 _MARK: Final = "'"
 _FORMULA: Final = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20", _MARK)
-"""What spreadsheets take for the beginning of a formula (https://owasp.org/www-community/attacks/CSV_Injection)."""
+"""First characters of a formula in spreadsheets (https://owasp.org/www-community/attacks/CSV_Injection)."""
 _NUMBER: Final = re.compile(r"[+-]?\d+(\.\d+)?")
 _ESCAPE: Final = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8})|([\\nrt]))")
 _SHORT: Final = {"\\": "\\", "n": "\n", "r": "\r", "t": "\t"}
 
 
 def to_cell(text: str) -> str:
-    """Return `text` as it is written into a CSV file."""
+    """Escape `text` for a CSV cell."""
     if all(map(_is_plain, text)) and (not text.startswith(_FORMULA) or _NUMBER.fullmatch(text)):
         return text
     return _MARK + "".join(_escape(character) for character in text)
 
 
 def from_cell(cell: str) -> str:
-    """Return the text of which `to_cell` made `cell`."""
+    """Return the text that `to_cell` escaped."""
     if not cell.startswith(_MARK):
         return cell
     return _ESCAPE.sub(
@@ -34,7 +34,7 @@ def from_cell(cell: str) -> str:
 
 
 def _is_plain(character: str) -> bool:
-    """Whether a character can be printed, or is a space, such as the narrow one in the names of macOS's screenshots."""
+    """Whether a character is printable or a space, such as the narrow one in the names of macOS screenshots."""
     return character.isprintable() or unicodedata.category(character) == "Zs"
 
 

@@ -12,10 +12,10 @@ Sample = tuple[bytes | NDArray[np.uint8], int]
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """Facts of one split of a data set.
+    """Facts of one split of a dataset.
 
-    `image_size` is (height, width) in pixels when every image has it, else None. `mean` and `std` are per
-    channel, of pixels scaled to [0, 1]. `notes` are sentences a user should see once (what was left out).
+    `image_size` is (height, width) in pixels if every image has it, else None. `mean` and `std` are per channel, of
+    pixels scaled to [0, 1]. `notes` are sentences to show the user once, such as what was left out.
     """
 
     name: str
@@ -30,20 +30,20 @@ class DatasetInfo:
 
     @property
     def num_classes(self) -> int:
-        """How many classes the training split names."""
+        """Number of classes of the training split."""
         return len(self.class_names)
 
 
 class Source(Protocol):
-    """A split as a map from 0..len-1 to samples: torch-free, and cheap to send to a worker process."""
+    """A split as a map from 0..len-1 to samples: torch-free, and cheap to pickle for a worker process."""
 
     @property
     def info(self) -> DatasetInfo:
-        """The facts of this split."""
+        """Facts of this split."""
         ...
 
     def __len__(self) -> int:
-        """How many samples there are."""
+        """Return the number of samples."""
         ...
 
     def read(self, index: int) -> Sample:
@@ -51,13 +51,13 @@ class Source(Protocol):
         ...
 
     def name_of(self, index: int) -> str:
-        """Return what a user would call the sample: its path, or `digits[12]`."""
+        """Return the name of a sample for messages: its path, or `digits[12]`."""
         ...
 
 
 @dataclass(frozen=True)
 class ArraySource:
-    """A split that is already pixels: uint8 `images` [N, H, W, C] and int64 `labels` [N], all one size."""
+    """A split that is already decoded: uint8 `images` [N, H, W, C] of one size and int64 `labels` [N]."""
 
     info: DatasetInfo
     images: NDArray[np.uint8]
@@ -77,7 +77,7 @@ class ArraySource:
 
 @dataclass(frozen=True)
 class Datasets:
-    """The training and the validation split of one data set, with one class list."""
+    """The training and validation split of one dataset, with the same classes."""
 
     train: Source
     val: Source

@@ -5,45 +5,45 @@ from difflib import get_close_matches
 
 
 class PacelineError(ValueError):
-    """Say in one line what was wrong and how to mend it; `exit_code` is the process's.
+    """Base of errors that a user can fix: one line that names the place, the value and the fix.
 
-    Anything else that escapes the program is a bug of ours and keeps its traceback.
+    Any other exception that escapes the program is a bug and keeps its traceback.
     """
 
     exit_code = 2
     is_claimed = False
-    """Whether this rank is the one of its run that speaks for the failure (see `parallel.group.meeting`)."""
+    """Whether this rank reports the failure of its run (see `parallel.group.meeting`)."""
 
 
 class RecipeError(PacelineError):
-    """A recipe, preset or override that cannot be used."""
+    """A recipe, preset or override is invalid."""
 
 
 class DataError(PacelineError):
-    """A data set that cannot be read: a path, a class list, an image."""
+    """A dataset cannot be read: a path, a class list, an image."""
 
 
 class WorldError(PacelineError):
-    """Ranks, devices, hosts or ports that do not fit together."""
+    """Ranks, devices, hosts or ports are inconsistent."""
 
 
 class CheckpointError(PacelineError):
-    """No usable checkpoint where one is needed."""
+    """A checkpoint is needed, and none is usable."""
 
     exit_code = 4
 
 
 class NonFiniteLossError(PacelineError):
-    """The loss stopped being a number: the run ends, and what the weights have become is not saved.
+    """The loss became NaN or infinite: the run ends, and its weights are not saved.
 
-    Its exit code is its own, so that nobody starts the ranks again: they would come to the same step.
+    It has its own exit code, so that no launcher restarts the ranks: they would reach the same step.
     """
 
     exit_code = 3
 
 
 class PeerLostError(PacelineError):
-    """A rank failed because another one did. `is_explained` says that the other one speaks for itself."""
+    """A rank failed because another one did. `is_explained` says that the other rank reports the failure itself."""
 
     exit_code = 1
 
@@ -53,13 +53,13 @@ class PeerLostError(PacelineError):
 
 
 class WatchError(PacelineError):
-    """A rank that died, hangs or has other weights than its peers: the run ends."""
+    """A rank died, hangs, or has other weights than its peers: the run ends."""
 
     exit_code = 1
 
 
 def suggest_similar(word: str, known: Iterable[str]) -> str:
-    """Return ` (did you mean 'x'?)` for the known word closest to `word`, capitals as good as small letters, or ""."""
+    """Return ` (did you mean 'x'?)` for the known word closest to `word`, ignoring case, or ""."""
     folded: dict[str, str] = {}
     for each in known:
         folded.setdefault(each.casefold(), each)

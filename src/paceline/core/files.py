@@ -23,45 +23,46 @@ from typing import BinaryIO, Final, Literal, TextIO, cast
 _TEMPORARY: Final = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
 _SAFE: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NO_FLAGS: Final = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP}
-"""What a system or a file system says that cannot rename without replacing."""
+"""Errors of systems and file systems that cannot rename without replacing."""
 _AT_FDCWD, _RENAME_NOREPLACE = -100, 1  # Linux's fcntl.h and fs.h
 
 
 class RefusedFileError(OSError):
-    """A path holds something that paceline neither writes to nor waits for; as text it is the reason alone."""
+    """A path holds something that paceline does not open; its text is the reason alone."""
 
     def __str__(self) -> str:
         return str(self.strerror)
 
 
 def open_to_write(path: Path, mode: Literal["xb", "x+b", "wb", "ab", "a+b", "r+b"]) -> BinaryIO:
-    """Open a file to write, as `open` does. Raise `OSError`; `RefusedFileError` for a link or another user's file."""
+    """Open a file for writing, as `open` does. Raise `OSError`; `RefusedFileError` for a link or another user's
+    file."""
     return open(path, mode, opener=_open_checked)
 
 
 def open_text_to_write(path: Path, mode: Literal["x", "w", "a"], newline: str | None = None) -> TextIO:
-    """Open a file to write UTF-8, as `open_to_write` does."""
+    """Open a UTF-8 file for writing, as `open_to_write` does."""
     binary = open_to_write(path, cast(Literal["xb", "wb", "ab"], f"{mode}b"))
     return TextIOWrapper(binary, encoding="utf-8", newline=newline)
 
 
 def open_lock_file(path: Path, permissions: int = 0o666) -> int:
-    """Open a file to lock, which is made where it is not there; return its descriptor. Raise as `open_to_write`."""
+    """Open or create a lock file; return its descriptor. Raise as `open_to_write`."""
     return _open_checked(os.fspath(path), os.O_RDWR | os.O_CREAT, permissions)
 
 
 def write_new(path: Path, content: str | bytes) -> int:
-    """Write a file that must not be there, and return its bytes. Raise `OSError`."""
+    """Write a file that must not exist; return its size in bytes. Raise `OSError`."""
     with open_to_write(path, "xb") as file:
         return file.write(content.encode() if isinstance(content, str) else content)
 
 
 @contextlib.contextmanager
 def replace_file(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
-    """Return the context in which a new file is written that is renamed to `path` at its end.
+    """Return a context that writes a new file and renames it to `path` at its end.
 
-    No reader ever sees half of it, and a link at `path` is replaced, never followed. With `sync` its bytes are on the
-    disk by then. Raise `OSError`; the file that was at `path` is left then.
+    Readers never see a partial file, and a link at `path` is replaced, not followed. With `sync` the bytes are on disk
+    by then. Raise `OSError`; `path` then keeps its old content.
     """
     while True:
         beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
@@ -86,10 +87,10 @@ def replace_file(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
 
 
 def write_output(path: Path, text: str) -> None:
-    """Write `text` to a file that the user has named; a pipe or a device is written to, a regular file replaced.
+    """Write `text` to a file that the user named: write into a pipe or a device, replace a regular file.
 
-    Whatever standard output or error goes to is written to as well: `/dev/stdout` may lead to a regular file, and it is
-    not to be replaced. Raise `OSError` when it cannot be written.
+    The target of standard output or error is written into as well: `/dev/stdout` may lead to a regular file that must
+    not be replaced. Raise `OSError`.
     """
     descriptor = _standard_stream(path)
     if descriptor is not None or (path.exists() and not (path.is_file() or path.is_dir())):
@@ -102,7 +103,7 @@ def write_output(path: Path, text: str) -> None:
 
 
 def _standard_stream(path: Path) -> int | None:
-    """Return the descriptor of standard output or error where `path` leads to the same file, else None."""
+    """Return the descriptor of standard output or error if `path` leads to the same file, else None."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, a notebook's, or no such path
             descriptor = stream.fileno()
@@ -113,7 +114,7 @@ def _standard_stream(path: Path) -> int | None:
 
 
 def remove_abandoned(folder: Path) -> None:
-    """Remove the temporary files of `replace_file` that killed processes have left in `folder`."""
+    """Remove temporary files of `replace_file` that killed processes left in `folder`."""
     for path in [each for each in folder.iterdir() if _TEMPORARY.fullmatch(each.name)]:
         with contextlib.suppress(OSError):  # a process is writing it, or it is another user's
             descriptor = open_lock_file(path)
@@ -125,7 +126,7 @@ def remove_abandoned(folder: Path) -> None:
 
 
 def move_without_overwriting(made: Path, path: Path) -> None:
-    """Rename a file or a folder to `path`, where nothing is. Raise `FileExistsError` where something is by now."""
+    """Rename a file or directory to `path`, which must not exist. Raise `FileExistsError` if it does."""
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is not None:
         if rename(_AT_FDCWD, os.fsencode(made), _AT_FDCWD, os.fsencode(path), _RENAME_NOREPLACE) == 0:
@@ -147,9 +148,10 @@ def move_without_overwriting(made: Path, path: Path) -> None:
 
 
 def make_folder(path: Path, permissions: int = 0o777, *, parents: bool = False) -> None:
-    """Make a folder to write to, where it is not there.
+    """Create a directory unless it exists.
 
-    Raise `RefusedFileError` for a link or another user's folder, and `FileExistsError` for anything that is no folder.
+    Raise `RefusedFileError` for a link or another user's directory, and `FileExistsError` for anything else that is not
+    one.
     """
     try:
         path.mkdir(permissions, parents=parents)
@@ -162,9 +164,10 @@ def make_folder(path: Path, permissions: int = 0o777, *, parents: bool = False) 
 
 
 def open_to_read(path: Path, *, follow_links: bool = True) -> BufferedReader:
-    """Open a regular file to read. Raise `OSError`; `RefusedFileError` for a pipe or a device, which is not waited for.
+    """Open a regular file for reading. Raise `OSError`; `RefusedFileError` for a pipe or a device, without waiting for
+    it.
 
-    Links are followed unless `follow_links` is False; what they lead to must be a regular file.
+    Links are followed unless `follow_links` is False; their target must be a regular file.
     """
 
     def opened(name: str, flags: int) -> int:
@@ -184,13 +187,13 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a regular file in UTF-8, its line ends as `\\n`. Raise `OSError` or `UnicodeDecodeError`."""
+    """Return the UTF-8 text of a regular file, with line ends as `\\n`. Raise `OSError` or `UnicodeDecodeError`."""
     with TextIOWrapper(open_to_read(path), encoding="utf-8") as file:
         return file.read()
 
 
 def _open_checked(name: str, flags: int, permissions: int = 0o666) -> int:
-    """Open a file to write to, and look at it before anything of it is changed."""
+    """Open a file for writing, and check it before anything is changed."""
     path = Path(name)
     with contextlib.suppress(FileNotFoundError):  # only to name the reason: what counts is O_NOFOLLOW
         if not flags & os.O_EXCL:
@@ -236,10 +239,10 @@ def _refuse_special(status: os.stat_result, name: str) -> None:
 
 
 def _refuse_foreign(status: os.stat_result, path: Path) -> None:
-    """Raise for another user's file in a folder where anybody may leave one, such as `/tmp`.
+    """Raise for another user's file in a directory that anyone may write to, such as `/tmp`.
 
-    The owner of the folder could replace it anyhow: of root over NFS, in containers and on FUSE files belong to
-    somebody else. So could the members of a group that shares the folder, where it is not sticky.
+    The owner of the directory is trusted, as it could replace the file anyway: root over NFS, in containers and on
+    FUSE. So are the members of a group that shares a directory without the sticky bit.
     """
     folder = path.parent.stat()
     if folder.st_mode & (stat.S_IWOTH | stat.S_ISVTX) and status.st_uid not in (os.geteuid(), folder.st_uid):

@@ -32,16 +32,17 @@ def daly_interval(stall_s: float, mtbf_s: float) -> float:
 
 
 def best_interval(stall_s: float, write_s: float, mtbf_s: float) -> float:
-    """Return Daly's interval, but not less than a write takes: there is never more than one under way."""
+    """Return Daly's interval, or the time of a write if that is longer: there is never more than one write at a
+    time."""
     return max(daly_interval(stall_s, mtbf_s), write_s)
 
 
 def efficiency(work_s: float, stall_s: float, restart_s: float, mtbf_s: float, *, write_s: float = 0.0) -> float:
-    """Return the share of the wall clock that is work which is kept, in [0, 1].
+    """Return the share of the wall clock that is useful work, in [0, 1].
 
-    E = T / (M · e^(R/M) · (e^((T + C)/M) - 1)), exact for exponential failures (Daly 2006). A write in the
-    background puts what it saves at risk for `write_s` longer, so each failure loses that much more: it is
-    added to R, which is exact to the first order in W/M.
+    E = T / (M · e^(R/M) · (e^((T + C)/M) - 1)), exact for exponential failures (Daly 2006). A background write extends
+    the time at risk by `write_s`, so each failure loses that much more: it is added to R, which is exact to the first
+    order in W/M.
     """
     assert work_s > 0 and mtbf_s > 0, f"work_s: {work_s}, mtbf_s: {mtbf_s}"
     try:
@@ -51,20 +52,20 @@ def efficiency(work_s: float, stall_s: float, restart_s: float, mtbf_s: float, *
 
 
 def interval_steps(work_s: float, step_s: float) -> int:
-    """Return `work_s` in whole steps of `step_s` seconds, at least one."""
+    """Return `work_s` as a number of steps of `step_s` seconds, at least one."""
     return max(1, round(work_s / step_s))
 
 
 def signal_lead(step_s: float, save_s: float) -> float:
-    """Return how many seconds before its end a job should be told: its scheduler's jitter, a step, and two saves."""
+    """Return how many seconds before its end a job needs its signal: the scheduler's jitter, a step, and two saves."""
     return _SIGNAL_JITTER_S + step_s + 2 * save_s
 
 
 @dataclass(frozen=True)
 class Mtbf:
-    """The mean time between failures in seconds, and where it lies with 95 % confidence.
+    """Mean time between failures in seconds, with its 95 % confidence interval.
 
-    `mean_s` and `high_s` are infinite where nothing has failed yet.
+    `mean_s` and `high_s` are infinite if nothing has failed.
     """
 
     mean_s: float
@@ -73,10 +74,10 @@ class Mtbf:
 
 
 def observed_mtbf(num_failures: int, up_s: float) -> Mtbf:
-    """Return what `num_failures` failures in `up_s` seconds of being up say about the time between them.
+    """Estimate the mean time between failures from `num_failures` failures in `up_s` seconds of uptime.
 
-    M = t/k, between 2t/χ²(0.975; 2k + 2) and 2t/χ²(0.025; 2k): the exact interval of a Poisson rate (Garwood 1936,
-    doi 10.1093/biomet/28.3-4.437). With no failure M is at least t/3, one-sided.
+    M = t/k, between 2t/χ²(0.975; 2k + 2) and 2t/χ²(0.025; 2k): the exact interval of a Poisson rate (Garwood 1936, doi
+    10.1093/biomet/28.3-4.437). Without failures M is at least t/3, one-sided.
     """
     if num_failures == 0:
         return Mtbf(math.inf, up_s / _RULE_OF_THREE, math.inf)

@@ -17,21 +17,21 @@ from paceline.core.statistics import CONFIDENCE, wilson_interval
 from paceline.core.units import accuracy, count
 
 MIN_STEPS: Final = 50
-"""Optimizer steps before which a run is too young to be at fault: shipped recipes leave chance within 20 (measured)."""
+"""Optimizer steps before which no run is judged: shipped recipes leave chance level within 20 (measured)."""
 NEARLY_ALL: Final = 0.8
-"""Share of the images of all other classes which, classified as one class, are nearly all of them."""
+"""Share of the images of all other classes that must be predicted as one class."""
 ERROR_GROWTH: Final = 1.5
-"""How many times the errors of the better of two evaluations the worse one has where it is far below."""
+"""Ratio of error rates from which an evaluation is far below a better one."""
 SKILL_LEFT: Final = 2 / 3
 """Share of the better accuracy below which the worse one is far below too: errors near 100 % cannot grow by half."""
 LOSS_RISE: Final = 1.1
-"""How many times its lowest value a validation loss has to be where it is called rising."""
+"""Ratio to its minimum from which a validation loss is rising."""
 MIN_RISING: Final = 4
-"""Evaluations after the lowest loss for a trend: that four rise by chance in a row has a probability of 1 / 4!."""
+"""Evaluations after the lowest loss that make a trend: four rise in a row by chance with probability 1 / 4!."""
 FEW_SKIPS: Final = 20
-"""Steps that float16's loss scale may skip at the start: it begins at 65,536 and is halved at each overflow."""
+"""Steps that float16's loss scale may skip at the start: it begins at 65,536 and halves at each overflow."""
 SCALE_INTERVAL: Final = 2000
-"""Steps after which the loss scale is doubled, and one more step may be skipped."""
+"""Steps after which the loss scale doubles, so that one more step may be skipped."""
 _MAX_TREND: Final = 200
 _MAX_IMAGES: Final = 10**12
 _MAX_NAMES: Final = 5
@@ -41,7 +41,7 @@ _ORDER: Final = {"error": 0, "warning": 1, "note": 2}
 
 @dataclass(frozen=True)
 class EvalPoint:
-    """An evaluation of a run; `top1` and `loss` are of the judged weights, the averaged ones when there are any."""
+    """One evaluation of a run; `top1` and `loss` are of the averaged weights if there are any, else of the raw ones."""
 
     step: int
     epoch: float
@@ -54,7 +54,7 @@ class EvalPoint:
 
     @property
     def correct(self) -> int:
-        """How many images were classified correctly."""
+        """Number of correctly classified images."""
         return round(self.top1 * self.images)
 
     @classmethod
@@ -74,7 +74,7 @@ class EvalPoint:
 
     @classmethod
     def read(cls, row: Mapping[str, Any]) -> Self | None:
-        """Return the point of a record of `evals.jsonl`; None for a record that lacks what is needed."""
+        """Return the point of a record of `evals.jsonl`, or None if the record lacks a value."""
         try:
             top1, loss, ema = row["top1"], row["loss"], row.get("ema_top1")
             return cls(
@@ -93,12 +93,12 @@ class EvalPoint:
 
 @dataclass(frozen=True)
 class RunHistory:
-    """What is known of what a run has learnt.
+    """All that is known about what a run has learned.
 
-    `status` is None for a run that has not ended, and for weights that are evaluated alone, which `is_alone` says.
-    `points` are the evaluations in order, `losses` the logged training losses by step. `classes` and `confusion` are
-    of the last evaluation. `best` is the best one, after `best_step` steps, if that is not among `points`; `best_kept`
-    says whether its checkpoint is on disk. `scales_loss` says that float16 may skip steps.
+    `status` is None for an unfinished run, and for weights that are evaluated on their own (`is_alone`). `points` are
+    the evaluations in order, `losses` the logged training losses by step. `classes` and `confusion` are of the last
+    evaluation. `best` is the best evaluation, after `best_step` steps, unless it is among `points`; `best_kept` says
+    whether its checkpoint is on disk. `scales_loss`: float16 may skip steps.
     """
 
     points: Sequence[EvalPoint]
@@ -122,29 +122,29 @@ class RunHistory:
 
     @property
     def is_early(self) -> bool:
-        """Whether a run has trained too little for its accuracy to say something; weights alone never are."""
+        """Whether a run has trained too little for its accuracy to mean anything; never for weights alone."""
         if self.is_alone or self.last is None:
             return False
         return self.last.step < MIN_STEPS or self.has_just_begun
 
     @property
     def is_running(self) -> bool:
-        """Whether the run has not come to its end."""
+        """Whether the run has not finished."""
         return not self.is_alone and self.status not in ("completed", "target_reached")
 
     @property
     def has_just_begun(self) -> bool:
-        """Whether a run that goes on has trained so little that even what it has lost says nothing."""
+        """Whether an unfinished run has trained so little that even lost accuracy means nothing."""
         return self.is_running and self.last is not None and (self.last.step < MIN_STEPS or self.last.epoch < 1)
 
 
 def eval_points(rows: Iterable[Mapping[str, Any]]) -> tuple[EvalPoint, ...]:
-    """Return the evaluations in records of `evals.jsonl`, without those that cannot be read."""
+    """Return the evaluations in records of `evals.jsonl`, skipping unreadable ones."""
     return tuple(each for each in map(EvalPoint.read, rows) if each is not None and 0 < each.images < _MAX_IMAGES)
 
 
 def training_losses(rows: Iterable[Mapping[str, Any]]) -> tuple[tuple[int, float], ...]:
-    """Return step and training loss of records of `steps.jsonl`, without those that are not finite."""
+    """Return (step, training loss) of records of `steps.jsonl`, skipping non-finite ones."""
     pairs = ((row.get("step"), row.get("loss")) for row in rows)
     return tuple(
         (int(step), float(loss))
@@ -157,7 +157,7 @@ def training_losses(rows: Iterable[Mapping[str, Any]]) -> tuple[tuple[int, float
 
 
 def find_problems(known: RunHistory) -> tuple[Finding, ...]:
-    """Return what is wrong with what was learnt, the most severe first; nothing where nothing is known to be."""
+    """Return the problems of what was learned, the most severe first."""
     found = [
         *_finding_useless(known),
         *_finding_lost_accuracy(known),
@@ -168,7 +168,7 @@ def find_problems(known: RunHistory) -> tuple[Finding, ...]:
 
 
 def is_suspicious(known: RunHistory) -> bool:
-    """Return whether the last evaluation is so bad that batch norm's running statistics are to be checked."""
+    """Return whether the last evaluation is so bad that BatchNorm's running statistics should be checked."""
     return _is_useless(known) or (not known.has_just_begun and _below_best(known) is not None)
 
 
@@ -181,7 +181,7 @@ def _is_useless(known: RunHistory) -> bool:
 
 
 def _finding_useless(known: RunHistory) -> Iterator[Finding]:
-    """Yield what makes the weights of no use, or, where they are of some, the classes that they do not know."""
+    """Yield why the weights are useless, or the classes that otherwise good weights never recognise."""
     if known.is_early or known.last is None:
         return
     one = _finding_one_class(known)
@@ -216,10 +216,11 @@ def _finding_one_class(known: RunHistory) -> Finding | None:
 
 
 def _is_at_chance(classes: Sequence[ClassCount]) -> bool:
-    """Return whether the model is no better than naming the most frequent class, over images and over classes.
+    """Return whether the model is no better than always predicting the most frequent class, over images and over
+    classes.
 
-    Both count: where classes are uneven, top-1 below the largest class's share may come with rare ones recognised.
-    Silent where an accuracy halfway up from chance (or twice chance) could not be told from it on so few images.
+    Both count: with imbalanced classes, top-1 below the largest class's share may come with recognised rare classes.
+    False when the images are too few to tell an accuracy halfway up from chance (or twice chance) from chance.
     """
     some = [each for each in classes if each.images]
     if len(some) < 2:
@@ -258,7 +259,8 @@ def _compare_with_guess(classes: Sequence[ClassCount]) -> str:
 
 
 def _why_useless(known: RunHistory) -> str:
-    """Return advice by what the training loss did: it is that of guessing, the logarithm of the classes, or below."""
+    """Return advice by the training loss: at the level of guessing (the logarithm of the number of classes), or
+    below."""
     chance = math.log(max(2, sum(each.images > 0 for each in known.classes)))
     if known.batch_norm is not None and _lags(known.batch_norm):
         return "The weights are not lost: see batch norm lags."
@@ -278,7 +280,7 @@ def _why_useless(known: RunHistory) -> str:
 
 
 def _unknown_classes(known: RunHistory) -> Iterator[Finding]:
-    """Find classes without one correct image, where so many mistakes are no chance at the accuracy of all classes."""
+    """Find classes without one correct image, if that is not chance given the accuracy over all classes."""
     some = [(number, each) for number, each in enumerate(known.classes) if each.images]
     if len(some) < 3:
         return
@@ -316,7 +318,7 @@ def _class_list(classes: Sequence[ClassCount]) -> str:
 
 
 def _finding_lost_accuracy(known: RunHistory) -> Iterator[Finding]:
-    """Yield what was better before: why, as far as it was measured, and whether the better weights were kept."""
+    """Yield what was better before: the measured cause, and whether the better weights were kept."""
     last, check = known.last, known.batch_norm
     if last is None or known.has_just_begun:
         return
@@ -336,7 +338,7 @@ def _finding_lost_accuracy(known: RunHistory) -> Iterator[Finding]:
 
 
 def _lags(check: BatchNormCheck) -> bool:
-    """Return whether the weights are far better with the statistics of the batch than with the running ones."""
+    """Return whether accuracy is far better with batch statistics than with running statistics."""
     return _is_far_below(check.running, check.images, check.batch, check.images)
 
 
@@ -356,7 +358,7 @@ def _batch_norm_lags(check: BatchNormCheck) -> Finding:
 
 
 def _below_best(known: RunHistory) -> Finding | None:
-    """Find a best evaluation far above the last one."""
+    """Find a best evaluation that is far above the last one."""
     last = known.last
     best_top1, step = _best_point(known)
     if last is None or best_top1 is None or step is None or step == last.step:
@@ -392,9 +394,9 @@ def _best_point(known: RunHistory) -> tuple[float | None, int | None]:
 
 
 def _is_far_below(worse: int, of_worse: int, better: int, of_better: int) -> bool:
-    """Return whether one count is far below another: their intervals are apart, and errors have grown by half.
+    """Return whether one count is far below another: their intervals are disjoint, and errors have grown by half.
 
-    The latter keeps quiet what is usual: accuracy that goes up and down by a point or two at a high learning rate.
+    The second condition ignores the usual changes of a point or two at a high learning rate.
     """
     low, high = wilson_interval(worse, of_worse), wilson_interval(better, of_better)
     if high.low is None or not low.is_below(high.low):
@@ -404,7 +406,8 @@ def _is_far_below(worse: int, of_worse: int, better: int, of_better: int) -> boo
 
 @dataclass(frozen=True)
 class _Rise:
-    """A validation loss that has risen since its `lowest`: in one evaluation interval (`is_sudden`), or steadily."""
+    """A validation loss that has risen since its `lowest`: within one evaluation interval (`is_sudden`), or
+    steadily."""
 
     lowest: EvalPoint
     last: EvalPoint
@@ -440,7 +443,8 @@ def _is_rising(values: Sequence[float]) -> bool:
 
 
 def _training_loss_change(losses: Sequence[tuple[int, float]], first: int, last: int) -> tuple[float, float] | None:
-    """Return the training loss around steps `first` and `last`, as means of up to five records; None if unknown."""
+    """Return the training losses around steps `first` and `last`, each a mean of up to five records; None if
+    unknown."""
     if not any(first < step <= last for step, _ in losses) or not any(step <= first for step, _ in losses):
         return None
     return _mean_before(losses, first), _mean_before([each for each in losses if each[0] > first], last)
@@ -498,7 +502,7 @@ def _loss_numbers(rise: _Rise, training: tuple[float, float]) -> dict[str, float
 
 
 def _finding_ema(known: RunHistory) -> Iterator[Finding]:
-    """Yield which of raw and averaged weights is far below the other; a run that goes on has time to change that."""
+    """Yield which of raw and averaged weights is far worse; not for an unfinished run, which may still change that."""
     last = known.last
     if last is None or last.ema_top1 is None or known.is_early or known.is_running:
         return

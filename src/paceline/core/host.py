@@ -20,10 +20,9 @@ _NO_LIMIT: Final = (INFINITY, Path())
 
 @dataclass(frozen=True)
 class CgroupLimits:
-    """The tightest limits on the group of this process and those around it; infinite where there is none.
+    """The tightest limits on the control group of this process and its ancestors; infinite if there are none.
 
-    `read_memory_bytes` is set by group `memory_of`, and `cores`, CPU seconds a second, by group `cores_of`: their
-    folders.
+    Group directory `memory_of` sets `memory_bytes`, and `cores_of` sets `cores` (CPU seconds per second).
     """
 
     memory_bytes: float = INFINITY
@@ -32,12 +31,12 @@ class CgroupLimits:
     cores_of: Path = Path()
 
     def used_memory_bytes(self) -> int:
-        """Return what the group that sets the limit holds, less file pages that the kernel can drop at once."""
+        """Return the memory of the limiting group, without file pages that the kernel can drop at once."""
         droppable = _read_table(self.memory_of / "memory.stat").get("inactive_file", 0)
         return max(0, int((self.memory_of / "memory.current").read_text()) - droppable)
 
     def cpu_s(self) -> float:
-        """Return the CPU seconds that the group that sets the limit has spent."""
+        """Return the CPU seconds that the limiting group has used."""
         used = self.cores_of / "cpuacct.usage"  # version 1
         return (
             int(used.read_text()) / 1e9
@@ -47,7 +46,7 @@ class CgroupLimits:
 
 
 def find_limits(proc: Path = PROC, mount: Path = MOUNT) -> CgroupLimits:
-    """Return the limits of this process: for each kind the tightest of its group and of those that contain it."""
+    """Return the limits of this process: of each kind the tightest of its group and that group's ancestors."""
     groups = _groups(proc, mount, "")
     memory_bytes, memory_of = min(
         ((_read_amounts(group / "memory.max")[0], group) for group in groups), default=_NO_LIMIT
@@ -58,9 +57,9 @@ def find_limits(proc: Path = PROC, mount: Path = MOUNT) -> CgroupLimits:
 
 
 def oom_kills(proc: Path = PROC, mount: Path = MOUNT) -> int:
-    """Return how many processes the kernel has ended for want of memory in the control group of this process.
+    """Return how many processes the kernel has killed for lack of memory in this control group.
 
-    It is 0 where that cannot be seen: without a group of its own, or on a kernel that does not count.
+    It is 0 without a group, or if the kernel does not count.
     """
     files = [group / "memory.events" for group in _groups(proc, mount, "")[:1]]
     files += [group / "memory.oom_control" for group in _groups(proc, mount, "memory")[:1]]  # version 1
@@ -71,18 +70,18 @@ def oom_kills(proc: Path = PROC, mount: Path = MOUNT) -> int:
 
 
 def memory_left_bytes() -> float:
-    """Return the bytes that the control group of this process may still use; infinite where nothing limits it."""
+    """Return the bytes that this control group may still use; infinite without a limit."""
     limits = find_limits()
     return limits.memory_bytes - limits.used_memory_bytes() if limits.memory_bytes < INFINITY else INFINITY
 
 
 def usable_cores(proc: Path = PROC, mount: Path = MOUNT) -> int:
-    """Return how many CPU cores this process may keep busy: those it may run on, or its quota where that is less."""
+    """Return how many CPU cores this process may use: by its affinity, or its quota if that is lower."""
     return max(1, int(min(_affinity(0), find_limits(proc, mount).cores)))
 
 
 def rank_cores(world: World, proc: Path = PROC, mount: Path = MOUNT) -> int:
-    """Return how many CPU cores a rank of `world` is to keep busy: this process is one, or is to start them."""
+    """Return how many CPU cores a rank of `world` should use; this process is such a rank, or will start them."""
     own = launchers = _affinity(0)
     if world.launcher in ("local", "torchrun"):
         with contextlib.suppress(ProcessLookupError):  # it has ended, and so will this one
@@ -91,13 +90,12 @@ def rank_cores(world: World, proc: Path = PROC, mount: Path = MOUNT) -> int:
 
 
 def share_of_cores(world: World, own: int, launchers: int, quota: float) -> int:
-    """Return how many cores are a rank's that may run on `own` CPUs, as its launcher may on `launchers`.
+    """Return the cores of a rank that may run on `own` CPUs, and its launcher on `launchers`.
 
-    It is the least of what it may run on itself, and of its shares of what it has with others: its launcher's CPUs with
-    all that were started together, and the CPUs that a batch system or a `quota`, in CPU seconds a second, gives to the
-    node's ranks, with all of them. So a rank that is bound to CPUs of its own has these, and ranks that are bound to
-    the same ones, such as those of a NUMA node, share them, where they are spread evenly. A hardware thread counts as a
-    core, as it does for the kernel and in what Slurm gives.
+    It is the least of the rank's own CPUs and of its shares of common ones: the launcher's CPUs divided by the ranks
+    that it started, and the CPUs of a batch system or a `quota` (CPU seconds per second) divided by the ranks of the
+    node. A rank bound to its own CPUs therefore gets these, and ranks bound to the same CPUs, such as those of a NUMA
+    node, share them if they are spread evenly. A hardware thread counts as a core, as for the kernel and Slurm.
     """
     ranks = world.local_world_size
     started_together = max(1, ranks // world.local_tasks)
@@ -106,14 +104,14 @@ def share_of_cores(world: World, own: int, launchers: int, quota: float) -> int:
 
 
 def _affinity(process: int) -> int:
-    """Return the number of CPUs that `process` may run on; 0 is this one."""
+    """Return the number of CPUs that `process` may run on; 0 is this process."""
     return len(os.sched_getaffinity(process)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _groups(proc: Path, mount: Path, controller: str) -> list[Path]:
-    """Return the folders of the group of this process and of those around it, as far as they can be seen.
+    """Return the directories of this process's group and its visible ancestors.
 
-    A `controller` has groups of its own in version 1; without one it is version 2.
+    In version 1 each `controller` has its own groups; "" is version 2.
     """
     try:
         lines = [line.split(":", 2) for line in (proc / "self" / "cgroup").read_text().splitlines()]
@@ -128,7 +126,7 @@ def _groups(proc: Path, mount: Path, controller: str) -> list[Path]:
 
 
 def _cores(group: Path) -> float:
-    """Return the CPU seconds a second: microseconds that may be spent, in a period of so many."""
+    """Return CPU seconds per second: the quota of microseconds over its period."""
     quota, *period = _read_amounts(group / "cpu.max")
     if not period:
         (quota, *_), period = _read_amounts(group / "cpu.cfs_quota_us"), _read_amounts(group / "cpu.cfs_period_us")
@@ -136,7 +134,7 @@ def _cores(group: Path) -> float:
 
 
 def _read_amounts(path: Path) -> list[float]:
-    """Return the numbers in a file; `max`, no file, and what is no number are infinite."""
+    """Return the numbers in a file; `max`, a missing file and invalid numbers are infinite."""
     try:
         return [INFINITY if word == "max" else float(word) for word in path.read_text().split()] or [INFINITY]
     except (OSError, ValueError):
@@ -144,5 +142,5 @@ def _read_amounts(path: Path) -> list[float]:
 
 
 def _read_table(path: Path) -> dict[str, int]:
-    """Return a file of lines `name number`."""
+    """Read a file of lines `name number`."""
     return {name: int(number) for name, number in (line.split() for line in path.read_text().splitlines())}

@@ -9,11 +9,11 @@ from typing import Any, Final
 from paceline.core.files import open_to_read
 
 MAX_BYTES: Final = 64 << 20
-"""Ours have some thousand bytes, and a few million with 21,841 classes; a foreign one may be as long as the disk."""
+"""Files of paceline have some kilobytes, and a few megabytes with 21,841 classes; a foreign file may be of any size."""
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Return the value in JSON `text`. Raise `ValueError` for anything else, also for what is nested too deeply."""
+    """Parse JSON `text`. Raise `ValueError` for anything else, and for values that are nested too deeply."""
     return _parse(text, float)
 
 
@@ -25,12 +25,15 @@ def _parse(text: str | bytes, to_float: Callable[[str], float]) -> Any:
 
 
 def read_json(path: Path, max_bytes: int = MAX_BYTES) -> Any:
-    """Return the value in a JSON file. Raise `OSError`, also for a pipe or a device, or `ValueError` for no JSON."""
+    """Return the value of a JSON file. Raise `OSError`, also for a pipe or a device, or `ValueError` for invalid
+    JSON."""
     return _parse(read_limited(path, max_bytes), _parse_finite)
 
 
 def read_limited(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
-    """Return the content of a file. Raise `OSError` as `read_json` does, and `ValueError` for one that is longer."""
+    """Return the content of a file. Raise `OSError` as `read_json` does, and `ValueError` if it is larger than
+    `max_bytes`.
+    """
     with open_to_read(path) as file:
         content = file.read(max_bytes + 1)
     if len(content) > max_bytes:

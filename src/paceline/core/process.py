@@ -17,21 +17,20 @@ from typing import Final
 PROC: Final = Path("/proc")
 _PR_SET_PDEATHSIG: Final = 1
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
-"""What schedulers and terminals send to ask a run to stop."""
+"""Signals by which schedulers and terminals ask a run to stop."""
 
 
 def ignore_stop_signals() -> None:
-    """Ignore from now on what asks to stop: a process that has stopped is not to be killed before it can say so."""
+    """Ignore stop signals from now on, so that a stopped process can still report its result."""
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
-    """Have the kernel send this process signal `number` when process `parent`, which started it, ends.
+    """Ask the kernel to send this process signal `number` when process `parent` ends. Linux only.
 
-    Works on Linux only; elsewhere nothing happens. A process that is forked calls this first of all. The parent may
-    have ended before the request is made, so its id is compared afterwards. The kernel counts the thread that forked
-    as the parent: start processes from a thread that stays.
+    Call it first in a forked process. The parent may have ended before the request, so its id is compared afterwards.
+    The kernel treats the forking thread as the parent: start processes from a thread that stays alive.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -41,10 +40,10 @@ def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
 
 
 def die_with_us_command(command: Sequence[str], number: int = signal.SIGKILL) -> list[str]:
-    """Return the words that start `command` as a child that gets signal `number` when this process ends.
+    """Return the command that starts `command` as a child which receives signal `number` when this process ends.
 
-    Every program that is to end with us is started with these words. The request to the kernel outlives exec, so it
-    holds before COMMAND has run an instruction, whatever COMMAND is and whichever session it is in.
+    The request to the kernel survives exec, so it holds before COMMAND runs, whatever COMMAND is and in whichever
+    session.
     """
     if not sys.platform.startswith("linux"):
         return list(command)
@@ -53,7 +52,7 @@ def die_with_us_command(command: Sequence[str], number: int = signal.SIGKILL) ->
 
 
 def descendants(pid: int, proc: Path = PROC) -> list[int]:
-    """Return the processes below `pid`; none where the kernel does not list them."""
+    """Return the processes below `pid`; none if the kernel does not list them."""
     found: list[int] = []
     for thread in tasks(pid, proc):
         for child in map(int, read_text_or_empty(f"{proc}/{pid}/task/{thread}/children").split()):
@@ -62,7 +61,7 @@ def descendants(pid: int, proc: Path = PROC) -> list[int]:
 
 
 def tasks(pid: int, proc: Path = PROC) -> list[int]:
-    """Return the ids of the threads of a process; none when it has ended."""
+    """Return the thread ids of a process; none after it has ended."""
     try:
         return [int(task.name) for task in (proc / str(pid) / "task").iterdir()]
     except OSError:
@@ -70,16 +69,17 @@ def tasks(pid: int, proc: Path = PROC) -> list[int]:
 
 
 def cpu_ticks(pid: int, proc: Path = PROC) -> int:
-    """Return the clock ticks (SC_CLK_TCK) that a process has computed, with its children that have ended; else 0.
+    """Return the CPU ticks (SC_CLK_TCK) of a process and its ended children, or 0.
 
-    They are utime, stime, cutime and cstime, fields 14 to 17 of a line whose second field may contain spaces: proc(5).
+    The sum of utime, stime, cutime and cstime, fields 14 to 17 of a line whose second field may contain spaces:
+    proc(5).
     """
     fields = read_text_or_empty(proc / str(pid) / "stat").rpartition(")")[2].split()
     return sum(map(int, fields[11:15]))
 
 
 def read_text_or_empty(path: Path | str) -> str:
-    """Return the text of a file, or nothing where it cannot be read: a process may end at any moment."""
+    """Return the text of a file, or "" if it cannot be read: a process may end at any moment."""
     try:
         with open(path) as file:  # noqa: PTH123 - a Path for each of many threads takes as long as reading
             return file.read()

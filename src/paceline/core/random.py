@@ -16,13 +16,13 @@ _WEYL_0, _WEYL_1 = 0x9E3779B9, 0xBB67AE85
 _LOW = 0xFFFFFFFF
 _ROUNDS = 10
 _BLOCK_SIZE = 1 << 13
-"""Counters that are computed at once: their words stay in a cache, which halves the time (measured on 10 M)."""
+"""Counters per chunk: their words stay in the cache, which halves the time (measured on 10 M)."""
 
 Uint64 = TypeVar("Uint64", int, NDArray[np.uint64])
 
 
 class Stream(IntEnum):
-    """What random numbers are for; numbers of different streams have nothing in common."""
+    """Purpose of a random number; streams are independent of one another."""
 
     ORDER = 0
     AUGMENT = 1
@@ -31,9 +31,9 @@ class Stream(IntEnum):
 
 
 def philox(counter: tuple[Uint64, Uint64, Uint64, Uint64], seed: int) -> tuple[Uint64, Uint64, Uint64, Uint64]:
-    """Return the four random 32-bit words of a counter of four 32-bit words, under the 64-bit key `seed`.
+    """Return the four random 32-bit words of a counter of four 32-bit words under the 64-bit key `seed`.
 
-    The words are integers, or uint64 arrays of one shape for many counters at once.
+    Words are integers, or uint64 arrays of one shape for many counters at once.
     """
     words: Any = counter  # numpy's stubs lose the type of an array at `& int`
     c0, c1, c2, c3 = words
@@ -51,7 +51,7 @@ def philox(counter: tuple[Uint64, Uint64, Uint64, Uint64], seed: int) -> tuple[U
 def uniform(seed: int, stream: Stream, epoch: int, indices: NDArray[np.integer], num_draws: int) -> NDArray[np.float64]:
     """Return float64 [N, num_draws] in [0, 1): the draws of each sample index in this epoch.
 
-    Draw d of a sample does not depend on `num_draws`, nor on which other samples are asked for.
+    Draw d of a sample depends neither on `num_draws` nor on the other samples.
     """
     num_blocks = -(-num_draws // 4)
     draws = np.empty((len(indices), num_draws))
@@ -68,8 +68,8 @@ def uniform(seed: int, stream: Stream, epoch: int, indices: NDArray[np.integer],
 def permutation(seed: int, epoch: int, n: int) -> NDArray[np.int64]:
     """Return the order, int64 [n], in which epoch `epoch` visits n samples.
 
-    The samples are sorted by a random 64-bit key each, so the order is defined by Philox alone and does not change
-    with the version of a library's shuffle. Equal keys leave their samples in order.
+    Samples are sorted by random 64-bit keys, so the order depends on Philox alone, not on the version of a library's
+    shuffle. Equal keys keep their samples in order.
     """
     keys = np.empty(n, dtype=np.uint64)
     for start in range(0, n, _BLOCK_SIZE):
@@ -80,10 +80,10 @@ def permutation(seed: int, epoch: int, n: int) -> NDArray[np.int64]:
 
 
 def sorted_by(keys: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Return what `np.argsort(keys, kind="stable")` does, in half its time.
+    """Return `np.argsort(keys, kind="stable")` in half its time.
 
-    What is sorted are values: the upper bits of a key, with the index in place of the others. The few whose upper bits
-    are equal are sorted by whole keys afterwards.
+    The sort is of values: the upper bits of each key with its index in the lower bits. Ties in the upper bits are then
+    sorted by whole keys.
     """
     bits = np.uint64(max(1, len(keys) - 1).bit_length())
     packed = keys >> bits
@@ -100,7 +100,7 @@ def sorted_by(keys: NDArray[np.uint64]) -> NDArray[np.int64]:
 
 
 def step_seed(seed: int, step: int, rank: int) -> int:
-    """Return the 63-bit seed of what a rank draws inside one optimizer step (dropout, stochastic depth)."""
+    """Return the 63-bit seed of a rank's random numbers in one optimizer step (dropout, stochastic depth)."""
     high, low, _, _ = philox((step & _LOW, step >> 32, rank, int(Stream.STEP)), seed)
     return (high << 32 | low) >> 1
 
@@ -108,7 +108,7 @@ def step_seed(seed: int, step: int, rank: int) -> int:
 def _counter_words(
     block: NDArray[np.uint64], epoch: int, index: NDArray[np.uint64], stream: Stream, seed: int
 ) -> tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint64]]:
-    """Return `philox((block, epoch, index, stream), seed)` for arrays of counters, of which it makes use."""
+    """Return `philox((block, epoch, index, stream), seed)` for arrays of counters, which it overwrites."""
     shift, low = np.uint64(32), np.uint64(_LOW)
     c0, c1, c2, c3 = block, np.full_like(index, epoch), index, np.full_like(index, stream)
     product_0, product_1 = np.empty_like(c0), np.empty_like(c0)

@@ -15,6 +15,6 @@ MeasuredFloat = Annotated[float, PlainSerializer(_json_number, return_type=float
 
 
 class ResultModel(BaseModel):
-    """A frozen value; a key that is not among its fields is an error."""
+    """Frozen base model of JSON files; an unknown key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")

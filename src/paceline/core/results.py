@@ -18,9 +18,9 @@ from paceline.core.units import count, milliseconds, number, size
 
 @dataclass(frozen=True)
 class MisclassifiedImage:
-    """Sample `index` of a split, of class `label`, which a model took for class `predicted`.
+    """Sample `index` of a split: its class is `label`, and the model chose `predicted`.
 
-    `confidence` is the model's share for the predicted class, 0 to 1, and `loss` the cross-entropy of the true one.
+    `confidence` is the model's probability of the predicted class, `loss` the cross-entropy of the true one.
     """
 
     index: int
@@ -31,14 +31,14 @@ class MisclassifiedImage:
 
 
 IMBALANCE_RATIO: Final = 10
-"""How many times the images of the rarest class the most frequent one may have before accuracy hides the rare ones."""
+"""Ratio of the largest class to the smallest from which accuracy hides the rare classes."""
 _CORNER = "true\\predicted"
 _COLUMNS = ("class", "images", "correct", "accuracy")
 
 
 @dataclass(frozen=True)
 class ClassCount:
-    """A class: how many images it has, and how many of them were recognised."""
+    """Images of a class, and how many of them were classified correctly."""
 
     name: str
     images: int
@@ -46,16 +46,15 @@ class ClassCount:
 
     @property
     def accuracy(self) -> float:
-        """Share of the class's images that were recognised, 0 to 1. Only for a class that has images."""
+        """Share of correctly classified images, 0 to 1. Only for a class with images."""
         return self.correct / self.images
 
 
 @dataclass(frozen=True)
 class ClassTable:
-    """One evaluation, class by class.
+    """Per-class results of one evaluation.
 
-    `confusion` has a row for each true class and a column for each predicted one; it is empty where there are too
-    many classes for such a table.
+    `confusion` has a row per true class and a column per predicted class; it is empty if there are too many classes.
     """
 
     classes: tuple[ClassCount, ...]
@@ -63,40 +62,38 @@ class ClassTable:
 
     @property
     def is_uneven(self) -> bool:
-        """Whether some class has more than `IMBALANCE_RATIO` times the images of another;
-
-        Those without images do not count.
+        """Whether some class has more than `IMBALANCE_RATIO` times the images of another; classes without images are
+        ignored.
         """
         return is_imbalanced(each.images for each in self.classes)
 
 
 def is_imbalanced(counts: Iterable[int]) -> bool:
-    """Return whether the largest of `counts` is more than `IMBALANCE_RATIO` times the smallest one that is not 0."""
+    """Return whether the largest of `counts` exceeds `IMBALANCE_RATIO` times the smallest one that is not 0."""
     some = [each for each in counts if each]
     return bool(some) and max(some) > IMBALANCE_RATIO * min(some)
 
 
 def printable_class_name(name: str) -> str:
-    """Return `name` with undecodable bytes of a folder's name written out, so that any file and terminal takes it."""
+    """Return `name` with undecodable bytes escaped, so that any file and terminal accepts it."""
     return name.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def error_rate_key(each: ClassCount) -> tuple[float, int]:
-    """Return what sorts classes the worst first: by accuracy, and of equals that of more images, which says more."""
+    """Return a sort key, worst class first: by accuracy, and for equal accuracy by more images, which is stronger
+    evidence.
+    """
     return each.accuracy, -each.images
 
 
 def worst_classes(classes: Iterable[ClassCount], number: int) -> list[ClassCount]:
-    """Return up to `number` classes of the lowest accuracy, as `error_rate_key` orders them;
-
-    None that has no mistake.
-    """
+    """Return up to `number` classes of the lowest accuracy, without classes that have no error."""
     mistaken = [each for each in classes if each.correct < each.images]
     return sorted(mistaken, key=error_rate_key)[:number]
 
 
 def classes_csv(table: ClassTable) -> str:
-    """Return a row a class; the accuracy of a class without images is left empty."""
+    """Return a CSV table with a row per class; the accuracy of a class without images is empty."""
     rows = [
         [to_cell(each.name), each.images, each.correct, each.accuracy if each.images else ""] for each in table.classes
     ]
@@ -104,14 +101,14 @@ def classes_csv(table: ClassTable) -> str:
 
 
 def confusion_csv(table: ClassTable) -> str:
-    """Return the confusion matrix, a row a true class, with the names of the classes on top and on the left."""
+    """Return the confusion matrix as CSV, a row per true class, with class names on top and on the left."""
     names = [to_cell(each.name) for each in table.classes]
     rows = [[name, *row] for name, row in zip(names, table.confusion, strict=True)]
     return _to_csv([[_CORNER, *names], *rows])
 
 
 def read_classes_csv(text: str) -> tuple[ClassCount, ...]:
-    """Return what `classes_csv` wrote. Raise `PacelineError` for anything else."""
+    """Parse the output of `classes_csv`. Raise `PacelineError` for anything else."""
     try:
         rows = csv.DictReader(io.StringIO(text, newline=""), strict=True)
         return tuple(ClassCount(from_cell(row["class"]), int(row["images"]), int(row["correct"])) for row in rows)
@@ -128,14 +125,14 @@ def _to_csv(rows: Iterable[Iterable[object]]) -> str:
 SCHEMA_VERSION = 3
 Status = Literal["completed", "target_reached", "preempted", "failed"]
 CPU_STARVED: Final = "cpu-starved"
-"""The bottleneck of a run whose cores other processes held: nothing else that was measured of it can be relied on."""
+"""Bottleneck of a run whose cores other processes used: nothing else that was measured of it is reliable."""
 
 
 class EvalResult(ResultModel):
-    """An evaluation: how many images were counted, and the shares and mean loss over exactly those.
+    """One evaluation: the number of images, and shares and mean loss over exactly these.
 
-    `ece` is the expected calibration error, the mean distance between confidence and accuracy;
-    `mean_class_accuracy` is the mean of the classes' own accuracies. Both are None where they were not measured.
+    `ece` is the expected calibration error, the mean distance between confidence and accuracy; `mean_class_accuracy` is
+    the mean of per-class accuracies. Both are None if they were not measured.
     """
 
     images: int
@@ -147,10 +144,10 @@ class EvalResult(ResultModel):
 
 
 class Finding(ResultModel):
-    """Something wrong with what a run has learnt: `evidence` in a sentence or two with its `numbers`, and `advice`.
+    """A problem of what a run has learned: `evidence` in a sentence or two with its `numbers`, and `advice`.
 
-    `severity` is `error` where the weights are of no use as they are, `warning` where something was lost, and `note`
-    where a figure needs an explanation. `core.health` has the names and the rules.
+    `severity`: `error` if the weights are unusable as they are, `warning` if something was lost, `note` if a figure
+    needs an explanation. `core.health` has the names and the rules.
     """
 
     name: str
@@ -161,15 +158,14 @@ class Finding(ResultModel):
 
     @property
     def title(self) -> str:
-        """The name as people read it."""
+        """The name for display."""
         return self.name.replace("_", " ")
 
 
 class BatchNormCheck(ResultModel):
-    """Of the same training `images`, how many are classified correctly with two kinds of batch-norm statistics.
+    """How many of the same training `images` are classified correctly with two kinds of BatchNorm statistics.
 
-    `running` is with the running statistics, as in every evaluation, `batch` with those of the batches themselves, as
-    in training.
+    `running`: with the running statistics, as in evaluation. `batch`: with those of the batches, as in training.
     """
 
     images: int
@@ -178,11 +174,11 @@ class BatchNormCheck(ResultModel):
 
 
 class EvalReport(ResultModel):
-    """What the weights after a step are worth: as they are, averaged, and on images they were trained on.
+    """Evaluations of the weights after a step: raw, averaged, and on training images.
 
-    `val` and `train` are of the weights as they are, `ema` of the averaged ones on the validation split. `classes`
-    and `worst`, the misclassified images of the highest loss, are of the judged weights, as is `health`, what is wrong
-    with them; they are not part of the JSON.
+    `val` and `train` are of the raw weights, `ema` of the averaged ones on the validation split. `classes`, `worst`
+    (the misclassified images of the highest loss) and `health` (problems) are of the `primary` weights, and not part of
+    the JSON.
     """
 
     val: EvalResult
@@ -194,20 +190,20 @@ class EvalReport(ResultModel):
 
     @property
     def primary(self) -> EvalResult:
-        """The evaluation that decides: of the averaged weights when there are any."""
+        """The evaluation of the averaged weights if there are any, else of the raw ones."""
         return self.val if self.ema is None else self.ema
 
     @property
     def gap(self) -> float | None:
-        """Top-1 on training images less that on validation images, both of the weights as they are."""
+        """Top-1 on training images minus top-1 on validation images, both of the raw weights."""
         return None if self.train is None else self.train.top1 - self.val.top1
 
 
 class ThroughputResult(ResultModel):
     """Global images/s in steady state, waiting for data included.
 
-    `spread` is the 10th and 90th percentile of images/s over `n` windows of up to ten steps; `excluded_s` is what
-    was left out: warm-up steps and pauses.
+    `spread` is the 10th and 90th percentile of images/s over `n` windows of up to ten steps; `excluded_s` is the time
+    of warm-up steps and pauses, which is left out.
     """
 
     images_per_s: float
@@ -217,10 +213,10 @@ class ThroughputResult(ResultModel):
 
 
 class TimeResult(ResultModel):
-    """Seconds: the whole run, and its parts. `to_target_s` is None when no target was set or reached.
+    """Seconds of the whole run and of its parts. `to_target_s` is None if no target was set or reached.
 
-    `startup_s` runs from the start of the process to the first step; `to_target_s` from there to the end of the
-    evaluation that met the target.
+    `startup_s` runs from the start of the process to the first step, `to_target_s` from there to the end of the
+    evaluation that reached the target.
     """
 
     wall_s: float
@@ -232,7 +228,7 @@ class TimeResult(ResultModel):
 
 
 class StageResult(ResultModel):
-    """Seconds of one stage over all counted steps, by the host's clock and the device's; share of the wall clock."""
+    """Seconds of one stage over all counted steps, by host and device clock, and its share of the wall clock."""
 
     host_s: float
     device_s: float
@@ -240,16 +236,15 @@ class StageResult(ResultModel):
 
 
 class AccountResult(ResultModel):
-    """Where each second of rank 0's process went: with `residual_s`, which nothing covers, they add up to `wall_s`.
+    """Where each second of rank 0's process went: with the unattributed `residual_s` the parts add up to `wall_s`.
 
-    `start_up_s` is what precedes the first step, but for `compile_s`, compiling; `warmup_s` the first steps, as many as
-    `measure.warmup_steps`; `stages_s` all stages of the `counted_steps` that follow (`RunResult.stages` has each);
-    `pauses` has seconds by name: epoch_boundary (a loader starts, and its first batch), evaluate, checkpoint,
-    trace, capture;
-    `finish_s` is what follows the last step: comparing ranks, writing traces, gathering and hashing the weights;
-    `closing_s` what follows the result: pictures, trackers, parting from the other ranks, the report. It ends when the
-    result is written for the last time: printing the summary and ending the interpreter are in no part.
-    `explained` is the share of `wall_s` that is not residual.
+    `start_up_s` precedes the first step, without `compile_s`; `warmup_s` are the first `measure.warmup_steps` steps;
+    `stages_s` all stages of the `counted_steps` that follow (`RunResult.stages` has each); `pauses` are seconds by
+    name: epoch_boundary (a loader starts, and its first batch), evaluate, checkpoint, trace, capture; `finish_s`
+    follows the last step: comparing ranks, writing traces, gathering and hashing the weights; `closing_s` follows the
+    result: images, trackers, disconnecting from other ranks, the report. It ends when the result is last written:
+    printing the summary and ending the interpreter are not included. `explained` is the share of `wall_s` that is not
+    residual.
     """
 
     wall_s: float
@@ -265,7 +260,7 @@ class AccountResult(ResultModel):
     explained: float
 
     def closed(self, wall_s: float) -> Self:
-        """Return the account of the same process `wall_s` seconds after its start: what came after it is closing."""
+        """Return this account at `wall_s` seconds after the start of the process; the additional time is closing."""
         closing_s = self.closing_s + max(0.0, wall_s - self.wall_s)
         wall_s = max(self.wall_s, wall_s)
         explained = 1 - abs(self.residual_s) / wall_s if wall_s else self.explained
@@ -273,14 +268,14 @@ class AccountResult(ResultModel):
 
 
 class LoaderResult(ResultModel):
-    """How a rank's training batches were made, beside the steps and never part of their sum: seconds of all workers.
+    """How a rank's training batches were made, in seconds of all workers. They run beside the steps and are not part of
+    their sum.
 
-    `loader` is who made them: device, nvjpeg, native, threads, processes, or inline for the rank itself.
-    `read_s` is getting bytes from the source, `decode_s` decoding and sizing them, `augment_s` changing whole batches,
-    `collate_s` stacking and handing over. `wait_s` is how long the rank waited. `queue_depth` is the mean number of
-    batches that lay ready when one was asked for, `ready` the share of batches that did not have to be waited for.
-    `bytes_read` is what the source gave, `bytes_made` the pixels handed on. `busy` is the share of the workers' time
-    in which they worked (None without workers).
+    `loader` made them: device, nvjpeg, native, threads, processes, or inline for the rank itself. `read_s` is reading
+    bytes, `decode_s` decoding and resizing, `augment_s` augmenting whole batches, `collate_s` stacking and handing
+    over. `wait_s` is how long the rank waited. `queue_depth` is the mean number of ready batches when one was
+    requested, `ready` the share of batches without a wait. `bytes_read` come from the source, `bytes_made` are the
+    pixels passed on. `busy` is the share of the workers' time in which they worked (None without workers).
     """
 
     loader: Literal["inline", "device", "nvjpeg", "native", "threads", "processes"] = "processes"
@@ -300,12 +295,12 @@ class LoaderResult(ResultModel):
 
 
 class HostToDeviceResult(ResultModel):
-    """The way of rank 0's batches to its device, for a step (means).
+    """Transfer of rank 0's batches to its device, as means per step.
 
-    `estimate_batch_bytes` come from host memory: images as bytes, labels, and what augmentation on the device draws; 0
-    where the loader makes batches on the device. `copied_bytes` of them are copied to another memory, none on a CPU.
-    `copy_s` is how long that takes on the GPU, beside what it computes, and `bytes_per_s` the rate, None where no copy
-    was timed. What a step waits for it is the stage `h2d`.
+    `batch_bytes` come from host memory: images as bytes, labels, and random numbers for augmentation on the device; 0
+    if the loader makes batches on the device. `copied_bytes` of them are copied to another memory, none on a CPU.
+    `copy_s` is the time on the GPU, in parallel with computing, and `bytes_per_s` the rate; None if no copy was timed.
+    The time that a step waits for it is the stage `h2d`.
     """
 
     batch_bytes: float
@@ -326,9 +321,9 @@ class HostToDeviceResult(ResultModel):
 
 
 class BucketResult(ResultModel):
-    """A bucket of gradients: bytes sent, and means over `n` steps of when it was ready and how long it took.
+    """A gradient bucket: bytes sent, and means over `n` steps.
 
-    `ready_s` is counted from the first bucket of the step being ready, `wire_s` from ready to averaged.
+    `ready_s` counts from the first ready bucket of the step, `wire_s` from ready to averaged.
     """
 
     bytes: int
@@ -338,11 +333,11 @@ class BucketResult(ResultModel):
 
 
 class CommunicationResult(ResultModel):
-    """What averaging gradients took on rank 0, in seconds of a step (means).
+    """Time of averaging gradients on rank 0, in seconds per step (means).
 
-    `compute_exposed_s` is what a step waits for: from the rank's last gradient being ready to all being averaged, other
-    ranks' lateness included; `share` is that of the step. `bytes`, `wire_s` (first bucket ready to last one averaged),
-    `overlap` (the share of `wire_s` that hides behind backward) and `buckets` need `measure.communication=on`.
+    `exposed_s` is what a step waits: from the rank's last ready gradient to all being averaged, including late ranks;
+    `share` is that of the step. `bytes`, `wire_s` (first bucket ready to last one averaged), `overlap` (the share of
+    `wire_s` hidden by backward) and `buckets` need `measure.communication=on`.
     """
 
     exposed_s: float
@@ -354,9 +349,9 @@ class CommunicationResult(ResultModel):
 
 
 class RankResult(ResultModel):
-    """A rank's means over the counted steps, in seconds of a step; stages are in device seconds.
+    """Means of a rank over the counted steps, in seconds per step; stages are in device seconds.
 
-    `late_s` is how much longer the others waited for gradients and buffers than it did: 0 where that cannot be told.
+    `late_s` is how much longer the others waited for gradients and buffers than this rank; 0 if unknown.
     """
 
     rank: int
@@ -366,11 +361,11 @@ class RankResult(ResultModel):
 
 
 class StragglerResult(ResultModel):
-    """What ranks lose by waiting for the latest of them: seconds of a step, and the share of it.
+    """Time that ranks lose by waiting for the latest: seconds per step, and their share of the step.
 
-    `late_steps` is the share of steps in which some rank was late by 5 % of a step or more: little where one long stall
-    is what was lost. `rank` is the one that is late again and again, by `late_s` seconds, and `stage` where it spends
-    more than the others; None and 0 where now one rank and now another is late.
+    `late_steps` is the share of steps in which some rank was late by at least 5 % of a step; it is small if one long
+    stall caused the loss. `rank` is a rank that is late repeatedly, by `late_s` seconds, and `stage` where it spends
+    more than the others; None and 0 if no single rank is.
     """
 
     lost_s: float
@@ -382,15 +377,14 @@ class StragglerResult(ResultModel):
 
 
 class CpuResult(ResultModel):
-    """The CPU time of a rank over the counted steps: of the rank that lost the largest share to other processes.
+    """CPU time of a rank over the counted steps: of the rank that lost the largest share to other processes.
 
-    `run_s` is how long its threads and those of its loader workers ran, `waited_s` how long they were ready to run and
-    waited for a core, both summed over threads. `lost_s` of that is charged to other processes (and to a hypervisor),
-    the rest to the run's own; `share` is `lost_s` over that and `run_s`, `own_share` likewise. `throttled_share` is
-    the time that a CPU quota has stopped it, over that and what the run used. `others_cores` is how many of its `cores`
-    other processes kept busy on average, `pressure` the share of time in which anything on the node waited for a CPU
-    (PSI), and `switches` how often a thread of the rank was taken off its core. `ranks` share these cores, and each
-    computes with `threads`.
+    `run_s` is how long its threads and those of its loader workers ran, `waited_s` how long they were runnable and
+    waited for a core, both summed over threads. `lost_s` of that is due to other processes (and a hypervisor), the rest
+    to the run itself; `share` is `lost_s` over that and `run_s`, `own_share` likewise. `throttled_share` is the time
+    stopped by a CPU quota, over that and the time used. Other processes kept `others_cores` of its `cores` busy on
+    average. `pressure` is the share of time in which anything on the node waited for a CPU (PSI), `switches` counts
+    involuntary context switches of the rank. `ranks` share these cores, and each computes with `threads`.
     """
 
     rank: int
@@ -410,9 +404,9 @@ class CpuResult(ResultModel):
 
 
 class MemoryResult(ResultModel):
-    """The most memory that rank 0 has held at once, in bytes: of the host, and of its GPU (None without one).
+    """Peak memory of rank 0 in bytes: of the host, and of its GPU (None without one).
 
-    `host_bytes` is the process's resident set, mapped files it has touched included, without its workers'.
+    `host_bytes` is the resident set of the process, including touched mapped files, without its workers.
     """
 
     host_bytes: int
@@ -420,9 +414,9 @@ class MemoryResult(ResultModel):
 
 
 class CheckpointResult(ResultModel):
-    """What saving came to in this process: checkpoints on disk and failed ones; seconds and bytes are means of one.
+    """Checkpoints of this process: saved and failed ones; seconds and bytes are means per checkpoint.
 
-    `stall_s` is how long training stood still, `write_s` how long it took until the checkpoint was safe on disk.
+    `stall_s` is how long training stopped, `write_s` how long until the checkpoint was safe on disk.
     """
 
     saved: int
@@ -433,11 +427,11 @@ class CheckpointResult(ResultModel):
 
 
 class GoodputResult(ResultModel):
-    """Where the wall clock went since the run was first started, over all its processes: seconds that add up.
+    """Where the wall clock went since the first start of the run, over all its processes: seconds that add up.
 
     `useful_s` is the time of steps whose work is in the result, each counted once; `share` is that of `wall_s`.
-    `rework_s` is the time of steps that were lost with a process and done again, `down_s` the time between
-    processes (detection, queue, restart), `starts` how many processes of rank 0 there were.
+    `rework_s` is the time of steps that were lost with a process and repeated, `down_s` the time between processes
+    (detection, queue, restart), `starts` the number of processes of rank 0.
     """
 
     share: float
@@ -454,23 +448,20 @@ class GoodputResult(ResultModel):
 
 
 class RunResult(ResultModel):
-    """A finished run.
+    """The result of a run.
 
-    `eval` is the last evaluation, None when the recipe asked for none; `ema` is that of the averaged weights and
-    `train_eval` that on training images, None when the recipe asked for neither, and `gap` is top-1 of `train_eval`
-    less that of `eval`. `best` is the best evaluation of the weights that are judged: the averaged ones when there are
-    any; `best_step` and `best_epoch` say after how many steps and epochs. `skipped_steps` moved nothing, as their loss
-    or gradient was no number. `bad_images` is how many different images could not be read and were left out.
-    `parameters` (of the network), `trained_parameters` (those not frozen), `best_step`, `best_epoch`, `goodput`,
-    `checkpoints`, `account`, `memory` and `cpu` are None in results of before they were recorded, and `cpu` also where
-    the kernel does not tell how long threads wait; `loader` and `compute_host_to_device` are None with
-    `measure.clock=off`, `communication` also where gradients are not averaged by ddp, and `straggler` likewise and
-    where there is one rank, which is when `ranks` is empty. `health` is what is wrong with what was learnt, the worst
-    first; it is empty where nothing was found, and None on ranks other than 0 and in results of before it was recorded.
-    `verdict` has `bottleneck`, `evidence`, `ceiling` and
-    `try`. `provenance` says what it was measured on and how it was started; in a batch job `job_id`, and
-    `job_restarts`, how often that was queued again (SLURM_RESTART_COUNT).
-    `run_dir` is where the run is, known of what `paceline.train` returns.
+    `eval` is the last evaluation, `ema` that of the averaged weights and `train_eval` that on training images; None if
+    the recipe asks for none. `gap` is top-1 of `train_eval` minus that of `eval`. `best` is the best evaluation of the
+    averaged weights if there are any, else of the raw ones, after `best_step` steps and `best_epoch` epochs.
+    `skipped_steps` changed nothing, as their loss or gradient was NaN or infinite. `bad_images` counts distinct images
+    that could not be read and were skipped. `trained_parameters` are those not frozen. `parameters`,
+    `trained_parameters`, `best_step`, `best_epoch`, `goodput`, `checkpoints`, `account`, `memory` and `cpu` are None in
+    results from before they were recorded, and `cpu` also if the kernel does not report how long threads wait; `loader`
+    and `host_to_device` are None with `measure.clock=off`, `communication` also if gradients are not averaged by ddp,
+    and `straggler` likewise and on one rank, for which `ranks` is empty. `health` lists problems of what was learned,
+    the worst first; None on ranks other than 0 and in older results. `verdict` has `bottleneck`, `evidence`, `ceiling`
+    and `try`. `provenance` records hardware, versions and how the run was started; in a batch job also `job_id`, and
+    `job_restarts`, its requeues (SLURM_RESTART_COUNT). `run_dir` is set on what `paceline.train` returns.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -513,21 +504,21 @@ class RunResult(ResultModel):
 
     @property
     def images_per_s(self) -> float | None:
-        """Images/s in steady state (`throughput`); None where no step was counted, which is 0 in the JSON."""
+        """Images/s in steady state (`throughput`); None if no step was counted, which the JSON has as 0."""
         return self.throughput.images_per_s if self.throughput.n else None
 
     @property
     def epoch_images(self) -> float | None:
-        """Images of an epoch as it was trained; None where there was no step."""
+        """Images per epoch as trained; None without a step."""
         return self.images_seen / self.epochs if self.epochs > 0 else None
 
     @property
     def starved(self) -> float | None:
-        """The share of time that other processes took from a CPU-starved run; None for a run that was not."""
+        """Share of time that other processes took from a CPU-starved run; None for other runs."""
         return self.cpu.share if self.cpu is not None and self.verdict.get("bottleneck") == CPU_STARVED else None
 
     def how_it_ended(self, total_steps: int | None = None) -> str:
-        """Return the status in a person's words, such as `stopped (SIGTERM) at step 85 of 180`, of `total_steps`."""
+        """Return the status for display, such as `stopped (SIGTERM) at step 85 of 180`."""
         of_all = "" if total_steps is None else f" of {total_steps:,}"
         match self.status:
             case "preempted":
@@ -538,18 +529,19 @@ class RunResult(ResultModel):
         return self.status.replace("_", " ")
 
     def of(self, run_dir: Path) -> Self:
-        """Return this result as that of the run in `run_dir`, which is not part of the JSON: runs are moved."""
+        """Return this result with its `run_dir`, which is not part of the JSON because runs can be moved."""
         return self.model_copy(update={"run_dir": run_dir})
 
 
 def epoch_seconds(results: Iterable[RunResult], images_per_s: Interval | None) -> float | None:
-    """Return the seconds of an epoch, as the runs of one setting have it, at a speed; None without either."""
+    """Return the seconds of an epoch at a speed, by the epoch of these runs of one setting; None if either is
+    unknown."""
     images = next((found for result in results if (found := result.epoch_images) is not None), None)
     return None if images is None or images_per_s is None else images / images_per_s.value
 
 
 def starved_note(results: Iterable[RunResult]) -> str:
-    """Return that some runs were CPU-starved, and by how much at most, as part of a sentence; "" where none was."""
+    """Return how many runs were CPU-starved and by how much at most, as part of a sentence, or ""."""
     runs = list(results)
     shares = [run.starved for run in runs if run.starved is not None]
     if not shares:

@@ -19,21 +19,21 @@ from paceline.core.results import ClassCount, ClassTable, RunResult, classes_csv
 
 LOCK: Final = ".lock"
 NO_LOCKS: Final = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
-"""What a file system without locks says."""
+"""Errors of a file system without locks."""
 
 
 @contextlib.contextmanager
 def run_lock(
     folder: Path, launcher_pid: int = 0, *, started_s: float = 0.0, launch: str = "", resume: bool = False
 ) -> Iterator[float]:
-    """Hold the lock of `folder`, which is made; `launcher_pid` started this process (0: nobody did).
+    """Hold the lock of `folder`, which is created; `launcher_pid` started this process (0: none).
 
-    Yield when the run was first started, in seconds since 1970. That is `started_s`, when this process was, or an
-    earlier time: each holder leaves its own in the file for the next one, which uses it when it is to `resume` or is of
-    the same `launch` (not empty). So the time of processes that were killed before their first step is known.
+    Yield when the run was first started, in seconds since 1970: `started_s` of this process, or an earlier time that a
+    previous holder left in the lock file, if this process is to `resume` or has the same `launch` (not empty). This
+    includes the time of processes that were killed before their first step.
 
-    A folder that afterwards holds nothing else is left as it was found. Raise `RecipeError` when another process has
-    the lock, naming its number, its host and its launcher's, and when the folder cannot be made or written to.
+    A folder that holds nothing else afterwards is restored. Raise `RecipeError` if another process has the lock, naming
+    its pid, host and launcher, and if the folder cannot be created or written to.
     """
     is_new = not folder.exists()
     descriptor = _acquire(folder)
@@ -54,7 +54,7 @@ def run_lock(
 
 
 def _acquire(folder: Path) -> int:
-    """Return the descriptor of the locked file. The file may be removed just before it is locked: then once more."""
+    """Return the descriptor of the locked file; retry if the file was removed just before it was locked."""
     path = folder / LOCK
     while True:
         try:
@@ -92,7 +92,7 @@ def _is_same_file(path: Path, descriptor: int) -> bool:
 
 
 def _read_owner(descriptor: int) -> dict[str, Any]:
-    """Return what the holder of the lock, or the one before, has written; nothing where that cannot be read."""
+    """Return what the current or previous holder wrote, or {}."""
     try:
         who = parse_json(os.pread(descriptor, 4096, 0))
     except (OSError, ValueError):
@@ -116,27 +116,26 @@ _NAME_SUFFIX = r"-(\d{8}-\d{6})(?:-(\d+))?"
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Write `text` beside `path` and move it into place, so that no reader ever sees half a file. Raise `OSError`."""
+    """Write `text` beside `path` and rename it, so that readers never see a partial file. Raise `OSError`."""
     with replace_file(path) as file:
         file.write(text.encode())
 
 
 def removed_error(run: Path) -> str:
-    """Return what there is to say of a run whose folder was removed while it trained."""
+    """Return the message for a run whose folder was removed while it trained."""
     return f"{run}: was removed while the run was training: nothing of it is left to resume (start it again)"
 
 
 RECIPE: Final = "recipe.yaml"
 """The resolved recipe in a run directory."""
 _MARKER_FILES: Final = ("plan.json", "asked.json")
-"""What paceline has written before the recipe of a run, or of an experiment."""
+"""Files that paceline writes before the recipe of a run or of an experiment."""
 
 
 def is_run(path: Path) -> bool:
-    """Whether `path` is a folder that paceline has written: of a run, or of an experiment such as a ladder.
+    """Return whether `path` is the folder of a run, or of an experiment such as a ladder.
 
-    It has a recipe, and what is written before one. A `recipe.yaml` alone does not make a run directory: it may lie
-    among images that somebody else has sent.
+    It has a recipe and the file that is written before one. A `recipe.yaml` alone may lie among someone else's images.
     """
     names = (RECIPE, *_MARKER_FILES)
     recipe, *marks = (os.path.isfile(path / name) for name in names)  # noqa: PTH113 - the method may raise
@@ -144,19 +143,19 @@ def is_run(path: Path) -> bool:
 
 
 def checkpoint_name(step: int) -> str:
-    """Return what the folder of the checkpoint of `step` is called."""
+    """Return the name of the checkpoint folder of `step`."""
     return f"step-{step:08d}"
 
 
 @dataclass(frozen=True)
 class RunDir:
-    """Where everything a run writes is found."""
+    """Paths of everything that a run writes."""
 
     path: Path
 
     @classmethod
     def claim(cls, recipe_name: str, now: datetime) -> "RunDir":
-        """Make a new folder `runs/RECIPE-TIME` and return it; a number is added when another run has the second."""
+        """Create a new folder `runs/RECIPE-TIME`, with a number added if another run has the same second."""
         stem = Path("runs") / f"{recipe_name}-{now:%Y%m%d-%H%M%S}"
         for path in (stem, *(stem.with_name(f"{stem.name}-{number}") for number in range(2, 1000))):
             try:
@@ -170,7 +169,7 @@ class RunDir:
 
     @classmethod
     def newest_of(cls, recipe_name: str, such_that: Callable[["RunDir"], bool] = lambda run: True) -> "RunDir | None":
-        """Return the newest `runs/RECIPE-TIME` that holds a run of this name, `such_that` is so, or None."""
+        """Return the newest `runs/RECIPE-TIME` that holds a run for which `such_that` is true, or None."""
         named = re.compile(re.escape(recipe_name) + _NAME_SUFFIX)
         found = [
             (match[1], int(match[2] or 1), path)
@@ -182,7 +181,7 @@ class RunDir:
 
     @classmethod
     def existing(cls, path: Path) -> "RunDir":
-        """Return the run in `path`, `~` replaced where there is such a user. Raise `RecipeError` where it is none."""
+        """Return the run in `path`, with `~` expanded. Raise `RecipeError` if it is not a run."""
         run = cls(Path(os.path.expanduser(path)))  # noqa: PTH111 - the method raises where there is no home
         if not is_run(run.path):
             lacks = "plan.json" if os.path.lexists(run.recipe) else RECIPE
@@ -192,10 +191,10 @@ class RunDir:
     def lock(
         self, launcher_pid: int = 0, *, started_s: float = 0.0, launch: str = "", resume: bool = False
     ) -> contextlib.AbstractContextManager[float]:
-        """Return the context in which no other process may write here; see `runlock.locked` for what it yields.
+        """Return a context in which no other process may write to this folder; `run_lock` documents its value.
 
-        Raise `RecipeError` naming who has the folder, and for a folder that cannot be made or written to. A folder
-        that still holds nothing afterwards is left as it was found.
+        Raise `RecipeError` naming the holder, and for a folder that cannot be created or written to. A folder that is
+        still empty afterwards is restored.
         """
         return run_lock(self.path, launcher_pid, started_s=started_s, launch=launch, resume=resume)
 
@@ -219,27 +218,27 @@ class RunDir:
 
     @property
     def dataset(self) -> Path:
-        """What the network was trained to tell apart: its classes in order, and how pixels are normalised, as JSON."""
+        """JSON file with the classes in order and the normalisation of pixels."""
         return self.path / "dataset.json"
 
     @property
     def steps(self) -> Path:
-        """One JSON line a logged step."""
+        """JSON lines, one per logged step."""
         return self.path / "steps.jsonl"
 
     @property
     def evals(self) -> Path:
-        """One JSON line an evaluation."""
+        """JSON lines, one per evaluation."""
         return self.path / "evals.jsonl"
 
     @property
     def metrics(self) -> Path:
-        """One CSV row an evaluation."""
+        """CSV file, one row per evaluation."""
         return self.path / "metrics.csv"
 
     @property
     def classes(self) -> Path:
-        """One CSV row a class, of the last evaluation."""
+        """CSV file of the last evaluation, one row per class."""
         return self.path / "classes.csv"
 
     @property
@@ -254,22 +253,22 @@ class RunDir:
 
     @property
     def attempts(self) -> Path:
-        """One JSON line at the start, and one at the end, of each process of rank 0."""
+        """JSON lines at the start and end of each process of rank 0."""
         return self.path / "attempts.jsonl"
 
     @property
     def warnings(self) -> Path:
-        """One JSON line a warning."""
+        """JSON lines, one per warning."""
         return self.path / "warnings.jsonl"
 
     @property
     def bad_images(self) -> Path:
-        """One JSON line an image that could not be read and was left out."""
+        """JSON lines, one per image that could not be read and was skipped."""
         return self.path / "bad_images.jsonl"
 
     @property
     def trace(self) -> Path:
-        """The folder of Chrome traces, one a rank."""
+        """The folder of Chrome traces, one per rank."""
         return self.path / "trace"
 
     @property
@@ -284,7 +283,7 @@ class RunDir:
 
     @property
     def profile(self) -> Path:
-        """What `paceline profile` found, as JSON."""
+        """The result of `paceline profile`, as JSON."""
         return self.path / "profile.json"
 
     @property
@@ -293,23 +292,23 @@ class RunDir:
         return self.path / "report.html"
 
     def telemetry(self, node: int) -> Path:
-        """Return the file of what node `node` was doing, one JSON line a look."""
+        """Return the telemetry file of node `node`, one JSON line per sample."""
         return self.path / f"telemetry.node{node}.jsonl"
 
     def stacks(self, rank: int) -> Path:
-        """Return the file of what each thread of `rank` was doing when it was found to hang."""
+        """Return the file with the thread stacks of a hanging `rank`."""
         return self.path / f"stacks.rank{rank}.txt"
 
     def samples(self, rank: int) -> Path:
-        """Return the file of the samples that `rank` trained on, one JSON line a step."""
+        """Return the file of the samples that `rank` trained on, one JSON line per step."""
         return self.path / f"steps.rank{rank}.jsonl"
 
     def all_samples(self) -> list[Path]:
-        """Return the files of samples that are in the folder, of whichever ranks, in the order of their names."""
+        """Return the existing sample files of all ranks, sorted by name."""
         return sorted(self.path.glob("steps.rank*.jsonl"))
 
     def refuse_another_run(self, *, resume: bool) -> None:
-        """Raise `RecipeError` when the folder already holds a run that is not to be resumed."""
+        """Raise `RecipeError` if the folder already holds a run and `resume` is False."""
         try:
             is_taken = self.recipe.exists()
         except OSError as error:
@@ -318,7 +317,7 @@ class RunDir:
             raise RecipeError(f"--run-dir: {self.path} already holds a run (add --resume, or name another)")
 
     def refuse_links(self) -> None:
-        """Raise `RecipeError` where a folder that a run writes into is a link to another place."""
+        """Raise `RecipeError` if a folder that a run writes into is a link."""
         others = [self.path / name for name in ("job", "probes", "wandb", "mlruns")]
         for folder in (self.checkpoints, self.tensorboard, self.trace, self.worst, *others):
             if folder.is_symlink():
@@ -326,38 +325,38 @@ class RunDir:
                 raise RecipeError(f"--run-dir: {folder} is a link, and nothing is written through links ({fix})")
 
     def create(self) -> None:
-        """Make the folder. Raise `RecipeError` when it cannot be."""
+        """Create the folder. Raise `RecipeError` on failure."""
         try:
             make_folder(self.checkpoints, parents=True)
         except OSError as error:
             raise RecipeError(f"--run-dir: {self.path} cannot be made: {error.strerror} (name another)") from None
 
     def write_json(self, name: str, values: Any) -> None:
-        """Write `values` to file `name`, atomically. Raise `PacelineError` when it cannot be."""
+        """Write `values` to file `name` atomically. Raise `PacelineError` on failure."""
         self._write(self.path / name, json.dumps(values, indent=2) + "\n")
 
     def add_bad_image(self, row: dict[str, str | int]) -> None:
-        """Add an image to `bad_images.jsonl`, unless a process before has. A full disk leaves it out."""
+        """Add an image to `bad_images.jsonl` unless an earlier process has. A full disk drops it."""
         with contextlib.suppress(OSError):
             rows = list(read_lines(self.bad_images))
             if not any(all(each.get(key) == row[key] for key in ("split", "index")) for each in rows):
                 write_atomic(self.bad_images, "".join(json.dumps(each) + "\n" for each in (*rows, row)))
 
     def total_steps(self) -> int | None:
-        """Return how many steps the run has by its plan; None where there is none that can be read."""
+        """Return the number of steps of the plan, or None if it cannot be read."""
         try:
             return int(read_json(self.path / "plan.json")["total_steps"])
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
     def write_classes(self, table: ClassTable) -> None:
-        """Write `classes.csv`, and `confusion.csv` where the table has a confusion matrix."""
+        """Write `classes.csv`, and `confusion.csv` if the table has a confusion matrix."""
         write_atomic(self.classes, classes_csv(table))
         if table.confusion:
             write_atomic(self.confusion, confusion_csv(table))
 
     def read_classes(self) -> tuple[ClassCount, ...]:
-        """Return the classes of the last evaluation, none when there was none. Raise `PacelineError` for damage."""
+        """Return the classes of the last evaluation, or () without one. Raise `PacelineError` for a damaged file."""
         try:
             return read_classes_csv(read_limited(self.classes).decode())
         except FileNotFoundError:
@@ -366,11 +365,11 @@ class RunDir:
             raise PacelineError(f"{self.classes}: cannot be read: {error} (remove it)") from None
 
     def write_result(self, result: RunResult) -> None:
-        """Write `result.json`, which marks the run as finished. Raise `PacelineError` when it cannot be."""
+        """Write `result.json`, which marks the run as finished. Raise `PacelineError` on failure."""
         self._write(self.path / "result.json", result.model_dump_json(indent=2) + "\n")
 
     def read_result(self) -> RunResult:
-        """Return the result. Raise `PacelineError` when there is none or it cannot be read."""
+        """Return the result. Raise `PacelineError` if there is none or it cannot be read."""
         path = self.path / "result.json"
         try:
             return RunResult.model_validate_json(read_limited(path))
@@ -392,7 +391,7 @@ class RunDir:
 
 
 def append_line(path: Path, record: dict[str, Any]) -> None:
-    """Add a record to a JSON-lines file, which appears with the first; a line cut off by a kill makes room for it."""
+    """Append a record to a JSON-lines file, after removing a line that a kill cut off."""
     with open_to_write(path, "a+b") as file:
         _drop_partial_line(file)
         file.write(json.dumps(record).encode() + b"\n")
@@ -413,12 +412,10 @@ def _drop_partial_line(file: IO[bytes]) -> None:
 def read_lines(
     path: Path, skipped: Callable[[int], None] | None = None, *, of_steps: bool = False
 ) -> Iterator[dict[str, Any]]:
-    """Yield the records of a JSON-lines file; a last line cut off by a kill is left out.
+    """Yield the records of a JSON-lines file, without a last line that a kill cut off.
 
-    With `of_steps` each has a `step`, an int; a line without one is no record.
-
-    Pass the number of a line that is no record, counted from 1, to `skipped`; without it, raise `PacelineError`. Raise
-    it also for a file that cannot be read, such as a pipe.
+    With `of_steps` a record needs an int `step`. The number of an invalid line, from 1, is passed to `skipped`; without
+    it, raise `PacelineError`. Raise it also for a file that cannot be read, such as a pipe.
     """
     try:
         file = open_to_read(path)
@@ -438,7 +435,7 @@ def read_lines(
 
 
 def _lines(file: IO[bytes]) -> Iterator[bytes]:
-    """Yield whole lines; of one that is longer than any record, its beginning."""
+    """Yield whole lines, and of a line longer than any record its beginning."""
     while line := file.readline(MAX_BYTES):
         if line.endswith(b"\n"):
             yield line
@@ -449,7 +446,7 @@ def _lines(file: IO[bytes]) -> Iterator[bytes]:
 
 
 def _parse_record(line: bytes) -> dict[str, Any] | None:
-    """Return the record that `line` holds, or None where it holds none."""
+    """Return the record in `line`, or None."""
     try:
         record = parse_json(line)
     except ValueError:

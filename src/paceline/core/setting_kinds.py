@@ -17,7 +17,7 @@ _CHANGES_RESULT: Final = (
     "train.ema.warmup",
     "train.stop",
 )
-"""Dotted paths of fields, and of sections all of whose fields are meant."""
+"""Dotted paths of fields, or of sections with all their fields."""
 _CHANGES_RESULT_AND_SPEED: Final = (
     "optim.name",
     "optim.implementation",
@@ -25,7 +25,7 @@ _CHANGES_RESULT_AND_SPEED: Final = (
     "optim.centered",
     "optim.args",
 )
-"""Those of an optimizer that make a step of it longer or shorter; what one's own takes from `args` nobody knows."""
+"""Optimizer fields that also change the time of a step. `args` of a custom optimizer may do anything."""
 _CHANGES_RESULT_BELOW: Final = (
     "optim.momentum",
     "optim.nesterov",
@@ -34,19 +34,19 @@ _CHANGES_RESULT_BELOW: Final = (
     "optim.norm_and_bias_lr",
     "optim.layer_decay",
 )
-"""Those that are chosen for what is learnt, and add work to a step or groups of parameters to it beside."""
+"""Fields that are set for accuracy and add some work or parameter groups to a step."""
 
 
 def changes_result(path: str) -> bool:
-    """Return whether the field at a dotted path is chosen for what is learnt, whatever it does to a step's time."""
+    """Return whether the field at a dotted path is chosen for accuracy, whatever it does to the time of a step."""
     return _is_in(path, _CHANGES_RESULT) and not _is_in(path, _CHANGES_RESULT_AND_SPEED)
 
 
 def changes_result_only(path: str) -> bool:
-    """Return whether the field at a dotted path changes what is learnt, and cannot change how long a step takes.
+    """Return whether the field at a dotted path changes the trained model but not the time of a step.
 
-    What changes both, such as the batch size, the augmentation or the network, is none of these; nor is what changes
-    neither, such as how often there is a log.
+    False for fields that change both, such as the batch size, the augmentation or the model, and for fields that change
+    neither, such as the log interval.
     """
     return changes_result(path) and not _is_in(path, _CHANGES_RESULT_BELOW)
 

@@ -12,7 +12,7 @@ CAPTURE: Final = "capture"
 FINISH: Final = "finish"
 
 COMPUTE: Final = ("device_augment", "forward", "loss", "backward", CAPTURED, "optimizer")
-"""Stages in which the device computes. A captured step is one, in place of those from augmenting to the optimizer."""
+"""Stages in which the device computes. A captured step replaces those from augmentation to the optimizer."""
 STAGES: Final = (
     DATA_WAIT,
     "h2d",
@@ -25,12 +25,13 @@ STAGES: Final = (
     "optimizer",
     OTHER,
 )
-"""What an engine and its strategy charge time to, in the order of a step."""
+"""Stages that the trainer and its strategy charge time to, in the order of a step."""
 WORK: Final = tuple(name for name in STAGES if name != EXPOSED)
 """Stages in which a rank does not wait for others."""
 PAUSES: Final = (EPOCH_BOUNDARY, "evaluate", "checkpoint", TRACE, CAPTURE)
-"""What is no step: a loader that starts or ends, evaluations, checkpoints, a profiler that starts or ends, and
-recording a step."""
+"""Time outside of steps: starting and ending a loader, evaluations, checkpoints, starting and ending a profiler, and
+CUDA graph capture.
+"""
 
 _DISPLAY_NAMES: Final = {
     "h2d": "copy to device",
@@ -48,5 +49,5 @@ _DISPLAY_NAMES: Final = {
 
 
 def display_name(name: str) -> str:
-    """Return what a person calls a stage or a pause; any other name is said with spaces."""
+    """Return the display name of a stage or a pause; other names only have their underscores replaced."""
     return _DISPLAY_NAMES.get(name) or name.replace("_", " ")

@@ -11,7 +11,7 @@ CONFIDENCE = 0.95
 
 
 class Interval(ResultModel):
-    """A mean of `n` measurements, and its bounds; None where there was one alone, which says nothing about others."""
+    """A mean of `n` measurements with its bounds, which are None for a single measurement."""
 
     value: MeasuredFloat
     low: MeasuredFloat | None = None
@@ -19,34 +19,35 @@ class Interval(ResultModel):
     n: int = 1
 
     def is_above(self, level: float) -> bool:
-        """Return whether all of it lies above `level`; a single measurement is never sure."""
+        """Return whether the whole interval lies above `level`; never for a single measurement."""
         return self.low is not None and self.low > level
 
     def is_below(self, level: float) -> bool:
-        """Return whether all of it lies below `level`."""
+        """Return whether the whole interval lies below `level`; never for a single measurement."""
         return self.high is not None and self.high < level
 
 
 def mean_interval(values: Sequence[float]) -> Interval:
-    """Return the mean of at least one measurement, with Student's interval."""
+    """Return the mean of at least one measurement with Student's interval."""
     value = math.fsum(values) / len(values)
     half = _half_width(values, value)
     return Interval(value=value, low=_lower_bound(value, half), high=_upper_bound(value, half), n=len(values))
 
 
 def ratio_interval(above: Sequence[float], below: Sequence[float]) -> Interval:
-    """Return how many times `below` is `above`, measured in pairs: the geometric mean, with Student's interval.
+    """Return the geometric mean of the ratios above/below of paired measurements, with Student's interval.
 
-    Each pair was measured one after the other, so that what a machine does meanwhile meets both. All are positive.
+    The two of a pair are measured one after the other, so that other load on the machine affects both. All values are
+    positive.
     """
     assert len(above) == len(below), f"{len(above)} and {len(below)} measurements are no pairs"
     return _exp(mean_interval([math.log(one / other) for one, other in zip(above, below, strict=True)]))
 
 
 def product_interval(ratios: Sequence[Interval]) -> Interval:
-    """Return the product of ratios that were measured apart: their logarithms add, and their half-widths in squares.
+    """Return the product of independent ratios: logarithms add, and half-widths add in squares.
 
-    Its bounds are None where those of one of them are; `n` is the least of them. The empty product is 1.
+    The bounds are None if any ratio has none; `n` is the smallest. The empty product is 1.
     """
     value = math.prod(each.value for each in ratios)
     n = min((each.n for each in ratios), default=1)
@@ -58,9 +59,9 @@ def product_interval(ratios: Sequence[Interval]) -> Interval:
 
 
 def difference_interval(above: Sequence[float], below: Sequence[float]) -> Interval:
-    """Return the mean of `above` less that of `below`, which were measured apart, with Welch's interval.
+    """Return mean(above) - mean(below) of independent groups with Welch's interval.
 
-    Welch 1947, doi 10.1093/biomet/34.1-2.28. `n` is that of the smaller group; one of a single measurement has no
+    Welch 1947, doi 10.1093/biomet/34.1-2.28. `n` is that of the smaller group; with a single measurement there are no
     bounds.
     """
     value = math.fsum(above) / len(above) - math.fsum(below) / len(below)
@@ -77,10 +78,10 @@ def difference_interval(above: Sequence[float], below: Sequence[float]) -> Inter
 
 
 def wilson_interval(correct: int, total: int) -> Interval:
-    """Return `correct` of `total`, at least 1, with the interval in which the share lies with 95 % confidence.
+    """Return the share `correct` / `total` (total >= 1) with Wilson's 95 % interval.
 
-    Wilson 1927, doi 10.1080/01621459.1927.10502953; Brown, Cai and DasGupta 2001, doi 10.1214/ss/1009213286, compare
-    it with others. It is of other images drawn as these were, and says nothing of training again with another seed.
+    Wilson 1927, doi 10.1080/01621459.1927.10502953; compared with others by Brown, Cai and DasGupta 2001, doi
+    10.1214/ss/1009213286. It covers other images of the same distribution, not training with another seed.
     """
     assert 0 <= correct <= total and total > 0, f"{correct} of {total} images"
     z = NormalDist().inv_cdf(0.5 + CONFIDENCE / 2)
@@ -108,7 +109,7 @@ def _variance(values: Sequence[float], mean: float | None = None) -> float:
 
 
 def _t_quantile(freedom: float) -> float:
-    """Return the 97.5 % quantile of Student's distribution with so many degrees of freedom."""
+    """Return the 97.5 % quantile of Student's distribution with `freedom` degrees of freedom."""
     from scipy.special import stdtrit  # type: ignore[import-untyped]  # loading it takes a tenth of a second
 
     return float(stdtrit(freedom, 0.5 + CONFIDENCE / 2))
@@ -124,21 +125,21 @@ def _upper_bound(value: float, half: float | None) -> float | None:
 
 @dataclass(frozen=True)
 class TargetCriterion:
-    """A level of accuracy, and how many evaluations in a row have to reach it."""
+    """A top-1 accuracy, and the number of consecutive evaluations that must reach it."""
 
     level: float
     patience: int = 1
 
     def count(self, hits: int, accuracy: float) -> int:
-        """Return how many evaluations in a row have reached the level, with one of `accuracy` after `hits` of them."""
+        """Return the number of consecutive hits after an evaluation of `accuracy` that follows `hits` of them."""
         return hits + 1 if accuracy >= self.level else 0
 
     def is_met(self, hits: int) -> bool:
-        """Return whether so many evaluations in a row are enough."""
+        """Return whether `hits` consecutive evaluations are enough."""
         return hits >= self.patience
 
     def met_at(self, accuracies: Iterable[float]) -> int | None:
-        """Return the place, from 0, of the evaluation with which it was met first; None where it never was."""
+        """Return the index of the evaluation that first reached the target, or None."""
         hits = 0
         for place, accuracy in enumerate(accuracies):
             hits = self.count(hits, accuracy)

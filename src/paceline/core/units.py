@@ -31,9 +31,9 @@ class Duration:
 
     @classmethod
     def parse(cls, text: object, units: Sequence[Unit] = TRAINING_UNITS + TIME_UNITS) -> Self:
-        """Read `text`, such as `"5ep"`. Raise `ValueError` when it is not a number and a known unit.
+        """Parse `text`, such as `"5ep"`. Raise `ValueError` unless it is a number and a known unit.
 
-        `units` are those that the message names; whoever takes no others looks at the duration.
+        The error lists `units`; callers that accept only some of them check the result.
         """
         match = _PATTERN.fullmatch(text.strip()) if isinstance(text, str) else None
         if match is None or match[2] not in get_args(Unit) or math.isinf(float(match[1])):
@@ -46,16 +46,16 @@ class Duration:
 
     @property
     def is_time(self) -> bool:
-        """Whether this is wall-clock time rather than an amount of training."""
+        """Whether this is wall-clock time, not an amount of training."""
         return self.unit in SECONDS
 
     @property
     def seconds(self) -> float:
-        """Return the wall-clock length. Only for time units."""
+        """Wall-clock length in seconds. Only for time units."""
         return self.value * SECONDS[self.unit]
 
     def steps(self, *, steps_per_epoch: int, batch_size: int, total_steps: int) -> int:
-        """Return the number of optimizer steps, rounded to the nearest. Only for units that are not time."""
+        """Return the number of optimizer steps, rounded to the nearest. Not for time units."""
         assert not self.is_time, f"{self} has no number of steps"
         per_unit = {
             "ep": steps_per_epoch,
@@ -74,7 +74,7 @@ def duration(value_s: float) -> str:
 
 
 def number(value: float, digits: int = 3) -> str:
-    """Return `1,234`, `12.3` or `0.0123`: at least `digits` significant digits, whole ones in full."""
+    """Return `1,234`, `12.3` or `0.0123`: at least `digits` significant digits, integers in full."""
     if not math.isfinite(value):
         return str(value)
     if value == 0:
@@ -105,14 +105,14 @@ def milliseconds(value_s: float) -> str:
 
 
 def share(value: float) -> str:
-    """Return a share as `99.3 %`; what is there but would round to nothing as `< 0.1 %`."""
+    """Return a share as `99.3 %`, and a positive share below 0.05 % as `< 0.1 %`."""
     if 0 < value < 0.0005:
         return "< 0.1 %"
     return f"{100 * value:.1f} %" if math.isfinite(value) else number(value)
 
 
 def accuracy(value: float) -> str:
-    """Return a share as `97.22 %`: two digits, as one image of 10,000 is to be seen."""
+    """Return a share as `97.22 %`: two digits, so that one image of 10,000 is visible."""
     return f"{100 * value:.2f} %" if math.isfinite(value) else number(value)
 
 
@@ -125,20 +125,20 @@ def size(num_bytes: float) -> str:
 
 
 def byte_unit(num_bytes: float) -> tuple[str, float]:
-    """Return the decimal unit that an amount is told in, and how many bytes that has; the smallest is kB."""
+    """Return the decimal unit for an amount of bytes, and its size in bytes; the smallest is kB."""
     scales = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6))
     return next(((unit, scale) for unit, scale in scales if num_bytes >= scale), ("kB", 1e3))
 
 
 def flops(value: float) -> str:
-    """Return `3.34 GFLOP`: floating-point operations, a multiply-add counted as two."""
+    """Return `3.34 GFLOP`: floating-point operations, counting a multiply-add as two."""
     scales = (("P", 1e15), ("T", 1e12), ("G", 1e9))
     prefix, scale = next(((prefix, scale) for prefix, scale in scales if value >= scale), ("M", 1e6))
     return f"{number(value / scale)} {prefix}FLOP"
 
 
 def parameters(value: int) -> str:
-    """Return a number of parameters as `11.2 M`, in full below a million."""
+    """Return a parameter count as `11.2 M`, in full below a million."""
     return f"{number(value / 1e6)} M" if value >= 1e6 else f"{value:,}"
 
 
@@ -148,11 +148,11 @@ def mib(num_bytes: int) -> str:
 
 
 def count(value: float, noun: str, plural: str = "") -> str:
-    """Return `1 epoch`, `16 epochs`, `1,234 steps`; `plural` is given where it is not `noun` with an s."""
+    """Return `1 epoch`, `16 epochs`, `1,234 steps`; pass `plural` unless it is `noun` with an s."""
     text = f"{value:,.0f}" if float(value).is_integer() else f"{value:g}"
     return f"{text} {noun}" if value == 1 else f"{text} {plural or f'{noun}s'}"
 
 
 def join_few(words: Sequence[str], between: str = ", ") -> str:
-    """Return up to five of `words`, and how many more there are."""
+    """Join up to five of `words`, and say how many more there are."""
     return between.join(words[:5]) + (f" and {len(words) - 5:,} more" if len(words) > 5 else "")

@@ -9,7 +9,7 @@ from typing import Final
 from urllib.parse import parse_qsl, urlsplit
 
 CREDENTIALS: Final = "PACELINE_URL_CREDENTIALS"
-"""The environment variable with the secrets of URLs (`data.remote.credentials` reads it)."""
+"""Environment variable with the secrets of URLs (read by `data.remote.credentials`)."""
 HOW_TO_PASS_CREDENTIALS: Final = f"leave it out: packs take it from {CREDENTIALS} or ~/.netrc"
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"]+")
 _SECRET: Final = re.compile(
@@ -18,12 +18,12 @@ _SECRET: Final = re.compile(
 
 
 def is_url(text: str) -> bool:
-    """Return whether `text` begins as a URL does."""
+    """Return whether `text` begins like a URL."""
     return _URL.match(text) is not None
 
 
 def public_url(text: str) -> str:
-    """Return the URL `text` without user name, password, query and fragment; any other text as it is."""
+    """Return the URL `text` without user name, password, query and fragment; any other text unchanged."""
     scheme, separator, rest = text.partition("://")
     if not separator:
         return text
@@ -33,10 +33,10 @@ def public_url(text: str) -> str:
 
 
 def find_secret(text: str, *, any_query: bool = False) -> str:
-    """Return which secret a URL in `text` holds, as a message names it; "" for none.
+    """Return the kind of secret that a URL in `text` holds, as a message names it, or "".
 
-    A query counts where one of its parameters is called like a secret, such as `X-Amz-Signature`; with `any_query`, all
-    do, and `text` is one URL.
+    A query counts if one of its parameters is named like a secret, such as `X-Amz-Signature`. With `any_query` every
+    query counts, and `text` is one URL.
     """
     for url in [text] if any_query else _URL.findall(text):
         if _find_user(url):
@@ -50,9 +50,9 @@ def find_secret(text: str, *, any_query: bool = False) -> str:
 
 
 def _find_user(url: str) -> str:
-    """Return the user name and the password in a URL.
+    """Return the user name and password in a URL.
 
-    What stands there without a password is no secret but in http(s): `abfs://CONTAINER@ACCOUNT/`, `sftp://NAME@HOST/`.
+    A name without a password is a secret in http(s) only: compare `abfs://CONTAINER@ACCOUNT/`, `sftp://NAME@HOST/`.
     """
     scheme, _, rest = url.partition("://")
     user, _, _ = re.split(r"[/?#]", rest, maxsplit=1)[0].rpartition("@")
@@ -60,7 +60,7 @@ def _find_user(url: str) -> str:
 
 
 def url_origin(url: str) -> str:
-    """Return scheme, host and port of `url`, as `https://host:443`. Raise `ValueError` for a port that is none."""
+    """Return scheme, host and port of `url`, as `https://host:443`. Raise `ValueError` for an invalid port."""
     parts = urlsplit(url)
     port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
     return f"{parts.scheme}://{parts.hostname or ''}{f':{port}' if port else ''}"

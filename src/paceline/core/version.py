@@ -9,10 +9,10 @@ from typing import Final
 from paceline import core
 
 FIRST: Final = "0.1.0"
-"""Before there is a tag, and for source files of which nothing is known."""
+"""The version before any tag, and of source files without git or metadata."""
 
 _RELEASE: Final = r"\d+(\.\d+)*((a|b|rc)\d+)?(\.post\d+)?"
-"""Which tags are versions that installers understand, as spelt in PEP 440: https://peps.python.org/pep-0440/"""
+"""Tags that are versions by PEP 440: https://peps.python.org/pep-0440/"""
 _DESCRIBED: Final = re.compile(
     rf"v(?P<tag>{_RELEASE})-(?P<distance>\d+)-(?P<commit>g[0-9a-f]+)(?P<dirty>-dirty)?", re.ASCII
 )
@@ -28,14 +28,14 @@ _GIT_VARIABLES: Final = (
     "GIT_SHALLOW_FILE",
     "GIT_WORK_TREE",
 )
-"""Variables that lead git to another repository's files; it sets some of them itself for hooks."""
+"""Variables that make git read another repository; git sets some of them for hooks."""
 _GIT_TIMEOUT_S: Final = 5.0
-"""Git answers in milliseconds; on a disk that hangs, a version is not worth a wait."""
+"""Git answers in milliseconds; a version is not worth waiting for a disk that hangs."""
 
 
 @cache
 def version() -> str:
-    """Return the version of the code that is running: of its checkout, or as it was installed."""
+    """Return the version of the running code: of its checkout, or as installed."""
     root = Path(__file__).parents[3]
     return (_is_our_checkout(root) and checkout_version(root)) or _installed_version() or f"{FIRST}.dev0"
 
@@ -50,7 +50,7 @@ def checkout_version(root: Path) -> str | None:
 
 
 def _is_our_checkout(root: Path) -> bool:
-    """Tell whether `root` is paceline's own folder, and not a program's that has a copy of it among its sources."""
+    """Return whether `root` is paceline's own directory, and not a program that vendors a copy of it."""
     project = root / "pyproject.toml"
     if not (root / "src" / "paceline" / "core" / Path(__file__).name).exists() or not project.is_file():
         return False
@@ -87,7 +87,7 @@ def _development(leads_to: str, distance: int, commit: str, *, dirty: bool) -> s
 
 
 def _next_version(version: str) -> str:
-    """Return `version` with its last number raised by one: 1.2.0 leads to 1.2.1, and 1.2.0rc1 to 1.2.0rc2."""
+    """Return `version` with its last number incremented: 1.2.0 gives 1.2.1, and 1.2.0rc1 gives 1.2.0rc2."""
     return re.sub(r"\d+$", lambda last: str(int(last[0]) + 1), version)
 
 
@@ -97,7 +97,7 @@ def _version_in_metadata(metadata: str) -> str | None:
 
 
 def _git(root: Path, *words: str) -> str | None:
-    """Return what git says of `root`, or None where it says nothing, or is not there."""
+    """Return the output of git for `root`, or None if git fails or is missing."""
     import subprocess  # only a checkout needs it
 
     # Of this repository, whatever variables say and whosever it is: its code is what runs. So nothing is run that its
@@ -115,14 +115,14 @@ def _git(root: Path, *words: str) -> str | None:
 
 @cache
 def source_digest() -> str:
-    """Return the SHA-256 of the package's files; "" where they cannot be read, as from an archive."""
+    """Return the SHA-256 of the package's files, or "" if they cannot be read, as from an archive."""
     return package_digest(Path(core.__file__).parents[1])
 
 
 def package_digest(package: Path) -> str:
-    """Return the SHA-256 of names and contents of all modules below `package`, those of Python and native ones.
+    """Return the SHA-256 of names and contents of all Python and native modules below `package`.
 
-    Hidden files are what editors leave. "" where there are none, or one cannot be read.
+    Hidden files, which editors leave, are skipped. "" if there are no files, or one cannot be read.
     """
     files = [path for kind in ("*.py", "*.so") for path in package.rglob(kind) if not path.name.startswith(".")]
     found = hashlib.sha256()

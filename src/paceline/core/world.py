@@ -9,14 +9,14 @@ NEVER: Final = float("inf")
 
 @dataclass(frozen=True)
 class World:
-    """This process's place: `rank` of `world_size`, `local_rank` of `local_world_size` on its node.
+    """The position of this process: `rank` of `world_size`, `local_rank` of `local_world_size` on its node.
 
-    `launcher` says who started the ranks, `launcher_pid` is its process where that is ours (0 elsewhere). `store_fd`
-    is an open listening socket for the rendezvous store, handed to rank 0 by the local launcher so that no port is
-    ever chosen twice (-1 when there is none). `attempt` counts how often the launcher has started the ranks before, and
-    `agent_hosts_store` says that torchrun's agent, not rank 0, runs the store. `given_cpus` and `given_gpus` are what a
-    batch system has given to all ranks of this node together (0: it does not say), and `local_tasks` how many of its
-    tasks they are, each with CPUs of its own (1: one process has started them all).
+    `launcher` started the ranks; `launcher_pid` is its process if paceline started it (else 0). `store_fd` is an open
+    listening socket for the rendezvous store, which the local launcher passes to rank 0 so that no port is chosen twice
+    (-1: none). `attempt` counts earlier starts of the ranks by the launcher. `agent_hosts_store`: torchrun's agent, not
+    rank 0, runs the store. `given_cpus` and `given_gpus` are the resources that a batch system allocated to all ranks
+    of this node together (0: unknown). `local_tasks` is the number of its tasks on this node, each with its own CPUs
+    (1: one process started all ranks).
     """
 
     rank: int = 0
@@ -36,36 +36,36 @@ class World:
 
     @classmethod
     def single(cls) -> "World":
-        """Return the world of one process."""
+        """Return the world of a single process."""
         return cls()
 
     @property
     def is_main(self) -> bool:
-        """Whether this rank writes the run directory and speaks to the user."""
+        """Whether this rank writes the run directory and prints to the user."""
         return self.rank == 0
 
     @property
     def may_be_again(self) -> bool:
-        """Whether a launcher may have started these ranks before; torchrun's agents count their own starts alone."""
+        """Whether a launcher may have restarted these ranks; torchrun's agents count only their own starts."""
         return self.attempt > 0 or self.launcher == "torchrun"
 
     @property
     def is_node_main(self) -> bool:
-        """Whether this rank does what is done once a node, such as a download."""
+        """Whether this rank does the work that is done once per node, such as a download."""
         return self.local_rank == 0
 
     @property
     def num_nodes(self) -> int:
-        """How many nodes the ranks are on, when every node has as many ranks as this one."""
+        """Number of nodes, assuming that each has as many ranks as this one."""
         return -(-self.world_size // self.local_world_size)
 
 
 @dataclass(frozen=True)
 class BatchJob:
-    """The job of a batch system that this process is in: its `number`, empty outside of one.
+    """The job of a batch system that this process belongs to; its `number` is empty outside of one.
 
-    `restarts` is how often it was queued again and started anew, `end_s` when the system will end it, in seconds since
-    1970 (infinite where that is not known).
+    `restarts` counts requeues. `end_s` is the time at which the system ends it, in seconds since 1970 (infinite:
+    unknown).
     """
 
     number: str = ""

@@ -18,15 +18,13 @@ ADVICE_PACK: Final = (
 
 @dataclass(frozen=True)
 class RunSettings:
-    """What the run used that an override could change. What is None, or left out, is not advised on.
+    """Settings of a run that an override could change. A setting that is None gets no advice.
 
     `workers` decode for this rank (0: the rank itself), `cores` are the logical cores it may use. `eval_every` and
-    `save_every` are the times between evaluations and between checkpoints (None: never, or not to be changed), and
-    `saves_in_background` says how they are written. `augments_on` is where whole batches are changed, `host` or
-    `device` (None: they are not), and `has_files` whether samples are files of images, which Python reads one by one.
-    `threads` is what a rank was asked to compute with, `auto` for its share of the cores.
-    `strategy`, `precision`, `compile`, `compression` and `accumulate` are the recipe's;
-    `compression` is None where gradients are not averaged.
+    `save_every` are the intervals of evaluations and checkpoints (None: never, or fixed), `saves_in_background` how
+    checkpoints are written. `augments_on` is `host` or `device` (None: no augmentation of batches); `has_files`:
+    samples are image files, which Python reads one by one. `threads` are those requested per rank, `auto` for its share
+    of the cores. `compression` is None if gradients are not averaged.
     """
 
     workers: int | None = None
@@ -52,28 +50,28 @@ class RunSettings:
 
 
 def advise_fewer_threads(used: RunSettings) -> str:
-    """Return each rank's share of the cores as its threads, where another number was asked for."""
+    """Advise each rank's share of the cores as its threads, if another number was requested."""
     return "" if used.threads == "auto" else "parallel.threads=auto"
 
 
 def advise_faster_data(waiting_s: float, wall_s: float, used: RunSettings) -> str:
-    """Return as many workers as would decode a batch in the time that a step does not wait, or less work for them."""
+    """Advise enough workers to decode a batch in the time that a step does not wait, or less work for them."""
     return _advise_more_workers(waiting_s, wall_s, used) or (
         ADVICE_PACK if used.has_files else _advise_device_augment(used)
     )
 
 
 def advise_compression(used: RunSettings) -> str:
-    """Return gradients of half the bytes, where they are sent in 32 bits."""
+    """Advise gradients of half the bytes, if they are sent in 32 bits."""
     in_16_bits = (used.precision or "").endswith(("_master", "_pure"))
     is_sent_whole = used.world_size > 1 and used.strategy == "ddp" and used.compression == "off"
     return "parallel.compression=bf16" if is_sent_whole and not in_16_bits else ""
 
 
 def advise_less_compute(used: RunSettings) -> str:
-    """Return, on GPUs, 16 bits and then compiling: each about halves the bytes that most of these networks move.
+    """On GPUs advise 16 bits, then compiling: each about halves the memory traffic of most of these models.
 
-    fp64 is left alone: who asks for it wants its digits.
+    fp64 is kept: it was chosen for its precision.
     """
     if not used.is_gpu or used.strategy == "dataparallel":  # whose threads neither autocast to bf16 nor compile
         return ""
@@ -83,7 +81,7 @@ def advise_less_compute(used: RunSettings) -> str:
 
 
 def advise_fewer_launches(used: RunSettings) -> str:
-    """Return fewer kernels, or one CUDA graph for all of them: on one rank, whose gradients nothing else reads."""
+    """Advise fewer kernels, or one CUDA graph for all of them: on one rank, whose gradients nothing else reads."""
     if used.strategy == "dataparallel":  # whose copies are not compiled
         return ""
     takes_graphs = used.world_size == 1 and used.accumulate == 1
@@ -97,12 +95,12 @@ def advise_fewer_launches(used: RunSettings) -> str:
 
 
 def advise_eval_interval(evaluate_s: float, elapsed_s: float, used: RunSettings) -> str:
-    """Return an interval at which evaluation would take no longer than the rest."""
+    """Advise an interval at which evaluation takes no longer than the rest."""
     return _advise_longer_interval("train.eval_every", used.eval_every, evaluate_s, elapsed_s)
 
 
 def advise_checkpoint_interval(checkpoint_s: float, elapsed_s: float, used: RunSettings) -> str:
-    """Return saving in the background, or an interval at which it would take no longer than the rest."""
+    """Advise background saving, or an interval at which it takes no longer than the rest."""
     if used.saves_in_background is False:
         return "checkpoint.background=on"
     return _advise_longer_interval("checkpoint.every", used.save_every, checkpoint_s, elapsed_s)

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 SIZES: Final = tuple(64 << (10 + power) for power in range(0, 11, 2))
-"""Bytes, from 64 KiB to 64 MiB: a small bucket's latency, and a large one's bandwidth."""
+"""Bytes, from 64 KiB to 64 MiB: the latency of a small bucket, and the bandwidth of a large one."""
 _WARMUP: Final = 3
 _MAX_REPEATS: Final = 50
 _MIN_REPEATS: Final = 5
@@ -21,7 +21,7 @@ _LARGE: Final = 4
 
 @dataclass(frozen=True)
 class AllReduceTime:
-    """Seconds of `n` all-reduces of `num_bytes`: median, 10th and 90th percentile of the slowest rank's."""
+    """Seconds of `n` all-reduces of `num_bytes` on the slowest rank: median, 10th and 90th percentile."""
 
     num_bytes: int
     median_s: float
@@ -33,11 +33,12 @@ class AllReduceTime:
 def time_all_reduces(
     device: torch.device, now: Callable[[], float], *, sizes: Sequence[int] = SIZES, each_s: float = 1.0
 ) -> tuple[AllReduceTime, ...]:
-    """Time sums of float32, for about `each_s` seconds a size, at least 5 and at most 50 times after 3 to warm up.
+    """Time float32 sums for about `each_s` seconds per size, 5 to 50 times after 3 to warm up. All ranks call it
+    together.
 
-    A size that takes more than a quarter of that is the last, as its bandwidth is that of larger ones; two are timed
-    whatever they take. All ranks call it together. Each time is that of the rank which took the longest from a barrier
-    on, by the clock `now` (seconds); of a GPU, with what was queued done.
+    A size whose median exceeds a quarter of `each_s` is the last, as its bandwidth is that of larger ones; at least two
+    sizes are timed. Each time is of the slowest rank, from a barrier, by the clock `now` (seconds); on a GPU it
+    includes queued work.
     """
     found: list[AllReduceTime] = []
     for size in sizes:
@@ -57,7 +58,7 @@ def _time_all_reduce(num_bytes: int, device: torch.device, now: Callable[[], flo
 
 
 def _seconds(numbers: torch.Tensor, repeats: int, device: torch.device, now: Callable[[], float]) -> torch.Tensor:
-    """Return float64 [repeats], on the host and alike on all ranks: what each all-reduce took the slowest of them."""
+    """Return float64 [repeats] on the host, equal on all ranks: the time of each all-reduce on the slowest rank."""
     found = torch.zeros(repeats, dtype=torch.float64, device=device)
     for number in range(repeats):
         dist.barrier()

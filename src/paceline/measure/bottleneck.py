@@ -40,39 +40,42 @@ BottleneckName = Literal[
     "unknown",
 ]
 PAUSE_SHARE: Final = 0.5
-"""Share of all the clock's time above which a pause (starting a loader, evaluating, saving) is the bottleneck."""
+"""Share of the clock's total time above which a pause (starting a loader, evaluating, saving) is the bottleneck."""
 WAITING_SHARE: Final = 0.2
-"""Share of the steps' time from which waiting for data, copying it, or sending gradients is."""
+"""Share of step time from which waiting for data, copying it, or sending gradients is the bottleneck."""
 STRAGGLER_SHARE: Final = 0.1
-"""Share of the steps' time from which waiting for one late rank is: lower, as all the others pay for it."""
+"""Share of step time from which waiting for one late rank is the bottleneck; lower, as all other ranks pay for it."""
 LATE_STEPS: Final = 0.5
-"""Share of steps in which some rank has to be late where none is named: one long stall is no straggler."""
+"""Share of steps in which some rank must be late if no rank is named: one long stall is not a straggler."""
 STARVED_SHARE: Final = 0.5
-"""Share of steps that find the GPU with nothing left to do, above which the host launches too slowly."""
+"""Share of steps that find the GPU without queued work, above which the host launches too slowly."""
 LOST_CPU_SHARE: Final = 0.1
-"""Share of the time that training wanted to run from which it is starved by other processes, or stopped by a quota: the
-run is slower by a ninth, which is more than many gains that are claimed. Not tuned: with two cores to itself a run lost
-0.002 to 0.041, beside eight busy processes 0.80 to 0.82 (n = 10 each, `cpu-starved.json`)."""
+"""Share of the CPU time that training needed from which it is starved by other processes, or throttled by a quota: the
+run is slower by a ninth, more than many claimed gains. Not tuned: alone on two cores a run lost 0.002 to 0.041, beside
+eight busy processes 0.80 to 0.82 (n = 10 each, `cpu-starved.json`).
+"""
 LOST_CPU_WALL: Final = 0.05
-"""And share of the wall clock that has to be lost: a run that waits for a network disk wants to run so little that
-others can hold the cores for half of it, and cost nothing."""
+"""Share of the wall clock that must be lost as well: a run that waits for a network disk needs so little CPU that
+others can use the cores half of the time at no cost.
+"""
 LEAST_CPU_WALL_S: Final = 0.5
-"""The kernel counts busy time in ticks of 10 ms: nothing is said of who had the cores in a time of fewer than 50."""
+"""The kernel counts busy time in ticks of 10 ms: below 50 ticks nothing is concluded."""
 BUSY_GPU_SHARE: Final = 0.9
-"""Share of the steps' time from which a GPU that computes is what holds the run back, whoever has the CPU cores."""
+"""Share of step time from which a computing GPU is the bottleneck, whatever happens on the CPU."""
 OWN_CPU_SHARE: Final = 0.25
-"""Share of the time its threads wanted to run from which a run with more of them than cores is held up by itself: three
-threads that compute all the time on two cores lose a third. Loader workers are not counted as threads."""
+"""Share of the CPU time its threads needed from which a run with more threads than cores is held up by itself: three
+computing threads on two cores lose a third. Loader workers do not count as threads.
+"""
 UNKNOWN_SETTINGS: Final = RunSettings()
-"""Nothing to advise on; a CPU."""
+"""No settings to advise on; a CPU."""
 
 
 @dataclass(frozen=True)
 class Ceilings:
-    """How many times as many images/s probes trained as the run itself, each with one part of the work for free.
+    """Speed-ups of probes that trained with one part of the work for free; None without a probe.
 
-    Free data are the same few batches over and over in host memory; with free copies they lie on the device; with free
-    communication each rank trains alone; a free model is an empty one. None where there was no probe.
+    Free data are the same few batches in host memory; free copies lie on the device; with free communication each rank
+    trains alone; a free model is an empty one.
     """
 
     free_data: float | None = None
@@ -92,9 +95,9 @@ class Ceilings:
 
 @dataclass(frozen=True)
 class BottleneckResult:
-    """`bottleneck`, the `evidence` for it, the `ceiling` above the run, and `try_`, an override to paste.
+    """The `bottleneck`, the `evidence` for it, the `ceiling` of the speed-up, and `try_`, an override to paste.
 
-    `ceiling` is what the clock bounds, "" where it bounds nothing. `try_` is "" when none was earned.
+    `ceiling` is "" if the clock gives no bound, `try_` if there is no advice.
     """
 
     bottleneck: BottleneckName
@@ -114,7 +117,7 @@ class BottleneckResult:
 
 @dataclass(frozen=True)
 class _TimeLoss:
-    """Seconds that a run would not need: of the bottleneck `name` where they are at least `least_share` of `of_s`."""
+    """Avoidable seconds of the bottleneck `name`, if they are at least `least_share` of `of_s`."""
 
     name: BottleneckName
     seconds: float
@@ -144,12 +147,11 @@ def find_bottleneck(
     communication: CommunicationResult | None = None,
     cpu: CpuResult | None = None,
 ) -> BottleneckResult:
-    """Judge the summary of rank 0. The largest loss above its threshold is the bottleneck; without one, computing is.
+    """Find the bottleneck in the summary of rank 0: the largest loss above its threshold, else computing.
 
-    A run that was kept from its cores comes first, unless it kept a GPU busy all the same: what its stages took says
-    little, and nothing is advised. A pause
-    counts before the steps, as it is above half of all time. `straggler`, `communication` and `cpu` are of the counted
-    steps; without `straggler` what ranks wait for each other counts as communication.
+    Lack of CPU time comes first, unless a GPU was busy all the same: stage times then mean little, and there is no
+    advice. Pauses come before steps, as they take more than half of all time. `straggler`, `communication` and `cpu`
+    are of the counted steps; without `straggler`, waiting between ranks counts as communication.
     """
     if summary.n == 0:
         to_try = "measure.warmup_steps=0" if summary.warmup_s > 0 else ""
@@ -167,14 +169,14 @@ def find_bottleneck(
 
 
 def _keeps_gpu_busy(summary: ClockSummary, used: RunSettings) -> bool:
-    """Return whether a GPU computed nearly all the time: CPU time that its host lost then cost nothing."""
+    """Return whether a GPU computed nearly all the time, so that lost CPU time cost nothing."""
     if not used.is_gpu or summary.starved > STARVED_SHARE:
         return False
     return _device_s(summary, *COMPUTE) >= BUSY_GPU_SHARE * summary.wall_s
 
 
 def _cpu_starved_loss(cpu: CpuResult, used: RunSettings) -> BottleneckResult | None:
-    """Judge a run by the CPU time that it got of what it wanted; None where it got what it wanted."""
+    """Return the bottleneck of a run that lacked CPU time, else None."""
     if cpu.wall_s < LEAST_CPU_WALL_S:
         return None
     rank = f" rank {cpu.rank} wanted" if used.world_size > 1 else " training wanted"
@@ -195,7 +197,7 @@ def _cpu_starved_loss(cpu: CpuResult, used: RunSettings) -> BottleneckResult | N
 
 
 def _oversubscribed_loss(cpu: CpuResult, used: RunSettings) -> BottleneckResult | None:
-    """Judge a run that computes all the time by whether its own threads have to take turns on the cores."""
+    """Return the bottleneck of a computing run whose own threads compete for the cores, else None."""
     if cpu.wall_s < LEAST_CPU_WALL_S:
         return None
     cores = count(cpu.cores, "core")
@@ -249,11 +251,11 @@ def _wait_losses(
 
 @dataclass(frozen=True)
 class _Lateness:
-    """What the latest of the ranks costs, in seconds of all counted steps.
+    """The cost of the latest rank, in seconds over all counted steps.
 
-    `lost_s` is what steps would take less without it, `waited_s` how much of rank 0's exposed communication is waiting
-    for it. Where it is rank 0 that is late, it is so by `own_s`, which it spends in `own_stage`. `is_rare` says that
-    no rank is late again and again, nor some rank in most steps.
+    `lost_s` is what steps would save without it, `waited_s` the part of rank 0's exposed communication that waits for
+    it. If rank 0 itself is late, it is by `own_s` in `own_stage`. `is_rare`: neither is one rank late repeatedly, nor
+    some rank in most steps.
     """
 
     lost_s: float = 0.0
@@ -281,16 +283,16 @@ class _Lateness:
         return cls(lost_s, waited_s=lost_s, whom=whom)
 
     def common_s(self, stage: str, seconds: float) -> float:
-        """Return what of rank 0's `seconds` in `stage` the other ranks have too."""
+        """Return the part of rank 0's `seconds` in `stage` that the other ranks have too."""
         return max(0.0, seconds - self.own_s) if stage == self.own_stage else seconds
 
 
 def _busy_loss(summary: ClockSummary, used: RunSettings, late: _Lateness) -> BottleneckResult:
-    """Judge a run that waits for nothing: it computes, or launches, or does what the stages do not tell."""
+    """Return the bottleneck of a run that does not wait: computing, launching, or time outside the stages."""
     if used.is_gpu and summary.starved > STARVED_SHARE:
         evidence = (
-            f"In {_format_share(summary.starved)} of {count(summary.n, 'step')} the GPU had nothing left to do: it waits "
-            "for the host to launch work."
+            f"In {_format_share(summary.starved)} of {count(summary.n, 'step')} the GPU had nothing left to do: it "
+            "waits for the host to launch work."
         )
         return BottleneckResult("launch-bound", evidence, "", advise_fewer_launches(used))
     compute_s = _device_s(summary, *COMPUTE)
@@ -308,7 +310,7 @@ def _busy_loss(summary: ClockSummary, used: RunSettings, late: _Lateness) -> Bot
 
 
 def _communication_evidence(communication: CommunicationResult | None) -> str:
-    """Return how much is sent in a step, and how much of the time for it hides behind backward, where known."""
+    """Return bytes sent per step, and the share of their time hidden by backward, if known."""
     if communication is None or communication.bytes is None:
         return "."
     overlap = communication.overlap
@@ -326,10 +328,10 @@ def _stage_evidence(what: str, seconds: float, summary: ClockSummary) -> str:
 
 
 def _format_ratio(ratio: float) -> str:
-    """Return `3.9x`, with a digit more where it is near one: `1.04x`."""
+    """Return `3.9x`, with one more digit near one: `1.04x`."""
     return f"{ratio:.2f}x" if ratio < 1.2 else f"{ratio:.1f}x"
 
 
 def _format_share(share: float) -> str:
-    """Return a share as `26 %`: what decides is not to be read more closely."""
+    """Return a share as `26 %`: decisions need no more digits."""
     return f"{100 * share:.0f} %"

@@ -16,10 +16,10 @@ from paceline.core.files import replace_file
 
 TraceEvent = dict[str, Any]
 MARK: Final = "paceline:"
-"""What the name of a range begins with that is a stage. It is gone from the file."""
+"""Prefix of the range names of stages. It is removed in the file."""
 STAGE_SWITCH: Final = MARK + "turn:"
 STAGES_TID: Final = 0
-"""The thread that the stages are put in: no thread of Linux has this number."""
+"""Thread id for the stages; no Linux thread has it."""
 STEP: Final = "ProfilerStep#"
 
 
@@ -29,7 +29,7 @@ def stage_switch_mark(stage: str) -> str:
 
 
 def rewrite_trace(recorded: Path, out: Path, *, rank: int, world_size: int, stop: int) -> None:
-    """Write what Kineto recorded as the trace of one rank; step `stop` and those after it were not completed."""
+    """Write a Kineto recording as the trace of one rank; step `stop` and later ones were not completed."""
     header = json.loads(recorded.read_bytes())
     events = header.pop("traceEvents")
     for private in ("host_name", "traceName"):
@@ -39,10 +39,10 @@ def rewrite_trace(recorded: Path, out: Path, *, rank: int, world_size: int, stop
 
 
 def merge_traces(paths: Sequence[Path], out: Path, offsets_s: Mapping[int, float]) -> None:
-    """Write the traces of several ranks as one, on one time axis, with rank N's process called `rank N`.
+    """Merge the traces of several ranks on one time axis; rank N's process is called `rank N`.
 
-    `offsets_s` has by how many seconds the clock of a rank's host is ahead of rank 0's (none: 0). Of no traces nothing
-    is made. Raise `OSError` for a file that cannot be written.
+    `offsets_s` has the seconds by which the clock of a rank's host is ahead of rank 0's (missing: 0). Without traces
+    nothing is written. Raise `OSError` if the file cannot be written.
     """
     if not paths:
         return
@@ -90,9 +90,9 @@ def _is_stage(event: TraceEvent) -> bool:
 
 
 def _with_stages(events: Iterable[TraceEvent]) -> Iterator[TraceEvent]:
-    """Yield events with the stages, divided where they were turned, in a thread of their own.
+    """Yield events, with the stages in a thread of their own and divided where they were switched.
 
-    A hook turns a stage inside of torch's own ranges, with which the rest of the stage would not nest.
+    A hook switches stages inside torch's own ranges, with which the rest of the stage would not nest.
     """
     stages, turns = [], []
     for event in events:
@@ -133,7 +133,7 @@ def _start_us(event: TraceEvent) -> float:
 def _place_events(
     events: Iterable[TraceEvent], rank: int, shift_us: float, place: int, num_places: int
 ) -> Iterator[TraceEvent]:
-    """Yield a rank's events, later by `shift_us`, with processes and arrows that no other rank has."""
+    """Yield a rank's events shifted by `shift_us`, with process and flow ids that no other rank has."""
     pids: dict[Any, int] = {}
     named: dict[Any, str] = {}
     host: Any = None
@@ -176,7 +176,7 @@ def _read_events(path: Path) -> Iterator[TraceEvent]:
 
 
 def _write_trace(path: Path, header: Mapping[str, Any], events: Iterable[TraceEvent]) -> None:
-    """Write a trace beside `path` and move it into place, so that a reader of the folder never sees half of one."""
+    """Write a trace beside `path` and rename it, so that readers of the folder never see a partial file."""
     with replace_file(path) as binary, gzip.open(binary, "wt", encoding="utf-8", compresslevel=5) as file:
         file.write(json.dumps(header)[:-1] + ', "traceEvents": [\n')
         separator = ""

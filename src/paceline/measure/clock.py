@@ -17,16 +17,16 @@ from paceline.core.stages import DATA_WAIT, EPOCH_BOUNDARY, OTHER
 from paceline.measure.cpu import CpuTimer, CpuTimes, NoCpuTimer, build_cpu_timer
 
 RECENT_STEPS: Final = 1000
-"""Last counted steps whose stages are kept one by one: 8 kB a stage."""
+"""Number of recent counted steps whose stages are kept individually: 8 kB per stage."""
 
 
 @dataclass(frozen=True)
 class StageTotal:
     """Seconds of one stage over the counted steps.
 
-    `host_s` is the time the program spent in the stage. `device_s` is the time between the stage's two ends as
-    the device reached them: equal to `host_s` on a CPU; on a GPU the work the stage queued, plus what the GPU
-    idled in between, so that `data_wait` is what it really waited. `share` is `host_s` over the wall clock.
+    `host_s` is the time that the program spent in the stage. `device_s` is the time between the two ends of the stage
+    as the device reached them: `host_s` on a CPU; on a GPU the queued work of the stage plus the idle time in between,
+    so that `data_wait` is the real wait. `share` is `host_s` over the wall clock.
     """
 
     host_s: float
@@ -36,17 +36,16 @@ class StageTotal:
 
 @dataclass(frozen=True)
 class ClockSummary:
-    """Totals of a clock, in seconds; the host seconds of `stages` and `residual_s` add up to `wall_s`.
+    """Totals of a clock in seconds; the host seconds of `stages` and `residual_s` add up to `wall_s`.
 
-    `n` counted steps took `wall_s` and trained `images` images, as told to `end_step`. Left out of them:
-    `warmup_s`, the first steps; `pauses`, seconds by name; `unfinished_s`, what follows the last step and belongs to
-    none. `step_s` is the wall clock of each counted step, of the last 100,000 when there are more. `recent` has
-    the device seconds of each stage in each of the last `RECENT_STEPS` counted steps, oldest first, 0 where a step
-    had no such stage, and `after_pause` says of the same steps whether a pause lay in them or since the step before:
-    what ranks wait for one another there may be for the pause. `starved` is the share of counted steps before whose
-    optimizer (at whose end, in a loop without such a stage) a GPU had already done all that they queued, so that it
-    waits for the host; a lower bound, as a GPU takes microseconds to say so. A CPU is never starved. `cpu` are the CPU
-    times of the counted steps, None where they are not known. `has_run` is False where the clock is off.
+    `n` counted steps took `wall_s` and trained `images` images. Not included: `warmup_s`, the first steps; `pauses`,
+    seconds by name; `unfinished_s`, the time since the last step. `step_s` is the wall clock of each counted step, of
+    at most the last 100,000. `recent` has the device seconds of each stage in each of the last `RECENT_STEPS` counted
+    steps, oldest first, 0 if a step had no such stage; `after_pause` says for these steps whether a pause lay in them
+    or since the step before, as waiting between ranks may then be due to the pause. `starved` is the share of counted
+    steps at whose optimizer (else at whose end) the GPU had already completed all queued work, so that it waits for the
+    host; a lower bound, as a GPU takes microseconds to report it, and 0 on a CPU. `cpu` are the CPU times of the
+    counted steps, None if unknown. `has_run` is False for a clock that is off.
     """
 
     n: int
@@ -65,7 +64,7 @@ class ClockSummary:
 
     @property
     def residual_s(self) -> float:
-        """Seconds of counted steps that no stage covers."""
+        """Seconds of counted steps outside of any stage."""
         return self.wall_s - fsum(total.host_s for total in self.stages.values())
 
     @property
@@ -79,9 +78,9 @@ class ClockSummary:
         return self.wall_s + self.excluded_s + self.unfinished_s
 
     def table(self) -> str:
-        """Return where every second went, as lines of text; one that begins with `=` sums up those above it.
+        """Return where every second went, as lines of text; a line that begins with `=` is the sum of those above.
 
-        Columns are host seconds, device seconds, and the host's share of the counted steps' wall clock.
+        Columns: host seconds, device seconds, and the host's share of the wall clock of counted steps.
         """
         rows = [("stage", "host s", "device s", "share"), *self._rows()]
         widths = [max(len(row[column]) for row in rows) for column in range(4)]
@@ -109,12 +108,14 @@ class ClockSummary:
 Mark = Any
 """A moment on the device; only the timer that made it knows its type."""
 OPTIMIZER: Final = "optimizer"
-"""The stage at whose beginning a GPU is asked whether it is idle: a loop that looks at losses does so after it."""
+"""At the start of this stage the timer checks whether the GPU is idle: a loop that reads losses does so after it."""
 
 
 @dataclass(frozen=True)
 class StageSeconds:
-    """Seconds of stages: all counted steps together, each of the last of them, and how many left a device idle."""
+    """Seconds of stages: the total over counted steps, those of each recent step, and how many steps left the device
+    idle.
+    """
 
     total: dict[str, float]
     recent: dict[str, tuple[float, ...]]
@@ -122,40 +123,40 @@ class StageSeconds:
 
 
 class DeviceTimer(Protocol):
-    """The device's half of a clock."""
+    """Device-side timer of a clock."""
 
     def begin(self, stage: str) -> Mark:
-        """Return the moment at which the device will have done all that this thread queued before `stage`."""
+        """Return the moment at which the device completes all work that this thread queued before `stage`."""
         ...
 
     def charge(self, stage: str, start: Mark) -> None:
-        """Add the device's time from `start` to this moment to `stage`, in the step that is open."""
+        """Add the device time from `start` to this moment to `stage` of the open step."""
         ...
 
     def discard_step(self) -> None:
-        """Take the last charge back."""
+        """Discard the last charge."""
         ...
 
     def end_step(self, *, counted: bool) -> None:
-        """Keep what the open step charged, or drop it (warm-up)."""
+        """Keep the charges of the open step, or drop them (warm-up)."""
         ...
 
     def synchronize(self) -> None:
-        """Wait until the device has done what was queued. Never called on a step."""
+        """Wait until the device has completed all queued work. Never called within a step."""
         ...
 
     def drain(self, host: StageSeconds) -> StageSeconds:
-        """Wait for the device; return its seconds of each stage of `host`, which has the host's."""
+        """Wait for the device; return its seconds for each stage of `host`."""
         ...
 
 
 def build_device_timer(device_type: str) -> DeviceTimer:
-    """Return the timer of torch's current device of that type; torch is imported for `cuda` alone."""
+    """Return the timer for torch's current device of that type; imports torch only for `cuda`."""
     return CudaEventTimer.on_current_device() if device_type == "cuda" else HostOnlyTimer()
 
 
 def current_device_type(device: Literal["cuda", "cpu", "auto"]) -> str:
-    """Return the type of device: for `auto` cuda where there is one. Raise `PacelineError` for what is not there."""
+    """Return the device type; `auto` is cuda if available. Raise `PacelineError` for a missing device."""
     if device == "cpu":
         return device
     if device not in ("cuda", "auto"):
@@ -169,29 +170,29 @@ def current_device_type(device: Literal["cuda", "cpu", "auto"]) -> str:
 
 
 def mean_by_stage(stages: Iterable[str], steps: Iterable[Mapping[str, float]]) -> dict[str, tuple[float, ...]]:
-    """Return the seconds of each of `stages` in each of `steps`, 0 where a step had no such stage."""
+    """Return the seconds per step of each of `stages`, 0 for steps without the stage."""
     kept = tuple(steps)
     return {stage: tuple(step.get(stage, 0.0) for step in kept) for stage in stages}
 
 
 @final
 class HostOnlyTimer:
-    """The timer of a device that never runs behind the host: device time is host time, and nothing is kept."""
+    """Timer of a device that never runs behind the host: device time is host time."""
 
     def begin(self, stage: str) -> Mark:
-        """Return nothing: host time is enough."""
+        """Do nothing."""
 
     def charge(self, stage: str, start: Mark) -> None:
-        """Keep nothing."""
+        """Do nothing."""
 
     def discard_step(self) -> None:
-        """Take nothing back."""
+        """Do nothing."""
 
     def end_step(self, *, counted: bool) -> None:
-        """Keep nothing."""
+        """Do nothing."""
 
     def synchronize(self) -> None:
-        """Return at once."""
+        """Do nothing."""
 
     def drain(self, host: StageSeconds) -> StageSeconds:
         """Return `host`."""
@@ -199,14 +200,14 @@ class HostOnlyTimer:
 
 
 class Event(Protocol):
-    """What is used of `torch.cuda.Event(enable_timing=True)`."""
+    """The part of `torch.cuda.Event(enable_timing=True)` that is used."""
 
     def record(self) -> None:
-        """Mark the end of what is queued on the calling thread's current stream."""
+        """Mark the end of the queued work on the calling thread's current stream."""
         ...
 
     def query(self) -> bool:
-        """Return whether the device has reached the mark, without waiting for it."""
+        """Return whether the device has reached the mark, without waiting."""
         ...
 
     def elapsed_time(self, end_event: Any) -> float:
@@ -219,10 +220,10 @@ Span = tuple[str, Event, Event]
 
 @final
 class CudaEventTimer:
-    """Time stages on a GPU with events that are reused; only `synchronize` and `drain` wait for it.
+    """Time stages on a GPU with reusable events; only `synchronize` and `drain` wait for it.
 
-    `new_event` makes an event, `synchronize` waits for the device. As many events exist as were ever unread at
-    once, and CUDA bounds how far a host may run ahead of its GPU. Steps are read whole and in order.
+    `new_event` creates an event, `synchronize` waits for the device. There are as many events as were ever unread at
+    once; CUDA limits how far the host may run ahead. Steps are read as a whole and in order.
     """
 
     def __init__(self, new_event: Callable[[], Event], synchronize: Callable[[], None]) -> None:
@@ -244,22 +245,22 @@ class CudaEventTimer:
         return cls(partial(torch.cuda.Event, enable_timing=True), torch.cuda.synchronize)
 
     def begin(self, stage: str) -> Mark:
-        """Record an event on the calling thread's current stream and return it."""
+        """Record and return an event on the calling thread's current stream."""
         event = self._record()
         if stage == OPTIMIZER and self._was_idle is None and self._step:
             self._was_idle = self._step[-1][2].query()
         return event
 
     def charge(self, stage: str, start: Mark) -> None:
-        """Add the time from `start` to what is queued by now to `stage`, in the step that is open."""
+        """Add the time from `start` to the end of the queued work to `stage` of the open step."""
         self._step.append((stage, start, self._record()))
 
     def discard_step(self) -> None:
-        """Take the last charge of the open step back."""
+        """Discard the last charge of the open step."""
         self._release([self._step.pop()])
 
     def end_step(self, *, counted: bool) -> None:
-        """Keep or drop the events of the open step, and read the steps that the device has passed."""
+        """Keep or drop the events of the open step, and read the steps that the device has completed."""
         if counted:
             self._num_starved += _is_starved(self._step) if self._was_idle is None else self._was_idle
             self._unread.append(self._step)
@@ -272,11 +273,11 @@ class CudaEventTimer:
             self._read_oldest()
 
     def synchronize(self) -> None:
-        """Wait until the device has done what was queued."""
+        """Wait until the device has completed all queued work."""
         self._synchronize()
 
     def drain(self, host: StageSeconds) -> StageSeconds:
-        """Wait for the device once, and return the seconds of each stage that `host` has."""
+        """Wait for the device once; return the seconds of each stage of `host`."""
         self._synchronize()
         while self._unread:
             self._read_oldest()
@@ -304,10 +305,10 @@ class CudaEventTimer:
 
 
 def _is_starved(spans: list[Span]) -> bool:
-    """Return whether the device is done with a step without an optimizer's stage that ends now.
+    """Return whether the device has completed a step that has no optimizer stage.
 
-    An idle GPU takes microseconds to pass even an event with nothing before it, so the one that is asked is not that
-    which was recorded last, at the end of `other`, but that before: `other` queues no work to speak of.
+    An idle GPU takes microseconds to pass even an empty event, so the event before the end of `other` is queried, not
+    the last one: `other` queues almost no work.
     """
     for stage, _, end in reversed(spans):
         if stage != OTHER:
@@ -316,7 +317,7 @@ def _is_starved(spans: list[Span]) -> bool:
 
 
 def _is_over(spans: list[Span]) -> bool:
-    """Return whether the device has passed a step; the newest event is asked first, as it is the last to be."""
+    """Return whether the device has completed a step; the newest event is queried first, as it completes last."""
     return all(end.query() for _, _, end in reversed(spans))
 
 
@@ -328,49 +329,49 @@ _END: Final[Any] = object()
 
 
 class Clock(Protocol):
-    """What a training loop calls. Stages and pauses never nest: entering one inside another is a bug."""
+    """The interface that a training loop calls. Stages and pauses never nest: entering one inside another is a bug."""
 
     def stage(self, name: str) -> AbstractContextManager[None]:
-        """Return the context that charges its time to `name`; several in one step add up."""
+        """Return a context whose time is charged to `name`; several in one step add up."""
         ...
 
     def switch_stage(self, name: str) -> None:
-        """Charge the rest of the stage that is open to `name` instead; outside of stages do nothing.
+        """Charge the rest of the open stage to `name` instead; do nothing outside of stages.
 
-        A thread that the open stage waits for may call it: on a GPU it is its current stream that is asked.
+        A thread that the open stage waits for may call it; on a GPU the current stream of that thread is timed.
         """
         ...
 
     def batches(self, iterable: Iterable[T]) -> Iterator[T]:
-        """Yield from `iterable`, charging waits to `data_wait`, and those for the first and for the end to a pause.
+        """Yield from `iterable`, charging waits to `data_wait`, and those for the first batch and for the end to a
+        pause.
 
-        In the pause `EPOCH_BOUNDARY` a loader starts, its first batch included, or finds out that it has no more, and
-        is dropped.
+        In the pause `EPOCH_BOUNDARY` a loader starts, up to its first batch, or reports its end and is dropped.
         """
         ...
 
     def end_step(self, images: int) -> None:
-        """Close a step of `images` images: it began where the one before ended, and pauses are not in it."""
+        """End a step of `images` images. It began at the end of the step before; pauses are not part of it."""
         ...
 
     def paused(self, name: str) -> AbstractContextManager[None]:
-        """Return the context whose time is in no step but in the row `name` of the pauses."""
+        """Return a context whose time is in no step, but in the row `name` of the pauses."""
         ...
 
     def drain(self) -> ClockSummary:
-        """Return the totals so far, in seconds; waits for the device. The clock goes on."""
+        """Wait for the device and return the totals so far, in seconds. The clock continues."""
         ...
 
     @property
     def current_stage(self) -> str:
-        """The stage or pause that is open, or nothing. Another thread may ask."""
+        """The open stage or pause, or "". Any thread may read it."""
         ...
 
 
 class _Stage:
-    """One stage of one clock, entered again and again. The cost of timing falls outside it, into the residual.
+    """One stage of one clock, reused. The cost of timing falls outside of it, into the residual.
 
-    Where it is left by an error the device is not asked: it may be what failed, and would fail again over the error.
+    After an exception the device is not queried: it may be the cause, and would raise again over the first error.
     """
 
     __slots__ = ("_clock", "_device", "_now", "name", "step_s", "total_s")
@@ -400,7 +401,7 @@ class _Stage:
 
 
 class _Pause:
-    """One kind of pause of one clock. Queued work belongs to the steps, so the device settles first."""
+    """One kind of pause of one clock. Queued work belongs to the steps, so it waits for the device first."""
 
     __slots__ = ("_clock", "_device", "_now", "_start_s", "name", "total_s")
 
@@ -422,7 +423,7 @@ class _Pause:
         self._clock._open = ""
 
     def take(self, seconds: float) -> None:
-        """Take `seconds` out of the open step."""
+        """Move `seconds` out of the open step."""
         self.total_s += seconds
         self._clock._step_start_s += seconds
         self._clock._has_paused = True
@@ -430,11 +431,11 @@ class _Pause:
 
 @final
 class StageClock:
-    """Time a loop by stage, from the moment the clock is built: build it last.
+    """Time a loop by stage, from the creation of the clock: create it last.
 
-    The first `warmup_steps` steps are timed but not counted. `device` says what the device did meanwhile (none:
-    what the host did), and `cpu` counts CPU times while steps are counted (none: it is not known who had the cores).
-    `now` returns seconds. Without a device a stage costs under a microsecond.
+    The first `warmup_steps` steps are timed but not counted. `device` times the device (None: host times), `cpu` counts
+    CPU times of counted steps (None: not measured). `now` returns seconds. Without a device a stage costs less than a
+    microsecond.
     """
 
     def __init__(
@@ -469,18 +470,18 @@ class StageClock:
 
     @classmethod
     def for_device(cls, device: Literal["auto", "cuda", "cpu"] = "auto", *, warmup_steps: int = 10) -> "StageClock":
-        """Return a clock that times this device too; `auto`: a GPU where torch sees one. Only `cpu` needs no torch.
+        """Return a clock that also times this device; `auto` is a GPU if torch sees one. Only `cpu` needs no torch.
 
-        Raise `PacelineError` for a device that is not there.
+        Raise `PacelineError` for a missing device.
         """
         return cls(warmup_steps=warmup_steps, device=build_device_timer(current_device_type(device)))
 
     def stage(self, name: str) -> AbstractContextManager[None]:
-        """Return the context that charges its time to `name`; several in one step add up."""
+        """Return a context whose time is charged to `name`; several in one step add up."""
         return self._stages.get(name) or self._new_stage(name)
 
     def switch_stage(self, name: str) -> None:
-        """Charge the rest of the stage that is open to `name` instead; outside of stages do nothing."""
+        """Charge the rest of the open stage to `name` instead; do nothing outside of stages."""
         charged = self._charged
         if charged is None:
             return
@@ -493,9 +494,10 @@ class StageClock:
         self._open = name
 
     def batches(self, iterable: Iterable[T]) -> Iterator[T]:
-        """Yield from `iterable`, charging waits to `data_wait`, and those for the first and for the end to a pause.
+        """Yield from `iterable`, charging waits to `data_wait`, and those for the first batch and for the end to a
+        pause.
 
-        A loop that is left may be so by an error, and be this rank's last: then the pause waits for no device.
+        If the caller leaves the loop early, possibly after an error, the pause does not wait for the device.
         """
         data_wait = self._stages.get(DATA_WAIT) or self._new_stage(DATA_WAIT)
         boundary = self._pauses.get(EPOCH_BOUNDARY) or self._new_pause(EPOCH_BOUNDARY)
@@ -524,7 +526,7 @@ class StageClock:
                 self._open = ""
 
     def end_step(self, images: int) -> None:
-        """Close a step of `images` images: it began where the one before ended, and pauses are not in it."""
+        """End a step of `images` images. It began at the end of the step before; pauses are not part of it."""
         assert self._open == "", f"a step ended inside {self._open}"
         end_s = self._now()
         wall_s, self._step_start_s = end_s - self._step_start_s, end_s
@@ -547,11 +549,11 @@ class StageClock:
         self._device.end_step(counted=counted)
 
     def paused(self, name: str) -> AbstractContextManager[None]:
-        """Return the context whose time is in no step but in the row `name` of the pauses."""
+        """Return a context whose time is in no step, but in the row `name` of the pauses."""
         return self._pauses.get(name) or self._new_pause(name)
 
     def drain(self) -> ClockSummary:
-        """Return the totals so far, in seconds; waits for the device. The clock goes on."""
+        """Wait for the device and return the totals so far, in seconds. The clock continues."""
         unfinished_s = self._now() - self._step_start_s
         host_s = {name: stage.total_s for name, stage in self._stages.items()}
         device = self._device.drain(StageSeconds(host_s, mean_by_stage(host_s, self._recent)))
@@ -576,11 +578,11 @@ class StageClock:
 
     @property
     def current_stage(self) -> str:
-        """The stage or pause that is open, or nothing. Another thread may ask."""
+        """The open stage or pause, or "". Any thread may read it."""
         return self._open
 
     def _count_cpu(self) -> None:
-        """Count CPU times from now on, once the warm-up is over."""
+        """Count CPU times from now on, if the warm-up is over."""
         if self._warmup_left == 0:
             self._cpu.resume()
 
@@ -594,7 +596,7 @@ class StageClock:
 
 @final
 class NullClock:
-    """The clock that is off: the same calls, nothing measured, and a summary of no steps."""
+    """A clock that is off: the same calls, no measurements, and a summary without steps."""
 
     def __init__(self) -> None:
         self._nothing = nullcontext()
@@ -618,7 +620,7 @@ class NullClock:
         return self._nothing
 
     def drain(self) -> ClockSummary:
-        """Return the summary of no steps: 0 seconds everywhere."""
+        """Return a summary without steps: 0 seconds everywhere."""
         return ClockSummary(0, 0, 0.0, {}, 0.0, {}, 0.0, (), has_run=False)
 
     @property
@@ -628,7 +630,7 @@ class NullClock:
 
 
 def build_clock(switch: Literal["on", "off"], *, device_type: str, warmup_steps: int) -> Clock:
-    """Return the clock that `measure.clock` asks for; on `cuda` it times the current device too."""
+    """Return the clock for `measure.clock`; on `cuda` it also times the current device."""
     if switch == "off":
         return NullClock()
     return StageClock(warmup_steps=warmup_steps, device=build_device_timer(device_type), cpu=build_cpu_timer())

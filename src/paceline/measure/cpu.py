@@ -14,7 +14,7 @@ from paceline.measure.timer import now_s
 
 
 class CoreTime(NamedTuple):
-    """CPU seconds since some moment: those that were spent, of those there were."""
+    """Cumulative CPU seconds: used, and available."""
 
     busy_s: float
     available_s: float
@@ -24,19 +24,19 @@ class ReadCoreTime(Protocol):
     """Count CPU seconds."""
 
     def __call__(self) -> CoreTime:
-        """Return the seconds until now."""
+        """Return the cumulative seconds."""
         ...
 
 
 @dataclass(frozen=True)
 class ReadCores:
-    """The seconds of the cores with these `numbers`, whoever is busy there; no numbers stand for all cores."""
+    """CPU seconds of the cores with these `numbers`, used by any process; no numbers mean all cores."""
 
     psutil: Any
     numbers: Sequence[int]
 
     def __call__(self) -> CoreTime:
-        """Return the seconds of all of them."""
+        """Return the cumulative seconds of all of them."""
         cores = [core._asdict() for core in self.psutil.cpu_times(percpu=True)]
         if self.numbers and max(self.numbers) < len(cores):  # else some are off, and the list does not say which
             cores = [cores[number] for number in self.numbers]
@@ -47,26 +47,26 @@ class ReadCores:
 
 @dataclass(frozen=True)
 class ReadQuota:
-    """The seconds that a group of processes has spent, of those its quota lets it spend."""
+    """CPU seconds of a control group, and those that its quota allows."""
 
     limits: CgroupLimits
     now: Callable[[], float]
 
     def __call__(self) -> CoreTime:
-        """Return the seconds of the group."""
+        """Return the cumulative seconds of the group."""
         return CoreTime(self.limits.cpu_s(), self.now() * self.limits.cores)
 
 
 def build_core_time_reader(
     psutil: Any, numbers: Sequence[int], limits: CgroupLimits, now: Callable[[], float]
 ) -> ReadCoreTime:
-    """Return what counts the cores of these `numbers`, or the quota where that is tighter."""
+    """Return a meter for the cores with these `numbers`, or for the quota if that is tighter."""
     usable = len(numbers) or psutil.cpu_count() or 1
     return ReadQuota(limits, now) if limits.cores < usable else ReadCores(psutil, numbers)
 
 
 def busy_share(before: CoreTime, after: CoreTime) -> float | None:
-    """Return the busy share in between, 0 to 1; None where no time has passed by the kernel's clock of 10 ms."""
+    """Return the busy share between two readings, 0 to 1; None if the kernel's 10 ms clock has not advanced."""
     there_were_s = after.available_s - before.available_s
     if there_were_s <= 0:
         return None
@@ -76,19 +76,19 @@ def busy_share(before: CoreTime, after: CoreTime) -> float | None:
 _NS: Final = 1e-9
 _US: Final = 1e-6
 _BUSY: Final = (0, 1, 2, 5, 6)
-"""Of the numbers of a core in /proc/stat: user, nice, system, irq, softirq. A guest's time is in user: proc(5)."""
+"""Columns of a core in /proc/stat: user, nice, system, irq, softirq. Guest time is part of user: proc(5)."""
 _STOLEN: Final = 7
 
 
 @dataclass(frozen=True)
 class CpuSample:
-    """Seconds, up to one moment `at_s`.
+    """A sample of cumulative CPU times in seconds, taken at `at_s`.
 
-    `threads` are those that each thread of the rank and of its workers has run, and has waited to run, by thread id.
-    `own_s` is the CPU time of their processes, of ended threads and workers too. `busy_s` is what all processes have
-    used of the cores that the rank may use, and `stolen_s` what a hypervisor has given to others. `throttled_s` is
-    how long the group that limits CPU time was stopped, summed over cores, `pressure_s` how long anything on the node
-    has waited for a CPU, `switches` how often a thread of the rank was taken off its core.
+    `threads` has (run, waited) seconds of each thread of the rank and its workers, by thread id. `own_s` is the CPU
+    time of their processes, including ended threads and workers. `busy_s` is what all processes used of the cores that
+    the rank may use, `stolen_s` what a hypervisor gave to others. `throttled_s` is how long a CPU quota stopped the
+    group, summed over cores, `pressure_s` how long anything on the node waited for a CPU, `switches` the involuntary
+    context switches of the rank.
     """
 
     at_s: float
@@ -103,7 +103,7 @@ class CpuSample:
 
 @dataclass(frozen=True)
 class CpuTimes:
-    """What passed between looks, in seconds as in `CpuSample`; `run_s` and `waited_s` are sums over all threads."""
+    """Differences between samples, in seconds as in `CpuSample`; `run_s` and `waited_s` are sums over all threads."""
 
     wall_s: float = 0.0
     run_s: float = 0.0
@@ -116,12 +116,12 @@ class CpuTimes:
     switches: float = 0.0
 
     def plus(self, other: "CpuTimes") -> "CpuTimes":
-        """Return the sums of both."""
+        """Return the sum of both."""
         return CpuTimes(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
 
     @classmethod
     def between(cls, before: CpuSample, after: CpuSample) -> Self:
-        """Return what passed; a thread that has begun meanwhile counts from 0, one that has ended does not."""
+        """Return the difference; threads that started meanwhile count from 0, threads that ended do not count."""
         nothing = (0.0, 0.0)
         passed = [
             (run_s - before.threads.get(thread, nothing)[0], waited_s - before.threads.get(thread, nothing)[1])
@@ -141,7 +141,7 @@ class CpuTimes:
 
 
 class CpuTimer(Protocol):
-    """Count CPU times between `resume` and `pause`, which may be called in any order; paused at first."""
+    """Count CPU times between `resume` and `pause`, in any order of calls; paused at first."""
 
     def resume(self) -> None:
         """Count from now on."""
@@ -152,7 +152,7 @@ class CpuTimer(Protocol):
         ...
 
     def read(self) -> CpuTimes | None:
-        """Return what was counted so far, and go on; None where nothing is known."""
+        """Return the counts so far, without stopping; None if nothing is known."""
         ...
 
 
@@ -172,7 +172,7 @@ class NoCpuTimer:
 
 @final
 class ContentionTimer:
-    """Count between looks."""
+    """Count CPU times from samples at the ends of each interval."""
 
     def __init__(self, sample: Callable[[], CpuSample]) -> None:
         self._look = sample
@@ -191,7 +191,7 @@ class ContentionTimer:
             self._before = None
 
     def read(self) -> CpuTimes:
-        """Return what was counted so far, and go on."""
+        """Return the counts so far, without stopping."""
         if self._before is None:
             return self._times
         return self._times.plus(CpuTimes.between(self._before, self._look()))
@@ -199,7 +199,7 @@ class ContentionTimer:
 
 @dataclass(frozen=True)
 class ProcLook:
-    """Look at this process by proc(5), at those below it, and at `cores`, by number."""
+    """Sample this process, its descendants and the numbered `cores` by proc(5)."""
 
     cores: Collection[int]
     limits: CgroupLimits
@@ -207,7 +207,7 @@ class ProcLook:
     now: Callable[[], float] = now_s
 
     def __call__(self) -> CpuSample:
-        """Look."""
+        """Return a sample."""
         tick_s = 1 / os.sysconf("SC_CLK_TCK")
         pids = [os.getpid(), *descendants(os.getpid(), self.proc)]
         busy, stolen = core_ticks(self.cores, self.proc)
@@ -224,14 +224,15 @@ class ProcLook:
 
 
 def build_cpu_timer(proc: Path = PROC) -> CpuTimer:
-    """Return what counts the CPU times of this rank; nothing where this kernel does not tell how long threads wait."""
+    """Return the CPU timer of this rank; one that counts nothing if the kernel does not report how long threads
+    wait."""
     if not hasattr(os, "sched_getaffinity") or not _threads(os.getpid(), proc):
         return NoCpuTimer()
     return ContentionTimer(ProcLook(os.sched_getaffinity(0), find_limits(), proc))
 
 
 def core_ticks(cores: Collection[int], proc: Path = PROC) -> tuple[int, int]:
-    """Return how long all processes have used `cores`, and how long a hypervisor has given them to others, in ticks."""
+    """Return the ticks that all processes used of `cores`, and those that a hypervisor gave to others."""
     busy = stolen = 0
     names = {f"cpu{core}" for core in cores}
     for line in read_text_or_empty(proc / "stat").splitlines():
@@ -244,9 +245,9 @@ def core_ticks(cores: Collection[int], proc: Path = PROC) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class RankCpu:
-    """What a rank measured: its times, the `place` that ranks on the same cores share, its cores and its threads.
+    """CPU times of a rank, its number of cores, and the `threads` that it computes with.
 
-    `place` is a number that stands for the node and the cores, `threads` those that it computes with.
+    `place` identifies the node and the set of cores; ranks on the same cores have the same number.
     """
 
     times: CpuTimes
@@ -255,22 +256,22 @@ class RankCpu:
     threads: int
 
     def to_row(self) -> list[float]:
-        """Return it as numbers, for the other ranks."""
+        """Return the values as numbers, to send to other ranks."""
         return [*astuple(self.times), self.place, self.cores, self.threads]
 
     @classmethod
     def from_row(cls, row: Sequence[float]) -> Self:
-        """Return what `to_row` made numbers of."""
+        """Return the value of a `to_row`."""
         *times, place, cores, threads = row
         return cls(CpuTimes(*times), int(place), int(cores), int(threads))
 
 
 def cpu_result(ranks: Sequence[RankCpu]) -> CpuResult | None:
-    """Return what the rank came to that lost the largest share to other processes; None where no time was counted.
+    """Return the CPU result of the rank that lost the largest share to other processes; None if no time was counted.
 
-    Of the time that a rank's threads waited, others are charged with as much as they used the cores: on two cores that
-    others keep busy for 0.5 s, no more than 0.5 s were lost to them, however many threads of the rank's own stood in
-    line. What is left is its own. Ranks of the same place share what others used as they waited.
+    Of the time that threads of a rank waited, others are charged with at most what they used of the cores: if others
+    kept two cores busy for 0.5 s, no more than 0.5 s was lost to them, however many threads of the rank were waiting.
+    The rest is the rank's own. Ranks on the same cores share what others used, in proportion to their waiting.
     """
     found = [_rank_result(number, ranks) for number, each in enumerate(ranks) if each.times.wall_s > 0]
     return max(found, key=lambda each: each.share, default=None)
@@ -308,12 +309,12 @@ def _rank_result(number: int, ranks: Sequence[RankCpu]) -> CpuResult:
 
 
 def _share_of(lost_s: float, had_s: float) -> float:
-    """Return what was lost of what was lost and had."""
+    """Return the share that was lost of the time lost and used."""
     return lost_s / (lost_s + had_s) if lost_s > 0 else 0.0
 
 
 def _threads(pid: int, proc: Path) -> dict[int, tuple[float, float]]:
-    """Return the seconds that each thread of a process has run, and has waited to run."""
+    """Return (run, waited) seconds of each thread of a process."""
     found = {}
     for thread in tasks(pid, proc):
         numbers = read_text_or_empty(f"{proc}/{pid}/task/{thread}/schedstat").split()
@@ -323,8 +324,9 @@ def _threads(pid: int, proc: Path) -> dict[int, tuple[float, float]]:
 
 
 def _throttled_s(limits: CgroupLimits) -> float:
-    """Return how long a quota has stopped its group: throttled_usec in version 2 of control groups, else throttled_time
-    in nanoseconds (https://docs.kernel.org/scheduler/sched-bwc.html)."""
+    """Return how long a quota stopped its group: throttled_usec in version 2 of control groups, else throttled_time in
+    nanoseconds (https://docs.kernel.org/scheduler/sched-bwc.html).
+    """
     if limits.cores == INFINITY:
         return 0.0
     numbers = dict(line.split(maxsplit=1) for line in read_text_or_empty(limits.cores_of / "cpu.stat").splitlines())
@@ -334,7 +336,7 @@ def _throttled_s(limits: CgroupLimits) -> float:
 
 
 def _pressure_s(proc: Path) -> float:
-    """Return how long anything on the node has waited for a CPU; 0 where the kernel does not tell."""
+    """Return how long anything on the node has waited for a CPU; 0 if the kernel does not report it."""
     some, *_ = read_text_or_empty(proc / "pressure" / "cpu").splitlines() or [""]
     total = some.rpartition("total=")[2]
     return int(total) * _US if total.isdecimal() else 0.0

@@ -15,11 +15,11 @@ PROC: Final = Path("/proc")
 
 
 def describe_machine(proc: Path = PROC) -> dict[str, Any]:
-    """Return versions, the CPU and what this process may use of it, and the GPUs when torch sees some.
+    """Return versions, the CPU and what this process may use of it, and the GPUs if torch sees any.
 
-    `logical_cores` are those available to this process, `threads` what torch computes with, `read_memory_bytes` the
-    machine's, `paceline_sha256` a digest of paceline's own files. A value that cannot be read is "". `proc` is the
-    kernel's table of facts.
+    `logical_cores` are those available to this process, `threads` torch's compute threads, `memory_bytes` the machine's
+    memory, `paceline_sha256` a digest of paceline's files. A value that cannot be read is "". `proc` is the kernel's
+    proc file system.
     """
     import torch
 
@@ -63,7 +63,7 @@ def _version(package: str) -> str:
 
 
 def _find_in_file(pattern: str, path: Path) -> str:
-    """Return the first match's group in a file, or "" when there is no file or no match."""
+    """Return the first match's group in a file, or ""."""
     try:
         match = re.search(pattern, path.read_text(), re.MULTILINE)
     except OSError:

@@ -14,8 +14,9 @@ from paceline.measure.clock import Clock, ClockSummary
 
 T = TypeVar("T")
 CAPTURE_RANGE: Final = "PROFILE"
-"""What Nsight Systems waits for with `--capture-range=nvtx --nvtx-capture=PROFILE`. Torch's names are not registered
-with NVTX, so nsys needs NSYS_NVTX_PROFILER_REGISTER_ONLY=0 in its environment too."""
+"""Nsight Systems waits for this range with `--capture-range=nvtx --nvtx-capture=PROFILE`. Torch does not register its
+names with NVTX, so nsys also needs NSYS_NVTX_PROFILER_REGISTER_ONLY=0 in its environment.
+"""
 
 
 class ProfilerMarks(Protocol):
@@ -26,29 +27,29 @@ class ProfilerMarks(Protocol):
         ...
 
     def switch_stage(self, name: str) -> None:
-        """Close the span that is open and open another one; another thread than that of `open` may call it."""
+        """Close the open span and open another one; a thread other than that of `open` may call it."""
         ...
 
     def close(self) -> None:
-        """Close the span that is open."""
+        """Close the open span."""
         ...
 
     @property
     def is_switching(self) -> bool:
-        """Whether `end_step`, if it is called now, takes long: the recording begins there, or ends."""
+        """Whether `end_step` takes long if called now, because recording starts or ends."""
         ...
 
     def end_step(self) -> None:
-        """Close a step; the next one begins."""
+        """End a step; the next one begins."""
         ...
 
     def finish(self) -> None:
-        """Leave the profiler as it was found, whatever is open. Nothing else is called any more."""
+        """Restore the profiler, whatever is open. No other call follows."""
         ...
 
 
 def require_nvtx() -> None:
-    """Raise `RecipeError` where torch cannot mark ranges."""
+    """Raise `RecipeError` if torch cannot mark NVTX ranges."""
     from torch.cuda import nvtx
 
     mark: Any = nvtx
@@ -61,11 +62,11 @@ def require_nvtx() -> None:
 
 @final
 class NvtxMarks:
-    """Mark steps and stages as NVTX ranges, and all after the warm-up as the range `PROFILE`.
+    """Mark steps and stages as NVTX ranges, and everything after the warm-up as the range `PROFILE`.
 
-    Ranges of stages are started and ended rather than pushed and popped, since those end where they began: in the
-    thread. It needs a CUDA build of torch, but no GPU. Without Nsight a range costs under a microsecond. With
-    `marks_ops` torch marks each of its operations from the beginning of `PROFILE` on, which slows steps down.
+    Stage ranges are started and ended, not pushed and popped: a popped range must end in the thread where it began.
+    Needs a CUDA build of torch, but no GPU. Without Nsight a range costs less than a microsecond. With `marks_ops`
+    torch marks each operation from the start of `PROFILE`, which slows steps down.
     """
 
     def __init__(self, warmup_steps: int, *, marks_ops: bool = False) -> None:
@@ -87,21 +88,21 @@ class NvtxMarks:
         self._stage = self._nvtx.range_start(name)
 
     def switch_stage(self, name: str) -> None:
-        """End the range that is open and start another."""
+        """End the open range and start another."""
         self.close()
         self.open(name)
 
     def close(self) -> None:
-        """End the range that is open."""
+        """End the open range."""
         self._nvtx.range_end(self._stage)
 
     @property
     def is_switching(self) -> bool:
-        """Whether Nsight begins to record after this step."""
+        """Whether Nsight starts recording after this step."""
         return self._warmup_left == 1
 
     def end_step(self) -> None:
-        """End the range of the step and start that of the next."""
+        """End the range of the step and start the next."""
         self._nvtx.range_end(self._step)
         self._num_steps += 1
         self._warmup_left -= 1
@@ -109,7 +110,7 @@ class NvtxMarks:
         self._step = self._nvtx.range_start(f"step {self._num_steps}")
 
     def finish(self) -> None:
-        """End the ranges of the step and of all that is captured."""
+        """End the ranges of the step and of the capture."""
         self._nvtx.range_end(self._step)
         if self._warmup_left <= 0:
             self._ops.__exit__(None, None, None)
@@ -122,7 +123,7 @@ class NvtxMarks:
 
 
 class _MarkedStage:
-    """A stage or pause of a clock, with a span around it."""
+    """A stage or pause of a clock inside a span."""
 
     __slots__ = ("_inner", "_name", "_spans")
 
@@ -140,10 +141,10 @@ class _MarkedStage:
 
 @final
 class MarkedClock:
-    """Wrap a clock so that each stage, pause and turn of it is a span too.
+    """Wrap a clock so that each of its stages, pauses and switches is also a span.
 
-    The last wait of an epoch is a span `data_wait`: nobody knows before that it is the last. A pause `trace` is added
-    to the clock's: the seconds in which recording begins and ends.
+    The last wait of an epoch is a span `data_wait`, because only its end shows that it is the last. Time in which
+    recording starts and ends is an additional pause `trace`.
     """
 
     def __init__(self, clock: Clock, spans: ProfilerMarks) -> None:
@@ -153,20 +154,20 @@ class MarkedClock:
         self._pauses: dict[str, _MarkedStage] = {}
 
     def stage(self, name: str) -> AbstractContextManager[None]:
-        """Return the clock's context, with a span around it."""
+        """Return the clock's context inside a span."""
         return self._stages.get(name) or self._stages.setdefault(
             name, _MarkedStage(name, self._clock.stage(name), self._spans)
         )
 
     def switch_stage(self, name: str) -> None:
-        """Turn the clock, and the span with it when a stage is open."""
+        """Switch the stage of the clock, and the span if a stage is open."""
         if self._clock.current_stage in self._stages:
             self._clock.switch_stage(name)
             self.stage(name)  # so that it may be turned again
             self._spans.switch_stage(name)
 
     def batches(self, iterable: Iterable[T]) -> Iterator[T]:
-        """Yield from the clock's batches, with a span around each wait."""
+        """Yield the clock's batches, with a span around each wait."""
         self.stage(DATA_WAIT)
         batches = self._clock.batches(iterable)
         del iterable
@@ -183,7 +184,7 @@ class MarkedClock:
             name = DATA_WAIT
 
     def end_step(self, images: int) -> None:
-        """Close a step of both."""
+        """End a step of both."""
         self._clock.end_step(images)
         if self._spans.is_switching:
             with self._clock.paused(TRACE):
@@ -192,35 +193,34 @@ class MarkedClock:
             self._spans.end_step()
 
     def paused(self, name: str) -> AbstractContextManager[None]:
-        """Return the clock's context, with a span around it."""
+        """Return the clock's context inside a span."""
         return self._pauses.get(name) or self._pauses.setdefault(
             name, _MarkedStage(name, self._clock.paused(name), self._spans)
         )
 
     def drain(self) -> ClockSummary:
-        """Return the clock's totals; spans stay as they are."""
+        """Return the clock's totals; spans are unchanged."""
         return self._clock.drain()
 
     @property
     def current_stage(self) -> str:
-        """The stage or pause that is open, or nothing. Another thread may ask."""
+        """The open stage or pause, or "". Any thread may read it."""
         return self._clock.current_stage
 
 
 __all__ = ["TraceMarks", "merge_traces", "trace_totals"]
 
 PROFILER_WARMUP_STEPS: Final = 2
-"""Steps that the profiler runs before those it keeps: its first events allocate buffers and start the GPU's tracing."""
+"""Steps that the profiler discards first: its first events allocate buffers and start GPU tracing."""
 
 
 @final
 class TraceMarks:
-    """Trace `num_steps` steps from step `first_step` on, counted from 0 in this process, and write them to `path`.
+    """Trace `num_steps` steps from `first_step` on, counted from 0 in this process, and write them to `path`.
 
-    `steps` are those that are traced: they begin later than asked for when there is no time for the profiler to warm
-    up. A loop that ends meanwhile leaves the steps that it completed; one that ends before leaves no file. A file that
-    cannot be written is a warning: `warn` is told. CPU events are recorded, and CUDA's where there is a GPU; no
-    shapes, no stacks.
+    `steps` are those traced: they start later than requested if the profiler has no time to warm up. If the loop ends
+    early, the completed steps are written, and no file without any. A file that cannot be written is a warning to
+    `warn`. CPU events are recorded, and CUDA's with a GPU; no shapes, no stacks.
     """
 
     def __init__(
@@ -262,16 +262,16 @@ class TraceMarks:
             self._span.__enter__()
 
     def switch_stage(self, name: str) -> None:
-        """Leave a mark at which the open range is divided when the trace is written.
+        """Leave a mark that divides the open range when the trace is written.
 
-        The range itself stays open: it belongs to its thread, and hooks that turn run inside of ranges of torch.
+        The range itself stays open: it belongs to its thread, and hooks that switch stages run inside ranges of torch.
         """
         if self._is_running:
             with self._record(stage_switch_mark(name)):
                 pass
 
     def close(self) -> None:
-        """Close the range that is open."""
+        """Close the open range."""
         if self._span is not None:
             self._span.__exit__(None, None, None)
             self._span = None
@@ -282,7 +282,7 @@ class TraceMarks:
         return self._num_steps + 1 in (self._warming, self.steps.start, self.steps.stop)
 
     def end_step(self) -> None:
-        """Tell the profiler; after the last step that is traced, write the file."""
+        """Advance the profiler; after the last traced step, write the file."""
         self._num_steps += 1
         if self._num_steps < self.steps.stop:
             self._profiler.step()
@@ -290,7 +290,7 @@ class TraceMarks:
             self.finish()
 
     def finish(self) -> None:
-        """End the profiler. What was recorded is written unless it has been."""
+        """End the profiler, and write the recording unless it has been written."""
         self._running.close()
 
     @property
@@ -298,7 +298,7 @@ class TraceMarks:
         return self._warming <= self._num_steps < self.steps.stop
 
     def _write(self, profiler: Any) -> None:
-        """Write what the profiler has recorded, by way of a folder that no reader of traces looks into."""
+        """Write the recording via a temporary folder that no reader of traces looks into."""
         if self._num_steps <= self.steps.start:
             return
         try:

@@ -8,12 +8,14 @@ from typing import Any, Final
 from paceline.measure.timer import now_s
 
 ELEMENT_BYTES: Final = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}
-"""Bytes of a number in memory, by the format that is computed in."""
+"""Bytes per number in memory, by compute format."""
 
 
 @dataclass(frozen=True)
 class Peak:
-    """FLOP/s and bytes/s that `device` could reach in `precision`, and who says so. `is_measured`: we do."""
+    """FLOP/s and bytes/s that `device` could reach in `precision`, with their `source`. `is_measured`: measured by
+    paceline.
+    """
 
     device: str
     precision: str
@@ -24,13 +26,13 @@ class Peak:
 
     @property
     def element_bytes(self) -> int:
-        """Bytes of a number in memory."""
+        """Bytes per number in memory."""
         return ELEMENT_BYTES[self.precision]
 
 
 @dataclass(frozen=True)
 class _Gpu:
-    """A row of the table: what torch calls the device, GB/s, its vendor's document, and TFLOP/s by precision."""
+    """A table row: a pattern of torch's device name, GB/s, the vendor's document, and TFLOP/s by precision."""
 
     pattern: str
     gb_per_s: float
@@ -78,10 +80,10 @@ _GPUS: Final = (
 
 
 def peak_of(device: str, precision: str) -> Peak | None:
-    """Return the peak of a GPU by the name that torch has for it, such as `NVIDIA A100-SXM4-80GB`.
+    """Return the peak of a GPU by torch's name for it, such as `NVIDIA A100-SXM4-80GB`.
 
-    `precision` is as in a recipe; `amp` is bf16 where there is a rate for it, else fp16, and `torch_default` is tf32,
-    as its convolutions are, or fp32. A part of a GPU (MIG) and what is not in the table have no known peak: None.
+    `precision` is as in a recipe; `amp` is bf16 if it has a rate, else fp16, and `torch_default` is tf32, as its
+    convolutions are, or fp32. None for a MIG slice and for devices that are not in the table.
     """
     kind = _kind(precision)
     if "MIG" in device:
@@ -99,11 +101,10 @@ def peak_of(device: str, precision: str) -> Peak | None:
 
 
 def measure_peak(precision: str, *, size: int = 1024, repeats: int = 5, now: Callable[[], float] = now_s) -> Peak:
-    """Return what this process's CPU threads reached here and now: the stand-in for a peak, which it is not.
+    """Measure what the CPU threads of this process reach, as a stand-in for the peak.
 
-    FLOP/s are of the best of `repeats` products of two matrices of `size` rows and columns, bytes/s of the best copy
-    of 64 MiB, which reads and writes them. Takes well under a second in fp32. On a CPU what may use TF32 is fp32, and
-    `amp` is bf16.
+    FLOP/s are of the fastest of `repeats` products of two `size` x `size` matrices, bytes/s of the fastest copy of 64
+    MiB, which is read and written. Takes well under a second in fp32. On a CPU tf32 is fp32, and `amp` is bf16.
     """
     import torch
 
@@ -126,7 +127,7 @@ def measure_peak(precision: str, *, size: int = 1024, repeats: int = 5, now: Cal
 
 
 def _kind(precision: str) -> str:
-    """Return the format that a recipe's `precision` computes in, without how it keeps weights."""
+    """Return the compute format of a recipe's `precision`, without how weights are stored."""
     return precision if precision == "torch_default" else precision.partition("_")[0]
 
 
@@ -134,7 +135,7 @@ _COPIED_BYTES: Final = 64 * 2**20  # more than a core's caches hold
 
 
 def _best_rate(work: Callable[[], object], repeats: int, now: Callable[[], float]) -> float:
-    """Return the seconds of the fastest of `repeats` turns, after one that does not count."""
+    """Return the seconds of the fastest of `repeats` calls, after one warm-up call."""
     work()
     seconds = []
     for _ in range(repeats):
@@ -146,10 +147,10 @@ def _best_rate(work: Callable[[], object], repeats: int, now: Callable[[], float
 
 @dataclass(frozen=True)
 class Roofline:
-    """How near one device came to its peak in training: `flops_per_s` achieved, and `mfu`, the share of the peak's.
+    """How close one device came to its peak in training: achieved `flops_per_s`, and `mfu`, their share of the peak.
 
-    `bound_images_per_s` is what the kernels would allow, and `share` what of that was reached. Against a measured
-    `peak` both shares are of what was seen there, and may exceed 1.
+    The kernels allow `bound_images_per_s`, and `share` of it was reached. Against a measured `peak` both shares may
+    exceed 1.
     """
 
     images_per_s: float
@@ -160,14 +161,14 @@ class Roofline:
     peak: Peak
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all of it as plain values."""
+        """Return the fields as plain values."""
         return asdict(self)
 
 
 def roofline(kernels: Iterable[tuple[float, float]], images_per_s: float, peak: Peak) -> Roofline:
-    """Return how near a device that trains `images_per_s` (its own, not all ranks') comes to `peak`.
+    """Return how close a device that trains `images_per_s` (its own, not all ranks') comes to `peak`.
 
-    `kernels` are those of an image, forward and backward: FLOPs of each, and elements that it moves.
+    `kernels` are those of one image, forward and backward: (FLOPs, elements moved) of each.
     """
     rows = list(kernels)
     flops = sum(flops for flops, _ in rows)

@@ -9,14 +9,14 @@ from paceline.core.results import BucketResult, CommunicationResult, RankResult,
 from paceline.core.stages import WORK
 
 LATE_SHARE: Final = 0.05
-"""Share of a step from which a rank that is the latest counts as late in it."""
+"""Share of a step by which the latest rank must be late to count as late."""
 CHANCE: Final = 0.01
-"""How seldom a rank that is late in half of the steps may be named."""
+"""Probability below which a rank that is late in half of the steps is named by chance."""
 
 
 @dataclass(frozen=True)
 class RankTimes:
-    """A rank's seconds: means of a step and of its stages, by the device's clock, and those exposed in each step."""
+    """Seconds of a rank: means per step and per stage by the device clock, and the exposed time of each step."""
 
     step_s: float
     stages: Mapping[str, float]
@@ -24,15 +24,21 @@ class RankTimes:
 
 
 def find_straggler(ranks: Sequence[RankTimes]) -> tuple[tuple[RankResult, ...], StragglerResult]:
-    """Return a row for each rank, and what all lose by waiting; `compute_exposed_s` is of the same steps on every rank.
+    """Return a row per rank, and the total loss by waiting; `exposed_s` must be of the same steps on every rank.
 
-    `late_s` of a rank is how much longer the others waited than it did (a mean over the others, then over steps), and
-    `lost_s` how much longer than the one that waited least: what a step would gain if the latest rank came when the
-    others do on average. That is a mean, and a single long stall moves it as it moved the run: a median would leave its
-    seconds to the wire. `late_steps`, the share of steps in which some rank was late by 5 % of a step, tells one stall
-    from many. A rank is named where it is the latest by at least 5 % of a step in so many steps that a rank that is so
-    in every other one, by tossing a coin, would be in 1 of 100 cases (one-sided sign test: 7 of 7 steps, 22 of 30, 63
-    of 100). Steps in a row resemble one another more than tosses do, which the 5 % are for.
+    The rank that waits least in a step is the latest, and what another waits more than that is due to it. No common
+    clock is needed. `late_s` of a rank is how much longer the others waited than it did (mean over the others, then
+    over steps), `lost_s` how much longer than the one that waited least: what a step would gain if the latest rank
+    arrived with the average of the others. These are means, because a single long stall costs a run its seconds, which
+    a median would hide; `late_steps`, the share of steps in which some rank was late by 5 % of a step, tells one stall
+    from many. A rank is named if it is the latest by at least 5 % of a step in so many steps that a fair coin would do
+    so in 1 of 100 cases (one-sided sign test: 7 of 7 steps, 22 of 30, 63 of 100). Consecutive steps are correlated,
+    which the 5 % allow for.
+
+    Waiting for rank 0's buffers before forward must be part of `exposed_s`; otherwise a rank 0 that is late before
+    forward seems to wait as long as the others. Not detected: lateness inside collectives of other stages
+    (SyncBatchNorm in forward and backward); why a rank is late; two ranks that alternate within one step. Callers leave
+    out steps that follow a pause of one rank.
     """
     assert len(ranks) > 1, "a rank alone waits for none"
     assert len({len(rank.exposed_s) for rank in ranks}) == 1, "the ranks have counted other steps"
@@ -58,7 +64,7 @@ def find_straggler(ranks: Sequence[RankTimes]) -> tuple[tuple[RankResult, ...], 
 
 
 def _lateness(exposed_s: Sequence[float]) -> list[float]:
-    """Return, for each rank, the mean of what the others waited in a step less what it waited itself."""
+    """Return for each rank the mean wait of the others in a step minus its own."""
     total_s, num_others = sum(exposed_s), len(exposed_s) - 1
     return [(total_s - own_s) / num_others - own_s for own_s in exposed_s]
 
@@ -73,12 +79,12 @@ def _ranks_often_late(lateness: Sequence[Sequence[float]], enough_s: float) -> i
 
 
 def _binomial_tail(heads: int, tosses: int) -> float:
-    """Return how likely a fair coin shows at least so many heads."""
+    """Return the probability that a fair coin shows at least `heads` heads."""
     return sum(comb(tosses, number) for number in range(heads, tosses + 1)) / (1 << tosses)
 
 
 def _stage_of(late: int, ranks: Sequence[RankTimes]) -> str | None:
-    """Return the stage in which rank `late` spends most above the others' mean, or None where it is in none above."""
+    """Return the stage in which rank `late` exceeds the mean of the others most, or None."""
 
     def excess_s(stage: str) -> float:
         others = [rank.stages.get(stage, 0.0) for number, rank in enumerate(ranks) if number != late]
@@ -95,11 +101,11 @@ def _mean_stages(values: Sequence[float]) -> float:
 def communication_result(
     exposed_s: float, step_s: float, wire_s: float | None = None, buckets: Sequence[BucketResult] = ()
 ) -> CommunicationResult:
-    """Return the result for `compute_exposed_s` of the `step_s` seconds of a step (means).
+    """Return the result for `exposed_s` of the `step_s` seconds of a step (means).
 
-    `wire_s` is from the first bucket being ready to the last being averaged, None where `buckets` were not timed. What
-    of it a step does not wait for is hidden behind backward: `overlap` is 1 - exposed_s / wire_s, and 0 where more is
-    exposed than that, as buffers are waited for too.
+    `wire_s` is from the first ready bucket to the last averaged one, None if `buckets` were not timed. The part that a
+    step does not wait for is hidden by backward: `overlap` is 1 - exposed_s / wire_s, but at least 0, as `exposed_s`
+    also includes waiting for buffers.
     """
     share = exposed_s / step_s if step_s > 0 else 0.0
     if wire_s is None:

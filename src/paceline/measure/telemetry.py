@@ -17,22 +17,22 @@ from paceline.measure.timer import now_s
 
 
 class GpuSampler(Protocol):
-    """Look at GPUs."""
+    """Sample GPUs."""
 
     def sample(self) -> list[dict[str, Any]]:
-        """Return a row a GPU; a value that cannot be had is left out."""
+        """Return a row per GPU; unknown values are left out."""
         ...
 
     def close(self) -> None:
-        """Let go of the library."""
+        """Release the library."""
         ...
 
 
 class NoGpuSampler:
-    """For nodes without any, and runs that use none."""
+    """For nodes without GPUs, and runs that use none."""
 
     def sample(self) -> list[dict[str, Any]]:
-        """Return none."""
+        """Return no rows."""
         return []
 
     def close(self) -> None:
@@ -41,9 +41,9 @@ class NoGpuSampler:
 
 @final
 class NvmlSampler:
-    """Look at the GPUs of `handles`, which are by NVML's own numbers; `nvml` is module `pynvml`, already begun.
+    """Sample the GPUs of `handles`, keyed by NVML's indices; `nvml` is the initialised module `pynvml`.
 
-    `utilisation` is the share of the last moments, up to a second, in which a kernel ran at all, 0 to 1.
+    `utilisation` is the share of the last moments, up to a second, in which any kernel ran, 0 to 1.
     """
 
     def __init__(self, nvml: Any, handles: Mapping[int, Any]) -> None:
@@ -52,12 +52,13 @@ class NvmlSampler:
         self._names = {index: _read_or_none(nvml, nvml.nvmlDeviceGetName, handle) for index, handle in handles.items()}
 
     def sample(self) -> list[dict[str, Any]]:
-        """Return `index`, `name`, `utilisation`, `power_w`, `sm_clock_mhz`, `memory_used_bytes`,
-        `memory_total_bytes` and `temperature_c` of each."""
+        """Return `index`, `name`, `utilisation`, `power_w`, `sm_clock_mhz`, `memory_used_bytes`, `memory_total_bytes`
+        and `temperature_c` of each GPU.
+        """
         return [self._row(index, handle) for index, handle in self._handles.items()]
 
     def close(self) -> None:
-        """Let go of the library."""
+        """Release the library."""
         _read_or_none(self._nvml, self._nvml.nvmlShutdown)
 
     def _row(self, index: int, handle: Any) -> dict[str, Any]:
@@ -79,9 +80,9 @@ class NvmlSampler:
 
 
 def build_gpu_sampler(wanted: Sequence[int] | Literal["all"], load: Callable[[str], Any]) -> tuple[GpuSampler, str]:
-    """Return what looks at the `wanted` GPUs, by NVML's numbers, and why it does not where it does not.
+    """Return the monitor of the `wanted` GPUs (NVML's indices), and the reason if it monitors none.
 
-    `load` imports a module by its name.
+    `load` imports a module by name.
     """
     if not wanted:
         return NoGpuSampler(), ""
@@ -99,7 +100,7 @@ def build_gpu_sampler(wanted: Sequence[int] | Literal["all"], load: Callable[[st
 
 
 def _read_or_none(nvml: Any, read: Callable[..., Any], *arguments: Any) -> Any:
-    """Return the answer to `read`, or None where the GPU or its driver has none."""
+    """Return the result of `read`, or None if the GPU or its driver has none."""
     try:
         return read(*arguments)
     except nvml.NVMLError:
@@ -108,12 +109,12 @@ def _read_or_none(nvml: Any, read: Callable[..., Any], *arguments: Any) -> Any:
 
 SYS: Final = Path("/sys")
 Counters = dict[str, dict[str, int]]
-"""Bytes since the node was started, by rate and device."""
+"""Bytes since the node started, by rate and device."""
 T = TypeVar("T")
 
 
 class _NodeSample(NamedTuple):
-    """What had been counted, after `at_s` seconds."""
+    """Cumulative counts at `at_s` seconds."""
 
     at_s: float
     cpu: CoreTime | None
@@ -123,9 +124,9 @@ class _NodeSample(NamedTuple):
 
 @final
 class NodeSampler:
-    """Look at a node, of which processes `ranks` are those of a run; a value that cannot be had is left out.
+    """Sample a node on which the processes `ranks` belong to a run; unknown values are left out.
 
-    `psutil` is that module, `now` seconds of a clock that is never set, and `sys` the kernel's tree of devices.
+    `psutil` is that module, `now` a monotonic clock in seconds, `sys` the kernel's device tree.
     """
 
     def __init__(
@@ -142,15 +143,14 @@ class NodeSampler:
         self._before = self._count()
 
     def sample(self) -> dict[str, Any]:
-        """Return what the node is doing, and what it has done since the last look.
+        """Return the state of the node, and rates since the last sample.
 
-        `cpu` is the busy share, 0 to 1, of the cores that the ranks may use, whoever is busy there; or, where a quota
-        of CPU time is tighter, the share of that. `others_cpu` is what of it was neither the ranks nor processes below
-        them. `read_memory_bytes`, of `memory_total_bytes`, is what can be had by
-        swapping alone; of a container with a limit, its own. `ranks_memory_bytes` is what is resident of the ranks
-        themselves. Their loaders' workers are not in it: most of their memory is the ranks' own, and to tell it apart
-        takes the kernel longer than all the rest. Disks and network are in bytes a second, of the physical devices
-        where those are known, else of all but the loopback.
+        `cpu` is the busy share, 0 to 1, of the cores that the ranks may use, by any process, or of a tighter CPU quota.
+        `others_cpu` is the part of it that is neither the ranks nor their descendants. `memory_bytes` of
+        `memory_total_bytes` cannot be had without swapping; in a container with a limit, its own. `ranks_memory_bytes`
+        is the resident memory of the ranks without loader workers: most of their memory is shared with the rank, and
+        separating it takes the kernel longer than all the rest. Disk and network rates are bytes per second of the
+        physical devices if known, else of all but loopback.
         """
         before, self._before = self._before, self._count()
         after = self._before
@@ -205,7 +205,7 @@ class NodeSampler:
         }
 
     def _physical(self, names: Iterable[str], folder: str) -> list[str]:
-        """Return the physical devices, whose bytes a volume, bond or bridge above them counts again; else all."""
+        """Return the physical devices, whose bytes a volume, bond or bridge above them would count again; else all."""
         known = list(names)
         physical = [name for name in known if (self._sys / folder / name.replace("/", "!") / "device").exists()]
         return physical or known
@@ -217,7 +217,7 @@ def _busy_share(before: CoreTime | None, after: CoreTime | None) -> float | None
 
 
 def _other_processes_share(before: _NodeSample, after: _NodeSample) -> float | None:
-    """Return the share of the cores that was kept busy by others; None where a rank's own time is not known."""
+    """Return the share of the cores that others kept busy; None if the ranks' own time is unknown."""
     if before.cpu is None or after.cpu is None or not before.own_s:
         return None
     there_were_s = after.cpu.available_s - before.cpu.available_s
@@ -226,7 +226,7 @@ def _other_processes_share(before: _NodeSample, after: _NodeSample) -> float | N
 
 
 def _bytes_moved(before: Counters, after: Counters) -> dict[str, int]:
-    """Return the bytes of all devices; one that has come, gone or been reset in between has moved none."""
+    """Return the bytes of all devices; a device that appeared, vanished or was reset in between counts 0."""
     return {
         name: sum(max(0, num_bytes - before[name].get(device, num_bytes)) for device, num_bytes in devices.items())
         for name, devices in after.items()
@@ -235,7 +235,7 @@ def _bytes_moved(before: Counters, after: Counters) -> dict[str, int]:
 
 
 def _read_or_empty(read: Callable[..., T], *arguments: Any) -> T | None:
-    """Return the answer to `read`, or None where it has none."""
+    """Return the result of `read`, or None if it raises."""
     try:
         return read(*arguments)
     except Exception:  # a kernel that tells other facts, or none, makes psutil raise nearly anything
@@ -243,28 +243,28 @@ def _read_or_empty(read: Callable[..., T], *arguments: Any) -> T | None:
 
 
 SAMPLES_PER_DOUBLING: Final = 1000
-"""After so many looks the time between two of them is doubled."""
+"""The sampling interval doubles after this many samples."""
 LAST_SAMPLE_S: Final = 2.0
-"""How long the end of a run waits for a look that has begun: a driver whose GPU is lost may not return at all."""
+"""Time limit for the last sample at the end of a run: a driver whose GPU is lost may never return."""
 _MIN_INTERVAL_S: Final = 0.5
-"""Seconds that the last look is after the one before at least; rates of fewer are a matter of chance."""
+"""Minimum seconds between the last two samples; rates over less are noise."""
 
 WriteRow = Callable[[dict[str, Any]], None]
-"""Take a row: `unix_s`, the values of `NodeSampler.sample`, and in `gpus` the rows of `NvmlSampler.sample`."""
+"""Write a row: `unix_s`, the values of `NodeSampler.sample`, and in `gpus` the rows of `NvmlSampler.sample`."""
 
 
 class Telemetry(Protocol):
-    """Look at the node between `start` and `close`; also a context."""
+    """Sample the node between `start` and `close`; also a context manager."""
 
     missing: str
-    """What is not looked at though it was asked for, and why; mostly nothing."""
+    """What is not sampled though requested, and why; usually ""."""
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start sampling."""
         ...
 
     def close(self) -> None:
-        """Look a last time, and no more."""
+        """Take a last sample and stop."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -274,7 +274,7 @@ class Telemetry(Protocol):
 
 @final
 class NoTelemetry:
-    """Look at nothing."""
+    """Sample nothing."""
 
     def __init__(self, missing: str = "") -> None:
         self.missing = missing
@@ -294,12 +294,11 @@ class NoTelemetry:
 
 @final
 class NodeTelemetry:
-    """Look at `node` and `gpus` every `every_s` seconds, and hand the row to `write`, which may raise `OSError`.
+    """Sample `node` and `gpus` every `every_s` seconds, and pass the row to `write`, which may raise `OSError`.
 
-    After each `SAMPLES_PER_DOUBLING` looks, with the `looks_before` of earlier processes, that time is doubled.
-
-    One `warn`, from the thread that looks, stands for all rows that `write` refuses. The last look is at the end, so
-    that a run that is shorter than `every_s` has one; `close` waits `last_look_s` seconds for it.
+    The interval doubles after each `SAMPLES_PER_DOUBLING` samples, counting `looks_before` of earlier processes. Rows
+    that cannot be written give one `warn`, from the sampling thread. The last sample is at the end, so that a run
+    shorter than `every_s` has one; `close` waits up to `last_look_s` seconds for it.
     """
 
     def __init__(
@@ -324,11 +323,11 @@ class NodeTelemetry:
         self._thread = threading.Thread(target=self._run, name="paceline-telemetry", daemon=True)
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start sampling."""
         self._thread.start()
 
     def close(self) -> None:
-        """Look a last time, and wait for that, but not for ever."""
+        """Take a last sample, and wait for it up to a time limit."""
         self._closes.set()
         self._thread.join(self._last_look_s)
 
@@ -361,7 +360,7 @@ class NodeTelemetry:
 
 
 def sample_interval_s(every_s: float, num_looks: int) -> float:
-    """Return how many seconds to wait for the next look, after `num_looks`."""
+    """Return the seconds until the next sample, after `num_looks` samples."""
     return every_s * 2.0 ** min(num_looks // SAMPLES_PER_DOUBLING, 20)  # 60 days at 5 s; a thread cannot wait for ever
 
 
@@ -375,11 +374,11 @@ def build_telemetry(
     looks_before: int = 0,
     load: Callable[[str], Any] = importlib.import_module,
 ) -> Telemetry:
-    """Return what looks at this node; nothing where `measure.telemetry` is off or psutil is not installed.
+    """Return the telemetry of this node; none if `measure.telemetry` is off or psutil is not installed.
 
-    `ranks` are the process ids of the run's ranks on this node (none: this process), `gpus` NVML's numbers of the
-    GPUs to look at, none for a run on the CPU; `looks_before` are the rows that earlier processes of the run have
-    written. `load` imports a module by its name.
+    `ranks` are the process ids of the run's ranks on this node (none: this process), `gpus` NVML's indices of the GPUs
+    to sample, none for a run on the CPU; `looks_before` counts rows that earlier processes of the run wrote. `load`
+    imports a module by name.
     """
     if every == "off":
         return NoTelemetry()

@@ -15,10 +15,10 @@ WINDOW_STEPS: Final = 10
 
 @dataclass(frozen=True)
 class Throughput:
-    """`images_per_s` over all counted steps, waiting for data included.
+    """Images/s over all counted steps, waiting for data included.
 
-    `spread` is the (10th, 90th) percentile of images/s over `n` consecutive windows of up to 10 steps;
-    `excluded_s` seconds of warm-up and pauses are in neither. A run with no counted step has 0 in all of them.
+    `spread` is the (10th, 90th) percentile of images/s over `n` consecutive windows of up to 10 steps; `excluded_s`
+    seconds of warm-up and pauses are in neither. All are 0 without a counted step.
     """
 
     images_per_s: float
@@ -28,9 +28,9 @@ class Throughput:
 
 
 def throughput(step_s: Sequence[float], images_per_step: int, excluded_s: float) -> Throughput:
-    """Return the throughput of steps that took `step_s` seconds each and `images_per_step` images over all ranks.
+    """Return the throughput of steps of `step_s` seconds each with `images_per_step` images over all ranks.
 
-    No counted step (a run shorter than its warm-up) gives 0 images/s, a spread of (0, 0) and n = 0.
+    Without a counted step (a run shorter than its warm-up): 0 images/s, a spread of (0, 0) and n = 0.
     """
     wall_s = float(sum(step_s))
     if wall_s <= 0:
@@ -42,21 +42,21 @@ def throughput(step_s: Sequence[float], images_per_step: int, excluded_s: float)
 
 
 def unix_s() -> float:
-    """Return seconds since 1970: for what is compared between processes. A host's clock may be set meanwhile."""
+    """Return seconds since 1970, for comparisons between processes. The host clock may be changed meanwhile."""
     return time.time()
 
 
 def steady_unix_s() -> Callable[[], float]:
-    """Return a clock of seconds since 1970 that is read once and does not follow when the host's clock is set."""
+    """Return a clock of seconds since 1970 that ignores later changes of the host clock."""
     began_s = unix_s() - now_s()
     return lambda: began_s + now_s()
 
 
 class RunTimer:
-    """Seconds of training, `before_s` of earlier processes included, and images/s since the last look.
+    """Seconds of training, including `before_s` of earlier processes, and images/s since the last reset.
 
-    Evaluations and checkpoints are part of what a user waits for, so they count in `elapsed_s`. They are `paused` in
-    `train_s`, of which earlier processes had `train_before_s`, and in the rate.
+    `elapsed_s` includes evaluations and checkpoints, as a user waits for them. `train_s`, of which earlier processes
+    had `train_before_s`, and the rate exclude what is `paused`.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class RunTimer:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds of training so far, earlier processes included."""
+        """Seconds of training so far, including earlier processes."""
         return self._before_s + self.process_elapsed_s
 
     @property
@@ -83,13 +83,13 @@ class RunTimer:
 
     @property
     def train_s(self) -> float:
-        """Seconds of training so far without pauses, earlier processes included; it stands still in a pause."""
+        """Seconds of training so far without pauses, including earlier processes; constant during a pause."""
         until_s = self._now() if self._paused_since is None else self._paused_since
         return self._train_before_s + (until_s - self.started_s) - self._paused_s
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Keep what follows, an evaluation or a checkpoint, out of `train_s` and of the rate."""
+        """Exclude an evaluation or a checkpoint from `train_s` and from the rate."""
         self._paused_since = self._now()
         try:
             yield
@@ -99,23 +99,23 @@ class RunTimer:
             self.update_rate()
 
     def add(self, images: int) -> None:
-        """Count images of all ranks as trained."""
+        """Count trained images of all ranks."""
         self._images += images
 
     def rate(self) -> float:
-        """Return images/s since the last look, and look."""
+        """Return images/s since the last reset, and reset."""
         now = self._now()
         elapsed_s, images = now - self._looked, self._images
         self.update_rate()
         return images / elapsed_s if elapsed_s > 0 else 0.0
 
     def update_rate(self) -> None:
-        """Start the next interval of `rate` here."""
+        """Restart the interval of `rate`."""
         self._looked, self._images = self._now(), 0
 
 
 class IntervalTimer:
-    """Ring once every `every_s` seconds, the first time that long after it was set; 0 never rings."""
+    """Trigger once every `every_s` seconds, first that long after creation; 0 never triggers."""
 
     def __init__(self, every_s: float, now: Callable[[], float] = time.monotonic) -> None:
         self._every_s = every_s
@@ -123,7 +123,7 @@ class IntervalTimer:
         self._set_s = now()
 
     def is_due(self) -> bool:
-        """Return whether it is time, and if so begin to wait again."""
+        """Return whether the time is up, and if so restart the interval."""
         if not self._every_s or self._now() - self._set_s < self._every_s:
             return False
         self._set_s = self._now()

@@ -7,13 +7,15 @@ from typing import final
 
 
 def now_s() -> float:
-    """Return seconds since some moment of this process's host: for the time between two calls."""
+    """Return seconds of a monotonic clock, for differences between two calls."""
     return time.perf_counter()
 
 
 @final
 class StageTimer:
-    """Sum up the seconds of turns. A turn may begin in one thread and end in another, but turns never overlap."""
+    """Accumulate the seconds of repeated calls. A call may begin in one thread and end in another, but calls never
+    overlap.
+    """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self._now = now
@@ -22,11 +24,11 @@ class StageTimer:
         self.slowest_s = 0.0
 
     def begin(self) -> float:
-        """Return when a turn begins, in seconds, which `end` asks for."""
+        """Return the start time of a call in seconds, to pass to `end`."""
         return self._now()
 
     def end(self, began_s: float) -> None:
-        """Add the turn that began at `began_s`."""
+        """Add the call that began at `began_s`."""
         turn_s = self._now() - began_s
         self.total_s += turn_s
         self.slowest_s = max(self.slowest_s, turn_s)
@@ -34,7 +36,7 @@ class StageTimer:
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
-        """Return a context that is one turn, also when it raises."""
+        """Return a context that is timed as one call, even if it raises."""
         began_s = self.begin()
         try:
             yield

@@ -22,56 +22,56 @@ Experiment = LadderResult | ScaleResult | PredictionResult | TuneResult | SweepR
 RESULT: Final = "experiment.json"
 _REQUEST: Final = "asked.json"
 _FORMER_REQUEST_KEYS: Final = ("paceline", "torch")
-"""Versions, which this file had: whether a run of another version counts is judged run by run."""
+"""Versions, which this file used to hold; each run is now checked on its own."""
 _MAY_EXIST_BEFORE: Final = {LOCK, "job"}
-"""What may lie in a new folder: a lock that a kill has left, and what was submitted to a scheduler."""
+"""Files that a new folder may hold: the lock of a killed process, and what was submitted to a scheduler."""
 _ADAPTER: Final[TypeAdapter[Experiment]] = TypeAdapter(Annotated[Experiment, Field(discriminator="kind")])
 
 
 @dataclass(frozen=True)
 class ExperimentDir:
-    """Where everything an experiment writes is found."""
+    """Paths of everything that an experiment writes."""
 
     path: Path
 
     @property
     def recipe(self) -> Path:
-        """The recipe that all trials vary, which `paceline train FOLDER` trains as a whole."""
+        """The recipe that all trials vary, which `paceline train FOLDER` trains in full."""
         return self.path / "recipe.yaml"
 
     @property
     def measured(self) -> Path:
-        """The form of the recipe that short runs measure, where there are such."""
+        """The variant of the recipe that short runs measure, if there is one."""
         return self.path / "measured.yaml"
 
     @property
     def trials(self) -> Path:
-        """The folder of runs, one folder each."""
+        """The folder of runs, one folder per run."""
         return self.path / "trials"
 
     @property
     def replaced(self) -> Path:
-        """The folder of runs that were made again, as they were of other hardware, versions or code."""
+        """The folder of runs that were repeated because their hardware, versions or code differ."""
         return self.path / "replaced"
 
     @property
     def data(self) -> Path:
-        """The folder of data that were made for trials, such as packs; it goes when the experiment has ended."""
+        """The folder of data made for trials, such as packs; it is removed at the end."""
         return self.path / "data"
 
     @property
     def result(self) -> Path:
-        """What the experiment came to, as JSON; it is written last."""
+        """The result as JSON, written last."""
         return self.path / RESULT
 
     @property
     def table(self) -> Path:
-        """The same as CSV, one row a rung, a number of ranks, or whatever was varied."""
+        """The result as CSV, one row per rung, number of ranks, or varied value."""
         return self.path / "table.csv"
 
     @property
     def markdown(self) -> Path:
-        """The same as a table to paste."""
+        """The result as a Markdown table."""
         return self.path / "table.md"
 
     @property
@@ -80,14 +80,14 @@ class ExperimentDir:
         return self.path / "report.html"
 
     def write(self, result: Experiment) -> None:
-        """Write what it came to. Raise `PacelineError` when it cannot be."""
+        """Write the result. Raise `PacelineError` on failure."""
         try:
             write_atomic(self.result, result.model_dump_json(indent=2) + "\n")
         except OSError as error:
             raise PacelineError(f"{self.result}: cannot be written: {error.strerror} (free some room)") from None
 
     def read(self) -> Experiment:
-        """Return what it came to. Raise `PacelineError` when there is no result or it cannot be read."""
+        """Return the result. Raise `PacelineError` if there is none or it cannot be read."""
         try:
             return _ADAPTER.validate_json(read_limited(self.result))
         except FileNotFoundError:
@@ -104,11 +104,11 @@ class ExperimentDir:
 def open_experiment(
     name: str, request: dict[str, Any], run_dir: Path | None, now: datetime, on_notice: Callable[[str], None]
 ) -> ExperimentDir:
-    """Return the folder of an experiment: one that asked for the same and has not ended is gone on with.
+    """Return the folder of an experiment, and resume an unfinished one with the same request.
 
-    `name` begins its folder's, such as `ladder-cpu`; `request` is all that its trials depend on, as JSON has it.
-    `on_notice` hears that one is gone on with. Several processes may open one `run_dir` at once. Raise `RecipeError`
-    where it holds something else.
+    `name` begins the folder's name, such as `ladder-cpu`; `request` is the request as JSON, all that its trials depend
+    on. `on_notice` is called with a message when one is resumed. Several processes may open one `run_dir` at once.
+    Raise `RecipeError` if it holds something else.
     """
     if run_dir is None:
         known = RunDir.newest_of(name, lambda run: _is_unfinished(run.path, request))

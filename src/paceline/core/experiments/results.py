@@ -10,11 +10,11 @@ from paceline.core.statistics import Interval
 
 
 class ParityResult(ResultModel):
-    """Whether a rung trains as the rung below does, on the same samples in the same order.
+    """Whether a rung trains like the rung below it, on the same samples in the same order.
 
     `loss` and `loss_below` are means over the counted steps, `gap` the relative difference (loss / loss below - 1) over
-    pairs of runs. `verdict` is `same` where all of the gap's interval lies within `tolerance` of none, `differs` where
-    none of it does, and `open` where the runs do not tell; `why` says it in a sentence.
+    pairs of runs. `verdict` is `same` if the whole interval of the gap is within `tolerance`, `differs` if none of it
+    is, `open` otherwise; `why` is a sentence.
     """
 
     loss: MeasuredFloat
@@ -26,19 +26,18 @@ class ParityResult(ResultModel):
 
 
 class RungResult(ResultModel):
-    """A rung: what it changes, and what that bought.
+    """One rung: what it changes, and the measured effect.
 
-    `patch` are the KEY=VALUE words that it lays over the rung below it, which is the last one that was kept. `expects`
-    are the stages that it was to shrink; `shrank` says of each by how much, in device seconds of a step (below, here).
-    `over_below` and `over_first` are ratios of images/s, the latter the product of those in between; None for the
-    first rung and where nothing was measured. `stages` are device seconds of a step, which may overlap.
-    `epoch_s` are the seconds of an epoch of the training set at this speed, without evaluations, and `steps_s` those of
-    the steps that counted, as many as the ladder says: None in results that were written before they were there.
-    `startup_s` is from the start of the process to the first step, `compile_s` of it compiling, `prepare_s` what was
-    spent once on data. Memory is rank 0's, in bytes. `runs` are folders below the experiment's, `ranks` on how many
-    each ran. `status` is `failed` where it could not be run (`why` says it), and `left_out` where it does not fit this
-    machine or recipe. `starved` says in how many of the runs other processes held the cores, "" where in none: it is no
-    gain then, whatever was measured.
+    `patch` are its KEY=VALUE words over the rung below, which is the last kept one. `expects` are the stages that
+    should shrink; `shrank` has each stage's device seconds per step (below, with this rung). `over_below` and
+    `over_first` are ratios of images/s, the latter the product of those in between; None for the first rung and without
+    a measurement. `stages` are device seconds per step, which may overlap. `epoch_s` are seconds of an epoch of the
+    training set at this speed, without evaluations, `steps_s` those of the counted steps; None in results from before
+    they were recorded. `startup_s` is from the start of the process to the first step, including `compile_s`;
+    `prepare_s` was spent once on data. Memory is rank 0's, in bytes. `runs` are folders below the experiment's, with
+    `ranks` ranks each. `status` is `failed` if the rung could not run (`why`), and `left_out` if it does not fit this
+    machine or recipe. `starved` says in how many runs other processes used the cores, or ""; such a rung counts as no
+    gain.
     """
 
     name: str
@@ -70,10 +69,10 @@ class RungResult(ResultModel):
 
 
 class LadderResult(ResultModel):
-    """A ladder that was climbed: its rungs from the first up, and what they were measured on.
+    """The result of a ladder: its rungs from the first up, and what they were measured on.
 
-    `best` is the name of the last rung that was kept and `best_patch` all that it lays over the recipe; `stopped` says
-    why the ladder `auto` looked no further, "" for others.
+    `best` names the last kept rung, `best_patch` all its changes to the recipe; `stopped` says why the ladder `auto`
+    ended, "" for others.
     """
 
     kind: Literal["ladder"] = "ladder"
@@ -97,16 +96,15 @@ class LadderResult(ResultModel):
 
 
 class ScalePoint(ResultModel):
-    """A number of ranks, and what was measured on it.
+    """A number of ranks and its measurements.
 
-    `efficiency` is images/s over those of the smallest number of ranks, each divided by its ranks, in pairs of runs of
-    one turn; None for that one itself and where it failed. `speedup` is ranks times it. `epoch_s` are the seconds of an
-    epoch of the training set at this speed, without evaluations, and `steps_s` those of the steps that counted of a
-    short run; None in results that were written before they were there. `compute_exposed_s` is what a step waits for
-    gradients and `exposed_share` its share of a step, `straggler_share` the share that is lost to the latest rank: None
-    on one rank. `top1` is the accuracy of whole runs, where it was asked for, and `top1_gap` that less the accuracy of
-    the smallest number of ranks, over the seeds that both were trained with: what larger batches cost. `error` says why
-    a point could not be measured. `runs` are folders below the experiment's.
+    `efficiency` is images/s per rank over that of the smallest number of ranks, in pairs of runs of one round; None for
+    that one and on failure. `speedup` is ranks times it. `epoch_s` are seconds of an epoch of the training set at this
+    speed, without evaluations, `steps_s` those of the counted steps of a short run; None in older results. `exposed_s`
+    is the time per step that waits for gradients, `exposed_share` its share of a step, `straggler_share` the share lost
+    to the latest rank: None on one rank. `top1` is the accuracy of whole runs, if requested, and `top1_gap` that minus
+    the accuracy of the smallest number of ranks over common seeds: the cost of larger batches. `error` says why a point
+    was not measured. `runs` are folders below the experiment's.
     """
 
     ranks: int
@@ -133,12 +131,12 @@ class ScalePoint(ResultModel):
 
 
 class BatchPoint(ResultModel):
-    """A batch size, a warm-up and a rule for the learning rate, and how whole runs ended over `seeds`.
+    """A batch size, a warm-up and a learning-rate rule, and the outcome of whole runs over `seeds`.
 
-    `lr_rule` is `any` at the batch size that the learning rate is for, where all rules say the same; `warmup` is ""
-    where the schedule has none to set. `lr` is the peak. `to_target_s` and `to_target_epochs` are means over the runs
-    that reached the target, which `reached` counts; None where none did. Means of times and rates are geometric.
-    `epoch_s` are the seconds of an epoch at `images_per_s`. `error` says why the first run that failed did so.
+    `lr_rule` is `any` at the batch size of the recipe's learning rate, where all rules agree; `warmup` is "" if the
+    schedule has none. `lr` is the peak. `to_target_s` and `to_target_epochs` are means over the `reached` runs that
+    reached the target; None without any. Means of times and rates are geometric. `epoch_s` are seconds of an epoch at
+    `images_per_s`. `error` says why the first failed run failed.
     """
 
     batch_size: int
@@ -157,14 +155,13 @@ class BatchPoint(ResultModel):
 
 
 class ScaleResult(ResultModel):
-    """Ranks and what they gave (`points`), or batches and how they trained (`batches`): one of them is empty.
+    """Ranks and their speed (`points`), or batches and their training (`batches`); one of them is empty.
 
-    `mode` is `weak` where each rank keeps its batch and `strong` where the whole batch stays; `batch` for a study of
-    batches. `steps` are the counted steps of a run, 0 where whole runs were trained, and `repeats` are turns, which
-    have a seed each where runs were whole. `target` is the top-1 accuracy that it trains to. `caution` says
-    where ranks share what more machines would each have, such as cores, and where runs were not made alike; "" where
-    neither is so. `sentences` are what a study of batches found. `epoch_images` are the images of an epoch, None where
-    no run says. `wall_s` is that of all runs that have ended well.
+    `mode` is `weak` if each rank keeps its batch, `strong` if the global batch is kept, `batch` for a study of batches.
+    `steps` are the counted steps per run, 0 for whole runs; `repeats` are rounds, with a seed each for whole runs.
+    `target` is a top-1 accuracy. `caution` says where ranks share resources that more machines would not, such as
+    cores, and where runs differ in hardware or versions; else "". `sentences` are findings of a study of batches.
+    `epoch_images` are images per epoch, None if unknown. `wall_s` is the sum of all successful runs.
     """
 
     kind: Literal["scale"] = "scale"
@@ -187,14 +184,14 @@ class ScaleResult(ResultModel):
 
     @property
     def base(self) -> ScalePoint | None:
-        """The smallest number of ranks with a speed, over which the others are efficient; None where none has one."""
+        """The smallest number of ranks with a speed, the base of efficiencies; None without any."""
         measured = [point for point in self.points if point.images_per_s is not None]
         return min(measured, key=lambda point: point.ranks, default=None)
 
     def note(self, point: ScalePoint | BatchPoint) -> str:
-        """Return why a point has no speed though its runs have ended well; "" where it has one, and where they failed.
+        """Return why a successful point has no speed, or "".
 
-        The steps of the warm-up are not counted, and a whole run may have no others.
+        Warm-up steps are not counted, and a whole run may have no others.
         """
         if point.images_per_s is not None or not point.runs:
             return ""
@@ -202,13 +199,13 @@ class ScaleResult(ResultModel):
 
 
 class TriedResult(ResultModel):
-    """Settings that were tried: `patch` are the KEY=VALUE words over the best known when they were, which `over` names.
+    """A tried candidate: `patch` are its KEY=VALUE words over the best settings at that time, which `over` names.
 
-    `ratio` is their speed over that of `over`, in pairs of runs (or, where there was one short run alone, without
-    bounds). `round` counts from 1, `steps` are those of its longest run and `trials` how many runs it took.
-    `status`: `won`, `lost`, `no_gain` (not to be told from 1), `differs` (trains to another loss), `no_room` (out of
-    memory), `failed`, `starved` (other processes held the cores meanwhile, so that nothing is known). `explains` says
-    in a few words what they change; `parity` is None where losses were not compared.
+    `ratio` is the speed over that of `over`, in pairs of runs (without bounds for a single short run). `round` counts
+    from 1, `steps` are those of its longest run, `trials` the number of runs. `status`: `won`, `lost`, `no_gain` (not
+    distinguishable from 1), `differs` (trains to another loss), `no_room` (out of memory), `failed`, `starved` (other
+    processes used the cores, so that nothing is known). `explains` summarises the change; `parity` is None if losses
+    were not compared.
     """
 
     name: str
@@ -227,12 +224,12 @@ class TriedResult(ResultModel):
 
 
 class TuneResult(ResultModel):
-    """The fastest settings that were found, and all that were tried on the way.
+    """The fastest settings found, and all that were tried.
 
-    `first` and `best` are images/s of the recipe as it was and of the tuned one, `gain` their ratio in pairs of runs.
-    `best_patch` is what is changed, `recipe_file` where the tuned recipe was written, `trials` how many runs it all
-    took, `grid` how many settings there are in the space that was searched, and `stopped` why the search ended.
-    `first_verdict` and `verdict` say what held the recipe back, and what holds the tuned one back.
+    `first` and `best` are images/s of the original and the tuned recipe, `gain` their ratio in pairs of runs.
+    `best_patch` is the change, `recipe_file` the tuned recipe, `trials` the number of runs, `grid` the size of the
+    search space, and `stopped` why the search ended. `first_verdict` and `verdict` are the bottlenecks of the original
+    and the tuned recipe.
     """
 
     kind: Literal["tune"] = "tune"
@@ -260,14 +257,13 @@ class TuneResult(ResultModel):
 
 
 class SweepPoint(ResultModel):
-    """A value, as it is written in `patch`, and what was measured with it.
+    """One value, as written in `patch`, and its measurements.
 
-    `images_per_s` is the mean over runs, all ranks together, and `spread` the lowest and the highest of them; of one
-    run the 10th and 90th percentile of its windows, None where it had one of them. `step_s` is a step at that speed and
-    `epoch_s` an epoch of training alone. `stages` are rank 0's device seconds of a step, and `data_wait_s` the one that
-    waits. `is_fastest` holds for the highest speed and for those whose spread overlaps with its. `error` says why
-    nothing was measured, and `starved` in how many of the runs other processes held the cores, "" where in none. `runs`
-    are folders below the experiment's.
+    `images_per_s` is the mean over runs, all ranks together, `spread` their minimum and maximum; for a single run the
+    10th and 90th percentile of its windows, None with one window. `step_s` is a step at that speed, `epoch_s` an epoch
+    of training alone. `stages` are rank 0's device seconds per step, including `data_wait_s`. `is_fastest` holds for
+    the highest speed and those whose spread overlaps it. `error` says why nothing was measured, `starved` in how many
+    runs other processes used the cores, or "". `runs` are folders below the experiment's.
     """
 
     value: str
@@ -287,10 +283,10 @@ class SweepPoint(ResultModel):
 
 
 class SweepResult(ResultModel):
-    """The speed of a recipe over the values of one field, `key`, each measured in `repeats` short runs, in turns.
+    """The speed of a recipe over the values of one field, `key`, each measured in `repeats` short runs, interleaved.
 
-    `steps` are the counted steps of a run. `fastest` is the value with the highest speed and `sentence` says which are
-    not to be told from it. `wall_s` is that of all runs that have ended well.
+    `steps` are the counted steps per run. `fastest` is the value with the highest speed, and `sentence` names those
+    that cannot be distinguished from it. `wall_s` is the sum of all successful runs.
     """
 
     kind: Literal["sweep"] = "sweep"
@@ -311,14 +307,13 @@ class SweepResult(ResultModel):
 
 
 class Predicted(ResultModel):
-    """A number of ranks that was not measured: seconds for `images` images, and between which they are likely to lie.
+    """Prediction for a number of ranks: seconds for `images` images, with their likely range.
 
-    Of a table, `low_s` and `high_s` are meant for 95 % confidence; of a run they are a likely range. `efficiency` is
-    that of whole runs, the time of one rank over N times that of N, with the start-up of both, and `speedup` is N times
-    it (None in results that were written before it was there). `step_s` is a step, and
-    `parts` what it and the fixed cost are made of: seconds of the whole run by name; `dominates` names the largest of
-    them that is no computing. `gpu_hours` are ranks times hours, `cost` those times the price of an hour (None without
-    one).
+    From a table, `low_s` and `high_s` aim at 95 % confidence; from a run they are a likely range. `efficiency` is of
+    whole runs with start-up: the time of one rank over N times that of N; `speedup` is N times it (None in older
+    results). `step_s` is one step, `parts` its components and the fixed cost: seconds of the whole run by name;
+    `dominates` is the largest part that is not computing. `gpu_hours` are ranks times hours, `cost` those times the
+    price of an hour (None without a price).
     """
 
     ranks: int
@@ -339,11 +334,11 @@ class Predicted(ResultModel):
 
 
 class MeasuredPoint(ResultModel):
-    """A point that the prediction rests on: what was measured, and what the fitted form says of it.
+    """A measured point of the prediction, with its fitted value.
 
-    `efficiency` is images/s per rank over that of the point with the fewest ranks (the first of those in the table), of
-    whole runs with their start-up, and `speedup` is ranks times it. `fitted_efficiency` is the fitted time of one rank
-    over N times that of N. All three are None in results that were written before they were there.
+    `efficiency` is images/s per rank over that of the point with the fewest ranks (the first in the table), of whole
+    runs with start-up; `speedup` is ranks times it. `fitted_efficiency` is the fitted time of one rank over N times
+    that of N. All three are None in older results.
     """
 
     ranks: int
@@ -358,11 +353,11 @@ class MeasuredPoint(ResultModel):
 
 
 class PredictionResult(ResultModel):
-    """Predictions, and what they rest on.
+    """Predictions and their basis.
 
     `basis` is `points` (a table of times) or `run` (a profile and a network). `form` is the formula in words, `terms`
-    its coefficients: seconds by name. `network` names what collectives were reckoned with. `notes` say what the points
-    leave open, such as a term that none of them can tell.
+    its coefficients: seconds by name. `network` is the one used for collectives. `notes` say what the points cannot
+    determine.
     """
 
     kind: Literal["prediction"] = "prediction"
@@ -380,22 +375,22 @@ class PredictionResult(ResultModel):
 
     @property
     def is_of_speeds(self) -> bool:
-        """Whether the points are speeds: the images of one and the same time, which has no start-up in it."""
+        """Whether the points are speeds: images of equal times, which contain no start-up."""
         return are_speeds(self.points)
 
     @property
     def has_several_images(self) -> bool:
-        """Whether not all times are of the same number of images; speeds are those of any number."""
+        """Whether times are of different numbers of images; speeds hold for any number."""
         measured = set() if self.is_of_speeds else {point.images for point in self.points}
         return len(measured | {each.images for each in self.predictions}) > 1
 
     @property
     def start_up_s(self) -> float | None:
-        """The seconds of a run that do not depend on its images, by the fit; None where the points do not tell."""
+        """Fitted seconds of a run that do not depend on its images; None if the points do not determine them."""
         return self.terms.get("f_s") if self.basis == "points" else None
 
     def time_of(self, point: MeasuredPoint) -> float:
-        """Return the seconds that a point took: of a speed, those that it needs for the images that are predicted."""
+        """Return the seconds of a point; for a speed, the seconds for the predicted number of images."""
         if not self.is_of_speeds or not self.predictions:
             return point.time_s
         return point.time_s * self.predictions[0].images / point.images
@@ -410,5 +405,5 @@ class _TimedPoint(Protocol):
 
 
 def are_speeds(points: Sequence[_TimedPoint]) -> bool:
-    """Return whether points are speeds: images of the same time."""
+    """Return whether points are speeds: images of equal times."""
     return len({point.time_s for point in points}) == 1 and len({point.images for point in points}) > 1

@@ -24,10 +24,11 @@ _LOCKED_ERRNOS: Final = {errno.EACCES, errno.EAGAIN}  # which of them is up to t
 
 @contextlib.contextmanager
 def lock_task(folder: Path, number: int) -> Iterator[None]:
-    """Hold the place of task `number`, from 1, in `folder`: beside other tasks, not beside itself nor the whole.
+    """Hold the lock of task `number`, from 1, in `folder`: other tasks may run, but not the same task or the whole
+    experiment.
 
-    It is one byte of the file that `core.runlock` locks from end to end. Raise `RecipeError` where the task is being
-    run, or all of the experiment, and where the folder cannot be written to.
+    It locks one byte of the file that `core.run_dir` locks as a whole. Raise `RecipeError` if the task or the whole
+    experiment is running, and if the folder cannot be written to.
     """
     descriptor = _open_lock(folder / LOCK)
     try:
@@ -42,10 +43,9 @@ def lock_task(folder: Path, number: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def exclusive_lock(path: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Hold the lock file `path`, which is made, alone; `on_wait` is called before others are waited for.
+    """Hold the lock file `path`, which is created, exclusively; call `on_wait` before waiting for others.
 
-    What a holder did before is there for the next one. A second lock of the same process does not wait for the first.
-    Raise `RecipeError` where the file cannot be made.
+    A second lock by the same process does not wait for the first. Raise `RecipeError` if the file cannot be created.
     """
     descriptor = _open_lock(path)
     try:
@@ -58,9 +58,8 @@ def exclusive_lock(path: Path, on_wait: Callable[[], None] = lambda: None) -> It
 
 
 def write_shared(path: Path, text: str) -> None:
-    """Write what other processes may be writing and reading at the same time; leave it where it says the same.
-
-    Raise `OSError` where it cannot be written.
+    """Write a file that other processes may read and write at the same time; leave it if its text is equal. Raise
+    `OSError`.
     """
     with contextlib.suppress(OSError, ValueError):
         if read_text(path) == text:
@@ -77,7 +76,7 @@ def _open_lock(path: Path) -> int:
 
 
 def _is_locked(descriptor: int, num_bytes: int, start: int) -> bool:
-    """Return whether these bytes could be locked; 0 of them are all from `start` on."""
+    """Try to lock these bytes (0: all from `start` on); return whether it worked."""
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, num_bytes, start)
     except OSError as error:
@@ -89,7 +88,7 @@ def _is_locked(descriptor: int, num_bytes: int, start: int) -> bool:
 
 
 def _write_owner(descriptor: int, number: int) -> None:
-    """Write who we are where `core.runlock` reads it: of several tasks, the one that came last."""
+    """Write this process's identity where `core.run_dir` reads it; of several tasks the last one remains."""
     who = {"pid": os.getpid(), "host": os.uname().nodename, "launcher_pid": 0, "task": number}
     with contextlib.suppress(OSError):  # on a full disk the holder stays without a name
         os.ftruncate(descriptor, 0)
@@ -97,7 +96,7 @@ def _write_owner(descriptor: int, number: int) -> None:
 
 
 def _clear_owner(descriptor: int, number: int) -> None:
-    """Remove our name, so that whoever is refused by other tasks is not told to wait for us."""
+    """Remove this process's identity, so that a process refused by other tasks does not name it."""
     with contextlib.suppress(OSError):
         if _read_descriptor(descriptor).get("task") == number:
             os.ftruncate(descriptor, 0)
