@@ -14,7 +14,7 @@ import typer
 # Nothing here may import torch: `paceline --help` and completion answer without it.
 from paceline.cli import start_time  # noqa: F401  first, because it takes the start time
 from paceline.cli.app import app
-from paceline.core.console import ConsoleLostError, has_lost_output, progress_console, secure_console
+from paceline.core.console import ConsoleLostError, lost_output_reason, progress_console, secure_console
 from paceline.core.errors import PacelineError, PeerLostError, WorldError
 from paceline.core.process import ignore_stop_signals
 from paceline.data.files import printable
@@ -52,7 +52,7 @@ def exit_process(code: int, timeout_s: float = SHUTDOWN_TIMEOUT_S) -> NoReturn:
 
 def _flush_stdout(code: int) -> int:
     """Flush stdout and return `code`, or 1 if requested JSON could not be written."""
-    lost = has_lost_output()
+    lost = lost_output_reason()
     if not lost or code:
         return code
     if lost != os.strerror(errno.EPIPE):  # the reader has closed the pipe

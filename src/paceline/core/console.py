@@ -116,7 +116,7 @@ def secure_console() -> None:
 def progress_console(*, as_json: bool) -> TextIO:
     """Return the stream for the progress of a verb that must outlive its console.
 
-    With `as_json` it is stderr, as stdout receives the result. `has_lost_output` checks at the end that it did.
+    With `as_json` it is stderr, as stdout receives the result. `lost_output_reason` checks at the end that it did.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, Console):
@@ -133,7 +133,7 @@ def report_lost_consoles(report: Callable[[str], None]) -> None:
             stream.report_loss(report)
 
 
-def has_lost_output() -> str:
+def lost_output_reason() -> str:
     """Flush; return why standard output lacks the result that belongs there, or ""."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:

@@ -133,7 +133,7 @@ class DeviceTimer(Protocol):
         """Add the device time from `start` to this moment to `stage` of the open step."""
         ...
 
-    def discard_step(self) -> None:
+    def discard_last(self) -> None:
         """Discard the last charge."""
         ...
 
@@ -185,7 +185,7 @@ class HostOnlyTimer:
     def charge(self, stage: str, start: Mark) -> None:
         """Do nothing."""
 
-    def discard_step(self) -> None:
+    def discard_last(self) -> None:
         """Do nothing."""
 
     def end_step(self, *, counted: bool) -> None:
@@ -255,7 +255,7 @@ class CudaEventTimer:
         """Add the time from `start` to the end of the queued work to `stage` of the open step."""
         self._step.append((stage, start, self._record()))
 
-    def discard_step(self) -> None:
+    def discard_last(self) -> None:
         """Discard the last charge of the open step."""
         self._release([self._step.pop()])
 
@@ -514,7 +514,7 @@ class StageClock:
                 if batch is _END:  # it was no wait for a batch
                     boundary.take(data_wait.step_s - before_s)
                     data_wait.step_s = before_s
-                    self._device.discard_step()
+                    self._device.discard_last()
             self._device.synchronize()
         finally:
             if self._open == "":  # a loop that is left early may drop this generator anywhere

@@ -245,13 +245,13 @@ class FragileDevice:
     def charge(self, stage: str, start: object) -> None:
         assert not self.is_broken, "the device was asked"
 
-    def discard_step(self) -> None:
-        self.inner.discard_step()
+    def discard_last(self) -> None:
+        self.inner.discard_last()
 
     def end_step(self, *, counted: bool) -> None:
         self.inner.end_step(counted=counted)
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         assert not self.is_broken, "the device was waited for"
         self.settled()
 
@@ -289,7 +289,7 @@ def test_a_loop_that_an_error_ends_waits_for_no_device(now: FakeTime) -> None:
     assert clock.drain().pauses == {EPOCH_BOUNDARY: 1.0 + 4.0}
 
 
-def test_a_loader_that_ends_in_order_settles_the_device_before_the_boundary(now: FakeTime) -> None:
+def test_a_loader_that_ends_in_order_waits_for_the_device_before_the_boundary(now: FakeTime) -> None:
     clock = StageClock(now=now, device=FragileDevice(settled=lambda: now.spend(32.0)))
     for _ in clock.batches([1]):
         clock.end_step(images=1)
