@@ -1,4 +1,5 @@
-"""What the strategies share: gradient clipping, collectives over the default process group, devices, and hook state."""
+"""Share code between strategies: gradient clipping, collectives, device choice, and the state of communication
+hooks."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,19 +19,18 @@ from paceline.recipe.schema.train import Parallel
 
 
 def gradient_norm(gradients: Sequence[Tensor]) -> Tensor:
-    """Return the L2 norm of all `gradients` as one vector, [], in their dtype and in float32 at least.
-
-    A norm in 16 bits would overflow in float16 and have two digits in bfloat16.
-    """
+    """Return the L2 norm of all `gradients` as one vector: [], in their dtype but at least float32."""
+    # In 16 bits the norm would overflow (float16) or keep only two digits (bfloat16).
     if any(gradient.dtype.itemsize < 4 for gradient in gradients):
-        norms = [torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in gradients]
-        gradients = norms  # of which the norm is the same
+        # The norm of the norms is the norm of all gradients.
+        gradients = [torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in gradients]
     norm: Tensor = get_total_norm(gradients)
     return norm
 
 
 def clip_to_norm(parameters: Sequence[Tensor], norm: Tensor, max_norm: float) -> Tensor:
-    """Scale the gradients of `parameters`, whose norm is `norm`, to `max_norm` if they are longer; return float32 [].
+    """Scale the gradients of `parameters` in place so that their norm, now `norm`, is at most `max_norm`; return `norm`
+    as float32 [].
 
     The factor is max_norm / (norm + 1e-6), as in torch (Pascanu et al. 2013, arXiv 1211.5063).
     """
@@ -39,11 +39,11 @@ def clip_to_norm(parameters: Sequence[Tensor], norm: Tensor, max_norm: float) ->
     return norm.float()
 
 
-_PIECE_BYTES = 64 << 20
+_PIECE_BYTES = 64 << 20  # gather in pieces: a GPU may not hold the rows of all ranks
 
 
 def sum_over_ranks(value: Tensor) -> Tensor:
-    """Return the sum of `value` over the ranks; `value` itself is left alone."""
+    """Return the sum of `value` over the ranks, without changing `value`."""
     total = value.clone()
     dist.all_reduce(total)
     return total
@@ -55,17 +55,14 @@ def mean_over_ranks(value: Tensor) -> Tensor:
 
 
 def all_gather_rows(value: Tensor) -> Tensor:
-    """Return [world_size, *value.shape]: row r is rank r's `value`, which has the same shape on all."""
+    """Return [world_size, *value.shape] whose row r is the `value` of rank r; shapes must agree on all ranks."""
     rows = [torch.empty_like(value, memory_format=torch.contiguous_format) for _ in range(dist.get_world_size())]
     dist.all_gather(rows, value.contiguous())
     return torch.stack(rows)
 
 
 def gather_rows_on_rank_0(row: Tensor) -> Tensor | None:
-    """Return [world_size, N] in the memory of rank 0's host, in which row r is rank r's `row` [N]; None on the others.
-
-    It comes in pieces, as a GPU may not hold all of it.
-    """
+    """Return [world_size, N] in rank 0's host memory, whose row r is the `row` [N] of rank r; None on other ranks."""
     world_size, is_main = dist.get_world_size(), dist.get_rank() == 0
     rows = torch.empty(world_size, len(row), dtype=row.dtype) if is_main else None
     length = max(1, _PIECE_BYTES // (world_size * row.element_size()))
@@ -79,46 +76,46 @@ def gather_rows_on_rank_0(row: Tensor) -> Tensor | None:
 
 
 def broadcast_buffers(model: nn.Module) -> None:
-    """Give every rank rank 0's buffers, such as the running statistics of batch norm."""
+    """Copy rank 0's buffers, such as BatchNorm running statistics, to every rank."""
     for buffer in model.buffers():
         dist.broadcast(buffer.data, src=0)
 
 
 class CommState(Protocol):
-    """What a way to send gradients keeps between steps, each rank its own."""
+    """State that a communication hook keeps between steps, per rank."""
 
     @property
     def has_state(self) -> bool:
-        """Whether there is such a thing."""
+        """Whether the hook keeps any state."""
         ...
 
     def reset(self) -> None:
-        """Begin anew, after passes that were no steps."""
+        """Reset the state after warm-up passes that are not steps."""
         ...
 
     def num_bytes(self, model: nn.Module) -> int:
-        """Return how large the tensors of all ranks will be, in bytes, but for a small part."""
+        """Return the approximate size of all ranks' tensors in bytes."""
         ...
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return what all ranks keep, on rank 0, and nothing on the others. Every rank must call it."""
+        """Return the tensors of all ranks on rank 0, and {} on the others. Every rank must call it."""
         ...
 
     def values(self, model: nn.Module) -> dict[str, Any]:
-        """Return the rest as values for JSON, nothing where there is none; parameters by their names in `model`."""
+        """Return the rest of the state as JSON values, {} if there is none; parameters go by their names in `model`."""
         ...
 
     def load(self, model: nn.Module, values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
-        """Take over what both returned, after all passes that are no steps; return a note of what is lost, if any is.
+        """Restore what `values` and `tensors` returned; return a note if state was lost, else "".
 
-        `values` are empty where a checkpoint has none.
+        Call it after all warm-up passes. `values` is empty for a checkpoint without communication state.
         """
         ...
 
 
 @final
 class NoCommState:
-    """For what keeps nothing. `lost` is the note of a resumed run that lacks something all the same."""
+    """State of a hook that keeps none; `lost` is the note that `load` returns."""
 
     has_state = False
 
@@ -133,30 +130,28 @@ class NoCommState:
         return 0
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return nothing."""
+        """Return {}."""
         return {}
 
     def values(self, model: nn.Module) -> dict[str, Any]:
-        """Return nothing."""
+        """Return {}."""
         return {}
 
     def load(self, model: nn.Module, values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
-        """Leave what several ranks kept, and say so."""
+        """Discard the state of several ranks, and return a note about it."""
         if values:
-            return f"resumed without what PowerSGD had held back on {values['ranks']} ranks: one rank sends nothing"
+            return f"resumed without PowerSGD's residuals of {values['ranks']} ranks: a single rank sends no gradients"
         return self._lost
 
 
 def choose_device(section: Parallel, world: World) -> torch.device:
-    """Return this rank's device, one a rank. Raise `WorldError` when the node has fewer GPUs than ranks.
-
-    Where Slurm has given a GPU to each rank, and shows it no other (srun --gpus-per-task=1), that is its own.
-    """
+    """Return this rank's device, one per rank. Raise `WorldError` if the node has fewer GPUs than ranks."""
     available = torch.cuda.device_count() if section.device != "cpu" else 0
     if section.device == "cpu" or (section.device == "auto" and not available):
         if section.backend == "nccl":
             raise WorldError("parallel.backend: nccl needs GPUs, and this run is on CPUs (use parallel.backend=gloo)")
         return torch.device("cpu")
+    # srun --gpus-per-task=1 shows each rank only its own GPU, as device 0.
     is_own = has_own_gpu(world, available)
     if world.local_world_size > available and not is_own:
         ranks, gpus = count(world.local_world_size, "rank"), count(available, "GPU")
@@ -168,14 +163,14 @@ def choose_device(section: Parallel, world: World) -> torch.device:
 
 
 def generators(device: torch.device) -> tuple[torch.Generator, ...]:
-    """Return the generators that torch draws from on this rank: the CPU's, and the GPU's where there is one."""
+    """Return torch's default generators on this rank: the CPU's, and on a GPU also the device's."""
     if device.type == "cuda":
         return torch.default_generator, torch.cuda.default_generators[device.index]
     return (torch.default_generator,)
 
 
 def set_threads(section: Parallel, world: World) -> int:
-    """Set and return the CPU threads a rank computes with: its share of the node's cores, unless told."""
+    """Set and return the number of CPU threads of this rank: `section.threads`, or its share of the node's cores."""
     threads = rank_cores(world) if section.threads == "auto" else section.threads
     torch.set_num_threads(threads)
     return threads

@@ -1,7 +1,4 @@
-"""Which rank a run was lost by, from what the ranks last said of themselves. Values in, words out.
-
-Ranks that wait for one another in a collective look alike, so the one that they wait for is the one that is behind.
-"""
+"""Identify the rank that caused a failure from the ranks' last heartbeats. Pure functions."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,10 +7,13 @@ from typing import Final, Literal
 from paceline.core.stages import CAPTURE, DATA_WAIT, EPOCH_BOUNDARY, EXPOSED, FINISH, OTHER, TRACE, WORK
 
 State = Literal["runs", "stuck", "failed", "left"]
-"""What a rank says of itself: it goes on, it has not for too long, it met an error, or it ended in order."""
+"""State a rank reports: running, stuck for longer than the timeout, failed, or exited normally (`left`)."""
 Condition = Literal["here", "silent", "stopped", "dead"]
-"""What is seen of it: it speaks, it does not, a signal has stopped it, or its process is no more."""
+"""Observed condition: alive (`here`), no heartbeats, stopped by a signal, or process gone."""
 
+# Stages in the order in which a rank reaches them after the same number of steps. In a collective all ranks look alike,
+# so the rank to blame is the one that is behind. A rank waits for others before forward and after backward (`EXPOSED`)
+# and computes nothing then, so any rank that works in the same step is behind it: `EXPOSED` comes last but for `FINISH`.
 _ORDER: Final = (
     ("start",),
     (TRACE,),
@@ -25,51 +25,42 @@ _ORDER: Final = (
     (EXPOSED,),
     (FINISH,),
 )
-"""In the order in which a rank with so many steps done comes to them.
-
-A rank comes to waiting for others before forward and after backward. As it does nothing then, whoever works in the same
-step is behind it, and so it is last but for what follows all steps.
-"""
+# Stages of a step that is not yet counted as done; `other` is left out, as the step is counted in it.
 _STEP_STAGES: Final = (*(name for name in WORK if name != OTHER), EXPOSED)
-"""What a rank does only in a step that it has not done yet; `other` is also where the last one is counted."""
 _STAGE_NUMBERS: Final = {name: number for number, names in enumerate(_ORDER) for name in names}
 
 
 @dataclass(frozen=True)
 class RankStatus:
-    """A rank as another one sees it: how many steps it has done, the stage it is in, and for how long.
-
-    `silent_s` is how long ago it last spoke, None where it never did. `at` is the line of Python it is stuck in, and
-    `is_elsewhere` says that it is on another machine, which may be cut off.
-    """
+    """Status of a rank as seen by another: steps done, stage, seconds without progress, and its last heartbeat."""
 
     rank: int
     step: int = 0
     stage: str = "start"
     state: State = "runs"
     still_s: float = 0.0
-    at: str = ""
-    silent_s: float | None = 0.0
+    at: str = ""  # line of Python that a stuck rank is at
+    silent_s: float | None = 0.0  # since its last heartbeat; None if there was none
     condition: Condition = "here"
-    is_elsewhere: bool = False
+    is_elsewhere: bool = False  # on another machine, which may be cut off
 
     @property
     def location(self) -> str:
-        """Return where it is, in words."""
+        """Step, stage and line of Python, for messages."""
         stage = f"in {self.stage}" if self.stage_number is not None else self.stage or "between stages"
         return f"at step {self.step} {stage}" + (f" ({self.at})" if self.at else "")
 
     @property
     def stage_number(self) -> int | None:
-        """Return the place of its stage in the order of a step, or None where it is in none."""
+        """Position of the stage in the order of a step; None if it is not in that order."""
         return _STAGE_NUMBERS.get(self.stage.partition(",")[0])
 
 
 def blame_rank(sights: Sequence[RankStatus], me: int, *, waited: bool, stacks: Callable[[int], str]) -> str:
-    """Return one line that names the rank that the others lost, or wait for, as `me` sees them.
+    """Return one line that names the rank that rank `me` lost or waits for.
 
-    `sights` has all ranks in order, and `waited` says that time ran out rather than that a connection broke.
-    `stacks` returns where a rank has written its stacks, or nothing where it has not.
+    `sights` holds all ranks in order. `waited` is True after a timeout and False after a broken connection. `stacks`
+    returns the file with a rank's stacks, or "".
     """
     here = f"rank {me} of {len(sights)}"
     found = _find_dead_rank(sights, waited=waited) or _find_rank_that_ended(sights, me) or _find_straggler(sights)
@@ -81,7 +72,7 @@ def blame_rank(sights: Sequence[RankStatus], me: int, *, waited: bool, stacks: C
 
 
 def _find_dead_rank(sights: Sequence[RankStatus], *, waited: bool) -> tuple[int, str] | None:
-    """Return the rank that is no more, or says nothing: the surest sign first."""
+    """Return a rank that is dead, stopped or silent, the surest sign first."""
     for condition in ("dead", "stopped", "silent"):
         for sight in sights:
             if sight.condition != condition:
@@ -100,7 +91,7 @@ def _find_dead_rank(sights: Sequence[RankStatus], *, waited: bool) -> tuple[int,
 
 
 def _find_rank_that_ended(sights: Sequence[RankStatus], me: int) -> tuple[int, str] | None:
-    """Return the rank that ended in order while others went on."""
+    """Return a rank that exited normally while others still ran."""
     goes_on = [sight for sight in sights if sight.stage.partition(",")[0] in _STEP_STAGES]
     for sight in sights:
         has_left = sight.state == "left" and sight.rank != me
@@ -113,7 +104,7 @@ def _find_rank_that_ended(sights: Sequence[RankStatus], me: int) -> tuple[int, s
 
 
 def _find_straggler(sights: Sequence[RankStatus]) -> tuple[int, str] | None:
-    """Return the rank that is behind the others: in steps, else in stages, else by standing elsewhere in the code."""
+    """Return the rank that is behind: in steps, else in stages, else alone at another line of code."""
     steps = [sight.step for sight in sights]
     stages = [sight.stage_number for sight in sights]
     numbers = [number for number in stages if number is not None]
@@ -134,7 +125,7 @@ def _find_straggler(sights: Sequence[RankStatus]) -> tuple[int, str] | None:
 
 
 def _find_odd_location(places: Sequence[str]) -> int | None:
-    """Return the only rank whose line of code is another than that of all others, of three or more that told theirs."""
+    """Return the only rank of three or more that is at another line of code than all others."""
     if len(places) < 3 or not all(places):
         return None
     single = [rank for rank, place in enumerate(places) if places.count(place) == 1]

@@ -1,4 +1,5 @@
-"""DDP communication hooks: time each gradient bucket, and send it as it is, in 16 bits or as PowerSGD factors.
+"""Register DDP communication hooks: time each gradient bucket, and send it uncompressed, in 16 bits or as PowerSGD
+factors.
 
 Without timing and compression no hook is registered, and torch's own path runs unchanged.
 """
@@ -19,24 +20,22 @@ from paceline.core.results import BucketResult
 from paceline.parallel.base import CommState, NoCommState, gather_rows_on_rank_0
 from paceline.recipe.schema.train import Parallel
 
+# Torch's default of 1,000 would leave most runs of paceline uncompressed.
 POWERSGD_FIRST_STEP: Final = 10
-"""Steps sent whole before PowerSGD begins. Torch needs 2, and its default of 1,000 would leave most of our runs
-uncompressed."""
+"""Uncompressed steps before PowerSGD starts; torch needs at least 2."""
 
 _SMALL: Final = 1e-12
+# Added to the length of a factor before dividing, so that a factor of length 0 stays 0; far below `_SMALL`.
 _ZERO_LENGTH: Final = 1e-20
-"""Added to the length of a factor before it divides, so that one of length 0 stays 0; far below `_SMALL`."""
 
 
 @final
 class PowerSGD:
-    """Send factors of `rank` with error feedback and warm start (Vogels et al. 2019, arXiv 1905.13727).
+    """Send gradients as factors of `rank` with error feedback and warm start (Vogels et al. 2019, arXiv 1905.13727)."""
 
-    Of each bucket it keeps what this rank has held back, and both factors, which all ranks have alike. A bucket is
-    known to torch by its number and to a checkpoint by the names of its parameters. Torch's generator is not kept: it
-    is asked once a bucket, in the first compressed step, and begins from the same seed in every process.
-    """
-
+    # The residual of a bucket differs per rank, its two factors do not. Torch knows a bucket by number, a checkpoint by
+    # its parameters' names. Torch's generator needs no saving: it is used once per bucket, in the first compressed step,
+    # and starts from the same seed in every process.
     has_state = True
 
     def __init__(self, rank: int) -> None:
@@ -46,11 +45,11 @@ class PowerSGD:
         self._state = self._new_state()
 
     def send(self, bucket: GradBucket) -> tuple[Future[Tensor], int]:
-        """Return what will be the mean of a bucket's gradients over the ranks, and the bytes that this rank sends."""
+        """Send a bucket; return the future mean of its gradients over the ranks, and the bytes that this rank sends."""
         from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import powerSGD_hook
 
         state, number = self._state, bucket.index()
-        self._buckets[number:] = [bucket.parameters()]  # those after it are of the pass before, and may be others
+        self._buckets[number:] = [bucket.parameters()]  # later entries are of the previous pass and may be stale
         if number in state.q_memory_dict:
             right = state.q_memory_dict[number]
             if number not in self._noise:
@@ -60,24 +59,24 @@ class PowerSGD:
         gradients, sent_before = bucket.buffer(), state.total_numel_after_compression
         future = powerSGD_hook(state, bucket)
         if gradients.device.type == "cpu":
-            # Torch sends the second factor when the first has come, from a thread of gloo: those of two buckets could
-            # go out in another order on another rank. NCCL's order is that of the host, which does not wait.
+            # Torch sends the second factor from a gloo thread once the first has arrived, so two buckets could be sent in
+            # another order on another rank. NCCL keeps the order of the host, so no wait is needed there.
             future.wait()
-        # Before the first compressed step torch counts nothing, and sends all.
+        # Before the first compressed step torch sends everything and counts nothing.
         num_sent = state.total_numel_after_compression - sent_before or gradients.numel()
         return future, num_sent * gradients.element_size()
 
     def reset(self) -> None:
-        """Begin anew, with whole steps; which buckets there are stays known."""
+        """Reset to uncompressed steps; the buckets stay known."""
         self._noise.clear()
         self._state = self._new_state()
 
     def num_bytes(self, model: nn.Module) -> int:
-        """Return the bytes of a gradient for each rank."""
+        """Return the bytes of one gradient per rank."""
         return dist.get_world_size() * sum(each.nbytes for each in model.parameters() if each.requires_grad)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return what is held back as `NUMBER.error` [world_size, N], and the factors [N]; none before they begin."""
+        """Return residuals as `NUMBER.error` [world_size, N] and factors [N]; {} before compression starts."""
         rows = {number: gather_rows_on_rank_0(error) for number, error in sorted(self._state.error_dict.items())}
         found = {f"{number}.error": row for number, row in rows.items() if row is not None}
         if found:
@@ -86,19 +85,19 @@ class PowerSGD:
         return found
 
     def values(self, model: nn.Module) -> dict[str, Any]:
-        """Return the number of ranks, how many steps were sent, and the parameters of each bucket."""
+        """Return the number of ranks, the steps sent, and the parameter names of each bucket."""
         return {"ranks": dist.get_world_size(), "steps": self._state.iter, "buckets": self._names(model)}
 
     def load(self, model: nn.Module, values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
-        """Go on with this rank's part, or say why all ranks begin anew."""
+        """Restore this rank's residuals and the factors, or return why all ranks start again."""
         why = self._mismatch(model, values)
         if why:
-            whole = f"it begins anew, with {POWERSGD_FIRST_STEP} whole steps"
-            return f"resumed without what PowerSGD had held back: {why}; {whole}"
+            again = f"it starts again with {POWERSGD_FIRST_STEP} uncompressed steps"
+            return f"resumed without PowerSGD's residuals: {why}; {again}"
         state, own = self._state, dist.get_rank()
         state.iter = values["steps"]
         for number, bucket in enumerate(self._buckets if tensors else []):
-            # In memory of torch's own, whose alignment the libraries that multiply may go by.
+            # Copy into memory that torch allocates: matrix libraries may rely on its alignment.
             held, left, right = (
                 each.to(bucket[0].device, copy=True)
                 for each in (tensors[f"{number}.error"][own], tensors[f"{number}.left"], tensors[f"{number}.right"])
@@ -107,13 +106,13 @@ class PowerSGD:
         return ""
 
     def _mismatch(self, model: nn.Module, values: Mapping[str, Any]) -> str:
-        """Return why what a checkpoint has does not go with these ranks and buckets; nothing where it does."""
+        """Return why a checkpoint does not fit these ranks and buckets, or ""."""
         ranks = dist.get_world_size()
         if not values:
-            return "the checkpoint has none of it"
+            return "the checkpoint has none"
         if values["ranks"] != ranks:
-            return f"it was of {values['ranks']} ranks, and these are {ranks}"
-        return "" if values["buckets"] == self._names(model) else "other gradients are sent together"
+            return f"they are of {values['ranks']} ranks, and this run has {ranks}"
+        return "" if values["buckets"] == self._names(model) else "gradients are grouped into other buckets"
 
     def _names(self, model: nn.Module) -> list[list[str]]:
         names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -131,26 +130,24 @@ class PowerSGD:
 
 
 def _replace_nonfinite(memory: Tensor) -> Tensor:
-    """Forget in place what is no number: a gradient that overflowed once must not be held back for all later steps."""
+    """Set NaN and infinite values to 0 in place, so that one overflow does not persist in the residuals."""
     return memory.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def _noise_like(right: Tensor) -> Tensor:
-    """Return numbers too small to matter beside any but 0, the same on every rank.
-
-    The right factors of a step are the first guess of the next. Those of a layer whose gradient was 0, as behind a
-    branch that starts at zero, are 0, and no power iteration would ever leave that.
-    """
+    """Return noise too small to matter except next to 0, the same on every rank."""
+    # A step's right factors are the first guess of the next. For a layer whose gradient was 0, such as one behind a
+    # zero-initialised branch, they are 0, and power iteration would never leave 0.
     noise = torch.randn(right.shape, generator=torch.Generator().manual_seed(0))
     return noise.mul_(_SMALL).to(right.device, right.dtype)
 
 
 SendBucket = Callable[[GradBucket], tuple[Future[Tensor], int]]
-"""Returns what will be the mean of a bucket's gradients over the ranks, and the bytes of it that this rank sends."""
+"""Sends a bucket; returns the future mean of its gradients over the ranks, and the bytes that this rank sends."""
 
 
 def build_send_bucket(section: Parallel) -> tuple[SendBucket, CommState]:
-    """Return how `section.compression` sends a bucket, and what that keeps between steps."""
+    """Return the function that sends buckets with `section.compression`, and its state."""
     match section.compression:
         case "off":
             return _send_uncompressed, NoCommState()
@@ -164,12 +161,10 @@ def build_send_bucket(section: Parallel) -> tuple[SendBucket, CommState]:
 
 
 def _send_uncompressed(bucket: GradBucket) -> tuple[Future[Tensor], int]:
-    """Send gradients as they are, with the bits that torch's own path gives gradients that start as None.
-
-    It multiplies by 1 / world_size as it copies them into the bucket, and then adds up (`mark_variable_ready_dense` in
-    torch/csrc/distributed/c10d/reducer.cpp); torch's `allreduce_hook` divides, which on three ranks has other bits.
-    """
+    """Send gradients uncompressed, bitwise equal to torch's path without a hook."""
     gradients = bucket.buffer()
+    # Torch multiplies by 1 / world_size as it copies gradients into the bucket, then sums (`mark_variable_ready_dense` in
+    # torch/csrc/distributed/c10d/reducer.cpp). Torch's `allreduce_hook` divides, which gives other bits on three ranks.
     gradients.mul_(1 / dist.get_world_size())
     sum_of_ranks = dist.all_reduce(gradients, async_op=True)
     assert sum_of_ranks is not None, "this rank is in the process group"
@@ -184,7 +179,7 @@ def _send_bf16(bucket: GradBucket) -> tuple[Future[Tensor], int]:
 
 
 def _send_fp16(bucket: GradBucket) -> tuple[Future[Tensor], int]:
-    """Send float16. A gradient beyond 65,504 becomes infinite on all ranks, which the guard of the run finds."""
+    """Send float16; a gradient beyond 65,504 becomes infinite on all ranks, which the non-finite check detects."""
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 
     num_bytes = bucket.buffer().numel() * torch.float16.itemsize
@@ -193,10 +188,10 @@ def _send_fp16(bucket: GradBucket) -> tuple[Future[Tensor], int]:
 
 @dataclass(frozen=True)
 class CommTimes:
-    """What averaging gradients took, in means over `n` steps.
+    """Mean communication times over `n` steps.
 
-    `wire_s` is from the first bucket of a step being ready to the last being averaged, in seconds; other ranks'
-    lateness is part of it. `buckets` come in the order in which they are sent.
+    `wire_s` is the seconds from the first bucket being ready to the last being averaged, waiting for stragglers
+    included. `buckets` are in the order in which they are sent.
     """
 
     wire_s: float
@@ -205,29 +200,30 @@ class CommTimes:
 
 
 class CommHook(Protocol):
-    """Decide how a wrapped model sends its gradients."""
+    """Control how a wrapped model sends its gradients."""
 
     def attach(self, replica: DistributedDataParallel) -> None:
-        """Change how `replica` sends, once, before the first step."""
+        """Register the hook on `replica`, once, before the first step."""
         ...
 
     def times(self) -> CommTimes | None:
-        """Return what was measured so far; None where nothing was. Waits for the device."""
+        """Return the times measured so far, or None. Synchronizes the device."""
         ...
 
     def state(self) -> CommState:
-        """Return what sending keeps between steps."""
+        """Return the state that the hook keeps between steps."""
         ...
 
     def reset(self) -> None:
-        """Forget all passes so far: they were rehearsals."""
+        """Discard everything recorded so far: those passes were warm-up."""
         ...
 
 
 def build_comm_hook(
     section: Parallel, device: torch.device, now: Callable[[], float] | None, warmup_steps: int = 0
 ) -> CommHook:
-    """Return how gradients are sent, and timed where `now` (seconds) is given, after `warmup_steps` steps."""
+    """Return the hook that sends gradients, timed with clock `now` (seconds) after `warmup_steps` steps if `now` is
+    given."""
     if now is None and section.compression == "off":
         return NoCommHook()
     send, memory = build_send_bucket(section)
@@ -239,33 +235,33 @@ def build_comm_hook(
 
 @final
 class NoCommHook:
-    """Send gradients as torch does without being told."""
+    """Register no hook."""
 
     def attach(self, replica: DistributedDataParallel) -> None:
-        """Change nothing."""
+        """Do nothing."""
 
     def times(self) -> CommTimes | None:
         """Return None."""
         return None
 
     def state(self) -> CommState:
-        """Return that of nothing."""
+        """Return `NoCommState`."""
         return NoCommState()
 
     def reset(self) -> None:
-        """Change nothing."""
+        """Do nothing."""
 
 
 @final
 class UntimedCommHook:
-    """Send gradients by `send`, untimed; `state` is what that keeps."""
+    """Send gradients by `send`, untimed."""
 
     def __init__(self, send: SendBucket, memory: CommState) -> None:
         self._send = send
         self._comm_state = memory
 
     def attach(self, replica: DistributedDataParallel) -> None:
-        """Give each bucket to `send`."""
+        """Register the hook."""
         replica.register_comm_hook(None, self._hook)
 
     def times(self) -> CommTimes | None:
@@ -273,11 +269,11 @@ class UntimedCommHook:
         return None
 
     def state(self) -> CommState:
-        """Return what `send` keeps."""
+        """Return the state of `send`."""
         return self._comm_state
 
     def reset(self) -> None:
-        """Have `send` begin anew."""
+        """Reset the state of `send`."""
         self._comm_state.reset()
 
     def _hook(self, state: object, bucket: GradBucket) -> Future[Tensor]:
@@ -285,18 +281,18 @@ class UntimedCommHook:
 
 
 class Timestamps(Protocol):
-    """Tell when something was reached, without waiting for it."""
+    """Record when the device reaches a point, without waiting for it."""
 
     def mark(self) -> Any:
-        """Return this moment: when the current stream will have done what is queued on it."""
+        """Return a mark for the work queued on the current stream so far."""
         ...
 
     def is_reached(self, mark: Any) -> bool:
-        """Return whether it has been reached."""
+        """Return whether the device has reached `mark`."""
         ...
 
     def seconds(self, start: Any, end: Any) -> float:
-        """Return the seconds between two moments that have been reached."""
+        """Return the seconds between two reached marks."""
         ...
 
     def synchronize(self) -> None:
@@ -306,7 +302,7 @@ class Timestamps(Protocol):
 
 @final
 class HostTimestamps:
-    """Moments of a device that never runs behind the host, by the clock `now`, in seconds."""
+    """Timestamps of a device that runs synchronously with the host, by the clock `now` in seconds."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -324,16 +320,15 @@ class HostTimestamps:
         return float(end - start)
 
     def synchronize(self) -> None:
-        """Return at once."""
+        """Do nothing."""
 
 
 @final
 class CudaTimestamps:
-    """Moments on a GPU: events in the current stream, which is that of the gradients where a bucket is ready.
+    """CUDA events in the current stream."""
 
-    What torch calls when a bucket is averaged, it calls with a stream of its own, which waits for the collective.
-    """
-
+    # When a bucket is ready, the current stream is that of the gradients. When it is averaged, torch calls the callback in a
+    # stream of its own, which waits for the collective.
     def mark(self) -> Any:
         """Record an event."""
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -341,7 +336,7 @@ class CudaTimestamps:
         return event
 
     def is_reached(self, mark: Any) -> bool:
-        """Return whether the device has come to the event."""
+        """Return whether the device has reached the event."""
         return bool(mark.query())
 
     def seconds(self, start: Any, end: Any) -> float:
@@ -349,13 +344,13 @@ class CudaTimestamps:
         return float(start.elapsed_time(end)) / 1e3
 
     def synchronize(self) -> None:
-        """Wait for the device."""
+        """Synchronize the device."""
         torch.cuda.synchronize()
 
 
 @dataclass
 class _SentBucket:
-    """A bucket on its way; `done` is None until it is averaged."""
+    """A bucket in flight; `done` is None until it is averaged."""
 
     num_bytes: int
     ready: Any
@@ -364,7 +359,7 @@ class _SentBucket:
 
 @dataclass
 class _BucketSums:
-    """Sums over `n` steps, in seconds, with one entry a bucket in `ready_s` and `took_s`; `sizes` are their bytes."""
+    """Sums over `n` steps in seconds; `ready_s` and `took_s` have one entry per bucket, `sizes` are their bytes."""
 
     sizes: tuple[int, ...] = ()
     ready_s: list[float] = field(default_factory=list)
@@ -375,11 +370,7 @@ class _BucketSums:
 
 @final
 class TimedCommHook:
-    """Send gradients by `send`, and time each bucket.
-
-    The first `warmup_steps` steps are left out, and so is what came before a change of the buckets: torch groups
-    parameters anew after the first step, and PowerSGD begins to compress after some. Memory does not grow with steps.
-    """
+    """Send gradients by `send`, and time each bucket after `warmup_steps` steps."""
 
     def __init__(self, send: SendBucket, memory: CommState, moments: Timestamps, warmup_steps: int = 0) -> None:
         self._send = send
@@ -391,11 +382,11 @@ class TimedCommHook:
         self._sums = _BucketSums()
 
     def attach(self, replica: DistributedDataParallel) -> None:
-        """Give each bucket to `send`, and note when it is ready and when it is averaged."""
+        """Register the hook."""
         replica.register_comm_hook(None, self._hook)
 
     def times(self) -> CommTimes | None:
-        """Return the means so far, or None where no step has been counted."""
+        """Return the means so far, or None if no step has been counted."""
         self._timestamps.synchronize()
         self._read()
         sums = self._sums
@@ -412,11 +403,11 @@ class TimedCommHook:
         )
 
     def state(self) -> CommState:
-        """Return what `send` keeps."""
+        """Return the state of `send`."""
         return self._comm_state
 
     def reset(self) -> None:
-        """Have `send` begin anew, and the warm-up and the sums."""
+        """Reset the state of `send`, the warm-up and the sums."""
         self._comm_state.reset()
         self._warmup_left = self._warmup_steps
         self._unread.clear()
@@ -452,6 +443,8 @@ class TimedCommHook:
 
     def _add(self, step: list[_SentBucket]) -> None:
         sizes = tuple(each.num_bytes for each in step)
+        # Buckets change: torch regroups parameters after the first step, and PowerSGD starts to compress after ten. Times
+        # before the last change are dropped.
         if sizes != self._sums.sizes:
             self._sums = _BucketSums(sizes, [0.0] * len(sizes), [0.0] * len(sizes))
         sums, first = self._sums, step[0].ready

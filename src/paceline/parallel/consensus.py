@@ -15,34 +15,33 @@ from paceline.recipe.schema.train import Parallel
 
 
 class Consensus(Protocol):
-    """Add up the ranks' votes. Every rank must make the same calls, in the same order."""
+    """Sum the ranks' votes. Every rank must make the same calls, in the same order."""
 
     def all_reduce_flags(self, *votes: int) -> tuple[int, ...]:
-        """Send this step's `votes`; return the newest sums over the ranks, the same on each.
+        """Send this step's `votes`; return the latest sums over the ranks, the same on each.
 
-        Where there are several ranks they are those of the call before, and 0 in the first; a rank alone has its
-        own votes back. Raise `RuntimeError` when a rank was lost in between.
+        Several ranks get the sums of the previous call, 0 in the first; a single rank gets its own votes. Raise
+        `RuntimeError` if a rank was lost.
         """
         ...
 
     def flush(self) -> tuple[int, ...]:
-        """Wait for the votes that were sent last, and return their sums over the ranks."""
+        """Wait for the votes sent last, and return their sums over the ranks."""
         ...
 
     def union(self, numbers: Sequence[int]) -> tuple[int, ...]:
-        """Return the distinct numbers of all ranks, sorted; each fits into 64 bits. Waits for all ranks."""
+        """Return the distinct numbers of all ranks, sorted; each must fit into 64 bits. Waits for all ranks."""
         ...
 
     def close(self) -> None:
-        """Let go of votes on their way. Never waits, for after a failure it might be for a rank that is gone."""
+        """Drop votes in flight. Never waits, since after a failure a rank may be gone."""
         ...
 
 
 def build_consensus(world: World, num_votes: int, timeout: timedelta | None = None) -> Consensus:
-    """Return where the ranks of `world` agree on `num_votes` numbers a step; a rank alone asks nobody.
+    """Return the consensus of the ranks of `world` on `num_votes` numbers per step. Every rank must call it.
 
-    Every rank must call it, and of several each be in the process group. `timeout` is how long a rank waits for
-    another's votes; None is torch's own.
+    `timeout` limits how long a rank waits for the votes of another; None is torch's default.
     """
     if world.world_size == 1:
         return SingleRankConsensus(num_votes)
@@ -52,7 +51,7 @@ def build_consensus(world: World, num_votes: int, timeout: timedelta | None = No
 
 
 class SingleRankConsensus:
-    """One rank, whose votes decide at once."""
+    """Consensus of one rank: its votes decide at once."""
 
     def __init__(self, num_votes: int) -> None:
         self._votes = (0,) * num_votes
@@ -76,7 +75,7 @@ class SingleRankConsensus:
 
 
 class AllGatherConsensus:
-    """Several ranks: an asynchronous all-reduce of int64 [num_votes] a call, waited for in the next.
+    """Consensus of several ranks: an asynchronous all-reduce of int64 [num_votes] per call, waited for in the next.
 
     `group` holds all ranks, is used by nothing else, and reduces tensors on the host.
     """
@@ -84,12 +83,12 @@ class AllGatherConsensus:
     def __init__(self, num_votes: int, group: dist.ProcessGroup) -> None:
         self._group = group
         self._sent = torch.zeros(num_votes, dtype=torch.int64)
-        self._numbers = self._sent.numpy()  # the same memory: filled without a tensor of its own
+        self._numbers = self._sent.numpy()  # the same memory, filled without creating a tensor
         self._work: dist.Work | None = None
         self._sums = (0,) * num_votes
 
     def all_reduce_flags(self, *votes: int) -> tuple[int, ...]:
-        """Send `votes`; return the sums of the votes before."""
+        """Send `votes`; return the sums of the previous votes."""
         before = self.flush()
         assert len(votes) == len(before), f"{len(votes)} votes of {len(before)}"
         self._numbers[:] = votes
@@ -97,7 +96,7 @@ class AllGatherConsensus:
         return before
 
     def flush(self) -> tuple[int, ...]:
-        """Wait for the votes that were sent last; return their sums."""
+        """Wait for the votes sent last; return their sums."""
         if self._work is not None:
             self._work.wait()
             self._work = None
@@ -105,7 +104,7 @@ class AllGatherConsensus:
         return self._sums
 
     def union(self, numbers: Sequence[int]) -> tuple[int, ...]:
-        """Gather how many numbers each rank has, then the numbers, padded to the longest list."""
+        """Gather the count of each rank, then the numbers, padded to the longest list."""
         counts = self._gather(torch.tensor([len(numbers)]))
         longest = int(counts.max())
         if not longest:
@@ -116,7 +115,7 @@ class AllGatherConsensus:
         return tuple(sorted({number for row, count in lists for number in row[:count]}))
 
     def close(self) -> None:
-        """Drop the votes on their way; the group goes with the others at the end of the process group."""
+        """Drop the votes in flight; the group is destroyed with the default process group."""
         self._work = None
 
     def _gather(self, row: torch.Tensor) -> torch.Tensor:
@@ -126,30 +125,30 @@ class AllGatherConsensus:
         return torch.stack(rows)
 
 
-_CHUNK: Final = 1 << 22  # numbers hashed at a time: 32 MB for each of the few tensors of int64 that it takes
+_CHUNK: Final = 1 << 22  # numbers hashed at a time: 32 MB per int64 temporary
 _WORD_DTYPES: Final = {1: torch.uint8, 2: torch.int16}
 
 
 class ReplicaCheck(Protocol):
-    """Compare the replicas."""
+    """Compare the replicas' weights."""
 
     def check(self, step: int) -> None:
-        """Compare them if it is time to after `step` steps. Every rank must call it.
+        """Compare the replicas if a comparison is due after `step` steps. Every rank must call it.
 
-        Raise `WatchError` on all ranks where one has other weights than most, naming it and the first parameter.
+        Raise `WatchError` on all ranks if one has other weights than most, naming it and the first differing parameter.
         """
         ...
 
 
 class NoReplicaCheck:
-    """For replicas that are not to be compared, or that there is one of."""
+    """Compare nothing."""
 
     def check(self, step: int) -> None:
         """Do nothing."""
 
 
 class HashReplicaCheck:
-    """Compare hashes of `parameters` every `every` steps: one pass over the weights, and 8 bytes a rank to send."""
+    """Compare hashes of `parameters` every `every` steps: one pass over the weights, and 8 bytes per rank to send."""
 
     def __init__(self, parameters: Mapping[str, Tensor], every: int, world: World) -> None:
         self._parameters = dict(parameters)
@@ -157,7 +156,7 @@ class HashReplicaCheck:
         self._world = world
 
     def check(self, step: int) -> None:
-        """Compare them if it is time to. The host waits for the device then."""
+        """Compare the replicas if a comparison is due. Synchronizes the device then."""
         if step % self._every:
             return
         hashes = torch.stack([hash_tensor(each) for each in self._parameters.values()])
@@ -166,13 +165,13 @@ class HashReplicaCheck:
             raise WatchError(self._difference(step, totals, self._all_gather(hashes)))
 
     def _all_gather(self, mine: Tensor) -> Tensor:
-        """Return the ranks' `mine` [N] as [world_size, N], on the host."""
+        """Return the ranks' `mine` [N] as [world_size, N] on the host."""
         parts = [torch.empty_like(mine) for _ in range(self._world.world_size)]
         dist.all_gather(parts, mine)
         return torch.stack(parts).cpu()
 
     def _difference(self, step: int, totals: list[int], hashes: Tensor) -> str:
-        """Say which ranks are in the minority, or that all are when there is none."""
+        """Return the message that names the ranks in the minority, or all ranks if there is no majority."""
         usual, num_usual = Counter(totals).most_common(1)[0]
         is_majority = num_usual * 2 > len(totals)
         others = [rank for rank, total in enumerate(totals) if not (is_majority and total == usual)]
@@ -185,30 +184,31 @@ class HashReplicaCheck:
         if not is_majority:
             who = f"ranks {ranks} of {len(totals)} have different weights"
         where = f"first in {names[0]}, and in {len(names) - 1} more of {len(self._parameters)} parameters"
-        fix = "resume from a checkpoint before it; if it comes back, look at that machine's memory and GPU"
+        fix = "resume from a checkpoint before it; if it comes back, check that machine's memory and GPU"
         return f"parallel.check_replicas: {who} at step {step}, {where} ({fix})"
 
 
 def hash_tensor(tensor: Tensor) -> Tensor:
-    """Return a 64-bit hash of the bits and places of `tensor`'s numbers, of any dtype, as int64 [] on its device.
+    """Return a 64-bit hash of the bits of `tensor`, of any dtype, as int64 [] on its device.
 
-    It is multilinear, sum of x_i w_i modulo 2^64 (Lemire and Kaser 2014, arXiv 1202.4961, section 2), over words
-    x_i as wide as the dtype, but no wider than 32 bits: the low bits of a wide word are often all 0, and so would be
-    as many of its product's. The w_i are odd, so that one word that changed always shows, and come from SplitMix64
-    (Steele et al. 2014, doi 10.1145/2660193.2660195) at i. Integers wrap, so the order of summation does not matter.
+    The hash is multilinear: the sum of x_i w_i modulo 2^64 (Lemire and Kaser 2014, arXiv 1202.4961, section 2), where
+    w_i comes from SplitMix64 (Steele et al. 2014, doi 10.1145/2660193.2660195) at i.
     """
     words = tensor.detach().contiguous().reshape(-1)
+    # Words are as wide as the dtype but at most 32 bits: the low bits of a wide word are often all 0, and so would be as
+    # many bits of its product.
     words = words.view(_WORD_DTYPES.get(words.element_size(), torch.int32))
     total = torch.full((), words.numel(), dtype=torch.int64, device=words.device)
     for start in range(0, words.numel(), _CHUNK):
         chunk = words[start : start + _CHUNK].to(torch.int64)
         places = torch.arange(start, start + len(chunk), dtype=torch.int64, device=words.device)
+        # Odd weights, so that a single changed word always changes the sum. Integers wrap, so the order does not matter.
         total = total + (chunk * (_splitmix64(places) | 1)).sum()
     return total
 
 
 def _splitmix64(places: Tensor) -> Tensor:
-    """Return SplitMix64's output number `places` (int64, from 0), from seed 0; int64 wraps as uint64 does."""
+    """Return SplitMix64's outputs number `places` (int64, from 0) for seed 0; int64 wraps as uint64 does."""
     z = (places + 1) * _to_int64(0x9E3779B97F4A7C15)
     z = (z ^ _logical_shift_right(z, 30)) * _to_int64(0xBF58476D1CE4E5B9)
     z = (z ^ _logical_shift_right(z, 27)) * _to_int64(0x94D049BB133111EB)
@@ -216,7 +216,7 @@ def _splitmix64(places: Tensor) -> Tensor:
 
 
 def _logical_shift_right(z: Tensor, bits: int) -> Tensor:
-    """Shift right without the sign, which torch's shift of int64 would carry along."""
+    """Shift right without extending the sign, as torch's shift of int64 would."""
     return (z >> bits) & ((1 << (64 - bits)) - 1)
 
 
@@ -225,7 +225,7 @@ def _to_int64(value: int) -> int:
 
 
 def build_replica_check(section: Parallel, world: World, model: nn.Module, every: int) -> ReplicaCheck:
-    """Return what compares the replicas of `model`, by `parallel.check_replicas`; one rank has nothing to compare."""
+    """Return the check of the replicas of `model` for `parallel.check_replicas`; none for a single rank."""
     if section.check_replicas == "off" or world.world_size == 1:
         return NoReplicaCheck()
     return HashReplicaCheck(dict(model.named_parameters()), every, world)

@@ -26,19 +26,16 @@ from paceline.parallel.comm_hooks import CommHook, CommTimes
 FORWARD: Final = "forward"
 
 SwitchStage = Callable[[str], None]
-"""Charges what follows to the stage of that name. On a GPU, backward calls it from a thread of torch's."""
+"""Attributes the time that follows to the named stage. On a GPU, backward calls it from one of torch's threads."""
 
 
 @final
 class LastGradientHook:
-    """Call `ready` in a backward pass when the last gradient of this rank is there, before it is sent.
-
-    Which parameter's it is follows from the network. It is learnt in the first backward pass, in which every
-    parameter tells and `ready` is not called; from then on one hook is left. Where that parameter takes no part in a
-    later pass, `ready` is not called in it.
-    """
+    """Call `ready` in a backward pass once this rank's last gradient is computed, before it is sent."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], ready: Callable[[], None]) -> None:
+        # The last parameter depends on the model. The first backward pass finds it: each parameter has a hook then, and
+        # `ready` is not called. Afterwards only that parameter has one; in a pass without it `ready` is not called.
         self._ready = ready
         self._last: torch.Tensor | None = None
         trainable = [each for each in parameters if each.requires_grad]
@@ -48,7 +45,8 @@ class LastGradientHook:
         ]
 
     def end_pass(self) -> None:
-        """Keep what a backward pass has taught, if there was one. Call it between passes."""
+        """Keep only the hook of the last gradient once a backward pass has shown which it is. Call it between
+        passes."""
         if self._last is None:
             return
         for hook in self._learning:
@@ -65,11 +63,8 @@ class LastGradientHook:
 
 @final
 class GradReadyHook:
-    """Turn to `exposed_communication` while `replica` waits for other ranks, and back to `forward` after buffers.
-
-    Waiting for gradients ends with backward, in whose stage it lies. With `compiled`, torch's compiler is told to leave
-    the hooks alone: they stand around the graph of the model and never in it.
-    """
+    """Switch to `exposed_communication` while `replica` waits for other ranks, and back to `forward` after buffers
+    arrive."""
 
     def __init__(self, replica: DistributedDataParallel, switch_stage: SwitchStage, *, compiled: bool) -> None:
         self._replica = replica
@@ -77,16 +72,17 @@ class GradReadyHook:
         self._receives = False
         self._last_gradient = LastGradientHook(replica.module.parameters(), self._gradients_are_ready)
         if any(True for _ in replica.module.buffers()):
+            # Keep the hooks out of the compiled graph: they surround it.
             aside: Callable[[Any], Any] = torch.compiler.disable if compiled else _identity
             replica.register_forward_pre_hook(aside(self._before_buffers))
             replica.module.register_forward_pre_hook(aside(self._before_forward))
 
     def end_pass(self) -> None:
-        """Take note that a backward pass may have ended. Call it before a micro-batch."""
+        """Note that a backward pass may have ended. Call it before each micro-batch."""
         self._last_gradient.end_pass()
 
     def _gradients_are_ready(self) -> None:
-        if self._replica.require_backward_grad_sync:  # else more micro-batches follow, and nothing is sent
+        if self._replica.require_backward_grad_sync:  # else more micro-batches follow and nothing is sent
             self._switch_stage(EXPOSED)
 
     def _before_buffers(self, module: nn.Module, args: object) -> None:
@@ -95,7 +91,7 @@ class GradReadyHook:
             self._switch_stage(EXPOSED)
 
     def _before_forward(self, module: nn.Module, args: object) -> None:
-        # Evaluation calls the model itself, and receives nothing.
+        # Evaluation calls the unwrapped model, which receives nothing.
         if self._receives:
             self._receives = False
             self._switch_stage(FORWARD)
@@ -106,7 +102,7 @@ def _identity(hook: Any) -> Any:
 
 
 CLIP_STAGE: Final = "optimizer"
-"""The stage in which gradients are shortened."""
+"""Stage in which gradients are clipped."""
 
 _RANK_0_WEIGHTS_ONLY: Final = (
     "resumed with rank 0's weights on every rank: with parallel.sync_gradients=false no others are saved"
@@ -114,13 +110,10 @@ _RANK_0_WEIGHTS_ONLY: Final = (
 
 
 class DDP:
-    """Replicas that average their gradients while backward runs (Li et al. 2020, arXiv 2006.15704).
+    """Average gradients over the replicas while backward runs (Li et al. 2020, arXiv 2006.15704).
 
-    Before each forward the buffers of rank 0 go to all ranks, so that a resumed run starts from what an
-    uninterrupted one would have used.
-
-    Without `averages` every rank trains alone, to show what communication costs: weights, buffers and gradients are
-    each rank's own, and of a step only one number is sent, by which ranks decide alike (`clip`).
+    Without `averages` every rank trains alone, as a probe of the cost of communication: only one number per step is
+    sent, on which all ranks base the same decisions (`clip`).
     """
 
     def __init__(
@@ -152,19 +145,18 @@ class DDP:
             gradient_as_bucket_view=self._bucket_view,
             static_graph=self._static_graph,
         )
-        # Only now: the constructor gives all ranks the same buffers to start with.
+        # Rank 0's buffers are broadcast before each forward, so that a resumed run sees what an uninterrupted one would
+        # have. Set only now: the constructor gives all ranks the same initial buffers.
         self._module.broadcast_buffers = self._averages
         self._comm_hook.attach(self._module)
         return self._module
 
     def warm_up_buckets(self, step: Callable[[], None]) -> None:
-        """Call `step` first, so that a process that resumes sums gradients in the order of one that never stopped.
-
-        Torch groups parameters into buckets anew after the first backward pass of a process, or for a static graph
-        after the second, by the order in which gradients arrived. Which ones share a bucket decides in which order the
-        ranks' numbers are added, which on more than two ranks shows in the last bits. What is kept between steps is
-        kept by bucket: then two ranks need it too, and one pass more, which shows what the buckets are.
-        """
+        """Call `step` first, so that a resumed process sums gradients in the same order as one that never stopped."""
+        # Torch regroups parameters into buckets after the first backward pass of a process (after the second with a static
+        # graph), by the order in which gradients arrived. The grouping decides the order in which the ranks' numbers are
+        # added, which changes the last bits on more than two ranks. Compression keeps state per bucket, so it needs this
+        # on two ranks too, and one more pass to learn the buckets.
         is_kept = self.comm_state().has_state
         if self._averages and (is_kept or dist.get_world_size() > 2):
             for _ in range(1 + self._static_graph + is_kept):
@@ -172,10 +164,7 @@ class DDP:
         self._comm_hook.reset()
 
     def on_comm_wait(self, switch_stage: SwitchStage, *, compiled: bool = False) -> None:
-        """Turn to `exposed_communication` from the last gradient of this rank on, and while buffers come in.
-
-        A rank that trains alone waits neither there nor then, but in `clip`.
-        """
+        """Switch to `exposed_communication` after this rank's last gradient, and while buffers are received."""
         assert self._module is not None, "prepare comes first"
         if self._averages:
             self._end_pass = GradReadyHook(self._module, switch_stage, compiled=compiled).end_pass
@@ -183,10 +172,8 @@ class DDP:
             self._switch_stage = switch_stage
 
     def accumulate(self, *, final: bool) -> contextlib.AbstractContextManager[None]:
-        """Return a context without communication for all but the final micro-batch.
-
-        Raise `WorldError` for a static graph, with which torch cannot leave communication out.
-        """
+        """Return a context without communication for all but the final micro-batch. Raise `WorldError` for a static
+        graph."""
         assert self._module is not None, "prepare comes first"
         self._end_pass()
         if final and self._averages:
@@ -199,17 +186,16 @@ class DDP:
         return self._module.no_sync()
 
     def clip(self, parameters: Sequence[Tensor], max_norm: float) -> Tensor:
-        """Return the norm of the averaged gradient, which every rank has whole, and shorten it to `max_norm`.
+        """Clip the averaged gradient to `max_norm`; return its norm before, float32 [].
 
-        Where each rank trains alone it shortens its own gradient by its own norm; returned is the mean of all norms,
-        which is no number where one of them is none. A rank that stopped or skipped by itself would leave the others
-        alone in the next collective. The largest norm would tell as much, but what libraries make of the larger of
-        1 and NaN differs.
+        Ranks that train alone clip their own gradient by its own norm, and the mean of all norms is returned.
         """
         norm = gradient_norm([each.grad for each in parameters if each.grad is not None])
         own_norm = clip_to_norm(parameters, norm, max_norm)
         if self._averages:
             return own_norm
+        # The mean is NaN if any norm is, so all ranks stop or skip together; one that did so alone would leave the others
+        # waiting in the next collective. The maximum would do, but libraries differ in what max(1, NaN) is.
         self._switch_stage(EXPOSED)
         mean_norm = mean_over_ranks(own_norm)
         self._switch_stage(CLIP_STAGE)
@@ -229,7 +215,7 @@ class DDP:
 
     @contextlib.contextmanager
     def evaluating(self, model: nn.Module) -> Iterator[None]:
-        """Broadcast rank 0's buffers; the model itself, unlike its wrapper, waits for no one."""
+        """Broadcast rank 0's buffers; the unwrapped model waits for no other rank."""
         broadcast_buffers(model)
         yield
 
@@ -242,17 +228,18 @@ class DDP:
         return full
 
     def comm_times(self) -> CommTimes | None:
-        """Return what each bucket took, where it is timed."""
+        """Return the times of each bucket, if they are measured."""
         return self._comm_hook.times()
 
     def comm_state(self) -> CommState:
-        """Return what compression keeps. Of ranks that train alone, checkpoints have rank 0's weights and no others."""
+        """Return the state of compression."""
+        # Checkpoints of ranks that train alone hold only rank 0's weights.
         return self._comm_hook.state() if self._averages else NoCommState(_RANK_0_WEIGHTS_ONLY)
 
 
 def _do_nothing() -> None:
-    """Settle nothing: nobody listens."""
+    """Do nothing: no hook is registered."""
 
 
 def _ignore_stage(stage: str) -> None:
-    """Turn to no other stage: nobody listens."""
+    """Ignore the stage: nothing times it."""

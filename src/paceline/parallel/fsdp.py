@@ -1,4 +1,4 @@
-"""Weights, gradients and optimizer state in shards, one a rank, gathered layer by layer where they are needed."""
+"""FSDP2: weights, gradients and optimizer state in one shard per rank, gathered layer by layer."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,16 +23,16 @@ from paceline.parallel.base import (
 from paceline.parallel.comm_hooks import CommTimes
 from paceline.parallel.ddp import SwitchStage
 
+# A unit has between 1 % and half of all parameters. Smaller modules stay with the root, as messages so small cost more
+# than the memory they save; containers and larger modules are split.
 _SMALLEST_SHARE = 0.01
 _LARGEST_SHARE = 0.5
 
 
 class FSDP:
-    """Shards of the parameters, which are gathered for forward and backward (Zhao et al. 2023, arXiv 2304.11277).
+    """Shard the parameters and gather them for forward and backward (Zhao et al. 2023, arXiv 2304.11277).
 
-    With `reshard`, what was gathered is dropped after forward and gathered again in backward. Parameters are laid out
-    contiguously, which is all that torch shards; images may be channels-last all the same. Running statistics are
-    each rank's own in training, which does not use them; rank 0's are evaluated and saved.
+    With `reshard`, gathered weights are dropped after forward and gathered again in backward.
     """
 
     def __init__(self, device: torch.device, *, reshard: bool) -> None:
@@ -43,33 +43,34 @@ class FSDP:
         self._root: FSDPModule | None = None
 
     def prepare(self, model: nn.Module) -> nn.Module:
-        """Return the model, sharded in place with its values of rank 0; its parameters are DTensors from now on."""
+        """Return the model, sharded in place from rank 0's values; its parameters become DTensors."""
+        # FSDP2 shards only contiguous parameters; images may be channels_last all the same.
         model.to(memory_format=torch.contiguous_format)
         for parameter in model.parameters():
             dist.broadcast(parameter.data, src=0)
         broadcast_buffers(model)
         chosen = sharding_units(model)
         self._units = [fully_shard(each, mesh=self._mesh, reshard_after_forward=self._reshard) for each in chosen]
-        # Backward begins at once with what the root holds itself, so there is no point in dropping it.
+        # Backward starts with the root's own parameters, so dropping them would gain nothing.
         self._root = fully_shard(model, mesh=self._mesh, reshard_after_forward=False)
         return model
 
     def warm_up_buckets(self, step: Callable[[], None]) -> None:
-        """Do nothing: the first step is like the others."""
+        """Do nothing: the first step is like all others."""
 
     def on_comm_wait(self, switch_stage: SwitchStage, *, compiled: bool = False) -> None:
         """Do nothing: shards are gathered and reduced layer by layer, within forward and backward."""
 
     @contextlib.contextmanager
     def accumulate(self, *, final: bool) -> Iterator[None]:
-        """Surround a micro-batch; all but the final one add up whole gradients and keep the gathered weights."""
+        """Surround a micro-batch; all but the final one add up unsharded gradients and keep the gathered weights."""
         assert self._root is not None, "prepare comes first"
         self._root.set_requires_gradient_sync(final)
         self._root.set_reshard_after_backward(final or self._reshard)
         yield
 
     def clip(self, parameters: Sequence[Tensor], max_norm: float) -> Tensor:
-        """Return the norm over all shards of the averaged gradient, and shorten it to `max_norm`."""
+        """Clip the averaged gradient to `max_norm`; return its norm over all shards before, float32 []."""
         norm = gradient_norm([_shard(each.grad) for each in parameters if each.grad is not None])
         return clip_to_norm(parameters, sum_over_ranks(norm.square()).sqrt(), max_norm)
 
@@ -87,7 +88,7 @@ class FSDP:
 
     @contextlib.contextmanager
     def evaluating(self, model: nn.Module) -> Iterator[None]:
-        """Broadcast rank 0's buffers, and hold all weights gathered until the end, so that no rank needs another."""
+        """Broadcast rank 0's buffers, and keep all weights gathered inside, so that no rank waits for another."""
         assert self._root is not None, "prepare comes first"
         broadcast_buffers(model)
         parts = [*self._units, self._root]
@@ -103,17 +104,16 @@ class FSDP:
                 unit.set_reshard_after_forward(self._reshard, recurse=False)
 
     def gather(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return whole tensors; those that were shards come to the CPU one by one, as the GPU may not hold them all."""
+        """Return whole tensors; those that were sharded are on the CPU."""
+        # One at a time to the CPU: the GPU may not hold all of them.
         return {
             name: tensor.full_tensor().cpu() if isinstance(tensor, DTensor) else tensor
             for name, tensor in tensors.items()
         }
 
     def shard_like(self, full: Tensor, like: Tensor) -> Tensor:
-        """Return a DTensor with this rank's part of `full`, without asking another rank; `full` where `like` is none.
-
-        The dtype is that of `full`, the device that of `like`.
-        """
+        """Return this rank's shard of `full` as a DTensor on the device of `like`, without communication; `full` if
+        `like` is not a DTensor."""
         if not isinstance(like, DTensor):
             return full
         return distribute_tensor(full.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
@@ -123,16 +123,12 @@ class FSDP:
         return None
 
     def comm_state(self) -> CommState:
-        """Return that of nothing: shards are reduced as they are."""
+        """Return `NoCommState`: shards are reduced uncompressed."""
         return NoCommState()
 
 
 def sharding_units(model: nn.Module) -> list[nn.Module]:
-    """Return the modules to gather one at a time, in order: the blocks of a network, whatever its author called them.
-
-    They are found from the root down. Containers, and modules with more than half of all parameters, are looked into;
-    what has less than a hundredth stays with the root, as messages so small cost more than the memory they save.
-    """
+    """Return the modules to gather one at a time, in order: the blocks of a model, whatever they are called."""
     total = _num_parameters(model)
     units: list[nn.Module] = []
     for child in model.children():
