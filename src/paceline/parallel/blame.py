@@ -13,7 +13,8 @@ Condition = Literal["here", "silent", "stopped", "dead"]
 
 # Stages in the order in which a rank reaches them after the same number of steps. In a collective all ranks look alike,
 # so the rank to blame is the one that is behind. A rank waits for others before forward and after backward (`EXPOSED`)
-# and computes nothing then, so any rank that works in the same step is behind it: `EXPOSED` comes last but for `FINISH`.
+# and computes nothing then, so any rank that works in the same step is behind it: `EXPOSED` comes last but for
+# `FINISH`.
 _ORDER: Final = (
     ("start",),
     (TRACE,),

@@ -34,8 +34,8 @@ class PowerSGD:
     """Send gradients as factors of `rank` with error feedback and warm start (Vogels et al. 2019, arXiv 1905.13727)."""
 
     # The residual of a bucket differs per rank, its two factors do not. Torch knows a bucket by number, a checkpoint by
-    # its parameters' names. Torch's generator needs no saving: it is used once per bucket, in the first compressed step,
-    # and starts from the same seed in every process.
+    # its parameters' names. Torch's generator needs no saving: it is used once per bucket, in the first compressed
+    # step, and starts from the same seed in every process.
     has_state = True
 
     def __init__(self, rank: int) -> None:
@@ -59,8 +59,8 @@ class PowerSGD:
         gradients, sent_before = bucket.buffer(), state.total_numel_after_compression
         future = powerSGD_hook(state, bucket)
         if gradients.device.type == "cpu":
-            # Torch sends the second factor from a gloo thread once the first has arrived, so two buckets could be sent in
-            # another order on another rank. NCCL keeps the order of the host, so no wait is needed there.
+            # Torch sends the second factor from a gloo thread once the first has arrived, so two buckets could be sent
+            # in another order on another rank. NCCL keeps the order of the host, so no wait is needed there.
             future.wait()
         # Before the first compressed step torch sends everything and counts nothing.
         num_sent = state.total_numel_after_compression - sent_before or gradients.numel()
@@ -163,8 +163,9 @@ def build_send_bucket(section: Parallel) -> tuple[SendBucket, CommState]:
 def _send_uncompressed(bucket: GradBucket) -> tuple[Future[Tensor], int]:
     """Send gradients uncompressed, bitwise equal to torch's path without a hook."""
     gradients = bucket.buffer()
-    # Torch multiplies by 1 / world_size as it copies gradients into the bucket, then sums (`mark_variable_ready_dense` in
-    # torch/csrc/distributed/c10d/reducer.cpp). Torch's `allreduce_hook` divides, which gives other bits on three ranks.
+    # Torch multiplies by 1 / world_size as it copies gradients into the bucket, then sums (`mark_variable_ready_dense`
+    # in torch/csrc/distributed/c10d/reducer.cpp). Torch's `allreduce_hook` divides, which gives other bits on three
+    # ranks.
     gradients.mul_(1 / dist.get_world_size())
     sum_of_ranks = dist.all_reduce(gradients, async_op=True)
     assert sum_of_ranks is not None, "this rank is in the process group"
@@ -327,8 +328,8 @@ class HostTimestamps:
 class CudaTimestamps:
     """CUDA events in the current stream."""
 
-    # When a bucket is ready, the current stream is that of the gradients. When it is averaged, torch calls the callback in a
-    # stream of its own, which waits for the collective.
+    # When a bucket is ready, the current stream is that of the gradients. When it is averaged, torch calls the callback
+    # in a stream of its own, which waits for the collective.
     def mark(self) -> Any:
         """Record an event."""
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -443,8 +444,8 @@ class TimedCommHook:
 
     def _add(self, step: list[_SentBucket]) -> None:
         sizes = tuple(each.num_bytes for each in step)
-        # Buckets change: torch regroups parameters after the first step, and PowerSGD starts to compress after ten. Times
-        # before the last change are dropped.
+        # Buckets change: torch regroups parameters after the first step, and PowerSGD starts to compress after ten.
+        # Times before the last change are dropped.
         if sizes != self._sums.sizes:
             self._sums = _BucketSums(sizes, [0.0] * len(sizes), [0.0] * len(sizes))
         sums, first = self._sums, step[0].ready

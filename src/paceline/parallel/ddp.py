@@ -153,10 +153,10 @@ class DDP:
 
     def warm_up_buckets(self, step: Callable[[], None]) -> None:
         """Call `step` first, so that a resumed process sums gradients in the same order as one that never stopped."""
-        # Torch regroups parameters into buckets after the first backward pass of a process (after the second with a static
-        # graph), by the order in which gradients arrived. The grouping decides the order in which the ranks' numbers are
-        # added, which changes the last bits on more than two ranks. Compression keeps state per bucket, so it needs this
-        # on two ranks too, and one more pass to learn the buckets.
+        # Torch regroups parameters into buckets after the first backward pass of a process (after the second with a
+        # static graph), by the order in which gradients arrived. The grouping decides the order in which the ranks'
+        # numbers are added, which changes the last bits on more than two ranks. Compression keeps state per bucket, so
+        # it needs this on two ranks too, and one more pass to learn the buckets.
         is_kept = self.comm_state().has_state
         if self._averages and (is_kept or dist.get_world_size() > 2):
             for _ in range(1 + self._static_graph + is_kept):
@@ -194,8 +194,8 @@ class DDP:
         own_norm = clip_to_norm(parameters, norm, max_norm)
         if self._averages:
             return own_norm
-        # The mean is NaN if any norm is, so all ranks stop or skip together; one that did so alone would leave the others
-        # waiting in the next collective. The maximum would do, but libraries differ in what max(1, NaN) is.
+        # The mean is NaN if any norm is, so all ranks stop or skip together; one that did so alone would leave the
+        # others waiting in the next collective. The maximum would do, but libraries differ in what max(1, NaN) is.
         self._switch_stage(EXPOSED)
         mean_norm = mean_over_ranks(own_norm)
         self._switch_stage(CLIP_STAGE)

@@ -1,7 +1,7 @@
 """Read rank and world size from the environment variables of torchrun, Slurm or the local launcher. Torch-free.
 
-The launcher is recognised by what only it sets: torchrun by RANK and WORLD_SIZE, `srun` by SLURM_STEP_NUM_TASKS. A
-batch script has SLURM_PROCID too, but is no task of a step.
+torchrun is recognised by RANK and WORLD_SIZE, `srun` by SLURM_STEP_NUM_TASKS. A batch script has SLURM_PROCID too, but
+is not a task of a step.
 """
 
 import ipaddress
@@ -20,44 +20,47 @@ _LAUNCHER_PID = "PACELINE_LAUNCHER_PID"
 _ATTEMPT = "PACELINE_ATTEMPT"
 _AGENT_ID = "TORCHELASTIC_RUN_ID"
 _SLURM_PORTS = range(20_000, 30_000)
+# Between the ports of two steps of a job: jobs whose numbers differ by less than 900 do not collide in their first nine
+# steps.
 _PORTS_APART = 1009
-"""Between the ports of two steps of a job: those of jobs less than 900 apart differ, in up to nine steps each."""
 
 
 def world_from_environ(environ: Mapping[str, str]) -> World:
-    """Return this process's place. Raise `WorldError` for variables that contradict one another."""
+    """Return the world and this process's rank in it. Raise `WorldError` for contradictory variables."""
     tasks = _tasks_on_this_node(environ)
     cpus = _given_cpus(environ, tasks)
-    # Where Slurm does not say what it has given, nobody knows whether its tasks have CPUs of their own.
+    # If Slurm does not say what CPUs it has given, its tasks may share them.
     gpus = _int_variable(environ, "SLURM_GPUS_ON_NODE", 0)
     return replace(_rank_from_environ(environ), given_cpus=cpus, given_gpus=gpus, local_tasks=tasks if cpus else 1)
 
 
 def current_world() -> World:
-    """Return the place of this process, by its own environment; for programs that are not ours to start."""
+    """Return the world from this process's own environment, for programs that paceline did not start."""
     return world_from_environ(os.environ)
 
 
 def _rank_from_environ(environ: Mapping[str, str]) -> World:
     if "RANK" in environ and "WORLD_SIZE" in environ:
         return _checked_world(_from_torchrun(environ))
-    if "SLURM_PROCID" in environ and environ.get("SLURM_STEP_NUM_TASKS", "1") != "1":  # one task: a shell, or one rank
+    if (
+        "SLURM_PROCID" in environ and environ.get("SLURM_STEP_NUM_TASKS", "1") != "1"
+    ):  # one task: a shell or a single rank
         return _checked_world(_from_slurm(environ))
-    # A shell's only task, which may yet start ranks of its own, is started again with its job.
+    # A shell as the only task may start ranks itself; it is restarted with its job.
     return World(attempt=_int_variable(environ, "SLURM_RESTART_COUNT", 0))
 
 
 def batch_job(environ: Mapping[str, str]) -> BatchJob:
-    """Return the job of Slurm's that this process is in. Raise `WorldError` for an end of it that is no time.
-
-    Slurm says when a job ends since 23.02, in SLURM_JOB_END_TIME, as it was known when the step began
-    (https://github.com/SchedMD/slurm/blob/master/CHANGELOG/slurm-23.02.md). PACELINE_END_TIME comes before it, for an
-    older Slurm, another batch system or an end that has moved; empty, there is none.
-    """
+    """Return the Slurm job that this process is in. Raise `WorldError` for an end time that is not a number."""
+    # Slurm sets SLURM_JOB_END_TIME since 23.02, as it was known when the step began
+    # (https://github.com/SchedMD/slurm/blob/master/CHANGELOG/slurm-23.02.md). PACELINE_END_TIME overrides it, for an
+    # older Slurm, another batch system or an end that has moved; set to nothing, there is no end.
     name = "PACELINE_END_TIME" if "PACELINE_END_TIME" in environ else "SLURM_JOB_END_TIME"
     text = environ.get(name, "").strip()
     if text and not text.isdecimal():
-        raise WorldError(f"{name}: {text!r} is no time (set it to seconds since 1970, as of date +%s, or to nothing)")
+        raise WorldError(
+            f"{name}: {text!r} is not a time (set it to seconds since 1970, as printed by date +%s, or to nothing)"
+        )
     return BatchJob(
         number=environ.get("SLURM_JOB_ID", ""),
         restarts=_int_variable(environ, "SLURM_RESTART_COUNT", 0),
@@ -66,7 +69,7 @@ def batch_job(environ: Mapping[str, str]) -> BatchJob:
 
 
 def rank_environ(environ: Mapping[str, str], world: World) -> dict[str, str]:
-    """Return `environ` with the variables that make a new process the rank `world` describes."""
+    """Return `environ` with the variables that make a new process the rank that `world` describes."""
     return {
         **environ,
         "RANK": str(world.rank),
@@ -82,43 +85,37 @@ def rank_environ(environ: Mapping[str, str], world: World) -> dict[str, str]:
 
 
 def end_with_launcher(environ: Mapping[str, str], world: World) -> None:
-    """End this rank when the local launcher, torchrun's agent or the step of Slurm's that started it ends.
-
-    Ranks that the local launcher started are tied to it before they run Python. Ranks that a shell was told to start,
-    by RANK and WORLD_SIZE alone, may outlive that shell.
-    """
+    """Tie this rank to its launcher: the local launcher, torchrun's agent or Slurm's step."""
+    # The local launcher ties its ranks before they run Python. Ranks that a shell started by RANK and WORLD_SIZE alone
+    # may outlive that shell.
     if ends_with_parent(environ, world):
         die_with_parent(world.launcher_pid or os.getppid())
 
 
 def ends_with_parent(environ: Mapping[str, str], world: World) -> bool:
-    """Return whether the process that started this rank is its launcher."""
+    """Return whether the parent process is this rank's launcher."""
     return world.launcher in ("local", "slurm") or (world.launcher == "torchrun" and _AGENT_ID in environ)
 
 
 def is_one_node(environ: Mapping[str, str], world: World) -> bool:
-    """Return whether all ranks are known to be on this node: as many as the node has, or meeting where only it can.
-
-    RANK and WORLD_SIZE alone do not say how many ranks a node has.
-    """
+    """Return whether all ranks are known to be on this node."""
     if _is_loopback(world.master_addr):
         return True
-    is_told = world.launcher != "torchrun" or "LOCAL_WORLD_SIZE" in environ
-    return is_told and world.local_world_size == world.world_size
+    # RANK and WORLD_SIZE alone do not say how many ranks a node has.
+    is_local_size_known = world.launcher != "torchrun" or "LOCAL_WORLD_SIZE" in environ
+    return is_local_size_known and world.local_world_size == world.world_size
 
 
 def launch_name(environ: Mapping[str, str], parent: int, host: str) -> str:
-    """Return what stays the same when torchrun or Slurm start a job's ranks again; empty where they did not.
-
-    Slurm numbers the steps of a job anew each time it starts it. torchrun's agent is the `parent`, on `host`.
-    """
+    """Return a name that stays the same when torchrun or Slurm restarts the ranks of a job; empty without either."""
+    # Slurm numbers the steps of a restarted job from 0 again. torchrun's agent is the `parent`, on `host`.
     if "SLURM_JOB_ID" in environ:
         return f"slurm {environ['SLURM_JOB_ID']}.{environ.get('SLURM_STEP_ID', 'batch')}"
     return f"torchrun {parent} on {host}" if _AGENT_ID in environ else ""
 
 
 def count_gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> int:
-    """Return how many NVIDIA GPUs this process may use, without loading a driver library."""
+    """Return the number of NVIDIA GPUs visible to this process, without loading a driver library."""
     present = [path for path in devices.glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
@@ -133,7 +130,7 @@ def _from_torchrun(environ: Mapping[str, str]) -> World:
     launcher: Launcher = "local" if is_local else "torchrun"
     world_size = _int_variable(environ, "WORLD_SIZE")
     rank = _int_variable(environ, "RANK")
-    is_task = world_size > 1 and environ.get("SLURM_STEP_NUM_TASKS") == str(world_size)  # told by a shell in a step
+    is_task = world_size > 1 and environ.get("SLURM_STEP_NUM_TASKS") == str(world_size)  # set by a shell in a step
     local_ranks = _tasks_on_this_node(environ) if is_task else world_size
     return World(
         rank=rank,
@@ -167,13 +164,13 @@ def _from_slurm(environ: Mapping[str, str]) -> World:
 
 
 def _slurm_port(environ: Mapping[str, str]) -> int:
-    """Return the port of a step: another for each step of a job and for jobs beside it, which may share a node."""
+    """Return a port that differs between the steps of a job and between concurrent jobs, which may share a node."""
     steps = _int_variable(environ, "SLURM_JOB_ID", 0) + _PORTS_APART * _int_variable(environ, "SLURM_STEP_ID", 0)
     return _SLURM_PORTS[steps % len(_SLURM_PORTS)]
 
 
 def expand_hosts(nodelist: str) -> list[str]:
-    """Return the hosts of a Slurm list, in order: `n[01-03,7],login` -> n01, n02, n03, n7, login."""
+    """Return the hosts of a Slurm node list, in order: `n[01-03,7],login` -> n01, n02, n03, n7, login."""
     return list(_hosts(nodelist))
 
 
@@ -194,29 +191,27 @@ def _expand_item(item: str) -> Iterator[str]:
     for part in ranges.split(","):
         first, _, last = part.partition("-")
         if not re.fullmatch(r"[0-9]{1,6}(-[0-9]{1,6})?", part):
-            raise WorldError(f"SLURM_STEP_NODELIST: {part!r} of {item!r} is no range of hosts (start with srun)")
+            raise WorldError(f"SLURM_STEP_NODELIST: {part!r} of {item!r} is not a range of hosts (start with srun)")
         for number in range(int(first), int(last or first) + 1):
             yield from _expand_item(f"{before}{number:0{len(first)}d}{after}")
 
 
 def _tasks_on_this_node(environ: Mapping[str, str]) -> int:
-    """Return how many tasks of the step are on this node; 1 outside of a step."""
+    """Return the number of the step's tasks on this node; 1 outside of a step."""
     tasks = environ.get("SLURM_STEP_TASKS_PER_NODE", environ.get("SLURM_STEP_NUM_TASKS", "1"))
     return _tasks_on_node(tasks, _int_variable(environ, "SLURM_NODEID", 0))
 
 
 def _given_cpus(environ: Mapping[str, str], tasks: int) -> int:
-    """Return how many CPUs of this node the step has, or the job where this is no step; 0 where Slurm does not say.
-
-    SLURM_CPUS_ON_NODE is what the step has. SLURM_CPUS_PER_TASK may be what `sbatch` was asked for, not `srun`, which
-    does not take it over since Slurm 22.05; so it counts only where the other is missing.
-    """
+    """Return the CPUs of this node that the step (or the job, outside of a step) was given; 0 if Slurm does not say."""
+    # SLURM_CPUS_PER_TASK may be the option of `sbatch`, which `srun` does not inherit since Slurm 22.05, so it counts
+    # only if SLURM_CPUS_ON_NODE, the CPUs of the step, is missing.
     per_task = _int_variable(environ, "SLURM_CPUS_PER_TASK", 0) if "SLURM_STEP_NUM_TASKS" in environ else 0
     return _int_variable(environ, "SLURM_CPUS_ON_NODE", per_task * tasks)
 
 
 def _tasks_on_node(tasks_per_node: str, node: int) -> int:
-    """Read Slurm's `2(x3),1`: two tasks on each of three nodes, then one."""
+    """Parse Slurm's `2(x3),1`: two tasks on each of three nodes, then one."""
     tasks = 0
     for part in tasks_per_node.split(","):
         match = re.fullmatch(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?", part)
@@ -249,19 +244,17 @@ def _int_variable(environ: Mapping[str, str], name: str, default: int | None = N
 def _checked_world(world: World) -> World:
     if not 0 < world.master_port < 65_536:
         raise WorldError(
-            f"MASTER_PORT: {world.master_port} is no port (set one of 1024 to 65535, the same on all ranks)"
+            f"MASTER_PORT: {world.master_port} is not a port (set one of 1024 to 65535, the same on all ranks)"
         )
     if not (0 <= world.rank < world.world_size and 0 <= world.local_rank < world.local_world_size):
         raise WorldError(
             f"RANK: rank {world.rank} of {world.world_size}, local rank {world.local_rank} of "
-            f"{world.local_world_size} is no place in a world (unset the variables, or start with torchrun or srun)"
+            f"{world.local_world_size} is not a rank of a world (unset the variables, or start with torchrun or srun)"
         )
     return world
 
 
 def has_own_gpu(world: World, available: int) -> bool:
-    """Return whether the one GPU that is `available` to this rank is its alone, as by `srun --gpus-per-task=1`.
-
-    It is where Slurm has started each of the node's ranks as a task, and has given them as many GPUs or more.
-    """
+    """Return whether the single `available` GPU belongs to this rank alone, as with `srun --gpus-per-task=1`."""
+    # True if Slurm started each of the node's ranks as a task and gave them at least as many GPUs.
     return available == 1 and world.local_world_size <= min(world.given_gpus, world.local_tasks)

@@ -27,10 +27,7 @@ from paceline.parallel.rendezvous import missing_keys
 @final
 @dataclass
 class StallTimer:
-    """A count that is looked at every `interval_s` seconds or so.
-
-    No look adds more than twice that: who looks late has been suspended, and what counts may have been with it.
-    """
+    """Measure for how many seconds a counter polled about every `interval_s` seconds has not changed."""
 
     interval_s: float
     lasted_s: float = 0.0
@@ -38,7 +35,9 @@ class StallTimer:
     _looked_s: float = 0.0
 
     def update(self, count: int, now_s: float) -> float:
-        """Return for how long it has stood at `count`, which it does at `now_s`."""
+        """Record `count` at `now_s`; return for how many seconds it has not changed."""
+        # No poll counts for more than two intervals: a late poll means that this process was suspended, and what it
+        # watches may have been suspended with it.
         passed_s = min(now_s - self._looked_s, 2 * self.interval_s)
         self.lasted_s = self.lasted_s + passed_s if count == self._count else 0.0
         self._count, self._looked_s = count, now_s
@@ -46,7 +45,7 @@ class StallTimer:
 
 
 def process_condition(pid: int) -> Condition:
-    """Return how process `pid` of this machine is, by Linux's table of processes."""
+    """Return the condition of process `pid` on this machine, from Linux's `/proc`."""
     try:
         letter = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
@@ -55,7 +54,7 @@ def process_condition(pid: int) -> Condition:
 
 
 def machine_id() -> str:
-    """Return what two processes share that see one another in `/proc`, or nothing where there is no such thing."""
+    """Return an identifier shared by processes that see one another in `/proc`; "" without Linux."""
     if not sys.platform.startswith("linux"):
         return ""
     try:
@@ -67,34 +66,34 @@ def machine_id() -> str:
 
 T = TypeVar("T")
 ReadProgress = Callable[[], tuple[int, str]]
-"""Returns the steps done, and the stage in words."""
+"""Returns the steps done and the name of the stage."""
 FindStackFile = Callable[[int], str]
-"""Returns the file in which a rank has written its stacks, or nothing."""
+"""Returns the file with a rank's stacks, or ""."""
 INTERVAL_S: Final = 0.5
-_RANKS_PER_INTERVAL: Final = 128  # rank 0 reads as many in a few milliseconds; more make every beat slower
+_RANKS_PER_INTERVAL: Final = 128  # rank 0 reads this many in milliseconds; with more ranks the interval grows
 _SILENT_INTERVALS: Final = 2.4
-_MISSED_INTERVALS: Final = 4  # where a timeout is shorter than it takes to hear of all ranks
-_POLL_S: Final = 0.5  # how often who waits without end looks whether one is missed, or oftener
+_MISSED_INTERVALS: Final = 4  # shortest silence that counts, for timeouts shorter than a round of all ranks
+_POLL_S: Final = 0.5  # longest pause between two calls of `has_silent_rank`
 _ANSWER_S: Final = 1.0
-_SETTLING_S: Final = 0.1  # until all that are listened to have spoken
+_SETTLING_S: Final = 0.1  # interval until the first heartbeat of every rank that is read
 _FAILURES, _REPORTED, _STOP = "failures", "explained", "stop"
 
 
 class StopRequests(Protocol):
-    """A request to stop, of this process or of another one."""
+    """A request to stop this process, from a signal or from another rank."""
 
     @property
     def requested(self) -> str:
-        """The signal's name, or nothing."""
+        """The name of the signal, or ""."""
         ...
 
     def request(self, name: str) -> None:
-        """Note a request that another process met."""
+        """Record a request that another rank received."""
         ...
 
 
 class NoStopRequests:
-    """For ranks that are never asked to stop."""
+    """Never requested to stop."""
 
     requested = ""
 
@@ -104,9 +103,10 @@ class NoStopRequests:
 
 @dataclass(frozen=True)
 class HeartbeatRecord:
-    """What a rank says of itself. `machine` and `pid` say where a process is looked for, `wall_s` is `time.time`.
+    """A heartbeat as published in the store.
 
-    `unheard_s` is for how long it has not heard of the one that it hears of least, by its own clock.
+    `machine` and `pid` identify the process, `wall_s` is `time.time()`, and `unheard_s` is the longest silence in
+    seconds of any rank that this one reads.
     """
 
     step: int
@@ -121,25 +121,25 @@ class HeartbeatRecord:
     unheard_s: float = 0.0
 
     def to_status(self, rank: int, condition: Condition) -> RankStatus:
-        """Return this as another rank's sight; the clocks of two machines may differ a little."""
+        """Return the heartbeat as another rank's status; clocks of two machines may differ a little."""
         silent_s = max(0.0, time.time() - self.wall_s)
         still_s = self.still_s if self.state == "stuck" else self.still_s + silent_s
         return RankStatus(rank, self.step, self.stage, self.state, still_s, self.at, silent_s, condition)
 
 
 def progress_at_start() -> tuple[int, str]:
-    """Return where a rank is before it trains."""
+    """Return the progress of a rank before training."""
     return 0, "start"
 
 
 def no_stack_file(rank: int) -> str:
-    """Return nothing: no rank has written any."""
+    """Return "": no rank has written its stacks."""
     return ""
 
 
 @final
 class NoHeartbeats:
-    """For a run of one rank, which nobody listens to."""
+    """Heartbeats of a single rank, which no other reads."""
 
     has_failed = False
 
@@ -149,23 +149,23 @@ class NoHeartbeats:
         self._read_progress: ReadProgress = progress_at_start
 
     def watch(self, where: ReadProgress, requests: StopRequests, stacks_of: FindStackFile) -> None:
-        """Note where to look for the rank, and for its stacks."""
+        """Set the sources of progress and stack files."""
         self._read_progress, self.stacks_of = where, stacks_of
 
     def publish(self, state: State, still_s: float | None = None, at: str = "") -> None:
-        """Note it."""
+        """Record the status."""
         self._status = RankStatus(0, *self._read_progress(), state, still_s or 0.0, at)
 
     def statuses(self, *, waited: bool) -> list[RankStatus]:
-        """Return this rank as it was last noted."""
+        """Return this rank's last status."""
         return [self._status]
 
     def has_silent_rank(self, timeout_s: float) -> bool:
-        """Return False: there is nobody to miss."""
+        """Return False."""
         return False
 
     def claim_report(self, *, is_own: bool) -> bool:
-        """Return True: there is nobody else to explain a failure."""
+        """Return True: no other rank can report a failure."""
         return True
 
     def linger(self) -> None:
@@ -177,7 +177,7 @@ class NoHeartbeats:
 
 @final
 class StoreHeartbeats:
-    """The beats of a run of several ranks. `store` is a handle of its own, for one thread at a time can use it."""
+    """Heartbeats of several ranks; `store` must be a handle of its own, as one thread at a time can use it."""
 
     def __init__(self, world: World, store: Store) -> None:
         self._world = world
@@ -189,50 +189,44 @@ class StoreHeartbeats:
         self._seen: dict[int, HeartbeatRecord] = {}
         self._interval_s = INTERVAL_S * max(1.0, world.world_size / _RANKS_PER_INTERVAL)
         self._silences = defaultdict[int, StallTimer](partial(StallTimer, self._interval_s))
-        self._unanswered = StallTimer(
-            _POLL_S
-        )  # of the store; looked at by who waits, as the thread may stand in a call
+        # Rounds of the thread, polled by the main thread: the thread itself may block in a call of the store.
+        self._unanswered = StallTimer(_POLL_S)
         self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._wake = threading.Event()
         self._ends = False
         self._reads_all = world.is_main
-        self._lock = threading.Lock()  # for `_mine`, which two threads change
+        self._lock = threading.Lock()  # guards `_mine`, which two threads change
         self._rounds = 0
         self._absent: set[int] = set()
         self._is_gone = False
-        self._asked_s = 0.0  # when the store was asked what it has not answered yet
+        self._call_start_s = 0.0  # start of the round in progress, 0.0 between rounds
         self.has_failed = False
-        """Whether another rank is known to have failed first, and to speak for it."""
+        """Whether another rank failed first and reports the failure."""
         self._speaks = False
         self._told_stop = False
         self._thread = threading.Thread(target=self._run, name="paceline-beats", daemon=True)
         self._thread.start()
 
     def watch(self, where: ReadProgress, requests: StopRequests, stacks_of: FindStackFile) -> None:
-        """Say from now on where the rank is by `where`, and pass requests to stop on to and from all ranks."""
+        """Read progress from `where` from now on, and forward stop requests to and from all ranks."""
         self._read_progress, self._requests, self.stacks_of = where, requests, stacks_of
 
     def publish(self, state: State, still_s: float | None = None, at: str = "") -> None:
-        """Say `state` of this rank from now on; at once where it is news. It then stays where it is.
-
-        It has stood still for `still_s` seconds, or as long as was said last.
-        """
+        """Publish `state`, at once if it has changed; `still_s` is the seconds without progress, None keeps the last
+        value."""
         step, stage = self._read_progress()
         with self._lock:
             is_news = state != self._mine.state
             if is_news and step == self._mine.step:
-                stage = self._mine.stage  # an error has left it already
+                stage = self._mine.stage  # an error has already left the stage
             still_s = self._mine.still_s if still_s is None else still_s
             self._mine = replace(self._mine, step=step, stage=stage, state=state, still_s=still_s, at=at)
         if is_news:
             self._wake.set()
 
     def statuses(self, *, waited: bool) -> list[RankStatus]:
-        """Return all ranks as they are now, this one too.
-
-        It takes a little more than two beats to find out that a rank is silent; a process that is dead, or ended in
-        order, is seen at once.
-        """
+        """Return the current status of all ranks, this one included. Takes about 2.4 intervals, less if a process is
+        dead."""
         self._reads_all = True
         self._refresh()
         before = {rank: beat.count for rank, beat in self._seen.items()}
@@ -246,14 +240,12 @@ class StoreHeartbeats:
         return self._read_all({})
 
     def has_silent_rank(self, timeout_s: float) -> bool:
-        """Return whether a rank has been silent for `timeout_s`, as far as this one knows; it asks nobody.
-
-        To be called again and again, by who waits for others without end. Rank 0 says for how long it has not heard of
-        some rank, and each rank sees whether it hears of rank 0, and whether the store answers. A rank that beats is
-        not missed, whatever its main thread does, unless that keeps the GIL.
-        """
+        """Return whether any rank has sent no heartbeat for `timeout_s` seconds, from what this rank has read. Poll it
+        while waiting for other ranks."""
         main = self._seen.get(0)
         unanswered_s = self._unanswered.update(self._rounds, time.monotonic())
+        # Rank 0 publishes its longest silence of any rank; each rank sees whether rank 0 and the store answer. A rank
+        # whose main thread hangs still sends heartbeats, unless that thread keeps the GIL.
         unheard_s = max(unanswered_s, self._mine.unheard_s, main.unheard_s if main else 0.0)
         return unheard_s >= max(timeout_s, _MISSED_INTERVALS * self._interval_s)
 
@@ -263,12 +255,8 @@ class StoreHeartbeats:
         return sights
 
     def claim_report(self, *, is_own: bool) -> bool:
-        """Return whether this rank is the one to explain a failure: the first that failed.
-
-        The others fail because they lost it. Where the store is out of reach, gone with rank 0 or cut off with its
-        machine, an error of a rank's `own` is still explained by it, and the loss of rank 0 by rank 1; and by the first
-        rank of each machine, where each has an agent of torchrun's and a terminal of its own.
-        """
+        """Return whether this rank reports the failure: the first that failed does; `is_own` says that the error is not
+        a lost peer."""
 
         def claim() -> bool:
             self._speaks = self._store.add(_FAILURES, 1) == 1
@@ -277,16 +265,16 @@ class StoreHeartbeats:
             return self._speaks
 
         answer = self._run_with_timeout(claim)
+        # The store is gone with rank 0, or cut off. A rank still reports an error of its own. The loss of rank 0 is
+        # reported by rank 1, and by the first rank of each node under torchrun, where each agent has a terminal of its
+        # own.
         if answer is None:
             is_first = self._world.launcher == "torchrun" and self._world.is_node_main
             self._speaks = not self.has_failed and (is_own or self._world.rank <= 1 or is_first)
         return self._speaks
 
     def linger(self) -> None:
-        """Wait a moment until no other rank has anything left to ask, where the store ends with this one.
-
-        The one that speaks has then looked round, and all have heard that it does.
-        """
+        """Wait briefly, if this rank hosts the store, until the other ranks have read from it what they need."""
         if self._speaks:
             self._run_with_timeout(lambda: self._store.set(_REPORTED, ""))
         if not self._world.is_main or self._world.agent_hosts_store:
@@ -301,7 +289,7 @@ class StoreHeartbeats:
             time.sleep(0.02)
 
     def close(self) -> None:
-        """Beat once more, and end."""
+        """Publish a last heartbeat, and stop the thread."""
         self._ends = True
         self._wake.set()
         self._thread.join(self._silence_limit_s())
@@ -309,19 +297,19 @@ class StoreHeartbeats:
     def _run(self) -> None:
         try:
             while True:
-                self._asked_s = time.monotonic()
+                self._call_start_s = time.monotonic()
                 ends = self._ends
                 self._write_heartbeat()
                 while not self._jobs.empty():
                     self._jobs.get()()
-                self._asked_s = 0.0
+                self._call_start_s = 0.0
                 self._rounds += 1
                 if ends:
                     return
                 self._wake.wait(self._interval_s if self._has_heard_all else min(_SETTLING_S, self._interval_s))
                 self._wake.clear()
         except RuntimeError:
-            self._is_gone = True  # and with the store all that could be heard
+            self._is_gone = True  # the store, and with it every heartbeat
 
     def _write_heartbeat(self) -> None:
         rank = self._world.rank
@@ -347,7 +335,7 @@ class StoreHeartbeats:
 
     @property
     def _has_heard_all(self) -> bool:
-        """Whether it is known which process each rank is; a rank that freezes before could not be told as stopped."""
+        """Whether the process of each rank is known; a rank that freezes earlier cannot be recognised as stopped."""
         return all(rank in self._seen for rank in self._ranks_to_read)
 
     def _read(self, ranks: "range | tuple[int, ...]") -> None:
@@ -359,7 +347,8 @@ class StoreHeartbeats:
             self._seen[rank] = HeartbeatRecord(**json.loads(text))
 
     def _longest_silence_s(self) -> float:
-        """Return the longest silence of those that it listens to, but for those that have said that they end."""
+        """Return the longest silence in seconds of the ranks that are read, apart from those that reported their
+        end."""
         now_s, longest_s = time.monotonic(), 0.0
         for rank in set(self._ranks_to_read) - {self._world.rank}:
             beat = self._seen.get(rank)
@@ -379,7 +368,7 @@ class StoreHeartbeats:
         self._told_stop = True
 
     def _run_with_timeout(self, work: Callable[[], T]) -> T | None:
-        """Return what `work` returns in the thread that owns the store, or None where the store does not answer."""
+        """Return what `work` returns in the thread that owns the store, or None if the store does not answer."""
         answers: queue.SimpleQueue[T] = queue.SimpleQueue()
         self._jobs.put(lambda: answers.put(work()))
         self._wake.set()
@@ -389,7 +378,7 @@ class StoreHeartbeats:
         return None if answers.empty() else answers.get()
 
     def _refresh(self) -> None:
-        """Wait for a beat that begins from now on."""
+        """Wait for a round of heartbeats that begins after this call."""
         rounds, deadline = self._rounds, time.monotonic() + self._silence_limit_s()
         self._wake.set()
         while self._rounds < rounds + 2 and time.monotonic() < deadline:
@@ -398,23 +387,23 @@ class StoreHeartbeats:
         time.sleep(0.02)
 
     def _silence_limit_s(self) -> float:
-        """Return how long to wait for the store: not at all where it has owed an answer for so long already."""
-        asked_s = self._asked_s
+        """Return how many seconds to wait for the store: 0 if its answer is overdue already."""
+        start_s = self._call_start_s
         if self._is_gone:
             return 0.0
-        return max(0.0, _ANSWER_S - (time.monotonic() - asked_s)) if asked_s else _ANSWER_S
+        return max(0.0, _ANSWER_S - (time.monotonic() - start_s)) if start_s else _ANSWER_S
 
     def _is_lost(self, rank: int) -> bool:
         beat = self._seen.get(rank)
         return rank != self._world.rank and beat is not None and (beat.state == "left" or self._process(beat) == "dead")
 
     def _process(self, beat: HeartbeatRecord) -> Condition:
-        if beat.state != "runs":  # it has said why it ends, and may have
+        if beat.state != "runs":  # it reported its end, so the process may be gone
             return "here"
         return process_condition(beat.pid) if beat.machine and beat.machine == self._mine.machine else "here"
 
     def _status_of(self, rank: int, before: Mapping[int, int]) -> RankStatus:
-        """Return `rank` as it is; it is silent when it has not spoken since it counted as `before`."""
+        """Return the status of `rank`, which is silent if its count is still the one in `before`."""
         if rank == self._world.rank:
             return self._mine.to_status(rank, "here")
         is_hosting = rank == 0 and (not self._world.agent_hosts_store or self._world.num_nodes > 1)

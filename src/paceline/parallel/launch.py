@@ -19,7 +19,7 @@ from paceline.core.world import World
 from paceline.parallel.environ import rank_environ
 
 PREEMPTED = 75
-"""What a rank ends with that was asked to stop and saved itself: EX_TEMPFAIL of sysexits.h, start it again."""
+"""Exit code of a rank that was asked to stop and saved a checkpoint: EX_TEMPFAIL of sysexits.h, restart it."""
 INTERRUPTED = 128 + signal.SIGINT
 
 _POLL_S = 0.05
@@ -30,9 +30,10 @@ Processes = list["subprocess.Popen[bytes]"]
 
 @dataclass(frozen=True)
 class LaunchResult:
-    """How all ranks have ended: the run's exit code, and a sentence where a killed rank could not explain itself.
+    """The run's exit code, and a sentence if a rank was killed and could not report why.
 
-    `was_lost` says that a rank died or failed, unasked and without a refusal: starting all again may help.
+    `was_lost` is True if a rank died or failed without a request to stop and without refusing its settings: a restart
+    may help.
     """
 
     code: int
@@ -49,22 +50,22 @@ def launch(
     grace_s: float = 60.0,
     attempt: int = 0,
 ) -> LaunchResult:
-    """Run `command` as `ranks` processes that find their place in the environment; return how they ended.
+    """Run `command` as `ranks` processes that read their rank from the environment; return how they ended.
 
-    The rendezvous socket is opened here and handed to rank 0 open, so no other program can take its port in between;
-    port 0 lets the system choose. Signals to stop are passed on, and what is left `grace_s` seconds later is killed,
-    as it is at once after a second SIGINT. A signal that comes while ranks are being started ends those that were:
-    none can have trained without the others. Ranks end with this process, however it ends. `attempt` counts how often
-    the ranks were started before. Raise `WorldError` when `port` is taken.
+    Port 0 lets the system choose. Stop signals are forwarded; ranks that remain `grace_s` seconds later, or after a
+    second SIGINT, are killed. `attempt` counts earlier starts. Raise `WorldError` if `port` is taken.
     """
     processes: Processes = []
     with _listen(port) as listener, _noting_signals() as signals:
         try:
             for rank in range(ranks):
+                # No rank can have trained yet, so a signal now ends all that were started.
                 if signals.pending:
                     return _stopped_before_start(signals.first, rank, ranks)
                 processes.append(_start(command, rank, ranks, listener, environ, attempt))
-            listener.close()  # only rank 0 listens: when it is gone, its peers are to be refused
+            # Rank 0 inherited the open socket, so no other program could take the port. Only rank 0 may hold it: once
+            # it is gone, connections must be refused.
+            listener.close()
             return _supervise(processes, signals, grace_s)
         finally:
             _kill_all(processes)
@@ -72,7 +73,7 @@ def launch(
 
 def _listen(port: int) -> socket.socket:
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    # Connections of ranks that were killed linger on a port that the user has chosen.
+    # Connections of killed ranks linger on a port that the user has chosen.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(("127.0.0.1", port))
@@ -109,24 +110,22 @@ def _start(
 
 @dataclass
 class _Signals:
-    """What a scheduler or a terminal has sent: all that came first to last, and what is still to be passed on."""
+    """The stop signals received: the first, the number of SIGINTs, and those not yet forwarded."""
 
     first: int = 0
     interrupts: int = 0
     pending: list[int] = field(default_factory=list)
 
     def note(self, number: int, frame: FrameType | None) -> None:
-        """Take note of a signal; it is passed on where the ranks are watched."""
+        """Record a signal; `_supervise` forwards it."""
         self.first = self.first or number
         self.interrupts += number == signal.SIGINT
         self.pending.append(number)
 
     def pass_on(self, processes: Processes) -> None:
-        """Send the ranks what has come since the last call.
-
-        A SIGINT becomes a SIGTERM, which means the same: a rank takes a second SIGINT for impatience, and one that
-        is sent to every process of the run would reach it straight and through us.
-        """
+        """Send the ranks the signals received since the last call."""
+        # SIGINT is forwarded as SIGTERM: a rank takes a second SIGINT as an order to exit at once, and a Ctrl-C sent to
+        # all processes would reach it both directly and through this launcher.
         while self.pending:
             number = self.pending.pop(0)
             for process in processes:
@@ -135,7 +134,7 @@ class _Signals:
 
 @contextlib.contextmanager
 def _noting_signals() -> Iterator[_Signals]:
-    """Note the signals that ask to stop, but those ignored from the start, as SIGHUP is under `nohup`."""
+    """Record stop signals, except those ignored from the start, such as SIGHUP under `nohup`."""
     signals = _Signals()
     before = [(number, signal.getsignal(number)) for number in STOP_SIGNALS]
     noted = [(number, handler) for number, handler in before if handler not in (signal.SIG_IGN, None)]
@@ -149,16 +148,16 @@ def _noting_signals() -> Iterator[_Signals]:
 
 
 def _supervise(processes: Processes, signals: _Signals, grace_s: float) -> LaunchResult:
-    """Wait until all ranks have ended, or until those left have had their time."""
+    """Wait until all ranks have ended, or their time limit has passed."""
     limits: dict[str, float] = {}
     while None in (codes := [process.poll() for process in processes]):
         if signals.pending:
-            limits.setdefault("asked", time.monotonic() + grace_s)
+            limits.setdefault("signal", time.monotonic() + grace_s)
             signals.pass_on(processes)
         if signals.interrupts > 1:
             return LaunchResult(INTERRUPTED)
-        if PREEMPTED in codes:  # rank 0 may be writing yet what its peers have handed it
-            limits.setdefault("leaving", time.monotonic() + grace_s)
+        if PREEMPTED in codes:  # rank 0 may still be writing the checkpoint
+            limits.setdefault("preempted", time.monotonic() + grace_s)
         if set(codes) - {None, 0, PREEMPTED}:
             limits.setdefault("failed", time.monotonic() + _GRACE_S)
         if time.monotonic() > min(limits.values(), default=math.inf):
@@ -172,11 +171,11 @@ _HINTS: Final[Mapping[int, str]] = {
     signal.SIGABRT: " (a crash of native code; on a CPU, try model.memory_format=contiguous)",
     signal.SIGBUS: " (a mapped file was cut short, or shared memory is full: see df /dev/shm)",
 }
-"""What a user can do about a signal that a rank has raised itself."""
+"""Fixes for signals that a rank has raised itself."""
 
 
 def _stopped_before_start(signals: int, num_started: int, ranks: int) -> LaunchResult:
-    """Return how a run ended that signal `signals` reached when `num_started` of its `ranks` had been started."""
+    """Return the result of a run stopped by signal `signals` after `num_started` of its `ranks` had been started."""
     if signals == signal.SIGINT:
         return LaunchResult(INTERRUPTED)
     name = signal.Signals(signals).name
@@ -186,11 +185,10 @@ def _stopped_before_start(signals: int, num_started: int, ranks: int) -> LaunchR
 
 
 def _launch_result(codes: Sequence[int | None], signals: int, grace_s: float) -> LaunchResult:
-    """Return how the run ended, `signals` by a signal or not (0); a code of None is a rank that has not.
-
-    A rank that explained itself leaves a documented code; 1 is also what its peers leave when they lose it. Where
-    rank 0 has ended well the result is written, and nothing is lost.
-    """
+    """Return the result for the ranks' exit codes, None for a rank that still runs; `signals` is the first signal
+    received, or 0."""
+    # A rank that reported its error has a documented code; 1 is also the code of its peers, which lost it. If rank 0
+    # has ended well, the result is written and nothing is lost.
     was_lost = not signals and codes[0] != 0
     explained = [code for code in codes if code is not None and code > 1 and code != PREEMPTED]
     if explained:
@@ -219,13 +217,12 @@ def _kill_all(processes: Processes) -> None:
         process.wait()
 
 
-_KEPT = "2000"  # collectives a rank remembers: some hundred steps, in less than a megabyte
+_BUFFER_SIZE = "2000"  # collectives per rank: some hundred steps, in less than a megabyte
 
 
 def flight_recorder_environ(run: Path) -> dict[str, str]:
-    """Return the variables with which NCCL writes `run`/nccl.rankN when a collective times out, which is its default.
-
-    They are read when the process group is made; a variable that is set already should win. These are the names that
-    both torch 2.11 and 2.15 know; the older ones with NCCL in them make the latter warn.
-    """
-    return {"TORCH_FR_BUFFER_SIZE": _KEPT, "TORCH_FR_DUMP_TEMP_FILE": str(run / "nccl.rank")}
+    """Return variables that make NCCL write `run`/nccl.rankN when a collective times out; variables already set should
+    win."""
+    # NCCL reads them when the process group is created. Both torch 2.11 and 2.15 know these names; the older ones with
+    # NCCL in them make the latter warn.
+    return {"TORCH_FR_BUFFER_SIZE": _BUFFER_SIZE, "TORCH_FR_DUMP_TEMP_FILE": str(run / "nccl.rank")}

@@ -28,10 +28,9 @@ _SHORT_S, _LONG_S = 0.01, 0.5
 def run_in_order(
     store: Store, num_firsts: int, work: Callable[[bool], T], on_wait: Callable[[], None], *, is_first: bool
 ) -> T:
-    """Return `work(True)` on each of the `num_firsts` ranks that are first, and then, on the others, `work(False)`.
+    """Return `work(True)` on the `num_firsts` first ranks, then `work(False)` on the others.
 
-    However long that takes: `on_wait` is called now and then meanwhile, and raises where there is nothing to wait for.
-    A `store` serves once, so hand over a prefix of its own.
+    `on_wait` is called repeatedly while waiting, and raises to give up. Use a new `store` prefix for each call.
     """
     results = [work(True)] if is_first else []
     _wait_for_count(store, _DONE, int(is_first), num_firsts, on_wait)
@@ -39,24 +38,21 @@ def run_in_order(
 
 
 def exit_last(store: Store, num_others: int, on_wait: Callable[[], None], *, is_last: bool) -> None:
-    """Return on the rank that is last after all others have come here, and on those at once.
+    """Return at once on all ranks but one; on that with `is_last`, return after all others have called this.
 
-    Whoever has the store in its own process is to be last: where it ends, nobody else can ask for anything any more.
-    `on_wait` and `store` are as for `run_in_order`.
+    The rank that hosts the store must be last: no other can use the store after it exits. `on_wait` and `store` are as
+    for `run_in_order`.
     """
     if is_last:
         _wait_for_count(store, _EXITED, 0, num_others, on_wait)
-    else:  # the store may be gone as soon as it has answered, so nothing else is asked
+    else:  # the store may be gone as soon as it has answered, so ask it nothing else
         store.add(_EXITED, 1)
 
 
 def _wait_for_count(store: Store, name: str, more: int, number: int, on_wait: Callable[[], None]) -> None:
-    """Count `more` under `name`, and return when it has come to `number`.
-
-    A thread asks the store: where that is on a machine that is cut off, or in a process that is frozen, it never
-    answers, and whoever waits must still look up, by a handle of its own if `on_wait` asks the store too: one serves
-    one call at a time.
-    """
+    """Add `more` to the counter `name`, and return when it has reached `number`."""
+    # A thread calls the store, which never answers if its host is frozen or cut off; the caller must keep calling
+    # `on_wait`. If `on_wait` uses the store too, it needs a handle of its own: one serves one call at a time.
     errors, is_over, ends = list[Exception](), threading.Event(), threading.Event()
 
     def ask() -> None:
@@ -82,7 +78,7 @@ def _wait_for_count(store: Store, name: str, more: int, number: int, on_wait: Ca
 
 
 def _pauses() -> Iterator[float]:
-    """Yield how many seconds to wait before each look: short ones first, for most have not long to wait."""
+    """Yield the seconds to wait before each poll, short ones first."""
     pause_s = _SHORT_S
     while True:
         yield pause_s
@@ -106,7 +102,7 @@ _COLLECTIVE_ERRORS = (
 
 @dataclass(frozen=True)
 class RankStore:
-    """Where the ranks of a run find one another, before and beside any collective. A world of one has no store."""
+    """The store in which the ranks of a run find one another; a world of one has none."""
 
     world: World
     timeout: timedelta
@@ -114,7 +110,7 @@ class RankStore:
     heartbeats: Heartbeats = field(default_factory=NoHeartbeats)
 
     def broadcast(self, name: str, value: str) -> str:
-        """Return rank 0's `value` on every rank. Every rank must call it, with the same `name`."""
+        """Return rank 0's `value` on every rank. Every rank must call it with the same `name`."""
         if self.store is None:
             return value
         if self.world.is_main:
@@ -122,10 +118,8 @@ class RankStore:
         return self.store.get(f"paceline/{name}").decode()
 
     def disconnect(self) -> None:
-        """Leave the store; rank 0, which hosts it, waits until all have, so that no one is left asking.
-
-        Raise `PeerLostError` where one has failed meanwhile.
-        """
+        """Disconnect; rank 0 hosts the store and waits for the others. Raise `PeerLostError` if one has failed
+        meanwhile."""
         if self.store is None:
             return
         self.heartbeats.publish("left")
@@ -135,7 +129,7 @@ class RankStore:
 
     def _wait_for_the_others(self, store: Store) -> None:
         for _ in range(_DISCONNECT_TIMEOUT_S * 2):
-            with contextlib.suppress(RuntimeError):  # a rank that was lost is not waited for longer
+            with contextlib.suppress(RuntimeError):  # do not wait for a lost rank
                 store.wait([f"{_DISCONNECTED}/{rank}" for rank in range(self.world.world_size)], timedelta(seconds=0.5))
                 return
             if self.heartbeats.has_failed:
@@ -144,32 +138,29 @@ class RankStore:
 
 @contextlib.contextmanager
 def rendezvous(world: World, section: Parallel) -> Iterator[RankStore]:
-    """Let the ranks of `world` find one another. What fails inside is raised on one rank only.
+    """Connect the ranks of `world`; an error inside is raised on one rank only.
 
-    On the ranks that fail because of it it becomes a `PeerLostError`, and on one that lost a peer without a word it
-    becomes one that names the peer. Raise `WorldError` when not all ranks come.
+    The others raise `PeerLostError`, which names the rank if it was lost without an error. Raise `WorldError` if not
+    all ranks arrive.
     """
     timeout = timedelta(seconds=section.timeout.seconds)
-    met = _connect(world, timeout) if world.world_size > 1 else RankStore(world, timeout)
+    store = _connect(world, timeout) if world.world_size > 1 else RankStore(world, timeout)
     try:
-        yield met
-        met.disconnect()
+        yield store
+        store.disconnect()
     except Exception as error:
-        raised = _error_to_raise(met, error)
+        raised = _error_to_raise(store, error)
         if raised is error:
             raise
         raise raised from error
     finally:
-        met.heartbeats.close()
+        store.heartbeats.close()
 
 
 @contextlib.contextmanager
 def process_group(store: RankStore, section: Parallel, device: torch.device) -> Iterator[None]:
-    """Join the ranks for collectives, and part at the end. A world of one joins nothing.
-
-    After a failure the group is not taken down in order, which could wait for ranks that are gone: the process ends.
-    Raise `WorldError` for a network interface that is none.
-    """
+    """Initialise torch's process group, and destroy it at the end; do nothing for a world of one. Raise `WorldError`
+    for an unknown network interface."""
     if store.store is None:
         yield
         return
@@ -185,16 +176,16 @@ def process_group(store: RankStore, section: Parallel, device: torch.device) -> 
         )
     except RuntimeError as error:
         raise _interface_error(error) or error from None
+    # Not in a `finally`: after a failure this could wait for ranks that are gone, and the process ends anyway.
     yield
     dist.destroy_process_group()
 
 
 def local_rank_zero_first(store: RankStore, work: Callable[[bool], T], on_wait: Callable[[], None]) -> T:
-    """Return `work(True)` on the first rank of each node, and on the others, once all of those are done, `work(False)`.
+    """Return `work(True)` on the first rank of each node, then `work(False)` on the others; all ranks return together.
 
-    However long that takes, all ranks return together; `on_wait` is called now and then meanwhile. Raise
-    `PeerLostError` where a rank fails, and torch's error of a timeout where one is silent for as long as a collective
-    would wait for it: inside a `rendezvous` that names the rank. One that is slow is not silent.
+    `on_wait` is called repeatedly while waiting. Inside a `rendezvous`, raise an error that names a rank that failed,
+    or that sent no heartbeat for the timeout; a slow rank is no error.
     """
     world = store.world
     if store.store is None:
@@ -203,29 +194,29 @@ def local_rank_zero_first(store: RankStore, work: Callable[[bool], T], on_wait: 
     dist.barrier()
     firsts = store.store.add(_NUM_FIRST, 0)
 
-    def waits_for_them() -> None:
+    def check_ranks() -> None:
         if store.heartbeats.has_failed:
             raise PeerLostError("another rank failed", is_explained=True)
         if store.heartbeats.has_silent_rank(store.timeout.total_seconds()):
             raise dist.DistStoreError("Timed out waiting for a rank's heartbeat")
         on_wait()
 
-    result = run_in_order(PrefixStore("turns", store.store), firsts, work, waits_for_them, is_first=world.is_node_main)
-    # The next thing is a collective, in which nobody may stand while others still work.
-    run_in_order(PrefixStore("all", store.store), world.world_size, lambda _: None, waits_for_them, is_first=True)
+    result = run_in_order(PrefixStore("turns", store.store), firsts, work, check_ranks, is_first=world.is_node_main)
+    # A collective follows, in which no rank may wait while others still work.
+    run_in_order(PrefixStore("all", store.store), world.world_size, lambda _: None, check_ranks, is_first=True)
     return result
 
 
 def _connect(world: World, timeout: timedelta) -> RankStore:
     store = open_store(world, timeout)
     place = wait_for_all_ranks(world, store, timeout)
-    # A handle serves one call at a time, and the main thread may wait in one.
+    # A handle serves one call at a time, and the main thread may block in one.
     beats = StoreHeartbeats(world, PrefixStore("beats", PrefixStore(place, store.clone())))
     return RankStore(world, timeout, PrefixStore(place, store), beats)
 
 
 def _error_to_raise(store: RankStore, error: Exception) -> Exception:
-    """Return what this rank raises in place of `error`, and tell the others that it failed."""
+    """Return the error that this rank raises in place of `error`, after publishing that it failed."""
     store.heartbeats.publish("failed")
     is_own = not _is_collective_error(error)
     speaks = store.heartbeats.claim_report(is_own=is_own)
@@ -241,7 +232,7 @@ def _error_to_raise(store: RankStore, error: Exception) -> Exception:
 
 
 def _peer_lost_error(store: RankStore, error: Exception) -> PeerLostError:
-    """Return the error that names the rank which a collective of this one failed by."""
+    """Return the error that names the rank by which a collective failed."""
     waited = "Timed out waiting" in str(error) or "timeout" in str(error).lower()
     sights = store.heartbeats.statuses(waited=waited)
     return PeerLostError(
@@ -256,10 +247,10 @@ def _is_collective_error(error: Exception) -> bool:
 
 
 def _interface_error(error: RuntimeError) -> WorldError | None:
-    """Return what gloo says of GLOO_SOCKET_IFNAME in our words, or None for another error."""
+    """Return gloo's error about GLOO_SOCKET_IFNAME as a `WorldError`, or None for another error."""
     _, found, name = str(error).partition("Unable to find address for:")
     if not found:
         return None
     names = ", ".join(each for _, each in socket.if_nameindex())
-    here = f"is no network interface of {socket.gethostname()} with an address"
-    return WorldError(f"GLOO_SOCKET_IFNAME: {name.split()[0]!r} {here} (set it to one of {names}, or unset it)")
+    reason = f"is not a network interface of {socket.gethostname()} with an address"
+    return WorldError(f"GLOO_SOCKET_IFNAME: {name.split()[0]!r} {reason} (set it to one of {names}, or unset it)")

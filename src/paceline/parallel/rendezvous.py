@@ -1,4 +1,4 @@
-"""The store that the ranks of a run meet at, and the wait until all have come. What fails here is named by variable."""
+"""Open the store of a run and wait until all ranks have arrived; errors name the environment variable at fault."""
 
 import contextlib
 import resource
@@ -17,16 +17,14 @@ from paceline.core.errors import WorldError
 from paceline.core.world import World
 
 NOTICE_S: Final = 8.0
-"""A wait that lasts longer is said on stderr, for it may be a mistake, and may be a node that is slow to start."""
-_POLL_S: Final = 0.5
-"""How often a rank that waits for rank 0 looks whether another meeting has been called."""
-_EXTRA_WAIT_S: Final = 5.0
-"""How much longer than rank 0 the others wait for its word."""
-_ACKNOWLEDGE_S: Final = 2.0
-"""How long a rank 0 that gives up waits until the others have its word, as the store that has it may go with it."""
+"""Seconds after which a wait is reported on stderr: it may be a mistake, or a slow node."""
+_POLL_S: Final = 0.5  # between two checks for a newer round
+_EXTRA_WAIT_S: Final = 5.0  # how much longer than rank 0 the others wait for its answer
+_ACKNOWLEDGE_S: Final = (
+    2.0  # rank 0, which may host the store, waits before it gives up until the others have its answer
+)
 _FILES: Final = 64
-_FILES_PER_RANK: Final = 4
-"""Connections: of gloo to each rank, and of each rank to the store where rank 0 hosts it, with some to spare."""
+_FILES_PER_RANK: Final = 4  # gloo's connections to each rank, each rank's to the store, and some to spare
 _ROUNDS, _MISSING = "paceline/meetings", "missing"
 
 Print = Callable[[str], None]
@@ -38,13 +36,13 @@ def on_stderr(message: str) -> None:
 
 
 def open_store(world: World, timeout: timedelta) -> TCPStore:
-    """Return the key-value store of the run, hosted by rank 0, or by torchrun's agent where it says so.
+    """Return the key-value store of the run, hosted by rank 0, or by torchrun's agent if it says so.
 
     Raise `WorldError` for a host that cannot be resolved or reached, and for a port that is taken.
     """
     _allow_connections(world.world_size)
     is_master = world.is_main and not world.agent_hosts_store
-    _resolve_host(world.master_addr)  # rank 0 too, which would try to reach itself for as long as it may
+    _resolve_host(world.master_addr)  # rank 0 too, which would otherwise try to reach itself until the timeout
     if not is_master:
         _wait_for_host(world, timeout.total_seconds(), on_stderr)
     try:
@@ -62,7 +60,7 @@ def open_store(world: World, timeout: timedelta) -> TCPStore:
 
 
 def _allow_connections(world_size: int) -> None:
-    """Raise the soft limit of open files to what connections between all ranks take, where the hard limit has room."""
+    """Raise the soft limit of open files to what connections between all ranks need, within the hard limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = _FILES + _FILES_PER_RANK * world_size
     if soft != resource.RLIM_INFINITY and soft < needed:
@@ -71,13 +69,11 @@ def _allow_connections(world_size: int) -> None:
 
 
 def wait_for_all_ranks(world: World, store: Store, timeout: timedelta, print_line: Print = on_stderr) -> str:
-    """Wait until all ranks have come to `store`; return what the keys of this meeting are to begin with.
-
-    The store of torchrun's agent outlives the ranks, and has what those left in it that were started before. There is
-    no number of starts that all ranks know, for the agent of each host counts for itself
-    (https://github.com/pytorch/pytorch/issues/108158); so rank 0 calls a meeting, and the others come to the newest.
-    Raise `WorldError` on all that have come, naming those that have not.
-    """
+    """Wait until all ranks have arrived in `store`; return the key prefix of this round. Raise `WorldError` on those
+    that arrived, naming the others."""
+    # The store of torchrun's agent outlives the ranks and keeps the keys of earlier starts. No number of starts is
+    # known to all ranks, as each node's agent counts for itself (https://github.com/pytorch/pytorch/issues/108158). So
+    # rank 0 opens a round, and the others join the newest.
     if world.is_main:
         meeting = _round_name(store.add(_ROUNDS, 1))
         missing = _host_round(world, PrefixStore(meeting, store), timeout, print_line)
@@ -92,33 +88,31 @@ def wait_for_all_ranks(world: World, store: Store, timeout: timedelta, print_lin
 
 
 def _host_round(world: World, store: Store, timeout: timedelta, print_line: Print) -> str:
-    """Wait until all have come to the meeting that keeps its keys in `store`; return, and tell them, who is missing."""
+    """Wait on rank 0 until all ranks have arrived in `store`; return and publish which are missing."""
     store.set(_arrived_key(world.rank), "")
-    with contextlib.suppress(dist.DistStoreError):  # time ran out; who is missing is looked up below
+    with contextlib.suppress(dist.DistStoreError):  # timeout; the missing ranks are looked up below
         _wait_for_all(world, store, timeout, print_line)
     missing = _describe_missing(world, store)
     store.set(_MISSING, missing)
     if missing:
-        gone = {*missing_keys(store, [_arrived_key(rank) for rank in range(world.world_size)])}
-        told = [_acknowledged_key(rank) for rank in range(1, world.world_size) if _arrived_key(rank) not in gone]
-        with contextlib.suppress(dist.DistStoreError):  # one that came has ended meanwhile
-            if told:
-                store.wait(told, timedelta(seconds=_ACKNOWLEDGE_S))
+        absent = {*missing_keys(store, [_arrived_key(rank) for rank in range(world.world_size)])}
+        acks = [_acknowledged_key(rank) for rank in range(1, world.world_size) if _arrived_key(rank) not in absent]
+        with contextlib.suppress(dist.DistStoreError):  # a rank that arrived has ended meanwhile
+            if acks:
+                store.wait(acks, timedelta(seconds=_ACKNOWLEDGE_S))
     return missing
 
 
 def _join_round(world: World, store: Store, timeout_s: float) -> tuple[str, str]:
-    """Come to the newest meeting; return its name, and who rank 0 says is missing from it.
-
-    One that is over, or that a rank of this number has come to before, was a meeting of ranks that are no more. Raise
-    `WorldError` when rank 0 does not say.
-    """
+    """Join the newest round; return its key prefix and the ranks that are missing. Raise `WorldError` if rank 0 does
+    not answer."""
     number, is_first = 0, False
     deadline = time.monotonic() + timeout_s
     with contextlib.suppress(RuntimeError):  # the store went with rank 0
         while time.monotonic() < deadline:
             newest = store.add(_ROUNDS, 0)
             meeting = PrefixStore(_round_name(newest), store)
+            # A round that has ended, or that a rank of this number joined before, belongs to ranks of an earlier start.
             if newest > number:
                 number, is_first = (
                     newest,
@@ -135,7 +129,7 @@ def _join_round(world: World, store: Store, timeout_s: float) -> tuple[str, str]
                 return _round_name(number), missing
     place = f"rank {world.rank} of {world.world_size}"
     raise _reported_error(
-        f"MASTER_ADDR: {place} met no rank 0 at {world.master_addr}, or lost it ({_how_to_start(world)})"
+        f"MASTER_ADDR: {place} found no rank 0 at {world.master_addr}, or lost it ({_how_to_start(world)})"
     )
 
 
@@ -152,7 +146,7 @@ def _wait_for_all(world: World, store: Store, timeout: timedelta, print_line: Pr
 
 
 def _describe_missing(world: World, store: Store) -> str:
-    """Return the ranks that have not come, in words, or nothing."""
+    """Return the ranks that have not arrived, as text, or ""."""
     keys = [_arrived_key(rank) for rank in range(world.world_size)]
     missing = [key.rpartition("/")[2] for key in islice(missing_keys(store, keys), 9)]
     shown = ", ".join(missing[:8]) + (", ..." if len(missing) > 8 else "")
@@ -160,7 +154,7 @@ def _describe_missing(world: World, store: Store) -> str:
 
 
 def missing_keys(store: Store, keys: Sequence[str]) -> Iterator[str]:
-    """Yield those of `keys` that `store` does not have, in order. One question is for many: k of n take k log2(n)."""
+    """Yield the `keys` that `store` lacks, in order, in k log2(n) queries for k of n."""
     if not keys or store.check([*keys]):
         return
     if len(keys) == 1:
@@ -188,7 +182,7 @@ def _how_to_start(world: World) -> str:
 
 
 def _resolve_host(host: str) -> None:
-    """Raise `WorldError` for a host that has no address here."""
+    """Raise `WorldError` for a host that cannot be resolved."""
     try:
         socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as error:
@@ -198,7 +192,7 @@ def _resolve_host(host: str) -> None:
 
 
 def _wait_for_host(world: World, timeout_s: float, print_line: Print) -> None:
-    """Wait until something listens where rank 0 should, which may start later than this rank."""
+    """Wait until the store's port accepts connections: rank 0 may start later than this rank."""
     host, port = world.master_addr, world.master_port
     deadline, notice = time.monotonic() + timeout_s, time.monotonic() + NOTICE_S
     while True:
@@ -214,7 +208,7 @@ def _wait_for_host(world: World, timeout_s: float, print_line: Print) -> None:
 
 
 def _reported_error(message: str) -> WorldError:
-    """Return an error that this rank alone can tell of."""
+    """Return an error that this rank itself reports."""
     error = WorldError(message)
     error.is_claimed = True
     return error

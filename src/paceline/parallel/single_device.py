@@ -1,4 +1,4 @@
-"""One process, with nothing to join: on one device, or driving all GPUs of its node from one thread each."""
+"""Strategies of one process: a single device, or `nn.DataParallel` over all GPUs of the node."""
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
@@ -11,24 +11,24 @@ from paceline.parallel.ddp import SwitchStage
 
 
 class SingleDevice:
-    """One rank on one device."""
+    """Train one rank on one device."""
 
     def prepare(self, model: nn.Module) -> nn.Module:
         """Return the model itself."""
         return model
 
     def warm_up_buckets(self, step: Callable[[], None]) -> None:
-        """Do nothing: the first step is like the others."""
+        """Do nothing: the first step is like all others."""
 
     def on_comm_wait(self, switch_stage: SwitchStage, *, compiled: bool = False) -> None:
-        """Do nothing: there is no one to wait for."""
+        """Do nothing: there is no other rank."""
 
     def accumulate(self, *, final: bool) -> contextlib.AbstractContextManager[None]:
         """Return a context that does nothing."""
         return contextlib.nullcontext()
 
     def clip(self, parameters: Sequence[Tensor], max_norm: float) -> Tensor:
-        """Return the norm of the gradient, float32 [], and shorten it to `max_norm`."""
+        """Clip the gradient to `max_norm`; return its norm before, float32 []."""
         norm = gradient_norm([each.grad for each in parameters if each.grad is not None])
         return clip_to_norm(parameters, norm, max_norm)
 
@@ -45,7 +45,7 @@ class SingleDevice:
         return value.unsqueeze(0)
 
     def evaluating(self, model: nn.Module) -> contextlib.AbstractContextManager[None]:
-        """Return a context that does nothing: the only rank is rank 0."""
+        """Return a context that does nothing."""
         return contextlib.nullcontext()
 
     def gather(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -61,15 +61,15 @@ class SingleDevice:
         return None
 
     def comm_state(self) -> CommState:
-        """Return that of nothing."""
+        """Return `NoCommState`."""
         return NoCommState()
 
 
 class DataParallel:
-    """One rank that copies its model to every visible GPU at each step and splits its batch over them.
+    """Copy the model to every visible GPU at each step and split the batch over them, from one process.
 
-    For comparison: the copies and the threads of one interpreter cost what ddp does not pay (Li et al. 2020, arXiv
-    2006.15704, section 2.2). Only the batch norms of the first GPU keep statistics. Evaluation uses one GPU.
+    It exists for comparison: ddp avoids the copies and the shared interpreter (Li et al. 2020, arXiv 2006.15704,
+    section 2.2). Only the first GPU's batch norms keep statistics. Evaluation uses one GPU.
     """
 
     def __init__(self) -> None:
@@ -80,17 +80,17 @@ class DataParallel:
         return nn.DataParallel(model)
 
     def warm_up_buckets(self, step: Callable[[], None]) -> None:
-        """Do nothing: the first step is like the others."""
+        """Do nothing: the first step is like all others."""
 
     def on_comm_wait(self, switch_stage: SwitchStage, *, compiled: bool = False) -> None:
-        """Do nothing: there is no one to wait for."""
+        """Do nothing: there is no other rank."""
 
     def accumulate(self, *, final: bool) -> contextlib.AbstractContextManager[None]:
         """Return a context that does nothing."""
         return contextlib.nullcontext()
 
     def clip(self, parameters: Sequence[Tensor], max_norm: float) -> Tensor:
-        """Return the norm of the gradient, float32 [], and shorten it to `max_norm`."""
+        """Clip the gradient to `max_norm`; return its norm before, float32 []."""
         return self._single.clip(parameters, max_norm)
 
     def mean(self, value: Tensor) -> Tensor:
@@ -122,5 +122,5 @@ class DataParallel:
         return None
 
     def comm_state(self) -> CommState:
-        """Return that of nothing."""
+        """Return `NoCommState`."""
         return NoCommState()

@@ -1,7 +1,4 @@
-"""What joins the replicas of a model. Nothing else in the program asks how many ranks there are.
-
-Each strategy has its own file; this one says what they share, and chooses.
-"""
+"""The `Strategy` interface and its choice. No other code branches on the number of ranks."""
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
@@ -20,31 +17,31 @@ from paceline.recipe.schema.train import Parallel
 
 
 class Strategy(Protocol):
-    """Make one model out of the ranks' replicas, and numbers of the whole out of the ranks' shares."""
+    """Train one model on all ranks, and reduce values over them."""
 
     def prepare(self, model: nn.Module) -> nn.Module:
         """Return the module to call in training; its replicas start equal. `model` may be changed in place.
 
-        The optimizer is made, and weights are loaded, from `model` afterwards.
+        Create the optimizer and load weights from `model` afterwards.
         """
         ...
 
     def warm_up_buckets(self, step: Callable[[], None]) -> None:
-        """Call `step`, a forward and backward pass that leaves nothing behind, if the first one is unlike the others.
+        """Call `step`, a forward and backward pass without side effects, if the first pass of a process differs from
+        others.
 
-        Every rank must call it, after `prepare` and all other passes that are no steps, of which `comm_state` forgets
-        what it kept, and before the first step of a process.
+        Every rank must call it after `prepare` and all other warm-up passes, and before the first step. `comm_state` is
+        reset.
         """
         ...
 
     def on_comm_wait(self, switch_stage: SwitchStage, *, compiled: bool = False) -> None:
-        """Call `turn("exposed_communication")` from now on where a step begins to wait for other ranks.
+        """Call `switch_stage("exposed_communication")` from now on whenever a step starts to wait for other ranks.
 
-        That is in the final backward, when this rank's last gradient is there, and in front of the forward pass while
-        rank 0's buffers come in, after which `turn("forward")` is called; where each rank trains alone, in `clip`,
-        after which `turn("optimizer")` is. A pass before the first `accumulate` of those that follow teaches which
-        gradient is the last. Call it once, after `prepare`; `compiled` says that torch compiles what `prepare`
-        returned. Nothing is called where waiting is not apart from computing.
+        In the final backward this is after the rank's last gradient; before forward it is while buffers are received,
+        followed by `switch_stage("forward")`; if each rank trains alone it is in `clip`, followed by
+        `switch_stage("optimizer")`. A backward pass before the first `accumulate` shows which gradient is last. Call it
+        once, after `prepare`; `compiled` says whether torch compiles the returned module.
         """
         ...
 
@@ -53,10 +50,11 @@ class Strategy(Protocol):
         ...
 
     def clip(self, parameters: Sequence[Tensor], max_norm: float) -> Tensor:
-        """Return the L2 norm of the whole gradient, and scale it in place to `max_norm` where it is longer.
+        """Scale the whole gradient in place to at most `max_norm`; return its L2 norm before, float32 [], the same on
+        every rank.
 
-        The norm is that before scaling, float32 [], the same on every rank, so that all can decide by it; an infinite
-        `max_norm` only measures. Where each rank trains alone, it is the mean of their norms. Every rank must call it.
+        An infinite `max_norm` only measures. If each rank trains alone, the mean of their norms is returned. Every rank
+        must call it.
         """
         ...
 
@@ -69,32 +67,31 @@ class Strategy(Protocol):
         ...
 
     def all_gather(self, value: Tensor) -> Tensor:
-        """Return [world_size, *value.shape] on every rank, in which row r is rank r's `value`."""
+        """Return [world_size, *value.shape] on every rank, whose row r is the `value` of rank r."""
         ...
 
     def evaluating(self, model: nn.Module) -> contextlib.AbstractContextManager[None]:
-        """Surround forward passes of `model` itself, of which each rank may run another number.
+        """Surround forward passes of the unwrapped `model`, whose number may differ between ranks.
 
-        Every rank has rank 0's buffers inside, such as the running statistics of batch norm, and none waits for
-        another. Gradients must be off (`torch.no_grad` or `torch.inference_mode`, entered inside), and weights are
-        not to be changed. Every rank must enter and leave.
+        Inside, every rank has rank 0's buffers, and none waits for another. Disable gradients inside, and do not change
+        weights. Every rank must enter and exit.
         """
         ...
 
     def gather(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return whole, plain tensors; what is no shard is returned as this rank has it. Every rank must call it."""
+        """Return whole tensors; those that are not sharded are this rank's own. Every rank must call it."""
         ...
 
     def shard_like(self, full: Tensor, like: Tensor) -> Tensor:
-        """Return this rank's part of `full`, which is the same on all ranks, laid out over them as `like` is."""
+        """Return this rank's shard of `full`, which is equal on all ranks, sharded as `like` is."""
         ...
 
     def comm_times(self) -> CommTimes | None:
-        """Return what buckets of gradients took so far, or None where they are not timed. Waits for the device."""
+        """Return the bucket times so far, or None if they are not measured. Synchronizes the device."""
         ...
 
     def comm_state(self) -> CommState:
-        """Return what sending gradients keeps between steps."""
+        """Return the state that sending gradients keeps between steps."""
         ...
 
 
@@ -105,10 +102,10 @@ def build_strategy(
     now: Callable[[], float] | None = None,
     warmup_steps: int = 0,
 ) -> Strategy:
-    """Return what joins the ranks of `world`; one rank is never joined to itself.
+    """Return the strategy for the ranks of `world`; a single rank needs none but dataparallel.
 
-    With `now`, a clock in seconds, ddp times its buckets after the first `warmup_steps` steps. Raise `WorldError` where
-    the strategy has no such ranks or devices. Sharding needs the process group.
+    With `now`, a clock in seconds, ddp times its buckets after `warmup_steps` steps. FSDP needs the process group.
+    Raise `WorldError` if the strategy does not fit the ranks or devices.
     """
     match section.strategy:
         case "dataparallel":
@@ -125,7 +122,7 @@ def build_strategy(
                 wiring=build_comm_hook(section, device, now, warmup_steps),
             )
         case "fsdp":
-            from paceline.parallel.fsdp import FSDP  # it takes most of a second to import
+            from paceline.parallel.fsdp import FSDP  # importing it takes most of a second
 
             return FSDP(device, reshard=section.reshard)
 

@@ -1,6 +1,6 @@
-"""Batch normalisation whose statistics count the images of all ranks: torch's on GPUs, our own on CPUs.
+"""Batch normalisation with statistics over the images of all ranks: torch's on GPUs, our own on CPUs.
 
-Every rank must run the same layers in the same order while it trains; in evaluation nothing is asked of the others.
+In training every rank must run the same layers in the same order; evaluation does not communicate.
 """
 
 from typing import Any
@@ -17,14 +17,14 @@ _PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 class SyncBatchNorm(_BatchNorm):
-    """`nn.BatchNorm2d` of [N, C, ...] over the images of all ranks, each with a number of its own (CPU tensors).
+    """`nn.BatchNorm2d` of [N, C, ...] over the images of all ranks, whose N may differ (CPU tensors).
 
-    Parameters, buffers and their names are `nn.BatchNorm2d`'s, and so is all it does in evaluation, in a world of
-    one, and before there is a process group. Statistics are float32, or float64 for float64 images.
+    It is `nn.BatchNorm2d` in evaluation, in a world of one, and without a process group. Statistics are float32, or
+    float64 for float64 images.
     """
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return `images` normalised. Raise `ValueError` for a single value a channel."""
+        """Return `images` normalised. Raise `ValueError` for a single value per channel."""
         is_alone = not dist.is_initialized() or dist.get_world_size() == 1
         if is_alone or not self.training:
             output: Tensor = super().forward(images)
@@ -42,7 +42,7 @@ class SyncBatchNorm(_BatchNorm):
         return output
 
     def _track(self, mean: Tensor, unbiased_var: Tensor) -> None:
-        """Move the running statistics, which like torch's are of the unbiased variance."""
+        """Update the running statistics with the unbiased variance, as torch does."""
         assert self.running_mean is not None
         assert self.running_var is not None
         assert self.num_batches_tracked is not None
@@ -58,19 +58,19 @@ class SyncBatchNorm(_BatchNorm):
 
 
 class _Normalise(torch.autograd.Function):
-    """Ioffe and Szegedy 2015 (arXiv 1502.03167), with sums over the ranks in both directions."""
+    """Batch normalisation (Ioffe and Szegedy 2015, arXiv 1502.03167) with sums over the ranks in both directions."""
 
     @staticmethod
     def forward(
         ctx: Any, images: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return [N, C, ...] normalised, and mean [C], biased variance [C] and count [] of all ranks' values."""
+        """Return [N, C, ...] normalised, and mean [C], biased variance [C] and count [] over all ranks."""
         exact, shape = _statistics_dtype(images), _channels(images)
         wide = images.to(exact)
         mean, var, count = _moments_over_ranks(wide)
         inverse_std = (var + eps).rsqrt()
         scale = inverse_std if weight is None else inverse_std * weight.to(exact)
-        # The mean goes first: in torch's order, images * scale + shift, a large mean takes the digits of the result.
+        # Subtract the mean first: torch's order, images * scale + shift, loses digits if the mean is large.
         output = (wide - mean.view(shape)).mul_(scale.view(shape))
         if bias is not None:
             output.add_(bias.to(exact).view(shape))
@@ -81,10 +81,7 @@ class _Normalise(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, *statistics: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, None]:
-        """Return the gradients: that of the images is of all ranks' losses, those of weight and bias of this rank's.
-
-        DDP averages the latter over the ranks, as it does for every parameter.
-        """
+        """Return the gradient of `images` from all ranks' losses, and those of weight and bias from this rank's."""
         images, weight, mean, inverse_std, count = ctx.saved_tensors
         exact, shape = mean.dtype, _channels(images)
         others = [axis for axis in range(images.ndim) if axis != 1]
@@ -96,16 +93,17 @@ class _Normalise(torch.autograd.Function):
         mean_grad, mean_slope = (each.view(shape) for each in total / count)
         scale = inverse_std if weight is None else inverse_std * weight.to(exact)
         grad_images = (grad_ - mean_grad - normed * mean_slope) * scale.view(shape)
+        # DDP averages the gradients of weight and bias over the ranks, as of every parameter.
         if weight is None:
             return grad_images.to(images.dtype), None, None, None
         return grad_images.to(images.dtype), own[1].to(weight.dtype), own[0].to(weight.dtype), None
 
 
 def convert_sync_batch_norm(model: nn.Module, device: torch.device) -> nn.Module:
-    """Let every batch norm of `model` count the images of all ranks; return the model, changed in place.
+    """Replace every batch norm of `model` by one with statistics over all ranks; return the model, changed in place.
 
-    Parameters, buffers and modes stay. Raise `RecipeError` for a batch norm that does more than normalise, as those
-    of some timm models, which would lose the rest.
+    Parameters, buffers and modes stay. Raise `RecipeError` for a subclass that does more than normalise, as in some
+    timm models, since that would be lost.
     """
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm) and type(module) not in (*_PLAIN, SyncBatchNorm, nn.SyncBatchNorm):
@@ -135,12 +133,10 @@ def _converted(norm: _BatchNorm) -> SyncBatchNorm:
 
 
 def _moments_over_ranks(images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return mean [C], biased variance [C] and count [] of the values of each channel on all ranks.
-
-    Sums of squared deviations from each rank's own mean are put together as in Chan, Golub and LeVeque 1979
-    (Updating Formulae and a Pairwise Algorithm for Computing Sample Variances): a mean square minus a squared mean
-    would lose the digits that a large mean takes. Every rank adds the same numbers in the same order.
-    """
+    """Return mean [C], biased variance [C] and count [] of the values of each channel on all ranks."""
+    # Combine sums of squared deviations from each rank's mean (Chan, Golub and LeVeque 1979, Updating Formulae and a
+    # Pairwise Algorithm for Computing Sample Variances): a mean square minus a squared mean loses digits if the mean is
+    # large. Every rank adds the same numbers in the same order.
     others = [axis for axis in range(images.ndim) if axis != 1]
     own_var, own_mean = torch.var_mean(images, others, correction=0)
     own_count = torch.full_like(own_mean[:1], images.numel() / images.shape[1])
@@ -152,7 +148,7 @@ def _moments_over_ranks(images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     counts = table[:, -1:]
     count = counts.sum()
     if count <= 1:
-        raise ValueError(f"batch normalisation needs more than one value a channel, not {list(images.shape)}")
+        raise ValueError(f"batch normalisation needs more than one value per channel, not {list(images.shape)}")
     mean = (means * counts).sum(0) / count
     var = ((variances + (means - mean).square()) * counts).sum(0) / count
     return mean, var, count
@@ -163,5 +159,5 @@ def _statistics_dtype(images: Tensor) -> torch.dtype:
 
 
 def _channels(images: Tensor) -> tuple[int, ...]:
-    """Return the shape in which one value a channel meets `images`."""
+    """Return the shape that broadcasts one value per channel over `images`."""
     return (1, -1) + (1,) * (images.ndim - 2)

@@ -1,8 +1,8 @@
-"""torchrun as a program whose exit code says how the ranks ended; its own is 1 whatever they end with.
+"""Run torchrun with an exit code that says how the ranks ended; torchrun's own is always 1.
 
-It takes torchrun's options and is started in its place: `python -m paceline.parallel.torchrun_agent --nnodes 2 ... -m
-paceline train ...`. Schedulers decide by the code whether to start a job again. `--node-rank`, which c10d has no use
-for, says here which node holds the store.
+Schedulers decide by the code whether to restart a job. Use it in place of torchrun, with the same options: `python -m
+paceline.parallel.torchrun_agent --nnodes 2 ... -m paceline train ...`. `--node-rank`, which c10d ignores, selects the
+node that hosts the store.
 """
 
 import sys
@@ -31,26 +31,22 @@ def main(arguments: Sequence[str]) -> int:
     except SignalException as error:
         return 128 + int(error.sigval)
     except RendezvousError as error:
-        print(f"error: the other nodes were not met: {error} (are all of them there?)", file=sys.stderr)
+        print(f"error: the other nodes were not found: {error} (have all of them started?)", file=sys.stderr)
         return 1
     return 0
 
 
 def host_store_on_first_node(options: Any) -> None:
-    """Say who holds the store of the nodes that meet, where nobody has: node 0.
-
-    torchrun would go by whether the endpoint's host name is its own, which it cannot tell before that name resolves.
-    """
+    """Let node 0 host the rendezvous store, unless the options say which node does."""
+    # torchrun would compare the endpoint's host name with its own, which fails until that name resolves.
     if options.rdzv_backend == "c10d" and "is_host=" not in options.rdzv_conf:
-        said = f"is_host={int(int(options.node_rank) == 0)}"
-        options.rdzv_conf = ",".join(filter(None, [options.rdzv_conf, said]))
+        is_host = f"is_host={int(int(options.node_rank) == 0)}"
+        options.rdzv_conf = ",".join(filter(None, [options.rdzv_conf, is_host]))
 
 
 def exit_code(codes: Sequence[int]) -> int:
-    """Return the code of a node whose ranks ended with `codes`, those of -n by signal n.
-
-    A rank that explained itself has a code above 1. torchrun ends the others with SIGTERM, so that tells least.
-    """
+    """Return the exit code of a node whose ranks ended with `codes`, -n for signal n."""
+    # A rank that reported its error has a code above 1. torchrun ends the others with SIGTERM, the least telling code.
     explained = [code for code in codes if code > 1 and code != PREEMPTED]
     killed = [128 - code for code in codes if code < 0 and 128 - code != _SIGTERM_EXIT_CODE]
     for each in (*explained, *killed):

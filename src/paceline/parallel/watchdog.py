@@ -1,9 +1,4 @@
-"""Watch over the main thread of a rank: where it moves no more, name the rank that is to blame, and end the process.
-
-A thread looks twice a second whether the step or the stage has changed; the ranks tell one another in `beats`. A
-thread cannot run while another one keeps the GIL, so at each look it also winds up faulthandler's timer, which is
-no Python: it writes the stacks of a rank whose threads are all held up, and it is for the others to end the run.
-"""
+"""Watch the main thread of a rank: if it makes no progress, name the rank to blame and end the process."""
 
 import contextlib
 import faulthandler
@@ -22,20 +17,19 @@ from paceline.parallel.heartbeat import INTERVAL_S, ReadProgress, StopRequests
 from paceline.parallel.process_group import RankStore
 from paceline.recipe.schema.train import Parallel
 
-_MARGIN_S: Final = 1.0
-"""How much later than a look faulthandler's timer rings, so that it is for ranks that cannot look."""
+_MARGIN_S: Final = 1.0  # seconds by which faulthandler's timer is later: it is for ranks whose watchdog cannot run
+# Seconds that a rank has to end by itself after another one has failed; in a collective it may wait for ever.
 _EXIT_GRACE_S: Final = 3.0
-"""How long a rank has to end by itself after another one has failed; in a collective it may wait for ever."""
+# Stages without a known duration: a thread that uses CPU time makes progress there. A thread that polls once per second
+# uses less than this share.
 _LONG_STAGES: Final = frozenset({"start", "checkpoint", FINISH})
-"""What has no end that is known beforehand: there a thread that computes is one that moves."""
 _MIN_CPU_SHARE: Final = 1e-3
-"""Share of the time that it then spends on a core; one that waits in a loop of a second spends less."""
 
 End = Callable[[str], None]
 
 
 def end_process(message: str) -> None:
-    """Print `message`, if any, as the error of this program, and end it at once; locks may be held for ever."""
+    """Print `message`, if any, as an error, and exit at once with code 1, without waiting for locks."""
     if message:
         print(f"error: {message}", file=sys.stderr, flush=True)
     os._exit(1)
@@ -43,11 +37,11 @@ def end_process(message: str) -> None:
 
 @final
 class Watchdog:
-    """Watch the thread that made it, which `where` says the steps done and the stage of.
+    """Watch the thread that creates it, whose steps and stage `read_progress` returns.
 
-    It ends the process after `timeout_s` seconds in one stage of one step, with code 1: the first rank to do so names
-    the one that is to blame, and each writes the stacks of its threads to its `stacks` file, `stacks.rank0.txt`.
-    `requests` are passed on between the ranks.
+    After `timeout_s` seconds in one stage of one step the process exits with code 1. The first rank to do so names the
+    rank to blame, and each rank writes its threads' stacks to `stacks`, such as `stacks.rank0.txt`. Stop `requests` are
+    forwarded between ranks.
     """
 
     def __init__(
@@ -61,28 +55,23 @@ class Watchdog:
         end: End = end_process,
         interval_s: float = INTERVAL_S,
     ) -> None:
-        self._store, self._read_progress, self._timeout_s, self._stacks, self._end = (
-            store,
-            read_progress,
-            timeout_s,
-            stacks,
-            end,
-        )
+        self._store, self._read_progress = store, read_progress
+        self._timeout_s, self._stacks, self._end = timeout_s, stacks, end
         self._interval_s = min(interval_s, timeout_s / 4)
         self._watched = threading.current_thread()
         self._cpu_clock = _cpu_clock(self._watched)
         self._closes = threading.Event()
-        self._ending = threading.Lock()  # held by whoever ends this rank, the main thread or this one
+        self._ending = threading.Lock()  # held by the thread that ends this rank
         self._file: TextIO | None = None
         self._thread = threading.Thread(target=self._run, name="paceline-heartbeat", daemon=True)
         store.heartbeats.watch(read_progress, requests, self._stacks_of)
 
     def start(self) -> None:
-        """Begin to watch."""
+        """Start watching."""
         self._thread.start()
 
     def close(self) -> None:
-        """Watch no longer. Where this thread is ending the process already, wait for that."""
+        """Stop watching. If the watchdog is ending the process already, wait for that."""
         if not self._ending.acquire(blocking=False):
             self._thread.join()
         self._closes.set()
@@ -99,7 +88,7 @@ class Watchdog:
         still_s = failed_s = cpu_s = 0.0
         looked_s = time.monotonic()
         while not self._closes.wait(self._interval_s):
-            # A process that was suspended has not stood still meanwhile, so no look counts for long.
+            # A suspended process makes no progress either, so no poll counts for more than two intervals.
             passed_s = min(time.monotonic() - looked_s, 2 * self._interval_s)
             looked_s = time.monotonic()
             before, place, cpu_before_s, cpu_s = place, self._read_progress(), cpu_s, self._cpu_s()
@@ -118,7 +107,7 @@ class Watchdog:
         return None
 
     def _give_up(self, still_s: float) -> None:
-        """Say what is to blame, if no other rank has, and end the process."""
+        """Report the rank to blame, unless another rank has, and end the process."""
         self._store.heartbeats.publish("stuck", still_s, self._current_line())
         self._dump()
         beats, line = self._store.heartbeats, ""
@@ -128,18 +117,20 @@ class Watchdog:
         self._end(line)
 
     def _current_line(self) -> str:
-        """Return the line of Python that the watched thread is at."""
+        """Return the file and line that the watched thread is at."""
         frame = sys._current_frames().get(self._watched.ident or 0)
         return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame else ""
 
     def _dump(self) -> None:
-        with contextlib.suppress(OSError):  # there may be no run directory yet, and there is no better place
+        with contextlib.suppress(OSError):  # there may be no run directory yet
             if self._file is None:
                 self._file = open_text_to_write(self._stacks, "w")
             faulthandler.dump_traceback(self._file, all_threads=True)
 
+    # The watchdog cannot run while another thread keeps the GIL. faulthandler's timer is C and can: it writes the
+    # stacks then, and other ranks end the run.
     def _arm_faulthandler(self, stage: str) -> None:
-        """Set the timer anew. Until it trains a rank has no run directory to write to."""
+        """Restart the timer of faulthandler. Before training, a rank has no run directory to write to."""
         if stage == "start":
             return
         if self._file is None:
@@ -150,7 +141,7 @@ class Watchdog:
         faulthandler.dump_traceback_later(self._timeout_s + _MARGIN_S, file=self._file)
 
     def _stacks_of(self, rank: int) -> str:
-        """Return the file in which `rank` has written its stacks, or nothing, such as on another machine's disk."""
+        """Return the file with the stacks of `rank`, or "" if there is none, such as on another machine's disk."""
         path = self._stacks.with_name(self._stacks.name.replace(f"rank{self._store.world.rank}", f"rank{rank}"))
         with contextlib.suppress(OSError):
             return str(path) if path.stat().st_size else ""
@@ -161,7 +152,7 @@ class Watchdog:
 
 
 def _cpu_clock(thread: threading.Thread) -> int | None:
-    """Return the clock of what `thread` has computed, where the system has one."""
+    """Return the CPU-time clock of `thread`, if the system has one."""
     if not sys.platform.startswith("linux"):
         return None
     return time.pthread_getcpuclockid(thread.ident or 0)
@@ -171,7 +162,7 @@ def _cpu_clock(thread: threading.Thread) -> int | None:
 def watchdog(
     store: RankStore, section: Parallel, read_progress: ReadProgress, requests: StopRequests, stacks: Path
 ) -> Iterator[None]:
-    """Watch the thread that enters this, for `parallel.timeout`, until it leaves; not under a debugger."""
+    """Watch the calling thread for `parallel.timeout` inside the context; do nothing under a debugger."""
     if sys.gettrace() is not None:
         yield
         return
