@@ -192,8 +192,8 @@ def test_no_piece_of_what_compression_keeps_can_be_lost_unnoticed(
 @pytest.mark.parametrize(
     ("num_ranks", "words", "why"),
     [
-        (3, (), "it was of 2 ranks, and these are 3; it begins anew, with 10 whole steps"),
-        (2, ("parallel.bucket_mb=25",), "other gradients are sent together; it begins anew, with 10 whole steps"),
+        (3, (), "they are of 2 ranks, and this run has 3; it starts again with 10 uncompressed steps"),
+        (2, ("parallel.bucket_mb=25",), "gradients are grouped into other buckets; it starts again with 10 uncompressed steps"),
         (1, (), "one rank sends nothing"),
     ],
 )
@@ -205,7 +205,7 @@ def test_what_compression_held_back_is_left_where_it_does_not_fit_and_a_note_say
     words = (*LONG, *words, "parallel.compression=powersgd", "--run-dir", "cut", "--resume")
     assert ranks(*words, ranks=num_ranks).result["steps"] == LONG_STEPS
     notes = json.loads((tmp_path / "cut" / "plan.json").read_text())["notes"]
-    said = [note for note in notes if note.startswith("resumed without what PowerSGD had held back")]
+    said = [note for note in notes if note.startswith("resumed without PowerSGD's residuals")]
     assert len(said) == 1 and said[0].endswith(f": {why}"), notes
 
 

@@ -100,7 +100,7 @@ def test_a_killed_rank_is_named_with_its_step_and_the_run_ends(paceline, rank: i
     os.kill(processes[rank].pid, signal.SIGKILL)
     code, lines = run.end(within_s=10)
     assert code == 128 + signal.SIGKILL
-    named = [line for line in lines if f"rank {rank} is gone (last heard of " in line]
+    named = [line for line in lines if f"rank {rank} is gone (last heartbeat " in line]
     assert len(named) == 1 and ", at step " in named[0], lines
     assert f"error: rank {rank} of {ranks} was killed by SIGKILL, so all ranks were ended" in lines
     assert len(lines) == 2
@@ -119,7 +119,7 @@ def test_survivors_end_by_themselves_and_soon(paceline, tmp_path: Path, rank: in
     ends = ends_of(processes)
     assert time.monotonic() - killed < 2 + SLACK_S
     lines = [line for code, lines in ends for line in lines]
-    assert len(lines) == 1 and f"rank {rank} is gone (last heard of " in lines[0], ends
+    assert len(lines) == 1 and f"rank {rank} is gone (last heartbeat " in lines[0], ends
     assert [code for code, _ in ends] == [-signal.SIGKILL if each == rank else 1 for each in range(3)]
 
 
@@ -160,7 +160,7 @@ def test_a_frozen_rank_is_named_in_time_and_killed(paceline, rank: int) -> None:
     stopped = time.monotonic()
     line = run.process.stderr.readline()
     assert TIMEOUT_S - 1 < time.monotonic() - stopped < NAMED_S + SLACK_S
-    assert line.startswith(f"error: rank {1 - rank} of 2: rank {rank} is stopped by a signal (last heard of "), line
+    assert line.startswith(f"error: rank {1 - rank} of 2: rank {rank} is stopped by a signal (last heartbeat "), line
     assert ", at step " in line
     code, more = run.end(within_s=ENDED_S - NAMED_S)
     assert (code, more) == (1, [])
@@ -214,7 +214,7 @@ def test_a_rank_that_keeps_the_gil_is_named_by_its_peer_and_leaves_its_stacks(pa
         processes[rank].kill()
         processes[rank].communicate(timeout=10)
     assert code == 1 and len(lines) == 1, "\n".join(lines)
-    assert f"rank {1 - rank} of 2: rank {rank} does not answer (last heard of " in lines[0]
+    assert f"rank {1 - rank} of 2: rank {rank} does not answer (last heartbeat " in lines[0]
 
 
 # matrix: 14
@@ -223,7 +223,7 @@ def test_a_rank_that_hangs_is_named_with_its_step_and_stage_and_leaves_its_stack
     ends = ends_of(faulty(paceline, "sleeps", rank, f"parallel.timeout={TIMEOUT_S}s"), within_s=120)
     lines = [line for _, lines in ends for line in lines]
     assert [code for code, _ in ends] == [1, 1] and len(lines) == 1, ends
-    assert f"rank {rank}" in lines[0] and " does nothing: at step 30 in h2d" in lines[0], lines
+    assert f"rank {rank}" in lines[0] and " makes no progress: at step 30 in h2d" in lines[0], lines
     stacks = Path("run") / f"stacks.rank{rank}.txt"
     assert f"(stacks in {stacks})" in lines[0]
     assert "train_step" in (paceline.folder / stacks).read_text()
@@ -326,7 +326,7 @@ def test_a_rank_with_fewer_steps_is_named_with_the_steps_of_both(paceline) -> No
     lines = [line for _, lines in ends for line in lines]
     assert ends[0][0] == 1 and len(lines) == 1, ends
     named = re.match(
-        r"error: rank (?:0 of 2: rank 1|1 of 2) ended after step 40 while others went on, at step 4", lines[0]
+        r"error: rank (?:0 of 2: rank 1|1 of 2) ended after step 40 while others continued, at step 4", lines[0]
     )
     assert named, lines
 
@@ -365,5 +365,5 @@ def test_a_host_that_has_no_address(paceline) -> None:
 def test_an_interface_that_is_none(paceline) -> None:
     ends = ends_of(by_hand(paceline, 2, GLOO_SOCKET_IFNAME="none0"), within_s=60)
     lines = [line for _, lines in ends for line in lines]
-    assert len(lines) == 1 and "GLOO_SOCKET_IFNAME: 'none0' is no network interface" in lines[0], ends
+    assert len(lines) == 1 and "GLOO_SOCKET_IFNAME: 'none0' is not a network interface" in lines[0], ends
     assert "lo" in lines[0]

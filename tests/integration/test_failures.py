@@ -290,4 +290,4 @@ def test_a_rank_that_loses_a_silent_peer_says_so_in_one_line(paceline, tmp_path:
     ranks[1].communicate(timeout=60)
     assert time.monotonic() - killed < 10
     assert ranks[0].returncode == 1
-    assert len(err.splitlines()) == 1 and err.startswith("error: rank 0 of 2: rank 1 is gone (last heard of ")
+    assert len(err.splitlines()) == 1 and err.startswith("error: rank 0 of 2: rank 1 is gone (last heartbeat ")

@@ -78,15 +78,15 @@ def _find_dead_rank(sights: Sequence[RankStatus], *, waited: bool) -> tuple[int,
         for sight in sights:
             if sight.condition != condition:
                 continue
-            heard = "never heard of"
+            heard = "no heartbeat received"
             if sight.silent_s is not None:
-                heard = f"last heard of {sight.silent_s:.1f} s before, {sight.location}"
+                heard = f"last heartbeat {sight.silent_s:.1f} s ago, {sight.location}"
             match condition:
                 case "stopped":
                     return sight.rank, f"is stopped by a signal ({heard})"
                 case "silent" if waited:
                     others = ", or its machine is cut off" if sight.is_elsewhere else ""
-                    return sight.rank, f"does not answer ({heard}: frozen, or in a call that keeps the GIL{others})"
+                    return sight.rank, f"does not answer ({heard}: frozen, or in a call that holds the GIL{others})"
             return sight.rank, f"is gone ({heard})"
     return None
 
@@ -99,7 +99,7 @@ def _find_rank_that_ended(sights: Sequence[RankStatus], me: int) -> tuple[int, s
         later = next((other for other in goes_on if other.step >= sight.step), None)
         if has_left or (sight.stage == FINISH and later is not None):
             place = (later or sights[me]).location
-            words = f"ended after step {sight.step} while others went on, {place}"
+            words = f"ended after step {sight.step} while others continued, {place}"
             return sight.rank, f"{words}: the ranks have different numbers of steps"
     return None
 
@@ -118,7 +118,7 @@ def _find_straggler(sights: Sequence[RankStatus]) -> tuple[int, str] | None:
     else:
         return None
     other = next(sight for sight in reversed(sights) if sight.rank != last)
-    doing = "does nothing" if sights[last].still_s > 1.0 else "is late"
+    doing = "makes no progress" if sights[last].still_s > 1.0 else "is late"
     return (
         last,
         f"{doing}: {sights[last].location} for {sights[last].still_s:.1f} s, rank {other.rank} {other.location}",
@@ -136,11 +136,11 @@ def _find_odd_location(places: Sequence[str]) -> int | None:
 def _describe_deadlock(sights: Sequence[RankStatus], me: int) -> str:
     still = f"{sights[me].location} for {sights[me].still_s:.1f} s"
     if len(sights) == 1:
-        return f"nothing happens: {still}"
+        return f"no progress: {still}"
     running = [str(sight.rank) for sight in sights if sight.state == "runs" and sight.rank != me]
     if sights[me].state != "runs" and running:
         fix = "raise parallel.timeout, or find out why"
-        return f"waits for rank {', '.join(running)}, which is not done: {still} ({fix})"
+        return f"waits for rank {', '.join(running)}, which has not finished: {still} ({fix})"
     return f"all ranks wait for one another: {still}"
 
 

@@ -180,7 +180,7 @@ class DDP:
             return contextlib.nullcontext()
         if self._static_graph:
             raise WorldError(
-                "parallel.static_graph: true does not go with micro-batches (set parallel.static_graph=false, "
+                "parallel.static_graph: true does not work with micro-batches (set parallel.static_graph=false, "
                 "or train.accumulate=1)"
             )
         return self._module.no_sync()

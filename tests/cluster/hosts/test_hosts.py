@@ -100,7 +100,7 @@ def test_a_link_that_stays_cut_ends_both_hosts_and_the_run_goes_on_afterwards(ho
     assert [end.code for end in ends] == [1, 1], ends
     for rank, end in enumerate(ends):
         (line,) = end.errors
-        assert line.startswith(f"error: rank {rank} of 2: rank {1 - rank} does not answer (last heard of "), line
+        assert line.startswith(f"error: rank {rank} of 2: rank {1 - rank} does not answer (last heartbeat "), line
         assert "or its machine is cut off)" in line
     assert not hosts.busy("host1") and not hosts.busy("host2")
     assert steps_of(run) < STEPS
@@ -137,6 +137,6 @@ def test_a_host_that_is_lost_is_replaced_by_another_and_the_run_goes_on(
     ends = hosts.ended(agents["host1"], agents["host2"])
     assert [end.code for end in ends] == [0, 0], ends
     (line,) = ends[1].errors
-    assert line.startswith("error: rank 0 of 2: rank 1 does not answer (last heard of "), line
+    assert line.startswith("error: rank 0 of 2: rank 1 does not answer (last heartbeat "), line
     assert [row["host"] for row in lines_of(run / "attempts.jsonl") if "host" in row] == ["host2", "host1"]
     same(run, whole(2, *WORDS))

@@ -52,7 +52,7 @@ def test_the_other_ranks_hear_who_is_missing() -> None:
 
 
 def test_rank_0_gives_up_when_the_others_have_heard_who_is_missing() -> None:
-    """The store may end with it, and a rank that had not read it would say that it met no rank 0."""
+    """The store may end with it, and a rank that had not read it would report that it found no rank 0."""
     store = HashStore()
     store.set("meeting1/here/1", "")
     with ThreadPoolExecutor() as ranks:
@@ -66,7 +66,7 @@ def test_rank_0_gives_up_when_the_others_have_heard_who_is_missing() -> None:
 
 def test_a_rank_that_meets_no_rank_0_says_so(monkeypatch) -> None:
     monkeypatch.setattr("paceline.parallel.rendezvous._EXTRA_WAIT_S", 0.0)
-    with pytest.raises(WorldError, match=r"^MASTER_ADDR: rank 1 of 3 met no rank 0 at 127\.0\.0\.1") as caught:
+    with pytest.raises(WorldError, match=r"^MASTER_ADDR: rank 1 of 3 found no rank 0 at 127\.0\.0\.1") as caught:
         wait_for_all_ranks(World(rank=1, world_size=3), HashStore(), SOON)
     assert caught.value.is_claimed
 
@@ -191,7 +191,7 @@ def test_a_rank_that_reads_for_longer_than_the_timeout_is_waited_for_while_it_be
 def test_a_rank_that_is_silent_while_it_reads_is_named_as_in_a_collective(pair: Pair) -> None:
     pair.beats[1].close()
     with pytest.raises(
-        PeerLostError, match=r"^rank 0 of 2: rank 1 does not answer \(last heard of .*, at step 0 in start"
+        PeerLostError, match=r"^rank 0 of 2: rank 1 does not answer \(last heartbeat .*, at step 0 in start"
     ) as caught:
         pair.waited(until=10_000)
     assert caught.value.is_claimed and not caught.value.is_explained and caught.value.exit_code == 1

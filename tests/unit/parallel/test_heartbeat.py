@@ -45,7 +45,7 @@ def test_a_thread_that_stands_still_ends_the_process_with_its_place_and_its_stac
     watch.start()
     assert ending.came.wait(WAIT_S)
     watch.close()
-    assert ending.message.startswith("rank 0 of 1: nothing happens: at step 7 in data_wait (")
+    assert ending.message.startswith("rank 0 of 1: no progress: at step 7 in data_wait (")
     assert ending.message.endswith(f"(stacks in {stacks})")
     assert "test_a_thread_that_stands_still" in stacks.read_text()
 

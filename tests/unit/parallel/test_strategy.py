@@ -50,7 +50,7 @@ def test_a_static_graph_refuses_micro_batches_in_one_line() -> None:
     strategy = DDP(CPU, bucket_mb=1, bucket_view=True, static_graph=True, averages=True, wiring=wiring)
     strategy._module = object()  # type: ignore[assignment]  # what wraps the model is not asked
     strategy.accumulate(final=True)
-    with pytest.raises(WorldError, match=r"^parallel.static_graph: true does not go with micro-batches \(set "):
+    with pytest.raises(WorldError, match=r"^parallel.static_graph: true does not work with micro-batches \(set "):
         strategy.accumulate(final=False)
 
 

@@ -42,7 +42,7 @@ def test_one_rank_leaves_what_several_kept_and_says_so(persistent: TrainingState
     path = saved(persistent, tmp_path, compression={"ranks": 4, "steps": 12, "buckets": [["weight", "bias"]]})
     assert (
         persistent.load_comm_state(path)
-        == "resumed without what PowerSGD had held back on 4 ranks: one rank sends nothing"
+        == "resumed without PowerSGD's residuals of 4 ranks: a single rank sends no gradients"
     )
 
 

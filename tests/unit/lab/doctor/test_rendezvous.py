@@ -58,7 +58,7 @@ def test_a_batch_script_that_starts_without_srun_is_worth_a_look(found) -> None:
 @pytest.mark.parametrize(
     ("environ", "says"),
     [
-        ({**TORCHRUN, "RANK": "4"}, "no place in a world"),
+        ({**TORCHRUN, "RANK": "4"}, "not a rank of a world"),
         ({**TORCHRUN, "WORLD_SIZE": "four"}, "'four' is not a number"),
         ({**STEP, "RANK": "0", "WORLD_SIZE": "1"}, "contradict Slurm's, which has started 2 tasks"),
         ({"OMPI_COMM_WORLD_SIZE": "2"}, "each process would train alone"),
