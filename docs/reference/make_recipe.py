@@ -1,4 +1,4 @@
-"""Write `recipe.md` from the schema, so that the page cannot say anything else than the program does.
+"""Write `recipe.md` from the schema, so that the page and the program always agree.
 
 Once a field has changed: .venv/bin/python docs/reference/make_recipe.py
 """
@@ -29,12 +29,12 @@ with its dotted path as the key: `optim.lr=0.4`, `data.augment=[pad_crop,flip]`.
 
 - A **duration** is a number and a unit: `5ep` (epochs), `500st` (optimizer steps), `50000img` (images) or
   `10%` (of the run). A **time** is `90s`, `30min` or `2h`.
-- `data.source`, `optim` and `schedule` have variants. `name` chooses one, and with it which other fields
-  exist. Choosing another name drops the fields that were set for the one before.
+- `data.source`, `optim` and `schedule` have variants. `name` chooses one, and the other fields depend on it.
+  Choosing another name drops the fields set for the previous one.
 - An entry of `data.augment` is a name, or a mapping with a `name`: `{name: pad_crop, padding: 2}`.
 - Where `package.module:Name` is among the variants, `name` may be the import path of
-  [a part of your own](../how-to/extend.md).
-- `[a, b)` is a range that includes a and excludes b. "(to be set)" marks what has no default: a recipe says
+  [your own code](../how-to/extend.md).
+- `[a, b)` is a range that includes a and excludes b. "(to be set)" marks a field without a default: a recipe sets
   either `train.epochs` or `train.steps`.
 """
 
@@ -57,7 +57,7 @@ class Schema:
             yield f"\n{node['description']}\n"
         yield "\n" + self._table(path, node)
         if path == "model":
-            yield f"\nOur own networks: {_listed(MODEL_NAMES)}.\n"
+            yield f"\nBuilt-in models: {_listed(MODEL_NAMES)}.\n"
         for name, field in node["properties"].items():
             below = f"{path}.{name}".lstrip(".")
             variants = self._variants(field)
@@ -142,7 +142,7 @@ def _written(value: object) -> str:
 
 
 def _meant(pattern: str) -> str:
-    """Return what text of this pattern is called."""
+    """Return the name of texts of this pattern."""
     if pattern == PATH_PATTERN:
         return "import path"
     for unit, what in (("min|", "time"), ("ep|", "duration")):

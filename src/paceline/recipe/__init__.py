@@ -1,1 +1,1 @@
-"""Recipes: every setting of a run, read from presets, YAML files and the command line."""
+"""Recipes: all settings of a run, read from presets, YAML files and the command line."""

@@ -1,4 +1,4 @@
-"""Refuse to import the user's own code that a file of others names, unless the user has allowed it."""
+"""Refuse to import code named in a file, unless the user has allowed it."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -15,40 +15,37 @@ _LISTS: Final = ("data.augment", "log.sinks")
 
 
 def require_consent(loaded: LoadedRecipe, *, own_code: bool, of: tuple[str, ...] = ("",)) -> None:
-    """Raise `RecipeError` for the first code that a file of `loaded` names, unless `own_code` says that it may run.
-
-    With `of`, only parts whose dotted path begins with one of these count: those that are going to be imported.
-    """
+    """Raise `RecipeError` for the first plugin named in a file of `loaded`, unless `own_code`; `of` limits the check to
+    plugins below these dotted paths."""
     if own_code:
         return
-    for part in plugins_of(loaded.recipe):
-        field = f"{part.path}.name"
-        if part.path.startswith(of) and loaded.stack.file_of(field):
-            raise _refusal(loaded.stack.origin(field), field, part.name)
+    for plugin in plugins_of(loaded.recipe):
+        field = f"{plugin.path}.name"
+        if plugin.path.startswith(of) and loaded.stack.file_of(field):
+            raise _refusal(loaded.stack.origin(field), field, plugin.name)
 
 
 def require_consent_to_settings(settings: Mapping[str, Any], place: str, *, own_code: bool) -> None:
-    """Raise `RecipeError` for the first code that `settings` name, a part of a recipe written in a file at `place`."""
+    """Raise `RecipeError` for the first plugin in `settings`, part of a recipe in the file at `place`, unless
+    `own_code`."""
     for field, name in _named_in(settings):
         if not own_code:
             raise _refusal(place, field, name)
 
 
 def settings_name_code(settings: Mapping[str, Any]) -> bool:
-    """Whether `settings`, a part of a recipe, name code."""
+    """Whether `settings`, part of a recipe, name a plugin."""
     return next(_named_in(settings), None) is not None
 
 
 def names_code(recipe: Recipe) -> bool:
-    """Whether a file with this recipe is read only with `--own-code`."""
+    """Whether a file with this recipe needs `--own-code` to be read."""
     return next(plugins_of(recipe), None) is not None
 
 
 def consent_arguments(recipe: Recipe) -> tuple[str, ...]:
-    """Return what a command needs that reads `recipe` from a file: `--own-code`, or nothing.
-
-    For recipes that paceline itself has written down, from one that was consented to.
-    """
+    """Return the arguments a command needs to read `recipe` from a file that paceline itself wrote: `--own-code` or
+    none."""
     return (OWN_CODE,) if names_code(recipe) else ()
 
 
@@ -60,7 +57,7 @@ def _refusal(place: str, field: str, name: str) -> RecipeError:
 
 
 def _named_in(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the field and the name of each code that nested `settings` name, whether or not they fit a recipe."""
+    """Yield the field and the name of each plugin in nested `settings`, valid or not."""
     for path in _SECTIONS:
         section = _at(settings, path)
         name = section.get("name") if isinstance(section, Mapping) else None
@@ -75,8 +72,8 @@ def _named_in(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _at(settings: Mapping[str, Any], path: str) -> Any:
-    """Return what stands at a dotted path, None where nothing does."""
-    found: Any = settings
+    """Return the value at a dotted path, or None."""
+    value: Any = settings
     for key in path.split("."):
-        found = found.get(key) if isinstance(found, Mapping) else None
-    return found
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value

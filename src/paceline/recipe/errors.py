@@ -1,4 +1,4 @@
-"""Turn pydantic's validation errors into one line with the field, the value and the fix."""
+"""Convert pydantic's validation errors into one line with the field, the value and the fix."""
 
 import re
 from collections.abc import Iterator
@@ -15,18 +15,16 @@ from paceline.recipe.schema.base import IMPORT_PATH_FORM, Section
 
 
 def choices() -> dict[str, tuple[str, ...]]:
-    """Return the words that each field may be set to, by its path; none where it takes numbers or text alone.
-
-    Of a section that has a `name`, fields of all that it may name are there.
-    """
-    found: dict[str, tuple[str, ...]] = {}
+    """Return the allowed words of each field by its path, () for fields of numbers or text; a section with a `name` has
+    the fields of all variants."""
+    by_path: dict[str, tuple[str, ...]] = {}
     for path, words in _fields(Recipe, ""):
-        found[path] = tuple(dict.fromkeys((*found.get(path, ()), *words)))
-    return found
+        by_path[path] = tuple(dict.fromkeys((*by_path.get(path, ()), *words)))
+    return by_path
 
 
 def paths_of(name: str) -> list[str]:
-    """Return the paths of the fields that end in `name`, such as `train.epochs` for `epochs`; a path is its own end."""
+    """Return the paths of all fields called `name`, such as `train.epochs` for `epochs`; a whole path matches too."""
     return [path for path in choices() if path == name or path.endswith(f".{name}")]
 
 
@@ -42,7 +40,7 @@ def _fields(section: type[Section], prefix: str) -> Iterator[tuple[str, list[str
 
 
 def _kinds(annotation: Any) -> Iterator[Any]:
-    """Yield what a value may be: the members of unions, less what is said of them."""
+    """Yield the members of a union, without annotations."""
     origin = get_origin(annotation)
     if origin is Annotated:
         yield from _kinds(get_args(annotation)[0])
@@ -64,38 +62,38 @@ _PLAIN = {
     "string_type": "text",
     "tuple_type": "a list",
 }
+# Other trainers' names of fields, where a similar spelling does not lead to the field.
 _SYNONYMS = {"learning_rate": "lr", "wd": "weight_decay", "bs": "batch_size", "num_workers": "workers"}
-"""What other trainers call a field, where the spelling alone does not lead to it."""
 
 
 def explain(error: ValidationError, values: dict[str, Any]) -> tuple[str, str]:
     """Return (dotted path, message) of the first field in `error`; `values` is what was validated."""
     details = error.errors(include_url=False)
     paths = [_field_path(detail["loc"], values, detail["type"] == "missing") for detail in details]
-    # A variant that is none is named by the section; of a list's items, which may be bare names, the item is told.
+    # An unknown variant is an error of the section's `name`; in a list, whose items may be bare names, of the item.
     paths = [
         f"{path}.name" if detail["type"] == "union_tag_invalid" and not path.endswith("]") else path
         for path, detail in zip(paths, details, strict=True)
     ]
-    # An unknown key explains what follows from it better than the other way round.
     paths = [
         detail["ctx"]["path"] if detail["type"] == "refused" else path
         for path, detail in zip(paths, details, strict=True)
     ]
+    # Report an unknown key first: it may cause the other errors.
     first = next(
         (path for path, detail in zip(paths, details, strict=True) if detail["type"] == "extra_forbidden"),
         paths[0],
     )
     same = [detail for path, detail in zip(paths, details, strict=True) if path == first]
     message = _message(first, same)
-    # What the other branches of a union say about the whole section is no error of its own.
+    # Errors that other branches of a union report for a whole section do not count.
     fields = {path for path in paths if not any(_is_below(other, path) for other in paths)}
     others = len(fields - {first})
     return first, message + (f"; {others} more like this" if others else "")
 
 
 def _field_path(loc: tuple[str | int, ...], values: Any, missing: bool) -> str:
-    """Drop from `loc` the names of union branches, which are no part of a recipe."""
+    """Return `loc` as a dotted path, without the names of union branches."""
     path = ""
     for position, part in enumerate(loc):
         if isinstance(values, dict) and part in values:
@@ -141,12 +139,12 @@ def _message(path: str, details: list[ErrorDetails]) -> str:
 
 
 def _not_a_field(path: str, leaf: str, loc: tuple[str | int, ...]) -> str:
-    """Return what is wrong with `leaf`, which the section at `loc` does not have."""
+    """Return the message for `leaf`, which the section at `loc` does not have."""
     known = _siblings(loc)
     owners = _variants_with(leaf, loc)
     if loc and loc[-1] == IMPORT_PATH_FORM:
         section = path.rpartition(".")[0]
-        return f"is not a field (one of {', '.join(known)}; what a part of your own takes is {section}.args.{leaf})"
+        return f"is not a field (one of {', '.join(known)}; arguments of your own code are {section}.args.{leaf})"
     if owners:
         chosen, fields = loc[-1], ", ".join(known)
         return f"has no effect with {chosen}, only with {', '.join(owners)} ({chosen} has {fields})"
@@ -159,7 +157,7 @@ def _not_a_field(path: str, leaf: str, loc: tuple[str | int, ...]) -> str:
 
 
 def _expected(detail: ErrorDetails) -> str:
-    """Return what one branch of a union would have taken."""
+    """Return what one branch of a union accepts."""
     if detail["type"] == "value_error":
         return str(detail["ctx"]["error"]).rpartition("(")[2].rstrip(")")
     if detail["type"] in _PLAIN:
@@ -173,7 +171,7 @@ def _shorten_value(value: object) -> str:
 
 
 def _siblings(loc: tuple[str | int, ...]) -> list[str]:
-    """Return the fields of the section at `loc`, by walking the JSON schema of a recipe."""
+    """Return the fields of the section at `loc`, from the JSON schema of a recipe."""
     schema = Recipe.model_json_schema()
     node: dict[str, Any] = schema
     for part in loc:
@@ -182,7 +180,7 @@ def _siblings(loc: tuple[str | int, ...]) -> list[str]:
 
 
 def _variants_with(field: str, loc: tuple[str | int, ...]) -> list[str]:
-    """Return the variants that have `field`, beside the one chosen at `loc`; none where `loc` is no variant."""
+    """Return the variants that have `field`, other than the one chosen at `loc`."""
     schema = Recipe.model_json_schema()
     node: dict[str, Any] = schema
     for part in loc[:-1]:
@@ -200,7 +198,7 @@ def _resolve(node: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _descend(node: dict[str, Any], part: str | int, schema: dict[str, Any]) -> dict[str, Any]:
-    """Go one part of a pydantic location down: into a property, a list item, or the variant of a union."""
+    """Follow one item of a pydantic location: a property, a list item, or the variant of a union."""
     if part in node.get("properties", {}):
         child: dict[str, Any] = node["properties"][part]
         return child

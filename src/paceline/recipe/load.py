@@ -1,4 +1,4 @@
-"""Load a recipe: a chain of YAML files, presets and overrides is merged, validated, and each value's origin kept."""
+"""Load a recipe: merge a chain of YAML files, presets and overrides, validate it, and record each value's origin."""
 
 import os
 import re
@@ -23,11 +23,11 @@ from paceline.recipe.schema.train import REPLACED_WHOLE
 from paceline.recipe.yaml import read_yaml_file, read_yaml_value
 
 ALTERNATIVES: Final = (("train", "epochs", "steps"), ("data", "batch_size", "rank_batch_size"))
-"""Sections with two fields that say the same thing in different units, of which the later layer's counts."""
+"""Sections with two fields that set the same thing in different units; the later layer wins."""
 
 
 def _default_variants() -> dict[str, str]:
-    """Return the variant each named section has when nobody chooses one, from the schema."""
+    """Return the default variant of each section chosen by name, from the schema."""
     fields = Recipe.model_fields
     return {
         "data.source": fields["data"].default.source.name,
@@ -38,27 +38,27 @@ def _default_variants() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Layer:
-    """One mapping of a recipe, and where it was written: `origin`, with line numbers when it is a file."""
+    """One mapping of a recipe and its `origin`; `lines` has the line of each dotted path in a file."""
 
     values: dict[str, Any]
     origin: str
     lines: dict[str, int] = field(default_factory=dict)
 
     def location(self, path: str) -> str:
-        """Return `file:line` of a dotted path, or just the origin."""
+        """Return `file:line` of a dotted path, or the origin without lines."""
         return f"{self.origin}:{self.lines[path]}" if path in self.lines else self.origin
 
 
 @dataclass(frozen=True)
 class LayerStack:
-    """Layers merged: the `values`, for each dotted leaf path the place it came from, and which places are `files`."""
+    """Merged layers: the `values`, the origin of each dotted leaf path, and those origins that are `files`."""
 
     values: dict[str, Any]
     origins: dict[str, str]
     files: frozenset[str] = frozenset()
 
     def origin(self, path: str) -> str:
-        """Return where `path`, or the section around it, was set; `default` when nowhere."""
+        """Return where `path`, or the section around it, was set; `default` if nowhere."""
         while path:
             if path in self.origins:
                 return self.origins[path]
@@ -66,31 +66,27 @@ class LayerStack:
         return "default"
 
     def file_of(self, path: str) -> str:
-        """Return the file in which `path`, or the section around it, was set; nothing where it was no file."""
+        """Return the file in which `path`, or the section around it, was set, or ""."""
         origin = self.origin(path)
         return next((file for file in self.files if origin == file or origin.startswith(f"{file}:")), "")
 
 
 def merge_layers(layers: Iterable[Layer]) -> LayerStack:
-    """Merge layers, the later over the earlier.
-
-    Choosing another variant by `name` drops the fields of the one before. Another network drops the arguments of the
-    one before, and one of a user's own the settings of ours. A mapping that is one value (`REPLACED_WHOLE`)
-    replaces the one before. Of two settings that exclude each other (`ALTERNATIVES`, such as `train.epochs` and
-    `train.steps`) the later wins.
-    """
+    """Merge layers, later ones over earlier ones."""
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     files: set[str] = set()
     variants = _default_variants()
     for layer in layers:
         files.update({layer.origin} if layer.lines else ())
+        # First drop what the layer replaces: the fields of another variant, the arguments of another model, and the
+        # other of two alternatives.
         _drop_replaced(values, layer.values, variants)
         _overlay(values, layer.values)
         _record(layer, layer.values, "", origins)
     _name_variants(values, variants)
-    there = {path: origin for path, origin in origins.items() if _has(values, path)}
-    return LayerStack(values, there, frozenset(files))
+    remaining = {path: origin for path, origin in origins.items() if _has(values, path)}
+    return LayerStack(values, remaining, frozenset(files))
 
 
 def _drop_replaced(values: dict[str, Any], over: dict[str, Any], variants: dict[str, str]) -> None:
@@ -111,7 +107,7 @@ def _drop_replaced(values: dict[str, Any], over: dict[str, Any], variants: dict[
 
 
 def _drop_other_variants(model: dict[str, Any], change: dict[str, Any]) -> None:
-    """Drop the arguments of a network that gives way to another, and what a user's own has no use for."""
+    """Drop the arguments of a model that is replaced, and settings that your own model does not use."""
     name = change.get("name")
     if not isinstance(name, str) or name == model.get("name"):
         return
@@ -178,11 +174,11 @@ class Patch:
 
     @classmethod
     def parse(cls, words: list[str]) -> Self:
-        """Read `KEY=VALUE` words; the value is YAML, so `1e-3` is a number and `[flip]` a list."""
+        """Parse `KEY=VALUE` words; the value is YAML, so `1e-3` is a number and `[flip]` a list."""
         return cls(tuple(_assignment(word) for word in words))
 
     def values(self) -> dict[str, Any]:
-        """Return the assignments as one nested mapping. A later assignment to the same path wins."""
+        """Return the assignments as one nested mapping; a later assignment to a path wins."""
         nested: dict[str, Any] = {}
         for path, value in self.assignments:
             _refuse_key_below_value(path, value)
@@ -205,7 +201,7 @@ def _refuse_key_below_value(path: str, value: Any) -> None:
 
 
 def _set_value(section: dict[str, Any], key: str, value: Any, path: str) -> None:
-    """Set `key`, the field at `path`; a mapping of fields is merged into the one before, and none is shared."""
+    """Set `key`, the field at `path`; a mapping is merged into the previous one, and copied."""
     if not isinstance(value, dict):
         section[key] = value
         return
@@ -232,19 +228,19 @@ PRESETS = Path(str(resources.files("paceline.recipe") / "presets"))
 
 @dataclass(frozen=True)
 class LoadedRecipe:
-    """A recipe, the short name it goes by, and where each of its values came from."""
+    """A recipe, its short name, and the origin of each value."""
 
     recipe: Recipe
     name: str
     stack: LayerStack
 
     def is_from_command_line(self, path: str) -> bool:
-        """Whether `path` was set on the command line, or by the overrides of a script."""
+        """Whether `path` was set on the command line, or by a script's overrides."""
         return self.stack.origin(path) == _COMMAND_LINE
 
 
 def load(name: str = DEFAULT, patch: Patch | None = None) -> LoadedRecipe:
-    """Load preset, file or run directory `name` with `patch` over it. Raise `RecipeError`."""
+    """Load the preset, file or run directory `name` with `patch` over it. Raise `RecipeError`."""
     path = find_recipe(name)
     layers = [*_load_chain(path, name), Layer((patch or Patch()).values(), _COMMAND_LINE)]
     stack = merge_layers(layers)
@@ -252,10 +248,8 @@ def load(name: str = DEFAULT, patch: Patch | None = None) -> LoadedRecipe:
 
 
 def load_values(values: Mapping[str, Any], patch: Patch | None = None, *, name: str = "script") -> LoadedRecipe:
-    """Return the recipe that plain `values` are, with `patch` over them; `extends` starts from a preset or a file.
-
-    It goes by `name`. Raise `RecipeError` as `load` does.
-    """
+    """Load a recipe from plain `values`, with `patch` over them; `extends` starts from a preset or a file. Raise
+    `RecipeError`."""
     own = dict(values)
     base = own.pop("extends", None)
     below = [] if base is None else _load_chain(find_recipe(str(base)), str(base))
@@ -264,7 +258,7 @@ def load_values(values: Mapping[str, Any], patch: Patch | None = None, *, name: 
 
 
 def load_any(recipe: str | Path | Recipe | Mapping[str, Any], patch: Patch | None = None) -> LoadedRecipe:
-    """Return what a script has named or made, with `patch` over it. Raise `RecipeError` as `load` does."""
+    """Load a recipe from a name, a path, a mapping or a `Recipe`, with `patch` over it. Raise `RecipeError`."""
     match recipe:
         case str() | Path():
             return load(str(recipe), patch)
@@ -273,11 +267,11 @@ def load_any(recipe: str | Path | Recipe | Mapping[str, Any], patch: Patch | Non
         case Mapping():
             return load_values(recipe, patch)
         case _:
-            raise RecipeError(f"recipe: {recipe!r} is no recipe (give a name, a path, a mapping or a Recipe)")
+            raise RecipeError(f"recipe: {recipe!r} is not a recipe (give a name, a path, a mapping or a Recipe)")
 
 
 def validate(stack: LayerStack) -> Recipe:
-    """Return the typed recipe, or raise `RecipeError` for the first field that does not fit."""
+    """Return the typed recipe. Raise `RecipeError` for the first invalid field."""
     try:
         return Recipe.model_validate(stack.values)
     except ValidationError as error:
@@ -288,7 +282,7 @@ def validate(stack: LayerStack) -> Recipe:
 
 
 def find_recipe(name: str) -> Path:
-    """Return the file that `name` means: a preset, a YAML file, or a run directory's recipe."""
+    """Return the file of a preset, a YAML file, or a run directory's recipe. Raise `RecipeError`."""
     secret = find_secret(name)
     if secret:
         raise RecipeError(f"{public_url(name)}: the URL holds {secret}, and is no recipe ({HOW_TO_PASS_CREDENTIALS})")
@@ -310,7 +304,7 @@ def _find_file(name: str) -> Path:
         return preset
     if (path.suffix == ".pack" or (path / "index.pack").is_file()) and name.isprintable():
         raise RecipeError(
-            f"{name}: is a pack, no recipe (write: paceline train folder data.source.name=pack "
+            f"{name}: is a pack, not a recipe (write: paceline train folder data.source.name=pack "
             f"data.source.root={shlex.quote(name)})"
         )
     if path.is_dir():
@@ -321,7 +315,7 @@ def _find_file(name: str) -> Path:
                 f"{shlex.quote(str(path / RECIPE))}; {images})"
             )
         raise RecipeError(
-            f"{path}: is a folder without {RECIPE}, no run (images: paceline train folder data.source.root=...)"
+            f"{path}: is a folder without {RECIPE}, not a run (images: paceline train folder data.source.root=...)"
         )
     if "." in name and name in choices():
         raise RecipeError(f"{name!r}: is a field, not a recipe (write {name}=VALUE)")
@@ -333,14 +327,14 @@ def _find_file(name: str) -> Path:
 
 
 def _expanded(name: str) -> Path:
-    """Return `name` as a path, `~` replaced where there is such a user."""
+    """Return `name` as a path with `~` expanded, if there is such a user."""
     with suppress(RuntimeError):
         return Path(name).expanduser()
     return Path(name)
 
 
 def preset_names() -> list[str]:
-    """Return the names of the shipped recipes, sorted."""
+    """Return the names of the presets, sorted."""
     return sorted(str(path.relative_to(PRESETS).with_suffix("")) for path in PRESETS.rglob("*.yaml"))
 
 
@@ -356,7 +350,7 @@ def _load_chain(path: Path, name: str) -> list[Layer]:
     seen: list[Path] = []
     while True:
         if path.resolve() in seen:
-            raise RecipeError(f"{path}: extends itself (mend the chain of `extends`)")
+            raise RecipeError(f"{path}: extends itself (fix the chain of `extends`)")
         seen.append(path.resolve())
         document = read_yaml_file(path)
         values: dict[str, Any] = dict(document.values)
@@ -375,7 +369,7 @@ def _load_chain(path: Path, name: str) -> list[Layer]:
 
 
 def _origin(path: Path) -> str:
-    """Name a preset by its name and a file by its path."""
+    """Return a preset's name or a file's path."""
     return str(path.relative_to(PRESETS)) if path.is_relative_to(PRESETS) else str(path)
 
 

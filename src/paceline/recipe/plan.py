@@ -1,7 +1,4 @@
-"""Derive the plan of a run from its recipe and data set: steps, batch sizes, learning rate; integers in, integers out.
-
-Settings that could have no effect are refused here, because only the plan knows the sizes that decide it.
-"""
+"""Derive the plan of a run from its recipe and data set: steps, batch sizes and learning rate."""
 
 import math
 from bisect import bisect_right
@@ -19,10 +16,11 @@ from paceline.recipe.schema.optim import OneCycle, Step
 
 
 def check_effects(recipe: Recipe, info: DatasetInfo, smallest: int) -> None:
-    """Raise `RecipeError` for what has no effect on `info`'s images.
+    """Raise `RecipeError` for settings without effect on the data set's images.
 
-    `smallest` is the height and width in pixels of the smallest images that are trained on.
+    `smallest` is the height and width in pixels of the smallest training images.
     """
+    # Only the plan knows the sizes of the data set, so the schema cannot refuse these.
     if info.image_size is not None:
         _check_sizing(recipe.data)
         _check_bad_images(recipe.data)
@@ -31,27 +29,24 @@ def check_effects(recipe: Recipe, info: DatasetInfo, smallest: int) -> None:
 
 
 def workers_outwaited_by_timeout(recipe: Recipe, workers: int) -> str:
-    """Return a sentence where a run that has `workers` fails for want of progress before it could for want of a batch.
-
-    It is not refused: other users of workers, such as `paceline data verify`, know no `parallel.timeout`.
-    """
+    """Return a warning if `parallel.timeout` ends a run with `workers` workers before `data.worker_timeout` can, or
+    ""."""
+    # A warning and no error: other users of workers, such as `paceline data verify`, have no `parallel.timeout`.
     patience, limit = recipe.data.worker_timeout, recipe.parallel.timeout
     if not workers or patience.seconds < limit.seconds:
         return ""
-    ends = f"parallel.timeout of {limit} ends the run first, and cannot say at which image a worker hangs"
+    ends = f"parallel.timeout of {limit} ends the run first, without naming the image at which a worker hangs"
     return f"data.worker_timeout: {patience} has no effect: {ends} (set it lower than that)"
 
 
+# Images per rank and step below which BatchNorm statistics cost accuracy (Wu and He 2018, arXiv 1803.08494, figure 1)
+# and GPUs are rarely busy.
 _FEW_IMAGES = 32
-"""Images per rank and step below which batch norm's statistics cost accuracy (Wu and He 2018, arXiv 1803.08494, figure
-1), and few of today's GPUs are busy."""
 
 
 def thin_batch(recipe: Recipe, world_size: int, device: str) -> str:
-    """Return a sentence where sharing `data.batch_size` out leaves each GPU few images per step.
-
-    A batch that was chosen per rank, or for one rank, is as it was meant to be.
-    """
+    """Return a warning if dividing `data.batch_size` over the ranks leaves each GPU few images per step, or ""."""
+    # A batch size chosen per rank, or for one rank, is intended.
     data = recipe.data
     if device != "cuda" or world_size == 1 or data.rank_batch_size != "auto":
         return ""
@@ -65,7 +60,7 @@ def thin_batch(recipe: Recipe, world_size: int, device: str) -> str:
 
 
 def _check_sizing(data: Data) -> None:
-    """Refuse to crop pixels in memory in evaluation; they are resized whole, as `resize` and `stretch` would do."""
+    """Refuse `eval_crop` for images in memory: they have one size and are resized whole."""
     default = Data.model_fields["eval_crop"].default
     if data.eval_crop != default:
         reason = f"has no effect on {data.source.name}, whose images have one size and are resized whole"
@@ -73,7 +68,7 @@ def _check_sizing(data: Data) -> None:
 
 
 def _check_bad_images(data: Data) -> None:
-    """Refuse to skip images where all are pixels in memory before the first is asked for."""
+    """Refuse `on_bad_image` for images in memory: they are decoded before training."""
     if data.on_bad_image != "fail":
         reason = f"has no effect on {data.source.name}, whose images are all in memory (set data.on_bad_image=fail)"
         _raise_without_effect("data.on_bad_image", f"{data.on_bad_image} {reason}")
@@ -84,12 +79,10 @@ def _check_augment(path: str, section: Section, channels: int, smallest: int) ->
     match section:
         case PadCrop(padding=padding) if padding >= smallest:
             _raise_without_effect(f"{path}.padding", f"{padding} is not less than the side of {images} (lower it)")
-        case Cutout(size=size) if size > 2 * smallest - 2:  # wherever its centre is
+        case Cutout(size=size) if size > 2 * smallest - 2:  # wherever its centre is drawn
             _raise_without_effect(f"{path}.size", f"{size} always blanks the whole of {images} (lower it)")
         case ColorJitter(brightness=0, contrast=0) if channels == 1:
-            _raise_without_effect(
-                path, "color_jitter has no effect on grey images but by brightness and contrast (set one)"
-            )
+            _raise_without_effect(path, "color_jitter only changes brightness and contrast of grey images (set one)")
 
 
 def _raise_without_effect(path: str, reason: str) -> NoReturn:
@@ -101,14 +94,14 @@ DEFAULT_PHOTO_SIZE = 224
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run will do, in steps and images. Every error of divisibility is raised while making one.
+    """The sizes, steps and cadences of a run.
 
-    `batch_size` counts images over all ranks; `rank_batch` is a rank's share of it and `micro_batch` what a rank
-    computes at once. `dropped_images` are left out at the end of each epoch, other ones every time. Images are squares
-    of `image_size` and, in evaluation, `eval_image_size` pixels; `train_sizes` are (first step, size in pixels from
-    there on), in order. The cadences `eval_every`, `checkpoint_every`, `checkpoint_keep_every`, `check_replicas_every`
-    and `log_every` are in steps, `checkpoint_every_s` is in seconds, and 0 means never. `notes` are what the data set
-    wants a user to know.
+    `batch_size` counts images over all ranks; `rank_batch` is a rank's share, and `micro_batch` what a rank computes at
+    once. `dropped_images` are left out at the end of each epoch, different ones every time. Images are squares of
+    `image_size` and, in evaluation, `eval_image_size` pixels; `train_sizes` holds (first step, size in pixels), in
+    order. `eval_every`, `checkpoint_every`, `checkpoint_keep_every`, `check_replicas_every` and `log_every` are in
+    steps, `checkpoint_every_s` is in seconds, and 0 means never. `notes` are warnings about the data set and the
+    schedule.
     """
 
     world_size: int
@@ -138,7 +131,8 @@ class Plan:
 
     @classmethod
     def derive(cls, recipe: Recipe, world_size: int, train: DatasetInfo, val: DatasetInfo) -> Self:
-        """Resolve `recipe` for `world_size` ranks. Raise `RecipeError` or `DataError` for what does not fit."""
+        """Derive the plan of `recipe` on `world_size` ranks. Raise `RecipeError` or `DataError` for what does not
+        fit."""
         recipe = resolve_batch(recipe, world_size)
         data, batch_size = recipe.data, recipe.data.global_batch_size
         micro_batch = divide_batch(recipe, world_size)
@@ -203,15 +197,15 @@ class Plan:
         )
 
     def steps(self, duration: Duration) -> int:
-        """Return how many steps of this run `duration` is."""
+        """Return the number of steps in `duration`."""
         return _steps(duration, self.steps_per_epoch, self.batch_size, self.total_steps)
 
     def epoch_of(self, step: int) -> int:
-        """Return the epoch, from 0, that global step `step` (from 0) belongs to."""
+        """Return the epoch, from 0, of global step `step` (from 0)."""
         return step // self.steps_per_epoch
 
     def train_size(self, step: int) -> int:
-        """Return the height and width in pixels of the training images of global step `step`."""
+        """Return the height and width in pixels of the training images at global step `step`."""
         return self.train_sizes[bisect_right(self.train_sizes, step, key=lambda entry: entry[0]) - 1][1]
 
     def to_dict(self) -> dict[str, Any]:
@@ -220,16 +214,16 @@ class Plan:
 
 
 def eval_image_size(recipe: Recipe, train: DatasetInfo) -> int:
-    """Return height and width in pixels of what is evaluated. Raise `RecipeError` where the images do not say it."""
+    """Return the height and width in pixels of evaluated images. Raise `RecipeError` if the data set's images are not
+    square and no size is set."""
     size = recipe.data.eval_image_size
     return _image_size(recipe, train) if size == "auto" else size
 
 
 def resolve_batch(recipe: Recipe, world_size: int) -> Recipe:
-    """Return `recipe` with its batch counted over `world_size` ranks, and `data.rank_batch_size` no more.
+    """Return `recipe` with `data.rank_batch_size` converted to `data.batch_size` for `world_size` ranks.
 
-    The result is the same recipe, by its hash too, however the batch was written. Raise `RecipeError` where both are
-    given and disagree, and where a rank's batch does not divide into its micro-batches.
+    Raise `RecipeError` if both are set and disagree, or if a rank's batch does not divide into its micro-batches.
     """
     data = recipe.data
     if data.rank_batch_size == "auto":
@@ -251,14 +245,14 @@ def with_batch_size(recipe: Recipe, batch_size: int) -> Recipe:
 
 
 def divide_batch(recipe: Recipe, world_size: int) -> int:
-    """Return the images a rank computes at once, or raise `RecipeError` when the batch does not divide."""
+    """Return the images per micro-batch. Raise `RecipeError` if the batch does not divide."""
     batch_size = recipe.data.global_batch_size
     _check_divides("data.batch_size", batch_size, recipe, world_size)
     return batch_size // (world_size * recipe.train.accumulate)
 
 
 def _check_divides(path: str, images: int, recipe: Recipe, world_size: int) -> None:
-    """Raise `RecipeError` unless `images`, which field `path` has, divide over ranks, micro-batches and mixed pairs."""
+    """Raise `RecipeError` unless the `images` of field `path` divide over ranks, micro-batches and mixed pairs."""
     unit, accumulate = _divisor(recipe, world_size), recipe.train.accumulate
     if images % unit == 0:
         return
@@ -269,7 +263,8 @@ def _check_divides(path: str, images: int, recipe: Recipe, world_size: int) -> N
 
 
 def _divisor(recipe: Recipe, world_size: int) -> int:
-    """Return what the batch must be a multiple of: neighbours that are mixed stay together in one micro-batch."""
+    """Return the number that the batch must be a multiple of."""
+    # Neighbours that are mixed (MixUp, CutMix) stay together in one micro-batch.
     return world_size * recipe.train.accumulate * (2 if _mixes_images(recipe) else 1)
 
 
@@ -278,10 +273,8 @@ _DROPPED_SHARE = 1 / _STEPS_FOR_A_SMALL_SET
 
 
 def _fitting_batch(recipe: Recipe, world_size: int, num_images: int) -> int:
-    """Return a batch size for a data set that is small against the recipe's: a power of two that gives 8 steps or more.
-
-    It is at least 8, a multiple of what the ranks divide, and 0 where not even one such batch can be filled.
-    """
+    """Return a batch size for a small data set: at least 8, divisible over the ranks, about a power of two for 8 steps
+    or more; 0 if impossible."""
     unit = _divisor(recipe, world_size)
     wanted = max(8, 1 << int(math.log2(max(1, num_images / _STEPS_FOR_A_SMALL_SET))))
     largest = num_images // unit * unit
@@ -289,7 +282,7 @@ def _fitting_batch(recipe: Recipe, world_size: int, num_images: int) -> int:
 
 
 def _dropped_images(recipe: Recipe, world_size: int, num_images: int, steps_per_epoch: int) -> list[str]:
-    """Return a sentence if the incomplete batch at the end of each epoch is a large share of the images."""
+    """Return a warning if the incomplete batch at the end of each epoch is a large share of the images."""
     batch_size = recipe.data.global_batch_size
     dropped = num_images - steps_per_epoch * batch_size
     if dropped <= _DROPPED_SHARE * num_images:
@@ -308,7 +301,7 @@ def _mixes_images(recipe: Recipe) -> str:
 
 
 def lr_factor(recipe: Recipe) -> float:
-    """Return what the learning rate is multiplied by for the batch size.
+    """Return the factor that scales the learning rate with the batch size.
 
     Linear: Goyal et al. 2017 (arXiv 1706.02677); square root: Krizhevsky 2014 (arXiv 1404.5997).
     """
@@ -320,7 +313,7 @@ def lr_factor(recipe: Recipe) -> float:
 
 
 def lr_sentence(recipe: Recipe, peak_lr: float) -> str:
-    """Return the learning-rate decision, such as `0.1 at 128 -> 0.4 at 2048, sqrt, 16 epochs of warm-up`."""
+    """Describe the learning rate, such as `0.1 at 128 -> 0.4 at 2048, sqrt, 16 epochs of warm-up`."""
     optim, batch_size = recipe.optim, recipe.data.global_batch_size
     if optim.lr_scaling == "none":
         scaled = f"{optim.lr:g} at {batch_size}, not scaled"
@@ -353,7 +346,8 @@ def _total_steps(recipe: Recipe, steps_per_epoch: int) -> int:
 
 
 def _note_beyond_end(recipe: Recipe, steps_per_epoch: int, total_steps: int) -> list[str]:
-    """Return a sentence when the run ends before the learning rate has reached its peak, or has fallen for once."""
+    """Return warnings if the run ends within the warm-up, before the first milestone, or before the first EMA
+    update."""
 
     def at(duration: Duration) -> int:
         return _steps(duration, steps_per_epoch, recipe.data.global_batch_size, total_steps)
@@ -372,7 +366,7 @@ def _note_beyond_end(recipe: Recipe, steps_per_epoch: int, total_steps: int) -> 
 
 
 def _note_below_size(train_sizes: tuple[tuple[int, int], ...], image_size: int, total_steps: int) -> list[str]:
-    """Return a sentence when the run ends before training images have reached their whole size."""
+    """Return a warning if the run ends before training images have reached full size."""
     last = train_sizes[-1][1]
     if last == image_size:
         return []
@@ -393,10 +387,10 @@ def _image_size(recipe: Recipe, info: DatasetInfo) -> int:
 def _train_sizes(
     recipe: Recipe, image_size: int, steps_per_epoch: int, total_steps: int
 ) -> tuple[tuple[int, int], ...]:
-    """Return (first step, size) wherever the size of training images changes, which it does at the start of epochs.
+    """Return (first step, size) of each size of training images, which changes at the start of epochs.
 
-    The rule is FFCV's (Leclerc et al. 2023, arXiv 2306.12517): a line from `start_size` at `begin` to the whole size
-    at `end`, rounded to multiples.
+    The rule is FFCV's (Leclerc et al. 2023, arXiv 2306.12517): linear from `start_size` at `begin` to full size at
+    `end`, rounded to multiples.
     """
     progressive = recipe.data.progressive
     if progressive == "off":
@@ -419,7 +413,7 @@ def _train_sizes(
 
 
 def _progressive_size(progressive: Progressive, image_size: int, step: int, begin: int, end: int) -> int:
-    """Return the size of an epoch that starts at `step`, for a rise from step `begin` to step `end`."""
+    """Return the size in the epoch that starts at `step`, for a rise from step `begin` to step `end`."""
     start, multiple = progressive.start_size, progressive.multiple
     if step <= begin:
         return start
@@ -430,10 +424,10 @@ def _progressive_size(progressive: Progressive, image_size: int, step: int, begi
 
 
 def _check_keep_every(recipe: Recipe, every: int, keep_every: int) -> None:
-    """Raise `RecipeError` for checkpoints that are to be kept and are never written."""
+    """Raise `RecipeError` if `keep_every` selects checkpoints that are never written."""
     if keep_every and (not every or keep_every % every):
         raise RecipeError(
-            f"checkpoint.keep_every: {recipe.checkpoint.keep_every} is no multiple of checkpoint.every "
+            f"checkpoint.keep_every: {recipe.checkpoint.keep_every} is not a multiple of checkpoint.every "
             f"{recipe.checkpoint.every} (make it one)"
         )
 

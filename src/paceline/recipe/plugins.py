@@ -1,4 +1,4 @@
-"""Import the user's own models, data sources, optimizers, augmentations and log sinks, and identify their code."""
+"""Import your own models, data sources, optimizers, augmentations and sinks, and identify their code."""
 
 import hashlib
 import importlib
@@ -29,10 +29,10 @@ _INSTALLED_PATHS: Final = (sysconfig.get_path("stdlib"), sysconfig.get_path("pur
 
 @dataclass(frozen=True)
 class PluginContract:
-    """What a part is called with beside its `args`: `leading` by position, `given` by name; and what it then has.
+    """The arguments that paceline passes to a plugin, and the attributes that the result must have.
 
-    `methods` are the names that what it makes must have, each as a user would write it. A part with methods is a class
-    that has them, so that nothing is called which is not meant as such a part.
+    `leading` are passed by position, `given` by name, in addition to `args`. `methods` maps each required attribute to
+    its signature, for error messages.
     """
 
     what: str
@@ -42,11 +42,11 @@ class PluginContract:
 
     @property
     def call(self) -> str:
-        """The call, as a user would define it."""
+        """The signature of the call, as you would define it."""
         return f"({', '.join((*self.leading, *self.given, '**args'))})"
 
 
-MODEL: Final = PluginContract("a network", ("num_classes", "in_channels"))
+MODEL: Final = PluginContract("a model", ("num_classes", "in_channels"))
 SOURCE: Final = PluginContract("a data source", ("split",))
 OPTIMIZER: Final = PluginContract("an optimizer", ("lr",), ("groups",))
 AUGMENT: Final = PluginContract(
@@ -69,7 +69,7 @@ SINK: Final = PluginContract(
 
 @dataclass(frozen=True)
 class PluginRef:
-    """A part that a recipe names: at which dotted `path` of it, by which import path, with which keyword arguments."""
+    """A plugin named in a recipe: its dotted `path` there, its import path, and its keyword arguments."""
 
     path: str
     name: str
@@ -77,9 +77,10 @@ class PluginRef:
     contract: PluginContract
 
     def load(self) -> Callable[..., Any]:
-        """Import what makes the part, without calling it. Raise `RecipeError` for what is not there or does not fit."""
+        """Import the class or function without calling it. Raise `RecipeError` if it is missing or does not fit."""
         maker = load_object(self.name, f"{self.path}.name")
         if self.contract.methods:
+            # Only a class can be checked for attributes before it is called.
             if not isinstance(maker, type):
                 raise self.error(f"is of type {type(maker).__name__}, and {self.contract.what} is a class (name one)")
             self._require(maker)
@@ -87,32 +88,30 @@ class PluginRef:
         return maker
 
     def make(self, *leading: Any, **given: Any) -> Any:
-        """Return the part. Raise `RecipeError` where it is not to be had, raises, or lacks what it must have."""
+        """Create the plugin. Raise `RecipeError` if it cannot be imported, raises, or lacks a required attribute."""
         maker = self.load()
         try:
-            part = maker(*leading, **given, **self.args)
-            self._require(part)
+            plugin = maker(*leading, **given, **self.args)
+            self._require(plugin)
         except PacelineError:
             raise
         except Exception as error:
-            raise RecipeError(f"{self.path}.name: {self.name} raised {describe_error(error)} (mend it)") from error
-        return part
+            raise RecipeError(f"{self.path}.name: {self.name} raised {describe_error(error)} (fix it)") from error
+        return plugin
 
     def error(self, what: str) -> RecipeError:
-        """Return the error of a part that is made, and is not what its contract says."""
+        """Return the error for a plugin that breaks its contract."""
         return RecipeError(f"{self.path}.name: {self.name} {what}")
 
     def _require(self, part: object) -> None:
-        """Raise `RecipeError` for the first method that `part` does not have; a class may set attributes when it is
-        called.
-        """
+        """Raise `RecipeError` for the first required attribute that `part` lacks."""
         for name, signature in self.contract.methods.items():
-            is_attribute = not signature.startswith("def ")
+            is_attribute = not signature.startswith("def ")  # a class may set attributes when it is called
             if not (_has_member(part, name) or (is_attribute and isinstance(part, type))):
                 raise self.error(f"has no {name}, which {self.contract.what} needs (add: {signature})")
 
     def _check_parameters(self, maker: Callable[..., Any]) -> None:
-        """Raise `RecipeError` where the maker does not take what it will be called with."""
+        """Raise `RecipeError` if `maker` does not accept the arguments it will be called with."""
         words, given = _parameters_of(maker, len(self.contract.leading)), self.contract.given
         if words is None:
             return
@@ -137,7 +136,7 @@ class PluginRef:
 
 @dataclass(frozen=True)
 class _Parameters:
-    """The names of arguments that a class or function takes, those that are `needed`, and whether it takes any."""
+    """The parameters of a class or function: all names, those without a default, and whether it has `**kwargs`."""
 
     names: tuple[str, ...]
     needed: tuple[str, ...]
@@ -148,7 +147,8 @@ class _Parameters:
 
 
 def _parameters_of(maker: Callable[..., Any], num_leading: int) -> _Parameters | None:
-    """Return what `maker` takes by name behind its leading arguments; None where it does not tell, as some of C do."""
+    """Return the parameters of `maker` after its leading ones; None if its signature is unknown, as for some C
+    functions."""
     try:
         parameters = list(inspect.signature(maker).parameters.values())
     except (TypeError, ValueError):
@@ -161,7 +161,7 @@ def _parameters_of(maker: Callable[..., Any], num_leading: int) -> _Parameters |
 
 
 def plugins_of(recipe: Recipe) -> Iterator[PluginRef]:
-    """Yield the parts of a user's own that `recipe` names."""
+    """Yield the plugins that `recipe` names."""
     model, source, optim = recipe.model, recipe.data.source, recipe.optim
     if is_own_model(model.name):
         yield PluginRef("model", model.name, model.args, MODEL)
@@ -178,17 +178,14 @@ def plugins_of(recipe: Recipe) -> Iterator[PluginRef]:
 
 
 def check_plugins(recipe: Recipe) -> None:
-    """Import every part that `recipe` names by path, and call none. Raise `RecipeError` for one that cannot be used."""
-    for part in plugins_of(recipe):
-        part.load()
+    """Import every plugin of `recipe` without calling it. Raise `RecipeError` for one that cannot be used."""
+    for plugin in plugins_of(recipe):
+        plugin.load()
 
 
 def load_object(name: str, path: str) -> Callable[..., Any]:
-    """Import and return what `package.module:Name` names; `path` is the field that says so, for errors.
-
-    Raise `RecipeError` where there is no such module, where importing it fails, where it has no such name, where that
-    cannot be called, and where it is another module's that loads or runs code, such as `torch.hub`.
-    """
+    """Import and return the callable at `package.module:Name`. Raise `RecipeError`, for the field `path`, if that
+    fails, or if it leads to code that loads or runs other code, such as `torch.hub`."""
     module_name, _, attribute = name.partition(":")
     found: Any = _module(module_name, name, path)
     for part in attribute.split("."):
@@ -197,40 +194,41 @@ def load_object(name: str, path: str) -> Callable[..., Any]:
         raise RecipeError(f"{path}: {name} is of type {type(found).__name__}, which cannot be called (name a class)")
     origin = getattr(found, "__module__", None)
     if (inspect.isclass(found) or inspect.isroutine(found)) and (refused := why_refused(origin or "")):
-        what = f"is {origin}:{getattr(found, '__qualname__', attribute)}, which is no part of a classifier: {refused}"
+        what = f"is {origin}:{getattr(found, '__qualname__', attribute)}, which cannot be a plugin: {refused}"
         raise RecipeError(f"{path}: {name} {what} (name a class of your own module)")
     maker: Callable[..., Any] = found
     return maker
 
 
 def path_of(part: object, field: str) -> str:
-    """Return the import path by which a recipe can name `part`, a class or a function; a path itself stays as it is.
-
-    What the running script defines is named by the script's own name, so that a run is read again where that is found.
-    Raise `RecipeError`, naming `field`, for what has no name at the top of a module, or where another object has it.
-    """
+    """Return the import path of `part`, a class or a function, for a recipe; a path is returned unchanged. Raise
+    `RecipeError`, for `field`, for an object without an importable name."""
     if isinstance(part, str):
         return part
     module, name = getattr(part, "__module__", None), getattr(part, "__qualname__", None)
     if not callable(part) or module is None or name is None:
-        raise RecipeError(f"{field}: {type(part).__name__} is an object, not a class or function (name what makes it)")
+        fix = "name its class or a factory function"
+        raise RecipeError(f"{field}: {type(part).__name__} is an object, not a class or function ({fix})")
     if "<" in name:
         where = "it is a lambda" if name.endswith("<lambda>") else "it is defined in a function"
-        raise RecipeError(f"{field}: {name} has no name that a run can be resumed by: {where} (define it in a module)")
+        raise RecipeError(
+            f"{field}: {name} has no name by which a run could be resumed: {where} (define it in a module)"
+        )
+    # The running script goes by its file name, so that a later run can import it.
     path = f"{_name_of_main() if module == _MAIN else module}:{name}"
     if load_object(path, field) is not part:
-        raise RecipeError(f"{field}: {path} is another object by now (hand over what is called {name} now)")
+        raise RecipeError(f"{field}: {path} is another object now (pass the current {name})")
     return path
 
 
 def describe_error(error: BaseException) -> str:
-    """Return what went wrong in a user's code, and where, on one line."""
+    """Return an exception of a user's code, with its location, on one line."""
     text = " ".join(str(error).split())[:_MAX_SHOWN]
     return f"{type(error).__name__}: {text}{_error_location(error, error.__traceback__)}"
 
 
 def _error_location(error: BaseException, trace: TracebackType | None) -> str:
-    """Return ` at FILE:LINE` of the innermost line of a user's, or else of a package."""
+    """Return ` at FILE:LINE` of the innermost frame in the user's code, or else in a package."""
     if isinstance(error, SyntaxError) and error.filename:
         return f" at {error.filename}:{error.lineno}"
     frames = [
@@ -241,7 +239,7 @@ def _error_location(error: BaseException, trace: TracebackType | None) -> str:
 
 
 def _module(module: str, name: str, path: str) -> ModuleType:
-    if module == _name_of_main():  # which must not run a second time, under another name
+    if module == _name_of_main():  # do not run the script again under another name
         return sys.modules[_MAIN]
     try:
         return importlib.import_module(module)
@@ -251,11 +249,11 @@ def _module(module: str, name: str, path: str) -> ModuleType:
             raise RecipeError(f"{path}: {name}: there is no module {absent}{_module_location(absent)}") from None
         raise RecipeError(f"{path}: {name}: importing {module} raised {describe_error(error)} (install it)") from error
     except (Exception, SystemExit) as error:
-        raise RecipeError(f"{path}: {name}: importing {module} raised {describe_error(error)} (mend it)") from error
+        raise RecipeError(f"{path}: {name}: importing {module} raised {describe_error(error)} (fix it)") from error
 
 
 def _attribute(found: Any, part: str, name: str, path: str) -> Any:
-    """Return what is called `part` in `found`, a module or a class. Raise `RecipeError` where it is not to be had."""
+    """Return the attribute `part` of `found`, a module or a class. Raise `RecipeError` if there is none."""
     module_name, _, attribute = name.partition(":")
     try:
         if _has_member(found, part):
@@ -267,13 +265,13 @@ def _attribute(found: Any, part: str, name: str, path: str) -> Any:
             reason = "it was defined in a notebook, a terminal or a file that is no module (move it to a module)"
         else:
             reason = f"{module_name} has no {attribute}{suggest_similar(part, dir(found)) or ' (correct it)'}"
-    except Exception as error:  # some packages import what they name when it is asked for
+    except Exception as error:  # some packages import attributes lazily
         reason = f"looking for {attribute} raised {describe_error(error)} (install what it needs, or correct it)"
     raise RecipeError(f"{path}: {name}: {reason}")
 
 
 def _module_location(module: str) -> str:
-    """Return what to do about a module that is not found."""
+    """Return the hint for a module that cannot be imported."""
     top = module.partition(".")[0]
     if module != top:
         return " (correct it, or install it)"
@@ -283,7 +281,7 @@ def _module_location(module: str) -> str:
 
 
 def _name_of_main() -> str:
-    """Return what the running script is called as a module; `__main__` where it is none, as in a notebook."""
+    """Return the module name of the running script; `__main__` if it has none, as in a notebook."""
     main = sys.modules[_MAIN]
     spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
     if spec is not None:
@@ -293,8 +291,9 @@ def _name_of_main() -> str:
 
 
 def _has_member(part: object, name: str) -> bool:
-    """Whether `part` has a `name`, of a class by its own definition: all classes can be called."""
+    """Whether `part` has the attribute `name`."""
     if isinstance(part, type):
+        # Look in the classes' own definitions: every class has its metaclass's `__call__`.
         return any(name in vars(base) for base in part.__mro__)
     try:
         getattr(part, name)
@@ -304,25 +303,21 @@ def _has_member(part: object, name: str) -> bool:
 
 
 def code_identity(recipe: Recipe) -> dict[str, dict[str, str]]:
-    """Return `file`, `sha256` and `package` of each part that `recipe` names by path, as far as they can be known.
-
-    A part from a notebook has no file, and `package` is of what is installed under the module's own name. Parts are
-    imported. Raise `RecipeError` for one that cannot be used.
-    """
-    return {part.name: _identify(part.load()) for part in plugins_of(recipe)}
+    """Return `file`, `sha256` and `package` of each plugin of `recipe`, as far as known. Imports them. Raise
+    `RecipeError` for one that cannot be used."""
+    # Code from a notebook has no file. `package` is the distribution with the name of the top module.
+    return {plugin.name: _identify(plugin.load()) for plugin in plugins_of(recipe)}
 
 
 def changed_code(before: dict[str, dict[str, str]], now: dict[str, dict[str, str]]) -> list[str]:
-    """Return the parts whose file is another now than it was `before`, in order."""
+    """Return the plugins whose file differs between `before` and `now`, in order."""
     both = ((name, before.get(name, {}).get("sha256"), each.get("sha256")) for name, each in now.items())
     return [name for name, old, new in both if None not in (old, new) and old != new]
 
 
 def stale_code(recorded: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """Return the parts whose file is gone or another by now, or whose package has another version; import none.
-
-    `recorded` is what `code_identity` said then.
-    """
+    """Return the plugins whose file or package version no longer matches `recorded`, a result of `code_identity`.
+    Imports nothing."""
     return [name for name, each in recorded.items() if any(_is_stale(each))]
 
 
@@ -341,14 +336,14 @@ def _is_stale(each: Mapping[str, str]) -> Iterator[bool]:
 
 
 def _identify(maker: Callable[..., Any]) -> dict[str, str]:
-    found: dict[str, str] = {}
+    identity: dict[str, str] = {}
     try:
         file = Path(inspect.getsourcefile(maker) or "")
-        found = {"file": str(file), "sha256": hashlib.sha256(read_bytes(file)).hexdigest()}
-    except (OSError, TypeError):  # it is in no file, or of C
+        identity = {"file": str(file), "sha256": hashlib.sha256(read_bytes(file)).hexdigest()}
+    except (OSError, TypeError):  # no file, or written in C
         pass
     top = str(getattr(maker, "__module__", "")).partition(".")[0]
     try:
-        return {**found, "package": f"{top} {version(top)}"}
+        return {**identity, "package": f"{top} {version(top)}"}
     except (PackageNotFoundError, ValueError):
-        return found
+        return identity

@@ -1,4 +1,4 @@
-"""Read and write recipe YAML: plain data only, bounded in size, with the line of each value."""
+"""Read and write recipe YAML: plain data only, of bounded size, with the line of each value."""
 
 from dataclasses import dataclass, field
 from datetime import date
@@ -16,23 +16,22 @@ from paceline.core.errors import RecipeError
 
 MAX_FILE_BYTES = 500_000
 MAX_DEPTH = 20
-MAX_VALUES = 60_000
-"""Keys and values: room for the weights of 21,841 classes, which take 4 s to read."""
+MAX_VALUES = 60_000  # keys and values: enough for the weights of 21,841 classes, which take 4 s to read
 
 
 @dataclass(frozen=True)
 class YamlDocument:
-    """A mapping read from YAML: plain `values`, and for each dotted path the line (1-based) it stands on."""
+    """A mapping read from YAML: plain `values`, and the line (from 1) of each dotted path."""
 
     values: dict[str, Any]
     lines: dict[str, int] = field(default_factory=dict)
 
 
 def read_yaml_file(path: Path) -> YamlDocument:
-    """Read the mapping in `path`. Raise `RecipeError` as `file:line: what is wrong`."""
+    """Read the mapping in `path`. Raise `RecipeError` as `file:line: problem (fix)`."""
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
-            raise RecipeError(f"{path}: is over {MAX_FILE_BYTES:,} bytes, which no recipe is (name another file)")
+            raise RecipeError(f"{path}: is over {MAX_FILE_BYTES:,} bytes, the limit for recipes (name another file)")
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise RecipeError(f"{path}: cannot be read: {error.strerror} (name a recipe file)") from None
@@ -42,7 +41,7 @@ def read_yaml_file(path: Path) -> YamlDocument:
 
 
 def read_yaml_text(text: str, name: str) -> YamlDocument:
-    """Read the mapping in `text`; `name` is what errors call it."""
+    """Read the mapping in `text`; `name` stands for the file in errors. Raise `RecipeError`."""
     loaded = _load(text, name)
     if loaded is None:
         return YamlDocument({})
@@ -58,7 +57,7 @@ def read_yaml_text(text: str, name: str) -> YamlDocument:
 
 
 def read_yaml_value(text: str, name: str) -> Any:
-    """Read one YAML value, such as the right side of `optim.lr=0.4`."""
+    """Read one YAML value, such as the right side of `optim.lr=0.4`. Raise `RecipeError`."""
     return _plain_value(_load(text, name), name)
 
 
@@ -86,8 +85,8 @@ def _load(text: str, name: str) -> Any:
         raise RecipeError(f"{name}:{place}: {problem} (fix the YAML)") from None
     except ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        raise RecipeError(f"{name}:{line}: {text[error.position]!r} is not allowed in YAML (take it out)") from None
-    except (YAMLError, ValueError, RecursionError, AssertionError) as error:  # ruamel asserts what %YAML names
+        raise RecipeError(f"{name}:{line}: {text[error.position]!r} is not allowed in YAML (remove it)") from None
+    except (YAMLError, ValueError, RecursionError, AssertionError) as error:  # ruamel asserts on a bad %YAML directive
         if isinstance(error, RecipeError):
             raise
         raise RecipeError(f"{name}: is not YAML: {' '.join(str(error).split())[:120]} (fix the file)") from None
@@ -107,7 +106,7 @@ def _refuse_beyond_plain_data(text: str, name: str) -> None:
 
 
 def _is_not_plain_data(event: Event) -> str:
-    """Return what makes an event more than plain data, or an empty string."""
+    """Return why an event is more than plain data, or ""."""
     if getattr(event, "anchor", None) is not None:
         return "anchors and aliases are"
     tag = getattr(event, "ctag", None)
@@ -127,17 +126,17 @@ def _collect_lines(node: Any, prefix: str, lines: dict[str, int]) -> None:
 
 
 def _refuse_key(key: Any) -> str:
-    """Say what is wrong with a key that is no text, or not printable."""
+    """Return the problem with a key that is not text, or not printable."""
     if not isinstance(key, int | float | date):
-        return f"key {key!r} is not a word (mend it)"
+        return f"key {key!r} is not a word (fix it)"
     out = StringIO()
-    YAML(typ="rt", pure=True).dump(key, out)  # as it was written, zeros in front among it
+    YAML(typ="rt", pure=True).dump(key, out)  # as written, leading zeros included
     written = out.getvalue().partition("\n")[0]
     return f'key {written} is not a word (write it in quotes: "{written}")'
 
 
 def _plain_value(node: Any, name: str, line: int = 0) -> Any:
-    """Turn ruamel's round-trip types into plain Python values; `line` is where `node` stands, if known."""
+    """Convert ruamel's round-trip types to plain Python values; `line` is the line of `node`, 0 if unknown."""
     where = f"{name}:{line}" if line else name
     if isinstance(node, CommentedMap):
         for key in node:
@@ -155,5 +154,5 @@ def _plain_value(node: Any, name: str, line: int = 0) -> Any:
     if isinstance(node, str):
         return str(node)
     raise RecipeError(
-        f"{where}: {node!r} is a {type(node).__name__}, which a recipe has no use for (write a number or text)"
+        f"{where}: {node!r} is a {type(node).__name__}, which recipes do not support (write a number or text)"
     )

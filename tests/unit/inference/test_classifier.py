@@ -233,7 +233,7 @@ def test_a_run_that_names_what_loads_code_is_refused_by_name(digits: Path, tmp_p
     link(digits, tmp_path, without="recipe.yaml")
     values = load(str(digits)).recipe.to_dict()
     (tmp_path / "recipe.yaml").write_text(to_yaml_text({**values, "model": {"name": "torch.hub:load", "args": args}}))
-    with pytest.raises(RecipeError, match=r"model.name: 'torch.hub:load' is no part of a classifier"):
+    with pytest.raises(RecipeError, match=r"model.name: 'torch.hub:load' cannot be a plugin"):
         load_classifier(tmp_path, device="cpu", own_code=True)
     assert not (tmp_path / "ran").exists()
 

@@ -57,7 +57,8 @@ def test_a_rank_that_ended_early_is_named_with_both_steps() -> None:
 def test_a_rank_that_is_finishing_while_another_is_in_a_step_has_ended_early(me: int) -> None:
     """Both have counted 40 steps; one is waiting for gradients of the 41st. Either may be the one to tell."""
     line = told(at(0, 40, EXPOSED), at(1, 40, FINISH), me=me)
-    assert "rank 1" in line and "ended after step 40 while others continued, at step 40 in exposed_communication" in line
+    assert "rank 1" in line
+    assert "ended after step 40 while others continued, at step 40 in exposed_communication" in line
 
 
 def test_a_rank_that_hangs_in_its_last_record_is_not_one_with_more_steps() -> None:
@@ -123,7 +124,8 @@ def test_of_ranks_in_one_stage_the_one_at_another_line_is_named() -> None:
 
 
 def test_a_rank_names_itself_in_the_first_person() -> None:
-    assert told(at(0, 40, "backward"), at(1, 40, "data_wait"), me=1).startswith("rank 1 of 2 makes no progress: at step 40")
+    line = told(at(0, 40, "backward"), at(1, 40, "data_wait"), me=1)
+    assert line.startswith("rank 1 of 2 makes no progress: at step 40")
 
 
 def test_one_rank_alone() -> None:

@@ -38,7 +38,7 @@ def test_a_wait_for_workers_that_the_run_ends_before_is_noted(resolve, worker_ti
     """As soon as both end at once: which of them is told would be chance."""
     recipe = resolve(f"data.worker_timeout={worker_timeout}", f"parallel.timeout={timeout}").recipe
     wait, limit = recipe.data.worker_timeout, recipe.parallel.timeout
-    ends = f"parallel.timeout of {limit} ends the run first, and cannot say at which image a worker hangs"
+    ends = f"parallel.timeout of {limit} ends the run first, without naming the image at which a worker hangs"
     note = f"data.worker_timeout: {wait} has no effect: {ends} (set it lower than that)"
     assert workers_outwaited_by_timeout(recipe, 1) == (note if is_noted else "")
     assert workers_outwaited_by_timeout(recipe, 0) == ""
@@ -107,7 +107,7 @@ def test_a_square_that_blanks_every_image_wherever_it_lies_is_refused(plan, refu
 def test_jitter_that_leaves_grey_images_alone_is_refused(plan, refusal, strengths):
     word = f"data.augment=[{{name: color_jitter, brightness: 0, contrast: 0, {strengths}}}]"
     assert refusal(plan, word) == (
-        "data.augment[0]: color_jitter has no effect on grey images but by brightness and contrast (set one)"
+        "data.augment[0]: color_jitter only changes brightness and contrast of grey images (set one)"
     )
     assert plan(word, info=COLOUR).channels == 3
 

@@ -126,7 +126,7 @@ def test_of_epochs_and_steps_the_later_layer_replaces_the_other(before, change, 
 
 
 def test_epochs_and_steps_in_one_layer_are_an_error(resolve, refusal):
-    once = "train: how long to train must be said once (set either epochs or steps)"
+    once = "train: the length must be given exactly once (set either epochs or steps)"
     assert refusal(resolve, "train.epochs=3", "train.steps=5") == once
     assert refusal(resolve, text="train: {epochs: 3, steps: 5}\n") == once
     assert refusal(resolve, text="train: {precision: fp32}\n") == once

@@ -77,10 +77,10 @@ NEITHER = "is neither a preset, a recipe file nor a run directory"
         ("~no-such-user/r.yml", "~no-such-user/r.yml: no such recipe file (see `paceline recipes` for the presets)"),
         (
             "my photos.pack",
-            "my photos.pack: is a pack, no recipe (write: paceline train folder data.source.name=pack "
+            "my photos.pack: is a pack, not a recipe (write: paceline train folder data.source.name=pack "
             "data.source.root='my photos.pack')",
         ),
-        (".", ".: is a folder without recipe.yaml, no run (images: paceline train folder data.source.root=...)"),
+        (".", ".: is a folder without recipe.yaml, not a run (images: paceline train folder data.source.root=...)"),
         ("x" * 300, f"'{'x' * 300}': cannot be read: File name too long {SEE}"),
     ],
 )
@@ -120,13 +120,13 @@ def test_a_recipe_extends_a_run(write):
 
 
 def test_a_recipe_that_extends_itself_is_refused(write, refusal):
-    assert refusal(load, write("extends: r.yaml\n")) == "r.yaml: extends itself (mend the chain of `extends`)"
+    assert refusal(load, write("extends: r.yaml\n")) == "r.yaml: extends itself (fix the chain of `extends`)"
 
 
 def test_a_circle_of_recipes_is_refused(write, refusal):
     for name, base in (("a", "b"), ("b", "c"), ("c", "a")):
         write(f"extends: {base}.yaml\n", f"{name}.yaml")
-    assert refusal(load, "a.yaml") == "a.yaml: extends itself (mend the chain of `extends`)"
+    assert refusal(load, "a.yaml") == "a.yaml: extends itself (fix the chain of `extends`)"
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_a_circle_of_recipes_is_refused(write, refusal):
         ("base.yaml", "base.yaml: no such recipe file (see `paceline recipes` for the presets)"),
         ("[base]", "['base'] is not a name (write a preset or a file)"),
         ("3", "3 is not a name (write a preset or a file)"),
-        ("''", ".: is a folder without recipe.yaml, no run (images: paceline train folder data.source.root=...)"),
+        ("''", ".: is a folder without recipe.yaml, not a run (images: paceline train folder data.source.root=...)"),
     ],
 )
 def test_a_base_that_is_missing_is_refused_at_the_line_that_names_it(presets, write, refusal, base, message):

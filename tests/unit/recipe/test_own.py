@@ -159,7 +159,7 @@ def test_a_sink_is_asked_for_the_methods_that_runs_are_told_by() -> None:
 )
 def test_pythons_own_library_has_no_parts(refusal, word) -> None:
     message = refusal(load, "digits", Patch.parse([word]))
-    assert "is of Python's own library, which has no such parts (name another module; one of yours" in message
+    assert "is in Python's standard library, which has no plugins (name another module; yours" in message
     assert message.startswith(word.partition("=")[0].partition(".name")[0])
 
 
@@ -227,7 +227,7 @@ def test_an_attribute_may_be_set_by_the_constructor(parts) -> None:
 def test_what_a_part_raises_is_told_with_its_file_and_line(parts, refusal, tmp_path) -> None:
     line = PARTS.splitlines().index('def broken(**words): raise LookupError("no such file")') + 1
     assert refusal(own(parts, "broken", SOURCE, "data.source").make, split="train") == (
-        f"data.source.name: {parts}:broken raised LookupError: no such file at {tmp_path}/{parts}.py:{line} (mend it)"
+        f"data.source.name: {parts}:broken raised LookupError: no such file at {tmp_path}/{parts}.py:{line} (fix it)"
     )
 
 
@@ -235,9 +235,9 @@ def test_what_a_part_raises_is_told_with_its_file_and_line(parts, refusal, tmp_p
     ("text", "reason"),
     [
         ("import not_there_at_all", "ModuleNotFoundError: No module named 'not_there_at_all' at FILE:1 (install it)"),
-        ("def (", "SyntaxError: invalid syntax (BAD.py, line 1) at FILE:1 (mend it)"),
-        ("x = 1 / 0", "ZeroDivisionError: division by zero at FILE:1 (mend it)"),
-        ("raise SystemExit(3)", "SystemExit: 3 at FILE:1 (mend it)"),
+        ("def (", "SyntaxError: invalid syntax (BAD.py, line 1) at FILE:1 (fix it)"),
+        ("x = 1 / 0", "ZeroDivisionError: division by zero at FILE:1 (fix it)"),
+        ("raise SystemExit(3)", "SystemExit: 3 at FILE:1 (fix it)"),
     ],
 )
 def test_a_module_that_cannot_be_imported_is_told_with_its_file_and_line(
@@ -298,9 +298,9 @@ def test_the_hash_counts_name_and_args() -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["model.args.depth=3"], "model.args: has no effect on resnet18_cifar, only on a network of your own"),
+        (["model.args.depth=3"], "model.args: has no effect on resnet18_cifar, only on your own model"),
         (["optim.name=a:O", "optim.momentum=1"], "optim.momentum: is not a field (one of lr,"),
-        (["optim.name=a:O", "optim.momentum=1"], "; what a part of your own takes is optim.args.momentum)"),
+        (["optim.name=a:O", "optim.momentum=1"], "; arguments of your own code are optim.args.momentum)"),
         (["optim={name: 'a b:c', lr: 1}"], "optim.name: 'a b:c' is not an import path (write package.module:Name)"),
     ],
 )
@@ -369,9 +369,7 @@ def test_what_another_object_has_taken_the_name_of_is_refused(monkeypatch, refus
     monkeypatch.setitem(sys.modules, "__main__", main)
     before = type("Net", (), {"__module__": "__main__"})
     main.Net = type("Net", (), {"__module__": "__main__"})  # the cell was run again
-    assert refusal(path_of, before, "model") == (
-        "model: __main__:Net is another object by now (hand over what is called Net now)"
-    )
+    assert refusal(path_of, before, "model") == ("model: __main__:Net is another object now (pass the current Net)")
 
 
 def test_what_has_no_name_at_the_top_of_a_module_is_refused(refusal) -> None:
@@ -381,7 +379,7 @@ def test_what_has_no_name_at_the_top_of_a_module_is_refused(refusal) -> None:
     assert "it is defined in a function (define it in a module)" in refusal(path_of, Here, "model")
     assert "it is a lambda (define it in a module)" in refusal(path_of, lambda: None, "source")
     assert refusal(path_of, SimpleNamespace(), "model") == (
-        "model: SimpleNamespace is an object, not a class or function (name what makes it)"
+        "model: SimpleNamespace is an object, not a class or function (name its class or a factory function)"
     )
 
 

@@ -124,11 +124,11 @@ PLAIN = "not allowed in a recipe (write a plain value)"
         ("[1", "optim.lr:1:3: expected ',' or ']', but got '<stream end>' (fix the YAML)"),
         ("{a: 1, a: 2}", 'optim.lr:1:8: found duplicate key "a" with value "2" (original value: "1") (fix the YAML)'),
         ("{1: 2}", 'optim.lr:1: key 1 is not a word (write it in quotes: "1")'),
-        ("\x07", "optim.lr:1: '\\x07' is not allowed in YAML (take it out)"),
-        ("\udcff", "optim.lr:1: '\\udcff' is not allowed in YAML (take it out)"),
+        ("\x07", "optim.lr:1: '\\x07' is not allowed in YAML (remove it)"),
+        ("\udcff", "optim.lr:1: '\\udcff' is not allowed in YAML (remove it)"),
         (
             "2026-11-21",
-            "optim.lr: datetime.date(2026, 11, 21) is a date, which a recipe has no use for (write a number or text)",
+            "optim.lr: datetime.date(2026, 11, 21) is a date, which recipes do not support (write a number or text)",
         ),
     ],
 )

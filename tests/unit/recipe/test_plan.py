@@ -392,6 +392,6 @@ def test_checkpoints_in_time_have_no_cadence_in_steps(plan):
 
 @pytest.mark.parametrize("every", ["3st", "10min"])
 def test_checkpoints_to_keep_for_good_are_ones_that_are_written(plan, every):
-    with pytest.raises(RecipeError, match=f"checkpoint.keep_every: 10st is no multiple of checkpoint.every {every}"):
+    with pytest.raises(RecipeError, match=f"checkpoint.keep_every: 10st is not a multiple of checkpoint.every {every}"):
         plan(f"checkpoint.every={every}", "checkpoint.keep_every=10st")
     assert plan("checkpoint.every=5st", "checkpoint.keep_every=10st").checkpoint_keep_every == 10

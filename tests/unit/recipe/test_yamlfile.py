@@ -18,7 +18,7 @@ BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
     f"{name}: &{name} [{','.join([f'*{before}'] * 9)}]\n" for before, name in zip("abcdefghi", "bcdefghij", strict=True)
 )
 PLAIN = "not allowed in a recipe (write a plain value)"
-NO_DATE = "datetime.date(2026, 11, 21) is a date, which a recipe has no use for (write a number or text)"
+NO_DATE = "datetime.date(2026, 11, 21) is a date, which recipes do not support (write a number or text)"
 NO_MAPPING = "a recipe is a mapping of sections, not a list or a value (write `train: {epochs: 10}`)"
 NO_MINOR = "is not YAML: version minor part can only be 2 or 1, got (1, 3) (fix the file)"
 
@@ -53,11 +53,11 @@ REFUSED = {
         "2026-11-21: x\n",
         'r.yaml:1: key 2026-11-21 is not a word (write it in quotes: "2026-11-21")',
     ),
-    "nothing for a key": ("~: x\n", "r.yaml:1: key None is not a word (mend it)"),
-    "a list for a key": ("? [a]\n: b\n", "r.yaml:1: key ('a',) is not a word (mend it)"),
-    "a key of two lines": ('b: 1\n"a\\nb": 1\n', "r.yaml:2: key 'a\\nb' is not a word (mend it)"),
-    "a NUL": ("a: 1\nb: \0\n", "r.yaml:2: '\\x00' is not allowed in YAML (take it out)"),
-    "a control character": ("a: 1\nb: 2\nc: \x07\n", "r.yaml:3: '\\x07' is not allowed in YAML (take it out)"),
+    "nothing for a key": ("~: x\n", "r.yaml:1: key None is not a word (fix it)"),
+    "a list for a key": ("? [a]\n: b\n", "r.yaml:1: key ('a',) is not a word (fix it)"),
+    "a key of two lines": ('b: 1\n"a\\nb": 1\n', "r.yaml:2: key 'a\\nb' is not a word (fix it)"),
+    "a NUL": ("a: 1\nb: \0\n", "r.yaml:2: '\\x00' is not allowed in YAML (remove it)"),
+    "a control character": ("a: 1\nb: 2\nc: \x07\n", "r.yaml:3: '\\x07' is not allowed in YAML (remove it)"),
     "a tab": ("a:\n\tb: 1\n", "r.yaml:2:1: found character '\\t' that cannot start any token (fix the YAML)"),
     "an open bracket": ("a: [1\n", "r.yaml:2:1: expected ',' or ']', but got '<stream end>' (fix the YAML)"),
     "two documents": ("a: 1\n---\nb: 2\n", "r.yaml:2:1: but found another document (fix the YAML)"),
@@ -90,7 +90,7 @@ def test_a_small_file_that_would_grow_without_end_is_refused_at_once(refusal, te
 def test_a_file_that_is_too_big_is_refused_unread(tmp_path, refusal):
     path = tmp_path / "r.yaml"
     path.write_bytes(b"#" * (MAX_FILE_BYTES + 1))
-    assert refusal(read_yaml_file, path) == f"{path}: is over 500,000 bytes, which no recipe is (name another file)"
+    assert refusal(read_yaml_file, path) == f"{path}: is over 500,000 bytes, the limit for recipes (name another file)"
     path.write_bytes(b"#" * MAX_FILE_BYTES)
     assert read_yaml_file(path) == YamlDocument({})
 

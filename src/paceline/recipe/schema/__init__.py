@@ -1,4 +1,4 @@
-"""The recipe's schema: one pydantic model per section; each field's docstring is its documentation."""
+"""The recipe's schema: one pydantic model per section; the docstring of a field is its documentation."""
 
 from paceline.recipe.schema.recipe import Recipe
 

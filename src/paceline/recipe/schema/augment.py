@@ -1,4 +1,4 @@
-"""Random changes to training images: one typed variant each, applied in the order listed in `data.augment`."""
+"""The recipe's section `data.augment`: one variant per augmentation, applied in the order of the list."""
 
 from typing import Annotated, Literal, Self
 
@@ -19,13 +19,13 @@ Shares = Annotated[tuple[Share, Share], AfterValidator(_rising)]
 
 
 class PadCrop(Section):
-    """Pad every side, then cut the original size out at a random place."""
+    """Pad every side, then crop the original size at a random position."""
 
     name: Literal["pad_crop"] = "pad_crop"
     padding: int = Field(4, ge=1)
     """Pixels added to each side."""
     mode: Literal["zeros", "reflect"] = "zeros"
-    """What the padding holds."""
+    """Content of the padding."""
 
 
 class Flip(Section):
@@ -35,8 +35,8 @@ class Flip(Section):
     p: float = Field(0.5, gt=0, le=1)
     """Probability."""
     mode: Literal["random", "alternating"] = "random"
-    """Draw afresh in every epoch, or mirror half of the images in one epoch and the other half in the next, which
-    shows every image both ways in two epochs (Jordan 2024, arXiv 2404.00498, section 3.6)."""
+    """`random` draws anew in every epoch. `alternating` mirrors half of the images in one epoch and the other half in
+    the next, so that two epochs show every image both ways (Jordan 2024, arXiv 2404.00498, section 3.6)."""
 
     @model_validator(mode="after")
     def _alternating_has_no_p(self) -> Self:
@@ -46,13 +46,13 @@ class Flip(Section):
 
 
 class Rotate(Section):
-    """Turn by an angle drawn evenly from [-degrees, degrees]."""
+    """Rotate by an angle drawn uniformly from [-degrees, degrees]."""
 
     name: Literal["rotate"] = "rotate"
     degrees: float = Field(15.0, gt=0, le=180)
     """Largest angle."""
     interpolation: Literal["nearest", "bilinear"] = "nearest"
-    """How pixels between pixels are read."""
+    """Interpolation between pixels."""
 
 
 class Affine(Section):
@@ -60,11 +60,11 @@ class Affine(Section):
 
     name: Literal["affine"] = "affine"
     shear_degrees: float = Field(0.0, ge=0, lt=90)
-    """Largest shear angle, drawn evenly from both signs."""
+    """Largest shear angle in either direction, drawn uniformly."""
     scale: Range = (1.0, 1.0)
     """Smallest and largest zoom."""
     interpolation: Literal["nearest", "bilinear"] = "nearest"
-    """How pixels between pixels are read."""
+    """Interpolation between pixels."""
 
     @model_validator(mode="after")
     def _does_something(self) -> Self:
@@ -94,7 +94,7 @@ class ColorJitter(Section):
 
 
 class RandomResizedCrop(Section):
-    """Cut a random area and aspect ratio out of the image and resize it to `data.image_size`."""
+    """Crop a random area and aspect ratio, and resize it to `data.image_size`."""
 
     name: Literal["random_resized_crop"] = "random_resized_crop"
     scale: Shares = (0.08, 1.0)
@@ -104,7 +104,7 @@ class RandomResizedCrop(Section):
 
 
 class Resize(Section):
-    """Resize the whole image to `data.image_size`, whatever its shape."""
+    """Resize the whole image to `data.image_size`, ignoring its aspect ratio."""
 
     name: Literal["resize"] = "resize"
 
@@ -114,9 +114,9 @@ class RandAugment(Section):
 
     name: Literal["rand_augment"] = "rand_augment"
     num_ops: int = Field(2, ge=1)
-    """Operations an image."""
+    """Operations per image."""
     magnitude: int = Field(9, ge=0, le=30)
-    """Strength, of 30."""
+    """Strength, out of 30."""
 
 
 class TrivialAugment(Section):
@@ -138,7 +138,7 @@ class RandomErasing(Section):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        longest = max(1.0, self.ratio[0], 1 / self.ratio[1])  # of the most compact shape, in sides of a square
+        longest = max(1.0, self.ratio[0], 1 / self.ratio[1])  # squared longest side of the most compact shape of area 1
         if self.scale[0] * longest >= 1:
             raise ValueError(
                 "random_erasing has no effect: no rectangle of this scale and ratio fits (lower scale[0], or set ratio)"
@@ -147,7 +147,7 @@ class RandomErasing(Section):
 
 
 class Cutout(Section):
-    """Blank a square at a random place, part of which may lie outside (DeVries and Taylor 2017, arXiv 1708.04552)."""
+    """Blank a square at a random position, which may be partly outside (DeVries and Taylor 2017, arXiv 1708.04552)."""
 
     name: Literal["cutout"] = "cutout"
     size: int = Field(16, ge=1)
@@ -163,9 +163,10 @@ class MixUp(Section):
 
 
 class CutMix(Section):
-    """Paste a box of its neighbour's into each image; labels mix by area (Yun et al. 2019, arXiv 1905.04899).
+    """Paste a box of each image's neighbour in the batch into it, and mix the labels by area (Yun et al. 2019, arXiv
+    1905.04899).
 
-    Beside mixup, each pair of neighbours gets one of the two, with equal probability.
+    In addition to mixup, each pair of neighbours gets one of the two, with equal probability.
     """
 
     name: Literal["cutmix"] = "cutmix"
@@ -174,8 +175,8 @@ class CutMix(Section):
 
 
 class OwnAugment(PluginSection):
-    """A change of your own: `NAME(**args)` makes what is called with uint8 images and their draws
-    ([the contract](../how-to/extend.md#augmentation-of-your-own))."""
+    """Your own augmentation: `NAME(**args)` returns a callable that takes uint8 images and their draws ([the
+    contract](../how-to/extend.md#augmentation-of-your-own))."""
 
 
 AugmentSection = Annotated[

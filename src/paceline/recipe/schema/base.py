@@ -1,4 +1,4 @@
-"""What sections share: the base class, durations such as `90ep`, sections chosen by name, and import paths."""
+"""Base class of sections, durations such as `90ep`, sections chosen by name, and import paths."""
 
 import re
 import sys
@@ -27,7 +27,7 @@ Switch = Literal["on", "off"]
 
 
 class Section(BaseModel):
-    """A frozen part of a recipe. Unknown keys are errors; a docstring under a field is its documentation."""
+    """A frozen section of a recipe. Unknown keys are errors; the docstring of a field is its documentation."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
@@ -35,7 +35,7 @@ class Section(BaseModel):
 
 
 def refuse(path: str, message: str) -> NoReturn:
-    """Raise the error of a validator over several sections, about the field at `path`."""
+    """Raise the error of a validator over several sections, for the field at `path`."""
     raise PydanticCustomError("refused", "{message}", {"path": path, "message": message})
 
 
@@ -53,7 +53,7 @@ def _parse_training(value: object) -> Duration:
 def _parse_cadence(value: object) -> Duration:
     duration = _parse_training(value)
     if duration.value == 0:
-        raise ValueError(f"'{duration}' never comes round (use 1st for every step)")
+        raise ValueError(f"'{duration}' never happens (use 1st for every step)")
     return duration
 
 
@@ -85,62 +85,59 @@ SaveCadenceDuration = _annotated(_parse_save_cadence, r"^\d+(\.\d+)?\s*(ep|st|im
 
 
 IMPORT_PATH_FORM: Final = "package.module:Name"
-"""What stands for all import paths where variants are listed."""
+"""Stands for all import paths in lists of variants."""
 LIBRARIES: Final = ("torchvision", "timm")
-"""What stands before the colon of a library's network, which is no import path."""
+"""Prefixes `LIBRARY:NAME` of models that are not import paths."""
+# Plugins may come only from these modules of each library: others download, compile or load code (`torch.hub`,
+# `torch.utils.cpp_extension`, `torch.package`, `torch.jit`, `torch.load`, ...).
 PLUGGABLE: Final = {
     "torch": ("torch.nn", "torch.optim"),
     "timm": ("timm.models", "timm.layers", "timm.optim"),
     "torchvision": ("torchvision.models", "torchvision.ops", "torchvision.transforms"),
 }
-"""Of these libraries only modules below the ones listed: the rest holds what downloads, compiles or loads code
-(`torch.hub`, `torch.utils.cpp_extension`, `torch.package`, `torch.jit`, `torch.load`, ...)."""
+# Packages that hold no component of a classifier, and that load, download or evaluate code.
 REFUSED: Final = frozenset(
     (
         *("pip", "setuptools", "pkg_resources", "_distutils_hack", "wheel"),  # install code
         *("cloudpickle", "dill", "joblib", "numpy", "pandas", "sklearn", "scipy"),  # unpickle
         *("jinja2", "sympy", "numexpr", "numba", "cffi", "Cython", "triton", "torchgen", "functorch"),  # evaluate text
         *("fsspec", "s3fs", "huggingface_hub", "datasets", "transformers", "requests", "urllib3", "httpx"),  # download
-        *("IPython", "ipykernel", "pytest", "_pytest", "dask", "mlflow", "wandb"),  # run what they are given
+        *("IPython", "ipykernel", "pytest", "_pytest", "dask", "mlflow", "wandb"),  # run code they are given
     )
 )
-"""Packages without a part of a classifier that load, download or evaluate code."""
 _NAME: Final = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
 PATH_PATTERN: Final = f"^{_NAME}:{_NAME}$"
 
 
 def check_import_path(name: str) -> str:
-    """Return `name`. Raise `ValueError` for no import path, and for one that leads to what loads or runs code.
-
-    Python's own library and the packages of `REFUSED` have no part of a classifier, and much that is harm when a
-    stranger's recipe names it; of `PLUGGABLE` libraries some modules have parts. This holds whoever names it.
-    """
+    """Return `name`. Raise `ValueError` if it is not an import path, or leads to code that loads or runs other code."""
+    # This holds for every recipe, as a stranger may have written it.
     if not re.fullmatch(PATH_PATTERN, name):
         raise ValueError(f"{name!r} is not an import path (write {IMPORT_PATH_FORM})")
     top = re.split(r"[.:]", name, maxsplit=1)[0]
     if top in sys.stdlib_module_names:
         raise ValueError(
-            f"{name!r} is of Python's own library, which has no such parts (name another module; one of yours needs a "
-            f"name that Python's has not)"
+            f"{name!r} is in Python's standard library, which has no plugins (name another module; yours needs a name "
+            f"that the standard library does not use)"
         )
     module = name.partition(":")[0]
     if refused := why_refused(module):
-        raise ValueError(f"{name!r} is no part of a classifier: {refused} (name a class of your own module)")
+        raise ValueError(f"{name!r} cannot be a plugin: {refused} (name a class of your own module)")
     if "__" in (each[:2] for each in re.split(r"[.:]", name)[1:]):
-        raise ValueError(f"{name!r} leads through a name of Python's own (name a class or function)")
+        raise ValueError(f"{name!r} leads through a special name of Python (name a class or function)")
     return name
 
 
 def why_refused(module: str) -> str:
-    """Return why no part may come from `module`, a dotted name, in words; nothing where one may."""
+    """Return why no plugin may come from the dotted `module`, or ""."""
     top = module.partition(".")[0]
     if top in sys.stdlib_module_names:
-        return f"{top} is of Python's own library"
+        return f"{top} is in Python's standard library"
     if top in REFUSED:
         return f"{top} can load, download or run code"
     allowed = PLUGGABLE.get(top)
     if allowed is not None and not f"{module}.".startswith(tuple(f"{each}." for each in allowed)):
-        return f"of {top} only {', '.join(allowed)} have parts, and {module} may load, download or run code"
+        return f"of {top} only {', '.join(allowed)} may be used, as {module} may load, download or run code"
     return ""
 
 
@@ -152,21 +149,22 @@ Args = Annotated[dict[str, JsonValue], WithJsonSchema({"type": "object"})]
 
 
 class PluginSection(Section):
-    """A part of your own, by the path that it is imported from."""
+    """Your own component, by its import path."""
 
     name: ImportPath
-    """Module and name of the class or function, such as `mypkg.parts:MyPart`."""
+    """Module and name of the class or function, such as `mypkg.plugins:MyAugment`."""
     args: Args = Field({})
-    """Keyword arguments it is called with, beside those that the contract gives."""
+    """Keyword arguments, in addition to those that paceline passes."""
 
 
 def is_own_model(name: str) -> bool:
-    """Whether `model.name` is an import path, and not one of ours, torchvision's or timm's."""
+    """Whether `model.name` is an import path, not a model of paceline, torchvision or timm."""
     return bool(re.fullmatch(PATH_PATTERN, name)) and name.partition(":")[0] not in LIBRARIES
 
 
 def _variant_of(value: object) -> str | None:
-    """Return the variant that a section is of, or a mapping is to be: by its name, all import paths being one."""
+    """Return the variant that a section has, or that a mapping selects, by its name; all import paths are one
+    variant."""
     name = value.get("name") if isinstance(value, dict) else getattr(value, "name", None)
     if name is None:
         return None
@@ -174,17 +172,17 @@ def _variant_of(value: object) -> str | None:
 
 
 class ByName:
-    """Choose a member of a union of sections by the value of `name`; the one that has no default for it is the own."""
+    """Choose a member of a union of sections by its `name`; the member without a default name takes import paths."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Return the schema of a union that is told apart by name."""
+        """Return the core schema of the tagged union."""
         choices: dict[Any, CoreSchema] = {
             _default_name(variant): handler.generate_schema(variant) for variant in get_args(source)
         }
         return core_schema.tagged_union_schema(choices, discriminator=_variant_of)
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        """Return the JSON schema, with the names as OpenAPI writes them."""
+        """Return the JSON schema, with OpenAPI's discriminator."""
         union = handler(schema)
         names = (handler.resolve_ref_schema(ref)["properties"]["name"] for ref in union["oneOf"])
         mapping = {
@@ -199,7 +197,7 @@ def _default_name(variant: type[Section]) -> str:
 
 
 class OrItsName:
-    """Have the JSON schema take the bare name of a variant, or an import path, as `NAMED` does."""
+    """Let the JSON schema accept a bare name or import path in place of a section, as `NAMED` does."""
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         variants = handler(schema)

@@ -1,4 +1,4 @@
-"""What is read, in which batches, and how it is changed on the way."""
+"""The recipe's section `data`."""
 
 from typing import Any, Literal, Self
 
@@ -10,87 +10,88 @@ from paceline.recipe.schema.source import Digits, SourceSection
 
 
 class Progressive(Section):
-    """Train on small images first: the size rises from `start_size` to `data.image_size`, epoch by epoch."""
+    """Progressive resizing: train on small images first, whose size rises epoch by epoch from `start_size` to
+    `data.image_size`."""
 
     start_size: PositiveInt
-    """Height and width up to `begin`."""
+    """Height and width until `begin`."""
     begin: TrainingDuration = "40%"
-    """When the size begins to rise, counted from the start of the run."""
+    """When the size begins to rise, from the start of the run."""
     end: TrainingDuration = "85%"
-    """When it has arrived."""
+    """When the size reaches `data.image_size`."""
     multiple: PositiveInt = 32
     """Sizes in between are rounded to multiples of this."""
 
 
 class Data(Section):
-    """What is read, in which batches, and how it is changed on the way."""
+    """Data, batches and augmentation."""
 
     source: SourceSection = Digits()
-    """Where samples come from."""
+    """The data set."""
     batch_size: PositiveInt | Auto = 128
     """Images per optimizer step, over all ranks and micro-batches; `auto` follows from `rank_batch_size`."""
     rank_batch_size: PositiveInt | Auto = "auto"
     """Images per optimizer step on each rank, over its micro-batches: `batch_size` is then this times the number of
-    ranks, and is what a run directory keeps and resumes with. `auto` shares `batch_size` out."""
+    ranks, and is what the run directory records and a resumed run uses. `auto` divides `batch_size` over the ranks."""
     eval_batch_size: PositiveInt | Auto = "auto"
-    """Images a rank evaluates at once; `auto` is twice what a rank trains at once."""
+    """Images per rank and batch in evaluation; `auto` is twice a rank's micro-batch."""
     order: Literal["random", "stored"] = "random"
-    """Which training images come when: in a new random order every epoch, or in the order in which the source has them,
-    to measure what reading at random costs. A folder has its classes one after the other, which trains badly."""
+    """Order of training images: `random` is a new random order in every epoch, and `stored` is the order of the source,
+    to measure what random reads cost. A folder stores one class after the other, which trains badly."""
     image_size: PositiveInt | Auto = "auto"
-    """Height and width the model sees; `auto` is the set's own size, or 224 where sizes differ."""
+    """Height and width of the model's input; `auto` is the size of the data set's images, or 224 if sizes differ."""
     eval_image_size: PositiveInt | Auto = "auto"
     """Height and width in evaluation; `auto` is `image_size`."""
     progressive: Progressive | Off = "off"
-    """Small images first (progressive resizing)."""
+    """Progressive resizing: small images first."""
     augment: tuple[AugmentSection, ...] = ()
-    """Random changes to training images, in order; the ones that set the size come first, mixup and cutmix last."""
+    """Augmentations of training images, in order; those that set the size come first, mixup and cutmix last."""
     augment_on: Literal["auto", "host", "device"] = "auto"
-    """Where whole batches are changed; `auto` is the GPU when there is one. Photographs are sized on the host, and what
-    stands before and at color_jitter, rand_augment or trivial_augment is done there too."""
+    """Where to augment; `auto` is the GPU if there is one. Images of different sizes are resized on the host, and so is
+    everything up to color_jitter, rand_augment or trivial_augment in the list."""
     eval_resize: Literal["crop", "stretch"] = "crop"
-    """Photographs in evaluation: scale the short side and cut the centre, or stretch the whole image."""
+    """Evaluation of images of different sizes: `crop` scales the short side and crops the centre, `stretch` scales the
+    whole image."""
     eval_crop: float = Field(0.875, gt=0, le=1)
-    """Share of the scaled image's side that the centre crop keeps."""
+    """Side of the centre crop, as a share of the scaled image's short side."""
     eval_views: Literal[1, 2, 6] = 1
-    """Judge each image as it is, by the mean of its logits and its mirror image's (2), or with both also shifted by a
-    pixel either way (6): test-time augmentation, to be told with any accuracy."""
+    """Test-time augmentation, which should be reported with any accuracy: 2 averages the logits of each image and its
+    mirror image, and 6 adds both shifted by one pixel in two directions."""
     mean: tuple[float, ...] | Auto = "auto"
-    """Per channel, of pixels in [0, 1]; `auto` is the data set's."""
+    """Mean per channel, of pixels in [0, 1]; `auto` is the data set's."""
     std: tuple[PositiveFloat, ...] | Auto = "auto"
-    """Per channel, of pixels in [0, 1]; `auto` is the data set's."""
+    """Standard deviation per channel, of pixels in [0, 1]; `auto` is the data set's."""
     loader: Auto | Literal["device", "nvjpeg", "native", "threads", "processes"] = "auto"
-    """Who makes batches: `device` keeps the whole set beside the model and has no loader at all; `native` threads
-    decode packs without Python; Python `threads` or `processes` read and decode anything; `nvjpeg` has threads that
-    read, and a GPU that decodes. `auto` is the fastest that can, `nvjpeg` left out. All give the same samples, labels
-    and augmentation; pixels of `native` and `nvjpeg` differ by rounding."""
+    """How batches are made. `device` keeps the whole data set on the device. `native` threads decode packs without
+    Python. Python `threads` or `processes` read and decode anything. `nvjpeg` reads with threads and decodes on the
+    GPU. `auto` is the fastest that works, except `nvjpeg`. All give the same samples, labels and augmentation; pixels
+    of `native` and `nvjpeg` differ by rounding."""
     workers: NonNegativeInt | Auto = "auto"
-    """Processes or threads a rank makes batches with; 0 makes them in the rank itself."""
+    """Worker processes or threads per rank; 0 makes batches in the rank itself."""
     stage: Off | str = "off"
-    """Folder in memory or on a local disk, such as /dev/shm, that the data set is copied to before training, once a
-    node, and removed from afterwards."""
+    """Folder in memory or on a local disk, such as /dev/shm, to which the data set is copied before training, once per
+    node, and from which it is removed afterwards."""
     worker_timeout: TimeDuration = "5min"
-    """How long a rank waits for a batch from a worker before the run fails; less than `parallel.timeout`, which would
-    end the run before anybody can say at which image the worker hangs."""
+    """How long a rank waits for a batch from a worker before the run fails. Keep it below `parallel.timeout`, which
+    ends the run without naming the image at which the worker hangs."""
     replay: Off | Literal["host", "device"] = "off"
-    """A probe of what data costs: train on the first few batches over and over, kept ready in host memory, or on the
-    device."""
+    """Measure what data costs: train on the first few batches over and over, kept in host memory or on the device."""
     on_bad_image: Literal["fail", "skip"] = "fail"
-    """What an image file that cannot be read or decoded does: end the run, or be counted and listed while another
-    one stands in for it in training, and none in evaluation."""
+    """If an image file cannot be read or decoded: `fail` ends the run; `skip` counts and lists the image, and replaces
+    it by another in training and leaves it out in evaluation."""
     max_bad_images: int = Field(100, ge=1)
-    """Different bad images after which the run ends all the same."""
+    """Number of distinct bad images after which the run fails."""
 
     @property
     def global_batch_size(self) -> int:
-        """Images per optimizer step over all ranks, once it is known how many there are (`resolve_batch`)."""
+        """Images per optimizer step over all ranks, after `resolve_batch`."""
         assert self.batch_size != "auto", "the batch is resolved before it is read"
         return self.batch_size
 
     @model_validator(mode="before")
     @classmethod
     def _counts_images_once(cls, values: Any) -> Any:
-        """Leave `batch_size` to `rank_batch_size` where that alone is given."""
+        """Set `batch_size` to `auto` if only `rank_batch_size` is given."""
         if not isinstance(values, dict):
             return values
         is_per_rank = values.get("rank_batch_size", "auto") != "auto"
@@ -118,7 +119,7 @@ class Data(Section):
         if self.on_bad_image == "fail" and self.max_bad_images != type(self).model_fields["max_bad_images"].default:
             raise ValueError("max_bad_images has no effect with on_bad_image fail (set on_bad_image=skip)")
         if self.loader in ("nvjpeg", "native", "threads", "processes") and self.workers == 0:
-            raise ValueError(f"loader {self.loader} has nobody to work with workers 0 (set workers=1, or loader=auto)")
+            raise ValueError(f"loader {self.loader} cannot work with workers 0 (set workers=1, or loader=auto)")
         if self.loader == "device" and self.workers not in ("auto", 0):
             raise ValueError("workers has no effect with loader device, which has none (leave it at auto)")
         if self.augment_on != "auto" and not self.augment:

@@ -1,4 +1,4 @@
-"""The network."""
+"""The recipe's section `model`."""
 
 import re
 from typing import Final, Literal, Self
@@ -8,38 +8,40 @@ from pydantic import Field, field_validator, model_validator
 from paceline.recipe.schema.base import Args, Off, Section, check_import_path, is_own_model, refuse
 
 BUILT_IN_MODELS_ONLY: Final = ("norm", "width", "zero_init_residual", "drop_path")
-"""The fields that say how our own networks are built, and of which others have few or none."""
+"""Fields that configure paceline's own models, and have little or no effect on others."""
 
 
 class Model(Section):
-    """The network."""
+    """The model."""
 
     name: str = "resnet18_cifar"
-    """One of ours (`resnet18_cifar`, `resnet34_cifar`, `resnet50_cifar`, `resnet50_nersc`, `wideresnet_course`,
-    `speednet94`, `speednet95`, `speednet96`), `torchvision:NAME`, `timm:NAME`, or the import path of
-    [your own](../how-to/extend.md#a-network-of-your-own), `package.module:Name`; `empty`, a linear layer on the mean
-    colour, is a probe of what the model costs."""
+    """A built-in model (`resnet18_cifar`, `resnet34_cifar`, `resnet50_cifar`, `resnet50_nersc`, `wideresnet_course`,
+    `speednet94`, `speednet95`, `speednet96`), `torchvision:NAME`, `timm:NAME`, or the import path of [your
+    own](../how-to/extend.md#a-network-of-your-own), `package.module:Name`. `empty`, a linear layer on the mean colour,
+    measures what a run costs without a model."""
     args: Args = Field({})
-    """Keyword arguments of a network of your own, beside `num_classes` and `in_channels`."""
+    """Keyword arguments of your own model, in addition to `num_classes` and `in_channels`."""
     norm: Literal["batch", "sync_batch", "group", "none"] = "batch"
-    """Normalisation layers of our own networks; `sync_batch` also makes others' batch norms count over all ranks."""
+    """Normalisation layers of built-in models. `sync_batch` computes BatchNorm statistics over all ranks, in any
+    model."""
     width: float = Field(1.0, gt=0)
-    """Multiplies the channels of our own networks."""
+    """Multiplier for the channels of built-in models."""
     memory_format: Literal["auto", "contiguous", "channels_last"] = "auto"
-    """Layout of images and filters; `auto` is channels_last, which was never slower (benchmarks/memory_format.py). On a
-    CPU it is contiguous for a network with a 1x1 convolution of fewer than 16 channels that has a stride: its gradient
-    in channels_last corrupts memory (a bug of torch's oneDNN: benchmarks/channels_last.py)."""
+    """Memory layout of images and filters. `auto` is channels_last, which was never slower
+    (benchmarks/memory_format.py). On a CPU it is contiguous for a model with a strided 1x1 convolution of fewer than 16
+    channels, whose gradient in channels_last corrupts memory (a bug of torch's oneDNN: benchmarks/channels_last.py)."""
     zero_init_residual: bool = False
-    """Start every residual branch at zero, by the scale of its last normalisation (Goyal et al. 2017)."""
+    """Initialise the scale of the last normalisation of every residual branch to zero (Goyal et al. 2017)."""
     drop_path: float = Field(0.0, ge=0, lt=1)
-    """Probability that the last residual branch is left out of a step; earlier ones less, in proportion to depth."""
+    """Probability of dropping the last residual branch in a step (stochastic depth); for earlier branches it is smaller
+    in proportion to depth."""
     weights: str | Off = "off"
-    """Pretrained weights to start from: a file, `.safetensors` or torchvision's `.pth`, or a run directory, which
-    stands for its last checkpoint (`RUN/checkpoints/best` or a step's folder for another)."""
+    """Pretrained weights: a `.safetensors` file, torchvision's `.pth`, or a run directory, which means its last
+    checkpoint (`RUN/checkpoints/best` or a step's folder for another one)."""
     freeze: Off | Literal["backbone"] | tuple[str, ...] = "off"
-    """What is not trained: `backbone`, all but the classifier, or a list of patterns of parameters' names, such as
-    `[stem.*, "*.bias"]`; modules that have no other parameters stay in evaluation mode, running statistics among them
-    ([how to fine-tune](../how-to/fine-tune.md#freeze-layers))."""
+    """Parameters that are not trained: `backbone` is everything but the classifier, and a list holds patterns of
+    parameter names, such as `[stem.*, "*.bias"]`. Modules without trainable parameters stay in evaluation mode, so
+    their running statistics do not change ([how to fine-tune](../how-to/fine-tune.md#freeze-layers))."""
 
     @field_validator("name")
     @classmethod
@@ -64,7 +66,7 @@ class Model(Section):
     @model_validator(mode="after")
     def _args_are_of_an_own_network(self) -> Self:
         if self.args and not is_own_model(self.name):
-            refuse("model.args", f"has no effect on {self.name}, only on a network of your own (leave it out)")
+            refuse("model.args", f"has no effect on {self.name}, only on your own model (leave it out)")
         return self
 
     @model_validator(mode="after")
@@ -75,5 +77,5 @@ class Model(Section):
 
 
 def _in_a_list(pattern: str) -> str:
-    """Return `pattern` as an item of a list in YAML, in quotes where it needs them."""
+    """Return `pattern` as an item of a YAML list, quoted if necessary."""
     return pattern if re.fullmatch(r"[\w.][\w.*]*", pattern) else f'"{pattern}"'

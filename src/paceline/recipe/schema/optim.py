@@ -1,4 +1,4 @@
-"""The recipe's sections `optim` and `schedule`: optimizers, their settings, and learning-rate schedules."""
+"""The recipe's sections `optim` and `schedule`."""
 
 from typing import Annotated, Literal, Self
 
@@ -10,24 +10,25 @@ Betas = tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, 
 
 
 class _Optimizer(Section):
-    """What every optimizer has."""
+    """Fields of every optimizer."""
 
     lr: float = Field(0.1, gt=0)
     """Peak learning rate at `base_batch_size`."""
     lr_scaling: Literal["none", "linear", "sqrt"] = "none"
-    """How the learning rate follows the batch size: times B/base, its square root, or not at all."""
+    """Scale the learning rate with the batch size B: by B / `base_batch_size` (linear), by its square root, or not at
+    all."""
     base_batch_size: PositiveInt | Auto = "auto"
-    """Batch size that `lr` was chosen for; needed when `lr_scaling` is not none."""
+    """Batch size that `lr` was tuned for; required unless `lr_scaling` is none."""
     weight_decay: float = Field(0.0, ge=0)
-    """Decay of the weights; each optimizer says how."""
+    """Weight decay; its form depends on the optimizer."""
     decay_norm_and_bias: bool = True
-    """Whether the decay also pulls on biases and normalisation parameters."""
+    """Apply weight decay to biases and normalisation parameters too."""
     norm_and_bias_lr: float = Field(1.0, gt=0)
-    """Learning rate of biases and normalisation parameters, times that of the rest."""
+    """Learning rate of biases and normalisation parameters, relative to that of all others."""
     layer_decay: Annotated[float, Field(gt=0, le=1)] | Off = "off"
-    """Learning rate of each layer, times that of the layer after it; the classifier has the whole one. For fine-tuning
-    (Clark et al. 2020, arXiv 2003.10555; Bao et al. 2021, arXiv 2106.08254). What is a layer, timm's networks say
-    themselves; of others it is a block, or a weight outside of blocks."""
+    """Learning rate of each layer, relative to that of the next; the classifier has the full rate. For fine-tuning
+    (Clark et al. 2020, arXiv 2003.10555; Bao et al. 2021, arXiv 2106.08254). timm's models define their layers; in
+    other models a layer is a block, or a weight outside of blocks."""
 
     @model_validator(mode="after")
     def _refuse_settings_without_effect(self) -> Self:
@@ -43,11 +44,12 @@ class _Optimizer(Section):
 
 
 class _TorchOptimizer(_Optimizer):
-    """What torch's own optimizers have."""
+    """Fields of torch's own optimizers."""
 
     implementation: Literal["auto", "fused", "foreach", "loop"] = "auto"
-    """One kernel for all parameters, a few, or one loop; `auto` is fused, which was never slower on a CPU
-    (benchmarks/optimizers.py), or foreach where torch has no fused one, as for SGD under fsdp."""
+    """`fused` is one kernel for all parameters, `foreach` a few, and `loop` one per parameter. `auto` is fused, which
+    was never slower on a CPU (benchmarks/optimizers.py), or foreach if torch has no fused version, as for SGD under
+    fsdp."""
 
 
 def _check_nesterov(momentum: float, *, nesterov: bool) -> None:
@@ -60,9 +62,9 @@ class Sgd(_TorchOptimizer):
 
     name: Literal["sgd"] = "sgd"
     momentum: float = Field(0.9, ge=0, lt=1)
-    """Share of the last update kept."""
+    """Share of the last update to keep."""
     nesterov: bool = False
-    """Look ahead along the momentum."""
+    """Use Nesterov momentum."""
     weight_decay: float = Field(5e-4, ge=0)
     """L2 penalty added to the gradient."""
 
@@ -91,7 +93,7 @@ class AdamW(Adam):
 
     name: Literal["adamw"] = "adamw"  # type: ignore[assignment]
     weight_decay: float = Field(0.01, ge=0)
-    """Decay of the weights themselves, times the learning rate."""
+    """Decoupled decay of the weights, multiplied by the learning rate."""
 
 
 class RmsProp(_Optimizer):
@@ -105,7 +107,7 @@ class RmsProp(_Optimizer):
     alpha: float = Field(0.99, ge=0, lt=1)
     """Decay of the running square of the gradient."""
     momentum: float = Field(0.0, ge=0, lt=1)
-    """Share of the last update kept."""
+    """Share of the last update to keep."""
     eps: float = Field(1e-8, gt=0)
     """Added to the denominator."""
     centered: bool = False
@@ -113,19 +115,19 @@ class RmsProp(_Optimizer):
 
 
 class NovoGrad(_Optimizer):
-    """NovoGrad: Adam's normalisation layer by layer (Ginsburg et al. 2019, arXiv 1905.11286)."""
+    """NovoGrad: Adam with second moments per layer (Ginsburg et al. 2019, arXiv 1905.11286)."""
 
     name: Literal["novograd"] = "novograd"
     lr: float = Field(0.01, gt=0)
     """Peak learning rate at `base_batch_size`."""
     weight_decay: float = Field(0.001, ge=0)
-    """Decay added to the normalised gradient, so decoupled from its size."""
+    """Decay added to the normalised gradient, and so independent of the gradient's size."""
     betas: Betas = (0.95, 0.98)
     """Decay of the running mean, and of the running square of each layer's gradient norm."""
     eps: float = Field(1e-8, gt=0)
     """Added to the denominator."""
     grad_averaging: bool = False
-    """Weigh a new gradient by 1 - beta1, which makes the mean an average; otherwise it is a sum."""
+    """Weight a new gradient by 1 - beta1, so that the running mean is an average instead of a sum."""
 
     @model_validator(mode="after")
     def _an_average_has_a_past(self) -> Self:
@@ -135,19 +137,19 @@ class NovoGrad(_Optimizer):
 
 
 class Lars(_Optimizer):
-    """LARS: SGD whose step follows the size of each layer (You et al. 2017, arXiv 1708.03888)."""
+    """LARS: SGD with a trust ratio per layer (You et al. 2017, arXiv 1708.03888)."""
 
     name: Literal["lars"] = "lars"
     lr: float = Field(1.0, gt=0)
     """Peak learning rate at `base_batch_size`."""
     weight_decay: float = Field(5e-5, ge=0)
-    """L2 penalty added to the gradient, and to the norm it is measured against."""
+    """L2 penalty added to the gradient, and to the gradient norm in the trust ratio."""
     momentum: float = Field(0.9, ge=0, lt=1)
-    """Share of the last update kept."""
+    """Share of the last update to keep."""
     nesterov: bool = False
-    """Look ahead along the momentum."""
+    """Use Nesterov momentum."""
     trust: float = Field(0.001, gt=0)
-    """Trust coefficient: the length of a layer's step, as a share of its weights', at learning rate 1."""
+    """Trust coefficient: the norm of a layer's update relative to the norm of its weights, at learning rate 1."""
     eps: float = Field(1e-8, ge=0)
     """Added to the denominator."""
 
@@ -158,13 +160,13 @@ class Lars(_Optimizer):
 
 
 class Lamb(_Optimizer):
-    """LAMB: Adam whose step follows the size of each layer (You et al. 2020, arXiv 1904.00962)."""
+    """LAMB: Adam with a trust ratio per layer (You et al. 2020, arXiv 1904.00962)."""
 
     name: Literal["lamb"] = "lamb"
     lr: float = Field(0.005, gt=0)
     """Peak learning rate at `base_batch_size`."""
     weight_decay: float = Field(0.01, ge=0)
-    """Decay added to the step before it is scaled to the layer."""
+    """Decay added to the update before the trust ratio is applied."""
     betas: Betas = (0.9, 0.999)
     """Decay of the running mean and of the running square of the gradient."""
     eps: float = Field(1e-6, gt=0)
@@ -172,27 +174,28 @@ class Lamb(_Optimizer):
 
 
 class Muon(_Optimizer):
-    """Muon: momentum made orthogonal (Jordan et al. 2024), for filters flattened to matrices; SGD for the rest."""
+    """Muon: orthogonalised momentum (Jordan et al. 2024) for filters, flattened to matrices, and for inner matrices;
+    SGD for the rest."""
 
     name: Literal["muon"] = "muon"
     lr: float = Field(0.02, gt=0)
     """Peak learning rate of the filters and inner matrices, at `base_batch_size`."""
     weight_decay: float = Field(0.0, ge=0)
-    """Decay of the weights themselves, times their learning rate."""
+    """Decoupled decay of the weights, multiplied by their learning rate."""
     momentum: float = Field(0.95, ge=0, lt=1)
-    """Share of the last update kept."""
+    """Share of the last update to keep."""
     nesterov: bool = True
-    """Look ahead along the momentum."""
+    """Use Nesterov momentum."""
     newton_schulz_steps: int = Field(5, ge=1)
-    """Iterations towards an orthogonal matrix."""
+    """Newton-Schulz iterations."""
     rescale: bool = False
-    """Before each step, scale a filter bank to the norm sqrt(filters): only its direction is learnt."""
+    """Scale each filter bank to norm sqrt(filters) before each step, so that only its direction is learnt."""
     sgd_lr: float = Field(0.05, gt=0)
-    """Peak learning rate of what SGD moves: biases, normalisation parameters and the classifier."""
+    """Peak learning rate of the parameters trained by SGD: biases, normalisation parameters and the classifier."""
     classifier_lr: float = Field(1.0, gt=0)
-    """Learning rate of the classifier's weights, times `sgd_lr`."""
+    """Learning rate of the classifier's weights, relative to `sgd_lr`."""
     sgd_momentum: float = Field(0.9, ge=0, lt=1)
-    """Momentum of what SGD moves, with Nesterov's look ahead."""
+    """Nesterov momentum of the parameters trained by SGD."""
 
     @model_validator(mode="after")
     def _nesterov_has_momentum(self) -> Self:
@@ -201,27 +204,28 @@ class Muon(_Optimizer):
 
 
 class ScheduleFree(_Optimizer):
-    """Schedule-free SGD (Defazio et al. 2024, arXiv 2405.15682): averages iterates in place of a falling rate."""
+    """Schedule-free SGD (Defazio et al. 2024, arXiv 2405.15682): averages iterates instead of decaying the learning
+    rate."""
 
     name: Literal["schedule_free"] = "schedule_free"
     lr: float = Field(1.0, gt=0)
-    """Learning rate at `base_batch_size`; a constant schedule with warm-up is all it needs."""
+    """Learning rate at `base_batch_size`; use a constant schedule, with warm-up if needed."""
     weight_decay: float = Field(5e-4, ge=0)
-    """L2 penalty, at the point where gradients are computed."""
+    """L2 penalty at the point where gradients are computed."""
     momentum: float = Field(0.9, gt=0, lt=1)
     """Share of the average in the point where gradients are computed."""
 
 
 class OwnOptim(_Optimizer):
-    """An optimizer of your own: called as `NAME(groups, lr=..., **args)`, a `torch.optim.Optimizer` whose groups have
-    their own `lr` and `weight_decay` ([the contract](../how-to/extend.md#an-optimizer-of-your-own))."""
+    """Your own optimizer: `NAME(groups, lr=..., **args)` returns a `torch.optim.Optimizer`. Each group has its own `lr`
+    and `weight_decay` ([the contract](../how-to/extend.md#an-optimizer-of-your-own))."""
 
     name: ImportPath
     """Module and name of the class or function, such as `mypkg.optim:MyOptimizer`, or `torch.optim:Adagrad`."""
     lr: float = Field(gt=0)
-    """Peak learning rate at `base_batch_size`; which one is good depends on the optimizer."""
+    """Peak learning rate at `base_batch_size`; a good value depends on the optimizer."""
     args: Args = Field({})
-    """Keyword arguments it is called with, beside `lr`."""
+    """Keyword arguments, in addition to `lr`."""
 
     @model_validator(mode="after")
     def _decay_is_the_groups(self) -> Self:
@@ -236,17 +240,17 @@ OptimSection = Annotated[
 
 
 class _WarmedUp(Section):
-    """What every schedule but one_cycle, whose rise is its warm-up, has."""
+    """Fields of every schedule except one_cycle, which has a rise of its own."""
 
     warmup: TrainingDuration = "0st"
-    """Length of the rise from `warmup_start` to the peak."""
+    """Length of the warm-up, the rise from `warmup_start` to the peak."""
     warmup_start: float = Field(0.0, ge=0, le=1)
-    """Share of the peak that the rise starts from."""
+    """Learning rate at the start of the warm-up, as a share of the peak."""
     warmup_shape: Literal["linear", "exponential", "constant"] = "linear"
-    """Rise along a line, by a constant factor a step, or stay at `warmup_start` and jump (Goyal et al. 2017)."""
+    """Rise linearly, by a constant factor per step, or stay at `warmup_start` and jump (Goyal et al. 2017)."""
     warmup_by: Literal["step", "epoch"] = "step"
-    """Rise at every step, or once per epoch, as torch's LinearLR that is stepped per epoch: the first epoch has
-    `warmup_start`, and where that is 0, which would train nothing, epoch e of n has e/n."""
+    """Rise at every step, or once per epoch, as torch's LinearLR stepped per epoch. By epoch, the first epoch has
+    `warmup_start`; if that is 0, epoch e of n has e/n."""
 
     @model_validator(mode="after")
     def _rise_can_start(self) -> Self:
@@ -273,7 +277,7 @@ class _WarmedUp(Section):
 
 
 class Constant(_WarmedUp):
-    """The peak learning rate, all the way."""
+    """The peak learning rate throughout."""
 
     name: Literal["constant"] = "constant"
 
@@ -295,11 +299,11 @@ class Linear(_WarmedUp):
 
 
 class Polynomial(_WarmedUp):
-    """From the peak to `final` along (1 - t) to a power, as large-batch recipes do (You et al. 2017)."""
+    """From the peak to `final` by a power of (1 - t), as in large-batch recipes (You et al. 2017)."""
 
     name: Literal["polynomial"] = "polynomial"
     power: float = Field(2.0, gt=0)
-    """The power; 1 is a straight line."""
+    """Exponent; 1 is linear."""
     final: float = Field(0.0, ge=0, le=1)
     """Learning rate at the end, as a share of the peak."""
 
@@ -309,9 +313,9 @@ class Step(_WarmedUp):
 
     name: Literal["step"] = "step"
     milestones: tuple[TrainingDuration, ...] = Field(min_length=1)
-    """When, counted from the start of the run."""
+    """Times from the start of the run."""
     factor: float = Field(0.1, gt=0, lt=1)
-    """By how much."""
+    """Factor at each milestone."""
 
 
 class OneCycle(Section):
@@ -321,22 +325,22 @@ class OneCycle(Section):
     peak_at: TrainingDuration = "30%"
     """When the peak is reached."""
     start: float = Field(0.04, ge=0, le=1)
-    """Share of the peak that the rise starts from."""
+    """Learning rate at the start, as a share of the peak."""
     final: float = Field(4e-6, ge=0, le=1)
     """Learning rate at the end, as a share of the peak."""
 
 
 class Plateau(_WarmedUp):
-    """Multiply by `factor` when the validation loss has not improved for more than `patience` evaluations. Those within
-    the warm-up, the one at its end too, do not count."""
+    """Multiply by `factor` once the validation loss has not improved for more than `patience` evaluations. Evaluations
+    up to the end of the warm-up do not count."""
 
     name: Literal["plateau"] = "plateau"
     factor: float = Field(0.2, gt=0, lt=1)
-    """By how much."""
+    """Factor at each reduction."""
     patience: int = Field(10, ge=0)
-    """Evaluations without improvement that are let pass."""
+    """Evaluations without improvement to tolerate."""
     threshold: float = Field(1e-4, ge=0)
-    """Relative improvement that counts."""
+    """Smallest relative improvement that counts."""
 
 
 ScheduleSection = Annotated[

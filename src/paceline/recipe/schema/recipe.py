@@ -1,4 +1,5 @@
-"""The recipe: everything a run was asked to do. Defaults are written in this package and nowhere else."""
+"""The whole recipe, with its sections `checkpoint` and `measure`. Defaults are defined in this package and nowhere
+else."""
 
 import hashlib
 import json
@@ -26,23 +27,24 @@ from paceline.recipe.schema.train import Log, Parallel, Train
 
 
 class Checkpoint(Section):
-    """When the state is saved, and how many saves are kept."""
+    """When to save checkpoints, and how many to keep."""
 
     every: SaveCadenceDuration | Off = "1ep"
-    """How often, in training (1ep, 500st) or in time (10min); the end of the run always is, unless off. A run that is
-    asked to leave always is."""
+    """How often to save, in training (1ep, 500st) or in time (10min). The end of the run is saved too, unless this is
+    off. A preempted run always saves."""
     keep: int = Field(3, ge=1)
-    """Newest checkpoints kept."""
+    """Number of latest checkpoints to keep."""
     keep_best: Switch = "on"
-    """Keep that of the best evaluation too."""
+    """Also keep the checkpoint with the best evaluation."""
     keep_every: CadenceDuration | Off = "off"
-    """Keep for good those of every so many steps or epochs too."""
+    """Also keep, for good, the checkpoints at multiples of this."""
     background: Switch = "on"
-    """Write while training goes on, from a copy of the state in host memory; off holds training up."""
+    """Write in the background, from a copy of the state in host memory, while training continues; off waits for the
+    write."""
     on_failure: Literal["warn", "stop"] = "warn"
-    """What a checkpoint that cannot be written does: a warning, and the next one may succeed, or the end of the run."""
+    """If a checkpoint cannot be written: `warn` and continue, or `stop` the run."""
     grace: TimeDuration = "60s"
-    """How long the ranks have to finish a step and save after a signal to stop; those left are then killed."""
+    """Time for the ranks to finish a step and save after a stop signal; then they are killed."""
 
     @model_validator(mode="after")
     def _keeps_something(self) -> Self:
@@ -55,21 +57,21 @@ class Checkpoint(Section):
 
 
 class Measure(Section):
-    """How a run is timed."""
+    """How to time a run."""
 
     clock: Switch = "on"
     """Time each stage of a step."""
     warmup_steps: int = Field(10, ge=0)
-    """First steps left out of throughput and stages."""
+    """First steps to exclude from throughput and stage times."""
     communication: Switch = "off"
-    """ddp: also time each bucket of gradients on the wire. What of it is exposed is always timed."""
+    """ddp: also time each gradient bucket. Exposed communication is always timed."""
     trace: PositiveInt | Off = "off"
-    """Steps after the warm-up of which each rank writes a Chrome trace; they are slower for it."""
+    """Number of steps after the measurement warm-up that each rank records in a Chrome trace, which slows them down."""
     nvtx: Switch | Literal["ops"] = "off"
-    """Mark steps and stages as NVTX ranges, for Nsight Systems: `PROFILE` begins after the warm-up. `ops` also marks
-    each operation in it, by torch's `emit_nvtx`; steps are slower for it."""
+    """Mark steps and stages as NVTX ranges for Nsight Systems; the range `PROFILE` begins after the measurement
+    warm-up. `ops` also marks each operation by torch's `emit_nvtx`, which slows steps down."""
     telemetry: TimeDuration | Off = "5s"
-    """How often CPU, memory, GPU, disk and network are looked at, where psutil is installed."""
+    """How often to sample CPU, memory, GPU, disk and network, if psutil is installed."""
 
     @model_validator(mode="after")
     def _measures_something(self) -> Self:
@@ -82,33 +84,33 @@ class Measure(Section):
 
 
 class Recipe(Section):
-    """Everything a run was asked to do; two runs of one recipe differ only in their machine."""
+    """All settings of a run; two runs of one recipe differ only in their machine."""
 
     seed: int = Field(0, ge=0, lt=2**63)
-    """Decides initial weights, the order of samples and every random augmentation."""
+    """Seed of the initial weights, the order of samples and all random augmentation."""
     data: Data = Data()
-    """What is read and how."""
+    """Data, batches and augmentation."""
     model: Model = Model()
-    """The network."""
+    """The model."""
     optim: OptimSection = Sgd()
     """The optimizer."""
     schedule: ScheduleSection = Constant()
-    """The learning rate over the run."""
+    """The learning-rate schedule."""
     train: Train
-    """How long and how."""
+    """Length, precision, loss and evaluation."""
     parallel: Parallel = Parallel()
     """How ranks work together."""
     checkpoint: Checkpoint = Checkpoint()
-    """When the state is saved."""
+    """When to save checkpoints."""
     measure: Measure = Measure()
-    """How the run is timed."""
+    """How to time the run."""
     log: Log = Log()
-    """What is written down."""
+    """Logs and trackers."""
 
     @model_validator(mode="before")
     @classmethod
     def _holds_no_secret(cls, values: object) -> object:
-        # Before any field is looked at: what is said of a field may show its value.
+        # Before any field is validated: error messages show values.
         for path, text in _texts(values):
             secret = find_secret(text)
             if secret:
@@ -169,7 +171,7 @@ class Recipe(Section):
             fix = "default" if train.compile == "reduce-overhead" else "max-autotune-no-cudagraphs"
             refuse("train.compile", f"{train.compile} captures graphs of its own (set train.compile={fix})")
         if parallel.strategy == "fsdp" and self.model.memory_format == "channels_last":
-            refuse("model.memory_format", "channels_last is no layout that fsdp shards (set model.memory_format=auto)")
+            refuse("model.memory_format", "fsdp cannot shard channels_last (set model.memory_format=auto)")
         if self.measure.communication == "on" and parallel.strategy != "ddp":
             fix = "set measure.communication=off"
             refuse("measure.communication", f"on has no effect with strategy {parallel.strategy} ({fix})")
@@ -184,12 +186,12 @@ class Recipe(Section):
         return self
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the whole recipe as plain values that load again to an equal recipe; names come first."""
+        """Return the recipe as plain values that load again to an equal recipe; the `name` of a section comes first."""
         return cast(dict[str, Any], _names_first(self.model_dump(mode="json")))
 
     @property
     def hash(self) -> str:
-        """Return 12 hex digits that are equal for equal recipes: the experiment's identity."""
+        """12 hex digits that are equal for equal recipes."""
         canonical = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 
@@ -208,7 +210,7 @@ def _texts(value: object, path: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _names_first(value: object) -> object:
-    """Sort the `name` of a variant to the front of its section, where a reader looks for it."""
+    """Move the `name` of a variant to the front of its section."""
     if isinstance(value, list):
         return [_names_first(item) for item in value]
     if not isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Where samples come from: one typed variant a source, chosen by `data.source.name`."""
+"""The recipe's section `data.source`: one variant per source, chosen by `name`."""
 
 from typing import Annotated, Literal
 
@@ -15,7 +15,7 @@ class Digits(Section):
 
 
 class Synthetic(Section):
-    """Made-up images whose class can be learnt, for tests and for measuring without data."""
+    """Synthetic images with learnable classes, for tests and for measurements without data."""
 
     name: Literal["synthetic"] = "synthetic"
     num_images: int = Field(4096, ge=1)
@@ -37,7 +37,7 @@ class Cifar10(Section):
     root: str = "~/.cache/paceline/data"
     """Folder with `cifar-10-batches-py`, or with `train/` and `test/` class folders."""
     download: bool = True
-    """Fetch the set into `root` when it is not there (the first rank of each node does, the others wait)."""
+    """Download the data set into `root` if it is not there. The first rank of each node does, and the others wait."""
 
 
 class Cifar100(Section):
@@ -47,7 +47,7 @@ class Cifar100(Section):
     root: str = "~/.cache/paceline/data"
     """Folder with `cifar-100-python`, or with `train/` and `test/` class folders."""
     download: bool = True
-    """Fetch the set into `root` when it is not there (the first rank of each node does, the others wait)."""
+    """Download the data set into `root` if it is not there. The first rank of each node does, and the others wait."""
 
 
 class FashionMnist(Section):
@@ -55,31 +55,31 @@ class FashionMnist(Section):
 
     name: Literal["fashion_mnist"] = "fashion_mnist"
     root: str = "~/.cache/paceline/data"
-    """Folder with the IDX files, or with torchvision's `FashionMNIST/raw` below it."""
+    """Folder with the IDX files, or with torchvision's `FashionMNIST/raw` in it."""
     download: bool = True
-    """Fetch the set into `root` when it is not there (the first rank of each node does, the others wait)."""
+    """Download the data set into `root` if it is not there. The first rank of each node does, and the others wait."""
 
 
 class Folder(Section):
-    """Class sub-folders of image files. The training split names the classes; the others follow it."""
+    """Image files in one folder per class. The class names come from the training split."""
 
     name: Literal["folder"] = "folder"
     root: str | Auto = "auto"
     """Folder with `train/` and `val/` (or `valid/`, `validation/`, `test/`), or class folders to split."""
     train_root: str | Auto = "auto"
-    """Training class folders, when they are not in `root`."""
+    """Folder with the training class folders, if they are not in `root`."""
     val_root: str | Auto = "auto"
-    """Validation class folders, when they are not in `root`."""
+    """Folder with the validation class folders, if they are not in `root`."""
     val_fraction: float = Field(0.1, gt=0, lt=1)
-    """Share of each class held out for validation when there is no validation folder."""
+    """Share of each class to hold out for validation if there is no validation folder."""
     split_seed: int = Field(0, ge=0)
-    """Chooses which images are held out."""
+    """Seed of the choice of held-out images."""
     channels: Literal[1, 3] = 3
     """Decode to colour (3) or grey (1)."""
 
 
 class Manifest(Section):
-    """Files listed with their labels: CSV (`path,label`, a header line) or a pickled {path: label} dict."""
+    """Files listed with their labels: CSV (`path,label`, with a header) or a pickled {path: label} dict."""
 
     name: Literal["manifest"] = "manifest"
     train: str
@@ -87,23 +87,23 @@ class Manifest(Section):
     val: Off | str = "off"
     """List of the validation split, `.csv` or `.pkl`; not needed with `train.eval_every=off`."""
     root: str | Auto = "auto"
-    """Folder that relative paths start from; `auto` is each list's own folder."""
+    """Base folder of relative paths; `auto` is the folder of each list."""
     channels: Literal[1, 3] = 3
     """Decode to colour (3) or grey (1)."""
 
 
 class Pack(Section):
-    """What `paceline data pack` has written: one file, or a folder of shards, here or behind a URL."""
+    """The output of `paceline data pack`: one file or a folder of shards, local or behind a URL."""
 
     name: Literal["pack"] = "pack"
     root: str
     """The `.pack` file, the folder of shards, or its URL: http(s)://, s3://, gs://, gcs://, abfs://, az:// or hf://.
-    Passwords and signatures come from
-    [the environment](../how-to/data.md#packs-that-need-a-password-or-a-signature)."""
+    Passwords and signatures come from [the
+    environment](../how-to/data.md#packs-that-need-a-password-or-a-signature)."""
     cache: str = "~/.cache/paceline/shards"
-    """Folder that shards behind a URL are kept in."""
+    """Cache folder for shards behind a URL."""
     cache_gb: PositiveFloat = 50.0
-    """Most that is kept there, in GB of 10^9 bytes; what does not fit is read sample by sample."""
+    """Size limit of the cache in GB (10^9 bytes); samples that do not fit are read one by one."""
 
     @field_validator("root")
     @classmethod
@@ -115,7 +115,7 @@ class Pack(Section):
 
 
 class Lmdb(Section):
-    """An LMDB that `paceline data pack --format lmdb` has written."""
+    """An LMDB written by `paceline data pack --format lmdb`."""
 
     name: Literal["lmdb"] = "lmdb"
     root: str
@@ -123,7 +123,7 @@ class Lmdb(Section):
 
 
 class WebDataset(Section):
-    """Tar files of images and labels, as WebDataset writes them: `KEY.jpg` beside `KEY.cls` or `KEY.json`."""
+    """Tar files of images and labels in WebDataset's layout: `KEY.jpg` with `KEY.cls` or `KEY.json`."""
 
     name: Literal["webdataset"] = "webdataset"
     train: str
@@ -131,7 +131,7 @@ class WebDataset(Section):
     val: str
     """Tars of the validation split."""
     classes: str | Auto = "auto"
-    """File with a class name a line, in the order of the labels; `auto` names classes by their numbers."""
+    """File with one class name per line, in the order of the labels; `auto` names classes by their numbers."""
     label: str = "cls"
     """Member that holds the label: `cls` for a number as text, or `json:FIELD` for a field of `KEY.json`."""
     channels: Literal[1, 3] = 3
@@ -139,31 +139,31 @@ class WebDataset(Section):
 
 
 class HuggingFace(Section):
-    """A data set on disk that the `datasets` library reads, when that is installed: a folder of parquet files, an
-    `imagefolder` with metadata, or one that `save_to_disk` has written."""
+    """A local data set read by the `datasets` library, if that is installed: a folder of parquet files, an
+    `imagefolder` with metadata, or the output of `save_to_disk`."""
 
     name: Literal["huggingface"] = "huggingface"
     root: str
-    """Folder on this machine; nothing is fetched."""
+    """Folder on this machine; nothing is downloaded."""
     train: str = "train"
     """Name of the training split."""
     val: str = "auto"
-    """Name of the validation split; `auto` is `validation`, `val`, `valid` or `test`, the first that is there."""
+    """Name of the validation split; `auto` is the first of `validation`, `val`, `valid` and `test` that exists."""
     image: str = "auto"
-    """Column of images; `auto` is the only one that holds images."""
+    """Column of images; `auto` is the only column that holds images."""
     label: str = "auto"
-    """Column of labels; `auto` is the only one that holds classes, or else `label`."""
+    """Column of labels; `auto` is the only column that holds classes, or else `label`."""
     channels: Literal[1, 3] = 3
     """Decode to colour (3) or grey (1)."""
 
 
 class OwnSource(PluginSection):
-    """Samples from code of your own: called as `NAME(split="train", **args)`, and with "val", it returns each split
-    ([what it may return](../how-to/extend.md#data-of-your-own))."""
+    """Your own data: `NAME(split="train", **args)`, and the same with "val", returns a split ([what it may
+    return](../how-to/extend.md#data-of-your-own))."""
 
     channels: Literal[1, 3] | Auto = "auto"
-    """Decode encoded images to colour (3) or grey (1); `auto` is colour, and as many as they have where they are
-    pixels."""
+    """Decode encoded images to colour (3) or grey (1); `auto` is colour. Pixels keep their number of channels with
+    `auto`."""
 
 
 SourceSection = Annotated[

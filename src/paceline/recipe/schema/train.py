@@ -40,111 +40,112 @@ PrecisionName = Literal[
     "bf16_pure",
 ]
 REPLACED_WHOLE: Final = frozenset({"train.class_weights"})
-"""Fields whose mapping is one value, whose keys are data: given anew it replaces the one before it. All other mappings
-are laid over those before them, `args` among them, whose keys are settings."""
+"""Mappings whose keys are data: a later layer replaces them. All other mappings, `args` included, are merged key by
+key."""
 
 
 class Stop(Section):
-    """Stop before the end, at a target held for several evaluations."""
+    """Stop early once a target accuracy is reached."""
 
     top1: float = Field(gt=0, le=1)
-    """Validation top-1 accuracy to reach; of the averaged weights when there are any."""
+    """Validation top-1 accuracy to reach, measured on the averaged weights if there are any."""
     patience: int = Field(1, ge=1)
-    """Evaluations in a row that must reach it."""
+    """Number of consecutive evaluations that must reach it."""
 
 
 class Ema(Section):
-    """An exponential moving average of the weights, evaluated beside the raw ones."""
+    """An exponential moving average of the weights, evaluated in addition to the raw weights."""
 
     decay: float = Field(0.999, gt=0, lt=1)
-    """Share of the average that stays at each update."""
+    """Share of the average that each update keeps."""
     every: PositiveInt = 1
     """Steps between updates."""
     warmup: bool = True
-    """Begin with min(decay, (1 + n) / (10 + n)) at update n, so that the first weights are soon forgotten."""
+    """Use min(decay, (1 + n) / (10 + n)) at update n, so that the first weights lose their influence quickly."""
 
 
 def _as_mode(value: object) -> object:
-    """Read `true` as torch's default mode and `false` as off."""
+    """Convert `true` to torch's default mode, and `false` to off."""
     if isinstance(value, bool):
         return "default" if value else "off"
     return value
 
 
 def _as_section(value: object) -> object:
-    """Read `on` as the section's defaults."""
+    """Convert `on` to the section's defaults."""
     if value in ("on", True):
         return {}
     return "off" if value is False else value
 
 
 def _checked_weights(value: object) -> object:
-    """Return `value`. Raise `ValueError` in words that fit what is no weighting of classes."""
+    """Return `value`. Raise `ValueError` for anything but off, balanced or a mapping of class weights."""
     if not isinstance(value, dict):
         if value in ("off", "balanced"):
             return value
-        raise ValueError(f"{value!r} is no weighting of classes (write balanced, off or {{CLASS: WEIGHT}})")
+        raise ValueError(f"{value!r} is not a class weighting (write balanced, off or {{CLASS: WEIGHT}})")
     if not value:
         raise ValueError("{} names no class (write balanced, off or {CLASS: WEIGHT})")
     for name, weight in value.items():
         if not isinstance(weight, int | float) or isinstance(weight, bool) or not 0 < weight < math.inf:
-            raise ValueError(f"the weight of {name!r}, {weight!r}, is no number greater than 0 (give one)")
+            raise ValueError(f"the weight of {name!r}, {weight!r}, is not a number greater than 0 (give one)")
     return value
 
 
 class Train(Section):
-    """How long, how precisely, and how it is judged."""
+    """Length, precision, loss and evaluation."""
 
     epochs: PositiveFloat | Auto = "auto"
-    """Passes over the training split; `auto` when `steps` is given."""
+    """Passes over the training split; `auto` if `steps` is given."""
     steps: PositiveInt | Auto = "auto"
-    """Optimizer steps; `auto` when `epochs` is given."""
+    """Optimizer steps; `auto` if `epochs` is given."""
     precision: PrecisionName = "fp32"
-    """On a GPU fp32 uses no TF32, torch_default uses it in convolutions alone, as PyTorch does unless told otherwise,
-    and tf32 in matrix products too. fp16 and bf16 are by autocast over fp32 weights (fp16 scales the loss), amp is
-    whichever of the two the device is made for. `_master` computes on 16-bit weights with a copy in fp32 (Apex's O2),
-    `_pure` keeps no copy (O3). fp64 tells rounding from a real difference."""
+    """Number format. On a GPU, fp32 never uses TF32, torch_default uses it in convolutions, as PyTorch does by default,
+    and tf32 uses it in matrix products too. fp16 and bf16 use autocast with fp32 weights, and fp16 scales the loss; amp
+    is whichever of the two the device supports in hardware. `_master` computes with 16-bit weights and an fp32 master
+    copy (Apex O2), `_pure` keeps no master copy (O3). fp64 separates rounding from real differences."""
     accumulate: int = Field(1, ge=1)
-    """Micro-batches a rank's share of the batch is split into."""
+    """Number of micro-batches that each rank splits its batch into (gradient accumulation)."""
     clip_norm: PositiveFloat | Off = "off"
-    """Largest L2 norm of the gradient; a longer one is scaled down to it."""
+    """Maximum L2 norm of the gradient; longer gradients are scaled down."""
     on_nonfinite: Literal["stop", "skip"] = "stop"
-    """What a NaN or infinite loss or gradient does: end the run at that step, or leave the step out and count it."""
+    """If the loss or a gradient is NaN or infinite: `stop` the run at that step, or `skip` the step and count it."""
     compile: Annotated[
         Off | Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"],
         BeforeValidator(_as_mode),
     ] = "off"
-    """Compile the model's training pass with `torch.compile` in this mode; `true` is `default`."""
+    """Mode of `torch.compile` for the model's training pass; `true` is `default`."""
     capture: Switch = "off"
-    """GPU: record the whole optimizer step as one CUDA graph, from augmenting on the device to averaging weights, and
-    replay it, so that the host launches one thing a step. Where that cannot be, as on several ranks, a note says so."""
+    """GPU: capture the whole optimizer step, from augmentation on the device to weight averaging, as one CUDA graph and
+    replay it, so that the host launches one graph per step. If it cannot be captured, such as on several ranks, a note
+    says so."""
     cudnn_benchmark: Switch | Auto = "auto"
-    """Let cuDNN time its algorithms and keep the fastest; `auto` does on GPUs when all batches have one size."""
+    """Let cuDNN time its algorithms and keep the fastest; `auto` is on for GPUs if all batches have the same size."""
     label_smoothing: float = Field(0.0, ge=0, lt=1)
-    """Probability spread evenly over all classes."""
+    """Probability that is spread evenly over all classes."""
     class_weights: Annotated[
         Off | Literal["balanced"] | dict[str, PositiveFloat], BeforeValidator(_checked_weights)
     ] = "off"
-    """Weights of the classes in the training loss, where some are rare: `balanced` makes them all count alike, a class
-    by the inverse of its images; a mapping gives weights by name, `{dog: 3}`, and those it does not name weigh 1. They
-    are scaled to a mean of 1 over the training images, so that only their ratios matter. Evaluation is not weighted."""
+    """Class weights in the training loss. `balanced` weighs each class by the inverse of its number of images. A
+    mapping gives weights by name, such as `{dog: 3}`, and 1 to all other classes. Weights are scaled to a mean of 1
+    over the training images, so only their ratios matter. Evaluation is not weighted."""
     ema: Annotated[Ema | Off, BeforeValidator(_as_section)] = "off"
-    """Average the weights; `on` does with the defaults below."""
+    """Average the weights; `on` uses the defaults below."""
     eval_every: CadenceDuration | Off = "1ep"
-    """How often to evaluate; the end of the run always is, unless off."""
+    """How often to evaluate. The end of the run is evaluated too, unless this is off."""
     eval_train: Switch = "off"
-    """Evaluate as many training images too, unchanged, and report the gap between the two accuracies."""
+    """Also evaluate as many training images, without augmentation, and report the gap between the two accuracies."""
     accuracy: Switch = "off"
-    """Measure top-1 and top-5 accuracy on the training batches themselves, as the loss is: on augmented images, in
-    training mode, by weights that move from batch to batch. The label of mixed images is the class with the largest
-    share. Nothing is evaluated for it, and the host waits for the device only where the loss is logged."""
+    """Measure top-1 and top-5 accuracy on the training batches: on augmented images, in training mode, and with weights
+    that change from batch to batch. The label of a mixed image is the class with the largest share. No extra forward
+    pass is run, and the host waits for the device only when the loss is logged."""
     stop: Stop | Off = "off"
-    """Target at which the run ends early."""
+    """Target at which the run stops early."""
 
     @model_validator(mode="after")
     def _has_one_length(self) -> Self:
         if (self.epochs == "auto") == (self.steps == "auto"):
-            raise ValueError("how long to train must be said once (set either epochs or steps)")
+            raise ValueError("the length must be given exactly once (set either epochs or steps)")
         if self.eval_every != "off":
             return self
         for name, value in (("stop", self.stop), ("eval_train", self.eval_train)):
@@ -153,13 +154,14 @@ class Train(Section):
         return self
 
 
+# Characters that Weights & Biases refuses in project names (https://docs.wandb.ai/ref/python/init); refused for all
+# trackers, so that one name fits all.
 _REFUSED: Final = "/\\#?%:"
-"""What the name of a project of W&B's may not have (https://docs.wandb.ai/ref/python/init), so that one fits all."""
 
 
 def _checked_title(title: str) -> str:
     if not title.isprintable() or not 0 < len(title) <= 128 or set(title) & set(_REFUSED):
-        raise ValueError(f"{title!r} is no name: 1 to 128 characters but {' '.join(_REFUSED)} (write another)")
+        raise ValueError(f"{title!r} is not a name: 1 to 128 characters without {' '.join(_REFUSED)} (write another)")
     return title
 
 
@@ -167,37 +169,37 @@ Title = Annotated[str, AfterValidator(_checked_title)]
 
 
 class Wandb(Section):
-    """Tell Weights & Biases."""
+    """Log to Weights & Biases."""
 
     name: Literal["wandb"] = "wandb"
     project: Title = "paceline"
-    """What the run is filed under."""
+    """Project of the run."""
     entity: Title = "auto"
-    """Whose project it is: a user's or a team's; `auto`: the user's own."""
+    """User or team that owns the project; `auto` is your default entity."""
     mode: Literal["auto", "offline", "online"] = "auto"
-    """`auto`: what WANDB_MODE says; else online for who is logged in (WANDB_API_KEY or `wandb login`), offline for
-    anyone else. Offline, nothing leaves the run directory before `wandb sync` is told to."""
+    """`auto` follows WANDB_MODE if it is set; otherwise it is online if you are logged in (WANDB_API_KEY or `wandb
+    login`), else offline. Offline, nothing leaves the run directory before you run `wandb sync`."""
 
 
 class Mlflow(Section):
-    """Tell MLflow: the server or store in MLFLOW_TRACKING_URI, or files in the run directory."""
+    """Log to MLflow: the server or store in MLFLOW_TRACKING_URI, or files in the run directory."""
 
     name: Literal["mlflow"] = "mlflow"
     experiment: Title = "paceline"
-    """What the run is filed under."""
+    """Experiment of the run."""
 
 
 class Trackio(Section):
-    """Tell trackio, which keeps a database for each project on this machine."""
+    """Log to trackio, which keeps a database per project on this machine."""
 
     name: Literal["trackio"] = "trackio"
     project: Title = "paceline"
-    """What the run is filed under."""
+    """Project of the run."""
 
 
 class OwnSink(PluginSection):
-    """A sink of your own: `NAME(run_dir=..., **args)` makes what is told
-    ([the contract](../how-to/extend.md#a-sink-of-your-own))."""
+    """Your own sink: `NAME(run_dir=..., **args)` returns an object that receives the run's records ([the
+    contract](../how-to/extend.md#a-sink-of-your-own))."""
 
 
 SinkSection = Annotated[
@@ -208,19 +210,19 @@ SinkSection = Annotated[
 
 
 class Log(Section):
-    """What is written down, and how often."""
+    """Logs, trackers and the report."""
 
     every: CadenceDuration = "10st"
-    """Steps between records of loss and throughput."""
+    """How often to log loss and throughput."""
     tensorboard: Literal["auto", "on", "off"] = "auto"
-    """Write TensorBoard events; `auto` does when it is installed."""
+    """Write TensorBoard events; `auto` does if TensorBoard is installed."""
     sinks: tuple[SinkSection, ...] = ()
-    """Trackers of experiments that are told of the run too, beside its own files."""
+    """Experiment trackers to log to, in addition to the run's own files."""
     samples: bool = False
-    """Each rank writes the samples of every step, with a checksum of their pixels as the loader hands them over: with
-    all augmentation where that is done on the host."""
+    """Record on each rank the samples of every step, with a checksum of their pixels as the loader delivers them.
+    Augmentation on the device comes after that."""
     worst: int = Field(16, ge=0, le=100)
-    """Misclassified validation images that are kept as thumbnails, those of the highest loss; 0: none."""
+    """Number of misclassified validation images with the highest loss to keep as thumbnails."""
     report: Switch = "on"
     """Write `report.html` at the end."""
 
@@ -246,39 +248,39 @@ _ONLY_FOR_STRATEGY = {
 
 
 class Parallel(Section):
-    """How ranks work together. How many there are is not part of a recipe."""
+    """How ranks work together. Their number is not part of a recipe."""
 
     strategy: Literal["ddp", "fsdp", "dataparallel"] = "ddp"
-    """ddp keeps a replica on every rank, fsdp shards weights, gradients and optimizer over them (FSDP2), and
-    dataparallel drives all GPUs from one process, for comparison. One rank needs nothing."""
+    """ddp keeps a replica on every rank, fsdp (FSDP2) shards weights, gradients and optimizer state over the ranks, and
+    dataparallel drives all GPUs from one process, for comparison. With a single rank, ddp and fsdp do nothing."""
     bucket_mb: PositiveFloat | Auto = "auto"
-    """MiB of gradient that ddp sends at once; `auto` is torch's 25, after a first bucket of 1."""
+    """ddp: MiB of gradients per bucket; `auto` is torch's 25, with a first bucket of 1."""
     bucket_view: bool = True
-    """ddp: gradients are views into what is sent, which saves a copy of each."""
+    """ddp: gradients are views into the buckets, which saves a copy of each."""
     static_graph: bool = False
-    """ddp: promise that every step uses the same parameters in the same order."""
+    """ddp: every step uses the same parameters in the same order."""
     compression: Off | Literal["bf16", "fp16", "powersgd"] = "off"
     """ddp: send gradients in 16 bits, or as low-rank factors (Vogels et al. 2019, arXiv 1905.13727)."""
     sync_gradients: bool = True
-    """ddp: average gradients over the ranks. false is a probe of what communication costs: each rank trains alone, and
-    its weights go their own way. Gradients and buffers stay where they are, but a late rank is still waited for: in
-    each step the ranks share one number, the mean of their gradients' norms, so that all stop or skip alike, and votes
-    on saving and leaving, which a step waits for in the next; the losses that are logged stay means over the ranks.
-    `model.norm=sync_batch` is communication of its own, which stays."""
+    """ddp: average gradients over the ranks. false measures what communication costs: each rank trains alone, and their
+    weights diverge. A straggler still delays the others, as the ranks share the mean of their gradient norms in each
+    step, and votes on saving and stopping, which the next step waits for. Logged losses stay means over the ranks.
+    `model.norm=sync_batch` still communicates."""
     powersgd_rank: PositiveInt | Auto = "auto"
     """Rank of the factors; `auto` is 1."""
     reshard: bool = False
-    """fsdp: drop gathered weights after forward and gather them again in backward: less memory, more to send."""
+    """fsdp: drop gathered weights after forward and gather them again in backward, which takes less memory and more
+    communication."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where each rank computes; `auto` is a GPU when there is one."""
+    """Device type of each rank; `auto` is a GPU if there is one."""
     backend: Literal["auto", "gloo", "nccl"] = "auto"
     """Collective library; `auto` is nccl for GPUs and gloo for CPUs."""
     timeout: TimeDuration = "10min"
-    """How long a rank waits for another, or for its own step to end, before the run fails."""
+    """How long a rank may wait for another, or stay in one stage of a step, before the run fails."""
     check_replicas: CadenceDuration | Off = "off"
-    """ddp: compare the ranks' weights, by a hash, every so many steps, and end the run where they differ."""
+    """ddp: how often to compare the ranks' weights by a hash; the run ends if they differ."""
     threads: PositiveInt | Auto = "auto"
-    """CPU threads a rank computes with; `auto` shares the node's cores. Another number gives other bits."""
+    """CPU threads per rank; `auto` shares the node's cores. The number of threads changes the bits of results."""
 
     @model_validator(mode="after")
     def _options_belong_to_the_strategy(self) -> Self:
