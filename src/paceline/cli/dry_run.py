@@ -15,7 +15,7 @@ from paceline.data.sources.build import build_datasets
 from paceline.data.staging.inventory import build_inventory
 from paceline.parallel.base import choose_device
 from paceline.recipe.load import LoadedRecipe
-from paceline.recipe.plan import Plan, resolve_batch, thin_batch, workers_outwaited_by_timeout
+from paceline.recipe.plan import Plan, resolve_batch, small_batch_warning, workers_outwaited_by_timeout
 from paceline.recipe.plugins import check_plugins
 from paceline.training.logging.build import require_sinks
 from paceline.training.precision import build_precision, check_trained_model
@@ -52,7 +52,7 @@ def dry_run(loaded: LoadedRecipe, world: World, ranks: int, *, as_json: bool, re
     tried = try_components(recipe, plan, datasets.train)
     cores = rank_cores(world)
     choice = choose_loader(recipe.data, datasets.train, device=device.type, cores=cores, free_bytes=math.inf)
-    small_batch_note = thin_batch(loaded.recipe, ranks, device.type)
+    small_batch_note = small_batch_warning(loaded.recipe, ranks, device.type)
     notes = filter(
         None,
         [small_batch_note, *known, choice.note, workers_outwaited_by_timeout(recipe, choice.workers), *tried, *changes],

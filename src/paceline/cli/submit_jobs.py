@@ -16,7 +16,7 @@ from paceline.core.run_dir import RunDir, is_run
 from paceline.lab.repeat import ArrayTask
 from paceline.recipe.consent import OWN_CODE, names_code, require_consent, settings_name_code
 from paceline.recipe.load import DEFAULT, PRESETS, Patch, find_recipe, load
-from paceline.recipe.plan import divide_batch, resolve_batch, thin_batch
+from paceline.recipe.plan import divide_batch, resolve_batch, small_batch_warning
 from paceline.recipe.schema import Recipe
 
 _AUTO_RANKS: Final = "auto"
@@ -156,7 +156,7 @@ def _prepare_train(request: SubmitRequest, shape: JobShape, run_dir: Path | None
     recipe = resolve_batch(recipe, shape.num_ranks)
     divide_batch(recipe, shape.num_ranks)
     device = "cpu" if loaded.recipe.parallel.device == "cpu" or not shape.gpus_per_node else "cuda"
-    note = thin_batch(loaded.recipe, shape.num_ranks, device)
+    note = small_batch_warning(loaded.recipe, shape.num_ranks, device)
     needs_consent = names_code(recipe)
     return PreparedJob(request, shape, loaded.name, recipe, is_frozen=True, own_code=needs_consent, note=note)
 

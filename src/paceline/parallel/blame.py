@@ -63,13 +63,13 @@ def blame_rank(sights: Sequence[RankStatus], me: int, *, waited: bool, stacks: C
     `sights` holds all ranks in order. `waited` is True after a timeout and False after a broken connection. `stacks`
     returns the file with a rank's stacks, or "".
     """
-    here = f"rank {me} of {len(sights)}"
-    found = _find_dead_rank(sights, waited=waited) or _find_rank_that_ended(sights, me) or _find_straggler(sights)
-    if found is None:
-        return f"{here}: {_describe_deadlock(sights, me)}{_stack_hint(stacks(me))}"
-    culprit, words = found
-    subject = here if culprit == me else f"{here}: rank {culprit}"
-    return f"{subject} {words}{_stack_hint(stacks(culprit))}"
+    prefix = f"rank {me} of {len(sights)}"
+    blamed = _find_dead_rank(sights, waited=waited) or _find_rank_that_ended(sights, me) or _find_straggler(sights)
+    if blamed is None:
+        return f"{prefix}: {_describe_deadlock(sights, me)}{_stack_hint(stacks(me))}"
+    blamed_rank, reason = blamed
+    subject = prefix if blamed_rank == me else f"{prefix}: rank {blamed_rank}"
+    return f"{subject} {reason}{_stack_hint(stacks(blamed_rank))}"
 
 
 def _find_dead_rank(sights: Sequence[RankStatus], *, waited: bool) -> tuple[int, str] | None:
@@ -78,29 +78,32 @@ def _find_dead_rank(sights: Sequence[RankStatus], *, waited: bool) -> tuple[int,
         for sight in sights:
             if sight.condition != condition:
                 continue
-            heard = "no heartbeat received"
+            heartbeat = "no heartbeat received"
             if sight.silent_s is not None:
-                heard = f"last heartbeat {sight.silent_s:.1f} s ago, {sight.location}"
+                heartbeat = f"last heartbeat {sight.silent_s:.1f} s ago, {sight.location}"
             match condition:
                 case "stopped":
-                    return sight.rank, f"is stopped by a signal ({heard})"
+                    return sight.rank, f"is stopped by a signal ({heartbeat})"
                 case "silent" if waited:
-                    others = ", or its machine is cut off" if sight.is_elsewhere else ""
-                    return sight.rank, f"does not answer ({heard}: frozen, or in a call that holds the GIL{others})"
-            return sight.rank, f"is gone ({heard})"
+                    cut_off = ", or its machine is cut off" if sight.is_elsewhere else ""
+                    return (
+                        sight.rank,
+                        f"does not answer ({heartbeat}: frozen, or in a call that holds the GIL{cut_off})",
+                    )
+            return sight.rank, f"is gone ({heartbeat})"
     return None
 
 
 def _find_rank_that_ended(sights: Sequence[RankStatus], me: int) -> tuple[int, str] | None:
     """Return a rank that exited normally while others still ran."""
-    goes_on = [sight for sight in sights if sight.stage.partition(",")[0] in _STEP_STAGES]
+    running = [sight for sight in sights if sight.stage.partition(",")[0] in _STEP_STAGES]
     for sight in sights:
         has_left = sight.state == "left" and sight.rank != me
-        later = next((other for other in goes_on if other.step >= sight.step), None)
+        later = next((other for other in running if other.step >= sight.step), None)
         if has_left or (sight.stage == FINISH and later is not None):
-            place = (later or sights[me]).location
-            words = f"ended after step {sight.step} while others continued, {place}"
-            return sight.rank, f"{words}: the ranks have different numbers of steps"
+            location = (later or sights[me]).location
+            reason = f"ended after step {sight.step} while others continued, {location}"
+            return sight.rank, f"{reason}: the ranks have different numbers of steps"
     return None
 
 
@@ -125,11 +128,11 @@ def _find_straggler(sights: Sequence[RankStatus]) -> tuple[int, str] | None:
     )
 
 
-def _find_odd_location(places: Sequence[str]) -> int | None:
+def _find_odd_location(locations: Sequence[str]) -> int | None:
     """Return the only rank of three or more that is at another line of code than all others."""
-    if len(places) < 3 or not all(places):
+    if len(locations) < 3 or not all(locations):
         return None
-    single = [rank for rank, place in enumerate(places) if places.count(place) == 1]
+    single = [rank for rank, location in enumerate(locations) if locations.count(location) == 1]
     return single[0] if len(single) == 1 else None
 
 

@@ -78,11 +78,11 @@ class PowerSGD:
     def tensors(self) -> dict[str, Tensor]:
         """Return residuals as `NUMBER.error` [world_size, N] and factors [N]; {} before compression starts."""
         rows = {number: gather_rows_on_rank_0(error) for number, error in sorted(self._state.error_dict.items())}
-        found = {f"{number}.error": row for number, row in rows.items() if row is not None}
-        if found:
-            found |= {f"{number}.left": each for number, each in self._state.p_memory_dict.items()}
-            found |= {f"{number}.right": each for number, each in self._state.q_memory_dict.items()}
-        return found
+        by_name = {f"{number}.error": row for number, row in rows.items() if row is not None}
+        if by_name:
+            by_name |= {f"{number}.left": each for number, each in self._state.p_memory_dict.items()}
+            by_name |= {f"{number}.right": each for number, each in self._state.q_memory_dict.items()}
+        return by_name
 
     def values(self, model: nn.Module) -> dict[str, Any]:
         """Return the number of ranks, the steps sent, and the parameter names of each bucket."""
@@ -94,15 +94,15 @@ class PowerSGD:
         if why:
             again = f"it starts again with {POWERSGD_FIRST_STEP} uncompressed steps"
             return f"resumed without PowerSGD's residuals: {why}; {again}"
-        state, own = self._state, dist.get_rank()
+        state, rank = self._state, dist.get_rank()
         state.iter = values["steps"]
         for number, bucket in enumerate(self._buckets if tensors else []):
             # Copy into memory that torch allocates: matrix libraries may rely on its alignment.
-            held, left, right = (
+            residual, left, right = (
                 each.to(bucket[0].device, copy=True)
-                for each in (tensors[f"{number}.error"][own], tensors[f"{number}.left"], tensors[f"{number}.right"])
+                for each in (tensors[f"{number}.error"][rank], tensors[f"{number}.left"], tensors[f"{number}.right"])
             )
-            state.error_dict[number], state.p_memory_dict[number], state.q_memory_dict[number] = held, left, right
+            state.error_dict[number], state.p_memory_dict[number], state.q_memory_dict[number] = residual, left, right
         return ""
 
     def _mismatch(self, model: nn.Module, values: Mapping[str, Any]) -> str:

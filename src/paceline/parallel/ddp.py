@@ -73,9 +73,9 @@ class GradReadyHook:
         self._last_gradient = LastGradientHook(replica.module.parameters(), self._gradients_are_ready)
         if any(True for _ in replica.module.buffers()):
             # Keep the hooks out of the compiled graph: they surround it.
-            aside: Callable[[Any], Any] = torch.compiler.disable if compiled else _identity
-            replica.register_forward_pre_hook(aside(self._before_buffers))
-            replica.module.register_forward_pre_hook(aside(self._before_forward))
+            outside_graph: Callable[[Any], Any] = torch.compiler.disable if compiled else _identity
+            replica.register_forward_pre_hook(outside_graph(self._before_buffers))
+            replica.module.register_forward_pre_hook(outside_graph(self._before_forward))
 
     def end_pass(self) -> None:
         """Note that a backward pass may have ended. Call it before each micro-batch."""
@@ -157,9 +157,9 @@ class DDP:
         # static graph), by the order in which gradients arrived. The grouping decides the order in which the ranks'
         # numbers are added, which changes the last bits on more than two ranks. Compression keeps state per bucket, so
         # it needs this on two ranks too, and one more pass to learn the buckets.
-        is_kept = self.comm_state().has_state
-        if self._averages and (is_kept or dist.get_world_size() > 2):
-            for _ in range(1 + self._static_graph + is_kept):
+        has_state = self.comm_state().has_state
+        if self._averages and (has_state or dist.get_world_size() > 2):
+            for _ in range(1 + self._static_graph + has_state):
                 step()
         self._comm_hook.reset()
 

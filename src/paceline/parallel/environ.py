@@ -188,10 +188,10 @@ def _expand_item(item: str) -> Iterator[str]:
         yield item
         return
     before, ranges, after = match.groups()
-    for part in ranges.split(","):
-        first, _, last = part.partition("-")
-        if not re.fullmatch(r"[0-9]{1,6}(-[0-9]{1,6})?", part):
-            raise WorldError(f"SLURM_STEP_NODELIST: {part!r} of {item!r} is not a range of hosts (start with srun)")
+    for each in ranges.split(","):
+        first, _, last = each.partition("-")
+        if not re.fullmatch(r"[0-9]{1,6}(-[0-9]{1,6})?", each):
+            raise WorldError(f"SLURM_STEP_NODELIST: {each!r} of {item!r} is not a range of hosts (start with srun)")
         for number in range(int(first), int(last or first) + 1):
             yield from _expand_item(f"{before}{number:0{len(first)}d}{after}")
 
@@ -213,8 +213,8 @@ def _given_cpus(environ: Mapping[str, str], tasks: int) -> int:
 def _tasks_on_node(tasks_per_node: str, node: int) -> int:
     """Parse Slurm's `2(x3),1`: two tasks on each of three nodes, then one."""
     tasks = 0
-    for part in tasks_per_node.split(","):
-        match = re.fullmatch(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?", part)
+    for each in tasks_per_node.split(","):
+        match = re.fullmatch(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?", each)
         if match is None:
             raise WorldError(f"SLURM_STEP_TASKS_PER_NODE: {tasks_per_node!r} cannot be read (start with srun)")
         tasks = int(match[1])

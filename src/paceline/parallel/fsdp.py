@@ -91,15 +91,15 @@ class FSDP:
         """Broadcast rank 0's buffers, and keep all weights gathered inside, so that no rank waits for another."""
         assert self._root is not None, "prepare comes first"
         broadcast_buffers(model)
-        parts = [*self._units, self._root]
-        for part in parts:
-            part.set_reshard_after_forward(False, recurse=False)
-            part.unshard()
+        modules = [*self._units, self._root]
+        for module in modules:
+            module.set_reshard_after_forward(False, recurse=False)
+            module.unshard()
         try:
             yield
         finally:
-            for part in parts:
-                part.reshard()
+            for module in modules:
+                module.reshard()
             for unit in self._units:
                 unit.set_reshard_after_forward(self._reshard, recurse=False)
 

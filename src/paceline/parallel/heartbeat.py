@@ -203,7 +203,7 @@ class StoreHeartbeats:
         self.has_failed = False
         """Whether another rank failed first and reports the failure."""
         self._speaks = False
-        self._told_stop = False
+        self._stop_forwarded = False
         self._thread = threading.Thread(target=self._run, name="paceline-beats", daemon=True)
         self._thread.start()
 
@@ -279,8 +279,8 @@ class StoreHeartbeats:
             self._run_with_timeout(lambda: self._store.set(_REPORTED, ""))
         if not self._world.is_main or self._world.agent_hosts_store:
             return
-        here = [rank for rank, beat in self._seen.items() if self._process(beat) == "here"]
-        awaited = [f"heard/{rank}" for rank in here if rank not in self._absent and rank != self._world.rank]
+        alive = [rank for rank, beat in self._seen.items() if self._process(beat) == "here"]
+        awaited = [f"heard/{rank}" for rank in alive if rank not in self._absent and rank != self._world.rank]
         deadline = time.monotonic() + 3 * self._interval_s
         while (
             time.monotonic() < deadline
@@ -357,7 +357,7 @@ class StoreHeartbeats:
         return longest_s
 
     def _pass_requests_on(self) -> None:
-        if self._told_stop:
+        if self._stop_forwarded:
             return
         if self._requests.requested:
             self._store.set(_STOP, self._requests.requested)
@@ -365,7 +365,7 @@ class StoreHeartbeats:
             self._requests.request(self._store.get(_STOP).decode())
         else:
             return
-        self._told_stop = True
+        self._stop_forwarded = True
 
     def _run_with_timeout(self, work: Callable[[], T]) -> T | None:
         """Return what `work` returns in the thread that owns the store, or None if the store does not answer."""

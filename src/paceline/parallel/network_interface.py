@@ -27,31 +27,31 @@ def interface_to(master_addr: str) -> str:
     """Return the interface that leads to `master_addr`, or "" if gloo's choice works or none can be determined."""
     if not sys.platform.startswith("linux") or not is_own_address(host_address(socket.gethostname())):
         return ""
-    found = interface_addresses()
-    towards = address_to(master_addr)
-    if not is_own_address(towards):
-        return next((name for name, address in found.items() if address == towards), "")
+    addresses = interface_addresses()
+    source = address_to(master_addr)
+    if not is_own_address(source):
+        return next((name for name, address in addresses.items() if address == source), "")
     # This host is `master_addr`: choose the only interface that leads to other hosts, or that of the default route.
-    outside = outward_interfaces(found)
-    if len(outside) == 1:
-        return next(iter(outside))
+    outward = outward_interfaces(addresses)
+    if len(outward) == 1:
+        return next(iter(outward))
     default = address_to(_DOCUMENTATION_ADDRESS)
-    return next((name for name, address in outside.items() if address == default), "")
+    return next((name for name, address in outward.items() if address == default), "")
 
 
 def host_address(host: str) -> str:
     """Return the first address of `host` that a socket can be bound to, "" if there is none."""
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
         return ""
-    for family, kind, protocol, _, place in found:
+    for family, kind, protocol, _, address in infos:
         try:
             with socket.socket(family, kind, protocol) as sock:
-                sock.bind(place)
+                sock.bind(address)
         except OSError:
             continue
-        return str(place[0])
+        return str(address[0])
     return ""
 
 
@@ -67,15 +67,15 @@ def address_to(host: str) -> str:
 
 def interface_addresses() -> dict[str, str]:
     """Return the first IPv4 address of each interface that has one."""
-    found = {}
+    addresses = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         for _, name in socket.if_nameindex():
             try:
-                answer = fcntl.ioctl(sock, _SIOCGIFADDR, struct.pack("256s", name.encode()))
+                reply = fcntl.ioctl(sock, _SIOCGIFADDR, struct.pack("256s", name.encode()))
             except OSError:  # no IPv4 address
                 continue
-            found[name] = socket.inet_ntoa(answer[20:24])
-    return found
+            addresses[name] = socket.inet_ntoa(reply[20:24])
+    return addresses
 
 
 def outward_interfaces(found: Mapping[str, str]) -> dict[str, str]:

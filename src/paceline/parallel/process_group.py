@@ -55,18 +55,18 @@ def _wait_for_count(store: Store, name: str, more: int, number: int, on_wait: Ca
     # `on_wait`. If `on_wait` uses the store too, it needs a handle of its own: one serves one call at a time.
     errors, is_over, ends = list[Exception](), threading.Event(), threading.Event()
 
-    def ask() -> None:
+    def count_up() -> None:
         try:
             pauses = _pauses()
-            counted = store.add(name, more)
-            while counted < number and not ends.wait(next(pauses)):
-                counted = store.add(name, 0)
+            total = store.add(name, more)
+            while total < number and not ends.wait(next(pauses)):
+                total = store.add(name, 0)
         except Exception as error:
             errors.append(error)
         finally:
             is_over.set()
 
-    threading.Thread(target=ask, name="paceline-turns", daemon=True).start()
+    threading.Thread(target=count_up, name="paceline-turns", daemon=True).start()
     try:
         pauses = _pauses()
         while not is_over.wait(next(pauses)):
@@ -209,10 +209,10 @@ def local_rank_zero_first(store: RankStore, work: Callable[[bool], T], on_wait: 
 
 def _connect(world: World, timeout: timedelta) -> RankStore:
     store = open_store(world, timeout)
-    place = wait_for_all_ranks(world, store, timeout)
+    prefix = wait_for_all_ranks(world, store, timeout)
     # A handle serves one call at a time, and the main thread may block in one.
-    beats = StoreHeartbeats(world, PrefixStore("beats", PrefixStore(place, store.clone())))
-    return RankStore(world, timeout, PrefixStore(place, store), beats)
+    beats = StoreHeartbeats(world, PrefixStore("beats", PrefixStore(prefix, store.clone())))
+    return RankStore(world, timeout, PrefixStore(prefix, store), beats)
 
 
 def _error_to_raise(store: RankStore, error: Exception) -> Exception:
@@ -243,13 +243,13 @@ def _peer_lost_error(store: RankStore, error: Exception) -> PeerLostError:
 def _is_collective_error(error: Exception) -> bool:
     if isinstance(error, dist.DistNetworkError | dist.DistStoreError):  # the store went with the rank that hosts it
         return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in _COLLECTIVE_ERRORS)
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _COLLECTIVE_ERRORS)
 
 
 def _interface_error(error: RuntimeError) -> WorldError | None:
     """Return gloo's error about GLOO_SOCKET_IFNAME as a `WorldError`, or None for another error."""
-    _, found, name = str(error).partition("Unable to find address for:")
-    if not found:
+    _, separator, name = str(error).partition("Unable to find address for:")
+    if not separator:
         return None
     names = ", ".join(each for _, each in socket.if_nameindex())
     reason = f"is not a network interface of {socket.gethostname()} with an address"

@@ -127,9 +127,9 @@ def _join_round(world: World, store: Store, timeout_s: float) -> tuple[str, str]
                 if missing:
                     meeting.set(_acknowledged_key(world.rank), "")
                 return _round_name(number), missing
-    place = f"rank {world.rank} of {world.world_size}"
+    who = f"rank {world.rank} of {world.world_size}"
     raise _reported_error(
-        f"MASTER_ADDR: {place} found no rank 0 at {world.master_addr}, or lost it ({_how_to_start(world)})"
+        f"MASTER_ADDR: {who} found no rank 0 at {world.master_addr}, or lost it ({_how_to_start(world)})"
     )
 
 
@@ -225,5 +225,5 @@ def _connection_error(host: str, port: int) -> str:
 def _describe_store_error(world: World, error: str) -> str:
     if "EADDRINUSE" in error or "in use" in error:
         return f"MASTER_PORT: {world.master_port} is in use on {socket.gethostname()} (set MASTER_PORT to a free port)"
-    place = f"{world.master_addr}:{world.master_port}"
-    return f"MASTER_ADDR: rank {world.rank} cannot reach rank 0 at {place} (check MASTER_ADDR and MASTER_PORT)"
+    address = f"{world.master_addr}:{world.master_port}"
+    return f"MASTER_ADDR: rank {world.rank} cannot reach rank 0 at {address} (check MASTER_ADDR and MASTER_PORT)"

@@ -87,8 +87,8 @@ class _Normalise(torch.autograd.Function):
         others = [axis for axis in range(images.ndim) if axis != 1]
         grad_ = grad.to(exact)
         normed = (images.to(exact) - mean.view(shape)) * inverse_std.view(shape)
-        own = torch.stack([grad_.sum(others), (grad_ * normed).sum(others)])
-        total = own.clone()
+        local = torch.stack([grad_.sum(others), (grad_ * normed).sum(others)])
+        total = local.clone()
         dist.all_reduce(total)
         mean_grad, mean_slope = (each.view(shape) for each in total / count)
         scale = inverse_std if weight is None else inverse_std * weight.to(exact)
@@ -96,7 +96,7 @@ class _Normalise(torch.autograd.Function):
         # DDP averages the gradients of weight and bias over the ranks, as of every parameter.
         if weight is None:
             return grad_images.to(images.dtype), None, None, None
-        return grad_images.to(images.dtype), own[1].to(weight.dtype), own[0].to(weight.dtype), None
+        return grad_images.to(images.dtype), local[1].to(weight.dtype), local[0].to(weight.dtype), None
 
 
 def convert_sync_batch_norm(model: nn.Module, device: torch.device) -> nn.Module:
@@ -138,11 +138,11 @@ def _moments_over_ranks(images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     # Pairwise Algorithm for Computing Sample Variances): a mean square minus a squared mean loses digits if the mean is
     # large. Every rank adds the same numbers in the same order.
     others = [axis for axis in range(images.ndim) if axis != 1]
-    own_var, own_mean = torch.var_mean(images, others, correction=0)
-    own_count = torch.full_like(own_mean[:1], images.numel() / images.shape[1])
-    own = torch.cat([own_mean, own_var, own_count])
-    all_ranks = [torch.empty_like(own) for _ in range(dist.get_world_size())]
-    dist.all_gather(all_ranks, own)
+    local_var, local_mean = torch.var_mean(images, others, correction=0)
+    local_count = torch.full_like(local_mean[:1], images.numel() / images.shape[1])
+    local = torch.cat([local_mean, local_var, local_count])
+    all_ranks = [torch.empty_like(local) for _ in range(dist.get_world_size())]
+    dist.all_gather(all_ranks, local)
     table = torch.stack(all_ranks)  # [W, 2C + 1]
     means, variances = table[:, :-1].chunk(2, dim=1)
     counts = table[:, -1:]

@@ -84,21 +84,21 @@ class Watchdog:
                     self._stacks.unlink()
 
     def _run(self) -> None:
-        place, first_step = self._read_progress(), -1
+        progress, first_step = self._read_progress(), -1
         still_s = failed_s = cpu_s = 0.0
         looked_s = time.monotonic()
         while not self._closes.wait(self._interval_s):
             # A suspended process makes no progress either, so no poll counts for more than two intervals.
             passed_s = min(time.monotonic() - looked_s, 2 * self._interval_s)
             looked_s = time.monotonic()
-            before, place, cpu_before_s, cpu_s = place, self._read_progress(), cpu_s, self._cpu_s()
-            if first_step < 0 and place[1] != "start":
-                first_step = place[0]
-            is_long = place[1] in _LONG_STAGES or place[0] == first_step  # a model is compiled in the first step
-            moves = place != before or (is_long and cpu_s - cpu_before_s > _MIN_CPU_SHARE * passed_s)
+            before, progress, cpu_before_s, cpu_s = progress, self._read_progress(), cpu_s, self._cpu_s()
+            if first_step < 0 and progress[1] != "start":
+                first_step = progress[0]
+            is_long = progress[1] in _LONG_STAGES or progress[0] == first_step  # a model is compiled in the first step
+            moves = progress != before or (is_long and cpu_s - cpu_before_s > _MIN_CPU_SHARE * passed_s)
             still_s = 0.0 if moves else still_s + passed_s
             self._store.heartbeats.publish("runs", still_s)
-            self._arm_faulthandler(place[1])
+            self._arm_faulthandler(progress[1])
             failed_s += passed_s if self._store.heartbeats.has_failed else 0.0
             if failed_s > _EXIT_GRACE_S and self._ending.acquire(blocking=False):
                 return self._end("")

@@ -49,9 +49,9 @@ def consent_arguments(recipe: Recipe) -> tuple[str, ...]:
     return (OWN_CODE,) if names_code(recipe) else ()
 
 
-def _refusal(place: str, field: str, name: str) -> RecipeError:
+def _refusal(location: str, field: str, name: str) -> RecipeError:
     return RecipeError(
-        f"{place}: {field}: {name} is code, which runs with all your rights (add {OWN_CODE}, in Python own_code=True, "
+        f"{location}: {field}: {name} is code, which runs with all your rights (add {OWN_CODE}, in Python own_code=True, "
         "if you trust whoever wrote it)"
     )
 

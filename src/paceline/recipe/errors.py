@@ -95,13 +95,13 @@ def explain(error: ValidationError, values: dict[str, Any]) -> tuple[str, str]:
 def _field_path(loc: tuple[str | int, ...], values: Any, missing: bool) -> str:
     """Return `loc` as a dotted path, without the names of union branches."""
     path = ""
-    for position, part in enumerate(loc):
-        if isinstance(values, dict) and part in values:
-            path, values = f"{path}.{part}", values[str(part)]
-        elif isinstance(values, list | tuple) and isinstance(part, int) and part < len(values):
-            path, values = f"{path}[{part}]", values[part]
-        elif missing and position == len(loc) - 1 and isinstance(part, str):
-            path = f"{path}.{part}"
+    for position, item in enumerate(loc):
+        if isinstance(values, dict) and item in values:
+            path, values = f"{path}.{item}", values[str(item)]
+        elif isinstance(values, list | tuple) and isinstance(item, int) and item < len(values):
+            path, values = f"{path}[{item}]", values[item]
+        elif missing and position == len(loc) - 1 and isinstance(item, str):
+            path = f"{path}.{item}"
     return path.lstrip(".")
 
 
@@ -174,8 +174,8 @@ def _siblings(loc: tuple[str | int, ...]) -> list[str]:
     """Return the fields of the section at `loc`, from the JSON schema of a recipe."""
     schema = Recipe.model_json_schema()
     node: dict[str, Any] = schema
-    for part in loc:
-        node = _descend(_resolve(node, schema), part, schema)
+    for item in loc:
+        node = _descend(_resolve(node, schema), item, schema)
     return list(_resolve(node, schema).get("properties", {}))
 
 
@@ -183,8 +183,8 @@ def _variants_with(field: str, loc: tuple[str | int, ...]) -> list[str]:
     """Return the variants that have `field`, other than the one chosen at `loc`."""
     schema = Recipe.model_json_schema()
     node: dict[str, Any] = schema
-    for part in loc[:-1]:
-        node = _descend(_resolve(node, schema), part, schema)
+    for item in loc[:-1]:
+        node = _descend(_resolve(node, schema), item, schema)
     node = _resolve(node, schema)
     mappings = [option.get("discriminator", {}).get("mapping", {}) for option in (node, *node.get("anyOf", []))]
     variants: dict[str, str] = next((mapping for mapping in mappings if mapping), {})
@@ -197,17 +197,17 @@ def _resolve(node: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
     return node
 
 
-def _descend(node: dict[str, Any], part: str | int, schema: dict[str, Any]) -> dict[str, Any]:
+def _descend(node: dict[str, Any], key: str | int, schema: dict[str, Any]) -> dict[str, Any]:
     """Follow one item of a pydantic location: a property, a list item, or the variant of a union."""
-    if part in node.get("properties", {}):
-        child: dict[str, Any] = node["properties"][part]
+    if key in node.get("properties", {}):
+        child: dict[str, Any] = node["properties"][key]
         return child
-    if isinstance(part, int):
+    if isinstance(key, int):
         item: dict[str, Any] = node.get("items", {})
         return item
     options = [_resolve(option, schema) for option in node.get("anyOf", [])]
     for option in (node, *options):
         mapping = option.get("discriminator", {}).get("mapping", {})
-        if part in mapping:
-            return _resolve({"$ref": mapping[part]}, schema)
-    return next((option for option in options if option.get("title") == part), node)
+        if key in mapping:
+            return _resolve({"$ref": mapping[key]}, schema)
+    return next((option for option in options if option.get("title") == key), node)

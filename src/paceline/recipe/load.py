@@ -250,10 +250,10 @@ def load(name: str = DEFAULT, patch: Patch | None = None) -> LoadedRecipe:
 def load_values(values: Mapping[str, Any], patch: Patch | None = None, *, name: str = "script") -> LoadedRecipe:
     """Load a recipe from plain `values`, with `patch` over them; `extends` starts from a preset or a file. Raise
     `RecipeError`."""
-    own = dict(values)
-    base = own.pop("extends", None)
+    settings = dict(values)
+    base = settings.pop("extends", None)
     below = [] if base is None else _load_chain(find_recipe(str(base)), str(base))
-    stack = merge_layers([*below, Layer(own, name), Layer((patch or Patch()).values(), _COMMAND_LINE)])
+    stack = merge_layers([*below, Layer(settings, name), Layer((patch or Patch()).values(), _COMMAND_LINE)])
     return LoadedRecipe(validate(stack), name, stack)
 
 
@@ -359,8 +359,8 @@ def _load_chain(path: Path, name: str) -> list[Layer]:
         if base is None:
             return layers
         if not isinstance(base, str):
-            where = layers[0].location("extends")
-            raise RecipeError(f"{where}: extends: {base!r} is not a name (write a preset or a file)")
+            location = layers[0].location("extends")
+            raise RecipeError(f"{location}: extends: {base!r} is not a name (write a preset or a file)")
         beside = path.parent / _expanded(base)
         try:
             path = find_recipe(str(beside) if beside.suffix in (".yaml", ".yml") else base)

@@ -44,7 +44,7 @@ def workers_outwaited_by_timeout(recipe: Recipe, workers: int) -> str:
 _FEW_IMAGES = 32
 
 
-def thin_batch(recipe: Recipe, world_size: int, device: str) -> str:
+def small_batch_warning(recipe: Recipe, world_size: int, device: str) -> str:
     """Return a warning if dividing `data.batch_size` over the ranks leaves each GPU few images per step, or ""."""
     # A batch size chosen per rank, or for one rank, is intended.
     data = recipe.data

@@ -112,22 +112,22 @@ class PluginRef:
 
     def _check_parameters(self, maker: Callable[..., Any]) -> None:
         """Raise `RecipeError` if `maker` does not accept the arguments it will be called with."""
-        words, given = _parameters_of(maker, len(self.contract.leading)), self.contract.given
-        if words is None:
+        parameters, given = _parameters_of(maker, len(self.contract.leading)), self.contract.given
+        if parameters is None:
             return
-        refused = [name for name in given if not words.takes(name)]
+        refused = [name for name in given if not parameters.takes(name)]
         if refused:
             whole = f"{self.name.rpartition(':')[2]}{self.contract.call}"
             lacking = f"does not take {', '.join(refused)}, which {self.contract.what} is called with"
             raise self.error(f"{lacking} (define {whole})")
-        own = [name for name in words.names if name not in given]
+        extra = [name for name in parameters.names if name not in given]
         for name in self.args:
             if name in given:
                 raise RecipeError(f"{self.path}.args.{name}: is given by paceline (leave it out)")
-            if not words.takes(name):
-                hint = suggest_similar(name, own) or f" (it has {', '.join(own) or 'none'})"
+            if not parameters.takes(name):
+                hint = suggest_similar(name, extra) or f" (it has {', '.join(extra) or 'none'})"
                 raise RecipeError(f"{self.path}.args.{name}: is no argument of {self.name}{hint}")
-        for name in words.needed:
+        for name in parameters.needed:
             if name not in (*given, *self.args):
                 raise RecipeError(
                     f"{self.path}.args.{name}: is needed by {self.name} (set {self.path}.args.{name}=...)"
@@ -187,16 +187,16 @@ def load_object(name: str, path: str) -> Callable[..., Any]:
     """Import and return the callable at `package.module:Name`. Raise `RecipeError`, for the field `path`, if that
     fails, or if it leads to code that loads or runs other code, such as `torch.hub`."""
     module_name, _, attribute = name.partition(":")
-    found: Any = _module(module_name, name, path)
-    for part in attribute.split("."):
-        found = _attribute(found, part, name, path)
-    if not callable(found):
-        raise RecipeError(f"{path}: {name} is of type {type(found).__name__}, which cannot be called (name a class)")
-    origin = getattr(found, "__module__", None)
-    if (inspect.isclass(found) or inspect.isroutine(found)) and (refused := why_refused(origin or "")):
-        what = f"is {origin}:{getattr(found, '__qualname__', attribute)}, which cannot be a plugin: {refused}"
+    value: Any = _module(module_name, name, path)
+    for name_part in attribute.split("."):
+        value = _attribute(value, name_part, name, path)
+    if not callable(value):
+        raise RecipeError(f"{path}: {name} is of type {type(value).__name__}, which cannot be called (name a class)")
+    origin = getattr(value, "__module__", None)
+    if (inspect.isclass(value) or inspect.isroutine(value)) and (refused := why_refused(origin or "")):
+        what = f"is {origin}:{getattr(value, '__qualname__', attribute)}, which cannot be a plugin: {refused}"
         raise RecipeError(f"{path}: {name} {what} (name a class of your own module)")
-    maker: Callable[..., Any] = found
+    maker: Callable[..., Any] = value
     return maker
 
 
@@ -210,9 +210,9 @@ def path_of(part: object, field: str) -> str:
         fix = "name its class or a factory function"
         raise RecipeError(f"{field}: {type(part).__name__} is an object, not a class or function ({fix})")
     if "<" in name:
-        where = "it is a lambda" if name.endswith("<lambda>") else "it is defined in a function"
+        reason = "it is a lambda" if name.endswith("<lambda>") else "it is defined in a function"
         raise RecipeError(
-            f"{field}: {name} has no name by which a run could be resumed: {where} (define it in a module)"
+            f"{field}: {name} has no name by which a run could be resumed: {reason} (define it in a module)"
         )
     # The running script goes by its file name, so that a later run can import it.
     path = f"{_name_of_main() if module == _MAIN else module}:{name}"
@@ -234,8 +234,8 @@ def _error_location(error: BaseException, trace: TracebackType | None) -> str:
     frames = [
         frame for frame in traceback.extract_tb(trace) if frame.filename != __file__ and "<" not in frame.filename
     ]
-    own = [frame for frame in frames if not frame.filename.startswith(_INSTALLED_PATHS)]
-    return "".join(f" at {frame.filename}:{frame.lineno}" for frame in (own or frames)[-1:])
+    user_frames = [frame for frame in frames if not frame.filename.startswith(_INSTALLED_PATHS)]
+    return "".join(f" at {frame.filename}:{frame.lineno}" for frame in (user_frames or frames)[-1:])
 
 
 def _module(module: str, name: str, path: str) -> ModuleType:
@@ -252,19 +252,19 @@ def _module(module: str, name: str, path: str) -> ModuleType:
         raise RecipeError(f"{path}: {name}: importing {module} raised {describe_error(error)} (fix it)") from error
 
 
-def _attribute(found: Any, part: str, name: str, path: str) -> Any:
+def _attribute(owner: Any, attribute_name: str, name: str, path: str) -> Any:
     """Return the attribute `part` of `found`, a module or a class. Raise `RecipeError` if there is none."""
     module_name, _, attribute = name.partition(":")
     try:
-        if _has_member(found, part):
-            found = getattr(found, part)
-            if not isinstance(found, ModuleType):
-                return found
-            reason = f"{attribute} leads through the module {found.__name__} (name the module it is in)"
+        if _has_member(owner, attribute_name):
+            owner = getattr(owner, attribute_name)
+            if not isinstance(owner, ModuleType):
+                return owner
+            reason = f"{attribute} leads through the module {owner.__name__} (name the module it is in)"
         elif module_name == _MAIN:
             reason = "it was defined in a notebook, a terminal or a file that is no module (move it to a module)"
         else:
-            reason = f"{module_name} has no {attribute}{suggest_similar(part, dir(found)) or ' (correct it)'}"
+            reason = f"{module_name} has no {attribute}{suggest_similar(attribute_name, dir(owner)) or ' (correct it)'}"
     except Exception as error:  # some packages import attributes lazily
         reason = f"looking for {attribute} raised {describe_error(error)} (install what it needs, or correct it)"
     raise RecipeError(f"{path}: {name}: {reason}")

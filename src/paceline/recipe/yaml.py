@@ -80,9 +80,9 @@ def _load(text: str, name: str) -> Any:
         return YAML(typ="rt", pure=True).load(text)
     except MarkedYAMLError as error:
         mark = error.problem_mark
-        place = f"{mark.xy_points + 1}:{mark.column + 1}" if mark else "1"
+        position = f"{mark.line + 1}:{mark.column + 1}" if mark else "1"
         problem = " ".join(str(error.problem).split())
-        raise RecipeError(f"{name}:{place}: {problem} (fix the YAML)") from None
+        raise RecipeError(f"{name}:{position}: {problem} (fix the YAML)") from None
     except ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise RecipeError(f"{name}:{line}: {text[error.position]!r} is not allowed in YAML (remove it)") from None
@@ -101,7 +101,7 @@ def _refuse_beyond_plain_data(text: str, name: str) -> None:
         if num_values > MAX_VALUES:
             what = f"more than {MAX_VALUES:,} keys and values are"
         if what:
-            line = event.start_mark.xy_points + 1
+            line = event.start_mark.line + 1
             raise RecipeError(f"{name}:{line}: {what} not allowed in a recipe (write a plain value)")
 
 
@@ -137,7 +137,7 @@ def _refuse_key(key: Any) -> str:
 
 def _plain_value(node: Any, name: str, line: int = 0) -> Any:
     """Convert ruamel's round-trip types to plain Python values; `line` is the line of `node`, 0 if unknown."""
-    where = f"{name}:{line}" if line else name
+    location = f"{name}:{line}" if line else name
     if isinstance(node, CommentedMap):
         for key in node:
             if not isinstance(key, str) or not key.isprintable():
@@ -154,5 +154,5 @@ def _plain_value(node: Any, name: str, line: int = 0) -> Any:
     if isinstance(node, str):
         return str(node)
     raise RecipeError(
-        f"{where}: {node!r} is a {type(node).__name__}, which recipes do not support (write a number or text)"
+        f"{location}: {node!r} is a {type(node).__name__}, which recipes do not support (write a number or text)"
     )

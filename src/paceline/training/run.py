@@ -27,7 +27,7 @@ from paceline.parallel.consensus import Consensus, build_consensus, build_replic
 from paceline.parallel.process_group import RankStore, local_rank_zero_first, process_group, rendezvous
 from paceline.parallel.strategy import Strategy, build_strategy
 from paceline.parallel.watchdog import watchdog
-from paceline.recipe.plan import resolve_batch, thin_batch, with_batch_size
+from paceline.recipe.plan import resolve_batch, small_batch_warning, with_batch_size
 from paceline.recipe.plugins import check_plugins, plugins_of
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.train import Parallel
@@ -126,7 +126,7 @@ def run(recipe: Recipe, world: World, rundir: RunDir, *, resume: bool = False, i
         with _build_context(
             recipe, met, partial(read_run_data, recipe), world.world_size, whereabouts.on_wait
         ) as parts:
-            parts = parts.with_notes(thin_batch(requested, world.world_size, parts.device.type))
+            parts = parts.with_notes(small_batch_warning(requested, world.world_size, parts.device.type))
             parts = parts.with_notes(*check_trained_model(recipe, parts.plan, parts.device))
             start_from = _find_resume_checkpoint(parts, job) if resume else ""
             if start_from and world.is_main:

@@ -123,7 +123,7 @@ def test_a_batch_job_has_a_number_restarts_and_an_end() -> None:
     assert batch_job(job) == BatchJob("7", 2, 1_795_312_800.0)
     assert batch_job({**job, "PACELINE_END_TIME": "1795316400"}).end_s == 1_795_316_400.0
     assert batch_job({**job, "PACELINE_END_TIME": ""}).end_s == NEVER
-    with pytest.raises(WorldError, match=r"^PACELINE_END_TIME: 'noon' is no time \(set it to seconds since 1970"):
+    with pytest.raises(WorldError, match=r"^PACELINE_END_TIME: 'noon' is not a time \(set it to seconds since 1970"):
         batch_job({"PACELINE_END_TIME": "noon"})
 
 

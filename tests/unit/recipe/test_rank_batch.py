@@ -8,7 +8,7 @@ from paceline.core.dataset import DatasetInfo
 from paceline.lab.patches import expand_equivalent_paths, merge_patches
 from paceline.lab.trial import apply_patch
 from paceline.recipe.load import Layer, Patch, load_values, merge_layers
-from paceline.recipe.plan import Plan, resolve_batch, thin_batch
+from paceline.recipe.plan import Plan, resolve_batch, small_batch_warning
 
 TRAIN = DatasetInfo("toy", "train", 1000, ("a", "b", "c"), 1, (28, 28), (0.5,), (0.25,))
 VAL = replace(TRAIN, split="val", num_images=100)
@@ -110,7 +110,7 @@ def test_a_batch_per_rank_divides_into_micro_batches(resolve, refusal, words, me
     ],
 )
 def test_a_batch_that_ranks_share_out_too_thinly_is_told(resolve, words, world_size, device, is_thin) -> None:
-    note = thin_batch(resolve(*words).recipe, world_size, device)
+    note = small_batch_warning(resolve(*words).recipe, world_size, device)
     told = (
         "data.batch_size: 256 over 16 ranks is 16 images per GPU and step "
         "(set data.rank_batch_size=256 for as many on each)"
