@@ -193,7 +193,11 @@ def test_no_piece_of_what_compression_keeps_can_be_lost_unnoticed(
     ("num_ranks", "words", "why"),
     [
         (3, (), "they are of 2 ranks, and this run has 3; it starts again with 10 uncompressed steps"),
-        (2, ("parallel.bucket_mb=25",), "gradients are grouped into other buckets; it starts again with 10 uncompressed steps"),
+        (
+            2,
+            ("parallel.bucket_mb=25",),
+            "gradients are grouped into other buckets; it starts again with 10 uncompressed steps",
+        ),
         (1, (), "one rank sends nothing"),
     ],
 )

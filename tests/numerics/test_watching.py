@@ -62,7 +62,8 @@ def test_what_one_rank_refuses_is_its_to_explain(ranks_with, rank: int) -> None:
 def test_a_rank_that_ends_early_is_named_by_one_that_goes_on(ranks_with, rank: int) -> None:
     ends = ranks_with("ends", rank)
     errors = [err for _, _, err in ends if err]
-    assert len(errors) == 1 and f"rank {rank} ended after step {STEP} while others continued, at step " in errors[0], ends
+    assert len(errors) == 1, ends
+    assert f"rank {rank} ended after step {STEP} while others continued, at step " in errors[0], ends
 
 
 # matrix: 14

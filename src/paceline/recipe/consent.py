@@ -51,8 +51,8 @@ def consent_arguments(recipe: Recipe) -> tuple[str, ...]:
 
 def _refusal(location: str, field: str, name: str) -> RecipeError:
     return RecipeError(
-        f"{location}: {field}: {name} is code, which runs with all your rights (add {OWN_CODE}, in Python own_code=True, "
-        "if you trust whoever wrote it)"
+        f"{location}: {field}: {name} is code, which runs with all your rights "
+        f"(add {OWN_CODE}, in Python own_code=True, if you trust its author)"
     )
 
 

@@ -51,7 +51,7 @@ def test_each_field_that_names_code_in_a_file_is_refused_with_place_value_and_fi
         require_consent(loaded, own_code=False)
     message = str(caught.value)
     assert message.startswith("r.yaml:") and f"{field}: {ALL[field]} is code" in message
-    assert "(add --own-code, in Python own_code=True, if you trust whoever wrote it)" in message
+    assert "(add --own-code, in Python own_code=True, if you trust its author)" in message
     require_consent(loaded, own_code=True)
     assert consent_arguments(loaded.recipe) == ("--own-code",)
 
