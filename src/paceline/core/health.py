@@ -60,13 +60,13 @@ class EvalPoint:
     @classmethod
     def of(cls, report: EvalReport, step: int = 0, epoch: float = 0.0) -> Self:
         """Return the point of an evaluation after `step` steps."""
-        judged, ema, train = report.primary, report.ema, report.train
+        chosen, ema, train = report.primary, report.ema, report.train
         return cls(
             step=step,
             epoch=epoch,
-            images=judged.images,
-            top1=judged.top1,
-            loss=judged.loss,
+            images=chosen.images,
+            top1=chosen.top1,
+            loss=chosen.loss,
             raw_top1=report.val.top1,
             ema_top1=None if ema is None else ema.top1,
             train_top1=None if train is None else train.top1,
@@ -125,7 +125,7 @@ class RunHistory:
         """Whether a run has trained too little for its accuracy to mean anything; never for weights alone."""
         if self.is_alone or self.last is None:
             return False
-        return self.last.step < MIN_STEPS or self.has_just_begun
+        return self.last.step < MIN_STEPS or self.is_too_short
 
     @property
     def is_running(self) -> bool:
@@ -133,7 +133,7 @@ class RunHistory:
         return not self.is_alone and self.status not in ("completed", "target_reached")
 
     @property
-    def has_just_begun(self) -> bool:
+    def is_too_short(self) -> bool:
         """Whether an unfinished run has trained so little that even lost accuracy means nothing."""
         return self.is_running and self.last is not None and (self.last.step < MIN_STEPS or self.last.epoch < 1)
 
@@ -169,7 +169,7 @@ def find_problems(known: RunHistory) -> tuple[Finding, ...]:
 
 def is_suspicious(known: RunHistory) -> bool:
     """Return whether the last evaluation is so bad that BatchNorm's running statistics should be checked."""
-    return _is_useless(known) or (not known.has_just_begun and _below_best(known) is not None)
+    return _is_useless(known) or (not known.is_too_short and _below_best(known) is not None)
 
 
 def _is_useless(known: RunHistory) -> bool:
@@ -320,7 +320,7 @@ def _class_list(classes: Sequence[ClassCount]) -> str:
 def _finding_lost_accuracy(known: RunHistory) -> Iterator[Finding]:
     """Yield what was better before: the measured cause, and whether the better weights were kept."""
     last, check = known.last, known.batch_norm
-    if last is None or known.has_just_begun:
+    if last is None or known.is_too_short:
         return
     below = _below_best(known)
     is_lagging = check is not None and _lags(check)
@@ -374,11 +374,11 @@ def _below_best(known: RunHistory) -> Finding | None:
         advice = "Set checkpoint.keep_best=on, and checkpoint.every no longer than train.eval_every, and train again."
     if known.is_running:
         advice = f"The run has not ended: resume it, and look again. {advice}"
-    said = f"Top-1 was {accuracy(best_top1)} after step {step:,} and is {accuracy(last.top1)} at the end. {kept}"
+    evidence = f"Top-1 was {accuracy(best_top1)} after step {step:,} and is {accuracy(last.top1)} at the end. {kept}"
     return Finding(
         name="best_above_last",
         severity="warning",
-        evidence=said.strip(),
+        evidence=evidence.strip(),
         advice=advice,
         numbers={"best_top1": best_top1, "best_step": step, "last_top1": last.top1, "last_step": last.step},
     )

@@ -165,7 +165,7 @@ class RunDir:
             except OSError as error:
                 raise RecipeError(f"{path}: cannot be made: {error.strerror} (name another with --run-dir)") from None
             return cls(path)
-        raise RecipeError(f"{stem}: so many runs in one second cannot be told apart (name one with --run-dir)")
+        raise RecipeError(f"{stem}: too many runs in one second (name one with --run-dir)")
 
     @classmethod
     def newest_of(cls, recipe_name: str, such_that: Callable[["RunDir"], bool] = lambda run: True) -> "RunDir | None":
@@ -387,7 +387,7 @@ class RunDir:
         except OSError as error:
             if not self.path.is_dir():
                 raise PacelineError(removed_error(self.path)) from None
-            raise PacelineError(f"{path}: cannot be written: {error.strerror} (mend that, and add --resume)") from None
+            raise PacelineError(f"{path}: cannot be written: {error.strerror} (fix that, and add --resume)") from None
 
 
 def append_line(path: Path, record: dict[str, Any]) -> None:

@@ -134,15 +134,15 @@ class TargetCriterion:
         """Return the number of consecutive hits after an evaluation of `accuracy` that follows `hits` of them."""
         return hits + 1 if accuracy >= self.level else 0
 
-    def is_met(self, hits: int) -> bool:
+    def is_reached(self, hits: int) -> bool:
         """Return whether `hits` consecutive evaluations are enough."""
         return hits >= self.patience
 
-    def met_at(self, accuracies: Iterable[float]) -> int | None:
+    def first_reached_at(self, accuracies: Iterable[float]) -> int | None:
         """Return the index of the evaluation that first reached the target, or None."""
         hits = 0
-        for place, accuracy in enumerate(accuracies):
+        for index, accuracy in enumerate(accuracies):
             hits = self.count(hits, accuracy)
-            if self.is_met(hits):
-                return place
+            if self.is_reached(hits):
+                return index
         return None

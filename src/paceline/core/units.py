@@ -153,6 +153,6 @@ def count(value: float, noun: str, plural: str = "") -> str:
     return f"{text} {noun}" if value == 1 else f"{text} {plural or f'{noun}s'}"
 
 
-def join_few(words: Sequence[str], between: str = ", ") -> str:
-    """Join up to five of `words`, and say how many more there are."""
-    return between.join(words[:5]) + (f" and {len(words) - 5:,} more" if len(words) > 5 else "")
+def join_few(items: Sequence[str], between: str = ", ") -> str:
+    """Join up to five of `items`, and say how many more there are."""
+    return between.join(items[:5]) + (f" and {len(items) - 5:,} more" if len(items) > 5 else "")

@@ -68,18 +68,18 @@ def _installed_version() -> str | None:
 
 
 def _version_from_git(root: Path) -> str | None:
-    said = _git(root, "describe", "--tags", "--match", "v[0-9]*", "--exclude", "v*-*", "--long", "--dirty")
-    if said is not None and (found := _DESCRIBED.fullmatch(said)):
+    described = _git(root, "describe", "--tags", "--match", "v[0-9]*", "--exclude", "v*-*", "--long", "--dirty")
+    if described is not None and (found := _DESCRIBED.fullmatch(described)):
         distance, dirty = int(found["distance"]), bool(found["dirty"])
         if not distance and not dirty:
             return found["tag"]
         return _development(_next_version(found["tag"]), distance, found["commit"], dirty=dirty)
     commit = _git(root, "describe", "--always", "--dirty", "--exclude", "*")
     is_shallow = _git(root, "rev-parse", "--is-shallow-repository") == "true"
-    distance_said = "0" if is_shallow else _git(root, "rev-list", "--count", "HEAD")
-    if commit is None or distance_said is None:
+    count = "0" if is_shallow else _git(root, "rev-list", "--count", "HEAD")
+    if commit is None or count is None:
         return None
-    return _development(FIRST, int(distance_said), f"g{commit.removesuffix('-dirty')}", dirty=commit.endswith("-dirty"))
+    return _development(FIRST, int(count), f"g{commit.removesuffix('-dirty')}", dirty=commit.endswith("-dirty"))
 
 
 def _development(leads_to: str, distance: int, commit: str, *, dirty: bool) -> str:
@@ -96,7 +96,7 @@ def _version_in_metadata(metadata: str) -> str | None:
     return found[1] if found else None
 
 
-def _git(root: Path, *words: str) -> str | None:
+def _git(root: Path, *arguments: str) -> str | None:
     """Return the output of git for `root`, or None if git fails or is missing."""
     import subprocess  # only a checkout needs it
 
@@ -105,7 +105,7 @@ def _git(root: Path, *words: str) -> str | None:
     # write to.
     unset = [word for name in _GIT_VARIABLES for word in ("-u", name)]
     place = ["--git-dir", str(root / ".git"), "--work-tree", str(root)]
-    command = ["env", *unset, "git", "-c", "core.fsmonitor=false", "--no-optional-locks", *place, *words]
+    command = ["env", *unset, "git", "-c", "core.fsmonitor=false", "--no-optional-locks", *place, *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_TIMEOUT_S, check=True)
     except (OSError, subprocess.SubprocessError):

@@ -202,7 +202,7 @@ def _build_batch_point(
 def find_target_evaluation(evaluations: Sequence[dict[str, Any]], target: TargetCriterion) -> dict[str, Any] | None:
     """Return the first evaluation that reached the target, of the averaged weights if there are any."""
     values = [each.get("ema_top1", each["top1"]) for each in evaluations]
-    index = target.met_at(values)
+    index = target.first_reached_at(values)
     return None if index is None else evaluations[index]
 
 

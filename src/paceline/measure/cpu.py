@@ -67,10 +67,10 @@ def build_core_time_reader(
 
 def busy_share(before: CoreTime, after: CoreTime) -> float | None:
     """Return the busy share between two readings, 0 to 1; None if the kernel's 10 ms clock has not advanced."""
-    there_were_s = after.available_s - before.available_s
-    if there_were_s <= 0:
+    available_s = after.available_s - before.available_s
+    if available_s <= 0:
         return None
-    return min(1.0, max(0.0, (after.busy_s - before.busy_s) / there_were_s))  # a quota may be exceeded for a moment
+    return min(1.0, max(0.0, (after.busy_s - before.busy_s) / available_s))  # a quota may be exceeded for a moment
 
 
 _NS: Final = 1e-9

@@ -220,9 +220,9 @@ def _other_processes_share(before: _NodeSample, after: _NodeSample) -> float | N
     """Return the share of the cores that others kept busy; None if the ranks' own time is unknown."""
     if before.cpu is None or after.cpu is None or not before.own_s:
         return None
-    there_were_s = after.cpu.available_s - before.cpu.available_s
+    available_s = after.cpu.available_s - before.cpu.available_s
     others_s = after.cpu.busy_s - before.cpu.busy_s - max(0.0, after.own_s - before.own_s)
-    return round(min(1.0, max(0.0, others_s / there_were_s)), 4) if there_were_s > 0 else None
+    return round(min(1.0, max(0.0, others_s / available_s)), 4) if available_s > 0 else None
 
 
 def _bytes_moved(before: Counters, after: Counters) -> dict[str, int]:

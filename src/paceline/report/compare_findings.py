@@ -144,7 +144,7 @@ class AccuracyTarget:
         """Return the evaluation with which a run reached the target, the last of `patience` in a row, or None."""
         if self.level is None:
             return None
-        index = TargetCriterion(self.level, self.patience).met_at(each.accuracy for each in run.evals)
+        index = TargetCriterion(self.level, self.patience).first_reached_at(each.accuracy for each in run.evals)
         return None if index is None else run.evals[index]
 
 

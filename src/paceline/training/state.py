@@ -167,7 +167,7 @@ class TargetStop:
 
     def is_met(self, state: TrainState) -> bool:
         """Return whether enough consecutive evaluations met the target."""
-        return self._goal.is_met(state.hits)
+        return self._goal.is_reached(state.hits)
 
 
 def build_stop_rule(section: Stop | str) -> StopRule:

@@ -49,7 +49,7 @@ def test_a_result_that_cannot_be_written_is_told_in_one_line(tmp_path, result):
     (tmp_path / "result.json").mkdir()
     for write in (lambda run: run.write_result(result), lambda run: run.write_json("result.json", {})):
         assert refusal(PacelineError, lambda write=write: write(run)) == (
-            f"{run.path}/result.json: cannot be written: Is a directory (mend that, and add --resume)"
+            f"{run.path}/result.json: cannot be written: Is a directory (fix that, and add --resume)"
         )
         assert refusal(PacelineError, lambda write=write: write(gone)) == (
             f"{gone.path}: was removed while the run was training: nothing of it is left to resume (start it again)"

@@ -121,12 +121,12 @@ def open_experiment(
         for each in (opened.trials, opened.replaced, opened.data, folder / "job"):
             if each.is_symlink():
                 raise RecipeError(f"--run-dir: {each} is a link, and nothing is written through links (name another)")
-        begun = f".{_REQUEST}."  # by another process, which is about to name it
-        names = {each.name for each in folder.iterdir() if not each.name.startswith(begun)}
+        temporary = f".{_REQUEST}."  # of another process, which is about to rename it
+        names = {each.name for each in folder.iterdir() if not each.name.startswith(temporary)}
         if names <= _MAY_EXIST_BEFORE:
             write_shared(folder / _REQUEST, json.dumps(request, indent=2) + "\n")
         elif _read_request(folder) == request:
-            on_notice(f"going on with {folder}")
+            on_notice(f"resuming {folder}")
         else:
             raise RecipeError(f"--run-dir: {folder} holds something else (name a new folder)")
     except OSError as error:

@@ -49,7 +49,7 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def test_the_same_again_goes_on_and_another_starts_anew(opened) -> None:
     again, said = opened
     first = again()
-    assert again().path == first.path and said == [f"going on with {first.path}"]
+    assert again().path == first.path and said == [f"resuming {first.path}"]
     assert again({**ASKED, "steps": 50}).path != first.path
     first.write(prediction())
     assert again().path != first.path, "one that has ended is not gone on with"
@@ -89,7 +89,7 @@ def test_what_was_submitted_may_lie_in_a_new_folder_and_what_others_begin_to_wri
     (tmp_path / "mine" / ".asked.json.node-b.7").write_text("{", encoding="utf-8")
     assert again(run_dir=tmp_path / "mine").path == tmp_path / "mine" and said == []
     again(run_dir=tmp_path / "mine")
-    assert said == [f"going on with {tmp_path / 'mine'}"]
+    assert said == [f"resuming {tmp_path / 'mine'}"]
 
 
 def test_versions_that_an_older_paceline_wrote_down_are_not_compared(opened, tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_versions_that_an_older_paceline_wrote_down_are_not_compared(opened, tmp
     first = again()
     (first.path / "asked.json").write_text(json.dumps({**ASKED, "paceline": "0.0.9", "torch": "2.1"}), encoding="utf-8")
     assert again().path == again(run_dir=first.path).path == first.path
-    assert said == [f"going on with {path}" for path in (first.path, first.path)]
+    assert said == [f"resuming {path}" for path in (first.path, first.path)]
     with pytest.raises(RecipeError, match="holds something else"):
         again({**ASKED, "steps": 50}, run_dir=first.path)
 
