@@ -55,7 +55,8 @@ def _print_verified(datasets: Datasets, result: VerifyProgress, how: str, *, as_
     pairs = [_pair_values(pair, datasets) for pair in copies.examples] if copies else []
     if as_json:
         values = {"images": result.images, "bad": [_bad_file_values(file) for file in result.bad]}
-        print(json.dumps({**values, "copies": {**asdict(copies), "first": pairs} if copies else None}, indent=2))
+        counts = {name: value for name, value in asdict(copies).items() if name != "examples"} if copies else {}
+        print(json.dumps({**values, "copies": {**counts, "first": pairs} if copies else None}, indent=2))
         return
     for file in result.bad:
         print(f"{file.split:5}  {file.image.name}: {file.image.reason}")

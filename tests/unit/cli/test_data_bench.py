@@ -33,7 +33,7 @@ def measured(monkeypatch):
     """Have every turn measured at once: a contender is as fast as its place says. Return the list of turns."""
     asked = []
 
-    def take_turns(turns, rounds, window, *, prepare, told):
+    def take_turns(turns, rounds, window, *, prepare, progress):
         asked.extend((contender.name, cache) for contender, cache in turns)
         for contender, cache in turns:
             prepare(contender, cache)
@@ -114,7 +114,7 @@ def test_a_pack_for_which_there_is_no_room_is_not_made(photographs, capsys, monk
 
 
 def test_what_never_came_from_the_disk_is_told(photographs, capsys, monkeypatch):
-    def take_turns(turns, rounds, window, *, prepare, told):
+    def take_turns(turns, rounds, window, *, prepare, progress):
         return [summarize_measurements(*turn, [LoaderMeasurement(100, 1.0, 0.5, 10_000, 0)]) for turn in turns]
 
     monkeypatch.setattr(data_bench, "run_bench", take_turns)

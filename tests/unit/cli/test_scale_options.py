@@ -17,9 +17,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[Any, ...]]:
     calls: dict[str, tuple[Any, ...]] = {}
     for module, name in (
         ("scale", "scale"),
-        ("predict_scale", "predict_points"),
-        ("predict_run", "predict_run"),
-        ("collective", "collective"),
+        ("scale_predict", "predict_points"),
+        ("scale_predict", "predict_run"),
+        ("allreduce", "time_allreduce"),
     ):
 
         def answer(*args: Any, _name: str = name, **options: Any) -> int:
@@ -43,7 +43,7 @@ def test_each_question_goes_to_whom_it_is_for_with_what_was_said(asked: dict[str
     (run,), options = asked["predict_run"]
     assert run == Path(RUN) and options["network"] == "ndr" and options["epochs"] == 2.0
     assert "at" not in options and options["run_dir"] == CSV
-    assert asked["collective"] == (("2", Path("net.json")), {"as_json": False, "oversubscribe": False})
+    assert asked["time_allreduce"] == (("2", Path("net.json")), {"as_json": False, "oversubscribe": False})
 
 
 @pytest.mark.parametrize(

@@ -23,15 +23,15 @@ class FakeRunner:
 
     ran: list[tuple[str, int]]
 
-    def __init__(self, recipe: Recipe, recipe_file: Path, ranks: int, *, place: Any, **others: Any) -> None:
-        self.recipe, self.place = recipe, place
+    def __init__(self, recipe: Recipe, recipe_file: Path, ranks: int, *, get_folder: Any, **others: Any) -> None:
+        self.recipe, self.get_folder = recipe, get_folder
         assert load(str(recipe_file)).recipe == recipe
 
     def run(self, trial: Trial, repeat: int) -> TrialOutcome:
         """Return the result of a run that nobody made."""
         type(self).ran.append((trial.name, repeat))
         recipe = apply_patch(self.recipe, trial.patch)
-        batch, rundir = int(recipe.data.batch_size), RunDir(self.place(trial, repeat))
+        batch, rundir = int(recipe.data.batch_size), RunDir(self.get_folder(trial, repeat))
         if batch == 256:
             return TrialOutcome(trial, repeat, rundir, None, "torch.OutOfMemoryError: CUDA out of memory", 1)
         rate = 3.0 * batch + repeat

@@ -21,8 +21,8 @@ from paceline.recipe.schema import Recipe
 class FakeRunner:
     """Runs nothing: bfloat16 is 1.5 times as fast, and two pieces have no room."""
 
-    def __init__(self, recipe: Recipe, recipe_file: Path, ranks: int, *, place: Any, **others: Any) -> None:
-        self.recipe, self.get_folder = recipe, place
+    def __init__(self, recipe: Recipe, recipe_file: Path, ranks: int, *, get_folder: Any, **others: Any) -> None:
+        self.recipe, self.get_folder = recipe, get_folder
         assert load(str(recipe_file)).recipe == recipe
 
     def run(self, trial: Trial, repeat: int) -> TrialOutcome:

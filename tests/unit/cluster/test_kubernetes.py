@@ -88,10 +88,10 @@ def test_several_nodes_run_the_agent_and_the_words_where_pods_see_them(kind: str
 
 def test_pods_of_a_job_meet_at_the_first_one() -> None:
     made = written(kind="job")
-    name = made["ClusterJob"]["metadata"]["name"]
-    options = program_of(made["ClusterJob"])
+    name = made["Job"]["metadata"]["name"]
+    options = program_of(made["Job"])
     assert {f"--rdzv-endpoint={name}-0.{name}:29400", "--nnodes=2", "--nproc-per-node=4"} <= set(options)
-    pod = made["ClusterJob"]["spec"]["template"]
+    pod = made["Job"]["spec"]["template"]
     assert pod["spec"]["subdomain"] == made["Service"]["metadata"]["name"] == name
     assert made["Service"]["spec"]["clusterIP"] == "None"
     assert made["Service"]["spec"]["publishNotReadyAddresses"] is True  # a name is needed before a pod can be ready

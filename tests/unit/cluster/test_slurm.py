@@ -203,7 +203,7 @@ def test_a_program_that_is_no_ranks_is_asked_to_leave_through_the_batch_shell(ru
     assert "--signal=B:USR1@60" in directives(text) and "srun" not in text
     ended = run(text, does='trap "exit 130" TERM; kill -USR1 "$PPID"; while kill -0 "$PPID"; do :; done')
     assert (ended.code, ended.told) == (130, "requeue 7\n")
-    assert ended.args == ["-P", "-m", "paceline", *ALONE.args]
+    assert ended.words == ["-P", "-m", "paceline", *ALONE.args]
 
 
 def test_a_program_that_was_asked_to_leave_and_had_ended_by_then_is_not_started_again(run, tmp_path: Path):
@@ -216,7 +216,7 @@ def test_a_program_that_was_asked_to_leave_and_had_ended_by_then_is_not_started_
 def test_a_task_of_an_array_is_told_its_number(run, tmp_path: Path):
     text = build_script(replace(ALONE, tasks=(7, 1, 2, 3)), SlurmSite(), str(tmp_path / "python"))
     assert {"--array=1-3,7", "--output=/runs/a/job/%A_%a.out"} <= set(directives(text))
-    assert run(text).args[-2:] == ["--task", "3"]
+    assert run(text).words[-2:] == ["--task", "3"]
 
 
 def test_a_task_that_was_asked_to_leave_is_queued_again_alone(run, tmp_path: Path):
@@ -235,7 +235,7 @@ def test_every_word_reaches_the_program_as_it_was_given(run, tmp_path: Path):
     values = {"srun": ["--comment=a $(touch canary) 'b'"], "environ": {"EVIL": "$(touch canary) \\ 'b'"}}
     job = replace(JOB, args=("train", *EVIL), comments=EVIL)
     text = build_script(job, SlurmSite.model_validate(values), str(tmp_path / "python"))
-    words = run(text).args
+    words = run(text).words
     assert words[1] == "--comment=a $(touch canary) 'b'"
     assert words[words.index("train") + 1 :] == [*EVIL, "--ranks", "8"]
     assert len(directives(text)) == len(directives(build_script(JOB, SlurmSite(), "python")))
