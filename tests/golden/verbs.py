@@ -320,7 +320,8 @@ def _submit(record: Record, work: Path) -> Case:
             script = re.sub(r"\s*\\\n\s*", " ", script)  # where a line is broken depends on the length of paths
             lines = [line for line in script.splitlines() if line and not re.match(r"\s*#(?!SBATCH)", line)]
             for number, line in enumerate(lines):
-                record.put(f"script/{name} {path} line {number}", line)
+                command = "text" if re.search("recipe [0-9a-f]{12}, ", line) else re.sub("  # .*", "", line)
+                record.put(f"script/{name} {path} line {number}", command)
 
 
 def _options(record: Record, verb: tuple[str, ...]) -> Case:
