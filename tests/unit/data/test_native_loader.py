@@ -280,6 +280,15 @@ def test_an_evaluation_leaves_out_what_nobody_can_decode(closing) -> None:
     assert tuple(bad.index for batch in batches for bad in batch.bad) == pack.bad
 
 
+def test_an_evaluation_in_inference_mode_reads_files_in_threads_without_it(closing) -> None:
+    pack = Pack(kept=(0, 17))
+    loader = native_loader(pack, PLAIN, EvalBatchSchedule(EvalShard(NUM, 16), 16), CenterCropResizer(0.875))
+    closing.append(loader)
+    with torch.inference_mode():
+        batches = list(loader.batches(0, 4))
+    assert sum(len(batch) for batch in batches) == NUM
+
+
 def test_batches_stay_as_they_are_for_as_long_as_they_are_held(closing) -> None:
     slots = PageableHostBuffers()
     loader = native_loader(Pack(), FLIP, schedule_of(FLIP), CROP, slots=slots)

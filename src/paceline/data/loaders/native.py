@@ -364,7 +364,9 @@ class NativeLoader:
         planned = next(batches)
         self._timer.end_stage("augment")
         channels = self._planner.source.info.channels
-        images = self._buffers.allocate((len(planned.indices), channels, planned.size, planned.size))
+        # Evaluation asks for batches in inference mode, and a thread without that mode writes Pillow's images into these.
+        with torch.inference_mode(False):
+            images = self._buffers.allocate((len(planned.indices), channels, planned.size, planned.size))
         status = np.full(len(planned.indices), _UNDECODED, dtype=np.int32)
         task = pool.submit(
             planned.shard_buffers,
