@@ -36,6 +36,7 @@ from typing import Any, NoReturn
 # What runs import sooner or later; not `paceline.cli`, which reads the time when it is imported.
 MODULES = (
     "paceline.training.run",
+    "paceline.training.eval_run",
     "paceline.parallel.launch",
     "paceline.lab.runner",
     "paceline.report.write",

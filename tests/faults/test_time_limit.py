@@ -34,7 +34,7 @@ def test_a_run_leaves_before_its_job_ends_and_goes_on_with_the_same_bits(
     trained(whole, BatchJob())
     ticks = itertools.count()  # a second passes each time that the run looks whether it is time to leave
     monkeypatch.setattr(
-        "paceline.training.run.build_deadline",
+        "paceline.training.components.build_deadline",
         partial(build_deadline, unix=lambda: 0.0, now=lambda: float(next(ticks))),
     )
     jobs = [BatchJob("4711", restarts, end_s=50.0) for restarts in range(5)]

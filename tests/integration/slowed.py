@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import paceline.training.run
+import paceline.training.components
 from paceline.cli import main
 from paceline.training.trainer import EagerStep, Trainer
 
@@ -120,7 +120,7 @@ if __name__ == "__main__":
         trainers.append(slowed(Trainer(**parts), sleep))
         return trainers[-1]
 
-    paceline.train.run.Trainer = build
+    paceline.training.components.Trainer = build
     sys.argv[1:] = words
     try:
         main()

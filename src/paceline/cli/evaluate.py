@@ -45,7 +45,7 @@ def evaluate(
     from paceline.cli.tables import show_evaluation
     from paceline.training.checkpoint import CheckpointStorage, KeepPolicy
     from paceline.training.eval_outputs import discard, output_dir
-    from paceline.training.run import evaluate as work
+    from paceline.training.eval_run import evaluate as work
 
     path = CheckpointStorage(rundir.checkpoints, KeepPolicy(1)).by_name(checkpoint)
     if world.is_main and checkpoint == "last":

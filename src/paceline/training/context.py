@@ -1,8 +1,9 @@
 """Hold the recipe, world, device, datasets and plan of a run, and create the components that depend on all of them."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -25,11 +26,14 @@ from paceline.models.build import build_model
 from paceline.models.freeze import set_training_mode
 from paceline.models.layers import fit_to_data, needs_data
 from paceline.models.validate import choose_memory_format
+from paceline.parallel.base import choose_device, set_threads
+from paceline.parallel.process_group import RankStore, local_rank_zero_first, process_group
 from paceline.parallel.strategy import Strategy
 from paceline.parallel.sync_batch_norm import convert_sync_batch_norm
 from paceline.recipe.plan import Plan, resolve_batch, workers_outwaited_by_timeout
 from paceline.recipe.schema import Recipe
 from paceline.training.coordinator import BadImageRegistry
+from paceline.training.datasets import ReadData
 from paceline.training.ema import WeightAverage
 from paceline.training.evaluator import (
     BatchNormChecker,
@@ -80,8 +84,8 @@ class RunContext:
         cores = rank_cores(world)
         choice = choose_loader(recipe.data, datasets.train, device=device.type, cores=cores, free_bytes=free_bytes)
         layout = choose_memory_format(recipe.model, device, num_classes=plan.num_classes, channels=plan.channels)
-        parts = cls(recipe, world, device, datasets, plan, choice, exit_stack, layout)
-        return parts.with_notes(choice.note, workers_outwaited_by_timeout(recipe, choice.workers))
+        context = cls(recipe, world, device, datasets, plan, choice, exit_stack, layout)
+        return context.with_notes(choice.note, workers_outwaited_by_timeout(recipe, choice.workers))
 
     def with_notes(self, *notes: str | None) -> "RunContext":
         """Return a copy whose plan has the given `notes` too, empty ones left out."""
@@ -127,9 +131,8 @@ class RunContext:
         model.to(self.device)
         if self.recipe.model.norm == "sync_batch":
             model = convert_sync_batch_norm(model, self.device)
-        set_training_mode(
-            self.recipe.model, model, self.plan.num_classes
-        )  # after `convert_sync_batch_norm`, which replaces the norms
+        # After `convert_sync_batch_norm`, which replaces the norms.
+        set_training_mode(self.recipe.model, model, self.plan.num_classes)
         return model.to(memory_format=self.memory_format)
 
     @property
@@ -145,10 +148,9 @@ class RunContext:
         return self._create_transfer(self.device, dtype, timed=timed)
 
     def create_train_loader(self, transfer: DeviceTransfer) -> Loader:
-        """Return the training loader of this rank, timed if `measure.clock` is on;
+        """Return the training loader of this rank, timed if `measure.clock` is on.
 
-        `transfer` is for batches kept on the
-        device.
+        `transfer` copies the batches that `data.replay` keeps on the device.
         """
         plan, world, data = self.plan, self.world, self.recipe.data
         order = TrainOrder(
@@ -176,9 +178,9 @@ class RunContext:
 
     def create_transforms(self, dtype: torch.dtype) -> DeviceTransforms:
         """Return the device transforms, applied to batches after the transfer, in `dtype`."""
-        place = self.create_transfer(dtype)
+        transfer = self.create_transfer(dtype)
         return build_device_transforms(
-            self.recipe.data, place, self.plan.num_classes, on_device=self._loader_options.on_device
+            self.recipe.data, transfer, self.plan.num_classes, on_device=self._loader_options.on_device
         )
 
     def create_evaluator(
@@ -217,8 +219,8 @@ class RunContext:
         shard = EvalShard(num_images, plan.eval_batch, world.rank, world.world_size, split_size=len(source))
         options = LoaderOptions(workers=0, pin_memory=False)
         loader = self._close_at_end(build_eval_loader(self.recipe.data, source, shard, plan.eval_image_size, options))
-        place = self.create_transfer(precision.dtype)
-        checker = BatchNormChecker(loader, shard.num_batches, place, precision, strategy, self.device)
+        transfer = self.create_transfer(precision.dtype)
+        checker = BatchNormChecker(loader, shard.num_batches, transfer, precision, strategy, self.device)
         with average.swapped():
             return checker(model)
 
@@ -248,8 +250,8 @@ class RunContext:
         shard = EvalShard(min(_IMAGES_TO_FIT, len(source)), plan.eval_batch, split_size=len(source))
         options = LoaderOptions(workers=0, pin_memory=False)
         loader = build_eval_loader(self.recipe.data, source, shard, plan.image_size, options)
-        place = self._create_transfer(torch.device("cpu"), torch.float32)
-        return torch.cat([place.normalize(batch.images) for batch in loader.batches(0, shard.num_batches)])
+        transfer = self._create_transfer(torch.device("cpu"), torch.float32)
+        return torch.cat([transfer.normalize(batch.images) for batch in loader.batches(0, shard.num_batches)])
 
     def _create_transfer(self, device: torch.device, dtype: torch.dtype, *, timed: bool = False) -> DeviceTransfer:
         return DeviceTransfer(device, dtype, *self.mean_and_std, self.memory_format, timed=timed)
@@ -269,3 +271,21 @@ class RunContext:
     @property
     def _is_gpu(self) -> bool:
         return self.device.type == "cuda"
+
+
+@contextlib.contextmanager
+def open_context(
+    recipe: Recipe, store: RankStore, read: ReadData, train_ranks: int, on_wait: Callable[[], None] = lambda: None
+) -> Iterator[RunContext]:
+    """Choose the device, connect the ranks, `read` the data, and plan the training on `train_ranks` ranks.
+
+    `on_wait` is called regularly while another rank reads the data.
+    """
+    world = store.world
+    device = choose_device(recipe.parallel, world)
+    set_threads(recipe.parallel, world)
+    with process_group(store, recipe.parallel, device), contextlib.ExitStack() as exit_stack:
+        recipe, datasets = local_rank_zero_first(store, partial(read, exit_stack), on_wait)
+        context = RunContext.derive(recipe, world, device, datasets, exit_stack, train_ranks)
+        context.check_worker_limits()
+        yield context

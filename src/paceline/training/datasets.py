@@ -95,8 +95,9 @@ class EvalData:
 def read_eval_dataset(
     recipe: Recipe, run_recipe: Recipe, trained: TrainedDataset, digest: str, *, is_first: bool
 ) -> EvalData:
-    """Return the dataset of `recipe` to evaluate a run on, which was trained with recipe `run_recipe` on data of `trained` and
-    `digest`.
+    """Return the dataset of `recipe` to evaluate a run on.
+
+    The run was trained with `run_recipe` on the dataset `trained`, whose digest is `digest`.
 
     Raise `DataError` for an unreadable dataset, an unknown class or other channels, and for the run's own folder with
     another split, which would evaluate training images.

@@ -1,4 +1,4 @@
-"""Open the outputs of a run: log sinks, checkpoints, goodput records, telemetry, and bad images."""
+"""Open the outputs of a run (log sinks, checkpoints, goodput, telemetry), and find the checkpoint to resume from."""
 
 import os
 import zlib
@@ -23,7 +23,7 @@ from paceline.training.logging.build import build_sinks
 from paceline.training.lr_schedule import sample_lr_points
 from paceline.training.preflight import check_disk, estimate_checkpoint_bytes
 from paceline.training.process import RunProcess
-from paceline.training.resume import initialize_rundir, read_recipe_name
+from paceline.training.resume import check_dataset, describe_missing_checkpoint, initialize_rundir, read_recipe_name
 from paceline.training.saver import CheckpointWriter, NoCheckpointWriter, TrainingState
 from paceline.training.state import TrainState
 from paceline.training.trained_dataset import TrainedDataset
@@ -125,3 +125,20 @@ def checkpoint_storage(context: RunContext, rundir: RunDir) -> CheckpointStorage
     section = context.recipe.checkpoint
     keep = KeepPolicy(section.keep, keep_best=section.keep_best == "on", every=context.plan.checkpoint_keep_every)
     return CheckpointStorage(rundir.checkpoints, keep)
+
+
+def find_resume_checkpoint(context: RunContext, process: RunProcess) -> str:
+    """Return the newest intact checkpoint of the run, the same on every rank, or an empty string. Collective.
+
+    Rank 0 removes the leftovers of killed saves. Raise `DataError` if the checkpoint was trained on another dataset.
+    """
+    newest = None
+    if context.world.is_main:
+        checkpoints = checkpoint_storage(context, process.rundir)
+        checkpoints.clean_up()
+        newest = checkpoints.newest_intact(process.warn)
+        if newest:
+            check_dataset(newest, digest_datasets(context.datasets))
+            if missing := describe_missing_checkpoint(process.rundir):
+                process.warn(f"{missing}; the run is resumed from {newest.name}")
+    return process.store.broadcast("start_from", str(newest or ""))

@@ -237,7 +237,7 @@ class Trainer:
         if 0 < state.step != state.last_step and self.eval_every.is_due(state.step):
             if not self.evaluate(state):
                 return "preempted"  # the checkpoint is still valid
-            if self.saves_at_end and (state.step == self.total_steps or self.stopping.is_met(state)):
+            if self.saves_at_end and self.is_at_end(state):
                 self.save_checkpoint(state, "ended")
         interrupted = False
         last_step = state.step if self.stopping.is_met(state) else self.total_steps
@@ -246,15 +246,11 @@ class Trainer:
             with self.clock.stage("other"):
                 self.logger.log_step(state, batch, loss)
                 state.advance(self.batch_size)
-                decision = self.coordinator.poll(state.step, batch)
+                decision = self.coordinator.poll(state.step, batch)  # all ranks: save? stop?
             self.clock.end_step(self.batch_size)
-            evaluates = self.eval_every.is_due(state.step)
-            interrupted = decision.stop or (evaluates and not self.evaluate(state))
-            is_last = state.step == self.total_steps or self.stopping.is_met(state)
-            # A stop request that arrived during a completed evaluation must not wait for another step.
-            interrupted = interrupted or (evaluates and not is_last and self.coordinator.is_stop_requested())
-            finished = interrupted or is_last
-            if self.save_every.is_due(state.step) or decision.save or interrupted or (finished and self.saves_at_end):
+            interrupted = decision.stop or (self.eval_every.is_due(state.step) and not self.evaluate_after_step(state))
+            finished = interrupted or self.is_at_end(state)
+            if self.should_save(state, decision, interrupted=interrupted, finished=finished):
                 self.save_checkpoint(state, ("preempted" if interrupted else "ended") if finished else "")
             if finished:
                 break
@@ -269,6 +265,15 @@ class Trainer:
         """Run one optimizer step; return the mean loss of this rank's images, on the device."""
         self.seeder.seed_step(state.step)
         return self.step(batch, state)
+
+    def is_at_end(self, state: TrainState) -> bool:
+        """Return whether all steps are done or the stop rule is met."""
+        return state.step == self.total_steps or self.stopping.is_met(state)
+
+    def should_save(self, state: TrainState, decision: StepDecision, *, interrupted: bool, finished: bool) -> bool:
+        """Return whether to save after this step."""
+        is_due = self.save_every.is_due(state.step) or decision.save
+        return is_due or interrupted or (finished and self.saves_at_end)
 
     def save_checkpoint(self, state: TrainState, final: FinalSave = "") -> None:
         """Save a checkpoint; `final` marks the final one of this process."""
@@ -293,3 +298,8 @@ class Trainer:
                 self.logger.log_evaluation(state)
                 self.stopping.update(report.primary, state)
         return True
+
+    def evaluate_after_step(self, state: TrainState) -> bool:
+        """Evaluate; return False if the run is preempted during the evaluation or right after it."""
+        # A stop request that arrived during a completed evaluation must not wait for another step.
+        return self.evaluate(state) and (self.is_at_end(state) or not self.coordinator.is_stop_requested())

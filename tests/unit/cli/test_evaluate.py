@@ -44,7 +44,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         checkpoints.append(checkpoint)
         return REPORT
 
-    monkeypatch.setitem(sys.modules, "paceline.training.run", SimpleNamespace(evaluate=work))
+    monkeypatch.setitem(sys.modules, "paceline.training.eval_run", SimpleNamespace(evaluate=work))
     return checkpoints
 
 
@@ -175,7 +175,7 @@ def test_an_evaluation_that_fails_leaves_no_folder(run: Path, monkeypatch: pytes
         assert (tmp_path / "judged").is_dir()
         raise PacelineError("nothing can be read")
 
-    monkeypatch.setitem(sys.modules, "paceline.training.run", SimpleNamespace(evaluate=work))
+    monkeypatch.setitem(sys.modules, "paceline.training.eval_run", SimpleNamespace(evaluate=work))
     with pytest.raises(PacelineError, match="nothing can be read"):
         evaluate(run, [], "1", "last", out=tmp_path / "judged", port=0, as_json=True, per_class=False)
     assert not (tmp_path / "judged").exists()

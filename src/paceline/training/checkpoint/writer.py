@@ -277,7 +277,8 @@ def _describe_failure(path: Path, error: OSError, num_bytes: int) -> str:
     """Return the error message for checkpoint `path` of `num_bytes`, with a fix."""
     what = f"{path}: was not saved: {error.strerror or error}"
     if error.errno in DISK_FULL_ERRORS:
-        return f"{what}: needs {mib(num_bytes)}, has {_describe_free_space(path.parent)} (free some space, or set checkpoint.keep=1)"
+        space = f"needs {mib(num_bytes)}, has {_describe_free_space(path.parent)}"
+        return f"{what}: {space} (free some space, or set checkpoint.keep=1)"
     if error.errno in _PERMISSION_ERRORS:
         return f"{what} (make {path.parent} writable)"
     return f"{what} (check that {path.parent} exists and its disk works)"

@@ -317,7 +317,7 @@ def test_the_warning_tells_what_the_work_raised_and_not_the_end_of_the_capture(
     found(Graphs())
     monkeypatch.setattr(resnet_cifar.ResNet, "forward", asking)
     (warning,) = [record["message"] for record in read_lines(trained(tmp_path / "run").warnings)]
-    assert "as it is: RuntimeError: operation not permitted when stream is capturing (set" in warning
+    assert "run eagerly: RuntimeError: operation not permitted when stream is capturing (set" in warning
 
 
 def test_a_loss_that_is_no_number_ends_a_captured_run_as_it_ends_a_plain_one(tmp_path: Path, found) -> None:

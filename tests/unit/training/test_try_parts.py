@@ -57,7 +57,7 @@ class Odd(torch.optim.SGD):
         ("train.class_weights={'7': 2, cat: 3}", "train.class_weights: 'cat' is not a class of the dataset"),
         ("model={freeze: backbone}", ""),
         ("data.augment=[flip, 'own_parts:Change']", ""),
-        ("data.augment=[{name: 'own_parts:Change', args: {how: floats}}]", "own_parts:Change gives torch.float32 [2"),
+        ("data.augment=[{name: 'own_parts:Change', args: {how: floats}}]", "own_parts:Change returns torch.float32 [2"),
         ("data.augment=[{name: 'own_parts:Change', args: {how: raise}}]", "own_parts:Change raised OSError: no table"),
         ("optim={name: 'torch.optim:NAdam', lr: 0.1}", ""),
         ("optim={name: 'torch.optim:LBFGS', lr: 0.1}", "torch.optim:LBFGS cannot be used: its step() needs more than"),

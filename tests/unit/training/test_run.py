@@ -13,7 +13,8 @@ from paceline.core.world import World
 from paceline.lab.trial import apply_patch
 from paceline.recipe.load import Patch, load
 from paceline.training.process import Invocation
-from paceline.training.run import evaluate, run
+from paceline.training.eval_run import evaluate
+from paceline.training.run import run
 
 WORDS = (
     *("data.source.num_images=16", "data.source.num_val_images=8", "data.source.image_size=8", "data.batch_size=8"),
@@ -74,7 +75,7 @@ def test_a_run_that_fails_before_its_first_step_closes_those_it_told(tmp_path: P
     def fail(*words):
         raise OSError("No space left on device")
 
-    monkeypatch.setattr("paceline.training.run.build_sample_trace", fail)
+    monkeypatch.setattr("paceline.training.components.build_sample_trace", fail)
     told = Told()
     with pytest.raises(OSError, match="No space"):
         train(tmp_path, told)
@@ -105,8 +106,8 @@ def test_where_a_run_is_compiled_each_size_of_images_that_is_to_come_is_compiled
         first.append(step)
         sizes.append(plan.train_size(step))
 
-    monkeypatch.setattr("paceline.training.run.compile_model", compiled)
-    monkeypatch.setattr("paceline.training.run.warmup_pass", rehearsed)
+    monkeypatch.setattr("paceline.training.components.compile_model", compiled)
+    monkeypatch.setattr("paceline.training.components.warmup_pass", rehearsed)
     small = ("data.progressive={start_size: 4, multiple: 4, begin: 0%, end: 50%}", "train.epochs=4")
     train(tmp_path, Told(), "train.compile=default", "model.width=0.25", *small)
     assert (sizes, first[0]) == ([4, 8], 0)

@@ -23,7 +23,7 @@ from paceline.recipe.load import Patch, load
 from paceline.recipe.yaml import to_yaml_text
 from paceline.training.checkpoint import CheckpointStorage, KeepPolicy, Snapshot, model_tensors
 from paceline.training.datasets import match_classes
-from paceline.training.run import evaluate
+from paceline.training.eval_run import evaluate
 from paceline.training.state import TrainState
 from paceline.training.trained_dataset import TrainedDataset
 

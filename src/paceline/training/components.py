@@ -1,0 +1,247 @@
+"""Build the components of a training run: the model with its training state, the step services, and the trainer."""
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from torch import nn
+
+from paceline.measure.profiler import require_nvtx
+from paceline.measure.throughput import IntervalTimer, RunTimer
+from paceline.measure.timer import StageTimer, now_s
+from paceline.parallel.base import generators
+from paceline.parallel.consensus import Consensus, build_consensus, build_replica_check
+from paceline.parallel.process_group import RankStore
+from paceline.parallel.strategy import Strategy, build_strategy
+from paceline.training.checkpoint import load_model
+from paceline.training.compile import compile_model, warmup_pass
+from paceline.training.context import RunContext
+from paceline.training.coordinator import BadImageRegistry, StepCoordinator
+from paceline.training.cuda_graphs import GraphPool, build_train_step, choose_graph_pool
+from paceline.training.ema import build_weight_average
+from paceline.training.init_weights import (
+    InitialWeights,
+    find_initial_checkpoint,
+    load_initial_weights,
+    restored_origin,
+)
+from paceline.training.logging.base import build_sample_trace
+from paceline.training.loss import CrossEntropy, build_loss
+from paceline.training.lr_schedule import build_lr_schedule
+from paceline.training.measurements import RunMeter, build_run_meter
+from paceline.training.metrics_logger import BatchAccuracy, MetricsLogger, build_batch_accuracy
+from paceline.training.nonfinite import GradientProbe, NonFiniteReporter, build_buffer_rollback, build_nonfinite_guard
+from paceline.training.optim.build import build_optimizer, describe_layer_decay, layers_for_decay
+from paceline.training.optim.extra_state import build_extra_state
+from paceline.training.outputs import RunOutputs, checkpoint_storage
+from paceline.training.precision import Precision
+from paceline.training.preemption import Deadline, build_deadline
+from paceline.training.process import RunProcess
+from paceline.training.saver import CheckpointSaver, TrainingState
+from paceline.training.state import StepInterval, TrainState, build_stop_rule
+from paceline.training.trainer import EagerStep, OptimizerUpdate, StepSeeder, Trainer
+
+
+@dataclass(frozen=True)
+class PreparedModel:
+    """A model that is ready to train, with everything that updates it.
+
+    `graphs` captures its steps, or is None for eager steps. `initial_weights` describes the initial weights.
+    `compile_s` is the time in seconds that compiling took.
+    """
+
+    replica: nn.Module
+    criterion: CrossEntropy
+    training_state: TrainingState
+    state: TrainState
+    compile_s: float
+    graphs: GraphPool | None
+    initial_weights: InitialWeights
+
+
+def prepare_model(context: RunContext, store: RankStore, start_from: str) -> tuple[RunContext, PreparedModel]:
+    """Create the model or load it from the checkpoint `start_from`; return the context with more notes, and the model.
+
+    Passes before the first step compile the model per image size, and let DDP order its buckets.
+    """
+    recipe, measure = context.recipe, context.recipe.measure
+    if measure.nvtx != "off":
+        require_nvtx()
+    precision = context.create_precision()
+    model = context.create_model(precision, is_new=not start_from)
+    if start_from:
+        load_model(Path(start_from), model)
+        initial_weights = restored_origin(start_from)
+    else:
+        weights = find_initial_checkpoint(recipe.model.weights) if context.world.is_main else ""
+        initial_weights = load_initial_weights(recipe.model, model, store.broadcast("weights", weights))
+    now = now_s if measure.communication == "on" else None
+    strategy = build_strategy(recipe.parallel, context.world, context.device, now, measure.warmup_steps)
+    layers = layers_for_decay(recipe.optim, model)
+    replica = compile_model(strategy.prepare(model), recipe.train.compile, len(context.plan.train_sizes))
+    training_state = _build_training_state(context, model, precision, strategy, layers)
+    criterion, weights_note = build_loss(recipe.train, context.datasets.train, context.device)
+    state = training_state.load_state_dict(Path(start_from)) if start_from else TrainState()
+    warm_up = partial(warmup_pass, model, replica, context.create_transfer(precision.dtype), precision, context.plan)
+    compile_timer = StageTimer()
+    if recipe.train.compile != "off":
+        with compile_timer.turn():
+            for step in (state.step, *(start for start, _ in context.plan.train_sizes if start > state.step)):
+                warm_up(step)
+    strategy.warm_up_buckets(partial(warm_up, state.step))
+    comm_note = training_state.load_comm_state(Path(start_from)) if start_from else ""
+    graphs, graphs_note = choose_graph_pool(recipe, context.world, context.device, training_state.optimizer)
+    notes = (
+        initial_weights.note,
+        describe_layer_decay(recipe.optim, training_state.optimizer, layers),
+        weights_note,
+        comm_note,
+        graphs_note,
+    )
+    return context.with_notes(*notes), PreparedModel(
+        replica, criterion, training_state, state, compile_timer.total_s, graphs, initial_weights
+    )
+
+
+def _build_training_state(
+    context: RunContext, model: nn.Module, precision: Precision, strategy: Strategy, layers: dict[str, int]
+) -> TrainingState:
+    """Build the components that checkpoints save, for a prepared `model`; `layers` is from `layers_for_decay`."""
+    recipe = context.recipe
+    named = precision.weights.named_parameters(model)
+    optimizer = build_optimizer(recipe.optim, named, context.device.type, layers)
+    average = build_weight_average(recipe.train.ema, model, optimizer, named)
+    schedule = build_lr_schedule(recipe.schedule, context.plan)
+    extra_state = build_extra_state(recipe.optim, optimizer)
+    return TrainingState(model, optimizer, schedule, precision, average, strategy, extra_state)
+
+
+def build_run_deadline(context: RunContext, process: RunProcess, outputs: RunOutputs) -> Deadline:
+    """Return the deadline that stops the run before its batch job ends."""
+    plan, invocation = context.plan, process.invocation
+    return build_deadline(
+        invocation.batch_job,
+        context.world,
+        StepInterval(plan.eval_every, plan.total_steps),
+        lambda: outputs.writer.slowest_s,
+        invocation.interrupts.request,
+        process.warn,
+        grace_s=context.recipe.checkpoint.grace.seconds,
+    )
+
+
+@dataclass(frozen=True)
+class StepServices:
+    """What times, logs and synchronizes the steps of a rank.
+
+    The caller closes `logger`, which closes the sinks, and `consensus`.
+    """
+
+    timer: RunTimer
+    accuracy: BatchAccuracy
+    logger: MetricsLogger
+    consensus: Consensus
+
+
+def build_step_services(
+    context: RunContext, process: RunProcess, prepared: PreparedModel, outputs: RunOutputs
+) -> StepServices:
+    """Start the timer of the run, and build its logger and the consensus of its ranks. Collective."""
+    recipe, plan, world, state = context.recipe, context.plan, context.world, prepared.state
+    strategy, schedule = prepared.training_state.strategy, prepared.training_state.schedule
+    timer = RunTimer(state.trained_s, train_before_s=state.train_s)
+    accuracy = build_batch_accuracy(recipe.train.accuracy, plan.num_classes, context.device)
+    trace = build_sample_trace(recipe.log, process.rundir, world.rank, state.step)
+    logger = MetricsLogger(plan, strategy, schedule, outputs.sinks, trace, timer, accuracy, state)
+    # Three flags per step: stop, save, and new bad images.
+    consensus = build_consensus(world, 3, process.store.timeout)
+    return StepServices(timer, accuracy, logger, consensus)
+
+
+def build_meter(
+    context: RunContext, process: RunProcess, training_state: TrainingState, outputs: RunOutputs
+) -> RunMeter:
+    """Build the training loader, and the meter with the clock around it. The clock starts now."""
+    dtype = training_state.precision.dtype
+    loader = context.create_train_loader(context.create_transfer(dtype))
+    transfer = context.create_transfer(dtype, timed=context.recipe.measure.clock == "on")
+    return build_run_meter(context, process.rundir, training_state.strategy, loader, transfer, outputs.sinks.warned)
+
+
+def build_trainer(
+    context: RunContext,
+    process: RunProcess,
+    prepared: PreparedModel,
+    services: StepServices,
+    meter: RunMeter,
+    outputs: RunOutputs,
+) -> Trainer:
+    """Build the training loop around a prepared model."""
+    recipe, plan, world = context.recipe, context.plan, context.world
+    training_state, state, consensus, clock = prepared.training_state, prepared.state, services.consensus, meter.clock
+    precision, strategy = training_state.precision, training_state.strategy
+    reporter = NonFiniteReporter(
+        world, strategy, lambda: str(checkpoint_storage(context, process.rundir).newest() or "none")
+    )
+    limit = recipe.data.max_bad_images
+    bad_images = BadImageRegistry(context.datasets, limit, consensus.union, outputs.log_bad_image, state.bad_images)
+    replica_check = build_replica_check(recipe.parallel, world, training_state.model, plan.check_replicas_every)
+    save_timer = IntervalTimer(plan.checkpoint_every_s if world.is_main else 0.0)
+    eager_step = EagerStep(
+        replica=prepared.replica,
+        criterion=prepared.criterion,
+        precision=precision,
+        strategy=strategy,
+        transfer=meter.transfer,
+        transforms=context.create_transforms(precision.dtype),
+        update=_build_update(context, training_state, reporter),
+        clock=clock,
+        accumulate=recipe.train.accumulate,
+        accuracy=services.accuracy,
+    )
+    return Trainer(
+        model=training_state.model,
+        step=build_train_step(eager_step, prepared.graphs, outputs.sinks.warned),
+        schedule=training_state.schedule,
+        loader=meter.loader,
+        evaluate_model=context.create_evaluator(
+            precision, strategy, training_state.average, bad_images, process.should_stop_evaluation
+        ),
+        save_state=CheckpointSaver(
+            training_state, outputs.checkpoint_values, outputs.writer, lambda: outputs.goodput.time_spent(clock.drain())
+        ),
+        coordinator=StepCoordinator(
+            consensus,
+            process.invocation.interrupts,
+            process.deadline,
+            save_timer,
+            bad_images.for_split("train"),
+            replica_check,
+        ),
+        stopping=build_stop_rule(recipe.train.stop),
+        clock=clock,
+        logger=services.logger,
+        seeder=StepSeeder(recipe.seed, world.rank, generators(context.device)),
+        eval_every=StepInterval(plan.eval_every, plan.total_steps),
+        save_every=StepInterval(plan.checkpoint_every, plan.total_steps),
+        saves_at_end=recipe.checkpoint.every != "off",
+        batch_size=plan.batch_size,
+        total_steps=plan.total_steps,
+    )
+
+
+def _build_update(context: RunContext, training_state: TrainingState, reporter: NonFiniteReporter) -> OptimizerUpdate:
+    train, optimizer, precision = context.recipe.train, training_state.optimizer, training_state.precision
+    return OptimizerUpdate(
+        parameters=[parameter for group in optimizer.param_groups for parameter in group["params"]],
+        optimizer=optimizer,
+        schedule=training_state.schedule,
+        precision=precision,
+        strategy=training_state.strategy,
+        guard=build_nonfinite_guard(train, precision, reporter, context.device),
+        rollback=build_buffer_rollback(train, training_state.model),
+        probe=GradientProbe(training_state.model),
+        average=training_state.average,
+        max_norm=math.inf if train.clip_norm == "off" else train.clip_norm,
+    )
