@@ -3,10 +3,10 @@
 from itertools import pairwise
 
 FOUR = {"data", "models", "parallel", "measure"}
-BELOW_TRAIN = FOUR | {"recipe", "core"}
+BELOW_TRAINING = FOUR | {"recipe", "core"}
 
-# cli -> lab|cluster|inference -> train -> {data|models|parallel|measure} -> recipe -> core;  cli -> report -> core
-# interop -> train
+# cli -> lab|cluster|inference -> training -> {data|models|parallel|measure} -> recipe -> core;  cli -> report -> core
+# interop -> training
 MAY_IMPORT = {
     "core": set(),
     "recipe": {"core"},
@@ -14,13 +14,13 @@ MAY_IMPORT = {
     "models": {"recipe", "core"},
     "parallel": {"recipe", "core"},
     "measure": {"recipe", "core"},
-    "train": BELOW_TRAIN,
-    "lab": BELOW_TRAIN | {"train"},
-    "cluster": BELOW_TRAIN | {"train"},
-    "inference": BELOW_TRAIN | {"train"},
-    "interop": BELOW_TRAIN | {"train"},
+    "training": BELOW_TRAINING,
+    "lab": BELOW_TRAINING | {"training"},
+    "cluster": BELOW_TRAINING | {"training"},
+    "inference": BELOW_TRAINING | {"training"},
+    "interop": BELOW_TRAINING | {"training"},
     "report": {"core"},
-    "cli": BELOW_TRAIN | {"train", "lab", "cluster", "inference", "report"},
+    "cli": BELOW_TRAINING | {"training", "lab", "cluster", "inference", "report"},
 }
 MAY_IMPORT_FROM_BESIDE_THE_PACKAGES = {"paceline": {"core", "recipe"}, "paceline.__main__": {"cli"}}
 
@@ -45,7 +45,7 @@ def heavy_imports(module):
 
 def test_every_package_has_a_place_in_the_order(modules):
     packages = {module.package for module in modules.values()} - {""}
-    assert packages >= {"core", "recipe", "train", "cli"} | FOUR
+    assert packages >= {"core", "recipe", "training", "cli"} | FOUR
     assert packages - set(MAY_IMPORT) == set()
     assert {name for name, module in modules.items() if not module.package} == set(MAY_IMPORT_FROM_BESIDE_THE_PACKAGES)
 
@@ -61,15 +61,15 @@ def test_a_package_imports_only_what_stands_to_its_right(modules, edges, none_of
             if package not in allowed | {module.package, ""}:
                 wrong.append(module.at(each.line, f"{module.package or name} imports {package} ({each.target})"))
     none_of(wrong)
-    assert {("recipe", "core"), ("data", "recipe"), ("train", "data"), ("cli", "train")} <= seen
+    assert {("recipe", "core"), ("data", "recipe"), ("training", "data"), ("cli", "training")} <= seen
 
 
-def test_the_four_meet_only_in_train(modules, edges, none_of):
+def test_the_four_meet_only_in_training(modules, edges, none_of):
     """Elsewhere one module that imports all four would be a second composition root."""
     packages = {name: {modules[target].package for target, _ in targets} for name, targets in edges.items()}
-    in_train = set().union(*(packages[name] for name in modules if modules[name].package == "train"))
-    assert in_train >= FOUR
-    meeting = [name for name in modules if packages[name] >= FOUR and modules[name].package != "train"]
+    in_training = set().union(*(packages[name] for name in modules if modules[name].package == "training"))
+    assert in_training >= FOUR
+    meeting = [name for name in modules if packages[name] >= FOUR and modules[name].package != "training"]
     none_of([modules[name].at(1, "imports data, models, parallel and measure") for name in meeting])
 
 

@@ -17,7 +17,7 @@ from emulation import build, why_not
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=f"no GPU can be emulated: {why_not()}")
 TESTS = (
-    "test_captured.py::test_a_captured_run_has_the_losses_of_a_plain_one[plain]",
+    "test_cuda_graphs.py::test_a_captured_run_has_the_losses_of_a_plain_one[plain]",
     "test_loaders.py::test_page_locked_memory_is_not_lent_again_before_it_has_been_copied",
     "test_loaders.py::test_copies_on_a_side_stream_arrive_whole_while_the_gpu_computes",
     "test_train.py::test_a_silent_step_waits_for_nothing[plain]",

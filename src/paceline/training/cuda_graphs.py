@@ -251,7 +251,7 @@ class CudaGraphStep:
 
 
 def build_train_step(step: EagerStep, pool: GraphPool | None, warn: Callable[[str], None]) -> TrainStep:
-    """Return the training step, captured if there are `pool`."""
+    """Return the training step, captured if there is a `pool`."""
     return step if pool is None else CudaGraphStep(step, pool, warn)
 
 

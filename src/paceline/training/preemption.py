@@ -135,7 +135,7 @@ class NoDeadline:
 
 @final
 class TimeLimitDeadline:
-    """Call `leave` with the seconds left, in time before `end_s` (seconds of `now`).
+    """Call `request_stop` with the seconds left, in time before `end_s` (seconds of `now`).
 
     `evaluation` is the evaluation interval, which also has the last step; `slowest_save_s` returns the longest save so
     far in seconds, or 0 before the first, for which `grace_s` stands.
@@ -247,8 +247,8 @@ def build_deadline(
     if not world.is_main or not 0 < left_s < NEVER:
         return NoDeadline()
 
-    def leave(left_s: float) -> None:
+    def request_stop(left_s: float) -> None:
         request(TIME_LIMIT_REASON)
         warn(f"the job ends in {seconds(left_s)}: saving and stopping (queue it again to resume)")
 
-    return TimeLimitDeadline(now() + left_s, eval_every, slowest_save_s, leave, grace_s=grace_s, now=now)
+    return TimeLimitDeadline(now() + left_s, eval_every, slowest_save_s, request_stop, grace_s=grace_s, now=now)

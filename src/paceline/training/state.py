@@ -137,7 +137,7 @@ class StopRule(Protocol):
         """Update the counters in `state` with an evaluation (`EvalReport.primary`)."""
         ...
 
-    def is_met(self, state: TrainState) -> bool:
+    def should_stop(self, state: TrainState) -> bool:
         """Return whether to stop."""
         ...
 
@@ -148,7 +148,7 @@ class NeverStop:
     def update(self, result: EvalResult, state: TrainState) -> None:
         """Do nothing."""
 
-    def is_met(self, state: TrainState) -> bool:
+    def should_stop(self, state: TrainState) -> bool:
         """Return False."""
         return False
 
@@ -162,10 +162,10 @@ class TargetStop:
     def update(self, result: EvalResult, state: TrainState) -> None:
         """Count an evaluation that met the target, or reset the count."""
         state.hits = self._goal.count(state.hits, result.top1)
-        if self.is_met(state) and state.target_s is None:
+        if self.should_stop(state) and state.target_s is None:
             state.target_s = state.trained_s
 
-    def is_met(self, state: TrainState) -> bool:
+    def should_stop(self, state: TrainState) -> bool:
         """Return whether enough consecutive evaluations met the target."""
         return self._goal.is_reached(state.hits)
 

@@ -240,7 +240,7 @@ class Trainer:
             if self.saves_at_end and self.is_at_end(state):
                 self.save_checkpoint(state, "ended")
         interrupted = False
-        last_step = state.step if self.stopping.is_met(state) else self.total_steps
+        last_step = state.step if self.stopping.should_stop(state) else self.total_steps
         for batch in self.clock.batches(self.loader.batches(state.step, last_step)):
             loss = self.train_step(batch, state)
             with self.clock.stage("other"):
@@ -256,7 +256,7 @@ class Trainer:
                 break
         self.step.sync()
         self.coordinator.flush()
-        reached: Status = "target_reached" if self.stopping.is_met(state) else "completed"
+        reached: Status = "target_reached" if self.stopping.should_stop(state) else "completed"
         status: Status = "preempted" if interrupted else reached
         with self.clock.paused("checkpoint"):
             return self.save_state.finish(state, status)
@@ -268,7 +268,7 @@ class Trainer:
 
     def is_at_end(self, state: TrainState) -> bool:
         """Return whether all steps are done or the stop rule is met."""
-        return state.step == self.total_steps or self.stopping.is_met(state)
+        return state.step == self.total_steps or self.stopping.should_stop(state)
 
     def should_save(self, state: TrainState, decision: StepDecision, *, interrupted: bool, finished: bool) -> bool:
         """Return whether to save after this step."""

@@ -18,7 +18,7 @@ from paceline.training import cuda_graphs
 from paceline.training.process import Invocation
 from paceline.training.run import run
 
-from .recording import RecordedGraphs
+from .cpu_graphs import RecordedGraphs
 
 STEPS = 8
 WORDS = (

@@ -42,7 +42,7 @@ from paceline.training.process import Invocation
 from paceline.training.state import TrainState
 from paceline.training.trainer import EagerStep, OptimizerUpdate, TrainStep
 
-from .recording import Recorded, RecordedGraphs
+from .cpu_graphs import Recorded, RecordedGraphs
 
 CPU = torch.device("cpu")
 STEPS = 8
@@ -121,7 +121,7 @@ def batch_of(number: int, size: int, num_draws: int) -> Batch:
 def course(recipe: Recipe, graphs: RecordedGraphs, sizes: tuple[int, ...] = (8,) * STEPS) -> list[Tensor]:
     """Take steps on images of `sizes`; return all losses, and the state at the end, as the model and others hold it."""
     model, step = step_of(recipe, graphs)
-    plain: Any = step._plain  # type: ignore[attr-defined]
+    plain: Any = step._eager_step  # type: ignore[attr-defined]
     num_draws = sum(each.num_draws for each in plain.transforms.augments) + plain.transforms.mix.num_draws
     state, losses = TrainState(), []
     for number, size in enumerate(sizes):
@@ -161,7 +161,7 @@ def test_a_replayed_step_counts_what_is_classified_correctly() -> None:
     for graphs in (NeverCaptured(), RecordedGraphs()):
         accuracy = DeviceBatchAccuracy(4, CPU)
         _, step = step_of(recipe_of("data.augment=[flip, mixup]", "optim.lr=0.5"), graphs, accuracy)
-        plain: Any = step._plain  # type: ignore[attr-defined]
+        plain: Any = step._eager_step  # type: ignore[attr-defined]
         num_draws = sum(each.num_draws for each in plain.transforms.augments) + plain.transforms.mix.num_draws
         state = TrainState()
         for number in range(STEPS):

@@ -262,7 +262,7 @@ def test_the_ledger_says_who_trained_from_where_and_how_it_ended(story: Story) -
 
 
 def test_the_ledger_says_in_which_batch_job_and_how_often_that_had_been_queued_again(tmp_path: Path) -> None:
-    options = {"from_step": 0, "trained_s": 0.0, "before": TimeSpent(), "startup_s": 1.0}
+    options = {"from_step": 0, "trained_s": 0.0, "spent_before": TimeSpent(), "startup_s": 1.0}
     for restarts in (0, 1):
         ledger = build_goodput_tracker(
             RunDir(tmp_path), World.single(), **options, batch_job=BatchJob("4711", restarts)
@@ -296,7 +296,7 @@ def test_an_end_that_cannot_be_written_is_left_to_the_next_process(story: Story,
 
 
 def test_only_rank_0_has_a_ledger(tmp_path: Path) -> None:
-    options = {"from_step": 0, "trained_s": 0.0, "before": TimeSpent(), "startup_s": 1.0}
+    options = {"from_step": 0, "trained_s": 0.0, "spent_before": TimeSpent(), "startup_s": 1.0}
     ledger = build_goodput_tracker(RunDir(tmp_path), World(rank=1, world_size=2), **options)
     assert isinstance(ledger, NoGoodputTracker) and ledger.goodput(1.0, summary(steps=2), 0.0) is None
     ledger.end(1, 1.0, "completed")

@@ -10,7 +10,7 @@ def judged(accuracies: list[float], patience: int) -> tuple[TrainState, bool]:
     for number, top1 in enumerate(accuracies):
         state.trained_s = float(number)
         rule.update(EvalResult(images=1, top1=top1, top5=1.0, loss=0.0), state)
-    return state, rule.is_met(state)
+    return state, rule.should_stop(state)
 
 
 def test_the_target_must_be_met_in_a_row() -> None:
@@ -26,4 +26,4 @@ def test_the_time_to_target_is_that_of_the_evaluation_that_met_it() -> None:
 def test_without_a_target_nothing_stops() -> None:
     rule, state = build_stop_rule("off"), TrainState()
     rule.update(EvalResult(images=1, top1=1.0, top5=1.0, loss=0.0), state)
-    assert not rule.is_met(state)
+    assert not rule.should_stop(state)
