@@ -30,7 +30,7 @@ class Kept:
 
 
 def persistent():
-    return SimpleNamespace(capture=lambda state, facts: (state.step, facts))
+    return SimpleNamespace(state_dict=lambda state, facts: (state.step, facts))
 
 
 def test_it_saves_what_persists_and_waits_for_it() -> None:

@@ -84,9 +84,9 @@ def _read_tracker_state(path: Path) -> tuple[str, str, int, int]:
 
 
 class DedupSink:
-    """Forward to `inner` the records that it has not received yet, according to `note`.
+    """Forward to `inner` the records that it has not received yet, according to `state`.
 
-    `history` returns the records of the run up to a step. Missed records are forwarded before the first record after
+    `read_history` returns the records of the run up to a step. Missed records are forwarded before the first record after
     `started`, so that a rejected one does not count as a tracker that cannot start.
     """
 
@@ -183,7 +183,7 @@ class TimeBudget:
 class AsyncSink:
     """Create a sink by `make` in another thread, and forward all calls to it in order.
 
-    No call blocks, except `close` for at most `patience`, and the constructor for at most `beginning`.
+    No call blocks, except `close` for at most `close_budget`, and the constructor for at most `startup_budget`.
 
     The first exception of the sink becomes a warning; later calls are still tried, unless the sink could not be created
     or `started` failed. `name` appears in warnings.
@@ -234,11 +234,9 @@ class AsyncSink:
         self._enqueue(lambda sink: sink.warned(message))
 
     def finished(self, result: RunResult) -> None:
-        """Forward the result regardless of the queue's length, and request closing, so that all sinks close
-        concurrently.
-        """
+        """Forward the result regardless of the queue's length, and request closing."""
         self._calls.put(lambda sink: sink.finished(result))
-        self.request_close()
+        self.request_close()  # not only in `close`: all sinks close concurrently
 
     def request_close(self) -> None:
         """Request closing after the queued calls, without waiting."""
@@ -255,7 +253,7 @@ class AsyncSink:
             self._warn_once(
                 f"did not finish within {seconds(self._close_budget.total_s)}; the remaining records are dropped"
             )
-        self._is_muted = True  # nobody reads later warnings
+        self._is_muted = True  # later warnings have no reader
 
     def _enqueue(self, call: Callable[[LogSink], None]) -> None:
         if self._calls.qsize() < MAX_QUEUED:

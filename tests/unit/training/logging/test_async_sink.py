@@ -91,7 +91,7 @@ def test_one_that_is_never_made_is_waited_for_no_longer_than_it_may_take(step) -
     told: list[int] = []
 
     class Late:
-        def log_step(self, record) -> None:
+        def step(self, record) -> None:
             told.append(record.step)
 
         def close(self) -> None: ...
