@@ -16,8 +16,8 @@ from paceline.data.sources.builtin import load_digits
 from paceline.inference.classifier import Classifier, load_classifier
 from paceline.recipe.load import Patch, load
 from paceline.recipe.yaml import to_yaml_text
-from paceline.training.process import Invocation
 from paceline.training.eval_run import evaluate
+from paceline.training.process import Invocation
 from paceline.training.run import run
 
 SMALL = ("parallel.device=cpu", "parallel.threads=1", "data.workers=0", "measure.telemetry=off", "log.report=off",

@@ -12,8 +12,8 @@ from paceline.core.run_dir import RunDir
 from paceline.core.world import World
 from paceline.lab.trial import apply_patch
 from paceline.recipe.load import Patch, load
-from paceline.training.process import Invocation
 from paceline.training.eval_run import evaluate
+from paceline.training.process import Invocation
 from paceline.training.run import run
 
 WORDS = (

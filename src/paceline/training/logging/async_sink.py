@@ -86,8 +86,8 @@ def _read_tracker_state(path: Path) -> tuple[str, str, int, int]:
 class DedupSink:
     """Forward to `inner` the records that it has not received yet, according to `state`.
 
-    `read_history` returns the records of the run up to a step. Missed records are forwarded before the first record after
-    `started`, so that a rejected one does not count as a tracker that cannot start.
+    `read_history` returns the records of the run up to a step. Missed records are forwarded before the first record
+    after `started`, so that a rejected one does not count as a tracker that cannot start.
     """
 
     def __init__(
