@@ -18,15 +18,6 @@ from paceline.lab.trial import Trial, TrialOutcome
 from paceline.recipe.load import Patch
 from paceline.recipe.schema import Recipe
 
-
-def format_speedup(ratio: Interval, digits: int = 2, word: str = "x") -> str:
-    """Return a speedup such as `1.62x (1.32 to 2.00)`, or `1.62x` without an interval."""
-    bounds = ""
-    if ratio.low is not None and ratio.high is not None:
-        bounds = f" ({ratio.low:.{digits}f} to {ratio.high:.{digits}f})"
-    return f"{ratio.value:.{digits}f}{word}{bounds}"
-
-
 LOSS_TOLERANCE: Final = 0.02
 """Relative difference of the mean loss that counts as equal.
 
@@ -37,6 +28,23 @@ batch 32, where bfloat16 moves it by 1.5 % and Adam instead of SGD by 1 to 10 %.
 """
 _UNPROVED: Final = "not proved to train alike"
 _NO_LOSSES: Final = "no losses of the same steps were recorded after the warm-up (set log.every lower)"
+_OUT_OF_MEMORY: Final = re.compile(
+    r"out ?of ?memory|can't allocate memory|not enough memory|std::bad_alloc|MemoryError\b|"
+    r"CUBLAS_STATUS_ALLOC_FAILED|signal 9\b|SIGKILL",
+    re.I,
+)
+"""Out-of-memory messages of torch, C++, Python and cuBLAS, and how a process ends that the kernel has killed."""
+ABStatus = Literal["won", "lost", "no_gain", "differs", "no_room", "failed", "starved"]
+MIN_GAIN: Final = 1.02
+"""Ratio from which a single measurement, which has no interval, counts as faster; chosen, not measured."""
+
+
+def format_speedup(ratio: Interval, digits: int = 2, word: str = "x") -> str:
+    """Return a speedup such as `1.62x (1.32 to 2.00)`, or `1.62x` without an interval."""
+    bounds = ""
+    if ratio.low is not None and ratio.high is not None:
+        bounds = f" ({ratio.low:.{digits}f} to {ratio.high:.{digits}f})"
+    return f"{ratio.value:.{digits}f}{word}{bounds}"
 
 
 def read_mean_losses(candidate: RunDir, baseline: RunDir, after: int) -> tuple[float, float] | None:
@@ -122,14 +130,6 @@ def _explain_gap(gap: Interval, verdict: str) -> str:
         case "differs":
             return f"{measured}: beyond {LOSS_TOLERANCE:.0%}"
     return f"{measured}: too few to decide whether within {LOSS_TOLERANCE:.0%}"
-
-
-_OUT_OF_MEMORY: Final = re.compile(
-    r"out ?of ?memory|can't allocate memory|not enough memory|std::bad_alloc|MemoryError\b|"
-    r"CUBLAS_STATUS_ALLOC_FAILED|signal 9\b|SIGKILL",
-    re.I,
-)
-"""Out-of-memory messages of torch, C++, Python and cuBLAS, and how a process ends that the kernel has killed."""
 
 
 @dataclass(frozen=True)
@@ -222,12 +222,6 @@ def collect_results(outcomes: Sequence[TrialOutcome]) -> tuple[RunResult, ...]:
 def collect_throughputs(results: Sequence[RunResult]) -> list[float]:
     """Return the images/s of runs."""
     return [result.throughput.images_per_s for result in results]
-
-
-ABStatus = Literal["won", "lost", "no_gain", "differs", "no_room", "failed", "starved"]
-
-MIN_GAIN: Final = 1.02
-"""Ratio from which a single measurement, which has no interval, counts as faster; chosen, not measured."""
 
 
 @dataclass

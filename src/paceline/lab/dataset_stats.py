@@ -17,6 +17,12 @@ from paceline.data.pack.reader import PackSource
 from paceline.data.sources.fingerprint import get_labels
 from paceline.data.sources.image_files import ImageFileSource
 
+PIXELS_FORMAT: Final = "pixels"
+_MAX_STAT_CALLS: Final = 20_000
+"""Limit of stat calls: 0.2 s on a local disk; on a network file system each one is a message."""
+_PERCENTILES: Final = (0, 10, 50, 90, 100)
+_PACK_KIND_NAMES: Final = {KIND_RECORD: "indexed JPEGs", KIND_FILE: "kept whole", KIND_PIXELS: PIXELS_FORMAT}
+
 
 @dataclass(frozen=True, eq=False)
 class SourceSubset:
@@ -50,13 +56,6 @@ def select_samples(source: Source, indices: NDArray[np.int64]) -> Source:
         info = replace(source.info, num_images=len(indices))
         return ArraySource(info, source.images[indices], source.labels[indices])
     return SourceSubset(source, indices)
-
-
-PIXELS_FORMAT: Final = "pixels"
-_MAX_STAT_CALLS: Final = 20_000
-"""Limit of stat calls: 0.2 s on a local disk; on a network file system each one is a message."""
-_PERCENTILES: Final = (0, 10, 50, 90, 100)
-_PACK_KIND_NAMES: Final = {KIND_RECORD: "indexed JPEGs", KIND_FILE: "kept whole", KIND_PIXELS: PIXELS_FORMAT}
 
 
 @dataclass(frozen=True)

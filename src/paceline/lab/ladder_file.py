@@ -17,15 +17,13 @@ from paceline.recipe.yaml import YamlDocument, read_yaml_file, to_yaml_text
 
 LADDERS: Final = Path(str(resources.files("paceline.lab") / "ladders"))
 _SUFFIXES: Final = (".yaml", ".yml")
+RungData = Literal["none", "source", "pack", "pack-256", "lmdb"]
 
 
 def _check_stage(name: str) -> str:
     if name not in STAGES:
         raise ValueError(f"{name!r} is not a stage{suggest_similar(name, STAGES)} (use some of {', '.join(STAGES)})")
     return name
-
-
-RungData = Literal["none", "source", "pack", "pack-256", "lmdb"]
 
 
 class Rung(Section):

@@ -11,6 +11,11 @@ from paceline.lab.predict.network import AllReduceMeasurement, AllReduceTiming, 
 from paceline.measure.allreduce_bench import time_all_reduces
 from paceline.measure.timer import now_s
 
+RankPair = tuple[int, int]
+PAIR_MESSAGE_BYTES: Final = 1 << 20
+"""Takes 84 ms at 100 Mbit/s, and several times a hop's latency at 10 Gbit/s."""
+_NUM_TRIES: Final = 2
+
 
 def measure_all_reduces(world: World, device: torch.device, *, seconds_per_size: float = 1.0) -> AllReduceMeasurement:
     """Return the timed all-reduces of the ranks of `world`, `seconds_per_size` seconds per size (collective)."""
@@ -20,12 +25,6 @@ def measure_all_reduces(world: World, device: torch.device, *, seconds_per_size:
         for each in timed
     ]
     return fit_link(dist.get_backend(), world.world_size, world.num_nodes, times)
-
-
-RankPair = tuple[int, int]
-PAIR_MESSAGE_BYTES: Final = 1 << 20
-"""Takes 84 ms at 100 Mbit/s, and several times a hop's latency at 10 Gbit/s."""
-_NUM_TRIES: Final = 2
 
 
 def time_rank_pairs(

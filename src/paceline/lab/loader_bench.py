@@ -22,6 +22,11 @@ from paceline.measure.cpu import RankCpu, build_cpu_timer, cpu_result
 from paceline.measure.timer import now_s
 from paceline.recipe.schema.data import Data
 
+CacheState = Literal["warm", "cold"]
+_UNBOUNDED_STEPS: Final = 1 << 40
+_MEMORY_POLL_S: Final = 0.2
+"""Interval of memory readings, each of which takes a few milliseconds of a core."""
+
 
 class ResourceUsage(NamedTuple):
     """CPU seconds, and bytes read from storage, since the processes started."""
@@ -64,12 +69,6 @@ def _parse_proc_table(path: Path) -> Iterator[tuple[str, int]]:
         number = rest.split()[:1]
         if number and number[0].isdecimal():
             yield name, int(number[0])
-
-
-CacheState = Literal["warm", "cold"]
-_UNBOUNDED_STEPS: Final = 1 << 40
-_MEMORY_POLL_S: Final = 0.2
-"""Interval of memory readings, each of which takes a few milliseconds of a core."""
 
 
 @dataclass(frozen=True)

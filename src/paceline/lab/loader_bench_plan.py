@@ -38,6 +38,11 @@ DECODE_STAGES: Final = {"ceiling: entropy decode": 1, "ceiling: to planes": 2, D
 _MAX_IN_FLIGHT: Final = 4
 _COPIED_BYTES: Final = 256 << 20
 """More than any CPU cache holds, so that memory is copied."""
+_MAX_BATCH: Final = 64
+"""A window ends with a batch, and the slowest loader makes only a few of this size per second."""
+_PIXEL_LOADERS: Final[tuple[LoaderName, ...]] = ("inline", "device")
+_FILE_LOADERS: Final[tuple[LoaderName, ...]] = ("inline", "threads", "processes")
+_PACK_LOADERS: Final[tuple[LoaderName, ...]] = ("threads", "processes", "native")
 
 
 @dataclass(frozen=True)
@@ -116,13 +121,6 @@ class CopyCeiling:
             for batch in images:
                 np.copyto(out, batch)
                 yield window.batch_size
-
-
-_MAX_BATCH: Final = 64
-"""A window ends with a batch, and the slowest loader makes only a few of this size per second."""
-_PIXEL_LOADERS: Final[tuple[LoaderName, ...]] = ("inline", "device")
-_FILE_LOADERS: Final[tuple[LoaderName, ...]] = ("inline", "threads", "processes")
-_PACK_LOADERS: Final[tuple[LoaderName, ...]] = ("threads", "processes", "native")
 
 
 @dataclass(frozen=True)

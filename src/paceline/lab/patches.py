@@ -13,6 +13,13 @@ from paceline.recipe.schema.source import Lmdb, Pack
 SOURCE_SECTION: Final = "data.source"
 _VARIANT_SECTIONS: Final = (SOURCE_SECTION, "optim", "schedule")
 """Sections whose fields are dropped when another `name` is chosen."""
+TINY_LR_SHARE: Final = 1e-3
+"""Share of the peak learning rate at which weights hardly move, so that steps without LR warm-up stay finite."""
+REDUCED_LR_SHARE: Final = 0.1
+"""Share of the peak learning rate at which the loss falls, to detect changed training, without LR warm-up."""
+_CHECKPOINT_FIELDS: Final = ("keep", "keep_best", "keep_every", "background", "on_failure")
+_MEASURE_FIELDS: Final = ("communication", "trace", "nvtx")
+Assignment = tuple[str, Any]
 
 
 def merge_patches(recipe: Recipe, below: Patch, added: Patch) -> Patch:
@@ -74,16 +81,6 @@ def _get_variant_name(recipe: Recipe, section: str) -> str:
     for name in section.split("."):
         value = getattr(value, name)
     return str(value.name)
-
-
-TINY_LR_SHARE: Final = 1e-3
-"""Share of the peak learning rate at which weights hardly move, so that steps without LR warm-up stay finite."""
-REDUCED_LR_SHARE: Final = 0.1
-"""Share of the peak learning rate at which the loss falls, to detect changed training, without LR warm-up."""
-_CHECKPOINT_FIELDS: Final = ("keep", "keep_best", "keep_every", "background", "on_failure")
-_MEASURE_FIELDS: Final = ("communication", "trace", "nvtx")
-
-Assignment = tuple[str, Any]
 
 
 def build_measurement_patch(recipe: Recipe, steps: int, user_patch: Patch, lr_share: float = TINY_LR_SHARE) -> Patch:

@@ -23,6 +23,10 @@ from paceline.recipe.schema import Recipe
 from paceline.training.measurements import trace_file_name
 
 _BUCKET_FIELDS = ("bytes", "wire_s", "overlap", "buckets")
+SCHEMA_VERSION: Final = 1
+_INSTRUMENTED_RUNS: Final = (TRACE, BUCKETS)
+"""Instrumented runs, which are slower and are not probes."""
+Spread = tuple[float, float]
 
 
 def merge_bucket_timings(base: RunResult, instrumented: RunResult | None) -> CommunicationResult | None:
@@ -105,13 +109,6 @@ def _find_peak(precision: str, provenance: dict[str, Any]) -> Peak | None:
         return measure_peak(precision)
     finally:
         torch.set_num_threads(before)
-
-
-SCHEMA_VERSION: Final = 1
-_INSTRUMENTED_RUNS: Final = (TRACE, BUCKETS)
-"""Instrumented runs, which are slower and are not probes."""
-
-Spread = tuple[float, float]
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,8 @@ _VERSION_KEYS: Final = ("torch", "torchvision", "numpy", "python")
 _GPU_VERSION_KEYS: Final = ("cuda", "nccl", "driver")
 _QUERY_TIMEOUT_S: Final = 600.0
 """Time limit for a process that describes its machine; it imports torch, on a cluster from a slow disk."""
+_EXIT_FAILED: Final = 1
+_COMPLETED_STATUSES: Final = ("completed", "target_reached")
 
 
 @dataclass(frozen=True)
@@ -204,10 +206,6 @@ def query_machine(nodes: int, ranks: int, start: ProcessStarter) -> Mapping[str,
     finally:
         terminate_process(process)
     raise PacelineError(f"python {' '.join(command[2:])}: cannot describe its machine: {why} (fix it)")
-
-
-_EXIT_FAILED: Final = 1
-_COMPLETED_STATUSES: Final = ("completed", "target_reached")
 
 
 class TrialError(PacelineError):

@@ -40,6 +40,7 @@ _COMPUTE_BOUND: Final = ("compute-bound",)
 _LAUNCH_BOUND: Final = ("launch-bound", "compute-bound")
 _COMMUNICATION_BOUND: Final = ("communication-bound",)
 _COMPUTE_STAGES: Final = ("forward", "backward")
+_FIXED_PREFIXES = ("train.steps", "train.epochs", "train.eval", "measure.", "checkpoint.", "data.replay", "model.name")
 
 
 @dataclass(frozen=True)
@@ -369,9 +370,6 @@ def _build_candidate(
     parity: Parity = "same",
 ) -> Candidate:
     return Candidate(name, explains, Patch(sets), cures, expects, needs, parity)
-
-
-_FIXED_PREFIXES = ("train.steps", "train.epochs", "train.eval", "measure.", "checkpoint.", "data.replay", "model.name")
 
 
 class SearchSpace(Protocol):

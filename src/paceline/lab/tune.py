@@ -30,6 +30,13 @@ from paceline.lab.trial import TrialOutcome, format_patch
 from paceline.recipe.load import PRESETS, Patch, find_recipe
 from paceline.recipe.schema import Recipe
 
+MAX_ROUND_CANDIDATES: Final = 8
+"""Candidates per round; more would be compared with a baseline run that is too old."""
+SLOWER_RATIO: Final = 0.95
+"""Ratio below which a candidate is not tried again on top of other settings."""
+RECIPE_NAME: Final = "the recipe"
+_RERUN_ADVICE: Final = "run it again on an idle machine"
+
 
 @dataclass
 class TriedCandidate:
@@ -102,14 +109,6 @@ class TriedCandidate:
             explains=self.candidate.explains,
             parity=self.parity,
         )
-
-
-MAX_ROUND_CANDIDATES: Final = 8
-"""Candidates per round; more would be compared with a baseline run that is too old."""
-SLOWER_RATIO: Final = 0.95
-"""Ratio below which a candidate is not tried again on top of other settings."""
-RECIPE_NAME: Final = "the recipe"
-_RERUN_ADVICE: Final = "run it again on an idle machine"
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,28 @@ from paceline.recipe.plugins import MODEL, PluginRef
 from paceline.recipe.schema.base import IMPORT_PATH_FORM, is_own_model
 from paceline.recipe.schema.model import BUILT_IN_MODELS_ONLY, Model
 
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_BUILTIN_MODELS: dict[str, Callable[..., nn.Module]] = {
+    "resnet18_cifar": partial(ResNet, make_block=build_basic_block, depths=(2, 2, 2, 2), stem_kernel=3),
+    "resnet34_cifar": partial(ResNet, make_block=build_basic_block, depths=(3, 4, 6, 3), stem_kernel=3),
+    "resnet50_cifar": partial(ResNet, make_block=build_bottleneck_block, depths=(3, 4, 6, 3), stem_kernel=3),
+    "resnet50_nersc": partial(ResNet, make_block=build_bottleneck_block, depths=(3, 4, 6, 3), stem_kernel=7),
+    "wideresnet_course": WideResNet,
+    "speednet94": partial(SpeedNet, block_channels=(64, 256, 256), batch_norm_momentum=0.4, is_residual=False),
+    "speednet95": partial(SpeedNet, block_channels=(128, 384, 384), batch_norm_momentum=0.4, is_residual=False),
+    "speednet96": partial(SpeedNet, block_channels=(128, 384, 512), batch_norm_momentum=0.1, is_residual=True),
+}
+MODEL_NAMES: tuple[str, ...] = tuple(_BUILTIN_MODELS)
+"""Built-in models, without probes. Only these take `width` and most values of `norm`."""
+_UNSUPPORTED_FIELDS: dict[str, tuple[str, ...]] = {
+    "wideresnet_course": ("zero_init_residual",),  # branches end in a ReLU: initialized to zero, they would stay zero
+    "speednet94": ("zero_init_residual", "drop_path"),  # no residual branches
+    "speednet95": ("zero_init_residual", "drop_path"),
+    "speednet96": ("zero_init_residual",),  # norms have no learned scale that could move away from zero
+    "empty": BUILT_IN_MODELS_ONLY,
+}
+_RESIDUAL_MODELS = tuple(name for name in _BUILTIN_MODELS if name not in _UNSUPPORTED_FIELDS)
+
 
 class EmptyModel(nn.Module):
     """Average each channel over the image and classify the averages by one linear layer.
@@ -33,9 +55,6 @@ class EmptyModel(nn.Module):
         """Return the logits of `images`."""
         logits: Tensor = self.classifier(images.mean(dim=(2, 3)))
         return logits
-
-
-_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 def adapt_input_channels(model: nn.Module, channels: int) -> None:
@@ -106,28 +125,7 @@ def check_sync_batch_norm(model: nn.Module, name: str) -> None:
         )
 
 
-_BUILTIN_MODELS: dict[str, Callable[..., nn.Module]] = {
-    "resnet18_cifar": partial(ResNet, make_block=build_basic_block, depths=(2, 2, 2, 2), stem_kernel=3),
-    "resnet34_cifar": partial(ResNet, make_block=build_basic_block, depths=(3, 4, 6, 3), stem_kernel=3),
-    "resnet50_cifar": partial(ResNet, make_block=build_bottleneck_block, depths=(3, 4, 6, 3), stem_kernel=3),
-    "resnet50_nersc": partial(ResNet, make_block=build_bottleneck_block, depths=(3, 4, 6, 3), stem_kernel=7),
-    "wideresnet_course": WideResNet,
-    "speednet94": partial(SpeedNet, block_channels=(64, 256, 256), batch_norm_momentum=0.4, is_residual=False),
-    "speednet95": partial(SpeedNet, block_channels=(128, 384, 384), batch_norm_momentum=0.4, is_residual=False),
-    "speednet96": partial(SpeedNet, block_channels=(128, 384, 512), batch_norm_momentum=0.1, is_residual=True),
-}
 _PROBE_MODELS: dict[str, Callable[..., nn.Module]] = {"empty": EmptyModel}
-MODEL_NAMES: tuple[str, ...] = tuple(_BUILTIN_MODELS)
-"""Built-in models, without probes. Only these take `width` and most values of `norm`."""
-
-_UNSUPPORTED_FIELDS: dict[str, tuple[str, ...]] = {
-    "wideresnet_course": ("zero_init_residual",),  # branches end in a ReLU: initialized to zero, they would stay zero
-    "speednet94": ("zero_init_residual", "drop_path"),  # no residual branches
-    "speednet95": ("zero_init_residual", "drop_path"),
-    "speednet96": ("zero_init_residual",),  # norms have no learned scale that could move away from zero
-    "empty": BUILT_IN_MODELS_ONLY,
-}
-_RESIDUAL_MODELS = tuple(name for name in _BUILTIN_MODELS if name not in _UNSUPPORTED_FIELDS)
 
 
 def build_model(section: Model, *, num_classes: int, channels: int) -> nn.Module:

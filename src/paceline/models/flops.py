@@ -12,6 +12,18 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 aten = torch.ops.aten
+_NORM_PASSES = {
+    aten.native_batch_norm: 3,
+    aten._native_batch_norm_legit: 3,
+    aten._batch_norm_with_update: 3,
+    aten.native_group_norm: 3,
+    aten.native_layer_norm: 3,
+    aten.native_batch_norm_backward: 5,
+    aten.batch_norm_backward: 5,
+    aten.native_group_norm_backward: 5,
+    aten.native_layer_norm_backward: 5,
+}
+_NO_TRAFFIC_OPS = (aten._unsafe_view, aten.empty_like, aten.empty, aten.new_empty)
 
 
 class KernelCost(NamedTuple):
@@ -101,20 +113,6 @@ class _KernelRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = func(*args, **(kwargs or {}))
         self.kernels += _list_kernels(func, args, out, self._counter.get_total_flops() - before)
         return out
-
-
-_NORM_PASSES = {
-    aten.native_batch_norm: 3,
-    aten._native_batch_norm_legit: 3,
-    aten._batch_norm_with_update: 3,
-    aten.native_group_norm: 3,
-    aten.native_layer_norm: 3,
-    aten.native_batch_norm_backward: 5,
-    aten.batch_norm_backward: 5,
-    aten.native_group_norm_backward: 5,
-    aten.native_layer_norm_backward: 5,
-}
-_NO_TRAFFIC_OPS = (aten._unsafe_view, aten.empty_like, aten.empty, aten.new_empty)
 
 
 def _list_kernels(func: Any, args: Any, out: Any, flops: float) -> list[KernelCost]:

@@ -13,6 +13,10 @@ NormLayer = Callable[[int], nn.Module]
 
 MAX_GROUPS = 32
 """Best number of groups in Wu and He 2018, Group Normalization (arXiv 1803.08494), table 3."""
+PATCH_SIZE = 2
+WHITENING_EPS = 5e-4
+"""Added to the eigenvalues so that low-variance directions are not amplified; from the author's code."""
+_IMAGES_AT_ONCE = 256
 
 
 def build_norm(norm: NormName) -> NormLayer:
@@ -125,12 +129,6 @@ def append_drop_path(branch: nn.Sequential, probability: float) -> nn.Sequential
 def linear_drop_rates(drop_path: float, num_blocks: int) -> list[float]:
     """Return the drop probability of each block: `drop_path` * l / L for block l of L, counted from 1 (section 3.2)."""
     return [drop_path * block / num_blocks for block in range(1, num_blocks + 1)]
-
-
-PATCH_SIZE = 2
-WHITENING_EPS = 5e-4
-"""Added to the eigenvalues so that low-variance directions are not amplified; from the author's code."""
-_IMAGES_AT_ONCE = 256
 
 
 class Whitening(nn.Module):

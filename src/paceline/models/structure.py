@@ -7,6 +7,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+
 
 def layer_weights(model: nn.Module) -> dict[str, Tensor]:
     """Return the weights of linear and convolutional layers by layer name; the classifier's is the last."""
@@ -35,9 +37,6 @@ def find_classifier(model: nn.Module, num_classes: int) -> tuple[str, ...]:
 def _get_parent_name(name: str) -> str:
     """Return the parent module of a layer; timm's `head_dist.linear` counts as part of its `head`."""
     return name.rpartition(".")[0].replace("_dist", "")
-
-
-_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
 @runtime_checkable

@@ -27,31 +27,31 @@ def speed(recipe: Recipe) -> float:
     return (150.0 if is_bf16(recipe) else 100.0) * (1 + 0.01 * recipe.seed)
 
 
-def fought(machine: Machine, *, repeats: int = 2, is_same: bool = True) -> ABResult:
+def run_test(machine: Machine, *, repeats: int = 2, is_same: bool = True) -> ABResult:
     bench = TrialBench(MEASURED, machine.run)
     return run_ab_test(bench, ("best", "other"), (Patch(), BF16), steps=20, repeats=repeats, must_match_losses=is_same)
 
 
 def test_a_drift_that_meets_both_of_a_pair_is_no_doubt(tmp_path: Path) -> None:
-    duel = fought(Machine(MEASURED, tmp_path, speed), repeats=3)
-    assert duel.status == "won"
-    assert duel.ratio is not None and duel.ratio.low == pytest.approx(1.5)
-    assert (len(duel.baseline), len(duel.candidate), len(duel.runs)) == (3, 3, 3)
-    assert duel.parity is not None and duel.parity.verdict == "same"
+    test_result = run_test(Machine(MEASURED, tmp_path, speed), repeats=3)
+    assert test_result.status == "won"
+    assert test_result.ratio is not None and test_result.ratio.low == pytest.approx(1.5)
+    assert (len(test_result.baseline), len(test_result.candidate), len(test_result.runs)) == (3, 3, 3)
+    assert test_result.parity is not None and test_result.parity.verdict == "same"
 
 
 @pytest.mark.parametrize(("gap", "status"), [(1.0, "won"), (1.019, "won"), (1.021, "differs"), (0.97, "differs")])
 def test_the_losses_of_one_pair_have_to_agree_within_the_tolerance(gap: float, status: str, tmp_path: Path) -> None:
     machine = Machine(MEASURED, tmp_path, speed, loss=lambda recipe: 2.0 * (gap if is_bf16(recipe) else 1.0))
-    assert fought(machine, repeats=1).status == status
+    assert run_test(machine, repeats=1).status == status
 
 
 def test_losses_that_differ_by_more_than_the_tolerance_on_average_forbid_it_though_they_scatter(tmp_path: Path) -> None:
     gaps = (1.04, 1.05, 1.03)
     machine = Machine(MEASURED, tmp_path, speed, loss=lambda recipe: gaps[recipe.seed] if is_bf16(recipe) else 1.0)
-    duel = fought(machine, repeats=3)
-    assert duel.parity is not None and duel.parity.verdict == "open"
-    assert (duel.status, duel.why) == ("differs", duel.parity.why)
+    test_result = run_test(machine, repeats=3)
+    assert test_result.parity is not None and test_result.parity.verdict == "open"
+    assert (test_result.status, test_result.why) == ("differs", test_result.parity.why)
 
 
 @pytest.mark.parametrize(
@@ -64,29 +64,34 @@ def test_losses_that_differ_by_more_than_the_tolerance_on_average_forbid_it_thou
 def test_a_gain_without_a_proof_that_both_train_alike_says_so(
     repeats: int, loss: float, doubt: str, tmp_path: Path
 ) -> None:
-    duel = fought(Machine(MEASURED, tmp_path, speed, loss=lambda recipe: loss), repeats=repeats)
-    assert duel.status == "won"
-    assert doubt in duel.why
+    test_result = run_test(Machine(MEASURED, tmp_path, speed, loss=lambda recipe: loss), repeats=repeats)
+    assert test_result.status == "won"
+    assert doubt in test_result.why
 
 
 def test_what_may_train_otherwise_is_judged_by_speed_alone(tmp_path: Path) -> None:
     machine = Machine(MEASURED, tmp_path, speed, loss=lambda recipe: 9.0 if is_bf16(recipe) else 1.0)
-    duel = fought(machine, is_same=False)
-    assert (duel.status, duel.parity) == ("won", None)
-    assert "alike" not in duel.why
+    test_result = run_test(machine, is_same=False)
+    assert (test_result.status, test_result.parity) == ("won", None)
+    assert "alike" not in test_result.why
 
 
 def test_a_pair_ends_with_the_first_run_that_fails(tmp_path: Path) -> None:
     machine = Machine(MEASURED, tmp_path, speed, fails=lambda recipe: "it broke" if is_bf16(recipe) else "")
-    duel = fought(machine, repeats=3)
-    assert (duel.status, duel.why, duel.ratio, duel.runs) == ("failed", "it broke", None, ())
+    test_result = run_test(machine, repeats=3)
+    assert (test_result.status, test_result.why, test_result.ratio, test_result.runs) == (
+        "failed",
+        "it broke",
+        None,
+        (),
+    )
     assert len(machine.made) == 2
 
 
 def test_the_one_it_was_compared_with_is_named_where_that_fails(tmp_path: Path) -> None:
     machine = Machine(MEASURED, tmp_path, speed, fails=lambda recipe: "" if is_bf16(recipe) else "CUDA out of memory")
-    duel = fought(machine)
-    assert (duel.status, duel.why) == ("failed", "its baseline failed: out of memory")
+    test_result = run_test(machine)
+    assert (test_result.status, test_result.why) == ("failed", "its baseline failed: out of memory")
 
 
 @pytest.mark.parametrize(
@@ -110,6 +115,6 @@ def test_running_out_of_memory_is_told_from_other_failures(error: str, status: s
 
 @pytest.mark.parametrize("who", [is_bf16, lambda recipe: not is_bf16(recipe)])
 def test_nothing_has_won_where_others_held_the_cores_of_a_run(who, tmp_path: Path) -> None:
-    duel = fought(Machine(MEASURED, tmp_path, speed, is_busy=lambda recipe: who(recipe) and recipe.seed == 0))
-    assert duel.status == "starved"
-    assert "held the cores 62 % of the time in 1 of 4 runs" in duel.why
+    test_result = run_test(Machine(MEASURED, tmp_path, speed, is_busy=lambda recipe: who(recipe) and recipe.seed == 0))
+    assert test_result.status == "starved"
+    assert "held the cores 62 % of the time in 1 of 4 runs" in test_result.why

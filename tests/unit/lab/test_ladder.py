@@ -158,7 +158,7 @@ def climbing(tmp_path):
             here.ranks,
             get_folder=lambda trial, repeat: root / "trials" / build_run_name(trial, RECIPE, trial.ranks, repeat),
             reuse_policy=ReusePolicy(root / "replaced", said.append),
-            **{"start": machine.spawn, **runs},
+            **{"spawn": machine.start, **runs},
         )
         return LadderRunner(
             ladder=Ladder("own", "", "digits", STEPS, None, repeats, tuple(rungs), goes_on),
@@ -292,7 +292,7 @@ def test_the_second_run_of_a_pair_is_not_made_once_the_first_has_failed(climbing
         machine.fails = {"--json": (1, "error: broke\n")} if len(machine.commands) == 3 else {}
         return Machine.start(machine, command)
 
-    left = climbing([BASE, BF16], machine, start=start).rungs[1]
+    left = climbing([BASE, BF16], machine, spawn=start).rungs[1]
     assert (left.status, left.why) == ("failed", "base: broke")
     assert len(machine.commands) == 3 + 1
 
@@ -308,7 +308,7 @@ def test_data_that_are_gone_before_a_run_leave_the_rung_out(climbing):
         if trial.name == "02 bf16":
             raise DataError("/data: is gone (fix it)")
 
-    climbed = climbing([BASE, BF16, SLOWER], Machine(), begins=begins)
+    climbed = climbing([BASE, BF16, SLOWER], Machine(), before_run=begins)
     assert [(rung.status, rung.why[:8]) for rung in climbed.rungs[1:]] == [
         ("left_out", "/data: i"),
         ("dropped", "slower: "),
@@ -356,7 +356,7 @@ def test_nothing_that_is_there_is_run_again(climbing):
     again = Machine()
     assert climbing([BASE, BF16, SAME], again).rungs[:2] == first.rungs
     assert {name.split("-")[0] for name in again.folders} == {"03"}
-    assert climbing.stderr.count("02 bf16, run 1 of 3, known: 200 images/s") == 1
+    assert climbing.said.count("02 bf16, run 1 of 3, known: 200 images/s") == 1
 
 
 def test_a_rung_is_not_left_out_because_its_machine_did_not_say_what_it_is(climbing, tmp_path):
@@ -372,7 +372,7 @@ def test_a_rung_is_not_left_out_because_its_machine_did_not_say_what_it_is(climb
         return silent.start(command)
 
     with pytest.raises(TrialError, match="cannot describe its machine: no GPU answers"):
-        climbing([BASE, BF16], silent, start=start)
+        climbing([BASE, BF16], silent, spawn=start)
     assert {name.split("-")[0] for name in silent.folders} == {"01"}
 
 
@@ -489,7 +489,7 @@ def test_a_turn_has_the_order_that_it_has_in_the_ladder(climbing):
     climber.run_task(2, 1)
     climber.run_task(2, 2)
     assert [name.split("-")[1] for name in machine.folders] == ["below", "bf16", "bf16", "below"]
-    assert climbing.stderr == [
+    assert climbing.said == [
         "02 below, run 1 of 3: 100 images/s",
         "02 bf16, run 1 of 3: 200 images/s",
         "02 bf16, run 2 of 3: 202 images/s",
@@ -511,7 +511,7 @@ def test_a_turn_of_a_rung_that_does_not_fit_here_says_so_and_is_done(climbing):
     machine = Machine()
     climber = climbing.build([BASE, Rung(name="gpu", on="cuda"), BF16], machine)
     assert climber.run_task(2, 1) == ()
-    assert climbing.stderr == ["gpu: left out: only helps with a GPU, but there is none"]
+    assert climbing.said == ["gpu: left out: only helps with a GPU, but there is none"]
     assert machine.commands == []
 
 
@@ -560,6 +560,4 @@ def test_runs_that_shared_the_cores_are_made_again_when_the_ladder_is(climbing):
     again = climbing([BASE, BF16], machine)
     assert (first.rungs[1].status, again.rungs[1].status) == ("dropped", "kept")
     assert [name.split("-")[1] for name in machine.folders] == ["bf16"] * 3
-    assert any(
-        "no cores to itself: other processes held the cores 62 % of the time" in line for line in climbing.stderr
-    )
+    assert any("no cores to itself: other processes held the cores 62 % of the time" in line for line in climbing.said)

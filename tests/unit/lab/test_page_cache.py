@@ -117,7 +117,7 @@ def test_the_samples_that_a_run_takes_are_read_and_no_others(order: str, root: P
     expected = {int(index) for step in range(2) for index in taken.indices(step)}
     evict_files(list_source_files(source))
     prepare_page_cache(recipe, is_cold=False)
-    assert {index for index in range(NUM_TRAIN) if is_held(source.path_of(index))} == expected
+    assert {index for index in range(NUM_TRAIN) if is_held(source.get_path(index))} == expected
 
 
 def test_a_run_of_whole_epochs_reads_everything(root: Path, tmp_path: Path) -> None:

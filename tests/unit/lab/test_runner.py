@@ -118,7 +118,7 @@ def runner_in(folder: Path, start: Callable[[Sequence[str]], Child | Described],
 def going_on(
     folder: Path,
     say: Callable[[str], None] = print,
-    begins: Callable[[Trial, int], None] = lambda trial, repeat: None,
+    before_run: Callable[[Trial, int], None] = lambda trial, repeat: None,
     **machine: object,
 ) -> TrialRunner:
     """Return what runs trials that are not there already, on a machine of which so much is known."""
@@ -127,7 +127,7 @@ def going_on(
         is_asked = "paceline.measure.machine" in command
         return Described(machine) if is_asked else Child(command, provenance=machine)
 
-    return runner_in(folder, start, earlier=ReusePolicy(folder / "replaced", say), begins=begins)
+    return runner_in(folder, start, reuse_policy=ReusePolicy(folder / "replaced", say), before_run=before_run)
 
 
 @pytest.fixture
@@ -190,12 +190,12 @@ def test_a_run_without_counted_steps_has_failed(run) -> None:
 
 
 def test_a_run_that_is_made_for_more_than_its_speed_need_not_have_one(tmp_path: Path) -> None:
-    earlier = ReusePolicy(tmp_path / "replaced", print)
+    reuse_policy = ReusePolicy(tmp_path / "replaced", print)
 
     def start(command: Sequence[str]) -> Child | Described:
         return Described({}) if "paceline.measure.machine" in command else Child(command, images_per_s=0.0)
 
-    runner = runner_in(tmp_path, start, earlier=earlier, needs_speed=False)
+    runner = runner_in(tmp_path, start, reuse_policy=reuse_policy, needs_speed=False)
     assert [(made.result is None, made.is_reused) for made in (runner.run(Trial("a"), 1) for _ in range(2))] == [
         (False, False),
         (False, True),
@@ -239,7 +239,7 @@ def test_a_run_that_takes_too_long_is_ended_and_has_failed(tmp_path: Path) -> No
         started.append(Slow(command))
         return started[-1]
 
-    outcome = runner_in(tmp_path, start, limit_s=90.0).run(Trial("a"), 1)
+    outcome = runner_in(tmp_path, start, timeout_s=90.0).run(Trial("a"), 1)
     assert (outcome.result, outcome.error) == (None, "was terminated after 90 s")
     assert "terminate" in started[0].calls
 
@@ -247,7 +247,7 @@ def test_a_run_that_takes_too_long_is_ended_and_has_failed(tmp_path: Path) -> No
 def test_a_run_that_is_there_is_not_made_again(tmp_path: Path) -> None:
     """It is the same run only where recipe and ranks are the same; what a kill has left is removed."""
     begun: list[str] = []
-    runner = going_on(tmp_path, begins=lambda trial, repeat: begun.append(trial.name))
+    runner = going_on(tmp_path, before_run=lambda trial, repeat: begun.append(trial.name))
     (tmp_path / "a-1").mkdir()
     (tmp_path / "a-1" / "recipe.yaml").write_text("half", encoding="utf-8")
     first = runner.run(Trial("a"), 1)
@@ -291,7 +291,7 @@ def test_the_machine_is_asked_once_and_only_where_there_is_something_to_compare(
         asked.extend([command] if is_asked else [])
         return Described({}) if is_asked else Child(command)
 
-    runner = runner_in(tmp_path, start, earlier=ReusePolicy(tmp_path / "replaced", print))
+    runner = runner_in(tmp_path, start, reuse_policy=ReusePolicy(tmp_path / "replaced", print))
     runner.run(Trial("a"), 1)
     assert asked == []
     assert [runner.run(Trial("a"), 1).is_reused for _ in range(2)] == [True, True]
@@ -304,7 +304,7 @@ def test_a_machine_that_does_not_say_what_it_is_is_no_failure_of_the_trial(tmp_p
     def start(command: Sequence[str]) -> Child:
         return Slow(command) if "paceline.measure.machine" in command else Child(command)
 
-    runner = runner_in(tmp_path, start, earlier=ReusePolicy(tmp_path / "replaced", print))
+    runner = runner_in(tmp_path, start, reuse_policy=ReusePolicy(tmp_path / "replaced", print))
     runner.run(Trial("a"), 1)
     with pytest.raises(TrialError, match="cannot describe its machine: no answer in 600 s") as caught:
         runner.run(Trial("a"), 1)

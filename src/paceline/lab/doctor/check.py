@@ -15,6 +15,9 @@ from paceline.parallel.environ import is_one_node, world_from_environ
 
 FindingState = Literal["ok", "look", "wrong"]
 _STATES_BY_SEVERITY: Final[tuple[FindingState, ...]] = ("ok", "look", "wrong")
+T = TypeVar("T")
+ANSWER_TIMEOUT_S: Final = 3.0
+"""Default timeout in seconds. An unresponsive name server takes half a minute, and a dead disk forever."""
 
 
 @dataclass(frozen=True)
@@ -73,11 +76,6 @@ def find_worst_state(findings: Iterable[DoctorFinding]) -> FindingState:
 def has_problem(findings: Iterable[DoctorFinding]) -> bool:
     """Return whether a run would fail because of one of `findings`."""
     return find_worst_state(findings) == "wrong"
-
-
-T = TypeVar("T")
-ANSWER_TIMEOUT_S: Final = 3.0
-"""Default timeout in seconds. An unresponsive name server takes half a minute, and a dead disk forever."""
 
 
 def call_with_timeout(function: Callable[[], T], timeout_s: float = ANSWER_TIMEOUT_S) -> T:

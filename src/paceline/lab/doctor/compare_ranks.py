@@ -29,6 +29,28 @@ from paceline.lab.predict.network import AllReduceMeasurement, AllReduceTiming
 
 COMPARED_VERSIONS: Final = ("paceline", "torch", "nccl", "driver", "cuda", "python", "torchvision", "numpy")
 """Versions from `describe_machine`, in the order of reports."""
+_MUST_AGREE: Final = ("paceline", "torch", "nccl")
+"""Ranks with different versions of these would wait in different places, or cannot communicate."""
+_MAX_SHOWN: Final = 4
+_FindingKey = tuple[str, str, str]
+"""Identity of a finding: name, state and advice. The found value may contain an amount that differs."""
+MAX_PAIRED_HOSTS: Final = 16
+"""Largest number of hosts that are timed in pairs; n - 1 rounds of more would take too long."""
+_SLOW_BIT_PER_S: Final = 0.5 * GIGA
+"""Half of the slowest network sold today: a lower rate means bad settings, sharing or a defect."""
+_MIN_NOMINAL_SHARE: Final = 1 / 9
+"""Smallest acceptable share of the nominal rate.
+
+gloo reached a seventh of 10 Gbit/s while ten programs kept its 2 cores busy (median of all-reduces of 100 MB over a
+virtual link, measured); a link that negotiated the next lower speed reaches a tenth.
+"""
+_MAX_CONNECTION_BIT_PER_S: Final = 10 * GIGA
+"""Approximate limit of one TCP connection: faster links are not expected to be saturated by one."""
+_MAX_HOP_S: Final = 5e-3
+"""Ethernet takes 30 to 100 microseconds; a hop of milliseconds leaves the building."""
+_SLOW_HOST_RATIO: Final = 0.5
+_EXAMPLE_GRADIENT_BYTES: Final = 100e6
+"""Example: bytes of the gradients of ResNet-50 in float32."""
 
 
 @dataclass(frozen=True)
@@ -119,13 +141,6 @@ def identify_machine(proc: Path = PROC) -> str:
 
 def _select_known_fields(kind: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     return {each.name: values[each.name] for each in fields(kind) if each.name in values}
-
-
-_MUST_AGREE: Final = ("paceline", "torch", "nccl")
-"""Ranks with different versions of these would wait in different places, or cannot communicate."""
-_MAX_SHOWN: Final = 4
-_FindingKey = tuple[str, str, str]
-"""Identity of a finding: name, state and advice. The found value may contain an amount that differs."""
 
 
 def compare_ranks(ranks: Sequence[RankFacts]) -> list[DoctorFinding]:
@@ -312,25 +327,6 @@ def _group_ranks(pairs: Iterable[tuple[str, RankFacts]]) -> dict[str, list[RankF
 
 def _sort_most_common_first(of: Mapping[str, list[RankFacts]]) -> list[tuple[str, list[RankFacts]]]:
     return sorted(of.items(), key=lambda each: -len(each[1]))
-
-
-MAX_PAIRED_HOSTS: Final = 16
-"""Largest number of hosts that are timed in pairs; n - 1 rounds of more would take too long."""
-_SLOW_BIT_PER_S: Final = 0.5 * GIGA
-"""Half of the slowest network sold today: a lower rate means bad settings, sharing or a defect."""
-_MIN_NOMINAL_SHARE: Final = 1 / 9
-"""Smallest acceptable share of the nominal rate.
-
-gloo reached a seventh of 10 Gbit/s while ten programs kept its 2 cores busy (median of all-reduces of 100 MB over a
-virtual link, measured); a link that negotiated the next lower speed reaches a tenth.
-"""
-_MAX_CONNECTION_BIT_PER_S: Final = 10 * GIGA
-"""Approximate limit of one TCP connection: faster links are not expected to be saturated by one."""
-_MAX_HOP_S: Final = 5e-3
-"""Ethernet takes 30 to 100 microseconds; a hop of milliseconds leaves the building."""
-_SLOW_HOST_RATIO: Final = 0.5
-_EXAMPLE_GRADIENT_BYTES: Final = 100e6
-"""Example: bytes of the gradients of ResNet-50 in float32."""
 
 
 def rate_all_reduce(measured: AllReduceMeasurement, ranks: Sequence[RankFacts]) -> DoctorFinding:

@@ -29,6 +29,31 @@ from paceline.measure.cpu import core_ticks
 from paceline.parallel.environ import count_gpus
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+_SAMPLE_S: Final = 0.5
+"""Sampling time of the cores: 50 clock ticks each."""
+_LOW_MEMORY_BYTES: Final = 2 * 2**30
+_LOW_SHM_BYTES: Final = 2**29
+"""Containers have 64 MiB by default: enough for one worker as below, but not for NCCL or larger images."""
+_TYPICAL_BATCH_BYTES: Final = 2 * estimate_batch_bytes(64, 3, 224)
+"""A rank's training and evaluation batch of 64 images of 224 px each."""
+_PREFETCHED_BATCHES: Final = 2
+"""Batches that a worker prefetches (`data.processes.PREFETCH`, whose module imports torch)."""
+_MAX_WORKERS: Final = 16
+_BASE_FILES: Final = 64
+"""Files of a rank besides those below: the program's own, checkpoints, logs, images."""
+_FILES_PER_WORKER: Final = 24
+"""As in `data.preflight`: a training and an evaluation worker, and their batches."""
+_RENDEZVOUS_FILES: Final = 21
+_FILES_PER_RANK: Final = 2
+"""Files of gloo: 21 + 2n for n ranks, measured with torch 2.15 by counting /proc/self/fd."""
+_LOW_LOCKED_BYTES: Final = 2**30
+_TIME_ERROR: Final = 5
+"""TIME_ERROR, the clock is not synchronized: adjtimex(2)."""
+_TIMEX: Final = struct.Struct("@I4xqqqq")
+"""First fields of `struct timex` with a 64-bit long: modes, offset, freq, and maxerror in microseconds."""
+_TIMEX_BYTES: Final = 256  # it has 208
+KernelClock = tuple[int, float]
+"""Return value of adjtimex(2), negative if unavailable; and the maximum error of the clock in seconds."""
 
 
 def check_cores(host: HostContext) -> Iterator[DoctorFinding]:
@@ -134,10 +159,6 @@ def _parse_numa_node(folder: Path) -> int:
     return int(folder.name.removeprefix("node"))
 
 
-_SAMPLE_S: Final = 0.5
-"""Sampling time of the cores: 50 clock ticks each."""
-
-
 def _sleep(seconds: float) -> None:
     threading.Event().wait(seconds)
 
@@ -185,24 +206,6 @@ def _read_ticks(host: HostContext, cores: Sequence[int]) -> CpuTicks:
     top = os.getpid() if host.world.local_world_size == 1 else os.getppid()
     own = sum(cpu_ticks(pid, proc) for pid in {os.getpid(), top, *descendants(top, proc)})
     return CpuTicks(*core_ticks(cores, proc), own)
-
-
-_LOW_MEMORY_BYTES: Final = 2 * 2**30
-_LOW_SHM_BYTES: Final = 2**29
-"""Containers have 64 MiB by default: enough for one worker as below, but not for NCCL or larger images."""
-_TYPICAL_BATCH_BYTES: Final = 2 * estimate_batch_bytes(64, 3, 224)
-"""A rank's training and evaluation batch of 64 images of 224 px each."""
-_PREFETCHED_BATCHES: Final = 2
-"""Batches that a worker prefetches (`data.processes.PREFETCH`, whose module imports torch)."""
-_MAX_WORKERS: Final = 16
-_BASE_FILES: Final = 64
-"""Files of a rank besides those below: the program's own, checkpoints, logs, images."""
-_FILES_PER_WORKER: Final = 24
-"""As in `data.preflight`: a training and an evaluation worker, and their batches."""
-_RENDEZVOUS_FILES: Final = 21
-_FILES_PER_RANK: Final = 2
-"""Files of gloo: 21 + 2n for n ranks, measured with torch 2.15 by counting /proc/self/fd."""
-_LOW_LOCKED_BYTES: Final = 2**30
 
 
 def check_memory_and_limits(host: HostContext) -> Iterator[DoctorFinding]:
@@ -297,16 +300,6 @@ def _get_limits(kind: int) -> tuple[int, int]:
 
 def _format_limit(limit: float) -> str:
     return "any number" if limit == INFINITY else f"{limit:,.0f}"
-
-
-_TIME_ERROR: Final = 5
-"""TIME_ERROR, the clock is not synchronized: adjtimex(2)."""
-_TIMEX: Final = struct.Struct("@I4xqqqq")
-"""First fields of `struct timex` with a 64-bit long: modes, offset, freq, and maxerror in microseconds."""
-_TIMEX_BYTES: Final = 256  # it has 208
-
-KernelClock = tuple[int, float]
-"""Return value of adjtimex(2), negative if unavailable; and the maximum error of the clock in seconds."""
 
 
 def read_kernel_clock() -> KernelClock:

@@ -35,6 +35,19 @@ _SIOCETHTOOL, _ETHTOOL_GSET = 0x8946, 0x1
 _ETHTOOL_CMD: Final = struct.Struct("=IIIHBBBBBBIIHBBIII")
 _SPEED, _SPEED_HIGH = 3, 12  # fields of that
 _UNKNOWN_SPEEDS: Final = (0, 0xFFFFFFFF)
+_SLOW_BIT_PER_S: Final = 1e9
+"""At this rate the gradients of ResNet-50, 102 MB, take most of a second."""
+_GLOO_VARIABLE: Final = "GLOO_SOCKET_IFNAME"
+_LAST_RESORT_PREFIXES: Final = ("docker", "lo", "virbr")
+"""Name prefixes that NCCL uses only if there is no other interface, in this order."""
+_LAUNCHER_VARIABLES: Final = (
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID",
+    "SLURM_JOB_ID", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_RESTART_COUNT",
+)  # fmt: skip
+_MPI_VARIABLES: Final = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
+_LOW_TIME_S: Final = 300.0
+_TCP_LISTEN: Final = "0A"
+"""TCP_LISTEN of the kernel's net/tcp_states.h."""
 
 
 @dataclass(frozen=True)
@@ -101,13 +114,6 @@ def _query_bit_per_s(probe: socket.socket, name: str) -> float:
     reply = _ETHTOOL_CMD.unpack(command.tobytes())
     speed = reply[_SPEED] | reply[_SPEED_HIGH] << 16
     return 0.0 if speed in (*_UNKNOWN_SPEEDS, 0xFFFF) else speed * MEGA
-
-
-_SLOW_BIT_PER_S: Final = 1e9
-"""At this rate the gradients of ResNet-50, 102 MB, take most of a second."""
-_GLOO_VARIABLE: Final = "GLOO_SOCKET_IFNAME"
-_LAST_RESORT_PREFIXES: Final = ("docker", "lo", "virbr")
-"""Name prefixes that NCCL uses only if there is no other interface, in this order."""
 
 
 def check_network(host: HostContext) -> Iterator[DoctorFinding]:
@@ -285,16 +291,6 @@ def _list_external_interfaces(available: Sequence[Interface]) -> list[Interface]
 def _format_interface(each: Interface) -> str:
     speed = f" ({number(each.bit_per_s / GIGA)} Gbit/s)" if each.bit_per_s else ""
     return f"{each.name} {each.address}".strip() + speed
-
-
-_LAUNCHER_VARIABLES: Final = (
-    "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID",
-    "SLURM_JOB_ID", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_RESTART_COUNT",
-)  # fmt: skip
-_MPI_VARIABLES: Final = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
-_LOW_TIME_S: Final = 300.0
-_TCP_LISTEN: Final = "0A"
-"""TCP_LISTEN of the kernel's net/tcp_states.h."""
 
 
 def check_rendezvous(host: HostContext) -> Iterator[DoctorFinding]:

@@ -37,6 +37,21 @@ from paceline.recipe.schema.train import Parallel
 MAX_CLOCK_OFFSET_S: Final = 1.0
 """Smaller offsets affect neither records, whose timestamps are in seconds, nor the age of heartbeats."""
 _NUM_TRIES: Final = 8
+_NO_ENVIRON: Final[Mapping[str, str]] = MappingProxyType({})
+_RENDEZVOUS_TIMEOUT_S: Final = 120.0
+"""Timeout of the rendezvous: importing torch from a cold network disk takes a minute."""
+_FACTS_TIMEOUT_S: Final = 60.0
+"""Timeout for facts after the rendezvous: starting a GPU and checking the machine."""
+_COLLECTIVE_TIMEOUT_S: Final = 60.0
+"""Timeout of a message between two ranks: 64 MiB take 6 s at 100 Mbit/s."""
+_TIMEOUT_PER_RANK_S: Final = 0.25
+"""Timeout per rank, if more: gloo connects all pairs before the first message. Assumed, not measured."""
+_REPORT_MARGIN_S: Final = 15.0
+"""Extra time until other ranks notice that they have lost one."""
+_TIME_PER_SIZE_S: Final = 0.4
+"""Seconds per all-reduce size; six sizes are timed, fewer over a slow link."""
+_OUTPUT_ADVICE: Final = "check the output of the ranks in torchrun or srun, and their GPUs (nvidia-smi)"
+_SLOW_KEY: Final = "is slow"
 
 
 @dataclass(frozen=True)
@@ -88,23 +103,6 @@ def compare_clocks(offsets: Mapping[int, ClockOffset], ranks: Mapping[int, RankF
 def _format_offset(rank: RankFacts, offset: ClockOffset) -> str:
     direction = "ahead of" if offset.ahead_s > 0 else "behind"
     return f"{rank.label} is {seconds(abs(offset.ahead_s))} {direction} rank 0 (+/- {seconds(offset.error_s)})"
-
-
-_NO_ENVIRON: Final[Mapping[str, str]] = MappingProxyType({})
-_RENDEZVOUS_TIMEOUT_S: Final = 120.0
-"""Timeout of the rendezvous: importing torch from a cold network disk takes a minute."""
-_FACTS_TIMEOUT_S: Final = 60.0
-"""Timeout for facts after the rendezvous: starting a GPU and checking the machine."""
-_COLLECTIVE_TIMEOUT_S: Final = 60.0
-"""Timeout of a message between two ranks: 64 MiB take 6 s at 100 Mbit/s."""
-_TIMEOUT_PER_RANK_S: Final = 0.25
-"""Timeout per rank, if more: gloo connects all pairs before the first message. Assumed, not measured."""
-_REPORT_MARGIN_S: Final = 15.0
-"""Extra time until other ranks notice that they have lost one."""
-_TIME_PER_SIZE_S: Final = 0.4
-"""Seconds per all-reduce size; six sizes are timed, fewer over a slow link."""
-_OUTPUT_ADVICE: Final = "check the output of the ranks in torchrun or srun, and their GPUs (nvidia-smi)"
-_SLOW_KEY: Final = "is slow"
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,22 @@ from paceline.lab.predict.points import ScalingPoint
 GrowthFunction = Callable[[ScalingPoint], float]
 COMPUTE_PART: Final = "compute"
 FIXED_PART: Final = "start_up"
+_INDEPENDENCE_TOLERANCE: Final = 1e-6
+"""A column identifies its term if this share of its length lies outside the others' span."""
+_MIN_COMPUTE_SHARE: Final = 0.01
+"""Smallest share of compute in the fastest point; otherwise tables without any scaling would fit 0."""
+_MAX_STEPS: Final = 50
+_MAX_HALVINGS: Final = 20
+_CONVERGENCE_TOLERANCE: Final = 1e-12
+MIN_NOISE: Final = 0.03
+"""Relative standard deviation of a time about its formula, unless the points show a larger one."""
+UNMEASURED_COST: Final = 0.08
+"""Standard deviation of the cost per step of several ranks, and of several nodes, if no point has them.
+
+As a share of compute; the upper half of a normal distribution is drawn.
+"""
+_CONFIDENCE: Final = 0.95
+_NUM_DRAWS: Final = 500
 
 
 @dataclass(frozen=True)
@@ -105,15 +121,6 @@ ALTERNATIVES: Final = (
 `tree` grows like the latency of a tree (Thakur et al. 2005, doi 10.1177/1094342005051521), `stragglers` like the
 expected latest of N ranks with normal steps (sqrt(2 ln N), Gumbel 1958).
 """
-
-
-_INDEPENDENCE_TOLERANCE: Final = 1e-6
-"""A column identifies its term if this share of its length lies outside the others' span."""
-_MIN_COMPUTE_SHARE: Final = 0.01
-"""Smallest share of compute in the fastest point; otherwise tables without any scaling would fit 0."""
-_MAX_STEPS: Final = 50
-_MAX_HALVINGS: Final = 20
-_CONVERGENCE_TOLERANCE: Final = 1e-12
 
 
 @dataclass(frozen=True)
@@ -223,17 +230,6 @@ def _backtrack(relative: np.ndarray, current: np.ndarray, target: np.ndarray) ->
 def _compute_squared_error(relative: np.ndarray, coefficients: np.ndarray) -> float:
     fitted = relative @ coefficients
     return float(np.square(np.log(fitted)).sum()) if (fitted > 0).all() else np.inf
-
-
-MIN_NOISE: Final = 0.03
-"""Relative standard deviation of a time about its formula, unless the points show a larger one."""
-UNMEASURED_COST: Final = 0.08
-"""Standard deviation of the cost per step of several ranks, and of several nodes, if no point has them.
-
-As a share of compute; the upper half of a normal distribution is drawn.
-"""
-_CONFIDENCE: Final = 0.95
-_NUM_DRAWS: Final = 500
 
 
 @dataclass(frozen=True)

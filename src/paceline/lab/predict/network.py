@@ -18,6 +18,19 @@ from paceline.core.units import number
 _QUANTILE: Final = 0.975
 _P10_TO_P90_SIGMAS: Final = NormalDist().inv_cdf(0.9) - NormalDist().inv_cdf(0.1)
 """Standard deviations between the 10th and 90th percentile of a normal distribution."""
+MICRO: Final = 1e-6
+GIGA: Final = 1e9
+# A small all-reduce takes 46 us on 16 GPUs of two nodes (github.com/NVIDIA/nccl/issues/1244). Assumed: half of it is
+# spent in the 14 hops of a ring of 8 within nodes, and half in the two hops of a tree of 2 between them.
+_NVLINK_HOP_US: Final = 23 / 14
+_INFINIBAND_HOP_US: Final = 23 / 2
+_TCP_HOP_US: Final = 30.0  # from memory: sockets through the kernel, both ways of a hop of NCCL's; measure yours
+_NCCL_ISSUES: Final = "github.com/NVIDIA/nccl/issues"
+_NCCL_TESTS_ISSUES: Final = "github.com/NVIDIA/nccl-tests/issues"
+_DEFAULT_INTRA_NODE: Final = {"ndr": "nvlink4", "hdr": "nvlink3", "edr": "nvlink2"}
+"""Links within nodes that have such adapters; nvlink4 for others."""
+_ADAPTER_PER_GPU: Final = ("ndr", "hdr")
+_CUSTOM_NAME: Final = "own"
 
 
 class AllReduceTiming(ResultModel):
@@ -111,10 +124,6 @@ def _fit_line(times: Sequence[AllReduceTiming]) -> tuple[float, float, float]:
     return fixed, per_byte, math.hypot(residual_error, scatter)
 
 
-MICRO: Final = 1e-6
-GIGA: Final = 1e9
-
-
 @dataclass(frozen=True)
 class Link:
     """A link: `alpha_s` seconds per hop, and `bytes_per_s`, between `low` and `high`.
@@ -168,14 +177,6 @@ def _build_link(name: str, alpha_us: float, low: float, typical: float, high: fl
     return Link(name, alpha_us * MICRO, typical * GIGA, low * GIGA, high * GIGA, source)
 
 
-# A small all-reduce takes 46 us on 16 GPUs of two nodes (github.com/NVIDIA/nccl/issues/1244). Assumed: half of it is
-# spent in the 14 hops of a ring of 8 within nodes, and half in the two hops of a tree of 2 between them.
-_NVLINK_HOP_US: Final = 23 / 14
-_INFINIBAND_HOP_US: Final = 23 / 2
-_TCP_HOP_US: Final = 30.0  # from memory: sockets through the kernel, both ways of a hop of NCCL's; measure yours
-_NCCL_ISSUES: Final = "github.com/NVIDIA/nccl/issues"
-_NCCL_TESTS_ISSUES: Final = "github.com/NVIDIA/nccl-tests/issues"
-
 INTRA_NODE_LINKS: Final = {
     each.name: each
     for each in (
@@ -216,10 +217,6 @@ INTER_NODE_LINKS: Final = {
         ),
     )
 }
-_DEFAULT_INTRA_NODE: Final = {"ndr": "nvlink4", "hdr": "nvlink3", "edr": "nvlink2"}
-"""Links within nodes that have such adapters; nvlink4 for others."""
-_ADAPTER_PER_GPU: Final = ("ndr", "hdr")
-_CUSTOM_NAME: Final = "own"
 _CUSTOM_LINK: Final = _build_link(_CUSTOM_NAME, _TCP_HOP_US, 1, 1, 1, "given")
 """A link between nodes whose bandwidth, and perhaps latency, the user sets."""
 

@@ -10,6 +10,15 @@ from typing import Final
 
 from paceline.core.errors import DataError, suggest_similar
 
+POINTS_FILE: Final = "points.csv"
+"""Table in the folder of `paceline scale`, for predictions."""
+POINT_COLUMNS: Final = ("ranks", "nodes", "rank_batch", "images", "time_s")
+_COUNT_COLUMNS: Final = ("ranks", "nodes", "rank_batch")
+_MAX_COUNT: Final = 10**9
+_AMOUNT_RANGE: Final = (1e-9, 1e15)
+"""Range of images and seconds, so that arithmetic cannot overflow."""
+_EXAMPLE: Final = "such as 4,1,128,12811670,5355.9"
+
 
 @dataclass(frozen=True)
 class PredictionRequest:
@@ -23,16 +32,6 @@ class PredictionRequest:
     rank_batch: int
     images: float
     price: float | None = None
-
-
-POINTS_FILE: Final = "points.csv"
-"""Table in the folder of `paceline scale`, for predictions."""
-POINT_COLUMNS: Final = ("ranks", "nodes", "rank_batch", "images", "time_s")
-_COUNT_COLUMNS: Final = ("ranks", "nodes", "rank_batch")
-_MAX_COUNT: Final = 10**9
-_AMOUNT_RANGE: Final = (1e-9, 1e15)
-"""Range of images and seconds, so that arithmetic cannot overflow."""
-_EXAMPLE: Final = "such as 4,1,128,12811670,5355.9"
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,16 @@ from paceline.recipe.schema.train import Parallel
 FIRST_BYTES: Final = 1 << 20
 BUCKET_BYTES: Final = 25 << 20
 """Torch's `bucket_cap_mb`, after a first bucket of 1 MiB."""
+_DATA_STAGE: Final = "data_wait"
+_GRADIENT_BYTES: Final = 4
+_MIB: Final = 1 << 20
+_SENT_SHARE: Final[Mapping[str, float]] = {"bf16": 0.5, "fp16": 0.5}
+"""Share of the gradients' bytes that is sent, by `parallel.compression`."""
+_IGNORED_SETTINGS: Final = ("seed", "measure", "data.batch_size", "data.rank_batch_size", "train.steps", "train.epochs")
+"""Settings that may differ between two runs; their rank batches are compared separately."""
+_WINDOW_STEPS: Final = 10
+_P10_TO_P90_SIGMAS: Final = NormalDist().inv_cdf(0.9) - NormalDist().inv_cdf(0.1)
+_LOCAL_LAUNCHERS: Final = ("single", "local")
 
 
 @dataclass(frozen=True)
@@ -71,18 +81,6 @@ def _split_into_buckets(num_bytes: int, first: int, others: int) -> list[int]:
     while (left := num_bytes - sum(sizes)) > 0:
         sizes.append(min(others, left))
     return sizes
-
-
-_DATA_STAGE: Final = "data_wait"
-_GRADIENT_BYTES: Final = 4
-_MIB: Final = 1 << 20
-_SENT_SHARE: Final[Mapping[str, float]] = {"bf16": 0.5, "fp16": 0.5}
-"""Share of the gradients' bytes that is sent, by `parallel.compression`."""
-_IGNORED_SETTINGS: Final = ("seed", "measure", "data.batch_size", "data.rank_batch_size", "train.steps", "train.epochs")
-"""Settings that may differ between two runs; their rank batches are compared separately."""
-_WINDOW_STEPS: Final = 10
-_P10_TO_P90_SIGMAS: Final = NormalDist().inv_cdf(0.9) - NormalDist().inv_cdf(0.1)
-_LOCAL_LAUNCHERS: Final = ("single", "local")
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ def test_what_was_timed_before_a_failure_is_told(met, monkeypatch: pytest.Monkey
     failed = DoctorFinding.problem("all-reduce", "fails", "see")
     monkeypatch.setattr(ranks, "process_group", lambda *arguments: contextlib.nullcontext())
     monkeypatch.setattr(ranks, "set_threads", lambda section, world: None)
-    monkeypatch.setattr(ranks, "measure_all_reduces", lambda world, device, each_s: None)
+    monkeypatch.setattr(ranks, "measure_all_reduces", lambda world, device, seconds_per_size: None)
     monkeypatch.setattr(ranks, "rate_all_reduce", lambda measured, said: SLOW)
     monkeypatch.setattr(ranks, "_time_host_pairs", fail)
     monkeypatch.setattr(ranks, "_build_all_reduce_failure", lambda here, join_s: failed)
