@@ -83,7 +83,7 @@ def _read_losses(rundir: RunDir) -> dict[int, float]:
 
 
 def _mean_loss(records: Mapping[int, float], start: int, end: int) -> float:
-    """Return the mean loss over steps `begun` + 1 to `end`, at both of which a record ends."""
+    """Return the mean loss over steps `start` + 1 to `end`, at both of which a record ends."""
     total = 0.0
     for before, step in pairwise(sorted({0, *records})):
         if start <= before and step <= end:
@@ -134,7 +134,7 @@ def _explain_gap(gap: Interval, verdict: str) -> str:
 
 @dataclass(frozen=True)
 class RunPair:
-    """A run of a setting (`here`) and one of its baseline (`below`), made back to back with the same seed."""
+    """A run of a setting and one of its baseline, made back to back with the same seed."""
 
     candidate: TrialOutcome
     baseline: TrialOutcome
@@ -178,21 +178,21 @@ def run_pairs(
     baseline: Callable[[int], TrialOutcome], candidate: Callable[[int], TrialOutcome], repeats: int
 ) -> PairedRuns:
     """Run pairs 1 to `repeats`, in alternating order. The first run that fails ends it."""
-    whole: list[RunPair] = []
+    complete: list[RunPair] = []
     for repeat in range(1, repeats + 1):
         # Alternate the order, so that caches warmed by the first run favor neither side.
         outcomes = run_pair(baseline, candidate, repeat)
         for is_candidate, outcome in outcomes.items():
             if outcome.result is None:
-                return PairedRuns(tuple(whole), outcome, is_candidate)
-        whole.append(RunPair(candidate=outcomes[True], baseline=outcomes[False]))
-    return PairedRuns(tuple(whole))
+                return PairedRuns(tuple(complete), outcome, is_candidate)
+        complete.append(RunPair(candidate=outcomes[True], baseline=outcomes[False]))
+    return PairedRuns(tuple(complete))
 
 
 def run_pair(
     baseline: Callable[[int], TrialOutcome], candidate: Callable[[int], TrialOutcome], repeat: int
 ) -> dict[bool, TrialOutcome]:
-    """Run pair `turn`, counted from 1; return its runs in order, by whether they are `here`.
+    """Run pair `repeat`, counted from 1; return its outcomes in order, keyed by whether they are the candidate's.
 
     The second run is skipped if the first fails.
     """
@@ -233,7 +233,7 @@ class TrialBench:
     num_runs: int = 0
 
     def run_trial(self, name: str, patch: Patch, steps: int, repeat: int) -> TrialOutcome:
-        """Run `steps` measured steps once. Samples and initial weights depend on `turn` only."""
+        """Run `steps` measured steps once. Samples and initial weights depend on `repeat` only."""
         length = self.recipe.measure.warmup_steps + steps
         assignments = (*patch.assignments, ("train.steps", length), ("seed", self.recipe.seed + repeat - 1))
         self.num_runs += 1
@@ -242,9 +242,9 @@ class TrialBench:
 
 @dataclass(frozen=True)
 class ABResult:
-    """Result of an A/B test: `ratio` is the challenger's images/s over the champion's, None if a run failed.
+    """Result of an A/B test: `ratio` is the candidate's images/s over the baseline's, None if a run failed.
 
-    `runs` are the challenger's run directories; `why` explains the status in a sentence.
+    `runs` are the candidate's run directories; `why` explains the status in a sentence.
     """
 
     baseline: tuple[RunResult, ...]
@@ -265,13 +265,13 @@ def run_ab_test(
     repeats: int,
     must_match_losses: bool,
 ) -> ABResult:
-    """Run `repeats` pairs of (champion, challenger), and compare them. The first run that fails ends it.
+    """Compare the patches of (baseline, candidate) by `repeats` pairs of runs; the first run that fails ends the test.
 
-    With `must_match_losses` the challenger must train like the champion.
+    With `must_match_losses` the candidate must train like the baseline.
     """
     pairs = run_pairs(
-        lambda turn: bench.run_trial(names[0], patches[0], steps, turn),
-        lambda turn: bench.run_trial(names[1], patches[1], steps, turn),
+        lambda repeat: bench.run_trial(names[0], patches[0], steps, repeat),
+        lambda repeat: bench.run_trial(names[1], patches[1], steps, repeat),
         repeats,
     )
     if pairs.failed is not None:
@@ -307,15 +307,15 @@ def _build_failed_result(pairs: PairedRuns, failed: TrialOutcome) -> ABResult:
 def _evaluate_pairs(pairs: PairedRuns, *, after: int, must_match_losses: bool) -> ABResult:
     ratio = pairs.ratio
     parity = pairs.parity(after) if must_match_losses else None
-    champion, challenger = collect_results(pairs.baselines), collect_results(pairs.candidates)
+    baselines, candidates = collect_results(pairs.baselines), collect_results(pairs.candidates)
     status, why = _classify_ratio(ratio)
-    if starved := starved_note((*champion, *challenger)):
+    if starved := starved_note((*baselines, *candidates)):
         status, why = "starved", f"unknown: {starved} ({why})"
     elif status == "won" and parity is not None and is_disqualifying(parity):
         status, why = "differs", parity.why
     elif status == "won" and must_match_losses:
         why += format_parity_caveat(parity)
-    return ABResult(champion, challenger, ratio, parity, status, why, format_run_folders(pairs.candidates))
+    return ABResult(baselines, candidates, ratio, parity, status, why, format_run_folders(pairs.candidates))
 
 
 def _classify_ratio(ratio: Interval) -> tuple[ABStatus, str]:

@@ -60,7 +60,7 @@ def select_samples(source: Source, indices: NDArray[np.int64]) -> Source:
 
 @dataclass(frozen=True)
 class DatasetStats:
-    """Statistics of a split. `count_classes` are by class, in label order.
+    """Statistics of a split. `class_counts` are images per class, in label order.
 
     `num_inspected` is the number of inspected images, and `formats` counts their formats. `sizes` are their (height,
     width), int64 [K, 2], `num_bytes` is their sum of bytes, and `num_bad` the number of unreadable ones. `pack_kinds`
@@ -126,7 +126,10 @@ class DatasetStats:
 def inspect_source(
     source: Source, limit: int | None, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> DatasetStats:
-    """Inspect at most `limit` images of a split (None: all), evenly spread; `told` gets the images done and in all."""
+    """Inspect at most `limit` images of a split (None: all), evenly spread.
+
+    `progress` gets the numbers of images done and in all.
+    """
     match source:
         case ArraySource(images=images):
             height, width = images.shape[1:3]

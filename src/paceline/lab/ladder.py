@@ -70,7 +70,7 @@ class RungDataset:
 
 @dataclass(frozen=True)
 class LadderOutcome:
-    """Results of a measured ladder: its rungs, the best state, and why `auto` stopped."""
+    """Results of a measured ladder: its rungs, the best state, and why an open-ended ladder stopped."""
 
     rungs: tuple[RungResult, ...]
     best: LadderState
@@ -139,9 +139,7 @@ class LadderRunner:
         return tuple(outcomes.values())
 
     def _assume_kept(self, number: int) -> tuple[LadderState, LadderState | str]:
-        """Return the state below rung `number` if all lower rungs are kept, and the rung's state or why it does not
-        fit.
-        """
+        """Return the state below rung `number` if all lower rungs are kept, and the rung's state or why it fails."""
         below, standing, why = self._initial_state, self._initial_state, ""
         for rung in self.ladder.rungs[:number]:
             below, why = standing, ""
@@ -184,8 +182,11 @@ class LadderRunner:
         except PacelineError as error:
             result = build_unmeasured_result(rung, below.name, "left_out", str(error), prepare_s=made.seconds)
             return self._report_result(below, result)
-        ours, theirs = _build_trial(number, rung.name, standing, rung), _build_trial(number, "below", below, rung)
-        pairs = run_pairs(partial(self._run_trial, theirs), partial(self._run_trial, ours), self.repeats)
+        candidate, baseline = (
+            _build_trial(number, rung.name, standing, rung),
+            _build_trial(number, "below", below, rung),
+        )
+        pairs = run_pairs(partial(self._run_trial, baseline), partial(self._run_trial, candidate), self.repeats)
         if pairs.failed is not None:
             is_refused = pairs.is_candidate and pairs.failed.exit_code == _EXIT_REFUSED
             complaint = format_failure(pairs.failed)

@@ -112,10 +112,10 @@ class Ladder:
     is_open_ended: bool
 
 
-def require_consent_to_rungs(chosen: Ladder, place: str, *, own_code: bool) -> None:
+def require_consent_to_rungs(ladder: Ladder, source: str, *, own_code: bool) -> None:
     """Raise `RecipeError` for plugin code that a rung names, unless `own_code` allows it."""
-    for rung in chosen.rungs:
-        require_consent_to_settings(rung.patch.values(), f"{place}: rung {rung.name!r}", own_code=own_code)
+    for rung in ladder.rungs:
+        require_consent_to_settings(rung.patch.values(), f"{source}: rung {rung.name!r}", own_code=own_code)
 
 
 def list_ladders() -> list[str]:

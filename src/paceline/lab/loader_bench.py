@@ -85,7 +85,7 @@ class MeasurementWindow:
 class LoaderMeasurement:
     """One measurement. `bytes_read` came from the source, `disk_bytes` from storage.
 
-    `read_memory_bytes` is the peak above the process's initial memory, without the page cache. `lost_cpu` is the share
+    `memory_bytes` is the peak above the process's initial memory, without the page cache. `lost_cpu` is the share
     of its runnable time in which other processes used the cores.
     """
 
@@ -231,7 +231,7 @@ class BenchRow:
     """Result of a contender over n turns: medians, and the lowest and highest rate.
 
     `images_per_s_per_core` is per thread or process, `cpu_ms` the CPU time per image, and bytes are per image.
-    `read_memory_bytes` and `lost_cpu` are maxima. `kind` is loader or floor.
+    `memory_bytes` and `lost_cpu` are maxima. `kind` is loader or floor.
     """
 
     name: str

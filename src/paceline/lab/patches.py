@@ -86,7 +86,7 @@ def _get_variant_name(recipe: Recipe, section: str) -> str:
 def build_measurement_patch(recipe: Recipe, steps: int, user_patch: Patch, lr_share: float = TINY_LR_SHARE) -> Patch:
     """Return the patch that turns `recipe` into a run of `steps` measured steps after the measurement warm-up.
 
-    The learning rate is constant at `lr_share` of its peak. The user's own settings (`said`) of evaluation,
+    The learning rate is constant at `lr_share` of its peak. Settings in `user_patch` of evaluation,
     checkpoints, progressive sizes and logging are kept. Lengths in percent are dropped, as they refer to the whole run;
     so are measurements that slow down steps, which get their own runs.
     """
@@ -114,7 +114,7 @@ def build_measurement_patch(recipe: Recipe, steps: int, user_patch: Patch, lr_sh
 
 
 def disable_checkpoints(recipe: Recipe, user_patch: Patch) -> list[Assignment]:
-    """Return the settings that turn checkpoints off, or none if the user (`said`) set `checkpoint.every`."""
+    """Return the settings that turn checkpoints off, or none if `user_patch` sets `checkpoint.every`."""
     if any(path == "checkpoint.every" for path, _ in user_patch.assignments):
         return []
     return [("checkpoint.every", "off"), *reset_to_defaults(recipe, "checkpoint", _CHECKPOINT_FIELDS)]

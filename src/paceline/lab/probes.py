@@ -39,8 +39,8 @@ def build_base_trial(repeats: int) -> Trial:
 def build_instrumented_trials(recipe: Recipe, ranks: int, steps: int, user_patch: Patch, *, trace: bool) -> list[Trial]:
     """Return the instrumented run, which is slower and not compared with others, or no run.
 
-    It is traced if `trace` or the recipe asks for it. Buckets of DDP are timed in the same run, unless the user
-    (`said`) turned that off.
+    It is traced if `trace` or the recipe asks for it. Buckets of DDP are timed in the same run, unless `user_patch`
+    turns that off.
     """
     measure, trials = recipe.measure, []
     is_set_by_user = any(path == "measure.communication" for path, _ in user_patch.assignments)
@@ -57,16 +57,16 @@ def build_instrumented_trials(recipe: Recipe, ranks: int, steps: int, user_patch
 def build_probes(recipe: Recipe, ranks: int, repeats: int) -> tuple[list[Trial], list[SkippedProbe]]:
     """Return the probes that fit `recipe`, and those that do not."""
     trials: list[Trial] = []
-    left_out: list[SkippedProbe] = []
+    skipped: list[SkippedProbe] = []
     for name, explains, assignments in _iter_probes(recipe, ranks):
         patch = drop_unchanged_settings(recipe, assignments)
         try:
             apply_patch(recipe, patch)
         except RecipeError as error:
-            left_out.append(SkippedProbe(name, str(error)))
+            skipped.append(SkippedProbe(name, str(error)))
         else:
             trials.append(Trial(name, patch, repeats, explains))
-    return trials, left_out
+    return trials, skipped
 
 
 def _iter_probes(recipe: Recipe, ranks: int) -> Iterator[tuple[str, str, list[Assignment]]]:
@@ -87,9 +87,8 @@ def _iter_probes(recipe: Recipe, ranks: int) -> Iterator[tuple[str, str, list[As
             *_build_optimizer_overrides(recipe),
         ]
         if recipe.model.memory_format == "channels_last":
-            cleanup.append(
-                ("model.memory_format", "auto")
-            )  # the same format, without the error for a model without convolutions
+            # `auto` is the same format, without the error for a model without convolutions.
+            cleanup.append(("model.memory_format", "auto"))
         yield FREE_MODEL, "computing: what is left is data and the loop", [("model.name", "empty"), *cleanup]
 
 

@@ -72,7 +72,7 @@ def terminate_process(process: ChildProcess) -> None:
 
 
 def extract_error(stderr: str, code: int) -> str:
-    """Return the first `error:` line of `said`, else its last line, else how the process ended."""
+    """Return the first `error:` line of `stderr`, else its last line, else how the process ended."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     if errors:

@@ -182,7 +182,7 @@ class Profile:
 
     `recipe` is the hash of the user's recipe, `steps` the measured steps per run, and `result` that of the first base
     run. `cost` is empty if the model's cost is unknown. `timed_run` is the run whose bucket timings are in
-    `merge_bucket_timings`, "" if none. `compute_trace_share` is the seconds of a trace's stages over the clock's.
+    `communication`, "" if none. `trace_share` is the seconds of a trace's stages over the clock's.
     `starved` is a note if other processes used the cores, "" if not.
     """
 

@@ -39,14 +39,14 @@ class RunCase:
 
 
 def run_interleaved(
-    of_turn: Callable[[int], Iterable[Trial]], turns: int, runner: TrialRunner
+    list_trials: Callable[[int], Iterable[Trial]], turns: int, runner: TrialRunner
 ) -> Iterator[TrialOutcome]:
-    """Run the trials `of_turn` 1 to `turns`, turn by turn; yield each outcome, with the turn as `repeat`."""
+    """Run the trials that `list_trials` returns for turns 1 to `turns`; each outcome has the turn as `repeat`."""
     # Interleaving (A B C A B C) spreads drift of the machine over all trials. A trial that failed would fail again and
     # is skipped; another seed makes it another trial.
     failed: list[Trial] = []
     for turn in range(1, turns + 1):
-        for trial in of_turn(turn):
+        for trial in list_trials(turn):
             if trial not in failed:
                 outcome = runner.run(trial, turn)
                 if outcome.result is None:
@@ -55,7 +55,7 @@ def run_interleaved(
 
 
 def alternate_order(items: Sequence[T], turn: int) -> Sequence[T]:
-    """Return `things` in the order of a turn, reversed in every other one, so that drift favors none of them."""
+    """Return `items` in the order of a turn, reversed in every other one, so that drift favors none of them."""
     return items if turn % 2 else items[::-1]
 
 
@@ -82,7 +82,7 @@ def list_completed_folders(name: str, outcomes: Sequence[TrialOutcome]) -> tuple
 def build_full_run_patch(recipe: Recipe, user_patch: Patch) -> Patch:
     """Return the patch for a full run without checkpoints and without early stopping.
 
-    Checkpoint settings of the user (`said`) are kept.
+    Checkpoint settings in `user_patch` are kept.
     """
     return drop_unchanged_settings(recipe, [("train.stop", "off"), *disable_checkpoints(recipe, user_patch)])
 
@@ -102,9 +102,8 @@ def list_ladder_tasks(ladder: Ladder, repeats: int, ranks: int) -> tuple[ArrayTa
     ranks_per_rung = [ladder.rungs[0].ranks or ranks]
     for rung in ladder.rungs[1:]:
         ranks_per_rung.append(rung.ranks or ranks_per_rung[-1])
-    max_ranks = [
-        max(pair) for pair in zip([ranks_per_rung[0], *ranks_per_rung], ranks_per_rung, strict=False)
-    ]  # of a rung and its baseline
+    # A task runs a rung and its baseline, the rung below.
+    max_ranks = [max(pair) for pair in zip([ranks_per_rung[0], *ranks_per_rung], ranks_per_rung, strict=False)]
     return _number_tasks(
         (1, num_ranks, f"{rung.name}, turn {turn} of {repeats}")
         for turn in range(1, repeats + 1)
@@ -128,11 +127,11 @@ def find_task(tasks: Sequence[ArrayTask], number: int) -> ArrayTask:
     return tasks[number - 1]
 
 
-def locate_task(task: ArrayTask, num_things: int) -> tuple[int, int]:
-    """Return the index of a task's rung or case, from 0, out of `num_things`, and its turn, from 1."""
-    turn, index = divmod(task.number - 1, num_things)
+def locate_task(task: ArrayTask, num_items: int) -> tuple[int, int]:
+    """Return the index of a task's rung or case, from 0, out of `num_items`, and its turn, from 1."""
+    turn, index = divmod(task.number - 1, num_items)
     return index, turn + 1
 
 
-def _number_tasks(parts: Iterable[tuple[int, int, str]]) -> tuple[ArrayTask, ...]:
-    return tuple(ArrayTask(number, *part) for number, part in enumerate(parts, start=1))
+def _number_tasks(rows: Iterable[tuple[int, int, str]]) -> tuple[ArrayTask, ...]:
+    return tuple(ArrayTask(number, *row) for number, row in enumerate(rows, start=1))

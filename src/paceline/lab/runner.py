@@ -32,10 +32,9 @@ _COMPLETED_STATUSES: Final = ("completed", "target_reached")
 
 @dataclass(frozen=True)
 class ReusePolicy:
-    """Decides which existing runs are reused and archives the others in `replaced_dir`;
+    """Decides which existing runs are reused, and archives the others in `replaced_dir`.
 
-    `report` receives a line per archived
-    run.
+    `report` receives a line per archived run.
 
     Runs on more than `max_nodes` nodes cannot be repeated here and are accepted as they are;
     `describe_inconsistent_runs` reports how they differ.
@@ -75,8 +74,8 @@ class ReusePolicy:
             path.rename(archived)
         except OSError as error:
             raise PacelineError(f"{path}: cannot be moved: {error.strerror} (name another --run-dir)") from None
-        what = f"{known.trial.name}, run {known.repeat}: is run again"
-        self.report(f"{what}: the existing run had {', '.join(others)}; it is kept in {archived}")
+        subject = f"{known.trial.name}, run {known.repeat}: is run again"
+        self.report(f"{subject}: the existing run had {', '.join(others)}; it is kept in {archived}")
 
 
 def _iter_unused_names(path: Path) -> Iterator[Path]:
@@ -105,8 +104,8 @@ def describe_inconsistent_runs(outcomes: Sequence[TrialOutcome]) -> str:
             ),
             *_diff_field("logical cores {}", "logical_cores", machine, shape_machine, f"{shape_name}:"),
             *(
-                f"other code of {part} than {first_name}"
-                for part in changed_code(_get_plugin_digests(first_machine), _get_plugin_digests(machine))
+                f"other code of {plugin} than {first_name}"
+                for plugin in changed_code(_get_plugin_digests(first_machine), _get_plugin_digests(machine))
             ),
         ]
         if changes:
@@ -131,7 +130,7 @@ def _get_plugin_digests(provenance: Mapping[str, Any]) -> dict[str, dict[str, st
 
 
 def diff_machines(previous: Mapping[str, Any], current: Mapping[str, Any], *, on_cpu: bool) -> list[str]:
-    """Return which hardware and versions differ from `here`, such as `torch 2.10.0 (here 2.11.0)`.
+    """Return which hardware and versions of a previous run differ, such as `torch 2.10.0 (here 2.11.0)`.
 
     Both are as in `machine.json`; values that one of them lacks are not compared. `on_cpu` ignores GPUs.
     """
@@ -142,7 +141,7 @@ def diff_machines(previous: Mapping[str, Any], current: Mapping[str, Any], *, on
 def _diff_hardware_and_versions(
     previous: Mapping[str, Any], current: Mapping[str, Any], whose: str, *, on_cpu: bool
 ) -> Iterator[str]:
-    """Yield what differs from `here`, which messages call `whose`; of hardware all but the number of cores."""
+    """Yield what differs from `current`, which messages call `whose`; of hardware all but the number of cores."""
     yield from _diff_field("{}", "cpu", previous, current, whose)
     yield from _diff_paceline(previous, current, whose)
     yield from _diff_fields(_VERSION_KEYS, previous, current, whose)
@@ -186,7 +185,7 @@ def _format_gpu_models(machine: Mapping[str, Any]) -> str:
 
 
 def query_machine(nodes: int, ranks: int, start: ProcessStarter) -> Mapping[str, Any]:
-    """Return what `machine.json` would hold for a run here, or on `nodes` nodes with `ranks` ranks.
+    """Return what `machine.json` would hold for a run on this machine, or on `nodes` nodes with `ranks` ranks.
 
     Raise `PacelineError` if the process does not answer.
     """
@@ -270,12 +269,12 @@ class TrialRunner:
         is_complete = result.status in _COMPLETED_STATUSES and not self._lacks_speed(result)
         return TrialOutcome(trial, repeat, rundir, result, is_reused=True) if is_same and is_complete else None
 
-    def _find_reusable(self, earlier: ReusePolicy, trial: Trial, repeat: int) -> TrialOutcome | None:
+    def _find_reusable(self, policy: ReusePolicy, trial: Trial, repeat: int) -> TrialOutcome | None:
         """Return the outcome of a valid existing run; otherwise make room for a new one and return None."""
         known = self.find_existing(trial, repeat)
         with _raise_as_trial_error():
             reasons = (
-                [] if known is None else earlier.find_differences(known, self.recipe, self.get_ranks(trial), self.spawn)
+                [] if known is None else policy.find_differences(known, self.recipe, self.get_ranks(trial), self.spawn)
             )
         if known is not None and not reasons:
             return known
@@ -285,7 +284,7 @@ class TrialRunner:
                 with rundir.lock():
                     pass  # release it before moving: on NFS an open file keeps its folder
                 if known is not None:
-                    earlier.archive(known, reasons)
+                    policy.archive(known, reasons)
             if known is None:
                 shutil.rmtree(rundir.path)
         return None

@@ -50,41 +50,41 @@ class PlannedPoint:
     error: str = ""
 
 
-def plan_layouts(a_node: Sequence[int], nodes: Sequence[int]) -> list[RankLayout]:
+def plan_layouts(ranks_on_node: Sequence[int], nodes: Sequence[int]) -> list[RankLayout]:
     """Return the layouts to measure: each number of ranks on one node, and the largest on several nodes.
 
     Without `nodes`, this machine is used.
     """
     if not nodes:
-        return [RankLayout(ranks) for ranks in sorted({*a_node})]
+        return [RankLayout(ranks) for ranks in sorted({*ranks_on_node})]
     # Points on one node show the cost of ranks sharing a node, the others that of the network.
-    on_one_node = [RankLayout(ranks, 1) for ranks in sorted({*a_node})] if 1 in nodes else []
-    return [*on_one_node, *(RankLayout(max(a_node) * num, num) for num in sorted({*nodes}) if num > 1)]
+    on_one_node = [RankLayout(ranks, 1) for ranks in sorted({*ranks_on_node})] if 1 in nodes else []
+    return [*on_one_node, *(RankLayout(max(ranks_on_node) * num, num) for num in sorted({*nodes}) if num > 1)]
 
 
 def plan_points(
-    recipe: Recipe, mode: ScalingMode, places: Sequence[RankLayout], length: Patch, first_seed: int | None
+    recipe: Recipe, mode: ScalingMode, layouts: Sequence[RankLayout], length: Patch, first_seed: int | None
 ) -> list[PlannedPoint]:
-    """Return what to run on each of `places`; `length` is the patch of a short or a full run.
+    """Return what to run on each of `layouts`; `length` is the patch of a short or a full run.
 
     The smallest number of ranks has the recipe's batch size; weak scaling keeps its size per rank. Raise `RecipeError`
     if no point fits, or the smallest does not.
     """
-    smallest = min(place.ranks for place in places)
+    smallest = min(layout.ranks for layout in layouts)
     if mode == "weak":
         divide_batch(recipe, smallest)
     rank_batch = recipe.data.global_batch_size // smallest
     planned = []
-    for place in places:
-        batch_size = rank_batch * place.ranks if mode == "weak" else recipe.data.global_batch_size
+    for layout in layouts:
+        batch_size = rank_batch * layout.ranks if mode == "weak" else recipe.data.global_batch_size
         patch = Patch((*length.assignments, *_build_batch_assignments(recipe, batch_size)))
         try:
-            divide_batch(apply_patch(recipe, patch), place.ranks)
+            divide_batch(apply_patch(recipe, patch), layout.ranks)
         except RecipeError as error:
-            planned.append(PlannedPoint(place, batch_size, None, str(error)))
+            planned.append(PlannedPoint(layout, batch_size, None, str(error)))
         else:
-            case = RunCase(place.name, patch, place.ranks, place.nodes, first_seed)
-            planned.append(PlannedPoint(place, batch_size, case))
+            case = RunCase(layout.name, patch, layout.ranks, layout.nodes, first_seed)
+            planned.append(PlannedPoint(layout, batch_size, case))
     if all(point.case is None for point in planned):
         raise RecipeError(planned[0].error)
     return planned
@@ -236,12 +236,12 @@ def format_points_csv(points: Sequence[ScalePoint]) -> str:
     return "\n".join([",".join(POINT_COLUMNS), *rows, ""]) if rows else ""
 
 
-def describe_shared_cores(recipe: Recipe, places: Sequence[RankLayout], provenance: dict[str, object]) -> str:
+def describe_shared_cores(recipe: Recipe, layouts: Sequence[RankLayout], provenance: dict[str, object]) -> str:
     """Return a warning that ranks of one node share its cores, or ""."""
     # On a CPU the ranks share the cores of their node, which a single rank has alone unless `parallel.threads` limits
     # it.
     cores, threads = provenance.get("logical_cores"), recipe.parallel.threads
-    most = max(place.ranks_per_node for place in places)
+    most = max(layout.ranks_per_node for layout in layouts)
     if provenance.get("device") != "cpu" or not isinstance(cores, int) or most == 1:
         return ""
     if threads != "auto" and threads * most <= cores:

@@ -86,31 +86,31 @@ class Candidate:
 
 
 def list_candidates(
-    recipe: Recipe, place: Hardware, verdict: Mapping[str, str], *, allow_batch: bool = False
+    recipe: Recipe, hardware: Hardware, verdict: Mapping[str, str], *, allow_batch: bool = False
 ) -> tuple[Candidate, ...]:
     """Return the candidates that fit `recipe` and change it, the most promising first.
 
     The advice of `verdict` comes first, then what addresses its bottleneck, then all others, in list order.
     """
-    listed = [move for move in _iter_candidates(recipe, place) if place.satisfies(move.needs)]
+    listed = [candidate for candidate in _iter_candidates(recipe, hardware) if hardware.satisfies(candidate.needs)]
     if allow_batch:
         listed += _batch_candidates(recipe)
     advised = _parse_advice(verdict)
     known: dict[tuple[str, ...], Candidate] = {}
-    for move in (_reduce_candidate(recipe, each) for each in (*listed, *advised)):
-        if move is not None:
-            known.setdefault(tuple(format_patch(move.patch)), move)
-    first = [tuple(format_patch(move.patch)) for move in advised]
-    return tuple(sorted(known.values(), key=lambda move: _rank_candidate(move, verdict, first)))
+    for candidate in (_reduce_candidate(recipe, each) for each in (*listed, *advised)):
+        if candidate is not None:
+            known.setdefault(tuple(format_patch(candidate.patch)), candidate)
+    first = [tuple(format_patch(candidate.patch)) for candidate in advised]
+    return tuple(sorted(known.values(), key=lambda candidate: _rank_candidate(candidate, verdict, first)))
 
 
 def find_next_candidate(
-    recipe: Recipe, place: Hardware, verdict: Mapping[str, str], tried: Collection[str]
+    recipe: Recipe, hardware: Hardware, verdict: Mapping[str, str], tried: Collection[str]
 ) -> Candidate | None:
     """Return the first candidate for the bottleneck of `verdict` that is not in `tried`, or None."""
     bottleneck = verdict.get("bottleneck", "")
-    left = (move for move in list_candidates(recipe, place, verdict) if move.name not in tried)
-    return next((move for move in left if bottleneck in move.cures), None)
+    left = (candidate for candidate in list_candidates(recipe, hardware, verdict) if candidate.name not in tried)
+    return next((candidate for candidate in left if bottleneck in candidate.cures), None)
 
 
 def parse_ceiling(verdict: Mapping[str, str]) -> float | None:
@@ -119,10 +119,10 @@ def parse_ceiling(verdict: Mapping[str, str]) -> float | None:
     return float(found[1]) if found else None
 
 
-def _rank_candidate(move: Candidate, verdict: Mapping[str, str], advised: Collection[tuple[str, ...]]) -> int:
-    if tuple(format_patch(move.patch)) in advised:
+def _rank_candidate(candidate: Candidate, verdict: Mapping[str, str], advised: Collection[tuple[str, ...]]) -> int:
+    if tuple(format_patch(candidate.patch)) in advised:
         return 0
-    return 1 if verdict.get("bottleneck") in move.cures else 2
+    return 1 if verdict.get("bottleneck") in candidate.cures else 2
 
 
 def _parse_advice(verdict: Mapping[str, str]) -> list[Candidate]:
@@ -138,24 +138,24 @@ def _parse_advice(verdict: Mapping[str, str]) -> list[Candidate]:
     return [Candidate(word, "advice for the bottleneck", patch, (verdict.get("bottleneck", ""),))]
 
 
-def _reduce_candidate(recipe: Recipe, move: Candidate) -> Candidate | None:
+def _reduce_candidate(recipe: Recipe, candidate: Candidate) -> Candidate | None:
     """Return the candidate reduced to settings that change `recipe`; None if there are none, or they do not fit."""
     try:
-        changed = apply_patch(recipe, move.patch)
+        changed = apply_patch(recipe, candidate.patch)
     except RecipeError:
         return None
     if changed == recipe:
         return None
-    return replace(move, patch=drop_unchanged_settings(recipe, list(move.patch.assignments)))
+    return replace(candidate, patch=drop_unchanged_settings(recipe, list(candidate.patch.assignments)))
 
 
-def _iter_candidates(recipe: Recipe, place: Hardware) -> Iterator[Candidate]:
+def _iter_candidates(recipe: Recipe, hardware: Hardware) -> Iterator[Candidate]:
     """Yield all candidates, in the order in which they are tried without a verdict: data first."""
     yield from _loader_candidates(recipe)
-    yield from _worker_candidates(recipe, place)
+    yield from _worker_candidates(recipe, hardware)
     yield from _precision_candidates(recipe)
-    yield from _compute_candidates(recipe, place)
-    yield from _accumulation_candidates(recipe, place)
+    yield from _compute_candidates(recipe, hardware)
+    yield from _accumulation_candidates(recipe, hardware)
     yield from _communication_candidates(recipe)
     yield from _logging_candidates(recipe)
 
@@ -185,12 +185,12 @@ def _loader_candidates(recipe: Recipe) -> Iterator[Candidate]:
         )
 
 
-def _worker_candidates(recipe: Recipe, place: Hardware) -> Iterator[Candidate]:
+def _worker_candidates(recipe: Recipe, hardware: Hardware) -> Iterator[Candidate]:
     """Yield numbers of workers other than the current one: all cores but one, half, all, and none."""
-    data, cores = recipe.data, place.cores
+    data, cores = recipe.data, hardware.cores
     if data.loader == "device":
         return
-    is_inline = data.loader == "auto" and isinstance(data.source, _PIXEL_SOURCES) and place.device == "cpu"
+    is_inline = data.loader == "auto" and isinstance(data.source, _PIXEL_SOURCES) and hardware.device == "cpu"
     least = 0 if data.loader == "auto" else 1
     auto = 0 if is_inline else max(least, min(16, cores - 1))  # as in `data.choice`
     now = auto if data.workers == "auto" else data.workers
@@ -221,7 +221,7 @@ def _build_precision_candidate(name: str, explains: str, needs: Requirement) -> 
     )
 
 
-def _compute_candidates(recipe: Recipe, place: Hardware) -> Iterator[Candidate]:
+def _compute_candidates(recipe: Recipe, hardware: Hardware) -> Iterator[Candidate]:
     """Yield memory formats, compile modes and kernels."""
     # Published gains: channels_last 1.21x, fused optimizer with cudnn.benchmark 1.16x (NERSC SC20 tutorial); compile
     # 1.0x to 1.3x on ResNets (airbench, pytorch/pytorch#111182).
@@ -246,7 +246,7 @@ def _compute_candidates(recipe: Recipe, place: Hardware) -> Iterator[Candidate]:
     if recipe.train.compile in ("off", "default"):
         yield _build_compile_candidate("reduce-overhead", "compile, and launch each step as one CUDA graph", "cuda")
     captures = recipe.train.capture == "off" and recipe.train.compile not in ("reduce-overhead", "max-autotune")
-    if captures and place.ranks == 1:
+    if captures and hardware.ranks == 1:
         whole = (("train.capture", "on"),)
         yield _build_candidate(
             "capture",
@@ -256,7 +256,7 @@ def _compute_candidates(recipe: Recipe, place: Hardware) -> Iterator[Candidate]:
             (*_COMPUTE_STAGES, "optimizer"),
             "cuda",
         )
-    for threads in dict.fromkeys((place.cores // 2, place.cores - 1)):  # `auto` has all
+    for threads in dict.fromkeys((hardware.cores // 2, hardware.cores - 1)):  # `auto` has all
         if threads:
             sets = (("parallel.threads", threads),)
             yield _build_candidate(
@@ -270,12 +270,12 @@ def _build_compile_candidate(mode: str, explains: str, needs: Requirement) -> Ca
     )
 
 
-def _accumulation_candidates(recipe: Recipe, place: Hardware) -> Iterator[Candidate]:
+def _accumulation_candidates(recipe: Recipe, hardware: Hardware) -> Iterator[Candidate]:
     """Yield one micro-batch, and on a CPU, whose caches are small, more micro-batches."""
     # BatchNorm then sees other images at once, so the loss has to show whether it trains alike.
     now = recipe.train.accumulate
     for pieces in dict.fromkeys((1, 2 * now, 4 * now)):
-        fits = recipe.data.global_batch_size % (place.ranks * pieces) == 0
+        fits = recipe.data.global_batch_size % (hardware.ranks * pieces) == 0
         if pieces == now or not fits:
             continue
         explains = f"compute a batch in {pieces} micro-batches" if pieces > 1 else "compute a batch at once"
@@ -389,7 +389,7 @@ class BottleneckSpace:
     def list_candidates(self, best: Recipe, result: RunResult) -> Sequence[Candidate]:
         """Return candidates that address the bottleneck, or shrink stages long enough to matter."""
         found = list_candidates(best, Hardware.from_result(result), result.verdict, allow_batch=self.allow_batch)
-        return [move for move in found if _can_win(move, result)]
+        return [candidate for candidate in found if _can_win(candidate, result)]
 
 
 @dataclass(frozen=True)
@@ -401,7 +401,7 @@ class ExplicitSpace:
     def list_candidates(self, best: Recipe, result: RunResult) -> Sequence[Candidate]:
         """Return the values that `best` does not have."""
         found = (build_named_candidate(best, path, value) for path, values in self.values.items() for value in values)
-        return [move for move in found if move is not None]
+        return [candidate for candidate in found if candidate is not None]
 
 
 def build_search_space(arguments: Sequence[str], recipe: Recipe, *, allow_batch: bool) -> SearchSpace:
@@ -419,25 +419,25 @@ def build_search_space(arguments: Sequence[str], recipe: Recipe, *, allow_batch:
     return ExplicitSpace(values)
 
 
-def compute_grid_size(moves: Iterable[Candidate]) -> int:
+def compute_grid_size(candidates: Iterable[Candidate]) -> int:
     """Return the number of combinations, "unchanged" included."""
     groups: list[tuple[frozenset[str], int]] = []
-    for move in moves:
-        keys, num_moves, others = move.paths, 1, []
+    for candidate in candidates:
+        keys, num_candidates, others = candidate.paths, 1, []
         for known, number in groups:
             if known & keys:
-                keys, num_moves = keys | known, num_moves + number
+                keys, num_candidates = keys | known, num_candidates + number
             else:
                 others.append((known, number))
-        groups = [*others, (keys, num_moves)]
+        groups = [*others, (keys, num_candidates)]
     return math.prod(1 + number for _, number in groups)
 
 
-def _can_win(move: Candidate, result: RunResult) -> bool:
-    if result.verdict.get("bottleneck") in move.cures or not move.expects:
+def _can_win(candidate: Candidate, result: RunResult) -> bool:
+    if result.verdict.get("bottleneck") in candidate.cures or not candidate.expects:
         return True
     # A stage with a share s of the step allows a speedup of at most 1 / (1 - s) (Amdahl 1967).
-    stage_share = sum(result.stages[name].share for name in move.expects if name in result.stages)
+    stage_share = sum(result.stages[name].share for name in candidate.expects if name in result.stages)
     return stage_share >= 1 - 1 / MIN_CEILING
 
 
@@ -459,9 +459,8 @@ def _check_values(path: str, values: tuple[Any, ...], recipe: Recipe, *, allow_b
             raise RecipeError(f"--vary: {field} is varied as data.batch_size, over all ranks (write that instead)")
         if field == "data.batch_size" and not allow_batch:
             raise RecipeError(f"--vary: {field} changes what is trained (add --allow-batch, and the rate follows)")
-        if field.startswith(
-            "schedule."
-        ):  # check here: the measured recipe has another schedule, which may lack the field
+        # Checked before the loop below: the measured recipe has another schedule, which may lack the field.
+        if field.startswith("schedule."):
             _refuse_learning_field(field)
     for value in values:
         changed = apply_patch(recipe, Patch(((path, value),)))

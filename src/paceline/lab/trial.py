@@ -110,7 +110,7 @@ def build_train_command(
 
 
 def build_launch_command(command: Sequence[str], nodes: int, ranks: int, options: Sequence[str] = ()) -> list[str]:
-    """Return the command that launches `words` on this machine, or on `nodes` by srun with `options`."""
+    """Return the command that launches `command` on this machine, or on `nodes` by srun with `options`."""
     if not nodes:
         return list(command)
     # A single task of a job step takes the number of ranks from the command, as without srun.

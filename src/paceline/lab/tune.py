@@ -165,12 +165,12 @@ class Search:
                 first, best, f"{starved} as the recipe was measured, so nothing was tried ({_RERUN_ADVICE})"
             )
         base: RunResult | None = first  # just measured; later rounds measure their own baseline
-        while moves := self._list_candidates(best):
+        while candidates := self._list_candidates(best):
             room = self._count_affordable_runs(0 if base is not None else 1)
             if room >= 1:
-                ab_result = self._run_round(moves[:room], base)
+                ab_result = self._run_round(candidates[:room], base)
             elif self._has_room_for_pairs():
-                ab_result = self._try_pairs_only(moves[0])
+                ab_result = self._try_pairs_only(candidates[0])
             else:
                 budget = count(self.budget or 0, "run")
                 return self._build_result(first, best, f"the budget of {budget} leaves no room for another round")
@@ -205,9 +205,7 @@ class Search:
         return f"; {what} ({_RERUN_ADVICE})" if starved else ""
 
     def _count_affordable_runs(self, num_bases: int) -> int:
-        """Return the number of short runs that fit the budget, with `num_bases` baseline runs and an A/B test to
-        follow.
-        """
+        """Return how many short runs fit the budget, after `num_bases` baseline runs and before an A/B test."""
         if self.budget is None:
             return MAX_ROUND_CANDIDATES
         return min(MAX_ROUND_CANDIDATES, self.budget - self.bench.num_runs - num_bases - 2 * self.repeats)
@@ -229,18 +227,20 @@ class Search:
         recipe = self.apply_patch(self._best)
         assert recipe is not None, "the best fits its recipe"
         fitting = [
-            move for move in self.space.list_candidates(recipe, best) if self._merge_over_best(move.patch) is not None
+            candidate
+            for candidate in self.space.list_candidates(recipe, best)
+            if self._merge_over_best(candidate.patch) is not None
         ]
-        moves = [move for move in fitting if not self._is_reverting(move)]
-        for move in moves:
-            self._seen.setdefault(move.name, move)
+        candidates = [candidate for candidate in fitting if not self._is_reverting(candidate)]
+        for candidate in candidates:
+            self._seen.setdefault(candidate.name, candidate)
         slower = {name for name, ratio in self._ratios.items() if ratio < SLOWER_RATIO}
-        left = [move for move in moves if move.name not in self._tried_over_best | slower]
-        return sorted(left, key=lambda move: -self._ratios.get(move.name, math.inf))  # new ones come first
+        left = [candidate for candidate in candidates if candidate.name not in self._tried_over_best | slower]
+        return sorted(left, key=lambda candidate: -self._ratios.get(candidate.name, math.inf))  # new ones come first
 
-    def _is_reverting(self, move: Candidate) -> bool:
+    def _is_reverting(self, candidate: Candidate) -> bool:
         """Return whether the candidate only restores settings that were replaced by faster ones."""
-        return all((path, str(value)) in self._replaced_settings for path, value in move.patch.assignments)
+        return all((path, str(value)) in self._replaced_settings for path, value in candidate.patch.assignments)
 
     def _merge_over_best(self, patch: Patch) -> Patch | None:
         """Return `patch` merged over the best, or None if they do not fit."""
@@ -253,32 +253,29 @@ class Search:
         except RecipeError:
             return None
 
-    def _try_pairs_only(self, move: Candidate) -> ABResult | None:
+    def _try_pairs_only(self, candidate: Candidate) -> ABResult | None:
         """Try one candidate by an A/B test only, if the budget has no room for a short run before it."""
         self._num_rounds += 1
-        self._tried_over_best.add(move.name)
-        entry = self._add_candidate(move)
+        self._tried_over_best.add(candidate.name)
+        entry = self._add_candidate(candidate)
         ab_result = self._run_ab_test(entry)
-        is_valid = ab_result.status in (
-            "won",
-            "lost",
-            "no_gain",
-        )  # a candidate that fails would fail on top of other settings, too
-        self._ratios[move.name] = entry.speedup if is_valid else 0.0
+        # A candidate that fails would fail on top of other settings, too.
+        is_valid = ab_result.status in ("won", "lost", "no_gain")
+        self._ratios[candidate.name] = entry.speedup if is_valid else 0.0
         return self._accept(entry, ab_result, [entry]) if ab_result.status == "won" else None
 
-    def _run_round(self, moves: Sequence[Candidate], base: RunResult | None) -> ABResult | None:
+    def _run_round(self, candidates: Sequence[Candidate], base: RunResult | None) -> ABResult | None:
         """Try candidates on top of the best, whose latest run is `base`; return the winning A/B test, or None."""
         self._num_rounds += 1
-        self._tried_over_best |= {move.name for move in moves}
-        entries = [self._add_candidate(move) for move in moves]
+        self._tried_over_best |= {candidate.name for candidate in candidates}
+        entries = [self._add_candidate(candidate) for candidate in candidates]
         self._run_short_trials(entries, self.steps, base)
         self._ratios |= {entry.candidate.name: entry.speedup for entry in entries}
         pool = sorted((entry for entry in entries if entry.can_win), key=lambda entry: -entry.speedup)
         return self._try_combined(pool) or self._try_one_by_one(pool)
 
-    def _add_candidate(self, move: Candidate) -> TriedCandidate:
-        entry = TriedCandidate(move, " + ".join(self._names) or RECIPE_NAME, self._num_rounds)
+    def _add_candidate(self, candidate: Candidate) -> TriedCandidate:
+        entry = TriedCandidate(candidate, " + ".join(self._names) or RECIPE_NAME, self._num_rounds)
         self._tried.append(entry)
         return entry
 
@@ -379,8 +376,10 @@ class Search:
         return ab_result
 
 
-def _combine_candidates(moves: Sequence[Candidate], patch: Patch) -> Candidate:
-    return Candidate(" + ".join(move.name for move in moves), "all that looked faster, combined", patch, ())
+def _combine_candidates(candidates: Sequence[Candidate], patch: Patch) -> Candidate:
+    return Candidate(
+        " + ".join(candidate.name for candidate in candidates), "all that looked faster, combined", patch, ()
+    )
 
 
 def format_tuned_recipe(name: str, patch: Patch, comments: Mapping[str, str], header: str) -> str:

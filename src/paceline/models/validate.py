@@ -73,7 +73,7 @@ def check_model(
     """Return notes about the model, as sentences, if it can be trained.
 
     Runs a trial batch of each training size in training mode, and of the evaluation size in evaluation mode.
-    `cpu_half_precision` names the 16-bit precision of training on a CPU, "" for others; `fp32_on_cpu` is True for
+    `half_on_cpu` names the 16-bit precision of training on a CPU, "" for others; `fp32_on_cpu` is True for
     training on a CPU in 32 bits. Raise `RecipeError` in one line if the model cannot take the images of `plan` or
     returns no logits, if the memory format has no effect, and for convolutions whose gradient is wrong or corrupts
     memory on a CPU.

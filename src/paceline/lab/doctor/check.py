@@ -24,7 +24,7 @@ ANSWER_TIMEOUT_S: Final = 3.0
 class DoctorFinding:
     """Result of a check: name, state, what was found, and advice ("" if ok).
 
-    `ok`: as it should be. `warning`: a run works, but slower or less safely than it could. `problem`: a run would fail.
+    `ok`: as it should be. `look`: a run works, but slower or less safely than it could. `wrong`: a run would fail.
     `where` names the rank and host, "" for this machine.
     """
 
@@ -79,7 +79,7 @@ def has_problem(findings: Iterable[DoctorFinding]) -> bool:
 
 
 def call_with_timeout(function: Callable[[], T], timeout_s: float = ANSWER_TIMEOUT_S) -> T:
-    """Call `ask` in a thread; return or raise what it does. Raise `TimeoutError` after `timeout_s` seconds."""
+    """Call `function` in a thread; return or raise what it does. Raise `TimeoutError` after `timeout_s` seconds."""
     results: list[T] = []
     errors: list[Exception] = []
 

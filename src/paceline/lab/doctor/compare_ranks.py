@@ -58,7 +58,7 @@ class RankFacts:
     """Facts of one rank. `machine` is equal for ranks that share a network namespace, `gpu` for ranks that share a GPU.
 
     `refusal` explains why the rank has no `device`. `interface` is gloo's, `towards_main` the name of the interface of
-    the route to rank 0, and `read_infiniband_bit_per_s` the nominal rate of the fastest adapter (0: none).
+    the route to rank 0, and `infiniband_bit_per_s` the nominal rate of the fastest adapter (0: none).
     """
 
     rank: int
@@ -160,10 +160,10 @@ def compare_ranks(ranks: Sequence[RankFacts]) -> list[DoctorFinding]:
 
 def group_by_machine(ranks: Iterable[RankFacts]) -> list[list[RankFacts]]:
     """Return the ranks of each machine, in the order of their first ranks."""
-    found: dict[str, list[RankFacts]] = defaultdict(list)
+    groups: dict[str, list[RankFacts]] = defaultdict(list)
     for rank in ranks:
-        found[rank.machine].append(rank)
-    return list(found.values())
+        groups[rank.machine].append(rank)
+    return list(groups.values())
 
 
 def collect_other_findings(ranks: Sequence[RankFacts]) -> list[DoctorFinding]:
@@ -194,14 +194,14 @@ def _get_finding_key(finding: DoctorFinding) -> _FindingKey:
     return finding.name, finding.state, finding.advice
 
 
-def _summarize_findings(findings: Sequence[DoctorFinding], places: Sequence[list[RankFacts]]) -> list[DoctorFinding]:
+def _summarize_findings(findings: Sequence[DoctorFinding], owners: Sequence[list[RankFacts]]) -> list[DoctorFinding]:
     """Return `findings` of one name with their ranks, or the worst for all ranks if there are many."""
     if len(findings) <= _MAX_SHOWN:
-        return [finding.with_location(format_ranks(having)) for finding, having in zip(findings, places, strict=True)]
+        return [finding.with_location(format_ranks(having)) for finding, having in zip(findings, owners, strict=True)]
     state = find_worst_state(findings)
-    finding, having = next(pair for pair in zip(findings, places, strict=True) if pair[0].state == state)
+    finding, having = next(pair for pair in zip(findings, owners, strict=True) if pair[0].state == state)
     found = f"{having[0].label}: {finding.found}; and {len(findings) - 1} more like it"
-    everywhere = sorted({rank.rank: rank for each in places for rank in each}.items())
+    everywhere = sorted({rank.rank: rank for each in owners for rank in each}.items())
     return [replace(finding, found=found).with_location(format_ranks([rank for _, rank in everywhere]))]
 
 
@@ -319,14 +319,14 @@ def _compare_cores(ranks: Sequence[RankFacts]) -> list[DoctorFinding]:
 
 
 def _group_ranks(pairs: Iterable[tuple[str, RankFacts]]) -> dict[str, list[RankFacts]]:
-    found: dict[str, list[RankFacts]] = defaultdict(list)
+    groups: dict[str, list[RankFacts]] = defaultdict(list)
     for key, rank in pairs:
-        found[key].append(rank)
-    return found
+        groups[key].append(rank)
+    return groups
 
 
-def _sort_most_common_first(of: Mapping[str, list[RankFacts]]) -> list[tuple[str, list[RankFacts]]]:
-    return sorted(of.items(), key=lambda each: -len(each[1]))
+def _sort_most_common_first(groups: Mapping[str, list[RankFacts]]) -> list[tuple[str, list[RankFacts]]]:
+    return sorted(groups.items(), key=lambda each: -len(each[1]))
 
 
 def rate_all_reduce(measured: AllReduceMeasurement, ranks: Sequence[RankFacts]) -> DoctorFinding:

@@ -147,7 +147,7 @@ def _iter_faults(nvml: Any, number: int) -> Iterator[_GpuFault]:
 
 
 def _query_nvml(nvml: Any, query: Callable[..., Any], *arguments: Any) -> Any:
-    """Return the result of `ask`, or None if the GPU or its driver does not support it."""
+    """Return the result of `query`, or None if the GPU or its driver does not support it."""
     try:
         return query(*arguments)
     except nvml.NVMLError:

@@ -37,12 +37,12 @@ _LOW_SHM_BYTES: Final = 2**29
 _TYPICAL_BATCH_BYTES: Final = 2 * estimate_batch_bytes(64, 3, 224)
 """A rank's training and evaluation batch of 64 images of 224 px each."""
 _PREFETCHED_BATCHES: Final = 2
-"""Batches that a worker prefetches (`data.processes.PREFETCH`, whose module imports torch)."""
+"""Batches that a worker prefetches (`BATCHES_PER_WORKER` of `data.loaders.process`, which imports torch)."""
 _MAX_WORKERS: Final = 16
 _BASE_FILES: Final = 64
 """Files of a rank besides those below: the program's own, checkpoints, logs, images."""
 _FILES_PER_WORKER: Final = 24
-"""As in `data.preflight`: a training and an evaluation worker, and their batches."""
+"""As in `data.worker_limits`: a training and an evaluation worker, and their batches."""
 _RENDEZVOUS_FILES: Final = 21
 _FILES_PER_RANK: Final = 2
 """Files of gloo: 21 + 2n for n ranks, measured with torch 2.15 by counting /proc/self/fd."""
@@ -252,8 +252,8 @@ def _check_shared_memory(host: HostContext) -> DoctorFinding:
     found = f"{size(free)} free in {folder}"
     advice = "start the container with --shm-size=8g (Kubernetes: mount an emptyDir of medium Memory there)"
     if free < least:
-        of = f" of each of {ranks} ranks" if ranks > 1 else ""
-        needed = f"one worker{of} with batches of 64 images needs {size(least)}"
+        per_rank = f" of each of {ranks} ranks" if ranks > 1 else ""
+        needed = f"one worker{per_rank} with batches of 64 images needs {size(least)}"
         return DoctorFinding.problem("shared memory", f"{found}; {needed}", f"{advice}, or set data.workers=0")
     if free < max(usual, _LOW_SHM_BYTES):
         needed = f"{count(workers, 'worker')} per rank with batches of 64 images need {size(usual)}"

@@ -130,7 +130,7 @@ def check_network(host: HostContext) -> Iterator[DoctorFinding]:
 
 
 def _choose_gloo_interface(host: HostContext) -> str:
-    """Return the interface that a run would set for gloo, as `cli.ranks` does, or ""."""
+    """Return the interface that a run would set for gloo, as `paceline train` does, or ""."""
     # A batch script runs on the first node of its job, which will have rank 0.
     if host.environ.get(_GLOO_VARIABLE) or not host.spans_nodes:
         return ""
@@ -241,7 +241,7 @@ def _check_nccl_sockets(host: HostContext, available: Sequence[Interface]) -> Do
 
 
 def find_nccl_interfaces(available: Sequence[Interface], configured: str) -> list[Interface]:
-    """Return the interfaces of NCCL's sockets; `asked` is NCCL_SOCKET_IFNAME.
+    """Return the interfaces of NCCL's sockets; `configured` is NCCL_SOCKET_IFNAME.
 
     Without it: those named `ib...`, else all but docker's, the loopback and libvirt's, else those, one kind after the
     other. https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname, and

@@ -115,10 +115,7 @@ class RankClocks:
 
 @dataclass(frozen=True)
 class _CheckSession:
-    """Ranks in the rendezvous:
-
-    All `ranks` on rank 0, else this one; `host_leaders` are the first ranks of each host.
-    """
+    """Ranks in the rendezvous: on rank 0 all `ranks`, else this one; `host_leaders` are the first of each host."""
 
     rank_store: RankStore
     store: Store

@@ -144,7 +144,7 @@ class FormulaFit:
 
 
 def fit_formula(form: ScalingFormula, points: Sequence[ScalingPoint], *, has_fixed: bool = True) -> FormulaFit:
-    """Fit `formula` to at least one point; `has_fixed` if times are of whole runs, including start-up."""
+    """Fit `form` to at least one point; `has_fixed` if times are of whole runs, including start-up."""
     candidates = [term for term in form.terms if has_fixed or term.part != FIXED_PART]
     terms = select_identifiable_terms(candidates, points)
     columns = build_design_matrix(terms, points)
@@ -171,7 +171,7 @@ def select_identifiable_terms(terms: Sequence[Term], points: Sequence[ScalingPoi
 
 
 def solve_coefficients(columns: np.ndarray, times: np.ndarray) -> np.ndarray:
-    """Return the coefficients >= 0 for which `columns @ coefficients` is closest to `predict_times` in the logarithm.
+    """Return the coefficients >= 0 for which `columns @ coefficients` is closest to `times` in the logarithm.
 
     `columns` are points x terms, float64, non-negative; the first one, of compute, is positive, and so is its
     coefficient.
@@ -199,21 +199,21 @@ def solve_linearized(columns: np.ndarray, fitted: np.ndarray, times: np.ndarray)
     slopes = columns / fitted[:, None]
     scale = slopes.max(axis=0)
     relative = slopes / scale
-    aims = times / fitted
-    return np.array([_solve_bounded(relative, aim, _compute_lower_bounds(relative, aim)) / scale for aim in aims])
+    targets = times / fitted
+    return np.array([_solve_bounded(relative, each, _compute_lower_bounds(relative, each)) / scale for each in targets])
 
 
-def _compute_lower_bounds(columns: np.ndarray, aims: np.ndarray) -> np.ndarray:
+def _compute_lower_bounds(columns: np.ndarray, targets: np.ndarray) -> np.ndarray:
     """Return the lower bounds of coefficients: 0, and a small positive one for compute."""
     least = np.zeros(columns.shape[1])
-    least[0] = _MIN_COMPUTE_SHARE * (aims / columns[:, 0]).min()
+    least[0] = _MIN_COMPUTE_SHARE * (targets / columns[:, 0]).min()
     return least
 
 
-def _solve_bounded(columns: np.ndarray, aims: np.ndarray, least: np.ndarray) -> np.ndarray:
+def _solve_bounded(columns: np.ndarray, targets: np.ndarray, least: np.ndarray) -> np.ndarray:
     from scipy.optimize import nnls  # type: ignore[import-untyped]  # loading it takes a fifth of a second
 
-    bounded: np.ndarray = least + nnls(columns, aims - columns @ least)[0]
+    bounded: np.ndarray = least + nnls(columns, targets - columns @ least)[0]
     return bounded
 
 
@@ -262,9 +262,8 @@ def estimate_noise(chosen: FormulaFit, points: Sequence[ScalingPoint], *, has_fi
     identify all terms.
     """
     estimates = [MIN_NOISE]
-    freedom = len(points) - int(
-        np.count_nonzero(chosen.coefficients)
-    )  # a coefficient at its bound of 0 uses no degree of freedom
+    # A coefficient at its bound of 0 uses no degree of freedom.
+    freedom = len(points) - int(np.count_nonzero(chosen.coefficients))
     if freedom > 0:
         estimates.append(float(np.sqrt(np.square(_compute_log_residuals(chosen, points)).sum() / freedom)))
     left_out: list[float] = []

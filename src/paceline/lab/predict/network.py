@@ -146,7 +146,7 @@ class Link:
 
 @dataclass(frozen=True)
 class NetworkModel:
-    """Links of an all-reduce: `intra_node` a node, and `inter_node` nodes, the latter shared by a node's ranks.
+    """Links of an all-reduce: within a node and between nodes; the ranks of a node share `inter_node`.
 
     `collective` is `ring` if it was measured as a ring over all ranks, else `best` of those that NCCL chooses from.
     Without `spans_nodes` the network between nodes is unknown, and `inter_node` is `intra_node`.

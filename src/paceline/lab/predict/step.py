@@ -46,7 +46,7 @@ class GradientBucket:
 def compute_exposed_s(buckets: Sequence[GradientBucket], all_reduce_s: Callable[[int], float]) -> float:
     """Return the seconds of communication after backward ends, with the last bucket ready.
 
-    `all_reduce_time_s` returns the seconds of an all-reduce of a number of bytes.
+    `all_reduce_s` returns the seconds of an all-reduce of a number of bytes.
     """
     free_s = backward_ends_s = 0.0
     for bucket in buckets:
