@@ -144,7 +144,7 @@ class _NamedInput(nn.Module):
 
 
 def _to_float32_cpu(model: nn.Module) -> nn.Module:
-    """# Files compute in float32 and run anywhere, whatever the precision and device of the run."""
+    # An exported file computes in float32 and runs anywhere, whatever the precision and device of the run.
     portable = copy.deepcopy(model).to("cpu", torch.float32).to(memory_format=torch.contiguous_format)
     return portable.eval().requires_grad_(False)
 
@@ -234,7 +234,8 @@ def check_parity(parity: ExportParity, what: str) -> None:
     if not parity.is_within_tolerance:
         raise PacelineError(
             f"{what}: its logits differ from PyTorch's by {parity.difference:.2g} of the largest on "
-            f"{parity.num_images} {parity.of}, more than {PARITY_TOLERANCE:g} (use another --format; nothing was written)"
+            f"{parity.num_images} {parity.of}, more than {PARITY_TOLERANCE:g} "
+            "(use another --format; nothing was written)"
         )
 
 

@@ -166,10 +166,11 @@ def render_model_card(
     It follows Mitchell et al. 2019, Model Cards for Model Reporting (arXiv 1810.03993), and holds no path, host name or
     user name. `input_description` describes the model's input, `usage_code` is code that runs it with `library`.
     """
+    usage = f"```python\n{usage_code.rstrip()}\n```"
     sections = [
         _card_header(library),
         f"# {_escape_markdown(name)}\n\n{_describe_model(classifier)}",
-        f"## Use\n\n`images` are {input_description}: {_describe_preprocessing(classifier.preprocessing)}\n\n```python\n{usage_code.rstrip()}\n```",
+        f"## Use\n\n`images` are {input_description}: {_describe_preprocessing(classifier.preprocessing)}\n\n{usage}",
         f"## Intended use\n\n- Purpose: {FILL_IN}\n- Users and images: {FILL_IN}\n- Out of scope: {FILL_IN}",
         f"## Data\n\n{_markdown_table(_data_rows(classifier, record))}",
         f"## Accuracy\n\n{_accuracy_text(classifier, record.evaluation)}",
@@ -246,7 +247,8 @@ def _accuracy_text(classifier: Classifier, evaluation: CheckpointEval | None) ->
     ]
     if not confused:
         return text
-    return f"{text}\n\nThe most frequent confusions:\n\n{_markdown_table(confused[:_NUM_WORST_CLASSES], ('class', 'images'))}"
+    table = _markdown_table(confused[:_NUM_WORST_CLASSES], ("class", "images"))
+    return f"{text}\n\nThe most frequent confusions:\n\n{table}"
 
 
 def _format_interval(interval: Interval) -> str:

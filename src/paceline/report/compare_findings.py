@@ -50,7 +50,8 @@ def _target_sentence(group: GroupResult, reference: GroupResult, target: str) ->
         return f"{_capitalize_name(group.name)} reaches {target}{took}, {reason.format(reference.name)}."
     fraction = _invert_ratio(group.speedup)
     times = "of" if fraction.value < 1 else "times"
-    finding = f"{_capitalize_name(group.name)} reaches {target} in {number(fraction.value)} {times} the time of {reference.name}"
+    finding = f"{_capitalize_name(group.name)} reaches {target}"
+    finding += f" in {number(fraction.value)} {times} the time of {reference.name}"
     ours, theirs = (sum(run.to_target_s is not None for run in each.runs) for each in (group, reference))
     interval = _bounds_text(fraction) or f" ({_no_interval_reason(group, reference, ours, theirs, _REACHED_SUFFIX)})"
     return f"{finding}{interval}: {_split_speedup(group)}"
@@ -277,8 +278,8 @@ def _starved_notes(runs: Sequence[ComparedRun]) -> Iterator[str]:
     starved = [f"{run.name} ({100 * run.starved_share:.0f} %)" for run in runs if run.starved_share is not None]
     if starved:
         yield (
-            f"CPU-starved: {join_few(starved)}. Other processes held the cores for that share of the time that training "
-            "could have run. Do not attribute images/s and times of these runs to their settings."
+            f"CPU-starved: {join_few(starved)}. Other processes held the cores for that share of the time that "
+            "training could have run. Do not attribute images/s and times of these runs to their settings."
         )
 
 
@@ -326,8 +327,9 @@ def _model_notes(groups: Sequence[Sequence[ComparedRun]], names: Sequence[str]) 
         ]
         if paths and first.settings and reference.settings:
             others = [
-                f"{each} {format_setting(first.settings.get(each))} against {format_setting(reference.settings.get(each))}"
-                for each in paths
+                f"{path} {format_setting(first.settings.get(path))}"
+                f" against {format_setting(reference.settings.get(path))}"
+                for path in paths
             ]
             yield f"{name} trains another model than {names[0]} ({join_few(others)}): images/s are not comparable."
 
@@ -346,7 +348,8 @@ def _code_notes(groups: Sequence[Sequence[ComparedRun]], names: Sequence[str]) -
 def _group_notes(name: str, runs: Sequence[ComparedRun], target: AccuracyTarget) -> Iterator[str]:
     unfinished = [run.name for run in runs if run.status == "unfinished"]
     if unfinished:
-        yield f"{name}: {_names_and_verb(unfinished)} not finished: paceline compares the logs so far, and no GPU-hours."
+        text = "not finished: paceline compares the logs so far, and no GPU-hours."
+        yield f"{name}: {_names_and_verb(unfinished)} {text}"
     cut = [run.name for run in runs if run.status in ("preempted", "failed")]
     if cut:
         yield f"{name}: {_names_and_verb(cut)} preempted or failed: paceline compares the training until then."

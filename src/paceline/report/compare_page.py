@@ -12,7 +12,6 @@ from paceline import __version__
 from paceline.core.statistics import Interval
 from paceline.core.units import count
 from paceline.report import cells
-from paceline.report import cells as intervals
 from paceline.report.cells import choose_time_unit
 from paceline.report.charts import MAX_LINES, NUM_LINE_STYLES
 from paceline.report.compare_findings import format_metric, format_target, shown_speed_cause
@@ -309,17 +308,17 @@ def reaching_cells(group_result: GroupResult, is_first: bool) -> list[TableCell]
     """Return a group's name, number of runs that reach the target, time, epochs, speed-up and its factors."""
     reached = TableCell(f"{group_result.reached} of {len(group_result.runs)}", group_result.reached)
     if not group_result.reached:
-        return [TableCell(group_result.name), reached, _NOT_REACHED, *[intervals.EMPTY_CELL] * 4]
+        return [TableCell(group_result.name), reached, _NOT_REACHED, *[cells.EMPTY_CELL] * 4]
     ratios = [_REFERENCE_RATIO] * 3
     if not is_first:
         ratios = [
-            intervals.ratio_interval_cell(_without_trivial_bounds(each))
+            cells.ratio_interval_cell(_without_trivial_bounds(each))
             for each in (group_result.speedup, group_result.hardware, group_result.statistical)
         ]
         ratios[1] = _with_cause(ratios[1], shown_speed_cause(group_result))
     took = [
-        intervals.seconds_interval_cell(_without_trivial_bounds(group_result.to_target_s)),
-        intervals.number_interval_cell(_without_trivial_bounds(group_result.to_target_epochs)),
+        cells.seconds_interval_cell(_without_trivial_bounds(group_result.to_target_s)),
+        cells.number_interval_cell(_without_trivial_bounds(group_result.to_target_epochs)),
     ]
     return [TableCell(group_result.name), reached, *took, *ratios]
 
@@ -328,12 +327,12 @@ def ending_cells(group_result: GroupResult, is_first: bool) -> list[TableCell]:
     """Return a group's name, last and best accuracy, loss, gap to the first, throughput and hours."""
     return [
         TableCell(group_result.name),
-        intervals.accuracy_interval_cell(_without_trivial_bounds(group_result.accuracy)),
-        intervals.accuracy_interval_cell(_without_trivial_bounds(group_result.best)),
+        cells.accuracy_interval_cell(_without_trivial_bounds(group_result.accuracy)),
+        cells.accuracy_interval_cell(_without_trivial_bounds(group_result.best)),
         _loss_cell(_without_trivial_bounds(group_result.loss)),
         TableCell("the first") if is_first else _gap_cell(group_result),
-        intervals.rate_interval_cell(_without_trivial_bounds(group_result.images_per_s)),
-        intervals.number_interval_cell(_without_trivial_bounds(group_result.gpu_hours)),
+        cells.rate_interval_cell(_without_trivial_bounds(group_result.images_per_s)),
+        cells.number_interval_cell(_without_trivial_bounds(group_result.gpu_hours)),
     ]
 
 
@@ -369,7 +368,7 @@ def _without_trivial_bounds(interval: Interval | None) -> Interval | None:
 
 def _gap_cell(group_result: GroupResult) -> TableCell:
     if group_result.gap is None:
-        return intervals.EMPTY_CELL
+        return cells.EMPTY_CELL
     gap = group_result.gap
     is_known = gap.low is not None and gap.high is not None
     bounds = f"{100 * (gap.low or 0):+.2f} to {100 * (gap.high or 0):+.2f}" if is_known else ""
@@ -416,7 +415,7 @@ def _runs_table(result: CompareResult) -> Table:
             cells.accuracy_cell(run.accuracy),
             cells.accuracy_cell(run.best),
             cells.loss_cell(run.loss),
-            intervals.optional_seconds_cell(run.to_target_s),
+            cells.optional_seconds_cell(run.to_target_s),
             cells.number_cell(run.images_per_s),
         ]
         for number, run in ((index + 1, run) for index in result.ranked_indices for run in result.groups[index].runs)

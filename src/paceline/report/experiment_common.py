@@ -10,7 +10,6 @@ from paceline import __version__
 from paceline.core.experiments.results import ParityResult
 from paceline.core.statistics import Interval
 from paceline.report import cells
-from paceline.report import cells as intervals
 from paceline.report.document import (
     BarChart,
     BarRow,
@@ -98,7 +97,7 @@ class ExperimentReport:
         blocks += [KeyValueList(cells.key_values(known), "Machine and versions")] if known else []
         blocks += [CodeBlock("Recipe that was varied (recipe.yaml)", clean_lines(self.recipe))] if self.recipe else []
         rows = [
-            [intervals.sentence_cell(name), TableCell(clean_text(", ".join(places), 2000))]
+            [cells.sentence_cell(name), TableCell(clean_text(", ".join(places), 2000))]
             for name, places in runs
             if places
         ]
@@ -207,8 +206,8 @@ def parity_cells(parity: ParityResult) -> list[TableCell]:
     return [
         cells.loss_cell(parity.loss_below),
         cells.loss_cell(parity.loss),
-        intervals.change_interval_cell(parity.gap),
+        cells.change_interval_cell(parity.gap),
         cells.share_cell(parity.tolerance),
         cells.text_cell(parity.verdict),
-        intervals.sentence_cell(parity.why),
+        cells.sentence_cell(parity.why),
     ]

@@ -8,8 +8,6 @@ from paceline.core.experiments.results import LadderResult, RungResult
 from paceline.core.stages import STAGES
 from paceline.core.units import count, milliseconds, number, seconds, size
 from paceline.report import cells
-from paceline.report import cells as intervals
-from paceline.report import cells as parts
 from paceline.report.document import (
     BarChart,
     BarRow,
@@ -154,7 +152,7 @@ def _ladder_figures(result: LadderResult, best: RungResult | None) -> list[KeyFi
         first = result.rungs[0].images_per_s
         note = f"the first rung: {number(round(first.value, 1))}" if first else ""
         rate = best.images_per_s
-        figures.append(KeyFigure("images/s", TableCell(intervals.format_rate(rate.value), rate.value), note))
+        figures.append(KeyFigure("images/s", TableCell(cells.format_rate(rate.value), rate.value), note))
     figures.append(
         KeyFigure("rungs kept", TableCell(f"{len(_kept_rungs(result))} of {len(result.rungs)}"), ", ".join(others))
     )
@@ -168,7 +166,7 @@ def _rungs_section(result: LadderResult) -> PageSection:
     blocks: list[Block] = [Paragraph(clean_text(result.summary, 1000))] if result.summary else []
     bars = [
         RateBar(
-            clean_text(rung.name), rung.images_per_s, intervals.format_rate(rung.images_per_s.value), _rung_colour(rung)
+            clean_text(rung.name), rung.images_per_s, cells.format_rate(rung.images_per_s.value), _rung_colour(rung)
         )
         for rung in result.rungs
         if rung.images_per_s is not None
@@ -193,13 +191,20 @@ def _rungs_section(result: LadderResult) -> PageSection:
         TableColumn("outcome", is_number=False, is_wide=True),
     ]
     rows = [
-        [intervals.sentence_cell(rung.name), *([_ranks_cell(rung)] if has_ranks else []), intervals.rate_interval_cell(rung.images_per_s),
-         *_time_cells(result, rung), intervals.ratio_interval_cell(rung.over_below), intervals.ratio_interval_cell(rung.over_first), rung_outcome(rung)]
+        [
+            cells.sentence_cell(rung.name),
+            *([_ranks_cell(rung)] if has_ranks else []),
+            cells.rate_interval_cell(rung.images_per_s),
+            *_time_cells(result, rung),
+            cells.ratio_interval_cell(rung.over_below),
+            cells.ratio_interval_cell(rung.over_first),
+            rung_outcome(rung),
+        ]
         for rung in result.rungs
-    ]  # fmt: skip
+    ]
     changes = [
-        [intervals.sentence_cell(rung.name), intervals.sentence_cell(rung.explains),
-         intervals.patch_cell(rung.patch, "the recipe as it is"), intervals.sentence_cell(rung.below)]
+        [cells.sentence_cell(rung.name), cells.sentence_cell(rung.explains),
+         cells.patch_cell(rung.patch, "the recipe as it is"), cells.sentence_cell(rung.below)]
         for rung in result.rungs
     ]  # fmt: skip
     titles = ("rung", "description", "changes", "over")
@@ -219,7 +224,7 @@ def _steps_section(result: LadderResult) -> PageSection | None:
     names = [name for name in STAGES if any(name in rung.stages for rung in measured)]
     names += sorted({name for rung in measured for name in rung.stages} - set(names))
     rows = [BarRow(clean_text(rung.name), _stage_segments(rung, names, longest), _step_text(rung)) for rung in measured]
-    legend = [(parts.stage_label(name), parts.stage_colour(name)) for name in [*names, "residual"]]
+    legend = [(cells.stage_label(name), cells.stage_colour(name)) for name in [*names, "residual"]]
     blocks: list[Block] = [BarChart("Time per step by stage", rows, legend, "device time, means", has_table=True)]
     blocks.append(_stage_table(measured, names))
     shrunk = [row for rung in result.rungs for row in _expectation_rows(rung)]
@@ -231,15 +236,21 @@ def _steps_section(result: LadderResult) -> PageSection | None:
 
 def _stage_table(rungs: list[RungResult], names: list[str]) -> Table:
     names = [name for name in names if any(rung.stages.get(name, 0.0) > 0 for rung in rungs)]
-    titles = ["rung", "step", *map(parts.stage_label, names)]
+    titles = ["rung", "step", *map(cells.stage_label, names)]
     columns = [TableColumn(title, is_number=index > 0) for index, title in enumerate(titles)]
-    rows = [[intervals.sentence_cell(rung.name), _milliseconds_cell(rung.step_s), *(_milliseconds_cell(rung.stages.get(name)) for name in names)]
-            for rung in rungs]  # fmt: skip
+    rows = [
+        [
+            cells.sentence_cell(rung.name),
+            _milliseconds_cell(rung.step_s),
+            *(_milliseconds_cell(rung.stages.get(name)) for name in names),
+        ]
+        for rung in rungs
+    ]
     return Table("Time per step by stage, in milliseconds of device time", columns, rows, MAX_OPEN_ROWS, "more rungs")
 
 
 def _milliseconds_cell(value_s: float | None) -> TableCell:
-    return intervals.EMPTY_CELL if value_s is None else TableCell(f"{1000 * value_s:,.2f}", value_s)
+    return cells.EMPTY_CELL if value_s is None else TableCell(f"{1000 * value_s:,.2f}", value_s)
 
 
 def _stage_segments(rung: RungResult, names: list[str], longest: float) -> list[BarSegment]:
@@ -247,7 +258,7 @@ def _stage_segments(rung: RungResult, names: list[str], longest: float) -> list[
     rest = (rung.step_s or 0.0) - sum(rung.stages.values())
     if rest > 0:
         times["residual"] = rest
-    return [BarSegment(parts.stage_label(name), value / longest, milliseconds(value), parts.stage_colour(name))
+    return [BarSegment(cells.stage_label(name), value / longest, milliseconds(value), cells.stage_colour(name))
             for name, value in times.items()]  # fmt: skip
 
 
@@ -265,12 +276,12 @@ def _expectation_rows(rung: RungResult) -> list[list[TableCell]]:
             change = now / below - 1 if below else None
             row = [cells.milliseconds_cell(below), cells.milliseconds_cell(now)]
             row.append(TableCell("" if change is None else f"{100 * change:+.1f} %", change))
-        rows.append([intervals.sentence_cell(rung.name), cells.text_cell(parts.stage_label(stage)), *row])
+        rows.append([cells.sentence_cell(rung.name), cells.text_cell(cells.stage_label(stage)), *row])
     return rows
 
 
 def _parity_section(result: LadderResult) -> PageSection:
-    rows = [[intervals.sentence_cell(rung.name), *parity_cells(rung.parity)] for rung in result.rungs if rung.parity]
+    rows = [[cells.sentence_cell(rung.name), *parity_cells(rung.parity)] for rung in result.rungs if rung.parity]
     columns = [TableColumn("rung", is_number=False), *PARITY_COLUMNS]
     table = Table("", columns, rows, MAX_OPEN_ROWS, "more rungs")
     nothing = cells.missing_paragraph("No losses were compared.")
@@ -283,9 +294,14 @@ def _costs_section(result: LadderResult) -> PageSection:
     columns += [TableColumn("GPU memory")] if has_gpu else []
     columns += [TableColumn("start-up"), TableColumn("compilation"), TableColumn("data preparation")]
     rows = [
-        [intervals.sentence_cell(rung.name), _bytes_cell(rung.host_bytes), *([_bytes_cell(rung.device_bytes)] if has_gpu else []),
-         intervals.optional_seconds_cell(rung.startup_s), intervals.optional_seconds_cell(rung.compile_s or None),
-         intervals.optional_seconds_cell(rung.prepare_s or None)]
+        [
+            cells.sentence_cell(rung.name),
+            _bytes_cell(rung.host_bytes),
+            *([_bytes_cell(rung.device_bytes)] if has_gpu else []),
+            cells.optional_seconds_cell(rung.startup_s),
+            cells.optional_seconds_cell(rung.compile_s or None),
+            cells.optional_seconds_cell(rung.prepare_s or None),
+        ]
         for rung in result.rungs
         if rung.startup_s is not None or rung.host_bytes is not None
     ]  # fmt: skip
@@ -300,7 +316,7 @@ def _ranks_differ(result: LadderResult) -> bool:
 
 
 def _ranks_cell(rung: RungResult) -> TableCell:
-    return intervals.EMPTY_CELL if rung.ranks is None else cells.count_cell(rung.ranks)
+    return cells.EMPTY_CELL if rung.ranks is None else cells.count_cell(rung.ranks)
 
 
 def _time_columns(result: LadderResult) -> list[TableColumn]:
@@ -312,28 +328,28 @@ def _time_columns(result: LadderResult) -> list[TableColumn]:
 
 def _time_cells(result: LadderResult, rung: RungResult) -> list[TableCell]:
     times = {"per epoch": rung.epoch_s, count(result.steps, "step"): rung.steps_s}
-    return [intervals.optional_seconds_cell(times[column.title]) for column in _time_columns(result)]
+    return [cells.optional_seconds_cell(times[column.title]) for column in _time_columns(result)]
 
 
 def _rung_row(result: LadderResult, rung: RungResult) -> list[TableCell]:
     return [
-        intervals.sentence_cell(rung.name),
-        intervals.patch_cell(rung.patch, "the recipe"),
+        cells.sentence_cell(rung.name),
+        cells.patch_cell(rung.patch, "the recipe"),
         *([_ranks_cell(rung)] if _ranks_differ(result) else []),
-        intervals.rate_interval_cell(rung.images_per_s),
+        cells.rate_interval_cell(rung.images_per_s),
         *_time_cells(result, rung),
-        intervals.ratio_interval_cell(rung.over_below),
-        intervals.ratio_interval_cell(rung.over_first),
+        cells.ratio_interval_cell(rung.over_below),
+        cells.ratio_interval_cell(rung.over_first),
         _bytes_cell(rung.device_bytes if rung.device_bytes is not None else rung.host_bytes),
-        intervals.optional_seconds_cell(rung.startup_s),
-        intervals.sentence_cell(rung.parity.verdict if rung.parity else ""),
+        cells.optional_seconds_cell(rung.startup_s),
+        cells.sentence_cell(rung.parity.verdict if rung.parity else ""),
         rung_outcome(rung),
     ]
 
 
 def rung_outcome(rung: RungResult) -> TableCell:
     """Return whether a rung was kept, and why."""
-    return intervals.sentence_cell(": ".join(filter(None, (_STATUS_LABELS[rung.status], rung.why))))
+    return cells.sentence_cell(": ".join(filter(None, (_STATUS_LABELS[rung.status], rung.why))))
 
 
 def _rung_colour(rung: RungResult) -> str:
@@ -341,4 +357,4 @@ def _rung_colour(rung: RungResult) -> str:
 
 
 def _bytes_cell(num_bytes: int | None) -> TableCell:
-    return intervals.EMPTY_CELL if num_bytes is None else TableCell(size(num_bytes), num_bytes)
+    return cells.EMPTY_CELL if num_bytes is None else TableCell(size(num_bytes), num_bytes)

@@ -8,7 +8,6 @@ from paceline.core.experiments.results import MeasuredPoint, Predicted, Predicti
 from paceline.core.stages import display_name
 from paceline.core.units import count, number, seconds, share
 from paceline.report import cells
-from paceline.report import cells as intervals
 from paceline.report.document import (
     BarChart,
     BarRow,
@@ -78,7 +77,7 @@ def _prediction_figures(result: PredictionResult) -> list[KeyFigure]:
         KeyFigure("efficiency", cells.share_cell(most.efficiency), f"on {count(most.ranks, 'rank')}"),
         KeyFigure(
             "images/s",
-            TableCell(intervals.format_rate(most.images_per_s), most.images_per_s),
+            TableCell(cells.format_rate(most.images_per_s), most.images_per_s),
             f"on {count(most.ranks, 'rank')}",
         ),
         KeyFigure(
@@ -104,11 +103,12 @@ def _dominating_part(each: Predicted) -> str:
 
 def _time_section(result: PredictionResult) -> PageSection:
     fitted_s = [(point.ranks, result.time_of(point) * point.fitted_s / point.time_s) for point in result.points]
+    measured_s = [(point.ranks, _positive_or_none(result.time_of(point))) for point in result.points]
     charts = [
         *([_throughput_chart(result)] if result.is_of_speeds else []),
         _ranks_chart("Time", "s", [
             _predicted_line(result, lambda each, time_s: time_s),
-            plain_line("measured", [(point.ranks, _positive_or_none(result.time_of(point))) for point in result.points]),
+            plain_line("measured", measured_s),
             plain_line("fitted", [(ranks, _positive_or_none(time_s)) for ranks, time_s in fitted_s], marked=False),
         ], log_y=True),
         _ranks_chart("Speed-up", "over one rank", [
@@ -199,13 +199,20 @@ def _parts_section(result: PredictionResult) -> PageSection | None:
     rows = []
     for each in result.predictions:
         whole = sum(value for value in each.parts.values() if value > 0) or 1.0
-        segments = [BarSegment(clean_text(display_name(name)), value / whole, f"{seconds(value)}, {share(value / whole)}",
-                      colours[name])
-                 for name, value in each.parts.items() if value > 0]  # fmt: skip
+        segments = [
+            BarSegment(
+                clean_text(display_name(name)),
+                value / whole,
+                f"{seconds(value)}, {share(value / whole)}",
+                colours[name],
+            )
+            for name, value in each.parts.items()
+            if value > 0
+        ]
         rows.append(BarRow(count(each.ranks, "rank"), segments, seconds(each.time_s)))
     legend = [(clean_text(display_name(name)), colours[name]) for name in names]
     titles = ["ranks", *map(display_name, names)]
-    table = [[cells.count_cell(each.ranks), *(intervals.optional_seconds_cell(each.parts.get(name)) for name in names)]
+    table = [[cells.count_cell(each.ranks), *(cells.optional_seconds_cell(each.parts.get(name)) for name in names)]
              for each in result.predictions]  # fmt: skip
     bars = BarChart("Parts of the predicted time", rows, legend, "shares of each prediction")
     parts = Table("", [TableColumn(clean_text(each)) for each in titles], table, MAX_OPEN_ROWS, "more ranks")
@@ -220,10 +227,17 @@ def _basis_section(result: PredictionResult) -> PageSection:
     blocks += [KeyValueList(terms, "Terms")] if terms else []
     titles = ("ranks", "nodes", "batch per rank", "images", "measured", "fitted", "difference")
     rows = [
-        [cells.count_cell(point.ranks), cells.count_cell(point.nodes), cells.count_cell(point.rank_batch), cells.count_cell(point.images),
-         cells.seconds_cell(point.time_s), cells.seconds_cell(point.fitted_s), _difference_cell(point.fitted_s, point.time_s)]
+        [
+            cells.count_cell(point.ranks),
+            cells.count_cell(point.nodes),
+            cells.count_cell(point.rank_batch),
+            cells.count_cell(point.images),
+            cells.seconds_cell(point.time_s),
+            cells.seconds_cell(point.fitted_s),
+            _difference_cell(point.fitted_s, point.time_s),
+        ]
         for point in result.points
-    ]  # fmt: skip
+    ]
     blocks += (
         [Table("Measurements", [TableColumn(each) for each in titles], rows, MAX_OPEN_ROWS, "more points")]
         if rows
@@ -249,10 +263,10 @@ def _measured_row(
 ) -> list[TableCell]:
     # Only points that are speeds have a step time.
     time_s, hours = result.time_of(point), point.ranks * result.time_of(point) / 3600
-    pace = [intervals.EMPTY_CELL, intervals.EMPTY_CELL]
+    pace = [cells.EMPTY_CELL, cells.EMPTY_CELL]
     if result.is_of_speeds:
         rate = point.images / point.time_s
-        pace = [cells.seconds_cell(point.ranks * point.rank_batch / rate), TableCell(intervals.format_rate(rate), rate)]
+        pace = [cells.seconds_cell(point.ranks * point.rank_batch / rate), TableCell(cells.format_rate(rate), rate)]
     return [
         cells.count_cell(point.ranks),
         cells.count_cell(point.nodes),
@@ -263,18 +277,18 @@ def _measured_row(
         *pace,
         *([_run_share_cell(result.start_up_s, time_s)] if has_start_up else []),
         TableCell(number(hours), hours),
-        *([intervals.EMPTY_CELL] if has_cost else []),
-        intervals.EMPTY_CELL,
+        *([cells.EMPTY_CELL] if has_cost else []),
+        cells.EMPTY_CELL,
     ]
 
 
 def _speedup_cells(each: MeasuredPoint | Predicted) -> list[TableCell]:
-    speedup = intervals.EMPTY_CELL if each.speedup is None else TableCell(f"{each.speedup:,.2f}x", each.speedup)
-    return [speedup, intervals.optional_share_cell(each.efficiency)]
+    speedup = cells.EMPTY_CELL if each.speedup is None else TableCell(f"{each.speedup:,.2f}x", each.speedup)
+    return [speedup, cells.optional_share_cell(each.efficiency)]
 
 
 def _run_share_cell(part_s: float | None, time_s: float) -> TableCell:
-    return intervals.EMPTY_CELL if part_s is None or not time_s > 0 else cells.share_cell(part_s / time_s)
+    return cells.EMPTY_CELL if part_s is None or not time_s > 0 else cells.share_cell(part_s / time_s)
 
 
 def _predicted_row(result: PredictionResult, each: Predicted, *, has_start_up: bool, has_cost: bool) -> list[TableCell]:
@@ -286,9 +300,9 @@ def _predicted_row(result: PredictionResult, each: Predicted, *, has_start_up: b
         TableCell(seconds(each.time_s), each.time_s, note=_interval_text(each)),
         *_speedup_cells(each),
         cells.seconds_cell(each.step_s),
-        TableCell(intervals.format_rate(each.images_per_s), each.images_per_s),
+        TableCell(cells.format_rate(each.images_per_s), each.images_per_s),
         *([_run_share_cell(each.parts.get(_START_UP), each.time_s)] if has_start_up else []),
         TableCell(number(each.gpu_hours), each.gpu_hours),
         *([TableCell("" if each.cost is None else _format_cost(each.cost), each.cost)] if has_cost else []),
-        intervals.sentence_cell(display_name(each.dominates)),
+        cells.sentence_cell(display_name(each.dominates)),
     ]

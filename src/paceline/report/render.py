@@ -62,7 +62,8 @@ def render_markdown(page: ReportPage) -> str:
     if page.health:
         lines += ["", "## Health", ""]
         lines += [
-            f"- **{escape_markdown(each.title)}** ({each.severity}): {escape_markdown(f'{each.evidence} {each.advice}')}"
+            f"- **{escape_markdown(each.title)}** ({each.severity}): "
+            f"{escape_markdown(f'{each.evidence} {each.advice}')}"
             for each in page.health
         ]
     if page.verdict is not None:

@@ -10,7 +10,6 @@ from paceline.core.experiments.results import BatchPoint, ScalePoint, ScaleResul
 from paceline.core.statistics import Interval
 from paceline.core.units import accuracy, count, number, share
 from paceline.report import cells
-from paceline.report import cells as intervals
 from paceline.report.document import (
     Block,
     Chart,
@@ -100,7 +99,7 @@ def _scaling_figures(result: ScaleResult) -> list[KeyFigure]:
     figures = [
         KeyFigure(
             f"images/s, {_ranks_name(last)}",
-            TableCell(intervals.format_rate(rate.value), rate.value),
+            TableCell(cells.format_rate(rate.value), rate.value),
             _interval_text(rate),
         )
     ]
@@ -156,13 +155,18 @@ def _waiting_section(result: ScaleResult) -> PageSection | None:
     columns += [TableColumn("waits for gradients"), TableColumn("start-up"), TableColumn("per run")]
     columns += [TableColumn("bottleneck", is_number=False)]
     rows = [
-        [cells.count_cell(point.ranks), intervals.optional_seconds_cell(point.step_s),
-         *([intervals.optional_seconds_cell(point.steps_s)] if has_steps else []), intervals.optional_seconds_cell(point.exposed_s),
-         intervals.optional_seconds_cell(point.startup_s), intervals.optional_seconds_cell(point.wall_s),
-         intervals.sentence_cell(point.bottleneck)]
+        [
+            cells.count_cell(point.ranks),
+            cells.optional_seconds_cell(point.step_s),
+            *([cells.optional_seconds_cell(point.steps_s)] if has_steps else []),
+            cells.optional_seconds_cell(point.exposed_s),
+            cells.optional_seconds_cell(point.startup_s),
+            cells.optional_seconds_cell(point.wall_s),
+            cells.sentence_cell(point.bottleneck),
+        ]
         for point in result.points
         if point.step_s is not None
-    ]  # fmt: skip
+    ]
     if not rows:
         return None
     return PageSection(
@@ -222,7 +226,7 @@ def _ranks_name(point: ScalePoint) -> str:
 def _interval_text(interval: Interval) -> str:
     if interval.low is None or interval.high is None:
         return "measured once"
-    return f"{intervals.format_rate(interval.low)} to {intervals.format_rate(interval.high)} {CONFIDENCE_TEXT}"
+    return f"{cells.format_rate(interval.low)} to {cells.format_rate(interval.high)} {CONFIDENCE_TEXT}"
 
 
 def _interval_suffix(interval: Interval, format_bound: Callable[[float], str]) -> str:
@@ -234,7 +238,7 @@ def _interval_suffix(interval: Interval, format_bound: Callable[[float], str]) -
 
 
 def _ranks_row(result: ScaleResult, point: ScalePoint) -> list[TableCell]:
-    efficiency, speedup = intervals.share_interval_cell(point.efficiency), intervals.ratio_interval_cell(point.speedup)
+    efficiency, speedup = cells.share_interval_cell(point.efficiency), cells.ratio_interval_cell(point.speedup)
     if point is result.base:  # exact by definition
         efficiency, speedup = TableCell("100 %"), TableCell(f"{point.ranks:.2f}x")
     return [
@@ -242,18 +246,18 @@ def _ranks_row(result: ScaleResult, point: ScalePoint) -> list[TableCell]:
         cells.count_cell(point.nodes),
         cells.count_cell(point.batch_size),
         cells.count_cell(point.rank_batch),
-        intervals.rate_interval_cell(point.images_per_s),
-        *([intervals.optional_seconds_cell(point.epoch_s)] if _has_epoch(result) else []),
+        cells.rate_interval_cell(point.images_per_s),
+        *([cells.optional_seconds_cell(point.epoch_s)] if _has_epoch(result) else []),
         speedup,
         efficiency,
-        intervals.optional_share_cell(point.exposed_share),
-        intervals.optional_share_cell(point.straggler_share),
+        cells.optional_share_cell(point.exposed_share),
+        cells.optional_share_cell(point.straggler_share),
         *(
-            [intervals.accuracy_interval_cell(point.top1), intervals.points_interval_cell(point.top1_gap)]
+            [cells.accuracy_interval_cell(point.top1), cells.points_interval_cell(point.top1_gap)]
             if _has_accuracy(result)
             else []
         ),
-        intervals.sentence_cell(point.error or result.note(point) or point.bottleneck),
+        cells.sentence_cell(point.error or result.note(point) or point.bottleneck),
     ]
 
 
@@ -279,8 +283,8 @@ def batch_table(result: ScaleResult) -> Table:
     rows = [
         [
             *_batch_row(point, has_target=has_target),
-            *([intervals.optional_seconds_cell(point.epoch_s)] if has_epoch else []),
-            *([intervals.sentence_cell(note)] if any(notes) else []),
+            *([cells.optional_seconds_cell(point.epoch_s)] if has_epoch else []),
+            *([cells.sentence_cell(note)] if any(notes) else []),
         ]
         for point, note in zip(result.batches, notes, strict=True)
     ]
@@ -404,15 +408,15 @@ def _policy_lines(batches: Sequence[BatchPoint], read: Callable[[BatchPoint], In
 def _batch_row(point: BatchPoint, *, has_target: bool) -> list[TableCell]:
     reaching = [
         TableCell(f"{point.reached} of {point.seeds}", point.reached),
-        intervals.seconds_interval_cell(point.to_target_s),
-        intervals.number_interval_cell(point.to_target_epochs),
+        cells.seconds_interval_cell(point.to_target_s),
+        cells.number_interval_cell(point.to_target_epochs),
     ]
     return [
         cells.count_cell(point.batch_size),
-        intervals.sentence_cell(point.warmup),
-        intervals.sentence_cell(point.lr_rule),
+        cells.sentence_cell(point.warmup),
+        cells.sentence_cell(point.lr_rule),
         TableCell(number(point.lr), point.lr),
-        intervals.accuracy_interval_cell(point.top1),
+        cells.accuracy_interval_cell(point.top1),
         *(reaching if has_target else []),
-        intervals.rate_interval_cell(point.images_per_s),
+        cells.rate_interval_cell(point.images_per_s),
     ]

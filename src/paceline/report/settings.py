@@ -234,7 +234,8 @@ def _other_version(plugin: str, runs: Sequence[PluginCode], reference: Sequence[
     for aspect in _VERSION_KEYS:
         ours, theirs = _known_values(plugin, aspect, runs), _known_values(plugin, aspect, reference)
         if ours and theirs and not set(ours) & set(theirs):
-            return f"{clean_text(plugin, _MAX_NAME_CHARS)} ({_format_version(aspect, ours[0])} against {_format_version(aspect, theirs[0])})"
+            versions = f"{_format_version(aspect, ours[0])} against {_format_version(aspect, theirs[0])}"
+            return f"{clean_text(plugin, _MAX_NAME_CHARS)} ({versions})"
     return ""
 
 

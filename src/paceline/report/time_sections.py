@@ -14,7 +14,6 @@ from paceline.core.results import (
 )
 from paceline.core.units import count, flops, milliseconds, number, seconds, share, size
 from paceline.report import cells
-from paceline.report import cells as parts
 from paceline.report.document import (
     BarSegment,
     Block,
@@ -58,7 +57,7 @@ def _wall_clock_blocks(result: RunResult) -> list[Block]:
     pieces = _wall_clock_parts(account, result)
     bar = StackedBar(
         f"One process of rank 0, {seconds(account.wall_s)} from its start to its end",
-        [BarSegment(parts.stage_label(key), max(0.0, each_s) / account.wall_s, seconds(each_s), parts.stage_colour(key))
+        [BarSegment(cells.stage_label(key), max(0.0, each_s) / account.wall_s, seconds(each_s), cells.stage_colour(key))
          for key, each_s in pieces if each_s > 0],
         ["0 s", seconds(account.wall_s / 2), seconds(account.wall_s)],
         f"attributed {share(account.explained)}",
@@ -86,8 +85,8 @@ def _wall_clock_table(account: AccountResult) -> Table:
 
 
 def _part_row(key: str, each_s: float, account: AccountResult) -> list[TableCell]:
-    name = f"stages of {count(account.counted_steps, 'step')}" if key == "stages" else parts.stage_label(key)
-    swatch = "c-stages" if key == "stages" else parts.stage_colour(key)
+    name = f"stages of {count(account.counted_steps, 'step')}" if key == "stages" else cells.stage_label(key)
+    swatch = "c-stages" if key == "stages" else cells.stage_colour(key)
     return [
         TableCell(name, swatch=swatch),
         cells.seconds_cell(each_s),
@@ -107,7 +106,7 @@ def _no_account_note(result: RunResult) -> Paragraph:
 def _phase_times(result: RunResult) -> KeyValueList:
     times = result.time
     rows = [("wall clock", times.wall_s), ("start-up", times.startup_s), ("training", times.train_s)]
-    rows += [(parts.stage_label("evaluate"), times.eval_s), (parts.stage_label("checkpoint"), times.checkpoint_s)]
+    rows += [(cells.stage_label("evaluate"), times.eval_s), (cells.stage_label("checkpoint"), times.checkpoint_s)]
     return KeyValueList([(name, cells.seconds_cell(each_s)) for name, each_s in rows])
 
 
@@ -123,8 +122,8 @@ def _stage_blocks(result: RunResult) -> list[Block]:
     drawn.append(("residual", 1 - shares, (1 - shares) * wall_s))
     bar = StackedBar(
         f"One step of rank 0{each}",
-        [BarSegment(parts.stage_label(key), each_share, milliseconds(each_s / steps) if steps else share(each_share),
-              parts.stage_colour(key))
+        [BarSegment(cells.stage_label(key), each_share, milliseconds(each_s / steps) if steps else share(each_share),
+              cells.stage_colour(key))
          for key, each_share, each_s in drawn if each_share > 0],
         [milliseconds(fraction * wall_s / steps) for fraction in (0.0, 0.5, 1.0)]
         if steps
@@ -159,7 +158,7 @@ def _stage_table(result: RunResult, wall_s: float, steps: int) -> Table:
     for key, host_s, device_s, each_share in [*timed, ("residual", (1 - covered) * wall_s, None, 1 - covered)]:
         device = [TableCell("") if device_s is None else cells.seconds_cell(device_s)] if has_device else []
         a_step = [cells.milliseconds_cell(host_s / steps)] if steps else []
-        name = TableCell(parts.stage_label(key), swatch=parts.stage_colour(key))
+        name = TableCell(cells.stage_label(key), swatch=cells.stage_colour(key))
         rows.append([name, cells.seconds_cell(host_s), *device, *a_step, cells.share_cell(each_share, bar=True)])
     return Table(
         "Stages of the counted steps", [TableColumn("stage", is_number=False), *map(TableColumn, titles)], rows
@@ -278,11 +277,16 @@ def _communication_blocks(result: CommunicationResult) -> list[Block]:
         )
         return [*blocks, cells.missing_paragraph(note)]
     rows = [
-        [cells.count_cell(index), cells.bytes_cell(each.bytes), cells.milliseconds_cell(each.ready_s),
-         cells.milliseconds_cell(each.wire_s), TableCell(f"{size(each.bytes / each.wire_s)}/s") if each.wire_s else TableCell(""),
-         cells.count_cell(each.n)]
+        [
+            cells.count_cell(index),
+            cells.bytes_cell(each.bytes),
+            cells.milliseconds_cell(each.ready_s),
+            cells.milliseconds_cell(each.wire_s),
+            TableCell(f"{size(each.bytes / each.wire_s)}/s" if each.wire_s else ""),
+            cells.count_cell(each.n),
+        ]
         for index, each in enumerate(result.buckets)
-    ]  # fmt: skip
+    ]
     titles = ("bucket", "bytes", "ready after", "on the wire", "rate", "steps")
     table = Table(
         "Buckets of gradients, means", [TableColumn(each) for each in titles], rows, _NUM_OPEN_RANKS, "all buckets"
@@ -295,7 +299,7 @@ def _straggler_paragraph(result: StragglerResult) -> Paragraph:
     if result.rank is None:
         often = f"in {share(result.late_steps)} of the steps" if result.late_steps else ""
         return Paragraph(" ".join(filter(None, [lost, "The straggler changes from step to step", often])) + ".")
-    where = f", mostly in {parts.stage_label(result.stage)}" if result.stage else ""
+    where = f", mostly in {cells.stage_label(result.stage)}" if result.stage else ""
     return Paragraph(
         f"{lost} The straggler is rank {result.rank}, {milliseconds(result.late_s)} later than the others{where}."
     )
@@ -308,7 +312,7 @@ def _rank_table(results: Sequence[RankResult], *, on_gpu: bool) -> Table:
          *(_milliseconds_cell(each.stages[name]) if name in each.stages else TableCell("") for name in stages)]
         for each in results
     ]  # fmt: skip
-    titles = ["rank", "per step", "late by", *map(parts.stage_label, stages)]
+    titles = ["rank", "per step", "late by", *map(cells.stage_label, stages)]
     clock = "; stages by the device's clock" if on_gpu else ""
     title = f"Ranks: mean ms per step{clock}"
     return Table(title, [TableColumn(each) for each in titles], rows, _NUM_OPEN_RANKS, f"all {len(results):,} ranks")

@@ -8,7 +8,6 @@ from paceline.core.stages import display_name
 from paceline.core.statistics import Interval
 from paceline.core.units import count
 from paceline.report import cells
-from paceline.report import cells as intervals
 from paceline.report.document import (
     Block,
     Chart,
@@ -105,8 +104,8 @@ def _tuning_figures(result: TuneResult) -> list[KeyFigure]:
         cell = TableCell(f"{result.gain.value:,.2f}x", result.gain.value)
         figures.append(KeyFigure("as fast as the recipe was", cell, describe_bounds(result.gain)))
     rate = result.best.value
-    note = f"the recipe as it was: {intervals.format_rate(result.first.value)}"
-    figures.append(KeyFigure("images/s", TableCell(intervals.format_rate(rate), rate), note))
+    note = f"the recipe as it was: {cells.format_rate(result.first.value)}"
+    figures.append(KeyFigure("images/s", TableCell(cells.format_rate(rate), rate), note))
     note = f"{count(result.grid, 'setting')} in the space that was searched"
     figures.append(KeyFigure("runs", cells.count_cell(result.trials), note))
     figures.append(KeyFigure("total time of runs", cells.seconds_cell(result.wall_s), clean_text(result.stopped)))
@@ -117,7 +116,7 @@ def _best_settings_section(result: TuneResult) -> PageSection:
     if not result.best_patch:
         return PageSection("take", "Next steps", [cells.missing_paragraph("No setting is faster: keep the recipe.")])
     pairs = [word.partition("=") for word in result.best_patch]
-    rows = [[cells.text_cell(key), intervals.sentence_cell(value)] for key, _, value in pairs]
+    rows = [[cells.text_cell(key), cells.sentence_cell(value)] for key, _, value in pairs]
     columns = [TableColumn("setting", is_number=False), TableColumn("best", is_number=False)]
     blocks: list[Block] = [Table("", columns, rows)]
     if result.recipe_file:
@@ -129,16 +128,20 @@ def _best_settings_section(result: TuneResult) -> PageSection:
 
 def _tried_section(result: TuneResult) -> PageSection:
     measured_bars = [
-        RateBar(clean_text(f"{each.round}: {each.name}"), Interval(value=each.images_per_s), intervals.format_rate(each.images_per_s),
-             "c-kept" if each.status == "won" else "c-dropped")
+        RateBar(
+            clean_text(f"{each.round}: {each.name}"),
+            Interval(value=each.images_per_s),
+            cells.format_rate(each.images_per_s),
+            "c-kept" if each.status == "won" else "c-dropped",
+        )
         for each in result.tried
         if each.images_per_s is not None
-    ]  # fmt: skip
+    ]
     most = (
         f"; the first {MAX_OPEN_ROWS} of {len(measured_bars)} are drawn" if len(measured_bars) > MAX_OPEN_ROWS else ""
     )
-    first = RateBar("the recipe as it was", result.first, intervals.format_rate(result.first.value), "c-other")
-    best = RateBar("the tuned recipe", result.best, intervals.format_rate(result.best.value), "c-kept")
+    first = RateBar("the recipe as it was", result.first, cells.format_rate(result.first.value), "c-other")
+    best = RateBar("the tuned recipe", result.best, cells.format_rate(result.best.value), "c-kept")
     note = f"of the longest run of each, with intervals for several runs{most}"
     bars = rate_bars("Images/s of trials", note, [first, *measured_bars[:MAX_OPEN_ROWS], best], _STATUS_COLOURS)
     rule = (
@@ -154,9 +157,7 @@ def _explanations_section(result: TuneResult) -> PageSection | None:
     descriptions = {tried.name: tried.explains for tried in result.tried if tried.explains}
     if not descriptions:
         return None
-    rows = [
-        [intervals.sentence_cell(name), intervals.sentence_cell(explains)] for name, explains in descriptions.items()
-    ]
+    rows = [[cells.sentence_cell(name), cells.sentence_cell(explains)] for name, explains in descriptions.items()]
     columns = [TableColumn("settings", is_number=False), TableColumn("description", is_number=False, is_wide=True)]
     return PageSection(
         "settings", "Description of settings", [Table("", columns, rows, MAX_OPEN_ROWS, "more settings")]
@@ -164,9 +165,7 @@ def _explanations_section(result: TuneResult) -> PageSection | None:
 
 
 def _parity_section(result: TuneResult) -> PageSection | None:
-    rows = [
-        [intervals.sentence_cell(tried.name), *parity_cells(tried.parity)] for tried in result.tried if tried.parity
-    ]
+    rows = [[cells.sentence_cell(tried.name), *parity_cells(tried.parity)] for tried in result.tried if tried.parity]
     table = Table("", [TableColumn("settings", is_number=False), *PARITY_COLUMNS], rows, MAX_OPEN_ROWS, "more settings")
     return PageSection("parity", "Training parity", [table]) if rows else None
 
@@ -174,11 +173,11 @@ def _parity_section(result: TuneResult) -> PageSection | None:
 def _tried_row(tried: TriedResult) -> list[TableCell]:
     return [
         cells.count_cell(tried.round),
-        intervals.sentence_cell(tried.name),
-        intervals.patch_cell(tried.patch, "nothing"),
-        intervals.sentence_cell(tried.over),
-        intervals.rate_interval_cell(None if tried.images_per_s is None else Interval(value=tried.images_per_s)),
-        intervals.ratio_interval_cell(tried.ratio),
+        cells.sentence_cell(tried.name),
+        cells.patch_cell(tried.patch, "nothing"),
+        cells.sentence_cell(tried.over),
+        cells.rate_interval_cell(None if tried.images_per_s is None else Interval(value=tried.images_per_s)),
+        cells.ratio_interval_cell(tried.ratio),
         cells.count_cell(tried.steps),
         cells.count_cell(tried.trials),
         tried_outcome(tried),
@@ -187,7 +186,7 @@ def _tried_row(tried: TriedResult) -> list[TableCell]:
 
 def tried_outcome(tried: TriedResult) -> TableCell:
     """Return the outcome and its reason."""
-    return intervals.sentence_cell(": ".join(filter(None, (_STATUS_LABELS[tried.status], tried.why))))
+    return cells.sentence_cell(": ".join(filter(None, (_STATUS_LABELS[tried.status], tried.why))))
 
 
 # Ratio of the largest to the smallest value from which the x axis is logarithmic.
@@ -240,7 +239,7 @@ def _sweep_figures(result: SweepResult) -> list[KeyFigure]:
     figures = [
         KeyFigure(
             clean_text(f"images/s, {result.key}={best.value}"),
-            TableCell(intervals.format_rate(rate), rate),
+            TableCell(cells.format_rate(rate), rate),
             _format_spread(best),
         )
     ]
@@ -259,7 +258,7 @@ def _speed_section(result: SweepResult) -> PageSection:
         blocks.append(ChartRow(_sweep_charts(result.key, [each for each in numbers if each is not None], points)))
     elif points:
         bars = [
-            RateBar(clean_text(point.value), _speed_interval(point), intervals.format_rate(point.images_per_s.value),
+            RateBar(clean_text(point.value), _speed_interval(point), cells.format_rate(point.images_per_s.value),
                  "c-kept" if point.is_fastest else "c-other")
             for point in points
             if point.images_per_s is not None
@@ -329,7 +328,7 @@ def _speed_interval(point: SweepPoint) -> Interval:
 def _format_spread(point: SweepPoint) -> str:
     if point.spread is None:
         return ""
-    return f"{intervals.format_rate(point.spread[0])} to {intervals.format_rate(point.spread[1])}"
+    return f"{cells.format_rate(point.spread[0])} to {cells.format_rate(point.spread[1])}"
 
 
 def _to_milliseconds(value_s: float | None) -> float | None:
@@ -337,7 +336,7 @@ def _to_milliseconds(value_s: float | None) -> float | None:
 
 
 def _milliseconds_cell(value_s: float | None) -> TableCell:
-    return intervals.EMPTY_CELL if value_s is None else cells.milliseconds_cell(value_s)
+    return cells.EMPTY_CELL if value_s is None else cells.milliseconds_cell(value_s)
 
 
 def _sweep_row(point: SweepPoint) -> list[TableCell]:
@@ -345,10 +344,10 @@ def _sweep_row(point: SweepPoint) -> list[TableCell]:
     best = "fastest" if point.is_fastest else ""
     return [
         cells.text_cell(point.value),
-        intervals.rate_interval_cell(rate),
+        cells.rate_interval_cell(rate),
         TableCell(_format_spread(point)),
         _milliseconds_cell(point.step_s),
         _milliseconds_cell(point.data_wait_s),
-        intervals.optional_seconds_cell(point.epoch_s),
-        intervals.sentence_cell(point.error or ", ".join(filter(None, (best, point.bottleneck)))),
+        cells.optional_seconds_cell(point.epoch_s),
+        cells.sentence_cell(point.error or ", ".join(filter(None, (best, point.bottleneck)))),
     ]
