@@ -1,8 +1,7 @@
-"""A small SVG: bars, lines, dots and words, for figures that a phone, a dark page and a screen reader can read.
+"""Draw figures of bars, lines, dots and text as SVG.
 
-Words stay text. Colours follow the reader's system (`prefers-color-scheme`) on a ground of the figure's own, so that
-a page of either kind may hold it; nothing is told by colour alone. Nothing is fetched. It knows no data and no axes but
-the straight line of `LossScaler`.
+Colours follow the reader's colour scheme (`prefers-color-scheme`), and no meaning depends on colour alone. A figure
+has its own background, keeps text as text for screen readers, and fetches nothing.
 """
 
 from dataclasses import dataclass, field
@@ -10,11 +9,10 @@ from typing import Final, Literal
 from xml.sax.saxutils import escape
 
 WIDTH: Final = 400
-SHOWN_WIDTH: Final = 520
-"""Pixels across where there is room: 1.3 times its own units. A phone makes it as wide as itself."""
+SHOWN_WIDTH: Final = 520  # in pixels, 1.3 times the units of the drawing; a phone scales it to its screen
 
+# CSS class of a colour: `a` for the subject, `b` for its contrast, `c` for the rest.
 Kind = Literal["a", "b", "c"]
-"""A colour: `a` for what is meant, `b` for what it is set against, `c` for what is left aside."""
 
 STYLE: Final = """
   .ground { fill: #ffffff; stroke: #d0d7de; }
@@ -46,7 +44,7 @@ STYLE: Final = """
 
 @dataclass(frozen=True)
 class Scale:
-    """A straight line from values in `low` to `high` to places in `start` to `end`."""
+    """Map values from `low` to `high` linearly to positions from `start` to `end`."""
 
     low: float
     high: float
@@ -54,36 +52,36 @@ class Scale:
     end: float
 
     def at(self, value: float) -> float:
-        """Return the place of `value`; one beyond the ends is a bug of the figure's."""
+        """Return the position of `value`, which must lie within the scale."""
         assert self.low <= value <= self.high, f"{value} is not in {self.low} to {self.high}"
         return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
 
 
 @dataclass
 class Drawing:
-    """A figure of `WIDTH` by `height`, to which things are added from back to front; y grows downwards."""
+    """A figure of `WIDTH` by `height` units; add elements from back to front; y grows downwards."""
 
     title: str
     description: str
     height: int
     _parts: list[str] = field(default_factory=list)
 
-    def words(
+    def text(
         self, x: float, y: float, text: str, style: str = "", *, anchor: Literal["start", "middle", "end"] = "start"
     ) -> None:
-        """Write `text` with its base line at `y`."""
+        """Draw `text` with its baseline at `y`."""
         shown = f' class="{style}"' if style else ""
         aligned = "" if anchor == "start" else f' text-anchor="{anchor}"'
         self._parts.append(f'<text x="{_short(x)}" y="{_short(y)}"{shown}{aligned}>{escape(text)}</text>')
 
-    def head(self, *lines: str) -> None:
-        """Write the title above, and `lines` below it."""
-        self.words(16, 28, self.title, "head")
+    def heading(self, *lines: str) -> None:
+        """Draw the title, and `lines` below it."""
+        self.text(16, 28, self.title, "head")
         for number, line in enumerate(lines):
-            self.words(16, 48 + 18 * number, line, "small")
+            self.text(16, 48 + 18 * number, line, "small")
 
     def bar(self, x: float, y: float, width: float, height: float, kind: Kind) -> None:
-        """Draw a filled box."""
+        """Draw a filled rectangle."""
         box = f'x="{_short(x)}" y="{_short(y)}" width="{_short(width)}" height="{_short(height)}"'
         self._parts.append(f'<rect class="{kind}" {box}/>')
 
@@ -93,17 +91,17 @@ class Drawing:
         self._parts.append(f'<line class="{style}" {ends}/>')
 
     def dot(self, x: float, y: float, kind: Kind, *, hollow: bool = False) -> None:
-        """Draw a dot, or a ring."""
+        """Draw a dot, or a ring with `hollow`."""
         style = f"{kind} hollow" if hollow else kind
         self._parts.append(f'<circle class="{style}" cx="{_short(x)}" cy="{_short(y)}" r="5.5"/>')
 
     def band(self, corners: list[tuple[float, float]], kind: Kind) -> None:
         """Fill the area between `corners`."""
-        places = " ".join(f"{_short(x)},{_short(y)}" for x, y in corners)
-        self._parts.append(f'<polygon class="{kind} band" points="{places}"/>')
+        points = " ".join(f"{_short(x)},{_short(y)}" for x, y in corners)
+        self._parts.append(f'<polygon class="{kind} band" points="{points}"/>')
 
     def svg(self) -> str:
-        """Return the file."""
+        """Return the figure as an SVG file."""
         size = f'width="{SHOWN_WIDTH}" height="{_short(self.height * SHOWN_WIDTH / WIDTH)}"'
         view = f'viewBox="0 0 {WIDTH} {self.height}"'
         lines = [
@@ -119,5 +117,5 @@ class Drawing:
 
 
 def _short(number: float) -> str:
-    """Return `number` with a digit behind the point, where it needs one."""
+    """Return `number` with one decimal, or none if it is whole."""
     return f"{number:.1f}".removesuffix(".0")

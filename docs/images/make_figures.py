@@ -1,9 +1,9 @@
-"""Draw the figures of the explanation from the records of our own runs.
+"""Draw the figures of the explanation pages from the records in benchmarks/results.
 
     .venv/bin/python docs/images/make_figures.py
 
-Every number in them is read from benchmarks/results, but for the step of data parallel training, which is an example,
-and the padding of validation sets, which is reckoned from its definition. A test redraws them and compares.
+Two figures need no record: the step of data parallel training is an example, and the padding of validation sets is
+computed from its definition. A test redraws all figures and compares.
 """
 
 import json
@@ -19,12 +19,12 @@ RESULTS: Final = FOLDER.parents[1] / "benchmarks" / "results"
 
 
 def record(name: str) -> Any:
-    """Return what benchmarks/results/`name`.json holds."""
+    """Return the content of benchmarks/results/`name`.json."""
     return json.loads((RESULTS / f"{name}.json").read_text())
 
 
 def step() -> str:
-    """Draw one step of four ranks on two nodes: parts of a batch, copies of the network, and the mean of gradients."""
+    """Draw one step of four ranks on two nodes: shards of a batch, copies of the model, and the mean gradient."""
     drawing = Drawing(
         "A step of data parallel training",
         "Four columns, one for each GPU, two on each of two nodes. Each GPU has 64 of the 256 images of the batch and "
@@ -32,33 +32,33 @@ def step() -> str:
         "every GPU the mean of the four gradients. Below it every GPU moves its copy by the same step.",
         306,
     )
-    drawing.head("256 images on two nodes with two GPUs each")
+    drawing.heading("256 images on two nodes with two GPUs each")
     places, width, across = (16, 106, 212, 302), 82, (16, 384)
     for x, rank in zip(places, range(4), strict=True):
-        drawing.words(x, 74, f"rank {rank}", "small")
+        drawing.text(x, 74, f"rank {rank}", "small")
         drawing.line(x + width / 2, 84, x + width / 2, 258)
-        for y, text, kind in _OF_A_RANK:
+        for y, text, kind in _RANK_BOXES:
             drawing.bar(x, y, width, 32, kind)
-            drawing.words(x + width / 2, y + 21, text, "on", anchor="middle")
+            drawing.text(x + width / 2, y + 21, text, "on", anchor="middle")
     drawing.bar(across[0], 204, across[1] - across[0], 32, "b")
-    drawing.words(sum(across) / 2, 225, "all-reduce: the mean of all gradients", "on", anchor="middle")
+    drawing.text(sum(across) / 2, 225, "all-reduce: the mean of all gradients", "on", anchor="middle")
     drawing.line(200, 62, 200, 196, "grid")
-    drawing.words(106, 298, "node 0", "small", anchor="middle")
-    drawing.words(298, 298, "node 1", "small", anchor="middle")
+    drawing.text(106, 298, "node 0", "small", anchor="middle")
+    drawing.text(298, 298, "node 1", "small", anchor="middle")
     return drawing.svg()
 
 
-_OF_A_RANK: Final[tuple[tuple[int, str, Kind], ...]] = (
+# From top to bottom of a column: y, text and colour.
+_RANK_BOXES: Final[tuple[tuple[int, str, Kind], ...]] = (
     (84, "64 images", "c"),
     (124, "network", "a"),
     (164, "gradient", "b"),
     (244, "same step", "a"),
 )
-"""What a column has from top to bottom: where, what, and its colour."""
 
 
 def exposed() -> str:
-    """Draw what of sending three buckets is left when backward has ended, on two hosts behind a slow link."""
+    """Draw the exposed time of sending three buckets on two hosts behind a slow link."""
     hosts = record("hosts-cpu")
     seen, bytes_per_s = hosts["seen"]["2"], hosts["network"]["bytes_per_s"]
     sent, free_s = [], 0.0
@@ -74,59 +74,59 @@ def exposed() -> str:
         f"{_ms(free_s)}.",
         262,
     )
-    drawing.head("Two hosts, 40 Mbit/s between them; time since the", "first bucket of gradients was ready")
+    drawing.heading("Two hosts, 40 Mbit/s between them; time since the", "first bucket of gradients was ready")
     axis = Scale(0, 0.45, 16, WIDTH - 16)
-    _across(drawing, axis, [0, 0.1, 0.2, 0.3, 0.4], 84, 222, lambda value: f"{value * 1000:.0f}")
-    drawing.words(axis.at(0.45), 240, "ms", "small", anchor="end")
-    drawing.words(16, 98, "this rank")
+    _draw_grid(drawing, axis, [0, 0.1, 0.2, 0.3, 0.4], 84, 222, lambda value: f"{value * 1000:.0f}")
+    drawing.text(axis.at(0.45), 240, "ms", "small", anchor="end")
+    drawing.text(16, 98, "this rank")
     drawing.bar(axis.at(0), 106, axis.at(ready_s) - axis.at(0), 34, "a")
-    drawing.words(axis.at(0) + 8, 128, "backward goes on", "on")
+    drawing.text(axis.at(0) + 8, 128, "backward goes on", "on")
     drawing.bar(axis.at(ready_s), 106, axis.at(ready_s + waited_s) - axis.at(ready_s), 34, "b")
-    drawing.words(axis.at(ready_s) + 8, 128, f"exposed: {_ms(waited_s)}", "on")
-    drawing.words(16, 168, "on the wire")
+    drawing.text(axis.at(ready_s) + 8, 128, f"exposed: {_ms(waited_s)}", "on")
+    drawing.text(16, 168, "on the wire")
     for bucket, (begin_s, end_s) in zip(seen["buckets"], sent, strict=True):
         drawing.bar(axis.at(begin_s) + 1, 176, axis.at(end_s) - axis.at(begin_s) - 2, 34, "c")
-        drawing.words(axis.at(begin_s) + 8, 198, f"{bucket['num_bytes'] / 1000:.0f} kB", "on")
+        drawing.text(axis.at(begin_s) + 8, 198, f"{bucket['num_bytes'] / 1000:.0f} kB", "on")
     return drawing.svg()
 
 
 def steps() -> str:
-    """Draw a step on one to four hosts: what a rank does by itself, and what is exposed."""
+    """Draw the computing and the exposed time per step on one to four hosts."""
     hosts = record("hosts-cpu")
     rows = {**hosts["seen"], **hosts["unseen_typical"]}
-    told = {number: found["predicted_s"] for number, found in hosts["unseen"].items()}
+    predicted_s = {number: row["predicted_s"] for number, row in hosts["unseen"].items()}
     parts = ", ".join(
         f"{number}: {_ms(row['step_s'])}, of which {_ms(row['exposed_s'])} exposed" for number, row in rows.items()
     )
-    foretold = ", ".join(f"{number}: {_ms(seconds)}" for number, seconds in told.items())
+    predictions_text = ", ".join(f"{number}: {_ms(seconds)}" for number, seconds in predicted_s.items())
     drawing = Drawing(
         "A step on one to four hosts",
-        f"A bar for each number of hosts. {parts}. Predicted before they were run: {foretold}.",
+        f"A bar for each number of hosts. {parts}. Predicted before they were run: {predictions_text}.",
         270,
     )
-    drawing.head("64 images a host, 40 Mbit/s between them;", "a mark is what was predicted from 1 and 2")
+    drawing.heading("64 images a host, 40 Mbit/s between them;", "a mark is what was predicted from 1 and 2")
     axis = Scale(0, 0.8, 74, WIDTH - 20)
-    _across(drawing, axis, [0, 0.2, 0.4, 0.6, 0.8], 76, 228, lambda value: f"{value * 1000:.0f}")
-    drawing.words(16, 246, "ms", "small")
+    _draw_grid(drawing, axis, [0, 0.2, 0.4, 0.6, 0.8], 76, 228, lambda value: f"{value * 1000:.0f}")
+    drawing.text(16, 246, "ms", "small")
     for place, (number, row) in enumerate(rows.items()):
         y = 84 + 36 * place
         busy_s = row["step_s"] - row["exposed_s"]
-        drawing.words(16, y + 18, "1 host" if number == "1" else f"{number} hosts")
+        drawing.text(16, y + 18, "1 host" if number == "1" else f"{number} hosts")
         drawing.bar(axis.at(0), y, axis.at(busy_s) - axis.at(0), 26, "a")
-        drawing.words(axis.at(0) + 8, y + 18, f"{busy_s * 1000:.0f} {'by itself' if place == 0 else ''}".strip(), "on")
+        drawing.text(axis.at(0) + 8, y + 18, f"{busy_s * 1000:.0f} {'by itself' if place == 0 else ''}".strip(), "on")
         if row["exposed_s"]:
             drawing.bar(axis.at(busy_s), y, axis.at(row["step_s"]) - axis.at(busy_s), 26, "b")
             shown = f"{row['exposed_s'] * 1000:.0f} {'exposed' if place > 1 else ''}".strip()
-            drawing.words(axis.at(busy_s) + 8, y + 18, shown, "on")
-        if number in told:
-            x = axis.at(told[number])
+            drawing.text(axis.at(busy_s) + 8, y + 18, shown, "on")
+        if number in predicted_s:
+            x = axis.at(predicted_s[number])
             drawing.line(x, y - 4, x, y + 30)
     return drawing.svg()
 
 
 def batches() -> str:
-    """Draw the accuracy of large batches, with and without a warm-up, beside that of a small one."""
-    top1 = {name: found["mean"] for name, found in record("large-batch-fashion")["top1"].items()}
+    """Draw the accuracy of large batches, with and without LR warm-up, beside that of a small one."""
+    top1 = {name: values["mean"] for name, values in record("large-batch-fashion")["top1"].items()}
     small, root, root_cold = (group["accuracy"]["value"] for group in record("compare-batch-fashion")["groups"])
     assert small == top1["sgd at 128"], "the two records are not of the same reference"
     rows: dict[str, list[float]] = {"128: SGD, 0.1": [top1["sgd at 128"]]}
@@ -134,49 +134,50 @@ def batches() -> str:
     rows["2,048: SGD, 0.4"] = [root, root_cold]
     rows["2,048: LARS, 4"] = [top1[f"lars at 2048, lr 4, {how}"] for how in ("warm-up", "no warm-up")]
     rows["2,048: NovoGrad, 4"] = [top1[f"novograd at 2048, lr 4, {how}"] for how in ("warm-up", "no warm-up")]
-    told = "; ".join(f"{name}: {' and '.join(_percent(value) for value in found)}" for name, found in rows.items())
+    description = "; ".join(f"{name}: {' and '.join(map(_percent, values))}" for name, values in rows.items())
     drawing = Drawing(
         "What a batch of 2,048 costs",
-        f"Top-1 accuracy on Fashion-MNIST by batch, optimizer and learning rate, with and without warm-up. {told}.",
+        "Top-1 accuracy on Fashion-MNIST by batch, optimizer and learning rate, with and without warm-up. "
+        f"{description}.",
         308,
     )
-    drawing.head("Top-1 on Fashion-MNIST after three epochs, one", "seed; by batch: optimizer, peak learning rate")
+    drawing.heading("Top-1 on Fashion-MNIST after three epochs, one", "seed; by batch: optimizer, peak learning rate")
     drawing.dot(22, 84, "a")
-    drawing.words(34, 89, "with an epoch of warm-up", "small")
+    drawing.text(34, 89, "with an epoch of warm-up", "small")
     drawing.dot(222, 84, "b", hollow=True)
-    drawing.words(234, 89, "without", "small")
+    drawing.text(234, 89, "without", "small")
     axis = Scale(0.875, 0.93, 156, WIDTH - 24)
-    _across(drawing, axis, [0.88, 0.89, 0.9, 0.91, 0.92, 0.93], 106, 270, lambda value: f"{value * 100:.0f} %")
-    for place, (name, found) in enumerate(rows.items()):
+    _draw_grid(drawing, axis, [0.88, 0.89, 0.9, 0.91, 0.92, 0.93], 106, 270, lambda value: f"{value * 100:.0f} %")
+    for place, (name, values) in enumerate(rows.items()):
         y = 124 + 32 * place
-        drawing.words(16, y + 5, name)
-        if len(found) == 1:
-            drawing.dot(axis.at(found[0]), y, "b", hollow=True)
+        drawing.text(16, y + 5, name)
+        if len(values) == 1:
+            drawing.dot(axis.at(values[0]), y, "b", hollow=True)
         else:
-            drawing.line(axis.at(min(found)), y, axis.at(max(found)), y, "grid")
-            drawing.dot(axis.at(found[1]), y, "b", hollow=True)
-            drawing.dot(axis.at(found[0]), y, "a")
+            drawing.line(axis.at(min(values)), y, axis.at(max(values)), y, "grid")
+            drawing.dot(axis.at(values[1]), y, "b", hollow=True)
+            drawing.dot(axis.at(values[0]), y, "a")
     return drawing.svg()
 
 
 def rungs() -> str:
-    """Draw the rungs of the ladder `cpu`: images a second, with their intervals, and what each was worth."""
-    found = record("ladder-cpu")["rungs"]
-    told = "; ".join(f"{rung['name']}: {rung['images_per_s']['value']:.0f}, {rung['status']}" for rung in found)
+    """Draw the rungs of the ladder `cpu`: images/s with intervals, and the speed-up of each."""
+    ladder = record("ladder-cpu")["rungs"]
+    description = "; ".join(f"{rung['name']}: {rung['images_per_s']['value']:.0f}, {rung['status']}" for rung in ladder)
     drawing = Drawing(
         "A ladder on two CPU cores",
-        f"Images a second on each rung, each over the last one that was kept. {told}.",
-        114 + 44 * len(found),
+        f"Images a second on each rung, each over the last one that was kept. {description}.",
+        114 + 44 * len(ladder),
     )
-    drawing.head("Images/s of a quarter-width ResNet-18 on CIFAR-10;", "the lines are 95 % intervals of 5 runs")
+    drawing.heading("Images/s of a quarter-width ResNet-18 on CIFAR-10;", "the lines are 95 % intervals of 5 runs")
     axis = Scale(0, 1100, 16, WIDTH - 16)
-    bottom = 84 + 44 * len(found)
-    _across(drawing, axis, [0, 250, 500, 750, 1000], 78, bottom, lambda value: f"{value:,.0f}")
-    for place, rung in enumerate(found):
+    bottom = 84 + 44 * len(ladder)
+    _draw_grid(drawing, axis, [0, 250, 500, 750, 1000], 78, bottom, lambda value: f"{value:,.0f}")
+    for place, rung in enumerate(ladder):
         y, speed, ratio = 98 + 44 * place, rung["images_per_s"], rung["over_below"]
-        worth = "the start" if ratio is None else f"{ratio['value']:.2f}x, {rung['status']}"
-        drawing.words(16, y, f"{rung['name']}: {speed['value']:.0f}")
-        drawing.words(WIDTH - 16, y, worth, anchor="end")
+        speedup = "the start" if ratio is None else f"{ratio['value']:.2f}x, {rung['status']}"
+        drawing.text(16, y, f"{rung['name']}: {speed['value']:.0f}")
+        drawing.text(WIDTH - 16, y, speedup, anchor="end")
         kind: Kind = "a" if rung["status"] == "kept" else "c"
         drawing.bar(axis.at(0), y + 6, axis.at(speed["value"]) - axis.at(0), 14, kind)
         drawing.line(axis.at(speed["low"]), y + 13, axis.at(speed["high"]), y + 13)
@@ -185,6 +186,7 @@ def rungs() -> str:
     return drawing.svg()
 
 
+# Rows of the table in prediction.md with their labels here, without DLPerf, on which the formula was chosen.
 PREDICTED: Final = {
     "jsc, 1 4 to 128": "JSC, 1-4 to 128",
     "jsc, 1 4 16 to 32": "JSC, 1-16 to 32",
@@ -198,35 +200,34 @@ PREDICTED: Final = {
     "quant, 1 4 to 8": "study, 1-4 to 8",
     "ddp-post, 1 2 to 4": "post, 1-2 to 4",
 }
-"""What prediction.md has in its table, without DLPerf, on which the form was chosen; and how it is called here."""
 
 
 def predictions() -> str:
-    """Draw how far predictions were off, with the intervals that were told."""
-    found = record("prediction")
-    own = {f"our hosts, 1-2 to {number}": row["error"] for number, row in record("hosts-cpu")["unseen"].items()}
-    rows: dict[str, Mapping[str, float]] = {short: found[name] for name, short in PREDICTED.items()}
-    rows |= {name: {"error": error} for name, error in own.items()}
-    told = "; ".join(f"{name}: {row['error'] * 100:+.1f} %" for name, row in rows.items())
+    """Draw the errors of predictions, with the predicted intervals."""
+    errors = record("prediction")
+    own_errors = {f"our hosts, 1-2 to {number}": row["error"] for number, row in record("hosts-cpu")["unseen"].items()}
+    rows: dict[str, Mapping[str, float]] = {short: errors[name] for name, short in PREDICTED.items()}
+    rows |= {name: {"error": error} for name, error in own_errors.items()}
+    description = "; ".join(f"{name}: {row['error'] * 100:+.1f} %" for name, row in rows.items())
     drawing = Drawing(
         "Predicted, over what it took",
-        f"Errors of predictions for more ranks than were measured. {told}.",
+        f"Errors of predictions for more ranks than were measured. {description}.",
         120 + 26 * len(rows),
     )
-    drawing.head(
+    drawing.heading(
         "Dot: prediction. Line: the interval that was told.",
         "0: what was measured. Orange: the interval does",
         "not hold it. Ring: our runs, without an interval.",
     )
     axis = Scale(-0.45, 0.55, 160, WIDTH - 12)
     bottom = 92 + 26 * len(rows)
-    _across(
+    _draw_grid(
         drawing, axis, [-0.4, -0.2, 0, 0.2, 0.4], 94, bottom, lambda value: f"{value * 100:+.0f} %" if value else "0"
     )
     drawing.line(axis.at(0), 94, axis.at(0), bottom)
     for place, (name, row) in enumerate(rows.items()):
         y = 108 + 26 * place
-        drawing.words(16, y + 5, name)
+        drawing.text(16, y + 5, name)
         if "low" in row:
             kind: Kind = "a" if row["low"] <= 0 <= row["high"] else "b"
             drawing.bar(axis.at(row["low"]), y - 2, axis.at(row["high"]) - axis.at(row["low"]), 4, kind)
@@ -236,32 +237,28 @@ def predictions() -> str:
     return drawing.svg()
 
 
-IMAGES: Final = 359
-"""The validation split of digits."""
-CORRECT: Final = 323
-"""Of them right, for a network of 90 %."""
+IMAGES: Final = 359  # the validation split of digits
+CORRECT: Final = 323  # for a model of 90 %
 WRONG: Final = IMAGES - CORRECT
 RANKS: Final = 64
 
 
 def padded(num_images: int, ranks: int) -> int:
-    """Return how many images are counted twice where each of `ranks` is to have as many as any other."""
+    """Return the number of images counted twice if all of `ranks` get equally many."""
     return ceil(num_images / ranks) * ranks - num_images
 
 
 def padded_range(ranks: int) -> tuple[float, float]:
-    """Return the lowest and the highest accuracy that can come of counting `IMAGES` padded for `ranks`.
-
-    The sampler repeats an image once at most, as long as there are fewer ranks than images.
-    """
+    """Return the lowest and the highest accuracy possible if `IMAGES` are padded for `ranks`."""
+    # The sampler repeats an image once at most, as long as there are fewer ranks than images.
     extra = padded(IMAGES, ranks)
-    low = CORRECT + max(0, extra - WRONG)  # as many as can be of those that count twice are wrong
-    high = CORRECT + min(extra, CORRECT)  # and right
+    low = CORRECT + max(0, extra - WRONG)  # most of the repeated images are wrong
+    high = CORRECT + min(extra, CORRECT)  # most of the repeated images are right
     return low / (IMAGES + extra), high / (IMAGES + extra)
 
 
 def padding() -> str:
-    """Draw which accuracies a padded count can give one network, by the number of ranks."""
+    """Draw the accuracies that padding can give one model, by the number of ranks."""
     lows, highs = zip(*map(padded_range, range(1, RANKS + 1)), strict=True)
     drawing = Drawing(
         "One network, several accuracies",
@@ -270,19 +267,19 @@ def padding() -> str:
         f"is {_percent(CORRECT / IMAGES)}.",
         300,
     )
-    drawing.head(f"{IMAGES} images, {CORRECT} of them right: what a count can", "say that is padded to equal shards")
+    drawing.heading(f"{IMAGES} images, {CORRECT} of them right: what a count can", "say that is padded to equal shards")
     across, down = Scale(1, RANKS, 62, WIDTH - 22), Scale(0.81, 0.925, 252, 84)
     for value in (0.82, 0.84, 0.86, 0.88, 0.9, 0.92):
         drawing.line(62, down.at(value), WIDTH - 22, down.at(value), "grid")
-        drawing.words(54, down.at(value) + 5, f"{value * 100:.0f} %", "small", anchor="end")
+        drawing.text(54, down.at(value) + 5, f"{value * 100:.0f} %", "small", anchor="end")
     for ranks in (1, 8, 16, 32, 48, 64):
-        drawing.words(across.at(ranks), 270, str(ranks), "small", anchor="middle")
-    drawing.words(across.at(RANKS), 288, "ranks", "small", anchor="end")
+        drawing.text(across.at(ranks), 270, str(ranks), "small", anchor="middle")
+    drawing.text(across.at(RANKS), 288, "ranks", "small", anchor="end")
     top = [(across.at(number), down.at(value)) for number, value in enumerate(highs, start=1)]
     low = [(across.at(number), down.at(value)) for number, value in enumerate(lows, start=1)]
     drawing.band([*top, *reversed(low)], "b")
     drawing.line(62, down.at(CORRECT / IMAGES), WIDTH - 22, down.at(CORRECT / IMAGES))
-    drawing.words(70, down.at(0.825), f"line: exact, {_percent(CORRECT / IMAGES)}", "small")
+    drawing.text(70, down.at(0.825), f"line: exact, {_percent(CORRECT / IMAGES)}", "small")
     return drawing.svg()
 
 
@@ -297,13 +294,13 @@ FIGURES: Final[Mapping[str, Callable[[], str]]] = {
 }
 
 
-def _across(
+def _draw_grid(
     drawing: Drawing, axis: Scale, values: list[float], top: float, bottom: float, shown: Callable[[float], str]
 ) -> None:
-    """Draw a grid of upright lines at `values`, with words below."""
+    """Draw vertical grid lines at `values`, with labels below."""
     for value in values:
         drawing.line(axis.at(value), top, axis.at(value), bottom, "grid")
-        drawing.words(axis.at(value), bottom + 18, shown(value), "small", anchor="middle")
+        drawing.text(axis.at(value), bottom + 18, shown(value), "small", anchor="middle")
 
 
 def _ms(seconds: float) -> str:

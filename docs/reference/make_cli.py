@@ -1,6 +1,6 @@
-"""Write `cli.md` from the program's own options, so that the page cannot say anything else than `--help` does.
+"""Generate `cli.md` from the options of the program.
 
-Once an option has changed: .venv/bin/python docs/reference/make_cli.py
+After a change of an option, run .venv/bin/python docs/reference/make_cli.py
 """
 
 import inspect
@@ -29,25 +29,25 @@ This page is written by [make_cli.py](make_cli.py) from what the program itself 
 - [Exit codes](exit-codes.md) say how it went.
 
 """
-_TAKES = {int: "N", float: "X", Path: "PATH", str: "TEXT"}
-"""What an option takes that does not say it itself, by its type."""
+# Placeholders of option values by type, for options without a `metavar`.
+_PLACEHOLDERS = {int: "N", float: "X", Path: "PATH", str: "TEXT"}
 
 
 def commands(group: Any, name: str = "paceline") -> Iterator[tuple[str, Any]]:
-    """Yield (its whole name, the command) of every verb, in the order of `--help`."""
-    for word, command in group.commands.items():
+    """Yield (full name, command) of every verb, in the order of `--help`."""
+    for verb, command in group.commands.items():
         if isinstance(command, typer.core.TyperGroup):
-            yield from commands(command, f"{name} {word}")
+            yield from commands(command, f"{name} {verb}")
         else:
-            yield f"{name} {word}", command
+            yield f"{name} {verb}", command
 
 
 def example(command: Any) -> str:
-    """Return the example of a verb, which has `paceline` in it. Raise `ValueError` where it has none."""
-    found = re.fullmatch(r"Example: `([^`]+)`", command.epilog or "")
-    if found is None:
+    """Return the example in a verb's epilog. Raise `ValueError` if there is none."""
+    match = re.fullmatch(r"Example: `([^`]+)`", command.epilog or "")
+    if match is None:
         raise ValueError(f"{command.name}: {command.epilog!r} is no example (write epilog='Example: `paceline ...`')")
-    return found[1]
+    return match[1]
 
 
 def page() -> str:
@@ -55,13 +55,13 @@ def page() -> str:
     program = typer.main.get_group(app)
     verbs = list(commands(program))
     links = [(f"[`{name}`](#{name.replace(' ', '-')})", _sentence(command)) for name, command in verbs]
-    own = _table(("option", "default", "meaning"), _options(program, None))
-    parts = [_INTRODUCTION, _table(("verb", "what it does"), links), f"\nOf the program itself:\n\n{own}"]
+    global_options = _table(("option", "default", "meaning"), _options(program, None))
+    parts = [_INTRODUCTION, _table(("verb", "what it does"), links), f"\nOf the program itself:\n\n{global_options}"]
     return "".join([*parts, *(part for name, command in verbs for part in section(name, command))])
 
 
 def section(name: str, command: Any) -> Iterator[str]:
-    """Yield the parts of the section of a verb. Raise `ValueError` for one without example or help."""
+    """Yield the parts of a verb's section. Raise `ValueError` if the verb lacks an example or help."""
     arguments = [each for each in command.params if each.param_type_name == "argument"]
     yield f"\n## {name}\n\n{_sentence(command)}\n\n"
     yield f"```text\n{' '.join([name, '[OPTIONS]', *map(_usage, arguments)])}\n```\n"
@@ -79,29 +79,29 @@ def _sentence(command: Any) -> str:
 
 
 def _usage(argument: Any) -> str:
-    said = argument.metavar or argument.name.upper()
-    said = said if argument.required or said.startswith("[") else f"[{said}]"
-    return f"{said}..." if argument.nargs == -1 and not said.endswith("...") else said
+    text = argument.metavar or argument.name.upper()
+    text = text if argument.required or text.startswith("[") else f"[{text}]"
+    return f"{text}..." if argument.nargs == -1 and not text.endswith("...") else text
 
 
 def _options(command: Any, panel: str | None) -> Iterator[tuple[str, str, str]]:
-    """Yield a row for each option of a panel: what is written, what holds without it, and what it means."""
+    """Yield (option, default, meaning) for each option of a panel."""
     hints = typing.get_type_hints(inspect.unwrap(command.callback), include_extras=True)
     for option in command.params:
         if option.param_type_name == "option" and option.rich_help_panel == panel and not option.hidden:
             names = "/".join([*option.opts, *option.secondary_opts])
-            takes, bounds = _value(hints[option.name])
-            shown = names if option.is_flag else f"{names} {option.metavar or takes}"
+            placeholder, bounds = _value(hints[option.name])
+            shown = names if option.is_flag else f"{names} {option.metavar or placeholder}"
             yield _code(shown), _default(option), f"{_help(option)}{bounds}"
 
 
 def _value(annotation: Any) -> tuple[str, str]:
-    """Return what an option takes, and between which bounds, as a sentence or nothing."""
+    """Return an option's placeholder, and its bounds as a sentence ("" for none)."""
     kind, option = typing.get_args(annotation)
-    takes = next((word for each, word in _TAKES.items() if each in {kind, *typing.get_args(kind)}), "TEXT")
+    placeholder = next((name for each, name in _PLACEHOLDERS.items() if each in {kind, *typing.get_args(kind)}), "TEXT")
     if option.min is None:
-        return takes, ""
-    return takes, f" At least {option.min}." if option.max is None else f" {option.min} to {option.max}."
+        return placeholder, ""
+    return placeholder, f" At least {option.min}." if option.max is None else f" {option.min} to {option.max}."
 
 
 def _default(option: Any) -> str:
@@ -111,9 +111,9 @@ def _default(option: Any) -> str:
 
 
 def _help(param: Any) -> str:
-    """Return what the program says of it. Raise `ValueError` where it says nothing."""
+    """Return the help text of a parameter. Raise `ValueError` if there is none."""
     if not param.help:
-        raise ValueError(f"{param.name}: says nothing (write help=...)")
+        raise ValueError(f"{param.name}: has no help text (write help=...)")
     return " ".join(param.help.split()).replace("|", r"\|")
 
 

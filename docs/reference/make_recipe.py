@@ -1,6 +1,6 @@
-"""Write `recipe.md` from the schema, so that the page and the program always agree.
+"""Generate `recipe.md` from the schema of recipes.
 
-Once a field has changed: .venv/bin/python docs/reference/make_recipe.py
+After a change of a field, run .venv/bin/python docs/reference/make_recipe.py
 """
 
 from collections.abc import Iterable, Iterator
@@ -40,24 +40,24 @@ with its dotted path as the key: `optim.lr=0.4`, `data.augment=[pad_crop,flip]`.
 
 
 class Schema:
-    """The JSON schema of a recipe, walked section by section."""
+    """Render the JSON schema of a recipe section by section."""
 
     def __init__(self, schema: Node) -> None:
         self._root = schema
 
     def page(self) -> str:
-        """Return the whole page."""
+        """Return the page."""
         return _INTRODUCTION + "".join(self._section("", self._root))
 
     def _section(self, path: str, node: Node) -> Iterator[str]:
-        """Yield the parts of the section at `path`, and of all below it."""
+        """Yield the parts of the section at `path` and of its subsections."""
         heading = f"## {path}" if path else "## All sections"
         yield f"\n{heading}\n"
         if path and "description" in node:
             yield f"\n{node['description']}\n"
         yield "\n" + self._table(path, node)
         if path == "model":
-            yield f"\nBuilt-in models: {_listed(MODEL_NAMES)}.\n"
+            yield f"\nBuilt-in models: {_join_codes(MODEL_NAMES)}.\n"
         for name, field in node["properties"].items():
             below = f"{path}.{name}".lstrip(".")
             variants = self._variants(field)
@@ -74,10 +74,10 @@ class Schema:
                 yield "\n" + self._table(path, node)
 
     def _table(self, path: str, node: Node) -> str:
-        """Return a table of the fields of `node`. The name of a variant is its heading, so it has no row."""
+        """Return a table of the fields of `node`."""
         rows = ["| field | type | default | meaning |", "|---|---|---|---|"]
         for name, field in node["properties"].items():
-            if name == "name" and "const" in field:
+            if name == "name" and "const" in field:  # a variant's name is its heading
                 continue
             below = f"{path}.{name}".lstrip(".")
             default = self._default(field) if "default" in field else "(to be set)"
@@ -90,12 +90,12 @@ class Schema:
         return self._root["$defs"][node["$ref"].rpartition("/")[2]] if "$ref" in node else node
 
     def _object(self, field: Node) -> Node:
-        """Return the section that `field` is, or may be; an empty one when it is a plain value."""
+        """Return the section that `field` holds; empty for a plain value."""
         options = [self._resolved(option) for option in (field, *field.get("anyOf", []))]
         return next((option for option in options if "properties" in option), {})
 
     def _variants(self, field: Node) -> dict[str, Node]:
-        """Return the variants that `field`, or an item of it, may be, in the order of the schema."""
+        """Return the variants of `field`, or of its items, by name in the order of the schema."""
         options = [field, *field.get("items", {}).get("anyOf", [])]
         union: Node = next((option for option in options if "discriminator" in option), {"oneOf": []})
         nodes = [self._resolved(option) for option in union["oneOf"]]
@@ -104,16 +104,16 @@ class Schema:
     def _type(self, field: Node, path: str) -> str:
         link = f"(#{path.replace('.', '')})"
         if self._variants(field):
-            return f"[{'list' if 'items' in field else 'one'} of]{link} {_listed(self._variants(field))}"
+            return f"[{'list' if 'items' in field else 'one'} of]{link} {_join_codes(self._variants(field))}"
         if "anyOf" in field:
             return " or ".join(self._type(option, path) for option in field["anyOf"])
         field = self._resolved(field)
         if "properties" in field:
             return f"[section]{link}"
         if "enum" in field or "const" in field:
-            return _listed(field.get("enum", [field.get("const")]))
+            return _join_codes(field.get("enum", [field.get("const")]))
         if "pattern" in field:
-            return _meant(field["pattern"])
+            return _pattern_name(field["pattern"])
         match field["type"]:
             case "array" if "prefixItems" in field:
                 return f"[{', '.join(self._type(item, path) for item in field['prefixItems'])}]"
@@ -125,10 +125,10 @@ class Schema:
         default = field["default"]
         if isinstance(default, dict) and field.get("type") != "object":
             return f"`{default['name']}`" if self._variants(field) else ""
-        return f"`{_written(default)}`"
+        return f"`{_format_default(default)}`"
 
 
-def _written(value: object) -> str:
+def _format_default(value: object) -> str:
     match value:
         case bool():
             return str(value).lower()
@@ -137,12 +137,12 @@ def _written(value: object) -> str:
         case dict():
             return "{}"
         case list():
-            return f"[{', '.join(_written(item) for item in value)}]"
+            return f"[{', '.join(_format_default(item) for item in value)}]"
     return str(value)
 
 
-def _meant(pattern: str) -> str:
-    """Return the name of texts of this pattern."""
+def _pattern_name(pattern: str) -> str:
+    """Return the name of a text pattern."""
     if pattern == PATH_PATTERN:
         return "import path"
     for unit, what in (("min|", "time"), ("ep|", "duration")):
@@ -151,7 +151,7 @@ def _meant(pattern: str) -> str:
     return "text"
 
 
-def _listed(values: Iterable[object]) -> str:
+def _join_codes(values: Iterable[object]) -> str:
     return ", ".join(f"`{value}`" for value in values)
 
 

@@ -1,7 +1,4 @@
-"""Load the trained model of a run, with the weights and preprocessing of its evaluation.
-
-Only the run directory is read: the data set need not exist.
-"""
+"""Load the trained model of a run, its weights and preprocessing as in evaluation, from its run directory alone."""
 
 import copy
 from dataclasses import dataclass, replace
@@ -80,11 +77,10 @@ class Classifier:
 
         Decode the same formats as training (`data.decode`). Raise `ImageError`, which calls the file `name`.
         """
-        wanted = self.preprocessing
-        decoded = decode(data, channels=3 if wanted.channels == 3 else 1, name=name)
-        return self.sizing(
-            to_uint8_tensor(decoded) if wanted.is_pixels else decoded, _NO_RANDOM_NUMBERS, wanted.image_size
-        )
+        preprocessing = self.preprocessing
+        decoded = decode(data, channels=3 if preprocessing.channels == 3 else 1, name=name)
+        image = to_uint8_tensor(decoded) if preprocessing.is_pixels else decoded
+        return self.sizing(image, _NO_RANDOM_NUMBERS, preprocessing.image_size)
 
     def log_probabilities(self, images: Tensor) -> Tensor:
         """Return float64 [N, classes] on the model's device for uint8 images [N, C, H, W] on any device.
@@ -118,13 +114,13 @@ def load_classifier(run: Path, checkpoint: str = "last", device: str = "auto", *
     require_consent(loaded, own_code=own_code, of=("model",))
     recipe = loaded.recipe
     facts = read_trained_dataset(rundir)
-    where = _choose_device(device)
-    precision = _build_eval_precision(recipe, where)
+    target = _choose_device(device)
+    precision = _build_eval_precision(recipe, target)
     preprocessing = _build_preprocessing(recipe, facts)
     path = CheckpointStorage(rundir.checkpoints, KeepPolicy(1)).by_name(checkpoint)
     info = facts.info
-    layout = choose_memory_format(recipe.model, where, num_classes=info.num_classes, channels=info.channels)
-    model = load_eval_model(recipe, facts, precision, where, path, layout)
+    layout = choose_memory_format(recipe.model, target, num_classes=info.num_classes, channels=info.channels)
+    model = load_eval_model(recipe, facts, precision, target, path, layout)
     return Classifier(
         model=model,
         classes=info.class_names,
@@ -133,7 +129,7 @@ def load_classifier(run: Path, checkpoint: str = "last", device: str = "auto", *
         checkpoint=path,
         recipe=recipe,
         sizing=StretchResizer() if facts.is_pixels else build_eval_resizer(recipe.data),
-        place=DeviceTransfer(where, precision.dtype, preprocessing.mean, preprocessing.std, layout),
+        place=DeviceTransfer(target, precision.dtype, preprocessing.mean, preprocessing.std, layout),
         precision=precision,
         views=build_eval_views(recipe.data.eval_views),
         own_code=own_code,
@@ -161,10 +157,9 @@ def with_image_size(classifier: Classifier, image_size: int) -> Classifier:
             classifier, image_size, f", for which it returns shape {list(shape)} instead of a logit per class"
         )
     resize = None if preprocessing.resize is None else round(image_size / recipe.data.eval_crop)
-    wanted = replace(preprocessing, image_size=image_size, resize=resize)
     return replace(
         classifier,
-        preprocessing=wanted,
+        preprocessing=replace(preprocessing, image_size=image_size, resize=resize),
         evaluated_image_size=classifier.evaluated_image_size or preprocessing.image_size,
     )
 

@@ -124,7 +124,7 @@ class _PixelNormalization(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Return the normalized images."""
         planes = images.permute(0, 3, 1, 2) if self._is_last else images
-        # Same order of operations as `data.placement`, so that the results are bit-identical.
+        # Same order of operations as `DeviceTransfer.normalize`, so that the results are bit-identical.
         return (planes.to(torch.float32) - self.mean) * self.scale
 
 
@@ -243,11 +243,11 @@ def _reference_logits(classifier: Classifier, images: Tensor) -> Tensor:
     # The classifier's own code, which the exported model does not share.
     model = copy.deepcopy(classifier.model).to("cpu", torch.float32).to(memory_format=torch.contiguous_format)
     preprocessing = classifier.preprocessing
-    placement = DeviceTransfer(
+    transfer = DeviceTransfer(
         torch.device("cpu"), torch.float32, preprocessing.mean, preprocessing.std, torch.contiguous_format
     )
     with torch.inference_mode():
-        logits: Tensor = model(placement.normalize(images))
+        logits: Tensor = model(transfer.normalize(images))
     return logits
 
 

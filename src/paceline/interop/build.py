@@ -34,8 +34,7 @@ from paceline.training.context import RunContext
 from paceline.training.coordinator import BadImageRegistry
 from paceline.training.datasets import read_run_data
 
-_MAX_STEPS: Final = 1 << 40
-"""Steps: more than any loop takes."""
+_MAX_STEPS: Final = 1 << 40  # more than any loop takes
 
 
 class Loaders(NamedTuple):
@@ -80,24 +79,24 @@ def loaders(
     call this function; otherwise there is one rank. Raise `paceline.core.errors.PacelineError` for errors that a user
     can fix.
     """
-    loaded, where = load_any(recipe, Patch.parse(list(overrides))), find_device(device)
+    loaded, target = load_any(recipe, Patch.parse(list(overrides))), find_device(device)
     require_consent(loaded, own_code=own_code, of=("data.",))
-    rank_place = find_rank(rank, world_size, unchosen_gpu(device, where))
+    external_rank = find_rank(rank, world_size, unchosen_gpu(device, target))
     data_recipe = _data_only_recipe(loaded.recipe)
-    with ExitStack() as unless_whole:
-        resources = unless_whole.enter_context(ExitStack())
-        data_recipe, datasets = rank_place.run_node_main_first(partial(read_run_data, data_recipe, resources))
-        parts = RunContext.derive(data_recipe, rank_place.world, where, datasets, resources)
-        even = even_batch(parts.plan.val_images, parts.plan.eval_batch, rank_place.world.world_size)
-        parts = replace(parts, plan=replace(parts.plan, eval_batch=even))
-        parts.check_worker_limits()
+    with ExitStack() as on_error:
+        resources = on_error.enter_context(ExitStack())
+        data_recipe, datasets = external_rank.run_node_main_first(partial(read_run_data, data_recipe, resources))
+        context = RunContext.derive(data_recipe, external_rank.world, target, datasets, resources)
+        eval_batch = even_batch(context.plan.val_images, context.plan.eval_batch, external_rank.world.world_size)
+        context = replace(context, plan=replace(context.plan, eval_batch=eval_batch))
+        context.check_worker_limits()
         shared = SharedResources(resources)
-        made = Loaders(_build_train_loader(parts, dtype, shared), _build_eval_loader(parts, dtype, shared))
-        unless_whole.pop_all()
-    if rank_place.world.is_main:
-        for note in filter(None, (*datasets.train.info.notes, *datasets.val.info.notes, parts.loader_choice.note)):
+        result = Loaders(_build_train_loader(context, dtype, shared), _build_eval_loader(context, dtype, shared))
+        on_error.pop_all()
+    if external_rank.world.is_main:
+        for note in filter(None, (*datasets.train.info.notes, *datasets.val.info.notes, context.loader_choice.note)):
             warnings.warn(note, stacklevel=2)
-    return made
+    return result
 
 
 def _data_only_recipe(recipe: Recipe) -> Recipe:
@@ -109,57 +108,57 @@ def _data_only_recipe(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update={"model": model, "train": train, "checkpoint": Checkpoint()})
 
 
-def _build_train_loader(parts: RunContext, dtype: torch.dtype, shared: SharedResources) -> TrainLoader:
-    placement, finish = _build_placement(parts, dtype), parts.create_transforms(dtype)
+def _build_train_loader(context: RunContext, dtype: torch.dtype, shared: SharedResources) -> TrainLoader:
+    transfer, finish = _build_transfer(context, dtype), context.create_transforms(dtype)
     if dtype == torch.uint8 and finish.mix.num_draws:
         raise RecipeError(
             "data.augment: mixup and cutmix mix normalised images, but dtype is torch.uint8 (use a float dtype, or "
             "leave them out)"
         )
-    loader = parts.create_train_loader(placement)
+    loader = context.create_train_loader(transfer)
     pipeline = SplitPipeline(
         loader=loader,
-        prefetcher=_build_prefetcher(parts, loader, _MAX_STEPS),
-        left_out=_build_bad_images(parts).for_split("train"),
-        placement=placement,
-        finish=replace(finish, normalize=_build_normalize(placement, dtype)),
-        dataset=build_dataset(parts.datasets.train.info, parts.plan.image_size, *parts.mean_and_std),
+        prefetcher=_build_prefetcher(context, loader, _MAX_STEPS),
+        bad_images=_build_bad_images(context).for_split("train"),
+        transfer=transfer,
+        finish=replace(finish, normalize=_build_normalize(transfer, dtype)),
+        dataset=build_dataset(context.datasets.train.info, context.plan.image_size, *context.mean_and_std),
     )
-    return TrainLoader(pipeline=pipeline, plan=parts.plan, seed=parts.recipe.seed, shared=shared)
+    return TrainLoader(pipeline=pipeline, plan=context.plan, seed=context.recipe.seed, shared=shared)
 
 
-def _build_eval_loader(parts: RunContext, dtype: torch.dtype, shared: SharedResources) -> EvalLoader:
-    placement, source = _build_placement(parts, dtype), parts.datasets.val
-    loader, num_batches = parts.create_eval_loader(source, parts.plan.val_images)
+def _build_eval_loader(context: RunContext, dtype: torch.dtype, shared: SharedResources) -> EvalLoader:
+    transfer, source = _build_transfer(context, dtype), context.datasets.val
+    loader, num_batches = context.create_eval_loader(source, context.plan.val_images)
     pipeline = SplitPipeline(
         loader=loader,
-        prefetcher=_build_prefetcher(parts, loader, num_batches),
-        left_out=_build_bad_images(parts).for_split("val"),
-        placement=placement,
-        finish=DeviceTransforms((), _build_normalize(placement, dtype), NoMixing()),
-        dataset=build_dataset(source.info, parts.plan.eval_image_size, *parts.mean_and_std),
+        prefetcher=_build_prefetcher(context, loader, num_batches),
+        bad_images=_build_bad_images(context).for_split("val"),
+        transfer=transfer,
+        finish=DeviceTransforms((), _build_normalize(transfer, dtype), NoMixing()),
+        dataset=build_dataset(source.info, context.plan.eval_image_size, *context.mean_and_std),
     )
-    return EvalLoader(pipeline=pipeline, num_batches=num_batches, batch_size=parts.plan.eval_batch, shared=shared)
+    return EvalLoader(pipeline=pipeline, num_batches=num_batches, batch_size=context.plan.eval_batch, shared=shared)
 
 
-def _build_prefetcher(parts: RunContext, loader: Loader, stop: int) -> Prefetcher:
+def _build_prefetcher(context: RunContext, loader: Loader, stop: int) -> Prefetcher:
     """Return a prefetcher of `loader`, closed together with the other resources."""
-    ahead = Prefetcher(loader, stop)
-    parts.exit_stack.callback(ahead.close)
-    return ahead
+    prefetcher = Prefetcher(loader, stop)
+    context.exit_stack.callback(prefetcher.close)
+    return prefetcher
 
 
-def _build_placement(parts: RunContext, dtype: torch.dtype) -> DeviceTransfer:
-    """Return the placement onto the device. Raise `RecipeError` for a dtype that images cannot have."""
+def _build_transfer(context: RunContext, dtype: torch.dtype) -> DeviceTransfer:
+    """Return the transfer to the device. Raise `RecipeError` for a dtype that images cannot have."""
     if not (dtype.is_floating_point or dtype == torch.uint8):
         raise RecipeError(
             f"dtype: {dtype} is not a dtype of images (give torch.float32, another float, or torch.uint8)"
         )
-    return parts.create_transfer(dtype)
+    return context.create_transfer(dtype)
 
 
-def _build_normalize(placement: DeviceTransfer, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-    return _identity if dtype == torch.uint8 else placement.normalize
+def _build_normalize(transfer: DeviceTransfer, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    return _identity if dtype == torch.uint8 else transfer.normalize
 
 
 def _identity(images: Tensor) -> Tensor:
@@ -167,9 +166,9 @@ def _identity(images: Tensor) -> Tensor:
     return images
 
 
-def _build_bad_images(parts: RunContext) -> BadImageRegistry:
+def _build_bad_images(context: RunContext) -> BadImageRegistry:
     """Return a handler that warns of bad images, and raises an error for too many."""
-    return BadImageRegistry(parts.datasets, parts.recipe.data.max_bad_images, sorted, _warn_bad_image, [])
+    return BadImageRegistry(context.datasets, context.recipe.data.max_bad_images, sorted, _warn_bad_image, [])
 
 
 def _warn_bad_image(bad: Mapping[str, str | int]) -> None:

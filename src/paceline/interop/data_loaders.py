@@ -83,7 +83,7 @@ def build_dataset(info: DatasetInfo, image_size: int, mean: tuple[float, ...], s
 
 
 class SharedResources:
-    """Keep `held` open until no loader refers to this object, or the program exits."""
+    """Keep `resources` open until no loader refers to this object, or the program exits."""
 
     def __init__(self, resources: ExitStack) -> None:
         # Registered last, so called first: multiprocessing's own handler would wait for workers that were not stopped.
@@ -94,26 +94,26 @@ class SharedResources:
 class SplitPipeline:
     """Components that produce a split's batches, in order of use, and the split's metadata `dataset`.
 
-    `loader` makes batches and `prefetcher` gets them from it, `left_out` records bad images, `placement` moves a batch
-    to the device, and `finish` does the rest there.
+    `loader` makes batches and `prefetcher` gets them from it, `bad_images` records bad images, `transfer` moves a
+    batch to the device, and `finish` transforms it there.
     """
 
     loader: Loader
     prefetcher: Prefetcher
-    left_out: BadImageCollector
-    placement: DeviceTransfer
+    bad_images: BadImageCollector
+    transfer: DeviceTransfer
     finish: DeviceTransforms
     dataset: Dataset
 
     def warn_bad_images(self, batch: Batch) -> None:
         """Warn of the bad images of a batch. Raise `DataError` for too many so far."""
         if batch.bad:
-            self.left_out.add(batch.bad)
-            self.left_out.sync()
+            self.bad_images.add(batch.bad)
+            self.bad_images.sync()
 
     def to_device(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return (images, targets) on the device, ready for a training loop."""
-        return self.finish(self.placement(batch))
+        return self.finish(self.transfer(batch))
 
     def close(self) -> None:
         """Stop the workers."""
@@ -141,7 +141,7 @@ class TrainLoader:
         self._seed = seed
         self._shared: SharedResources | None = shared
         self._step = 0  # the global step of the next batch
-        self._start = 0  # that of the first batch of the next iteration
+        self._start = 0  # the global step of the first batch of the next iteration
 
     def __len__(self) -> int:
         """Return the number of batches per epoch."""

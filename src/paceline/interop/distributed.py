@@ -33,18 +33,19 @@ class ExternalRank:
     num_nodes: int = 1
 
     def run_node_main_first(self, function: Callable[[bool], ResultT]) -> ResultT:
-        """Return `work(True)` on the first rank of each node, then `work(False)` on the others.
+        """Return `function(True)` on the first rank of each node, then `function(False)` on the others.
 
-        Every rank must call this method once. The others wait without a collective, however long the first take; if one
-        fails, they raise `WorldError`. Rank 0, which may host the store, returns last. Without a store, every rank
-        counts as a first one.
+        Every rank must call this method once. If a first rank fails, the others raise `WorldError`. Without a store,
+        every rank counts as a first one.
         """
         if self.store is None:
             return function(True)
+        # Waiting through the store needs no collective, so the first ranks may take longer than a collective timeout.
         run = partial(_run_and_signal, function, self.store, self.world.rank)
         waits = partial(_raise_if_failed, self.store)
         try:
             result = run_in_order(self.store, self.num_nodes, run, waits, is_first=self.world.is_node_main)
+            # Rank 0 may host the store.
             exit_last(self.store, self.world.world_size - 1, waits, is_last=self.world.is_main)
             return result
         except dist.DistError as error:
@@ -56,14 +57,14 @@ def find_rank(rank: int | None, world_size: int | None, gpu: str = "") -> Extern
 
     `gpu` identifies this rank's GPU if it was not chosen explicitly among several. If torch.distributed is initialised,
     every rank must call this function. Raise `WorldError` for an invalid rank, for ranks that share a GPU by accident,
-    and if a launcher started several ranks that are not joined: each would silently get all images.
+    and if a launcher started several ranks that are not joined.
     """
     if rank is not None or world_size is not None:
         return ExternalRank(_explicit_world(rank, world_size))
     if dist.is_initialized():
         return _distributed_rank(gpu) if dist.get_world_size() > 1 else ExternalRank(World.single())
     started = current_world().world_size
-    if started > 1:
+    if started > 1:  # each would silently get all images
         raise WorldError(
             f"torch.distributed: is not initialised, but {started} ranks were started (initialise it first, or give "
             f"rank and world_size: rank=0, world_size=1 for all images on each)"
@@ -104,7 +105,7 @@ def _explicit_world(rank: int | None, world_size: int | None) -> World:
     if rank is None or world_size is None or not 0 <= rank < world_size:
         raise WorldError(f"rank: rank {rank} of {world_size} is not a valid rank (give both, rank from 0 on)")
     launched = current_world()
-    if launched.world_size > 1:  # the images of a rank do not change which ranks share a node
+    if launched.world_size > 1:  # an explicit rank does not change which ranks share a node
         return replace(launched, rank=rank, world_size=world_size)
     return World(rank, world_size, rank, world_size)
 
@@ -114,9 +115,8 @@ def _distributed_rank(gpu: str) -> ExternalRank:
     rank, world_size = dist.get_rank(), dist.get_world_size()
     # Exchange through the group's store: a collective would need a device, which need not be that of the batches.
     shared = PrefixStore("paceline.interop", dist.distributed_c10d._get_default_store())
-    store = PrefixStore(
-        str(shared.add(f"calls/{rank}", 1)), shared
-    )  # the same name on every rank, which all call equally often
+    # The same name on every rank, as all call this function equally often.
+    store = PrefixStore(str(shared.add(f"calls/{rank}", 1)), shared)
     store.set(f"rank/{rank}", json.dumps([uname().nodename, gpu]))
     infos = [json.loads(store.get(f"rank/{other}")) for other in range(world_size)]
     check_gpus_differ([(host, used) for host, used in infos])

@@ -59,8 +59,8 @@ class DataModule(_LightningDataModule):  # type: ignore[misc]
         """Build the loaders once, for any stage."""
         if self._loaders is None:
             recipe, overrides, options = self._args
-            where = "auto" if self.trainer is None else self.trainer.strategy.root_device
-            self._loaders = loaders(recipe, *overrides, **{"device": where, **options})
+            device = "auto" if self.trainer is None else self.trainer.strategy.root_device
+            self._loaders = loaders(recipe, *overrides, **{"device": device, **options})
             self.train, self.val = self._loaders
 
     def train_dataloader(self) -> TrainLoader:

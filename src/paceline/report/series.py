@@ -113,10 +113,10 @@ def _mean_values(sums: _Sums) -> dict[str, float]:
 
 def downsample(records: Iterable[Mapping[str, object]], limit: int = MAX_POINTS) -> Series:
     """Return `records` as a series of at most `limit` points (an even number)."""
-    thinner = Downsampler(limit)
+    downsampler = Downsampler(limit)
     for record in records:
-        thinner.add(record)
-    return thinner.series()
+        downsampler.add(record)
+    return downsampler.series()
 
 
 def downsample_points(points: Iterable[Point], limit: int) -> tuple[Point, ...]:
