@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from .commands import ROOT, Block, Mark, read_blocks
-from .told import missing_line
+from .compare_output import missing_line
 from .typing_hand import Hand, hand_of, own_cores
 
 TUTORIAL = ROOT / "docs" / "tutorial"

@@ -118,8 +118,10 @@ def _note_other_image_size(classifier: Classifier, record: CheckpointRecord) -> 
     evaluation, before, now = record.evaluation, classifier.evaluated_image_size, classifier.preprocessing.image_size
     if evaluation is None or before is None:
         return record
-    description = f"{evaluation.of} at {before} x {before} pixels (not measured at the {now} x {now} of this file)"
-    return replace(record, evaluation=replace(evaluation, of=description))
+    description = (
+        f"{evaluation.description} at {before} x {before} pixels (not measured at the {now} x {now} of this file)"
+    )
+    return replace(record, evaluation=replace(evaluation, description=description))
 
 
 def _describe_signature(network: ExportModel, classifier: Classifier) -> tuple[tuple[str, str], ...]:

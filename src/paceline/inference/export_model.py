@@ -206,9 +206,9 @@ def load_parity_images(classifier: Classifier) -> ParityImages:
 
 
 def measure_parity(
-    classifier: Classifier, network: ExportModel, answer: LogitsFunction, sample: ParityImages
+    classifier: Classifier, network: ExportModel, compute_logits: LogitsFunction, sample: ParityImages
 ) -> ExportParity:
-    """Return how logits of `answer`, which takes the input of `network`, differ from the classifier's in float32.
+    """Compare `compute_logits`, which takes the input of `network`, with the classifier in float32.
 
     Raise `PacelineError` if the classifier's own logits are NaN or infinite.
     """
@@ -221,7 +221,7 @@ def measure_parity(
     # One image, then 31 or more, repeating images if need be, detects a fixed batch size.
     inputs = network.prepare_inputs(images)
     with torch.inference_mode():
-        actual = torch.cat([answer(inputs[:1]), answer(inputs[1:])])
+        actual = torch.cat([compute_logits(inputs[:1]), compute_logits(inputs[1:])])
     scale = max(1.0, float(expected.abs().max()))
     first = min(5, expected.shape[1])
     agree = (expected.topk(first).indices == actual.topk(first).indices).all(dim=1)[:num_images]

@@ -57,12 +57,12 @@ class StateDictFormat:
         model.load_state_dict(read_weights(str(path)))
         model.eval()
 
-        def answer(images: Tensor) -> Tensor:
+        def compute_logits(images: Tensor) -> Tensor:
             with torch.inference_mode():
                 logits: Tensor = model(images)
             return logits
 
-        return answer
+        return compute_logits
 
     def usage(self, name: str) -> str:
         """Return code that loads the file."""
@@ -115,11 +115,11 @@ class TorchExportFormat:
             warnings.simplefilter("ignore")  # torch 2.11 warns about buffers that it reads itself
             module = torch.export.load(str(path)).module()
 
-        def answer(images: Tensor) -> Tensor:
+        def compute_logits(images: Tensor) -> Tensor:
             logits: Tensor = module(images)
             return logits
 
-        return answer
+        return compute_logits
 
     def usage(self, name: str) -> str:
         """Return code that loads the program and computes logits."""
@@ -249,7 +249,7 @@ class Architecture:
     name: str
 
     def __str__(self) -> str:
-        """Return `find_architecture` of `build_config.json`; names without a library are timm's."""
+        """Return `architecture` of `config.json`; names without a library are timm's."""
         return self.name if self.library == "timm" else f"{self.library}/{self.name}"
 
 
@@ -290,9 +290,8 @@ class HubFormat:
         text = json.dumps(build_config(classifier), indent=2)
         write_new(path / CONFIG_FILE, text + "\n")
         save_file(network.weights(), path / WEIGHTS_FILE, metadata={"format": "pt"})
-        (path / WEIGHTS_FILE).chmod(
-            (path / CONFIG_FILE).stat().st_mode & 0o777
-        )  # safetensors creates a file that only its owner can read
+        # safetensors creates a file that only its owner can read.
+        (path / WEIGHTS_FILE).chmod((path / CONFIG_FILE).stat().st_mode & 0o777)
 
     def open(self, path: Path) -> LogitsFunction:
         """Return the model loaded from the folder."""
@@ -301,12 +300,12 @@ class HubFormat:
         model = _load_timm_model(path) if is_timm else _load_paceline_model(values, path / WEIGHTS_FILE)
         model.eval()
 
-        def answer(images: Tensor) -> Tensor:
+        def compute_logits(images: Tensor) -> Tensor:
             with torch.inference_mode():
                 logits: Tensor = model(images)
             return logits
 
-        return answer
+        return compute_logits
 
     def usage(self, name: str) -> str:
         """Return code that loads the folder."""
@@ -338,12 +337,12 @@ print([config["label_names"][index] for index in logits.argmax(dim=1)])
 
 
 def build_config(classifier: Classifier) -> dict[str, Any]:
-    """Return `build_config.json`: timm's keys, and under `paceline` the arguments of `build_model`."""
+    """Return the content of `config.json`: timm's keys, and under `paceline` the arguments of `build_model`."""
     recipe, preprocessing = classifier.recipe, classifier.preprocessing
-    named = find_architecture(recipe.model.name)
+    architecture = find_architecture(recipe.model.name)
     size = [preprocessing.channels, preprocessing.image_size, preprocessing.image_size]
     pretrained = {
-        **(_timm_pretrained_cfg(named.name) if named.library == "timm" else {}),
+        **(_timm_pretrained_cfg(architecture.name) if architecture.library == "timm" else {}),
         "custom_load": False,
         "input_size": size,
         "interpolation": "bilinear",
@@ -357,7 +356,7 @@ def build_config(classifier: Classifier) -> dict[str, Any]:
     if model["norm"] == "sync_batch":  # same tensors; only training on several ranks needs it
         model["norm"] = "batch"
     return {
-        "architecture": str(named),
+        "architecture": str(architecture),
         "num_classes": len(classifier.classes),
         "label_names": [printable_class_name(each) for each in classifier.classes],
         **({"model_args": {"in_chans": preprocessing.channels}} if preprocessing.channels != 3 else {}),
@@ -381,9 +380,9 @@ def _timm_pretrained_cfg(name: str) -> dict[str, Any]:
     # timm needs the names of the first convolution and the classifier to replace them.
     import timm
 
-    facts = timm.get_pretrained_cfg(name)
-    known = asdict(facts) if facts else {}
-    return {key: known[key] for key in ("first_conv", "classifier") if known.get(key)}
+    config = timm.get_pretrained_cfg(name)
+    values = asdict(config) if config else {}
+    return {key: values[key] for key in ("first_conv", "classifier") if values.get(key)}
 
 
 def _load_timm_model(folder: Path) -> nn.Module:

@@ -19,7 +19,7 @@ from paceline.core.results import ClassCount, RunResult, printable_class_name, w
 from paceline.core.run_dir import RunDir, read_lines
 from paceline.core.statistics import Interval, wilson_interval
 from paceline.core.units import accuracy, count, number, seconds
-from paceline.data.files import printable as one_line
+from paceline.data.files import printable
 from paceline.inference.classifier import Classifier, Preprocessing
 from paceline.recipe.schema import Recipe
 
@@ -29,21 +29,21 @@ _GAP_FACTOR = 5
 
 @dataclass(frozen=True)
 class ConfusedPair:
-    """A class, a class predicted for it, and the number of such images."""
+    """A class, a class predicted for it, and the number of these images."""
 
     name: str
-    taken_for: str
+    predicted: str
     images: int
 
 
 @dataclass(frozen=True)
 class CheckpointEval:
-    """An evaluation: its weights, number of images, top-1 and top-5 with intervals, and classes.
+    """An evaluation: a description of its weights, number of images, top-1 and top-5 with intervals, and classes.
 
     `classes` and `confused`, most frequent first, are known for the run's last evaluation only.
     """
 
-    of: str
+    description: str
     num_images: int
     top1: Interval
     top5: Interval
@@ -232,9 +232,9 @@ def _accuracy_text(classifier: Classifier, evaluation: CheckpointEval | None) ->
         [("top-1", _format_interval(evaluation.top1)), ("top-5", _format_interval(evaluation.top5))]
     )
     text = (
-        f"Of {evaluation.of} on {count(evaluation.num_images, 'validation image')}{note}. Intervals are Wilson's, "
-        f"95 % ([doi](https://doi.org/10.1080/01621459.1927.10502953)). They cover the choice of images, not "
-        f"that of the training seed.\n\n{table}"
+        f"Of {evaluation.description} on {count(evaluation.num_images, 'validation image')}{note}. "
+        "Intervals are Wilson's, 95 % ([doi](https://doi.org/10.1080/01621459.1927.10502953)). "
+        f"They cover the choice of images, not that of the training seed.\n\n{table}"
     )
     weakest = worst_classes(evaluation.classes, _NUM_WORST_CLASSES)
     if not weakest:
@@ -242,7 +242,7 @@ def _accuracy_text(classifier: Classifier, evaluation: CheckpointEval | None) ->
     rows = [(_escape_markdown(each.name), f"{accuracy(each.accuracy)} of {each.images:,}") for each in weakest]
     text = f"{text}\n\nThe classes with the lowest accuracy:\n\n{_markdown_table(rows, ('class', 'top-1'))}"
     confused = [
-        (f"{_escape_markdown(each.name)} as {_escape_markdown(each.taken_for)}", f"{each.images:,}")
+        (f"{_escape_markdown(each.name)} as {_escape_markdown(each.predicted)}", f"{each.images:,}")
         for each in evaluation.confused
     ]
     if not confused:
@@ -318,5 +318,5 @@ def _markdown_table(rows: Iterable[tuple[str, str]], headings: tuple[str, str] =
 
 
 def _escape_markdown(text: str) -> str:
-    text = one_line(text).replace("&", "&amp;").replace("<", "&lt;")
+    text = printable(text).replace("&", "&amp;").replace("<", "&lt;")
     return re.sub(r"([\\`*_\[\]|#~])", r"\\\1", text)

@@ -16,7 +16,7 @@ from torch import Tensor
 from paceline.core.errors import DataError, RecipeError
 from paceline.core.results import printable_class_name
 from paceline.data.bad_images import ImageError
-from paceline.data.files import printable as one_line
+from paceline.data.files import printable
 from paceline.inference.classifier import Classifier
 from paceline.inference.images import UnreadableImage
 
@@ -41,15 +41,15 @@ def read_images(
     An image that cannot be read or decoded becomes an `UnreadableImage` in its place. Prefetch up to `num_ahead`
     images.
     """
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="picture")
-    waiting: deque[Future[InputImage | UnreadableImage]] = deque()
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="image")
+    pending: deque[Future[InputImage | UnreadableImage]] = deque()
     try:
         for path in paths:
-            waiting.append(pool.submit(partial(_read_image, classifier, path)))
-            if len(waiting) > num_ahead:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
+            pending.append(pool.submit(partial(_read_image, classifier, path)))
+            if len(pending) > num_ahead:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)  # the consumer may stop early
 
@@ -58,7 +58,7 @@ def _read_image(classifier: Classifier, path: Path | UnreadableImage) -> InputIm
     if isinstance(path, UnreadableImage):
         return path
     try:
-        return InputImage(path, classifier.image(_read_content(path), one_line(path)))
+        return InputImage(path, classifier.image(_read_content(path), printable(path)))
     except ImageError as error:
         return UnreadableImage(path, f"{error.reason}; remove it or replace it")
     except DataError as error:
@@ -82,7 +82,7 @@ def _read_content(path: Path) -> bytes:
     raise ValueError(f"has more than {_MAX_IMAGE_BYTES / 2**30:g} GiB, too large for an image")
 
 
-# Same k as evaluation (`train.metrics.answers`): it determines the order of ties in `topk`.
+# Same k as evaluation (`training.metrics.predict_batch`): it determines the order of ties in `topk`.
 _EVAL_TOP_K = 5
 
 # Maximum number of batches for which unreadable images wait behind a readable one.

@@ -32,19 +32,50 @@ from paceline.report.document import (
 )
 from paceline.report.series import Point, downsample_points
 
+_NOT_REACHED: Final = TableCell("not reached")
+_REFERENCE_RATIO: Final = TableCell("1.00x", 1.0)
+
+
+def build_compare_page(result: CompareResult, runs: Sequence[ComparedRun]) -> ReportPage:
+    """Return the page of a comparison of `runs`, the runs of `result`."""
+    drawn = list(zip(_group_labels(result), group_runs(runs), strict=True))
+    num_runs = count(len(runs), "run")
+    sections = [
+        PageSection("below", "Below the threshold", [*map(Paragraph, result.failures)]),
+        PageSection("found", "Findings", [*map(Paragraph, result.sentences)]),
+        PageSection("upkeep", "Notes", [*map(Paragraph, result.notes)]),
+        PageSection("groups", "Groups of runs", [*_group_tables(result, hours_heading(runs))]),
+        PageSection("curves", "Curves", [*build_curves(drawn, result.target, result.metric)]),
+        PageSection("settings", "Settings that differ", [_settings_block(result)]),
+        PageSection("runs", "Runs", [_runs_table(result)]),
+    ]
+    return ReportPage(
+        title=f"{num_runs} compared",
+        subtitle=[count(len(result.groups), "group"), f"the first is {result.groups[0].name}"],
+        status="below the threshold" if result.failures else num_runs,
+        tone="bad" if result.failures else "good",
+        figures=list(_speedup_figures(result)),
+        verdict=None,
+        notices=[count(len(result.notes), "note")] if result.notes else [],
+        problems=(),
+        sections=[section for section in sections if section.blocks],
+        paceline=__version__,
+        about="Comparison",
+        source="the runs' directories",
+    )
+
+
 _MAX_CURVE_POINTS = 300
 _METRIC_TITLES: Final = {
     "top1": "Top-1 accuracy",
     "top5": "Top-5 accuracy",
     "mean_class_accuracy": "Mean accuracy of classes",
 }
-
 _GAP_NOTE: Final = (
     "The generalization gap is the validation loss minus the training loss. The training loss is the mean over the "
     "steps since the previous evaluation, on augmented images and with the recipe's label smoothing. With "
     "train.eval_train=on it is that of training images, evaluated like validation images."
 )
-
 NamedRuns = Sequence[tuple[str, Sequence[ComparedRun]]]
 
 
@@ -204,39 +235,6 @@ def _run_line(
 def _group_number(name: str) -> str:
     # The number stands for the group's name where there is no room for it.
     return name.partition(":")[0]
-
-
-_NOT_REACHED: Final = TableCell("not reached")
-_REFERENCE_RATIO: Final = TableCell("1.00x", 1.0)
-
-
-def build_compare_page(result: CompareResult, runs: Sequence[ComparedRun]) -> ReportPage:
-    """Return the page of a comparison of `runs`, the runs of `result`."""
-    drawn = list(zip(_group_labels(result), group_runs(runs), strict=True))
-    num_runs = count(len(runs), "run")
-    sections = [
-        PageSection("below", "Below the threshold", [*map(Paragraph, result.failures)]),
-        PageSection("found", "Findings", [*map(Paragraph, result.sentences)]),
-        PageSection("upkeep", "Notes", [*map(Paragraph, result.notes)]),
-        PageSection("groups", "Groups of runs", [*_group_tables(result, hours_heading(runs))]),
-        PageSection("curves", "Curves", [*build_curves(drawn, result.target, result.metric)]),
-        PageSection("settings", "Settings that differ", [_settings_block(result)]),
-        PageSection("runs", "Runs", [_runs_table(result)]),
-    ]
-    return ReportPage(
-        title=f"{num_runs} compared",
-        subtitle=[count(len(result.groups), "group"), f"the first is {result.groups[0].name}"],
-        status="below the threshold" if result.failures else num_runs,
-        tone="bad" if result.failures else "good",
-        figures=list(_speedup_figures(result)),
-        verdict=None,
-        notices=[count(len(result.notes), "note")] if result.notes else [],
-        problems=(),
-        sections=[section for section in sections if section.blocks],
-        paceline=__version__,
-        about="Comparison",
-        source="the runs' directories",
-    )
 
 
 def hours_heading(runs: Sequence[ComparedRun]) -> str:

@@ -25,13 +25,11 @@ from paceline.core.experiments.results import (
 from paceline.core.results import printable_class_name
 from paceline.core.run_dir import write_atomic
 from paceline.core.statistics import Interval
-from paceline.report.ladder_page import ladder_table as of_ladder
-from paceline.report.prediction_page import prediction_table as of_prediction
+from paceline.report.ladder_page import ladder_table
+from paceline.report.prediction_page import prediction_table
 from paceline.report.render import markdown_table_lines
-from paceline.report.scaling_page import batch_table as of_batches
-from paceline.report.scaling_page import scaling_table as of_scaling
-from paceline.report.tuning_page import sweep_table as of_sweep
-from paceline.report.tuning_page import tuning_table as of_tuning
+from paceline.report.scaling_page import batch_table, scaling_table
+from paceline.report.tuning_page import sweep_table, tuning_table
 
 CsvValue = str | float | None
 CsvRow = dict[str, CsvValue]
@@ -63,17 +61,17 @@ def to_markdown_table(result: Experiment) -> str:
     """Return a result as a GitHub Markdown table: the main columns, rounded."""
     match result:
         case LadderResult():
-            table = of_ladder(result)
+            table = ladder_table(result)
         case ScaleResult(mode="batch"):
-            table = of_batches(result)
+            table = batch_table(result)
         case ScaleResult():
-            table = of_scaling(result)
+            table = scaling_table(result)
         case PredictionResult():
-            table = of_prediction(result)
+            table = prediction_table(result)
         case TuneResult():
-            table = of_tuning(result)
+            table = tuning_table(result)
         case SweepResult():
-            table = of_sweep(result)
+            table = sweep_table(result)
     return "\n".join([*markdown_table_lines(table), ""])
 
 

@@ -25,9 +25,71 @@ from paceline.report.text import MAX_MAGNITUDE, clean_text
 
 MAX_FILE_BYTES = 8 << 20
 MAX_RECORDS = 2_000_000
+MAX_NODES: Final = 16
 _MAX_LINE_BYTES = 1 << 20
 _HEAD_BYTES = 64 << 10
 _MAX_MEAN_RECORD_BYTES = 2 << 10
+_MAX_EVALS = 20_000
+_MAX_STEPS = 20_000
+_MAX_SAMPLES_PER_NODE = 2500
+_MAX_SAMPLES = 10_000
+_MAX_TABLE_BYTES = 32 << 20
+_MAX_THUMBNAIL_BYTES = 256 << 10
+_TELEMETRY_FILE = re.compile(r"telemetry\.node(\d+)\.jsonl")
+_THUMBNAIL_TYPES = {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg"}
+
+
+@dataclass(frozen=True)
+class FirstRecords:
+    """The first records of a file, and their total number."""
+
+    rows: tuple[dict[str, Any], ...] = ()
+    total: int = 0
+
+
+@dataclass(frozen=True)
+class NodeSeries:
+    """Telemetry of a node: `series` has one key per quantity (`gpu3.power_w` for GPU 3), `gpus` names by index."""
+
+    number: int
+    series: Series
+    gpus: dict[int, str]
+
+
+@dataclass(frozen=True)
+class WorstMistake:
+    """A misclassified image: its record in `worst.json`, and its thumbnail as a data URL ("" if there is none)."""
+
+    record: dict[str, Any]
+    thumbnail: str
+
+
+@dataclass(frozen=True)
+class RunData:
+    """The contents of a run directory. Missing files are empty values; `problems` has a line per unreadable file."""
+
+    path: Path
+    result: RunResult | None = None
+    recipe: str = ""
+    plan: dict[str, Any] = field(default_factory=dict)
+    machine: dict[str, Any] = field(default_factory=dict)
+    profile: dict[str, Any] = field(default_factory=dict)
+    evals: tuple[dict[str, Any], ...] = ()
+    steps: Series = field(default_factory=Series)
+    nodes: tuple[NodeSeries, ...] = ()
+    num_nodes: int = 0
+    classes: tuple[ClassCount, ...] = ()
+    confusion: tuple[tuple[int, ...], ...] = ()
+    mistakes: tuple[WorstMistake, ...] = ()
+    warnings: FirstRecords = FirstRecords()
+    bad_images: FirstRecords = FirstRecords()
+    attempts: FirstRecords = FirstRecords()
+    problems: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Return the folder's name, which starts with the recipe's."""
+        return clean_text(self.path.resolve().name)
 
 
 def is_experiment_dir(path: Path) -> bool:
@@ -225,70 +287,6 @@ def _delete_path(values: Any, path: tuple[int | str, ...]) -> None:
     for key in parents:
         values = values[key]
     del values[last]
-
-
-MAX_NODES: Final = 16
-_MAX_EVALS = 20_000
-_MAX_STEPS = 20_000
-_MAX_SAMPLES_PER_NODE = 2500
-_MAX_SAMPLES = 10_000
-_MAX_TABLE_BYTES = 32 << 20
-_MAX_THUMBNAIL_BYTES = 256 << 10
-_TELEMETRY_FILE = re.compile(r"telemetry\.node(\d+)\.jsonl")
-_THUMBNAIL_TYPES = {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg"}
-
-
-@dataclass(frozen=True)
-class FirstRecords:
-    """The first records of a file, and their total number."""
-
-    rows: tuple[dict[str, Any], ...] = ()
-    total: int = 0
-
-
-@dataclass(frozen=True)
-class NodeSeries:
-    """Telemetry of a node: `series` has one key per quantity (`gpu3.power_w` for GPU 3), `gpus` names by index."""
-
-    number: int
-    series: Series
-    gpus: dict[int, str]
-
-
-@dataclass(frozen=True)
-class WorstMistake:
-    """A misclassified image: its record in `worst.json`, and its thumbnail as a data URL ("" if there is none)."""
-
-    record: dict[str, Any]
-    thumbnail: str
-
-
-@dataclass(frozen=True)
-class RunData:
-    """The contents of a run directory. Missing files are empty values; `problems` has a line per unreadable file."""
-
-    path: Path
-    result: RunResult | None = None
-    recipe: str = ""
-    plan: dict[str, Any] = field(default_factory=dict)
-    machine: dict[str, Any] = field(default_factory=dict)
-    profile: dict[str, Any] = field(default_factory=dict)
-    evals: tuple[dict[str, Any], ...] = ()
-    steps: Series = field(default_factory=Series)
-    nodes: tuple[NodeSeries, ...] = ()
-    num_nodes: int = 0
-    classes: tuple[ClassCount, ...] = ()
-    confusion: tuple[tuple[int, ...], ...] = ()
-    mistakes: tuple[WorstMistake, ...] = ()
-    warnings: FirstRecords = FirstRecords()
-    bad_images: FirstRecords = FirstRecords()
-    attempts: FirstRecords = FirstRecords()
-    problems: tuple[str, ...] = ()
-
-    @property
-    def name(self) -> str:
-        """Return the folder's name, which starts with the recipe's."""
-        return clean_text(self.path.resolve().name)
 
 
 def read_run(rundir: RunDir) -> RunData:

@@ -31,39 +31,6 @@ from paceline.report.system_sections import reliability_section, telemetry_secti
 from paceline.report.text import clean_lines, clean_text, finite_or_none, format_time
 from paceline.report.time_sections import loader_section, profile_section, ranks_section, time_section
 
-
-def health_findings(run: RunData) -> list[HealthFinding]:
-    """Return the findings of the result, or of the logs without one, the most severe first."""
-    recorded = run.result.health if run.result is not None else None
-    return [
-        HealthFinding(
-            clean_text(each.title), each.severity, clean_text(each.evidence, 1000), clean_text(each.advice, 1000)
-        )
-        for each in (_findings_from_logs(run) if recorded is None else recorded)
-    ]
-
-
-def _findings_from_logs(run: RunData) -> tuple[Finding, ...]:
-    # Unfinished runs and results of older versions have no findings.
-    result, points = run.result, eval_points(run.evals)
-    fits = len(run.confusion) == len(run.classes) and all(
-        sum(row) == each.images and row[number] == each.correct
-        for number, (row, each) in enumerate(zip(run.confusion, run.classes, strict=True))
-    )
-    return find_problems(
-        RunHistory(
-            points=points,
-            status=None if result is None else result.status,
-            losses=training_losses(run.steps.points),
-            classes=run.classes,
-            confusion=run.confusion if fits else (),
-            steps=0 if result is None else result.steps,
-            skipped=0 if result is None else result.skipped_steps,
-            scales_loss=True,  # may be wrong: the precision is unknown at this point
-        )
-    )
-
-
 _STATUS_TONES: Final[dict[str, Tone]] = {
     "completed": "good",
     "target_reached": "good",
@@ -72,6 +39,56 @@ _STATUS_TONES: Final[dict[str, Tone]] = {
 }
 _NOT_MEASURED: Final = TableCell("–")  # noqa: RUF001  the note explains why
 _OPTIONS_WITH_VALUE: Final = ("--run-dir", "--ranks", "--max-restarts", "--port")
+_PLAN_LABELS: Final = {
+    "train_images": "training images",
+    "val_images": "validation images",
+    "num_classes": "classes",
+    "image_size": "image size",
+    "total_steps": "steps planned",
+    "batch_size": "batch, all ranks",
+    "micro_batch": "micro-batch per rank",
+}
+
+
+@dataclass(frozen=True)
+class PageLimits:
+    """Limits of a page: classes listed, and bytes of all thumbnails."""
+
+    classes: int = 1000
+    picture_bytes: int = 400_000
+
+
+FULL_LIMITS: Final = PageLimits()
+
+
+def build_run_page(run: RunData, limits: PageLimits = FULL_LIMITS) -> ReportPage:
+    """Return the report of a run, its sections in the order of a reader's interest."""
+    status, tone = run_status(run)
+    # `profile_section` returns None for a run that was not profiled.
+    sections = [
+        learning_section(run),
+        time_section(run),
+        loader_section(run),
+        ranks_section(run),
+        profile_section(run),
+        telemetry_section(run),
+        classes_section(run, max_classes=limits.classes, max_thumbnail_bytes=limits.picture_bytes),
+        reliability_section(run),
+        provenance_section(run),
+    ]
+    return ReportPage(
+        title=run.name,
+        subtitle=run_subtitle(run),
+        status=status,
+        tone=tone,
+        figures=key_figures(run),
+        verdict=summarize_bottleneck(run),
+        health=health_findings(run),
+        notices=run_notices(run),
+        problems=run.problems,
+        sections=[section for section in sections if section is not None],
+        paceline=__version__,
+    )
 
 
 def run_status(run: RunData) -> tuple[str, Tone]:
@@ -106,6 +123,38 @@ def run_subtitle(run: RunData) -> list[str]:
         clean_text(f"torch {run.machine['torch']}") if "torch" in run.machine else "",
     ]
     return [each for each in descriptions if each]
+
+
+def health_findings(run: RunData) -> list[HealthFinding]:
+    """Return the findings of the result, or of the logs without one, the most severe first."""
+    recorded = run.result.health if run.result is not None else None
+    return [
+        HealthFinding(
+            clean_text(each.title), each.severity, clean_text(each.evidence, 1000), clean_text(each.advice, 1000)
+        )
+        for each in (_findings_from_logs(run) if recorded is None else recorded)
+    ]
+
+
+def _findings_from_logs(run: RunData) -> tuple[Finding, ...]:
+    # Unfinished runs and results of older versions have no findings.
+    result, points = run.result, eval_points(run.evals)
+    fits = len(run.confusion) == len(run.classes) and all(
+        sum(row) == each.images and row[number] == each.correct
+        for number, (row, each) in enumerate(zip(run.confusion, run.classes, strict=True))
+    )
+    return find_problems(
+        RunHistory(
+            points=points,
+            status=None if result is None else result.status,
+            losses=training_losses(run.steps.points),
+            classes=run.classes,
+            confusion=run.confusion if fits else (),
+            steps=0 if result is None else result.steps,
+            skipped=0 if result is None else result.skipped_steps,
+            scales_loss=True,  # may be wrong: the precision is unknown at this point
+        )
+    )
 
 
 def _describe_recipe(run: RunData) -> str:
@@ -286,17 +335,6 @@ def _unfinished_figures(run: RunData) -> list[KeyFigure]:
     return figures
 
 
-_PLAN_LABELS: Final = {
-    "train_images": "training images",
-    "val_images": "validation images",
-    "num_classes": "classes",
-    "image_size": "image size",
-    "total_steps": "steps planned",
-    "batch_size": "batch, all ranks",
-    "micro_batch": "micro-batch per rank",
-}
-
-
 def provenance_section(run: RunData) -> PageSection:
     """Return the provenance section."""
     blocks: list[Block] = []
@@ -353,44 +391,3 @@ def _machine_rows(run: RunData) -> list[tuple[str, TableCell]]:
     for key in ("command", "telemetry_missing"):  # shown elsewhere
         known.pop(key, None)
     return cells.key_values(known)
-
-
-@dataclass(frozen=True)
-class PageLimits:
-    """Limits of a page: classes listed, and bytes of all thumbnails."""
-
-    classes: int = 1000
-    picture_bytes: int = 400_000
-
-
-FULL_LIMITS: Final = PageLimits()
-
-
-def build_run_page(run: RunData, limits: PageLimits = FULL_LIMITS) -> ReportPage:
-    """Return the report of a run, its sections in the order of a reader's interest."""
-    status, tone = run_status(run)
-    # `profile_section` returns None for a run that was not profiled.
-    sections = [
-        learning_section(run),
-        time_section(run),
-        loader_section(run),
-        ranks_section(run),
-        profile_section(run),
-        telemetry_section(run),
-        classes_section(run, max_classes=limits.classes, max_thumbnail_bytes=limits.picture_bytes),
-        reliability_section(run),
-        provenance_section(run),
-    ]
-    return ReportPage(
-        title=run.name,
-        subtitle=run_subtitle(run),
-        status=status,
-        tone=tone,
-        figures=key_figures(run),
-        verdict=summarize_bottleneck(run),
-        health=health_findings(run),
-        notices=run_notices(run),
-        problems=run.problems,
-        sections=[section for section in sections if section is not None],
-        paceline=__version__,
-    )

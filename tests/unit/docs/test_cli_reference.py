@@ -41,11 +41,11 @@ def test_every_verb_and_option_is_on_the_page() -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_example_is_understood(name: str) -> None:
-    words = shlex.split(MAKE.example(COMMANDS[name]))
-    words = words[words.index("paceline") :]
+    args = shlex.split(MAKE.example(COMMANDS[name]))
+    args = args[args.index("paceline") :]
     verb = name.split()
-    assert words[: len(verb)] == verb
-    context = COMMANDS[name].make_context(name, words[len(verb) :])
+    assert args[: len(verb)] == verb
+    context = COMMANDS[name].make_context(name, args[len(verb) :])
     if name == "paceline submit":
         assert parse_submit_args(context.params["args"]).verb == "train"
 
@@ -53,10 +53,10 @@ def test_every_example_is_understood(name: str) -> None:
 def test_a_verb_without_an_example_and_an_option_without_help_are_refused() -> None:
     program = typer.Typer()
     program.command()(lambda: None)
-    program.command("told", epilog="Example: `paceline told`")(lambda word: None)
-    silent, told = typer.main.get_group(program).commands.values()
+    program.command("documented", epilog="Example: `paceline documented`")(lambda word: None)
+    silent, documented = typer.main.get_group(program).commands.values()
     with pytest.raises(ValueError, match="no example"):
         MAKE.example(silent)
-    assert MAKE.example(told) == "paceline told"
-    with pytest.raises(ValueError, match="says nothing"):
-        list(MAKE.section("paceline told", told))
+    assert MAKE.example(documented) == "paceline documented"
+    with pytest.raises(ValueError, match="no help text"):
+        list(MAKE.section("paceline documented", documented))

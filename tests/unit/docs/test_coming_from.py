@@ -55,7 +55,7 @@ def known() -> set[str]:
     return set(fields(schema, schema))
 
 
-def test_there_is_a_page_for_each_that_the_index_names() -> None:
+def test_every_page_of_the_index_exists() -> None:
     index = (FOLDER / "coming-from" / "README.md").read_text()
     linked = set(re.findall(r"\]\(([\w-]+\.md)\)", index))
     assert linked == {page.name for page in (FOLDER / "coming-from").glob("*.md")} - {"README.md"}
@@ -76,23 +76,23 @@ def test_every_recipe_that_a_page_names_loads(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_every_verb_ladder_and_option_in_the_text_is_there(page: Path) -> None:
+def test_every_verb_ladder_and_option_in_the_text_exists(page: Path) -> None:
     verbs = get_group(app).commands
     for text in spans(page):
         if not text.startswith("paceline "):
             continue
-        verb, *words = text.split()[1:]
+        verb, *args = text.split()[1:]
         command: Any = verbs[verb]
         if isinstance(command, typer.core.TyperGroup):
-            command = command.commands[words[0]]
+            command = command.commands[args[0]]
         options = {option for each in command.params for option in (*each.opts, *each.secondary_opts)}
-        asked = {word.partition("=")[0] for word in words if word.startswith("--")}
-        assert asked <= options or verb == "submit", f"{text}: {asked - options}"
+        used = {word.partition("=")[0] for word in args if word.startswith("--")}
+        assert used <= options or verb == "submit", f"{text}: {used - options}"
         if verb == "ladder":
-            load_ladder(words[0])
+            load_ladder(args[0])
 
 
-def test_a_field_that_is_not_there_would_be_found(known: set[str]) -> None:
+def test_an_unknown_field_would_be_found(known: set[str]) -> None:
     assert FIELD.findall("optim.lr=0.1 optim.learning_rate=1 timm.optim:Lion train.py model.safetensors") == [
         "optim.lr",
         "optim.learning_rate",

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
-CALL = re.compile(r'(?:\bFinding(?:\.\w+)?|verdict)\(\s*"([^"]+)"')
+CALL = re.compile(r'(?:\bDoctorFinding(?:\.\w+)?|verdict)\(\s*"([^"]+)"')
 
 
 def test_every_finding_is_on_the_page() -> None:

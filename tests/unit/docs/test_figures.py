@@ -24,7 +24,7 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("make_figures")
 
 
-def test_all_figures_are_looked_at_here(figures: ModuleType) -> None:
+def test_every_figure_is_tested(figures: ModuleType) -> None:
     assert set(figures.FIGURES) == set(NAMES)
 
 
@@ -35,7 +35,7 @@ def test_a_figure_is_what_its_script_draws(figures: ModuleType, name: str) -> No
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_figure_says_what_it_shows_in_text_and_fetches_nothing(name: str) -> None:
+def test_a_figure_has_a_text_description_and_fetches_nothing(name: str) -> None:
     text = (IMAGES / f"{name}.svg").read_text()
     root = ElementTree.fromstring(text)
     assert root.get("role") == "img"
@@ -49,7 +49,7 @@ def test_a_figure_says_what_it_shows_in_text_and_fetches_nothing(name: str) -> N
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_words_stay_inside_a_figure(figures: ModuleType, name: str) -> None:
+def test_text_stays_inside_a_figure(figures: ModuleType, name: str) -> None:
     root = ElementTree.fromstring((IMAGES / f"{name}.svg").read_text())
     width, height = (float(number) for number in (root.get("viewBox") or "").split()[2:])
     for text in root.findall(f"{SVG}text"):
@@ -70,7 +70,7 @@ def test_padding_is_what_torchs_sampler_counts_twice(figures: ModuleType, num_im
 
 
 @pytest.mark.parametrize("ranks", [44, 59, 64])
-def test_the_range_of_padding_is_what_networks_get_that_torchs_sampler_judges(figures: ModuleType, ranks: int) -> None:
+def test_the_range_of_padding_is_that_of_torchs_sampler(figures: ModuleType, ranks: int) -> None:
     shards = [list(DistributedSampler(range(figures.IMAGES), ranks, rank, shuffle=False)) for rank in range(ranks)]
     counted = [index for shard in shards for index in shard]
     twice = {index for index in counted if counted.count(index) == 2}
@@ -81,7 +81,7 @@ def test_the_range_of_padding_is_what_networks_get_that_torchs_sampler_judges(fi
     assert found == figures.padded_range(ranks)
 
 
-def test_the_pages_say_of_batches_what_the_records_say(figures: ModuleType) -> None:
+def test_the_pages_have_the_recorded_figures_of_batches(figures: ModuleType) -> None:
     page = " ".join((EXPLANATION / "learning-rate-and-batch.md").read_text().split())
     top1 = [found["mean"] for found in figures.record("large-batch-fashion")["top1"].values()]
     compared = figures.record("compare-batch-fashion")["groups"]
@@ -92,7 +92,7 @@ def test_the_pages_say_of_batches_what_the_records_say(figures: ModuleType) -> N
     assert f"needed {1 / statistical:.1f} times as many: {speedup:.2f} times as fast" in page
 
 
-def test_the_pages_say_of_hosts_what_the_record_says(figures: ModuleType) -> None:
+def test_the_pages_have_the_recorded_figures_of_hosts(figures: ModuleType) -> None:
     page = " ".join((EXPLANATION / "exposed-communication.md").read_text().split())
     hosts = figures.record("hosts-cpu")
     rows = [*hosts["seen"].values(), *hosts["unseen_typical"].values()]
@@ -109,7 +109,7 @@ def test_the_pages_say_of_hosts_what_the_record_says(figures: ModuleType) -> Non
     assert f"{waited_s * 1000:.0f} ms of waiting: the remaining {(wire_s - hidden_s) * 1000:.0f}" in page
 
 
-def test_the_pages_say_of_padding_what_it_comes_to(figures: ModuleType) -> None:
+def test_the_pages_have_the_computed_figures_of_padding(figures: ModuleType) -> None:
     page = " ".join((EXPLANATION / "evaluation.md").read_text().split())
     low, fewest = min((figures.padded_range(ranks)[0], ranks) for ranks in range(1, figures.RANKS + 1))
     high, most = max((figures.padded_range(ranks)[1], ranks) for ranks in range(1, figures.RANKS + 1))

@@ -19,7 +19,7 @@ def blocks(page: Path, *languages: str) -> Iterator[str]:
             yield text
 
 
-def test_the_recipe_page_is_what_the_schema_says() -> None:
+def test_the_recipe_page_is_generated_from_the_schema() -> None:
     place = ROOT / "docs" / "reference" / "make_recipe.py"
     spec = importlib.util.spec_from_file_location("make_recipe", place)
     assert spec and spec.loader

@@ -24,17 +24,17 @@ SYNTHETIC = ("data.source.name=synthetic", "data.source.num_images=64", "data.so
              "data.source.num_classes=4", "data.batch_size=16")  # fmt: skip
 
 
-def write(folder: Path, model: str = "resnet18_cifar", *words: str, image_size: int = 16, channels: int = 3) -> Path:
+def write(folder: Path, model: str = "resnet18_cifar", *args: str, image_size: int = 16, channels: int = 3) -> Path:
     """Write a run of synthetic images into `folder`, with one checkpoint; return the folder."""
     size = (f"data.source.image_size={image_size}", f"data.image_size={image_size}", f"data.source.channels={channels}")
     width = f"model.width={1 if ':' in model else 0.125}"
-    return write_of(folder, *SYNTHETIC, *size, f"model.name={model}", width, *words)
+    return write_of(folder, *SYNTHETIC, *size, f"model.name={model}", width, *args)
 
 
-def write_of(folder: Path, *words: str) -> Path:
-    """Write a run of the recipe that `words` make of `digits` into `folder`, as `write` does."""
+def write_of(folder: Path, *args: str) -> Path:
+    """Write a run of the recipe that `args` make of `digits` into `folder`, as `write` does."""
     folder.mkdir(parents=True)
-    recipe = load("digits", Patch.parse(["parallel.device=cpu", *words])).recipe
+    recipe = load("digits", Patch.parse(["parallel.device=cpu", *args])).recipe
     (folder / "recipe.yaml").write_text(to_yaml_text(recipe.to_dict()))
     train = build_datasets(recipe.data.source, may_download=False).train
     (folder / "dataset.json").write_text(json.dumps(TrainedDataset.from_source(train).to_dict()))

@@ -27,21 +27,21 @@ DIGITS = ("model.width=0.125", "train.steps=3", "train.eval_every=3st", "checkpo
 ROUNDING = 1e-9
 
 
-def trained(folder: Path, name: str, *words: str) -> Path:
+def trained(folder: Path, name: str, *args: str) -> Path:
     """Train a small network for a few steps into `folder`, and return the run."""
     (folder / "run").mkdir(parents=True)
-    run(load(name, Patch.parse([*words])).recipe, World.single(), RunDir(folder / "run"), invocation=Invocation())
+    run(load(name, Patch.parse([*args])).recipe, World.single(), RunDir(folder / "run"), invocation=Invocation())
     return folder / "run"
 
 
-def judged(path: Path) -> EvalReport:
+def evaluated(path: Path) -> EvalReport:
     """Return what evaluation says of the last checkpoint of a run."""
     recipe = load(str(path)).recipe
     checkpoint = max((path / "checkpoints").iterdir())
     return evaluate(recipe, World.single(), checkpoint, run_recipe=recipe, print_line=pytest.fail)
 
 
-def asked(classifier: Classifier, images: list[bytes], labels: list[int], batch_size: int) -> tuple[int, float]:
+def classify(classifier: Classifier, images: list[bytes], labels: list[int], batch_size: int) -> tuple[int, float]:
     """Return how many of `images` are classified as their label, and the mean cross-entropy of that."""
     pixels = [classifier.image(image, "an image") for image in images]
     logs = torch.cat(
@@ -61,7 +61,7 @@ def assert_same(found: tuple[int, float], result: EvalResult) -> None:
 
 @pytest.fixture(scope="module")
 def digit_files(tmp_path_factory) -> tuple[list[bytes], list[int]]:
-    """Return the digits that are held out, as 8x8 grey PNG files, and their labels."""
+    """Return the digits that validate, as 8x8 grey PNG files, and their labels."""
     val = load_digits().val
     folder = tmp_path_factory.mktemp("digits")
     for index, image in enumerate(val.images):
@@ -70,7 +70,7 @@ def digit_files(tmp_path_factory) -> tuple[list[bytes], list[int]]:
 
 
 @pytest.mark.parametrize(
-    "words",
+    "args",
     [
         ("optim.lr=0.1",),
         ("optim.lr=0.1", "train.ema={decay: 0.5}"),
@@ -80,14 +80,14 @@ def digit_files(tmp_path_factory) -> tuple[list[bytes], list[int]]:
         ("data.eval_views=2", "model.norm=sync_batch"),
         ("data.image_size=12", "data.mean=[0.5]", "data.std=[0.25]", "model.memory_format=contiguous"),
     ],
-    ids=lambda words: words[0],
+    ids=lambda args: args[0],
 )
-def test_files_of_the_validation_digits_are_judged_as_the_run_judged_them(tmp_path, digit_files, words) -> None:
-    path = trained(tmp_path, "digits", *DIGITS, *words)
-    report = judged(path)
+def test_files_of_the_validation_digits_have_the_accuracy_of_the_run(tmp_path, digit_files, args) -> None:
+    path = trained(tmp_path, "digits", *DIGITS, *args)
+    report = evaluated(path)
     classifier = load_classifier(path, device="cpu")
     batch_size = 2 * classifier.recipe.data.batch_size  # that of evaluation, as sums over channels depend on it
-    assert_same(asked(classifier, *digit_files, batch_size), report.primary)
+    assert_same(classify(classifier, *digit_files, batch_size), report.primary)
     if report.ema is not None:
         assert report.ema.loss != report.val.loss  # else it is not seen which of the two was taken
 
@@ -132,8 +132,8 @@ def photos(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("words", [("data.eval_resize=crop",), ("data.eval_resize=stretch", "data.source.channels=1")])
-def test_every_kind_of_image_file_is_judged_as_the_run_judged_it(tmp_path, photos, words) -> None:
+@pytest.mark.parametrize("args", [("data.eval_resize=crop",), ("data.eval_resize=stretch", "data.source.channels=1")])
+def test_every_kind_of_image_file_has_the_accuracy_of_the_run(tmp_path, photos, args) -> None:
     sizes = (
         "data.image_size=24",
         "data.batch_size=13",
@@ -141,13 +141,13 @@ def test_every_kind_of_image_file_is_judged_as_the_run_judged_it(tmp_path, photo
         "train.epochs=1",
         "model.name=resnet18_cifar",
     )
-    path = trained(tmp_path, "folder", f"data.source.root={photos}", "model.width=0.125", *sizes, *SMALL, *words)
+    path = trained(tmp_path, "folder", f"data.source.root={photos}", "model.width=0.125", *sizes, *SMALL, *args)
     files = [file for label in ("cat", "dog") for file in sorted((photos / "val" / label).iterdir())]
     assert len(files) == 2 * len(KINDS)
     labels = [["cat", "dog"].index(file.parent.name) for file in files]
     classifier = load_classifier(path, device="cpu")
-    found = asked(classifier, [file.read_bytes() for file in files], labels, batch_size=26)
-    assert_same(found, judged(path).primary)
+    found = classify(classifier, [file.read_bytes() for file in files], labels, batch_size=26)
+    assert_same(found, evaluated(path).primary)
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +156,7 @@ def digits(tmp_path_factory) -> Path:
     return trained(tmp_path_factory.mktemp("digits_run"), "digits", *DIGITS, "checkpoint.every=2st")
 
 
-def test_training_leaves_what_the_network_was_told_apart_by(digits: Path) -> None:
+def test_training_saves_the_class_names_of_the_model(digits: Path) -> None:
     classifier = load_classifier(digits, device="cpu")
     assert classifier.classes == tuple("0123456789")
     wanted = classifier.preprocessing
@@ -185,7 +185,7 @@ def test_the_checkpoint_that_is_named_is_taken(digits: Path) -> None:
         assert all(torch.equal(tensor, saved[key]) for key, tensor in classifier.model.state_dict().items())
 
 
-def test_loading_leaves_random_numbers_as_they_were_and_asks_for_no_gradients(digits: Path) -> None:
+def test_loading_keeps_the_random_state_and_needs_no_gradients(digits: Path) -> None:
     torch.manual_seed(3)
     expected = torch.rand(1)
     torch.manual_seed(3)
@@ -218,9 +218,9 @@ def renamed(digits: Path, folder: Path, **sections: dict[str, object]) -> Path:
     return folder
 
 
-def test_a_run_does_not_say_itself_that_its_code_may_run(digits: Path, tmp_path: Path, monkeypatch) -> None:
+def test_a_run_cannot_consent_to_its_own_code(digits: Path, tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "run").mkdir()
-    (tmp_path / "leaving.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\ndef net(**words): pass\n")
+    (tmp_path / "leaving.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\ndef net(**args): pass\n")
     monkeypatch.syspath_prepend(tmp_path)
     run = renamed(digits, tmp_path / "run", model={"name": "leaving:net", "args": {}})
     with pytest.raises(RecipeError, match=r"/recipe.yaml:\d+: model.name: leaving:net is code.*\(add --own-code"):
@@ -229,7 +229,7 @@ def test_a_run_does_not_say_itself_that_its_code_may_run(digits: Path, tmp_path:
 
 
 def test_a_run_that_names_what_loads_code_is_refused_by_name(digits: Path, tmp_path: Path) -> None:
-    (tmp_path / "hubconf.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\ndef net(**words): pass\n")
+    (tmp_path / "hubconf.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\ndef net(**args): pass\n")
     args = {"repo_or_dir": str(tmp_path), "source": "local", "model": "net"}
     link(digits, tmp_path, without="recipe.yaml")
     values = load(str(digits)).recipe.to_dict()
@@ -239,7 +239,7 @@ def test_a_run_that_names_what_loads_code_is_refused_by_name(digits: Path, tmp_p
     assert not (tmp_path / "ran").exists()
 
 
-def test_code_that_is_not_needed_to_ask_a_network_need_not_be_there(digits: Path, tmp_path: Path) -> None:
+def test_plugins_that_inference_does_not_need_may_be_missing(digits: Path, tmp_path: Path) -> None:
     own = {"name": "nowhere.parts:Part", "args": {}}
     data = {"source": own, "augment": [own]}
     run = renamed(digits, tmp_path, optim={"lr": 0.1, **own}, data=data, log={"sinks": [own]})
@@ -249,7 +249,7 @@ def test_code_that_is_not_needed_to_ask_a_network_need_not_be_there(digits: Path
     assert torch.equal(found.log_probabilities(images), same.log_probabilities(images))
 
 
-def test_a_network_of_ones_own_is_asked_where_that_is_said(digits: Path, tmp_path: Path, monkeypatch) -> None:
+def test_a_plugin_model_runs_with_consent(digits: Path, tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "asked_net.py").write_text(
         "from paceline.models.build import build_model\nfrom paceline.recipe.schema.model import Model\n"
@@ -282,7 +282,7 @@ def link(run: Path, folder: Path, *, without: str) -> None:
         ("", "last", "gpu", RecipeError, "--device: 'gpu' is not a device (write cpu, cuda or auto)"),
     ],
 )
-def test_what_is_not_there_is_one_line(digits, tmp_path, without, checkpoint, device, kind, message) -> None:
+def test_missing_files_are_one_line_errors(digits, tmp_path, without, checkpoint, device, kind, message) -> None:
     link(digits, tmp_path, without=without)
     with pytest.raises(kind) as caught:
         load_classifier(tmp_path, checkpoint, device)

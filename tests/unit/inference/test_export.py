@@ -1,4 +1,4 @@
-"""Exporting: what is checked before a file is there, and that nothing is left of one that fails."""
+"""Exports are verified before they are published, and a failed one leaves no file."""
 
 import ast
 import os
@@ -64,24 +64,24 @@ def test_a_file_and_its_card_appear_and_nothing_else(classifier, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "answer, said",
+    "answer, message",
     [
         (lambda logits: logits + 0.01, r"differ from PyTorch's by 0\.0\d+ of the largest on 32 validation images"),
         (lambda logits: logits * float("nan"), r"differ from PyTorch's by nan"),
     ],
 )
-def test_what_answers_otherwise_is_refused_and_leaves_nothing(classifier, tmp_path, answer, said):
-    with pytest.raises(PacelineError, match=rf"^--format: a.pt2: its logits {said}.* \(use another --format; .*\)$"):
+def test_an_export_that_differs_is_refused_and_removed(classifier, tmp_path, answer, message):
+    with pytest.raises(PacelineError, match=rf"^--format: a.pt2: its logits {message}.* \(use another --format; .*\)$"):
         export_classifier(classifier, Wrong(answer), tmp_path / "new" / "a.pt2", with_preprocessing=False)
     assert list((tmp_path / "new").iterdir()) == []
 
 
-@pytest.mark.parametrize("there", ["a.pt2", "a.pt2.md"])
-def test_what_is_there_is_never_written_over(classifier, tmp_path, there):
-    (tmp_path / there).write_text("mine")
-    with pytest.raises(RecipeError, match=rf"^--out: .*/{there} already exists \(name another, or remove it\)$"):
+@pytest.mark.parametrize("name", ["a.pt2", "a.pt2.md"])
+def test_existing_files_are_not_overwritten(classifier, tmp_path, name):
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(RecipeError, match=rf"^--out: .*/{name} already exists \(name another, or remove it\)$"):
         export_classifier(classifier, Wrong(lambda logits: logits), tmp_path / "a.pt2", with_preprocessing=False)
-    assert (tmp_path / there).read_text() == "mine" and {"run", there} == {each.name for each in tmp_path.iterdir()}
+    assert (tmp_path / name).read_text() == "mine" and {"run", name} == {each.name for each in tmp_path.iterdir()}
 
 
 def test_a_folder_is_never_written_into(classifier, tmp_path):
@@ -137,16 +137,16 @@ def test_a_difference_is_relative_to_the_largest_logit(classifier):
 
 
 @pytest.mark.parametrize("num_images", [1, 5, 32])
-def test_the_file_is_asked_for_one_image_and_for_many_however_few_there_are(classifier, num_images):
-    network, asked = build_export_model(classifier, with_preprocessing=False), []
+def test_the_file_runs_on_one_image_and_on_many_whatever_their_number(classifier, num_images):
+    network, batch_sizes = build_export_model(classifier, with_preprocessing=False), []
 
     def answer(images):
-        asked.append(len(images))
+        batch_sizes.append(len(images))
         return network.module(images)
 
     sample = load_parity_images(classifier)
     found = measure_parity(classifier, network, answer, replace(sample, images=sample.images[:num_images]))
-    assert asked == [1, 31] and (found.num_images, found.top5) == (num_images, num_images)
+    assert batch_sizes == [1, 31] and (found.num_images, found.top5) == (num_images, num_images)
 
 
 @pytest.mark.parametrize("with_preprocessing", [False, True])
@@ -161,22 +161,22 @@ def test_what_normalises_otherwise_than_the_run_is_found(classifier, with_prepro
 
 def test_a_network_whose_logits_are_no_numbers_is_named(classifier, tmp_path):
     next(classifier.model.parameters()).fill_(float("nan"))
-    said = r"^--checkpoint: step-00000012: the model's logits are NaN or infinite \(use another checkpoint\)$"
-    with pytest.raises(PacelineError, match=said):
+    message = r"^--checkpoint: step-00000012: the model's logits are NaN or infinite \(use another checkpoint\)$"
+    with pytest.raises(PacelineError, match=message):
         export_classifier(classifier, Wrong(lambda logits: logits), tmp_path / "a.pt2", with_preprocessing=False)
     assert [each.name for each in tmp_path.iterdir()] == ["run"]
 
 
-def of_source(tmp_path, *words):
-    """Return a classifier whose run says that it is of the data set that `words` make of `folder`."""
+def of_source(tmp_path, *args):
+    """Return a classifier whose run says that it is of the data set that `args` make of `folder`."""
     run = made_run.write(tmp_path / "run")
     values = load(str(run)).recipe.to_dict()
-    source = load("folder", Patch.parse(words)).recipe.to_dict()["data"]["source"]
+    source = load("folder", Patch.parse(args)).recipe.to_dict()["data"]["source"]
     (run / "recipe.yaml").write_text(to_yaml_text({**values, "data": {**values["data"], "source": source}}))
     return load_classifier(run, device="cpu")
 
 
-def test_noise_stands_in_for_data_that_are_not_there(tmp_path):
+def test_noise_replaces_missing_data(tmp_path):
     sample = load_parity_images(of_source(tmp_path, "data.source.root=nowhere"))
     assert sample.description.startswith("noise images, as there are no validation images: data.source.root: nowhere")
     assert sample.images.shape == (32, 3, 16, 16)
@@ -206,7 +206,7 @@ def test_a_bad_image_is_left_out_and_training_images_are_not_looked_at(tmp_path)
     )
 
 
-def test_code_of_a_run_is_not_asked_for_images_unless_that_is_said(tmp_path):
+def test_a_plugin_data_set_runs_only_with_consent(tmp_path):
     classifier = of_source(tmp_path, "data.source={name: 'nowhere.parts:Set', args: {root: here}}")
     with pytest.raises(
         RecipeError, match=r"recipe.yaml:\d+: data.source.name: nowhere.parts:Set is code.* \(add --own-code"
@@ -232,7 +232,7 @@ class Broken(Wrong):
 
 
 @pytest.mark.parametrize(
-    "form, said",
+    "form, message",
     [
         (Broken(write=SafetensorError("No space left")), "--out: .*a.pt2 cannot be written: SafetensorError: No space"),
         (Broken(write=OSError(28, "No space left on device")), "--out: .*a.pt2 cannot be written: No space left"),
@@ -240,24 +240,24 @@ class Broken(Wrong):
         (Broken(open=KeyError("local-dir")), "--format: a.pt2 cannot be read back: KeyError: 'local-dir'"),
     ],
 )  # fmt: skip
-def test_what_a_library_raises_is_one_line_and_leaves_nothing(classifier, tmp_path, form, said):
-    with pytest.raises(PacelineError, match=rf"^{said}.* \(.*use another --format\)$") as caught:
+def test_errors_of_libraries_are_one_line_and_no_file_remains(classifier, tmp_path, form, message):
+    with pytest.raises(PacelineError, match=rf"^{message}.* \(.*use another --format\)$") as caught:
         export_classifier(classifier, form, tmp_path / "a.pt2", with_preprocessing=False)
     assert "\n" not in str(caught.value)
     assert [each.name for each in tmp_path.iterdir()] == ["run"]
 
 
-@pytest.mark.parametrize("there", ["a.pt2", "a.pt2.md"])
-def test_what_appears_meanwhile_is_not_written_over(classifier, tmp_path, there):
+@pytest.mark.parametrize("name", ["a.pt2", "a.pt2.md"])
+def test_what_appears_meanwhile_is_not_written_over(classifier, tmp_path, name):
     class Late(Wrong):
         def usage(self, name):
-            (tmp_path / there).write_text("another's")
+            (tmp_path / name).write_text("another's")
             return ""
 
-    with pytest.raises(RecipeError, match=rf"^--out: .*/{there} already exists"):
+    with pytest.raises(RecipeError, match=rf"^--out: .*/{name} already exists"):
         export_classifier(classifier, Late(lambda logits: logits), tmp_path / "a.pt2", with_preprocessing=False)
-    assert (tmp_path / there).read_text() == "another's"
-    assert {"run", there} == {each.name for each in tmp_path.iterdir()}
+    assert (tmp_path / name).read_text() == "another's"
+    assert {"run", name} == {each.name for each in tmp_path.iterdir()}
 
 
 def test_a_folder_that_appears_meanwhile_is_not_written_into(classifier, tmp_path, monkeypatch):
@@ -299,7 +299,7 @@ def test_a_name_is_only_a_name_in_the_lines_of_a_card(form):
     assert any(isinstance(each, str) and name in each for each in texts)
 
 
-def test_another_size_is_checked_at_that_size_and_the_card_says_where_accuracy_was_measured(classifier, tmp_path):
+def test_another_size_is_checked_at_that_size_and_the_card_notes_the_evaluated_size(classifier, tmp_path):
     larger = with_image_size(classifier, 24)
     assert load_parity_images(larger).images.shape == (32, 3, 24, 24)
     exported = export_classifier(larger, TorchExportFormat(), tmp_path / "a.pt2", with_preprocessing=True)
@@ -309,8 +309,8 @@ def test_another_size_is_checked_at_that_size_and_the_card_says_where_accuracy_w
     expected = larger.model(larger.place.normalize(images.permute(0, 3, 1, 2)))
     # float32 sums in another order.
     torch.testing.assert_close(TorchExportFormat().open(exported.path)(images), expected, atol=1e-5, rtol=1e-5)
-    said = "Of the weights at 16 x 16 pixels (not measured at the 24 x 24 of this file)"
-    assert said in exported.card.read_text() and "resized to 24 x 24 pixels" in exported.card.read_text()
+    message = "Of the weights at 16 x 16 pixels (not measured at the 24 x 24 of this file)"
+    assert message in exported.card.read_text() and "resized to 24 x 24 pixels" in exported.card.read_text()
 
 
 def test_the_runs_own_size_is_no_other(classifier, tmp_path):
@@ -326,8 +326,8 @@ def test_as_large_a_share_of_a_photograph_is_cut_out_at_another_size(classifier)
 
 def test_a_network_that_cannot_take_a_size_is_one_line(classifier):
     fixed = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 16 * 16, 4))
-    said = r"^--image-size: resnet18_cifar cannot take images of 24 x 24 pixels: .*mat1 and mat2 .* \(leave it out: "
-    with pytest.raises(RecipeError, match=said) as caught:
+    message = r"^--image-size: resnet18_cifar cannot take images of 24 x 24 pixels: .*mat1 and mat2 .* \(leave it out: "
+    with pytest.raises(RecipeError, match=message) as caught:
         with_image_size(replace(classifier, model=fixed), 24)
     assert "\n" not in str(caught.value) and str(caught.value).endswith("the run's are 16 x 16)")
     maps = torch.nn.Conv2d(3, 4, 16)

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 
-def test_without_lightning_one_line_says_what_to_install(monkeypatch) -> None:
+def test_without_lightning_the_error_names_the_package(monkeypatch) -> None:
     for name in ("lightning.pytorch", "pytorch_lightning", "paceline.interop.lightning"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)

@@ -16,8 +16,8 @@ MIXED = ("digits", "data.batch_size=256", "data.augment=[{name: pad_crop, paddin
 STEPS = 5
 
 
-def made(words, **options):
-    return loaders(*words, device="cpu", **options)
+def made(args, **options):
+    return loaders(*args, device="cpu", **options)
 
 
 def equal(found, wanted) -> bool:
@@ -31,29 +31,29 @@ def together(batches):
     return [tuple(torch.cat(part) for part in zip(*step, strict=True)) for step in zip(*batches, strict=True)]
 
 
-@pytest.mark.parametrize("words", [DIGITS, MIXED], ids=["labels", "mixed"])
-def test_each_iteration_is_the_next_epoch_of_the_trainer(words, trained_on) -> None:
-    train, _ = made(words)
+@pytest.mark.parametrize("args", [DIGITS, MIXED], ids=["labels", "mixed"])
+def test_each_iteration_is_the_next_epoch_of_the_trainer(args, trained_on) -> None:
+    train, _ = made(args)
     assert len(train) == STEPS
-    wanted = trained_on(words, 0, 2 * STEPS)
+    wanted = trained_on(args, 0, 2 * STEPS)
     assert equal(train, wanted[:STEPS])
     assert equal(train, wanted[STEPS:])
 
 
 def test_workers_that_work_ahead_over_the_end_of_an_epoch_make_the_same(trained_on) -> None:
-    words = (*DIGITS, "data.loader=threads", "data.workers=2")
-    with made(words) as (train, _):
-        assert equal([*train, *train], trained_on(words, 0, 2 * STEPS))
+    args = (*DIGITS, "data.loader=threads", "data.workers=2")
+    with made(args) as (train, _):
+        assert equal([*train, *train], trained_on(args, 0, 2 * STEPS))
 
 
-@pytest.mark.parametrize("words", [DIGITS, MIXED], ids=["labels", "mixed"])
-def test_two_ranks_together_have_the_batches_of_one(words, trained_on) -> None:
-    ranks = [made(words, rank=rank, world_size=2).train for rank in range(2)]
+@pytest.mark.parametrize("args", [DIGITS, MIXED], ids=["labels", "mixed"])
+def test_two_ranks_together_have_the_batches_of_one(args, trained_on) -> None:
+    ranks = [made(args, rank=rank, world_size=2).train for rank in range(2)]
     assert [rank.batch_size for rank in ranks] == [128, 128]
     parts = [list(rank) for rank in ranks]
     for rank in range(2):
-        assert equal(parts[rank], trained_on(words, 0, STEPS, rank, 2))
-    assert equal(together(parts), trained_on(words, 0, STEPS))
+        assert equal(parts[rank], trained_on(args, 0, STEPS, rank, 2))
+    assert equal(together(parts), trained_on(args, 0, STEPS))
 
 
 def test_a_loaded_state_goes_on_in_the_midst_of_its_epoch_and_on_other_ranks(trained_on) -> None:
@@ -114,7 +114,7 @@ def test_an_epoch_that_is_left_early_is_over(trained_on) -> None:
     assert equal(train, trained_on(DIGITS, STEPS, 2 * STEPS))
 
 
-def test_a_state_of_an_epoch_that_was_left_early_goes_on_in_it_or_behind_it_as_is_said(trained_on) -> None:
+def test_a_state_within_an_epoch_resumes_there_or_after_set_epoch(trained_on) -> None:
     train, _ = made(DIGITS)
     list(itertools.islice(train, 2))
     stopped = train.state_dict()
@@ -140,12 +140,12 @@ def test_what_does_not_fill_a_batch_is_left_out_of_an_epoch_and_other_images_of_
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-def test_every_evaluation_image_is_in_one_batch_of_one_rank(world_size: int, judged_by) -> None:
-    words = (*DIGITS[:1], "data.batch_size=252")
-    ranks = [made(words, rank=rank, world_size=world_size).val for rank in range(world_size)]
+def test_every_evaluation_image_is_in_one_batch_of_one_rank(world_size: int, evaluated_on) -> None:
+    args = (*DIGITS[:1], "data.batch_size=252")
+    ranks = [made(args, rank=rank, world_size=world_size).val for rank in range(world_size)]
     assert len({len(rank) for rank in ranks}) == 1
     images, labels = (torch.cat(part) for part in zip(*itertools.chain(*ranks), strict=True))
-    wanted = judged_by(words)
+    wanted = evaluated_on(args)
     assert len(labels) == 359 == len(ranks[0].dataset)
     assert torch.equal(images, torch.cat([each for each, _ in wanted]))
     assert torch.equal(labels, torch.cat([each for _, each in wanted]))
@@ -167,7 +167,7 @@ def test_ranks_have_as_many_batches_wherever_a_size_allows_that() -> None:
     assert even_batch(129, 64, 2) == 63  # shares of 64 and 65
 
 
-def test_pixels_are_left_as_they_are_where_uint8_is_asked_for() -> None:
+def test_uint8_images_are_not_normalised() -> None:
     floats, pixels = made(DIGITS), made(DIGITS, dtype=torch.uint8)
     for (normalised, labels), (raw, same) in (
         (next(iter(a)), next(iter(b))) for a, b in zip(floats, pixels, strict=True)
@@ -184,21 +184,21 @@ def test_other_floats_are_rounded_once() -> None:
     assert torch.equal(next(iter(half))[0], next(iter(train))[0].bfloat16())
 
 
-def test_images_are_contiguous_unless_the_recipe_says_otherwise() -> None:
+def test_images_are_contiguous_unless_the_recipe_sets_channels_last() -> None:
     """Networks of other trainers may call `view`, which a channels-last image refuses."""
-    words = ("synthetic", "data.source.num_images=64", "data.source.num_val_images=8")
-    train, val = made(words)
+    args = ("synthetic", "data.source.num_images=64", "data.source.num_val_images=8")
+    train, val = made(args)
     assert next(iter(train))[0].is_contiguous() and next(iter(val))[0].is_contiguous()
-    last, _ = made((*words, "model.memory_format=channels_last"))
+    last, _ = made((*args, "model.memory_format=channels_last"))
     assert next(iter(last))[0].is_contiguous(memory_format=torch.channels_last)
 
 
 def test_what_only_the_trainer_does_neither_refuses_nor_changes_batches(trained_on) -> None:
-    words = ("digits", "data.batch_size=250")
+    args = ("digits", "data.batch_size=250")
     others = ("train.accumulate=4", "checkpoint.every=2st", "checkpoint.keep_every=3st")
-    train, val = made((*words, *others))
-    assert equal(train, trained_on(words, 0, len(train)))
-    assert val.batch_size == made(words).val.batch_size
+    train, val = made((*args, *others))
+    assert equal(train, trained_on(args, 0, len(train)))
+    assert val.batch_size == made(args).val.batch_size
 
 
 OWN = """
@@ -227,7 +227,7 @@ def own_source(tmp_path, monkeypatch):
     sys.modules.pop("made_of_pixels", None)
 
 
-def test_both_splits_say_what_they_were_normalised_by(own_source) -> None:
+def test_both_splits_have_mean_and_std(own_source) -> None:
     for loader, raw in zip(
         made((own_source,), own_code=True), made((own_source,), dtype=torch.uint8, own_code=True), strict=True
     ):
@@ -256,7 +256,7 @@ def test_a_recipe_is_a_name_a_mapping_or_a_recipe() -> None:
     assert equal(itertools.islice(made((recipe, "data.batch_size=256")).train, 1), wanted)
 
 
-def test_a_loader_says_what_its_split_is() -> None:
+def test_a_loader_has_the_metadata_of_its_split() -> None:
     train, val = made(MIXED)
     assert train.dataset.classes == tuple("0123456789") and train.dataset.class_to_idx["7"] == 7
     assert (train.dataset.num_images, val.dataset.num_images) == (1438, 359)
@@ -267,8 +267,8 @@ def test_a_loader_says_what_its_split_is() -> None:
     assert train.stats().images == 256
 
 
-def test_what_cannot_be_is_one_line_that_says_what_to_do() -> None:
-    for error, words, options, says in [
+def test_invalid_arguments_are_one_line_with_the_fix() -> None:
+    for error, args, options, message in [
         (RecipeError, MIXED, {"dtype": torch.uint8}, "use a float dtype"),
         (RecipeError, DIGITS, {"dtype": torch.int64}, "not a dtype of images"),
         (RecipeError, (7,), {}, "no recipe"),
@@ -276,11 +276,11 @@ def test_what_cannot_be_is_one_line_that_says_what_to_do() -> None:
         (WorldError, DIGITS, {"rank": 0}, "give both"),
         (RecipeError, DIGITS, {"rank": 0, "world_size": 3}, "does not divide over 3 ranks"),
     ]:
-        with pytest.raises(error, match=says) as raised:
-            made(words, **options)
+        with pytest.raises(error, match=message) as raised:
+            made(args, **options)
         assert "\n" not in str(raised.value)
-    for device, says in [("gpu", "is not a device"), ("meta", "cpu or cuda")]:
-        with pytest.raises(WorldError, match=says):
+    for device, message in [("gpu", "is not a device"), ("meta", "cpu or cuda")]:
+        with pytest.raises(WorldError, match=message):
             loaders("digits", device=device)
 
 
@@ -295,9 +295,9 @@ def test_ranks_that_a_launcher_has_started_are_not_taken_for_one(monkeypatch) ->
 
 def test_a_state_of_another_order_is_refused() -> None:
     state = made(DIGITS).train.state_dict()
-    for words, says in [((*DIGITS, "seed=1"), "seed 0"), (("digits", "data.batch_size=128"), "batch_size 256")]:
-        with pytest.raises(CheckpointError, match=says):
-            made(words).train.load_state_dict(state)
+    for args, message in [((*DIGITS, "seed=1"), "seed 0"), (("digits", "data.batch_size=128"), "batch_size 256")]:
+        with pytest.raises(CheckpointError, match=message):
+            made(args).train.load_state_dict(state)
     for step in ({}, {"step": "2"}, {"step": -1}):
         del state["step"]
         state |= step
@@ -307,9 +307,9 @@ def test_a_state_of_another_order_is_refused() -> None:
 
 
 def test_a_closed_loader_has_let_go_of_a_staged_copy(tmp_path, folder_of_photographs) -> None:
-    words = ("folder", f"data.source.root={folder_of_photographs}", f"data.stage={tmp_path}", "data.batch_size=4")
-    words += ("data.image_size=16", "data.workers=0")
-    train, val = made(words)
+    args = ("folder", f"data.source.root={folder_of_photographs}", f"data.stage={tmp_path}", "data.batch_size=4")
+    args += ("data.image_size=16", "data.workers=0")
+    train, val = made(args)
     assert list(tmp_path.glob("paceline-stage-*"))
     train.close()
     assert len(list(val)) == len(val) and list(tmp_path.glob("paceline-stage-*"))
@@ -320,14 +320,14 @@ def test_a_closed_loader_has_let_go_of_a_staged_copy(tmp_path, folder_of_photogr
 def test_bad_images_are_warned_of_and_too_many_are_an_error(folder_of_photographs) -> None:
     files = sorted((folder_of_photographs / "train").rglob("*.png"))
     files[0].write_bytes(files[0].read_bytes()[:60])
-    words = ["folder", f"data.source.root={folder_of_photographs}", "data.batch_size=4", "data.image_size=16"]
-    words += ["data.workers=0", "data.order=stored", "data.on_bad_image=skip"]
-    train, _ = made(words)
+    args = ["folder", f"data.source.root={folder_of_photographs}", "data.batch_size=4", "data.image_size=16"]
+    args += ["data.workers=0", "data.order=stored", "data.on_bad_image=skip"]
+    train, _ = made(args)
     with pytest.warns(UserWarning, match=str(files[0])) as warned:
         assert [len(labels) for _, labels in itertools.chain(train, train)] == [4] * 4
     assert len(warned) == 1  # each image once
     files[4].write_bytes(files[4].read_bytes()[:60])
-    batches = iter(made([*words, "data.max_bad_images=1"]).train)
+    batches = iter(made([*args, "data.max_bad_images=1"]).train)
     with pytest.warns(UserWarning, match=str(files[0])):
         next(batches)
     with pytest.warns(UserWarning), pytest.raises(DataError, match="max_bad_images: 2 images"):
@@ -337,8 +337,8 @@ def test_bad_images_are_warned_of_and_too_many_are_an_error(folder_of_photograph
 def test_bad_images_are_left_out_of_an_evaluation(folder_of_photographs) -> None:
     file = sorted((folder_of_photographs / "val").rglob("*.png"))[0]
     file.write_bytes(file.read_bytes()[:60])
-    words = ["folder", f"data.source.root={folder_of_photographs}", "data.batch_size=4", "data.image_size=16"]
-    _, val = made([*words, "data.eval_batch_size=1", "data.workers=0", "data.on_bad_image=skip"])
+    args = ["folder", f"data.source.root={folder_of_photographs}", "data.batch_size=4", "data.image_size=16"]
+    _, val = made([*args, "data.eval_batch_size=1", "data.workers=0", "data.on_bad_image=skip"])
     with pytest.warns(UserWarning, match=str(file)):
         assert [len(labels) for _, labels in val] == [1] * 5
     assert len(val) == len(val.dataset) == 6

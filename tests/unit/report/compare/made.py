@@ -89,12 +89,12 @@ def lines(path: Path, rows: list[dict[str, Any]]) -> None:
 
 def _evaluation(run: Made, epoch: int) -> dict[str, Any]:
     accuracy = run.best * epoch / run.epochs
-    judged = (
+    train_eval = (
         {}
         if run.train_gap is None
         else {"train_top1": accuracy + run.train_gap, "train_loss": 1 - accuracy - run.train_gap}
     )
-    return {**judged, "step": epoch * run.train_images // run.batch, "epoch": float(epoch),
+    return {**train_eval, "step": epoch * run.train_images // run.batch, "epoch": float(epoch),
             "images_seen": epoch * run.train_images, "trained_s": epoch * run.epoch_s, "images": 10_000,
             "top1": accuracy, "top5": min(1.0, accuracy + 0.15), "loss": 1 - accuracy}  # fmt: skip
 

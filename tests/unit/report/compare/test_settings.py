@@ -13,7 +13,7 @@ def test_settings_are_read_by_dotted_path_as_the_recipe_has_them():
     )  # fmt: skip
 
 
-def test_long_names_that_begin_alike_are_two_settings():
+def test_long_names_with_a_common_prefix_are_two_settings():
     text = "".join(f"{'x' * 200}{end}: {end}\n" for end in (1, 2))
     values, _ = read_settings(text)
     assert sorted(values.values()) == ["1", "2"]
@@ -74,26 +74,26 @@ def test_groups_are_named_after_all_settings_that_differ(groups, names):
     assert name_groups(groups, ["x", "y"]) == names
 
 
-def test_groups_that_differ_only_far_behind_are_told_apart_by_their_folders():
+def test_groups_that_differ_late_in_their_values_are_named_by_folder():
     groups = [{"data.source.root": "/data" * 40 + end} for end in "12"]
     names = name_groups(groups, ["x", "y"])
     assert [name[-4:] for name in names] == [" (x)", " (y)"] and all(len(name) == 80 for name in names)
 
 
-def test_settings_that_only_change_what_is_logged_are_named_only_if_nothing_else_tells_groups_apart():
+def test_logging_settings_name_groups_only_if_no_other_differs():
     groups = [{"data.batch_size": "1", "optim.lr": "0.1", "log.every": "1st"},
               {"data.batch_size": "1", "optim.lr": "0.2", "log.every": "2st"},
               {"data.batch_size": "2", "optim.lr": "0.2", "log.every": "2st"}]  # fmt: skip
     assert name_groups(groups, ["x", "y", "z"]) == ["batch 1, lr 0.1", "batch 1, lr 0.2", "batch 2, lr 0.2"]
 
 
-def test_of_three_groups_one_that_says_its_length_in_steps_is_called_after_them():
+def test_a_group_with_its_length_in_steps_is_named_after_it():
     groups = [{"train.epochs": "2.0", "train.steps": "auto"}, {"train.epochs": "auto", "train.steps": "14"},
               {"train.epochs": "3.0", "train.steps": "auto"}]  # fmt: skip
     assert name_groups(groups, ["x", "y", "z"]) == ["train.epochs=2.0", "train.steps=14", "train.epochs=3.0"]
 
 
-def test_two_groups_of_steps_are_told_apart_by_them():
+def test_two_groups_with_lengths_in_steps_are_named_after_them():
     groups = [{"train.epochs": "2.0", "train.steps": "auto"}, {"train.epochs": "auto", "train.steps": "14"},
               {"train.epochs": "auto", "train.steps": "28"}]  # fmt: skip
     assert name_groups(groups, ["x", "y", "z"]) == ["train.epochs=2.0", "train.steps=14", "train.steps=28"]

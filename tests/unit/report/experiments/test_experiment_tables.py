@@ -48,7 +48,7 @@ def test_seconds_of_an_epoch_and_of_the_counted_steps_are_in_both_tables(made):
     rung = made.ladder().rungs[1].model_copy(update={"epoch_s": 78.5, "steps_s": 12.0})
     point = made.scale().points[1].model_copy(update={"epoch_s": 33.1, "steps_s": 5.1, "speedup": made.around(1.92)})
     batch = made.batches().batches[0].model_copy(update={"epoch_s": 25.8})
-    for result, name, found, told in (
+    for result, name, found, expected in (
         (made.ladder(), "rungs", rung, {"per epoch": "1:18 min", "40 steps": "12.0 s"}),
         (made.scale(), "points", point, {"per epoch": "33.1 s", "speed-up": "2.00x"}),
         (made.batches(), "batches", batch, {"per epoch": "25.8 s"}),
@@ -60,7 +60,7 @@ def test_seconds_of_an_epoch_and_of_the_counted_steps_are_in_both_tables(made):
             [cell.strip() for cell in line.split("|")] for line in to_markdown_table(result).splitlines()
         )
         shown = dict(zip(heading, row, strict=True))
-        assert told.items() <= shown.items()
+        assert expected.items() <= shown.items()
     assert float(records_of(made.scale().model_copy(update={"points": (point,)}))[0]["speedup"]) == 1.92
 
 
@@ -86,7 +86,7 @@ def test_batches_are_the_rows_of_a_study_of_batches(made):
     assert rows[-1]["reached"] == "0" and rows[-1]["to_target_s"] == ""
 
 
-def test_words_of_a_patch_can_be_read_back_from_the_table(made):
+def test_arguments_of_a_patch_can_be_parsed_from_the_table(made):
     import shlex
 
     for row, rung in zip(records_of(made.ladder()), made.ladder().rungs, strict=True):
@@ -100,7 +100,7 @@ def test_a_markdown_table_has_a_line_for_each_row_and_no_markup_from_outside(res
     assert "<script>" not in to_markdown_table(result)
 
 
-def test_a_markdown_table_tells_ratios_with_their_intervals(made):
+def test_a_markdown_table_has_ratios_with_their_intervals(made):
     line = to_markdown_table(made.ladder()).splitlines()[3]
     cells = [cell.strip() for cell in line.strip("|").split("|")]
     assert cells == ["resident", "data.loader=resident", "190 (184 to 196)", "1.88x (1.84 to 1.92)",
@@ -121,7 +121,7 @@ def test_a_result_that_was_read_back_gives_the_same_tables(result, made, tmp_pat
     assert json.loads(folder.result.read_text())["kind"] == result.kind
 
 
-def test_a_folder_that_is_not_there_is_one_line(result, made, tmp_path):
+def test_a_missing_folder_is_a_one_line_error(result, made, tmp_path):
     folder = made.write_experiment(tmp_path / "experiment", result)
     folder.table.mkdir()
     with pytest.raises(PacelineError, match=r"table\.csv: cannot be written"):

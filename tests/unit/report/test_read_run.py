@@ -63,7 +63,7 @@ def test_what_is_damaged_in_a_long_file_is_counted(read):
     assert len(problems) == 1 and problems[0].endswith("lines are not records and were skipped")
 
 
-def test_the_page_says_what_was_read_of_a_long_run_and_has_its_end(runs, tmp_path, monkeypatch):
+def test_the_page_of_a_long_run_notes_the_sample_and_has_its_end(runs, tmp_path, monkeypatch):
     monkeypatch.setattr("paceline.report.read_run._MAX_STEPS", 2000)
     monkeypatch.setattr("paceline.report.read_run._MAX_SAMPLES_PER_NODE", 250)
     rundir = runs.write_run(tmp_path / "run", runs.Shape(steps=3, looks=3, gpus=8))

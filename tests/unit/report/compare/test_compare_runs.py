@@ -28,7 +28,7 @@ def test_the_tutorials_statement_comes_from_run_directories_alone(made, compared
     assert "Batch 2048 without warm-up, 16 ranks, lr 0.4 does not reach 75 %: its best is 71.17 %." in found.sentences
 
 
-def test_warm_up_is_named_where_it_tells_and_left_out_where_it_does_not(made, compared, tmp_path):
+def test_warm_up_is_named_only_if_it_differs(made, compared, tmp_path):
     small = made.write(tmp_path / "small", made.Made())
     large = made.write(tmp_path / "large", made.Made(batch=2048, warmup="16ep"))
     assert [each.name for each in compared(small, large).groups] == ["batch 128", "batch 2048 with warm-up"]
@@ -109,7 +109,7 @@ def test_recipes_that_stop_at_a_target_give_it(made, compared, tmp_path):
     assert (compared(*paths, target=0.7).target, compared(*paths, target=0.7).target_from) == (0.7, "asked")
 
 
-def test_a_target_of_the_recipes_is_met_when_the_run_itself_would_stop(made, compared, tmp_path):
+def test_a_target_of_the_recipes_is_reached_when_the_run_would_stop(made, compared, tmp_path):
     """Accuracy rises by 0.1 an epoch of 20 s; what is asked for by hand has no patience."""
     stops = made.RECIPE.replace("stop: off", "stop:\n    top1: 0.6\n    patience: 2")
     path = made.write(tmp_path / "a", made.Made(recipe=stops))
@@ -125,8 +125,8 @@ def test_a_target_of_the_recipes_is_met_when_the_run_itself_would_stop(made, com
 
 def stops(made, patience=None, top1=0.6):
     """Return a recipe that stops at an accuracy, or without a patience one that does not."""
-    said = "stop: off" if patience is None else f"stop:\n    top1: {top1}\n    patience: {patience}"
-    return made.RECIPE.replace("stop: off", said)
+    text = "stop: off" if patience is None else f"stop:\n    top1: {top1}\n    patience: {patience}"
+    return made.RECIPE.replace("stop: off", text)
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
@@ -166,17 +166,17 @@ def test_a_run_that_has_stopped_by_its_own_recipe_has_reached_the_target(made, c
     )
 
 
-def test_a_run_that_does_not_tell_when_it_met_the_target_has_met_it(made, compared, tmp_path):
+def test_a_run_that_reached_the_target_at_an_unknown_time_counts(made, compared, tmp_path):
     path = made.write(tmp_path / "a", made.Made())
     made.lines(path / "evals.jsonl", [{"top1": 0.6}])
     assert compared(path).groups[0].reached == 1
 
 
-def test_of_a_group_only_one_of_whose_runs_reached_the_target_there_is_no_interval_and_why(made, compared, tmp_path):
+def test_a_group_with_one_run_at_the_target_has_no_interval_and_the_reason(made, compared, tmp_path):
     first = made.seeds(tmp_path / "a", made.Made(), [0.80, 0.81])
     second = made.seeds(tmp_path / "b", made.Made(batch=64), [0.80, 0.60])
-    said = compared(*first, *second, target=0.75).sentences[0]
-    assert "(no interval: there is one run of batch 64 that reached the target)" in said
+    text = compared(*first, *second, target=0.75).sentences[0]
+    assert "(no interval: there is one run of batch 64 that reached the target)" in text
 
 
 @pytest.mark.parametrize("target", [0.0, -1.0, 75.0, float("nan")])
@@ -187,7 +187,7 @@ def test_a_target_that_is_no_accuracy_is_refused(made, compared, tmp_path, targe
         compared(made.write(tmp_path / "a", made.Made()), target=target)
 
 
-def test_averaged_weights_are_judged_where_there_are_any(made, compared, tmp_path):
+def test_averaged_weights_are_compared_if_the_run_has_any(made, compared, tmp_path):
     path = made.write(tmp_path / "a", made.Made())
     made.lines(path / "evals.jsonl", [{"epoch": 1.0, "images_seen": 9, "trained_s": 3.0, "top1": 0.1, "ema_top1": 0.6}])
     assert compared(path).groups[0].accuracy.value == 0.6
@@ -208,14 +208,14 @@ def test_hours_are_those_of_all_ranks_and_all_processes_without_those_between(ma
     assert compared(path).groups[0].gpu_hours.value == pytest.approx(4 * 600 / 3600)  # rounding
 
 
-def test_one_run_alone_is_said_and_no_error(made, compared, tmp_path):
-    (said,) = compared(made.write(tmp_path / "a", made.Made())).sentences
-    assert said == "There is nothing to compare: there is only one run (name a run with other settings)."
-    (said,) = compared(*made.seeds(tmp_path, made.Made(), [0.8, 0.7])).sentences
-    assert "2 runs differ only in the seed" in said
+def test_a_single_run_is_no_error(made, compared, tmp_path):
+    (text,) = compared(made.write(tmp_path / "a", made.Made())).sentences
+    assert text == "There is nothing to compare: there is only one run (name a run with other settings)."
+    (text,) = compared(*made.seeds(tmp_path, made.Made(), [0.8, 0.7])).sentences
+    assert "2 runs differ only in the seed" in text
 
 
-def test_runs_without_evaluations_are_said(made, compared, tmp_path):
+def test_runs_without_evaluations_are_named(made, compared, tmp_path):
     paths = [made.write(tmp_path / "a", made.Made()), made.write(tmp_path / "b", made.Made(batch=64))]
     (paths[1] / "evals.jsonl").unlink()
     found = compared(*paths)
@@ -232,34 +232,34 @@ def test_a_run_that_has_not_finished_is_compared_as_far_as_it_came(made, compare
     assert found.notes == ("batch 64: b was not finished: paceline compares the logs so far, and no GPU-hours.",)
 
 
-def test_runs_of_other_data_are_said(made, compared, tmp_path):
+def test_runs_on_other_data_are_named(made, compared, tmp_path):
     paths = [made.write(tmp_path / "a", made.Made()), made.write(tmp_path / "b", made.Made(64, train_images=5000))]
-    (said,) = compared(*paths).notes
-    assert said.startswith("batch 64 uses other data than batch 128 (5,000 train images against 50,000)")
+    (text,) = compared(*paths).notes
+    assert text.startswith("batch 64 uses other data than batch 128 (5,000 train images against 50,000)")
 
 
-def test_the_same_data_from_elsewhere_are_taken_for_the_same_and_said(made, compared, tmp_path):
+def test_data_in_another_form_count_as_the_same_with_a_note(made, compared, tmp_path):
     packed = made.RECIPE.replace("name: cifar100", "name: pack\n    root: /data/c.pack")
     paths = [made.write(tmp_path / "a", made.Made()), made.write(tmp_path / "b", made.Made(recipe=packed))]
-    (said,) = compared(*paths).notes
-    assert "data.source.name=pack, data.source.root=/data/c.pack" in said and "assumes the same images" in said
+    (text,) = compared(*paths).notes
+    assert "data.source.name=pack, data.source.root=/data/c.pack" in text and "assumes the same images" in text
 
 
-def test_seeds_that_miss_the_target_are_counted_and_said(made, compared, tmp_path):
+def test_seeds_that_miss_the_target_are_counted(made, compared, tmp_path):
     found = compared(*made.seeds(tmp_path, made.Made(), [0.8, 0.6]), target=0.75)
     assert found.groups[0].reached == 1
     assert "1 of 2 runs reach the target; its times are means over these alone" in found.notes[0]
 
 
-def test_runs_of_one_seed_are_said_to_scatter_too_little(made, compared, tmp_path):
+def test_runs_that_share_a_seed_give_a_note_on_narrow_intervals(made, compared, tmp_path):
     twice = [made.write(tmp_path / name, made.Made()) for name in "ab"]
     other = made.write(tmp_path / "c", made.Made(batch=64))
-    (said,) = compared(*twice, other).notes
-    assert said == "batch 128: some runs share a seed, so they vary less than usual: intervals are too narrow."
+    (text,) = compared(*twice, other).notes
+    assert text == "batch 128: some runs share a seed, so they vary less than usual: intervals are too narrow."
 
 
 @pytest.mark.parametrize(
-    "recipe, said",
+    "recipe, text",
     [
         ("", "recipe.yaml: is missing or empty"),
         ("a: &x [1]\nb: *x\n", "recipe.yaml: has anchors, aliases or deep nesting"),
@@ -268,11 +268,11 @@ def test_runs_of_one_seed_are_said_to_scatter_too_little(made, compared, tmp_pat
         ("[" * 99, "recipe.yaml: has anchors, aliases or deep nesting"),
     ],
 )
-def test_a_recipe_that_cannot_be_read_makes_a_group_of_its_own(made, compared, tmp_path, recipe, said):
+def test_a_recipe_that_cannot_be_read_makes_a_group_of_its_own(made, compared, tmp_path, recipe, text):
     paths = [made.write(tmp_path / name, made.Made(recipe=recipe)) for name in ("a", "b")]
     found = compared(*paths)
     assert [each.name for each in found.groups] == ["a", "b"]
-    assert f"a: {said}" in found.notes[0]
+    assert f"a: {text}" in found.notes[0]
 
 
 def test_what_is_no_run_directory_is_one_line(compared, tmp_path):

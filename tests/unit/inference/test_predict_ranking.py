@@ -38,7 +38,7 @@ def test_guesses_are_the_likeliest_classes_in_order() -> None:
     assert [guess.probability for guess in found[0]] == pytest.approx([0.6, 0.3])
 
 
-def test_there_are_no_more_guesses_than_classes() -> None:
+def test_at_most_all_classes_are_ranked() -> None:
     assert len(rank_classes(torch.zeros(1, 3), "abc", 9)[0]) == 3
 
 
@@ -68,7 +68,7 @@ def test_answers_come_as_soon_as_a_batch_is_full() -> None:
     assert next(pictures).path.name == "3.jpg"
 
 
-def test_what_cannot_be_read_is_told_before_the_next_image_is_read() -> None:
+def test_an_unreadable_image_is_reported_before_the_next_is_read() -> None:
     bad = [UnreadableImage(Path(f"{number}.jpg"), "is no image") for number in range(40)]
     pictures = iter([bad[0], picture(1), *bad[1:], picture(2)])
     found = predict_images(Echo(), pictures, batch_size=2, top=1)
@@ -77,7 +77,7 @@ def test_what_cannot_be_read_is_told_before_the_next_image_is_read() -> None:
     assert next(pictures) is bad[16]  # of a long stretch, no more than eight batches wait for the network
 
 
-def test_an_answer_that_is_no_number_is_told_as_such_and_the_others_are_given() -> None:
+def test_nan_logits_are_reported_and_the_other_images_ranked() -> None:
     network = Echo()
     echoed = network.log_probabilities
 
@@ -94,7 +94,7 @@ def test_an_answer_that_is_no_number_is_told_as_such_and_the_others_are_given() 
 
 
 @pytest.mark.parametrize(("number", "fix"), [(1, "use --device cpu"), (7, "try 3")])
-def test_a_batch_for_which_there_is_no_room_is_one_line(number: int, fix: str) -> None:
+def test_a_batch_that_does_not_fit_is_a_one_line_error(number: int, fix: str) -> None:
     def full(images: torch.Tensor) -> torch.Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory. " * 20)
 

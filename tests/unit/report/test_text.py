@@ -7,7 +7,7 @@ import pytest
 from paceline.report import text
 
 
-def test_a_moment_is_told_in_utc_and_an_impossible_one_as_a_number():
+def test_a_time_is_utc_and_out_of_range_a_number():
     assert text.format_time(1_795_275_073.1) == "2026-11-21 15:31 UTC"
     assert text.format_time(1e300).startswith("1")
 

@@ -31,7 +31,7 @@ def files(tmp_path: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize(("threads", "ahead"), [(1, 0), (4, 3), (4, 100)])
-def test_images_come_in_order_however_many_threads_there_are(files: list[Path], threads: int, ahead: int) -> None:
+def test_images_come_in_order_with_any_number_of_threads(files: list[Path], threads: int, ahead: int) -> None:
     found = list(read_images(Decoder(), files, threads=threads, num_ahead=ahead))
     assert [(each.path, each.pixels.item()) for each in found] == [(path, n) for n, path in enumerate(files)]
 
@@ -41,18 +41,18 @@ def test_what_cannot_be_read_keeps_its_place(files: list[Path], tmp_path: Path) 
     files[2] = tmp_path / "missing.jpg"
     files[3] = tmp_path
     files[4] = Path("with\0null")
-    told = UnreadableImage(Path("a folder"), "has none")
-    found = list(read_images(Decoder(), [*files[:5], told, files[5]], threads=2, num_ahead=2))
+    unreadable = UnreadableImage(Path("a folder"), "has none")
+    found = list(read_images(Decoder(), [*files[:5], unreadable, files[5]], threads=2, num_ahead=2))
     reasons = [each.reason if isinstance(each, UnreadableImage) else "" for each in found]
     assert [isinstance(each, InputImage) for each in found] == [True, *[False] * 5, True]
     assert reasons[1] == "cannot be decoded: it is no number; remove it or replace it"
     assert reasons[2].startswith("cannot be read: No such file or directory")
     assert reasons[3].startswith("cannot be read: Is a directory")
     assert "null" in reasons[4]
-    assert found[5] is told
+    assert found[5] is unreadable
 
 
-def test_no_more_is_read_ahead_than_was_said(files: list[Path]) -> None:
+def test_prefetching_is_limited(files: list[Path]) -> None:
     paths = iter(files)
     found = read_images(Decoder(), paths, threads=2, num_ahead=4)
     assert next(found).path == files[0]

@@ -28,8 +28,8 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def names(words: list[str], lines: tuple[bytes, ...] = ()) -> list[str]:
-    return [str(each.path if isinstance(each, UnreadableImage) else each) for each in list_images(words, lines)]
+def names(args: list[str], lines: tuple[bytes, ...] = ()) -> list[str]:
+    return [str(each.path if isinstance(each, UnreadableImage) else each) for each in list_images(args, lines)]
 
 
 def test_a_folder_is_walked_in_the_order_of_names(tree: Path) -> None:
@@ -37,9 +37,9 @@ def test_a_folder_is_walked_in_the_order_of_names(tree: Path) -> None:
     assert names([str(tree)]) == [f"{tree}/{name}" for name in expected]
 
 
-def test_words_keep_their_order_and_a_file_may_be_called_anything(tree: Path) -> None:
-    words = [f"{tree}/notes.txt", f"{tree}/a", f"{tree}/b.PNG"]
-    assert names(words) == [words[0], *(f"{tree}/a/{name}" for name in ("10.jpeg", "2.jpg", "deep/x.webp")), words[2]]
+def test_names_keep_their_order_and_a_file_may_have_any_name(tree: Path) -> None:
+    args = [f"{tree}/notes.txt", f"{tree}/a", f"{tree}/b.PNG"]
+    assert names(args) == [args[0], *(f"{tree}/a/{name}" for name in ("10.jpeg", "2.jpg", "deep/x.webp")), args[2]]
 
 
 def test_a_minus_stands_for_the_paths_in_lines(tree: Path) -> None:
@@ -48,31 +48,31 @@ def test_a_minus_stands_for_the_paths_in_lines(tree: Path) -> None:
     assert found == [f"{tree}/b.PNG", f"{tree}/c.tif", f"{tree}/a/deep/x.webp", os.fsdecode(b"caf\xe9 \xff.jpg")]
 
 
-def test_lines_are_asked_for_as_images_are(tree: Path) -> None:
+def test_lines_of_standard_input_are_read_as_names(tree: Path) -> None:
     lines = iter([b"one.jpg\n", b"two.jpg\n"])
     found = list_images(["-"], lines)
     assert next(found) == Path("one.jpg")
     assert next(lines) == b"two.jpg\n"
 
 
-def test_a_folder_without_images_is_told_of(tree: Path) -> None:
+def test_a_folder_without_images_is_reported(tree: Path) -> None:
     (tree / "empty").mkdir()
     (only,) = list_images([str(tree / "empty")], ())
     assert isinstance(only, UnreadableImage)
     assert only.path == tree / "empty" and "has no image files" in only.reason
 
 
-def test_what_cannot_be_an_image_is_told_of_and_the_rest_is_given(tree: Path) -> None:
+def test_entries_that_cannot_be_images_are_reported_and_the_rest_listed(tree: Path) -> None:
     (tree / "a/3.jpg").symlink_to("nowhere")
     (tree / "a/4.jpg").write_bytes(b"")
     os.mkfifo(tree / "a/5.jpg")
     (tree / "a/back").symlink_to(tree)
     found = list(list_images([str(tree / "a")], ()))
-    told = {
+    reasons = {
         str(each.path).removeprefix(f"{tree}/a/"): each.reason for each in found if isinstance(each, UnreadableImage)
     }
-    assert "a dangling link" in told["3.jpg"] and "empty" in told["4.jpg"] and "a pipe" in told["5.jpg"]
-    assert "links back to a parent folder" in told["back/a"]
+    assert "a dangling link" in reasons["3.jpg"] and "empty" in reasons["4.jpg"] and "a pipe" in reasons["5.jpg"]
+    assert "links back to a parent folder" in reasons["back/a"]
     assert [each for each in found if not isinstance(each, UnreadableImage)][:2] == [
         tree / "a/10.jpeg",
         tree / "a/2.jpg",

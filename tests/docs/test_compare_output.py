@@ -2,7 +2,7 @@
 
 import pytest
 
-from .told import missing_line
+from .compare_output import missing_line
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ def both(pool: ThreadPoolExecutor, work: Callable[[bool], Any]) -> list[Future]:
     return [pool.submit(ExternalRank(World(rank, 2, rank, 2), store).run_node_main_first, work) for rank in range(2)]
 
 
-def test_where_the_first_fails_the_others_say_which_rank_it_was() -> None:
+def test_if_the_first_rank_fails_the_others_name_it() -> None:
     def work(is_first: bool) -> None:
         raise DataError("no such folder")
 
@@ -31,7 +31,7 @@ def test_where_the_first_fails_the_others_say_which_rank_it_was() -> None:
             other.result(30)
 
 
-def test_rank_0_which_has_the_store_leaves_after_the_others() -> None:
+def test_rank_0_with_the_store_returns_last() -> None:
     """Else it may end, and the store with it, while another still asks whether it is done."""
     let_read = threading.Event()
 
@@ -45,7 +45,7 @@ def test_rank_0_which_has_the_store_leaves_after_the_others() -> None:
         assert first.result(30) and other.result(30)
 
 
-def test_where_another_fails_rank_0_says_which_rank_it_was() -> None:
+def test_if_another_rank_fails_rank_0_names_it() -> None:
     def work(is_first: bool) -> None:
         if not is_first:
             raise DataError("no such folder")
@@ -62,7 +62,7 @@ def test_ranks_that_cannot_wait_for_one_another_are_all_the_first() -> None:
     assert ExternalRank(World(1, 2, 1, 2)).run_node_main_first(lambda is_first: is_first)
 
 
-def test_a_rank_that_is_told_shares_its_node_with_those_that_were_started_there(monkeypatch) -> None:
+def test_an_explicit_rank_shares_its_node_with_the_launched_ranks(monkeypatch) -> None:
     """All images on each rank are not all cores for each."""
     assert find_rank(1, 4).world == World(1, 4, 1, 4)
     places = {"RANK": "13", "WORLD_SIZE": "16", "LOCAL_RANK": "5", "LOCAL_WORLD_SIZE": "8"}

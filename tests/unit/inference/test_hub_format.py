@@ -102,12 +102,12 @@ def _network(classifier):
 
 
 def test_timms_short_side_is_ours_for_every_size_and_crop():
-    asked = Preprocessing(image_size=224, resize=256, channels=3, mean=(0,), std=(1,))
-    assert timm_crop_pct(asked) == 0.875
-    assert timm_crop_pct(replace(asked, resize=None)) == 1
+    preprocessing = Preprocessing(image_size=224, resize=256, channels=3, mean=(0,), std=(1,))
+    assert timm_crop_pct(preprocessing) == 0.875
+    assert timm_crop_pct(replace(preprocessing, resize=None)) == 1
     for size in (16, 32, 96, 160, 176, 224, 299, 384):
         for resize in range(size, 2 * size):
-            share = timm_crop_pct(replace(asked, image_size=size, resize=resize))
+            share = timm_crop_pct(replace(preprocessing, image_size=size, resize=resize))
             assert int(size / share) == resize  # timm.data.transforms_factory
 
 

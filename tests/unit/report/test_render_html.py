@@ -12,7 +12,7 @@ from paceline.report.read_run import read_run
 from paceline.report.run_page import build_run_page
 from paceline.report.write import MAX_REPORT_BYTES, write_report
 
-IN_WORDS = {
+IN_SENTENCES = {
     "throughput": {"spread", "n", "excluded_s"},
     "time": {"train_s", "to_target_s"},
     "account": {"counted_steps"},
@@ -77,10 +77,10 @@ def test_the_numbers_on_the_page_are_those_of_the_result(rundir, page):
     sections = ("throughput", "time", "stages", "account", "loader", "communication", "ranks", "ema", "best")
     found = dict(numbers({key: result[key] for key in sections}))
     hidden = {path for path, value in found.items() if value not in page.values}
-    told = {path for path in found if path[1] in IN_WORDS.get(path[0], set()) | LEFT_OUT.get(path[0], set())}
-    assert hidden <= told, hidden - told
+    known = {path for path in found if path[1] in IN_SENTENCES.get(path[0], set()) | LEFT_OUT.get(path[0], set())}
+    assert hidden <= known, hidden - known
     assert len(found) - len(hidden) > 80
-    for words in (
+    for text in (
         "2,391 to 2,843 over 461 windows",
         "best 95.11 %, top-5 99.71 %, loss 0.2472, 1,000 images",
         "stages of 4,682 steps",
@@ -88,7 +88,7 @@ def test_the_numbers_on_the_page_are_those_of_the_result(rundir, page):
         "4.78 ms per step, 10.1 % of it",
         "4,692 batches of 300,288 images",
     ):
-        assert words in page.text
+        assert text in page.text
 
 
 def test_what_comes_from_outside_stays_text(runs, page):
@@ -111,32 +111,32 @@ def test_the_page_forbids_scripts_and_the_network(page):
 
 
 @pytest.mark.parametrize(
-    "words, name",
+    "args, name",
     [
         (["--run-dir", "/runs/x", "folder", "train.epochs=3", "--ranks", "2"], "recipe folder"),
         (["/home/me/recipes/photos.yaml"], "recipe photos.yaml"),
         (["train.epochs=3", "--resume"], "recipe a53258041b55"),
     ],
 )
-def test_the_recipe_is_named_as_on_the_command_line(runs, tmp_path, words, name):
-    provenance = {"command": ["paceline", "train", *words]}
+def test_the_recipe_is_named_as_on_the_command_line(runs, tmp_path, args, name):
+    provenance = {"command": ["paceline", "train", *args]}
     rundir = runs.write_run(tmp_path / "run", runs.SMALL, provenance=provenance)
     assert f"<span>{name}</span>" in write_report(rundir).read_text()
 
 
-def test_the_page_says_what_was_trained_on_which_data_and_how(runs, tmp_path):
+def test_the_header_names_model_data_and_training(runs, tmp_path):
     rundir = runs.write_run(tmp_path / "run", runs.SMALL, parameters=11_173_962, trained_parameters=5_130)
     recipe = f"{runs.RECIPE}model: {{name: resnet18_cifar}}\noptim: {{name: sgd}}\ntrain: {{precision: bf16}}\n"
     rundir.recipe.write_text(recipe)
     rundir.write_json("plan.json", {**runs.PLAN, "num_classes": 3, "peak_lr": 0.4, "recipe_name": "cifar10-resnet18"})
     header = write_report(rundir).read_text().partition("<dl")[0]
-    for words in (
+    for text in (
         "recipe cifar10-resnet18",
         "resnet18_cifar, 11.2 M parameters, 5,130 trained",
         "cifar10, 50,000 training and 1,000 validation images, 3 classes",
         "sgd, peak lr 0.4, batch 128, bf16",
     ):
-        assert f"<span>{words}</span>" in header
+        assert f"<span>{text}</span>" in header
 
 
 def test_figures_in_large_print_are_numbers_or_a_dash_with_the_reason_below(runs, tmp_path):
@@ -148,7 +148,7 @@ def test_figures_in_large_print_are_numbers_or_a_dash_with_the_reason_below(runs
     assert all(figure.cell.text == "–" for figure in figures if figure.cell.value is None)  # noqa: RUF001
 
 
-def test_the_learning_rate_is_drawn_as_planned_and_says_where_the_run_ended(runs, tmp_path):
+def test_the_planned_learning_rate_is_drawn_with_the_end_of_the_run(runs, tmp_path):
     planned = [[0, 0.085], [1, 0.17], [99, 0.0]]
     rundir = runs.write_run(tmp_path / "run", runs.SMALL, steps=40, status="preempted")
     rundir.write_json("plan.json", {**runs.PLAN, "steps_per_epoch": 10, "lr_schedule": planned})
@@ -160,7 +160,7 @@ def test_the_learning_rate_is_drawn_as_planned_and_says_where_the_run_ended(runs
     ]
 
 
-def test_bars_and_cells_stand_out_from_the_page_as_wcag_asks_of_graphics():
+def test_bars_and_cells_have_the_contrast_that_wcag_requires():
     css = (Path(report.__file__).parent / "templates" / "page.css").read_text()
     themes = [
         dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6}|#[0-9a-f]{3})", part))

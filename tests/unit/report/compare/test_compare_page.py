@@ -61,7 +61,7 @@ def test_validation_loss_is_drawn_over_epochs_and_against_the_training_loss(made
     assert gaps == {n: 1 - 0.8 * n / 8 - math.exp(-n) for n in range(1, 9)}
 
 
-def test_training_images_that_were_judged_are_what_validation_is_held_against(made, page_of, tmp_path):
+def test_training_accuracy_is_drawn_beside_validation(made, page_of, tmp_path):
     found = {chart.title: chart for chart in charts(page_of(made.write(tmp_path / "a", made.Made(train_gap=0.125))))}
     both = found["Training and validation, top-1 accuracy"]
     validation, training = (dict(line.points) for line in both.lines)
@@ -85,7 +85,7 @@ def test_runs_without_a_training_loss_have_no_gap(made, page_of, tmp_path):
     assert "Validation loss" in titles and not {"Generalization gap", "Training and validation loss"} & {*titles}
 
 
-def test_runs_whose_names_begin_alike_are_told_apart_in_a_chart(made, page_of, tmp_path):
+def test_runs_whose_names_share_a_prefix_have_distinct_labels(made, page_of, tmp_path):
     paths = [made.write(tmp_path / warmup, made.Made(batch=1024, warmup=warmup)) for warmup in ("0ep", "8ep")]
     text = render_html(page_of(*paths, made.write(tmp_path / "b", made.Made())))
     (chart,) = re.findall(r"<figcaption><b>Validation loss</b>.*?</figure>", text, re.DOTALL)
@@ -118,7 +118,7 @@ def test_of_more_runs_than_can_be_drawn_each_group_has_as_many(made, page_of, tm
     assert f"{MAX_LINES} of the {len(paths)} runs are drawn" in render_markdown(page)
 
 
-def test_the_page_asks_for_nothing_and_escapes_what_runs_are_called(made, page_of, tmp_path):
+def test_the_page_fetches_nothing_and_escapes_names_of_runs(made, page_of, tmp_path):
     recipe = made.RECIPE.replace("resnet50_nersc", "'" + EVIL + "'")
     paths = [
         made.write(tmp_path / "a", made.Made(recipe=recipe)),
@@ -158,7 +158,7 @@ def test_runs_that_have_all_learnt_nothing_have_a_page(made, page_of, tmp_path):
     assert "No run has learned: there is no target to reach." in render_markdown(page_of(*paths))
 
 
-def test_runs_that_nobody_evaluated_have_a_page(made, page_of, tmp_path):
+def test_runs_without_evaluation_have_a_page(made, page_of, tmp_path):
     paths = [made.write(tmp_path / "a", made.Made()), made.write(tmp_path / "b", made.Made(batch=64))]
     for path in paths:
         (path / "evals.jsonl").unlink()

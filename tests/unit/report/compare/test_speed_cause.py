@@ -21,9 +21,9 @@ def second(made, compared, tmp_path):
 
 @pytest.mark.parametrize("change", [{"ranks": 2}, {"cores": 80}])
 def test_other_hardware_is_called_that(second, change):
-    found, said = second(batch=256, epoch_s=10, **change)
+    found, text = second(batch=256, epoch_s=10, **change)
     assert found.pace_by == "hardware"
-    assert "2.00x by hardware (images/s) times 1.00x by statistics (images needed)" in said
+    assert "2.00x by hardware (images/s) times 1.00x by statistics (images needed)" in text
 
 
 @pytest.mark.parametrize(
@@ -74,22 +74,22 @@ def test_what_adds_work_to_a_step_of_an_optimizer_is_not_called_noise(second, ma
     assert found.pace_by == "software"
 
 
-def test_another_share_of_held_out_images_is_not_called_noise(second, made):
+def test_another_validation_share_is_not_called_noise(second, made):
     """Its evaluations are longer, which are part of the time."""
     recipe = made.RECIPE.replace("name: cifar100", "name: cifar100\n    val_fraction: 0.5")
     assert second(recipe=recipe, epoch_s=10)[0].pace_by == "software"
 
 
 def test_what_another_learning_rate_seems_to_gain_is_called_noise(second):
-    found, said = second(lr=0.5, epoch_s=10)
+    found, text = second(lr=0.5, epoch_s=10)
     assert found.pace_by == "noise"
-    assert "2.00x by images/s, which is noise as no differing setting affects speed, times 1.00x by images" in said
+    assert "2.00x by images/s, which is noise as no differing setting affects speed, times 1.00x by images" in text
 
 
 def test_what_is_as_fast_has_nothing_to_explain(second):
-    found, said = second(lr=0.5)
+    found, text = second(lr=0.5)
     assert found.pace_by == "noise"
-    assert "1.00x by images/s times 1.00x by images needed." in said
+    assert "1.00x by images/s times 1.00x by images needed." in text
 
 
 def test_another_rate_with_other_code_may_be_more_than_noise(made, compared, tmp_path):
@@ -103,9 +103,9 @@ def test_another_rate_with_other_code_may_be_more_than_noise(made, compared, tmp
 
 
 def test_other_settings_and_versions_on_the_same_hardware_are_not_called_hardware(second):
-    found, said = second(batch=256, torch="2.11.0", epoch_s=10)
+    found, text = second(batch=256, torch="2.11.0", epoch_s=10)
     assert found.pace_by == "software"
-    assert "2.00x by images/s times 1.00x by images needed." in said and "hardware" not in said
+    assert "2.00x by images/s times 1.00x by images needed." in text and "hardware" not in text
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_a_ratio_that_steady_windows_do_not_make_is_none_of_them(second):
     assert second(batch=256, epoch_s=10)[0].pace_by == "software"
 
 
-def test_of_several_runs_the_interval_says_what_is_scatter(made, compared, tmp_path):
+def test_several_runs_have_an_interval_of_the_cause(made, compared, tmp_path):
     def seeds(name, batch, *epoch_s):
         return [
             made.write(tmp_path / f"{name}{seed}", made.Made(batch=batch, seed=seed, epoch_s=each))
@@ -135,9 +135,9 @@ def test_of_several_runs_the_interval_says_what_is_scatter(made, compared, tmp_p
 
 def test_a_model_that_differs_too_is_not_credited_to_hardware(second, made):
     recipe = made.RECIPE.replace("name: resnet50_nersc", "name: resnet50_nersc\n  width: 0.25")
-    found, said = second(recipe=recipe, epoch_s=10, cores=80)
+    found, text = second(recipe=recipe, epoch_s=10, cores=80)
     assert found.pace_by == "mixed"
-    assert "2.00x by images/s (other hardware and other settings)" in said
+    assert "2.00x by images/s (other hardware and other settings)" in text
 
 
 def test_ranks_that_share_the_cores_of_one_machine_are_a_setting(made, compared, tmp_path):
@@ -173,7 +173,7 @@ def starve(path, share):
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_a_speed_up_over_runs_that_others_held_the_cores_of_is_credited_to_nothing(made, compared, tmp_path, which):
+def test_a_speed_up_over_cpu_starved_runs_has_no_cause(made, compared, tmp_path, which):
     base = made.Made(spread=(2500.0, 2700.0))
     paths = [
         made.write(tmp_path / "a", base),

@@ -39,7 +39,7 @@ def written(classifier, **changes):
     )
 
 
-def test_the_card_tells_what_the_run_recorded(classifier):
+def test_the_card_has_the_records_of_the_run(classifier):
     card = written(classifier)
     assert "library_name: onnx" in card and "pipeline_tag: image-classification" in card
     assert "200 validation images" in card
@@ -68,8 +68,8 @@ def test_no_path_of_this_machine_is_in_a_card_or_a_configuration(tmp_path):
         (root / name).mkdir(parents=True)
         for number in range(16):
             Image.new("RGB", (16, 16)).save(root / name / f"{number}.png")
-    words = ("data.source.name=folder", f"data.source.root={root}", "data.image_size=16", "data.batch_size=16")
-    run = made_run.write_of(tmp_path / "run", *words, "model.name=resnet18_cifar", "model.width=0.125")
+    args = ("data.source.name=folder", f"data.source.root={root}", "data.image_size=16", "data.batch_size=16")
+    run = made_run.write_of(tmp_path / "run", *args, "model.name=resnet18_cifar", "model.width=0.125")
     named = load_classifier(run, device="cpu")
     assert str(root) in (run / "recipe.yaml").read_text()
     for text in (written(named), json.dumps(build_config(named))):
@@ -80,8 +80,8 @@ def test_names_of_classes_are_names_and_no_markup(classifier):
     names = ("cat\n\n## Licence\n\nMIT", "<img src=x onerror=alert(1)>", "a|b`c*d_[e](f)", "caf\udce9")
     record = read_checkpoint_record(classifier.run, classifier.checkpoint)
     counts = tuple(ClassCount(name, 9, 1) for name in names)
-    judged = replace(record.evaluation, classes=counts, confused=(ConfusedPair(names[0], names[1], 3),))
-    card = written(replace(classifier, classes=names), judged=judged)
+    evaluation = replace(record.evaluation, classes=counts, confused=(ConfusedPair(names[0], names[1], 3),))
+    card = written(replace(classifier, classes=names), evaluation=evaluation)
     assert re.findall("^#+ .*$", card, re.MULTILINE) == re.findall("^#+ .*$", written(classifier), re.MULTILINE)
     assert "<" not in card and r"a\|b\`c\*d\_\[e\](f)" in card and r"caf\\udce9" in card
     assert (
@@ -96,29 +96,31 @@ def test_a_machine_that_calls_itself_what_it_likes_is_one_row(classifier):
 
 
 def test_a_checkpoint_that_was_not_evaluated_has_no_accuracy(classifier):
-    assert "Not measured" in written(classifier, judged=None)
+    assert "Not measured" in written(classifier, evaluation=None)
 
 
 def test_a_run_that_left_nothing_but_its_recipe_has_a_card(classifier):
-    card = written(classifier, judged=None, plan={}, machine={}, result=None)
+    card = written(classifier, evaluation=None, plan={}, machine={}, result=None)
     assert "hardware" not in card and "## Licence" in card
 
 
-def test_a_checkpoint_of_the_middle_tells_how_much_training_it_has_seen(classifier):
+def test_a_checkpoint_within_the_run_has_its_own_progress(classifier):
     run = SimpleNamespace(
         epochs=3.0, images_seen=1152, steps=36, status="completed", lr="0.1", world_size=1,
         goodput=None, time=SimpleNamespace(wall_s=9.0),
     )  # fmt: skip
-    told = {"result": run, "plan": {"steps_per_epoch": 12}, "images_seen": 384}
-    middle = written(classifier, **told, energy_wh=700)
+    values = {"result": run, "plan": {"steps_per_epoch": 12}, "images_seen": 384}
+    middle = written(classifier, **values, energy_wh=700)
     assert "| trained | 1 epoch, 384 images; the run: 3 epochs, 1,152 images, completed |" in middle
     assert "| time | 9.00 s of wall clock (of the whole run) |" in middle and middle.count("(of the whole run)") == 2
-    assert "| trained | 12 steps; the run: 3 epochs" in written(classifier, **{**told, "plan": {}, "images_seen": None})
-    assert "| trained | 3 epochs, 1,152 images, completed |" in (last := written(classifier, **told, step=36))
+    assert "| trained | 12 steps; the run: 3 epochs" in written(
+        classifier, **{**values, "plan": {}, "images_seen": None}
+    )
+    assert "| trained | 3 epochs, 1,152 images, completed |" in (last := written(classifier, **values, step=36))
     assert "of the whole run" not in last
 
 
-def test_views_that_are_not_exported_are_told(classifier):
+def test_eval_views_that_are_not_exported_are_noted(classifier):
     data = classifier.recipe.data.model_copy(update={"eval_views": 6})
     recipe = classifier.recipe.model_copy(update={"data": data})
     assert "averaged over 6 views per image, which the exported model does not do" in written(
@@ -126,15 +128,18 @@ def test_views_that_are_not_exported_are_told(classifier):
     )
 
 
-def test_the_averaged_weights_are_what_is_told_where_there_are_any(tmp_path):
+def test_the_card_has_the_accuracy_of_averaged_weights_if_any(tmp_path):
     run = made_run.write(tmp_path / "run")
     row = '{"step": 12, "images": 50, "top1": 0.5, "top5": 0.9, "ema_top1": 0.6, "ema_top5": 1.0}\n'
     (run / "evals.jsonl").write_text(row)
-    judged = read_checkpoint_record(run, run / "checkpoints" / "step-00000012").evaluation
-    assert judged.of == "the averaged weights" and (judged.top1.value, judged.top5.value) == (0.6, 1)
+    evaluation = read_checkpoint_record(run, run / "checkpoints" / "step-00000012").evaluation
+    assert evaluation.description == "the averaged weights" and (evaluation.top1.value, evaluation.top5.value) == (
+        0.6,
+        1,
+    )
 
 
-def test_classes_are_told_of_the_last_evaluation_alone(tmp_path):
+def test_only_the_last_evaluation_has_classes(tmp_path):
     run = made_run.write(tmp_path / "run")
     assert read_checkpoint_record(run, run / "checkpoints" / "step-00000012").evaluation.classes
     assert read_checkpoint_record(run, run / "checkpoints" / "step-00000006").evaluation.classes == ()
@@ -158,7 +163,7 @@ def test_wilsons_bounds_are_the_shares_from_which_the_count_is_that_far(correct,
         assert distance == pytest.approx(1.959963984540054, rel=1e-9)
 
 
-def test_what_is_taken_for_what_is_told_most_often_first(tmp_path):
+def test_confusions_are_listed_most_frequent_first(tmp_path):
     run = made_run.write(tmp_path / "run")
     (run / "confusion.csv").write_text("true\\predicted,cat,dog,a|b\r\ncat,9,1,0\r\ndog,0,8,2\r\na|b,7,0,1\r\n")
     table = written(load_classifier(run, device="cpu")).partition("most frequent")[2].partition("## ")[0]
@@ -168,9 +173,9 @@ def test_what_is_taken_for_what_is_told_most_often_first(tmp_path):
 
 
 def test_energy_is_the_mean_power_by_time_of_all_nodes(classifier, tmp_path):
-    looks = [(0, 100), (10, 100), (40, 300)]  # 100 W for 10 s, then 200 W for 30 s: 175 W
+    samples = [(0, 100), (10, 100), (40, 300)]  # 100 W for 10 s, then 200 W for 30 s: 175 W
     for node in range(2):
-        rows = [{"unix_s": at, "gpus": [{"power_w": watts - 40}, {"power_w": 40}]} for at, watts in looks]
+        rows = [{"unix_s": at, "gpus": [{"power_w": watts - 40}, {"power_w": 40}]} for at, watts in samples]
         (tmp_path / f"telemetry.node{node}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     result = SimpleNamespace(goodput=SimpleNamespace(wall_s=7300, down_s=100))
     assert measured_energy_wh(RunDir(tmp_path), result) == pytest.approx(2 * 175 * 2)  # sums of binary fractions
@@ -178,16 +183,16 @@ def test_energy_is_the_mean_power_by_time_of_all_nodes(classifier, tmp_path):
 
 
 def test_the_time_in_which_no_process_ran_has_no_power(tmp_path):
-    looks = [*((at, 600) for at in range(0, 60, 10)), *((at, 600) for at in range(9000, 9060, 10))]
-    looks[6] = (9000, 100)  # the first look after the queue, before there is work
-    rows = [{"unix_s": at, "gpus": [{"power_w": watts}]} for at, watts in looks]
+    samples = [*((at, 600) for at in range(0, 60, 10)), *((at, 600) for at in range(9000, 9060, 10))]
+    samples[6] = (9000, 100)  # the first sample after the queue, before there is work
+    rows = [{"unix_s": at, "gpus": [{"power_w": watts}]} for at, watts in samples]
     (tmp_path / "telemetry.node0.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     result = SimpleNamespace(goodput=SimpleNamespace(wall_s=9050, down_s=8950))
     # 100 s of processes: at 600 W but for a span of 10 s of ten at 350 W, which is 575 W on average.
     assert measured_energy_wh(RunDir(tmp_path), result) == pytest.approx(575 * 100 / 3600)
 
 
-def test_energy_is_not_told_where_a_look_knows_no_power(tmp_path):
+def test_energy_is_unknown_if_a_sample_has_no_power(tmp_path):
     result = SimpleNamespace(goodput=None, time=SimpleNamespace(wall_s=60))
     assert measured_energy_wh(RunDir(tmp_path), result) is None
     (tmp_path / "telemetry.node0.jsonl").write_text('{"unix_s": 1}\n{"unix_s": 2, "gpus": [{"index": 0}]}\n')

@@ -20,7 +20,7 @@ for needed in ("onnx", "onnxruntime", "onnxscript"):
 
 
 @pytest.fixture(scope="module")
-def asked(tmp_path_factory):
+def exported_run(tmp_path_factory):
     """Return a classifier, and its file, which normalises."""
     folder = tmp_path_factory.mktemp("onnx")
     classifier = load_classifier(made_run.write(folder / "run"), device="cpu")
@@ -28,24 +28,24 @@ def asked(tmp_path_factory):
     return classifier, exported
 
 
-def test_onnxruntime_gives_the_runs_probabilities_for_pixels(asked):
-    classifier, exported = asked
+def test_onnxruntime_gives_the_runs_probabilities_for_pixels(exported_run):
+    classifier, exported = exported_run
     images = torch.randint(256, (5, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     logits = OnnxFormat().open(exported.path)(images.permute(0, 2, 3, 1).contiguous())
     # Two libraries' float32 sums, of logits that are near 1.
     torch.testing.assert_close(logits.softmax(dim=1), classifier.probabilities(images), rtol=1e-5, atol=1e-6)
 
 
-def test_parity_is_measured_on_the_runs_own_validation_images(asked):
-    parity = asked[1].parity
+def test_parity_is_measured_on_the_runs_own_validation_images(exported_run):
+    parity = exported_run[1].parity
     assert parity.of == "validation images" and parity.num_images == 32
     assert 0 < parity.difference <= 1e-5 and parity.top5 == 32  # 0 would mean that nothing was compared
 
 
-def test_names_batch_and_opset_are_what_is_promised(asked):
+def test_names_batch_and_opset_are_what_is_promised(exported_run):
     import onnx
 
-    model = onnx.load(asked[1].path)
+    model = onnx.load(exported_run[1].path)
     onnx.checker.check_model(model, full_check=True)
     (images,), (logits,) = model.graph.input, model.graph.output
     assert (images.name, logits.name) == ("images", "logits")
@@ -56,21 +56,21 @@ def test_names_batch_and_opset_are_what_is_promised(asked):
     assert (model.ir_version, model.producer_name) == (10, "paceline")  # IR 10: onnxruntime 1.18 and later
 
 
-def test_metadata_tell_classes_and_preprocessing(asked):
+def test_metadata_have_classes_and_preprocessing(exported_run):
     import onnxruntime
 
-    classifier, exported = asked
-    told = onnxruntime.InferenceSession(str(exported.path)).get_modelmeta().custom_metadata_map
-    assert tuple(json.loads(told["classes"])) == classifier.classes
-    preprocessing = json.loads(told["preprocessing"])
+    classifier, exported = exported_run
+    metadata = onnxruntime.InferenceSession(str(exported.path)).get_modelmeta().custom_metadata_map
+    assert tuple(json.loads(metadata["classes"])) == classifier.classes
+    preprocessing = json.loads(metadata["preprocessing"])
     assert preprocessing["image_size"] == 16 and preprocessing["input"] == "uint8 NHWC"
     assert tuple(preprocessing["mean"]) == classifier.preprocessing.mean
-    assert json.loads(told["paceline"])["recipe"] == classifier.recipe.hash
+    assert json.loads(metadata["paceline"])["recipe"] == classifier.recipe.hash
 
 
-def test_no_path_of_this_machine_is_in_the_file(asked):
-    content = asked[1].path.read_bytes()
-    for path in (Path(paceline.__file__).parent, Path(torch.__file__).parent, asked[0].run):
+def test_no_path_of_this_machine_is_in_the_file(exported_run):
+    content = exported_run[1].path.read_bytes()
+    for path in (Path(paceline.__file__).parent, Path(torch.__file__).parent, exported_run[0].run):
         assert str(path).encode() not in content
 
 

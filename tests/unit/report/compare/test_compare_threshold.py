@@ -31,7 +31,7 @@ def test_a_measure_may_be_named_and_is_the_speed_up_else(word, found):
 
 
 @pytest.mark.parametrize(
-    "word, said",
+    "word, text",
     [
         ("speed=1", r"^--fail-below: 'speed' is not measured \(did you mean 'speedup'\?\) \(use speedup, gap, "),
         ("top5=0.5", r"^--fail-below: 'top5' is not measured .*images_per_s, top1\)$"),
@@ -42,8 +42,8 @@ def test_a_measure_may_be_named_and_is_the_speed_up_else(word, found):
         ("gap=-1.5", r"^--fail-below: 'gap=-1.5' is not an accuracy"),
     ],
 )
-def test_what_is_no_level_is_refused(word, said):
-    with pytest.raises(RecipeError, match=said):
+def test_what_is_no_level_is_refused(word, text):
+    with pytest.raises(RecipeError, match=text):
         parse_thresholds([word], "top1")
 
 
@@ -64,7 +64,7 @@ def test_each_measure_fails_below_its_level_and_not_at_it(result, measure, passe
     assert len(check_thresholds(result, [Threshold(measure, fails)])) == 1
 
 
-def test_the_first_group_is_held_to_nothing(result):
+def test_the_first_group_has_no_threshold(result):
     assert check_thresholds(result, [Threshold("images_per_s", 2000)])[0].startswith("batch 64")
     assert len(check_thresholds(result, [Threshold("images_per_s", 5000)])) == 2
 

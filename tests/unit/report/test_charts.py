@@ -101,13 +101,13 @@ def test_lines_and_names_stay_inside_the_drawing():
     assert all(after - before >= 13 for before, after in pairwise(labels))
 
 
-def test_measurements_are_marked_and_tell_their_value():
+def test_measurements_have_markers_with_tooltips():
     found = layout_chart(chart(ChartLine("validation", [(1, 0.5), (2, 0.25)], has_markers=True)))
     assert [dot.text for dot in found.curves[0].dots] == ["epoch 1: validation 0.5000", "epoch 2: validation 0.2500"]
     assert found.hints == () and found.curves[0].label is None
 
 
-def test_long_lines_tell_their_values_in_strips_that_cover_the_chart():
+def test_long_lines_have_tooltip_strips_that_cover_the_chart():
     found = layout_chart(chart(ChartLine("training", [(x, 2 * x) for x in range(500)])))
     assert 50 <= len(found.hints) <= 61
     assert found.hints[0].x == found.left
@@ -120,7 +120,7 @@ def test_a_pause_breaks_the_line():
     assert len(layout_chart(chart(ChartLine("cpu", points))).curves[0].pieces) == 2
 
 
-def test_intervals_are_drawn_inside_the_chart_and_told():
+def test_intervals_are_inside_the_chart_and_in_its_tooltips():
     points = [(1, 100.0), (2, 190.0), (4, 350.0)]
     line = ChartLine(
         "measured", points, has_markers=True, bounds={(1, 100.0): (90.0, 110.0), (4, 350.0): (300.0, 400.0)}
@@ -136,7 +136,7 @@ def test_intervals_are_drawn_inside_the_chart_and_told():
         ]  # fmt: skip
 
 
-def test_an_interval_that_is_far_longer_than_points_are_apart_leaves_them_room():
+def test_a_very_long_interval_does_not_flatten_the_points():
     points = [(1, 10.0), (2, 20.0)]
     line = ChartLine("measured", points, has_markers=True, bounds={(1, 10.0): (-1e6, 1e6), (2, 20.0): (19.0, 21.0)})
     found = layout_chart(Chart("Speed", "ranks", "images/s", [line]))
@@ -205,7 +205,7 @@ def matrix(num):
     )
 
 
-def test_each_class_of_a_few_is_named_and_each_count_told():
+def test_a_small_matrix_names_classes_and_shows_counts():
     found = layout_heat_map(matrix(4))
     assert [name.text for name in found.names] == ["class 0", "class 1", "class 2", "class 3"]
     assert [square.text for square in found.squares] == ["9", "1", "1", "1", "9", "1", "1", "9", "1", "9"]

@@ -1,4 +1,4 @@
-"""Run directories that are not whole: what is missing or damaged is said, and the rest is shown."""
+"""Incomplete run directories: the report names missing and damaged files, and shows the rest."""
 
 import html
 import json
@@ -12,7 +12,7 @@ from paceline.core.results import EvalResult
 from paceline.core.run_dir import RunDir
 from paceline.report.write import render_report, write_report
 
-SAID = {
+NOTES = {
     "result.json": "The run has not finished: its time is attributed at its end",
     "recipe.yaml": "Plan (plan.json)",
     "plan.json": "Recipe, resolved (recipe.yaml)",
@@ -42,24 +42,24 @@ def rundir(whole, tmp_path):
     return RunDir(shutil.copytree(whole.path, tmp_path / "run"))
 
 
-@pytest.mark.parametrize("name", sorted(SAID))
-def test_a_missing_file_is_said_and_the_rest_is_shown(rundir, name):
+@pytest.mark.parametrize("name", sorted(NOTES))
+def test_a_missing_file_is_named_and_the_rest_is_shown(rundir, name):
     (rundir.path / name).unlink()
     text = render_report(rundir, "md")
-    assert (SAID[name] in text) != (name == "profile.json")
+    assert (NOTES[name] in text) != (name == "profile.json")
     assert "could not be read:" not in text
     assert text.count("\n## ") >= 9
 
 
-def test_a_page_of_nothing_but_what_must_be_there_is_written(rundir):
-    for name in SAID:
+def test_a_page_of_the_required_files_alone_is_written(rundir):
+    for name in NOTES:
         if name != "recipe.yaml":
             (rundir.path / name).unlink()
     text = write_report(rundir).read_text()
-    assert SAID["result.json"] in text and SAID["evals.jsonl"] in text
+    assert NOTES["result.json"] in text and NOTES["evals.jsonl"] in text
 
 
-@pytest.mark.parametrize("name", sorted(SAID))
+@pytest.mark.parametrize("name", sorted(NOTES))
 def test_a_damaged_file_is_no_error(rundir, name):
     for content in DAMAGES:
         (rundir.path / name).write_bytes(content)
@@ -68,7 +68,7 @@ def test_a_damaged_file_is_no_error(rundir, name):
 
 @pytest.mark.parametrize("content", DAMAGES)
 def test_a_folder_of_damaged_files_is_no_error(rundir, content):
-    for name in SAID:
+    for name in NOTES:
         (rundir.path / name).write_bytes(content)
     assert "not finished" in write_report(rundir).read_text()
 
@@ -108,14 +108,14 @@ def test_fields_of_a_newer_version_are_named_and_left_out(rundir):
     assert "target reached" in text
 
 
-def test_what_is_no_result_is_said(rundir):
+def test_an_invalid_result_is_named(rundir):
     (rundir.path / "result.json").write_text('{"status": "completed"}')
     assert "result.json: is not a result: recipe_hash: Field required" in write_report(rundir).read_text()
 
 
 def test_numbers_that_are_none_are_no_error(runs, tmp_path):
-    judged = EvalResult(images=3, top1=0.5, top5=1.0, loss=math.inf, ece=math.nan).model_dump()
-    changes = {"ema": judged, "eval": judged, "best": judged}
+    evaluation = EvalResult(images=3, top1=0.5, top5=1.0, loss=math.inf, ece=math.nan).model_dump()
+    changes = {"ema": evaluation, "eval": evaluation, "best": evaluation}
     rundir = runs.write_run(tmp_path / "run", runs.SMALL, **changes)
     row = '{"step": 9, "epoch": NaN, "loss": "inf", "top1": Infinity, "trained_s": 1e999, "lr": true}\n'
     for path in (rundir.steps, rundir.evals, rundir.telemetry(0)):
@@ -126,7 +126,7 @@ def test_numbers_that_are_none_are_no_error(runs, tmp_path):
     assert json.loads(text)["result"]["ema"]["loss"] == "inf"
 
 
-def test_a_run_without_evaluation_says_so(runs, tmp_path):
+def test_a_run_without_evaluation_reports_it(runs, tmp_path):
     nothing = {"eval": None, "ema": None, "train_eval": None, "best": None, "gap": None}
     rundir = runs.write_run(tmp_path / "run", runs.SMALL, **nothing)
     for name in ("evals.jsonl", "classes.csv", "confusion.csv"):
@@ -134,24 +134,24 @@ def test_a_run_without_evaluation_says_so(runs, tmp_path):
     assert "not evaluated" in write_report(rundir).read_text()
 
 
-def test_one_rank_has_nobody_to_wait_for(runs, tmp_path):
+def test_one_rank_has_no_waiting_time(runs, tmp_path):
     alone = {"world_size": 1, "communication": None, "ranks": (), "straggler": None}
     rundir = runs.write_run(tmp_path / "run", runs.SMALL, **alone)
     assert "The run had one rank" in write_report(rundir).read_text()
 
 
-def test_late_ranks_of_whom_none_is_named_are_told_with_how_often_that_is(runs, tmp_path):
+def test_lateness_without_a_straggler_is_reported(runs, tmp_path):
     lost = {"lost_s": 0.0019, "share": 0.0401, "late_steps": 0.25}
     page = write_report(runs.write_run(tmp_path / "run", runs.SMALL, straggler=lost)).read_text()
     assert "The straggler changes from step to step in 25.0 % of the steps." in page
 
 
-@pytest.mark.parametrize("every, said", [("off", "measure.telemetry is off"), ("5s", "before the first sample (5s)")])
-def test_why_the_machine_was_not_recorded_is_said(rundir, every, said):
+@pytest.mark.parametrize("every, note", [("off", "measure.telemetry is off"), ("5s", "before the first sample (5s)")])
+def test_missing_telemetry_has_its_reason(rundir, every, note):
     rundir.telemetry(0).unlink()
     recipe = rundir.recipe.read_text()
     rundir.recipe.write_text(recipe.replace("telemetry: 3s", f"telemetry: {every}"))
-    assert said in write_report(rundir).read_text()
+    assert note in write_report(rundir).read_text()
 
 
 PSUTIL = "psutil is not installed (pip install 'paceline[telemetry]')"
@@ -159,16 +159,16 @@ NVML = "nvidia-ml-py is not installed (pip install 'paceline[telemetry]')"
 
 
 @pytest.mark.parametrize(
-    "provenance, gpus, said",
+    "provenance, gpus, note",
     [
         ({"telemetry_missing": NVML, "device": "cuda"}, 0, f"No GPU was recorded: {NVML}."),
         ({"device": "cuda"}, 2, "The charts show all GPUs of the node"),
     ],
 )
-def test_the_machines_section_says_what_is_known_of_gpus(runs, tmp_path, provenance, gpus, said):
+def test_the_telemetry_section_explains_missing_gpu_values(runs, tmp_path, provenance, gpus, note):
     shape = runs.Shape(steps=3, looks=3, mistakes=1, gpus=gpus)
     page = html.unescape(write_report(runs.write_run(tmp_path / "run", shape, provenance=provenance)).read_text())
-    assert said in page and "telemetry missing" not in page
+    assert note in page and "telemetry missing" not in page
 
 
 def test_a_run_on_cpus_shows_no_empty_rows_of_gpus_captures_or_failures(runs, tmp_path):
@@ -186,7 +186,7 @@ def test_a_run_on_cpus_shows_no_empty_rows_of_gpus_captures_or_failures(runs, tm
         assert empty not in text, empty
 
 
-def test_a_run_without_psutil_says_so_where_the_machine_would_be_and_nowhere_else(runs, tmp_path):
+def test_a_run_without_psutil_reports_it_once(runs, tmp_path):
     rundir = runs.write_run(tmp_path / "run", runs.SMALL, provenance={"telemetry_missing": PSUTIL})
     rundir.telemetry(0).unlink()
     page = html.unescape(write_report(rundir).read_text())

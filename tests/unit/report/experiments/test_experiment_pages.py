@@ -1,4 +1,4 @@
-"""Pages of experiments: what was measured is told, what is missing is told too, and nothing from outside is markup."""
+"""Pages of experiments show measurements and what is missing, and escape untrusted text."""
 
 import html
 import json
@@ -39,7 +39,7 @@ def text_of(made, tmp_path):
     return text_of
 
 
-def words_of(page):
+def visible_text(page):
     """Return what a page says, without its markup and style."""
     body = page.partition("<body>")[2]
     return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", body)).split())
@@ -58,33 +58,33 @@ def test_no_page_has_markup_from_outside(result, text_of):
     assert "<script" not in text_of(result, "md")
 
 
-def test_every_page_says_what_it_is_of_and_where_its_figures_are_from(result, text_of):
+def test_every_page_names_its_experiment_and_the_source_of_its_figures(result, text_of):
     page = text_of(result)
     assert "Figures are those of experiment.json" in page and "Run report" not in page
     assert "batch_size: 128" in page
 
 
-def test_no_page_shows_escapes_for_what_stands_between_its_words(result, text_of):
-    assert "\\n" not in words_of(text_of(result))
+def test_no_page_shows_escaped_whitespace(result, text_of):
+    assert "\\n" not in visible_text(text_of(result))
 
 
 @pytest.mark.parametrize("kind", ["scale", "batches"])
-def test_why_a_point_has_no_speed_is_told(made, text_of, kind):
+def test_a_point_without_speed_has_its_reason(made, text_of, kind):
     result = getattr(made, kind)()
     name = "points" if result.points else "batches"
     points = [point.model_copy(update={"images_per_s": None}) for point in getattr(result, name)]
-    page = words_of(text_of(result.model_copy(update={name: tuple(points)})))
+    page = visible_text(text_of(result.model_copy(update={name: tuple(points)})))
     ended = [point for point in points if point.runs]
     note = f"no speed: no run had more steps than the {result.warmup_steps} of measure.warmup_steps (set fewer)"
     assert ended and page.count(note) == len(ended)
-    assert "no speed" not in words_of(text_of(result))
+    assert "no speed" not in visible_text(text_of(result))
 
 
 def test_folders_of_runs_are_listed(made, text_of):
-    assert "trials/first-1, trials/first-2" in words_of(text_of(made.ladder()))
+    assert "trials/first-1, trials/first-2" in visible_text(text_of(made.ladder()))
 
 
-def test_what_cannot_be_read_of_the_folder_is_told(made, tmp_path):
+def test_unreadable_files_of_the_folder_are_named(made, tmp_path):
     folder = made.write_experiment(tmp_path / "e", made.ladder())
     folder.recipe.write_text("# long\n" + "#" * (300 << 10))
     assert "recipe.yaml: only its first 262,144 bytes are shown" in render_report(RunDir(folder.path), "html")
@@ -102,8 +102,8 @@ def test_the_json_report_is_the_result(result, text_of):
     assert json.loads(text_of(result, "json")) == json.loads(result.model_dump_json())
 
 
-def test_rungs_that_lost_or_failed_are_told_with_the_reason(made, text_of):
-    page = words_of(text_of(made.ladder()))
+def test_dropped_and_failed_rungs_have_their_reason(made, text_of):
+    page = visible_text(text_of(made.ladder()))
     assert "dropped: slower: 0.75x (0.73 to 0.77)" in page
     assert "left out: one rank has nobody to average with" in page
     assert f"failed: {made.EVIL} failed" in page
@@ -124,10 +124,10 @@ def test_stages_of_a_step_are_a_table_of_milliseconds_beside_the_bars(made, text
     ]  # fmt: skip
     assert row[2].text == f"{1000 * rung.stages['data_wait']:.2f}"
     assert text_of(result, "md").count("Time per step by stage") == 1  # the bars are no table of their own there
-    assert "Time per step by stage" in words_of(text_of(result))
+    assert "Time per step by stage" in visible_text(text_of(result))
 
 
-def test_an_interval_of_any_length_leaves_room_for_the_bars(made, text_of):
+def test_bars_keep_their_width_with_intervals_of_any_length(made, text_of):
     result = made.ladder()
     wide = update(result.rungs[1], images_per_s=Interval(value=190.0, low=-1e5, high=1e5, n=2))
     page = text_of(update(result, rungs=(result.rungs[0], wide, *result.rungs[2:])))
@@ -137,7 +137,7 @@ def test_an_interval_of_any_length_leaves_room_for_the_bars(made, text_of):
 
 
 def test_the_command_to_take_has_all_that_was_kept(made, text_of, tmp_path):
-    page = words_of(text_of(made.ladder()))
+    page = visible_text(text_of(made.ladder()))
     kept = "data.loader=resident model.memory_format=channels_last train.compile=true train.threads=2"
     assert f"paceline train {tmp_path}/ladder-0 {kept} --ranks 1" in page
 
@@ -164,9 +164,9 @@ def test_data_that_a_ladder_made_are_made_anew_before_they_are_trained_with(
     ]
 
 
-def test_data_of_somebody_else_are_trained_with_where_they_are(made, text_of, tmp_path):
+def test_data_outside_the_experiment_are_used_in_place(made, text_of, tmp_path):
     patch = ("data.source.name=pack", "data.source.root=/photos/data/source.pack")
-    page = words_of(text_of(update(made.ladder(), best_patch=patch)))
+    page = visible_text(text_of(update(made.ladder(), best_patch=patch)))
     assert "data pack" not in page
     assert f"paceline train {tmp_path}/ladder-0 {' '.join(patch)} --ranks 1" in page
 
@@ -180,14 +180,14 @@ def test_ranks_are_a_column_where_rungs_have_their_own_and_the_command_has_those
 
 
 def test_a_tuned_recipe_is_trained_on_the_ranks_it_was_tuned_for(made, text_of):
-    assert "paceline train runs/tune/tuned.yaml --ranks 2" in words_of(text_of(update(made.tune(), ranks=2)))
+    assert "paceline train runs/tune/tuned.yaml --ranks 2" in visible_text(text_of(update(made.tune(), ranks=2)))
 
 
-def test_a_search_tells_what_was_tried_whether_it_trains_alike_and_what_holds_it_back(made, text_of):
+def test_a_search_lists_trials_parity_and_bottleneck(made, text_of):
     result = made.tune()
     verdict = {"bottleneck": "compute-bound", "evidence": "backward takes 61 % of a step", "ceiling": "1.02x"}
     tried = update(result.tried[0], explains="the whole set beside the model", parity=made.ladder().rungs[1].parity)
-    page = words_of(
+    page = visible_text(
         text_of(update(result, tried=[tried], verdict=verdict, first_verdict={"bottleneck": "input-bound"}))
     )
     assert "the whole set beside the model" in page and "Training parity" in page and "2.3010" in page
@@ -197,37 +197,37 @@ def test_a_search_tells_what_was_tried_whether_it_trains_alike_and_what_holds_it
 
 @pytest.mark.parametrize("kind", ["ladder", "weak", "batches", "tune"])
 def test_a_sum_of_runs_is_not_called_the_time_of_it_all(made, text_of, kind):
-    page = words_of(text_of(made.all_results()[kind]))
+    page = visible_text(text_of(made.all_results()[kind]))
     assert "total time of runs" in page and "wall clock of it all" not in page
 
 
 def test_a_ladder_of_one_rung_has_nothing_to_take(made, text_of):
     result = made.ladder()
-    page = words_of(text_of(update(result, rungs=result.rungs[:1], best="first", best_patch=())))
+    page = visible_text(text_of(update(result, rungs=result.rungs[:1], best="first", best_patch=())))
     assert "No change was kept" in page and "No losses were compared." in page
 
 
 def test_a_ladder_whose_rungs_all_failed_is_still_a_page(made, text_of):
     result = made.ladder()
-    page = words_of(text_of(update(result, rungs=result.rungs[5:7], best="", best_patch=())))
+    page = visible_text(text_of(update(result, rungs=result.rungs[5:7], best="", best_patch=())))
     assert "0 of 2 rungs kept" in page and "No rung's memory or start-up was measured." in page
 
 
-def test_scaling_without_intervals_says_that_it_was_measured_once(made, text_of):
+def test_scaling_without_intervals_notes_the_single_measurement(made, text_of):
     result = made.scale(ranks=(1, 2), failed=0)
     points = [update(point, images_per_s=Interval(value=point.images_per_s.value)) for point in result.points]
-    page = words_of(text_of(update(result, points=points)))
+    page = visible_text(text_of(update(result, points=points)))
     assert "measured once" in page and "measured, with a caution" in page
 
 
 def test_an_interval_of_two_runs_that_reaches_below_zero_is_a_page_too(made, text_of):
     result = made.scale(ranks=(1, 2), failed=0)
     wide = [update(point, images_per_s=made.around(point.images_per_s.value, 1.5, 2)) for point in result.points]
-    assert "-500 to 2,500" in words_of(text_of(update(result, points=wide)))
+    assert "-500 to 2,500" in visible_text(text_of(update(result, points=wide)))
 
 
 def test_scaling_whose_points_all_failed_is_still_a_page(made, text_of):
-    page = words_of(text_of(made.scale(ranks=(), failed=2)))
+    page = visible_text(text_of(made.scale(ranks=(), failed=2)))
     assert "1 of 1 points failed" in page and "No number of ranks was measured." in page
 
 
@@ -236,8 +236,8 @@ def test_the_efficiency_of_the_smallest_number_of_ranks_is_drawn_though_it_is_no
     assert "ranks 1: efficiency 100" in page and "ranks 8: efficiency 88.47 (87.15 to 89.80)" in page
 
 
-def test_a_caution_is_told(made, text_of):
-    assert "Caution: 8 ranks share 2 cores: more machines" in words_of(text_of(made.scale()))
+def test_a_caution_is_on_the_page(made, text_of):
+    assert "Caution: 8 ranks share 2 cores: more machines" in visible_text(text_of(made.scale()))
 
 
 def test_accuracy_of_whole_runs_is_a_chart_and_a_column(made, text_of):
@@ -245,7 +245,7 @@ def test_accuracy_of_whole_runs_is_a_chart_and_a_column(made, text_of):
     points = [update(point, top1=made.around(0.9 - 0.01 * point.ranks, 0.01)) for point in result.points]
     gap = Interval(value=-0.01, low=-0.02, high=0.001, n=3)
     points[1:] = [update(point, top1_gap=gap) for point in points[1:]]
-    page = words_of(text_of(update(result, points=points, caution="")))
+    page = visible_text(text_of(update(result, points=points, caution="")))
     assert "Accuracy over ranks" in page and "89.00 %" in page and "88.11 to 89.89" in page
     assert "against the fewest ranks" in page and "-1.00 points" in page and "-2.00 to +0.10" in page
     assert "4 points measured" in page
@@ -254,14 +254,14 @@ def test_accuracy_of_whole_runs_is_a_chart_and_a_column(made, text_of):
 def test_a_study_that_reached_no_target_is_still_a_page(made, text_of):
     result = made.batches()
     points = [update(point, reached=0, to_target_s=None, to_target_epochs=None) for point in result.batches]
-    page = words_of(text_of(update(result, batches=points)))
+    page = visible_text(text_of(update(result, batches=points)))
     assert "soonest" not in page and "0 of 18" in page
 
 
-def test_what_a_study_found_is_told_in_its_sentences(made, text_of):
-    said = ("Batch 2048 reaches 75 % in 0.14 of the time of batch 128.", made.EVIL)
-    page = words_of(text_of(update(made.batches(), sentences=said)))
-    assert f"{said[0]} {made.EVIL}" in page
+def test_the_findings_of_a_study_are_on_its_page(made, text_of):
+    sentences = ("Batch 2048 reaches 75 % in 0.14 of the time of batch 128.", made.EVIL)
+    page = visible_text(text_of(update(made.batches(), sentences=sentences)))
+    assert f"{sentences[0]} {made.EVIL}" in page
 
 
 def test_a_study_names_the_command_that_draws_its_learning_curves(made, tmp_path):
@@ -274,21 +274,21 @@ def test_a_study_names_the_command_that_draws_its_learning_curves(made, tmp_path
     assert not [section for section in build_experiment_page(folder, none).sections if section.key == "curves"]
 
 
-def test_a_study_without_a_target_says_nothing_of_reaching_one(made, text_of, tmp_path):
+def test_a_study_without_a_target_does_not_mention_one(made, text_of, tmp_path):
     result = made.batches()
     points = [update(point, reached=0, to_target_s=None, to_target_epochs=None) for point in result.batches]
-    page = words_of(text_of(update(result, batches=points, target=None))).replace(str(tmp_path), "")
+    page = visible_text(text_of(update(result, batches=points, target=None))).replace(str(tmp_path), "")
     assert "reached" not in page and "target" not in page and "400" in page
 
 
 def test_a_recipe_without_warm_up_or_rule_is_called_after_its_batch(made, text_of):
     result = made.batches()
     points = [update(point, warmup="", lr_rule="any") for point in result.batches[:1]]
-    page = words_of(text_of(update(result, batches=points)))
+    page = visible_text(text_of(update(result, batches=points)))
     assert "batch 128, peak 0.1" in page and "warm-up ," not in page and "any LR" not in page
 
 
-def test_a_batch_at_which_all_rules_say_the_same_begins_the_line_of_each(made, text_of):
+def test_a_batch_with_the_same_rate_by_all_rules_starts_every_line(made, text_of):
     result = made.batches()
     first, *others = [point for point in result.batches if point.warmup == "5ep"]
     rules = [update(point, lr_rule=rule) for rule in ("sqrt", "linear") for point in others]
@@ -298,15 +298,15 @@ def test_a_batch_at_which_all_rules_say_the_same_begins_the_line_of_each(made, t
     assert {line.split(" | ")[2] for line in lines} == {"416"}
 
 
-def test_an_interval_without_an_end_is_told_and_not_drawn(made, text_of):
+def test_an_unbounded_interval_is_text_only(made, text_of):
     page = text_of(made.prediction())
-    assert "1:33 min or more" in page and "inf" not in words_of(page).replace("info", "")
+    assert "1:33 min or more" in page and "inf" not in visible_text(page).replace("info", "")
     drawn = re.findall(r'class="bounds line-0" d="([^"]*)"', page)
     assert [bars.count("M") for bars in drawn] == [3] * 3  # of four numbers of ranks, as time, speed-up, efficiency
 
 
-def test_a_prediction_says_what_it_rests_on(made, text_of):
-    page = words_of(text_of(made.prediction()))
+def test_a_prediction_names_its_basis(made, text_of):
+    page = visible_text(text_of(made.prediction()))
     assert "T = images/(N b) [b t + c1 [N>1] + c2 2(n-1)/n] + F" in page and "-1.0 %" in page
     assert f"No point tells c1 from c2: {made.EVIL}." in page
 
@@ -330,24 +330,24 @@ def test_what_was_measured_is_drawn_beside_what_is_predicted_and_the_ideal(made,
 
 
 def test_an_older_prediction_without_speed_up_is_still_a_page(made, text_of):
-    page = words_of(text_of(made.prediction()))
+    page = visible_text(text_of(made.prediction()))
     assert "Measured and predicted" in page and "None" not in page
 
 
 def test_a_prediction_from_a_run_has_no_points(made, text_of):
     result = update(made.prediction(), basis="run", points=(), network="ndr, 50 GB/s", notes=())
-    page = words_of(text_of(result))
+    page = visible_text(text_of(result))
     assert "Collective times follow ndr, 50 GB/s." in page
     assert "1:33 min or more is likely" in page and "95 %" not in page
 
 
-def test_a_search_that_found_nothing_says_so(made, text_of):
-    page = words_of(text_of(update(made.tune(), best_patch=(), gain=None, recipe_file="", tried=())))
+def test_a_search_without_gain_reports_it(made, text_of):
+    page = visible_text(text_of(update(made.tune(), best_patch=(), gain=None, recipe_file="", tried=())))
     assert "nothing faster was found" in page and "keep the recipe" in page
 
 
 @pytest.mark.parametrize("kind", ["html", "md"])
-def test_a_search_tells_what_was_out_of_memory(made, text_of, kind):
+def test_a_search_names_trials_that_ran_out_of_memory(made, text_of, kind):
     assert "out of memory" in text_of(made.tune(), kind)
 
 
@@ -363,10 +363,10 @@ def test_numbers_that_are_no_measurement_make_no_page_fail(made, text_of):
     nan = float("nan")
     result = made.scale(ranks=(1, 2), failed=0)
     points = [update(point, images_per_s=Interval(value=nan, low=nan, high=nan)) for point in result.points]
-    assert "nan" in words_of(text_of(update(result, points=points)))
-    assert "1,920" in words_of(text_of(update(result, points=[points[0], result.points[1]])))
+    assert "nan" in visible_text(text_of(update(result, points=points)))
+    assert "1,920" in visible_text(text_of(update(result, points=[points[0], result.points[1]])))
     predicted = [update(each, time_s=float("inf"), efficiency=0.0) for each in made.prediction().predictions]
-    assert "or more" in words_of(text_of(update(made.prediction(), predictions=predicted, points=())))
+    assert "or more" in visible_text(text_of(update(made.prediction(), predictions=predicted, points=())))
 
 
 MANY = 3000
@@ -385,15 +385,15 @@ def with_many(result):
     return result.model_copy(update={name: tuple(many), **more})
 
 
-def test_a_page_of_thousands_of_rows_is_below_a_megabyte_and_says_what_is_left_out(result, made, tmp_path):
+def test_a_page_of_thousands_of_rows_is_truncated_below_a_megabyte_with_a_note(result, made, tmp_path):
     """Quotes of a recipe take five bytes each in a page."""
     folder = made.write_experiment(tmp_path / "many", with_many(result))
     folder.recipe.write_text(("a: " + '"' * 40 + "\n") * 6000, encoding="utf-8")
     page = render_report(RunDir(folder.path), "html")
     assert len(page.encode()) < MAX_REPORT_BYTES
-    assert "Truncated to" in words_of(page) and "(recipe.yaml has the rest)" in words_of(page)
+    assert "Truncated to" in visible_text(page) and "(recipe.yaml has the rest)" in visible_text(page)
     few = made.write_experiment(tmp_path / "few", result)
-    assert "Truncated to" not in words_of(render_report(RunDir(few.path), "html"))
+    assert "Truncated to" not in visible_text(render_report(RunDir(few.path), "html"))
 
 
 def test_what_is_cut_keeps_the_first_rows_and_both_ends_of_a_line():
@@ -438,7 +438,7 @@ def test_what_is_cut_of_other_sections_is_not_looked_for_in_the_table(result, ma
 def test_a_part_of_a_prediction_has_one_name_on_the_whole_page(made, text_of):
     parts = {"compute": 40.0, "several_ranks": 5.0, "start_up": 12.0}
     predicted = [update(each, parts=parts, dominates="start_up") for each in made.prediction().predictions]
-    page = words_of(text_of(update(made.prediction(), predictions=predicted)))
+    page = visible_text(text_of(update(made.prediction(), predictions=predicted)))
     assert "start-up" in page and "several ranks" in page
     for other in ("start_up", "start up", "several-ranks", "several_ranks"):
         assert other not in page, other
@@ -453,16 +453,18 @@ def test_no_heading_of_a_scaling_page_is_repeated_by_its_first_chart(made, text_
 
 
 def test_numbers_that_are_swept_are_a_curve_and_names_are_bars(made):
-    told = ExperimentReport(Path("runs/profile-vary-digits"))
-    page = experiment_charts(build_sweep_page(told, made.sweep(("1", "2", "8", "64"))))
+    report = ExperimentReport(Path("runs/profile-vary-digits"))
+    page = experiment_charts(build_sweep_page(report, made.sweep(("1", "2", "8", "64"))))
     assert [chart.title for chart in page] == ["Speed", "Seconds per epoch", "Step time"]
     assert [list(chart.lines[0].points) for chart in page[:2]] == [
         [(1, 200), (2, 300), (8, 400)], [(1, 250), (2, 500 / 3), (8, 125)],
     ]  # fmt: skip
     assert all(chart.log_x for chart in page)
-    assert not any(chart.log_x for chart in experiment_charts(build_sweep_page(told, made.sweep(("0", "2", "8", "9")))))
+    assert not any(
+        chart.log_x for chart in experiment_charts(build_sweep_page(report, made.sweep(("0", "2", "8", "9"))))
+    )
     assert (
-        experiment_charts(build_sweep_page(told, made.sweep(("native", "threads", "processes"), "data.loader"))) == []
+        experiment_charts(build_sweep_page(report, made.sweep(("native", "threads", "processes"), "data.loader"))) == []
     )
 
 

@@ -19,7 +19,7 @@ def test_a_line_whose_looks_become_rare_is_one_piece():
 
 
 @pytest.mark.parametrize("at", [1, 5, 35, 79])
-def test_a_pause_in_it_breaks_it_there(at):
+def test_a_pause_splits_a_line(at):
     points = doubling(80)
     pause = 12 * (points[at][0] - points[at - 1][0])
     broken = [*points[:at], *((x + pause, y) for x, y in points[at:])]
@@ -34,7 +34,7 @@ def test_a_mean_over_time_counts_a_value_for_as_long_as_it_stands():
     assert time_weighted_mean([(0, 5.0), (1, 1.0), (4, 3.0)]) == (1 * 1.0 + 3 * 3.0) / 4
 
 
-def test_a_mean_over_time_leaves_gaps_out():
+def test_a_time_weighted_mean_ignores_gaps():
     points = [(float(x), 1.0) for x in range(20)] + [(float(x), 3.0) for x in range(1000, 1020)]
     assert time_weighted_mean(points) == 2.0
 

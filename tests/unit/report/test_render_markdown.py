@@ -27,8 +27,8 @@ def outside_of_code(text):
 
 def test_markdown_has_the_figures_and_the_sections(markdown):
     assert markdown.startswith("# digits\n")
-    for words in ("95.00 %", "2,713", "## Bottleneck: input-bound", "## Where the time went", "| data wait | 41.2 s |"):
-        assert words in markdown
+    for text in ("95.00 %", "2,713", "## Bottleneck: input-bound", "## Where the time went", "| data wait | 41.2 s |"):
+        assert text in markdown
     assert re.search(r"(?m)^```sh\npaceline profile \S*digits data.workers=6\n```$", markdown)
 
 
@@ -53,7 +53,7 @@ def test_a_recipe_cannot_end_the_block_it_is_shown_in(runs, tmp_path):
 
 
 @pytest.mark.parametrize("text", ["a_b", "data wait", "12.3 %", "x-y (z)"])
-def test_plain_words_are_left_as_they_are(text):
+def test_plain_text_is_unchanged(text):
     assert escape_markdown(text) == text
 
 

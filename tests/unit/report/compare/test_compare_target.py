@@ -20,7 +20,7 @@ def bests(made, compared, tmp_path):
     return work
 
 
-def test_a_run_that_has_diverged_to_chance_is_not_what_all_are_held_to(bests):
+def test_a_run_at_chance_does_not_set_the_target(bests):
     found = bests(0.72, 0.51, 0.1003)
     assert (found.target, found.target_from) == (0.51, "lowest_learnt")
     assert [each.reached for each in found.groups] == [1, 1, 0]
@@ -46,7 +46,7 @@ def test_half_of_the_best_and_a_fifth_above_chance_are_the_least(bests, accuraci
     assert bests(*accuracies, num_classes=classes).target == target
 
 
-def test_where_no_run_has_learnt_there_is_no_target_and_why(bests):
+def test_without_a_trained_run_the_page_explains_the_missing_target(bests):
     found = bests(0.1, 0.11)
     assert (found.target, found.target_from) == (None, "chance")
     assert [each.to_target_s for each in found.groups] == [None, None]
@@ -56,12 +56,12 @@ def test_where_no_run_has_learnt_there_is_no_target_and_why(bests):
     )
 
 
-def test_a_target_that_was_asked_for_is_obeyed_wherever_it_lies(bests):
+def test_a_requested_target_is_used_at_any_level(bests):
     found = bests(0.72, 0.1003, target=0.1)
     assert (found.target, found.target_from, found.notes) == (0.1, "asked", ())
 
 
-def test_a_first_group_that_has_not_learnt_is_said_not_to_reach_what_others_do(bests):
+def test_an_untrained_first_group_does_not_reach_the_target(bests):
     found = bests(0.1, 0.8)
     assert found.sentences[0] == "lr 2.0 reaches 80 % (after 2:40 min), which lr 1.0 does not reach."
 
