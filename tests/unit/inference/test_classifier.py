@@ -167,7 +167,7 @@ def test_training_saves_the_class_names_of_the_model(digits: Path) -> None:
 
 def test_a_run_without_the_description_of_its_data_is_one_line(digits: Path, tmp_path: Path) -> None:
     link(digits, tmp_path, without="dataset.json")
-    with pytest.raises(PacelineError, match=r"dataset\.json: is not there \(copy the run directory whole, or train"):
+    with pytest.raises(PacelineError, match=r"dataset\.json: does not exist \(copy the whole run directory"):
         load_classifier(tmp_path, device="cpu")
 
 

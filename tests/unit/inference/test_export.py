@@ -76,12 +76,13 @@ def test_an_export_that_differs_is_refused_and_removed(classifier, tmp_path, ans
     assert list((tmp_path / "new").iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["a.pt2", "a.pt2.md"])
-def test_existing_files_are_not_overwritten(classifier, tmp_path, name):
-    (tmp_path / name).write_text("mine")
-    with pytest.raises(RecipeError, match=rf"^--out: .*/{name} already exists \(name another, or remove it\)$"):
+@pytest.mark.parametrize("existing", ["a.pt2", "a.pt2.md"])
+def test_existing_files_are_not_overwritten(classifier, tmp_path, existing):
+    (tmp_path / existing).write_text("mine")
+    with pytest.raises(RecipeError, match=rf"^--out: .*/{existing} already exists \(name another, or remove it\)$"):
         export_classifier(classifier, Wrong(lambda logits: logits), tmp_path / "a.pt2", with_preprocessing=False)
-    assert (tmp_path / name).read_text() == "mine" and {"run", name} == {each.name for each in tmp_path.iterdir()}
+    assert (tmp_path / existing).read_text() == "mine"
+    assert {"run", existing} == {each.name for each in tmp_path.iterdir()}
 
 
 def test_a_folder_is_never_written_into(classifier, tmp_path):
@@ -111,7 +112,7 @@ def test_a_place_that_cannot_be_written_is_one_line(classifier, tmp_path):
 def test_normalising_in_the_file_is_the_placements_bit_for_bit(classifier):
     images = torch.randint(256, (3, 3, 16, 16), dtype=torch.uint8)
     plain, whole = (build_export_model(classifier, with_preprocessing=each) for each in (False, True))
-    assert torch.equal(plain.prepare_inputs(images), classifier.place.normalise(images))
+    assert torch.equal(plain.prepare_inputs(images), classifier.place.normalize(images))
     before = whole.module.before(whole.prepare_inputs(images))
     assert torch.equal(before, plain.prepare_inputs(images))
 
@@ -247,17 +248,17 @@ def test_errors_of_libraries_are_one_line_and_no_file_remains(classifier, tmp_pa
     assert [each.name for each in tmp_path.iterdir()] == ["run"]
 
 
-@pytest.mark.parametrize("name", ["a.pt2", "a.pt2.md"])
-def test_what_appears_meanwhile_is_not_written_over(classifier, tmp_path, name):
+@pytest.mark.parametrize("existing", ["a.pt2", "a.pt2.md"])
+def test_what_appears_meanwhile_is_not_written_over(classifier, tmp_path, existing):
     class Late(Wrong):
         def usage(self, name):
-            (tmp_path / name).write_text("another's")
+            (tmp_path / existing).write_text("another's")
             return ""
 
-    with pytest.raises(RecipeError, match=rf"^--out: .*/{name} already exists"):
+    with pytest.raises(RecipeError, match=rf"^--out: .*/{existing} already exists"):
         export_classifier(classifier, Late(lambda logits: logits), tmp_path / "a.pt2", with_preprocessing=False)
-    assert (tmp_path / name).read_text() == "another's"
-    assert {"run", name} == {each.name for each in tmp_path.iterdir()}
+    assert (tmp_path / existing).read_text() == "another's"
+    assert {"run", existing} == {each.name for each in tmp_path.iterdir()}
 
 
 def test_a_folder_that_appears_meanwhile_is_not_written_into(classifier, tmp_path, monkeypatch):

@@ -66,7 +66,7 @@ def test_timm_brings_a_photograph_to_the_same_pixels(resnet, tmp_path, resize):
     photograph(60, 91).save(stored, "PNG")
     image = classifier.image(stored.getvalue(), "photograph")
     # timm divides by 255 before it takes the mean off, which rounds otherwise: the last bit of values near 1.
-    torch.testing.assert_close(transform(photograph(60, 91)), classifier.place.normalise(image[None])[0],
+    torch.testing.assert_close(transform(photograph(60, 91)), classifier.place.normalize(image[None])[0],
                                rtol=0, atol=2e-6)  # fmt: skip
 
 
