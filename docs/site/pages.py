@@ -62,13 +62,13 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     """Return the text of a page with the links of the site."""
     if page.is_homepage:
         page.meta["hide"] = ["navigation"]  # it has no pages beside it
-    here = Path(page.file.abs_src_path).relative_to(ROOT).as_posix()
+    page_path = Path(page.file.abs_src_path).relative_to(ROOT).as_posix()
 
     def is_page(path: str) -> bool:
         file = files.get_file_from_path(path)
         return file is not None and not file.inclusion.is_excluded()
 
-    return with_lists_apart(without_escapes(shown(markdown, here, page.file.src_uri, is_page, repository())))
+    return with_lists_apart(without_escapes(shown(markdown, page_path, page.file.src_uri, is_page, repository())))
 
 
 def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
@@ -97,18 +97,18 @@ def repository() -> str:
     return url.rstrip("/")
 
 
-def shown(markdown: str, here: str, uri: str, is_page: Callable[[str], bool], repository: str) -> str:
-    """Return what the site shows of the document at path `here` of the repository, which is page `uri` of the site.
+def shown(markdown: str, page_path: str, uri: str, is_page: Callable[[str], bool], repository: str) -> str:
+    """Return the text of page `uri` of the site, from the document at `page_path` of the repository.
 
     `is_page` says whether a path below `docs/` is on the site. Without a `repository` files there are named.
     """
 
     def placed(found: re.Match[str]) -> str:
-        return f'{found[1]}="{_on_site(_target(found[2], here, is_page), uri) or found[2]}"'
+        return f'{found[1]}="{_on_site(_target(found[2], page_path, is_page), uri) or found[2]}"'
 
     def replaced(found: re.Match[str]) -> str:
         if found["link"]:
-            target = _target(found["link"], here, is_page)
+            target = _target(found["link"], page_path, is_page)
             if target and not target.page and not repository:
                 return _path(found["text"], target.path, in_brackets=markdown[found.start() - 1 : found.start()] == "(")
             return _link(found["text"], target, uri, repository) or found[0]
@@ -152,10 +152,10 @@ class _Target:
         self.path, self.page, self.anchor = path, page, anchor
 
 
-def _target(link: str, here: str, is_page: Callable[[str], bool]) -> _Target | None:
-    """Return what a link on page `here` leads to; None for another host, this page, or what is not there."""
+def _target(link: str, page_path: str, is_page: Callable[[str], bool]) -> _Target | None:
+    """Return what a link on page `page_path` leads to; None for another host, this page, or what is not there."""
     name, sign, anchor = link.partition("#")
-    path = posixpath.normpath(posixpath.join(posixpath.dirname(here), name))
+    path = posixpath.normpath(posixpath.join(posixpath.dirname(page_path), name))
     if not name or ":" in name or not (ROOT / path).exists():
         return None
     if (ROOT / path / "README.md").exists():

@@ -49,10 +49,10 @@ class MarkError(ValueError):
 
 @dataclass(frozen=True)
 class Mark:
-    """One of `MARKS` and what it says, or neither, where a block stands as it is."""
+    """One of `MARKS` and its argument; both are empty for a block without mark."""
 
     kind: str = ""
-    said: str = ""
+    argument: str = ""
 
     @property
     def is_executed(self) -> bool:
@@ -130,14 +130,14 @@ def read_mark(before: str, page: Path) -> Mark:
     kind = next((kind for kind in MARKS if re.match(rf"{kind}(?: |$)", found[1])), None)
     if kind is None:
         raise MarkError(f"{page.name}: {found[1]!r} is no mark (use {', '.join(MARKS)})")
-    said = found[1][len(kind) :].strip()
-    if (said == "") != (kind in ("dry-run", "fragment")):
-        raise MarkError(f"{page.name}: {found[1]!r} says {'nothing' if said == '' else 'too much'}")
-    if kind == "needs" and said not in NEEDS:
+    argument = found[1][len(kind) :].strip()
+    if (argument == "") != (kind in ("dry-run", "fragment")):
+        raise MarkError(f"{page.name}: {found[1]!r} says {'nothing' if argument == '' else 'too much'}")
+    if kind == "needs" and argument not in NEEDS:
         raise MarkError(f"{page.name}: {found[1]!r} needs none of {', '.join(NEEDS)}")
-    if kind == "shown by" and not re.fullmatch(r"tests/[\w/]+\.py::test_\w+", said):
+    if kind == "shown by" and not re.fullmatch(r"tests/[\w/]+\.py::test_\w+", argument):
         raise MarkError(f"{page.name}: {found[1]!r} names no test (write tests/PATH.py::NAME)")
-    return Mark(kind, said)
+    return Mark(kind, argument)
 
 
 def read_commands(text: str) -> Iterator[Command]:
@@ -177,14 +177,14 @@ def typed_words(words: Sequence[str], mark: Mark) -> list[str]:
 
     A field that the mark sets is left out of the words before, and so is a length where it says another.
     """
-    asked = Command(tuple(words)).paceline or ("",)
-    verb = next((word for word in asked if word != "data"), "")
-    if mark.kind == "with" and verb in MEASURING and not set(MEASURES_NOTHING) & set(asked):
-        added = [word for word in shlex.split(mark.said) if OF_ONE_VERB.get(word.partition("=")[0], verb) == verb]
+    paceline_words = Command(tuple(words)).paceline or ("",)
+    verb = next((word for word in paceline_words if word != "data"), "")
+    if mark.kind == "with" and verb in MEASURING and not set(MEASURES_NOTHING) & set(paceline_words):
+        added = [word for word in shlex.split(mark.argument) if OF_ONE_VERB.get(word.partition("=")[0], verb) == verb]
         fields = {word.partition("=")[0] for word in added if not word.startswith("-") and "=" in word}
         fields |= {name for name in LENGTHS if fields & set(LENGTHS)}
         return [*(word for word in words if word.partition("=")[0] not in fields), *added]
-    if mark.kind == "dry-run" and verb in DRY and "--dry-run" not in asked:
+    if mark.kind == "dry-run" and verb in DRY and "--dry-run" not in paceline_words:
         place = words.index(verb) + 1  # what stands behind `--` is for another verb
         return [*words[:place], "--dry-run", *(word for word in words[place:] if word != "--wait")]
     return [*words]
@@ -194,7 +194,7 @@ def how_tested(block: Block, command: Command) -> str:
     """Return how a command of `block` is tested: executed, dry-run, shown by a test, as a file, or by what it needs."""
     match block.mark.kind:
         case "needs":
-            return f"needs {block.mark.said}"
+            return f"needs {block.mark.argument}"
         case "shown by":
             return "shown by a test"
         case "file":

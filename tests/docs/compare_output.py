@@ -1,4 +1,4 @@
-"""Whether a page shows what a program really says: line by line, numbers and columns aside.
+"""Compare the output shown on a page with the output of a program, ignoring numbers and widths of columns.
 
 In a page's output a number stands for any number, but not in a name such as `top-1`; `…` for anything, in a line or for
 whole lines; and a run of blanks or of lines of a table for another: how wide a column is depends on the numbers in it.
@@ -11,9 +11,9 @@ _NUMBER = r"[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?"
 _PARTS = re.compile(rf"(?P<any>…)|(?<![\w-])(?P<number>{_NUMBER})|(?P<run>[ ─━]+)")
 
 
-def missing_line(shown: str, said: str) -> str | None:
-    """Return the first line of `shown` that `said` has not, below the one before it; None where it has them all."""
-    lines = [line.rstrip() for line in said.splitlines()]
+def missing_line(shown: str, printed: str) -> str | None:
+    """Return the first line of `shown` that `printed` has not, below the one before it; None where it has them all."""
+    lines = [line.rstrip() for line in printed.splitlines()]
     place = 0
     for line in shown.splitlines():
         if not line.strip() or line.strip() == "…":

@@ -21,7 +21,7 @@ from .commands import MARKS, NEEDS, ROOT, Block, Command, how_tested, pages, rea
 from .understood import is_field, load_recipe, parse
 
 
-def blocks_here(page: Path) -> list[Block]:
+def page_blocks(page: Path) -> list[Block]:
     """Return the blocks of `page` that are not for `test_tutorial.py` alone."""
     is_tutorial = page.parent.name == "tutorial"
     return [block for block in read_blocks(page) if block.mark.kind == "with" or not is_tutorial]
@@ -31,7 +31,7 @@ PAGES = [page for page in pages() if read_blocks(page)]
 TYPED = [
     page
     for page in PAGES
-    if {"sh", "python"} & {block.language for block in blocks_here(page) if block.mark.is_executed}
+    if {"sh", "python"} & {block.language for block in page_blocks(page) if block.mark.is_executed}
 ]
 LANGUAGES = ("", "sh", "python", "yaml", "json", "text")
 HIDDEN = re.compile(r"^(?:\$ |\w+=\S+ )*(?:paceline|torchrun) (?!…:)", re.MULTILINE)
@@ -69,19 +69,19 @@ def commands() -> Iterator[tuple[Block, Command]]:
 @pytest.mark.timeout(900)  # for a whole page, and for the home that the first one needs; each block has its own limit
 @pytest.mark.parametrize("page", [typed_when(page) for page in TYPED])
 def test_what_a_page_tells_to_type_does_as_it_says(page: Path, hand, folder: Path, environ, filled) -> None:
-    for number, block in enumerate(blocks_here(page)):
+    for number, block in enumerate(page_blocks(page)):
         match block.language, block.mark.kind:
             case _, "file":
-                path = folder / block.mark.said.replace("~", environ["HOME"])
+                path = folder / block.mark.argument.replace("~", environ["HOME"])
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(block.text)
             case "sh", _ if block.mark.is_executed:
                 ended = hand.types(filled(block.text), folder, environ, block.mark)
-                code = int(block.mark.said) if block.mark.kind == "fails" else 0
+                code = int(block.mark.argument) if block.mark.kind == "fails" else 0
                 assert ended.returncode == code, f"{block.place}\n{ended.stdout}"
                 assert FAILED not in ended.stdout, f"{block.place}\n{ended.stdout}"
-                asked = [command for command in read_commands(filled(block.text)) if not command.needs]
-                started = [command for command in asked if command.program in ("paceline", "python", "torchrun")]
+                runnable = [command for command in read_commands(filled(block.text)) if not command.needs]
+                started = [command for command in runnable if command.program in ("paceline", "python", "torchrun")]
                 assert len(hand.typed) >= len(started), f"{block.place}: {hand.typed}"  # and those in `$(...)`
             case "python", "":
                 (folder / f"block_{number}.py").write_text(block.text)
@@ -109,8 +109,8 @@ def test_the_recipe_of_every_command_that_is_not_executed_as_it_stands_loads(mon
     found = 0
     for block, command in commands():
         is_typed = block.page.parent.name == "tutorial" and block.mark.kind != "needs"
-        is_here = not is_typed and not any(RUN in word for word in command.words)
-        if is_here and (block.mark.kind == "with" or how_tested(block, command) != "executed"):
+        is_checked = not is_typed and not any(RUN in word for word in command.words)
+        if is_checked and (block.mark.kind == "with" or how_tested(block, command) != "executed"):
             found += load_recipe(command.paceline or ())
     assert found > 90
 
@@ -132,8 +132,10 @@ def test_every_test_that_a_mark_names_exists() -> None:
     for page in PAGES:
         for block in read_blocks(page):
             if block.mark.kind == "shown by":
-                path, _, name = block.mark.said.partition("::")
-                assert f"def {name}(" in (ROOT / path).read_text(), f"{block.place}: {block.mark.said} does not exist"
+                path, _, name = block.mark.argument.partition("::")
+                assert f"def {name}(" in (ROOT / path).read_text(), (
+                    f"{block.place}: {block.mark.argument} does not exist"
+                )
 
 
 def test_most_commands_are_really_executed(record_property) -> None:

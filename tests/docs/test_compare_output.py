@@ -1,4 +1,4 @@
-"""What a page shows is compared with what was said, numbers and widths of columns aside."""
+"""Output on a page is compared with real output, ignoring numbers and widths of columns."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from .compare_output import missing_line
 
 
 @pytest.mark.parametrize(
-    ("shown", "said"),
+    ("shown", "printed"),
     [
         ("top-1 98.61 % (359 images)", "top-1  9.00 % (1,359 images)"),
         ("first\nlast", "first\nsecond\nlast"),
@@ -18,12 +18,12 @@ from .compare_output import missing_line
         ("loss 1.2e-05", "loss 0.1"),
     ],
 )
-def test_another_number_or_width_is_the_same(shown: str, said: str) -> None:
-    assert missing_line(shown, said) is None
+def test_another_number_or_width_is_the_same(shown: str, printed: str) -> None:
+    assert missing_line(shown, printed) is None
 
 
 @pytest.mark.parametrize(
-    ("shown", "said", "missing"),
+    ("shown", "printed", "missing"),
     [
         ("top-1 98 %", "top-5 98 %", "top-1 98 %"),
         ("a\nb", "b\na", "b"),
@@ -32,5 +32,5 @@ def test_another_number_or_width_is_the_same(shown: str, said: str) -> None:
         ("3 runs", "no runs", "3 runs"),
     ],
 )
-def test_other_words_are_missed(shown: str, said: str, missing: str) -> None:
-    assert missing_line(shown, said) == missing
+def test_other_text_is_missing(shown: str, printed: str, missing: str) -> None:
+    assert missing_line(shown, printed) == missing

@@ -212,8 +212,8 @@ def test_learning_rates_of_the_sc20_tutorial_follow_the_square_root() -> None:
         assert rates[-1] == pytest.approx(0.1 * (size / 128) ** 0.5)
     # The tutorial writes two digits, and 0.14 for 0.1414.
     assert [round(rate, 2) for rate in rates] == [0.1, 0.14, 0.2, 0.28, 0.4]
-    said = ", ".join(f"{rate:.4g}" for rate in rates[:-1])
-    assert f"{said} and {rates[-1]:.4g} for 128 to 2,048" in flat("nersc-sc20")
+    text = ", ".join(f"{rate:.4g}" for rate in rates[:-1])
+    assert f"{text} and {rates[-1]:.4g} for 128 to 2,048" in flat("nersc-sc20")
 
 
 def test_networks_have_the_parameters_that_the_documents_count() -> None:
@@ -329,12 +329,15 @@ def test_an_epoch_of_the_post_has_one_step_less() -> None:
 def test_images_that_the_documents_leave_out_of_evaluation_are_as_many_as_the_pages_say() -> None:
     """A part for each rank, from which whole batches are taken."""
 
-    def judged(ranks: int, batch: int, images: int = 10_000) -> int:
+    def num_evaluated(ranks: int, batch: int, images: int = 10_000) -> int:
         return images // ranks // batch * batch * ranks
 
     sc20, course = flat("nersc-sc20"), flat("ddp-course")
-    assert f"{judged(1, 128):,} of 10,000 images are judged on one GPU and {judged(16, 128):,} on sixteen" in sc20
-    assert f"4 GPUs and 256 images each, {judged(4, 256):,} of 10,000" in course
+    assert (
+        f"{num_evaluated(1, 128):,} of 10,000 images are judged on one GPU and {num_evaluated(16, 128):,} on sixteen"
+        in sc20
+    )
+    assert f"4 GPUs and 256 images each, {num_evaluated(4, 256):,} of 10,000" in course
 
 
 def test_times_to_the_target_are_as_many_times_shorter_as_the_page_says() -> None:

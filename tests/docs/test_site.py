@@ -149,8 +149,8 @@ def test_readers_get_pages_and_not_what_makes_them(site):
 
 
 def test_links_out_of_the_documents_lead_to_the_repository_or_are_paths(pages):
-    def shown(text, repository="", here="docs/reference/cli.md", uri="reference/cli.md"):
-        return pages.shown(text, here, uri, lambda path: path.endswith((".md", ".svg")), repository)
+    def shown(text, repository="", path="docs/reference/cli.md", uri="reference/cli.md"):
+        return pages.shown(text, path, uri, lambda target: target.endswith((".md", ".svg")), repository)
 
     assert shown("[the clock](../../benchmarks/clock.py)") == "the clock (`benchmarks/clock.py`)"
     assert shown("([it](../../benchmarks/clock.py))") == "(it, `benchmarks/clock.py`)"
@@ -198,7 +198,7 @@ def address(site):
 
 
 def test_pages_scroll_down_only_and_ask_no_other_host(opened, address):
-    page, asked, said = opened(address)
+    page, requests, messages = opened(address)
     for name in KINDS:
         page.set_viewport_size({"width": DESKTOP, "height": 900})
         page.goto(address + name)
@@ -208,9 +208,9 @@ def test_pages_scroll_down_only_and_ask_no_other_host(opened, address):
             assert page.evaluate("document.documentElement.scrollWidth") == width, (name, width)
         loose = "all => all.filter((each) => !each.closest('.md-typeset__scrollwrap, .highlight')).length"
         assert page.eval_on_selector_all("article table", loose) == 0, name
-    assert len(asked) > len(KINDS)
-    assert [url for url in asked if not url.startswith((address, "data:"))] == []
-    assert said == []
+    assert len(requests) > len(KINDS)
+    assert [url for url in requests if not url.startswith((address, "data:"))] == []
+    assert messages == []
 
 
 def test_colours_follow_the_reader(opened, address):
@@ -224,14 +224,14 @@ def test_colours_follow_the_reader(opened, address):
 
 @pytest.mark.parametrize("kind", ["from a server", "from a disk"])
 def test_the_search_finds_without_a_network(opened, address, site, kind):
-    page, asked, said = opened(address if kind == "from a server" else (site / "index.html").as_uri())
+    page, requests, messages = opened(address if kind == "from a server" else (site / "index.html").as_uri())
     query = page.locator("[data-md-component=search-query]")
     query.click()
     page.locator(".md-search-result__meta", has_text="Type to start").wait_for(timeout=20_000)
     query.press_sequentially("huffman")
     page.locator(".md-search-result__item", has_text="Huffman tables").first.wait_for(timeout=20_000)
-    assert [url for url in asked if not url.startswith((address, "file:", "data:", "about:", "blob:"))] == []
-    assert said == []
+    assert [url for url in requests if not url.startswith((address, "file:", "data:", "about:", "blob:"))] == []
+    assert messages == []
 
 
 def test_code_can_be_copied(opened, address):

@@ -57,12 +57,12 @@ def type_in(
     own["preexec_fn"] = partial(os.sched_setaffinity, 0, own_cores())
     with subprocess.Popen(command, text=True, **own, **streams) as shell:
         try:
-            said, _ = shell.communicate(timeout=limit_s)
+            output, _ = shell.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:
             os.killpg(shell.pid, signal.SIGKILL)  # what runs in its background too
-            said, _ = shell.communicate(timeout=LIMIT_S)
-            pytest.fail(f"has no end in {limit_s} s:\n{text}\nsaid:\n{said}")
-    return subprocess.CompletedProcess(command, shell.returncode, said)
+            output, _ = shell.communicate(timeout=LIMIT_S)
+            pytest.fail(f"has no end in {limit_s} s:\n{text}\nsaid:\n{output}")
+    return subprocess.CompletedProcess(command, shell.returncode, output)
 
 
 def steps(page: Path) -> Iterator[tuple[Block, str]]:
@@ -100,7 +100,7 @@ def test_the_tutorial_word_for_word(reader: Mapping[str, str], hand: Hand, tmp_p
     for page in PAGES:
         for block, shown in steps(TUTORIAL / page):
             if block.mark.kind == "file":
-                (tmp_path / block.mark.said).write_text(block.text)
+                (tmp_path / block.mark.argument).write_text(block.text)
                 continue
             assert block.mark.kind in ("", "needs", "with", "fails"), f"{block.place}: is typed in another way"
             if block.mark.kind in ("needs", "with"):
@@ -108,7 +108,7 @@ def test_the_tutorial_word_for_word(reader: Mapping[str, str], hand: Hand, tmp_p
             typed += 1
             types = hand.types if page in AT_ONCE else type_in
             ended = types(block.text, tmp_path, reader)
-            assert ended.returncode == int(block.mark.said or 0), f"{block.place}\n{ended.stdout}"
+            assert ended.returncode == int(block.mark.argument or 0), f"{block.place}\n{ended.stdout}"
             missing = missing_line(shown, ended.stdout)
             assert missing is None, f"{block.place}: shows {missing!r}, which was not said:\n{ended.stdout}"
     assert typed > 15

@@ -27,8 +27,8 @@ def parse(where: str, verb: str, words: list[str]) -> None:
         command, words = command.commands[words[0]], words[1:]
     context = command.make_context(where, words)
     if verb == "submit":
-        asked = parse_submit_args(context.params["args"] or [])
-        VERBS[asked.verb].make_context(where, [*asked.args, *asked.options])
+        submitted = parse_submit_args(context.params["args"] or [])
+        VERBS[submitted.verb].make_context(where, [*submitted.args, *submitted.options])
 
 
 def load_recipe(words: tuple[str, ...]) -> bool:
@@ -36,16 +36,19 @@ def load_recipe(words: tuple[str, ...]) -> bool:
     verb, *rest = words
     params = VERBS[verb].make_context(verb, list(rest)).params
     if verb == "submit":
-        asked = parse_submit_args(params["args"] or [])
-        load_site(params["site"], asked.site, None)
-        verb, params = asked.verb, VERBS[asked.verb].make_context(asked.verb, [*asked.args, *asked.options]).params
-    said = params.get("args") or []
-    if verb not in MEASURING or (said and said[0].endswith((".yaml", ".pack"))):
+        submitted = parse_submit_args(params["args"] or [])
+        load_site(params["site"], submitted.site, None)
+        verb, params = (
+            submitted.verb,
+            VERBS[submitted.verb].make_context(submitted.verb, [*submitted.args, *submitted.options]).params,
+        )
+    args = params.get("args") or []
+    if verb not in MEASURING or (args and args[0].endswith((".yaml", ".pack"))):
         return False
     if verb == "ladder":  # its first word is a ladder, whose recipe the others are for
-        name, *said = said or ["auto"]
-        said = [params["recipe"] or load_ladder(name).recipe, *said]
-    load(*split_recipe_args(list(said)))
+        name, *args = args or ["auto"]
+        args = [params["recipe"] or load_ladder(name).recipe, *args]
+    load(*split_recipe_args(list(args)))
     return True
 
 
