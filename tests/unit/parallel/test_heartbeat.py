@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed import HashStore, Store
 
 from paceline.core.world import World
-from paceline.parallel.heartbeat import NoStopRequests, StoreHeartbeats, process_condition
+from paceline.parallel.heartbeat import NoStopRequests, StallTimer, StoreHeartbeats, process_condition
 from paceline.parallel.process_group import RankStore
 from paceline.parallel.watchdog import Watchdog
 
@@ -234,3 +234,20 @@ def test_a_store_that_does_not_answer_is_missed_as_a_rank_is(quick) -> None:
     beats = quick(1, store)
     wait_for(lambda: beats.has_silent_rank(MISSED_S))
     store.goes_on.set()
+
+
+def test_a_stall_timer_measures_how_long_a_count_has_not_changed() -> None:
+    timer = StallTimer(0.5)
+    assert [timer.update(7, now_s) for now_s in (100.0, 100.5, 101.0, 101.25)] == [0.0, 0.5, 1.0, 1.25]
+
+
+def test_a_count_that_changes_resets_the_stall_timer() -> None:
+    timer = StallTimer(0.5)
+    assert [timer.update(count, 100 + count / 2) for count in range(9)] == [0.0] * 9
+    assert [timer.update(8, 104.5), timer.update(9, 105.0), timer.update(9, 105.5)] == [0.5, 0.0, 0.5]
+
+
+def test_an_hour_of_suspension_is_not_an_hour_of_silence() -> None:
+    """All ranks may have been suspended, and the first to wake up polls one that sleeps."""
+    timer = StallTimer(0.5)
+    assert [timer.update(7, now_s) for now_s in (100.0, 100.5, 3700.0, 3700.5)] == [0.0, 0.5, 1.5, 2.0]

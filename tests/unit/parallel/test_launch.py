@@ -13,7 +13,7 @@ import pytest
 
 from paceline.core.errors import WorldError
 from paceline.parallel import launch as launcher
-from paceline.parallel.launch import PREEMPTED, LaunchResult, launch
+from paceline.parallel.launch import PREEMPTED, LaunchResult, flight_recorder_environ, launch
 
 
 def program(text: str) -> list[str]:
@@ -246,3 +246,8 @@ def test_a_signal_that_comes_while_ranks_are_started_ends_those_there_are_and_st
     text = "[signal.signal(number, signal.SIG_IGN) for number in (signal.SIGTERM, signal.SIGINT)]; time.sleep(600)"
     assert launch(program(text), 9, environ(), grace_s=5.0) == expected
     assert [process.returncode for process in processes] == [-signal.SIGKILL] * 2
+
+
+def test_nccls_flight_recorder_writes_into_the_run_directory() -> None:
+    variables = flight_recorder_environ(Path("runs/one"))
+    assert variables == {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_FR_DUMP_TEMP_FILE": "runs/one/nccl.rank"}

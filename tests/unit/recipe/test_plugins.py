@@ -111,7 +111,7 @@ def test_a_part_that_takes_all_words_and_one_inside_another_are_found(parts) -> 
         (
             "Narrow",
             {},
-            "model.name: PARTS:Narrow does not take in_channels, which a network is called with "
+            "model.name: PARTS:Narrow does not take in_channels, which a model is called with "
             "(define Narrow(num_classes, in_channels, **args))",
         ),
         ("Net", {"depht": 1}, "model.args.depht: is no argument of PARTS:Net (did you mean 'depth'?)"),

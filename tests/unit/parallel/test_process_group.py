@@ -172,7 +172,7 @@ SILENT_S, BEAT_S = 0.3, 0.01
 
 @pytest.fixture
 def pair(monkeypatch) -> Iterator[Pair]:
-    for name in ("INTERVAL_S", "_LOOK_S"):
+    for name in ("INTERVAL_S", "_POLL_S"):
         monkeypatch.setattr(f"paceline.parallel.heartbeat.{name}", BEAT_S)
     monkeypatch.setattr("paceline.parallel.process_group._LONG_S", BEAT_S)
     monkeypatch.setattr("paceline.parallel.process_group.dist.barrier", lambda: None)
