@@ -207,7 +207,7 @@ def trees(modules):
     return {name: module.tree for name, module in modules.items()}
 
 
-def test_every_public_name_says_shapes_types_units_and_errors(trees, none_of):
+def test_every_public_docstring_has_shapes_types_units_and_errors(trees, none_of):
     names = names_on(PAGE.read_text())
     assert len(names) == len(set(names)) > 30
     assert {"paceline.train", "paceline.measure.StageClock", "paceline.core.dataset.Source"} <= set(names)
@@ -283,7 +283,7 @@ def test_a_docstring_without_a_unit_is_found(code, fault):
         "raise _error('x')",
     ],
 )
-def test_an_error_that_is_not_told_of_is_found(body):
+def test_an_undocumented_error_is_found(body):
     beside = "def _check():\n    raise DataError('y')\ndef _error(what) -> 'DataError':\n    return DataError(what)\n"
     silent = f'{beside}def load(path: str) -> None:\n    """Load."""\n    {body}'
     assert planted(silent) == ["does not say that it raises DataError"]
@@ -298,7 +298,7 @@ def test_methods_are_looked_at_and_private_ones_are_not():
     assert planted(code.replace("float", "Tensor").format("__call__")) != []
 
 
-def test_a_name_is_followed_to_where_it_is_defined_and_one_that_is_not_there_is_an_error():
+def test_a_name_is_followed_to_its_definition_and_a_missing_one_is_an_error():
     trees = {"a": ast.parse("from a.b import Thing as Other"), "a.b": ast.parse("class Thing:\n    '''One.'''")}
     assert found("a.Other", trees).doc == "One."
     with pytest.raises(AssertionError, match=r"a\.b has no None"):

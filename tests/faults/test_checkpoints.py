@@ -99,7 +99,7 @@ def sleep(seconds: float) -> str:
 
 # matrix: 26
 @BOTH
-def test_a_kill_at_any_moment_leaves_the_newest_checkpoint_whole(tmp_path: Path, background: bool) -> None:
+def test_a_kill_at_any_moment_keeps_the_newest_checkpoint_whole(tmp_path: Path, background: bool) -> None:
     checkpoints = CheckpointStorage(tmp_path, KeepPolicy(2))
     draw = random.Random(0)
     started_s = time.monotonic()
@@ -166,7 +166,7 @@ def assert_only(folder: Path, *steps: int) -> None:
         verify_checkpoint(checkpoints.path_of(step))
 
 
-def assert_says_full(warning: str, folder: Path, reason: str) -> None:
+def assert_reports_full_disk(warning: str, folder: Path, reason: str) -> None:
     start = re.escape(f"{folder}/step-00000002: was not saved: {reason}: needs 3.0 MiB, has ")
     assert re.fullmatch(rf"{start}[\d,.]+ MiB \(free some space, or set checkpoint.keep=1\)", warning)
 
@@ -179,7 +179,7 @@ def test_a_full_disk_costs_one_checkpoint_and_none_before(small_disk: Path, back
     assert tried(folder, 1, background=background) == []
     with contextlib.nullcontext() if is_known else blind_to_free_space():
         (warning,) = tried(folder, 2, background=background, num_bytes=3 * MIB)
-    assert_says_full(warning, folder, "No space left on device")
+    assert_reports_full_disk(warning, folder, "No space left on device")
     assert_only(folder, 1)
     shutil.rmtree(folder / "step-00000001")
     assert tried(folder, 3, background=background, num_bytes=3 * MIB) == []
@@ -204,7 +204,7 @@ def test_a_file_that_may_not_grow_is_a_full_disk(tmp_path: Path, background: boo
         (warning,) = tried(tmp_path, 2, background=background, num_bytes=3 * MIB)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert_says_full(warning, tmp_path, "File too large")
+    assert_reports_full_disk(warning, tmp_path, "File too large")
     assert_only(tmp_path, 1)
 
 
@@ -262,12 +262,12 @@ def test_a_run_that_is_to_be_resumed_never_saves_weights_alone(small_disk: Path,
         writer.flush()
         assert (writer.saved_step, writer.result().failed) == (1, 1)
     assert_only(small_disk, 1)
-    assert_says_full(warnings[0].replace("2.5 MiB", "3.0 MiB"), small_disk, "No space left on device")
+    assert_reports_full_disk(warnings[0].replace("2.5 MiB", "3.0 MiB"), small_disk, "No space left on device")
 
 
 # matrix: 30
 @BOTH
-def test_saves_that_fail_alike_are_counted_in_one_warning(small_disk: Path, background: bool) -> None:
+def test_saves_with_the_same_error_are_counted_in_one_warning(small_disk: Path, background: bool) -> None:
     warnings: list[str] = []
     with contextlib.closing(writer_on(small_disk, warnings, KeepPolicy(9), background=background)) as writer:
         for step in range(1, 8):
@@ -282,7 +282,7 @@ def test_saves_that_fail_alike_are_counted_in_one_warning(small_disk: Path, back
 
 # matrix: 31
 @BOTH
-def test_a_disk_that_became_read_only_is_said(small_disk: Path, background: bool) -> None:
+def test_a_disk_that_became_read_only_is_reported(small_disk: Path, background: bool) -> None:
     assert tried(small_disk, 1, background=background) == []
     subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True, timeout=30)
     (warning,) = tried(small_disk, 2, background=background)
@@ -294,7 +294,7 @@ def test_a_disk_that_became_read_only_is_said(small_disk: Path, background: bool
 
 # matrix: 31
 @BOTH
-def test_a_folder_that_was_closed_is_said(tmp_path: Path, background: bool) -> None:
+def test_a_folder_that_was_closed_is_reported(tmp_path: Path, background: bool) -> None:
     if os.geteuid() == 0:
         pytest.skip("root may write to a folder that is closed")
     folder = tmp_path / "checkpoints"

@@ -73,7 +73,7 @@ def test_a_run_ends_well_without_standard_streams(tmp_path: Path, closed: str) -
     assert ("stderr: cannot be written: it is closed" in warned) == ("2>&-" in closed)
 
 
-def test_a_run_ends_well_when_the_reader_of_its_progress_leaves(paceline, tmp_path: Path) -> None:
+def test_a_run_ends_well_when_the_reader_of_its_progress_exits(paceline, tmp_path: Path) -> None:
     process = paceline.start(*WORDS)
     process.stdout.close()
     _, said = process.communicate(timeout=LIMIT_S)

@@ -28,7 +28,7 @@ CGROUPS = (Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup"))
 """Of version 1, and of version 2."""
 
 
-class Told(NamedTuple):
+class DoctorReport(NamedTuple):
     """What doctor found: its exit code, its word for all, and each finding by its name."""
 
     code: int
@@ -41,13 +41,13 @@ class Told(NamedTuple):
 
 
 @pytest.fixture
-def doctor(tmp_path: Path) -> Callable[..., Told]:
+def doctor(tmp_path: Path) -> Callable[..., DoctorReport]:
     """Return a function that runs `paceline doctor` in the test's folder, by the program in `around`.
 
     It has no torch, which a machine without GPUs is looked at without, unless `python` says otherwise.
     """
 
-    def run(around: Sequence[str] = (), python: Sequence[str] = ("-c", WITHOUT_TORCH), **environ: str) -> Told:
+    def run(around: Sequence[str] = (), python: Sequence[str] = ("-c", WITHOUT_TORCH), **environ: str) -> DoctorReport:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
         ended = subprocess.run(
             [*around, sys.executable, "-P", *python, "doctor", "--json"],
@@ -59,7 +59,7 @@ def doctor(tmp_path: Path) -> Callable[..., Told]:
         )
         assert ended.stderr == "" and ended.stdout, ended
         told = json.loads(ended.stdout)
-        return Told(ended.returncode, told["state"], {each["name"]: each for each in told["machine"]})
+        return DoctorReport(ended.returncode, told["state"], {each["name"]: each for each in told["machine"]})
 
     return run
 

@@ -24,7 +24,7 @@ def free_port() -> Iterator[str]:
         yield str(held.getsockname()[1])
 
 
-def said_in_time(ranks, *words: str, num_ranks: int = 1, absent: Sequence[int] = (), **environ: str) -> str:
+def reported_in_time(ranks, *words: str, num_ranks: int = 1, absent: Sequence[int] = (), **environ: str) -> str:
     """Run ranks that cannot meet; return the one line that one of them says, within the time-out and what it adds."""
     started = time.monotonic()
     ended = ranks(*SMALL, f"parallel.timeout={TIMEOUT_S}s", *words, ranks=num_ranks, absent=absent, **environ)
@@ -37,25 +37,25 @@ def said_in_time(ranks, *words: str, num_ranks: int = 1, absent: Sequence[int] =
 
 # matrix: 42
 def test_a_host_that_has_no_address_is_named(ranks, free_port: str) -> None:
-    said = said_in_time(ranks, **SECOND_NODE, MASTER_ADDR="no-such-host.invalid", MASTER_PORT=free_port)
+    said = reported_in_time(ranks, **SECOND_NODE, MASTER_ADDR="no-such-host.invalid", MASTER_PORT=free_port)
     assert said.startswith("error: MASTER_ADDR: ") and "no-such-host.invalid" in said
 
 
 # matrix: 42
 def test_a_first_rank_that_cannot_be_reached_is_named(ranks, free_port: str) -> None:
-    said = said_in_time(ranks, **SECOND_NODE, MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port)
+    said = reported_in_time(ranks, **SECOND_NODE, MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port)
     assert said.startswith("error: MASTER_ADDR: rank 1 cannot reach rank 0") and free_port in said
 
 
 # matrix: 42
 @pytest.mark.parametrize("missing", [1, 2])
 def test_a_rank_that_never_comes_is_named(ranks, missing: int) -> None:
-    assert f"rank {missing}" in said_in_time(ranks, num_ranks=3, absent=(missing,))
+    assert f"rank {missing}" in reported_in_time(ranks, num_ranks=3, absent=(missing,))
 
 
 # matrix: 42
-def test_an_interface_that_is_not_there_is_named(ranks) -> None:
-    said = said_in_time(ranks, num_ranks=2, GLOO_SOCKET_IFNAME="nowhere0")
+def test_a_missing_interface_is_named(ranks) -> None:
+    said = reported_in_time(ranks, num_ranks=2, GLOO_SOCKET_IFNAME="nowhere0")
     assert "GLOO_SOCKET_IFNAME" in said and "nowhere0" in said
 
 

@@ -201,7 +201,7 @@ def test_no_piece_of_what_compression_keeps_can_be_lost_unnoticed(
         (1, (), "one rank sends nothing"),
     ],
 )
-def test_what_compression_held_back_is_left_where_it_does_not_fit_and_a_note_says_so(
+def test_residuals_that_do_not_fit_are_dropped_with_a_note(
     ranks, tmp_path: Path, factored: Path, num_ranks: int, words: Sequence[str], why: str
 ) -> None:
     shutil.copytree(factored, tmp_path / "cut")
@@ -214,9 +214,7 @@ def test_what_compression_held_back_is_left_where_it_does_not_fit_and_a_note_say
 
 
 # matrix: 5
-def test_ranks_that_trained_alone_go_on_with_the_weights_of_rank_0_and_a_note_says_so(
-    ranks, tmp_path: Path, state_digest
-) -> None:
+def test_ranks_that_trained_alone_resume_with_rank_0s_weights_and_a_note(ranks, tmp_path: Path, state_digest) -> None:
     words = (*WORDS, "parallel.sync_gradients=false")
     ranks(*words, "--run-dir", "whole", ranks=2).result  # noqa: B018
     shutil.copytree(tmp_path / "whole", tmp_path / "cut")

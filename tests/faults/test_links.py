@@ -99,7 +99,7 @@ def test_manifests_that_are_pipes_or_devices_are_refused(paceline, tmp_path) -> 
         assert process.returncode == 2 and f"{name} is {kind}" in err and len(err.splitlines()) == 1, err
 
 
-def test_a_run_whose_folder_is_removed_says_so_and_leaves_none(paceline, tmp_path) -> None:
+def test_a_run_whose_folder_is_removed_reports_it_and_creates_none(paceline, tmp_path) -> None:
     process = paceline.start("train", *WORDS, "train.epochs=5000", "checkpoint.every=1ep", "--run-dir", "run")
     try:
         deadline_s = time.monotonic() + 60

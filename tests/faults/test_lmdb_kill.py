@@ -79,7 +79,7 @@ def quietly(done: int, total: int) -> None:
 
 
 # matrix: 39
-def test_a_writer_that_is_killed_leaves_nothing_or_all_and_the_next_one_finishes(tmp_path: Path, monkeypatch) -> None:
+def test_a_killed_writer_writes_nothing_or_all_and_the_next_one_finishes(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(lmdb_writer, "_BATCH_BYTES", 2**14)
     out = tmp_path / "set"
     draw = random.Random(0)
@@ -99,7 +99,7 @@ def test_a_writer_that_is_killed_leaves_nothing_or_all_and_the_next_one_finishes
 
 # matrix: 39
 @pytest.mark.parametrize("call", ["fsync", "move_new"])
-def test_a_writer_that_is_killed_at_the_end_leaves_nothing_or_all(tmp_path: Path, monkeypatch, call: str) -> None:
+def test_a_writer_killed_at_the_end_writes_nothing_or_all(tmp_path: Path, monkeypatch, call: str) -> None:
     """At each call that brings the files onto the disk or gives them their name, before it and after it."""
     owner = {"fsync": os, "move_new": file_lock, "unlink": Path}[call]
     real = getattr(owner, call)

@@ -98,7 +98,7 @@ def test_ranks_that_hang_before_torch_is_imported_end_with_their_launcher(orphan
 
 
 # matrix: 15
-def test_without_a_stdin_ranks_meet_and_train_and_end_with_their_launcher(orphans, started, tmp_path: Path) -> None:
+def test_without_a_stdin_ranks_connect_train_and_end_with_their_launcher(orphans, started, tmp_path: Path) -> None:
     """The socket that ranks meet at would get the number of stdin, and be replaced in rank 0."""
     words = ("digits", *SMALL, "data.batch_size=64", "train.epochs=10000", "--ranks", "2", "--run-dir", "run")
     process, mark = started("train", *words)

@@ -102,7 +102,7 @@ def test_a_pack_that_is_killed_again_and_again_ends_with_the_same_bytes(photos, 
         assert kills < 200, "it comes no further"
         seen = [max(beginning, *_journalled(tmp_path / ".again.part"))]
     assert kills >= 3 and seen[-1] <= total
-    assert_leaves_nothing(photos, out, options)
+    assert_writes_nothing(photos, out, options)
     assert contents(out) == contents(tmp_path / "whole")
 
 
@@ -112,7 +112,7 @@ def _journalled(part: Path) -> tuple[int, ...]:
     return (0, (journal.stat().st_size - 40) // ROW_DTYPE.itemsize if journal.exists() else 0)
 
 
-def assert_leaves_nothing(photos: Datasets, out: Path, options: PackOptions) -> None:
+def assert_writes_nothing(photos: Datasets, out: Path, options: PackOptions) -> None:
     """Pack once more over what a kill behind the last rename may have left."""
     if list(out.parent.glob(".again*")):
         make(photos, out, PackOptions(shard_bytes=options.shard_bytes, overwrite=True))
@@ -124,9 +124,7 @@ CALLS = {"fsync": os, "rmdir": Path, "replace": Path, "unlink": Path, "move_new"
 
 # matrix: 39
 @pytest.mark.parametrize("options", OPTIONS, ids=["one file", "shards"])
-def test_a_kill_before_or_after_any_call_that_makes_it_last_leaves_nothing_or_all(
-    photos, tmp_path, monkeypatch, options
-) -> None:
+def test_a_kill_around_any_durable_call_writes_nothing_or_all(photos, tmp_path, monkeypatch, options) -> None:
     out, state, killed = tmp_path / "again", SimpleNamespace(left=-1, seen=0), 0
 
     def dying(real: Callable[..., object]) -> Callable[..., object]:

@@ -131,7 +131,7 @@ def wait_for(is_so, within_s: float = 120) -> None:
 
 
 # matrix: 12
-def test_a_rank_that_is_killed_in_the_first_second_never_leaves_a_hang(paceline_anew) -> None:
+def test_a_rank_killed_in_the_first_second_never_causes_a_hang(paceline_anew) -> None:
     """Before Python, in its imports, at the meeting or after it; half of them host the store."""
     delays = [0.05, 0.2, 0.4, 0.7, 1.0]
     for rank in (0, 1):
@@ -204,7 +204,7 @@ def faulty(paceline, fault: str, rank: int, *words: str, ranks: int = 2):
 
 # matrix: 14
 @pytest.mark.parametrize("rank", [1])
-def test_a_rank_that_keeps_the_gil_is_named_by_its_peer_and_leaves_its_stacks(paceline, rank: int) -> None:
+def test_a_rank_that_holds_the_gil_is_named_by_its_peer_and_writes_its_stacks(paceline, rank: int) -> None:
     processes = faulty(paceline, "keeps the GIL", rank, f"parallel.timeout={TIMEOUT_S}s")
     [(code, lines)] = ends_of([processes[1 - rank]], within_s=ENDED_S + SLACK_S)
     stacks = paceline.folder / "run" / f"stacks.rank{rank}.txt"
@@ -219,7 +219,7 @@ def test_a_rank_that_keeps_the_gil_is_named_by_its_peer_and_leaves_its_stacks(pa
 
 # matrix: 14
 @pytest.mark.parametrize("rank", [0])
-def test_a_rank_that_hangs_is_named_with_its_step_and_stage_and_leaves_its_stacks(paceline, rank: int) -> None:
+def test_a_rank_that_hangs_is_named_with_its_step_and_stage_and_writes_its_stacks(paceline, rank: int) -> None:
     ends = ends_of(faulty(paceline, "sleeps", rank, f"parallel.timeout={TIMEOUT_S}s"), within_s=120)
     lines = [line for _, lines in ends for line in lines]
     assert [code for code, _ in ends] == [1, 1] and len(lines) == 1, ends

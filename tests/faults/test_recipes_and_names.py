@@ -57,7 +57,7 @@ def test_a_recipe_that_is_more_than_data_or_none_is_refused_at_its_line(
 
 
 # matrix: 44
-def test_the_program_says_it_too_and_writes_nothing(paceline, tmp_path: Path) -> None:
+def test_the_program_reports_it_too_and_writes_nothing(paceline, tmp_path: Path) -> None:
     (tmp_path / "r.yaml").write_text(BAD["a tag that calls"][0])
     paceline("train", "r.yaml", "--run-dir", "run").says("r.yaml:1: tag ")
     paceline("train", "seed=!!python/object/apply:os.system [touch canary]").says("seed:1: tag ")
@@ -187,7 +187,7 @@ def test_a_recipe_and_a_run_of_such_a_name_are_files_of_that_name(ranks, tmp_pat
 
 # matrix: 45
 @pytest.mark.parametrize("name", ["two\nlines\x1b[2J", "a\rb"])
-def test_a_run_directory_that_no_line_can_name_is_said_escaped(ranks, tmp_path: Path, name: str) -> None:
+def test_a_run_directory_with_unprintable_characters_is_printed_escaped(ranks, tmp_path: Path, name: str) -> None:
     words = ("train", "model.width=0.1", "train.steps=1", "data.batch_size=12", "parallel.threads=1")
     ended = ranks(*words, "log.tensorboard=off", "--run-dir", name)
     said = ended.out + "".join(ended.errors)

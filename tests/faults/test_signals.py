@@ -127,7 +127,7 @@ def test_a_signal_to_every_process_loses_no_step(
 
 
 # matrix: 19
-def test_a_rank_alone_that_is_asked_to_stop_stops_all(paceline, tmp_path: Path, clean) -> None:
+def test_a_stop_signal_to_one_rank_stops_all(paceline, tmp_path: Path, clean) -> None:
     process = paceline.start(*WORDS, "--ranks", "2", "--run-dir", "run")
     run = tmp_path / "run"
     wait_for(process, lambda: steps_of(run) > 5)

@@ -63,7 +63,7 @@ def killed_before(change: int, source: Folder, top: Path, *, keeps: bool) -> boo
 
 
 @pytest.mark.parametrize("keeps", [False, True], ids=["and leaves", "for keeps"])
-def test_whenever_it_is_killed_there_is_a_whole_copy_or_none(source: Folder, tmp_path: Path, keeps: bool) -> None:
+def test_a_kill_at_any_time_keeps_a_whole_copy_or_none(source: Folder, tmp_path: Path, keeps: bool) -> None:
     top = tmp_path / "top"
     top.mkdir()
     expected = contents(Path(source.root))
@@ -82,7 +82,7 @@ def test_whenever_it_is_killed_there_is_a_whole_copy_or_none(source: Folder, tmp
     assert wholes  # there was something to be taken for one
 
 
-def test_what_many_kills_leave_is_gone_on_with(source: Folder, tmp_path: Path) -> None:
+def test_staging_continues_after_many_kills(source: Folder, tmp_path: Path) -> None:
     """Each process comes further than the one before, as it need not copy again what was copied whole."""
     top = tmp_path / "top"
     top.mkdir()

@@ -196,7 +196,7 @@ def memory_group() -> Iterator[Path]:
         time.sleep(0.05)
 
 
-def test_ranks_that_run_out_of_memory_are_told_so(tmp_path: Path, memory_group: Path) -> None:
+def test_ranks_that_run_out_of_memory_are_reported(tmp_path: Path, memory_group: Path) -> None:
     run, version_2 = tmp_path / "run", (memory_group / "memory.max").exists()
     limit = memory_group / ("memory.max" if version_2 else "memory.limit_in_bytes")
     used = memory_group / ("memory.current" if version_2 else "memory.usage_in_bytes")

@@ -27,7 +27,7 @@ def trained(rundir: RunDir, job: BatchJob, *, resume: bool = False) -> None:
 
 
 # matrix: 22
-def test_a_run_leaves_before_its_job_ends_and_goes_on_with_the_same_bits(
+def test_a_run_stops_before_its_job_ends_and_resumes_with_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state_digest
 ) -> None:
     whole, left = RunDir(tmp_path / "whole"), RunDir(tmp_path / "left")

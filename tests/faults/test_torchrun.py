@@ -129,7 +129,7 @@ def clean_within(run: Path, family_of, within_s: float) -> None:
 
 
 # matrix: 19
-def test_an_agent_that_is_asked_to_stop_leaves_a_checkpoint_of_the_step_it_was_at(
+def test_stopping_the_agent_saves_a_checkpoint_of_the_current_step(
     paceline, paceline_anew, tmp_path: Path, whole, family_of, state_digest
 ) -> None:
     run = tmp_path / "run"

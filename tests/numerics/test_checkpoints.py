@@ -9,7 +9,7 @@ from torch import Tensor
 
 from paceline.training.checkpoint import CheckpointStorage, KeepPolicy, load_tensor_group
 
-SCRIPT = runpy.run_path(str(Path(__file__).with_name("saving.py")))
+SCRIPT = runpy.run_path(str(Path(__file__).with_name("checkpoint_script.py")))
 NAMES = list(SCRIPT["SECTIONS"])
 ON_TWO_RANKS = [name for name in NAMES if name != "alone"]
 STEPS = SCRIPT["STEPS"]
@@ -25,7 +25,7 @@ def found(run_on_ranks, folder: Path) -> list[dict[str, dict[str, Tensor]]]:
     """What each of two ranks found, by way and name; rank 0 of it also has what one process alone found."""
     alone = {"alone": SCRIPT["write"]("alone", 0, 1, folder)}
     pair = []
-    for rank in run_on_ranks("saving.py", 2, folder):
+    for rank in run_on_ranks("checkpoint_script.py", 2, folder):
         ways: dict[str, dict[str, Tensor]] = {}
         for name, tensor in rank.items():
             way, _, key = name.partition("/")

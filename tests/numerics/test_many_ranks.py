@@ -28,7 +28,7 @@ from paceline.training.measurements import trace_file_name
 RANKS, RANKS_PER_NODE = 1024, 4
 NODES = RANKS // RANKS_PER_NODE
 MET = 256
-MEETING = Path(__file__).with_name("meeting.py")
+MEETING = Path(__file__).with_name("many_ranks_script.py")
 TIMEOUT_S = 60
 SHORT_OF_NAMES = {"RES_OPTIONS": "timeout:1 attempts:1"}
 """Torch looks up the name of each address that a store is reached at, and a small name server drops some of hundreds of
@@ -130,7 +130,7 @@ def test_each_of_1024_ranks_and_256_nodes_writes_files_of_its_own(tmp_path: Path
     assert len({str(name) for name in names}) == len(names) == 3 * RANKS + NODES + 6
 
 
-def test_nodes_are_told_by_number_not_by_how_their_names_sort(tmp_path: Path) -> None:
+def test_nodes_are_ordered_by_number_not_by_name(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     run.recipe.write_text(json.dumps({"extends": "digits"}))
     for node in range(NODES):
@@ -176,7 +176,7 @@ def meet(forking, tmp_path: Path) -> Callable[..., dict]:
     return met
 
 
-def test_256_ranks_meet_at_a_real_store_and_hear_one_another(meet) -> None:
+def test_256_ranks_connect_to_a_real_store_and_exchange_heartbeats(meet) -> None:
     assert meet(MET) == {"seen": [[rank, "here"] for rank in range(MET)], "refusals": {}}
 
 

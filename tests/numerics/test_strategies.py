@@ -26,12 +26,12 @@ FACTORS = ["ddp in factors", "ddp in factors, black, then bad"]
 
 @pytest.fixture(scope="module")
 def alone(run_on_ranks, tmp_path_factory):
-    return run_on_ranks("training.py", 1, tmp_path_factory.mktemp("alone"))[0]
+    return run_on_ranks("strategies_script.py", 1, tmp_path_factory.mktemp("alone"))[0]
 
 
 @pytest.fixture(scope="module")
 def pair(run_on_ranks, tmp_path_factory):
-    return run_on_ranks("training.py", 2, tmp_path_factory.mktemp("pair"))
+    return run_on_ranks("strategies_script.py", 2, tmp_path_factory.mktemp("pair"))
 
 
 def of(found: dict[str, Tensor], way: str) -> dict[str, Tensor]:

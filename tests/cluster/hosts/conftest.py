@@ -19,7 +19,7 @@ POLL_S = 0.01
 
 
 @dataclass(frozen=True)
-class Said:
+class Completed:
     """What came of a program: its exit code, and the lines of errors that are paceline's own."""
 
     code: int
@@ -54,7 +54,7 @@ class Hosts:
         """Pull a host's cable out of the switch."""
         self.machines[SWITCH]("ip", "link", "set", name, "down")
 
-    def mend(self, name: str) -> None:
+    def restore(self, name: str) -> None:
         """Put it in again."""
         self.machines[SWITCH]("ip", "link", "set", name, "up")
 
@@ -84,7 +84,7 @@ class Hosts:
             name, "-m", "torch.distributed.run", *meet, *options, conf, "-m", "paceline", *words, **environ
         )
 
-    def ended(self, *processes: Any, within_s: float = PATIENCE_S) -> list[Said]:
+    def ended(self, *processes: Any, within_s: float = PATIENCE_S) -> list[Completed]:
         """Wait until these have ended; return what came of each."""
         deadline_s = time.monotonic() + within_s
         while any(process.poll() is None for process in processes):
@@ -115,11 +115,11 @@ class Hosts:
         return next((each for each in inside if is_alive(each)), None)
 
 
-def stopped(process: Any) -> Said:
+def stopped(process: Any) -> Completed:
     """Return what came of a process, which is ended where it has not ended yet."""
     process.kill()
     out, err = process.communicate(timeout=PATIENCE_S)
-    return Said(process.returncode, out, err)
+    return Completed(process.returncode, out, err)
 
 
 def namespace_of(pid: int) -> str:

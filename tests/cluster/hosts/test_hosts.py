@@ -61,7 +61,7 @@ def test_three_hosts_wait_for_the_one_whose_link_is_slow(hosts, run: Path, whole
     same(run, whole(3, *WORDS))
 
 
-def test_ranks_meet_where_the_name_of_a_host_leads_to_itself(hosts, run: Path, tmp_path: Path, whole, same) -> None:
+def test_ranks_connect_if_a_host_name_resolves_to_loopback(hosts, run: Path, tmp_path: Path, whole, same) -> None:
     """As Debian's installer writes it: nobody else can reach what listens at 127.0.1.1."""
     for name in ("host1", "host2"):
         own = tmp_path / name
@@ -83,7 +83,7 @@ def test_a_link_that_is_cut_for_five_seconds_is_survived(hosts, run: Path, whole
     stood_at = steps_of(run)
     time.sleep(4.5)
     assert steps_of(run) == stood_at < STEPS
-    hosts.mend("host2")
+    hosts.restore("host2")
     ends = hosts.ended(*agents)
     assert [end.code for end in ends] == [0, 0], ends
     assert [end.errors for end in ends] == [[], []]
@@ -104,7 +104,7 @@ def test_a_link_that_stays_cut_ends_both_hosts_and_the_run_goes_on_afterwards(ho
         assert "or its machine is cut off)" in line
     assert not hosts.busy("host1") and not hosts.busy("host2")
     assert steps_of(run) < STEPS
-    hosts.mend("host2")
+    hosts.restore("host2")
     ends = hosts.ended(*hosts.by_hand(("host1", "host2"), *words))
     assert [end.code for end in ends] == [0, 0], ends
     same(run, whole(2, *WORDS))

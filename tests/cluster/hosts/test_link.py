@@ -47,7 +47,7 @@ def test_a_slow_link_is_the_bottleneck_and_a_fast_one_is_not(hosts, tmp_path: Pa
     assert sent["exposed_s"] > 0.5 * line_s
 
 
-def test_what_all_reduces_say_of_a_link_is_what_it_is_held_to(hosts, tmp_path: Path) -> None:
+def test_all_reduces_measure_the_limit_of_a_link(hosts, tmp_path: Path) -> None:
     hosts.shape("100mbit", *PAIR)
     ends = hosts.ended(*hosts.by_hand(PAIR, "scale", "--collective", "--out", "wire.json"))
     assert [end.code for end in ends] == [0, 0], ends

@@ -29,7 +29,7 @@ def test_ranks_are_measured_as_steps_of_an_allocation(slurm, words: tuple[str, .
 
 
 @pytest.mark.long
-def test_an_array_of_a_scaling_study_is_judged_by_a_last_job(slurm, words: tuple[str, ...], tmp_path: Path) -> None:
+def test_the_last_job_of_a_scaling_array_evaluates_it(slurm, words: tuple[str, ...], tmp_path: Path) -> None:
     folder = tmp_path / "scaling"
     options = ("--nodes", "2", "--run-dir", str(folder), "--array", "--", "--ranks", "1", "--nodes", "1,2")
     told = slurm.submit("scale", *words, *options, "--steps", "2", "--repeats", "1")

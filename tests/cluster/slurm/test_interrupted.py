@@ -13,7 +13,7 @@ LENGTH = "train.steps=150"
 
 # matrix: 21, 22
 @pytest.mark.long
-def test_a_run_that_has_to_leave_again_and_again_comes_back_and_ends_with_the_same_bits(
+def test_a_run_preempted_repeatedly_resumes_and_ends_with_the_same_bits(
     slurm, recipe: tuple[str, ...], whole, assert_same_run, steps_of, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"

@@ -23,7 +23,7 @@ def photographs(tmp_path: Path) -> Path:
     return root
 
 
-def test_two_jobs_on_one_node_have_one_copy_and_leave_none(slurm, photographs: Path, tmp_path: Path) -> None:
+def test_two_jobs_on_one_node_share_one_copy_and_remove_it(slurm, photographs: Path, tmp_path: Path) -> None:
     node = slurm.machines["node01"]
     words = ("folder", f"data.source.root={photographs}", "data.image_size=32", "data.batch_size=8")
     words = (

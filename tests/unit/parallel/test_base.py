@@ -20,7 +20,7 @@ def test_without_a_gpu_auto_is_the_cpu() -> None:
 
 
 @without_gpu
-def test_asking_for_gpus_that_are_not_there_is_one_line() -> None:
+def test_missing_gpus_are_one_line() -> None:
     with pytest.raises(WorldError, match=r"^parallel.device: cuda: 2 ranks on a node with 0 GPUs \(set .*cpu\)$"):
         choose_device(Parallel(device="cuda"), World(0, 2, 0, 2))
 
@@ -47,7 +47,7 @@ def test_nccl_without_gpus_is_one_line() -> None:
         choose_device(Parallel(device="cpu", backend="nccl"), World.single())
 
 
-def test_ranks_share_the_cores_unless_told() -> None:
+def test_ranks_share_the_cores_by_default() -> None:
     before = torch.get_num_threads()
     try:
         assert set_threads(Parallel(), World(0, 4, 0, 4)) == max(1, usable_cores() // 4) == torch.get_num_threads()

@@ -19,7 +19,7 @@ def backward(model: nn.Module) -> None:
     model(torch.ones(1, 2)).sum().backward()
 
 
-def test_the_last_gradient_tells_from_the_second_backward_pass_on() -> None:
+def test_the_last_gradient_calls_from_the_second_backward_pass_on() -> None:
     model, told = Network(), list[bool]()
     last = LastGradientHook(model.parameters(), lambda: told.append(model.first.weight.grad is not None))
     last.end_pass()  # before any pass there is nothing to learn

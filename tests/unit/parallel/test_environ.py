@@ -91,7 +91,7 @@ def test_each_of_1024_ranks_finds_its_place() -> None:
     assert {(world.given_cpus, world.given_gpus, world.local_tasks) for world in worlds} == {(48, 4, 4)}
 
 
-def test_what_slurm_gives_to_a_node_is_what_the_step_has_there() -> None:
+def test_cpus_and_gpus_of_a_node_are_those_of_its_slurm_step() -> None:
     for given, expected in [
         ({"SLURM_CPUS_ON_NODE": "24"}, (24, 3)),
         ({"SLURM_CPUS_ON_NODE": "24", "SLURM_CPUS_PER_TASK": "32"}, (24, 3)),  # as sbatch was asked for
@@ -136,7 +136,7 @@ def test_a_batch_script_is_no_task_of_a_step() -> None:
     assert world_from_environ(batch) == World.single()
 
 
-def test_a_rank_started_here_reads_back_the_world_it_was_given() -> None:
+def test_a_local_rank_reads_back_the_world_it_was_given() -> None:
     given = World(1, 4, 1, 4, "127.0.0.1", 4242, "local", store_fd=7, launcher_pid=99, attempt=3)
     assert world_from_environ(rank_environ({"PATH": "/bin"}, given)) == given
     assert world_from_environ(rank_environ(TORCHRUN, given)) == given

@@ -50,7 +50,7 @@ def test_a_thread_that_stands_still_ends_the_process_with_its_place_and_its_stac
     assert "test_a_thread_that_stands_still" in stacks.read_text()
 
 
-def test_a_thread_that_moves_is_left_alone_and_leaves_no_file(tmp_path, ending) -> None:
+def test_a_thread_that_makes_progress_is_not_ended_and_writes_no_file(tmp_path, ending) -> None:
     started = time.monotonic()
     watch = heartbeat(
         lambda: (int((time.monotonic() - started) * 50), "forward"), tmp_path / "stacks.rank0.txt", ending
@@ -80,7 +80,7 @@ def test_a_run_directory_that_is_gone_does_not_hide_the_line(tmp_path, ending) -
     assert "at step 7 in h2d" in ending.message and "stacks in" not in ending.message
 
 
-def test_a_process_is_here_stopped_or_dead() -> None:
+def test_a_process_is_alive_stopped_or_dead() -> None:
     import os
     import signal
     import subprocess
@@ -105,7 +105,7 @@ def wait_for(is_so) -> None:
         time.sleep(0.01)
 
 
-class Asked(NoStopRequests):
+class RecordedStopRequests(NoStopRequests):
     requested = ""
 
     def request(self, name: str) -> None:
@@ -122,7 +122,7 @@ def pair():
 
 
 def test_a_request_of_one_rank_reaches_the_other(pair) -> None:
-    asked = [Asked(), Asked()]
+    asked = [RecordedStopRequests(), RecordedStopRequests()]
     for rank, beats in enumerate(pair):
         beats.watch(lambda: (3, "forward"), asked[rank], str)
     asked[1].requested = "SIGTERM"
@@ -208,7 +208,7 @@ def test_ranks_that_beat_are_not_missed_although_they_do_not_move(quick) -> None
     assert looks([quick(rank, store) for rank in range(3)]) == {False}
 
 
-def test_a_rank_that_has_said_that_it_ends_is_not_missed(quick) -> None:
+def test_a_rank_that_reported_its_end_is_not_missed(quick) -> None:
     """It has left in order, or has said why it does not."""
     store = HashStore()
     ranks = [quick(rank, store) for rank in range(3)]

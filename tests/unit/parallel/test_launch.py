@@ -86,7 +86,7 @@ def test_ranks_that_outlive_a_failure_are_ended(tmp_path: Path) -> None:
         os.kill(pid, 0)
 
 
-def test_rank_0_is_handed_the_open_socket_that_all_are_told_of(tmp_path: Path) -> None:
+def test_rank_0_inherits_the_open_socket_of_the_rendezvous(tmp_path: Path) -> None:
     text = "import socket\nfd = int(os.environ['PACELINE_STORE_FD'])\n"
     text += "name = socket.socket(fileno=fd).getsockname()[1] if rank == 0 else fd\n"
     text += f"open('{tmp_path}/' + str(rank), 'w').write(f\"{{name}} {{os.environ['MASTER_PORT']}}\")"
@@ -131,7 +131,7 @@ def marked(folder: Path, then: Callable[[], None], ranks: int = 2) -> threading.
     return thread
 
 
-def asked_to_stop(folder: Path, text: str, *numbers: int, grace_s: float = 60.0) -> tuple[LaunchResult, float]:
+def launch_and_stop(folder: Path, text: str, *numbers: int, grace_s: float = 60.0) -> tuple[LaunchResult, float]:
     """Return how two ranks end that are sent signals through their launcher, and after how many seconds."""
     sent: list[float] = []
 
@@ -152,14 +152,14 @@ def asked_to_stop(folder: Path, text: str, *numbers: int, grace_s: float = 60.0)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP])
 def test_a_signal_to_stop_is_passed_on_and_ranks_that_have_saved_end_with_75(tmp_path: Path, number: int) -> None:
     text = "time.sleep(0.5)\nopen(os.environ['TEST_MARKS'] + f'/saved{rank}', 'w').write(asked[0])\nsys.exit(75)"
-    assert asked_to_stop(tmp_path, text, number)[0] == LaunchResult(PREEMPTED)
+    assert launch_and_stop(tmp_path, text, number)[0] == LaunchResult(PREEMPTED)
     told = "SIGTERM" if number == signal.SIGINT else signal.Signals(number).name
     assert [(tmp_path / f"saved{rank}").read_text() for rank in range(2)] == [told] * 2
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 def test_a_rank_that_ignores_the_signal_is_killed_after_the_grace_time(tmp_path: Path) -> None:
-    ended, took = asked_to_stop(tmp_path, "time.sleep(600 * rank)\nsys.exit(75)", signal.SIGUSR1, grace_s=1.0)
+    ended, took = launch_and_stop(tmp_path, "time.sleep(600 * rank)\nsys.exit(75)", signal.SIGUSR1, grace_s=1.0)
     assert ended.code == 128 + signal.SIGKILL and not ended.was_lost
     assert ended.sentence.startswith("rank 1 of 2 had not stopped 1 s after SIGUSR1 and was killed (")
     assert 1.0 < took < 6.0
@@ -167,13 +167,13 @@ def test_a_rank_that_ignores_the_signal_is_killed_after_the_grace_time(tmp_path:
 
 # matrix: 20
 def test_a_second_ctrl_c_kills_at_once(tmp_path: Path) -> None:
-    ended, took = asked_to_stop(tmp_path, "time.sleep(600)", signal.SIGINT, signal.SIGINT)
+    ended, took = launch_and_stop(tmp_path, "time.sleep(600)", signal.SIGINT, signal.SIGINT)
     assert ended == LaunchResult(130)
     assert took < 5.0
 
 
 @pytest.mark.usefixtures("brief")
-def test_a_rank_that_leaves_by_itself_is_given_time_for_the_others_to_save() -> None:
+def test_a_preempted_rank_gives_the_others_time_to_save() -> None:
     """Only one rank was told to stop, by someone else; the others know from it."""
     text = "sys.exit(75) if rank == 1 else (time.sleep(1.5), sys.exit(75))"  # longer than after a failure
     assert launch(program(text), 2, environ()) == LaunchResult(PREEMPTED)
@@ -230,7 +230,7 @@ sys.exit(1)
         (signal.SIGINT, LaunchResult(130)),
     ],
 )
-def test_a_signal_that_comes_while_ranks_are_started_ends_those_there_are_and_starts_no_other(
+def test_a_signal_while_ranks_are_started_ends_those_and_starts_no_other(
     monkeypatch: pytest.MonkeyPatch, number: signal.Signals, expected: LaunchResult
 ) -> None:
     """Of nine ranks, each deaf to it, two have been started when a real signal comes."""

@@ -64,13 +64,13 @@ def test_other_systems_are_left_alone(host, monkeypatch) -> None:
     assert interface_to("host1") == ""
 
 
-def test_what_is_asked_of_the_system_is_answered() -> None:
+def test_addresses_and_interfaces_come_from_the_system() -> None:
     assert network_interface.host_address("localhost") in ("127.0.0.1", "::1")
     assert network_interface.address_to("127.0.0.1") == "127.0.0.1"
     assert "127.0.0.1" in network_interface.interface_addresses().values()
 
 
-def test_what_is_no_address_is_not_known_to_stay_here() -> None:
+def test_text_that_is_no_address_is_not_taken_for_this_host() -> None:
     assert [network_interface.is_own_address(each) for each in ("", "::1", "fe80::1%eth0", "nonsense")] == [
         True,
         True,

@@ -19,7 +19,7 @@ from paceline.recipe.schema.train import Parallel
 SOON = timedelta(seconds=0.2)
 
 
-def test_one_rank_meets_nobody_and_keeps_its_errors() -> None:
+def test_one_rank_connects_to_nothing_and_keeps_its_errors() -> None:
     with pytest.raises(RecipeError, match="mine") as caught, rendezvous(World.single(), Parallel()) as met:
         assert met.store is None and met.broadcast("name", "value") == "value"
         raise RecipeError("mine")
@@ -64,7 +64,7 @@ def test_rank_0_gives_up_when_the_others_have_heard_who_is_missing() -> None:
         assert "rank 2 did not come" in str(main.exception(timeout=1))
 
 
-def test_a_rank_that_meets_no_rank_0_says_so(monkeypatch) -> None:
+def test_a_rank_that_finds_no_rank_0_reports_it(monkeypatch) -> None:
     monkeypatch.setattr("paceline.parallel.rendezvous._EXTRA_WAIT_S", 0.0)
     with pytest.raises(WorldError, match=r"^MASTER_ADDR: rank 1 of 3 found no rank 0 at 127\.0\.0\.1") as caught:
         wait_for_all_ranks(World(rank=1, world_size=3), HashStore(), SOON)
@@ -94,7 +94,7 @@ def store() -> Iterator[HashStore]:
         is_over.set()
 
 
-def test_ranks_that_are_started_again_meet_anew_in_the_store_that_others_have_left(store: HashStore) -> None:
+def test_restarted_ranks_use_a_new_round_of_the_old_store(store: HashStore) -> None:
     """The order in which they come is the threads', and each of the later ranks finds the keys of those before."""
     assert [met(store, 4) for _ in range(3)] == [{"meeting1"}, {"meeting2"}, {"meeting3"}]
 
@@ -113,7 +113,7 @@ def test_a_meeting_that_came_to_nothing_is_not_gone_on_with(store: HashStore, le
         assert [each.result() for each in later] == ["meeting2", "meeting2"]
 
 
-def test_a_long_wait_is_said_once_with_what_to_set(monkeypatch) -> None:
+def test_a_long_wait_is_reported_once_with_the_fix(monkeypatch) -> None:
     monkeypatch.setattr("paceline.parallel.rendezvous.NOTICE_S", 0.05)
     said: list[str] = []
     with pytest.raises(WorldError):
@@ -123,7 +123,7 @@ def test_a_long_wait_is_said_once_with_what_to_set(monkeypatch) -> None:
     ]
 
 
-def test_a_port_where_nobody_listens_is_named() -> None:
+def test_a_port_without_a_listener_is_named() -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]
@@ -197,7 +197,7 @@ def test_a_rank_that_is_silent_while_it_reads_is_named_as_in_a_collective(pair: 
     assert caught.value.is_claimed and not caught.value.is_explained and caught.value.exit_code == 1
 
 
-def test_a_rank_that_says_that_it_failed_while_it_reads_speaks_for_itself(pair: Pair) -> None:
+def test_a_rank_that_fails_while_it_reads_reports_its_own_error(pair: Pair) -> None:
     assert pair.beats[1].claim_report(is_own=True)
     with pytest.raises(PeerLostError, match="another rank failed") as caught:
         pair.waited(until=10_000)

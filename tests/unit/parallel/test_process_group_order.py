@@ -26,7 +26,7 @@ def test_others_wait_for_all_that_are_first_and_look_up_meanwhile() -> None:
     assert events == [True, True, False, False]
 
 
-def test_whoever_has_nothing_to_wait_for_leaves() -> None:
+def test_a_rank_with_nothing_to_wait_for_returns() -> None:
     def waits() -> None:
         raise WorldError("it failed")
 
@@ -52,7 +52,7 @@ class Frozen(Store):
         return amount
 
 
-def test_where_the_store_does_not_answer_whoever_waits_still_looks_up_and_can_leave() -> None:
+def test_if_the_store_does_not_answer_a_waiting_rank_can_still_give_up() -> None:
     store, looks = Frozen(), []
 
     def waits() -> None:

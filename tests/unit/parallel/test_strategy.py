@@ -24,7 +24,7 @@ def test_one_rank_is_joined_to_nothing(section: Parallel) -> None:
     assert isinstance(build_strategy(section, World.single(), CPU), SingleDevice)
 
 
-def test_two_ranks_are_replicas_unless_told() -> None:
+def test_two_ranks_use_ddp_by_default() -> None:
     assert isinstance(build_strategy(Parallel(), TWO, CPU), DDP)
 
 
@@ -38,7 +38,7 @@ def test_data_parallel_needs_gpus_in_one_process() -> None:
         build_strategy(section, TWO, GPU)
 
 
-def test_data_parallel_wraps_the_model_and_leaves_it_whole() -> None:
+def test_data_parallel_wraps_the_model_without_sharding() -> None:
     model = nn.Linear(2, 2)
     strategy = DataParallel()
     assert isinstance(strategy.prepare(model), nn.DataParallel)

@@ -23,7 +23,7 @@ from paceline.parallel.torchrun_agent import exit_code, host_store_on_first_node
         ([-15], 143),
     ],
 )
-def test_the_code_is_that_of_the_rank_that_tells_most(codes: list[int], expected: int) -> None:
+def test_the_exit_code_is_that_of_the_most_informative_rank(codes: list[int], expected: int) -> None:
     assert exit_code(codes) == expected
 
 
@@ -36,9 +36,7 @@ def test_the_code_is_that_of_the_rank_that_tells_most(codes: list[int], expected
         ("static", "", 0, ""),
     ],
 )
-def test_the_first_node_holds_the_store_unless_told_otherwise(
-    backend: str, said: str, node_rank: object, expected: str
-) -> None:
+def test_the_first_node_hosts_the_store_by_default(backend: str, said: str, node_rank: object, expected: str) -> None:
     options = SimpleNamespace(rdzv_backend=backend, rdzv_conf=said, node_rank=node_rank)
     host_store_on_first_node(options)
     assert options.rdzv_conf == expected

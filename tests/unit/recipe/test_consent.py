@@ -32,7 +32,7 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("r.yaml").write_text(NAMES)
 
 
-def words_but_for(field: str) -> list[str]:
+def arguments_without(field: str) -> list[str]:
     """Return overrides that replace all code of `r.yaml` but that of a field."""
     others = {
         "model.name": "resnet18_cifar",
@@ -46,7 +46,7 @@ def words_but_for(field: str) -> list[str]:
 
 @pytest.mark.parametrize("field", ALL)
 def test_each_field_that_names_code_in_a_file_is_refused_with_place_value_and_fix(field: str) -> None:
-    loaded = load("r.yaml", Patch.parse(words_but_for(field)))
+    loaded = load("r.yaml", Patch.parse(arguments_without(field)))
     with pytest.raises(RecipeError) as caught:
         require_consent(loaded, own_code=False)
     message = str(caught.value)
@@ -62,16 +62,16 @@ def test_a_file_that_is_extended_is_the_one_that_is_named() -> None:
         require_consent(load("above.yaml"), own_code=False)
     with pytest.raises(RecipeError, match=r"^r.yaml:1: model.name: leaving:Net is code"):
         require_consent(load_values({"extends": "above.yaml"}), own_code=False)
-    words = [word for word in words_but_for("optim.name") if not word.startswith("optim")]
+    words = [word for word in arguments_without("optim.name") if not word.startswith("optim")]
     with pytest.raises(RecipeError, match=r"^above.yaml:2: optim.name: mine:Optim is code"):
         require_consent(load("above.yaml", Patch.parse(words)), own_code=False)
 
 
-def test_what_the_words_or_a_script_name_needs_no_consent() -> None:
+def test_code_named_on_the_command_line_or_by_a_script_needs_no_consent() -> None:
     for loaded in (
         load("digits"),
         load("digits", Patch.parse(["model.name=leaving:Net", "log.sinks=['leaving:Sink']"])),
-        load("r.yaml", Patch.parse([*words_but_for("model.name"), "model.name=leaving:Net"])),
+        load("r.yaml", Patch.parse([*arguments_without("model.name"), "model.name=leaving:Net"])),
         load_values({"extends": "digits", "model": {"name": "leaving:Net"}}),
         load_any(load_values({"extends": "digits", "model": {"name": "leaving:Net"}}).recipe),
     ):
@@ -80,7 +80,7 @@ def test_what_the_words_or_a_script_name_needs_no_consent() -> None:
         require_consent(load("r.yaml", Patch.parse(["model.args.top=1"])), own_code=False)
 
 
-def test_only_the_parts_that_are_asked_for_count() -> None:
+def test_only_the_plugins_that_are_imported_count() -> None:
     loaded = load("r.yaml", Patch.parse(["data.source.name=digits", "data.augment=[]"]))
     require_consent(loaded, own_code=False, of=("data.",))
     with pytest.raises(RecipeError, match=r"model\.name"):

@@ -184,7 +184,7 @@ def test_a_setting_without_effect_is_an_error(resolve, refusal, words, message):
 
 
 @pytest.mark.parametrize(("words", "message"), SEVERAL)
-def test_of_several_errors_the_most_telling_comes_first_and_the_others_are_counted(resolve, refusal, words, message):
+def test_of_several_errors_the_most_useful_comes_first_and_the_others_are_counted(resolve, refusal, words, message):
     assert refusal(resolve, *words) == message
 
 

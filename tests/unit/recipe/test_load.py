@@ -88,7 +88,7 @@ def test_a_name_that_means_nothing_is_refused_with_what_it_could_have_been(prese
     assert refusal(load, name) == message
 
 
-def test_a_folder_of_shards_is_called_a_pack_and_what_is_told_to_write_reads_it(write, refusal):
+def test_a_folder_of_shards_is_called_a_pack_and_the_suggested_command_reads_it(write, refusal):
     write("", "shards/index.pack")
     _, _, words = refusal(load, "shards").partition("paceline train folder ")
     assert load("folder", Patch.parse(words.rstrip(")").split())).recipe.data.source == Pack(root="shards")

@@ -78,7 +78,7 @@ def test_merging_changes_no_layer():
     ],
     ids=["name first", "name last", "schedule", "source"],
 )
-def test_another_name_resets_the_section_and_keeps_what_its_own_layer_says(before, change, after):
+def test_another_name_resets_the_section_and_keeps_the_settings_of_its_layer(before, change, after):
     assert merged(before, change) == after
 
 

@@ -82,7 +82,7 @@ def test_a_switch_may_be_thrown_after_its_fields_were_set():
     assert values("train.stop.top1=0.9", "train.stop=off") == {"train": {"stop": "off"}}
 
 
-def test_no_words_make_an_empty_patch():
+def test_no_overrides_make_an_empty_patch():
     assert values() == {}
     assert Patch.parse([]) == Patch()
 

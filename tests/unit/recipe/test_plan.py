@@ -82,7 +82,7 @@ def test_the_world_changes_what_a_rank_does_and_nothing_of_the_experiment(plan, 
 
 
 @pytest.mark.parametrize(("setting", "eval_batch"), [("auto", 32), ("100", 100)])
-def test_a_rank_evaluates_twice_what_it_trains_at_once_or_what_it_is_told(plan, setting, eval_batch):
+def test_eval_batch_size_is_twice_the_micro_batch_or_as_set(plan, setting, eval_batch):
     words = ["data.batch_size=64", "train.accumulate=2", f"data.eval_batch_size={setting}"]
     assert plan(*words, world_size=2).eval_batch == eval_batch
 
@@ -128,7 +128,7 @@ def test_a_plan_counts_the_steps_of_a_duration_and_the_epoch_of_a_step(plan):
     ("size", "setting", "image_size"),
     [((28, 28), "auto", 28), (None, "auto", 224), (None, "96", 96), ((28, 28), "32", 32), ((20, 30), "32", 32)],
 )
-def test_the_image_size_is_the_one_asked_for_or_the_sets_own_or_224(plan, size, setting, image_size):
+def test_the_image_size_is_as_set_or_the_data_sets_or_224(plan, size, setting, image_size):
     info = replace(TRAIN, image_size=size)
     assert plan(f"data.image_size={setting}", train=info).image_size == image_size
 
@@ -183,7 +183,7 @@ def test_the_size_never_passes_the_whole_one(plan):
         (8, ()),
     ],
 )
-def test_a_plan_says_when_the_size_does_not_arrive(plan, epochs, notes):
+def test_a_plan_notes_that_the_run_ends_below_full_image_size(plan, epochs, notes):
     """It rises at the start of epochs, of which the last begins at 75 % of 4 and at 88 % of 8."""
     words = ["data.batch_size=100", f"train.epochs={epochs}", "data.progressive={start_size: 16, multiple: 4}"]
     assert plan(*words).notes == notes
@@ -197,7 +197,7 @@ def test_a_plan_says_when_the_size_does_not_arrive(plan, epochs, notes):
         ("[39st, 100ep]", ()),
     ],
 )
-def test_a_plan_says_when_the_learning_rate_never_falls(plan, milestones, notes):
+def test_a_plan_notes_that_the_learning_rate_never_falls(plan, milestones, notes):
     words = ["data.batch_size=100", "train.epochs=4", f"schedule={{name: step, milestones: {milestones}}}"]
     assert plan(*words).notes == notes
 
@@ -292,7 +292,7 @@ def test_a_batch_of_more_images_than_there_are_is_refused_with_one_that_fits(pla
     )
 
 
-def test_a_batch_that_leaves_out_many_images_is_noted_with_one_that_leaves_out_few(plan):
+def test_a_batch_that_drops_many_images_is_noted_with_a_better_one(plan):
     derived = plan("data.batch_size=256", train=replace(TRAIN, num_images=392))
     (note,) = [note for note in derived.notes if note.startswith("data.batch_size: ")]
     assert "256 leaves 136 of 392 training images (35 %) out of each epoch, which has 1 step" in note

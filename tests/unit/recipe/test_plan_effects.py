@@ -104,7 +104,7 @@ def test_a_square_that_blanks_every_image_wherever_it_lies_is_refused(plan, refu
 
 
 @pytest.mark.parametrize("strengths", ["hue: 0.1", "saturation: 0.4", "saturation: 0, hue: 0.5"])
-def test_jitter_that_leaves_grey_images_alone_is_refused(plan, refusal, strengths):
+def test_jitter_without_effect_on_grey_images_is_refused(plan, refusal, strengths):
     word = f"data.augment=[{{name: color_jitter, brightness: 0, contrast: 0, {strengths}}}]"
     assert refusal(plan, word) == (
         "data.augment[0]: color_jitter only changes brightness and contrast of grey images (set one)"

@@ -59,7 +59,7 @@ def test_a_recipe_with_a_batch_per_rank_loads_again_to_an_equal_one(resolve) -> 
     assert apply_patch(recipe, Patch((("data.batch_size", 64),))) == resolve("data.batch_size=64").recipe
 
 
-def test_what_is_laid_over_a_patch_says_how_large_the_batch_is(resolve) -> None:
+def test_a_patch_over_a_preset_sets_the_batch_size(resolve) -> None:
     recipe = resolve().recipe
     whole, per_rank = Patch((("data.batch_size", 64),)), Patch((("seed", 3), ("data.rank_batch_size", 16)))
     assert merge_patches(recipe, whole, per_rank) == per_rank
@@ -109,7 +109,7 @@ def test_a_batch_per_rank_divides_into_micro_batches(resolve, refusal, words, me
         (("data.rank_batch_size=16",), 16, "cuda", False),
     ],
 )
-def test_a_batch_that_ranks_share_out_too_thinly_is_told(resolve, words, world_size, device, is_thin) -> None:
+def test_a_small_batch_per_rank_is_noted(resolve, words, world_size, device, is_thin) -> None:
     note = small_batch_warning(resolve(*words).recipe, world_size, device)
     told = (
         "data.batch_size: 256 over 16 ranks is 16 images per GPU and step "

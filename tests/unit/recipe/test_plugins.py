@@ -82,7 +82,7 @@ def test_a_part_is_called_with_what_is_given_and_its_args(parts) -> None:
     assert own(parts, "groups_first", OPTIMIZER, "optim", eps=2.0).make([1], lr=0.5) == ([1], 0.5, 2.0)
 
 
-def test_a_part_that_takes_all_words_and_one_inside_another_are_found(parts) -> None:
+def test_plugins_with_kwargs_and_nested_plugins_load(parts) -> None:
     assert own(parts, "any_words", x=1).make(num_classes=2, in_channels=1) == {
         "num_classes": 2,
         "in_channels": 1,
@@ -120,7 +120,9 @@ def test_a_part_that_takes_all_words_and_one_inside_another_are_found(parts) -> 
         ("Needy", {}, "model.args.depth: is needed by PARTS:Needy (set model.args.depth=...)"),
     ],
 )
-def test_what_does_not_fit_is_told_without_calling_it(parts, refusal, tmp_path, name, args, says) -> None:
+def test_a_plugin_with_the_wrong_parameters_is_refused_without_calling_it(
+    parts, refusal, tmp_path, name, args, says
+) -> None:
     line = next(at for at, text in enumerate(PARTS.splitlines(), start=1) if '"Late"' in text)
     says = says.replace("PARTS", parts).replace("FILE:LINE", f"{tmp_path}/{parts}.py:{line}")
     assert refusal(own(parts, name, **args).load) == says
@@ -135,12 +137,12 @@ def test_a_function_is_no_part_with_methods_and_is_not_called(parts, refusal, co
     assert sys.modules[parts].called == []
 
 
-def test_what_an_attribute_raises_once_it_is_made_is_told(parts, refusal) -> None:
+def test_an_error_of_an_attribute_is_reported(parts, refusal) -> None:
     message = refusal(own(parts, "Shy", AUGMENT, "data.augment[0]").make)
     assert message.startswith(f"data.augment[0].name: {parts}:Shy raised OSError: gone at ")
 
 
-def test_a_sink_is_asked_for_the_methods_that_runs_are_told_by() -> None:
+def test_a_sink_needs_the_methods_that_runs_call() -> None:
     methods = {name: inspect.signature(each) for name, each in vars(LogSink).items() if not name.startswith("_")}
     assert methods, "the protocol has methods"
     own_words = {name: f"def {name}({', '.join(signature.parameters)})" for name, signature in methods.items()}
@@ -210,7 +212,7 @@ def test_a_module_that_passes_on_what_loads_code_is_seen_through(tmp_path, monke
     assert load_object(f"{name}:SGD", "optim.name").__name__ == "SGD"
 
 
-def test_a_class_without_a_method_is_told_which_and_how_it_is_written(parts, refusal) -> None:
+def test_a_missing_method_is_named_with_its_signature(parts, refusal) -> None:
     assert refusal(own(parts, "Sink", SINK, "log.sinks[0]").load) == (
         f"log.sinks[0].name: {parts}:Sink has no step, which a sink needs (add: def step(self, record))"
     )
@@ -224,7 +226,7 @@ def test_an_attribute_may_be_set_by_the_constructor(parts) -> None:
     assert own(parts, "Change", AUGMENT, "data.augment[0]").make().num_draws == 1
 
 
-def test_what_a_part_raises_is_told_with_its_file_and_line(parts, refusal, tmp_path) -> None:
+def test_an_error_of_a_plugin_is_reported_with_its_file_and_line(parts, refusal, tmp_path) -> None:
     line = PARTS.splitlines().index('def broken(**words): raise LookupError("no such file")') + 1
     assert refusal(own(parts, "broken", SOURCE, "data.source").make, split="train") == (
         f"data.source.name: {parts}:broken raised LookupError: no such file at {tmp_path}/{parts}.py:{line} (fix it)"
@@ -240,9 +242,7 @@ def test_what_a_part_raises_is_told_with_its_file_and_line(parts, refusal, tmp_p
         ("raise SystemExit(3)", "SystemExit: 3 at FILE:1 (fix it)"),
     ],
 )
-def test_a_module_that_cannot_be_imported_is_told_with_its_file_and_line(
-    parts, refusal, tmp_path, text, reason
-) -> None:
+def test_an_import_error_is_reported_with_its_file_and_line(parts, refusal, tmp_path, text, reason) -> None:
     bad = f"bad_{parts}"
     (tmp_path / f"{bad}.py").write_text(text)
     reason = reason.replace("FILE", f"{tmp_path}/{bad}.py").replace("BAD", bad)
@@ -250,7 +250,9 @@ def test_a_module_that_cannot_be_imported_is_told_with_its_file_and_line(
     assert message == f"model.name: {bad}:Net: importing {bad} raised {reason}"
 
 
-def test_the_current_folder_is_not_searched_and_the_error_says_how_it_is(parts, refusal, tmp_path, monkeypatch) -> None:
+def test_the_current_folder_is_not_searched_and_the_error_names_pythonpath(
+    parts, refusal, tmp_path, monkeypatch
+) -> None:
     (tmp_path / "outside" / "mine_alone.py").write_text("Net = dict")
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", ".", str(tmp_path / "outside"))])
     assert refusal(load_object, "mine_alone:Net", "model.name") == (
@@ -304,7 +306,7 @@ def test_the_hash_counts_name_and_args() -> None:
         (["optim={name: 'a b:c', lr: 1}"], "optim.name: 'a b:c' is not an import path (write package.module:Name)"),
     ],
 )
-def test_fields_of_other_variants_are_told_apart_from_args(refusal, words, says) -> None:
+def test_fields_of_other_variants_are_not_args(refusal, words, says) -> None:
     assert says in refusal(load, "digits", Patch.parse(["model.width=0.25", *words]))
 
 
@@ -383,7 +385,7 @@ def test_what_has_no_name_at_the_top_of_a_module_is_refused(refusal) -> None:
     )
 
 
-def test_a_mapping_extends_a_preset_and_is_laid_under_the_words() -> None:
+def test_a_mapping_extends_a_preset_and_overrides_win() -> None:
     loaded = load_values({"extends": "digits", "train": {"epochs": 2}}, Patch.parse(["seed=3"]), name="mine")
     assert (loaded.name, loaded.recipe.train.epochs, loaded.recipe.seed) == ("mine", 2, 3)
     assert loaded.recipe.optim == load("digits").recipe.optim

@@ -9,7 +9,7 @@ from paceline.recipe.load import Patch, load
 from paceline.recipe.plugins import changed_code, code_identity, stale_code
 
 
-def test_a_part_is_told_by_its_file_and_package(tmp_path, monkeypatch) -> None:
+def test_a_plugin_is_identified_by_its_file_and_package(tmp_path, monkeypatch) -> None:
     file = tmp_path / "mine_to_tell.py"
     file.write_text("class Net:\n    def __init__(self, num_classes, in_channels): pass\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -25,7 +25,7 @@ def test_a_part_is_told_by_its_file_and_package(tmp_path, monkeypatch) -> None:
     assert code_identity(load("digits").recipe) == {}
 
 
-def test_what_is_in_no_file_is_told_without(monkeypatch) -> None:
+def test_a_plugin_without_a_file_is_identified_without_one(monkeypatch) -> None:
     module = ModuleType("in_no_file")
     module.Net = type("Net", (), {"__module__": "in_no_file", "__init__": lambda self, **words: None})
     monkeypatch.setitem(sys.modules, "in_no_file", module)

@@ -164,7 +164,7 @@ def test_every_preset_opens_with_a_sentence_that_lists_show(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_preset_says_what_to_expect_on_what_how_long_by_which_command_and_after_whom(name):
+def test_every_preset_has_its_result_hardware_time_command_and_source(name):
     said = header(name)
     assert set(LABELS) <= set(said)
     assert all(said[label] for label in LABELS)
@@ -196,7 +196,7 @@ def test_every_value_of_a_preset_names_the_preset_and_line_that_set_it(name):
 
 
 @pytest.mark.parametrize(("base", "variant"), VARIANTS)
-def test_a_variant_differs_from_its_base_in_what_its_name_says_and_nothing_else(base, variant):
+def test_a_variant_differs_from_its_base_only_as_named(base, variant):
     before, after = flat(load(base).recipe.to_dict()), flat(load(variant).recipe.to_dict())
     assert {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)} == VARIANTS[
         base, variant

@@ -89,7 +89,7 @@ def in_one_line(error: PacelineError) -> bool:
     return len(str(error).splitlines()) == 1 and bool(str(error))
 
 
-def test_there_are_paths_to_search_among() -> None:
+def test_paths_to_search_exist() -> None:
     assert {"data.batch_size", "optim.nesterov", "train.ema.decay", "checkpoint.keep", "seed"} <= set(PATHS)
     assert len(PATHS) > 120
     assert len({path for path, _ in accepted()}) > 80 and len(BASES) > 30

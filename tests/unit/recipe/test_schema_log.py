@@ -11,7 +11,7 @@ def sinks(value: str) -> tuple[object, ...]:
     return load("digits", Patch.parse([f"log.sinks={value}"])).recipe.log.sinks
 
 
-def test_nobody_is_told_unless_asked_for() -> None:
+def test_no_sink_is_the_default() -> None:
     assert Log().sinks == ()
 
 
@@ -34,7 +34,7 @@ def test_options_and_parts_of_ones_own_stand_in_the_same_list() -> None:
         ("wandb", "log.sinks: 'wandb' should be a list"),
     ],
 )
-def test_what_is_no_sink_is_told_with_its_place(value: str, says: str) -> None:
+def test_an_invalid_sink_is_refused_with_its_path(value: str, says: str) -> None:
     with pytest.raises(RecipeError) as error:
         sinks(value)
     assert str(error.value).startswith(says)

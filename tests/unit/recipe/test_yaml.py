@@ -117,7 +117,7 @@ def test_marks_and_line_ends_of_other_editors_change_nothing(text):
     assert read_yaml_text(text, "r.yaml").values == {"a": 1, "b": 2}
 
 
-def test_numbers_and_words_are_those_of_yaml_1_2():
+def test_numbers_and_text_are_those_of_yaml_1_2():
     text = "a: 1e-3\nb: 012\nc: yes\nd: on\ne: off\nf: 12:30\ng: 5.0e-4\nh: true\ni: 0o17\nj: ~\nk: 1e3\n"
     assert read_yaml_text(text, "r.yaml").values == {
         "a": 1e-3, "b": 12, "c": "yes", "d": "on", "e": "off", "f": "12:30", "g": 5e-4, "h": True, "i": 15, "j": None,

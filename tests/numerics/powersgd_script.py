@@ -6,7 +6,7 @@ import math
 import torch
 from torch import Tensor
 from torch.nn import functional
-from training import CPU, batch, network
+from strategies_script import CPU, batch, network
 
 from paceline.core.world import World
 from paceline.parallel import base

@@ -9,7 +9,7 @@ SCALE = 65536.0
 
 @pytest.fixture(scope="module")
 def pair(run_on_ranks, tmp_path_factory):
-    return run_on_ranks("bad_numbers.py", 2, tmp_path_factory.mktemp("bad"))
+    return run_on_ranks("nonfinite_script.py", 2, tmp_path_factory.mktemp("bad"))
 
 
 def numbers(pair, case: str) -> list[float]:
@@ -40,7 +40,7 @@ def test_sharded_weights_stop_too_and_name_the_rank_whose_loss_it_was(pair) -> N
 
 @pytest.mark.parametrize("way", ["ddp", "fsdp", "alone"])
 @pytest.mark.parametrize("kind", ["loss", "gradient"])
-def test_skipping_leaves_the_step_out_on_both_ranks(pair, way: str, kind: str) -> None:
+def test_skipping_skips_the_step_on_both_ranks(pair, way: str, kind: str) -> None:
     assert numbers(pair, f"{way} skip {kind}") == [5, 1, 1, 0, 0]
 
 

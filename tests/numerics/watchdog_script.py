@@ -24,7 +24,7 @@ from paceline.recipe.schema.train import Parallel
 STEPS = 200
 
 
-class Asked(NoStopRequests):
+class RecordedStopRequests(NoStopRequests):
     """A request that is printed when it comes."""
 
     def request(self, name: str) -> None:
@@ -71,7 +71,7 @@ class Run:
         self.folder, self.fault, self.rank, self.at = Path(folder), fault, int(rank), int(step)
         self.section = Parallel(timeout=f"{timeout_s}s", check_replicas="5st")
         self.world = world_from_environ(os.environ)
-        self.step, self.stage, self.asked = 0, "start", Asked()
+        self.step, self.stage, self.asked = 0, "start", RecordedStopRequests()
         torch.manual_seed(0)
         self.model = torch.nn.Linear(300, 300)
         self.is_faulty = self.world.rank == self.rank

@@ -7,7 +7,7 @@ from torch import Tensor
 
 @pytest.fixture(scope="module")
 def pair(run_on_ranks, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Tensor]]:
-    return run_on_ranks("remembering.py", 2, tmp_path_factory.mktemp("remembering"))
+    return run_on_ranks("powersgd_script.py", 2, tmp_path_factory.mktemp("remembering"))
 
 
 def below(found: dict[str, Tensor], start: str) -> dict[str, Tensor]:
@@ -30,7 +30,7 @@ def test_other_replicas_go_on_with_the_same_bits_and_keep_the_same(pair, saved: 
     assert [name for name in whole if not torch.equal(whole[name], other[name])] == []
 
 
-def test_each_rank_has_held_back_something_else(pair) -> None:
+def test_each_rank_has_its_own_residuals(pair) -> None:
     after_bad, later = below(pair[0], "12/saved/"), below(pair[0], "14/saved/")
     errors = [name for name in later if name.endswith(".error")]
     assert len(errors) > 1 and any(after_bad[name].isnan().any() for name in errors)

@@ -5,20 +5,20 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = runpy.run_path(str(Path(__file__).with_name("agreeing.py")))
+SCRIPT = runpy.run_path(str(Path(__file__).with_name("consensus_script.py")))
 STEPS, LARGE, LATE_S, vote = (SCRIPT[name] for name in ("STEPS", "LARGE", "LATE_S", "vote"))
 
 
 @pytest.fixture(scope="module", params=[1, 2, 3])
 def ranks(request, run_on_ranks, tmp_path_factory):
-    return run_on_ranks("agreeing.py", request.param, tmp_path_factory.mktemp(f"ranks{request.param}"))
+    return run_on_ranks("consensus_script.py", request.param, tmp_path_factory.mktemp(f"ranks{request.param}"))
 
 
 def sums(step: int, world_size: int) -> list[int]:
     return [sum(votes) for votes in zip(*(vote(step, rank) for rank in range(world_size)), strict=True)]
 
 
-def test_every_rank_is_told_the_sums_of_the_call_before_and_a_rank_alone_its_own(ranks) -> None:
+def test_every_rank_gets_the_sums_of_the_call_before_and_a_single_rank_its_own(ranks) -> None:
     world_size = len(ranks)
     by_step = [sums(step, world_size) for step in range(STEPS)]
     expected = by_step if world_size == 1 else [[0, 0], *by_step[:-1]]

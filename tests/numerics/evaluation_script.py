@@ -72,7 +72,7 @@ def evaluator(place: DeviceTransfer, strategy: Strategy, shard: EvalShard) -> Sp
     )
 
 
-def judged(way: Parallel, rank: int, world_size: int) -> dict[str, Tensor]:
+def evaluate_all(way: Parallel, rank: int, world_size: int) -> dict[str, Tensor]:
     """Return the last report, the weights and the averages."""
     world = World(rank, world_size, rank, world_size)
     strategy = build_strategy(way, world, CPU)
@@ -109,5 +109,5 @@ def numbers(result: EvalResult) -> Tensor:
 
 
 def run(rank: int, world_size: int, folder: Path) -> dict[str, Tensor]:
-    ways = {name: judged(way, rank, world_size) for name, way in WAYS.items()}
+    ways = {name: evaluate_all(way, rank, world_size) for name, way in WAYS.items()}
     return {f"{name}/{key}": tensor for name, found in ways.items() for key, tensor in found.items()}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-WATCHING = Path(__file__).with_name("watching.py")
+WATCHING = Path(__file__).with_name("watchdog_script.py")
 TIMEOUT_S = 60
 STEP = 60
 

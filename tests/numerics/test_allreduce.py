@@ -5,7 +5,7 @@ import pytest
 
 @pytest.fixture(scope="module")
 def found(run_on_ranks, tmp_path_factory: pytest.TempPathFactory):
-    return run_on_ranks("reducing.py", 2, tmp_path_factory.mktemp("reducing"))
+    return run_on_ranks("allreduce_script.py", 2, tmp_path_factory.mktemp("reducing"))
 
 
 def test_an_all_reduce_takes_as_long_as_it_takes_the_slowest_rank(found):
@@ -15,5 +15,5 @@ def test_an_all_reduce_takes_as_long_as_it_takes_the_slowest_rank(found):
     assert [each["rows"].tolist() for each in found] == [expected, expected]
 
 
-def test_no_size_follows_one_that_took_longer_than_asked_for_but_two_are_timed(found):
+def test_no_size_follows_one_over_the_time_limit_but_two_are_timed(found):
     assert [each["brief"].tolist() for each in found] == [[8, 16], [8, 16]]

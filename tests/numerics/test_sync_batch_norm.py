@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-SCRIPT = runpy.run_path(str(Path(__file__).with_name("normalising.py")))
+SCRIPT = runpy.run_path(str(Path(__file__).with_name("sync_batch_norm_script.py")))
 CASES, PASSES = SCRIPT["CASES"], SCRIPT["PASSES"]
 
 # Compared is with float64. There, sums in another order leave 1e-13. In float32 a mean of 1e4 is known to 5e-4, a
@@ -18,7 +18,7 @@ TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-3, torch.bfloat16: 2**-7}
 
 @pytest.fixture(scope="module")
 def pair(run_on_ranks, tmp_path_factory):
-    return run_on_ranks("normalising.py", 2, tmp_path_factory.mktemp("pair"))
+    return run_on_ranks("sync_batch_norm_script.py", 2, tmp_path_factory.mktemp("pair"))
 
 
 @pytest.fixture(params=list(CASES))

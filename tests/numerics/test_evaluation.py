@@ -11,12 +11,12 @@ ROUNDING = 1e-10
 
 @pytest.fixture(scope="module")
 def alone(run_on_ranks, tmp_path_factory):
-    return run_on_ranks("judging.py", 1, tmp_path_factory.mktemp("alone"))[0]
+    return run_on_ranks("evaluation_script.py", 1, tmp_path_factory.mktemp("alone"))[0]
 
 
 @pytest.fixture(scope="module", params=[2, 3])
 def several(run_on_ranks, tmp_path_factory, request):
-    return run_on_ranks("judging.py", request.param, tmp_path_factory.mktemp("several"))
+    return run_on_ranks("evaluation_script.py", request.param, tmp_path_factory.mktemp("several"))
 
 
 def of(found: dict[str, Tensor], way: str) -> dict[str, Tensor]:
@@ -26,7 +26,7 @@ def of(found: dict[str, Tensor], way: str) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("way", ["ddp", "fsdp", "fsdp resharding"])
-def test_several_ranks_judge_what_one_judges_and_train_on_as_it_does(alone, several, way: str) -> None:
+def test_several_ranks_evaluate_and_train_on_as_one_does(alone, several, way: str) -> None:
     expected = of(alone, way)
     for rank in several:
         found = of(rank, way)
@@ -38,7 +38,7 @@ def test_several_ranks_judge_what_one_judges_and_train_on_as_it_does(alone, seve
             )
 
 
-def test_raw_weights_averages_and_training_images_are_told_apart(alone) -> None:
+def test_raw_weights_averages_and_training_images_differ(alone) -> None:
     found = of(alone, "ddp")
     losses = [found[f"{name}.numbers"][3].item() for name in ("val", "ema", "train")]
     assert len({round(loss, 3) for loss in losses}) == 3

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from training import CPU
+from strategies_script import CPU
 
 from paceline.core.stages import WORK
 from paceline.core.world import World

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from training import CPU, Way, batch, network, train
+from strategies_script import CPU, Way, batch, network, train
 
 from paceline.core.world import World
 from paceline.parallel.strategy import build_strategy

@@ -7,16 +7,16 @@ from torch import Tensor
 from paceline.core.stages import WORK
 from paceline.measure.straggler import RankTimes, find_straggler
 
-EXPOSED, FORWARD = 1.0, 2.0  # the codes of `listening.py`
+EXPOSED, FORWARD = 1.0, 2.0  # the codes of `comm_wait_script.py`
 WAYS = ("plain", "copied", "static", "buffers", "micro-batches", "bf16", "fp16", "factors")
-DELAY_S = 0.016  # a fifth of the 80 ms of `straggling.WORK_S`
+DELAY_S = 0.016  # a fifth of the 80 ms of `straggler_script.WORK_S`
 NUM_GRADIENTS = 3 * 3 * 3 * 8 + 8 + 8 * 3 * 3 * 5 + 20 * 3  # of `training.network` without norms
 
 
 @pytest.fixture(scope="module")
 def ranks(run_on_ranks, tmp_path_factory):
     """Three of them, as halving is exact, and a third is not."""
-    return run_on_ranks("measuring.py", 3, tmp_path_factory.mktemp("measuring"))
+    return run_on_ranks("timing_script.py", 3, tmp_path_factory.mktemp("measuring"))
 
 
 def of(found: dict[str, Tensor], group: str) -> dict[str, Tensor]:
@@ -102,7 +102,7 @@ def test_every_rank_has_every_ranks_row(ranks) -> None:
         assert found["every scalar"].tolist() == [float(rank) for rank in range(len(ranks))]
 
 
-def judged(ranks, case: str):
+def evaluate_all(ranks, case: str):
     times = [
         RankTimes(
             found[f"late/{case}/step_s"].item(),
@@ -117,7 +117,7 @@ def judged(ranks, case: str):
 
 @pytest.mark.parametrize(("stage", "rank"), [("data_wait", 0), ("backward", 1)])
 def test_a_rank_slowed_by_a_fifth_is_named(ranks, stage: str, rank: int) -> None:
-    _, found = judged(ranks, stage)
+    _, found = evaluate_all(ranks, stage)
     assert (found.rank, found.stage) == (rank, stage)
     # Noise of the other ranks adds to it or hides it: 15.3 to 17.8 ms were seen with five processes to a core.
     assert 0.5 * DELAY_S < found.late_s < 2 * DELAY_S
@@ -125,6 +125,6 @@ def test_a_rank_slowed_by_a_fifth_is_named(ranks, stage: str, rank: int) -> None
 
 
 def test_equal_ranks_name_no_one(ranks) -> None:
-    rows, found = judged(ranks, "none")
+    rows, found = evaluate_all(ranks, "none")
     assert (found.rank, found.stage, found.late_s) == (None, None, 0.0)
     assert len(rows) == 3
