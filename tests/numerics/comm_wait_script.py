@@ -4,9 +4,9 @@ import time
 from dataclasses import replace
 
 import torch
+from strategies_script import CPU, Way, batch, network, train
 from torch import Tensor, nn
 from torch.nn import functional
-from strategies_script import CPU, Way, batch, network, train
 
 from paceline.core.world import World
 from paceline.parallel.strategy import build_strategy

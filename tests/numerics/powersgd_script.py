@@ -4,9 +4,9 @@ import json
 import math
 
 import torch
+from strategies_script import CPU, batch, network
 from torch import Tensor
 from torch.nn import functional
-from strategies_script import CPU, batch, network
 
 from paceline.core.world import World
 from paceline.parallel import base

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 from strategies_script import CPU
+from torch import Tensor, nn
 
 from paceline.core.stages import WORK
 from paceline.core.world import World

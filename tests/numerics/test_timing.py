@@ -102,7 +102,7 @@ def test_every_rank_has_every_ranks_row(ranks) -> None:
         assert found["every scalar"].tolist() == [float(rank) for rank in range(len(ranks))]
 
 
-def evaluate_all(ranks, case: str):
+def find_straggler_of(ranks, case: str):
     times = [
         RankTimes(
             found[f"late/{case}/step_s"].item(),
@@ -117,7 +117,7 @@ def evaluate_all(ranks, case: str):
 
 @pytest.mark.parametrize(("stage", "rank"), [("data_wait", 0), ("backward", 1)])
 def test_a_rank_slowed_by_a_fifth_is_named(ranks, stage: str, rank: int) -> None:
-    _, found = evaluate_all(ranks, stage)
+    _, found = find_straggler_of(ranks, stage)
     assert (found.rank, found.stage) == (rank, stage)
     # Noise of the other ranks adds to it or hides it: 15.3 to 17.8 ms were seen with five processes to a core.
     assert 0.5 * DELAY_S < found.late_s < 2 * DELAY_S
@@ -125,6 +125,6 @@ def test_a_rank_slowed_by_a_fifth_is_named(ranks, stage: str, rank: int) -> None
 
 
 def test_equal_ranks_name_no_one(ranks) -> None:
-    rows, found = evaluate_all(ranks, "none")
+    rows, found = find_straggler_of(ranks, "none")
     assert (found.rank, found.stage, found.late_s) == (None, None, 0.0)
     assert len(rows) == 3
