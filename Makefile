@@ -23,14 +23,14 @@ demo: $(READY) $(NATIVE)
 UNITS := tests/unit tests/architecture tests/golden
 NAMED = $(wildcard $(patsubst %,tests/$(1)/test_%.py,$(2)))
 CORE := $(call NAMED,integration,train resume exact) $(call NAMED,faults,checkpoints) \
-  $(call NAMED,numerics,agreement bad_numbers checkpoints judging many_ranks reducing remembering strategies) \
-  $(call NAMED,numerics,sync_norm) $(call NAMED,examples,minimal_ddp)
+  $(call NAMED,numerics,allreduce checkpoints consensus evaluation many_ranks nonfinite powersgd strategies) \
+  $(call NAMED,numerics,sync_batch_norm) $(call NAMED,examples,minimal_ddp)
 PAIRS := tests/docs $(call NAMED,examples,interop own_parts) $(call NAMED,faults,exact_resume archives console data environment) \
   $(call NAMED,faults,last_checkpoint links lmdb_kill orphans pack_kill recipes_and_names stage_kill) \
   $(call NAMED,faults,system_faults torchrun) $(call NAMED,examples,examples) \
   $(call NAMED,integration,compile completion emulated export_photographs failures frozen fuzz health kubernetes) \
   $(call NAMED,integration,ladder real_data release remote report_page same_samples trackers) \
-  $(call NAMED,numerics,watching)
+  $(call NAMED,numerics,watchdog)
 IN_TWO := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses 2
 test: $(READY_DEV) $(NATIVE)
 	@rm -rf build/tests
