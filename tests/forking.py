@@ -167,7 +167,9 @@ def run(words: Sequence[str]) -> NoReturn:
 
 def popen(command: list[str], **asked: Any) -> "Forked | subprocess.Popen[str]":
     """Be `subprocess.Popen` of what starts ranks and runs: fork what this Python is to run, and start what else is."""
-    tie = importlib.import_module("paceline.core.process").tied_to_us([])  # words, and then a process and a signal
+    tie = importlib.import_module("paceline.core.process").die_with_us_command(
+        []
+    )  # words, and then a process and a signal
     tied, words = ([], command) if command[: len(tie) - 2] != tie[:-2] else (command[: len(tie)], command[len(tie) :])
     if words[0] not in (PYTHON, sys.executable):
         return subprocess.Popen(command, **asked)

@@ -83,7 +83,7 @@ def test_every_process_is_tied_to_the_one_that_starts_it(modules, none_of):
         for node in ast.walk(module.tree):
             if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("Popen"):
                 programs += 1
-                if not ast.unparse(node.args[0]).startswith("tied_to_us("):
+                if not ast.unparse(node.args[0]).startswith("die_with_us_command("):
                     wrong.append(module.at(node.lineno, ast.unparse(node.func)))
     assert programs == 2
     none_of(wrong)
