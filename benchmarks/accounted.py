@@ -26,10 +26,10 @@ def main() -> None:
     parser.add_argument("--width", type=float, default=0.25, help="times the channels of ResNet-18 (default: 0.25)")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--json", type=Path, metavar="OUT", help="where to write the result")
-    asked = parser.parse_args()
-    words = [f"data.source.root={asked.root}", f"model.width={asked.width}", "train.epochs=1", "parallel.device=cpu"]
+    args = parser.parse_args()
+    arguments = [f"data.source.root={args.root}", f"model.width={args.width}", "train.epochs=1", "parallel.device=cpu"]
     with tempfile.TemporaryDirectory() as folder:
-        command = ["-m", "paceline", "train", "cifar10-resnet18", *words, "--ranks", str(asked.ranks)]
+        command = ["-m", "paceline", "train", "cifar10-resnet18", *arguments, "--ranks", str(args.ranks)]
         rundir = RunDir(Path(folder) / "run")
         subprocess.run([sys.executable, *command, "--run-dir", str(rundir.path)], check=True)
         result = rundir.read_result()
@@ -37,14 +37,14 @@ def main() -> None:
     found = {
         "benchmark": "accounted",
         **record.provenance(),
-        "config": {"preset": "cifar10-resnet18", "width": asked.width, "ranks": asked.ranks, "epochs": 1},
+        "config": {"preset": "cifar10-resnet18", "width": args.width, "ranks": args.ranks, "epochs": 1},
         "account": result.account.model_dump(),
         "stages": {name: stage.model_dump() for name, stage in result.stages.items()},
         "steps": result.steps,
     }
     print(f"explained {result.account.explained:.3%} of {result.account.wall_s:.1f} s")
-    if asked.json:
-        record.write(asked.json, found)
+    if args.json:
+        record.write(args.json, found)
 
 
 if __name__ == "__main__":

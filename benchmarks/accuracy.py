@@ -27,26 +27,26 @@ def main() -> None:
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="overrides for every run")
     parser.add_argument("--note", default="", help="what a reader of the result should know")
     parser.add_argument("--json", type=Path, metavar="OUT", help="where to write the result")
-    asked = parser.parse_args()
-    runs = [trained([asked.recipe, "--ranks", asked.ranks, *asked.set, f"seed={seed}"]) for seed in asked.seeds]
-    for seed, run in zip(asked.seeds, runs, strict=True):
+    args = parser.parse_args()
+    runs = [trained([args.recipe, "--ranks", args.ranks, *args.set, f"seed={seed}"]) for seed in args.seeds]
+    for seed, run in zip(args.seeds, runs, strict=True):
         print(f"seed {seed}: {summary(run)}")
-    values = {"benchmark": "accuracy", "note": asked.note, **record.provenance(), "recipe": asked.recipe}
+    values = {"benchmark": "accuracy", "note": args.note, **record.provenance(), "recipe": args.recipe}
     values["command"] = without_folders(values["command"])
     values["top1"] = over_seeds([run["judged"]["top1"] for run in runs])
     values["wall_s"] = over_seeds([run["result"]["time"]["wall_s"] for run in runs])
-    if asked.json:
-        record.write(asked.json, {**values, "runs": dict(zip(map(str, asked.seeds), runs, strict=True))})
+    if args.json:
+        record.write(args.json, {**values, "runs": dict(zip(map(str, args.seeds), runs, strict=True))})
 
 
-def trained(words: list[str]) -> dict[str, Any]:
+def trained(arguments: list[str]) -> dict[str, Any]:
     """Run `paceline train` with `words`; return its result, its evaluations, and the evaluation that counts."""
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder, "run")
-        command = [sys.executable, "-m", "paceline", "train", *words, "--run-dir", str(run_dir), "--json"]
+        command = [sys.executable, "-m", "paceline", "train", *arguments, "--run-dir", str(run_dir), "--json"]
         ended = subprocess.run(command, stdout=subprocess.PIPE, text=True)
         if ended.returncode:
-            raise SystemExit(f"error: {' '.join(words)}: exit code {ended.returncode}")
+            raise SystemExit(f"error: {' '.join(arguments)}: exit code {ended.returncode}")
         evals = [json.loads(line) for line in (run_dir / "evals.jsonl").read_text().splitlines()]
         result = json.loads(ended.stdout)
     result["provenance"].pop("command", None)
@@ -68,8 +68,8 @@ def over_seeds(values: list[float]) -> dict[str, Any]:
 
 def without_folders(command: str) -> str:
     """Return `command` with folders and files of this machine replaced."""
-    words = [f"{word.partition('=')[0]}=DIR" if "=/" in word else word for word in command.split(" ")]
-    return " ".join("OUT" if word.startswith("/") else word for word in words)
+    arguments = [f"{word.partition('=')[0]}=DIR" if "=/" in word else word for word in command.split(" ")]
+    return " ".join("OUT" if word.startswith("/") else word for word in arguments)
 
 
 if __name__ == "__main__":

@@ -129,14 +129,14 @@ def main() -> None:
     parser.add_argument("--width", type=float, default=1.0)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--lr", type=float, default=0.1)
-    asked = parser.parse_args()
-    torch.set_num_threads(asked.threads)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
     torch.manual_seed(0)
     images = torch.randint(0, 256, (50_000, 3, 32, 32), dtype=torch.uint8)
-    source = batches(images, torch.randint(0, 10, (50_000,)), asked.batch_size)
-    model = ResNet18(width=asked.width)
+    source = batches(images, torch.randint(0, 10, (50_000,)), args.batch_size)
+    model = ResNet18(width=args.width)
     steps = train(
-        model, source, num_steps=asked.steps, peak_lr=asked.lr, mean=CIFAR10_MEAN, std=CIFAR10_STD, out=sys.stdout
+        model, source, num_steps=args.steps, peak_lr=args.lr, mean=CIFAR10_MEAN, std=CIFAR10_STD, out=sys.stdout
     )
     started_s = time.perf_counter()
     num_done = sum(1 for _ in steps)

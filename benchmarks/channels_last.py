@@ -38,7 +38,7 @@ class Case:
     dtype: str = "float32"
     gradient: str = "filters"
 
-    def words(self) -> list[str]:
+    def arguments(self) -> list[str]:
         """Return the fields as text, in order."""
         return [str(value) for value in vars(self).values()]
 
@@ -85,13 +85,13 @@ def main() -> None:
     print(f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}")
     print("inputs outputs kernel stride size batch layout dtype gradient: exit code")
     for case in CASES:
-        command = [sys.executable, __file__, *case.words()]
+        command = [sys.executable, __file__, *case.arguments()]
         try:
             code = subprocess.run(command, stderr=subprocess.DEVNULL, check=False, timeout=LIMIT_S).returncode
             ended = f"{code} CRASHED" if code < 0 else str(code)
         except subprocess.TimeoutExpired:
             ended = "HANGS"  # a corrupted heap may also end in a lock that nobody lets go of
-        print(f"{' '.join(case.words())}: {ended}", flush=True)
+        print(f"{' '.join(case.arguments())}: {ended}", flush=True)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ import record
 
 from paceline.training.checkpoint import load_tensor_group, read_state, verify_checkpoint, weights_sha256
 
-WORDS = (
+ARGUMENTS = (
     "synthetic",
     "model.width=0.1",
     "data.source.num_images=240",
@@ -70,7 +70,7 @@ class Setting:
         """Return the command line that starts a run, or goes on with it."""
         lengths = (f"train.steps={self.steps}", f"checkpoint.every={self.every}st", f"data.workers={workers}")
         options = ("--ranks", str(self.ranks), "--run-dir", str(run), "--resume", "--json")
-        return [sys.executable, "-m", "paceline", "train", *WORDS, *lengths, *options]
+        return [sys.executable, "-m", "paceline", "train", *ARGUMENTS, *lengths, *options]
 
 
 @dataclass(frozen=True)
@@ -151,14 +151,14 @@ class Process:
 
     def started_from(self) -> int | None:
         """Return the step it says it goes on from; None before it has said anything."""
-        said = self.err.read_text()
-        if " steps of " not in said:
+        stderr = self.err.read_text()
+        if " steps of " not in stderr:
             return None
-        return int(said.partition("from step ")[2].partition(":")[0].replace(",", "") or 0)
+        return int(stderr.partition("from step ")[2].partition(":")[0].replace(",", "") or 0)
 
-    def wait_for(self, is_there: Callable[[], bool]) -> None:
+    def wait_for(self, is_ready: Callable[[], bool]) -> None:
         """Wait until something is there. Raise when the process ends before, or takes too long."""
-        while not is_there():
+        while not is_ready():
             if self.launcher.poll() is not None:
                 raise SystemExit(f"ended by itself, with {self.launcher.returncode}: {self.err.read_text()}")
             if time.monotonic() - self.started_s > PATIENCE_S:
@@ -277,7 +277,7 @@ def left_alone(setting: Setting, run: Path) -> float:
 
 
 def killed_all_along(
-    setting: Setting, run: Path, kills: list[Kill], startup_s: float, say: Callable[[str], None]
+    setting: Setting, run: Path, kills: list[Kill], startup_s: float, report: Callable[[str], None]
 ) -> list[Killed]:
     """Start, kill, start again, until all `kills` have struck and the run has ended; return what came of each."""
     outcomes: list[Killed] = []
@@ -285,7 +285,8 @@ def killed_all_along(
         start_s = time.monotonic()
         with Process(setting, run, number, kill.workers) as process:
             outcomes.append(strike(kill, process, startup_s))
-        say(f"{setting.ranks} ranks, kill {number}/{len(kills)}: {outcomes[-1]} in {time.monotonic() - start_s:.1f} s")
+        passed_s = time.monotonic() - start_s
+        report(f"{setting.ranks} ranks, kill {number}/{len(kills)}: {outcomes[-1]} in {passed_s:.1f} s")
     with Process(setting, run, len(kills) + 1, workers=0) as process:
         process.finish()
     return outcomes
@@ -293,7 +294,7 @@ def killed_all_along(
 
 def verdicts(setting: Setting, whole: Path, killed: Path, outcomes: list[Killed]) -> dict[str, bool]:
     """Return what must be true of a killed run beside one that was left alone, and whether it is."""
-    said = [path.read_text() for path in sorted(killed.parent.glob(f"{killed.name}-*.err"))]
+    stderr = [path.read_text() for path in sorted(killed.parent.glob(f"{killed.name}-*.err"))]
     one, other = (json.loads((run / "result.json").read_text()) for run in (whole, killed))
     traces = [[rows(run / f"steps.rank{rank}.jsonl") for run in (whole, killed)] for rank in range(setting.ranks)]
     steps = list(range(setting.steps))
@@ -308,15 +309,15 @@ def verdicts(setting: Setting, whole: Path, killed: Path, outcomes: list[Killed]
         "no_more_lost_than_the_interval_unless_in_a_save": all(
             each.repeated <= setting.every * (2 if each.in_save else 1) for each in outcomes
         ),
-        "no_checkpoint_found_damaged": not any("damaged" in text or "cannot be read" in text for text in said),
-        "no_traceback": not any("Traceback" in without_a_workers_last_words(text) for text in said),
+        "no_checkpoint_found_damaged": not any("damaged" in text or "cannot be read" in text for text in stderr),
+        "no_traceback": not any("Traceback" in strip_worker_tracebacks(text) for text in stderr),
         "nothing_half_written_left": not [*killed.glob("checkpoints/.*"), *killed.rglob("*.tmp*")],
     }
 
 
-def without_a_workers_last_words(said: str) -> str:
+def strip_worker_tracebacks(stderr: str) -> str:
     """Return what was said without the traceback that Python's own thread in a worker prints when its rank is gone."""
-    blocks = re.split(r"(?=^(?:\[rank\d+\]: )?Traceback)", said, flags=re.MULTILINE)
+    blocks = re.split(r"(?=^(?:\[rank\d+\]: )?Traceback)", stderr, flags=re.MULTILINE)
     return "".join(each for each in blocks if "resource_sharer.py" not in each)
 
 
@@ -343,30 +344,30 @@ def last_checkpoint(run: Path) -> dict[str, Any]:
 
 def summary(setting: Setting, outcomes: list[Killed], checks: dict[str, bool]) -> dict[str, Any]:
     """Return what a world size came to."""
-    begun = [each for each in outcomes if each.done is not None]
-    repeated = Counter(each.repeated for each in begun)
+    started = [each for each in outcomes if each.done is not None]
+    repeated = Counter(each.repeated for each in started)
     return {
         "steps": setting.steps,
         "kills": len(outcomes),
-        "before_the_first_step": len(outcomes) - len(begun),
+        "before_the_first_step": len(outcomes) - len(started),
         "in_a_save": sum(each.in_save for each in outcomes),
         "of": dict(sorted(Counter(each.victim for each in outcomes).items())),
         "steps_repeated": {str(steps): repeated[steps] for steps in sorted(repeated)},
         "more_than_the_interval": sum(each.repeated > setting.every for each in outcomes),
         "until_all_were_gone": record.spread([each.gone_s for each in outcomes]),
-        "start_to_first_step": record.spread([each.startup_s for each in begun if each.startup_s] or [0.0]),
+        "start_to_first_step": record.spread([each.startup_s for each in started if each.startup_s] or [0.0]),
         "checks": checks,
     }
 
 
 def chaos(
-    setting: Setting, number: int, folder: Path, seed: int, say: Callable[[str], None] = print
+    setting: Setting, number: int, folder: Path, seed: int, report: Callable[[str], None] = print
 ) -> tuple[dict[str, Any], list[Killed]]:
     """Kill a run of `setting` `number` times, and compare; return the summary and each kill."""
     whole, killed = (folder / f"{name}-{setting.ranks}" for name in ("whole", "killed"))
     startup_s = left_alone(setting, whole)
     kills = plan_kills(number, setting, random.Random(f"{seed} {setting.ranks}"))
-    outcomes = killed_all_along(setting, killed, kills, startup_s, say)
+    outcomes = killed_all_along(setting, killed, kills, startup_s, report)
     return summary(setting, outcomes, verdicts(setting, whole, killed, outcomes)), outcomes
 
 
@@ -378,20 +379,20 @@ def main() -> int:
     parser.add_argument("--every", type=int, default=5, metavar="K", help="steps between checkpoints (default: 5)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, metavar="OUT", help="where to write the result")
-    asked = parser.parse_args()
-    worlds = [int(ranks) for ranks in asked.ranks.split(",")]
+    args = parser.parse_args()
+    worlds = [int(ranks) for ranks in args.ranks.split(",")]
     provenance, start_s = record.provenance(), time.monotonic()
     summaries, rows = {}, {}
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
         for position, ranks in enumerate(worlds):
-            number = asked.kills // len(worlds) + (position < asked.kills % len(worlds))
-            setting = Setting(ranks, max(4 * asked.every, STEPS_A_KILL * number), asked.every)
-            summaries[str(ranks)], outcomes = chaos(setting, number, Path(folder), asked.seed)
+            number = args.kills // len(worlds) + (position < args.kills % len(worlds))
+            setting = Setting(ranks, max(4 * args.every, STEPS_A_KILL * number), args.every)
+            summaries[str(ranks)], outcomes = chaos(setting, number, Path(folder), args.seed)
             rows[f"kills_of_{ranks}_ranks"] = [{**asdict(each), "repeated": each.repeated} for each in outcomes]
             print(json.dumps(summaries[str(ranks)], indent=2), flush=True)
-    facts = {"recipe": WORDS, "every": asked.every, "seed": asked.seed, "took_s": round(time.monotonic() - start_s)}
-    if asked.json:
-        record.write(asked.json, {"benchmark": "chaos", **provenance, **facts, "ranks": summaries, **rows})
+    facts = {"recipe": ARGUMENTS, "every": args.every, "seed": args.seed, "took_s": round(time.monotonic() - start_s)}
+    if args.json:
+        record.write(args.json, {"benchmark": "chaos", **provenance, **facts, "ranks": summaries, **rows})
     return int(not all(all(each["checks"].values()) for each in summaries.values()))
 
 

@@ -3,7 +3,7 @@
     python benchmarks/checkpoint.py --rounds 10 --json benchmarks/results/checkpoint-cpu.json
 
 Training steps on made-up images, with the recipe's own model and optimizer, are interrupted by saves as a run makes
-them: `train.checkpoint.Writer`, in the background and at once, and as it was before, by safetensors' own `save_file`
+them: `FileCheckpointWriter`, in the background and at once, and as it was before, by safetensors' own `save_file`
 and a digest read back from the file. The ways take turns, round by round, in folders of one disk; two of them write
 to a slow disk, which is the same disk and a writer that sleeps, so that it comes to `--slow-mb-s` at most.
 
@@ -57,17 +57,17 @@ NONE = "none"
 
 def main() -> None:
     """Measure, print, and write the result."""
-    asked = arguments()
-    torch.set_num_threads(asked.threads)
+    args = parse_args()
+    torch.set_num_threads(args.threads)
     load_before = os.getloadavg()[0]
-    training = Training(asked.batch_size, asked.width)
-    with tempfile.TemporaryDirectory(dir=asked.folder) as folder, contextlib.ExitStack() as stack:
-        ways = build_ways(Path(folder), asked.slow_mb_s, stack)
+    training = Training(args.batch_size, args.width)
+    with tempfile.TemporaryDirectory(dir=args.folder) as folder, contextlib.ExitStack() as stack:
+        ways = build_ways(Path(folder), args.slow_mb_s, stack)
         # The first round makes memory and folders, and is dropped.
         rounds = [
-            {name: block(training, way, number) for name, way in ways.items()} for number in range(asked.rounds + 1)
+            {name: block(training, way, number) for name, way in ways.items()} for number in range(args.rounds + 1)
         ]
-        measured = summary(rounds[1:], asked.batch_size)
+        measured = summary(rounds[1:], args.batch_size)
         measured["longest_wait_of_another_thread_s"] = longest_waits(training.snapshot(), Path(folder))
     result = {
         "benchmark": "checkpoint",
@@ -75,17 +75,17 @@ def main() -> None:
         "load_before": round(load_before, 2),
         "config": {
             "preset": "cifar10-resnet18",
-            **{name: getattr(asked, name) for name in ("rounds", "batch_size", "width", "threads", "slow_mb_s")},
+            **{name: getattr(args, name) for name in ("rounds", "batch_size", "width", "threads", "slow_mb_s")},
             "checkpoint_bytes": training.snapshot().num_bytes,
         },
         **measured,
     }
     print(table(result))
-    if asked.json:
-        record.write(asked.json, result)
+    if args.json:
+        record.write(args.json, result)
 
 
-def arguments() -> argparse.Namespace:
+def parse_args() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=10, help="saves of each way that are timed (default: 10)")

@@ -43,16 +43,16 @@ NUM_ALONE = 20_000
 
 def main() -> None:
     """Measure, print, and write the result."""
-    asked = arguments()
+    args = parse_args()
     load_before = os.getloadavg()[0]
-    turns = measure(recipe_for(asked), asked.warmup)
-    on_s, off_s = (turns.step_s[name][asked.warmup :] for name in ("on", "off"))
+    turns = measure(recipe_for(args), args.warmup)
+    on_s, off_s = (turns.step_s[name][args.warmup :] for name in ("on", "off"))
     alone_s = clock_alone(STAGES)
     result = {
         "benchmark": "clock",
         **record.provenance(),
         "load_before": round(load_before, 2),
-        "config": {"preset": "cifar10-resnet18", **{name: getattr(asked, name) for name in CONFIG}},
+        "config": {"preset": "cifar10-resnet18", **{name: getattr(args, name) for name in CONFIG}},
         "wall": compared(on_s, off_s),
         "alone": {
             "stages": len(STAGES),
@@ -64,14 +64,14 @@ def main() -> None:
         "off_step_wall_s": [round(seconds, 6) for seconds in off_s],
     }
     print(table(result))
-    if asked.json:
-        record.write(asked.json, result)
+    if args.json:
+        record.write(args.json, result)
 
 
 CONFIG = ("steps", "warmup", "batch_size", "width", "threads")
 
 
-def arguments() -> argparse.Namespace:
+def parse_args() -> argparse.Namespace:
     """Return the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=200, help="timed steps of each clock (default: 200)")
@@ -80,30 +80,30 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--width", type=float, default=1.0, help="times the channels of ResNet-18")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="CPU threads")
     parser.add_argument("--json", type=Path, metavar="OUT", help="where to write the result")
-    asked = parser.parse_args()
-    if asked.steps < 1 or asked.warmup < 1:
+    args = parser.parse_args()
+    if args.steps < 1 or args.warmup < 1:
         parser.error("--steps, --warmup: at least 1 each")
-    return asked
+    return args
 
 
-def recipe_for(asked: argparse.Namespace) -> Recipe:
+def recipe_for(args: argparse.Namespace) -> Recipe:
     """Return the CIFAR-10 recipe on as many made-up images of that shape, and nothing but training and its log."""
-    words = [
+    arguments = [
         "data.source.name=synthetic",
         "data.source.num_images=50000",
         "data.source.image_size=32",
         "data.source.channels=3",
-        f"data.batch_size={asked.batch_size}",
-        f"model.width={asked.width}",
+        f"data.batch_size={args.batch_size}",
+        f"model.width={args.width}",
         "schedule.warmup=0st",
-        f"train.steps={2 * (asked.warmup + asked.steps)}",
+        f"train.steps={2 * (args.warmup + args.steps)}",
         "train.eval_every=off",
         "checkpoint.every=off",
         "log.report=off",
         "parallel.device=cpu",
-        f"parallel.threads={asked.threads}",
+        f"parallel.threads={args.threads}",
     ]
-    return load("cifar10-resnet18", Patch.parse(words)).recipe
+    return load("cifar10-resnet18", Patch.parse(arguments)).recipe
 
 
 class TakingTurns:

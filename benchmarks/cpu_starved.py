@@ -41,7 +41,7 @@ RECIPE: Final = (
     "parallel.device=cpu",
 )
 """Computing is all that it does: pixels in memory, no workers, no evaluation, no checkpoint."""
-SETTLE_S: Final = 1.0
+PAUSE_S: Final = 1.0
 COUNT: Final = "while True: pass"
 
 
@@ -54,24 +54,24 @@ def main() -> int:
     parser.add_argument("--cores", type=int, default=2, help="that all of them share (2)")
     parser.add_argument("--only", choices=("busy", "quiet"), help="one kind alone")
     parser.add_argument("--out", type=Path, help="a JSON file to write")
-    asked = parser.parse_args()
-    cores = sorted(os.sched_getaffinity(0))[: asked.cores]
+    args = parser.parse_args()
+    cores = sorted(os.sched_getaffinity(0))[: args.cores]
     os.sched_setaffinity(0, cores)  # which is handed down to all that is started
-    kinds = [asked.only] if asked.only else ["quiet", "busy"]
+    kinds = [args.only] if args.only else ["quiet", "busy"]
     found: dict[str, list[dict[str, Any]]] = {kind: [] for kind in kinds}
-    kept = json.loads(asked.out.read_text()) if asked.only and asked.out and asked.out.exists() else {}
-    found.update({kind: kept[kind]["rows"] for kind in ("quiet", "busy") if kind in kept and kind != asked.only})
-    for _ in range(asked.runs):
+    kept = json.loads(args.out.read_text()) if args.only and args.out and args.out.exists() else {}
+    found.update({kind: kept[kind]["rows"] for kind in ("quiet", "busy") if kind in kept and kind != args.only})
+    for _ in range(args.runs):
         for kind in kinds:
             before = others(cores)
-            with busy(asked.busy if kind == "busy" else 0):
-                row = {"others_before": before, "steps": asked.steps, **run(asked.steps)}
+            with busy(args.busy if kind == "busy" else 0):
+                row = {"others_before": before, "steps": args.steps, **run(args.steps)}
             found[kind].append(row)
             print(f"{kind}: {row}", flush=True)
-    if asked.out:
+    if args.out:
         write(
-            asked.out,
-            {**provenance(), "recipe": list(RECIPE), "beside": asked.busy, "cores": len(cores), **summed(found)},
+            args.out,
+            {**provenance(), "recipe": list(RECIPE), "beside": args.busy, "cores": len(cores), **summed(found)},
         )
     wrong = sum(
         (row["bottleneck"] == "cpu-starved") != (kind == "busy") for kind, rows in found.items() for row in rows
@@ -83,7 +83,7 @@ def main() -> int:
 def others(cores: list[int]) -> float:
     """Return how many of the cores are busy before a run is started."""
     before, began_s = sum(core_ticks(cores)), time.perf_counter()
-    time.sleep(SETTLE_S)
+    time.sleep(PAUSE_S)
     ticks = sum(core_ticks(cores)) - before
     return round(ticks / os.sysconf("SC_CLK_TCK") / (time.perf_counter() - began_s), 3)
 

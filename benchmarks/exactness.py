@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-WORDS = (
+ARGUMENTS = (
     "train",
     "cifar-base",
     "model.norm=none",
@@ -35,9 +35,9 @@ TORCHRUN = ("torch.distributed.run", "--nproc-per-node", "2", "-m", "paceline")
 RUNS = (("1 rank", 1, ()), ("2 ranks", 2, ()), ("3 ranks", 3, ()), ("torchrun, 2 ranks", 2, TORCHRUN))
 
 
-def train(words: list[str], ranks: int, program: tuple[str, ...], run: Path) -> dict:
+def train(arguments: list[str], ranks: int, program: tuple[str, ...], run: Path) -> dict:
     """Run the program and return its result."""
-    command = [sys.executable, "-m", *(program or ("paceline",)), *words, "--run-dir", str(run), "--json"]
+    command = [sys.executable, "-m", *(program or ("paceline",)), *arguments, "--run-dir", str(run), "--json"]
     if not program:
         command += ["--ranks", str(ranks)]
     return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
@@ -65,13 +65,13 @@ def main() -> int:
     parser.add_argument("--precision", choices=["fp64", "fp32"], default="fp64")
     parser.add_argument("overrides", nargs="*", help="KEY=VALUE")
     options = parser.parse_args()
-    words = [*WORDS, f"train.precision={options.precision}"]
-    words += [f"data.source.root={options.root.resolve()}", *options.overrides]
+    arguments = [*ARGUMENTS, f"train.precision={options.precision}"]
+    arguments += [f"data.source.root={options.root.resolve()}", *options.overrides]
     rows, first = [], None
     with tempfile.TemporaryDirectory() as folder:
         for name, ranks, program in RUNS:
             run = Path(folder) / name.replace(" ", "-").replace(",", "")
-            result = train(words, ranks, program, run)
+            result = train(arguments, ranks, program, run)
             seen, losses = samples(run, ranks), [record["loss"] for record in lines(run / "steps.jsonl")]
             first = first or (seen, losses)
             rows.append(
@@ -88,7 +88,7 @@ def main() -> int:
             )
             print(json.dumps(rows[-1]), flush=True)
     record = {
-        "words": [*WORDS, f"train.precision={options.precision}", *options.overrides],
+        "words": [*ARGUMENTS, f"train.precision={options.precision}", *options.overrides],
         "runs": rows,
         "provenance": result["provenance"],
     }

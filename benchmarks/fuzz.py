@@ -63,18 +63,18 @@ def main() -> None:
     parser.add_argument("--memory-gb", type=float, default=4.0, help="the most a reader may use; 0: any (default: 4)")
     parser.add_argument("--findings", type=Path, default=Path("fuzz-findings"), help="where inputs are saved")
     parser.add_argument("--json", type=Path, metavar="OUT", help="where to write the result")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        targets = [each for each in build_targets(Path(scratch)) if each.name in (asked.only or each.name).split(",")]
-        if asked.memory_gb:
-            limit_bytes = int(asked.memory_gb * (1 << 30))
+        targets = [each for each in build_targets(Path(scratch)) if each.name in (args.only or each.name).split(",")]
+        if args.memory_gb:
+            limit_bytes = int(args.memory_gb * (1 << 30))
             resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, limit_bytes))  # readers inherit it
-        counts = fuzz(targets, asked.seed, asked.minutes * 60, Path(scratch), asked.findings)
+        counts = fuzz(targets, args.seed, args.minutes * 60, Path(scratch), args.findings)
     print(table(counts))
-    if asked.json:
+    if args.json:
         values = {name: asdict(count) | {"slowest_s": round(count.slowest_s, 3)} for name, count in counts.items()}
-        head = {"benchmark": "fuzz", **record.provenance(), "seed": asked.seed, "minutes": asked.minutes}
-        record.write(asked.json, {**head, "targets": values})
+        head = {"benchmark": "fuzz", **record.provenance(), "seed": args.seed, "minutes": args.minutes}
+        record.write(args.json, {**head, "targets": values})
     sys.exit(any(count.findings for count in counts.values()))
 
 

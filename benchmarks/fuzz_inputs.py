@@ -74,19 +74,19 @@ def build_targets(scratch: Path) -> list[Target]:
         Target("override", {"words": _OVERRIDES}, _override),
         Target("csv manifest", {"train.csv": [_CSV], "val.csv": [_CSV]}, lambda folder: _manifest(folder, "csv")),
         Target("pkl manifest", {"train.pkl": [_PKL], "val.pkl": [_PKL]}, lambda folder: _manifest(folder, "pkl")),
-        Target("checkpoint", checkpoint, lambda folder: _resume(folder, mend=False)),
-        Target("mended checkpoint", checkpoint, lambda folder: _resume(folder, mend=True)),
+        Target("checkpoint", checkpoint, lambda folder: _resume(folder, repair=False)),
+        Target("mended checkpoint", checkpoint, lambda folder: _resume(folder, repair=True)),
         Target("run directory", _run_directory(), _run_files),
         Target("image", {"image": _images()}, _image),
         Target("cifar", {"batch": [_batch(2), _batch(5)], "meta": [_META]}, _cifar),
         Target("idx", {"idx.gz": [gzip.compress(idx, 1)], "idx": [idx]}, _idx),
         Target("weights", {"w.pth": [pth], "w.safetensors": [safetensors(weights)]}, _weights),
-        Target("pack", packed, lambda folder: read_pack(folder, _read_all, mend=False)),
-        Target("mended pack", packed, lambda folder: read_pack(folder, _read_all, mend=True)),
+        Target("pack", packed, lambda folder: read_pack(folder, _read_all, repair=False)),
+        Target("mended pack", packed, lambda folder: read_pack(folder, _read_all, repair=True)),
         Target("record", {"record": records(scratch, packed["a.pack"][0])}, read_record),
         Target("lmdb", {"data.mdb": _lmdbs(scratch)}, _lmdb),
-        Target("tar", {"a.tar": _tars()}, lambda folder: _tar(folder, mend=False)),
-        Target("mended tar", {"a.tar": _tars()}, lambda folder: _tar(folder, mend=True)),
+        Target("tar", {"a.tar": _tars()}, lambda folder: _tar(folder, repair=False)),
+        Target("mended tar", {"a.tar": _tars()}, lambda folder: _tar(folder, repair=True)),
         Target("environment", {"environ": _ENVIRONS}, _environment),
     ]  # fmt: skip
 
@@ -106,8 +106,8 @@ _ENVIRONS = [
 
 
 def _override(folder: Path) -> None:
-    words = (folder / "words").read_bytes().decode("utf-8", "surrogateescape")
-    load("digits", Patch.parse([words]))
+    arguments = (folder / "words").read_bytes().decode("utf-8", "surrogateescape")
+    load("digits", Patch.parse([arguments]))
 
 
 def _manifest(folder: Path, kind: str) -> None:
@@ -136,8 +136,8 @@ def _checkpoint(scratch: Path) -> dict[str, list[bytes]]:
             parameter.grad = torch.ones_like(parameter)
     persistent.optimizer.step()
     persistent.average.update(0)
-    judged = EvalResult(images=9, top1=0.5, top5=1.0, loss=1.5)
-    state = TrainState(step=7, images_seen=63, best=judged, best_step=7)
+    evaluation = EvalResult(images=9, top1=0.5, top5=1.0, loss=1.5)
+    state = TrainState(step=7, images_seen=63, best=evaluation, best_step=7)
     saved = CheckpointStorage(scratch / "checkpoints", KeepPolicy(1)).save(
         7, 7, persistent.state_dict(state, {"world_size": 1})
     )
@@ -145,9 +145,9 @@ def _checkpoint(scratch: Path) -> dict[str, list[bytes]]:
     return {path.name: [path.read_bytes()] for path in saved.iterdir()}
 
 
-def _resume(folder: Path, *, mend: bool) -> None:
+def _resume(folder: Path, *, repair: bool) -> None:
     """Go on from a checkpoint as a run does; with `mend` its digests are made to fit first."""
-    if mend:
+    if repair:
         files = sorted(path.name for path in folder.iterdir() if path.name != "manifest.json")
         digests = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in files}
         (folder / "manifest.json").write_text(json.dumps(digests))
@@ -170,10 +170,10 @@ def _one_line(warning: str) -> None:
 
 
 def _run_directory() -> dict[str, list[bytes]]:
-    judged = EvalResult(images=359, top1=0.98, top5=1.0, loss=0.125)
+    evaluation = EvalResult(images=359, top1=0.98, top5=1.0, loss=0.125)
     result = RunResult(
         status="completed", recipe_hash="0123456789ab", world_size=2, epochs=1.5, steps=33, images_seen=2112,
-        eval=judged, best=judged,
+        eval=evaluation, best=evaluation,
         throughput=ThroughputResult(images_per_s=1000.5, spread=(900.0, 1100.0), n=3, excluded_s=0.5),
         time=TimeResult(wall_s=4.0, startup_s=1.0, train_s=2.0, eval_s=0.5, checkpoint_s=0.25, to_target_s=3.0),
         stages={"forward": StageResult(host_s=1.0, device_s=0.5, share=0.25)}, verdict={"bottleneck": "compute"},
@@ -280,10 +280,10 @@ def _tars() -> list[bytes]:
     return made
 
 
-def _tar(folder: Path, *, mend: bool) -> None:
+def _tar(folder: Path, *, repair: bool) -> None:
     """List and read a tar; with `mend` the checksum of each block that could be a header is made to fit first."""
     path = folder / "a.tar"
-    if mend:
+    if repair:
         content = bytearray(path.read_bytes())
         for at in range(0, len(content) - 511, 512):
             if b"ustar" in content[at + 250 : at + 270]:

@@ -36,14 +36,14 @@ def packs(scratch: Path, images: list[bytes]) -> list[bytes]:
     return made
 
 
-def read_pack(folder: Path, read_all: Callable[[Datasets], None], *, mend: bool) -> None:
+def read_pack(folder: Path, read_all: Callable[[Datasets], None], *, repair: bool) -> None:
     """Open a pack, `read_all` of it, and decode it, as training does.
 
-    With `mend` its lengths and checksums are made to fit first.
+    With `repair` its lengths and checksums are made to fit first.
     """
     path = folder / "a.pack"
-    if mend:
-        path.write_bytes(_mended_pack(path.read_bytes()))
+    if repair:
+        path.write_bytes(_repair_pack(path.read_bytes()))
     found = open_pack(path)
     read_all(found)
     for source in (found.train, found.val):
@@ -70,7 +70,7 @@ def _decode_all(source: PackSource) -> None:
     pool.close()
 
 
-def _mended_pack(content: bytes) -> bytes:
+def _repair_pack(content: bytes) -> bytes:
     header = bytearray(content[:HEADER_BYTES].ljust(HEADER_BYTES, b"\0"))
     start = align_offset(HEADER_BYTES + int.from_bytes(header[40:48], "little"))
     index = content[start:]

@@ -121,7 +121,7 @@ class Bench:
             self.values["skipped"].append({"part": part, "name": name, "why": why})
         else:
             self.values["parts"].setdefault(part, []).append(row)
-        print(f"{part:9} {name:28} {why or told(row)}", flush=True)
+        print(f"{part:9} {name:28} {why or format_row(row)}", flush=True)
         self.write()
         self.forget()
         return row
@@ -137,7 +137,7 @@ class Bench:
         self.write()
 
     @cached_property
-    def here(self) -> Peak:
+    def measured_peak(self) -> Peak:
         """What a product and a copy reach here, measured when it is first asked for."""
         return reached(self.device, is_tiny=self.is_tiny)
 
@@ -173,8 +173,8 @@ class Bench:
 
 def main() -> None:
     """Measure the parts that are asked for, and write the result."""
-    asked = arguments()
-    device = torch.device(asked.device)
+    args = parse_args()
+    device = torch.device(args.device)
     values = {
         "benchmark": "gpu",
         **record.provenance(),
@@ -184,12 +184,12 @@ def main() -> None:
         "parts": {},
         "skipped": [],
     }
-    bench = Bench(device, asked.tiny, asked.cifar10, asked.minutes * 60, asked.json, values)
+    bench = Bench(device, args.tiny, args.cifar10, args.minutes * 60, args.json, values)
     measures = {"peaks": peaks, "ladder": ladder, "networks": networks, "beside": beside, "cifar10": cifar10}
-    parts = [part for part in SHARES if part in asked.only]
+    parts = [part for part in SHARES if part in args.only]
     for at, part in enumerate(parts):
-        left_s = asked.minutes * 60 - bench.elapsed_s
-        bench.limit_s = bench.elapsed_s + left_s * fraction(parts[at:], has_cifar10=asked.cifar10 is not None)
+        left_s = args.minutes * 60 - bench.elapsed_s
+        bench.limit_s = bench.elapsed_s + left_s * fraction(parts[at:], has_cifar10=args.cifar10 is not None)
         bench.measure(part, measures[part])
 
 
@@ -199,7 +199,7 @@ def fraction(parts: Sequence[str], *, has_cifar10: bool) -> float:
     return weights[parts[0]] / max(1, sum(weights[part] for part in parts))
 
 
-def arguments() -> argparse.Namespace:
+def parse_args() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", type=lambda text: text.split(","), default=list(SHARES), metavar="PART,PART")
@@ -208,13 +208,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--tiny", action="store_true", help="networks and batches of next to nothing, uncompiled")
     parser.add_argument("--cifar10", type=Path, metavar="DIR", help="data.source.root of CIFAR-10")
     parser.add_argument("--json", type=Path, metavar="OUT", help="where to write the result")
-    asked = parser.parse_args()
-    unknown = sorted(set(asked.only) - set(SHARES))
+    args = parser.parse_args()
+    unknown = sorted(set(args.only) - set(SHARES))
     if unknown:
         parser.error(f"--only: {', '.join(unknown)} is no part (use some of {','.join(SHARES)})")
-    if asked.device == "cuda" and not torch.cuda.is_available():
+    if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device: cuda: torch sees no GPU (use --device cpu --tiny to try the program)")
-    return asked
+    return args
 
 
 def peaks(bench: Bench) -> None:
@@ -225,7 +225,7 @@ def peaks(bench: Bench) -> None:
         10,
         lambda: {
             "vendor": as_row(vendor(bench.device)),
-            "here": as_row(bench.here),
+            "here": as_row(bench.measured_peak),
             "clocks_under_load": clocks_under_load(bench.device, is_tiny=bench.is_tiny),
         },
     )
@@ -235,12 +235,12 @@ def ladder(bench: Bench) -> None:
     """Climb from the tutorial's own loop; every rung says how many times as fast as that it is."""
     work = bench.work("resnet50_nersc")
     first = bench.take("ladder", "the tutorial's own loop", 15, lambda: rates(tutorial(work)))
-    words: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
     for name, more in SC20:
-        words += more
+        arguments += more
         if bench.is_tiny and "compile" in name:
             continue  # a compiler takes longer than all the rest
-        rung = paceline(bench, "sc20/bs256", work, words)
+        rung = paceline(bench, "sc20/bs256", work, arguments)
 
         def times(rung: Callable[[], dict[str, Any]] = rung) -> dict[str, Any]:
             row = rung()
@@ -263,7 +263,7 @@ def networks(bench: Bench) -> None:
         def shares(work: Work = work, train: Callable[[], dict[str, Any]] = train) -> dict[str, Any]:
             row = train()
             kernels = list(count_cost(work.model(), work.channels, work.size, work.size).training)
-            found = {"here": roofline(kernels, row["images_per_s"], bench.here)}
+            found = {"here": roofline(kernels, row["images_per_s"], bench.measured_peak)}
             of_vendor = vendor(bench.device)
             found |= {"vendor": roofline(kernels, row["images_per_s"], of_vendor)} if of_vendor else {}
             of_peak = {
@@ -289,7 +289,7 @@ def beside(bench: Bench) -> None:
             "paceline": (),
         }
         fast = ("train.precision=bf16", "optim.implementation=fused")
-        loops = {named: paceline(bench, "synthetic", work, (*fast, *words)) for named, words in ours.items()}
+        loops = {named: paceline(bench, "synthetic", work, (*fast, *arguments)) for named, arguments in ours.items()}
         loops |= {named: lambda loop=loop, work=work: rates(loop(work)) for named, loop in LOOPS.items()}
         for named in BESIDE_ORDER:
             if not (bench.is_tiny and "compiled" in named):
@@ -303,14 +303,20 @@ def cifar10(bench: Bench) -> None:
         bench.values["skipped"].append({"part": "cifar10", "name": "cifar10-94", "why": why})
         return
     root = f"data.source.root={bench.cifar10}"
-    words = (root, "log.tensorboard=off", "checkpoint.every=off", "measure.telemetry=off")
-    words += (*FAST, f"parallel.device={bench.device.type}")
+    arguments = (root, "log.tensorboard=off", "checkpoint.every=off", "measure.telemetry=off")
+    arguments += (*FAST, f"parallel.device={bench.device.type}")
     if bench.is_tiny:
-        words += ("train.epochs=auto", "train.steps=2", "data.batch_size=16", "model.width=0.1", "train.compile=off")
-        words += ("parallel.threads=1",)
+        arguments += (
+            "train.epochs=auto",
+            "train.steps=2",
+            "data.batch_size=16",
+            "model.width=0.1",
+            "train.compile=off",
+        )
+        arguments += ("parallel.threads=1",)
     for seed in range(1 if bench.is_tiny else SEEDS):
         bench.take(
-            "cifar10", f"seed {seed}", 30, lambda seed=seed: to_94(trained("cifar10-94", (*words, f"seed={seed}")))
+            "cifar10", f"seed {seed}", 30, lambda seed=seed: to_94(trained("cifar10-94", (*arguments, f"seed={seed}")))
         )
     done = bench.values["parts"].get("cifar10", [])
     if done:
@@ -322,17 +328,17 @@ def cifar10(bench: Bench) -> None:
 
 def to_94(result: RunResult) -> dict[str, Any]:
     """Return the accuracy of a run and what it took."""
-    judged = result.ema or result.eval
-    assert judged is not None and result.account is not None
+    evaluation = result.ema or result.eval
+    assert evaluation is not None and result.account is not None
     capture_s = result.account.pauses.get("capture", 0.0)
     seconds = result.time.train_s - capture_s + result.time.eval_s
-    return {"top1": judged.top1, "seconds": seconds, "capture_s": capture_s, "compile_s": result.account.compile_s}
+    return {"top1": evaluation.top1, "seconds": seconds, "capture_s": capture_s, "compile_s": result.account.compile_s}
 
 
 FAST = ("train.precision=bf16", "train.compile=default", "train.capture=on")
 
 
-def paceline(bench: Bench, preset: str, work: Work, words: tuple[str, ...]) -> Callable[[], dict[str, Any]]:
+def paceline(bench: Bench, preset: str, work: Work, arguments: tuple[str, ...]) -> Callable[[], dict[str, Any]]:
     """Return what trains `preset` on made-up pixels on the device, and returns its rate."""
     source = ("data.source.name=synthetic", f"data.source.image_size={work.size}")
     source += (f"data.source.num_images={work.num_images}", f"data.source.channels={work.channels}")
@@ -346,10 +352,10 @@ def paceline(bench: Bench, preset: str, work: Work, words: tuple[str, ...]) -> C
     how += ("train.epochs=auto", "schedule.name=constant", "optim.lr=1e-4")
     how += (f"model.width={1.0 if ':' in work.name else work.width}",)
     if bench.is_tiny:
-        words = (*words, "train.compile=off", "parallel.threads=1")
+        arguments = (*arguments, "train.compile=off", "parallel.threads=1")
 
     def train() -> dict[str, Any]:
-        result = trained(preset, (*source, *how, *words))
+        result = trained(preset, (*source, *how, *arguments))
         rate = result.throughput
         assert result.account is not None
         return {
@@ -366,9 +372,9 @@ def paceline(bench: Bench, preset: str, work: Work, words: tuple[str, ...]) -> C
     return train
 
 
-def trained(preset: str, words: tuple[str, ...]) -> RunResult:
+def trained(preset: str, arguments: tuple[str, ...]) -> RunResult:
     """Return the result of a run in this process, whose folder is gone afterwards."""
-    recipe = load(preset, Patch.parse(list(words))).recipe
+    recipe = load(preset, Patch.parse(list(arguments))).recipe
     with tempfile.TemporaryDirectory() as folder:
         return run(recipe, World.single(), RunDir(Path(folder, "run")), invocation=Invocation())
 
@@ -385,15 +391,15 @@ def reason(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
-def told(row: dict[str, Any]) -> str:
+def format_row(row: dict[str, Any]) -> str:
     """Return a row as a person reads it."""
-    words: Iterator[str] = (
+    arguments: Iterator[str] = (
         f"{key} {value:,.4g}" if isinstance(value, float) else f"{key} {value}"
         for key, value in row.items()
         if key in ("images_per_s", "n", "times", "top1", "seconds", "captured")
     )
     share = row.get("here", {}).get("share") if isinstance(row.get("here"), dict) else None
-    return ", ".join([*words, *([f"{share:.1%} of the roofline"] if share else [])])
+    return ", ".join([*arguments, *([f"{share:.1%} of the roofline"] if share else [])])
 
 
 if __name__ == "__main__":

@@ -24,9 +24,9 @@ def reached(device: torch.device, *, is_tiny: bool = False) -> Peak:
     source = torch.ones(num_bytes, device=device, dtype=torch.uint8)
     target = torch.empty_like(source)
     product_s, copy_s = best_s(lambda: torch.mm(left, right)), best_s(lambda: target.copy_(source))
-    said = f"largest product, {size:,} squared, and largest copy, {num_bytes >> 20:,} MiB, of 20 seen here"
+    description = f"largest product, {size:,} squared, and largest copy, {num_bytes >> 20:,} MiB, of 20 seen here"
     name = torch.cuda.get_device_name()
-    return Peak(name, "bf16", 2 * size**3 / product_s, 2 * num_bytes / copy_s, said, is_measured=True)
+    return Peak(name, "bf16", 2 * size**3 / product_s, 2 * num_bytes / copy_s, description, is_measured=True)
 
 
 def best_s(work: Callable[[], object]) -> float:
@@ -50,9 +50,9 @@ def clocks_under_load(device: torch.device, *, is_tiny: bool = False) -> str:
     left, right = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
     for _ in range(600):
         torch.mm(left, right)
-    said = clocks(device)
+    description = clocks(device)
     torch.cuda.synchronize(device)
-    return said
+    return description
 
 
 def as_row(peak: Peak | None) -> dict[str, Any] | None:
@@ -68,8 +68,8 @@ def clocks(device: torch.device) -> str:
     program = shutil.which("nvidia-smi")
     if device.type != "cuda" or program is None:
         return ""
-    asked = "clocks.sm,clocks.mem,clocks.max.sm,power.draw,power.limit,temperature.gpu"
-    command = [program, f"--query-gpu={asked}", "--format=csv,noheader"]
+    args = "clocks.sm,clocks.mem,clocks.max.sm,power.draw,power.limit,temperature.gpu"
+    command = [program, f"--query-gpu={args}", "--format=csv,noheader"]
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=20, check=False).stdout.strip()
     except (OSError, subprocess.SubprocessError):

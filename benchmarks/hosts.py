@@ -39,7 +39,7 @@ UNSEEN: Final = (3, 4)
 QUOTA_US: Final = 1_000
 """Of a share of the cores: the kernel's shortest, so that a rank that has used it up waits as briefly as can be."""
 RANK_BATCH: Final = 64
-WORDS: Final = (
+ARGUMENTS: Final = (
     *("train", "data.source.name=synthetic", "data.source.image_size=16", "data.source.num_val_images=16"),
     *("data.source.num_images=4096", "data.workers=0", "model.width=0.2", "parallel.bucket_mb=0.5"),
     *("parallel.threads=1", "parallel.timeout=2min", "measure.warmup_steps=5", "measure.communication=on"),
@@ -70,12 +70,17 @@ class Hosts:
         """Start a rank as torchrun does. The shell enters the group and becomes `ip`, which becomes the program."""
         clean = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
         world = {"RANK": str(rank), "WORLD_SIZE": str(num), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-        meet = {"MASTER_ADDR": address(0), "MASTER_PORT": "29500", "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
+        rendezvous = {
+            "MASTER_ADDR": address(0),
+            "MASTER_PORT": "29500",
+            "GLOO_SOCKET_IFNAME": "eth0",
+            "OMP_NUM_THREADS": "1",
+        }
         enter = ["sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(self.groups[rank])]
         return subprocess.Popen(
             [*enter, "ip", "netns", "exec", self.names[rank], *command],
             cwd=folder,
-            env=clean | meet | (world if num > 1 else {}),
+            env=clean | rendezvous | (world if num > 1 else {}),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
@@ -91,22 +96,22 @@ def main() -> int:
     parser.add_argument("--turns", type=int, default=3, help="runs of each number of hosts (3)")
     parser.add_argument("--json", type=Path, metavar="OUT", help="where to write the result")
     parser.add_argument("--collective", type=Path, metavar="OUT", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.collective:  # as a rank on a host
+    args = parser.parse_args()
+    if args.collective:  # as a rank on a host
         from paceline.cli.allreduce import time_allreduce
 
-        return time_allreduce("auto", asked.collective, as_json=True)
+        return time_allreduce("auto", args.collective, as_json=True)
     caution = caution_of(os.getloadavg()[0], os.cpu_count() or 1)
     if caution:
         print(f"warning: {caution}", file=sys.stderr)
     with (
         tempfile.TemporaryDirectory(prefix="paceline-hosts-") as folder,
-        hosts(max(UNSEEN), asked.rate, asked.cpu) as made,
+        hosts(max(UNSEEN), args.rate, args.cpu) as made,
     ):
-        found = measured(made, Path(folder), asked.steps, asked.turns)
-    if asked.json:
-        shape = {"rate": asked.rate, "cores_a_host": asked.cpu, "words": [*WORDS], "rank_batch": RANK_BATCH}
-        record.write(asked.json, {"benchmark": "hosts", **record.provenance(), "caution": caution, **shape, **found})
+        found = measured(made, Path(folder), args.steps, args.turns)
+    if args.json:
+        shape = {"rate": args.rate, "cores_a_host": args.cpu, "words": [*ARGUMENTS], "rank_batch": RANK_BATCH}
+        record.write(args.json, {"benchmark": "hosts", **record.provenance(), "caution": caution, **shape, **found})
     return int(any(abs(each["error"]) > TOLERANCE for each in found["unseen"].values()))
 
 
@@ -146,9 +151,9 @@ def trained(made: Hosts, nums: Sequence[int], folder: Path, steps: int, turns: i
     for turn in range(turns):
         for num in nums if turn % 2 == 0 else nums[::-1]:
             run = folder / f"{num}-{turn}"
-            words = [*WORDS, f"train.steps={steps + 5}", f"data.batch_size={num * RANK_BATCH}"]
-            words += [] if num > 1 else ["measure.communication=off"]
-            made.run(num, [sys.executable, "-m", "paceline", *words, "--run-dir", str(run)], folder)
+            arguments = [*ARGUMENTS, f"train.steps={steps + 5}", f"data.batch_size={num * RANK_BATCH}"]
+            arguments += [] if num > 1 else ["measure.communication=off"]
+            made.run(num, [sys.executable, "-m", "paceline", *arguments, "--run-dir", str(run)], folder)
             step = dataclasses.replace(read_measured_step(run, ranks_per_node=1), source=f"hosts {run.name}")
             print(f"{num} hosts, turn {turn + 1}: {step.step_s * 1e3:.1f} ms a step", flush=True)
             found[num].append(step)
@@ -164,9 +169,9 @@ def predicted(
     alone: MeasuredStep, two: MeasuredStep, network: AllReduceMeasurement, at: Sequence[int] = UNSEEN
 ) -> dict[str, float]:
     """Return the seconds of a step on so many hosts, from those of a run on one and of a run on two."""
-    asked = PredictionRequest(at=tuple(at), ranks_per_node=1, rank_batch=two.rank_batch, images=two.images)
+    args = PredictionRequest(at=tuple(at), ranks_per_node=1, rank_batch=two.rank_batch, images=two.images)
     model = build_step_model(two, build_measured_network(network), alone)
-    return {str(each.ranks): each.step_s for each in predict_from_run(model, asked).predictions}
+    return {str(each.ranks): each.step_s for each in predict_from_run(model, args).predictions}
 
 
 def compared(predicted_s: float, measured_s: Sequence[float]) -> dict[str, Any]:
@@ -198,8 +203,8 @@ def hosts(num: int, rate: str, cpu: float) -> Iterator[Hosts]:
                 connect(name, bridge, number, rate)
             groups = tuple(undo.enter_context(share_of_cores(name, cpu)) for name in names)
         except (OSError, subprocess.CalledProcessError) as error:
-            said = getattr(error, "stderr", "") or str(error)
-            raise SystemExit(f"error: hosts need root, iproute2 and the cpu controller: {said.strip()}") from None
+            message = getattr(error, "stderr", "") or str(error)
+            raise SystemExit(f"error: hosts need root, iproute2 and the cpu controller: {message.strip()}") from None
         yield Hosts(names, groups)
 
 

@@ -62,18 +62,18 @@ class Window:
 
 def main() -> None:
     """Measure, print, and write the result; or be one of those that are measured."""
-    asked = arguments()
-    if asked.one:
+    args = parse_args()
+    if args.one:
         warnings.simplefilter("ignore")
         logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-        framework, side = asked.one
-        print(json.dumps({network: LOOPS[framework](side, network, asked).found for network in NETWORKS}), flush=True)
+        framework, side = args.one
+        print(json.dumps({network: LOOPS[framework](side, network, args).found for network in NETWORKS}), flush=True)
         return
     load_before = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
-        asked.pack = asked.pack or packed(asked.data / "train", Path(folder))
-        runs = measure(asked)
-    config = {"rounds": asked.rounds, "seconds": asked.seconds, "workers": asked.workers, "size": SIZE, "batch": BATCH}
+        args.pack = args.pack or packed(args.data / "train", Path(folder))
+        runs = measure(args)
+    config = {"rounds": args.rounds, "seconds": args.seconds, "workers": args.workers, "size": SIZE, "batch": BATCH}
     result = {
         "benchmark": "interop",
         **record.provenance(),
@@ -84,11 +84,11 @@ def main() -> None:
         "runs": runs,
     }
     print(table(result))
-    if asked.json:
-        record.write(asked.json, result)
+    if args.json:
+        record.write(args.json, result)
 
 
-def arguments() -> argparse.Namespace:
+def parse_args() -> argparse.Namespace:
     """Return the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder with train/ and class folders of JPEGs in it")
@@ -109,26 +109,26 @@ def packed(train: Path, folder: Path) -> Path:
     return path
 
 
-def measure(asked: argparse.Namespace) -> dict[str, dict[str, list[dict[str, Any]]]]:
+def measure(args: argparse.Namespace) -> dict[str, dict[str, list[dict[str, Any]]]]:
     """Return what each side of each framework found, a round after the other."""
     found: dict[str, dict[str, list[dict[str, Any]]]] = {name: {side: [] for side in SIDES} for name in LOOPS}
-    words = ["--data", str(asked.data), "--pack", str(asked.pack), "--seconds", str(asked.seconds)]
+    arguments = ["--data", str(args.data), "--pack", str(args.pack), "--seconds", str(args.seconds)]
     turns = [(framework, side) for framework in LOOPS for side in SIDES]
-    for number in range(asked.rounds):
+    for number in range(args.rounds):
         for framework, side in turns[:: -1 if number % 2 else 1]:
-            one = [sys.executable, __file__, *words, "--workers", str(asked.workers), "--one", framework, side]
-            said = json.loads(run(one).splitlines()[-1])
-            found[framework][side].append(said)
-            rates = ", ".join(f"{name} {each['images_per_s']:,.0f}" for name, each in said.items())
+            one = [sys.executable, __file__, *arguments, "--workers", str(args.workers), "--one", framework, side]
+            report = json.loads(run(one).splitlines()[-1])
+            found[framework][side].append(report)
+            rates = ", ".join(f"{name} {each['images_per_s']:,.0f}" for name, each in report.items())
             print(f"round {number + 1}: {framework}, {side}: {rates} images/s", file=sys.stderr, flush=True)
     return found
 
 
-def run(words: list[str]) -> str:
+def run(arguments: list[str]) -> str:
     """Run a program, and return what it says on stdout."""
-    done = subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT_S)
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=TIMEOUT_S)
     if done.returncode:
-        sys.exit(f"{' '.join(words)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
+        sys.exit(f"{' '.join(arguments)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
     return done.stdout
 
 
@@ -142,16 +142,16 @@ def network_of(name: str) -> Any:
     return timm.create_model("test_resnet", num_classes=1000)
 
 
-def our_batches(asked: argparse.Namespace) -> Any:
+def our_batches(args: argparse.Namespace) -> Any:
     """Return paceline's loader of the pack."""
     from paceline.interop import loaders
 
-    words = ["data.source.name=pack", f"data.source.root={asked.pack}", f"data.batch_size={BATCH}"]
-    words += [f"data.image_size={SIZE}", f"data.workers={asked.workers}"]
-    return loaders("folder", *words, device="cpu").train
+    arguments = ["data.source.name=pack", f"data.source.root={args.pack}", f"data.batch_size={BATCH}"]
+    arguments += [f"data.image_size={SIZE}", f"data.workers={args.workers}"]
+    return loaders("folder", *arguments, device="cpu").train
 
 
-def torchvision_batches(asked: argparse.Namespace) -> Any:
+def torchvision_batches(args: argparse.Namespace) -> Any:
     """Return what torchvision's tutorials load with."""
     import torch
     from torch.utils.data import DataLoader
@@ -160,18 +160,18 @@ def torchvision_batches(asked: argparse.Namespace) -> Any:
 
     steps = [v2.RandomResizedCrop(SIZE, antialias=True), v2.RandomHorizontalFlip(), v2.ToImage()]
     steps += [v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
-    files = ImageFolder(str(asked.data / "train"), transform=v2.Compose(steps))
+    files = ImageFolder(str(args.data / "train"), transform=v2.Compose(steps))
     files.samples = files.samples * REPEATS
-    options = {"num_workers": asked.workers, "drop_last": True, "persistent_workers": True}
+    options = {"num_workers": args.workers, "drop_last": True, "persistent_workers": True}
     return DataLoader(files, BATCH, shuffle=True, **options)
 
 
-def timm_batches(asked: argparse.Namespace) -> Any:
+def timm_batches(args: argparse.Namespace) -> Any:
     """Return what timm's `train.py` loads with: its own crop and mirroring, and no other change."""
     import torch
     from timm.data import create_dataset, create_loader
 
-    dataset = create_dataset("", root=str(asked.data), split="train")
+    dataset = create_dataset("", root=str(args.data), split="train")
     dataset.reader.samples = dataset.reader.samples * REPEATS
     same_crop = {"scale": (0.08, 1.0), "ratio": (3 / 4, 4 / 3), "hflip": 0.5, "color_jitter": None}
     return create_loader(
@@ -179,7 +179,7 @@ def timm_batches(asked: argparse.Namespace) -> Any:
         input_size=(3, SIZE, SIZE),
         batch_size=BATCH,
         is_training=True,
-        num_workers=asked.workers,
+        num_workers=args.workers,
         interpolation="bilinear",
         device=torch.device("cpu"),
         persistent_workers=True,
@@ -193,12 +193,12 @@ def endless(loader: Iterable[Any]) -> Iterator[Any]:
         yield from loader
 
 
-def in_lightning(side: str, network: str, asked: argparse.Namespace) -> Window:
+def in_lightning(side: str, network: str, args: argparse.Namespace) -> Window:
     """Train with Lightning's Trainer."""
     import lightning as L
     import torch
 
-    window = Window(asked.seconds)
+    window = Window(args.seconds)
 
     class Module(L.LightningModule):
         def __init__(self) -> None:
@@ -214,13 +214,13 @@ def in_lightning(side: str, network: str, asked: argparse.Namespace) -> Window:
         def configure_optimizers(self) -> Any:
             return torch.optim.SGD(self.parameters(), lr=0.01)
 
-    loader = torchvision_batches(asked) if side == "usual" else our_batches(asked)
+    loader = torchvision_batches(args) if side == "usual" else our_batches(args)
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     L.Trainer(accelerator="cpu", max_epochs=-1, enable_model_summary=False, **quiet).fit(Module(), loader)
     return window
 
 
-def in_accelerate(side: str, network: str, asked: argparse.Namespace) -> Window:
+def in_accelerate(side: str, network: str, args: argparse.Namespace) -> Window:
     """Train in a loop of Accelerate's documentation."""
     import torch
     from accelerate import Accelerator
@@ -229,28 +229,28 @@ def in_accelerate(side: str, network: str, asked: argparse.Namespace) -> Window:
     model = network_of(network)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     model, optimizer = accelerator.prepare(model, optimizer)
-    loader = accelerator.prepare(torchvision_batches(asked)) if side == "usual" else our_batches(asked)
-    return trained(model, optimizer, loader, accelerator.backward, asked)
+    loader = accelerator.prepare(torchvision_batches(args)) if side == "usual" else our_batches(args)
+    return trained(model, optimizer, loader, accelerator.backward, args)
 
 
-def in_timm(side: str, network: str, asked: argparse.Namespace) -> Window:
+def in_timm(side: str, network: str, args: argparse.Namespace) -> Window:
     """Train as timm's `train_one_epoch` does, with its optimizer."""
     import torch
     from timm.optim import create_optimizer_v2
 
     model = network_of(network)
     optimizer = create_optimizer_v2(model, opt="sgd", lr=0.01)
-    loader = timm_batches(asked) if side == "usual" else our_batches(asked)
-    return trained(model, optimizer, loader, torch.Tensor.backward, asked)
+    loader = timm_batches(args) if side == "usual" else our_batches(args)
+    return trained(model, optimizer, loader, torch.Tensor.backward, args)
 
 
 def trained(
-    model: Any, optimizer: Any, loader: Any, backward: Callable[[Any], None], asked: argparse.Namespace
+    model: Any, optimizer: Any, loader: Any, backward: Callable[[Any], None], args: argparse.Namespace
 ) -> Window:
     """Train until the window is over."""
     import torch
 
-    window = Window(asked.seconds)
+    window = Window(args.seconds)
     for images, labels in endless(loader):
         loss = torch.nn.functional.cross_entropy(model(images), labels)
         backward(loss)

@@ -43,34 +43,34 @@ def main() -> None:
     parser.add_argument("--warmup", type=int, default=2, help="epochs of warm-up, where there is one")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--json", type=Path, metavar="OUT", help="where to write the result")
-    asked = parser.parse_args()
-    common = [*COMMON, f"data.source.root={asked.root}", f"train.epochs={asked.epochs}"]
-    rows = {"sgd at 128": [top1([*common, *REFERENCE], seed) for seed in asked.seeds]}
+    args = parser.parse_args()
+    common = [*COMMON, f"data.source.root={args.root}", f"train.epochs={args.epochs}"]
+    rows = {"sgd at 128": [top1([*common, *REFERENCE], seed) for seed in args.seeds]}
     searched: dict[str, dict[str, float]] = {}
-    for name, (words, rates) in OPTIMIZERS.items():
-        large = [*common, *words, "data.batch_size=2048", "train.accumulate=8"]
-        warm = f"schedule.warmup={asked.warmup}ep"
-        tried = {rate: top1([*large, warm, f"optim.lr={rate}"], asked.seeds[0]) for rate in rates}
+    for name, (arguments, rates) in OPTIMIZERS.items():
+        large = [*common, *arguments, "data.batch_size=2048", "train.accumulate=8"]
+        warm = f"schedule.warmup={args.warmup}ep"
+        tried = {rate: top1([*large, warm, f"optim.lr={rate}"], args.seeds[0]) for rate in rates}
         best = max(tried, key=lambda rate: tried[rate])
         searched[name] = {str(rate): found for rate, found in tried.items()}
-        others = [top1([*large, warm, f"optim.lr={best}"], seed) for seed in asked.seeds[1:]]
+        others = [top1([*large, warm, f"optim.lr={best}"], seed) for seed in args.seeds[1:]]
         rows[f"{name} at 2048, lr {best:g}, warm-up"] = [tried[best], *others]
         rows[f"{name} at 2048, lr {best:g}, no warm-up"] = [
-            top1([*large, f"optim.lr={best}"], seed) for seed in asked.seeds
+            top1([*large, f"optim.lr={best}"], seed) for seed in args.seeds
         ]
     table: dict[str, dict[str, Any]] = {name: accuracy.over_seeds(values) for name, values in rows.items()}
     for name, facts in table.items():
         print(f"{name:45} {facts['mean']:.4f}  n {facts['n']}")
-    values = {"benchmark": "large_batch", **record.provenance(), "epochs": asked.epochs, "warmup_epochs": asked.warmup}
-    values["command"] = accuracy.without_folders(values["command"].replace(asked.root, "DIR"))
-    if asked.json:
-        record.write(asked.json, {**values, "top1": table, "searched": searched})
+    values = {"benchmark": "large_batch", **record.provenance(), "epochs": args.epochs, "warmup_epochs": args.warmup}
+    values["command"] = accuracy.without_folders(values["command"].replace(args.root, "DIR"))
+    if args.json:
+        record.write(args.json, {**values, "top1": table, "searched": searched})
 
 
-def top1(words: list[str], seed: int) -> float:
+def top1(arguments: list[str], seed: int) -> float:
     """Return the top-1 accuracy at the end of a run."""
-    run = accuracy.trained([*words, f"seed={seed}"])
-    print(f"{' '.join(words[len(COMMON) + 2 :])} seed={seed}: {accuracy.summary(run)}", flush=True)
+    run = accuracy.trained([*arguments, f"seed={seed}"])
+    print(f"{' '.join(arguments[len(COMMON) + 2 :])} seed={seed}: {accuracy.summary(run)}", flush=True)
     found: float = run["result"]["eval"]["top1"]
     return found
 

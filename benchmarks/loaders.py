@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 import record
 
-HERE = Path(__file__).parent
+BENCHMARKS = Path(__file__).parent
 TIMEOUT_S = 300
 
 
@@ -96,12 +96,12 @@ class Section:
 
     name: str
     contenders: Sequence[Contender]
-    words: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
 
 
-def sections(asked: argparse.Namespace) -> list[Section]:
+def sections(args: argparse.Namespace) -> list[Section]:
     """Return what is measured, as far as it was asked for and there is a python to run it."""
-    photographs = [each for each in (*TORCHVISION, *PEERS, *OURS) if asked.peers or not each.is_peer]
+    photographs = [each for each in (*TORCHVISION, *PEERS, *OURS) if args.peers or not each.is_peer]
     main_ones = [each for each in photographs if each.key in MAIN]
     every = [
         Section("train", photographs),
@@ -110,7 +110,7 @@ def sections(asked: argparse.Namespace) -> list[Section]:
         Section("pixels", PIXELS, ("--batch", "512")),
         Section("beside", BESIDE, ("--workers", "1")),
     ]
-    return [section for section in every if not asked.only or section.name in asked.only]
+    return [section for section in every if not args.only or section.name in args.only]
 
 
 MAIN = (
@@ -136,29 +136,29 @@ CLAIMS = (
 
 def main() -> None:
     """Measure, print, and write the result."""
-    asked = arguments()
+    args = parse_args()
     load_before = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as temporary:
-        cache = asked.cache or Path(temporary)
+        cache = args.cache or Path(temporary)
         cache.mkdir(parents=True, exist_ok=True)
-        places = prepare(asked, cache)
+        places = prepare(args, cache)
         stored = bytes_an_image(places, cache)
-        found = {section.name: measure(section, asked, places, cache) for section in sections(asked)}
+        found = {section.name: measure(section, args, places, cache) for section in sections(args)}
     result = {
         "benchmark": "loaders",
         **record.provenance(),
         "load_before": round(load_before, 2),
         "config": {
-            "rounds": asked.rounds,
-            "seconds": asked.seconds,
-            "workers": asked.workers,
+            "rounds": args.rounds,
+            "seconds": args.seconds,
+            "workers": args.workers,
             "size": 224,
             "batch": 64,
         },
-        "peers": versions(asked.peers),
+        "peers": versions(args.peers),
         "bytes_an_image": stored,
         "sections": {
-            name: {key: summary(runs, asked.workers) for key, runs in rows.items()} for name, rows in found.items()
+            name: {key: summary(runs, args.workers) for key, runs in rows.items()} for name, rows in found.items()
         },
         "claims": claims(found),
         "runs": {
@@ -167,11 +167,11 @@ def main() -> None:
         },
     }
     print(table(result))
-    if asked.json:
-        record.write(asked.json, result)
+    if args.json:
+        record.write(args.json, result)
 
 
-def arguments() -> argparse.Namespace:
+def parse_args() -> argparse.Namespace:
     """Return the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder with train/ and class folders of JPEGs in it")
@@ -182,15 +182,15 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=2, help="processes or threads of each loader (default: 2)")
     parser.add_argument("--only", action="append", help="a section: train, 'train scale 0.35', eval, pixels or beside")
     parser.add_argument("--json", type=Path, metavar="OUT", help="where to write the result")
-    asked = parser.parse_args()
-    if asked.rounds < 1:
+    args = parser.parse_args()
+    if args.rounds < 1:
         parser.error("--rounds: at least 1")
-    return asked
+    return args
 
 
-def prepare(asked: argparse.Namespace, cache: Path) -> dict[str, dict[str, Path]]:
+def prepare(args: argparse.Namespace, cache: Path) -> dict[str, dict[str, Path]]:
     """Make packs, small files and FFCV's files; return what ours and the others read, by the form of the data."""
-    train = asked.data / "train"
+    train = args.data / "train"
     both = ("data.source.name=folder", f"data.source.train_root={train}", f"data.source.val_root={train}")
     for name, options in (("jpeg.pack", ()), ("256.pack", ("--resize", "256", "--quality", "90"))):
         if not (cache / name).exists():
@@ -201,9 +201,9 @@ def prepare(asked: argparse.Namespace, cache: Path) -> dict[str, dict[str, Path]
         "peer": {"jpeg": train, "256": cache / "256" / "train", "pixels": cache},
         "pack": {"jpeg": cache / "jpeg.pack", "256": cache / "256.pack", "pixels": cache},
     }
-    for each in PEERS if asked.peers else ():
+    for each in PEERS if args.peers else ():
         if each.program == "peers/ffcv_loader.py":
-            run([*command(each, asked, places, cache), "--prepare"])
+            run([*command(each, args, places, cache), "--prepare"])
     return places
 
 
@@ -219,45 +219,45 @@ def bytes_an_image(places: dict[str, dict[str, Path]], cache: Path) -> dict[str,
 
 
 def command(
-    contender: Contender, asked: argparse.Namespace, places: dict[str, dict[str, Path]], cache: Path
+    contender: Contender, args: argparse.Namespace, places: dict[str, dict[str, Path]], cache: Path
 ) -> list[str]:
     """Return how a contender is started. Ours read packs, but for those that are named after a folder."""
-    python = str(asked.peers) if contender.is_peer else sys.executable
+    python = str(args.peers) if contender.is_peer else sys.executable
     kind = (
         "pack"
         if contender.program in ("peers/ours.py", "peers/beside.py") and "folder" not in contender.name
         else "peer"
     )
     data = places[kind][contender.data]
-    words = [
+    arguments = [
         "--data",
         str(data),
         "--cache",
         str(cache),
         "--workers",
-        str(asked.workers),
+        str(args.workers),
         "--seconds",
-        str(asked.seconds),
+        str(args.seconds),
     ]
-    return [python, str(HERE / contender.program), contender.word, *words]
+    return [python, str(BENCHMARKS / contender.program), contender.word, *arguments]
 
 
-def run(words: Sequence[str]) -> str:
+def run(arguments: Sequence[str]) -> str:
     """Run a program, and return what it says on stdout. One thread a process, as every loader's workers have."""
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=TIMEOUT_S)
+    done = subprocess.run(arguments, env=environ, capture_output=True, text=True, timeout=TIMEOUT_S)
     if done.returncode:
-        sys.exit(f"{' '.join(words)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
+        sys.exit(f"{' '.join(arguments)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
     return done.stdout
 
 
-def measure(section: Section, asked: argparse.Namespace, places: dict, cache: Path) -> dict[str, list[dict[str, Any]]]:
+def measure(section: Section, args: argparse.Namespace, places: dict, cache: Path) -> dict[str, list[dict[str, Any]]]:
     """Return what each contender found, by its key: every round has all of them, forwards and then backwards."""
     found: dict[str, list[dict[str, Any]]] = {each.key: [] for each in section.contenders}
-    for number in range(asked.rounds):
+    for number in range(args.rounds):
         for each in list(section.contenders)[:: -1 if number % 2 else 1]:
-            said = run([*command(each, asked, places, cache), *section.words])
-            found[each.key].append(json.loads(said.splitlines()[-1]))
+            output = run([*command(each, args, places, cache), *section.arguments])
+            found[each.key].append(json.loads(output.splitlines()[-1]))
             print(
                 f"{section.name}, round {number + 1}: {each.key}: {found[each.key][-1]['images_per_s']:,.0f} images/s",
                 file=sys.stderr,

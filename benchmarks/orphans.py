@@ -77,7 +77,7 @@ class Killed:
 
 def command_of(verb: str, ranks: int, folder: Path, run: Path) -> list[str]:
     """Return the words of a command that goes on for longer than ten seconds; `run` is one that can be evaluated."""
-    words = {
+    arguments = {
         "train": ["digits", *SMALL, *ENDLESS, "--run-dir", str(folder / "run")],
         "eval": [str(run), "data.source.num_val_images=40000", "data.eval_batch_size=8"],
         "doctor": [],
@@ -86,7 +86,7 @@ def command_of(verb: str, ranks: int, folder: Path, run: Path) -> list[str]:
             *("--run-dir", str(folder / "study")),
         ],
     }[verb]
-    return [sys.executable, "-P", "-m", "paceline", verb, *words, "--ranks", str(ranks)]
+    return [sys.executable, "-P", "-m", "paceline", verb, *arguments, "--ranks", str(ranks)]
 
 
 def make_run(folder: Path) -> Path:
@@ -121,10 +121,10 @@ def kill_one(kill: Kill, run: Path, chance: random.Random) -> Killed:
     """Start a command, kill its launcher at its moment, and return how long anything of it was alive."""
     mark = uuid.uuid4().hex
     with tempfile.TemporaryDirectory(prefix="orphans-", ignore_cleanup_errors=True) as folder:
-        words = ["setsid"] * (kill.how == "setsid") + command_of(kill.verb, kill.ranks, Path(folder), run)
+        arguments = ["setsid"] * (kill.how == "setsid") + command_of(kill.verb, kill.ranks, Path(folder), run)
         environ = {**os.environ, MARK: mark, "OMP_NUM_THREADS": "1"}
         streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        launcher = subprocess.Popen(words, cwd=folder, env=environ, **streams)
+        launcher = subprocess.Popen(arguments, cwd=folder, env=environ, **streams)
         try:
             time.sleep(kill.moment_s)
             had_ended = launcher.poll() is not None
@@ -187,16 +187,16 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--most-s", type=float, default=float("inf"), help="start no kill after so many seconds")
     parser.add_argument("--json", type=Path, metavar="OUT", help="where to write the result")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     provenance, start_s = record.provenance(), time.monotonic()
-    ranks, verbs = [int(each) for each in asked.ranks.split(",")], asked.verbs.split(",")
-    kills = plan_kills(asked.kills, ranks, verbs, ("plain", "setsid"), asked.seed)
+    ranks, verbs = [int(each) for each in args.ranks.split(",")], args.verbs.split(",")
+    kills = plan_kills(args.kills, ranks, verbs, ("plain", "setsid"), args.seed)
     killed: list[Killed] = []
-    chance = random.Random(asked.seed)
+    chance = random.Random(args.seed)
     with tempfile.TemporaryDirectory(prefix="orphans-") as folder:
         run = make_run(Path(folder) / "run")
         for kill in kills:
-            if time.monotonic() - start_s > asked.most_s:
+            if time.monotonic() - start_s > args.most_s:
                 break
             killed.append(kill_one(kill, run, chance))
             print(f"{len(killed)} of {len(kills)}: {killed[-1]}", flush=True)
@@ -204,17 +204,17 @@ def main() -> int:
     of_cell = {
         cell: [each for each in killed if (each.kill.verb, each.kill.ranks, each.kill.how) == cell] for cell in cells
     }
-    facts = {"seed": asked.seed, "planned": len(kills), "took_s": round(time.monotonic() - start_s)}
+    facts = {"seed": args.seed, "planned": len(kills), "took_s": round(time.monotonic() - start_s)}
     facts |= {"load_average_after": [round(load, 2) for load in os.getloadavg()]}
     table = {f"{verb}, {each} ranks, {how}": summary(found) for (verb, each, how), found in of_cell.items() if found}
     print(json.dumps(summary(killed), indent=2))
-    if asked.json:
+    if args.json:
         rows = [
             {**asdict(each.kill), **{name: value for name, value in asdict(each).items() if name != "kill"}}
             for each in killed
         ]
         values = {"benchmark": "orphans", **provenance, **facts, "all": summary(killed), "cells": table, "kills": rows}
-        record.write(asked.json, values)
+        record.write(args.json, values)
     return int(summary(killed)["alive_after_ten_s"] > 0)
 
 

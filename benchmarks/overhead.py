@@ -51,21 +51,21 @@ LOSS_TOLERANCE = 1e-5
 
 def main() -> None:
     """Check, measure, print, and write the result."""
-    asked = arguments()
-    same_work = check_same_work(recipe_for(asked, num_steps=CHECKED_STEPS, log_every=1))
+    args = parse_args()
+    same_work = check_same_work(recipe_for(args, num_steps=CHECKED_STEPS, log_every=1))
     load_before = os.getloadavg()[0]
-    turns = measure(recipe_for(asked, num_steps=asked.warmup + asked.steps, log_every=LOG_EVERY))
-    paceline, bare = turns.paceline[asked.warmup :], turns.bare[asked.warmup :]
+    turns = measure(recipe_for(args, num_steps=args.warmup + args.steps, log_every=LOG_EVERY))
+    paceline, bare = turns.paceline[args.warmup :], turns.bare[args.warmup :]
     wall_s = [step.wall_s for step in paceline], [step.wall_s for step in bare]
     cpu_s = [step.cpu_s for step in paceline], [step.cpu_s for step in bare]
-    is_logged = [(step + asked.warmup + 1) % LOG_EVERY == 0 for step in range(asked.steps)]
+    is_logged = [(step + args.warmup + 1) % LOG_EVERY == 0 for step in range(args.steps)]
     result = {
         "benchmark": "overhead",
         **record.provenance(),
         "load_before": round(load_before, 2),
         "config": {
             "preset": "cifar10-resnet18",
-            **{name: getattr(asked, name) for name in ("steps", "warmup", "batch_size", "width", "threads", "clock")},
+            **{name: getattr(args, name) for name in ("steps", "warmup", "batch_size", "width", "threads", "clock")},
         },
         "same_work": same_work,
         "wall": compared(*wall_s),
@@ -75,11 +75,11 @@ def main() -> None:
         "bare_step_wall_s": [round(seconds, 6) for seconds in wall_s[1]],
     }
     print(table(result))
-    if asked.json:
-        record.write(asked.json, result)
+    if args.json:
+        record.write(args.json, result)
 
 
-def arguments() -> argparse.Namespace:
+def parse_args() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=60, help="timed steps of each loop (default: 60)")
@@ -89,21 +89,21 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="CPU threads of both loops")
     parser.add_argument("--clock", choices=["on", "off"], default="on", help="paceline's own clock")
     parser.add_argument("--json", type=Path, metavar="OUT", help="where to write the result")
-    asked = parser.parse_args()
-    if asked.steps < LOG_EVERY:
-        parser.error(f"--steps: {asked.steps} has no logged step to look at (use {LOG_EVERY} or more)")
-    return asked
+    args = parser.parse_args()
+    if args.steps < LOG_EVERY:
+        parser.error(f"--steps: {args.steps} has no logged step to look at (use {LOG_EVERY} or more)")
+    return args
 
 
-def recipe_for(asked: argparse.Namespace, *, num_steps: int, log_every: int) -> Recipe:
+def recipe_for(args: argparse.Namespace, *, num_steps: int, log_every: int) -> Recipe:
     """Return the CIFAR-10 recipe on as many made-up images of that shape, and nothing but training."""
-    words = [
+    arguments = [
         "data.source.name=synthetic",
         "data.source.num_images=50000",
         "data.source.image_size=32",
         "data.source.channels=3",
-        f"data.batch_size={asked.batch_size}",
-        f"model.width={asked.width}",
+        f"data.batch_size={args.batch_size}",
+        f"model.width={args.width}",
         "model.memory_format=contiguous",  # like the bare loop; our default layout would flatter us
         "schedule.warmup=0st",
         f"train.steps={num_steps}",
@@ -111,10 +111,10 @@ def recipe_for(asked: argparse.Namespace, *, num_steps: int, log_every: int) -> 
         "checkpoint.every=off",
         f"log.every={log_every}st",
         "parallel.device=cpu",
-        f"parallel.threads={asked.threads}",
-        f"measure.clock={asked.clock}",
+        f"parallel.threads={args.threads}",
+        f"measure.clock={args.clock}",
     ]
-    return load("cifar10-resnet18", Patch.parse(words)).recipe
+    return load("cifar10-resnet18", Patch.parse(arguments)).recipe
 
 
 @dataclass

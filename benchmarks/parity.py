@@ -35,7 +35,7 @@ import record
 FOLDER: Final = "folder, processes"
 PACK: Final = "pack, processes"
 NATIVE: Final = "pack, native"
-WORDS: Final = (
+ARGUMENTS: Final = (
     "cifar10-94",
     "--ranks",
     "1",
@@ -59,7 +59,7 @@ class Task:
 
     name: str
     make: Callable[[Path, Path], None]
-    words: tuple[str, ...]
+    arguments: tuple[str, ...]
 
 
 def main() -> int:
@@ -71,32 +71,32 @@ def main() -> int:
     parser.add_argument("--equal-seeds", type=int, default=1, metavar="N", help="first seeds to show equal weights at")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="overrides for every run")
     parser.add_argument("--json", type=Path, metavar="OUT", help="where to write the result")
-    asked = parser.parse_args()
-    roots = {name: root for name in ("cifar10", "photographs") if (root := getattr(asked, name)) is not None}
+    args = parser.parse_args()
+    roots = {name: root for name in ("cifar10", "photographs") if (root := getattr(args, name)) is not None}
     if not roots:
         parser.error("there is nothing to train on (set --cifar10, --photographs or both)")
     facts = record.provenance()
     for root in roots.values():
         facts["command"] = facts["command"].replace(str(root), "DIR")
     facts["command"] = accuracy.without_folders(facts["command"])
-    tasks = {name: on_task(TASKS[name], root, asked) for name, root in roots.items()}
-    if asked.json:
-        record.write(asked.json, {"benchmark": "parity", **facts, "words": [*WORDS, *asked.set], **tasks})
+    tasks = {name: on_task(TASKS[name], root, args) for name, root in roots.items()}
+    if args.json:
+        record.write(args.json, {"benchmark": "parity", **facts, "words": [*ARGUMENTS, *args.set], **tasks})
     return int(not all(found["weights_equal"] for found in tasks.values()))
 
 
-def on_task(task: Task, root: Path, asked: argparse.Namespace) -> dict[str, Any]:
+def on_task(task: Task, root: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Make the folder and the pack, train on both, and return what came out."""
     with tempfile.TemporaryDirectory(prefix="paceline-parity-") as made:
         folder = Path(made, task.name)
         task.make(root, folder)
         packed = json.loads(paceline("data", "pack", str(folder), f"{folder}.pack", "--json"))
         runs: dict[str, dict[int, dict[str, Any]]] = {FOLDER: {}, PACK: {}, NATIVE: {}}
-        for contender, seed in turns(asked.seeds, asked.equal_seeds):
-            words = [*WORDS, *task.words, *asked.set, *source_words(contender, folder), f"seed={seed}"]
-            runs[contender][seed] = run = accuracy.trained(words)
+        for contender, seed in turns(args.seeds, args.equal_seeds):
+            arguments = [*ARGUMENTS, *task.arguments, *args.set, *source_arguments(contender, folder), f"seed={seed}"]
+            runs[contender][seed] = run = accuracy.trained(arguments)
             print(f"{task.name}, {contender}, seed {seed}: {accuracy.summary(run)}", flush=True)
-    facts = {"words": list(task.words), "images": packed["images"], "kept": packed["kept"], **summary(runs)}
+    facts = {"words": list(task.arguments), "images": packed["images"], "kept": packed["kept"], **summary(runs)}
     print(f"{task.name}: {json.dumps(facts['difference'])}, weights equal: {facts['weights_equal']}", flush=True)
     return facts
 
@@ -109,7 +109,7 @@ def turns(seeds: Sequence[int], equal_seeds: int) -> Iterable[tuple[str, int]]:
             yield contender, seed
 
 
-def source_words(contender: str, folder: Path) -> list[str]:
+def source_arguments(contender: str, folder: Path) -> list[str]:
     """Return what tells a contender from the others: where images are, and who makes batches of them."""
     source, _, loader = contender.partition(", ")
     root = folder if source == "folder" else f"{folder}.pack"
@@ -200,10 +200,10 @@ def link(files: Iterable[Path], folder: Path) -> None:
         (folder / file.name).symlink_to(file.resolve())
 
 
-def paceline(*words: str) -> str:
+def paceline(*arguments: str) -> str:
     """Run paceline, and return what it printed."""
     return subprocess.run(
-        [sys.executable, "-m", "paceline", *words], stdout=subprocess.PIPE, text=True, check=True
+        [sys.executable, "-m", "paceline", *arguments], stdout=subprocess.PIPE, text=True, check=True
     ).stdout
 
 

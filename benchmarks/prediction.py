@@ -25,7 +25,7 @@ TABLES = ("jsc", "nersc", "ddp-post", "quant")
 
 
 @dataclass(frozen=True)
-class Judged:
+class EvaluatedPrediction:
     """A run that was predicted from those on fewer ranks; `error` and bounds are relative to what it took.
 
     `number` counts measurements on the same ranks, from 1."""
@@ -56,7 +56,7 @@ def tables() -> dict[str, tuple[ScalingPoint, ...]]:
     return found | {name: tuple(points) for name, points in sets.items()}
 
 
-def judged(name: str, points: Sequence[ScalingPoint], up_to: int) -> Iterator[Judged]:
+def evaluate_table(name: str, points: Sequence[ScalingPoint], up_to: int) -> Iterator[EvaluatedPrediction]:
     """Yield a judgement of each larger run, predicted from those of at most `up_to` ranks."""
     used = [point for point in points if point.ranks <= up_to]
     ranks = tuple(dict.fromkeys(point.ranks for point in used))
@@ -64,34 +64,34 @@ def judged(name: str, points: Sequence[ScalingPoint], up_to: int) -> Iterator[Ju
     for point in points:
         if point.ranks > up_to:
             seen[point.ranks] += 1
-            asked = build_request(
+            request = build_request(
                 used,
                 [point.ranks],
                 ranks_per_node=-(-point.ranks // point.nodes),
                 rank_batch=point.rank_batch,
                 images=point.images,
             )
-            said = predict_from_points(used, asked, source=name).predictions[0]
-            yield Judged(
-                name, ranks, point.ranks, seen[point.ranks], *(each / point.time_s - 1 for each in _times(said))
+            predicted = predict_from_points(used, request, source=name).predictions[0]
+            yield EvaluatedPrediction(
+                name, ranks, point.ranks, seen[point.ranks], *(each / point.time_s - 1 for each in _times(predicted))
             )
 
 
-def _times(said: Predicted) -> tuple[float, float, float]:
-    return said.time_s, said.low_s, said.high_s
+def _times(predicted: Predicted) -> tuple[float, float, float]:
+    return predicted.time_s, predicted.low_s, predicted.high_s
 
 
-def all_judged(found: Mapping[str, Sequence[ScalingPoint]]) -> list[Judged]:
+def evaluate_tables(found: Mapping[str, Sequence[ScalingPoint]]) -> list[EvaluatedPrediction]:
     """Return the judgements of all tables, from two numbers of ranks on."""
-    results: list[Judged] = []
+    results: list[EvaluatedPrediction] = []
     for name, points in found.items():
         sizes = sorted({point.ranks for point in points})
         for up_to in sizes[1:-1]:
-            results += judged(name, points, up_to)
+            results += evaluate_table(name, points, up_to)
     return results
 
 
-def title_of(result: Judged) -> str:
+def title_of(result: EvaluatedPrediction) -> str:
     """Return what a result goes by in the record: `jsc, 1 4 16 32 to 64`, and which one of several measurements."""
     used = " ".join(str(ranks) for ranks in result.used)
     again = f", measured {result.number}" if result.number > 1 else ""
@@ -102,16 +102,16 @@ def main() -> None:
     """Judge all tables, print them, and write the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, metavar="OUT", help="where to write the result")
-    asked = parser.parse_args()
-    results = all_judged(tables())
+    args = parser.parse_args()
+    results = evaluate_tables(tables())
     print("| table | from ranks | ranks | error | interval about what it took | holds |\n|---|---|---|---|---|---|")
     for each in results:
         interval = f"{each.low:+.1%} to {each.high:+.1%}"
         used = ", ".join(str(ranks) for ranks in each.used)
         print(f"| {each.table} | {used} | {each.ranks} | {each.error:+.1%} | {interval} | {each.holds} |")
     print(f"\n{sum(each.holds for each in results)} of {len(results)} intervals hold what it took")
-    if asked.json:
-        record.write(asked.json, {title_of(each): asdict(each) for each in results})
+    if args.json:
+        record.write(args.json, {title_of(each): asdict(each) for each in results})
 
 
 if __name__ == "__main__":

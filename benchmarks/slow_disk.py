@@ -28,10 +28,10 @@ def main() -> int:
     parser.add_argument("--megabytes", type=int, default=150, help="read a second (150)")
     parser.add_argument("--of", type=Path, required=True, metavar="FOLDER", help="on the disk that is held back")
     parser.add_argument("command", nargs="+", help="what is run, after --")
-    asked = parser.parse_args()
-    limits = {"iops": asked.reads, "bps": asked.megabytes * 1_000_000}
-    with held(disk_of(asked.of), limits) as group:
-        return run_in(group, asked.command)
+    args = parser.parse_args()
+    limits = {"iops": args.reads, "bps": args.megabytes * 1_000_000}
+    with throttle_disk(disk_of(args.of), limits) as group:
+        return run_in(group, args.command)
 
 
 def disk_of(folder: Path) -> str:
@@ -45,7 +45,7 @@ def disk_of(folder: Path) -> str:
 
 
 @contextmanager
-def held(disk: str, limits: dict[str, int]) -> Iterator[Path]:
+def throttle_disk(disk: str, limits: dict[str, int]) -> Iterator[Path]:
     """Make a control group whose reads from `disk` are held to `limits`, and remove it when nobody is left in it."""
     is_v1 = V1.is_dir()
     group = (V1 if is_v1 else MOUNT) / f"paceline-{os.getpid()}"

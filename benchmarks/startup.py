@@ -23,7 +23,7 @@ COMMANDS: dict[str, list[str]] = {
     "paceline --help": [str(PROGRAM), "--help"],
     "paceline recipes": [str(PROGRAM), "recipes"],
 }
-ASK_FOR_TORCH = """
+CHECK_TORCH = """
 import sys
 from paceline.cli import main
 try:
@@ -38,9 +38,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=15, help="timed runs of each command (default: 15)")
     parser.add_argument("--json", type=Path, metavar="OUT", help="where to write the result")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     times_s: dict[str, list[float]] = {name: [] for name in COMMANDS}
-    for round_number in range(asked.runs + 1):
+    for round_number in range(args.runs + 1):
         for name, command in COMMANDS.items():
             elapsed_s = wall_s(command)
             if round_number > 0:
@@ -51,8 +51,8 @@ def main() -> None:
         if name != FLOOR:
             facts["imports_torch"] = imports_torch(COMMANDS[name][1:])
     print(table(commands))
-    if asked.json:
-        record.write(asked.json, {"benchmark": "startup", **record.provenance(), "commands": commands})
+    if args.json:
+        record.write(args.json, {"benchmark": "startup", **record.provenance(), "commands": commands})
 
 
 def wall_s(command: list[str]) -> float:
@@ -63,9 +63,9 @@ def wall_s(command: list[str]) -> float:
     return time.perf_counter() - start_s
 
 
-def imports_torch(words: list[str]) -> bool:
+def imports_torch(arguments: list[str]) -> bool:
     """Return whether the program, given `words`, had imported torch by its end."""
-    command = [sys.executable, "-c", ASK_FOR_TORCH, *words]
+    command = [sys.executable, "-c", CHECK_TORCH, *arguments]
     ended = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
     return {"True": True, "False": False}[ended.stderr.split()[-1]]
 

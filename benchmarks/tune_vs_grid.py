@@ -49,29 +49,29 @@ LEAST = 0.97
 
 def main() -> None:
     """Run both, and write what they found."""
-    asked = _asked()
-    name, words = RECIPES[asked.recipe]
-    words = [*words, *([f"data.source.root={asked.root}"] if asked.root else [])]
+    args = parse_args()
+    name, arguments = RECIPES[args.recipe]
+    arguments = [*arguments, *([f"data.source.root={args.root}"] if args.root else [])]
     corner = [f"{path}={values[0]}" for path, values in SPACE.items()]
-    folder = Path(asked.folder or tempfile.mkdtemp(prefix="tune-vs-grid-"))
+    folder = Path(args.folder or tempfile.mkdtemp(prefix="tune-vs-grid-"))
     num_settings = len(list(settings()))
-    found = searched([name, *words, *corner], folder / "tune", asked.steps, budget=num_settings // 4)
+    found = searched([name, *arguments, *corner], folder / "tune", args.steps, budget=num_settings // 4)
 
-    recipe = load(name, Patch.parse([*words, *corner])).recipe
-    measured = apply_patch(recipe, build_measurement_patch(recipe, asked.steps, Patch(), lr_share=0.1))
+    recipe = load(name, Patch.parse([*arguments, *corner])).recipe
+    measured = apply_patch(recipe, build_measurement_patch(recipe, args.steps, Patch(), lr_share=0.1))
     runner = runner_of(measured, folder / "grid")
     rates = {
         tuple(format_patch(patch)): rate(runner, f"grid-{number}", patch, 1) for number, patch in enumerate(settings())
     }
     best = Patch.parse(list(max(rates.items(), key=lambda each: each[1])[0]))
     ours = Patch.parse(list(found.best_patch))
-    ratio = compared(runner, ours, best, asked.pairs)
+    ratio = compared(runner, ours, best, args.pairs)
     print(f"tune: {found.trials} runs; grid: {num_settings}; tuned is {format_speedup(ratio, 3)} the grid's best")
     record.write(
-        asked.json,
+        args.json,
         {
             **record.provenance(),
-            "recipe": asked.recipe,
+            "recipe": args.recipe,
             "space": {path: list(values) for path, values in SPACE.items()},
             "tune": {"runs": found.trials, "patch": list(found.best_patch), "gain": found.gain and found.gain.value},
             "grid": {"runs": num_settings, "patch": format_patch(best), "images_per_s": max(rates.values())},
@@ -90,11 +90,19 @@ def settings() -> Iterator[Patch]:
         yield Patch(tuple(zip(SPACE, values, strict=True)))
 
 
-def searched(words: Sequence[str], folder: Path, steps: int, budget: int) -> TuneResult:
+def searched(arguments: Sequence[str], folder: Path, steps: int, budget: int) -> TuneResult:
     """Return what the search has found, with single pairs, as the grid has single runs."""
     space = [f"{path}={','.join(str(value) for value in values)}" for path, values in SPACE.items()]
     code = tune(
-        list(words), "1", folder, steps=steps, repeats=1, vary=space, allow_batch=False, budget=budget, as_json=False
+        list(arguments),
+        "1",
+        folder,
+        steps=steps,
+        repeats=1,
+        vary=space,
+        allow_batch=False,
+        budget=budget,
+        as_json=False,
     )
     found = ExperimentDir(folder).read()
     assert code == 0 and isinstance(found, TuneResult)
@@ -141,7 +149,8 @@ def compared(runner: TrialRunner, ours: Patch, best: Patch, num_pairs: int) -> I
     return ratio_interval(rates["tuned"], rates["grid-best"])
 
 
-def _asked() -> argparse.Namespace:
+def parse_args() -> argparse.Namespace:
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("recipe", choices=sorted(RECIPES))
     parser.add_argument("--root", default="", help="folder of the data set")

@@ -14,7 +14,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 
-from asked import WARMUP_BATCHES, Asked, parse
+from contender_options import WARMUP_BATCHES, ContenderOptions, parse
 from ours import data_of, loader_of, sizes_of, source_of
 from stopwatch import measure
 
@@ -26,22 +26,22 @@ _REST_S = 0.3
 
 def main() -> None:
     """Measure what the command line names, and print what was found as JSON on a line."""
-    asked = parse(("native", "threads", "processes"))
-    data = data_of(asked)
-    loader = loader_of(asked, data, source_of(asked, data))
-    idle = measure(sizes_of(loader), asked.seconds / 2, WARMUP_BATCHES)
+    options = parse(("native", "threads", "processes"))
+    data = data_of(options)
+    loader = loader_of(options, data, source_of(options, data))
+    idle = measure(sizes_of(loader), options.seconds / 2, WARMUP_BATCHES)
     loader.close()
     work = work_of(_SHARE * idle["wall_s"] / idle["batches"])
     sizes = sizes_of(loader)
     for _ in range(WARMUP_BATCHES):
         next(sizes)
-    print(json.dumps(beside(asked, sizes, work, idle["images_per_s"])), flush=True)
+    print(json.dumps(beside(options, sizes, work, idle["images_per_s"])), flush=True)
 
 
-def beside(asked: Asked, sizes: Iterator[int], work: Callable[[], None], idle_rate: float) -> dict:
+def beside(options: ContenderOptions, sizes: Iterator[int], work: Callable[[], None], idle_rate: float) -> dict:
     """Return what a loop of batches and Python came to, in turns with the same Python while the loader rests."""
     images, batches, wall_s, costs = 0, 0, 0.0, []
-    while wall_s < asked.seconds:
+    while wall_s < options.seconds:
         time.sleep(_REST_S)  # in which the loader makes the batches that it makes ahead, and no more
         alone_s = median_s(work, _WINDOW_S / 2)
         busy: list[float] = []

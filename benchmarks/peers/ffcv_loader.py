@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from asked import REPEATS, Asked, main
+from contender_options import REPEATS, ContenderOptions, main
 from ffcv.fields import IntField, RGBImageField
 from ffcv.fields.decoders import CenterCropRGBImageDecoder, IntDecoder, RandomResizedCropRGBImageDecoder
 from ffcv.loader import Loader, OrderOption
@@ -19,25 +19,25 @@ from torchvision.datasets import ImageFolder
 _QUALITY = 90
 
 
-def written(asked: Asked, mode: str, longest: int | None) -> Iterator[int]:
+def written(options: ContenderOptions, mode: str, longest: int | None) -> Iterator[int]:
     """Return uint8 batches of a file written in `mode`, no side longer than `longest` pixels."""
-    files = ImageFolder(str(asked.data))
-    path = asked.cache / f"{asked.data.parent.name}-{asked.name}.beton"
+    files = ImageFolder(str(options.data))
+    path = options.cache / f"{options.data.parent.name}-{options.name}.beton"
     if not path.exists():
         _write(files, path, mode, longest)
-    if asked.prepare:
+    if options.prepare:
         return iter(())
-    size = (asked.size, asked.size)
+    size = (options.size, options.size)
     decoder = (
-        RandomResizedCropRGBImageDecoder(size, scale=asked.scale)
-        if asked.is_train
-        else CenterCropRGBImageDecoder(size, ratio=asked.size / asked.short_side)
+        RandomResizedCropRGBImageDecoder(size, scale=options.scale)
+        if options.is_train
+        else CenterCropRGBImageDecoder(size, ratio=options.size / options.short_side)
     )
-    changes = [RandomHorizontalFlip()] if asked.is_train else []
+    changes = [RandomHorizontalFlip()] if options.is_train else []
     loader = Loader(
         str(path),
-        batch_size=asked.batch,
-        num_workers=asked.workers,
+        batch_size=options.batch,
+        num_workers=options.workers,
         order=OrderOption.RANDOM,
         os_cache=True,
         indices=np.tile(np.arange(len(files)), REPEATS),

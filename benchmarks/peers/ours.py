@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from asked import WARMUP_BATCHES, Asked, parse
+from contender_options import WARMUP_BATCHES, ContenderOptions, parse
 from stopwatch import measure
 
 from paceline.core.dataset import ArraySource, DatasetInfo, Source
@@ -42,33 +42,33 @@ class Endless:
         return (np.arange(self.batch_size, dtype=np.int64) + number * self.batch_size) % self.num_images
 
 
-def data_of(asked: Asked) -> Data:
+def data_of(options: ContenderOptions) -> Data:
     """Return the part of a recipe that is measured."""
-    if asked.name in OF_PIXELS:
+    if options.name in OF_PIXELS:
         return Data(augment=(PadCrop(), Flip()))
-    is_pack = asked.data.suffix == ".pack"
-    root = str(asked.data)
+    is_pack = options.data.suffix == ".pack"
+    root = str(options.data)
     source = Pack(root=root) if is_pack else Folder(train_root=root, val_root=root)
-    return Data(source=source, augment=(RandomResizedCrop(scale=asked.scale), Flip()))
+    return Data(source=source, augment=(RandomResizedCrop(scale=options.scale), Flip()))
 
 
-def source_of(asked: Asked, data: Data) -> Source:
+def source_of(options: ContenderOptions, data: Data) -> Source:
     """Return the training images, or made-up pixels of CIFAR's shape."""
-    if asked.name not in OF_PIXELS:
+    if options.name not in OF_PIXELS:
         return build_datasets(data.source, may_download=False).train
     images = np.random.default_rng(0).integers(0, 256, (50_000, 32, 32, 3), dtype=np.uint8)
     info = DatasetInfo("pixels", "train", 50_000, ("a", "b"), 3, (32, 32), (0.5,) * 3, (0.25,) * 3)
     return ArraySource(info, images, np.zeros(50_000, dtype=np.int64))
 
 
-def loader_of(asked: Asked, data: Data, source: Source) -> Loader:
+def loader_of(options: ContenderOptions, data: Data, source: Source) -> Loader:
     """Return the loader that is measured, of uint8 batches."""
-    options = LoaderOptions(asked.workers, pin_memory=False, loader=asked.name)
-    size = 32 if asked.name in OF_PIXELS else asked.size
-    if asked.is_train:
-        order = TrainOrder(0, len(source), min(asked.batch, len(source)))
+    options = LoaderOptions(options.workers, pin_memory=False, loader=options.name)
+    size = 32 if options.name in OF_PIXELS else options.size
+    if options.is_train:
+        order = TrainOrder(0, len(source), min(options.batch, len(source)))
         return build_train_loader(data, source, order, lambda step: size, options)
-    return build_eval_loader(data, source, Endless(len(source), asked.batch), size, options)
+    return build_eval_loader(data, source, Endless(len(source), options.batch), size, options)
 
 
 def sizes_of(loader: Loader) -> Iterator[int]:
@@ -76,35 +76,35 @@ def sizes_of(loader: Loader) -> Iterator[int]:
     return (len(batch) for batch in loader.batches(0, ENDLESS))
 
 
-def decoding_alone(asked: Asked, data: Data, source: PackSource) -> Iterator[int]:
+def decoding_alone(options: ContenderOptions, data: Data, source: PackSource) -> Iterator[int]:
     """Yield the images of each batch that the native decoder has done, endlessly, with nothing around it."""
-    window = MeasurementWindow(asked.seconds, min(asked.batch, len(source)), asked.size, len(source))
-    return DecodeCeiling("alone", 0, source, data, load_native(), asked.workers).iter_batch_sizes(window)
+    window = MeasurementWindow(options.seconds, min(options.batch, len(source)), options.size, len(source))
+    return DecodeCeiling("alone", 0, source, data, load_native(), options.workers).iter_batch_sizes(window)
 
 
 def main() -> None:
     """Measure what the command line names, and print what was found as JSON on a line."""
-    asked = parse(NAMES)
-    data = data_of(asked)
-    source = source_of(asked, data)
-    loader = loader_of(asked, data, source)
-    if asked.name == "native" and asked.is_train:
-        found = in_turns(asked, data, source, loader)
+    options = parse(NAMES)
+    data = data_of(options)
+    source = source_of(options, data)
+    loader = loader_of(options, data, source)
+    if options.name == "native" and options.is_train:
+        found = in_turns(options, data, source, loader)
     else:
-        found = measure(sizes_of(loader), asked.seconds, WARMUP_BATCHES)
+        found = measure(sizes_of(loader), options.seconds, WARMUP_BATCHES)
     print(json.dumps(found), flush=True)
 
 
-def in_turns(asked: Asked, data: Data, source: PackSource, loader: Loader) -> dict[str, object]:
+def in_turns(options: ContenderOptions, data: Data, source: PackSource, loader: Loader) -> dict[str, object]:
     """Return what windows of the loader came to, and in `alone` windows of decoding alone between them."""
     ours, alone = [], []
     for _ in range(TURNS):
         batches = loader.batches(0, ENDLESS)
-        ours.append(measure((len(batch) for batch in batches), asked.seconds / TURNS, WARMUP_BATCHES))
+        ours.append(measure((len(batch) for batch in batches), options.seconds / TURNS, WARMUP_BATCHES))
         batches.close()
         loader.close()
-        floor = decoding_alone(asked, data, source)
-        alone.append(measure(floor, asked.seconds / TURNS, WARMUP_BATCHES))
+        floor = decoding_alone(options, data, source)
+        alone.append(measure(floor, options.seconds / TURNS, WARMUP_BATCHES))
         floor.close()
     return {**total(ours), "alone": total(alone)}
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
-from asked import Asked, main
+from contender_options import ContenderOptions, main
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
@@ -30,11 +30,11 @@ class Pixels(Dataset):
         return self.transform(Image.fromarray(self.images[index])), 0
 
 
-def per_sample(asked: Asked) -> Iterator[int]:
+def per_sample(options: ContenderOptions) -> Iterator[int]:
     """Return float batches, endlessly."""
     floats = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(_MEAN, _STD)]
     pixels = Pixels(v2.Compose([v2.RandomCrop(32, padding=4), v2.RandomHorizontalFlip(), *floats]))
-    loader = DataLoader(pixels, asked.batch, shuffle=True, num_workers=asked.workers, drop_last=True)
+    loader = DataLoader(pixels, options.batch, shuffle=True, num_workers=options.workers, drop_last=True)
     return (len(images) for _ in range(100) for images, _ in loader)
 
 

@@ -124,20 +124,20 @@ def test_clocks_that_cannot_be_asked_are_nothing(gpu: ModuleType, monkeypatch: p
 def test_cifar10_is_trained_once_a_seed_and_capturing_is_left_out_of_its_seconds(
     gpu: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    train, asked = gpu.trained, []
+    train, calls = gpu.trained, []
     small = ("data.source.num_images=16", "data.source.image_size=8", "data.source.num_val_images=8", "train.steps=1")
     small += ("data.batch_size=8", "train.epochs=auto", "log.tensorboard=off", "parallel.threads=1")
 
     def trained(preset: str, words: tuple[str, ...]) -> Any:
-        asked.append((preset, words))
-        return train("synthetic", (*small, f"seed={len(asked)}"))
+        calls.append((preset, words))
+        return train("synthetic", (*small, f"seed={len(calls)}"))
 
     monkeypatch.setattr(gpu, "trained", trained)
     values: dict[str, Any] = {"clocks": {}, "parts": {}, "skipped": []}
     gpu.cifar10(gpu.Bench(gpu.torch.device("cpu"), False, tmp_path, 1000.0, None, values))
-    assert [preset for preset, _ in asked] == ["cifar10-94"] * gpu.SEEDS
-    assert all(f"data.source.root={tmp_path}" in words and "train.capture=on" in words for _, words in asked)
-    assert len({words for _, words in asked}) == gpu.SEEDS
+    assert [preset for preset, _ in calls] == ["cifar10-94"] * gpu.SEEDS
+    assert all(f"data.source.root={tmp_path}" in words and "train.capture=on" in words for _, words in calls)
+    assert len({words for _, words in calls}) == gpu.SEEDS
     rows = values["parts"]["cifar10"]
     assert all(row["seconds"] > 0 and row["capture_s"] == 0 for row in rows)
     mean = values["cifar10_mean"]

@@ -61,9 +61,9 @@ def test_what_hosts_took_lies_in_the_interval_that_was_told(hosts, recorded):
     alone, two = (replace(hosts.step_of(recorded["seen"][num]), fixed_s=0.0) for num in ("1", "2"))
     network = build_measured_network(AllReduceMeasurement.model_validate(recorded["network"]))
     for num in (3, 4):  # a single step each, which nothing is added to
-        asked = PredictionRequest(at=(num,), ranks_per_node=1, rank_batch=two.rank_batch, images=num * two.rank_batch)
-        (told,) = predict_from_run(build_step_model(two, network, alone), asked).predictions
-        assert told.low_s < sorted(recorded["unseen"][str(num)]["measured_s"])[1] < told.high_s
+        request = PredictionRequest(at=(num,), ranks_per_node=1, rank_batch=two.rank_batch, images=num * two.rank_batch)
+        (predicted,) = predict_from_run(build_step_model(two, network, alone), request).predictions
+        assert predicted.low_s < sorted(recorded["unseen"][str(num)]["measured_s"])[1] < predicted.high_s
 
 
 def test_a_step_is_read_as_it_was_written(hosts, recorded):
@@ -95,7 +95,7 @@ def test_a_machine_that_is_busy_is_told_in_the_record_and_no_reason_to_refuse(ho
 
 
 def test_the_record_is_of_the_code_that_is_here(hosts, recorded):
-    assert (recorded["words"], recorded["rank_batch"]) == ([*hosts.WORDS], hosts.RANK_BATCH)
+    assert (recorded["words"], recorded["rank_batch"]) == ([*hosts.ARGUMENTS], hosts.RANK_BATCH)
     times = AllReduceMeasurement.model_validate(recorded["network"]).times
     assert [each.bytes for each in times] == [*SIZES[: len(times)]]
     # All but the first size stop it that take more than a quarter of the second that each has.

@@ -63,7 +63,7 @@ def test_contenders_take_turns_forwards_and_then_backwards(parity: ModuleType) -
 
 def test_contenders_differ_in_source_and_loader_alone(parity: ModuleType) -> None:
     folder, pack, native = (
-        parity.source_words(each, Path("a")) for each in (parity.FOLDER, parity.PACK, parity.NATIVE)
+        parity.source_arguments(each, Path("a")) for each in (parity.FOLDER, parity.PACK, parity.NATIVE)
     )
     assert folder == ["data.source.name=folder", "data.source.root=a", "data.loader=processes"]
     assert pack == ["data.source.name=pack", "data.source.root=a.pack", "data.loader=processes"]

@@ -35,7 +35,7 @@ def test_the_record_is_what_the_code_says_of_the_tutorials_tables(prediction: Mo
     record = json.loads((ROOT / "benchmarks" / "results" / "prediction.json").read_text())
     found = prediction.tables()
     assert len(found) == 26
-    results = prediction.all_judged({name: found[name] for name in prediction.TABLES})
+    results = prediction.evaluate_tables({name: found[name] for name in prediction.TABLES})
     assert len(results) == 16
     for each in results:
         known = record[prediction.title_of(each)]

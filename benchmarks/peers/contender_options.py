@@ -15,7 +15,7 @@ REPEATS = 200
 
 
 @dataclass(frozen=True)
-class Asked:
+class ContenderOptions:
     """Images of `size` pixels squared, in batches: random boxes of `scale` of the area, or centres in `eval`.
 
     `data` has class folders; `cache` holds what a contender writes beforehand.
@@ -43,21 +43,21 @@ class Asked:
         return round(self.size / 0.875)
 
 
-Contender = Callable[[Asked], Iterator[int]]
+Contender = Callable[[ContenderOptions], Iterator[int]]
 """From what is asked for to the sizes of its batches, endlessly; `prepare` is done when it returns."""
 
 
 def main(contenders: Mapping[str, Contender]) -> None:
     """Run the contender that the command line names, and print what it found as JSON on a line."""
-    asked = parse(contenders)
-    sizes = contenders[asked.name](asked)
-    if asked.prepare:
-        print(json.dumps({"prepared": asked.name}))
+    options = parse(contenders)
+    sizes = contenders[options.name](options)
+    if options.prepare:
+        print(json.dumps({"prepared": options.name}))
         return
-    print(json.dumps(measure(sizes, asked.seconds, WARMUP_BATCHES)), flush=True)
+    print(json.dumps(measure(sizes, options.seconds, WARMUP_BATCHES)), flush=True)
 
 
-def parse(names: Iterable[str]) -> Asked:
+def parse(names: Iterable[str]) -> ContenderOptions:
     """Return what the command line asks for, of one of `names`."""
     parser = argparse.ArgumentParser()
     parser.add_argument("name", choices=sorted(names))
@@ -71,4 +71,4 @@ def parse(names: Iterable[str]) -> Asked:
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--prepare", action="store_true", help="write what it needs, and stop")
     found = vars(parser.parse_args())
-    return Asked(**{**found, "scale": tuple(found["scale"])})
+    return ContenderOptions(**{**found, "scale": tuple(found["scale"])})
