@@ -12,7 +12,7 @@ class PacelineError(ValueError):
 
     exit_code = 2
     is_claimed = False
-    """Whether this rank reports the failure of its run (see `parallel.group.meeting`)."""
+    """Whether this rank reports the failure of its run (see `parallel.process_group.rendezvous`)."""
 
 
 class RecipeError(PacelineError):

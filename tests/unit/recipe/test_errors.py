@@ -1,4 +1,4 @@
-"""`recipe.explain`: whatever does not fit a recipe is one line that names the field, the value and the fix."""
+"""`recipe.errors`: an invalid recipe is one line that names the field, the value and the fix."""
 
 import pytest
 from pydantic import ValidationError

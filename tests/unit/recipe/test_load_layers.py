@@ -1,4 +1,4 @@
-"""`recipe.layers`: the later layer wins, a new variant starts afresh, and every value knows its place."""
+"""`merge_layers` in `recipe.load`: the later layer wins, a new variant resets its section, values have origins."""
 
 import copy
 

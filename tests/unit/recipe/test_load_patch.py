@@ -1,4 +1,4 @@
-"""`recipe.patch`: KEY=VALUE words as one nested mapping."""
+"""`Patch` in `recipe.load`: KEY=VALUE words as one nested mapping."""
 
 import pytest
 

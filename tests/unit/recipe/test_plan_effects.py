@@ -1,4 +1,4 @@
-"""`recipe.effects`: a setting that can have no effect on the data, or in a run so short, is refused with what can."""
+"""`check_effects` and notes of the plan: settings without effect on the data or in a short run are refused."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""`recipe.own`: parts are found by import path and called by their contract; what they lack is one line."""
+"""`recipe.plugins`: plugins are imported by path and called by their contract; a violation is one line."""
 
 import inspect
 import sys

@@ -1,4 +1,4 @@
-"""`recipe.yamlfile`: YAML 1.2 as data and nothing else, with the line of every key."""
+"""`recipe.yaml`: YAML 1.2 as plain data, with the line of every key."""
 
 import random
 import time
