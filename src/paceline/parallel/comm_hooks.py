@@ -20,171 +20,8 @@ from paceline.core.results import BucketResult
 from paceline.parallel.base import CommState, NoCommState, gather_rows_on_rank_0
 from paceline.recipe.schema.train import Parallel
 
-# Torch's default of 1,000 would leave most runs of paceline uncompressed.
-POWERSGD_FIRST_STEP: Final = 10
-"""Uncompressed steps before PowerSGD starts; torch needs at least 2."""
-
-_SMALL: Final = 1e-12
-# Added to the length of a factor before dividing, so that a factor of length 0 stays 0; far below `_SMALL`.
-_ZERO_LENGTH: Final = 1e-20
-
-
-@final
-class PowerSGD:
-    """Send gradients as factors of `rank` with error feedback and warm start (Vogels et al. 2019, arXiv 1905.13727)."""
-
-    # The residual of a bucket differs per rank, its two factors do not. Torch knows a bucket by number, a checkpoint by
-    # its parameters' names. Torch's generator needs no saving: it is used once per bucket, in the first compressed
-    # step, and starts from the same seed in every process.
-    has_state = True
-
-    def __init__(self, rank: int) -> None:
-        self._rank = rank
-        self._buckets: list[list[Tensor]] = []
-        self._noise: dict[int, Tensor] = {}
-        self._state = self._new_state()
-
-    def send(self, bucket: GradBucket) -> tuple[Future[Tensor], int]:
-        """Send a bucket; return the future mean of its gradients over the ranks, and the bytes that this rank sends."""
-        from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import powerSGD_hook
-
-        state, number = self._state, bucket.index()
-        self._buckets[number:] = [bucket.parameters()]  # later entries are of the previous pass and may be stale
-        if number in state.q_memory_dict:
-            right = state.q_memory_dict[number]
-            if number not in self._noise:
-                self._noise[number] = _noise_like(right)
-            _replace_nonfinite(state.error_dict[number])
-            _replace_nonfinite(right).add_(self._noise[number])
-        gradients, sent_before = bucket.buffer(), state.total_numel_after_compression
-        future = powerSGD_hook(state, bucket)
-        if gradients.device.type == "cpu":
-            # Torch sends the second factor from a gloo thread once the first has arrived, so two buckets could be sent
-            # in another order on another rank. NCCL keeps the order of the host, so no wait is needed there.
-            future.wait()
-        # Before the first compressed step torch sends everything and counts nothing.
-        num_sent = state.total_numel_after_compression - sent_before or gradients.numel()
-        return future, num_sent * gradients.element_size()
-
-    def reset(self) -> None:
-        """Reset to uncompressed steps; the buckets stay known."""
-        self._noise.clear()
-        self._state = self._new_state()
-
-    def num_bytes(self, model: nn.Module) -> int:
-        """Return the bytes of one gradient per rank."""
-        return dist.get_world_size() * sum(each.nbytes for each in model.parameters() if each.requires_grad)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return residuals as `NUMBER.error` [world_size, N] and factors [N]; {} before compression starts."""
-        rows = {number: gather_rows_on_rank_0(error) for number, error in sorted(self._state.error_dict.items())}
-        by_name = {f"{number}.error": row for number, row in rows.items() if row is not None}
-        if by_name:
-            by_name |= {f"{number}.left": each for number, each in self._state.p_memory_dict.items()}
-            by_name |= {f"{number}.right": each for number, each in self._state.q_memory_dict.items()}
-        return by_name
-
-    def values(self, model: nn.Module) -> dict[str, Any]:
-        """Return the number of ranks, the steps sent, and the parameter names of each bucket."""
-        return {"ranks": dist.get_world_size(), "steps": self._state.iter, "buckets": self._names(model)}
-
-    def load(self, model: nn.Module, values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
-        """Restore this rank's residuals and the factors, or return why all ranks start again."""
-        why = self._mismatch(model, values)
-        if why:
-            again = f"it starts again with {POWERSGD_FIRST_STEP} uncompressed steps"
-            return f"resumed without PowerSGD's residuals: {why}; {again}"
-        state, rank = self._state, dist.get_rank()
-        state.iter = values["steps"]
-        for number, bucket in enumerate(self._buckets if tensors else []):
-            # Copy into memory that torch allocates: matrix libraries may rely on its alignment.
-            residual, left, right = (
-                each.to(bucket[0].device, copy=True)
-                for each in (tensors[f"{number}.error"][rank], tensors[f"{number}.left"], tensors[f"{number}.right"])
-            )
-            state.error_dict[number], state.p_memory_dict[number], state.q_memory_dict[number] = residual, left, right
-        return ""
-
-    def _mismatch(self, model: nn.Module, values: Mapping[str, Any]) -> str:
-        """Return why a checkpoint does not fit these ranks and buckets, or ""."""
-        ranks = dist.get_world_size()
-        if not values:
-            return "the checkpoint has none"
-        if values["ranks"] != ranks:
-            return f"they are of {values['ranks']} ranks, and this run has {ranks}"
-        return "" if values["buckets"] == self._names(model) else "gradients are grouped into other buckets"
-
-    def _names(self, model: nn.Module) -> list[list[str]]:
-        names = {id(parameter): name for name, parameter in model.named_parameters()}
-        return [[names[id(each)] for each in bucket] for bucket in self._buckets]
-
-    def _new_state(self) -> Any:
-        from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
-
-        return PowerSGDState(
-            None,
-            matrix_approximation_rank=self._rank,
-            start_powerSGD_iter=POWERSGD_FIRST_STEP,
-            orthogonalization_epsilon=_ZERO_LENGTH,
-        )
-
-
-def _replace_nonfinite(memory: Tensor) -> Tensor:
-    """Set NaN and infinite values to 0 in place, so that one overflow does not persist in the residuals."""
-    return memory.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
-
-
-def _noise_like(right: Tensor) -> Tensor:
-    """Return noise too small to matter except next to 0, the same on every rank."""
-    # A step's right factors are the first guess of the next. For a layer whose gradient was 0, such as one behind a
-    # zero-initialised branch, they are 0, and power iteration would never leave 0.
-    noise = torch.randn(right.shape, generator=torch.Generator().manual_seed(0))
-    return noise.mul_(_SMALL).to(right.device, right.dtype)
-
-
 SendBucket = Callable[[GradBucket], tuple[Future[Tensor], int]]
 """Sends a bucket; returns the future mean of its gradients over the ranks, and the bytes that this rank sends."""
-
-
-def build_send_bucket(section: Parallel) -> tuple[SendBucket, CommState]:
-    """Return the function that sends buckets with `section.compression`, and its state."""
-    match section.compression:
-        case "off":
-            return _send_uncompressed, NoCommState()
-        case "bf16":
-            return _send_bf16, NoCommState()
-        case "fp16":
-            return _send_fp16, NoCommState()
-        case "powersgd":
-            power = PowerSGD(rank=1 if section.powersgd_rank == "auto" else section.powersgd_rank)
-            return power.send, power
-
-
-def _send_uncompressed(bucket: GradBucket) -> tuple[Future[Tensor], int]:
-    """Send gradients uncompressed, bitwise equal to torch's path without a hook."""
-    gradients = bucket.buffer()
-    # Torch multiplies by 1 / world_size as it copies gradients into the bucket, then sums (`mark_variable_ready_dense`
-    # in torch/csrc/distributed/c10d/reducer.cpp). Torch's `allreduce_hook` divides, which gives other bits on three
-    # ranks.
-    gradients.mul_(1 / dist.get_world_size())
-    sum_of_ranks = dist.all_reduce(gradients, async_op=True)
-    assert sum_of_ranks is not None, "this rank is in the process group"
-    return sum_of_ranks.get_future().then(lambda future: future.value()[0]), gradients.nbytes
-
-
-def _send_bf16(bucket: GradBucket) -> tuple[Future[Tensor], int]:
-    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
-
-    num_bytes = bucket.buffer().numel() * torch.bfloat16.itemsize
-    return bf16_compress_hook(None, bucket), num_bytes  # type: ignore[arg-type]  # None: all ranks
-
-
-def _send_fp16(bucket: GradBucket) -> tuple[Future[Tensor], int]:
-    """Send float16; a gradient beyond 65,504 becomes infinite on all ranks, which the non-finite check detects."""
-    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
-
-    num_bytes = bucket.buffer().numel() * torch.float16.itemsize
-    return fp16_compress_hook(None, bucket), num_bytes  # type: ignore[arg-type]  # None: all ranks
 
 
 @dataclass(frozen=True)
@@ -457,3 +294,165 @@ class TimedCommHook:
 
     def _seconds_to(self, first: Any, step: list[_SentBucket]) -> Iterable[float]:
         return (self._timestamps.seconds(first, each.done) for each in step)
+
+
+def build_send_bucket(section: Parallel) -> tuple[SendBucket, CommState]:
+    """Return the function that sends buckets with `section.compression`, and its state."""
+    match section.compression:
+        case "off":
+            return _send_uncompressed, NoCommState()
+        case "bf16":
+            return _send_bf16, NoCommState()
+        case "fp16":
+            return _send_fp16, NoCommState()
+        case "powersgd":
+            power = PowerSGD(rank=1 if section.powersgd_rank == "auto" else section.powersgd_rank)
+            return power.send, power
+
+
+def _send_uncompressed(bucket: GradBucket) -> tuple[Future[Tensor], int]:
+    """Send gradients uncompressed, bitwise equal to torch's path without a hook."""
+    gradients = bucket.buffer()
+    # Torch multiplies by 1 / world_size as it copies gradients into the bucket, then sums (`mark_variable_ready_dense`
+    # in torch/csrc/distributed/c10d/reducer.cpp). Torch's `allreduce_hook` divides, which gives other bits on three
+    # ranks.
+    gradients.mul_(1 / dist.get_world_size())
+    sum_of_ranks = dist.all_reduce(gradients, async_op=True)
+    assert sum_of_ranks is not None, "this rank is in the process group"
+    return sum_of_ranks.get_future().then(lambda future: future.value()[0]), gradients.nbytes
+
+
+def _send_bf16(bucket: GradBucket) -> tuple[Future[Tensor], int]:
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+
+    num_bytes = bucket.buffer().numel() * torch.bfloat16.itemsize
+    return bf16_compress_hook(None, bucket), num_bytes  # type: ignore[arg-type]  # None: all ranks
+
+
+def _send_fp16(bucket: GradBucket) -> tuple[Future[Tensor], int]:
+    """Send float16; a gradient beyond 65,504 becomes infinite on all ranks, which the non-finite check detects."""
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+
+    num_bytes = bucket.buffer().numel() * torch.float16.itemsize
+    return fp16_compress_hook(None, bucket), num_bytes  # type: ignore[arg-type]  # None: all ranks
+
+
+# Torch's default of 1,000 would leave most runs of paceline uncompressed.
+POWERSGD_FIRST_STEP: Final = 10
+"""Uncompressed steps before PowerSGD starts; torch needs at least 2."""
+_SMALL: Final = 1e-12
+# Added to the length of a factor before dividing, so that a factor of length 0 stays 0; far below `_SMALL`.
+_ZERO_LENGTH: Final = 1e-20
+
+
+@final
+class PowerSGD:
+    """Send gradients as factors of `rank` with error feedback and warm start (Vogels et al. 2019, arXiv 1905.13727)."""
+
+    # The residual of a bucket differs per rank, its two factors do not. Torch knows a bucket by number, a checkpoint by
+    # its parameters' names. Torch's generator needs no saving: it is used once per bucket, in the first compressed
+    # step, and starts from the same seed in every process.
+    has_state = True
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._buckets: list[list[Tensor]] = []
+        self._noise: dict[int, Tensor] = {}
+        self._state = self._new_state()
+
+    def send(self, bucket: GradBucket) -> tuple[Future[Tensor], int]:
+        """Send a bucket; return the future mean of its gradients over the ranks, and the bytes that this rank sends."""
+        from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import powerSGD_hook
+
+        state, number = self._state, bucket.index()
+        self._buckets[number:] = [bucket.parameters()]  # later entries are of the previous pass and may be stale
+        if number in state.q_memory_dict:
+            right = state.q_memory_dict[number]
+            if number not in self._noise:
+                self._noise[number] = _noise_like(right)
+            _replace_nonfinite(state.error_dict[number])
+            _replace_nonfinite(right).add_(self._noise[number])
+        gradients, sent_before = bucket.buffer(), state.total_numel_after_compression
+        future = powerSGD_hook(state, bucket)
+        if gradients.device.type == "cpu":
+            # Torch sends the second factor from a gloo thread once the first has arrived, so two buckets could be sent
+            # in another order on another rank. NCCL keeps the order of the host, so no wait is needed there.
+            future.wait()
+        # Before the first compressed step torch sends everything and counts nothing.
+        num_sent = state.total_numel_after_compression - sent_before or gradients.numel()
+        return future, num_sent * gradients.element_size()
+
+    def reset(self) -> None:
+        """Reset to uncompressed steps; the buckets stay known."""
+        self._noise.clear()
+        self._state = self._new_state()
+
+    def num_bytes(self, model: nn.Module) -> int:
+        """Return the bytes of one gradient per rank."""
+        return dist.get_world_size() * sum(each.nbytes for each in model.parameters() if each.requires_grad)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return residuals as `NUMBER.error` [world_size, N] and factors [N]; {} before compression starts."""
+        rows = {number: gather_rows_on_rank_0(error) for number, error in sorted(self._state.error_dict.items())}
+        by_name = {f"{number}.error": row for number, row in rows.items() if row is not None}
+        if by_name:
+            by_name |= {f"{number}.left": each for number, each in self._state.p_memory_dict.items()}
+            by_name |= {f"{number}.right": each for number, each in self._state.q_memory_dict.items()}
+        return by_name
+
+    def values(self, model: nn.Module) -> dict[str, Any]:
+        """Return the number of ranks, the steps sent, and the parameter names of each bucket."""
+        return {"ranks": dist.get_world_size(), "steps": self._state.iter, "buckets": self._names(model)}
+
+    def load(self, model: nn.Module, values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+        """Restore this rank's residuals and the factors, or return why all ranks start again."""
+        why = self._mismatch(model, values)
+        if why:
+            again = f"it starts again with {POWERSGD_FIRST_STEP} uncompressed steps"
+            return f"resumed without PowerSGD's residuals: {why}; {again}"
+        state, rank = self._state, dist.get_rank()
+        state.iter = values["steps"]
+        for number, bucket in enumerate(self._buckets if tensors else []):
+            # Copy into memory that torch allocates: matrix libraries may rely on its alignment.
+            residual, left, right = (
+                each.to(bucket[0].device, copy=True)
+                for each in (tensors[f"{number}.error"][rank], tensors[f"{number}.left"], tensors[f"{number}.right"])
+            )
+            state.error_dict[number], state.p_memory_dict[number], state.q_memory_dict[number] = residual, left, right
+        return ""
+
+    def _mismatch(self, model: nn.Module, values: Mapping[str, Any]) -> str:
+        """Return why a checkpoint does not fit these ranks and buckets, or ""."""
+        ranks = dist.get_world_size()
+        if not values:
+            return "the checkpoint has none"
+        if values["ranks"] != ranks:
+            return f"they are of {values['ranks']} ranks, and this run has {ranks}"
+        return "" if values["buckets"] == self._names(model) else "gradients are grouped into other buckets"
+
+    def _names(self, model: nn.Module) -> list[list[str]]:
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        return [[names[id(each)] for each in bucket] for bucket in self._buckets]
+
+    def _new_state(self) -> Any:
+        from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
+
+        return PowerSGDState(
+            None,
+            matrix_approximation_rank=self._rank,
+            start_powerSGD_iter=POWERSGD_FIRST_STEP,
+            orthogonalization_epsilon=_ZERO_LENGTH,
+        )
+
+
+def _replace_nonfinite(memory: Tensor) -> Tensor:
+    """Set NaN and infinite values to 0 in place, so that one overflow does not persist in the residuals."""
+    return memory.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def _noise_like(right: Tensor) -> Tensor:
+    """Return noise too small to matter except next to 0, the same on every rank."""
+    # A step's right factors are the first guess of the next. For a layer whose gradient was 0, such as one behind a
+    # zero-initialised branch, they are 0, and power iteration would never leave 0.
+    noise = torch.randn(right.shape, generator=torch.Generator().manual_seed(0))
+    return noise.mul_(_SMALL).to(right.device, right.dtype)

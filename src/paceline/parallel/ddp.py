@@ -24,89 +24,13 @@ from paceline.parallel.base import (
 from paceline.parallel.comm_hooks import CommHook, CommTimes
 
 FORWARD: Final = "forward"
-
-SwitchStage = Callable[[str], None]
-"""Attributes the time that follows to the named stage. On a GPU, backward calls it from one of torch's threads."""
-
-
-@final
-class LastGradientHook:
-    """Call `ready` in a backward pass once this rank's last gradient is computed, before it is sent."""
-
-    def __init__(self, parameters: Iterable[nn.Parameter], ready: Callable[[], None]) -> None:
-        # The last parameter depends on the model. The first backward pass finds it: each parameter has a hook then, and
-        # `ready` is not called. Afterwards only that parameter has one; in a pass without it `ready` is not called.
-        self._ready = ready
-        self._last: torch.Tensor | None = None
-        trainable = [each for each in parameters if each.requires_grad]
-        self._learning = [
-            each.register_post_accumulate_grad_hook(self._note_gradient)  # type: ignore[no-untyped-call]
-            for each in trainable
-        ]
-
-    def end_pass(self) -> None:
-        """Keep only the hook of the last gradient once a backward pass has shown which it is. Call it between
-        passes."""
-        if self._last is None:
-            return
-        for hook in self._learning:
-            hook.remove()
-        self._learning.clear()
-        self._last.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-            lambda parameter: self._ready()
-        )
-        self._last = None
-
-    def _note_gradient(self, parameter: torch.Tensor) -> None:
-        self._last = parameter
-
-
-@final
-class GradReadyHook:
-    """Switch to `exposed_communication` while `replica` waits for other ranks, and back to `forward` after buffers
-    arrive."""
-
-    def __init__(self, replica: DistributedDataParallel, switch_stage: SwitchStage, *, compiled: bool) -> None:
-        self._replica = replica
-        self._switch_stage = switch_stage
-        self._receives = False
-        self._last_gradient = LastGradientHook(replica.module.parameters(), self._gradients_are_ready)
-        if any(True for _ in replica.module.buffers()):
-            # Keep the hooks out of the compiled graph: they surround it.
-            outside_graph: Callable[[Any], Any] = torch.compiler.disable if compiled else _identity
-            replica.register_forward_pre_hook(outside_graph(self._before_buffers))
-            replica.module.register_forward_pre_hook(outside_graph(self._before_forward))
-
-    def end_pass(self) -> None:
-        """Note that a backward pass may have ended. Call it before each micro-batch."""
-        self._last_gradient.end_pass()
-
-    def _gradients_are_ready(self) -> None:
-        if self._replica.require_backward_grad_sync:  # else more micro-batches follow and nothing is sent
-            self._switch_stage(EXPOSED)
-
-    def _before_buffers(self, module: nn.Module, args: object) -> None:
-        if self._replica.will_sync_module_buffers():  # type: ignore[no-untyped-call]
-            self._receives = True
-            self._switch_stage(EXPOSED)
-
-    def _before_forward(self, module: nn.Module, args: object) -> None:
-        # Evaluation calls the unwrapped model, which receives nothing.
-        if self._receives:
-            self._receives = False
-            self._switch_stage(FORWARD)
-
-
-def _identity(hook: Any) -> Any:
-    return hook
-
-
 CLIP_STAGE: Final = "optimizer"
 """Stage in which gradients are clipped."""
-
 _RANK_0_WEIGHTS_ONLY: Final = (
     "resumed with rank 0's weights on every rank: with parallel.sync_gradients=false no others are saved"
 )
+SwitchStage = Callable[[str], None]
+"""Attributes the time that follows to the named stage. On a GPU, backward calls it from one of torch's threads."""
 
 
 class DDP:
@@ -235,6 +159,78 @@ class DDP:
         """Return the state of compression."""
         # Checkpoints of ranks that train alone hold only rank 0's weights.
         return self._comm_hook.state() if self._averages else NoCommState(_RANK_0_WEIGHTS_ONLY)
+
+
+@final
+class LastGradientHook:
+    """Call `ready` in a backward pass once this rank's last gradient is computed, before it is sent."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], ready: Callable[[], None]) -> None:
+        # The last parameter depends on the model. The first backward pass finds it: each parameter has a hook then, and
+        # `ready` is not called. Afterwards only that parameter has one; in a pass without it `ready` is not called.
+        self._ready = ready
+        self._last: torch.Tensor | None = None
+        trainable = [each for each in parameters if each.requires_grad]
+        self._learning = [
+            each.register_post_accumulate_grad_hook(self._note_gradient)  # type: ignore[no-untyped-call]
+            for each in trainable
+        ]
+
+    def end_pass(self) -> None:
+        """Keep only the hook of the last gradient once a backward pass has shown which it is. Call it between
+        passes."""
+        if self._last is None:
+            return
+        for hook in self._learning:
+            hook.remove()
+        self._learning.clear()
+        self._last.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+            lambda parameter: self._ready()
+        )
+        self._last = None
+
+    def _note_gradient(self, parameter: torch.Tensor) -> None:
+        self._last = parameter
+
+
+@final
+class GradReadyHook:
+    """Switch to `exposed_communication` while `replica` waits for other ranks, and back to `forward` after buffers
+    arrive."""
+
+    def __init__(self, replica: DistributedDataParallel, switch_stage: SwitchStage, *, compiled: bool) -> None:
+        self._replica = replica
+        self._switch_stage = switch_stage
+        self._receives = False
+        self._last_gradient = LastGradientHook(replica.module.parameters(), self._gradients_are_ready)
+        if any(True for _ in replica.module.buffers()):
+            # Keep the hooks out of the compiled graph: they surround it.
+            outside_graph: Callable[[Any], Any] = torch.compiler.disable if compiled else _identity
+            replica.register_forward_pre_hook(outside_graph(self._before_buffers))
+            replica.module.register_forward_pre_hook(outside_graph(self._before_forward))
+
+    def end_pass(self) -> None:
+        """Note that a backward pass may have ended. Call it before each micro-batch."""
+        self._last_gradient.end_pass()
+
+    def _gradients_are_ready(self) -> None:
+        if self._replica.require_backward_grad_sync:  # else more micro-batches follow and nothing is sent
+            self._switch_stage(EXPOSED)
+
+    def _before_buffers(self, module: nn.Module, args: object) -> None:
+        if self._replica.will_sync_module_buffers():  # type: ignore[no-untyped-call]
+            self._receives = True
+            self._switch_stage(EXPOSED)
+
+    def _before_forward(self, module: nn.Module, args: object) -> None:
+        # Evaluation calls the unwrapped model, which receives nothing.
+        if self._receives:
+            self._receives = False
+            self._switch_stage(FORWARD)
+
+
+def _identity(hook: Any) -> Any:
+    return hook
 
 
 def _do_nothing() -> None:

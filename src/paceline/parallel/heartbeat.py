@@ -23,47 +23,6 @@ from paceline.core.world import World
 from paceline.parallel.blame import Condition, RankStatus, State
 from paceline.parallel.rendezvous import missing_keys
 
-
-@final
-@dataclass
-class StallTimer:
-    """Measure for how many seconds a counter polled about every `interval_s` seconds has not changed."""
-
-    interval_s: float
-    lasted_s: float = 0.0
-    _count: int = -1
-    _looked_s: float = 0.0
-
-    def update(self, count: int, now_s: float) -> float:
-        """Record `count` at `now_s`; return for how many seconds it has not changed."""
-        # No poll counts for more than two intervals: a late poll means that this process was suspended, and what it
-        # watches may have been suspended with it.
-        passed_s = min(now_s - self._looked_s, 2 * self.interval_s)
-        self.lasted_s = self.lasted_s + passed_s if count == self._count else 0.0
-        self._count, self._looked_s = count, now_s
-        return self.lasted_s
-
-
-def process_condition(pid: int) -> Condition:
-    """Return the condition of process `pid` on this machine, from Linux's `/proc`."""
-    try:
-        letter = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return "dead"
-    return {"Z": "dead", "X": "dead", "T": "stopped", "t": "stopped"}.get(letter, "here")  # type: ignore[return-value]
-
-
-def machine_id() -> str:
-    """Return an identifier shared by processes that see one another in `/proc`; "" without Linux."""
-    if not sys.platform.startswith("linux"):
-        return ""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
-    except OSError:
-        return ""
-
-
 T = TypeVar("T")
 ReadProgress = Callable[[], tuple[int, str]]
 """Returns the steps done and the name of the stage."""
@@ -420,3 +379,43 @@ class StoreHeartbeats:
 
 
 Heartbeats = NoHeartbeats | StoreHeartbeats
+
+
+@final
+@dataclass
+class StallTimer:
+    """Measure for how many seconds a counter polled about every `interval_s` seconds has not changed."""
+
+    interval_s: float
+    lasted_s: float = 0.0
+    _count: int = -1
+    _looked_s: float = 0.0
+
+    def update(self, count: int, now_s: float) -> float:
+        """Record `count` at `now_s`; return for how many seconds it has not changed."""
+        # No poll counts for more than two intervals: a late poll means that this process was suspended, and what it
+        # watches may have been suspended with it.
+        passed_s = min(now_s - self._looked_s, 2 * self.interval_s)
+        self.lasted_s = self.lasted_s + passed_s if count == self._count else 0.0
+        self._count, self._looked_s = count, now_s
+        return self.lasted_s
+
+
+def process_condition(pid: int) -> Condition:
+    """Return the condition of process `pid` on this machine, from Linux's `/proc`."""
+    try:
+        letter = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "dead"
+    return {"Z": "dead", "X": "dead", "T": "stopped", "t": "stopped"}.get(letter, "here")  # type: ignore[return-value]
+
+
+def machine_id() -> str:
+    """Return an identifier shared by processes that see one another in `/proc`; "" without Linux."""
+    if not sys.platform.startswith("linux"):
+        return ""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return ""

@@ -23,68 +23,6 @@ T = TypeVar("T")
 _DONE: Final = "done"
 _EXITED: Final = "left"
 _SHORT_S, _LONG_S = 0.01, 0.5
-
-
-def run_in_order(
-    store: Store, num_firsts: int, work: Callable[[bool], T], on_wait: Callable[[], None], *, is_first: bool
-) -> T:
-    """Return `work(True)` on the `num_firsts` first ranks, then `work(False)` on the others.
-
-    `on_wait` is called repeatedly while waiting, and raises to give up. Use a new `store` prefix for each call.
-    """
-    results = [work(True)] if is_first else []
-    _wait_for_count(store, _DONE, int(is_first), num_firsts, on_wait)
-    return results[0] if results else work(False)
-
-
-def exit_last(store: Store, num_others: int, on_wait: Callable[[], None], *, is_last: bool) -> None:
-    """Return at once on all ranks but one; on that with `is_last`, return after all others have called this.
-
-    The rank that hosts the store must be last: no other can use the store after it exits. `on_wait` and `store` are as
-    for `run_in_order`.
-    """
-    if is_last:
-        _wait_for_count(store, _EXITED, 0, num_others, on_wait)
-    else:  # the store may be gone as soon as it has answered, so ask it nothing else
-        store.add(_EXITED, 1)
-
-
-def _wait_for_count(store: Store, name: str, more: int, number: int, on_wait: Callable[[], None]) -> None:
-    """Add `more` to the counter `name`, and return when it has reached `number`."""
-    # A thread calls the store, which never answers if its host is frozen or cut off; the caller must keep calling
-    # `on_wait`. If `on_wait` uses the store too, it needs a handle of its own: one serves one call at a time.
-    errors, is_over, ends = list[Exception](), threading.Event(), threading.Event()
-
-    def count_up() -> None:
-        try:
-            pauses = _pauses()
-            total = store.add(name, more)
-            while total < number and not ends.wait(next(pauses)):
-                total = store.add(name, 0)
-        except Exception as error:
-            errors.append(error)
-        finally:
-            is_over.set()
-
-    threading.Thread(target=count_up, name="paceline-turns", daemon=True).start()
-    try:
-        pauses = _pauses()
-        while not is_over.wait(next(pauses)):
-            on_wait()
-    finally:
-        ends.set()
-    if errors:
-        raise errors[0]
-
-
-def _pauses() -> Iterator[float]:
-    """Yield the seconds to wait before each poll, short ones first."""
-    pause_s = _SHORT_S
-    while True:
-        yield pause_s
-        pause_s = min(_LONG_S, 2 * pause_s)
-
-
 _DISCONNECTED = "paceline/left"
 _NUM_FIRST = "paceline/firsts"
 _DISCONNECT_TIMEOUT_S = 30
@@ -254,3 +192,63 @@ def _interface_error(error: RuntimeError) -> WorldError | None:
     names = ", ".join(each for _, each in socket.if_nameindex())
     reason = f"is not a network interface of {socket.gethostname()} with an address"
     return WorldError(f"GLOO_SOCKET_IFNAME: {name.split()[0]!r} {reason} (set it to one of {names}, or unset it)")
+
+
+def run_in_order(
+    store: Store, num_firsts: int, work: Callable[[bool], T], on_wait: Callable[[], None], *, is_first: bool
+) -> T:
+    """Return `work(True)` on the `num_firsts` first ranks, then `work(False)` on the others.
+
+    `on_wait` is called repeatedly while waiting, and raises to give up. Use a new `store` prefix for each call.
+    """
+    results = [work(True)] if is_first else []
+    _wait_for_count(store, _DONE, int(is_first), num_firsts, on_wait)
+    return results[0] if results else work(False)
+
+
+def exit_last(store: Store, num_others: int, on_wait: Callable[[], None], *, is_last: bool) -> None:
+    """Return at once on all ranks but one; on that with `is_last`, return after all others have called this.
+
+    The rank that hosts the store must be last: no other can use the store after it exits. `on_wait` and `store` are as
+    for `run_in_order`.
+    """
+    if is_last:
+        _wait_for_count(store, _EXITED, 0, num_others, on_wait)
+    else:  # the store may be gone as soon as it has answered, so ask it nothing else
+        store.add(_EXITED, 1)
+
+
+def _wait_for_count(store: Store, name: str, more: int, number: int, on_wait: Callable[[], None]) -> None:
+    """Add `more` to the counter `name`, and return when it has reached `number`."""
+    # A thread calls the store, which never answers if its host is frozen or cut off; the caller must keep calling
+    # `on_wait`. If `on_wait` uses the store too, it needs a handle of its own: one serves one call at a time.
+    errors, is_over, ends = list[Exception](), threading.Event(), threading.Event()
+
+    def count_up() -> None:
+        try:
+            pauses = _pauses()
+            total = store.add(name, more)
+            while total < number and not ends.wait(next(pauses)):
+                total = store.add(name, 0)
+        except Exception as error:
+            errors.append(error)
+        finally:
+            is_over.set()
+
+    threading.Thread(target=count_up, name="paceline-turns", daemon=True).start()
+    try:
+        pauses = _pauses()
+        while not is_over.wait(next(pauses)):
+            on_wait()
+    finally:
+        ends.set()
+    if errors:
+        raise errors[0]
+
+
+def _pauses() -> Iterator[float]:
+    """Yield the seconds to wait before each poll, short ones first."""
+    pause_s = _SHORT_S
+    while True:
+        yield pause_s
+        pause_s = min(_LONG_S, 2 * pause_s)

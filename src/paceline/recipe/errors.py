@@ -13,44 +13,6 @@ from paceline.core.units import count
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.base import IMPORT_PATH_FORM, Section
 
-
-def choices() -> dict[str, tuple[str, ...]]:
-    """Return the allowed words of each field by its path, () for fields of numbers or text; a section with a `name` has
-    the fields of all variants."""
-    by_path: dict[str, tuple[str, ...]] = {}
-    for path, words in _fields(Recipe, ""):
-        by_path[path] = tuple(dict.fromkeys((*by_path.get(path, ()), *words)))
-    return by_path
-
-
-def paths_of(name: str) -> list[str]:
-    """Return the paths of all fields called `name`, such as `train.epochs` for `epochs`; a whole path matches too."""
-    return [path for path in choices() if path == name or path.endswith(f".{name}")]
-
-
-def _fields(section: type[Section], prefix: str) -> Iterator[tuple[str, list[str]]]:
-    for name, field in section.model_fields.items():
-        kinds = list(_kinds(field.annotation))
-        inner = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)]
-        for each in inner:
-            yield from _fields(each, f"{prefix}{name}.")
-        words = [str(word) for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
-        if words or not inner:
-            yield f"{prefix}{name}", words
-
-
-def _kinds(annotation: Any) -> Iterator[Any]:
-    """Yield the members of a union, without annotations."""
-    origin = get_origin(annotation)
-    if origin is Annotated:
-        yield from _kinds(get_args(annotation)[0])
-    elif origin in (Union, UnionType):
-        for member in get_args(annotation):
-            yield from _kinds(member)
-    else:
-        yield annotation
-
-
 _PLAIN = {
     "int_type": "a whole number",
     "int_parsing": "a whole number",
@@ -168,6 +130,43 @@ def _expected(detail: ErrorDetails) -> str:
 def _shorten_value(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def choices() -> dict[str, tuple[str, ...]]:
+    """Return the allowed words of each field by its path, () for fields of numbers or text; a section with a `name` has
+    the fields of all variants."""
+    by_path: dict[str, tuple[str, ...]] = {}
+    for path, words in _fields(Recipe, ""):
+        by_path[path] = tuple(dict.fromkeys((*by_path.get(path, ()), *words)))
+    return by_path
+
+
+def paths_of(name: str) -> list[str]:
+    """Return the paths of all fields called `name`, such as `train.epochs` for `epochs`; a whole path matches too."""
+    return [path for path in choices() if path == name or path.endswith(f".{name}")]
+
+
+def _fields(section: type[Section], prefix: str) -> Iterator[tuple[str, list[str]]]:
+    for name, field in section.model_fields.items():
+        kinds = list(_kinds(field.annotation))
+        inner = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)]
+        for each in inner:
+            yield from _fields(each, f"{prefix}{name}.")
+        words = [str(word) for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
+        if words or not inner:
+            yield f"{prefix}{name}", words
+
+
+def _kinds(annotation: Any) -> Iterator[Any]:
+    """Yield the members of a union, without annotations."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        yield from _kinds(get_args(annotation)[0])
+    elif origin in (Union, UnionType):
+        for member in get_args(annotation):
+            yield from _kinds(member)
+    else:
+        yield annotation
 
 
 def _siblings(loc: tuple[str | int, ...]) -> list[str]:

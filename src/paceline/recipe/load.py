@@ -22,18 +22,12 @@ from paceline.recipe.schema.model import BUILT_IN_MODELS_ONLY
 from paceline.recipe.schema.train import REPLACED_WHOLE
 from paceline.recipe.yaml import read_yaml_file, read_yaml_value
 
+DEFAULT = "digits"
+_COMMAND_LINE = "command line"
+PRESETS = Path(str(resources.files("paceline.recipe") / "presets"))
 ALTERNATIVES: Final = (("train", "epochs", "steps"), ("data", "batch_size", "rank_batch_size"))
 """Sections with two fields that set the same thing in different units; the later layer wins."""
-
-
-def _default_variants() -> dict[str, str]:
-    """Return the default variant of each section chosen by name, from the schema."""
-    fields = Recipe.model_fields
-    return {
-        "data.source": fields["data"].default.source.name,
-        "optim": fields["optim"].default.name,
-        "schedule": fields["schedule"].default.name,
-    }
+_KEY = re.compile(r"[a-z_][a-z0-9_]*(\.[a-z_][a-z0-9_]*)*")
 
 
 @dataclass(frozen=True)
@@ -71,101 +65,6 @@ class LayerStack:
         return next((file for file in self.files if origin == file or origin.startswith(f"{file}:")), "")
 
 
-def merge_layers(layers: Iterable[Layer]) -> LayerStack:
-    """Merge layers, later ones over earlier ones."""
-    values: dict[str, Any] = {}
-    origins: dict[str, str] = {}
-    files: set[str] = set()
-    variants = _default_variants()
-    for layer in layers:
-        files.update({layer.origin} if layer.lines else ())
-        # First drop what the layer replaces: the fields of another variant, the arguments of another model, and the
-        # other of two alternatives.
-        _drop_replaced(values, layer.values, variants)
-        _overlay(values, layer.values)
-        _record(layer, layer.values, "", origins)
-    _name_variants(values, variants)
-    remaining = {path: origin for path, origin in origins.items() if _has(values, path)}
-    return LayerStack(values, remaining, frozenset(files))
-
-
-def _drop_replaced(values: dict[str, Any], over: dict[str, Any], variants: dict[str, str]) -> None:
-    for path, default in variants.items():
-        *parents, leaf = path.split(".")
-        base, change = _section(values, parents), _section(over, parents)
-        if not isinstance(change.get(leaf), dict):
-            continue
-        old, new = base.get(leaf), change[leaf]
-        if isinstance(old, dict) and "name" in new and new["name"] != old.get("name", default):
-            del base[leaf]
-    _drop_other_variants(_section(values, ["model"]), _section(over, ["model"]))
-    for section, one, other in ALTERNATIVES:
-        base, change = _section(values, [section]), _section(over, [section])
-        for given, replaced in ((one, other), (other, one)):
-            if change.get(given, "auto") != "auto" and replaced not in change:
-                base.pop(replaced, None)
-
-
-def _drop_other_variants(model: dict[str, Any], change: dict[str, Any]) -> None:
-    """Drop the arguments of a model that is replaced, and settings that your own model does not use."""
-    name = change.get("name")
-    if not isinstance(name, str) or name == model.get("name"):
-        return
-    model.pop("args", None)
-    if is_own_model(name):
-        for field in BUILT_IN_MODELS_ONLY:
-            if model.get(field) != "sync_batch":
-                model.pop(field, None)
-
-
-def _name_variants(values: dict[str, Any], variants: dict[str, str]) -> None:
-    """Write the default name into sections that set fields without choosing a variant."""
-    for path, default in variants.items():
-        section = _section(values, path.split("."))
-        if section:
-            section.setdefault("name", default)
-
-
-def _section(values: dict[str, Any], path: list[str]) -> dict[str, Any]:
-    for key in path:
-        child = values.get(key)
-        if not isinstance(child, dict):
-            return {}
-        values = child
-    return values
-
-
-def _overlay(values: dict[str, Any], over: dict[str, Any], prefix: str = "") -> None:
-    for key, value in over.items():
-        path = f"{prefix}{key}"
-        if isinstance(value, dict) and path not in REPLACED_WHOLE:
-            if not isinstance(values.get(key), dict):
-                values[key] = {}
-            _overlay(values[key], value, f"{path}.")
-        else:
-            values[key] = value
-
-
-def _record(layer: Layer, values: dict[str, Any], prefix: str, origins: dict[str, str]) -> None:
-    for key, value in values.items():
-        path = f"{prefix}{key}"
-        if isinstance(value, dict) and path not in REPLACED_WHOLE:
-            _record(layer, value, f"{path}.", origins)
-        else:
-            origins[path] = layer.location(path)
-
-
-def _has(values: Any, path: str) -> bool:
-    for key in path.split("."):
-        if not isinstance(values, dict) or key not in values:
-            return False
-        values = values[key]
-    return True
-
-
-_KEY = re.compile(r"[a-z_][a-z0-9_]*(\.[a-z_][a-z0-9_]*)*")
-
-
 @dataclass(frozen=True)
 class Patch:
     """Assignments of plain values to dotted paths, applied together: `optim.name` before `optim.lr`."""
@@ -191,39 +90,6 @@ class Patch:
                 section = child
             _set_value(section, leaf, value, path)
         return nested
-
-
-def _refuse_key_below_value(path: str, value: Any) -> None:
-    for whole in REPLACED_WHOLE:
-        if path.startswith(f"{whole}."):
-            one = f"{{{path.removeprefix(f'{whole}.')}: {value}}}"
-            raise RecipeError(f"{path}: {whole} is one value, not a section (write {whole}={one})")
-
-
-def _set_value(section: dict[str, Any], key: str, value: Any, path: str) -> None:
-    """Set `key`, the field at `path`; a mapping is merged into the previous one, and copied."""
-    if not isinstance(value, dict):
-        section[key] = value
-        return
-    if path in REPLACED_WHOLE:
-        section[key] = dict(value)
-        return
-    if not isinstance(section.get(key), dict):
-        section[key] = {}
-    for below, each in value.items():
-        _set_value(section[key], below, each, f"{path}.{below}")
-
-
-def _assignment(word: str) -> tuple[str, Any]:
-    key, equals, text = word.partition("=")
-    if not equals or not _KEY.fullmatch(key):
-        raise RecipeError(f"{word!r}: is not an override (write KEY=VALUE, such as optim.lr=0.4)")
-    return key, read_yaml_value(text, key)
-
-
-DEFAULT = "digits"
-_COMMAND_LINE = "command line"
-PRESETS = Path(str(resources.files("paceline.recipe") / "presets"))
 
 
 @dataclass(frozen=True)
@@ -378,3 +244,133 @@ def _short_name(path: Path) -> str:
     if path.is_relative_to(PRESETS):
         return str(path.relative_to(PRESETS).with_suffix("")).replace("/", "-")
     return path.resolve().parent.name if path.name == RECIPE else path.stem
+
+
+def merge_layers(layers: Iterable[Layer]) -> LayerStack:
+    """Merge layers, later ones over earlier ones."""
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    files: set[str] = set()
+    variants = _default_variants()
+    for layer in layers:
+        files.update({layer.origin} if layer.lines else ())
+        # First drop what the layer replaces: the fields of another variant, the arguments of another model, and the
+        # other of two alternatives.
+        _drop_replaced(values, layer.values, variants)
+        _overlay(values, layer.values)
+        _record(layer, layer.values, "", origins)
+    _name_variants(values, variants)
+    remaining = {path: origin for path, origin in origins.items() if _has(values, path)}
+    return LayerStack(values, remaining, frozenset(files))
+
+
+def _default_variants() -> dict[str, str]:
+    """Return the default variant of each section chosen by name, from the schema."""
+    fields = Recipe.model_fields
+    return {
+        "data.source": fields["data"].default.source.name,
+        "optim": fields["optim"].default.name,
+        "schedule": fields["schedule"].default.name,
+    }
+
+
+def _drop_replaced(values: dict[str, Any], over: dict[str, Any], variants: dict[str, str]) -> None:
+    for path, default in variants.items():
+        *parents, leaf = path.split(".")
+        base, change = _section(values, parents), _section(over, parents)
+        if not isinstance(change.get(leaf), dict):
+            continue
+        old, new = base.get(leaf), change[leaf]
+        if isinstance(old, dict) and "name" in new and new["name"] != old.get("name", default):
+            del base[leaf]
+    _drop_other_variants(_section(values, ["model"]), _section(over, ["model"]))
+    for section, one, other in ALTERNATIVES:
+        base, change = _section(values, [section]), _section(over, [section])
+        for given, replaced in ((one, other), (other, one)):
+            if change.get(given, "auto") != "auto" and replaced not in change:
+                base.pop(replaced, None)
+
+
+def _drop_other_variants(model: dict[str, Any], change: dict[str, Any]) -> None:
+    """Drop the arguments of a model that is replaced, and settings that your own model does not use."""
+    name = change.get("name")
+    if not isinstance(name, str) or name == model.get("name"):
+        return
+    model.pop("args", None)
+    if is_own_model(name):
+        for field in BUILT_IN_MODELS_ONLY:
+            if model.get(field) != "sync_batch":
+                model.pop(field, None)
+
+
+def _name_variants(values: dict[str, Any], variants: dict[str, str]) -> None:
+    """Write the default name into sections that set fields without choosing a variant."""
+    for path, default in variants.items():
+        section = _section(values, path.split("."))
+        if section:
+            section.setdefault("name", default)
+
+
+def _section(values: dict[str, Any], path: list[str]) -> dict[str, Any]:
+    for key in path:
+        child = values.get(key)
+        if not isinstance(child, dict):
+            return {}
+        values = child
+    return values
+
+
+def _overlay(values: dict[str, Any], over: dict[str, Any], prefix: str = "") -> None:
+    for key, value in over.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, dict) and path not in REPLACED_WHOLE:
+            if not isinstance(values.get(key), dict):
+                values[key] = {}
+            _overlay(values[key], value, f"{path}.")
+        else:
+            values[key] = value
+
+
+def _record(layer: Layer, values: dict[str, Any], prefix: str, origins: dict[str, str]) -> None:
+    for key, value in values.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, dict) and path not in REPLACED_WHOLE:
+            _record(layer, value, f"{path}.", origins)
+        else:
+            origins[path] = layer.location(path)
+
+
+def _has(values: Any, path: str) -> bool:
+    for key in path.split("."):
+        if not isinstance(values, dict) or key not in values:
+            return False
+        values = values[key]
+    return True
+
+
+def _refuse_key_below_value(path: str, value: Any) -> None:
+    for whole in REPLACED_WHOLE:
+        if path.startswith(f"{whole}."):
+            one = f"{{{path.removeprefix(f'{whole}.')}: {value}}}"
+            raise RecipeError(f"{path}: {whole} is one value, not a section (write {whole}={one})")
+
+
+def _set_value(section: dict[str, Any], key: str, value: Any, path: str) -> None:
+    """Set `key`, the field at `path`; a mapping is merged into the previous one, and copied."""
+    if not isinstance(value, dict):
+        section[key] = value
+        return
+    if path in REPLACED_WHOLE:
+        section[key] = dict(value)
+        return
+    if not isinstance(section.get(key), dict):
+        section[key] = {}
+    for below, each in value.items():
+        _set_value(section[key], below, each, f"{path}.{below}")
+
+
+def _assignment(word: str) -> tuple[str, Any]:
+    key, equals, text = word.partition("=")
+    if not equals or not _KEY.fullmatch(key):
+        raise RecipeError(f"{word!r}: is not an override (write KEY=VALUE, such as optim.lr=0.4)")
+    return key, read_yaml_value(text, key)

@@ -14,82 +14,12 @@ from paceline.recipe.schema.base import Section
 from paceline.recipe.schema.data import Data, Progressive
 from paceline.recipe.schema.optim import OneCycle, Step
 
-
-def check_effects(recipe: Recipe, info: DatasetInfo, smallest: int) -> None:
-    """Raise `RecipeError` for settings without effect on the data set's images.
-
-    `smallest` is the height and width in pixels of the smallest training images.
-    """
-    # Only the plan knows the sizes of the data set, so the schema cannot refuse these.
-    if info.image_size is not None:
-        _check_sizing(recipe.data)
-        _check_bad_images(recipe.data)
-    for position, section in enumerate(recipe.data.augment):
-        _check_augment(f"data.augment[{position}]", section, info.channels, smallest)
-
-
-def workers_outwaited_by_timeout(recipe: Recipe, workers: int) -> str:
-    """Return a warning if `parallel.timeout` ends a run with `workers` workers before `data.worker_timeout` can, or
-    ""."""
-    # A warning and no error: other users of workers, such as `paceline data verify`, have no `parallel.timeout`.
-    patience, limit = recipe.data.worker_timeout, recipe.parallel.timeout
-    if not workers or patience.seconds < limit.seconds:
-        return ""
-    ends = f"parallel.timeout of {limit} ends the run first, without naming the image at which a worker hangs"
-    return f"data.worker_timeout: {patience} has no effect: {ends} (set it lower than that)"
-
-
+DEFAULT_PHOTO_SIZE = 224
+_STEPS_FOR_A_SMALL_SET = 8
+_DROPPED_SHARE = 1 / _STEPS_FOR_A_SMALL_SET
 # Images per rank and step below which BatchNorm statistics cost accuracy (Wu and He 2018, arXiv 1803.08494, figure 1)
 # and GPUs are rarely busy.
 _FEW_IMAGES = 32
-
-
-def small_batch_warning(recipe: Recipe, world_size: int, device: str) -> str:
-    """Return a warning if dividing `data.batch_size` over the ranks leaves each GPU few images per step, or ""."""
-    # A batch size chosen per rank, or for one rank, is intended.
-    data = recipe.data
-    if device != "cuda" or world_size == 1 or data.rank_batch_size != "auto":
-        return ""
-    rank_batch = data.global_batch_size // world_size
-    if rank_batch >= _FEW_IMAGES:
-        return ""
-    return (
-        f"data.batch_size: {data.batch_size} over {world_size} ranks is {count(rank_batch, 'image')} per GPU and step "
-        f"(set data.rank_batch_size={data.batch_size} for as many on each)"
-    )
-
-
-def _check_sizing(data: Data) -> None:
-    """Refuse `eval_crop` for images in memory: they have one size and are resized whole."""
-    default = Data.model_fields["eval_crop"].default
-    if data.eval_crop != default:
-        reason = f"has no effect on {data.source.name}, whose images have one size and are resized whole"
-        _raise_without_effect("data.eval_crop", f"{data.eval_crop:g} {reason} (set data.eval_crop={default:g})")
-
-
-def _check_bad_images(data: Data) -> None:
-    """Refuse `on_bad_image` for images in memory: they are decoded before training."""
-    if data.on_bad_image != "fail":
-        reason = f"has no effect on {data.source.name}, whose images are all in memory (set data.on_bad_image=fail)"
-        _raise_without_effect("data.on_bad_image", f"{data.on_bad_image} {reason}")
-
-
-def _check_augment(path: str, section: Section, channels: int, smallest: int) -> None:
-    images = f"training images of {smallest}x{smallest}"
-    match section:
-        case PadCrop(padding=padding) if padding >= smallest:
-            _raise_without_effect(f"{path}.padding", f"{padding} is not less than the side of {images} (lower it)")
-        case Cutout(size=size) if size > 2 * smallest - 2:  # wherever its centre is drawn
-            _raise_without_effect(f"{path}.size", f"{size} always blanks the whole of {images} (lower it)")
-        case ColorJitter(brightness=0, contrast=0) if channels == 1:
-            _raise_without_effect(path, "color_jitter only changes brightness and contrast of grey images (set one)")
-
-
-def _raise_without_effect(path: str, reason: str) -> NoReturn:
-    raise RecipeError(f"{path}: {reason}")
-
-
-DEFAULT_PHOTO_SIZE = 224
 
 
 @dataclass(frozen=True)
@@ -268,10 +198,6 @@ def _divisor(recipe: Recipe, world_size: int) -> int:
     return world_size * recipe.train.accumulate * (2 if _mixes_images(recipe) else 1)
 
 
-_STEPS_FOR_A_SMALL_SET = 8
-_DROPPED_SHARE = 1 / _STEPS_FOR_A_SMALL_SET
-
-
 def _fitting_batch(recipe: Recipe, world_size: int, num_images: int) -> int:
     """Return a batch size for a small data set: at least 8, divisible over the ranks, about a power of two for 8 steps
     or more; 0 if impossible."""
@@ -439,3 +365,72 @@ def _check_statistics(recipe: Recipe, info: DatasetInfo) -> None:
             raise RecipeError(
                 f"data.{name}: {list(values)} does not fit {count(info.channels, 'channel')} (give {wanted})"
             )
+
+
+def check_effects(recipe: Recipe, info: DatasetInfo, smallest: int) -> None:
+    """Raise `RecipeError` for settings without effect on the data set's images.
+
+    `smallest` is the height and width in pixels of the smallest training images.
+    """
+    # Only the plan knows the sizes of the data set, so the schema cannot refuse these.
+    if info.image_size is not None:
+        _check_sizing(recipe.data)
+        _check_bad_images(recipe.data)
+    for position, section in enumerate(recipe.data.augment):
+        _check_augment(f"data.augment[{position}]", section, info.channels, smallest)
+
+
+def workers_outwaited_by_timeout(recipe: Recipe, workers: int) -> str:
+    """Return a warning if `parallel.timeout` ends a run with `workers` workers before `data.worker_timeout` can, or
+    ""."""
+    # A warning and no error: other users of workers, such as `paceline data verify`, have no `parallel.timeout`.
+    patience, limit = recipe.data.worker_timeout, recipe.parallel.timeout
+    if not workers or patience.seconds < limit.seconds:
+        return ""
+    ends = f"parallel.timeout of {limit} ends the run first, without naming the image at which a worker hangs"
+    return f"data.worker_timeout: {patience} has no effect: {ends} (set it lower than that)"
+
+
+def small_batch_warning(recipe: Recipe, world_size: int, device: str) -> str:
+    """Return a warning if dividing `data.batch_size` over the ranks leaves each GPU few images per step, or ""."""
+    # A batch size chosen per rank, or for one rank, is intended.
+    data = recipe.data
+    if device != "cuda" or world_size == 1 or data.rank_batch_size != "auto":
+        return ""
+    rank_batch = data.global_batch_size // world_size
+    if rank_batch >= _FEW_IMAGES:
+        return ""
+    return (
+        f"data.batch_size: {data.batch_size} over {world_size} ranks is {count(rank_batch, 'image')} per GPU and step "
+        f"(set data.rank_batch_size={data.batch_size} for as many on each)"
+    )
+
+
+def _check_sizing(data: Data) -> None:
+    """Refuse `eval_crop` for images in memory: they have one size and are resized whole."""
+    default = Data.model_fields["eval_crop"].default
+    if data.eval_crop != default:
+        reason = f"has no effect on {data.source.name}, whose images have one size and are resized whole"
+        _raise_without_effect("data.eval_crop", f"{data.eval_crop:g} {reason} (set data.eval_crop={default:g})")
+
+
+def _check_bad_images(data: Data) -> None:
+    """Refuse `on_bad_image` for images in memory: they are decoded before training."""
+    if data.on_bad_image != "fail":
+        reason = f"has no effect on {data.source.name}, whose images are all in memory (set data.on_bad_image=fail)"
+        _raise_without_effect("data.on_bad_image", f"{data.on_bad_image} {reason}")
+
+
+def _check_augment(path: str, section: Section, channels: int, smallest: int) -> None:
+    images = f"training images of {smallest}x{smallest}"
+    match section:
+        case PadCrop(padding=padding) if padding >= smallest:
+            _raise_without_effect(f"{path}.padding", f"{padding} is not less than the side of {images} (lower it)")
+        case Cutout(size=size) if size > 2 * smallest - 2:  # wherever its centre is drawn
+            _raise_without_effect(f"{path}.size", f"{size} always blanks the whole of {images} (lower it)")
+        case ColorJitter(brightness=0, contrast=0) if channels == 1:
+            _raise_without_effect(path, "color_jitter only changes brightness and contrast of grey images (set one)")
+
+
+def _raise_without_effect(path: str, reason: str) -> NoReturn:
+    raise RecipeError(f"{path}: {reason}")
