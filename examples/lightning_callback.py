@@ -1,19 +1,19 @@
-"""The clock in Lightning, as a callback to copy: where did every second of this training go?
+"""Measure the time per stage in Lightning, with a callback to copy.
 
     python examples/lightning_callback.py
 
-Lightning calls back at seams, and a stage is what lies between two of them:
+A stage is the time between two hooks of Lightning:
 
-data_wait   end of a batch -> the next has come; other callbacks' work at the end of a batch, as a checkpoint, is in it
-h2d         the batch has come -> it starts; needs the module's `on_before_batch_transfer`, else it is in data_wait
-forward     start of the batch -> gradients are zeroed: all of `training_step`, so the loss too
-backward    as it says; on several ranks waiting for the gradients of others is in it
-optimizer   zeroing the gradients; then clipping, the step, and the schedulers
+data_wait   from the end of a batch until the next is loaded, with other callbacks' work such as checkpoints
+h2d         from then until the batch starts; needs the module's `on_before_batch_transfer`, else part of data_wait
+forward     from the start of the batch until gradients are zeroed: all of `training_step`, including the loss
+backward    the backward pass, including waiting for gradients of other ranks
+optimizer   zeroing the gradients, gradient clipping, the optimizer step, and the schedulers
 
-A step of the clock is a batch, also where gradients are accumulated. It pauses between epochs and in validation.
+The clock counts batches, even if gradients are accumulated. It pauses between epochs and in validation.
 """
 
-# ruff: noqa: D102  Lightning's documentation says when it calls its hooks
+# ruff: noqa: D102  Lightning documents its hooks
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -27,14 +27,14 @@ from paceline.measure import StageClock
 
 
 class StageClockCallback(L.Callback):
-    """Time `fit`: `clock` is there from its first batch, and `clock.drain()` is what it has measured."""
+    """Time `fit`; `clock` exists from the first batch on, and `clock.drain()` returns the measurements."""
 
     clock: StageClock
 
     def __init__(self, warmup_steps: int = 3) -> None:
         self._warmup_steps = warmup_steps
-        self._open: AbstractContextManager[Any] = nullcontext()  # what is timed now, and is left for the next
-        self._waiting: AbstractContextManager[Any] = nullcontext()  # what a validation interrupts
+        self._open: AbstractContextManager[Any] = nullcontext()  # the stage or pause being timed
+        self._waiting: AbstractContextManager[Any] = nullcontext()  # interrupted by validation
 
     def _enter(self, part: AbstractContextManager[Any]) -> None:
         self._open.__exit__(None, None, None)
@@ -43,10 +43,10 @@ class StageClockCallback(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         self.clock = StageClock.for_device(module.device.type, warmup_steps=self._warmup_steps)
-        self._enter(self.clock.paused("epoch_boundary"))  # until the loader has started and its first batch has come
+        self._enter(self.clock.paused("epoch_boundary"))  # until the first batch is loaded
 
-    def batch_has_come(self) -> None:
-        """Let `h2d` begin. No hook of a callback says so, the module's `on_before_batch_transfer` does."""
+    def start_transfer(self) -> None:
+        """Start `h2d`; callbacks have no hook for it, so the module's `on_before_batch_transfer` calls this."""
         self._enter(self.clock.stage("h2d"))
 
     def on_train_batch_start(self, *_: Any) -> None:
@@ -59,7 +59,7 @@ class StageClockCallback(L.Callback):
         self._enter(self.clock.stage("backward"))
 
     def on_after_backward(self, *_: Any) -> None:
-        self._enter(nullcontext())  # where gradients are accumulated, no step of the optimizer follows
+        self._enter(nullcontext())  # no optimizer step follows if gradients are accumulated
 
     def on_before_optimizer_step(self, *_: Any) -> None:
         self._enter(self.clock.stage("optimizer"))
@@ -86,7 +86,7 @@ class StageClockCallback(L.Callback):
 
 
 class Classifier(L.LightningModule):
-    """Three layers, large enough that computing is what takes the time."""
+    """Three layers, large enough that computation dominates."""
 
     def __init__(self, stages: StageClockCallback) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class Classifier(L.LightningModule):
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         if self.trainer.training:
-            self.stages.batch_has_come()
+            self.stages.start_transfer()
         return batch
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
@@ -111,12 +111,12 @@ class Classifier(L.LightningModule):
 
 
 def made_up(num_images: int) -> TensorDataset:
-    """Return images that are rows of 512 numbers, with labels that mean nothing."""
+    """Return rows of 512 random numbers as images, with random labels."""
     return TensorDataset(torch.randn(num_images, 512), torch.arange(num_images) % 10)
 
 
 def main() -> None:
-    """Fit for two epochs, and print where the time went."""
+    """Fit for two epochs, and print the time per stage."""
     stages = StageClockCallback()
     trainer = L.Trainer(max_epochs=2, callbacks=[stages], logger=False, enable_checkpointing=False)
     train, val = DataLoader(made_up(2560), batch_size=128, shuffle=True), DataLoader(made_up(256), batch_size=128)

@@ -1,10 +1,10 @@
-"""Paceline's data in Lightning: packed photographs, exact order and resuming in mid-epoch, with your own module.
+"""Train your own Lightning module on paceline's data, in exact order and resumable within an epoch.
 
     python examples/lightning_data.py
     python examples/lightning_data.py folder data.source.name=pack data.source.root=photos.pack data.batch_size=256
 
-Without words it trains on the digits that come with scikit-learn, in seconds on a CPU. `data.batch_size` counts all
-ranks: with more devices it stays what it is, and each has its part.
+Without arguments, it trains on scikit-learn's digits, in seconds on a CPU. `data.batch_size` counts all ranks: it is
+independent of the number of devices, which share each batch.
 """
 
 import sys
@@ -17,32 +17,30 @@ from paceline.interop.lightning import DataModule
 
 
 class Classifier(L.LightningModule):
-    """A small network for images of any size, and the training of it."""
+    """A small model for images of any size, and its training."""
 
     net: nn.Module
 
     def configure_model(self) -> None:
-        """Build the network once the data are there, which know how many classes and channels they have."""
-        facts = self.trainer.datamodule.train.dataset
+        """Build the model for the classes and channels of the data."""
+        dataset = self.trainer.datamodule.train.dataset
         self.net = nn.Sequential(
-            nn.Conv2d(facts.channels, 32, 3, stride=2, padding=1),
+            nn.Conv2d(dataset.channels, 32, 3, stride=2, padding=1),
             nn.BatchNorm2d(32),
             nn.ReLU(),
             nn.AdaptiveAvgPool2d(4),
             nn.Flatten(),
-            nn.Linear(512, facts.num_classes),
+            nn.Linear(512, dataset.num_classes),
         )
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        """Return the loss of a batch, which is normalised and on this device already."""
+        """Return the loss of a batch, which is already normalized and on this device."""
         images, targets = batch
         return nn.functional.cross_entropy(self.net(images), targets)
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        """Log the share of all images, over all devices, that this batch has right: the shares add up to the accuracy.
-
-        Lightning's mean over devices would not do: it rounds the number of images to whole ones a device.
-        """
+        """Log the correct images of this batch as a share of all images on all devices; the sum is the accuracy."""
+        # Lightning's mean over devices assumes equally many images per device.
         images, labels = batch
         hits = (self.net(images).argmax(1) == labels).sum()
         num_images = self.trainer.datamodule.val.dataset.num_images
@@ -54,7 +52,7 @@ class Classifier(L.LightningModule):
 
 
 def main() -> None:
-    """Fit for three epochs, and say what was learnt."""
+    """Fit for three epochs, and print the accuracy."""
     data = DataModule(*(sys.argv[1:] or ["digits"]))
     trainer = L.Trainer(max_epochs=3, logger=False, enable_checkpointing=False, enable_model_summary=False)
     trainer.fit(Classifier(), datamodule=data)

@@ -1,4 +1,4 @@
-"""Train a small classifier under DistributedDataParallel, in plain PyTorch: what data parallelism needs, and no more.
+"""Train a small classifier under DistributedDataParallel, in plain PyTorch, with only what data parallelism needs.
 
 python examples/minimal_ddp.py
 torchrun --standalone --nproc_per_node=2 examples/minimal_ddp.py
@@ -47,7 +47,7 @@ def evaluate(model: nn.Module, loader: DataLoader, device: torch.device) -> floa
 
 
 def main() -> None:
-    """Be one rank: join the others, train, and save the weights on rank 0."""
+    """Run one rank: join the others, train, and save the weights on rank 0."""
     is_cuda = torch.cuda.is_available()
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if is_cuda else torch.device("cpu")
     # torchrun says who this rank is and where ranks meet; without it there is one rank, which meets nobody.

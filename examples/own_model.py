@@ -1,10 +1,10 @@
-"""A network of your own, trained by paceline: 93 % of the digits that come with scikit-learn, in seconds on a CPU.
+"""Train your own model with paceline: 93 % of scikit-learn's digits, in seconds on a CPU.
 
     python examples/own_model.py
     torchrun --nproc-per-node 2 examples/own_model.py
     PYTHONPATH=examples paceline train digits model.name=own_model:Pyramid model.args.width=64
 
-What it must be: called with `num_classes`, `in_channels` and its own `args`, it maps normalised images to logits.
+paceline calls the class with `num_classes`, `in_channels` and `model.args`; the model maps normalized images to logits.
 """
 
 import os
@@ -16,7 +16,7 @@ import paceline
 
 
 class Pyramid(nn.Module):
-    """Halve the image at each of `depth` layers, which double the channels, and classify what is left."""
+    """Classify images by `depth` layers that halve the image and double the channels."""
 
     def __init__(self, num_classes: int, in_channels: int, width: int = 16, depth: int = 2) -> None:
         super().__init__()
@@ -30,12 +30,12 @@ class Pyramid(nn.Module):
 
 
 def halving(num_in: int, num_out: int) -> nn.Module:
-    """Return a convolution of stride 2, its normalisation and activation."""
+    """Return a convolution of stride 2, BatchNorm and ReLU."""
     return nn.Sequential(nn.Conv2d(num_in, num_out, 3, stride=2, padding=1), nn.BatchNorm2d(num_out), nn.ReLU())
 
 
 def main() -> None:
-    """Train it for a few epochs of the preset `digits`, with words over that as on the command line."""
+    """Train the model on the preset `digits` for a few epochs, with overrides as on the command line."""
     result = paceline.train("digits", "train.epochs=6", "model.args.width=32", model=Pyramid)
     if os.environ.get("RANK", "0") == "0":  # each rank has the same result
         print(f"top1 {result.eval.top1:.1%} of {result.eval.images} images it was not trained on")

@@ -1,10 +1,10 @@
-"""Data of your own, read by code of your own: made-up pictures of any size, told apart by their stripes.
+"""Train on data that your own code reads: synthetic images of any size, with stripes of three kinds.
 
     python examples/own_source.py
     PYTHONPATH=examples paceline train synthetic data.source.name=own_source:Stripes data.image_size=16
 
-What it must be: called with "train" and with "val", it gives an object with `classes`, `len()` and `read(index)`. Here
-`read` makes pixels; it may as well return the bytes of an image file, from wherever they are.
+paceline calls the class with "train" and with "val"; the object must have `classes`, `len()` and `read(index)`. Here,
+`read` returns pixels. It may instead return the bytes of an image file from any storage.
 """
 
 import numpy as np
@@ -14,7 +14,7 @@ import paceline
 
 
 class Stripes:
-    """Grey pictures with stripes across, down, or along a diagonal, of 12 to 30 pixels a side."""
+    """Grayscale images of 12 to 30 pixels per side, with horizontal, vertical or diagonal stripes."""
 
     classes = ("across", "down", "diagonal")
 
@@ -27,7 +27,7 @@ class Stripes:
         return self.num_images
 
     def read(self, index: int) -> tuple[NDArray[np.uint8], int]:
-        """Return (uint8 [H, W], label): the same for the same index, whoever asks, so that a run can be repeated."""
+        """Return (uint8 [H, W], label), the same for the same index, so that runs are reproducible."""
         draws = np.random.default_rng(self.first + index)
         label = index % len(self.classes)
         height, width = draws.integers(12, 31, size=2)
@@ -38,7 +38,7 @@ class Stripes:
 
 
 def main() -> None:
-    """Train a small network on it."""
+    """Train a small model on the images."""
     recipe = {
         "extends": "digits",
         "data": {"image_size": 16, "batch_size": 32, "augment": ["flip"], "eval_crop": 1.0, "workers": 0},

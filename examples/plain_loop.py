@@ -1,8 +1,8 @@
-"""The clock in a plain PyTorch loop: where did every second of this training go?
+"""Measure the time per stage in a plain PyTorch training loop.
 
     python examples/plain_loop.py
 
-The images are made up, and slow to come on purpose: the table names `data_wait`, which is what this loop waits for.
+The images are synthetic and slow to load on purpose, so `data_wait` dominates the printed table.
 """
 
 import time
@@ -14,12 +14,12 @@ from torch.utils.data import DataLoader, Dataset
 from paceline.measure import StageClock
 
 EPOCHS = 2
-WARMUP_STEPS = 3  # the first steps allocate and choose kernels: they are timed, but in a row of their own
+WARMUP_STEPS = 3  # the first steps allocate memory and choose kernels, so they are timed in a row of their own
 DECODE_S = 0.002
 
 
 class SlowImages(Dataset[tuple[Tensor, int]]):
-    """Made-up images that take 2 ms each, as decoding a photograph does."""
+    """Synthetic images that take 2 ms each, like decoding a photo."""
 
     def __init__(self, num_images: int) -> None:
         self.images = torch.randn(num_images, 3, 16, 16)
@@ -33,7 +33,7 @@ class SlowImages(Dataset[tuple[Tensor, int]]):
 
 
 def main() -> None:
-    """Train for two epochs, and print where the time went."""
+    """Train for two epochs, and print the time per stage."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 14 * 14, 10)).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
@@ -41,9 +41,9 @@ def main() -> None:
     train = DataLoader(SlowImages(320), batch_size=16, shuffle=True)
     val = DataLoader(SlowImages(64), batch_size=16)
 
-    clock = StageClock.for_device(device.type, warmup_steps=WARMUP_STEPS)  # its time runs from here
+    clock = StageClock.for_device(device.type, warmup_steps=WARMUP_STEPS)  # starts the clock
     for _ in range(EPOCHS):
-        for images, labels in clock.batches(train):  # waiting for a batch is the stage `data_wait`
+        for images, labels in clock.batches(train):  # waiting for a batch is stage `data_wait`
             with clock.stage("h2d"):
                 images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
             with clock.stage("forward"):
@@ -56,7 +56,7 @@ def main() -> None:
                 optimizer.step()
                 optimizer.zero_grad()
             clock.end_step(images=len(images))
-        with clock.paused("evaluate"), torch.inference_mode():  # in no step, and not in images/s
+        with clock.paused("evaluate"), torch.inference_mode():  # excluded from steps and images/s
             hits = sum((model(images.to(device)).argmax(1).cpu() == labels).sum().item() for images, labels in val)
         print(f"top1 {hits / len(val.dataset):.1%} (of labels that mean nothing)")
     print(clock.drain().table())

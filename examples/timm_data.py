@@ -1,11 +1,11 @@
-"""Paceline's data in a loop of timm's: its networks, optimizers, schedules and meters, on our loaders.
+"""Use paceline's loaders in a training loop with timm's models, optimizers, schedules and meters.
 
     python examples/timm_data.py
     python examples/timm_data.py folder data.source.name=pack data.source.root=photos.pack data.batch_size=256
     torchrun --nproc-per-node 2 examples/timm_data.py
 
-Without words it trains on the digits that come with scikit-learn, in seconds on a CPU. timm's own `train.py` takes the
-loaders as they are, in two lines: see docs/how-to/other-trainers.md.
+Without arguments, it trains on scikit-learn's digits, in seconds on a CPU. timm's own `train.py` takes the loaders
+after a change of two lines: see docs/how-to/other-trainers.md.
 """
 
 import argparse
@@ -26,7 +26,7 @@ EPOCHS = 3
 
 
 def train_one_epoch(model: nn.Module, loader: TrainLoader, optimizer: torch.optim.Optimizer, scheduler, epoch: int):
-    """Train for an epoch, the schedule going on with every step; return the mean loss of this rank's images."""
+    """Train for an epoch, stepping the schedule per batch; return the mean loss of this rank's images."""
     model.train()
     losses = AverageMeter()
     loss_of = SoftTargetCrossEntropy() if loader.mixup_enabled else nn.CrossEntropyLoss()
@@ -42,29 +42,28 @@ def train_one_epoch(model: nn.Module, loader: TrainLoader, optimizer: torch.opti
 
 @torch.inference_mode()
 def top1(model: nn.Module, loader: EvalLoader, distributed: bool) -> float:
-    """Return the accuracy over all images of all ranks. Hits are added up: the mean of batches' means is another."""
+    """Return the accuracy over all images of all ranks."""
+    # The mean of batch means would weight images of smaller batches more.
     model.eval()
     hits = sum((model(images).argmax(1) == labels).float().sum() for images, labels in loader)
     return (reduce_tensor(hits, 1) if distributed else hits).item() / len(loader.dataset)
 
 
 def main() -> None:
-    """Train for a few epochs, and say after each how good the network is."""
+    """Train for a few epochs, and print the accuracy after each."""
     args = argparse.Namespace(device="cuda" if torch.cuda.is_available() else "cpu")
-    device = init_distributed_device(args)  # joins the ranks that torchrun has started, before there are loaders
+    device = init_distributed_device(args)  # joins the ranks of torchrun; `loaders` needs them
     with loaders(*(sys.argv[1:] or ["digits"]), device=device) as (train, val):
-        facts = train.dataset
-        model = timm.create_model("test_resnet", num_classes=facts.num_classes, in_chans=facts.channels).to(device)
+        dataset = train.dataset
+        model = timm.create_model("test_resnet", num_classes=dataset.num_classes, in_chans=dataset.channels).to(device)
         replica = DistributedDataParallel(model) if args.distributed else model
         optimizer = create_optimizer_v2(model, opt="sgd", lr=0.05, momentum=0.9)
         scheduler, num_epochs = create_scheduler_v2(
             optimizer, num_epochs=EPOCHS, step_on_epochs=False, updates_per_epoch=len(train)
         )
         for epoch in range(num_epochs):
-            loss, share = (
-                train_one_epoch(replica, train, optimizer, scheduler, epoch),
-                top1(model, val, args.distributed),
-            )
+            loss = train_one_epoch(replica, train, optimizer, scheduler, epoch)
+            share = top1(model, val, args.distributed)
             if is_primary(args):
                 print(f"epoch {epoch + 1}: loss {loss:.3f}, top1 {share:.1%} of {len(val.dataset)} images")
     if args.distributed:

@@ -50,8 +50,8 @@ class Classifier:
     """A run's trained model in evaluation mode; `classes` are in the order of its logits.
 
     `sizing`, `place`, `precision` and `views` are those of evaluation; `place` has the model's device. `own_code`
-    allows code that the run names to run. `evaluated_image_size` is the image size of the run's evaluation if that of
-    `preprocessing` differs.
+    allows code that the run names to run. `evaluated_image_size` is that of the run's evaluation in pixels, None if
+    `preprocessing` has the same.
     """
 
     model: nn.Module

@@ -163,9 +163,10 @@ def render_model_card(
 ) -> str:
     """Return the model card of the file or folder `name`: Markdown with the Hugging Face Hub's header.
 
-    It follows Mitchell et al. 2019, Model Cards for Model Reporting (arXiv 1810.03993), and holds no path, host name or
-    user name. `input_description` describes the model's input, `usage_code` is code that runs it with `library`.
+    `input_description` describes the model's input, `usage_code` is code that runs it with `library`. The sections
+    follow Mitchell et al. 2019, Model Cards for Model Reporting (arXiv 1810.03993).
     """
+    # A card is published, so it must hold no path, host name or user name.
     usage = f"```python\n{usage_code.rstrip()}\n```"
     sections = [
         _card_header(library),

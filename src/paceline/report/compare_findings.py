@@ -172,12 +172,12 @@ def choose_target(runs: Sequence[ComparedRun], metric: str, requested: float | N
         return AccuracyTarget(None, "nothing")
     # Runs near chance, or far below the best, would set a target that measures nothing.
     least = MIN_BEST_SHARE * max(best for _, best in bests)
-    is_level = [best >= least and best > near_chance_accuracy(run, metric) for run, best in bests]
-    levels = [best for (_, best), has_learned in zip(bests, is_level, strict=True) if has_learned]
-    unlearnt = tuple(run for (run, _), has_learned in zip(bests, is_level, strict=True) if not has_learned)
+    has_learned = [best >= least and best > near_chance_accuracy(run, metric) for run, best in bests]
+    levels = [best for (_, best), learned in zip(bests, has_learned, strict=True) if learned]
+    untrained = tuple(run for (run, _), learned in zip(bests, has_learned, strict=True) if not learned)
     if not levels:
-        return AccuracyTarget(None, "chance", unlearnt)
-    return AccuracyTarget(min(levels), "lowest_learnt" if unlearnt else "lowest_best", unlearnt)
+        return AccuracyTarget(None, "chance", untrained)
+    return AccuracyTarget(min(levels), "lowest_learnt" if untrained else "lowest_best", untrained)
 
 
 def near_chance_accuracy(run: ComparedRun, metric: str) -> float:
@@ -226,16 +226,16 @@ def build_notes(
     groups: Sequence[Sequence[ComparedRun]], names: Sequence[str], target: AccuracyTarget, metric: str = "top1"
 ) -> Iterator[str]:
     """Yield notes, the most important first."""
+    runs = [run for members in groups for run in members]
     if target.untrained_runs:
-        yield _untrained_note(target, [run for each in groups for run in each], metric)
-    yield from _patience_notes(target, [run for each in groups for run in each])
+        yield _untrained_note(target, runs, metric)
+    yield from _patience_notes(target, runs)
     yield from _data_notes(groups, names)
     yield from _model_notes(groups, names)
     yield from _code_notes(groups, names)
-    yield from _starved_notes([run for each in groups for run in each])
-    for name, runs in zip(names, groups, strict=True):
-        yield from _group_notes(name, runs, target)
-    runs = [run for each in groups for run in each]
+    yield from _starved_notes(runs)
+    for name, members in zip(names, groups, strict=True):
+        yield from _group_notes(name, members, target)
     stopped = [run for run in runs if run.status == "target_reached"]
     if stopped:
         yield (

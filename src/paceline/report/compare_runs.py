@@ -47,12 +47,12 @@ def compare_runs(
         _build_group(
             name,
             members,
-            each,
+            group_outcomes,
             sum(chosen.find_first_reached(run) is not None for run in members),
             {path: format_setting(members[0].settings[path]) for path in paths if path in members[0].settings},
-            _Ratios() if index == 0 else _compute_ratios(each, outcomes[0], members, grouped[0]),
+            _Ratios() if index == 0 else _compute_ratios(group_outcomes, outcomes[0], members, grouped[0]),
         )
-        for index, (name, members, each) in enumerate(zip(names, grouped, outcomes, strict=True))
+        for index, (name, members, group_outcomes) in enumerate(zip(names, grouped, outcomes, strict=True))
     )
     return CompareResult(
         metric=metric,
@@ -67,20 +67,18 @@ def compare_runs(
 
 
 def group_runs(runs: Sequence[ComparedRun]) -> list[list[ComparedRun]]:
-    """Group runs with equal settings except the seed, in the order of each group's first run.
-
-    If all settings are equal and seeds repeat, such as before and after a code change, the first run of each seed forms
-    one group, the second another, and so on.
-    """
+    """Group runs with equal settings except the seed, in the order of each group's first run."""
     groups: dict[object, list[ComparedRun]] = {}
     for index, run in enumerate(runs):
         # Without readable settings, nobody knows which runs are equal.
         key = frozenset(run.settings.items()) if run.settings else index
         groups.setdefault(key, []).append(run)
+    # Equal settings with repeated seeds are runs before and after a code change.
     return _split_by_repeat(runs) if len(groups) == 1 else list(groups.values())
 
 
 def _split_by_repeat(runs: Sequence[ComparedRun]) -> list[list[ComparedRun]]:
+    # The first run of each seed, then the second run of each, and so on.
     rounds: list[list[ComparedRun]] = []
     seen: Counter[int | None] = Counter()
     for run in runs:

@@ -124,7 +124,7 @@ def shell_command(arguments: Sequence[str]) -> Command:
 
 
 def rate_bars(title: str, note: str, bars: Sequence[RateBar], legend: Sequence[tuple[str, str]] = ()) -> BarChart:
-    """Return bars from 0 with their intervals; values that are not finite have no bar."""
+    """Return bars from 0 with their intervals; non-finite values have no bar."""
     values = [value for each in bars if (value := finite_or_none(each.rate.value)) is not None and value > 0]
     most = max(values, default=1.0)
     # An interval far beyond all values would leave no room for these: clip it at the edge.

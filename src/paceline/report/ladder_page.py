@@ -100,9 +100,11 @@ def _status_tone(result: LadderResult) -> Tone:
 
 
 def _ladder_figures(result: LadderResult, best: RungResult | None) -> list[KeyFigure]:
-    others = [f"{sum(rung.status == status for rung in result.rungs)} {_STATUS_LABELS[status]}"
-              for status in ("dropped", "failed", "left_out")
-              if any(rung.status == status for rung in result.rungs)]  # fmt: skip
+    others = [
+        f"{sum(rung.status == status for rung in result.rungs)} {_STATUS_LABELS[status]}"
+        for status in ("dropped", "failed", "left_out")
+        if any(rung.status == status for rung in result.rungs)
+    ]
     figures = []
     if best is not None and best.over_first is not None:
         times = best.over_first
@@ -163,10 +165,14 @@ def _rungs_section(result: LadderResult) -> PageSection:
         for rung in result.rungs
     ]
     changes = [
-        [cells.sentence_cell(rung.name), cells.sentence_cell(rung.explains),
-         cells.patch_cell(rung.patch, "the recipe as it is"), cells.sentence_cell(rung.below)]
+        [
+            cells.sentence_cell(rung.name),
+            cells.sentence_cell(rung.explains),
+            cells.patch_cell(rung.patch, "the recipe as it is"),
+            cells.sentence_cell(rung.below),
+        ]
         for rung in result.rungs
-    ]  # fmt: skip
+    ]
     titles = ("rung", "description", "changes", "over")
     headings = [TableColumn(each, is_number=False, is_wide=each in ("description", "changes")) for each in titles]
     blocks += [Paragraph(rule), Table("Gain of each rung", columns, rows, MAX_OPEN_ROWS, "more rungs")]
@@ -218,8 +224,10 @@ def _stage_segments(rung: RungResult, names: list[str], longest: float) -> list[
     rest = (rung.step_s or 0.0) - sum(rung.stages.values())
     if rest > 0:
         times["residual"] = rest
-    return [BarSegment(cells.stage_label(name), value / longest, milliseconds(value), cells.stage_colour(name))
-            for name, value in times.items()]  # fmt: skip
+    return [
+        BarSegment(cells.stage_label(name), value / longest, milliseconds(value), cells.stage_colour(name))
+        for name, value in times.items()
+    ]
 
 
 def _step_text(rung: RungResult) -> str:
@@ -264,7 +272,7 @@ def _costs_section(result: LadderResult) -> PageSection:
         ]
         for rung in result.rungs
         if rung.startup_s is not None or rung.host_bytes is not None
-    ]  # fmt: skip
+    ]
     note = "Memory is the peak of rank 0. Start-up is the time from the start of the process to the first step."
     nothing = cells.missing_paragraph("No rung's memory or start-up was measured.")
     table = Table("", columns, rows, MAX_OPEN_ROWS, "more rungs")

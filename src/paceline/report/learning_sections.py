@@ -232,10 +232,14 @@ def _class_table(counts: tuple[ClassCount, ...], max_classes: int) -> Table:
     evaluated = sorted((each for each in counts if each.images), key=error_rate_key)
     listed = [*evaluated, *(each for each in counts if not each.images)][:max_classes]
     rows = [
-        [cells.text_cell(each.name, 80), cells.count_cell(each.images), cells.count_cell(each.correct),
-         cells.accuracy_cell(each.accuracy, bar=True) if each.images else TableCell("no images")]
+        [
+            cells.text_cell(each.name, 80),
+            cells.count_cell(each.images),
+            cells.count_cell(each.correct),
+            cells.accuracy_cell(each.accuracy, bar=True) if each.images else TableCell("no images"),
+        ]
         for each in listed
-    ]  # fmt: skip
+    ]
     columns = [
         TableColumn("class", is_number=False),
         TableColumn("images"),
@@ -281,8 +285,14 @@ def _confused_pairs(run: RunData) -> list[list[TableCell]]:
     for count, row, column in nlargest(_MAX_CONFUSED_PAIRS, mistakes):
         true, predicted = run.classes[-row], run.classes[-column]
         share = count / max(1, sum(run.confusion[-row]))
-        rows.append([cells.text_cell(true.name, 80), cells.text_cell(predicted.name, 80), cells.count_cell(count),
-                     cells.share_cell(share, bar=True)])  # fmt: skip
+        rows.append(
+            [
+                cells.text_cell(true.name, 80),
+                cells.text_cell(predicted.name, 80),
+                cells.count_cell(count),
+                cells.share_cell(share, bar=True),
+            ]
+        )
     return rows
 
 

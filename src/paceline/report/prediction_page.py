@@ -106,23 +106,41 @@ def _time_section(result: PredictionResult) -> PageSection:
     measured_s = [(point.ranks, _positive_or_none(result.time_of(point))) for point in result.points]
     charts = [
         *([_throughput_chart(result)] if result.is_of_speeds else []),
-        _ranks_chart("Time", "s", [
-            _predicted_line(result, lambda each, time_s: time_s),
-            plain_line("measured", measured_s),
-            plain_line("fitted", [(ranks, _positive_or_none(time_s)) for ranks, time_s in fitted_s], marked=False),
-        ], log_y=True),
-        _ranks_chart("Speed-up", "over one rank", [
-            _predicted_line(result, lambda each, time_s: _single_rank_s(each) / time_s),
-            plain_line("measured", [(point.ranks, _positive_or_none(point.speedup)) for point in result.points]),
-            plain_line("ideal", [(ranks, ranks) for ranks in _all_ranks(result)], marked=False),
-        ], log_y=True),
-        _ranks_chart("Efficiency", "% of the speed per rank", [
-            _predicted_line(result, lambda each, time_s: 100 * _single_rank_s(each) / time_s / each.ranks),
-            plain_line("measured", [(point.ranks, _to_percent(point.efficiency)) for point in result.points]),
-            plain_line("fitted", [(point.ranks, _to_percent(point.fitted_efficiency)) for point in result.points],
-                  marked=False),
-        ], rule=(100.0, "ideal")),
-    ]  # fmt: skip
+        _ranks_chart(
+            "Time",
+            "s",
+            [
+                _predicted_line(result, lambda each, time_s: time_s),
+                plain_line("measured", measured_s),
+                plain_line("fitted", [(ranks, _positive_or_none(time_s)) for ranks, time_s in fitted_s], marked=False),
+            ],
+            log_y=True,
+        ),
+        _ranks_chart(
+            "Speed-up",
+            "over one rank",
+            [
+                _predicted_line(result, lambda each, time_s: _single_rank_s(each) / time_s),
+                plain_line("measured", [(point.ranks, _positive_or_none(point.speedup)) for point in result.points]),
+                plain_line("ideal", [(ranks, ranks) for ranks in _all_ranks(result)], marked=False),
+            ],
+            log_y=True,
+        ),
+        _ranks_chart(
+            "Efficiency",
+            "% of the speed per rank",
+            [
+                _predicted_line(result, lambda each, time_s: 100 * _single_rank_s(each) / time_s / each.ranks),
+                plain_line("measured", [(point.ranks, _to_percent(point.efficiency)) for point in result.points]),
+                plain_line(
+                    "fitted",
+                    [(point.ranks, _to_percent(point.fitted_efficiency)) for point in result.points],
+                    marked=False,
+                ),
+            ],
+            rule=(100.0, "ideal"),
+        ),
+    ]
     charts = [chart for chart in charts if any(line.points for line in chart.lines if line.name != "ideal")]
     blocks: list[Block] = [ChartRow(charts)] if charts else [cells.missing_paragraph("Nothing was predicted.")]
     if result.has_several_images:
@@ -137,9 +155,12 @@ def _throughput_chart(result: PredictionResult) -> Chart:
     lines = [
         _predicted_line(result, lambda each, time_s: each.images / time_s),
         plain_line("measured", [(point.ranks, point.images / point.time_s) for point in result.points]),
-        plain_line("ideal", [(ranks, ranks / base.ranks * base.images / base.time_s) for ranks in _all_ranks(result)],
-              marked=False),
-    ]  # fmt: skip
+        plain_line(
+            "ideal",
+            [(ranks, ranks / base.ranks * base.images / base.time_s) for ranks in _all_ranks(result)],
+            marked=False,
+        ),
+    ]
     return _ranks_chart("Throughput", "images/s", lines, log_y=True)
 
 
@@ -153,8 +174,9 @@ def describe_efficiency(result: PredictionResult) -> str:
     )
 
 
-def _ranks_chart(title: str, unit: str, lines: Sequence[ChartLine], rule: tuple[float, str] | None = None,
-           *, log_y: bool = False) -> Chart:  # fmt: skip
+def _ranks_chart(
+    title: str, unit: str, lines: Sequence[ChartLine], rule: tuple[float, str] | None = None, *, log_y: bool = False
+) -> Chart:
     lines = [line for line in lines if line.points]
     return Chart(title, "ranks", unit, lines, low=None if log_y else 0.0, rule=rule, log_x=True, log_y=log_y)
 
@@ -212,8 +234,10 @@ def _parts_section(result: PredictionResult) -> PageSection | None:
         rows.append(BarRow(count(each.ranks, "rank"), segments, seconds(each.time_s)))
     legend = [(clean_text(display_name(name)), colours[name]) for name in names]
     titles = ["ranks", *map(display_name, names)]
-    table = [[cells.count_cell(each.ranks), *(cells.optional_seconds_cell(each.parts.get(name)) for name in names)]
-             for each in result.predictions]  # fmt: skip
+    table = [
+        [cells.count_cell(each.ranks), *(cells.optional_seconds_cell(each.parts.get(name)) for name in names)]
+        for each in result.predictions
+    ]
     bars = BarChart("Parts of the predicted time", rows, legend, "shares of each prediction")
     parts = Table("", [TableColumn(clean_text(each)) for each in titles], table, MAX_OPEN_ROWS, "more ranks")
     return PageSection("parts", "Dominant parts", [bars, parts])

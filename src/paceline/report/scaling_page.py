@@ -197,8 +197,15 @@ def _ideal_lines(points: Sequence[ScalePoint]) -> list[ChartLine]:
     return [ChartLine("ideal", [(point.ranks, each * point.ranks) for point in points])] if len(points) > 1 else []
 
 
-def _ranks_chart(title: str, unit: str, lines: Sequence[ChartLine], low: float | None = 0.0,
-           rule: tuple[float, str] | None = None, *, log_y: bool = False) -> Chart:  # fmt: skip
+def _ranks_chart(
+    title: str,
+    unit: str,
+    lines: Sequence[ChartLine],
+    low: float | None = 0.0,
+    rule: tuple[float, str] | None = None,
+    *,
+    log_y: bool = False,
+) -> Chart:
     return Chart(title, "ranks", unit, lines, low=low, rule=rule, log_x=True, log_y=log_y)
 
 

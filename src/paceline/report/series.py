@@ -24,16 +24,13 @@ class Extent:
 
 @dataclass(frozen=True)
 class Series:
-    """A downsampled series: `points` are means of `per_point` records each, `extents` cover all `num_records`.
-
-    `is_sample` says that the file was too long to read whole: the records are spread evenly over it.
-    """
+    """A downsampled series: `points` are means of `per_point` records each, `extents` cover all `num_records`."""
 
     points: tuple[Mapping[str, float], ...] = ()
     extents: Mapping[str, Extent] = field(default_factory=dict)
     num_records: int = 0
     per_point: int = 1
-    is_sample: bool = False
+    is_sample: bool = False  # the file was too long: the records are spread evenly over it
 
     def xy_points(self, x: str, y: str) -> tuple[Point, ...]:
         """Return `y` over `x` for the points that have both."""

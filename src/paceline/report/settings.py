@@ -31,11 +31,7 @@ _LEADING_SETTINGS: Final = ("model.name", "data.batch_size", _WARMUP_SETTING, "r
 
 
 def read_settings(text: str) -> tuple[dict[str, str], str]:
-    """Return the settings of a resolved recipe as text by dotted path, and what is wrong ("" if nothing is).
-
-    Lists become JSON. Refuse YAML that no resolved recipe has: aliases could expand without limit, and deep nesting
-    takes minutes to parse.
-    """
+    """Return the settings of a resolved recipe as text by dotted path (lists as JSON), and an error message or ""."""
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
 
@@ -43,6 +39,7 @@ def read_settings(text: str) -> tuple[dict[str, str], str]:
         return {}, "recipe.yaml: is missing or empty"
     try:
         yaml = YAML(typ="safe", pure=True)
+        # Aliases could expand without limit, and deep nesting takes minutes to parse; no resolved recipe has either.
         if not _is_plain_yaml(yaml.parse(StringIO(text))):
             return {}, "recipe.yaml: has anchors, aliases or deep nesting, unlike any resolved recipe"
         values = yaml.load(text)
@@ -60,21 +57,18 @@ def find_differing_settings(groups: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def name_groups(groups: Sequence[Mapping[str, str]], folders: Sequence[str]) -> list[str]:
-    """Return a name for each group from all differing settings, important ones first: `batch 2048 with warm-up`.
-
-    Add settings that affect neither training nor speed only if nothing else distinguishes the groups. Append the folder
-    if no setting does.
-    """
+    """Return a name for each group from all differing settings, important ones first: `batch 2048 with warm-up`."""
     paths = find_differing_settings(groups)
     leading = [path for path in _LEADING_SETTINGS if path in paths]
     others = sorted((path for path in paths if path not in leading), key=lambda path: _sort_key(path, groups))
     informative = [*leading, *(path for path in others if not path.startswith(_MINOR_SETTINGS))]
     minor = [path for path in others if path.startswith(_MINOR_SETTINGS)]
-    # Add minor settings one by one until the names are distinct.
+    # Settings that affect neither training nor speed are added one by one, until the names are distinct.
     for num_minor in range(len(minor) + 1):
         names = _build_names(groups, [*informative, *minor[:num_minor]])
         if _are_distinct(names):
             return names
+    # No setting distinguishes the groups, but their folders do.
     pairs = zip(names, folders, strict=True)
     return [f"{clean_text(name, max(16, 77 - len(folder)))} ({folder})" if name else folder for name, folder in pairs]
 
@@ -170,8 +164,7 @@ def _flatten(values: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, str]
 
 
 def _shorten_path(path: str) -> str:
-    # Cut a long path, with a digest that keeps it unique.
-    # Cut while reading, since the name of a section is a prefix of all its fields.
+    # A digest keeps a cut path unique. Cut while reading, since the name of a section is a prefix of all its fields.
     if len(path) <= _MAX_SETTING_CHARS:
         return clean_text(path)
     return f"{clean_text(path, _MAX_SETTING_CHARS)} {sha256(path.encode(errors='surrogatepass')).hexdigest()[:8]}"
@@ -190,7 +183,7 @@ def format_setting(value: str | None) -> str:
 # `sha256` of the file and `package` of each plugin by import path, as far as known.
 PluginCode = Mapping[str, Mapping[str, str]]
 _VERSION_KEYS: Final = ("sha256", "package")
-# Enough of a SHA-256 for a reader to tell two files apart.
+# Enough of a SHA-256 to distinguish two files.
 _DIGEST_CHARS: Final = 8
 _MAX_NAME_CHARS: Final = 80
 

@@ -258,9 +258,12 @@ def _bad_image_tables(records: FirstRecords) -> list[Block]:
     if not records.total:
         return []
     rows = [
-        [cells.text_cell(each.get("split", "")), cells.text_cell(each.get("path", each.get("name", "")), 200),
-         cells.text_cell(each.get("reason", ""), 200)]
+        [
+            cells.text_cell(each.get("split", "")),
+            cells.text_cell(each.get("path", each.get("name", "")), 200),
+            cells.text_cell(each.get("reason", ""), 200),
+        ]
         for each in records.rows
-    ]  # fmt: skip
+    ]
     columns = [TableColumn(each, is_number=False) for each in ("split", "image", "why it was left out")]
     return [Table(f"Images that could not be read ({records.total:,})", columns, rows, 5, f"{len(rows)} of them")]

@@ -57,11 +57,16 @@ def _wall_clock_blocks(result: RunResult) -> list[Block]:
     pieces = _wall_clock_parts(account, result)
     bar = StackedBar(
         f"One process of rank 0, {seconds(account.wall_s)} from its start to its end",
-        [BarSegment(cells.stage_label(key), max(0.0, each_s) / account.wall_s, seconds(each_s), cells.stage_colour(key))
-         for key, each_s in pieces if each_s > 0],
+        [
+            BarSegment(
+                cells.stage_label(key), max(0.0, each_s) / account.wall_s, seconds(each_s), cells.stage_colour(key)
+            )
+            for key, each_s in pieces
+            if each_s > 0
+        ],
         ["0 s", seconds(account.wall_s / 2), seconds(account.wall_s)],
         f"attributed {share(account.explained)}",
-    )  # fmt: skip
+    )
     return [bar, _wall_clock_table(account)]
 
 
@@ -122,14 +127,21 @@ def _stage_blocks(result: RunResult) -> list[Block]:
     drawn.append(("residual", 1 - shares, (1 - shares) * wall_s))
     bar = StackedBar(
         f"One step of rank 0{each}",
-        [BarSegment(cells.stage_label(key), each_share, milliseconds(each_s / steps) if steps else share(each_share),
-              cells.stage_colour(key))
-         for key, each_share, each_s in drawn if each_share > 0],
+        [
+            BarSegment(
+                cells.stage_label(key),
+                each_share,
+                milliseconds(each_s / steps) if steps else share(each_share),
+                cells.stage_colour(key),
+            )
+            for key, each_share, each_s in drawn
+            if each_share > 0
+        ],
         [milliseconds(fraction * wall_s / steps) for fraction in (0.0, 0.5, 1.0)]
         if steps
         else ["0 %", "50 %", "100 %"],
         has_legend=False,
-    )  # fmt: skip
+    )
     return [bar, _stage_table(result, wall_s, steps), *_host_to_device_blocks(result.host_to_device)]
 
 
@@ -157,9 +169,9 @@ def _stage_table(result: RunResult, wall_s: float, steps: int) -> Table:
     rows = []
     for key, host_s, device_s, each_share in [*timed, ("residual", (1 - covered) * wall_s, None, 1 - covered)]:
         device = [TableCell("") if device_s is None else cells.seconds_cell(device_s)] if has_device else []
-        a_step = [cells.milliseconds_cell(host_s / steps)] if steps else []
+        per_step = [cells.milliseconds_cell(host_s / steps)] if steps else []
         name = TableCell(cells.stage_label(key), swatch=cells.stage_colour(key))
-        rows.append([name, cells.seconds_cell(host_s), *device, *a_step, cells.share_cell(each_share, bar=True)])
+        rows.append([name, cells.seconds_cell(host_s), *device, *per_step, cells.share_cell(each_share, bar=True)])
     return Table(
         "Stages of the counted steps", [TableColumn("stage", is_number=False), *map(TableColumn, titles)], rows
     )
@@ -192,10 +204,14 @@ def _loader_blocks(result: LoaderResult) -> list[Block]:
     work = {"read": result.read_s, "decode": result.decode_s, "augment": result.augment_s, "collate": result.collate_s}
     total_s = sum(work.values()) or 1.0
     rows = [
-        [TableCell(name), cells.seconds_cell(each_s), cells.share_cell(each_s / total_s, bar=True),
-         cells.seconds_cell(each_s / made)]
+        [
+            TableCell(name),
+            cells.seconds_cell(each_s),
+            cells.share_cell(each_s / total_s, bar=True),
+            cells.seconds_cell(each_s / made),
+        ]
         for name, each_s in work.items()
-    ]  # fmt: skip
+    ]
     columns = [
         TableColumn("work", is_number=False),
         TableColumn("all workers"),
@@ -208,11 +224,15 @@ def _loader_blocks(result: LoaderResult) -> list[Block]:
         ("batches that were ready", TableCell(share(result.ready), result.ready)),
         ("queue depth, mean", TableCell(number(result.queue_depth), result.queue_depth)),
         *busy,
-        ("read from the source", TableCell(f"{size(result.bytes_read)}, {size(result.bytes_read / made)} per image",
-                                      result.bytes_read)),
-        ("pixels produced", TableCell(f"{size(result.bytes_made)}, {size(result.bytes_made / made)} per image",
-                                  result.bytes_made)),
-    ]  # fmt: skip
+        (
+            "read from the source",
+            TableCell(f"{size(result.bytes_read)}, {size(result.bytes_read / made)} per image", result.bytes_read),
+        ),
+        (
+            "pixels produced",
+            TableCell(f"{size(result.bytes_made)}, {size(result.bytes_made / made)} per image", result.bytes_made),
+        ),
+    ]
     return [Paragraph(sentence), Table("Work of the loader, concurrent", columns, rows), KeyValueList(facts)]
 
 
@@ -308,10 +328,14 @@ def _straggler_paragraph(result: StragglerResult) -> Paragraph:
 def _rank_table(results: Sequence[RankResult], *, on_gpu: bool) -> Table:
     stages = list(dict.fromkeys(name for each in results for name, each_s in each.stages.items() if each_s))
     rows = [
-        [cells.count_cell(each.rank), _milliseconds_cell(each.step_s), _milliseconds_cell(each.late_s),
-         *(_milliseconds_cell(each.stages[name]) if name in each.stages else TableCell("") for name in stages)]
+        [
+            cells.count_cell(each.rank),
+            _milliseconds_cell(each.step_s),
+            _milliseconds_cell(each.late_s),
+            *(_milliseconds_cell(each.stages[name]) if name in each.stages else TableCell("") for name in stages),
+        ]
         for each in results
-    ]  # fmt: skip
+    ]
     titles = ["rank", "per step", "late by", *map(cells.stage_label, stages)]
     clock = "; stages by the device's clock" if on_gpu else ""
     title = f"Ranks: mean ms per step{clock}"
@@ -386,8 +410,10 @@ def _format_range(spread: object, spec: str) -> str:
 
 
 def _skipped_probes(profile: dict[str, Any]) -> list[Block]:
-    rows = [[cells.text_cell(each.get("name", "")), cells.text_cell(each.get("reason", ""), 300)]
-            for each in _only_objects(profile.get("left_out"))[:50]]  # fmt: skip
+    rows = [
+        [cells.text_cell(each.get("name", "")), cells.text_cell(each.get("reason", ""), 300)]
+        for each in _only_objects(profile.get("left_out"))[:50]
+    ]
     columns = [TableColumn("probe", is_number=False), TableColumn("reason", is_number=False)]
     return [Table("Not measured", columns, rows)] if rows else []
 

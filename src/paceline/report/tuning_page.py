@@ -258,11 +258,15 @@ def _speed_section(result: SweepResult) -> PageSection:
         blocks.append(ChartRow(_sweep_charts(result.key, [each for each in numbers if each is not None], points)))
     elif points:
         bars = [
-            RateBar(clean_text(point.value), _speed_interval(point), cells.format_rate(point.images_per_s.value),
-                 "c-kept" if point.is_fastest else "c-other")
+            RateBar(
+                clean_text(point.value),
+                _speed_interval(point),
+                cells.format_rate(point.images_per_s.value),
+                "c-kept" if point.is_fastest else "c-other",
+            )
             for point in points
             if point.images_per_s is not None
-        ]  # fmt: skip
+        ]
         legend = [("fastest, or not distinguishable from it", "c-kept"), ("slower", "c-other")]
         blocks.append(
             rate_bars(f"Images/s over {clean_text(result.key)}", "lowest and highest", bars[:MAX_OPEN_ROWS], legend)
@@ -298,8 +302,8 @@ def _stages_section(result: SweepResult) -> PageSection | None:
     rows = [
         [
             cells.text_cell(point.value),
-            *(_milliseconds_cell(point.stages.get(name)) for name in names),
-            _milliseconds_cell(point.step_s),
+            *(_optional_milliseconds_cell(point.stages.get(name)) for name in names),
+            _optional_milliseconds_cell(point.step_s),
         ]
         for point in result.points
         if point.stages
@@ -335,7 +339,7 @@ def _to_milliseconds(value_s: float | None) -> float | None:
     return None if value_s is None else 1000 * value_s
 
 
-def _milliseconds_cell(value_s: float | None) -> TableCell:
+def _optional_milliseconds_cell(value_s: float | None) -> TableCell:
     return cells.EMPTY_CELL if value_s is None else cells.milliseconds_cell(value_s)
 
 
@@ -346,8 +350,8 @@ def _sweep_row(point: SweepPoint) -> list[TableCell]:
         cells.text_cell(point.value),
         cells.rate_interval_cell(rate),
         TableCell(_format_spread(point)),
-        _milliseconds_cell(point.step_s),
-        _milliseconds_cell(point.data_wait_s),
+        _optional_milliseconds_cell(point.step_s),
+        _optional_milliseconds_cell(point.data_wait_s),
         cells.optional_seconds_cell(point.epoch_s),
         cells.sentence_cell(point.error or ", ".join(filter(None, (best, point.bottleneck)))),
     ]
