@@ -1,1 +1,1 @@
-"""Train one model: `run` composes the run, `trainer` holds the loop, the other modules are what they use."""
+"""Train one model: `run` composes the run, `components` builds what it needs, and `trainer` holds the loop."""

@@ -229,8 +229,8 @@ def build_weight_average(
 ) -> WeightAverage:
     """Return the average of `train.ema`, or the optimizer's own, for a prepared `model`.
 
-    `named` is the result of `Weights.named_parameters`. Raise `RecipeError` if both are configured, or the optimizer
-    updates master weights.
+    `named` is the result of `OptimizedWeights.named_parameters`. Raise `RecipeError` if both are configured, or the
+    optimizer updates master weights.
     """
     match section, optimizer:
         case Ema(), ScheduleFree():

@@ -150,10 +150,8 @@ class SplitEvaluator:
         Return None if a rank `should_stop` early. Unreadable images are excluded, and added to `bad_images`.
         """
         stopped, num_bad, num_new = False, 0, 0
-        counts, mistakes = (
-            EvalCounts.zeros(len(self.class_names), self.device),
-            build_mistake_tracker(self.num_worst, self.device),
-        )
+        counts = EvalCounts.zeros(len(self.class_names), self.device)
+        mistakes = build_mistake_tracker(self.num_worst, self.device)
         with eval_mode(model), self.strategy.evaluating(model), torch.inference_mode():
             for batch in self.loader.batches(0, self.num_batches):
                 stopped = self.should_stop()
@@ -179,7 +177,7 @@ class SplitEvaluator:
         if all_new:
             self.bad_images.sync()
         if not total.images:
-            raise DataError(f"data.source: none of the {self.num_images:,} images to evaluate can be read (mend them)")
+            raise DataError(f"data.source: none of the {self.num_images:,} images to evaluate can be read (fix them)")
         worst = mistakes.merge_ranks(self.strategy.all_gather).to_mistakes()
         return SplitEvaluation(total.to_result(), total.to_class_table(self.class_names), worst)
 
@@ -222,15 +220,15 @@ class BatchNormChecker:
         return (logits.argmax(dim=1) == labels).sum()
 
     def _shuffled_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield shuffled batches: folders list images by class, and a batch of one class has other statistics."""
+        """Yield (normalized images, labels), shuffled over the images of this rank."""
+        # Folders list images by class, and a batch of one class has other statistics.
         batches = [batch for batch in self.loader.batches(0, self.num_batches) if len(batch)]
         if sum(map(len, batches)) < 2:  # one image has no statistics
             return
         images, labels = torch.cat([each.images for each in batches]), torch.cat([each.labels for each in batches])
         order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
-        at_once = max(
-            2, min(_BATCH_NORM_BATCH, max(map(len, batches)))
-        )  # evaluation has shown that this many fit into memory
+        # Evaluation has shown that this many images fit into memory.
+        at_once = max(2, min(_BATCH_NORM_BATCH, max(map(len, batches))))
         for chosen in torch.split(order, at_once):
             if len(chosen) == at_once or len(order) < at_once:
                 yield self.transfer.normalize(images[chosen].to(self.device)), labels[chosen].to(self.device)
@@ -252,9 +250,7 @@ class ModelEvaluator:
     evaluate_train: EvaluateSplit | None = None
 
     def __call__(self, model: nn.Module) -> EvalReport | None:
-        """Return the report on `model`, whose weights are restored afterwards, or None if a rank has to stop early.
-        Collective.
-        """
+        """Return the report on `model`, or None if a rank has to stop early. Collective."""
         raw = self.evaluate_val(model)
         trained = self.evaluate_train(model) if raw and self.evaluate_train else None
         if raw is None or (self.evaluate_train and trained is None):

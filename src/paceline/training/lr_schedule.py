@@ -212,9 +212,7 @@ def build_lr_schedule(section: ScheduleSection, plan: Plan) -> LrSchedule:
 
 
 def sample_lr_points(schedule: LrSchedule, total_steps: int) -> list[tuple[int, float]]:
-    """Return a fixed schedule as (step, learning rate) points to join by straight lines;
-
-    No points for `PlateauLrSchedule`.
+    """Return a fixed schedule as (step, learning rate) points to join by straight lines, and none for another one.
 
     Intervals are halved until their midpoint is within 0.2 % of the peak of the line. The step with the peak is
     included.

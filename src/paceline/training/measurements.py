@@ -104,8 +104,8 @@ class RunMeter:
         exposed = summary.stages.get(EXPOSED)
         if exposed is None or summary.n == 0:
             return None
-        wire = self.strategy.comm_times()
-        times = (wire.wire_s, wire.buckets) if wire else (None, ())
+        comm = self.strategy.comm_times()
+        times = (comm.wire_s, comm.buckets) if comm else (None, ())
         return communication_result(exposed.device_s / summary.n, summary.wall_s / summary.n, *times)
 
     def _compare_ranks(self, summary: ClockSummary) -> tuple[tuple[RankResult, ...], StragglerResult | None]:
@@ -130,9 +130,9 @@ class RunMeter:
         cores = sorted(os.sched_getaffinity(0)) if summary.cpu is not None else []
         # Containers on one machine have different host names, but share its cores.
         machine = read_text_or_empty("/proc/sys/kernel/random/boot_id") or os.uname().nodename
-        place = zlib.crc32(f"{machine} {cores}".encode())
+        cores_id = zlib.crc32(f"{machine} {cores}".encode())
         times = CpuTimes() if summary.cpu is None else summary.cpu
-        rank = RankCpu(times, place, len(cores), torch.get_num_threads())
+        rank = RankCpu(times, cores_id, len(cores), torch.get_num_threads())
         ranks = [rank] if self.world.world_size == 1 else list(map(RankCpu.from_row, self._all_gather(rank.to_row())))
         return cpu_result(ranks) if all(each.cores for each in ranks) else None
 

@@ -277,7 +277,7 @@ def cpu_half_precision(name: PrecisionName, device: torch.device) -> str:
 
 
 def check_trained_model(recipe: Recipe, plan: Plan, device: torch.device) -> tuple[str, ...]:
-    """Check the model of `recipe` as it will be trained on `device`; see `models.trial.check_model`."""
+    """Check the model of `recipe` as it will be trained on `device`; see `models.validate.check_model`."""
     half = cpu_half_precision(recipe.train.precision, device)
     is_fp32_on_cpu = device.type == "cpu" and not half
     return check_model(

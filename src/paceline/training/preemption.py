@@ -115,7 +115,7 @@ class Deadline(Protocol):
     """Stop a run before its job ends."""
 
     def end_step(self, step: int) -> None:
-        """Record that `end_step` steps are done; request a stop if it is time."""
+        """Record that `step` steps are done; request a stop if it is time."""
         ...
 
     def begin_eval_batch(self) -> None:
@@ -151,13 +151,9 @@ class TimeLimitDeadline:
         grace_s: float,
         now: Callable[[], float] = now_s,
     ) -> None:
-        self._end_s, self._eval_every, self._slowest_save_s, self._request_stop = (
-            end_s,
-            eval_every,
-            slowest_save_s,
-            request_stop,
-        )
-        self._grace_s, self._now = grace_s, now
+        self._end_s, self._eval_every = end_s, eval_every
+        self._slowest_save_s, self._grace_s = slowest_save_s, grace_s
+        self._request_stop, self._now = request_stop, now
         self._step = self._batches = self._num_timed = 0
         self._timed_s = 0.0
         self._step_end_s = self._stop_point_s = now()
@@ -166,7 +162,7 @@ class TimeLimitDeadline:
         self._has_requested = False
 
     def end_step(self, step: int) -> None:
-        """Record that `end_step` steps are done; request a stop if it is time."""
+        """Record that `step` steps are done; request a stop if it is time."""
         if self._batches:
             self._evaluation_s = max(self._evaluation_s, self._stop_point_s - self._step_end_s)
         is_timed = self._max_lead_s < NEVER

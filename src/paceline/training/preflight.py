@@ -49,12 +49,12 @@ def estimate_checkpoint_bytes(training_state: TrainingState, section: OptimSecti
     """Return the size of a checkpoint in bytes, except for some thousand."""
     weights = [parameter for group in training_state.optimizer.param_groups for parameter in group["params"]]
     moments = sum(tensor.nbytes for tensor in optimizer_tensors(training_state.optimizer).values())
-    parts = (
+    groups = (
         model_tensors(training_state.model),
         training_state.precision.weights.tensors(),
         training_state.average.tensors(),
     )
-    num_bytes = sum(tensor.nbytes for part in parts for tensor in part.values())
+    num_bytes = sum(tensor.nbytes for group in groups for tensor in group.values())
     num_bytes += training_state.strategy.comm_state().num_bytes(training_state.model)
     # Before the first step an optimizer has no state.
     return num_bytes + (moments or _moments_per_weight(section) * sum(weight.nbytes for weight in weights))
@@ -144,7 +144,7 @@ def _without_kernels(section: OptimSection) -> OptimSection:
 
 
 def _try_optimizer_step(section: OptimSection, optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
-    counters = build_extra_state(section, optimizer)
+    extra_state = build_extra_state(section, optimizer)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
     try:
@@ -153,7 +153,7 @@ def _try_optimizer_step(section: OptimSection, optimizer: torch.optim.Optimizer,
         raise RecipeError(
             f"optim.name: {section.name} raised {describe_error(error)} in its first step (fix it)"
         ) from error
-    counters.values()
+    extra_state.values()  # raises for state that cannot be saved
 
 
 def measure_saving(recipe: Recipe, folder: Path, datasets: Datasets, times: int = 3) -> CheckpointResult:
@@ -198,9 +198,9 @@ def _temporary_folder(folder: Path) -> Iterator[Path]:
 def _state_tensors(recipe: Recipe, datasets: Datasets) -> dict[str, dict[str, torch.Tensor]]:
     world = World.single()
     device = choose_device(recipe.parallel, world)
-    parts = RunContext.derive(recipe, world, device, datasets, contextlib.ExitStack())
-    precision = parts.create_precision()
-    model = parts.create_model(precision, is_new=False)
+    context = RunContext.derive(recipe, world, device, datasets, contextlib.ExitStack())
+    precision = context.create_precision()
+    model = context.create_model(precision, is_new=False)
     named = list(precision.weights.named_parameters(model))
     optimizer = build_optimizer(recipe.optim, named, device.type, layers_for_decay(recipe.optim, model))
     average = build_weight_average(recipe.train.ema, model, optimizer, named)
@@ -213,7 +213,7 @@ def _state_tensors(recipe: Recipe, datasets: Datasets) -> dict[str, dict[str, to
         "precision": precision.weights.tensors(),
         "average": average.tensors(),
     }
-    return {name: part for name, part in tensors.items() if part or name == "optimizer"}
+    return {name: group for name, group in tensors.items() if group or name == "optimizer"}
 
 
 def _ignore_warning(message: str) -> None:

@@ -34,7 +34,7 @@ class ProgressReporter:
 
 @dataclass(frozen=True)
 class Invocation:
-    """How a run was started: time (seconds of `measure.timing.now_s`), command line, and listeners on rank 0.
+    """How a run was started: time (seconds of `measure.timer.now_s`), command line, and listeners on rank 0.
 
     `recipe_name` is the preset's name or the file's stem. `launch` is the job ID of torchrun or Slurm, which stays the
     same when they restart the ranks; `batch_job` describes the Slurm job. `interrupts` may already be entered, so that

@@ -1,7 +1,4 @@
-"""Resume a run:
-
-Check that recipe, dataset and code match, find out whether it has ended, and which checkpoint to use.
-"""
+"""Check that a run can be resumed: recipe, dataset and code match, and it has not ended."""
 
 import shlex
 from collections.abc import Iterator

@@ -57,7 +57,7 @@ class TrainState:
     """Progress after `step` optimizer steps: everything but weights, optimizer and schedule.
 
     `skipped` steps did not update the weights, the last `skips_in_row` of them in a row. `bad_images` could not be read
-    (see `train.bad_images`). `last` is the latest evaluation, `best` the best result of the evaluated weights. `hits`
+    (see `BadImageRegistry`). `last` is the latest evaluation, `best` the best result of the evaluated weights. `hits`
     counts consecutive evaluations that met the target.
 
     Times are seconds over all processes of the run: `trained_s` since the first step, `train_s` the same without

@@ -47,8 +47,8 @@ def load_model_tensors(tensors: Mapping[str, Tensor], model: nn.Module, *, shard
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Return the optimizer's state as `NUMBER.KEY`, with parameters numbered in group order.
 
-    They are live tensors, which `Strategy.gather` makes whole. `optimizers.counters` handles other state of the user's
-    own optimizers.
+    They are live tensors, which `Strategy.gather` makes whole. `optim.extra_state` handles other state of custom
+    optimizers.
     """
     state = optimizer.state_dict()["state"]
     return {

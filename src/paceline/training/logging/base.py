@@ -133,10 +133,9 @@ def from_eval_row(row: Mapping[str, Any]) -> EvalRecord:
         if "train_top1" in row
         else None,
     )
-    place = {name: row[name] for name in _POSITION_COLUMNS} | {
-        name: row.get(name) for name in (*_SPEED_COLUMNS, *_BATCH_COLUMNS)
-    }
-    return EvalRecord(**place, report=report)
+    position = {name: row[name] for name in _POSITION_COLUMNS}
+    optional = {name: row.get(name) for name in (*_SPEED_COLUMNS, *_BATCH_COLUMNS)}
+    return EvalRecord(**position, **optional, report=report)
 
 
 class LogSink(Protocol):

@@ -40,9 +40,8 @@ def build_sinks(
 
 
 def require_sinks(log: Log) -> None:
-    """Raise `RecipeError` for configured packages that are not installed. The user's own sinks are checked by
-    `recipe.plugins`.
-    """
+    """Raise `RecipeError` for configured packages that are not installed."""
+    # `recipe.plugins` checks custom sinks.
     if log.tensorboard == "on" and not _is_installed("tensorboard"):
         raise RecipeError("log.tensorboard: on, but it is not installed (pip install 'paceline[tensorboard]')")
     for position, section in enumerate(log.sinks):

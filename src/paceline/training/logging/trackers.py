@@ -141,7 +141,7 @@ class TrackioSink:
         self._run: Any = None
 
     def started(self, plan: Plan, step: int) -> None:
-        """Start a run, or resume the one of `note`."""
+        """Start a run, or resume the one of `TrackerState`."""
         name = f"{self._tracker_state.title}-{self._tracker_state.run_id or self._tracker_state.set_run_id()}"
         _print_to_stderr()
         self._run = self._trackio.init(
@@ -206,7 +206,7 @@ class MlflowSink:
         self._status = "FAILED"
 
     def started(self, plan: Plan, step: int) -> None:
-        """Start a run, or resume the one of `note`."""
+        """Start a run, or resume the one of `TrackerState`."""
         self._client = _create_client(self._mlflow, self._rundir)
         if not self._tracker_state.is_new:
             self._client.update_run(self._tracker_state.run_id, status="RUNNING")
@@ -282,7 +282,7 @@ class WandbSink:
         self._exit_code = 1
 
     def started(self, plan: Plan, step: int) -> None:
-        """Start a run, or resume the one of `note`."""
+        """Start a run, or resume the one of `TrackerState`."""
         section = self._section
         settings = self._wandb.Settings(
             console="off",
