@@ -1,4 +1,4 @@
-"""All-reduces are timed alike on all ranks."""
+"""All-reduces are timed equally on all ranks."""
 
 import pytest
 

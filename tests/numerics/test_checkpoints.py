@@ -1,4 +1,4 @@
-"""Any strategy, on any number of ranks, loads what another has saved with the same bits, and evaluates alike."""
+"""Any strategy on any number of ranks loads the checkpoint of another with the same bits and evaluates equally."""
 
 import runpy
 from pathlib import Path

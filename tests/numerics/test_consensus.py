@@ -1,4 +1,4 @@
-"""Real ranks agree: each is told the same sums and numbers, in the call after, and none waits in a step."""
+"""Real ranks agree: each gets the same sums and numbers, one call later, and none waits in a step."""
 
 import runpy
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Two and three ranks judge as one does: raw weights, averages and training images, whatever joins the ranks."""
+"""Two and three ranks evaluate as one does: raw weights, averages and training images, with any strategy."""
 
 import pytest
 import torch

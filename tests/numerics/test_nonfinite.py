@@ -1,4 +1,4 @@
-"""A number that is none on one of two ranks: both see it in the same step, before it has moved a weight on either."""
+"""A NaN on one of two ranks: both see it in the same step, before it has changed a weight on either."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What PowerSGD keeps between steps is of all ranks, is known by parameters, and is all that going on needs."""
+"""The state of PowerSGD covers all ranks, goes by parameter names, and is all that resuming needs."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Measuring communication changes no bit and names the rank that is late; without it each rank trains alone."""
+"""Timing communication changes no bit and names the straggler; without communication each rank trains alone."""
 
 import pytest
 import torch

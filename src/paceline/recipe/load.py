@@ -151,7 +151,9 @@ def find_recipe(name: str) -> Path:
     """Return the file of a preset, a YAML file, or a run directory's recipe. Raise `RecipeError`."""
     secret = find_secret(name)
     if secret:
-        raise RecipeError(f"{public_url(name)}: the URL holds {secret}, and is no recipe ({HOW_TO_PASS_CREDENTIALS})")
+        raise RecipeError(
+            f"{public_url(name)}: the URL holds {secret}, and is not a recipe ({HOW_TO_PASS_CREDENTIALS})"
+        )
     try:
         return _find_file(name)
     except OSError as error:

@@ -126,7 +126,7 @@ class PluginRef:
                 raise RecipeError(f"{self.path}.args.{name}: is given by paceline (leave it out)")
             if not parameters.takes(name):
                 hint = suggest_similar(name, extra) or f" (it has {', '.join(extra) or 'none'})"
-                raise RecipeError(f"{self.path}.args.{name}: is no argument of {self.name}{hint}")
+                raise RecipeError(f"{self.path}.args.{name}: is not an argument of {self.name}{hint}")
         for name in parameters.needed:
             if name not in (*given, *self.args):
                 raise RecipeError(
@@ -262,7 +262,7 @@ def _attribute(owner: Any, attribute_name: str, name: str, path: str) -> Any:
                 return owner
             reason = f"{attribute} leads through the module {owner.__name__} (name the module it is in)"
         elif module_name == _MAIN:
-            reason = "it was defined in a notebook, a terminal or a file that is no module (move it to a module)"
+            reason = "it was defined in a notebook, a terminal or a file that cannot be imported (move it to a module)"
         else:
             reason = f"{module_name} has no {attribute}{suggest_similar(attribute_name, dir(owner)) or ' (correct it)'}"
     except Exception as error:  # some packages import attributes lazily

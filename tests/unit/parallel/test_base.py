@@ -1,4 +1,4 @@
-"""Which device a rank computes on."""
+"""The device and the CPU threads of a rank."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Which rank a run was lost by: the surest sign first, and one line that names rank, step and stage."""
+"""`parallel.blame`: the surest sign first, and one line that names rank, step and stage."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What buckets took: read when it is known, in means, and forgotten when the buckets change."""
+"""Communication hooks time buckets, report means, and drop times from before the buckets changed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""A hash of weights that changes with every bit and every place, in any dtype."""
+"""A hash of weights changes with every bit and every position, in any dtype."""
 
 import struct
 

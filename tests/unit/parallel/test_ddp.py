@@ -1,4 +1,4 @@
-"""Which gradient comes last is learnt once, and only it tells."""
+"""`LastGradientHook` learns which gradient is last, and calls for that one only."""
 
 import torch
 from torch import nn

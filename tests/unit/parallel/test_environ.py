@@ -1,4 +1,4 @@
-"""Who this process is, from the variables of each launcher."""
+"""`parallel.environ`: the world from the environment variables of each launcher."""
 
 from pathlib import Path
 

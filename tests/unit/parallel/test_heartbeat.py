@@ -1,4 +1,4 @@
-"""The watch over a main thread, at a hundred times the speed; `wait` is how long it may take at most, not a delay."""
+"""Heartbeats and watchdog at a hundred times the speed; `wait` is a limit, not a delay."""
 
 import threading
 import time

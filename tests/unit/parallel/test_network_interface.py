@@ -1,4 +1,4 @@
-"""Which interface ranks on several hosts meet on, by what names and interfaces there are; no network."""
+"""The interface on which ranks of several hosts connect, from names and interfaces; no network."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Meeting, and what is missing when ranks do not: one process, and stores without a network."""
+"""Rendezvous, and the errors if ranks are missing: one process, and stores without a network."""
 
 import socket
 import threading

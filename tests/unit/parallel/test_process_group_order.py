@@ -1,4 +1,4 @@
-"""Some ranks first, and the others behind them."""
+"""`run_in_order`: some ranks first, then the others; and `exit_last`."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor

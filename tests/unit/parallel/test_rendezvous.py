@@ -1,4 +1,4 @@
-"""How many connections ranks may have; how they meet is in `test_group.py`, and how many do in `numerics`."""
+"""The limit of open files for connections; the rendezvous itself is in `test_process_group.py` and `numerics`."""
 
 import resource
 

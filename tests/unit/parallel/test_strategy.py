@@ -1,4 +1,4 @@
-"""Which strategy a recipe gets, what one rank does, and how a model is cut up."""
+"""The strategy of a recipe, the strategy of a single rank, and the sharding units of a model."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""torchrun's part in the place of torchrun: its exit code is that of the ranks."""
+"""`parallel.torchrun_agent`: its exit code is that of the ranks."""
 
 import signal
 from collections.abc import Iterator

@@ -114,8 +114,8 @@ def test_plugins_with_kwargs_and_nested_plugins_load(parts) -> None:
             "model.name: PARTS:Narrow does not take in_channels, which a model is called with "
             "(define Narrow(num_classes, in_channels, **args))",
         ),
-        ("Net", {"depht": 1}, "model.args.depht: is no argument of PARTS:Net (did you mean 'depth'?)"),
-        ("Net", {"zz": 1}, "model.args.zz: is no argument of PARTS:Net (it has depth, width)"),
+        ("Net", {"depht": 1}, "model.args.depht: is not an argument of PARTS:Net (did you mean 'depth'?)"),
+        ("Net", {"zz": 1}, "model.args.zz: is not an argument of PARTS:Net (it has depth, width)"),
         ("Net", {"in_channels": 1}, "model.args.in_channels: is given by paceline (leave it out)"),
         ("Needy", {}, "model.args.depth: is needed by PARTS:Needy (set model.args.depth=...)"),
     ],
@@ -361,7 +361,7 @@ def test_what_a_notebook_defined_is_found_in_it_and_nowhere_else(monkeypatch, re
     monkeypatch.setitem(sys.modules, "__main__", main)
     assert load_object(path_of(main.Net, "model"), "model.name") is main.Net
     assert refusal(load_object, "__main__:Other", "model.name") == (
-        "model.name: __main__:Other: it was defined in a notebook, a terminal or a file that is no module "
+        "model.name: __main__:Other: it was defined in a notebook, a terminal or a file that cannot be imported "
         "(move it to a module)"
     )
 

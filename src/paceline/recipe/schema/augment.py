@@ -7,15 +7,15 @@ from pydantic import AfterValidator, Field, PositiveFloat, model_validator
 from paceline.recipe.schema.base import NAMED, OR_ITS_NAME, ByName, PluginSection, Section
 
 
-def _rising(ends: tuple[float, float]) -> tuple[float, float]:
+def _check_ascending(ends: tuple[float, float]) -> tuple[float, float]:
     if ends[0] > ends[1]:
         raise ValueError(f"{list(ends)} falls (write {list(ends[::-1])})")
     return ends
 
 
-Range = Annotated[tuple[PositiveFloat, PositiveFloat], AfterValidator(_rising)]
+Range = Annotated[tuple[PositiveFloat, PositiveFloat], AfterValidator(_check_ascending)]
 Share = Annotated[float, Field(gt=0, le=1)]
-Shares = Annotated[tuple[Share, Share], AfterValidator(_rising)]
+Shares = Annotated[tuple[Share, Share], AfterValidator(_check_ascending)]
 
 
 class PadCrop(Section):
@@ -39,7 +39,7 @@ class Flip(Section):
     the next, so that two epochs show every image both ways (Jordan 2024, arXiv 2404.00498, section 3.6)."""
 
     @model_validator(mode="after")
-    def _alternating_has_no_p(self) -> Self:
+    def _check_p(self) -> Self:
         if self.mode == "alternating" and self.p != 0.5:
             raise ValueError("p has no effect with mode alternating, which mirrors every second time (leave it out)")
         return self
@@ -67,7 +67,7 @@ class Affine(Section):
     """Interpolation between pixels."""
 
     @model_validator(mode="after")
-    def _does_something(self) -> Self:
+    def _check_effect(self) -> Self:
         if self.shear_degrees == 0 and self.scale == (1.0, 1.0):
             raise ValueError("affine has no effect without shear or zoom (set shear_degrees or scale)")
         return self
@@ -87,7 +87,7 @@ class ColorJitter(Section):
     """Shift drawn from [-hue, hue], in turns of the colour wheel."""
 
     @model_validator(mode="after")
-    def _does_something(self) -> Self:
+    def _check_effect(self) -> Self:
         if self.brightness == self.contrast == self.saturation == self.hue == 0:
             raise ValueError("color_jitter has no effect with all strengths 0 (set one, or leave it out)")
         return self
@@ -137,7 +137,7 @@ class RandomErasing(Section):
     """Smallest and largest width : height."""
 
     @model_validator(mode="after")
-    def _fits(self) -> Self:
+    def _check_shape(self) -> Self:
         longest = max(1.0, self.ratio[0], 1 / self.ratio[1])  # squared longest side of the most compact shape of area 1
         if self.scale[0] * longest >= 1:
             raise ValueError(

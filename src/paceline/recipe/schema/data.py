@@ -90,7 +90,7 @@ class Data(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _counts_images_once(cls, values: Any) -> Any:
+    def _fill_batch_size(cls, values: Any) -> Any:
         """Set `batch_size` to `auto` if only `rank_batch_size` is given."""
         if not isinstance(values, dict):
             return values
@@ -101,7 +101,7 @@ class Data(Section):
 
     @field_validator("augment")
     @classmethod
-    def _order(cls, augment: tuple[AugmentSection, ...]) -> tuple[AugmentSection, ...]:
+    def _check_order(cls, augment: tuple[AugmentSection, ...]) -> tuple[AugmentSection, ...]:
         for position, section in enumerate(augment):
             if position > 0 and isinstance(section, RandomResizedCrop | Resize):
                 raise ValueError(f"{section.name} sets the size of the image, so it comes first, and only once")
@@ -127,7 +127,7 @@ class Data(Section):
         return self
 
     @model_validator(mode="after")
-    def _progress_rises(self) -> Self:
+    def _check_progressive(self) -> Self:
         if self.progressive == "off":
             return self
         if self.image_size != "auto" and self.progressive.start_size >= self.image_size:

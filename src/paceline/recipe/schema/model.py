@@ -45,37 +45,37 @@ class Model(Section):
 
     @field_validator("name")
     @classmethod
-    def _may_be_imported(cls, name: str) -> str:
+    def _check_name(cls, name: str) -> str:
         return check_import_path(name) if is_own_model(name) else name
 
     @field_validator("freeze", mode="before")
     @classmethod
-    def _lists_its_patterns(cls, freeze: object) -> object:
+    def _refuse_bare_patterns(cls, freeze: object) -> object:
         if isinstance(freeze, str) and freeze not in ("off", "backbone", ""):
-            patterns = [_in_a_list(each.strip()) for each in freeze.split(",")]
+            patterns = [_quote_list_item(each.strip()) for each in freeze.split(",")]
             raise ValueError(f"{freeze!r} is neither off, backbone nor a list (write [{', '.join(patterns)}])")
         return freeze
 
     @field_validator("freeze")
     @classmethod
-    def _names_something(cls, freeze: str | tuple[str, ...]) -> str | tuple[str, ...]:
+    def _refuse_no_patterns(cls, freeze: str | tuple[str, ...]) -> str | tuple[str, ...]:
         if not freeze:
             raise ValueError("freeze has no patterns (set freeze=off, or name some)")
         return freeze
 
     @model_validator(mode="after")
-    def _args_are_of_an_own_network(self) -> Self:
+    def _check_args(self) -> Self:
         if self.args and not is_own_model(self.name):
             refuse("model.args", f"has no effect on {self.name}, only on your own model (leave it out)")
         return self
 
     @model_validator(mode="after")
-    def _zero_needs_a_norm(self) -> Self:
+    def _check_zero_init(self) -> Self:
         if self.zero_init_residual and self.norm == "none":
             raise ValueError("zero_init_residual has no effect with norm none, whose branches start at zero (leave it)")
         return self
 
 
-def _in_a_list(pattern: str) -> str:
+def _quote_list_item(pattern: str) -> str:
     """Return `pattern` as an item of a YAML list, quoted if necessary."""
     return pattern if re.fullmatch(r"[\w.][\w.*]*", pattern) else f'"{pattern}"'

@@ -69,7 +69,7 @@ class Sgd(_TorchOptimizer):
     """L2 penalty added to the gradient."""
 
     @model_validator(mode="after")
-    def _nesterov_has_momentum(self) -> Self:
+    def _check_momentum(self) -> Self:
         _check_nesterov(self.momentum, nesterov=self.nesterov)
         return self
 
@@ -130,7 +130,7 @@ class NovoGrad(_Optimizer):
     """Weight a new gradient by 1 - beta1, so that the running mean is an average instead of a sum."""
 
     @model_validator(mode="after")
-    def _an_average_has_a_past(self) -> Self:
+    def _check_grad_averaging(self) -> Self:
         if self.grad_averaging and self.betas[0] == 0:
             raise ValueError("grad_averaging has no effect with betas[0] 0 (set betas=[0.95, 0.98])")
         return self
@@ -154,7 +154,7 @@ class Lars(_Optimizer):
     """Added to the denominator."""
 
     @model_validator(mode="after")
-    def _nesterov_has_momentum(self) -> Self:
+    def _check_momentum(self) -> Self:
         _check_nesterov(self.momentum, nesterov=self.nesterov)
         return self
 
@@ -198,7 +198,7 @@ class Muon(_Optimizer):
     """Nesterov momentum of the parameters trained by SGD."""
 
     @model_validator(mode="after")
-    def _nesterov_has_momentum(self) -> Self:
+    def _check_momentum(self) -> Self:
         _check_nesterov(self.momentum, nesterov=self.nesterov)
         return self
 
@@ -228,7 +228,7 @@ class OwnOptim(_Optimizer):
     """Keyword arguments, in addition to `lr`."""
 
     @model_validator(mode="after")
-    def _decay_is_the_groups(self) -> Self:
+    def _refuse_weight_decay_argument(self) -> Self:
         if "weight_decay" in self.args:
             raise ValueError("args.weight_decay has no effect, as each group has its own (set weight_decay instead)")
         return self
@@ -253,7 +253,7 @@ class _WarmedUp(Section):
     `warmup_start`; if that is 0, epoch e of n has e/n."""
 
     @model_validator(mode="after")
-    def _rise_can_start(self) -> Self:
+    def _check_warmup(self) -> Self:
         shape = self.warmup_shape
         if shape != "linear" and self.warmup.value == 0:
             raise ValueError(f"warmup_shape {shape} has no effect without warm-up (set warmup=5ep)")
@@ -264,7 +264,7 @@ class _WarmedUp(Section):
         return self
 
     @model_validator(mode="after")
-    def _has_whole_epochs(self) -> Self:
+    def _check_warmup_epochs(self) -> Self:
         if self.warmup_by == "step":
             return self
         if self.warmup.value == 0:

@@ -47,7 +47,7 @@ class Checkpoint(Section):
     """Time for the ranks to finish a step and save after a stop signal; then they are killed."""
 
     @model_validator(mode="after")
-    def _keeps_something(self) -> Self:
+    def _check_effect(self) -> Self:
         if self.every != "off":
             return self
         for name in ("keep", "keep_best", "keep_every", "background", "on_failure"):
@@ -74,7 +74,7 @@ class Measure(Section):
     """How often to sample CPU, memory, GPU, disk and network, if psutil is installed."""
 
     @model_validator(mode="after")
-    def _measures_something(self) -> Self:
+    def _check_effect(self) -> Self:
         for name in ("warmup_steps", "communication", "trace", "nvtx"):
             if self.clock == "off" and getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"{name} has no effect with clock off (set clock=on)")
@@ -109,7 +109,7 @@ class Recipe(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _holds_no_secret(cls, values: object) -> object:
+    def _refuse_secrets(cls, values: object) -> object:
         # Before any field is validated: error messages show values.
         for path, text in _texts(values):
             secret = find_secret(text)
@@ -120,7 +120,7 @@ class Recipe(Section):
         return values
 
     @model_validator(mode="after")
-    def _schedule_fits(self) -> Self:
+    def _check_schedule(self) -> Self:
         if isinstance(self.schedule, Plateau) and self.train.eval_every == "off":
             refuse("schedule.name", "plateau has no effect with train.eval_every off (set train.eval_every=1ep)")
         if isinstance(self.optim, ScheduleFree) and not isinstance(self.schedule, Constant):
@@ -131,7 +131,7 @@ class Recipe(Section):
         return self
 
     @model_validator(mode="after")
-    def _precision_fits(self) -> Self:
+    def _check_precision(self) -> Self:
         precision, parallel, optim = self.train.precision, self.parallel, self.optim
         kind, _, scheme = precision.partition("_")
         where = "train.precision"
@@ -157,7 +157,7 @@ class Recipe(Section):
         return self
 
     @model_validator(mode="after")
-    def _strategy_fits(self) -> Self:
+    def _check_strategy(self) -> Self:
         parallel, train = self.parallel, self.train
         if parallel.static_graph and train.accumulate > 1:
             refuse(

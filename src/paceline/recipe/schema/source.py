@@ -107,7 +107,7 @@ class Pack(Section):
 
     @field_validator("root")
     @classmethod
-    def _is_public(cls, root: str) -> str:
+    def _refuse_secret_url(cls, root: str) -> str:
         secret = find_secret(root, any_query=True) if "://" in root else ""
         if secret:
             raise ValueError(f"{public_url(root)}: the URL holds {secret} ({HOW_TO_PASS_CREDENTIALS})")

@@ -78,7 +78,7 @@ def _as_section(value: object) -> object:
     return "off" if value is False else value
 
 
-def _checked_weights(value: object) -> object:
+def _check_class_weights(value: object) -> object:
     """Return `value`. Raise `ValueError` for anything but off, balanced or a mapping of class weights."""
     if not isinstance(value, dict):
         if value in ("off", "balanced"):
@@ -124,7 +124,7 @@ class Train(Section):
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     """Probability that is spread evenly over all classes."""
     class_weights: Annotated[
-        Off | Literal["balanced"] | dict[str, PositiveFloat], BeforeValidator(_checked_weights)
+        Off | Literal["balanced"] | dict[str, PositiveFloat], BeforeValidator(_check_class_weights)
     ] = "off"
     """Class weights in the training loss. `balanced` weighs each class by the inverse of its number of images. A
     mapping gives weights by name, such as `{dog: 3}`, and 1 to all other classes. Weights are scaled to a mean of 1
@@ -143,7 +143,7 @@ class Train(Section):
     """Target at which the run stops early."""
 
     @model_validator(mode="after")
-    def _has_one_length(self) -> Self:
+    def _check_length(self) -> Self:
         if (self.epochs == "auto") == (self.steps == "auto"):
             raise ValueError("the length must be given exactly once (set either epochs or steps)")
         if self.eval_every != "off":
@@ -159,13 +159,13 @@ class Train(Section):
 _REFUSED: Final = "/\\#?%:"
 
 
-def _checked_title(title: str) -> str:
+def _check_title(title: str) -> str:
     if not title.isprintable() or not 0 < len(title) <= 128 or set(title) & set(_REFUSED):
         raise ValueError(f"{title!r} is not a name: 1 to 128 characters without {' '.join(_REFUSED)} (write another)")
     return title
 
 
-Title = Annotated[str, AfterValidator(_checked_title)]
+Title = Annotated[str, AfterValidator(_check_title)]
 
 
 class Wandb(Section):
@@ -228,7 +228,7 @@ class Log(Section):
 
     @field_validator("sinks")
     @classmethod
-    def _are_different(cls, sinks: tuple[SinkSection, ...]) -> tuple[SinkSection, ...]:
+    def _refuse_duplicates(cls, sinks: tuple[SinkSection, ...]) -> tuple[SinkSection, ...]:
         for position, section in enumerate(sinks):
             if any(each.name == section.name for each in sinks[:position]):
                 raise ValueError(f"{section.name} is named twice (name it once)")
@@ -283,7 +283,7 @@ class Parallel(Section):
     """CPU threads per rank; `auto` shares the node's cores. The number of threads changes the bits of results."""
 
     @model_validator(mode="after")
-    def _options_belong_to_the_strategy(self) -> Self:
+    def _check_strategy(self) -> Self:
         for name, strategy in _ONLY_FOR_STRATEGY.items():
             default = type(self).model_fields[name].default
             if getattr(self, name) != default and self.strategy != strategy:

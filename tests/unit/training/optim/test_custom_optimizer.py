@@ -48,7 +48,7 @@ def test_what_is_no_optimizer_or_forgets_its_groups_is_refused(monkeypatch) -> N
 
 def test_an_argument_it_does_not_have_is_told() -> None:
     section = OwnOptim(name="torch.optim:NAdam", lr=0.1, args={"epsilon": 1.0})
-    with pytest.raises(RecipeError, match=r"optim\.args\.epsilon: is no argument of torch.optim:NAdam"):
+    with pytest.raises(RecipeError, match=r"optim\.args\.epsilon: is not an argument of torch.optim:NAdam"):
         build_optimizer(section, model().named_parameters(), "cpu")
 
 
