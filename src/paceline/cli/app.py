@@ -39,12 +39,14 @@ def inspect(
     src: SourceArgument = None,
     overrides: OverridesArgument = None,
     inspect_all: Annotated[bool, typer.Option("--all", help="Inspect every image, not 2,000 per split.")] = False,
-    held_out: Annotated[bool, typer.Option("--held-out", help="List the validation images, one per line.")] = False,
+    validation_only: Annotated[
+        bool, typer.Option("--held-out", help="List the validation images, one per line.")
+    ] = False,
     own_code: OwnCodeOption = False,
     as_json: JsonOption = False,
 ) -> int:
     """Summarize a data set: classes, sizes, formats, bytes."""
-    if held_out:
+    if validation_only:
         from paceline.cli.data_inspect import list_validation
 
         return list_validation(src, overrides or [], inspect_all=inspect_all, own_code=own_code, as_json=as_json)

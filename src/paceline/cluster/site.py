@@ -165,7 +165,7 @@ class SlurmSite(Section):
     """Folder in memory or on a local disk of each node to copy data to: `data.stage` of recipes that do not set it."""
 
     @model_validator(mode="after")
-    def _asks_in_time(self) -> Self:
+    def _lead_is_within_time(self) -> Self:
         if self.time != "auto" and self.lead != "auto" and self.lead.seconds >= self.time.seconds:
             raise ValueError(f"lead {self.lead} is not before the time limit of {self.time} (lower it)")
         return self

@@ -35,8 +35,8 @@ def philox(counter: tuple[Uint64, Uint64, Uint64, Uint64], seed: int) -> tuple[U
 
     Words are integers, or uint64 arrays of one shape for many counters at once.
     """
-    words: Any = counter  # numpy's stubs lose the type of an array at `& int`
-    c0, c1, c2, c3 = words
+    numbers: Any = counter  # numpy's stubs lose the type of an array at `& int`
+    c0, c1, c2, c3 = numbers
     key_0, key_1 = seed & _LOW, seed >> 32 & _LOW
     for _ in range(_ROUNDS):
         product_0, product_1 = c0 * _MULTIPLIER_0, c2 * _MULTIPLIER_1
@@ -59,7 +59,7 @@ def uniform(seed: int, stream: Stream, epoch: int, indices: NDArray[np.integer],
     for start in range(0, len(indices) if num_blocks else 0, rows):
         index = np.asarray(indices[start : start + rows]).astype(np.uint64)
         block = np.tile(np.arange(num_blocks, dtype=np.uint64), len(index))
-        for number, word in enumerate(_counter_words(block, epoch, np.repeat(index, num_blocks), stream, seed)):
+        for number, word in enumerate(_philox_arrays(block, epoch, np.repeat(index, num_blocks), stream, seed)):
             part = draws[start : start + rows, number::4]  # every fourth draw, one of each block
             np.multiply(word.reshape(len(index), num_blocks)[:, : part.shape[1]], 2.0**-32, out=part)
     return draws
@@ -74,7 +74,7 @@ def permutation(seed: int, epoch: int, n: int) -> NDArray[np.int64]:
     keys = np.empty(n, dtype=np.uint64)
     for start in range(0, n, _BLOCK_SIZE):
         index = np.arange(start, min(start + _BLOCK_SIZE, n), dtype=np.uint64)
-        high, low, _, _ = _counter_words(np.zeros_like(index), epoch, index, Stream.ORDER, seed)
+        high, low, _, _ = _philox_arrays(np.zeros_like(index), epoch, index, Stream.ORDER, seed)
         np.bitwise_or(high << np.uint64(32), low, out=keys[start : start + _BLOCK_SIZE])
     return sorted_by(keys)
 
@@ -105,7 +105,7 @@ def step_seed(seed: int, step: int, rank: int) -> int:
     return (high << 32 | low) >> 1
 
 
-def _counter_words(
+def _philox_arrays(
     block: NDArray[np.uint64], epoch: int, index: NDArray[np.uint64], stream: Stream, seed: int
 ) -> tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint64]]:
     """Return `philox((block, epoch, index, stream), seed)` for arrays of counters, which it overwrites."""

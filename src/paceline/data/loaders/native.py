@@ -364,7 +364,7 @@ class NativeLoader:
         planned = next(batches)
         self._timer.end_stage("augment")
         channels = self._planner.source.info.channels
-        # Evaluation asks for batches in inference mode, and a thread without that mode writes Pillow's images into these.
+        # Evaluation asks for batches in inference mode, and a thread without that mode writes Pillow's images here.
         with torch.inference_mode(False):
             images = self._buffers.allocate((len(planned.indices), channels, planned.size, planned.size))
         status = np.full(len(planned.indices), _UNDECODED, dtype=np.int32)
