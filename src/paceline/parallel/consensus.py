@@ -194,14 +194,14 @@ def hash_tensor(tensor: Tensor) -> Tensor:
     The hash is multilinear: the sum of x_i w_i modulo 2^64 (Lemire and Kaser 2014, arXiv 1202.4961, section 2), where
     w_i comes from SplitMix64 (Steele et al. 2014, doi 10.1145/2660193.2660195) at i.
     """
-    words = tensor.detach().contiguous().reshape(-1)
+    integers = tensor.detach().contiguous().reshape(-1)
     # Words are as wide as the dtype but at most 32 bits: the low bits of a wide word are often all 0, and so would be
     # as many bits of its product.
-    words = words.view(_WORD_DTYPES.get(words.element_size(), torch.int32))
-    total = torch.full((), words.numel(), dtype=torch.int64, device=words.device)
-    for start in range(0, words.numel(), _CHUNK):
-        chunk = words[start : start + _CHUNK].to(torch.int64)
-        places = torch.arange(start, start + len(chunk), dtype=torch.int64, device=words.device)
+    integers = integers.view(_WORD_DTYPES.get(integers.element_size(), torch.int32))
+    total = torch.full((), integers.numel(), dtype=torch.int64, device=integers.device)
+    for start in range(0, integers.numel(), _CHUNK):
+        chunk = integers[start : start + _CHUNK].to(torch.int64)
+        places = torch.arange(start, start + len(chunk), dtype=torch.int64, device=integers.device)
         # Odd weights, so that a single changed word always changes the sum. Integers wrap, so the order does not
         # matter.
         total = total + (chunk * (_splitmix64(places) | 1)).sum()

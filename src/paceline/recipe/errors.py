@@ -136,8 +136,8 @@ def choices() -> dict[str, tuple[str, ...]]:
     """Return the allowed words of each field by its path, () for fields of numbers or text; a section with a `name` has
     the fields of all variants."""
     by_path: dict[str, tuple[str, ...]] = {}
-    for path, words in _fields(Recipe, ""):
-        by_path[path] = tuple(dict.fromkeys((*by_path.get(path, ()), *words)))
+    for path, values in _fields(Recipe, ""):
+        by_path[path] = tuple(dict.fromkeys((*by_path.get(path, ()), *values)))
     return by_path
 
 
@@ -152,9 +152,9 @@ def _fields(section: type[Section], prefix: str) -> Iterator[tuple[str, list[str
         inner = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)]
         for each in inner:
             yield from _fields(each, f"{prefix}{name}.")
-        words = [str(word) for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
-        if words or not inner:
-            yield f"{prefix}{name}", words
+        values = [str(value) for kind in kinds if get_origin(kind) is Literal for value in get_args(kind)]
+        if values or not inner:
+            yield f"{prefix}{name}", values
 
 
 def _kinds(annotation: Any) -> Iterator[Any]:

@@ -72,9 +72,9 @@ class Patch:
     assignments: tuple[tuple[str, Any], ...] = ()
 
     @classmethod
-    def parse(cls, words: list[str]) -> Self:
+    def parse(cls, assignments: list[str]) -> Self:
         """Parse `KEY=VALUE` words; the value is YAML, so `1e-3` is a number and `[flip]` a list."""
-        return cls(tuple(_assignment(word) for word in words))
+        return cls(tuple(_assignment(each) for each in assignments))
 
     def values(self) -> dict[str, Any]:
         """Return the assignments as one nested mapping; a later assignment to a path wins."""
