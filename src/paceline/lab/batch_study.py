@@ -199,6 +199,7 @@ def _build_batch_point(
     )
 
 
+# Time to a goal error as in Shallue et al. 2019 (arXiv 1811.03600).
 def find_target_evaluation(evaluations: Sequence[dict[str, Any]], target: TargetCriterion) -> dict[str, Any] | None:
     """Return the first evaluation that reached the target, of the averaged weights if there are any."""
     values = [each.get("ema_top1", each["top1"]) for each in evaluations]

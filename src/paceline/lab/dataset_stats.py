@@ -130,6 +130,7 @@ def inspect_source(
 
     `progress` gets the numbers of images done and in all.
     """
+    # Labels are counted completely. Only the headers of images are read; `paceline data verify` decodes images.
     match source:
         case ArraySource(images=images):
             height, width = images.shape[1:3]

@@ -171,6 +171,7 @@ def _find_ladder(name: str) -> Path:
 
 
 def _read_summary(path: Path) -> str:
+    """Return the first comment line of a ladder file, its summary in `--list`."""
     with path.open(encoding="utf-8") as file:
         first = file.readline().strip()
     return first.removeprefix("#").strip() if first.startswith("#") else ""

@@ -40,7 +40,8 @@ class ResourceUsage(NamedTuple):
 
 
 def read_usage(pid: int, proc: Path = PROC) -> ResourceUsage:
-    """Return the usage of a process and its descendants so far."""
+    """Return the usage of a process and its descendants so far; 0 without /proc, as outside of Linux."""
+    # Child processes count while they run, and their CPU time also afterwards.
     pids = [pid, *descendants(pid, proc)]
     tick_s = 1 / os.sysconf("SC_CLK_TCK")
     return ResourceUsage(
@@ -138,6 +139,8 @@ class LoaderCase:
 
     def measure(self, window: MeasurementWindow, cache: CacheState) -> LoaderMeasurement:
         """Measure it in this process: from the start if the cache is cold, else in steady state."""
+        # Warm: a window of the steady state, with files in memory. Cold: one pass from the start over files outside of
+        # the page cache.
         order = TrainOrder(0, window.num_images, window.batch_size)
         options = LoaderOptions(self.workers, pin_memory=False, clock=now_s, loader=self.loader)
         loader = build_train_loader(self.data, self.source, order, lambda step: window.image_size, options)
@@ -296,6 +299,7 @@ def run_bench(
     """
     measurements: dict[int, list[LoaderMeasurement]] = {index: [] for index in range(len(turns))}
     total = rounds * len(turns)
+    # Loaders take turns, so that other load affects them equally.
     for round_index in range(rounds):
         for index in list(measurements)[:: -1 if round_index % 2 else 1]:
             contender, cache = turns[index]

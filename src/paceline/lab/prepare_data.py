@@ -72,6 +72,8 @@ def prepare_data(
     section = Lmdb(root=str(out)) if form == "lmdb" else Pack(root=str(out))
     digest = digest_datasets(datasets)
     folder.mkdir(parents=True, exist_ok=True)
+    # Of several processes that need the same data the first converts, and the others wait. A resumed experiment reuses
+    # complete data and converts again what is incomplete; it removes the folder at its end.
     # Look for existing data under the lock only: network file systems cache that a file does not exist.
     with exclusive_lock(folder / LOCK, on_wait):
         known = _read_existing(section, digest)

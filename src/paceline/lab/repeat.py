@@ -89,7 +89,11 @@ def build_full_run_patch(recipe: Recipe, user_patch: Patch) -> Patch:
 
 @dataclass(frozen=True)
 class ArrayTask:
-    """One part of an experiment: number from 1, nodes, ranks over all nodes, and a description."""
+    """One part of an experiment: number from 1, nodes, ranks over all nodes, and a description.
+
+    Of a ladder: one turn of one rung, which is a run of the rung and one of its baseline, on one node. Of a scaling
+    study: one repeat of one point; of a batch study: one run.
+    """
 
     number: int
     nodes: int
@@ -99,6 +103,8 @@ class ArrayTask:
 
 def list_ladder_tasks(ladder: Ladder, repeats: int, ranks: int) -> tuple[ArrayTask, ...]:
     """Return the tasks of a ladder that runs on `ranks` unless a rung sets its own number."""
+    # Tasks are listed without looking at the machine, as it may be a login node without GPUs. A rung that does not fit
+    # is skipped by its task; rungs that `auto` proposes have none.
     ranks_per_rung = [ladder.rungs[0].ranks or ranks]
     for rung in ladder.rungs[1:]:
         ranks_per_rung.append(rung.ranks or ranks_per_rung[-1])
@@ -133,5 +139,6 @@ def locate_task(task: ArrayTask, num_items: int) -> tuple[int, int]:
     return index, turn + 1
 
 
+# Turn by turn, so that every setting gets a run before any gets two.
 def _number_tasks(rows: Iterable[tuple[int, int, str]]) -> tuple[ArrayTask, ...]:
     return tuple(ArrayTask(number, *row) for number, row in enumerate(rows, start=1))

@@ -34,6 +34,8 @@ _COMPLETED_STATUSES: Final = ("completed", "target_reached")
 class ReusePolicy:
     """Decides which existing runs are reused, and archives the others in `replaced_dir`.
 
+    A run is reused if it had the same hardware, versions and plugin code, and the cores to itself.
+
     `report` receives a line per archived run.
 
     Runs on more than `max_nodes` nodes cannot be repeated here and are accepted as they are;
@@ -51,6 +53,7 @@ class ReusePolicy:
         `start` starts the process that describes the machine. Raise `PacelineError` if the machine cannot be described.
         """
         assert known.result is not None, "a run is known by its result"
+        # A table must not mix measurements of two machines. Recipe and ranks have been compared before.
         if known.trial.nodes > self.max_nodes:
             return []
         layout = (known.trial.nodes, ranks if known.trial.nodes else 0)

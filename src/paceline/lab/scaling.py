@@ -18,6 +18,10 @@ from paceline.recipe.plan import divide_batch
 from paceline.recipe.schema import Recipe
 
 ScalingMode = Literal["weak", "strong"]
+"""Weak scaling keeps the batch size per rank, strong scaling the global batch size.
+
+Gustafson 1988, doi 10.1145/42411.42415; Amdahl 1967, doi 10.1145/1465482.1465560.
+"""
 ResultsByLayout = Mapping["RankLayout", Mapping[int, RunResult]]
 """Results by turn, for each number of ranks."""
 

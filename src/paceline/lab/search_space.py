@@ -151,6 +151,8 @@ def _reduce_candidate(recipe: Recipe, candidate: Candidate) -> Candidate | None:
 
 def _iter_candidates(recipe: Recipe, hardware: Hardware) -> Iterator[Candidate]:
     """Yield all candidates, in the order in which they are tried without a verdict: data first."""
+    # No candidate changes the model, the samples or the number of epochs. Only a measurement, by `tune` or the ladder
+    # `auto`, shows whether it helps.
     yield from _loader_candidates(recipe)
     yield from _worker_candidates(recipe, hardware)
     yield from _precision_candidates(recipe)

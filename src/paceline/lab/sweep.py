@@ -33,7 +33,7 @@ _FIXED_PREFIXES: Final = (
 
 @dataclass(frozen=True)
 class Sweep:
-    """The field `key`, and one trial per value."""
+    """The field `key`, and one trial per value. It measures speed only; `lab.tune` also compares losses."""
 
     key: str
     trials: tuple[Trial, ...]

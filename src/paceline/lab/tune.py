@@ -135,6 +135,9 @@ class SearchResult:
 class Search:
     """Runs rounds until no candidate is left, or a `budget` of runs has no room for another round. Use once.
 
+    A round is successive halving (Jamieson and Talwalkar 2016, arXiv 1502.07943) over the candidates of `space`. A
+    winner is adopted only if an A/B test shows that it is faster and trains alike.
+
     `bench` runs the measured form of the recipe. `apply_patch` returns that form with a patch applied, or None if the
     patch does not fit. `repeats` is the number of pairs of an A/B test; `report` receives progress lines.
     """
@@ -165,6 +168,7 @@ class Search:
                 first, best, f"{starved} as the recipe was measured, so nothing was tried ({_RERUN_ADVICE})"
             )
         base: RunResult | None = first  # just measured; later rounds measure their own baseline
+        # The bottleneck of the new best run chooses the candidates of the next round.
         while candidates := self._list_candidates(best):
             room = self._count_affordable_runs(0 if base is not None else 1)
             if room >= 1:

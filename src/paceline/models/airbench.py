@@ -25,6 +25,10 @@ LOGIT_SCALE = 1 / 9
 class SpeedNet(nn.Module):
     """A whitening convolution, three blocks of `block_channels` times `width`, and a global max-pooling.
 
+    Jordan 2024, 94% on CIFAR-10 in 3.29 Seconds on a Single GPU (arXiv 2404.00498), with constants from the author's
+    code (github.com/KellerJordan/cifar10-airbench, legacy/airbench94.py, 95 and 96). Optimizer, augmentation and
+    lookahead are set by the recipe.
+
     Maps images, float [N, channels, H, W] with H and W of 9 at least, to logits, float [N, num_classes], scaled by 1/9.
     The first filters of each 3x3 convolution start as the identity on its inputs, the rest with torch's default
     initialization (section 3.3). Norms have a fixed scale of 1 and a learned bias.

@@ -135,6 +135,7 @@ def build_model(section: Model, *, num_classes: int, channels: int) -> nn.Module
     `section.freeze` names get `requires_grad=False`. Raise `RecipeError` for an unknown name, for timm if it is not
     installed, for a plugin that cannot be built, and for a setting without effect on this model.
     """
+    # Options that the section names replace a library's own defaults. `pretrained.py` loads weights.
     library, colon, name = section.name.partition(":")
     match library, colon:
         case "torchvision", ":":

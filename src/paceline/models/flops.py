@@ -12,6 +12,17 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 aten = torch.ops.aten
+# Torch counts FLOPs (`FlopCounterMode`: matrix products, convolutions and attention, 2 FLOP per multiply-add). Memory
+# traffic is modeled for fused kernels:
+# - A product or convolution reads its inputs and writes its output; its backward does so twice, for the gradients of
+#   input and weights.
+# - A norm takes two passes each way, as its statistics need the whole batch (Ioffe and Szegedy 2015, arXiv 1502.03167):
+#   forward reads twice and writes once, backward reads two tensors twice and writes once.
+# - Pointwise operations (ReLU, GELU, scaling) are fused into their neighbors; a sum or product of two activations reads
+#   the smaller one once more, and so does gradient accumulation.
+# - Views move nothing; everything else (pooling, concatenation, softmax) reads its inputs and writes its outputs.
+# Weights and the optimizer are left out: they are moved once per batch, not per image. No data stays in a cache between
+# two kernels.
 _NORM_PASSES = {
     aten.native_batch_norm: 3,
     aten._native_batch_norm_legit: 3,

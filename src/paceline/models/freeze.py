@@ -85,7 +85,7 @@ def freeze_parameters(section: Model, model: nn.Module, num_classes: int) -> Non
             f"model.freeze: backbone has no effect on {section.name}, which is a classifier alone (set off)"
         )
     for parameter in frozen:
-        parameter.requires_grad_(False)
+        parameter.requires_grad_(False)  # the optimizer, weight decay and DDP skip it
     if not any(parameter.requires_grad for _, parameter in named):
         raise RecipeError(
             f"model.freeze: {_format_freeze(section)} freezes every parameter of {section.name} (leave some to train)"
@@ -100,7 +100,7 @@ def set_training_mode(section: Model, model: nn.Module, num_classes: int) -> Non
     is_frozen = _build_frozen_predicate(section, model, num_classes)
     for name, module in model.named_modules():
         if module.training and _is_fully_frozen(name, module, is_frozen):
-            module.eval()
+            module.eval()  # the running statistics of a frozen BatchNorm do not change
 
 
 def describe_trained_parameters(section: Model, model: nn.Module) -> str | None:

@@ -96,7 +96,8 @@ def scale_channels(channels: int, width: float) -> int:
 class DropPath(nn.Module):
     """Zero each sample with `probability`, below 1, and divide the others by 1 - `probability`; identity in evaluation.
 
-    [N, ...] to the same shape and dtype. Draws one number per sample from torch's global generator.
+    [N, ...] to the same shape and dtype. Draws one number per sample from torch's global generator. Huang et al. 2016,
+    Deep Networks with Stochastic Depth (arXiv 1603.09382), per sample.
     """
 
     def __init__(self, probability: float) -> None:
@@ -127,7 +128,10 @@ def append_drop_path(branch: nn.Sequential, probability: float) -> nn.Sequential
 
 
 def linear_drop_rates(drop_path: float, num_blocks: int) -> list[float]:
-    """Return the drop probability of each block: `drop_path` * l / L for block l of L, counted from 1 (section 3.2)."""
+    """Return the drop probability of each block: `drop_path` * l / L for block l of L, counted from 1.
+
+    Huang et al. 2016 (arXiv 1603.09382), section 3.2.
+    """
     return [drop_path * block / num_blocks for block in range(1, num_blocks + 1)]
 
 
@@ -135,7 +139,8 @@ class Whitening(nn.Module):
     """Convolve, without padding, with patch-whitening filters and their negatives, and add a learned bias.
 
     [N, channels, H, W] to [N, 8 * channels, H - 1, W - 1]. Filters are not trained, and random until `fit_filters` is
-    called. Unlike in the paper, the bias is trained to the end and not for three epochs only.
+    called. Jordan 2024, 94% on CIFAR-10 in 3.29 Seconds on a Single GPU (arXiv 2404.00498), section 3.2, after Page
+    2018, How to Train Your ResNet. Unlike there, the bias is trained to the end and not for three epochs only.
     """
 
     def __init__(self, channels: int) -> None:

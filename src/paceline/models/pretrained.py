@@ -105,6 +105,7 @@ def read_weights(path: str) -> Mapping[str, Tensor]:
 
 
 def _load_torch(file: Path) -> object:
+    # `weights_only` rebuilds tensors only, so that a hostile pickle cannot run code.
     return torch.load(file, weights_only=True, map_location="cpu")
 
 

@@ -1,4 +1,8 @@
-"""ResNets for small images: a stem of stride 1 without pooling."""
+"""ResNets for small images: a stem of stride 1 without pooling.
+
+He et al. 2015, Deep Residual Learning for Image Recognition (arXiv 1512.03385). Blocks and strides are torchvision's: a
+bottleneck block has its stride in the 3x3 convolution.
+"""
 
 from collections.abc import Callable, Sequence
 

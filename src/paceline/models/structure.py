@@ -51,6 +51,16 @@ def number_layers(model: nn.Module) -> dict[str, int]:
 
     Call it before sharding, which changes the classes of modules.
     """
+    # timm models name their layers themselves, so scales match timm's `--layer-decay`. Rules for all others, in the
+    # order of `named_parameters` (Clark et al. 2020, ELECTRA, arXiv 2003.10555, section A.2; Bao et al. 2021, BEiT,
+    # arXiv 2106.08254, section 3):
+    # - A block is an outermost module with children whose class occurs more than once, such as a residual or
+    #   transformer block. Containers are not blocks: `Sequential`, `ModuleList`, `ModuleDict`, and subclasses that hold
+    #   only modules of one class with children, such as a stage.
+    # - A layer is a block, or outside of blocks a module with a weight of two or more dimensions. Norms and biases
+    #   outside of blocks belong to the layer before them.
+    # - Everything before the first block is one layer (stem, tokens, position embeddings), and everything after the
+    #   last block is one layer (norm and classifier).
     if isinstance(model, _TimmModel):
         from timm.models import group_parameters
 

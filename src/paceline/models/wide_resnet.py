@@ -1,4 +1,9 @@
-"""The wide ResNet of NVIDIA's course on data parallelism."""
+"""The wide ResNet of NVIDIA's course on data parallelism.
+
+As wide as WRN-16-10 (Zagoruyko and Komodakis 2016, arXiv 1605.07146), but built differently: norm and ReLU follow each
+convolution, no activation follows a sum, max-pooling replaces strides, shortcuts have a bias, and dropout is 1 %. All
+weights keep torch's default initialization. With one channel and ten classes it has 17,117,466 parameters.
+"""
 
 from torch import Tensor, nn
 from torch.nn import functional as F

@@ -148,6 +148,7 @@ def compare_ranks(ranks: Sequence[RankFacts]) -> list[DoctorFinding]:
     hosts = group_by_machine(ranks)
     names = ", ".join(islice((each[0].host for each in hosts), 8)) + (", ..." if len(hosts) > 8 else "")
     summary = DoctorFinding.ok("ranks", f"{count(len(ranks), 'rank')} joined, on {count(len(hosts), 'host')}: {names}")
+    # Device and address of a rank are not reported again if its own findings already have a problem.
     sound = [rank for rank in ranks if find_worst_state(rank.own) != "wrong"]
     together = (
         *_compare_versions(ranks),

@@ -209,7 +209,7 @@ def _read_ticks(host: HostContext, cores: Sequence[int]) -> CpuTicks:
 
 
 def check_memory_and_limits(host: HostContext) -> Iterator[DoctorFinding]:
-    """Yield findings on memory and limits."""
+    """Yield findings on memory and limits, for images of a typical size; `check_recipe` checks a recipe."""
     yield _check_memory(host)
     yield _check_shared_memory(host)
     yield _check_open_files(host)

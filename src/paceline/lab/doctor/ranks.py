@@ -64,6 +64,8 @@ class ClockOffset:
 
 def probe_clock(store: Store, rank: int, now: Callable[[], float]) -> None:
     """Compare this rank's clock `now` with rank 0's, which calls `serve_clock`, and store the result for rank 0."""
+    # Cristian's algorithm (1989, doi 10.1007/BF01784024), as in NTP: the remote clock is assumed to be read half-way
+    # through a request, and the fastest of several requests is the most exact.
     offsets: list[ClockOffset] = []
     for number in range(_NUM_TRIES):
         sent_s = now()
@@ -185,6 +187,8 @@ def _iter_findings(
     Raise `PeerLostError` at the end on rank 0 if ranks have not sent facts, which is a finding by then.
     """
     assert rank_store.store is not None, "a single rank has no store"
+    # Ranks exchange facts through the store, where nothing can hang: a collective of ranks with different torch
+    # versions might. They are timed only if there is no problem, with short timeouts.
     store, world = PrefixStore("doctor", rank_store.store), rank_store.world
     device, refusal = _choose_rank_device(section, world)
     own_facts = collect_facts(

@@ -82,7 +82,12 @@ TWO_LEVELS: Final = ScalingFormula(
     "T = images / (N b) * (b t_s + c1_s [N > 1] + c2_s * 2 (n - 1) / n) + f_s",
     (IMAGE_TERM, MULTI_RANK_TERM, MULTI_NODE_TERM, FIXED_TERM),
 )
-"""The formula used for predictions, of n nodes and N ranks."""
+"""The formula used for predictions, of n nodes and N ranks; `docs/explanation/prediction.md` derives it.
+
+t_s is the time of an image on one rank, c1_s the cost per step of several ranks, c2_s that between nodes, and f_s the
+fixed cost. 2 (n - 1) / n is the share of the gradients that a ring of n nodes moves (Patarasuk and Yuan 2009, doi
+10.1016/j.jpdc.2008.09.002).
+"""
 
 
 def _build_one_level_formula(name: str, growth: GrowthFunction) -> ScalingFormula:
@@ -176,6 +181,8 @@ def solve_coefficients(columns: np.ndarray, times: np.ndarray) -> np.ndarray:
     `columns` are points x terms, float64, non-negative; the first one, of compute, is positive, and so is its
     coefficient.
     """
+    # In the logarithm an error of 5 % weighs the same for a minute and for a day. Each Gauss-Newton step is a
+    # non-negative least-squares problem (Lawson and Hanson 1974).
     scale = (columns / times[:, None]).max(axis=0)
     relative = columns / times[:, None] / scale
     least = _compute_lower_bounds(relative, np.ones(len(times)))
@@ -244,6 +251,8 @@ def compute_bounds(
     chosen: FormulaFit, points: Sequence[ScalingPoint], targets: Sequence[ScalingPoint], *, has_fixed: bool
 ) -> list[PredictionBounds]:
     """Return the bounds of each of `targets`, whose `time_s` is ignored; they include the prediction of `chosen`."""
+    # Three unknowns are drawn many times: the noise of points, the formula (weighted by likelihood), and costs that no
+    # point identifies. `docs/explanation/prediction.md` has the calibration of the constants.
     noise = estimate_noise(chosen, points, has_fixed=has_fixed)
     fits = [fit_formula(form, points, has_fixed=has_fixed) for form in (TWO_LEVELS, *ALTERNATIVES)]
     values = np.concatenate([_draw_predictions(fitted, points, targets, noise) for fitted in fits])

@@ -29,7 +29,10 @@ _FIXED_UNCERTAINTY: Final = 0.5
 class StepModel:
     """A measured step, and the rest of it that the model does not explain.
 
-    `contention_s` is the slowdown of compute by the bytes that two ranks send, 0 if unknown.
+    T(N) = images / (N b) step(N) + F, with step(N) = busy + exposed(N) + late + sigma e(N) + left: a rank's own work,
+    communication that backward does not hide, a persistent straggler, the latest of N scattering ranks
+    (`expected_lateness`), and the unexplained rest, which every step of more than one rank has. `contention_s` is the
+    slowdown of compute by the bytes that two ranks send, 0 if unknown.
     """
 
     step: MeasuredStep
@@ -91,6 +94,7 @@ def build_step_model(step: MeasuredStep, network: NetworkModel, alone: MeasuredS
         raise RecipeError(f"{alone.source}: has {actual} (name a run of one rank of {step.rank_batch})")
     if step.ranks == 1:
         return StepModel(step, network, step.busy_s, 0.0, 0.0)
+    # With a run of one rank the slowdown of compute by communication is known, too.
     busy_s = step.busy_s if alone is None else min(alone.busy_s, step.busy_s)
     contention_s = (step.busy_s - busy_s) / _compute_ring_factor(step.ranks)
     without_rest = StepModel(step, network, busy_s, contention_s, 0.0)

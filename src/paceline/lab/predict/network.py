@@ -177,6 +177,7 @@ def _build_link(name: str, alpha_us: float, low: float, typical: float, high: fl
     return Link(name, alpha_us * MICRO, typical * GIGA, low * GIGA, high * GIGA, source)
 
 
+# Observed rates of collectives, not nominal ones; measure your own with `paceline scale --collective`.
 INTRA_NODE_LINKS: Final = {
     each.name: each
     for each in (

@@ -48,6 +48,8 @@ def compute_exposed_s(buckets: Sequence[GradientBucket], all_reduce_s: Callable[
 
     `all_reduce_s` returns the seconds of an all-reduce of a number of bytes.
     """
+    # DDP sends each bucket when its gradients are ready, one at a time (Li et al. 2020, arXiv 2006.15704). Not modeled:
+    # concurrent buckets, and backward slowed down by communication.
     free_s = backward_ends_s = 0.0
     for bucket in buckets:
         free_s = max(free_s, bucket.ready_s) + all_reduce_s(bucket.num_bytes)
@@ -87,8 +89,8 @@ def _split_into_buckets(num_bytes: int, first: int, others: int) -> list[int]:
 class MeasuredStep:
     """A step of a run on `ranks` ranks of `nodes` nodes, in seconds; means over ranks and measured steps.
 
-    `step_s` is the whole step, between `low_s` and `high_s`; `data_s` is the wait for data, `compute_exposed_s` for
-    other ranks and communication. Of that, `late_s` is caused by a persistent straggler and `jitter_s` by changing
+    `step_s` is the whole step, between `low_s` and `high_s`; `data_s` is the wait for data, `exposed_s` for other
+    ranks and communication. Of that, `late_s` is caused by a persistent straggler and `jitter_s` by changing
     ones. `sigma_s` is the standard deviation of a rank's steps, and `fixed_s` the time of a run outside of its steps.
     `buckets` is empty if the run has no gradient sizes. `notes` list what was not measured.
     """
