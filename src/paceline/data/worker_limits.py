@@ -44,9 +44,9 @@ def _check_shared_memory(workers: int, prefetch: int, batch_bytes: int, local_ra
         max_workers = max(0, (free // (local_ranks * batch_bytes) - 1) // prefetch)
         ranks = f" of each of {local_ranks} ranks" if local_ranks > 1 else ""
         raise WorldError(
-            f"data.workers: the batches of {count(workers, 'worker')}{ranks} need {_format_bytes(needed)} of shared memory, "
-            f"and {SHARED_MEMORY} has {_format_bytes(free)} free (set data.workers={max_workers}, or start the container with "
-            f"--shm-size={-(-needed // 2**20) + 1}m)"
+            f"data.workers: the batches of {count(workers, 'worker')}{ranks} need {_format_bytes(needed)} "
+            f"of shared memory, and {SHARED_MEMORY} has {_format_bytes(free)} free "
+            f"(set data.workers={max_workers}, or start the container with --shm-size={-(-needed // 2**20) + 1}m)"
         )
 
 

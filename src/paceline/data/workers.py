@@ -264,8 +264,8 @@ class WorkerSupervisor:
         hint = _HINT_BY_SIGNAL.get(signal.Signals(-code), "") if code < 0 else ""
         fix = f"{hint}; else " if hint else ""
         return (
-            f"data.workers: worker {worker} (pid {process.pid}) {end} {self._describe_position(spot)} ({fix}check that image, "
-            f"or train with data.workers=0 to see the error)"
+            f"data.workers: worker {worker} (pid {process.pid}) {end} {self._describe_position(spot)} "
+            f"({fix}check that image, or train with data.workers=0 to see the error)"
         )
 
     def _describe_hang(self) -> str:

@@ -39,8 +39,8 @@ class PluginAugment:
             return changed
         returned = _format_tensor(changed) if isinstance(changed, Tensor) else type(changed).__name__
         raise RecipeError(
-            f"{self.path}: {self.name} returns {returned} for {_format_tensor(images)} (return images of the same size, dtype "
-            f"and device)"
+            f"{self.path}: {self.name} returns {returned} for {_format_tensor(images)} "
+            f"(return images of the same size, dtype and device)"
         )
 
 

@@ -160,7 +160,8 @@ class PartialPack:
     def _append_row(self, sample: EncodedSample, start: int) -> None:
         row = _ROW_STRUCT.pack(
             start, len(sample.data), zlib.crc32(sample.data), sample.label, sample.height, sample.width, sample.kind,
-            sample.is_bad, self._get_reason_number(sample.unchanged_reason), self._shard, self._data_crc32, sample.mark, 0,
+            sample.is_bad, self._get_reason_number(sample.unchanged_reason), self._shard, self._data_crc32,
+            sample.mark, 0,
         )[:-4]  # fmt: skip
         self._rows.append(row + zlib.crc32(row).to_bytes(4, "little"))
         self.num_done += 1

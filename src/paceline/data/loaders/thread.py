@@ -193,6 +193,6 @@ class ThreadLoader:
         worker, spot = self._progress.find_worker(number) or (-1, WorkerPosition(-1, number, -1))
         at = f", at sample {spot.sample}, {self._name_of(spot.sample)}" if spot.sample >= 0 else ""
         return (
-            f"data.worker_timeout: no batch for {self._timeout}: thread {worker} hangs in {self._describe_batch(number)}{at} "
-            f"(check that image and its disk, or raise data.worker_timeout)"
+            f"data.worker_timeout: no batch for {self._timeout}: thread {worker} hangs in "
+            f"{self._describe_batch(number)}{at} (check that image and its disk, or raise data.worker_timeout)"
         )

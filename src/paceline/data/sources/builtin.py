@@ -65,7 +65,8 @@ def load_synthetic(section: Synthetic) -> Datasets:
         most = max(MAX_SYNTHETIC_BYTES // image_bytes - section.num_val_images, 0)
         raise DataError(
             f"data.source.num_images: {section.num_images} of {section.image_size}x{section.image_size} would take "
-            f"{needed / 2**30:.1f} GiB in each process (the limit is {MAX_SYNTHETIC_BYTES / 2**30:g}; at most {most} fit)"
+            f"{needed / 2**30:.1f} GiB in each process "
+            f"(the limit is {MAX_SYNTHETIC_BYTES / 2**30:g}; at most {most} fit)"
         )
     return Datasets(
         _build_synthetic_split(section, "train", section.num_images),

@@ -89,7 +89,8 @@ def scan_class_folders(
     _check_distinct_names(root, folders)
     if not any(sizes):
         raise DataError(
-            f"{setting}: {printable(root)} has no images {_PURPOSE_TEXT[purpose]}: {_describe_missing_images(empty, loose, purpose)}"
+            f"{setting}: {printable(root)} has no images {_PURPOSE_TEXT[purpose]}: "
+            f"{_describe_missing_images(empty, loose, purpose)}"
         )
     _check_no_empty_class(root, empty)
     labels = np.repeat(np.arange(len(folders), dtype=np.int32), sizes)

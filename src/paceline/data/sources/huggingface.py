@@ -215,7 +215,8 @@ def _get_split(splits: "Mapping[str, Dataset]", name: str, setting: str, root: P
     if name not in splits:
         names = ", ".join(map(printable, splits))
         raise DataError(
-            f"{setting}: {printable(root)} has no split '{printable(name)}'{suggest_similar(name, splits)} (it has {names})"
+            f"{setting}: {printable(root)} has no split '{printable(name)}'{suggest_similar(name, splits)} "
+            f"(it has {names})"
         )
     if not len(splits[name]):
         raise DataError(f"{setting}: split '{printable(name)}' of {printable(root)} has no images (choose another)")

@@ -177,8 +177,9 @@ class TarSamples:
                 name = bytes(self.names[self.name_ends[index - 1] if index else 0 : self.name_ends[index]])
                 tar = next(path for path, end in zip(self.paths, self.tar_ends, strict=True) if index < end)
                 raise DataError(
-                    f"{printable(tar)}: {format_member_name(name)} has the label {label}, and there are {num_classes:,} classes, "
-                    f"starting at 0 (correct the label, or set data.source.classes to a list of all classes)"
+                    f"{printable(tar)}: {format_member_name(name)} has the label {label}, "
+                    f"and there are {num_classes:,} classes, starting at 0 "
+                    f"(correct the label, or set data.source.classes to a list of all classes)"
                 )
 
     def build_notes(self) -> list[str]:
@@ -239,7 +240,8 @@ def _split_member_name(name: bytes) -> tuple[bytes, bytes]:
 def _check_image(tar: TarReader, member: TarMember, group: _SampleGroup) -> TarMember:
     if group.image is not None:
         raise tar.build_error(
-            f"has two images for one sample, {format_member_name(group.image.name)} and {format_member_name(member.name)}"
+            f"has two images for one sample, {format_member_name(group.image.name)} "
+            f"and {format_member_name(member.name)}"
         )
     if member.length > MAX_SAMPLE_BYTES:
         raise tar.build_error(
