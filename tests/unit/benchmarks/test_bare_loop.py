@@ -84,7 +84,7 @@ def test_an_epoch_visits_every_image_once(bare_loop: ModuleType) -> None:
         assert sorted(seen.tolist()) == list(range(20))
 
 
-def test_it_reports_every_ten_steps_and_ends_where_it_was_told(bare_loop: ModuleType) -> None:
+def test_it_reports_every_ten_steps_and_ends_after_the_given_steps(bare_loop: ModuleType) -> None:
     out = io.StringIO()
     images, labels = torch.zeros(8, 3, 8, 8, dtype=torch.uint8), torch.arange(8)
     source = bare_loop.batches(images, labels, 4)

@@ -33,7 +33,7 @@ def missing(package: str, work: object) -> list[float]:
 
 
 @pytest.mark.long
-def test_every_part_is_measured_or_says_why_not(
+def test_every_part_is_measured_or_states_why_not(
     gpu: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for name in ("Lightning", "Accelerate"):  # which take seconds to import
@@ -109,7 +109,7 @@ def test_a_rate_of_windows_is_images_over_seconds(gpu: ModuleType) -> None:
     assert (found["images_per_s"], found["n"]) == (50.0, 4) and found["p10"] < 50 < found["p90"]
 
 
-def test_clocks_that_cannot_be_asked_are_nothing(gpu: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clocks_that_cannot_be_queried_are_nothing(gpu: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     device = importlib.import_module("gpu_device")
 
     def fails(*_: object, **__: object) -> Any:

@@ -38,7 +38,7 @@ def again(hosts: ModuleType, recorded: dict[str, Any]) -> dict[str, float]:
     return predicted
 
 
-def test_the_recorded_runs_say_today_what_was_predicted_then(hosts, recorded):
+def test_the_recorded_runs_give_the_predictions_of_then(hosts, recorded):
     predicted = again(hosts, recorded)
     assert list(predicted) == ["3", "4"]
     assert predicted == pytest.approx(recorded["predicted_step_s"], rel=1e-9)  # JSON keeps all digits of a float
@@ -57,7 +57,7 @@ def test_that_nothing_changes_from_two_hosts_on_would_not_have_been_within_a_ten
     assert four_s > 1.1 * two_s
 
 
-def test_what_hosts_took_lies_in_the_interval_that_was_told(hosts, recorded):
+def test_what_hosts_took_lies_in_the_predicted_interval(hosts, recorded):
     alone, two = (replace(hosts.step_of(recorded["seen"][num]), fixed_s=0.0) for num in ("1", "2"))
     network = build_measured_network(AllReduceMeasurement.model_validate(recorded["network"]))
     for num in (3, 4):  # a single step each, which nothing is added to
@@ -89,7 +89,7 @@ def test_an_error_is_a_share_of_what_was_measured(hosts):
     }
 
 
-def test_a_machine_that_is_busy_is_told_in_the_record_and_no_reason_to_refuse(hosts):
+def test_a_machine_that_is_busy_is_reported_in_the_record_and_no_reason_to_refuse(hosts):
     assert hosts.caution_of(2.0, 2) == ""
     assert hosts.caution_of(2.5, 2).startswith("2.50 processes wanted 2 cores")
 

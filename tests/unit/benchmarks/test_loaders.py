@@ -45,7 +45,7 @@ def test_the_share_of_decoding_alone_is_of_the_same_process(benchmark: ModuleTyp
     assert found["of_alone_by_cpu"]["median"] == 0.85
 
 
-def test_a_loader_beside_python_is_told_by_what_it_keeps_and_costs(benchmark: ModuleType) -> None:
+def test_a_loader_beside_python_is_reported_by_what_it_keeps_and_costs(benchmark: ModuleType) -> None:
     found = benchmark.summary([run(9, 1.0, 0.0, idle_images_per_s=10.0, kept=0.9, cost=0.02)], cores=1)
     assert (found["kept"]["median"], found["cost"]["median"]) == (0.9, 0.02)
     assert "cpu_ms" not in found

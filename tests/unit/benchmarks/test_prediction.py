@@ -31,7 +31,7 @@ def prediction(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("prediction")
 
 
-def test_the_record_is_what_the_code_says_of_the_tutorials_tables(prediction: ModuleType) -> None:
+def test_the_record_is_what_the_code_states_of_the_tutorials_tables(prediction: ModuleType) -> None:
     record = json.loads((ROOT / "benchmarks" / "results" / "prediction.json").read_text())
     found = prediction.tables()
     assert len(found) == 26

@@ -61,7 +61,7 @@ def test_losses_that_differ_by_more_than_the_tolerance_on_average_forbid_it_thou
         (2, math.nan, "; not proved to train alike: no losses of the same steps were recorded after the warm-up ("),
     ],
 )
-def test_a_gain_without_a_proof_that_both_train_alike_says_so(
+def test_a_gain_without_a_proof_that_both_train_alike_is_noted(
     repeats: int, loss: float, doubt: str, tmp_path: Path
 ) -> None:
     test_result = run_test(Machine(MEASURED, tmp_path, speed, loss=lambda recipe: loss), repeats=repeats)
@@ -69,7 +69,7 @@ def test_a_gain_without_a_proof_that_both_train_alike_says_so(
     assert doubt in test_result.why
 
 
-def test_what_may_train_otherwise_is_judged_by_speed_alone(tmp_path: Path) -> None:
+def test_what_may_train_otherwise_is_rated_by_speed_alone(tmp_path: Path) -> None:
     machine = Machine(MEASURED, tmp_path, speed, loss=lambda recipe: 9.0 if is_bf16(recipe) else 1.0)
     test_result = run_test(machine, is_same=False)
     assert (test_result.status, test_result.parity) == ("won", None)
@@ -109,7 +109,7 @@ def test_the_one_it_was_compared_with_is_named_where_that_fails(tmp_path: Path) 
         ("data.loader: native reads packs, and this is digits", "failed"),
     ],
 )
-def test_running_out_of_memory_is_told_from_other_failures(error: str, status: str) -> None:
+def test_running_out_of_memory_is_distinguished_from_other_failures(error: str, status: str) -> None:
     assert classify_failure(TrialOutcome(Trial("one"), 1, RunDir(Path("one")), None, error, 1))[0] == status
 
 

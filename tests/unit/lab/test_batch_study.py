@@ -67,7 +67,7 @@ def ended(cell: BatchCell, turn: int, folder: Path, *accuracies: float, images_p
     return TrialOutcome(cell.case.build_trial(turn), turn, rundir, result)
 
 
-def test_all_combinations_are_run_but_rules_that_say_the_same() -> None:
+def test_all_combinations_are_run_but_rules_that_are_equivalent() -> None:
     grid = BatchGrid((128, 512), (Duration(0, "ep"), Duration(4, "ep")), ("none", "sqrt", "linear"))
     cells = plan_cells(digits(), grid, 1, 0, NOTHING)
     assert [(cell.batch_size, cell.warmup, cell.rule) for cell in cells] == [
@@ -93,7 +93,7 @@ def test_the_batch_size_that_a_rate_is_for_is_the_recipes_word() -> None:
     assert varied(recipe, large).optim.base_batch_size == 256
 
 
-def test_an_axis_that_was_not_asked_for_is_the_recipes_own() -> None:
+def test_an_axis_that_was_not_requested_is_the_recipes_own() -> None:
     (cell,) = plan_cells(digits(), BatchGrid(rules=("sqrt",)), 1, 0, NOTHING)
     assert (cell.batch_size, cell.warmup) == (128, "2ep")
     (cell,) = plan_cells(digits(schedule__name="one_cycle"), BatchGrid((128,)), 1, 0, NOTHING)
@@ -109,7 +109,7 @@ def test_without_warmup_what_shapes_one_goes_too() -> None:
     assert schedule.warmup_by == "step"
 
 
-def test_what_does_not_fit_is_told_and_the_others_are_run() -> None:
+def test_what_does_not_fit_is_reported_and_the_others_are_run() -> None:
     fits, odd = plan_cells(digits(), BatchGrid((128, 130)), 4, 0, NOTHING)
     assert fits.case is not None and odd.case is None
     assert odd.error.startswith("data.batch_size: 130 does not divide over 4 ranks")
@@ -118,7 +118,7 @@ def test_what_does_not_fit_is_told_and_the_others_are_run() -> None:
         plan_cells(digits(schedule__name="one_cycle"), BatchGrid(warmups=(Duration(4, "ep"),)), 1, 0, NOTHING)
 
 
-def test_averaged_weights_are_judged_where_there_are_any() -> None:
+def test_averaged_weights_are_evaluated_where_there_are_any() -> None:
     seen = [{**each, "ema_top1": each["top1"] - 0.2} for each in evaluations(0.8, 0.9, 1.0)]
     assert find_target_evaluation(seen, TargetCriterion(0.8)) == seen[2]
 
@@ -162,7 +162,7 @@ def test_without_a_target_none_is_reached(tmp_path: Path) -> None:
     assert (found.reached, found.to_target_s) == (0, None)
 
 
-def test_what_a_larger_batch_takes_is_said_of_the_fastest_whose_runs_all_got_there(tmp_path: Path) -> None:
+def test_what_a_larger_batch_takes_is_reported_of_the_fastest_whose_runs_all_got_there(tmp_path: Path) -> None:
     recipe = digits()
     grid = BatchGrid((128, 512), rules=("none", "sqrt", "linear"))
     small, partly, soon, late = plan_cells(recipe, grid, 1, 0, build_full_run_patch(recipe, NOTHING))

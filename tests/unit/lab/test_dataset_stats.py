@@ -43,7 +43,7 @@ def test_files_are_looked_into(photographs):
     assert found.total_bytes == estimate_source_bytes(photographs.train) == found.num_bytes
 
 
-def test_of_many_only_some_are_looked_into_and_the_bytes_are_judged_by_them(photographs):
+def test_of_many_only_some_are_inspected_and_the_bytes_are_extrapolated(photographs):
     found = inspect_source(photographs.train, 2)
     assert (found.num_inspected, found.formats, found.class_counts.tolist()) == (2, {"JPEG": 1, "PNG": 1}, [3, 2])
     assert found.total_bytes == pytest.approx(found.num_bytes * 5 / 2)  # of rounding
@@ -65,7 +65,7 @@ def test_pixels_have_one_size():
 
 
 @pytest.mark.skipif(load_native() is None, reason="the native core is not built")
-def test_a_pack_tells_of_all_its_images(photographs, tmp_path):
+def test_a_pack_reports_all_its_images(photographs, tmp_path):
     write_pack(photographs, tmp_path / "x.pack", PackOptions(skip_bad=True), lambda done, total: None, 1)
     train = open_pack(tmp_path / "x.pack").train
     found = inspect_source(train, 1)
@@ -81,7 +81,7 @@ def test_part_of_a_set_takes_its_share_of_bytes(photographs):
     assert estimate_source_bytes(select_samples(photographs.train, np.array([0, 1]))) == whole * 2 / 5
 
 
-def test_a_set_that_nobody_can_tell_the_bytes_of(photographs):
+def test_a_set_that_no_one_knows_the_bytes_of(photographs):
     class Other:
         info = photographs.train.info
 

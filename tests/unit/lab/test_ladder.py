@@ -245,13 +245,13 @@ def test_what_trains_otherwise_on_average_is_dropped_though_its_losses_scatter(c
     assert bf16.why.startswith("trains differently: loss +4.00%")
 
 
-def test_what_is_kept_without_losses_to_compare_says_so(climbing):
+def test_what_is_kept_without_losses_to_compare_is_noted(climbing):
     bf16 = climbing([BASE, BF16], Machine(loss={"train.precision=bf16": math.nan})).rungs[1]
     assert (bf16.status, bf16.parity) == ("kept", None)
     assert "; not proved to train alike: no losses of the same steps were recorded" in bf16.why
 
 
-def test_what_is_meant_to_train_otherwise_is_not_judged_by_it(climbing):
+def test_what_is_meant_to_train_otherwise_is_not_compared_by_its_losses(climbing):
     rung = BF16.model_copy(update={"parity": "free"})
     bf16 = climbing([BASE, rung], Machine(loss={"train.precision=bf16": 3.0})).rungs[1]
     assert (bf16.status, bf16.parity) == ("kept", None)
@@ -271,7 +271,7 @@ def test_a_single_pair_proves_no_gain(climbing):
     )
 
 
-def test_a_rung_that_fails_is_told_and_the_others_go_on(climbing):
+def test_a_rung_that_fails_is_reported_and_the_others_go_on(climbing):
     machine = Machine(fails={"optim.nesterov=false": (1, "error: broke\n"), "log.every=50st": (2, "error: refused\n")})
     climbed = climbing([BASE, SLOWER, SAME, BF16], machine)
     assert [(rung.status, rung.why) for rung in climbed.rungs[1:3]] == [("failed", "broke"), ("left_out", "refused")]
@@ -297,7 +297,7 @@ def test_the_second_run_of_a_pair_is_not_made_once_the_first_has_failed(climbing
     assert len(machine.commands) == 3 + 1
 
 
-def test_a_rung_that_has_no_room_is_told_as_that(climbing):
+def test_a_rung_that_has_no_room_is_reported_as_that(climbing):
     machine = Machine(fails={"train.precision=bf16": (1, "error: rank 1 of 2: CUDA out of memory. Tried to\n")})
     bf16 = climbing([BASE, BF16], machine).rungs[1]
     assert (bf16.status, bf16.why) == ("failed", "out of memory")
@@ -359,7 +359,7 @@ def test_nothing_that_is_there_is_run_again(climbing):
     assert climbing.said.count("02 bf16, run 1 of 3, known: 200 images/s") == 1
 
 
-def test_a_rung_is_not_left_out_because_its_machine_did_not_say_what_it_is(climbing, tmp_path):
+def test_a_rung_is_not_left_out_because_its_machine_did_not_report_what_it_is(climbing, tmp_path):
     """The same command is given again, and finds that it does."""
     climbing([BASE, BF16], Machine())
     for path in (tmp_path / "trials").glob("01-base-*"):
@@ -376,7 +376,7 @@ def test_a_rung_is_not_left_out_because_its_machine_did_not_say_what_it_is(climb
     assert {name.split("-")[0] for name in silent.folders} == {"01"}
 
 
-def test_data_are_made_once_a_rung_and_read_by_those_above_until_the_source_is_asked_for(climbing):
+def test_data_are_made_once_a_rung_and_read_by_those_above_until_the_source_is_requested(climbing):
     made = []
 
     def prepare(form):
@@ -446,7 +446,7 @@ def test_data_that_two_rungs_read_were_made_once(climbing):
     assert climbed.rungs[2].status == "kept"
 
 
-def test_seconds_for_data_are_told_at_the_rung_that_had_them_made_though_it_was_left_out(climbing):
+def test_seconds_for_data_are_reported_at_the_rung_that_had_them_made_though_it_was_left_out(climbing):
     prepared = PreparedData(Pack(root="/made.pack"), 12.5, 100)
     rungs = [
         BASE,
@@ -507,7 +507,7 @@ def test_what_stands_on_a_rung_that_was_not_kept_is_run_again(climbing):
     assert {name.split("-")[0] for name in rest.folders} == {"03"} and len(rest.folders) == 6
 
 
-def test_a_turn_of_a_rung_that_does_not_fit_here_says_so_and_is_done(climbing):
+def test_a_turn_of_a_rung_that_does_not_fit_here_is_reported_and_done(climbing):
     machine = Machine()
     climber = climbing.build([BASE, Rung(name="gpu", on="cuda"), BF16], machine)
     assert climber.run_task(2, 1) == ()

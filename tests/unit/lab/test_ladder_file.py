@@ -45,7 +45,7 @@ def written(tmp_path):
     return write
 
 
-def test_a_file_gives_all_it_says(written):
+def test_a_file_gives_all_its_settings(written):
     ladder = load_ladder(written(FULL))
     assert (ladder.name, ladder.summary, ladder.recipe) == ("own", "Two rungs on digits.", "digits")
     assert (ladder.steps, ladder.warmup_steps, ladder.repeats, ladder.is_open_ended) == (7, 3, 2, False)
@@ -63,7 +63,7 @@ def test_what_is_written_of_a_ladder_is_read_as_the_same(written, name: str):
     assert load_ladder(written(dump_ladder(ladder), f"{name}.yaml")) == ladder
 
 
-def test_what_is_not_said_is_left_to_the_recipe_and_to_defaults(written):
+def test_unset_fields_are_left_to_the_recipe_and_to_defaults(written):
     ladder = load_ladder(written("recipe: digits\nrungs: [{name: base}]\n"))
     assert (ladder.summary, ladder.warmup_steps, ladder.steps, ladder.repeats) == ("", None, 50, 3)
 
@@ -100,7 +100,7 @@ def test_a_recipe_file_is_looked_for_beside_the_ladder(written, tmp_path):
         ("recipe: d\nrungs: 3\n", ":2: rungs: 3 should be a list"),
     ],
 )
-def test_what_does_not_fit_is_told_in_one_line_with_the_file_and_the_line(written, text, told):
+def test_what_does_not_fit_is_reported_in_one_line_with_the_file_and_the_line(written, text, told):
     name = written(text)
     with pytest.raises(RecipeError) as raised:
         load_ladder(name)
@@ -108,7 +108,7 @@ def test_what_does_not_fit_is_told_in_one_line_with_the_file_and_the_line(writte
     assert "\n" not in str(raised.value)
 
 
-def test_a_name_that_is_no_ladder_is_told_with_the_closest(tmp_path):
+def test_a_name_that_is_no_ladder_is_reported_with_the_closest(tmp_path):
     with pytest.raises(RecipeError, match=r"'cup': is not a ladder \(did you mean 'cpu'\?\): use one of auto, "):
         load_ladder("cup")
     with pytest.raises(RecipeError, match=r"none.yaml: no such ladder file \(see `paceline ladder --list`\)"):
@@ -145,7 +145,7 @@ def test_each_rung_of_a_shipped_ladder_fits_its_recipe_and_those_below(name):
         ("quant", ("data.source.root=photos", "data.batch_size=8"), {"16 bits": 8, "batch 512": 16, "DDP on 4": 16}),
     ],
 )
-def test_batches_of_rungs_are_multiples_of_the_one_that_is_asked_for(name, words, batches):
+def test_batches_of_rungs_are_multiples_of_the_one_that_is_requested(name, words, batches):
     ladder = load_ladder(name)
     recipe = load(ladder.recipe, Patch.parse(list(words))).recipe
     patch, found = Patch(), {}
@@ -175,7 +175,7 @@ def test_fields_of_a_variant_stay_where_the_same_one_is_named_again():
     assert apply_patch(recipe, laid).optim.lr == 0.3
 
 
-def test_what_is_said_last_holds():
+def test_the_last_setting_holds():
     recipe = load("digits").recipe
     laid = merge_patches(recipe, Patch((("seed", 3), ("optim.lr", 0.3))), Patch((("seed", 4),)))
     assert laid == Patch((("optim.lr", 0.3), ("seed", 4)))

@@ -128,7 +128,7 @@ def test_an_interrupt_from_the_terminal_is_left_to_the_parent():
     assert measure_in_subprocess(Fails("is interrupted"), WINDOW, "warm").images == 0
 
 
-def test_a_contender_that_dies_is_told_of():
+def test_a_contender_that_dies_is_reported():
     with pytest.raises(DataError, match="dies: exited with code 3 during the measurement"):
         measure_in_subprocess(Fails("dies"), WINDOW, "warm")
 
@@ -171,7 +171,7 @@ def test_photographs_are_loaded_from_files_and_from_a_pack(photographs, packed):
         assert each.measure(contest.window, "warm").images > 0, each.name
 
 
-def test_without_the_core_native_is_left_out_and_why_is_told(photographs, packed, monkeypatch):
+def test_without_the_core_native_is_left_out_and_why_is_reported(photographs, packed, monkeypatch):
     monkeypatch.setattr("paceline.data.loaders.choose.load_native", lambda: None)
     monkeypatch.setattr("paceline.lab.loader_bench_plan.load_native", lambda: None)
     contest = build_bench_plan(

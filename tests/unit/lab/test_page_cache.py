@@ -169,7 +169,7 @@ def test_what_is_not_on_the_disk_yet_is_dropped_too(root: Path) -> None:
     assert not is_held(path)
 
 
-def test_an_image_that_cannot_be_read_is_left_for_the_run_to_tell(root: Path, tmp_path: Path) -> None:
+def test_an_image_that_cannot_be_read_is_left_for_the_run_to_report(root: Path, tmp_path: Path) -> None:
     copied = tmp_path / "copied"
     shutil.copytree(root, copied)
     source = build_datasets(Folder(root=str(copied)), may_download=False).train

@@ -115,7 +115,7 @@ def test_pixels_in_memory_are_refused_in_one_line(tmp_path: Path) -> None:
     assert not (tmp_path / "data").exists()
 
 
-def test_too_little_room_is_told_before_anything_is_written(data: Data, tmp_path: Path, monkeypatch) -> None:
+def test_too_little_room_is_reported_before_anything_is_written(data: Data, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(prepared.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 1000})())
     with pytest.raises(DataError, match=r"data: has 1 kB free, and another format of the data takes up to .*--run-dir"):
         made("pack", data, tmp_path / "data")

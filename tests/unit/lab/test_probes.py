@@ -63,7 +63,7 @@ def test_the_learning_rate_is_small_and_constant_for_all_that_an_optimizer_moves
     assert (recipe.optim.momentum, recipe.optim.newton_schulz_steps) == (0.6, 3)  # what costs time stays
 
 
-def test_what_a_user_says_of_evaluating_saving_sizes_and_logging_stands() -> None:
+def test_user_settings_of_evaluation_checkpoints_sizes_and_logging_are_kept() -> None:
     words = ("train.eval_every=20st", "checkpoint.every=10st", "checkpoint.keep=1", "log.every=5st")
     recipe = measured("cifar10-cpu", *words, "measure.warmup_steps=3", "data.progressive.start_size=20")
     assert recipe.train.steps == 43

@@ -80,7 +80,7 @@ def test_a_probe_is_compared_with_the_base_of_its_own_turn(found) -> None:
     assert profile.verdict["ceiling"] == "with free data: 3.0x"
 
 
-def test_a_probe_that_was_faster_once_and_slower_once_is_not_told_from_the_base(found) -> None:
+def test_a_probe_that_was_faster_once_and_slower_once_is_not_distinguished_from_the_base(found) -> None:
     profile = found(*runs("base", 100.0, 100.0), *runs("free-data", 90.0, 130.0), *runs("free-model", 900.0, 800.0))
     doubt = "(not distinguishable from 1.0x: free-data)"
     assert profile.verdict["ceiling"] == f"with free data: 1.10x; with a free model: 8.5x {doubt}"
@@ -122,7 +122,7 @@ def test_buckets_that_were_timed_aside_are_the_profiles_and_no_probe(found) -> N
     assert profile.timed_run == "buckets"
 
 
-def test_a_network_that_cannot_be_counted_is_told_and_the_rest_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_network_that_cannot_be_counted_is_reported_and_the_rest_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: object) -> None:
         raise NotImplementedError("aten::strange\nis not known")
 
@@ -150,7 +150,7 @@ def test_what_a_device_of_known_peak_reaches_is_a_share_of_it(rundir: RunDir) ->
     assert "NVIDIA H200" in cost["peak_source"]
 
 
-def test_of_a_device_of_unknown_peak_only_what_it_does_is_told(rundir: RunDir) -> None:
+def test_of_a_device_of_unknown_peak_only_what_it_does_is_reported(rundir: RunDir) -> None:
     unknown = result(1000.0, provenance={"device": "cuda", "cuda_devices": ["Some GPU"]})
     cost = compute_efficiency(DIGITS, rundir, unknown, 1000.0)
     assert cost["flops_per_image"] > 0 and cost["parameters"] > 0

@@ -80,7 +80,7 @@ def test_a_whole_run_is_ended_by_no_target_and_saves_nothing() -> None:
     assert (whole.train.epochs, whole.optim, whole.schedule) == (recipe.train.epochs, recipe.optim, recipe.schedule)
 
 
-def test_saving_that_was_asked_for_stands() -> None:
+def test_saving_that_was_requested_stands() -> None:
     said = Patch((("checkpoint.every", "1ep"),))
     recipe = load("digits", said).recipe
     assert build_full_run_patch(recipe, said) == Patch()

@@ -156,7 +156,7 @@ def test_outcomes_are_read_from_run_directories(run, tmp_path: Path) -> None:
     assert outcomes[1].rundir == RunDir(tmp_path / "b-1")
 
 
-def test_a_failed_trial_is_told_in_one_line_and_not_tried_again_while_the_others_go_on(run) -> None:
+def test_a_failed_trial_is_reported_in_one_line_and_not_tried_again_while_the_others_go_on(run) -> None:
     started = []
 
     def start(command: Sequence[str]) -> Child:
@@ -179,7 +179,7 @@ def test_a_failed_trial_is_told_in_one_line_and_not_tried_again_while_the_others
         (75, "", "ended with exit code 75", 75),
     ],
 )
-def test_a_process_that_names_no_error_is_told_by_its_end(run, code, said, error, exit_code) -> None:
+def test_a_process_that_names_no_error_is_reported_by_its_end(run, code, said, error, exit_code) -> None:
     (outcome,) = run([Trial("a")], lambda command: Child(command, code, said))
     assert (outcome.error, outcome.exit_code) == (error, exit_code)
 
@@ -225,7 +225,7 @@ def test_a_signal_to_stop_interrupts_as_ctrl_c_does_and_only_meanwhile() -> None
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_a_started_process_says_what_it_has_to_say_and_is_no_part_of_our_group() -> None:
+def test_a_started_process_reports_its_output_and_is_no_part_of_our_group() -> None:
     script = "import os, sys; print(os.getpgid(0) == os.getpid(), file=sys.stderr); print('found'); sys.exit(3)"
     process = start_process([sys.executable, "-S", "-c", script])
     assert process.communicate() == ("found\n", "True\n")
@@ -283,7 +283,7 @@ def test_a_run_with_other_code_is_made_again(tmp_path: Path) -> None:
     assert "had other code of own:Net;" in said[0]
 
 
-def test_the_machine_is_asked_once_and_only_where_there_is_something_to_compare(tmp_path: Path) -> None:
+def test_the_machine_is_queried_once_and_only_where_there_is_something_to_compare(tmp_path: Path) -> None:
     asked: list[Sequence[str]] = []
 
     def start(command: Sequence[str]) -> Child | Described:
@@ -298,7 +298,7 @@ def test_the_machine_is_asked_once_and_only_where_there_is_something_to_compare(
     assert len(asked) == 1
 
 
-def test_a_machine_that_does_not_say_what_it_is_is_no_failure_of_the_trial(tmp_path: Path) -> None:
+def test_a_machine_that_does_not_report_what_it_is_is_no_failure_of_the_trial(tmp_path: Path) -> None:
     """The next time it may, so no lasting verdict comes of it, as of any other refusal of a run."""
 
     def start(command: Sequence[str]) -> Child:

@@ -53,7 +53,7 @@ def test_gpus_play_no_part_for_a_run_on_the_cpu() -> None:
     assert diff_machines(gpus, {"logical_cores": 4}, on_cpu=True) == []
 
 
-def test_a_process_says_what_a_run_would_write_down_of_this_machine() -> None:
+def test_a_process_reports_what_a_run_would_write_down_of_this_machine() -> None:
     told, here = query_machine(0, 1, start_process), describe_machine()
     of_this_process = {"threads", "paceline", "paceline_sha256"}  # what an edit meanwhile may change
     assert {**told, **dict.fromkeys(of_this_process)} == {**here, **dict.fromkeys(of_this_process)}
@@ -96,7 +96,7 @@ def known(nodes: int, ranks: int, **provenance: Any) -> TrialOutcome:
     return TrialOutcome(Trial("a", ranks=ranks, nodes=nodes), 1, RunDir(Path("trials/a")), found, is_reused=True)
 
 
-def test_a_run_on_nodes_is_compared_with_what_a_step_of_its_shape_says() -> None:
+def test_a_run_on_nodes_is_compared_with_a_job_step_of_its_shape() -> None:
     started: list[Sequence[str]] = []
 
     def start(command: Sequence[str]) -> Node:
@@ -141,7 +141,7 @@ def test_runs_that_were_made_alike_need_no_caution() -> None:
         ({"own_parts": {"own:Net": {"sha256": "b"}}}, "other code of own:Net than a, run 1"),
     ],
 )
-def test_runs_that_could_not_be_made_again_are_told_where_they_differ(other: dict[str, Any], told: str) -> None:
+def test_runs_that_could_not_be_made_again_are_reported_where_they_differ(other: dict[str, Any], told: str) -> None:
     machine = {"cpu": "new", "torch": "2.11.0", "cuda_devices": [H200], "own_parts": {"own:Net": {"sha256": "a"}}}
     first, others = known(1, 1, **machine), known(4, 8, **{**machine, **other})
     last = replace(others, trial=Trial("b", ranks=8, nodes=4), repeat=2)
@@ -168,7 +168,7 @@ def test_gpus_are_no_part_of_what_runs_on_the_cpu_have_in_common() -> None:
         (Node(is_slow=True), "no answer in 600 s"),
     ],
 )
-def test_what_does_not_say_where_it_is_is_an_error(node: Node, why: str) -> None:
+def test_what_does_not_report_where_it_is_is_an_error(node: Node, why: str) -> None:
     with pytest.raises(PacelineError, match=f"cannot describe its machine: {why}"):
         query_machine(1, 1, lambda command: node)
     assert node.poll() is not None

@@ -101,7 +101,7 @@ def test_weak_scaling_keeps_the_batch_of_a_rank_and_strong_the_whole_one(mode: s
     assert {each.train.steps for each in recipes} == {RECIPE.measure.warmup_steps + 20}
 
 
-def test_ranks_over_which_the_batch_does_not_divide_are_told_and_the_others_are_measured() -> None:
+def test_ranks_over_which_the_batch_does_not_divide_are_reported_and_the_others_are_measured() -> None:
     points = planned("strong", (1, 3, 4))
     assert [point.case is None for point in points] == [False, True, False]
     outcomes = [ended(points[0], 1, 100.0), ended(points[2], 1, 320.0)]
@@ -166,7 +166,7 @@ def test_what_was_measured_is_a_table_to_predict_from() -> None:
     assert format_points_csv(found[1:2]) == ""
 
 
-def test_accuracy_is_told_of_whole_runs_alone() -> None:
+def test_accuracy_is_reported_for_whole_runs_only() -> None:
     for seed, expected in ((None, None), (0, 0.75)):
         points = planned(ranks=(1,), seed=seed)
         (found,) = build_scale_points(
@@ -175,7 +175,7 @@ def test_accuracy_is_told_of_whole_runs_alone() -> None:
         assert (found.top1.value if found.top1 else None) == expected
 
 
-def test_what_accuracy_more_ranks_cost_is_told_over_the_seeds_of_both() -> None:
+def test_what_accuracy_more_ranks_cost_is_reported_over_the_seeds_of_both() -> None:
     points = planned(ranks=(1, 2), seed=0)
     tops = {1: (0.75, 0.5, 0.5), 2: (0.5, 0.5)}
     outcomes = [

@@ -67,7 +67,7 @@ def test_a_batch_per_rank_is_run_as_the_batch_of_all_ranks() -> None:
     ]
 
 
-def test_a_value_whose_spread_overlaps_is_not_told_from_the_fastest() -> None:
+def test_a_value_whose_spread_overlaps_is_not_distinguished_from_the_fastest() -> None:
     sweep = build_sweep(["data.workers=0,2,4"], RECIPE, 1, 2)
     rates = [[(100.0,), (300.0,), (310.0,)], [(110.0,), (305.0,), (302.0,)]]
     runs = outcomes(sweep, *([(result(rate, (rate, rate), 64),) for (rate,) in row] for row in rates))
@@ -85,7 +85,7 @@ def test_one_window_of_one_run_has_no_spread() -> None:
     assert [(each.spread, each.is_fastest) for each in points] == [(None, False), (None, True)]
 
 
-def test_a_value_that_failed_says_why_and_starved_runs_are_a_caution() -> None:
+def test_a_value_that_failed_states_why_and_starved_runs_are_a_caution() -> None:
     sweep = build_sweep(["data.batch_size=64,128"], RECIPE, 1, 1)
     points = build_sweep_points(
         sweep.trials, outcomes(sweep, [(result(640.0, (600.0, 650.0), 64, starved=True),), None])

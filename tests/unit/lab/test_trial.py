@@ -10,7 +10,7 @@ from paceline.lab.trial import Trial, apply_patch, build_run_name, build_train_c
 from paceline.recipe.load import Patch, load
 
 
-def test_a_patch_and_its_words_say_the_same() -> None:
+def test_a_patch_and_its_arguments_are_equivalent() -> None:
     patch = Patch(
         (
             ("train.steps", 50),
@@ -38,7 +38,7 @@ def test_a_trial_is_a_training_in_a_fresh_process_of_this_python() -> None:
     assert insisting[-2:] == ["--oversubscribe", "--json"]
 
 
-def test_a_trial_of_a_recipe_that_names_code_says_that_it_may_run() -> None:
+def test_a_trial_of_a_recipe_that_names_code_passes_the_consent_on() -> None:
     named = load("digits", Patch.parse(["model.name=mine:Net"])).recipe
     words = build_train_command(Trial("as-is"), named, Path("x/base.yaml"), 1, Path("x/1"))
     assert words.count("--own-code") == 1

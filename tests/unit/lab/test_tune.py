@@ -168,7 +168,7 @@ def test_a_larger_batch_is_taken_by_itself_so_that_the_others_are_seen_to_train_
     assert apply_patch(MEASURED, found.patch).optim.lr_scaling == "linear"
 
 
-def test_what_has_no_room_is_no_failure_and_what_fails_is_told(tmp_path: Path) -> None:
+def test_what_has_no_room_is_no_failure_and_what_fails_is_reported(tmp_path: Path) -> None:
     def fails(recipe: Recipe) -> str:
         if recipe.train.accumulate == 2:
             return "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
@@ -221,7 +221,7 @@ def test_pairs_are_fresh_runs_on_the_same_samples_with_the_first_place_taken_in_
     assert pairs == [(best, 0, 1), (other, 0, 1), (other, 1, 2), (best, 1, 2), (best, 2, 3), (other, 2, 3)]
 
 
-def test_the_same_search_again_asks_for_the_same_runs(tmp_path: Path) -> None:
+def test_the_same_search_again_requests_the_same_runs(tmp_path: Path) -> None:
     made = []
     for folder in ("one", "other"):
         machine = Machine(MEASURED, tmp_path / folder, noisy(product))
@@ -317,7 +317,7 @@ def test_what_a_budget_leaves_for_one_pair_is_spent_on_the_next_move(tmp_path: P
     assert found.trials == 7
 
 
-def test_a_budget_that_ends_a_search_is_told(tmp_path: Path) -> None:
+def test_a_budget_that_ends_a_search_is_reported(tmp_path: Path) -> None:
     found = tuned(Machine(MEASURED, tmp_path, noisy(product)), by_hand(*MANY), repeats=1, budget=6)
     assert found.stopped == "the budget of 6 runs leaves no room for another round"
 
@@ -394,7 +394,7 @@ def test_a_recipe_that_was_measured_beside_other_programs_is_not_tuned(tmp_path:
     assert found.stopped.startswith("other processes held the cores 62 % of the time as the recipe was measured")
 
 
-def test_a_move_that_was_measured_beside_other_programs_is_not_taken_and_that_is_told(tmp_path: Path) -> None:
+def test_a_move_that_was_measured_beside_other_programs_is_not_taken_and_that_is_reported(tmp_path: Path) -> None:
     def is_bf16(recipe: Recipe) -> bool:
         return recipe.train.precision == "bf16"
 

@@ -51,6 +51,6 @@ def test_without_a_change_it_is_the_recipe_itself(tmp_path: Path) -> None:
     assert load(str(tmp_path / "tuned.yaml")).recipe == load("digits").recipe
 
 
-def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
+def test_a_missing_folder_is_reported(tmp_path: Path) -> None:
     with pytest.raises(PacelineError, match="cannot be written"):
         write_tuned_recipe(tmp_path / "none" / "tuned.yaml", "seed: 1\n")

@@ -160,7 +160,7 @@ def test_sync_batch_is_refused_where_exchanging_a_norm_would_lose_an_activation(
     assert message.startswith("model.norm: sync_batch cannot replace the batch norms of timm:efficientnet_b0, which")
 
 
-def test_missing_timm_says_how_to_install_it(monkeypatch):
+def test_missing_timm_states_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)
     expected = "model.name: timm:resnet18 needs timm (pip install 'paceline[timm]')"
     assert error_of(Model(name="timm:resnet18")) == expected

@@ -124,7 +124,7 @@ def test_a_network_that_brings_weights_is_tried_without_a_word_of_theirs(section
     assert len(caught) == 7, "torch no longer warns: nothing need be silenced"
 
 
-def test_evaluation_mode_that_training_ends_is_told(section) -> None:
+def test_evaluation_mode_that_training_ends_is_reported(section) -> None:
     sys.modules["parts_of_nets"].Loads = Loads
     assert check_model(section("Loads", args={"evaluates": True}), PLAN) == (
         "model.name: parts_of_nets:Loads puts norm and 2 more modules into evaluation mode in its constructor, and "

@@ -136,7 +136,7 @@ def test_what_names_nothing_or_everything_is_refused(name: str, freeze: object, 
     assert str(caught.value) == f"model.freeze: {message}"
 
 
-def test_a_backbone_without_a_classifier_that_can_be_told_is_refused() -> None:
+def test_a_backbone_without_a_classifier_that_can_be_identified_is_refused() -> None:
     with pytest.raises(RecipeError) as caught:
         freeze_parameters(Model(name="nets:Net", freeze="backbone"), Net(), 3)
     assert str(caught.value) == (
@@ -183,7 +183,7 @@ def test_a_classifier_that_starts_fresh_must_be_trained(tmp_path) -> None:
         ),
     ],
 )
-def test_a_recipe_says_off_backbone_or_patterns(words: str, message: str) -> None:
+def test_a_recipe_sets_off_backbone_or_patterns(words: str, message: str) -> None:
     given = [load("digits", Patch.parse([f"model.freeze={each}"])).recipe.model.freeze for each in ("off", "backbone")]
     assert given == ["off", "backbone"]
     assert load("digits", Patch.parse(['model.freeze=[stem.*, "*.bias"]'])).recipe.model.freeze == ("stem.*", "*.bias")

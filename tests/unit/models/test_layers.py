@@ -52,7 +52,7 @@ def test_only_without_norm_a_branch_starts_at_zero():
 
 
 @pytest.mark.parametrize("norm", ["batch", "group"])
-def test_only_the_last_norm_of_a_branch_starts_at_zero_and_only_when_asked(norm):
+def test_only_the_last_norm_of_a_branch_starts_at_zero_and_only_on_request(norm):
     layers = build_layer_factory(norm, zero_init_residual=True)
     assert layers.last_norm(4).weight.count_nonzero() == 0
     assert torch.equal(layers.norm(4).weight, torch.ones(4))

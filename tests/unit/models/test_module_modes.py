@@ -20,7 +20,7 @@ class Frozen(nn.Sequential):
         return self
 
 
-def test_a_train_of_its_own_is_asked_after_an_evaluation_as_before() -> None:
+def test_a_train_of_its_own_is_called_after_an_evaluation_as_before() -> None:
     model = Frozen().train()
     before = record_modes(model)
     with eval_mode(model):

@@ -50,7 +50,7 @@ def test_all_of_ours_are_looked_at() -> None:
 
 
 @pytest.mark.parametrize(("name", "num_layers"), TORCHVISIONS.items())
-def test_torchvisions_networks_are_told_apart_block_by_block(name: str, num_layers: int) -> None:
+def test_torchvisions_networks_are_distinguished_block_by_block(name: str, num_layers: int) -> None:
     model = of_torchvision(name)
     numbers = number_layers(model)
     assert_whole(model, numbers)

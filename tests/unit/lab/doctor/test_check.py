@@ -18,7 +18,7 @@ def test_there_is_advice_where_and_only_where_something_is_to_be_done(state: str
         DoctorFinding("a", state, "1", advice)  # type: ignore[arg-type]
 
 
-def test_the_worst_state_of_several_is_told() -> None:
+def test_the_worst_state_of_several_is_reported() -> None:
     assert (
         find_worst_state([]),
         find_worst_state([OK]),
@@ -28,7 +28,7 @@ def test_the_worst_state_of_several_is_told() -> None:
     assert has_problem([OK, WRONG]) and not has_problem([OK, LOOK])
 
 
-def test_a_finding_of_another_place_says_so() -> None:
+def test_a_finding_of_another_place_names_it() -> None:
     assert LOOK.with_location("rank 1 (hostB)").to_dict() == {
         "name": "b", "state": "look", "found": "2", "advice": "mend", "where": "rank 1 (hostB)",
     }  # fmt: skip

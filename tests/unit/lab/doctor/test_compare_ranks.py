@@ -55,7 +55,7 @@ def test_another_python_is_worth_a_look_and_a_missing_version_is_none() -> None:
     assert amiss(found) == [("versions of python", "look", "")]
 
 
-def test_ranks_of_one_host_that_count_themselves_otherwise_are_told() -> None:
+def test_ranks_of_one_host_that_count_themselves_otherwise_are_reported() -> None:
     found = ranks()
     found[1] = replace(found[1], local_world_size=4)
     (other,) = [each for each in compare_ranks(found) if each.state != "ok"]
@@ -63,7 +63,7 @@ def test_ranks_of_one_host_that_count_themselves_otherwise_are_told() -> None:
     assert other.found == "ranks of one host disagree on their number: 2: rank 0 (a); 4: rank 1 (a)"
 
 
-def test_a_host_without_a_first_rank_is_told() -> None:
+def test_a_host_without_a_first_rank_is_reported() -> None:
     """RANK and WORLD_SIZE alone, on two hosts: each takes its rank for its number on its host."""
     found = [replace(rank, local_rank=rank.rank, local_world_size=2) for rank in ranks(hosts=2, each=1)]
     (other,) = [each for each in compare_ranks(found) if each.state != "ok"]
@@ -81,7 +81,7 @@ def test_two_ranks_on_one_gpu_are_named() -> None:
     assert (other.name, other.state, other.found) == ("GPUs", "wrong", "one GPU is used by ranks 0-2 (a)")
 
 
-def test_a_rank_without_a_device_is_told_in_the_words_of_its_refusal() -> None:
+def test_a_rank_without_a_device_is_reported_as_its_refusal() -> None:
     found = ranks()
     found[2] = replace(found[2], refusal="parallel.device: auto: 2 ranks on a node with 1 GPU (start 1)")
     (other,) = [each for each in compare_ranks(found) if each.state != "ok"]
@@ -90,12 +90,12 @@ def test_a_rank_without_a_device_is_told_in_the_words_of_its_refusal() -> None:
     )
 
 
-def test_ranks_on_other_kinds_of_devices_are_told() -> None:
+def test_ranks_on_other_kinds_of_devices_are_reported() -> None:
     found = [replace(rank, device="cpu" if rank.host == "a" else f"cuda:{rank.local_rank}") for rank in ranks()]
     assert amiss(found) == [("device", "wrong", "")]
 
 
-def test_a_host_that_listens_where_no_other_can_call_is_told_which_interface_to_name() -> None:
+def test_a_host_that_listens_where_no_other_can_call_is_reported_with_the_interface_to_name() -> None:
     found = ranks()
     found[2:] = [replace(rank, interface=Interface("lo", "127.0.1.1")) for rank in found[2:]]
     (other,) = [each for each in compare_ranks(found) if each.state != "ok"]
@@ -107,29 +107,29 @@ def test_the_loopback_is_good_enough_for_one_host() -> None:
     assert not amiss([replace(rank, interface=Interface("lo", "127.0.0.1")) for rank in ranks(hosts=1)])
 
 
-def test_hosts_that_give_the_same_address_are_told() -> None:
+def test_hosts_that_give_the_same_address_are_reported() -> None:
     found = [replace(rank, interface=Interface("docker0", "172.17.0.1")) for rank in ranks()]
     assert amiss(found) == [("addresses", "wrong", "ranks 0-3 (a, b)")]
 
 
-def test_what_is_amiss_on_one_host_is_told_once_with_its_ranks() -> None:
+def test_what_is_amiss_on_one_host_is_reported_once_with_its_ranks() -> None:
     found = ranks(hosts=3)
     found[2:4] = [replace(rank, own=(SHM,)) for rank in found[2:4]]
     assert amiss(found) == [("shared memory", "look", "ranks 2-3 (b)")]
 
 
-def test_what_is_amiss_with_rank_0_too_is_not_told_again() -> None:
+def test_what_is_amiss_with_rank_0_too_is_not_reported_again() -> None:
     assert not amiss(ranks(own=(SHM, DoctorFinding.ok("memory", "much"))))
 
 
-def test_what_is_amiss_with_rank_0_otherwise_is_told_of_the_others() -> None:
+def test_what_is_amiss_with_rank_0_otherwise_is_reported_of_the_others() -> None:
     found = ranks()
     found[0] = replace(found[0], own=(DoctorFinding.warning("shared memory", "none", "mount it"),))
     found[2] = replace(found[2], own=(SHM,))
     assert amiss(found) == [("shared memory", "look", "rank 2 (b)")]
 
 
-def test_many_findings_of_one_name_are_told_by_the_worst() -> None:
+def test_many_findings_of_one_name_are_reported_by_the_worst() -> None:
     found = ranks(hosts=6, each=1)
     found[1:] = [
         replace(r, own=(DoctorFinding.warning("host name", "none", f"add {r.host} to /etc/hosts"),)) for r in found[1:]

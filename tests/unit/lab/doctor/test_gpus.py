@@ -92,11 +92,11 @@ def test_a_machine_without_gpus_loads_nothing(tmp_path: Path, environ: dict, sta
     assert (gpus.name, gpus.state, gpus.found) == ("GPUs", state, says)
 
 
-def test_gpus_that_are_hidden_are_told(found) -> None:
+def test_gpus_that_are_hidden_are_reported(found) -> None:
     assert found(None, CUDA_VISIBLE_DEVICES="")["GPUs"].found.startswith("none of 2 (CUDA_VISIBLE_DEVICES='')")
 
 
-def test_gpus_that_are_well_say_driver_cuda_and_nccl(found) -> None:
+def test_healthy_gpus_are_reported_with_driver_cuda_and_nccl(found) -> None:
     told = found(torch_of(2))
     assert {finding.state for finding in told.values()} == {"ok"}
     assert told["GPUs"].found == "2 (NVIDIA A100), driver 570.86.15, CUDA 12.8"
@@ -150,12 +150,12 @@ def test_a_gpu_that_is_not_well_is_named(found, told: dict[str, Any], state: str
     assert health.state == state and says in health.found
 
 
-def test_what_a_gpu_does_not_tell_is_no_fault(found) -> None:
+def test_what_a_gpu_does_not_report_is_no_fault(found) -> None:
     silent = nvml_of(mode=None, memory=None, errors=None, rows=None, reasons=None)
     assert found(torch_of(2), silent)["GPU health"].state == "ok"
 
 
-def test_only_the_gpus_of_this_process_are_judged(found) -> None:
+def test_only_the_gpus_of_this_process_are_checked(found) -> None:
     health = found(torch_of(1), nvml_of(errors=1), CUDA_VISIBLE_DEVICES="1")["GPU health"]
     assert "GPU 1" in health.found and "GPU 0" not in health.found
 

@@ -29,7 +29,7 @@ def looked_at(folder: Path) -> dict[str, DoctorFinding]:
     return {finding.name: finding for finding in check_host(here)}
 
 
-def test_everything_is_looked_at_once_and_told(tmp_path: Path) -> None:
+def test_everything_is_looked_at_once_and_reported(tmp_path: Path) -> None:
     found = looked_at(tmp_path)
     assert list(found) == NAMES
     assert all(finding.found for finding in found.values())
@@ -47,7 +47,7 @@ def test_a_package_that_is_missing_is_wrong(tmp_path: Path, monkeypatch: pytest.
     assert versions.state == "wrong" and versions.found.endswith("torch 1.0, torchvision 1.0; no numpy")
 
 
-def test_whether_there_is_a_native_core_is_told_and_what_is_lost_without(tmp_path: Path, monkeypatch) -> None:
+def test_whether_there_is_a_native_core_is_reported_and_what_is_lost_without(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(host, "load_native", lambda: SimpleNamespace(isa=lambda: "avx2"))
     assert looked_at(tmp_path)["native core"] == DoctorFinding.ok("native core", "built, uses avx2")
     monkeypatch.setattr(host, "load_native", lambda: None)

@@ -38,7 +38,7 @@ def gpu(root: Path, address: str, number: int) -> None:
     write(root / f"sys/bus/pci/devices/{address.lower()}/numa_node", str(number))
 
 
-def test_the_cores_that_this_process_may_use_are_told(found) -> None:
+def test_the_cores_that_this_process_may_use_are_reported(found) -> None:
     assert found()["cores"] == DoctorFinding.ok("cores", f"{MINE} of {os.cpu_count()} usable")
 
 
@@ -75,7 +75,7 @@ def test_ranks_that_are_bound_to_cores_of_their_own_have_others_than_this_one(fo
     assert found(**step, SLURM_CPUS_ON_NODE=str(MINE))["cores"].state == "look"
 
 
-def test_fewer_cores_than_slurm_was_asked_for_are_worth_a_look(found) -> None:
+def test_fewer_cores_than_were_requested_from_slurm_are_worth_a_look(found) -> None:
     cores = found(**IN_STEP, SLURM_CPUS_PER_TASK=str(MINE + 1))["cores"]
     assert cores.state == "look" and cores.found.endswith(f"{MINE + 1} per task were requested from Slurm")
     assert found(**IN_STEP, SLURM_CPUS_PER_TASK="1", SLURM_STEP_TASKS_PER_NODE="1(x2)")["cores"].state == "ok"
@@ -87,12 +87,12 @@ def test_more_ranks_than_cores_are_worth_a_look(found) -> None:
     assert cores.state == "look" and cores.found.endswith(f"for {many} ranks")
 
 
-def test_limits_on_threads_are_told(found) -> None:
+def test_limits_on_threads_are_reported(found) -> None:
     assert found()["threads"].found == "set for each rank"
     assert found(OMP_NUM_THREADS="4")["threads"].found == "OMP_NUM_THREADS=4 (set for each rank by parallel.threads)"
 
 
-def test_nodes_of_memory_tell_their_cores_and_gpus(found, tmp_path: Path) -> None:
+def test_nodes_of_memory_report_their_cores_and_gpus(found, tmp_path: Path) -> None:
     assert found()["NUMA"].found == "not reported by the kernel"
     node(tmp_path, 0, f"0-{os.cpu_count()}")
     node(tmp_path, 10, "")

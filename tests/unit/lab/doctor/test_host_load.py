@@ -58,17 +58,17 @@ def test_what_paceline_uses_itself_is_no_load(kernel: Kernel) -> None:
     assert kernel.look(busy_s=0.75 * len(CORES), own_s=0.75 * len(CORES)).state == "ok"
 
 
-def test_a_little_is_told_and_fine(kernel: Kernel) -> None:
+def test_a_little_is_reported_and_fine(kernel: Kernel) -> None:
     found = kernel.look(busy_s=0.05 * len(CORES))
     assert (found.state, found.advice) == ("ok", "")
 
 
-def test_what_a_hypervisor_takes_is_told_as_that(kernel: Kernel) -> None:
+def test_what_a_hypervisor_takes_is_reported_as_that(kernel: Kernel) -> None:
     found = kernel.look(busy_s=0.0, stolen_s=0.5 * len(CORES))
     assert found.state == "look" and "shared virtual machine" in found.advice
 
 
-def test_where_the_kernel_does_not_tell_nothing_is_claimed(tmp_path: Path) -> None:
+def test_where_the_kernel_does_not_report_nothing_is_claimed(tmp_path: Path) -> None:
     here = HostContext({}, tmp_path, time.perf_counter, 0.0, root=tmp_path)
     assert check_load(here) == DoctorFinding.ok("load", "not reported by the kernel")
 

@@ -72,7 +72,7 @@ def test_a_container_s_memory_counts_and_not_its_host_s(found, tmp_path: Path) -
         (4 * ONE_WORKER - 1, 4, "wrong"),
     ],
 )
-def test_shared_memory_is_judged_by_batches_of_photographs(found, monkeypatch, free: int, num: int, state: str) -> None:
+def test_shared_memory_is_rated_by_batches_of_photographs(found, monkeypatch, free: int, num: int, state: str) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(GB, 0, free))
     shared = found(**ranks(num))["shared memory"]
     assert shared.state == state, shared
@@ -96,7 +96,7 @@ def test_no_shared_memory_at_all_is_wrong(found, tmp_path: Path) -> None:
         (1024, 4096, 1024, "look"),
     ],
 )
-def test_open_files_are_judged_by_ranks_and_workers(
+def test_open_files_are_rated_by_ranks_and_workers(
     found, monkeypatch, soft: int, hard: int, num: int, state: str
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (soft, hard))

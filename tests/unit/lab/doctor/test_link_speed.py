@@ -53,7 +53,7 @@ def test_a_link_is_slow_by_itself_or_for_what_it_is_made_for(line: float, bit_pe
     assert (found.name, found.state) == ("all-reduce", state)
 
 
-def test_the_figures_and_what_they_cost_are_told() -> None:
+def test_the_figures_and_what_they_cost_are_reported() -> None:
     found = rate_all_reduce(measured(2, 0.8e9), ranks(2))
     assert found.found == (
         "gloo over eth0: 0.800 Gbit/s and 49.8 µs per hop, nominal 10 Gbit/s, between 2 hosts: "

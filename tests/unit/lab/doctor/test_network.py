@@ -103,7 +103,7 @@ def test_the_way_to_rank_0_is_advised_before_others_and_bridges_never(found) -> 
     ("gpus", "environ", "is_told"),
     [(0, TWO_NODES, False), (1, {}, False), (1, TWO_NODES, True), (2, {}, True)],
 )
-def test_nccl_is_told_of_only_where_ranks_have_gpus(found, gpus: int, environ: dict, is_told: bool) -> None:
+def test_nccl_is_reported_only_where_ranks_have_gpus(found, gpus: int, environ: dict, is_told: bool) -> None:
     assert ("NCCL's sockets" in found((LO, ETH), ["10.0.0.1"], gpus=gpus, **environ)) == is_told
 
 
@@ -114,7 +114,7 @@ def test_a_slow_interface_is_worth_a_look_where_a_faster_one_is_named(found) -> 
     assert found((LO, ETH, FAST), ["10.1.0.1"], **TWO_NODES)["gloo"].state == "ok"
 
 
-def test_interfaces_that_are_asked_for_and_are_not_there_are_named(found) -> None:
+def test_interfaces_that_are_requested_and_are_not_there_are_named(found) -> None:
     gloo = found((LO, ETH), ["127.0.0.1"], GLOO_SOCKET_IFNAME="ib7")["gloo"]
     assert gloo.state == "wrong" and "there is no ib7" in gloo.found and "eth0, lo" in gloo.advice
     nccl = found((LO, ETH), ["127.0.0.1"], gpus=2, NCCL_SOCKET_IFNAME="=ib7")["NCCL's sockets"]

@@ -41,5 +41,5 @@ def test_clocks_that_agree_or_may_agree_are_well() -> None:
         assert (found.name, found.state) == ("clocks", "ok")
 
 
-def test_nothing_is_said_of_the_clock_of_one_host() -> None:
+def test_the_clock_of_one_host_is_not_reported() -> None:
     assert compare_clocks({}, RANKS) == []

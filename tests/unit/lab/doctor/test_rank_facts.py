@@ -19,14 +19,14 @@ def facts(rank: int) -> RankFacts:
     return collect_facts(world, OWN, {"torch": "2.15", "cpu": "fast", "nccl": ""}, {}, device="cpu")
 
 
-def test_a_rank_says_what_it_is_and_reads_as_it_was_written() -> None:
+def test_a_rank_reports_what_it_is_and_reads_as_it_was_written() -> None:
     said = facts(2)
     assert (said.rank, said.local_world_size, said.versions) == (2, 3, {"torch": "2.15"})
     assert said.own == OWN and said.host and said.label == f"rank 2 ({said.host})"
     assert RankFacts.from_json(said.to_json()) == said
 
 
-def test_another_paceline_may_say_more_or_less() -> None:
+def test_another_paceline_may_send_more_or_less() -> None:
     values = json.loads(facts(1).to_json())
     values["colour"] = "blue"
     values["own"][0]["mood"] = "good"

@@ -40,14 +40,14 @@ def test_a_rank_that_does_not_come_is_named(taken: int) -> None:
     assert "MASTER_PORT" in missing.advice
 
 
-def test_a_port_that_is_taken_is_told_once(taken: int) -> None:
+def test_a_port_that_is_taken_is_reported_once(taken: int) -> None:
     world = World(world_size=2, local_world_size=2, master_port=taken)
     (found,) = check_ranks(world, []) or ()
     assert (found.name, found.state) == ("ranks", "wrong") and f"{taken} is in use" in found.found
     assert check_ranks(world, [DoctorFinding.problem("port", f"{taken} is in use by python", "end it")]) == ()
 
 
-def test_a_rank_that_does_not_reach_rank_0_says_so_itself(taken: int) -> None:
+def test_a_rank_that_does_not_reach_rank_0_reports_it_itself(taken: int) -> None:
     with pytest.raises(WorldError, match=r"^MASTER_ADDR: rank 1 cannot reach rank 0") as caught:
         check_ranks(World(rank=1, world_size=2, local_rank=1, local_world_size=2, master_port=free_port()), [])
     assert caught.value.is_claimed
@@ -82,13 +82,13 @@ def test_a_rank_that_is_lost_is_a_finding_beside_those_before_it(met) -> None:
     assert check_ranks(PAIR, []) == (silent,), "one finding for one fault"
 
 
-def test_a_rank_that_another_has_left_says_so_itself(met) -> None:
+def test_a_rank_whose_peer_has_exited_reports_it_itself(met) -> None:
     met(LOST)
     with pytest.raises(PeerLostError):
         check_ranks(World(rank=1, world_size=2, master_addr="10.0.0.1", master_port=29_500), [])
 
 
-def test_ranks_that_say_nothing_are_named_beside_what_others_find() -> None:
+def test_ranks_that_are_silent_are_named_beside_what_others_find() -> None:
     store = HashStore()
     shm = DoctorFinding.warning("shared memory", "none", "mount it")
     exchange_facts(store, RankFacts(3, "b", "b", local_rank=1, own=(shm,)), 4, 0.01)
@@ -100,7 +100,7 @@ def test_ranks_that_say_nothing_are_named_beside_what_others_find() -> None:
     assert other == shm.with_location("rank 3 (b)")
 
 
-def test_what_was_timed_before_a_failure_is_told(met, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_timed_before_a_failure_is_reported(met, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(here: object, device: object) -> None:
         raise RuntimeError("Timed out waiting")
 

@@ -43,7 +43,7 @@ def free() -> str:
         return str(server.getsockname()[1])
 
 
-def test_who_starts_ranks_is_told(found) -> None:
+def test_who_starts_ranks_is_reported(found) -> None:
     assert found() == {"launcher": DoctorFinding.ok("launcher", "none: set --ranks for several processes")}
     assert found(**TORCHRUN)["launcher"].found.startswith("torchrun: rank 1 of 4 (RANK=1, WORLD_SIZE=4")
     assert found(**STEP)["launcher"].found.startswith("slurm: rank 0 of 2 (")
@@ -123,6 +123,6 @@ def test_who_holds_a_port_of_another_s_processes_cannot_be_seen(tmp_path: Path) 
     ("left_s", "state", "says"),
     [(7200, "ok", "2:00:00 h of the job"), (120, "look", "2:00 min of the job"), (-1, "look", "past its time limit")],
 )
-def test_the_time_that_a_job_has_left_is_told(found, left_s: int, state: str, says: str) -> None:
+def test_the_time_that_a_job_has_left_is_reported(found, left_s: int, state: str, says: str) -> None:
     left = found(SLURM_JOB_END_TIME=str(int(NOW_S) + left_s))["time left"]
     assert left.state == state and says in left.found

@@ -28,14 +28,14 @@ def found(folder: Path, step_s: float = 0.01, **environ: str) -> dict[str, Docto
     return {finding.name: finding for finding in check_storage(here)}
 
 
-def test_room_and_speed_are_told_and_nothing_stays(tmp_path: Path) -> None:
+def test_room_and_speed_are_reported_and_nothing_stays(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     told = found(tmp_path / "runs")
     assert told["disk"].found.endswith(f" free at {tmp_path}/runs") and told["disk speed"].state == "ok"
     assert not list((tmp_path / "runs").iterdir())
 
 
-def test_a_folder_that_is_not_there_yet_is_judged_by_the_one_above(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_there_yet_is_rated_by_the_one_above(tmp_path: Path) -> None:
     assert found(tmp_path / "a" / "b")["disk"].found.endswith(f" free at {tmp_path}/a/b")
     assert not list(tmp_path.iterdir())
 

@@ -81,7 +81,9 @@ def test_what_is_minimised_is_the_error_of_the_logarithm() -> None:
         (PLACES[:4], {"t_s", "c1_s", "c2_s", "f_s"}),
     ],
 )
-def test_terms_that_points_do_not_tell_are_left_out(places: tuple[tuple[int, int, int], ...], names: set[str]) -> None:
+def test_terms_that_points_do_not_identify_are_left_out(
+    places: tuple[tuple[int, int, int], ...], names: set[str]
+) -> None:
     measured = points(TRUE, places)
     found = fit_formula(TWO_LEVELS, measured)
     assert {term.name for term in found.terms} == names

@@ -56,14 +56,14 @@ def test_the_study_in_fp16_foretells_a_second_node() -> None:
     assert abs(at_8.time_s / took("quant", 8) - 1) < 0.04
 
 
-def test_the_post_is_predicted_too_fast_and_its_interval_says_so() -> None:
+def test_the_post_is_predicted_too_fast_and_its_interval_shows_it() -> None:
     """2 ranks cost more of a step than 4 do there, which no point of 1 and 2 tells."""
     (at_4,) = predicted(first("ddp-post", 2), (4,), 4).predictions
     assert -0.25 < at_4.time_s / took("ddp-post", 4) - 1 < 0
     assert at_4.low_s < took("ddp-post", 4) < at_4.high_s
 
 
-def test_a_batch_and_images_that_are_not_said_are_those_of_the_most_ranks() -> None:
+def test_a_batch_and_images_that_are_not_given_are_those_of_the_most_ranks() -> None:
     points = (ScalingPoint(4, 1, 64, 500.0, 3.0), ScalingPoint(1, 1, 128, 1000.0, 9.0))
     assert (
         build_request(points, [8], ranks_per_node=4).rank_batch,
@@ -119,7 +119,7 @@ def test_one_rank_is_efficient_and_costs_nothing_more() -> None:
     assert (each.efficiency, each.dominates, each.cost) == (pytest.approx(1.0), "", None)
 
 
-def test_speeds_have_no_start_up_and_it_is_said() -> None:
+def test_speeds_have_no_start_up_and_it_is_noted() -> None:
     speeds = first("nersc", 8)
     assert are_speeds(speeds)
     found = predicted(speeds, (16,), 8)
@@ -148,7 +148,7 @@ def test_speeds_have_no_start_up_and_it_is_said() -> None:
         ),
     ],
 )
-def test_what_the_points_leave_open_is_said(points: tuple[ScalingPoint, ...], note: str) -> None:
+def test_what_the_points_leave_open_is_reported(points: tuple[ScalingPoint, ...], note: str) -> None:
     notes = predicted(points, (4,), 2).notes
     assert any(each.startswith(note) for each in notes), notes
 

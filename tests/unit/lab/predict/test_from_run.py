@@ -76,7 +76,7 @@ def test_what_was_measured_is_predicted_as_it_was(nodes, bytes_per_s, alone):
     assert found.points[0].fitted_s == pytest.approx(TWO.step_s)
 
 
-def test_what_the_model_says_of_the_measured_step_is_reckoned_and_not_repeated():
+def test_the_measured_step_is_predicted_by_the_model_and_not_repeated():
     model = dataclasses.replace(build_step_model(TWO, NETWORK), left_s=0.0)
     (point,) = predict_from_run(model, asked(4)).points
     assert (point.time_s, point.fitted_s) == (1.0, pytest.approx(model.fitted_s()))
@@ -101,7 +101,7 @@ def test_without_a_wire_or_stragglers_more_ranks_take_as_long():
     assert found == [pytest.approx(ONE.step_s)] * 3
 
 
-def test_each_part_of_a_step_is_what_it_says():
+def test_each_part_of_a_step_is_as_documented():
     (found,) = predict_from_run(build_step_model(TWO, NETWORK), asked(4)).predictions
     num_steps = 6400 / (4 * 32)
     # Rings of four send 1.5 MB a bucket in 6 hops: 0.156 s each. The second is ready after 0.2 s, when the first is
@@ -140,7 +140,7 @@ def test_efficiency_is_of_one_rank_with_the_same_start():
     assert found.efficiency == pytest.approx((200 * 0.6 + 20) / (4 * found.time_s))
 
 
-def test_a_rank_batch_that_was_not_measured_is_said_to_be():
+def test_a_rank_batch_that_was_not_measured_is_noted():
     twice = asked(4, rank_batch=64)
     found = predict_from_run(build_step_model(TWO, NETWORK), twice)
     assert any("rank batch: 64 was not measured" in note for note in found.notes)
@@ -160,7 +160,7 @@ def test_a_network_that_explains_too_much_within_a_node_makes_none_faster_betwee
     assert model.compute_parts(4, asked(4))[OVERHEAD_PART] == 0
 
 
-def test_what_is_within_a_node_tells_nothing_of_more_nodes():
+def test_a_network_within_a_node_predicts_no_other_nodes():
     model = build_step_model(TWO, build_network("nvlink4", ranks_per_node=8))
     eight = PredictionRequest((8,), 8, 32, 6400)
     assert predict_from_run(model, eight).network == "nvlink4 (370 GB/s and 1.64 us a hop within a node)"
@@ -168,7 +168,7 @@ def test_what_is_within_a_node_tells_nothing_of_more_nodes():
         predict_from_run(model, dataclasses.replace(eight, at=(8, 16)))
 
 
-def test_the_latest_of_many_is_as_late_as_tables_say():
+def test_the_latest_of_many_is_as_late_as_in_tables():
     # The exact values are Teichroew's (1956, Annals of Mathematical Statistics 27, 410-426); Blom's are within 5 %.
     for ranks, exact in ((2, 0.56419), (4, 1.02938), (10, 1.53875), (20, 1.86748)):
         assert expected_lateness(ranks) == pytest.approx(exact, rel=0.05)
@@ -251,7 +251,7 @@ def test_a_profile_of_ranks_is_read_as_means_over_them(tmp_path: Path):
     assert found.notes == ()
 
 
-def test_a_profile_of_one_rank_guesses_what_needs_more_and_says_so(tmp_path: Path):
+def test_a_profile_of_one_rank_guesses_what_needs_more_and_notes_it(tmp_path: Path):
     found = read_measured_step(write_run(tmp_path, result(1), {"cost": {"parameters": 1000}}), ranks_per_node=8)
     assert (found.exposed_s, found.data_s) == (pytest.approx(0.3), pytest.approx(0.1))
     assert sum(bucket.num_bytes for bucket in found.buckets) == 4000
@@ -259,19 +259,19 @@ def test_a_profile_of_one_rank_guesses_what_needs_more_and_says_so(tmp_path: Pat
     assert [note.partition(":")[0] for note in found.notes] == ["stragglers", "buckets"]
 
 
-def test_a_run_that_says_nothing_of_its_gradients_is_an_error_in_one_line(tmp_path: Path):
+def test_a_run_that_has_nothing_about_its_gradients_is_an_error_in_one_line(tmp_path: Path):
     silent = read_measured_step(write_run(tmp_path, result(2), {}), ranks_per_node=8)
     with pytest.raises(RecipeError, match="run `paceline profile`") as raised:
         build_step_model(silent, NETWORK)
     assert "\n" not in str(raised.value)
 
 
-def test_a_run_of_one_rank_that_is_to_tell_of_computing_alone_need_not(tmp_path: Path):
+def test_a_run_of_one_rank_that_gives_compute_alone_need_not(tmp_path: Path):
     silent = read_measured_step(write_run(tmp_path, result(1, stages={}), {}), ranks_per_node=8)
     assert build_step_model(TWO, NETWORK, silent).busy_s == TWO.busy_s
 
 
-def test_ranks_of_other_launchers_are_as_many_to_a_node_as_is_said(tmp_path: Path):
+def test_ranks_of_other_launchers_are_as_many_to_a_node_as_requested(tmp_path: Path):
     over_nodes = result(4, provenance={"launcher": "slurm"})
     folder = write_run(tmp_path, over_nodes, {"communication": BUCKETS})
     assert read_measured_step(folder, ranks_per_node=2).nodes == 2
@@ -297,7 +297,7 @@ def test_what_sends_otherwise_than_ddp_is_refused(tmp_path: Path, setting: dict[
     assert "\n" not in str(raised.value)
 
 
-def test_assumed_buckets_are_as_large_and_as_small_as_the_recipe_says(tmp_path: Path):
+def test_assumed_buckets_are_as_large_and_as_small_as_the_recipe_states(tmp_path: Path):
     profile = {"cost": {"parameters": 1 << 20}}
     sizes = []
     for name, settings in (
@@ -340,7 +340,7 @@ def test_a_damaged_folder_is_an_error_in_one_line(tmp_path: Path, name: str, tex
     assert says in str(raised.value) and "\n" not in str(raised.value)
 
 
-def test_what_is_no_run_is_told_what_it_is(tmp_path: Path):
+def test_a_path_that_is_no_run_is_named_as_what_it_is(tmp_path: Path):
     (tmp_path / "scale" / "trials").mkdir(parents=True)
     (tmp_path / "scale" / "points.csv").write_text("")
     (tmp_path / "times.csv").write_text("")

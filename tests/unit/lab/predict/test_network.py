@@ -92,7 +92,7 @@ def test_a_measured_network_is_a_ring_over_more_ranks_too():
     assert all_reduce_time_s(MB, 4, 1, network) == pytest.approx(ring_time_s(MB, 4, SLOW))
 
 
-def test_two_sizes_leave_nothing_over_but_what_they_scatter_by_is_told():
+def test_two_sizes_leave_nothing_over_but_what_they_scatter_by_is_reported():
     exact = times(2, 1e-3, 1e6)[:2]
     wide = [each.model_copy(update={"p10_s": 0.9 * each.median_s, "p90_s": 1.1 * each.median_s}) for each in exact]
     none, some, three = (fit_link("gloo", 2, 1, each) for each in (exact, wide, [*wide, wide[0]]))
@@ -161,7 +161,7 @@ def test_users_give_latency_and_bandwidth_of_their_own():
         ("missing.json", "cannot be read"),
     ],
 )
-def test_a_network_that_nobody_knows_is_an_error_in_one_line(name, says):
+def test_a_network_that_no_one_knows_is_an_error_in_one_line(name, says):
     with pytest.raises(RecipeError, match="--network") as raised:
         build_network(name, ranks_per_node=8)
     assert says in str(raised.value) and "\n" not in str(raised.value)
@@ -174,7 +174,7 @@ def test_a_file_that_is_no_collective_is_an_error_in_one_line(tmp_path: Path):
     assert "\n" not in str(raised.value)
 
 
-def test_every_network_says_where_its_numbers_are_from():
+def test_every_network_states_where_its_numbers_are_from():
     links = [*INTRA_NODE_LINKS.values(), *INTER_NODE_LINKS.values()]
     assert len(links) > 8
     assert all(link.source and 0 < link.low <= link.bytes_per_s <= link.high for link in links)

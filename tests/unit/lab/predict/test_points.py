@@ -47,14 +47,14 @@ def test_comments_empty_lines_byte_order_marks_and_other_ends_of_lines_are_no_ma
         (HEADINGS + '1,1,"8,80,4\n', "t.csv:2: is not CSV: "),
     ],
 )
-def test_a_fault_is_told_in_one_line_with_its_place(text: str, message: str) -> None:
+def test_a_fault_is_reported_in_one_line_with_its_place(text: str, message: str) -> None:
     with pytest.raises(DataError) as told:
         parse_points(text, "t.csv")
     assert str(told.value).startswith(message)
     assert "\n" not in str(told.value)
 
 
-def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_reported(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"none\.csv: cannot be read: No such file"):
         read_points(tmp_path / "none.csv")
     (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00")

@@ -53,5 +53,5 @@ def test_a_small_network_is_one_assumed_bucket():
     assert assume_buckets(1000, 3.0) == (GradientBucket(1000, 0.0),)
 
 
-def test_buckets_of_a_size_that_was_asked_for_have_it_from_the_first_on():
+def test_buckets_of_a_size_that_was_requested_have_it_from_the_first_on():
     assert [bucket.num_bytes for bucket in assume_buckets(10, 3.0, 4)] == [4, 4, 2]
