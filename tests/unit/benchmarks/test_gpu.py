@@ -1,4 +1,4 @@
-"""The program that measures a GPU runs as a whole on a CPU, on next to nothing, and keeps what it has at any moment."""
+"""The GPU benchmark runs as a whole on a CPU, on tiny inputs, and its record is complete at any moment."""
 
 import importlib
 import json

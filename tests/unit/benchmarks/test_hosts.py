@@ -1,4 +1,4 @@
-"""Three and four hosts were predicted from one and two, before they were run: the record is reckoned anew."""
+"""Predictions for three and four hosts from one and two, compared with the recorded runs."""
 
 import importlib
 import json

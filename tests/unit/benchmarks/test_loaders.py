@@ -1,4 +1,4 @@
-"""The arithmetic of the loader benchmark, and the stopwatch that ours and others are timed by."""
+"""The arithmetic of the loader benchmark, and the stopwatch for all contenders."""
 
 import importlib
 import sys

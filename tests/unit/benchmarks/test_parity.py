@@ -1,4 +1,4 @@
-"""The arithmetic of the parity benchmark, whose turn it is, and the folders that it makes."""
+"""The parity benchmark: its arithmetic, its order of runs, and the folders that it makes."""
 
 import importlib
 import math

@@ -1,4 +1,4 @@
-"""The record of predicted tables is what the code says today, and the documented figures are the record's."""
+"""The record of predicted tables is reproducible, and the documented figures are the record's."""
 
 import importlib
 import json

@@ -1,4 +1,4 @@
-"""What both searches have found is compared in pairs that take turns, each on samples of its own."""
+"""Winners of both searches are compared in alternating pairs, each pair on its own samples."""
 
 import importlib
 import sys

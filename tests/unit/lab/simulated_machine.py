@@ -1,4 +1,4 @@
-"""A made-up machine: how fast it trains a recipe, and to which loss, are functions of the recipe."""
+"""A simulated machine: how fast it trains a recipe, and to which loss, are functions of the recipe."""
 
 import json
 from collections.abc import Callable

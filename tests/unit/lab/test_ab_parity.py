@@ -1,4 +1,4 @@
-"""Losses of pairs of runs tell whether two settings train alike, or that they do not tell."""
+"""Losses of pairs of runs show whether two settings train alike, or leave it open."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Pairs of runs settle what is faster; what failed, and what cannot be compared, is said."""
+"""A/B tests find the faster setting, and report failures and settings that cannot be compared."""
 
 import math
 from pathlib import Path

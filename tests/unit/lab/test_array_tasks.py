@@ -1,4 +1,4 @@
-"""An experiment's parts are listed without looking at the machine, and come to what the whole comes to by itself."""
+"""Tasks of an experiment are listed without looking at the machine, and give the results of the whole experiment."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Which batches, warm-ups and rules are combined, and when whole runs of them reached a target."""
+"""Batch-size studies: the combinations they run, and when full runs reached a target."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""The shipped ladders of data: whatever is kept of a rung's ladder, the rungs above it fit what it leaves."""
+"""The shipped ladders of data formats: every rung fits whichever of the rungs below were kept."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What is found in a split: its classes, sizes, formats and bytes, whole or of some of its images."""
+"""Statistics of a split: classes, sizes, formats and bytes, of all images or of some."""
 
 import math
 from io import BytesIO

@@ -1,4 +1,4 @@
-"""A ladder is climbed in pairs: what is faster and trains alike is kept, all others stay in the table with a reason."""
+"""A ladder is measured in pairs: a rung is kept if it is faster and trains alike."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""The ladder `auto` takes the moves that a verdict calls for, and ends where there is too little to win."""
+"""The ladder `auto` proposes candidates for the bottleneck, and ends where there is too little to gain."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""A ladder file says what it says, and what it gets wrong is told with the file and the line."""
+"""Ladder files are read and written, and errors name the file and the line."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Who is timed with whom, and when."""
+"""Pairs of ranks are scheduled in rounds."""
 
 from itertools import combinations
 

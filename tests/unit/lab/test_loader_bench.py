@@ -1,4 +1,4 @@
-"""Measuring loaders: windows, turns, who takes part, and what comes of it. Speeds themselves are not tested."""
+"""The loader benchmark: windows, turns, contenders and their results. Speeds themselves are not tested."""
 
 import os
 import signal

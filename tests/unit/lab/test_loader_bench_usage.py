@@ -1,4 +1,4 @@
-"""What a process tree takes, read from a made-up /proc and from the real one; and the kernel's page cache."""
+"""Usage of a process tree, read from a made-up /proc and from the real one; and the kernel's page cache."""
 
 import os
 

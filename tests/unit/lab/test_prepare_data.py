@@ -1,4 +1,4 @@
-"""Data made for trials: once, whole, of this source, and refused where there is nothing to make or no room."""
+"""Data are prepared once, complete and of the right source, and refused if there is nothing to convert or no room."""
 
 import subprocess
 import sys

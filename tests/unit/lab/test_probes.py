@@ -1,4 +1,4 @@
-"""What a profile measures: for every shipped recipe a run of a few steps, and probes that fit it."""
+"""For every preset a profile has a run of a few steps, and probes that fit it."""
 
 from math import prod
 

@@ -1,4 +1,4 @@
-"""Runs are compared within a turn, and what scatters too much to be told is said to."""
+"""Runs are compared within a turn, and inconclusive comparisons are marked."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a run that is measured more closely adds: buckets beside what the base waits for, and a check of a trace."""
+"""An instrumented run adds bucket timings to the base's communication, and a check of its trace."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""Cases are run in turns; the same run is not tried again once it has failed, one of another seed is."""
+"""Cases run in turns; a failed run is not repeated, except with another seed."""
 
 from pathlib import Path
 

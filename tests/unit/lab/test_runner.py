@@ -1,4 +1,4 @@
-"""Trials run in turns, are read from their run directories, and leave no process behind."""
+"""Trials run in child processes, are read from their run directories, and leave no process behind."""
 
 import signal
 import subprocess

@@ -1,4 +1,4 @@
-"""What makes a run of before another one than would be made here, and how a machine is asked what it is."""
+"""Existing runs are reused unless hardware, versions or code differ; a process describes its machine."""
 
 import json
 import subprocess

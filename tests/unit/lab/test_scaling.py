@@ -1,4 +1,4 @@
-"""Which ranks are measured with which batch, and what their runs say."""
+"""Scaling studies: which ranks run with which batch, and the speedups of their runs."""
 
 from collections.abc import Sequence
 from dataclasses import replace

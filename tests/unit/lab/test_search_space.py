@@ -1,4 +1,4 @@
-"""Moves fit the recipe and the machine they are proposed for, and come in the order that a verdict calls for."""
+"""Candidates fit the recipe and the machine, and those for the bottleneck come first."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A sweep: which values are measured, what they come to, and which of them cannot be told from the fastest."""
+"""A sweep: its values, their measurements, and values that are not distinguishable from the fastest."""
 
 from pathlib import Path
 

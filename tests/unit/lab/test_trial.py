@@ -1,4 +1,4 @@
-"""A trial is a variation of a recipe, the words that run it, and a folder of its own."""
+"""A trial is a variation of a recipe, the command that runs it, and its own folder."""
 
 import sys
 from pathlib import Path

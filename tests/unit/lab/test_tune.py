@@ -1,4 +1,4 @@
-"""A search finds what is faster and trains as before, with few runs, and says what became of all that it tried."""
+"""A search finds faster settings that train alike in few runs, and reports all that it tried."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""A tuned recipe is the one it came from with the best settings over it, wherever it lies."""
+"""A tuned recipe extends the original with the best settings, wherever its file lies."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The networks of airbench: sizes, pooling, initial weights, and that they learn."""
+"""The airbench networks: sizes, pooling, initial weights, and that they learn."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What `build_model` returns for a recipe's `model` section: sizes, costs, shapes, initial weights."""
+"""`build_model` builds the models of a recipe's `model` section: sizes, costs, shapes, initial weights."""
 
 import pytest
 import torch

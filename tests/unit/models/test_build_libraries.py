@@ -1,4 +1,4 @@
-"""Networks of torchvision and timm, and the one-line errors about names and settings."""
+"""Models of torchvision and timm, and the one-line errors about names and settings."""
 
 import sys
 

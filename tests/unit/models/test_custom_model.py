@@ -1,4 +1,4 @@
-"""A user's own network: made by its contract, tried before training, refused in one line."""
+"""A custom model: built by its contract, tried before training, refused in one line."""
 
 import dataclasses
 import sys

@@ -1,4 +1,4 @@
-"""Stochastic depth: which samples are left out, and what that does on average."""
+"""Stochastic depth: which samples are dropped, and the expectation."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The empty network costs next to nothing, and trains, compiles and is refused settings as any other."""
+"""The empty model costs next to nothing, and trains, compiles and refuses settings like any other."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""`models.cost`: FLOPs, parameters and traffic of a network, against counts by hand and by others."""
+"""FLOPs, parameters and traffic of models, against counts by hand and by other tools."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What `model.freeze` names is not trained and keeps still, whatever the network; what it cannot name is one line."""
+"""`model.freeze` freezes parameters and modules of any model; patterns that match nothing are one-line errors."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""Networks made to read another number of channels."""
+"""Models adapted to another number of input channels."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""A network that is evaluated in between gets back the modes that it had, by its own `train()`."""
+"""After an evaluation every module has its mode back, through the model's own `train()`."""
 
 import pytest
 from torch import nn

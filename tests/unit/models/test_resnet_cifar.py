@@ -1,4 +1,4 @@
-"""Our residual networks against torchvision's, and what drops and zeroes their branches."""
+"""The residual networks against torchvision's, with stochastic depth and zero-initialized branches."""
 
 import pytest
 import torch

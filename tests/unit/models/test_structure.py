@@ -1,4 +1,4 @@
-"""Which layer a parameter is of: what timm says of its networks, and one rule for all others."""
+"""Layer numbers of parameters: timm's own for its models, one rule for all others."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""What is refused before anything is allocated."""
+"""Models that do not fit are refused before anything is allocated."""
 
 from typing import Any
 

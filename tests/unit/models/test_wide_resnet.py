@@ -1,4 +1,4 @@
-"""The DDP course's network against facts of the one that its material prints, written down from a transcription."""
+"""The DDP course's network against facts of the one that its material prints, from a transcription."""
 
 import math
 

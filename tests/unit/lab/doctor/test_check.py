@@ -1,4 +1,4 @@
-"""Findings: what they hold, what they say in JSON, and which of several is the worst."""
+"""Findings: their fields, their JSON, and the worst of several."""
 
 import pytest
 

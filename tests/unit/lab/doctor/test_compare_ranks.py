@@ -1,4 +1,4 @@
-"""What ranks must have in common, by what each says of itself: every fault is named once, with its ranks."""
+"""Every difference between ranks is reported once, with its ranks."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""GPUs: what torch, NCCL and NVML say of them, each a stand-in; on a machine without GPUs nobody is asked."""
+"""GPUs, from stand-ins of torch, NCCL and NVML; without GPUs none of them is queried."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The whole machine, as it is: all of it is looked at once, and this one is fit for a run."""
+"""All checks of this machine run once, and it is fit for a run."""
 
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path

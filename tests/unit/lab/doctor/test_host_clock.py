@@ -1,4 +1,4 @@
-"""The clock: whether somebody keeps it right, and when that matters."""
+"""The clock is synchronized, or that matters on several nodes."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Cores: what affinity and quota leave of them, what Slurm was asked for, and which are near a GPU."""
+"""Cores: affinity, quota, the request to Slurm, and which are near a GPU."""
 
 import os
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What other processes use of the cores now, from a made-up /proc and beside real busy processes."""
+"""Load of other processes, from a made-up /proc and beside real busy processes."""
 
 import os
 import subprocess

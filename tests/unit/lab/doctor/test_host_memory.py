@@ -1,4 +1,4 @@
-"""Memory, shared memory, open files: what a run needs of each, and what a machine has."""
+"""Memory, shared memory and open files: what a run needs, and what the machine has."""
 
 import resource
 import shutil

@@ -1,4 +1,4 @@
-"""Interfaces of this machine, and the one that ranks would listen on."""
+"""Network interfaces of this machine, and the one that gloo listens on."""
 
 import socket
 

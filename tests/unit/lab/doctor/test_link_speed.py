@@ -1,4 +1,4 @@
-"""Whether links are as fast as they are made for, from what all-reduces took."""
+"""Links are rated by the times of all-reduces."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Names and interfaces: what this host is called, what gloo and NCCL would take, and when that cannot work."""
+"""Host names and interfaces: what gloo and NCCL would use, and when that cannot work."""
 
 import socket
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Clocks of hosts, compared through a store by two threads that stand for two ranks."""
+"""Clocks of hosts, compared through a store by two threads in place of two ranks."""
 
 import threading
 import time

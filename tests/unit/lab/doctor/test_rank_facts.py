@@ -1,4 +1,4 @@
-"""What ranks tell one another, also when they do not run the same paceline."""
+"""Ranks exchange their facts, also with different versions of paceline."""
 
 import json
 import threading

@@ -1,4 +1,4 @@
-"""Ranks that do not come or stay, and a port that is taken: one finding for one fault, on rank 0."""
+"""Missing ranks, lost ranks and a used port: one finding per fault, on rank 0."""
 
 import contextlib
 import socket

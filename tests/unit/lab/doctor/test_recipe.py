@@ -1,4 +1,4 @@
-"""What a recipe needs of this machine, as training itself would refuse it."""
+"""A recipe's needs are checked as training itself would refuse them."""
 
 import shutil
 from collections import namedtuple

@@ -1,4 +1,4 @@
-"""Launchers, rank 0's address and port, and the time that is left: what fits, and what contradicts."""
+"""Launchers, rank 0's address and port, and the time left of a job."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""The folder of a run: whether it can be written, what room and what speed it has; and nothing stays in it."""
+"""The run directory: writable, its free space and its speed; and no file stays in it."""
 
 import errno
 import itertools

@@ -1,4 +1,4 @@
-"""What may never answer is left after a while; what answers, or fails, is heard."""
+"""Calls that do not answer are abandoned after a timeout; results and errors are passed on."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""A form is fitted exactly where points follow it, never with a negative cost, and only as far as points tell."""
+"""Formulas are fitted exactly where points follow them, without negative costs, as far as these identify them."""
 
 from collections.abc import Mapping
 from dataclasses import replace

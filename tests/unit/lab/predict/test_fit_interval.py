@@ -1,4 +1,4 @@
-"""An interval holds what is predicted, is the same each time, and is wider where less is known."""
+"""An interval holds the prediction, is reproducible, and is wider where less is known."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""From a table to a prediction: what is taken from the points, what is said of them, and figures of real tables."""
+"""Predictions from a table of points, their notes, and figures of published tables."""
 
 from pathlib import Path
 from random import Random

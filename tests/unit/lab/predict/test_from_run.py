@@ -1,4 +1,4 @@
-"""From a run's folder to steps on ranks that were not run; what was measured is predicted as it was."""
+"""Predictions of steps on other numbers of ranks from a run directory; the measured one is exact."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""What an all-reduce costs: by hand, in order, and from what was measured."""
+"""The cost of an all-reduce: by hand, monotonic, and from measurements."""
 
 from dataclasses import replace
 from pathlib import Path

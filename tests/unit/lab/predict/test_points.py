@@ -1,4 +1,4 @@
-"""A table of points is read whatever its columns' order, and each fault is told with its line."""
+"""Tables of points are read in any order of columns, and errors name the line."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Buckets on the wire: what backward hides, and what is left of them after it."""
+"""Gradient buckets: how much of their communication backward hides, and what is left."""
 
 import pytest
 
