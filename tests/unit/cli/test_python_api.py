@@ -41,7 +41,7 @@ def test_parts_are_named_by_import_path_and_words_may_give_them_args() -> None:
 
 
 def test_what_is_no_recipe_or_names_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"recipe: 3 is no recipe \(give a name"):
+    with pytest.raises(RecipeError, match=r"recipe: 3 is not a recipe \(give a name"):
         recipe_of(3)
     with pytest.raises(RecipeError, match=r"resume: needs the run to resume \(give its run_dir\)"):
         recipe_of({"extends": "digits"}, resume=True)

@@ -271,7 +271,7 @@ def test_invalid_arguments_are_one_line_with_the_fix() -> None:
     for error, args, options, message in [
         (RecipeError, MIXED, {"dtype": torch.uint8}, "use a float dtype"),
         (RecipeError, DIGITS, {"dtype": torch.int64}, "not a dtype of images"),
-        (RecipeError, (7,), {}, "no recipe"),
+        (RecipeError, (7,), {}, "not a recipe"),
         (WorldError, DIGITS, {"rank": 2, "world_size": 2}, "rank 2 of 2"),
         (WorldError, DIGITS, {"rank": 0}, "give both"),
         (RecipeError, DIGITS, {"rank": 0, "world_size": 3}, "does not divide over 3 ranks"),
