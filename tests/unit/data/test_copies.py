@@ -41,7 +41,7 @@ def test_five_of_each_kind_are_shown_and_all_are_counted():
     labels = [0] * num + [number % 2 for number in range(num)] + [0] * num
     found = copies(contents, labels, 2 * num)
     assert (found.images, found.samples, found.across_splits, found.in_two_classes) == (40, 120, 40, 20)
-    shown = [(pair.first, pair.in_two_classes) for pair in found.first]
+    shown = [(pair.first, pair.in_two_classes) for pair in found.examples]
     assert shown == [(n, True) for n in (1, 3, 5, 7, 9)] + [(n, False) for n in (0, 2, 4, 6, 8)]
 
 

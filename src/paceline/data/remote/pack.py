@@ -82,7 +82,7 @@ class RemoteShards:
     def __post_init__(self) -> None:
         folder = self.cache.get_shard_folder(self.digest)
         object.__setattr__(self, "_local", LocalShards(folder, self.files))
-        object.__setattr__(self, "_keep", _ShardFetcher(self.addresses, self.files, self.cache, folder))
+        object.__setattr__(self, "_fetch_shard", _ShardFetcher(self.addresses, self.files, self.cache, folder))
 
     def __len__(self) -> int:
         return len(self.files)
@@ -212,7 +212,7 @@ def _fetch_index(fetcher: Fetcher, address: RemoteUrl, header: PackHeader, index
     try:
         while not index.exists():
             lock = acquire_file_lock(partial, is_exclusive=True, should_wait=True)
-            assert lock is not None, "take() waits"
+            assert lock is not None, "acquire_file_lock waits"
             with contextlib.closing(lock):
                 if index.exists():
                     lock.remove()

@@ -64,12 +64,12 @@ class RemoteUrl:
         return f"{url_origin(self.url)}{self.parts.path}"
 
     def join(self, name: str) -> "RemoteUrl":
-        """Return the URL of the file `file_name` in this folder."""
+        """Return the URL of the file `name` in this folder."""
         path = f"{self.parts.path.rstrip('/')}/{name}"
         return RemoteUrl(self.parts._replace(path=path).geturl())
 
     def sibling(self, name: str) -> "RemoteUrl":
-        """Return the URL of the file `file_name` in the folder of this file."""
+        """Return the URL of the file `name` in the folder of this file."""
         path = self.parts.path.rstrip("/").rpartition("/")[0]
         return RemoteUrl(self.parts._replace(path=f"{path}/{name}").geturl())
 

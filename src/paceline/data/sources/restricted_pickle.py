@@ -19,9 +19,9 @@ class RefusedPickleError(ValueError):
 # A pickle can call every global that it names. `RestrictedUnpickler` resolves only the globals that the caller allows,
 # and the opcodes are checked first, so that a small file cannot allocate much memory.
 class RestrictedUnpickler(pickle.Unpickler):
-    """Build plain values: None, bool, numbers, str, bytes, tuples, lists, sets, dicts, and the `admitted` globals.
+    """Build plain values (None, bool, numbers, str, bytes, tuples, lists, sets, dicts) and the allowed globals.
 
-    `admitted` maps dotted global names to their replacements.
+    `allowed_globals` maps dotted global names to their replacements.
     """
 
     def __init__(self, file: BinaryIO, *, allowed_globals: Mapping[str, object], encoding: str) -> None:

@@ -36,7 +36,7 @@ def test_labels_names_order_facts_and_digest_are_those_of_the_source(core, photo
         assert each.info == other.info and len(each) == len(other) > 2
         assert each.labels.tolist() == other.labels.tolist()
         for index in range(len(each)):
-            assert each.name_of(index) == other.path_of(index).relative_to(other.root).as_posix()
+            assert each.name_of(index) == other.get_path(index).relative_to(other.root).as_posix()
     assert digest_datasets(found) == digest_datasets(photos)
 
 
@@ -168,7 +168,7 @@ def test_what_was_replaced_under_its_name_meanwhile_is_packed_anew(
     monkeypatch.setattr("paceline.data.convert.pack_writer._MARKS_PER_TASK", 3)
     with pytest.raises(StopError):
         write_pack(photos, tmp_path / "p", PackOptions(**options), stop_after(9), 1)
-    path = photos.train.path_of(at) if at < 7 else photos.val.path_of(at - 7)
+    path = photos.train.get_path(at) if at < 7 else photos.val.get_path(at - 7)
     path.write_bytes(make_photo(99, 33, 22))
     told = []
     write_pack(photos, tmp_path / "p", PackOptions(**options), lambda done, total: told.append(done), 2)
@@ -179,7 +179,7 @@ def test_what_was_replaced_under_its_name_meanwhile_is_packed_anew(
 
 def test_a_file_of_the_same_size_is_another_by_its_time_and_the_same_with_it(core, photos, tmp_path, monkeypatch):
     monkeypatch.setattr("paceline.data.convert.pack_writer._FILES_PER_TASK", 1)
-    path, told = photos.train.path_of(3), []
+    path, told = photos.train.get_path(3), []
     status = path.stat()
     for later_ns, done in ((0, 5), (1, 3)):
         with pytest.raises(StopError):
@@ -214,7 +214,7 @@ def test_a_pack_that_was_packed_anew_is_found_out_by_its_checksums(core, folder,
     for _ in range(2):
         photos = load_folder(Folder(root=str(folder)))
         marks.append([build_mark_function(packed(photos, overwrite=True).train)(index) for index in range(7)])
-        photos.train.path_of(2).write_bytes(make_photo(98))
+        photos.train.get_path(2).write_bytes(make_photo(98))
     assert [index for index in range(7) if marks[0][index] != marks[1][index]] == [2]
 
 

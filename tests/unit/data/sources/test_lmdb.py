@@ -447,7 +447,7 @@ def test_a_sample_with_anothers_label_is_refused(write, refusal):
 def test_opening_reads_a_few_pages_however_many_samples_there_are(write):
     folder = write(made([b"x"] * 20_000))
     source = open_lmdb(folder / "data.mdb").train
-    assert source.tree._read_page.cache_info().currsize < 20
+    assert source.reader._read_page.cache_info().currsize < 20
     assert source.labels.nbytes == 4 * 20_000
 
 
