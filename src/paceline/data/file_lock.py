@@ -14,7 +14,7 @@ from paceline.core.run_dir import NO_LOCKS
 from paceline.data.files import printable
 
 
-# Unlike the record locks of `core.runlock`, `flock` locks can be shared and exclude other threads. A forked child
+# Unlike the record locks of `core.run_dir`, `flock` locks can be shared and exclude other threads. A forked child
 # inherits them, so only the process that took one releases it. A file system without locks protects nothing. The files
 # stay empty, and only a process with an exclusive lock removes one.
 @dataclass
@@ -66,11 +66,9 @@ def acquire_file_lock(path: Path, *, is_exclusive: bool, should_wait: bool) -> F
         except BaseException:
             os.close(descriptor)
             raise
-        if is_locked and _is_file_at(
-            path, descriptor
-        ):  # else another process has removed the file meanwhile: try again
+        if is_locked and _is_file_at(path, descriptor):
             return FileLock(path, descriptor, os.getpid())
-        os.close(descriptor)
+        os.close(descriptor)  # if it is locked, another process has removed the file meanwhile: try again
         if not is_locked:
             return None
 

@@ -91,11 +91,11 @@ class RandomAccessFiles:
         self._open = _build_file_opener()
 
     def read(self, number: int, start: int, length: int) -> bytes:
-        """Return `length` bytes of file `descriptor` starting at byte `start`."""
-        descriptor = self._open(self.paths[number], self.sizes[number])
-        data = os.pread(descriptor.descriptor, length, start)
+        """Return `length` bytes of file `number` starting at byte `start`."""
+        file = self._open(self.paths[number], self.sizes[number])
+        data = os.pread(file.descriptor, length, start)
         while len(data) < length:  # Linux returns at most 2 GiB per call, network file systems less
-            more = os.pread(descriptor.descriptor, length - len(data), start + len(data))
+            more = os.pread(file.descriptor, length - len(data), start + len(data))
             if not more:
                 raise OSError(errno.EIO, f"ends before byte {start + length:,}")
             data += more

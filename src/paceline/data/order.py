@@ -1,6 +1,6 @@
 """Sample order: the sample indices, random draws and image size of every batch. Torch-free.
 
-Everything here is a pure function of seed, epoch, step, rank and world size, so resuming means starting at another
+All of it is a pure function of seed, epoch, step, rank and world size, so resuming means starting at another
 step.
 """
 

@@ -84,7 +84,7 @@ class NoBatchTimer:
 
 
 class ClockBatchTimer:
-    """Time with the clock `now`, which returns seconds and is read once per call."""
+    """Time with the clock `clock`, which returns seconds and is read once per call."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._now = clock
@@ -168,7 +168,7 @@ class NoLoaderStats:
 
 
 class ClockLoaderStats:
-    """Aggregate with the clock `now`, in seconds, which the batch timers use too.
+    """Aggregate with the clock `clock`, in seconds, which the batch timers use too.
 
     `workers` is the number of workers while all live. They count as alive from their start to the last batch handed
     out, including pauses of the rank. Starting workers does not count as waiting.

@@ -115,7 +115,7 @@ class SideStreamCopy:
         self._sends += 1
         self._bytes += num_bytes
         current = torch.cuda.current_stream(self._device)
-        # The host runs about one step ahead of the GPU (`train.guard`), so this copy overlaps the previous step.
+        # The host runs about one step ahead of the GPU (`training.nonfinite`), so this copy overlaps the previous step.
         with torch.cuda.stream(self._stream):
             events = self._events.begin() if self._events else None
             sent = [tensor.to(self._device, non_blocking=True) for tensor in tensors]

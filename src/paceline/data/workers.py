@@ -93,7 +93,7 @@ class WorkerProgress:
         return [WorkerPosition(*row) for row in self._rows.tolist()]
 
     def find_worker(self, batch: int) -> tuple[int, WorkerPosition] | None:
-        """Return the worker at `set_batch` with its position, or None."""
+        """Return the number and position of the worker at `batch`, or None."""
         return next((entry for entry in enumerate(self.positions()) if entry[1].batch == batch), None)
 
 
@@ -147,7 +147,7 @@ def wait_for_workers(workers: Sequence[BaseProcess], progress: WorkerProgress, w
 
 
 def _have_started_or_died(workers: Sequence[BaseProcess], progress: WorkerProgress) -> bool:
-    started = sum(spot.pid >= 0 for spot in progress.positions())
+    started = sum(position.pid >= 0 for position in progress.positions())
     return started >= len(workers) or any(worker.exitcode is not None for worker in workers)
 
 
@@ -249,14 +249,18 @@ class WorkerSupervisor:
 
     def _raise_if_failed(self) -> None:
         dead = self._dead_worker
-        verdict = self._failure or (self._describe_death(dead) if dead else "")
-        if verdict:
+        failure = self._failure or (self._describe_death(dead) if dead else "")
+        if failure:
             self._kill()
-            raise WatchError(verdict)
+            raise WatchError(failure)
 
     def _describe_death(self, process: BaseProcess) -> str:
-        worker, spot = next(
-            ((worker, spot) for worker, spot in enumerate(self._progress.positions()) if spot.pid == process.pid),
+        worker, position = next(
+            (
+                (worker, position)
+                for worker, position in enumerate(self._progress.positions())
+                if position.pid == process.pid
+            ),
             (-1, WorkerPosition(-1, -1, -1)),
         )
         code = process.exitcode or 0
@@ -264,20 +268,20 @@ class WorkerSupervisor:
         hint = _HINT_BY_SIGNAL.get(signal.Signals(-code), "") if code < 0 else ""
         fix = f"{hint}; else " if hint else ""
         return (
-            f"data.workers: worker {worker} (pid {process.pid}) {end} {self._describe_position(spot)} "
+            f"data.workers: worker {worker} (pid {process.pid}) {end} {self._describe_position(position)} "
             f"({fix}check that image, or train with data.workers=0 to see the error)"
         )
 
     def _describe_hang(self) -> str:
         # DataLoader assigns batches round-robin, so the worker that all others wait for is the one at the lowest batch.
-        worker, spot = min(enumerate(self._progress.positions()), key=lambda item: item[1].batch)
+        worker, position = min(enumerate(self._progress.positions()), key=lambda item: item[1].batch)
         return (
-            f"data.worker_timeout: no batch for {self._timeout}: worker {worker} (pid {spot.pid}) hangs "
-            f"{self._describe_position(spot)} (check that image and its disk, or raise data.worker_timeout)"
+            f"data.worker_timeout: no batch for {self._timeout}: worker {worker} (pid {position.pid}) hangs "
+            f"{self._describe_position(position)} (check that image and its disk, or raise data.worker_timeout)"
         )
 
-    def _describe_position(self, spot: WorkerPosition) -> str:
-        if spot.batch < 0:
+    def _describe_position(self, position: WorkerPosition) -> str:
+        if position.batch < 0:
             return "before its first batch"
-        at = f", at sample {spot.sample}, {self._name_of(spot.sample)}" if spot.sample >= 0 else ""
-        return f"in {self._describe_batch(spot.batch)}{at}"
+        at = f", at sample {position.sample}, {self._name_of(position.sample)}" if position.sample >= 0 else ""
+        return f"in {self._describe_batch(position.batch)}{at}"

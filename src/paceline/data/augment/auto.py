@@ -113,7 +113,7 @@ def _posterize_bits(lost: int) -> Tensor:
 
 
 def _relative_to_one(change: GroupOperation) -> GroupOperation:
-    """Shift the amounts of `apply` by one, so that 0 leaves images unchanged."""
+    """Shift the amounts of `change` by one, so that 0 leaves images unchanged."""
     return lambda images, amounts: change(images, 1 + amounts)
 
 

@@ -20,7 +20,6 @@ from paceline.recipe.schema.base import Section
 from paceline.recipe.schema.data import Data
 
 
-# `data.sizing` builds the entries that resize single images, `data.mix` those that mix labels.
 def build_augments(sections: tuple[Section, ...], mean: tuple[float, ...]) -> tuple[Augment, ...]:
     """Build the augmentations of `data.augment` in order; `mean`, of pixels in [0, 1], is the fill color."""
     built = (

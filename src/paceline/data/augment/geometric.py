@@ -32,7 +32,7 @@ class Change(Protocol):
 
 
 class Augment(Protocol):
-    """Augment uint8 images [N, C, H, W] with `num_draws` draws per sample, in host memory if `has_host_augments`."""
+    """Augment uint8 images [N, C, H, W] with `num_draws` draws per sample, in host memory if `needs_host`."""
 
     @property
     def num_draws(self) -> int:
@@ -41,7 +41,7 @@ class Augment(Protocol):
 
     @property
     def alternating(self) -> bool:
-        """Whether the draws belong to the sample and alternate by epoch (see `data.draws`), instead of being fresh."""
+        """Whether the draws belong to the sample and alternate by epoch (`data.order.draw_uniform`)."""
         ...
 
     @property

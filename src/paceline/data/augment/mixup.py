@@ -156,7 +156,7 @@ def _mix_pairs(values: Tensor, weights: Tensor) -> Tensor:
 
 
 def build_mixer(chosen_sections: tuple[Section, ...], num_classes: int) -> Mixer:
-    """Return what `data.augment` ends in: mixup, cutmix, both, or nothing."""
+    """Build the mixer that `data.augment` ends in: mixup, cutmix, both, or none."""
     kinds: list[MixMethod] = []
     for section in chosen_sections:
         match section:

@@ -1,1 +1,1 @@
-"""Data convert."""
+"""Convert data sets: into packs and LMDBs, and packs back into folders."""

@@ -34,7 +34,7 @@ from paceline.data.pack.shards import HEADER_BYTES
 from paceline.data.sources.image_files import ImageFileSource
 
 _ROWS_PER_CHUNK = 1 << 18
-# Index columns that are fields of the journal.
+# Index columns that are fields of the log.
 _ROW_FIELDS = {
     "lengths": "length", "crc32s": "crc32", "labels": "label", "heights": "height", "widths": "width", "kinds": "kind",
 }  # fmt: skip
@@ -72,7 +72,7 @@ class SampleNames:
         return printable(name) if name else f"[{index}]"
 
 
-# The journal stays until the pack has its name, so an interrupted run repeats these steps.
+# The log stays until the pack has its name, so an interrupted run repeats these steps.
 def assemble_pack(
     partial: PartialPack,
     meta: PackMeta,
@@ -132,7 +132,7 @@ class _ShardExtent:
 
     @classmethod
     def from_rows(cls, rows: NDArray[np.void]) -> "list[_ShardExtent]":
-        """Return the shards of the journal's rows."""
+        """Return the shards of the log's rows."""
         numbers = rows["shard"]
         shards: list[_ShardExtent] = []
         start = 0

@@ -101,7 +101,7 @@ class EncodedSample:
     """A sample as stored in a pack: kind, bytes, upright size (0 if unknown or above 65,535) and label.
 
     `unchanged_reason` is the reason why a file is stored unchanged, "" otherwise; with `is_bad` it is the reason why
-    the image cannot be decoded. `mark` identifies the state of the file it was read from (`marks`).
+    the image cannot be decoded. `mark` identifies the state of the file it was read from (`build_mark_function`).
     """
 
     kind: int
@@ -122,7 +122,7 @@ class SampleEncoder:
     """Encode samples, from any number of threads.
 
     `index` is the native core's indexer, or None without the core. `resize` and `quality` are as in
-    `writer.PackOptions`. With `keeps_files` every file is stored unchanged after the same checks.
+    `pack_writer.PackOptions`. With `keeps_files` every file is stored unchanged after the same checks.
     """
 
     index: JpegIndexer | None
@@ -195,7 +195,7 @@ def build_bad_images_error(bad: Sequence[tuple[str, str]]) -> DataError:
 
 
 def _get_label(source: Source, number: int, error: DataError) -> int:
-    """Return the label of an unreadable sample. Raise `error` if the source cannot tell it without reading."""
+    """Return the label of an unreadable sample. Raise `error` if only reading would give it."""
     match source:
         case (
             ImageFileSource(labels=labels)
@@ -212,7 +212,7 @@ def _encode_record(record: bytes, label: int) -> EncodedSample:
     return EncodedSample(KIND_RECORD, record, *JpegRecord.from_bytes(record).size, label)
 
 
-def _encode_file(file: bytes, label: int, channels: Literal[1, 3], kept: str) -> EncodedSample:
+def _encode_file(file: bytes, label: int, channels: Literal[1, 3], unchanged_reason: str) -> EncodedSample:
     # Only decoding shows whether the file is readable, and its upright size.
     try:
         width, height = decode(file, channels=channels, name="").size
@@ -220,7 +220,7 @@ def _encode_file(file: bytes, label: int, channels: Literal[1, 3], kept: str) ->
         return EncodedSample(KIND_FILE, file, 0, 0, label, _get_reason(error), is_bad=True)
     if max(width, height) > _MAX_SIDE:
         height = width = 0
-    return EncodedSample(KIND_FILE, file, height, width, label, kept)
+    return EncodedSample(KIND_FILE, file, height, width, label, unchanged_reason)
 
 
 def _scale_down(image: Image.Image, resize: int) -> Image.Image:

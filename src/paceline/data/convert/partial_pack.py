@@ -25,13 +25,13 @@ from paceline.data.pack.format import ALIGNMENT, INDEX_NAME, KIND_PIXELS, align_
 from paceline.data.pack.shards import HEADER_BYTES
 
 LOG_NAME = "journal"
-# Samples are appended to data files, and a row of 48 bytes per sample to the journal. Data is synced to disk before its
+# Samples are appended to data files, and a row of 48 bytes per sample to the log. Data is synced to disk before its
 # rows, so a complete row implies its sample. Resuming truncates everything after the last valid row; the resulting
 # files are identical however often that happens. `assemble` turns the folder into a pack.
 #
-# A sample in the journal. `offset` counts from the start of the shard's data, `data_crc32` covers that data up to the
-# sample's end, `get_reason` is a number in `reasons.json` (0 for none), and `mark` is the state of its source file
-# (`marks`).
+# A sample in the log. `offset` counts from the start of the shard's data, `data_crc32` covers that data up to the
+# sample's end, `reason` is a number in `reasons.json` (0 for none), and `mark` is the state of its source file
+# (`encode.build_mark_function`).
 ROW_DTYPE = np.dtype([
     ("offset", "<u8"), ("length", "<u4"), ("crc32", "<u4"), ("label", "<i4"), ("height", "<u2"), ("width", "<u2"),
     ("kind", "u1"), ("is_bad", "u1"), ("reason", "<u2"), ("shard", "<u4"), ("data_crc32", "<u4"), ("mark", "<u8"),
@@ -129,7 +129,7 @@ class PartialPack:
         self._pending_bytes = 0
 
     def read_rows(self) -> NDArray[np.void]:
-        """Return the journal's rows of all samples, `ROW_DTYPE` [n], mapped."""
+        """Return the log's rows of all samples, `ROW_DTYPE` [n], mapped."""
         self.sync()
         return np.memmap(
             self.folder / LOG_NAME, dtype=ROW_DTYPE, mode="r", offset=_LOG_HEADER.size, shape=(self.num_done,)
@@ -210,7 +210,7 @@ class PartialPack:
         self._resume_after(rows[: self._count_valid_rows(rows)])
 
     def _resume_after(self, rows: NDArray[np.void]) -> None:
-        """Truncate the journal to `read_rows`, its first ones, and the data accordingly."""
+        """Truncate the log to its first `rows`, and the data accordingly."""
         self.num_done = len(rows)
         self._log.truncate(_LOG_HEADER.size + self.num_done * ROW_DTYPE.itemsize)
         _fsync_file(self._log)  # before new data overwrites the samples of the removed rows
@@ -226,7 +226,7 @@ class PartialPack:
                 path.unlink()
 
     def _read_log_rows(self) -> NDArray[np.void]:
-        """Return all rows of the journal, valid or not, `ROW_DTYPE` [n]."""
+        """Return all rows of the log, valid or not, `ROW_DTYPE` [n]."""
         return np.fromfile(self.folder / LOG_NAME, dtype=ROW_DTYPE, offset=_LOG_HEADER.size)
 
     def _count_valid_rows(self, rows: NDArray[np.void]) -> int:

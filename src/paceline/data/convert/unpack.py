@@ -125,7 +125,7 @@ class _SplitFiles:
 
 
 def _sanitize_component(name: bytes, fallback: str) -> bytes:
-    """Return `name` if it is one valid, visible path component, else `instead`."""
+    """Return `name` if it is one valid, visible path component, else `fallback`."""
     is_valid = 0 < len(name) <= _MAX_NAME_BYTES and not re.search(rb"[/\0]", name) and not name.startswith(b".")
     return name if is_valid else fallback.encode()
 

@@ -28,7 +28,7 @@ _MAX_MEAN_DIFFERENCE = 64.0
 
 @dataclass(frozen=True)
 class Fault:
-    """A sample of the pack that differs from the source, and how."""
+    """A sample of the pack that differs from the source; `what` is the difference."""
 
     split: Split
     index: int

@@ -1,7 +1,4 @@
-"""Make batches by number:
-
-Read the samples of a schedule and augment them; `InlineLoader` does it in the main process.
-"""
+"""Make batches by number: read the samples of a schedule and augment them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

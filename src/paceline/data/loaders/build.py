@@ -53,9 +53,9 @@ _STEPS_PER_DRAW = 16
 
 @dataclass(frozen=True)
 class LoaderOptions:
-    """How batches are made: the loader, its number of workers, and page-locked memory or not.
+    """Options of making batches: the loader, its number of workers, and whether to use page-locked memory.
 
-    Without workers the main process makes them, whatever `build` says. `device` is where the loader `device` keeps the
+    Without workers the main process makes them, whatever `loader` is. `device` is where the loader `device` keeps the
     data. With `on_device`, training batches need a `build_device_transforms` with the same `on_device`, for the
     augmentation that a device can do. `clock` is the clock for timing, in seconds; None disables timing.
     """
@@ -96,21 +96,21 @@ def build_train_loader(
     augments = build_augments(data.augment, source.info.mean if data.mean == "auto" else data.mean)
     host_augments, _ = split_augments(augments, on_device=options.on_device)
     mix = build_mixer(data.augment, source.info.num_classes)
-    sizing = build_train_resizer(data)
+    resizer = build_train_resizer(data)
     # The order of a sample's draws: resizing, augmentation, mixing.
     augmenting = [augment.alternating for augment in augments for _ in range(augment.num_draws)]
-    is_alternating = (*([False] * sizing.num_draws), *augmenting, *([False] * mix.num_draws))
-    at_once = 1 if options.effective_loader in ("nvjpeg", "threads", "processes") else _STEPS_PER_DRAW
-    schedule = TrainBatchSchedule(order, sizes, is_alternating, mix.num_draws, mix.prepare, at_once)
-    instead = build_bad_image_policy(data, "train")
-    return _LoaderBuilder(source, schedule, sizing, instead, host_augments, data.worker_timeout, options).build()
+    is_alternating = (*([False] * resizer.num_draws), *augmenting, *([False] * mix.num_draws))
+    steps_per_draw = 1 if options.effective_loader in ("nvjpeg", "threads", "processes") else _STEPS_PER_DRAW
+    schedule = TrainBatchSchedule(order, sizes, is_alternating, mix.num_draws, mix.prepare, steps_per_draw)
+    policy = build_bad_image_policy(data, "train")
+    return _LoaderBuilder(source, schedule, resizer, policy, host_augments, data.worker_timeout, options).build()
 
 
 def build_eval_loader(data: Data, source: Source, shard: EvalShard, image_size: int, options: LoaderOptions) -> Loader:
     """Build the loader of a rank's shard of an evaluation; images are `image_size` pixels squared."""
-    schedule, sizing = EvalBatchSchedule(shard, image_size), build_eval_resizer(data)
+    schedule, resizer = EvalBatchSchedule(shard, image_size), build_eval_resizer(data)
     return _LoaderBuilder(
-        source, schedule, sizing, build_bad_image_policy(data, "eval"), (), data.worker_timeout, options
+        source, schedule, resizer, build_bad_image_policy(data, "eval"), (), data.worker_timeout, options
     ).build()
 
 
@@ -144,21 +144,23 @@ class _LoaderBuilder:
                 return self._build_thread_loader(self._build_nvjpeg_batch_makers)
             case "processes":
                 return self._build_process_loader()
-        (dataset,) = self._build_batch_makers([WorkerProgress(1)], fuse_crop_flip(self.augments, load_native()))
-        return InlineLoader(dataset, options.pin_memory, self._loader_stats)
+        (batch_maker,) = self._build_batch_makers([WorkerProgress(1)], fuse_crop_flip(self.augments, load_native()))
+        return InlineLoader(batch_maker, options.pin_memory, self._loader_stats)
 
     def _build_process_loader(self) -> ProcessLoader:
         workers, progress = self.options.workers, WorkerProgress(self.options.workers)
-        (dataset,) = self._build_batch_makers([progress], fuse_crop_flip(self.augments, load_native()))
+        (batch_maker,) = self._build_batch_makers([progress], fuse_crop_flip(self.augments, load_native()))
         name_of = self.source.name_of
         return ProcessLoader(
-            dataset, workers, self.options.pin_memory, self.timeout, progress, name_of, self._loader_stats
+            batch_maker, workers, self.options.pin_memory, self.timeout, progress, name_of, self._loader_stats
         )
 
-    def _build_thread_loader(self, members: Callable[[Sequence[WorkerProgress]], list[BatchMaker]]) -> ThreadLoader:
+    def _build_thread_loader(
+        self, batch_makers: Callable[[Sequence[WorkerProgress]], list[BatchMaker]]
+    ) -> ThreadLoader:
         workers, progress = self.options.workers, WorkerProgress(self.options.workers)
         return ThreadLoader(
-            members([progress.for_worker(worker) for worker in range(workers)]),
+            batch_makers([progress.for_worker(worker) for worker in range(workers)]),
             pin_memory=self.options.pin_memory,
             timeout=self.timeout,
             progress=progress,
@@ -173,11 +175,11 @@ class _LoaderBuilder:
         flip = self.augments[0] if self.augments and isinstance(self.augments[0], BatchFlip) else None
         changes = fuse_crop_flip(self.augments[flip is not None :], core)
         planner = BatchPlanner(self.source, self.schedule, self.resizer, flip)
-        members = self._build_batch_makers([progress.for_worker(worker) for worker in range(workers + 1)], changes)
+        batch_makers = self._build_batch_makers([progress.for_worker(worker) for worker in range(workers + 1)], changes)
         pin_memory = self.options.pin_memory
         return NativeLoader(
             planner,
-            [BatchFinisher(member, self.source.labels, planner.num_draws, pin_memory) for member in members],
+            [BatchFinisher(member, self.source.labels, planner.num_draws, pin_memory) for member in batch_makers],
             partial(core.Pool, workers),
             build_host_buffers(pin_memory=pin_memory and not changes),
             timeout=self.timeout,
@@ -201,15 +203,15 @@ class _LoaderBuilder:
 
     def _build_nvjpeg_batch_makers(self, progress_by_worker: Sequence[WorkerProgress]) -> list[BatchMaker]:
         """Build one batch maker per thread that decodes, resizes and augments on the device."""
-        device, members = self.options.device, []
+        device, batch_makers = self.options.device, []
         decoder = build_jpeg_decoder(device, self.source.info.channels)
         changes = tuple(DeviceAugment(augment, device) for augment in self.augments)
         for progress in progress_by_worker:
             source, timer = track_source(self.source, progress), build_batch_timer(self.options.clock)
             host = ImageReader(source, self.resizer, self.bad_image_policy, timer)
             reader = DeviceDecodeReader(host, source, self.resizer, decoder, timer)
-            members.append(BatchMaker(self.schedule, reader, changes, timer))
-        return members
+            batch_makers.append(BatchMaker(self.schedule, reader, changes, timer))
+        return batch_makers
 
     def _build_array_batch_makers(
         self, source: ArraySource, timers: Sequence[BatchTimer], changes: tuple[Change, ...]
@@ -224,6 +226,6 @@ class _LoaderBuilder:
 
     @property
     def _loader_stats(self) -> LoaderStats:
-        maker = self.options.effective_loader
-        workers = 0 if maker in ("inline", "device") else self.options.workers
-        return build_loader_stats(self.options.clock, workers, maker)
+        loader = self.options.effective_loader
+        workers = 0 if loader in ("inline", "device") else self.options.workers
+        return build_loader_stats(self.options.clock, workers, loader)

@@ -28,13 +28,10 @@ class LoaderChoice(NamedTuple):
     note: str = ""
 
     def estimate_memory_bytes(self, batch_bytes: int) -> int:
-        """Return the most host memory that batches of `estimate_batch_bytes` take:
-
-        Prefetched ones and the current one.
-        """
+        """Return the most host memory in bytes that the current and the prefetched batches take."""
         match self.loader:
             case "native":
-                return (native.BATCHES_AHEAD + 2) * batch_bytes  # the rank may hold one while it asks for the next
+                return (native.BATCHES_AHEAD + 2) * batch_bytes  # the rank may hold one while it requests the next
             case "threads":
                 return (thread.BATCHES_PER_THREAD * self.workers + 1) * batch_bytes
             case "processes":

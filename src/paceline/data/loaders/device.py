@@ -91,8 +91,8 @@ class DeviceLoader:
         device, lengths = self.split.images.device, [len(each) for each in indices]
         device_indices = torch.split(_copy_to_device(np.concatenate(indices), device), lengths)
         device_draws = torch.split(_copy_to_device(np.concatenate(draws), device), lengths)
-        laid = zip(indices, draws, device_indices, device_draws, strict=True)
-        self._inputs.update(zip(numbers, (_BatchInputs(*each) for each in laid), strict=True))
+        inputs = zip(indices, draws, device_indices, device_draws, strict=True)
+        self._inputs.update(zip(numbers, (_BatchInputs(*each) for each in inputs), strict=True))
 
 
 def load_split_to_device(source: ArraySource, device: torch.device) -> ResidentSplit:

@@ -67,10 +67,10 @@ class PageableHostBuffers:
         return torch.from_numpy(view)
 
     def _reclaim(self) -> None:
-        still_lent = [(view, memory) for view, memory in self._in_use if view() is not None]
-        if len(still_lent) < len(self._in_use):
+        still_in_use = [(view, memory) for view, memory in self._in_use if view() is not None]
+        if len(still_in_use) < len(self._in_use):
             self._free += [memory for view, memory in self._in_use if view() is None]
-            self._in_use = still_lent
+            self._in_use = still_in_use
 
     def _get_memory(self, num_bytes: int) -> NDArray[np.uint8]:
         while self._free:
@@ -407,8 +407,8 @@ class NativeLoader:
         planned = pending.plan
         # The extension does not report what it decodes at the moment, only which images are not decoded yet.
         undecoded = planned.indices[(pending.status == _UNDECODED) & (planned.lengths > 0)]
-        _, spot = self._progress.find_worker(planned.number) or (-1, WorkerPosition(-1, -1, -1))
-        sample = spot.sample if pending.task.done else next(iter(undecoded.tolist()), -1)
+        _, position = self._progress.find_worker(planned.number) or (-1, WorkerPosition(-1, -1, -1))
+        sample = position.sample if pending.task.done else next(iter(undecoded.tolist()), -1)
         at = f", at sample {sample}, {self._planner.source.name_of(sample)}" if sample >= 0 else ""
         return (
             f"data.worker_timeout: no batch for {self._timeout}: the native loader hangs in "

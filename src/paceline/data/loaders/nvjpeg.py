@@ -182,9 +182,7 @@ def build_jpeg_decoder(device: torch.device, channels: int) -> JpegDecoder:
     Image.new("RGB", (16, 16)).save(sample, "JPEG")
     try:
         if device.type == "cuda":
-            torch.cuda.synchronize(
-                device
-            )  # nvJPEG may write to memory that is still read, see `DeviceDecodeReader.read`
+            torch.cuda.synchronize(device)  # nvJPEG may write to memory that is still read, see `DeviceDecodeReader`
         decoder([sample.getvalue()])
     except (AttributeError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:120]

@@ -116,9 +116,7 @@ class _WorkerDataset:
     def __getitem__(self, number: int) -> TimedBatch | PacelineError:
         self.progress.set_batch(number)
         try:
-            made = self.batch_maker.make(
-                number, pin_memory=False
-            )  # pinning needs CUDA, which a worker must not initialize
+            made = self.batch_maker.make(number, pin_memory=False)  # pinning would initialize CUDA in the worker
         except PacelineError as error:
             return error
         self.progress.count_batch()

@@ -106,21 +106,21 @@ def _run_calls(number: int, calls: _CallQueue, started: threading.Barrier, ended
 FutureT = TypeVar("FutureT")
 
 
-def wait_until(is_done: Callable[[float], bool], timeout: Duration, verdict: Callable[[], str]) -> None:
+def wait_until(is_done: Callable[[float], bool], timeout: Duration, describe_failure: Callable[[], str]) -> None:
     """Call `is_done` with short waits in seconds until it returns true.
 
-    Raise `WatchError` with the text of `verdict` after `timeout`.
+    Raise `WatchError` with the text of `describe_failure` after `timeout`.
     """
     left_s = timeout.seconds
     while not is_done(min(POLL_S, left_s)):
         left_s -= POLL_S
         if left_s <= 0:
-            raise WatchError(verdict())
+            raise WatchError(describe_failure())
 
 
-def wait_for_result(future: "Future[FutureT]", timeout: Duration, verdict: Callable[[], str]) -> FutureT:
+def wait_for_result(future: "Future[FutureT]", timeout: Duration, describe_failure: Callable[[], str]) -> FutureT:
     """Wait for a future as `wait_until` does, and return its result."""
-    wait_until(lambda within_s: bool(wait([future], within_s).done), timeout, verdict)
+    wait_until(lambda within_s: bool(wait([future], within_s).done), timeout, describe_failure)
     return future.result()
 
 
@@ -129,7 +129,7 @@ BATCHES_PER_THREAD = 2
 
 
 class ThreadLoader:
-    """Prefetch batches in threads, each batch in one thread with one of the `members`.
+    """Prefetch batches in threads, each batch in one thread with one of the `batch_makers`.
 
     The threads start with the first batch and live until `close`. If no batch arrives within `timeout`, raise a
     `WatchError` that names the sample; a hanging thread cannot be killed, but does not block the run's exit.
@@ -190,8 +190,8 @@ class ThreadLoader:
         return self._batch_makers[worker].make(number, pin_memory=self._pin_memory)
 
     def _describe_hang(self, number: int) -> str:
-        worker, spot = self._progress.find_worker(number) or (-1, WorkerPosition(-1, number, -1))
-        at = f", at sample {spot.sample}, {self._name_of(spot.sample)}" if spot.sample >= 0 else ""
+        worker, position = self._progress.find_worker(number) or (-1, WorkerPosition(-1, number, -1))
+        at = f", at sample {position.sample}, {self._name_of(position.sample)}" if position.sample >= 0 else ""
         return (
             f"data.worker_timeout: no batch for {self._timeout}: thread {worker} hangs in "
             f"{self._describe_batch(number)}{at} (check that image and its disk, or raise data.worker_timeout)"

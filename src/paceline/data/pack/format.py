@@ -14,7 +14,7 @@ from paceline.core.errors import DataError
 from paceline.data.pack.shards import HEADER_BYTES
 
 # docs/reference/pack.md describes the format byte by byte. Numbers are little-endian. Every section starts at a
-# multiple of 64 bytes, so that numpy can map the columns. Nothing here opens a file.
+# multiple of 64 bytes, so that numpy can map the columns.
 #
 # The line end reveals a copy in text mode, as in PNG.
 MAGIC = b"plpack\r\n"
@@ -207,7 +207,7 @@ _ImageSide = Annotated[int, Field(ge=1, le=65535)]
 
 
 class SplitMeta(_FrozenModel):
-    """Metadata of a split (`core.dataset.DatasetInfo`) and the digest of its samples (`data.identity`)."""
+    """Metadata of a split (`core.dataset.DatasetInfo`) and the digest of its samples (`sources.fingerprint`)."""
 
     name: str
     mean: tuple[float, ...]

@@ -74,7 +74,7 @@ class PackSource:
 
     @property
     def digest(self) -> bytes:
-        """Digest of the split that was packed, 32 bytes (`data.identity`); another one if images were changed."""
+        """Digest of the split that was packed, 32 bytes (`sources.fingerprint`); another one if images were changed."""
         return bytes.fromhex(self._meta.digest)
 
     @property

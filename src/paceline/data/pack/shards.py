@@ -29,7 +29,7 @@ _MAX_READ_BYTES = 1 << 30
 class ShardFile:
     """A shard as the index describes it: file name, size, and CRC-32 of its header.
 
-    The header contains the CRC-32 of the data (`format.Header.data_crc32`), so this identifies the whole file.
+    The header contains the CRC-32 of the data (`format.PackHeader.data_crc32`), so this identifies the whole file.
     """
 
     name: str

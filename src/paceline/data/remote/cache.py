@@ -42,7 +42,7 @@ class ShardCache:
         except OSError as error:
             reason = error.strerror or error
             raise DataError(f"data.source.cache: {printable(self.top)}: {reason} (name another folder)") from error
-        assert lock is not None, "take() waits"
+        assert lock is not None, "`should_wait` is set"
         return lock
 
     def get_shard_folder(self, digest: str) -> Path:
@@ -68,7 +68,7 @@ class ShardCache:
 
     def _lock_exclusively(self) -> FileLock:
         lock = acquire_file_lock(self.top / "room.lock", is_exclusive=True, should_wait=True)
-        assert lock is not None, "take() waits"
+        assert lock is not None, "`should_wait` is set"
         return lock
 
     def _count_used_bytes(self) -> int:
@@ -266,15 +266,15 @@ NUM_FETCH_THREADS = 4
 
 
 class ShardPrefetcher:
-    """Call `keep` in threads for requested shards.
+    """Call `fetch_shard` in threads for requested shards.
 
     A shard that does not fit is not retried; one that another process is fetching is, on the next request. A
     `CorruptFileError` is raised at the next request of the shard. Other errors are dropped, as reading the shard raises
     them too.
     """
 
-    def __init__(self, keep: Callable[[int], FetchOutcome]) -> None:
-        self._fetch_shard = keep
+    def __init__(self, fetch_shard: Callable[[int], FetchOutcome]) -> None:
+        self._fetch_shard = fetch_shard
         self._lock = threading.Lock()
         self._queue: SimpleQueue[int | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []

@@ -35,7 +35,7 @@ class UrlCredentials:
     query: str = ""
 
     def __repr__(self) -> str:
-        return "Credentials()"
+        return "UrlCredentials()"
 
 
 def find_credentials(url: str, environ: Mapping[str, str] = os.environ) -> UrlCredentials:

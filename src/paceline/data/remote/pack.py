@@ -155,8 +155,8 @@ class RemoteShards:
         process = self._processes.get(os.getpid())  # by pid: a forked process must not use its parent's state
         if process is None:
             fetcher = Fetcher(self.connect(), self.retry)
-            keeper = ShardPrefetcher(partial(self._fetch_shard, fetcher, wait=False))
-            made = _ProcessState(fetcher, keeper, self.cache.acquire(self.digest), os.getpid())
+            prefetcher = ShardPrefetcher(partial(self._fetch_shard, fetcher, wait=False))
+            made = _ProcessState(fetcher, prefetcher, self.cache.acquire(self.digest), os.getpid())
             process = self._processes.setdefault(os.getpid(), made)
             if process is made:
                 weakref.finalize(self, made.close)

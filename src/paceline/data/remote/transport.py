@@ -20,7 +20,7 @@ _MAX_SHOWN_CHARS: Final = 40
 
 @dataclass(frozen=True)
 class RemoteUrl:
-    """The URL of a file, without user name, password and query, which `credentials` adds to requests.
+    """The URL of a file, without user name, password and query, which `http.find_credentials` adds to requests.
 
     Raise `DataError` for an unsupported scheme, and for a chained URL (`a::b`), which fsspec would follow.
     """
@@ -41,7 +41,7 @@ class RemoteUrl:
             raise DataError(f"data.source.root: {shown}://...: is not a URL: {error} (correct it)") from None
 
     def __repr__(self) -> str:
-        return f"Address({self.display_url})"
+        return f"RemoteUrl({self.display_url})"
 
     @property
     def parts(self) -> SplitResult:

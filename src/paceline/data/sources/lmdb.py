@@ -155,7 +155,7 @@ _SPLITS: tuple[Split, Split] = ("train", "val")
 class LmdbSource:
     """The encoded images of a split in the file at `path`.
 
-    `labels` is int32 [N]; `digest` is the `identity.split_digest` of the split that was written.
+    `labels` is int32 [N]; `digest` is the `fingerprint.digest_split` of the split that was written.
     """
 
     info: DatasetInfo
@@ -242,7 +242,7 @@ def _build_lmdb_source(tree: LmdbReader, path: Path, split: Split, facts: LmdbMe
     labels = _read_labels(tree, split, split_facts, info.num_classes)
     if split_facts.kind == "encoded":
         return LmdbSource(info, str(path), tree, labels, bytes.fromhex(split_facts.digest))
-    assert split_facts.image_size is not None, "parse_facts has seen to it"
+    assert split_facts.image_size is not None, "`LmdbMetadata` requires it"
     images = _read_pixels(tree, split, labels, (*split_facts.image_size, info.channels))
     return ArraySource(info, images, labels.astype(np.int64))
 

@@ -34,8 +34,7 @@ def load_plugin_source(section: OwnSource, *, skip_bad: bool = False) -> Dataset
 
     - `(images, labels, class_names)`: uint8 [N, H, W] or [N, H, W, C] with C of 1 or 3, integers [N], strings;
     - an object with `classes`, `__len__()` and `read(index) -> (encoded bytes, or uint8 [H, W] or [H, W, C]; label)`,
-      for
-      images of any size that are read on access;
+      for images of any size that are read on access;
     - a `paceline.core.dataset.Source`, which is used unchanged.
     """
     plugin = PluginRef(_FIELD_PATH, section.name, section.args, SOURCE)
