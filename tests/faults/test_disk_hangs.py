@@ -24,7 +24,7 @@ fcntl.ioctl(hanging, 0xC018AA3F, bytearray(struct.pack("3Q", 0xAA, 0, 0)))  # UF
 memory = mmap.mmap(-1, 4096)
 start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
 fcntl.ioctl(hanging, 0xC020AA00, bytearray(struct.pack("4Q", start, 4096, 1, 0)))  # UFFDIO_REGISTER, what is missing
-pool = native().Pool(2)
+pool = load_native().Pool(2)
 task = pool.submit(
     [memory], np.zeros(1, np.int32), np.zeros(1, np.uint64), np.full(1, 100, np.uint64), np.ones((1, 4)),
     np.zeros(1, bool), True, 16, 3, np.zeros((1, 3, 16, 16), np.uint8), status := np.full(1, -1, np.int32),

@@ -234,17 +234,17 @@ import hashlib, os
 from pathlib import Path
 from paceline.training import run
 
-read = run.read_own
+read = run.read_run_data
 
-def read_own(recipe, held, is_first):
+def read_run_data(recipe, exit_stack, is_first):
     if os.environ["RANK"] == os.environ["READING_RANK"]:
         Path("reads").touch()
         # One call of C, which computes all the time and leaves the GIL to others.
         hashlib.pbkdf2_hmac("sha256", b"", b"", int(os.environ["ROUNDS"]))
         Path("has_read").touch()
-    return read(recipe, held, is_first)
+    return read(recipe, exit_stack, is_first)
 
-run.read_own = read_own
+run.read_run_data = read_run_data
 from paceline.cli import main
 main()
 """
@@ -286,7 +286,7 @@ def test_a_rank_that_is_lost_while_it_reads_is_named_by_who_waits_for_it(
         processes[rank].kill()
         processes[rank].communicate(timeout=10)
     assert code == 1 and len(lines) == 1, lines
-    assert re.match(rf"error: rank {1 - rank} of 2: rank {rank} {words} \((last|never) heard of", lines[0]), lines
+    assert re.match(rf"error: rank {1 - rank} of 2: rank {rank} {words} \((last|no) heartbeat ", lines[0]), lines
 
 
 def test_a_rank_that_takes_longer_than_the_timeout_to_read_is_waited_for(paceline) -> None:

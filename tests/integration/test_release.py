@@ -89,7 +89,7 @@ def test_twine_finds_nothing_to_mend(installed):
 
 
 def test_nothing_of_the_checkout_is_seen_and_the_native_core_is_the_wheels(installed):
-    code = "import paceline, paceline.data.native as n, sys; print(paceline.__file__, n.native().__file__, sys.prefix)"
+    code = "import paceline, paceline.data.native as n, sys; print(paceline.__file__, n.load_native().__file__, sys.prefix)"
     package, core, prefix = asked(installed, code).split()
     assert package.startswith(f"{prefix}/lib") and core.startswith(f"{prefix}/lib")
     assert Path(prefix) == installed.python.parents[1] != Path(sys.prefix)
@@ -160,4 +160,4 @@ def test_without_a_compiler_it_builds_and_says_what_is_lost(installed, tmp_path)
         assert {*whole.namelist()} - {*opened.namelist()} == BUILT
         opened.extractall(tmp_path / "packages")
     code = f"import sys; sys.path.insert(0, {str(tmp_path / 'packages')!r}); import paceline.data.native as n; "
-    assert asked(installed, f"{code}print(n.native())") == "None"
+    assert asked(installed, f"{code}print(n.load_native())") == "None"
