@@ -154,7 +154,7 @@ def test_workers_end_when_the_rank_stops_early() -> None:
     assert not _children() & children
 
 
-FORKING = str(Path(__file__).parents[2] / "forking.py")
+FORKING = str(Path(__file__).parents[3] / "forking.py")
 
 
 def _children() -> set[int]:
