@@ -48,7 +48,7 @@ class Rung(Section):
     data: RungData = "none"
     """Data prepared from the recipe's source, for this rung and those above; `source` returns to the source itself."""
     cache: Literal["warm", "cold"] = "warm"
-    """Whether its files may be in the page cache when a run starts."""
+    """`warm` reads its files into the page cache before each run, `cold` evicts them."""
     parity: Literal["same", "free"] = "same"
     """`same` requires it to train like the rung below; `free` is for deliberate changes and is not checked."""
 

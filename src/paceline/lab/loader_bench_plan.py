@@ -125,7 +125,7 @@ class CopyCeiling:
 
 @dataclass(frozen=True)
 class LoaderBenchPlan:
-    """What to measure. `left_out` are the names that cannot take part, with reasons.
+    """The cases of a benchmark; `left_out` are the names that cannot take part, with reasons.
 
     `files` and `sources` are, by kind of source, the files read and the splits.
     """

@@ -61,7 +61,7 @@ class TriedCandidate:
 
     @property
     def can_win(self) -> bool:
-        """Whether it looked faster than its baseline, in runs that are valid."""
+        """True if it looked faster than its baseline, in runs that are valid."""
         return self.speedup > 1 and self.status != "starved"
 
     def record_short_run(self, outcome: TrialOutcome, base: RunResult, steps: int) -> None:

@@ -123,7 +123,7 @@ class HostContext:
 
     @cached_property
     def spans_nodes(self) -> bool:
-        """Whether the ranks, started or to be started by this job, may be on several nodes."""
+        """True if the ranks, started or to be started by this job, may be on several nodes."""
         if self.world.launcher != "single":
             return not is_one_node(self.environ, self.world)
         return self.get_env_int("SLURM_JOB_NUM_NODES", 1) > 1

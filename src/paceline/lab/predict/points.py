@@ -22,7 +22,7 @@ _EXAMPLE: Final = "such as 4,1,128,12811670,5355.9"
 
 @dataclass(frozen=True)
 class PredictionRequest:
-    """What to predict: `images` in all, on `at` ranks with `rank_batch` images each, `ranks_per_node` per node.
+    """A prediction request: `images` in all, on `at` ranks with `rank_batch` images each, `ranks_per_node` per node.
 
     `price` is per rank and hour, None if not wanted.
     """
