@@ -271,5 +271,5 @@ def test_the_notebook_runs_from_top_to_bottom(run, tmp_path: Path) -> None:
     (out,) = run(script(tmp_path, NOTEBOOK), str(EXAMPLES / "notebook.ipynb"))
     asked = re.findall(r"^is (\d), looks like (\d) \(\d+%\)$", out, re.MULTILINE)
     assert len(asked) == 8 and sum(label == found for label, found in asked) >= 4  # a guess is right once in ten times
-    assert re.search(r"^forward +\d+\.\d{3} ms a step", out, re.MULTILINE)
+    assert re.search(r"^forward +\d+\.\d{3} ms per step", out, re.MULTILINE)
     assert len(re.findall(r"^step +\d+ +top1", out, re.MULTILINE)) == 5
