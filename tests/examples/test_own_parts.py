@@ -95,7 +95,7 @@ def test_its_run_is_resumed_only_with_own_code(own_model, paceline) -> None:
     _, rundir = own_model
     paceline("train", str(rundir), "--resume", **ON_PATH).says("model.name: own_model:Pyramid is code", "--own-code")
     again = paceline("train", str(rundir), "--resume", "--own-code", **ON_PATH)
-    assert again.code == 0 and "was complete already" in again.out
+    assert again.code == 0 and "was already complete" in again.out
 
 
 def test_consent_reaches_the_ranks_of_the_runs_that_an_experiment_starts(own_model, paceline, tmp_path) -> None:

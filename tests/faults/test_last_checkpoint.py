@@ -63,9 +63,9 @@ def test_a_run_whose_final_weights_are_lost_fails_and_is_resumed(
 
     resumed = paceline("train", str(run), "--resume", "--json").result
     assert resumed["status"] == "completed" and resumed["weights_sha256"] == whole["weights_sha256"]
-    assert "was complete already" in paceline("train", str(run), "--resume", "--json").err
+    assert "was already complete" in paceline("train", str(run), "--resume", "--json").err
 
     shutil.rmtree(run / "checkpoints" / "step-00000024")  # as by runs of versions that did not look
     again = paceline("train", str(run), "--resume", "--json")
-    assert again.result["weights_sha256"] == whole["weights_sha256"] and "was complete already" not in again.err
+    assert again.result["weights_sha256"] == whole["weights_sha256"] and "was already complete" not in again.err
     assert (run / "checkpoints" / "step-00000024").is_dir()
