@@ -1,4 +1,8 @@
-"""Confidence intervals, and when an accuracy counts as reached."""
+"""Confidence intervals, and when an accuracy counts as reached.
+
+Intervals of measurements are Student's (1908, doi 10.1093/biomet/6.1.1): measurements scatter normally, and ratios of
+speeds do so in their logarithm. Intervals of counted shares are Wilson's.
+"""
 
 import math
 from collections.abc import Iterable, Sequence

@@ -1,4 +1,9 @@
-"""Peak FLOP/s and memory bandwidth of devices, and the roofline of a step."""
+"""Peak FLOP/s and memory bandwidth of devices, and the roofline of a step.
+
+The roofline (Williams, Waterman and Patterson 2009, doi 10.1145/1498765.1498785) is taken per kernel: a kernel takes as
+long as its FLOPs at peak or its bytes at full bandwidth, whichever is longer, and kernels run one after another. MFU,
+model FLOPs utilization, is achieved FLOP/s over peak FLOP/s (Chowdhery et al. 2022, arXiv 2204.02311, appendix B).
+"""
 
 import re
 from collections.abc import Callable, Iterable

@@ -269,6 +269,11 @@ _INIT_TIMEOUT_S: Final = 30.0
 """Timeout of the server's first response, in seconds; training does not wait for it. Chosen; W&B's default is 90."""
 
 
+# W&B is configured to print nothing, to limit upload time, and not to collect code, git state or system metrics (see
+# `measure.telemetry`). It talks to its own process (`wandb-core`) through a Unix socket; offline, that process writes
+# below the run directory without network access. Offline, each process of a run has its own folder, which W&B syncs as
+# the whole run: the last one synced replaces the others (https://github.com/wandb/wandb/issues/3841), so each process
+# logs the complete run.
 class WandbSink:
     """A W&B run with W&B's own steps. The exit code is 0 for a finished run, else 1."""
 
