@@ -89,7 +89,8 @@ def test_twine_finds_nothing_to_mend(installed):
 
 
 def test_nothing_of_the_checkout_is_seen_and_the_native_core_is_the_wheels(installed):
-    code = "import paceline, paceline.data.native as n, sys; print(paceline.__file__, n.load_native().__file__, sys.prefix)"
+    code = "import paceline, paceline.data.native as n, sys; "
+    code += "print(paceline.__file__, n.load_native().__file__, sys.prefix)"
     package, core, prefix = asked(installed, code).split()
     assert package.startswith(f"{prefix}/lib") and core.startswith(f"{prefix}/lib")
     assert Path(prefix) == installed.python.parents[1] != Path(sys.prefix)
