@@ -206,8 +206,8 @@ def read_orientation(exif: bytes) -> int:
     return 1
 
 
-_JPEG  # JPEG markers: ITU-T T.81, annex B (https://www.w3.org/Graphics/JPEG/itu-t81.pdf).
-_START: Final = b"\xff\xd8"
+# JPEG markers: ITU-T T.81, annex B (https://www.w3.org/Graphics/JPEG/itu-t81.pdf).
+_JPEG_START: Final = b"\xff\xd8"
 # Start-of-frame markers that decoders support: baseline, extended and progressive with Huffman coding.
 _SUPPORTED_FRAMES: Final = frozenset({0xC0, 0xC1, 0xC2})
 _START_OF_SCAN: Final = 0xDA
