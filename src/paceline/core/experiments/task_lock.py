@@ -1,6 +1,6 @@
 """Several processes at work in one experiment's folder: which may be there at once, and how they write the same file.
 
-Locks are POSIX record locks, as in `core.runlock`: they hold between the nodes of a file system that has them, such as
+Locks are POSIX record locks, as in `core.run_dir`: they hold between the nodes of a file system that has them, such as
 NFS, and the kernel lets go of them when a process dies. One without locks protects nothing, nor does one whose locks
 end at the node (Lustre's mount option `localflock`).
 """

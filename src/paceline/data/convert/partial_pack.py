@@ -27,7 +27,7 @@ from paceline.data.pack.shards import HEADER_BYTES
 LOG_NAME = "journal"
 # Samples are appended to data files, and a row of 48 bytes per sample to the log. Data is synced to disk before its
 # rows, so a complete row implies its sample. Resuming truncates everything after the last valid row; the resulting
-# files are identical however often that happens. `assemble` turns the folder into a pack.
+# files are identical however often that happens. `assemble_pack` turns the folder into a pack.
 #
 # A sample in the log. `offset` counts from the start of the shard's data, `data_crc32` covers that data up to the
 # sample's end, `reason` is a number in `reasons.json` (0 for none), and `mark` is the state of its source file
