@@ -6,8 +6,8 @@ READY := $(VENV)/.ready
 READY_DEV := $(VENV)/.ready-dev
 READY_DOCS := $(VENV)/.ready-docs
 NATIVE := $(VENV)/.native
-CORE := setup.py $(wildcard csrc/*.c csrc/*.h)
-BUILD_CORE := setup.py --quiet build_ext --inplace
+NATIVE_SOURCES := setup.py $(wildcard csrc/*.c csrc/*.h)
+BUILD_NATIVE := setup.py --quiet build_ext --inplace
 
 .PHONY: demo test test-all test-rest test-long test-gpu test-gpu-emulated lint types format docs wheel sbom lock locked clean native native-sanitised fuzz
 
@@ -22,7 +22,7 @@ demo: $(READY) $(NATIVE)
 # wait would keep the core from the other process.
 UNITS := tests/unit tests/architecture tests/golden
 NAMED = $(wildcard $(patsubst %,tests/$(1)/test_%.py,$(2)))
-CORE := $(call NAMED,integration,train resume exact) $(call NAMED,faults,checkpoints) \
+MAIN_PATHS := $(call NAMED,integration,train resume exact) $(call NAMED,faults,checkpoints) \
   $(call NAMED,numerics,allreduce checkpoints consensus evaluation many_ranks nonfinite powersgd strategies) \
   $(call NAMED,numerics,sync_batch_norm) $(call NAMED,examples,minimal_ddp)
 PAIRS := tests/docs $(call NAMED,examples,interop own_parts) $(call NAMED,faults,exact_resume archives console data environment) \
@@ -36,7 +36,7 @@ test: $(READY_DEV) $(NATIVE)
 	@rm -rf build/tests
 	@failed=0; \
 	$(IN_TWO) $(UNITS) --dist loadscope --junitxml build/tests/units.xml || failed=1; \
-	$(IN_TWO) $(CORE) --dist loadfile --no-loadscope-reorder --junitxml build/tests/core.xml || failed=1; \
+	$(IN_TWO) $(MAIN_PATHS) --dist loadfile --no-loadscope-reorder --junitxml build/tests/core.xml || failed=1; \
 	$(BIN)/python .ci/tests.py build/tests units core || failed=1; \
 	exit $$failed
 
@@ -51,7 +51,7 @@ test-rest: $(READY_DEV) $(NATIVE)
 	@rm -f build/tests/pairs.xml build/tests/rest.xml
 	@failed=0; \
 	$(IN_TWO) $(PAIRS) --dist loadfile --no-loadscope-reorder --junitxml build/tests/pairs.xml || failed=1; \
-	$(BIN)/python -m pytest $(patsubst %,--ignore=%,$(UNITS) $(CORE) $(PAIRS)) --junitxml build/tests/rest.xml || failed=1; \
+	$(BIN)/python -m pytest $(patsubst %,--ignore=%,$(UNITS) $(MAIN_PATHS) $(PAIRS)) --junitxml build/tests/rest.xml || failed=1; \
 	$(BIN)/python .ci/tests.py build/tests pairs rest || failed=1; \
 	exit $$failed
 
@@ -64,7 +64,7 @@ test-long: $(READY_DEV)
 
 # On a machine with a GPU, with that machine's own Python: needs paceline's dependencies and pytest, no plug-ins.
 test-gpu:
-	-@$(PYTHON) $(BUILD_CORE)
+	-@$(PYTHON) $(BUILD_NATIVE)
 	PYTHONPATH=src $(PYTHON) -m pytest -m gpu -W ignore::pytest.PytestConfigWarning tests/gpu
 
 # Without a GPU: on one made of host memory (tests/emulated). Some of these are in `make test`.
@@ -117,7 +117,7 @@ locked:
 
 # The native core anew, whatever has changed. Without a compiler this says what is lost, and is no error.
 native: $(READY)
-	$(BIN)/python $(BUILD_CORE) --force
+	$(BIN)/python $(BUILD_NATIVE) --force
 	@touch $(NATIVE)
 
 # The same with every mistake of memory or arithmetic an abort; csrc/README.md says how to use it.
@@ -166,6 +166,6 @@ $(READY_DOCS): $(READY)
 	@touch $@
 
 # pip builds the native core too, when it installs the package; after a change of csrc this is quicker.
-$(NATIVE): $(CORE) | $(READY)
-	@$(BIN)/python $(BUILD_CORE)
+$(NATIVE): $(NATIVE_SOURCES) | $(READY)
+	@$(BIN)/python $(BUILD_NATIVE)
 	@touch $@

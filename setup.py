@@ -1,7 +1,7 @@
-"""Say the version, and build the native core (csrc/) as an extension of the stable ABI, or go on without it.
+"""Build configuration that needs code: the version from git, and the native library (csrc/) as an optional extension.
 
-The version is what git says (`src/paceline/core/version.py`); PACELINE_VERSION says it where there is neither a
-repository nor a source distribution, as in the image. Everything else about the package is in pyproject.toml.
+`src/paceline/core/version.py` reads the version from git; set PACELINE_VERSION where there is neither a
+repository nor a source distribution, as in the image. Everything else is in pyproject.toml.
 """
 
 import os
@@ -18,11 +18,11 @@ WHAT_IS_LOST = (
 )
 
 
-class BuildOrLeaveOut(build_ext):  # setuptools asks for a subclass
-    """Build the extension, or say in one sentence what is lost without it."""
+class OptionalBuildExt(build_ext):  # setuptools asks for a subclass
+    """Build the extension; where that fails, print one sentence on what is lost and go on."""
 
     def run(self) -> None:
-        """Build, or say so; what an earlier build has left is never taken for this one's."""
+        """Build each extension. Files of an earlier build are deleted first, so none is used where this build fails."""
         built = {each.name: Path(self.build_lib, self.get_ext_filename(each.name)) for each in self.extensions}
         for path in built.values():
             path.unlink(missing_ok=True)
@@ -46,11 +46,11 @@ NATIVE = Extension(
 )
 
 VERSIONS = runpy.run_path("src/paceline/core/version.py")
-VERSION = os.environ.get("PACELINE_VERSION") or VERSIONS["version_of"](Path.cwd()) or f"{VERSIONS['FIRST']}.dev0"
+VERSION = os.environ.get("PACELINE_VERSION") or VERSIONS["checkout_version"](Path.cwd()) or f"{VERSIONS['FIRST']}.dev0"
 
 setup(
     version=VERSION,
     ext_modules=[NATIVE],
-    cmdclass={"build_ext": BuildOrLeaveOut},
+    cmdclass={"build_ext": OptionalBuildExt},
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
 )

@@ -117,7 +117,9 @@ def test_its_run_is_refused_in_one_line_where_the_module_is_not_found(own_model,
 def test_a_dry_run_imports_what_the_run_would(paceline) -> None:
     words = ("train", "digits", "model.name=own_model:Pyramid", "--dry-run")
     assert paceline(*words, **ON_PATH).code == 0
-    paceline(*words, "model.args.widht=3", **ON_PATH).says("model.args.widht: is no argument", "did you mean 'width'?")
+    paceline(*words, "model.args.widht=3", **ON_PATH).says(
+        "model.args.widht: is not an argument", "did you mean 'width'?"
+    )
     paceline(*words, "optim={name: 'own_model:Adam', lr: 1}", **ON_PATH).says(
         "optim.name: own_model:Adam: own_model has no Adam"
     )

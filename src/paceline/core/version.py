@@ -1,12 +1,13 @@
-"""The version, from git in a checkout and from the metadata of an installation, and a digest of the source code."""
+"""The version, from git in a checkout and from the metadata of an installation, and a digest of the source code.
+
+setup.py runs this file before the package is installed, so it imports nothing of paceline.
+"""
 
 import hashlib
 import re
 from functools import cache
 from pathlib import Path
 from typing import Final
-
-from paceline import core
 
 FIRST: Final = "0.1.0"
 """The version before any tag, and of source files without git or metadata."""
@@ -116,7 +117,7 @@ def _git(root: Path, *arguments: str) -> str | None:
 @cache
 def source_digest() -> str:
     """Return the SHA-256 of the package's files, or "" if they cannot be read, as from an archive."""
-    return package_digest(Path(core.__file__).parents[1])
+    return package_digest(Path(__file__).parents[1])
 
 
 def package_digest(package: Path) -> str:

@@ -3,6 +3,7 @@
 import runpy
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -172,6 +173,13 @@ def test_without_git_there_is_none(repository: Path, tmp_path: Path, monkeypatch
 def test_a_source_distribution_says_it_in_its_metadata(tmp_path: Path) -> None:
     (tmp_path / "PKG-INFO").write_text("Metadata-Version: 2.4\nName: paceline\nVersion: 1.2.3\n\nVersion: none\n")
     assert checkout_version(tmp_path) == "1.2.3"
+
+
+def test_setup_py_reads_it_before_anything_is_installed() -> None:
+    read = "import runpy, sys; print('checkout_version' in runpy.run_path(sys.argv[1]))"
+    isolated = [sys.executable, "-I", "-S", "-c", read, ROOT / "src" / "paceline" / "core" / "version.py"]
+    assert subprocess.run(isolated, capture_output=True, text=True, timeout=30, check=True).stdout == "True\n"
+    assert 'VERSIONS["checkout_version"]' in (ROOT / "setup.py").read_text(encoding="utf-8")
 
 
 def test_the_package_says_what_its_checkout_is() -> None:

@@ -133,8 +133,8 @@ def from_eval_row(row: Mapping[str, Any]) -> EvalRecord:
         if "train_top1" in row
         else None,
     )
-    position = {name: row[name] for name in _POSITION_COLUMNS}
-    optional = {name: row.get(name) for name in (*_SPEED_COLUMNS, *_BATCH_COLUMNS)}
+    position: dict[str, Any] = {name: row[name] for name in _POSITION_COLUMNS}
+    optional: dict[str, Any] = {name: row.get(name) for name in (*_SPEED_COLUMNS, *_BATCH_COLUMNS)}
     return EvalRecord(**position, **optional, report=report)
 
 
