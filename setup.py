@@ -13,8 +13,8 @@ from setuptools.command.build_ext import build_ext
 
 # As `paceline.data.native.NATIVE_MISSING_MESSAGE`, which cannot be imported before the package is installed.
 WHAT_IS_LOST = (
-    "the native core was not built, so JPEGs are decoded by torchvision, several times slower; "
-    "install a C compiler and Python's headers, and install paceline again"
+    "the native core was not built, so Pillow decodes JPEGs, several times slower "
+    "(install a C compiler and Python's headers, and install paceline again)"
 )
 
 

@@ -198,7 +198,7 @@ def test_no_piece_of_what_compression_keeps_can_be_lost_unnoticed(
             ("parallel.bucket_mb=25",),
             "gradients are grouped into other buckets; it starts again with 10 uncompressed steps",
         ),
-        (1, (), "one rank sends nothing"),
+        (1, (), "a single rank sends no gradients"),
     ],
 )
 def test_residuals_that_do_not_fit_are_dropped_with_a_note(

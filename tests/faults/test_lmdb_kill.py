@@ -98,10 +98,10 @@ def test_a_killed_writer_writes_nothing_or_all_and_the_next_one_finishes(tmp_pat
 
 
 # matrix: 39
-@pytest.mark.parametrize("call", ["fsync", "move_new"])
+@pytest.mark.parametrize("call", ["fsync", "move_without_overwriting"])
 def test_a_writer_killed_at_the_end_writes_nothing_or_all(tmp_path: Path, monkeypatch, call: str) -> None:
     """At each call that brings the files onto the disk or gives them their name, before it and after it."""
-    owner = {"fsync": os, "move_new": file_lock, "unlink": Path}[call]
+    owner = {"fsync": os, "move_without_overwriting": file_lock, "unlink": Path}[call]
     real = getattr(owner, call)
     outcomes = []
     for number in range(6):

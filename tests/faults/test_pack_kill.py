@@ -119,7 +119,7 @@ def assert_writes_nothing(photos: Datasets, out: Path, options: PackOptions) -> 
     assert not list(out.parent.glob(".again*"))
 
 
-CALLS = {"fsync": os, "rmdir": Path, "replace": Path, "unlink": Path, "move_new": assemble}
+CALLS = {"fsync": os, "rmdir": Path, "replace": Path, "unlink": Path, "move_without_overwriting": assemble}
 
 
 # matrix: 39

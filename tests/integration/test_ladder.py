@@ -60,7 +60,7 @@ def test_a_ladder_makes_each_form_of_data_once_leaves_none_and_repeats_no_run(pa
     assert read == ["folder", "folder", "pack", "pack", "lmdb"]
     assert [RunDir(run).read_result().steps for run in runs] == [3] * 5
     assert [rung["prepare_s"] > 0 for rung in (files, packed, lmdb)] == [False, True, True]
-    assert ended.err.count("made in") == 2 and count_trained(ended.err) == 5
+    assert ended.err.count("prepared in") == 2 and count_trained(ended.err) == 5
     assert json.loads(folder.result.read_text()) == found
     assert folder.table.is_file() and folder.markdown.is_file() and not folder.data.exists()
 

@@ -174,7 +174,7 @@ def test_the_newest_run_of_a_recipe_is_found_without_its_name(paceline, tmp_path
 
 def test_a_run_that_was_complete_already_is_told_to_be_that_first(paceline) -> None:
     words = ("train", "model.width=0.1", "parallel.threads=1", "train.steps=3", "--run-dir", "run")
-    assert "complete already" not in paceline(*words).out
+    assert "already complete" not in paceline(*words).out
     first, second, third = paceline(*words, "--resume").out.splitlines()[:3]
     assert ": starting 1 rank on " in first and second == "run: was already complete, so nothing was done"
     assert third.startswith("completed: ")
