@@ -1,4 +1,7 @@
-"""File format of packs, version 1: the header of every file and the layout of the index."""
+"""File format of packs, version 1: the header of every file and the layout of the index.
+
+`docs/reference/pack.md` describes it byte by byte.
+"""
 
 import struct
 import zlib
@@ -13,12 +16,10 @@ from paceline.core.dataset import Split
 from paceline.core.errors import DataError
 from paceline.data.pack.shards import HEADER_BYTES
 
-# docs/reference/pack.md describes the format byte by byte. Numbers are little-endian. Every section starts at a
-# multiple of 64 bytes, so that numpy can map the columns.
-#
-# The line end reveals a copy in text mode, as in PNG.
+# A copy in text mode changes the line end, as in PNG's signature.
 MAGIC = b"plpack\r\n"
 PACK_VERSION = 1
+# Every section starts at a multiple of this, so that numpy can map its columns without a copy.
 ALIGNMENT = 64
 KIND_PIXELS, KIND_RECORD, KIND_FILE = 0, 1, 2
 SPLITS: tuple[Split, Split] = ("train", "val")
@@ -27,13 +28,27 @@ INDEX_NAME = "index.pack"
 # Size limit of the JSON: 21,841 classes with names of 380 bytes.
 MAX_META_BYTES = 8 << 20
 MAX_SHARDS = 1 << 20
+# Columns of the index, in file order: 33 bytes per sample.
+COLUMNS = {
+    "offsets": "<u8",
+    "name_ends": "<u8",
+    "lengths": "<u4",
+    "crc32s": "<u4",
+    "labels": "<i4",
+    "heights": "<u2",
+    "widths": "<u2",
+    "kinds": "<u1",
+}
+SHARD_DTYPE = np.dtype([("num_bytes", "<u8"), ("header_crc32", "<u4"), ("zero", "<u4")])
 _HEADER_STRUCT = struct.Struct("<8sHHI16sQQQIIII")
 _SIZES_STRUCT = struct.Struct("<QQQQQQ")
 _FIX = "pack it again with this version, or restore the file"
 
+_ImageSide = Annotated[int, Field(ge=1, le=65535)]
+
 
 class FileRole(IntEnum):
-    """Role of a file: a whole pack, the index of a folder of shards, or a shard."""
+    """A file's role: a whole pack, the index of a folder of shards, or a shard."""
 
     WHOLE = 0
     INDEX = 1
@@ -54,8 +69,8 @@ def align_offset(offset: int, alignment: int = ALIGNMENT) -> int:
 class PackHeader:
     """The first 128 bytes of every file of a pack.
 
-    `data_bytes` of data with CRC-32 `data_crc32` follow, then, at the next multiple of 64, the index. A shard has no
-    index, the index of a folder of shards no data. `pack_id` is the same in all files of a pack.
+    Data follow, then the index, except in a shard. The index of a folder of shards has no data. All files of a pack
+    have the same `pack_id`.
     """
 
     role: FileRole
@@ -70,7 +85,7 @@ class PackHeader:
 
     @property
     def index_offset(self) -> int:
-        """Offset of the index in the file."""
+        """Byte offset of the index in the file."""
         return align_offset(HEADER_BYTES + self.data_bytes)
 
     def to_bytes(self) -> bytes:
@@ -83,14 +98,11 @@ class PackHeader:
             )
             return header_bytes.ljust(HEADER_BYTES, b"\0")
 
-        return with_crc(zlib.crc32(with_crc(0)))
+        return with_crc(zlib.crc32(with_crc(0)))  # computed with zeros in place of the checksum itself
 
     @classmethod
     def from_bytes(cls, data: bytes, file_name: str) -> Self:
-        """Parse the start of a file; `file_name` is for messages.
-
-        Raise `DataError` if it is not a pack, has a later version, is damaged or inconsistent.
-        """
+        """Parse the start of a file. Raise `DataError`, naming `file_name`, if it is not a valid header."""
         if not data.startswith(MAGIC) or len(data) < HEADER_BYTES:
             raise DataError(
                 f"{file_name}: is not a pack: it starts with {data[:8]!r} (paceline data pack writes packs)"
@@ -101,13 +113,15 @@ class PackHeader:
                 f"{file_name}: is a pack of version {version}, and this program reads version {PACK_VERSION} "
                 f"(read it with a newer paceline, or pack it again)"
             )
-        head = data[:12] + bytes(4) + data[16:HEADER_BYTES]
+        zeroed = data[:12] + bytes(4) + data[16:HEADER_BYTES]
         index_crc32, data_crc32, shard, num_shards = rest
-        if zlib.crc32(head) != crc32 or role not in list(FileRole) or any(data[_HEADER_STRUCT.size : HEADER_BYTES]):
+        # After the version, whose layout may differ; before any field is used.
+        if zlib.crc32(zeroed) != crc32 or role not in list(FileRole) or any(data[_HEADER_STRUCT.size : HEADER_BYTES]):
             raise DataError(f"{file_name}: its header is damaged ({_FIX})")
         header = cls(
             FileRole(role), pack_id, num_bytes, data_bytes, data_crc32, index_bytes, index_crc32, shard, num_shards
         )
+        # File offsets are signed 64-bit numbers.
         end = HEADER_BYTES + data_bytes if header.role is FileRole.SHARD else header.index_offset + index_bytes
         if end != num_bytes or end >= 1 << 63 or not 1 <= num_shards <= MAX_SHARDS or shard >= num_shards:
             raise DataError(f"{file_name}: its header is inconsistent ({_FIX})")
@@ -116,32 +130,15 @@ class PackHeader:
 
 @dataclass(frozen=True)
 class IndexColumn:
-    """A column of the index: numpy type, and offset from the start of the index."""
+    """A column of the index, at `offset` bytes from its start."""
 
     dtype: np.dtype
     offset: int
 
 
-# Columns of the index, in file order.
-COLUMNS = {
-    "offsets": "<u8",
-    "name_ends": "<u8",
-    "lengths": "<u4",
-    "crc32s": "<u4",
-    "labels": "<i4",
-    "heights": "<u2",
-    "widths": "<u2",
-    "kinds": "<u1",
-}
-SHARD_DTYPE = np.dtype([("num_bytes", "<u8"), ("header_crc32", "<u4"), ("zero", "<u4")])
-
-
 @dataclass(frozen=True)
 class IndexSizes:
-    """The numbers at the start of an index, which determine its layout.
-
-    `samples` and `names_bytes` are (training, validation).
-    """
+    """The first 64 bytes of an index; `samples` and `names_bytes` are (training, validation)."""
 
     meta_bytes: int
     num_shards: int
@@ -156,14 +153,14 @@ class IndexSizes:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "IndexSizes":
-        """Parse the first 64 bytes of an index without checks."""
+        """Parse the 64 bytes without checks."""
         meta_bytes, num_shards, num_train, train_names, num_val, val_names = _SIZES_STRUCT.unpack_from(data)
         return cls(meta_bytes, num_shards, (num_train, num_val), (train_names, val_names))
 
 
 @dataclass(frozen=True)
 class IndexLayout:
-    """Offsets of the sections of an index from its start; `columns` and `names` are (training, validation).
+    """Byte offsets of the sections of an index; `columns` and `names` are (training, validation).
 
     `gaps` are (start, stop) of the zero bytes between sections.
     """
@@ -177,33 +174,30 @@ class IndexLayout:
 
     @classmethod
     def from_sizes(cls, sizes: IndexSizes) -> "IndexLayout":
-        """Compute the layout for the given sizes."""
+        """Compute the layout."""
         gaps = [(_SIZES_STRUCT.size, ALIGNMENT)]
 
-        def after(end: int) -> int:
+        def start_after(end: int) -> int:
             gaps.append((end, align_offset(end)))
             return align_offset(end)
 
         meta = ALIGNMENT
-        shards = after(meta + sizes.meta_bytes)
-        at = after(shards + sizes.num_shards * SHARD_DTYPE.itemsize)
+        shards = start_after(meta + sizes.meta_bytes)
+        offset = start_after(shards + sizes.num_shards * SHARD_DTYPE.itemsize)
         columns: list[dict[str, IndexColumn]] = []
         names = []
         for num_samples, names_bytes in zip(sizes.samples, sizes.names_bytes, strict=True):
             columns.append({})
             for name, code in COLUMNS.items():
-                columns[-1][name] = IndexColumn(np.dtype(code), at)
-                at = after(at + num_samples * np.dtype(code).itemsize)
-            names.append(at)
-            at = after(at + names_bytes)
-        return cls(meta, shards, (columns[0], columns[1]), (names[0], names[1]), at, tuple(gaps))
+                columns[-1][name] = IndexColumn(np.dtype(code), offset)
+                offset = start_after(offset + num_samples * np.dtype(code).itemsize)
+            names.append(offset)
+            offset = start_after(offset + names_bytes)
+        return cls(meta, shards, (columns[0], columns[1]), (names[0], names[1]), offset, tuple(gaps))
 
 
 class _FrozenModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-_ImageSide = Annotated[int, Field(ge=1, le=65535)]
 
 
 class SplitMeta(_FrozenModel):
@@ -218,9 +212,9 @@ class SplitMeta(_FrozenModel):
 
 
 class ProcessingMeta(_FrozenModel):
-    """Processing of the images: `resize` and `quality` are None if no image was changed.
+    """Image processing; `resize` and `quality` are None if no image was changed.
 
-    `every` is the number of MCUs between seek points of a record.
+    `every` is the number of MCUs (JPEG's minimum coded units) between seek points of a record.
     """
 
     resize: int | None = None
@@ -245,7 +239,7 @@ class PackMeta(_FrozenModel):
         return self
 
     def to_json(self) -> bytes:
-        """Return the JSON, deterministically."""
+        """Return deterministic JSON."""
         return self.model_dump_json().encode()
 
     @classmethod

@@ -34,28 +34,24 @@ from paceline.data.pack.format import (
 )
 from paceline.data.pack.shards import HEADER_BYTES, ShardFile, build_read_error, map_file
 
+# Samples per check, which bounds its memory.
 _ROWS_PER_CHECK = 1 << 18
 _FIX = "pack it again, or copy it again from where it is whole"
 
 
 @dataclass(frozen=True, eq=False)
 class SplitColumns:
-    """Index columns of the N samples of a split, as read-only maps with one value per sample.
+    """Index columns of the N samples of a split: read-only maps of shape [N]."""
 
-    `offsets` uint64 index the concatenated data of all shards, `name_ends` uint64 index `names`. `lengths` and `crc32s`
-    uint32 are of the stored bytes. `labels` are int32. `heights` and `widths` uint16 are upright, 0 if unknown or above
-    65,535. `kinds` are uint8. `names` is empty without names.
-    """
-
-    offsets: NDArray[np.uint64]
-    name_ends: NDArray[np.uint64]
-    lengths: NDArray[np.uint32]
-    crc32s: NDArray[np.uint32]
+    offsets: NDArray[np.uint64]  # in the concatenated data of all shards
+    name_ends: NDArray[np.uint64]  # in `names`; a name starts at the end of the one before
+    lengths: NDArray[np.uint32]  # in stored bytes
+    crc32s: NDArray[np.uint32]  # of the stored bytes
     labels: NDArray[np.int32]
-    heights: NDArray[np.uint16]
+    heights: NDArray[np.uint16]  # of the upright image; 0 if unknown or above 65,535
     widths: NDArray[np.uint16]
-    kinds: NDArray[np.uint8]
-    names: memoryview
+    kinds: NDArray[np.uint8]  # `format.KIND_*`
+    names: memoryview  # empty if the source has none
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -63,9 +59,9 @@ class SplitColumns:
 
 @dataclass(frozen=True, eq=False)
 class PackIndex:
-    """An open index. `files` are its shards; their data start at `starts`, uint64 [S], in the concatenated data.
+    """An open index. Data of its S shards `files` start at `starts`, uint64 [S], in the concatenated data.
 
-    Pickling stores the path; unpickling opens and checks the file again.
+    Unpickling opens and checks the file again.
     """
 
     path: Path
@@ -84,9 +80,8 @@ class PackIndex:
 def open_index(path: Path, file_name: str = "") -> PackIndex:
     """Open the index in the file `path`: a pack of one file, or the `index.pack` of a folder of shards.
 
-    `file_name` is for messages. After the checks, no offset, name or label can lead out of bounds. Only the
-    header and the index are read, so the data of a one-file pack may be a hole. Raise `DataError` for a file that is
-    not a pack, has a later version, is truncated, damaged or inconsistent.
+    No offset, name or label of the result is out of bounds. Data are not read, and may be a hole in the file. Raise
+    `DataError`, naming `file_name`, unless it is a complete and consistent pack of a known version.
     """
     file_name = file_name or printable(path)
     header, content = _map_index(path, file_name)
@@ -99,7 +94,7 @@ def open_index(path: Path, file_name: str = "") -> PackIndex:
     layout = IndexLayout.from_sizes(sizes)
     if layout.num_bytes != len(index) or sizes.meta_bytes > MAX_META_BYTES or sizes.num_shards > MAX_SHARDS:
         raise _build_invalid_error(file_name, "its sizes do not add up")
-    # Arbitrary padding bytes would allow a forged index with a matching checksum.
+    # Arbitrary padding bytes would allow a forged index with a matching checksum: CRC-32 is linear.
     if any(any(index[start:stop]) for start, stop in layout.gaps):
         raise _build_invalid_error(file_name, "bytes between its columns are not zero")
     meta = PackMeta.from_json(bytes(index[layout.meta : layout.meta + sizes.meta_bytes]), file_name)
@@ -130,7 +125,7 @@ def find_index_file(root: Path) -> Path:
 
 def _map_index(path: Path, file_name: str) -> tuple[PackHeader, memoryview]:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # do not wait for a pipe
         try:
             header = PackHeader.from_bytes(os.pread(descriptor, HEADER_BYTES, 0), file_name)
             num_bytes = os.fstat(descriptor).st_size
@@ -143,7 +138,7 @@ def _map_index(path: Path, file_name: str) -> tuple[PackHeader, memoryview]:
                 )
             return header, map_file(descriptor, num_bytes, path)
         finally:
-            os.close(descriptor)
+            os.close(descriptor)  # the map stays valid
     except (OSError, ValueError) as error:
         if isinstance(error, DataError):
             raise
@@ -163,6 +158,7 @@ def _parse_shard_table(
     total = sum(num_bytes - HEADER_BYTES for num_bytes, _, _ in rows)
     if any(zero for *_, zero in rows):
         raise _build_invalid_error(file_name, "bytes of its list of shards are not zero")
+    # Below 2**62, all sums of offsets and lengths fit into uint64.
     if len(rows) != header.num_shards or any(num_bytes < HEADER_BYTES for num_bytes, _, _ in rows) or total >= 1 << 62:
         raise _build_invalid_error(file_name, "its list of shards is invalid")
     return tuple(ShardFile(shard_name(number), row[0], row[1]) for number, row in enumerate(rows))
@@ -203,17 +199,14 @@ def _check_columns(index: PackIndex, data_bytes: NDArray[np.uint64]) -> None:
 
 
 def _find_invalid_column(meta: PackMeta, columns: SplitColumns, rows: slice, end: int, total: int) -> str:
-    """Return the column with an impossible value in `rows`, or "".
-
-    `end` is the end of the previous sample, and `total` the bytes of all data.
-    """
+    """Return the column with an impossible value in `rows`, or ""; `end` is the byte after the previous sample."""
     kinds, labels, ends = columns.kinds[rows], columns.labels[rows], columns.name_ends[rows]
     if kinds.max() > max(KIND_PIXELS, KIND_RECORD, KIND_FILE):
         return "the kinds"
     if labels.min() < 0 or labels.max() >= len(meta.class_names):
         return "the labels"
-    before = int(columns.name_ends[rows.start - 1]) if rows.start else 0
-    if int(ends[0]) < before or (ends[1:] < ends[:-1]).any() or int(ends[-1]) > len(columns.names):
+    previous_end = int(columns.name_ends[rows.start - 1]) if rows.start else 0
+    if int(ends[0]) < previous_end or (ends[1:] < ends[:-1]).any() or int(ends[-1]) > len(columns.names):
         return "the names"
     offsets, lengths = columns.offsets[rows], columns.lengths[rows]
     if int(offsets.max()) > total or int(offsets[0]) < end:
@@ -232,8 +225,8 @@ def _has_valid_sizes(
     lengths: NDArray[np.uint32],
 ) -> bool:
     if heights.min() == 0 or widths.min() == 0:
-        is_empty = (heights == 0) | (widths == 0)
-        if (is_empty & (kinds != KIND_FILE)).any():
+        is_unknown = (heights == 0) | (widths == 0)  # only a file may have an unknown size
+        if (is_unknown & (kinds != KIND_FILE)).any():
             return False
     is_pixels = kinds == KIND_PIXELS
     if not is_pixels.any():

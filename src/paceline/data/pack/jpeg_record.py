@@ -1,4 +1,8 @@
-"""Convert an indexed JPEG record back to a JPEG file with the same coefficients, in plain Python."""
+"""Convert an indexed JPEG record back to a JPEG file with the same coefficients, in plain Python.
+
+`docs/reference/indexed-jpeg.md` describes records, which the native core writes and decodes. The output follows ISO/IEC
+10918-1 (JPEG), annex B, plus an EXIF segment with the orientation.
+"""
 
 import struct
 from dataclasses import dataclass
@@ -7,8 +11,6 @@ import numpy as np
 
 from paceline.data.decode import MAX_PIXELS
 
-# docs/reference/indexed-jpeg.md describes records, which the native core writes and decodes. The output follows ISO/IEC
-# 10918-1 (JPEG), annex B, plus an EXIF segment with the orientation. Entropy-coded bits are not validated here.
 _MAGIC = b"PJ1\0"
 _RECORD_HEADER = struct.Struct("<4sHHBBBB3s3sBBIII")
 _SEEK_POINT_BYTES = 10
@@ -27,21 +29,17 @@ _DAMAGED = "is not a record, or is damaged"
 
 @dataclass(frozen=True)
 class JpegRecord:
-    """A parsed record; sizes are as stored, before `orientation` turns the image upright.
+    """A parsed record. The entropy-coded bits are not validated."""
 
-    `sampling` and `tables` have one byte per component, `quantization` is uint16 [components, 64] in natural order,
-    `huffman` holds the tables in `mask`, and `bits` the entropy-coded bits without byte stuffing.
-    """
-
-    width: int
+    width: int  # as stored, before `orientation` turns the image upright
     height: int
-    orientation: int
-    sampling: bytes
-    tables: bytes
-    quantization: np.ndarray
-    mask: int
+    orientation: int  # as in EXIF, 1 to 8
+    sampling: bytes  # one byte per component: horizontal and vertical factor
+    table_numbers: bytes  # one byte per component: Huffman table of the DC and of the AC coefficients
+    quantization: np.ndarray  # uint16 [components, 64], not in zigzag order
+    mask: int  # bit i: `huffman` contains table i of `_HUFFMAN_TABLES`
     huffman: bytes
-    bits: bytes
+    scan: bytes  # the entropy-coded bits, without byte stuffing
 
     @property
     def size(self) -> tuple[int, int]:
@@ -53,32 +51,32 @@ class JpegRecord:
         """Parse a record. Raise `ValueError` with the reason if it is invalid."""
         if len(data) < _RECORD_HEADER.size or not data.startswith(_MAGIC):
             raise ValueError(_DAMAGED)
-        _, width, height, num, orientation, every, zero, sampling, tables, mask, zero_too, *sizes = (
+        _, width, height, num, orientation, every, reserved, sampling, table_numbers, mask, reserved_2, *sizes = (
             _RECORD_HEADER.unpack_from(data)
         )
         num_points, scan_bytes, huffman_bytes = sizes
-        facts = num in (1, 3) and 1 <= orientation <= 8 and width and height and every and not zero and not zero_too
-        if not facts or mask >> len(_HUFFMAN_TABLES):
+        is_valid = num in (1, 3) and 1 <= orientation <= 8 and width and height and every
+        if not is_valid or reserved or reserved_2 or mask >> len(_HUFFMAN_TABLES):
             raise ValueError(_DAMAGED)
         if width * height > MAX_PIXELS:
             raise ValueError(f"has {width}x{height} pixels, more than {MAX_PIXELS:,}")
-        _check_components(sampling, tables, num, mask)
+        _check_components(sampling, table_numbers, num, mask)
         if num_points != _count_seek_points(width, height, sampling[:num], every):
             raise ValueError(_DAMAGED)
         huffman = _RECORD_HEADER.size + num * 128
-        points = -(-(huffman + huffman_bytes) // 4) * 4
-        bits = -(-(points + num_points * _SEEK_POINT_BYTES) // 4) * 4
-        if bits + scan_bytes + _TAIL_BYTES != len(data):
+        points = -(-(huffman + huffman_bytes) // 4) * 4  # sections start at multiples of 4
+        scan = -(-(points + num_points * _SEEK_POINT_BYTES) // 4) * 4
+        if scan + scan_bytes + _TAIL_BYTES != len(data):
             raise ValueError(_DAMAGED)
-        quantisation = np.frombuffer(data, "<u2", num * 64, _RECORD_HEADER.size).reshape(num, 64)
+        quantization = np.frombuffer(data, "<u2", num * 64, _RECORD_HEADER.size).reshape(num, 64)
         return cls(
-            width, height, orientation, sampling[:num], tables[:num], quantisation, mask,
-            data[huffman : huffman + huffman_bytes], data[bits : bits + scan_bytes],
+            width, height, orientation, sampling[:num], table_numbers[:num], quantization, mask,
+            data[huffman : huffman + huffman_bytes], data[scan : scan + scan_bytes],
         )  # fmt: skip
 
 
 def restore_jpeg(data: bytes) -> bytes:
-    """Return a JPEG file with the coefficients, tables and orientation of the record `data`.
+    """Return a JPEG file with the coefficients, tables and orientation of a record.
 
     Raise `ValueError` with the reason if the record is invalid.
     """
@@ -99,16 +97,16 @@ def restore_jpeg(data: bytes) -> bytes:
     frame += b"".join(bytes([number + 1, *row]) for number, row in enumerate(rows))
     parts.append(_build_segment(0xC0 if is_baseline else 0xC1, frame))
     parts += [_build_segment(0xC4, bytes([code]) + table) for code, table in _split_huffman_tables(record)]
-    scan = b"".join(bytes([number + 1, table]) for number, table in enumerate(record.tables))
-    parts.append(_build_segment(0xDA, bytes([len(numbers)]) + scan + b"\0\x3f\0"))
-    parts += [record.bits.replace(b"\xff", b"\xff\0"), b"\xff\xd9"]
+    selectors = b"".join(bytes([number + 1, table]) for number, table in enumerate(record.table_numbers))
+    parts.append(_build_segment(0xDA, bytes([len(numbers)]) + selectors + b"\0\x3f\0"))
+    parts += [record.scan.replace(b"\xff", b"\xff\0"), b"\xff\xd9"]
     return b"".join(parts)
 
 
-def _check_components(sampling: bytes, tables: bytes, num: int, mask: int) -> None:
-    if any(sampling[num:]) or any(tables[num:]):
+def _check_components(sampling: bytes, table_numbers: bytes, num: int, mask: int) -> None:
+    if any(sampling[num:]) or any(table_numbers[num:]):
         raise ValueError(_DAMAGED)
-    for factors, numbers in zip(sampling[:num], tables[:num], strict=True):
+    for factors, numbers in zip(sampling[:num], table_numbers[:num], strict=True):
         if not {factors >> 4, factors & 15} <= {1, 2, 4}:
             raise ValueError("has sampling factors that no image can have")
         dc, ac = numbers >> 4, numbers & 15
@@ -124,18 +122,18 @@ def _count_seek_points(width: int, height: int, sampling: bytes, every: int) -> 
 
 
 def _split_huffman_tables(record: JpegRecord) -> list[tuple[int, bytes]]:
-    """Return (class and number, counts and values) of each table. Raise `ValueError` if they are truncated."""
+    """Return (class and number, counts and values) of each table."""
     tables = []
-    at = 0
+    start = 0
     for bit, code in enumerate(_HUFFMAN_TABLES):
         if record.mask >> bit & 1:
-            num_values = sum(record.huffman[at : at + 16])
-            table = record.huffman[at : at + 16 + num_values]
+            num_values = sum(record.huffman[start : start + 16])
+            table = record.huffman[start : start + 16 + num_values]
             if len(table) != 16 + num_values or num_values > 256:
                 raise ValueError("has damaged Huffman tables")
             tables.append((code, table))
-            at += len(table)
-    if at != len(record.huffman):
+            start += len(table)
+    if start != len(record.huffman):
         raise ValueError("has damaged Huffman tables")
     return tables
 

@@ -19,19 +19,13 @@ from paceline.data.pack.shards import HEADER_BYTES, LocalShards, Shards, check_m
 
 
 def open_pack(root: Path) -> Datasets:
-    """Open the two splits of the local pack `root`, a file or a folder of shards.
-
-    Raise `DataError` if it is missing, truncated, damaged, inconsistent or of a later version.
-    """
+    """Open the two splits of the local pack `root`, a file or a folder of shards. Raise `DataError` as `open_index`."""
     index = open_index(find_index_file(root), printable(root))
     return build_pack_datasets(index, LocalShards.open_checked(index.path.parent, index.files))
 
 
 def build_pack_datasets(index: PackIndex, shards: Shards) -> Datasets:
-    """Build the two splits of an open index whose samples are in `shards`.
-
-    A split of equal-sized pixels in one shard becomes a mapped `ArraySource`, any other a `PackSource`.
-    """
+    """Build the two splits of an open index whose samples are in `shards`."""
     return Datasets(_build_pack_source(index, shards, "train"), _build_pack_source(index, shards, "val"))
 
 
@@ -40,10 +34,7 @@ def build_pack_datasets(index: PackIndex, shards: Shards) -> Datasets:
 # accesses; `paceline data verify` checks every sample.
 @dataclass(frozen=True, eq=False)
 class PackSource:
-    """A split of a pack, shared by threads and forked processes; unpickling opens the files again.
-
-    A sample is read as JPEG bytes restored from its record, as unchanged file bytes, or as uint8 pixels.
-    """
+    """A split of a pack. Threads and forked processes can share it; unpickling opens the files again."""
 
     info: DatasetInfo
     index: PackIndex
@@ -69,32 +60,32 @@ class PackSource:
 
     @property
     def kinds(self) -> NDArray[np.uint8]:
-        """Storage kind of each sample (`format.KIND_*`), uint8 [N], mapped."""
+        """Storage kinds (`format.KIND_*`), uint8 [N], mapped."""
         return self._columns.kinds
 
     @property
     def digest(self) -> bytes:
-        """Digest of the split that was packed, 32 bytes (`sources.fingerprint`); another one if images were changed."""
+        """Digest of the packed split, 32 bytes (`sources.fingerprint`); another one if images were changed."""
         return bytes.fromhex(self._meta.digest)
 
     @property
     def shards(self) -> Sequence[memoryview | None]:
-        """Each shard's file as memory, None if it is not on this machine."""
+        """Each shard's file as memory, None if it is not cached."""
         return tuple(self.files.memory(shard) for shard in range(len(self.files)))
 
     def locate(self, indices: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.uint64], NDArray[np.uint64]]:
-        """Return the positions of samples: shard int32, offset in its file uint64, and length uint64, each [n]."""
+        """Return for n samples: shard int32 [n], offset in its file uint64 [n], and length in bytes uint64 [n]."""
         offsets = self._columns.offsets[indices]
         shards = np.searchsorted(self.index.starts, offsets, side="right") - 1
         within = offsets - self.index.starts[shards] + np.uint64(HEADER_BYTES)
         lengths = self._columns.lengths[indices].astype(np.uint64)
-        check_mapped_files()
+        check_mapped_files()  # the columns above may have been zeros beyond the end of a truncated index
         return shards.astype(np.int32), within, lengths
 
     def read(self, index: int) -> Sample:
-        """Return (JPEG or file bytes, or uint8 pixels [H, W, C]; label).
+        """Return (JPEG restored from a record, unchanged file, or uint8 pixels [H, W, C]; label).
 
-        Raise `ImageError` for a sample that is empty or damaged, and `DataError` naming a shard that cannot be read.
+        Raise `ImageError` for an empty or damaged sample, and `DataError` naming a shard that cannot be read.
         """
         columns = self._columns
         stored = self.read_stored(index)
@@ -121,13 +112,13 @@ class PackSource:
         return stored
 
     def raw_name(self, index: int) -> bytes:
-        """Return the stored name of a sample: a path relative to the source's root, b"" without names."""
+        """Return the stored name: a path relative to the root of the packed source, b"" without names."""
         columns = self._columns
         start = int(columns.name_ends[index - 1]) if index else 0
         return bytes(columns.names[start : int(columns.name_ends[index])])
 
     def name_of(self, index: int) -> str:
-        """Return the path of sample `index` relative to the root of the packed source, or `digits/train[12]`."""
+        """Return the stored name in printable form, or `digits/train[12]` without names."""
         name = self.raw_name(index)
         if not name:
             return f"{self.info.name}/{self.info.split}[{index}]"
@@ -154,6 +145,7 @@ def _reopen_source(path: Path, file_name: str, shards: Shards, split: Split) -> 
 
 
 def _build_pack_source(index: PackIndex, shards: Shards, split: Split) -> Source:
+    # Contiguous pixels of equal size in one shard are mapped as one array: no copy, and no read per sample.
     source = PackSource(_build_info(index, split), index, shards)
     size = source.info.image_size
     columns = index.splits[split]
@@ -161,13 +153,13 @@ def _build_pack_source(index: PackIndex, shards: Shards, split: Split) -> Source
         return source
     num_bytes = size[0] * size[1] * source.info.channels
     first = int(columns.offsets[0])
-    steps = np.arange(len(columns), dtype=np.uint64) * np.uint64(num_bytes) + np.uint64(first)
-    if (columns.lengths != num_bytes).any() or not np.array_equal(columns.offsets, steps):
+    contiguous = np.arange(len(columns), dtype=np.uint64) * np.uint64(num_bytes) + np.uint64(first)
+    if (columns.lengths != num_bytes).any() or not np.array_equal(columns.offsets, contiguous):
         return source
-    ends, offsets, _ = source.locate(np.array([0, len(columns) - 1], dtype=np.int64))
-    if ends[0] != ends[1]:
+    (first_shard, last_shard), offsets, _ = source.locate(np.array([0, len(columns) - 1], dtype=np.int64))
+    if first_shard != last_shard:
         return source
-    pixels = shards.array(int(ends[0]), int(offsets[0]), len(columns) * num_bytes)
+    pixels = shards.array(int(first_shard), int(offsets[0]), len(columns) * num_bytes)
     shape = (len(columns), *size, source.info.channels)
     return ArraySource(source.info, pixels.reshape(shape), columns.labels.astype(np.int64))
 

@@ -27,38 +27,30 @@ _MAX_READ_BYTES = 1 << 30
 # the shard's file, including its header.
 @dataclass(frozen=True)
 class ShardFile:
-    """A shard as the index describes it: file name, size, and CRC-32 of its header.
-
-    The header contains the CRC-32 of the data (`format.PackHeader.data_crc32`), so this identifies the whole file.
-    """
+    """A shard as the index describes it."""
 
     name: str
     num_bytes: int
-    header_crc32: int
+    header_crc32: int  # identifies the whole file, as the header contains the CRC-32 of the data
 
 
 class Shards(Protocol):
-    """The shards of a pack, usable by threads and forked processes; unpickling opens them again."""
+    """The shards of a pack. Threads and forked processes can share them; unpickling opens them again."""
 
     def __len__(self) -> int:
         """Number of shards."""
         ...
 
     def read(self, shard: int, offset: int, length: int) -> bytes:
-        """Return `length` bytes of a shard, without holding the GIL. Raise `DataError` naming the file."""
+        """Return `length` bytes of a shard; the GIL is released. Raise `DataError` naming the file."""
         ...
 
     def memory(self, shard: int) -> memoryview | None:
-        """Return a shard's file as read-only mapped memory, or None if it is not on this machine.
-
-        The memory stays valid while it is referenced, also after `close`.
-        """
+        """Return a shard's file as read-only mapped memory, valid after `close` too; None if it is not cached."""
         ...
 
     def array(self, shard: int, offset: int, length: int) -> NDArray[np.uint8]:
-        """Return bytes of a shard as writable uint8 [length]; writing changes no file. Raise `DataError` as `read`
-        does.
-        """
+        """Return bytes of a shard as uint8 [length]; writing to it changes no file. Raise `DataError` as `read`."""
         ...
 
     def close(self) -> None:
@@ -66,25 +58,20 @@ class Shards(Protocol):
         ...
 
 
+# Closed with the last reference, so that no thread closes a descriptor that another one uses.
 class _OpenShard:
-    """An open file, closed when the last reference goes."""
-
     def __init__(self, path: Path) -> None:
-        self.descriptor = -1
+        self.descriptor = -1  # for `__del__` if `os.open` raises
         self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # do not wait for a pipe
 
-    def __del__(self, close: Any = os.close) -> None:
+    def __del__(self, close: Any = os.close) -> None:  # `os` may be gone at interpreter exit
         if self.descriptor >= 0:
             close(self.descriptor)
 
 
 @dataclass(frozen=True, eq=False)
 class LocalShards:
-    """Shards that are files in `folder`, opened on first use.
-
-    If a shard is truncated while in use, `read` raises `DataError`, and `check_mapped_files` does after access to
-    `memory` beyond the new end.
-    """
+    """Shards that are files in `folder`, opened on first use. Raise `DataError` if one is truncated while in use."""
 
     folder: Path
     files: tuple[ShardFile, ...]
@@ -106,7 +93,7 @@ class LocalShards:
         return LocalShards, (self.folder, self.files)
 
     def read(self, shard: int, offset: int, length: int) -> bytes:
-        """Return `length` bytes of a shard. Raise `DataError` for a file that is missing, truncated or unreadable."""
+        """Return `length` bytes of a shard. Raise `DataError` for a missing, truncated or unreadable file."""
         path = self.folder / self.files[shard].name
         chunks: list[bytes] = []
         try:
@@ -122,7 +109,7 @@ class LocalShards:
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     def memory(self, shard: int) -> memoryview:
-        """Return a shard's file as mapped memory. Raise `DataError` as `read` does."""
+        """Return a shard's file as mapped memory; call `check_mapped_files` after access. Raise `DataError`."""
         if shard not in self._maps:
             try:
                 file = self.files[shard]
@@ -132,9 +119,9 @@ class LocalShards:
         return self._maps[shard]
 
     def array(self, shard: int, offset: int, length: int) -> NDArray[np.uint8]:
-        """Return bytes of a shard as a private writable map, uint8 [length]. Raise `DataError` as `read` does."""
+        """Return bytes of a shard as a private map, uint8 [length]. Raise `DataError` as `read`."""
         # Writable, because torch warns about or copies read-only arrays.
-        start = offset - offset % mmap.ALLOCATIONGRANULARITY
+        start = offset - offset % mmap.ALLOCATIONGRANULARITY  # mmap accepts no other offsets
         try:
             path, num_bytes = self.folder / self.files[shard].name, offset + length - start
             pages = map_file(self._file(shard).descriptor, num_bytes, path, start=start, is_private=True)
@@ -143,23 +130,24 @@ class LocalShards:
         return np.frombuffer(pages, dtype=np.uint8, offset=offset - start, count=length)
 
     def close(self) -> None:
-        """Release all files and maps that are not referenced elsewhere."""
+        """Release files and maps that are not referenced elsewhere."""
         self._open.clear()
         self._maps.clear()
 
     def _file(self, shard: int) -> _OpenShard:
         file = self._open.get(shard)
         if file is None:
+            # Another thread may have been first; `setdefault` is atomic.
             file = self._open.setdefault(shard, _OpenShard(self.folder / self.files[shard].name))
         return file
 
 
 def map_file(descriptor: int, num_bytes: int, path: Path, *, start: int = 0, is_private: bool = False) -> memoryview:
-    """Map `num_bytes` bytes of the file `path` from `start` on. Raise `OSError` or `ValueError`.
+    """Map `num_bytes` bytes of the file `path` from `start` on; writing to an `is_private` map changes no file.
 
-    With `is_private`, writing changes no file. Call `check_mapped_files` after reading: beyond the end of a file that
-    was truncated meanwhile the native core returns zeros; without the core the process gets SIGBUS.
+    Call `check_mapped_files` after reading. Raise `OSError` or `ValueError`.
     """
+    # Beyond the end of a file that was truncated meanwhile, the core's maps hold zeros; mmap's would raise SIGBUS.
     core = load_native()
     if core is not None:
         return memoryview(core.Mapped(descriptor, num_bytes, os.fsencode(path), start, is_private))
@@ -169,7 +157,10 @@ def map_file(descriptor: int, num_bytes: int, path: Path, *, start: int = 0, is_
 
 
 def check_mapped_files() -> None:
-    """Raise `DataError` naming a mapped file that was truncated and then accessed by this process."""
+    """Raise `DataError` naming a mapped file that was truncated and then accessed by this process.
+
+    Without the native core, that access has ended the process by SIGBUS.
+    """
     core = load_native()
     name = core.cut_file() if core is not None else None
     if name is not None:
