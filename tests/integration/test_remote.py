@@ -224,7 +224,7 @@ def test_two_processes_at_once_fetch_each_shard_once(server: Server, cache: Path
 def test_what_is_killed_while_it_fetches_goes_on_where_it_was(
     server: Server, cache: Path, expected: list, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paceline.data.remote.cache.PIECE_BYTES", 1 << 16)
+    monkeypatch.setattr("paceline.data.remote.cache.CHUNK_BYTES", 1 << 16)
     child = os.fork()
     if not child:
         fetch_all(open_remote(server.url("slow/set"), cache, 10**9, NO_PAUSE))
@@ -357,7 +357,7 @@ def test_a_server_that_says_nothing_is_given_up() -> None:
         silent.listen()
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/a.pack"
         with pytest.raises(DataError, match=r"a.pack: cannot be read: nothing received for 0.05 s, 2 times"):
-            at_once(lambda: None).read(HttpTransport(stalled_s=0.05), RemoteUrl(url), 0, 10)
+            at_once(lambda: None).read(HttpTransport(stall_timeout_s=0.05), RemoteUrl(url), 0, 10)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Keep shards of remote packs in a folder that processes and runs share, and fetch them in the background."""
+"""Cache shards of remote packs in a folder that processes and runs share, and fetch them in the background."""
 
 import contextlib
 import os
@@ -19,7 +19,13 @@ from paceline.data.pack.format import FileRole, PackHeader
 from paceline.data.pack.shards import HEADER_BYTES, ShardFile
 from paceline.data.remote.transport import RemoteUrl, RetryPolicy, Transport
 
+# Bytes per request: large enough to hide latency, small enough to lose little on an error.
+CHUNK_BYTES = 8 << 20
+NUM_FETCH_THREADS = 4
+# Result of fetching a shard: in the cache; being fetched by another process; does not fit; interrupted.
+FetchOutcome = Literal["cached", "busy", "full", "stopped"]
 _PARTIAL_SUFFIX = ".part"
+_REUPLOAD_FIX = "upload it again, or pack it again"
 
 
 # `DIGEST/` is a pack, named by the digest of its URL and header. It holds the index and `shards/`, in which an
@@ -27,52 +33,51 @@ _PARTIAL_SUFFIX = ".part"
 # held during eviction. Only packs that nobody uses are evicted, least recently opened shards first.
 @dataclass(frozen=True)
 class ShardCache:
-    """The cache folder `top`, limited to `max_bytes`."""
+    """The cache in `folder`, limited to `max_bytes`."""
 
-    top: Path
+    folder: Path
     max_bytes: int
 
     def acquire(self, digest: str) -> FileLock:
-        """Create the folder of a pack and lock it against eviction. Raise `DataError` if that fails."""
+        """Create a pack's folder and lock it against eviction. Raise `DataError` if that fails."""
         try:
-            self.top.mkdir(parents=True, exist_ok=True)
-            lock = acquire_file_lock(_lock_path(self.top / digest), is_exclusive=False, should_wait=True)
-            make_folder(self.top / digest)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            lock = acquire_file_lock(_lock_path(self.folder / digest), is_exclusive=False, should_wait=True)
+            make_folder(self.folder / digest)
             make_folder(self.get_shard_folder(digest))
         except OSError as error:
             reason = error.strerror or error
-            raise DataError(f"data.source.cache: {printable(self.top)}: {reason} (name another folder)") from error
+            raise DataError(f"data.source.cache: {printable(self.folder)}: {reason} (name another folder)") from error
         assert lock is not None, "`should_wait` is set"
         return lock
 
     def get_shard_folder(self, digest: str) -> Path:
-        """Return the folder of a pack's shards."""
-        return self.top / digest / "shards"
+        """Return the folder of a pack's complete and partial shards."""
+        return self.folder / digest / "shards"
 
     def reserve(self, partial: Path, num_bytes: int) -> bool:
-        """Reserve `num_bytes` for the file `partial`, evicting shards if necessary; return whether they fit.
+        """Reserve `num_bytes` for the file `partial`, evicting shards if necessary; return False if they do not fit.
 
         Raise `OSError` if the folder is not writable.
         """
         if partial.exists():
             return True
         with contextlib.closing(self._lock_exclusively()):
-            over = self._count_used_bytes() + num_bytes - self.max_bytes
-            status = os.statvfs(self.top)
-            over = max(over, num_bytes - status.f_bavail * status.f_frsize)
-            if over > 0 and not self._evict(over):
+            excess = self._count_used_bytes() + num_bytes - self.max_bytes
+            status = os.statvfs(self.folder)
+            excess = max(excess, num_bytes - status.f_bavail * status.f_frsize)
+            if excess > 0 and not self._evict(excess):
                 return False
             partial.parent.mkdir(parents=True, exist_ok=True)
-            os.close(open_lock_file(partial))
+            os.close(open_lock_file(partial))  # the empty file is the reservation: its name has the final size
         return True
 
     def _lock_exclusively(self) -> FileLock:
-        lock = acquire_file_lock(self.top / "room.lock", is_exclusive=True, should_wait=True)
+        lock = acquire_file_lock(self.folder / "room.lock", is_exclusive=True, should_wait=True)
         assert lock is not None, "`should_wait` is set"
         return lock
 
     def _count_used_bytes(self) -> int:
-        """Return the bytes of all files, counting incomplete ones with their final size."""
         # Keyed by final name, as a file may be renamed between listing and `stat`.
         sizes: dict[tuple[Path, str], int] = {}
         for path in (path for folder in self._iter_packs() for path in folder.glob("**/*")):
@@ -83,12 +88,13 @@ class ShardCache:
         return sum(sizes.values())
 
     def _iter_packs(self) -> Iterator[Path]:
-        folders = (path for path in self.top.iterdir() if path.is_dir() and not path.is_symlink())
+        folders = (path for path in self.folder.iterdir() if path.is_dir() and not path.is_symlink())
         # Folders without a lock are not the cache's.
         return (path for path in folders if _lock_path(path).is_file())
 
     def _evict(self, num_bytes: int) -> bool:
         """Evict shards of unused packs; return whether `num_bytes` were freed."""
+        # The locks are held until the end, so that no process opens a pack that is being evicted.
         with contextlib.ExitStack() as locks:
             unused = {}
             for folder in self._iter_packs():
@@ -97,9 +103,9 @@ class ShardCache:
                     locks.callback(lock.close)
                     unused[folder] = lock
             shards = [path for folder in unused for path in (folder / "shards").glob("*")]
-            freed, emptied = 0, set()
             if sum(_get_file_bytes(path) for path in shards) < num_bytes:
                 return False  # evict nothing if it would not suffice
+            freed, emptied = 0, set()
             for path in sorted(shards, key=_get_last_used_ns):
                 if freed >= num_bytes:
                     break
@@ -121,26 +127,20 @@ def _get_last_used_ns(shard: Path) -> int:
     return shard.stat().st_mtime_ns  # `RemoteShards` updates it on opening
 
 
-def partial_path(whole: Path, num_bytes: int) -> Path:
-    """Return the name of a shard of `num_bytes` while it is incomplete."""
-    return whole.with_name(f"{whole.name}.{num_bytes}{_PARTIAL_SUFFIX}")
+def partial_path(target: Path, num_bytes: int) -> Path:
+    """Return the path of a shard of `num_bytes` while it is incomplete."""
+    return target.with_name(f"{target.name}.{num_bytes}{_PARTIAL_SUFFIX}")
 
 
 def _get_file_bytes(path: Path) -> int:
+    # An incomplete file counts with its final size.
     with contextlib.suppress(ValueError):
         if path.name.endswith(_PARTIAL_SUFFIX):
             return int(path.name.removesuffix(_PARTIAL_SUFFIX).rpartition(".")[2])
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(FileNotFoundError):  # renamed or evicted by another process meanwhile
         status = path.stat()
         return min(status.st_size, status.st_blocks * 512)  # the index of a one-file pack is mostly a hole
     return 0
-
-
-# Result of fetching a shard: in the cache; being fetched by another process; does not fit; interrupted.
-FetchOutcome = Literal["kept", "busy", "full", "stopped"]
-# Bytes per request: large enough to hide latency, small enough to lose little on an error.
-PIECE_BYTES = 8 << 20
-_REUPLOAD_FIX = "upload it again, or pack it again"
 
 
 class CorruptFileError(DataError):
@@ -149,48 +149,47 @@ class CorruptFileError(DataError):
 
 @dataclass(frozen=True)
 class Fetcher:
-    """Read files through `transport`; `stop` interrupts a download between two pieces."""
+    """Read files through `transport`; `stop` interrupts a download between two chunks."""
 
     transport: Transport
     retry: RetryPolicy
     stop: threading.Event = field(default_factory=threading.Event)
 
     def read(self, address: RemoteUrl, start: int, stop: int, num_bytes: int) -> bytes:
-        """Return bytes [start, stop) of a file of `num_bytes`. Raise `DataError` if they cannot be read."""
-        piece = self.retry.read(self.transport, address, start, stop)
-        if piece.total != num_bytes:
+        """Return bytes [start, stop) of a file. Raise `DataError`, `CorruptFileError` for another size."""
+        chunk = self.retry.read(self.transport, address, start, stop)
+        if chunk.total != num_bytes:
             raise CorruptFileError(
-                f"{address.display_url}: has {piece.total:,} bytes, not the {num_bytes:,} of its index "
+                f"{address.display_url}: has {chunk.total:,} bytes, not the {num_bytes:,} of its index "
                 f"(it is truncated or of another pack; {_REUPLOAD_FIX})"
             )
-        if len(piece.data) != stop - start:
+        if len(chunk.data) != stop - start:
             raise CorruptFileError(
                 f"{address.display_url}: has {num_bytes:,} bytes, and {stop:,} were asked for ({_REUPLOAD_FIX})"
             )
-        return piece.data
+        return chunk.data
 
     def fetch_ranges(
         self, address: RemoteUrl, descriptor: int, spans: Iterable[tuple[int, int]], num_bytes: int
     ) -> bool:
-        """Write the bytes of `spans` to the same positions of an open file; return False if interrupted."""
+        """Copy the byte ranges `spans` to the same offsets of an open file; return False if interrupted."""
         for first, last in spans:
-            for start in range(first, last, PIECE_BYTES):
+            for start in range(first, last, CHUNK_BYTES):
                 if self.stop.is_set():
                     return False
-                stop = min(start + PIECE_BYTES, last)
+                stop = min(start + CHUNK_BYTES, last)
                 _write_at(descriptor, self.read(address, start, stop, num_bytes), start)
         return True
 
     def fetch_shard(
-        self, address: RemoteUrl, file: ShardFile, whole: Path, cache: ShardCache, *, wait: bool
+        self, address: RemoteUrl, file: ShardFile, target: Path, cache: ShardCache, *, wait: bool
     ) -> FetchOutcome:
-        """Download shard `file` to the path `whole` unless it exists; return the outcome.
+        """Download shard `file` to `target` unless it exists; `wait` waits for a download by another process.
 
-        With `wait`, wait for a download by another process. Raise `DataError` if the shard cannot be downloaded, and
-        `CorruptFileError` if its checksum is wrong twice.
+        Raise `DataError` if it cannot be downloaded, and `CorruptFileError` if its checksum is wrong twice.
         """
-        partial = partial_path(whole, file.num_bytes)
-        while not whole.exists():
+        partial = partial_path(target, file.num_bytes)
+        while not target.exists():
             if self.stop.is_set():
                 return "stopped"
             try:
@@ -202,27 +201,27 @@ class Fetcher:
             if lock is None:
                 return "busy"
             with contextlib.closing(lock):
-                if whole.exists():  # another process has just completed it
+                if target.exists():  # another process has just completed it
                     lock.remove()
                     break
                 try:
                     if not self._complete_partial(address, file, lock.descriptor):
-                        return "stopped"
-                    partial.rename(whole)
+                        return "stopped"  # the partial file stays, and the next run continues it
+                    partial.rename(target)
                 except OSError:  # a full disk
                     lock.remove()
                     return "full"
-        return "kept"
+        return "cached"
 
     def _complete_partial(self, address: RemoteUrl, file: ShardFile, descriptor: int) -> bool:
-        """Download the rest of a partial shard and verify it; if that fails, download it once from the start."""
         num_present = os.fstat(descriptor).st_size
+        # Bytes that an earlier download has left may be damaged, so the second attempt starts at 0.
         for start in (num_present if num_present <= file.num_bytes else 0, 0):
             os.ftruncate(descriptor, start)
             if not self.fetch_ranges(address, descriptor, [(start, file.num_bytes)], file.num_bytes):
                 return False
             if is_complete(descriptor, file):
-                os.fsync(descriptor)
+                os.fsync(descriptor)  # before the rename: after a power failure, the final name implies the content
                 return True
         os.ftruncate(descriptor, 0)
         raise CorruptFileError(
@@ -231,7 +230,7 @@ class Fetcher:
 
 
 def is_complete(descriptor: int, file: ShardFile) -> bool:
-    """Return whether an open file is the complete shard `file`, by size and CRC-32."""
+    """Return whether an open file is the complete shard `file`, by size and checksums."""
     head = os.pread(descriptor, HEADER_BYTES, 0)
     if os.fstat(descriptor).st_size != file.num_bytes or zlib.crc32(head) != file.header_crc32:
         return False
@@ -242,7 +241,7 @@ def is_complete(descriptor: int, file: ShardFile) -> bool:
 
 
 def has_valid_index(descriptor: int, header: PackHeader) -> bool:
-    """Return whether the index in an open file matches its header's CRC-32."""
+    """Return whether the CRC-32 of the index in an open file is its header's."""
     return _compute_crc32(descriptor, header.index_offset, header.index_bytes) == header.index_crc32
 
 
@@ -262,16 +261,8 @@ def _write_at(descriptor: int, data: bytes, start: int) -> None:
         written += os.pwrite(descriptor, memoryview(data)[written:], start + written)
 
 
-NUM_FETCH_THREADS = 4
-
-
 class ShardPrefetcher:
-    """Call `fetch_shard` in threads for requested shards.
-
-    A shard that does not fit is not retried; one that another process is fetching is, on the next request. A
-    `CorruptFileError` is raised at the next request of the shard. Other errors are dropped, as reading the shard raises
-    them too.
-    """
+    """Call `fetch_shard` in threads for requested shards. A shard that does not fit is not retried."""
 
     def __init__(self, fetch_shard: Callable[[int], FetchOutcome]) -> None:
         self._fetch_shard = fetch_shard
@@ -282,7 +273,7 @@ class ShardPrefetcher:
         self._faults: dict[int, CorruptFileError] = {}
 
     def request(self, shard: int) -> None:
-        """Queue a shard unless it is queued. Raise the `CorruptFileError` of an earlier attempt."""
+        """Queue a shard unless it is queued or too large. Raise the `CorruptFileError` of an earlier attempt."""
         if shard in self._faults:
             raise self._faults[shard]
         with self._lock:
@@ -296,7 +287,7 @@ class ShardPrefetcher:
         self._queue.put(shard)
 
     def stop(self) -> None:
-        """Stop the threads after their current shards."""
+        """Stop the threads after the shards requested so far, without waiting."""
         with self._lock:
             threads = [*self._threads]
             self._threads.clear()
@@ -304,7 +295,7 @@ class ShardPrefetcher:
             self._queue.put(None)
 
     def wait(self) -> None:
-        """Wait until all requested shards are done."""
+        """Wait until all requested shards are fetched or have failed."""
         with self._lock:
             threads = [*self._threads]
         self.stop()
@@ -318,8 +309,8 @@ class ShardPrefetcher:
             except CorruptFileError as error:
                 self._faults[shard] = error
                 continue
-            except DataError:
+            except DataError:  # dropped: reading the shard raises it too
                 outcome = "busy"
-            if outcome != "full":
+            if outcome != "full":  # the next request tries again
                 with self._lock:
                     self._requested.discard(shard)

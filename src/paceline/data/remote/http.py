@@ -22,14 +22,25 @@ from paceline.data.remote.transport import ByteRange, PermanentError, RemoteUrl,
 
 _FORMAT_HINT: Final = f"separate by blanks URLs such as https://NAME:PASSWORD@HOST/PATH in {CREDENTIALS}"
 
+_STALL_TIMEOUT_S = 30.0
+# Minimum rate over `_STALL_TIMEOUT_S`; a chunk of 8 MiB takes 14 minutes at this rate.
+_MIN_BYTES_PER_S: Final = 10_000
+_MAX_REDIRECTS = 5
+_REDIRECT_STATUSES = {301, 302, 303, 307, 308}
+_TRANSIENT_STATUSES = {408, 425, 429, 500, 502, 503, 504}
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+_UNSATISFIED_RANGE = re.compile(r"bytes \*/(\d+)")
+_STATUS_FIXES = {
+    401: f"set {CREDENTIALS}=https://NAME:PASSWORD@HOST/PATH, or write the host into ~/.netrc",
+    403: f"allow reading it, or set {CREDENTIALS} to its signed URL",
+    404: "correct data.source.root",
+    410: "correct data.source.root",
+}
 
-# `PACELINE_URL_CREDENTIALS` holds URLs separated by blanks, with a user name and a password, a query, or both, such as
-# `https://me:secret@host/packs` or `https://bucket.example/a.pack?X-Amz-Signature=...`. Each applies to its scheme,
-# host and port, and to its path and everything below; the longest match wins. HTTPS passwords may also be in
-# `~/.netrc`, or in the file that `NETRC` names.
+
 @dataclass(frozen=True)
 class UrlCredentials:
-    """The `Authorization` header and the query for a URL, each "" if there is none."""
+    """The `Authorization` header and the query for a URL, each "" if there is none. Its `repr` shows neither."""
 
     authorization: str = ""
     query: str = ""
@@ -38,9 +49,13 @@ class UrlCredentials:
         return "UrlCredentials()"
 
 
+# `PACELINE_URL_CREDENTIALS` holds URLs separated by blanks, with a user name and a password, a query, or both, such as
+# `https://me:secret@host/packs` or `https://bucket.example/a.pack?X-Amz-Signature=...`. Each applies to its scheme,
+# host and port, and to its path and everything below; the longest match wins. HTTPS passwords may also be in
+# `~/.netrc`, or in the file that `NETRC` names.
 def find_credentials(url: str, environ: Mapping[str, str] = os.environ) -> UrlCredentials:
-    """Return the credentials for `url`. Raise `PermanentError` if the environment's entries are invalid."""
-    wanted = urlsplit(url)
+    """Return the credentials for `url`. Raise `PermanentError` if the variable or the netrc file is invalid."""
+    target = urlsplit(url)
     origin, best, longest = _parse_origin(url), None, -1
     for number, entry in enumerate(environ.get(CREDENTIALS, "").split(), start=1):
         try:
@@ -49,15 +64,15 @@ def find_credentials(url: str, environ: Mapping[str, str] = os.environ) -> UrlCr
             parts, its_origin = urlsplit(""), ""
         if not parts.scheme or not parts.hostname or (parts.username is None and not parts.query):
             raise PermanentError(f"{CREDENTIALS}: entry {number} is not a URL with a password or a query", _FORMAT_HINT)
-        if its_origin == origin and _is_below(wanted.path, parts.path) and len(parts.path) > longest:
+        if its_origin == origin and _is_below(target.path, parts.path) and len(parts.path) > longest:
             best, longest = parts, len(parts.path)
     if best is not None and best.username is not None:
         return UrlCredentials(build_basic_auth(best), best.query)
-    return UrlCredentials(_find_netrc_auth(wanted, environ), best.query if best else "")
+    return UrlCredentials(_find_netrc_auth(target, environ), best.query if best else "")
 
 
 def build_basic_auth(parts: SplitResult) -> str:
-    """Return the basic authorization header for a URL's user name and password, "" without them."""
+    """Return the value of the header for a URL's user name and password, "" without a name."""
     if parts.username is None:
         return ""
     return _encode_basic_auth(unquote(parts.username), unquote(parts.password or ""))
@@ -68,6 +83,7 @@ def _encode_basic_auth(name: str, password: str) -> str:
 
 
 def _is_below(path: str, folder: str) -> bool:
+    # A path with `..`, encoded or not, could lead out of the folder on the server.
     components = re.split(r"[/\\]", unquote(path))
     return path == folder or (path.startswith(f"{folder.rstrip('/')}/") and not {".", ".."} & {*components})
 
@@ -80,7 +96,6 @@ def _parse_origin(url: str) -> str:
 
 
 def _find_netrc_auth(parts: SplitResult, environ: Mapping[str, str]) -> str:
-    """Return the authorization header from netrc, "" if there is none."""
     # For HTTPS only, as a recipe may name a known host with http. The `default` entry would send a password to any
     # host that a recipe names.
     if parts.scheme != "https":
@@ -99,29 +114,13 @@ def _find_netrc_auth(parts: SplitResult, environ: Mapping[str, str]) -> str:
     return _encode_basic_auth(entry[0], entry[2] or "") if entry else ""
 
 
-_STALL_TIMEOUT_S = 30.0
-# Minimum rate over `_STALL_TIMEOUT_S`; a piece of 8 MiB takes 14 minutes at this rate.
-_MIN_BYTES_PER_S: Final = 10_000
-_MAX_REDIRECTS = 5
-_REDIRECT_STATUSES = {301, 302, 303, 307, 308}
-_TRANSIENT_STATUSES = {408, 425, 429, 500, 502, 503, 504}
-_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
-_UNSATISFIED_RANGE = re.compile(r"bytes \*/(\d+)")
-_STATUS_FIXES = {
-    401: f"set {CREDENTIALS}=https://NAME:PASSWORD@HOST/PATH, or write the host into ~/.netrc",
-    403: f"allow reading it, or set {CREDENTIALS} to its signed URL",
-    404: "correct data.source.root",
-    410: "correct data.source.root",
-}
-
-
 # A response is used only if it says which bytes of how many it contains (RFC 9110, section 14). Proxies are those of
 # `urllib`. Redirects are followed, but not from HTTPS to HTTP, and credentials go only to the first server.
 class HttpTransport:
-    """Read ranges over HTTP(S); it is an error if a server sends (nearly) nothing for `stalled_s` seconds."""
+    """Read ranges over HTTP(S). A server that sends (nearly) nothing for `stall_timeout_s` is a `TransientError`."""
 
-    def __init__(self, stalled_s: float = _STALL_TIMEOUT_S) -> None:
-        self._stalled_s = stalled_s
+    def __init__(self, stall_timeout_s: float = _STALL_TIMEOUT_S) -> None:
+        self._stall_timeout_s = stall_timeout_s
         self._idle: dict[tuple[str, str], list[HTTPConnection]] = {}
         self._is_closed = False
         self._tls: ssl.SSLContext | None = None
@@ -130,17 +129,18 @@ class HttpTransport:
         self._proxies = getproxies()
 
     def read(self, address: RemoteUrl, start: int, stop: int) -> ByteRange:
-        """Return bytes [start, stop) of a file, fewer only at its end."""
+        """Return bytes [start, stop) of a file, fewer only at its end. Raise as `Transport.read`."""
         credentials = self._get_credentials(address)
         url = address.parts._replace(query=credentials.query).geturl() if credentials.query else address.url
         for _ in range(_MAX_REDIRECTS):
             parts = urlsplit(url)
+            # Compressed content would have other offsets.
             headers = {"Range": f"bytes={start}-{stop - 1}", "Accept-Encoding": "identity", "User-Agent": "paceline"}
             is_same_server = (parts.scheme, _get_host_and_port(parts)) == (
                 address.parts.scheme,
                 _get_host_and_port(address.parts),
             )
-            if credentials.authorization and is_same_server:
+            if credentials.authorization and is_same_server:  # not after a redirect to another host
                 headers["Authorization"] = credentials.authorization
             answer = self._request(parts, headers, start, stop)
             if isinstance(answer, ByteRange):
@@ -154,7 +154,7 @@ class HttpTransport:
         raise PermanentError(f"redirects more than {_MAX_REDIRECTS} times", "correct data.source.root")
 
     def close(self) -> None:
-        """Close idle connections now and busy ones when they are released."""
+        """Close idle connections now, and busy ones when they are released."""
         with self._lock:
             self._is_closed = True
             connections = [each for idle in self._idle.values() for each in idle]
@@ -169,12 +169,12 @@ class HttpTransport:
 
     def _request(self, parts: SplitResult, headers: dict[str, str], start: int, stop: int) -> ByteRange | str:
         """Send a request; return the bytes, or the URL of a redirect."""
-        connection, is_used = self._acquire(parts)
+        connection, is_reused = self._acquire(parts)
         try:
             try:
                 response = self._send(connection, parts, headers)
             except (HTTPException, OSError):
-                if not is_used:
+                if not is_reused:
                     raise
                 connection.close()  # the server has closed the idle connection; retry with a new one
                 connection = self._connect(parts)
@@ -188,29 +188,29 @@ class HttpTransport:
             ) from error
         except (HTTPException, OSError, ValueError) as error:
             connection.close()
-            raise TransientError(_get_reason(error, self._stalled_s)) from error
+            raise TransientError(_get_reason(error, self._stall_timeout_s)) from error
         except BaseException:
             connection.close()  # it may still send the rest of the response
             raise
-        self._release(connection, parts, stays=response.isclosed() and not response.will_close)
+        self._release(connection, parts, is_reusable=response.isclosed() and not response.will_close)
         return answer
 
-    def _release(self, connection: HTTPConnection, parts: SplitResult, *, stays: bool) -> None:
+    def _release(self, connection: HTTPConnection, parts: SplitResult, *, is_reusable: bool) -> None:
         with self._lock:
-            if stays and not self._is_closed:
+            if is_reusable and not self._is_closed:
                 self._idle.setdefault((parts.scheme, _get_host_and_port(parts)), []).append(connection)
                 return
         connection.close()
 
     def _send(self, connection: HTTPConnection, parts: SplitResult, headers: dict[str, str]) -> HTTPResponse:
         target = f"{parts.path or '/'}{'?' + parts.query if parts.query else ''}"
-        if parts.scheme == "http" and self._find_proxy(parts):
+        if parts.scheme == "http" and self._find_proxy(parts):  # a proxy takes the absolute URL (RFC 9112, 3.2.2)
             target = f"http://{_get_host_and_port(parts)}{target}"
         connection.request("GET", target, headers={**headers, "Host": _get_host_and_port(parts)})
         return connection.getresponse()
 
     def _acquire(self, parts: SplitResult) -> tuple[HTTPConnection, bool]:
-        """Return a connection, and whether it was used before."""
+        """Return (connection, whether it was used before)."""
         with self._lock:
             idle = self._idle.get((parts.scheme, _get_host_and_port(parts)))
             if idle:
@@ -225,10 +225,10 @@ class HttpTransport:
         except ValueError as error:
             raise PermanentError(f"has no port: {error}", "correct data.source.root") from error
         if parts.scheme == "http":
-            connection = HTTPConnection(host, port, timeout=self._stalled_s)
+            connection = HTTPConnection(host, port, timeout=self._stall_timeout_s)
             connection.response_class = self._build_response  # type: ignore[assignment]
             return connection
-        connection = HTTPSConnection(host, port, timeout=self._stalled_s, context=self._get_tls_context())
+        connection = HTTPSConnection(host, port, timeout=self._stall_timeout_s, context=self._get_tls_context())
         connection.response_class = self._build_response  # type: ignore[assignment]
         if proxy:
             authorization = build_basic_auth(proxy)
@@ -238,12 +238,12 @@ class HttpTransport:
         return connection
 
     def _build_response(self, sock: socket, *args: Any, **options: Any) -> HTTPResponse:
-        return HTTPResponse(_PacedReader(sock, self._stalled_s), *args, **options)  # type: ignore[arg-type]
+        return HTTPResponse(_MinRateReader(sock, self._stall_timeout_s), *args, **options)  # type: ignore[arg-type]
 
     def _get_tls_context(self) -> ssl.SSLContext:
-        with self._lock:
+        with self._lock:  # created once and only if needed: it takes 30 ms
             self._tls = self._tls or ssl.create_default_context()
-            return self._tls  # created once and only if needed: it takes 30 ms
+            return self._tls
 
     def _find_proxy(self, parts: SplitResult) -> SplitResult | None:
         text = self._proxies.get(parts.scheme)
@@ -253,37 +253,35 @@ class HttpTransport:
 
 
 class _TooSlowError(OSError):
-    """The server sends less than the minimum rate."""
+    pass
 
 
-class _PacedReader(io.RawIOBase):
-    """Read from a connected socket and enforce a minimum rate; a socket timeout applies only to a single `recv`.
+# A socket's timeout applies only to a single `recv`, so a server could send one byte at a time for ever. This replaces
+# the socket of one response, of which `http.client` calls only `makefile`.
+class _MinRateReader(io.RawIOBase):
+    """Read from a connected socket and enforce a minimum rate."""
 
-    It replaces the socket of one response, of which `http.client` calls only `makefile`.
-    """
-
-    def __init__(self, sock: socket, stalled_s: float) -> None:
+    def __init__(self, sock: socket, stall_timeout_s: float) -> None:
         self._file = sock.makefile("rb", buffering=0)  # keeps the socket open
-        self._stalled_s = stalled_s
+        self._stall_timeout_s = stall_timeout_s
         self._since_s = 0.0
         self._num_bytes = 0
 
     def makefile(self, mode: str) -> io.BufferedReader:
-        """Return a file to read the response from."""
         return io.BufferedReader(self)
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Fill `buffer` with available bytes. Raise `_TooSlowError` below the minimum rate since the first byte."""
+        """Fill `buffer` with available bytes. Raise `_TooSlowError` below the minimum rate."""
         num_bytes = self._file.readinto(buffer) or 0
         now_s = time.monotonic()
         if not self._num_bytes:
             self._since_s = now_s
         self._num_bytes += num_bytes
         passed_s = now_s - self._since_s
-        if passed_s >= self._stalled_s:
+        if passed_s >= self._stall_timeout_s:  # one window is over; the next starts with the next byte
             if self._num_bytes < _MIN_BYTES_PER_S * passed_s:
                 raise _TooSlowError(f"only {self._num_bytes:,} bytes came in {passed_s:.3g} s")
             self._num_bytes = 0
@@ -299,12 +297,12 @@ def _read_response(response: HTTPResponse, start: int, stop: int) -> ByteRange |
     """Read a response for bytes [start, stop) to its end; return the bytes, or the URL of a redirect."""
     status, headers = response.status, response.headers
     if status in _REDIRECT_STATUSES and headers["Location"]:
-        response.read(1 << 16)
+        response.read(1 << 16)  # to the end of the body, so that the connection can be reused
         return str(headers["Location"])
     if status in _TRANSIENT_STATUSES:
         pause = headers["Retry-After"] or ""
         raise TransientError(f"{status} {response.reason}", float(pause) if pause.isdecimal() else 0.0)
-    if status == 416:
+    if status == 416:  # the range starts at or after the end of the file
         total = _UNSATISFIED_RANGE.fullmatch(headers["Content-Range"] or "")
         return ByteRange(b"", int(total[1]) if total else start)
     if status not in (200, 206):
@@ -325,7 +323,7 @@ def _read_response(response: HTTPResponse, start: int, stop: int) -> ByteRange |
 
 
 def _parse_content_range(response: HTTPResponse, start: int, stop: int) -> tuple[int, int, int]:
-    """Return the first byte, the last byte and the size of the file, as the server declares them."""
+    """Return (first byte, last byte, size of the file), as the server declares them."""
     if response.status == 200:  # the whole file, which is correct if the range covers it
         length = response.headers["Content-Length"] or ""
         if start == 0 and length.isdecimal() and int(length) <= stop:
@@ -343,12 +341,12 @@ def _get_host_and_port(parts: SplitResult) -> str:
     return parts.netloc.rpartition("@")[2]
 
 
-def _get_reason(error: Exception, stalled_s: float) -> str:
+def _get_reason(error: Exception, stall_timeout_s: float) -> str:
     match error:
         case _TooSlowError():
             return str(error)
         case TimeoutError():
-            return f"nothing received for {stalled_s:g} s"
+            return f"nothing received for {stall_timeout_s:g} s"
         case IncompleteRead():
             return f"the connection ended after {len(error.partial):,} bytes"
         case OSError():

@@ -22,14 +22,17 @@ from paceline.data.pack.format import ALIGNMENT, INDEX_NAME, FileRole, IndexLayo
 from paceline.data.pack.index import open_index
 from paceline.data.pack.reader import build_pack_datasets
 from paceline.data.pack.shards import HEADER_BYTES, LocalShards, ShardFile
-from paceline.data.remote.cache import PIECE_BYTES, Fetcher, FetchOutcome, ShardCache, ShardPrefetcher, has_valid_index
+from paceline.data.remote.cache import CHUNK_BYTES, Fetcher, FetchOutcome, ShardCache, ShardPrefetcher, has_valid_index
 from paceline.data.remote.http import HttpTransport
 from paceline.data.remote.transport import HTTP_SCHEMES, FsspecTransport, RemoteUrl, RetryPolicy, Transport
+
+# An index up to this size, of about a million samples, may exceed the limit of the cache.
+_SMALL_INDEX_BYTES: Final = 64 << 20
 
 
 @dataclass(frozen=True, eq=False)
 class _ProcessState:
-    """Threads, locks and connections of one process, none of which survives a fork."""
+    """Threads, lock and connections of one process, none of which survives a fork."""
 
     fetcher: Fetcher
     prefetcher: ShardPrefetcher
@@ -37,7 +40,7 @@ class _ProcessState:
     pid: int
 
     def close(self) -> None:
-        """Release all without waiting for downloads; no-op in a forked child."""
+        """Release all without waiting for downloads; do nothing in a forked child, as the parent still uses them."""
         if self.pid != os.getpid():
             return
         self.fetcher.stop.set()
@@ -59,14 +62,11 @@ class _ShardFetcher:
         return fetcher.fetch_shard(self.addresses[shard], file, self.folder / file.name, self.cache, wait=wait)
 
 
-# Reading a sample by range also requests its shard, so that training starts immediately. The caller verifies samples
-# that are read by range; a cached shard is verified when it is fetched.
+# Training starts at once: a sample is read by range, which also requests its shard. The caller verifies such samples; a
+# shard is verified when it is fetched.
 @dataclass(frozen=True, eq=False)
 class RemoteShards:
-    """Shards `files` at `addresses`, cached in `cache` under `digest`; `connect` creates the transport of a process.
-
-    Threads can share it; a forked process creates its own connections, and unpickling opens new ones.
-    """
+    """Shards `files` at `addresses`, cached in `cache` under `digest`; `connect` creates a process's transport."""
 
     addresses: tuple[RemoteUrl, ...]
     files: tuple[ShardFile, ...]
@@ -105,29 +105,29 @@ class RemoteShards:
         return state.fetcher.read(self.addresses[shard], offset, offset + length, file.num_bytes)
 
     def memory(self, shard: int) -> memoryview | None:
-        """Return a shard's file as mapped memory, or None if it is not cached yet; then request it."""
+        """Return a shard's file as mapped memory; if it is not cached yet, request it and return None."""
         if self._is_cached(shard):
             return self._local.memory(shard)
         self._get_process_state().prefetcher.request(shard)
         return None
 
     def array(self, shard: int, offset: int, length: int) -> NDArray[np.uint8]:
-        """Return bytes of a shard as writable uint8 [length], after waiting for its download; mapped if cached."""
+        """Download a shard and return some of its bytes as writable uint8 [length], mapped if the shard fits."""
         state = self._get_process_state()
-        if self._is_cached(shard) or self._fetch_shard(state.fetcher, shard, wait=True) == "kept":
+        if self._is_cached(shard) or self._fetch_shard(state.fetcher, shard, wait=True) == "cached":
             return self._local.array(shard, offset, length)
         pixels = np.empty(length, dtype=np.uint8)
-        for start in range(0, length, PIECE_BYTES):
-            stop = min(start + PIECE_BYTES, length)
+        for start in range(0, length, CHUNK_BYTES):
+            stop = min(start + CHUNK_BYTES, length)
             pixels[start:stop] = np.frombuffer(self.read(shard, offset + start, stop - start), dtype=np.uint8)
         return pixels
 
     def wait(self) -> None:
-        """Wait until every requested shard is cached or has failed."""
+        """Wait until all requested shards are fetched or have failed."""
         self._get_process_state().prefetcher.wait()
 
     def prefetch(self, shards: Iterable[int]) -> None:
-        """Request `shards` in this order without waiting. Raise `DataError` for one that was damaged before."""
+        """Request `shards` in this order without waiting. Raise `CorruptFileError` for one that was damaged before."""
         for shard in shards:
             if not self._is_cached(shard):
                 self._get_process_state().prefetcher.request(shard)
@@ -156,17 +156,13 @@ class RemoteShards:
         if process is None:
             fetcher = Fetcher(self.connect(), self.retry)
             prefetcher = ShardPrefetcher(partial(self._fetch_shard, fetcher, wait=False))
-            made = _ProcessState(fetcher, prefetcher, self.cache.acquire(self.digest), os.getpid())
-            process = self._processes.setdefault(os.getpid(), made)
-            if process is made:
-                weakref.finalize(self, made.close)
+            new = _ProcessState(fetcher, prefetcher, self.cache.acquire(self.digest), os.getpid())
+            process = self._processes.setdefault(os.getpid(), new)
+            if process is new:
+                weakref.finalize(self, new.close)
             else:  # another thread was first
-                made.close()
+                new.close()
         return process
-
-
-# Index of about a million samples.
-_SMALL_INDEX_BYTES: Final = 64 << 20
 
 
 def is_remote(root: str) -> bool:
@@ -177,8 +173,8 @@ def is_remote(root: str) -> bool:
 def open_remote(root: str, cache: Path, cache_bytes: int, retry: RetryPolicy | None = None) -> Datasets:
     """Open the splits of the pack behind the URL `root`, a file that ends with `.pack` or a folder of shards.
 
-    The index, and as many shards as fit into `cache_bytes`, are kept below the folder `cache`. Raise `DataError` naming
-    the URL if it is not a pack, contains a password or a query, or cannot be read.
+    `cache` holds the index and up to `cache_bytes` of shards. Raise `DataError` naming the URL if it is not a pack,
+    contains a password or a query, or cannot be read.
     """
     secret = find_secret(root, any_query=True)
     if secret:
@@ -197,11 +193,12 @@ def open_remote(root: str, cache: Path, cache_bytes: int, retry: RetryPolicy | N
         digest = hashlib.sha256(f"{address.url_path}\n".encode() + start.data).hexdigest()[:16]
         shard_cache = ShardCache(cache.expanduser().absolute(), cache_bytes)
         with contextlib.closing(shard_cache.acquire(digest)):
-            path = shard_cache.top / digest / INDEX_NAME
+            path = shard_cache.folder / digest / INDEX_NAME
             _fetch_index(Fetcher(transport, retry), address, header, path, cache_bytes)
             index = open_index(path, address.display_url)
             is_whole = header.role is FileRole.WHOLE
             addresses = tuple(address if is_whole else address.sibling(file.name) for file in index.files)
+            # The shards take their own lock before this one is released, so nothing is evicted in between.
             return build_pack_datasets(
                 index, RemoteShards(addresses, index.files, shard_cache, digest, connect, retry).acquire_lock()
             )
@@ -212,13 +209,14 @@ def _fetch_index(fetcher: Fetcher, address: RemoteUrl, header: PackHeader, index
     try:
         while not index.exists():
             lock = acquire_file_lock(partial, is_exclusive=True, should_wait=True)
-            assert lock is not None, "acquire_file_lock waits"
+            assert lock is not None, "`should_wait` is set"
             with contextlib.closing(lock):
                 if index.exists():
                     lock.remove()
                     break
                 _check_index_size(fetcher, address, header, index.parent, cache_bytes)
                 os.ftruncate(lock.descriptor, 0)
+                # The data between them become a hole, as the offsets must stay those of the whole file.
                 spans = [(0, HEADER_BYTES), (header.index_offset, header.num_bytes)]
                 fetcher.fetch_ranges(address, lock.descriptor, spans, header.num_bytes)
                 if not has_valid_index(lock.descriptor, header):
@@ -230,12 +228,12 @@ def _fetch_index(fetcher: Fetcher, address: RemoteUrl, header: PackHeader, index
 
 
 def _check_index_size(fetcher: Fetcher, address: RemoteUrl, header: PackHeader, folder: Path, cache_bytes: int) -> None:
-    """Raise `DataError` if the index is too large for the cache or the disk, or its size does not match its samples."""
+    """Raise `DataError` if the index is inconsistent, or too large for the cache or the disk."""
     url, num_bytes = address.display_url, header.index_bytes
     first = header.index_offset
     if num_bytes < ALIGNMENT:
         raise DataError(f"{url}: its index is damaged (upload it again, or pack it again)")
-    # The first bytes of the index determine its size.
+    # Its first bytes determine its size, so an inconsistent header is found before the rest is fetched.
     sizes = IndexSizes.from_bytes(fetcher.read(address, first, first + ALIGNMENT, header.num_bytes))
     if IndexLayout.from_sizes(sizes).num_bytes != num_bytes:
         samples = sum(sizes.samples)

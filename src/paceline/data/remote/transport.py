@@ -16,11 +16,12 @@ HTTP_SCHEMES: Final = ("http", "https")
 # templates, open SSH connections or read local files.
 BUCKET_SCHEMES: Final = ("s3", "gs", "gcs", "abfs", "az", "hf")
 _MAX_SHOWN_CHARS: Final = 40
+_FSSPEC_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)
 class RemoteUrl:
-    """The URL of a file, without user name, password and query, which `http.find_credentials` adds to requests.
+    """The URL of a file, without credentials, which `http.find_credentials` adds to requests.
 
     Raise `DataError` for an unsupported scheme, and for a chained URL (`a::b`), which fsspec would follow.
     """
@@ -55,7 +56,7 @@ class RemoteUrl:
 
     @property
     def display_url(self) -> str:
-        """The URL as printed."""
+        """The URL for messages, on one line and without credentials."""
         return printable(public_url(self.url))
 
     @property
@@ -76,18 +77,18 @@ class RemoteUrl:
 
 @dataclass(frozen=True)
 class ByteRange:
-    """Bytes of a file, and the size of the file."""
+    """Bytes of a file of `total` bytes."""
 
     data: bytes
     total: int
 
 
 class TransientError(Exception):
-    """A temporary error; `retry_after_s` is the pause that the server requests before a retry, in seconds."""
+    """A temporary error; `retry_after_s` is the pause that the server requests before a retry."""
 
-    def __init__(self, reason: str, pause_s: float = 0.0) -> None:
+    def __init__(self, reason: str, retry_after_s: float = 0.0) -> None:
         super().__init__(reason)
-        self.retry_after_s = pause_s
+        self.retry_after_s = retry_after_s
 
 
 class PermanentError(Exception):
@@ -117,19 +118,15 @@ def sleep(seconds: float) -> None:
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """Number of attempts, and pauses between them: `first_pause_s`, doubled each time.
+    """Retry with pauses of `first_pause_s`, doubled each time; a server can request up to `longest_pause_s`."""
 
-    The defaults wait 15.5 s in total, enough for a server restart. A server can request a pause of up to
-    `longest_pause_s`.
-    """
-
-    attempts: int = 6
+    attempts: int = 6  # 15.5 s of pauses in total, enough for a server restart
     first_pause_s: float = 0.5
     longest_pause_s: float = 30.0
     pause: Callable[[float], None] = sleep
 
     def read(self, transport: Transport, address: RemoteUrl, start: int, stop: int) -> ByteRange:
-        """Return bytes [start, stop) of a file, fewer only at its end. Raise `DataError` naming the URL."""
+        """Return what `transport.read` does. Raise `DataError` naming the URL after a permanent or the last error."""
         pause_s = self.first_pause_s
         for attempt in range(1, self.attempts + 1):
             try:
@@ -147,21 +144,18 @@ class RetryPolicy:
         raise AssertionError("no attempt is made")
 
 
-_FSSPEC_TIMEOUT_S = 60.0
-
-
 # `fsspec` is imported on first use. Its event loop does not survive a fork, so each process opens its own file systems.
 class FsspecTransport:
-    """Read ranges through fsspec, with a timeout of `stalled_s` seconds if the file system is asynchronous."""
+    """Read ranges through fsspec, with a timeout per call if the file system is asynchronous."""
 
-    def __init__(self, stalled_s: float = _FSSPEC_TIMEOUT_S) -> None:
-        self._stalled_s = stalled_s
+    def __init__(self, timeout_s: float = _FSSPEC_TIMEOUT_S) -> None:
+        self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._filesystem: Any = None
         self._sizes: dict[str, int] = {}
 
     def read(self, address: RemoteUrl, start: int, stop: int) -> ByteRange:
-        """Return bytes [start, stop) of a file, fewer only at its end."""
+        """Return bytes [start, stop) of a file, fewer only at its end. Raise as `Transport.read`."""
         system, path = self._open_filesystem(address)
         total = self._get_size(system, path)
         if start >= total:
@@ -172,7 +166,7 @@ class FsspecTransport:
         return ByteRange(bytes(data), total)
 
     def close(self) -> None:
-        """Drop references; fsspec closes the file systems."""
+        """Drop the references; fsspec closes the connections."""
         with self._lock:
             self._filesystem = None
             self._sizes.clear()
@@ -182,6 +176,7 @@ class FsspecTransport:
         with self._lock:
             try:
                 if self._filesystem is None:
+                    # No instance of the parent process, whose event loop does not run here.
                     self._filesystem, path = fsspec.core.url_to_fs(address.url, skip_instance_cache=True)
                 else:
                     path = self._filesystem._strip_protocol(address.url)
@@ -203,7 +198,8 @@ class FsspecTransport:
             if system.async_impl:
                 from fsspec.asyn import sync
 
-                return sync(system.loop, getattr(system, f"_{method}"), path, timeout=self._stalled_s, **options)
+                # The synchronous methods have no timeout.
+                return sync(system.loop, getattr(system, f"_{method}"), path, timeout=self._timeout_s, **options)
             return getattr(system, method)(path, **options)
         except FileNotFoundError as error:
             raise PermanentError("does not exist", "correct data.source.root") from error

@@ -141,8 +141,8 @@ def random_datasets(num_images: int) -> Datasets:
     return Datasets(of("train"), of("val"))
 
 
-def read(url: str, num_bytes: int, stalled_s: float = 5) -> bytes:
-    with contextlib.closing(HttpTransport(stalled_s)) as transport:
+def read(url: str, num_bytes: int, stall_timeout_s: float = 5) -> bytes:
+    with contextlib.closing(HttpTransport(stall_timeout_s)) as transport:
         return transport.read(RemoteUrl(url), 0, num_bytes).data
 
 
@@ -269,7 +269,7 @@ def test_a_server_that_sends_next_to_nothing_is_given_up(serve: Callable[..., in
     port = serve(drip)
     for part in ("head", "body"):
         with pytest.raises(TransientError, match=r"^only \d+ bytes came in 0\.3"):
-            read(f"http://127.0.0.1:{port}/{part}.pack", 128, stalled_s=0.3)
+            read(f"http://127.0.0.1:{port}/{part}.pack", 128, stall_timeout_s=0.3)
     left.set()
 
 
@@ -285,7 +285,7 @@ def test_a_slow_server_that_goes_on_sending_is_read(serve: Callable[..., int]) -
             request.wfile.write(body[start : start + 3000])
             threading.Event().wait(0.05)
 
-    assert read(f"http://127.0.0.1:{serve(steady)}/a.pack", len(body), stalled_s=0.2) == body
+    assert read(f"http://127.0.0.1:{serve(steady)}/a.pack", len(body), stall_timeout_s=0.2) == body
 
 
 def test_more_than_was_asked_for_is_not_read(serve: Callable[..., int]) -> None:

@@ -78,7 +78,7 @@ def test_an_array_waits_for_its_shard_and_is_read_where_that_does_not_fit(remote
 
 
 def test_an_interrupted_fetch_goes_on_where_it_was(remote, store, index, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.data.remote.cache.PIECE_BYTES", 100_000)
+    monkeypatch.setattr("paceline.data.remote.cache.CHUNK_BYTES", 100_000)
     shards = remote()
 
     def broken(name: str, start: int, stop: int) -> None:
