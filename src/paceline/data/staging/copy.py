@@ -18,12 +18,12 @@ from paceline.core.files import open_to_write
 from paceline.data.files import printable
 from paceline.data.staging.inventory import StagedFile
 
-# Called with (bytes done, total bytes); an exception stops the work.
+# Called with (bytes copied, total bytes); an exception stops the copy.
 CopyProgress = Callable[[int, int], None]
 _CHUNK_BYTES: Final = 1 << 20  # small enough that the comparison reads from the CPU cache
 _NUM_THREADS: Final = 4  # hides network latency
 _MAX_PENDING_FILES: Final = 256
-_POLL_S: Final = 0.2
+_POLL_S: Final = 0.2  # between calls of `progress`
 _DISK_FULL_ERRNOS: Final = {errno.ENOSPC, errno.EDQUOT}
 
 
@@ -46,82 +46,79 @@ class _CopyState:
             self.done_bytes += num_bytes
 
 
-# A file with the size and modification time of its source was copied completely, and is not copied again.
 def copy_files(entries: Iterable[StagedFile], folder: Path, num_bytes: int, progress: CopyProgress) -> None:
-    """Copy `entries`, `num_bytes` in total, into `folder`, several at once.
+    """Copy `entries`, `num_bytes` in total, into `folder`, except finished copies of an earlier call.
 
     Raise `DataError` for a file that cannot be read, changes meanwhile or differs when read back, and for a full disk.
-    Finished copies stay.
     """
-    work = _CopyState(folder)
+    state = _CopyState(folder)
     running: deque[Future[None]] = deque()
     with ThreadPoolExecutor(_NUM_THREADS, "stage") as pool:
         try:
             for entry in entries:
-                running.append(pool.submit(_copy_file, entry, work))
+                running.append(pool.submit(_copy_file, entry, state))
                 if len(running) >= _MAX_PENDING_FILES:
-                    _wait_for_oldest(running, work, num_bytes, progress)
+                    _wait_for_oldest(running, state, num_bytes, progress)
             while running:
-                _wait_for_oldest(running, work, num_bytes, progress)
+                _wait_for_oldest(running, state, num_bytes, progress)
         except BaseException:
-            work.stop.set()
+            state.stop.set()  # running copies end after their current chunk
             pool.shutdown(cancel_futures=True)
             raise
     for path in folder.glob(".copying-*"):
         path.unlink()
 
 
-def _wait_for_oldest(copies: deque[Future[None]], work: _CopyState, num_bytes: int, progress: CopyProgress) -> None:
-    """Wait briefly for the oldest file and remove finished ones. Raise their errors."""
+def _wait_for_oldest(copies: deque[Future[None]], state: _CopyState, num_bytes: int, progress: CopyProgress) -> None:
     wait([copies[0]], timeout=_POLL_S)
     while copies and copies[0].done():
-        copies.popleft().result()
-    progress(work.done_bytes, num_bytes)
+        copies.popleft().result()  # raises the error of the copy
+    progress(state.done_bytes, num_bytes)
 
 
-def _copy_file(entry: StagedFile, work: _CopyState) -> None:
-    target = work.folder / entry.name
+def _copy_file(entry: StagedFile, state: _CopyState) -> None:
+    target = state.folder / entry.name
     if _is_copy(target, entry):
-        work.add_done(entry.num_bytes)
+        state.add_done(entry.num_bytes)
         return
     # A hidden name cannot collide with a data set's file; a short one cannot exceed the limit for names.
-    beside = work.folder / f".copying-{threading.get_ident()}"
+    temporary = state.folder / f".copying-{threading.get_ident()}"
     try:
         source = os.open(entry.source, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise _build_copy_error(entry, error) from error
     try:
-        beside.unlink(missing_ok=True)  # of an earlier attempt
-        with open_to_write(beside, "x+b") as copy:
-            _copy_bytes(source, copy.fileno(), entry, work)
-        if work.stop.is_set():
-            return
+        temporary.unlink(missing_ok=True)  # of an earlier attempt
+        with open_to_write(temporary, "x+b") as copy:
+            _copy_bytes(source, copy.fileno(), entry, state)
+        if state.stop.is_set():
+            return  # without a rename: the copy may be incomplete
         if _get_size_and_mtime(os.fstat(source)) != (entry.num_bytes, entry.mtime_ns):
             raise DataError(
                 f"{printable(entry.source)}: changed while it was copied (start again when it no longer changes)"
             )
-        os.utime(beside, ns=(entry.mtime_ns, entry.mtime_ns))
+        # Size and modification time then identify a complete copy: see `_is_copy`.
+        os.utime(temporary, ns=(entry.mtime_ns, entry.mtime_ns))
         try:
-            beside.rename(target)
-        except FileNotFoundError:
+            temporary.rename(target)
+        except FileNotFoundError:  # the first file of its folder
             target.parent.mkdir(parents=True, exist_ok=True)
-            beside.rename(target)
+            temporary.rename(target)
     except OSError as error:
         raise _build_copy_error(entry, error) from error
     finally:
         os.close(source)
 
 
-def _copy_bytes(source: int, copy: int, entry: StagedFile, work: _CopyState) -> None:
-    """Copy the content and compare what is read back."""
-    data, back = work.buffers.data, work.buffers.read_back
-    position = 0
-    while not work.stop.is_set():
+def _copy_bytes(source: int, copy: int, entry: StagedFile, state: _CopyState) -> None:
+    data, back = state.buffers.data, state.buffers.read_back
+    offset = 0
+    while not state.stop.is_set():
         # One byte more than expected shows a file that grows.
-        num_read = os.readv(source, [memoryview(data)[: entry.num_bytes - position + 1]])
+        num_read = os.readv(source, [memoryview(data)[: entry.num_bytes - offset + 1]])
         if not num_read:
             return
-        if position + num_read > entry.num_bytes:
+        if offset + num_read > entry.num_bytes:
             raise DataError(
                 f"{printable(entry.source)}: grew while it was copied (start again when it no longer changes)"
             )
@@ -129,13 +126,15 @@ def _copy_bytes(source: int, copy: int, entry: StagedFile, work: _CopyState) -> 
         written = 0
         while written < num_read:
             written += os.write(copy, chunk[written:])
-        num_back = os.preadv(copy, [memoryview(back)[:num_read]], position)
+        num_back = os.preadv(copy, [memoryview(back)[:num_read]], offset)
         # Comparing memoryviews is slow (byte by byte).
         same = data == back if num_read == _CHUNK_BYTES else data[:num_read] == back[:num_read]
         if num_back != num_read or not same:
-            raise DataError(f"{printable(work.folder)}: returned other bytes than were written (choose another folder)")
-        position += num_read
-        work.add_done(num_read)
+            raise DataError(
+                f"{printable(state.folder)}: returned other bytes than were written (choose another folder)"
+            )
+        offset += num_read
+        state.add_done(num_read)
 
 
 def _is_copy(target: Path, entry: StagedFile) -> bool:
@@ -147,7 +146,7 @@ def _is_copy(target: Path, entry: StagedFile) -> bool:
 
 
 def is_copy_complete(entries: Iterable[StagedFile], folder: Path) -> bool:
-    """Return whether all of `entries` are in `folder`, with size and modification time of their sources."""
+    """Return whether `folder` has all `entries`, with the size and modification time of their sources."""
     return all(_is_copy(folder / entry.name, entry) for entry in entries)
 
 
@@ -164,7 +163,8 @@ def _build_copy_error(entry: StagedFile, error: OSError) -> DataError:
 
 
 def sync_filesystem(folder: Path) -> None:
-    """Sync the file system of `folder` (Linux), or all file systems (elsewhere)."""
+    """Flush the file system of `folder` to disk (Linux), or all file systems (elsewhere)."""
+    # One call instead of an fsync for each of a million files.
     if not sys.platform.startswith("linux"):
         os.sync()
         return

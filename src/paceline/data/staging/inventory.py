@@ -1,4 +1,4 @@
-"""List the files that a source reads, their paths in a copy, and the recipe section for that copy."""
+"""List the files that a source reads and their paths in a copy, and build the recipe section for that copy."""
 
 import hashlib
 import os
@@ -32,54 +32,48 @@ _LMDB_LOCK_FILES = frozenset({"lock.mdb"})
 
 
 def round_to_pages(num_bytes: int) -> int:
-    """Round a file size up to whole pages."""
+    """Round a file size up to whole pages, as a file system allocates them."""
     return -(-num_bytes // _PAGE_BYTES) * _PAGE_BYTES
 
 
 class StagedFile(NamedTuple):
-    """A file: path, path in the copy, bytes, and modification time."""
+    """A file to copy."""
 
     source: str
-    name: str
+    name: str  # path in the copy
     num_bytes: int
     mtime_ns: int
 
 
 @dataclass(frozen=True)
 class CopySize:
-    """Number and size of the files of a data set; `room_bytes` counts whole pages.
+    """Number and size of the files of a data set."""
 
-    `digest` depends on the path, size and time of every file, and on the user.
-    """
-
-    digest: str
+    digest: str  # of path, size and modification time of every file, and of the user
     num_files: int
     num_bytes: int
-    room_bytes: int
+    disk_bytes: int  # in whole pages
 
     def subtract(self, other: "CopySize") -> "CopySize":
-        """Return what remains to be copied when `other` is done."""
-        left = (self.num_files - other.num_files, self.num_bytes - other.num_bytes, self.room_bytes - other.room_bytes)
-        return CopySize(self.digest, *(max(0, value) for value in left))
+        """Return the rest if `other` is copied already."""
+        rest = (self.num_files - other.num_files, self.num_bytes - other.num_bytes, self.disk_bytes - other.disk_bytes)
+        return CopySize(self.digest, *(max(0, value) for value in rest))
 
 
 # No image is opened. Sources in memory or behind a URL have nothing to copy.
 @dataclass(frozen=True)
 class FileInventory:
-    """The files of a data set: `pairs` yields (path, path in the copy) in a fixed order.
-
-    `section_at` returns the recipe section for a copy in the given folder; `title` is for messages.
-    """
+    """The files of a data set; `title` names it in messages."""
 
     title: str
-    pairs: Callable[[], Iterator[tuple[str, str]]]
-    section_at: Callable[[Path], SourceSection]
+    iter_paths: Callable[[], Iterator[tuple[str, str]]]  # (path, path in the copy), always in the same order
+    section_at: Callable[[Path], SourceSection]  # the recipe section for the copy in a folder
 
     def iter_files(self) -> Iterator[StagedFile]:
-        """Yield every file with its size. Raise `DataError` for one that is missing or not a regular file."""
-        for source, name in self.pairs():
+        """Yield all files. Raise `DataError` for one that is missing or not a regular file."""
+        for source, name in self.iter_paths():
             try:
-                status = os.stat(source)  # noqa: PTH116 - a million of them
+                status = os.stat(source)  # noqa: PTH116 - faster, for a million files
             except OSError as error:
                 raise DataError(f"{printable(source)}: cannot be copied: {error.strerror} (restore it)") from error
             if not stat.S_ISREG(status.st_mode):
@@ -87,22 +81,19 @@ class FileInventory:
             yield StagedFile(source, name, status.st_size, status.st_mtime_ns)
 
     def measure(self) -> "CopySize":
-        """Sum up all files. Raise `DataError` as `iter_files` does."""
+        """Sum up all files. Raise `DataError` as `iter_files`."""
         digest = hashlib.sha256(str(os.getuid()).encode())
-        num_files = num_bytes = room_bytes = 0
+        num_files = num_bytes = disk_bytes = 0
         for entry in self.iter_files():
             digest.update(f"\0{entry.source}\0{entry.name}\0{entry[2:]}".encode("utf-8", "surrogateescape"))
             num_files += 1
             num_bytes += entry.num_bytes
-            room_bytes += round_to_pages(entry.num_bytes)
-        return CopySize(digest.hexdigest()[:16], num_files, num_bytes, room_bytes)
+            disk_bytes += round_to_pages(entry.num_bytes)
+        return CopySize(digest.hexdigest()[:16], num_files, num_bytes, disk_bytes)
 
 
 def build_inventory(section: SourceSection, *, skip_bad: bool = False) -> FileInventory:
-    """List the files that `section` reads, including unreadable images with `skip_bad`.
-
-    Raise `DataError` if there is nothing that could be copied.
-    """
+    """List the files that `section` reads, with `skip_bad` unreadable images too. Raise `DataError` if it has none."""
     match section:
         case Pack():
             return _list_pack(section)
@@ -143,7 +134,7 @@ def _list_pack(section: Pack) -> FileInventory:
 
 
 def _list_tree(section: Pack | Lmdb | HuggingFace, root: Path, omit: frozenset[str] = frozenset()) -> FileInventory:
-    def pairs() -> Iterator[tuple[str, str]]:
+    def iter_paths() -> Iterator[tuple[str, str]]:
         if not root.is_dir():
             yield str(root), root.name
             return
@@ -152,24 +143,24 @@ def _list_tree(section: Pack | Lmdb | HuggingFace, root: Path, omit: frozenset[s
                 yield path, os.path.join(root.name, os.path.relpath(path, root))  # noqa: PTH118
 
     return FileInventory(
-        printable(root), pairs, lambda copy: section.model_copy(update={"root": str(copy / root.name)})
+        printable(root), iter_paths, lambda copy: section.model_copy(update={"root": str(copy / root.name)})
     )
 
 
-def _walk_files(folder: Path, above: tuple[tuple[int, int], ...]) -> Iterator[str]:
-    """Yield the files below `folder` by name, following links."""
+def _walk_files(folder: Path, parents: tuple[tuple[int, int], ...]) -> Iterator[str]:
+    """Yield the files below `folder` by name, following links; `parents` are (device, inode) of the folders above."""
     try:
         status = folder.stat()
         names = sorted(name for name in os.listdir(folder) if not name.startswith("."))  # noqa: PTH208
     except OSError as error:
         raise DataError(f"{printable(folder)}: cannot be listed: {error.strerror} (make it readable)") from error
     identity = (status.st_dev, status.st_ino)
-    if identity in above:
+    if identity in parents:  # else a link to a folder above would not end
         raise DataError(f"{printable(folder)}: links to one of its parent folders (remove the link)")
     for name in names:
         path = folder / name
         if path.is_dir():
-            yield from _walk_files(path, (*above, identity))
+            yield from _walk_files(path, (*parents, identity))
         else:
             yield str(path)
 
@@ -187,11 +178,11 @@ def _list_class_folders(section: Folder, *, skip_bad: bool) -> FileInventory:
         roots = {"train_root": str(copy / targets[train.root]), "val_root": str(copy / targets[val.root])}
         return section.model_copy(update={"root": "auto", **roots, **({"val_root": "auto"} if is_split else {})})
 
-    def pairs() -> Iterator[tuple[str, str]]:
+    def iter_paths() -> Iterator[tuple[str, str]]:
         for source in (train, val) if is_split or val.root != train.root else (train,):
             yield from _iter_image_files(source, targets[source.root])
 
-    return FileInventory(printable(train.root), pairs, section_at)
+    return FileInventory(printable(train.root), iter_paths, section_at)
 
 
 def _list_manifest(section: Manifest, *, skip_bad: bool) -> FileInventory:
@@ -212,7 +203,7 @@ def _list_manifest(section: Manifest, *, skip_bad: bool) -> FileInventory:
         update = {split: str(copy / name) for split, name in zip(("train", "val"), list_names, strict=False)}
         return section.model_copy(update=update if is_auto else {**update, "root": str(copy / "0")})
 
-    def pairs() -> Iterator[tuple[str, str]]:
+    def iter_paths() -> Iterator[tuple[str, str]]:
         seen: set[str] = set()
         list_files = ((str(file), name) for file, name in zip(lists, list_names, strict=True))
         images = (_iter_image_files(source, Path(str(roots.index(source.root)))) for source in (train, val))
@@ -221,7 +212,7 @@ def _list_manifest(section: Manifest, *, skip_bad: bool) -> FileInventory:
                 seen.add(name)
                 yield path, name
 
-    return FileInventory(printable(lists[0]), pairs, section_at)
+    return FileInventory(printable(lists[0]), iter_paths, section_at)
 
 
 def _iter_image_files(source: ImageFileSource, target: Path) -> Iterator[tuple[str, str]]:
@@ -247,22 +238,22 @@ def _check_paths_inside(source: ImageFileSource, file: Path) -> None:
 def _list_tars(section: WebDataset) -> FileInventory:
     splits = {"train": section.train, "val": section.val}
     classes = None if section.classes == "auto" else expand_path(section.classes).absolute()
-    cut = {split: _split_pattern(text) for split, text in splits.items()}
+    patterns = {split: _split_pattern(text) for split, text in splits.items()}  # (folder, pattern below it)
 
-    def pairs() -> Iterator[tuple[str, str]]:
+    def iter_paths() -> Iterator[tuple[str, str]]:
         for split, text in splits.items():
             for tar in expand_tar_paths(text, f"data.source.{split}"):
-                yield tar, str(Path(split, Path(tar).relative_to(cut[split][0])))
+                yield tar, str(Path(split, Path(tar).relative_to(patterns[split][0])))
         if classes:
             yield str(classes), f"classes/{classes.name}"
 
     def section_at(copy: Path) -> SourceSection:
-        update = {split: str(copy / split / cut[split][1]) for split in splits}
+        update = {split: str(copy / split / patterns[split][1]) for split in splits}
         return section.model_copy(
             update={**update, **({"classes": str(copy / "classes" / classes.name)} if classes else {})}
         )
 
-    return FileInventory(printable(section.train), pairs, section_at)
+    return FileInventory(printable(section.train), iter_paths, section_at)
 
 
 def _split_pattern(pattern: str) -> tuple[Path, str]:

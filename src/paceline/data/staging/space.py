@@ -20,17 +20,17 @@ _RESERVED_FRACTION: Final = 0.1
 
 @dataclass(frozen=True)
 class FreeSpace:
-    """Free bytes in a folder, the limit that applies, and the number of files that can be created."""
+    """Free space of a folder; `limit` says in a message what limits it."""
 
     num_bytes: float
     limit: str
-    num_files: float
+    num_files: float  # that can be created
 
 
 def measure_free_space(folder: Path, memory_left: Callable[[], float], proc: Path = PROC) -> FreeSpace:
-    """Return the free space of `folder`; `memory_left` returns the bytes left in the process's control group.
+    """Return the free space of `folder`, at most nine tenths of the free memory for a folder in memory.
 
-    For a folder in memory, the limit is nine tenths of the free memory.
+    `memory_left` returns the bytes left in the process's control group.
     """
     status = os.statvfs(folder)
     free = FreeSpace(status.f_bavail * status.f_frsize, "free there", status.f_favail or math.inf)
@@ -41,17 +41,17 @@ def measure_free_space(folder: Path, memory_left: Callable[[], float], proc: Pat
         FreeSpace(num_bytes * (1 - _RESERVED_FRACTION), f"{limit}, less a tenth", free.num_files)
         for num_bytes, limit in limits
     ]
-    return min((free, *memory), key=lambda room: room.num_bytes)
+    return min((free, *memory), key=lambda space: space.num_bytes)
 
 
-def check_free_space(stock: CopySize, room: FreeSpace, folder: Path, title: str) -> None:
-    """Raise `DataError` if the remaining files `stock` do not fit into `folder`."""
+def check_free_space(needed: CopySize, free: FreeSpace, folder: Path, title: str) -> None:
+    """Raise `DataError` if the files `needed` do not fit into `folder`."""
     prefix = f"data.stage: {printable(folder)} has not enough space for {title}"
     fix = "(free some, choose another folder, or set data.stage=off)"
-    if stock.room_bytes > room.num_bytes:
-        raise DataError(f"{prefix}: {size(stock.room_bytes)} are needed, {size(room.num_bytes)} {room.limit} {fix}")
-    if stock.num_files > room.num_files:
-        raise DataError(f"{prefix}: {count(stock.num_files, 'file')}, {room.num_files:,.0f} more can be created {fix}")
+    if needed.disk_bytes > free.num_bytes:
+        raise DataError(f"{prefix}: {size(needed.disk_bytes)} are needed, {size(free.num_bytes)} {free.limit} {fix}")
+    if needed.num_files > free.num_files:
+        raise DataError(f"{prefix}: {count(needed.num_files, 'file')}, {free.num_files:,.0f} more can be created {fix}")
 
 
 def is_in_memory(folder: Path, proc: Path = PROC) -> bool:

@@ -1,10 +1,10 @@
 """Copy the files of a data set into memory or to a local disk: once per node, complete or not at all.
 
 A copy is a folder `paceline-stage-DIGEST`; the digest covers every file's path, size and modification time, so a
-changed source gets a new copy. The copy is written to `paceline-stage-DIGEST.tmp` and renamed when it is complete; a
-killed run leaves a partial folder that the next run completes. Writers and removers hold `.lock` exclusively, readers
-hold it shared until they exit. The last reader removes the copy, unless `.kept` exists. A run that needs another copy
-removes those of dead runs.
+changed source gets a new copy. Files are copied to `paceline-stage-DIGEST.tmp`, which is renamed when it is complete;
+the next run completes that of a killed run. Readers hold `.lock` shared until they exit, writers and removers hold it
+exclusively. The last reader removes the copy, unless `.kept` exists. A run that makes another copy removes those of
+dead runs.
 """
 
 import contextlib
@@ -44,29 +44,29 @@ def stage_for_run(
     memory_left: Callable[[], float] = memory_left_bytes,
     progress: CopyProgress = ignore_progress,
 ) -> Iterator[SourceSection]:
-    """Yield `section` changed to read from a copy of its files in folder `folder`; `off` yields it unchanged.
+    """Yield `section` changed to read from a copy of its files in `folder`; `off` yields it unchanged.
 
-    The first process of a node copies, the others then find the copy; each holds a lock until it exits. `skip_bad` is
-    as for `build_datasets`; `memory_left` returns the bytes that this process's control group may still use; `progress`
-    receives bytes done and in total, and may raise to cancel. Raise `DataError` if there is no space, nothing to copy,
-    or a file that cannot be copied.
+    Only the process with `is_first` copies, so it must call this before the others of its node. `skip_bad` is as for
+    `build_datasets`, `memory_left` as for `measure_free_space`. Raise `DataError` if there is no space, nothing to
+    copy, or a file that cannot be copied.
     """
     if folder == "off":
         yield section
         return
     inventory = build_inventory(section, skip_bad=skip_bad)
-    stock = inventory.measure()
-    spot = _CopyPaths(_open_stage_folder(folder, make=True) / f"{_PREFIX}{stock.digest}")
+    total = inventory.measure()
+    copy = _CopyPaths(_open_stage_folder(folder, make=True) / f"{_PREFIX}{total.digest}")
     lock = (
-        _lock_or_make_copy(spot, inventory, stock, memory_left, progress)
+        _lock_or_make_copy(copy, inventory, total, memory_left, progress)
         if is_first
-        else _lock_existing_copy(spot, inventory, progress)
+        else _lock_existing_copy(copy, inventory, progress)
     )
     try:
-        yield inventory.section_at(spot.folder)
+        yield inventory.section_at(copy.folder)
     finally:
-        if lock.try_make_exclusive() and lock.is_current and not spot.keep_marker.exists():
-            spot.remove(lock)
+        # Only the last process of the node gets the lock exclusively.
+        if lock.try_make_exclusive() and lock.is_current and not copy.keep_marker.exists():
+            copy.remove(lock)
         lock.close()
 
 
@@ -77,32 +77,32 @@ def stage_permanently(
     *,
     memory_left: Callable[[], float] = memory_left_bytes,
 ) -> Path:
-    """Copy what `section` reads to folder `folder`, where it stays until `unstage`; return the copy's folder.
+    """Copy the files of `section` to `folder`, where they stay until `unstage`; return the copy's folder.
 
-    A run with the same `data.stage` uses it. Raise `DataError` as `stage_for_run` does.
+    A run with the same `data.stage` uses it. Raise `DataError` as `stage_for_run`.
     """
     inventory = build_inventory(section)
-    stock = inventory.measure()
-    spot = _CopyPaths(_open_stage_folder(str(folder), make=True) / f"{_PREFIX}{stock.digest}")
-    with contextlib.closing(_lock_or_make_copy(spot, inventory, stock, memory_left, progress)):
-        os.close(open_lock_file(spot.keep_marker, 0o600))
-    return spot.folder
+    total = inventory.measure()
+    copy = _CopyPaths(_open_stage_folder(str(folder), make=True) / f"{_PREFIX}{total.digest}")
+    with contextlib.closing(_lock_or_make_copy(copy, inventory, total, memory_left, progress)):
+        os.close(open_lock_file(copy.keep_marker, 0o600))
+    return copy.folder
 
 
 def build_staged_section(section: SourceSection, copy: Path) -> SourceSection:
-    """Return `section` changed to read from a folder that `stage_permanently` returned."""
+    """Return `section` changed to read from `copy`, a folder that `stage_permanently` returned."""
     return build_inventory(section).section_at(copy)
 
 
 def unstage(folder: Path) -> tuple[Path, ...]:
-    """Remove all copies in `folder`, permanent ones included; return them. Raise `DataError` if one is in use."""
+    """Remove all copies in `folder` and return them, permanent ones too. Raise `DataError` if one is in use."""
     removed = []
-    for spot in _list_copies(_open_stage_folder(str(folder), make=False)):
-        lock = acquire_file_lock(spot.lock, is_exclusive=True, should_wait=False)
+    for copy in _list_copies(_open_stage_folder(str(folder), make=False)):
+        lock = acquire_file_lock(copy.lock, is_exclusive=True, should_wait=False)
         if lock is None:
-            raise DataError(f"{printable(spot.folder)}: is in use by a run (wait until the run has ended)")
-        spot.remove(lock)
-        removed.append(spot.folder)
+            raise DataError(f"{printable(copy.folder)}: is in use by a run (wait until the run has ended)")
+        copy.remove(lock)
+        removed.append(copy.folder)
     return tuple(removed)
 
 
@@ -123,112 +123,112 @@ class _CopyPaths:
         return self.folder.with_name(f"{self.folder.name}.kept")
 
     def mark_partial(self) -> None:
-        """Rename a complete copy to a partial one, so that no process uses it any more."""
+        # From now on, no process uses it as a complete copy.
         with contextlib.suppress(FileNotFoundError):
             self.folder.rename(self.partial)
 
     def remove(self, lock: FileLock) -> None:
         """Remove all files of the copy; this process must hold `lock` exclusively."""
-        self.mark_partial()
+        self.mark_partial()  # first, as a kill during the removal would leave an incomplete copy that looks complete
         shutil.rmtree(self.partial, ignore_errors=True)
         self.keep_marker.unlink(missing_ok=True)
         lock.remove()
 
 
 def _lock_or_make_copy(
-    spot: _CopyPaths,
+    copy: _CopyPaths,
     inventory: FileInventory,
-    stock: CopySize,
+    total: CopySize,
     memory_left: Callable[[], float],
     progress: CopyProgress,
 ) -> FileLock:
-    """Return a shared lock on a complete copy; make the copy if there is none."""
-    _remove_stale_copies(spot)
+    _remove_stale_copies(copy)
     while True:
-        lock = _wait_for_shared_lock(spot, lambda: progress(0, stock.num_bytes))
-        if _is_complete(spot, inventory):
+        lock = _wait_for_shared_lock(copy, lambda: progress(0, total.num_bytes))
+        if _is_complete(copy, inventory):
             return lock
+        # `flock` releases the shared lock before it takes the exclusive one: another process may get in between, make
+        # the copy or remove the lock file.
         if lock.try_make_exclusive() and lock.is_current:
             try:
-                _make_copy(spot, inventory, stock, memory_left, progress)
+                _make_copy(copy, inventory, total, memory_left, progress)
                 lock.make_shared()
             except BaseException as error:
-                spot.remove(lock)
+                copy.remove(lock)
                 if isinstance(error, OSError):
-                    raise DataError(f"data.stage: {printable(spot.folder)}: {error.strerror} (name another)") from error
+                    raise DataError(f"data.stage: {printable(copy.folder)}: {error.strerror} (name another)") from error
                 raise
-            if lock.is_current and spot.folder.is_dir():
+            if lock.is_current and copy.folder.is_dir():  # not removed while the lock changed to shared
                 return lock
         lock.close()
-        if spot.folder.is_dir() and not _is_complete(spot, inventory) and _is_in_use(spot):
-            raise DataError(f"{printable(spot.folder)}: lacks files and is in use by another run (wait until it ends)")
+        if copy.folder.is_dir() and not _is_complete(copy, inventory) and _is_in_use(copy):
+            raise DataError(f"{printable(copy.folder)}: lacks files and is in use by another run (wait until it ends)")
 
 
-def _lock_existing_copy(spot: _CopyPaths, inventory: FileInventory, progress: CopyProgress) -> FileLock:
-    lock = _wait_for_shared_lock(spot, lambda: progress(0, 0))
-    if spot.folder.is_dir():
+def _lock_existing_copy(copy: _CopyPaths, inventory: FileInventory, progress: CopyProgress) -> FileLock:
+    lock = _wait_for_shared_lock(copy, lambda: progress(0, 0))
+    if copy.folder.is_dir():
         return lock
     lock.close()
     raise DataError(f"{inventory.title}: changed while it was staged (start again when it no longer changes)")
 
 
 def _make_copy(
-    spot: _CopyPaths,
+    copy: _CopyPaths,
     inventory: FileInventory,
-    stock: CopySize,
+    total: CopySize,
     memory_left: Callable[[], float],
     progress: CopyProgress,
 ) -> None:
-    """Copy into the partial folder, continuing an earlier attempt; rename it once it is complete and flushed."""
-    spot.mark_partial()  # a copy that was complete lacks files
-    spot.partial.mkdir(mode=0o700, exist_ok=True)
-    _check_owner(spot.partial)
-    room = measure_free_space(spot.partial, memory_left)
-    check_free_space(stock.subtract(_measure_folder(spot.partial)), room, spot.folder.parent, inventory.title)
-    copy_files(inventory.iter_files(), spot.partial, stock.num_bytes, progress)
-    sync_filesystem(spot.partial)
-    spot.partial.rename(spot.folder)
+    copy.mark_partial()  # a copy that was complete lacks files
+    copy.partial.mkdir(mode=0o700, exist_ok=True)
+    _check_owner(copy.partial)
+    free = measure_free_space(copy.partial, memory_left)
+    check_free_space(total.subtract(_measure_folder(copy.partial)), free, copy.folder.parent, inventory.title)
+    copy_files(inventory.iter_files(), copy.partial, total.num_bytes, progress)
+    sync_filesystem(copy.partial)  # before the rename: after a power failure, a folder of this name is complete
+    copy.partial.rename(copy.folder)
 
 
-def _is_complete(spot: _CopyPaths, inventory: FileInventory) -> bool:
-    if not spot.folder.is_dir():
+def _is_complete(copy: _CopyPaths, inventory: FileInventory) -> bool:
+    if not copy.folder.is_dir():
         return False
-    _check_owner(spot.folder)
-    return is_copy_complete(inventory.iter_files(), spot.folder)
+    _check_owner(copy.folder)
+    return is_copy_complete(inventory.iter_files(), copy.folder)
 
 
-def _is_in_use(spot: _CopyPaths) -> bool:
-    lock = acquire_file_lock(spot.lock, is_exclusive=True, should_wait=False)
+def _is_in_use(copy: _CopyPaths) -> bool:
+    lock = acquire_file_lock(copy.lock, is_exclusive=True, should_wait=False)
     if lock is None:
         return True
     lock.close()
     return False
 
 
-def _wait_for_shared_lock(spot: _CopyPaths, waits: Callable[[], None]) -> FileLock:
-    """Wait for a shared lock; `waits` is called regularly while another process copies or removes."""
+def _wait_for_shared_lock(copy: _CopyPaths, on_wait: Callable[[], None]) -> FileLock:
+    # Another process holds the lock exclusively while it copies or removes. `on_wait` may raise to cancel.
     try:
-        while (lock := acquire_file_lock(spot.lock, is_exclusive=False, should_wait=False)) is None:
-            waits()
+        while (lock := acquire_file_lock(copy.lock, is_exclusive=False, should_wait=False)) is None:
+            on_wait()
             threading.Event().wait(_LOCK_POLL_S)
     except OSError as error:
-        raise DataError(f"data.stage: {printable(spot.lock)}: {error.strerror} (name another folder)") from error
+        raise DataError(f"data.stage: {printable(copy.lock)}: {error.strerror} (name another folder)") from error
     return lock
 
 
-def _remove_stale_copies(wanted: _CopyPaths) -> None:
-    for spot in _list_copies(wanted.folder.parent):
-        if spot == wanted or spot.keep_marker.exists():
+def _remove_stale_copies(needed: _CopyPaths) -> None:
+    for copy in _list_copies(needed.folder.parent):
+        if copy == needed or copy.keep_marker.exists():
             continue
         with contextlib.suppress(OSError):  # it belongs to another user
-            lock = acquire_file_lock(spot.lock, is_exclusive=True, should_wait=False)
+            lock = acquire_file_lock(copy.lock, is_exclusive=True, should_wait=False)
             if lock is not None:
-                spot.remove(lock)
+                copy.remove(lock)
 
 
-def _list_copies(top: Path) -> list[_CopyPaths]:
-    names = {path.name.partition(".")[0] for path in top.glob(f"{_PREFIX}*")}
-    return [_CopyPaths(top / name) for name in sorted(names) if _is_owned_by_user(top / f"{name}.lock")]
+def _list_copies(folder: Path) -> list[_CopyPaths]:
+    names = {path.name.partition(".")[0] for path in folder.glob(f"{_PREFIX}*")}
+    return [_CopyPaths(folder / name) for name in sorted(names) if _is_owned_by_user(folder / f"{name}.lock")]
 
 
 def _is_owned_by_user(path: Path) -> bool:
@@ -239,7 +239,7 @@ def _is_owned_by_user(path: Path) -> bool:
 
 
 def _check_owner(folder: Path) -> None:
-    """Raise `DataError` for a folder of another user, as in a world-writable place such as /dev/shm."""
+    # Anyone can create a folder of this name in a world-writable place such as /dev/shm.
     if folder.is_symlink() or not _is_owned_by_user(folder):
         raise DataError(f"data.stage: {printable(folder)} was made by another user (name another folder)")
 
@@ -249,13 +249,13 @@ def _measure_folder(folder: Path) -> CopySize:
     return CopySize("", len(sizes), sum(sizes), sum(round_to_pages(num_bytes) for num_bytes in sizes))
 
 
-def _open_stage_folder(where: str, *, make: bool) -> Path:
-    top = expand_path(where).absolute()
+def _open_stage_folder(text: str, *, make: bool) -> Path:
+    folder = expand_path(text).absolute()
     try:
         if make:
-            top.mkdir(parents=True, exist_ok=True)
-        top.stat()
+            folder.mkdir(parents=True, exist_ok=True)
+        folder.stat()
     except OSError as error:
         reason = error.strerror or error
-        raise DataError(f"data.stage: {printable(top)}: {reason} (name a folder that can be written to)") from None
-    return top
+        raise DataError(f"data.stage: {printable(folder)}: {reason} (name a folder that can be written to)") from None
+    return folder
