@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from paceline.core.dataset import ArraySource, Source
 from paceline.core.errors import DataError
 from paceline.core.files import move_without_overwriting, open_to_read, open_to_write
-from paceline.data.convert.partial_pack import LOG_NAME, PartialPack, find_foreign_file, fsync_folder, remove_pack
+from paceline.data.convert.fsync import fsync_file, fsync_path
+from paceline.data.convert.partial_pack import LOG_NAME, PartialPack, find_foreign_file, remove_pack
 from paceline.data.files import printable
 from paceline.data.pack.format import (
     ALIGNMENT,
@@ -33,7 +34,7 @@ from paceline.data.pack.reader import PackSource
 from paceline.data.pack.shards import HEADER_BYTES
 from paceline.data.sources.image_files import ImageFileSource
 
-_ROWS_PER_CHUNK = 1 << 18
+_ROWS_PER_CHUNK = 1 << 18  # a multiple of 64, so every chunk of every column is one too: no padding in between
 # Index columns that are fields of the log.
 _ROW_FIELDS = {
     "lengths": "length", "crc32s": "crc32", "labels": "label", "heights": "height", "widths": "width", "kinds": "kind",
@@ -42,14 +43,14 @@ _ROW_FIELDS = {
 
 @dataclass(frozen=True, eq=False)
 class SampleNames:
-    """The names of N samples: their joined bytes, and the end of each, uint64 [N]; `joined` is empty without names."""
+    """The names of N samples."""
 
-    joined: bytes | memoryview
-    ends: NDArray[np.uint64]
+    joined: bytes | memoryview  # empty without names
+    ends: NDArray[np.uint64]  # [N]: the end of each name in `joined`
 
     @classmethod
     def from_source(cls, source: Source) -> "SampleNames":
-        """Return the names of a split: for files, paths relative to the root."""
+        """Return the names of a split; for files, paths relative to the root."""
         match source:
             case ArraySource():
                 return cls(b"", np.zeros(len(source), dtype=np.uint64))
@@ -62,17 +63,16 @@ class SampleNames:
         return cls(b"".join(names), np.cumsum([len(name) for name in names], dtype=np.uint64))
 
     def get_bytes(self, index: int) -> bytes:
-        """Return the name of a sample, b"" if it has none."""
+        """Return the name of a sample, b"" without names."""
         start = int(self.ends[index - 1]) if index else 0
         return bytes(self.joined[start : int(self.ends[index])])
 
     def format_name(self, index: int) -> str:
-        """Return a printable name of a sample."""
+        """Return the printable name of a sample, `[12]` without names."""
         name = self.get_bytes(index).decode("utf-8", "surrogateescape")
         return printable(name) if name else f"[{index}]"
 
 
-# The log stays until the pack has its name, so an interrupted run repeats these steps.
 def assemble_pack(
     partial: PartialPack,
     meta: PackMeta,
@@ -82,13 +82,13 @@ def assemble_pack(
     *,
     overwrite: bool,
 ) -> int:
-    """Make the pack `out` from all samples of `partial` and remove the unfinished one; return the size in bytes.
+    """Turn `partial` into the pack `out`, a file or a folder of shards; return its size in bytes.
 
-    `out` is a file, or a folder if the pack has shards. With `overwrite` an existing pack is replaced. Raise
-    `DataError` if `out` was created by another process meanwhile.
+    With `overwrite` an existing pack is replaced. Raise `DataError` if another process has created `out` meanwhile.
     """
+    # The log stays until the pack has its name, so an interrupted run repeats these steps.
     rows = partial.read_rows()
-    shards = _ShardExtent.from_rows(rows)
+    shards = _ShardData.from_rows(rows)
     if partial.shard_bytes is None:
         shard = shards[0]
         data_path = partial.get_data_path(0)
@@ -107,43 +107,42 @@ def assemble_pack(
         with open_to_write(partial.get_data_path(number), "r+b") as file:
             file.write(header.to_bytes())
             file.truncate(num_bytes)
-            _fsync_file(file)
+            fsync_file(file)
         table.append((num_bytes, zlib.crc32(header.to_bytes())))
     with open_to_write(partial.folder / INDEX_NAME, "wb") as file:
         header_without_index = PackHeader(FileRole.INDEX, pack_id, 0, 0, 0, num_shards=len(shards))
         num_bytes = _write_index(file, header_without_index, meta, table, rows, _compute_offsets(rows, shards), names)
-    fsync_folder(partial.folder)
-    readable = partial.get_data_path(0).stat().st_mode & 0o777  # follow the umask; add x for everyone who has r
-    partial.folder.chmod(readable | (readable & 0o444) >> 2)
+    fsync_path(partial.folder)
+    # The unfinished folder is private. The pack's follows the umask as its files do, plus x for everyone who has r.
+    file_mode = partial.get_data_path(0).stat().st_mode & 0o777
+    partial.folder.chmod(file_mode | (file_mode & 0o444) >> 2)
     _move_into_place(partial.folder, out, overwrite=overwrite)
     (out / LOG_NAME).unlink()
-    for extra in out.glob("*.json"):
-        extra.unlink()
+    for reasons in out.glob("*.json"):
+        reasons.unlink()
     return num_bytes + sum(size for size, _ in table)
 
 
 @dataclass(frozen=True)
-class _ShardExtent:
-    """The data of a shard: start in the concatenated data, length and CRC-32."""
-
-    start: int
+class _ShardData:
+    start: int  # in the concatenated data of all shards
     data_bytes: int
     data_crc32: int
 
     @classmethod
-    def from_rows(cls, rows: NDArray[np.void]) -> "list[_ShardExtent]":
-        """Return the shards of the log's rows."""
+    def from_rows(cls, rows: NDArray[np.void]) -> "list[_ShardData]":
         numbers = rows["shard"]
-        shards: list[_ShardExtent] = []
+        shards: list[_ShardData] = []
         start = 0
         for number in range(int(numbers[-1]) + 1):
+            # Rows are ordered by shard, and the last one has the CRC-32 of all data before its end.
             last = rows[np.searchsorted(numbers, number, side="right") - 1]
             shards.append(cls(start, int(last["offset"]) + int(last["length"]), int(last["data_crc32"])))
             start += shards[-1].data_bytes
         return shards
 
 
-def _compute_offsets(rows: NDArray[np.void], shards: list[_ShardExtent]) -> NDArray[np.uint64]:
+def _compute_offsets(rows: NDArray[np.void], shards: list[_ShardData]) -> NDArray[np.uint64]:
     starts = np.array([shard.start for shard in shards], dtype=np.uint64)
     offsets: NDArray[np.uint64] = starts[rows["shard"]] + rows["offset"]
     return offsets
@@ -158,7 +157,6 @@ def _write_index(
     offsets: NDArray[np.uint64],
     names: tuple[SampleNames, SampleNames],
 ) -> int:
-    """Write the index after the data of `file`, then the header; return the size in bytes."""
     meta_json = meta.to_json()
     if len(meta_json) > MAX_META_BYTES:
         raise DataError(
@@ -169,6 +167,7 @@ def _write_index(
         len(meta_json), len(table), (num_train, len(rows) - num_train), (len(names[0].joined), len(names[1].joined))
     )
     layout = IndexLayout.from_sizes(sizes)
+    # The first cuts off the index of an interrupted call, the second appends zeros up to the start of the index.
     file.truncate(HEADER_BYTES + header.data_bytes)
     file.truncate(header.index_offset)
     file.seek(header.index_offset)
@@ -190,10 +189,10 @@ def _write_index(
         header.num_shards,
     )
     # The header, which makes the file valid, is written once everything else is on disk.
-    _fsync_file(file)
+    fsync_file(file)
     file.seek(0)
     file.write(complete.to_bytes())
-    _fsync_file(file)
+    fsync_file(file)
     return num_bytes
 
 
@@ -205,19 +204,18 @@ def _iter_index_chunks(
     offsets: NDArray[np.uint64],
     names: tuple[SampleNames, SampleNames],
 ) -> Iterator[bytes]:
-    """Yield the bytes of an index in order, each chunk padded to a multiple of 64 bytes."""
     yield sizes.to_bytes()
     yield _pad_to_alignment(meta_json)
     yield _pad_to_alignment(np.array([(*row, 0) for row in table], dtype=SHARD_DTYPE).tobytes())
     first = 0
-    for each, num_samples in zip(names, sizes.samples, strict=True):
-        rows_of_split = slice(first, first + num_samples)
-        columns: dict[str, NDArray[Any]] = {name: rows[field][rows_of_split] for name, field in _ROW_FIELDS.items()}
-        columns |= {"offsets": offsets[rows_of_split], "name_ends": each.ends}
+    for split_names, num_samples in zip(names, sizes.samples, strict=True):
+        split = slice(first, first + num_samples)
+        columns: dict[str, NDArray[Any]] = {name: rows[field][split] for name, field in _ROW_FIELDS.items()}
+        columns |= {"offsets": offsets[split], "name_ends": split_names.ends}
         for name, code in COLUMNS.items():
-            for start in range(0, num_samples, _ROWS_PER_CHUNK):  # a multiple of 64 bytes for every column
+            for start in range(0, num_samples, _ROWS_PER_CHUNK):
                 yield _pad_to_alignment(columns[name][start : start + _ROWS_PER_CHUNK].astype(code).tobytes())
-        yield _pad_to_alignment(bytes(each.joined))
+        yield _pad_to_alignment(bytes(split_names.joined))
         first += num_samples
 
 
@@ -254,29 +252,25 @@ def _backup_path(out: Path) -> Path:
     return out.with_name(f".{out.name}.old")
 
 
-def _move_into_place(made: Path, out: Path, *, overwrite: bool) -> None:
-    """Rename `made` to `out`. A file replaces a file atomically; anything else at `out` is moved aside first."""
+def _move_into_place(complete: Path, out: Path, *, overwrite: bool) -> None:
+    # A file replaces a file atomically. Anything else at `out` becomes the backup first: between the two renames a kill
+    # leaves no `out`, and the next run continues from the log.
     if overwrite:
         check_replaceable(out)
         remove_pack(_backup_path(out))
-        if made.is_file() and out.is_file():
-            made.replace(out)
-            fsync_folder(out.parent)
+        if complete.is_file() and out.is_file():
+            complete.replace(out)
+            fsync_path(out.parent)
             return
         if os.path.lexists(out):
             move_without_overwriting(out, _backup_path(out))
     try:
-        move_without_overwriting(made, out)
+        move_without_overwriting(complete, out)
     except FileExistsError:
         raise DataError(
             f"{printable(out)}: was created by another process meanwhile (move it away and pack again: "
             f"packing resumes from here)"
         ) from None
-    fsync_folder(out.parent)
+    fsync_path(out.parent)
     if overwrite:
         remove_pack(_backup_path(out))
-
-
-def _fsync_file(file: IO[bytes]) -> None:
-    file.flush()
-    os.fsync(file.fileno())

@@ -26,15 +26,18 @@ from paceline.data.sources.lmdb import LmdbSource
 from paceline.data.sources.webdataset import WebDatasetSource
 
 Result = TypeVar("Result")
+# Return the state of the file that a sample is read from, 0 to 2**64 - 1.
+FileStateFunction = Callable[[int], int]
+# Return the record of a JPEG file with a seek point every so many MCUs, or raise `ValueError` with the reason.
+JpegIndexer = Callable[[bytes, int], bytes]
 # Pending tasks per thread: enough that no thread waits for one slow image.
 _TASKS_PER_THREAD = 4
+_MAX_SIDE = 65535  # of a JPEG and of the index
+_MAX_BAD_SHOWN = 5
 
 
 def run_ordered(tasks: Iterable[Callable[[], Result]], workers: int) -> Generator[Result, None, None]:
-    """Yield the results of `tasks` in order, computed by `workers` threads. A task's exception is raised.
-
-    Closing the generator cancels pending tasks and waits for running ones.
-    """
+    """Yield the results of `tasks` in order, computed by `workers` threads. Closing it waits for running tasks only."""
     with ThreadPoolExecutor(workers, thread_name_prefix="pack") as pool:
         pending: deque[Future[Result]] = deque()
         try:
@@ -48,34 +51,29 @@ def run_ordered(tasks: Iterable[Callable[[], Result]], workers: int) -> Generato
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-# A mark of a file is a hash of its size and modification time, as in rsync. Samples in tars, LMDBs and Arrow files
-# share the mark of the whole file.
-#
-# Return the mark of a sample, 0 to 2**64 - 1.
-MarkFunction = Callable[[int], int]
-
-
-def build_mark_function(source: Source) -> MarkFunction:
-    """Build the function that returns the marks of a split; 0 for pixels in memory, which the digest identifies."""
+# Size and modification time of a file, hashed, show a change, as in rsync. All samples of an LMDB or of Arrow files
+# have the same state.
+def build_file_state_function(source: Source) -> FileStateFunction:
+    """Build the function that returns the file state of a sample; 0 for pixels in memory, which the digest covers."""
     match source:
         case ImageFileSource():
-            return lambda index: _hash_mark(_describe_file(source.get_path(index)))
+            return lambda index: _hash_states(_describe_file(source.get_path(index)))
         case PackSource():
             crc32s = source.index.splits[source.info.split].crc32s
             return lambda index: int(crc32s[index])
         case WebDatasetSource(files=files, tar_ends=ends, starts=starts):
             tars = [_describe_file(path) for path in files.paths]
-            return lambda index: _hash_mark(tars[int(np.searchsorted(ends, index, "right"))], str(starts[index]))
+            return lambda index: _hash_states(tars[int(np.searchsorted(ends, index, "right"))], str(starts[index]))
         case LmdbSource(path=path):
-            return _mark_files([path])
+            return _build_constant_function([path])
         case HuggingFaceSource(images=images):
-            return _mark_files([file["filename"] for file in images.cache_files])
+            return _build_constant_function([file["filename"] for file in images.cache_files])
     return lambda index: 0
 
 
-def _mark_files(paths: Sequence[str]) -> MarkFunction:
-    mark = _hash_mark(*(_describe_file(path) for path in paths))
-    return lambda index: mark
+def _build_constant_function(paths: Sequence[str]) -> FileStateFunction:
+    state = _hash_states(*(_describe_file(path) for path in paths))
+    return lambda index: state
 
 
 def _describe_file(path: str | Path) -> str:
@@ -86,53 +84,42 @@ def _describe_file(path: str | Path) -> str:
     return f"{status.st_size} {status.st_mtime_ns}"
 
 
-def _hash_mark(*states: str) -> int:
+def _hash_states(*states: str) -> int:
     return int.from_bytes(hashlib.blake2b("\n".join(states).encode(), digest_size=8).digest(), "little")
-
-
-# Return the record of a JPEG file with a seek point every so many MCUs, or raise `ValueError` with the reason.
-JpegIndexer = Callable[[bytes, int], bytes]
-_MAX_SIDE = 65535
-_MAX_BAD_SHOWN = 5
 
 
 @dataclass(frozen=True)
 class EncodedSample:
-    """A sample as stored in a pack: kind, bytes, upright size (0 if unknown or above 65,535) and label.
-
-    `unchanged_reason` is the reason why a file is stored unchanged, "" otherwise; with `is_bad` it is the reason why
-    the image cannot be decoded. `mark` identifies the state of the file it was read from (`build_mark_function`).
-    """
+    """A sample as stored in a pack."""
 
     kind: int
     data: bytes
-    height: int
+    height: int  # of the upright image; 0 if unknown or above 65,535
     width: int
     label: int
-    unchanged_reason: str = ""
+    unchanged_reason: str = ""  # why a file is stored unchanged, or with `is_bad`, why it cannot be decoded
     is_bad: bool = False
-    mark: int = 0
+    file_state: int = 0  # see `build_file_state_function`
 
 
-# A baseline JPEG becomes a record with identical pixels. Other files are stored unchanged with the reason, and are read
-# no faster than before. With `resize`, images with a longer short side are scaled down with antialiasing and saved as
-# JPEG before indexing, and so is every decodable file that cannot become a record.
+# A baseline JPEG becomes a record with identical pixels; other files are stored unchanged. With `resize`, images with a
+# longer short side are scaled down and saved as JPEG before indexing, and so is every decodable file that cannot become
+# a record.
 @dataclass(frozen=True)
 class SampleEncoder:
-    """Encode samples, from any number of threads.
+    """Encode samples, from any number of threads. Options are those of `pack_writer.PackOptions`."""
 
-    `index` is the native core's indexer, or None without the core. `resize` and `quality` are as in
-    `pack_writer.PackOptions`. With `keeps_files` every file is stored unchanged after the same checks.
-    """
-
-    index: JpegIndexer | None
+    index: JpegIndexer | None  # None without the native core
     every: int
     resize: int | None
     quality: int
-    keeps_files: bool = False
+    keeps_files: bool = False  # store every file unchanged after the same checks
 
     def __call__(self, source: Source, number: int) -> EncodedSample:
-        """Encode sample `number`. A sample that cannot be read or decoded is stored as it is, with `is_bad`."""
+        """Encode sample `number`; one that cannot be read or decoded is stored unchanged, with `is_bad`.
+
+        Raise `DataError` for pixels of more than 65,535 rows or columns, or if an unreadable sample has no label.
+        """
         try:
             content, label = source.read(number)
         except DataError as error:
@@ -159,7 +146,7 @@ class SampleEncoder:
 
     def _encode_resized(self, file: bytes, label: int, channels: Literal[1, 3], resize: int) -> EncodedSample:
         record, _ = self._index_jpeg(file)
-        # Saving again could only lose quality.
+        # It is small enough already, and saving it again could only lose quality.
         if record is not None and min(JpegRecord.from_bytes(record).size) <= resize:
             return _encode_record(record, label)
         try:
@@ -185,7 +172,7 @@ class SampleEncoder:
 
 
 def build_bad_images_error(bad: Sequence[tuple[str, str]]) -> DataError:
-    """Build the error for images that cannot be read, given (name, reason) of each."""
+    """Build the error for images that cannot be read, from (name, reason) of each."""
     named = ", ".join(f"{name} ({reason})" for name, reason in bad[:_MAX_BAD_SHOWN])
     more = ", ..." if len(bad) > _MAX_BAD_SHOWN else ""
     return DataError(
@@ -195,7 +182,6 @@ def build_bad_images_error(bad: Sequence[tuple[str, str]]) -> DataError:
 
 
 def _get_label(source: Source, number: int, error: DataError) -> int:
-    """Return the label of an unreadable sample. Raise `error` if only reading would give it."""
     match source:
         case (
             ImageFileSource(labels=labels)
@@ -205,7 +191,7 @@ def _get_label(source: Source, number: int, error: DataError) -> int:
             | HuggingFaceSource(labels=labels)
         ):
             return int(labels[number])
-    raise error
+    raise error  # of a plugin, whose labels come only with the images
 
 
 def _encode_record(record: bytes, label: int) -> EncodedSample:

@@ -19,6 +19,7 @@ from PIL import Image
 from paceline.core.dataset import ArraySource, Datasets, Source, Split
 from paceline.core.errors import DataError
 from paceline.data.convert.encode import EncodedSample, SampleEncoder, build_bad_images_error, run_ordered
+from paceline.data.convert.fsync import fsync_path
 from paceline.data.file_lock import create_folder_atomically
 from paceline.data.files import printable
 from paceline.data.native import load_native
@@ -40,10 +41,10 @@ from paceline.data.sources.lmdb import (
 if TYPE_CHECKING:
     import lmdb
 
-_INITIAL_MAP_BYTES = 2**30
-_BATCH_BYTES = 2**26
+_INITIAL_MAP_BYTES = 2**30  # doubled whenever it is full
+_BATCH_BYTES = 2**26  # per transaction
 _IMAGES_PER_TASK = 8
-_SEEK_EVERY_MCUS = 8
+_SEEK_EVERY_MCUS = 8  # of no effect: the record is discarded after it has shown that a JPEG is readable
 _LOCK_NAME = "writer.lock"
 _KeyValue = tuple[bytes, bytes]
 
@@ -56,23 +57,22 @@ def write_lmdb(
     skip_bad: bool = False,
     workers: int = 1,
 ) -> None:
-    """Write both splits to the new folder `out`; call `progress` with (images done, total).
+    """Write both splits to the new folder `out` with `workers` threads; call `progress` with (images done, total).
 
-    `workers` threads read and check every image. Encoded images are stored unchanged, the pixels of an `ArraySource`
-    raw, and pixels of other sources as PNG. Raise `DataError` if the folder cannot be written or images cannot be read;
-    `skip_bad` stores unreadable images as they are.
+    Encoded images are stored unchanged, pixels of an `ArraySource` raw, and other pixels as PNG. Raise `DataError` if
+    `out` cannot be written or, without `skip_bad`, images cannot be read.
     """
     _require_lmdb()
     if os.path.lexists(out):
         raise DataError(f"{printable(out)}: exists already (remove it, or write to another folder)")
     try:
         # A killed writer leaves `.NAME.partial`, which nothing reads and the next writer removes.
-        with create_folder_atomically(out, "partial", _LOCK_NAME) as beside:
-            _write_entries(beside, datasets, progress, skip_bad=skip_bad, workers=workers)
-            open_lmdb(beside / "data.mdb")
-            _fsync_path(beside / "data.mdb")
-            _fsync_path(beside)
-        _fsync_path(out.parent)
+        with create_folder_atomically(out, "partial", _LOCK_NAME) as temporary:
+            _write_entries(temporary, datasets, progress, skip_bad=skip_bad, workers=workers)
+            open_lmdb(temporary / "data.mdb")  # raises if it cannot be read back
+            fsync_path(temporary / "data.mdb")
+            fsync_path(temporary)
+        fsync_path(out.parent)
     except OSError as error:
         raise _write_error(out, error.strerror or str(error)) from error
 
@@ -105,12 +105,12 @@ def _write_entries(
     try:
         # No sync before the end: until then the folder has a temporary name.
         with lmdb.open(str(folder), map_size=_INITIAL_MAP_BYTES, sync=False, metasync=False, lock=False) as env:
-            for written in splits.values():
-                for batch in written.batches(encoder, workers):
+            for writer in splits.values():
+                for batch in writer.batches(encoder, workers):
                     _put_entries(env, batch, in_order=True)
                     done += len(batch)
                     progress(done, total)
-            bad = [each for written in splits.values() for each in written.bad]
+            bad = [each for writer in splits.values() for each in writer.bad]
             if bad and not skip_bad:
                 raise build_bad_images_error(bad)
             _put_entries(env, _build_metadata_entries(splits), in_order=False)
@@ -144,7 +144,6 @@ class _LmdbSplitWriter:
     bad: list[tuple[str, str]] = field(default_factory=list)
 
     def batches(self, encoder: SampleEncoder, workers: int) -> Iterator[list[_KeyValue]]:
-        """Yield the entries of the split in order, in batches of about 64 MiB."""
         batch: list[_KeyValue] = []
         num_bytes = 0
         with closing(run_ordered(self._iter_tasks(encoder), workers)) as read:
@@ -174,11 +173,9 @@ class _LmdbSplitWriter:
         )
 
     def pack_labels(self) -> bytes:
-        """Return the labels as int32 bytes."""
         return np.array(self.labels, dtype="<i4").tobytes()
 
     def build_metadata(self) -> LmdbSplitMetadata:
-        """Build the metadata of the split."""
         info = self.source.info
         return LmdbSplitMetadata(
             name=info.name,
@@ -194,7 +191,7 @@ class _LmdbSplitWriter:
 
 
 def _sample_name(source: Source, index: int) -> str:
-    """Return a name that does not depend on the location: for files, the path relative to the root."""
+    # Relative to the root, so that the file does not depend on where the source is.
     match source:
         case ImageFileSource(paths=paths, ends=ends):
             return printable(os.fsdecode(paths[int(ends[index - 1]) if index else 0 : int(ends[index])]))
@@ -216,24 +213,13 @@ def _stored_bytes(source: Source, sample: EncodedSample) -> bytes:
 
 def _build_metadata_entries(splits: dict[Split, _LmdbSplitWriter]) -> list[_KeyValue]:
     info = splits["train"].source.info
-    facts = LmdbMetadata(
+    metadata = LmdbMetadata(
         version=LAYOUT_VERSION,
         class_names=info.class_names,
         channels=3 if info.channels == 3 else 1,
         train=splits["train"].build_metadata(),
         val=splits["val"].build_metadata(),
     )
-    text = facts.model_dump_json(indent=1).encode()
-    labels = [(build_labels_key(split), written.pack_labels()) for split, written in splits.items()]
+    text = metadata.model_dump_json(indent=1).encode()
+    labels = [(build_labels_key(split), writer.pack_labels()) for split, writer in splits.items()]
     return [*labels, (METADATA_KEY, text), (METADATA_CRC_KEY, b"%08x" % zlib.crc32(text))]
-
-
-def _fsync_path(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.EBADF):  # some file systems refuse to sync a folder
-            raise
-    finally:
-        os.close(descriptor)

@@ -19,10 +19,10 @@ from paceline.core.errors import DataError
 from paceline.data.convert.assemble import SampleNames, assemble_pack, check_replaceable
 from paceline.data.convert.encode import (
     EncodedSample,
-    MarkFunction,
+    FileStateFunction,
     SampleEncoder,
     build_bad_images_error,
-    build_mark_function,
+    build_file_state_function,
     run_ordered,
 )
 from paceline.data.convert.partial_pack import PartialPack
@@ -32,33 +32,29 @@ from paceline.data.pack.format import PACK_VERSION, PackMeta, ProcessingMeta, Sp
 from paceline.data.sources.fingerprint import digest_split
 
 _MIN_SHARD_BYTES = 1 << 20
-_PIXELS_PER_TASK, _FILES_PER_TASK, _MARKS_PER_TASK = 1024, 8, 1024
+# Tasks of some milliseconds: the cost of a thread switch is small, and progress is smooth.
+_PIXELS_PER_TASK, _FILES_PER_TASK, _STATES_PER_TASK = 1024, 8, 1024
 
 
 @dataclass(frozen=True)
 class PackOptions:
-    """Options of a pack.
+    """Options of a pack."""
 
-    `resize` is the maximum short side in pixels (None changes no image), saved as JPEG with `quality`. `shard_bytes` is
-    the maximum size of a shard with more than one image, None for one file. `every` is the number of MCUs between seek
-    points. `skip_bad` stores unreadable images as they are. `overwrite` replaces an existing pack.
-    """
-
-    resize: int | None = None
-    quality: int = 90
-    shard_bytes: int | None = None
-    every: int = 8
-    skip_bad: bool = False
-    overwrite: bool = False
+    resize: int | None = None  # maximum short side in pixels; None changes no image
+    quality: int = 90  # of the JPEG file that a resized image is saved as
+    shard_bytes: int | None = None  # maximum size of a shard with more than one image; None for one file
+    every: int = 8  # MCUs between seek points
+    skip_bad: bool = False  # store unreadable images as they are
+    overwrite: bool = False  # replace an existing pack
 
 
 @dataclass(frozen=True)
 class PackResult:
-    """A finished pack: images, bytes, and the number of files stored unchanged, by reason."""
+    """A finished pack."""
 
     images: int
     bytes: int
-    kept: dict[str, int]
+    kept: dict[str, int]  # number of files stored unchanged, by reason
 
 
 # The bytes of a pack depend only on the source and the options, not on the number of threads or interruptions.
@@ -69,12 +65,11 @@ def write_pack(
     progress: Callable[[int, int], None],
     workers: int,
 ) -> PackResult:
-    """Write both splits to `out`, a file, or a folder of shards, with `workers` threads; call `progress` with (done,
-    total).
+    """Write both splits to `out`, a file or a folder of shards; call `progress` with (done, total).
 
-    An interrupted run resumes at the first sample whose file has changed. Raise `DataError` if `out` exists, cannot be
-    written, or belongs to another unfinished pack, if the disk is full, and, unless `options.skip_bad`, for unreadable
-    images after all others are packed.
+    An interrupted run resumes at the first sample that is missing or whose file has changed. Raise `DataError` if `out`
+    exists or cannot be written, another unfinished pack is in its place, the disk is full, or, after all other images
+    are packed, for unreadable images without `options.skip_bad`.
     """
     out = out.absolute()
     _check_options(options)
@@ -121,8 +116,8 @@ def _check_output(out: Path, options: PackOptions) -> None:
 
 
 def _compute_key(datasets: Datasets, options: PackOptions, *, has_native: bool) -> bytes:
-    """Return a 32-byte hash of everything that determines the bytes of a pack."""
-    facts = {
+    # Everything that determines the bytes of a pack: an unfinished one is resumed only with the same key.
+    inputs = {
         "version": PACK_VERSION,
         "meta": _build_meta(datasets, options).to_json().decode(),
         "shard_bytes": options.shard_bytes,
@@ -130,7 +125,7 @@ def _compute_key(datasets: Datasets, options: PackOptions, *, has_native: bool) 
         "pillow": PIL.__version__ if options.resize else "",
         "sizes": [len(datasets.train), len(datasets.val)],
     }
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).digest()
+    return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).digest()
 
 
 def _build_meta(datasets: Datasets, options: PackOptions) -> PackMeta:
@@ -168,7 +163,7 @@ def _describe_pixel_changes(made: ProcessingMeta) -> dict[str, int | None]:
 
 
 def _escape_undecodable(text: str) -> str:
-    """Escape bytes that are not valid UTF-8, so that JSON can hold `text`."""
+    # JSON holds only valid UTF-8, while file names may be any bytes.
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -180,12 +175,12 @@ def _add_missing_samples(
     workers: int,
 ) -> None:
     total = len(datasets.train) + len(datasets.val)
-    markers = (build_mark_function(datasets.train), build_mark_function(datasets.val))
-    partial_pack.truncate(_count_unchanged(partial_pack, len(datasets.train), markers, workers))
+    file_states = (build_file_state_function(datasets.train), build_file_state_function(datasets.val))
+    partial_pack.truncate(_count_unchanged(partial_pack, len(datasets.train), file_states, workers))
     progress(partial_pack.num_done, total)
     try:
         with closing(
-            run_ordered(_iter_encode_tasks(datasets, encoder, markers, partial_pack.num_done), workers)
+            run_ordered(_iter_encode_tasks(datasets, encoder, file_states, partial_pack.num_done), workers)
         ) as encoded:
             for samples in encoded:
                 for sample in samples:
@@ -197,56 +192,57 @@ def _add_missing_samples(
 
 
 def _count_unchanged(
-    partial_pack: PartialPack, num_train: int, markers: tuple[MarkFunction, MarkFunction], workers: int
+    partial_pack: PartialPack, num_train: int, file_states: tuple[FileStateFunction, FileStateFunction], workers: int
 ) -> int:
     if not partial_pack.num_done:
         return 0
-    marks = partial_pack.read_rows()["mark"].copy()  # the mapped file may be truncated
+    old_states = partial_pack.read_rows()["file_state"].copy()  # the caller shortens the mapped file
     tasks = (
-        partial(_compute_marks, markers, num_train, first, min(first + _MARKS_PER_TASK, len(marks)))
-        for first in range(0, len(marks), _MARKS_PER_TASK)
+        partial(_compute_file_states, file_states, num_train, first, min(first + _STATES_PER_TASK, len(old_states)))
+        for first in range(0, len(old_states), _STATES_PER_TASK)
     )
     first = 0
-    with closing(run_ordered(tasks, workers)) as mark_batches:
-        for each in mark_batches:
-            changed = np.flatnonzero(marks[first : first + len(each)] != np.array(each, dtype=np.uint64))
+    with closing(run_ordered(tasks, workers)) as batches:
+        for each in batches:
+            changed = np.flatnonzero(old_states[first : first + len(each)] != np.array(each, dtype=np.uint64))
             if len(changed):
                 return first + int(changed[0])
             first += len(each)
     return first
 
 
-def _compute_marks(markers: tuple[MarkFunction, MarkFunction], num_train: int, first: int, stop: int) -> list[int]:
-    train, val = markers
+def _compute_file_states(
+    file_states: tuple[FileStateFunction, FileStateFunction], num_train: int, first: int, stop: int
+) -> list[int]:
+    train, val = file_states
     return [train(number) if number < num_train else val(number - num_train) for number in range(first, stop)]
 
 
 def _iter_encode_tasks(
-    datasets: Datasets, encoder: SampleEncoder, markers: tuple[MarkFunction, MarkFunction], num_done: int
+    datasets: Datasets, encoder: SampleEncoder, file_states: tuple[FileStateFunction, FileStateFunction], num_done: int
 ) -> Iterator[Callable[[], list[EncodedSample]]]:
     start = 0
-    for source, marker in zip((datasets.train, datasets.val), markers, strict=True):
+    for source, file_state in zip((datasets.train, datasets.val), file_states, strict=True):
         step = _PIXELS_PER_TASK if isinstance(source, ArraySource) else _FILES_PER_TASK
         for first in range(max(0, num_done - start), len(source), step):
-            yield partial(_encode_range, encoder, source, marker, first, min(first + step, len(source)))
+            yield partial(_encode_range, encoder, source, file_state, first, min(first + step, len(source)))
         start += len(source)
 
 
 def _encode_range(
-    encoder: SampleEncoder, source: Source, marker: MarkFunction, first: int, stop: int
+    encoder: SampleEncoder, source: Source, file_state: FileStateFunction, first: int, stop: int
 ) -> list[EncodedSample]:
-    return [_encode_marked(encoder, source, marker(number), number) for number in range(first, stop)]
+    return [_encode_sample(encoder, source, file_state(number), number) for number in range(first, stop)]
 
 
-def _encode_marked(encoder: SampleEncoder, source: Source, mark: int, number: int) -> EncodedSample:
-    # `mark` is taken before the sample is read, so a file that is replaced meanwhile is detected.
-    return replace(encoder(source, number), mark=mark)
+def _encode_sample(encoder: SampleEncoder, source: Source, file_state: int, number: int) -> EncodedSample:
+    # Taken before the sample is read, so that the next run detects a file that was replaced meanwhile.
+    return replace(encoder(source, number), file_state=file_state)
 
 
 def _count_unchanged_files(
     partial_pack: PartialPack, names: tuple[SampleNames, SampleNames], *, skip_bad: bool
 ) -> dict[str, int]:
-    """Count the files stored unchanged, by reason. Raise `DataError` for bad images unless they are skipped."""
     rows = partial_pack.read_rows()
     bad = np.flatnonzero(rows["is_bad"])
     if len(bad) and not skip_bad:

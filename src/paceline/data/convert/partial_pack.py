@@ -1,10 +1,13 @@
-"""An unfinished pack on disk: its samples so far and a log of them, from which an interrupted `data pack` resumes."""
+"""An unfinished pack on disk: its samples so far and a log of them, from which an interrupted `data pack` resumes.
+
+Samples are appended to data files, and a row of 48 bytes per sample to the log. Data reach the disk before their rows,
+so a valid row implies its sample. Resuming cuts off everything after the last valid row, so the files are the same
+however often packing was interrupted.
+"""
 
 import contextlib
-import errno
 import fcntl
 import json
-import os
 import re
 import struct
 import zlib
@@ -20,39 +23,37 @@ from paceline.core.files import RefusedFileError, make_folder, open_to_write, re
 from paceline.core.json_file import read_json
 from paceline.core.run_dir import write_atomic
 from paceline.data.convert.encode import EncodedSample
+from paceline.data.convert.fsync import fsync_file
 from paceline.data.files import printable
 from paceline.data.pack.format import ALIGNMENT, INDEX_NAME, KIND_PIXELS, align_offset, shard_name
 from paceline.data.pack.shards import HEADER_BYTES
 
 LOG_NAME = "journal"
-# Samples are appended to data files, and a row of 48 bytes per sample to the log. Data is synced to disk before its
-# rows, so a complete row implies its sample. Resuming truncates everything after the last valid row; the resulting
-# files are identical however often that happens. `assemble_pack` turns the folder into a pack.
-#
 # A sample in the log. `offset` counts from the start of the shard's data, `data_crc32` covers that data up to the
-# sample's end, `reason` is a number in `reasons.json` (0 for none), and `mark` is the state of its source file
-# (`encode.build_mark_function`).
+# sample's end, `reason` is the number of a reason (0 for none), and `file_state` is of the file that the sample was
+# read from (`encode.build_file_state_function`).
 ROW_DTYPE = np.dtype([
     ("offset", "<u8"), ("length", "<u4"), ("crc32", "<u4"), ("label", "<i4"), ("height", "<u2"), ("width", "<u2"),
-    ("kind", "u1"), ("is_bad", "u1"), ("reason", "<u2"), ("shard", "<u4"), ("data_crc32", "<u4"), ("mark", "<u8"),
+    ("kind", "u1"), ("is_bad", "u1"), ("reason", "<u2"), ("shard", "<u4"), ("data_crc32", "<u4"), ("file_state", "<u8"),
     ("row_crc32", "<u4"),
 ])  # fmt: skip
 _ROW_STRUCT = struct.Struct("<QIIiHHBBHIIQI")
 _LOG_HEADER = struct.Struct("<8s32s")
 _LOG_MAGIC = b"pljournl"
 _REASONS_NAME = "reasons.json"
-# Shards, and temporary files of the reasons.
+# Shards, and temporary files of `write_atomic`.
 _KNOWN_NAMES = re.compile(rf"data-\d{{5,}}\.pack|\.{re.escape(_REASONS_NAME)}\.[0-9a-f]{{16}}\.tmp")
 _SAMPLE_ALIGNMENT = 8
+# Bounds `reasons.json` if reasons contain details that differ from image to image.
 _MAX_REASONS, _OTHER_REASON = 1000, "for yet another reason"
-# The most work that a kill can cost.
+# Samples between two syncs, which a kill can cost.
 _SYNC_BYTES, _SYNC_ROWS = 64 << 20, 1 << 16
 _MAX_LENGTH = (1 << 32) - 1
 
 
 @dataclass
 class PartialPack:
-    """The samples so far and the position of the next one. Only one process can open it."""
+    """The samples so far and the position of the next one. `assemble_pack` turns it into a pack."""
 
     folder: Path
     shard_bytes: int | None
@@ -69,11 +70,11 @@ class PartialPack:
 
     @classmethod
     def open(cls, folder: Path, key: bytes, shard_bytes: int | None, *, keeps_bad: bool = True) -> "PartialPack":
-        """Create or resume an unfinished pack in `folder`; an existing one must have the same `key` (32 bytes).
+        """Create or resume an unfinished pack in `folder`; its `key`, 32 bytes, identifies source and options.
 
-        Without `keeps_bad`, packing resumes at the first unreadable image, which may have been fixed; a pack of another
-        `key` with such an image is discarded. Raise `DataError` if another process has it open, if it has another
-        source or options, and if the folder belongs to another user or holds other files.
+        Without `keeps_bad`, drop its samples from the first unreadable image on, and all of them if the key differs.
+        Raise `DataError` if another process has it open, if the key differs, and if the folder belongs to another user
+        or holds other files.
         """
         _prepare_folder(folder)
         log = open_to_write(folder / LOG_NAME, "a+b")
@@ -85,7 +86,7 @@ class PartialPack:
                 f"{printable(folder)}: another process is writing to it (wait for it, or end it)"
             ) from error
         try:
-            remove_abandoned(folder)
+            remove_abandoned(folder)  # temporary files of killed processes
             opened = cls(folder, shard_bytes, log, ["", *_read_reasons(folder / _REASONS_NAME)])
             opened._recover(key, keeps_bad=keeps_bad)
         except BaseException:
@@ -94,9 +95,10 @@ class PartialPack:
         return opened
 
     def add(self, sample: EncodedSample, *, is_first: bool) -> None:
-        """Append a sample; `is_first` of its split aligns pixels for numpy."""
+        """Append a sample, aligned if it `is_first` of its split. Raise `DataError` from 4 GiB."""
         if len(sample.data) > _MAX_LENGTH:
             raise DataError(f"sample {self.num_done:,}: has {len(sample.data):,} bytes, more than a pack holds (4 GiB)")
+        # Pixels of a split follow without gaps, so that the reader can map them as one array.
         alignment = ALIGNMENT if is_first else 1 if sample.kind == KIND_PIXELS else _SAMPLE_ALIGNMENT
         start = align_offset(self._data_bytes, alignment)
         if self.shard_bytes and self._data_bytes and HEADER_BYTES + start + len(sample.data) > self.shard_bytes:
@@ -115,42 +117,42 @@ class PartialPack:
             self.sync()
 
     def sync(self) -> None:
-        """Write pending samples to disk, data before rows."""
+        """Write pending samples to disk: data, then reasons, then the rows that refer to both."""
         if not self._rows:
             return
         assert self._data is not None
-        _fsync_file(self._data)
+        fsync_file(self._data)
         if len(self._reasons) > self._known_reasons:
             write_atomic(self.folder / _REASONS_NAME, json.dumps(self._reasons[1:]))
             self._known_reasons = len(self._reasons)
         self._log.write(b"".join(self._rows))
-        _fsync_file(self._log)
+        fsync_file(self._log)
         self._rows.clear()
         self._pending_bytes = 0
 
     def read_rows(self) -> NDArray[np.void]:
-        """Return the log's rows of all samples, `ROW_DTYPE` [n], mapped."""
+        """Return the rows of all samples, `ROW_DTYPE` [n], mapped."""
         self.sync()
         return np.memmap(
             self.folder / LOG_NAME, dtype=ROW_DTYPE, mode="r", offset=_LOG_HEADER.size, shape=(self.num_done,)
         )
 
     def truncate(self, num_samples: int) -> None:
-        """Discard all but the first `num_samples` samples that existed when this was opened."""
+        """Discard all but the first `num_samples` samples. Call it before `add`."""
         assert not self._rows
         if num_samples < self.num_done:
             self._resume_after(self._read_log_rows()[:num_samples])
 
     def get_reason(self, number: int) -> str:
-        """Return the text of a reason."""
+        """Return the text of reason `number`."""
         return self._reasons[number]
 
     def get_data_path(self, shard: int) -> Path:
-        """Return the path of a shard's data."""
+        """Return the path of a shard's data file."""
         return self.folder / shard_name(shard)
 
     def close(self) -> None:
-        """Close the files and release the lock. Samples added since the last `sync` are lost."""
+        """Close the files and release the lock. Samples since the last `sync` are lost."""
         for file in (self._data, self._log):
             if file is not None:
                 with contextlib.suppress(OSError):  # a full disk, which was reported before
@@ -161,7 +163,7 @@ class PartialPack:
         row = _ROW_STRUCT.pack(
             start, len(sample.data), zlib.crc32(sample.data), sample.label, sample.height, sample.width, sample.kind,
             sample.is_bad, self._get_reason_number(sample.unchanged_reason), self._shard, self._data_crc32,
-            sample.mark, 0,
+            sample.file_state, 0,
         )[:-4]  # fmt: skip
         self._rows.append(row + zlib.crc32(row).to_bytes(4, "little"))
         self.num_done += 1
@@ -176,7 +178,7 @@ class PartialPack:
             self._data.close()
         path = self.get_data_path(self._shard)
         if not self._data_bytes:
-            path.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)  # left by an interrupted run, with no row in the log
         self._data = open_to_write(path, "r+b" if self._data_bytes else "x+b")
         self._data.truncate(HEADER_BYTES + self._data_bytes)
         self._data.seek(HEADER_BYTES + self._data_bytes)
@@ -200,20 +202,20 @@ class PartialPack:
                 f"{printable(self.folder)}: is an unfinished pack of another source or with other options (finish "
                 f"that one, or remove the folder)"
             )
-        if head != expected:
+        if head != expected:  # new, cut short, or discarded
             self._log.truncate(0)
             self._log.write(expected)
-            _fsync_file(self._log)
+            fsync_file(self._log)
         rows = self._read_log_rows()
         if not keeps_bad and rows["is_bad"].any():
             rows = rows[: int(rows["is_bad"].argmax())]
         self._resume_after(rows[: self._count_valid_rows(rows)])
 
     def _resume_after(self, rows: NDArray[np.void]) -> None:
-        """Truncate the log to its first `rows`, and the data accordingly."""
+        """Cut off the log after `rows`, its first ones, and the data after their samples."""
         self.num_done = len(rows)
         self._log.truncate(_LOG_HEADER.size + self.num_done * ROW_DTYPE.itemsize)
-        _fsync_file(self._log)  # before new data overwrites the samples of the removed rows
+        fsync_file(self._log)  # before new data overwrites the samples of the removed rows
         self._shard = self._data_bytes = self._data_crc32 = 0
         if self.num_done:
             last = rows[-1]
@@ -226,11 +228,11 @@ class PartialPack:
                 path.unlink()
 
     def _read_log_rows(self) -> NDArray[np.void]:
-        """Return all rows of the log, valid or not, `ROW_DTYPE` [n]."""
+        # Valid or not: see `_count_valid_rows`.
         return np.fromfile(self.folder / LOG_NAME, dtype=ROW_DTYPE, offset=_LOG_HEADER.size)
 
     def _count_valid_rows(self, rows: NDArray[np.void]) -> int:
-        """Return the number of valid rows before the first invalid one."""
+        # After a power failure, the log may end with a partial row or with zeros.
         data_sizes: dict[int, int] = {}
         for number, row in enumerate(rows):
             content = row.tobytes()
@@ -245,7 +247,7 @@ class PartialPack:
 
 
 def find_foreign_file(folder: Path) -> str:
-    """Return the name of an entry of `folder` that does not belong to a pack, or ""."""
+    """Return the name of an entry of `folder` that is not of a pack, or ""."""
     for path in sorted(folder.iterdir()):
         is_named = _KNOWN_NAMES.fullmatch(path.name) or path.name in (INDEX_NAME, LOG_NAME, _REASONS_NAME)
         if not is_named or path.is_symlink() or not path.is_file():
@@ -254,7 +256,7 @@ def find_foreign_file(folder: Path) -> str:
 
 
 def remove_pack(path: Path) -> None:
-    """Remove a pack or an unfinished one, unless the folder holds other files. Raise `OSError`."""
+    """Remove a finished or unfinished pack, unless the folder holds other files. Raise `OSError`."""
     if path.is_symlink() or not path.is_dir():
         path.unlink(missing_ok=True)
         return
@@ -289,20 +291,3 @@ def _count_data_bytes(path: Path) -> int:
         return path.stat().st_size - HEADER_BYTES
     except OSError:
         return -1
-
-
-def _fsync_file(file: IO[bytes]) -> None:
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def fsync_folder(folder: Path) -> None:
-    """Sync the entries of a folder to disk, if the file system supports it."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.EBADF):
-            raise
-    finally:
-        os.close(descriptor)

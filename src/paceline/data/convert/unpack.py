@@ -31,18 +31,17 @@ _MAX_NAME_BYTES = 200
 
 @dataclass(frozen=True)
 class UnpackResult:
-    """Number of images and bytes written."""
+    """Images and bytes written."""
 
     images: int
     bytes: int
 
 
-# Unchanged files come back byte for byte, records as JPEG files with identical pixels, and raw pixels as PNG.
 def unpack(packed: Datasets, folder: Path, progress: Callable[[int, int], None], workers: int) -> UnpackResult:
-    """Write the files of both splits to the new folder `folder` with `workers` threads; call `progress` with (done,
-    total).
+    """Write both splits to the new folder `folder`; call `progress` with (done, total).
 
-    Raise `DataError` if the folder exists or cannot be written, and for a damaged sample.
+    Unchanged files come back byte for byte, records as JPEG files with identical pixels, raw pixels as PNG. Raise
+    `DataError` if the folder exists or cannot be written, and for a damaged sample.
     """
     folder = folder.absolute()
     if os.path.lexists(folder):
@@ -51,8 +50,8 @@ def unpack(packed: Datasets, folder: Path, progress: Callable[[int, int], None],
     images = num_bytes = 0
     try:
         with (
-            create_folder_atomically(folder, "unpacking", _LOCK_NAME) as beside,
-            closing(run_ordered(_iter_write_tasks(packed, beside), max(1, workers))) as written,
+            create_folder_atomically(folder, "unpacking", _LOCK_NAME) as temporary,
+            closing(run_ordered(_iter_write_tasks(packed, temporary), max(1, workers))) as written,
         ):
             for batch in written:
                 images, num_bytes = images + len(batch), num_bytes + sum(batch)
@@ -78,7 +77,7 @@ class _SplitFiles:
     folder: Path
 
     def write(self, indices: range) -> list[int]:
-        """Write some samples; return the bytes of each."""
+        """Write samples; return the bytes of each."""
         return [self._write_one(index) for index in indices]
 
     def _write_one(self, index: int) -> int:
@@ -86,21 +85,21 @@ class _SplitFiles:
         data = content if isinstance(content, bytes) else _save_png(content)
         path = self.folder / self._build_path(index, label, data)
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Names may repeat, and a number prefix may give a name that exists too.
+        # Names may repeat, and a prefixed name may be that of another sample.
         names = chain([path.name, f"{index:08d}-{path.name}"], (f"{index:08d}-{n}-{path.name}" for n in count(2)))
         for name in names:
             with suppress(FileExistsError):
                 return write_new(path.with_name(name), data)
-        raise AssertionError("there is no end of names")
+        raise AssertionError("`count` does not end")
 
     def _read_content(self, index: int) -> tuple[bytes | NDArray[np.uint8], int]:
         match self.source:
             case PackSource() as packed if packed.kinds[index] == KIND_FILE:
-                return packed.read_stored(index), int(packed.labels[index])  # also if the file was empty
+                return packed.read_stored(index), int(packed.labels[index])  # `read` refuses an empty file
         return self.source.read(index)
 
     def _build_path(self, index: int, label: int, data: bytes) -> PurePosixPath:
-        """Return the path of a sample: its own name if that is below its class."""
+        # Its own name if that lies in its class folder. Names of an untrusted pack cannot lead out of the folder.
         class_name = _sanitize_component(os.fsencode(self.source.info.class_names[label]), f"class-{label}")
         name = self.names.get_bytes(index)
         components = name.split(b"/")
@@ -125,7 +124,7 @@ class _SplitFiles:
 
 
 def _sanitize_component(name: bytes, fallback: str) -> bytes:
-    """Return `name` if it is one valid, visible path component, else `fallback`."""
+    # A hidden name, such as `..`, is not valid either.
     is_valid = 0 < len(name) <= _MAX_NAME_BYTES and not re.search(rb"[/\0]", name) and not name.startswith(b".")
     return name if is_valid else fallback.encode()
 

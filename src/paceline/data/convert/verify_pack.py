@@ -22,13 +22,13 @@ from paceline.data.pack.reader import PackSource
 
 _IMAGES_PER_TASK = 8
 _MAX_FAULTS = 100
-# Gray levels; a difference of a quarter of the range is another image, not a loss of quality.
+# Of 255 gray levels: a quarter of the range is another image, not a loss of quality.
 _MAX_MEAN_DIFFERENCE = 64.0
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A sample of the pack that differs from the source; `what` is the difference."""
+    """A sample that differs from the source; `what` is the difference."""
 
     split: Split
     index: int
@@ -38,27 +38,23 @@ class Fault:
 
 @dataclass(frozen=True)
 class PackComparison:
-    """Result of a comparison: images, images identical to the source, and the number of faults.
-
-    Images that neither side can read count as exact. `mean_difference` is over the other images, in gray levels of 255.
-    `faults` holds the first 100. `decoders` are pillow, and native if the core is available.
-    """
+    """Result of a comparison."""
 
     images: int
-    exact: int
-    mean_difference: float
+    exact: int  # identical, or unreadable in both
+    mean_difference: float  # of the other images, in gray levels of 255
     num_faults: int
-    faults: tuple[Fault, ...]
-    decoders: tuple[str, ...]
+    faults: tuple[Fault, ...]  # the first 100
+    decoders: tuple[str, ...]  # pillow, and native if the core is available
 
 
 def compare_pack(
     source: Datasets, packed: Datasets, progress: Callable[[int, int], None], workers: int
 ) -> PackComparison:
-    """Compare labels, names, order and decoded pixels of all samples with `workers` threads.
+    """Compare labels, names, order and decoded pixels of all samples; call `progress` with (done, total).
 
-    Pixels must be identical, also as the native core decodes them. Images that were resized must have the requested
-    size and similar pixels. Raise `DataError` if the pack was made from another data set.
+    Pixels must be identical, and the native core's too. Resized images must have the right size and similar pixels.
+    Raise `DataError` if the pack was made from another data set.
     """
     total = len(packed.train) + len(packed.val)
     for source_split, packed_split in ((source.train, packed.train), (source.val, packed.val)):
@@ -83,17 +79,15 @@ def compare_pack(
 
 @dataclass(frozen=True)
 class _SampleComparison:
-    """Result for one sample: mean pixel difference, -1 if pixels were not compared, and a fault if any."""
-
-    difference: float
+    difference: float  # mean over pixels, in gray levels; -1 if they were not compared
     fault: Fault | None = None
 
 
 def _check_same_dataset(source: Source, packed: Source) -> None:
     split = source.info.split
-    facts = {"class_names": "class names", "channels": "channels", "num_images": "number of images"}
-    for what, title in facts.items():
-        packed_value, source_value = getattr(packed.info, what), getattr(source.info, what)
+    fields = {"class_names": "class names", "channels": "channels", "num_images": "number of images"}
+    for field, title in fields.items():
+        packed_value, source_value = getattr(packed.info, field), getattr(source.info, field)
         if packed_value != source_value:
             values = f"{packed_value!s:.60} and {source_value!s:.60}"
             raise DataError(
@@ -125,7 +119,6 @@ class _SplitComparison:
     core: NativeExtension | None
 
     def compare(self, indices: range) -> list[_SampleComparison]:
-        """Compare some samples."""
         return [self._compare_sample(index) for index in indices]
 
     def _compare_sample(self, index: int) -> _SampleComparison:
@@ -200,7 +193,7 @@ class _SplitComparison:
         pixels = np.empty((height, width, self.source.info.channels), dtype=np.uint8)
         try:
             self.core.decode_into(record, self.source.info.channels, pixels)
-        except ValueError:
+        except ValueError:  # of a shape that no image has, so the comparison fails
             return np.empty((0, 0, 0), dtype=np.uint8)
         return pixels
 
@@ -209,7 +202,7 @@ class _SplitComparison:
 
 
 def _read_sample(source: Source, index: int) -> Sample | str:
-    """Return a sample, or the reason why it cannot be read."""
+    # A string is the reason why the sample cannot be read.
     try:
         return source.read(index)
     except DataError as error:

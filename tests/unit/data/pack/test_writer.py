@@ -10,7 +10,7 @@ import pytest
 
 from paceline.core.dataset import ArraySource
 from paceline.core.errors import DataError
-from paceline.data.convert.encode import build_mark_function
+from paceline.data.convert.encode import build_file_state_function
 from paceline.data.convert.pack_writer import PackOptions, write_pack
 from paceline.data.convert.partial_pack import PartialPack
 from paceline.data.pack.format import KIND_FILE, KIND_RECORD
@@ -165,7 +165,7 @@ def test_what_was_replaced_under_its_name_meanwhile_is_packed_anew(
 ):
     monkeypatch.setattr("paceline.data.convert.pack_writer._MIN_SHARD_BYTES", 1000)
     monkeypatch.setattr("paceline.data.convert.pack_writer._FILES_PER_TASK", 1)
-    monkeypatch.setattr("paceline.data.convert.pack_writer._MARKS_PER_TASK", 3)
+    monkeypatch.setattr("paceline.data.convert.pack_writer._STATES_PER_TASK", 3)
     with pytest.raises(StopError):
         write_pack(photos, tmp_path / "p", PackOptions(**options), stop_after(9), 1)
     path = photos.train.get_path(at) if at < 7 else photos.val.get_path(at - 7)
@@ -203,7 +203,7 @@ def test_a_tar_that_was_replaced_marks_its_samples_and_no_others(make_photo, tmp
     section = WebDataset(train=f"{tmp_path}/{{0..1}}.tar", val=f"{tmp_path}/0.tar")
     tars, marks = load_webdataset(section).train, []
     for _ in range(2):
-        marks.append([build_mark_function(tars)(index) for index in range(4)])
+        marks.append([build_file_state_function(tars)(index) for index in range(4)])
         os.utime(tmp_path / "1.tar", ns=(1, 1))
     assert len(set(marks[0])) == 4
     assert [index for index in range(4) if marks[0][index] != marks[1][index]] == [2, 3]
@@ -213,7 +213,7 @@ def test_a_pack_that_was_packed_anew_is_found_out_by_its_checksums(core, folder,
     marks = []
     for _ in range(2):
         photos = load_folder(Folder(root=str(folder)))
-        marks.append([build_mark_function(packed(photos, overwrite=True).train)(index) for index in range(7)])
+        marks.append([build_file_state_function(packed(photos, overwrite=True).train)(index) for index in range(7)])
         photos.train.get_path(2).write_bytes(make_photo(98))
     assert [index for index in range(7) if marks[0][index] != marks[1][index]] == [2]
 
