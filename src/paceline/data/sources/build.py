@@ -1,4 +1,4 @@
-"""Build the training and validation split from the recipe's `data.source`."""
+"""Build the splits that the recipe's `data.source` describes."""
 
 from typing import assert_never
 
@@ -32,7 +32,7 @@ from paceline.recipe.schema.source import (
 
 
 def load_pack(section: Pack) -> Datasets:
-    """Load the splits of the pack that `section` names. Raise `DataError` if it is missing or incomplete."""
+    """Open the pack that `section` names. Raise `DataError` if it is missing or incomplete."""
     if "://" not in section.root:
         return open_pack(expand_path(section.root).absolute())  # worker processes may have another working directory
     from paceline.data.remote import open_remote
@@ -41,10 +41,9 @@ def load_pack(section: Pack) -> Datasets:
 
 
 def build_datasets(section: SourceSection, *, may_download: bool, skip_bad: bool = False) -> Datasets:
-    """Build the training and validation split of `section`.
+    """Build both splits of `section`. Raise `DataError` if the data set cannot be loaded.
 
-    Image files that a directory listing shows to be unreadable raise `DataError`; with `skip_bad` they are kept and
-    fail when they are read. Raise `DataError` if the data set cannot be loaded.
+    Image files that a listing shows to be unreadable raise `DataError`; with `skip_bad`, only reading them does.
     """
     # With several ranks, one rank per node calls this with `may_download` before the others, so that each node
     # downloads a data set once.
@@ -69,9 +68,9 @@ def build_datasets(section: SourceSection, *, may_download: bool, skip_bad: bool
 
 
 def build_validation(section: SourceSection, *, skip_bad: bool = False) -> Source:
-    """Build only the validation split of `section` from local files, if possible without scanning the training split.
+    """Build only the validation split of `section`, if possible without scanning the training split.
 
-    Class numbers may differ from the training split's. Raise `DataError` if the split cannot be loaded and
+    Class numbers may differ from the training split's. Raise `DataError` if the split cannot be loaded, and
     `RecipeError` if a plugin is not usable.
     """
     match section:

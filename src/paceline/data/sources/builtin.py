@@ -12,14 +12,24 @@ from paceline.recipe.schema.source import Synthetic
 # / 255; print(x.mean(), x.std())"
 _DIGITS_MEAN, _DIGITS_STD = (0.3047,), (0.3756,)
 _DIGITS_SPLIT_SEED = 0
+# Limit for the pixels of both splits, per process.
+MAX_SYNTHETIC_BYTES = 4 * 2**30
+_CHUNK_BYTES = 2**24
+_PATTERN_GRID = 4  # blocks per side
+# Keys of the random streams.
+_PATTERN_STREAM = 0
+_SPLIT_STREAMS: dict[Split, int] = {"train": 1, "val": 2}
+# Pattern and noise are uniform over 0..127 each, so the sum has mean 127 and variance 2 (128^2 - 1) / 12.
+_SYNTHETIC_MEAN = 127 / 255
+_SYNTHETIC_STD = (2 * (128**2 - 1) / 12) ** 0.5 / 255
 
 
 def load_digits() -> Datasets:
-    """Load the 1,797 digits as uint8 [N, 8, 8, 1]; a fixed fifth of each class is the validation split."""
+    """Load scikit-learn's 1,797 digits as uint8 [N, 8, 8, 1]; a fixed fifth of each class is for validation."""
     from sklearn import datasets
 
     digits = datasets.load_digits()
-    images = np.rint(digits.images * (255 / 16)).astype(np.uint8)[..., None]
+    images = np.rint(digits.images * (255 / 16)).astype(np.uint8)[..., None]  # from 0..16
     labels = digits.target.astype(np.int64)
     names = (f"{label}/{position}".encode() for position, label in enumerate(labels))
     val = select_validation(labels, names, fraction=0.2, seed=_DIGITS_SPLIT_SEED)
@@ -42,31 +52,19 @@ def _build_digits_split(split: Split, images: NDArray[np.uint8], labels: NDArray
     return ArraySource(info, images, labels)
 
 
-# Limit for the pixels of both splits, per process.
-MAX_SYNTHETIC_BYTES = 4 * 2**30
-_CHUNK_BYTES = 2**24
-_PATTERN_GRID = 4
-_SPLIT_STREAMS: dict[Split, int] = {"train": 1, "val": 2}
-_PATTERN_STREAM = 0
-# Pattern and noise are uniform over 0..127 each, so the sum has mean 127 and variance 2 (128^2 - 1) / 12.
-_SYNTHETIC_MEAN = 127 / 255
-_SYNTHETIC_STD = (2 * (128**2 - 1) / 12) ** 0.5 / 255
-
-
 def load_synthetic(section: Synthetic) -> Datasets:
-    """Generate uint8 images [N, size, size, channels]: one pattern of 4x4 blocks per class, plus noise of equal
-    variance.
+    """Generate uint8 [N, size, size, channels]: a pattern of 4x4 blocks per class plus noise of equal variance.
 
     Labels cycle through the classes. Raise `DataError` if the pixels exceed `MAX_SYNTHETIC_BYTES`.
     """
     image_bytes = section.image_size**2 * section.channels
     needed = (section.num_images + section.num_val_images) * image_bytes
     if needed > MAX_SYNTHETIC_BYTES:
-        most = max(MAX_SYNTHETIC_BYTES // image_bytes - section.num_val_images, 0)
+        max_images = max(MAX_SYNTHETIC_BYTES // image_bytes - section.num_val_images, 0)
         raise DataError(
             f"data.source.num_images: {section.num_images} of {section.image_size}x{section.image_size} would take "
             f"{needed / 2**30:.1f} GiB in each process "
-            f"(the limit is {MAX_SYNTHETIC_BYTES / 2**30:g}; at most {most} fit)"
+            f"(the limit is {MAX_SYNTHETIC_BYTES / 2**30:g}; at most {max_images} fit)"
         )
     return Datasets(
         _build_synthetic_split(section, "train", section.num_images),
@@ -75,7 +73,7 @@ def load_synthetic(section: Synthetic) -> Datasets:
 
 
 def _random_bytes(stream: int, count: int, skip: int = 0) -> NDArray[np.uint8]:
-    """Return uint8 [count] of a random stream from byte `skip` on, a multiple of 32."""
+    # uint8 [count] of a random stream from byte `skip` on, a multiple of 32.
     # Philox's raw integers do not depend on the numpy version, `Generator`'s distributions do (NEP 19).
     generator = np.random.Philox(key=stream, counter=skip // 32)  # each counter value gives four 64-bit integers
     integers = generator.random_raw(-(-count // 8)).astype("<u8", copy=False)
@@ -84,12 +82,13 @@ def _random_bytes(stream: int, count: int, skip: int = 0) -> NDArray[np.uint8]:
 
 def _build_synthetic_split(section: Synthetic, split: Split, num_images: int) -> ArraySource:
     size, channels = section.image_size, section.channels
-    blocks = _random_bytes(_PATTERN_STREAM, section.num_classes * _PATTERN_GRID**2 * channels) >> 1
+    blocks = _random_bytes(_PATTERN_STREAM, section.num_classes * _PATTERN_GRID**2 * channels) >> 1  # 0..127
     patterns = blocks.reshape(section.num_classes, _PATTERN_GRID, _PATTERN_GRID, channels)
     block_of = np.arange(size) * _PATTERN_GRID // size
     labels = np.arange(num_images, dtype=np.int64) % section.num_classes
     images = np.empty((num_images, size, size, channels), dtype=np.uint8)
     pixels = images.reshape(-1)
+    # In chunks, so that no second copy of the images is needed.
     for start in range(0, pixels.size, _CHUNK_BYTES):
         chunk = pixels[start : start + _CHUNK_BYTES]
         chunk[:] = _random_bytes(_SPLIT_STREAMS[split], chunk.size, skip=start) >> 1

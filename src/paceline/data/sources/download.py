@@ -1,4 +1,4 @@
-"""Download CIFAR and Fashion-MNIST from torchvision's URLs and verify torchvision's checksums."""
+"""Download CIFAR and Fashion-MNIST from torchvision's URLs, and verify torchvision's checksums."""
 
 import gzip
 import shutil
@@ -22,17 +22,14 @@ MAX_UNPACKED_BYTES = 512 * 2**20
 MAX_MEMBERS = 100
 
 
-def download_cifar(root: Path, edition: Literal["cifar10", "cifar100"], files: Sequence[str]) -> None:
-    """Download CIFAR's archive, check its MD5, and put `files` into `root` in torchvision's layout.
-
-    Raise `DataError` naming `root` and the reason on failure.
-    """
-    with _download_folder(root, {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}[edition]) as scratch:
+def download_cifar(root: Path, variant: Literal["cifar10", "cifar100"], files: Sequence[str]) -> None:
+    """Download CIFAR's archive and put `files` into `root` in torchvision's layout. Raise `DataError` on failure."""
+    with _download_folder(root, {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}[variant]) as scratch:
         from torchvision.datasets import CIFAR10, CIFAR100
         from torchvision.datasets.utils import download_url
 
         # torchvision's constructor would call `extractall` and unpickle the result; extract only known names instead.
-        archive = {"cifar10": CIFAR10, "cifar100": CIFAR100}[edition]
+        archive = {"cifar10": CIFAR10, "cifar100": CIFAR100}[variant]
         download_url(archive.url, scratch, archive.filename, archive.tgz_md5)
         extract_files(scratch / archive.filename, archive.base_folder, files, scratch)
         # The first file comes last: its presence shows that all are complete.
@@ -40,10 +37,7 @@ def download_cifar(root: Path, edition: Literal["cifar10", "cifar100"], files: S
 
 
 def download_fashion_mnist(root: Path) -> None:
-    """Download Fashion-MNIST's four files, check their MD5s, and put them into `root` in torchvision's layout.
-
-    Raise `DataError` naming `root` and the reason on failure.
-    """
+    """Download Fashion-MNIST's four files to `root` in torchvision's layout. Raise `DataError` on failure."""
     with _download_folder(root, "Fashion-MNIST") as scratch:
         from torchvision.datasets import FashionMNIST
         from torchvision.datasets.utils import download_url
@@ -55,7 +49,7 @@ def download_fashion_mnist(root: Path) -> None:
 
 
 def extract_files(archive: Path, folder: str, files: Sequence[str], into: Path) -> None:
-    """Extract the members `files` of `folder` in a gzipped tar to the folder `into`.
+    """Extract `files` of `folder` in a gzipped tar to the folder `into`.
 
     Raise `DataError` if the archive has more than `MAX_MEMBERS` entries or `MAX_UNPACKED_BYTES` bytes.
     """
@@ -68,22 +62,20 @@ def extract_files(archive: Path, folder: str, files: Sequence[str], into: Path) 
                 raise DataError(f"{printable(archive)}: has more than {MAX_MEMBERS} entries (remove it)")
             # No path of the archive is used for writing, so links and `..` have no effect.
             content = tar.extractfile(member) if member.isreg() and not member.issparse() else None
-            above, _, name = member.name.rpartition("/")
-            if content is not None and above == folder and name in files:
+            parent, _, name = member.name.rpartition("/")
+            if content is not None and parent == folder and name in files:
                 with open_to_write(into / name, "xb") as unpacked:
                     shutil.copyfileobj(content, unpacked)
 
 
+# `tarfile` trusts the sizes in headers, and a small gzip file can decompress to terabytes.
 class _SizeLimitedReader:
-    """Read a stream up to `MAX_UNPACKED_BYTES`, whatever sizes the tar headers claim."""
-
     def __init__(self, stream: gzip.GzipFile, archive: Path) -> None:
         self._stream = stream
         self._archive = archive
         self._left = MAX_UNPACKED_BYTES
 
     def read(self, size: int) -> bytes:
-        """Return up to `size` bytes. Raise `DataError` beyond the limit."""
         data = self._stream.read(min(size, self._left + 1))
         self._left -= len(data)
         if self._left < 0:
@@ -95,12 +87,12 @@ class _SizeLimitedReader:
 
 @contextmanager
 def _download_folder(root: Path, title: str) -> Iterator[Path]:
-    """Yield a scratch folder in `root` that is removed afterwards, and convert every error to `DataError`."""
     timeout = socket.getdefaulttimeout()
     socket.setdefaulttimeout(_TIMEOUT_S)  # torchvision sets no timeout on its connections
     try:
         root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=root, prefix=".download-") as scratch, redirect_stdout(sys.stderr):
+            # Standard output is for results, and torchvision prints its progress to it.
             yield Path(scratch)
     except Exception as error:  # the fix is the same for every error
         reason = " ".join(str(error).split())[:200] or type(error).__name__

@@ -1,4 +1,4 @@
-"""Load Fashion-MNIST from the authors' four IDX files into memory (55 MB)."""
+"""Load Fashion-MNIST into memory (55 MB), from the authors' four IDX files."""
 
 import gzip
 import math
@@ -37,7 +37,7 @@ _FIX = "remove it and fetch the data set again"
 
 
 def load_fashion_mnist(section: FashionMnist, *, may_download: bool) -> Datasets:
-    """Load Fashion-MNIST as uint8 [N, 28, 28, 1], and download it if the recipe allows it.
+    """Load Fashion-MNIST as uint8 [N, 28, 28, 1], and download it if this process and the recipe may.
 
     The files are in `root`, `root/FashionMNIST/raw` or `root/raw`. Raise `DataError` if they are missing or malformed.
     """
@@ -57,10 +57,9 @@ def load_fashion_mnist(section: FashionMnist, *, may_download: bool) -> Datasets
 
 
 def read_idx(path: Path, shape: tuple[int | None, ...]) -> NDArray[np.uint8]:
-    """Read the uint8 array in an IDX file, which is gzipped if its name ends in `.gz`.
+    """Read the uint8 array of `shape` in an IDX file, gzipped if its name ends in `.gz`.
 
-    `shape` is the expected shape, with None for any length up to 60,000. Raise `DataError` naming a file with another
-    type, shape or length.
+    None in `shape` is any length up to 60,000. Raise `DataError` naming a file of another type, shape or length.
     """
     try:
         with open_to_read(path) as file:
@@ -76,8 +75,8 @@ def _parse_idx(file: BinaryIO | gzip.GzipFile, shape: tuple[int | None, ...]) ->
     magic, *sizes = struct.unpack(f">{1 + len(shape)}I", header)
     if magic != _IDX_UINT8 << 8 | len(shape):
         raise ValueError(f"it is not an IDX file of {len(shape)}-dimensional uint8 (its magic number is {magic:#010x})")
-    for size, wanted in zip(sizes, shape, strict=True):
-        if size > _MAX_IMAGES if wanted is None else size != wanted:
+    for size, expected in zip(sizes, shape, strict=True):
+        if size > _MAX_IMAGES if expected is None else size != expected:
             raise ValueError(f"its header says {'x'.join(map(str, sizes))}, which is not Fashion-MNIST's")
     content = file.read(math.prod(sizes) + 1)  # never decompress more than the header announces
     if len(content) != math.prod(sizes):

@@ -1,4 +1,4 @@
-"""Digest a data set, and get the labels of a split without reading images. Torch-free."""
+"""Compute the digest of a data set, and get the labels of a split without reading images. Torch-free."""
 
 import hashlib
 from collections.abc import Iterator
@@ -23,10 +23,10 @@ _NUM_SAMPLES_READ: Final = 64
 def digest_datasets(datasets: Datasets) -> str:
     """Return 16 hex digits that identify both splits: classes, labels, and names or pixels, in order.
 
-    Files count by their paths relative to the root, files in tars by their names there; neither the root nor file
-    contents count. Pixels in memory count themselves (CIFAR-10: 0.1 s on a core with SHA instructions, measured). A
-    plugin counts by its number of samples and the content of 64 of them, not by its name.
+    Files count by their paths below the root or in the tar, not by their content. A plugin's samples count by their
+    number and the content of 64 of them.
     """
+    # Hashing CIFAR-10's pixels takes 0.1 s on a core with SHA instructions (measured).
     digest = hashlib.sha256()
     for source in (datasets.train, datasets.val):
         digest.update(digest_split(source))
@@ -34,7 +34,8 @@ def digest_datasets(datasets: Datasets) -> str:
 
 
 def digest_split(source: Source) -> bytes:
-    """Return the digest of a split, 32 bytes; a pack or LMDB carries the digest of its original data."""
+    """Return the digest of a split, 32 bytes."""
+    # A converted data set has the digest of its source, so that runs on both count as runs on the same data.
     match source:
         case LmdbSource(digest=digest) | PackSource(digest=digest):
             return digest
@@ -72,7 +73,7 @@ def _hash_inputs(source: Source) -> tuple[bytes | memoryview, ...]:
 
 
 def _read_some_samples(source: PluginSamples) -> Iterator[bytes]:
-    """Yield the number of samples, then label and content of some, evenly spaced; unreadable ones yield a marker."""
+    # The number of samples, then label and content of some, evenly spaced.
     yield str(len(source)).encode()
     for index in np.unique(
         np.linspace(0, len(source) - 1, min(len(source), _NUM_SAMPLES_READ), dtype=np.int64)
@@ -87,12 +88,12 @@ def _read_some_samples(source: PluginSamples) -> Iterator[bytes]:
 
 
 def _little_endian_bytes(values: NDArray[np.integer]) -> memoryview:
-    """Return the bytes of an array in C order, little-endian on every machine."""
+    # In C order, and the same on every machine.
     return np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<")).reshape(-1).view(np.uint8).data
 
 
 def get_labels(source: Source) -> NDArray[np.integer] | None:
-    """Return all labels, integers [N], or None if they come only with the images."""
+    """Return the labels, integers [N], or None if they come only with the images."""
     match source:
         case (
             ArraySource(labels=labels)

@@ -30,34 +30,26 @@ _PURPOSE_TEXT: Final[dict[ImagePurpose, str]] = {
     "evaluation": "to evaluate on",
 }
 _CONVERT_HINT: Final = "convert images to .jpg or .png"
-_FolderId = tuple[int, int]
+VAL_FOLDERS = ("val", "valid", "validation", "test")
+_FolderId = tuple[int, int]  # device and inode
 
 
 @dataclass(frozen=True, eq=False)
 class ClassTree:
-    """The images below `root`, ordered by class and then by name.
-
-    `paths` are N paths relative to `root` in file system encoding; `labels`, int32 [N], index `class_names`.
-    """
+    """The N images below `root`, ordered by class and then by name."""
 
     root: Path
     class_names: tuple[str, ...]  # undecodable bytes as surrogates
-    paths: list[bytes]
-    labels: NDArray[np.int32]
+    paths: list[bytes]  # relative to `root`, in file system encoding
+    labels: NDArray[np.int32]  # [N]
     notes: tuple[str, ...]  # about files that were left out
 
 
 @dataclass
 class _WalkResult:
-    """Result of a directory walk.
-
-    `faults` maps relative image paths to the reason why they cannot be read; `others` are absolute paths of other
-    files.
-    """
-
-    images: list[bytes] = field(default_factory=list)
-    faults: dict[str, str] = field(default_factory=dict)
-    others: list[str] = field(default_factory=list)
+    images: list[bytes] = field(default_factory=list)  # relative to the root
+    faults: dict[str, str] = field(default_factory=dict)  # image path relative to the root: why it cannot be read
+    others: list[str] = field(default_factory=list)  # absolute paths of other files
 
 
 def scan_class_folders(
@@ -66,12 +58,11 @@ def scan_class_folders(
     """List the class folders of `root` and the images below them at any depth, without hidden files.
 
     Raise `DataError`, naming `setting` or the path, if `root` or a class has no images, if two class names look the
-    same, or if an entry named like an image cannot be read: a folder, a pipe, a dangling link, an empty file or one
-    without permission. With `skip_bad` such entries count as images.
+    same, or if an entry named like an image cannot be one (`find_fault`). With `skip_bad` such entries count as images.
     """
     identity, top = _list_entries(root, setting)
     folders = sorted((entry.name for entry in top if _entry_kind(entry) == "folder"), key=os.fsencode)
-    loose = [entry.path for entry in top if has_image_extension(entry.name) and _entry_kind(entry) != "folder"]
+    unclassified = [entry.path for entry in top if has_image_extension(entry.name) and _entry_kind(entry) != "folder"]
     walked = _WalkResult()
     paths: list[bytes] = []
     sizes = []
@@ -83,22 +74,22 @@ def scan_class_folders(
         sizes.append(len(walked.images))
         if not walked.images:
             empty[name] = walked.others[num_others:]
-        walked.images.clear()
+        walked.images.clear()  # sorted per class, to order them by class first
     if not skip_bad:
         raise_for_faults(printable(root), walked.faults)
     _check_distinct_names(root, folders)
     if not any(sizes):
         raise DataError(
             f"{setting}: {printable(root)} has no images {_PURPOSE_TEXT[purpose]}: "
-            f"{_describe_missing_images(empty, loose, purpose)}"
+            f"{_describe_missing_images(empty, unclassified, purpose)}"
         )
     _check_no_empty_class(root, empty)
     labels = np.repeat(np.arange(len(folders), dtype=np.int32), sizes)
-    return ClassTree(root, tuple(folders), paths, labels, _build_notes(root, folders, loose, walked.others))
+    return ClassTree(root, tuple(folders), paths, labels, _build_notes(root, folders, unclassified, walked.others))
 
 
 def has_subfolders(root: Path) -> bool:
-    """Return whether `root` has subfolders that are not hidden. Raise `DataError` if it cannot be listed."""
+    """Return whether `root` has visible subfolders. Raise `DataError` if it cannot be listed."""
     return any(_entry_kind(entry) == "folder" for entry in _list_entries(root)[1])
 
 
@@ -125,9 +116,9 @@ def _list_entries(folder: str | Path, setting: str = "") -> tuple[_FolderId, lis
         raise DataError(f"{prefix}{printable(folder)} cannot be listed: {reason}; {fix}") from error
 
 
-def _walk_folder(folder: str, relative: str, result: _WalkResult, above: tuple[_FolderId, ...]) -> None:
+def _walk_folder(folder: str, relative: str, result: _WalkResult, parents: tuple[_FolderId, ...]) -> None:
     identity, entries = _list_entries(folder)
-    if identity in above:  # links are followed, as many data sets consist of them
+    if identity in parents:  # links are followed, as many data sets consist of them, but not for ever
         raise DataError(f"{printable(folder)}: links to one of its parent folders; remove the link")
     for entry in entries:
         name = entry.name
@@ -138,7 +129,7 @@ def _walk_folder(folder: str, relative: str, result: _WalkResult, above: tuple[_
                 if fault:
                     result.faults[relative + name] = fault
             case False, "folder":
-                _walk_folder(f"{folder}/{name}", f"{relative}{name}/", result, (*above, identity))
+                _walk_folder(f"{folder}/{name}", f"{relative}{name}/", result, (*parents, identity))
             case _:
                 result.others.append(entry.path)
 
@@ -155,10 +146,10 @@ def _check_distinct_names(root: Path, folders: list[str]) -> None:
             )
 
 
-def _describe_missing_images(empty: dict[str, list[str]], loose: list[str], use: ImagePurpose) -> str:
-    if loose:
-        state = f"{count(len(loose), 'image')} in it, in no class folder; make one folder for each class"
-        return f"{state}, or use `paceline predict`, which needs none" if use == "evaluation" else state
+def _describe_missing_images(empty: dict[str, list[str]], unclassified: list[str], purpose: ImagePurpose) -> str:
+    if unclassified:
+        state = f"{count(len(unclassified), 'image')} in it, in no class folder; make one folder for each class"
+        return f"{state}, or use `paceline predict`, which needs none" if purpose == "evaluation" else state
     if not empty:
         return "no class folders in it; expected ROOT/CLASS/*.jpg"
     kinds = _summarize_kinds([path for others in empty.values() for path in others])
@@ -178,12 +169,12 @@ def _summarize_kinds(paths: list[str]) -> str:
     return summarize_extensions(path.rpartition("/")[2] for path in paths)
 
 
-def _build_notes(root: Path, folders: list[str], loose: list[str], others: list[str]) -> tuple[str, ...]:
+def _build_notes(root: Path, folders: list[str], unclassified: list[str], others: list[str]) -> tuple[str, ...]:
     notes = []
     if len(folders) == 1:
         notes.append(f"{printable(root)} has one class only ({printable(folders[0])}); is it one level too high?")
     for paths, why in (
-        (loose, "lying in no class folder"),
+        (unclassified, "lying in no class folder"),
         (others, f"not named like an image ({_summarize_kinds(others)})"),
     ):
         if paths:
@@ -192,15 +183,11 @@ def _build_notes(root: Path, folders: list[str], loose: list[str], others: list[
     return tuple(notes)
 
 
-VAL_FOLDERS = ("val", "valid", "validation", "test")
-
-
 def load_folder(section: Folder, *, skip_bad: bool = False) -> Datasets:
     """Load the images of `section`; the class folders of the training split define the classes.
 
-    Without a validation folder, validation images are selected by a hash of their paths; with one image per class that
-    split is empty. Raise `DataError` if folders are missing, empty or contradictory, or hold unreadable image files;
-    `skip_bad` keeps such files.
+    Without a validation folder, `select_validation` selects by the paths. Raise `DataError` if folders are missing,
+    empty or contradictory or, without `skip_bad`, have unreadable image files.
     """
     train_root, val_root = resolve_folder_roots(section)
     train = _scan_train_root(train_root, section, skip_bad=skip_bad)
@@ -216,9 +203,9 @@ def load_folder(section: Folder, *, skip_bad: bool = False) -> Datasets:
 
 
 def load_folder_validation(section: Folder, *, skip_bad: bool = False) -> ImageFileSource:
-    """Load only the validation split of `load_folder`, without scanning training images if it has its own folder.
+    """Load only the validation split, without scanning training images if it has its own folder.
 
-    Class numbers follow the validation folder, and differ from training if it lacks a class.
+    Its class numbers then differ from training if it lacks a class. Raise `DataError` as `load_folder`.
     """
     train_root, val_root = resolve_folder_roots(section)
     if val_root is None:
@@ -312,9 +299,9 @@ def _build_folder_source(tree: ClassTree, split: Split, section: Folder) -> Imag
 
 
 def load_test_folder(section: Folder, *, skip_bad: bool = False) -> ImageFileSource:
-    """Load all images of `val_root`, or of `val/`, `valid/`, `validation/` or `test/` in `root`, or of `root` itself.
+    """Load all images of `val_root`, of the first of `VAL_FOLDERS` in `root`, or of `root` itself.
 
-    The classes are the folder's own. Raise `DataError` as `load_folder` does.
+    The classes are the folder's own. Raise `DataError` as `load_folder`.
     """
     root = _resolve_test_root(section)
     setting = "data.source.root" if section.val_root == "auto" else "data.source.val_root"
@@ -325,7 +312,7 @@ def load_test_folder(section: Folder, *, skip_bad: bool = False) -> ImageFileSou
 
 
 def is_trained_on(section: Folder, trained: Folder) -> bool:
-    """Return whether `load_test_folder(section)` reads the folder that a run on `trained` used for training."""
+    """Return whether `load_test_folder(section)` reads the training folder of a run on `trained`."""
     try:
         train_root, _ = resolve_folder_roots(trained)
     except DataError:  # the training folder no longer exists

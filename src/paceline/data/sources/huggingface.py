@@ -20,20 +20,23 @@ from paceline.recipe.schema.source import HuggingFace
 if TYPE_CHECKING:
     from datasets import Dataset
 
+_VAL_SPLIT_NAMES = ("validation", "val", "valid", "test")
+_ARROW_BATCH_ROWS = 10_000
+
 
 @dataclass(frozen=True)
 class SplitLabels:
-    """Class names, and the labels of each split by name, int32 [N]."""
+    """Class names, and the labels of each split, int32 [N]."""
 
     class_names: tuple[str, ...]
-    numbers: dict[str, NDArray[np.int32]]
+    by_split: dict[str, NDArray[np.int32]]
 
 
 def read_label_column(splits: "Mapping[str, Dataset]", section: HuggingFace, root: str) -> SplitLabels:
-    """Read the labels of `splits`; the first split is the training split and defines the classes.
+    """Read the labels of `splits`, of which the first is the training split.
 
-    A `ClassLabel` column defines its own class names; integers and strings are sorted. Raise `DataError` for a column
-    of another type, a missing label, or a label that the training split does not have.
+    The classes are those of a `ClassLabel` column, else the training labels, integers or strings, sorted. Raise
+    `DataError` for a column of another type, and for a missing or unknown label.
     """
     train, *_ = splits.values()
     column = _find_label_column(train, section, root)
@@ -80,7 +83,6 @@ def _get_class_names(split: "Dataset", column: str) -> tuple[str, ...] | None:
 
 
 def _read_label_values(split: "Dataset", column: str, root: str) -> list[Any]:
-    """Read a column of integers or strings. Raise `DataError` for any other type."""
     import pyarrow as pa
 
     if column not in split.features:
@@ -106,15 +108,11 @@ def _check_known_labels(labels: list[Any], known: Any, root: str) -> None:
         )
 
 
-_VAL_SPLIT_NAMES = ("validation", "val", "valid", "test")
-_ARROW_BATCH_ROWS = 10_000
-
-
 # Nothing is downloaded and no data set script runs. The library caches converted files in `HF_HOME`, for parquet a
 # second copy of the images. Parquet and Arrow files are parsed by pyarrow without further checks.
 @dataclass(frozen=True, eq=False)
 class HuggingFaceSource:
-    """A split whose images are embedded in memory-mapped Arrow files; `images` has one column, `labels` int32 [N]."""
+    """A split whose images are in memory-mapped Arrow files: one column `images`, `labels` int32 [N]."""
 
     info: DatasetInfo
     root: str
@@ -137,14 +135,14 @@ class HuggingFaceSource:
         return f"{printable(self.root)}/{self.info.split}[{index}]"
 
     def names(self) -> Iterator[str]:
-        """Yield the image names stored in the data set, "" if there is none."""
+        """Yield the stored image names, "" for an image without one."""
         return _iter_image_paths(self.images)
 
 
 def load_huggingface(section: HuggingFace) -> Datasets:
-    """Load the two splits of `section`. Raise `DataError` if a split or the library is missing.
+    """Load both splits; images that are separate files, as in an `imagefolder`, become `ImageFileSource`s.
 
-    If all images are separate files, as in an `imagefolder`, the splits are `ImageFileSource`s.
+    Raise `DataError` if the library, a split or a column is missing, or labels cannot be used.
     """
     root = expand_path(section.root).absolute()
     if not is_folder(root):
@@ -168,7 +166,7 @@ def load_huggingface(section: HuggingFace) -> Datasets:
 
 @contextmanager
 def _wrap_library_errors(root: Path) -> Iterator[None]:
-    """Convert whatever the library raises to a `DataError` of one line."""
+    # The library raises many types of errors, often of several lines.
     try:
         yield
     except DataError:
@@ -249,19 +247,18 @@ def _build_huggingface_source(
         images = split.select_columns([image]).with_format("arrow")
         info = build_files_info("huggingface", split_name, len(images), labels.class_names, section.channels)
         if _count_embedded_images(images):
-            return HuggingFaceSource(info, root, images, labels.numbers[stored_name])
+            return HuggingFaceSource(info, root, images, labels.by_split[stored_name])
         paths = [fsencode(path.removeprefix(f"{root}/")) for path in _iter_image_paths(images)]
-    return ImageFileSource.from_paths(info, root, paths, labels.numbers[stored_name])
+    return ImageFileSource.from_paths(info, root, paths, labels.by_split[stored_name])
 
 
 def _iter_arrow_chunks(images: "Dataset") -> Iterator[Any]:
-    """Yield the image column as Arrow arrays without copying images."""
     for batch in images.iter(batch_size=_ARROW_BATCH_ROWS):
         yield from batch.column(0).chunks
 
 
 def _get_bytes_and_paths(chunk: Any) -> tuple[Any, Any]:
-    """Return (bytes, paths) of an Arrow array of images, each None if absent."""
+    # Each None if absent: the library stores bytes, a path or both.
     import pyarrow as pa
 
     kind = chunk.type
@@ -282,7 +279,6 @@ def _count_embedded_images(images: "Dataset") -> int:
 
 
 def _iter_image_paths(images: "Dataset") -> Iterator[str]:
-    """Yield the stored image paths, "" if there is none."""
     for chunk in _iter_arrow_chunks(images):
         _, paths = _get_bytes_and_paths(chunk)
         values = paths.to_pylist() if paths is not None else [""] * len(chunk)

@@ -1,4 +1,4 @@
-"""Splits whose images are files: read them, find unreadable ones in a listing, and hold out a validation split."""
+"""Splits whose images are files: read them, find unreadable ones in a listing, and select a validation split."""
 
 import hashlib
 import os
@@ -20,27 +20,24 @@ from paceline.data.files import printable
 # ImageNet statistics of torchvision's reference training; for grayscale, the means over the channels.
 _IMAGENET_MEAN: dict[int, tuple[float, ...]] = {3: (0.485, 0.456, 0.406), 1: (0.449,)}
 _IMAGENET_STD: dict[int, tuple[float, ...]] = {3: (0.229, 0.224, 0.225), 1: (0.226,)}
+_MAX_FAULTS_SHOWN = 5
 
 
 @dataclass(frozen=True, eq=False)
 class ImageFileSource:
-    """Image files below `root`, stored in 12 bytes plus the path per image.
-
-    `paths` is the joined bytes of all N paths, relative to `root` or absolute; path i is `paths[ends[i - 1]:ends[i]]`.
-    `ends` is int64 [N], `labels` int32 [N].
-    """
+    """N image files below `root`, in 12 bytes plus the path per image."""
 
     info: DatasetInfo
     root: str
-    paths: bytes
-    ends: NDArray[np.int64]
-    labels: NDArray[np.int32]
+    paths: bytes  # joined, each relative to `root` or absolute: path i is `paths[ends[i - 1]:ends[i]]`
+    ends: NDArray[np.int64]  # [N]
+    labels: NDArray[np.int32]  # [N]
 
     @classmethod
     def from_paths(
         cls, info: DatasetInfo, root: str, paths: Sequence[bytes], labels: NDArray[np.int32]
     ) -> "ImageFileSource":
-        """Build a source from `paths` in file system encoding (`os.fsencode`) and int32 `labels` [N]."""
+        """Build a source from N `paths` in file system encoding (`os.fsencode`) and int32 `labels` [N]."""
         assert len(paths) == len(labels), f"{len(paths)} paths for {len(labels)} labels"
         ends = np.cumsum([len(path) for path in paths], dtype=np.int64)
         return cls(info, root, b"".join(paths), ends, labels)
@@ -49,16 +46,16 @@ class ImageFileSource:
         return len(self.labels)
 
     def get_listed_path(self, index: int) -> str:
-        """Return the path of sample `index` as listed: relative to `root`, or absolute."""
+        """Return the path as listed: relative to `root`, or absolute."""
         start = int(self.ends[index - 1]) if index else 0
         return os.fsdecode(self.paths[start : int(self.ends[index])])
 
     def get_path(self, index: int) -> Path:
-        """Return the full path of sample `index`."""
+        """Return the full path."""
         return Path(self.root, self.get_listed_path(index))
 
     def name_of(self, index: int) -> str:
-        """Return the printable path of sample `index`."""
+        """Return the printable full path."""
         return printable(self.get_path(index))
 
     def read(self, index: int) -> Sample:
@@ -66,7 +63,7 @@ class ImageFileSource:
         return self.read_bytes(index), int(self.labels[index])
 
     def read_bytes(self, index: int) -> bytes:
-        """Return the bytes of file `index`."""
+        """Return the bytes of a file. Raise `ImageError` as `read`."""
         path = self.get_path(index)
         try:
             # Without O_NONBLOCK, opening a pipe in place of the file would hang the run.
@@ -91,7 +88,7 @@ def build_files_info(
     channels: Literal[1, 3],
     notes: tuple[str, ...] = (),
 ) -> DatasetInfo:
-    """Describe a split of image files of any size, normalized with ImageNet's statistics."""
+    """Build the facts of a split of images of any size, normalized with ImageNet's statistics."""
     return DatasetInfo(
         name=name,
         split=split,
@@ -105,11 +102,8 @@ def build_files_info(
     )
 
 
-_MAX_FAULTS_SHOWN = 5
-
-
 def find_fault(entry: os.DirEntry[str]) -> str:
-    """Return the reason why a file cannot be read, or "" if the listing shows none."""
+    """Return why an entry cannot be an image file (a pipe, a dangling link, empty, no permission, ...), or ""."""
     try:
         status = entry.stat()
     except OSError as error:
@@ -125,7 +119,7 @@ def find_fault(entry: os.DirEntry[str]) -> str:
 
 
 def find_faults(paths: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield (name, reason) of the files that cannot be read; `paths` maps names to absolute paths."""
+    """Yield (name, reason) of files that are missing or have a fault; `paths` maps names to absolute paths."""
     # Listing each folder once takes far fewer requests over a network than one `stat` per file.
     folders: dict[str, dict[str, str]] = {}
     for name, path in paths.items():
@@ -151,7 +145,7 @@ def _find_faults_in_folder(folder: str, names: dict[str, str]) -> Iterator[tuple
 
 
 def raise_for_faults(root: str, faults: Mapping[str, str]) -> None:
-    """Raise `DataError` with the number of `faults` and the first few, unless there are none."""
+    """Raise `DataError` with the number of faults and the first few, unless there are none."""
     if not faults:
         return
     first = sorted(faults, key=os.fsencode)[:_MAX_FAULTS_SHOWN]
@@ -166,13 +160,13 @@ def raise_for_faults(root: str, faults: Mapping[str, str]) -> None:
 def select_validation(
     labels: NDArray[np.integer], names: Iterable[bytes], *, fraction: float, seed: int
 ) -> NDArray[np.bool_]:
-    """Return a bool mask [N] of the validation samples: `fraction` of each class, rounded to the nearest number.
+    """Return a bool mask [N] of the validation samples: the rounded `fraction` of each class.
 
-    `labels` is [N]; `names` yields N stable names. A class with at least two samples gets one in each split, a class
-    with one keeps it for training.
+    Classes of two or more samples have some in each split, a single sample is for training. `labels` is [N], `names`
+    yields N names.
     """
-    # The samples with the smallest keyed hash of their name are held out, so the choice depends neither on the order of
-    # the samples nor on other classes.
+    # Those with the smallest keyed hashes of their names, so that neither the order of the samples nor other classes
+    # matter.
     key = hashlib.blake2b(str(seed).encode()).digest()
     digests = b"".join(hashlib.blake2b(name, key=key, digest_size=8).digest() for name in names)
     hashes = np.frombuffer(digests, dtype="<u8")

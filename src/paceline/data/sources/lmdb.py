@@ -35,6 +35,8 @@ METADATA_CRC_KEY = b"__paceline__/crc32"
 SAMPLE_TAIL = struct.Struct("<HI")
 SAMPLE_LABEL = struct.Struct("<i")
 MAX_METADATA_BYTES = 2**28
+LMDB_FIX = "copy it again, or write it again with paceline data pack --format lmdb"
+_SPLITS: tuple[Split, Split] = ("train", "val")
 _MAX_NAME_BYTES = 2**16 - 1
 
 NonEmptyText = Annotated[str, Field(min_length=1)]
@@ -48,7 +50,7 @@ class _StrictModel(BaseModel):
 
 
 class LmdbSplitMetadata(_StrictModel):
-    """Metadata of one split: its part of `DatasetInfo`, digest, CRC-32 of the labels, and kind of images."""
+    """Metadata of one split."""
 
     name: NonEmptyText
     num_images: int = Field(ge=0, lt=10**10)
@@ -84,18 +86,18 @@ class LmdbMetadata(_StrictModel):
         return self.train if split == "train" else self.val
 
     def build_info(self, split: Split) -> DatasetInfo:
-        """Return the `DatasetInfo` of a split."""
-        split_facts = self.for_split(split)
+        """Build the `DatasetInfo` of a split."""
+        split_metadata = self.for_split(split)
         return DatasetInfo(
-            name=printable(split_facts.name),
+            name=printable(split_metadata.name),
             split=split,
-            num_images=split_facts.num_images,
+            num_images=split_metadata.num_images,
             class_names=tuple(map(printable, self.class_names)),
             channels=self.channels,
-            image_size=split_facts.image_size,
-            mean=split_facts.mean,
-            std=split_facts.std,
-            notes=tuple(map(printable, split_facts.notes)),
+            image_size=split_metadata.image_size,
+            mean=split_metadata.mean,
+            std=split_metadata.std,
+            notes=tuple(map(printable, split_metadata.notes)),
         )
 
 
@@ -120,7 +122,7 @@ def build_sample_key(split: Split, index: int) -> bytes:
 
 
 def encode_sample(label: int, image: bytes, name: str) -> bytes:
-    """Encode the value of a sample; the name is truncated to 65,535 bytes."""
+    """Encode the value of a sample; a name of more than 65,535 bytes is truncated."""
     text = name.encode("utf-8", "replace")[:_MAX_NAME_BYTES]
     body = b"".join((SAMPLE_LABEL.pack(label), image, text, struct.pack("<H", len(text))))
     return body + struct.pack("<I", zlib.crc32(body))
@@ -138,14 +140,10 @@ def decode_sample(value: bytes) -> tuple[int, bytes]:
 
 
 def read_sample_name(tail: bytes) -> str:
-    """Return the name at the end of a value, given the value or only its end."""
+    """Return the name at the end of a value, of which the end suffices."""
     name_bytes, _ = SAMPLE_TAIL.unpack_from(tail, len(tail) - SAMPLE_TAIL.size)
     end = len(tail) - SAMPLE_TAIL.size
     return printable(tail[max(0, end - name_bytes) : end].decode("utf-8", "replace"))
-
-
-LMDB_FIX = "copy it again, or write it again with paceline data pack --format lmdb"
-_SPLITS: tuple[Split, Split] = ("train", "val")
 
 
 # `lmdb_pages` reads the file, not the LMDB library: the library trusts the file that it maps, can open it only once per
@@ -153,16 +151,13 @@ _SPLITS: tuple[Split, Split] = ("train", "val")
 # detects damage but not manipulation. Opening reads a few pages; memory holds 4 bytes per label.
 @dataclass(frozen=True, eq=False)
 class LmdbSource:
-    """The encoded images of a split in the file at `path`.
-
-    `labels` is int32 [N]; `digest` is the `fingerprint.digest_split` of the split that was written.
-    """
+    """The encoded images of a split in the file at `path`."""
 
     info: DatasetInfo
     path: str
     reader: LmdbReader
-    labels: NDArray[np.int32]
-    digest: bytes
+    labels: NDArray[np.int32]  # [N]
+    digest: bytes  # `fingerprint.digest_split` of the split that was written
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -176,7 +171,8 @@ class LmdbSource:
             raise ImageError(self._describe_sample(index), f"is damaged: {error}", LMDB_FIX) from error
 
     def name_of(self, index: int) -> str:
-        """Return the name that the sample had in its original source, or its key here if that cannot be read."""
+        """Return the name in the original source, or `path[key]` if it cannot be read."""
+        # Only the end of the value is read, as the image may be large.
         try:
             start, length = self.reader.locate(build_sample_key(self.info.split, index))
             name_bytes, _ = SAMPLE_TAIL.unpack(self.reader.read(start + length - SAMPLE_TAIL.size, SAMPLE_TAIL.size))
@@ -192,10 +188,7 @@ class LmdbSource:
 
 
 def load_lmdb(section: Lmdb) -> Datasets:
-    """Load the two splits of an LMDB: encoded images on access, pixels of one size (CIFAR) into memory.
-
-    Raise `DataError` for a missing, foreign, truncated or damaged file.
-    """
+    """Open the LMDB of `section`. Raise `DataError` for a missing, foreign, truncated or damaged file."""
     root = expand_path(section.root)
     path = root / "data.mdb"
     if not is_file(path):
@@ -207,22 +200,22 @@ def load_lmdb(section: Lmdb) -> Datasets:
 
 
 def open_lmdb(path: Path) -> Datasets:
-    """Open the two splits in the file at `path`."""
+    """Open the two splits in the file at `path`; pixels of one size are read into memory. Raise as `load_lmdb`."""
     try:
-        tree = LmdbReader(path)
-        facts = _read_metadata(tree)
-        expected = 4 + facts.train.num_images + facts.val.num_images
-        if tree.num_entries != expected:
-            raise LmdbFormatError(f"has {tree.num_entries:,} entries, and {expected:,} were written")
-        train, val = (_build_lmdb_source(tree, path, split, facts) for split in _SPLITS)
+        reader = LmdbReader(path)
+        metadata = _read_metadata(reader)
+        expected = 4 + metadata.train.num_images + metadata.val.num_images
+        if reader.num_entries != expected:
+            raise LmdbFormatError(f"has {reader.num_entries:,} entries, and {expected:,} were written")
+        train, val = (_build_lmdb_source(reader, path, split, metadata) for split in _SPLITS)
     except LmdbFormatError as error:
         raise DataError(f"{printable(path)}: {error}; {LMDB_FIX}") from error
     return Datasets(train, val)
 
 
-def _read_metadata(tree: LmdbReader) -> LmdbMetadata:
-    text = _read_value(tree, METADATA_KEY, MAX_METADATA_BYTES)
-    if _read_value(tree, METADATA_CRC_KEY, 8) != b"%08x" % zlib.crc32(text):
+def _read_metadata(reader: LmdbReader) -> LmdbMetadata:
+    text = _read_value(reader, METADATA_KEY, MAX_METADATA_BYTES)
+    if _read_value(reader, METADATA_CRC_KEY, 8) != b"%08x" % zlib.crc32(text):
         raise LmdbFormatError("is damaged: its metadata do not have the checksum that they were written with")
     try:
         return parse_metadata(text)
@@ -230,28 +223,32 @@ def _read_metadata(tree: LmdbReader) -> LmdbMetadata:
         raise LmdbFormatError(f"has metadata that cannot be used ({error})") from error
 
 
-def _read_value(tree: LmdbReader, key: bytes, most: int) -> bytes:
-    start, length = tree.locate(key)
-    if length > most:
+def _read_value(reader: LmdbReader, key: bytes, max_bytes: int) -> bytes:
+    start, length = reader.locate(key)
+    if length > max_bytes:
         raise LmdbFormatError(f"is damaged: {key.decode()} has {length:,} bytes")
-    return tree.read(start, length)
+    return reader.read(start, length)
 
 
-def _build_lmdb_source(tree: LmdbReader, path: Path, split: Split, facts: LmdbMetadata) -> Source:
-    split_facts, info = facts.for_split(split), facts.build_info(split)
-    labels = _read_labels(tree, split, split_facts, info.num_classes)
-    if split_facts.kind == "encoded":
-        return LmdbSource(info, str(path), tree, labels, bytes.fromhex(split_facts.digest))
-    assert split_facts.image_size is not None, "`LmdbMetadata` requires it"
-    images = _read_pixels(tree, split, labels, (*split_facts.image_size, info.channels))
+def _build_lmdb_source(reader: LmdbReader, path: Path, split: Split, metadata: LmdbMetadata) -> Source:
+    split_metadata, info = metadata.for_split(split), metadata.build_info(split)
+    labels = _read_labels(reader, split, split_metadata, info.num_classes)
+    if split_metadata.kind == "encoded":
+        return LmdbSource(info, str(path), reader, labels, bytes.fromhex(split_metadata.digest))
+    assert split_metadata.image_size is not None, "`LmdbMetadata` requires it"
+    images = _read_pixels(reader, split, labels, (*split_metadata.image_size, info.channels))
     return ArraySource(info, images, labels.astype(np.int64))
 
 
-def _read_labels(tree: LmdbReader, split: Split, split_facts: LmdbSplitMetadata, num_classes: int) -> NDArray[np.int32]:
-    stored = _read_value(tree, build_labels_key(split), 4 * split_facts.num_images)
-    if len(stored) != 4 * split_facts.num_images:
-        raise LmdbFormatError(f"has {len(stored) // 4:,} labels for the {split_facts.num_images:,} images of {split}")
-    if zlib.crc32(stored) != split_facts.labels_crc32:
+def _read_labels(
+    reader: LmdbReader, split: Split, split_metadata: LmdbSplitMetadata, num_classes: int
+) -> NDArray[np.int32]:
+    stored = _read_value(reader, build_labels_key(split), 4 * split_metadata.num_images)
+    if len(stored) != 4 * split_metadata.num_images:
+        raise LmdbFormatError(
+            f"has {len(stored) // 4:,} labels for the {split_metadata.num_images:,} images of {split}"
+        )
+    if zlib.crc32(stored) != split_metadata.labels_crc32:
         raise LmdbFormatError(f"is damaged: the labels of {split} do not have the checksum that they were written with")
     labels = np.frombuffer(stored, dtype="<i4").astype(np.int32)
     if len(labels) and not 0 <= labels.min() <= labels.max() < num_classes:
@@ -260,28 +257,30 @@ def _read_labels(tree: LmdbReader, split: Split, split_facts: LmdbSplitMetadata,
 
 
 def _read_pixels(
-    tree: LmdbReader, split: Split, labels: NDArray[np.int32], shape: tuple[int, int, int]
+    reader: LmdbReader, split: Split, labels: NDArray[np.int32], shape: tuple[int, int, int]
 ) -> NDArray[np.uint8]:
-    """Return uint8 [N, H, W, C]."""
     num_bytes = math.prod(shape)
-    if num_bytes * len(labels) > tree.num_bytes:
-        raise LmdbFormatError(f"has {tree.num_bytes:,} bytes, and {len(labels):,} images of {num_bytes:,} were written")
+    # Before memory for all images is allocated.
+    if num_bytes * len(labels) > reader.num_bytes:
+        raise LmdbFormatError(
+            f"has {reader.num_bytes:,} bytes, and {len(labels):,} images of {num_bytes:,} were written"
+        )
     images = np.empty((len(labels), *shape), dtype=np.uint8)
     for index, label in enumerate(labels.tolist()):
-        image = _read_image(tree, split, index, label)
+        image = _read_image(reader, split, index, label)
         if len(image) != num_bytes:
             raise LmdbFormatError(f"has {len(image):,} bytes of pixels in {split}[{index}], not {num_bytes:,}")
         images[index] = np.frombuffer(image, dtype=np.uint8).reshape(shape)
     return images
 
 
-def _read_image(tree: LmdbReader, split: Split, index: int, label: int) -> bytes:
-    """Return the image of a sample. Raise `LmdbFormatError` if it is damaged or has another label than `label`."""
-    start, length = tree.locate(build_sample_key(split, index))
+def _read_image(reader: LmdbReader, split: Split, index: int, label: int) -> bytes:
+    # The label, which comes from the list of all labels, must be that of the sample.
+    start, length = reader.locate(build_sample_key(split, index))
     if length > MAX_SAMPLE_BYTES:
         raise LmdbFormatError(f"has {length:,} bytes in {split}[{index}]")
     try:
-        stored_label, image = decode_sample(tree.read(start, length))
+        stored_label, image = decode_sample(reader.read(start, length))
     except ValueError as error:
         raise LmdbFormatError(f"{split}[{index}] {error}") from error
     if stored_label != label:

@@ -1,5 +1,13 @@
 """Find values in an LMDB file without the LMDB library, which would crash on a damaged file."""
 
+# The library checks no page: a truncated or damaged file ends the process (SIGBUS, SIGSEGV) or lets it read out of
+# bounds. Here every offset is checked against the page or file, and the search depth is bounded, so that any file gives
+# values or a `LmdbFormatError`. LMDB has no checksums; the caller checks the values.
+#
+# Reads LMDB 0.9 files of 64-bit little-endian machines (data version 1) with one main database without options. Layout:
+# `struct MDB_page`, `MDB_meta`, `MDB_db` and `MDB_node` in
+# https://github.com/LMDB/lmdb/blob/LMDB_0.9.31/libraries/liblmdb/mdb.c
+
 import struct
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
@@ -14,27 +22,20 @@ _META_STRUCT = struct.Struct("<II16xI44x4xHH24xQQQQ")  # after the page header; 
 _NODE_HEADER = struct.Struct("<HHHH")
 _PAGE_NUMBER = struct.Struct("<Q")
 _IS_BRANCH, _IS_LEAF, _IS_META = 1, 2, 8
-_IS_OVERFLOW = 1
+_IS_OVERFLOW = 1  # a node whose value is on pages of its own
 _MAGIC, _LMDB_DATA_VERSION = 0xBEEFC0DE, 1
 _VALID_PAGE_BYTES = tuple(2**power for power in range(9, 17))
 _MAX_DEPTH = 32
 _CACHE_BYTES = 4 * 2**20
 
 
-# The library checks no page: a truncated or damaged file ends the process (SIGBUS, SIGSEGV) or lets it read out of
-# bounds. Here every offset is checked against the page or file, and the search depth is bounded, so that any file gives
-# values or a `LmdbFormatError`. LMDB has no checksums; the caller checks the values.
-#
-# Reads LMDB 0.9 files of 64-bit little-endian machines (data version 1) with one main database without options. Layout:
-# `struct MDB_page`, `MDB_meta`, `MDB_db` and `MDB_node` in
-# https://github.com/LMDB/lmdb/blob/LMDB_0.9.31/libraries/liblmdb/mdb.c
 class LmdbFormatError(ValueError):
-    """The reason why a file is not a complete LMDB, worded to follow the file name in a message."""
+    """Why a file is not a complete LMDB, as the rest of a sentence that begins with the file's name."""
 
 
 @dataclass(frozen=True)
 class MetaPage:
-    """Fields of a meta page: the last page of the file, and size and root of the main database."""
+    """Fields of a meta page, of the file and of the main database."""
 
     page_bytes: int
     flags: int
@@ -57,7 +58,7 @@ class PageReader:
             raise LmdbFormatError(f"cannot be read: {error.strerror}") from error
 
     def read(self, number: int) -> "TreePage":
-        """Return a page of the tree. Raise `LmdbFormatError` if it is not a valid one."""
+        """Return page `number` of the tree. Raise `LmdbFormatError` if it is not valid."""
         size = self.meta.page_bytes
         if not 2 <= number <= self.meta.last_page:
             raise LmdbFormatError(f"refers to page {number} of {self.meta.last_page + 1}")
@@ -73,15 +74,15 @@ class PageReader:
         return TreePage(content, number, flags == _IS_LEAF, pointers)
 
     def _newest_meta(self, size: int) -> MetaPage:
-        """Return the newer of the two meta pages. Raise `LmdbFormatError` if the file is incomplete."""
+        # LMDB writes its two meta pages in turn, so that the older one stays valid if a write is interrupted.
         first = self._read_meta(0, 0, size)
         metas = (first, self._read_meta(1, first.page_bytes, size))
         newest = max(metas, key=lambda meta: meta.transaction)
-        whole = (newest.last_page + 1) * newest.page_bytes
+        expected_size = (newest.last_page + 1) * newest.page_bytes
         if metas[1].page_bytes != first.page_bytes or newest.flags or newest.depth > _MAX_DEPTH:
             raise LmdbFormatError("its meta pages are not those of a single LMDB database")
-        if whole > size:
-            raise LmdbFormatError(f"is truncated: has {size:,} of {whole:,} bytes")
+        if expected_size > size:
+            raise LmdbFormatError(f"is truncated: has {size:,} of {expected_size:,} bytes")
         return newest
 
     def _read_meta(self, number: int, start: int, size: int) -> MetaPage:
@@ -119,7 +120,7 @@ class TreePage:
         return self.content[start + _NODE_HEADER.size : start + _NODE_HEADER.size + length]
 
     def get_node(self, index: int) -> tuple[int, int, int, int] | None:
-        """Return (low, middle, high 16 bits of a number; offset of the data), or None if the node leaves the page."""
+        """Return (low, middle, high 16 bits of a number; offset of the value), or None if the node leaves the page."""
         start = self.pointers[index]
         if start > len(self.content) - _NODE_HEADER.size:
             return None
@@ -128,7 +129,7 @@ class TreePage:
 
 
 class LmdbReader:
-    """Look up values of an LMDB by key; cheap to pickle, safe in threads and after a fork."""
+    """Look up values of an LMDB by key, in any thread or forked process; cheap to pickle."""
 
     def __init__(self, path: Path) -> None:
         self._pages = PageReader(path)
@@ -141,7 +142,7 @@ class LmdbReader:
 
     @property
     def num_entries(self) -> int:
-        """Number of entries that the file claims to have."""
+        """Number of entries according to the file, unchecked."""
         return self._pages.meta.num_entries
 
     def get(self, key: bytes) -> bytes:
@@ -157,7 +158,7 @@ class LmdbReader:
             raise LmdbFormatError(f"cannot be read: {error.strerror}") from error
 
     def locate(self, key: bytes) -> tuple[int, int]:
-        """Return (first byte in the file, length) of the value of `key`. Raise `LmdbFormatError` if it is missing."""
+        """Return (offset in the file, length) of the value of `key`. Raise `LmdbFormatError` if it is missing."""
         meta = self._pages.meta
         number = meta.root
         for level in range(meta.depth):

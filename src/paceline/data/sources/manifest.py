@@ -18,7 +18,7 @@ from paceline.data.sources.image_files import ImageFileSource, build_files_info,
 from paceline.data.sources.restricted_pickle import load_restricted_pickle
 from paceline.recipe.schema.source import Manifest
 
-# (place for messages, path, label)
+# (place in the file for messages, path, label)
 _ManifestRow = tuple[str, str, str]
 _NUM_PATHS_CHECKED = 100
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
@@ -34,11 +34,10 @@ class _ImageList:
 
 
 def load_manifest(section: Manifest, *, skip_bad: bool = False) -> Datasets:
-    """Load the files that the lists of `section` name; the training list's labels, sorted, are the classes.
+    """Load the files in the lists of `section`; the training labels, sorted as numbers or text, are the classes.
 
-    Integer labels sort as numbers, others as text. Without a validation list that split is empty. Raise `DataError` for
-    a malformed list, a repeated path, a missing or unreadable file, or an unknown validation label; `skip_bad` keeps
-    unreadable files, unless all of the first paths are missing.
+    Without a validation list that split is empty. Raise `DataError` for a malformed list, a repeated path, an unknown
+    validation label, and a missing or unreadable file; `skip_bad` keeps such files, unless the first 100 are missing.
     """
     train = _read_manifest(section.train, section.root, skip_bad=skip_bad)
     if section.val == "off":
@@ -98,7 +97,7 @@ def _is_valid_path(text: str) -> bool:
 
 
 def _check_first_paths(listing: _ImageList, *, skip_bad: bool) -> None:
-    # A wrong root is reported after 100 paths, before all files are checked.
+    # Reports a wrong root after 100 paths, before millions of files are checked.
     first = [listing.root / path for path in listing.paths[:_NUM_PATHS_CHECKED]]
     missing = [path for path in first if not os.path.lexists(path)]
     if len(missing) > (len(first) - 1 if skip_bad else 0):
@@ -134,7 +133,6 @@ def _read_csv_rows(file: Path) -> Iterator[_ManifestRow]:
 
 
 def _read_pickle_rows(file: Path) -> Iterator[_ManifestRow]:
-    """Yield the dict's items sorted by path, independent of insertion order."""
     table = load_restricted_pickle(file, hint=_ALLOWED_CONTENT)
     if not isinstance(table, dict):
         raise DataError(f"{printable(file)}: holds a {type(table).__name__}; {_ALLOWED_CONTENT}")
@@ -144,7 +142,7 @@ def _read_pickle_rows(file: Path) -> Iterator[_ManifestRow]:
         if type(label) not in (int, str) or label == "" or (type(label) is int and abs(label) >= 10**18):
             kind = "an empty text" if label == "" else f"a value of type {type(label).__name__}"
             raise DataError(f"{printable(file)}: labels {printable(path)[:120]} with {kind}; {_ALLOWED_CONTENT}")
-    for path in sorted(table):
+    for path in sorted(table):  # independent of the order of insertion
         yield printable(file), path, str(table[path])
 
 

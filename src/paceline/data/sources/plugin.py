@@ -21,14 +21,14 @@ _FIELD_PATH: Final = "data.source"
 _SUPPORTED_SPLITS: Final = (
     "(images, labels, class_names), an object with classes, __len__ and read, or a paceline Source"
 )
-# Pixels per call of `np.bincount`, which makes 8 bytes of each.
+# Pixels per call of `np.bincount`, which needs 8 bytes for each.
 _BLOCK_PIXELS: Final = 1 << 20
-# With `skip_bad`, the samples that are tried to find a readable one.
+# With `skip_bad`, the first samples of which one should be readable.
 _MAX_SAMPLES_PROBED: Final = 16
 
 
 def load_plugin_source(section: OwnSource, *, skip_bad: bool = False) -> Datasets:
-    """Build both splits with the code that `section` names. Raise `RecipeError` if what it returns is not valid.
+    """Build both splits with the code that `section` names. Raise `RecipeError` for an invalid split.
 
     A split may be
 
@@ -50,7 +50,7 @@ def load_plugin_source(section: OwnSource, *, skip_bad: bool = False) -> Dataset
 
 
 def load_plugin_validation(section: OwnSource, *, skip_bad: bool = False) -> Source:
-    """Build only the validation split. Raise `RecipeError` as `load_plugin_source` does."""
+    """Build only the validation split. Raise `RecipeError` as `load_plugin_source`."""
     return _build_split(PluginRef(_FIELD_PATH, section.name, section.args, SOURCE), section, "val", skip_bad=skip_bad)
 
 
@@ -69,10 +69,10 @@ def _build_split(
     return _build_plugin_samples(plugin, section, split, returned, skip_bad=skip_bad, channels=channels)
 
 
-def _call_plugin(plugin: PluginRef, split: Split, question: Callable[[], Any]) -> Any:
-    """Call a user's code, and convert whatever it raises to `RecipeError`."""
+def _call_plugin(plugin: PluginRef, split: Split, function: Callable[[], Any]) -> Any:
+    # An attribute or `len` of a user's object may run code of the user's that raises anything.
     try:
-        return question()
+        return function()
     except PacelineError:
         raise
     except Exception as error:
@@ -96,7 +96,6 @@ def _check_channels_unset(section: OwnSource) -> None:
 
 
 def _build_array_source(plugin: PluginRef, split: Split, images: Any, labels: Any, class_names: Any) -> ArraySource:
-    """Build a split of equal-sized pixels, normalized with its own mean and standard deviation."""
     images, labels = _to_array(plugin, split, "images", images), _to_array(plugin, split, "labels", labels)
     images = images[..., None] if images.ndim == 3 else images
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] not in (1, 3):
@@ -125,7 +124,7 @@ def _to_array(plugin: PluginRef, split: Split, what: str, values: Any) -> NDArra
 
 
 def _compute_mean_and_std(images: NDArray[np.uint8]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and standard deviation per channel, of pixels scaled to [0, 1]."""
+    # Per channel, of pixels scaled to [0, 1].
     values, block = np.arange(256) / 255, max(1, _BLOCK_PIXELS // max(1, images.shape[1] * images.shape[2]))
     means, stds = [], []
     for channel in range(images.shape[3]):
@@ -159,12 +158,13 @@ def _build_plugin_samples(
     num_images = _call_plugin(plugin, split, lambda: len(returned))
     if num_images == 0 and split == "train":
         raise plugin.error("has no training images (return some for split 'train')")
-    tried = PluginSamples(
+    # The first sample is read before the run starts: it has errors of the plugin, and the channels of pixels.
+    probe = PluginSamples(
         build_files_info(plugin.name, split, num_images, names, channels), returned, plugin.make(split=split)
     )
-    content = tried.probe_first(skip_bad=skip_bad)
+    content = probe.probe_first(skip_bad=skip_bad)
     samples = replace(
-        tried,
+        probe,
         info=build_files_info(plugin.name, split, num_images, names, _detect_channels(section, content, channels)),
     )
     if content is not None:
@@ -184,14 +184,11 @@ def _detect_channels(
 
 @dataclass(frozen=True)
 class PluginSamples:
-    """A split whose samples a user's code reads one at a time: encoded files, or pixels of any size.
-
-    `plugin` reads in the process `pid`; `fork_copy` reads in forked workers.
-    """
+    """A split whose samples a user's code reads one at a time: encoded files, or pixels of any size."""
 
     info: DatasetInfo
-    plugin: Any
-    fork_copy: Any
+    plugin: Any  # reads in the process `pid`
+    fork_copy: Any  # reads in forked workers
     pid: int = field(default_factory=os.getpid)
 
     def __len__(self) -> int:
@@ -216,10 +213,7 @@ class PluginSamples:
         return content
 
     def probe_first(self, *, skip_bad: bool) -> bytes | NDArray[np.uint8] | None:
-        """Return the content of the first sample, with any channels.
-
-        With `skip_bad` return the first readable one of a few samples, or None.
-        """
+        """Return the content of the first sample, or with `skip_bad` of the first readable one of a few, or None."""
         for index in range(min(_MAX_SAMPLES_PROBED, len(self))):
             try:
                 return self._read_validated(index)[0]
@@ -230,26 +224,26 @@ class PluginSamples:
 
     def _read_validated(self, index: int) -> Sample:
         # `fork_copy` has opened no file before the fork; otherwise all workers would share one file position.
-        inner = self.plugin if os.getpid() == self.pid else self.fork_copy
+        reader = self.plugin if os.getpid() == self.pid else self.fork_copy
         try:
-            content, given = inner.read(index)
+            content, returned_label = reader.read(index)
             pixels = content if isinstance(content, bytes) else np.asarray(content)
         except PacelineError:
             raise
         except Exception as error:
             raise self._build_error(index, f"read raised {describe_error(error)}", "fix it") from error
-        label = self._validate_label(index, given)
+        label = self._validate_label(index, returned_label)
         return (pixels if isinstance(pixels, bytes) else self._validate_pixels(index, pixels)), label
 
-    def _validate_label(self, index: int, given: Any) -> int:
+    def _validate_label(self, index: int, returned: Any) -> int:
         last = len(self.info.class_names) - 1
         try:
-            label = operator.index(given)
+            label = operator.index(returned)
         except Exception:  # tensors raise errors of their own
             label = -1
         if not 0 <= label <= last:
             raise self._build_error(
-                index, f"has label {given!r:.50}", f"give a whole number, 0 to {last}, a place in classes"
+                index, f"has label {returned!r:.50}", f"give a whole number, 0 to {last}, a place in classes"
             )
         return label
 

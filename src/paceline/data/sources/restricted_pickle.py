@@ -1,4 +1,8 @@
-"""Read untrusted pickles without running code."""
+"""Read untrusted pickles without running code.
+
+A pickle can call every global that it names. Here only the globals that the caller allows are resolved, and the opcodes
+are checked first, so that a small file cannot allocate much memory.
+"""
 
 import io
 import pickle
@@ -11,13 +15,13 @@ from paceline.core.errors import DataError
 from paceline.core.files import read_bytes
 from paceline.data.files import printable
 
+_MEMO_OPCODES: Final = {"PUT", "BINPUT", "LONG_BINPUT"}
+
 
 class RefusedPickleError(ValueError):
     """A pickle that refers to more than data."""
 
 
-# A pickle can call every global that it names. `RestrictedUnpickler` resolves only the globals that the caller allows,
-# and the opcodes are checked first, so that a small file cannot allocate much memory.
 class RestrictedUnpickler(pickle.Unpickler):
     """Build plain values (None, bool, numbers, str, bytes, tuples, lists, sets, dicts) and the allowed globals.
 
@@ -29,22 +33,18 @@ class RestrictedUnpickler(pickle.Unpickler):
         self._allowed_globals = allowed_globals
 
     def find_class(self, module: str, name: str) -> object:
-        """Return the replacement of `module.name`, or raise before anything is imported."""
+        """Return the replacement of `module.name` without an import. Raise `RefusedPickleError` if there is none."""
         try:
             return self._allowed_globals[f"{module}.{name}"]
         except KeyError:
             raise RefusedPickleError(f"asks for {module}.{name}") from None
 
     def persistent_load(self, pid: object) -> object:
-        """Raise `RefusedPickleError`: a file has no objects outside the stream."""
+        """Raise `RefusedPickleError`, as there are no objects outside the file."""
         raise RefusedPickleError(f"asks for the persistent object {pid!r}")
 
 
-_MEMO_OPCODES: Final = {"PUT", "BINPUT", "LONG_BINPUT"}
-
-
 def _check_memo_size(content: bytes) -> None:
-    """Raise `RefusedPickleError` for a memo index that exceeds the length of `content`."""
     # The C unpickler allocates the memo up to the largest index. `genops` raises ValueError for strings longer than the
     # file. It takes 0.4 us per opcode (measured), three times as long as unpickling.
     for opcode, number, _ in pickletools.genops(content):
@@ -55,12 +55,9 @@ def _check_memo_size(content: bytes) -> None:
 def load_restricted_pickle(
     path: Path, *, hint: str, allowed_globals: Mapping[str, object] | None = None, encoding: str = "utf-8"
 ) -> object:
-    """Return the value pickled in `path`.
+    """Return the value pickled in `path`; `encoding` is of Python 2's strings.
 
-    Raise `DataError` if the file needs a global that is not in `allowed_globals`.
-
-    `hint` ends the error message with the permitted content and the fix. Python 2 strings are decoded with
-    `encoding`.
+    Raise `DataError`, ending in `hint`, for an unreadable file and a global that is not in `allowed_globals`.
     """
     try:
         content = read_bytes(path)

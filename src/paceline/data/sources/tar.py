@@ -1,4 +1,9 @@
-"""List the files in a tar by its headers, without unpacking it."""
+"""List the files in a tar by its headers, without unpacking it.
+
+Formats are POSIX ustar and pax, GNU and old tars:
+https://pubs.opengroup.org/onlinepubs/9799919799/utilities/pax.html and
+https://www.gnu.org/software/tar/manual/html_node/Standard.html
+"""
 
 import os
 import zlib
@@ -13,18 +18,14 @@ _ZERO_BLOCK = bytes(BLOCK_BYTES)
 _READ_AHEAD_BYTES = 4096  # one read covers a header, a label and the next header
 _MAX_NAME_BYTES = 2**16
 _MAX_EXTENSION_BYTES = 2**20
-_EXTENSION_KINDS = b"xgLK"
+_EXTENSION_KINDS = b"xgLK"  # pax, pax for all files, GNU's long name, GNU's long link name
 _REGULAR_KINDS = b"0\0" + b"7"
 _KINDS_WITHOUT_CONTENT = b"123456"  # links, devices, folders, pipes
 _COMPRESSION_MAGIC = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz", b"\x28\xb5": "zstd"}
 
 
-# Reads POSIX ustar, GNU and old tars with long names:
-# https://pubs.opengroup.org/onlinepubs/9799919799/utilities/pax.html and
-# https://www.gnu.org/software/tar/manual/html_node/Standard.html. No file is created and no link followed. A tar
-# without the end marker is refused as truncated, even if it ends after a complete file.
 class TarMember(NamedTuple):
-    """A regular file in a tar: its name and the position of its content."""
+    """A regular file in a tar; its content is `length` bytes from byte `start` of the tar on."""
 
     name: bytes
     start: int
@@ -51,7 +52,7 @@ class TarReader:
         self._window_start = 0
 
     def build_error(self, reason: str, fix: str = "copy it again, or make it again") -> DataError:
-        """Build the error about this tar."""
+        """Build an error that names this tar."""
         return DataError(f"{printable(self._path)}: {reason}; {fix}")
 
     def read(self, start: int, length: int) -> bytes:
@@ -69,42 +70,42 @@ class TarReader:
         return content
 
     def members(self) -> Iterator[TarMember]:
-        """Yield the regular files in order. Raise `DataError` for a file that is not a complete tar."""
-        at: int | None = 0
-        while at is not None:
-            header, start = self._read_next_header(at)
+        """Yield the regular files in order. Raise `DataError` unless this is a complete tar with its end marker."""
+        offset: int | None = 0
+        while offset is not None:
+            header, start = self._read_next_header(offset)
             if header is None:
                 return
             if header.kind in _REGULAR_KINDS and not header.name.endswith(b"/"):
                 yield TarMember(header.name, start, header.length)
-            at = start + (0 if header.kind in _KINDS_WITHOUT_CONTENT else _round_to_blocks(header.length))
+            offset = start + (0 if header.kind in _KINDS_WITHOUT_CONTENT else _round_to_blocks(header.length))
 
-    def _read_next_header(self, at: int) -> tuple[_TarHeader | None, int]:
-        """Return the next file header, with extension headers applied, and the position of its content."""
+    def _read_next_header(self, offset: int) -> tuple[_TarHeader | None, int]:
+        """Return (next file header with extension headers applied, or None at the end; offset of its content)."""
         name = length = None
-        while (block := self.read(at, BLOCK_BYTES)) != _ZERO_BLOCK:
-            header, at = self._parse_header(block, at), at + BLOCK_BYTES
+        while (block := self.read(offset, BLOCK_BYTES)) != _ZERO_BLOCK:
+            header, offset = self._parse_header(block, offset), offset + BLOCK_BYTES
             if header.kind not in _EXTENSION_KINDS:
                 whole = _TarHeader(
                     header.name if name is None else name, header.length if length is None else length, header.kind
                 )
-                if whole.length > self.num_bytes - at and whole.kind not in _KINDS_WITHOUT_CONTENT:
+                if whole.length > self.num_bytes - offset and whole.kind not in _KINDS_WITHOUT_CONTENT:
                     raise self.build_error(
                         f"is truncated in {format_member_name(whole.name)}, which has {whole.length:,} bytes"
                     )
-                return whole, at
+                return whole, offset
             if header.length > _MAX_EXTENSION_BYTES:
                 raise self.build_error(f"is damaged: has a name or comment of {header.length:,} bytes")
-            content = self.read(at, header.length)
+            content = self.read(offset, header.length)
             match header.kind:
                 case b"L":
                     name = content.partition(b"\0")[0]
                 case b"x":
-                    fields = self._parse_pax_records(content, at)
+                    fields = self._parse_pax_records(content, offset)
                     name = fields.get(b"path", name)
-                    length = self._parse_pax_size(fields[b"size"], at) if b"size" in fields else length
-            at += _round_to_blocks(header.length)
-        return None, at
+                    length = self._parse_pax_size(fields[b"size"], offset) if b"size" in fields else length
+            offset += _round_to_blocks(header.length)
+        return None, offset
 
     def _parse_header(self, block: bytes, at: int) -> _TarHeader:
         field = block[148:156]  # the checksum is the sum of all bytes with this field as spaces
@@ -153,7 +154,7 @@ def _round_to_blocks(length: int) -> int:
 
 
 def _parse_number(field: bytes) -> int | None:
-    """Parse a number of a header: octal digits, or binary after the byte 128; None if it is neither."""
+    # Octal digits, or GNU's binary numbers after the byte 128; None if it is neither.
     if field[0] == 0x80:
         return int.from_bytes(field[1:])
     digits = field.strip(b" \0")

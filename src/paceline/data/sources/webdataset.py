@@ -22,15 +22,19 @@ from paceline.data.sources.image_files import build_files_info
 from paceline.data.sources.tar import TarMember, TarReader, format_member_name
 from paceline.recipe.schema.source import WebDataset
 
+MAX_CLASSES = 1_000_000
 _NUMBER_RANGE = re.compile(r"\{([0-9]+)\.\.([0-9]+)\}")
 _MAX_TARS = 1_000_000
+_MAX_CLASS_LIST_BYTES = 2**26
+_MAX_LABEL_BYTES = 2**20
+_IMAGE_EXTENSION_BYTES = frozenset(extension.encode() for extension in IMAGE_EXTENSIONS)
 
 
 def expand_tar_paths(text: str, setting: str) -> tuple[str, ...]:
-    """Return the absolute paths that `text` stands for. Raise `DataError`, naming `setting`, if one does not exist.
+    """Expand `{000..127}` and `*` in `text` to absolute paths, in order of the numbers and names.
 
-    `{000..127}` expands to its numbers in order, zero-padded like the first; `*` matches any characters except a slash,
-    in order of the names.
+    Numbers are padded like the first; `*` does not match a slash. Raise `DataError`, naming `setting`, for a path that
+    does not exist or is repeated.
     """
     paths: list[str] = []
     for path in _expand_ranges(str(expand_path(text).absolute()), setting):
@@ -64,23 +68,16 @@ def _interleave(texts: list[str], numbers: tuple[str, ...]) -> list[str]:
     return [text for pair in zip(texts, (*numbers, ""), strict=True) for text in pair]
 
 
-MAX_CLASSES = 1_000_000
-_MAX_CLASS_LIST_BYTES = 2**26
-
-
 @dataclass(frozen=True)
 class LabelReader:
-    """Parse labels from members with `extension`: the value of `json_field`, or the whole text if that is None.
+    """Parse the label in the content of a tar member."""
 
-    `class_numbers` maps class names to class numbers, empty without a class list.
-    """
-
-    extension: bytes
-    json_field: str | None
-    class_numbers: Mapping[str, int]
+    extension: bytes  # of the members with labels
+    json_field: str | None  # None: the whole text is the label
+    class_numbers: Mapping[str, int]  # by class name; empty without a class list
 
     def __call__(self, content: bytes) -> int:
-        """Return the class number. Raise `ValueError` with a reason of one line."""
+        """Return the class number. Raise `ValueError` with the reason if there is none."""
         value = self._parse_value(content)
         if isinstance(value, str) and value in self.class_numbers:
             return self.class_numbers[value]
@@ -103,7 +100,7 @@ class LabelReader:
 
 
 def build_label_reader(section: WebDataset, class_names: tuple[str, ...]) -> LabelReader:
-    """Build the reader for `section.label`. Raise `DataError` for an unknown format."""
+    """Build the reader for `section.label`. Raise `DataError` if it is neither `cls` nor `json:FIELD`."""
     numbers = {name: number for number, name in enumerate(class_names)}
     kind, _, json_field = section.label.partition(":")
     if kind == "cls" and section.label == "cls":
@@ -114,7 +111,7 @@ def build_label_reader(section: WebDataset, class_names: tuple[str, ...]) -> Lab
 
 
 def read_class_list(section: WebDataset) -> tuple[str, ...]:
-    """Read the class names from the file `section.classes`; () for `auto`. Raise `DataError` naming the file."""
+    """Read the class names in the file `section.classes`, () for `auto`. Raise `DataError` naming the file."""
     if section.classes == "auto":
         return ()
     path = expand_path(section.classes)
@@ -136,10 +133,6 @@ def read_class_list(section: WebDataset) -> tuple[str, ...]:
             problem = f"names '{name}' again, after line {first}" if name.strip() else "has no name"
             raise DataError(f"{prefix}: line {number} {problem} (give each class one line)")
     return names
-
-
-_IMAGE_EXTENSION_BYTES = frozenset(extension.encode() for extension in IMAGE_EXTENSIONS)
-_MAX_LABEL_BYTES = 2**20
 
 
 # `n01/7.jpg` and `n01/7.cls` are one sample. `n01/7.a.jpg` belongs to it too, but its extension `a.jpg` is no image's:
@@ -183,14 +176,14 @@ class TarSamples:
                 )
 
     def build_notes(self) -> list[str]:
-        """Return notes on samples that were left out."""
+        """Return a note on samples that were left out, if any."""
         if not self.num_without_image:
             return []
         return [f"left out {count(self.num_without_image, 'sample')} without an image (.jpg, .png, ...) in the tars"]
 
 
 def scan_tar_samples(paths: tuple[str, ...], read_label: LabelReader) -> TarSamples:
-    """List the samples in the tars at `paths`. Raise `DataError` for a tar or a label that cannot be used."""
+    """List the samples in the tars `paths`. Raise `DataError` for a tar or a label that cannot be used."""
     samples = TarSamples(paths, read_label)
     for path in paths:
         tar = TarReader(path)
@@ -229,9 +222,7 @@ def _scan_tar(tar: TarReader, samples: TarSamples) -> None:
 
 
 def _split_member_name(name: bytes) -> tuple[bytes, bytes]:
-    """Return (name up to the first dot of its last component, extension in lower case); no extension if there is no
-    key.
-    """
+    # (name up to the first dot of its last component, rest in lower case); a hidden file has no extension.
     folder, slash, base = name.rpartition(b"/")
     stem, _, extension = base.partition(b".")
     return folder + slash + stem, extension.lower() if stem else b""
@@ -266,7 +257,6 @@ def _read_group_label(tar: TarReader, member: TarMember, group: _SampleGroup, re
 
 
 def _add_group(tar: TarReader, group: _SampleGroup, samples: TarSamples) -> None:
-    """Add a finished group. Raise `DataError` for an image without a label."""
     if group.image is None:
         samples.num_without_image += bool(group.key)
     elif group.label is None:
@@ -283,20 +273,16 @@ def _add_group(tar: TarReader, group: _SampleGroup, samples: TarSamples) -> None
 # name per sample.
 @dataclass(frozen=True, eq=False)
 class WebDatasetSource:
-    """The images of a split in tars. `names` is the joined bytes of all N member names.
-
-    Name i is `names[name_ends[i - 1]:name_ends[i]]`; tar t has the samples from `tar_ends[t - 1]` up to `tar_ends[t]`.
-    `starts` is uint64 [N], `lengths` uint32 [N], `labels` int32 [N], `name_ends` and `tar_ends` int64.
-    """
+    """The N images of a split in T tars."""
 
     info: DatasetInfo
     files: RandomAccessFiles
-    tar_ends: NDArray[np.int64]
-    starts: NDArray[np.uint64]
-    lengths: NDArray[np.uint32]
-    labels: NDArray[np.int32]
-    names: bytes
-    name_ends: NDArray[np.int64]
+    tar_ends: NDArray[np.int64]  # [T]: tar t has the samples from `tar_ends[t - 1]` up to `tar_ends[t]`
+    starts: NDArray[np.uint64]  # [N]: byte offset of each image in its tar
+    lengths: NDArray[np.uint32]  # [N]
+    labels: NDArray[np.int32]  # [N]
+    names: bytes  # of members, joined: name i is `names[name_ends[i - 1]:name_ends[i]]`
+    name_ends: NDArray[np.int64]  # [N]
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -323,10 +309,9 @@ class WebDatasetSource:
 
 
 def load_webdataset(section: WebDataset) -> Datasets:
-    """Load the samples of the tars that `section` names.
+    """List the samples of the tars that `section` names; no image is read.
 
-    Raise `DataError` for tars that are missing, truncated or damaged, and for images without a label or with one that
-    training does not have, before any image is read.
+    Raise `DataError` for tars that are missing, truncated or damaged, and for a missing or unknown label.
     """
     class_list = read_class_list(section)
     read_label = build_label_reader(section, class_list)
