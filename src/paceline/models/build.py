@@ -1,4 +1,4 @@
-"""Build a model from a recipe's `model` section: built-in, torchvision, timm or plugin."""
+"""Build a model from the recipe's section `model`: built-in, torchvision, timm or plugin."""
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -14,7 +14,7 @@ from paceline.models.freeze import freeze_parameters
 from paceline.models.resnet_cifar import ResNet, build_basic_block, build_bottleneck_block
 from paceline.models.wide_resnet import WideResNet
 from paceline.recipe.plugins import MODEL, PluginRef
-from paceline.recipe.schema.base import IMPORT_PATH_FORM, is_own_model
+from paceline.recipe.schema.base import IMPORT_PATH_FORM, is_plugin_name
 from paceline.recipe.schema.model import BUILT_IN_MODELS_ONLY, Model
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -29,7 +29,7 @@ _BUILTIN_MODELS: dict[str, Callable[..., nn.Module]] = {
     "speednet96": partial(SpeedNet, block_channels=(128, 384, 512), batch_norm_momentum=0.1, is_residual=True),
 }
 MODEL_NAMES: tuple[str, ...] = tuple(_BUILTIN_MODELS)
-"""Built-in models, without probes. Only these take `width` and most values of `norm`."""
+"""Built-in models without probe models. Only these support `width` and all values of `norm`."""
 _UNSUPPORTED_FIELDS: dict[str, tuple[str, ...]] = {
     "wideresnet_course": ("zero_init_residual",),  # branches end in a ReLU: initialized to zero, they would stay zero
     "speednet94": ("zero_init_residual", "drop_path"),  # no residual branches
@@ -41,15 +41,14 @@ _RESIDUAL_MODELS = tuple(name for name in _BUILTIN_MODELS if name not in _UNSUPP
 
 
 class EmptyModel(nn.Module):
-    """Average each channel over the image and classify the averages by one linear layer.
+    """A linear classifier of the mean of each channel, to measure a run without the cost of a model.
 
-    Maps images, float [N, channels, H, W], to logits, float [N, num_classes]. Its weights give the optimizer, DDP and
-    checkpoints something to process.
+    Maps images, float [N, channels, H, W], to logits, float [N, num_classes].
     """
 
     def __init__(self, *, num_classes: int, channels: int) -> None:
         super().__init__()
-        self.classifier = nn.Linear(channels, num_classes)
+        self.classifier = nn.Linear(channels, num_classes)  # weights for the optimizer, DDP and checkpoints
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the logits of `images`."""
@@ -58,9 +57,9 @@ class EmptyModel(nn.Module):
 
 
 def adapt_input_channels(model: nn.Module, channels: int) -> None:
-    """Replace the first convolution of `model`, in place, by one with `channels` input channels.
+    """Replace the first convolution of an untrained `model`, in place, by one with `channels` input channels.
 
-    Kernel size, stride, padding, bias, device and dtype are kept. Meant for untrained models.
+    Kernel size, stride, padding, bias, device and dtype are kept.
     """
     name, conv = next((name, module) for name, module in model.named_modules() if isinstance(module, nn.Conv2d))
     if conv.in_channels == channels:
@@ -95,7 +94,7 @@ def _resample_filters(weight: Tensor, shape: torch.Size) -> Tensor:
 
 
 def set_drop_path(model: nn.Module, drop_path: float) -> bool:
-    """Scale the stochastic depth of a torchvision `model`, in place, so that its largest probability is `drop_path`.
+    """Scale the stochastic depth of a torchvision `model`, in place, to a largest probability of `drop_path`.
 
     Return False if the model has none.
     """
@@ -111,7 +110,7 @@ def set_drop_path(model: nn.Module, drop_path: float) -> bool:
 
 
 def check_sync_batch_norm(model: nn.Module, name: str) -> None:
-    """Raise `RecipeError` if the BatchNorm layers of `model`, called `name`, cannot be converted to SyncBatchNorm."""
+    """Raise `RecipeError` if the BatchNorm layers of model `name` cannot be converted to SyncBatchNorm."""
     batch_norms = [module for module in model.modules() if isinstance(module, _BATCH_NORMS)]
     if not batch_norms:
         raise RecipeError(
@@ -131,18 +130,18 @@ _PROBE_MODELS: dict[str, Callable[..., nn.Module]] = {"empty": EmptyModel}
 def build_model(section: Model, *, num_classes: int, channels: int) -> nn.Module:
     """Build the untrained model: float images [N, channels, H, W] to logits [N, num_classes].
 
-    Initial weights depend on torch's global generator alone. `section.weights` is not loaded here; parameters that
-    `section.freeze` names get `requires_grad=False`. Raise `RecipeError` for an unknown name, for timm if it is not
-    installed, for a plugin that cannot be built, and for a setting without effect on this model.
+    Initial weights depend on torch's global generator alone; `section.weights` is not loaded. Parameters in
+    `section.freeze` get `requires_grad=False`. Raise `RecipeError` for an unknown name, if timm is not installed, for a
+    plugin that cannot be built, and for a setting without effect on this model.
     """
-    # Options that the section names replace a library's own defaults. `pretrained.py` loads weights.
+    # Options of the section override a library's own defaults.
     library, colon, name = section.name.partition(":")
     match library, colon:
         case "torchvision", ":":
             model = _build_torchvision(section, name, num_classes, channels)
         case "timm", ":":
             model = _build_timm(section, name, num_classes, channels)
-        case _ if is_own_model(section.name):
+        case _ if is_plugin_name(section.name):
             model = _build_plugin(section, num_classes, channels)
         case _:
             model = _build_builtin(section, num_classes, channels)
@@ -156,9 +155,9 @@ def _build_builtin(section: Model, num_classes: int, channels: int) -> nn.Module
     name = section.name
     known = _BUILTIN_MODELS | _PROBE_MODELS
     if name not in known:
-        in_full = _find_library_name(name)
-        if in_full:
-            raise RecipeError(f"model.name: {name!r} is not a model (did you mean {in_full!r}?)")
+        full_name = _find_library_name(name)
+        if full_name:
+            raise RecipeError(f"model.name: {name!r} is not a model (did you mean {full_name!r}?)")
         bare = name.partition(":")[2]
         raise _unknown_model_error(name, [*known, *([f"torchvision:{bare}", f"timm:{bare}"] if bare else [])])
     without = _UNSUPPORTED_FIELDS.get(name, ())
@@ -243,9 +242,9 @@ def _build_timm(section: Model, name: str, num_classes: int, channels: int) -> n
 def _create_with_known_options(
     create: Callable[..., nn.Module], fields: Mapping[str, str], section: Model
 ) -> nn.Module:
-    """Call `create` with those options that it accepts; `fields` maps options to fields of the section."""
+    """Call `create` with the options that it accepts; `fields` maps options to fields of the section."""
     options: dict[str, Any] = {option: getattr(section, field) for option, field in fields.items()}
-    # timm has no list of a model's options, so drop the ones that it rejects one by one.
+    # timm does not list a model's options, so drop those that it rejects one by one.
     while True:
         try:
             return create(**options)

@@ -46,7 +46,7 @@ class KernelCost(NamedTuple):
 
 @dataclass(frozen=True)
 class ModelCost:
-    """Parameters of a model and its kernels per image: `forward`, and `training`, which is forward and backward."""
+    """Parameters of a model, and its kernels per image: `forward`, and `training` (forward and backward)."""
 
     params: int
     forward: tuple[KernelCost, ...]
@@ -64,18 +64,17 @@ class ModelCost:
 
     @property
     def training_elements(self) -> float:
-        """Elements moved in the forward and backward pass; multiply by 2 bytes in bf16 or 4 in fp32."""
+        """Elements moved in forward and backward; multiply by 2 bytes in bf16 or 4 in fp32."""
         return fsum(kernel.elements for kernel in self.training)
 
 
 def count_cost(model: nn.Module, channels: int, height: int, width: int) -> ModelCost:
-    """Return the cost of `model` for an image of `height` x `width`. The model itself is not changed.
+    """Return the cost of `model` in training for an image of `height` x `width` pixels; `model` is unchanged.
 
-    Counted in training mode, without a gradient of the images. Call it before norms are synchronized or weights
-    sharded.
+    Call it before conversion to SyncBatchNorm or sharding.
     """
-    on_meta = _copy_to_meta(model).train()
-    # Cost that does not grow with the batch belongs to the weights, so an image costs the difference of two batches.
+    on_meta = _copy_to_meta(model).train()  # the images need no gradient, so the first layer has no input gradient
+    # Cost that does not grow with the batch is of the weights, so an image costs the difference of two batch sizes.
     few, more = (
         _record_kernels(on_meta, torch.empty(number, channels, height, width, device="meta")) for number in (2, 3)
     )
@@ -91,7 +90,7 @@ def _subtract_kernels(few: list[KernelCost], more: list[KernelCost]) -> tuple[Ke
 
 
 def _copy_to_meta(model: nn.Module) -> nn.Module:
-    """Return a copy of the model on the meta device; no data is copied."""
+    """Return a copy on the meta device, without copying data."""
     memo: dict[int, Any] = {}
     for parameter in model.parameters():
         memo[id(parameter)] = nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
@@ -102,7 +101,7 @@ def _copy_to_meta(model: nn.Module) -> nn.Module:
 
 def _record_kernels(model: nn.Module, images: Tensor) -> tuple[list[KernelCost], list[KernelCost]]:
     """Return the kernels of the forward and of the backward pass of a batch."""
-    model.zero_grad()  # else gradients would be accumulated
+    model.zero_grad()  # adding to existing gradients would be counted
     with torch.random.fork_rng(devices=[]), FlopCounterMode(display=False) as counter:
         with _KernelRecorder(counter) as forward:
             logits = model(images)
@@ -112,7 +111,7 @@ def _record_kernels(model: nn.Module, images: Tensor) -> tuple[list[KernelCost],
 
 
 class _KernelRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Record the kernels of every operation below autograd."""
+    """Record the kernels of each operation below autograd."""
 
     def __init__(self, counter: FlopCounterMode) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -142,7 +141,7 @@ def _list_kernels(func: Any, args: Any, out: Any, flops: float) -> list[KernelCo
 
 
 def _list_convolution_backward_kernels(args: Any, out: Any) -> list[KernelCost]:
-    """Return the kernels of the requested gradients of input and weights; each costs as much as forward."""
+    """Return the kernels of the requested gradients; each costs as much as forward."""
     # Torch's count ignores groups in backward, which is 40 times too much for EfficientNet.
     gradient, images, weight, is_transposed = args[0], args[1], args[2], args[7]
     output_side = images if is_transposed else gradient

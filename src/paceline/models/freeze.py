@@ -8,7 +8,7 @@ from torch import nn
 
 from paceline.core.errors import RecipeError, suggest_similar
 from paceline.models.structure import find_classifier
-from paceline.recipe.schema.base import is_own_model
+from paceline.recipe.schema.base import is_plugin_name
 from paceline.recipe.schema.model import Model
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -16,7 +16,7 @@ _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 @contextlib.contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Context manager: put `model` into evaluation mode, then restore the mode of every module."""
+    """Return a context with `model` in evaluation mode, which restores the mode of every module."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -31,12 +31,12 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def use_batch_statistics(model: nn.Module) -> Iterator[bool]:
-    """Context manager: let the trained BatchNorm layers of `model` normalize by their batch, running statistics
-    untouched.
+    """Return a context in which trained BatchNorm layers use batch statistics and keep their running ones.
 
-    All other modules are in evaluation mode. Yields whether there are such layers: frozen and synchronized ones do not
-    count, as SyncBatchNorm would need the other ranks.
+    All other modules are in evaluation mode. Yield whether `model` has such layers; frozen and SyncBatchNorm ones do
+    not count.
     """
+    # SyncBatchNorm would communicate, and the other ranks may not be here.
     norms = [
         each
         for each in model.modules()
@@ -54,29 +54,29 @@ def use_batch_statistics(model: nn.Module) -> Iterator[bool]:
 
 
 def _is_torch_batch_norm(norm: nn.Module) -> bool:
-    """Return whether `norm` is torch's own class; a subclass may behave differently in training."""
+    # A subclass may do something else in training.
     return type(norm) in _BATCH_NORMS
 
 
-def find_thawed_modules(modes_before: dict[str, bool], model: nn.Module) -> list[str]:
-    """Return the names of modules that were in evaluation mode before and are in training mode now."""
+def find_modules_set_to_train(modes_before: dict[str, bool], model: nn.Module) -> list[str]:
+    """Return the names of modules that were in evaluation mode and now are in training mode."""
     return [name for name, module in model.named_modules() if module.training and not modes_before.get(name, True)]
 
 
 def record_modes(model: nn.Module) -> dict[str, bool]:
-    """Return for each module, by name, whether it is in training mode."""
+    """Return for each module by name whether it is in training mode."""
     return {name: module.training for name, module in model.named_modules()}
 
 
 def freeze_parameters(section: Model, model: nn.Module, num_classes: int) -> None:
-    """Freeze the parameters of `model` that `section.freeze` names, in place.
+    """Set `requires_grad=False` on the parameters that `section.freeze` names, in place.
 
-    Raise `RecipeError` for a pattern that matches nothing, if no parameter is left to train, and for `backbone` if the
+    Raise `RecipeError` for a pattern without a match, if no parameter is left to train, and for `backbone` if the
     classifier cannot be identified.
     """
     if section.freeze == "off":
         return
-    named = list(model.named_parameters(remove_duplicate=False))
+    named = list(model.named_parameters(remove_duplicate=False))  # tied parameters match by either name
     _check_patterns(section, [name for name, _ in named])
     is_frozen = _build_frozen_predicate(section, model, num_classes)
     frozen = [parameter for name, parameter in named if is_frozen(name)]
@@ -93,7 +93,7 @@ def freeze_parameters(section: Model, model: nn.Module, num_classes: int) -> Non
 
 
 def set_training_mode(section: Model, model: nn.Module, num_classes: int) -> None:
-    """Put `model` into training mode by its own `train()`, in place, and its frozen modules into evaluation mode."""
+    """Call the model's own `train()`, then put its frozen modules into evaluation mode, in place."""
     model.train()
     if section.freeze == "off":
         return
@@ -104,19 +104,19 @@ def set_training_mode(section: Model, model: nn.Module, num_classes: int) -> Non
 
 
 def describe_trained_parameters(section: Model, model: nn.Module) -> str | None:
-    """Return a sentence with the number of trained parameters, or None if `section` freezes none."""
+    """Return a sentence with the number of trained parameters, or None without frozen ones."""
     if section.freeze == "off":
         return None
     parameters = list(model.parameters())
     trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
     total = sum(parameter.numel() for parameter in parameters)
-    drawn = section.weights == "off" and not is_own_model(section.name)
-    more = "; the others keep their random initial values (set model.weights)" if drawn else ""
+    is_random = section.weights == "off" and not is_plugin_name(section.name)
+    more = "; the others keep their random initial values (set model.weights)" if is_random else ""
     return f"model.freeze: {trained:,} parameters of {total:,} are trained{more}"
 
 
 def _build_frozen_predicate(section: Model, model: nn.Module, num_classes: int) -> Callable[[str], bool]:
-    """Return a predicate on tensor names: True if the tensor is frozen."""
+    """Return a predicate on tensor names."""
     if section.freeze != "backbone":
         return lambda name: any(fnmatchcase(name, pattern) for pattern in section.freeze)
     classifier = find_classifier(model, num_classes)
@@ -141,7 +141,6 @@ def _check_patterns(section: Model, names: Iterable[str]) -> None:
 
 
 def _suggest_pattern(pattern: str, names: list[str]) -> str:
-    """Return a hint at what to write in place of `pattern`, which matches none of `names`."""
     if any(name.startswith(f"{pattern}.") for name in names):
         return f" (write '{pattern}.*')"
     if pattern in ("off", "backbone"):
@@ -150,10 +149,11 @@ def _suggest_pattern(pattern: str, names: list[str]) -> str:
 
 
 def _is_fully_frozen(path: str, module: nn.Module, is_frozen: Callable[[str], bool]) -> bool:
-    """Return whether nothing in `module` is trained, judging a module without parameters by its buffers' names."""
+    """Return whether nothing in `module` is trained."""
     parameters = list(module.parameters())
     if parameters:
         return not any(parameter.requires_grad for parameter in parameters)
+    # A norm without affine parameters is frozen if the patterns match its running statistics.
     buffers = [f"{path}.{name}" for name, _ in module.named_buffers()]
     return bool(buffers) and all(map(is_frozen, buffers))
 

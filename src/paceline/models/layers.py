@@ -1,4 +1,4 @@
-"""Layers that the built-in models share: convolutions and norms, stochastic depth, and patch whitening."""
+"""Layers of the built-in models: convolutions and norms, stochastic depth, and patch whitening."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ _IMAGES_AT_ONCE = 256
 
 
 def build_norm(norm: NormName) -> NormLayer:
-    """Return a function from a number of channels to the normalization layer, [N, C, H, W] to the same shape."""
+    """Return a function from a number of channels to a normalization layer, [N, C, H, W] to the same shape."""
     match norm:
         case "batch" | "sync_batch":
             # `parallel` converts sync_batch to SyncBatchNorm later, when the ranks are known.
@@ -38,7 +38,7 @@ def choose_num_groups(channels: int) -> int:
 
 @dataclass(frozen=True)
 class LayerFactory:
-    """Builds the layers of a residual network: norms, and convolutions that match them.
+    """Build the convolutions and norms of a residual network.
 
     With `zero_init_residual` every residual branch starts at zero, as in Goyal et al. 2017, Accurate, Large Minibatch
     SGD (arXiv 1706.02677), section 5.1.
@@ -49,11 +49,9 @@ class LayerFactory:
     zero_init_residual: bool = False
 
     def conv(self, in_channels: int, out_channels: int, kernel_size: int, stride: int = 1) -> nn.Conv2d:
-        """Return a convolution that keeps the image size at stride 1, initialized as in He et al. 2015 (arXiv
-        1502.01852).
+        """Return a convolution with "same" padding at stride 1, initialized as in He et al. 2015 (arXiv 1502.01852).
 
-        It has a bias only without normalization. Biases start at 0. Weights are N(0, 2 / fan_out) with normalization
-        and N(0, 2 / fan_in) without.
+        Weights are N(0, 2 / fan_out) with normalization, else N(0, 2 / fan_in) with a bias of 0.
         """
         conv = nn.Conv2d(in_channels, out_channels, kernel_size, stride, kernel_size // 2, bias=not self.has_norm)
         # fan_out preserves the gradient's variance in the backward pass. Without a norm nothing rescales activations,
@@ -65,7 +63,7 @@ class LayerFactory:
         return conv
 
     def last_conv(self, in_channels: int, out_channels: int, kernel_size: int) -> nn.Conv2d:
-        """Return the last convolution of a residual branch: all zero without normalization."""
+        """Return the last convolution of a residual branch, which is zero without normalization."""
         conv = self.conv(in_channels, out_channels, kernel_size)
         # Without norms each block adds its branch's variance, so activations grow exponentially with depth. Zero
         # branches make each block start as its shortcut, as in Fixup, Zhang et al. 2019 (arXiv 1901.09321); its scaled
@@ -89,14 +87,14 @@ def build_layer_factory(norm: NormName, *, zero_init_residual: bool = False) -> 
 
 
 def scale_channels(channels: int, width: float) -> int:
-    """Return `channels` times `width`, rounded, at least 1."""
+    """Return `channels` times `width`, rounded to at least 1."""
     return max(1, round(channels * width))
 
 
 class DropPath(nn.Module):
-    """Zero each sample with `probability`, below 1, and divide the others by 1 - `probability`; identity in evaluation.
+    """Zero each sample with `probability` (below 1) and divide the others by 1 - `probability`, in training only.
 
-    [N, ...] to the same shape and dtype. Draws one number per sample from torch's global generator. Huang et al. 2016,
+    [N, ...] to the same shape and dtype, with one draw per sample from torch's global generator. Huang et al. 2016,
     Deep Networks with Stochastic Depth (arXiv 1603.09382), per sample.
     """
 
@@ -113,34 +111,31 @@ class DropPath(nn.Module):
         return x * factors
 
     def extra_repr(self) -> str:
-        """Return what `repr` shows of the layer."""
+        """Return the arguments that `repr` shows."""
         return f"probability={self.probability:g}"
 
 
 def build_drop_path(probability: float) -> nn.Module:
-    """Return a `DropPath`, or an identity that draws no random numbers if `probability` is 0."""
+    """Return a `DropPath`, or an identity without random draws if `probability` is 0."""
     return DropPath(probability) if probability else nn.Identity()
 
 
 def append_drop_path(branch: nn.Sequential, probability: float) -> nn.Sequential:
-    """Append a `DropPath` to `branch`, in place; names of tensors do not change."""
+    """Append a `DropPath` to `branch` in place, which keeps the names of tensors."""
     return branch.append(DropPath(probability)) if probability else branch
 
 
 def linear_drop_rates(drop_path: float, num_blocks: int) -> list[float]:
-    """Return the drop probability of each block: `drop_path` * l / L for block l of L, counted from 1.
-
-    Huang et al. 2016 (arXiv 1603.09382), section 3.2.
-    """
+    """Return `drop_path` * l / L for each block l of L, from 1 (Huang et al. 2016, section 3.2)."""
     return [drop_path * block / num_blocks for block in range(1, num_blocks + 1)]
 
 
 class Whitening(nn.Module):
-    """Convolve, without padding, with patch-whitening filters and their negatives, and add a learned bias.
+    """Convolve with patch-whitening filters and their negatives, which are not trained, and add a trained bias.
 
-    [N, channels, H, W] to [N, 8 * channels, H - 1, W - 1]. Filters are not trained, and random until `fit_filters` is
-    called. Jordan 2024, 94% on CIFAR-10 in 3.29 Seconds on a Single GPU (arXiv 2404.00498), section 3.2, after Page
-    2018, How to Train Your ResNet. Unlike there, the bias is trained to the end and not for three epochs only.
+    [N, channels, H, W] to [N, 8 * channels, H - 1, W - 1]. Filters are random until `fit_filters` is called. Jordan
+    2024, 94% on CIFAR-10 in 3.29 Seconds on a Single GPU (arXiv 2404.00498), section 3.2, after Page 2018, How to Train
+    Your ResNet. Unlike there, the bias is trained to the end and not for three epochs only.
     """
 
     def __init__(self, channels: int) -> None:
@@ -169,8 +164,8 @@ class Whitening(nn.Module):
 def compute_whitening_filters(images: Tensor) -> Tensor:
     """Return filters that decorrelate the 2x2 patches of `images` to variance 1, largest variance first.
 
-    float [N, C, H, W] to float64 [4 C, C, 2, 2], on the CPU. Filter i is v_i / sqrt(e_i + EPS), with eigenvalues e and
-    eigenvectors v of the second moments of the patches.
+    float [N, C, H, W] to float64 [4 C, C, 2, 2] on the CPU. Filter i is v_i / sqrt(e_i + EPS), with eigenvalues e and
+    eigenvectors v of the patches' second moments.
     """
     size = images.shape[1] * PATCH_SIZE**2
     # The mean is not subtracted, as in the author's code (github.com/KellerJordan/cifar10-airbench): it is nearly 0 for
@@ -188,21 +183,21 @@ def compute_whitening_filters(images: Tensor) -> Tensor:
 
 
 def _normalize_signs(vectors: Tensor) -> Tensor:
-    """Return the rows of `vectors`, each with the sign that makes its first large entry positive."""
-    # LAPACK chooses the sign of an eigenvector. The largest entry is ambiguous: an edge filter has two of equal size
-    # and opposite sign, and rounding would pick one.
+    """Return the rows of `vectors` with signs that make their first large entry positive."""
+    # The sign of an eigenvector depends on the LAPACK. Not by the largest entry: an edge filter has two of equal size
+    # and opposite sign, and rounding would decide.
     sizes = vectors.abs()
     first = (sizes > 0.5 * sizes.amax(dim=1, keepdim=True)).int().argmax(dim=1, keepdim=True)
     return vectors * vectors.gather(1, first).sign()
 
 
-def needs_data(model: nn.Module) -> bool:
-    """Return whether `fit_to_data` would change `model`."""
+def needs_data_init(model: nn.Module) -> bool:
+    """Return whether `init_from_data` would change `model`."""
     return any(isinstance(module, Whitening) for module in model.modules())
 
 
-def fit_to_data(model: nn.Module, images: Tensor) -> None:
-    """Compute what `model` derives from training images, in place; a no-op for most models.
+def init_from_data(model: nn.Module, images: Tensor) -> None:
+    """Run the data-dependent initialization of `model`, in place; only whitening layers have one.
 
     `images` are a few thousand, normalized, float [N, channels, H, W], on any device. Use the same images on every
     rank; their order changes only the last bits.

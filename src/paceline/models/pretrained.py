@@ -15,26 +15,25 @@ from paceline.models.structure import layer_weights
 _NESTED_KEYS = ("state_dict", "model")
 _PREFIXES = ("module.", "_orig_mod.")
 _BATCH_COUNTER = "num_batches_tracked"
-"""Missing in files from before torch 0.4.1, such as torchvision's first ResNets; paceline does not read it."""
+"""Buffer of BatchNorm that files from before torch 0.4.1 lack, such as torchvision's first ResNets; not used."""
 _AUX_PREFIXES = ("aux1.", "aux2.", "AuxLogits.")
 """Auxiliary classifiers of torchvision's googlenet and inception_v3, which are built without them."""
 
 
 def load_weights(model: nn.Module, path: str, name: str) -> str:
-    """Copy the tensors of the file at `path` into `model`, called `name`, in place; return a summary.
+    """Copy the tensors of the file at `path` into model `name`, in place; return a summary.
 
-    The file is a state dict, or holds one under `state_dict` or `model`; the prefixes of DDP and `torch.compile` are
+    The file holds a state dict, possibly under `state_dict` or `model`; prefixes of DDP and `torch.compile` are
     removed. Raise `RecipeError` for an unreadable file, and as `copy_weights` does.
     """
     return copy_weights(model, _strip_prefixes(read_weights(path)), path, name)
 
 
 def copy_weights(model: nn.Module, given: Mapping[str, Tensor], path: str, name: str) -> str:
-    """Copy the tensors `given`, read from `path`, into `model`, called `name`, in place; return a summary.
+    """Copy the tensors `given`, read from `path`, into model `name`, in place; return a summary.
 
-    A classifier with another number of classes keeps its initial weights. For a model of one input channel the filters
-    of the first convolution are summed over channels. Tensors get the model's dtype and device. Raise `RecipeError` for
-    any other difference; `model` is then unchanged.
+    A classifier with another number of classes keeps its initial weights. For a model of one input channel, the first
+    filters are summed over channels. Raise `RecipeError` for any other difference; `model` is then unchanged.
     """
     wanted = {key: tensor for key, tensor in model.state_dict().items() if not key.endswith(_BATCH_COUNTER)}
     given = {key: tensor for key, tensor in given.items() if not key.endswith(_BATCH_COUNTER)}
@@ -47,26 +46,26 @@ def copy_weights(model: nn.Module, given: Mapping[str, Tensor], path: str, name:
         if key not in wanted:
             raise RecipeError(f"model.weights: {path}: has {key!r}, which the model lacks {hint}")
     summed = _sum_input_channels(model, given)
-    fresh = _find_fresh_classifier(model, given)
-    _check_trained(model, fresh)
+    reinitialized = _find_reinitialized(model, given)
+    _check_trained(model, reinitialized)
     for key, tensor in wanted.items():
-        if key not in fresh and given[key].shape != tensor.shape:
+        if key not in reinitialized and given[key].shape != tensor.shape:
             sizes = f"{_format_shape(given[key].shape)} instead of {_format_shape(tensor.shape)}"
             raise RecipeError(f"model.weights: {path}: {key!r} is {sizes} {hint}")
-    with torch.no_grad():
-        for key in wanted.keys() - fresh.keys():
+    with torch.no_grad():  # copy_ converts dtype and device
+        for key in wanted.keys() - reinitialized.keys():
             wanted[key].copy_(given[key])
-    sentence = f"{len(wanted) - len(fresh)} tensors of {len(wanted)}"
-    return "; ".join([sentence, *summed, *sorted(set(fresh.values()))])
+    sentence = f"{len(wanted) - len(reinitialized)} tensors of {len(wanted)}"
+    return "; ".join([sentence, *summed, *sorted(set(reinitialized.values()))])
 
 
 def find_weights_file(path: str) -> Path:
-    """Return the path of the weights file that `path` names, without opening it.
+    """Return the path of a weights file, without opening it.
 
     Raise `RecipeError` if there is none or its suffix is not supported. For a URL or the name of published weights the
-    error has the commands that fetch them.
+    error has the commands to fetch them.
     """
-    file = Path(os.path.expanduser(path))  # noqa: PTH111 - the method raises where there is no home
+    file = Path(os.path.expanduser(path))  # noqa: PTH111 - the method raises without a home directory
     if not file.is_file():
         raise RecipeError(f"model.weights: {path}: {_explain_missing_file(path)}")
     if not file.name.endswith(tuple(_READERS)):
@@ -135,7 +134,7 @@ def _strip_prefixes(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _sum_input_channels(model: nn.Module, given: dict[str, Tensor]) -> list[str]:
-    """Sum the first convolution in `given` over its channels, in place, if the model takes one channel."""
+    """Sum the first convolution in `given` over its input channels, in place, if the model has one channel."""
     for name, module in model.named_modules():
         if not isinstance(module, nn.Conv2d):
             continue
@@ -148,12 +147,10 @@ def _sum_input_channels(model: nn.Module, given: dict[str, Tensor]) -> list[str]
     return []
 
 
-def _find_fresh_classifier(model: nn.Module, given: Mapping[str, Tensor]) -> dict[str, str]:
-    """Return the tensors that keep their initial weights, those of a classifier of other classes, each with the reason.
-
-    The classifier is the last linear or convolutional layer, and others whose number of outputs changes in the same
-    way.
-    """
+def _find_reinitialized(model: nn.Module, given: Mapping[str, Tensor]) -> dict[str, str]:
+    """Return the tensors of a classifier with other classes, which keep their initial weights, each with the reason."""
+    # The classifier is the last linear or convolutional layer, and others whose number of outputs changes in the same
+    # way, such as the second head of a distilled transformer.
     layers = {name: weight for name, weight in layer_weights(model).items() if f"{name}.weight" in given}
     outputs = {
         name: (given[f"{name}.weight"].shape[0], weight.shape[0])
@@ -168,11 +165,13 @@ def _find_fresh_classifier(model: nn.Module, given: Mapping[str, Tensor]) -> dic
     return {key: reason for name in heads for key in (f"{name}.weight", f"{name}.bias") if key in given}
 
 
-def _check_trained(model: nn.Module, fresh: Mapping[str, str]) -> None:
-    """Refuse to freeze a tensor that keeps its initial random weights."""
+def _check_trained(model: nn.Module, reinitialized: Mapping[str, str]) -> None:
+    """Refuse to freeze a tensor that keeps its random initial weights."""
     for name, parameter in model.named_parameters():
-        if name in fresh and not parameter.requires_grad:
-            raise RecipeError(f"model.freeze: {fresh[name]}, but {name!r} is frozen (leave it out of model.freeze)")
+        if name in reinitialized and not parameter.requires_grad:
+            raise RecipeError(
+                f"model.freeze: {reinitialized[name]}, but {name!r} is frozen (leave it out of model.freeze)"
+            )
 
 
 def _format_shape(shape: torch.Size) -> str:

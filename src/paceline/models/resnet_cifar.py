@@ -1,7 +1,6 @@
 """ResNets for small images: a stem of stride 1 without pooling.
 
-He et al. 2015, Deep Residual Learning for Image Recognition (arXiv 1512.03385). Blocks and strides are torchvision's: a
-bottleneck block has its stride in the 3x3 convolution.
+He et al. 2015, Deep Residual Learning for Image Recognition (arXiv 1512.03385), with torchvision's blocks.
 """
 
 from collections.abc import Callable, Sequence
@@ -65,7 +64,7 @@ def build_bottleneck_block(
         layers.conv(in_channels, channels, 1),
         layers.norm(channels),
         nn.ReLU(inplace=True),
-        layers.conv(channels, channels, 3, stride),
+        layers.conv(channels, channels, 3, stride),  # as in torchvision; He et al. have the stride in the 1x1
         layers.norm(channels),
         nn.ReLU(inplace=True),
         layers.last_conv(channels, out_channels, 1),
@@ -85,8 +84,7 @@ def _build_shortcut(layers: LayerFactory, in_channels: int, out_channels: int, s
 class ResNet(nn.Module):
     """A ResNet of four stages; each but the first halves the image.
 
-    Maps images, float [N, channels, H, W], to logits, float [N, num_classes]. `depths` are the blocks per stage. The
-    classifier keeps torch's initialization, U(-1, 1) / sqrt(features).
+    Maps images, float [N, channels, H, W], to logits, float [N, num_classes]. `depths` are the blocks per stage.
     """
 
     def __init__(
@@ -118,7 +116,7 @@ class ResNet(nn.Module):
                 blocks.append(block)
                 num_features = block.out_channels
             self.stages.append(blocks)
-        self.classifier = nn.Linear(num_features, num_classes)
+        self.classifier = nn.Linear(num_features, num_classes)  # torch's initialization, U(-1, 1) / sqrt(features)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the logits of `images`."""

@@ -1,4 +1,4 @@
-"""Analyze the structure of any model: find its classifier, and number its layers for layer-wise learning rates."""
+"""Find the classifier of any model, and number its layers for layer-wise learning rates."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -17,37 +17,35 @@ def layer_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def find_classifier(model: nn.Module, num_classes: int) -> tuple[str, ...]:
-    """Return the names of the layers that compute the `num_classes` logits, or () if unknown.
-
-    These are the last linear or convolutional layer and siblings with as many outputs and dimensions, such as the
-    second head of a distilled transformer.
-    """
+    """Return the names of the layers that compute the `num_classes` logits, or () if unknown."""
+    # The last linear or convolutional layer, and siblings with as many outputs and dimensions, such as the second head
+    # of a distilled transformer.
     weights = layer_weights(model)
     last = next(reversed(weights), None)
     if last is None or len(weights[last]) != num_classes:
         return ()
-    beside = [
+    siblings = [
         name
         for name in weights
         if _get_parent_name(name) == _get_parent_name(last) and weights[name].ndim == weights[last].ndim
     ]
-    return tuple(name for name in beside if len(weights[name]) == num_classes)
+    return tuple(name for name in siblings if len(weights[name]) == num_classes)
 
 
 def _get_parent_name(name: str) -> str:
-    """Return the parent module of a layer; timm's `head_dist.linear` counts as part of its `head`."""
+    # timm's `head_dist.linear` counts as part of `head`.
     return name.rpartition(".")[0].replace("_dist", "")
 
 
 @runtime_checkable
 class _TimmModel(Protocol):
-    """A model that defines how its parameters are grouped into layers."""
+    """A model that defines the layers of its parameters."""
 
     group_matcher: Callable[..., Any]
 
 
 def number_layers(model: nn.Module) -> dict[str, int]:
-    """Return the layer number of every parameter of `model` by name: 0 at the input, the highest at the classifier.
+    """Return the layer number of every parameter by name: 0 at the input, the highest at the classifier.
 
     Call it before sharding, which changes the classes of modules.
     """
@@ -71,9 +69,9 @@ def number_layers(model: nn.Module) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class _ParameterGroup:
-    """Names of parameters of one layer: of a block, or of a module outside of blocks.
+    """Names of the parameters of a block, or of a module outside of blocks.
 
-    `is_wide` if one of them has two or more dimensions.
+    `is_wide`: one of them has two or more dimensions.
     """
 
     names: tuple[str, ...]
@@ -120,14 +118,14 @@ def _is_container(module: nn.Module) -> bool:
     )
 
 
-def _assign_layers(pieces: list[_ParameterGroup]) -> dict[str, int]:
-    blocks = [index for index, piece in enumerate(pieces) if piece.is_block]
-    first, last = (blocks[0], blocks[-1]) if blocks else (0, len(pieces))
+def _assign_layers(groups: list[_ParameterGroup]) -> dict[str, int]:
+    blocks = [index for index, group in enumerate(groups) if group.is_block]
+    first, last = (blocks[0], blocks[-1]) if blocks else (0, len(groups))
     numbers: dict[str, int] = {}
     layer = 0
-    for index, piece in enumerate(pieces):
-        begins = piece.is_wide and first < index <= last
-        if piece.is_block or begins or index == last + 1:
+    for index, group in enumerate(groups):
+        starts_layer = group.is_wide and first < index <= last
+        if group.is_block or starts_layer or index == last + 1:
             layer += bool(numbers)
-        numbers.update(dict.fromkeys(piece.names, layer))
+        numbers.update(dict.fromkeys(group.names, layer))
     return numbers

@@ -13,17 +13,20 @@ from torch.overrides import TorchFunctionMode
 
 from paceline.core.errors import PacelineError, RecipeError
 from paceline.models.build import build_model
-from paceline.models.freeze import describe_trained_parameters, find_thawed_modules, record_modes, set_training_mode
+from paceline.models.freeze import (
+    describe_trained_parameters,
+    find_modules_set_to_train,
+    record_modes,
+    set_training_mode,
+)
 from paceline.recipe.plan import Plan
-from paceline.recipe.schema.base import is_own_model
+from paceline.recipe.schema.base import is_plugin_name
 from paceline.recipe.schema.model import Model
 
 _CPU_TRIAL_BATCH: Final = 2
 """Images per trial batch on the CPU."""
-
-
 _SAFE_IN_CHANNELS: Final = 16
-"""Channels that oneDNN's AVX-512 kernel of the gradient processes at once; 8 with AVX2."""
+"""Channels that oneDNN's AVX-512 kernel of the weight gradient processes at once; 8 with AVX2."""
 
 
 def choose_memory_format(
@@ -31,21 +34,20 @@ def choose_memory_format(
 ) -> torch.memory_format:
     """Resolve `model.memory_format` for `device`.
 
-    `auto` is channels_last, except on a CPU for models that `find_overflowing_convolutions` lists layers of. A model
-    that cannot be built is channels_last, as `check_model` refuses it later.
+    `auto` is channels_last, except on a CPU for models with layers in `find_overflowing_convolutions`.
     """
     if section.memory_format != "auto":
         return torch.contiguous_format if section.memory_format == "contiguous" else torch.channels_last
     if device.type != "cpu":
         return torch.channels_last
     for build_device in (torch.device("meta"), device):
-        # A plugin may do what the meta device cannot, such as read a value.
+        # A plugin may do what the meta device cannot, such as reading a value.
         with contextlib.suppress(Exception), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with build_device:
                 model = build_model(section, num_classes=num_classes, channels=channels)
             return torch.contiguous_format if find_overflowing_convolutions(model) else torch.channels_last
-    return torch.channels_last
+    return torch.channels_last  # the model cannot be built, which `check_model` reports
 
 
 def find_overflowing_convolutions(model: nn.Module) -> tuple[str, ...]:
@@ -70,20 +72,19 @@ def _overflows(module: nn.Module) -> bool:
 def check_model(
     section: Model, plan: Plan, *, half_on_cpu: str = "", fp32_on_cpu: bool = False, compile_mode: str = "off"
 ) -> tuple[str, ...]:
-    """Return notes about the model, as sentences, if it can be trained.
+    """Run trial batches of each training size and of the evaluation size; return notes for the user.
 
-    Runs a trial batch of each training size in training mode, and of the evaluation size in evaluation mode.
-    `half_on_cpu` names the 16-bit precision of training on a CPU, "" for others; `fp32_on_cpu` is True for
-    training on a CPU in 32 bits. Raise `RecipeError` in one line if the model cannot take the images of `plan` or
-    returns no logits, if the memory format has no effect, and for convolutions whose gradient is wrong or corrupts
-    memory on a CPU.
+    `half_on_cpu` names the 16-bit precision of training on a CPU, else ""; `fp32_on_cpu` is True for 32 bits on a CPU.
+    Raise `RecipeError` if the model cannot take the images of `plan` or returns no logits, if the memory format has no
+    effect, and for convolutions whose gradient is wrong or corrupts memory on a CPU.
     """
     check = partial(_check_on_device, half_on_cpu=half_on_cpu, fp32_on_cpu=fp32_on_cpu, compile_mode=compile_mode)
     try:
         return check(section, plan, torch.device("meta"))
     except RecipeError:
-        if not is_own_model(section.name):
+        if not is_plugin_name(section.name):
             raise
+        # A plugin may fail on the meta device alone, so try a small batch on the CPU.
         small_plan = replace(
             plan, micro_batch=min(plan.micro_batch, _CPU_TRIAL_BATCH), eval_batch=min(plan.eval_batch, _CPU_TRIAL_BATCH)
         )
@@ -97,10 +98,10 @@ def _check_on_device(
     sizes = sorted({size for _, size in plan.train_sizes})
     with _raise_as_recipe_error(section, _build_batch_shape(plan, plan.micro_batch, sizes[0])):
         model = build_model_on_device(section, plan, device)
-        as_made = record_modes(model)
+        initial_modes = record_modes(model)
         set_training_mode(section, model, plan.num_classes)
     notes = (
-        _describe_reset_modules(section, find_thawed_modules(as_made, model)),
+        _describe_reset_modules(section, find_modules_set_to_train(initial_modes, model)),
         describe_trained_parameters(section, model),
     )
     check_memory_format(section, model)
@@ -116,7 +117,7 @@ def _check_on_device(
 
 
 def _describe_reset_modules(section: Model, names: Sequence[str]) -> str | None:
-    """Return a note on modules that the plugin put into evaluation mode in its constructor, which training undoes."""
+    """Return a note on modules that a plugin puts into evaluation mode in its constructor, which has no effect."""
     if not names:
         return None
     which = f"{names[0] or 'itself'} and {len(names) - 1} more modules" if names[1:] else names[0] or "itself"
@@ -127,14 +128,11 @@ def _describe_reset_modules(section: Model, names: Sequence[str]) -> str | None:
 
 
 class _StrideCheck(TorchFunctionMode):
-    """Refuse convolutions whose weight gradient oneDNN computes from uninitialized memory.
+    """Refuse convolutions whose weight gradient oneDNN computes from uninitialized memory in 16 bits."""
 
-    Affects 16-bit training on CPUs with AVX-512, for kernels of more than one pixel on maps smaller than the stride.
-    All CPUs refuse it, so that a recipe is valid on each of them.
-    """
-
-    # Seen with torch 2.11 and 2.15, for exactly these of all maps of 1 to 8 pixels and strides of 1 to 4. The wrong
-    # numbers mostly look plausible.
+    # On CPUs with AVX-512, for kernels of more than one pixel on maps smaller than the stride. Refused on all CPUs, so
+    # that a recipe is valid on each of them. Seen with torch 2.11 and 2.15, for exactly these of all maps of 1 to 8
+    # pixels and strides of 1 to 4. The wrong numbers mostly look plausible.
     def __init__(self, precision: str) -> None:
         super().__init__()
         self._precision = precision
@@ -175,7 +173,7 @@ def check_memory_format(section: Model, model: nn.Module) -> None:
 
 
 def _check_overflowing_gradients(section: Model, model: nn.Module, compile_mode: str) -> None:
-    """Raise `RecipeError` for a trained filter whose gradient would be computed beyond a buffer."""
+    """Raise `RecipeError` for a trained filter in `find_overflowing_convolutions`."""
     names = [name for name in find_overflowing_convolutions(model) if model.get_submodule(name).weight.requires_grad]
     if not names or (section.memory_format != "channels_last" and compile_mode == "off"):
         return
@@ -209,7 +207,7 @@ def _try_forward(
 
 @contextlib.contextmanager
 def _raise_as_recipe_error(section: Model, shape: tuple[int, ...]) -> Iterator[None]:
-    """Context manager: convert any exception of a model at a batch of `shape` into a one-line `RecipeError`."""
+    """Convert any exception of a model at a batch of `shape` to a one-line `RecipeError`."""
     try:
         yield
     except PacelineError:
@@ -221,7 +219,7 @@ def _raise_as_recipe_error(section: Model, shape: tuple[int, ...]) -> Iterator[N
 
 
 def build_model_on_device(section: Model, plan: Plan, device: torch.device) -> nn.Module:
-    """Build the model for the images and classes of `plan`; on the meta device it has shapes and no data."""
+    """Build the model for the images and classes of `plan`."""
     try:
         with device, warnings.catch_warnings():
             # A plugin that loads its own weights causes a warning per tensor on the meta device.

@@ -18,10 +18,10 @@ POOLED_SIZE = 7
 
 
 class WideBlock(nn.Module):
-    """Compute branch(x) + shortcut(x), without an activation: [N, in_channels, H, W] to [N, out_channels, H, W].
+    """Compute branch(x) + shortcut(x): [N, in_channels, H, W] to [N, out_channels, H, W].
 
-    The branch is convolution, norm, ReLU, dropout, convolution, norm, ReLU. The shortcut of the first block of a group
-    is a 1x1 convolution with a bias, and the identity in the others.
+    The branch is convolution, norm, ReLU, dropout, convolution, norm, ReLU. The shortcut is a 1x1 convolution in the
+    first block of a group, else the identity.
     """
 
     def __init__(self, norm: NormName, in_channels: int, out_channels: int, drop_path: float, *, is_first: bool):
@@ -45,8 +45,8 @@ class WideResNet(nn.Module):
     """A stem of 16 channels and three groups of two blocks, of 160, 320 and 640 channels times `width`.
 
     Maps images, float [N, channels, H, W] of at most 55 pixels per side, to logits, float [N, num_classes]. Each group
-    but the last ends in max-pooling that halves the image. The classifier sees the mean over the first 7x7 pixels, as
-    from `AvgPool2d(7)`, or over all pixels if there are fewer.
+    but the last halves the image. The classifier sees the mean over the first 7x7 pixels, as from `AvgPool2d(7)`, or
+    over all pixels if there are fewer.
     """
 
     def __init__(self, *, num_classes: int, channels: int, width: float, norm: NormName, drop_path: float) -> None:
@@ -80,9 +80,8 @@ class WideResNet(nn.Module):
 
 
 def _build_conv_norm_relu(norm: NormName, in_channels: int, out_channels: int) -> nn.Sequential:
-    """Return a 3x3 convolution that keeps the image size, a norm and a ReLU; the bias is on only without a norm."""
     return nn.Sequential(
-        nn.Conv2d(in_channels, out_channels, 3, padding=1, bias=norm == "none"),
+        nn.Conv2d(in_channels, out_channels, 3, padding=1, bias=norm == "none"),  # a norm has its own bias
         build_norm(norm)(out_channels),
         nn.ReLU(inplace=True),
     )

@@ -24,13 +24,13 @@ from paceline.data.worker_limits import check_worker_limits, estimate_batch_byte
 from paceline.measure.timer import now_s
 from paceline.models.build import build_model
 from paceline.models.freeze import set_training_mode
-from paceline.models.layers import fit_to_data, needs_data
+from paceline.models.layers import init_from_data, needs_data_init
 from paceline.models.validate import choose_memory_format
 from paceline.parallel.base import choose_device, set_threads
 from paceline.parallel.process_group import RankStore, local_rank_zero_first, process_group
 from paceline.parallel.strategy import Strategy
 from paceline.parallel.sync_batch_norm import convert_sync_batch_norm
-from paceline.recipe.plan import Plan, resolve_batch, workers_outwaited_by_timeout
+from paceline.recipe.plan import Plan, resolve_batch, worker_timeout_warning
 from paceline.recipe.schema import Recipe
 from paceline.training.coordinator import BadImageRegistry
 from paceline.training.datasets import ReadData
@@ -85,7 +85,7 @@ class RunContext:
         choice = choose_loader(recipe.data, datasets.train, device=device.type, cores=cores, free_bytes=free_bytes)
         layout = choose_memory_format(recipe.model, device, num_classes=plan.num_classes, channels=plan.channels)
         context = cls(recipe, world, device, datasets, plan, choice, exit_stack, layout)
-        return context.with_notes(choice.note, workers_outwaited_by_timeout(recipe, choice.workers))
+        return context.with_notes(choice.note, worker_timeout_warning(recipe, choice.workers))
 
     def with_notes(self, *notes: str | None) -> "RunContext":
         """Return a copy whose plan has the given `notes` too, empty ones left out."""
@@ -125,8 +125,8 @@ class RunContext:
         """
         torch.manual_seed(self.recipe.seed)
         model = build_model(self.recipe.model, num_classes=self.plan.num_classes, channels=self.plan.channels)
-        if is_new and needs_data(model):
-            fit_to_data(model, self._read_images_to_fit())
+        if is_new and needs_data_init(model):
+            init_from_data(model, self._read_images_to_fit())
         precision.cast_model(model)
         model.to(self.device)
         if self.recipe.model.norm == "sync_batch":

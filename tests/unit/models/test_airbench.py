@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from paceline.models.build import build_model
-from paceline.models.layers import fit_to_data
+from paceline.models.layers import init_from_data
 from paceline.recipe.schema.model import Model
 
 SPEEDNETS = ("speednet94", "speednet95", "speednet96")
@@ -112,7 +112,7 @@ def test_training_lowers_the_loss_and_leaves_fixed_parameters_alone(name, norm):
     model = small(name, norm)
     labels = torch.arange(32) % 4
     images = torch.randn(4, 3, 16, 16)[labels] + 0.5 * torch.randn(32, 3, 16, 16)
-    fit_to_data(model, images)
+    init_from_data(model, images)
     fixed = [(p, p.clone()) for p in model.parameters() if not p.requires_grad]
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1, momentum=0.9)
     for _ in range(20):

@@ -3,7 +3,7 @@
 import pytest
 from torch import nn
 
-from paceline.models.freeze import eval_mode, find_thawed_modules, record_modes
+from paceline.models.freeze import eval_mode, find_modules_set_to_train, record_modes
 
 
 class Frozen(nn.Sequential):
@@ -51,5 +51,5 @@ def test_what_training_thaws_is_named() -> None:
     model = nn.Sequential(nn.BatchNorm2d(2), nn.Dropout(0.5))
     model[0].eval()
     before = record_modes(model)
-    assert find_thawed_modules(before, model) == []
-    assert find_thawed_modules(before, model.train()) == ["0"]
+    assert find_modules_set_to_train(before, model) == []
+    assert find_modules_set_to_train(before, model.train()) == ["0"]

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from paceline.models import layers
 from paceline.models.build import MODEL_NAMES, build_model
-from paceline.models.layers import WHITENING_EPS, Whitening, compute_whitening_filters, fit_to_data, needs_data
+from paceline.models.layers import WHITENING_EPS, Whitening, compute_whitening_filters, init_from_data, needs_data_init
 from paceline.recipe.schema.model import Model
 
 
@@ -79,10 +79,10 @@ def test_only_the_speednets_want_data_and_others_stay_as_they_are(name):
     torch.manual_seed(0)
     model = build_model(Model(name=name, width=0.125), num_classes=3, channels=1)
     before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
-    fit_to_data(model, correlated_images(1))
+    init_from_data(model, correlated_images(1))
     changed = [key for key, tensor in model.state_dict().items() if not torch.equal(tensor, before[key])]
-    assert needs_data(model) == name.startswith("speednet")
-    assert changed == (["whitening.conv.weight"] if needs_data(model) else [])
+    assert needs_data_init(model) == name.startswith("speednet")
+    assert changed == (["whitening.conv.weight"] if needs_data_init(model) else [])
 
 
 def test_fitting_keeps_the_dtype_and_layout_of_the_model():
