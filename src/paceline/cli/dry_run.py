@@ -15,7 +15,7 @@ from paceline.data.sources.build import build_datasets
 from paceline.data.staging.inventory import build_inventory
 from paceline.parallel.base import choose_device
 from paceline.recipe.load import LoadedRecipe
-from paceline.recipe.plan import Plan, resolve_batch, small_batch_warning, workers_outwaited_by_timeout
+from paceline.recipe.plan import Plan, resolve_batch, small_batch_warning, worker_timeout_warning
 from paceline.recipe.plugins import check_plugins
 from paceline.training.logging.build import require_sinks
 from paceline.training.precision import build_precision, check_trained_model
@@ -55,7 +55,7 @@ def dry_run(loaded: LoadedRecipe, world: World, ranks: int, *, as_json: bool, re
     small_batch_note = small_batch_warning(loaded.recipe, ranks, device.type)
     notes = filter(
         None,
-        [small_batch_note, *known, choice.note, workers_outwaited_by_timeout(recipe, choice.workers), *tried, *changes],
+        [small_batch_note, *known, choice.note, worker_timeout_warning(recipe, choice.workers), *tried, *changes],
     )
     plan = replace(plan, notes=(*plan.notes, *notes))
     each = count(cores, "core")

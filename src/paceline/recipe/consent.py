@@ -1,4 +1,4 @@
-"""Refuse to import code named in a file, unless the user has allowed it."""
+"""Refuse to import plugins that are named in a file, unless the user consents with `--own-code`."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -7,7 +7,7 @@ from paceline.core.errors import RecipeError
 from paceline.recipe.load import LoadedRecipe
 from paceline.recipe.plugins import plugins_of
 from paceline.recipe.schema import Recipe
-from paceline.recipe.schema.base import is_own_model
+from paceline.recipe.schema.base import is_plugin_name
 
 OWN_CODE: Final = "--own-code"
 _SECTIONS: Final = ("model", "data.source", "optim")
@@ -15,10 +15,10 @@ _LISTS: Final = ("data.augment", "log.sinks")
 
 
 def require_consent(loaded: LoadedRecipe, *, own_code: bool, of: tuple[str, ...] = ("",)) -> None:
-    """Raise `RecipeError` for the first plugin named in a file of `loaded`, unless `own_code`; `of` limits the check to
-    plugins below these dotted paths."""
+    """Raise `RecipeError` for a plugin below the dotted paths `of` that a file of `loaded` names, unless `own_code`."""
     if own_code:
         return
+    # Plugins named on the command line or by a script need no consent: the user typed them.
     for plugin in plugins_of(loaded.recipe):
         field = f"{plugin.path}.name"
         if plugin.path.startswith(of) and loaded.stack.file_of(field):
@@ -26,26 +26,24 @@ def require_consent(loaded: LoadedRecipe, *, own_code: bool, of: tuple[str, ...]
 
 
 def require_consent_to_settings(settings: Mapping[str, Any], place: str, *, own_code: bool) -> None:
-    """Raise `RecipeError` for the first plugin in `settings`, part of a recipe in the file at `place`, unless
-    `own_code`."""
-    for field, name in _named_in(settings):
+    """Raise `RecipeError` for a plugin in `settings`, part of a recipe in the file at `place`, unless `own_code`."""
+    for field, name in _find_plugin_names(settings):
         if not own_code:
             raise _refusal(place, field, name)
 
 
 def settings_name_code(settings: Mapping[str, Any]) -> bool:
-    """Whether `settings`, part of a recipe, name a plugin."""
-    return next(_named_in(settings), None) is not None
+    """Return whether `settings`, part of a recipe, name a plugin."""
+    return next(_find_plugin_names(settings), None) is not None
 
 
 def names_code(recipe: Recipe) -> bool:
-    """Whether a file with this recipe needs `--own-code` to be read."""
+    """Return whether `recipe` names a plugin, so that a file with it needs `--own-code`."""
     return next(plugins_of(recipe), None) is not None
 
 
 def consent_arguments(recipe: Recipe) -> tuple[str, ...]:
-    """Return the arguments a command needs to read `recipe` from a file that paceline itself wrote: `--own-code` or
-    none."""
+    """Return the arguments that a command needs to read `recipe` from a file written by paceline."""
     return (OWN_CODE,) if names_code(recipe) else ()
 
 
@@ -56,22 +54,22 @@ def _refusal(location: str, field: str, name: str) -> RecipeError:
     )
 
 
-def _named_in(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the field and the name of each plugin in nested `settings`, valid or not."""
+def _find_plugin_names(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the field and the name of each plugin in nested `settings`, which may be invalid."""
     for path in _SECTIONS:
-        section = _at(settings, path)
+        section = _get_at(settings, path)
         name = section.get("name") if isinstance(section, Mapping) else None
-        if isinstance(name, str) and is_own_model(name):
+        if isinstance(name, str) and is_plugin_name(name):
             yield f"{path}.name", name
     for path in _LISTS:
-        items = _at(settings, path)
+        items = _get_at(settings, path)
         for position, item in enumerate(items if isinstance(items, list | tuple) else ()):
             name = item.get("name") if isinstance(item, Mapping) else item
-            if isinstance(name, str) and is_own_model(name):
+            if isinstance(name, str) and is_plugin_name(name):
                 yield f"{path}[{position}].name", name
 
 
-def _at(settings: Mapping[str, Any], path: str) -> Any:
+def _get_at(settings: Mapping[str, Any], path: str) -> Any:
     """Return the value at a dotted path, or None."""
     value: Any = settings
     for key in path.split("."):

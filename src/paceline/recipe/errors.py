@@ -1,4 +1,4 @@
-"""Convert pydantic's validation errors into one line with the field, the value and the fix."""
+"""Convert pydantic's validation errors to one line with the field, the value and the fix."""
 
 import re
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from paceline.core.units import count
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.base import IMPORT_PATH_FORM, Section
 
-_PLAIN = {
+_TYPE_NAMES = {
     "int_type": "a whole number",
     "int_parsing": "a whole number",
     "int_from_float": "a whole number",
@@ -24,12 +24,12 @@ _PLAIN = {
     "string_type": "text",
     "tuple_type": "a list",
 }
-# Other trainers' names of fields, where a similar spelling does not lead to the field.
+# Other trainers' names of fields that `suggest_similar` does not find.
 _SYNONYMS = {"learning_rate": "lr", "wd": "weight_decay", "bs": "batch_size", "num_workers": "workers"}
 
 
 def explain(error: ValidationError, values: dict[str, Any]) -> tuple[str, str]:
-    """Return (dotted path, message) of the first field in `error`; `values` is what was validated."""
+    """Return (dotted path, message) for the first field in `error`; `values` is the validated mapping."""
     details = error.errors(include_url=False)
     paths = [_field_path(detail["loc"], values, detail["type"] == "missing") for detail in details]
     # An unknown variant is an error of the section's `name`; in a list, whose items may be bare names, of the item.
@@ -76,7 +76,7 @@ def _message(path: str, details: list[ErrorDetails]) -> str:
     leaf = path.rpartition(".")[2]
     match detail["type"]:
         case "extra_forbidden":
-            return _not_a_field(path, leaf, detail["loc"][:-1])
+            return _unknown_field_message(path, leaf, detail["loc"][:-1])
         case "missing" if isinstance(detail["loc"][-1], int):
             return f"{_shorten_value(detail['input'])} is too short (write {int(details[-1]['loc'][-1]) + 1} values)"
         case "too_short" | "too_long":
@@ -96,12 +96,11 @@ def _message(path: str, details: list[ErrorDetails]) -> str:
             return str(detail["ctx"].get("message") or detail["ctx"]["error"])
         case "model_type" | "model_attributes_type" | "dict_type" | "union_tag_not_found":
             return f"{_shorten_value(detail['input'])} is a value where a section is needed (set a field below it)"
-    wanted = ", or ".join(dict.fromkeys(_expected(each) for each in details))
+    wanted = ", or ".join(dict.fromkeys(_expected_value(each) for each in details))
     return f"{_shorten_value(detail['input'])} should be {wanted}"
 
 
-def _not_a_field(path: str, leaf: str, loc: tuple[str | int, ...]) -> str:
-    """Return the message for `leaf`, which the section at `loc` does not have."""
+def _unknown_field_message(path: str, leaf: str, loc: tuple[str | int, ...]) -> str:
     known = _siblings(loc)
     owners = _variants_with(leaf, loc)
     if loc and loc[-1] == IMPORT_PATH_FORM:
@@ -118,12 +117,12 @@ def _not_a_field(path: str, leaf: str, loc: tuple[str | int, ...]) -> str:
     return "is not a field" + (suggest_similar(leaf, known) or f" (one of {', '.join(known)})")
 
 
-def _expected(detail: ErrorDetails) -> str:
+def _expected_value(detail: ErrorDetails) -> str:
     """Return what one branch of a union accepts."""
     if detail["type"] == "value_error":
         return str(detail["ctx"]["error"]).rpartition("(")[2].rstrip(")")
-    if detail["type"] in _PLAIN:
-        return _PLAIN[detail["type"]]
+    if detail["type"] in _TYPE_NAMES:
+        return _TYPE_NAMES[detail["type"]]
     return detail["msg"].removeprefix("Input should be ").removeprefix("a valid ")
 
 
@@ -133,8 +132,7 @@ def _shorten_value(value: object) -> str:
 
 
 def choices() -> dict[str, tuple[str, ...]]:
-    """Return the allowed words of each field by its path, () for fields of numbers or text; a section with a `name` has
-    the fields of all variants."""
+    """Return the allowed words of each field by its path, over all variants; () for numbers and text."""
     by_path: dict[str, tuple[str, ...]] = {}
     for path, values in _fields(Recipe, ""):
         by_path[path] = tuple(dict.fromkeys((*by_path.get(path, ()), *values)))
@@ -142,7 +140,7 @@ def choices() -> dict[str, tuple[str, ...]]:
 
 
 def paths_of(name: str) -> list[str]:
-    """Return the paths of all fields called `name`, such as `train.epochs` for `epochs`; a whole path matches too."""
+    """Return the paths of all fields called `name`: `epochs` or `train.epochs` gives `train.epochs`."""
     return [path for path in choices() if path == name or path.endswith(f".{name}")]
 
 
@@ -158,7 +156,7 @@ def _fields(section: type[Section], prefix: str) -> Iterator[tuple[str, list[str
 
 
 def _kinds(annotation: Any) -> Iterator[Any]:
-    """Yield the members of a union, without annotations."""
+    """Yield the members of a union, or the type itself, without `Annotated`."""
     origin = get_origin(annotation)
     if origin is Annotated:
         yield from _kinds(get_args(annotation)[0])
@@ -179,7 +177,7 @@ def _siblings(loc: tuple[str | int, ...]) -> list[str]:
 
 
 def _variants_with(field: str, loc: tuple[str | int, ...]) -> list[str]:
-    """Return the variants that have `field`, other than the one chosen at `loc`."""
+    """Return the variants with `field`, without the one chosen at `loc`."""
     schema = Recipe.model_json_schema()
     node: dict[str, Any] = schema
     for item in loc[:-1]:

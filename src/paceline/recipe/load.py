@@ -1,4 +1,4 @@
-"""Load a recipe: merge a chain of YAML files, presets and overrides, validate it, and record each value's origin."""
+"""Load a recipe: merge YAML files, presets and overrides, validate them, and record the origin of each value."""
 
 import os
 import re
@@ -17,7 +17,7 @@ from paceline.core.run_dir import RECIPE, is_run
 from paceline.core.urls import HOW_TO_PASS_CREDENTIALS, find_secret, public_url
 from paceline.recipe.errors import choices, explain
 from paceline.recipe.schema import Recipe
-from paceline.recipe.schema.base import is_own_model
+from paceline.recipe.schema.base import is_plugin_name
 from paceline.recipe.schema.model import BUILT_IN_MODELS_ONLY
 from paceline.recipe.schema.train import REPLACED_WHOLE
 from paceline.recipe.yaml import read_yaml_file, read_yaml_value
@@ -26,33 +26,33 @@ DEFAULT = "digits"
 _COMMAND_LINE = "command line"
 PRESETS = Path(str(resources.files("paceline.recipe") / "presets"))
 ALTERNATIVES: Final = (("train", "epochs", "steps"), ("data", "batch_size", "rank_batch_size"))
-"""Sections with two fields that set the same thing in different units; the later layer wins."""
+"""Sections with two fields for the same quantity in different units; the later layer wins."""
 _KEY = re.compile(r"[a-z_][a-z0-9_]*(\.[a-z_][a-z0-9_]*)*")
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One mapping of a recipe and its `origin`; `lines` has the line of each dotted path in a file."""
+    """One mapping of recipe fields and its `origin`; `lines` has the line of each dotted path in a file."""
 
     values: dict[str, Any]
     origin: str
     lines: dict[str, int] = field(default_factory=dict)
 
     def location(self, path: str) -> str:
-        """Return `file:line` of a dotted path, or the origin without lines."""
+        """Return `file:line` of a dotted path, or the origin if it has no lines."""
         return f"{self.origin}:{self.lines[path]}" if path in self.lines else self.origin
 
 
 @dataclass(frozen=True)
 class LayerStack:
-    """Merged layers: the `values`, the origin of each dotted leaf path, and those origins that are `files`."""
+    """Merged layers: the `values`, the origin of each dotted leaf path, and the origins that are `files`."""
 
     values: dict[str, Any]
     origins: dict[str, str]
     files: frozenset[str] = frozenset()
 
     def origin(self, path: str) -> str:
-        """Return where `path`, or the section around it, was set; `default` if nowhere."""
+        """Return the origin of `path`, or of the section around it; `default` if it was not set."""
         while path:
             if path in self.origins:
                 return self.origins[path]
@@ -60,24 +60,24 @@ class LayerStack:
         return "default"
 
     def file_of(self, path: str) -> str:
-        """Return the file in which `path`, or the section around it, was set, or ""."""
+        """Return the file that set `path`, or the section around it, or ""."""
         origin = self.origin(path)
         return next((file for file in self.files if origin == file or origin.startswith(f"{file}:")), "")
 
 
 @dataclass(frozen=True)
 class Patch:
-    """Assignments of plain values to dotted paths, applied together: `optim.name` before `optim.lr`."""
+    """Assignments of plain values to dotted paths, applied together, so `optim.name` may come after `optim.lr`."""
 
     assignments: tuple[tuple[str, Any], ...] = ()
 
     @classmethod
     def parse(cls, assignments: list[str]) -> Self:
-        """Parse `KEY=VALUE` words; the value is YAML, so `1e-3` is a number and `[flip]` a list."""
-        return cls(tuple(_assignment(each) for each in assignments))
+        """Parse `KEY=VALUE` words, with YAML values: `1e-3` is a number and `[flip]` a list."""
+        return cls(tuple(_parse_assignment(each) for each in assignments))
 
     def values(self) -> dict[str, Any]:
-        """Return the assignments as one nested mapping; a later assignment to a path wins."""
+        """Return the assignments as one nested mapping; later ones win."""
         nested: dict[str, Any] = {}
         for path, value in self.assignments:
             _refuse_key_below_value(path, value)
@@ -114,8 +114,10 @@ def load(name: str = DEFAULT, patch: Patch | None = None) -> LoadedRecipe:
 
 
 def load_values(values: Mapping[str, Any], patch: Patch | None = None, *, name: str = "script") -> LoadedRecipe:
-    """Load a recipe from plain `values`, with `patch` over them; `extends` starts from a preset or a file. Raise
-    `RecipeError`."""
+    """Load a recipe from plain `values`, with `patch` over them. Raise `RecipeError`.
+
+    `extends` in `values` starts from a preset or a file.
+    """
     settings = dict(values)
     base = settings.pop("extends", None)
     below = [] if base is None else _load_chain(find_recipe(str(base)), str(base))
@@ -148,7 +150,8 @@ def validate(stack: LayerStack) -> Recipe:
 
 
 def find_recipe(name: str) -> Path:
-    """Return the file of a preset, a YAML file, or a run directory's recipe. Raise `RecipeError`."""
+    """Return the file of a preset, a path or a run directory. Raise `RecipeError`."""
+    # Error messages show the name, so a URL given by mistake must not show its password.
     secret = find_secret(name)
     if secret:
         raise RecipeError(
@@ -161,7 +164,7 @@ def find_recipe(name: str) -> Path:
 
 
 def _find_file(name: str) -> Path:
-    path, preset = _expanded(name), PRESETS / f"{name}.yaml"
+    path, preset = _expand_user(name), PRESETS / f"{name}.yaml"
     if is_run(path):
         return path / RECIPE
     if path.suffix in (".yaml", ".yml"):
@@ -194,9 +197,8 @@ def _find_file(name: str) -> Path:
     raise RecipeError(f"{name!r}: is neither a preset, a recipe file nor a run directory{hint}")
 
 
-def _expanded(name: str) -> Path:
-    """Return `name` as a path with `~` expanded, if there is such a user."""
-    with suppress(RuntimeError):
+def _expand_user(name: str) -> Path:
+    with suppress(RuntimeError):  # no such user
         return Path(name).expanduser()
     return Path(name)
 
@@ -213,7 +215,7 @@ def preset_summary(name: str) -> str:
 
 
 def _load_chain(path: Path, name: str) -> list[Layer]:
-    """Return the layers from the root of the `extends` chain to `path`."""
+    """Return the layers of `path` and all that it `extends`, the base first."""
     layers: list[Layer] = []
     seen: list[Path] = []
     while True:
@@ -229,7 +231,7 @@ def _load_chain(path: Path, name: str) -> list[Layer]:
         if not isinstance(base, str):
             location = layers[0].location("extends")
             raise RecipeError(f"{location}: extends: {base!r} is not a name (write a preset or a file)")
-        beside = path.parent / _expanded(base)
+        beside = path.parent / _expand_user(base)
         try:
             path = find_recipe(str(beside) if beside.suffix in (".yaml", ".yml") else base)
         except RecipeError as error:
@@ -237,12 +239,11 @@ def _load_chain(path: Path, name: str) -> list[Layer]:
 
 
 def _origin(path: Path) -> str:
-    """Return a preset's name or a file's path."""
     return str(path.relative_to(PRESETS)) if path.is_relative_to(PRESETS) else str(path)
 
 
 def _short_name(path: Path) -> str:
-    """Return a name fit for a folder: the preset's, the file's, or the run's."""
+    """Return the name of a preset, file or run, fit for a folder."""
     if path.is_relative_to(PRESETS):
         return str(path.relative_to(PRESETS).with_suffix("")).replace("/", "-")
     return path.resolve().parent.name if path.name == RECIPE else path.stem
@@ -256,18 +257,18 @@ def merge_layers(layers: Iterable[Layer]) -> LayerStack:
     variants = _default_variants()
     for layer in layers:
         files.update({layer.origin} if layer.lines else ())
-        # First drop what the layer replaces: the fields of another variant, the arguments of another model, and the
-        # other of two alternatives.
+        # First drop fields that do not apply any more: those of another variant, the arguments of another model, and
+        # the other of two alternatives.
         _drop_replaced(values, layer.values, variants)
-        _overlay(values, layer.values)
-        _record(layer, layer.values, "", origins)
+        _merge_into(values, layer.values)
+        _record_origins(layer, layer.values, "", origins)
     _name_variants(values, variants)
-    remaining = {path: origin for path, origin in origins.items() if _has(values, path)}
+    remaining = {path: origin for path, origin in origins.items() if _has_path(values, path)}
     return LayerStack(values, remaining, frozenset(files))
 
 
 def _default_variants() -> dict[str, str]:
-    """Return the default variant of each section chosen by name, from the schema."""
+    """Return the default variant of each section that has variants."""
     fields = Recipe.model_fields
     return {
         "data.source": fields["data"].default.source.name,
@@ -279,41 +280,41 @@ def _default_variants() -> dict[str, str]:
 def _drop_replaced(values: dict[str, Any], over: dict[str, Any], variants: dict[str, str]) -> None:
     for path, default in variants.items():
         *parents, leaf = path.split(".")
-        base, change = _section(values, parents), _section(over, parents)
+        base, change = _get_section(values, parents), _get_section(over, parents)
         if not isinstance(change.get(leaf), dict):
             continue
         old, new = base.get(leaf), change[leaf]
         if isinstance(old, dict) and "name" in new and new["name"] != old.get("name", default):
             del base[leaf]
-    _drop_other_variants(_section(values, ["model"]), _section(over, ["model"]))
+    _drop_model_fields(_get_section(values, ["model"]), _get_section(over, ["model"]))
     for section, one, other in ALTERNATIVES:
-        base, change = _section(values, [section]), _section(over, [section])
+        base, change = _get_section(values, [section]), _get_section(over, [section])
         for given, replaced in ((one, other), (other, one)):
             if change.get(given, "auto") != "auto" and replaced not in change:
                 base.pop(replaced, None)
 
 
-def _drop_other_variants(model: dict[str, Any], change: dict[str, Any]) -> None:
-    """Drop the arguments of a model that is replaced, and settings that your own model does not use."""
+def _drop_model_fields(model: dict[str, Any], change: dict[str, Any]) -> None:
+    """Drop the arguments of a replaced model, and fields without effect on a plugin."""
     name = change.get("name")
     if not isinstance(name, str) or name == model.get("name"):
         return
     model.pop("args", None)
-    if is_own_model(name):
+    if is_plugin_name(name):
         for field in BUILT_IN_MODELS_ONLY:
             if model.get(field) != "sync_batch":
                 model.pop(field, None)
 
 
 def _name_variants(values: dict[str, Any], variants: dict[str, str]) -> None:
-    """Write the default name into sections that set fields without choosing a variant."""
+    """Write the default name into sections that set fields without a name."""
     for path, default in variants.items():
-        section = _section(values, path.split("."))
+        section = _get_section(values, path.split("."))
         if section:
             section.setdefault("name", default)
 
 
-def _section(values: dict[str, Any], path: list[str]) -> dict[str, Any]:
+def _get_section(values: dict[str, Any], path: list[str]) -> dict[str, Any]:
     for key in path:
         child = values.get(key)
         if not isinstance(child, dict):
@@ -322,27 +323,27 @@ def _section(values: dict[str, Any], path: list[str]) -> dict[str, Any]:
     return values
 
 
-def _overlay(values: dict[str, Any], over: dict[str, Any], prefix: str = "") -> None:
+def _merge_into(values: dict[str, Any], over: dict[str, Any], prefix: str = "") -> None:
     for key, value in over.items():
         path = f"{prefix}{key}"
         if isinstance(value, dict) and path not in REPLACED_WHOLE:
             if not isinstance(values.get(key), dict):
                 values[key] = {}
-            _overlay(values[key], value, f"{path}.")
+            _merge_into(values[key], value, f"{path}.")
         else:
             values[key] = value
 
 
-def _record(layer: Layer, values: dict[str, Any], prefix: str, origins: dict[str, str]) -> None:
+def _record_origins(layer: Layer, values: dict[str, Any], prefix: str, origins: dict[str, str]) -> None:
     for key, value in values.items():
         path = f"{prefix}{key}"
         if isinstance(value, dict) and path not in REPLACED_WHOLE:
-            _record(layer, value, f"{path}.", origins)
+            _record_origins(layer, value, f"{path}.", origins)
         else:
             origins[path] = layer.location(path)
 
 
-def _has(values: Any, path: str) -> bool:
+def _has_path(values: Any, path: str) -> bool:
     for key in path.split("."):
         if not isinstance(values, dict) or key not in values:
             return False
@@ -358,7 +359,8 @@ def _refuse_key_below_value(path: str, value: Any) -> None:
 
 
 def _set_value(section: dict[str, Any], key: str, value: Any, path: str) -> None:
-    """Set `key`, the field at `path`; a mapping is merged into the previous one, and copied."""
+    """Set the field at `path`; a mapping is merged into the previous one."""
+    # Mappings are copied, so that a patch can be applied again.
     if not isinstance(value, dict):
         section[key] = value
         return
@@ -371,7 +373,7 @@ def _set_value(section: dict[str, Any], key: str, value: Any, path: str) -> None
         _set_value(section[key], below, each, f"{path}.{below}")
 
 
-def _assignment(word: str) -> tuple[str, Any]:
+def _parse_assignment(word: str) -> tuple[str, Any]:
     key, equals, text = word.partition("=")
     if not equals or not _KEY.fullmatch(key):
         raise RecipeError(f"{word!r}: is not an override (write KEY=VALUE, such as optim.lr=0.4)")

@@ -1,4 +1,4 @@
-"""Derive the plan of a run from its recipe and data set: steps, batch sizes and learning rate."""
+"""Derive the plan of a run from its recipe and data set: steps, batch sizes, image sizes and learning rate."""
 
 import math
 from bisect import bisect_right
@@ -15,8 +15,8 @@ from paceline.recipe.schema.data import Data, Progressive
 from paceline.recipe.schema.optim import OneCycle, Step
 
 DEFAULT_PHOTO_SIZE = 224
-_STEPS_FOR_A_SMALL_SET = 8
-_DROPPED_SHARE = 1 / _STEPS_FOR_A_SMALL_SET
+_MIN_STEPS_PER_EPOCH = 8  # of a suggested batch size
+_MAX_DROPPED_SHARE = 1 / _MIN_STEPS_PER_EPOCH
 # Images per rank and step below which BatchNorm statistics cost accuracy (Wu and He 2018, arXiv 1803.08494, figure 1)
 # and GPUs are rarely busy.
 _FEW_IMAGES = 32
@@ -24,14 +24,13 @@ _FEW_IMAGES = 32
 
 @dataclass(frozen=True)
 class Plan:
-    """The sizes, steps and cadences of a run.
+    """Sizes, steps and intervals of a run.
 
-    `batch_size` counts images over all ranks; `rank_batch` is a rank's share, and `micro_batch` what a rank computes at
-    once. `dropped_images` are left out at the end of each epoch, different ones every time. Images are squares of
+    `batch_size` counts images over all ranks, `rank_batch` those of a rank, and `micro_batch` those of one forward
+    pass. `dropped_images` are left out at the end of each epoch, different ones every time. Images are squares of
     `image_size` and, in evaluation, `eval_image_size` pixels; `train_sizes` holds (first step, size in pixels), in
     order. `eval_every`, `checkpoint_every`, `checkpoint_keep_every`, `check_replicas_every` and `log_every` are in
-    steps, `checkpoint_every_s` is in seconds, and 0 means never. `notes` are warnings about the data set and the
-    schedule.
+    steps, `checkpoint_every_s` is in seconds, and 0 means never. `notes` are warnings.
     """
 
     world_size: int
@@ -61,15 +60,14 @@ class Plan:
 
     @classmethod
     def derive(cls, recipe: Recipe, world_size: int, train: DatasetInfo, val: DatasetInfo) -> Self:
-        """Derive the plan of `recipe` on `world_size` ranks. Raise `RecipeError` or `DataError` for what does not
-        fit."""
+        """Derive the plan of `recipe` on `world_size` ranks. Raise `RecipeError` or `DataError` if it does not fit."""
         recipe = resolve_batch(recipe, world_size)
         data, batch_size = recipe.data, recipe.data.global_batch_size
         micro_batch = divide_batch(recipe, world_size)
         steps_per_epoch = train.num_images // batch_size
         if steps_per_epoch == 0:
-            fits = _fitting_batch(recipe, world_size, train.num_images)
-            fix = f"try {fits}" if fits else "add images, or use fewer ranks"
+            suggested = _suggest_batch_size(recipe, world_size, train.num_images)
+            fix = f"try {suggested}" if suggested else "add images, or use fewer ranks"
             raise RecipeError(
                 f"data.batch_size: {batch_size} is more than the {train.num_images} training images ({fix})"
             )
@@ -81,15 +79,16 @@ class Plan:
         _check_statistics(recipe, train)
         total_steps = _total_steps(recipe, steps_per_epoch)
 
-        def every(duration: Duration | Literal["off"]) -> int:
+        def interval(duration: Duration | Literal["off"]) -> int:
             if duration == "off" or duration.is_time:
                 return 0
             return max(1, _steps(duration, steps_per_epoch, batch_size, total_steps))
 
         save = recipe.checkpoint
-        checkpoint_every, checkpoint_keep_every = every(save.every), every(save.keep_every)
+        checkpoint_every, checkpoint_keep_every = interval(save.every), interval(save.keep_every)
         _check_keep_every(recipe, checkpoint_every, checkpoint_keep_every)
         peak_lr = recipe.optim.lr * lr_factor(recipe)
+        # Evaluation keeps no activations for a backward pass.
         eval_batch = 2 * micro_batch if data.eval_batch_size == "auto" else data.eval_batch_size
         image_size = _image_size(recipe, train)
         train_sizes = _train_sizes(recipe, image_size, steps_per_epoch, total_steps)
@@ -110,17 +109,17 @@ class Plan:
             steps_per_epoch=steps_per_epoch,
             dropped_images=train.num_images - steps_per_epoch * batch_size,
             total_steps=total_steps,
-            eval_every=every(recipe.train.eval_every),
+            eval_every=interval(recipe.train.eval_every),
             checkpoint_every=checkpoint_every,
             checkpoint_every_s=save.every.seconds if save.every != "off" and save.every.is_time else 0.0,
             checkpoint_keep_every=checkpoint_keep_every,
-            check_replicas_every=every(recipe.parallel.check_replicas),
-            log_every=every(recipe.log.every),
+            check_replicas_every=interval(recipe.parallel.check_replicas),
+            log_every=interval(recipe.log.every),
             peak_lr=peak_lr,
             lr_sentence=lr_sentence(recipe, peak_lr),
             notes=(
                 *(f"{info.split}: {note}" for info in (train, val) for note in info.notes),
-                *_dropped_images(recipe, world_size, train.num_images, steps_per_epoch),
+                *_note_dropped_images(recipe, world_size, train.num_images, steps_per_epoch),
                 *_note_beyond_end(recipe, steps_per_epoch, total_steps),
                 *_note_below_size(train_sizes, image_size, total_steps),
             ),
@@ -131,11 +130,11 @@ class Plan:
         return _steps(duration, self.steps_per_epoch, self.batch_size, self.total_steps)
 
     def epoch_of(self, step: int) -> int:
-        """Return the epoch, from 0, of global step `step` (from 0)."""
+        """Return the epoch of a global step, both from 0."""
         return step // self.steps_per_epoch
 
     def train_size(self, step: int) -> int:
-        """Return the height and width in pixels of the training images at global step `step`."""
+        """Return the height and width in pixels of training images at global step `step`."""
         return self.train_sizes[bisect_right(self.train_sizes, step, key=lambda entry: entry[0]) - 1][1]
 
     def to_dict(self) -> dict[str, Any]:
@@ -144,8 +143,7 @@ class Plan:
 
 
 def eval_image_size(recipe: Recipe, train: DatasetInfo) -> int:
-    """Return the height and width in pixels of evaluated images. Raise `RecipeError` if the data set's images are not
-    square and no size is set."""
+    """Return the height and width in pixels of evaluated images. Raise `RecipeError` if it has to be set."""
     size = recipe.data.eval_image_size
     return _image_size(recipe, train) if size == "auto" else size
 
@@ -153,7 +151,7 @@ def eval_image_size(recipe: Recipe, train: DatasetInfo) -> int:
 def resolve_batch(recipe: Recipe, world_size: int) -> Recipe:
     """Return `recipe` with `data.rank_batch_size` converted to `data.batch_size` for `world_size` ranks.
 
-    Raise `RecipeError` if both are set and disagree, or if a rank's batch does not divide into its micro-batches.
+    Raise `RecipeError` if both are set and disagree, or if a rank's batch does not divide into micro-batches.
     """
     data = recipe.data
     if data.rank_batch_size == "auto":
@@ -198,24 +196,24 @@ def _divisor(recipe: Recipe, world_size: int) -> int:
     return world_size * recipe.train.accumulate * (2 if _mixes_images(recipe) else 1)
 
 
-def _fitting_batch(recipe: Recipe, world_size: int, num_images: int) -> int:
-    """Return a batch size for a small data set: at least 8, divisible over the ranks, about a power of two for 8 steps
-    or more; 0 if impossible."""
+def _suggest_batch_size(recipe: Recipe, world_size: int, num_images: int) -> int:
+    """Return a batch size for `num_images` that divides over the ranks; 0 if there is none."""
+    # About a power of two for at least 8 steps per epoch, and at least 8 images.
     unit = _divisor(recipe, world_size)
-    wanted = max(8, 1 << int(math.log2(max(1, num_images / _STEPS_FOR_A_SMALL_SET))))
+    wanted = max(8, 1 << int(math.log2(max(1, num_images / _MIN_STEPS_PER_EPOCH))))
     largest = num_images // unit * unit
     return min(-(-wanted // unit) * unit, largest)
 
 
-def _dropped_images(recipe: Recipe, world_size: int, num_images: int, steps_per_epoch: int) -> list[str]:
-    """Return a warning if the incomplete batch at the end of each epoch is a large share of the images."""
+def _note_dropped_images(recipe: Recipe, world_size: int, num_images: int, steps_per_epoch: int) -> list[str]:
+    """Return a warning if the incomplete last batch of each epoch is a large share of the images."""
     batch_size = recipe.data.global_batch_size
     dropped = num_images - steps_per_epoch * batch_size
-    if dropped <= _DROPPED_SHARE * num_images:
+    if dropped <= _MAX_DROPPED_SHARE * num_images:
         return []
     per_epoch = count(steps_per_epoch, "step")
-    fits = _fitting_batch(recipe, world_size, num_images)
-    advice = f" (try data.batch_size={fits})" if fits < batch_size else ""
+    suggested = _suggest_batch_size(recipe, world_size, num_images)
+    advice = f" (try data.batch_size={suggested})" if suggested < batch_size else ""
     return [
         f"data.batch_size: {batch_size} leaves {dropped:,} of {num_images:,} training images "
         f"({100 * dropped / num_images:.0f} %) out of each epoch, which has {per_epoch}{advice}"
@@ -239,7 +237,7 @@ def lr_factor(recipe: Recipe) -> float:
 
 
 def lr_sentence(recipe: Recipe, peak_lr: float) -> str:
-    """Describe the learning rate, such as `0.1 at 128 -> 0.4 at 2048, sqrt, 16 epochs of warm-up`."""
+    """Describe the learning rate: `0.1 at 128 -> 0.4 at 2048, sqrt, 16 epochs of warm-up`."""
     optim, batch_size = recipe.optim, recipe.data.global_batch_size
     if optim.lr_scaling == "none":
         scaled = f"{optim.lr:g} at {batch_size}, not scaled"
@@ -272,8 +270,7 @@ def _total_steps(recipe: Recipe, steps_per_epoch: int) -> int:
 
 
 def _note_beyond_end(recipe: Recipe, steps_per_epoch: int, total_steps: int) -> list[str]:
-    """Return warnings if the run ends within the warm-up, before the first milestone, or before the first EMA
-    update."""
+    """Return warnings if the run ends before its warm-up, first milestone or first EMA update does."""
 
     def at(duration: Duration) -> int:
         return _steps(duration, steps_per_epoch, recipe.data.global_batch_size, total_steps)
@@ -292,7 +289,7 @@ def _note_beyond_end(recipe: Recipe, steps_per_epoch: int, total_steps: int) -> 
 
 
 def _note_below_size(train_sizes: tuple[tuple[int, int], ...], image_size: int, total_steps: int) -> list[str]:
-    """Return a warning if the run ends before training images have reached full size."""
+    """Return a warning if the run ends before training images reach full size."""
     last = train_sizes[-1][1]
     if last == image_size:
         return []
@@ -315,8 +312,8 @@ def _train_sizes(
 ) -> tuple[tuple[int, int], ...]:
     """Return (first step, size) of each size of training images, which changes at the start of epochs.
 
-    The rule is FFCV's (Leclerc et al. 2023, arXiv 2306.12517): linear from `start_size` at `begin` to full size at
-    `end`, rounded to multiples.
+    FFCV's rule (Leclerc et al. 2023, arXiv 2306.12517): linear from `start_size` at `begin` to full size at `end`,
+    rounded to multiples.
     """
     progressive = recipe.data.progressive
     if progressive == "off":
@@ -372,28 +369,27 @@ def check_effects(recipe: Recipe, info: DatasetInfo, smallest: int) -> None:
 
     `smallest` is the height and width in pixels of the smallest training images.
     """
-    # Only the plan knows the sizes of the data set, so the schema cannot refuse these.
+    # The schema cannot refuse these, as it does not know the data set.
     if info.image_size is not None:
-        _check_sizing(recipe.data)
+        _check_eval_crop(recipe.data)
         _check_bad_images(recipe.data)
     for position, section in enumerate(recipe.data.augment):
         _check_augment(f"data.augment[{position}]", section, info.channels, smallest)
 
 
-def workers_outwaited_by_timeout(recipe: Recipe, workers: int) -> str:
-    """Return a warning if `parallel.timeout` ends a run with `workers` workers before `data.worker_timeout` can, or
-    ""."""
+def worker_timeout_warning(recipe: Recipe, workers: int) -> str:
+    """Return a warning if `parallel.timeout` ends a run before `data.worker_timeout` can name a bad image, or ""."""
     # A warning and no error: other users of workers, such as `paceline data verify`, have no `parallel.timeout`.
-    patience, limit = recipe.data.worker_timeout, recipe.parallel.timeout
-    if not workers or patience.seconds < limit.seconds:
+    worker_timeout, limit = recipe.data.worker_timeout, recipe.parallel.timeout
+    if not workers or worker_timeout.seconds < limit.seconds:
         return ""
     ends = f"parallel.timeout of {limit} ends the run first, without naming the image at which a worker hangs"
-    return f"data.worker_timeout: {patience} has no effect: {ends} (set it lower than that)"
+    return f"data.worker_timeout: {worker_timeout} has no effect: {ends} (set it lower than that)"
 
 
 def small_batch_warning(recipe: Recipe, world_size: int, device: str) -> str:
-    """Return a warning if dividing `data.batch_size` over the ranks leaves each GPU few images per step, or ""."""
-    # A batch size chosen per rank, or for one rank, is intended.
+    """Return a warning if `data.batch_size` leaves each GPU few images per step, or ""."""
+    # A batch size that is set per rank, or for one rank, is intended.
     data = recipe.data
     if device != "cuda" or world_size == 1 or data.rank_batch_size != "auto":
         return ""
@@ -406,8 +402,8 @@ def small_batch_warning(recipe: Recipe, world_size: int, device: str) -> str:
     )
 
 
-def _check_sizing(data: Data) -> None:
-    """Refuse `eval_crop` for images in memory: they have one size and are resized whole."""
+def _check_eval_crop(data: Data) -> None:
+    # Images in memory have one size and are resized whole.
     default = Data.model_fields["eval_crop"].default
     if data.eval_crop != default:
         reason = f"has no effect on {data.source.name}, whose images have one size and are resized whole"
@@ -415,7 +411,7 @@ def _check_sizing(data: Data) -> None:
 
 
 def _check_bad_images(data: Data) -> None:
-    """Refuse `on_bad_image` for images in memory: they are decoded before training."""
+    # Images in memory were decoded before training.
     if data.on_bad_image != "fail":
         reason = f"has no effect on {data.source.name}, whose images are all in memory (set data.on_bad_image=fail)"
         _raise_without_effect("data.on_bad_image", f"{data.on_bad_image} {reason}")
@@ -426,7 +422,7 @@ def _check_augment(path: str, section: Section, channels: int, smallest: int) ->
     match section:
         case PadCrop(padding=padding) if padding >= smallest:
             _raise_without_effect(f"{path}.padding", f"{padding} is not less than the side of {images} (lower it)")
-        case Cutout(size=size) if size > 2 * smallest - 2:  # wherever its centre is drawn
+        case Cutout(size=size) if size > 2 * smallest - 2:  # at any position of its centre
             _raise_without_effect(f"{path}.size", f"{size} always blanks the whole of {images} (lower it)")
         case ColorJitter(brightness=0, contrast=0) if channels == 1:
             _raise_without_effect(path, "color_jitter only changes brightness and contrast of grey images (set one)")

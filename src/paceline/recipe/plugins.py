@@ -1,4 +1,4 @@
-"""Import your own models, data sources, optimizers, augmentations and sinks, and identify their code."""
+"""Import plugins (models, data sources, optimizers, augmentations, sinks), and record which code they are."""
 
 import hashlib
 import importlib
@@ -17,13 +17,13 @@ from paceline.core.errors import PacelineError, RecipeError, suggest_similar
 from paceline.core.files import read_bytes
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.augment import OwnAugment
-from paceline.recipe.schema.base import LIBRARIES, is_own_model, why_refused
+from paceline.recipe.schema.base import LIBRARIES, is_plugin_name, refusal_reason
 from paceline.recipe.schema.optim import OwnOptim
 from paceline.recipe.schema.source import OwnSource
 from paceline.recipe.schema.train import OwnSink
 
 _MAIN: Final = "__main__"
-_MAX_SHOWN: Final = 200
+_MAX_ERROR_CHARS: Final = 200
 _INSTALLED_PATHS: Final = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"))
 
 
@@ -31,19 +31,19 @@ _INSTALLED_PATHS: Final = (sysconfig.get_path("stdlib"), sysconfig.get_path("pur
 class PluginContract:
     """The arguments that paceline passes to a plugin, and the attributes that the result must have.
 
-    `leading` are passed by position, `given` by name, in addition to `args`. `methods` maps each required attribute to
+    `positional` and `keyword` are passed in addition to the recipe's `args`. `methods` maps each required attribute to
     its signature, for error messages.
     """
 
-    what: str
-    given: tuple[str, ...] = ()
-    leading: tuple[str, ...] = ()
+    kind: str
+    keyword: tuple[str, ...] = ()
+    positional: tuple[str, ...] = ()
     methods: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def call(self) -> str:
-        """The signature of the call, as you would define it."""
-        return f"({', '.join((*self.leading, *self.given, '**args'))})"
+        """The signature that the plugin needs, for error messages."""
+        return f"({', '.join((*self.positional, *self.keyword, '**args'))})"
 
 
 MODEL: Final = PluginContract("a model", ("num_classes", "in_channels"))
@@ -69,7 +69,7 @@ SINK: Final = PluginContract(
 
 @dataclass(frozen=True)
 class PluginRef:
-    """A plugin named in a recipe: its dotted `path` there, its import path, and its keyword arguments."""
+    """A plugin in a recipe: its dotted `path` there, its import path `name`, and its keyword arguments."""
 
     path: str
     name: str
@@ -77,58 +77,57 @@ class PluginRef:
     contract: PluginContract
 
     def load(self) -> Callable[..., Any]:
-        """Import the class or function without calling it. Raise `RecipeError` if it is missing or does not fit."""
-        maker = load_object(self.name, f"{self.path}.name")
+        """Import the class or function without calling it. Raise `RecipeError` if that fails or it does not fit."""
+        factory = load_object(self.name, f"{self.path}.name")
         if self.contract.methods:
-            # Only a class can be checked for attributes before it is called.
-            if not isinstance(maker, type):
-                raise self.error(f"is of type {type(maker).__name__}, and {self.contract.what} is a class (name one)")
-            self._require(maker)
-        self._check_parameters(maker)
-        return maker
+            # Only a class can be checked for methods before it is called.
+            if not isinstance(factory, type):
+                raise self.error(f"is of type {type(factory).__name__}, and {self.contract.kind} is a class (name one)")
+            self._check_members(factory)
+        self._check_parameters(factory)
+        return factory
 
-    def make(self, *leading: Any, **given: Any) -> Any:
-        """Create the plugin. Raise `RecipeError` if it cannot be imported, raises, or lacks a required attribute."""
-        maker = self.load()
+    def make(self, *positional: Any, **keyword: Any) -> Any:
+        """Call the plugin. Raise `RecipeError` if it cannot be imported, raises, or lacks an attribute."""
+        factory = self.load()
         try:
-            plugin = maker(*leading, **given, **self.args)
-            self._require(plugin)
+            plugin = factory(*positional, **keyword, **self.args)
+            self._check_members(plugin)
         except PacelineError:
             raise
         except Exception as error:
             raise RecipeError(f"{self.path}.name: {self.name} raised {describe_error(error)} (fix it)") from error
         return plugin
 
-    def error(self, what: str) -> RecipeError:
+    def error(self, problem: str) -> RecipeError:
         """Return the error for a plugin that breaks its contract."""
-        return RecipeError(f"{self.path}.name: {self.name} {what}")
+        return RecipeError(f"{self.path}.name: {self.name} {problem}")
 
-    def _require(self, part: object) -> None:
-        """Raise `RecipeError` for the first required attribute that `part` lacks."""
+    def _check_members(self, plugin: object) -> None:
         for name, signature in self.contract.methods.items():
-            is_attribute = not signature.startswith("def ")  # a class may set attributes when it is called
-            if not (_has_member(part, name) or (is_attribute and isinstance(part, type))):
-                raise self.error(f"has no {name}, which {self.contract.what} needs (add: {signature})")
+            is_attribute = not signature.startswith("def ")  # which a class may set in its constructor
+            if not (_has_member(plugin, name) or (is_attribute and isinstance(plugin, type))):
+                raise self.error(f"has no {name}, which {self.contract.kind} needs (add: {signature})")
 
-    def _check_parameters(self, maker: Callable[..., Any]) -> None:
-        """Raise `RecipeError` if `maker` does not accept the arguments it will be called with."""
-        parameters, given = _parameters_of(maker, len(self.contract.leading)), self.contract.given
+    def _check_parameters(self, factory: Callable[..., Any]) -> None:
+        """Raise `RecipeError` if `factory` does not accept the arguments it will be called with."""
+        parameters, keyword = _parameters_of(factory, len(self.contract.positional)), self.contract.keyword
         if parameters is None:
             return
-        refused = [name for name in given if not parameters.takes(name)]
+        refused = [name for name in keyword if not parameters.accepts(name)]
         if refused:
-            whole = f"{self.name.rpartition(':')[2]}{self.contract.call}"
-            lacking = f"does not take {', '.join(refused)}, which {self.contract.what} is called with"
-            raise self.error(f"{lacking} (define {whole})")
-        extra = [name for name in parameters.names if name not in given]
+            signature = f"{self.name.rpartition(':')[2]}{self.contract.call}"
+            lacking = f"does not take {', '.join(refused)}, which {self.contract.kind} is called with"
+            raise self.error(f"{lacking} (define {signature})")
+        extra = [name for name in parameters.names if name not in keyword]
         for name in self.args:
-            if name in given:
+            if name in keyword:
                 raise RecipeError(f"{self.path}.args.{name}: is given by paceline (leave it out)")
-            if not parameters.takes(name):
+            if not parameters.accepts(name):
                 hint = suggest_similar(name, extra) or f" (it has {', '.join(extra) or 'none'})"
                 raise RecipeError(f"{self.path}.args.{name}: is not an argument of {self.name}{hint}")
-        for name in parameters.needed:
-            if name not in (*given, *self.args):
+        for name in parameters.required:
+            if name not in (*keyword, *self.args):
                 raise RecipeError(
                     f"{self.path}.args.{name}: is needed by {self.name} (set {self.path}.args.{name}=...)"
                 )
@@ -136,34 +135,33 @@ class PluginRef:
 
 @dataclass(frozen=True)
 class _Parameters:
-    """The parameters of a class or function: all names, those without a default, and whether it has `**kwargs`."""
+    """The parameters of a class or function: all names, and those without a default."""
 
     names: tuple[str, ...]
-    needed: tuple[str, ...]
-    takes_any: bool
+    required: tuple[str, ...]
+    has_kwargs: bool
 
-    def takes(self, name: str) -> bool:
-        return self.takes_any or name in self.names
+    def accepts(self, name: str) -> bool:
+        return self.has_kwargs or name in self.names
 
 
-def _parameters_of(maker: Callable[..., Any], num_leading: int) -> _Parameters | None:
-    """Return the parameters of `maker` after its leading ones; None if its signature is unknown, as for some C
-    functions."""
+def _parameters_of(factory: Callable[..., Any], num_positional: int) -> _Parameters | None:
+    """Return the parameters of `factory` after its first ones; None if unknown."""
     try:
-        parameters = list(inspect.signature(maker).parameters.values())
-    except (TypeError, ValueError):
+        parameters = list(inspect.signature(factory).parameters.values())
+    except (TypeError, ValueError):  # some C functions have no signature
         return None
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    named = [parameter for parameter in parameters[num_leading:] if parameter.kind in by_name]
-    needed = tuple(parameter.name for parameter in named if parameter.default is parameter.empty)
-    return _Parameters(tuple(parameter.name for parameter in named), needed, takes_any)
+    has_kwargs = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    named = [parameter for parameter in parameters[num_positional:] if parameter.kind in by_name]
+    required = tuple(parameter.name for parameter in named if parameter.default is parameter.empty)
+    return _Parameters(tuple(parameter.name for parameter in named), required, has_kwargs)
 
 
 def plugins_of(recipe: Recipe) -> Iterator[PluginRef]:
     """Yield the plugins that `recipe` names."""
     model, source, optim = recipe.model, recipe.data.source, recipe.optim
-    if is_own_model(model.name):
+    if is_plugin_name(model.name):
         yield PluginRef("model", model.name, model.args, MODEL)
     if isinstance(source, OwnSource):
         yield PluginRef("data.source", source.name, source.args, SOURCE)
@@ -178,37 +176,42 @@ def plugins_of(recipe: Recipe) -> Iterator[PluginRef]:
 
 
 def check_plugins(recipe: Recipe) -> None:
-    """Import every plugin of `recipe` without calling it. Raise `RecipeError` for one that cannot be used."""
+    """Import every plugin of `recipe` without calling it. Raise `RecipeError` if one cannot be used."""
     for plugin in plugins_of(recipe):
         plugin.load()
 
 
 def load_object(name: str, path: str) -> Callable[..., Any]:
-    """Import and return the callable at `package.module:Name`. Raise `RecipeError`, for the field `path`, if that
-    fails, or if it leads to code that loads or runs other code, such as `torch.hub`."""
+    """Import and return the callable at `package.module:Name`.
+
+    Raise `RecipeError` for the field `path` if that fails, or if it is code that can load or run other code.
+    """
     module_name, _, attribute = name.partition(":")
     value: Any = _module(module_name, name, path)
     for name_part in attribute.split("."):
         value = _attribute(value, name_part, name, path)
     if not callable(value):
         raise RecipeError(f"{path}: {name} is of type {type(value).__name__}, which cannot be called (name a class)")
+    # A module may re-export a function such as torch.hub.load under a harmless path, so check where it was defined.
     origin = getattr(value, "__module__", None)
-    if (inspect.isclass(value) or inspect.isroutine(value)) and (refused := why_refused(origin or "")):
-        what = f"is {origin}:{getattr(value, '__qualname__', attribute)}, which cannot be a plugin: {refused}"
-        raise RecipeError(f"{path}: {name} {what} (name a class of your own module)")
-    maker: Callable[..., Any] = value
-    return maker
+    if (inspect.isclass(value) or inspect.isroutine(value)) and (refused := refusal_reason(origin or "")):
+        problem = f"is {origin}:{getattr(value, '__qualname__', attribute)}, which cannot be a plugin: {refused}"
+        raise RecipeError(f"{path}: {name} {problem} (name a class of your own module)")
+    factory: Callable[..., Any] = value
+    return factory
 
 
-def path_of(part: object, field: str) -> str:
-    """Return the import path of `part`, a class or a function, for a recipe; a path is returned unchanged. Raise
-    `RecipeError`, for `field`, for an object without an importable name."""
-    if isinstance(part, str):
-        return part
-    module, name = getattr(part, "__module__", None), getattr(part, "__qualname__", None)
-    if not callable(part) or module is None or name is None:
+def path_of(plugin: object, field: str) -> str:
+    """Return the import path of a class or function; a string is returned unchanged.
+
+    Raise `RecipeError` for `field` if it cannot be imported by that path, so that the run could be resumed.
+    """
+    if isinstance(plugin, str):
+        return plugin
+    module, name = getattr(plugin, "__module__", None), getattr(plugin, "__qualname__", None)
+    if not callable(plugin) or module is None or name is None:
         fix = "name its class or a factory function"
-        raise RecipeError(f"{field}: {type(part).__name__} is an object, not a class or function ({fix})")
+        raise RecipeError(f"{field}: {type(plugin).__name__} is an object, not a class or function ({fix})")
     if "<" in name:
         reason = "it is a lambda" if name.endswith("<lambda>") else "it is defined in a function"
         raise RecipeError(
@@ -216,19 +219,19 @@ def path_of(part: object, field: str) -> str:
         )
     # The running script goes by its file name, so that a later run can import it.
     path = f"{_name_of_main() if module == _MAIN else module}:{name}"
-    if load_object(path, field) is not part:
+    if load_object(path, field) is not plugin:
         raise RecipeError(f"{field}: {path} is another object now (pass the current {name})")
     return path
 
 
 def describe_error(error: BaseException) -> str:
-    """Return an exception of a user's code, with its location, on one line."""
-    text = " ".join(str(error).split())[:_MAX_SHOWN]
+    """Return an exception of a plugin and its location on one line."""
+    text = " ".join(str(error).split())[:_MAX_ERROR_CHARS]
     return f"{type(error).__name__}: {text}{_error_location(error, error.__traceback__)}"
 
 
 def _error_location(error: BaseException, trace: TracebackType | None) -> str:
-    """Return ` at FILE:LINE` of the innermost frame in the user's code, or else in a package."""
+    """Return ` at FILE:LINE` of the innermost frame of the user's code, or else of any package."""
     if isinstance(error, SyntaxError) and error.filename:
         return f" at {error.filename}:{error.lineno}"
     frames = [
@@ -239,7 +242,7 @@ def _error_location(error: BaseException, trace: TracebackType | None) -> str:
 
 
 def _module(module: str, name: str, path: str) -> ModuleType:
-    if module == _name_of_main():  # do not run the script again under another name
+    if module == _name_of_main():  # importing it would run the script a second time
         return sys.modules[_MAIN]
     try:
         return importlib.import_module(module)
@@ -253,11 +256,12 @@ def _module(module: str, name: str, path: str) -> ModuleType:
 
 
 def _attribute(owner: Any, attribute_name: str, name: str, path: str) -> Any:
-    """Return the attribute `part` of `found`, a module or a class. Raise `RecipeError` if there is none."""
+    """Return an attribute of a module or class. Raise `RecipeError` if there is none."""
     module_name, _, attribute = name.partition(":")
     try:
         if _has_member(owner, attribute_name):
             owner = getattr(owner, attribute_name)
+            # Through a module, such as mypkg:os.system, any code could be reached.
             if not isinstance(owner, ModuleType):
                 return owner
             reason = f"{attribute} leads through the module {owner.__name__} (name the module it is in)"
@@ -271,7 +275,6 @@ def _attribute(owner: Any, attribute_name: str, name: str, path: str) -> Any:
 
 
 def _module_location(module: str) -> str:
-    """Return the hint for a module that cannot be imported."""
     top = module.partition(".")[0]
     if module != top:
         return " (correct it, or install it)"
@@ -290,34 +293,31 @@ def _name_of_main() -> str:
     return script.stem if script.suffix == ".py" and script.stem.isidentifier() else _MAIN
 
 
-def _has_member(part: object, name: str) -> bool:
-    """Whether `part` has the attribute `name`."""
-    if isinstance(part, type):
-        # Look in the classes' own definitions: every class has its metaclass's `__call__`.
-        return any(name in vars(base) for base in part.__mro__)
+def _has_member(owner: object, name: str) -> bool:
+    if isinstance(owner, type):
+        # Not `hasattr`: every class has the `__call__` of its metaclass.
+        return any(name in vars(base) for base in owner.__mro__)
     try:
-        getattr(part, name)
+        getattr(owner, name)
     except AttributeError:
         return False
     return True
 
 
 def code_identity(recipe: Recipe) -> dict[str, dict[str, str]]:
-    """Return `file`, `sha256` and `package` of each plugin of `recipe`, as far as known. Imports them. Raise
-    `RecipeError` for one that cannot be used."""
-    # Code from a notebook has no file. `package` is the distribution with the name of the top module.
+    """Import the plugins of `recipe`; return `file`, `sha256` and `package` of each, if known. Raise `RecipeError`."""
+    # Code in a notebook has no file. `package` is the distribution named like the top module, with its version.
     return {plugin.name: _identify(plugin.load()) for plugin in plugins_of(recipe)}
 
 
 def changed_code(before: dict[str, dict[str, str]], now: dict[str, dict[str, str]]) -> list[str]:
-    """Return the plugins whose file differs between `before` and `now`, in order."""
+    """Return the plugins whose file differs between two results of `code_identity`."""
     both = ((name, before.get(name, {}).get("sha256"), each.get("sha256")) for name, each in now.items())
     return [name for name, old, new in both if None not in (old, new) and old != new]
 
 
 def stale_code(recorded: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """Return the plugins whose file or package version no longer matches `recorded`, a result of `code_identity`.
-    Imports nothing."""
+    """Return the plugins that no longer match `recorded`, a result of `code_identity`, without importing them."""
     return [name for name, each in recorded.items() if any(_is_stale(each))]
 
 
@@ -335,14 +335,14 @@ def _is_stale(each: Mapping[str, str]) -> Iterator[bool]:
             yield True
 
 
-def _identify(maker: Callable[..., Any]) -> dict[str, str]:
+def _identify(factory: Callable[..., Any]) -> dict[str, str]:
     identity: dict[str, str] = {}
     try:
-        file = Path(inspect.getsourcefile(maker) or "")
+        file = Path(inspect.getsourcefile(factory) or "")
         identity = {"file": str(file), "sha256": hashlib.sha256(read_bytes(file)).hexdigest()}
     except (OSError, TypeError):  # no file, or written in C
         pass
-    top = str(getattr(maker, "__module__", "")).partition(".")[0]
+    top = str(getattr(factory, "__module__", "")).partition(".")[0]
     try:
         return {**identity, "package": f"{top} {version(top)}"}
     except (PackageNotFoundError, ValueError):

@@ -1,4 +1,4 @@
-"""Read and write recipe YAML: plain data only, of bounded size, with the line of each value."""
+"""Read and write recipe YAML: plain data of bounded size, with line numbers."""
 
 from dataclasses import dataclass, field
 from datetime import date
@@ -16,12 +16,12 @@ from paceline.core.errors import RecipeError
 
 MAX_FILE_BYTES = 500_000
 MAX_DEPTH = 20
-MAX_VALUES = 60_000  # keys and values: enough for the weights of 21,841 classes, which take 4 s to read
+MAX_VALUES = 60_000  # keys and values: enough for the class weights of 21,841 classes, which take 4 s to read
 
 
 @dataclass(frozen=True)
 class YamlDocument:
-    """A mapping read from YAML: plain `values`, and the line (from 1) of each dotted path."""
+    """A mapping from YAML: its plain `values`, and the line (from 1) of each dotted path."""
 
     values: dict[str, Any]
     lines: dict[str, int] = field(default_factory=dict)
@@ -41,7 +41,7 @@ def read_yaml_file(path: Path) -> YamlDocument:
 
 
 def read_yaml_text(text: str, name: str) -> YamlDocument:
-    """Read the mapping in `text`; `name` stands for the file in errors. Raise `RecipeError`."""
+    """Read the mapping in `text`; `name` is the file in errors. Raise `RecipeError`."""
     loaded = _load(text, name)
     if loaded is None:
         return YamlDocument({})
@@ -67,6 +67,7 @@ def to_yaml_text(values: dict[str, Any]) -> str:
     yaml.default_flow_style = False
     yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
     yaml.allow_unicode = True
+    # Write equal values out in full: `read_yaml_text` refuses aliases.
     yaml.representer.ignore_aliases = lambda data: True
     yaml.width = 110
     out = StringIO()
@@ -76,7 +77,7 @@ def to_yaml_text(values: dict[str, Any]) -> str:
 
 def _load(text: str, name: str) -> Any:
     try:
-        _refuse_beyond_plain_data(text, name)
+        _check_plain_data(text, name)
         return YAML(typ="rt", pure=True).load(text)
     except MarkedYAMLError as error:
         mark = error.problem_mark
@@ -92,21 +93,22 @@ def _load(text: str, name: str) -> Any:
         raise RecipeError(f"{name}: is not YAML: {' '.join(str(error).split())[:120]} (fix the file)") from None
 
 
-def _refuse_beyond_plain_data(text: str, name: str) -> None:
+def _check_plain_data(text: str, name: str) -> None:
+    # On events, before any object is built: aliases and deep nesting can exhaust memory (billion laughs).
     depth = num_values = 0
     for event in YAML(typ="rt", pure=True).parse(text):
         depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
         num_values += isinstance(event, ScalarEvent)
-        what = f"more than {MAX_DEPTH} levels are" if depth > MAX_DEPTH else _is_not_plain_data(event)
+        problem = f"more than {MAX_DEPTH} levels are" if depth > MAX_DEPTH else _why_not_plain(event)
         if num_values > MAX_VALUES:
-            what = f"more than {MAX_VALUES:,} keys and values are"
-        if what:
+            problem = f"more than {MAX_VALUES:,} keys and values are"
+        if problem:
             line = event.start_mark.line + 1
-            raise RecipeError(f"{name}:{line}: {what} not allowed in a recipe (write a plain value)")
+            raise RecipeError(f"{name}:{line}: {problem} not allowed in a recipe (write a plain value)")
 
 
-def _is_not_plain_data(event: Event) -> str:
-    """Return why an event is more than plain data, or ""."""
+def _why_not_plain(event: Event) -> str:
+    """Return the start of a message on an event that is more than plain data, or ""."""
     if getattr(event, "anchor", None) is not None:
         return "anchors and aliases are"
     tag = getattr(event, "ctag", None)
@@ -125,23 +127,23 @@ def _collect_lines(node: Any, prefix: str, lines: dict[str, int]) -> None:
             _collect_lines(value, f"{path}.", lines)
 
 
-def _refuse_key(key: Any) -> str:
-    """Return the problem with a key that is not text, or not printable."""
+def _key_problem(key: Any) -> str:
+    """Return what is wrong with a key that is not a printable string."""
     if not isinstance(key, int | float | date):
         return f"key {key!r} is not a word (fix it)"
     out = StringIO()
-    YAML(typ="rt", pure=True).dump(key, out)  # as written, leading zeros included
+    YAML(typ="rt", pure=True).dump(key, out)  # as in the file, including leading zeros
     written = out.getvalue().partition("\n")[0]
     return f'key {written} is not a word (write it in quotes: "{written}")'
 
 
 def _plain_value(node: Any, name: str, line: int = 0) -> Any:
-    """Convert ruamel's round-trip types to plain Python values; `line` is the line of `node`, 0 if unknown."""
+    """Convert ruamel's round-trip types to plain Python values; `line` is that of `node`, 0 if unknown."""
     location = f"{name}:{line}" if line else name
     if isinstance(node, CommentedMap):
         for key in node:
             if not isinstance(key, str) or not key.isprintable():
-                raise RecipeError(f"{name}:{node.lc.key(key)[0] + 1}: {_refuse_key(key)}")
+                raise RecipeError(f"{name}:{node.lc.key(key)[0] + 1}: {_key_problem(key)}")
         return {str(key): _plain_value(value, name, node.lc.key(key)[0] + 1) for key, value in node.items()}
     if isinstance(node, CommentedSeq):
         return [_plain_value(value, name, node.lc.item(number)[0] + 1) for number, value in enumerate(node)]

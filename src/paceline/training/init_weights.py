@@ -17,7 +17,7 @@ from paceline.data.files import expand_path, is_folder
 from paceline.models.pretrained import copy_weights, load_weights
 from paceline.recipe.load import load
 from paceline.recipe.schema import Recipe
-from paceline.recipe.schema.base import is_own_model
+from paceline.recipe.schema.base import is_plugin_name
 from paceline.recipe.schema.model import Model
 from paceline.training.checkpoint import CheckpointStorage, KeepPolicy, model_tensors, read_state, weights_sha256
 from paceline.training.eval_model import eval_precision, has_weight_average, load_eval_model
@@ -103,7 +103,7 @@ def _load_source_model(run_recipe: Recipe, section: Model, path: Path) -> nn.Mod
 
     Its own code is imported only if the new recipe names the same model.
     """
-    if is_own_model(run_recipe.model.name) and run_recipe.model.name != section.name:
+    if is_plugin_name(run_recipe.model.name) and run_recipe.model.name != section.name:
         raise RecipeError(
             f"model.weights: {path}: is of {run_recipe.model.name}, which is code that the run names "
             f"(set model.name to it; it is {section.name})"

@@ -23,7 +23,7 @@ from paceline.parallel.base import choose_device
 from paceline.recipe.plan import Plan
 from paceline.recipe.plugins import describe_error
 from paceline.recipe.schema import Recipe
-from paceline.recipe.schema.base import is_own_model
+from paceline.recipe.schema.base import is_plugin_name
 from paceline.recipe.schema.optim import Adam, Lamb, OptimSection, OwnOptim, Sgd
 from paceline.recipe.schema.recipe import Checkpoint
 from paceline.training.checkpoint import (
@@ -121,7 +121,7 @@ def try_components(recipe: Recipe, plan: Plan, train: Source) -> tuple[str, ...]
     try_plugin_augments(recipe.data.augment, plan.channels, plan.image_size)
     is_plugin = isinstance(recipe.optim, OwnOptim)
     # The user's own code may depend on values; for the others, meta tensors suffice.
-    device = torch.device("cpu" if is_plugin or is_own_model(recipe.model.name) else "meta")
+    device = torch.device("cpu" if is_plugin or is_plugin_name(recipe.model.name) else "meta")
     with torch.random.fork_rng(devices=[]):
         model = build_model_on_device(recipe.model, plan, device)
     checkpoint = find_initial_checkpoint(recipe.model.weights)

@@ -72,7 +72,7 @@ def run(recipe: Recipe, world: World, rundir: RunDir, *, resume: bool = False, i
                 resume=resume,
             )
             first_s = exit_stack.enter_context(lock)
-            resume = resume or (world.may_be_again and was_started_by(rundir, invocation.launch))
+            resume = resume or (world.may_be_restarted and was_started_by(rundir, invocation.launch))
             recipe, notes = keep_batch_size(recipe, rundir, world.world_size) if resume else (recipe, [])
             recipe = resolve_batch(recipe, world.world_size)
             changes = [*notes, *check_rundir(rundir, recipe, resume=resume)]

@@ -6,7 +6,7 @@ import pytest
 
 from paceline.core.dataset import DatasetInfo
 from paceline.recipe.load import load, preset_names
-from paceline.recipe.plan import Plan, workers_outwaited_by_timeout
+from paceline.recipe.plan import Plan, worker_timeout_warning
 
 GREY = DatasetInfo("toy", "train", 1000, ("a", "b", "c"), 1, (28, 28), (0.5,), (0.25,))
 COLOUR = replace(GREY, channels=3, mean=(0.5,) * 3, std=(0.25,) * 3)
@@ -40,13 +40,13 @@ def test_a_wait_for_workers_that_the_run_ends_before_is_noted(resolve, worker_ti
     wait, limit = recipe.data.worker_timeout, recipe.parallel.timeout
     ends = f"parallel.timeout of {limit} ends the run first, without naming the image at which a worker hangs"
     note = f"data.worker_timeout: {wait} has no effect: {ends} (set it lower than that)"
-    assert workers_outwaited_by_timeout(recipe, 1) == (note if is_noted else "")
-    assert workers_outwaited_by_timeout(recipe, 0) == ""
+    assert worker_timeout_warning(recipe, 1) == (note if is_noted else "")
+    assert worker_timeout_warning(recipe, 0) == ""
 
 
 def test_no_preset_has_a_run_end_before_its_workers_can_be_blamed():
     assert len(preset_names()) > 20
-    assert [name for name in preset_names() if workers_outwaited_by_timeout(load(name).recipe, 1)] == []
+    assert [name for name in preset_names() if worker_timeout_warning(load(name).recipe, 1)] == []
 
 
 SIZING = [

@@ -132,7 +132,7 @@ def test_a_plugin_with_the_wrong_parameters_is_refused_without_calling_it(
 def test_a_function_is_no_part_with_methods_and_is_not_called(parts, refusal, contract, path) -> None:
     made = own(parts, "change_maker", contract, path, command="rm")
     assert refusal(made.make, run_dir="x") == (
-        f"{path}.name: {parts}:change_maker is of type function, and {contract.what} is a class (name one)"
+        f"{path}.name: {parts}:change_maker is of type function, and {contract.kind} is a class (name one)"
     )
     assert sys.modules[parts].called == []
 

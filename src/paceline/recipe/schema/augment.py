@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, PositiveFloat, model_validator
 
-from paceline.recipe.schema.base import NAMED, OR_ITS_NAME, ByName, PluginSection, Section
+from paceline.recipe.schema.base import ACCEPT_NAME, NAME_JSON_SCHEMA, ByName, PluginSection, Section
 
 
 def _check_ascending(ends: tuple[float, float]) -> tuple[float, float]:
@@ -197,6 +197,6 @@ AugmentSection = Annotated[
         | OwnAugment,
         ByName(),
     ],
-    NAMED,
-    OR_ITS_NAME,
+    ACCEPT_NAME,
+    NAME_JSON_SCHEMA,
 ]

@@ -1,4 +1,4 @@
-"""Base class of sections, durations such as `90ep`, sections chosen by name, and import paths."""
+"""Building blocks of the schema: sections, durations such as `90ep`, variants chosen by name, import paths."""
 
 import re
 import sys
@@ -35,7 +35,7 @@ class Section(BaseModel):
 
 
 def refuse(path: str, message: str) -> NoReturn:
-    """Raise the error of a validator over several sections, for the field at `path`."""
+    """Raise the error of a validator over several sections for the field at `path`."""
     raise PydanticCustomError("refused", "{message}", {"path": path, "message": message})
 
 
@@ -85,18 +85,18 @@ SaveCadenceDuration = _annotated(_parse_save_cadence, r"^\d+(\.\d+)?\s*(ep|st|im
 
 
 IMPORT_PATH_FORM: Final = "package.module:Name"
-"""Stands for all import paths in lists of variants."""
+"""Tag of all import paths in unions and error messages."""
 LIBRARIES: Final = ("torchvision", "timm")
 """Prefixes `LIBRARY:NAME` of models that are not import paths."""
-# Plugins may come only from these modules of each library: others download, compile or load code (`torch.hub`,
+# Only these modules of each library may be plugins: others download, compile or load code (`torch.hub`,
 # `torch.utils.cpp_extension`, `torch.package`, `torch.jit`, `torch.load`, ...).
-PLUGGABLE: Final = {
+PLUGIN_MODULES: Final = {
     "torch": ("torch.nn", "torch.optim"),
     "timm": ("timm.models", "timm.layers", "timm.optim"),
     "torchvision": ("torchvision.models", "torchvision.ops", "torchvision.transforms"),
 }
-# Packages that hold no component of a classifier, and that load, download or evaluate code.
-REFUSED: Final = frozenset(
+# Packages without components of a classifier that can load, download or evaluate code.
+REFUSED_PACKAGES: Final = frozenset(
     (
         *("pip", "setuptools", "pkg_resources", "_distutils_hack", "wheel"),  # install code
         *("cloudpickle", "dill", "joblib", "numpy", "pandas", "sklearn", "scipy"),  # unpickle
@@ -105,13 +105,13 @@ REFUSED: Final = frozenset(
         *("IPython", "ipykernel", "pytest", "_pytest", "dask", "mlflow", "wandb"),  # run code they are given
     )
 )
-_NAME: Final = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
-PATH_PATTERN: Final = f"^{_NAME}:{_NAME}$"
+_DOTTED_NAME: Final = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
+PATH_PATTERN: Final = f"^{_DOTTED_NAME}:{_DOTTED_NAME}$"
 
 
 def check_import_path(name: str) -> str:
-    """Return `name`. Raise `ValueError` if it is not an import path, or leads to code that loads or runs other code."""
-    # This holds for every recipe, as a stranger may have written it.
+    """Return `name`. Raise `ValueError` if it is not an import path, or names code that can load or run other code."""
+    # Checked even with --own-code, as a recipe may come from someone else.
     if not re.fullmatch(PATH_PATTERN, name):
         raise ValueError(f"{name!r} is not an import path (write {IMPORT_PATH_FORM})")
     top = re.split(r"[.:]", name, maxsplit=1)[0]
@@ -121,21 +121,22 @@ def check_import_path(name: str) -> str:
             f"that the standard library does not use)"
         )
     module = name.partition(":")[0]
-    if refused := why_refused(module):
+    if refused := refusal_reason(module):
         raise ValueError(f"{name!r} cannot be a plugin: {refused} (name a class of your own module)")
+    # Such as mypkg:Model.__init__.__globals__
     if "__" in (each[:2] for each in re.split(r"[.:]", name)[1:]):
         raise ValueError(f"{name!r} leads through a special name of Python (name a class or function)")
     return name
 
 
-def why_refused(module: str) -> str:
+def refusal_reason(module: str) -> str:
     """Return why no plugin may come from the dotted `module`, or ""."""
     top = module.partition(".")[0]
     if top in sys.stdlib_module_names:
         return f"{top} is in Python's standard library"
-    if top in REFUSED:
+    if top in REFUSED_PACKAGES:
         return f"{top} can load, download or run code"
-    allowed = PLUGGABLE.get(top)
+    allowed = PLUGIN_MODULES.get(top)
     if allowed is not None and not f"{module}.".startswith(tuple(f"{each}." for each in allowed)):
         return f"of {top} only {', '.join(allowed)} may be used, as {module} may load, download or run code"
     return ""
@@ -157,14 +158,13 @@ class PluginSection(Section):
     """Keyword arguments, in addition to those that paceline passes."""
 
 
-def is_own_model(name: str) -> bool:
-    """Whether `model.name` is an import path, not a model of paceline, torchvision or timm."""
+def is_plugin_name(name: str) -> bool:
+    """Return whether `name` is an import path, not a model of torchvision or timm."""
     return bool(re.fullmatch(PATH_PATTERN, name)) and name.partition(":")[0] not in LIBRARIES
 
 
 def _variant_of(value: object) -> str | None:
-    """Return the variant that a section has, or that a mapping selects, by its name; all import paths are one
-    variant."""
+    """Return the variant that a section or a mapping selects by its name; all import paths are one variant."""
     name = value.get("name") if isinstance(value, dict) else getattr(value, "name", None)
     if name is None:
         return None
@@ -172,7 +172,7 @@ def _variant_of(value: object) -> str | None:
 
 
 class ByName:
-    """Choose a member of a union of sections by its `name`; the member without a default name takes import paths."""
+    """Discriminate a union of sections by `name`; the member without a default name takes import paths."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         """Return the core schema of the tagged union."""
@@ -182,7 +182,7 @@ class ByName:
         return core_schema.tagged_union_schema(choices, discriminator=_variant_of)
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        """Return the JSON schema, with OpenAPI's discriminator."""
+        """Return the JSON schema with OpenAPI's discriminator."""
         union = handler(schema)
         names = (handler.resolve_ref_schema(ref)["properties"]["name"] for ref in union["oneOf"])
         mapping = {
@@ -196,8 +196,8 @@ def _default_name(variant: type[Section]) -> str:
     return IMPORT_PATH_FORM if field.is_required() else str(field.default)
 
 
-class OrItsName:
-    """Let the JSON schema accept a bare name or import path in place of a section, as `NAMED` does."""
+class _NameJsonSchema:
+    """Allow a bare name or import path in the JSON schema, as `ACCEPT_NAME` does in validation."""
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         variants = handler(schema)
@@ -209,5 +209,5 @@ def _section_from_name(value: object) -> object:
     return {"name": value} if isinstance(value, str) else value
 
 
-NAMED = BeforeValidator(_section_from_name)
-OR_ITS_NAME = OrItsName()
+ACCEPT_NAME = BeforeValidator(_section_from_name)
+NAME_JSON_SCHEMA = _NameJsonSchema()

@@ -5,7 +5,7 @@ from typing import Final, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from paceline.recipe.schema.base import Args, Off, Section, check_import_path, is_own_model, refuse
+from paceline.recipe.schema.base import Args, Off, Section, check_import_path, is_plugin_name, refuse
 
 BUILT_IN_MODELS_ONLY: Final = ("norm", "width", "zero_init_residual", "drop_path")
 """Fields that configure paceline's own models, and have little or no effect on others."""
@@ -46,7 +46,7 @@ class Model(Section):
     @field_validator("name")
     @classmethod
     def _check_name(cls, name: str) -> str:
-        return check_import_path(name) if is_own_model(name) else name
+        return check_import_path(name) if is_plugin_name(name) else name
 
     @field_validator("freeze", mode="before")
     @classmethod
@@ -65,7 +65,7 @@ class Model(Section):
 
     @model_validator(mode="after")
     def _check_args(self) -> Self:
-        if self.args and not is_own_model(self.name):
+        if self.args and not is_plugin_name(self.name):
             refuse("model.args", f"has no effect on {self.name}, only on your own model (leave it out)")
         return self
 

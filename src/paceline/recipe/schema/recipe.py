@@ -1,5 +1,4 @@
-"""The whole recipe, with its sections `checkpoint` and `measure`. Defaults are defined in this package and nowhere
-else."""
+"""The recipe, and its sections `checkpoint` and `measure`. All defaults are defined in this package."""
 
 import hashlib
 import json
@@ -134,18 +133,18 @@ class Recipe(Section):
     def _check_precision(self) -> Self:
         precision, parallel, optim = self.train.precision, self.parallel, self.optim
         kind, _, scheme = precision.partition("_")
-        where = "train.precision"
+        field = "train.precision"
         if scheme == "master" and parallel.strategy == "fsdp":
-            refuse(where, f"{precision} has weights of two types, fsdp shards one (set train.precision={kind})")
+            refuse(field, f"{precision} has weights of two types, fsdp shards one (set train.precision={kind})")
         if scheme == "master" and isinstance(optim, ScheduleFree):
             refuse(
-                where, f"{precision} keeps copies, which schedule_free does not average (set train.precision={kind})"
+                field, f"{precision} keeps copies, which schedule_free does not average (set train.precision={kind})"
             )
         if precision == "fp16_pure" and isinstance(optim, Adam | RmsProp | Lamb):
-            refuse(where, f"fp16_pure loses the squares that {optim.name} divides by (set train.precision=fp16_master)")
+            refuse(field, f"fp16_pure loses the squares that {optim.name} divides by (set train.precision=fp16_master)")
         if kind in ("bf16", "amp") and not scheme and parallel.strategy == "dataparallel":
             refuse(
-                where, f"{precision} is float16 in dataparallel's threads (set train.precision=fp32, or strategy=ddp)"
+                field, f"{precision} is float16 in dataparallel's threads (set train.precision=fp32, or strategy=ddp)"
             )
         if scheme and parallel.compression == kind:
             refuse("parallel.compression", f"{kind} has no effect on gradients of {precision} (set compression=off)")
@@ -197,7 +196,7 @@ class Recipe(Section):
 
 
 def _texts(value: object, path: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (dotted path, text) of every text in plain values."""
+    """Yield (dotted path, text) of every string in plain values."""
     match value:
         case str():
             yield path, value

@@ -14,8 +14,8 @@ from pydantic import (
 )
 
 from paceline.recipe.schema.base import (
-    NAMED,
-    OR_ITS_NAME,
+    ACCEPT_NAME,
+    NAME_JSON_SCHEMA,
     Auto,
     ByName,
     CadenceDuration,
@@ -156,12 +156,14 @@ class Train(Section):
 
 # Characters that Weights & Biases refuses in project names (https://docs.wandb.ai/ref/python/init); refused for all
 # trackers, so that one name fits all.
-_REFUSED: Final = "/\\#?%:"
+_REFUSED_CHARS: Final = "/\\#?%:"
 
 
 def _check_title(title: str) -> str:
-    if not title.isprintable() or not 0 < len(title) <= 128 or set(title) & set(_REFUSED):
-        raise ValueError(f"{title!r} is not a name: 1 to 128 characters without {' '.join(_REFUSED)} (write another)")
+    if not title.isprintable() or not 0 < len(title) <= 128 or set(title) & set(_REFUSED_CHARS):
+        raise ValueError(
+            f"{title!r} is not a name: 1 to 128 characters without {' '.join(_REFUSED_CHARS)} (write another)"
+        )
     return title
 
 
@@ -204,8 +206,8 @@ class OwnSink(PluginSection):
 
 SinkSection = Annotated[
     Annotated[Wandb | Mlflow | Trackio | OwnSink, ByName()],
-    NAMED,
-    OR_ITS_NAME,
+    ACCEPT_NAME,
+    NAME_JSON_SCHEMA,
 ]
 
 
