@@ -134,7 +134,7 @@ def run(words: Sequence[str]) -> NoReturn:
     if list(words[:2]) == [
         "-I",
         "-S",
-    ]:  # tied to the one that asked for it (`die_with_us_command`), which is not our parent
+    ]:  # tied to the one that asked for it (`die_with_parent_command`), which is not our parent
         words = words[6:]
     its_own = {"DEVNULL": DEVNULL, "PIPE": PIPE, "TimeoutExpired": subprocess.TimeoutExpired}
     for name in STARTERS:
@@ -167,7 +167,7 @@ def run(words: Sequence[str]) -> NoReturn:
 
 def popen(command: list[str], **asked: Any) -> "Forked | subprocess.Popen[str]":
     """Be `subprocess.Popen` of what starts ranks and runs: fork what this Python is to run, and start what else is."""
-    tie = importlib.import_module("paceline.core.process").die_with_us_command(
+    tie = importlib.import_module("paceline.core.process").die_with_parent_command(
         []
     )  # words, and then a process and a signal
     tied, words = ([], command) if command[: len(tie) - 2] != tie[:-2] else (command[: len(tie)], command[len(tie) :])

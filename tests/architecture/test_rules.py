@@ -74,7 +74,7 @@ def test_nothing_runs_text_as_code_or_a_shell(modules, none_of):
 
 
 def test_every_process_is_tied_to_the_one_that_starts_it(modules, none_of):
-    """A program is started with the words of `die_with_us_command`; what is forked asks for the same, in its own code.
+    """Programs are started by `die_with_parent_command`; forked processes call `die_with_parent`.
 
     `subprocess.run` waits for short commands, such as git and sbatch, which end by themselves.
     """
@@ -83,7 +83,7 @@ def test_every_process_is_tied_to_the_one_that_starts_it(modules, none_of):
         for node in ast.walk(module.tree):
             if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("Popen"):
                 programs += 1
-                if not ast.unparse(node.args[0]).startswith("die_with_us_command("):
+                if not ast.unparse(node.args[0]).startswith("die_with_parent_command("):
                     wrong.append(module.at(node.lineno, ast.unparse(node.func)))
     assert programs == 2
     none_of(wrong)

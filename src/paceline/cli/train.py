@@ -72,7 +72,7 @@ def train(
         if world.launcher == "single" and (num_ranks > 1 or max_restarts):
             grace_s = loaded.recipe.checkpoint.grace.seconds
             extra = [] if run_dir is not None else ["--run-dir", str(rundir.path)]
-            if world.may_be_again and not resume and _is_from_this_launch(rundir):
+            if world.may_be_restarted and not resume and _is_from_this_launch(rundir):
                 extra.append("--resume")
             return start_ranks(num_ranks, port, extra, grace_s=grace_s, max_restarts=max_restarts)
         return _train_rank(loaded, world, rundir, resume=resume, as_json=as_json)
@@ -116,7 +116,7 @@ def choose_rundir(name: str, loaded: LoadedRecipe, run_dir: Path | None, world: 
         return RunDir(Path(name).expanduser())
     if not world.is_main:
         return RunDir(Path("runs"))  # until rank 0 broadcasts it
-    ours = RunDir.newest_of(loaded.name, _is_from_this_launch) if world.may_be_again else None
+    ours = RunDir.newest_of(loaded.name, _is_from_this_launch) if world.may_be_restarted else None
     return ours or RunDir.claim(loaded.name, datetime.now().astimezone())
 
 
@@ -180,7 +180,7 @@ def run_rank(
     if count_gpus(os.environ):
         for variable, value in flight_recorder_environ(rundir.path).items():
             os.environ.setdefault(variable, value)
-    was_ended = world.is_main and (request.resume or world.may_be_again) and read_final_result(rundir) is not None
+    was_ended = world.is_main and (request.resume or world.may_be_restarted) and read_final_result(rundir) is not None
     was_complete = request.resume and was_ended
     position = ProgressReporter()
     listeners = [build_train_progress(request.out, position)] if world.is_main else []

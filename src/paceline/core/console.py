@@ -1,7 +1,7 @@
-"""The console: standard output and error that can be full, closed or gone without ending what prints to them.
+"""Standard output and error that may be full or closed without stopping the process that prints to them.
 
-Progress is for a reader who may have left: a run goes on without one, and records that it has lost its console.
-Output that a verb exists to make, such as JSON, is different: where it cannot be written, the verb has failed.
+A run continues without its progress output and records the loss. If a command's result, such as JSON, cannot be
+written, the command fails.
 """
 
 import contextlib
@@ -16,11 +16,11 @@ _STREAMS: Final = ("stdin", "stdout", "stderr")
 
 
 class ConsoleLostError(OSError):
-    """The output of a verb cannot be written to standard output."""
+    """The result of a command cannot be written to standard output."""
 
 
 class _DescriptorFile(io.FileIO):
-    """A descriptor of the console. It remembers the first failed write; later ones may succeed."""
+    """A raw file on a console descriptor that records the first failed write."""
 
     def __init__(self, number: int, name: str, lost: str) -> None:
         super().__init__(number, "w", closefd=False)
@@ -31,45 +31,48 @@ class _DescriptorFile(io.FileIO):
         self.raises = True
 
     def write(self, data: Any) -> int:
-        """Write `data`; when the console is lost and `raises` is False, drop it."""
+        """Write `data`, or drop it if the console is lost and `raises` is False."""
         try:
             if self._is_closed:
                 raise OSError(errno.EBADF, os.strerror(errno.EBADF))
             written = super().write(data)
         except OSError as error:
-            self._lose(error)
+            self._record_failure(error)
         else:
+            # None: a non-blocking descriptor whose reader is slow. Progress output is then dropped, as waiting would
+            # stall training.
             if written is not None or self.raises:
                 return written
-        return len(data)  # also where the descriptor does not block and its reader is slow: progress does not wait
+        return len(data)
 
     def report_to(self, report: Callable[[str], None]) -> None:
         """Call `report` once with the loss of the console, now or when it happens."""
         self._report = report
         if self.lost:
-            report(self._sentence())
+            report(self._message())
 
-    def _lose(self, error: OSError) -> None:
-        is_news, self.lost = not self.lost, self.lost or error.strerror or str(error)
+    def _record_failure(self, error: OSError) -> None:
+        is_first, self.lost = not self.lost, self.lost or error.strerror or str(error)
         if isinstance(error, BrokenPipeError) and self.raises:
-            raise error
+            raise error  # the reader of a pipe has ended, as in `| head`: the command line exits silently
         if self.raises:
             raise ConsoleLostError(error.errno, f"{self._name}: cannot be written: {error.strerror}")
-        if is_news:
-            self._report(self._sentence())
+        if is_first:
+            self._report(self._message())
 
-    def _sentence(self) -> str:
+    def _message(self) -> str:
         return f"{self._name}: cannot be written: {self.lost} (the run continues; its files have every record)"
 
 
 class Console(io.TextIOWrapper):
-    """Standard output or error as text. Until `keep_going`, a failed write raises `OSError`.
+    """Standard output or error as text. Until `ignore_errors`, a failed write raises `OSError`.
 
-    `is_product`: the program was started for this output. Characters that the encoding lacks are escaped.
+    `carries_result`: the command was started for this output. Characters that the encoding lacks are escaped.
     """
 
     def __init__(self, number: int, name: str, like: TextIO | None) -> None:
         lost = "it is closed" if like is None else ""
+        # A closed descriptor may belong to another file by now, so write to the null device instead.
         self._descriptor = _DescriptorFile(os.open(os.devnull, os.O_WRONLY) if lost else number, name, lost)
         errors = getattr(like, "errors", None) or "strict"
         super().__init__(
@@ -79,16 +82,16 @@ class Console(io.TextIOWrapper):
             line_buffering=name == "stderr" or bool(getattr(like, "line_buffering", False)),
             write_through=bool(getattr(like, "write_through", False)),
         )
-        self._like = like  # which would close the descriptor with itself
-        self.is_product = False
+        self._like = like  # keep it alive: its finalizer would close the descriptor
+        self.carries_result = False
 
     @property
     def lost(self) -> str:
         """Reason of the first failed write, or ""."""
         return self._descriptor.lost
 
-    def keep_going(self) -> None:
-        """From now on drop what cannot be written, without raising."""
+    def ignore_errors(self) -> None:
+        """Drop failed writes from now on."""
         self._descriptor.raises = False
 
     def report_loss(self, report: Callable[[str], None]) -> None:
@@ -97,32 +100,29 @@ class Console(io.TextIOWrapper):
 
 
 def secure_console() -> None:
-    """Replace `sys.stdout` and `sys.stderr` by consoles; stderr ignores errors. Call it first.
-
-    Closed descriptors 0 to 2 are opened as the null device: a file or socket with such a number would be mistaken for a
-    standard stream, in this process and its children.
-    """
+    """Replace `sys.stdout` and `sys.stderr` by consoles; stderr ignores errors. Call it before any file is opened."""
+    # A file or socket that gets the number of a closed standard stream would be mistaken for it, here and in children.
     for number in range(len(_STREAMS)):
-        _fill(number)
+        _open_if_closed(number)
     for number, name in enumerate(_STREAMS):
         stream = getattr(sys, name)
         descriptor = number if stream is None else _descriptor_of(stream)
         if name != "stdin" and descriptor is not None:
             setattr(sys, name, Console(descriptor, name, stream))
     if isinstance(sys.stderr, Console):
-        sys.stderr.keep_going()
+        sys.stderr.ignore_errors()
 
 
 def progress_console(*, as_json: bool) -> TextIO:
-    """Return the stream for the progress of a verb that must outlive its console.
+    """Return the stream for progress output, whose loss is ignored: stderr with `as_json`, else stdout.
 
-    With `as_json` it is stderr, as stdout receives the result. `lost_output_reason` checks at the end that it did.
+    With `as_json`, stdout receives the result; check `lost_output_reason` at the end.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, Console):
-            stream.keep_going()
+            stream.ignore_errors()
     if as_json and isinstance(sys.stdout, Console):
-        sys.stdout.is_product = True
+        sys.stdout.carries_result = True
     return sys.stderr if as_json else sys.stdout
 
 
@@ -138,24 +138,23 @@ def lost_output_reason() -> str:
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()
-    return sys.stdout.lost if isinstance(sys.stdout, Console) and sys.stdout.is_product else ""
+    return sys.stdout.lost if isinstance(sys.stdout, Console) and sys.stdout.carries_result else ""
 
 
-def _fill(number: int) -> None:
+def _open_if_closed(number: int) -> None:
     """Open the null device as descriptor `number` if it is closed; all lower ones must be open."""
     try:
         os.fstat(number)
     except OSError:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # open() returns the lowest free number
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
 
 
 def _descriptor_of(stream: TextIO) -> int | None:
-    """Flush `stream` and return its descriptor, or None if it has none."""
     try:
         descriptor = stream.fileno()
-    except (OSError, ValueError, AttributeError):  # a notebook's, or a test's
+    except (OSError, ValueError, AttributeError):  # of a notebook or of pytest
         return None
     with contextlib.suppress(OSError):
-        stream.flush()
+        stream.flush()  # the new console has its own buffer: keep the order of the output
     return descriptor

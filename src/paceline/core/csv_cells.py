@@ -1,8 +1,7 @@
-"""Text in cells of CSV files: names that a spreadsheet would run as a formula, and control characters, are marked.
+"""Escape text for CSV cells, so that no spreadsheet runs it as a formula and no terminal obeys control characters.
 
-A marked cell begins with an apostrophe. The rest is the text, where a backslash is written twice and what cannot be
-printed as an escape of Python's: `\n`, `\x1b`, `\u202e`, and `\udcff` for a byte of a file name that is no UTF-8. Any
-other cell is the text itself.
+An escaped cell begins with an apostrophe, and has Python's escapes for backslashes and unprintable characters: `\n`,
+`\x1b`, `\u202e`, and `\udcff` for a byte of a file name that is not UTF-8. Any other cell is the text itself.
 """
 
 import re
@@ -19,6 +18,7 @@ _SHORT: Final = {"\\": "\\", "n": "\n", "r": "\r", "t": "\t"}
 
 def to_cell(text: str) -> str:
     """Escape `text` for a CSV cell."""
+    # Numbers such as -1.5 are no formulas and stay readable.
     if all(map(_is_plain, text)) and (not text.startswith(_FORMULA) or _NUMBER.fullmatch(text)):
         return text
     return _MARK + "".join(_escape(character) for character in text)
@@ -34,7 +34,7 @@ def from_cell(cell: str) -> str:
 
 
 def _is_plain(character: str) -> bool:
-    """Whether a character is printable or a space, such as the narrow one in the names of macOS screenshots."""
+    # `isprintable` is False for all spaces but " ", such as the narrow one in the names of macOS screenshots.
     return character.isprintable() or unicodedata.category(character) == "Zs"
 
 

@@ -1,4 +1,4 @@
-"""What a data set says about itself, and the protocol every source of samples follows."""
+"""Metadata of a data set, and the protocol of sources of samples."""
 
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -12,10 +12,10 @@ Sample = tuple[bytes | NDArray[np.uint8], int]
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """Facts of one split of a dataset.
+    """Metadata of one split.
 
     `image_size` is (height, width) in pixels if every image has it, else None. `mean` and `std` are per channel, of
-    pixels scaled to [0, 1]. `notes` are sentences to show the user once, such as what was left out.
+    pixels scaled to [0, 1]. `notes` are shown to the user once, such as a number of skipped files.
     """
 
     name: str
@@ -35,11 +35,11 @@ class DatasetInfo:
 
 
 class Source(Protocol):
-    """A split as a map from 0..len-1 to samples: torch-free, and cheap to pickle for a worker process."""
+    """A map-style data set of one split. It does not import torch, and is cheap to pickle for a worker process."""
 
     @property
     def info(self) -> DatasetInfo:
-        """Facts of this split."""
+        """Metadata of this split."""
         ...
 
     def __len__(self) -> int:
@@ -57,7 +57,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class ArraySource:
-    """A split that is already decoded: uint8 `images` [N, H, W, C] of one size and int64 `labels` [N]."""
+    """A split in memory: uint8 `images` [N, H, W, C] of one size and int64 `labels` [N]."""
 
     info: DatasetInfo
     images: NDArray[np.uint8]

@@ -1,14 +1,12 @@
-"""The errors a user can meet. Each is one line that names the place, the value and the fix."""
+"""Errors for users. Each message is one line with the place, the value and the fix."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
 
 
 class PacelineError(ValueError):
-    """Base of errors that a user can fix: one line that names the place, the value and the fix.
-
-    Any other exception that escapes the program is a bug and keeps its traceback.
-    """
+    """Base of errors that a user can fix. Any other exception that escapes the program is a bug and keeps its
+    traceback."""
 
     exit_code = 2
     is_claimed = False
@@ -34,16 +32,13 @@ class CheckpointError(PacelineError):
 
 
 class NonFiniteLossError(PacelineError):
-    """The loss became NaN or infinite: the run ends, and its weights are not saved.
+    """The loss became NaN or infinite: the run ends, and its weights are not saved."""
 
-    It has its own exit code, so that no launcher restarts the ranks: they would reach the same step.
-    """
-
-    exit_code = 3
+    exit_code = 3  # its own, so that no launcher restarts the ranks: they would reach the same step
 
 
 class PeerLostError(PacelineError):
-    """A rank failed because another one did. `is_explained` says that the other rank reports the failure itself."""
+    """A rank failed because another one did. If `is_explained`, the other rank reports the failure."""
 
     exit_code = 1
 

@@ -1,9 +1,8 @@
-"""How often to save, and what that costs: formulas, seconds in and seconds or shares out. Nothing is measured here.
+"""Formulas for the checkpoint interval and its cost, in seconds.
 
-Throughout, `stall_s` (C) is how long training stands still for a checkpoint, `write_s` (W) how long after the stall
-it takes until the checkpoint is safe on disk, `restart_s` (R) the time from a failure to the first new step,
-`mtbf_s` (M) the mean time between failures, and `work_s` (T) the training between two checkpoints. Failures are
-taken to come at random, at a constant rate, at any time: during a checkpoint and a restart too.
+`stall_s` (C) is how long training stops for a checkpoint, `write_s` (W) the time from then until it is on disk,
+`restart_s` (R) the time from a failure to the first new step, `mtbf_s` (M) the mean time between failures, and `work_s`
+(T) the training between two checkpoints. Failures are a Poisson process, also during checkpoints and restarts.
 """
 
 import math
@@ -12,7 +11,7 @@ from typing import Final
 
 _CONFIDENCE: Final = 0.95
 _RULE_OF_THREE: Final = 3.0  # -ln(1 - 0.95), rounded as is usual (Hanley and Lippman-Hand 1983)
-_SIGNAL_JITTER_S: Final = 60.0  # a signal may come so much early (man sbatch, --signal)
+_SIGNAL_JITTER_S: Final = 60.0  # Slurm may send the signal this much early (man sbatch, --signal)
 
 
 def young_interval(stall_s: float, mtbf_s: float) -> float:
@@ -32,19 +31,17 @@ def daly_interval(stall_s: float, mtbf_s: float) -> float:
 
 
 def best_interval(stall_s: float, write_s: float, mtbf_s: float) -> float:
-    """Return Daly's interval, or the time of a write if that is longer: there is never more than one write at a
-    time."""
-    return max(daly_interval(stall_s, mtbf_s), write_s)
+    """Return Daly's interval in seconds, at least `write_s`."""
+    return max(daly_interval(stall_s, mtbf_s), write_s)  # only one write runs at a time
 
 
 def efficiency(work_s: float, stall_s: float, restart_s: float, mtbf_s: float, *, write_s: float = 0.0) -> float:
     """Return the share of the wall clock that is useful work, in [0, 1].
 
-    E = T / (M · e^(R/M) · (e^((T + C)/M) - 1)), exact for exponential failures (Daly 2006). A background write extends
-    the time at risk by `write_s`, so each failure loses that much more: it is added to R, which is exact to the first
-    order in W/M.
+    E = T / (M · e^(R/M) · (e^((T + C)/M) - 1)), exact for exponential failures (Daly 2006).
     """
     assert work_s > 0 and mtbf_s > 0, f"work_s: {work_s}, mtbf_s: {mtbf_s}"
+    # A failure during a background write loses that much more work. Adding W to R is exact to first order in W/M.
     try:
         return work_s / (mtbf_s * math.exp((restart_s + write_s) / mtbf_s) * math.expm1((work_s + stall_s) / mtbf_s))
     except OverflowError:
@@ -57,16 +54,14 @@ def interval_steps(work_s: float, step_s: float) -> int:
 
 
 def signal_lead(step_s: float, save_s: float) -> float:
-    """Return how many seconds before its end a job needs its signal: the scheduler's jitter, a step, and two saves."""
+    """Return how many seconds before its time limit a job needs its signal."""
+    # A step and a background save may have just begun when the signal arrives; the final save follows them.
     return _SIGNAL_JITTER_S + step_s + 2 * save_s
 
 
 @dataclass(frozen=True)
 class Mtbf:
-    """Mean time between failures in seconds, with its 95 % confidence interval.
-
-    `mean_s` and `high_s` are infinite if nothing has failed.
-    """
+    """Mean time between failures in seconds with its 95 % confidence interval; infinite means no failure was seen."""
 
     mean_s: float
     low_s: float
@@ -77,7 +72,7 @@ def observed_mtbf(num_failures: int, up_s: float) -> Mtbf:
     """Estimate the mean time between failures from `num_failures` failures in `up_s` seconds of uptime.
 
     M = t/k, between 2t/χ²(0.975; 2k + 2) and 2t/χ²(0.025; 2k): the exact interval of a Poisson rate (Garwood 1936, doi
-    10.1093/biomet/28.3-4.437). Without failures M is at least t/3, one-sided.
+    10.1093/biomet/28.3-4.437). Without failures M is at least t/3 (one-sided).
     """
     if num_failures == 0:
         return Mtbf(math.inf, up_s / _RULE_OF_THREE, math.inf)

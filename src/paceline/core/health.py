@@ -1,8 +1,7 @@
-"""Findings about what a run has learnt: is the model of use, and if it is not, why? Pure.
+"""Find problems of what a run has learned, such as overfitting or predicting a single class.
 
-Every rule compares what was counted, and is silent where that is too little to decide: a difference between two
-accuracies has to lie outside both of their 95 % intervals, and a run has to have trained for `MIN_STEPS`. A finding
-explains by what was measured, never by what is usual. The rules are documented in `docs/explanation/health.md`.
+`docs/explanation/health.md` documents the rules. A rule needs evidence: two accuracies differ if their 95 % intervals
+are disjoint, and runs of fewer than `MIN_STEPS` steps have no findings.
 """
 
 import itertools
@@ -13,27 +12,27 @@ from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from paceline.core.results import BatchNormCheck, ClassCount, EvalReport, EvalResult, Finding, Status
-from paceline.core.statistics import CONFIDENCE, wilson_interval
+from paceline.core.statistics import CONFIDENCE, NORMAL_QUANTILE, wilson_interval
 from paceline.core.units import accuracy, count
 
 MIN_STEPS: Final = 50
-"""Optimizer steps before which no run is judged: shipped recipes leave chance level within 20 (measured)."""
+"""Fewest optimizer steps of a run with findings: shipped recipes leave chance level within 20 (measured)."""
 NEARLY_ALL: Final = 0.8
-"""Share of the images of all other classes that must be predicted as one class."""
+"""Share of the images of all other classes that must be predicted as one class for a finding."""
 ERROR_GROWTH: Final = 1.5
-"""Ratio of error rates from which an evaluation is far below a better one."""
+"""Ratio of error rates from which an evaluation counts as far below a better one."""
 SKILL_LEFT: Final = 2 / 3
-"""Share of the better accuracy below which the worse one is far below too: errors near 100 % cannot grow by half."""
+"""Share of the better accuracy below which the worse one is far below too: an error near 100 % cannot grow by half."""
 LOSS_RISE: Final = 1.1
-"""Ratio to its minimum from which a validation loss is rising."""
+"""Ratio to its minimum from which a validation loss counts as rising."""
 MIN_RISING: Final = 4
 """Evaluations after the lowest loss that make a trend: four rise in a row by chance with probability 1 / 4!."""
 FEW_SKIPS: Final = 20
 """Steps that float16's loss scale may skip at the start: it begins at 65,536 and halves at each overflow."""
 SCALE_INTERVAL: Final = 2000
 """Steps after which the loss scale doubles, so that one more step may be skipped."""
-_MAX_TREND: Final = 200
-_MAX_IMAGES: Final = 10**12
+_MAX_TREND: Final = 200  # evaluations in the trend test, which is quadratic
+_MAX_IMAGES: Final = 10**12  # a damaged record may hold any number
 _MAX_NAMES: Final = 5
 _LARGEST: Final = sys.float_info.max
 _ORDER: Final = {"error": 0, "warning": 1, "note": 2}
@@ -41,7 +40,7 @@ _ORDER: Final = {"error": 0, "warning": 1, "note": 2}
 
 @dataclass(frozen=True)
 class EvalPoint:
-    """One evaluation of a run; `top1` and `loss` are of the averaged weights if there are any, else of the raw ones."""
+    """One evaluation of a run. `top1` and `loss` are of the averaged weights if there are any, else of the raw ones."""
 
     step: int
     epoch: float
@@ -81,11 +80,11 @@ class EvalPoint:
                 step=int(row["step"]),
                 epoch=float(row["epoch"]),
                 images=int(row["images"]),
-                top1=_share(top1 if ema is None else ema),
+                top1=_parse_share(top1 if ema is None else ema),
                 loss=float(loss if ema is None else row["ema_loss"]),
-                raw_top1=_share(top1),
-                ema_top1=None if ema is None else _share(ema),
-                train_top1=None if row.get("train_top1") is None else _share(row["train_top1"]),
+                raw_top1=_parse_share(top1),
+                ema_top1=None if ema is None else _parse_share(ema),
+                train_top1=None if row.get("train_top1") is None else _parse_share(row["train_top1"]),
             )
         except (KeyError, TypeError, ValueError, OverflowError):
             return None
@@ -93,12 +92,12 @@ class EvalPoint:
 
 @dataclass(frozen=True)
 class RunHistory:
-    """All that is known about what a run has learned.
+    """The evaluations, losses and checkpoints of a run.
 
-    `status` is None for an unfinished run, and for weights that are evaluated on their own (`is_alone`). `points` are
-    the evaluations in order, `losses` the logged training losses by step. `classes` and `confusion` are of the last
-    evaluation. `best` is the best evaluation, after `best_step` steps, unless it is among `points`; `best_kept` says
-    whether its checkpoint is on disk. `scales_loss`: float16 may skip steps.
+    `status` is None for an unfinished run and with `is_alone`, which is for weights evaluated without a run. `points`
+    are the evaluations in order, `losses` pairs of step and logged training loss. `classes` and `confusion` are of the
+    last evaluation. `best` is the best evaluation, after `best_step` steps, unless it is among `points`; `best_kept`:
+    its checkpoint is on disk. `scales_loss`: float16 loss scaling may skip steps.
     """
 
     points: Sequence[EvalPoint]
@@ -122,7 +121,7 @@ class RunHistory:
 
     @property
     def is_early(self) -> bool:
-        """Whether a run has trained too little for its accuracy to mean anything; never for weights alone."""
+        """Whether a run has trained too little for its accuracy to mean anything; False for weights alone."""
         if self.is_alone or self.last is None:
             return False
         return self.last.step < MIN_STEPS or self.is_too_short
@@ -134,7 +133,7 @@ class RunHistory:
 
     @property
     def is_too_short(self) -> bool:
-        """Whether an unfinished run has trained so little that even lost accuracy means nothing."""
+        """Whether an unfinished run has trained too little even for a drop of accuracy to mean anything."""
         return self.is_running and self.last is not None and (self.last.step < MIN_STEPS or self.last.epoch < 1)
 
 
@@ -156,117 +155,114 @@ def training_losses(rows: Iterable[Mapping[str, Any]]) -> tuple[tuple[int, float
     )
 
 
-def find_problems(known: RunHistory) -> tuple[Finding, ...]:
-    """Return the problems of what was learned, the most severe first."""
+def find_problems(history: RunHistory) -> tuple[Finding, ...]:
+    """Return the findings about a run, the most severe first."""
     found = [
-        *_finding_useless(known),
-        *_finding_lost_accuracy(known),
-        *_finding_ema(known),
-        *_finding_skipped_steps(known),
+        *_finding_useless(history),
+        *_finding_lost_accuracy(history),
+        *_finding_ema(history),
+        *_finding_skipped_steps(history),
     ]
     return tuple(sorted(found, key=lambda each: _ORDER[each.severity]))
 
 
-def is_suspicious(known: RunHistory) -> bool:
+def is_suspicious(history: RunHistory) -> bool:
     """Return whether the last evaluation is so bad that BatchNorm's running statistics should be checked."""
-    return _is_useless(known) or (not known.is_too_short and _below_best(known) is not None)
+    return _is_useless(history) or (not history.is_too_short and _below_best(history) is not None)
 
 
-def _is_useless(known: RunHistory) -> bool:
+def _is_useless(history: RunHistory) -> bool:
     return (
-        bool(known.points)
-        and not known.is_early
-        and (_finding_one_class(known) is not None or _is_at_chance(known.classes))
+        bool(history.points)
+        and not history.is_early
+        and (_finding_one_class(history) is not None or _is_at_chance(history.classes))
     )
 
 
-def _finding_useless(known: RunHistory) -> Iterator[Finding]:
-    """Yield why the weights are useless, or the classes that otherwise good weights never recognise."""
-    if known.is_early or known.last is None:
+def _finding_useless(history: RunHistory) -> Iterator[Finding]:
+    """Yield why the weights are useless, or else the classes that are never predicted correctly."""
+    if history.is_early or history.last is None:
         return
-    one = _finding_one_class(known)
+    one = _finding_one_class(history)
     if one is not None:
         yield one
-    elif _is_at_chance(known.classes):
-        yield _finding_at_chance(known, known.last)
+    elif _is_at_chance(history.classes):
+        yield _finding_at_chance(history, history.last)
     else:
-        yield from _unknown_classes(known)
+        yield from _finding_missed_classes(history)
 
 
-def _finding_one_class(known: RunHistory) -> Finding | None:
-    """Find a class that nearly all images of the other classes are classified as."""
-    classes, confusion = known.classes, known.confusion
+def _finding_one_class(history: RunHistory) -> Finding | None:
+    classes, confusion = history.classes, history.confusion
     if len(classes) < 2 or len(confusion) != len(classes):
         return None
     predicted = [sum(column) for column in zip(*confusion, strict=True)]
-    name = max(range(len(classes)), key=predicted.__getitem__)
+    chosen = max(range(len(classes)), key=predicted.__getitem__)
     total = sum(predicted)
-    others = total - sum(confusion[name])
-    wrong = predicted[name] - confusion[name][name]
+    others = total - sum(confusion[chosen])
+    wrong = predicted[chosen] - confusion[chosen][chosen]
     if not others or not wilson_interval(wrong, others).is_above(NEARLY_ALL):
         return None
     return Finding(
         name="one_class_predicted",
         severity="error",
-        evidence=f"{predicted[name]:,} of {total:,} images are classified as {classes[name].name!r}, "
-        f"{wrong:,} of the {others:,} images of other classes among them. {_compare_with_guess(classes)}",
-        advice=_why_useless(known),
-        numbers={"predicted": predicted[name], "images": total, "wrong": wrong, "of_other_classes": others},
+        evidence=f"{predicted[chosen]:,} of {total:,} images are classified as {classes[chosen].name!r}, "
+        f"{wrong:,} of the {others:,} images of other classes among them. {_compare_with_majority(classes)}",
+        advice=_why_useless(history),
+        numbers={"predicted": predicted[chosen], "images": total, "wrong": wrong, "of_other_classes": others},
     )
 
 
 def _is_at_chance(classes: Sequence[ClassCount]) -> bool:
-    """Return whether the model is no better than always predicting the most frequent class, over images and over
-    classes.
-
-    Both count: with imbalanced classes, top-1 below the largest class's share may come with recognised rare classes.
-    False when the images are too few to tell an accuracy halfway up from chance (or twice chance) from chance.
-    """
-    some = [each for each in classes if each.images]
-    if len(some) < 2:
+    """Return whether neither top-1 nor the mean per-class accuracy is above always predicting the largest class."""
+    nonempty = [each for each in classes if each.images]
+    if len(nonempty) < 2:
         return False
-    total, guess = sum(each.images for each in some), _guess(some)
-    useful = min(2 * guess, (1 + guess) / 2)
-    correct = sum(each.correct for each in some)
-    if not wilson_interval(round(useful * total), total).is_above(guess) or wilson_interval(correct, total).is_above(
-        guess
+    total, chance = sum(each.images for each in nonempty), _majority_share(nonempty)
+    # With too few images even a useful accuracy (twice chance, or halfway to 100 %) would not differ from chance.
+    useful = min(2 * chance, (1 + chance) / 2)
+    correct = sum(each.correct for each in nonempty)
+    if not wilson_interval(round(useful * total), total).is_above(chance) or wilson_interval(correct, total).is_above(
+        chance
     ):
         return False
-    mean = math.fsum(each.accuracy for each in some) / len(some)
+    # With imbalanced classes, a model that recognizes rare classes may have a top-1 below the largest class's share.
+    mean = math.fsum(each.accuracy for each in nonempty) / len(nonempty)
     # Agresti and Coull 1998, doi 10.2307/2685469: two successes and two failures more keep 0 of n from being certain.
-    shares = [((each.correct + 2) / (each.images + 4), each.images + 4) for each in some]
-    error = math.sqrt(math.fsum(share * (1 - share) / images for share, images in shares)) / len(some)
-    return mean - _z() * error <= 1 / len(some)
+    shares = [((each.correct + 2) / (each.images + 4), each.images + 4) for each in nonempty]
+    error = math.sqrt(math.fsum(share * (1 - share) / images for share, images in shares)) / len(nonempty)
+    return mean - NORMAL_QUANTILE * error <= 1 / len(nonempty)
 
 
-def _finding_at_chance(known: RunHistory, last: EvalPoint) -> Finding:
+def _finding_at_chance(history: RunHistory, last: EvalPoint) -> Finding:
     return Finding(
         name="at_chance",
         severity="error",
-        evidence=f"The model is no better than guessing. {_compare_with_guess(known.classes)}",
-        advice=_why_useless(known),
-        numbers={"top1": last.top1, "guess": _guess(known.classes), "images": last.images},
+        evidence=f"The model is no better than guessing. {_compare_with_majority(history.classes)}",
+        advice=_why_useless(history),
+        numbers={"top1": last.top1, "guess": _majority_share(history.classes), "images": last.images},
     )
 
 
-def _guess(classes: Sequence[ClassCount]) -> float:
+def _majority_share(classes: Sequence[ClassCount]) -> float:
     return max(each.images for each in classes) / sum(each.images for each in classes)
 
 
-def _compare_with_guess(classes: Sequence[ClassCount]) -> str:
+def _compare_with_majority(classes: Sequence[ClassCount]) -> str:
     top1 = sum(each.correct for each in classes) / sum(each.images for each in classes)
-    return f"Top-1 is {accuracy(top1)}; naming the most frequent class always gives {accuracy(_guess(classes))}."
+    return (
+        f"Top-1 is {accuracy(top1)}; naming the most frequent class always gives {accuracy(_majority_share(classes))}."
+    )
 
 
-def _why_useless(known: RunHistory) -> str:
-    """Return advice by the training loss: at the level of guessing (the logarithm of the number of classes), or
-    below."""
-    chance = math.log(max(2, sum(each.images > 0 for each in known.classes)))
-    if known.batch_norm is not None and _lags(known.batch_norm):
+def _why_useless(history: RunHistory) -> str:
+    # Cross-entropy of a uniform prediction, in nats.
+    chance = math.log(max(2, sum(each.images > 0 for each in history.classes)))
+    if history.batch_norm is not None and _is_lagging(history.batch_norm):
         return "The weights are not lost: see batch norm lags."
-    if not known.losses:
+    if not history.losses:
         return "Check the labels, data.mean and data.std, and lower optim.lr."
-    end = _mean_before(known.losses, known.losses[-1][0])
+    end = _mean_before(history.losses, history.losses[-1][0])
     if end >= 0.95 * chance:
         return (
             f"Nothing was learnt: the training loss is {end:.2f}, and guessing gives {chance:.2f}. Lower optim.lr, and "
@@ -279,16 +275,16 @@ def _why_useless(known: RunHistory) -> str:
     )
 
 
-def _unknown_classes(known: RunHistory) -> Iterator[Finding]:
-    """Find classes without one correct image, if that is not chance given the accuracy over all classes."""
-    some = [(number, each) for number, each in enumerate(known.classes) if each.images]
-    if len(some) < 3:
+def _finding_missed_classes(history: RunHistory) -> Iterator[Finding]:
+    """Yield classes without one correct image, unless chance explains that at the accuracy over all classes."""
+    nonempty = [(number, each) for number, each in enumerate(history.classes) if each.images]
+    if len(nonempty) < 3:
         return
-    top1 = sum(each.correct for _, each in some) / sum(each.images for _, each in some)
-    level = (1 - CONFIDENCE) / len(some)  # Bonferroni: one of many classes is unlucky more easily than a single one
-    never = [(number, each) for number, each in some if not each.correct and (1 - top1) ** each.images < level]
-    has_matrix = len(known.confusion) == len(known.classes)
-    columns = {number for number, _ in never if has_matrix and not any(row[number] for row in known.confusion)}
+    top1 = sum(each.correct for _, each in nonempty) / sum(each.images for _, each in nonempty)
+    level = (1 - CONFIDENCE) / len(nonempty)  # Bonferroni correction for many classes
+    never = [(number, each) for number, each in nonempty if not each.correct and (1 - top1) ** each.images < level]
+    has_matrix = len(history.confusion) == len(history.classes)
+    columns = {number for number, _ in never if has_matrix and not any(row[number] for row in history.confusion)}
     unpredicted = [each for number, each in never if number in columns]
     wrong = [each for number, each in never if number not in columns]
     advice = "Check their labels, and how many training images they have (paceline data inspect); "
@@ -299,7 +295,7 @@ def _unknown_classes(known: RunHistory) -> Iterator[Finding]:
             severity="warning",
             evidence=f"{_class_list(unpredicted)} never predicted, for any image. Top-1 of all is {accuracy(top1)}.",
             advice=advice,
-            numbers={"classes": len(unpredicted), "of": len(some)},
+            numbers={"classes": len(unpredicted), "of": len(nonempty)},
         )
     if wrong:
         yield Finding(
@@ -307,7 +303,7 @@ def _unknown_classes(known: RunHistory) -> Iterator[Finding]:
             severity="warning",
             evidence=f"{_class_list(wrong)} never right. Top-1 of all is {accuracy(top1)}.",
             advice=advice,
-            numbers={"classes": len(wrong), "of": len(some)},
+            numbers={"classes": len(wrong), "of": len(nonempty)},
         )
 
 
@@ -317,27 +313,27 @@ def _class_list(classes: Sequence[ClassCount]) -> str:
     return f"{', '.join(shown)}{more} {'is' if len(classes) == 1 else 'are'}"
 
 
-def _finding_lost_accuracy(known: RunHistory) -> Iterator[Finding]:
-    """Yield what was better before: the measured cause, and whether the better weights were kept."""
-    last, check = known.last, known.batch_norm
-    if last is None or known.is_too_short:
+def _finding_lost_accuracy(history: RunHistory) -> Iterator[Finding]:
+    """Yield a drop from the best evaluation, and its measured cause."""
+    last, check = history.last, history.batch_norm
+    if last is None or history.is_too_short:
         return
-    below = _below_best(known)
-    is_lagging = check is not None and _lags(check)
+    below = _below_best(history)
+    is_lagging = check is not None and _is_lagging(check)
     if check is not None and is_lagging:
         yield _batch_norm_lags(check)
-    rise = _rise(known.points)
-    training = None if rise is None else _training_loss_change(known.losses, rise.lowest.step, last.step)
+    rise = _rise(history.points)
+    training = None if rise is None else _training_loss_change(history.losses, rise.lowest.step, last.step)
     if rise is not None and training is not None and training[1] < training[0] and not is_lagging:
-        if rise.is_sudden and (below is not None or _is_useless(known)):
-            yield _finding_collapse(known, rise, training)
-        elif rise.is_trend and last.epoch > 1:  # within an epoch every image is new, and none can be overfitted
+        if rise.is_sudden and (below is not None or _is_useless(history)):
+            yield _finding_collapse(history, rise, training)
+        elif rise.is_trend and last.epoch > 1:  # in the first epoch every image is new
             yield _finding_overfitting(rise, training, has_lost=below is not None)
     if below is not None:
         yield below
 
 
-def _lags(check: BatchNormCheck) -> bool:
+def _is_lagging(check: BatchNormCheck) -> bool:
     """Return whether accuracy is far better with batch statistics than with running statistics."""
     return _is_far_below(check.running, check.images, check.batch, check.images)
 
@@ -357,22 +353,21 @@ def _batch_norm_lags(check: BatchNormCheck) -> Finding:
     )
 
 
-def _below_best(known: RunHistory) -> Finding | None:
-    """Find a best evaluation that is far above the last one."""
-    last = known.last
-    best_top1, step = _best_point(known)
+def _below_best(history: RunHistory) -> Finding | None:
+    last = history.last
+    best_top1, step = _best_point(history)
     if last is None or best_top1 is None or step is None or step == last.step:
         return None
     if not _is_far_below(last.correct, last.images, round(best_top1 * last.images), last.images):
         return None
-    if known.best_kept:
+    if history.best_kept:
         kept, advice = "Its checkpoint was kept.", "Use it: add --checkpoint best to paceline eval, predict or export."
-    elif known.best_kept is None:
+    elif history.best_kept is None:
         kept, advice = "", "See whether --checkpoint best has it."
     else:
         kept = "Its weights were not saved."
         advice = "Set checkpoint.keep_best=on, and checkpoint.every no longer than train.eval_every, and train again."
-    if known.is_running:
+    if history.is_running:
         advice = f"The run has not ended: resume it, and look again. {advice}"
     evidence = f"Top-1 was {accuracy(best_top1)} after step {step:,} and is {accuracy(last.top1)} at the end. {kept}"
     return Finding(
@@ -384,30 +379,27 @@ def _below_best(known: RunHistory) -> Finding | None:
     )
 
 
-def _best_point(known: RunHistory) -> tuple[float | None, int | None]:
-    if known.best is not None:
-        return known.best.top1, known.best_step
-    if len(known.points) < 2:
+def _best_point(history: RunHistory) -> tuple[float | None, int | None]:
+    if history.best is not None:
+        return history.best.top1, history.best_step
+    if len(history.points) < 2:
         return None, None
-    best = max(known.points, key=lambda each: each.top1)
+    best = max(history.points, key=lambda each: each.top1)
     return best.top1, best.step
 
 
 def _is_far_below(worse: int, of_worse: int, better: int, of_better: int) -> bool:
-    """Return whether one count is far below another: their intervals are disjoint, and errors have grown by half.
-
-    The second condition ignores the usual changes of a point or two at a high learning rate.
-    """
+    """Return whether one accuracy is far below another: disjoint intervals, and half as many errors again."""
     low, high = wilson_interval(worse, of_worse), wilson_interval(better, of_better)
     if high.low is None or not low.is_below(high.low):
         return False
+    # At a high learning rate accuracy usually varies by a point or two, which is significant but no problem.
     return 1 - low.value >= ERROR_GROWTH * (1 - high.value) or low.value <= SKILL_LEFT * high.value
 
 
 @dataclass(frozen=True)
 class _Rise:
-    """A validation loss that has risen since its `lowest`: within one evaluation interval (`is_sudden`), or
-    steadily."""
+    """A validation loss above its `lowest` point: risen within one evaluation interval (`is_sudden`), or steadily."""
 
     lowest: EvalPoint
     last: EvalPoint
@@ -433,34 +425,34 @@ def _rise(points: Sequence[EvalPoint]) -> _Rise | None:
 
 def _is_rising(values: Sequence[float]) -> bool:
     """Return whether values rise, by the test of Mann 1945 (doi 10.2307/1907187), one-sided at 5 %."""
-    some = values[:: max(1, len(values) // _MAX_TREND)]
-    num = len(some)
+    thinned = values[:: max(1, len(values) // _MAX_TREND)]
+    num = len(thinned)
     if num < MIN_RISING:
         return False
-    score = sum((later > earlier) - (later < earlier) for i, earlier in enumerate(some) for later in some[i + 1 :])
-    spread = math.sqrt(num * (num - 1) * (2 * num + 5) / 18)
-    return (score - 1) / spread > 1.645
+    pairs = itertools.combinations(thinned, 2)
+    score = sum((later > earlier) - (later < earlier) for earlier, later in pairs)
+    std = math.sqrt(num * (num - 1) * (2 * num + 5) / 18)
+    return (score - 1) / std > 1.645  # 1: continuity correction; 1.645: 95 % quantile of the normal distribution
 
 
 def _training_loss_change(losses: Sequence[tuple[int, float]], first: int, last: int) -> tuple[float, float] | None:
-    """Return the training losses around steps `first` and `last`, each a mean of up to five records; None if
-    unknown."""
+    """Return the training loss at steps `first` and `last`, each a mean of up to five records; None if unknown."""
     if not any(first < step <= last for step, _ in losses) or not any(step <= first for step, _ in losses):
         return None
     return _mean_before(losses, first), _mean_before([each for each in losses if each[0] > first], last)
 
 
 def _mean_before(losses: Sequence[tuple[int, float]], step: int) -> float:
-    some = [loss for at, loss in losses if at <= step][-5:]
-    return math.fsum(some) / len(some)
+    recent = [loss for at, loss in losses if at <= step][-5:]
+    return math.fsum(recent) / len(recent)
 
 
-def _finding_collapse(known: RunHistory, rise: _Rise, training: tuple[float, float]) -> Finding:
-    seen = known.last.train_top1 if known.last is not None else None
+def _finding_collapse(history: RunHistory, rise: _Rise, training: tuple[float, float]) -> Finding:
+    seen = history.last.train_top1 if history.last is not None else None
     on_training = "" if seen is None else f" On training images, evaluated alike, top-1 is {accuracy(seen)}."
-    cause = "Batch norm's running statistics are not the cause. " if known.batch_norm is not None else ""
+    cause = "Batch norm's running statistics are not the cause. " if history.batch_norm is not None else ""
     advice = "Check the data of validation, and lower optim.lr."
-    if known.batch_norm is None:
+    if history.batch_norm is None:
         advice = "Run paceline eval, which measures whether batch norm's running statistics lag behind the weights."
     return Finding(
         name="validation_collapsed",
@@ -501,10 +493,10 @@ def _loss_numbers(rise: _Rise, training: tuple[float, float]) -> dict[str, float
     }
 
 
-def _finding_ema(known: RunHistory) -> Iterator[Finding]:
-    """Yield which of raw and averaged weights is far worse; not for an unfinished run, which may still change that."""
-    last = known.last
-    if last is None or last.ema_top1 is None or known.is_early or known.is_running:
+def _finding_ema(history: RunHistory) -> Iterator[Finding]:
+    """Yield which of raw and averaged weights is far worse; an unfinished run may still change that."""
+    last = history.last
+    if last is None or last.ema_top1 is None or history.is_early or history.is_running:
         return
     raw, averaged = round(last.raw_top1 * last.images), round(last.ema_top1 * last.images)
     numbers = {"top1": last.raw_top1, "averaged_top1": last.ema_top1, "images": last.images}
@@ -518,7 +510,7 @@ def _finding_ema(known: RunHistory) -> Iterator[Finding]:
             numbers=numbers,
         )
     elif _is_far_below(raw, last.images, averaged, last.images) and raw <= SKILL_LEFT * averaged:
-        # Half as many errors again is what averaging is for, and no finding.
+        # Averaging is expected to reduce errors by a third, so only a large gap is a finding.
         yield Finding(
             name="raw_below_averaged",
             severity="note",
@@ -529,29 +521,24 @@ def _finding_ema(known: RunHistory) -> Iterator[Finding]:
         )
 
 
-def _finding_skipped_steps(known: RunHistory) -> Iterator[Finding]:
-    usual = FEW_SKIPS + known.steps / SCALE_INTERVAL if known.scales_loss else 0
-    if known.skipped <= usual or not known.steps:
+def _finding_skipped_steps(history: RunHistory) -> Iterator[Finding]:
+    # Loss scaling skips a step whenever the scale is too large.
+    usual = FEW_SKIPS + history.steps / SCALE_INTERVAL if history.scales_loss else 0
+    if history.skipped <= usual or not history.steps:
         return
-    share = known.skipped / known.steps
+    share = history.skipped / history.steps
     yield Finding(
         name="steps_skipped",
         severity="warning" if share >= 0.01 else "note",
-        evidence=f"{count(known.skipped, 'step')} of {known.steps:,} ({100 * share:.2g} %) moved nothing: the loss or "
-        "gradient was NaN or infinite.",
+        evidence=f"{count(history.skipped, 'step')} of {history.steps:,} ({100 * share:.2g} %) moved nothing: the loss "
+        "or gradient was NaN or infinite.",
         advice="Lower optim.lr, set train.clip_norm, or look for broken images (paceline data verify).",
-        numbers={"skipped": known.skipped, "steps": known.steps},
+        numbers={"skipped": history.skipped, "steps": history.steps},
     )
 
 
-def _share(value: object) -> float:
+def _parse_share(value: object) -> float:
     share = float(value)  # type: ignore[arg-type]
     if not 0 <= share <= 1:
         raise ValueError(f"{share} is no share")
     return share
-
-
-def _z() -> float:
-    from statistics import NormalDist
-
-    return NormalDist().inv_cdf(0.5 + CONFIDENCE / 2)

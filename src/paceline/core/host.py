@@ -1,7 +1,7 @@
-"""What a container or a batch system lets this process and those beside it use, by Linux control groups. Torch-free.
+"""CPU and memory limits that a container or a batch system sets by Linux control groups.
 
-Version 2, https://docs.kernel.org/admin-guide/cgroup-v2.html, and of version 1 the quota of CPU time,
-https://docs.kernel.org/scheduler/sched-bwc.html. Other systems set no limits that are seen here.
+Supports cgroup v2, https://docs.kernel.org/admin-guide/cgroup-v2.html, and CPU quotas of v1,
+https://docs.kernel.org/scheduler/sched-bwc.html. Does not import torch.
 """
 
 import contextlib
@@ -20,9 +20,10 @@ _NO_LIMIT: Final = (INFINITY, Path())
 
 @dataclass(frozen=True)
 class CgroupLimits:
-    """The tightest limits on the control group of this process and its ancestors; infinite if there are none.
+    """The tightest limits on the control group of this process and its ancestors; infinite without a limit.
 
-    Group directory `memory_of` sets `memory_bytes`, and `cores_of` sets `cores` (CPU seconds per second).
+    `memory_of` and `cores_of` are the directories of the groups that set `memory_bytes` and `cores` (CPU seconds per
+    second).
     """
 
     memory_bytes: float = INFINITY
@@ -31,12 +32,12 @@ class CgroupLimits:
     cores_of: Path = Path()
 
     def used_memory_bytes(self) -> int:
-        """Return the memory of the limiting group, without file pages that the kernel can drop at once."""
+        """Return the memory in use by the limiting group, without page cache that the kernel can drop."""
         droppable = _read_table(self.memory_of / "memory.stat").get("inactive_file", 0)
         return max(0, int((self.memory_of / "memory.current").read_text()) - droppable)
 
     def cpu_s(self) -> float:
-        """Return the CPU seconds that the limiting group has used."""
+        """Return the CPU seconds used by the limiting group."""
         used = self.cores_of / "cpuacct.usage"  # version 1
         return (
             int(used.read_text()) / 1e9
@@ -46,23 +47,20 @@ class CgroupLimits:
 
 
 def find_limits(proc: Path = PROC, mount: Path = MOUNT) -> CgroupLimits:
-    """Return the limits of this process: of each kind the tightest of its group and that group's ancestors."""
-    groups = _groups(proc, mount, "")
+    """Return the limits of this process."""
+    groups = _cgroup_dirs(proc, mount, "")
     memory_bytes, memory_of = min(
         ((_read_amounts(group / "memory.max")[0], group) for group in groups), default=_NO_LIMIT
     )
-    scheduled = [*groups, *_groups(proc, mount, "cpu")]
-    cores, cores_of = min(((_cores(group), group) for group in scheduled), default=_NO_LIMIT)
+    scheduled = [*groups, *_cgroup_dirs(proc, mount, "cpu")]
+    cores, cores_of = min(((_cpu_quota(group), group) for group in scheduled), default=_NO_LIMIT)
     return CgroupLimits(memory_bytes, memory_of, cores, cores_of)
 
 
 def oom_kills(proc: Path = PROC, mount: Path = MOUNT) -> int:
-    """Return how many processes the kernel has killed for lack of memory in this control group.
-
-    It is 0 without a group, or if the kernel does not count.
-    """
-    files = [group / "memory.events" for group in _groups(proc, mount, "")[:1]]
-    files += [group / "memory.oom_control" for group in _groups(proc, mount, "memory")[:1]]  # version 1
+    """Return how many processes of this control group the kernel's OOM killer has killed; 0 if unknown."""
+    files = [group / "memory.events" for group in _cgroup_dirs(proc, mount, "")[:1]]
+    files += [group / "memory.oom_control" for group in _cgroup_dirs(proc, mount, "memory")[:1]]  # version 1
     for file in files:
         with contextlib.suppress(OSError, ValueError):
             return _read_table(file).get("oom_kill", 0)
@@ -70,49 +68,45 @@ def oom_kills(proc: Path = PROC, mount: Path = MOUNT) -> int:
 
 
 def memory_left_bytes() -> float:
-    """Return the bytes that this control group may still use; infinite without a limit."""
+    """Return the bytes that this control group may still allocate; infinite without a limit."""
     limits = find_limits()
     return limits.memory_bytes - limits.used_memory_bytes() if limits.memory_bytes < INFINITY else INFINITY
 
 
 def usable_cores(proc: Path = PROC, mount: Path = MOUNT) -> int:
-    """Return how many CPU cores this process may use: by its affinity, or its quota if that is lower."""
+    """Return how many CPU cores this process may use, by its affinity mask and CPU quota."""
     return max(1, int(min(_affinity(0), find_limits(proc, mount).cores)))
 
 
 def rank_cores(world: World, proc: Path = PROC, mount: Path = MOUNT) -> int:
-    """Return how many CPU cores a rank of `world` should use; this process is such a rank, or will start them."""
-    own = launchers = _affinity(0)
+    """Return how many CPU cores each rank of `world` should use, in a rank or in the process that will start ranks."""
+    own_cpus = launcher_cpus = _affinity(0)
     if world.launcher in ("local", "torchrun"):
-        with contextlib.suppress(ProcessLookupError):  # it has ended, and so will this one
-            launchers = _affinity(os.getppid())
-    return share_of_cores(world, own, launchers, find_limits(proc, mount).cores)
+        with contextlib.suppress(ProcessLookupError):  # the launcher has ended, and this process soon will
+            launcher_cpus = _affinity(os.getppid())
+    return share_of_cores(world, own_cpus, launcher_cpus, find_limits(proc, mount).cores)
 
 
-def share_of_cores(world: World, own: int, launchers: int, quota: float) -> int:
-    """Return the cores of a rank that may run on `own` CPUs, and its launcher on `launchers`.
+def share_of_cores(world: World, own_cpus: int, launcher_cpus: int, quota: float) -> int:
+    """Return the cores of a rank that may run on `own_cpus` CPUs, and its launcher on `launcher_cpus`.
 
-    It is the least of the rank's own CPUs and of its shares of common ones: the launcher's CPUs divided by the ranks
-    that it started, and the CPUs of a batch system or a `quota` (CPU seconds per second) divided by the ranks of the
-    node. A rank bound to its own CPUs therefore gets these, and ranks bound to the same CPUs, such as those of a NUMA
-    node, share them if they are spread evenly. A hardware thread counts as a core, as for the kernel and Slurm.
+    `quota` is in CPU seconds per second. A hardware thread counts as a core, as for the kernel and Slurm.
     """
+    # Ranks bound to CPUs of their own get these. Ranks bound to the same CPUs, such as a NUMA node's, divide the
+    # launcher's CPUs, which is right if ranks are spread evenly. Allocations and quotas are for all ranks of the node.
     ranks = world.local_world_size
-    started_together = max(1, ranks // world.local_tasks)
-    given = world.given_cpus or INFINITY
-    return max(1, int(min(own, launchers // started_together, given / ranks, quota / ranks)))
+    ranks_of_launcher = max(1, ranks // world.local_tasks)
+    allocated = world.allocated_cpus or INFINITY
+    return max(1, int(min(own_cpus, launcher_cpus // ranks_of_launcher, allocated / ranks, quota / ranks)))
 
 
 def _affinity(process: int) -> int:
-    """Return the number of CPUs that `process` may run on; 0 is this process."""
+    """Return the number of CPUs that the process with id `process` may run on; 0 is this process."""
     return len(os.sched_getaffinity(process)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _groups(proc: Path, mount: Path, controller: str) -> list[Path]:
-    """Return the directories of this process's group and its visible ancestors.
-
-    In version 1 each `controller` has its own groups; "" is version 2.
-    """
+def _cgroup_dirs(proc: Path, mount: Path, controller: str) -> list[Path]:
+    """Return the directories of this process's group and its ancestors; `controller` is "" for version 2."""
     try:
         lines = [line.split(":", 2) for line in (proc / "self" / "cgroup").read_text().splitlines()]
     except OSError:
@@ -125,8 +119,8 @@ def _groups(proc: Path, mount: Path, controller: str) -> list[Path]:
     return [each for each in (group, *group.parents) if each.is_relative_to(top)]
 
 
-def _cores(group: Path) -> float:
-    """Return CPU seconds per second: the quota of microseconds over its period."""
+def _cpu_quota(group: Path) -> float:
+    """Return the CPU quota in CPU seconds per second."""
     quota, *period = _read_amounts(group / "cpu.max")
     if not period:
         (quota, *_), period = _read_amounts(group / "cpu.cfs_quota_us"), _read_amounts(group / "cpu.cfs_period_us")

@@ -1,4 +1,4 @@
-"""Read JSON that may be damaged, or somebody else's: of bounded size and depth, and from regular files."""
+"""Read untrusted or damaged JSON: bounded in size and depth, from regular files only."""
 
 import json
 import math
@@ -9,11 +9,11 @@ from typing import Any, Final
 from paceline.core.files import open_to_read
 
 MAX_BYTES: Final = 64 << 20
-"""Files of paceline have some kilobytes, and a few megabytes with 21,841 classes; a foreign file may be of any size."""
+"""Paceline's own files have some kilobytes, and a few megabytes with 21,841 classes."""
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse JSON `text`. Raise `ValueError` for anything else, and for values that are nested too deeply."""
+    """Parse JSON. Raise `ValueError` if it is invalid or nested too deeply."""
     return _parse(text, float)
 
 
@@ -25,15 +25,12 @@ def _parse(text: str | bytes, to_float: Callable[[str], float]) -> Any:
 
 
 def read_json(path: Path, max_bytes: int = MAX_BYTES) -> Any:
-    """Return the value of a JSON file. Raise `OSError`, also for a pipe or a device, or `ValueError` for invalid
-    JSON."""
+    """Read a JSON file. Raise `OSError`, also for pipes and devices, and `ValueError` for invalid JSON."""
     return _parse(read_limited(path, max_bytes), _parse_finite)
 
 
 def read_limited(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
-    """Return the content of a file. Raise `OSError` as `read_json` does, and `ValueError` if it is larger than
-    `max_bytes`.
-    """
+    """Return the content of a file. Raise `OSError` as `read_json`, and `ValueError` above `max_bytes`."""
     with open_to_read(path) as file:
         content = file.read(max_bytes + 1)
     if len(content) > max_bytes:
@@ -43,6 +40,6 @@ def read_limited(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
 
 def _parse_finite(text: str) -> float:
     number = float(text)
-    if math.isinf(number):  # which `int` would raise something else for
+    if math.isinf(number):  # int(inf) would raise OverflowError, which callers do not expect
         raise ValueError(f"{text[:20]} is too large a number")
     return number

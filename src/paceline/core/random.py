@@ -1,8 +1,7 @@
-"""Counter-based random numbers: each value is a function of (seed, stream, epoch, index, draw), of nothing else.
+"""Counter-based random numbers: stateless functions of (seed, stream, epoch, index, draw).
 
-Philox4x32-10 of Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011),
-vectorised in numpy. There is no state to save, to share or to advance, so the value of a sample's third draw is
-the same in any process, in any order, after any interruption.
+Philox4x32-10 of Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011), vectorized in
+numpy. Without state to save, a draw is the same in any process, in any order, and after a resume.
 """
 
 from enum import IntEnum
@@ -16,7 +15,7 @@ _WEYL_0, _WEYL_1 = 0x9E3779B9, 0xBB67AE85
 _LOW = 0xFFFFFFFF
 _ROUNDS = 10
 _BLOCK_SIZE = 1 << 13
-"""Counters per chunk: their words stay in the cache, which halves the time (measured on 10 M)."""
+"""Counters per chunk: they stay in the CPU cache, which halves the time (measured on 10 M)."""
 
 Uint64 = TypeVar("Uint64", int, NDArray[np.uint64])
 
@@ -31,9 +30,9 @@ class Stream(IntEnum):
 
 
 def philox(counter: tuple[Uint64, Uint64, Uint64, Uint64], seed: int) -> tuple[Uint64, Uint64, Uint64, Uint64]:
-    """Return the four random 32-bit words of a counter of four 32-bit words under the 64-bit key `seed`.
+    """Return the four random 32-bit words for a counter of four 32-bit words and the 64-bit key `seed`.
 
-    Words are integers, or uint64 arrays of one shape for many counters at once.
+    Words are ints, or uint64 arrays of one shape for many counters at once.
     """
     numbers: Any = counter  # numpy's stubs lose the type of an array at `& int`
     c0, c1, c2, c3 = numbers
@@ -49,42 +48,38 @@ def philox(counter: tuple[Uint64, Uint64, Uint64, Uint64], seed: int) -> tuple[U
 
 
 def uniform(seed: int, stream: Stream, epoch: int, indices: NDArray[np.integer], num_draws: int) -> NDArray[np.float64]:
-    """Return float64 [N, num_draws] in [0, 1): the draws of each sample index in this epoch.
+    """Return float64 [N, num_draws] in [0, 1): the draws of each sample index in an epoch.
 
-    Draw d of a sample depends neither on `num_draws` nor on the other samples.
+    A draw depends neither on `num_draws` nor on the other samples.
     """
-    num_blocks = -(-num_draws // 4)
+    num_blocks = -(-num_draws // 4)  # a counter gives four words
     draws = np.empty((len(indices), num_draws))
     rows = max(1, _BLOCK_SIZE // max(1, num_blocks))
     for start in range(0, len(indices) if num_blocks else 0, rows):
         index = np.asarray(indices[start : start + rows]).astype(np.uint64)
         block = np.tile(np.arange(num_blocks, dtype=np.uint64), len(index))
         for number, word in enumerate(_philox_arrays(block, epoch, np.repeat(index, num_blocks), stream, seed)):
-            part = draws[start : start + rows, number::4]  # every fourth draw, one of each block
+            part = draws[start : start + rows, number::4]  # word `number` of every block
             np.multiply(word.reshape(len(index), num_blocks)[:, : part.shape[1]], 2.0**-32, out=part)
     return draws
 
 
 def permutation(seed: int, epoch: int, n: int) -> NDArray[np.int64]:
-    """Return the order, int64 [n], in which epoch `epoch` visits n samples.
-
-    Samples are sorted by random 64-bit keys, so the order depends on Philox alone, not on the version of a library's
-    shuffle. Equal keys keep their samples in order.
-    """
+    """Return the order, int64 [n], in which epoch `epoch` visits n samples."""
+    # Sorting by random 64-bit keys, unlike a library's shuffle, gives the same order in every version of numpy. The
+    # sort is stable, so equal keys are defined too.
     keys = np.empty(n, dtype=np.uint64)
     for start in range(0, n, _BLOCK_SIZE):
         index = np.arange(start, min(start + _BLOCK_SIZE, n), dtype=np.uint64)
         high, low, _, _ = _philox_arrays(np.zeros_like(index), epoch, index, Stream.ORDER, seed)
         np.bitwise_or(high << np.uint64(32), low, out=keys[start : start + _BLOCK_SIZE])
-    return sorted_by(keys)
+    return stable_argsort(keys)
 
 
-def sorted_by(keys: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Return `np.argsort(keys, kind="stable")` in half its time.
-
-    The sort is of values: the upper bits of each key with its index in the lower bits. Ties in the upper bits are then
-    sorted by whole keys.
-    """
+def stable_argsort(keys: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """Return `np.argsort(keys, kind="stable")`, int64 [n], in half its time."""
+    # Sorting values is faster than an argsort. Pack the upper bits of each key with its index in the lower bits, sort,
+    # and then sort runs of equal upper bits by whole keys.
     bits = np.uint64(max(1, len(keys) - 1).bit_length())
     packed = keys >> bits
     packed <<= bits
@@ -93,9 +88,9 @@ def sorted_by(keys: NDArray[np.uint64]) -> NDArray[np.int64]:
     order = (packed & ((np.uint64(1) << bits) - np.uint64(1))).astype(np.int64)
     packed >>= bits
     tied = np.flatnonzero(packed[1:] == packed[:-1])
-    places = np.union1d(tied, tied + 1)
-    unsure = np.sort(order[places])
-    order[places] = unsure[np.argsort(keys[unsure], kind="stable")]
+    positions = np.union1d(tied, tied + 1)
+    samples = np.sort(order[positions])
+    order[positions] = samples[np.argsort(keys[samples], kind="stable")]
     return order
 
 
@@ -108,7 +103,8 @@ def step_seed(seed: int, step: int, rank: int) -> int:
 def _philox_arrays(
     block: NDArray[np.uint64], epoch: int, index: NDArray[np.uint64], stream: Stream, seed: int
 ) -> tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint64]]:
-    """Return `philox((block, epoch, index, stream), seed)` for arrays of counters, which it overwrites."""
+    """Return `philox((block, epoch, index, stream), seed)` for arrays of counters, in place."""
+    # The same rounds as in `philox`, without temporary arrays.
     shift, low = np.uint64(32), np.uint64(_LOW)
     c0, c1, c2, c3 = block, np.full_like(index, epoch), index, np.full_like(index, stream)
     product_0, product_1 = np.empty_like(c0), np.empty_like(c0)

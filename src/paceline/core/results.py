@@ -1,4 +1,4 @@
-"""Result types: what a run measured and evaluated, as it is written to JSON and CSV."""
+"""Result types of a run, as they are written to JSON and CSV."""
 
 import csv
 import io
@@ -15,12 +15,21 @@ from paceline.core.result_model import MeasuredFloat, ResultModel
 from paceline.core.statistics import Interval
 from paceline.core.units import count, milliseconds, number, size
 
+SCHEMA_VERSION = 3
+Status = Literal["completed", "target_reached", "preempted", "failed"]
+CPU_STARVED: Final = "cpu-starved"
+"""Bottleneck of a run whose cores other processes used: its other measurements are not reliable."""
+IMBALANCE_RATIO: Final = 10
+"""Ratio of the largest class to the smallest from which top-1 hides the rare classes."""
+_CORNER = "true\\predicted"
+_COLUMNS = ("class", "images", "correct", "accuracy")
+
 
 @dataclass(frozen=True)
 class MisclassifiedImage:
-    """Sample `index` of a split: its class is `label`, and the model chose `predicted`.
+    """Sample `index` of a split, of class `label` and classified as `predicted`.
 
-    `confidence` is the model's probability of the predicted class, `loss` the cross-entropy of the true one.
+    `confidence` is the probability of the predicted class, `loss` the cross-entropy of the true one.
     """
 
     index: int
@@ -30,15 +39,9 @@ class MisclassifiedImage:
     loss: float
 
 
-IMBALANCE_RATIO: Final = 10
-"""Ratio of the largest class to the smallest from which accuracy hides the rare classes."""
-_CORNER = "true\\predicted"
-_COLUMNS = ("class", "images", "correct", "accuracy")
-
-
 @dataclass(frozen=True)
 class ClassCount:
-    """Images of a class, and how many of them were classified correctly."""
+    """Number of images of a class, and how many of them were classified correctly."""
 
     name: str
     images: int
@@ -54,7 +57,7 @@ class ClassCount:
 class ClassTable:
     """Per-class results of one evaluation.
 
-    `confusion` has a row per true class and a column per predicted class; it is empty if there are too many classes.
+    `confusion` has a row per true and a column per predicted class; it is empty with too many classes.
     """
 
     classes: tuple[ClassCount, ...]
@@ -62,38 +65,36 @@ class ClassTable:
 
     @property
     def is_uneven(self) -> bool:
-        """Whether some class has more than `IMBALANCE_RATIO` times the images of another; classes without images are
-        ignored.
-        """
+        """Whether the classes are imbalanced (`is_imbalanced`)."""
         return is_imbalanced(each.images for each in self.classes)
 
 
 def is_imbalanced(counts: Iterable[int]) -> bool:
-    """Return whether the largest of `counts` exceeds `IMBALANCE_RATIO` times the smallest one that is not 0."""
-    some = [each for each in counts if each]
-    return bool(some) and max(some) > IMBALANCE_RATIO * min(some)
+    """Return whether the largest count exceeds `IMBALANCE_RATIO` times the smallest one above 0."""
+    nonempty = [each for each in counts if each]
+    return bool(nonempty) and max(nonempty) > IMBALANCE_RATIO * min(nonempty)
 
 
 def printable_class_name(name: str) -> str:
-    """Return `name` with undecodable bytes escaped, so that any file and terminal accepts it."""
+    """Return `name` with undecodable bytes escaped."""
+    # Class names are names of folders, which Linux allows to be any bytes.
     return name.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def error_rate_key(each: ClassCount) -> tuple[float, int]:
-    """Return a sort key, worst class first: by accuracy, and for equal accuracy by more images, which is stronger
-    evidence.
-    """
+    """Return a sort key that puts the least accurate class first."""
+    # At equal accuracy, more images are stronger evidence.
     return each.accuracy, -each.images
 
 
 def worst_classes(classes: Iterable[ClassCount], number: int) -> list[ClassCount]:
-    """Return up to `number` classes of the lowest accuracy, without classes that have no error."""
-    mistaken = [each for each in classes if each.correct < each.images]
-    return sorted(mistaken, key=error_rate_key)[:number]
+    """Return up to `number` classes of the lowest accuracy, only those with errors."""
+    with_errors = [each for each in classes if each.correct < each.images]
+    return sorted(with_errors, key=error_rate_key)[:number]
 
 
 def classes_csv(table: ClassTable) -> str:
-    """Return a CSV table with a row per class; the accuracy of a class without images is empty."""
+    """Return a CSV table with a row per class; accuracy is empty for a class without images."""
     rows = [
         [to_cell(each.name), each.images, each.correct, each.accuracy if each.images else ""] for each in table.classes
     ]
@@ -101,7 +102,7 @@ def classes_csv(table: ClassTable) -> str:
 
 
 def confusion_csv(table: ClassTable) -> str:
-    """Return the confusion matrix as CSV, a row per true class, with class names on top and on the left."""
+    """Return the confusion matrix as CSV, with class names in the first row and column."""
     names = [to_cell(each.name) for each in table.classes]
     rows = [[name, *row] for name, row in zip(names, table.confusion, strict=True)]
     return _to_csv([[_CORNER, *names], *rows])
@@ -122,17 +123,11 @@ def _to_csv(rows: Iterable[Iterable[object]]) -> str:
     return table.getvalue()
 
 
-SCHEMA_VERSION = 3
-Status = Literal["completed", "target_reached", "preempted", "failed"]
-CPU_STARVED: Final = "cpu-starved"
-"""Bottleneck of a run whose cores other processes used: nothing else that was measured of it is reliable."""
-
-
 class EvalResult(ResultModel):
-    """One evaluation: the number of images, and shares and mean loss over exactly these.
+    """One evaluation: the number of images, and shares and mean loss over them.
 
     `ece` is the expected calibration error, the mean distance between confidence and accuracy; `mean_class_accuracy` is
-    the mean of per-class accuracies. Both are None if they were not measured.
+    the mean of per-class accuracies. None: not measured.
     """
 
     images: int
@@ -144,10 +139,9 @@ class EvalResult(ResultModel):
 
 
 class Finding(ResultModel):
-    """A problem of what a run has learned: `evidence` in a sentence or two with its `numbers`, and `advice`.
+    """A problem of what a run has learned (`core.health`): `evidence` with its `numbers`, and `advice`.
 
-    `severity`: `error` if the weights are unusable as they are, `warning` if something was lost, `note` if a figure
-    needs an explanation. `core.health` has the names and the rules.
+    `severity`: `error` if the weights are unusable, `warning` if accuracy was lost, `note` for information.
     """
 
     name: str
@@ -163,10 +157,8 @@ class Finding(ResultModel):
 
 
 class BatchNormCheck(ResultModel):
-    """How many of the same training `images` are classified correctly with two kinds of BatchNorm statistics.
-
-    `running`: with the running statistics, as in evaluation. `batch`: with those of the batches, as in training.
-    """
+    """How many of the same training `images` are classified correctly, with `running` or `batch` statistics of
+    BatchNorm."""
 
     images: int
     running: int
@@ -174,11 +166,10 @@ class BatchNormCheck(ResultModel):
 
 
 class EvalReport(ResultModel):
-    """Evaluations of the weights after a step: raw, averaged, and on training images.
+    """Evaluations of the weights after a step.
 
-    `val` and `train` are of the raw weights, `ema` of the averaged ones on the validation split. `classes`, `worst`
-    (the misclassified images of the highest loss) and `health` (problems) are of the `primary` weights, and not part of
-    the JSON.
+    `val` and `train` (on training images) are of the raw weights, `ema` of the averaged ones. `classes`, `worst` (the
+    misclassified images of the highest loss) and `health` are of the `primary` weights, and not part of the JSON.
     """
 
     val: EvalResult
@@ -190,20 +181,20 @@ class EvalReport(ResultModel):
 
     @property
     def primary(self) -> EvalResult:
-        """The evaluation of the averaged weights if there are any, else of the raw ones."""
+        """`ema` if the weights are averaged, else `val`."""
         return self.val if self.ema is None else self.ema
 
     @property
     def gap(self) -> float | None:
-        """Top-1 on training images minus top-1 on validation images, both of the raw weights."""
+        """Top-1 of `train` minus that of `val`."""
         return None if self.train is None else self.train.top1 - self.val.top1
 
 
 class ThroughputResult(ResultModel):
-    """Global images/s in steady state, waiting for data included.
+    """Global images/s in steady state, including waits for data.
 
     `spread` is the 10th and 90th percentile of images/s over `n` windows of up to ten steps; `excluded_s` is the time
-    of warm-up steps and pauses, which is left out.
+    of warm-up steps and pauses.
     """
 
     images_per_s: float
@@ -213,10 +204,10 @@ class ThroughputResult(ResultModel):
 
 
 class TimeResult(ResultModel):
-    """Seconds of the whole run and of its parts. `to_target_s` is None if no target was set or reached.
+    """Seconds of the whole run and of its parts.
 
     `startup_s` runs from the start of the process to the first step, `to_target_s` from there to the end of the
-    evaluation that reached the target.
+    evaluation that reached the target (None: no target, or not reached).
     """
 
     wall_s: float
@@ -228,7 +219,7 @@ class TimeResult(ResultModel):
 
 
 class StageResult(ResultModel):
-    """Seconds of one stage over all counted steps, by host and device clock, and its share of the wall clock."""
+    """Seconds of one stage over all counted steps, by host and device clock, and its share of wall-clock time."""
 
     host_s: float
     device_s: float
@@ -236,15 +227,14 @@ class StageResult(ResultModel):
 
 
 class AccountResult(ResultModel):
-    """Where each second of rank 0's process went: with the unattributed `residual_s` the parts add up to `wall_s`.
+    """Breakdown of the wall-clock seconds of rank 0's process; with `residual_s` the parts add up to `wall_s`.
 
-    `start_up_s` precedes the first step, without `compile_s`; `warmup_s` are the first `measure.warmup_steps` steps;
-    `stages_s` all stages of the `counted_steps` that follow (`RunResult.stages` has each); `pauses` are seconds by
-    name: epoch_boundary (a loader starts, and its first batch), evaluate, checkpoint, trace, capture; `finish_s`
-    follows the last step: comparing ranks, writing traces, gathering and hashing the weights; `closing_s` follows the
-    result: images, trackers, disconnecting from other ranks, the report. It ends when the result is last written:
-    printing the summary and ending the interpreter are not included. `explained` is the share of `wall_s` that is not
-    residual.
+    `start_up_s` precedes the first step, without `compile_s`. `warmup_s` are the first `measure.warmup_steps` steps,
+    `stages_s` all stages of the `counted_steps` after them (`RunResult.stages` has each). `pauses` are seconds by name:
+    epoch_boundary (starting the loader up to its first batch), evaluate, checkpoint, trace, capture. `finish_s` follows
+    the last step (comparing ranks, writing traces, hashing weights), `closing_s` the result (images, trackers,
+    disconnecting, report). The summary and the end of the interpreter are not included. `explained` is the share of
+    `wall_s` that is not residual.
     """
 
     wall_s: float
@@ -260,7 +250,7 @@ class AccountResult(ResultModel):
     explained: float
 
     def closed(self, wall_s: float) -> Self:
-        """Return this account at `wall_s` seconds after the start of the process; the additional time is closing."""
+        """Return this account at `wall_s` seconds after the start of the process; the time added is `closing_s`."""
         closing_s = self.closing_s + max(0.0, wall_s - self.wall_s)
         wall_s = max(self.wall_s, wall_s)
         explained = 1 - abs(self.residual_s) / wall_s if wall_s else self.explained
@@ -268,14 +258,14 @@ class AccountResult(ResultModel):
 
 
 class LoaderResult(ResultModel):
-    """How a rank's training batches were made, in seconds of all workers. They run beside the steps and are not part of
-    their sum.
+    """How the training batches of a rank were made, in seconds summed over workers, which run in parallel with the
+    steps.
 
-    `loader` made them: device, nvjpeg, native, threads, processes, or inline for the rank itself. `read_s` is reading
-    bytes, `decode_s` decoding and resizing, `augment_s` augmenting whole batches, `collate_s` stacking and handing
-    over. `wait_s` is how long the rank waited. `queue_depth` is the mean number of ready batches when one was
-    requested, `ready` the share of batches without a wait. `bytes_read` come from the source, `bytes_made` are the
-    pixels passed on. `busy` is the share of the workers' time in which they worked (None without workers).
+    `loader` is `inline` if the rank itself made them. `read_s` is reading bytes, `decode_s` decoding and resizing,
+    `augment_s` augmentation, `collate_s` stacking and handing over, `wait_s` how long the rank waited. `queue_depth` is
+    the mean number of ready batches at a request, `ready` the share of batches without a wait. `bytes_read` come from
+    the source, `bytes_made` are pixels passed on. `busy` is the share of time in which workers worked (None without
+    workers).
     """
 
     loader: Literal["inline", "device", "nvjpeg", "native", "threads", "processes"] = "processes"
@@ -297,10 +287,10 @@ class LoaderResult(ResultModel):
 class HostToDeviceResult(ResultModel):
     """Transfer of rank 0's batches to its device, as means per step.
 
-    `batch_bytes` come from host memory: images as bytes, labels, and random numbers for augmentation on the device; 0
-    if the loader makes batches on the device. `copied_bytes` of them are copied to another memory, none on a CPU.
-    `copy_s` is the time on the GPU, in parallel with computing, and `bytes_per_s` the rate; None if no copy was timed.
-    The time that a step waits for it is the stage `h2d`.
+    `batch_bytes` are images, labels and random numbers for augmentation on the device; 0 if the loader makes batches on
+    the device. `copied_bytes` of them are copied to another memory, none on a CPU. `copy_s` is the copy's time on the
+    GPU, in parallel with computing, and `bytes_per_s` its rate; None: not timed. The stage `h2d` has the time that
+    steps wait for it.
     """
 
     batch_bytes: float
@@ -321,9 +311,9 @@ class HostToDeviceResult(ResultModel):
 
 
 class BucketResult(ResultModel):
-    """A gradient bucket: bytes sent, and means over `n` steps.
+    """A DDP gradient bucket: bytes sent, and means over `n` steps.
 
-    `ready_s` counts from the first ready bucket of the step, `wire_s` from ready to averaged.
+    `ready_s` counts from the step's first ready bucket, `wire_s` from ready to averaged.
     """
 
     bytes: int
@@ -333,10 +323,10 @@ class BucketResult(ResultModel):
 
 
 class CommunicationResult(ResultModel):
-    """Time of averaging gradients on rank 0, in seconds per step (means).
+    """Time of averaging gradients on rank 0, as means in seconds per step.
 
-    `exposed_s` is what a step waits: from the rank's last ready gradient to all being averaged, including late ranks;
-    `share` is that of the step. `bytes`, `wire_s` (first bucket ready to last one averaged), `overlap` (the share of
+    `exposed_s` is how long a step waits, from its last ready gradient to all being averaged, including late ranks;
+    `share` is that of the step. `bytes`, `wire_s` (first bucket ready to last averaged), `overlap` (the share of
     `wire_s` hidden by backward) and `buckets` need `measure.communication=on`.
     """
 
@@ -349,7 +339,7 @@ class CommunicationResult(ResultModel):
 
 
 class RankResult(ResultModel):
-    """Means of a rank over the counted steps, in seconds per step; stages are in device seconds.
+    """Mean times of a rank over the counted steps, in seconds per step; those of `stages` are device seconds.
 
     `late_s` is how much longer the others waited for gradients and buffers than this rank; 0 if unknown.
     """
@@ -361,11 +351,11 @@ class RankResult(ResultModel):
 
 
 class StragglerResult(ResultModel):
-    """Time that ranks lose by waiting for the latest: seconds per step, and their share of the step.
+    """Time lost by waiting for the latest rank: seconds per step, and their share of the step.
 
-    `late_steps` is the share of steps in which some rank was late by at least 5 % of a step; it is small if one long
-    stall caused the loss. `rank` is a rank that is late repeatedly, by `late_s` seconds, and `stage` where it spends
-    more than the others; None and 0 if no single rank is.
+    `late_steps` is the share of steps in which some rank was late by at least 5 % of a step; it is small after one long
+    stall. `rank` is repeatedly late, by `late_s` seconds, and spends more time than the others in `stage`; None and 0
+    without such a rank.
     """
 
     lost_s: float
@@ -377,14 +367,14 @@ class StragglerResult(ResultModel):
 
 
 class CpuResult(ResultModel):
-    """CPU time of a rank over the counted steps: of the rank that lost the largest share to other processes.
+    """CPU time over the counted steps, of the rank that lost the largest share to other processes.
 
-    `run_s` is how long its threads and those of its loader workers ran, `waited_s` how long they were runnable and
-    waited for a core, both summed over threads. `lost_s` of that is due to other processes (and a hypervisor), the rest
-    to the run itself; `share` is `lost_s` over that and `run_s`, `own_share` likewise. `throttled_share` is the time
-    stopped by a CPU quota, over that and the time used. Other processes kept `others_cores` of its `cores` busy on
-    average. `pressure` is the share of time in which anything on the node waited for a CPU (PSI), `switches` counts
-    involuntary context switches of the rank. `ranks` share these cores, and each computes with `threads`.
+    `run_s` and `waited_s` are how long threads of the rank and its loader workers ran, and were runnable without a
+    core, summed over threads. `lost_s` of the waiting is due to other processes (or a hypervisor), the rest to the run
+    itself; `share` is `lost_s` over that and `run_s`, `own_share` likewise. `throttled_share` is the time stopped by a
+    CPU quota, over that and the time used. Other processes kept `others_cores` of its `cores` busy. `pressure` is the
+    share of time in which anything on the node waited for a CPU (PSI), `switches` counts involuntary context switches.
+    `ranks` share these cores, and each computes with `threads`.
     """
 
     rank: int
@@ -404,19 +394,17 @@ class CpuResult(ResultModel):
 
 
 class MemoryResult(ResultModel):
-    """Peak memory of rank 0 in bytes: of the host, and of its GPU (None without one).
-
-    `host_bytes` is the resident set of the process, including touched mapped files, without its workers.
-    """
+    """Peak memory of rank 0 in bytes: of the host (resident set of the process without workers), and of its GPU, if
+    any."""
 
     host_bytes: int
     device_bytes: int | None = None
 
 
 class CheckpointResult(ResultModel):
-    """Checkpoints of this process: saved and failed ones; seconds and bytes are means per checkpoint.
+    """Numbers of saved and failed checkpoints; seconds and bytes are means per checkpoint.
 
-    `stall_s` is how long training stopped, `write_s` how long until the checkpoint was safe on disk.
+    `stall_s` is how long training stopped, `write_s` the time until the checkpoint was on disk.
     """
 
     saved: int
@@ -427,11 +415,11 @@ class CheckpointResult(ResultModel):
 
 
 class GoodputResult(ResultModel):
-    """Where the wall clock went since the first start of the run, over all its processes: seconds that add up.
+    """Breakdown of the wall-clock seconds since the first start of the run, over all its processes.
 
-    `useful_s` is the time of steps whose work is in the result, each counted once; `share` is that of `wall_s`.
-    `rework_s` is the time of steps that were lost with a process and repeated, `down_s` the time between processes
-    (detection, queue, restart), `starts` the number of processes of rank 0.
+    `useful_s` is the time of steps whose work is in the result; `share` is that of `wall_s`. `rework_s` is the time of
+    steps that were lost with a process and repeated, `down_s` the time between processes (detection, queue, restart),
+    `starts` the number of processes of rank 0.
     """
 
     share: float
@@ -450,18 +438,16 @@ class GoodputResult(ResultModel):
 class RunResult(ResultModel):
     """The result of a run.
 
-    `eval` is the last evaluation, `ema` that of the averaged weights and `train_eval` that on training images; None if
-    the recipe asks for none. `gap` is top-1 of `train_eval` minus that of `eval`. `best` is the best evaluation of the
-    averaged weights if there are any, else of the raw ones, after `best_step` steps and `best_epoch` epochs.
-    `skipped_steps` changed nothing, as their loss or gradient was NaN or infinite. `bad_images` counts distinct images
-    that could not be read and were skipped. `trained_parameters` are those not frozen. `parameters`,
-    `trained_parameters`, `best_step`, `best_epoch`, `goodput`, `checkpoints`, `account`, `memory` and `cpu` are None in
-    results from before they were recorded, and `cpu` also if the kernel does not report how long threads wait; `loader`
-    and `host_to_device` are None with `measure.clock=off`, `communication` also if gradients are not averaged by ddp,
-    and `straggler` likewise and on one rank, for which `ranks` is empty. `health` lists problems of what was learned,
-    the worst first; None on ranks other than 0 and in older results. `verdict` has `bottleneck`, `evidence`, `ceiling`
-    and `try`. `provenance` records hardware, versions and how the run was started; in a batch job also `job_id`, and
-    `job_restarts`, its requeues (SLURM_RESTART_COUNT). `run_dir` is set on what `paceline.train` returns.
+    `eval` is the last evaluation, `ema` that of the averaged weights, `train_eval` that on training images (None: off
+    in the recipe), and `gap` top-1 of `train_eval` minus that of `eval`. `best` is the best evaluation of the averaged
+    weights if there are any, else of the raw ones, after `best_step` steps and `best_epoch` epochs. `skipped_steps` had
+    a NaN or infinite loss or gradient. `bad_images` counts distinct images that could not be read. `trained_parameters`
+    are those not frozen. `loader` and `host_to_device` are None with `measure.clock=off`, `communication` also without
+    DDP's averaging, and `straggler` likewise and on one rank, for which `ranks` is empty. `cpu` is None if the kernel
+    does not report how long threads wait. `health` has the findings, the worst first (None on other ranks). `verdict`
+    has `bottleneck`, `evidence`, `ceiling` and `try`. `provenance` records hardware, versions and how the run was
+    started; in a batch job also `job_id`, and `job_restarts`, its requeues (SLURM_RESTART_COUNT). `run_dir` is set by
+    `paceline.train`. Other fields are None in results from before they were recorded.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -504,8 +490,8 @@ class RunResult(ResultModel):
 
     @property
     def images_per_s(self) -> float | None:
-        """Images/s in steady state (`throughput`); None if no step was counted, which the JSON has as 0."""
-        return self.throughput.images_per_s if self.throughput.n else None
+        """Images/s in steady state (`throughput`); None if no step was counted."""
+        return self.throughput.images_per_s if self.throughput.n else None  # the JSON has 0
 
     @property
     def epoch_images(self) -> float | None:
@@ -514,7 +500,7 @@ class RunResult(ResultModel):
 
     @property
     def starved(self) -> float | None:
-        """Share of time that other processes took from a CPU-starved run; None for other runs."""
+        """Share of time that other processes took from a CPU-starved run, else None."""
         return self.cpu.share if self.cpu is not None and self.verdict.get("bottleneck") == CPU_STARVED else None
 
     def how_it_ended(self, total_steps: int | None = None) -> str:
@@ -529,19 +515,19 @@ class RunResult(ResultModel):
         return self.status.replace("_", " ")
 
     def of(self, run_dir: Path) -> Self:
-        """Return this result with its `run_dir`, which is not part of the JSON because runs can be moved."""
+        """Return this result with its `run_dir`."""
+        # Not part of the JSON, as a run directory can be moved.
         return self.model_copy(update={"run_dir": run_dir})
 
 
 def epoch_seconds(results: Iterable[RunResult], images_per_s: Interval | None) -> float | None:
-    """Return the seconds of an epoch at a speed, by the epoch of these runs of one setting; None if either is
-    unknown."""
+    """Return the seconds of an epoch at a speed, for `results` of one setting; None if unknown."""
     images = next((found for result in results if (found := result.epoch_images) is not None), None)
     return None if images is None or images_per_s is None else images / images_per_s.value
 
 
 def starved_note(results: Iterable[RunResult]) -> str:
-    """Return how many runs were CPU-starved and by how much at most, as part of a sentence, or ""."""
+    """Return how many runs were CPU-starved and by how much, as part of a sentence, or ""."""
     runs = list(results)
     shares = [run.starved for run in runs if run.starved is not None]
     if not shares:

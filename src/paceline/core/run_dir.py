@@ -1,4 +1,4 @@
-"""The run directory: its files, its lock, and appending to and reading its JSON lines."""
+"""The run directory: its files, its lock, and its JSON-lines files."""
 
 import contextlib
 import errno
@@ -20,32 +20,37 @@ from paceline.core.results import ClassCount, ClassTable, RunResult, classes_csv
 LOCK: Final = ".lock"
 NO_LOCKS: Final = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 """Errors of a file system without locks."""
+RECIPE: Final = "recipe.yaml"
+"""The resolved recipe in a run directory."""
+_MARKER_FILES: Final = ("plan.json", "asked.json")
+"""Files that paceline writes before the recipe of a run or of an experiment."""
+_NAME_SUFFIX = r"-(\d{8}-\d{6})(?:-(\d+))?"  # time, and a number from 2
+_BLOCK_BYTES: Final = 64 << 10
 
 
 @contextlib.contextmanager
 def run_lock(
     folder: Path, launcher_pid: int = 0, *, started_s: float = 0.0, launch: str = "", resume: bool = False
 ) -> Iterator[float]:
-    """Hold the lock of `folder`, which is created; `launcher_pid` started this process (0: none).
+    """Hold the lock of `folder`, which is created. `launcher_pid` started this process (0: none).
 
-    Yield when the run was first started, in seconds since 1970: `started_s` of this process, or an earlier time that a
-    previous holder left in the lock file, if this process is to `resume` or has the same `launch` (not empty). This
-    includes the time of processes that were killed before their first step.
-
-    A folder that holds nothing else afterwards is restored. Raise `RecipeError` if another process has the lock, naming
-    its pid, host and launcher, and if the folder cannot be created or written to.
+    Yield the time of the first start of the run in seconds since 1970: `started_s` of this process, or that of a
+    previous holder if this process resumes (`resume`) or has the same non-empty `launch`. A folder that holds nothing
+    else afterwards is restored. Raise `RecipeError` if another process has the lock, naming it, and if the folder
+    cannot be written to.
     """
     is_new = not folder.exists()
     descriptor = _acquire(folder)
     try:
         before = _read_owner(descriptor)
+        # Keep the first start, to count the time of processes that were killed before their first step.
         if (resume or launch == before.get("launch") != "") and isinstance(first_s := before.get("first_s"), float):
             started_s = min(started_s, first_s)
-        who = {"pid": os.getpid(), "host": os.uname().nodename, "launcher_pid": launcher_pid}
-        who |= {"first_s": started_s, "launch": launch}
-        with contextlib.suppress(OSError):  # on a full disk the holder stays without a name
+        owner = {"pid": os.getpid(), "host": os.uname().nodename, "launcher_pid": launcher_pid}
+        owner |= {"first_s": started_s, "launch": launch}
+        with contextlib.suppress(OSError):  # a full disk: the lock holds, only its owner is unknown
             os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, json.dumps(who).encode(), 0)
+            os.pwrite(descriptor, json.dumps(owner).encode(), 0)
         with contextlib.suppress(OSError):
             remove_abandoned(folder)
         yield started_s
@@ -54,7 +59,7 @@ def run_lock(
 
 
 def _acquire(folder: Path) -> int:
-    """Return the descriptor of the locked file; retry if the file was removed just before it was locked."""
+    """Create and lock the lock file of `folder`; return its descriptor."""
     path = folder / LOCK
     while True:
         try:
@@ -64,12 +69,14 @@ def _acquire(folder: Path) -> int:
             reason = error.strerror
             raise RecipeError(f"--run-dir: {folder} cannot be written to: {reason} (name another)") from None
         try:
+            # A POSIX record lock: it works over NFS, and a forked worker that outlives its rank does not keep it.
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno not in NO_LOCKS:
                 holder = _describe_owner(descriptor)
                 os.close(descriptor)
                 raise RecipeError(f"--run-dir: {folder} is in use by {holder}, or name another)") from None
+        # `_release` of another process may have removed the file between opening and locking: retry.
         if _is_same_file(path, descriptor):
             return descriptor
         os.close(descriptor)
@@ -81,7 +88,7 @@ def _release(folder: Path, descriptor: int, *, is_new: bool) -> None:
             (folder / LOCK).unlink()
             if is_new:
                 folder.rmdir()
-    os.close(descriptor)
+    os.close(descriptor)  # releases the lock, so last
 
 
 def _is_same_file(path: Path, descriptor: int) -> bool:
@@ -94,52 +101,39 @@ def _is_same_file(path: Path, descriptor: int) -> bool:
 def _read_owner(descriptor: int) -> dict[str, Any]:
     """Return what the current or previous holder wrote, or {}."""
     try:
-        who = parse_json(os.pread(descriptor, 4096, 0))
+        owner = parse_json(os.pread(descriptor, 4096, 0))
     except (OSError, ValueError):
         return {}
-    return who if isinstance(who, dict) else {}
+    return owner if isinstance(owner, dict) else {}
 
 
 def _describe_owner(descriptor: int) -> str:
-    """Return who has the lock, and what to do about it."""
-    who = _read_owner(descriptor)
+    owner = _read_owner(descriptor)
     try:
-        pid, host, launcher = int(who["pid"]), str(who["host"]), int(who["launcher_pid"])
+        pid, host, launcher = int(owner["pid"]), str(owner["host"]), int(owner["launcher_pid"])
     except (ValueError, KeyError, TypeError):
         return "another process (wait for it"
     started = f", started by {launcher}" if launcher else ""
     return f"process {pid} on {host}{started} (wait for it, stop it with `kill {launcher or pid}`"
 
 
-_BLOCK: Final = 64 << 10
-_NAME_SUFFIX = r"-(\d{8}-\d{6})(?:-(\d+))?"
-
-
 def write_atomic(path: Path, text: str) -> None:
-    """Write `text` beside `path` and rename it, so that readers never see a partial file. Raise `OSError`."""
+    """Replace a file atomically by `text`, so that readers never see a partial file. Raise `OSError`."""
     with replace_file(path) as file:
         file.write(text.encode())
 
 
 def removed_error(run: Path) -> str:
-    """Return the message for a run whose folder was removed while it trained."""
+    """Return the error message for a run whose folder was removed while it trained."""
     return f"{run}: was removed while the run was training: nothing of it is left to resume (start it again)"
 
 
-RECIPE: Final = "recipe.yaml"
-"""The resolved recipe in a run directory."""
-_MARKER_FILES: Final = ("plan.json", "asked.json")
-"""Files that paceline writes before the recipe of a run or of an experiment."""
-
-
 def is_run(path: Path) -> bool:
-    """Return whether `path` is the folder of a run, or of an experiment such as a ladder.
-
-    It has a recipe and the file that is written before one. A `recipe.yaml` alone may lie among someone else's images.
-    """
+    """Return whether `path` is the folder of a run, or of an experiment such as a ladder."""
+    # A recipe.yaml alone may be among someone's images.
     names = (RECIPE, *_MARKER_FILES)
-    recipe, *marks = (os.path.isfile(path / name) for name in names)  # noqa: PTH113 - the method may raise
-    return recipe and any(marks)
+    recipe, *markers = (os.path.isfile(path / name) for name in names)  # noqa: PTH113 - the method may raise
+    return recipe and any(markers)
 
 
 def checkpoint_name(step: int) -> str:
@@ -155,11 +149,11 @@ class RunDir:
 
     @classmethod
     def claim(cls, recipe_name: str, now: datetime) -> "RunDir":
-        """Create a new folder `runs/RECIPE-TIME`, with a number added if another run has the same second."""
+        """Create a new folder `runs/RECIPE-TIME`, numbered if the name is taken. Raise `RecipeError` on failure."""
         stem = Path("runs") / f"{recipe_name}-{now:%Y%m%d-%H%M%S}"
         for path in (stem, *(stem.with_name(f"{stem.name}-{number}") for number in range(2, 1000))):
             try:
-                path.mkdir(parents=True)
+                path.mkdir(parents=True)  # fails if it exists, so of several processes one gets the name
             except FileExistsError:
                 continue
             except OSError as error:
@@ -168,8 +162,8 @@ class RunDir:
         raise RecipeError(f"{stem}: too many runs in one second (name one with --run-dir)")
 
     @classmethod
-    def newest_of(cls, recipe_name: str, such_that: Callable[["RunDir"], bool] = lambda run: True) -> "RunDir | None":
-        """Return the newest `runs/RECIPE-TIME` that holds a run for which `such_that` is true, or None."""
+    def newest_of(cls, recipe_name: str, predicate: Callable[["RunDir"], bool] = lambda run: True) -> "RunDir | None":
+        """Return the newest run in `runs/RECIPE-TIME` for which `predicate` is true, or None."""
         named = re.compile(re.escape(recipe_name) + _NAME_SUFFIX)
         found = [
             (match[1], int(match[2] or 1), path)
@@ -177,29 +171,25 @@ class RunDir:
             if (match := named.fullmatch(path.name))
         ]
         runs = (cls(path) for *_, path in sorted(found, reverse=True))
-        return next((run for run in runs if run.recipe.is_file() and such_that(run)), None)
+        return next((run for run in runs if run.recipe.is_file() and predicate(run)), None)
 
     @classmethod
     def existing(cls, path: Path) -> "RunDir":
         """Return the run in `path`, with `~` expanded. Raise `RecipeError` if it is not a run."""
-        run = cls(Path(os.path.expanduser(path)))  # noqa: PTH111 - the method raises where there is no home
+        run = cls(Path(os.path.expanduser(path)))  # noqa: PTH111 - the method raises without a home directory
         if not is_run(run.path):
-            lacks = "plan.json" if os.path.lexists(run.recipe) else RECIPE
-            raise RecipeError(f"{path}: is not a run directory (it has no {lacks}; see runs/)")
+            missing = "plan.json" if os.path.lexists(run.recipe) else RECIPE
+            raise RecipeError(f"{path}: is not a run directory (it has no {missing}; see runs/)")
         return run
 
     def lock(
         self, launcher_pid: int = 0, *, started_s: float = 0.0, launch: str = "", resume: bool = False
     ) -> contextlib.AbstractContextManager[float]:
-        """Return a context in which no other process may write to this folder; `run_lock` documents its value.
-
-        Raise `RecipeError` naming the holder, and for a folder that cannot be created or written to. A folder that is
-        still empty afterwards is restored.
-        """
+        """Return `run_lock` on this folder, with the same arguments. Raise `RecipeError` as it does."""
         return run_lock(self.path, launcher_pid, started_s=started_s, launch=launch, resume=resume)
 
     def release(self) -> None:
-        """Remove a claimed folder that nothing was written to."""
+        """Remove a claimed folder that is still empty."""
         with contextlib.suppress(OSError):
             if {each.name for each in self.path.iterdir()} == {LOCK}:
                 (self.path / LOCK).unlink()
@@ -268,7 +258,7 @@ class RunDir:
 
     @property
     def trace(self) -> Path:
-        """The folder of Chrome traces, one per rank."""
+        """The folder of Chrome traces, one file per rank."""
         return self.path / "trace"
 
     @property
@@ -278,7 +268,7 @@ class RunDir:
 
     @property
     def worst(self) -> Path:
-        """The folder of thumbnails of misclassified images, with `worst.json`, which lists them."""
+        """The folder of thumbnails of misclassified images, and `worst.json`, which lists them."""
         return self.path / "worst"
 
     @property
@@ -292,15 +282,15 @@ class RunDir:
         return self.path / "report.html"
 
     def telemetry(self, node: int) -> Path:
-        """Return the telemetry file of node `node`, one JSON line per sample."""
+        """Return the telemetry file of a node, one JSON line per sample."""
         return self.path / f"telemetry.node{node}.jsonl"
 
     def stacks(self, rank: int) -> Path:
-        """Return the file with the thread stacks of a hanging `rank`."""
+        """Return the file with the thread stacks of a hanging rank."""
         return self.path / f"stacks.rank{rank}.txt"
 
     def samples(self, rank: int) -> Path:
-        """Return the file of the samples that `rank` trained on, one JSON line per step."""
+        """Return the file of the samples that a rank trained on, one JSON line per step."""
         return self.path / f"steps.rank{rank}.jsonl"
 
     def all_samples(self) -> list[Path]:
@@ -310,10 +300,10 @@ class RunDir:
     def refuse_another_run(self, *, resume: bool) -> None:
         """Raise `RecipeError` if the folder already holds a run and `resume` is False."""
         try:
-            is_taken = self.recipe.exists()
+            has_run = self.recipe.exists()
         except OSError as error:
             raise RecipeError(f"--run-dir: {self.path} cannot be read: {error.strerror} (name another)") from None
-        if is_taken and not resume:
+        if has_run and not resume:
             raise RecipeError(f"--run-dir: {self.path} already holds a run (add --resume, or name another)")
 
     def refuse_links(self) -> None:
@@ -336,14 +326,14 @@ class RunDir:
         self._write(self.path / name, json.dumps(values, indent=2) + "\n")
 
     def add_bad_image(self, row: dict[str, str | int]) -> None:
-        """Add an image to `bad_images.jsonl` unless an earlier process has. A full disk drops it."""
+        """Add an image to `bad_images.jsonl` unless it is listed. Ignores write errors, such as a full disk."""
         with contextlib.suppress(OSError):
             rows = list(read_lines(self.bad_images))
             if not any(all(each.get(key) == row[key] for key in ("split", "index")) for each in rows):
                 write_atomic(self.bad_images, "".join(json.dumps(each) + "\n" for each in (*rows, row)))
 
     def total_steps(self) -> int | None:
-        """Return the number of steps of the plan, or None if it cannot be read."""
+        """Return the number of steps in `plan.json`, or None if it cannot be read."""
         try:
             return int(read_json(self.path / "plan.json")["total_steps"])
         except (OSError, ValueError, KeyError, TypeError):
@@ -391,7 +381,7 @@ class RunDir:
 
 
 def append_line(path: Path, record: dict[str, Any]) -> None:
-    """Append a record to a JSON-lines file, after removing a line that a kill cut off."""
+    """Append a record to a JSON-lines file, and remove a partial last line that a kill left."""
     with open_to_write(path, "a+b") as file:
         _drop_partial_line(file)
         file.write(json.dumps(record).encode() + b"\n")
@@ -400,7 +390,7 @@ def append_line(path: Path, record: dict[str, Any]) -> None:
 def _drop_partial_line(file: IO[bytes]) -> None:
     end = file.seek(0, os.SEEK_END)
     while end:
-        start = max(0, end - _BLOCK)
+        start = max(0, end - _BLOCK_BYTES)
         file.seek(start)
         newline = file.read(end - start).rfind(b"\n")
         end = start + newline + 1
@@ -412,10 +402,10 @@ def _drop_partial_line(file: IO[bytes]) -> None:
 def read_lines(
     path: Path, skipped: Callable[[int], None] | None = None, *, of_steps: bool = False
 ) -> Iterator[dict[str, Any]]:
-    """Yield the records of a JSON-lines file, without a last line that a kill cut off.
+    """Yield the records of a JSON-lines file, without a partial last line; none if the file is missing.
 
-    With `of_steps` a record needs an int `step`. The number of an invalid line, from 1, is passed to `skipped`; without
-    it, raise `PacelineError`. Raise it also for a file that cannot be read, such as a pipe.
+    With `of_steps` a record needs an int `step`. Invalid lines are reported to `skipped` by number, from 1; without it,
+    raise `PacelineError`. Raise it also for a file that cannot be read, such as a pipe.
     """
     try:
         file = open_to_read(path)
@@ -435,7 +425,7 @@ def read_lines(
 
 
 def _lines(file: IO[bytes]) -> Iterator[bytes]:
-    """Yield whole lines, and of a line longer than any record its beginning."""
+    """Yield complete lines; of a line longer than `MAX_BYTES`, only its beginning."""
     while line := file.readline(MAX_BYTES):
         if line.endswith(b"\n"):
             yield line
@@ -446,7 +436,6 @@ def _lines(file: IO[bytes]) -> Iterator[bytes]:
 
 
 def _parse_record(line: bytes) -> dict[str, Any] | None:
-    """Return the record in `line`, or None."""
     try:
         record = parse_json(line)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Which settings of a recipe say what is learnt: accuracy judges them, and speed only those that set it too. Pure."""
+"""Classify recipe fields: those that change the trained model, and those that change the time of a step."""
 
 from typing import Final
 
@@ -25,8 +25,8 @@ _CHANGES_RESULT_AND_SPEED: Final = (
     "optim.centered",
     "optim.args",
 )
-"""Optimizer fields that also change the time of a step. `args` of a custom optimizer may do anything."""
-_CHANGES_RESULT_BELOW: Final = (
+"""Exceptions in `optim` that are chosen for speed too. `args` of a custom optimizer may do anything."""
+_CHANGES_RESULT_AND_STEP: Final = (
     "optim.momentum",
     "optim.nesterov",
     "optim.rescale",
@@ -34,21 +34,20 @@ _CHANGES_RESULT_BELOW: Final = (
     "optim.norm_and_bias_lr",
     "optim.layer_decay",
 )
-"""Fields that are set for accuracy and add some work or parameter groups to a step."""
+"""Fields that are chosen for accuracy and add some work or parameter groups to a step."""
 
 
 def changes_result(path: str) -> bool:
-    """Return whether the field at a dotted path is chosen for accuracy, whatever it does to the time of a step."""
+    """Return whether the field at a dotted path is chosen for accuracy, even if it changes the time of a step."""
     return _is_in(path, _CHANGES_RESULT) and not _is_in(path, _CHANGES_RESULT_AND_SPEED)
 
 
 def changes_result_only(path: str) -> bool:
     """Return whether the field at a dotted path changes the trained model but not the time of a step.
 
-    False for fields that change both, such as the batch size, the augmentation or the model, and for fields that change
-    neither, such as the log interval.
+    False for fields that change both (batch size, augmentation, model) or neither (log interval).
     """
-    return changes_result(path) and not _is_in(path, _CHANGES_RESULT_BELOW)
+    return changes_result(path) and not _is_in(path, _CHANGES_RESULT_AND_STEP)
 
 
 def _is_in(path: str, places: tuple[str, ...]) -> bool:

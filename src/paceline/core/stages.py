@@ -1,4 +1,4 @@
-"""The stages of a training step and the pauses between steps: one list of names for clocks, results and pages."""
+"""Names of the stages of a training step and of the pauses between steps."""
 
 from typing import Final
 
@@ -25,9 +25,9 @@ STAGES: Final = (
     "optimizer",
     OTHER,
 )
-"""Stages that the trainer and its strategy charge time to, in the order of a step."""
+"""All stages, in the order of a step."""
 WORK: Final = tuple(name for name in STAGES if name != EXPOSED)
-"""Stages in which a rank does not wait for others."""
+"""Stages without the wait for other ranks."""
 PAUSES: Final = (EPOCH_BOUNDARY, "evaluate", "checkpoint", TRACE, CAPTURE)
 """Time outside of steps: starting and ending a loader, evaluations, checkpoints, starting and ending a profiler, and
 CUDA graph capture.

@@ -1,7 +1,7 @@
-"""Confidence intervals, and when an accuracy counts as reached.
+"""Confidence intervals, and the criterion for reaching a target accuracy.
 
-Intervals of measurements are Student's (1908, doi 10.1093/biomet/6.1.1): measurements scatter normally, and ratios of
-speeds do so in their logarithm. Intervals of counted shares are Wilson's.
+Intervals of measurements are Student's (1908, doi 10.1093/biomet/6.1.1): measurements are taken as normal, and ratios
+of speeds as lognormal. Intervals of counted shares are Wilson's.
 """
 
 import math
@@ -12,10 +12,12 @@ from statistics import NormalDist
 from paceline.core.result_model import MeasuredFloat, ResultModel
 
 CONFIDENCE = 0.95
+NORMAL_QUANTILE = NormalDist().inv_cdf(0.5 + CONFIDENCE / 2)
+"""97.5 % quantile of the normal distribution."""
 
 
 class Interval(ResultModel):
-    """A mean of `n` measurements with its bounds, which are None for a single measurement."""
+    """A mean of `n` measurements with its confidence bounds; None for a single measurement."""
 
     value: MeasuredFloat
     low: MeasuredFloat | None = None
@@ -23,11 +25,11 @@ class Interval(ResultModel):
     n: int = 1
 
     def is_above(self, level: float) -> bool:
-        """Return whether the whole interval lies above `level`; never for a single measurement."""
+        """Return whether the whole interval is above `level`; False for a single measurement."""
         return self.low is not None and self.low > level
 
     def is_below(self, level: float) -> bool:
-        """Return whether the whole interval lies below `level`; never for a single measurement."""
+        """Return whether the whole interval is below `level`; False for a single measurement."""
         return self.high is not None and self.high < level
 
 
@@ -39,22 +41,20 @@ def mean_interval(values: Sequence[float]) -> Interval:
 
 
 def ratio_interval(above: Sequence[float], below: Sequence[float]) -> Interval:
-    """Return the geometric mean of the ratios above/below of paired measurements, with Student's interval.
-
-    The two of a pair are measured one after the other, so that other load on the machine affects both. All values are
-    positive.
-    """
+    """Return the geometric mean of the ratios above/below of paired, positive measurements with Student's interval."""
+    # Pairs are measured one after the other, so that other load on the machine affects both and cancels.
     assert len(above) == len(below), f"{len(above)} and {len(below)} measurements are no pairs"
     return _exp(mean_interval([math.log(one / other) for one, other in zip(above, below, strict=True)]))
 
 
 def product_interval(ratios: Sequence[Interval]) -> Interval:
-    """Return the product of independent ratios: logarithms add, and half-widths add in squares.
+    """Return the product of independent ratios; 1 for none.
 
-    The bounds are None if any ratio has none; `n` is the smallest. The empty product is 1.
+    The bounds are None if any ratio has none. `n` is the smallest.
     """
     value = math.prod(each.value for each in ratios)
     n = min((each.n for each in ratios), default=1)
+    # Variances add: logarithms of independent ratios have half-widths that add in squares.
     widths = [math.log(each.high / each.value) for each in ratios if each.high is not None]
     if len(widths) < len(ratios) or not ratios:
         return Interval(value=value, n=n)
@@ -63,21 +63,21 @@ def product_interval(ratios: Sequence[Interval]) -> Interval:
 
 
 def difference_interval(above: Sequence[float], below: Sequence[float]) -> Interval:
-    """Return mean(above) - mean(below) of independent groups with Welch's interval.
+    """Return mean(above) - mean(below) of independent groups with Welch's interval (1947, doi
+    10.1093/biomet/34.1-2.28).
 
-    Welch 1947, doi 10.1093/biomet/34.1-2.28. `n` is that of the smaller group; with a single measurement there are no
-    bounds.
+    `n` is that of the smaller group; 1 has no bounds.
     """
     value = math.fsum(above) / len(above) - math.fsum(below) / len(below)
     n = min(len(above), len(below))
-    if n == 1:  # nothing scatters
+    if n == 1:  # no variance
         return Interval(value=value, n=n)
     errors = [_variance(group) / len(group) for group in (above, below)]
     total = math.fsum(errors)
     if total == 0:
         return Interval(value=value, low=value, high=value, n=n)
-    freedom = total**2 / math.fsum(e**2 / (len(g) - 1) for e, g in zip(errors, (above, below), strict=True))
-    half = _t_quantile(freedom) * math.sqrt(total)
+    degrees = total**2 / math.fsum(e**2 / (len(g) - 1) for e, g in zip(errors, (above, below), strict=True))
+    half = _t_quantile(degrees) * math.sqrt(total)
     return Interval(value=value, low=value - half, high=value + half, n=n)
 
 
@@ -85,15 +85,16 @@ def wilson_interval(correct: int, total: int) -> Interval:
     """Return the share `correct` / `total` (total >= 1) with Wilson's 95 % interval.
 
     Wilson 1927, doi 10.1080/01621459.1927.10502953; compared with others by Brown, Cai and DasGupta 2001, doi
-    10.1214/ss/1009213286. It covers other images of the same distribution, not training with another seed.
+    10.1214/ss/1009213286. It holds for other images of the same distribution, not for other training seeds.
     """
     assert 0 <= correct <= total and total > 0, f"{correct} of {total} images"
-    z = NormalDist().inv_cdf(0.5 + CONFIDENCE / 2)
+    z = NORMAL_QUANTILE
     share = correct / total
     middle = (share + z**2 / (2 * total)) / (1 + z**2 / total)
     half = z / (1 + z**2 / total) * math.sqrt(share * (1 - share) / total + z**2 / (4 * total**2))
     low, high = max(0.0, middle - half), min(1.0, middle + half)
-    return Interval(value=share, low=min(share, low), high=max(share, high), n=total)  # at 0 and 1 but for rounding
+    # At shares of 0 and 1 a bound equals the share; min and max remove its rounding error.
+    return Interval(value=share, low=min(share, low), high=max(share, high), n=total)
 
 
 def _exp(logarithm: Interval) -> Interval:
@@ -112,11 +113,11 @@ def _variance(values: Sequence[float], mean: float | None = None) -> float:
     return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
 
 
-def _t_quantile(freedom: float) -> float:
-    """Return the 97.5 % quantile of Student's distribution with `freedom` degrees of freedom."""
-    from scipy.special import stdtrit  # type: ignore[import-untyped]  # loading it takes a tenth of a second
+def _t_quantile(degrees: float) -> float:
+    """Return the 97.5 % quantile of Student's distribution with `degrees` of freedom."""
+    from scipy.special import stdtrit  # type: ignore[import-untyped]  # importing it takes a tenth of a second
 
-    return float(stdtrit(freedom, 0.5 + CONFIDENCE / 2))
+    return float(stdtrit(degrees, 0.5 + CONFIDENCE / 2))
 
 
 def _lower_bound(value: float, half: float | None) -> float | None:
@@ -129,13 +130,13 @@ def _upper_bound(value: float, half: float | None) -> float | None:
 
 @dataclass(frozen=True)
 class TargetCriterion:
-    """A top-1 accuracy, and the number of consecutive evaluations that must reach it."""
+    """A target top-1 accuracy `level`, and the number of consecutive evaluations that must reach it."""
 
     level: float
     patience: int = 1
 
     def count(self, hits: int, accuracy: float) -> int:
-        """Return the number of consecutive hits after an evaluation of `accuracy` that follows `hits` of them."""
+        """Return the number of consecutive hits after an evaluation of `accuracy`, given `hits` before it."""
         return hits + 1 if accuracy >= self.level else 0
 
     def is_reached(self, hits: int) -> bool:

@@ -1,6 +1,4 @@
-"""Durations as people write them (`5ep`, `500st`, `50000img`, `10%`, `30min`), resolved once to steps or seconds; and
-times, amounts, shares and rates as people read them, in the terminal and in reports alike.
-"""
+"""Parse durations (`5ep`, `500st`, `50000img`, `10%`, `30min`), and format numbers for the terminal and reports."""
 
 import math
 import re
@@ -33,7 +31,7 @@ class Duration:
     def parse(cls, text: object, units: Sequence[Unit] = TRAINING_UNITS + TIME_UNITS) -> Self:
         """Parse `text`, such as `"5ep"`. Raise `ValueError` unless it is a number and a known unit.
 
-        The error lists `units`; callers that accept only some of them check the result.
+        `units` are only listed in the error; callers check the unit.
         """
         match = _PATTERN.fullmatch(text.strip()) if isinstance(text, str) else None
         if match is None or match[2] not in get_args(Unit) or math.isinf(float(match[1])):
@@ -42,7 +40,8 @@ class Duration:
         return cls(float(match[1]), match[2])  # type: ignore[arg-type]
 
     def __str__(self) -> str:
-        return f"{Decimal(str(self.value)):f}".removesuffix(".0") + self.unit  # every digit, as `parse` reads it
+        # Decimal keeps every digit without an exponent, so `parse` reads back an equal value.
+        return f"{Decimal(str(self.value)):f}".removesuffix(".0") + self.unit
 
     @property
     def is_time(self) -> bool:
@@ -93,7 +92,7 @@ def seconds(value_s: float) -> str:
         return f"{number(1e6 * value_s)} µs"
     if abs(value_s) < 1:
         return milliseconds(value_s)
-    if abs(value_s) < 59.95:
+    if abs(value_s) < 59.95:  # at which one decimal would round to 60.0
         return f"{value_s:.1f} s" if abs(value_s) >= 9.995 else f"{value_s:.2f} s"
     sign = "-" if value_s < 0 else ""
     return f"{sign}{duration(abs(value_s))} {'min' if round(abs(value_s)) < 3600 else 'h'}"
@@ -112,7 +111,7 @@ def share(value: float) -> str:
 
 
 def accuracy(value: float) -> str:
-    """Return a share as `97.22 %`: two digits, so that one image of 10,000 is visible."""
+    """Return a share as `97.22 %`: one image of 10,000 is visible."""
     return f"{100 * value:.2f} %" if math.isfinite(value) else number(value)
 
 
@@ -125,7 +124,7 @@ def size(num_bytes: float) -> str:
 
 
 def byte_unit(num_bytes: float) -> tuple[str, float]:
-    """Return the decimal unit for an amount of bytes, and its size in bytes; the smallest is kB."""
+    """Return the decimal unit for an amount of bytes, and its size in bytes; at least kB."""
     scales = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6))
     return next(((unit, scale) for unit, scale in scales if num_bytes >= scale), ("kB", 1e3))
 

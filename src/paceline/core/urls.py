@@ -1,7 +1,6 @@
-"""URLs and the secrets in them: user names, passwords, and queries, which may hold a signature.
+"""Find and remove secrets in URLs: user names, passwords, and queries, which may hold a signature.
 
-Recipes, commands and logs keep what they are given, so a URL that they name holds none of these. Whoever opens the URL
-takes them from the environment.
+Recipes, commands and logs are stored, so their URLs must hold no secrets; these come from the environment.
 """
 
 import re
@@ -33,10 +32,10 @@ def public_url(text: str) -> str:
 
 
 def find_secret(text: str, *, any_query: bool = False) -> str:
-    """Return the kind of secret that a URL in `text` holds, as a message names it, or "".
+    """Return the kind of secret that a URL in `text` holds, for a message, or "".
 
-    A query counts if one of its parameters is named like a secret, such as `X-Amz-Signature`. With `any_query` every
-    query counts, and `text` is one URL.
+    A query counts if a parameter is named like a secret, such as `X-Amz-Signature`. With `any_query` every query
+    counts, and `text` is a single URL.
     """
     for url in [text] if any_query else _URL.findall(text):
         if _find_user(url):
@@ -50,10 +49,8 @@ def find_secret(text: str, *, any_query: bool = False) -> str:
 
 
 def _find_user(url: str) -> str:
-    """Return the user name and password in a URL.
-
-    A name without a password is a secret in http(s) only: compare `abfs://CONTAINER@ACCOUNT/`, `sftp://NAME@HOST/`.
-    """
+    """Return the user name and password in a URL, or ""."""
+    # A name without a password is a secret in http(s) only, unlike in abfs://CONTAINER@ACCOUNT/ or sftp://NAME@HOST/.
     scheme, _, rest = url.partition("://")
     user, _, _ = re.split(r"[/?#]", rest, maxsplit=1)[0].rpartition("@")
     return user if ":" in user or scheme.lower() in ("http", "https") else ""

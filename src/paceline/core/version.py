@@ -1,4 +1,4 @@
-"""The version, from git in a checkout and from the metadata of an installation, and a digest of the source code.
+"""The version of the package, and a digest of its source code.
 
 setup.py runs this file before the package is installed, so it imports nothing of paceline.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 FIRST: Final = "0.1.0"
-"""The version before any tag, and of source files without git or metadata."""
+"""The version before the first tag, and without git or metadata."""
 
 _RELEASE: Final = r"\d+(\.\d+)*((a|b|rc)\d+)?(\.post\d+)?"
 """Tags that are versions by PEP 440: https://peps.python.org/pep-0440/"""
@@ -29,20 +29,20 @@ _GIT_VARIABLES: Final = (
     "GIT_SHALLOW_FILE",
     "GIT_WORK_TREE",
 )
-"""Variables that make git read another repository; git sets some of them for hooks."""
+"""Variables that make git read another repository. Git sets some of them for hooks."""
 _GIT_TIMEOUT_S: Final = 5.0
-"""Git answers in milliseconds; a version is not worth waiting for a disk that hangs."""
+"""Do not wait for a disk that hangs."""
 
 
 @cache
 def version() -> str:
-    """Return the version of the running code: of its checkout, or as installed."""
+    """Return the version of the running code, from its checkout or its installation."""
     root = Path(__file__).parents[3]
     return (_is_our_checkout(root) and checkout_version(root)) or _installed_version() or f"{FIRST}.dev0"
 
 
 def checkout_version(root: Path) -> str | None:
-    """Return the version of the source files in `root`: a checkout, or an unpacked source distribution."""
+    """Return the version of the source tree `root`: from git, or the metadata of a source distribution; else None."""
     if (root / ".git").exists():
         return _version_from_git(root)
     if (root / "PKG-INFO").exists():
@@ -51,7 +51,7 @@ def checkout_version(root: Path) -> str | None:
 
 
 def _is_our_checkout(root: Path) -> bool:
-    """Return whether `root` is paceline's own directory, and not a program that vendors a copy of it."""
+    """Return whether `root` is paceline's own repository, not that of a program that vendors a copy."""
     project = root / "pyproject.toml"
     if not (root / "src" / "paceline" / "core" / Path(__file__).name).exists() or not project.is_file():
         return False
@@ -76,6 +76,7 @@ def _version_from_git(root: Path) -> str | None:
             return found["tag"]
         return _development(_next_version(found["tag"]), distance, found["commit"], dirty=dirty)
     commit = _git(root, "describe", "--always", "--dirty", "--exclude", "*")
+    # No release tag yet. A shallow clone lacks the commits to count.
     is_shallow = _git(root, "rev-parse", "--is-shallow-repository") == "true"
     count = "0" if is_shallow else _git(root, "rev-list", "--count", "HEAD")
     if commit is None or count is None:
@@ -83,8 +84,8 @@ def _version_from_git(root: Path) -> str | None:
     return _development(FIRST, int(count), f"g{commit.removesuffix('-dirty')}", dirty=commit.endswith("-dirty"))
 
 
-def _development(leads_to: str, distance: int, commit: str, *, dirty: bool) -> str:
-    return f"{leads_to}.dev{distance}+{commit}{'.dirty' if dirty else ''}"
+def _development(release: str, distance: int, commit: str, *, dirty: bool) -> str:
+    return f"{release}.dev{distance}+{commit}{'.dirty' if dirty else ''}"
 
 
 def _next_version(version: str) -> str:
@@ -101,9 +102,9 @@ def _git(root: Path, *arguments: str) -> str | None:
     """Return the output of git for `root`, or None if git fails or is missing."""
     import subprocess  # only a checkout needs it
 
-    # Of this repository, whatever variables say and whosever it is: its code is what runs. So nothing is run that its
-    # configuration names. Without locks, for several processes may ask at once, and it may be one that nobody may
-    # write to.
+    # Read this repository even if variables name another or it has another owner (--git-dir skips git's check of the
+    # owner). Its configuration is not trusted: a core.fsmonitor program would be run. Optional locks would fail in a
+    # read-only checkout or collide with other processes.
     unset = [word for name in _GIT_VARIABLES for word in ("-u", name)]
     place = ["--git-dir", str(root / ".git"), "--work-tree", str(root)]
     command = ["env", *unset, "git", "-c", "core.fsmonitor=false", "--no-optional-locks", *place, *arguments]
@@ -116,22 +117,23 @@ def _git(root: Path, *arguments: str) -> str | None:
 
 @cache
 def source_digest() -> str:
-    """Return the SHA-256 of the package's files, or "" if they cannot be read, as from an archive."""
+    """Return the SHA-256 of the package's files, or "" if they cannot be read, as in a zip archive."""
     return package_digest(Path(__file__).parents[1])
 
 
 def package_digest(package: Path) -> str:
-    """Return the SHA-256 of names and contents of all Python and native modules below `package`.
+    """Return the SHA-256 of the names and contents of all .py and .so files below `package`.
 
-    Hidden files, which editors leave, are skipped. "" if there are no files, or one cannot be read.
+    "" if there are no files, or one cannot be read.
     """
+    # Hidden files are left by editors.
     files = [path for kind in ("*.py", "*.so") for path in package.rglob(kind) if not path.name.startswith(".")]
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     try:
         for path in sorted(files):
             content = path.read_bytes()
-            found.update(f"{path.relative_to(package).as_posix()} {len(content)}\n".encode())
-            found.update(content)
+            digest.update(f"{path.relative_to(package).as_posix()} {len(content)}\n".encode())
+            digest.update(content)
     except OSError:
         return ""
-    return found.hexdigest() if files else ""
+    return digest.hexdigest() if files else ""

@@ -1,4 +1,4 @@
-"""Who this process is among the processes of a run, and in which batch job. `parallel.environ` finds it out."""
+"""Rank, world size and batch job of this process, as `parallel.environ` reads them from the environment."""
 
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -9,14 +9,13 @@ NEVER: Final = float("inf")
 
 @dataclass(frozen=True)
 class World:
-    """The position of this process: `rank` of `world_size`, `local_rank` of `local_world_size` on its node.
+    """Rank and world size of this process, and how it was started.
 
-    `launcher` started the ranks; `launcher_pid` is its process if paceline started it (else 0). `store_fd` is an open
-    listening socket for the rendezvous store, which the local launcher passes to rank 0 so that no port is chosen twice
-    (-1: none). `attempt` counts earlier starts of the ranks by the launcher. `agent_hosts_store`: torchrun's agent, not
-    rank 0, runs the store. `given_cpus` and `given_gpus` are the resources that a batch system allocated to all ranks
-    of this node together (0: unknown). `local_tasks` is the number of its tasks on this node, each with its own CPUs
-    (1: one process started all ranks).
+    `launcher_pid` is the process id of paceline's own launcher (else 0). `store_fd` is a listening socket for the
+    rendezvous store, which the local launcher passes to rank 0 (-1: none). `attempt` counts earlier starts of the ranks
+    by the launcher. `agent_hosts_store`: torchrun's agent, not rank 0, runs the store. `allocated_cpus` and
+    `allocated_gpus` are what a batch system allocated to all ranks of this node together (0: unknown). `local_tasks` is
+    the number of its tasks on this node, each with its own CPUs (1: one process started all ranks).
     """
 
     rank: int = 0
@@ -26,12 +25,12 @@ class World:
     master_addr: str = "127.0.0.1"
     master_port: int = 0
     launcher: Launcher = "single"
-    store_fd: int = -1
+    store_fd: int = -1  # an open socket instead of a port number: another process could take the port
     attempt: int = 0
     agent_hosts_store: bool = False
     launcher_pid: int = 0
-    given_cpus: int = 0
-    given_gpus: int = 0
+    allocated_cpus: int = 0
+    allocated_gpus: int = 0
     local_tasks: int = 1
 
     @classmethod
@@ -45,8 +44,9 @@ class World:
         return self.rank == 0
 
     @property
-    def may_be_again(self) -> bool:
-        """Whether a launcher may have restarted these ranks; torchrun's agents count only their own starts."""
+    def may_be_restarted(self) -> bool:
+        """Whether a launcher may have restarted these ranks."""
+        # Each torchrun agent counts only its own restarts.
         return self.attempt > 0 or self.launcher == "torchrun"
 
     @property
@@ -57,15 +57,14 @@ class World:
     @property
     def num_nodes(self) -> int:
         """Number of nodes, assuming that each has as many ranks as this one."""
-        return -(-self.world_size // self.local_world_size)
+        return -(-self.world_size // self.local_world_size)  # rounded up
 
 
 @dataclass(frozen=True)
 class BatchJob:
-    """The job of a batch system that this process belongs to; its `number` is empty outside of one.
+    """The batch job that this process belongs to; `number` is empty outside of one.
 
-    `restarts` counts requeues. `end_s` is the time at which the system ends it, in seconds since 1970 (infinite:
-    unknown).
+    `restarts` counts requeues. `end_s` is the time limit in seconds since 1970 (infinite: unknown).
     """
 
     number: str = ""

@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
-from paceline.core.process import die_with_us_command
+from paceline.core.process import die_with_parent_command
 
 _TERMINATE_GRACE_S: Final = 10.0
 
@@ -46,7 +46,7 @@ ProcessStarter = Callable[[Sequence[str]], ChildProcess]
 def start_process(command: Sequence[str], orphaned: int = signal.SIGKILL) -> "subprocess.Popen[str]":
     """Start `command` in a new session. It gets the signal `orphaned` when this process ends."""
     return subprocess.Popen(
-        die_with_us_command(command, orphaned),
+        die_with_parent_command(command, orphaned),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

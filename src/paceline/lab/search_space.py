@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, NoReturn, Protocol
 
 from paceline.core.errors import RecipeError
 from paceline.core.results import RunResult
-from paceline.core.setting_kinds import changes_result, changes_result_only
+from paceline.core.setting_effects import changes_result, changes_result_only
 from paceline.core.stages import COMPUTE, DATA_WAIT, EXPOSED, OTHER
 from paceline.core.units import count
 from paceline.lab.patches import drop_unchanged_settings

@@ -8,7 +8,7 @@ from typing import Any, Final
 from paceline.core.errors import RecipeError
 from paceline.core.experiments.results import SweepPoint
 from paceline.core.results import CPU_STARVED, RunResult, starved_note
-from paceline.core.setting_kinds import changes_result_only
+from paceline.core.setting_effects import changes_result_only
 from paceline.core.stages import DATA_WAIT
 from paceline.core.statistics import mean_interval
 from paceline.core.units import join_few

@@ -31,7 +31,9 @@ def world_from_environ(environ: Mapping[str, str]) -> World:
     cpus = _given_cpus(environ, tasks)
     # If Slurm does not say what CPUs it has given, its tasks may share them.
     gpus = _int_variable(environ, "SLURM_GPUS_ON_NODE", 0)
-    return replace(_rank_from_environ(environ), given_cpus=cpus, given_gpus=gpus, local_tasks=tasks if cpus else 1)
+    return replace(
+        _rank_from_environ(environ), allocated_cpus=cpus, allocated_gpus=gpus, local_tasks=tasks if cpus else 1
+    )
 
 
 def current_world() -> World:
@@ -257,4 +259,4 @@ def _checked_world(world: World) -> World:
 def has_own_gpu(world: World, available: int) -> bool:
     """Return whether the single `available` GPU belongs to this rank alone, as with `srun --gpus-per-task=1`."""
     # True if Slurm started each of the node's ranks as a task and gave them at least as many GPUs.
-    return available == 1 and world.local_world_size <= min(world.given_gpus, world.local_tasks)
+    return available == 1 and world.local_world_size <= min(world.allocated_gpus, world.local_tasks)

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Final
 
 from paceline.core.errors import WorldError
-from paceline.core.process import STOP_SIGNALS, die_with_us_command
+from paceline.core.process import STOP_SIGNALS, die_with_parent_command
 from paceline.core.world import World
 from paceline.parallel.environ import rank_environ
 
@@ -100,7 +100,7 @@ def _start(
         attempt=attempt,
     )
     return subprocess.Popen(
-        die_with_us_command(command),
+        die_with_parent_command(command),
         env=rank_environ(environ, world),
         pass_fds=(listener.fileno(),) if is_main else (),
         stdin=subprocess.DEVNULL,

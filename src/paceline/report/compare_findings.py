@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from paceline.core.errors import RecipeError
-from paceline.core.setting_kinds import changes_result_only
+from paceline.core.setting_effects import changes_result_only
 from paceline.core.statistics import Interval, TargetCriterion
 from paceline.core.units import accuracy, count, join_few, number, seconds
 from paceline.report.compare_model import ComparedRun, EvalPoint, GroupResult, SpeedCause, TargetOrigin

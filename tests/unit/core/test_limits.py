@@ -92,11 +92,11 @@ def test_usable_cores_are_those_the_process_may_run_on_or_its_quota_in_whole_one
 
 def slurm(ranks: int, given: int) -> World:
     """Return the world of a task of Slurm's, one of `ranks` on a node of whose CPUs it has `given` to them."""
-    return World(0, ranks, 0, ranks, launcher="slurm", given_cpus=given, local_tasks=ranks if given else 1)
+    return World(0, ranks, 0, ranks, launcher="slurm", allocated_cpus=given, local_tasks=ranks if given else 1)
 
 
 def torchrun(ranks: int, given: int = 0) -> World:
-    return World(0, ranks, 0, ranks, launcher="torchrun", given_cpus=given)
+    return World(0, ranks, 0, ranks, launcher="torchrun", allocated_cpus=given)
 
 
 UNLIMITED = float("inf")
@@ -120,7 +120,7 @@ UNLIMITED = float("inf")
         pytest.param(torchrun(4), 16, 64, UNLIMITED, 16, id="torchrun --numa-binding=exclusive"),
         pytest.param(torchrun(4), 8, 64, UNLIMITED, 8, id="torchrun --numa-binding=core-complex"),
         pytest.param(torchrun(4, 32), 64, 64, UNLIMITED, 8, id="torchrun in a step of one task"),
-        pytest.param(World(launcher="single", given_cpus=6), 64, 64, UNLIMITED, 6, id="a batch script"),
+        pytest.param(World(launcher="single", allocated_cpus=6), 64, 64, UNLIMITED, 6, id="a batch script"),
         pytest.param(torchrun(4), 64, 64, 10.5, 2, id="a quota for all ranks"),
         pytest.param(torchrun(4), 64, 64, 0.5, 1, id="a quota of less than a core"),
     ],

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from paceline.core.random import Stream, permutation, philox, sorted_by, step_seed, uniform
+from paceline.core.random import Stream, permutation, philox, stable_argsort, step_seed, uniform
 
 # Random123 (D. E. Shaw Research), examples/kat_vectors, philox4x32 with 10 rounds: counter, key, result.
 KNOWN_ANSWERS = [
@@ -158,4 +158,4 @@ def test_a_long_order_is_that_of_the_words_of_philox():
 @pytest.mark.parametrize("shift", [0, 9, 52])
 def test_sorting_by_keys_is_stable_whichever_bits_are_equal(kinds, shift):
     keys = np.random.default_rng(kinds).integers(0, kinds, 3000, dtype=np.uint64) << np.uint64(shift)
-    assert np.array_equal(sorted_by(keys), np.argsort(keys, kind="stable"))
+    assert np.array_equal(stable_argsort(keys), np.argsort(keys, kind="stable"))

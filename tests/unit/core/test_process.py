@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from paceline.core.process import die_with_us_command
+from paceline.core.process import die_with_parent_command
 
 WAIT_S = 20.0
 IS_LINUX = sys.platform.startswith("linux")
@@ -62,8 +62,8 @@ def test_where_there_is_no_such_signal_nothing_happens(monkeypatch):
 
 TYING = """
 import os, subprocess, sys
-from paceline.core.process import die_with_us_command
-child = subprocess.Popen(die_with_us_command(["sleep", "600"]), start_new_session=True)
+from paceline.core.process import die_with_parent_command
+child = subprocess.Popen(die_with_parent_command(["sleep", "600"]), start_new_session=True)
 while "sleep" not in open(f"/proc/{child.pid}/comm").read():
     pass
 print(child.pid, flush=True)
@@ -89,7 +89,7 @@ def test_any_program_in_any_session_is_gone_when_who_started_it_is_killed_even_w
 
 @pytest.mark.skipif(not IS_LINUX, reason="the kernel's parent-death signal is Linux's")
 def test_a_program_whose_starter_has_gone_already_is_not_run():
-    words = die_with_us_command(["echo", "is run"])
+    words = die_with_parent_command(["echo", "is run"])
     words[words.index(str(os.getpid()))] = "-1"  # which no process is
     finished = subprocess.run(words, capture_output=True, timeout=WAIT_S)
     assert (finished.returncode, finished.stdout) == (1, b"")
@@ -104,7 +104,7 @@ print(os.read(int(sys.argv[1]), 9).decode(), os.environ["TEST_NAME"], signal.get
 def test_a_program_gets_the_files_the_variables_and_the_parent_it_would_have_had():
     reading, writing = os.pipe()
     os.write(writing, b"something")
-    command = die_with_us_command([sys.executable, "-c", LOOKING, str(reading)])
+    command = die_with_parent_command([sys.executable, "-c", LOOKING, str(reading)])
     environ = {**os.environ, "TEST_NAME": "value"}
     done = subprocess.run(command, pass_fds=[reading], env=environ, capture_output=True, text=True, timeout=WAIT_S)
     os.close(reading)
@@ -116,7 +116,6 @@ def test_a_program_gets_the_files_the_variables_and_the_parent_it_would_have_had
 def test_a_program_ignores_no_signal_that_it_would_not_have_ignored():
     """Python ignores two, and what it becomes would too."""
     command = ["grep", "SigIgn", "/proc/self/status"]
-    tied, plain = (
-        subprocess.run(each, capture_output=True, timeout=WAIT_S) for each in (die_with_us_command(command), command)
-    )
+    commands = (die_with_parent_command(command), command)
+    tied, plain = (subprocess.run(each, capture_output=True, timeout=WAIT_S) for each in commands)
     assert tied.stdout == plain.stdout and tied.stdout.startswith(b"SigIgn")

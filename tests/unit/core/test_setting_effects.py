@@ -7,7 +7,7 @@ from typing import Any, get_args
 import pytest
 from pydantic import BaseModel
 
-from paceline.core.setting_kinds import changes_result, changes_result_only
+from paceline.core.setting_effects import changes_result, changes_result_only
 from paceline.recipe.load import Patch, load
 from paceline.recipe.schema import Recipe
 from paceline.training.resume import list_forbidden_changes
@@ -42,13 +42,13 @@ def test_what_adds_work_to_a_step_is_chosen_for_what_is_learnt_and_changes_the_s
 
 
 def test_every_name_in_the_list_is_a_field_of_the_schema() -> None:
-    from paceline.core import setting_kinds
+    from paceline.core import setting_effects
 
     fields = set(_fields(Recipe, ""))
     assert {
-        *setting_kinds._CHANGES_RESULT,
-        *setting_kinds._CHANGES_RESULT_AND_SPEED,
-        *setting_kinds._CHANGES_RESULT_BELOW,
+        *setting_effects._CHANGES_RESULT,
+        *setting_effects._CHANGES_RESULT_AND_SPEED,
+        *setting_effects._CHANGES_RESULT_AND_STEP,
     } <= fields
 
 

@@ -34,10 +34,10 @@ def test_more_ranks_than_gpus_is_one_line(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_gpu_that_slurm_shows_to_one_rank_alone_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
-    bound = World(3, 4, 3, 4, launcher="slurm", given_cpus=32, given_gpus=4, local_tasks=4)
+    bound = World(3, 4, 3, 4, launcher="slurm", allocated_cpus=32, allocated_gpus=4, local_tasks=4)
     assert choose_device(Parallel(), bound) == torch.device("cuda", 0)
     with pytest.raises(WorldError, match="4 ranks on a node with 1 GPU"):
-        choose_device(Parallel(), replace(bound, given_gpus=1))
+        choose_device(Parallel(), replace(bound, allocated_gpus=1))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     assert choose_device(Parallel(), bound) == torch.device("cuda", 3)
 

@@ -88,7 +88,7 @@ def test_each_of_1024_ranks_finds_its_place() -> None:
     assert {(world.world_size, world.local_world_size, world.num_nodes) for world in worlds} == {(1024, 4, 256)}
     assert {(world.master_addr, world.master_port) for world in worlds} == {("n0001", 24_567)}
     assert sum(world.is_node_main for world in worlds) == 256
-    assert {(world.given_cpus, world.given_gpus, world.local_tasks) for world in worlds} == {(48, 4, 4)}
+    assert {(world.allocated_cpus, world.allocated_gpus, world.local_tasks) for world in worlds} == {(48, 4, 4)}
 
 
 def test_cpus_and_gpus_of_a_node_are_those_of_its_slurm_step() -> None:
@@ -99,14 +99,14 @@ def test_cpus_and_gpus_of_a_node_are_those_of_its_slurm_step() -> None:
         ({}, (0, 1)),
     ]:
         world = world_from_environ({**SRUN, **given})
-        assert (world.given_cpus, world.local_tasks) == expected, given
+        assert (world.allocated_cpus, world.local_tasks) == expected, given
 
 
 def test_what_slurm_gives_to_a_job_holds_for_ranks_that_its_script_starts() -> None:
     batch = {"SLURM_JOB_ID": "1", "SLURM_PROCID": "0", "SLURM_CPUS_ON_NODE": "24", "SLURM_CPUS_PER_TASK": "8"}
-    assert world_from_environ(batch) == World(given_cpus=24)
+    assert world_from_environ(batch) == World(allocated_cpus=24)
     ours = World(1, 3, 1, 3, master_port=4242, launcher="local", launcher_pid=99)
-    assert world_from_environ(rank_environ(batch, ours)).given_cpus == 24
+    assert world_from_environ(rank_environ(batch, ours)).allocated_cpus == 24
     assert world_from_environ(rank_environ(batch, ours)).local_tasks == 1
 
 

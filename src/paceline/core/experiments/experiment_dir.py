@@ -1,6 +1,6 @@
-"""The folder of an experiment: what was asked, the runs it is made of, and what they came to.
+"""The directory of an experiment: its request, its runs, and its result.
 
-Unlike a run it is gone on with by asking for the same again: what was asked is written first, and the result last.
+The request is written first and the result last, so the same command resumes an unfinished experiment.
 """
 
 import json
@@ -22,31 +22,31 @@ Experiment = LadderResult | ScaleResult | PredictionResult | TuneResult | SweepR
 RESULT: Final = "experiment.json"
 _REQUEST: Final = "asked.json"
 _FORMER_REQUEST_KEYS: Final = ("paceline", "torch")
-"""Versions, which this file used to hold; each run is now checked on its own."""
+"""Versions, which older files hold and which are ignored; each run is checked on its own."""
 _MAY_EXIST_BEFORE: Final = {LOCK, "job"}
-"""Files that a new folder may hold: the lock of a killed process, and what was submitted to a scheduler."""
+"""Entries that a new folder may hold: the lock of a killed process, and files submitted to a scheduler."""
 _ADAPTER: Final[TypeAdapter[Experiment]] = TypeAdapter(Annotated[Experiment, Field(discriminator="kind")])
 
 
 @dataclass(frozen=True)
 class ExperimentDir:
-    """Paths of everything that an experiment writes."""
+    """Paths of all files of an experiment."""
 
     path: Path
 
     @property
     def recipe(self) -> Path:
-        """The recipe that all trials vary, which `paceline train FOLDER` trains in full."""
+        """The recipe that all trials vary; `paceline train FOLDER` trains it in full."""
         return self.path / "recipe.yaml"
 
     @property
     def measured(self) -> Path:
-        """The variant of the recipe that short runs measure, if there is one."""
+        """The variant of the recipe that short runs measure, if any."""
         return self.path / "measured.yaml"
 
     @property
     def trials(self) -> Path:
-        """The folder of runs, one folder per run."""
+        """The folder of runs, one folder each."""
         return self.path / "trials"
 
     @property
@@ -56,7 +56,7 @@ class ExperimentDir:
 
     @property
     def data(self) -> Path:
-        """The folder of data made for trials, such as packs; it is removed at the end."""
+        """The folder of data made for trials, such as packs, which is removed at the end."""
         return self.path / "data"
 
     @property
@@ -104,11 +104,11 @@ class ExperimentDir:
 def open_experiment(
     name: str, request: dict[str, Any], run_dir: Path | None, now: datetime, on_notice: Callable[[str], None]
 ) -> ExperimentDir:
-    """Return the folder of an experiment, and resume an unfinished one with the same request.
+    """Return the folder of an experiment, new or unfinished with the same request.
 
-    `name` begins the folder's name, such as `ladder-cpu`; `request` is the request as JSON, all that its trials depend
-    on. `on_notice` is called with a message when one is resumed. Several processes may open one `run_dir` at once.
-    Raise `RecipeError` if it holds something else.
+    `name` begins the folder's name, such as `ladder-cpu`; `request` is all that its trials depend on, as JSON.
+    `on_notice` gets a message on a resume. Several processes may open one `run_dir` at once. Raise `RecipeError` if it
+    holds something else.
     """
     if run_dir is None:
         known = RunDir.newest_of(name, lambda run: _is_unfinished(run.path, request))
@@ -121,7 +121,7 @@ def open_experiment(
         for each in (opened.trials, opened.replaced, opened.data, folder / "job"):
             if each.is_symlink():
                 raise RecipeError(f"--run-dir: {each} is a link, and nothing is written through links (name another)")
-        temporary = f".{_REQUEST}."  # of another process, which is about to rename it
+        temporary = f".{_REQUEST}."  # of another process that is writing the same request
         names = {each.name for each in folder.iterdir() if not each.name.startswith(temporary)}
         if names <= _MAY_EXIST_BEFORE:
             write_shared(folder / _REQUEST, json.dumps(request, indent=2) + "\n")

@@ -10,11 +10,11 @@ from paceline.core.statistics import Interval
 
 
 class ParityResult(ResultModel):
-    """Whether a rung trains like the rung below it, on the same samples in the same order.
+    """Whether a rung trains to the same loss as the rung below it, on the same samples in the same order.
 
-    `loss` and `loss_below` are means over the counted steps, `gap` the relative difference (loss / loss below - 1) over
-    pairs of runs. `verdict` is `same` if the whole interval of the gap is within `tolerance`, `differs` if none of it
-    is, `open` otherwise; `why` is a sentence.
+    `loss` and `loss_below` are means over the counted steps, `gap` is loss / loss below - 1 over pairs of runs.
+    `verdict` is `same` if the whole interval of the gap is within `tolerance`, `differs` if none of it is, else `open`;
+    `why` is a sentence.
     """
 
     loss: MeasuredFloat
@@ -26,18 +26,17 @@ class ParityResult(ResultModel):
 
 
 class RungResult(ResultModel):
-    """One rung: what it changes, and the measured effect.
+    """One rung of a ladder: a change of settings and its measured effect.
 
-    `patch` are its KEY=VALUE words over the rung below, which is the last kept one. `expects` are the stages that
+    `patch` are its KEY=VALUE words over the rung below (`below`), the last kept one. `expects` are the stages that
     should shrink; `shrank` has each stage's device seconds per step (below, with this rung). `over_below` and
-    `over_first` are ratios of images/s, the latter the product of those in between; None for the first rung and without
-    a measurement. `stages` are device seconds per step, which may overlap. `epoch_s` are seconds of an epoch of the
-    training set at this speed, without evaluations, `steps_s` those of the counted steps; None in results from before
-    they were recorded. `startup_s` is from the start of the process to the first step, including `compile_s`;
+    `over_first` are ratios of images/s, the latter a product over the rungs in between. `stages` are device seconds per
+    step, which may overlap. `epoch_s` are seconds of an epoch of the training set without evaluations, `steps_s` those
+    of the counted steps. `startup_s` is from the start of the process to the first step, including `compile_s`;
     `prepare_s` was spent once on data. Memory is rank 0's, in bytes. `runs` are folders below the experiment's, with
-    `ranks` ranks each. `status` is `failed` if the rung could not run (`why`), and `left_out` if it does not fit this
-    machine or recipe. `starved` says in how many runs other processes used the cores, or ""; such a rung counts as no
-    gain.
+    `ranks` ranks each. `status`: `failed` with a reason (`why`), `left_out` if it does not fit this machine or recipe.
+    `starved` says in how many runs other processes used the cores, or ""; such a rung counts as no gain.
+    None: not measured, or an older result.
     """
 
     name: str
@@ -69,10 +68,10 @@ class RungResult(ResultModel):
 
 
 class LadderResult(ResultModel):
-    """The result of a ladder: its rungs from the first up, and what they were measured on.
+    """The result of a ladder, with its rungs in order.
 
     `best` names the last kept rung, `best_patch` all its changes to the recipe; `stopped` says why the ladder `auto`
-    ended, "" for others.
+    ended, else "".
     """
 
     kind: Literal["ladder"] = "ladder"
@@ -98,13 +97,13 @@ class LadderResult(ResultModel):
 class ScalePoint(ResultModel):
     """A number of ranks and its measurements.
 
-    `efficiency` is images/s per rank over that of the smallest number of ranks, in pairs of runs of one round; None for
-    that one and on failure. `speedup` is ranks times it. `epoch_s` are seconds of an epoch of the training set at this
-    speed, without evaluations, `steps_s` those of the counted steps of a short run; None in older results. `exposed_s`
-    is the time per step that waits for gradients, `exposed_share` its share of a step, `straggler_share` the share lost
-    to the latest rank: None on one rank. `top1` is the accuracy of whole runs, if requested, and `top1_gap` that minus
-    the accuracy of the smallest number of ranks over common seeds: the cost of larger batches. `error` says why a point
-    was not measured. `runs` are folders below the experiment's.
+    `efficiency` is images/s per rank over that of the smallest number of ranks, in pairs of runs of one round;
+    `speedup` is ranks times it. `epoch_s` are seconds of an epoch of the training set without evaluations, `steps_s`
+    those of the counted steps of a short run. `exposed_s` is the time per step that waits for gradients,
+    `exposed_share` its share, `straggler_share` the share lost to the latest rank. `top1` is the accuracy of whole
+    runs, if requested; `top1_gap` is that minus the accuracy of the smallest number of ranks over common seeds, the
+    cost of larger batches. `error` says why a point was not measured. `runs` are folders below the experiment's. None:
+    not measured, not defined, or an older result.
     """
 
     ranks: int
@@ -133,10 +132,10 @@ class ScalePoint(ResultModel):
 class BatchPoint(ResultModel):
     """A batch size, a warm-up and a learning-rate rule, and the outcome of whole runs over `seeds`.
 
-    `lr_rule` is `any` at the batch size of the recipe's learning rate, where all rules agree; `warmup` is "" if the
-    schedule has none. `lr` is the peak. `to_target_s` and `to_target_epochs` are means over the `reached` runs that
-    reached the target; None without any. Means of times and rates are geometric. `epoch_s` are seconds of an epoch at
-    `images_per_s`. `error` says why the first failed run failed.
+    `lr_rule` is `any` at the recipe's own batch size, where all rules agree; `warmup` is "" if the schedule has none.
+    `lr` is the peak. `to_target_s` and `to_target_epochs` are means over the `reached` runs that reached the target.
+    Means of times and rates are geometric. `epoch_s` are seconds of an epoch at `images_per_s`. `error` says why the
+    first failed run failed.
     """
 
     batch_size: int
@@ -155,13 +154,13 @@ class BatchPoint(ResultModel):
 
 
 class ScaleResult(ResultModel):
-    """Ranks and their speed (`points`), or batches and their training (`batches`); one of them is empty.
+    """Speed over numbers of ranks (`points`), or training over batch sizes (`batches`); the other one is empty.
 
-    `mode` is `weak` if each rank keeps its batch, `strong` if the global batch is kept, `batch` for a study of batches.
+    `mode` is `weak` if each rank keeps its batch, `strong` if the global batch is kept, `batch` for batch sizes.
     `steps` are the counted steps per run, 0 for whole runs; `repeats` are rounds, with a seed each for whole runs.
-    `target` is a top-1 accuracy. `caution` says where ranks share resources that more machines would not, such as
-    cores, and where runs differ in hardware or versions; else "". `sentences` are findings of a study of batches.
-    `epoch_images` are images per epoch, None if unknown. `wall_s` is the sum of all successful runs.
+    `target` is a top-1 accuracy. `caution` names resources such as cores that the ranks of one machine share, and
+    differences in hardware or versions between runs. `sentences` are findings of a study of batch sizes. `epoch_images`
+    are images per epoch, None if unknown. `wall_s` is the sum of all successful runs.
     """
 
     kind: Literal["scale"] = "scale"
@@ -184,28 +183,26 @@ class ScaleResult(ResultModel):
 
     @property
     def base(self) -> ScalePoint | None:
-        """The smallest number of ranks with a speed, the base of efficiencies; None without any."""
+        """The smallest measured number of ranks, which efficiencies refer to; None without any."""
         measured = [point for point in self.points if point.images_per_s is not None]
         return min(measured, key=lambda point: point.ranks, default=None)
 
     def note(self, point: ScalePoint | BatchPoint) -> str:
-        """Return why a successful point has no speed, or "".
-
-        Warm-up steps are not counted, and a whole run may have no others.
-        """
+        """Return why a successful point has no speed, or ""."""
+        # A short whole run may have warm-up steps only, which are not counted.
         if point.images_per_s is not None or not point.runs:
             return ""
         return f"no speed: no run had more steps than the {self.warmup_steps:,} of measure.warmup_steps (set fewer)"
 
 
 class TriedResult(ResultModel):
-    """A tried candidate: `patch` are its KEY=VALUE words over the best settings at that time, which `over` names.
+    """A candidate that `tune` tried: `patch` are its KEY=VALUE words over the best settings before it, named by `over`.
 
-    `ratio` is the speed over that of `over`, in pairs of runs (without bounds for a single short run). `round` counts
-    from 1, `steps` are those of its longest run, `trials` the number of runs. `status`: `won`, `lost`, `no_gain` (not
+    `ratio` is its speed over that of `over` in pairs of runs (without bounds for one short run). `round` counts from 1,
+    `steps` are those of its longest run, `trials` is the number of runs. `status`: `won`, `lost`, `no_gain` (not
     distinguishable from 1), `differs` (trains to another loss), `no_room` (out of memory), `failed`, `starved` (other
-    processes used the cores, so that nothing is known). `explains` summarises the change; `parity` is None if losses
-    were not compared.
+    processes used the cores, so nothing is known). `explains` summarizes the change; `parity` is None if losses were
+    not compared.
     """
 
     name: str
@@ -224,12 +221,11 @@ class TriedResult(ResultModel):
 
 
 class TuneResult(ResultModel):
-    """The fastest settings found, and all that were tried.
+    """The fastest settings that `tune` found, and all that it tried.
 
-    `first` and `best` are images/s of the original and the tuned recipe, `gain` their ratio in pairs of runs.
+    `first` and `best` are images/s of the original and the tuned recipe, `gain` is their ratio in pairs of runs.
     `best_patch` is the change, `recipe_file` the tuned recipe, `trials` the number of runs, `grid` the size of the
-    search space, and `stopped` why the search ended. `first_verdict` and `verdict` are the bottlenecks of the original
-    and the tuned recipe.
+    search space, `stopped` why the search ended. `first_verdict` and `verdict` are the bottlenecks before and after.
     """
 
     kind: Literal["tune"] = "tune"
@@ -257,10 +253,10 @@ class TuneResult(ResultModel):
 
 
 class SweepPoint(ResultModel):
-    """One value, as written in `patch`, and its measurements.
+    """One value of the swept field, and its measurements.
 
-    `images_per_s` is the mean over runs, all ranks together, `spread` their minimum and maximum; for a single run the
-    10th and 90th percentile of its windows, None with one window. `step_s` is a step at that speed, `epoch_s` an epoch
+    `images_per_s` is the mean over runs, of all ranks; `spread` their minimum and maximum, or the 10th and 90th
+    percentile of windows for a single run (None with one window). `step_s` is a step at that speed, `epoch_s` an epoch
     of training alone. `stages` are rank 0's device seconds per step, including `data_wait_s`. `is_fastest` holds for
     the highest speed and those whose spread overlaps it. `error` says why nothing was measured, `starved` in how many
     runs other processes used the cores, or "". `runs` are folders below the experiment's.
@@ -283,10 +279,10 @@ class SweepPoint(ResultModel):
 
 
 class SweepResult(ResultModel):
-    """The speed of a recipe over the values of one field, `key`, each measured in `repeats` short runs, interleaved.
+    """The speed of a recipe over values of the field `key`, each measured in `repeats` short, interleaved runs.
 
-    `steps` are the counted steps per run. `fastest` is the value with the highest speed, and `sentence` names those
-    that cannot be distinguished from it. `wall_s` is the sum of all successful runs.
+    `steps` are the counted steps per run. `fastest` is the fastest value; `sentence` names those that cannot be
+    distinguished from it. `wall_s` is the sum of all successful runs.
     """
 
     kind: Literal["sweep"] = "sweep"
@@ -307,13 +303,13 @@ class SweepResult(ResultModel):
 
 
 class Predicted(ResultModel):
-    """Prediction for a number of ranks: seconds for `images` images, with their likely range.
+    """Prediction for a number of ranks: seconds for `images` images, with a range.
 
-    From a table, `low_s` and `high_s` aim at 95 % confidence; from a run they are a likely range. `efficiency` is of
-    whole runs with start-up: the time of one rank over N times that of N; `speedup` is N times it (None in older
-    results). `step_s` is one step, `parts` its components and the fixed cost: seconds of the whole run by name;
-    `dominates` is the largest part that is not computing. `gpu_hours` are ranks times hours, `cost` those times the
-    price of an hour (None without a price).
+    `low_s` and `high_s` are a 95 % interval if predicted from a table, else a likely range. `efficiency` is the time of
+    one rank over N times that of N ranks, of whole runs with start-up; `speedup` is N times it (None in older results).
+    `step_s` is one step. `parts` are seconds of the whole run by name, including the fixed cost; `dominates` is the
+    largest part that is not computing. `gpu_hours` are ranks times hours, `cost` those times the price of an hour (None
+    without a price).
     """
 
     ranks: int
@@ -334,11 +330,11 @@ class Predicted(ResultModel):
 
 
 class MeasuredPoint(ResultModel):
-    """A measured point of the prediction, with its fitted value.
+    """A measured point of a prediction, with its fitted value.
 
     `efficiency` is images/s per rank over that of the point with the fewest ranks (the first in the table), of whole
     runs with start-up; `speedup` is ranks times it. `fitted_efficiency` is the fitted time of one rank over N times
-    that of N. All three are None in older results.
+    that of N. None in older results.
     """
 
     ranks: int
@@ -356,7 +352,7 @@ class PredictionResult(ResultModel):
     """Predictions and their basis.
 
     `basis` is `points` (a table of times) or `run` (a profile and a network). `form` is the formula in words, `terms`
-    its coefficients: seconds by name. `network` is the one used for collectives. `notes` say what the points cannot
+    its coefficients in seconds. `network` is the one used for collectives. `notes` name terms that the points do not
     determine.
     """
 
@@ -375,18 +371,18 @@ class PredictionResult(ResultModel):
 
     @property
     def is_of_speeds(self) -> bool:
-        """Whether the points are speeds: images of equal times, which contain no start-up."""
+        """Whether the points are speeds (`are_speeds`), which contain no start-up."""
         return are_speeds(self.points)
 
     @property
     def has_several_images(self) -> bool:
-        """Whether times are of different numbers of images; speeds hold for any number."""
+        """Whether measured and predicted times are for different numbers of images; speeds hold for any number."""
         measured = set() if self.is_of_speeds else {point.images for point in self.points}
         return len(measured | {each.images for each in self.predictions}) > 1
 
     @property
     def start_up_s(self) -> float | None:
-        """Fitted seconds of a run that do not depend on its images; None if the points do not determine them."""
+        """Fitted seconds of a run that do not depend on its images; None if not determined."""
         return self.terms.get("f_s") if self.basis == "points" else None
 
     def time_of(self, point: MeasuredPoint) -> float:
@@ -405,5 +401,5 @@ class _TimedPoint(Protocol):
 
 
 def are_speeds(points: Sequence[_TimedPoint]) -> bool:
-    """Return whether points are speeds: images of equal times."""
+    """Return whether points are speeds, given as numbers of images in equal times."""
     return len({point.time_s for point in points}) == 1 and len({point.images for point in points}) > 1

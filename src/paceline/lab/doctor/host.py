@@ -96,7 +96,7 @@ def _count_node_cores(host: HostContext, usable: int) -> int:
     if host.world.launcher in ("local", "torchrun"):
         with contextlib.suppress(ProcessLookupError):  # the parent has exited
             launchers = len(os.sched_getaffinity(os.getppid()))
-    return max(usable, launchers, host.world.given_cpus)
+    return max(usable, launchers, host.world.allocated_cpus)
 
 
 def _check_threads(host: HostContext) -> DoctorFinding:
