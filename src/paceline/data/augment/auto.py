@@ -1,8 +1,7 @@
 """RandAugment and TrivialAugment: operations drawn from a list of 14, at magnitudes from a table of 31.
 
-Lists, tables, directions and rounding are torchvision's (`RandAugment`, `TrivialAugmentWide`); pixels from outside the
-image are black. RandAugment: Cubuk et al. 2020, arXiv 1909.13719. TrivialAugment: Müller and Hutter 2021, arXiv
-2103.10158, wide space.
+Same as torchvision's `RandAugment` (Cubuk et al. 2020, arXiv 1909.13719) and `TrivialAugmentWide` (Müller and Hutter
+2021, arXiv 2103.10158); pixels from outside the image are black.
 """
 
 from collections.abc import Callable
@@ -20,7 +19,7 @@ NUM_MAGNITUDES = 31
 
 @dataclass(frozen=True)
 class AutoAugmentOperation:
-    """An operation, and its float64 [31] magnitudes for images of a given height and width in pixels."""
+    """An operation, and its float64 [31] magnitudes for a height and width in pixels."""
 
     name: str
     apply: GroupOperation
@@ -30,7 +29,7 @@ class AutoAugmentOperation:
 
 @dataclass(frozen=True)
 class AutoAugment:
-    """Apply `num_ops` operations in sequence, each drawn independently with replacement.
+    """Apply `num_ops` operations in sequence, drawn independently with replacement.
 
     Draws per operation: its number, its magnitude from `lowest` to `highest`, and the sign.
     """
@@ -50,12 +49,12 @@ class AutoAugment:
     def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
         """Return uint8 [N, C, H, W]."""
         height, width = images.shape[-2:]
-        which, magnitude, sign = draws.view(-1, self.num_ops, 3).unbind(2)
-        chosen = (which * len(self.operations)).long()
+        operation_draw, magnitude_draw, sign_draw = draws.view(-1, self.num_ops, 3).unbind(2)
+        chosen = (operation_draw * len(self.operations)).long()
         table = torch.stack([operation.magnitudes(height, width) for operation in self.operations])
-        amounts = table[chosen, self.lowest + (magnitude * (self.highest - self.lowest + 1)).long()]
-        signed = torch.tensor([operation.is_signed for operation in self.operations])
-        amounts = torch.where(signed[chosen] & (sign < 0.5), -amounts, amounts)
+        amounts = table[chosen, self.lowest + (magnitude_draw * (self.highest - self.lowest + 1)).long()]
+        is_signed = torch.tensor([operation.is_signed for operation in self.operations])
+        amounts = torch.where(is_signed[chosen] & (sign_draw < 0.5), -amounts, amounts)
         return apply_operations(images, chosen, amounts, [operation.apply for operation in self.operations])
 
 
@@ -74,12 +73,12 @@ def build_trivial_augment() -> AutoAugment:
 def _build_operations(
     *, shear: float, degrees: float, strength: float, lost_bits: int, width_share: float = 0.0, pixels: float = 0.0
 ) -> tuple[AutoAugmentOperation, ...]:
-    """Return the operations in torchvision's order; the arguments are the largest magnitudes."""
 
+    # The arguments are the largest magnitudes, and the order is torchvision's.
     def rising(largest: float) -> Callable[[int, int], Tensor]:
         return lambda height, width: _linspace(0.0, largest)
 
-    none, colours = rising(0.0), rising(strength)
+    none, enhance = rising(0.0), rising(strength)
     return (
         AutoAugmentOperation("identity", color.identity, none),
         AutoAugmentOperation("shear_x", shear_x, rising(shear), is_signed=True),
@@ -91,10 +90,10 @@ def _build_operations(
             "translate_y", translate_y, lambda height, width: _linspace(0.0, pixels + width_share * height), True
         ),
         AutoAugmentOperation("rotate", rotate, rising(degrees), is_signed=True),
-        AutoAugmentOperation("brightness", _relative_to_one(color.adjust_brightness), colours, is_signed=True),
-        AutoAugmentOperation("colour", _relative_to_one(color.adjust_saturation), colours, is_signed=True),
-        AutoAugmentOperation("contrast", _relative_to_one(color.adjust_contrast), colours, is_signed=True),
-        AutoAugmentOperation("sharpness", _relative_to_one(color.adjust_sharpness), colours, is_signed=True),
+        AutoAugmentOperation("brightness", _relative_to_one(color.adjust_brightness), enhance, is_signed=True),
+        AutoAugmentOperation("color", _relative_to_one(color.adjust_saturation), enhance, is_signed=True),
+        AutoAugmentOperation("contrast", _relative_to_one(color.adjust_contrast), enhance, is_signed=True),
+        AutoAugmentOperation("sharpness", _relative_to_one(color.adjust_sharpness), enhance, is_signed=True),
         AutoAugmentOperation("posterize", color.posterize, lambda height, width: _posterize_bits(lost_bits)),
         AutoAugmentOperation("solarize", color.solarize, lambda height, width: _linspace(1.0, 0.0) * 255),
         AutoAugmentOperation("autocontrast", color.autocontrast, none),
@@ -103,7 +102,6 @@ def _build_operations(
 
 
 def _linspace(first: float, last: float) -> Tensor:
-    """Return float64 [31] from first to last."""
     # Through float32, as in torchvision: rounding to whole pixels depends on the last bit.
     return torch.linspace(first, last, NUM_MAGNITUDES).double()
 
@@ -112,9 +110,9 @@ def _posterize_bits(lost: int) -> Tensor:
     return (8 - torch.arange(NUM_MAGNITUDES) / ((NUM_MAGNITUDES - 1) / lost)).round().double()
 
 
-def _relative_to_one(change: GroupOperation) -> GroupOperation:
-    """Shift the amounts of `change` by one, so that 0 leaves images unchanged."""
-    return lambda images, amounts: change(images, 1 + amounts)
+def _relative_to_one(adjust: GroupOperation) -> GroupOperation:
+    # Magnitude 0 leaves images unchanged, and so does factor 1.
+    return lambda images, amounts: adjust(images, 1 + amounts)
 
 
 def shear_x(images: Tensor, slopes: Tensor) -> Tensor:
@@ -152,7 +150,7 @@ def _warp_affine(
     down_by_x: Tensor | float = 0.0,
     down: Tensor | float = 0.0,
 ) -> Tensor:
-    """Sample images at (x + right_by_y * y + right, y + down_by_x * x + down), each offset float64 [N] in pixels."""
+    """Sample images at (x + right_by_y * y + right, y + down_by_x * x + down), in pixels."""
     inverse = torch.eye(2, 3, dtype=torch.float64, device=images.device).repeat(len(images), 1, 1)
     inverse[:, 0, 1], inverse[:, 0, 2] = right_by_y, right
     inverse[:, 1, 0], inverse[:, 1, 2] = down_by_x, down

@@ -1,6 +1,6 @@
-"""Build the augmentation that `data.augment` describes, for the loader and for the device.
+"""Build the augmentation of `data.augment`, for the loader and for the device.
 
-`data/resize` builds the part that crops and resizes single images, `data/augment/mixup` the part that mixes labels.
+`data/resize` has the part that crops and resizes single images, `data/augment/mixup` the part that mixes labels.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from paceline.recipe.schema.data import Data
 
 
 def build_augments(sections: tuple[Section, ...], mean: tuple[float, ...]) -> tuple[Augment, ...]:
-    """Build the augmentations of `data.augment` in order; `mean`, of pixels in [0, 1], is the fill color."""
+    """Build the augmentations of `data.augment` in order; the fill color is `mean`, of pixels in [0, 1]."""
     built = (
         _build_geometric(section) or _build_plugin(section, at) or _build_color_or_erasing(section, mean)
         for at, section in enumerate(sections)
@@ -32,19 +32,18 @@ def build_augments(sections: tuple[Section, ...], mean: tuple[float, ...]) -> tu
 def split_augments(
     augments: tuple[Augment, ...], *, on_device: bool
 ) -> tuple[tuple[Augment, ...], tuple[Augment, ...]]:
-    """Split augmentations into those of the loader and those of the device, keeping their order.
+    """Split augmentations, in order, into those of the loader and those of the device.
 
     The loader gets everything up to the last one that needs the host; without `on_device` it gets all.
     """
-    needing = [position for position, augment in enumerate(augments) if augment.needs_host]
-    first = (needing[-1] + 1 if needing else 0) if on_device else len(augments)
-    return augments[:first], augments[first:]
+    on_host = [position for position, augment in enumerate(augments) if augment.needs_host]
+    num_in_loader = (on_host[-1] + 1 if on_host else 0) if on_device else len(augments)
+    return augments[:num_in_loader], augments[num_in_loader:]
 
 
 def has_host_augments(data: Data) -> bool:
-    """Whether the host must augment training batches even if a GPU augments: per-image crops, or augmentations that
-    need the host.
-    """
+    """Whether the host must crop or augment training batches even if a GPU augments."""
+    # Random crops are part of resizing, which runs on single images.
     crops = any(isinstance(section, sections.RandomResizedCrop) for section in data.augment)
     return crops or any(augment.needs_host for augment in build_augments(data.augment, mean=()))
 
@@ -80,7 +79,7 @@ def _build_color_or_erasing(section: Section, mean: tuple[float, ...]) -> Augmen
             return BatchCutout(size, to_8_bit_color(mean))
         case sections.RandomResizedCrop() | sections.Resize() | sections.MixUp() | sections.CutMix():
             return None
-    raise AssertionError(f"no object for {section!r}")
+    raise AssertionError(f"no augmentation for {section!r}")
 
 
 @dataclass(frozen=True)
@@ -91,20 +90,20 @@ class DeviceTransforms:
     normalize: Callable[[Tensor], Tensor]
     mix: Mixer
 
-    def __call__(self, placed: DeviceBatch) -> tuple[Tensor, Tensor]:
+    def __call__(self, batch: DeviceBatch) -> tuple[Tensor, Tensor]:
         """Return (float images [N, C, H, W], labels int64 [N] or targets float [N, num_classes])."""
         num_draws = sum(augment.num_draws for augment in self.augments) + self.mix.num_draws
-        assert num_draws == placed.draws.shape[1], "the loader was built for another `on_device`"
-        images, used = placed.images, 0
+        assert num_draws == batch.draws.shape[1], "the loader was built for another `on_device`"
+        images, used = batch.images, 0
         for augment in self.augments:
-            images = augment(images, placed.draws[:, used : used + augment.num_draws])
+            images = augment(images, batch.draws[:, used : used + augment.num_draws])
             used += augment.num_draws
-        return self.mix(self.normalize(images), placed.labels, placed.draws[:, used:])
+        return self.mix(self.normalize(images), batch.labels, batch.draws[:, used:])
 
 
 def build_device_transforms(
     data: Data, transfer: DeviceTransfer, num_classes: int, *, on_device: bool
 ) -> DeviceTransforms:
-    """Build the device half of the augmentation, for a loader built with the same `data` and `on_device`."""
+    """Build the device part of the augmentation, for a loader built with the same `data` and `on_device`."""
     _, deferred = split_augments(build_augments(data.augment, transfer.mean), on_device=on_device)
     return DeviceTransforms(deferred, transfer.normalize, build_mixer(data.augment, num_classes))

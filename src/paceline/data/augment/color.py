@@ -1,6 +1,6 @@
 """Color augmentation of uint8 images [N, C, H, W], with one amount per image, float64 [N].
 
-The results equal torchvision's v2 functions (which take one amount for all images) and Pillow's.
+The results equal torchvision's v2 functions, which take one amount for all images, and Pillow's.
 """
 
 import math
@@ -18,39 +18,39 @@ GroupOperation = Callable[[Tensor, Tensor], Tensor]
 # Pixel values that a CPU processes together, so that they stay in its cache: with RandAugment on one core 1.3 times as
 # fast as whole groups at 224 px, no difference at 32 px (measured).
 _MAX_CPU_VALUES = 1 << 19
+# Which level red, green and blue have in each sixth of the color wheel: 0 highest, 1 lowest, 2 falling, 3 rising. The
+# last row is the first again, for a hue of exactly 1.
+_LEVEL_BY_SECTOR = ((0, 3, 1), (2, 0, 1), (1, 0, 3), (1, 2, 0), (3, 1, 0), (0, 1, 2), (0, 3, 1))
 
 
-def apply_operations(images: Tensor, chosen: Tensor, amounts: Tensor, changes: Sequence[GroupOperation]) -> Tensor:
-    """Return uint8 [N, C, H, W]: image n goes through `changes[chosen[n, 0]]`, then `changes[chosen[n, 1]]`, ...
+def apply_operations(images: Tensor, chosen: Tensor, amounts: Tensor, operations: Sequence[GroupOperation]) -> Tensor:
+    """Return uint8 [N, C, H, W]: `operations[chosen[n, s]]` is applied to image n for s = 0, 1, ...
 
     `chosen`, int64 [N, S], and `amounts`, float64 [N, S], must be in host memory.
     """
     # Groups are formed on the host: a GPU would have to be waited for to know the size of each one.
     rows = chosen.argsort(dim=0, stable=True)
-    places = rows.argsort(dim=0)  # positions of the images when sorted for a pass
-    moves = [rows[:, 0], *(places[:, step - 1][rows[:, step]] for step in range(1, rows.shape[1])), places[:, -1]]
-    indices = torch.stack(moves).to(images.device, non_blocking=True)
+    positions = rows.argsort(dim=0)  # of each image when sorted for a step: the inverse of `rows`
+    # Each step sorts the images as the step before left them; the last permutation restores their order.
+    between = (positions[:, step - 1][rows[:, step]] for step in range(1, rows.shape[1]))
+    permutations = [rows[:, 0], *between, positions[:, -1]]
+    indices = torch.stack(permutations).to(images.device, non_blocking=True)
     sorted_amounts = amounts.gather(0, rows).to(images.device, non_blocking=True)
-    at_once = len(images) if images.is_cuda else max(1, _MAX_CPU_VALUES // images[0].numel())
+    max_rows = len(images) if images.is_cuda else max(1, _MAX_CPU_VALUES // images[0].numel())
     for step in range(rows.shape[1]):
         images = images.index_select(0, indices[step])
-        groups = _split_groups(torch.bincount(chosen[:, step], minlength=len(changes)).tolist(), at_once)
-        images = torch.cat([changes[number](images[group], sorted_amounts[group, step]) for number, group in groups])
+        groups = _split_groups(torch.bincount(chosen[:, step], minlength=len(operations)).tolist(), max_rows)
+        images = torch.cat([operations[number](images[group], sorted_amounts[group, step]) for number, group in groups])
     return images.index_select(0, indices[-1])
 
 
-def _split_groups(sizes: list[int], at_once: int) -> Iterator[tuple[int, slice]]:
-    """Yield (group number, at most `at_once` of its rows) for consecutive groups of `sizes`."""
+def _split_groups(sizes: list[int], max_rows: int) -> Iterator[tuple[int, slice]]:
+    """Yield (group number, slice of at most `max_rows`) for consecutive groups of `sizes`."""
     start = 0
     for number, size in enumerate(sizes):
-        for first in range(start, start + size, at_once):
-            yield number, slice(first, min(first + at_once, start + size))
+        for first in range(start, start + size, max_rows):
+            yield number, slice(first, min(first + max_rows, start + size))
         start += size
-
-
-# For each sixth of the color wheel, and its end: which of the highest, lowest, falling and rising level red, green and
-# blue have.
-_LEVEL_BY_SECTOR = ((0, 3, 1), (2, 0, 1), (1, 0, 3), (1, 2, 0), (3, 1, 0), (0, 1, 2), (0, 3, 1))
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,9 @@ class BatchColorJitter:
         amounts = spread * strengths + torch.tensor([1.0, 1.0, 1.0, 0.0], dtype=torch.float64)
         orders = torch.tensor(_list_permutations(len(strengths)))
         order = orders[(draws[:, 4] * len(orders)).long()]
-        changes: list[GroupOperation] = [adjust_brightness, adjust_contrast, adjust_saturation, adjust_hue]
-        used = [change if strength else identity for change, strength in zip(changes, strengths.tolist(), strict=True)]
+        adjustments: list[GroupOperation] = [adjust_brightness, adjust_contrast, adjust_saturation, adjust_hue]
+        # Strength 0 skips the work, and the rounding of a hue shift by 0.
+        used = [each if strength else identity for each, strength in zip(adjustments, strengths.tolist(), strict=True)]
         return apply_operations(images, order, amounts.gather(1, order), used)
 
 
@@ -100,10 +101,10 @@ def adjust_brightness(images: Tensor, factors: Tensor) -> Tensor:
 
 def adjust_contrast(images: Tensor, factors: Tensor) -> Tensor:
     """Blend the images with their mean gray: 0 is flat gray, 1 unchanged."""
-    grey = F.rgb_to_grayscale(images)
+    gray = F.rgb_to_grayscale(images)
     # Sums of integers below 2^53 are exact, so the mean does not depend on the size of the group.
-    mean = grey.sum(dim=(1, 2, 3), dtype=torch.float64).float() / grey[0].numel()
-    flat = mean[:, None, None, None].expand_as(grey).contiguous()  # else `addcmul_` leaves its fast path on CPUs
+    mean = gray.sum(dim=(1, 2, 3), dtype=torch.float64).float() / gray[0].numel()
+    flat = mean[:, None, None, None].expand_as(gray).contiguous()  # else `addcmul_` leaves its fast path on CPUs
     return _blend(images, flat, factors)
 
 
@@ -124,12 +125,12 @@ def adjust_hue(images: Tensor, shifts: Tensor) -> Tensor:
 
 
 def _to_hsv(pixels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Convert RGB in [0, 1], [N, 3, H, W], to hue, saturation and value in [0, 1], each [N, H, W]."""
+    """Convert RGB, [N, 3, H, W], to hue, saturation and value, [N, H, W] each, all in [0, 1]."""
     darkest, value = pixels.aminmax(dim=1)
-    is_grey = darkest == value
+    is_gray = darkest == value
     span = value - darkest
-    saturation = span / value.masked_fill(is_grey, 1)
-    red, green, blue = ((value[:, None] - pixels) / span.masked_fill(is_grey, 1)[:, None]).unbind(1)
+    saturation = span / value.masked_fill(is_gray, 1)
+    red, green, blue = ((value[:, None] - pixels) / span.masked_fill(is_gray, 1)[:, None]).unbind(1)
     not_red = torch.where(pixels[:, 1] == value, red.add(2).sub_(blue), green.add(4).sub_(red))
     hue = torch.where(pixels[:, 0] == value, blue - green, not_red)
     return hue.mul_(1 / 6).add_(1).frac_(), saturation, value
@@ -153,16 +154,14 @@ def _get_level_table(device: torch.device) -> Tensor:
 
 
 def adjust_sharpness(images: Tensor, factors: Tensor) -> Tensor:
-    """Blend the images with a smoothed copy: 0 is smooth, 1 unchanged; the outermost pixels stay.
-
-    Pillow's smoothing kernel has weight 1/13 for the eight neighbors and 5/13 for the pixel.
-    """
+    """Blend the images with a smoothed copy: 0 is smooth, 1 unchanged; the outermost pixels stay."""
     if min(images.shape[-2:]) <= 2:
         return images
     floats = images.float()
     inner = floats[..., 1:-1, 1:-1]
-    # Sums of integers are exact in any order, and a thirteenth of one is never halfway between two integers. Not a
-    # convolution: cuDNN would benchmark its algorithms again for each group size.
+    # Pillow's kernel: 5/13 for the pixel, 1/13 for each of its eight neighbors. Sums of integers are exact in any
+    # order, and a thirteenth of one is never halfway between two integers. Not a convolution: cuDNN would benchmark its
+    # algorithms again for each group size.
     rows = floats[..., :-2, :] + floats[..., 1:-1, :] + floats[..., 2:, :]
     around = rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:]
     smooth = around.add_(inner, alpha=4).div_(13).round_()
@@ -188,12 +187,13 @@ def autocontrast(images: Tensor, amounts: Tensor) -> Tensor:
 
 def equalize(images: Tensor, amounts: Tensor) -> Tensor:
     """Equalize the histogram of each channel."""
-    even: Tensor = F.equalize(images)
-    return even
+    equalized: Tensor = F.equalize(images)
+    return equalized
 
 
 def _blend(images: Tensor, others: Tensor, shares: Tensor) -> Tensor:
-    """Return share * image + (1 - share) * other, bit-identical to torchvision."""
+    """Return share * image + (1 - share) * other."""
+    # The order of operations in torchvision, for the same bits.
     return _to_uint8(images.mul(_per_image(shares)).addcmul_(others.float(), _per_image(1 - shares)))
 
 

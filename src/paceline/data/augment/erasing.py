@@ -20,9 +20,9 @@ def to_8_bit_color(mean: tuple[float, ...]) -> Color:
 
 @dataclass(frozen=True)
 class BatchCutout:
-    """Fill a square centered on a random pixel, clipped at the edges. Draws: row, column.
+    """Fill a square of side `size` pixels around a random pixel, clipped at the edges. Draws: row, column.
 
-    DeVries and Taylor 2017, arXiv 1708.04552. `size` is the side in pixels.
+    DeVries and Taylor 2017, arXiv 1708.04552.
     """
 
     size: int
@@ -44,7 +44,7 @@ class BatchRandomErasing:
     """Fill a random rectangle with probability `p` (Zhong et al. 2020, arXiv 1708.04896).
 
     Same as torchvision's: ten attempts for a rectangle smaller than the image, else none. `ratio` is width / height.
-    Draws: whether, area and ratio of each attempt, then the position.
+    Draws: whether to erase, area and ratio of each attempt, position.
     """
 
     p: float
@@ -62,7 +62,8 @@ class BatchRandomErasing:
         ratios = self.ratio[0] * (self.ratio[1] / self.ratio[0]) ** draws[:, 2:-2:2]
         heights, widths = (areas / ratios).sqrt().round().long(), (areas * ratios).sqrt().round().long()
         fits = (heights >= 1) & (widths >= 1) & (heights < height) & (widths < width)
-        first = fits.byte().argmax(dim=1, keepdim=True)
+        first = fits.byte().argmax(dim=1, keepdim=True)  # `argmax` does not take bool
+        # An image that is not erased gets a box of size 0: selecting images would wait for the device.
         chosen = (draws[:, 0] < self.p) & fits.any(dim=1)
         box_height, box_width = heights.gather(1, first)[:, 0] * chosen, widths.gather(1, first)[:, 0] * chosen
         top = (draws[:, -2] * (height - box_height + 1)).long()
@@ -75,7 +76,7 @@ def _interpolate(ends: tuple[float, float], draws: Tensor) -> Tensor:
 
 
 def box_mask(top: Tensor, left: Tensor, bottom: Tensor, right: Tensor, height: int, width: int) -> Tensor:
-    """Return bool [N, 1, height, width] masks of pixel boxes, int64 [N] each; `bottom` and `right` are exclusive."""
+    """Return bool [N, 1, height, width] masks of boxes, int64 [N] each; `bottom` and `right` are exclusive."""
     rows = torch.arange(height, device=top.device)
     columns = torch.arange(width, device=top.device)
     in_rows = (rows >= top[:, None]) & (rows < bottom[:, None])

@@ -1,7 +1,6 @@
-"""Geometric augmentation, and the protocols that every augmentation follows.
+"""Geometric augmentation, and the protocols of all augmentation.
 
-`BatchPadCrop` and `BatchFlip` move whole pixels, and the native extension can do both in one pass. `BatchAffine`
-resamples.
+The native extension can do `BatchPadCrop` and `BatchFlip`, which move whole pixels, in one pass.
 """
 
 from collections.abc import Sequence
@@ -32,7 +31,7 @@ class Change(Protocol):
 
 
 class Augment(Protocol):
-    """Augment uint8 images [N, C, H, W] with `num_draws` draws per sample, in host memory if `needs_host`."""
+    """Augment a batch of images with `num_draws` uniform draws per sample."""
 
     @property
     def num_draws(self) -> int:
@@ -44,13 +43,14 @@ class Augment(Protocol):
         """Whether the draws belong to the sample and alternate by epoch (`data.order.draw_uniform`)."""
         ...
 
+    # If the draws select the operations: a GPU would have to be waited for to know them.
     @property
     def needs_host(self) -> bool:
-        """Whether the draws select the operations, for which a GPU would have to be waited for."""
+        """Whether the draws must be in host memory."""
         ...
 
     def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
-        """Return uint8 [N, C, H, W]; `draws` is float64 [N, num_draws] on the images' device, or on the host."""
+        """Return uint8 [N, C, H, W]; `draws` is float64 [N, num_draws], on the images' device unless `needs_host`."""
         ...
 
 
@@ -67,15 +67,17 @@ class BatchPadCrop:
     def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
         """Return uint8 [N, C, H, W]."""
         num, channels, height, width = images.shape
-        side = [self.padding] * 4
-        padded: Tensor = F.pad(images, side, padding_mode="constant" if self.mode == "zeros" else "reflect")
+        padded: Tensor = F.pad(
+            images, [self.padding] * 4, padding_mode="constant" if self.mode == "zeros" else "reflect"
+        )
         offsets = (draws * (2 * self.padding + 1)).long()
         rows = offsets[:, 0, None] + torch.arange(height, device=images.device)
         columns = offsets[:, 1, None] + torch.arange(width, device=images.device)
         padded_width = width + 2 * self.padding
+        # Flat positions in the padded image: a single gather crops all images.
         flat = (rows[:, :, None] * padded_width + columns[:, None, :]).view(num, 1, height * width)
-        cut = padded.flatten(2).gather(2, flat.expand(-1, channels, -1))
-        return cut.view(num, channels, height, width)
+        cropped = padded.flatten(2).gather(2, flat.expand(-1, channels, -1))
+        return cropped.view(num, channels, height, width)
 
 
 @dataclass(frozen=True)
@@ -98,9 +100,9 @@ class BatchFlip:
 
 @dataclass(frozen=True)
 class BatchAffine:
-    """Rotate, shear along x and zoom about the center.
+    """Rotate, shear along x and zoom about the center; pixels from outside the image are black.
 
-    Draws: angle, shear, zoom; a range of zero width ignores its draw. Pixels from outside the image are black.
+    Draws: angle, shear, zoom.
     """
 
     degrees: float
@@ -134,9 +136,10 @@ def warp(images: Tensor, inverse: Tensor, interpolation: str) -> Tensor:
     height, width = images.shape[-2:]
     x = torch.arange(width, dtype=torch.float64, device=images.device) - (width - 1) / 2
     y = torch.arange(height, dtype=torch.float64, device=images.device) - (height - 1) / 2
-    a, b, right, c, d, down = (inverse[:, row, column, None, None] for row in range(2) for column in range(3))
-    source_x = (a * x[None, None, :] + right) + b * y[None, :, None]
-    source_y = c * x[None, None, :] + (d * y[None, :, None] + down)
+    a, b, shift_x, c, d, shift_y = (inverse[:, row, column, None, None] for row in range(2) for column in range(3))
+    source_x = (a * x[None, None, :] + shift_x) + b * y[None, :, None]
+    source_y = c * x[None, None, :] + (d * y[None, :, None] + shift_y)
+    # `grid_sample` takes float32 positions in [-1, 1], measured from the center.
     grid = torch.stack([source_x.mul_(2 / width).float(), source_y.mul_(2 / height).float()], dim=3)
     sampled = functional.grid_sample(images.float(), grid, mode=interpolation, align_corners=False)
     return sampled.round_().to(torch.uint8)
@@ -144,10 +147,7 @@ def warp(images: Tensor, inverse: Tensor, interpolation: str) -> Tensor:
 
 @dataclass(frozen=True)
 class FusedCropFlip:
-    """Apply `crop`, then `flip` to images in host memory, bit-identically; one of them may be None.
-
-    Draws: those of `crop`, then that of `flip`.
-    """
+    """Apply `crop`, then `flip` to images in host memory in one pass, bit-identically; one of them may be None."""
 
     native: NativeExtension
     crop: BatchPadCrop | None
@@ -166,21 +166,23 @@ class FusedCropFlip:
         return self.gather(pixels, np.arange(len(pixels)), draws.numpy())
 
     def gather(self, images: NDArray[np.uint8], indices: NDArray[np.int64], draws: NDArray[np.float64]) -> Tensor:
-        """Return uint8 [N, C, H, W]: `images` [M, C, H, W] at `indices` [N], changed by draws [N, num_draws]."""
+        """Return uint8 [N, C, H, W]: `images` [M, C, H, W] at `indices` [N], augmented with draws [N, num_draws]."""
         channels, height, width = images.shape[1:]
         padding = self.crop.padding if self.crop else 0
         offsets = self._compute_offsets(draws)
+        # The first two draws are the crop's, the last one is the flip's.
         flips = draws[:, -1] < self.flip.p if self.flip else np.zeros(len(indices), dtype=np.bool_)
         out = torch.empty(len(indices), channels, height, width, dtype=torch.uint8)
-        tops, lefts = offsets[0], offsets[1]
+        tops, lefts = offsets
         self.native.move(
             images, indices, tops, lefts, flips, padding, self._is_reflecting, (channels, height, width), out.numpy()
         )
         return out
 
     def supports(self, height: int, width: int) -> bool:
-        """Whether the extension supports images of this size in pixels; torch raises if padding cannot be reflected."""
+        """Whether the extension supports images of this size in pixels."""
         padding = self.crop.padding if self.crop else 0
+        # More padding cannot be reflected; torch, which then runs, raises an error.
         return max(height, width) <= MAX_SIDE and padding < min(height, width)
 
     def _apply_separately(self, images: Tensor, draws: Tensor) -> Tensor:
@@ -203,7 +205,7 @@ class FusedCropFlip:
 
 
 def fuse_crop_flip(augments: Sequence[Augment], native: NativeExtension | None) -> tuple[Change, ...]:
-    """Combine crops and flips of images in host memory into one native pass each, if the extension is available."""
+    """Replace each crop, flip, or crop and flip by a native pass over host memory, if the extension is available."""
     if native is None:
         return tuple(augments)
     changes: list[Change] = []

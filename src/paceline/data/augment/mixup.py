@@ -1,8 +1,8 @@
 """Mixup and CutMix on pairs of images of the global batch.
 
-Image 2k is mixed with image 2k + 1. Each rank and micro-batch holds an even number of images, so the pairs are the same
-for any number of ranks. One mixing weight per pair comes from the first image's draws: each image keeps that weight and
-takes the rest from its neighbor.
+Image 2k is mixed with image 2k + 1. Ranks and micro-batches hold even numbers of images, so the pairs are the same for
+any world size. The first image's draws give one mixing weight per pair: each image keeps that weight and takes the rest
+from its neighbor.
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class Mixer(Protocol):
         ...
 
     def prepare(self, draws: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Convert uniform draws, float64 [N, num_draws] with N even, to the draws that `__call__` expects."""
+        """Convert uniform draws, float64 [N, num_draws] with N even, to those that `__call__` expects."""
         ...
 
     def __call__(self, images: Tensor, labels: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
@@ -38,21 +38,21 @@ class Mixer(Protocol):
 
 
 class NoMixing:
-    """Return images and labels unchanged."""
+    """Mix nothing."""
 
     num_draws = 0
 
     def prepare(self, draws: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the draws unchanged."""
+        """Return the draws."""
         return draws
 
     def __call__(self, images: Tensor, labels: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (images, labels int64 [N])."""
+        """Return the images and labels."""
         return images, labels
 
 
 class MixMethod(Protocol):
-    """A mixing method: the weight that each pixel and each label keeps."""
+    """Compute the weight that each pixel and each label keeps."""
 
     @property
     def alpha(self) -> float:
@@ -60,7 +60,7 @@ class MixMethod(Protocol):
         ...
 
     def __call__(self, draws: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
-        """Return weights, float64 ([P, 1, H or 1, W or 1], [P]) in [0, 1], for prepared draws, float64 [P, 4]."""
+        """Return weights in [0, 1], float64 ([P, 1, H or 1, W or 1], [P]), for prepared draws, float64 [P, 4]."""
         ...
 
 
@@ -79,8 +79,7 @@ class MixUpMethod:
 class CutMixMethod:
     """Paste a box from the neighbor (Yun et al. 2019, arXiv 1905.04899).
 
-    The box is centered on a random pixel, has sides sqrt(1 - weight) of the image's, and is clipped at the edges. The
-    label's weight is the remaining area, to the pixel.
+    The box is centered on a random pixel, has sides sqrt(1 - weight) of the image's, and is clipped at the edges.
     """
 
     alpha: float
@@ -91,13 +90,14 @@ class CutMixMethod:
         top, bottom = _clip_interval((draws[:, _ROW] * height).long(), (side * height).long(), height)
         left, right = _clip_interval((draws[:, _COLUMN] * width).long(), (side * width).long(), width)
         outside = ~box_mask(top, left, bottom, right, height, width)
+        # The label's weight is the area that remains after clipping, to the pixel.
         area = ((bottom - top) * (right - left)).double()
         return outside.double(), 1 - area / (height * width)
 
 
-def _clip_interval(centre: Tensor, length: Tensor, size: int) -> tuple[Tensor, Tensor]:
+def _clip_interval(center: Tensor, length: Tensor, size: int) -> tuple[Tensor, Tensor]:
     half = length // 2
-    return (centre - half).clamp_(min=0), (centre + half).clamp_(max=size)
+    return (center - half).clamp_(min=0), (center + half).clamp_(max=size)
 
 
 @dataclass(frozen=True)
@@ -112,14 +112,14 @@ class PairMixer:
     num_draws: int = 4
 
     def prepare(self, draws: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return float64 [N, 4] with the weight of each pair drawn from its Beta distribution."""
+        """Return float64 [N, 4] with each pair's weight drawn from its Beta distribution."""
         # The Beta quantile function is scipy's (installed with scikit-learn), in float64 on the host: torch has none.
         from scipy.special import betaincinv  # type: ignore[import-untyped]
 
         prepared = draws.copy()
         first = prepared[0::2]
         chosen = (first[:, _METHOD] * len(self.methods)).astype(np.int64)
-        alphas = np.array([kind.alpha for kind in self.methods])[chosen]
+        alphas = np.array([method.alpha for method in self.methods])[chosen]
         first[:, _WEIGHT] = betaincinv(alphas, alphas, first[:, _WEIGHT])
         return prepared
 
@@ -137,17 +137,17 @@ class PairMixer:
     def _compute_weights(self, draws: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
         pixels, shares = self.methods[0](draws, height, width)
         chosen = (draws[:, _METHOD] * len(self.methods)).long()
-        for number, kind in enumerate(self.methods[1:], start=1):
-            uses_kind = chosen == number
-            other_pixels, other_shares = kind(draws, height, width)
-            pixels = torch.where(uses_kind[:, None, None, None], other_pixels, pixels)
-            shares = torch.where(uses_kind, other_shares, shares)
+        # Compute every method for all pairs: selecting pairs would wait for the device.
+        for number, method in enumerate(self.methods[1:], start=1):
+            is_chosen = chosen == number
+            other_pixels, other_shares = method(draws, height, width)
+            pixels = torch.where(is_chosen[:, None, None, None], other_pixels, pixels)
+            shares = torch.where(is_chosen, other_shares, shares)
         return pixels, shares
 
 
 def _mix_pairs(values: Tensor, weights: Tensor) -> Tensor:
-    """Mix neighbors of `values`, [2P, ...], with `weights`, [P, ...]."""
-    weights = weights.to(values.dtype)
+    weights = weights.to(values.dtype)  # of each pair: `values` has two rows per weight
     first, second = values[0::2], values[1::2]
     mixed = torch.empty_like(values)  # keeps the memory format
     mixed[0::2] = weights * first + (1 - weights) * second
@@ -156,12 +156,12 @@ def _mix_pairs(values: Tensor, weights: Tensor) -> Tensor:
 
 
 def build_mixer(chosen_sections: tuple[Section, ...], num_classes: int) -> Mixer:
-    """Build the mixer that `data.augment` ends in: mixup, cutmix, both, or none."""
-    kinds: list[MixMethod] = []
+    """Build the mixer at the end of `data.augment`: mixup, cutmix, both, or none."""
+    methods: list[MixMethod] = []
     for section in chosen_sections:
         match section:
             case sections.MixUp(alpha=alpha):
-                kinds.append(MixUpMethod(alpha))
+                methods.append(MixUpMethod(alpha))
             case sections.CutMix(alpha=alpha):
-                kinds.append(CutMixMethod(alpha))
-    return PairMixer(tuple(kinds), num_classes) if kinds else NoMixing()
+                methods.append(CutMixMethod(alpha))
+    return PairMixer(tuple(methods), num_classes) if methods else NoMixing()

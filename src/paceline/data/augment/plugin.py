@@ -17,7 +17,7 @@ from paceline.recipe.schema.base import Section
 class PluginAugment:
     """Call the plugin `inner` with uint8 images [N, C, H, W] and float64 draws [N, num_draws], on any device.
 
-    Raise `RecipeError`, naming the entry at `path`, if it raises or returns anything but such images.
+    Raise `RecipeError`, naming the entry at `path`, if it raises or does not return such images.
     """
 
     inner: Any
@@ -31,7 +31,7 @@ class PluginAugment:
         """Return uint8 [N, C, H, W]."""
         try:
             changed = self.inner(images, draws)
-        except PacelineError:
+        except PacelineError:  # already a message for the user
             raise
         except Exception as error:
             raise RecipeError(f"{self.path}: {self.name} raised {describe_error(error)} (fix it)") from error
@@ -53,7 +53,7 @@ def _format_tensor(images: Tensor) -> str:
 
 
 def build_plugin_augment(section: OwnAugment, position: int) -> PluginAugment:
-    """Build the plugin that entry `position` of `data.augment` names. Raise `RecipeError` if it is not one."""
+    """Build the plugin of entry `position` of `data.augment`. Raise `RecipeError` if it is invalid."""
     plugin = PluginRef(f"data.augment[{position}]", section.name, section.args, AUGMENT)
     inner = plugin.make()
     num_draws = inner.num_draws
@@ -65,10 +65,10 @@ def build_plugin_augment(section: OwnAugment, position: int) -> PluginAugment:
 def try_plugin_augments(chosen: Sequence[Section], channels: int, size: int) -> None:
     """Build each plugin among `chosen`, and apply it to two black images of `size` pixels squared.
 
-    Raise `RecipeError` for one that cannot be built, or does not return images.
+    Raise `RecipeError` for an invalid one.
     """
     for position, section in enumerate(chosen):
         if isinstance(section, OwnAugment):
-            change = build_plugin_augment(section, position)
+            augment = build_plugin_augment(section, position)
             black = torch.zeros(2, channels, size, size, dtype=torch.uint8)
-            change(black, torch.zeros(2, change.num_draws, dtype=torch.float64))
+            augment(black, torch.zeros(2, augment.num_draws, dtype=torch.float64))
