@@ -1,4 +1,4 @@
-"""Make batches by number: read the samples of a schedule and augment them."""
+"""Make batches by number, and the loader that makes them in the main process."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,8 +17,9 @@ from paceline.data.pack.shards import check_mapped_files
 from paceline.data.timing import BatchTimer, BatchTiming, LoaderStats
 
 
+# A tuple, so that DataLoader pins the tensors in it.
 class TimedBatch(NamedTuple):
-    """A batch and its timing. A tuple, so that DataLoader pins the tensors in it."""
+    """A batch and its timing."""
 
     batch: Batch
     timing: BatchTiming
@@ -28,8 +29,7 @@ class TimedBatch(NamedTuple):
 class BatchMaker:
     """Make the batches of `schedule`, one at a time.
 
-    A sample's draws are consumed in order: first by the reader, then by `changes`; the rest stays in the batch for the
-    device.
+    A sample's draws are consumed in order: by the reader, by `changes`, and by the device.
     """
 
     schedule: BatchSchedule
@@ -47,12 +47,12 @@ class BatchMaker:
         return self.augment(indices, draws[:, used:], read)
 
     def augment(self, indices: NDArray[np.int64], draws: NDArray[np.float64], read: ReadSamples) -> Batch:
-        """Augment the samples `read` for `indices` with the remaining `draws`, float64 [N, D], and return the batch.
+        """Return the batch of the samples `read` for `indices`, augmented with the remaining `draws`, float64 [N, D].
 
         Raise `DataError` if a mapped pack was truncated.
         """
-        check_mapped_files()  # a truncated file reads as zeros, so check before anything uses the pixels
-        if not read.is_kept.all():
+        check_mapped_files()  # a truncated file reads as zeros: check before the pixels are used
+        if not read.is_kept.all():  # an evaluation has dropped samples
             indices, draws = indices[read.is_kept], draws[read.is_kept]
         self.timer.end_stage("collate")
         images, used = read.images, 0
@@ -64,7 +64,7 @@ class BatchMaker:
         return Batch(images, read.labels, indices, rest, read.bad)
 
     def make(self, number: int, *, pin_memory: bool) -> TimedBatch:
-        """Return batch `number` and its timing, in page-locked memory if `pin_memory`."""
+        """Return batch `number` and its timing."""
         self.timer.start()
         batch = self[number]
         if pin_memory:

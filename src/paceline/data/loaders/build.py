@@ -1,4 +1,4 @@
-"""Build loaders that yield batches in exact order: a function of seed, step and world size, for any loader.
+"""Build loaders that yield batches in exact order: the same batches for any loader and number of workers.
 
 `choose_loader` decides which loader suits a data set.
 """
@@ -47,17 +47,17 @@ from paceline.data.workers import WorkerProgress, track_source
 from paceline.recipe.schema.data import Data
 
 _CPU = torch.device("cpu")
-# Steps whose draws are computed together if one process makes all batches: measured on CIFAR-10 at batch 512.
+# Steps whose draws are computed together: measured on CIFAR-10 at batch 512.
 _STEPS_PER_DRAW = 16
 
 
 @dataclass(frozen=True)
 class LoaderOptions:
-    """Options of making batches: the loader, its number of workers, and whether to use page-locked memory.
+    """How to make batches.
 
-    Without workers the main process makes them, whatever `loader` is. `device` is where the loader `device` keeps the
-    data. With `on_device`, training batches need a `build_device_transforms` with the same `on_device`, for the
-    augmentation that a device can do. `clock` is the clock for timing, in seconds; None disables timing.
+    Without workers, all loaders but `device` run inline. `device` is for the loaders `device` and `nvjpeg`. With
+    `on_device`, the augmentation that a device can do is left to a `build_device_transforms` with the same `on_device`.
+    `clock` returns seconds; None disables timing.
     """
 
     workers: int
@@ -69,7 +69,7 @@ class LoaderOptions:
 
     @property
     def effective_loader(self) -> LoaderName:
-        """The loader that makes batches in the end."""
+        """`loader`, or `inline` without workers."""
         return self.loader if self.workers or self.loader == "device" else "inline"
 
 
@@ -81,18 +81,18 @@ class Loader(Protocol):
         ...
 
     def stats(self) -> LoaderResult | None:
-        """Return the timing of all batches handed out so far, by any iterator, or None without timing."""
+        """Return the timing of all batches delivered so far, by any iterator, or None without timing."""
         ...
 
     def close(self) -> None:
-        """End workers and threads; batches handed out stay valid, and a new iterator starts new workers."""
+        """End workers and threads; delivered batches stay valid, and a new iterator starts new workers."""
         ...
 
 
 def build_train_loader(
-    data: Data, source: Source, order: TrainOrder, sizes: ImageSizeAtStep, options: LoaderOptions
+    data: Data, source: Source, order: TrainOrder, size_at_step: ImageSizeAtStep, options: LoaderOptions
 ) -> Loader:
-    """Build the training loader: batch s is this rank's share of global step s, `sizes(s)` pixels squared."""
+    """Build the training loader: batch s is this rank's part of global step s, `size_at_step(s)` pixels squared."""
     augments = build_augments(data.augment, source.info.mean if data.mean == "auto" else data.mean)
     host_augments, _ = split_augments(augments, on_device=options.on_device)
     mix = build_mixer(data.augment, source.info.num_classes)
@@ -100,14 +100,15 @@ def build_train_loader(
     # The order of a sample's draws: resizing, augmentation, mixing.
     augmenting = [augment.alternating for augment in augments for _ in range(augment.num_draws)]
     is_alternating = (*([False] * resizer.num_draws), *augmenting, *([False] * mix.num_draws))
+    # With several workers, each makes only some of the batches.
     steps_per_draw = 1 if options.effective_loader in ("nvjpeg", "threads", "processes") else _STEPS_PER_DRAW
-    schedule = TrainBatchSchedule(order, sizes, is_alternating, mix.num_draws, mix.prepare, steps_per_draw)
+    schedule = TrainBatchSchedule(order, size_at_step, is_alternating, mix.num_draws, mix.prepare, steps_per_draw)
     policy = build_bad_image_policy(data, "train")
     return _LoaderBuilder(source, schedule, resizer, policy, host_augments, data.worker_timeout, options).build()
 
 
 def build_eval_loader(data: Data, source: Source, shard: EvalShard, image_size: int, options: LoaderOptions) -> Loader:
-    """Build the loader of a rank's shard of an evaluation; images are `image_size` pixels squared."""
+    """Build the loader of a rank's part of an evaluation; images are `image_size` pixels squared."""
     schedule, resizer = EvalBatchSchedule(shard, image_size), build_eval_resizer(data)
     return _LoaderBuilder(
         source, schedule, resizer, build_bad_image_policy(data, "eval"), (), data.worker_timeout, options
@@ -169,19 +170,23 @@ class _LoaderBuilder:
         )
 
     def _build_native_loader(self) -> NativeLoader:
-        """Build the native loader, which applies a leading `BatchFlip` while decoding."""
-        core, workers, progress = load_native(), self.options.workers, WorkerProgress(self.options.workers + 1)
-        assert core is not None and isinstance(self.source, PackSource), "`choose_loader` admits only packs"
+        # One worker more: the main thread finishes the batches that need no Python per image.
+        extension, workers, progress = load_native(), self.options.workers, WorkerProgress(self.options.workers + 1)
+        assert extension is not None and isinstance(self.source, PackSource), "`choose_loader` admits only packs"
+        # A leading flip is applied while decoding.
         flip = self.augments[0] if self.augments and isinstance(self.augments[0], BatchFlip) else None
-        changes = fuse_crop_flip(self.augments[flip is not None :], core)
+        augments = fuse_crop_flip(self.augments[flip is not None :], extension)
         planner = BatchPlanner(self.source, self.schedule, self.resizer, flip)
-        batch_makers = self._build_batch_makers([progress.for_worker(worker) for worker in range(workers + 1)], changes)
+        batch_makers = self._build_batch_makers(
+            [progress.for_worker(worker) for worker in range(workers + 1)], augments
+        )
         pin_memory = self.options.pin_memory
         return NativeLoader(
             planner,
-            [BatchFinisher(member, self.source.labels, planner.num_draws, pin_memory) for member in batch_makers],
-            partial(core.Pool, workers),
-            build_host_buffers(pin_memory=pin_memory and not changes),
+            [BatchFinisher(each, self.source.labels, planner.num_draws, pin_memory) for each in batch_makers],
+            partial(extension.Pool, workers),
+            # Augmentation writes new tensors, and only those are pinned.
+            build_host_buffers(pin_memory=pin_memory and not augments),
             timeout=self.timeout,
             progress=progress,
             loader_stats=self._loader_stats,
@@ -191,7 +196,7 @@ class _LoaderBuilder:
     def _build_batch_makers(
         self, progress_by_worker: Sequence[WorkerProgress], changes: tuple[Change, ...]
     ) -> list[BatchMaker]:
-        """Build one batch maker per worker, each with its own progress record; data in memory is shared."""
+        # One per worker; data in memory is shared.
         workers = [(progress, build_batch_timer(self.options.clock)) for progress in progress_by_worker]
         if isinstance(self.source, ArraySource) and not isinstance(self.resizer, RandomCropResizer):
             return self._build_array_batch_makers(self.source, [timer for _, timer in workers], changes)
@@ -202,7 +207,7 @@ class _LoaderBuilder:
         return [BatchMaker(self.schedule, reader, changes, timer) for reader, timer in readers]
 
     def _build_nvjpeg_batch_makers(self, progress_by_worker: Sequence[WorkerProgress]) -> list[BatchMaker]:
-        """Build one batch maker per thread that decodes, resizes and augments on the device."""
+        # One per thread; each decodes on a CUDA stream of its own.
         device, batch_makers = self.options.device, []
         decoder = build_jpeg_decoder(device, self.source.info.channels)
         changes = tuple(DeviceAugment(augment, device) for augment in self.augments)
@@ -216,12 +221,12 @@ class _LoaderBuilder:
     def _build_array_batch_makers(
         self, source: ArraySource, timers: Sequence[BatchTimer], changes: tuple[Change, ...]
     ) -> list[BatchMaker]:
-        """Build one batch maker per timer for pixels of one size, with crop and flip fused into the gather."""
-        pixels = build_image_store(source)
-        if isinstance(pixels, TensorImageStore) and changes and isinstance(changes[0], FusedCropFlip):
-            moved = ((CropFlipArrayReader(pixels, source.labels, changes[0], timer), timer) for timer in timers)
-            return [BatchMaker(self.schedule, reader, changes[1:], timer) for reader, timer in moved]
-        readers = ((ArrayReader(pixels, source.labels, timer), timer) for timer in timers)
+        store = build_image_store(source)
+        if isinstance(store, TensorImageStore) and changes and isinstance(changes[0], FusedCropFlip):
+            # Gather, crop and flip in a single pass over memory.
+            fused = ((CropFlipArrayReader(store, source.labels, changes[0], timer), timer) for timer in timers)
+            return [BatchMaker(self.schedule, reader, changes[1:], timer) for reader, timer in fused]
+        readers = ((ArrayReader(store, source.labels, timer), timer) for timer in timers)
         return [BatchMaker(self.schedule, reader, changes, timer) for reader, timer in readers]
 
     @property

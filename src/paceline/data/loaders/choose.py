@@ -21,14 +21,14 @@ _MAX_GPU_MEMORY_SHARE: Final = 1 / 4
 
 
 class LoaderChoice(NamedTuple):
-    """The chosen loader, its number of processes or threads, and an optional note for the user."""
+    """A loader, its number of processes or threads, and an optional note for the user."""
 
     loader: LoaderName
     workers: int
     note: str = ""
 
     def estimate_memory_bytes(self, batch_bytes: int) -> int:
-        """Return the most host memory in bytes that the current and the prefetched batches take."""
+        """Return the host memory in bytes that the current and the prefetched batches take at most."""
         match self.loader:
             case "native":
                 return (native.BATCHES_AHEAD + 2) * batch_bytes  # the rank may hold one while it requests the next
@@ -45,17 +45,17 @@ def choose_loader(data: Data, source: Source, *, device: str, cores: int, free_b
     """Choose the loader of `source` for a model on `device`, `cpu` or `cuda`.
 
     `cores` are the CPU cores of this rank, `free_bytes` the free memory of the device. Raise `RecipeError` if the
-    loader that the recipe names does not support the recipe.
+    loader of the recipe does not support the recipe.
     """
-    core = load_native()
+    extension = load_native()
     match data.loader:
         case "auto":
-            return _choose_fastest(data, source, device == "cuda", cores, free_bytes, core)
+            return _choose_fastest(data, source, device == "cuda", cores, free_bytes, extension)
         case "device":
             _check_device(data, source, device == "cuda", free_bytes)
             return LoaderChoice("device", 0)
         case "native":
-            _check_native(data, source, core)
+            _check_native(data, source, extension)
             return LoaderChoice("native", _count_threads(data, cores))
         case "nvjpeg":
             _check_nvjpeg(data, source, device == "cuda")
@@ -63,7 +63,7 @@ def choose_loader(data: Data, source: Source, *, device: str, cores: int, free_b
 
 
 def _choose_fastest(
-    data: Data, source: Source, is_gpu: bool, cores: int, free_bytes: float, core: NativeExtension | None
+    data: Data, source: Source, is_gpu: bool, cores: int, free_bytes: float, extension: NativeExtension | None
 ) -> LoaderChoice:
     if isinstance(source, ArraySource):
         return _choose_for_pixels(data, source, is_gpu, cores, free_bytes)
@@ -73,14 +73,13 @@ def _choose_fastest(
         and _has_records(source)
         and not _find_exceeded_native_limit(data)
     ):
-        if core is not None:
+        if extension is not None:
             return LoaderChoice("native", _count_threads(data, cores))
         return _choose_processes(data, cores)._replace(note=f"data.loader: {NATIVE_MISSING_MESSAGE}")
     return _choose_processes(data, cores)
 
 
 def _choose_for_pixels(data: Data, source: ArraySource, is_gpu: bool, cores: int, free_bytes: float) -> LoaderChoice:
-    """Choose the loader for pixels in memory: no workers, unless a GPU would wait for augmentation on the host."""
     if data.workers != "auto":
         return _choose_processes(data, cores)
     if (
@@ -90,7 +89,8 @@ def _choose_for_pixels(data: Data, source: ArraySource, is_gpu: bool, cores: int
         and source.images.nbytes <= free_bytes * _MAX_GPU_MEMORY_SHARE
     ):
         return LoaderChoice("device", 0)
-    # On a CPU, workers would compete with the model for cores.
+    # Pixels in memory need workers only if a GPU would wait for augmentation on the host. On a CPU, workers would
+    # compete with the model for cores.
     return _choose_processes(data, cores) if is_gpu and has_host_augments(data) else LoaderChoice("inline", 0)
 
 
@@ -140,7 +140,7 @@ def _check_nvjpeg(data: Data, source: Source, is_gpu: bool) -> None:
         )
 
 
-def _check_native(data: Data, source: Source, core: NativeExtension | None) -> None:
+def _check_native(data: Data, source: Source, extension: NativeExtension | None) -> None:
     if isinstance(source, ArraySource):
         raise RecipeError(
             f"data.loader: native decodes image files, and {data.source.name} is stored as pixels "
@@ -151,7 +151,7 @@ def _check_native(data: Data, source: Source, core: NativeExtension | None) -> N
             f"data.loader: native reads packs, and data.source is {data.source.name} (make a pack with `paceline data "
             f"pack` and set data.source={{name: pack, root: OUT}}, or set data.loader=auto)"
         )
-    if core is None:
+    if extension is None:
         raise RecipeError(f"data.loader: native: {NATIVE_MISSING_MESSAGE}; or set data.loader=auto")
     if not _has_records(source):
         raise RecipeError(
@@ -164,7 +164,6 @@ def _check_native(data: Data, source: Source, core: NativeExtension | None) -> N
 
 
 def _find_exceeded_native_limit(data: Data) -> str:
-    """Describe the setting that exceeds a limit of the native extension; return "" if there is none."""
     limits = (
         ("image_size", data.image_size, MAX_SIDE, f"makes images of up to {MAX_SIDE:,} px"),
         ("eval_image_size", data.eval_image_size, MAX_SIDE, f"makes images of up to {MAX_SIDE:,} px"),

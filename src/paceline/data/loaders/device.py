@@ -1,4 +1,4 @@
-"""Loader for a split of raw pixels that lies in device memory: gather and augment there, without loading."""
+"""Loader for raw pixels in device memory: gather and augment there."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from paceline.data.batch import Batch
 from paceline.data.order import BatchSchedule
 from paceline.data.timing import BatchTimer, LoaderStats
 
-# Samples whose indices and draws are copied to the device together, so that many steps share one copy.
+# Samples whose indices and draws are copied to the device together.
 _SAMPLES_PER_COPY: Final = 1 << 15
 
 
@@ -37,7 +37,7 @@ class _BatchInputs(NamedTuple):
 
 @dataclass(frozen=True)
 class DeviceLoader:
-    """Make each batch on demand on the device of `split`; the host sends only indices and draws."""
+    """Make each batch on demand on the device of `split`."""
 
     split: ResidentSplit
     schedule: BatchSchedule
@@ -76,12 +76,14 @@ class DeviceLoader:
             self.timer.end_stage("decode")
         used = 0
         for change in self.changes:
-            mine = slice(used, used + change.num_draws)
-            images = change(images, torch.from_numpy(draws[:, mine]) if change.needs_host else device_draws[:, mine])
+            columns = slice(used, used + change.num_draws)
+            own_draws = torch.from_numpy(draws[:, columns]) if change.needs_host else device_draws[:, columns]
+            images = change(images, own_draws)
             used += change.num_draws
         self.timer.end_stage("augment")
         return Batch(images, labels, indices, device_draws[:, used:])
 
+    # Only indices and draws go to the device, and many batches of them in one copy.
     def _prefetch_inputs(self, number: int, stop: int) -> None:
         self._inputs.clear()
         per_batch = max(1, len(self.schedule.indices(number)))
@@ -103,4 +105,5 @@ def load_split_to_device(source: ArraySource, device: torch.device) -> ResidentS
 
 def _copy_to_device(values: NDArray[np.int64] | NDArray[np.float64], device: torch.device) -> Tensor:
     tensor = torch.from_numpy(values)
+    # An asynchronous copy needs page-locked memory.
     return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)

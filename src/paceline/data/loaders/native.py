@@ -1,7 +1,7 @@
 """Loader for packs that decodes in threads of the native extension, without running Python per image.
 
-Images that the extension cannot decode (unindexed files, damaged records, shards not on disk) are read and decoded in
-Python threads, with the same code and errors as in the other loaders. These threads also augment batches.
+Python threads augment, and decode what the extension cannot (unindexed files, damaged records, shards not on disk) with
+the code and errors of the other loaders.
 """
 
 import os
@@ -35,22 +35,29 @@ from paceline.data.resize import Resizer
 from paceline.data.timing import BatchTimer, BatchTiming, LoaderStats
 from paceline.data.workers import POLL_S, WorkerPosition, WorkerProgress
 
+# Batches that are prefetched.
+BATCHES_AHEAD: Final = 4
+# Images that are planned together: measured, more are not cheaper, and the wait for the plan grows.
+_IMAGES_PER_PLAN: Final = 2048
+# Initial status of an image; the extension writes other values.
+_UNDECODED: Final = -1
+
 
 class HostBuffers(Protocol):
     """Allocate host memory."""
 
     def allocate(self, shape: tuple[int, ...]) -> Tensor:
-        """Return uninitialized uint8 of `shape`, exclusive to the caller while any tensor over it is referenced."""
+        """Return uninitialized uint8 of `shape`, not reused while any tensor over it is referenced."""
         ...
 
 
 class PageableHostBuffers:
-    """Allocate pageable memory, and reuse it once no batch references it; too small blocks are freed.
+    """Allocate pageable memory, and reuse it once no batch references it.
 
     `num_bytes` is the total in use and free.
     """
 
-    # The kernel zeroes fresh memory page by page, which costs a sixth of decoding into it.
+    # Reused, because the kernel zeroes fresh memory page by page, which costs a sixth of decoding into it.
     def __init__(self) -> None:
         self._free: list[NDArray[np.uint8]] = []
         self._in_use: list[tuple[weakref.ref[NDArray[np.uint8]], NDArray[np.uint8]]] = []
@@ -77,26 +84,23 @@ class PageableHostBuffers:
             memory = self._free.pop()
             if memory.nbytes >= num_bytes:
                 return memory
-            self.num_bytes -= memory.nbytes
+            self.num_bytes -= memory.nbytes  # too small, as after a larger image size: free it
         self.num_bytes += num_bytes
         return np.empty(num_bytes, dtype=np.uint8)
 
 
 class PinnedHostBuffers:
-    """Allocate page-locked memory from torch's caching allocator, which waits for device copies before reuse."""
+    """Allocate page-locked memory."""
 
     def allocate(self, shape: tuple[int, ...]) -> Tensor:
         """Return uint8 of `shape`."""
+        # torch's caching allocator waits for device copies before it reuses a block.
         return torch.empty(shape, dtype=torch.uint8, pin_memory=True)
 
 
 def build_host_buffers(*, pin_memory: bool) -> HostBuffers:
-    """Build an allocator of page-locked or pageable memory."""
+    """Build an allocator."""
     return PinnedHostBuffers() if pin_memory else PageableHostBuffers()
-
-
-# Images that are planned together: measured, more are not cheaper, and the wait for the plan grows.
-_IMAGES_PER_PLAN: Final = 2048
 
 
 class RecordSource(Source, Protocol):
@@ -124,18 +128,18 @@ class RecordSource(Source, Protocol):
 
     @property
     def kinds(self) -> NDArray[np.uint8]:
-        """Storage kind of each sample, `pack.format.KIND_*` [N]."""
+        """Storage kinds, `pack.format.KIND_*` [N]."""
         ...
 
     def locate(self, indices: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.uint64], NDArray[np.uint64]]:
-        """Return the shard, the offset in its file and the length in bytes of samples, each [n]."""
+        """Return the shard, the offset in its file and the length in bytes of samples, [n] each."""
         ...
 
 
 class BatchPlan(NamedTuple):
-    """A batch as arguments of `native.Pool.submit`; `lengths` is 0 for an image that the extension must not decode.
+    """A batch as arguments of `native.Pool.submit`, with all its draws.
 
-    `draws` are all draws of the batch. `shard_numbers` indexes `shard_buffers`.
+    `lengths` is 0 for an image that the extension must not decode. `shard_numbers` indexes `shard_buffers`.
     """
 
     number: int
@@ -166,59 +170,54 @@ class BatchPlanner:
         return self.resizer.num_draws + (self.flip is not None)
 
     def batches(self, first: int, stop: int) -> Iterator[BatchPlan]:
-        """Yield the plans of batches `first` to `stop` - 1; some later batches are planned with the requested one."""
+        """Yield the plans of batches `first` to `stop` - 1, planned several at a time."""
         while first < stop:
-            several = max(1, _IMAGES_PER_PLAN // max(1, len(self.schedule.indices(first))))
-            planned = self._plan_batches(range(first, min(first + several, stop)))
-            first += len(planned)
-            yield from planned
+            num_batches = max(1, _IMAGES_PER_PLAN // max(1, len(self.schedule.indices(first))))
+            plans = self._plan_batches(range(first, min(first + num_batches, stop)))
+            first += len(plans)
+            yield from plans
 
-    # Planning runs in the main thread, beside the steps. For few images the fixed cost of numpy calls dominates, hence
-    # several batches at once.
+    # Planning runs in the main thread, between steps. For few images the fixed cost of numpy calls dominates, hence
+    # several batches at once, up to a change of the image size.
     def _plan_batches(self, numbers: range) -> list[BatchPlan]:
-        """Plan the first of `numbers`, as far as their images have one size."""
         size = self.schedule.size(numbers[0])
         same_size = list(takewhile(lambda number: self.schedule.size(number) == size, numbers))
         batches = [self.schedule.indices(number) for number in same_size]
         indices, draws = np.concatenate(batches), np.concatenate([self.schedule.draws(number) for number in same_size])
         sizes = np.stack([self.source.heights[indices], self.source.widths[indices]], axis=1).astype(np.int64)
-        memories, shard_of, offsets, lengths = self._locate_records(indices, sizes)
+        shard_buffers, shard_of, offsets, lengths = self._locate_records(indices, sizes)
+        # An unknown size is 0, and such an image is not decoded by the extension: any valid box will do.
         regions = self.resizer.compute_regions(np.maximum(sizes, 1), draws[:, : self.resizer.num_draws], size)
         flips = np.zeros(len(indices), dtype=np.bool_)
         if self.flip is not None:
             flips = draws[:, self.resizer.num_draws] < self.flip.p
         ends = np.cumsum([len(batch) for batch in batches]).tolist()
-        planned = []
+        plans = []
         for number, start, end in zip(same_size, [0, *ends], ends, strict=False):
             rows = slice(start, end)
-            location = (memories, shard_of[rows], offsets[rows], lengths[rows])
+            location = (shard_buffers, shard_of[rows], offsets[rows], lengths[rows])
             crop = (regions.boxes[rows], flips[rows], regions.is_inside)
-            planned.append(BatchPlan(number, size, indices[rows], draws[rows], *location, *crop))
-        return planned
+            plans.append(BatchPlan(number, size, indices[rows], draws[rows], *location, *crop))
+        return plans
 
     def _locate_records(
         self, indices: NDArray[np.int64], sizes: NDArray[np.int64]
     ) -> tuple[tuple[memoryview | bytes, ...], NDArray[np.int32], NDArray[np.uint64], NDArray[np.uint64]]:
-        """Return the mapped shards, and shard, offset and length of each sample; length 0 if it is not decodable."""
+        """Return the mapped shards, and per sample its shard among them, offset and length."""
         shard_of, offsets, lengths = self.source.locate(indices)
-        needed, position = np.unique(shard_of, return_inverse=True)
-        memories = [self.source.files.memory(shard) for shard in needed.tolist()]
-        is_local = np.array([memory is not None for memory in memories], dtype=np.bool_)[position]
+        shards, position = np.unique(shard_of, return_inverse=True)
+        buffers = [self.source.files.memory(shard) for shard in shards.tolist()]
+        is_local = np.array([buffer is not None for buffer in buffers], dtype=np.bool_)[position]
         is_decodable = (self.source.kinds[indices] == KIND_RECORD) & (sizes > 0).all(axis=1) & is_local
-        mapped = tuple(b"" if memory is None else memory for memory in memories)
+        mapped = tuple(b"" if buffer is None else buffer for buffer in buffers)
         return mapped, position.astype(np.int32), offsets, np.where(is_decodable, lengths, np.uint64(0))
-
-
-# Batches that are prefetched.
-BATCHES_AHEAD: Final = 4
-_UNDECODED: Final = -1
 
 
 @dataclass(frozen=True)
 class PendingBatch:
-    """A batch in work: `task` writes `images`, uint8 [N, C, size, size].
+    """A submitted batch: `task` writes `images`, uint8 [N, C, size, size].
 
-    `status`, int32 [N], is 0 for a decoded image. `future` is the work in a Python thread, if the batch needs any.
+    `status`, int32 [N], is 0 for a decoded image. `future` is the work in a Python thread, if any.
     """
 
     plan: BatchPlan
@@ -230,16 +229,13 @@ class PendingBatch:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the batch can be handed out without waiting."""
+        """Whether the batch can be delivered without waiting."""
         return self.future.done() if self.future else self.task.done
 
 
 @dataclass(frozen=True)
 class BatchFinisher:
-    """Finish batches that the native extension has decoded: read undecoded images, augment and pin.
-
-    `batch_maker` is the batch maker that a Python loader would use. Its timer allows one batch at a time.
-    """
+    """Finish decoded batches: read undecoded images in Python, augment and pin. One batch at a time."""
 
     batch_maker: BatchMaker
     labels: NDArray[np.integer]
@@ -248,31 +244,29 @@ class BatchFinisher:
 
     def __call__(self, pending: PendingBatch) -> TimedBatch:
         """Return the finished batch and its timing."""
-        planned, timer = pending.plan, self.batch_maker.timer
+        plan, timer = pending.plan, self.batch_maker.timer
         timer.start()
-        batch = self.batch_maker.augment(
-            planned.indices, planned.draws[:, self.num_draws :], self._collect_samples(pending)
-        )
+        batch = self.batch_maker.augment(plan.indices, plan.draws[:, self.num_draws :], self._collect_samples(pending))
         if self.pin_memory:
             batch = batch.pin_memory()
         work = timer.finish(len(batch), batch.images.nbytes).add(pending.planning_time)
-        read_bytes = work.bytes_read + int(planned.lengths.sum())
+        read_bytes = work.bytes_read + int(plan.lengths.sum())
         return TimedBatch(batch, work._replace(decode_s=work.decode_s + pending.task.seconds, bytes_read=read_bytes))
 
     def _collect_samples(self, pending: PendingBatch) -> ReadSamples:
-        planned = pending.plan
-        labels = torch.from_numpy(self.labels[planned.indices].astype(np.int64))
+        plan = pending.plan
+        labels = torch.from_numpy(self.labels[plan.indices].astype(np.int64))
         samples = ReadSamples(pending.images, labels, np.ones(len(labels), dtype=np.bool_))
         rows = np.flatnonzero(pending.status)
-        return self._read_undecoded(samples, planned, rows) if len(rows) else samples
+        return self._read_undecoded(samples, plan, rows) if len(rows) else samples
 
-    def _read_undecoded(self, samples: ReadSamples, planned: BatchPlan, rows: NDArray[np.int64]) -> ReadSamples:
-        """Return `samples` with the images at `rows` read in Python, or dropped."""
+    def _read_undecoded(self, samples: ReadSamples, plan: BatchPlan, rows: NDArray[np.int64]) -> ReadSamples:
         images, labels, is_kept, _ = samples
         reader = self.batch_maker.reader
-        read = reader.read(planned.indices[rows], planned.draws[rows, : reader.num_draws], planned.size)
+        read = reader.read(plan.indices[rows], plan.draws[rows, : reader.num_draws], plan.size)
         filled = torch.from_numpy(rows[read.is_kept])
-        is_flipped = torch.from_numpy(planned.flips)[filled][:, None, None, None]
+        # The reader does not flip; the extension does.
+        is_flipped = torch.from_numpy(plan.flips)[filled][:, None, None, None]
         images[filled] = torch.where(is_flipped, read.images.flip(3), read.images)
         labels[filled] = read.labels
         is_kept[rows[~read.is_kept]] = False
@@ -283,11 +277,11 @@ class BatchFinisher:
 
 
 class NativeLoader:
-    """Prefetch batches in the threads of a native pool, and hand them out in order.
+    """Decode batches in the threads of a native pool, ahead of training.
 
     `make_pool` starts the pool with the first batch; it lives until `close`. All `finishers` but the last run in Python
-    threads; the last runs in the main thread, for batches that need no Python work. If no batch arrives within
-    `timeout`, raise a `WatchError` that names the image.
+    threads; the last runs in the main thread. If no batch arrives within `timeout`, raise a `WatchError` that names the
+    image.
     """
 
     def __init__(
@@ -320,18 +314,18 @@ class NativeLoader:
         """Return an iterator over the batches; it prefetches `BATCHES_AHEAD` of them."""
         pool = self._get_pool()
         self._loader_stats.start_workers(self._workers)
-        planned = self._planner.batches(first, stop)
-        ahead: deque[PendingBatch] = deque()
+        plans = self._planner.batches(first, stop)
+        prefetched: deque[PendingBatch] = deque()
         try:
             for number in range(first, stop):
-                for _ in range(min(BATCHES_AHEAD, stop - number) - len(ahead)):
-                    ahead.append(self._submit_next(pool, planned))
-                self._loader_stats.request_batch(sum(pending.is_ready for pending in ahead))
-                made = self._wait_for_batch(ahead.popleft())
+                for _ in range(min(BATCHES_AHEAD, stop - number) - len(prefetched)):
+                    prefetched.append(self._submit_next(pool, plans))
+                self._loader_stats.request_batch(sum(pending.is_ready for pending in prefetched))
+                made = self._wait_for_batch(prefetched.popleft())
                 self._loader_stats.deliver_batch(made.timing)
                 yield made.batch
         finally:
-            for pending in ahead:
+            for pending in prefetched:
                 if pending.future:
                     pending.future.cancel()
 
@@ -340,8 +334,8 @@ class NativeLoader:
         return self._loader_stats.build_result()
 
     def close(self) -> None:
-        """End all threads. Batches handed out stay valid."""
-        if self._pool is not None and self._pid == os.getpid():
+        """End all threads."""
+        if self._pool is not None and self._pid == os.getpid():  # not usable in a forked child
             self._pool.close()
         self._pool = None
         if self._threads is not None:
@@ -359,33 +353,34 @@ class NativeLoader:
             self._threads = ThreadPool(self._workers, "loader")
         return self._threads
 
-    def _submit_next(self, pool: Pool, batches: Iterator[BatchPlan]) -> PendingBatch:
+    def _submit_next(self, pool: Pool, plans: Iterator[BatchPlan]) -> PendingBatch:
         self._timer.start()
-        planned = next(batches)
+        plan = next(plans)
         self._timer.end_stage("augment")
         channels = self._planner.source.info.channels
-        # Evaluation asks for batches in inference mode, and a thread without that mode writes Pillow's images here.
+        # Evaluation requests batches in inference mode, and threads without that mode write Pillow's images here.
         with torch.inference_mode(False):
-            images = self._buffers.allocate((len(planned.indices), channels, planned.size, planned.size))
-        status = np.full(len(planned.indices), _UNDECODED, dtype=np.int32)
+            images = self._buffers.allocate((len(plan.indices), channels, plan.size, plan.size))
+        status = np.full(len(plan.indices), _UNDECODED, dtype=np.int32)
         task = pool.submit(
-            planned.shard_buffers,
-            planned.shard_numbers,
-            planned.offsets,
-            planned.lengths,
-            planned.boxes,
-            planned.flips,
-            planned.is_inside,
-            planned.size,
+            plan.shard_buffers,
+            plan.shard_numbers,
+            plan.offsets,
+            plan.lengths,
+            plan.boxes,
+            plan.flips,
+            plan.is_inside,
+            plan.size,
             channels,
             images.numpy(),
             status,
         )
-        pending = PendingBatch(planned, images, status, task, self._timer.finish(0, 0))
-        if not (self._finishers[-1].batch_maker.changes or (planned.lengths == 0).any()):
+        pending = PendingBatch(plan, images, status, task, self._timer.finish(0, 0))
+        # The main thread finishes a batch that needs no Python per image.
+        if not (self._finishers[-1].batch_maker.changes or (plan.lengths == 0).any()):
             return pending
         future = self._get_threads().submit(partial(self._finish, pending))
-        return PendingBatch(planned, images, status, task, pending.planning_time, future)
+        return PendingBatch(plan, images, status, task, pending.planning_time, future)
 
     def _finish(self, pending: PendingBatch, worker: int) -> TimedBatch:
         while not pending.task.wait(POLL_S):  # raises if the pool is closed
@@ -394,24 +389,24 @@ class NativeLoader:
         return self._finishers[worker](pending)
 
     def _wait_for_batch(self, pending: PendingBatch) -> TimedBatch:
-        hang = partial(self._describe_hang, pending)
+        describe_hang = partial(self._describe_hang, pending)
         if pending.future:
-            return wait_for_result(pending.future, self._timeout, hang)
+            return wait_for_result(pending.future, self._timeout, describe_hang)
         was_ready = pending.task.done
-        wait_until(pending.task.wait, self._timeout, hang)
+        wait_until(pending.task.wait, self._timeout, describe_hang)
         made = self._finishers[-1](pending)
-        # Finishing in the main thread would count as a batch that was not ready in time.
-        return made._replace(timing=made.timing._replace(made_s=0.0)) if was_ready else made
+        # The main thread finishes it only now, which must not count as a batch that was not ready.
+        return made._replace(timing=made.timing._replace(finished_at_s=0.0)) if was_ready else made
 
     def _describe_hang(self, pending: PendingBatch) -> str:
-        planned = pending.plan
-        # The extension does not report what it decodes at the moment, only which images are not decoded yet.
-        undecoded = planned.indices[(pending.status == _UNDECODED) & (planned.lengths > 0)]
-        _, position = self._progress.find_worker(planned.number) or (-1, WorkerPosition(-1, -1, -1))
+        plan = pending.plan
+        # The extension does not report the images in progress, only which ones are not decoded yet.
+        undecoded = plan.indices[(pending.status == _UNDECODED) & (plan.lengths > 0)]
+        _, position = self._progress.find_worker(plan.number) or (-1, WorkerPosition(-1, -1, -1))
         sample = position.sample if pending.task.done else next(iter(undecoded.tolist()), -1)
         at = f", at sample {sample}, {self._planner.source.name_of(sample)}" if sample >= 0 else ""
         return (
             f"data.worker_timeout: no batch for {self._timeout}: the native loader hangs in "
-            f"{self._planner.schedule.describe(planned.number)}{at} (check that image and its disk, or raise "
+            f"{self._planner.schedule.describe(plan.number)}{at} (check that image and its disk, or raise "
             f"data.worker_timeout)"
         )

@@ -1,8 +1,7 @@
 """Decode and resize images on the GPU with nvJPEG through torchvision; only file contents are copied to the device.
 
 The pixels differ from the host decoder's in the last bits of the inverse DCT and of resampling. The host decodes files
-that nvJPEG does not support (other formats, CMYK, JPEGs stored as RGB), one by one. A batch with an unreadable file is
-read again as a whole by the host reader, which applies the bad-image policy.
+that nvJPEG does not support: other formats, CMYK, JPEGs stored as RGB.
 """
 
 from collections.abc import Sequence
@@ -41,7 +40,7 @@ class JpegDecoder(Protocol):
 
 @dataclass(frozen=True)
 class TorchvisionDecoder:
-    """torchvision's decoder: nvJPEG on a GPU, libjpeg-turbo on a CPU."""
+    """Decode with nvJPEG on a GPU, with libjpeg-turbo on a CPU."""
 
     device: torch.device
     channels: Literal[1, 3]
@@ -61,15 +60,15 @@ class DeviceDecodeReader:
     """Read samples as `ImageReader` does, but decode and resize on a device; `host` reads the rest."""
 
     def __init__(
-        self, host: ImageReader, source: Source, sizing: Resizer, decoder: JpegDecoder, timer: BatchTimer
+        self, host: ImageReader, source: Source, resizer: Resizer, decoder: JpegDecoder, timer: BatchTimer
     ) -> None:
         self._host = host
         self._source = source
-        self._resizer = sizing
+        self._resizer = resizer
         self._decoder = decoder
         self._timer = timer
         self._stream = _create_stream(decoder.device)
-        self.num_draws = sizing.num_draws
+        self.num_draws = resizer.num_draws
 
     def read(self, indices: Indices, draws: NDArray[np.float64], size: int) -> ReadSamples:
         """Return uint8 [K, C, size, size] on the device, labels int64 [K], and the dropped samples.
@@ -86,7 +85,7 @@ class DeviceDecodeReader:
                 # nvJPEG allocates on this stream but writes on a stream of its own, without waiting: memory that the
                 # allocator reuses must not be read by anything still queued.
                 self._stream.synchronize()
-        read.images.record_stream(current)  # the allocator reuses the memory once this stream has read it
+        read.images.record_stream(current)  # else the allocator could reuse the memory before `current` has read it
         return read
 
     def _read(self, indices: Indices, draws: NDArray[np.float64], size: int) -> ReadSamples:
@@ -95,11 +94,11 @@ class DeviceDecodeReader:
             pictures = self._decode_files([content for content, _ in samples], indices)
         except torch.OutOfMemoryError:
             raise  # else the host would silently read every following batch
-        except (DataError, RuntimeError):
+        except (DataError, RuntimeError):  # an unreadable file: read the whole batch again, by the bad-image policy
             read = self._host.read(indices, draws, size)
             return read._replace(images=read.images.to(self._decoder.device))
-        sized = [self._resizer(picture, draw, size) for picture, draw in zip(pictures, draws, strict=True)]
-        images = torch.stack(sized)
+        resized = [self._resizer(picture, draw, size) for picture, draw in zip(pictures, draws, strict=True)]
+        images = torch.stack(resized)
         self._timer.end_stage("decode")
         labels = torch.tensor([label for _, label in samples], dtype=torch.int64)
         return ReadSamples(images, labels, np.ones(len(indices), dtype=np.bool_))
@@ -110,7 +109,6 @@ class DeviceDecodeReader:
         return sample
 
     def _decode_files(self, contents: Sequence[bytes | NDArray[np.uint8]], indices: Indices) -> list[Tensor]:
-        """Return the upright images, uint8 [C, H, W] each, on the device."""
         channels: Literal[1, 3] = 3 if self._source.info.channels == 3 else 1
         pictures: dict[int, Tensor] = {}
         files: dict[int, tuple[bytes, int]] = {}
@@ -119,13 +117,13 @@ class DeviceDecodeReader:
                 pictures[position] = torch.from_numpy(content.transpose(2, 0, 1).copy())
                 continue
             header = parse_jpeg_header(content)
-            is_known = header is not None and header.components in (1, 3) and not header.is_rgb
-            if header and is_known and header.height * header.width <= MAX_PIXELS:
+            is_supported = header is not None and header.components in (1, 3) and not header.is_rgb
+            if header and is_supported and header.height * header.width <= MAX_PIXELS:
                 files[position] = content, read_orientation(header.exif)
             else:
                 name = self._source.name_of(int(indices[position]))
                 pictures[position] = to_uint8_tensor(decode(content, channels=channels, name=name))
-        if files:
+        if files:  # all at once: nvJPEG decodes a batch
             decoded = self._decoder([file for file, _ in files.values()])
             rotated = [apply_orientation(image, exif) for image, (_, exif) in zip(decoded, files.values(), strict=True)]
             pictures.update(zip(files, rotated, strict=True))
@@ -134,7 +132,7 @@ class DeviceDecodeReader:
 
 @dataclass(frozen=True)
 class DeviceAugment:
-    """Apply `augment` to images on `device`, with draws that lie on the host."""
+    """Apply `augment` to images on `device`, with draws from the host."""
 
     augment: Augment
     device: torch.device
@@ -150,7 +148,7 @@ class DeviceAugment:
 
 
 def apply_orientation(picture: Tensor, exif_orientation: int) -> Tensor:
-    """Rotate and flip [C, H, W] by the EXIF orientation, 1 to 8; other values count as 1."""
+    """Rotate and flip [C, H, W] by the EXIF orientation; values other than 1 to 8 count as 1."""
     match exif_orientation:
         case 2:
             return picture.flip(-1)
@@ -170,7 +168,6 @@ def apply_orientation(picture: Tensor, exif_orientation: int) -> Tensor:
 
 
 def _create_stream(device: torch.device) -> torch.cuda.Stream | None:
-    """Create a CUDA stream for decoding; return None for a device without streams."""
     # torch recycles 32 streams per priority; a priority that nothing else in a run uses keeps this one exclusive.
     return torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 

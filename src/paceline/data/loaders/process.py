@@ -27,7 +27,7 @@ from paceline.data.workers import (
 
 # Batches that each worker prefetches.
 BATCHES_PER_WORKER = 2
-# Seconds that workers have to start: a hundred times what they need.
+# Seconds that workers have to start: a hundred times as long as they take.
 START_TIMEOUT_S = 10.0
 _MAX_START_ATTEMPTS = 4
 
@@ -36,7 +36,7 @@ _MAX_START_ATTEMPTS = 4
 class ProcessLoader:
     """Prefetch batches in worker processes, each batch in one worker.
 
-    If a worker dies, or no batch arrives within `timeout`, raise a `WatchError` that names the sample.
+    Raise a `WatchError` that names the sample if a worker dies, or no batch arrives within `timeout`.
     """
 
     batch_maker: BatchMaker
@@ -49,20 +49,20 @@ class ProcessLoader:
 
     def batches(self, first: int, stop: int) -> Iterator[Batch]:
         """Return an iterator over the batches; the workers end with it."""
-        ahead, workers = self._start_workers(first, stop)
+        prefetched, workers = self._start_workers(first, stop)
         with WorkerSupervisor(
             workers, self.progress, self.timeout, self.batch_maker.schedule.describe, self.name_of
         ) as supervisor:
             try:
                 for number in range(first, stop):
                     self.loader_stats.request_batch(self.progress.num_made - (number - first))
-                    item = supervisor.wait_for(number, ahead)
+                    item = supervisor.wait_for(number, prefetched)
                     if isinstance(item, PacelineError):
                         raise item
                     self.loader_stats.deliver_batch(item.timing)
                     yield item.batch
             finally:
-                del ahead  # DataLoader asks its workers to end; the supervisor kills one that hangs
+                del prefetched  # DataLoader ends its workers; the supervisor kills those that hang
 
     def stats(self) -> LoaderResult | None:
         """Return the timing of all batches so far."""
@@ -72,22 +72,22 @@ class ProcessLoader:
         """Do nothing: workers end with their iterator."""
 
     def _start_workers(self, first: int, stop: int) -> tuple[Iterator[Any], list[BaseProcess]]:
-        """Start the workers; if one does not come up, kill them and start new ones."""
-        # A process forked from one with threads can inherit a held lock that nobody will release: CPython 3.11 takes a
-        # lock before it runs any Python (`_PyThreadState_DeleteExcept`). This is rare, hence the retry.
+        # A process forked from one with threads can inherit a lock that is never released: CPython 3.11 takes one
+        # before it runs any Python (`_PyThreadState_DeleteExcept`). This is rare: kill the workers, and start again.
         for _ in range(_MAX_START_ATTEMPTS):
             self.progress.clear()
             self.loader_stats.start_workers(self._num_workers(first, stop))
+            # DataLoader has no public list of its processes: they are the children that it adds.
             others = set(active_children())
             with preserve_sigchld_handler():
-                ahead = iter(self._build_dataloader(first, stop))
+                prefetched = iter(self._build_dataloader(first, stop))
             workers = [child for child in active_children() if child not in others]
             if wait_for_workers(workers, self.progress, START_TIMEOUT_S):
                 break
             for worker in workers:
                 worker.kill()
                 worker.join()
-        return ahead, workers
+        return prefetched, workers
 
     def _num_workers(self, first: int, stop: int) -> int:
         return min(self.workers, max(1, stop - first))
@@ -108,11 +108,10 @@ class ProcessLoader:
 
 @dataclass(frozen=True)
 class _WorkerDataset:
-    """Return a user error from a worker as a value: DataLoader would wrap it in a traceback."""
-
     batch_maker: BatchMaker
     progress: WorkerProgress
 
+    # A user error is returned, not raised: DataLoader would wrap it in a traceback.
     def __getitem__(self, number: int) -> TimedBatch | PacelineError:
         self.progress.set_batch(number)
         try:

@@ -20,9 +20,11 @@ from paceline.data.timing import BatchTimer
 # Largest split that is converted to channels-first in memory; of a larger one, only each batch is.
 MAX_COPIED_BYTES: Final = 4 * 10**9
 
+Indices = NDArray[np.int64]
+
 
 class ImageStore(Protocol):
-    """Images of one size, gathered by index."""
+    """Images of one size in memory or a mapped file."""
 
     def gather(self, indices: NDArray[np.int64]) -> Tensor:
         """Return uint8 [N, C, H, W] in new memory."""
@@ -36,7 +38,7 @@ class TensorImageStore:
     images: Tensor
 
     def gather(self, indices: NDArray[np.int64]) -> Tensor:
-        """Return uint8 [N, C, H, W] in new memory."""
+        """Return uint8 [N, C, H, W]."""
         return self.images.index_select(0, torch.from_numpy(indices))  # on CIFAR-10 several times faster than indexing
 
 
@@ -47,27 +49,24 @@ class MappedImageStore:
     images: NDArray[np.uint8]
 
     def gather(self, indices: NDArray[np.int64]) -> Tensor:
-        """Return uint8 [N, C, H, W] in new memory."""
+        """Return uint8 [N, C, H, W]."""
         return torch.from_numpy(self.images[indices]).permute(0, 3, 1, 2).contiguous()
 
 
 def build_image_store(
     source: ArraySource, max_copied_bytes: int = MAX_COPIED_BYTES
 ) -> TensorImageStore | MappedImageStore:
-    """Choose the faster storage of `source` whose copy takes at most `max_copied_bytes`."""
+    """Build the faster store of `source` whose copy takes at most `max_copied_bytes`."""
     if source.images.nbytes > max_copied_bytes:
         return MappedImageStore(source.images)
     return TensorImageStore(torch.from_numpy(np.ascontiguousarray(source.images.transpose(0, 3, 1, 2))))
 
 
-Indices = NDArray[np.int64]
-
-
 class ReadSamples(NamedTuple):
     """Samples read for N indices: K uint8 images [K, C, size, size] and their labels int64 [K].
 
-    `is_kept`, bool [N], is false for unreadable samples that were dropped. `bad` lists the different unreadable
-    samples, in order of occurrence.
+    `is_kept`, bool [N], is false for unreadable samples that were dropped. `bad` lists the distinct unreadable samples,
+    in order of occurrence.
     """
 
     images: Tensor
@@ -77,14 +76,11 @@ class ReadSamples(NamedTuple):
 
 
 class SampleReader(Protocol):
-    """Read samples as uint8 [N, C, size, size] and labels as int64 [N], with `num_draws` draws per sample.
-
-    The size, in pixels, may differ between calls.
-    """
+    """Read samples as uint8 images of `size` pixels squared, which may differ between calls."""
 
     @property
     def num_draws(self) -> int:
-        """Number of draws per sample."""
+        """Number of uniform draws per sample."""
         ...
 
     def read(self, indices: Indices, draws: NDArray[np.float64], size: int) -> ReadSamples:
@@ -93,16 +89,13 @@ class SampleReader(Protocol):
 
 
 class ArrayReader:
-    """Gather raw pixels of one size, a whole batch at once.
-
-    `timer` charges gathering to reading and resizing to decoding.
-    """
+    """Gather raw pixels of one size, a whole batch at once."""
 
     num_draws = 0
 
-    def __init__(self, pixels: ImageStore, labels: NDArray[np.int64], timer: BatchTimer) -> None:
+    def __init__(self, store: ImageStore, labels: NDArray[np.int64], timer: BatchTimer) -> None:
         self._timer = timer
-        self._store = pixels
+        self._store = store
         self._labels = torch.from_numpy(labels)
 
     def read(self, indices: Indices, draws: NDArray[np.float64], size: int) -> ReadSamples:
@@ -111,47 +104,45 @@ class ArrayReader:
         self._timer.end_read(images.nbytes)
         if images.shape[-2:] != (size, size):
             images = F.resize(images, [size, size], antialias=True)
-            self._timer.end_stage("decode")
+            self._timer.end_stage("decode")  # which includes resizing
         return ReadSamples(images, self._labels[torch.from_numpy(indices)], np.ones(len(indices), dtype=np.bool_))
 
 
 class CropFlipArrayReader:
-    """Gather images as `ArrayReader` does, and crop and flip them with `move` in the same pass."""
+    """Gather, crop and flip images of one size in one pass."""
 
     def __init__(
-        self, pixels: TensorImageStore, labels: NDArray[np.int64], move: FusedCropFlip, timer: BatchTimer
+        self, store: TensorImageStore, labels: NDArray[np.int64], crop_flip: FusedCropFlip, timer: BatchTimer
     ) -> None:
-        self._array_reader = ArrayReader(pixels, labels, timer)
+        self._array_reader = ArrayReader(store, labels, timer)
         self._timer = timer
-        self._images = pixels.images.numpy()
+        self._images = store.images.numpy()
         self._labels = torch.from_numpy(labels)
-        self._crop_flip = move
-        self.num_draws = move.num_draws
+        self._crop_flip = crop_flip
+        self.num_draws = crop_flip.num_draws
 
     def read(self, indices: Indices, draws: NDArray[np.float64], size: int) -> ReadSamples:
         """Return (uint8 [N, C, size, size], int64 [N])."""
         if not self._crop_flip.supports(size, size) or self._images.shape[-2:] != (size, size):
+            # Resize before cropping, so that padding is in pixels of the model's input.
             read = self._array_reader.read(indices, draws, size)
-            moved = read._replace(images=self._crop_flip(read.images, torch.from_numpy(draws)))
+            cropped = read._replace(images=self._crop_flip(read.images, torch.from_numpy(draws)))
             self._timer.end_stage("augment")
-            return moved
+            return cropped
         images = self._crop_flip.gather(self._images, indices, draws)
         self._timer.end_read(images.nbytes)
         return ReadSamples(images, self._labels[torch.from_numpy(indices)], np.ones(len(indices), dtype=np.bool_))
 
 
 class ImageReader:
-    """Decode and resize samples one by one; `bad_image_policy` is the policy for unreadable ones.
+    """Decode and resize samples one by one; `bad_image_policy` is for unreadable ones."""
 
-    A replacement comes with its own label and with the draws of the requested sample.
-    """
-
-    def __init__(self, source: Source, sizing: Resizer, bad_image_policy: BadImagePolicy, timer: BatchTimer) -> None:
+    def __init__(self, source: Source, resizer: Resizer, bad_image_policy: BadImagePolicy, timer: BatchTimer) -> None:
         self._source = source
         self._timer = timer
-        self._resizer = sizing
+        self._resizer = resizer
         self._bad_image_policy = bad_image_policy
-        self.num_draws = sizing.num_draws
+        self.num_draws = resizer.num_draws
 
     def read(self, indices: Indices, draws: NDArray[np.float64], size: int) -> ReadSamples:
         """Return (uint8 [K, C, size, size], int64 [K]) and the dropped samples."""
@@ -161,8 +152,8 @@ class ImageReader:
             sample = self._read_or_substitute(index, bad)
             is_kept.append(sample is not None)
             if sample is not None:
-                picture, label = sample
-                images.append(self._resizer(picture, draw, size))
+                image, label = sample
+                images.append(self._resizer(image, draw, size))
                 self._timer.end_stage("decode")
                 labels.append(label)
         empty = torch.empty(0, self._channels, size, size, dtype=torch.uint8)
@@ -174,22 +165,22 @@ class ImageReader:
         )
 
     def _read_or_substitute(self, index: int, bad: dict[int, BadImage]) -> tuple[ImageOrTensor, int] | None:
-        """Return the sample or its first readable replacement, with the label; add unreadable ones to `bad`."""
-        at: int | None = index
-        while at is not None:
+        # A replacement comes with its own label, and with the draws of the requested sample.
+        current: int | None = index
+        while current is not None:
             try:
-                content, label = self._source.read(at)
+                content, label = self._source.read(current)
                 self._timer.end_read(len(content) if isinstance(content, bytes) else content.nbytes)
-                return self._decode(content, at), label
+                return self._decode(content, current), label
             except DataError as error:
-                bad.setdefault(at, BadImage.from_error(at, self._source.name_of(at), error))
-                at = self._bad_image_policy(at, len(self._source), bad, error)
+                bad.setdefault(current, BadImage.from_error(current, self._source.name_of(current), error))
+                current = self._bad_image_policy(current, len(self._source), bad, error)
         return None
 
     def _decode(self, content: bytes | NDArray[np.uint8], index: int) -> ImageOrTensor:
         if isinstance(content, bytes):
             return decode(content, channels=self._channels, name=self._source.name_of(index))
-        return torch.from_numpy(content.transpose(2, 0, 1).copy())
+        return torch.from_numpy(content.transpose(2, 0, 1).copy())  # a copy: the source's array may be read-only
 
     @property
     def _channels(self) -> Literal[1, 3]:

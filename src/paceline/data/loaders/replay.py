@@ -1,6 +1,6 @@
 """Replay the first batches repeatedly, to measure training without the cost of loading.
 
-The weights of such a run are meaningless. With progressive resizing all steps have the image sizes of the first ones.
+The weights of such a run are meaningless, and with progressive resizing all steps have the first image sizes.
 Device-side augmentation runs on every repetition.
 """
 
@@ -20,8 +20,7 @@ NUM_REPLAYED_BATCHES: Final = 4
 class ReplayLoader:
     """Yield the first `num_batches` batches of `loader` repeatedly, each as `store` returns it.
 
-    All are made before the first is yielded; then the workers of `loader` end. The kept batches must not be modified in
-    place. Bad samples are reported once.
+    They must not be modified in place.
     """
 
     loader: Loader
@@ -29,11 +28,12 @@ class ReplayLoader:
     store: Callable[[Batch], Batch]
 
     def batches(self, first: int, stop: int) -> Iterator[Batch]:
-        """Return an iterator over `stop - first` batches, made like those from number `first` on."""
+        """Return an iterator over `stop - first` batches, repeating those from number `first` on."""
         made = self.loader.batches(first, min(stop, first + self.num_batches))
         stored = [self.store(batch) for batch in made]
-        self.loader.close()
+        self.loader.close()  # before the first batch, so that no worker runs beside the measured steps
         yield from stored
+        # Report bad samples once.
         repeated = [replace(batch, bad=()) for batch in stored]
         for number in range(first + len(stored), stop):
             yield repeated[(number - first) % len(repeated)]
@@ -48,5 +48,5 @@ class ReplayLoader:
 
 
 def keep_on_host(batch: Batch) -> Batch:
-    """Return the batch unchanged: it stays on the host, in page-locked memory if a GPU is used."""
+    """Return the batch unchanged."""
     return batch

@@ -21,6 +21,10 @@ from paceline.data.timing import LoaderStats
 from paceline.data.workers import POLL_S, WorkerPosition, WorkerProgress
 
 ResultT = TypeVar("ResultT")
+FutureT = TypeVar("FutureT")
+
+# Batches that each thread prefetches.
+BATCHES_PER_THREAD = 2
 # Seconds to wait for threads that should end: far longer than one batch takes, unless a thread hangs.
 _JOIN_TIMEOUT_S: Final = 2.0
 _CallQueue = SimpleQueue[tuple["Future[Any]", Callable[[int], Any]] | None]
@@ -29,7 +33,7 @@ _CallQueue = SimpleQueue[tuple["Future[Any]", Callable[[int], Any]] | None]
 class ThreadPool(Generic[ResultT]):
     """`num` threads that live until `close`, garbage collection or interpreter exit.
 
-    Each thread computes on one core, whatever torch uses elsewhere. A thread that hangs is abandoned.
+    Each computes on one core, whatever torch uses elsewhere. A thread that hangs is abandoned.
     """
 
     def __init__(self, num: int, name: str) -> None:
@@ -49,15 +53,15 @@ class ThreadPool(Generic[ResultT]):
         num_cores = torch.get_num_threads()
         for thread in threads:
             thread.start()
-        started.wait()
+        started.wait()  # until every thread has set its own value
         torch.set_num_threads(num_cores)  # a new thread inherits the value that any thread has set last
         # Runs at interpreter exit too: a thread inside torch after Python is gone would abort the process.
         self._finalizer = weakref.finalize(self, _shut_down, self._calls, threads, ended, self._pid)
 
     @property
     def is_in_this_process(self) -> bool:
-        """Whether the threads belong to this process: a forked child has none."""
-        return self._pid == os.getpid()
+        """Whether the threads belong to this process."""
+        return self._pid == os.getpid()  # fork copies only the calling thread
 
     def submit(self, call: Callable[[int], ResultT]) -> "Future[ResultT]":
         """Queue `call`, which gets the number of its thread; return its future."""
@@ -73,17 +77,18 @@ class ThreadPool(Generic[ResultT]):
 def _shut_down(
     calls: _CallQueue, threads: Sequence[threading.Thread], ended: Sequence["Future[None]"], pid: int
 ) -> None:
-    if pid != os.getpid():
+    if pid != os.getpid():  # a forked child runs its parent's finalizers too
         return
     try:
         while (queued := calls.get_nowait()) is not None:
             queued[0].cancel()
     except Empty:
         pass
-    for _ in threads:
+    for _ in threads:  # one end mark for each
         calls.put(None)
     wait(ended, _JOIN_TIMEOUT_S)
     for thread, end in zip(threads, ended, strict=True):
+        # The finalizer may run in a thread of the pool, by garbage collection.
         if end.done() and thread is not threading.current_thread():
             thread.join()
 
@@ -103,11 +108,8 @@ def _run_calls(number: int, calls: _CallQueue, started: threading.Barrier, ended
     ended.set_result(None)
 
 
-FutureT = TypeVar("FutureT")
-
-
 def wait_until(is_done: Callable[[float], bool], timeout: Duration, describe_failure: Callable[[], str]) -> None:
-    """Call `is_done` with short waits in seconds until it returns true.
+    """Call `is_done` with waits of at most `POLL_S` seconds until it returns true.
 
     Raise `WatchError` with the text of `describe_failure` after `timeout`.
     """
@@ -120,19 +122,15 @@ def wait_until(is_done: Callable[[float], bool], timeout: Duration, describe_fai
 
 def wait_for_result(future: "Future[FutureT]", timeout: Duration, describe_failure: Callable[[], str]) -> FutureT:
     """Wait for a future as `wait_until` does, and return its result."""
-    wait_until(lambda within_s: bool(wait([future], within_s).done), timeout, describe_failure)
+    wait_until(lambda wait_s: bool(wait([future], wait_s).done), timeout, describe_failure)
     return future.result()
-
-
-# Batches that each thread prefetches.
-BATCHES_PER_THREAD = 2
 
 
 class ThreadLoader:
     """Prefetch batches in threads, each batch in one thread with one of the `batch_makers`.
 
     The threads start with the first batch and live until `close`. If no batch arrives within `timeout`, raise a
-    `WatchError` that names the sample; a hanging thread cannot be killed, but does not block the run's exit.
+    `WatchError` that names the sample.
     """
 
     def __init__(
@@ -160,19 +158,19 @@ class ThreadLoader:
         if self._pool is None or not self._pool.is_in_this_process:
             self._pool = ThreadPool(len(self._batch_makers), "loader")
         self._loader_stats.start_workers(len(self._batch_makers))
-        ahead: deque[Future[TimedBatch]] = deque()
+        prefetched: deque[Future[TimedBatch]] = deque()
         try:
             for number in range(first, stop):
                 for following in range(
-                    number + len(ahead), min(stop, number + BATCHES_PER_THREAD * len(self._batch_makers))
+                    number + len(prefetched), min(stop, number + BATCHES_PER_THREAD * len(self._batch_makers))
                 ):
-                    ahead.append(self._pool.submit(partial(self._make, following)))
-                self._loader_stats.request_batch(sum(future.done() for future in ahead))
-                made = wait_for_result(ahead.popleft(), self._timeout, partial(self._describe_hang, number))
+                    prefetched.append(self._pool.submit(partial(self._make, following)))
+                self._loader_stats.request_batch(sum(future.done() for future in prefetched))
+                made = wait_for_result(prefetched.popleft(), self._timeout, partial(self._describe_hang, number))
                 self._loader_stats.deliver_batch(made.timing)
                 yield made.batch
         finally:
-            for future in ahead:
+            for future in prefetched:
                 future.cancel()
 
     def stats(self) -> LoaderResult | None:
