@@ -30,7 +30,7 @@ class BadImage:
 
     @classmethod
     def from_error(cls, index: int, name: str, error: DataError) -> "BadImage":
-        """Build it from the `error` that reading sample `index` raised."""
+        """Build from the `error` of reading sample `index`."""
         return cls(index, name, error.reason if isinstance(error, ImageError) else str(error))
 
 
@@ -55,13 +55,13 @@ class FailOnBadImage:
 
 @dataclass(frozen=True)
 class SubstituteNext:
-    """Replace a bad image with the next sample of the split. Raise `DataError` above `limit` bad images per batch."""
+    """Replace a bad image with the next sample; raise `DataError` above `limit` bad images per batch."""
 
     limit: int
 
     # The replacement depends on the data alone: it is the same for any number of ranks and workers, and after a resume.
     def __call__(self, index: int, num_images: int, bad: Mapping[int, BadImage], error: DataError) -> int | None:
-        """Return the next index, wrapping around at the end of the split."""
+        """Return the next index of the split, wrapping around."""
         if len(bad) > self.limit or len(bad) == num_images:
             unreadable = (
                 f"all {num_images:,} images" if len(bad) == num_images else f"{count(len(bad), 'image')} of a batch"
@@ -82,7 +82,8 @@ class SkipBadImage:
 
 
 def build_bad_image_policy(data: Data, purpose: Literal["train", "eval"]) -> BadImagePolicy:
-    """Build the policy that `data.on_bad_image` selects for training or evaluation."""
+    """Build the policy of `data.on_bad_image`."""
+    # Training needs full batches; in an evaluation a substitute would count twice.
     match data.on_bad_image, purpose:
         case "fail", _:
             return FailOnBadImage()

@@ -1,8 +1,7 @@
 """Decode image files to 8-bit pixels with Pillow, and parse image headers without decoding. Torch-free.
 
-EXIF orientation is applied, and ignored if it is not 1 to 8. Alpha is dropped, not blended with a background. Only the
-first frame of an animation is read. 16-bit gray is scaled to 8 bits (Pillow alone would clip it). Color profiles are
-not applied.
+EXIF orientations 1 to 8 are applied. Alpha is dropped, not blended. Only the first frame of an animation is read.
+16-bit gray is scaled to 8 bits; Pillow alone would clip it. Color profiles are not applied.
 """
 
 import re
@@ -31,26 +30,40 @@ MAX_PIXELS = 128_000_000
 # Most scans of a JPEG that is decoded, as in the native extension; encoders write about ten. Pillow walks over all
 # blocks for each scan, so 10 kB of empty scans would cost minutes.
 MAX_SCANS = 100
+# 16-bit pixels that are scaled at a time.
 _STRIP_PIXELS = 1 << 20
+
+# JPEG markers: ITU-T T.81, annex B (https://www.w3.org/Graphics/JPEG/itu-t81.pdf).
+_JPEG_START: Final = b"\xff\xd8"
+# Any marker but those inside of a scan (stuffing, fill, RST).
 _MARKER = re.compile(rb"\xff[\x01-\xcf\xd8-\xfe]")
-_SOS, _EOI = 0xDA, 0xD9
-# JPEG markers without a length field: TEM and SOI. `_MARKER` does not match those that end no scan (stuffing, fill,
-# RST).
+_START_OF_SCAN: Final = 0xDA
+_END_OF_IMAGE: Final = 0xD9
+# Markers without a length field: TEM and SOI.
 _MARKERS_WITHOUT_LENGTH = {0x01, 0xD8}
+# Start-of-frame markers that decoders support: baseline, extended and progressive with Huffman coding.
+_SUPPORTED_FRAMES: Final = frozenset({0xC0, 0xC1, 0xC2})
+_APP1: Final = 0xE1
+_EXIF_SIGNATURE: Final = b"Exif\0\0"
+_APP14: Final = 0xEE
+_ADOBE_SIGNATURE: Final = b"Adobe"
+# Offset of the color transform in Adobe's segment; 0: stored without one (ITU-T T.872, 6.5.3,
+# https://www.itu.int/rec/T-REC-T.872).
+_ADOBE_TRANSFORM_OFFSET: Final = 11
 
 
 class _FileFormat(NamedTuple):
-    """A file format and its Pillow plug-in, which may warn about files that contain `warns_at`; None: never."""
+    """A file signature and its Pillow plug-in, which warns only about files with `warning_marker`; None: never."""
 
     signature: re.Pattern[bytes]
     plugin: type[ImageFile]
-    warns_at: bytes | None
+    warning_marker: bytes | None
 
 
 # The plug-ins are called directly, not through Image.open: the pixel limit is then not Pillow's process-wide one,
 # and a data set cannot reach Pillow's forty other formats, which are less used and less tested.
 _FORMATS = (
-    _FileFormat(re.compile(rb"\xff\xd8\xff"), JpegImageFile, b"Exif\0\0"),
+    _FileFormat(re.compile(rb"\xff\xd8\xff"), JpegImageFile, _EXIF_SIGNATURE),
     _FileFormat(re.compile(rb"\x89PNG\r\n\x1a\n"), PngImageFile, b"acTL"),
     _FileFormat(re.compile(rb"RIFF.{4}WEBP", re.DOTALL), WebPImageFile, None),
     _FileFormat(re.compile(rb"BM"), BmpImageFile, None),
@@ -71,7 +84,7 @@ _TRANSPOSE_BY_ORIENTATION = {
 
 
 class ImageHeader(NamedTuple):
-    """Header of an image file: `JPEG`, `JPEG, progressive` or `PNG`, and upright height and width in pixels."""
+    """File format, such as `PNG` or `JPEG, progressive`, and upright height and width in pixels."""
 
     format: str
     height: int
@@ -79,10 +92,10 @@ class ImageHeader(NamedTuple):
 
 
 def decode(data: bytes, *, channels: Literal[1, 3], name: str) -> Image.Image:
-    """Decode an image file upright: mode `L` for 1 channel, `RGB` for 3, 8 bits per sample.
+    """Decode a JPEG, PNG, WebP, BMP, GIF, TIFF, PPM or PGM file upright, to mode `L` for 1 channel or `RGB` for 3.
 
-    Reads JPEG, PNG, WebP, BMP, GIF, TIFF, PPM and PGM. `name` identifies the file in messages. Raise `ImageError` if
-    the file is empty, broken, of another format, larger than `MAX_PIXELS`, or has 32-bit samples.
+    Raise `ImageError`, with `name`, if the file is empty, broken, of another format, larger than `MAX_PIXELS`, or has
+    32-bit samples.
     """
     if not data:
         raise ImageError(name, "is empty (0 bytes)", "remove it or replace it")
@@ -92,8 +105,7 @@ def decode(data: bytes, *, channels: Literal[1, 3], name: str) -> Image.Image:
         image = _convert_mode(file, "L" if channels == 1 else "RGB")
         return image if transpose is None else image.transpose(transpose)
     except Exception as error:  # a broken file makes Pillow raise nearly anything, SyntaxError included
-        reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
-        raise ImageError(name, f"cannot be decoded: {reason}", "remove it or replace it") from error
+        raise _build_image_error(name, error) from error
 
 
 def read_image_header(data: bytes, *, name: str) -> ImageHeader:
@@ -107,41 +119,44 @@ def read_image_header(data: bytes, *, name: str) -> ImageHeader:
         form = f"{file.format}{', progressive' if file.info.get('progressive') else ''}"
         return ImageHeader(form, height, width)
     except Exception as error:  # as in `decode`
-        reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
-        raise ImageError(name, f"cannot be decoded: {reason}", "remove it or replace it") from error
+        raise _build_image_error(name, error) from error
+
+
+def _build_image_error(name: str, error: Exception) -> ImageError:
+    reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+    return ImageError(name, f"cannot be decoded: {reason}", "remove it or replace it")
 
 
 def _load_pixels(data: bytes) -> ImageFile:
     kind = _detect_format(data)
     if kind.plugin is JpegImageFile and _has_more_scans(data, MAX_SCANS):
         raise ValueError(f"it has more than {MAX_SCANS} scans")
-    if kind.warns_at is None or kind.warns_at not in data:
+    if kind.warning_marker is None or kind.warning_marker not in data:
         image = _check_header(kind.plugin(BytesIO(data)))
     else:
         # Ignore warnings about metadata that is not used. Warning filters are process-wide: one thread at a time.
         with _WARNING_FILTER_LOCK, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             image = _check_header(kind.plugin(BytesIO(data)))
-            if kind.plugin is not JpegImageFile:  # the JPEG plug-in warns in its header only, so decoding needs no lock
+            if kind.plugin is not JpegImageFile:  # which warns only about the header, so it decodes without the lock
                 image.load()
     image.load()
     return image
 
 
 def _has_more_scans(data: bytes, limit: int) -> bool:
-    """Count the scans of a JPEG up to its end marker; trailing data, such as a video, is ignored."""
-    if data.count(b"\xff\xda") <= limit:
+    if data.count(b"\xff\xda") <= limit:  # fast, and never too low: thumbnails and trailing data count as well
         return False
-    num_scans = at = 0
-    while match := _MARKER.search(data, at):
-        marker, at = data[match.end() - 1], match.end()
-        if marker == _EOI:
+    num_scans = offset = 0
+    while match := _MARKER.search(data, offset):
+        marker, offset = data[match.end() - 1], match.end()
+        if marker == _END_OF_IMAGE:  # what follows, such as the video of a motion photo, is not decoded
             break
-        num_scans += marker == _SOS
+        num_scans += marker == _START_OF_SCAN
         if num_scans > limit:
             return True
         if marker not in _MARKERS_WITHOUT_LENGTH:  # skip the segment: it may hold a thumbnail with scans of its own
-            at += int.from_bytes(data[at : at + 2])
+            offset += int.from_bytes(data[offset : offset + 2])
     return False
 
 
@@ -164,33 +179,32 @@ def _check_header(image: ImageFile) -> ImageFile:
 
 def _convert_mode(image: ImageFile, mode: Literal["L", "RGB"]) -> Image.Image:
     if image.mode.startswith("I"):
-        grey = _scale_16_bit(image)
-        return grey if mode == "L" else grey.convert(mode)
+        gray = _scale_16_bit(image)
+        return gray if mode == "L" else gray.convert(mode)
     # Pillow would carry a transparent color over to the new mode, and warn if it cannot.
     image.info.pop("transparency", None)
     return image if image.mode == mode else image.convert(mode)
 
 
 def _scale_16_bit(image: Image.Image) -> Image.Image:
-    """Scale 16-bit gray to 8 bits, and close `image`."""
-    # In strips: the 32-bit values of a whole image of 128 Mpx took 1.75 GB, now 660 MB in all as RGB (measured).
+    # In strips: with the 32-bit values of all 128 Mpx at once this took 1.75 GB, and takes 660 MB (measured, as RGB).
     width, height = image.size
-    grey = np.empty((height, width), np.uint8)
+    gray = np.empty((height, width), np.uint8)
     num_rows = max(1, _STRIP_PIXELS // width)
     for top in range(0, height, num_rows):
         bottom = min(top + num_rows, height)
         wide = np.asarray(image.crop((0, top, width, bottom))).astype(np.uint32)
-        wide += 128
+        wide += 128  # 65535 / 257 = 255; adding half the divisor rounds to nearest
         wide //= 257
-        grey[top:bottom] = wide
-    image.close()
-    return Image.frombuffer("L", (width, height), grey, "raw", "L", 0, 1)
+        gray[top:bottom] = wide
+    image.close()  # frees the 16-bit pixels before the caller converts to RGB
+    return Image.frombuffer("L", (width, height), gray, "raw", "L", 0, 1)
 
 
 def read_orientation(exif: bytes) -> int:
-    """Return tag 0x0112 (orientation) of an EXIF block, or 1 if it is absent or invalid."""
+    """Return the orientation (tag 0x0112) of an EXIF block, or 1 if it is absent or invalid."""
     # Pillow's own reader parses every tag, and warns or raises about broken ones that do not matter here.
-    tiff = exif.removeprefix(b"Exif\0\0")
+    tiff = exif.removeprefix(_EXIF_SIGNATURE)
     order = {b"II": "<", b"MM": ">"}.get(tiff[:2])
     if order is None:
         return 1
@@ -206,24 +220,10 @@ def read_orientation(exif: bytes) -> int:
     return 1
 
 
-# JPEG markers: ITU-T T.81, annex B (https://www.w3.org/Graphics/JPEG/itu-t81.pdf).
-_JPEG_START: Final = b"\xff\xd8"
-# Start-of-frame markers that decoders support: baseline, extended and progressive with Huffman coding.
-_SUPPORTED_FRAMES: Final = frozenset({0xC0, 0xC1, 0xC2})
-_START_OF_SCAN: Final = 0xDA
-_APP1: Final = 0xE1
-_EXIF_SIGNATURE: Final = b"Exif\0\0"
-_APP14: Final = 0xEE
-_ADOBE_SIGNATURE: Final = b"Adobe"
-# Offset of the color transform in Adobe's segment; 0: stored without one (ITU-T T.872, 6.5.3,
-# https://www.itu.int/rec/T-REC-T.872).
-_ADOBE_TRANSFORM_OFFSET: Final = 11
-
-
 class JpegHeader(NamedTuple):
     """Stored height and width in pixels, number of color components, and the EXIF block or b"".
 
-    `is_rgb`: the colors may be stored as RGB, not as luminance and two differences.
+    With `is_rgb`, the colors may be RGB, not YCbCr.
     """
 
     height: int
@@ -234,30 +234,30 @@ class JpegHeader(NamedTuple):
 
 
 def parse_jpeg_header(data: bytes) -> JpegHeader | None:
-    """Parse a JPEG header; return None if `data` is not a JPEG with 8 bits per sample, or its header is damaged."""
+    """Parse a JPEG header; return None if it is damaged, or `data` is not a JPEG with 8 bits per sample."""
     if not data.startswith(_JPEG_START):
         return None
-    at, exif, is_rgb = len(_JPEG_START), b"", False
+    offset, exif, is_rgb = len(_JPEG_START), b"", False
     try:
-        while data[at] == 0xFF:
-            marker = data[at + 1]
+        while data[offset] == 0xFF:
+            marker = data[offset + 1]
             if marker == 0xFF:  # fill bytes may precede a marker
-                at += 1
+                offset += 1
                 continue
             if marker == _START_OF_SCAN:
                 return None
-            (length,) = struct.unpack_from(">H", data, at + 2)
-            body = data[at + 4 : at + 2 + length]
+            (length,) = struct.unpack_from(">H", data, offset + 2)
+            body = data[offset + 4 : offset + 2 + length]
             if marker in _SUPPORTED_FRAMES:
                 bits, height, width, components = struct.unpack_from(">BHHB", body)
-                is_rgb |= body[6:15:3] == b"RGB"  # the names of the components
+                is_rgb |= body[6:15:3] == b"RGB"  # the ids of the components
                 return JpegHeader(height, width, components, exif, is_rgb and components == 3) if bits == 8 else None
             if marker == _APP1 and body.startswith(_EXIF_SIGNATURE) and not exif:
                 exif = body
             is_rgb |= (
                 marker == _APP14 and body.startswith(_ADOBE_SIGNATURE) and body[_ADOBE_TRANSFORM_OFFSET:][:1] == b"\0"
             )
-            at += 2 + length
-    except (IndexError, struct.error):
+            offset += 2 + length
+    except (IndexError, struct.error):  # the header is truncated
         pass
     return None

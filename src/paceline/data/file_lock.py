@@ -25,12 +25,13 @@ class FileLock:
     descriptor: int
     pid: int
 
+    # flock(2): converting a lock is not atomic, the kernel releases the old one first.
     def try_make_exclusive(self) -> bool:
-        """Try to make the lock exclusive; if this fails, no lock is held any more."""
+        """Try to make the lock exclusive; on failure, no lock is held any more."""
         return _flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def make_shared(self) -> None:
-        """Make the lock shared. Another process may have held it exclusively, and removed the file, in between."""
+        """Make the lock shared; another process may lock and remove the file in between."""
         _flock(self.descriptor, fcntl.LOCK_SH)
 
     @property
@@ -39,7 +40,7 @@ class FileLock:
         return _is_file_at(self.path, self.descriptor)
 
     def close(self) -> None:
-        """Release the lock; in a forked child, leave it to the parent."""
+        """Release the lock; a forked child only closes its descriptor."""
         if self.descriptor < 0:
             return
         if self.pid == os.getpid():
@@ -54,7 +55,7 @@ class FileLock:
 
 
 def acquire_file_lock(path: Path, *, is_exclusive: bool, should_wait: bool) -> FileLock | None:
-    """Lock the file `path`, which is created if needed; return None if others hold it and `should_wait` is false.
+    """Create the file `path` if needed and lock it; return None if it is locked and `should_wait` is false.
 
     Raise `OSError` if the file cannot be created, is a link, or belongs to another user.
     """
@@ -79,7 +80,7 @@ def _flock(descriptor: int, operation: int) -> bool:
     except BlockingIOError:
         return False
     except OSError as error:
-        if error.errno not in NO_LOCKS:
+        if error.errno not in NO_LOCKS:  # else the file system has no locks: behave as if locked
             raise
     return True
 
@@ -95,32 +96,32 @@ def _is_file_at(path: Path, descriptor: int) -> bool:
 def create_folder_atomically(out: Path, suffix: str, lock_name: str) -> Iterator[Path]:
     """Yield an empty folder `.NAME.SUFFIX` beside `out` and rename it to `out`; remove it on any error.
 
-    `lock_name` is the name of the lock file in it. Raise `DataError` if another process holds the lock, or if the
-    folder was not left by an earlier call. Raise `FileExistsError` if `out` exists at the end.
+    It has a lock file `lock_name`. Raise `DataError` if another process holds that lock, or an earlier call did not
+    leave the folder. Raise `FileExistsError` if `out` exists at the end.
     """
-    beside = out.with_name(f".{out.name}.{suffix}")
+    temporary = out.with_name(f".{out.name}.{suffix}")
     try:
-        make_folder(beside, parents=True)
+        make_folder(temporary, parents=True)
     except RefusedFileError as error:
-        raise DataError(f"{printable(beside)}: {error.strerror} (remove it, or write elsewhere)") from error
+        raise DataError(f"{printable(temporary)}: {error.strerror} (remove it, or write elsewhere)") from error
     # The lock file identifies what a killed call has left; any other folder of that name belongs to the user.
-    names = sorted(path.name for path in beside.iterdir())
+    names = sorted(path.name for path in temporary.iterdir())
     if names and lock_name not in names:
         raise DataError(
-            f"{printable(beside)}: holds {printable(names[0])}, which no earlier attempt has left (move it away, or "
+            f"{printable(temporary)}: holds {printable(names[0])}, which no earlier attempt has left (move it away, or "
             f"write elsewhere)"
         )
-    lock = acquire_file_lock(beside / lock_name, is_exclusive=True, should_wait=False)
+    lock = acquire_file_lock(temporary / lock_name, is_exclusive=True, should_wait=False)
     if lock is None:
-        raise DataError(f"{printable(beside)}: another process is writing it (wait for it, or end it)")
+        raise DataError(f"{printable(temporary)}: another process is writing it (wait for it, or end it)")
     with contextlib.closing(lock):
         try:
-            for each in beside.iterdir():
-                if each.name != lock_name:
-                    shutil.rmtree(each) if each.is_dir() and not each.is_symlink() else each.unlink()
-            yield beside
-            move_without_overwriting(beside, out)
+            for entry in temporary.iterdir():
+                if entry.name != lock_name:
+                    shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+            yield temporary
+            move_without_overwriting(temporary, out)
         except BaseException:
-            shutil.rmtree(beside, ignore_errors=True)
+            shutil.rmtree(temporary, ignore_errors=True)
             raise
-        (out / lock_name).unlink()  # last, so that the folder of a killed call stays recognizable
+        (out / lock_name).unlink()  # after the rename, so that the folder of a killed call stays recognizable

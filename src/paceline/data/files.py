@@ -10,6 +10,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
+# Browsers and Windows also use the last three.
+JPEG_EXTENSIONS: Final = frozenset({"jpg", "jpeg", "jpe", "jfif", "jfi"})
+IMAGE_EXTENSIONS: Final = JPEG_EXTENSIONS | {"png", "bmp", "gif", "webp", "tif", "tiff", "ppm", "pgm"}
+# Larger samples are treated as damage.
+MAX_SAMPLE_BYTES = 2**30
+_MAX_EXTENSIONS_SHOWN: Final = 5
+_MAX_OPEN_FILES = 256
+
 
 def expand_path(text: str) -> Path:
     """Expand `~` in a path if there is a home folder."""
@@ -17,12 +25,12 @@ def expand_path(text: str) -> Path:
 
 
 def is_folder(path: Path) -> bool:
-    """Return whether `path` is a folder, False if that cannot be determined."""
+    """Return whether `path` is a folder; False if that cannot be determined."""
     return os.path.isdir(path)  # noqa: PTH112 - the method raises if a parent folder is not searchable
 
 
 def is_file(path: Path) -> bool:
-    """Return whether `path` is a regular file, False if that cannot be determined."""
+    """Return whether `path` is a regular file; False if that cannot be determined."""
     return os.path.isfile(path)  # noqa: PTH113 - as above
 
 
@@ -39,12 +47,6 @@ def printable_lines(text: str) -> str:
     return "\n".join(map(printable, text.split("\n")))
 
 
-# Browsers and Windows also use the last three.
-JPEG_EXTENSIONS: Final = frozenset({"jpg", "jpeg", "jpe", "jfif", "jfi"})
-IMAGE_EXTENSIONS: Final = JPEG_EXTENSIONS | {"png", "bmp", "gif", "webp", "tif", "tiff", "ppm", "pgm"}
-_MAX_KINDS_SHOWN: Final = 5
-
-
 def has_image_extension(name: str) -> bool:
     """Return whether `name` has a stem and an extension that `decode` reads."""
     stem, dot, extension = name.rpartition(".")
@@ -54,29 +56,26 @@ def has_image_extension(name: str) -> bool:
 def summarize_extensions(names: Iterable[str]) -> str:
     """Count file names by extension, most frequent first: `12 .heic, 4 .txt, 1 Thumbs.db`.
 
-    If all files of an extension have one name, the name is shown instead.
+    An extension that only one name has is shown as that name.
     """
-    kinds: dict[str, Counter[str]] = {}
+    by_extension: dict[str, Counter[str]] = {}
     for name in names:
         stem, dot, extension = name.rpartition(".")
-        kinds.setdefault(f".{extension.lower()}" if stem and dot else "", Counter())[name] += 1
+        by_extension.setdefault(f".{extension.lower()}" if stem and dot else "", Counter())[name] += 1
+    # Negative counts sort the most frequent first, and equal ones by label.
     counts = sorted(
-        (-names_of_kind.total(), _format_kind(kind, names_of_kind)) for kind, names_of_kind in kinds.items()
+        (-same_extension.total(), _format_extension(extension, same_extension))
+        for extension, same_extension in by_extension.items()
     )
-    rest = -sum(number for number, _ in counts[_MAX_KINDS_SHOWN:])
-    parts = [f"{-number:,} {called}" for number, called in counts[:_MAX_KINDS_SHOWN]]
+    rest = -sum(number for number, _ in counts[_MAX_EXTENSIONS_SHOWN:])
+    parts = [f"{-number:,} {label}" for number, label in counts[:_MAX_EXTENSIONS_SHOWN]]
     return ", ".join([*parts, *([f"{rest:,} others"] if rest else [])])
 
 
-def _format_kind(kind: str, names: Counter[str]) -> str:
+def _format_extension(extension: str, names: Counter[str]) -> str:
     if len(names) == 1:
         return printable(next(iter(names)))
-    return printable(kind) if kind else "without an extension"
-
-
-# Larger samples are treated as damage.
-MAX_SAMPLE_BYTES = 2**30
-_MAX_OPEN_FILES = 256
+    return printable(extension) if extension else "without an extension"
 
 
 # Files are opened on first use and read with `pread`: no file is mapped, so a truncated file is an error and not a
@@ -91,7 +90,7 @@ class RandomAccessFiles:
         self._open = _build_file_opener()
 
     def read(self, number: int, start: int, length: int) -> bytes:
-        """Return `length` bytes of file `number` starting at byte `start`."""
+        """Return `length` bytes of file `number` from byte `start` on."""
         file = self._open(self.paths[number], self.sizes[number])
         data = os.pread(file.descriptor, length, start)
         while len(data) < length:  # Linux returns at most 2 GiB per call, network file systems less

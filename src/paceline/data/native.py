@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 VERSION: Final = 2
 # Largest output height and width in pixels (`PL_MAX_OUTPUT`).
 MAX_SIDE: Final = 4096
-# Most threads of a pool (`PL_MAX_THREADS`).
+# Largest number of threads of a pool (`PL_MAX_THREADS`).
 MAX_THREADS: Final = 1024
 # Message for the user if `load_native()` returns None.
 NATIVE_MISSING_MESSAGE: Final = (
@@ -25,28 +25,28 @@ CropBox = tuple[float, float, float, float]
 
 
 class DecodeTask(Protocol):
-    """A batch in work. Deleting it cancels queued images and waits for those in progress.
+    """A submitted batch. Deleting it cancels queued images, and waits up to two seconds for those in progress.
 
-    If an image hangs, the wait ends after two seconds, and its output memory is never freed.
+    The output memory of an image that hangs is never freed.
     """
 
     @property
     def seconds(self) -> float:
-        """Seconds that all threads together have spent on it so far."""
+        """Seconds spent so far, summed over threads."""
         ...
 
     @property
     def done(self) -> bool:
-        """Whether all images are done; ValueError if the pool was closed before."""
+        """Whether all images are done. Raise ValueError if the pool was closed before."""
         ...
 
     def wait(self, timeout_s: float, /) -> bool:
-        """Wait up to `timeout_s` seconds, and return whether it is done; ValueError if the pool was closed before."""
+        """Wait up to `timeout_s` seconds, and return `done`."""
         ...
 
 
 class Pool(Protocol):
-    """Native threads that process images in order of submission. A forked child must not use its parent's pool."""
+    """Native threads that process images in order of submission. Not usable in a forked child."""
 
     @property
     def scratch_bytes(self) -> int:
@@ -70,28 +70,23 @@ class Pool(Protocol):
     ) -> DecodeTask:
         """Queue a batch of N crops, and prefetch its bytes from disk.
 
-        Image n is `lengths[n]` bytes (uint64) at `offsets[n]` (uint64) of shard `shard_of[n]` (int32); with length 0
-        its output and status are not touched. `boxes` is float64 [N, 4] as `CropBox`, `flips` uint8 or bool [N], `out`
-        uint8 [N, channels, size, size], `status` int32 [N]: 0 for a decoded image, else a code for `reason`. The other
-        arguments are those of `decode_crop_into`. Everything is copied except the shards, `out` and `status`. Raise
-        TypeError or ValueError for memory of another type or size, an image outside its shard, or a closed pool.
+        Image n is `lengths[n]` bytes (uint64) at `offsets[n]` (uint64) of shard `shard_of[n]` (int32); length 0 skips
+        it. `boxes` is float64 [N, 4] as `CropBox`, `flips` uint8 or bool [N], `out` uint8 [N, channels, size, size],
+        `status` int32 [N]: 0 for a decoded image, else a code for `reason`. The rest is as in `decode_crop_into`.
+        Everything is copied except the shards, `out` and `status`. Raise TypeError or ValueError for memory of another
+        type or size, an image outside its shard, or a closed pool.
         """
         ...
 
     def close(self) -> None:
-        """Cancel queued images, wait for those in progress, and join the threads.
-
-        A thread that hangs, such as on a disk that does not answer, is abandoned after two seconds.
-        """
+        """Cancel queued images, and join the threads; one that hangs is abandoned after two seconds."""
         ...
 
 
 class Mapped(Protocol):
     """A mapped file as a buffer; the mapping lives as long as a reference to it."""
 
-    def __buffer__(self, flags: int, /) -> memoryview:
-        """Return a view of the bytes."""
-        ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
 
 
 class NativeExtension(Protocol):
@@ -106,14 +101,14 @@ class NativeExtension(Protocol):
     def Mapped(  # noqa: N802
         self, descriptor: int, num_bytes: int, name: bytes, offset: int = 0, is_private: bool = False
     ) -> Mapped:
-        """Map a file that may be truncated while in use: `cut_file` then returns `name`, and zeros are read.
+        """Map a file that may be truncated while in use: zeros are read, and `cut_file` returns `name`.
 
         `offset` is a multiple of the page size. With `is_private`, writes do not change the file.
         """
         ...
 
     def cut_file(self) -> bytes | None:
-        """Return the name of the first mapped file of this process that was found truncated or unreadable."""
+        """Return the name of the first mapped file that this process found truncated or unreadable."""
         ...
 
     def isa(self) -> str:
@@ -131,7 +126,7 @@ class NativeExtension(Protocol):
     def index_jpeg(self, data: Buffer, every: int = 8) -> bytes:
         """Return the record of a JPEG file with a seek point per `every` MCUs (1 to 255).
 
-        Raise ValueError with the reason if the file cannot be indexed without changing a pixel.
+        Raise ValueError with the reason if the pixels would not be exact.
         """
         ...
 
@@ -156,9 +151,8 @@ class NativeExtension(Protocol):
     ) -> None:
         """Decode a box, resize it to `size` x `size` with antialiasing and flip it, into uint8 [channels, size, size].
 
-        With `inside`, the filter sees only pixels of the box, as if cropping came first; otherwise it also sees pixels
-        around the box, as if resizing came first. For measurements, `stage` 1 stops after entropy decoding and 2 before
-        resizing.
+        With `inside`, the filter sees only pixels of the box (crop, then resize), else also those around it (resize,
+        then crop). For measurements, `stage` 1 stops after entropy decoding and 2 before resizing.
         """
         ...
 
@@ -174,7 +168,7 @@ class NativeExtension(Protocol):
         shape: tuple[int, int, int],
         out: Buffer,
     ) -> None:
-        """Pad, crop and flip images: `out[n]` is cut from the padded `images[indices[n]]` at (`tops[n]`, `lefts[n]`).
+        """Pad, crop and flip: `out[n]` is cut from the padded `images[indices[n]]` at (`tops[n]`, `lefts[n]`).
 
         `images` is uint8 [M, C, H, W] with (C, H, W) the `shape`, `indices` int64 [N], `tops` and `lefts` int32 [N] in
         0 to 2 * `padding`, `flips` uint8 or bool [N], `out` uint8 [N, C, H, W]. The padding is zeros or reflected.
@@ -188,5 +182,6 @@ def load_native() -> NativeExtension | None:
         from paceline.data import _native
     except ImportError:
         return None
-    core: NativeExtension = _native
-    return core if core.VERSION == VERSION else None
+    extension: NativeExtension = _native
+    # An extension left by an older build would be called with the wrong arguments.
+    return extension if extension.VERSION == VERSION else None

@@ -17,13 +17,18 @@ from paceline.core.random import Stream, permutation, uniform
 # Beyond the seeds of recipes, so that a subset is independent of any training order.
 _SUBSET_SEED = 2**63
 
+# From a global step to the height and width of its images in pixels, such as `Plan.train_size`.
+ImageSizeAtStep = Callable[[int], int]
+# From a batch's uniform mixing draws to the draws that mixing on a device needs, see `Mixer.prepare`.
+PrepareMixDraws = Callable[[NDArray[np.float64]], NDArray[np.float64]]
+
 
 @dataclass(frozen=True)
 class TrainOrder:
-    """Exact training order: global step s takes one slice of its epoch's permutation.
+    """Exact training order: global step s takes one slice of its epoch's permutation, and rank r the r-th part of it.
 
-    Rank r of W takes the r-th part of the slice. Samples that do not fill a batch at the end of an epoch are dropped.
-    Without `is_random`, every epoch is 0, 1, 2, ..., and drops the same samples.
+    Samples that do not fill a batch at the end of an epoch are dropped. Without `is_random`, every epoch is 0, 1, 2,
+    ...
     """
 
     seed: int
@@ -56,7 +61,7 @@ class TrainOrder:
         order = self._cache.get(epoch)
         if order is None:
             order = permutation(self.seed, epoch, self.num_images)
-            # Keep two epochs, for threads at a boundary: a permutation of 10 M samples takes 80 MB.
+            # Keep two epochs: at a boundary, threads work on both. A permutation of 10 M samples takes 80 MB.
             for old in sorted(self._cache)[:-1]:
                 self._cache.pop(old, None)
             self._cache[epoch] = order
@@ -65,10 +70,10 @@ class TrainOrder:
 
 @dataclass(frozen=True)
 class EvalShard:
-    """A rank's shard of an evaluation: consecutive samples, each sample in exactly one rank, without padding.
+    """One rank's consecutive samples of an evaluation; every sample belongs to exactly one rank, without padding.
 
-    `num_images` samples are evaluated: all of the split, or a fixed random subset of `split_size` samples, the same for
-    any recipe, seed and number of ranks.
+    `num_images` samples are evaluated: all of the split, or a fixed random subset of `split_size` samples that depends
+    on neither recipe, seed nor world size.
     """
 
     num_images: int
@@ -84,7 +89,7 @@ class EvalShard:
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """Positions of this rank's first sample and one past its last, among the evaluated samples."""
+        """Half-open range of this rank's positions among the evaluated samples."""
         return (
             self.rank * self.num_images // self.world_size,
             (self.rank + 1) * self.num_images // self.world_size,
@@ -94,7 +99,7 @@ class EvalShard:
     def num_batches(self) -> int:
         """Number of batches of this rank; it may differ between ranks, and be 0."""
         first, stop = self.bounds
-        return -(-(stop - first) // self.batch_size)
+        return -(-(stop - first) // self.batch_size)  # rounded up: the last batch may be smaller
 
     def indices(self, number: int) -> NDArray[np.int64]:
         """Return the sample indices of batch `number`, int64 [<= batch]."""
@@ -117,8 +122,8 @@ def draw_uniform(
 ) -> NDArray[np.float64]:
     """Draw float64 [N, D] in [0, 1), with D the length of `is_alternating`.
 
-    A fresh draw changes every epoch. An alternating draw belongs to the sample and advances by 1/2 (mod 1) per epoch:
-    below 1/2 in one epoch, above it in the next.
+    A fresh draw changes every epoch. An alternating draw belongs to the sample and advances by 1/2 (mod 1) per epoch,
+    so it is below 1/2 in every second epoch.
     """
     draws = uniform(seed, Stream.AUGMENT, epoch, indices, len(is_alternating))
     alternating = np.flatnonzero(is_alternating)
@@ -126,13 +131,6 @@ def draw_uniform(
         per_sample = uniform(seed, Stream.SAMPLE, 0, indices, len(alternating))
         draws[:, alternating] = (per_sample + 0.5 * (epoch % 2)) % 1.0
     return draws
-
-
-# From a global step to the height and width of its images in pixels, such as `Plan.train_size`.
-ImageSizeAtStep = Callable[[int], int]
-
-# From a batch's uniform mixing draws to the draws that mixing on a device needs, see `Mixer.prepare`.
-PrepareMixDraws = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
 
 class BatchSchedule(Protocol):
@@ -151,7 +149,7 @@ class BatchSchedule(Protocol):
         ...
 
     def describe(self, number: int) -> str:
-        """Describe the batch for messages."""
+        """Name the batch in messages."""
         ...
 
 
@@ -159,7 +157,7 @@ class BatchSchedule(Protocol):
 class TrainBatchSchedule:
     """The batch of each global step, with draws keyed by (seed, epoch, sample index).
 
-    `is_alternating` has one entry per draw. `prepare` converts the last `num_mix_draws` draws.
+    `is_alternating` has one entry per draw. `prepare` converts the last `num_mix_draws`.
     """
 
     order: TrainOrder
@@ -172,7 +170,7 @@ class TrainBatchSchedule:
     _drawn: dict[int, NDArray[np.float64]] = field(default_factory=dict, repr=False, compare=False)
 
     def indices(self, number: int) -> NDArray[np.int64]:
-        """Return this rank's sample indices of a global step, int64 [rank_batch]."""
+        """Return this rank's indices, int64 [rank_batch]."""
         return self.order.indices(number)
 
     def draws(self, number: int) -> NDArray[np.float64]:
@@ -180,18 +178,19 @@ class TrainBatchSchedule:
         if self.steps_per_draw == 1:
             return self._draw_steps(number, number + 1)[0]
         if number not in self._drawn:
-            self._drawn.clear()
+            self._drawn.clear()  # keep one group of steps
             epoch = self.order.epoch(number)
+            # Draws depend on the epoch, so a group ends with it.
             stop = min(number + self.steps_per_draw, (epoch + 1) * self.order.steps_per_epoch)
             self._drawn.update(zip(range(number, stop), self._draw_steps(number, stop), strict=True))
         return self._drawn[number]
 
     def size(self, number: int) -> int:
-        """Return the height and width of a global step's images in pixels."""
+        """Return the size at global step `number`."""
         return self.size_at_step(number)
 
     def describe(self, number: int) -> str:
-        """Describe the batch for messages."""
+        """Name the global step."""
         return f"the batch of step {number + 1:,}"
 
     def _draw_steps(self, first: int, stop: int) -> list[NDArray[np.float64]]:
@@ -205,7 +204,7 @@ class TrainBatchSchedule:
 
 @dataclass(frozen=True)
 class EvalBatchSchedule:
-    """The batches of a rank's shard of an evaluation, without random draws."""
+    """A rank's batches of an evaluation, without random draws."""
 
     shard: EvalShard
     image_size: int
@@ -219,9 +218,9 @@ class EvalBatchSchedule:
         return np.empty((len(self.shard.indices(number)), 0))
 
     def size(self, number: int) -> int:
-        """Return the height and width of all images in pixels."""
+        """Return `image_size`."""
         return self.image_size
 
     def describe(self, number: int) -> str:
-        """Describe the batch for messages."""
+        """Name the batch."""
         return f"evaluation batch {number + 1:,}"

@@ -17,7 +17,7 @@ from paceline.recipe.schema.data import Data
 
 ImageOrTensor = Image.Image | Tensor
 _MAX_CROP_ATTEMPTS = 10
-_MAX_ASPECT_RATIO = 8  # times the short side; far more than a center crop reads
+_MAX_ASPECT_RATIO = 8  # long side / short side; a square center crop reads far less
 
 
 class CropRegions(NamedTuple):
@@ -31,21 +31,20 @@ class CropRegions(NamedTuple):
 
 
 class Resizer(Protocol):
-    """Resize an image (PIL, or uint8 [C, H, W]) to uint8 [C, size, size], with `num_draws` uniform draws."""
+    """Resize a PIL image, or uint8 [C, H, W], to uint8 [C, size, size], `size` in pixels."""
 
     @property
     def num_draws(self) -> int:
-        """Number of draws per sample."""
+        """Number of uniform draws per sample."""
         ...
 
-    def __call__(self, picture: ImageOrTensor, draws: NDArray[np.float64], size: int) -> Tensor:
-        """Return uint8 [C, size, size], `size` in pixels; `draws` is float64 [num_draws]."""
+    def __call__(self, image: ImageOrTensor, draws: NDArray[np.float64], size: int) -> Tensor:
+        """Return uint8 [C, size, size]; `draws` is float64 [num_draws]."""
         ...
 
+    # For the native extension, which crops and resizes in one pass.
     def compute_regions(self, sizes: NDArray[np.int64], draws: NDArray[np.float64], size: int) -> CropRegions:
-        """Return the regions that `__call__` uses, for image `sizes`, int64 [N, 2] (height, width), and draws [N,
-        num_draws].
-        """
+        """Return the regions that `__call__` crops from images of `sizes`, int64 [N, 2], with draws [N, num_draws]."""
         ...
 
 
@@ -55,9 +54,9 @@ class StretchResizer:
 
     num_draws: int = 0
 
-    def __call__(self, picture: ImageOrTensor, draws: NDArray[np.float64], size: int) -> Tensor:
+    def __call__(self, image: ImageOrTensor, draws: NDArray[np.float64], size: int) -> Tensor:
         """Return uint8 [C, size, size]."""
-        return to_uint8_tensor(F.resize(picture, [size, size], antialias=True))
+        return to_uint8_tensor(F.resize(image, [size, size], antialias=True))
 
     def compute_regions(self, sizes: NDArray[np.int64], draws: NDArray[np.float64], size: int) -> CropRegions:
         """Return the whole of each image."""
@@ -71,9 +70,9 @@ class CenterCropResizer:
     share: float
     num_draws: int = 0
 
-    def __call__(self, picture: ImageOrTensor, draws: NDArray[np.float64], size: int) -> Tensor:
+    def __call__(self, image: ImageOrTensor, draws: NDArray[np.float64], size: int) -> Tensor:
         """Return uint8 [C, size, size]."""
-        resized = F.resize(_limit_aspect_ratio(picture), [round(size / self.share)], antialias=True)
+        resized = F.resize(_limit_aspect_ratio(image), [round(size / self.share)], antialias=True)
         return to_uint8_tensor(F.center_crop(resized, [size, size]))
 
     def compute_regions(self, sizes: NDArray[np.int64], draws: NDArray[np.float64], size: int) -> CropRegions:
@@ -100,11 +99,11 @@ class RandomCropResizer:
     ratio: tuple[float, float]
     num_draws: int = 2 * _MAX_CROP_ATTEMPTS + 2
 
-    def __call__(self, picture: ImageOrTensor, draws: NDArray[np.float64], size: int) -> Tensor:
+    def __call__(self, image: ImageOrTensor, draws: NDArray[np.float64], size: int) -> Tensor:
         """Return uint8 [C, size, size]."""
-        height, width = F.get_size(picture)
+        height, width = F.get_size(image)
         top, left, box_height, box_width = self.choose_box(height, width, draws)
-        return to_uint8_tensor(F.resized_crop(picture, top, left, box_height, box_width, [size, size], antialias=True))
+        return to_uint8_tensor(F.resized_crop(image, top, left, box_height, box_width, [size, size], antialias=True))
 
     def choose_box(self, height: int, width: int, draws: NDArray[np.float64]) -> tuple[int, int, int, int]:
         """Return the box that `draws` select: (top, left, height, width) in pixels."""
@@ -123,14 +122,15 @@ class RandomCropResizer:
 
     def compute_regions(self, sizes: NDArray[np.int64], draws: NDArray[np.float64], size: int) -> CropRegions:
         """Return the `choose_box` of each image."""
+        # The arithmetic of `choose_box`, operation by operation, so that the boxes are identical.
         areas = sizes[:, :1] * sizes[:, 1:] * (self.scale[0] + draws[:, 0:-2:2] * (self.scale[1] - self.scale[0]))
         low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
         ratios = np.exp(low + draws[:, 1:-2:2] * (high - low))
-        tried = np.rint(np.sqrt(np.stack([areas / ratios, areas * ratios], axis=2)))
-        fits = np.all((tried >= 1) & (tried <= sizes[:, None]), axis=2)
-        lengths = tried[np.arange(len(sizes)), fits.argmax(axis=1)]
-        corners = np.floor(draws[:, -2:] * (sizes - lengths + 1))
-        boxes = np.concatenate([corners, lengths], axis=1)
+        attempts = np.rint(np.sqrt(np.stack([areas / ratios, areas * ratios], axis=2)))
+        fits = np.all((attempts >= 1) & (attempts <= sizes[:, None]), axis=2)
+        box_sizes = attempts[np.arange(len(sizes)), fits.argmax(axis=1)]
+        corners = np.floor(draws[:, -2:] * (sizes - box_sizes + 1))
+        boxes = np.concatenate([corners, box_sizes], axis=1)
         for row in np.flatnonzero(~np.any(fits, axis=1)).tolist():  # only very long images, which are rare
             boxes[row] = self._choose_center_box(*sizes[row].tolist())
         return CropRegions(boxes, is_inside=True)
@@ -141,24 +141,23 @@ class RandomCropResizer:
         return (height - box_height) // 2, (width - box_width) // 2, box_height, box_width
 
 
-def _limit_aspect_ratio(picture: ImageOrTensor) -> ImageOrTensor:
-    """Crop a very long image to its middle."""
-    height, width = F.get_size(picture)
+def _limit_aspect_ratio(image: ImageOrTensor) -> ImageOrTensor:
+    height, width = F.get_size(image)
     longest = _MAX_ASPECT_RATIO * min(height, width)
     if max(height, width) <= longest:
-        return picture
+        return image
     # Scaled by its short side, an image of 1 x 30,000 pixels would take 2 GB.
-    middle: ImageOrTensor = F.center_crop(picture, [min(height, longest), min(width, longest)])
+    middle: ImageOrTensor = F.center_crop(image, [min(height, longest), min(width, longest)])
     return middle
 
 
-def to_uint8_tensor(picture: ImageOrTensor) -> Tensor:
+def to_uint8_tensor(image: ImageOrTensor) -> Tensor:
     """Return uint8 [C, H, W] of a PIL image in mode L or RGB, or the tensor unchanged."""
-    return picture if isinstance(picture, torch.Tensor) else F.pil_to_tensor(picture)
+    return image if isinstance(image, torch.Tensor) else F.pil_to_tensor(image)
 
 
 def build_train_resizer(data: Data) -> Resizer:
-    """Build the resizer of training images: the first entry of `data.augment`, else the evaluation's."""
+    """Build the resizer of training images: the first entry of `data.augment`, else as in evaluation."""
     match data.augment[0] if data.augment else None:
         case RandomResizedCropSection(scale=scale, ratio=ratio):
             return RandomCropResizer(scale, ratio)

@@ -5,17 +5,19 @@ from typing import Literal, NamedTuple, Protocol
 
 from paceline.core.results import LoaderResult
 
-# All time since the last reading of the clock is charged to the stage named next, so that the stages add up to the
-# whole batch. DataLoader's own transfer from a worker, in a thread of the main process, belongs to no stage.
+# Time since the last reading of the clock is charged to the stage that ends, so that the stages add up to the whole
+# batch. DataLoader's own transfer from a worker, in a thread of the main process, belongs to no stage.
 BatchStage = Literal["read", "decode", "augment", "collate"]
+# Names of the loaders, as in `LoaderResult.loader`.
+LoaderName = Literal["inline", "device", "nvjpeg", "native", "threads", "processes"]
 
 
 class BatchTiming(NamedTuple):
-    """Timing of one batch in seconds, its sizes, and `made_s`, the clock's seconds when it was done.
+    """Seconds per stage of making one batch, its sizes, and `finished_at_s`, the clock's time at its end.
 
-    `read_s`: the source. `decode_s`: decoding and resizing. `augment_s`: random draws and augmentation of the whole
-    batch. `collate_s`: the rest, such as indices, stacking and, in the main process, pinning. `bytes_read`: encoded
-    files or pixels from the source. `bytes_made`: pixels of the batch.
+    `decode_s` includes resizing; `augment_s` is drawing and augmenting the whole batch; `collate_s` is the rest:
+    indices, stacking and, in the main process, pinning. `bytes_read` are encoded files or pixels from the source,
+    `bytes_made` the pixels of the batch.
     """
 
     images: int = 0
@@ -25,7 +27,7 @@ class BatchTiming(NamedTuple):
     collate_s: float = 0.0
     bytes_read: int = 0
     bytes_made: int = 0
-    made_s: float = 0.0
+    finished_at_s: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -33,7 +35,7 @@ class BatchTiming(NamedTuple):
         return self.read_s + self.decode_s + self.augment_s + self.collate_s
 
     def add(self, other: "BatchTiming") -> "BatchTiming":
-        """Return the sum of both, done when the later one was."""
+        """Return the sum, finished when the later one was."""
         return BatchTiming(
             images=self.images + other.images,
             read_s=self.read_s + other.read_s,
@@ -42,12 +44,12 @@ class BatchTiming(NamedTuple):
             collate_s=self.collate_s + other.collate_s,
             bytes_read=self.bytes_read + other.bytes_read,
             bytes_made=self.bytes_made + other.bytes_made,
-            made_s=max(self.made_s, other.made_s),
+            finished_at_s=max(self.finished_at_s, other.finished_at_s),
         )
 
 
 class BatchTimer(Protocol):
-    """Time the stages of one batch after the other."""
+    """Time the stages of making a batch, one batch at a time."""
 
     def start(self) -> None:
         """Start a batch; an unfinished one is discarded."""
@@ -58,11 +60,11 @@ class BatchTimer(Protocol):
         ...
 
     def end_read(self, num_bytes: int) -> None:
-        """Charge the time to reading, which returned `num_bytes`."""
+        """Charge the time to reading `num_bytes`."""
         ...
 
     def finish(self, images: int, bytes_made: int) -> BatchTiming:
-        """Charge the time to collating, and return the timing of the batch."""
+        """Charge the time to collating, and return the timing."""
         ...
 
 
@@ -84,7 +86,7 @@ class NoBatchTimer:
 
 
 class ClockBatchTimer:
-    """Time with the clock `clock`, which returns seconds and is read once per call."""
+    """Time by `clock`, in seconds, which is read once per call."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._now = clock
@@ -97,18 +99,18 @@ class ClockBatchTimer:
         self._at_s = self._now()
 
     def end_stage(self, stage: BatchStage) -> None:
-        """Charge the time to `stage`."""
+        """Charge to `stage`."""
         at_s = self._now()
         self._seconds[stage] += at_s - self._at_s
         self._at_s = at_s
 
     def end_read(self, num_bytes: int) -> None:
-        """Charge the time to reading."""
+        """Charge to reading."""
         self.end_stage("read")
         self._bytes_read += num_bytes
 
     def finish(self, images: int, bytes_made: int) -> BatchTiming:
-        """Charge the time to collating, and return the timing."""
+        """Charge to collating, and return the timing."""
         self.end_stage("collate")
         return BatchTiming(
             images=images,
@@ -118,36 +120,32 @@ class ClockBatchTimer:
             collate_s=self._seconds["collate"],
             bytes_read=self._bytes_read,
             bytes_made=bytes_made,
-            made_s=self._at_s,
+            finished_at_s=self._at_s,
         )
 
 
 def build_batch_timer(clock: Callable[[], float] | None) -> BatchTimer:
-    """Build a timer that reads the clock `clock`, or one that does nothing if it is None."""
+    """Build a timer, which does nothing if `clock` is None."""
     return NoBatchTimer() if clock is None else ClockBatchTimer(clock)
 
 
-# Names of the loaders, as in `LoaderResult.loader`.
-LoaderName = Literal["inline", "device", "nvjpeg", "native", "threads", "processes"]
-
-
 class LoaderStats(Protocol):
-    """Aggregate the batches that a loader hands out."""
+    """Aggregate the batches that a loader delivers."""
 
     def start_workers(self, workers: int) -> None:
         """Record that `workers` workers start, and that earlier ones have ended."""
         ...
 
     def request_batch(self, num_ready: int) -> None:
-        """Record that the rank requests a batch while `num_ready` are made."""
+        """Record that the rank requests a batch while `num_ready` are ready."""
         ...
 
     def deliver_batch(self, timing: BatchTiming) -> None:
-        """Record that the requested batch is handed out, and the timing of making it."""
+        """Record that the requested batch is delivered, and its timing."""
         ...
 
     def build_result(self) -> LoaderResult | None:
-        """Return the totals of all batches so far, or None if timing is off."""
+        """Return the totals so far, or None if timing is off."""
         ...
 
 
@@ -168,10 +166,10 @@ class NoLoaderStats:
 
 
 class ClockLoaderStats:
-    """Aggregate with the clock `clock`, in seconds, which the batch timers use too.
+    """Aggregate by `clock`, in seconds, which the batch timers use too.
 
-    `workers` is the number of workers while all live. They count as alive from their start to the last batch handed
-    out, including pauses of the rank. Starting workers does not count as waiting.
+    Workers count as alive from their start to the last delivered batch, including pauses of the rank. Starting them
+    does not count as waiting.
     """
 
     def __init__(self, clock: Callable[[], float], workers: int, loader: LoaderName) -> None:
@@ -180,8 +178,8 @@ class ClockLoaderStats:
         self._workers = workers
         self._work = BatchTiming()
         self._batches = 0
-        self._ready = 0
-        self._depth = 0
+        self._ready_batches = 0
+        self._depth_sum = 0
         self._num_ready = 0
         self._requested_s = 0.0
         self._wait_s = 0.0
@@ -190,7 +188,7 @@ class ClockLoaderStats:
         self._alive_s = 0.0
 
     def start_workers(self, workers: int) -> None:
-        """Record that workers start."""
+        """Record a start."""
         self._alive = workers
         self._alive_since_s = self._now()
 
@@ -200,19 +198,20 @@ class ClockLoaderStats:
         self._requested_s = self._now()
 
     def deliver_batch(self, timing: BatchTiming) -> None:
-        """Record a delivery and its timing."""
+        """Record a delivery."""
         at_s = self._now()
         self._work = self._work.add(timing)
         self._batches += 1
         self._wait_s += at_s - self._requested_s
-        self._depth += self._num_ready
-        self._ready += self._num_ready > 0 and timing.made_s <= self._requested_s  # a ready batch may be a later one
+        self._depth_sum += self._num_ready
+        # Also compare times: with `_num_ready` > 0, only later batches may be ready.
+        self._ready_batches += self._num_ready > 0 and timing.finished_at_s <= self._requested_s
         self._alive_s += self._alive * (at_s - self._alive_since_s)
         self._alive_since_s = at_s
 
     def build_result(self) -> LoaderResult:
         """Return the totals."""
-        work, num = self._work, max(1, self._batches)
+        work, num = self._work, max(1, self._batches)  # 1: before the first batch the means are 0
         return LoaderResult(
             loader=self._loader,
             workers=self._workers,
@@ -223,8 +222,8 @@ class ClockLoaderStats:
             augment_s=work.augment_s,
             collate_s=work.collate_s,
             wait_s=self._wait_s,
-            queue_depth=self._depth / num,
-            ready=self._ready / num,
+            queue_depth=self._depth_sum / num,
+            ready=self._ready_batches / num,
             bytes_read=work.bytes_read,
             bytes_made=work.bytes_made,
             busy=work.seconds / self._alive_s if self._alive_s > 0 else None,
@@ -232,5 +231,5 @@ class ClockLoaderStats:
 
 
 def build_loader_stats(clock: Callable[[], float] | None, workers: int, loader: LoaderName) -> LoaderStats:
-    """Build the statistics of `workers` workers by the clock `clock`, or ones that do nothing if it is None."""
+    """Build the statistics of a loader, which record nothing if `clock` is None."""
     return NoLoaderStats() if clock is None else ClockLoaderStats(clock, workers, loader)

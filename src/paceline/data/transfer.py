@@ -1,7 +1,7 @@
 """Copy batches from host memory to the device, and normalize images there.
 
-The copies are counted and, on a GPU, can be timed. The clock's stage `h2d` is a different measure: the time a step
-waits for its copies, which is shorter, because they run on a separate stream while the previous step computes.
+Copies are counted and, on a GPU, can be timed. That is more than the clock's stage `h2d`: the time that a step waits
+for its copies, which overlap the previous step on a separate stream.
 """
 
 from collections import deque
@@ -15,15 +15,15 @@ from torch import Tensor
 
 from paceline.data.batch import Batch
 
-# The most recent copies are timed individually, with two events each.
+# The most recent copies are timed individually, with two events each; the oldest pair is reused.
 MAX_TIMED_COPIES: Final = 1000
 
 
 @dataclass(frozen=True)
 class TransferStats:
-    """Transfer totals: number of sends, bytes sent, and bytes copied to another device.
+    """Number of sends, bytes sent, and bytes copied to another device.
 
-    `timed_bytes` took `timed_s` seconds on the device, in the copies that were timed; both are 0 without timing.
+    `timed_bytes` took `timed_s` seconds on the device; both are 0 without timing.
     """
 
     sends: int = 0
@@ -37,11 +37,11 @@ class DeviceCopy(Protocol):
     """Copy tensors to a device."""
 
     def send(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return the tensors on the device, without waiting for page-locked ones; copy none that is there already."""
+        """Return the tensors on the device, without waiting for copies from page-locked memory."""
         ...
 
     def stats(self, skip: int) -> TransferStats:
-        """Return the totals so far. Timing leaves out the first `skip` sends. Waits for pending copies."""
+        """Wait for pending copies, and return the totals so far; timing leaves out the first `skip` sends."""
         ...
 
 
@@ -66,16 +66,16 @@ class DirectCopy:
 
 @dataclass
 class CopyEvents:
-    """Pairs of CUDA events around the most recent copies of a stream; the oldest pair is reused.
+    """Pairs of CUDA events around the most recent copies of a stream.
 
-    `new_event` returns an event with the methods of `torch.cuda.Event(enable_timing=True)`.
+    `new_event` builds one, as `torch.cuda.Event(enable_timing=True)` does.
     """
 
     new_event: Callable[[], Any]
     _timed: deque[tuple[int, int, Any, Any]] = field(default_factory=deque)
 
     def begin(self) -> tuple[Any, Any]:
-        """Record the first of two events on the current stream; return both."""
+        """Record the first of a pair of events on the current stream; return both."""
         is_full = len(self._timed) >= MAX_TIMED_COPIES
         events = self._timed.popleft()[2:] if is_full else (self.new_event(), self.new_event())
         events[0].record()
@@ -90,15 +90,12 @@ class CopyEvents:
         """Return (bytes, seconds) of the timed copies after the first `skip` sends; waits for the last one."""
         copies = [(num_bytes, start, end) for number, num_bytes, start, end in self._timed if number > skip]
         if copies:
-            copies[-1][2].synchronize()
+            copies[-1][2].synchronize()  # copies of one stream end in order; `elapsed_time` needs finished events
         return sum(each[0] for each in copies), sum(start.elapsed_time(end) / 1e3 for _, start, end in copies)
 
 
 class SideStreamCopy:
-    """Copy on a separate CUDA stream, so that the copy overlaps the previous step.
-
-    Later work on the current stream waits for the copies. With `timed`, two events time each send.
-    """
+    """Copy on a separate CUDA stream, so that the copy overlaps the previous step."""
 
     def __init__(self, device: torch.device, *, timed: bool = False) -> None:
         self._device = device
@@ -121,10 +118,10 @@ class SideStreamCopy:
             sent = [tensor.to(self._device, non_blocking=True) for tensor in tensors]
             if self._events and events:
                 self._events.end(events, self._sends, num_bytes)
-        current.wait_stream(self._stream)
+        current.wait_stream(self._stream)  # on the GPU: the host does not wait
         for tensor, copy in zip(tensors, sent, strict=True):
             if copy is not tensor:
-                copy.record_stream(current)  # the allocator reuses the memory once this stream has read it
+                copy.record_stream(current)  # else the allocator could reuse the memory before `current` has read it
         return sent
 
     def stats(self, skip: int) -> TransferStats:
@@ -149,7 +146,7 @@ class DeviceBatch(NamedTuple):
 class DeviceTransfer:
     """Copy batches to `device` as uint8, and normalize them there to `dtype`.
 
-    `mean` and `std` are per channel, of pixels in [0, 1]. With `timed`, copies to a GPU are timed.
+    `mean` and `std` are per channel, of pixels in [0, 1].
     """
 
     def __init__(
@@ -168,17 +165,18 @@ class DeviceTransfer:
         self._dtype = dtype
         self._memory_format = memory_format
         shape = (1, len(mean), 1, 1)
-        # uint8 is a quarter of the bytes of float32. 16-bit types are computed in float32 and rounded once.
+        # 16-bit types are computed in float32 and rounded once.
         self._compute_dtype = torch.promote_types(dtype, torch.float32)
         self._mean = torch.tensor(mean, device=device, dtype=self._compute_dtype).mul_(255).view(shape)
         self._scale = torch.tensor(std, device=device, dtype=self._compute_dtype).mul_(255).reciprocal_().view(shape)
 
     def __call__(self, batch: Batch) -> DeviceBatch:
         """Copy a batch to the device, without waiting if its memory is page-locked."""
+        # As uint8: a quarter of the bytes of float32.
         return DeviceBatch(*self._copy.send((batch.images, batch.labels, batch.draws)))
 
     def stats(self, skip: int) -> TransferStats:
-        """Return the transfer totals; timing leaves out the first `skip` batches."""
+        """Return the totals; timing leaves out the first `skip` batches."""
         return self._copy.stats(skip)
 
     def to_device(self, batch: Batch) -> Batch:

@@ -26,11 +26,13 @@ from paceline.data.workers import WorkerProgress
 _MAX_EXAMPLES: Final = 5
 # Length of a digest: among a billion different images, two collide with a probability of 1e-21.
 _DIGEST_BYTES: Final = 16
+# Images after which a worker reports its progress.
+_REPORT_EVERY: Final = 32
 
 
 @dataclass(frozen=True)
 class DuplicatePair:
-    """Two samples with equal content, by number, and whether such samples are in both splits or have two labels."""
+    """Two samples with equal content, by number, and whether samples of that content have two splits or two labels."""
 
     first: int
     second: int
@@ -40,9 +42,9 @@ class DuplicatePair:
 
 @dataclass(frozen=True)
 class Duplicates:
-    """Count the images that occur more than once (`images`), and the samples that hold them (`samples`).
+    """Number of images that occur more than once (`images`), and of the samples that hold them (`samples`).
 
-    `across_splits` of the images are in both splits, `in_two_classes` have two labels. `examples` shows examples.
+    `across_splits` of the images are in both splits, `in_two_classes` have two labels.
     """
 
     images: int
@@ -65,7 +67,7 @@ class SampleDigests:
         if isinstance(content, bytes):
             digest.update(content)
         else:
-            digest.update(f"{content.shape}".encode())
+            digest.update(f"{content.shape}".encode())  # the same bytes in another shape are another image
             digest.update(np.ascontiguousarray(content).data)
         self._rows[number, :2] = np.frombuffer(digest.digest(), dtype=np.uint64)
         self._rows[number, 2] = label + 1  # 0 marks a sample that was not read
@@ -76,6 +78,7 @@ class SampleDigests:
         rows = self._rows[stored]
         order = np.lexsort((rows[:, 1], rows[:, 0]))  # stable: equal digests keep the order of their numbers
         rows, numbers = rows[order], stored[order]
+        # A group of duplicates is a run of equal rows.
         starts = np.flatnonzero(np.r_[True, (rows[1:, :2] != rows[:-1, :2]).any(1)][: len(rows)])
         sizes = np.diff(np.r_[starts, len(rows)])
         starts, sizes = starts[sizes > 1], sizes[sizes > 1]
@@ -93,22 +96,19 @@ class SampleDigests:
 
 
 def _choose_pair(numbers: NDArray[np.int64], labels: NDArray[np.uint64], num_train: int) -> DuplicatePair:
-    """Choose two of the equal samples: of two classes or both splits if there are such."""
     others, in_val = labels != labels[0], numbers >= num_train
+    # The first sample, with one of another class, else of the other split, else any. `numbers` is sorted.
     differs = others if others.any() else in_val if in_val[-1] and not in_val[0] else np.ones_like(others)
     second = int(np.flatnonzero(differs[1:])[0]) + 1
     return DuplicatePair(int(numbers[0]), int(numbers[second]), bool(in_val[-1] and not in_val[0]), bool(others.any()))
 
 
 def _choose_examples(groups: list[DuplicatePair]) -> tuple[DuplicatePair, ...]:
+    # A few of each kind, the most harmful kinds first: two labels, then both splits.
     kinds: dict[tuple[bool, bool], list[DuplicatePair]] = {}
     for each in sorted(groups, key=lambda each: each.first):
         kinds.setdefault((not each.in_two_classes, not each.in_both_splits), []).append(each)
     return tuple(each for _, pairs in sorted(kinds.items()) for each in pairs[:_MAX_EXAMPLES])
-
-
-# Images after which a worker reports its progress.
-_REPORT_EVERY = 32
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class BadSplitImage:
 class VerifyProgress:
     """Number of images checked so far, and the unreadable ones in no particular order.
 
-    `duplicates` is None until all images are checked, and if nothing was.
+    `duplicates` is None until all images are checked.
     """
 
     images: int
@@ -132,23 +132,22 @@ class VerifyProgress:
 
 
 def verify_images(datasets: Datasets, workers: int, timeout: Duration) -> Iterator[VerifyProgress]:
-    """Decode all images of both splits in `workers` processes; yield progress, and at the end the full result.
+    """Decode all images of both splits in `workers` processes; yield progress, and at the end the sorted result.
 
-    Each worker takes every `workers`-th image. A worker that an image kills, or that makes no progress for `timeout`,
-    is replaced, and the image counts as bad.
+    A worker that an image kills, or that makes no progress for `timeout`, is replaced, and the image counts as bad.
     """
     images = _ImagesOfBothSplits(datasets, SampleDigests(len(datasets.train) + len(datasets.val)))
     with closing(_VerifyWorkers(images, max(1, min(workers, len(images))), timeout)) as pool:
-        seen = 0
+        num_checked = 0
         bad: list[BadSplitImage] = []
         while pool.is_busy:
-            for findings in pool.collect():
-                seen += findings.images
-                bad += findings.bad
-            yield VerifyProgress(seen, tuple(bad))
-    assert seen == len(images), f"{seen} of {len(images)} images were checked"
-    ordered = tuple(sorted(bad, key=lambda file: (file.split, file.image.index)))
-    yield VerifyProgress(seen, ordered, images.digests.find_duplicates(len(datasets.train)))
+            for progress in pool.collect():
+                num_checked += progress.images
+                bad += progress.bad
+            yield VerifyProgress(num_checked, tuple(bad))
+    assert num_checked == len(images), f"{num_checked} of {len(images)} images were checked"
+    ordered = tuple(sorted(bad, key=lambda each: (each.split, each.image.index)))
+    yield VerifyProgress(num_checked, ordered, images.digests.find_duplicates(len(datasets.train)))
 
 
 def find_read_error(source: Source, index: int) -> str:
@@ -161,7 +160,6 @@ def find_read_error(source: Source, index: int) -> str:
 
 
 def _read_and_decode(source: Source, index: int) -> Sample:
-    """Return sample `index` as read, after checking that it decodes. Raise `DataError` if it does not."""
     content, label = source.read(index)
     if isinstance(content, bytes):
         decode(content, channels=3 if source.info.channels == 3 else 1, name=source.name_of(index))
@@ -170,7 +168,7 @@ def _read_and_decode(source: Source, index: int) -> Sample:
 
 @dataclass(frozen=True)
 class _ImagesOfBothSplits:
-    """The images of both splits in one sequence, training first, with their `digests`."""
+    """The images of both splits in one sequence, training first."""
 
     datasets: Datasets
     digests: SampleDigests
@@ -179,7 +177,6 @@ class _ImagesOfBothSplits:
         return len(self.datasets.train) + len(self.datasets.val)
 
     def check(self, number: int) -> tuple[BadSplitImage, ...]:
-        """Read and decode an image; return it if that fails."""
         source, _, index = self._locate(number)
         try:
             self.digests.add(number, *_read_and_decode(source, index))
@@ -188,7 +185,6 @@ class _ImagesOfBothSplits:
         return ()
 
     def report_bad(self, number: int, reason: str) -> BadSplitImage:
-        """Return an image as bad with the given `reason`."""
         source, split, index = self._locate(number)
         return BadSplitImage(split, BadImage(index, source.name_of(index), reason))
 
@@ -214,16 +210,14 @@ class _VerifyWorkers:
 
     @property
     def is_busy(self) -> bool:
-        """Whether images are left to check."""
         return bool(self._running)
 
     def collect(self) -> Iterator[VerifyProgress]:
-        """Wait for findings of at least one worker, and yield them."""
         ready = wait(list(self._running), timeout=self.timeout.seconds)
         for pipe in ready or list(self._running):
             assert isinstance(pipe, Connection)
             worker, process = self._running[pipe]
-            if not ready:
+            if not ready:  # nothing within the timeout: every worker hangs
                 process.kill()
             try:
                 yield pipe.recv()
@@ -235,7 +229,6 @@ class _VerifyWorkers:
                     yield self._replace(worker, process.exitcode, hangs=not ready)
 
     def close(self) -> None:
-        """Kill the remaining processes."""
         for pipe, (_, process) in self._running.items():
             process.kill()
             process.join()
@@ -252,14 +245,14 @@ class _VerifyWorkers:
         )
         self.progress.set_start(worker, first)
         process.start()
-        sender.close()
+        sender.close()  # the worker holds the only other end, so its death is an EOF here
         self._running[pipe] = (worker, process)
 
     def _replace(self, worker: int, exit_code: int, *, hangs: bool) -> VerifyProgress:
-        """Report the image that a dead worker was at, and start a worker on the images after it."""
-        _, unreported, at = self.progress.positions()[worker]
-        at = max(at, unreported)  # the worker may have died before it noted the next image
-        if at >= len(self.images):
+        """Report the image that killed a worker, and start a worker on the images after it."""
+        _, unreported, current = self.progress.positions()[worker]
+        current = max(current, unreported)  # the worker may have died before it recorded the next image
+        if current >= len(self.images):  # it died after its last image
             return VerifyProgress(0)
         if hangs:
             reason = f"is not decoded within {self.timeout}"
@@ -267,9 +260,9 @@ class _VerifyWorkers:
             reason = f"kills the process that decodes it, by {signal.Signals(-exit_code).name}"
         else:
             reason = f"ends the process that decodes it, with exit code {exit_code}"
-        if at + self.workers < len(self.images):
-            self._start(worker, at + self.workers)
-        return VerifyProgress((at - unreported) // self.workers + 1, (self.images.report_bad(at, reason),))
+        if current + self.workers < len(self.images):
+            self._start(worker, current + self.workers)
+        return VerifyProgress((current - unreported) // self.workers + 1, (self.images.report_bad(current, reason),))
 
 
 def _verify_in_worker(
@@ -281,17 +274,18 @@ def _verify_in_worker(
     sender: Connection,
     parent: int,
 ) -> None:
-    """Check images `first`, `first + stride`, ..., and send findings; a bad image is sent at once."""
+    """Check images `first`, `first + stride`, ..., and send progress."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent(parent)
     progress.register(worker, first)
-    seen = 0
+    num_checked = 0
     for number in range(first, len(images), stride):
         progress.set_sample(number)
         bad = images.check(number)
-        seen += 1
-        if bad or seen == _REPORT_EVERY:
-            sender.send(VerifyProgress(seen, bad))
-            progress.set_batch(number + stride)  # as "batch", note the first image that is not reported yet
-            seen = 0
-    sender.send(VerifyProgress(seen))
+        num_checked += 1
+        # Report a bad image at once: if a later image kills this process, what is not sent counts as readable.
+        if bad or num_checked == _REPORT_EVERY:
+            sender.send(VerifyProgress(num_checked, bad))
+            progress.set_batch(number + stride)  # as "batch", record the first image that is not reported yet
+            num_checked = 0
+    sender.send(VerifyProgress(num_checked))

@@ -13,23 +13,24 @@ _OPEN_FILES_FOLDER = Path("/proc/self/fd")
 _TENSORS_PER_BATCH = 3
 # Files per worker: ends of its queue, its sentinel, and the sockets that hand over a batch.
 _FILES_PER_WORKER = 6
-# Files that a rank opens later: checkpoints, logs, and images that it reads itself.
+# Files that a rank opens later: checkpoints, logs, and images that it reads.
 _SPARE_FILES = 64
 _PAGE_BYTES = 4096
 
 
 def estimate_batch_bytes(num_images: int, channels: int, size: int) -> int:
-    """Return the shared memory in bytes of a batch of uint8 images (`size` pixels squared), labels and draws."""
+    """Return the shared memory in bytes of a batch of uint8 images, `size` pixels squared, with labels and draws."""
+    # 64 bytes per image: its label and up to seven draws. Each tensor is a file of whole pages.
     return num_images * channels * size * size + num_images * 64 + _TENSORS_PER_BATCH * _PAGE_BYTES
 
 
 def check_worker_limits(workers: int, prefetch: int, batch_bytes: int, local_ranks: int) -> None:
     """Raise `WorldError` if `workers` workers in each of `local_ranks` ranks exceed shared memory or open files.
 
-    Each worker prefetches `prefetch` batches, and the rank holds one more. `estimate_batch_bytes` covers one training
-    and one evaluation batch, as both kinds of workers run at once. The soft open-file limit is raised as far as the
-    hard limit allows.
+    Each worker prefetches `prefetch` batches, and the rank holds one more. `batch_bytes` is a training and an
+    evaluation batch together. The soft open-file limit is raised if necessary.
     """
+    # Workers for training and for evaluation run at the same time, so both need room.
     if workers:
         _check_shared_memory(workers, prefetch, batch_bytes, local_ranks)
         _check_open_files(workers, prefetch)
@@ -72,5 +73,4 @@ def _count_open_files() -> int:
 
 
 def _format_bytes(num_bytes: int) -> str:
-    """Format as `64 MB` or `3.2 GB`."""
     return f"{num_bytes / 1e9:,.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:,.1f} MB"

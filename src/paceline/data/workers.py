@@ -31,7 +31,7 @@ _HINT_BY_SIGNAL = {
 
 
 class WorkerPosition(NamedTuple):
-    """Position of a worker: its process, batch number and sample index; -1: none yet."""
+    """Process id, batch number and sample index of a worker; -1 before the first."""
 
     pid: int
     batch: int
@@ -39,13 +39,11 @@ class WorkerPosition(NamedTuple):
 
 
 class WorkerProgress:
-    """Positions of `workers` workers, in memory shared with the process that forks them.
+    """Positions of `workers` workers, in memory shared with the process that forks them."""
 
-    Each worker writes its own row without locking, so a reader may be one sample behind. Another column counts the
-    batches that each worker has made.
-    """
-
+    # Each worker writes its own row without locking, so a reader may be one sample behind.
     def __init__(self, workers: int) -> None:
+        # Columns: process id, batch, sample, and the number of batches made.
         shared = np.frombuffer(mmap.mmap(-1, workers * 4 * 8), dtype=np.int64).reshape(workers, 4)
         self._rows, self._made = shared[:, :3], shared[:, 3]
         self._row = 0
@@ -57,7 +55,7 @@ class WorkerProgress:
         self._made[:] = 0
 
     def set_start(self, worker: int, batch: int) -> None:
-        """Set the first batch of worker number `worker`, which is not started yet."""
+        """Set the first batch of worker number `worker` before it starts."""
         self._rows[worker] = -1, batch, -1
 
     def register(self, worker: int, batch: int = -1) -> None:
@@ -66,7 +64,7 @@ class WorkerProgress:
         self._rows[worker] = os.getpid(), batch, -1
 
     def for_worker(self, worker: int) -> "WorkerProgress":
-        """Return a view that writes the row of worker number `worker`, for workers that are threads."""
+        """Return a view that writes the row of worker number `worker`, which is a thread."""
         view = copy(self)
         view._row = worker
         return view
@@ -106,24 +104,25 @@ class TrackedSource:
 
     @property
     def info(self) -> DatasetInfo:
-        """Facts of the split."""
+        """Same as in `source`."""
         return self.source.info
 
     def __len__(self) -> int:
         return len(self.source)
 
     def read(self, index: int) -> Sample:
-        """Record and read a sample; the record stays while it is decoded."""
-        self.progress.set_sample(index)
+        """Record and read a sample."""
+        self.progress.set_sample(index)  # stays while the sample is decoded, which may crash too
         return self.source.read(index)
 
     def name_of(self, index: int) -> str:
-        """Return the sample's name from `source`."""
+        """Return the sample's name."""
         return self.source.name_of(index)
 
 
 def track_source(source: Source, progress: WorkerProgress) -> Source:
-    """Wrap a source to record its reads; return pixels in memory, which cannot hang or crash, as they are."""
+    """Wrap a source to record its reads; return an `ArraySource` unchanged."""
+    # Pixels in memory cannot hang or crash a worker.
     return source if isinstance(source, ArraySource) else TrackedSource(source, progress)
 
 
@@ -136,10 +135,10 @@ def init_worker(parent: int, progress: WorkerProgress, worker: int) -> None:
     die_with_parent(parent)
 
 
-def wait_for_workers(workers: Sequence[BaseProcess], progress: WorkerProgress, within_s: float) -> bool:
-    """Wait until every worker has registered or one has died; return False if neither happens in time."""
+def wait_for_workers(workers: Sequence[BaseProcess], progress: WorkerProgress, timeout_s: float) -> bool:
+    """Wait until every worker has registered or one has died; return False after `timeout_s` seconds."""
     pause = threading.Event()
-    for _ in range(round(within_s / _START_POLL_S)):
+    for _ in range(round(timeout_s / _START_POLL_S)):
         if _have_started_or_died(workers, progress):
             return True
         pause.wait(_START_POLL_S)
@@ -168,7 +167,7 @@ def preserve_sigchld_handler() -> Iterator[None]:
 class WorkerSupervisor:
     """Watch the workers of a loader in a thread, and end them when the context exits.
 
-    `title` and `name_of` describe batch and sample numbers in messages.
+    `describe_batch` and `name_of` describe a batch number and a sample index in messages.
     """
 
     def __init__(
@@ -176,13 +175,13 @@ class WorkerSupervisor:
         processes: Sequence[BaseProcess],
         progress: WorkerProgress,
         timeout: Duration,
-        title: Callable[[int], str],
+        describe_batch: Callable[[int], str],
         name_of: Callable[[int], str],
     ) -> None:
         self._processes = processes
         self._progress = progress
         self._timeout = timeout
-        self._describe_batch = title
+        self._describe_batch = describe_batch
         self._name_of = name_of
         self._awaited = -1
         self._failure = ""
@@ -194,15 +193,14 @@ class WorkerSupervisor:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Kill the remaining workers."""
         self._stopping.set()
         self._watcher.join()
         self._kill()
         for process in self._processes:
             process.join()
 
-    def wait_for(self, number: int, ahead: Iterator[Any]) -> Any:
-        """Return the next item of `ahead`, a DataLoader iterator with a timeout of `POLL_S`: batch `number`.
+    def wait_for(self, number: int, batches: Iterator[Any]) -> Any:
+        """Return batch `number`: the next item of `batches`, a DataLoader iterator with a timeout of `POLL_S`.
 
         Raise `WatchError` if a worker is dead, or no batch arrives within the timeout.
         """
@@ -210,10 +208,10 @@ class WorkerSupervisor:
         while True:
             self._raise_if_failed()
             try:
-                item = next(ahead)
+                item = next(batches)
                 self._awaited = -1
                 return item
-            except (RuntimeError, OSError, EOFError) as error:
+            except (RuntimeError, OSError, EOFError) as error:  # a timeout, or the closed socket of a dead worker
                 failure = error
             if not str(failure).startswith("DataLoader timed out"):
                 self._wait_for_exit()
@@ -221,19 +219,21 @@ class WorkerSupervisor:
                 raise failure
 
     def _watch(self) -> None:
-        # A worker that is stopped while it hands over a batch would block the rank in the middle of a message forever.
-        before, polls = -1, 0
+        # In a thread: a worker that stops while it sends a batch blocks the rank in the middle of a message.
+        last_awaited, polls = -1, 0
         while not self._stopping.wait(POLL_S):
-            polls = polls + 1 if self._awaited == before >= 0 else 0
-            before = self._awaited
+            # Polls in a row at which the rank waits for the same batch.
+            polls = polls + 1 if self._awaited == last_awaited >= 0 else 0
+            last_awaited = self._awaited
             if polls * POLL_S >= self._timeout.seconds:
                 dead = self._dead_worker  # a worker may have died while sending
+                # Before the kill, which unblocks the rank: it then raises this message.
                 self._failure = self._describe_death(dead) if dead else self._describe_hang()
                 self._kill()
                 return
 
+    # An exiting worker closes its sockets before it has an exit code.
     def _wait_for_exit(self) -> None:
-        """Wait until an exiting worker, whose sockets are closed already, has an exit code."""
         ending = wait([process.sentinel for process in self._processes], timeout=POLL_S)
         for process in self._processes:
             if process.sentinel in ending:
@@ -283,5 +283,5 @@ class WorkerSupervisor:
     def _describe_position(self, position: WorkerPosition) -> str:
         if position.batch < 0:
             return "before its first batch"
-        at = f", at sample {position.sample}, {self._name_of(position.sample)}" if position.sample >= 0 else ""
-        return f"in {self._describe_batch(position.batch)}{at}"
+        sample = f", at sample {position.sample}, {self._name_of(position.sample)}" if position.sample >= 0 else ""
+        return f"in {self._describe_batch(position.batch)}{sample}"
