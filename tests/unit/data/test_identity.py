@@ -1,4 +1,4 @@
-"""The digest of a data set changes with what it holds, and with nothing else."""
+"""The digest of a data set changes with its content, and with nothing else."""
 
 import time
 from dataclasses import replace
@@ -28,14 +28,14 @@ def photographs(tmp_path):
 
 
 # matrix: 7
-def test_a_folder_is_the_same_one_wherever_it_is(photographs):
+def test_the_digest_of_a_folder_does_not_depend_on_its_path(photographs):
     digest = digest_datasets(photographs("one"))
     assert len(digest) == 16 and int(digest, 16) > 0
     assert digest_datasets(photographs("two")) == digest
 
 
 # matrix: 7
-def test_a_file_more_less_or_elsewhere_is_another_folder(photographs):
+def test_a_file_added_removed_or_moved_changes_the_digest(photographs):
     digests = [
         digest_datasets(photographs("one")),
         digest_datasets(photographs("train", "train/cat/3.png")),
@@ -48,7 +48,7 @@ def test_a_file_more_less_or_elsewhere_is_another_folder(photographs):
 
 
 # matrix: 7
-def test_pixels_labels_and_classes_count():
+def test_pixels_labels_and_classes_change_the_digest():
     data = load_digits()
     train = data.train
     assert isinstance(train, ArraySource)

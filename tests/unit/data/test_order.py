@@ -1,4 +1,4 @@
-"""The exact order: which samples a global step takes, whoever asks."""
+"""The exact order: the samples of a global step, for any rank and world size."""
 
 import numpy as np
 import pytest
@@ -37,7 +37,7 @@ def test_epochs_differ_in_order_and_in_what_they_leave_out() -> None:
     assert len({frozenset(epoch) for epoch in epochs}) > 1
 
 
-def test_steps_may_be_asked_for_in_any_order() -> None:
+def test_steps_may_be_requested_in_any_order() -> None:
     forwards, backwards = order(), order()
     taken = [forwards.indices(step).tolist() for step in range(20)]
     assert [backwards.indices(step).tolist() for step in reversed(range(20))] == taken[::-1]
@@ -53,7 +53,7 @@ def test_every_image_is_evaluated_once_by_one_rank(num_images: int, world_size: 
 
 
 @pytest.mark.parametrize(("num_images", "of"), [(1, 5), (7, 20), (20, 20), (359, 1438), (13, 1000)])
-def test_a_part_of_a_split_is_the_same_distinct_samples_in_order_whoever_asks(num_images: int, of: int) -> None:
+def test_a_subset_has_the_same_distinct_samples_in_order_for_any_world_size(num_images: int, of: int) -> None:
     seen = {}
     for world_size in (1, 3):
         shards = [
@@ -68,7 +68,7 @@ def test_a_part_of_a_split_is_the_same_distinct_samples_in_order_whoever_asks(nu
 @pytest.mark.parametrize(
     "classes", [np.repeat(np.arange(10), 100), np.tile(np.arange(10), 100)], ids=["sorted", "round"]
 )
-def test_a_part_of_a_split_has_images_of_each_class_however_they_are_sorted(classes: np.ndarray) -> None:
+def test_a_subset_has_images_of_each_class_even_if_the_split_is_sorted(classes: np.ndarray) -> None:
     shard = EvalShard(200, batch_size=200, split_size=len(classes))
     counts = np.bincount(classes[shard.indices(0)], minlength=10)
     assert counts.sum() == 200 and counts.min() >= 10 and counts.max() <= 30
@@ -83,8 +83,8 @@ def test_a_rank_without_images_evaluates_no_batch() -> None:
     assert EvalShard(1, batch_size=8, rank=0, world_size=2).num_batches == 0
 
 
-def test_two_epochs_are_at_hand_at_once_and_no_more(monkeypatch) -> None:
-    """Of threads that share an order, some are still in the epoch before."""
+def test_permutations_of_two_epochs_are_cached(monkeypatch) -> None:
+    """Threads that share an order may still be in the previous epoch."""
     drawn: list[int] = []
 
     def drawing(seed: int, epoch: int, n: int) -> np.ndarray:
@@ -99,7 +99,7 @@ def test_two_epochs_are_at_hand_at_once_and_no_more(monkeypatch) -> None:
     assert drawn == [0, 1, 2]
 
 
-def test_the_stored_order_is_that_of_the_source_in_every_epoch_however_many_ranks_take_it() -> None:
+def test_without_shuffling_every_epoch_has_the_order_of_the_source_for_any_world_size() -> None:
     def stored(rank: int = 0, world_size: int = 1) -> TrainOrder:
         return TrainOrder(3, 103, 12, rank, world_size, is_random=False)
 

@@ -1,4 +1,4 @@
-"""Draws: fresh in every epoch, or the sample's own, half a turn further in each."""
+"""Draws: fresh in every epoch, or alternating between two halves."""
 
 import numpy as np
 
@@ -8,13 +8,13 @@ from paceline.data.order import draw_uniform
 INDICES = np.arange(10_000)
 
 
-def test_fresh_draws_are_those_of_the_epoch_whatever_alternates_beside_them():
+def test_fresh_draws_do_not_depend_on_alternating_ones():
     fresh = uniform(3, Stream.AUGMENT, 5, INDICES, 3)
     assert np.array_equal(draw_uniform(3, 5, INDICES, [False] * 3), fresh)
     assert np.array_equal(draw_uniform(3, 5, INDICES, [False, True, False])[:, [0, 2]], fresh[:, [0, 2]])
 
 
-def test_an_alternating_draw_changes_sides_in_every_epoch_and_comes_back():
+def test_an_alternating_draw_changes_halves_every_epoch_and_repeats_after_two():
     epochs = [draw_uniform(3, epoch, INDICES, [False, True])[:, 1] for epoch in range(4)]
     assert np.array_equal(epochs[0] < 0.5, epochs[1] >= 0.5)
     assert np.array_equal(epochs[0], epochs[2]) and np.array_equal(epochs[1], epochs[3])

@@ -1,4 +1,4 @@
-"""What holds for the order of any number of samples, in batches of any size, over any number of ranks."""
+"""Properties of the order for any number of samples, batch size and world size."""
 
 import numpy as np
 from hypothesis import given
@@ -43,15 +43,15 @@ def test_ranks_divide_the_batch_in_order(case, step: int) -> None:
 
 
 @given(orders(), st.lists(st.integers(0, 60), min_size=1, max_size=12))
-def test_a_resumed_order_is_the_rest_of_the_whole_one(case, asked: list[int]) -> None:
-    """However steps are asked for: from one on, backwards, or here and there."""
+def test_a_resumed_order_continues_the_full_order(case, requested: list[int]) -> None:
+    """For any sequence of steps: from one on, backwards, or random."""
     order, world_size = case
     whole = [order.indices(step).tolist() for step in range(61)]
     resumed = of_rank(order, 0, 1)
-    assert [resumed.indices(step).tolist() for step in asked] == [whole[step] for step in asked]
+    assert [resumed.indices(step).tolist() for step in requested] == [whole[step] for step in requested]
     rank_batch = order.batch_size // world_size
     on_ranks = of_rank(order, world_size - 1, world_size)
-    assert [on_ranks.indices(step).tolist() for step in asked] == [whole[step][-rank_batch:] for step in asked]
+    assert [on_ranks.indices(step).tolist() for step in requested] == [whole[step][-rank_batch:] for step in requested]
 
 
 @given(st.integers(1, 400), st.integers(1, 64), st.integers(1, 17), st.integers(0, 300))

@@ -1,4 +1,4 @@
-"""What a batch asks for does not depend on how many steps are drawn for at once, nor on who asked before."""
+"""The draws of a batch depend neither on the group of steps drawn together, nor on earlier requests."""
 
 import numpy as np
 import pytest
@@ -14,17 +14,17 @@ def schedule(at_once: int) -> TrainBatchSchedule:
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 4, 100])
-@pytest.mark.parametrize("asked", [range(20), range(19, -1, -1), [3, 3, 17, 4, 5, 0]], ids=["on", "back", "about"])
-def test_draws_are_those_of_the_step_alone_with_mixing_prepared(at_once: int, asked) -> None:
+@pytest.mark.parametrize("requested", [range(20), range(19, -1, -1), [3, 3, 17, 4, 5, 0]], ids=["on", "back", "about"])
+def test_draws_of_a_group_equal_draws_of_single_steps(at_once: int, requested) -> None:
     several = schedule(at_once)
-    for step in asked:
+    for step in requested:
         expected = draw_uniform(5, step // 6, ORDER.indices(step), ALTERNATING)
         expected[:, 3:] *= 2
         assert np.array_equal(several.draws(step), expected)
         assert np.array_equal(several.indices(step), ORDER.indices(step)) and several.size(step) == 10 + step
 
 
-def test_draws_are_not_kept_for_more_than_the_steps_that_are_drawn_together() -> None:
+def test_draws_of_one_group_are_cached() -> None:
     several = schedule(4)
     for step in range(40):
         several.draws(step)

@@ -1,4 +1,4 @@
-"""From any picture to the size the model sees."""
+"""Images of any size are resized to the input size of the model."""
 
 import numpy as np
 import pytest
@@ -20,38 +20,38 @@ from paceline.recipe.schema.data import Data
 NO_DRAWS = np.empty(0)
 
 
-def picture(width: int, height: int) -> Image.Image:
+def make_image(width: int, height: int) -> Image.Image:
     rows, columns = np.mgrid[0:height, 0:width]
     return Image.fromarray(np.stack([rows % 256, columns % 256, (rows + columns) % 256], 2).astype(np.uint8))
 
 
 @pytest.mark.parametrize("size", [(500, 375), (75, 56), (411, 120), (1, 1), (3, 500)])
-def test_every_sizing_gives_the_size_asked_for(size: tuple[int, int]) -> None:
-    for sizing in (StretchResizer(), CenterCropResizer(0.875), RandomCropResizer((0.08, 1.0), (0.75, 4 / 3))):
-        draws = np.random.default_rng(0).random(sizing.num_draws)
-        result = sizing(picture(*size), draws, 64)
+def test_every_resizer_returns_the_requested_size(size: tuple[int, int]) -> None:
+    for resizer in (StretchResizer(), CenterCropResizer(0.875), RandomCropResizer((0.08, 1.0), (0.75, 4 / 3))):
+        draws = np.random.default_rng(0).random(resizer.num_draws)
+        result = resizer(make_image(*size), draws, 64)
         assert result.shape == (3, 64, 64) and result.dtype == torch.uint8
 
 
-def test_evaluation_scales_the_short_side_and_cuts_the_centre() -> None:
-    whole = picture(500, 375)
+def test_evaluation_scales_the_short_side_and_crops_the_center() -> None:
+    whole = make_image(500, 375)
     expected = F.center_crop(F.resize(whole, [256], antialias=True), [224, 224])
     assert torch.equal(CenterCropResizer(0.875)(whole, NO_DRAWS, 224), F.pil_to_tensor(expected))
 
 
 @pytest.mark.parametrize("size", [(1, 30_000), (30_000, 1)])
-def test_a_thread_of_an_image_is_cut_before_it_is_scaled(size: tuple[int, int]) -> None:
-    """Scaled by its short side it would be 2 GB."""
-    assert CenterCropResizer(0.875)(picture(*size), NO_DRAWS, 224).shape == (3, 224, 224)
+def test_a_very_long_image_is_cropped_before_it_is_scaled(size: tuple[int, int]) -> None:
+    """Scaled by its short side it would take 2 GB."""
+    assert CenterCropResizer(0.875)(make_image(*size), NO_DRAWS, 224).shape == (3, 224, 224)
 
 
-def test_cutting_a_long_picture_first_changes_next_to_nothing() -> None:
-    long = picture(900, 100)
+def test_cropping_a_long_image_first_hardly_changes_pixels() -> None:
+    long = make_image(900, 100)
     expected = F.pil_to_tensor(F.center_crop(F.resize(long, [256], antialias=True), [224, 224]))
     assert (CenterCropResizer(0.875)(long, NO_DRAWS, 224).int() - expected.int()).abs().float().mean() < 1
 
 
-def test_a_random_crop_lies_inside_and_keeps_to_its_ranges() -> None:
+def test_a_random_crop_is_inside_the_image_and_within_its_ranges() -> None:
     crop = RandomCropResizer((0.08, 1.0), (0.75, 4 / 3))
     rng = np.random.default_rng(1)
     areas = []
@@ -65,21 +65,21 @@ def test_a_random_crop_lies_inside_and_keeps_to_its_ranges() -> None:
 
 
 def _torchvision_mean_area() -> float:
-    """Return the mean share of the area that torchvision's own crop draws from the same picture, of 2,000."""
+    """Return the mean share of the area that torchvision's own crop draws from the same image, in 2,000 crops."""
     torch.manual_seed(0)
     crop = v2.RandomResizedCrop(32)
     boxes = [crop.make_params([torch.empty(3, 375, 500)]) for _ in range(2000)]
     return float(np.mean([box["height"] * box["width"] / (375 * 500) for box in boxes]))
 
 
-def test_a_picture_too_long_for_any_try_gives_the_centre() -> None:
+def test_an_image_too_long_for_any_attempt_gives_the_center() -> None:
     crop = RandomCropResizer((0.9, 1.0), (0.75, 4 / 3))
     top, left, height, width = crop.choose_box(10, 1000, np.full(crop.num_draws, 0.5))
     assert (top, height, width) == (0, 10, 13)
     assert left == (1000 - 13) // 2
 
 
-def test_the_first_augmentation_chooses_how_training_images_are_sized() -> None:
+def test_the_first_augmentation_selects_the_training_resizer() -> None:
     random, stretch = Data(augment=("random_resized_crop",)), Data(augment=("resize",))  # type: ignore[arg-type]
     assert isinstance(build_train_resizer(random), RandomCropResizer)
     assert isinstance(build_train_resizer(stretch), StretchResizer)
@@ -103,7 +103,7 @@ SIZES = [
 
 
 def cut(image: Image.Image, box: list[float], size: int, *, inside: bool) -> torch.Tensor:
-    """Return `box` of an image as a region says, by Pillow, whose filter reaches beyond a box."""
+    """Return the `box` of an image resized by Pillow, whose filter also sees pixels around a box."""
     top, left, height, width = box
     if inside:
         image = image.crop((round(left), round(top), round(left + width), round(top + height)))
@@ -112,7 +112,7 @@ def cut(image: Image.Image, box: list[float], size: int, *, inside: bool) -> tor
     return F.pil_to_tensor(image.resize((size, size), Image.Resampling.BILINEAR, box=area))
 
 
-def test_the_regions_of_random_crops_are_their_boxes_to_the_bit() -> None:
+def test_the_regions_of_random_crops_equal_their_boxes_bit_for_bit() -> None:
     crop = RandomCropResizer((0.08, 1.0), (0.75, 4 / 3))
     rng = np.random.default_rng(2)
     sizes = np.concatenate([np.array(SIZES), rng.integers(1, 800, (3000, 2))])
@@ -123,7 +123,7 @@ def test_the_regions_of_random_crops_are_their_boxes_to_the_bit() -> None:
     assert np.array_equal(regions.boxes, np.array(boxes))
 
 
-def test_regions_fall_back_to_the_centre_where_no_try_fits() -> None:
+def test_regions_fall_back_to_the_center_if_no_attempt_fits() -> None:
     crop = RandomCropResizer((0.9, 1.0), (0.75, 4 / 3))
     draws = np.full((2, crop.num_draws), 0.5)
     assert crop.compute_regions(np.array([[10, 1000], [1000, 10]]), draws, 8).boxes.tolist() == [
@@ -134,9 +134,11 @@ def test_regions_fall_back_to_the_centre_where_no_try_fits() -> None:
 
 @pytest.mark.parametrize("share", [0.875, 1.0, 0.5])
 @pytest.mark.parametrize("size", SIZES[:7])
-def test_the_region_of_a_centre_crop_is_what_scaling_and_cutting_gives(size: tuple[int, int], share: float) -> None:
-    """Pillow rounds between its two passes, whose order it may choose anew: off by one or two here and there."""
-    image = picture(size[1], size[0])
+def test_the_region_of_a_center_crop_gives_the_pixels_of_scaling_and_cropping(
+    size: tuple[int, int], share: float
+) -> None:
+    """Pillow rounds between its two passes, in either order, so some pixels differ by one or two."""
+    image = make_image(size[1], size[0])
     regions = CenterCropResizer(share).compute_regions(np.array([size]), np.empty((1, 0)), 64)
     assert not regions.is_inside
     expected = CenterCropResizer(share)(image, NO_DRAWS, 64)
@@ -145,21 +147,21 @@ def test_the_region_of_a_centre_crop_is_what_scaling_and_cutting_gives(size: tup
 
 
 @pytest.mark.parametrize("size", [(100, 30_000), (30_000, 100)])
-def test_the_region_of_a_thread_of_an_image_is_in_its_middle(size: tuple[int, int]) -> None:
-    image = picture(size[1], size[0])
+def test_the_region_of_a_very_long_image_is_in_its_middle(size: tuple[int, int]) -> None:
+    image = make_image(size[1], size[0])
     (box,) = CenterCropResizer(0.875).compute_regions(np.array([size]), np.empty((1, 0)), 32).boxes.tolist()
     difference = cut(image, box, 32, inside=False).int() - CenterCropResizer(0.875)(image, NO_DRAWS, 32).int()
     assert difference.abs().max() <= 2
 
 
-def test_the_region_of_stretching_is_the_whole() -> None:
+def test_the_region_of_stretching_is_the_whole_image() -> None:
     regions = StretchResizer().compute_regions(np.array([[5, 7], [9, 2]]), np.empty((2, 0)), 32)
     assert regions.is_inside and regions.boxes.tolist() == [[0, 0, 5, 7], [0, 0, 9, 2]]
 
 
 @pytest.mark.parametrize(
-    "sizing", [StretchResizer(), CenterCropResizer(0.875), RandomCropResizer((0.08, 1.0), (0.75, 4 / 3))], ids=str
+    "resizer", [StretchResizer(), CenterCropResizer(0.875), RandomCropResizer((0.08, 1.0), (0.75, 4 / 3))], ids=str
 )
-def test_there_are_no_regions_of_no_pictures(sizing: Resizer) -> None:
-    boxes = sizing.compute_regions(np.empty((0, 2), dtype=np.int64), np.empty((0, sizing.num_draws)), 32).boxes
+def test_an_empty_batch_has_no_regions(resizer: Resizer) -> None:
+    boxes = resizer.compute_regions(np.empty((0, 2), dtype=np.int64), np.empty((0, resizer.num_draws)), 32).boxes
     assert boxes.shape == (0, 4)

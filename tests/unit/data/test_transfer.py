@@ -1,4 +1,4 @@
-"""What is sent to a device is counted; its copies are timed where the device has a clock, the first ones left out."""
+"""Copies to a device are counted, and timed if the device has a clock, without the first ones."""
 
 from dataclasses import dataclass
 
@@ -27,7 +27,7 @@ class Event:
         self.time_ms = self.clock[0]
 
     def synchronize(self) -> None:
-        """Be reached."""
+        """Do nothing."""
 
     def elapsed_time(self, end: "Event") -> float:
         return end.time_ms - self.time_ms
@@ -47,14 +47,14 @@ def timed(num_sends: int) -> tuple[CopyEvents, list[Event]]:
     return events, made
 
 
-def test_a_cpu_copies_nothing_of_what_it_is_handed() -> None:
-    bus = DirectCopy(torch.device("cpu"))
-    assert all(sent is tensor for sent, tensor in zip(bus.send(TENSORS), TENSORS, strict=True))
-    bus.send(TENSORS)
-    assert bus.stats(skip=1) == TransferStats(sends=2, bytes=2 * BYTES)
-    told = compute_host_to_device(bus.stats(0), accumulate=2)
-    assert told == HostToDeviceResult(batch_bytes=2 * BYTES, copied_bytes=0)
-    assert str(told) == "1.60 kB a step, none of it copied: the device is the CPU"
+def test_on_a_cpu_nothing_is_copied() -> None:
+    copy = DirectCopy(torch.device("cpu"))
+    assert all(sent is tensor for sent, tensor in zip(copy.send(TENSORS), TENSORS, strict=True))
+    copy.send(TENSORS)
+    assert copy.stats(skip=1) == TransferStats(sends=2, bytes=2 * BYTES)
+    result = compute_host_to_device(copy.stats(0), accumulate=2)
+    assert result == HostToDeviceResult(batch_bytes=2 * BYTES, copied_bytes=0)
+    assert str(result) == "1.60 kB a step, none of it copied: the device is the CPU"
 
 
 def test_copies_are_timed_without_the_first() -> None:
@@ -64,7 +64,7 @@ def test_copies_are_timed_without_the_first() -> None:
     assert events.total(skip=11) == (0, 0.0)
 
 
-def test_a_long_run_keeps_its_last_copies_and_uses_their_events_again() -> None:
+def test_a_long_run_keeps_its_last_copies_and_reuses_events() -> None:
     events, made = timed(MAX_TIMED_COPIES + 300)
     assert len(made) == 2 * MAX_TIMED_COPIES
     assert events.total(skip=0) == (1000 * MAX_TIMED_COPIES, pytest.approx(0.002 * MAX_TIMED_COPIES))
@@ -75,11 +75,15 @@ def test_the_rate_is_of_what_was_timed_and_the_time_of_a_step_follows() -> None:
     bytes_a_step = 256 * 3 * 224 * 224 * 4
     sent = TransferStats(sends=40, bytes=20 * bytes_a_step, copied_bytes=20 * bytes_a_step,
                   timed_bytes=10 * bytes_a_step, timed_s=0.136)  # fmt: skip
-    told = compute_host_to_device(sent, accumulate=2)
-    assert (told.batch_bytes, told.copied_bytes, told.copy_s) == (bytes_a_step, bytes_a_step, pytest.approx(0.0136))
-    assert str(told) == "154 MB a step, copied in 13.6 ms: 11.3 GB/s"
+    result = compute_host_to_device(sent, accumulate=2)
+    assert (result.batch_bytes, result.copied_bytes, result.copy_s) == (
+        bytes_a_step,
+        bytes_a_step,
+        pytest.approx(0.0136),
+    )
+    assert str(result) == "154 MB a step, copied in 13.6 ms: 11.3 GB/s"
 
 
-def test_what_was_not_copied_or_not_timed_is_told() -> None:
+def test_a_result_without_copies_or_timing_is_described() -> None:
     assert str(compute_host_to_device(TransferStats(), 1)) == "nothing: the loader makes batches on the device"
     assert "not measured" in str(compute_host_to_device(TransferStats(sends=2, bytes=8, copied_bytes=8), 1))

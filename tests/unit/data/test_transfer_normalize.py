@@ -1,4 +1,4 @@
-"""Placement: normalised in float32 at least, whatever the type of the weights, and rounded once."""
+"""Normalization is computed in float32 at least, for any dtype of the weights, and rounded once."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def normalised(dtype: torch.dtype) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_types_of_16_bits_get_what_float32_gets_rounded_once(dtype: torch.dtype) -> None:
+def test_16_bit_types_equal_float32_rounded_once(dtype: torch.dtype) -> None:
     assert torch.equal(normalised(dtype), normalised(torch.float32).to(dtype))
 
 
@@ -29,7 +29,7 @@ def test_float32_and_float64_are_computed_in_themselves(dtype: torch.dtype) -> N
     assert torch.equal(normalised(dtype), (PIXELS.to(dtype) - mean) * (1 / std))
 
 
-def test_a_batch_that_is_on_the_device_is_placed_as_it_is() -> None:
+def test_a_batch_on_the_device_is_not_copied() -> None:
     place = DeviceTransfer(torch.device("meta"), torch.float32, MEAN, STD, torch.channels_last)
     indices = np.arange(1)
     batch = place.to_device(Batch(PIXELS, torch.zeros(1, dtype=torch.int64), indices, torch.empty(1, 0)))

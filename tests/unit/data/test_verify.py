@@ -1,4 +1,4 @@
-"""Every image of a data set is looked at once, and whatever one does, it is named."""
+"""Every image of a data set is checked once, and reported if it fails in any way."""
 
 import ctypes
 import faulthandler
@@ -27,7 +27,7 @@ class Made:
     name: str
     num: int
     acts: dict = field(default_factory=dict)
-    tells: dict = field(default_factory=dict)
+    samples: dict = field(default_factory=dict)
     info = INFO
 
     def __len__(self):
@@ -35,7 +35,7 @@ class Made:
 
     def read(self, index):
         self.acts.get(index, int)()
-        return self.tells.get(index, (b"P6 1 1 255\n" + f"{self.name}{index:07}".encode(), 0))
+        return self.samples.get(index, (b"P6 1 1 255\n" + f"{self.name}{index:07}".encode(), 0))
 
     def name_of(self, index):
         return f"{self.name}/{index}.ppm"
@@ -46,17 +46,17 @@ def refuse():
 
 
 def crash():
-    faulthandler.disable()  # pytest's, which would tell of it at length
+    faulthandler.disable()  # pytest's, which would print a long traceback
     ctypes.string_at(0)
 
 
 def found(train, val, workers=2, timeout=SOON):
-    """Return the last finding, once the counts are seen to rise to all images, and no process is left."""
-    told = list(verify_images(Datasets(train, val), workers, timeout))
-    counts = [each.images for each in told]
+    """Return the bad images; check that the counts rise to all images, and no process is left."""
+    progress = list(verify_images(Datasets(train, val), workers, timeout))
+    counts = [each.images for each in progress]
     assert counts == sorted(counts) and counts[-1] == len(train) + len(val)
     assert not multiprocessing.active_children()
-    return [(file.split, file.image.index, file.image.name, file.image.reason) for file in told[-1].bad]
+    return [(file.split, file.image.index, file.image.name, file.image.reason) for file in progress[-1].bad]
 
 
 # matrix: 35
@@ -71,7 +71,7 @@ def test_bad_images_of_both_splits_are_listed_in_order(workers):
     ]
 
 
-def test_good_images_leave_nothing_to_list():
+def test_good_images_are_not_listed():
     assert found(Made("t", 100), Made("v", 3)) == []
 
 
@@ -83,7 +83,7 @@ def test_any_data_error_is_a_reason():
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_what_is_there_twice_is_found_across_workers_splits_and_classes(workers):
+def test_duplicates_are_found_across_workers_splits_and_classes(workers):
     a, b, c = (b"P6 1 1 255\n" + color for color in (b"aaa", b"bbb", b"ccc"))
     train = Made("t", 100, {9: refuse}, {4: (a, 0), 71: (a, 0), 8: (b, 0), 99: (b, 1), 9: (c, 0), 10: (c, 0)})
     val = Made("v", 7, {}, {2: (a, 0), 6: (b, 1)})
@@ -107,7 +107,7 @@ def test_what_is_there_twice_is_found_across_workers_splits_and_classes(workers)
     ],
     ids=["killed", "crashed", "gone"],
 )
-def test_an_image_that_kills_its_worker_is_bad_and_the_rest_are_looked_at(act, reason):
+def test_an_image_that_kills_its_worker_is_bad_and_the_rest_are_checked(act, reason):
     train = Made("t", 200, {3: refuse, 37: refuse, 41: act, 101: act, 199: act})
     assert [(index, why) for _, index, _, why in found(train, Made("v", 5))] == [
         (3, "is bad"),
@@ -122,7 +122,7 @@ def test_an_image_that_kills_its_worker_is_bad_and_the_rest_are_looked_at(act, r
 @pytest.mark.parametrize(
     "act", [lambda: time.sleep(600), lambda: os.kill(os.getpid(), signal.SIGSTOP)], ids=["sleeping", "stopped"]
 )
-def test_an_image_that_hangs_its_worker_is_bad_and_the_rest_are_looked_at(act):
+def test_an_image_that_hangs_its_worker_is_bad_and_the_rest_are_checked(act):
     train = Made("t", 50, {10: act, 33: refuse})
     assert [(index, why) for _, index, _, why in found(train, Made("v", 5))] == [
         (10, "is not decoded within 2s"),
@@ -130,9 +130,9 @@ def test_an_image_that_hangs_its_worker_is_bad_and_the_rest_are_looked_at(act):
     ]
 
 
-def test_leaving_early_leaves_no_process():
-    told = verify_images(Datasets(Made("t", 10_000), Made("v", 5)), 2, SOON)
-    next(told)
+def test_closing_early_ends_all_processes():
+    progress = verify_images(Datasets(Made("t", 10_000), Made("v", 5)), 2, SOON)
+    next(progress)
     assert multiprocessing.active_children()
-    told.close()
+    progress.close()
     assert not multiprocessing.active_children()

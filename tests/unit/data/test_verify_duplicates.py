@@ -1,4 +1,4 @@
-"""Samples that hold the same are found, whatever they are, and those that do not are not."""
+"""Samples with equal content are found, whatever their type, and no others."""
 
 import numpy as np
 import pytest
@@ -15,11 +15,11 @@ def copies(contents, labels, num_train):
 
 
 @pytest.mark.parametrize("contents", [[], [b"a"], [b"a", b"b"], [b"a", None, None]])
-def test_what_is_there_once_is_no_copy(contents):
+def test_a_single_image_is_no_duplicate(contents):
     assert copies(contents, [0] * len(contents), 1) == Duplicates(0, 0, 0, 0, ())
 
 
-def test_pixels_are_the_same_where_shape_and_values_are():
+def test_pixels_are_equal_if_shape_and_values_are():
     pixels = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
     turned = np.asfortranarray(pixels)
     found = copies([pixels, pixels.reshape(4, 2, 3), turned, pixels.tobytes()], [0, 0, 0, 0], 4)
@@ -45,7 +45,7 @@ def test_five_of_each_kind_are_shown_and_all_are_counted():
     assert shown == [(n, True) for n in (1, 3, 5, 7, 9)] + [(n, False) for n in (0, 2, 4, 6, 8)]
 
 
-def test_many_are_grouped_as_a_table_of_them_says():
+def test_many_duplicates_are_grouped_as_by_a_dictionary():
     random = np.random.default_rng(0)
     drawn = random.integers(300, size=1000)
     labels = random.integers(3, size=1000).tolist()

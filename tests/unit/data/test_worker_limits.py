@@ -1,4 +1,4 @@
-"""Room for batches is looked at before the first step, and what is missing is said in numbers."""
+"""Shared memory and open files are checked before the first step, and a lack is reported in numbers."""
 
 import resource
 import shutil
@@ -16,45 +16,45 @@ MB = 10**6
 
 @pytest.fixture
 def free(monkeypatch):
-    """Return a function that leaves so many bytes of shared memory."""
+    """Return a function that sets the free bytes of shared memory."""
 
-    def leave(num_bytes):
+    def set_free(num_bytes):
         monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=num_bytes))
 
-    return leave
+    return set_free
 
 
-def said(workers, num_bytes, local_ranks=1):
+def error_message(workers, num_bytes, local_ranks=1):
     with pytest.raises(WorldError) as caught:
         check_worker_limits(workers, 2, num_bytes, local_ranks)
     return str(caught.value)
 
 
-def test_a_batch_takes_what_its_images_take_and_a_little():
+def test_a_batch_takes_the_bytes_of_its_images_and_a_little_more():
     assert 256 * 3 * 224 * 224 < estimate_batch_bytes(256, 3, 224) < 1.01 * 256 * 3 * 224 * 224
 
 
 # matrix: 43
-def test_too_little_shared_memory_is_refused_with_what_fits(free):
+def test_too_little_shared_memory_raises_with_the_number_of_workers_that_fit(free):
     free(500 * MB)
-    assert said(8, 100 * MB) == (
+    assert error_message(8, 100 * MB) == (
         "data.workers: the batches of 8 workers need 1.7 GB of shared memory, and /dev/shm has 500.0 MB free "
         "(set data.workers=2, or start the container with --shm-size=1623m)"
     )
     check_worker_limits(2, 2, 100 * MB, 1)
-    assert "set data.workers=1," in said(2, 100 * MB + 1)
+    assert "set data.workers=1," in error_message(2, 100 * MB + 1)
 
 
 # matrix: 43
 def test_the_ranks_of_a_node_share_its_memory(free):
     free(64 * MB)
-    assert said(1, 10 * MB, 4) == (
+    assert error_message(1, 10 * MB, 4) == (
         "data.workers: the batches of 1 worker of each of 4 ranks need 120.0 MB of shared memory, and /dev/shm has "
         "64.0 MB free (set data.workers=0, or start the container with --shm-size=116m)"
     )
 
 
-def test_without_workers_no_room_is_needed(free):
+def test_without_workers_no_shared_memory_is_needed(free):
     free(0)
     check_worker_limits(0, 2, 100 * MB, 8)
 
@@ -70,13 +70,13 @@ print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 
 def limited(soft, hard):
-    """Return how a process with these limits of open files ends."""
+    """Return the exit of a process with these limits of open files."""
     command = [sys.executable, "-c", LIMITED, str(soft), str(hard)]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
 # matrix: 43
-def test_too_few_open_files_are_refused_with_numbers():
+def test_too_few_open_files_raise_with_numbers():
     ended = limited(64, 64)
     assert ended.returncode == 1
     last = ended.stderr.splitlines()[-1]
@@ -85,14 +85,14 @@ def test_too_few_open_files_are_refused_with_numbers():
 
 
 # matrix: 43
-def test_a_soft_limit_of_open_files_is_raised_where_the_hard_one_has_room():
+def test_a_soft_limit_of_open_files_is_raised_up_to_the_hard_limit():
     assert limited(64, 1024).stdout == "1024\n"
     assert limited(512, 1024).stdout == "512\n"
 
 
 # matrix: 43
 @pytest.mark.skipif(not shutil.which("unshare"), reason="unshare is not installed")
-def test_a_small_shared_memory_is_seen_for_real():
+def test_a_small_shared_memory_is_detected_in_a_mount_namespace():
     script = (
         f"mount -t tmpfs -o size=1m none {SHARED_MEMORY} && exec {sys.executable} -c "
         "'from paceline.data.worker_limits import check_worker_limits; check_worker_limits(2, 2, 1000000, 1)'"
@@ -104,7 +104,7 @@ def test_a_small_shared_memory_is_seen_for_real():
     assert "need 5.0 MB of shared memory, and /dev/shm has 1.0 MB free (set data.workers=0" in ended.stderr
 
 
-def test_the_limits_of_this_process_are_left_alone(free):
+def test_the_limits_of_this_process_are_unchanged(free):
     free(10**12)
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     check_worker_limits(1, 2, 1000, 1)

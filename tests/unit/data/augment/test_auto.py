@@ -13,8 +13,8 @@ NAMES = list(RAND._AUGMENTATION_SPACE)
 MOVING = {"ShearX", "ShearY", "Rotate"}
 
 
-def pictures(num: int = 6, channels: int = 3, height: int = 32, width: int = 32) -> torch.Tensor:
-    """Return smooth pictures and noise, half and half: noise alone has every histogram flat."""
+def make_images(num: int = 6, channels: int = 3, height: int = 32, width: int = 32) -> torch.Tensor:
+    """Return smooth images and noise, half and half: noise alone has only flat histograms."""
     generator = torch.Generator().manual_seed(5)
     coarse = torch.rand((num, channels, 4, 4), generator=generator)
     smooth = F.resize(coarse, [height, width]).mul(200).to(torch.uint8)
@@ -23,7 +23,7 @@ def pictures(num: int = 6, channels: int = 3, height: int = 32, width: int = 32)
 
 
 def drawn(augment: AutoAugment, operation: int, magnitude: int, *, negative: bool) -> list[float]:
-    """Return the draws of one operation in the middle of what stands for them."""
+    """Return draws in the middle of the intervals that select the operation, magnitude and sign."""
     span = augment.highest - augment.lowest + 1
     return [(operation + 0.5) / 14, (magnitude - augment.lowest + 0.5) / span, 0.25 if negative else 0.75]
 
@@ -33,7 +33,7 @@ def drawn(augment: AutoAugment, operation: int, magnitude: int, *, negative: boo
 @pytest.mark.parametrize("channels", [1, 3])
 def test_each_operation_is_torchvisions_at_each_magnitude_and_sign(space: str, name: str, channels: int) -> None:
     _, theirs = SPACES[space]
-    images = pictures(4, channels, height=24, width=32)
+    images = make_images(4, channels, height=24, width=32)
     magnitudes, signed = theirs._AUGMENTATION_SPACE[name]
     table = magnitudes(31, 24, 32)
     for number in (1, 9, 15, 30):
@@ -56,8 +56,7 @@ def _torchvisions(theirs: v2.RandAugment, image: torch.Tensor, name: str, magnit
 @pytest.mark.parametrize("space", SPACES)
 def test_the_operations_are_torchvisions_in_its_order(space: str) -> None:
     ours, theirs = SPACES[space]
-    renamed = {"colour": "color"}
-    names = [renamed.get(operation.name, operation.name).replace("_", "") for operation in ours.operations]
+    names = [operation.name.replace("_", "") for operation in ours.operations]
     assert names == [name.lower() for name in theirs._AUGMENTATION_SPACE] and len(names) == 14
     assert [operation.is_signed for operation in ours.operations] == [
         signed for _, signed in theirs._AUGMENTATION_SPACE.values()
@@ -65,7 +64,7 @@ def test_the_operations_are_torchvisions_in_its_order(space: str) -> None:
 
 
 def test_operations_follow_each_other_in_the_drawn_order() -> None:
-    augment, images = build_rand_augment(2, 9), pictures()
+    augment, images = build_rand_augment(2, 9), make_images()
     solarize, equalize = NAMES.index("Solarize"), NAMES.index("Equalize")
     forth = drawn(augment, solarize, 9, negative=False) + drawn(augment, equalize, 9, negative=False)
     draws = torch.tensor([forth, forth[3:] + forth[:3]] * 3, dtype=torch.float64)
@@ -78,7 +77,7 @@ def test_operations_follow_each_other_in_the_drawn_order() -> None:
 def test_trivial_augment_draws_every_operation_and_magnitude_evenly() -> None:
     """The first and the last of each lie at the ends of the draws."""
     augment = build_trivial_augment()
-    images = pictures(2)
+    images = make_images(2)
     ends = torch.tensor([[2**-33, 0.0, 0.0], [1 - 2**-32, 1 - 2**-32, 1 - 2**-32]], dtype=torch.float64)
     result = augment(images, ends)
     assert torch.equal(result[0], images[0]) and torch.equal(result[1], F.equalize(images[1]))
@@ -86,7 +85,7 @@ def test_trivial_augment_draws_every_operation_and_magnitude_evenly() -> None:
 
 
 def test_rand_augment_has_one_magnitude_for_all() -> None:
-    augment, images = build_rand_augment(1, 14), pictures(2)
+    augment, images = build_rand_augment(1, 14), make_images(2)
     draws = torch.tensor([drawn(augment, NAMES.index("Posterize"), 14, negative=True)] * 2, dtype=torch.float64)
     draws[1, 1] = 0.0
     assert torch.equal(augment(images, draws), F.posterize(images, round(8 - 14 / 7.5)))

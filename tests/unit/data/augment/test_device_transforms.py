@@ -1,4 +1,4 @@
-"""Finishing: the same pixels wherever the batch is changed, for any number of ranks and micro-batches."""
+"""Device transforms: the same pixels on host and device, for any number of ranks and micro-batches."""
 
 from collections.abc import Iterator
 
@@ -38,7 +38,7 @@ def source() -> ArraySource:
 def finished(
     data: Data, *, on_device: bool = False, rank: int = 0, world: int = 1, accumulate: int = 1, workers: int = 0
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Return what the model is given in 6 steps of two epochs, micro-batches put together again."""
+    """Yield the model inputs of 6 steps in two epochs, with micro-batches concatenated."""
     order = TrainOrder(seed=1, num_images=50, batch_size=16, rank=rank, world_size=world)
     options = LoaderOptions(workers, pin_memory=False, on_device=on_device)
     place = DeviceTransfer(torch.device("cpu"), torch.float32, INFO.mean, INFO.std, torch.channels_last)
@@ -73,7 +73,7 @@ def test_ranks_and_micro_batches_together_make_the_batch_of_one_rank(
     assert equal(together, finished(ALL))
 
 
-def test_workers_carry_the_draws_to_the_device() -> None:
+def test_workers_send_the_draws_to_the_device() -> None:
     assert equal(finished(ALL, on_device=True, workers=2), finished(ALL))
 
 
@@ -87,13 +87,13 @@ def test_images_are_normalised_and_labels_kept_without_mixing() -> None:
     assert labels.dtype == torch.int64 and labels.tolist() == (indices % 3).tolist()
 
 
-def test_what_is_blanked_is_next_to_nothing_to_the_model() -> None:
+def test_erased_pixels_are_nearly_zero_after_normalization() -> None:
     """The mean colour is rounded to 8 bits: half a value of 255, over a standard deviation of at least 0.2."""
     images, _ = next(finished(Data(augment=({"name": "cutout", "size": 99},))))  # type: ignore[arg-type]
     assert images.abs().max() <= 0.5 / 255 / 0.2 + 1e-5
 
 
-def test_a_loader_for_another_place_is_our_bug() -> None:
+def test_a_loader_built_for_another_device_fails_an_assertion() -> None:
     order = TrainOrder(seed=1, num_images=50, batch_size=16)
     loader = build_train_loader(UNMIXED, source(), order, lambda step: 16, LoaderOptions(0, pin_memory=False))
     place = DeviceTransfer(torch.device("cpu"), torch.float32, INFO.mean, INFO.std, torch.channels_last)
@@ -103,6 +103,6 @@ def test_a_loader_for_another_place_is_our_bug() -> None:
 
 
 @pytest.mark.parametrize("data", [ALL, UNMIXED], ids=["all", "unmixed"])
-def test_images_come_out_in_the_memory_format_of_the_model(data: Data) -> None:
+def test_images_have_the_memory_format_of_the_model(data: Data) -> None:
     images, _ = next(finished(data, on_device=True))
     assert images.is_contiguous(memory_format=torch.channels_last)

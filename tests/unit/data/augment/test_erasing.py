@@ -1,4 +1,4 @@
-"""Blanking: each image's box is the one of its own draws, and the rest is as it was."""
+"""Erasing: the box of each image follows its own draws, and other pixels are unchanged."""
 
 import numpy as np
 import pytest
@@ -35,16 +35,16 @@ def test_random_erasing_blanks_the_first_rectangle_that_fits() -> None:
     erasing = BatchRandomErasing(0.6, (0.1, 1.5), (0.3, 3.3), COLOUR)
     images, draws = white(200, 24, 30), uniform(200, erasing.num_draws)
     blanked = erasing(images, draws)
-    tries = []
+    attempts = []
     for image, draw in zip(blanked, draws.tolist(), strict=True):
         expected, tried = _erased(draw)
-        tries.append(tried)
+        attempts.append(tried)
         assert torch.equal(image, expected)
-    assert {0, 1, 2, 3} <= set(tries), "no try, one, and several"
+    assert {0, 1, 2, 3} <= set(attempts), "no try, one, and several"
 
 
 def _erased(draw: list[float]) -> tuple[torch.Tensor, int]:
-    """Return the white image after torchvision's rule by hand, and how many rectangles were tried."""
+    """Return a white image erased by torchvision's rule, and the number of attempts."""
     image = white(1, 24, 30)[0]
     if draw[0] >= 0.6:
         return image, 0

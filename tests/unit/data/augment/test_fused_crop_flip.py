@@ -1,4 +1,4 @@
-"""The native core moves pixels as torch does, to the bit, in one pass or two; without it torch does."""
+"""The native crop and flip equal torch bit for bit, in one pass or two; without the core torch runs."""
 
 from dataclasses import replace
 
@@ -24,7 +24,7 @@ def images(num: int, channels: int, height: int, width: int) -> torch.Tensor:
     return torch.from_numpy(np.random.default_rng(num).integers(0, 256, (num, channels, height, width), np.uint8))
 
 
-def in_steps(augments: tuple[Augment, ...], pixels: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
+def apply_separately(augments: tuple[Augment, ...], pixels: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
     used = 0
     for augment in augments:
         pixels = augment(pixels, draws[:, used : used + augment.num_draws])
@@ -47,32 +47,34 @@ AUGMENTS: dict[str, tuple[Augment, ...]] = {
     "shape", [(9, 3, 32, 32), (4, 1, 28, 28), (5, 3, 8, 8), (3, 1, 17, 33), (2, 3, 40, 9)], ids=str
 )
 @pytest.mark.parametrize("name", AUGMENTS)
-def test_moving_gives_the_bits_of_the_steps(core: NativeExtension, name: str, shape: tuple[int, int, int, int]) -> None:
+def test_the_fused_pass_equals_separate_steps_bit_for_bit(
+    core: NativeExtension, name: str, shape: tuple[int, int, int, int]
+) -> None:
     augments, pixels = AUGMENTS[name], images(*shape)
-    (move,) = fuse_crop_flip(augments, core)
-    assert isinstance(move, FusedCropFlip) and move.num_draws == sum(augment.num_draws for augment in augments)
-    draws = torch.from_numpy(np.random.default_rng(1).random((shape[0], move.num_draws)))
+    (fused,) = fuse_crop_flip(augments, core)
+    assert isinstance(fused, FusedCropFlip) and fused.num_draws == sum(augment.num_draws for augment in augments)
+    draws = torch.from_numpy(np.random.default_rng(1).random((shape[0], fused.num_draws)))
     before = pixels.clone()
-    assert torch.equal(move(pixels, draws), in_steps(augments, pixels, draws))
+    assert torch.equal(fused(pixels, draws), apply_separately(augments, pixels, draws))
     assert torch.equal(pixels, before)
 
 
 @pytest.mark.parametrize("name", AUGMENTS)
-def test_gathering_on_the_way_gives_the_bits_of_gathering_first(core: NativeExtension, name: str) -> None:
+def test_fused_gathering_equals_gathering_first_bit_for_bit(core: NativeExtension, name: str) -> None:
     augments, pixels = AUGMENTS[name], images(20, 3, 32, 32)
-    (move,) = fuse_crop_flip(augments, core)
-    assert isinstance(move, FusedCropFlip)
+    (fused,) = fuse_crop_flip(augments, core)
+    assert isinstance(fused, FusedCropFlip)
     indices = np.array([3, 19, 0, 3, 7], dtype=np.int64)
-    draws = np.random.default_rng(1).random((5, move.num_draws))
-    expected = in_steps(augments, pixels[torch.from_numpy(indices)], torch.from_numpy(draws))
-    assert torch.equal(move.gather(pixels.numpy(), indices, draws), expected)
+    draws = np.random.default_rng(1).random((5, fused.num_draws))
+    expected = apply_separately(augments, pixels[torch.from_numpy(indices)], torch.from_numpy(draws))
+    assert torch.equal(fused.gather(pixels.numpy(), indices, draws), expected)
 
 
 @pytest.mark.parametrize("draw", [0.0, 0.5, 1 - 2**-32])
-def test_the_ends_of_the_draws_are_the_corners(core: NativeExtension, draw: float) -> None:
+def test_extreme_draws_give_the_corners(core: NativeExtension, draw: float) -> None:
     augments, pixels = AUGMENTS["crop and flip"], images(4, 3, 16, 16)
     draws = torch.full((4, 3), draw, dtype=torch.float64)
-    assert torch.equal(fuse_crop_flip(augments, core)[0](pixels, draws), in_steps(augments, pixels, draws))
+    assert torch.equal(fuse_crop_flip(augments, core)[0](pixels, draws), apply_separately(augments, pixels, draws))
 
 
 def test_an_empty_batch_stays_empty(core: NativeExtension) -> None:
@@ -82,13 +84,13 @@ def test_an_empty_batch_stays_empty(core: NativeExtension) -> None:
     assert moved.shape == (0, 3, 8, 8) and moved.dtype == torch.uint8
 
 
-def test_images_larger_than_the_core_takes_are_moved_all_the_same(core: NativeExtension) -> None:
+def test_images_larger_than_the_core_s_limit_are_augmented_by_torch(core: NativeExtension) -> None:
     pixels = images(1, 1, 2, 5000)
-    (move,) = fuse_crop_flip((BatchFlip(1.0),), core)
-    assert torch.equal(move(pixels, torch.zeros(1, 1, dtype=torch.float64)), pixels.flip(3))
+    (fused,) = fuse_crop_flip((BatchFlip(1.0),), core)
+    assert torch.equal(fused(pixels, torch.zeros(1, 1, dtype=torch.float64)), pixels.flip(3))
 
 
-def test_only_what_follows_each_other_is_one_move(core: NativeExtension) -> None:
+def test_only_a_flip_directly_after_a_crop_is_fused(core: NativeExtension) -> None:
     crop, flip = BatchPadCrop(4, "zeros"), BatchFlip(0.5)
     assert fuse_crop_flip((flip, crop, TURN, crop, flip, flip), core) == (
         FusedCropFlip(core, None, flip),
@@ -99,12 +101,12 @@ def test_only_what_follows_each_other_is_one_move(core: NativeExtension) -> None
     )
 
 
-def test_an_alternating_flip_is_moved_as_any_other(core: NativeExtension) -> None:
-    """Its draws are other ones; what they do is the same."""
+def test_an_alternating_flip_is_fused_as_any_other(core: NativeExtension) -> None:
+    """Only its draws differ."""
     flip = replace(BatchFlip(0.5), alternating=True)
     assert fuse_crop_flip((flip,), core) == (FusedCropFlip(core, None, flip),)
 
 
-def test_without_the_core_the_steps_stay() -> None:
+def test_without_the_core_nothing_is_fused() -> None:
     augments = AUGMENTS["crop and flip"]
     assert fuse_crop_flip(augments, None) == augments

@@ -1,4 +1,4 @@
-"""Augmentation: what a sample becomes depends on its own draws, and the draws do what torchvision does."""
+"""Augmentation: each sample depends on its own draws alone, as torchvision's functions compute it."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ OTHERS = Data(augment=("random_resized_crop", "flip", "mixup", "cutmix"))  # typ
 MEAN = {1: (0.4,), 3: (0.4, 0.5, 0.6)}
 
 
-def pictures(num: int = 12, channels: int = 3, size: int = 17) -> torch.Tensor:
+def make_images(num: int = 12, channels: int = 3, size: int = 17) -> torch.Tensor:
     generator = torch.Generator().manual_seed(5)
     return torch.randint(0, 256, (num, channels, size, size), dtype=torch.uint8, generator=generator)
 
@@ -50,9 +50,9 @@ def rows(*values: list[float]) -> torch.Tensor:
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("size", [17, 40])
 def test_a_sample_does_not_depend_on_the_rest_of_its_batch(number: int, channels: int, size: int) -> None:
-    """Neither on which images are beside it, nor on where it stands among them."""
+    """Neither on the other images, nor on its position."""
     augment = build_augments(ALL.augment, MEAN[channels])[number]
-    images, values = pictures(32, channels, size), draws(augment, 32)
+    images, values = make_images(32, channels, size), draws(augment, 32)
     whole = augment(images, values)
     assert whole.dtype == torch.uint8 and whole.shape == images.shape
     assert not torch.equal(whole, images)
@@ -64,18 +64,18 @@ def test_a_sample_does_not_depend_on_the_rest_of_its_batch(number: int, channels
 
 
 @pytest.mark.parametrize("number", range(len(ALL.augment)), ids=lambda number: f"{number}-{ALL.augment[number].name}")
-def test_an_augment_leaves_the_images_it_is_given_alone(number: int) -> None:
+def test_an_augment_does_not_modify_its_input(number: int) -> None:
     augment = build_augments(ALL.augment, MEAN[3])[number]
-    images = pictures()
+    images = make_images()
     augment(images, draws(augment))
-    assert torch.equal(images, pictures())
+    assert torch.equal(images, make_images())
 
 
 def test_all_augments_are_built() -> None:
     assert len(build_augments(ALL.augment, MEAN[3])) == len(ALL.augment) == 13
 
 
-def test_what_sizes_or_mixes_is_not_built_here() -> None:
+def test_resizing_and_mixing_are_not_built_as_augments() -> None:
     assert build_augments(OTHERS.augment, MEAN[3]) == (BatchFlip(0.5),)
 
 
@@ -84,8 +84,8 @@ def test_only_an_alternating_flip_has_alternating_draws() -> None:
     assert sum(augment.alternating for augment in build_augments(ALL.augment, MEAN[3])) == 1
 
 
-def test_pad_crop_cuts_the_padded_image_at_the_drawn_place() -> None:
-    images = pictures(num=2)
+def test_pad_crop_crops_the_padded_image_at_the_drawn_position() -> None:
+    images = make_images(num=2)
     padded = F.pad(images, [4, 4, 4, 4])
     cut = BatchPadCrop(4, "zeros")(images, rows([0.0, 0.999], [0.5, 0.5]))
     assert torch.equal(cut[0], padded[0, :, 0:17, 8:25])
@@ -93,15 +93,15 @@ def test_pad_crop_cuts_the_padded_image_at_the_drawn_place() -> None:
 
 
 def test_flip_mirrors_where_the_draw_is_below_its_probability() -> None:
-    images = pictures(num=2)
+    images = make_images(num=2)
     flipped = BatchFlip(0.3)(images, rows([0.29], [0.31]))
     assert torch.equal(flipped[0], images[0].flip(2))
     assert torch.equal(flipped[1], images[1])
 
 
 @pytest.mark.parametrize("interpolation", ["nearest", "bilinear"])
-def test_turning_equals_torchvisions_rotation(interpolation: str) -> None:
-    images = pictures(num=3)
+def test_rotation_equals_torchvisions(interpolation: str) -> None:
+    images = make_images(num=3)
     turned = BatchAffine(20.0, 0.0, (1.0, 1.0), interpolation)(images, rows([0.0, 0, 0], [0.5, 0, 0], [0.9, 0, 0]))
     for image, result, degrees in zip(images, turned, [-20.0, 0.0, 16.0], strict=True):
         expected = F.rotate(image, degrees, interpolation=InterpolationMode(interpolation))
@@ -112,7 +112,7 @@ def test_turning_equals_torchvisions_rotation(interpolation: str) -> None:
 
 
 def test_shear_and_zoom_equal_torchvisions_affine() -> None:
-    images = pictures(num=2)
+    images = make_images(num=2)
     values = rows([0.5, 0.9, 0.25], [0.5, 0.1, 0.75])
     sheared = BatchAffine(0.0, 10.0, (0.8, 1.2), "nearest")(images, values)
     for image, result, shear, zoom in zip(images, sheared, [8.0, -8.0], [0.9, 1.1], strict=True):
@@ -123,14 +123,14 @@ def test_shear_and_zoom_equal_torchvisions_affine() -> None:
 
 
 def test_colour_jitter_with_centred_draws_changes_nothing() -> None:
-    images = pictures(num=2)
+    images = make_images(num=2)
     assert torch.equal(
         BatchColorJitter(0.4, 0.4, 0.4, 0.0)(images, torch.full((2, 5), 0.5, dtype=torch.float64)), images
     )
 
 
 def test_colour_jitter_applies_torchvisions_changes_in_the_drawn_order() -> None:
-    image = pictures(num=1)
+    image = make_images(num=1)
     result = BatchColorJitter(0.4, 0.4, 0.4, 0.0)(image, rows([0.75, 0.25, 0.5, 0.5, 0.0]))
     expected = F.adjust_contrast(F.adjust_brightness(image[0], 1.2), 0.8)
     assert torch.equal(result[0], F.adjust_saturation(expected, 1.0))
@@ -139,8 +139,8 @@ def test_colour_jitter_applies_torchvisions_changes_in_the_drawn_order() -> None
 @pytest.mark.parametrize("hue", [0.0, 0.2])
 @pytest.mark.parametrize("size", [9, 33, 224])
 def test_colour_jitter_of_a_batch_is_torchvisions_of_each_image_to_the_bit(hue: float, size: int) -> None:
-    """Grey pixels too, of which a last bit lost makes another value."""
-    images = torch.cat([pictures(6, 3, size), pictures(6, 1, size).expand(-1, 3, -1, -1)])
+    """Gray pixels too, of which an error in the last bit changes the value."""
+    images = torch.cat([make_images(6, 3, size), make_images(6, 1, size).expand(-1, 3, -1, -1)])
     jitter = BatchColorJitter(0.4, 0.3, 0.2, hue)
     values = draws(jitter)
     for image, result, draw in zip(images, jitter(images, values), values.tolist(), strict=True):
@@ -148,7 +148,7 @@ def test_colour_jitter_of_a_batch_is_torchvisions_of_each_image_to_the_bit(hue: 
 
 
 def _jittered(image: torch.Tensor, draw: list[float], hue: float) -> torch.Tensor:
-    """Apply torchvision's functions one by one: each is taken from those left, by the drawn number's digits."""
+    """Apply torchvision's functions one by one, in the permutation of the drawn number."""
     changes = [
         lambda image: F.adjust_brightness(image, 1 + (2 * draw[0] - 1) * 0.4),
         lambda image: F.adjust_contrast(image, 1 + (2 * draw[1] - 1) * 0.3),
@@ -163,9 +163,9 @@ def _jittered(image: torch.Tensor, draw: list[float], hue: float) -> torch.Tenso
 
 
 def test_hue_of_a_batch_is_torchvisions_of_each_image_to_the_bit() -> None:
-    """Among random ones: grey, nearly grey and pure colours, and shifts that leave or wrap the wheel."""
+    """Random, gray, nearly gray and pure colors, and shifts beyond the color wheel."""
     images = torch.cat(
-        [pictures(40), pictures(20, 1).expand(-1, 3, -1, -1), pictures(20) // 64, pictures(20) // 128 * 255]
+        [make_images(40), make_images(20, 1).expand(-1, 3, -1, -1), make_images(20) // 64, make_images(20) // 128 * 255]
     )
     generator = torch.Generator().manual_seed(3)
     shifts = torch.rand(100, dtype=torch.float64, generator=generator) - 0.5
@@ -175,7 +175,7 @@ def test_hue_of_a_batch_is_torchvisions_of_each_image_to_the_bit() -> None:
 
 
 def test_hue_of_grey_images_stays() -> None:
-    images = pictures(channels=1)
+    images = make_images(channels=1)
     assert torch.equal(adjust_hue(images, torch.full((12,), 0.3, dtype=torch.float64)), images)
 
 
@@ -190,18 +190,18 @@ class _Counting(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("number", range(len(ALL.augment)), ids=lambda number: f"{number}-{ALL.augment[number].name}")
-def test_no_augment_goes_through_its_images_one_by_one(number: int) -> None:
-    """The number of operations is bounded by that of the kinds of change, whatever the number of images."""
+def test_no_augment_loops_over_images(number: int) -> None:
+    """The number of torch operations does not grow with the number of images."""
     augment = build_augments(ALL.augment, MEAN[3])[number]
     counted = []
     for num in (200, 800):
         with _Counting() as counting:
-            augment(pictures(num, size=5), draws(augment, num))
+            augment(make_images(num, size=5), draws(augment, num))
         counted.append(counting.num)
     assert counted[0] == counted[1] > 0
 
 
-def test_a_batch_needs_the_host_when_one_of_its_changes_does() -> None:
+def test_a_batch_needs_the_host_if_one_augment_does() -> None:
     needing = {
         section.name for section in (*ALL.augment, *OTHERS.augment) if has_host_augments(Data(augment=(section,)))
     }
@@ -210,7 +210,7 @@ def test_a_batch_needs_the_host_when_one_of_its_changes_does() -> None:
     assert not has_host_augments(Data())
 
 
-def test_what_needs_the_host_and_all_before_it_stays_there() -> None:
+def test_an_augment_that_needs_the_host_and_all_before_it_stay_on_the_host() -> None:
     names = ("pad_crop", "color_jitter", "flip", "cutout")
     augments = build_augments(Data(augment=names).augment, MEAN[3])  # type: ignore[arg-type]
     assert split_augments(augments, on_device=True) == (augments[:2], augments[2:])

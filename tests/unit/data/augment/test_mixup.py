@@ -1,4 +1,4 @@
-"""Mixing: pairs of the global batch, shares from Beta, and labels that keep what pixels keep."""
+"""Mixing: pairs of the global batch, weights from Beta, and labels with the weights of the pixels."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def prepared(mix: PairMixer, num: int = 40) -> torch.Tensor:
 
 
 def flat(num: int = 40, height: int = 12, width: int = 20, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Return images of which all pixels have the number of the image as their value."""
+    """Return images whose pixels all have the number of the image as their value."""
     return torch.arange(num, dtype=dtype)[:, None, None, None].expand(-1, 3, height, width).contiguous()
 
 
@@ -66,7 +66,7 @@ def test_cutmix_pastes_its_papers_box_and_nothing_else() -> None:
 @pytest.mark.parametrize("augment", [("mixup",), ("cutmix",), ("mixup", "cutmix")])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_targets_sum_to_one_and_keep_what_the_pixels_keep(augment: tuple[str, ...], dtype: torch.dtype) -> None:
-    """Image 2k is 0 everywhere and image 2k + 1 is 1, so the mean of the pixels is what came from the neighbour."""
+    """Image 2k is 0 everywhere and image 2k + 1 is 1, so the mean of the pixels is the weight of the neighbor."""
     mix = mixing(*augment)
     images, targets = mix(flat(dtype=dtype) % 2, torch.arange(40) % 2, prepared(mix))
     assert images.dtype == targets.dtype == dtype and targets.shape == (40, NUM_CLASSES)
@@ -78,7 +78,7 @@ def test_targets_sum_to_one_and_keep_what_the_pixels_keep(augment: tuple[str, ..
 
 
 @pytest.mark.parametrize("parts", [2, 4, 10, 20])
-def test_parts_of_the_batch_mix_as_the_whole_does(parts: int) -> None:
+def test_micro_batches_mix_as_the_whole_batch_does(parts: int) -> None:
     mix = PairMixer(BOTH, NUM_CLASSES)
     raw = np.random.default_rng(1).random((40, 4))
     images, labels = torch.rand((40, 3, 8, 8), generator=torch.Generator().manual_seed(0)), classes()
@@ -98,8 +98,8 @@ def test_a_pair_takes_its_draws_from_its_first_image() -> None:
     assert torch.equal(results[0][0], results[1][0]) and torch.equal(results[0][1], results[1][1])
 
 
-def test_both_together_give_each_pair_one_of_them() -> None:
-    """What is blended is between two images everywhere, what is pasted nowhere."""
+def test_with_both_methods_each_pair_gets_one_of_them() -> None:
+    """A blended image has values between two images everywhere, a pasted one nowhere."""
     mix = mixing("mixup", "cutmix")
     draws = prepared(mix, 400)
     images, _ = mix(flat(400), classes(400), draws)

@@ -1,4 +1,4 @@
-"""A change of a user's own among ours: in its place, by its own draws, checked each time."""
+"""An augmentation plugin runs in its position, with its own draws, and is validated each time."""
 
 import sys
 from dataclasses import dataclass
@@ -39,14 +39,14 @@ def section(monkeypatch):
     return lambda **args: OwnAugment(name="parts_of_augment:Brighter", args=args)
 
 
-def test_it_stands_in_its_place_and_changes_images_by_its_draws(section) -> None:
+def test_a_plugin_runs_in_its_position_with_its_draws(section) -> None:
     flip, own = build_augments((Flip(), section(most=10)), (0.5,))
     assert (flip.num_draws, own.num_draws, own.needs_host, own.alternating) == (1, 1, False, False)
     changed = own(IMAGES, torch.tensor([[0.0], [0.5]], dtype=torch.float64))
     assert torch.equal(changed, IMAGES + torch.tensor([0, 5], dtype=torch.uint8)[:, None, None, None])
 
 
-def test_it_is_left_to_the_device_and_done_there_with_its_own_draws(section) -> None:
+def test_a_plugin_runs_on_the_device_with_its_draws(section) -> None:
     data = Data(augment=(Flip(), section(most=10)))
     assert not has_host_augments(data)
     place = DeviceTransfer(torch.device("cpu"), torch.float32, (0.0,), (1.0,), torch.contiguous_format)
@@ -59,7 +59,7 @@ def test_it_is_left_to_the_device_and_done_there_with_its_own_draws(section) -> 
 
 
 @pytest.mark.parametrize(
-    ("args", "says"),
+    ("args", "message"),
     [
         ({"gives": "floats"}, "data.augment[1]: parts_of_augment:Brighter returns torch.float32 [2, 1, 2, 2] on"),
         ({"gives": "half"}, "data.augment[1]: parts_of_augment:Brighter returns torch.uint8 [1, 1, 2, 2] on"),
@@ -72,11 +72,11 @@ def test_it_is_left_to_the_device_and_done_there_with_its_own_draws(section) -> 
         ({"gives": "raise"}, "data.augment[1]: parts_of_augment:Brighter raised ValueError: no at "),
     ],
 )
-def test_what_it_must_not_return_or_raise_is_told(section, args, says) -> None:
+def test_invalid_results_and_errors_of_a_plugin_are_reported(section, args, message) -> None:
     _, own = build_augments((Flip(), section(**args)), (0.5,))
     with pytest.raises(RecipeError) as caught:
         own(IMAGES, torch.zeros(2, 1, dtype=torch.float64))
-    assert str(caught.value).startswith(says)
+    assert str(caught.value).startswith(message)
 
 
 def test_draws_must_be_a_number(section) -> None:

@@ -1,4 +1,4 @@
-"""Batches are a function of the step: not of the worker, nor of where a run starts. What cannot be read is named."""
+"""Batches are a function of the step, not of the worker or the first step. Unreadable samples are reported."""
 
 import ctypes
 import os
@@ -36,7 +36,7 @@ def source() -> ArraySource:
 
 
 class BadSource:
-    """A source of which some samples cannot be read; the others are their index in every pixel, and their label."""
+    """A source with some unreadable samples; the others have their index in every pixel and as label."""
 
     info = replace(INFO, image_size=None)
 
@@ -82,7 +82,7 @@ def test_workers_make_the_same_batches_as_the_rank_itself(data: Data, workers: i
 
 
 @pytest.mark.parametrize("data", [AUGMENT, CROP, MIX], ids=["gathered", "one by one", "mixed"])
-def test_starting_later_gives_the_same_batches(data: Data) -> None:
+def test_starting_at_a_later_step_gives_the_same_batches(data: Data) -> None:
     whole, tail = list(batches(data, 0, 9)), list(batches(data, 5, 9))
     assert all(same(one, other) for one, other in zip(whole[5:], tail, strict=True))
 
@@ -158,13 +158,13 @@ FORKING = str(Path(__file__).parents[3] / "forking.py")
 
 
 def _children() -> set[int]:
-    """Return the processes that this one has started, but for what forks programs for tests."""
+    """Return the child processes, except the fork server of the tests."""
     psutil = pytest.importorskip("psutil")
     found = set()
     for child in psutil.Process(os.getpid()).children(recursive=True):
         try:
             serves = child.cmdline()[1:2] == [FORKING]
-        except psutil.Error:  # it has just ended, and nobody has asked for its exit code yet
+        except psutil.Error:  # it has just ended, and is not waited for yet
             serves = False
         if not serves:
             found.add(child.pid)
@@ -189,24 +189,24 @@ def test_no_workers_means_no_processes() -> None:
     assert isinstance(inline, InlineLoader) and isinstance(ahead, ProcessLoader)
 
 
-def test_workers_that_do_not_come_to_life_are_replaced(monkeypatch, tmp_path) -> None:
-    """As when a fork has found a lock of the interpreter closed: the first generation never runs a line of ours."""
+def test_workers_that_do_not_start_are_replaced(monkeypatch, tmp_path) -> None:
+    """As after a fork that inherits a held lock of the interpreter: the first workers never run Python."""
     first = tmp_path / "first"
 
-    def stillborn(parent: int, trail: WorkerProgress, worker: int) -> None:
+    def die_at_start(parent: int, progress: WorkerProgress, worker: int) -> None:
         if worker == 1 and not first.exists():
             first.touch()
             time.sleep(60)
-        init_worker(parent, trail, worker)
+        init_worker(parent, progress, worker)
 
-    monkeypatch.setattr(process, "init_worker", stillborn)
+    monkeypatch.setattr(process, "init_worker", die_at_start)
     monkeypatch.setattr(process, "START_TIMEOUT_S", 1.0)
     order = TrainOrder(seed=1, num_images=50, batch_size=10)
     before = _children()
-    alone, crew = (
+    inline, parallel = (
         build_train_loader(Data(), source(), order, always_16, LoaderOptions(workers, False)) for workers in (0, 2)
     )
-    for expected, batch in zip(alone.batches(0, 10), crew.batches(0, 10), strict=True):
+    for expected, batch in zip(inline.batches(0, 10), parallel.batches(0, 10), strict=True):
         assert torch.equal(batch.images, expected.images)
     assert first.exists() and _children() <= before
 
@@ -229,7 +229,7 @@ def skipping(
 
 
 # matrix: 35
-def test_the_next_readable_sample_stands_in_for_a_bad_one_with_its_own_label() -> None:
+def test_the_next_readable_sample_replaces_a_bad_one_with_its_own_label() -> None:
     seen = {}
     for batch in skipping(7, 8, 49):
         assert torch.equal(batch.images[:, 0, 0, 0].long(), batch.labels)
@@ -240,18 +240,18 @@ def test_the_next_readable_sample_stands_in_for_a_bad_one_with_its_own_label() -
 
 
 # matrix: 35
-def test_bad_samples_are_listed_once_a_batch_in_the_order_met() -> None:
-    met = [batch.bad for batch in skipping(7, 8, 49)]
+def test_bad_samples_are_listed_once_per_batch_in_order_of_occurrence() -> None:
+    listed_by_batch = [batch.bad for batch in skipping(7, 8, 49)]
     asked = [[index for index in batch.indices.tolist() if index in (7, 8, 49)] for batch in skipping(7, 8, 49)]
     assert sum(map(len, asked)) == 6 and {each for row in asked for each in row} == {7, 8, 49}
-    for listed, wanted in zip(met, asked, strict=True):
+    for listed, wanted in zip(listed_by_batch, asked, strict=True):
         walked = [walk for each in wanted for walk in ((7, 8) if each == 7 else (each,))]
         assert listed == bad(*dict.fromkeys(walked))
 
 
 # matrix: 35
 @pytest.mark.parametrize("workers", [1, 2])
-def test_what_stands_in_does_not_depend_on_the_workers(workers: int) -> None:
+def test_replacements_do_not_depend_on_the_number_of_workers(workers: int) -> None:
     data = Data(on_bad_image="skip", augment=("random_resized_crop", "flip"))  # type: ignore[arg-type]
     inline, ahead = list(skipping(7, 8, data=data)), list(skipping(7, 8, data=data, workers=workers))
     assert len(inline) == 10 and any(batch.bad for batch in inline)
@@ -259,7 +259,7 @@ def test_what_stands_in_does_not_depend_on_the_workers(workers: int) -> None:
 
 
 # matrix: 35
-def test_what_stands_in_depends_neither_on_the_ranks_nor_on_where_a_run_starts() -> None:
+def test_replacements_depend_neither_on_the_world_size_nor_on_the_first_step() -> None:
     data = Data(on_bad_image="skip", augment=("random_resized_crop", "flip"))  # type: ignore[arg-type]
     whole = list(skipping(7, 8, 21, data=data))
     halves = [list(skipping(7, 8, 21, data=data, rank=rank, world=2)) for rank in range(2)]
@@ -274,7 +274,7 @@ def test_what_stands_in_depends_neither_on_the_ranks_nor_on_where_a_run_starts()
 
 # matrix: 35
 @pytest.mark.parametrize("workers", [0, 2])
-def test_evaluation_leaves_bad_samples_out_and_counts_them(workers: int) -> None:
+def test_evaluation_drops_bad_samples_and_lists_them(workers: int) -> None:
     samples = (0, 17, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43, 44, 45, 46, 47, 49)
     loader = build_eval_loader(SKIP, BadSource(*samples), EvalShard(50, 16), 16, LoaderOptions(workers, False))
     batches = list(loader.batches(0, 4))
@@ -325,7 +325,7 @@ class Trap(BadSource):
 
 
 def sprung(spring: Callable[[], object], timeout: str = "5min") -> str:
-    """Return what is said of a worker that reads a trap, at the latest ten seconds after it could be known."""
+    """Return the error about a worker that reads a trap, raised within ten seconds."""
     order = TrainOrder(seed=1, num_images=50, batch_size=10)
     data = Data(worker_timeout=timeout)  # type: ignore[arg-type]
     loader = build_train_loader(data, Trap(spring), order, always_16, LoaderOptions(2, False))
@@ -353,7 +353,7 @@ def sprung(spring: Callable[[], object], timeout: str = "5min") -> str:
     ],
     ids=["killed", "crashed", "gone"],
 )
-def test_a_worker_that_dies_is_named_with_what_it_was_reading(spring: Callable[[], object], end: str) -> None:
+def test_a_worker_that_dies_is_reported_with_its_sample(spring: Callable[[], object], end: str) -> None:
     assert f" {end} " in sprung(spring)
 
 
@@ -363,7 +363,7 @@ def test_a_worker_that_dies_is_named_with_what_it_was_reading(spring: Callable[[
     [lambda: time.sleep(600), lambda: ctypes.PyDLL(None).sleep(600), lambda: os.kill(os.getpid(), signal.SIGSTOP)],
     ids=["sleeping", "holding the interpreter", "stopped"],
 )
-def test_a_worker_that_hangs_is_named_with_what_it_was_reading(spring: Callable[[], object]) -> None:
+def test_a_worker_that_hangs_is_reported_with_its_sample(spring: Callable[[], object]) -> None:
     message = sprung(spring, "2s")
     assert message.startswith("data.worker_timeout: no batch for 2s: worker ") and " hangs " in message
 
@@ -379,17 +379,17 @@ def test_a_slow_trainer_is_not_a_hanging_worker() -> None:
     assert steps == 5
 
 
-def test_a_worker_that_dies_between_two_batches_raises_only_where_the_next_is_asked_for() -> None:
+def test_a_worker_that_dies_between_two_batches_raises_at_the_next_request() -> None:
     before = _children()
     ahead = batches(CROP, 0, 1000, workers=2)
     next(ahead)
     os.kill(min(_children() - before), signal.SIGKILL)
-    time.sleep(0.5)  # DataLoader's own handler would have raised here, in the midst of a step
+    time.sleep(0.5)  # DataLoader's own handler would raise now, in the middle of a step
     with pytest.raises(WatchError, match="was killed by SIGKILL"):
         next(ahead)
 
 
-def test_errors_of_ours_in_a_worker_keep_their_traceback() -> None:
+def test_internal_errors_in_a_worker_keep_their_traceback() -> None:
     def bug() -> None:
         raise RuntimeError("a bug")
 

@@ -1,4 +1,4 @@
-"""Who makes batches: the fastest that can, or what the recipe says, or one line that says why not."""
+"""The loader is the fastest that supports the recipe, or the one of the recipe, or a one-line error."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ class Files:
 
 
 class Kinds:
-    """What a choice looks at of a pack's index."""
+    """The part of a pack's index that the choice reads."""
 
     def __init__(self, kind: int) -> None:
         self.splits = {"train": self}
@@ -47,7 +47,7 @@ KEPT = PackSource(INFO, Kinds(2), None)  # type: ignore[arg-type]
 
 @pytest.fixture(autouse=True)
 def core(monkeypatch) -> None:
-    """A native core that nobody calls."""
+    """A native core that is not called."""
     monkeypatch.setattr(choose, "load_native", object)
 
 
@@ -82,49 +82,49 @@ def chosen(
         (Files(), "cpu", {"workers": 40}, ("processes", 40)),
     ],
 )
-def test_auto_takes_the_fastest_that_can(source: Source, device: str, fields, expected) -> None:
+def test_auto_chooses_the_fastest_supported_loader(source: Source, device: str, fields, expected) -> None:
     assert chosen(source, device, **fields) == (*expected, "")
 
 
-def test_a_set_that_would_take_more_than_a_quarter_of_the_gpu_stays_in_host_memory() -> None:
+def test_a_data_set_larger_than_a_quarter_of_gpu_memory_stays_in_host_memory() -> None:
     assert chosen(ARRAYS, "cuda", free_bytes=4 * BYTES - 1) == ("inline", 0, "")
     augment = ("pad_crop", "rand_augment")
     assert chosen(ARRAYS, "cuda", free_bytes=4 * BYTES - 1, augment=augment) == ("processes", 3, "")
 
 
 @pytest.mark.parametrize(("cores", "workers"), [(1, 1), (2, 1), (3, 2), (64, 16)])
-def test_threads_leave_the_rank_a_core_where_there_is_another(cores: int, workers: int) -> None:
+def test_threads_leave_one_core_to_the_rank(cores: int, workers: int) -> None:
     assert chosen(PACK, cores=cores) == ("native", workers, "")
     assert chosen(Files(), cores=cores, loader="threads") == ("threads", workers, "")
     assert chosen(Files(), cores=cores, loader="processes") == ("processes", workers, "")
 
 
 @pytest.mark.parametrize(("cores", "expected"), [(1, ("inline", 0)), (2, ("processes", 1)), (64, ("processes", 16))])
-def test_processes_are_started_where_there_are_cores_for_them(cores: int, expected) -> None:
+def test_the_number_of_processes_follows_the_cores(cores: int, expected) -> None:
     assert chosen(Files(), cores=cores) == (*expected, "")
 
 
 @pytest.mark.parametrize("loader", ["threads", "processes"])
 @pytest.mark.parametrize("source", [ARRAYS, PACK, Files()], ids=["arrays", "pack", "files"])
-def test_threads_and_processes_can_make_anything(loader: str, source: Source) -> None:
+def test_threads_and_processes_support_every_source(loader: str, source: Source) -> None:
     assert chosen(source, loader=loader, workers=2) == (loader, 2, "")
 
 
-def test_without_the_core_a_pack_is_read_by_processes_and_the_user_is_told(monkeypatch) -> None:
+def test_without_the_core_a_pack_is_read_by_processes_with_a_note(monkeypatch) -> None:
     monkeypatch.setattr(choose, "load_native", lambda: None)
     found = chosen(PACK)
     assert found[:2] == ("processes", 3) and NATIVE_MISSING_MESSAGE in found.note
     assert chosen(KEPT).note == chosen(Files()).note == chosen(PACK, workers=0).note == ""
 
 
-def test_what_is_said_is_done_where_it_can_be() -> None:
+def test_the_loader_of_the_recipe_is_used_if_it_is_supported() -> None:
     assert chosen(ARRAYS, loader="device") == ("device", 0, "")
     assert chosen(ARRAYS, "cuda", loader="device", free_bytes=BYTES) == ("device", 0, "")
     assert chosen(PACK, loader="native", workers=5) == ("native", 5, "")
 
 
 @pytest.mark.parametrize(
-    ("source", "fields", "says"),
+    ("source", "fields", "message"),
     [
         (Files(), {"loader": "device"}, "device keeps pixels of one size in GPU memory, and digits has image files"),
         (ARRAYS, {"loader": "device", "augment": CROPS}, "random_resized_crop crops each image separately"),
@@ -138,26 +138,26 @@ def test_what_is_said_is_done_where_it_can_be() -> None:
         (KEPT, {"loader": "native"}, "native decodes indexed JPEGs, .* 8 images"),
     ],
 )
-def test_what_cannot_be_done_is_refused_in_a_line_with_a_fix(source: Source, fields, says: str) -> None:
-    with pytest.raises(RecipeError, match=rf"^data\.loader: .*{says}") as caught:
+def test_an_unsupported_loader_raises_with_a_fix(source: Source, fields, message: str) -> None:
+    with pytest.raises(RecipeError, match=rf"^data\.loader: .*{message}") as caught:
         chosen(source, "cuda", free_bytes=BYTES - 1, **fields)
     assert "\n" not in str(caught.value) and "auto" in str(caught.value)
 
 
-def test_native_without_the_core_says_what_is_lost_and_how_to_get_it(monkeypatch) -> None:
+def test_native_without_the_core_raises_with_the_way_to_build_it(monkeypatch) -> None:
     monkeypatch.setattr(choose, "load_native", lambda: None)
     with pytest.raises(RecipeError) as caught:
         chosen(PACK, loader="native")
     assert str(caught.value) == f"data.loader: native: {NATIVE_MISSING_MESSAGE}; or set data.loader=auto"
 
 
-def test_the_memory_of_batches_is_bounded_by_what_is_made_ahead() -> None:
+def test_the_memory_of_batches_is_bounded_by_prefetching() -> None:
     each = [(LoaderChoice("inline", 0), 1), (LoaderChoice("device", 0), 0), (LoaderChoice("native", 9), 6)]
     each += [(LoaderChoice("threads", 3), 7), (LoaderChoice("processes", 3), 7)]
     assert [found.estimate_memory_bytes(100) for found, _ in each] == [100 * batches for _, batches in each]
 
 
-def test_nvjpeg_is_taken_where_it_is_asked_for_and_needs_a_gpu_and_photographs() -> None:
+def test_nvjpeg_is_never_automatic_and_needs_a_gpu_and_image_files() -> None:
     assert chosen(Files(), "cuda", loader="nvjpeg") == LoaderChoice("nvjpeg", 3)
     with pytest.raises(RecipeError, match=r"data\.loader: nvjpeg decodes on a GPU, and this run is on a CPU \(set"):
         chosen(Files(), "cpu", loader="nvjpeg")

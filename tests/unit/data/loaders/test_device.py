@@ -1,4 +1,4 @@
-"""A set on the device gives the batches of any other loader; here the device is the CPU (`tests/gpu` has another)."""
+"""Data on the device gives the batches of any other loader. The device is the CPU (`tests/gpu` has another)."""
 
 import time
 
@@ -49,38 +49,38 @@ def inline(data: Data, *, on_device: bool = False, size: int = 16) -> InlineLoad
     return loader
 
 
-def resident(alike: InlineLoader, augments: tuple[Augment, ...] = ()) -> DeviceLoader:
-    """Return what keeps the set on the device and makes the batches of another loader."""
-    tally, laps = build_loader_stats(time.perf_counter, 0, "device"), build_batch_timer(time.perf_counter)
+def resident(inline_loader: InlineLoader, augments: tuple[Augment, ...] = ()) -> DeviceLoader:
+    """Return the device loader with the schedule of another loader."""
+    stats, timer = build_loader_stats(time.perf_counter, 0, "device"), build_batch_timer(time.perf_counter)
     return DeviceLoader(
-        load_split_to_device(source(), torch.device("cpu")), alike.batch_maker.schedule, augments, tally, laps
+        load_split_to_device(source(), torch.device("cpu")), inline_loader.batch_maker.schedule, augments, stats, timer
     )
 
 
-def here(data: Data, *, on_device: bool = False) -> tuple[Augment, ...]:
+def device_augments(data: Data, *, on_device: bool = False) -> tuple[Augment, ...]:
     return split_augments(build_augments(data.augment, INFO.mean), on_device=on_device)[0]
 
 
 @pytest.mark.parametrize("on_device", [False, True])
 @pytest.mark.parametrize("name", RECIPES)
-def test_batches_are_those_of_the_rank_itself(name: str, on_device: bool) -> None:
+def test_batches_equal_those_of_the_inline_loader(name: str, on_device: bool) -> None:
     alone = inline(RECIPES[name], on_device=on_device)
-    loader = resident(alone, here(RECIPES[name], on_device=on_device))
+    loader = resident(alone, device_augments(RECIPES[name], on_device=on_device))
     expected, found = list(alone.batches(2, 11)), list(loader.batches(2, 11))
     assert len(expected) == len(found) == 9
     assert all(same(one, other) for one, other in zip(expected, found, strict=True))
 
 
-def test_other_sizes_are_resized_to_and_a_second_iterator_starts_anew() -> None:
+def test_images_are_resized_and_a_second_iterator_starts_again() -> None:
     alone = inline(RECIPES["moved"], size=24)
-    loader = resident(alone, here(RECIPES["moved"]))
+    loader = resident(alone, device_augments(RECIPES["moved"]))
     next(loader.batches(0, 9))
     for _ in range(2):
         for one, other in zip(alone.batches(1, 7), loader.batches(1, 7), strict=True):
             assert same(one, other) and one.images.shape[-2:] == (24, 24)
 
 
-def test_evaluation_batches_are_those_of_the_rank_itself() -> None:
+def test_evaluation_batches_equal_those_of_the_inline_loader() -> None:
     alone = build_eval_loader(Data(), source(), EvalShard(50, 16), 16, LoaderOptions(0, pin_memory=False))
     assert isinstance(alone, InlineLoader)
     loader = resident(alone)
@@ -90,8 +90,8 @@ def test_evaluation_batches_are_those_of_the_rank_itself() -> None:
         assert all(same(one, other) for one, other in zip(alone.batches(0, 4), batches, strict=True))
 
 
-def test_the_table_tells_of_a_loader_without_workers() -> None:
-    loader = resident(inline(RECIPES["moved"]), here(RECIPES["moved"]))
+def test_the_result_has_no_workers() -> None:
+    loader = resident(inline(RECIPES["moved"]), device_augments(RECIPES["moved"]))
     list(loader.batches(0, 3))
     stats = loader.stats()
     assert stats is not None
@@ -99,7 +99,7 @@ def test_the_table_tells_of_a_loader_without_workers() -> None:
     assert stats.bytes_read == stats.bytes_made == 36 * 3 * 16 * 16
 
 
-def test_a_cpu_has_the_set_in_memory_already() -> None:
+def test_on_a_cpu_the_inline_loader_is_used() -> None:
     options = LoaderOptions(0, pin_memory=False, clock=time.perf_counter, loader="device")
     loader = build_train_loader(RECIPES["moved"], source(), ORDER, lambda step: 16, options)
     assert all(same(*pair) for pair in zip(inline(RECIPES["moved"]).batches(0, 9), loader.batches(0, 9), strict=True))

@@ -1,4 +1,4 @@
-"""What a loader tells of its batches: exact figures by a made-up clock, and what must hold of real workers."""
+"""Loader statistics: exact numbers by a simulated clock, and bounds for real workers."""
 
 import time
 from collections.abc import Callable
@@ -55,7 +55,7 @@ class Files:
 
 
 class Ticking:
-    """A clock by which every look at it takes a second."""
+    """A clock that advances by a second per reading."""
 
     def __init__(self) -> None:
         self.s = 0.0
@@ -79,7 +79,7 @@ def stats_of(loader: Loader) -> LoaderResult:
 
 
 @pytest.mark.parametrize(("size", "decode_s"), [(16, 0.0), (8, 3.0)], ids=["as they are", "resized"])
-def test_a_batch_of_arrays_costs_a_handful_of_looks_at_the_clock(size: int, decode_s: float) -> None:
+def test_a_batch_of_arrays_reads_the_clock_a_few_times(size: int, decode_s: float) -> None:
     turning = Data(augment=("rotate",))  # type: ignore[arg-type]  # which is a pass of its own everywhere
     loader = timed(arrays(), Ticking(), data=turning, size=size)
     assert len(list(loader.batches(0, 3))) == 3
@@ -101,14 +101,14 @@ def test_a_batch_of_arrays_costs_a_handful_of_looks_at_the_clock(size: int, deco
     )
 
 
-def test_a_file_costs_two_looks_at_the_clock() -> None:
+def test_a_file_reads_the_clock_twice() -> None:
     loader = timed(Files(), Ticking())
     list(loader.batches(0, 3))
     stats = stats_of(loader)
     assert (stats.read_s, stats.decode_s, stats.augment_s, stats.collate_s) == (30.0, 30.0, 6.0, 9.0)
 
 
-def test_what_reading_takes_is_reading_and_waiting() -> None:
+def test_slow_reads_count_as_reading_and_as_waiting() -> None:
     passed = [0.0]
     loader = timed(Files(lambda index: passed.append(passed[-1] + 2.0)), lambda: passed[-1])
     list(loader.batches(0, 4))
@@ -118,14 +118,14 @@ def test_what_reading_takes_is_reading_and_waiting() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_without_a_clock_there_is_no_table(workers: int) -> None:
+def test_without_a_clock_there_is_no_result(workers: int) -> None:
     loader = timed(arrays(), None, workers=workers)
     assert len(list(loader.batches(0, 3))) == 3
     assert loader.stats() is None
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_the_table_holds_the_batches_handed_out_so_far_by_any_iterator(workers: int) -> None:
+def test_the_result_counts_the_batches_delivered_by_any_iterator(workers: int) -> None:
     loader = timed(arrays(), time.perf_counter, workers=workers)
     first = loader.batches(0, 50)
     next(first), next(first)
@@ -149,7 +149,7 @@ def test_bytes_are_those_of_the_files_read_and_the_pixels_made(workers: int) -> 
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_parts_are_inside_the_time_of_those_who_did_them(workers: int) -> None:
+def test_stages_fit_into_the_time_of_the_workers(workers: int) -> None:
     started_s = time.perf_counter()
     loader = timed(Files(), time.perf_counter, workers=workers)
     list(loader.batches(0, 10))
@@ -167,7 +167,7 @@ def test_parts_are_inside_the_time_of_those_who_did_them(workers: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_source_that_is_slow_shows_in_reading(workers: int) -> None:
+def test_a_slow_source_shows_in_reading(workers: int) -> None:
     loader = timed(Files(lambda index: time.sleep(0.002)), time.perf_counter, workers=workers)
     list(loader.batches(0, 3))
     stats = stats_of(loader)
@@ -175,27 +175,27 @@ def test_a_source_that_is_slow_shows_in_reading(workers: int) -> None:
     assert stats.wait_s >= 10 * 0.002  # the first batch is waited for from its first sample
 
 
-def test_the_queue_is_as_deep_as_what_lies_ready() -> None:
+def test_the_queue_depth_is_the_number_of_ready_batches() -> None:
     loader = timed(arrays(), time.perf_counter, workers=2)
     assert isinstance(loader, ProcessLoader)
     for handed, _ in enumerate(loader.batches(0, 8), start=1):
         _wait_for(loader.progress, min(8, handed + 4))
     # Two workers make two batches ahead each. How many there are at the first request is chance.
-    asked = [min(8, number + 4) - number for number in range(1, 8)]
+    expected = [min(8, number + 4) - number for number in range(1, 8)]
     stats = stats_of(loader)
-    assert sum(asked) <= 8 * stats.queue_depth <= sum(asked) + 4
+    assert sum(expected) <= 8 * stats.queue_depth <= sum(expected) + 4
     assert stats.ready >= 7 / 8
 
 
-def _wait_for(trail: WorkerProgress, num_made: int) -> None:
+def _wait_for(progress: WorkerProgress, num_made: int) -> None:
     deadline = time.monotonic() + 20
-    while trail.num_made < num_made:
+    while progress.num_made < num_made:
         assert time.monotonic() < deadline
         time.sleep(0.001)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_batch_that_cannot_be_made_is_in_no_table(workers: int) -> None:
+def test_a_batch_that_fails_is_not_counted(workers: int) -> None:
     def fails(index: int) -> None:
         if index == ORDER.indices(2)[0]:
             raise DataError("made: cannot be read (mend it)")

@@ -1,5 +1,5 @@
-"""The native loader's part in Python, with a pool of threads that decodes by Pillow: what the core decodes and what it
-cannot come together as the batches of any other loader.
+"""The Python part of the native loader, with a pool that decodes by Pillow: batches equal those of other loaders,
+whichever images the core cannot decode.
 """
 
 import threading
@@ -67,7 +67,7 @@ class Shard:
 
 
 class Pack:
-    """Fifty pictures. `kept` are files to the core; `bad` cannot be read in Python either; `before` each is read so."""
+    """Fifty images. The core cannot decode `kept`, Python cannot read `bad`; Python calls `before` at each read."""
 
     info = DatasetInfo("made", "train", NUM, ("a", "b"), 3, None, (0.5,) * 3, (0.25,) * 3)
 
@@ -119,7 +119,7 @@ class PillowTask:
 
 
 class PillowPool:
-    """Decode what is submitted in a thread, as the core would; images of the `damaged` lengths it refuses."""
+    """Decode submitted images in a thread, except those of the `damaged` lengths."""
 
     scratch_bytes = 0
 
@@ -159,30 +159,30 @@ def native_loader(
     pack: Pack,
     data: Data,
     schedule: BatchSchedule,
-    sizing: Resizer,
+    resizer: Resizer,
     make_pool: Callable[[], PillowPool] = PillowPool,
-    slots: PageableHostBuffers | None = None,
+    buffers: PageableHostBuffers | None = None,
 ) -> NativeLoader:
-    purpose = "train" if sizing is CROP else "eval"
+    purpose = "train" if resizer is CROP else "eval"
     augments = build_augments(data.augment, (0.5,) * 3) if purpose == "train" else ()
     flip = augments[0] if augments and isinstance(augments[0], BatchFlip) else None
-    planner = BatchPlanner(pack, schedule, sizing, flip)
-    trail = WorkerProgress(3)
+    planner = BatchPlanner(pack, schedule, resizer, flip)
+    progress = WorkerProgress(3)
     finishers = []
     for worker in range(3):
-        laps = build_batch_timer(time.perf_counter)
+        timer = build_batch_timer(time.perf_counter)
         reader = ImageReader(
-            track_source(pack, trail.for_worker(worker)), sizing, build_bad_image_policy(data, purpose), laps
+            track_source(pack, progress.for_worker(worker)), resizer, build_bad_image_policy(data, purpose), timer
         )
-        batches = BatchMaker(schedule, reader, augments[flip is not None :], laps)
+        batches = BatchMaker(schedule, reader, augments[flip is not None :], timer)
         finishers.append(BatchFinisher(batches, pack.labels, planner.num_draws, pin_memory=False))
     return NativeLoader(
         planner,
         finishers,
         make_pool,
-        slots or PageableHostBuffers(),
+        buffers or PageableHostBuffers(),
         timeout=data.worker_timeout,
-        progress=trail,
+        progress=progress,
         loader_stats=build_loader_stats(time.perf_counter, 2, "native"),
         timer=build_batch_timer(time.perf_counter),
     )
@@ -195,10 +195,10 @@ def schedule_of(data: Data) -> TrainBatchSchedule:
 
 
 def alone(pack: Pack, data: Data, first: int = 0, stop: int = 5) -> list[Batch]:
-    """Return the batches that Python makes of the same pack."""
-    laps = build_batch_timer(None)
-    reader = ImageReader(pack, CROP, build_bad_image_policy(data, "train"), laps)
-    batches = BatchMaker(schedule_of(data), reader, build_augments(data.augment, (0.5,) * 3), laps)
+    """Return the batches of a Python loader."""
+    timer = build_batch_timer(None)
+    reader = ImageReader(pack, CROP, build_bad_image_policy(data, "train"), timer)
+    batches = BatchMaker(schedule_of(data), reader, build_augments(data.augment, (0.5,) * 3), timer)
     return [batches[number] for number in range(first, stop)]
 
 
@@ -232,7 +232,7 @@ SKIP = Data(augment=("random_resized_crop", "flip"), on_bad_image="skip")  # typ
 @pytest.mark.parametrize("data", [PLAIN, FLIP, MORE, OTHER], ids=["plain", "flip", "flip first", "flip last"])
 @pytest.mark.parametrize("kept", [(), (0, 7, 8, 30), tuple(range(NUM))], ids=["records", "some files", "files"])
 @pytest.mark.parametrize("damaged", [(), (3, 7, 31)], ids=["whole", "damaged"])
-def test_batches_are_those_of_python_whoever_decodes(data: Data, kept, damaged, closing) -> None:
+def test_batches_equal_those_of_python_loaders(data: Data, kept, damaged, closing) -> None:
     pack = Pack(kept)
     loader = native_loader(pack, data, schedule_of(data), CROP, lambda: PillowPool(damaged))
     closing.append(loader)
@@ -244,7 +244,7 @@ def test_batches_are_those_of_python_whoever_decodes(data: Data, kept, damaged, 
 
 
 # matrix: 35
-def test_what_stands_in_for_bad_samples_is_what_python_takes(closing) -> None:
+def test_replacements_of_bad_samples_equal_those_of_python_loaders(closing) -> None:
     pack = Pack(kept=(8, 20), bad=(7, 8, 31))
     loader = native_loader(pack, SKIP, schedule_of(SKIP), CROP, lambda: PillowPool(damaged=(7, 31)))
     closing.append(loader)
@@ -254,7 +254,7 @@ def test_what_stands_in_for_bad_samples_is_what_python_takes(closing) -> None:
 
 
 # matrix: 35
-def test_a_record_that_nobody_can_decode_ends_the_run_in_its_turn(closing) -> None:
+def test_a_record_that_cannot_be_decoded_ends_the_run_at_its_batch(closing) -> None:
     pack = Pack(bad=(7,))
     loader = native_loader(pack, FLIP, schedule_of(FLIP), CROP, lambda: PillowPool(damaged=(7,)))
     closing.append(loader)
@@ -267,7 +267,7 @@ def test_a_record_that_nobody_can_decode_ends_the_run_in_its_turn(closing) -> No
 
 
 # matrix: 35
-def test_an_evaluation_leaves_out_what_nobody_can_decode(closing) -> None:
+def test_an_evaluation_drops_records_that_cannot_be_decoded(closing) -> None:
     pack = Pack(kept=tuple(range(NUM)), bad=(0, 1, 17, 48))
     loader = native_loader(pack, SKIP, EvalBatchSchedule(EvalShard(NUM, 16), 16), CenterCropResizer(0.875))
     closing.append(loader)
@@ -289,28 +289,28 @@ def test_an_evaluation_in_inference_mode_reads_files_in_threads_without_it(closi
     assert sum(len(batch) for batch in batches) == NUM
 
 
-def test_batches_stay_as_they_are_for_as_long_as_they_are_held(closing) -> None:
-    slots = PageableHostBuffers()
-    loader = native_loader(Pack(), FLIP, schedule_of(FLIP), CROP, slots=slots)
+def test_batches_stay_valid_while_they_are_referenced(closing) -> None:
+    buffers = PageableHostBuffers()
+    loader = native_loader(Pack(), FLIP, schedule_of(FLIP), CROP, buffers=buffers)
     closing.append(loader)
-    held = list(loader.batches(0, 5))
-    before = [batch.images.clone() for batch in held]
+    batches = list(loader.batches(0, 5))
+    before = [batch.images.clone() for batch in batches]
     for _ in range(3):
         list(loader.batches(5, 10))
-    assert all(torch.equal(batch.images, images) for batch, images in zip(held, before, strict=True))
+    assert all(torch.equal(batch.images, images) for batch, images in zip(batches, before, strict=True))
     loader.close()
-    assert all(torch.equal(batch.images, images) for batch, images in zip(held, before, strict=True))
+    assert all(torch.equal(batch.images, images) for batch, images in zip(batches, before, strict=True))
 
 
-def test_memory_is_that_of_the_batches_ahead_however_many_there_are(closing) -> None:
-    slots = PageableHostBuffers()
-    loader = native_loader(Pack(), FLIP, schedule_of(FLIP), CROP, slots=slots)
+def test_memory_is_bounded_by_the_prefetched_batches(closing) -> None:
+    buffers = PageableHostBuffers()
+    loader = native_loader(Pack(), FLIP, schedule_of(FLIP), CROP, buffers=buffers)
     closing.append(loader)
     for _ in loader.batches(0, 60):
-        assert slots.num_bytes <= (BATCHES_AHEAD + 2) * BATCH * 3 * 16 * 16
+        assert buffers.num_bytes <= (BATCHES_AHEAD + 2) * BATCH * 3 * 16 * 16
 
 
-def test_no_more_is_asked_of_the_pool_than_the_batches_ahead(closing) -> None:
+def test_no_more_than_the_prefetched_batches_are_submitted(closing) -> None:
     pools: list[PillowPool] = []
 
     def make() -> PillowPool:
@@ -330,7 +330,7 @@ def test_no_more_is_asked_of_the_pool_than_the_batches_ahead(closing) -> None:
 
 
 # matrix: 18
-def test_a_pool_that_hangs_is_told_with_the_first_sample_that_it_owes(closing) -> None:
+def test_a_pool_that_hangs_is_reported_with_the_first_undecoded_sample(closing) -> None:
     stuck = threading.Event()
     data = FLIP.model_copy(update={"worker_timeout": Duration.parse("0.3s")})
     pool = PillowPool(before=lambda: stuck.wait(60))
@@ -347,7 +347,7 @@ def test_a_pool_that_hangs_is_told_with_the_first_sample_that_it_owes(closing) -
 
 
 # matrix: 18
-def test_a_file_that_hangs_in_python_is_named(closing) -> None:
+def test_a_file_that_hangs_in_python_is_reported(closing) -> None:
     stuck = threading.Event()
     data = FLIP.model_copy(update={"worker_timeout": Duration.parse("0.3s")})
     pack = Pack(kept=(7, 8), before=lambda index: stuck.wait(60))
@@ -358,7 +358,7 @@ def test_a_file_that_hangs_in_python_is_named(closing) -> None:
     stuck.set()
 
 
-def test_the_table_adds_what_the_threads_of_the_pool_did(closing) -> None:
+def test_the_result_includes_the_time_of_the_native_threads(closing) -> None:
     loader = native_loader(Pack(), FLIP, schedule_of(FLIP), CROP)
     closing.append(loader)
     read = [index for batch in loader.batches(0, 4) for index in batch.indices.tolist()]
@@ -371,7 +371,7 @@ def test_the_table_adds_what_the_threads_of_the_pool_did(closing) -> None:
     assert 0 <= stats.queue_depth <= BATCHES_AHEAD
 
 
-def test_an_iterator_that_is_given_up_leaves_the_loader_as_it_was(closing) -> None:
+def test_the_loader_works_after_an_abandoned_iterator(closing) -> None:
     pack = Pack(kept=(1, 2, 3))
     loader = native_loader(pack, MORE, schedule_of(MORE), CROP)
     closing.append(loader)
@@ -383,7 +383,7 @@ def test_an_iterator_that_is_given_up_leaves_the_loader_as_it_was(closing) -> No
     assert all(same(one, other) for one, other in zip(alone(pack, MORE), found, strict=True))
 
 
-def test_sizes_of_batches_may_change_from_step_to_step(closing) -> None:
+def test_the_image_size_may_change_between_steps(closing) -> None:
     schedule = replace(schedule_of(FLIP), size_at_step=lambda step: 8 + 8 * (step % 3))
     loader = native_loader(Pack(), FLIP, schedule, CROP)
     closing.append(loader)

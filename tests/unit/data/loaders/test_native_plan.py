@@ -1,4 +1,4 @@
-"""What the native core is told to do: the same, however many batches are planned at once."""
+"""The arguments of the native core are the same for any number of batches planned at once."""
 
 from dataclasses import dataclass, field
 
@@ -17,16 +17,16 @@ RECORD, FILE = 1, 2
 
 
 @dataclass(frozen=True)
-class Memories:
-    """Three shards, of which the second is elsewhere."""
+class FakeShards:
+    """Three shards, of which the second is not on disk."""
 
-    asked: list[int] = field(default_factory=list)
+    requested: list[int] = field(default_factory=list)
 
     def __len__(self) -> int:
         return 3
 
     def memory(self, shard: int) -> memoryview | None:
-        self.asked.append(shard)
+        self.requested.append(shard)
         return None if shard == 1 else memoryview(bytes([shard]) * 100)
 
     def read(self, shard: int, offset: int, length: int) -> bytes:
@@ -35,14 +35,14 @@ class Memories:
     def close(self) -> None: ...
 
 
-class Facts:
-    """What a pack says of 60 samples: every seventh is a file, every eleventh of unknown size."""
+class FakePack:
+    """A pack of 60 samples: every seventh is a file, every eleventh has an unknown size."""
 
     info = DatasetInfo("made", "train", 60, ("a", "b"), 3, None, (0.5,) * 3, (0.25,) * 3)
 
     def __init__(self) -> None:
         index = np.arange(60)
-        self.files = Memories()
+        self.files = FakeShards()
         self.heights = (20 + index).astype(np.uint16)
         self.widths = np.where(index % 11 == 3, 0, 30).astype(np.uint16)
         self.kinds = np.where(index % 7 == 2, FILE, RECORD).astype(np.uint8)
@@ -65,7 +65,7 @@ class Facts:
 def planner(*, flip: bool = True, sizes=lambda step: 16, batch: int = 12) -> BatchPlanner:
     order = TrainOrder(seed=1, num_images=60, batch_size=batch)
     schedule = TrainBatchSchedule(order, sizes, [False] * (CROP.num_draws + 1), 0, lambda draws: draws)
-    return BatchPlanner(Facts(), schedule, CROP, BatchFlip(0.5) if flip else None)
+    return BatchPlanner(FakePack(), schedule, CROP, BatchFlip(0.5) if flip else None)
 
 
 def equal(one: BatchPlan, other: BatchPlan) -> bool:
@@ -76,7 +76,7 @@ def memory_of(planned: BatchPlan) -> list[bytes]:
     return [bytes(planned.shard_buffers[shard])[:1] for shard in planned.shard_numbers.tolist()]
 
 
-def test_every_sample_is_told_by_its_box_its_mirror_and_its_place() -> None:
+def test_a_plan_has_box_flip_and_location_of_every_sample() -> None:
     plan = planner()
     for planned in plan.batches(0, 5):
         draws = plan.schedule.draws(planned.number)
@@ -116,18 +116,18 @@ def test_a_batch_has_the_size_of_its_step() -> None:
     ]
 
 
-def test_without_a_mirror_nothing_is_mirrored() -> None:
+def test_without_a_flip_nothing_is_flipped() -> None:
     assert not any(planned.flips.any() for planned in planner(flip=False).batches(0, 5))
 
 
-def test_only_shards_that_are_needed_are_asked_for() -> None:
+def test_only_needed_shards_are_mapped() -> None:
     plan = planner()
     list(plan.batches(0, 1))
-    assert plan.source.files.asked == [0, 1, 2]  # type: ignore[attr-defined]
+    assert plan.source.files.requested == [0, 1, 2]  # type: ignore[attr-defined]
     schedule = EvalBatchSchedule(EvalShard(10, 4), 16)
-    facts = Facts()
+    facts = FakePack()
     batches = list(BatchPlanner(facts, schedule, CenterCropResizer(0.875), None).batches(0, 3))
-    assert facts.files.asked == [0]
+    assert facts.files.requested == [0]
     assert [len(planned.indices) for planned in batches] == [4, 4, 2]
     assert not any(planned.is_inside for planned in batches) and batches[0].draws.shape == (4, 0)
 

@@ -47,7 +47,7 @@ def photograph(number: int, kind: str = "JPEG", mode: str = "RGB", orientation: 
 
 
 class Photographs:
-    """Files in memory: upright and turned JPEGs, grey and four-coloured ones, and PNGs."""
+    """Files in memory: upright and rotated JPEGs, gray and CMYK ones, and PNGs."""
 
     def __init__(self, broken: Sequence[int] = ()) -> None:
         self.info = INFO
@@ -83,7 +83,7 @@ def assert_nearly(found: Tensor, expected: Tensor, *, most: int, mean: float) ->
     assert off.max() <= most and off.float().mean() < mean, (off.max(), off.float().mean())
 
 
-def test_samples_labels_and_draws_are_those_of_the_host_and_pixels_nearly() -> None:
+def test_samples_labels_and_draws_equal_the_host_s_and_pixels_nearly() -> None:
     """Four levels of 255: Pillow resamples in fixed point, torchvision's tensors in float, each axis rounded once."""
     for on_device in (False, True):
         pairs = [batches(loader(CROPS, Photographs(), name, on_device=on_device)) for name in ("threads", "nvjpeg")]
@@ -93,7 +93,7 @@ def test_samples_labels_and_draws_are_those_of_the_host_and_pixels_nearly() -> N
             assert_nearly(device.images, host.images, most=4, mean=0.6)
 
 
-def test_a_change_that_needs_the_host_gets_its_draws_there() -> None:
+def test_an_augment_that_needs_the_host_gets_draws_on_the_host() -> None:
     for host, device in zip(
         *(batches(loader(HOST, Photographs(), name)) for name in ("threads", "nvjpeg")), strict=True
     ):
@@ -101,7 +101,7 @@ def test_a_change_that_needs_the_host_gets_its_draws_there() -> None:
         assert (host.images.int() - device.images.int()).abs().float().mean() < 4  # histograms are equalised apart
 
 
-def test_an_evaluation_sees_every_image_once() -> None:
+def test_an_evaluation_reads_every_image_once() -> None:
     options = LoaderOptions(2, pin_memory=False, loader="nvjpeg", device=CPU)
     made = build_eval_loader(Data(), Photographs(), EvalShard(NUM, 7), 32, options)
     seen = [batch.indices for batch in made.batches(0, 4)]
@@ -109,7 +109,7 @@ def test_an_evaluation_sees_every_image_once() -> None:
     assert np.array_equal(np.concatenate(seen), np.arange(NUM))
 
 
-def test_a_file_that_cannot_be_decoded_is_named_or_another_stands_in_as_on_the_host() -> None:
+def test_a_file_that_cannot_be_decoded_raises_or_is_replaced_as_on_the_host() -> None:
     source = Photographs(broken=[3])
     with pytest.raises(DataError, match=r"made/3\.jpg"):
         batches(loader(CROPS, source, "nvjpeg"))
@@ -121,7 +121,7 @@ def test_a_file_that_cannot_be_decoded_is_named_or_another_stands_in_as_on_the_h
 
 
 @pytest.mark.parametrize("orientation", range(10))
-def test_pictures_are_turned_as_pillow_turns_them(orientation: int) -> None:
+def test_orientations_are_applied_as_by_pillow(orientation: int) -> None:
     data = photograph(5, orientation=orientation)
     header = parse_jpeg_header(data)
     assert header is not None
@@ -131,7 +131,7 @@ def test_pictures_are_turned_as_pillow_turns_them(orientation: int) -> None:
     assert_nearly(found, torch.from_numpy(turned.copy()), most=2, mean=0.1)
 
 
-def test_a_header_says_what_it_is_of_and_a_damaged_one_nothing() -> None:
+def test_a_jpeg_header_is_parsed_and_a_damaged_one_is_none() -> None:
     data = photograph(5, orientation=6)
     header = parse_jpeg_header(data)
     with Image.open(BytesIO(data)) as image:
@@ -143,7 +143,7 @@ def test_a_header_says_what_it_is_of_and_a_damaged_one_nothing() -> None:
     assert all(parse_jpeg_header(data[:length]) is None for length in range(wholes[0]))
 
 
-def test_a_header_says_whether_three_colours_are_stored_as_they_are() -> None:
+def test_a_jpeg_header_tells_rgb_from_ycbcr() -> None:
     """Pillow's `keep_rgb` writes Adobe's segment, whose last byte is 0, and the names of the components."""
     file = BytesIO()
     Image.new("RGB", (16, 16)).save(file, "JPEG", keep_rgb=True)
@@ -161,12 +161,12 @@ def test_a_header_says_whether_three_colours_are_stored_as_they_are() -> None:
     assert [header is not None and header.is_rgb for header in headers] == [True, True, True, False, False, False]
 
 
-def test_colours_that_are_stored_as_they_are_are_left_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[bytes] = []
+def test_rgb_jpegs_are_decoded_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded_on_host: list[bytes] = []
     decode = nvjpeg.decode
 
     def watched(data: bytes, **options: object) -> object:
-        asked.append(data)
+        decoded_on_host.append(data)
         return decode(data, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(nvjpeg, "decode", watched)
@@ -176,10 +176,10 @@ def test_colours_that_are_stored_as_they_are_are_left_to_the_host(monkeypatch: p
     source.files[2] = file.getvalue()
     made = loader(CROPS, source, "nvjpeg")
     batches(made)
-    assert source.files[2] in asked and source.files[0] not in asked
+    assert source.files[2] in decoded_on_host and source.files[0] not in decoded_on_host
 
 
-def test_a_full_device_is_an_error_and_not_left_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_device_raises_instead_of_using_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     made = loader(CROPS, Photographs(), "nvjpeg")
 
     def fails(self: object, files: Sequence[bytes]) -> list[Tensor]:
@@ -190,7 +190,7 @@ def test_a_full_device_is_an_error_and_not_left_to_the_host(monkeypatch: pytest.
         batches(made)
 
 
-def test_a_torchvision_that_decodes_nothing_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torchvision_without_a_decoder_raises_a_one_line_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(self: object, files: Sequence[bytes]) -> list[Tensor]:
         raise RuntimeError("decode_jpegs_cuda: torchvision not compiled with nvJPEG support")
 
@@ -201,7 +201,7 @@ def test_a_torchvision_that_decodes_nothing_is_said_in_one_line(monkeypatch: pyt
         build_jpeg_decoder(CPU, 3)
 
 
-def test_grey_sets_are_decoded_to_one_channel() -> None:
+def test_gray_data_sets_are_decoded_to_one_channel() -> None:
     source = Photographs()
     source.info = replace(INFO, channels=1)
     for host, device in zip(*(batches(loader(Data(), source, name)) for name in ("threads", "nvjpeg")), strict=True):
@@ -209,7 +209,7 @@ def test_grey_sets_are_decoded_to_one_channel() -> None:
         assert_nearly(device.images, host.images, most=4, mean=0.6)
 
 
-def test_an_error_of_reading_is_that_of_the_host() -> None:
+def test_read_errors_equal_the_host_s() -> None:
     class Gone(Photographs):
         def read(self, index: int) -> Sample:
             raise ImageError(self.name_of(index), "is gone", "put it back")

@@ -1,4 +1,4 @@
-"""Images that are pixels already: in memory or where they are, the same."""
+"""Raw pixels give the same batches in memory and in a mapped file."""
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ def source() -> ArraySource:
     return ArraySource(INFO, images, np.zeros(9, dtype=np.int64))
 
 
-def test_a_large_set_stays_where_it_is_and_gives_the_same_batches() -> None:
+def test_a_large_data_set_is_not_copied_and_gives_the_same_batches() -> None:
     arrays = source()
     resident, mapped = build_image_store(arrays), build_image_store(arrays, max_copied_bytes=arrays.images.nbytes - 1)
     assert isinstance(resident, TensorImageStore) and isinstance(mapped, MappedImageStore)
@@ -26,5 +26,5 @@ def test_a_large_set_stays_where_it_is_and_gives_the_same_batches() -> None:
         assert torch.equal(gathered, expected) and gathered.is_contiguous()
 
 
-def test_a_set_of_just_the_limit_is_copied() -> None:
+def test_a_data_set_at_the_limit_is_copied() -> None:
     assert isinstance(build_image_store(source(), max_copied_bytes=source().images.nbytes), TensorImageStore)

@@ -1,4 +1,4 @@
-"""Replayed batches are the first ones, over and over, and nobody makes others beside them."""
+"""Replayed batches repeat the first ones, and no others are made."""
 
 import threading
 import time
@@ -41,7 +41,7 @@ def same(one: Batch, other: Batch) -> bool:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_the_first_batches_come_over_and_over_in_their_sizes(workers: int) -> None:
+def test_the_first_batches_repeat_with_their_sizes(workers: int) -> None:
     made = list(loader_of().batches(3, 7))
     replayed = list(ReplayLoader(loader_of(workers), 4, keep_on_host).batches(3, 13))
     assert len(replayed) == 10
@@ -56,7 +56,7 @@ def test_fewer_steps_than_replays_make_no_more_batches(num_steps: int) -> None:
     assert stats is not None and stats.batches == num_steps
 
 
-def test_workers_have_ended_when_the_first_batch_is_handed_out() -> None:
+def test_workers_end_before_the_first_batch() -> None:
     before = set(active_children())
     replayed = ReplayLoader(loader_of(workers=2), NUM_REPLAYED_BATCHES, keep_on_host).batches(0, 100)
     next(replayed)
@@ -64,14 +64,14 @@ def test_workers_have_ended_when_the_first_batch_is_handed_out() -> None:
     assert len(list(replayed)) == 99
 
 
-def test_threads_have_ended_when_the_first_batch_is_handed_out() -> None:
+def test_threads_end_before_the_first_batch() -> None:
     options = LoaderOptions(2, pin_memory=False, loader="threads")
     loader = build_train_loader(MIX, source(), ORDER, lambda step: 16, options)
     next(ReplayLoader(loader, NUM_REPLAYED_BATCHES, keep_on_host).batches(0, 100))
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("loader")]
 
 
-def test_the_table_is_that_of_the_batches_made() -> None:
+def test_the_result_counts_each_made_batch_once() -> None:
     loader = ReplayLoader(loader_of(), 4, keep_on_host)
     list(loader.batches(0, 10))
     stats = loader.stats()
@@ -95,19 +95,19 @@ class Holed:
         return f"made/{index}.jpg"
 
 
-def test_bad_samples_are_told_of_once() -> None:
+def test_bad_samples_are_reported_once() -> None:
     options = LoaderOptions(0, pin_memory=False)
     made = build_train_loader(Data(on_bad_image="skip"), Holed(), ORDER, lambda step: 16, options)
-    told = [batch.bad for batch in ReplayLoader(made, 5, keep_on_host).batches(0, 15)]
-    assert {bad.index for row in told[:5] for bad in row} == {7, 8}
-    assert told[5:] == [()] * 10
+    bad_by_batch = [batch.bad for batch in ReplayLoader(made, 5, keep_on_host).batches(0, 15)]
+    assert {bad.index for row in bad_by_batch[:5] for bad in row} == {7, 8}
+    assert bad_by_batch[5:] == [()] * 10
 
 
 def on(device: str) -> DeviceTransfer:
     return DeviceTransfer(torch.device(device), torch.float32, INFO.mean, INFO.std, torch.channels_last)
 
 
-def test_batches_are_brought_to_the_device_once_each() -> None:
+def test_each_batch_is_copied_to_the_device_once() -> None:
     place, kept = on("meta"), []
 
     def keep(batch: Batch) -> Batch:
@@ -123,8 +123,8 @@ def test_batches_are_brought_to_the_device_once_each() -> None:
     assert len(kept) == 4
 
 
-def test_a_step_leaves_a_batch_as_it_is() -> None:
-    """On a CPU placing copies nothing, so what a step changed in place would be there at the next replay."""
+def test_a_step_does_not_modify_its_batch() -> None:
+    """On a CPU nothing is copied, so an in-place change would show in the next replay."""
     place = on("cpu")
     finish = build_device_transforms(MIX, place, 2, on_device=True)
     replayed = ReplayLoader(loader_of(on_device=True), 2, place.to_device).batches(0, 4)

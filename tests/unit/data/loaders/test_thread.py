@@ -1,6 +1,4 @@
-"""Threads make the batches that the rank would make itself, in order, not too far ahead, and are waited for in vain
-only as long as the recipe says.
-"""
+"""Threads make the batches of the inline loader, in order, with bounded prefetching and a timeout."""
 
 import threading
 import time
@@ -27,7 +25,7 @@ MIX = Data(augment=("flip", "mixup", "cutmix"))  # type: ignore[arg-type]
 
 
 class Pictures:
-    """A source of single images; before each is read, `before` is called with its index."""
+    """A source of single images; `before` is called with the index before each is read."""
 
     info = replace(INFO, image_size=None)
 
@@ -78,7 +76,7 @@ def same(one: Batch, other: Batch) -> bool:
 @pytest.mark.parametrize("data", [AUGMENT, CROP, MIX], ids=["changed", "cropped", "mixed"])
 @pytest.mark.parametrize("source", [arrays(), Pictures()], ids=["arrays", "pictures"])
 @pytest.mark.parametrize("workers", [1, 3])
-def test_threads_make_the_batches_of_the_rank_itself(data: Data, source: Source, workers: int, closing) -> None:
+def test_threads_make_the_batches_of_the_inline_loader(data: Data, source: Source, workers: int, closing) -> None:
     inline, ahead = loader_of(source, data, loader="inline"), loader_of(source, data, workers=workers)
     closing.append(ahead)
     expected = list(inline.batches(3, 12))
@@ -87,7 +85,7 @@ def test_threads_make_the_batches_of_the_rank_itself(data: Data, source: Source,
     assert all(same(one, other) for one, other in zip(expected, found, strict=True))
 
 
-def test_threads_stay_for_the_next_iterator_and_end_when_closed(closing) -> None:
+def test_threads_serve_the_next_iterator_and_end_on_close(closing) -> None:
     seen: set[int] = set()
     loader = loader_of(Pictures(lambda index: seen.add(threading.get_native_id())))
     closing.append(loader)
@@ -103,7 +101,7 @@ def test_threads_stay_for_the_next_iterator_and_end_when_closed(closing) -> None
     assert len(list(loader.batches(0, 2))) == 2  # others start
 
 
-def test_no_more_batches_are_made_ahead_than_each_threads_share(closing) -> None:
+def test_prefetching_is_bounded_per_thread(closing) -> None:
     read: list[int] = []
     loader = loader_of(Pictures(read.append))
     closing.append(loader)
@@ -115,7 +113,7 @@ def test_no_more_batches_are_made_ahead_than_each_threads_share(closing) -> None
     ahead.close()  # type: ignore[attr-defined]
 
 
-def test_what_cannot_be_read_is_raised_in_its_turn(closing) -> None:
+def test_an_unreadable_sample_raises_at_its_batch(closing) -> None:
     bad = int(ORDER.indices(2)[4])
 
     def fails(index: int) -> None:
@@ -135,7 +133,7 @@ def _each(batches: Iterator[Batch]) -> Iterator[Batch]:
     yield from batches
 
 
-def test_bad_samples_are_left_out_of_an_evaluation(closing) -> None:
+def test_bad_samples_are_dropped_from_an_evaluation(closing) -> None:
     def fails(index: int) -> None:
         if index % 7 == 0:
             raise DataError("made: cannot be read (mend it)")
@@ -151,7 +149,7 @@ def test_bad_samples_are_left_out_of_an_evaluation(closing) -> None:
 
 
 # matrix: 18
-def test_a_thread_that_hangs_is_named_with_what_it_was_reading(closing) -> None:
+def test_a_thread_that_hangs_is_reported_with_its_sample(closing) -> None:
     stuck = threading.Event()
 
     def hangs(index: int) -> None:
@@ -170,7 +168,7 @@ def test_a_thread_that_hangs_is_named_with_what_it_was_reading(closing) -> None:
     assert f" hangs in the batch of step {step + 1}, at sample 7, made/7.png (" in message
 
 
-def test_the_table_tells_who_made_the_batches_and_what_it_took(closing) -> None:
+def test_the_result_has_the_workers_and_their_time(closing) -> None:
     loader = loader_of(Pictures(lambda index: time.sleep(0.001)))
     closing.append(loader)
     started_s = time.perf_counter()
