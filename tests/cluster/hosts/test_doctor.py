@@ -48,7 +48,7 @@ def test_nothing_is_amiss_between_two_healthy_hosts(hosts) -> None:
         if not amiss(rows):
             break
     assert not amiss(rows) and [row["name"] for row in rows] == ["ranks", "clocks", "all-reduce"], rows
-    assert "gloo over eth0" in found(rows, "all-reduce") and "made for 10 Gbit/s" in found(rows, "all-reduce")
+    assert "gloo over eth0" in found(rows, "all-reduce") and "nominal 10 Gbit/s" in found(rows, "all-reduce")
 
 
 def test_a_slow_link_is_found_and_the_host_that_it_leads_to_is_named(hosts) -> None:
@@ -90,4 +90,4 @@ def test_a_host_whose_name_leads_to_itself_is_well_beside_its_own_containers(hos
         hosts.machines["host1"]("ip", *words.split())
     code, rows = told(hosts, of="machine")
     assert code == 0 and not [row for row in rows if row["state"] == "wrong"], rows
-    assert "takes eth0 " in found(rows, "gloo") and "by paceline" in found(rows, "gloo")
+    assert "uses eth0 " in found(rows, "gloo") and "by paceline" in found(rows, "gloo")
