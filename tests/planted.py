@@ -30,7 +30,7 @@ def silence() -> None:
     """Join the other ranks, and have nothing to say in their collectives, as behind a firewall."""
     from paceline.lab.doctor import ranks
 
-    ranks.measure_all_reduces = lambda world, device, each_s: time.sleep(9.0)
+    ranks.measure_all_reduces = lambda world, device, seconds_per_size: time.sleep(9.0)
 
 
 def death() -> None:
