@@ -21,7 +21,7 @@ EXIF_6 = b"Exif\0\0MM\0*\0\0\0\x08\0\1\1\x12\0\3\0\0\0\1\0\6\0\0\0\0\0\0"
 
 
 def photo(seed, width=40, height=30, mode="RGB", kind="JPEG", **options):
-    """Return an image file: a few soft blobs, which JPEG likes."""
+    """Return an image file of a few blurred blobs, which survive JPEG compression."""
     draw = np.random.default_rng(seed)
     small = Image.fromarray(draw.integers(0, 256, (5, 6, 3), dtype=np.uint8))
     file = io.BytesIO()
@@ -30,7 +30,7 @@ def photo(seed, width=40, height=30, mode="RGB", kind="JPEG", **options):
 
 
 def record_of(jpeg, every=8):
-    """Return the record of a plain baseline JPEG, all seek points zero: who only restores files reads none."""
+    """Return the record of a baseline JPEG; its seek points are zeros, which only the native core would read."""
     if b"\xff\xda" not in jpeg:
         raise ValueError("it has no scan")
     quantisation, huffman, at = {}, {}, 2
@@ -87,7 +87,7 @@ def make_record():
 
 @pytest.fixture
 def core(monkeypatch):
-    """Put a core in place of the native one that makes records in Python, whatever was built here."""
+    """Replace the native core by one that makes records in Python."""
     monkeypatch.setattr("paceline.data.convert.pack_writer.load_native", lambda: SimpleNamespace(index_jpeg=record_of))
     monkeypatch.setattr("paceline.data.convert.verify_pack.load_native", lambda: None)
 

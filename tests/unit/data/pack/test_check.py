@@ -1,4 +1,4 @@
-"""A pack is proved against what it was made of."""
+"""A pack is compared with its source."""
 
 from dataclasses import replace
 
@@ -24,11 +24,11 @@ def relabelled(source, labels):
     return ImageFileSource(source.info, source.root, source.paths, source.ends, np.array(labels, dtype=np.int32))
 
 
-def test_a_pack_is_its_source_to_the_last_pixel(core, photos, packed):
-    told = []
-    found = compare_pack(photos, packed(photos), lambda done, total: told.append((done, total)), 2)
+def test_pack_equals_its_source(core, photos, packed):
+    calls = []
+    found = compare_pack(photos, packed(photos), lambda done, total: calls.append((done, total)), 2)
     assert (found.images, found.exact, found.faults, found.mean_difference) == (10, 10, (), 0.0)
-    assert told[0] == (0, 10) and told[-1] == (10, 10)
+    assert calls[0] == (0, 10) and calls[-1] == (10, 10)
 
 
 def test_pixels_are_compared_too(core, pixels, packed):
@@ -39,7 +39,7 @@ def test_pixels_are_compared_too(core, pixels, packed):
     assert [fault.index for fault in compare_pack(other, packed(pixels, "p"), silent, 2).faults] == [0, 1, 3, 4]
 
 
-def test_another_image_in_its_place_is_found(core, folder, photos, packed, make_photo):
+def test_a_replaced_image_is_found(core, folder, photos, packed, make_photo):
     made = packed(photos)
     (folder / "train/cat/b.jpg").write_bytes(make_photo(99, mode="L"))
     (fault,) = compare_pack(photos, made, silent, 2).faults
@@ -102,7 +102,7 @@ def test_a_scaled_image_of_another_picture_is_found(core, folder, photos, packed
     assert fault.name == "cat/d.png" and fault.what.startswith("is another image: its pixels differ by")
 
 
-def test_what_cannot_be_read_in_either_is_the_same(core, folder, tmp_path):
+def test_images_that_are_unreadable_in_both_are_equal(core, folder, tmp_path):
     (folder / "train/cat/d.png").write_bytes(b"")
     (folder / "train/cat/a.jpg").write_bytes(b"\xff\xd8nothing")
     photos = load_folder(Folder(root=str(folder)), skip_bad=True)
@@ -111,7 +111,7 @@ def test_what_cannot_be_read_in_either_is_the_same(core, folder, tmp_path):
     assert found.faults == () and found.images == found.exact == 10
 
 
-def test_the_native_core_gives_the_very_pixels(photos, tmp_path):
+def test_the_native_core_decodes_the_same_pixels(photos, tmp_path):
     if load_native() is None:
         pytest.skip("the native core is not built")
     write_pack(photos, tmp_path / "p", PackOptions(), silent, 2)

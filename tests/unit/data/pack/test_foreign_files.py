@@ -1,4 +1,4 @@
-"""Packing and unpacking write, replace and remove nothing but packs of their own."""
+"""Packing and unpacking replace and remove only packs."""
 
 import os
 from pathlib import Path
@@ -21,76 +21,78 @@ def silent(done, total):
     pass
 
 
-def thesis_in(folder: Path) -> Path:
+def write_thesis(folder: Path) -> Path:
     folder.mkdir()
     path = folder / "thesis.txt"
     path.write_text(THESIS)
     return path
 
 
-def test_a_part_that_another_user_has_made_is_refused(core, pixels, tmp_path):
+def test_an_unfinished_pack_of_another_user_is_refused(core, pixels, tmp_path):
     thesis = tmp_path / "thesis.txt"
     thesis.write_text(THESIS)
-    part = tmp_path / ".x.pack.part"
-    part.mkdir()
-    (part / "data-00000.pack").symlink_to(thesis)
+    unfinished_pack = tmp_path / ".x.pack.part"
+    unfinished_pack.mkdir()
+    (unfinished_pack / "data-00000.pack").symlink_to(thesis)
     with pytest.raises(DataError, match=r"data-00000\.pack: is not part of an unfinished pack \(move it away"):
         write_pack(pixels, tmp_path / "x.pack", PackOptions(), silent, 1)
-    os.chown(part, NOBODY, NOBODY)
+    os.chown(unfinished_pack, NOBODY, NOBODY)
     tmp_path.chmod(0o777)
     with pytest.raises(DataError, match=r"\.x\.pack\.part: .*made by another user \(remove it, or write elsewhere\)"):
         write_pack(pixels, tmp_path / "x.pack", PackOptions(), silent, 1)
-    part.rename(tmp_path / "elsewhere")
-    part.symlink_to(tmp_path / "elsewhere")
+    unfinished_pack.rename(tmp_path / "elsewhere")
+    unfinished_pack.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(DataError, match=r"\.x\.pack\.part: .*is a link"):
         write_pack(pixels, tmp_path / "x.pack", PackOptions(), silent, 1)
     assert thesis.read_text() == THESIS and not (tmp_path / "x.pack").exists()
 
 
 @pytest.mark.parametrize("options", [PackOptions(), SHARDS], ids=["one file", "shards"])
-def test_a_part_is_for_its_user_alone_and_a_pack_for_whom_the_umask_lets(core, pixels, tmp_path, options):
+def test_an_unfinished_pack_is_private_and_a_pack_follows_the_umask(core, pixels, tmp_path, options):
     seen = []
     before = os.umask(0o027)
     try:
-        write_pack(pixels, tmp_path / "x", options, lambda *told: seen.append((tmp_path / ".x.part").stat().st_mode), 1)
+        write_pack(
+            pixels, tmp_path / "x", options, lambda *calls: seen.append((tmp_path / ".x.part").stat().st_mode), 1
+        )
     finally:
         os.umask(before)
     assert {mode & 0o777 for mode in seen} == {0o700}
     assert (tmp_path / "x").stat().st_mode & 0o777 == (0o640 if options.shard_bytes is None else 0o750)
 
 
-def test_a_folder_of_somebodys_notes_is_no_unfinished_pack(core, pixels, tmp_path):
+def test_a_folder_of_other_files_is_not_an_unfinished_pack(core, pixels, tmp_path):
     for name in ("thesis.txt", "journal"):
-        part = tmp_path / f".{name}.pack.part"
-        part.mkdir()
-        (part / name).write_text("journal of a voyage")
+        unfinished_pack = tmp_path / f".{name}.pack.part"
+        unfinished_pack.mkdir()
+        (unfinished_pack / name).write_text("journal of a voyage")
         with pytest.raises(DataError, match=rf"{name}: is not (part of an unfinished pack|a pack's journal)"):
             write_pack(pixels, tmp_path / f"{name}.pack", PackOptions(), silent, 1)
-        assert (part / name).read_text() == "journal of a voyage"
+        assert (unfinished_pack / name).read_text() == "journal of a voyage"
 
 
 @pytest.mark.parametrize("options", [PackOptions(), SHARDS], ids=["one file", "shards"])
 @pytest.mark.parametrize("overwrite", [False, True], ids=["new", "overwrite"])
-def test_what_appears_at_the_packs_place_meanwhile_stays(core, pixels, tmp_path, options, overwrite):
+def test_a_folder_created_at_the_output_path_meanwhile_stays(core, pixels, tmp_path, options, overwrite):
     options = PackOptions(shard_bytes=options.shard_bytes, overwrite=overwrite)
     out = tmp_path / "out.pack"
 
-    def appears(done, total):
+    def create_folder(done, total):
         if done == total and not out.exists():
-            thesis_in(out)
+            write_thesis(out)
 
     with pytest.raises(DataError, match=r"out\.pack: .*(move it away|remove it)"):
-        write_pack(pixels, out, options, appears, 1)
+        write_pack(pixels, out, options, create_folder, 1)
     assert (out / "thesis.txt").read_text() == THESIS
     out.rename(tmp_path / "moved")
-    told = []
-    write_pack(pixels, out, options, lambda done, total: told.append(done), 1)
-    assert told == [8], "what was done is not done again"
+    calls = []
+    write_pack(pixels, out, options, lambda done, total: calls.append(done), 1)
+    assert calls == [8], "packed samples are not packed again"
     assert {path.name for path in tmp_path.iterdir()} == {"out.pack", "moved"}
 
 
 def test_a_folder_called_old_stays(core, pixels, tmp_path):
-    thesis = thesis_in(tmp_path / ".out.pack.old")
+    thesis = write_thesis(tmp_path / ".out.pack.old")
     write_pack(pixels, tmp_path / "out.pack", SHARDS, silent, 1)
     assert thesis.read_text() == THESIS
     with pytest.raises(DataError, match=r"\.out\.pack\.old: is not a pack, so it is not overwritten"):
@@ -98,7 +100,7 @@ def test_a_folder_called_old_stays(core, pixels, tmp_path):
     assert thesis.read_text() == THESIS
 
 
-def test_overwriting_a_folder_removes_no_file_that_is_not_of_a_pack(core, pixels, tmp_path):
+def test_overwriting_a_folder_removes_only_files_of_a_pack(core, pixels, tmp_path):
     out = tmp_path / "out.pack"
     write_pack(pixels, out, SHARDS, silent, 1)
     (out / "thesis.txt").write_text(THESIS)
@@ -111,14 +113,14 @@ def test_overwriting_a_folder_removes_no_file_that_is_not_of_a_pack(core, pixels
     assert [path.name for path in tmp_path.iterdir()] == ["out.pack"]
 
 
-def test_unpacking_leaves_what_packing_has_begun_and_what_is_anybodys(core, pixels, packed, tmp_path):
+def test_unpacking_removes_neither_an_unfinished_pack_nor_other_files(core, pixels, packed, tmp_path):
     made = packed(pixels)
-    begun = tmp_path / ".photos.part"
-    begun.mkdir()
-    (begun / "journal").write_text("hours of work")
+    unfinished = tmp_path / ".photos.part"
+    unfinished.mkdir()
+    (unfinished / "journal").write_text("hours of work")
     unpack(made, tmp_path / "photos", silent, 1)
-    assert (begun / "journal").read_text() == "hours of work"
-    thesis = thesis_in(tmp_path / ".more.unpacking")
+    assert (unfinished / "journal").read_text() == "hours of work"
+    thesis = write_thesis(tmp_path / ".more.unpacking")
     with pytest.raises(DataError, match=r"\.more\.unpacking: holds thesis\.txt, which .*\(move it away"):
         unpack(made, tmp_path / "more", silent, 1)
     assert thesis.read_text() == THESIS
@@ -128,7 +130,7 @@ def test_unpacking_leaves_what_packing_has_begun_and_what_is_anybodys(core, pixe
     assert sorted(path.name for path in (tmp_path / "more").iterdir()) == ["train", "val"]
 
 
-def test_no_image_is_lost_to_another_ones_name(core, photos, packed, tmp_path, make_photo, monkeypatch):
+def test_images_with_the_same_name_are_all_unpacked(core, photos, packed, tmp_path, make_photo, monkeypatch):
     names = [b"cat/00000002-x.jpg", b"cat/x.jpg", b"cat/x.jpg", b"cat/x.jpg", b"cat/00000003-x.jpg"]
     source = ImageFileSource.from_paths(photos.train.info, str(tmp_path), names, np.zeros(len(names), dtype=np.int32))
     monkeypatch.setattr(ImageFileSource, "read_bytes", lambda self, index: make_photo(index))

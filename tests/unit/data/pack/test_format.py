@@ -1,4 +1,4 @@
-"""Headers, and where the columns of an index lie."""
+"""Headers, the layout of the index, and its metadata."""
 
 import json
 import struct
@@ -29,7 +29,7 @@ def test_a_header_is_read_as_it_was_written():
     assert PackHeader.from_bytes(WHOLE.to_bytes(), "x") == WHOLE
 
 
-def test_each_number_of_a_header_stands_where_the_reference_says():
+def test_each_field_of_a_header_is_at_its_documented_offset():
     data = WHOLE.to_bytes()
     assert data[:8] == b"plpack\r\n"
     assert struct.unpack_from("<HH", data, 8) == (1, FileRole.WHOLE)
@@ -49,7 +49,7 @@ def test_a_header_with_any_bit_flipped_is_refused():
             PackHeader.from_bytes(bytes(flipped), "x")
 
 
-def test_a_version_of_the_future_is_named_even_where_its_checksum_is_another():
+def test_a_later_version_is_named_even_if_the_checksum_is_wrong():
     data = bytearray(WHOLE.to_bytes())
     data[8] = 2
     with pytest.raises(DataError, match="version 2, and this program reads version 1"):
@@ -60,12 +60,12 @@ LONGER_THAN_FILES = {"data_bytes": 1 << 63, "num_bytes": align_offset(128 + (1 <
 
 
 @pytest.mark.parametrize("change", [{"num_bytes": 1025}, {"num_shards": 0}, {"shard": 1}, LONGER_THAN_FILES])
-def test_a_header_that_contradicts_itself_is_refused(change):
+def test_an_inconsistent_header_is_refused(change):
     with pytest.raises(DataError, match="is inconsistent"):
         PackHeader.from_bytes(PackHeader(**{**vars(WHOLE), **change}).to_bytes(), "x")
 
 
-def test_columns_follow_one_another_and_begin_at_multiples_of_64():
+def test_columns_are_consecutive_and_aligned_to_64_bytes():
     layout = IndexLayout.from_sizes(IndexSizes(meta_bytes=1000, num_shards=5, samples=(77, 13), names_bytes=(999, 1)))
     at = align_offset(64 + 1000)
     assert (layout.meta, layout.shards) == (64, at)
@@ -80,7 +80,7 @@ def test_columns_follow_one_another_and_begin_at_multiples_of_64():
     assert layout.num_bytes == at
 
 
-def test_an_entry_costs_33_bytes_and_its_name():
+def test_the_index_has_33_bytes_per_sample_and_its_name():
     many = (
         IndexLayout.from_sizes(IndexSizes(0, 0, (1 << 20, 0), (0, 0))).num_bytes
         - IndexLayout.from_sizes(IndexSizes(0, 0, (0, 0), (0, 0))).num_bytes
@@ -95,12 +95,12 @@ def meta(**change):
     )
 
 
-def test_the_words_of_an_index_are_read_as_they_were_written():
-    words = meta(class_names=("a", "ö\n\u2028"), made=ProcessingMeta(resize=256, quality=90, every=4))
-    assert PackMeta.from_json(words.to_json(), "x") == words
+def test_metadata_survive_a_round_trip():
+    metadata = meta(class_names=("a", "ö\n\u2028"), made=ProcessingMeta(resize=256, quality=90, every=4))
+    assert PackMeta.from_json(metadata.to_json(), "x") == metadata
 
 
-BAD_WORDS = {
+INVALID_METADATA = {
     "no JSON": b"{", "nothing": b"", "no object": b"[]", "not UTF-8": b'{"class_names": ["\xff"]}',
     "deep": b"[" * 100_000, "unknown": json.dumps({**json.loads(meta().to_json()), "more": 1}).encode(),
     "infinity": meta().to_json().replace(b"0.25", b"Infinity"), "no std": meta().to_json().replace(b"0.25", b"0"),
@@ -112,7 +112,7 @@ BAD_WORDS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("words", BAD_WORDS.values(), ids=BAD_WORDS.keys())
-def test_other_words_are_refused_in_one_line(words):
+@pytest.mark.parametrize("metadata", INVALID_METADATA.values(), ids=INVALID_METADATA.keys())
+def test_invalid_metadata_are_refused_in_one_line(metadata):
     with pytest.raises(DataError, match=r"^x: the metadata in its index is damaged \(.*\)$"):
-        PackMeta.from_json(words, "x")
+        PackMeta.from_json(metadata, "x")

@@ -1,4 +1,4 @@
-"""Whatever a file that is called a pack holds: it is read, or refused in one line; nothing crashes, hangs or grows."""
+"""Any file is read as a pack or refused in one line, without a crash, a hang or much memory."""
 
 import random
 import struct
@@ -17,8 +17,8 @@ from paceline.data.pack.shards import HEADER_BYTES
 NUM_MUTATED = 10_000
 
 
-def mended(content):
-    """Return `content` with lengths and checksums that fit it, as who makes up a pack would write them."""
+def with_valid_checksums(content):
+    """Return `content` with the right lengths and checksums, as in a forged pack."""
     header = bytearray(content[:HEADER_BYTES].ljust(HEADER_BYTES, b"\0"))
     (data_bytes,) = struct.unpack_from("<Q", header, 40)
     start = align_offset(HEADER_BYTES + data_bytes)
@@ -33,7 +33,7 @@ def mended(content):
 
 
 def read_all(path):
-    """Do with a pack all that a run does; raise only what a user may see."""
+    """Read everything in a pack, as a run does."""
     found = open_pack(path)
     for source in (found.train, found.val):
         for index in range(len(source)):
@@ -45,24 +45,24 @@ def read_all(path):
         assert 0 <= int(source.labels.min()) <= int(source.labels.max()) < source.info.num_classes
 
 
-def mutated(content, draw):
+def mutated(content, rng):
     changed = bytearray(content)
-    for _ in range(draw.choice((1, 1, 2, 4))):
-        place = draw.randrange(len(changed))
-        match draw.randrange(7):
+    for _ in range(rng.choice((1, 1, 2, 4))):
+        place = rng.randrange(len(changed))
+        match rng.randrange(7):
             case 0:
-                changed[place] ^= 1 << draw.randrange(8)
+                changed[place] ^= 1 << rng.randrange(8)
             case 1:
-                changed[place] = draw.randrange(256)
+                changed[place] = rng.randrange(256)
             case 2:
-                width = draw.choice((2, 4, 8))
-                changed[place : place + width] = draw.choice((b"\xff", b"\0", b"\x7f")) * width
+                width = rng.choice((2, 4, 8))
+                changed[place : place + width] = rng.choice((b"\xff", b"\0", b"\x7f")) * width
             case 3:
-                del changed[place : place + draw.randrange(1, 200)]
+                del changed[place : place + rng.randrange(1, 200)]
             case 4:
-                changed[place:place] = changed[place : place + draw.randrange(1, 200)]
+                changed[place:place] = changed[place : place + rng.randrange(1, 200)]
             case 5:
-                other, length = draw.randrange(len(changed)), draw.choice((1, 8, 64))
+                other, length = rng.randrange(len(changed)), rng.choice((1, 8, 64))
                 changed[place : place + length] = changed[other : other + length]
             case _:
                 del changed[place:]
@@ -72,34 +72,34 @@ def mutated(content, draw):
 
 
 @pytest.fixture
-def wholes(core, photos, pixels, packed, tmp_path):
+def originals(core, photos, pixels, packed, tmp_path):
     """Return the bytes of a pack of photographs and of one of pixels."""
     packed(photos, "photos.pack")
     packed(pixels, "pixels.pack")
     return [(tmp_path / name).read_bytes() for name in ("photos.pack", "pixels.pack")]
 
 
-def test_ten_thousand_changed_packs_are_read_or_refused_in_one_line(wholes, tmp_path):
-    draw, path = random.Random(0), tmp_path / "changed"
+def test_ten_thousand_changed_packs_are_read_or_refused_in_one_line(originals, tmp_path):
+    rng, path = random.Random(0), tmp_path / "changed"
     accepted = 0
     for number in range(NUM_MUTATED):
-        content = mutated(wholes[number % 4 // 2], draw)
-        path.write_bytes(mended(content) if number % 2 else content)
+        content = mutated(originals[number % 4 // 2], rng)
+        path.write_bytes(with_valid_checksums(content) if number % 2 else content)
         try:
             read_all(path)
             accepted += 1
         except DataError as error:
             assert len(str(error).splitlines()) == 1 and str(path) in str(error), error
-        path.unlink()  # what was mapped must not change below who reads it
+        path.unlink()  # a mapped file must not change
     assert NUM_MUTATED / 100 < accepted < NUM_MUTATED * 0.9
 
 
 def test_ten_thousand_changed_records_are_restored_or_refused(make_photo, make_record):
-    draw = random.Random(1)
-    wholes = [make_record(make_photo(1, 24, 17)), make_record(make_photo(2, mode="L"))]
+    rng = random.Random(1)
+    originals = [make_record(make_photo(1, 24, 17)), make_record(make_photo(2, mode="L"))]
     outcomes = set()
     for number in range(NUM_MUTATED):
-        record = mutated(wholes[number % 2], draw)
+        record = mutated(originals[number % 2], rng)
         try:
             assert restore_jpeg(record).startswith(b"\xff\xd8")
             outcomes.add("restored")
@@ -110,11 +110,11 @@ def test_ten_thousand_changed_records_are_restored_or_refused(make_photo, make_r
 
 
 @pytest.fixture
-def changed(wholes, tmp_path):
-    """Return a function that gives one column of the training split another value, mends the pack and opens it."""
+def changed(originals, tmp_path):
+    """Return a function that changes a value of a training column, corrects the checksums and opens the pack."""
 
     def opened(column, row, value):
-        content = bytearray(wholes[0])
+        content = bytearray(originals[0])
         header = PackHeader.from_bytes(bytes(content[:HEADER_BYTES]), "x")
         start = header.index_offset
         layout = IndexLayout.from_sizes(IndexSizes.from_bytes(bytes(content[start : start + 64])))
@@ -122,7 +122,7 @@ def changed(wholes, tmp_path):
         values = np.frombuffer(content, place.dtype, 7, start + place.offset)
         values[row] = value
         path = tmp_path / "changed"
-        path.write_bytes(mended(bytes(content)))
+        path.write_bytes(with_valid_checksums(bytes(content)))
         return open_pack(path)
 
     return opened
@@ -140,22 +140,22 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize(("column", "row", "value"), HOSTILE.values(), ids=HOSTILE.keys())
-def test_an_index_that_is_made_up_is_refused(changed, column, row, value):
+def test_a_forged_index_is_refused(changed, column, row, value):
     with pytest.raises(DataError, match=r"changed: its index is inconsistent: .* \(pack it again, or .*\)$"):
         changed(column, row, value)
 
 
-def test_an_index_that_is_whole_is_not(changed):
+def test_a_valid_index_is_accepted(changed):
     assert len(changed("labels", 3, 1).train) == 7
 
 
 @pytest.mark.parametrize("field", range(6))
 @pytest.mark.parametrize("value", [(1 << 64) - 1, 1 << 63, 1 << 40, 1 << 20])
-def test_counts_that_are_huge_allocate_nothing(wholes, tmp_path, field, value):
-    content = bytearray(wholes[0])
+def test_huge_counts_allocate_nothing(originals, tmp_path, field, value):
+    content = bytearray(originals[0])
     start = PackHeader.from_bytes(bytes(content[:HEADER_BYTES]), "x").index_offset
     struct.pack_into("<Q", content, start + 8 * field, value)
-    (tmp_path / "changed").write_bytes(mended(bytes(content)))
+    (tmp_path / "changed").write_bytes(with_valid_checksums(bytes(content)))
     with pytest.raises(DataError, match="its sizes do not add up"):
         open_pack(tmp_path / "changed")
 
@@ -171,20 +171,20 @@ def test_shards_of_impossible_sizes_are_refused(core, photos, packed, tmp_path, 
     for number, size in enumerate(sizes):
         struct.pack_into("<Q", content, table + 16 * number, size)
     path.unlink()
-    path.write_bytes(mended(bytes(content)))
+    path.write_bytes(with_valid_checksums(bytes(content)))
     with pytest.raises(DataError, match="its list of shards is invalid"):
         open_pack(tmp_path / "made.pack")
 
 
 @pytest.mark.parametrize(("name", "printed"), [(b"cat/\xff.jpg", r"cat/\udcff.jpg"), (b"cat/\n.jpg", r"cat/\n.jpg")])
-def test_names_that_cannot_be_printed_are_escapes_and_stay_the_same_bytes(core, photos, packed, name, printed):
+def test_unprintable_names_are_escaped_and_stored_unchanged(core, photos, packed, name, printed):
     train = replace(photos.train, paths=photos.train.paths.replace(b"cat/a.jpg", name))
     found = packed(replace(photos, train=train), skip_bad=True)
     assert found.train.raw_name(0) == name
     assert found.train.name_of(0) == printed
 
 
-def test_a_sample_that_lies_in_two_shards_is_refused(core, photos, packed, tmp_path, monkeypatch):
+def test_a_sample_in_two_shards_is_refused(core, photos, packed, tmp_path, monkeypatch):
     monkeypatch.setattr("paceline.data.convert.pack_writer._MIN_SHARD_BYTES", 1000)
     packed(photos, shard_bytes=5000)
     path = tmp_path / "made.pack" / "index.pack"
@@ -195,6 +195,6 @@ def test_a_sample_that_lies_in_two_shards_is_refused(core, photos, packed, tmp_p
         (size,) = struct.unpack_from("<Q", content, table + 16 * number)
         struct.pack_into("<Q", content, table + 16 * number, size + change)
     path.unlink()
-    path.write_bytes(mended(bytes(content)))
+    path.write_bytes(with_valid_checksums(bytes(content)))
     with pytest.raises(DataError, match="its index is inconsistent: a sample of train lies in two shards"):
         open_pack(tmp_path / "made.pack")

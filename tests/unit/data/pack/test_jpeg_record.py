@@ -1,4 +1,4 @@
-"""Records are taken apart and become JPEG files again."""
+"""Records are parsed and restored to JPEG files."""
 
 import io
 import struct
@@ -30,7 +30,7 @@ def test_a_restored_file_has_the_pixels_of_the_file_that_was_indexed(make_photo,
     np.testing.assert_array_equal(pixels(again, 1), pixels(file, 1))
 
 
-def test_a_restored_file_has_the_very_bits_of_the_scan(make_photo, make_record):
+def test_a_restored_file_has_the_same_scan(make_photo, make_record):
     file = make_photo(2, 200, 100, quality=95)
     scan = file[file.index(b"\xff\xda") :]
     assert b"\xff\0" in scan, "nothing is stuffed"
@@ -67,7 +67,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("offset", "value"), WRONG.values(), ids=WRONG.keys())
-def test_a_record_that_contradicts_itself_is_refused(make_photo, make_record, offset, value):
+def test_an_inconsistent_record_is_refused(make_photo, make_record, offset, value):
     record = bytearray(make_record(make_photo(5)))
     restore_jpeg(bytes(record))
     record[offset : offset + len(value)] = value
@@ -75,7 +75,7 @@ def test_a_record_that_contradicts_itself_is_refused(make_photo, make_record, of
         restore_jpeg(bytes(record))
 
 
-def test_a_record_that_is_cut_short_is_refused_wherever_that_is(make_photo, make_record):
+def test_a_record_truncated_anywhere_is_refused(make_photo, make_record):
     record = make_record(make_photo(6, 8, 8))
     for length in range(len(record)):
         with pytest.raises(ValueError, match=r"not a record|Huffman"):

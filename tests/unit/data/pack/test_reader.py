@@ -1,4 +1,4 @@
-"""A pack is opened without being read, and its samples are proved when they are."""
+"""Opening a pack reads no samples, and reading a sample verifies it."""
 
 import errno
 import multiprocessing
@@ -23,12 +23,12 @@ from paceline.recipe.schema.source import Pack
 
 @pytest.fixture(params=["one file", "shards"])
 def made(request, core, photos, packed, monkeypatch, tmp_path):
-    """Return a pack of photographs, in one file or in shards, and where it is."""
+    """Return a pack of photographs, in one file or in shards, and its path."""
     monkeypatch.setattr("paceline.data.convert.pack_writer._MIN_SHARD_BYTES", 1000)
     return packed(photos, **({"shard_bytes": 2500} if request.param == "shards" else {})), tmp_path / "made.pack"
 
 
-def test_a_sample_is_where_the_source_says_for_who_reads_memory(made):
+def test_locate_gives_the_position_of_a_sample_in_memory(made):
     packed, _ = made
     train = packed.train
     shards, offsets, lengths = train.locate(np.arange(7))
@@ -42,31 +42,31 @@ def test_a_sample_is_where_the_source_says_for_who_reads_memory(made):
     assert [part.tolist() for part in again] == [part[[4, 0]].tolist() for part in (shards, offsets, lengths)]
 
 
-def test_the_recipes_source_opens_it(made):
+def test_load_pack_opens_it(made):
     packed, path = made
     assert load_pack(Pack(root=str(path))).train.read(2) == packed.train.read(2)
 
 
-def test_a_pack_that_is_sent_to_another_process_opens_there(made):
+def test_an_unpickled_pack_opens_its_files(made):
     packed, _ = made
     sent = pickle.dumps(packed.val)
     assert len(sent) < 2000
-    there = pickle.loads(sent)
-    assert there.info == packed.val.info
-    assert [there.read(index) for index in range(3)] == [packed.val.read(index) for index in range(3)]
+    unpickled = pickle.loads(sent)
+    assert unpickled.info == packed.val.info
+    assert [unpickled.read(index) for index in range(3)] == [packed.val.read(index) for index in range(3)]
 
 
 def test_forked_processes_and_threads_read_the_same(made):
     packed, _ = made
-    wanted = [packed.train.read(index) for index in range(7)]
+    expected = [packed.train.read(index) for index in range(7)]
     with ThreadPoolExecutor(4) as threads:
-        assert list(threads.map(packed.train.read, list(range(7)) * 5)) == wanted * 5
-    ours, theirs = multiprocessing.Pipe()
+        assert list(threads.map(packed.train.read, list(range(7)) * 5)) == expected * 5
+    receiver, sender = multiprocessing.Pipe()
     child = multiprocessing.get_context("fork").Process(
-        target=lambda: theirs.send([packed.train.read(index) for index in range(7)])
+        target=lambda: sender.send([packed.train.read(index) for index in range(7)])
     )
     child.start()
-    assert ours.poll(60) and ours.recv() == wanted
+    assert receiver.poll(60) and receiver.recv() == expected
     child.join(60)
 
 
@@ -83,7 +83,7 @@ def test_a_sample_whose_bytes_have_changed_is_named(made, tmp_path):
     assert open_pack(path).train.read(1) == packed.train.read(1)
 
 
-def test_a_file_that_is_cut_short_is_refused_when_it_is_opened(made):
+def test_a_truncated_file_is_refused_on_opening(made):
     _, path = made
     for file in sorted(path.iterdir()) if path.is_dir() else [path]:
         content = file.read_bytes()
@@ -95,7 +95,7 @@ def test_a_file_that_is_cut_short_is_refused_when_it_is_opened(made):
     open_pack(path)
 
 
-def test_a_shard_that_is_cut_short_while_it_is_read_is_an_error_and_no_crash(core, photos, packed, tmp_path):
+def test_a_shard_truncated_during_reading_is_an_error(core, photos, packed, tmp_path):
     found = packed(photos, shard_bytes=1 << 20)
     found.train.read(0)
     os.truncate(tmp_path / "made.pack" / "data-00000.pack", 200)
@@ -112,7 +112,7 @@ def test_shards_of_another_pack_are_refused(core, photos, packed, monkeypatch, t
         open_pack(tmp_path / "a")
 
 
-def test_every_file_says_which_pack_it_belongs_to(core, photos, packed, monkeypatch, tmp_path):
+def test_every_file_has_the_id_of_its_pack(core, photos, packed, monkeypatch, tmp_path):
     monkeypatch.setattr("paceline.data.convert.pack_writer._MIN_SHARD_BYTES", 1000)
     packed(photos, shard_bytes=2500)
     headers = [PackHeader.from_bytes(path.read_bytes(), "x") for path in sorted((tmp_path / "made.pack").iterdir())]
@@ -137,7 +137,7 @@ def test_opening_and_closing_leaks_no_descriptor(made, pixels, packed):
     assert set(Path("/proc/self/fd").iterdir()) == before
 
 
-def test_pixels_are_mapped_and_whoever_writes_to_them_changes_no_file(core, pixels, packed, tmp_path):
+def test_mapped_pixels_are_writable_without_changing_the_file(core, pixels, packed, tmp_path):
     path = tmp_path / "made.pack"
     images = packed(pixels).train.images
     content = path.read_bytes()
@@ -155,14 +155,14 @@ def test_pixels_in_more_than_one_shard_are_read_one_by_one(core, pixels, packed,
 
 
 @pytest.mark.parametrize("name", ["no.pack", "file.txt/x.pack"])
-def test_what_is_no_pack_is_one_line(tmp_path, name):
+def test_opening_anything_else_is_a_one_line_error(tmp_path, name):
     (tmp_path / "file.txt").write_text("x")
     with pytest.raises(DataError, match=r"(does not exist|is not a pack).* \(.*\)$") as caught:
         open_pack(tmp_path / name)
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_a_shard_is_no_pack(core, pixels, packed, tmp_path):
+def test_a_shard_is_not_a_pack(core, pixels, packed, tmp_path):
     packed(pixels, shard_bytes=1 << 20)
     with pytest.raises(DataError, match=r"is a shard of a pack \(name the folder that it lies in\)"):
         open_pack(tmp_path / "made.pack" / "data-00000.pack")
@@ -174,8 +174,8 @@ def test_a_pipe_in_place_of_a_pack_does_not_hang(tmp_path):
         open_pack(tmp_path / "p")
 
 
-def test_an_index_is_opened_beside_a_hole_where_the_data_are(core, photos, packed, tmp_path):
-    """Who keeps the index of a pack elsewhere has no data to show."""
+def test_an_index_opens_without_data(core, photos, packed, tmp_path):
+    """The cache of a remote pack holds only the header and the index of a one-file pack."""
     packed(photos)
     header = PackHeader.from_bytes((tmp_path / "made.pack").read_bytes(), "x")
     with (tmp_path / "made.pack").open("rb") as whole, (tmp_path / "hole").open("wb") as hole:
@@ -190,17 +190,17 @@ def test_an_index_is_opened_beside_a_hole_where_the_data_are(core, photos, packe
     assert find_index_file(tmp_path / "made.pack") == tmp_path / "made.pack"
 
 
-def test_words_that_fit_every_source_survive(tmp_path):
+def test_metadata_of_three_channels_survive_a_round_trip(tmp_path):
     split = SplitMeta(name="x", mean=(0.1, 1 / 3, 0.2), std=(1.0, 2.0, 3.0), notes=("a", "b"), digest="0" * 64)
     meta = PackMeta(class_names=("a",), channels=3, made=ProcessingMeta(every=8), train=split, val=split)
     assert PackMeta.from_json(meta.to_json(), "x") == meta
 
 
-def test_too_many_shards_for_a_process_are_told_of(tmp_path):
+def test_too_many_open_shards_are_reported(tmp_path):
     error = build_read_error(tmp_path / "data-01023.pack", OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
     assert "Too many open files (raise the number of open files with ulimit -n, or pack it again" in str(error)
 
 
-def test_a_folder_that_is_no_pack_is_told_so(tmp_path):
+def test_a_folder_without_an_index_is_refused(tmp_path):
     with pytest.raises(DataError, match=r": is a folder without index\.pack, not a pack \(name a pack\)$"):
         open_pack(tmp_path)

@@ -1,4 +1,4 @@
-"""A pack that is cut short while a run reads it ends the run in one line that names the pack, and by no signal."""
+"""A pack that is truncated during a run ends it with one line that names the pack, not by a signal."""
 
 import io
 import os
@@ -39,7 +39,7 @@ def test_bytes_beyond_the_end_are_zeros_and_the_file_is_named(tmp_path: Path, is
 
 
 @needs_core
-def test_a_shard_is_mapped_once_and_many_mappings_come_and_go(tmp_path: Path) -> None:
+def test_a_shard_is_mapped_once_and_many_mappings_can_be_released(tmp_path: Path) -> None:
     for number in range(3):
         (tmp_path / f"{number}").write_bytes(bytes([number + 1]) * 2 * PAGE)
     files = tuple(ShardFile(f"{number}", 2 * PAGE, 0) for number in range(3))
@@ -67,7 +67,7 @@ print(theirs[5000])
 
 
 @needs_core
-def test_a_fault_in_memory_of_others_still_ends_the_process(tmp_path: Path) -> None:
+def test_a_fault_in_other_memory_still_ends_the_process(tmp_path: Path) -> None:
     ended = subprocess.run(
         [sys.executable, "-c", FAULT, str(tmp_path / "file")], capture_output=True, timeout=60, check=False
     )
@@ -88,7 +88,7 @@ def cutting(self, state, batch, loss):
 MetricsLogger.log_step = cutting
 main()
 """
-WORDS = (
+TRAIN_ARGS = (
     *("data.image_size=32", "data.batch_size=16", "data.workers=2", "train.epochs=auto", "train.steps=2000"),
     *("model.name=speednet94", "model.width=0.1", "parallel.device=cpu", "parallel.threads=1", "log.tensorboard=off"),
     *("train.eval_every=off", "checkpoint.every=off", "measure.telemetry=off", "data.on_bad_image=skip"),
@@ -117,15 +117,22 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @needs_core
 @pytest.mark.parametrize(("loader", "num_bytes"), [("native", 1000), ("native", 400_000), ("threads", 1000)])
-def test_a_pack_that_is_cut_short_in_mid_run_ends_it_in_one_line(
+def test_a_pack_truncated_during_a_run_ends_it_with_one_line(
     photos: Path, tmp_path: Path, loader: str, num_bytes: int
 ) -> None:
     pack = tmp_path / "photos.pack"
     pack.write_bytes(photos.read_bytes())
     assert pack.stat().st_size > 2 * num_bytes
-    words = ["train", "folder", "data.source.name=pack", f"data.source.root={pack}", f"data.loader={loader}", *WORDS]
+    args = [
+        "train",
+        "folder",
+        "data.source.name=pack",
+        f"data.source.root={pack}",
+        f"data.loader={loader}",
+        *TRAIN_ARGS,
+    ]
     ended = subprocess.run(
-        [sys.executable, "-c", TRAIN, str(pack), str(num_bytes), *words, "--run-dir", str(tmp_path / "run")],
+        [sys.executable, "-c", TRAIN, str(pack), str(num_bytes), *args, "--run-dir", str(tmp_path / "run")],
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     lines = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]

@@ -1,4 +1,4 @@
-"""The files of a pack come back, and nothing leads outside the folder."""
+"""Unpacking restores the files of a pack, and writes only into its folder."""
 
 import numpy as np
 import pytest
@@ -22,14 +22,14 @@ def pixels_of(content):
     return np.asarray(decode(content, channels=3, name="x"))
 
 
-def test_files_come_back_under_their_names_with_their_pixels(core, folder, photos, packed, tmp_path):
-    told = []
-    found = unpack(packed(photos), tmp_path / "out", lambda done, total: told.append((done, total)), 2)
+def test_unpacked_files_have_their_names_and_pixels(core, folder, photos, packed, tmp_path):
+    calls = []
+    found = unpack(packed(photos), tmp_path / "out", lambda done, total: calls.append((done, total)), 2)
     files = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
     assert files == sorted(
         path.relative_to(tmp_path / "out") for path in (tmp_path / "out").rglob("*") if path.is_file()
     )
-    assert found.images == len(files) == 10 and told[-1] == (10, 10)
+    assert found.images == len(files) == 10 and calls[-1] == (10, 10)
     for file in files:
         before, after = (folder / file).read_bytes(), (tmp_path / "out" / file).read_bytes()
         np.testing.assert_array_equal(pixels_of(before), pixels_of(after))
@@ -38,7 +38,7 @@ def test_files_come_back_under_their_names_with_their_pixels(core, folder, photo
     assert digest_datasets(load_folder(Folder(root=str(tmp_path / "out")))) == digest_datasets(photos)
 
 
-def test_a_jpeg_keeps_its_name_whatever_a_jpeg_is_called(core, photos, packed, tmp_path, make_photo, monkeypatch):
+def test_a_jpeg_keeps_its_name_with_any_jpeg_extension(core, photos, packed, tmp_path, make_photo, monkeypatch):
     names = [f"cat/{extension}.{extension}".encode() for extension in sorted(JPEG_EXTENSIONS)]
     source = ImageFileSource.from_paths(photos.train.info, str(tmp_path), names, np.zeros(len(names), dtype=np.int32))
     monkeypatch.setattr(ImageFileSource, "read_bytes", lambda self, index: make_photo(index))
@@ -47,13 +47,13 @@ def test_a_jpeg_keeps_its_name_whatever_a_jpeg_is_called(core, photos, packed, t
     assert sorted(str(path.relative_to(tmp_path / "out/train")).encode() for path in files) == names
 
 
-def test_pixels_come_back_as_png(core, pixels, packed, tmp_path):
+def test_pixels_are_unpacked_as_png(core, pixels, packed, tmp_path):
     unpack(packed(pixels), tmp_path / "out", silent, 2)
     found = load_folder(Folder(root=str(tmp_path / "out"), channels=1))
     assert (found.train.labels.tolist(), found.val.labels.tolist()) == ([0, 0, 0, 1, 1], [0, 1, 1])
     images = [np.asarray(decode(found.train.read(index)[0], channels=1, name="")) for index in range(5)]
-    wanted = pixels.train.images[[0, 2, 4, 1, 3], :, :, 0]
-    np.testing.assert_array_equal(np.stack(images), wanted)
+    expected = pixels.train.images[[0, 2, 4, 1, 3], :, :, 0]
+    np.testing.assert_array_equal(np.stack(images), expected)
 
 
 NAMES = [
@@ -64,7 +64,7 @@ NAMES = [
 
 
 def test_no_name_leads_outside_the_folder(core, photos, packed, tmp_path, make_photo, monkeypatch):
-    """Each name becomes a file of its own in its class folder."""
+    """Each name becomes one file in its class folder."""
     source = ImageFileSource.from_paths(photos.train.info, str(tmp_path), NAMES, np.zeros(len(NAMES), dtype=np.int32))
     monkeypatch.setattr(ImageFileSource, "read_bytes", lambda self, index: make_photo(index))
     unpack(packed(Datasets(source, photos.val)), tmp_path / "out", silent, 2)
@@ -77,7 +77,7 @@ def test_no_name_leads_outside_the_folder(core, photos, packed, tmp_path, make_p
     assert not [path for path in tmp_path.rglob("escape*") if "out/train/cat" not in str(path)]
 
 
-def test_a_class_whose_name_is_a_path_gets_a_folder_of_its_own(core, photos, packed, tmp_path):
+def test_a_class_named_like_a_path_gets_a_numbered_folder(core, photos, packed, tmp_path):
     info = photos.train.info.__class__(**{**vars(photos.train.info), "class_names": ("../up", "/")})
     sources = [
         ImageFileSource(info, each.root, each.paths, each.ends, each.labels) for each in (photos.train, photos.val)
@@ -92,7 +92,7 @@ def test_an_existing_folder_is_refused(core, pixels, packed, tmp_path):
         unpack(packed(pixels), tmp_path, silent, 1)
 
 
-def test_a_folder_appears_only_when_all_is_in_it(core, photos, packed, tmp_path):
+def test_the_folder_appears_only_when_it_is_complete(core, photos, packed, tmp_path):
     made = packed(photos)
 
     def stop(done, total):
@@ -105,7 +105,7 @@ def test_a_folder_appears_only_when_all_is_in_it(core, photos, packed, tmp_path)
     assert not list(tmp_path.glob(".*"))
 
 
-def test_what_cannot_be_finished_takes_no_room(core, photos, packed, tmp_path):
+def test_a_failed_unpacking_leaves_no_files(core, photos, packed, tmp_path):
     def stop(done, total):
         raise OSError(28, "No space left on device")
 

@@ -1,4 +1,4 @@
-"""A data set becomes a pack: the same samples in the same order, whatever happens on the way."""
+"""Packing keeps all samples in order, also after interruptions."""
 
 import errno
 import io
@@ -29,7 +29,7 @@ def splits(datasets, other):
     return ((datasets.train, other.train), (datasets.val, other.val))
 
 
-def test_labels_names_order_facts_and_digest_are_those_of_the_source(core, photos, packed):
+def test_labels_names_order_info_and_digest_are_those_of_the_source(core, photos, packed):
     found = packed(photos)
     for each, other in splits(found, photos):
         assert isinstance(each, PackSource)
@@ -40,7 +40,7 @@ def test_labels_names_order_facts_and_digest_are_those_of_the_source(core, photo
     assert digest_datasets(found) == digest_datasets(photos)
 
 
-def test_jpegs_become_records_and_all_else_is_kept_byte_for_byte(core, photos, packed, tmp_path):
+def test_jpegs_become_records_and_other_files_are_stored_unchanged(core, photos, packed, tmp_path):
     found = packed(photos)
     kinds = {found.train.name_of(index): int(found.train.kinds[index]) for index in range(7)}
     kept = {name for name, kind in kinds.items() if kind == KIND_FILE}
@@ -51,7 +51,7 @@ def test_jpegs_become_records_and_all_else_is_kept_byte_for_byte(core, photos, p
             assert found.train.read(index) == photos.train.read(index)
 
 
-def test_what_is_kept_whole_is_told_by_reason(core, photos, tmp_path):
+def test_files_stored_unchanged_are_counted_by_reason(core, photos, tmp_path):
     made = write_pack(photos, tmp_path / "p", PackOptions(), silent, 2)
     assert made.images == 10 and made.bytes == (tmp_path / "p").stat().st_size
     assert made.kept == {"it is no JPEG": 2, "it is progressive": 1}
@@ -64,14 +64,14 @@ def test_sizes_are_those_of_the_upright_images(core, photos, packed):
     assert sizes["cat/d.png"] == sizes["dög/e.jpg"] == (30, 40)
 
 
-def test_without_the_native_core_every_file_is_kept_whole(no_core, photos, tmp_path):
+def test_without_the_native_core_every_file_is_stored_unchanged(no_core, photos, tmp_path):
     made = write_pack(photos, tmp_path / "p", PackOptions(), silent, 2)
     assert made.kept == {"the native core is not there": 8, "it is no JPEG": 2}
     found = open_pack(tmp_path / "p")
     assert [found.train.read(index) for index in range(7)] == [photos.train.read(index) for index in range(7)]
 
 
-def test_pixels_of_one_size_are_pixels_again_under_the_same_names(core, pixels, packed):
+def test_pixels_of_one_size_become_an_array_source_with_the_same_names(core, pixels, packed):
     found = packed(pixels)
     for each, other in splits(found, pixels):
         assert isinstance(each, ArraySource)
@@ -97,7 +97,7 @@ def test_the_bytes_are_the_same_for_any_number_of_threads(core, photos, tmp_path
     assert (tmp_path / "p1").read_bytes() == (tmp_path / "p3").read_bytes()
 
 
-def test_a_smaller_short_side_is_made_where_an_image_is_larger_and_the_digest_is_another(core, photos, packed):
+def test_resize_scales_larger_images_down_and_changes_the_digest(core, photos, packed):
     found = packed(photos, resize=24, quality=80)
     train = found.train
     sizes = {train.name_of(index): (int(train.heights[index]), int(train.widths[index])) for index in range(7)}
@@ -122,7 +122,7 @@ def test_one_file_and_a_folder_of_shards_replace_each_other(core, pixels, packed
     assert [path.name for path in tmp_path.iterdir()] == ["made.pack"]
 
 
-def test_what_is_no_pack_is_never_overwritten(core, pixels, packed, tmp_path):
+def test_only_packs_are_overwritten(core, pixels, packed, tmp_path):
     (tmp_path / "made.pack").mkdir()
     (tmp_path / "made.pack" / "thesis.tex").write_text("x")
     with pytest.raises(DataError, match="is not a pack, so it is not overwritten"):
@@ -143,7 +143,7 @@ def stop_after(images):
 
 
 @pytest.mark.parametrize("options", [{}, {"shard_bytes": 2500}], ids=["one file", "shards"])
-def test_an_interrupted_pack_goes_on_and_ends_with_the_same_bytes(core, photos, tmp_path, monkeypatch, options):
+def test_an_interrupted_pack_is_resumed_with_the_same_bytes(core, photos, tmp_path, monkeypatch, options):
     monkeypatch.setattr("paceline.data.convert.pack_writer._MIN_SHARD_BYTES", 1000)
     monkeypatch.setattr("paceline.data.convert.pack_writer._FILES_PER_TASK", 1)
     write_pack(photos, tmp_path / "whole", PackOptions(**options), silent, 1)
@@ -151,16 +151,16 @@ def test_an_interrupted_pack_goes_on_and_ends_with_the_same_bytes(core, photos, 
         with pytest.raises(StopError):
             write_pack(photos, tmp_path / "p", PackOptions(**options), stop_after(images), 1)
         assert not (tmp_path / "p").exists()
-    told = []
-    write_pack(photos, tmp_path / "p", PackOptions(**options), lambda done, total: told.append((done, total)), 1)
-    assert told == [(8, 10), (9, 10), (10, 10)]
+    calls = []
+    write_pack(photos, tmp_path / "p", PackOptions(**options), lambda done, total: calls.append((done, total)), 1)
+    assert calls == [(8, 10), (9, 10), (10, 10)]
     assert contents(tmp_path / "p") == contents(tmp_path / "whole")
     assert not list(tmp_path.glob(".*"))
 
 
 @pytest.mark.parametrize("options", [{}, {"shard_bytes": 2500}], ids=["one file", "shards"])
 @pytest.mark.parametrize(("at", "done"), [(0, 0), (4, 4), (8, 8), (9, 9)])
-def test_what_was_replaced_under_its_name_meanwhile_is_packed_anew(
+def test_a_file_replaced_after_an_interruption_is_packed_again(
     core, photos, make_photo, tmp_path, monkeypatch, options, at, done
 ):
     monkeypatch.setattr("paceline.data.convert.pack_writer._MIN_SHARD_BYTES", 1000)
@@ -170,16 +170,16 @@ def test_what_was_replaced_under_its_name_meanwhile_is_packed_anew(
         write_pack(photos, tmp_path / "p", PackOptions(**options), stop_after(9), 1)
     path = photos.train.get_path(at) if at < 7 else photos.val.get_path(at - 7)
     path.write_bytes(make_photo(99, 33, 22))
-    told = []
-    write_pack(photos, tmp_path / "p", PackOptions(**options), lambda done, total: told.append(done), 2)
-    assert told[0] == done
+    calls = []
+    write_pack(photos, tmp_path / "p", PackOptions(**options), lambda done, total: calls.append(done), 2)
+    assert calls[0] == done
     write_pack(photos, tmp_path / "whole", PackOptions(**options), silent, 1)
     assert contents(tmp_path / "p") == contents(tmp_path / "whole")
 
 
-def test_a_file_of_the_same_size_is_another_by_its_time_and_the_same_with_it(core, photos, tmp_path, monkeypatch):
+def test_the_modification_time_decides_whether_a_file_has_changed(core, photos, tmp_path, monkeypatch):
     monkeypatch.setattr("paceline.data.convert.pack_writer._FILES_PER_TASK", 1)
-    path, told = photos.train.get_path(3), []
+    path, calls = photos.train.get_path(3), []
     status = path.stat()
     for later_ns, done in ((0, 5), (1, 3)):
         with pytest.raises(StopError):
@@ -188,34 +188,34 @@ def test_a_file_of_the_same_size_is_another_by_its_time_and_the_same_with_it(cor
         os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + later_ns))
         with pytest.raises(StopError):
             write_pack(
-                photos, tmp_path / "p", PackOptions(), lambda done, total: (told.append(done), stop_after(0)(1, 1)), 1
+                photos, tmp_path / "p", PackOptions(), lambda done, total: (calls.append(done), stop_after(0)(1, 1)), 1
             )
-        assert told[-1] == done
+        assert calls[-1] == done
 
 
-def test_a_tar_that_was_replaced_marks_its_samples_and_no_others(make_photo, tmp_path):
+def test_a_replaced_tar_changes_the_state_of_its_samples_only(make_photo, tmp_path):
     for number in range(2):
         with tarfile.open(tmp_path / f"{number}.tar", "w") as tar:
             for name, content in (("a.jpg", make_photo(number)), ("a.cls", b"0"), ("b.jpg", b"x"), ("b.cls", b"1")):
-                about = tarfile.TarInfo(name)
-                about.size = len(content)
-                tar.addfile(about, io.BytesIO(content))
+                member = tarfile.TarInfo(name)
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
     section = WebDataset(train=f"{tmp_path}/{{0..1}}.tar", val=f"{tmp_path}/0.tar")
-    tars, marks = load_webdataset(section).train, []
+    tars, states = load_webdataset(section).train, []
     for _ in range(2):
-        marks.append([build_file_state_function(tars)(index) for index in range(4)])
+        states.append([build_file_state_function(tars)(index) for index in range(4)])
         os.utime(tmp_path / "1.tar", ns=(1, 1))
-    assert len(set(marks[0])) == 4
-    assert [index for index in range(4) if marks[0][index] != marks[1][index]] == [2, 3]
+    assert len(set(states[0])) == 4
+    assert [index for index in range(4) if states[0][index] != states[1][index]] == [2, 3]
 
 
-def test_a_pack_that_was_packed_anew_is_found_out_by_its_checksums(core, folder, make_photo, packed, tmp_path):
-    marks = []
+def test_the_state_of_a_packed_sample_is_its_checksum(core, folder, make_photo, packed, tmp_path):
+    states = []
     for _ in range(2):
         photos = load_folder(Folder(root=str(folder)))
-        marks.append([build_file_state_function(packed(photos, overwrite=True).train)(index) for index in range(7)])
+        states.append([build_file_state_function(packed(photos, overwrite=True).train)(index) for index in range(7)])
         photos.train.get_path(2).write_bytes(make_photo(98))
-    assert [index for index in range(7) if marks[0][index] != marks[1][index]] == [2]
+    assert [index for index in range(7) if states[0][index] != states[1][index]] == [2]
 
 
 def contents(path):
@@ -223,18 +223,18 @@ def contents(path):
     return [file.read_bytes() for file in files]
 
 
-def test_whatever_a_power_cut_leaves_of_the_last_samples_is_made_again(core, photos, tmp_path, monkeypatch):
+def test_samples_damaged_by_a_power_failure_are_packed_again(core, photos, tmp_path, monkeypatch):
     monkeypatch.setattr("paceline.data.convert.pack_writer._FILES_PER_TASK", 1)
     write_pack(photos, tmp_path / "whole", PackOptions(), silent, 1)
-    part = tmp_path / ".p.part"
-    journal, data = part / "journal", part / "data-00000.pack"
+    unfinished = tmp_path / ".p.part"
+    journal, data = unfinished / "journal", unfinished / "data-00000.pack"
     damages = {
         "a torn row": lambda: journal.write_bytes(journal.read_bytes() + b"torn"),
         "a row of zeros": lambda: journal.write_bytes(journal.read_bytes() + bytes(48)),
         "data that are gone": lambda: data.write_bytes(data.read_bytes()[:1000]),
         "no data": data.unlink,
         "no journal": journal.unlink,
-        "no reasons": (part / "reasons.json").unlink,
+        "no reasons": (unfinished / "reasons.json").unlink,
         "half a journal's head": lambda: journal.write_bytes(journal.read_bytes()[:20]),
     }
     for name, damage in damages.items():
@@ -246,7 +246,7 @@ def test_whatever_a_power_cut_leaves_of_the_last_samples_is_made_again(core, pho
         (tmp_path / "p").unlink()
 
 
-def test_the_beginning_of_another_pack_is_not_gone_on_with(core, photos, pixels, tmp_path):
+def test_an_unfinished_pack_of_another_source_is_not_resumed(core, photos, pixels, tmp_path):
     with pytest.raises(StopError):
         write_pack(photos, tmp_path / "p", PackOptions(), stop_after(1), 1)
     for datasets, options in ((pixels, PackOptions()), (photos, PackOptions(every=4)), (photos, PackOptions(resize=9))):
@@ -255,21 +255,21 @@ def test_the_beginning_of_another_pack_is_not_gone_on_with(core, photos, pixels,
 
 
 def test_two_processes_do_not_write_the_same_pack(core, pixels, tmp_path):
-    part = PartialPack.open(tmp_path / ".p.part", bytes(32), None)
+    unfinished = PartialPack.open(tmp_path / ".p.part", bytes(32), None)
     with pytest.raises(DataError, match="another process is writing to it"):
         write_pack(pixels, tmp_path / "p", PackOptions(), silent, 1)
-    part.close()
+    unfinished.close()
 
 
-def test_bad_images_are_named_at_the_end_and_may_be_kept_as_they_are(core, folder, tmp_path):
+def test_bad_images_are_named_at_the_end_and_can_be_stored_unchanged(core, folder, tmp_path):
     (folder / "train/cat/a.jpg").write_bytes(b"\xff\xd8nothing")
     (folder / "train/cat/d.png").write_bytes(b"")
     photos = load_folder(Folder(root=str(folder)), skip_bad=True)
     with pytest.raises(DataError, match=r"^2 images cannot be read: cat/a.jpg \(.*\), cat/d.png \(is empty .*skip$"):
         write_pack(photos, tmp_path / "p", PackOptions(), silent, 2)
-    told = []
-    write_pack(photos, tmp_path / "p", PackOptions(skip_bad=True), lambda done, total: told.append(done), 2)
-    assert told == [10], "what was done is not done again"
+    calls = []
+    write_pack(photos, tmp_path / "p", PackOptions(skip_bad=True), lambda done, total: calls.append(done), 2)
+    assert calls == [10], "packed samples are not packed again"
     train = open_pack(tmp_path / "p").train
     assert train.read(0) == (b"\xff\xd8nothing", 0)
     with pytest.raises(DataError, match=r"p: cat/d.png: is empty \(0 bytes\)"):
@@ -277,13 +277,13 @@ def test_bad_images_are_named_at_the_end_and_may_be_kept_as_they_are(core, folde
     assert train.labels.tolist() == photos.train.labels.tolist()
 
 
-def test_a_sample_of_a_tar_without_bytes_is_left_out_with_its_label(core, folder, tmp_path):
+def test_an_empty_sample_of_a_tar_keeps_its_label(core, folder, tmp_path):
     photo = (folder / "train/cat/a.jpg").read_bytes()
     with tarfile.open(tmp_path / "t.tar", "w") as file:
         for name, content in (("0.cls", b"0"), ("0.jpg", photo), ("1.cls", b"1"), ("1.jpg", b"")):
-            about = tarfile.TarInfo(name)
-            about.size = len(content)
-            file.addfile(about, io.BytesIO(content))
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            file.addfile(member, io.BytesIO(content))
     tars = load_webdataset(WebDataset(train=str(tmp_path / "t.tar"), val=str(tmp_path / "t.tar")))
     write_pack(tars, tmp_path / "p", PackOptions(skip_bad=True), silent, 1)
     train = open_pack(tmp_path / "p").train
@@ -293,8 +293,8 @@ def test_a_sample_of_a_tar_without_bytes_is_left_out_with_its_label(core, folder
 
 
 @pytest.mark.parametrize("options", [{}, {"shard_bytes": 2500}], ids=["one file", "shards"])
-@pytest.mark.parametrize("mends", ["replaced", "removed"])
-def test_a_bad_image_may_be_mended_as_the_message_says(core, folder, tmp_path, monkeypatch, options, mends):
+@pytest.mark.parametrize("fix", ["replaced", "removed"])
+def test_a_bad_image_can_be_replaced_or_removed(core, folder, tmp_path, monkeypatch, options, fix):
     monkeypatch.setattr("paceline.data.convert.pack_writer._MIN_SHARD_BYTES", 1000)
     bad = folder / "train/cat/b.jpg"
     good = bad.read_bytes()
@@ -302,7 +302,7 @@ def test_a_bad_image_may_be_mended_as_the_message_says(core, folder, tmp_path, m
     with pytest.raises(DataError, match="remove or replace them"):
         photos = load_folder(Folder(root=str(folder)), skip_bad=True)
         write_pack(photos, tmp_path / "p", PackOptions(**options), silent, 2)
-    if mends == "replaced":
+    if fix == "replaced":
         bad.write_bytes(good)
     else:
         bad.unlink()
@@ -312,12 +312,12 @@ def test_a_bad_image_may_be_mended_as_the_message_says(core, folder, tmp_path, m
     assert contents(tmp_path / "p") == contents(tmp_path / "whole")
 
 
-def test_a_full_disk_is_one_line_and_the_next_run_goes_on(core, photos, tmp_path, monkeypatch):
+def test_a_full_disk_is_a_one_line_error_and_the_next_run_resumes(core, photos, tmp_path, monkeypatch):
     monkeypatch.setattr("paceline.data.convert.pack_writer._FILES_PER_TASK", 1)
-    add, left = PartialPack.add, iter(range(6))
+    add, remaining = PartialPack.add, iter(range(6))
 
     def full(self, sample, *, is_first):
-        if next(left, None) is None:
+        if next(remaining, None) is None:
             raise OSError(errno.ENOSPC, "No space left on device")
         add(self, sample, is_first=is_first)
 
@@ -327,19 +327,19 @@ def test_a_full_disk_is_one_line_and_the_next_run_goes_on(core, photos, tmp_path
     ):
         write_pack(photos, tmp_path / "p", PackOptions(), silent, 1)
     monkeypatch.setattr(PartialPack, "add", add)
-    told = []
-    write_pack(photos, tmp_path / "p", PackOptions(), lambda done, total: told.append(done), 1)
-    assert told[0] == 6
+    calls = []
+    write_pack(photos, tmp_path / "p", PackOptions(), lambda done, total: calls.append(done), 1)
+    assert calls[0] == 6
 
 
 @pytest.mark.parametrize("wrong", [{"resize": 0}, {"quality": 0}, {"quality": 101}, {"every": 0}, {"shard_bytes": 9}])
-def test_options_that_mean_nothing_are_refused(core, pixels, packed, wrong):
+def test_invalid_options_are_refused(core, pixels, packed, wrong):
     (name,) = wrong
     with pytest.raises(DataError, match=f"^{name.replace('_', ' ')}: .*\\)$"):
         packed(pixels, **wrong)
 
 
-def test_a_place_that_is_not_there_is_refused(core, pixels, tmp_path):
+def test_a_missing_output_folder_is_refused(core, pixels, tmp_path):
     with pytest.raises(DataError, match="is not a folder"):
         write_pack(pixels, tmp_path / "no" / "p", PackOptions(), silent, 1)
 
@@ -352,7 +352,7 @@ def test_a_pack_can_be_packed_again(core, photos, packed):
     assert again.train.read(0) == once.train.read(0)
 
 
-def test_a_source_without_any_list_of_names_keeps_the_names_it_gives(core, pixels, packed):
+def test_names_of_a_source_without_a_list_of_names_are_stored(core, pixels, packed):
     train = SimpleNamespace()
     train.info, train.read, train.name_of = pixels.train.info, pixels.train.read, lambda index: f"n\u00e4me {index}"
     source = type("Plain", (), {"__len__": lambda self: 5, **{k: property(lambda self, k=k: getattr(train, k)) for k in

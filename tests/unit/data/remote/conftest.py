@@ -1,4 +1,4 @@
-"""A store of files in memory that answers as a server does, well or badly, and a pack to put there."""
+"""A transport over files in memory, which can fail like a server, and a pack to read through it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,14 +20,14 @@ URL = "http://host/packs/set"
 
 @dataclass
 class Store:
-    """Files by name. `before` is called with each question, and may raise or change the files."""
+    """A transport over files by name. `before` is called before each request, and may raise or change the files."""
 
     files: dict[str, bytes]
     before: Callable[[str, int, int], None] = lambda name, start, stop: None
-    asked: list[tuple[str, int, int]] = field(default_factory=list)
+    requests: list[tuple[str, int, int]] = field(default_factory=list)
 
     def read(self, address: RemoteUrl, start: int, stop: int) -> ByteRange:
-        self.asked.append((address.file_name, start, stop))
+        self.requests.append((address.file_name, start, stop))
         self.before(address.file_name, start, stop)
         data = self.files[address.file_name]
         return ByteRange(data[start:stop], len(data))
@@ -36,12 +36,12 @@ class Store:
         pass
 
     def bytes_of(self, name: str) -> int:
-        return sum(stop - start for asked, start, stop in self.asked if asked == name)
+        return sum(stop - start for requested, start, stop in self.requests if requested == name)
 
 
 @dataclass(frozen=True)
 class Random:
-    """Files of random bytes, which no one can shorten."""
+    """Files of random bytes, which no format compresses."""
 
     info: DatasetInfo
     num_bytes: int
@@ -67,7 +67,7 @@ def random_datasets(num_images: int, num_bytes: int) -> Datasets:
 
 @pytest.fixture(scope="session")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of four shards of about a megabyte."""
+    """A pack of four shards of about a megabyte."""
     out = tmp_path_factory.mktemp("packed") / "set"
     options = PackOptions(shard_bytes=1 << 20, skip_bad=True)
     write_pack(random_datasets(8, 240_000), out, options, lambda done, total: None, 1)
@@ -87,21 +87,21 @@ def index(packed: Path) -> PackIndex:
 
 @dataclass
 class Remote:
-    """Makes shards of the store, all with one cache."""
+    """Builds the shards of the store, all with the same cache."""
 
     store: Store
     index: PackIndex
-    top: Path
+    cache_folder: Path
     pauses: list[float] = field(default_factory=list)
 
     def __call__(self, max_bytes: int = 10**9, digest: str = "digest") -> RemoteShards:
         addresses = tuple(RemoteUrl(f"{URL}/{file.name}") for file in self.index.files)
-        patience = RetryPolicy(attempts=3, pause=self.pauses.append)
-        cache = ShardCache(self.top, max_bytes)
-        return RemoteShards(addresses, self.index.files, cache, digest, lambda: self.store, patience)
+        retry = RetryPolicy(attempts=3, pause=self.pauses.append)
+        cache = ShardCache(self.cache_folder, max_bytes)
+        return RemoteShards(addresses, self.index.files, cache, digest, lambda: self.store, retry)
 
-    def kept(self, digest: str = "digest") -> set[str]:
-        return {path.name for path in (self.top / digest / "shards").glob("*")}
+    def cached(self, digest: str = "digest") -> set[str]:
+        return {path.name for path in (self.cache_folder / digest / "shards").glob("*")}
 
 
 @pytest.fixture
@@ -110,15 +110,15 @@ def remote(store: Store, index: PackIndex, tmp_path: Path) -> Remote:
 
 
 @pytest.fixture
-def passing() -> Callable[..., Callable[[str, int, int], None]]:
-    """Return a function that returns what has the first `times` questions fail."""
+def fail_times() -> Callable[..., Callable[[str, int, int], None]]:
+    """Return a function that builds a `Store.before` that fails `times` times."""
 
     def failing(*, times: int) -> Callable[[str, int, int], None]:
-        left = [times]
+        remaining = [times]
 
         def before(name: str, start: int, stop: int) -> None:
-            left[0] -= 1
-            if left[0] >= 0:
+            remaining[0] -= 1
+            if remaining[0] >= 0:
                 raise TransientError("503 Service Unavailable")
 
         return before

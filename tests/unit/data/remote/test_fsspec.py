@@ -1,4 +1,4 @@
-"""What fsspec cannot do is told with the command that mends it."""
+"""Errors of fsspec name the command that fixes them, and untrusted URLs are refused."""
 
 import base64
 import json
@@ -20,7 +20,7 @@ def test_without_fsspec_the_command_that_installs_it_is_named(monkeypatch: pytes
     assert raised.value.fix == "pip install 'paceline[remote]'"
 
 
-def test_without_what_fsspec_needs_for_an_address_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_of_fsspec_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("fsspec", reason="fsspec is not installed (pip install 'paceline[remote]')")
     monkeypatch.setitem(sys.modules, "s3fs", None)
     with pytest.raises(PermanentError, match=r"needs a package that is missing: .*s3fs") as raised:
@@ -29,7 +29,7 @@ def test_without_what_fsspec_needs_for_an_address_it_is_named(monkeypatch: pytes
 
 
 def templates(command: str) -> str:
-    """Return a URL whose JSON, which it carries itself, is a template that runs `command` in older fsspec."""
+    """Return a URL that contains JSON with a template that runs `command` in older fsspec."""
     key = "{{ cycler.__init__.__globals__.os.popen('" + command + "').read() }}"
     carried = {"version": 1, "gen": [{"key": key, "url": "x", "dimensions": {"i": [1]}}], "refs": {}}
     data = base64.b64encode(json.dumps(carried).encode()).decode()
@@ -53,7 +53,7 @@ def templates(command: str) -> str:
         "://a.pack",
     ],
 )
-def test_a_url_that_is_not_of_a_known_scheme_or_is_a_chain_is_refused_unread(
+def test_an_unknown_scheme_or_a_chained_url_is_refused_unread(
     root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "fsspec", None)
@@ -63,18 +63,18 @@ def test_a_url_that_is_not_of_a_known_scheme_or_is_a_chain_is_refused_unread(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_url_that_carries_a_template_runs_nothing(tmp_path: Path) -> None:
+def test_a_url_with_a_template_runs_nothing(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"data.source.root: reference://...: is a chain of URLs"):
         open_remote(templates(f"touch {tmp_path / 'ran'}"), tmp_path / "cache", 0)
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_shard_whose_name_makes_a_chain_is_refused() -> None:
+def test_a_shard_name_that_makes_a_chained_url_is_refused() -> None:
     with pytest.raises(DataError, match="is a chain of URLs"):
         RemoteUrl("s3://bucket/set/index.pack").sibling("a::reference://b")
 
 
-def test_what_a_file_system_cannot_make_of_a_url_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_error_of_a_file_system_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     core = pytest.importorskip("fsspec.core", reason="fsspec is not installed (pip install 'paceline[remote]')")
 
     def raises(*_: object, **__: object) -> None:

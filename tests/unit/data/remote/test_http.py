@@ -1,4 +1,4 @@
-"""What a server answers is believed only where it says which bytes it sends, and it sends these."""
+"""A response is used only if it declares which bytes it contains, and contains them."""
 
 import io
 from http.client import HTTPResponse
@@ -9,8 +9,8 @@ from paceline.data.remote.http import _read_response
 from paceline.data.remote.transport import ByteRange, PermanentError, TransientError
 
 
-class Sent:
-    """A connection on which these bytes arrive."""
+class FakeSocket:
+    """A socket that receives `data`."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -21,22 +21,22 @@ class Sent:
 
 def answer(status: str, headers: dict[str, str], body: bytes = b"", start: int = 10, stop: int = 20) -> ByteRange | str:
     lines = [f"HTTP/1.1 {status}", *(f"{name}: {value}" for name, value in headers.items()), "", ""]
-    response = HTTPResponse(Sent("\r\n".join(lines).encode() + body))  # type: ignore[arg-type]
+    response = HTTPResponse(FakeSocket("\r\n".join(lines).encode() + body))  # type: ignore[arg-type]
     response.begin()
     return _read_response(response, start, stop)
 
 
 def ranged(first: int, last: int, total: int, body: bytes | None = None, **headers: str) -> ByteRange | str:
     body = bytes(range(first, last + 1)) if body is None else body
-    told = {"Content-Range": f"bytes {first}-{last}/{total}", "Content-Length": str(last - first + 1), **headers}
-    return answer("206 Partial Content", told, body)
+    headers = {"Content-Range": f"bytes {first}-{last}/{total}", "Content-Length": str(last - first + 1), **headers}
+    return answer("206 Partial Content", headers, body)
 
 
-def test_a_range_is_what_was_asked_for() -> None:
+def test_the_requested_range_is_returned() -> None:
     assert ranged(10, 19, 100) == ByteRange(bytes(range(10, 20)), 100)
 
 
-def test_a_range_may_be_shorter_only_where_the_file_ends() -> None:
+def test_a_range_may_be_shorter_only_at_the_end_of_the_file() -> None:
     assert ranged(10, 14, 15) == ByteRange(bytes(range(10, 15)), 15)
     with pytest.raises(TransientError, match="sent bytes 10-14 of 100, not 10-19"):
         ranged(10, 14, 100)
@@ -48,13 +48,13 @@ def test_another_range_is_refused(first: int) -> None:
         ranged(first, 19, 100)
 
 
-def test_a_file_that_ends_before_the_range_has_no_bytes_of_it() -> None:
+def test_a_range_beyond_the_end_of_the_file_is_empty() -> None:
     assert answer("416 Range Not Satisfiable", {"Content-Range": "bytes */7", "Content-Length": "0"}) == ByteRange(
         b"", 7
     )
 
 
-def test_a_server_that_ignores_ranges_is_found_out() -> None:
+def test_a_server_that_ignores_ranges_is_an_error() -> None:
     whole = {"Content-Length": "100"}
     with pytest.raises(PermanentError, match=r"200 instead of 206") as raised:
         answer("200 OK", whole, bytes(100))
@@ -64,18 +64,18 @@ def test_a_server_that_ignores_ranges_is_found_out() -> None:
     assert answer("200 OK", {"Content-Length": "50"}, bytes(50), start=0, stop=50) == ByteRange(bytes(50), 50)
 
 
-@pytest.mark.parametrize("told", ["", "bytes 10-19/*", "pages 1-2/3", "bytes 10-19"])
-def test_a_range_that_is_not_named_is_refused(told: str) -> None:
+@pytest.mark.parametrize("content_range", ["", "bytes 10-19/*", "pages 1-2/3", "bytes 10-19"])
+def test_a_response_without_content_range_is_refused(content_range: str) -> None:
     with pytest.raises(PermanentError, match="without a valid Content-Range"):
-        answer("206 Partial Content", {"Content-Range": told, "Content-Length": "10"}, bytes(10))
+        answer("206 Partial Content", {"Content-Range": content_range, "Content-Length": "10"}, bytes(10))
 
 
-def test_bytes_that_do_not_all_come_are_asked_for_again() -> None:
+def test_an_incomplete_response_is_transient() -> None:
     with pytest.raises(Exception, match=r"IncompleteRead|bytes came"):
         ranged(10, 19, 100, body=b"only")
 
 
-def test_what_is_compressed_is_refused() -> None:
+def test_a_compressed_response_is_refused() -> None:
     with pytest.raises(PermanentError, match="sent compressed"):
         ranged(10, 19, 100, **{"Content-Encoding": "gzip"})
 
@@ -83,7 +83,7 @@ def test_what_is_compressed_is_refused() -> None:
 @pytest.mark.parametrize(
     "status", ["500 Oops", "502 Bad Gateway", "503 Busy", "504 Late", "429 Slow Down", "408 Timeout"]
 )
-def test_what_may_pass_is_told_from_what_lasts(status: str) -> None:
+def test_temporary_statuses_are_transient_errors(status: str) -> None:
     with pytest.raises(TransientError, match=status) as raised:
         answer(status, {"Retry-After": "7", "Content-Length": "0"})
     assert raised.value.retry_after_s == 7.0
@@ -97,11 +97,11 @@ def test_what_may_pass_is_told_from_what_lasts(status: str) -> None:
         ("401 Unauthorized", "PACELINE_URL_CREDENTIALS=https://NAME:PASSWORD@HOST/PATH"),
     ],
 )
-def test_what_lasts_says_what_to_do(status: str, fix: str) -> None:
+def test_a_permanent_error_has_a_fix(status: str, fix: str) -> None:
     with pytest.raises(PermanentError, match=status) as raised:
         answer(status, {"Content-Length": "0"})
     assert fix in raised.value.fix
 
 
-def test_a_redirection_is_where_it_leads() -> None:
+def test_a_redirect_returns_its_location() -> None:
     assert answer("302 Found", {"Location": "/other", "Content-Length": "0"}) == "/other"

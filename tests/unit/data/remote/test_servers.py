@@ -1,4 +1,4 @@
-"""Real servers on this machine: that want a password, and that lie, forge, lead elsewhere, or send next to nothing."""
+"""Real servers on this machine: with a password, with forged packs, with redirects, too slow, or endless."""
 
 import base64
 import contextlib
@@ -30,13 +30,13 @@ from paceline.data.remote import open_remote
 from paceline.data.remote.http import HttpTransport, UrlCredentials, find_credentials
 from paceline.data.remote.transport import PermanentError, RemoteUrl, RetryPolicy, TransientError
 
-AT_ONCE = RetryPolicy(attempts=1)
+NO_RETRY = RetryPolicy(attempts=1)
 Answer = Callable[[BaseHTTPRequestHandler], None]
 
 
 @pytest.fixture
 def serve() -> Iterator[Callable[..., int]]:
-    """Return a function that starts a server, which answers each GET by `answer`, and returns its port."""
+    """Return a function that starts a server, which handles each GET by `answer`, and returns its port."""
     servers = []
 
     def start(answer: Answer, tls: ssl.SSLContext | None = None) -> int:
@@ -83,7 +83,7 @@ def send_range(request: BaseHTTPRequestHandler, body: bytes, total: int) -> None
 
 
 def files(data: bytes) -> Answer:
-    """Return the answer of a server that has one file."""
+    """Return the handler of a server of one file."""
 
     def answer(request: BaseHTTPRequestHandler) -> None:
         start, stop = span(request)
@@ -92,12 +92,12 @@ def files(data: bytes) -> Answer:
     return answer
 
 
-def locked(data: bytes, query: str = "") -> Answer:
-    """Return the answer of a server that gives its file to `me:S3CRETpw` who signs with `query`."""
-    wanted = f"Basic {base64.b64encode(b'me:S3CRETpw').decode()}"
+def password_protected(data: bytes, query: str = "") -> Answer:
+    """Return the handler of a server of one file, with the password `me:S3CRETpw` and the signature `query`."""
+    expected = f"Basic {base64.b64encode(b'me:S3CRETpw').decode()}"
 
     def answer(request: BaseHTTPRequestHandler) -> None:
-        if request.headers["Authorization"] == wanted and urlsplit(request.path).query == query:
+        if request.headers["Authorization"] == expected and urlsplit(request.path).query == query:
             files(data)(request)
             return
         request.send_response(401)
@@ -108,9 +108,9 @@ def locked(data: bytes, query: str = "") -> Answer:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+def pack_bytes(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """A pack of one file."""
-    out = tmp_path_factory.mktemp("whole") / "a.pack"
+    out = tmp_path_factory.mktemp("pack_bytes") / "a.pack"
     write_pack(random_datasets(5), out, PackOptions(skip_bad=True), lambda done, total: None, 1)
     return out.read_bytes()
 
@@ -147,7 +147,7 @@ def read(url: str, num_bytes: int, stall_timeout_s: float = 5) -> bytes:
 
 
 def forged(data: bytes) -> bytes:
-    """Return a pack with the header of `data`, and other labels: bytes of padding make up for the checksum."""
+    """Return a pack with the header of `data` and other labels; four bytes of padding correct the checksum."""
     header = PackHeader.from_bytes(data[:128], "good")
     index = bytearray(data[header.index_offset :])
     sizes = IndexSizes.from_bytes(bytes(index[:ALIGNMENT]))
@@ -158,13 +158,13 @@ def forged(data: bytes) -> bytes:
         assert each[0] in (0, 1)
     flipped = [1 - label for (label,) in struct.iter_unpack("<i", index[labels.offset : free])]
     index[labels.offset : free] = struct.pack(f"<{num_labels}i", *flipped)
-    index[free : free + 4] = correction(bytes(index), free, header.index_crc32)
+    index[free : free + 4] = crc32_patch(bytes(index), free, header.index_crc32)
     assert zlib.crc32(index) == header.index_crc32
     return data[: header.index_offset] + bytes(index)
 
 
-def correction(data: bytes, at: int, wanted: int) -> bytes:
-    """Return the four bytes that, at `at`, give `data` the CRC-32 `wanted`: it is linear over single bits."""
+def crc32_patch(data: bytes, at: int, expected: int) -> bytes:
+    """Return the four bytes that, at `at`, give `data` the CRC-32 `expected`; CRC-32 is linear over single bits."""
 
     def crc32(bits: int) -> int:
         return zlib.crc32(data[:at] + bits.to_bytes(4, "little") + data[at + 4 :])
@@ -177,54 +177,56 @@ def correction(data: bytes, at: int, wanted: int) -> bytes:
                 change, bits = change ^ other, bits ^ others
         basis.append((change, bits))
         basis.sort(reverse=True)
-    left, found = wanted ^ base, 0
+    rest, found = expected ^ base, 0
     for change, bits in basis:
-        if left ^ change < left:
-            left, found = left ^ change, found ^ bits
-    assert not left
+        if rest ^ change < rest:
+            rest, found = rest ^ change, found ^ bits
+    assert not rest
     return found.to_bytes(4, "little")
 
 
 def test_a_server_with_the_same_header_does_not_change_the_labels_of_another(
-    serve: Callable[..., int], whole: bytes, tmp_path: Path
+    serve: Callable[..., int], pack_bytes: bytes, tmp_path: Path
 ) -> None:
-    evil = forged(whole)
-    assert evil[:128] == whole[:128] and evil != whole
-    clean = open_remote(f"http://127.0.0.1:{serve(files(whole))}/a.pack", tmp_path / "clean", 10**9, AT_ONCE)
+    evil = forged(pack_bytes)
+    assert evil[:128] == pack_bytes[:128] and evil != pack_bytes
+    clean = open_remote(f"http://127.0.0.1:{serve(files(pack_bytes))}/a.pack", tmp_path / "clean", 10**9, NO_RETRY)
     with pytest.raises(DataError, match=r"a.pack: its index is inconsistent: bytes between its columns are not zero"):
-        open_remote(f"http://127.0.0.1:{serve(files(evil))}/a.pack", tmp_path / "cache", 10**9, AT_ONCE)
-    good = open_remote(f"http://127.0.0.1:{serve(files(whole))}/a.pack", tmp_path / "cache", 10**9, AT_ONCE)
+        open_remote(f"http://127.0.0.1:{serve(files(evil))}/a.pack", tmp_path / "cache", 10**9, NO_RETRY)
+    good = open_remote(f"http://127.0.0.1:{serve(files(pack_bytes))}/a.pack", tmp_path / "cache", 10**9, NO_RETRY)
     assert [good.train.read(index)[1] for index in range(5)] == [clean.train.read(index)[1] for index in range(5)]
 
 
 @pytest.mark.parametrize("paths", [("a.pack", "a.pack"), ("a.pack", "b/a.pack")])
-def test_what_is_kept_of_a_url_is_used_for_no_other(
-    serve: Callable[..., int], whole: bytes, tmp_path: Path, paths: tuple[str, str]
+def test_the_cache_of_a_url_is_used_for_no_other_url(
+    serve: Callable[..., int], pack_bytes: bytes, tmp_path: Path, paths: tuple[str, str]
 ) -> None:
-    ports = [serve(files(whole))] * 2 if paths[0] != paths[1] else [serve(files(whole)), serve(files(whole))]
+    ports = (
+        [serve(files(pack_bytes))] * 2 if paths[0] != paths[1] else [serve(files(pack_bytes)), serve(files(pack_bytes))]
+    )
     for port, path in zip(ports, paths, strict=True):
-        open_remote(f"http://127.0.0.1:{port}/{path}", tmp_path, 10**9, AT_ONCE)
+        open_remote(f"http://127.0.0.1:{port}/{path}", tmp_path, 10**9, NO_RETRY)
     assert len(list(tmp_path.glob("*/index.pack"))) == 2
-    open_remote(f"http://127.0.0.1:{ports[0]}/{paths[0]}", tmp_path, 10**9, AT_ONCE)
+    open_remote(f"http://127.0.0.1:{ports[0]}/{paths[0]}", tmp_path, 10**9, NO_RETRY)
     assert len(list(tmp_path.glob("*/index.pack"))) == 2
 
 
-def test_bytes_of_an_index_that_belong_to_nothing_are_zero(whole: bytes, tmp_path: Path) -> None:
-    header = PackHeader.from_bytes(whole[:128], "good")
-    index = whole[header.index_offset :]
+def test_padding_of_an_index_must_be_zero(pack_bytes: bytes, tmp_path: Path) -> None:
+    header = PackHeader.from_bytes(pack_bytes[:128], "good")
+    index = pack_bytes[header.index_offset :]
     gaps = [gap for gap in IndexLayout.from_sizes(IndexSizes.from_bytes(index[:ALIGNMENT])).gaps if gap[0] < gap[1]]
     assert len(gaps) > 15
     for start, stop in gaps:
         for at in (start, stop - 1):
             changed = index[:at] + b"\1" + index[at + 1 :]
             head = replace(header, index_crc32=zlib.crc32(changed)).to_bytes()
-            (tmp_path / "a.pack").write_bytes(head + whole[128 : header.index_offset] + changed)
+            (tmp_path / "a.pack").write_bytes(head + pack_bytes[128 : header.index_offset] + changed)
             with pytest.raises(DataError, match="bytes between its columns are not zero"):
                 open_index(tmp_path / "a.pack")
 
 
 def huge(num_bytes: int, sizes: bytes) -> Answer:
-    """Return the answer of a server whose header tells of an index of `num_bytes`, which starts with `sizes`."""
+    """Return the handler of a server whose header declares an index of `num_bytes`, which starts with `sizes`."""
     header = PackHeader(FileRole.WHOLE, b"x" * 16, 128 + num_bytes, 0, 0, num_bytes, 1).to_bytes()
 
     def answer(request: BaseHTTPRequestHandler) -> None:
@@ -235,28 +237,28 @@ def huge(num_bytes: int, sizes: bytes) -> Answer:
     return answer
 
 
-def test_an_index_is_as_long_as_its_samples_need(serve: Callable[..., int], tmp_path: Path) -> None:
+def test_an_index_of_the_wrong_length_is_not_fetched(serve: Callable[..., int], tmp_path: Path) -> None:
     port = serve(huge(200 << 30, IndexSizes(100, 0, (10, 10), (100, 100)).to_bytes()))
     with pytest.raises(DataError, match=r"its index is inconsistent: 214,748,364,800 bytes for 20 samples"):
-        open_remote(f"http://127.0.0.1:{port}/a.pack", tmp_path, 10**9, AT_ONCE)
+        open_remote(f"http://127.0.0.1:{port}/a.pack", tmp_path, 10**9, NO_RETRY)
     assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) == 0
 
 
-def test_an_index_that_the_cache_may_not_hold_is_not_fetched(serve: Callable[..., int], tmp_path: Path) -> None:
+def test_an_index_larger_than_the_cache_is_not_fetched(serve: Callable[..., int], tmp_path: Path) -> None:
     sizes = IndexSizes(100, 0, (10**9, 10**9), (10**9, 10**9))
     num_bytes = IndexLayout.from_sizes(sizes).num_bytes
     url = f"http://127.0.0.1:{serve(huge(num_bytes, sizes.to_bytes()))}/a.pack"
     with pytest.raises(DataError, match=rf"its index has {num_bytes:,} bytes.*data\.source\.cache_gb above 68"):
-        open_remote(url, tmp_path, 10**9, AT_ONCE)
+        open_remote(url, tmp_path, 10**9, NO_RETRY)
     sizes = IndexSizes(100, 0, (10**14, 10**14), (10**14, 10**14))
     url = f"http://127.0.0.1:{serve(huge(IndexLayout.from_sizes(sizes).num_bytes, sizes.to_bytes()))}/a.pack"
     with pytest.raises(DataError, match=rf"data\.source\.cache: {tmp_path}.* bytes free.*name another folder"):
-        open_remote(url, tmp_path, 10**18, AT_ONCE)
+        open_remote(url, tmp_path, 10**18, NO_RETRY)
     assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) == 0
 
 
-def test_a_server_that_sends_next_to_nothing_is_given_up(serve: Callable[..., int]) -> None:
-    left = threading.Event()
+def test_a_server_below_the_minimum_rate_is_an_error(serve: Callable[..., int]) -> None:
+    rest = threading.Event()
 
     def drip(request: BaseHTTPRequestHandler) -> None:
         in_body = "body" in request.path
@@ -264,16 +266,16 @@ def test_a_server_that_sends_next_to_nothing_is_given_up(serve: Callable[..., in
         request.wfile.write(text if in_body else b"")
         for byte in b"x" * 128 if in_body else text:
             request.wfile.write(bytes([byte]))
-            left.wait(0.02)  # 2.5 s for all of it, and never 0.3 s without a byte
+            rest.wait(0.02)  # 2.5 s for all of it, and never 0.3 s without a byte
 
     port = serve(drip)
     for part in ("head", "body"):
         with pytest.raises(TransientError, match=r"^only \d+ bytes came in 0\.3"):
             read(f"http://127.0.0.1:{port}/{part}.pack", 128, stall_timeout_s=0.3)
-    left.set()
+    rest.set()
 
 
-def test_a_slow_server_that_goes_on_sending_is_read(serve: Callable[..., int]) -> None:
+def test_a_slow_server_above_the_minimum_rate_is_read(serve: Callable[..., int]) -> None:
     body = bytes(30_000)
 
     def steady(request: BaseHTTPRequestHandler) -> None:
@@ -288,7 +290,7 @@ def test_a_slow_server_that_goes_on_sending_is_read(serve: Callable[..., int]) -
     assert read(f"http://127.0.0.1:{serve(steady)}/a.pack", len(body), stall_timeout_s=0.2) == body
 
 
-def test_more_than_was_asked_for_is_not_read(serve: Callable[..., int]) -> None:
+def test_more_bytes_than_requested_are_an_error(serve: Callable[..., int]) -> None:
     def endless(request: BaseHTTPRequestHandler) -> None:
         request.wfile.write(
             b"HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 0-9/10\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -300,8 +302,8 @@ def test_more_than_was_asked_for_is_not_read(serve: Callable[..., int]) -> None:
         read(f"http://127.0.0.1:{serve(endless)}/a.pack", 10)
 
 
-def test_no_redirection_leads_from_https_to_http(
-    serve: Callable[..., int], whole: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_redirect_from_https_to_http_is_refused(
+    serve: Callable[..., int], pack_bytes: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not shutil.which("openssl"):
         pytest.skip("needs openssl, which is not installed (apt-get install openssl)")
@@ -323,11 +325,11 @@ def test_no_redirection_leads_from_https_to_http(
     subprocess.run(command, check=True, capture_output=True, timeout=30)
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(certificate, key)
-    plain = serve(files(whole))
+    plain = serve(files(pack_bytes))
 
     def redirect(request: BaseHTTPRequestHandler) -> None:
         if request.path == "/a.pack":
-            files(whole)(request)
+            files(pack_bytes)(request)
             return
         request.send_response(302)
         request.send_header("Location", "/a.pack" if "same" in request.path else f"http://127.0.0.1:{plain}/a.pack")
@@ -336,44 +338,42 @@ def test_no_redirection_leads_from_https_to_http(
 
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
     url = f"https://127.0.0.1:{serve(redirect, tls)}"
-    assert read(f"{url}/same.pack", 8) == whole[:8]
+    assert read(f"{url}/same.pack", 8) == pack_bytes[:8]
     with pytest.raises(PermanentError, match="redirects from https to http"):
         read(f"{url}/other.pack", 8)
 
 
-def paceline(*words: str, cwd: Path, **environ: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-P", "-m", "paceline", *words]
+def paceline(*args: str, cwd: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-P", "-m", "paceline", *args]
     env = {**os.environ, **environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=120)
 
 
-def test_a_password_and_a_signature_are_in_nothing_that_a_run_writes(
-    serve: Callable[..., int], whole: bytes, tmp_path: Path
+def test_no_file_or_output_of_a_run_contains_a_password_or_signature(
+    serve: Callable[..., int], pack_bytes: bytes, tmp_path: Path
 ) -> None:
-    port = serve(locked(whole, "X-Amz-Signature=S1GNATURE"))
+    port = serve(password_protected(pack_bytes, "X-Amz-Signature=S1GNATURE"))
     url, secret_url = (f"http://{user}127.0.0.1:{port}/a.pack" for user in ("", "me:S3CRETpw@"))
-    words = ["data.source.name=pack", f"data.source.cache={tmp_path}/cache", "data.augment=[]", "model.name=empty"]
-    words += ["model.width=1.0", "data.image_size=16", "data.batch_size=2", "train.epochs=1", "log.tensorboard=on"]
+    args = ["data.source.name=pack", f"data.source.cache={tmp_path}/cache", "data.augment=[]", "model.name=empty"]
+    args += ["model.width=1.0", "data.image_size=16", "data.batch_size=2", "train.epochs=1", "log.tensorboard=on"]
     environ = {"PACELINE_URL_CREDENTIALS": f"{secret_url}?X-Amz-Signature=S1GNATURE"}
 
     refused = paceline(
-        "train", "digits", f"data.source.root={secret_url}", *words, "--run-dir", "refused", cwd=tmp_path, **environ
+        "train", "digits", f"data.source.root={secret_url}", *args, "--run-dir", "refused", cwd=tmp_path, **environ
     )
     assert refused.returncode == 2 and len(refused.stderr.splitlines()) == 1
     assert "data.source.root: the URL holds a user name or a password" in refused.stderr
     assert "PACELINE_URL_CREDENTIALS" in refused.stderr and "S3CRETpw" not in refused.stderr + refused.stdout
 
-    trained = paceline(
-        "train", "digits", f"data.source.root={url}", *words, "--run-dir", "run", cwd=tmp_path, **environ
-    )
+    trained = paceline("train", "digits", f"data.source.root={url}", *args, "--run-dir", "run", cwd=tmp_path, **environ)
     assert trained.returncode == 0, trained.stderr
     written = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert {"recipe.yaml", "result.json", "report.html"} <= {path.name for path in written}
     assert any(path.name.startswith("events.out") for path in written)
     assert url in (tmp_path / "run" / "recipe.yaml").read_text()
     assert f"data.source.root={url}" in (tmp_path / "run" / "result.json").read_text()
-    kept = [str(path) for path in written if {b"S3CRETpw", b"S1GNATURE"} & {*find(path.read_bytes())}]
-    assert kept == [] and not {*find((trained.stdout + trained.stderr).encode())}
+    leaks = [str(path) for path in written if {b"S3CRETpw", b"S1GNATURE"} & {*find(path.read_bytes())}]
+    assert leaks == [] and not {*find((trained.stdout + trained.stderr).encode())}
 
     without = paceline("eval", "run", cwd=tmp_path)
     assert without.returncode == 2 and len(without.stderr.splitlines()) == 1, without.stderr
@@ -385,7 +385,7 @@ def find(data: bytes) -> list[bytes]:
     return [secret for secret in (b"S3CRETpw", b"S1GNATURE") if secret in data]
 
 
-def test_secrets_of_a_url_go_to_its_server_and_folder_alone() -> None:
+def test_credentials_are_sent_only_to_their_server_and_folder() -> None:
     environ = {
         "PACELINE_URL_CREDENTIALS": "https://me:a%20b@host/packs/  https://host/packs/x.pack?sig=1 http://me:c@host"
     }
@@ -400,7 +400,7 @@ def test_secrets_of_a_url_go_to_its_server_and_folder_alone() -> None:
     assert find_credentials("http://host/packs/a.pack", environ).authorization != name_and_password
 
 
-def test_netrc_is_for_https_and_its_own_host(tmp_path: Path) -> None:
+def test_netrc_is_used_only_for_https_and_its_host(tmp_path: Path) -> None:
     (tmp_path / "netrc").write_text("machine host login me password pw\ndefault login any password thing\n")
     environ = {"NETRC": str(tmp_path / "netrc")}
     header = f"Basic {base64.b64encode(b'me:pw').decode()}"
@@ -411,13 +411,13 @@ def test_netrc_is_for_https_and_its_own_host(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("entry", ["S3CRETpw", "https://host/S3CRETpw", "https://[S3CRETpw", "https://a:b@h:S3CRETpw/"])
-def test_a_variable_that_is_not_understood_is_named_and_not_shown(entry: str) -> None:
+def test_an_invalid_variable_is_named_without_its_value(entry: str) -> None:
     with pytest.raises(PermanentError, match=r"PACELINE_URL_CREDENTIALS: entry 2 is not a URL") as raised:
         find_credentials("https://host/a.pack", {"PACELINE_URL_CREDENTIALS": f"https://me:x@host {entry}"})
     assert "S3CRETpw" not in f"{raised.value} {raised.value.fix}"
 
 
-def test_a_netrc_that_is_not_understood_is_named_and_not_shown(tmp_path: Path) -> None:
+def test_an_invalid_netrc_is_named_without_its_content(tmp_path: Path) -> None:
     (tmp_path / "netrc").write_text("machine host login me password pw\nS3CRETpw\n")
     with pytest.raises(PermanentError, match=r"netrc cannot be parsed") as raised:
         find_credentials("https://host/a.pack", {"NETRC": str(tmp_path / "netrc")})

@@ -1,4 +1,4 @@
-"""Trees of small images, the shape of a good message, and the real data sets where a machine has them."""
+"""Folders of small images, one-line errors, and an HTTP server."""
 
 import os
 import threading
@@ -12,8 +12,8 @@ from paceline.core.errors import DataError
 
 
 @pytest.fixture
-def grow(tmp_path):
-    """Return a function that makes `{"train/cat": 3}` into three 4x4 images in a folder, and returns the top."""
+def make_images(tmp_path):
+    """Return a function that writes `{"train/cat": 3}` as three 4x4 images, and returns the root folder."""
 
     def make(tree, extension="png", top=tmp_path):
         for folder, num_images in tree.items():
@@ -26,8 +26,8 @@ def grow(tmp_path):
 
 
 @pytest.fixture
-def refusal():
-    """Return a function that calls another, and returns the one-line `DataError` it must end in."""
+def error_message():
+    """Return a function that calls another, and returns the one-line message of its `DataError`."""
 
     def message_of(function, *arguments, **options):
         with pytest.raises(DataError) as caught:
@@ -42,7 +42,7 @@ def refusal():
 
 @pytest.fixture
 def overwrite():
-    """Return a function that puts bytes in the place of a file's: ten times faster than to write it anew."""
+    """Return a function that overwrites a file in place, which is ten times as fast as a new file."""
 
     def put(path, content):
         with path.open("r+b", buffering=0) as file:
@@ -60,7 +60,7 @@ class _Quiet(SimpleHTTPRequestHandler):
 
 @pytest.fixture
 def serve():
-    """Return a function that serves a folder over HTTP on this machine, and returns its address."""
+    """Return a function that serves a folder over HTTP, and returns its URL."""
     servers = []
 
     def start(folder):

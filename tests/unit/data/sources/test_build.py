@@ -19,8 +19,8 @@ def section(**fields):
 
 
 @pytest.fixture
-def sections(grow, tmp_path):
-    root = grow({"train/cat": 2, "train/dog": 2, "val/cat": 1})
+def sections(make_images, tmp_path):
+    root = make_images({"train/cat": 2, "train/dog": 2, "val/cat": 1})
     for name, row in (("train", "train/cat/0.png,cat"), ("val", "val/cat/0.png,cat")):
         (tmp_path / f"{name}.csv").write_text(f"path,label\n{row}\n")
     return [
@@ -31,7 +31,7 @@ def sections(grow, tmp_path):
     ]
 
 
-def test_both_splits_agree_and_say_what_they_are(sections):
+def test_both_splits_agree_with_their_info(sections):
     for chosen in sections:
         data = build_datasets(chosen, may_download=False)
         for split in ("train", "val"):
@@ -43,8 +43,10 @@ def test_both_splits_agree_and_say_what_they_are(sections):
         assert data.train.info.class_names == data.val.info.class_names
 
 
-def test_the_validation_split_alone_is_the_same_images(sections, grow, tmp_path):
-    split = section(name="folder", root=str(grow({"cat": 4, "dog": 4}, top=tmp_path / "split")), val_fraction=0.5)
+def test_the_validation_split_alone_is_the_same_images(sections, make_images, tmp_path):
+    split = section(
+        name="folder", root=str(make_images({"cat": 4, "dog": 4}, top=tmp_path / "split")), val_fraction=0.5
+    )
     for chosen in (*sections, split):
         whole, alone = build_datasets(chosen, may_download=False).val, build_validation(chosen)
         assert (len(alone), alone.info.split, alone.info.channels) == (len(whole), "val", whole.info.channels)
@@ -53,13 +55,13 @@ def test_the_validation_split_alone_is_the_same_images(sections, grow, tmp_path)
             assert np.array_equal(alone.read(index)[0], whole.read(index)[0])
 
 
-def test_training_images_are_not_looked_at_for_the_validation_split(grow):
-    root = grow({"val/cat": 2})
+def test_the_validation_split_needs_no_scan_of_training_images(make_images):
+    root = make_images({"val/cat": 2})
     found = build_validation(section(name="folder", train_root=f"{root}/gone", val_root=f"{root}/val"))
     assert len(found) == 2
 
 
-def test_what_was_packed_is_opened_by_the_section_that_names_it(sections, tmp_path):
+def test_a_pack_section_opens_a_pack(sections, tmp_path):
     folder = build_datasets(sections[2], may_download=False)
     pytest.importorskip("lmdb", reason="an LMDB is written by the package lmdb: pip install lmdb")
     write_lmdb(folder, tmp_path / "kept", lambda done, total: None)
@@ -79,8 +81,8 @@ def test_what_was_packed_is_opened_by_the_section_that_names_it(sections, tmp_pa
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100", "fashion_mnist"])
-def test_what_would_be_downloaded_is_not_without_leave(name, tmp_path, refusal):
-    message = refusal(build_datasets, section(name=name, root=str(tmp_path)), may_download=False)
+def test_nothing_is_downloaded_without_permission(name, tmp_path, error_message):
+    message = error_message(build_datasets, section(name=name, root=str(tmp_path)), may_download=False)
     assert message.startswith(f"data.source.root: {tmp_path} has no ")
     assert list(tmp_path.iterdir()) == []
 

@@ -1,4 +1,4 @@
-"""CIFAR from its authors' files and from class folders: the same pixels, and nothing is run that a file holds."""
+"""CIFAR from its authors' files and from class folders: the same pixels, and no code of a file is run."""
 
 import hashlib
 import io
@@ -60,7 +60,7 @@ def cifar10(tmp_path):
 
 
 @pytest.mark.parametrize("place", ["", "cifar-10-batches-py"])
-def test_the_authors_files_give_planes_as_pixels(place, cifar10):
+def test_planes_of_the_authors_files_become_pixels(place, cifar10):
     data = load_cifar(Cifar10(root=str(cifar10 / place)), may_download=False)
     files = cifar10_files()
     assert data.train.images.shape == (100, 32, 32, 3)
@@ -124,29 +124,29 @@ def test_class_folders_of_png_give_the_same_pixels(cifar10, tmp_path):
         assert np.array_equal(alone.images, whole.val.images) and alone.info == whole.val.info
 
 
-def test_class_folders_must_be_cifar_s(grow, refusal):
+def test_class_folders_of_other_images_are_refused(make_images, error_message):
     tree = {f"{split}/{name}": 1 for split in ("train", "test") for name in NAMES}
-    root = grow(tree)
-    message = refusal(load_cifar, Cifar10(root=str(root)), may_download=False)
+    root = make_images(tree)
+    message = error_message(load_cifar, Cifar10(root=str(root)), may_download=False)
     assert message == f"{root}/train/airplane/0.png: is 4x4, not 32x32 (use data.source.name=folder)"
-    message = refusal(load_cifar, Cifar100(root=str(root)), may_download=False)
+    message = error_message(load_cifar, Cifar100(root=str(root)), may_download=False)
     assert "train has 10 class folders, but CIFAR-100 has 100 classes" in message
 
 
-def test_train_and_test_folders_must_agree(tmp_path, refusal):
+def test_train_and_test_folders_must_agree(tmp_path, error_message):
     for split in ("train", "test"):
         for name in (*NAMES[:9], "lorry" if split == "test" else "truck"):
             (tmp_path / split / name).mkdir(parents=True)
             Image.new("RGB", (32, 32)).save(tmp_path / split / name / "0.png")
-    message = refusal(load_cifar, Cifar10(root=str(tmp_path)), may_download=False)
+    message = error_message(load_cifar, Cifar10(root=str(tmp_path)), may_download=False)
     assert message.startswith(f"{tmp_path}: train/ and test/ differ in class 'lorry'")
 
 
 @pytest.mark.parametrize("name", ["data_batch_1", "test_batch", "batches.meta"])
-def test_an_evil_file_runs_nothing(name, cifar10, refusal):
+def test_an_evil_file_runs_nothing(name, cifar10, error_message):
     mark = cifar10 / "ran"
     write(cifar10 / "cifar-10-batches-py", {name: {"data": Evil(mark), "labels": [], "label_names": []}})
-    message = refusal(load_cifar, Cifar10(root=str(cifar10)), may_download=False)
+    message = error_message(load_cifar, Cifar10(root=str(cifar10)), may_download=False)
     assert message.startswith(f"{cifar10}/cifar-10-batches-py/{name}: asks for posix.mkdir; a CIFAR file may hold only")
     assert not mark.exists()
 
@@ -181,34 +181,34 @@ BAD = {
 
 
 @pytest.mark.parametrize("content", BAD.values(), ids=BAD)
-def test_a_batch_of_anything_else_is_refused_by_name(content, cifar10, refusal):
+def test_an_invalid_batch_file_is_refused_by_name(content, cifar10, error_message):
     write(cifar10 / "cifar-10-batches-py", {"data_batch_2": content})
-    message = refusal(load_cifar, Cifar10(root=str(cifar10)), may_download=False)
+    message = error_message(load_cifar, Cifar10(root=str(cifar10)), may_download=False)
     assert message.startswith(f"{cifar10}/cifar-10-batches-py/data_batch_2: ")
     assert "fetch the data set again" in message
 
 
-def test_objects_in_an_array_are_not_even_built(cifar10, refusal):
+def test_objects_in_an_array_are_not_even_built(cifar10, error_message):
     write(cifar10 / "cifar-10-batches-py", {"data_batch_2": {"data": objects(cifar10 / "ran"), "labels": [1]}})
-    assert "holds an array of 'O8'" in refusal(load_cifar, Cifar10(root=str(cifar10)), may_download=False)
+    assert "holds an array of 'O8'" in error_message(load_cifar, Cifar10(root=str(cifar10)), may_download=False)
     assert not (cifar10 / "ran").exists()
 
 
-def test_a_content_that_does_not_fit_its_shape_is_refused(cifar10, refusal):
+def test_array_content_that_does_not_fit_its_shape_is_refused(cifar10, error_message):
     stream = as_python_2({"data": np.zeros((1, 3072), dtype=np.uint8), "labels": [1]})
     write(cifar10 / "cifar-10-batches-py", {"data_batch_2": stream.replace(b"K\x01M\x00\x0c", b"K\x02M\x00\x0c")})
-    assert "does not fit" in refusal(load_cifar, Cifar10(root=str(cifar10)), may_download=False)
+    assert "does not fit" in error_message(load_cifar, Cifar10(root=str(cifar10)), may_download=False)
 
 
-def test_a_missing_batch_is_named(cifar10, refusal):
+def test_a_missing_batch_is_named(cifar10, error_message):
     (cifar10 / "cifar-10-batches-py/data_batch_4").unlink()
-    message = refusal(load_cifar, Cifar10(root=str(cifar10)), may_download=False)
+    message = error_message(load_cifar, Cifar10(root=str(cifar10)), may_download=False)
     assert message.startswith(f"{cifar10}/cifar-10-batches-py/data_batch_4: cannot be read: No such file or directory")
 
 
 @pytest.mark.parametrize(("download", "fix"), [(False, ", or data.source.download=true)"), (True, "that has it)")])
-def test_a_root_without_it_says_what_was_expected(download, fix, tmp_path, refusal):
-    message = refusal(load_cifar, Cifar10(root=str(tmp_path), download=download), may_download=not download)
+def test_a_root_without_cifar_names_the_expected_folders(download, fix, tmp_path, error_message):
+    message = error_message(load_cifar, Cifar10(root=str(tmp_path), download=download), may_download=not download)
     assert message.startswith(
         f"data.source.root: {tmp_path} has no CIFAR-10 "
         f"(expected cifar-10-batches-py/ or train/ and test/ class folders; "
@@ -218,7 +218,7 @@ def test_a_root_without_it_says_what_was_expected(download, fix, tmp_path, refus
 
 @pytest.fixture
 def served(tmp_path, monkeypatch, serve):
-    """CIFAR-10's archive at an address of this machine, with members that try to leave the folder."""
+    """CIFAR-10's archive on a local server, with members that lead outside the folder."""
     from torchvision.datasets import CIFAR10
 
     archive = tmp_path / "served/cifar.tar.gz"
@@ -236,7 +236,7 @@ def served(tmp_path, monkeypatch, serve):
 
 
 # matrix: 46
-def test_it_is_fetched_once_and_only_by_the_rank_that_may(served, tmp_path, capfd):
+def test_it_is_downloaded_once_and_only_by_the_rank_that_may(served, tmp_path, capfd):
     section = Cifar10(root=str(tmp_path / "a/b"))
     first = build_datasets(section, may_download=True)
     served.unlink()
@@ -249,29 +249,29 @@ def test_it_is_fetched_once_and_only_by_the_rank_that_may(served, tmp_path, capf
     assert capfd.readouterr().out == ""
 
 
-def test_an_archive_that_was_tampered_with_is_not_unpacked(served, tmp_path, refusal):
+def test_an_archive_that_was_tampered_with_is_not_unpacked(served, tmp_path, error_message):
     served.write_bytes(served.read_bytes() + b"\0")
     root = tmp_path / "data"
-    message = refusal(load_cifar, Cifar10(root=str(root)), may_download=True)
+    message = error_message(load_cifar, Cifar10(root=str(root)), may_download=True)
     assert message.startswith(f"data.source.root: {root} has no CIFAR-10, and it could not be downloaded: ")
     assert list(root.iterdir()) == []
 
 
-def test_without_a_network_the_message_says_so(tmp_path, monkeypatch, refusal):
+def test_without_a_network_the_message_says_so(tmp_path, monkeypatch, error_message):
     def unreachable(*arguments, **options):
         raise urllib.error.URLError("Name or service\nnot known")
 
     monkeypatch.setattr("urllib.request.urlopen", unreachable)
-    message = refusal(load_cifar, Cifar100(root=str(tmp_path)), may_download=True)
+    message = error_message(load_cifar, Cifar100(root=str(tmp_path)), may_download=True)
     assert message == (
         f"data.source.root: {tmp_path} has no CIFAR-100, and it could not be downloaded: <urlopen error Name or "
         f"service not known>; download it elsewhere and set data.source.root to the folder that has it"
     )
 
 
-def test_a_root_that_cannot_be_made_is_one_line(tmp_path, refusal):
+def test_a_root_that_cannot_be_created_is_a_one_line_error(tmp_path, error_message):
     (tmp_path / "file").touch()
-    message = refusal(load_cifar, Cifar10(root=f"{tmp_path}/file/data"), may_download=True)
+    message = error_message(load_cifar, Cifar10(root=f"{tmp_path}/file/data"), may_download=True)
     assert "could not be downloaded: [Errno 20] Not a directory" in message
 
 

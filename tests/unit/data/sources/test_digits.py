@@ -6,7 +6,7 @@ from sklearn import datasets
 from paceline.data.sources.builtin import load_digits
 
 
-def test_a_fifth_of_each_class_is_held_out_and_nothing_is_lost():
+def test_a_fifth_of_each_class_is_for_validation():
     digits = load_digits()
     train, val = digits.train, digits.val
     assert (len(train), len(val)) == (1438, 359)

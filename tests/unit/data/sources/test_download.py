@@ -1,4 +1,4 @@
-"""An archive writes the files it was fetched for, and nothing else, nowhere else."""
+"""Only the requested files of an archive are extracted, only into the given folder."""
 
 import gzip
 import io
@@ -40,7 +40,7 @@ def everything_in(folder):
 
 
 def unpacked(archive, tmp_path):
-    """Return what `extract_files` leaves: in the folder it writes to, and the contents of the files in it."""
+    """Run `extract_files`; return the entries of its folder and the contents of the files."""
     into = tmp_path / "top" / "into"
     into.mkdir(parents=True)
     extract_files(archive, "set", WANTED, into)
@@ -49,7 +49,7 @@ def unpacked(archive, tmp_path):
     return {path.name: path.read_bytes() for path in into.iterdir()}
 
 
-def test_the_files_asked_for_are_written_and_no_other(pack, tmp_path):
+def test_only_requested_files_are_written(pack, tmp_path):
     archive = pack(
         ("set/data", b"1", tarfile.REGTYPE),
         ("set/readme", b"2", tarfile.REGTYPE),
@@ -64,7 +64,7 @@ def test_the_files_asked_for_are_written_and_no_other(pack, tmp_path):
 @pytest.mark.parametrize(
     "name", ["../data", "set/../data", "../set/data", "/set/data", "set//data", "set/data/../../meta"]
 )
-def test_a_path_that_leads_elsewhere_is_not_written(name, pack, tmp_path):
+def test_a_path_outside_the_folder_is_not_written(name, pack, tmp_path):
     assert unpacked(pack((name, b"evil", tarfile.REGTYPE)), tmp_path) == {}
 
 
@@ -91,18 +91,18 @@ def test_a_link_is_not_written_through(pack, tmp_path):
 
 # matrix: 46
 @pytest.mark.parametrize("name", ["set/data", "set/other", "else"])
-def test_more_bytes_than_any_data_set_has_are_refused(name, pack, tmp_path, monkeypatch, refusal):
+def test_more_bytes_than_any_data_set_has_are_refused(name, pack, tmp_path, monkeypatch, error_message):
     monkeypatch.setattr(download, "MAX_UNPACKED_BYTES", 2**20)
     archive = pack((name, bytes(2 * 2**20), tarfile.REGTYPE))
     assert archive.stat().st_size < 20_000
-    message = refusal(extract_files, archive, "set", WANTED, tmp_path)
+    message = error_message(extract_files, archive, "set", WANTED, tmp_path)
     assert message == f"{archive}: unpacks to more than 1,048,576 bytes (remove it)"
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 2 * 2**20
 
 
 # matrix: 46
 @pytest.mark.parametrize("kind", [tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE, tarfile.REGTYPE])
-def test_a_header_that_claims_a_terabyte_costs_neither_time_nor_memory(kind, tmp_path, monkeypatch, refusal):
+def test_a_header_that_claims_a_terabyte_costs_neither_time_nor_memory(kind, tmp_path, monkeypatch, error_message):
     monkeypatch.setattr(download, "MAX_UNPACKED_BYTES", 2**20)
     entry = tarfile.TarInfo("set/data")
     entry.type, entry.size = kind, 2**40
@@ -112,13 +112,13 @@ def test_a_header_that_claims_a_terabyte_costs_neither_time_nor_memory(kind, tmp
         for _ in range(64):
             stream.write(bytes(2**20))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    message = refusal(extract_files, archive, "set", WANTED, tmp_path)
+    message = error_message(extract_files, archive, "set", WANTED, tmp_path)
     assert message == f"{archive}: unpacks to more than 1,048,576 bytes (remove it)"
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000  # kB
 
 
 # matrix: 46
-def test_a_sparse_file_is_not_blown_up(tmp_path):
+def test_a_sparse_file_is_not_extracted(tmp_path):
     """GNU tar stores a file of a gigabyte of nothing in one block; only plain files are written."""
     entry = tarfile.TarInfo("set/data")
     entry.type = tarfile.GNUTYPE_SPARSE
@@ -133,8 +133,9 @@ def test_a_sparse_file_is_not_blown_up(tmp_path):
 
 
 # matrix: 46
-def test_more_entries_than_any_data_set_has_are_refused(pack, tmp_path, refusal):
+def test_more_entries_than_any_data_set_has_are_refused(pack, tmp_path, error_message):
     archive = pack(*((f"set/{number}", b"", tarfile.REGTYPE) for number in range(download.MAX_MEMBERS + 1)))
     assert (
-        refusal(extract_files, archive, "set", WANTED, tmp_path) == f"{archive}: has more than 100 entries (remove it)"
+        error_message(extract_files, archive, "set", WANTED, tmp_path)
+        == f"{archive}: has more than 100 entries (remove it)"
     )

@@ -1,4 +1,4 @@
-"""A packed list of files: small, cheap to send, and plain about files that are gone."""
+"""`ImageFileSource`: small, cheap to pickle, and names missing files."""
 
 import os
 import pickle
@@ -42,12 +42,12 @@ def test_a_hundred_thousand_files_cost_their_paths_and_twenty_bytes_each():
     ]
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path, refusal):
+def test_a_file_that_cannot_be_read_is_named(tmp_path, error_message):
     (tmp_path / "empty.jpg").touch()
     (tmp_path / "folder.jpg").mkdir()
     os.mkfifo(tmp_path / "pipe.jpg")
     source = packed(tmp_path, ["gone.jpg", "empty.jpg", "folder.jpg", "pipe.jpg", "a\nb.jpg"])
-    messages = [refusal(source.read, index) for index in range(len(source))]
+    messages = [error_message(source.read, index) for index in range(len(source))]
     assert messages == [
         f"{tmp_path}/gone.jpg: cannot be read: No such file or directory; remove it or restore it",
         f"{tmp_path}/empty.jpg: is empty (0 bytes); remove it or replace it",

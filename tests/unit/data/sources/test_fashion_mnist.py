@@ -1,4 +1,4 @@
-"""Fashion-MNIST's IDX files: where they are looked for, and what a header must say."""
+"""Fashion-MNIST's IDX files: their folders, and invalid headers."""
 
 import gzip
 import hashlib
@@ -86,11 +86,11 @@ BAD = {
 
 @pytest.mark.parametrize("zipped", [True, False])
 @pytest.mark.parametrize(("content", "problem"), BAD.values(), ids=BAD)
-def test_a_file_that_is_not_what_it_says_is_named(content, problem, zipped, stored, tmp_path, refusal):
+def test_a_file_of_another_type_or_shape_is_named(content, problem, zipped, stored, tmp_path, error_message):
     name = "train-images-idx3-ubyte.gz" if zipped else "train-images-idx3-ubyte"
     stored(zipped=zipped)
     (tmp_path / name).write_bytes(gzip.compress(content) if zipped else content)
-    message = refusal(load_fashion_mnist, FashionMnist(root=str(tmp_path)), may_download=False)
+    message = error_message(load_fashion_mnist, FashionMnist(root=str(tmp_path)), may_download=False)
     assert message.startswith(f"{tmp_path}/{name}: cannot be read: ")
     assert problem in message
     assert message.endswith("; remove it and fetch the data set again")
@@ -99,14 +99,14 @@ def test_a_file_that_is_not_what_it_says_is_named(content, problem, zipped, stor
 @pytest.mark.parametrize(
     "damage", [lambda data: data[:-20], lambda data: b"\0" + data[1:], lambda data: data[:40] + b"\0" * 40]
 )
-def test_a_damaged_gzip_file_is_named(damage, stored, arrays, tmp_path, refusal):
+def test_a_damaged_gzip_file_is_named(damage, stored, arrays, tmp_path, error_message):
     path = stored() / "t10k-images-idx3-ubyte.gz"
     path.write_bytes(damage(path.read_bytes()))
-    message = refusal(load_fashion_mnist, FashionMnist(root=str(tmp_path)), may_download=False)
+    message = error_message(load_fashion_mnist, FashionMnist(root=str(tmp_path)), may_download=False)
     assert message.startswith(f"{path}: cannot be read: ")
 
 
-def test_a_bomb_is_unpacked_no_further_than_its_header_says(tmp_path, refusal):
+def test_a_decompression_bomb_is_read_only_up_to_the_size_in_its_header(tmp_path, error_message):
     path = tmp_path / "x.gz"
     path.write_bytes(gzip.compress(idx(IMAGES) + bytes(2**26)))
     opened = []
@@ -118,28 +118,28 @@ def test_a_bomb_is_unpacked_no_further_than_its_header_says(tmp_path, refusal):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gzip.GzipFile, "read", counted)
-        assert "it holds more" in refusal(read_idx, path, (None, 28, 28))
+        assert "it holds more" in error_message(read_idx, path, (None, 28, 28))
     assert opened == [16, 3 * 28 * 28 + 1]
 
 
-def test_labels_must_match_images_and_be_classes(stored, arrays, tmp_path, refusal):
+def test_labels_must_match_images_and_be_classes(stored, arrays, tmp_path, error_message):
     stored(zipped=False)
     section = FashionMnist(root=str(tmp_path))
     path = tmp_path / "train-labels-idx1-ubyte"
     path.write_bytes(idx(np.zeros(29, dtype=np.uint8)))
-    assert "has 29 labels for 30 images" in refusal(load_fashion_mnist, section, may_download=False)
+    assert "has 29 labels for 30 images" in error_message(load_fashion_mnist, section, may_download=False)
     path.write_bytes(idx(np.full(30, 10, dtype=np.uint8)))
-    assert "label 10 is not one of 0 to 9" in refusal(load_fashion_mnist, section, may_download=False)
+    assert "label 10 is not one of 0 to 9" in error_message(load_fashion_mnist, section, may_download=False)
 
 
-def test_a_root_without_one_of_the_files_says_what_was_expected(stored, tmp_path, refusal):
+def test_a_root_without_one_of_the_files_names_the_expected_files(stored, tmp_path, error_message):
     (stored() / "t10k-labels-idx1-ubyte.gz").unlink()
-    message = refusal(load_fashion_mnist, FashionMnist(root=str(tmp_path), download=False), may_download=True)
+    message = error_message(load_fashion_mnist, FashionMnist(root=str(tmp_path), download=False), may_download=True)
     assert message.startswith(f"data.source.root: {tmp_path} has no Fashion-MNIST (expected train-images-idx3-ubyte, ")
     assert message.endswith(", or data.source.download=true)")
 
 
-def test_it_is_fetched_once_and_only_by_the_rank_that_may(stored, serve, tmp_path, monkeypatch, capfd):
+def test_it_is_downloaded_once_and_only_by_the_rank_that_may(stored, serve, tmp_path, monkeypatch, capfd):
     from torchvision.datasets import FashionMNIST
 
     served = stored("served")
@@ -155,11 +155,11 @@ def test_it_is_fetched_once_and_only_by_the_rank_that_may(stored, serve, tmp_pat
     assert capfd.readouterr().out == ""
 
 
-def test_a_failed_download_is_one_line(tmp_path, monkeypatch, refusal):
+def test_a_failed_download_is_one_line(tmp_path, monkeypatch, error_message):
     from torchvision.datasets import FashionMNIST
 
     monkeypatch.setattr(FashionMNIST, "mirrors", [f"{(tmp_path / 'gone').as_uri()}/"])
-    message = refusal(load_fashion_mnist, FashionMnist(root=str(tmp_path)), may_download=True)
+    message = error_message(load_fashion_mnist, FashionMnist(root=str(tmp_path)), may_download=True)
     assert message.startswith(f"data.source.root: {tmp_path} has no Fashion-MNIST, and it could not be downloaded: ")
     assert list(tmp_path.iterdir()) == []
 

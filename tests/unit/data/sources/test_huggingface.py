@@ -1,4 +1,4 @@
-"""Data sets that the `datasets` library reads: the same samples from each of its layouts, and from nowhere else."""
+"""Data sets that the `datasets` library reads: the same samples from each of its layouts, without a network."""
 
 import gc
 import io
@@ -21,7 +21,7 @@ NAMES = ["cat", "dog"]
 
 @pytest.fixture(autouse=True)
 def alone(tmp_path, monkeypatch):
-    """Keep the library's cache in a folder of the test, and let nothing reach a network."""
+    """Put the library's cache in a folder of the test, and refuse connections."""
 
     def refuse(*arguments, **options):
         raise AssertionError("a test of data sets on this machine asked for the network")
@@ -38,7 +38,7 @@ def png(number):
 
 
 def made(number, labels=None, feature=None, start=0):
-    """Return a split of `number` images whose labels go round, unless they are given."""
+    """Return a split of `number` images; by default their labels cycle through the classes."""
     rows = {
         "image": [{"bytes": png(start + index), "path": f"{index}.png"} for index in range(number)],
         "label": [index % 2 for index in range(number)] if labels is None else labels,
@@ -90,8 +90,8 @@ def test_the_same_samples_in_another_layout_are_the_same_data(save):
     assert digest_datasets(other) != digests[0]
 
 
-def test_an_image_folder_is_read_as_files(grow):
-    root = grow({"train/cat": 2, "train/dog": 1, "test/cat": 1, "test/dog": 1})
+def test_an_image_folder_is_read_as_files(make_images):
+    root = make_images({"train/cat": 2, "train/dog": 1, "test/cat": 1, "test/dog": 1})
     data = load(root)
     assert isinstance(data.train, ImageFileSource)
     assert [data.train.name_of(index) for index in range(3)] == [
@@ -102,8 +102,8 @@ def test_an_image_folder_is_read_as_files(grow):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the library leaves the lists open
-def test_metadata_beside_images_give_the_labels(grow):
-    root = grow({"train": 3, "test": 1})
+def test_metadata_beside_images_give_the_labels(make_images):
+    root = make_images({"train": 3, "test": 1})
     (root / "train/metadata.csv").write_text("file_name,label\n0.png,b\n1.png,a\n2.png,b\n")
     (root / "test/metadata.csv").write_text("file_name,label\n0.png,a\n")
     data = load(root)
@@ -113,7 +113,7 @@ def test_metadata_beside_images_give_the_labels(grow):
     gc.collect()  # so that the lists are closed here, and warn in no other test
 
 
-def test_texts_and_numbers_are_classes_in_their_order(save):
+def test_strings_and_integers_are_sorted_classes(save):
     texts = load(
         save("saved", train=made(3, ["b", "a", "b"], hf.Value("string")), val=made(1, ["a"], hf.Value("string")))
     )
@@ -123,7 +123,7 @@ def test_texts_and_numbers_are_classes_in_their_order(save):
     assert data.train.info.class_names == ("7", "10") and data.train.labels.tolist() == [1, 0, 1]
 
 
-def test_the_validation_split_is_the_first_that_is_there(save):
+def test_the_first_validation_split_that_exists_is_used(save):
     assert len(load(save("saved", train=made(2), test=made(3), valid=made(4))).val) == 4
 
 
@@ -142,22 +142,22 @@ def test_forked_processes_and_pickles_read_the_same(save):
     assert read_all(pickle.loads(pickle.dumps(source))) == read_all(source)
 
 
-def test_what_is_no_folder_is_not_fetched(refusal, tmp_path):
+def test_a_hub_name_is_not_downloaded(error_message, tmp_path):
     for root in ("ILSVRC/imagenet-1k", "https://huggingface.co/datasets/mnist", str(tmp_path / "gone")):
-        assert refusal(load, root).startswith(f"data.source.root: {root} is not a local folder, and nothing is ")
+        assert error_message(load, root).startswith(f"data.source.root: {root} is not a local folder, and nothing is ")
 
 
-def test_without_the_library_the_command_is_named(tmp_path, refusal, monkeypatch):
+def test_without_the_library_the_install_command_is_named(tmp_path, error_message, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    assert "pip install 'paceline[huggingface]'" in refusal(load, tmp_path)
+    assert "pip install 'paceline[huggingface]'" in error_message(load, tmp_path)
 
 
-def test_no_script_of_a_data_set_is_run(tmp_path, refusal):
+def test_no_script_of_a_data_set_is_run(tmp_path, error_message):
     root = tmp_path / "evil"
     root.mkdir()
     for name in ("evil.py", "imagefolder.py", "parquet.py", "setup.py"):
         (root / name).write_text(f"open({str(tmp_path / 'canary')!r}, 'w')\n")
-    assert "cannot be read by the datasets library" in refusal(load, root)
+    assert "cannot be read by the datasets library" in error_message(load, root)
     assert not (tmp_path / "canary").exists()
 
 
@@ -172,36 +172,38 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("options", "start", "problem"), WRONG.values(), ids=WRONG)
-def test_what_is_not_there_is_named(options, start, problem, save, refusal):
-    message = refusal(load, save("saved", train=made(2)), **options)
+def test_a_missing_split_or_column_is_named(options, start, problem, save, error_message):
+    message = error_message(load, save("saved", train=made(2)), **options)
     assert message.startswith(start) and problem in message
 
 
-def test_labels_that_are_missing_or_unknown_are_named(save, refusal, tmp_path):
+def test_labels_that_are_missing_or_unknown_are_named(save, error_message, tmp_path):
     text = hf.Value("string")
     unlabelled = save("saved", train=made(2), test=made(2, labels=[0, -1]))
-    assert "saved/test[1]: has the label -1, which is not a class" in refusal(load, unlabelled)
+    assert "saved/test[1]: has the label -1, which is not a class" in error_message(load, unlabelled)
     gaps = save("parquet", train=made(2, ["a", None], text), test=made(1, ["a"], text))
-    assert "parquet/train: 1 images have no label in 'label'" in refusal(load, gaps)
+    assert "parquet/train: 1 images have no label in 'label'" in error_message(load, gaps)
     strange = tmp_path / "strange"
     hf.DatasetDict(train=made(2, ["a", "b"], text), test=made(1, ["c"], text)).save_to_disk(str(strange))
-    assert "strange/test[0]: has the label c, which is not a class of the training split" in refusal(load, strange)
+    assert "strange/test[0]: has the label c, which is not a class of the training split" in error_message(
+        load, strange
+    )
 
 
-def test_images_without_bytes_among_others_are_named_when_read(tmp_path, refusal):
+def test_images_without_bytes_among_others_are_named_when_read(tmp_path, error_message):
     rows = {"image": [{"bytes": png(1), "path": None}, {"bytes": b"", "path": "1.png"}], "label": [0, 1]}
     features = hf.Features({"image": hf.Image(), "label": hf.ClassLabel(names=NAMES)})
     split = hf.Dataset.from_dict(rows, features=features)
     hf.DatasetDict(train=split, test=split).save_to_disk(str(tmp_path / "mixed"))
     source = load(tmp_path / "mixed").train
     assert source.read(0) == (png(1), 0)
-    assert refusal(source.read, 1) == f"{tmp_path}/mixed/train[1]: has no bytes; remove it from the data set"
+    assert error_message(source.read, 1) == f"{tmp_path}/mixed/train[1]: has no bytes; remove it from the data set"
 
 
 @pytest.mark.parametrize("name", ["data/train-0.parquet", "dataset_dict.json", "state.json", "train/cat/x.txt"])
-def test_files_that_are_broken_are_one_line(name, tmp_path, refusal):
+def test_broken_files_are_a_one_line_error(name, tmp_path, error_message):
     path = tmp_path / "broken" / name
     path.parent.mkdir(parents=True)
     path.write_bytes(b"PAR1\0\0\n{]")
-    message = refusal(load, tmp_path / "broken")
+    message = error_message(load, tmp_path / "broken")
     assert message.startswith("data.source.") and len(message) < 600

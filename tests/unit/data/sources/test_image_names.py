@@ -1,4 +1,4 @@
-"""Which files are called like an image, and how others are told of."""
+"""Image extensions, and the summary of other files."""
 
 import pytest
 from PIL import Image
@@ -31,6 +31,6 @@ def test_files_are_counted_by_extension_the_most_frequent_first():
     assert summarize_extensions(["a\n.x"]) == "1 a\\n.x"
 
 
-def test_of_many_kinds_the_first_five_are_told():
+def test_only_the_five_most_frequent_extensions_are_listed():
     names = [f"{number}.{kind}" for kind in "abcdefg" for number in range(2)]
     assert summarize_extensions(names) == "2 .a, 2 .b, 2 .c, 2 .d, 2 .e, 4 others"

@@ -1,4 +1,4 @@
-"""An LMDB gives back what was written, in any process, and whatever its file holds it is samples or one line."""
+"""An LMDB survives a round trip in any process, and any file gives samples or a one-line error."""
 
 import json
 import os
@@ -35,8 +35,8 @@ PAGE = 4096
 INFO = DatasetInfo("made", "train", 0, ("a", "b", "c"), 3, None, (0.5, 0.4, 0.3), (0.1, 0.2, 0.3), ("a note",))
 
 
-class Made:
-    """Samples that are given."""
+class GivenSamples:
+    """A split of given contents."""
 
     def __init__(self, split, contents, names=None):
         self.info = replace(INFO, split=split, num_images=len(contents))
@@ -54,12 +54,12 @@ class Made:
 
 
 def made(train, val=(b"v",)):
-    return Datasets(Made("train", list(train)), Made("val", list(val)))
+    return Datasets(GivenSamples("train", list(train)), GivenSamples("val", list(val)))
 
 
 @pytest.fixture
 def write(tmp_path):
-    """Return a function that writes a data set, and gives the folder."""
+    """Return a function that writes a data set, and returns the folder."""
 
     def to(datasets, name="set"):
         write_lmdb(datasets, tmp_path / name, lambda done, total: None, skip_bad=True)
@@ -76,29 +76,29 @@ def everything(datasets):
     return [[source.read(index) for index in range(len(source))] for source in (datasets.train, datasets.val)]
 
 
-def noise(number, seed=0, most=3000):
+def noise(number, seed=0, max_bytes=3000):
     draw = random.Random(seed)
-    return [draw.randbytes(draw.randrange(1, most)) for _ in range(number)]
+    return [draw.randbytes(draw.randrange(1, max_bytes)) for _ in range(number)]
 
 
 def edit(folder, entries):
-    """Change values as anyone with LMDB's library can."""
+    """Change values with LMDB's own library."""
     with lmdb.open(str(folder), lock=False, map_size=2**30) as env, env.begin(write=True) as transaction:
         for key, value in entries.items():
             transaction.put(key, value) if value is not None else transaction.delete(key)
 
 
-def edit_facts(folder, change):
+def edit_metadata(folder, change):
     with lmdb.open(str(folder), lock=False, readonly=True) as env, env.begin() as transaction:
-        facts = json.loads(transaction.get(b"__paceline__"))
-    change(facts)
-    text = json.dumps(facts).encode()
+        metadata = json.loads(transaction.get(b"__paceline__"))
+    change(metadata)
+    text = json.dumps(metadata).encode()
     edit(folder, {b"__paceline__": text, b"__paceline__/crc32": b"%08x" % zlib.crc32(text)})
 
 
 @pytest.mark.parametrize("name", ["folder", "synthetic"])
-def test_what_is_read_is_what_was_written(name, grow, write):
-    root = grow({"train/cat": 3, "train/dog": 2, "val/cat": 1, "val/dog": 1})
+def test_samples_survive_a_round_trip(name, make_images, write):
+    root = make_images({"train/cat": 3, "train/dog": 2, "val/cat": 1, "val/dog": 1})
     pixels = Synthetic(num_images=50, num_val_images=7, image_size=9, channels=1)
     source = load_folder(Folder(root=str(root))) if name == "folder" else load_synthetic(pixels)
     read = load(write(source))
@@ -114,8 +114,8 @@ def test_what_is_read_is_what_was_written(name, grow, write):
     assert isinstance(read.train, ArraySource) == (name == "synthetic")
 
 
-def test_a_sample_is_called_by_its_path_below_the_root(grow, write):
-    root = grow({"train/cat": 2, "val/cat": 1})
+def test_a_sample_is_named_by_its_path_below_the_root(make_images, write):
+    root = make_images({"train/cat": 2, "val/cat": 1})
     read = load(write(load_folder(Folder(root=str(root)))))
     assert [read.train.name_of(index) for index in range(2)] == ["cat/0.png", "cat/1.png"]
 
@@ -132,13 +132,13 @@ def test_a_tree_of_three_levels_is_searched_as_the_library_does(write):
             assert struct.unpack_from("<i", value) == (label,) and value[4:].startswith(content)
 
 
-def test_a_value_without_its_label_is_an_image_to_anyone(grow, write):
-    folder = write(load_folder(Folder(root=str(grow({"train/cat": 1, "val/cat": 1})))))
+def test_a_value_without_its_label_is_a_readable_image(make_images, write):
+    folder = write(load_folder(Folder(root=str(make_images({"train/cat": 1, "val/cat": 1})))))
     with lmdb.open(str(folder), lock=False, readonly=True) as env, env.begin() as transaction:
         assert decode(transaction.get(b"train/0000000000")[4:], channels=3, name="x").size == (4, 4)
 
 
-def test_pixels_of_many_sizes_are_kept_as_they_are(write):
+def test_pixels_of_many_sizes_are_stored_losslessly(write):
     pixels = [np.full((4 + index, 5, 3), index, dtype=np.uint8) for index in range(3)]
     read = load(write(made(pixels))).train
     for index, expected in enumerate(pixels):
@@ -158,7 +158,7 @@ def test_threads_forked_processes_and_pickles_read_the_same(write):
     assert len(pickle.dumps(source)) < 4 * 300 + 2000
 
 
-def test_sixty_four_cycles_leave_no_descriptor(write):
+def test_opening_64_times_leaks_no_descriptor(write):
     folder = write(made(noise(50)))
     before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(64):
@@ -166,23 +166,23 @@ def test_sixty_four_cycles_leave_no_descriptor(write):
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
-def test_the_map_grows_with_what_is_written(write, monkeypatch):
+def test_the_memory_map_grows(write, monkeypatch):
     monkeypatch.setattr(lmdb_writer, "_INITIAL_MAP_BYTES", 2**15)
     monkeypatch.setattr(lmdb_writer, "_BATCH_BYTES", 2**14)
     contents = noise(200)
     assert [content for content, _ in everything(load(write(made(contents))))[0]] == contents
 
 
-def test_progress_is_told_up_to_the_end(tmp_path, monkeypatch):
+def test_progress_reaches_the_total(tmp_path, monkeypatch):
     monkeypatch.setattr(lmdb_writer, "_BATCH_BYTES", 2**14)
-    told = []
-    write_lmdb(made(noise(60)), tmp_path / "x", lambda done, total: told.append((done, total)), skip_bad=True)
-    assert len(told) > 2 and told == sorted(told) and told[-1] == (61, 61)
+    calls = []
+    write_lmdb(made(noise(60)), tmp_path / "x", lambda done, total: calls.append((done, total)), skip_bad=True)
+    assert len(calls) > 2 and calls == sorted(calls) and calls[-1] == (61, 61)
 
 
 def test_names_of_any_kind_and_length_survive(write):
     names = ["ü猫.jpg", "", "x" * 70_000, "a b"]
-    source = Datasets(Made("train", [b"1"] * 4, names), Made("val", [b"2"]))
+    source = Datasets(GivenSamples("train", [b"1"] * 4, names), GivenSamples("val", [b"2"]))
     folder = write(source)
     read = load(folder).train
     assert read.name_of(0) == "ü猫.jpg" and read.name_of(3) == "a b"
@@ -190,30 +190,30 @@ def test_names_of_any_kind_and_length_survive(write):
     assert read.name_of(2) == "x" * 65_535
 
 
-def test_a_folder_that_is_there_is_not_written_over(write, refusal, tmp_path):
+def test_an_existing_folder_is_not_overwritten(write, error_message, tmp_path):
     folder = write(made([b"1"]))
-    message = refusal(write_lmdb, made([b"2"]), folder, print)
+    message = error_message(write_lmdb, made([b"2"]), folder, print)
     assert message == f"{folder}: exists already (remove it, or write to another folder)"
     assert load(folder).train.read(0) == (b"1", 0)
 
 
-def test_an_image_that_cannot_be_read_leaves_nothing_behind(grow, tmp_path, refusal):
-    root = grow({"train/cat": 2, "val/cat": 1})
+def test_an_unreadable_image_leaves_no_files(make_images, tmp_path, error_message):
+    root = make_images({"train/cat": 2, "val/cat": 1})
     source = load_folder(Folder(root=str(root)))
     (root / "train/cat/1.png").unlink()
-    message = refusal(write_lmdb, source, tmp_path / "out", lambda *_: None)
+    message = error_message(write_lmdb, source, tmp_path / "out", lambda *_: None)
     assert message.startswith("1 image cannot be read: cat/1.png (cannot be read: No such file")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["train", "val"]
 
 
-def test_bad_images_are_listed_as_for_a_pack_and_may_be_kept_as_they_are(grow, write, tmp_path, refusal):
-    root = grow({"train/cat": 3, "val/cat": 1})
+def test_bad_images_are_named_and_can_be_stored_unchanged(make_images, write, tmp_path, error_message):
+    root = make_images({"train/cat": 3, "val/cat": 1})
     (root / "train/cat/0.png").write_bytes(b"no image")
     (root / "train/cat/2.png").write_bytes(b"")
     (root / "val/cat/0.png").write_bytes(b"\xff\xd8neither")
     source = load_folder(Folder(root=str(root)), skip_bad=True)
-    message = refusal(write_lmdb, source, tmp_path / "out", lambda *_: None)
-    assert message == refusal(write_pack, source, tmp_path / "p", PackOptions(), lambda *_: None, 1)
+    message = error_message(write_lmdb, source, tmp_path / "out", lambda *_: None)
+    assert message == error_message(write_pack, source, tmp_path / "p", PackOptions(), lambda *_: None, 1)
     assert message.startswith("3 images cannot be read: cat/0.png (") and message.endswith("set data.on_bad_image=skip")
     assert not (tmp_path / "out").exists()
     kept = load(write(source))
@@ -221,48 +221,48 @@ def test_bad_images_are_listed_as_for_a_pack_and_may_be_kept_as_they_are(grow, w
     assert kept.train.read(2) == (b"", 0) and kept.val.read(0) == (b"\xff\xd8neither", 0)
 
 
-def test_what_is_written_is_the_same_for_any_number_of_threads(tmp_path, grow):
-    source = load_folder(Folder(root=str(grow({"train/cat": 20, "train/dog": 9, "val/cat": 11, "val/dog": 1}))))
+def test_the_bytes_are_the_same_for_any_number_of_threads(tmp_path, make_images):
+    source = load_folder(Folder(root=str(make_images({"train/cat": 20, "train/dog": 9, "val/cat": 11, "val/dog": 1}))))
     for workers in (1, 3):
         write_lmdb(source, tmp_path / f"w{workers}", lambda *_: None, workers=workers)
     assert (tmp_path / "w1/data.mdb").read_bytes() == (tmp_path / "w3/data.mdb").read_bytes()
 
 
-def test_writing_needs_the_library_and_reading_does_not(write, refusal, tmp_path, monkeypatch):
+def test_writing_needs_the_library_and_reading_does_not(write, error_message, tmp_path, monkeypatch):
     folder = write(made([b"1"]))
     monkeypatch.setitem(sys.modules, "lmdb", None)
-    assert "pip install 'paceline[lmdb]'" in refusal(write_lmdb, made([b"1"]), tmp_path / "x", print)
+    assert "pip install 'paceline[lmdb]'" in error_message(write_lmdb, made([b"1"]), tmp_path / "x", print)
     assert load(folder).train.read(0) == (b"1", 0)
 
 
-def test_a_folder_without_an_lmdb_is_named(tmp_path, refusal):
-    message = refusal(load, tmp_path)
+def test_a_folder_without_an_lmdb_is_named(tmp_path, error_message):
+    message = error_message(load, tmp_path)
     assert message.startswith(f"data.source.root: {tmp_path} has no data.mdb (set it to the folder that")
 
 
 # matrix: 38
-def test_a_file_that_is_cut_short_is_refused_at_once(write, refusal):
+def test_a_truncated_file_is_refused_on_opening(write, error_message):
     folder = write(made(noise(40)))
     file = folder / "data.mdb"
     whole = file.read_bytes()
     for length in (len(whole) - 1, len(whole) - PAGE, len(whole) // 2, 2 * PAGE, 2 * PAGE - 1, PAGE, 100, 1, 0):
         file.write_bytes(whole[:length])
-        message = refusal(load, folder)
+        message = error_message(load, folder)
         assert message.startswith(f"{file}: is truncated: ") and "paceline data pack" in message
     file.write_bytes(whole[:-PAGE])
-    assert f"has {len(whole) - PAGE:,} of {len(whole):,} bytes" in refusal(load, folder)
+    assert f"has {len(whole) - PAGE:,} of {len(whole):,} bytes" in error_message(load, folder)
 
 
 # matrix: 38
-def test_a_file_that_is_cut_short_while_it_is_read_is_one_line(write, refusal):
+def test_a_file_truncated_during_reading_is_a_one_line_error(write, error_message):
     folder = write(made(noise(40)))
     source = load(folder).train
     source.read(0)
     os.truncate(folder / "data.mdb", 2 * PAGE)
-    assert "train/0000000039" in refusal(source.read, 39)
+    assert "train/0000000039" in error_message(source.read, 39)
     assert source.name_of(39) == f"{folder}/data.mdb[train/0000000039]"
     again = pickle.loads(pickle.dumps(source))
-    assert f"has {2 * PAGE:,} bytes, and had " in refusal(again.read, 39)
+    assert f"has {2 * PAGE:,} bytes, and had " in error_message(again.read, 39)
 
 
 FIELDS = {
@@ -283,20 +283,20 @@ FIELDS = {
 
 # matrix: 38
 @pytest.mark.parametrize(("place", "value", "problem"), FIELDS.values(), ids=FIELDS)
-def test_meta_pages_that_cannot_be_true_are_refused(place, value, problem, write, refusal):
+def test_inconsistent_meta_pages_are_refused(place, value, problem, write, error_message):
     folder = write(made(noise(400)))
     file = folder / "data.mdb"
     content = bytearray(file.read_bytes())
     for page in (0, 1):
         content[page * PAGE + place : page * PAGE + place + len(value)] = value
     file.write_bytes(content)
-    message = refusal(load, folder)
+    message = error_message(load, folder)
     assert message.startswith(f"{file}: ") and problem in message
 
 
 # matrix: 38
 def test_a_flipped_bit_in_a_sample_is_always_found(write):
-    folder = write(made(noise(20, most=20_000)))
+    folder = write(made(noise(20, max_bytes=20_000)))
     file = folder / "data.mdb"
     source = load(folder).train
     spans = [source.reader.locate(b"train/%010d" % index) for index in range(20)]
@@ -315,7 +315,7 @@ def test_a_flipped_bit_in_a_sample_is_always_found(write):
 
 
 # matrix: 38
-def test_a_page_of_garbage_is_one_line(write):
+def test_a_page_of_garbage_is_a_one_line_error(write):
     folder = write(made(noise(100)))
     file = folder / "data.mdb"
     whole = file.read_bytes()
@@ -329,7 +329,7 @@ def test_a_page_of_garbage_is_one_line(write):
 
 
 def outcome(folder, expected):
-    """Return what becomes of a changed LMDB: the same samples, or a refusal of one line; anything else is an error."""
+    """Return how opening a changed LMDB ends: the same samples, or a one-line error."""
     try:
         datasets = load(folder)
         for source in (datasets.train, datasets.val):
@@ -344,8 +344,8 @@ def outcome(folder, expected):
 
 # matrix: 38
 def test_two_thousand_changed_files_give_the_same_samples_or_one_line(write, overwrite):
-    """Changes to pages of the tree and to the metadata, where numbers lead on; samples have their checksum."""
-    folder = write(made(noise(24, most=900), noise(2, seed=1, most=9000)))
+    """Changes pages of the tree and metadata, which contain numbers that are used; samples have a checksum."""
+    folder = write(made(noise(24, max_bytes=900), noise(2, seed=1, max_bytes=9000)))
     file = folder / "data.mdb"
     whole = file.read_bytes()
     expected = everything(load(folder))
@@ -365,7 +365,7 @@ def test_two_thousand_changed_files_give_the_same_samples_or_one_line(write, ove
     assert trials["refused"] > 500 and trials["same"] > 50
 
 
-def test_pages_that_lead_in_circles_end(write):
+def test_cycles_of_pages_are_an_error(write):
     folder = write(made(noise(2500)))
     file = folder / "data.mdb"
     meta = LmdbReader(file)._pages.meta
@@ -379,38 +379,38 @@ def test_pages_that_lead_in_circles_end(write):
         LmdbReader(file).locate(b"train/0000000001")
 
 
-WRONG_FACTS = {
-    "another version": (lambda facts: facts.update(version=2), "version: "),
-    "a code": (lambda facts: facts.update(code="x"), "code: "),
-    "no classes": (lambda facts: facts.update(class_names=[]), "class_names: "),
-    "two channels": (lambda facts: facts.update(channels=2), "channels: "),
-    "one mean": (lambda facts: facts["val"].update(mean=[0.5]), "mean and std are not one for each channel"),
-    "an infinite mean": (lambda facts: facts["val"].update(mean=[0.5, 0.5, 1e999]), "val.mean.2: "),
-    "no spread": (lambda facts: facts["train"].update(std=[0.5, 0.5, 0]), "train.std.2: "),
-    "pixels of no size": (lambda facts: facts["train"].update(kind="pixels"), "pixels have no image_size"),
+INVALID_METADATA = {
+    "another version": (lambda metadata: metadata.update(version=2), "version: "),
+    "a code": (lambda metadata: metadata.update(code="x"), "code: "),
+    "no classes": (lambda metadata: metadata.update(class_names=[]), "class_names: "),
+    "two channels": (lambda metadata: metadata.update(channels=2), "channels: "),
+    "one mean": (lambda metadata: metadata["val"].update(mean=[0.5]), "mean and std are not one for each channel"),
+    "an infinite mean": (lambda metadata: metadata["val"].update(mean=[0.5, 0.5, 1e999]), "val.mean.2: "),
+    "no spread": (lambda metadata: metadata["train"].update(std=[0.5, 0.5, 0]), "train.std.2: "),
+    "pixels of no size": (lambda metadata: metadata["train"].update(kind="pixels"), "pixels have no image_size"),
     "pixels of immense size": (
-        lambda facts: facts["train"].update(kind="pixels", image_size=[65535, 65535]),
+        lambda metadata: metadata["train"].update(kind="pixels", image_size=[65535, 65535]),
         " bytes, and 30 images of ",
     ),
     "no images of immense size": (
-        lambda facts: facts["train"].update(kind="pixels", image_size=[10**12, 10**12], num_images=0),
+        lambda metadata: metadata["train"].update(kind="pixels", image_size=[10**12, 10**12], num_images=0),
         "train.image_size.0: ",
     ),
-    "a kind": (lambda facts: facts["train"].update(kind="pickle"), "train.kind: "),
-    "more images": (lambda facts: facts["train"].update(num_images=31), "has 35 entries, and 36 were written"),
-    "fewer classes": (lambda facts: facts.update(class_names=["a"]), "has labels from 0 to 2 for 1 classes"),
-    "a line in a name": (lambda facts: facts.update(class_names=["a\nb", "b", "c"]), None),
+    "a kind": (lambda metadata: metadata["train"].update(kind="pickle"), "train.kind: "),
+    "more images": (lambda metadata: metadata["train"].update(num_images=31), "has 35 entries, and 36 were written"),
+    "fewer classes": (lambda metadata: metadata.update(class_names=["a"]), "has labels from 0 to 2 for 1 classes"),
+    "a line in a name": (lambda metadata: metadata.update(class_names=["a\nb", "b", "c"]), None),
 }
 
 
-@pytest.mark.parametrize(("change", "problem"), WRONG_FACTS.values(), ids=WRONG_FACTS)
-def test_metadata_that_cannot_be_true_are_refused(change, problem, write, refusal):
+@pytest.mark.parametrize(("change", "problem"), INVALID_METADATA.values(), ids=INVALID_METADATA)
+def test_inconsistent_metadata_are_refused(change, problem, write, error_message):
     folder = write(made(noise(30)))
-    edit_facts(folder, change)
+    edit_metadata(folder, change)
     if problem is None:
         assert load(folder).train.info.class_names[0] == "a\\nb"
         return
-    message = refusal(load, folder)
+    message = error_message(load, folder)
     assert message.startswith(f"{folder}/data.mdb: ") and problem in message
 
 
@@ -427,32 +427,32 @@ WRONG_ENTRIES = {
 
 # matrix: 39
 @pytest.mark.parametrize(("entries", "problem"), WRONG_ENTRIES.values(), ids=WRONG_ENTRIES)
-def test_entries_that_do_not_fit_together_are_refused(entries, problem, write, refusal):
+def test_inconsistent_entries_are_refused(entries, problem, write, error_message):
     folder = write(made(noise(30)))
     edit(folder, entries)
-    message = refusal(load, folder)
+    message = error_message(load, folder)
     assert message.startswith(f"{folder}/data.mdb: ") and problem in message
 
 
 # matrix: 39
-def test_a_sample_with_anothers_label_is_refused(write, refusal):
+def test_a_sample_with_anothers_label_is_refused(write, error_message):
     folder = write(made(noise(30)))
     with lmdb.open(str(folder), lock=False, readonly=True) as env, env.begin() as transaction:
         other = transaction.get(b"train/0000000001")
     edit(folder, {b"train/0000000000": other})
-    message = refusal(load(folder).train.read, 0)
+    message = error_message(load(folder).train.read, 0)
     assert "train[0] has the label 1, and 0 in the list of labels" in message
 
 
-def test_opening_reads_a_few_pages_however_many_samples_there_are(write):
+def test_opening_reads_a_few_pages_for_any_number_of_samples(write):
     folder = write(made([b"x"] * 20_000))
     source = open_lmdb(folder / "data.mdb").train
     assert source.reader._read_page.cache_info().currsize < 20
     assert source.labels.nbytes == 4 * 20_000
 
 
-def test_a_gif_is_kept_byte_by_byte(grow, write, tmp_path):
-    root = grow({"train/cat": 1, "val/cat": 1}, extension="gif")
+def test_a_gif_is_stored_unchanged(make_images, write, tmp_path):
+    root = make_images({"train/cat": 1, "val/cat": 1}, extension="gif")
     Image.new("P", (3, 3)).save(root / "train/cat/odd.gif")
     source = load_folder(Folder(root=str(root)))
     assert everything(load(write(source))) == everything(source)

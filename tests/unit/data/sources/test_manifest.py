@@ -1,4 +1,4 @@
-"""Lists of files with labels: what a CSV or a pickled dict may hold, and how labels become classes."""
+"""Lists of files with labels: CSV, pickled dicts, and the order of classes."""
 
 import os
 import pickle
@@ -64,7 +64,7 @@ def test_columns_in_any_order_others_ignored_quotes_blank_lines_and_a_byte_order
     assert data.train.info.class_names == ("big, cat", "cat")
 
 
-def test_a_dict_gives_its_files_by_path_in_whatever_order_it_was_made(load):
+def test_a_dict_gives_its_files_sorted_by_path(load):
     table = {"1.jpg": "dog", "0.jpg": "cat", "2.jpg": "dog"}
     one, other = load(table), load(dict(reversed(table.items())))
     assert names(one.train) == names(other.train) == ["0.jpg", "1.jpg", "2.jpg"]
@@ -129,14 +129,14 @@ BAD_CSV = {
 
 
 @pytest.mark.parametrize(("text", "problem"), BAD_CSV.values(), ids=BAD_CSV)
-def test_a_malformed_csv_names_the_line(text, problem, load, refusal, tmp_path):
-    assert refusal(load, text).startswith(f"{tmp_path}/{problem}")
+def test_a_malformed_csv_names_the_line(text, problem, load, error_message, tmp_path):
+    assert error_message(load, text).startswith(f"{tmp_path}/{problem}")
 
 
-def test_a_csv_in_another_encoding_is_named(load, refusal, tmp_path):
+def test_a_csv_in_another_encoding_is_named(load, error_message, tmp_path):
     (tmp_path / "x.csv").write_bytes("path,label\n0.jpg,café\n".encode("latin-1"))
     section = Manifest(train=f"{tmp_path}/x.csv", val=f"{tmp_path}/x.csv")
-    assert refusal(load_manifest, section) == f"{tmp_path}/x.csv: is not UTF-8 (byte 20); save it as UTF-8"
+    assert error_message(load_manifest, section) == f"{tmp_path}/x.csv: is not UTF-8 (byte 20); save it as UTF-8"
 
 
 BAD_DICT = {
@@ -155,28 +155,28 @@ BAD_DICT = {
 
 
 @pytest.mark.parametrize(("table", "problem"), BAD_DICT.values(), ids=BAD_DICT)
-def test_any_other_pickle_is_refused(table, problem, load, refusal, tmp_path):
-    message = refusal(load, table)
+def test_any_other_pickle_is_refused(table, problem, load, error_message, tmp_path):
+    message = error_message(load, table)
     assert message.startswith(f"{tmp_path}/train.pkl: {problem}")
     assert message.endswith("; a manifest may hold only a dict of str to int or str (write it as CSV)")
 
 
-def test_a_lone_surrogate_is_not_a_path(load, refusal):
+def test_a_lone_surrogate_is_not_a_path(load, error_message):
     stream = b"\x80\x02}X\x03\x00\x00\x00\xed\xa0\x80K\x01s."
-    assert "'\\ud800' is not a path" in refusal(load, stream)
+    assert "'\\ud800' is not a path" in error_message(load, stream)
 
 
-def test_a_validation_label_that_training_lacks_is_named(load, refusal, tmp_path):
-    message = refusal(load, "path,label\n0.jpg,cat\n1.jpg,giraffe\n", "path,label\n5.jpg,girafe\n")
+def test_a_validation_label_that_training_lacks_is_named(load, error_message, tmp_path):
+    message = error_message(load, "path,label\n0.jpg,cat\n1.jpg,giraffe\n", "path,label\n5.jpg,girafe\n")
     assert message == (
         f"{tmp_path}/val.csv: label 'girafe' is not in the training list {tmp_path}/train.csv "
         f"(did you mean 'giraffe'?); correct it, or add its training images"
     )
 
 
-def test_a_wrong_root_is_one_error_at_once(load, refusal, tmp_path):
+def test_a_wrong_root_is_one_early_error(load, error_message, tmp_path):
     rows = "".join(f"{index}.jpg,cat\n" for index in range(150))
-    message = refusal(load, f"path,label\n{rows}")
+    message = error_message(load, f"path,label\n{rows}")
     assert message == (
         f"{tmp_path}/train.csv: lists {tmp_path}/6.jpg, which does not exist (94 of the first 100 do not); "
         f"set data.source.root to the folder that the paths start from"
@@ -184,36 +184,36 @@ def test_a_wrong_root_is_one_error_at_once(load, refusal, tmp_path):
 
 
 # matrix: 37
-def test_files_far_down_the_list_that_cannot_be_read_are_found_at_once(load, files, refusal, tmp_path):
+def test_unreadable_files_far_down_the_list_are_found_on_loading(load, files, error_message, tmp_path):
     files(*(f"many/{index}.jpg" for index in range(100)))
     (tmp_path / "many/link.jpg").symlink_to("gone.jpg")
     os.mkfifo(tmp_path / "pipe.jpg")
     names = [f"many/{index}.jpg" for index in range(101)] + ["many/link.jpg", "pipe.jpg", "nowhere/1.jpg"]
     text = "path,label\n" + "".join(f"{name},cat\n" for name in names)
-    assert refusal(load, text) == (
+    assert error_message(load, text) == (
         f"{tmp_path}/train.csv: 4 images cannot be read: many/100.jpg (no such file), many/link.jpg (a dangling link), "
         f"nowhere/1.jpg (No such file or directory), pipe.jpg (a pipe or a device); remove or replace them, or set "
         f"data.on_bad_image=skip"
     )
 
 
-def test_missing_files_stay_for_whoever_skips_them_but_a_wrong_root_does_not(load, refusal, tmp_path):
+def test_skip_bad_keeps_missing_files_but_refuses_a_wrong_root(load, error_message, tmp_path):
     train = load("path,label\n9.jpg,cat\n0.jpg,cat\n", skip_bad=True).train
-    assert refusal(train.read, 0).startswith(f"{tmp_path}/9.jpg: cannot be read: No such file or directory")
+    assert error_message(train.read, 0).startswith(f"{tmp_path}/9.jpg: cannot be read: No such file or directory")
     assert train.read(1) == (b"0.jpg", 0)
-    message = refusal(load, "path,label\n8.jpg,cat\n9.jpg,cat\n", skip_bad=True)
+    message = error_message(load, "path,label\n8.jpg,cat\n9.jpg,cat\n", skip_bad=True)
     assert "8.jpg, which does not exist (2 of the first 2 do not)" in message
 
 
 @pytest.mark.parametrize("name", ["m.txt", "m", "m.json"])
-def test_another_kind_of_list_is_refused(name, refusal):
-    message = refusal(load_manifest, Manifest(train=f"/x/{name}", val="/x/v.csv"))
+def test_a_list_with_another_extension_is_refused(name, error_message):
+    message = error_message(load_manifest, Manifest(train=f"/x/{name}", val="/x/v.csv"))
     assert message == f"/x/{name}: is not a .csv, .pkl or .pickle file; write the list as CSV"
 
 
 @pytest.mark.parametrize("name", ["gone.csv", "gone.pkl"])
-def test_a_missing_list_is_named(name, tmp_path, refusal):
-    message = refusal(load_manifest, Manifest(train=f"{tmp_path}/{name}", val="/x/v.csv"))
+def test_a_missing_list_is_named(name, tmp_path, error_message):
+    message = error_message(load_manifest, Manifest(train=f"{tmp_path}/{name}", val="/x/v.csv"))
     assert message.startswith(f"{tmp_path}/{name}: cannot be read: No such file or directory; ")
 
 

@@ -1,4 +1,4 @@
-"""Data of a user's own: what each split may be, and what is refused, in one line."""
+"""Data of a plugin: the forms of a split, and one-line errors for others."""
 
 import os
 import sys
@@ -20,7 +20,7 @@ from paceline.recipe.schema.source import OwnSource
 
 @pytest.fixture
 def load(monkeypatch):
-    """Return a function that loads a data set of one function or class, which stands in a module."""
+    """Return a function that loads a data set from one function or class in a module."""
     module = type(sys)("parts_of_data")
     monkeypatch.setitem(sys.modules, "parts_of_data", module)
 
@@ -33,8 +33,8 @@ def load(monkeypatch):
 
 
 @pytest.fixture
-def refusal(load):
-    """Return the one line that loading ends in, less the name of what was loaded."""
+def error_message(load):
+    """Return the one-line error of loading, without the name of the plugin."""
 
     def message(maker, **options) -> str:
         with pytest.raises((RecipeError, ImageError)) as caught:
@@ -69,7 +69,7 @@ class Pictures:
         return content, self.label
 
 
-def test_pixels_of_one_size_are_held_in_memory_and_normalised_by_themselves(load) -> None:
+def test_pixels_of_one_size_become_an_array_source_with_their_own_statistics(load) -> None:
     datasets = load(pixels)
     train = datasets.train
     assert isinstance(train, ArraySource) and train.images.shape == (3, 4, 6, 1) and train.labels.tolist() == [0, 1, 1]
@@ -81,12 +81,12 @@ def test_pixels_of_one_size_are_held_in_memory_and_normalised_by_themselves(load
     assert datasets.val.info.split == "val"
 
 
-def test_a_channel_that_never_changes_is_left_alone(load) -> None:
+def test_a_constant_channel_has_a_deviation_of_1(load) -> None:
     flat = load(lambda split: (np.full((2, 3, 3, 3), 9, np.uint8), [0, 1], ["a", "b"])).train.info
     assert (flat.channels, flat.std) == (3, (1.0, 1.0, 1.0))
 
 
-def test_pictures_are_read_one_at_a_time_and_have_any_size(load) -> None:
+def test_images_of_any_size_are_read_on_access(load) -> None:
     train = load(Pictures).train
     assert isinstance(train, PluginSamples) and len(train) == 3
     content, label = train.read(2)
@@ -95,25 +95,25 @@ def test_pictures_are_read_one_at_a_time_and_have_any_size(load) -> None:
     assert train.name_of(2) == "parts_of_data:Data/train[2]"
 
 
-@pytest.mark.parametrize(("asked", "channels"), [("auto", 3), (1, 1)])
-def test_files_are_given_as_bytes_and_decoded_as_asked_for(load, asked, channels) -> None:
-    train = load(lambda split: Pictures(split, gives=b"a file"), channels=asked).train
+@pytest.mark.parametrize(("section_channels", "channels"), [("auto", 3), (1, 1)])
+def test_encoded_files_are_decoded_with_the_channels_of_the_section(load, section_channels, channels) -> None:
+    train = load(lambda split: Pictures(split, gives=b"a file"), channels=section_channels).train
     assert train.read(0) == (b"a file", 1) and train.info.channels == channels
 
 
-def test_a_source_is_taken_as_it_is(load) -> None:
+def test_a_source_is_used_unchanged(load) -> None:
     digits = load_digits()
     found = load(lambda split: getattr(digits, split))
     assert found.train is digits.train and found.val is digits.val
 
 
-def test_the_digest_moves_with_pixels(load) -> None:
+def test_the_digest_depends_on_the_pixels(load) -> None:
     first, again = digest_datasets(load(pixels)), digest_datasets(load(pixels))
     assert first == again != digest_datasets(load(pixels, labels=[0, 1, 0]))
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         ({"images": ((4, 6), float)}, "gives train images as float64 [3, 4, 6, 1] (give uint8 [N, H, W], or"),
         ({"labels": [0, 1, 2]}, "gives train label 2, and 2 classes (give 0 to 1)"),
@@ -132,17 +132,17 @@ def test_the_digest_moves_with_pixels(load) -> None:
         ),
     ],
 )
-def test_pixels_that_do_not_fit_are_told(refusal, options, says) -> None:
+def test_invalid_arrays_are_refused(error_message, options, message) -> None:
     def data(split, images=((4, 6), np.uint8), labels=(0, 1, 1), names=("a", "b")):
         return options.get("data") or pixels(split, options.get("images", images), labels, names)
 
-    assert refusal(data, **{key: value for key, value in options.items() if key not in ("images", "data")}).startswith(
-        says
-    )
+    assert error_message(
+        data, **{key: value for key, value in options.items() if key not in ("images", "data")}
+    ).startswith(message)
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         ({"gives": "raise"}, "parts_of_data:Data/train[0]: read raised KeyError: 'gone' at "),
         (
@@ -160,30 +160,32 @@ def test_pixels_that_do_not_fit_are_told(refusal, options, says) -> None:
         ),
     ],
 )
-def test_a_first_picture_that_does_not_fit_is_told_before_the_run(refusal, options, says) -> None:
+def test_an_invalid_first_sample_is_refused_before_the_run(error_message, options, message) -> None:
     channels = options.pop("channels", "auto")
 
     def data(split):
         return Pictures(split, **options)
 
-    assert refusal(data, channels=channels).startswith(says)
+    assert error_message(data, channels=channels).startswith(message)
 
 
-def test_splits_that_lack_something_or_contradict_one_another_are_told(refusal) -> None:
+def test_incomplete_or_inconsistent_splits_are_refused(error_message) -> None:
     class Half:
         classes = ("a", "b")
 
         def __len__(self):
             return 1
 
-    assert refusal(lambda split: Half()).startswith("gives train as Half, which has no read (return (images, labels,")
-    assert refusal(lambda split: None).startswith("gives train as NoneType, which has no classes")
-    assert refusal(lambda split: pixels(split, names=["a", split])) == (
+    assert error_message(lambda split: Half()).startswith(
+        "gives train as Half, which has no read (return (images, labels,"
+    )
+    assert error_message(lambda split: None).startswith("gives train as NoneType, which has no classes")
+    assert error_message(lambda split: pixels(split, names=["a", split])) == (
         "names other classes for val than for train (return the same, in the same order)"
     )
 
 
-def test_what_the_objects_own_code_raises_is_told(refusal) -> None:
+def test_errors_of_the_plugin_are_reported(error_message) -> None:
     class Raises(Pictures):
         @property
         def classes(self):
@@ -196,23 +198,25 @@ def test_what_the_objects_own_code_raises_is_told(refusal) -> None:
     class Info:
         info = load_digits().train.info
 
-    assert refusal(lambda split: Raises(split)).startswith("raised OSError: no list at ")
-    assert refusal(lambda split: Short(split)).startswith("raised TypeError: 'float' object cannot be interpreted")
-    assert refusal(lambda split: Info()).startswith("gives train as Info, which has no __len__ (return")
+    assert error_message(lambda split: Raises(split)).startswith("raised OSError: no list at ")
+    assert error_message(lambda split: Short(split)).startswith(
+        "raised TypeError: 'float' object cannot be interpreted"
+    )
+    assert error_message(lambda split: Info()).startswith("gives train as Info, which has no __len__ (return")
 
 
 @pytest.mark.parametrize("label", [np.uint8(1), np.array(1), True], ids=repr)
-def test_whatever_is_a_whole_number_is_a_label(load, label) -> None:
+def test_any_integer_type_is_a_label(load, label) -> None:
     assert load(lambda split: Pictures(split, label=label)).train.read(0)[1] == 1
 
 
-def test_where_bad_images_are_skipped_the_first_good_one_tells_what_they_are(load, refusal) -> None:
+def test_with_skip_bad_the_first_readable_sample_gives_the_channels(load, error_message) -> None:
     assert load(Pictures, bad=2, skip_bad=True).train.info.channels == 1
-    assert load(Pictures, bad=3, skip_bad=True).train.info.channels == 3  # nothing tells
-    assert "read raised KeyError: 'gone'" in refusal(Pictures, bad=1)
+    assert load(Pictures, bad=3, skip_bad=True).train.info.channels == 3  # the default
+    assert "read raised KeyError: 'gone'" in error_message(Pictures, bad=1)
 
 
-def test_an_empty_validation_split_is_as_grey_as_the_training_split(load) -> None:
+def test_an_empty_validation_split_has_the_channels_of_the_training_split(load) -> None:
     class Empty(Pictures):
         def __len__(self):
             return 0
@@ -221,7 +225,7 @@ def test_an_empty_validation_split_is_as_grey_as_the_training_split(load) -> Non
     assert (found.train.info.channels, found.val.info.channels, len(found.val)) == (1, 1, 0)
 
 
-def test_the_digest_is_of_what_is_read_and_not_of_what_it_is_called(load, monkeypatch) -> None:
+def test_the_digest_depends_on_samples_and_not_on_the_plugins_name(load, monkeypatch) -> None:
     pictures = digest_datasets(load(Pictures))
     assert digest_datasets(load(Pictures)) == pictures
     other = [load(Pictures, label=0), load(lambda split: Pictures(split, gives=b"a file"))]
@@ -246,22 +250,22 @@ def test_the_digest_reads_few_of_many_samples_and_none_twice(load) -> None:
     seen.clear()
     digest_datasets(found)
     assert len(seen) == 2 * 64 and {0, 999_999} <= set(seen) and len(set(seen)) == 64
-    digest_datasets(load(Pictures, bad=1, skip_bad=True))  # what cannot be read is for the run to judge
+    digest_datasets(load(Pictures, bad=1, skip_bad=True))  # unreadable samples are no error
 
 
-def test_counting_pixels_takes_a_block_at_a_time(load) -> None:
+def test_pixels_are_counted_in_blocks(load) -> None:
     images = np.random.default_rng(0).integers(0, 256, (5, 1024, 512, 1), np.uint8)
     info = load(lambda split: (images, np.zeros(5, int), ["a", "b"])).train.info
     assert info.mean[0] == pytest.approx((images / 255).mean(), abs=6e-5)  # rounded to four digits
     tracemalloc.start()
     _compute_mean_and_std(images)
-    _, most = tracemalloc.get_traced_memory()
+    _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert most < 16 << 20, "all at once take 20 MiB and more, and a block of two takes 8 MiB"
+    assert peak_bytes < 16 << 20, "all at once take 20 MiB and more, and a block of two takes 8 MiB"
 
 
-def test_workers_do_not_share_a_file_that_is_opened_when_it_is_read(load, tmp_path) -> None:
-    """One open file has one place where it is read: what one process reads would move it for all."""
+def test_forked_workers_do_not_share_a_file_position(load, tmp_path) -> None:
+    """Processes that share an open file share its position."""
     size = 4096
     (tmp_path / "records").write_bytes(b"".join(bytes([number]) * size for number in range(64)))
 
@@ -299,6 +303,6 @@ def test_workers_do_not_share_a_file_that_is_opened_when_it_is_read(load, tmp_pa
         split.plugin.file.close()
 
 
-def test_such_data_cannot_be_staged() -> None:
+def test_plugin_data_cannot_be_staged() -> None:
     with pytest.raises(DataError, match=r"data\.stage: cannot copy what a:B reads"):
         build_inventory(OwnSource(name="a:B"))

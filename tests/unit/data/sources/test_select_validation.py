@@ -1,4 +1,4 @@
-"""The held-out samples are a share of each class, chosen by name and seed alone."""
+"""The validation samples are a fraction of each class, chosen by name and seed only."""
 
 import hashlib
 
@@ -14,17 +14,17 @@ def chosen(sizes, fraction=0.2, seed=0):
     return labels, names, select_validation(labels, names, fraction=fraction, seed=seed)
 
 
-def test_each_class_gives_its_share():
+def test_each_class_gives_its_fraction():
     labels, _, mask = chosen([10, 5, 100, 7])
     assert np.bincount(labels[mask]).tolist() == [2, 1, 20, 1]
 
 
 @pytest.mark.parametrize("fraction", [0.001, 0.5, 0.999])
-def test_a_class_of_two_has_one_on_either_side(fraction):
+def test_a_class_of_two_has_one_sample_in_each_split(fraction):
     labels, _, mask = chosen([2, 3, 2], fraction)
-    held, kept = np.bincount(labels[mask], minlength=3), np.bincount(labels[~mask], minlength=3)
-    assert held.min() >= 1
-    assert kept.min() >= 1
+    num_val, num_train = np.bincount(labels[mask], minlength=3), np.bincount(labels[~mask], minlength=3)
+    assert num_val.min() >= 1
+    assert num_train.min() >= 1
 
 
 def test_a_class_of_one_stays_in_training():
@@ -46,7 +46,7 @@ def test_the_choice_does_not_depend_on_other_classes():
     assert np.array_equal(alone, mask[:30])
 
 
-def test_seeds_choose_differently_and_of_any_size():
+def test_seeds_of_any_size_give_different_choices():
     masks = [chosen([100], seed=seed)[2] for seed in (0, 1, 10**100)]
     assert len({mask.tobytes() for mask in masks}) == 3
 

@@ -1,4 +1,4 @@
-"""Made-up images: learnable, and the same everywhere."""
+"""Synthetic images: learnable, and the same on every machine."""
 
 import hashlib
 
@@ -12,7 +12,7 @@ from paceline.recipe.schema.source import Synthetic
 
 
 @pytest.mark.parametrize(("image_size", "channels", "num_classes"), [(8, 1, 2), (1, 3, 3), (33, 3, 10), (3, 1, 5)])
-def test_shapes_are_as_asked_and_labels_equally_frequent(image_size, channels, num_classes):
+def test_shapes_follow_the_section_and_labels_are_balanced(image_size, channels, num_classes):
     section = Synthetic(
         num_images=61, num_val_images=7, num_classes=num_classes, image_size=image_size, channels=channels
     )
@@ -57,8 +57,8 @@ def test_chunks_do_not_change_the_pixels(monkeypatch):
     assert np.array_equal(load_synthetic(section).train.images, whole)
 
 
-def test_more_than_fits_is_refused_with_the_number_that_does(refusal):
-    message = refusal(load_synthetic, Synthetic(num_images=1_281_167, num_val_images=500, image_size=224))
+def test_too_many_images_are_refused_with_the_number_that_fits(error_message):
+    message = error_message(load_synthetic, Synthetic(num_images=1_281_167, num_val_images=500, image_size=224))
     assert message == (
         "data.source.num_images: 1281167 of 224x224 would take 179.7 GiB in each process "
         "(the limit is 4; at most 28032 fit)"

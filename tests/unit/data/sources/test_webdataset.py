@@ -1,4 +1,4 @@
-"""Tars of images and labels: which files make a sample, what tars are read, and what of them is refused in one line."""
+"""WebDataset tars: grouping of files, formats of tars, and one-line errors."""
 
 import contextlib
 import io
@@ -45,7 +45,7 @@ def tar(tmp_path):
 
 
 def samples(number, start=0):
-    """Return the members of samples whose image is their number and whose label goes from 0 to 2 and round."""
+    """Return the members of samples; the image is the sample's number, and labels cycle from 0 to 2."""
     for index in range(start, start + number):
         yield f"{index:06}.cls", b"%d" % (index % 3)
         yield f"{index:06}.jpg", b"%d" % index
@@ -69,7 +69,7 @@ def test_samples_come_in_order_with_their_labels_and_names(kind, tar, tmp_path):
 
 
 @pytest.mark.parametrize("kind", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT])
-def test_every_member_is_found_where_pythons_tarfile_finds_it(kind, tar):
+def test_members_have_the_offsets_of_pythons_tarfile(kind, tar):
     draw = random.Random(0)
     folder = tarfile.TarInfo("d")
     folder.type = tarfile.DIRTYPE
@@ -118,7 +118,7 @@ NAMES += [
 NAMES += ["README", ".hidden.jpg", "d/.jpg", "m.cls", "m.jpeg"]
 
 
-def test_files_make_a_sample_as_they_do_for_webdataset(tar):
+def test_files_are_grouped_as_by_webdataset(tar):
     contents = {name: b"1" if name.lower().endswith("cls") else name.encode() for name in NAMES}
     groups: dict[str, dict[str, str]] = {}
     for name in NAMES:
@@ -137,7 +137,7 @@ def test_files_make_a_sample_as_they_do_for_webdataset(tar):
     assert train.info.notes[0] == "left out 2 samples without an image (.jpg, .png, ...) in the tars"
 
 
-def test_ranges_and_stars_name_tars_in_order(tar, tmp_path):
+def test_ranges_and_stars_expand_in_order(tar, tmp_path):
     for number in range(12):
         tar(samples(2, 2 * number), name=f"t-{number:03}.tar")
     by_range = load(str(tmp_path / "t-{000..011}.tar")).train
@@ -159,23 +159,23 @@ BAD_PATHS = {
 
 
 @pytest.mark.parametrize(("name", "problem"), BAD_PATHS.items(), ids=BAD_PATHS)
-def test_a_path_that_names_no_tar_is_refused(name, problem, tar, tmp_path, refusal):
+def test_a_path_that_matches_no_tar_is_refused(name, problem, tar, tmp_path, error_message):
     tar(samples(1), name="t-0.tar")
-    message = refusal(load, str(tmp_path / "t-0.tar"), str(tmp_path / name))
+    message = error_message(load, str(tmp_path / "t-0.tar"), str(tmp_path / name))
     assert message.startswith("data.source.val: ") and problem in message
 
 
-def test_a_tar_that_is_named_twice_is_refused(tar, tmp_path, refusal):
+def test_a_repeated_tar_is_refused(tar, tmp_path, error_message):
     for number in (1, 2, 11):
         tar(samples(1), name=f"t-{number}.tar")
     ranges = str(tmp_path / "t-*{1..2}.tar")
     assert len(load(ranges).train) == 3
     tar(samples(1), name="t-1-2.tar")
-    message = refusal(load, ranges, str(tmp_path / "t*{1..2}*.tar"))
+    message = error_message(load, ranges, str(tmp_path / "t*{1..2}*.tar"))
     assert message == f"data.source.val: means {tmp_path}/t-1-2.tar twice (correct it)"
 
 
-def test_names_with_characters_of_patterns_are_plain(tar, tmp_path):
+def test_pattern_characters_in_names_are_literal(tar, tmp_path):
     path = tar(samples(1), name="a[1]?.tar")
     assert len(load(path).train) == 1
     assert len(load(path.replace("1]?", "*")).train) == 1
@@ -199,15 +199,15 @@ BAD_LISTS = {
 
 
 @pytest.mark.parametrize(("text", "problem"), BAD_LISTS.values(), ids=BAD_LISTS)
-def test_a_list_of_classes_that_cannot_be_is_refused(text, problem, tar, tmp_path, refusal):
+def test_an_invalid_class_list_is_refused(text, problem, tar, tmp_path, error_message):
     if text is not None:
         (tmp_path / "classes.txt").write_bytes(text)
-    assert problem in refusal(load, tar(samples(3)), classes=str(tmp_path / "classes.txt"))
+    assert problem in error_message(load, tar(samples(3)), classes=str(tmp_path / "classes.txt"))
 
 
-def test_a_validation_label_that_training_lacks_is_named(tar, refusal):
+def test_a_validation_label_that_training_lacks_is_named(tar, error_message):
     train, val = tar(samples(2)), tar(samples(3), name="val.tar")
-    assert refusal(load, train, val) == (
+    assert error_message(load, train, val) == (
         f"{val}: 000002.jpg has the label 2, and there are 2 classes, starting at 0 (correct the label, or set "
         f"data.source.classes to a list of all classes)"
     )
@@ -251,15 +251,15 @@ BAD_JSON = {
     ("extension", "content", "problem"),
     [("cls", *values) for values in BAD_LABELS.values()] + [("json", *values) for values in BAD_JSON.values()],
 )
-def test_a_label_that_is_none_is_named(extension, content, problem, tar, refusal):
+def test_an_invalid_label_is_named(extension, content, problem, tar, error_message):
     path = tar([("000000.jpg", b"x"), (f"000000.{extension}", content)])
-    message = refusal(load, path, label="cls" if extension == "cls" else "json:class")
+    message = error_message(load, path, label="cls" if extension == "cls" else "json:class")
     assert message.startswith(f"{path}: ") and problem in message and len(message) < 400
 
 
 @pytest.mark.parametrize("label", ["json", "json:", "CLS", "txt", "cls:"])
-def test_another_kind_of_label_is_refused(label, tar, refusal):
-    message = refusal(load, tar(samples(1)), label=label)
+def test_another_label_format_is_refused(label, tar, error_message):
+    message = error_message(load, tar(samples(1)), label=label)
     assert message == f"data.source.label: '{label}' is neither cls nor json:FIELD (set it to one)"
 
 
@@ -278,15 +278,15 @@ BAD_GROUPS = {
 
 # matrix: 40
 @pytest.mark.parametrize(("members", "problem"), BAD_GROUPS.values(), ids=BAD_GROUPS)
-def test_files_that_make_no_sample_are_refused(members, problem, tar, refusal):
+def test_incomplete_samples_are_refused(members, problem, tar, error_message):
     path = tar(members)
-    message = refusal(load, path)
+    message = error_message(load, path)
     assert message.startswith(f"{path}: ") and problem in message
 
 
-def test_an_empty_image_is_named_when_it_is_read(tar, refusal):
+def test_an_empty_image_is_named_when_it_is_read(tar, error_message):
     path = tar([("a.cls", b"0"), ("a.jpg", b"")])
-    assert refusal(load(path).train.read, 0) == f"{path}/a.jpg: is empty (0 bytes); make its tar again"
+    assert error_message(load(path).train.read, 0) == f"{path}/a.jpg: is empty (0 bytes); make its tar again"
 
 
 def test_threads_processes_and_pickles_read_the_same_with_few_files_open(tar, tmp_path, monkeypatch):
@@ -331,32 +331,32 @@ def test_tars_in_both_splits_are_noted(tar):
 
 
 # matrix: 38
-def test_a_tar_that_is_cut_short_is_refused_wherever_it_was_cut(tar, refusal):
+def test_a_tar_truncated_anywhere_is_refused(tar, error_message):
     path = Path(tar(samples(20)))
     whole = path.read_bytes()
     end = 20 * 4 * 512
     assert whole[end:] == bytes(len(whole) - end) and whole[end - 512 : end] != bytes(512)
     for length in (*range(0, end + 1, 512), end - 100, 700, 511, end + 511):
         path.write_bytes(whole[:length])
-        message = refusal(load, str(path))
+        message = error_message(load, str(path))
         assert message.startswith(f"{path}: is truncated"), (length, message)
     path.write_bytes(whole[: end + 512])
     assert len(load(str(path)).train) == 20
 
 
 # matrix: 38
-def test_a_tar_that_changes_while_it_is_read_is_one_line(tar, refusal):
+def test_a_tar_that_changes_during_reading_is_a_one_line_error(tar, error_message):
     path = tar(samples(20))
     source = load(path).train
     assert source.read(0) == (b"0", 0)
     size = Path(path).stat().st_size
     os.truncate(path, 1000)
-    assert refusal(source.read, 19).startswith(f"{path}/000019.jpg: cannot be read: ends before byte ")
-    message = refusal(pickle.loads(pickle.dumps(source)).read, 0)
+    assert error_message(source.read, 19).startswith(f"{path}/000019.jpg: cannot be read: ends before byte ")
+    message = error_message(pickle.loads(pickle.dumps(source)).read, 0)
     assert f"has 1,000 bytes, and had {size:,} when it was listed" in message
     Path(path).unlink()
     os.mkfifo(path)
-    assert "is not a regular file" in refusal(pickle.loads(pickle.dumps(source)).read, 0)
+    assert "is not a regular file" in error_message(pickle.loads(pickle.dumps(source)).read, 0)
 
 
 def header(name=b"a.jpg", size=b"00000000001\0", kind=b"0", more=b""):
@@ -414,10 +414,10 @@ HOSTILE = {
 
 # matrix: 46
 @pytest.mark.parametrize(("content", "problem"), HOSTILE.values(), ids=HOSTILE)
-def test_a_hostile_tar_is_one_line(content, problem, tmp_path, refusal):
+def test_a_hostile_tar_is_a_one_line_error(content, problem, tmp_path, error_message):
     path = tmp_path / "evil.tar"
     path.write_bytes(content)
-    message = refusal(load, str(path))
+    message = error_message(load, str(path))
     assert message.startswith(f"{path}: ") and problem in message and len(message) < 600
 
 
@@ -431,7 +431,7 @@ def test_a_million_bytes_of_tiny_records_take_the_time_of_reading_them(tmp_path)
     assert time.process_time() - started_s < 1.2  # it was 2.8 s
 
 
-def test_paths_that_lead_outside_are_names_and_nothing_else(tar, tmp_path):
+def test_paths_outside_the_tar_are_only_names(tar, tmp_path):
     names = ["../../etc/passwd", "/etc/shadow", "a\nb", "\x1b[2J"]
     members = [(f"{name}.{kind}", b"0") for name in names for kind in ("cls", "jpg")]
     path = tar(members)
@@ -444,13 +444,13 @@ def test_paths_that_lead_outside_are_names_and_nothing_else(tar, tmp_path):
 
 
 # matrix: 46
-def test_an_image_of_a_terabyte_that_is_a_hole_is_refused(tmp_path, refusal):
+def test_an_image_of_a_terabyte_that_is_a_hole_is_refused(tmp_path, error_message):
     path = tmp_path / "hole.tar"
     size = b"\x80" + struct.pack(">Q", 2**40).rjust(11, b"\0")
     with path.open("wb") as file:
         file.write(header(size=size))
         file.truncate(2**40 + 4096)
-    assert "has 1,099,511,627,776 bytes in a.jpg, which is too much for an image" in refusal(load, str(path))
+    assert "has 1,099,511,627,776 bytes in a.jpg, which is too much for an image" in error_message(load, str(path))
 
 
 # matrix: 38
@@ -487,7 +487,7 @@ def test_two_thousand_changed_tars_give_samples_or_one_line(tar, tmp_path, overw
     assert min(ends.values()) > 200, ends
 
 
-def test_arrays_are_of_the_types_that_are_promised(tar):
+def test_arrays_have_the_documented_types(tar):
     source = load(tar(samples(3))).train
     types = (source.starts.dtype, source.lengths.dtype, source.labels.dtype, source.name_ends.dtype)
     assert types == (np.uint64, np.uint32, np.int32, np.int64)

@@ -1,4 +1,4 @@
-"""Staging: a copy is whole or none, is used by all of a node, and goes when the last one does."""
+"""A staged copy is complete or absent, is shared by a node, and is removed by its last process."""
 
 import contextlib
 import csv
@@ -24,7 +24,7 @@ from paceline.data.staging.stage import build_staged_section, stage_for_run, sta
 from paceline.recipe.schema.source import Digits, Folder, Lmdb, Manifest, Pack, SourceSection, WebDataset
 
 
-def images_in(root: Path, classes: str = "ab", num: int = 4) -> Path:
+def write_images(root: Path, classes: str = "ab", num: int = 4) -> Path:
     for number in range(num):
         for name in classes:
             path = root / name / f"{number}.jpg"
@@ -35,18 +35,18 @@ def images_in(root: Path, classes: str = "ab", num: int = 4) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def no_flush(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy disk takes seconds; what a power cut leaves cannot be tested here."""
+def no_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skip the sync, which takes seconds on a busy disk; a power failure cannot be tested."""
     monkeypatch.setattr("paceline.data.staging.stage.sync_filesystem", lambda folder: None)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Folder:
-    return Folder(root=str(images_in(tmp_path / "source")))
+    return Folder(root=str(write_images(tmp_path / "source")))
 
 
 @pytest.fixture
-def top(tmp_path: Path) -> Path:
+def stage_folder(tmp_path: Path) -> Path:
     (tmp_path / "fast").mkdir()
     return tmp_path / "fast"
 
@@ -67,22 +67,22 @@ def manifest_of(root: Path, lists: Path, start: str = "") -> Manifest:
             csv.writer(file).writerows(
                 [("path", "label"), *((f"{start}{c}/{n}.jpg", c) for c in "ab" for n in numbers)]
             )
-    words = {"train": str(lists / "train.csv"), "val": str(lists / "val.csv")}
-    return Manifest(**words) if lists == root else Manifest(**words, root=str(root))
+    list_files = {"train": str(lists / "train.csv"), "val": str(lists / "val.csv")}
+    return Manifest(**list_files) if lists == root else Manifest(**list_files, root=str(root))
 
 
 def made(kind: str, tmp_path: Path) -> SourceSection:
-    root = images_in(tmp_path / "source")
+    root = write_images(tmp_path / "source")
     out = tmp_path / "made"
     match kind:
         case "folder, split by hash":
             return Folder(root=str(root), split_seed=3)
         case "folder with val":
-            images_in(root / "train"), images_in(root / "val", num=2)
+            write_images(root / "train"), write_images(root / "val", num=2)
             shutil.rmtree(root / "a"), shutil.rmtree(root / "b")
             return Folder(root=str(root))
         case "two folders":
-            return Folder(train_root=str(root), val_root=str(images_in(tmp_path / "other")))
+            return Folder(train_root=str(root), val_root=str(write_images(tmp_path / "other")))
         case "manifest with its images":
             return manifest_of(root, root)
         case "manifest elsewhere":
@@ -99,7 +99,7 @@ def made(kind: str, tmp_path: Path) -> SourceSection:
 def alone(root: Path) -> Folder:
     """Return `root` with one image per class."""
     shutil.rmtree(root)
-    return Folder(root=str(images_in(root, num=1)))
+    return Folder(root=str(write_images(root, num=1)))
 
 
 def packed(kind: str, datasets: Datasets, out: Path) -> SourceSection:
@@ -150,7 +150,7 @@ KINDS = (
     "lmdb",
     "webdataset",
 )
-TRAINING_ALONE = (
+WITHOUT_VALIDATION = (
     "manifest, training alone",
     "folder of one image per class",
     "pack of one image per class",
@@ -158,27 +158,29 @@ TRAINING_ALONE = (
 )
 
 
-@pytest.mark.parametrize("kind", TRAINING_ALONE)
-def test_a_source_without_validation_images_has_an_empty_split_and_says_why(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", WITHOUT_VALIDATION)
+def test_a_source_without_validation_images_has_an_empty_split_with_a_note(kind: str, tmp_path: Path) -> None:
     val = build_datasets(made(kind, tmp_path), may_download=False).val
-    why = "data.source.val names no list"
-    if kind != TRAINING_ALONE[0]:
-        why = f"{tmp_path / 'source'} has one image per class, so none is held out"
+    note = "data.source.val names no list"
+    if kind != WITHOUT_VALIDATION[0]:
+        note = f"{tmp_path / 'source'} has one image per class, so none is held out"
     assert len(val) == val.info.num_images == 0
-    assert val.info.notes == (why,)
+    assert val.info.notes == (note,)
 
 
-@pytest.mark.parametrize("kind", (*KINDS, *TRAINING_ALONE))
-def test_every_kind_of_source_reads_the_same_samples_from_its_copy(kind: str, tmp_path: Path, top: Path) -> None:
+@pytest.mark.parametrize("kind", (*KINDS, *WITHOUT_VALIDATION))
+def test_every_kind_of_source_reads_the_same_samples_from_its_copy(
+    kind: str, tmp_path: Path, stage_folder: Path
+) -> None:
     section = made(kind, tmp_path)
     before = samples(section)
-    shutil.move(tmp_path / "source", tmp_path / "source.real")  # the copy must not lean on it
+    shutil.move(tmp_path / "source", tmp_path / "source.real")  # the copy must not refer to it
     (tmp_path / "source").symlink_to(tmp_path / "source.real")
-    with stage_for_run(section, str(top), is_first=True) as copy:
+    with stage_for_run(section, str(stage_folder), is_first=True) as copy:
         shutil.move(tmp_path / "source.real", tmp_path / "gone")
-        assert str(top) in copy.model_dump_json() and str(tmp_path / "source") not in copy.model_dump_json()
+        assert str(stage_folder) in copy.model_dump_json() and str(tmp_path / "source") not in copy.model_dump_json()
         assert samples(copy) == before
-    assert list(top.iterdir()) == []
+    assert list(stage_folder.iterdir()) == []
 
 
 def test_off_stages_nothing(folder: Folder) -> None:
@@ -186,154 +188,159 @@ def test_off_stages_nothing(folder: Folder) -> None:
         assert section is folder
 
 
-def test_names_of_samples_still_end_with_the_folder_and_the_file(folder: Folder, top: Path) -> None:
-    with stage_for_run(folder, str(top), is_first=True) as section:
+def test_names_of_samples_still_end_with_the_folder_and_the_file(folder: Folder, stage_folder: Path) -> None:
+    with stage_for_run(folder, str(stage_folder), is_first=True) as section:
         name = build_datasets(section, may_download=False).train.name_of(0)
-    assert "/source/a/" in name and name.startswith(str(top))
+    assert "/source/a/" in name and name.startswith(str(stage_folder))
 
 
-def test_those_that_come_later_find_the_copy_and_the_last_one_removes_it(folder: Folder, top: Path) -> None:
+def test_later_processes_use_the_copy_and_the_last_one_removes_it(folder: Folder, stage_folder: Path) -> None:
     with contextlib.ExitStack() as second:
-        with stage_for_run(folder, str(top), is_first=True) as ours:
-            theirs = second.enter_context(stage_for_run(folder, str(top), is_first=False))
+        with stage_for_run(folder, str(stage_folder), is_first=True) as ours:
+            theirs = second.enter_context(stage_for_run(folder, str(stage_folder), is_first=False))
             assert theirs == ours
         assert samples(theirs) == samples(folder)
-    assert list(top.iterdir()) == []
+    assert list(stage_folder.iterdir()) == []
 
 
-def test_another_run_uses_the_copy_that_is_there(folder: Folder, top: Path) -> None:
-    told = []
+def test_another_run_uses_the_existing_copy(folder: Folder, stage_folder: Path) -> None:
+    calls = []
     with (
-        stage_for_run(folder, str(top), is_first=True),
-        stage_for_run(folder, str(top), is_first=True, progress=lambda *done: told.append(done)) as section,
+        stage_for_run(folder, str(stage_folder), is_first=True),
+        stage_for_run(folder, str(stage_folder), is_first=True, progress=lambda *done: calls.append(done)) as section,
     ):
         assert samples(section) == samples(folder)
-    assert told == []
-    assert list(top.iterdir()) == []
+    assert calls == []
+    assert list(stage_folder.iterdir()) == []
 
 
-def test_progress_ends_with_all_bytes_and_may_end_the_work(folder: Folder, top: Path) -> None:
-    told: list[tuple[int, int]] = []
-    with stage_for_run(folder, str(top), is_first=True, progress=lambda *done: told.append(done)):
+def test_progress_reaches_the_total_and_may_cancel(folder: Folder, stage_folder: Path) -> None:
+    calls: list[tuple[int, int]] = []
+    with stage_for_run(folder, str(stage_folder), is_first=True, progress=lambda *done: calls.append(done)):
         num_bytes = sum(path.stat().st_size for path in Path(folder.root).rglob("*.jpg"))
-        assert told[-1] == (num_bytes, num_bytes)
+        assert calls[-1] == (num_bytes, num_bytes)
 
     def refuse(done: int, total: int) -> None:
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt), stage_for_run(folder, str(top), is_first=True, progress=refuse):
+    with pytest.raises(KeyboardInterrupt), stage_for_run(folder, str(stage_folder), is_first=True, progress=refuse):
         pytest.fail("was staged")
-    assert list(top.iterdir()) == []
+    assert list(stage_folder.iterdir()) == []
 
 
-def test_a_source_that_has_changed_is_staged_anew(folder: Folder, top: Path) -> None:
-    with stage_for_run(folder, str(top), is_first=True) as before:
+def test_a_changed_source_is_staged_again(folder: Folder, stage_folder: Path) -> None:
+    with stage_for_run(folder, str(stage_folder), is_first=True) as before:
         path = Path(folder.root, "a", "0.jpg")
         path.write_bytes(path.read_bytes() + b"more")
-        with stage_for_run(folder, str(top), is_first=True) as after:
+        with stage_for_run(folder, str(stage_folder), is_first=True) as after:
             assert after != before
             assert samples(after) == samples(folder) != samples(before)
-    assert list(top.iterdir()) == []
+    assert list(stage_folder.iterdir()) == []
 
 
-def test_a_source_that_changes_between_two_ranks_is_an_error(folder: Folder, top: Path) -> None:
-    with stage_for_run(folder, str(top), is_first=True):
+def test_a_source_that_changes_between_two_ranks_is_an_error(folder: Folder, stage_folder: Path) -> None:
+    with stage_for_run(folder, str(stage_folder), is_first=True):
         Path(folder.root, "a", "0.jpg").unlink()
         with (
             pytest.raises(DataError, match="changed while it was staged"),
-            stage_for_run(folder, str(top), is_first=False),
+            stage_for_run(folder, str(stage_folder), is_first=False),
         ):
             pytest.fail("was found")
 
 
-def test_what_dead_runs_have_left_is_removed_by_the_next(folder: Folder, top: Path) -> None:
+def test_copies_of_dead_runs_are_removed_by_the_next_run(folder: Folder, stage_folder: Path) -> None:
     for name in ("paceline-stage-0123456789abcdef", "paceline-stage-fedcba9876543210.tmp"):
-        (top / name).mkdir()
-        (top / name / "data").write_text("old")
-        (top / f"{name.removesuffix('.tmp')}.lock").touch()
-    (top / "mine").touch()
-    with stage_for_run(folder, str(top), is_first=True):
-        assert len(list(top.iterdir())) == 3  # a copy, its lock, and a file of somebody's
-    assert [path.name for path in top.iterdir()] == ["mine"]
+        (stage_folder / name).mkdir()
+        (stage_folder / name / "data").write_text("old")
+        (stage_folder / f"{name.removesuffix('.tmp')}.lock").touch()
+    (stage_folder / "mine").touch()
+    with stage_for_run(folder, str(stage_folder), is_first=True):
+        assert len(list(stage_folder.iterdir())) == 3  # a copy, its lock, and the other file
+    assert [path.name for path in stage_folder.iterdir()] == ["mine"]
 
 
-def test_a_copy_that_is_in_use_is_not_stale(folder: Folder, tmp_path: Path, top: Path) -> None:
-    other = Folder(root=str(images_in(tmp_path / "other")))
-    with stage_for_run(other, str(top), is_first=True) as section:
-        with stage_for_run(folder, str(top), is_first=True):
+def test_a_copy_that_is_in_use_is_not_stale(folder: Folder, tmp_path: Path, stage_folder: Path) -> None:
+    other = Folder(root=str(write_images(tmp_path / "other")))
+    with stage_for_run(other, str(stage_folder), is_first=True) as section:
+        with stage_for_run(folder, str(stage_folder), is_first=True):
             pass
         assert samples(section) == samples(other)
 
 
-def test_a_half_copy_is_finished_and_its_whole_files_are_not_copied_again(folder: Folder, top: Path) -> None:
-    with stage_for_run(folder, str(top), is_first=True) as section:
-        copy = next(path for path in top.iterdir() if path.is_dir())
+def test_a_partial_copy_is_completed_without_copying_finished_files_again(folder: Folder, stage_folder: Path) -> None:
+    with stage_for_run(folder, str(stage_folder), is_first=True) as section:
+        copy = next(path for path in stage_folder.iterdir() if path.is_dir())
         whole = copy / "train" / "source" / "a" / "0.jpg"
-        shutil.copytree(copy, top / "saved")
+        shutil.copytree(copy, stage_folder / "saved")
     partial = copy.with_name(f"{copy.name}.tmp")
-    shutil.move(top / "saved", partial)
+    shutil.move(stage_folder / "saved", partial)
     (partial / whole.relative_to(copy)).chmod(0o640)  # by which it is known again
     half = partial / "train" / "source" / "b" / "1.jpg"
     half.write_bytes(half.read_bytes()[:10])
     (partial / ".copying-123").write_bytes(b"half")
-    with stage_for_run(folder, str(top), is_first=True) as again:
+    with stage_for_run(folder, str(stage_folder), is_first=True) as again:
         assert again == section
         assert samples(again) == samples(folder)
         assert whole.stat().st_mode & 0o777 == 0o640
         assert not list(copy.glob(".copying-*"))
 
 
-def test_a_copy_that_has_lost_a_file_is_mended_unless_it_is_in_use(folder: Folder, top: Path) -> None:
-    with stage_for_run(folder, str(top), is_first=True):
-        copy = next(path for path in top.iterdir() if path.is_dir())
+def test_a_copy_that_lacks_a_file_is_completed_unless_in_use(folder: Folder, stage_folder: Path) -> None:
+    with stage_for_run(folder, str(stage_folder), is_first=True):
+        copy = next(path for path in stage_folder.iterdir() if path.is_dir())
         lost = next(copy.rglob("*.jpg"))
         lost.unlink()
         with (
             pytest.raises(DataError, match="lacks files and is in use"),
-            stage_for_run(folder, str(top), is_first=True),
+            stage_for_run(folder, str(stage_folder), is_first=True),
         ):
             pytest.fail("was staged")
         lost.write_bytes(b"")  # of another size
-    stage_permanently(folder, top)
+    stage_permanently(folder, stage_folder)
     next(copy.rglob("*.jpg")).unlink()
-    with stage_for_run(folder, str(top), is_first=True) as section:
+    with stage_for_run(folder, str(stage_folder), is_first=True) as section:
         assert samples(section) == samples(folder)
 
 
-def test_a_kept_copy_stays_is_used_by_runs_and_is_removed_when_asked(folder: Folder, top: Path) -> None:
-    copy = stage_permanently(folder, top)
+def test_a_permanent_copy_is_used_by_runs_and_removed_by_unstage(folder: Folder, stage_folder: Path) -> None:
+    copy = stage_permanently(folder, stage_folder)
     assert samples(build_staged_section(folder, copy)) == samples(folder)
-    with stage_for_run(folder, str(top), is_first=True, progress=lambda done, total: pytest.fail("copied")) as section:
+    with stage_for_run(
+        folder, str(stage_folder), is_first=True, progress=lambda done, total: pytest.fail("copied")
+    ) as section:
         assert section == build_staged_section(folder, copy)
         with pytest.raises(DataError, match="is in use by a run"):
-            unstage(top)
+            unstage(stage_folder)
     assert copy.is_dir()
-    assert unstage(top) == (copy,)
-    assert list(top.iterdir()) == []
-    assert unstage(top) == ()
+    assert unstage(stage_folder) == (copy,)
+    assert list(stage_folder.iterdir()) == []
+    assert unstage(stage_folder) == ()
 
 
 @pytest.mark.parametrize(
-    ("section", "says"),
+    ("section", "message"),
     [
         (Digits(), "has no effect on digits, which is held in memory"),
         (Pack(root="https://host/a.pack"), "has no effect on a pack behind a URL"),
         (Pack(root="/nowhere/a.pack"), "data.source.root: /nowhere/a.pack: No such file"),
     ],
 )
-def test_what_cannot_be_staged_says_so(section: SourceSection, says: str, top: Path) -> None:
-    with pytest.raises(DataError, match=says), stage_for_run(section, str(top), is_first=True):
+def test_sources_without_files_cannot_be_staged(section: SourceSection, message: str, stage_folder: Path) -> None:
+    with pytest.raises(DataError, match=message), stage_for_run(section, str(stage_folder), is_first=True):
         pytest.fail("was staged")
 
 
-def test_a_list_of_files_elsewhere_cannot_be_staged(tmp_path: Path, top: Path) -> None:
-    root = images_in(tmp_path / "source")
+def test_a_list_of_files_elsewhere_cannot_be_staged(tmp_path: Path, stage_folder: Path) -> None:
+    root = write_images(tmp_path / "source")
     section = manifest_of(root, tmp_path / "lists", start=f"{root}/")
-    with pytest.raises(DataError, match="lies outside its folder"), stage_for_run(section, str(top), is_first=True):
+    with (
+        pytest.raises(DataError, match="lies outside its folder"),
+        stage_for_run(section, str(stage_folder), is_first=True),
+    ):
         pytest.fail("was staged")
 
 
-def test_a_folder_that_cannot_be_made_says_so(folder: Folder, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_an_error(folder: Folder, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with (
         pytest.raises(DataError, match="name a folder that can be written to"),
@@ -342,31 +349,36 @@ def test_a_folder_that_cannot_be_made_says_so(folder: Folder, tmp_path: Path) ->
         pytest.fail("was staged")
 
 
-def test_a_link_or_a_folder_of_somebody_else_is_not_written_to(folder: Folder, tmp_path: Path, top: Path) -> None:
-    copy = stage_permanently(folder, top)
+def test_a_link_or_folder_of_another_user_is_not_written_to(folder: Folder, tmp_path: Path, stage_folder: Path) -> None:
+    copy = stage_permanently(folder, stage_folder)
     shutil.rmtree(copy)
     (tmp_path / "elsewhere").mkdir()
     copy.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(DataError, match="was made by another user"), stage_for_run(folder, str(top), is_first=True):
-        pytest.fail("was staged")
-
-
-def test_without_room_nothing_is_copied(folder: Folder, top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    room = FreeSpace(4096 * 3, "free there", math.inf)
-    monkeypatch.setattr("paceline.data.staging.stage.measure_free_space", lambda folder, memory_left: room)
     with (
-        pytest.raises(DataError, match=r"has not enough space for .*: 32.8 kB are needed, 12.3 kB free there"),
-        stage_for_run(folder, str(top), is_first=True),
+        pytest.raises(DataError, match="was made by another user"),
+        stage_for_run(folder, str(stage_folder), is_first=True),
     ):
         pytest.fail("was staged")
-    assert list(top.iterdir()) == []
 
 
-def test_files_that_are_too_many_do_not_fit_either() -> None:
-    stock = CopySize("", 1000, 1000, 4096 * 1000)
-    check_free_space(stock, FreeSpace(1e9, "", 1000), Path("/here"), "it")
+def test_without_enough_space_nothing_is_copied(
+    folder: Folder, stage_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = FreeSpace(4096 * 3, "free there", math.inf)
+    monkeypatch.setattr("paceline.data.staging.stage.measure_free_space", lambda folder, memory_left: free)
+    with (
+        pytest.raises(DataError, match=r"has not enough space for .*: 32.8 kB are needed, 12.3 kB free there"),
+        stage_for_run(folder, str(stage_folder), is_first=True),
+    ):
+        pytest.fail("was staged")
+    assert list(stage_folder.iterdir()) == []
+
+
+def test_more_files_than_can_be_created_do_not_fit() -> None:
+    needed = CopySize("", 1000, 1000, 4096 * 1000)
+    check_free_space(needed, FreeSpace(1e9, "", 1000), Path("/here"), "it")
     with pytest.raises(DataError, match="1,000 files, 999 more can be created"):
-        check_free_space(stock, FreeSpace(1e9, "", 999), Path("/here"), "it")
+        check_free_space(needed, FreeSpace(1e9, "", 999), Path("/here"), "it")
 
 
 def proc_of(folder: Path, kind: str, available_kb: int, tmp_path: Path) -> Path:
@@ -379,7 +391,7 @@ def proc_of(folder: Path, kind: str, available_kb: int, tmp_path: Path) -> Path:
     return proc
 
 
-def test_what_lies_in_memory_counts_against_the_memory_of_machine_and_job(tmp_path: Path) -> None:
+def test_a_folder_in_memory_is_limited_by_the_memory_of_machine_and_job(tmp_path: Path) -> None:
     proc = proc_of(tmp_path, "tmpfs", 2000, tmp_path)
     assert is_in_memory(tmp_path, proc)
     assert measure_free_space(tmp_path, lambda: math.inf, proc).num_bytes == 2000 * 1024 * 0.9
@@ -387,7 +399,7 @@ def test_what_lies_in_memory_counts_against_the_memory_of_machine_and_job(tmp_pa
     assert (limited.num_bytes, limited.limit) == (900, "of memory are left to this job, less a tenth")
 
 
-def test_what_lies_on_a_disk_does_not(tmp_path: Path) -> None:
+def test_a_folder_on_a_disk_is_not_limited_by_memory(tmp_path: Path) -> None:
     proc = proc_of(tmp_path, "xfs", 1, tmp_path)
     assert not is_in_memory(tmp_path, proc)
     status = os.statvfs(tmp_path)
@@ -396,7 +408,7 @@ def test_what_lies_on_a_disk_does_not(tmp_path: Path) -> None:
     assert free == pytest.approx(status.f_bavail * status.f_frsize, rel=0.1)
 
 
-def test_a_lock_is_shared_or_held_alone_and_its_file_may_be_removed(tmp_path: Path) -> None:
+def test_a_lock_is_shared_or_exclusive_and_its_file_can_be_removed(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     first, second = (
         acquire_file_lock(path, is_exclusive=False, should_wait=False),
@@ -414,16 +426,16 @@ def test_a_lock_is_shared_or_held_alone_and_its_file_may_be_removed(tmp_path: Pa
     assert not path.exists()
 
 
-def test_a_forked_process_does_not_let_go_of_its_parents_lock(tmp_path: Path) -> None:
-    lease = acquire_file_lock(tmp_path / "lock", is_exclusive=True, should_wait=False)
-    assert lease
+def test_a_forked_process_does_not_relock_its_parents_lock(tmp_path: Path) -> None:
+    lock = acquire_file_lock(tmp_path / "lock", is_exclusive=True, should_wait=False)
+    assert lock
     child = os.fork()
     if not child:
-        lease.close()
+        lock.close()
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
     assert acquire_file_lock(tmp_path / "lock", is_exclusive=False, should_wait=False) is None
-    lease.close()
+    lock.close()
 
 
 def test_a_file_system_is_flushed(tmp_path: Path) -> None:
@@ -433,10 +445,10 @@ def test_a_file_system_is_flushed(tmp_path: Path) -> None:
         sync_filesystem(tmp_path / "file")
 
 
-def test_who_waits_for_another_run_to_copy_can_be_stopped(folder: Folder, top: Path) -> None:
-    lock = stage_permanently(folder, top)
-    lease = acquire_file_lock(lock.with_name(f"{lock.name}.lock"), is_exclusive=True, should_wait=False)
-    assert lease
+def test_waiting_for_another_runs_copy_can_be_cancelled(folder: Folder, stage_folder: Path) -> None:
+    copy = stage_permanently(folder, stage_folder)
+    lock = acquire_file_lock(copy.with_name(f"{copy.name}.lock"), is_exclusive=True, should_wait=False)
+    assert lock
 
     def refuse(done: int, total: int) -> None:
         raise KeyboardInterrupt
@@ -444,7 +456,7 @@ def test_who_waits_for_another_run_to_copy_can_be_stopped(folder: Folder, top: P
     for is_first in (True, False):
         with (
             pytest.raises(KeyboardInterrupt),
-            stage_for_run(folder, str(top), is_first=is_first, progress=refuse),
+            stage_for_run(folder, str(stage_folder), is_first=is_first, progress=refuse),
         ):
             pytest.fail("was staged")
-    lease.close()
+    lock.close()
