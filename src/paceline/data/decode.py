@@ -221,16 +221,13 @@ def read_orientation(exif: bytes) -> int:
 
 
 class JpegHeader(NamedTuple):
-    """Stored height and width in pixels, number of color components, and the EXIF block or b"".
-
-    With `is_rgb`, the colors may be RGB, not YCbCr.
-    """
+    """Header of a JPEG file: height and width in pixels as stored, not upright."""
 
     height: int
     width: int
-    components: int
-    exif: bytes
-    is_rgb: bool = False
+    components: int  # color components
+    exif: bytes  # b"" without an EXIF block
+    is_rgb: bool = False  # the colors may be RGB, not YCbCr
 
 
 def parse_jpeg_header(data: bytes) -> JpegHeader | None:

@@ -96,8 +96,8 @@ def _is_file_at(path: Path, descriptor: int) -> bool:
 def create_folder_atomically(out: Path, suffix: str, lock_name: str) -> Iterator[Path]:
     """Yield an empty folder `.NAME.SUFFIX` beside `out` and rename it to `out`; remove it on any error.
 
-    It has a lock file `lock_name`. Raise `DataError` if another process holds that lock, or an earlier call did not
-    leave the folder. Raise `FileExistsError` if `out` exists at the end.
+    Raise `DataError` if another process holds its lock, or an earlier call did not leave it, and `FileExistsError` if
+    `out` exists at the end.
     """
     temporary = out.with_name(f".{out.name}.{suffix}")
     try:

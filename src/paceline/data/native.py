@@ -56,23 +56,20 @@ class Pool(Protocol):
     def submit(
         self,
         shards: Sequence[Buffer],
-        shard_of: Buffer,
-        offsets: Buffer,
-        lengths: Buffer,
-        boxes: Buffer,
-        flips: Buffer,
+        shard_of: Buffer,  # int32 [N]: number of the shard
+        offsets: Buffer,  # uint64 [N], in bytes
+        lengths: Buffer,  # uint64 [N], in bytes; 0: `out` and `status` are not touched
+        boxes: Buffer,  # float64 [N, 4], each a `CropBox`
+        flips: Buffer,  # uint8 or bool [N]
         inside: bool,
         size: int,
         channels: int,
-        out: Buffer,
-        status: Buffer,
+        out: Buffer,  # uint8 [N, channels, size, size]
+        status: Buffer,  # int32 [N]: 0 for a decoded image, else a code for `reason`
         stage: int = 0,
     ) -> DecodeTask:
-        """Queue a batch of N crops, and prefetch its bytes from disk.
+        """Queue a batch of N crops, and prefetch its bytes from disk. Other arguments are as in `decode_crop_into`.
 
-        Image n is `lengths[n]` bytes (uint64) at `offsets[n]` (uint64) of shard `shard_of[n]` (int32); length 0 skips
-        it. `boxes` is float64 [N, 4] as `CropBox`, `flips` uint8 or bool [N], `out` uint8 [N, channels, size, size],
-        `status` int32 [N]: 0 for a decoded image, else a code for `reason`. The rest is as in `decode_crop_into`.
         Everything is copied except the shards, `out` and `status`. Raise TypeError or ValueError for memory of another
         type or size, an image outside its shard, or a closed pool.
         """
@@ -146,33 +143,29 @@ class NativeExtension(Protocol):
         flip: bool,
         size: int,
         channels: int,
-        out: Buffer,
-        stage: int = 0,
+        out: Buffer,  # uint8 [channels, size, size]
+        stage: int = 0,  # for measurements: 1 stops after entropy decoding, 2 before resizing
     ) -> None:
-        """Decode a box, resize it to `size` x `size` with antialiasing and flip it, into uint8 [channels, size, size].
+        """Decode a box, resize it to `size` x `size` with antialiasing, and flip it.
 
         With `inside`, the filter sees only pixels of the box (crop, then resize), else also those around it (resize,
-        then crop). For measurements, `stage` 1 stops after entropy decoding and 2 before resizing.
+        then crop).
         """
         ...
 
     def move(
         self,
-        images: Buffer,
-        indices: Buffer,
-        tops: Buffer,
-        lefts: Buffer,
-        flips: Buffer,
+        images: Buffer,  # uint8 [M, C, H, W]
+        indices: Buffer,  # int64 [N]
+        tops: Buffer,  # int32 [N], 0 to 2 * `padding`
+        lefts: Buffer,  # int32 [N], 0 to 2 * `padding`
+        flips: Buffer,  # uint8 or bool [N]
         padding: int,
-        reflect: bool,
-        shape: tuple[int, int, int],
-        out: Buffer,
+        reflect: bool,  # else the padding is zeros
+        shape: tuple[int, int, int],  # (C, H, W)
+        out: Buffer,  # uint8 [N, C, H, W]
     ) -> None:
-        """Pad, crop and flip: `out[n]` is cut from the padded `images[indices[n]]` at (`tops[n]`, `lefts[n]`).
-
-        `images` is uint8 [M, C, H, W] with (C, H, W) the `shape`, `indices` int64 [N], `tops` and `lefts` int32 [N] in
-        0 to 2 * `padding`, `flips` uint8 or bool [N], `out` uint8 [N, C, H, W]. The padding is zeros or reflected.
-        """
+        """Pad, crop and flip: `out[n]` is cut from the padded `images[indices[n]]` at (`tops[n]`, `lefts[n]`)."""
         ...
 
 

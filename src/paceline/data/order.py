@@ -155,15 +155,12 @@ class BatchSchedule(Protocol):
 
 @dataclass(frozen=True)
 class TrainBatchSchedule:
-    """The batch of each global step, with draws keyed by (seed, epoch, sample index).
-
-    `is_alternating` has one entry per draw. `prepare` converts the last `num_mix_draws`.
-    """
+    """The batch of each global step, with draws keyed by (seed, epoch, sample index)."""
 
     order: TrainOrder
     size_at_step: ImageSizeAtStep
-    is_alternating: Sequence[bool]
-    num_mix_draws: int
+    is_alternating: Sequence[bool]  # one entry per draw
+    num_mix_draws: int  # the last ones, which `prepare` converts
     prepare: PrepareMixDraws
     # Draw for several steps together: for small batches the fixed cost of numpy calls dominates.
     steps_per_draw: int = 1

@@ -13,21 +13,16 @@ LoaderName = Literal["inline", "device", "nvjpeg", "native", "threads", "process
 
 
 class BatchTiming(NamedTuple):
-    """Seconds per stage of making one batch, its sizes, and `finished_at_s`, the clock's time at its end.
-
-    `decode_s` includes resizing; `augment_s` is drawing and augmenting the whole batch; `collate_s` is the rest:
-    indices, stacking and, in the main process, pinning. `bytes_read` are encoded files or pixels from the source,
-    `bytes_made` the pixels of the batch.
-    """
+    """Seconds per stage of making a batch, its sizes, and when it was finished."""
 
     images: int = 0
     read_s: float = 0.0
-    decode_s: float = 0.0
-    augment_s: float = 0.0
-    collate_s: float = 0.0
-    bytes_read: int = 0
-    bytes_made: int = 0
-    finished_at_s: float = 0.0
+    decode_s: float = 0.0  # includes resizing
+    augment_s: float = 0.0  # random draws, and augmentation of the whole batch
+    collate_s: float = 0.0  # the rest: indices, stacking and, in the main process, pinning
+    bytes_read: int = 0  # encoded files, or pixels from the source
+    bytes_made: int = 0  # pixels of the batch
+    finished_at_s: float = 0.0  # by the clock of the timer
 
     @property
     def seconds(self) -> float:
@@ -96,13 +91,13 @@ class ClockBatchTimer:
         """Start a batch."""
         self._seconds: dict[BatchStage, float] = {"read": 0.0, "decode": 0.0, "augment": 0.0, "collate": 0.0}
         self._bytes_read = 0
-        self._at_s = self._now()
+        self._last_s = self._now()
 
     def end_stage(self, stage: BatchStage) -> None:
         """Charge to `stage`."""
-        at_s = self._now()
-        self._seconds[stage] += at_s - self._at_s
-        self._at_s = at_s
+        now_s = self._now()
+        self._seconds[stage] += now_s - self._last_s
+        self._last_s = now_s
 
     def end_read(self, num_bytes: int) -> None:
         """Charge to reading."""
@@ -120,7 +115,7 @@ class ClockBatchTimer:
             collate_s=self._seconds["collate"],
             bytes_read=self._bytes_read,
             bytes_made=bytes_made,
-            finished_at_s=self._at_s,
+            finished_at_s=self._last_s,
         )
 
 
@@ -166,11 +161,7 @@ class NoLoaderStats:
 
 
 class ClockLoaderStats:
-    """Aggregate by `clock`, in seconds, which the batch timers use too.
-
-    Workers count as alive from their start to the last delivered batch, including pauses of the rank. Starting them
-    does not count as waiting.
-    """
+    """Aggregate by `clock`, in seconds, which the batch timers use too."""
 
     def __init__(self, clock: Callable[[], float], workers: int, loader: LoaderName) -> None:
         self._now = clock
@@ -199,15 +190,16 @@ class ClockLoaderStats:
 
     def deliver_batch(self, timing: BatchTiming) -> None:
         """Record a delivery."""
-        at_s = self._now()
+        now_s = self._now()
         self._work = self._work.add(timing)
         self._batches += 1
-        self._wait_s += at_s - self._requested_s
+        self._wait_s += now_s - self._requested_s
         self._depth_sum += self._num_ready
         # Also compare times: with `_num_ready` > 0, only later batches may be ready.
         self._ready_batches += self._num_ready > 0 and timing.finished_at_s <= self._requested_s
-        self._alive_s += self._alive * (at_s - self._alive_since_s)
-        self._alive_since_s = at_s
+        # Workers count as alive from their start to the last delivered batch, pauses of the rank included.
+        self._alive_s += self._alive * (now_s - self._alive_since_s)
+        self._alive_since_s = now_s
 
     def build_result(self) -> LoaderResult:
         """Return the totals."""

@@ -1,7 +1,7 @@
 """Copy batches from host memory to the device, and normalize images there.
 
-Copies are counted and, on a GPU, can be timed. That is more than the clock's stage `h2d`: the time that a step waits
-for its copies, which overlap the previous step on a separate stream.
+Copies are counted and, on a GPU, can be timed. The clock's stage `h2d` is shorter: the time that a step waits for its
+copies, which overlap the previous step.
 """
 
 from collections import deque
@@ -21,16 +21,13 @@ MAX_TIMED_COPIES: Final = 1000
 
 @dataclass(frozen=True)
 class TransferStats:
-    """Number of sends, bytes sent, and bytes copied to another device.
-
-    `timed_bytes` took `timed_s` seconds on the device; both are 0 without timing.
-    """
+    """Totals of a transfer."""
 
     sends: int = 0
     bytes: int = 0
-    copied_bytes: int = 0
-    timed_bytes: int = 0
-    timed_s: float = 0.0
+    copied_bytes: int = 0  # to another device
+    timed_bytes: int = 0  # 0 without timing
+    timed_s: float = 0.0  # that the device took for `timed_bytes`
 
 
 class DeviceCopy(Protocol):
@@ -171,7 +168,7 @@ class DeviceTransfer:
         self._scale = torch.tensor(std, device=device, dtype=self._compute_dtype).mul_(255).reciprocal_().view(shape)
 
     def __call__(self, batch: Batch) -> DeviceBatch:
-        """Copy a batch to the device, without waiting if its memory is page-locked."""
+        """Copy a batch, without waiting if its memory is page-locked."""
         # As uint8: a quarter of the bytes of float32.
         return DeviceBatch(*self._copy.send((batch.images, batch.labels, batch.draws)))
 
@@ -180,7 +177,7 @@ class DeviceTransfer:
         return self._copy.stats(skip)
 
     def to_device(self, batch: Batch) -> Batch:
-        """Return the batch with its tensors on the device, so that copying it again costs nothing."""
+        """Return the batch with its tensors on the device."""
         images, labels, draws = self(batch)
         return replace(batch, images=images, labels=labels, draws=draws)
 

@@ -32,25 +32,23 @@ _REPORT_EVERY: Final = 32
 
 @dataclass(frozen=True)
 class DuplicatePair:
-    """Two samples with equal content, by number, and whether samples of that content have two splits or two labels."""
+    """Two samples with equal content, by number."""
 
     first: int
     second: int
+    # Of all samples with that content, not of these two alone.
     in_both_splits: bool
     in_two_classes: bool
 
 
 @dataclass(frozen=True)
 class Duplicates:
-    """Number of images that occur more than once (`images`), and of the samples that hold them (`samples`).
+    """Images that occur more than once."""
 
-    `across_splits` of the images are in both splits, `in_two_classes` have two labels.
-    """
-
-    images: int
-    samples: int
-    across_splits: int
-    in_two_classes: int
+    images: int  # distinct images
+    samples: int  # that hold one of these images
+    across_splits: int  # images that are in both splits
+    in_two_classes: int  # images that have two labels
     examples: tuple[DuplicatePair, ...]
 
 

@@ -165,18 +165,15 @@ def preserve_sigchld_handler() -> Iterator[None]:
 
 
 class WorkerSupervisor:
-    """Watch the workers of a loader in a thread, and end them when the context exits.
-
-    `describe_batch` and `name_of` describe a batch number and a sample index in messages.
-    """
+    """Watch the workers of a loader in a thread, and end them when the context exits."""
 
     def __init__(
         self,
         processes: Sequence[BaseProcess],
         progress: WorkerProgress,
         timeout: Duration,
-        describe_batch: Callable[[int], str],
-        name_of: Callable[[int], str],
+        describe_batch: Callable[[int], str],  # of a batch number
+        name_of: Callable[[int], str],  # of a sample index
     ) -> None:
         self._processes = processes
         self._progress = progress

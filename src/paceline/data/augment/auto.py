@@ -43,7 +43,7 @@ class AutoAugment:
 
     @property
     def num_draws(self) -> int:
-        """Number of draws per sample."""
+        """Draws per sample."""
         return 3 * self.num_ops
 
     def __call__(self, images: Tensor, draws: Tensor) -> Tensor:

@@ -1,7 +1,4 @@
-"""Fill a part of each image with the data set's mean color, which is zero after normalization.
-
-Cutout's authors, timm (`const`) and torchvision's `RandomErasing` write zero after normalizing instead.
-"""
+"""Fill a part of each image with the data set's mean color, which is zero after normalization."""
 
 from dataclasses import dataclass
 
@@ -15,6 +12,7 @@ Color = tuple[int, ...]
 
 def to_8_bit_color(mean: tuple[float, ...]) -> Color:
     """Return `mean`, of pixels in [0, 1], as the nearest 8-bit value of each channel."""
+    # Cutout's authors, timm (`const`) and torchvision's `RandomErasing` write zero after normalizing instead.
     return tuple(min(255, max(0, round(255 * value))) for value in mean)
 
 

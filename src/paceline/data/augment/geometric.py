@@ -155,7 +155,7 @@ class FusedCropFlip:
 
     @property
     def num_draws(self) -> int:
-        """Number of draws per sample."""
+        """Draws per sample."""
         return 2 * (self.crop is not None) + (self.flip is not None)
 
     def __call__(self, images: Tensor, draws: Tensor) -> Tensor:

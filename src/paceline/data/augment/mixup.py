@@ -21,7 +21,7 @@ _METHOD, _WEIGHT, _ROW, _COLUMN = range(4)
 
 
 class Mixer(Protocol):
-    """Mix images and labels in pairs, with `num_draws` draws per image."""
+    """Mix images and labels in pairs."""
 
     @property
     def num_draws(self) -> int:

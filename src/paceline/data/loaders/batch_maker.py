@@ -81,7 +81,7 @@ class InlineLoader:
     loader_stats: LoaderStats
 
     def batches(self, first: int, stop: int) -> Iterator[Batch]:
-        """Return an iterator over the batches."""
+        """Iterate over the batches."""
         for number in range(first, stop):
             self.loader_stats.request_batch(num_ready=0)
             made = self.batch_maker.make(number, pin_memory=self.pin_memory)
@@ -89,7 +89,7 @@ class InlineLoader:
             yield made.batch
 
     def stats(self) -> LoaderResult | None:
-        """Return the timing of all batches so far."""
+        """Return the timing so far."""
         return self.loader_stats.build_result()
 
     def close(self) -> None:

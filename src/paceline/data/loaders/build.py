@@ -53,19 +53,15 @@ _STEPS_PER_DRAW = 16
 
 @dataclass(frozen=True)
 class LoaderOptions:
-    """How to make batches.
-
-    Without workers, all loaders but `device` run inline. `device` is for the loaders `device` and `nvjpeg`. With
-    `on_device`, the augmentation that a device can do is left to a `build_device_transforms` with the same `on_device`.
-    `clock` returns seconds; None disables timing.
-    """
+    """How to make batches: the loader, the number of its workers, and whether to use page-locked memory."""
 
     workers: int
     pin_memory: bool
+    # Leave the augmentation that a device can do to a `build_device_transforms` with the same `on_device`.
     on_device: bool = False
-    clock: Callable[[], float] | None = None
+    clock: Callable[[], float] | None = None  # returns seconds; None disables timing
     loader: LoaderName = "processes"
-    device: torch.device = _CPU
+    device: torch.device = _CPU  # for the loaders `device` and `nvjpeg`
 
     @property
     def effective_loader(self) -> LoaderName:

@@ -47,7 +47,7 @@ class DeviceLoader:
     _inputs: dict[int, _BatchInputs] = field(default_factory=dict, repr=False, compare=False)
 
     def batches(self, first: int, stop: int) -> Iterator[Batch]:
-        """Return an iterator over the batches."""
+        """Iterate over the batches."""
         for number in range(first, stop):
             self.loader_stats.request_batch(num_ready=0)
             self.timer.start()

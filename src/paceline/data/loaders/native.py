@@ -52,16 +52,13 @@ class HostBuffers(Protocol):
 
 
 class PageableHostBuffers:
-    """Allocate pageable memory, and reuse it once no batch references it.
-
-    `num_bytes` is the total in use and free.
-    """
+    """Allocate pageable memory, and reuse it once no batch references it."""
 
     # Reused, because the kernel zeroes fresh memory page by page, which costs a sixth of decoding into it.
     def __init__(self) -> None:
         self._free: list[NDArray[np.uint8]] = []
         self._in_use: list[tuple[weakref.ref[NDArray[np.uint8]], NDArray[np.uint8]]] = []
-        self.num_bytes = 0
+        self.num_bytes = 0  # in use and free
 
     def allocate(self, shape: tuple[int, ...]) -> Tensor:
         """Return uint8 of `shape`."""
@@ -137,19 +134,16 @@ class RecordSource(Source, Protocol):
 
 
 class BatchPlan(NamedTuple):
-    """A batch as arguments of `native.Pool.submit`, with all its draws.
-
-    `lengths` is 0 for an image that the extension must not decode. `shard_numbers` indexes `shard_buffers`.
-    """
+    """A batch as arguments of `native.Pool.submit`."""
 
     number: int
     size: int
     indices: NDArray[np.int64]
-    draws: NDArray[np.float64]
+    draws: NDArray[np.float64]  # all of the batch
     shard_buffers: tuple[memoryview | bytes, ...]
-    shard_numbers: NDArray[np.int32]
+    shard_numbers: NDArray[np.int32]  # indices into `shard_buffers`
     offsets: NDArray[np.uint64]
-    lengths: NDArray[np.uint64]
+    lengths: NDArray[np.uint64]  # 0 for an image that the extension must not decode
     boxes: NDArray[np.float64]
     flips: NDArray[np.bool_]
     is_inside: bool
@@ -166,7 +160,7 @@ class BatchPlanner:
 
     @property
     def num_draws(self) -> int:
-        """Number of draws per sample."""
+        """Draws per sample."""
         return self.resizer.num_draws + (self.flip is not None)
 
     def batches(self, first: int, stop: int) -> Iterator[BatchPlan]:
@@ -279,9 +273,7 @@ class BatchFinisher:
 class NativeLoader:
     """Decode batches in the threads of a native pool, ahead of training.
 
-    `make_pool` starts the pool with the first batch; it lives until `close`. All `finishers` but the last run in Python
-    threads; the last runs in the main thread. If no batch arrives within `timeout`, raise a `WatchError` that names the
-    image.
+    Raise a `WatchError` that names the image if no batch arrives within `timeout`.
     """
 
     def __init__(
@@ -297,8 +289,8 @@ class NativeLoader:
         timer: BatchTimer,
     ) -> None:
         self._planner = planner
-        self._finishers = finishers
-        self._make_pool = make_pool
+        self._finishers = finishers  # one per Python thread, and the last one for the main thread
+        self._make_pool = make_pool  # called for the first batch; the pool lives until `close`
         self._buffers = buffers
         self._timeout = timeout
         self._progress = progress
@@ -311,7 +303,7 @@ class NativeLoader:
         self._threads: ThreadPool[TimedBatch] | None = None
 
     def batches(self, first: int, stop: int) -> Iterator[Batch]:
-        """Return an iterator over the batches; it prefetches `BATCHES_AHEAD` of them."""
+        """Iterate over the batches; it prefetches `BATCHES_AHEAD` of them."""
         pool = self._get_pool()
         self._loader_stats.start_workers(self._workers)
         plans = self._planner.batches(first, stop)
@@ -330,7 +322,7 @@ class NativeLoader:
                     pending.future.cancel()
 
     def stats(self) -> LoaderResult | None:
-        """Return the timing of all batches so far."""
+        """Return the timing so far."""
         return self._loader_stats.build_result()
 
     def close(self) -> None:

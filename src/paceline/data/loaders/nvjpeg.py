@@ -1,7 +1,6 @@
 """Decode and resize images on the GPU with nvJPEG through torchvision; only file contents are copied to the device.
 
-The pixels differ from the host decoder's in the last bits of the inverse DCT and of resampling. The host decodes files
-that nvJPEG does not support: other formats, CMYK, JPEGs stored as RGB.
+Pixels differ from the host decoder's in the last bits of the inverse DCT and of resampling.
 """
 
 from collections.abc import Sequence
@@ -117,6 +116,7 @@ class DeviceDecodeReader:
                 pictures[position] = torch.from_numpy(content.transpose(2, 0, 1).copy())
                 continue
             header = parse_jpeg_header(content)
+            # The host decodes the rest: other formats, CMYK, JPEGs stored as RGB.
             is_supported = header is not None and header.components in (1, 3) and not header.is_rgb
             if header and is_supported and header.height * header.width <= MAX_PIXELS:
                 files[position] = content, read_orientation(header.exif)
@@ -139,7 +139,7 @@ class DeviceAugment:
 
     @property
     def num_draws(self) -> int:
-        """Number of draws per sample."""
+        """Draws per sample."""
         return self.augment.num_draws
 
     def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
@@ -148,7 +148,7 @@ class DeviceAugment:
 
 
 def apply_orientation(picture: Tensor, exif_orientation: int) -> Tensor:
-    """Rotate and flip [C, H, W] by the EXIF orientation; values other than 1 to 8 count as 1."""
+    """Rotate and flip [C, H, W] by an EXIF orientation; values other than 1 to 8 count as 1."""
     match exif_orientation:
         case 2:
             return picture.flip(-1)

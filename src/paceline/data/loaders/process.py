@@ -48,24 +48,25 @@ class ProcessLoader:
     loader_stats: LoaderStats
 
     def batches(self, first: int, stop: int) -> Iterator[Batch]:
-        """Return an iterator over the batches; the workers end with it."""
-        prefetched, workers = self._start_workers(first, stop)
+        """Iterate over the batches; the workers end with the iterator."""
+        dataloader_iter, workers = self._start_workers(first, stop)
         with WorkerSupervisor(
             workers, self.progress, self.timeout, self.batch_maker.schedule.describe, self.name_of
         ) as supervisor:
             try:
                 for number in range(first, stop):
+                    # Made and not yet delivered.
                     self.loader_stats.request_batch(self.progress.num_made - (number - first))
-                    item = supervisor.wait_for(number, prefetched)
+                    item = supervisor.wait_for(number, dataloader_iter)
                     if isinstance(item, PacelineError):
                         raise item
                     self.loader_stats.deliver_batch(item.timing)
                     yield item.batch
             finally:
-                del prefetched  # DataLoader ends its workers; the supervisor kills those that hang
+                del dataloader_iter  # DataLoader ends its workers; the supervisor kills those that hang
 
     def stats(self) -> LoaderResult | None:
-        """Return the timing of all batches so far."""
+        """Return the timing so far."""
         return self.loader_stats.build_result()
 
     def close(self) -> None:
@@ -80,14 +81,14 @@ class ProcessLoader:
             # DataLoader has no public list of its processes: they are the children that it adds.
             others = set(active_children())
             with preserve_sigchld_handler():
-                prefetched = iter(self._build_dataloader(first, stop))
+                dataloader_iter = iter(self._build_dataloader(first, stop))
             workers = [child for child in active_children() if child not in others]
             if wait_for_workers(workers, self.progress, START_TIMEOUT_S):
                 break
             for worker in workers:
                 worker.kill()
                 worker.join()
-        return prefetched, workers
+        return dataloader_iter, workers
 
     def _num_workers(self, first: int, stop: int) -> int:
         return min(self.workers, max(1, stop - first))
@@ -95,7 +96,7 @@ class ProcessLoader:
     def _build_dataloader(self, first: int, stop: int) -> "DataLoader[Any]":
         return DataLoader(
             _WorkerDataset(self.batch_maker, self.progress),  # type: ignore[arg-type]
-            batch_size=None,
+            batch_size=None,  # the data set makes whole batches
             sampler=range(first, stop),
             num_workers=self._num_workers(first, stop),
             prefetch_factor=BATCHES_PER_WORKER,

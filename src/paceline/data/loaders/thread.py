@@ -109,7 +109,7 @@ def _run_calls(number: int, calls: _CallQueue, started: threading.Barrier, ended
 
 
 def wait_until(is_done: Callable[[float], bool], timeout: Duration, describe_failure: Callable[[], str]) -> None:
-    """Call `is_done` with waits of at most `POLL_S` seconds until it returns true.
+    """Call `is_done` with a number of seconds to wait until it returns true.
 
     Raise `WatchError` with the text of `describe_failure` after `timeout`.
     """
@@ -127,10 +127,9 @@ def wait_for_result(future: "Future[FutureT]", timeout: Duration, describe_failu
 
 
 class ThreadLoader:
-    """Prefetch batches in threads, each batch in one thread with one of the `batch_makers`.
+    """Prefetch batches in threads that live until `close`, each batch in one thread.
 
-    The threads start with the first batch and live until `close`. If no batch arrives within `timeout`, raise a
-    `WatchError` that names the sample.
+    Raise a `WatchError` that names the sample if no batch arrives within `timeout`.
     """
 
     def __init__(
@@ -143,7 +142,7 @@ class ThreadLoader:
         name_of: Callable[[int], str],
         loader_stats: LoaderStats,
     ) -> None:
-        self._batch_makers = batch_makers
+        self._batch_makers = batch_makers  # one per thread
         self._progress = progress
         self._worker_progress = [progress.for_worker(worker) for worker in range(len(batch_makers))]
         self._pin_memory = pin_memory
@@ -154,7 +153,7 @@ class ThreadLoader:
         self._pool: ThreadPool[TimedBatch] | None = None
 
     def batches(self, first: int, stop: int) -> Iterator[Batch]:
-        """Return an iterator over the batches; each thread prefetches `BATCHES_PER_THREAD` of them."""
+        """Iterate over the batches; each thread prefetches `BATCHES_PER_THREAD` of them."""
         if self._pool is None or not self._pool.is_in_this_process:
             self._pool = ThreadPool(len(self._batch_makers), "loader")
         self._loader_stats.start_workers(len(self._batch_makers))
@@ -174,7 +173,7 @@ class ThreadLoader:
                 future.cancel()
 
     def stats(self) -> LoaderResult | None:
-        """Return the timing of all batches so far."""
+        """Return the timing so far."""
         return self._loader_stats.build_result()
 
     def close(self) -> None:
