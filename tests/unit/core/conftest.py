@@ -7,7 +7,7 @@ from paceline.core.results import EvalResult, RunResult, StageResult, Throughput
 
 @pytest.fixture
 def result() -> RunResult:
-    judged = EvalResult(images=359, top1=0.98, top5=1.0, loss=0.125)
+    evaluation = EvalResult(images=359, top1=0.98, top5=1.0, loss=0.125)
     return RunResult(
         status="target_reached",
         recipe_hash="0123456789ab",
@@ -15,8 +15,8 @@ def result() -> RunResult:
         epochs=1.5,
         steps=33,
         images_seen=2112,
-        eval=judged,
-        best=judged,
+        eval=evaluation,
+        best=evaluation,
         throughput=ThroughputResult(images_per_s=1000.5, spread=(900.0, 1100.0), n=3, excluded_s=0.5),
         time=TimeResult(wall_s=4.0, startup_s=1.0, train_s=2.0, eval_s=0.5, checkpoint_s=0.25, to_target_s=3.0),
         stages={"forward": StageResult(host_s=1.0, device_s=0.5, share=0.25)},

@@ -1,4 +1,4 @@
-"""`core.class_table`: the tables of the classes read back, whatever the classes are called."""
+"""`ClassTable` in `core.results`: tables read back with class names of any characters."""
 
 import csv
 import io

@@ -23,7 +23,7 @@ def test_classes_are_counted_by_their_names(info):
     assert info.num_classes == 2
 
 
-def test_there_is_nothing_to_note_unless_said(info):
+def test_notes_are_empty_by_default(info):
     assert info.notes == ()
 
 

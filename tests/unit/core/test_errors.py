@@ -23,12 +23,12 @@ def test_every_error_has_its_documented_exit_code():
 
 
 @pytest.mark.parametrize("name", EXIT_CODES)
-def test_every_error_is_a_value_error_of_ours(name):
+def test_every_error_is_a_paceline_error_and_a_value_error(name):
     assert issubclass(getattr(errors, name), PacelineError)
     assert issubclass(getattr(errors, name), ValueError)
 
 
-def test_a_lost_peer_keeps_its_message_and_whether_another_rank_explains_it():
+def test_a_lost_peer_error_has_its_message_and_whether_another_rank_reports_it():
     error = PeerLostError("rank 1 is gone", is_explained=True)
     assert (str(error), error.is_explained) == ("rank 1 is gone", True)
 
@@ -49,7 +49,7 @@ def test_near_miss_names_the_closest_known_word_or_nothing(word, hint):
     assert suggest_similar(word, ["lr", "momentum", "batch_size"]) == hint
 
 
-def test_a_word_that_differs_in_its_capitals_alone_is_the_closest_and_named_as_it_is_known():
+def test_a_word_in_other_case_is_suggested_in_its_own_case():
     assert suggest_similar("adamW", ["adam", "adamw"]) == " (did you mean 'adamw'?)"
     assert suggest_similar("net", ["Nest", "Net"]) == " (did you mean 'Net'?)"
 

@@ -1,4 +1,4 @@
-"""`core.files`: what is written stays where it is meant to be, and nothing waits for a pipe."""
+"""`core.files`: refused files and folders, atomic replacement, and no waiting for pipes."""
 
 import errno
 import os
@@ -75,7 +75,7 @@ def test_pipes_devices_and_folders_are_not_written_to_and_not_waited_for(run, mo
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o1777, 0o1775])
-def test_a_file_of_another_user_where_anybody_may_leave_one_is_not_written_to(run, mode) -> None:
+def test_a_file_of_another_user_in_a_world_writable_folder_is_not_written_to(run, mode) -> None:
     run.chmod(mode)
     path = run / "steps.jsonl"
     path.write_text("theirs")
@@ -84,7 +84,7 @@ def test_a_file_of_another_user_where_anybody_may_leave_one_is_not_written_to(ru
     with pytest.raises(OSError, match="another user"):
         open_to_write(path, "wb")
     assert path.read_text() == "theirs"
-    os.chown(run, NOBODY, NOBODY)  # a run of another user's, which root goes on with
+    os.chown(run, NOBODY, NOBODY)  # a run of another user, which root resumes
     with open_to_write(path, "ab") as file:
         file.write(b", and ours")
     assert path.read_text() == "theirs, and ours"
@@ -117,7 +117,7 @@ def test_modes_are_those_of_open(run) -> None:
     assert (run / "lock").stat().st_mode & 0o777 == 0o600
 
 
-def test_what_is_replaced_follows_no_link_whatever_it_is_called(thesis, run) -> None:
+def test_replacing_a_file_follows_no_link(thesis, run) -> None:
     for name in (".report.html.tmp", "report.html"):
         (run / name).symlink_to(thesis)
     write_atomic(run / "report.html", "<html>")
@@ -126,7 +126,7 @@ def test_what_is_replaced_follows_no_link_whatever_it_is_called(thesis, run) -> 
     assert sorted(path.name for path in run.iterdir()) == [".report.html.tmp", "report.html"]
 
 
-def test_a_file_that_cannot_be_replaced_is_left_and_nothing_beside_it(run) -> None:
+def test_a_failed_replacement_keeps_the_file_and_leaves_no_temporary_one(run) -> None:
     path = run / "file"
     path.write_text("before")
     with pytest.raises(ZeroDivisionError), replace_file(path) as file:
@@ -137,7 +137,7 @@ def test_a_file_that_cannot_be_replaced_is_left_and_nothing_beside_it(run) -> No
 
 def test_temporary_files_of_dead_processes_are_removed_and_no_others(run) -> None:
     for name in (".notes.tmp", ".mine.0123.tmp", "x.0123456789abcdef.tmp"):
-        (run / name).write_text("somebody's")
+        (run / name).write_text("text")
     before = {path.name for path in run.iterdir()}
     code = f"""
 import os
@@ -170,8 +170,8 @@ from pathlib import Path
 from paceline.core.files import write_output
 write_output(Path("/dev/stdout"), "text")
 """
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert told.stdout == "text"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "text"
 
 
 def test_standard_output_is_written_to_where_it_is_a_file_too(run) -> None:
@@ -191,7 +191,7 @@ print("after")
 
 
 @pytest.mark.parametrize("atomic", [True, False], ids=["renameat2", "without it"])
-def test_nothing_is_moved_over_what_is_there(run, monkeypatch, atomic) -> None:
+def test_moving_does_not_overwrite(run, monkeypatch, atomic) -> None:
     if not atomic:
         monkeypatch.setattr(files.ctypes, "CDLL", lambda *arguments, **options: object())
     (run / "file").write_text("made")

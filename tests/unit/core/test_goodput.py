@@ -40,7 +40,7 @@ def test_interval_and_share_of_useful_time_are_those_worked_out_elsewhere(name: 
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_no_interval_beats_dalys_by_what_anybody_would_notice(name: str) -> None:
+def test_no_interval_is_noticeably_better_than_dalys(name: str) -> None:
     stall_s, restart_s, mtbf_s, *_ = CASES[name]
     best = daly_interval(stall_s, mtbf_s)
     others = [efficiency(best * 1.02**power, stall_s, restart_s, mtbf_s) for power in range(-200, 201)]
@@ -87,7 +87,7 @@ def test_saves_are_no_closer_than_a_write_takes() -> None:
     assert best_interval(0.4, 5.0, 2 * HOUR) == daly_interval(0.4, 2 * HOUR)
 
 
-def test_a_write_in_the_background_costs_what_it_leaves_at_risk() -> None:
+def test_a_background_write_costs_the_work_at_risk() -> None:
     plain, slow = (efficiency(76.0, 0.4, 120.0, 2 * HOUR, write_s=write_s) for write_s in (0.0, 72.0))
     # A hundredth of M more is lost with each failure; the exponential adds half its square, 5e-5.
     assert plain - slow == pytest.approx(0.01 * plain, abs=1e-4)
@@ -102,7 +102,7 @@ def test_an_interval_is_whole_steps_and_at_least_one(work_s: float, steps: int) 
     assert interval_steps(work_s, 0.25) == steps
 
 
-def test_a_job_is_told_early_enough_for_a_step_and_two_saves() -> None:
+def test_a_job_is_signalled_early_enough_for_a_step_and_two_saves() -> None:
     assert signal_lead(2.0, 5.0) == 72.0
 
 

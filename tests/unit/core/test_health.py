@@ -52,17 +52,17 @@ def constant(share: float, images: int = 1000, classes: int = 10, predicted: int
     return matrix(rows)
 
 
-def ended(*points: EvalPoint, **known: object) -> RunHistory:
-    return RunHistory(points, **{"status": "completed", "steps": points[-1].step if points else 100, **known})
+def ended(*points: EvalPoint, **fields: object) -> RunHistory:
+    return RunHistory(points, **{"status": "completed", "steps": points[-1].step if points else 100, **fields})
 
 
-def names(known: RunHistory) -> list[str]:
-    return [each.name for each in find_problems(known)]
+def names(history: RunHistory) -> list[str]:
+    return [each.name for each in find_problems(history)]
 
 
-def finding(known: RunHistory, name: str):
-    found = [each for each in find_problems(known) if each.name == name]
-    assert len(found) == 1, names(known)
+def finding(history: RunHistory, name: str):
+    found = [each for each in find_problems(history) if each.name == name]
+    assert len(found) == 1, names(history)
     return found[0]
 
 
@@ -83,16 +83,16 @@ def test_one_class_predicted_for_nearly_everything_names_the_class_and_the_count
         ({"classes": even(0.1)["classes"]}, "more classes than a matrix is kept for"),
     ],
 )
-def test_one_class_is_not_said_to_be_predicted_where(tables: dict[str, object], why: str) -> None:
+def test_one_class_predicted_is_not_reported_if(tables: dict[str, object], why: str) -> None:
     assert "one_class_predicted" not in names(ended(point(180, 0.5), **tables)), why
 
 
-def test_a_rare_class_that_is_never_found_is_one_class_predicted_whatever_top1_says() -> None:
+def test_a_rare_class_that_is_never_predicted_is_one_class_predicted_at_any_top1() -> None:
     assert names(ended(point(180, 0.99), **matrix([[9900, 0], [100, 0]]))) == ["one_class_predicted"]
 
 
 @pytest.mark.parametrize("top1", [0.08, 0.1, 0.104])
-def test_at_chance_is_told_against_always_naming_the_most_frequent_class(top1: float) -> None:
+def test_at_chance_compares_with_always_predicting_the_most_frequent_class(top1: float) -> None:
     found = finding(ended(point(180, top1), **even(top1)), "at_chance")
     assert found.severity == "error" and "10.00 %" in found.evidence and found.numbers["guess"] == 0.1
 
@@ -107,7 +107,7 @@ def test_at_chance_is_told_against_always_naming_the_most_frequent_class(top1: f
         (matrix([[50]]), "one class"),
     ],
 )
-def test_at_chance_is_not_said_where(tables: dict[str, object], why: str) -> None:
+def test_at_chance_is_not_reported_if(tables: dict[str, object], why: str) -> None:
     top1 = sum(each.correct for each in tables["classes"]) / sum(each.images for each in tables["classes"])
     assert "at_chance" not in names(ended(point(180, top1), **tables)), why
 
@@ -123,7 +123,7 @@ def test_the_advice_on_a_useless_model_follows_from_its_training_loss() -> None:
 
 
 @pytest.mark.parametrize(
-    "young",
+    "short",
     [
         {"status": "completed", "points": (point(MIN_STEPS - 1, 0.1),)},
         {"status": "preempted", "points": (point(59, 0.1),)},  # within the first epoch: the rate may still warm up
@@ -132,14 +132,14 @@ def test_the_advice_on_a_useless_model_follows_from_its_training_loss() -> None:
         {"status": "preempted", "points": ()},
     ],
 )
-def test_a_young_run_has_no_findings(young: dict[str, object]) -> None:
-    known = RunHistory(**young, losses=[(5, 2.0), (15, 1.5), (20, 1.0)], steps=20, **constant(1.0))
-    assert find_problems(known) == () and not is_suspicious(known)
+def test_a_short_run_has_no_findings(short: dict[str, object]) -> None:
+    history = RunHistory(**short, losses=[(5, 2.0), (15, 1.5), (20, 1.0)], steps=20, **constant(1.0))
+    assert find_problems(history) == () and not is_suspicious(history)
 
 
-def test_weights_that_are_evaluated_alone_are_never_too_young() -> None:
-    known = RunHistory((point(0, 0.1),), is_alone=True, **constant(1.0))
-    assert names(known) == ["one_class_predicted"] and is_suspicious(known)
+def test_weights_that_are_evaluated_alone_are_never_too_short() -> None:
+    history = RunHistory((point(0, 0.1),), is_alone=True, **constant(1.0))
+    assert names(history) == ["one_class_predicted"] and is_suspicious(history)
 
 
 def test_classes_that_are_never_right_or_never_predicted_are_named_apart() -> None:
@@ -149,10 +149,10 @@ def test_classes_that_are_never_right_or_never_predicted_are_named_apart() -> No
     rows[6] = [100] + [0] * 9  # shirt: never predicted
     rows[2] = [0, 0, 0, 0, 100] + [0] * 5  # pullover: predicted, for a coat
     rows[4][2], rows[4][4] = 5, 95
-    known = ended(point(180, 0.795), **matrix(rows))
-    assert sorted(names(known)) == ["classes_never_predicted", "classes_never_right"]
-    assert "'shirt' (100 images) is" in finding(known, "classes_never_predicted").evidence
-    assert "'pullover' (100 images) is" in finding(known, "classes_never_right").evidence
+    history = ended(point(180, 0.795), **matrix(rows))
+    assert sorted(names(history)) == ["classes_never_predicted", "classes_never_right"]
+    assert "'shirt' (100 images) is" in finding(history, "classes_never_predicted").evidence
+    assert "'pullover' (100 images) is" in finding(history, "classes_never_right").evidence
 
 
 def test_many_classes_that_are_never_right_are_counted_beyond_five() -> None:
@@ -165,7 +165,7 @@ def test_many_classes_that_are_never_right_are_counted_beyond_five() -> None:
     )
 
 
-def test_a_class_without_a_correct_image_is_not_named_where_that_may_be_chance() -> None:
+def test_a_class_without_a_correct_image_is_not_reported_if_chance_explains_it() -> None:
     rows = [[0] * 10 for _ in range(10)]
     for number in range(10):
         rows[number][number], rows[number][0] = 60, 40
@@ -185,15 +185,15 @@ BEST = {"best": EvalResult(images=10_000, top1=0.75, top5=0.9, loss=1.0), "best_
         (None, "", "--checkpoint best"),
     ],
 )
-def test_a_best_far_above_the_last_says_whether_it_was_kept(is_kept, evidence: str, advice: str) -> None:
+def test_a_best_far_above_the_last_reports_whether_its_checkpoint_was_kept(is_kept, evidence: str, advice: str) -> None:
     found = finding(ended(point(60, 0.75), point(120, 0.4), best_kept=is_kept, **BEST), "best_above_last")
     assert found.severity == "warning" and evidence in found.evidence and advice in found.advice
     assert "75.00 %" in found.evidence and "step 60" in found.evidence and "40.00 %" in found.evidence
 
 
-def test_a_run_that_goes_on_is_told_to_resume_first() -> None:
-    known = ended(point(60, 0.75), point(120, 0.4), status="preempted", best_kept=True)
-    assert finding(known, "best_above_last").advice.startswith("The run has not ended: resume it")
+def test_an_unfinished_run_is_advised_to_resume_first() -> None:
+    history = ended(point(60, 0.75), point(120, 0.4), status="preempted", best_kept=True)
+    assert finding(history, "best_above_last").advice.startswith("The run has not ended: resume it")
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_a_run_that_goes_on_is_told_to_resume_first() -> None:
         (0.5, 0.5, 10_000),
     ],
 )
-def test_a_best_that_is_no_matter_is_not_said(best: float, last: float, images: int) -> None:
+def test_a_best_slightly_above_the_last_is_not_reported(best: float, last: float, images: int) -> None:
     assert names(ended(point(60, best, images=images), point(120, last, images=images))) == []
 
 
@@ -218,11 +218,11 @@ def test_the_averaged_weights_are_those_that_count() -> None:
 LOSSES = [(step, 2.2 * math.exp(-step / 400)) for step in range(10, 1201, 10)]
 
 
-def run_of(val_losses: list[float], top1: list[float], **known: object) -> RunHistory:
+def run_of(val_losses: list[float], top1: list[float], **fields: object) -> RunHistory:
     points = [
         point(100 * number, right, loss) for number, (loss, right) in enumerate(zip(val_losses, top1, strict=True), 1)
     ]
-    return ended(*points, **{"losses": LOSSES, **known})
+    return ended(*points, **{"losses": LOSSES, **fields})
 
 
 def test_a_validation_loss_that_rises_evaluation_by_evaluation_is_overfitting() -> None:
@@ -238,14 +238,14 @@ def test_overfitting_that_costs_accuracy_is_a_warning() -> None:
 
 
 def test_a_sudden_rise_is_a_collapse_and_no_overfitting() -> None:
-    known = run_of([1.3, 1.1, 1.0, 4.5], [0.6, 0.7, 0.75, 0.10])
-    assert names(known) == ["validation_collapsed", "best_above_last"]
-    found = finding(known, "validation_collapsed")
+    history = run_of([1.3, 1.1, 1.0, 4.5], [0.6, 0.7, 0.75, 0.10])
+    assert names(history) == ["validation_collapsed", "best_above_last"]
+    found = finding(history, "validation_collapsed")
     assert "from 1 after step 300 to 4.5 after step 400" in found.evidence and "no overfitting" in found.evidence
     assert "paceline eval" in found.advice
 
 
-def test_a_collapse_says_how_training_images_are_classified() -> None:
+def test_a_collapse_reports_the_accuracy_on_training_images() -> None:
     points = [point(100, 0.7, 1.0), point(200, 0.1, 4.5, train_top1=0.101)]
     assert "10.10 %" in finding(ended(*points, losses=LOSSES), "validation_collapsed").evidence
 
@@ -260,7 +260,7 @@ def test_a_collapse_says_how_training_images_are_classified() -> None:
         ([1.0, math.nan, math.inf], "not finite"),
     ],
 )
-def test_a_validation_loss_is_not_said_to_rise_where(losses: list[float], why: str) -> None:
+def test_a_rising_validation_loss_is_not_reported_if(losses: list[float], why: str) -> None:
     assert names(run_of(losses, [0.7] * len(losses))) == [], why
 
 
@@ -276,9 +276,9 @@ def test_nothing_is_overfitted_within_an_epoch() -> None:
     assert names(ended(*points, losses=[(step, 3 - step / 30) for step in range(1, 60)])) == []
 
 
-def test_batch_norm_that_lags_is_measured_and_takes_the_place_of_a_collapse() -> None:
-    known = run_of([1.3, 1.1, 1.0, 2.3], [0.6, 0.7, 0.75, 0.16], **constant(0.94))
-    assert is_suspicious(known)
+def test_lagging_batch_norm_is_measured_and_reported_instead_of_a_collapse() -> None:
+    history = run_of([1.3, 1.1, 1.0, 2.3], [0.6, 0.7, 0.75, 0.16], **constant(0.94))
+    assert is_suspicious(history)
     check = BatchNormCheck(images=512, running=75, batch=446)
     checked = run_of([1.3, 1.1, 1.0, 2.3], [0.6, 0.7, 0.75, 0.16], batch_norm=check, **constant(0.94))
     assert names(checked) == ["one_class_predicted", "batch_norm_lags", "best_above_last"]
@@ -287,14 +287,14 @@ def test_batch_norm_that_lags_is_measured_and_takes_the_place_of_a_collapse() ->
     assert "batch norm lags" in finding(checked, "one_class_predicted").advice
 
 
-def test_batch_norm_is_cleared_where_its_statistics_make_no_difference() -> None:
+def test_batch_norm_is_excluded_as_a_cause_if_its_statistics_make_no_difference() -> None:
     check = BatchNormCheck(images=512, running=52, batch=60)
-    known = run_of([1.3, 1.1, 1.0, 2.3], [0.6, 0.7, 0.75, 0.16], batch_norm=check, **constant(0.94))
-    assert "batch_norm_lags" not in names(known)
-    assert "not the cause" in finding(known, "validation_collapsed").evidence
+    history = run_of([1.3, 1.1, 1.0, 2.3], [0.6, 0.7, 0.75, 0.16], batch_norm=check, **constant(0.94))
+    assert "batch_norm_lags" not in names(history)
+    assert "not the cause" in finding(history, "validation_collapsed").evidence
 
 
-def test_averaged_weights_far_below_the_raw_ones_are_told() -> None:
+def test_averaged_weights_far_below_the_raw_ones_are_a_warning() -> None:
     found = finding(ended(point(180, 0.3, raw_top1=0.9, ema_top1=0.3)), "averaged_below_raw")
     assert "30.00 %" in found.evidence and "90.00 %" in found.evidence and "train.ema.decay" in found.advice
 
@@ -304,17 +304,17 @@ def test_raw_weights_far_below_the_averaged_ones_are_a_note() -> None:
 
 
 @pytest.mark.parametrize("status", ["preempted", None])
-def test_averages_of_a_run_that_goes_on_have_time(status) -> None:
+def test_averaged_weights_of_an_unfinished_run_are_not_reported(status) -> None:
     assert names(ended(point(180, 0.3, raw_top1=0.9, ema_top1=0.3), status=status)) == []
 
 
-def test_averages_that_are_about_as_good_are_not_said() -> None:
+def test_averaged_weights_that_are_about_as_good_are_not_reported() -> None:
     assert names(ended(point(180, 0.93, raw_top1=0.91, ema_top1=0.93))) == []
     assert names(ended(point(180, 0.95, raw_top1=0.92, ema_top1=0.95))) == []  # what averaging is for
 
 
 @pytest.mark.parametrize(("skipped", "severity"), [(1, "note"), (2, "warning")])
-def test_skipped_steps_are_told_with_their_share(skipped: int, severity: str) -> None:
+def test_skipped_steps_are_reported_with_their_share(skipped: int, severity: str) -> None:
     found = finding(ended(point(180, 0.9), skipped=skipped), "steps_skipped")
     assert found.severity == severity and "of 180" in found.evidence
 
@@ -323,23 +323,23 @@ def test_skipped_steps_are_told_with_their_share(skipped: int, severity: str) ->
     ("skipped", "steps", "expected"), [(16, 180, []), (80, 200_000, []), (60, 180, ["steps_skipped"])]
 )
 def test_steps_that_a_loss_scale_skips_are_usual(skipped: int, steps: int, expected: list[str]) -> None:
-    known = ended(point(180, 0.9), skipped=skipped, steps=steps, scales_loss=True)
-    assert names(known) == expected
+    history = ended(point(180, 0.9), skipped=skipped, steps=steps, scales_loss=True)
+    assert names(history) == expected
 
 
 def test_the_most_severe_come_first() -> None:
-    known = ended(point(60, 0.75), point(120, 0.1), skipped=1, steps=120, **constant(1.0), **BEST)
-    assert [each.severity for each in find_problems(known)] == ["error", "warning", "note"]
+    history = ended(point(60, 0.75), point(120, 0.1), skipped=1, steps=120, **constant(1.0), **BEST)
+    assert [each.severity for each in find_problems(history)] == ["error", "warning", "note"]
 
 
 def test_a_healthy_run_has_none() -> None:
     top1 = [0.48, 0.79, 0.73, 0.87, 0.89, 0.84, 0.90, 0.916, 0.92]
     losses = [1.63, 1.0, 0.98, 0.56, 0.5, 0.65, 0.45, 0.42, 0.4]
-    known = run_of(losses, top1, **even(0.92))
-    assert find_problems(known) == () and not is_suspicious(known)
+    history = run_of(losses, top1, **even(0.92))
+    assert find_problems(history) == () and not is_suspicious(history)
 
 
-def test_records_that_make_no_sense_are_left_out() -> None:
+def test_invalid_records_are_skipped() -> None:
     good = {"step": 60, "epoch": 1.0, "images": 100, "top1": 0.5, "loss": 1.0}
     bad = [{}, {**good, "top1": 7}, {**good, "images": 0}, {**good, "images": 10**400}, {**good, "step": None}]
     assert [each.step for each in eval_points([*bad, good, {**good, "loss": "nan"}])] == [60, 60]

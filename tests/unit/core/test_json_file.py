@@ -18,13 +18,13 @@ def test_values_come_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", [DEEP, '{"a": ' * 100_000, '{"a": 1e999}', "{", "", "9" * 5000], ids=range(6))
-def test_what_is_no_json_is_a_value_error(tmp_path: Path, text: str) -> None:
+def test_invalid_json_is_a_value_error(tmp_path: Path, text: str) -> None:
     (tmp_path / "v.json").write_text(text)
     with pytest.raises(ValueError):
         read_json(tmp_path / "v.json")
 
 
-def test_what_is_nested_too_deeply_is_a_value_error() -> None:
+def test_deep_nesting_is_a_value_error() -> None:
     with pytest.raises(ValueError, match="nested too deeply"):
         parse_json(DEEP)
 

@@ -1,4 +1,4 @@
-"""What holds for any duration and any random key, not only for those that somebody thought of."""
+"""Properties of any duration and any random key."""
 
 from typing import get_args
 

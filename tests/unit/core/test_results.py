@@ -47,13 +47,13 @@ def test_a_result_survives_json(result):
     assert RunResult.model_validate(json.loads(result.model_dump_json())) == result
 
 
-def test_where_a_run_is_is_told_and_not_written(result):
+def test_the_run_directory_is_not_part_of_the_json(result):
     placed = result.of(Path("runs/a"))
     assert placed.run_dir == Path("runs/a") and result.run_dir is None
     assert placed.model_dump_json() == result.model_dump_json()
 
 
-def test_a_result_of_before_the_place_of_the_best_was_recorded_is_read(result):
+def test_a_result_without_the_step_of_the_best_is_read(result):
     values = json.loads(result.model_dump_json())
     for name in ("best_step", "best_epoch", "parameters"):
         del values[name]
@@ -102,22 +102,22 @@ def test_a_result_of_before_there_were_averages_is_read(result):
     assert RunResult.model_validate(values) == result
 
 
-def judged(top1: float) -> EvalResult:
+def result_of(top1: float) -> EvalResult:
     return EvalResult(images=8, top1=top1, top5=1.0, loss=1.0)
 
 
-def test_the_averaged_weights_are_judged_where_there_are_any():
-    assert EvalReport(val=judged(0.5)).primary == judged(0.5)
-    assert EvalReport(val=judged(0.5), ema=judged(0.25)).primary == judged(0.25)
+def test_the_averaged_weights_are_primary_if_there_are_any():
+    assert EvalReport(val=result_of(0.5)).primary == result_of(0.5)
+    assert EvalReport(val=result_of(0.5), ema=result_of(0.25)).primary == result_of(0.25)
 
 
 def test_the_gap_is_between_training_and_validation_images_of_the_same_weights():
-    assert EvalReport(val=judged(0.5)).gap is None
-    assert EvalReport(val=judged(0.5), ema=judged(0.625), train=judged(0.75)).gap == 0.25
+    assert EvalReport(val=result_of(0.5)).gap is None
+    assert EvalReport(val=result_of(0.5), ema=result_of(0.625), train=result_of(0.75)).gap == 0.25
 
 
-def test_a_report_survives_json_but_for_its_classes():
-    bare = EvalReport(val=judged(0.5), ema=judged(0.625), train=judged(0.75))
+def test_a_report_is_equal_after_json_except_for_its_classes():
+    bare = EvalReport(val=result_of(0.5), ema=result_of(0.625), train=result_of(0.75))
     full = bare.model_copy(update={"classes": ClassTable((ClassCount("a", 8, 4),))})
     assert EvalReport.model_validate_json(full.model_dump_json()) == bare
 

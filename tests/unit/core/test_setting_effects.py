@@ -18,7 +18,7 @@ from paceline.training.resume import list_forbidden_changes
     ["seed", "optim.lr", "optim.weight_decay", "optim.betas", "schedule.warmup", "schedule.name",
      "train.label_smoothing", "train.class_weights.cat", "train.stop.top1", "model.weights"],
 )  # fmt: skip
-def test_what_is_judged_by_accuracy_is_about_learning_alone(path: str) -> None:
+def test_fields_that_change_only_the_result(path: str) -> None:
     assert changes_result_only(path)
 
 
@@ -28,7 +28,7 @@ def test_what_is_judged_by_accuracy_is_about_learning_alone(path: str) -> None:
      "data.source.val_fraction", "train.precision", "train.ema.every", "model.width", "log.every", "seeds",
      "optimizer"],
 )  # fmt: skip
-def test_what_may_change_the_speed_or_nothing_is_not(path: str) -> None:
+def test_fields_that_change_the_speed_or_nothing(path: str) -> None:
     assert not changes_result_only(path) and not changes_result(path)
 
 
@@ -37,7 +37,7 @@ def test_what_may_change_the_speed_or_nothing_is_not(path: str) -> None:
     ["optim.momentum", "optim.nesterov", "optim.rescale", "optim.decay_norm_and_bias", "optim.norm_and_bias_lr",
      "optim.layer_decay"],
 )  # fmt: skip
-def test_what_adds_work_to_a_step_is_chosen_for_what_is_learnt_and_changes_the_speed_too(path: str) -> None:
+def test_fields_that_change_the_result_and_the_speed(path: str) -> None:
     assert changes_result(path) and not changes_result_only(path)
 
 
@@ -57,7 +57,7 @@ def test_every_name_in_the_list_is_a_field_of_the_schema() -> None:
     ["seed=1", "optim.lr=0.5", "optim.nesterov=false", "schedule.final=0.1", "train.label_smoothing=0.2",
      "train.stop.top1=0.9", "model.zero_init_residual=true", "data.mean=[0.5]"],
 )  # fmt: skip
-def test_what_is_about_learning_is_not_free_to_change_in_the_middle_of_a_run(word: str) -> None:
+def test_a_field_that_changes_the_result_cannot_change_on_a_resume(word: str) -> None:
     path = word.partition("=")[0]
     assert changes_result(path)
     assert list_forbidden_changes(load("digits").recipe, load("digits", Patch.parse([word])).recipe)

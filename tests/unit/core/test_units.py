@@ -31,7 +31,7 @@ def test_parse_ignores_space_and_needless_digits(text):
 
 
 @pytest.mark.parametrize("text", BAD)
-def test_parse_refuses_anything_else_and_says_what_to_write(text):
+def test_parse_refuses_anything_else_with_the_fix(text):
     with pytest.raises(ValueError, match="is not a duration") as caught:
         Duration.parse(text)
     expected = f"{text!r} is not a duration (write 5ep, 500st, 50000img, 10%, 90s, 30min or 2h)"
@@ -87,7 +87,7 @@ def test_seconds_of_every_time_unit(text, seconds):
 
 
 @pytest.mark.parametrize("unit", SECONDS)
-def test_asking_time_for_its_steps_is_a_bug_of_ours(unit):
+def test_steps_of_a_time_unit_are_an_assertion_error(unit):
     with pytest.raises(AssertionError, match=f"1{unit} has no number of steps"):
         Duration(1, unit).steps(steps_per_epoch=20, batch_size=64, total_steps=200)
 
@@ -115,24 +115,24 @@ def test_a_number_has_three_digits_or_all_before_its_point(value, text):
      (59.96, "1:00 min"), (3599.7, "1:00:00 h"),
      (77.6, "1:18 min"), (11_100.0, "3:05:00 h"), (-1.7, "-1.70 s"), (-90.0, "-1:30 min"), (math.inf, "inf s")],
 )  # fmt: skip
-def test_seconds_are_told_in_the_unit_that_fits(value, text):
+def test_seconds_are_formatted_in_the_unit_that_fits(value, text):
     assert units.seconds(value) == text
 
 
 @pytest.mark.parametrize("value, text", [(0.0, "0.0 %"), (0.0001, "< 0.1 %"), (0.9934, "99.3 %"), (1.0, "100.0 %")])
-def test_what_is_there_is_not_rounded_to_nothing(value, text):
+def test_a_positive_share_is_not_rounded_to_zero(value, text):
     assert units.share(value) == text
 
 
 @pytest.mark.parametrize(
     "value, text", [(512, "512 bytes"), (1000, "1 kB"), (8_433_664, "8.43 MB"), (2e15, "2,000 TB")]
 )
-def test_bytes_are_told_in_decimal_units(value, text):
+def test_bytes_are_formatted_in_decimal_units(value, text):
     assert units.size(value) == text
 
 
 @pytest.mark.parametrize("value, text", [(9.06e12, "9.06 TFLOP"), (3.34e9, "3.34 GFLOP"), (2.5e5, "0.250 MFLOP")])
-def test_arithmetic_is_told_with_a_prefix(value, text):
+def test_flops_are_formatted_with_a_prefix(value, text):
     assert units.flops(value) == text
 
 

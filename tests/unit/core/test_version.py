@@ -1,4 +1,4 @@
-"""The version is git's in a checkout, and nobody's guess elsewhere."""
+"""The version from git in a checkout, from metadata elsewhere."""
 
 import runpy
 import shutil
@@ -14,7 +14,7 @@ from paceline.core.version import FIRST, checkout_version, version
 ROOT = Path(__file__).parents[3]
 
 
-def git(repository: Path, *words: str) -> str:
+def git(repository: Path, *arguments: str) -> str:
     who = (
         "-c",
         "user.name=a",
@@ -26,7 +26,7 @@ def git(repository: Path, *words: str) -> str:
         "tag.gpgsign=false",
     )
     done = subprocess.run(
-        ["git", "-C", str(repository), *who, *words], capture_output=True, text=True, timeout=30, check=True
+        ["git", "-C", str(repository), *who, *arguments], capture_output=True, text=True, timeout=30, check=True
     )
     return done.stdout.strip()
 
@@ -51,13 +51,13 @@ def test_a_commit_with_a_tag_is_that_version(repository: Path) -> None:
     assert checkout_version(repository) == "1.2.0"
 
 
-@pytest.mark.parametrize(("tag", "leads_to"), [("v1.2.0", "1.2.1"), ("v0.9", "0.10"), ("v2.0.0rc1", "2.0.0rc2")])
-def test_commits_behind_a_tag_lead_to_the_next_version(repository: Path, tag: str, leads_to: str) -> None:
+@pytest.mark.parametrize(("tag", "release"), [("v1.2.0", "1.2.1"), ("v0.9", "0.10"), ("v2.0.0rc1", "2.0.0rc2")])
+def test_commits_behind_a_tag_lead_to_the_next_version(repository: Path, tag: str, release: str) -> None:
     commit(repository)
     git(repository, "tag", "--annotate", tag, "--message", tag)
     commit(repository)
     last = commit(repository)
-    assert checkout_version(repository) == f"{leads_to}.dev2+{last}"
+    assert checkout_version(repository) == f"{release}.dev2+{last}"
 
 
 def test_without_a_tag_commits_are_counted_from_the_first(repository: Path) -> None:
@@ -74,7 +74,7 @@ def test_tags_that_are_no_versions_are_none(repository: Path) -> None:
 
 
 @pytest.mark.parametrize("tag", ["v1.0.0", None])
-def test_changes_in_no_commit_are_told_of(repository: Path, tag: str | None) -> None:
+def test_uncommitted_changes_mark_the_version_dirty(repository: Path, tag: str | None) -> None:
     last = commit(repository)
     if tag:
         git(repository, "tag", tag)
@@ -89,7 +89,7 @@ def test_files_that_git_does_not_know_are_no_changes(repository: Path) -> None:
     assert checkout_version(repository) == "1.0.0"
 
 
-def test_a_repository_around_it_says_nothing_of_it(repository: Path) -> None:
+def test_a_repository_around_the_package_is_ignored(repository: Path) -> None:
     commit(repository)
     (repository / "inside").mkdir()
     assert checkout_version(repository / "inside") is None
@@ -142,7 +142,7 @@ def test_a_tag_that_installers_would_refuse_is_none(repository: Path) -> None:
     assert checkout_version(repository) == f"{FIRST}.dev2+{last}"
 
 
-def test_a_clone_without_its_past_counts_nothing(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_shallow_clone_counts_no_commits(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     commit(repository)
     git(repository, "tag", "v1.0.0")
     last = commit(repository)
@@ -151,7 +151,7 @@ def test_a_clone_without_its_past_counts_nothing(repository: Path, tmp_path_fact
     assert checkout_version(clone) == f"{FIRST}.dev0+{last}"
 
 
-@pytest.mark.parametrize(("name", "is_ours"), [("paceline", True), ("somebody-elses", False)])
+@pytest.mark.parametrize(("name", "is_ours"), [("paceline", True), ("other-project", False)])
 def test_the_version_of_a_program_that_has_a_copy_of_it_is_not_its_own(
     name: str, is_ours: bool, repository: Path
 ) -> None:
@@ -170,7 +170,7 @@ def test_without_git_there_is_none(repository: Path, tmp_path: Path, monkeypatch
     assert checkout_version(repository) is None
 
 
-def test_a_source_distribution_says_it_in_its_metadata(tmp_path: Path) -> None:
+def test_a_source_distribution_has_its_version_in_its_metadata(tmp_path: Path) -> None:
     (tmp_path / "PKG-INFO").write_text("Metadata-Version: 2.4\nName: paceline\nVersion: 1.2.3\n\nVersion: none\n")
     assert checkout_version(tmp_path) == "1.2.3"
 
@@ -182,7 +182,7 @@ def test_setup_py_reads_it_before_anything_is_installed() -> None:
     assert 'VERSIONS["checkout_version"]' in (ROOT / "setup.py").read_text(encoding="utf-8")
 
 
-def test_the_package_says_what_its_checkout_is() -> None:
+def test_the_package_has_the_version_of_its_checkout() -> None:
     if not (ROOT / ".git").exists():
         pytest.skip("this is no checkout")
     assert paceline.__version__ == version() == checkout_version(ROOT)

@@ -49,7 +49,7 @@ def section(monkeypatch):
     return made
 
 
-def test_it_is_made_for_the_data_with_its_args_and_drawn_from_the_seed(section) -> None:
+def test_a_custom_model_gets_the_classes_and_its_args_and_is_initialized_by_the_seed(section) -> None:
     torch.manual_seed(3)
     first = build_model(section(args={"outputs": 5}), num_classes=3, channels=1)
     torch.manual_seed(3)
@@ -84,7 +84,7 @@ def test_a_network_that_does_not_fit_is_one_line(section, args, says) -> None:
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_what_is_no_network_and_settings_of_ours_are_refused(section) -> None:
+def test_a_plugin_that_is_not_a_module_and_built_in_settings_are_refused(section) -> None:
     with pytest.raises(RecipeError, match=r"no_net makes a int, not a torch.nn.Module \(return a module\)"):
         build_model(section("no_net"), num_classes=3, channels=1)
     for fields in ({"width": 2.0}, {"norm": "group"}, {"drop_path": 0.1}, {"zero_init_residual": True}):
@@ -111,7 +111,7 @@ class Loads(Net):
         return super().forward(self.norm(images))
 
 
-def test_a_network_that_brings_weights_is_tried_without_a_word_of_theirs(section) -> None:
+def test_a_model_that_loads_weights_is_tried_without_torchs_warnings(section) -> None:
     sys.modules["parts_of_nets"].Loads = Loads
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

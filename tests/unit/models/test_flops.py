@@ -49,7 +49,7 @@ def test_every_kernel_of_a_small_network_is_as_counted_by_hand() -> None:
         KernelCost(conv, 2 * maps),
         KernelCost(conv, 2 * maps),
         KernelCost(0, maps),  # both branches' gradients meet
-        KernelCost(stem, image + maps),  # of the weights; nobody asks for that of the image
+        KernelCost(stem, image + maps),  # of the weights; the image needs no gradient
     ]
     assert cost.params == 3 * 8 * 9 + 8 * 8 * 9 + 16 + 45
     assert cost.forward == forward

@@ -87,7 +87,7 @@ def test_of_a_network_with_a_frozen_backbone_the_classifier_is_trained_and_nothi
     )
 
 
-def test_a_module_with_nothing_to_train_keeps_still_and_one_with_something_does_not() -> None:
+def test_a_fully_frozen_module_stays_in_evaluation_mode() -> None:
     _, model = frozen_net()
     assert trained_in(model) == {"head.weight", "head.bias"}
     still = {"stem", "stem.0", "stem.1", "stem.2", "stem.3", "still", "neck", "neck.0", "neck.1"}
@@ -95,7 +95,7 @@ def test_a_module_with_nothing_to_train_keeps_still_and_one_with_something_does_
     assert names_in(model, training=True) == {"", "drop", "head"}
 
 
-def test_patterns_name_parameters_and_a_norm_keeps_still_when_all_of_its_own_are_named() -> None:
+def test_a_norm_stays_in_evaluation_mode_if_patterns_match_all_its_parameters() -> None:
     _, model = frozen_net("stem.?.*", "neck.1.bias")
     assert trained_in(model) == {"neck.0.weight", "neck.0.bias", "neck.1.weight", "head.weight", "head.bias"}
     assert names_in(model, training=False) == {"stem", "stem.0", "stem.1", "stem.2", "stem.3"}
@@ -103,7 +103,7 @@ def test_patterns_name_parameters_and_a_norm_keeps_still_when_all_of_its_own_are
     assert names_in(model, training=False) == {"stem", "stem.0", "stem.1", "stem.2", "stem.3", "still", "neck.1"}
 
 
-def test_evaluations_and_norms_over_all_ranks_leave_still_what_is_still() -> None:
+def test_evaluation_and_sync_batch_norm_keep_frozen_modules_in_evaluation_mode() -> None:
     section, model = frozen_net()
     before = names_in(model, training=False)
     convert_sync_batch_norm(model, torch.device("cpu"))

@@ -20,7 +20,7 @@ class Frozen(nn.Sequential):
         return self
 
 
-def test_a_train_of_its_own_is_called_after_an_evaluation_as_before() -> None:
+def test_the_models_own_train_is_called_after_an_evaluation() -> None:
     model = Frozen().train()
     before = record_modes(model)
     with eval_mode(model):
@@ -30,7 +30,7 @@ def test_a_train_of_its_own_is_called_after_an_evaluation_as_before() -> None:
 
 
 @pytest.mark.parametrize("still", [("1",), ("2",), ("2.0",), ("", "0", "1", "2", "2.0"), ("0", "2.0"), ("",)])
-def test_every_module_gets_back_the_mode_it_had(still: tuple[str, ...]) -> None:
+def test_the_mode_of_every_module_is_restored(still: tuple[str, ...]) -> None:
     model = nn.Sequential(nn.BatchNorm2d(2), nn.Dropout(0.5), nn.Sequential(nn.Dropout(0.1)))
     for name, module in model.named_modules():
         module.training = name not in still
@@ -39,7 +39,7 @@ def test_every_module_gets_back_the_mode_it_had(still: tuple[str, ...]) -> None:
     assert {name for name, training in record_modes(model).items() if not training} == set(still)
 
 
-def test_an_evaluation_that_fails_leaves_the_modes_too() -> None:
+def test_a_failed_evaluation_restores_the_modes_too() -> None:
     model = Frozen().train()
     before = record_modes(model)
     with pytest.raises(ZeroDivisionError), eval_mode(model):
@@ -47,7 +47,7 @@ def test_an_evaluation_that_fails_leaves_the_modes_too() -> None:
     assert record_modes(model) == before
 
 
-def test_what_training_thaws_is_named() -> None:
+def test_modules_set_to_training_mode_are_listed() -> None:
     model = nn.Sequential(nn.BatchNorm2d(2), nn.Dropout(0.5))
     model[0].eval()
     before = record_modes(model)

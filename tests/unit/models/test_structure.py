@@ -37,7 +37,7 @@ def assert_whole(model: nn.Module, numbers: dict[str, int]) -> None:
 
 
 @pytest.mark.parametrize(("name", "num_layers"), OURS.items())
-def test_layers_of_ours_are_the_stem_every_block_and_the_classifier(name: str, num_layers: int) -> None:
+def test_layers_of_built_in_models_are_the_stem_every_block_and_the_classifier(name: str, num_layers: int) -> None:
     model = build_model(Model(name=name, width=0.1), num_classes=7, channels=3)
     numbers = number_layers(model)
     assert_whole(model, numbers)
@@ -45,7 +45,7 @@ def test_layers_of_ours_are_the_stem_every_block_and_the_classifier(name: str, n
     assert numbers["classifier.weight"] == num_layers - 1
 
 
-def test_all_of_ours_are_looked_at() -> None:
+def test_all_built_in_models_are_tested() -> None:
     assert set(OURS) == set(MODEL_NAMES)
 
 
@@ -81,7 +81,7 @@ def test_without_blocks_each_weight_is_a_layer_and_norms_belong_to_the_one_befor
     assert number_layers(model)["1.1.bias"] == 1
 
 
-def test_what_derives_from_a_list_and_holds_blocks_alone_is_a_list() -> None:
+def test_a_subclass_of_a_container_that_holds_only_blocks_is_a_container() -> None:
     class Block(nn.Sequential):
         pass
 

@@ -89,7 +89,7 @@ def test_the_layout_is_checked_with_the_rest():
 
 
 def conv(inputs: int = 15, **options: Any) -> nn.Conv2d:
-    """Return a 1x1 convolution with a stride of 2, unless told otherwise."""
+    """Return a 1x1 convolution with a stride of 2, by default."""
     return nn.Conv2d(inputs, 16, **{"kernel_size": 1, "stride": 2, "device": "meta", **options})
 
 
@@ -147,7 +147,7 @@ def test_channels_last_and_compiling_are_refused_where_a_gradient_overflows() ->
     check_model(wide, plan(), fp32_on_cpu=True, compile_mode="default")
 
 
-def test_a_network_that_cannot_be_built_is_left_to_the_check() -> None:
+def test_a_model_that_cannot_be_built_is_channels_last() -> None:
     section = Model(name="torchvision:no_such_network")
     assert choose_memory_format(section, CPU, num_classes=10, channels=3) is torch.channels_last
 

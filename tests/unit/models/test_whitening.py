@@ -75,7 +75,7 @@ def test_constant_images_give_finite_filters():
 
 
 @pytest.mark.parametrize("name", MODEL_NAMES)
-def test_only_the_speednets_want_data_and_others_stay_as_they_are(name):
+def test_only_the_speednets_have_data_dependent_initialization(name):
     torch.manual_seed(0)
     model = build_model(Model(name=name, width=0.125), num_classes=3, channels=1)
     before = {key: tensor.clone() for key, tensor in model.state_dict().items()}

@@ -84,7 +84,7 @@ NEITHER = "is neither a preset, a recipe file nor a run directory"
         ("x" * 300, f"'{'x' * 300}': cannot be read: File name too long {SEE}"),
     ],
 )
-def test_a_name_that_means_nothing_is_refused_with_what_it_could_have_been(presets, refusal, name, message):
+def test_an_unknown_name_is_refused_with_a_suggestion(presets, refusal, name, message):
     assert refusal(load, name) == message
 
 
@@ -223,7 +223,7 @@ def test_a_url_with_a_secret_is_refused_wherever_it_stands_and_the_secret_is_not
     assert message.startswith(f"{place}: ") and "PACELINE_URL_CREDENTIALS" in message and "S3CRET" not in message
 
 
-def test_a_secret_in_the_place_of_a_recipe_is_not_shown(refusal):
+def test_a_secret_given_as_a_recipe_is_not_shown(refusal):
     message = refusal(load, "https://me:S3CRET@host/a.pack?sig=S3CRET")
     assert message.startswith("https://host/a.pack: the URL holds a user name") and "S3CRET" not in message
 
@@ -241,7 +241,7 @@ def test_urls_without_a_secret_are_kept_as_they_are(resolve):
         ("cifar10", "did you mean one of cifar10-94, cifar10-95, cifar10-96, cifar10-cpu, cifar10-resnet18?"),
     ],
 )
-def test_what_is_almost_a_recipe_is_refused_with_what_was_meant(name, fix) -> None:
+def test_a_name_that_is_almost_a_recipe_is_refused_with_a_suggestion(name, fix) -> None:
     with pytest.raises(RecipeError, match=re.escape(fix)):
         load(name)
 

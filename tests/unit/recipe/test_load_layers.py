@@ -29,7 +29,7 @@ def test_a_section_replaces_a_value_and_a_value_a_section():
     assert merged(off, stop) == stop
 
 
-def test_a_mapping_that_is_one_value_replaces_the_one_before_it_and_arguments_are_laid_over_others():
+def test_a_mapping_that_is_one_value_is_replaced_and_arguments_are_merged():
     before = {"train": {"class_weights": {"cat": 2}}, "model": {"args": {"a": 1}}}
     change = {"train": {"class_weights": {"dog": 3}}, "model": {"args": {"b": 2}}}
     assert merged(before, change) == {**change, "model": {"args": {"a": 1, "b": 2}}}

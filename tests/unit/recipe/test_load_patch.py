@@ -43,7 +43,7 @@ def test_of_two_assignments_to_one_path_the_later_wins():
 
 
 @pytest.mark.parametrize("words", [("optim.lr=1", "optim={name: adam}"), ("optim={name: adam}", "optim.lr=1")])
-def test_a_mapping_and_a_field_of_it_are_laid_together(words):
+def test_a_mapping_and_a_field_of_it_are_merged(words):
     assert values(*words) == {"optim": {"lr": 1, "name": "adam"}}
 
 
@@ -100,7 +100,7 @@ def test_a_patch_is_a_value_that_using_it_does_not_change():
     "word",
     ["", "seed", "=3", "Seed=3", "a..b=3", ".a=3", "a.=3", "a b=3", "a-b=3", "--a=3", "1x=3", "a[0]=3", "ü=3"],
 )
-def test_a_word_that_is_no_assignment_is_refused(refusal, word):
+def test_a_word_that_is_not_an_assignment_is_refused(refusal, word):
     assert refusal(Patch.parse, [word]) == f"{word!r}: is not an override (write KEY=VALUE, such as optim.lr=0.4)"
 
 

@@ -35,7 +35,7 @@ def test_an_average_that_the_run_is_too_short_for_is_noted(plan):
     [("5min", "2min", True), ("60s", "1min", True), ("59s", "1min", False), ("1h", "2h", False)],
 )
 def test_a_wait_for_workers_that_the_run_ends_before_is_noted(resolve, worker_timeout, timeout, is_noted):
-    """As soon as both end at once: which of them is told would be chance."""
+    """As soon as both end at once: which of them is reported would be chance."""
     recipe = resolve(f"data.worker_timeout={worker_timeout}", f"parallel.timeout={timeout}").recipe
     wait, limit = recipe.data.worker_timeout, recipe.parallel.timeout
     ends = f"parallel.timeout of {limit} ends the run first, without naming the image at which a worker hangs"

@@ -129,7 +129,7 @@ def test_a_plugin_with_the_wrong_parameters_is_refused_without_calling_it(
 
 
 @pytest.mark.parametrize(("contract", "path"), [(AUGMENT, "data.augment[0]"), (SINK, "log.sinks[0]")])
-def test_a_function_is_no_part_with_methods_and_is_not_called(parts, refusal, contract, path) -> None:
+def test_a_function_is_refused_as_a_plugin_with_methods_and_is_not_called(parts, refusal, contract, path) -> None:
     made = own(parts, "change_maker", contract, path, command="rm")
     assert refusal(made.make, run_dir="x") == (
         f"{path}.name: {parts}:change_maker is of type function, and {contract.kind} is a class (name one)"
@@ -187,7 +187,7 @@ def test_pythons_own_library_has_no_parts(refusal, word) -> None:
         *("datasets:load_dataset", "transformers:pipeline", "sympy:sympify", "mypkg:__builtins__.exec"),
     ],
 )
-def test_modules_that_load_or_download_code_have_no_parts_whoever_names_them(refusal, name) -> None:
+def test_modules_that_load_or_download_code_are_no_plugins(refusal, name) -> None:
     for word in (f"data.source.name={name}", f"optim={{name: '{name}', lr: 0.1}}", f"log.sinks=['{name}']"):
         message = refusal(load, "digits", Patch.parse([word]))
         assert name in message and ("own module)" in message or "(name a class or function)" in message)
@@ -317,7 +317,7 @@ def test_another_network_drops_the_args_of_the_one_before() -> None:
     assert load_values(values, Patch.parse(["model.name=a:Net"])).recipe.model.args == {"depth": 3}
 
 
-def test_a_network_of_ones_own_drops_the_settings_of_ours_that_a_preset_has() -> None:
+def test_a_model_plugin_drops_the_built_in_settings_of_a_preset() -> None:
     model = load("digits").recipe.model
     assert model.width == 0.25
     assert load("digits", Patch.parse(["model.name=a:Net"])).recipe.model == Model(name="a:Net")

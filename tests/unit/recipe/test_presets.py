@@ -109,14 +109,14 @@ def header(name):
     """Return the header of a preset as a mapping from its labels to their text, continuation lines joined."""
     lines = (PRESETS / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
     comments = [line.removeprefix("#") for line in lines[: next(i for i, line in enumerate(lines) if line[0] != "#")]]
-    said: dict[str, str] = {}
+    labelled: dict[str, str] = {}
     label = ""
     for comment in comments[1:]:
         match = re.match(r" ([A-Z][A-Za-z ]*): (.+)", comment)
         label, text = (match[1], match[2]) if match else (label, comment.strip())
-        assert match is None or label not in said, f"{name} says {label} twice"
-        said[label] = f"{said.get(label, '')} {text}".strip()
-    return said
+        assert match is None or label not in labelled, f"{name} has {label} twice"
+        labelled[label] = f"{labelled.get(label, '')} {text}".strip()
+    return labelled
 
 
 def flat(values, prefix=""):
@@ -165,9 +165,9 @@ def test_every_preset_opens_with_a_sentence_that_lists_show(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_preset_has_its_result_hardware_time_command_and_source(name):
-    said = header(name)
-    assert set(LABELS) <= set(said)
-    assert all(said[label] for label in LABELS)
+    labelled = header(name)
+    assert set(LABELS) <= set(labelled)
+    assert all(labelled[label] for label in LABELS)
 
 
 @pytest.mark.parametrize("name", NAMES)

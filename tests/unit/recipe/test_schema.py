@@ -158,7 +158,7 @@ def test_the_json_schema_is_json():
         ("train: {epochs: 2}\ndata: {augment: [flip]}", "train: {epochs: 2}\ndata: {augment: [{p: 0.5, name: flip}]}"),
     ],
 )
-def test_recipes_that_mean_the_same_are_equal_with_equal_hashes(resolve, one, other):
+def test_equivalent_recipes_are_equal_with_equal_hashes(resolve, one, other):
     first, second = resolve(text=one).recipe, resolve(text=other).recipe
     assert first == second
     assert first.hash == second.hash

@@ -77,7 +77,7 @@ def test_the_quota_of_version_1_counts_and_what_its_group_has_spent(first_versio
     assert (limits.cores, limits.memory_bytes, limits.cpu_s()) == (1.5, float("inf"), 2.5)
 
 
-def test_version_1_says_minus_one_where_there_is_no_quota(first_version) -> None:
+def test_version_1_has_a_quota_of_minus_one_without_a_limit(first_version) -> None:
     (first_version / "cgroup" / "cpu,cpuacct" / "cpu.cfs_quota_us").write_text("-1\n")
     assert find_limits(first_version / "proc", first_version / "cgroup").cores == float("inf")
 
@@ -109,10 +109,10 @@ UNLIMITED = float("inf")
         pytest.param(World(0, 4, 0, 4, launcher="local"), 64, 64, UNLIMITED, 16, id="started here"),
         pytest.param(World(0, 3, 0, 3, launcher="local"), 2, 2, UNLIMITED, 1, id="more ranks than cores"),
         pytest.param(slurm(4, 32), 8, 8, UNLIMITED, 8, id="bound by srun --cpus-per-task=8"),
-        pytest.param(slurm(4, 32), 32, 32, UNLIMITED, 8, id="held to the step's CPUs, not bound"),
+        pytest.param(slurm(4, 32), 32, 32, UNLIMITED, 8, id="limited to the step's CPUs, not bound"),
         pytest.param(slurm(4, 32), 16, 16, UNLIMITED, 8, id="two bound to each socket"),
         pytest.param(slurm(4, 32), 1, 1, UNLIMITED, 1, id="bound to a core, though the step has more"),
-        pytest.param(slurm(4, 16), 64, 64, UNLIMITED, 4, id="neither bound nor held, beside other jobs"),
+        pytest.param(slurm(4, 16), 64, 64, UNLIMITED, 4, id="neither bound nor limited, beside other jobs"),
         pytest.param(slurm(4, 64), 8, 8, UNLIMITED, 8, id="a thread of each core, given both"),
         pytest.param(slurm(4, 0), 64, 64, UNLIMITED, 16, id="a Slurm that does not say"),
         pytest.param(torchrun(4), 64, 64, UNLIMITED, 16, id="torchrun"),
@@ -137,7 +137,7 @@ def test_ranks_of_one_machine_share_its_cores_as_ever() -> None:
                 assert share_of_cores(World(0, ranks, 0, ranks), cores, cores, quota) == max(1, usable // ranks)
 
 
-def test_a_rank_that_was_bound_has_its_own_cores_whoever_started_it(tmp_path, monkeypatch) -> None:
+def test_a_bound_rank_has_its_own_cores_under_any_launcher(tmp_path, monkeypatch) -> None:
     cpus = {0: range(8), os.getppid(): range(64)}
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(cpus[process]))
     nowhere = (tmp_path / "proc", tmp_path / "cgroup")

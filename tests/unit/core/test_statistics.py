@@ -1,4 +1,4 @@
-"""What is known of a number that was measured several times."""
+"""`core.statistics`: confidence intervals of means, ratios, products and differences."""
 
 import math
 import random
@@ -16,7 +16,7 @@ def test_the_interval_of_a_mean_is_students() -> None:
     assert found.low == pytest.approx(2 - half, rel=1e-12) and found.high == pytest.approx(2 + half, rel=1e-12)
 
 
-def test_one_measurement_says_nothing_of_others() -> None:
+def test_a_single_measurement_has_no_bounds() -> None:
     alone = mean_interval([5.0])
     assert alone == Interval(value=5.0, n=1)
     assert not alone.is_above(1.0) and not alone.is_below(9.0)
@@ -24,7 +24,7 @@ def test_one_measurement_says_nothing_of_others() -> None:
     assert product_interval([alone, mean_interval([1.0, 2.0])]).low is None
 
 
-def test_what_slows_a_machine_for_a_pair_leaves_its_ratio() -> None:
+def test_load_during_a_pair_does_not_change_its_ratio() -> None:
     below = [100.0, 50.0, 10.0]
     found = ratio_interval([2 * each for each in below], below)
     assert found.value == pytest.approx(2) and found.low == pytest.approx(2) and found.high == pytest.approx(2)
@@ -47,7 +47,7 @@ def test_the_product_of_a_ratio_and_one_that_is_sure_has_its_interval() -> None:
     assert product_interval([]).value == 1
 
 
-def test_welchs_interval_is_that_of_its_paper_for_groups_alike() -> None:
+def test_welchs_interval_has_the_expected_degrees_of_freedom_for_equal_groups() -> None:
     """Groups of one size and variance have 2n - 2 degrees of freedom: here 4, whose quantile is 2.7764."""
     found = difference_interval([2.0, 3.0, 4.0], [1.0, 2.0, 3.0])
     assert found.value == 1.0
@@ -59,8 +59,8 @@ def test_welchs_interval_is_that_of_its_paper_for_groups_alike() -> None:
 def test_nineteen_of_twenty_intervals_hold_the_truth() -> None:
     """2,000 draws: the share lies within four standard errors (0.02) of 0.95."""
     draw = random.Random(7)
-    held = [mean_interval([draw.gauss(10, 2) for _ in range(4)]) for _ in range(2000)]
-    assert sum(each.low <= 10 <= each.high for each in held) / 2000 == pytest.approx(0.95, abs=0.02)
+    intervals = [mean_interval([draw.gauss(10, 2) for _ in range(4)]) for _ in range(2000)]
+    assert sum(each.low <= 10 <= each.high for each in intervals) / 2000 == pytest.approx(0.95, abs=0.02)
 
 
 def test_what_is_written_reads_back() -> None:

@@ -1,4 +1,4 @@
-"""`core.runlock`: one writer a run directory, whoever holds the lock and however they end."""
+"""`run_lock` in `core.run_dir`: one process at a time writes to a run directory."""
 
 import json
 import os
@@ -65,7 +65,7 @@ def refusal(folder: Path) -> str:
 
 
 # matrix: 23
-def test_a_second_process_is_refused_and_told_who_has_the_folder(holder, tmp_path: Path) -> None:
+def test_a_second_process_is_refused_with_the_owner_of_the_lock(holder, tmp_path: Path) -> None:
     host = os.uname().nodename
     assert refusal(tmp_path) == (
         f"--run-dir: {tmp_path} is in use by process {holder.pid} on {host}, started by 7 "
@@ -74,7 +74,7 @@ def test_a_second_process_is_refused_and_told_who_has_the_folder(holder, tmp_pat
     assert refusal(tmp_path).startswith("--run-dir: "), "a refusal must not let go of the other's lock"
 
 
-def test_a_holder_without_a_name_is_still_a_holder(holder, tmp_path: Path) -> None:
+def test_a_lock_without_an_owner_still_holds(holder, tmp_path: Path) -> None:
     (tmp_path / LOCK).write_text("")
     assert refusal(tmp_path) == (f"--run-dir: {tmp_path} is in use by another process (wait for it, or name another)")
 
@@ -98,7 +98,7 @@ def test_the_first_start_of_a_run_is_known_after_its_first_processes_were_killed
 
 
 @pytest.mark.parametrize(("launch", "resume"), [("job 7", False), ("", True)])
-def test_a_holder_that_goes_on_with_the_run_is_given_its_first_start(tmp_path: Path, launch: str, resume: bool) -> None:
+def test_a_process_that_resumes_the_run_gets_its_first_start(tmp_path: Path, launch: str, resume: bool) -> None:
     for started_s in ("100.5", "200.5"):
         subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), started_s, "job 7"], timeout=WAIT_S, check=False)
     with run_lock(tmp_path, started_s=300.5, launch=launch, resume=resume) as first_s:
@@ -117,7 +117,7 @@ def test_a_worker_that_outlives_its_rank_does_not_keep_the_lock(tmp_path: Path) 
         process.stdin.close()
 
 
-def test_what_a_run_wrote_stays_and_a_folder_without_is_left_as_it_was(tmp_path: Path) -> None:
+def test_files_of_a_run_stay_and_an_empty_folder_is_restored(tmp_path: Path) -> None:
     kept, empty, new = tmp_path / "kept", tmp_path / "empty", tmp_path / "new"
     empty.mkdir()
     for folder in (kept, empty, new):
@@ -129,7 +129,7 @@ def test_what_a_run_wrote_stays_and_a_folder_without_is_left_as_it_was(tmp_path:
     assert not list(empty.iterdir()) and not new.exists()
 
 
-def test_a_claimed_folder_is_given_back_while_it_holds_the_lock_alone(tmp_path: Path, monkeypatch) -> None:
+def test_a_claimed_folder_is_released_while_it_holds_only_the_lock(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     path = Path("runs/digits-1")
     path.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Tasks work side by side in one folder: none twice at once, and none beside the whole experiment."""
+"""`core.experiments.task_lock`: tasks of an experiment exclude each other and the whole experiment."""
 
 import signal
 import subprocess
@@ -19,18 +19,18 @@ import sys
 from pathlib import Path
 from paceline.core.experiments.task_lock import exclusive_lock, lock_task
 from paceline.core.run_dir import run_lock
-what, folder = sys.argv[1], Path(sys.argv[2])
+lock, folder = sys.argv[1], Path(sys.argv[2])
 context = {"whole": lambda: run_lock(folder), "alone": lambda: exclusive_lock(folder / "made")}
-with context[what]() if what in context else lock_task(folder, int(what)):
+with context[lock]() if lock in context else lock_task(folder, int(lock)):
     print("held", flush=True)
     sys.stdin.read()
 """
 
 
 @contextmanager
-def held(what: str, folder: Path) -> Iterator["subprocess.Popen[str]"]:
-    """Return a process that holds the `whole`, a task by its number, or what only one makes, until it is ended."""
-    command = [sys.executable, "-c", HOLD, what, str(folder)]
+def locked(lock: str, folder: Path) -> Iterator["subprocess.Popen[str]"]:
+    """Return a process that locks the `whole` experiment, a task by number, or a file (`alone`)."""
+    command = [sys.executable, "-c", HOLD, lock, str(folder)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None and process.stdout.readline() == "held\n"
@@ -40,31 +40,31 @@ def held(what: str, folder: Path) -> Iterator["subprocess.Popen[str]"]:
             process.wait(WAIT_S)
 
 
-def test_tasks_work_side_by_side_and_each_of_them_once(tmp_path: Path) -> None:
-    with held("1", tmp_path) as other:
-        told = rf"^--run-dir: {tmp_path}: task 1 is being run by process {other.pid} on \S+ \(wait for it\)$"
-        with pytest.raises(RecipeError, match=told), lock_task(tmp_path, 1):
+def test_different_tasks_run_at_the_same_time_but_not_the_same_one(tmp_path: Path) -> None:
+    with locked("1", tmp_path) as other:
+        message = rf"^--run-dir: {tmp_path}: task 1 is being run by process {other.pid} on \S+ \(wait for it\)$"
+        with pytest.raises(RecipeError, match=message), lock_task(tmp_path, 1):
             pass
         with lock_task(tmp_path, 2):
             assert (tmp_path / LOCK).is_file()
-        told = f"^--run-dir: {tmp_path}: task 1 is being run by another process"
-        with pytest.raises(RecipeError, match=told), lock_task(tmp_path, 1):
+        message = f"^--run-dir: {tmp_path}: task 1 is being run by another process"
+        with pytest.raises(RecipeError, match=message), lock_task(tmp_path, 1):
             pass
 
 
-def test_the_whole_is_not_run_beside_a_task_nor_a_task_beside_the_whole(tmp_path: Path) -> None:
-    with held("1", tmp_path) as task:
+def test_the_whole_experiment_and_a_task_exclude_each_other(tmp_path: Path) -> None:
+    with locked("1", tmp_path) as task:
         in_use = f"^--run-dir: {tmp_path} is in use by process {task.pid} on "
         with pytest.raises(RecipeError, match=in_use), run_lock(tmp_path):
             pass
-    with held("whole", tmp_path) as whole:
-        told = f"all of it is being run by process {whole.pid} on"
-        with pytest.raises(RecipeError, match=told), lock_task(tmp_path, 1):
+    with locked("whole", tmp_path) as whole:
+        message = f"all of it is being run by process {whole.pid} on"
+        with pytest.raises(RecipeError, match=message), lock_task(tmp_path, 1):
             pass
 
 
-def test_whoever_is_refused_is_not_told_of_a_task_that_has_ended(tmp_path: Path) -> None:
-    with held("1", tmp_path):
+def test_the_error_does_not_name_a_task_that_has_ended(tmp_path: Path) -> None:
+    with locked("1", tmp_path):
         with lock_task(tmp_path, 2):
             pass
         with pytest.raises(RecipeError, match="is in use by another process"), run_lock(tmp_path):
@@ -72,7 +72,7 @@ def test_whoever_is_refused_is_not_told_of_a_task_that_has_ended(tmp_path: Path)
 
 
 def test_a_killed_task_leaves_no_lock(tmp_path: Path) -> None:
-    with held("1", tmp_path) as other:
+    with locked("1", tmp_path) as other:
         other.send_signal(signal.SIGKILL)
         other.wait(WAIT_S)
         with lock_task(tmp_path, 1):
@@ -81,21 +81,21 @@ def test_a_killed_task_leaves_no_lock(tmp_path: Path) -> None:
             pass
 
 
-def test_what_one_process_makes_others_wait_for(tmp_path: Path) -> None:
+def test_an_exclusive_lock_makes_others_wait(tmp_path: Path) -> None:
     waited: list[str] = []
-    with held("alone", tmp_path) as other:
+    with locked("alone", tmp_path) as other:
 
         def end_it() -> None:
-            waited.append("told")
+            waited.append("message")
             other.kill()
 
         with exclusive_lock(tmp_path / "made", end_it):
             assert other.wait(WAIT_S) == -signal.SIGKILL
-    with exclusive_lock(tmp_path / "made", lambda: pytest.fail("nobody has it")):
-        assert waited == ["told"]
+    with exclusive_lock(tmp_path / "made", lambda: pytest.fail("no process has it")):
+        assert waited == ["message"]
 
 
-def test_a_file_that_says_the_same_is_left_and_another_is_replaced(tmp_path: Path) -> None:
+def test_a_file_with_equal_text_is_not_replaced(tmp_path: Path) -> None:
     path = tmp_path / "recipe.yaml"
     write_shared(path, "seed: é\n")
     there = path.stat()
@@ -106,7 +106,7 @@ def test_a_file_that_says_the_same_is_left_and_another_is_replaced(tmp_path: Pat
     assert [each.name for each in tmp_path.iterdir()] == ["recipe.yaml"]
 
 
-def test_a_folder_that_cannot_be_written_to_is_told_in_a_line(tmp_path: Path) -> None:
+def test_an_unwritable_folder_is_an_error_of_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     message = rf"^--run-dir: {tmp_path}/file cannot be written to: Not a directory \(name another\)$"
     with pytest.raises(RecipeError, match=message), lock_task(tmp_path / "file", 1):

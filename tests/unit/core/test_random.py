@@ -36,7 +36,7 @@ def test_philox_of_many_counters_is_philox_of_each_and_leaves_them_alone():
     assert np.array_equal(counters, before)
 
 
-def test_integers_give_the_words_of_arrays():
+def test_integers_and_arrays_give_equal_words():
     counters = np.arange(40, dtype=np.uint64).reshape(4, 10)
     arrays = np.stack(philox(tuple(counters), 5))
     for n in range(10):
@@ -57,7 +57,7 @@ def test_a_draw_does_not_depend_on_how_many_are_drawn(num_draws):
 
 
 @pytest.mark.parametrize("indices", [[], [3], [6, 0, 3], [2, 2, 2], list(range(10))[::-1]])
-def test_a_sample_does_not_depend_on_which_others_are_asked_for(indices):
+def test_a_sample_does_not_depend_on_the_other_indices(indices):
     chosen = np.array(indices, dtype=np.int64)
     everything = uniform(1, Stream.AUGMENT, 2, np.arange(10), 5)
     assert np.array_equal(uniform(1, Stream.AUGMENT, 2, chosen, 5), everything[chosen])

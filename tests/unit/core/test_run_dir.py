@@ -1,4 +1,4 @@
-"""`core.rundir`: where a run writes, what it refuses to write over, and what it reads back."""
+"""`core.run_dir`: paths of a run, refused folders, and reading back its files."""
 
 import json
 import os
@@ -44,7 +44,7 @@ def test_a_write_that_fails_leaves_the_old_text(tmp_path, monkeypatch):
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
 
 
-def test_a_result_that_cannot_be_written_is_told_in_one_line(tmp_path, result):
+def test_a_result_that_cannot_be_written_is_an_error_of_one_line(tmp_path, result):
     run, gone = RunDir(tmp_path), RunDir(tmp_path / "gone")
     (tmp_path / "result.json").mkdir()
     for write in (lambda run: run.write_result(result), lambda run: run.write_json("result.json", {})):
@@ -71,7 +71,7 @@ def test_a_default_name_that_is_taken_gets_a_number(tmp_path, monkeypatch):
     assert names == ["digits-20261121-101509", "digits-20261121-101509-2", "digits-20261121-101509-3"]
 
 
-def test_a_claimed_folder_is_given_back_only_while_it_is_empty(tmp_path, monkeypatch):
+def test_a_claimed_folder_is_released_only_while_it_is_empty(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     refused, begun = RunDir.claim("digits", NOW), RunDir.claim("digits", NOW)
     begun.create()
@@ -89,7 +89,7 @@ def test_every_file_of_a_run_has_its_designed_name(tmp_path):
     ]  # fmt: skip
 
 
-def test_what_a_run_may_leave_beside_has_its_name_too(tmp_path):
+def test_optional_files_of_a_run_have_their_names_too(tmp_path):
     run = RunDir(tmp_path)
     paths = [run.attempts, run.warnings, run.bad_images, run.stacks(3)]
     names = ["attempts.jsonl", "warnings.jsonl", "bad_images.jsonl", "stacks.rank3.txt"]
@@ -205,7 +205,7 @@ def test_classes_that_cannot_be_understood_are_refused_in_one_line(tmp_path, gar
     assert message.startswith(f"{run.classes}: cannot be read: ") and message.endswith(" (remove it)")
 
 
-def test_a_missing_result_says_how_to_continue(tmp_path):
+def test_the_error_for_a_missing_result_has_the_way_to_continue(tmp_path):
     assert refusal(PacelineError, RunDir(tmp_path).read_result) == (
         f"{tmp_path}/result.json: the run has not finished (continue it with --resume)"
     )
@@ -283,7 +283,7 @@ except Exception as error:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
-def test_a_line_that_a_kill_cut_off_makes_room_for_the_next(tmp_path: Path) -> None:
+def test_a_partial_last_line_is_removed_before_appending(tmp_path: Path) -> None:
     path = tmp_path / "looks.jsonl"
     append_line(path, {"look": 1})
     path.write_bytes(path.read_bytes() + b'{"look": 2, "cp')
@@ -291,14 +291,14 @@ def test_a_line_that_a_kill_cut_off_makes_room_for_the_next(tmp_path: Path) -> N
     assert list(read_lines(path)) == [{"look": 1}, {"look": 3}]
 
 
-def test_a_file_that_is_nothing_but_half_a_line_begins_anew(tmp_path: Path) -> None:
+def test_a_file_of_one_partial_line_is_emptied(tmp_path: Path) -> None:
     path = tmp_path / "looks.jsonl"
     path.write_bytes(b'{"look"')
     append_line(path, {"look": 1})
     assert list(read_lines(path)) == [{"look": 1}]
 
 
-def test_a_run_that_is_there_is_told_from_what_is_none(tmp_path) -> None:
+def test_runs_are_distinguished_from_other_folders(tmp_path) -> None:
     (tmp_path / "recipe.yaml").write_text("")
     with pytest.raises(RecipeError, match=r"is not a run directory \(it has no plan.json; see runs/\)$"):
         RunDir.existing(tmp_path)  # a folder of images may hold a recipe.yaml
