@@ -92,26 +92,20 @@ class EvalPoint:
 
 @dataclass(frozen=True)
 class RunHistory:
-    """The evaluations, losses and checkpoints of a run.
+    """The evaluations, losses and checkpoints of a run."""
 
-    `status` is None for an unfinished run and with `is_alone`, which is for weights evaluated without a run. `points`
-    are the evaluations in order, `losses` pairs of step and logged training loss. `classes` and `confusion` are of the
-    last evaluation. `best` is the best evaluation, after `best_step` steps, unless it is among `points`; `best_kept`:
-    its checkpoint is on disk. `scales_loss`: float16 loss scaling may skip steps.
-    """
-
-    points: Sequence[EvalPoint]
-    status: Status | None = None
-    is_alone: bool = False
-    losses: Sequence[tuple[int, float]] = ()
-    classes: Sequence[ClassCount] = ()
+    points: Sequence[EvalPoint]  # in order
+    status: Status | None = None  # None for an unfinished run, and with `is_alone`
+    is_alone: bool = False  # weights that are evaluated without their run
+    losses: Sequence[tuple[int, float]] = ()  # (step, logged training loss)
+    classes: Sequence[ClassCount] = ()  # of the last evaluation, as is `confusion`
     confusion: Sequence[Sequence[int]] = ()
     steps: int = 0
     skipped: int = 0
-    scales_loss: bool = False
-    best: EvalResult | None = None
+    scales_loss: bool = False  # float16 loss scaling, which may skip steps
+    best: EvalResult | None = None  # unless it is among `points`
     best_step: int | None = None
-    best_kept: bool | None = None
+    best_kept: bool | None = None  # whether its checkpoint is on disk; None if unknown
     batch_norm: BatchNormCheck | None = None
 
     @property

@@ -20,15 +20,11 @@ _NO_LIMIT: Final = (INFINITY, Path())
 
 @dataclass(frozen=True)
 class CgroupLimits:
-    """The tightest limits on the control group of this process and its ancestors; infinite without a limit.
-
-    `memory_of` and `cores_of` are the directories of the groups that set `memory_bytes` and `cores` (CPU seconds per
-    second).
-    """
+    """The tightest limits on the control group of this process and its ancestors; infinite without a limit."""
 
     memory_bytes: float = INFINITY
-    memory_of: Path = Path()
-    cores: float = INFINITY
+    memory_of: Path = Path()  # directory of the group with this limit
+    cores: float = INFINITY  # CPU seconds per second
     cores_of: Path = Path()
 
     def used_memory_bytes(self) -> int:

@@ -55,13 +55,10 @@ class ClassCount:
 
 @dataclass(frozen=True)
 class ClassTable:
-    """Per-class results of one evaluation.
-
-    `confusion` has a row per true and a column per predicted class; it is empty with too many classes.
-    """
+    """Per-class results of one evaluation."""
 
     classes: tuple[ClassCount, ...]
-    confusion: tuple[tuple[int, ...], ...] = ()
+    confusion: tuple[tuple[int, ...], ...] = ()  # a row per true class, a column per predicted one; may be left out
 
     @property
     def is_uneven(self) -> bool:
@@ -139,14 +136,11 @@ class EvalResult(ResultModel):
 
 
 class Finding(ResultModel):
-    """A problem of what a run has learned (`core.health`): `evidence` with its `numbers`, and `advice`.
-
-    `severity`: `error` if the weights are unusable, `warning` if accuracy was lost, `note` for information.
-    """
+    """A problem of what a run has learned (`core.health`)."""
 
     name: str
-    severity: Literal["error", "warning", "note"]
-    evidence: str
+    severity: Literal["error", "warning", "note"]  # error: the weights are unusable
+    evidence: str  # a sentence or two
     advice: str
     numbers: dict[str, MeasuredFloat] = Field(default_factory=dict)
 
@@ -287,15 +281,13 @@ class LoaderResult(ResultModel):
 class HostToDeviceResult(ResultModel):
     """Transfer of rank 0's batches to its device, as means per step.
 
-    `batch_bytes` are images, labels and random numbers for augmentation on the device; 0 if the loader makes batches on
-    the device. `copied_bytes` of them are copied to another memory, none on a CPU. `copy_s` is the copy's time on the
-    GPU, in parallel with computing, and `bytes_per_s` its rate; None: not timed. The stage `h2d` has the time that
-    steps wait for it.
+    The stage `h2d` has the time that steps wait for it.
     """
 
+    # Images, labels and random numbers for augmentation; 0 if the loader makes batches on the device.
     batch_bytes: float
-    copied_bytes: float
-    copy_s: float | None = None
+    copied_bytes: float  # 0 on a CPU, which uses the batch in place
+    copy_s: float | None = None  # on the GPU, in parallel with computing; None: not timed
     bytes_per_s: float | None = None
 
     def __str__(self) -> str:
@@ -369,28 +361,23 @@ class StragglerResult(ResultModel):
 class CpuResult(ResultModel):
     """CPU time over the counted steps, of the rank that lost the largest share to other processes.
 
-    `run_s` and `waited_s` are how long threads of the rank and its loader workers ran, and were runnable without a
-    core, summed over threads. `lost_s` of the waiting is due to other processes (or a hypervisor), the rest to the run
-    itself; `share` is `lost_s` over that and `run_s`, `own_share` likewise. `throttled_share` is the time stopped by a
-    CPU quota, over that and the time used. Other processes kept `others_cores` of its `cores` busy. `pressure` is the
-    share of time in which anything on the node waited for a CPU (PSI), `switches` counts involuntary context switches.
-    `ranks` share these cores, and each computes with `threads`.
+    Times are sums over the threads of the rank and of its loader workers.
     """
 
     rank: int
-    cores: int
+    cores: int  # which all `ranks` share
     ranks: int
-    threads: int
+    threads: int  # per rank
     wall_s: float
     run_s: float
-    waited_s: float
-    lost_s: float
-    share: float
-    own_share: float
-    throttled_share: float
-    others_cores: float
-    pressure: float
-    switches: int
+    waited_s: float  # runnable without a core
+    lost_s: float  # of the waiting: due to other processes, or a hypervisor
+    share: float  # `lost_s` over `lost_s` and `run_s`
+    own_share: float  # the rest of the waiting over itself and `run_s`
+    throttled_share: float  # time stopped by a CPU quota, over that and the time used
+    others_cores: float  # mean number of the cores that other processes kept busy
+    pressure: float  # share of time in which anything on the node waited for a CPU (PSI)
+    switches: int  # involuntary context switches
 
 
 class MemoryResult(ResultModel):

@@ -9,14 +9,7 @@ NEVER: Final = float("inf")
 
 @dataclass(frozen=True)
 class World:
-    """Rank and world size of this process, and how it was started.
-
-    `launcher_pid` is the process id of paceline's own launcher (else 0). `store_fd` is a listening socket for the
-    rendezvous store, which the local launcher passes to rank 0 (-1: none). `attempt` counts earlier starts of the ranks
-    by the launcher. `agent_hosts_store`: torchrun's agent, not rank 0, runs the store. `allocated_cpus` and
-    `allocated_gpus` are what a batch system allocated to all ranks of this node together (0: unknown). `local_tasks` is
-    the number of its tasks on this node, each with its own CPUs (1: one process started all ranks).
-    """
+    """Rank and world size of this process, and how it was started."""
 
     rank: int = 0
     world_size: int = 1
@@ -25,13 +18,15 @@ class World:
     master_addr: str = "127.0.0.1"
     master_port: int = 0
     launcher: Launcher = "single"
-    store_fd: int = -1  # an open socket instead of a port number: another process could take the port
-    attempt: int = 0
-    agent_hosts_store: bool = False
-    launcher_pid: int = 0
-    allocated_cpus: int = 0
+    # Listening socket for the rendezvous store, which the local launcher passes to rank 0 (-1: none). If it passed a
+    # port number instead, another process could take the port in between.
+    store_fd: int = -1
+    attempt: int = 0  # earlier starts of the ranks by the launcher
+    agent_hosts_store: bool = False  # torchrun's agent, not rank 0, runs the store
+    launcher_pid: int = 0  # paceline's own launcher; 0 for others
+    allocated_cpus: int = 0  # by a batch system, to all ranks of this node together; 0: unknown
     allocated_gpus: int = 0
-    local_tasks: int = 1
+    local_tasks: int = 1  # of a batch system on this node, each with its own CPUs; 1: one process started all ranks
 
     @classmethod
     def single(cls) -> "World":
@@ -62,14 +57,11 @@ class World:
 
 @dataclass(frozen=True)
 class BatchJob:
-    """The batch job that this process belongs to; `number` is empty outside of one.
+    """The batch job that this process belongs to."""
 
-    `restarts` counts requeues. `end_s` is the time limit in seconds since 1970 (infinite: unknown).
-    """
-
-    number: str = ""
-    restarts: int = 0
-    end_s: float = NEVER
+    number: str = ""  # empty outside of a job
+    restarts: int = 0  # requeues
+    end_s: float = NEVER  # time limit in seconds since 1970; infinite: unknown
 
 
 NO_JOB: Final = BatchJob()

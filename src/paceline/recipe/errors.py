@@ -37,6 +37,7 @@ def explain(error: ValidationError, values: dict[str, Any]) -> tuple[str, str]:
         f"{path}.name" if detail["type"] == "union_tag_invalid" and not path.endswith("]") else path
         for path, detail in zip(paths, details, strict=True)
     ]
+    # Validators of several sections name the field themselves.
     paths = [
         detail["ctx"]["path"] if detail["type"] == "refused" else path
         for path, detail in zip(paths, details, strict=True)
@@ -46,6 +47,7 @@ def explain(error: ValidationError, values: dict[str, Any]) -> tuple[str, str]:
         (path for path, detail in zip(paths, details, strict=True) if detail["type"] == "extra_forbidden"),
         paths[0],
     )
+    # A union reports the errors of all its branches.
     same = [detail for path, detail in zip(paths, details, strict=True) if path == first]
     message = _message(first, same)
     # Errors that other branches of a union report for a whole section do not count.
@@ -62,6 +64,7 @@ def _field_path(loc: tuple[str | int, ...], values: Any, missing: bool) -> str:
             path, values = f"{path}.{item}", values[str(item)]
         elif isinstance(values, list | tuple) and isinstance(item, int) and item < len(values):
             path, values = f"{path}[{item}]", values[item]
+        # Items that are not in `values` name branches of a union, but for the last one of a missing field.
         elif missing and position == len(loc) - 1 and isinstance(item, str):
             path = f"{path}.{item}"
     return path.lstrip(".")
@@ -77,7 +80,7 @@ def _message(path: str, details: list[ErrorDetails]) -> str:
     match detail["type"]:
         case "extra_forbidden":
             return _unknown_field_message(path, leaf, detail["loc"][:-1])
-        case "missing" if isinstance(detail["loc"][-1], int):
+        case "missing" if isinstance(detail["loc"][-1], int):  # items of a tuple
             return f"{_shorten_value(detail['input'])} is too short (write {int(details[-1]['loc'][-1]) + 1} values)"
         case "too_short" | "too_long":
             bounds = {"min_length": "at least", "max_length": "at most"}
@@ -87,6 +90,7 @@ def _message(path: str, details: list[ErrorDetails]) -> str:
         case "missing":
             return f"is needed (set {path}=...)"
         case "union_tag_invalid":
+            # pydantic gives the tags only as text
             known = re.findall(r"'([^']+)'", detail["ctx"]["expected_tags"])
             tag = detail["ctx"]["tag"]
             return f"{tag!r} is not one of {', '.join(known)}{suggest_similar(tag, known)}"
@@ -103,6 +107,8 @@ def _message(path: str, details: list[ErrorDetails]) -> str:
 def _unknown_field_message(path: str, leaf: str, loc: tuple[str | int, ...]) -> str:
     known = _siblings(loc)
     owners = _variants_with(leaf, loc)
+    # Most specific advice first: an argument of a plugin, a field of another variant, another trainer's name, the right
+    # field in another section, a typing error.
     if loc and loc[-1] == IMPORT_PATH_FORM:
         section = path.rpartition(".")[0]
         return f"is not a field (one of {', '.join(known)}; arguments of your own code are {section}.args.{leaf})"
@@ -120,7 +126,7 @@ def _unknown_field_message(path: str, leaf: str, loc: tuple[str | int, ...]) -> 
 def _expected_value(detail: ErrorDetails) -> str:
     """Return what one branch of a union accepts."""
     if detail["type"] == "value_error":
-        return str(detail["ctx"]["error"]).rpartition("(")[2].rstrip(")")
+        return str(detail["ctx"]["error"]).rpartition("(")[2].rstrip(")")  # our own messages end in "(FIX)"
     if detail["type"] in _TYPE_NAMES:
         return _TYPE_NAMES[detail["type"]]
     return detail["msg"].removeprefix("Input should be ").removeprefix("a valid ")

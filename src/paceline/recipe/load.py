@@ -53,7 +53,7 @@ class LayerStack:
 
     def origin(self, path: str) -> str:
         """Return the origin of `path`, or of the section around it; `default` if it was not set."""
-        while path:
+        while path:  # from the field outwards
             if path in self.origins:
                 return self.origins[path]
             path = path[: max(path.rfind("."), path.rfind("["), 0)]
@@ -165,7 +165,7 @@ def find_recipe(name: str) -> Path:
 
 def _find_file(name: str) -> Path:
     path, preset = _expand_user(name), PRESETS / f"{name}.yaml"
-    if is_run(path):
+    if is_run(path):  # first, so that a run directory may have the name of a preset
         return path / RECIPE
     if path.suffix in (".yaml", ".yml"):
         if not path.is_file():
@@ -188,6 +188,7 @@ def _find_file(name: str) -> Path:
         raise RecipeError(
             f"{path}: is a folder without {RECIPE}, not a run (images: paceline train folder data.source.root=...)"
         )
+    # From here on `name` is not a recipe: find the most helpful message.
     if "." in name and name in choices():
         raise RecipeError(f"{name!r}: is a field, not a recipe (write {name}=VALUE)")
     hint = suggest_similar(name, preset_names()) or " (see `paceline recipes`)"
@@ -218,7 +219,7 @@ def _load_chain(path: Path, name: str) -> list[Layer]:
     """Return the layers of `path` and all that it `extends`, the base first."""
     layers: list[Layer] = []
     seen: list[Path] = []
-    while True:
+    while True:  # from `path` to its root
         if path.resolve() in seen:
             raise RecipeError(f"{path}: extends itself (fix the chain of `extends`)")
         seen.append(path.resolve())
@@ -231,7 +232,7 @@ def _load_chain(path: Path, name: str) -> list[Layer]:
         if not isinstance(base, str):
             location = layers[0].location("extends")
             raise RecipeError(f"{location}: extends: {base!r} is not a name (write a preset or a file)")
-        beside = path.parent / _expand_user(base)
+        beside = path.parent / _expand_user(base)  # relative to the file that names it, not to the working directory
         try:
             path = find_recipe(str(beside) if beside.suffix in (".yaml", ".yml") else base)
         except RecipeError as error:
@@ -263,6 +264,7 @@ def merge_layers(layers: Iterable[Layer]) -> LayerStack:
         _merge_into(values, layer.values)
         _record_origins(layer, layer.values, "", origins)
     _name_variants(values, variants)
+    # Dropped fields have no origin any more.
     remaining = {path: origin for path, origin in origins.items() if _has_path(values, path)}
     return LayerStack(values, remaining, frozenset(files))
 
@@ -290,6 +292,7 @@ def _drop_replaced(values: dict[str, Any], over: dict[str, Any], variants: dict[
     for section, one, other in ALTERNATIVES:
         base, change = _get_section(values, [section]), _get_section(over, [section])
         for given, replaced in ((one, other), (other, one)):
+            # If one layer sets both, validation refuses it.
             if change.get(given, "auto") != "auto" and replaced not in change:
                 base.pop(replaced, None)
 
@@ -302,7 +305,7 @@ def _drop_model_fields(model: dict[str, Any], change: dict[str, Any]) -> None:
     model.pop("args", None)
     if is_plugin_name(name):
         for field in BUILT_IN_MODELS_ONLY:
-            if model.get(field) != "sync_batch":
+            if model.get(field) != "sync_batch":  # which any model can be converted to
                 model.pop(field, None)
 
 

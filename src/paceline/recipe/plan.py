@@ -64,7 +64,7 @@ class Plan:
         recipe = resolve_batch(recipe, world_size)
         data, batch_size = recipe.data, recipe.data.global_batch_size
         micro_batch = divide_batch(recipe, world_size)
-        steps_per_epoch = train.num_images // batch_size
+        steps_per_epoch = train.num_images // batch_size  # incomplete batches are dropped
         if steps_per_epoch == 0:
             suggested = _suggest_batch_size(recipe, world_size, train.num_images)
             fix = f"try {suggested}" if suggested else "add images, or use fewer ranks"
@@ -82,6 +82,7 @@ class Plan:
         def interval(duration: Duration | Literal["off"]) -> int:
             if duration == "off" or duration.is_time:
                 return 0
+            # An interval that rounds to 0 steps must not turn it off.
             return max(1, _steps(duration, steps_per_epoch, batch_size, total_steps))
 
         save = recipe.checkpoint
@@ -301,7 +302,7 @@ def _image_size(recipe: Recipe, info: DatasetInfo) -> int:
         return recipe.data.image_size
     if info.image_size is None:
         return DEFAULT_PHOTO_SIZE
-    height, width = info.image_size
+    height, width = info.image_size  # messages have width x height
     if height != width:
         raise RecipeError(f"data.image_size: the images are {width}x{height}, not square (set data.image_size)")
     return height

@@ -93,7 +93,7 @@ class PluginRef:
         try:
             plugin = factory(*positional, **keyword, **self.args)
             self._check_members(plugin)
-        except PacelineError:
+        except PacelineError:  # a plugin may report an error of the user itself
             raise
         except Exception as error:
             raise RecipeError(f"{self.path}.name: {self.name} raised {describe_error(error)} (fix it)") from error
@@ -234,6 +234,7 @@ def _error_location(error: BaseException, trace: TracebackType | None) -> str:
     """Return ` at FILE:LINE` of the innermost frame of the user's code, or else of any package."""
     if isinstance(error, SyntaxError) and error.filename:
         return f" at {error.filename}:{error.lineno}"
+    # Without paceline's call of the plugin, and code from strings.
     frames = [
         frame for frame in traceback.extract_tb(trace) if frame.filename != __file__ and "<" not in frame.filename
     ]
@@ -248,10 +249,11 @@ def _module(module: str, name: str, path: str) -> ModuleType:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         absent = error.name or ""
+        # The plugin's own module is missing, not one that it imports.
         if module == absent or module.startswith(f"{absent}."):
             raise RecipeError(f"{path}: {name}: there is no module {absent}{_module_location(absent)}") from None
         raise RecipeError(f"{path}: {name}: importing {module} raised {describe_error(error)} (install it)") from error
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit) as error:  # a script without a main guard may exit when it is imported
         raise RecipeError(f"{path}: {name}: importing {module} raised {describe_error(error)} (fix it)") from error
 
 
@@ -313,7 +315,7 @@ def code_identity(recipe: Recipe) -> dict[str, dict[str, str]]:
 def changed_code(before: dict[str, dict[str, str]], now: dict[str, dict[str, str]]) -> list[str]:
     """Return the plugins whose file differs between two results of `code_identity`."""
     both = ((name, before.get(name, {}).get("sha256"), each.get("sha256")) for name, each in now.items())
-    return [name for name, old, new in both if None not in (old, new) and old != new]
+    return [name for name, old, new in both if None not in (old, new) and old != new]  # unknown code is not compared
 
 
 def stale_code(recorded: Mapping[str, Mapping[str, str]]) -> list[str]:

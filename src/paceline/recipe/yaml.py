@@ -149,7 +149,7 @@ def _plain_value(node: Any, name: str, line: int = 0) -> Any:
         return [_plain_value(value, name, node.lc.item(number)[0] + 1) for number, value in enumerate(node)]
     if node is None or isinstance(node, bool):
         return node
-    if isinstance(node, int):
+    if isinstance(node, int):  # ruamel's subclasses remember how a number was written
         return int(node)
     if isinstance(node, float):
         return float(node)

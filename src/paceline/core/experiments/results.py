@@ -1,4 +1,7 @@
-"""Result types of experiments, as they are written to `experiment.json`."""
+"""Result types of experiments, as they are written to `experiment.json`.
+
+Optional fields are None if they were not measured, and in results from before they were recorded.
+"""
 
 from collections.abc import Sequence
 from typing import Any, Literal, Protocol
@@ -10,69 +13,51 @@ from paceline.core.statistics import Interval
 
 
 class ParityResult(ResultModel):
-    """Whether a rung trains to the same loss as the rung below it, on the same samples in the same order.
+    """Whether a rung trains to the same loss as the rung below it, on the same samples in the same order."""
 
-    `loss` and `loss_below` are means over the counted steps, `gap` is loss / loss below - 1 over pairs of runs.
-    `verdict` is `same` if the whole interval of the gap is within `tolerance`, `differs` if none of it is, else `open`;
-    `why` is a sentence.
-    """
-
-    loss: MeasuredFloat
+    loss: MeasuredFloat  # mean over the counted steps
     loss_below: MeasuredFloat
-    gap: Interval
+    gap: Interval  # loss / loss below - 1, over pairs of runs
     tolerance: MeasuredFloat
+    # Whether all of the gap's interval is within the tolerance, none of it, or some
     verdict: Literal["same", "differs", "open"]
-    why: str
+    why: str  # a sentence
 
 
 class RungResult(ResultModel):
-    """One rung of a ladder: a change of settings and its measured effect.
-
-    `patch` are its KEY=VALUE words over the rung below (`below`), the last kept one. `expects` are the stages that
-    should shrink; `shrank` has each stage's device seconds per step (below, with this rung). `over_below` and
-    `over_first` are ratios of images/s, the latter a product over the rungs in between. `stages` are device seconds per
-    step, which may overlap. `epoch_s` are seconds of an epoch of the training set without evaluations, `steps_s` those
-    of the counted steps. `startup_s` is from the start of the process to the first step, including `compile_s`;
-    `prepare_s` was spent once on data. Memory is rank 0's, in bytes. `runs` are folders below the experiment's, with
-    `ranks` ranks each. `status`: `failed` with a reason (`why`), `left_out` if it does not fit this machine or recipe.
-    `starved` says in how many runs other processes used the cores, or ""; such a rung counts as no gain.
-    None: not measured, or an older result.
-    """
+    """One rung of a ladder: a change of settings and its measured effect."""
 
     name: str
     explains: str
-    patch: tuple[str, ...]
-    status: Literal["kept", "dropped", "failed", "left_out"]
-    why: str
-    below: str = ""
-    expects: tuple[str, ...] = ()
+    patch: tuple[str, ...]  # KEY=VALUE words over the rung below
+    status: Literal["kept", "dropped", "failed", "left_out"]  # left_out: does not fit this machine or recipe
+    why: str  # reason of the status
+    below: str = ""  # name of the last kept rung
+    expects: tuple[str, ...] = ()  # stages that should shrink
+    # Device seconds per step of each stage in `expects`: (below, with this rung)
     shrank: dict[str, tuple[MeasuredFloat, MeasuredFloat]] = Field(default_factory=dict)
     images_per_s: Interval | None = None
     spread: tuple[MeasuredFloat, MeasuredFloat] | None = None
-    over_below: Interval | None = None
-    over_first: Interval | None = None
-    stages: dict[str, MeasuredFloat] = Field(default_factory=dict)
+    over_below: Interval | None = None  # ratio of images/s
+    over_first: Interval | None = None  # product of the ratios over all kept rungs so far
+    stages: dict[str, MeasuredFloat] = Field(default_factory=dict)  # device seconds per step, which may overlap
     step_s: MeasuredFloat | None = None
-    epoch_s: MeasuredFloat | None = None
-    steps_s: MeasuredFloat | None = None
-    startup_s: MeasuredFloat | None = None
+    epoch_s: MeasuredFloat | None = None  # training alone, without evaluations
+    steps_s: MeasuredFloat | None = None  # the counted steps
+    startup_s: MeasuredFloat | None = None  # from the start of the process to the first step, including `compile_s`
     compile_s: MeasuredFloat | None = None
-    prepare_s: MeasuredFloat = 0.0
-    host_bytes: int | None = None
+    prepare_s: MeasuredFloat = 0.0  # spent once on data
+    host_bytes: int | None = None  # memory of rank 0
     device_bytes: int | None = None
     parity: ParityResult | None = None
     verdict: dict[str, str] = Field(default_factory=dict)
-    starved: str = ""
-    runs: tuple[str, ...] = ()
+    starved: str = ""  # in how many runs other processes used the cores, which counts as no gain; or ""
+    runs: tuple[str, ...] = ()  # folders below the experiment's
     ranks: int | None = None
 
 
 class LadderResult(ResultModel):
-    """The result of a ladder, with its rungs in order.
-
-    `best` names the last kept rung, `best_patch` all its changes to the recipe; `stopped` says why the ladder `auto`
-    ended, else "".
-    """
+    """The result of a ladder, with its rungs in order."""
 
     kind: Literal["ladder"] = "ladder"
     schema_version: int = 1
@@ -86,25 +71,16 @@ class LadderResult(ResultModel):
     repeats: int
     batch_size: int
     rungs: tuple[RungResult, ...]
-    best: str
-    best_patch: tuple[str, ...]
-    stopped: str = ""
+    best: str  # name of the last kept rung
+    best_patch: tuple[str, ...]  # all its changes to the recipe
+    stopped: str = ""  # why the ladder `auto` ended
     wall_s: MeasuredFloat
     command: tuple[str, ...]
     provenance: dict[str, Any]
 
 
 class ScalePoint(ResultModel):
-    """A number of ranks and its measurements.
-
-    `efficiency` is images/s per rank over that of the smallest number of ranks, in pairs of runs of one round;
-    `speedup` is ranks times it. `epoch_s` are seconds of an epoch of the training set without evaluations, `steps_s`
-    those of the counted steps of a short run. `exposed_s` is the time per step that waits for gradients,
-    `exposed_share` its share, `straggler_share` the share lost to the latest rank. `top1` is the accuracy of whole
-    runs, if requested; `top1_gap` is that minus the accuracy of the smallest number of ranks over common seeds, the
-    cost of larger batches. `error` says why a point was not measured. `runs` are folders below the experiment's. None:
-    not measured, not defined, or an older result.
-    """
+    """A number of ranks and its measurements."""
 
     ranks: int
     nodes: int
@@ -113,71 +89,62 @@ class ScalePoint(ResultModel):
     images_per_s: Interval | None = None
     spread: tuple[MeasuredFloat, MeasuredFloat] | None = None
     step_s: MeasuredFloat | None = None
-    efficiency: Interval | None = None
-    speedup: Interval | None = None
-    epoch_s: MeasuredFloat | None = None
-    steps_s: MeasuredFloat | None = None
-    exposed_s: MeasuredFloat | None = None
-    exposed_share: MeasuredFloat | None = None
-    straggler_share: MeasuredFloat | None = None
+    efficiency: Interval | None = None  # images/s per rank over that of the fewest ranks, in pairs of runs of one round
+    speedup: Interval | None = None  # ranks times the efficiency
+    epoch_s: MeasuredFloat | None = None  # training alone, without evaluations
+    steps_s: MeasuredFloat | None = None  # the counted steps of a short run
+    exposed_s: MeasuredFloat | None = None  # seconds per step of waiting for gradients
+    exposed_share: MeasuredFloat | None = None  # of a step
+    straggler_share: MeasuredFloat | None = None  # share lost to the latest rank
     startup_s: MeasuredFloat | None = None
     wall_s: MeasuredFloat | None = None
-    top1: Interval | None = None
-    top1_gap: Interval | None = None
+    top1: Interval | None = None  # of whole runs, if requested
+    top1_gap: Interval | None = None  # minus that of the fewest ranks over common seeds: the cost of larger batches
     bottleneck: str = ""
-    error: str = ""
-    runs: tuple[str, ...] = ()
+    error: str = ""  # why it was not measured
+    runs: tuple[str, ...] = ()  # folders below the experiment's
 
 
 class BatchPoint(ResultModel):
-    """A batch size, a warm-up and a learning-rate rule, and the outcome of whole runs over `seeds`.
+    """A batch size, a warm-up and a learning-rate rule, and the outcome of whole runs.
 
-    `lr_rule` is `any` at the recipe's own batch size, where all rules agree; `warmup` is "" if the schedule has none.
-    `lr` is the peak. `to_target_s` and `to_target_epochs` are means over the `reached` runs that reached the target.
-    Means of times and rates are geometric. `epoch_s` are seconds of an epoch at `images_per_s`. `error` says why the
-    first failed run failed.
+    Means of times and rates are geometric.
     """
 
     batch_size: int
-    warmup: str
-    lr_rule: str
-    lr: MeasuredFloat
-    seeds: int
-    reached: int
+    warmup: str  # "" if the schedule has none
+    lr_rule: str  # `any` at the recipe's own batch size, where all rules agree
+    lr: MeasuredFloat  # peak learning rate
+    seeds: int  # number of runs, with a seed each
+    reached: int  # number of runs that reached the target
     top1: Interval | None = None
     images_per_s: Interval | None = None
-    epoch_s: MeasuredFloat | None = None
-    to_target_s: Interval | None = None
+    epoch_s: MeasuredFloat | None = None  # at `images_per_s`
+    to_target_s: Interval | None = None  # over the runs that reached the target
     to_target_epochs: Interval | None = None
-    error: str = ""
+    error: str = ""  # why the first failed run failed
     runs: tuple[str, ...] = ()
 
 
 class ScaleResult(ResultModel):
-    """Speed over numbers of ranks (`points`), or training over batch sizes (`batches`); the other one is empty.
-
-    `mode` is `weak` if each rank keeps its batch, `strong` if the global batch is kept, `batch` for batch sizes.
-    `steps` are the counted steps per run, 0 for whole runs; `repeats` are rounds, with a seed each for whole runs.
-    `target` is a top-1 accuracy. `caution` names resources such as cores that the ranks of one machine share, and
-    differences in hardware or versions between runs. `sentences` are findings of a study of batch sizes. `epoch_images`
-    are images per epoch, None if unknown. `wall_s` is the sum of all successful runs.
-    """
+    """Speed over numbers of ranks (`points`), or training over batch sizes (`batches`); the other one is empty."""
 
     kind: Literal["scale"] = "scale"
     schema_version: int = 1
-    mode: Literal["weak", "strong", "batch"]
+    mode: Literal["weak", "strong", "batch"]  # constant batch per rank, constant global batch, or batch sizes
     recipe: str
     recipe_hash: str
-    steps: int
+    steps: int  # counted steps per run; 0 for whole runs
     warmup_steps: int
-    repeats: int
+    repeats: int  # rounds, with a seed each for whole runs
     points: tuple[ScalePoint, ...] = ()
     batches: tuple[BatchPoint, ...] = ()
-    target: MeasuredFloat | None = None
+    target: MeasuredFloat | None = None  # top-1 accuracy
+    # Resources that the ranks of one machine share, such as cores, and runs that differ in hardware or versions.
     caution: str = ""
-    sentences: tuple[str, ...] = ()
-    epoch_images: MeasuredFloat | None = None
-    wall_s: MeasuredFloat
+    sentences: tuple[str, ...] = ()  # findings of a study of batch sizes
+    epoch_images: MeasuredFloat | None = None  # images per epoch
+    wall_s: MeasuredFloat  # sum of all successful runs
     command: tuple[str, ...]
     provenance: dict[str, Any]
 
@@ -196,37 +163,27 @@ class ScaleResult(ResultModel):
 
 
 class TriedResult(ResultModel):
-    """A candidate that `tune` tried: `patch` are its KEY=VALUE words over the best settings before it, named by `over`.
-
-    `ratio` is its speed over that of `over` in pairs of runs (without bounds for one short run). `round` counts from 1,
-    `steps` are those of its longest run, `trials` is the number of runs. `status`: `won`, `lost`, `no_gain` (not
-    distinguishable from 1), `differs` (trains to another loss), `no_room` (out of memory), `failed`, `starved` (other
-    processes used the cores, so nothing is known). `explains` summarizes the change; `parity` is None if losses were
-    not compared.
-    """
+    """A candidate that `tune` tried."""
 
     name: str
-    patch: tuple[str, ...]
-    over: str
-    round: int
-    steps: int
-    trials: int
+    patch: tuple[str, ...]  # KEY=VALUE words over the best settings at that time
+    over: str  # name of these settings
+    round: int  # from 1
+    steps: int  # of its longest run
+    trials: int  # number of runs
     images_per_s: MeasuredFloat | None
-    ratio: Interval | None
+    ratio: Interval | None  # of speeds in pairs of runs; without bounds for one short run
+    # no_gain: not distinguishable from 1. differs: trains to another loss. no_room: out of memory. starved: other
+    # processes used the cores, so nothing is known.
     status: Literal["won", "lost", "no_gain", "differs", "no_room", "failed", "starved"]
     why: str
     runs: tuple[str, ...] = ()
-    explains: str = ""
-    parity: ParityResult | None = None
+    explains: str = ""  # summary of the change
+    parity: ParityResult | None = None  # None if losses were not compared
 
 
 class TuneResult(ResultModel):
-    """The fastest settings that `tune` found, and all that it tried.
-
-    `first` and `best` are images/s of the original and the tuned recipe, `gain` is their ratio in pairs of runs.
-    `best_patch` is the change, `recipe_file` the tuned recipe, `trials` the number of runs, `grid` the size of the
-    search space, `stopped` why the search ended. `first_verdict` and `verdict` are the bottlenecks before and after.
-    """
+    """The fastest settings that `tune` found, and all that it tried."""
 
     kind: Literal["tune"] = "tune"
     schema_version: int = 1
@@ -236,54 +193,45 @@ class TuneResult(ResultModel):
     steps: int
     warmup_steps: int
     repeats: int
-    first: Interval
-    best: Interval
-    gain: Interval | None
-    best_patch: tuple[str, ...]
-    recipe_file: str
+    first: Interval  # images/s of the original recipe
+    best: Interval  # images/s of the tuned recipe
+    gain: Interval | None  # their ratio in pairs of runs
+    best_patch: tuple[str, ...]  # changes to the original recipe
+    recipe_file: str  # the tuned recipe
     tried: tuple[TriedResult, ...]
-    trials: int
-    grid: int
-    stopped: str
+    trials: int  # number of runs
+    grid: int  # size of the search space
+    stopped: str  # why the search ended
     wall_s: MeasuredFloat
     command: tuple[str, ...]
     provenance: dict[str, Any]
-    first_verdict: dict[str, str] = Field(default_factory=dict)
-    verdict: dict[str, str] = Field(default_factory=dict)
+    first_verdict: dict[str, str] = Field(default_factory=dict)  # bottleneck of the original recipe
+    verdict: dict[str, str] = Field(default_factory=dict)  # bottleneck of the tuned recipe
 
 
 class SweepPoint(ResultModel):
-    """One value of the swept field, and its measurements.
+    """One value of the swept field, and its measurements."""
 
-    `images_per_s` is the mean over runs, of all ranks; `spread` their minimum and maximum, or the 10th and 90th
-    percentile of windows for a single run (None with one window). `step_s` is a step at that speed, `epoch_s` an epoch
-    of training alone. `stages` are rank 0's device seconds per step, including `data_wait_s`. `is_fastest` holds for
-    the highest speed and those whose spread overlaps it. `error` says why nothing was measured, `starved` in how many
-    runs other processes used the cores, or "". `runs` are folders below the experiment's.
-    """
-
-    value: str
+    value: str  # as written in `patch`
     patch: tuple[str, ...]
     batch_size: int | None = None
-    images_per_s: Interval | None = None
+    images_per_s: Interval | None = None  # mean over runs, of all ranks together
+    # Minimum and maximum of the runs; of a single run, the 10th and 90th percentile of its windows (None with one).
     spread: tuple[MeasuredFloat, MeasuredFloat] | None = None
-    is_fastest: bool = False
-    step_s: MeasuredFloat | None = None
+    is_fastest: bool = False  # or with a spread that overlaps the fastest
+    step_s: MeasuredFloat | None = None  # at that speed
     data_wait_s: MeasuredFloat | None = None
-    epoch_s: MeasuredFloat | None = None
+    epoch_s: MeasuredFloat | None = None  # training alone, without evaluations
+    # Device seconds per step of rank 0, with `data_wait_s`
     stages: dict[str, MeasuredFloat] = Field(default_factory=dict)
     bottleneck: str = ""
-    starved: str = ""
-    error: str = ""
-    runs: tuple[str, ...] = ()
+    starved: str = ""  # in how many runs other processes used the cores, or ""
+    error: str = ""  # why nothing was measured
+    runs: tuple[str, ...] = ()  # folders below the experiment's
 
 
 class SweepResult(ResultModel):
-    """The speed of a recipe over values of the field `key`, each measured in `repeats` short, interleaved runs.
-
-    `steps` are the counted steps per run. `fastest` is the fastest value; `sentence` names those that cannot be
-    distinguished from it. `wall_s` is the sum of all successful runs.
-    """
+    """The speed of a recipe over values of the field `key`, in short, interleaved runs."""
 
     kind: Literal["sweep"] = "sweep"
     schema_version: int = 1
@@ -291,51 +239,40 @@ class SweepResult(ResultModel):
     recipe: str
     recipe_hash: str
     ranks: int
-    steps: int
+    steps: int  # counted steps per run
     warmup_steps: int
-    repeats: int
+    repeats: int  # runs per value
     points: tuple[SweepPoint, ...]
-    fastest: str
-    sentence: str
-    wall_s: MeasuredFloat
+    fastest: str  # a value
+    sentence: str  # names values that cannot be distinguished from it
+    wall_s: MeasuredFloat  # sum of all successful runs
     command: tuple[str, ...]
     provenance: dict[str, Any]
 
 
 class Predicted(ResultModel):
-    """Prediction for a number of ranks: seconds for `images` images, with a range.
-
-    `low_s` and `high_s` are a 95 % interval if predicted from a table, else a likely range. `efficiency` is the time of
-    one rank over N times that of N ranks, of whole runs with start-up; `speedup` is N times it (None in older results).
-    `step_s` is one step. `parts` are seconds of the whole run by name, including the fixed cost; `dominates` is the
-    largest part that is not computing. `gpu_hours` are ranks times hours, `cost` those times the price of an hour (None
-    without a price).
-    """
+    """Prediction for a number of ranks."""
 
     ranks: int
     nodes: int
     rank_batch: int
-    images: MeasuredFloat
+    images: MeasuredFloat  # of the predicted run
     time_s: MeasuredFloat
-    low_s: MeasuredFloat
+    low_s: MeasuredFloat  # 95 % confidence if predicted from a table, else a likely range
     high_s: MeasuredFloat
     step_s: MeasuredFloat
     images_per_s: MeasuredFloat
-    efficiency: MeasuredFloat
-    speedup: MeasuredFloat | None = None
-    gpu_hours: MeasuredFloat
-    cost: MeasuredFloat | None = None
+    efficiency: MeasuredFloat  # time of one rank over N times that of N ranks, of whole runs with start-up
+    speedup: MeasuredFloat | None = None  # N times the efficiency
+    gpu_hours: MeasuredFloat  # ranks times hours
+    cost: MeasuredFloat | None = None  # GPU hours times the price of one
+    # Seconds of the whole run by name, with the fixed cost
     parts: dict[str, MeasuredFloat] = Field(default_factory=dict)
-    dominates: str = ""
+    dominates: str = ""  # the largest part that is not computing
 
 
 class MeasuredPoint(ResultModel):
-    """A measured point of a prediction, with its fitted value.
-
-    `efficiency` is images/s per rank over that of the point with the fewest ranks (the first in the table), of whole
-    runs with start-up; `speedup` is ranks times it. `fitted_efficiency` is the fitted time of one rank over N times
-    that of N. None in older results.
-    """
+    """A measured point of a prediction, with its fitted value."""
 
     ranks: int
     nodes: int
@@ -343,29 +280,25 @@ class MeasuredPoint(ResultModel):
     images: MeasuredFloat
     time_s: MeasuredFloat
     fitted_s: MeasuredFloat
+    # Images/s per rank over that of the point with the fewest ranks (the first in the table), with start-up.
     efficiency: MeasuredFloat | None = None
-    speedup: MeasuredFloat | None = None
-    fitted_efficiency: MeasuredFloat | None = None
+    speedup: MeasuredFloat | None = None  # ranks times the efficiency
+    fitted_efficiency: MeasuredFloat | None = None  # fitted time of one rank over N times that of N
 
 
 class PredictionResult(ResultModel):
-    """Predictions and their basis.
-
-    `basis` is `points` (a table of times) or `run` (a profile and a network). `form` is the formula in words, `terms`
-    its coefficients in seconds. `network` is the one used for collectives. `notes` name terms that the points do not
-    determine.
-    """
+    """Predictions and their basis."""
 
     kind: Literal["prediction"] = "prediction"
     schema_version: int = 1
-    basis: Literal["points", "run"]
+    basis: Literal["points", "run"]  # a table of times, or a profile and a network
     source: str
-    form: str
-    terms: dict[str, MeasuredFloat]
+    form: str  # the formula in words
+    terms: dict[str, MeasuredFloat]  # its coefficients in seconds
     points: tuple[MeasuredPoint, ...] = ()
     predictions: tuple[Predicted, ...]
-    network: str = ""
-    notes: tuple[str, ...] = ()
+    network: str = ""  # used for collectives
+    notes: tuple[str, ...] = ()  # which terms the points do not determine
     command: tuple[str, ...] = ()
     provenance: dict[str, Any] = Field(default_factory=dict)
 

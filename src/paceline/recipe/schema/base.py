@@ -52,7 +52,7 @@ def _parse_training(value: object) -> Duration:
 
 def _parse_cadence(value: object) -> Duration:
     duration = _parse_training(value)
-    if duration.value == 0:
+    if duration.value == 0:  # "off" says never
         raise ValueError(f"'{duration}' never happens (use 1st for every step)")
     return duration
 

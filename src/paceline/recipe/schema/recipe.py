@@ -140,6 +140,7 @@ class Recipe(Section):
             refuse(
                 field, f"{precision} keeps copies, which schedule_free does not average (set train.precision={kind})"
             )
+        # Squares of gradients below 2e-4 underflow in fp16.
         if precision == "fp16_pure" and isinstance(optim, Adam | RmsProp | Lamb):
             refuse(field, f"fp16_pure loses the squares that {optim.name} divides by (set train.precision=fp16_master)")
         if kind in ("bf16", "amp") and not scheme and parallel.strategy == "dataparallel":
