@@ -37,7 +37,10 @@ _MAX_BAD_SHOWN = 5
 
 
 def run_ordered(tasks: Iterable[Callable[[], Result]], workers: int) -> Generator[Result, None, None]:
-    """Yield the results of `tasks` in order, computed by `workers` threads. Closing it waits for running tasks only."""
+    """Yield the results of `tasks` in order, computed by `workers` threads; raise a task's exception.
+
+    Closing the generator cancels pending tasks and waits for running ones.
+    """
     with ThreadPoolExecutor(workers, thread_name_prefix="pack") as pool:
         pending: deque[Future[Result]] = deque()
         try:
@@ -160,7 +163,7 @@ class SampleEncoder:
         return self._encode_unchanged_size(smaller, label, channels)
 
     def _index_jpeg(self, file: bytes) -> tuple[bytes | None, str]:
-        """Return (record, ""), or (None, reason)."""
+        # (record, ""), or (None, reason).
         if not file.startswith(b"\xff\xd8"):
             return None, "it is no JPEG"
         if self.index is None:

@@ -72,9 +72,9 @@ class PartialPack:
     def open(cls, folder: Path, key: bytes, shard_bytes: int | None, *, keeps_bad: bool = True) -> "PartialPack":
         """Create or resume an unfinished pack in `folder`; its `key`, 32 bytes, identifies source and options.
 
-        Without `keeps_bad`, drop its samples from the first unreadable image on, and all of them if the key differs.
-        Raise `DataError` if another process has it open, if the key differs, and if the folder belongs to another user
-        or holds other files.
+        Without `keeps_bad`, packing resumes at the first unreadable image, which may have been fixed; if there is one,
+        a pack of another key is discarded. Raise `DataError` for any other pack of another key, if another process has
+        it open, and if the folder belongs to another user or holds other files.
         """
         _prepare_folder(folder)
         log = open_to_write(folder / LOG_NAME, "a+b")

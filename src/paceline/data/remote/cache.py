@@ -156,7 +156,7 @@ class Fetcher:
     stop: threading.Event = field(default_factory=threading.Event)
 
     def read(self, address: RemoteUrl, start: int, stop: int, num_bytes: int) -> bytes:
-        """Return bytes [start, stop) of a file. Raise `DataError`, `CorruptFileError` for another size."""
+        """Return bytes [start, stop) of a file. Raise `DataError`; `CorruptFileError` if its size differs."""
         chunk = self.retry.read(self.transport, address, start, stop)
         if chunk.total != num_bytes:
             raise CorruptFileError(
@@ -165,7 +165,7 @@ class Fetcher:
             )
         if len(chunk.data) != stop - start:
             raise CorruptFileError(
-                f"{address.display_url}: has {num_bytes:,} bytes, and {stop:,} were asked for ({_REUPLOAD_FIX})"
+                f"{address.display_url}: has {num_bytes:,} bytes, and {stop:,} were requested ({_REUPLOAD_FIX})"
             )
         return chunk.data
 

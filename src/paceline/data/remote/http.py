@@ -283,7 +283,7 @@ class _MinRateReader(io.RawIOBase):
         passed_s = now_s - self._since_s
         if passed_s >= self._stall_timeout_s:  # one window is over; the next starts with the next byte
             if self._num_bytes < _MIN_BYTES_PER_S * passed_s:
-                raise _TooSlowError(f"only {self._num_bytes:,} bytes came in {passed_s:.3g} s")
+                raise _TooSlowError(f"only {self._num_bytes:,} bytes were received in {passed_s:.3g} s")
             self._num_bytes = 0
         return num_bytes
 
@@ -316,7 +316,7 @@ def _read_response(response: HTTPResponse, start: int, stop: int) -> ByteRange |
         raise TransientError(f"sent bytes {first}-{last} of {total_bytes}, not {start}-{stop - 1}")
     data = response.read(last - first + 1)
     if len(data) != last - first + 1:
-        raise TransientError(f"{len(data):,} of {last - first + 1:,} bytes came")
+        raise TransientError(f"{len(data):,} of {last - first + 1:,} bytes were received")
     if response.read(1):  # reading to the end makes the connection reusable
         raise TransientError(f"sent more than bytes {first}-{last}")
     return ByteRange(data, total_bytes)

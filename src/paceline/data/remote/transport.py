@@ -162,7 +162,7 @@ class FsspecTransport:
             return ByteRange(b"", total)
         data = self._call(system, "cat_file", path, start=start, end=min(stop, total))
         if len(data) != min(stop, total) - start:
-            raise TransientError(f"{len(data):,} of {min(stop, total) - start:,} bytes came")
+            raise TransientError(f"{len(data):,} of {min(stop, total) - start:,} bytes were received")
         return ByteRange(bytes(data), total)
 
     def close(self) -> None:

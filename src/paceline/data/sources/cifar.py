@@ -120,7 +120,7 @@ def _build_array_globals() -> dict[str, object]:
 
     def encode(text: str, encoding: str) -> bytes:
         if encoding != "latin1":
-            raise RefusedPickleError(f"asks for the text encoding {encoding!r}")
+            raise RefusedPickleError(f"uses the text encoding {encoding!r}")
         return text.encode("latin1")
 
     return {
@@ -150,7 +150,7 @@ class _ArrayStandIn:
 
 
 def load_cifar(section: Cifar10 | Cifar100, *, may_download: bool) -> Datasets:
-    """Load CIFAR as uint8 [N, 32, 32, 3], and download it if this process and the recipe may.
+    """Load CIFAR as uint8 [N, 32, 32, 3], and download it if `may_download` and the recipe allow it.
 
     `root` holds the authors' files, their folder, or `train/` and `test/` with class folders. Raise `DataError` if none
     of them is present or a file is malformed.

@@ -37,7 +37,7 @@ _FIX = "remove it and fetch the data set again"
 
 
 def load_fashion_mnist(section: FashionMnist, *, may_download: bool) -> Datasets:
-    """Load Fashion-MNIST as uint8 [N, 28, 28, 1], and download it if this process and the recipe may.
+    """Load Fashion-MNIST as uint8 [N, 28, 28, 1], and download it if `may_download` and the recipe allow it.
 
     The files are in `root`, `root/FashionMNIST/raw` or `root/raw`. Raise `DataError` if they are missing or malformed.
     """

@@ -140,7 +140,7 @@ def decode_sample(value: bytes) -> tuple[int, bytes]:
 
 
 def read_sample_name(tail: bytes) -> str:
-    """Return the name at the end of a value, of which the end suffices."""
+    """Return the sample's name at the end of a value; `tail` is the value or its last bytes."""
     name_bytes, _ = SAMPLE_TAIL.unpack_from(tail, len(tail) - SAMPLE_TAIL.size)
     end = len(tail) - SAMPLE_TAIL.size
     return printable(tail[max(0, end - name_bytes) : end].decode("utf-8", "replace"))

@@ -37,11 +37,11 @@ class RestrictedUnpickler(pickle.Unpickler):
         try:
             return self._allowed_globals[f"{module}.{name}"]
         except KeyError:
-            raise RefusedPickleError(f"asks for {module}.{name}") from None
+            raise RefusedPickleError(f"refers to {module}.{name}") from None
 
     def persistent_load(self, pid: object) -> object:
         """Raise `RefusedPickleError`, as there are no objects outside the file."""
-        raise RefusedPickleError(f"asks for the persistent object {pid!r}")
+        raise RefusedPickleError(f"refers to the persistent object {pid!r}")
 
 
 def _check_memo_size(content: bytes) -> None:
@@ -49,7 +49,7 @@ def _check_memo_size(content: bytes) -> None:
     # file. It takes 0.4 us per opcode (measured), three times as long as unpickling.
     for opcode, number, _ in pickletools.genops(content):
         if opcode.name in _MEMO_OPCODES and number is not None and number > len(content):
-            raise RefusedPickleError(f"asks for memory for {number:,} values, in {len(content):,} bytes")
+            raise RefusedPickleError(f"needs memory for {number:,} values, in {len(content):,} bytes")
 
 
 def load_restricted_pickle(

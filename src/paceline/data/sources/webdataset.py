@@ -45,7 +45,7 @@ def expand_tar_paths(text: str, setting: str) -> tuple[str, ...]:
         paths += matches
     if len(set(paths)) < len(paths):
         repeated = next(path for path in paths if paths.count(path) > 1)
-        raise DataError(f"{setting}: means {printable(repeated)} twice (correct it)")
+        raise DataError(f"{setting}: matches {printable(repeated)} twice (correct it)")
     return tuple(paths)
 
 
@@ -59,7 +59,7 @@ def _expand_ranges(text: str, setting: str) -> list[str]:
         numbers = range(int(first), int(last) + 1)
         num_paths *= len(numbers)
         if num_paths > _MAX_TARS:
-            raise DataError(f"{setting}: {printable(text)} means more than {_MAX_TARS:,} tars (correct it)")
+            raise DataError(f"{setting}: {printable(text)} expands to more than {_MAX_TARS:,} tars (correct it)")
         ranges.append([str(number).zfill(len(first)) for number in numbers])
     return ["".join(_interleave(parts[::3], numbers)) for numbers in product(*ranges)]
 

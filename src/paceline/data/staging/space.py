@@ -46,7 +46,7 @@ def measure_free_space(folder: Path, memory_left: Callable[[], float], proc: Pat
 
 def check_free_space(needed: CopySize, free: FreeSpace, folder: Path, title: str) -> None:
     """Raise `DataError` if the files `needed` do not fit into `folder`."""
-    prefix = f"data.stage: {printable(folder)} has not enough space for {title}"
+    prefix = f"data.stage: {printable(folder)} does not have enough space for {title}"
     fix = "(free some, choose another folder, or set data.stage=off)"
     if needed.disk_bytes > free.num_bytes:
         raise DataError(f"{prefix}: {size(needed.disk_bytes)} are needed, {size(free.num_bytes)} {free.limit} {fix}")

@@ -270,7 +270,7 @@ def test_a_server_below_the_minimum_rate_is_an_error(serve: Callable[..., int]) 
 
     port = serve(drip)
     for part in ("head", "body"):
-        with pytest.raises(TransientError, match=r"^only \d+ bytes came in 0\.3"):
+        with pytest.raises(TransientError, match=r"^only \d+ bytes were received in 0\.3"):
             read(f"http://127.0.0.1:{port}/{part}.pack", 128, stall_timeout_s=0.3)
     rest.set()
 

@@ -271,7 +271,7 @@ def test_a_cache_that_is_not_writable_is_an_error(remote, tmp_path: Path) -> Non
 def test_a_range_beyond_the_end_is_an_error(remote, index) -> None:
     fetcher = Fetcher(remote.store, RetryPolicy())
     num_bytes = index.files[0].num_bytes
-    with pytest.raises(DataError, match="were asked for"):
+    with pytest.raises(DataError, match="were requested"):
         fetcher.read(RemoteUrl("http://host/data-00000.pack"), num_bytes - 1, num_bytes + 1, num_bytes)
 
 

@@ -147,7 +147,9 @@ def test_an_evil_file_runs_nothing(name, cifar10, error_message):
     mark = cifar10 / "ran"
     write(cifar10 / "cifar-10-batches-py", {name: {"data": Evil(mark), "labels": [], "label_names": []}})
     message = error_message(load_cifar, Cifar10(root=str(cifar10)), may_download=False)
-    assert message.startswith(f"{cifar10}/cifar-10-batches-py/{name}: asks for posix.mkdir; a CIFAR file may hold only")
+    assert message.startswith(
+        f"{cifar10}/cifar-10-batches-py/{name}: refers to posix.mkdir; a CIFAR file may hold only"
+    )
     assert not mark.exists()
 
 

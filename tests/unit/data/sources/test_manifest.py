@@ -147,9 +147,9 @@ BAD_DICT = {
     "a fraction for a label": ({"0.jpg": 1.0}, "labels 0.jpg with a value of type float; "),
     "an immense label": ({"0.jpg": 10**5000}, "labels 0.jpg with a value of type int; "),
     "no label": ({"0.jpg": ""}, "labels 0.jpg with an empty text; "),
-    "a Path": ({Path("0.jpg"): 1}, "asks for pathlib."),
-    "a numpy number": ({"0.jpg": np.int64(1)}, "asks for numpy."),
-    "a call": (b"cposix\nsystem\n(S'true'\ntR.", "asks for posix.system; "),
+    "a Path": ({Path("0.jpg"): 1}, "refers to pathlib."),
+    "a numpy number": ({"0.jpg": np.int64(1)}, "refers to numpy."),
+    "a call": (b"cposix\nsystem\n(S'true'\ntR.", "refers to posix.system; "),
     "no pickle": (b"path,label\n", "is not a readable pickle ("),
 }
 

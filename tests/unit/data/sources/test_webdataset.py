@@ -153,7 +153,7 @@ BAD_PATHS = {
     "t-{0..2}.tar": "does not exist",
     "t-{2..0}.tar": "{2..0} is not an increasing range of numbers",
     "t-{0..9999999999}.tar": "{0..9999999999} is not an increasing range",
-    "t-{0..99999}{0..99}.tar": "means more than 1,000,000 tars",
+    "t-{0..99999}{0..99}.tar": "expands to more than 1,000,000 tars",
     "t-{0..0}{,}.tar": "does not exist",
 }
 
@@ -172,7 +172,7 @@ def test_a_repeated_tar_is_refused(tar, tmp_path, error_message):
     assert len(load(ranges).train) == 3
     tar(samples(1), name="t-1-2.tar")
     message = error_message(load, ranges, str(tmp_path / "t*{1..2}*.tar"))
-    assert message == f"data.source.val: means {tmp_path}/t-1-2.tar twice (correct it)"
+    assert message == f"data.source.val: matches {tmp_path}/t-1-2.tar twice (correct it)"
 
 
 def test_pattern_characters_in_names_are_literal(tar, tmp_path):

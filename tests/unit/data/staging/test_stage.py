@@ -367,7 +367,7 @@ def test_without_enough_space_nothing_is_copied(
     free = FreeSpace(4096 * 3, "free there", math.inf)
     monkeypatch.setattr("paceline.data.staging.stage.measure_free_space", lambda folder, memory_left: free)
     with (
-        pytest.raises(DataError, match=r"has not enough space for .*: 32.8 kB are needed, 12.3 kB free there"),
+        pytest.raises(DataError, match=r"does not have enough space for .*: 32.8 kB are needed, 12.3 kB free there"),
         stage_for_run(folder, str(stage_folder), is_first=True),
     ):
         pytest.fail("was staged")
