@@ -1,4 +1,4 @@
-"""What tests of every kind share: real data where a machine has it, and the program, as users start it and at once."""
+"""Shared fixtures: real data sets, a browser, and the program, started as users do or by a fork server."""
 
 import contextlib
 import fcntl
@@ -27,7 +27,7 @@ POLL_S = 0.005
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 INSTALL = ("apt-get", "install", "--yes", "--no-install-recommends", "chromium", "fonts-dejavu-core")
 FLAGS = (
-    "--no-sandbox",  # a browser of root has none
+    "--no-sandbox",  # root has no sandbox
     "--disable-gpu",
     "--disable-dev-shm-usage",
     "--no-first-run",
@@ -37,14 +37,15 @@ FLAGS = (
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 )
 
-# What is started in the background of a script ignores Ctrl-C, what `nohup` starts SIGHUP; and so would all they start.
+# Programs in the background of a script ignore SIGINT, and those under `nohup` ignore SIGHUP. Children would inherit
+# that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @dataclass(frozen=True)
-class Ended:
-    """A process that has ended."""
+class ProgramResult:
+    """The exit code and output of a finished process."""
 
     code: int
     out: str
@@ -52,21 +53,21 @@ class Ended:
 
     @property
     def result(self) -> dict:
-        """The JSON on stdout, of a run that succeeded."""
+        """The JSON on standard output of a successful run."""
         assert self.code == 0, self.err
         return json.loads(self.out)
 
-    def says(self, *words: str) -> None:
-        """Assert that all it says is one error line, which has `words`, and that it exits with 2."""
+    def assert_error(self, *parts: str) -> None:
+        """Assert that the program exited with 2 and printed one error line that contains all of `parts`."""
         assert self.code == 2, (self.code, self.out, self.err)
         lines = self.err.splitlines()
         assert len(lines) == 1 and lines[0].startswith("error: "), self.err
-        for word in words:
-            assert word in lines[0], (word, lines[0])
+        for part in parts:
+            assert part in lines[0], (part, lines[0])
 
 
 class Process:
-    """A program that `forking.py` has started: what tests use of `subprocess.Popen`."""
+    """A program that `forking.py` started, with the part of `subprocess.Popen`'s interface that tests use."""
 
     def __init__(self, pid: int, out: int, err: int, code_of: Callable[[int], int | None]) -> None:
         self.pid, self._code_of = pid, code_of
@@ -74,13 +75,13 @@ class Process:
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        """Return the exit code, or nothing while it runs."""
+        """Return the exit code, or None while the program runs."""
         if self.returncode is None:
             self.returncode = self._code_of(self.pid)
         return self.returncode
 
     def wait(self, timeout: float = TIMEOUT_S) -> int:
-        """Return the exit code once there is one, or raise `subprocess.TimeoutExpired`."""
+        """Return the exit code after the program ends, or raise `subprocess.TimeoutExpired`."""
         deadline_s = time.monotonic() + timeout
         while (code := self.poll()) is None:
             self._not_after(deadline_s, timeout)
@@ -88,31 +89,31 @@ class Process:
         return code
 
     def communicate(self, timeout: float = TIMEOUT_S) -> tuple[str, str]:
-        """Return all it says, and what it has started says, once that has ended too."""
+        """Return all output of the program and of its children, after all of them have ended."""
         deadline_s = time.monotonic() + timeout
-        said = {stream: b"" for stream in (self.stdout, self.stderr) if not stream.closed}
+        output = {stream: b"" for stream in (self.stdout, self.stderr) if not stream.closed}
         with selectors.DefaultSelector() as open_ones:
-            for stream in said:
+            for stream in output:
                 open_ones.register(stream, selectors.EVENT_READ)
             while open_ones.get_map():
                 for key, _ in open_ones.select(max(0.0, deadline_s - time.monotonic())):
                     part = os.read(key.fd, 1 << 16)
-                    said[key.fileobj] += part
+                    output[key.fileobj] += part
                     if not part:
                         open_ones.unregister(key.fileobj)
                 self._not_after(deadline_s, timeout)
         self.wait(max(POLL_S, deadline_s - time.monotonic()))
-        for stream in said:
+        for stream in output:
             stream.close()
-        return said.get(self.stdout, b"").decode(), said.get(self.stderr, b"").decode()
+        return output.get(self.stdout, b"").decode(), output.get(self.stderr, b"").decode()
 
     def send_signal(self, number: int) -> None:
-        """Send it a signal, unless it has ended."""
+        """Send the program a signal, unless it has ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill the program."""
         self.send_signal(signal.SIGKILL)
 
     def _not_after(self, deadline_s: float, timeout: float) -> None:
@@ -122,34 +123,34 @@ class Process:
 
 @dataclass(frozen=True)
 class Forking:
-    """A Python that has imported torch: what it starts is there at once. See `forking.py`."""
+    """A fork server that has imported torch, so that programs start without delay. See `forking.py`."""
 
     server: "subprocess.Popen[bytes]"
     calls: socket.socket
     always: Mapping[str, str] = field(default_factory=dict)
-    """Variables of all that it starts, unless they are given others."""
+    """Environment variables of every program, unless `start` overrides them."""
 
     def start(
         self,
-        words: Sequence[str],
+        args: Sequence[str],
         folder: Path,
         environ: Mapping[str, str],
         *,
         listener: int | None = None,
         terminal: int | None = None,
     ) -> Process:
-        """Start `python WORDS` in `folder`; the file `listener` becomes its 3, and `terminal` all it prints to."""
+        """Start `python ARGS` in `folder`; `listener` becomes descriptor 3, `terminal` standard output and error."""
         (out, out_end), (err, err_end) = os.pipe(), os.pipe()
         with Path(os.devnull).open() as nothing:
             streams = (out_end, err_end) if terminal is None else (terminal, terminal)
             files = [nothing.fileno(), *streams, *(() if listener is None else (listener,))]
-            request = {"words": [*words], "environ": clean_environ({**self.always, **environ}), "folder": str(folder)}
-            pid = self._asked(request, files)
+            request = {"args": [*args], "environ": clean_environ({**self.always, **environ}), "folder": str(folder)}
+            pid = self._request(request, files)
         os.close(out_end)
         os.close(err_end)
-        return Process(pid, out, err, lambda pid: self._asked({"code_of": pid}, []))
+        return Process(pid, out, err, lambda pid: self._request({"code_of": pid}, []))
 
-    def _asked(self, request: dict, files: Sequence[int]) -> int:
+    def _request(self, request: dict, files: Sequence[int]) -> int:
         socket.send_fds(self.calls, [json.dumps(request).encode()], files)
         answer = self.calls.recv(64)
         assert answer, "the server of tests has ended"
@@ -160,10 +161,10 @@ class Forking:
 class Fresh:
     """The Python that users start."""
 
-    def start(self, words: Sequence[str], folder: Path, environ: Mapping[str, str]) -> "subprocess.Popen[str]":
-        """Start `python WORDS` in `folder`."""
+    def start(self, args: Sequence[str], folder: Path, environ: Mapping[str, str]) -> "subprocess.Popen[str]":
+        """Start `python ARGS` in `folder`."""
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        return subprocess.Popen([sys.executable, *words], cwd=folder, env=clean_environ(environ), text=True, **pipes)
+        return subprocess.Popen([sys.executable, *args], cwd=folder, env=clean_environ(environ), text=True, **pipes)
 
 
 @dataclass(frozen=True)
@@ -173,33 +174,33 @@ class Program:
     folder: Path
     python: Forking | Fresh
 
-    def start(self, *words: str, program: tuple[str, ...] = (), **environ: str) -> "Process | subprocess.Popen[str]":
-        """Start it; `program` replaces `python -m paceline`."""
-        command = ["-m", *(program or ("paceline",)), *words]
+    def start(self, *args: str, program: tuple[str, ...] = (), **environ: str) -> "Process | subprocess.Popen[str]":
+        """Start the program; `program` replaces `python -m paceline`."""
+        command = ["-m", *(program or ("paceline",)), *args]
         return self.python.start(command, self.folder, environ)
 
-    def __call__(self, *words: str, program: tuple[str, ...] = (), **environ: str) -> Ended:
-        """Run it to its end."""
-        process = self.start(*words, program=program, **environ)
+    def __call__(self, *args: str, program: tuple[str, ...] = (), **environ: str) -> ProgramResult:
+        """Run the program until it ends."""
+        process = self.start(*args, program=program, **environ)
         try:
             out, err = process.communicate(timeout=TIMEOUT_S)
         except subprocess.TimeoutExpired:
             process.kill()
             raise
-        return Ended(process.returncode, out, err)
+        return ProgramResult(process.returncode, out, err)
 
 
 def clean_environ(more: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a program that nobody has made a rank, and `more`."""
+    """Return the environment without a launcher's variables, updated with `more`."""
     ranks = ("SLURM_", "RANK", "WORLD")
     return {**{name: value for name, value in os.environ.items() if not name.startswith(ranks)}, **more}
 
 
 @contextlib.contextmanager
 def forking_from(python: str, **always: str) -> Iterator[Forking]:
-    """Return the context in which `python` has imported torch and starts programs, all with the variables `always`."""
-    # Threads do not survive a fork: those of pools, and of pyarrow's allocator, which pandas imports where it is. And
-    # torch reads how much to say when it is imported.
+    """Return a context manager of a fork server of `python`; its programs have the variables `always`."""
+    # Threads do not survive a fork, so the pools of OpenMP and OpenBLAS and the allocator of pyarrow (which pandas
+    # imports) must not start any. torch reads its log level when it is imported.
     early = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "FATAL", **always}
     early["JE_ARROW_MALLOC_CONF"] = "background_thread:false"
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -210,21 +211,21 @@ def forking_from(python: str, **always: str) -> Iterator[Forking]:
         assert num_threads, "paceline cannot be imported"
         assert num_threads == b"1", "threads do not survive a fork"
         yield Forking(server, ours, always)
-        ours.close()  # which ends it
+        ours.close()  # ends the server
 
 
 @pytest.fixture(scope="session")
 def forking() -> Iterator[Forking]:
-    """Return a Python whose programs need not import torch."""
+    """Return a fork server, whose programs need not import torch."""
     with forking_from(sys.executable) as found:
         yield found
 
 
 @dataclass(frozen=True)
 class Installed:
-    """A release, as `python -m build` makes it, and a Python that has its wheel and knows nothing of the checkout.
+    """A built release, and a Python with its wheel that does not see the checkout.
 
-    Torch and all else that paceline needs are those of the Python that runs the tests.
+    Torch and the other dependencies are those of the Python that runs the tests.
     """
 
     sdist: Path
@@ -233,37 +234,38 @@ class Installed:
 
     @property
     def scripts(self) -> Path:
-        """The folder of `python` and `paceline`, for a PATH."""
+        """The folder of `python` and `paceline`, for PATH."""
         return self.python.parent
 
 
 @pytest.fixture(scope="session")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    """Return a release and a Python that has it; for programs, `installed_in` is quicker and keeps PYTHONPATH away."""
+    """Return the release; `installed_in` starts its programs faster and clears PYTHONPATH."""
     pytest.importorskip("build", reason="nothing can be built: pip install build")
     top = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
-        top = top.parent  # which the processes of one call of pytest share
+        top = top.parent  # shared by all xdist workers
     with (top / "release.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         return _release_in(top / "release")
 
 
 def _release_in(folder: Path) -> Installed:
-    """Return the release in `folder`, which is made there if nobody has."""
+    """Return the release in `folder`; build it unless it exists."""
     python = folder / "venv" / "bin" / "python"
-    made = folder / "made"
-    if not made.exists():
-        # The wheel is built from the source distribution, and not from what else lies about here.
+    marker = folder / "complete"
+    if not marker.exists():
+        # The wheel is built from the source distribution, so files that only the checkout has are missing from it.
         _finish(sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder / "dist"), str(ROOT))
         _finish(sys.executable, "-m", "venv", "--without-pip", str(folder / "venv"))
         pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "--python", str(python)]
         (wheel,) = (folder / "dist").glob("*.whl")
         _finish(*pip, "install", "--no-deps", "--no-index", "--no-compile", str(wheel))
         (packages,) = (folder / "venv" / "lib").glob("python*/site-packages")
-        # A folder that a .pth file names has its own .pth files left unread: an editable install there is not seen.
+        # Python does not process the .pth files of a folder that a .pth file names, so an editable install there stays
+        # invisible.
         (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
-        made.touch()
+        marker.touch()
     (sdist,), (wheel,) = (folder / "dist").glob("*.tar.gz"), (folder / "dist").glob("*.whl")
     return Installed(sdist, wheel, python)
 
@@ -276,7 +278,7 @@ def _finish(*command: str) -> None:
 
 @pytest.fixture(scope="session")
 def installed_in(installed: Installed) -> Iterator[Callable[[Path], Program]]:
-    """Return a function from a folder to the program that runs there, from the wheel, and starts at once."""
+    """Return a function from a folder to the installed program, which runs there and starts without delay."""
     path = os.pathsep.join([str(installed.scripts), os.environ["PATH"]])
     with forking_from(str(installed.python), PYTHONPATH="", PATH=path) as found:
         yield lambda folder: Program(folder, found)
@@ -284,31 +286,31 @@ def installed_in(installed: Installed) -> Iterator[Callable[[Path], Program]]:
 
 @pytest.fixture(scope="session")
 def paceline_in(forking: Forking) -> Callable[[Path], Program]:
-    """Return a function from a folder to the program that runs there, and starts at once."""
+    """Return a function from a folder to the program, which runs there and starts without delay."""
     return lambda folder: Program(folder, forking)
 
 
 @pytest.fixture
 def paceline(paceline_in: Callable[[Path], Program], tmp_path: Path) -> Program:
-    """Return the program, which starts at once; it runs in the test's own folder."""
+    """Return the program in the test's own folder; it starts without delay."""
     return paceline_in(tmp_path)
 
 
 @pytest.fixture
 def paceline_anew(tmp_path: Path) -> Program:
-    """Return the program as users start it, which takes seconds; it runs in the test's own folder."""
+    """Return the program in the test's own folder, started in a new interpreter as users do, which takes seconds."""
     return Program(tmp_path, Fresh())
 
 
 @pytest.fixture
 def lines_of() -> Callable[[Path], list[dict]]:
-    """Return a function that reads the records of a JSON-lines file."""
+    """Return a function that reads the records of a JSON Lines file."""
     return lambda path: [json.loads(line) for line in path.read_text().splitlines()]
 
 
 @pytest.fixture
 def real_data():
-    """Return a function from a data set's name to its folder below `PACELINE_TEST_DATA`; it skips without it."""
+    """Return a function from a data set's name to its folder in `PACELINE_TEST_DATA`, or skip the test."""
 
     def folder_of(name):
         top = os.environ.get("PACELINE_TEST_DATA")
@@ -324,10 +326,10 @@ def real_data():
 
 @pytest.fixture(scope="session")
 def state_digest() -> Callable[[Path], Mapping[str, str]]:
-    """Return a function from a run directory, or a checkpoint of it, to the digests of the state that is in it.
+    """Return a function from a run directory or checkpoint to the digests of its state.
 
-    They are of the tensors of model, optimizer, average, precision and compression, each where there is one, as the
-    manifest of the newest checkpoint has them, and of the values beside them less what depends on the clock.
+    The digests are those of the tensors of model, optimizer, average, precision and compression in the manifest of the
+    newest checkpoint, and of the values beside them that do not depend on the clock.
     """
 
     def digests(run: Path) -> dict[str, str]:
@@ -338,7 +340,7 @@ def state_digest() -> Callable[[Path], Mapping[str, str]]:
         assert {"model", "optimizer"} <= found.keys()
         values = json.loads((checkpoint / "state.json").read_text())
         progress = {key: value for key, value in values["train"].items() if not key.endswith("_s") and key != "spent"}
-        progress["since_eval"] = progress["since_eval"]["steps"]  # and not its seconds
+        progress["since_eval"] = progress["since_eval"]["steps"]  # without its seconds
         others = [values.get(key) for key in ("schedule", "scale", "compression")]
         text = json.dumps([progress, *others], sort_keys=True).encode()
         return {**found, "values": hashlib.sha256(text).hexdigest(), "step": checkpoint.name}
@@ -348,7 +350,7 @@ def state_digest() -> Callable[[Path], Mapping[str, str]]:
 
 @pytest.fixture(scope="module")
 def browser():
-    """Return Chromium, which finds no host but this one; where it is missing it is installed, if that is possible."""
+    """Return Chromium without access to other hosts; install it if it is missing and that is possible."""
     pytest.importorskip("playwright.sync_api", reason="playwright is not installed (pip install 'paceline[dev]')")
     from playwright.sync_api import sync_playwright
 
@@ -367,21 +369,19 @@ def browser():
 
 @pytest.fixture
 def opened(browser):
-    """Return a function that opens an address, at a width and in a theme: it gives the page, and what that asks for
-    and complains of.
-    """
+    """Return a function that opens an address and returns the page, its requests and its errors."""
     contexts = []
 
     def open_page(address, width=1280, theme="light"):
         context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=theme)
         contexts.append(context)
         page = context.new_page()
-        asked, said = [], []
+        asked, output = [], []
         page.on("request", lambda request: asked.append(request.url))
-        page.on("console", lambda message: said.append(message.text))
-        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("console", lambda message: output.append(message.text))
+        page.on("pageerror", lambda error: output.append(str(error)))
         page.goto(address)
-        return page, asked, said
+        return page, asked, output
 
     yield open_page
     for context in contexts:

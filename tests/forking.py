@@ -1,13 +1,14 @@
-"""Start Python programs at once: be a Python that has imported torch, and fork one after another.
+"""Fork server for tests: a Python that has imported torch and forks programs, so that they start without delay.
 
-What is forked is as `python -m MODULE WORDS` or `python SCRIPT WORDS` is when it has started: its own environment,
-folder, signals and streams, and nothing else open. Ranks that `paceline` launches, and runs that a profile or a ladder
-measures, are forked from it in turn, as its children, in sessions of their own. Not as after a start: modules are
-there, the hash seed is the same for all, and `/proc` tells the command and the environment of this process.
+A forked program is in the state of a new `python -m MODULE ARGS` or `python SCRIPT ARGS`: its own environment, folder,
+signals and streams, and no other open file. The ranks that `paceline` launches, and the runs that a profile or a ladder
+measures, are forked from it in turn, as its children, in sessions of their own. Three things differ from a new
+interpreter: modules are imported already, all programs have the same hash seed, and `/proc` shows the command line and
+environment of the server.
 
-`python forking.py FD`: a request comes over the socket FD as JSON, with the files that become 0, 1, 2 and 3, and its
-answer goes back. `{"words": WORDS, "environ": E, "folder": F}` is answered by a process id, `{"code_of": ID}` by the
-exit code, or null while the process runs.
+`python forking.py FD`: a request arrives over the socket FD as JSON, with the files that become 0, 1, 2 and 3, and its
+answer is sent back. `{"args": ARGS, "environ": E, "folder": F}` is answered with a process id, `{"code_of": ID}` with
+the exit code, or null while the process runs.
 """
 
 import atexit
@@ -33,7 +34,7 @@ from subprocess import DEVNULL, PIPE
 from types import FrameType, SimpleNamespace
 from typing import Any, NoReturn
 
-# What runs import sooner or later; not `paceline.cli`, which reads the time when it is imported.
+# Modules that runs import sooner or later. `paceline.cli` is excluded, because it reads the clock when it is imported.
 MODULES = (
     "paceline.training.run",
     "paceline.training.eval_run",
@@ -54,7 +55,7 @@ POLL_S = 0.005
 
 
 def serve(calls: socket.socket) -> None:
-    """Answer requests until nobody is there to make them."""
+    """Answer requests until the client closes its socket."""
     codes: dict[int, int] = {}
 
     def reap(number: int, frame: FrameType | None) -> None:
@@ -72,8 +73,8 @@ def serve(calls: socket.socket) -> None:
             answer = codes.get(request["code_of"])
         else:
             signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
-            answer = fork(request["words"], request["environ"], dict(enumerate(files)), folder=request["folder"])
-            codes.pop(answer, None)  # of a process that had this id before
+            answer = fork(request["args"], request["environ"], dict(enumerate(files)), folder=request["folder"])
+            codes.pop(answer, None)  # of an earlier process with the same id
             signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
             for file in files:
                 os.close(file)
@@ -81,7 +82,7 @@ def serve(calls: socket.socket) -> None:
 
 
 def fork(
-    words: Sequence[str],
+    args: Sequence[str],
     environ: Mapping[str, str],
     files: Mapping[int, int],
     *,
@@ -89,9 +90,9 @@ def fork(
     in_session: bool = False,
     tied: Sequence[int] = (),
 ) -> int:
-    """Start a program whose files are `files`, by the number each is to have; return its process id.
+    """Fork a program with `files`, a map from its descriptors to files of this process; return its process id.
 
-    `tied` are the arguments of `die_with_parent`, where it is to end with this one.
+    `tied` are the arguments of `die_with_parent`, for a program that must end with this process.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -104,21 +105,21 @@ def fork(
             os.setsid()
         os.chdir(folder)
         be_as_started(environ, files)
-        run(words)
+        run(args)
     except BaseException:
         traceback.print_exc()
     finally:
-        os._exit(70)  # never back into what has forked
+        os._exit(70)  # never return into the code that forked
 
 
 def be_as_started(environ: Mapping[str, str], files: Mapping[int, int]) -> None:
-    """Leave this process what it would have after a start, and nothing else of what it had."""
+    """Reset files, signals and environment to those of a new interpreter."""
     spare = {number: fcntl.fcntl(file, fcntl.F_DUPFD, FIRST_SPARE_FILE) for number, file in files.items()}
     for number, file in spare.items():
         os.dup2(file, number)
     first = 0
     for number in (*sorted(files), 1 << 16):
-        if first < number:  # an empty range would be every file
+        if first < number:  # an empty range would close every file
             os.closerange(first, number)
         first = number + 1
     for number in signal.valid_signals():
@@ -129,24 +130,25 @@ def be_as_started(environ: Mapping[str, str], files: Mapping[int, int]) -> None:
     os.environ.update(environ)
 
 
-def run(words: Sequence[str]) -> NoReturn:
-    """Run what follows `python` on a command line, and end as it does."""
-    if list(words[:2]) == [
+def run(args: Sequence[str]) -> NoReturn:
+    """Run the arguments that follow `python` on a command line, then exit with the program's code."""
+    if list(args[:2]) == [
         "-I",
         "-S",
-    ]:  # tied to the one that asked for it (`die_with_parent_command`), which is not our parent
-        words = words[6:]
+    ]:  # tied to the process that requested it (`die_with_parent_command`), which is not the parent
+        args = args[6:]
     its_own = {"DEVNULL": DEVNULL, "PIPE": PIPE, "TimeoutExpired": subprocess.TimeoutExpired}
     for name in STARTERS:
         importlib.import_module(name).subprocess = SimpleNamespace(Popen=popen, **its_own)
-    for name in [name for name in sys.modules if name.startswith("paceline.cli")]:  # of what has forked this one
+    # The modules of the parent hold its state
+    for name in [name for name in sys.modules if name.startswith("paceline.cli")]:
         del sys.modules[name]
-    is_safe = words[0] == "-P"  # else modules may be in the current folder, or beside the script
-    is_module = words[is_safe] == "-m"
-    sys.argv = list(words[is_safe + is_module :])
+    is_safe = args[0] == "-P"  # without -P, modules may be in the current folder or beside the script
+    is_module = args[is_safe] == "-m"
+    sys.argv = list(args[is_safe + is_module :])
     own = [] if is_safe else [os.curdir if is_module else str(Path(sys.argv[0]).parent)]
-    asked = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each and each not in sys.path]
-    sys.path[:1] = [*own, *asked]
+    options = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each and each not in sys.path]
+    sys.path[:1] = [*own, *options]
     code: int | str | None = 0
     try:
         start = runpy.run_module if is_module else runpy.run_path
@@ -165,19 +167,19 @@ def run(words: Sequence[str]) -> NoReturn:
     os._exit(1 if isinstance(code, str) else code or 0)
 
 
-def popen(command: list[str], **asked: Any) -> "Forked | subprocess.Popen[str]":
-    """Be `subprocess.Popen` of what starts ranks and runs: fork what this Python is to run, and start what else is."""
+def popen(command: list[str], **options: Any) -> "Forked | subprocess.Popen[str]":
+    """Replace `subprocess.Popen` in launchers: fork commands of this Python, and start all others."""
     tie = importlib.import_module("paceline.core.process").die_with_parent_command(
         []
-    )  # words, and then a process and a signal
-    tied, words = ([], command) if command[: len(tie) - 2] != tie[:-2] else (command[: len(tie)], command[len(tie) :])
-    if words[0] not in (PYTHON, sys.executable):
-        return subprocess.Popen(command, **asked)
-    return Forked(words, **asked, tied=[int(each) for each in tied[-2:]])
+    )  # arguments, then a process id and a signal
+    tied, args = ([], command) if command[: len(tie) - 2] != tie[:-2] else (command[: len(tie)], command[len(tie) :])
+    if args[0] not in (PYTHON, sys.executable):
+        return subprocess.Popen(command, **options)
+    return Forked(args, **options, tied=[int(each) for each in tied[-2:]])
 
 
 class Forked:
-    """A program that is forked from the one that starts it: what that uses of `subprocess.Popen`."""
+    """A program that a launcher forked, with the part of `subprocess.Popen`'s interface that launchers use."""
 
     def __init__(
         self,
@@ -196,37 +198,37 @@ class Forked:
         assert stdin == DEVNULL and start_new_session and text and errors == "replace"
         nothing = os.open(os.devnull, os.O_RDWR)
         out = {None: 1, DEVNULL: nothing}[stdout]
-        self._said, err = os.pipe() if stderr == PIPE else (None, 2)
+        self._stderr, err = os.pipe() if stderr == PIPE else (None, 2)
         files = {0: nothing, 1: out, 2: err, **{number: number for number in pass_fds}}
         self.pid = fork(command[1:], dict(os.environ) if env is None else env, files, in_session=True, tied=tied)
         self.returncode: int | None = None
         os.close(nothing)
-        if self._said is not None:
+        if self._stderr is not None:
             os.close(err)
 
     def communicate(self, *, timeout: float | None = None) -> tuple[None, str]:
-        """Return what it says, once all that could say more has ended, or raise `subprocess.TimeoutExpired`."""
-        said, limit_s = b"", math.inf if timeout is None else time.monotonic() + timeout
-        assert self._said is not None
+        """Return standard error once all its writers have ended, or raise `subprocess.TimeoutExpired`."""
+        output, limit_s = b"", math.inf if timeout is None else time.monotonic() + timeout
+        assert self._stderr is not None
         while True:
             left_s = None if timeout is None else max(0.0, limit_s - time.monotonic())
-            if not select.select([self._said], [], [], left_s)[0]:
+            if not select.select([self._stderr], [], [], left_s)[0]:
                 raise subprocess.TimeoutExpired(str(self.pid), limit_s)
-            if not (part := os.read(self._said, 1 << 16)):
-                os.close(self._said)
+            if not (part := os.read(self._stderr, 1 << 16)):
+                os.close(self._stderr)
                 self.wait(limit_s - time.monotonic())
-                return None, said.decode(errors="replace")
-            said += part
+                return None, output.decode(errors="replace")
+            output += part
 
     def poll(self) -> int | None:
-        """Return the exit code, or nothing while it runs."""
+        """Return the exit code, or None while the program runs."""
         if self.returncode is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             self.returncode = os.waitstatus_to_exitcode(status) if pid else None
         return self.returncode
 
     def wait(self, timeout: float = math.inf) -> int:
-        """Return the exit code once there is one, or raise `subprocess.TimeoutExpired`."""
+        """Return the exit code after the program ends, or raise `subprocess.TimeoutExpired`."""
         limit_s = time.monotonic() + timeout
         while (code := self.poll()) is None:
             if time.monotonic() > limit_s:
@@ -235,16 +237,16 @@ class Forked:
         return code
 
     def send_signal(self, number: int) -> None:
-        """Send it a signal, unless it has ended."""
+        """Send the program a signal, unless it has ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
     def terminate(self) -> None:
-        """Ask it to end."""
+        """Send SIGTERM."""
         self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill the program."""
         self.send_signal(signal.SIGKILL)
 
 
@@ -254,9 +256,9 @@ if __name__ == "__main__":
     for name in WHERE_INSTALLED:
         with contextlib.suppress(ModuleNotFoundError):
             importlib.import_module(name)
-    assert importlib.import_module("paceline").__version__  # a checkout asks git for it, once
-    gc.freeze()  # what is there now is shared, as long as nobody counts its references
+    assert importlib.import_module("paceline").__version__  # a checkout runs git to compute it, once
+    gc.freeze()  # keeps the memory of imported modules shared, as their reference counts do not change
     with socket.socket(fileno=int(sys.argv[1])) as connection:
         connection.send(json.dumps(len(list(Path("/proc/self/task").iterdir()))).encode())
         serve(connection)
-    os._exit(0)  # whoever forked this has no use for what libraries say at their end
+    os._exit(0)  # skips the exit handlers of libraries

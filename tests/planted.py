@@ -1,4 +1,4 @@
-"""Be paceline where something is wrong: `python planted.py FAULT[,FAULT] WORDS`, and WORDS are those of `paceline`."""
+"""Run paceline with planted faults: `python planted.py FAULT[,FAULT] ARGS`, where ARGS are those of `paceline`."""
 
 import sys
 import time
@@ -7,7 +7,7 @@ AHEAD_S = 7.0
 
 
 def torch() -> None:
-    """Have another version of torch than the other ranks."""
+    """Report another version of torch than the other ranks."""
     import torch
 
     torch.__version__ = "2.0.1"
@@ -20,21 +20,21 @@ def clock() -> None:
 
 
 def impatience() -> None:
-    """Wait for a message between ranks no longer than a test may take."""
+    """Shorten the time limits of messages between ranks to what a test can wait for."""
     from paceline.lab.doctor import ranks
 
     ranks._COLLECTIVE_TIMEOUT_S, ranks._REPORT_MARGIN_S, ranks._FACTS_TIMEOUT_S = 3.0, 1.0, 3.0
 
 
 def silence() -> None:
-    """Join the other ranks, and have nothing to say in their collectives, as behind a firewall."""
+    """Join the other ranks but take no part in their collectives, as behind a firewall."""
     from paceline.lab.doctor import ranks
 
     ranks.measure_all_reduces = lambda world, device, seconds_per_size: time.sleep(9.0)
 
 
 def death() -> None:
-    """Die where the ranks have met, before saying anything."""
+    """Die after the ranks have joined, before sending any facts."""
     import os
     import signal
 

@@ -44,35 +44,35 @@ class Machine:
     holder: "subprocess.Popen[str]"
     pid: int
 
-    def entered(self, words: Sequence[str], folder: Path = Path("/")) -> list[str]:
+    def entered(self, args: Sequence[str], folder: Path = Path("/")) -> list[str]:
         """Return the command, here, of a program in `folder` of the machine."""
         enter = ["nsenter", f"--target={self.pid}", "--net", "--uts", "--mount", "--pid"]
-        return [*enter, "env", f"--chdir={folder}", *words]
+        return [*enter, "env", f"--chdir={folder}", *args]
 
     def start(
-        self, words: Sequence[str], folder: Path, environ: Mapping[str, str] | None = None
+        self, args: Sequence[str], folder: Path, environ: Mapping[str, str] | None = None
     ) -> "subprocess.Popen[str]":
         """Start a program in `folder`, as if logged in on the machine."""
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        return subprocess.Popen(self.entered(words, folder), env=environ, text=True, **pipes)
+        return subprocess.Popen(self.entered(args, folder), env=environ, text=True, **pipes)
 
     def run(
-        self, *words: str, folder: Path = Path("/"), environ: Mapping[str, str] | None = None, limit_s: float = LIMIT_S
+        self, *args: str, folder: Path = Path("/"), environ: Mapping[str, str] | None = None, limit_s: float = LIMIT_S
     ) -> "subprocess.CompletedProcess[str]":
         """Run a program to its end; return how it ended, and what it said."""
-        with self.start(words, folder, environ) as process:
+        with self.start(args, folder, environ) as process:
             try:
                 out, err = process.communicate(timeout=limit_s)
             except subprocess.TimeoutExpired:
                 process.kill()
                 raise
-        return subprocess.CompletedProcess(words, process.returncode, out, err)
+        return subprocess.CompletedProcess(args, process.returncode, out, err)
 
-    def __call__(self, *words: str) -> str:
+    def __call__(self, *args: str) -> str:
         """Run a program that must succeed; return what it says."""
-        ended = self.run(*words)
-        assert ended.returncode == 0, (self.name, words, ended.stdout, ended.stderr)
-        return ended.stdout
+        completed = self.run(*args)
+        assert completed.returncode == 0, (self.name, args, completed.stdout, completed.stderr)
+        return completed.stdout
 
 
 @dataclass(frozen=True)
@@ -141,16 +141,16 @@ class Machines:
         ip(machine, "link", "set", device, "up")
 
 
-def ip(machine: Machine, *words: str) -> None:
+def ip(machine: Machine, *args: str) -> None:
     """Change the network of a machine. Raise `CannotBootError` where that cannot be."""
-    do(*machine.entered(["ip", *words]))
+    do(*machine.entered(["ip", *args]))
 
 
 def do(*command: str) -> None:
     """Run a command of this machine. Raise `CannotBootError` with what it says when it fails."""
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
-    if ended.returncode != 0:
-        raise CannotBootError(ended.stderr.strip())
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
+    if completed.returncode != 0:
+        raise CannotBootError(completed.stderr.strip())
 
 
 @pytest.fixture(scope="session")

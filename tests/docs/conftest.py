@@ -111,8 +111,8 @@ def home(hand: Hand, tmp_path_factory) -> Path:
     Image.new("L", (8, 8)).save(work / "seven.png")
     (home / "weights.py").write_text(WEIGHTS)
     for command in ("python ../weights.py", *leaving()):  # each has the hand's limit of time
-        ended = hand.types(command, work, environ_of(home))
-        assert ended.returncode == 0, f"{command}\n{ended.stdout}"
+        completed = hand.types(command, work, environ_of(home))
+        assert completed.returncode == 0, f"{command}\n{completed.stdout}"
     for weights in work.glob("*.pth"):
         (work / weights.name).replace(home / weights.name)
         (work / weights.name).symlink_to(home / weights.name)

@@ -76,17 +76,17 @@ def test_what_a_page_tells_to_type_does_as_it_says(page: Path, hand, folder: Pat
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(block.text)
             case "sh", _ if block.mark.is_executed:
-                ended = hand.types(filled(block.text), folder, environ, block.mark)
+                completed = hand.types(filled(block.text), folder, environ, block.mark)
                 code = int(block.mark.argument) if block.mark.kind == "fails" else 0
-                assert ended.returncode == code, f"{block.place}\n{ended.stdout}"
-                assert FAILED not in ended.stdout, f"{block.place}\n{ended.stdout}"
+                assert completed.returncode == code, f"{block.place}\n{completed.stdout}"
+                assert FAILED not in completed.stdout, f"{block.place}\n{completed.stdout}"
                 runnable = [command for command in read_commands(filled(block.text)) if not command.needs]
                 started = [command for command in runnable if command.program in ("paceline", "python", "torchrun")]
                 assert len(hand.typed) >= len(started), f"{block.place}: {hand.typed}"  # and those in `$(...)`
             case "python", "":
                 (folder / f"block_{number}.py").write_text(block.text)
-                ended = hand.types(f"python block_{number}.py", folder, environ)
-                assert ended.returncode == 0, f"{block.place}\n{ended.stdout}"
+                completed = hand.types(f"python block_{number}.py", folder, environ)
+                assert completed.returncode == 0, f"{block.place}\n{completed.stdout}"
 
 
 def test_every_command_is_one_that_the_program_has() -> None:

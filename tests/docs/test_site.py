@@ -42,9 +42,9 @@ def site(tmp_path_factory):
     # Not quietly: then it would not count warnings either, each of which is an error.
     command = [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(folder)]
     environ = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}  # the theme's, about another program's next version
-    ended = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=10 * LIMIT_S)
-    assert ended.returncode == 0, ended.stderr
-    assert "WARNING" not in ended.stderr, ended.stderr
+    completed = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=10 * LIMIT_S)
+    assert completed.returncode == 0, completed.stderr
+    assert "WARNING" not in completed.stderr, completed.stderr
     return folder
 
 

@@ -54,11 +54,11 @@ def test_every_command_of_a_page_and_its_rows_runs_with_small_settings(
             (folder / run).symlink_to(other)
         for out in OUT.findall(line):  # what an earlier command of the page has written
             hand.types(f"rm -rf {out} {out}.md", folder, environ)
-        ended = hand.types(filled(line), folder, environ)
+        completed = hand.types(filled(line), folder, environ)
         for run in missing:
             (folder / run).unlink()
-        assert ended.returncode == 0, f"{line}\n{ended.stdout}"
-        assert ": failed: " not in ended.stdout, f"{line}\n{ended.stdout}"
+        assert completed.returncode == 0, f"{line}\n{completed.stdout}"
+        assert ": failed: " not in completed.stdout, f"{line}\n{completed.stdout}"
 
 
 def test_few_commands_need_a_gpu_or_a_cluster() -> None:

@@ -85,9 +85,9 @@ def test_what_has_no_end_is_ended_with_all_it_has_started_and_what_it_said_is_to
 @pytest.mark.timeout(900)  # here the wheel is built
 def test_the_wheel_is_what_is_tried(installed, reader: Mapping[str, str], hand: Hand, tmp_path: Path) -> None:
     for types in (type_in, hand.types):
-        ended = types("python -c 'import paceline; print(paceline.__file__)'", tmp_path, reader)
-        assert ended.returncode == 0, ended.stdout
-        assert Path(ended.stdout.strip()).is_relative_to(installed.scripts.parent)
+        completed = types("python -c 'import paceline; print(paceline.__file__)'", tmp_path, reader)
+        assert completed.returncode == 0, completed.stdout
+        assert Path(completed.stdout.strip()).is_relative_to(installed.scripts.parent)
 
 
 @pytest.mark.timeout(900)
@@ -107,9 +107,9 @@ def test_the_tutorial_word_for_word(reader: Mapping[str, str], hand: Hand, tmp_p
                 continue
             typed += 1
             types = hand.types if page in AT_ONCE else type_in
-            ended = types(block.text, tmp_path, reader)
-            assert ended.returncode == int(block.mark.argument or 0), f"{block.place}\n{ended.stdout}"
-            missing = missing_line(shown, ended.stdout)
-            assert missing is None, f"{block.place}: shows {missing!r}, which was not said:\n{ended.stdout}"
+            completed = types(block.text, tmp_path, reader)
+            assert completed.returncode == int(block.mark.argument or 0), f"{block.place}\n{completed.stdout}"
+            missing = missing_line(shown, completed.stdout)
+            assert missing is None, f"{block.place}: shows {missing!r}, which was not said:\n{completed.stdout}"
     assert typed > 15
     assert not (tmp_path / "src").exists()

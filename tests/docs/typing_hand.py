@@ -33,8 +33,8 @@ STARTER = """\
 import json, os, socket, sys
 call = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 call.connect({place!r})
-words = [*{words!r}, *(word for word in sys.argv[1:] if word != "-u")]
-request = dict(words=words, environ=dict(os.environ), folder=os.getcwd())
+args = [*{prefix!r}, *(arg for arg in sys.argv[1:] if arg != "-u")]
+request = dict(args=args, environ=dict(os.environ), folder=os.getcwd())
 socket.send_fds(call, [json.dumps(request).encode()], [0, 1, 2])
 sys.exit(int(call.recv(16)))
 """
@@ -90,16 +90,16 @@ class Hand:
             request = json.loads(message)
             is_typed = "STARTED_IN_TURN" not in request["environ"]
             if is_typed:
-                self.typed.append(request["words"])
-                request["words"] = typed_words(request["words"], self.mark)
-            if request["words"][:1] == ["-c"]:
-                request["words"][:2] = [str(self._program(request["words"][1]))]
+                self.typed.append(request["args"])
+                request["args"] = typed_words(request["args"], self.mark)
+            if request["args"][:1] == ["-c"]:
+                request["args"][:2] = [str(self._program(request["args"][1]))]
             with self.lock:
-                pid = self.forking._asked(request, files)
+                pid = self.forking._request(request, files)
                 self.running.add(pid)
                 # A core each, and so a thread each: threads of several programs on one core wait for one another.
                 with suppress(ProcessLookupError):  # it has ended already
-                    is_ladder = is_typed and "ladder" in request["words"]  # it leaves out ranks that lack a core
+                    is_ladder = is_typed and "ladder" in request["args"]  # it leaves out ranks that lack a core
                     os.sched_setaffinity(pid, CORES if is_ladder else {next(self.cores)})
             for file in files:
                 os.close(file)
@@ -117,7 +117,7 @@ class Hand:
 
     def _code_of(self, pid: int) -> int | None:
         with self.lock:
-            return self.forking._asked({"code_of": pid}, [])
+            return self.forking._request({"code_of": pid}, [])
 
     def _end(self, process: "subprocess.Popen[str]") -> None:
         for pid in [*self.running]:
@@ -142,7 +142,7 @@ def hand_of(forking: Any, folder: Path) -> Iterator[Hand]:
     bin.mkdir()
     started = {name: [str(AT_ONCE), str(bin / "python"), module] for name, module in MODULES.items()}
     for name, words in {"python": [], **started}.items():
-        _write(bin / name, STARTER.format(python=sys.executable, place=str(place), words=words))
+        _write(bin / name, STARTER.format(python=sys.executable, place=str(place), prefix=words))
     for name in PROGRAMS:
         _write(bin / name, "#!/bin/sh\n")
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:

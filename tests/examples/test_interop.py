@@ -15,7 +15,7 @@ import pytest
 from paceline.interop import loaders
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-WORDS = ("digits", "data.batch_size=256")  # 5 steps an epoch
+ARGS = ("digits", "data.batch_size=256")  # 5 steps an epoch
 LOCAL = {"COLUMNS": "120", "CUDA_VISIBLE_DEVICES": "", "GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1"}
 LOCAL |= {"ACCELERATE_USE_CPU": "true"}  # what `accelerate launch --cpu` tells its ranks
 
@@ -146,15 +146,15 @@ for cell in cells:
 def run(forking, tmp_path: Path):
     """Return a function from the words behind `python` to what they say, of each of `ranks` that are joined."""
 
-    def said(*words: str, ranks: int = 1) -> list[str]:
+    def output(*args: str, ranks: int = 1) -> list[str]:
         environs = [LOCAL] if ranks == 1 else [{**LOCAL, **place} for place in places(ranks)]
-        started = [forking.start([*words], tmp_path, {**os.environ, **environ}) for environ in environs]
-        ended = [process.communicate() for process in started]
-        for process, (_, err) in zip(started, ended, strict=True):
+        started = [forking.start([*args], tmp_path, {**os.environ, **environ}) for environ in environs]
+        completed = [process.communicate() for process in started]
+        for process, (_, err) in zip(started, completed, strict=True):
             assert process.returncode == 0, err
-        return [out for out, _ in ended]
+        return [out for out, _ in completed]
 
-    return said
+    return output
 
 
 def places(ranks: int) -> list[dict[str, str]]:
@@ -209,9 +209,9 @@ def test_two_ranks_of_accelerate_count_every_image_once_and_take_a_step_of_the_s
 
 
 def test_joined_ranks_are_found_out_and_have_their_parts(run, tmp_path: Path) -> None:
-    said = run(script(tmp_path, JOINED), json.dumps(WORDS), ranks=2)
-    for rank, told in enumerate(map(json.loads, said)):
-        train, val = loaders(*WORDS, device="cpu", rank=rank, world_size=2)
+    output = run(script(tmp_path, JOINED), json.dumps(ARGS), ranks=2)
+    for rank, told in enumerate(map(json.loads, output)):
+        train, val = loaders(*ARGS, device="cpu", rank=rank, world_size=2)
         assert told == {"train": digests(train), "val": digests(val)}
         assert len(told["train"]) == 5 and len(told["val"]) == 1
 
@@ -226,8 +226,8 @@ def fitted(forking, tmp_path_factory) -> Path:
     """Return where three runs of Lightning have left what each rank was given."""
     needs("lightning")
     folder = tmp_path_factory.mktemp("lightning")
-    words = [script(folder, LIGHTNING), json.dumps(WORDS)]
-    process = forking.start(words, folder, {**os.environ, **LOCAL})
+    args = [script(folder, LIGHTNING), json.dumps(ARGS)]
+    process = forking.start(args, folder, {**os.environ, **LOCAL})
     out, err = process.communicate()
     assert process.returncode == 0, out + err
     return folder
@@ -238,13 +238,13 @@ def told(folder: Path, world_size: int, save_at: int, rank: int = 0) -> dict:
 
 
 def test_lightning_trains_on_the_batches_of_the_trainer_epoch_by_epoch(fitted: Path) -> None:
-    train, _ = loaders(*WORDS, device="cpu")
+    train, _ = loaders(*ARGS, device="cpu")
     wanted = [digest for _ in range(3) for digest in digests(train)]
     assert told(fitted, 1, 7)["seen"] == wanted and len(wanted) == 15
 
 
 def test_a_module_of_data_is_looked_at_without_a_trainer(fitted: Path) -> None:
-    train, _ = loaders(*WORDS, device="cpu")
+    train, _ = loaders(*ARGS, device="cpu")
     found = json.loads((fitted / "alone.json").read_text())
     assert found == {"seen": digests(train)[:1], "judged": 359}
 
@@ -256,7 +256,7 @@ def test_lightning_goes_on_in_the_midst_of_an_epoch(fitted: Path) -> None:
 def test_lightning_on_two_ranks_has_their_parts_and_judges_every_image_once(fitted: Path) -> None:
     ranks = [told(fitted, 2, 0, rank) for rank in range(2)]
     for rank, found in enumerate(ranks):
-        train, _ = loaders(*WORDS, device="cpu", rank=rank, world_size=2)
+        train, _ = loaders(*ARGS, device="cpu", rank=rank, world_size=2)
         assert found["seen"] == [digest for _ in range(3) for digest in digests(train)]
     alone = told(fitted, 1, 7)
     assert sum(found["judged"] for found in ranks) == alone["judged"] > 3 * 359  # three times, and a check before

@@ -60,8 +60,8 @@ def test_the_example_is_short_and_knows_nothing_of_paceline() -> None:
 def test_plain_pytorch_and_paceline_train_the_same_weights(
     example, forking, paceline, tmp_path: Path, ranks: int
 ) -> None:
-    words = [str(EXAMPLE)] if ranks == 1 else [*TORCHRUN, str(EXAMPLE)]
-    process = forking.start(words, tmp_path, {**os.environ, **NO_GPU})
+    args = [str(EXAMPLE)] if ranks == 1 else [*TORCHRUN, str(EXAMPLE)]
+    process = forking.start(args, tmp_path, {**os.environ, **NO_GPU})
     out, err = process.communicate()
     assert process.returncode == 0, err
     lines = out.splitlines()

@@ -55,8 +55,8 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 ON_PATH = {"PYTHONPATH": os.pathsep.join([str(EXAMPLES), os.environ.get("PYTHONPATH", "")])}
 
 
-def run(forking, folder: Path, *words: str) -> str:
-    process = forking.start([*words], folder, {**os.environ, "COLUMNS": "120"})
+def run(forking, folder: Path, *args: str) -> str:
+    process = forking.start([*args], folder, {**os.environ, "COLUMNS": "120"})
     out, err = process.communicate()
     assert process.returncode == 0, err
     return out
@@ -93,45 +93,47 @@ def test_its_run_is_evaluated_where_the_module_is_found(own_model, paceline) -> 
 
 def test_its_run_is_resumed_only_with_own_code(own_model, paceline) -> None:
     _, rundir = own_model
-    paceline("train", str(rundir), "--resume", **ON_PATH).says("model.name: own_model:Pyramid is code", "--own-code")
+    paceline("train", str(rundir), "--resume", **ON_PATH).assert_error(
+        "model.name: own_model:Pyramid is code", "--own-code"
+    )
     again = paceline("train", str(rundir), "--resume", "--own-code", **ON_PATH)
     assert again.code == 0 and "was already complete" in again.out
 
 
 def test_consent_reaches_the_ranks_of_the_runs_that_an_experiment_starts(own_model, paceline, tmp_path) -> None:
     (tmp_path / "r.yaml").write_text("extends: digits\nmodel: {name: 'own_model:Pyramid'}\nparallel: {device: cpu}\n")
-    words = ("scale", "r.yaml", "--ranks", "2", "--steps", "2", "--repeats", "1", "--run-dir", "scaled")
-    paceline(*words, **ON_PATH).says("r.yaml:2: model.name: own_model:Pyramid is code")
+    args = ("scale", "r.yaml", "--ranks", "2", "--steps", "2", "--repeats", "1", "--run-dir", "scaled")
+    paceline(*args, **ON_PATH).assert_error("r.yaml:2: model.name: own_model:Pyramid is code")
     assert not (tmp_path / "scaled").exists()
-    done = paceline(*words, "--own-code", **ON_PATH)
+    done = paceline(*args, "--own-code", **ON_PATH)
     assert done.code == 0, done.err
 
 
 def test_its_run_is_refused_in_one_line_where_the_module_is_not_found(own_model, paceline) -> None:
     _, rundir = own_model
-    said = ("model.name: own_model:Pyramid: there is no module own_model", "PYTHONPATH=")
-    paceline("eval", str(rundir), "--own-code").says(*said)
-    paceline("eval", str(rundir), **ON_PATH).says("model.name: own_model:Pyramid is code", "(add --own-code")
+    output = ("model.name: own_model:Pyramid: there is no module own_model", "PYTHONPATH=")
+    paceline("eval", str(rundir), "--own-code").assert_error(*output)
+    paceline("eval", str(rundir), **ON_PATH).assert_error("model.name: own_model:Pyramid is code", "(add --own-code")
 
 
 def test_a_dry_run_imports_what_the_run_would(paceline) -> None:
-    words = ("train", "digits", "model.name=own_model:Pyramid", "--dry-run")
-    assert paceline(*words, **ON_PATH).code == 0
-    paceline(*words, "model.args.widht=3", **ON_PATH).says(
+    args = ("train", "digits", "model.name=own_model:Pyramid", "--dry-run")
+    assert paceline(*args, **ON_PATH).code == 0
+    paceline(*args, "model.args.widht=3", **ON_PATH).assert_error(
         "model.args.widht: is not an argument", "did you mean 'width'?"
     )
-    paceline(*words, "optim={name: 'own_model:Adam', lr: 1}", **ON_PATH).says(
+    paceline(*args, "optim={name: 'own_model:Adam', lr: 1}", **ON_PATH).assert_error(
         "optim.name: own_model:Adam: own_model has no Adam"
     )
 
 
 def test_a_script_goes_on_with_its_run_from_what_it_has_defined(forking, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(SCRIPT)
-    said = run(forking, tmp_path, "mine.py").splitlines()
-    whole, resumed = (line for line in said if line.startswith("completed "))
-    assert whole.split()[1] == "6" and resumed == whole
-    assert said.count("run directory: halves") == 3 and said[-1] == "returned halves halves"
-    assert said.count("halves: was already complete, so nothing was done") == 1
+    output = run(forking, tmp_path, "mine.py").splitlines()
+    uninterrupted, resumed = (line for line in output if line.startswith("completed "))
+    assert uninterrupted.split()[1] == "6" and resumed == uninterrupted
+    assert output.count("run directory: halves") == 3 and output[-1] == "returned halves halves"
+    assert output.count("halves: was already complete, so nothing was done") == 1
     assert "name: mine:blobs" in (tmp_path / "halves" / "recipe.yaml").read_text()
     used = json.loads((tmp_path / "halves" / "result.json").read_text())["provenance"]["own_parts"]
     assert set(used) == {"mine:blobs", "mine:Counting"}
@@ -146,8 +148,8 @@ def test_data_of_ones_own_are_learnt(forking, tmp_path: Path) -> None:
 
 
 def test_two_ranks_with_workers_read_the_same_data_of_ones_own(paceline) -> None:
-    words = ["train", "synthetic", "data.source.name=own_source:Stripes", "data.source.args.num_images=64"]
-    words += ["data.image_size=16", "data.batch_size=32", "train={steps: 2}", "data.augment=[]", "model.width=0.25"]
-    words += ["parallel.device=cpu", "data.workers=1", "measure.warmup_steps=0", "log.report=off", "--json"]
-    result = paceline(*words, "--ranks", "2", **ON_PATH).result
+    args = ["train", "synthetic", "data.source.name=own_source:Stripes", "data.source.args.num_images=64"]
+    args += ["data.image_size=16", "data.batch_size=32", "train={steps: 2}", "data.augment=[]", "model.width=0.25"]
+    args += ["parallel.device=cpu", "data.workers=1", "measure.warmup_steps=0", "log.report=off", "--json"]
+    result = paceline(*args, "--ranks", "2", **ON_PATH).result
     assert result["world_size"] == 2 and result["images_seen"] == 64 and result["eval"]["images"] == 16

@@ -39,34 +39,34 @@ class Ranks:
     python: Any
     folder: Path
 
-    def __call__(self, *words: str, ranks: int = 1, absent: Sequence[int] = (), **environ: str) -> Forked:
+    def __call__(self, *args: str, ranks: int = 1, absent: Sequence[int] = (), **environ: str) -> Forked:
         """Run `paceline WORDS` as `ranks` processes in `folder`, to its end, but for those that are absent.
 
         `environ` may say that one of them is another rank.
         """
         if "WORLD_SIZE" not in environ:
-            words = (words[0], "--ranks", str(ranks), *words[1:])
+            args = (args[0], "--ranks", str(ranks), *args[1:])
         there = [rank for rank in range(ranks) if rank not in absent]
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", 0))
             listener.listen(64)
-            processes = [self._start(words, rank, ranks, listener, environ) for rank in there]
-        said = []
+            processes = [self._start(args, rank, ranks, listener, environ) for rank in there]
+        output = []
         try:
-            said = [process.communicate(timeout=LIMIT_S) for process in processes]
+            output = [process.communicate(timeout=LIMIT_S) for process in processes]
         finally:
             for process in processes:
                 process.kill()
-        return Forked([process.returncode for process in processes], said[0][0], [err for _, err in said])
+        return Forked([process.returncode for process in processes], output[0][0], [err for _, err in output])
 
-    def _start(self, words: tuple[str, ...], rank: int, ranks: int, listener: socket.socket, environ: dict) -> Any:
+    def _start(self, args: tuple[str, ...], rank: int, ranks: int, listener: socket.socket, environ: dict) -> Any:
         port, server = listener.getsockname()[1], self.python.server.pid
         store_fd = 3 if rank == 0 else -1
         local = {"local_rank": rank, "local_world_size": ranks, "launcher": "local", "launcher_pid": server}
         world = World(rank=rank, world_size=ranks, master_port=port, store_fd=store_fd, **local)
         environ = rank_environ(environ, world) if ranks > 1 else environ
         hosts = {"listener": listener.fileno()} if rank == 0 else {}
-        return self.python.start(["-P", "-m", "paceline", *words], self.folder, environ, **hosts)
+        return self.python.start(["-P", "-m", "paceline", *args], self.folder, environ, **hosts)
 
 
 @pytest.fixture(scope="session")

@@ -38,7 +38,7 @@ def chaos() -> Iterator[ModuleType]:
 
 
 @pytest.fixture(scope="module")
-def ended(chaos: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Ended:
+def completed(chaos: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Ended:
     """A run on two ranks; the record is of three too, and so is the run that torchrun starts again."""
     setting, folder = chaos.Setting(ranks=2, steps=30, every=5), tmp_path_factory.mktemp("chaos")
     summary, kills = chaos.chaos(setting, KILLS, folder, SEED)
@@ -50,11 +50,11 @@ def ended(chaos: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Ended:
 # matrix: 12
 # matrix: 15
 # matrix: 16
-def test_a_run_that_is_killed_five_times_ends_as_if_nothing_had_happened(ended: Ended) -> None:
-    assert len(ended.kills) == KILLS
-    assert sum(kill.done is not None for kill in ended.kills) >= 2  # these had something to lose
-    said = [text for path in sorted(ended.folder.glob("*.err")) if "Traceback" in (text := path.read_text())]
-    assert [name for name, holds in ended.summary["checks"].items() if not holds] == [], said
+def test_a_run_that_is_killed_five_times_ends_as_if_nothing_had_happened(completed: Ended) -> None:
+    assert len(completed.kills) == KILLS
+    assert sum(kill.done is not None for kill in completed.kills) >= 2  # these had something to lose
+    output = [text for path in sorted(completed.folder.glob("*.err")) if "Traceback" in (text := path.read_text())]
+    assert [name for name, holds in completed.summary["checks"].items() if not holds] == [], output
 
 
 def without_a_sample(run: Path) -> None:
@@ -105,21 +105,25 @@ def a_traceback(run: Path) -> None:
     ],
 )
 def test_what_is_lost_is_seen(
-    chaos: ModuleType, ended: Ended, tmp_path: Path, harm: Callable[[Path], None], check: str
+    chaos: ModuleType, completed: Ended, tmp_path: Path, harm: Callable[[Path], None], check: str
 ) -> None:
-    whole, killed = (ended.folder / f"{name}-{ended.setting.ranks}" for name in ("whole", "killed"))
+    uninterrupted, killed = (completed.folder / f"{name}-{completed.setting.ranks}" for name in ("whole", "killed"))
     shutil.copytree(killed, tmp_path / "killed")
     harm(tmp_path / "killed")
-    checks = chaos.verdicts(ended.setting, whole, tmp_path / "killed", ended.kills)
+    checks = chaos.verdicts(completed.setting, uninterrupted, tmp_path / "killed", completed.kills)
     assert [name for name, holds in checks.items() if not holds] == [check]
 
 
-def test_going_on_from_elsewhere_and_losing_too_much_is_seen(chaos: ModuleType, ended: Ended) -> None:
-    whole, killed = (ended.folder / f"{name}-{ended.setting.ranks}" for name in ("whole", "killed"))
-    at = next(number for number, kill in enumerate(ended.kills) if kill.done is not None)
-    kills = [*ended.kills[:at], replace(ended.kills[at], kept=-5, done=1, in_save=False), *ended.kills[at + 1 :]]
+def test_going_on_from_elsewhere_and_losing_too_much_is_seen(chaos: ModuleType, completed: Ended) -> None:
+    uninterrupted, killed = (completed.folder / f"{name}-{completed.setting.ranks}" for name in ("whole", "killed"))
+    at = next(number for number, kill in enumerate(completed.kills) if kill.done is not None)
+    kills = [
+        *completed.kills[:at],
+        replace(completed.kills[at], kept=-5, done=1, in_save=False),
+        *completed.kills[at + 1 :],
+    ]
     kills[-1] = replace(kills[-1], kept=7, started_from=8)
-    checks = chaos.verdicts(ended.setting, whole, killed, kills)
+    checks = chaos.verdicts(completed.setting, uninterrupted, killed, kills)
     names = ["goes_on_from_the_newest_checkpoint", "no_more_lost_than_the_interval_unless_in_a_save"]
     assert [name for name, holds in checks.items() if not holds] == names
 

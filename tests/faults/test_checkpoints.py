@@ -52,13 +52,13 @@ def save_until_killed(folder: Path, acknowledged: int, *, background: bool) -> N
     newest = checkpoints.newest()
     step = int(newest.name.removeprefix("step-")) if newest else 0
     writer = FileCheckpointWriter(checkpoints, background=background, on_failure="stop", warn=lambda line: None)
-    said = -1
+    output = -1
     while True:
         step += 1
         writer.save(step, -1, snapshot(step))
-        if writer.saved_step > said:
-            said = writer.saved_step
-            os.write(acknowledged, f"{said}\n".encode())
+        if writer.saved_step > output:
+            output = writer.saved_step
+            os.write(acknowledged, f"{output}\n".encode())
 
 
 def kill_while_saving(folder: Path, may_go_on_for, *, background: bool) -> int:
@@ -74,22 +74,22 @@ def kill_while_saving(folder: Path, may_go_on_for, *, background: bool) -> int:
         finally:
             os._exit(1)
     os.close(write)
-    said = may_go_on_for(read)
+    output = may_go_on_for(read)
     os.kill(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
     assert os.WIFSIGNALED(status), "it ended before it was killed"
     with os.fdopen(read) as pipe:
-        lines = (said + pipe.read()).split()
+        lines = (output + pipe.read()).split()
     return int(lines[-1]) if lines else -1
 
 
 def three_lines(pipe: int) -> str:
-    said = ""
-    while said.count("\n") < 3:
+    output = ""
+    while output.count("\n") < 3:
         more = os.read(pipe, 1000).decode()
         assert more, "it ended before it had saved"
-        said += more
-    return said
+        output += more
+    return output
 
 
 def sleep(seconds: float) -> str:
@@ -109,8 +109,8 @@ def test_a_kill_at_any_moment_keeps_the_newest_checkpoint_whole(tmp_path: Path, 
     newest_said, num_said, num_left = -1, 0, 0
     for _ in range(100):
         after_s = draw.uniform(0.0, three_saves_s)
-        said = kill_while_saving(tmp_path, lambda pipe, after_s=after_s: sleep(after_s), background=background)
-        newest_said, num_said = max(newest_said, said), num_said + (said >= 0)
+        output = kill_while_saving(tmp_path, lambda pipe, after_s=after_s: sleep(after_s), background=background)
+        newest_said, num_said = max(newest_said, output), num_said + (output >= 0)
         num_left += bool(leftovers(tmp_path))
         checkpoints.clean_up()
         assert leftovers(tmp_path) == []

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-WORDS = (
+ARGS = (
     "train",
     "synthetic",
     "model.width=0.1",
@@ -40,9 +40,9 @@ def warned_of(run: Path) -> list[str]:
     return [json.loads(line)["message"] for line in lines if "stdout" in line or "stderr" in line]
 
 
-def in_shell(folder: Path, words: tuple[str, ...], redirection: str, **environ: str) -> "subprocess.CompletedProcess":
+def in_shell(folder: Path, args: tuple[str, ...], redirection: str, **environ: str) -> "subprocess.CompletedProcess":
     """Run the program as users start it, with its streams as a shell's `redirection` makes them."""
-    command = shlex.join([sys.executable, "-P", "-m", "paceline", *words])
+    command = shlex.join([sys.executable, "-P", "-m", "paceline", *args])
     return subprocess.run(
         ["bash", "-c", f"{command} {redirection}"],
         cwd=folder,
@@ -55,8 +55,8 @@ def in_shell(folder: Path, words: tuple[str, ...], redirection: str, **environ: 
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_a_run_ends_well_on_a_console_without_room(forking, tmp_path: Path, num_ranks: int) -> None:
     with open("/dev/full", "wb") as full:  # noqa: PTH123 - no file of ours
-        words = ["-m", "paceline", *WORDS, "--ranks", str(num_ranks)]
-        process = forking.start(words, tmp_path, {}, terminal=full.fileno())
+        args = ["-m", "paceline", *ARGS, "--ranks", str(num_ranks)]
+        process = forking.start(args, tmp_path, {}, terminal=full.fileno())
     process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0
     assert result_of(tmp_path / "run")["status"] == "completed"
@@ -65,8 +65,8 @@ def test_a_run_ends_well_on_a_console_without_room(forking, tmp_path: Path, num_
 
 @pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-"])
 def test_a_run_ends_well_without_standard_streams(tmp_path: Path, closed: str) -> None:
-    ended = in_shell(tmp_path, WORDS, closed)
-    assert ended.returncode == 0, ended.stderr
+    completed = in_shell(tmp_path, ARGS, closed)
+    assert completed.returncode == 0, completed.stderr
     assert result_of(tmp_path / "run")["status"] == "completed"
     warned = " ".join(warned_of(tmp_path / "run"))
     assert ("stdout: cannot be written: it is closed" in warned) == (" >&-" in f" {closed}")
@@ -74,10 +74,10 @@ def test_a_run_ends_well_without_standard_streams(tmp_path: Path, closed: str) -
 
 
 def test_a_run_ends_well_when_the_reader_of_its_progress_exits(paceline, tmp_path: Path) -> None:
-    process = paceline.start(*WORDS)
+    process = paceline.start(*ARGS)
     process.stdout.close()
-    _, said = process.communicate(timeout=LIMIT_S)
-    assert process.returncode == 0, said
+    _, output = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0, output
     assert result_of(tmp_path / "run")["status"] == "completed"
     assert any("stdout: cannot be written: Broken pipe" in line for line in warned_of(tmp_path / "run"))
 
@@ -87,7 +87,7 @@ def test_a_terminal_that_is_closed_ends_no_run_by_itself(forking, tmp_path: Path
     """It ends by SIGHUP alone, saved and with 75, as by any other signal to stop."""
     ours, theirs = pty.openpty()
     steps = "train.steps=4000" if hangs_up else "train.steps=60"
-    process = forking.start(["-m", "paceline", *WORDS, steps], tmp_path, {"TERM": "xterm"}, terminal=theirs)
+    process = forking.start(["-m", "paceline", *ARGS, steps], tmp_path, {"TERM": "xterm"}, terminal=theirs)
     os.close(theirs)
     rows, deadline = tmp_path / "run" / "steps.jsonl", time.monotonic() + LIMIT_S
     os.set_blocking(ours, False)
@@ -109,34 +109,34 @@ def test_a_terminal_that_is_closed_ends_no_run_by_itself(forking, tmp_path: Path
 
 
 def test_names_that_the_console_cannot_encode_are_escaped(tmp_path: Path) -> None:
-    words = tuple("r\u00e9\U0001f600" if word == "run" else word for word in WORDS)
-    ended = in_shell(tmp_path, words, "", PYTHONIOENCODING="ascii")
-    assert ended.returncode == 0, ended.stderr
-    assert b"run directory: r\\xe9\\U0001f600" in ended.stdout
+    args = tuple("r\u00e9\U0001f600" if word == "run" else word for word in ARGS)
+    completed = in_shell(tmp_path, args, "", PYTHONIOENCODING="ascii")
+    assert completed.returncode == 0, completed.stderr
+    assert b"run directory: r\\xe9\\U0001f600" in completed.stdout
 
 
 def test_json_that_cannot_be_written_is_a_failure_after_a_run_that_is_whole(tmp_path: Path) -> None:
-    ended = in_shell(tmp_path, (*WORDS, "--json"), "> /dev/full")
-    errors = [line for line in ended.stderr.decode().splitlines() if line.startswith("error: ")]
-    assert ended.returncode == 1 and b"Traceback" not in ended.stderr
+    completed = in_shell(tmp_path, (*ARGS, "--json"), "> /dev/full")
+    errors = [line for line in completed.stderr.decode().splitlines() if line.startswith("error: ")]
+    assert completed.returncode == 1 and b"Traceback" not in completed.stderr
     assert len(errors) == 1 and "stdout: cannot be written: No space left on device" in errors[0]
     assert result_of(tmp_path / "run")["status"] == "completed"
 
 
 @pytest.mark.parametrize(
-    ("redirection", "said"),
+    ("redirection", "output"),
     [
         ("> /dev/full", "error: stdout: cannot be written: No space left on device"),
         (">&-", "error: stdout: cannot be written: Bad file descriptor"),
         ("| true; exit ${PIPESTATUS[0]}", ""),
     ],
 )
-def test_output_that_is_lost_fails_the_verb_that_makes_it(tmp_path: Path, redirection: str, said: str) -> None:
+def test_output_that_is_lost_fails_the_verb_that_makes_it(tmp_path: Path, redirection: str, output: str) -> None:
     """In one line, or without a word where its reader has left."""
-    ended = in_shell(tmp_path, ("recipes", "--schema"), redirection)
-    assert ended.returncode == 1
-    lines = ended.stderr.decode().splitlines()
-    assert lines == [] if not said else (len(lines) == 1 and lines[0].startswith(said)), lines
+    completed = in_shell(tmp_path, ("recipes", "--schema"), redirection)
+    assert completed.returncode == 1
+    lines = completed.stderr.decode().splitlines()
+    assert lines == [] if not output else (len(lines) == 1 and lines[0].startswith(output)), lines
 
 
 @pytest.mark.parametrize(
@@ -150,8 +150,8 @@ def test_output_that_is_lost_fails_the_verb_that_makes_it(tmp_path: Path, redire
     ids=["empty", "long name", "long path", "no UTF-8"],
 )
 def test_a_run_directory_that_cannot_be_is_refused_at_once(paceline_anew, name: str, why: str) -> None:
-    paceline_anew("train", "digits", "--run-dir", name).says("--run-dir", why)
+    paceline_anew("train", "digits", "--run-dir", name).assert_error("--run-dir", why)
 
 
 def test_a_run_whose_name_is_too_long_is_one_line(paceline_anew) -> None:
-    paceline_anew("report", "x" * 300).says("File name too long")
+    paceline_anew("report", "x" * 300).assert_error("File name too long")

@@ -79,11 +79,11 @@ def skipping(root: Path, run: str, *more: str) -> tuple[str, ...]:
 # matrix: 35
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_a_bad_image_ends_the_run_in_one_line(ranks, spoilt: Path, num_ranks: int) -> None:
-    ended = ranks(*words(spoilt, "data.workers=0"), ranks=num_ranks)
-    errors = [line for said in ended.errors for line in said.splitlines() if line.startswith("error: ")]
-    assert 2 in ended.codes and 0 not in ended.codes and len(errors) == 1, ended
+    completed = ranks(*words(spoilt, "data.workers=0"), ranks=num_ranks)
+    errors = [line for output in completed.errors for line in output.splitlines() if line.startswith("error: ")]
+    assert 2 in completed.codes and 0 not in completed.codes and len(errors) == 1, completed
     assert any(f"{spoilt}/train/{name}: cannot be decoded: " in errors[0] for name in BAD["train"])
-    assert "Traceback" not in "".join(ended.errors)
+    assert "Traceback" not in "".join(completed.errors)
 
 
 # matrix: 35
@@ -105,31 +105,33 @@ def test_skipped_images_are_counted_and_the_run_is_the_same_with_workers(
 # matrix: 35
 def test_a_run_that_skips_images_resumes_to_the_same_bits(ranks, spoilt: Path, tmp_path: Path) -> None:
     more = ("data.workers=0", "checkpoint.every=1st", "checkpoint.keep=99")
-    whole = ranks(*skipping(spoilt, "run", *more)).result
+    uninterrupted = ranks(*skipping(spoilt, "run", *more)).result
     (tmp_path / "run" / "result.json").unlink()
     newer = [path for path in (tmp_path / "run" / "checkpoints").iterdir() if path.name > "step-00000002"]
     assert len(newer) == 4
     for path in newer:
         shutil.rmtree(path)
     resumed = ranks("train", "run", "--resume", "--json").result
-    assert resumed["weights_sha256"] == whole["weights_sha256"]
-    assert resumed["bad_images"] == whole["bad_images"] == 5
+    assert resumed["weights_sha256"] == uninterrupted["weights_sha256"]
+    assert resumed["bad_images"] == uninterrupted["bad_images"] == 5
 
 
 # matrix: 35
 def test_more_bad_images_than_are_allowed_end_the_run(ranks, spoilt: Path) -> None:
-    ended = ranks(*skipping(spoilt, "run", "data.workers=0", "data.max_bad_images=2"))
-    assert ended.codes == [2]
-    (error,) = (line for line in ended.errors[0].splitlines() if line.startswith("error: "))
+    completed = ranks(*skipping(spoilt, "run", "data.workers=0", "data.max_bad_images=2"))
+    assert completed.codes == [2]
+    (error,) = (line for line in completed.errors[0].splitlines() if line.startswith("error: "))
     assert "data.max_bad_images" in error and "paceline data verify" in error
 
 
 # matrix: 35
 def test_a_folder_is_verified_before_a_run(paceline, spoilt: Path) -> None:
     source = ("data.source.name=folder", f"data.source.root={spoilt}")
-    ended = paceline("data", "verify", *source)
-    ended.says(f"{spoilt}/train/cat/03.jpg: cannot be decoded", "5 bad images of 48", "data.on_bad_image=skip")
-    rows = [line for line in ended.out.splitlines() if line.startswith(("train ", "val "))]
+    completed = paceline("data", "verify", *source)
+    completed.assert_error(
+        f"{spoilt}/train/cat/03.jpg: cannot be decoded", "5 bad images of 48", "data.on_bad_image=skip"
+    )
+    rows = [line for line in completed.out.splitlines() if line.startswith(("train ", "val "))]
     assert len(rows) == 5
 
 
@@ -139,21 +141,21 @@ def test_what_cannot_be_an_image_is_found_before_the_first_step(ranks, photograp
     (photographs / "train/dog/link.jpg").symlink_to("gone.jpg")
     (photographs / "train/dog/folder.jpg").mkdir()
     started = time.monotonic()
-    ended = ranks(*words(photographs))
+    completed = ranks(*words(photographs))
     assert time.monotonic() - started < 10
-    assert ended.codes == [2]
-    (error,) = ended.errors[0].splitlines()
+    assert completed.codes == [2]
+    (error,) = completed.errors[0].splitlines()
     assert "3 images cannot be read: cat/pipe.jpg (a pipe or a device), dog/folder.jpg (a folder)" in error
 
 
 # matrix: 40
 def test_data_sets_too_small_or_in_contradiction_are_refused_in_one_line(ranks, tmp_path: Path, photographs) -> None:
-    def said(*more: str, num_ranks: int = 1) -> str:
+    def output(*more: str, num_ranks: int = 1) -> str:
         started = time.monotonic()
-        ended = ranks("train", *SMALL, *more, ranks=num_ranks)
+        completed = ranks("train", *SMALL, *more, ranks=num_ranks)
         assert time.monotonic() - started < 10
-        errors = [line for each in ended.errors for line in each.splitlines()]
-        assert 2 in ended.codes and 0 not in ended.codes and len(errors) == 1, ended
+        errors = [line for each in completed.errors for line in each.splitlines()]
+        assert 2 in completed.codes and 0 not in completed.codes and len(errors) == 1, completed
         return errors[0]
 
     listed = tmp_path / "listed.csv"
@@ -162,14 +164,14 @@ def test_data_sets_too_small_or_in_contradiction_are_refused_in_one_line(ranks, 
     beyond.write_text(f"path,label\n{photographs}/val/cat/01.jpg,2\n")
     lists = ("data.source.name=manifest", f"data.source.train={listed}")
     folder = ("data.source.name=folder", f"data.source.root={photographs}")
-    assert "label '2' is not in the training list" in said(*lists, f"data.source.val={beyond}")
-    assert "data.batch_size: 8" in said(*lists, f"data.source.val={listed}")
-    assert "data.batch_size: 3" in said(*lists, f"data.source.val={listed}", "data.batch_size=3", num_ranks=3)
+    assert "label '2' is not in the training list" in output(*lists, f"data.source.val={beyond}")
+    assert "data.batch_size: 8" in output(*lists, f"data.source.val={listed}")
+    assert "data.batch_size: 3" in output(*lists, f"data.source.val={listed}", "data.batch_size=3", num_ranks=3)
     (photographs / "train/emu").mkdir()
-    assert f"{photographs}/train/emu: is a class folder without images" in said(*folder)
+    assert f"{photographs}/train/emu: is a class folder without images" in output(*folder)
     shutil.rmtree(photographs / "train")
     (photographs / "train/emu").mkdir(parents=True)
-    assert f"{photographs}/train has no images" in said(*folder)
+    assert f"{photographs}/train has no images" in output(*folder)
 
 
 @dataclass(frozen=True)
@@ -377,7 +379,9 @@ def test_a_bomb_is_refused_by_its_header_and_takes_no_memory(kind: str, tmp_path
     else:
         path.write_bytes(bombs()[kind])
     command = [sys.executable, "-c", GROWTH, str(path)]
-    said, grown_kb = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.splitlines()
+    output, grown_kb = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=True
+    ).stdout.splitlines()
     ours, pillows = f"more than {MAX_PIXELS:,} pixels", "pixels) exceeds limit of "  # Pillow looks at some itself
-    assert said.startswith("bomb: cannot be decoded: ") and (ours in said or pillows in said)
+    assert output.startswith("bomb: cannot be decoded: ") and (ours in output or pillows in output)
     assert int(grown_kb) < 200_000

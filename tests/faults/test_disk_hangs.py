@@ -49,7 +49,7 @@ def test_a_pool_whose_image_never_comes_can_be_left(how: str, tmp_path: Path) ->
         pytest.skip("the numbers of the calls that make memory hang are those of Linux on x86-64")
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    ended = subprocess.run([sys.executable, program, how], capture_output=True, text=True, timeout=LIMIT_S)
-    if ended.returncode == NOT_PERMITTED:
+    completed = subprocess.run([sys.executable, program, how], capture_output=True, text=True, timeout=LIMIT_S)
+    if completed.returncode == NOT_PERMITTED:
         pytest.skip("userfaultfd is not permitted here (run as root, or set vm.unprivileged_userfaultfd=1)")
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "over\n", "")
+    assert (completed.returncode, completed.stdout, completed.stderr) == (0, "over\n", "")

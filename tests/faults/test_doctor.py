@@ -49,7 +49,7 @@ def doctor(tmp_path: Path) -> Callable[..., DoctorReport]:
 
     def run(around: Sequence[str] = (), python: Sequence[str] = ("-c", WITHOUT_TORCH), **environ: str) -> DoctorReport:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
-        ended = subprocess.run(
+        completed = subprocess.run(
             [*around, sys.executable, "-P", *python, "doctor", "--json"],
             cwd=tmp_path,
             env={**inherited, "CUDA_VISIBLE_DEVICES": "", **environ},
@@ -57,9 +57,9 @@ def doctor(tmp_path: Path) -> Callable[..., DoctorReport]:
             text=True,
             timeout=TIMEOUT_S,
         )
-        assert ended.stderr == "" and ended.stdout, ended
-        told = json.loads(ended.stdout)
-        return DoctorReport(ended.returncode, told["state"], {each["name"]: each for each in told["machine"]})
+        assert completed.stderr == "" and completed.stdout, completed
+        told = json.loads(completed.stdout)
+        return DoctorReport(completed.returncode, told["state"], {each["name"]: each for each in told["machine"]})
 
     return run
 

@@ -24,27 +24,27 @@ def free_port() -> Iterator[str]:
         yield str(held.getsockname()[1])
 
 
-def reported_in_time(ranks, *words: str, num_ranks: int = 1, absent: Sequence[int] = (), **environ: str) -> str:
+def reported_in_time(ranks, *args: str, num_ranks: int = 1, absent: Sequence[int] = (), **environ: str) -> str:
     """Run ranks that cannot meet; return the one line that one of them says, within the time-out and what it adds."""
     started = time.monotonic()
-    ended = ranks(*SMALL, f"parallel.timeout={TIMEOUT_S}s", *words, ranks=num_ranks, absent=absent, **environ)
+    completed = ranks(*SMALL, f"parallel.timeout={TIMEOUT_S}s", *args, ranks=num_ranks, absent=absent, **environ)
     assert time.monotonic() - started < WITHIN_S
-    assert 0 not in ended.codes and ended.out == "", ended
-    said = [line for errors in ended.errors for line in errors.splitlines()]
-    assert len(said) == 1 and said[0].startswith("error: "), ended.errors
-    return said[0]
+    assert 0 not in completed.codes and completed.out == "", completed
+    output = [line for errors in completed.errors for line in errors.splitlines()]
+    assert len(output) == 1 and output[0].startswith("error: "), completed.errors
+    return output[0]
 
 
 # matrix: 42
 def test_a_host_that_has_no_address_is_named(ranks, free_port: str) -> None:
-    said = reported_in_time(ranks, **SECOND_NODE, MASTER_ADDR="no-such-host.invalid", MASTER_PORT=free_port)
-    assert said.startswith("error: MASTER_ADDR: ") and "no-such-host.invalid" in said
+    output = reported_in_time(ranks, **SECOND_NODE, MASTER_ADDR="no-such-host.invalid", MASTER_PORT=free_port)
+    assert output.startswith("error: MASTER_ADDR: ") and "no-such-host.invalid" in output
 
 
 # matrix: 42
 def test_a_first_rank_that_cannot_be_reached_is_named(ranks, free_port: str) -> None:
-    said = reported_in_time(ranks, **SECOND_NODE, MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port)
-    assert said.startswith("error: MASTER_ADDR: rank 1 cannot reach rank 0") and free_port in said
+    output = reported_in_time(ranks, **SECOND_NODE, MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port)
+    assert output.startswith("error: MASTER_ADDR: rank 1 cannot reach rank 0") and free_port in output
 
 
 # matrix: 42
@@ -55,8 +55,8 @@ def test_a_rank_that_never_comes_is_named(ranks, missing: int) -> None:
 
 # matrix: 42
 def test_a_missing_interface_is_named(ranks) -> None:
-    said = reported_in_time(ranks, num_ranks=2, GLOO_SOCKET_IFNAME="nowhere0")
-    assert "GLOO_SOCKET_IFNAME" in said and "nowhere0" in said
+    output = reported_in_time(ranks, num_ranks=2, GLOO_SOCKET_IFNAME="nowhere0")
+    assert "GLOO_SOCKET_IFNAME" in output and "nowhere0" in output
 
 
 # matrix: 47

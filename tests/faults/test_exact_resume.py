@@ -22,7 +22,7 @@ from paceline.training.saver import TrainingState
 from paceline.training.state import TrainState
 
 EPOCH, STEPS = 5, 10
-WORDS = (
+ARGS = (
     "train",
     "synthetic",
     "model.width=0.1",
@@ -80,8 +80,8 @@ def test_the_same_recipe_gives_the_same_bits_whoever_prepares_the_batches(
 ) -> None:
     found = []
     for name, workers in (("one", 0), ("again", 0), ("ahead", 2), ("ahead-again", 2)):
-        words = (*WORDS, f"data.workers={workers}", "train.ema=on", "checkpoint.every=1ep")
-        result = ranks(*words, "--run-dir", name, ranks=num_ranks).result
+        args = (*ARGS, f"data.workers={workers}", "train.ema=on", "checkpoint.every=1ep")
+        result = ranks(*args, "--run-dir", name, ranks=num_ranks).result
         run = tmp_path / name
         found.append((result["weights_sha256"], state_digest(run), records(run, lines_of)))
     assert found[1:] == found[:1] * 3
@@ -91,8 +91,8 @@ def test_the_same_recipe_gives_the_same_bits_whoever_prepares_the_batches(
 # matrix: 1
 def test_the_number_of_threads_that_the_bits_depend_on_is_on_record(ranks, tmp_path: Path) -> None:
     for threads in (1, 2):
-        words = (*WORDS, f"parallel.threads={threads}", "train.epochs=0.4")
-        ranks(*words, "--run-dir", str(threads)).result  # noqa: B018
+        args = (*ARGS, f"parallel.threads={threads}", "train.epochs=0.4")
+        ranks(*args, "--run-dir", str(threads)).result  # noqa: B018
         assert json.loads((tmp_path / str(threads) / "machine.json").read_text())["threads"] == threads
 
 
@@ -102,13 +102,17 @@ def test_a_run_stopped_five_times_is_the_run_that_was_never_stopped(
     ranks, tmp_path: Path, lines_of, state_digest, num_ranks: int
 ) -> None:
     """After the first step, within an epoch, at its end, and twice in the next: a stop of a run stopped before."""
-    whole = ranks(*WORDS, "train.ema=on", "--run-dir", "whole", ranks=num_ranks).result
+    uninterrupted = ranks(*ARGS, "train.ema=on", "--run-dir", "whole", ranks=num_ranks).result
     shutil.copytree(tmp_path / "whole", tmp_path / "cut")
     for step in STOPS:
         cut(tmp_path / "cut", step)
-        resumed = ranks(*WORDS, "train.ema=on", "--run-dir", "cut", "--resume", ranks=num_ranks).result
-        assert resumed["weights_sha256"] == whole["weights_sha256"], f"stopped after step {step}"
-        assert (resumed["steps"], resumed["eval"], resumed["best"]) == (STEPS, whole["eval"], whole["best"])
+        resumed = ranks(*ARGS, "train.ema=on", "--run-dir", "cut", "--resume", ranks=num_ranks).result
+        assert resumed["weights_sha256"] == uninterrupted["weights_sha256"], f"stopped after step {step}"
+        assert (resumed["steps"], resumed["eval"], resumed["best"]) == (
+            STEPS,
+            uninterrupted["eval"],
+            uninterrupted["best"],
+        )
     for step in range(STOPS[-1], STEPS + 1):
         name = f"checkpoints/step-{step:08d}"
         assert state_digest(tmp_path / "cut" / name) == state_digest(tmp_path / "whole" / name)
@@ -121,7 +125,7 @@ def test_a_run_stopped_five_times_is_the_run_that_was_never_stopped(
 
 
 # PowerSGD sends ten steps whole, so a stop is before it begins, where it begins, or after it has held something back.
-LONG = (*WORDS, "train.epochs=3", "log.samples=false")
+LONG = (*ARGS, "train.epochs=3", "log.samples=false")
 LONG_STEPS = 3 * EPOCH
 
 
@@ -140,12 +144,12 @@ LONG_STEPS = 3 * EPOCH
 def test_however_gradients_are_sent_a_run_that_was_stopped_has_the_same_bits(
     ranks, tmp_path: Path, lines_of, state_digest, sent: str, num_ranks: int, stops: Sequence[int]
 ) -> None:
-    words = (*LONG, *(f"parallel.{each}" for each in sent.split()))
-    ranks(*words, "--run-dir", "whole", ranks=num_ranks).result  # noqa: B018
+    args = (*LONG, *(f"parallel.{each}" for each in sent.split()))
+    ranks(*args, "--run-dir", "whole", ranks=num_ranks).result  # noqa: B018
     shutil.copytree(tmp_path / "whole", tmp_path / "cut")
     for step in stops:
         cut(tmp_path / "cut", step)
-        ranks(*words, "--run-dir", "cut", "--resume", ranks=num_ranks).result  # noqa: B018
+        ranks(*args, "--run-dir", "cut", "--resume", ranks=num_ranks).result  # noqa: B018
         assert "resumed without" not in str(json.loads((tmp_path / "cut" / "plan.json").read_text())["notes"])
     for step in range(stops[0], LONG_STEPS + 1):
         name = f"checkpoints/step-{step:08d}"
@@ -190,7 +194,7 @@ def test_no_piece_of_what_compression_keeps_can_be_lost_unnoticed(
 
 # matrix: 5
 @pytest.mark.parametrize(
-    ("num_ranks", "words", "why"),
+    ("num_ranks", "args", "why"),
     [
         (3, (), "they are of 2 ranks, and this run has 3; it starts again with 10 uncompressed steps"),
         (
@@ -202,24 +206,24 @@ def test_no_piece_of_what_compression_keeps_can_be_lost_unnoticed(
     ],
 )
 def test_residuals_that_do_not_fit_are_dropped_with_a_note(
-    ranks, tmp_path: Path, factored: Path, num_ranks: int, words: Sequence[str], why: str
+    ranks, tmp_path: Path, factored: Path, num_ranks: int, args: Sequence[str], why: str
 ) -> None:
     shutil.copytree(factored, tmp_path / "cut")
     cut(tmp_path / "cut", 12)
-    words = (*LONG, *words, "parallel.compression=powersgd", "--run-dir", "cut", "--resume")
-    assert ranks(*words, ranks=num_ranks).result["steps"] == LONG_STEPS
+    args = (*LONG, *args, "parallel.compression=powersgd", "--run-dir", "cut", "--resume")
+    assert ranks(*args, ranks=num_ranks).result["steps"] == LONG_STEPS
     notes = json.loads((tmp_path / "cut" / "plan.json").read_text())["notes"]
-    said = [note for note in notes if note.startswith("resumed without PowerSGD's residuals")]
-    assert len(said) == 1 and said[0].endswith(f": {why}"), notes
+    output = [note for note in notes if note.startswith("resumed without PowerSGD's residuals")]
+    assert len(output) == 1 and output[0].endswith(f": {why}"), notes
 
 
 # matrix: 5
 def test_ranks_that_trained_alone_resume_with_rank_0s_weights_and_a_note(ranks, tmp_path: Path, state_digest) -> None:
-    words = (*WORDS, "parallel.sync_gradients=false")
-    ranks(*words, "--run-dir", "whole", ranks=2).result  # noqa: B018
+    args = (*ARGS, "parallel.sync_gradients=false")
+    ranks(*args, "--run-dir", "whole", ranks=2).result  # noqa: B018
     shutil.copytree(tmp_path / "whole", tmp_path / "cut")
     cut(tmp_path / "cut", 3)
-    ranks(*words, "--run-dir", "cut", "--resume", ranks=2).result  # noqa: B018
+    ranks(*args, "--run-dir", "cut", "--resume", ranks=2).result  # noqa: B018
     found = [state_digest(tmp_path / name) for name in ("cut", "whole")]
     assert found[0]["model"] == found[1]["model"] and found[0]["optimizer"] == found[1]["optimizer"]
     assert found[0]["values"] != found[1]["values"]  # rank 1's loss and evaluation are part of them
@@ -230,7 +234,7 @@ def test_ranks_that_trained_alone_resume_with_rank_0s_weights_and_a_note(ranks, 
 CUT = 7
 # A schedule with a state, that falls before the cut; averaged weights; and weights of 16 bits beside their copies.
 STATEFUL = (
-    *WORDS,
+    *ARGS,
     "train.ema=on",
     "train.precision=bf16_master",
     "train.eval_every=2st",
@@ -324,12 +328,12 @@ def persistent() -> TrainingState:
 
 # matrix: 4
 def test_workers_may_come_and_go_between_stops(ranks, tmp_path: Path, lines_of, state_digest) -> None:
-    words = (*WORDS, "train.ema=on")
-    ranks(*words, "--run-dir", "whole", ranks=2).result  # noqa: B018
+    args = (*ARGS, "train.ema=on")
+    ranks(*args, "--run-dir", "whole", ranks=2).result  # noqa: B018
     shutil.copytree(tmp_path / "whole", tmp_path / "cut")
     for step, workers in ((3, 2), (EPOCH + 2, 1)):
         cut(tmp_path / "cut", step)
-        ranks(*words, f"data.workers={workers}", "--run-dir", "cut", "--resume", ranks=2).result  # noqa: B018
+        ranks(*args, f"data.workers={workers}", "--run-dir", "cut", "--resume", ranks=2).result  # noqa: B018
     assert state_digest(tmp_path / "cut") == state_digest(tmp_path / "whole")
     assert records(tmp_path / "cut", lines_of) == records(tmp_path / "whole", lines_of)
     found = [samples(tmp_path / name, {0: 2}, lines_of) for name in ("cut", "whole")]
@@ -343,13 +347,13 @@ def test_workers_may_come_and_go_between_stops(ranks, tmp_path: Path, lines_of, 
 def test_another_number_of_ranks_takes_the_same_samples_to_the_same_losses(
     ranks, tmp_path: Path, lines_of, worlds: Sequence[int], norm: str
 ) -> None:
-    words = (*WORDS, f"model.norm={norm}")
-    ranks(*words, "--run-dir", "whole", ranks=worlds[0]).result  # noqa: B018
+    args = (*ARGS, f"model.norm={norm}")
+    ranks(*args, "--run-dir", "whole", ranks=worlds[0]).result  # noqa: B018
     shutil.copytree(tmp_path / "whole", tmp_path / "cut")
     started = dict(zip((0, 3, EPOCH + 2), worlds, strict=False))
     for step, world_size in list(started.items())[1:]:
         cut(tmp_path / "cut", step)
-        result = ranks(*words, "--run-dir", "cut", "--resume", ranks=world_size).result
+        result = ranks(*args, "--run-dir", "cut", "--resume", ranks=world_size).result
         assert (result["world_size"], result["steps"]) == (world_size, STEPS)
     assert samples(tmp_path / "cut", started, lines_of) == samples(tmp_path / "whole", {0: worlds[0]}, lines_of)
     losses = [[row["loss"] for row in lines_of(tmp_path / name / "steps.jsonl")] for name in ("cut", "whole")]
@@ -360,7 +364,7 @@ def test_another_number_of_ranks_takes_the_same_samples_to_the_same_losses(
 # matrix: 6
 def test_a_batch_that_does_not_divide_over_the_ranks_is_refused_before_any_work(paceline, tmp_path: Path) -> None:
     started = time.monotonic()
-    paceline("train", "synthetic", "data.batch_size=16", "--ranks", "3", "--run-dir", "run").says(
+    paceline("train", "synthetic", "data.batch_size=16", "--ranks", "3", "--run-dir", "run").assert_error(
         "data.batch_size: 16 does not divide over 3 ranks (try 15)"
     )
     assert time.monotonic() - started < 5  # it takes less than a second where nobody else computes
@@ -369,7 +373,7 @@ def test_a_batch_that_does_not_divide_over_the_ranks_is_refused_before_any_work(
 
 # matrix: 7
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "output"),
     [
         ("optim.lr=0.5", "optim.lr=0.01 (now 0.5)"),
         ("model.width=0.2", "model.width=0.1 (now 0.2)"),
@@ -379,20 +383,20 @@ def test_a_batch_that_does_not_divide_over_the_ranks_is_refused_before_any_work(
     ],
 )
 def test_a_run_is_resumed_as_it_was_or_not_at_all(
-    ranks, tmp_path: Path, finished: Path, changed: str, said: str
+    ranks, tmp_path: Path, finished: Path, changed: str, output: str
 ) -> None:
     shutil.copytree(finished, tmp_path / "run")
     before = contents(tmp_path / "run")
-    ended = ranks(*WORDS, changed, "--run-dir", "run", "--resume")
-    assert (ended.codes, ended.out) == ([2], "")
-    assert ended.errors[0].startswith("error: --resume: run was started with ") and said in ended.errors[0]
+    completed = ranks(*ARGS, changed, "--run-dir", "run", "--resume")
+    assert (completed.codes, completed.out) == ([2], "")
+    assert completed.errors[0].startswith("error: --resume: run was started with ") and output in completed.errors[0]
     assert contents(tmp_path / "run") == before
 
 
 @pytest.fixture(scope="module")
 def finished(ranks_in, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("finished")
-    ranks_in(folder)(*WORDS, "--run-dir", "run").result  # noqa: B018
+    ranks_in(folder)(*ARGS, "--run-dir", "run").result  # noqa: B018
     return folder / "run"
 
 
@@ -411,9 +415,9 @@ def test_a_run_is_not_resumed_on_other_data(ranks, tmp_path: Path, change: str) 
         for number in range(12):
             Image.new("RGB", (16, 16), (number, 0, 200 if name == "cat" else 0)).save(classes / name / f"{number}.png")
     source = ("data.source.name=folder", f"data.source.root={classes}", "data.image_size=16", "data.batch_size=4")
-    words = ("train", *source, "train.steps=4", "model.width=0.1", "checkpoint.every=2st", "parallel.threads=1")
-    words = (*words, "log.tensorboard=off", "--run-dir", "run", "--json")
-    ranks(*words).result  # noqa: B018
+    args = ("train", *source, "train.steps=4", "model.width=0.1", "checkpoint.every=2st", "parallel.threads=1")
+    args = (*args, "log.tensorboard=off", "--run-dir", "run", "--json")
+    ranks(*args).result  # noqa: B018
     cut(tmp_path / "run", 2)
     match change:
         case "another image":
@@ -422,9 +426,9 @@ def test_a_run_is_not_resumed_on_other_data(ranks, tmp_path: Path, change: str) 
             (classes / "cat" / "3.png").unlink()
         case _:
             (classes / "dog").rename(classes / "hound")
-    ended = ranks(*words, "--resume")
-    assert ended.codes == [2] and len(ended.errors[0].splitlines()) == 1, ended.errors
-    assert ended.errors[0].startswith("error: ") and "data" in ended.errors[0] and "run" in ended.errors[0]
+    completed = ranks(*args, "--resume")
+    assert completed.codes == [2] and len(completed.errors[0].splitlines()) == 1, completed.errors
+    assert completed.errors[0].startswith("error: ") and "data" in completed.errors[0] and "run" in completed.errors[0]
 
 
 # matrix: 9
@@ -432,8 +436,8 @@ def test_the_metric_counts_every_image_once_on_any_number_of_ranks(ranks, finish
     """A batch of one image computes the same bits on any rank, and sums are float64."""
     found = {}
     for num_ranks in (1, 2, 4):
-        words = ("eval", str(finished), "data.eval_batch_size=1", "--json")
-        found[num_ranks] = ranks(*words, ranks=num_ranks).result
+        args = ("eval", str(finished), "data.eval_batch_size=1", "--json")
+        found[num_ranks] = ranks(*args, ranks=num_ranks).result
         assert found[num_ranks]["images"] == 21
     for num_ranks in (2, 4):
         assert found[num_ranks] == pytest.approx(found[1], rel=1e-12, abs=1e-12)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-WORDS = (
+ARGS = (
     "train",
     "synthetic",
     "model.width=0.2",
@@ -45,14 +45,14 @@ def full_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_run_whose_final_weights_are_lost_fails_and_is_resumed(
     paceline, full_disk: Path, tmp_path: Path, lines_of
 ) -> None:
-    whole = paceline(*WORDS, "--json", "--run-dir", str(tmp_path / "whole")).result
+    uninterrupted = paceline(*ARGS, "--json", "--run-dir", str(tmp_path / "whole")).result
     run = full_disk / "run"
-    ended = paceline(*WORDS, "--json", "--run-dir", str(run))
-    assert ended.code == 4, ended.err
-    (error,) = [line for line in ended.err.splitlines() if line.startswith("error: ")]
+    completed = paceline(*ARGS, "--json", "--run-dir", str(run))
+    assert completed.code == 4, completed.err
+    (error,) = [line for line in completed.err.splitlines() if line.startswith("error: ")]
     assert "last step, 24, could not be saved" in error and "step-00000003" in error and "--resume" in error
     result = json.loads((run / "result.json").read_text())
-    assert result["status"] == "failed" and result == json.loads(ended.out)
+    assert result["status"] == "failed" and result == json.loads(completed.out)
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-00000003"]
     told = [line["message"] for line in lines_of(run / "warnings.jsonl") if "step" in line["message"]]
     assert len(told) == 2 and "failed for the same reason" in told[1], told
@@ -62,10 +62,10 @@ def test_a_run_whose_final_weights_are_lost_fails_and_is_resumed(
     assert judged.code == 0 and "last step, 24, is missing; step-00000003 is used" in judged.err
 
     resumed = paceline("train", str(run), "--resume", "--json").result
-    assert resumed["status"] == "completed" and resumed["weights_sha256"] == whole["weights_sha256"]
+    assert resumed["status"] == "completed" and resumed["weights_sha256"] == uninterrupted["weights_sha256"]
     assert "was already complete" in paceline("train", str(run), "--resume", "--json").err
 
     shutil.rmtree(run / "checkpoints" / "step-00000024")  # as by runs of versions that did not look
     again = paceline("train", str(run), "--resume", "--json")
-    assert again.result["weights_sha256"] == whole["weights_sha256"] and "was already complete" not in again.err
+    assert again.result["weights_sha256"] == uninterrupted["weights_sha256"] and "was already complete" not in again.err
     assert (run / "checkpoints" / "step-00000024").is_dir()

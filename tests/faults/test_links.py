@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-WORDS = ("digits", "model.name=empty", "model.width=1.0", "log.tensorboard=off", "measure.telemetry=off")
+ARGS = ("digits", "model.name=empty", "model.width=1.0", "log.tensorboard=off", "measure.telemetry=off")
 THESIS = "line one\nno newline at the end"
 
 
@@ -16,8 +16,8 @@ THESIS = "line one\nno newline at the end"
 def trained(paceline_in, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that has ended, to copy."""
     folder = tmp_path_factory.mktemp("links")
-    ended = paceline_in(folder)("train", *WORDS, "train.epochs=2", "checkpoint.every=1ep", "--run-dir", "run")
-    assert ended.code == 0, ended.err
+    completed = paceline_in(folder)("train", *ARGS, "train.epochs=2", "checkpoint.every=1ep", "--run-dir", "run")
+    assert completed.code == 0, completed.err
     return folder / "run"
 
 
@@ -43,13 +43,15 @@ def test_resuming_follows_no_link_out_of_the_run(paceline, stranger, tmp_path) -
     for name in names:
         (stranger / name).unlink(missing_ok=True)
         (stranger / name).symlink_to(tmp_path / "thesis.txt")
-    ended = paceline("train", "stranger", "--run-dir", "stranger", "--resume")
-    assert ended.code == 0, ended.err
+    completed = paceline("train", "stranger", "--run-dir", "stranger", "--resume")
+    assert completed.code == 0, completed.err
     assert (tmp_path / "thesis.txt").read_text() == THESIS
     (stranger / "result.json").unlink()
     (stranger / ".lock").unlink(missing_ok=True)
     (stranger / ".lock").symlink_to(tmp_path / "thesis.txt")
-    paceline("train", "stranger", "--run-dir", "stranger", "--resume").says("stranger", ".lock is a link", "(name")
+    paceline("train", "stranger", "--run-dir", "stranger", "--resume").assert_error(
+        "stranger", ".lock is a link", "(name"
+    )
     assert (tmp_path / "thesis.txt").read_text() == THESIS
 
 
@@ -57,8 +59,8 @@ def test_two_runs_do_not_share_checkpoints_by_a_link(paceline, stranger, tmp_pat
     before = sorted(path.name for path in (stranger / "checkpoints").iterdir())
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "checkpoints").symlink_to(stranger / "checkpoints")
-    words = ("train", *WORDS, "train.epochs=4", "seed=2", "checkpoint.every=1ep", "checkpoint.keep=1")
-    paceline(*words, "--run-dir", "other").says("other/checkpoints is a link", "--run-dir")
+    args = ("train", *ARGS, "train.epochs=4", "seed=2", "checkpoint.every=1ep", "checkpoint.keep=1")
+    paceline(*args, "--run-dir", "other").assert_error("other/checkpoints is a link", "--run-dir")
     assert sorted(path.name for path in (stranger / "checkpoints").iterdir()) == before
 
 
@@ -100,7 +102,7 @@ def test_manifests_that_are_pipes_or_devices_are_refused(paceline, tmp_path) -> 
 
 
 def test_a_run_whose_folder_is_removed_reports_it_and_creates_none(paceline, tmp_path) -> None:
-    process = paceline.start("train", *WORDS, "train.epochs=5000", "checkpoint.every=1ep", "--run-dir", "run")
+    process = paceline.start("train", *ARGS, "train.epochs=5000", "checkpoint.every=1ep", "--run-dir", "run")
     try:
         deadline_s = time.monotonic() + 60
         while not list((tmp_path / "run").glob("checkpoints/step-*")):

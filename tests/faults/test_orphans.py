@@ -39,13 +39,13 @@ def started(orphans: ModuleType, tmp_path: Path) -> Iterator[Callable[..., tuple
     """Return a function that starts a command, marked, without a stdin; nothing of it is alive after the test."""
     marks: list[str] = []
 
-    def start(*words: str) -> tuple[subprocess.Popen, str]:
+    def start(*args: str) -> tuple[subprocess.Popen, str]:
         marks.append(uuid.uuid4().hex)
-        command = ["sh", "-c", 'exec "$@" <&-', "sh", sys.executable, "-P", "-m", "paceline", *words]
-        said = (tmp_path / "said").open("wb")
+        command = ["sh", "-c", 'exec "$@" <&-', "sh", sys.executable, "-P", "-m", "paceline", *args]
+        output = (tmp_path / "said").open("wb")
         environ = {**os.environ, orphans.MARK: marks[-1]}
-        with said:
-            process = subprocess.Popen(command, cwd=tmp_path, env=environ, stdout=said, stderr=said)
+        with output:
+            process = subprocess.Popen(command, cwd=tmp_path, env=environ, stdout=output, stderr=output)
         return process, marks[-1]
 
     yield start
@@ -69,8 +69,8 @@ def children_of(launcher: int) -> list[int]:
     found = []
     for child in psutil.Process(launcher).children():
         with suppress(psutil.NoSuchProcess):
-            words, is_rank = child.cmdline(), "RANK" in child.environ()
-            if "process.py" not in " ".join(words[:4]) and (is_rank or "train" in words):
+            args, is_rank = child.cmdline(), "RANK" in child.environ()
+            if "process.py" not in " ".join(args[:4]) and (is_rank or "train" in args):
                 found.append(child.pid)
     return found
 
@@ -80,11 +80,11 @@ def has_torch(pid: int) -> bool:
 
 
 # matrix: 15
-@pytest.mark.parametrize("words", [("train",), ("doctor",), ("scale", "--repeats", "1")], ids=" ".join)
-def test_ranks_that_hang_before_torch_is_imported_end_with_their_launcher(orphans, started, words) -> None:
+@pytest.mark.parametrize("args", [("train",), ("doctor",), ("scale", "--repeats", "1")], ids=" ".join)
+def test_ranks_that_hang_before_torch_is_imported_end_with_their_launcher(orphans, started, args) -> None:
     """All that was started is stopped by SIGSTOP as soon as it is there, and could not end by itself."""
-    process, mark = started(*words, "--ranks", "2")
-    wait_for(lambda: len(children_of(process.pid)) == (1 if words[0] == "scale" else 2), within_s=60)
+    process, mark = started(*args, "--ranks", "2")
+    wait_for(lambda: len(children_of(process.pid)) == (1 if args[0] == "scale" else 2), within_s=60)
     family = children_of(process.pid)
     for pid in family:
         os.kill(pid, signal.SIGSTOP)
@@ -100,8 +100,8 @@ def test_ranks_that_hang_before_torch_is_imported_end_with_their_launcher(orphan
 # matrix: 15
 def test_without_a_stdin_ranks_connect_train_and_end_with_their_launcher(orphans, started, tmp_path: Path) -> None:
     """The socket that ranks meet at would get the number of stdin, and be replaced in rank 0."""
-    words = ("digits", *SMALL, "data.batch_size=64", "train.epochs=10000", "--ranks", "2", "--run-dir", "run")
-    process, mark = started("train", *words)
+    args = ("digits", *SMALL, "data.batch_size=64", "train.epochs=10000", "--ranks", "2", "--run-dir", "run")
+    process, mark = started("train", *args)
     steps = tmp_path / "run" / "steps.jsonl"
     wait_for(lambda: process.poll() is not None or (steps.exists() and steps.stat().st_size > 0), within_s=120)
     assert process.poll() is None, (tmp_path / "said").read_text()

@@ -128,9 +128,9 @@ def test_a_kill_around_any_durable_call_writes_nothing_or_all(photos, tmp_path, 
     out, state, killed = tmp_path / "again", SimpleNamespace(left=-1, seen=0), 0
 
     def dying(real: Callable[..., object]) -> Callable[..., object]:
-        def call(*arguments: object, **words: object) -> object:
+        def call(*arguments: object, **args: object) -> object:
             tick()
-            result = real(*arguments, **words)
+            result = real(*arguments, **args)
             tick()
             return result
 

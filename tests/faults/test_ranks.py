@@ -67,28 +67,28 @@ def assert_clean(ranks: list[psutil.Process], port: int) -> None:
         assert again.connect_ex(("127.0.0.1", port)) != 0
 
 
-def start(paceline, ranks: int, *words: str) -> tuple[Run, int]:
+def start(paceline, ranks: int, *args: str) -> tuple[Run, int]:
     port = free_port()
-    process = paceline.start(*LONG, *words, "--ranks", str(ranks), "--run-dir", "run", "--port", str(port))
+    process = paceline.start(*LONG, *args, "--ranks", str(ranks), "--run-dir", "run", "--port", str(port))
     return Run(process, paceline.folder / "run"), port
 
 
-def by_hand(paceline, ranks: int, *words: str, program: tuple[str, ...] = (), **environ: str):
+def by_hand(paceline, ranks: int, *args: str, program: tuple[str, ...] = (), **environ: str):
     """Start ranks without a launcher, which nobody ends but themselves."""
     world = {"WORLD_SIZE": str(ranks), "MASTER_PORT": str(free_port()), **environ}
-    command = (*LONG, *words, "--run-dir", "run")
+    command = (*LONG, *args, "--run-dir", "run")
     return [paceline.start(*command, program=program, RANK=str(rank), **world) for rank in range(ranks)]
 
 
 def ends_of(processes, within_s: float = 60) -> list[tuple[int, list[str]]]:
     """Return the exit codes and the lines of stderr of `processes`, and see that all end in time."""
     try:
-        said = [process.communicate(timeout=within_s)[1].splitlines() for process in processes]
+        output = [process.communicate(timeout=within_s)[1].splitlines() for process in processes]
     finally:
         for process in processes:
             process.kill()
             process.wait()
-    return [(process.returncode, lines) for process, lines in zip(processes, said, strict=True)]
+    return [(process.returncode, lines) for process, lines in zip(processes, output, strict=True)]
 
 
 # matrix: 10
@@ -195,11 +195,11 @@ main()
 """
 
 
-def faulty(paceline, fault: str, rank: int, *words: str, ranks: int = 2):
+def faulty(paceline, fault: str, rank: int, *args: str, ranks: int = 2):
     (paceline.folder / "faulty.py").write_text(FAULTY)
     # The program sets the last one itself, but this one has loaded torch by then.
     environ = {"FAULT": fault, "FAULTY_RANK": str(rank), "TORCH_CPP_LOG_LEVEL": "FATAL"}
-    return by_hand(paceline, ranks, *words, program=("faulty",), **environ)
+    return by_hand(paceline, ranks, *args, program=("faulty",), **environ)
 
 
 # matrix: 14
@@ -251,11 +251,11 @@ main()
 ENDLESS = 2**31 - 1
 
 
-def reading(paceline, rank: int, *words: str, rounds: int = ENDLESS, **environ: str):
+def reading(paceline, rank: int, *args: str, rounds: int = ENDLESS, **environ: str):
     """Start two ranks, one of which takes long to read its data; it has begun to."""
     (paceline.folder / "reading.py").write_text(READING)
     environ = {"READING_RANK": str(rank), "ROUNDS": str(rounds), **environ}
-    processes = by_hand(paceline, 2, *words, program=("reading",), **environ)
+    processes = by_hand(paceline, 2, *args, program=("reading",), **environ)
     wait_for((paceline.folder / "reads").exists)
     return processes
 
@@ -267,7 +267,7 @@ OTHER_HOSTS = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
 # matrix: 10
 # matrix: 14
 @pytest.mark.parametrize(
-    ("rank", "number", "hosts", "words"),
+    ("rank", "number", "hosts", "message"),
     [
         (0, signal.SIGKILL, {}, "is gone"),
         (0, signal.SIGSTOP, {}, "(is stopped by a signal|does not answer)"),  # if nothing was heard of it so soon
@@ -276,7 +276,7 @@ OTHER_HOSTS = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     ids=["killed, with the store", "stopped, with the store", "killed on another host"],
 )
 def test_a_rank_that_is_lost_while_it_reads_is_named_by_who_waits_for_it(
-    paceline, rank: int, number: signal.Signals, hosts: dict[str, str], words: str
+    paceline, rank: int, number: signal.Signals, hosts: dict[str, str], message: str
 ) -> None:
     processes = reading(paceline, rank, f"parallel.timeout={TIMEOUT_S}s", **hosts)
     processes[rank].send_signal(number)
@@ -286,7 +286,7 @@ def test_a_rank_that_is_lost_while_it_reads_is_named_by_who_waits_for_it(
         processes[rank].kill()
         processes[rank].communicate(timeout=10)
     assert code == 1 and len(lines) == 1, lines
-    assert re.match(rf"error: rank {1 - rank} of 2: rank {rank} {words} \((last|no) heartbeat ", lines[0]), lines
+    assert re.match(rf"error: rank {1 - rank} of 2: rank {rank} {message} \((last|no) heartbeat ", lines[0]), lines
 
 
 def test_a_rank_that_takes_longer_than_the_timeout_to_read_is_waited_for(paceline) -> None:
@@ -295,8 +295,8 @@ def test_a_rank_that_takes_longer_than_the_timeout_to_read_is_waited_for(pacelin
     since = time.thread_time()
     hashlib.pbkdf2_hmac("sha256", b"", b"", rounds)
     rounds = int(rounds * 2 * timeout_s / (time.thread_time() - since))
-    words = ("train.epochs=1", f"parallel.timeout={timeout_s}s")
-    processes = reading(paceline, 0, *words, rounds=rounds)
+    args = ("train.epochs=1", f"parallel.timeout={timeout_s}s")
+    processes = reading(paceline, 0, *args, rounds=rounds)
     assert ends_of(processes) == [(0, []), (0, [])]
     took_s = (paceline.folder / "has_read").stat().st_mtime - (paceline.folder / "reads").stat().st_mtime
     assert took_s > timeout_s, "it was not slow"
@@ -318,10 +318,10 @@ def test_the_error_of_the_rank_that_raised_is_the_only_one(paceline, rank: int) 
 def test_a_rank_with_fewer_steps_is_named_with_the_steps_of_both(paceline) -> None:
     """As if a sampler had given one rank fewer batches."""
     world = {"WORLD_SIZE": "2", "MASTER_PORT": str(free_port())}
-    words = ("train.eval_every=off", "checkpoint.every=off", f"parallel.timeout={TIMEOUT_S}s", "--run-dir", "run")
+    args = ("train.eval_every=off", "checkpoint.every=off", f"parallel.timeout={TIMEOUT_S}s", "--run-dir", "run")
     long = tuple(word for word in LONG if not word.startswith("train.epochs"))
     steps = ["train.steps=400", "train.steps=40"]
-    processes = [paceline.start(*long, *words, steps[rank], RANK=str(rank), **world) for rank in range(2)]
+    processes = [paceline.start(*long, *args, steps[rank], RANK=str(rank), **world) for rank in range(2)]
     ends = ends_of(processes, within_s=120)
     lines = [line for _, lines in ends for line in lines]
     assert ends[0][0] == 1 and len(lines) == 1, ends
@@ -342,22 +342,24 @@ def test_a_replica_that_drifts_is_named_with_the_step_and_the_parameter(paceline
 
 # matrix: 42
 def test_a_rank_that_never_comes_is_missed_by_name(paceline) -> None:
-    ended = paceline(*LONG, "parallel.timeout=3s", RANK="0", WORLD_SIZE="3", MASTER_PORT=str(free_port()))
-    ended.says("WORLD_SIZE: 3, but ranks 1, 2 did not come within 3s", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=")
+    completed = paceline(*LONG, "parallel.timeout=3s", RANK="0", WORLD_SIZE="3", MASTER_PORT=str(free_port()))
+    completed.assert_error(
+        "WORLD_SIZE: 3, but ranks 1, 2 did not come within 3s", "MASTER_ADDR=127.0.0.1", "MASTER_PORT="
+    )
 
 
 # matrix: 42
 def test_a_rank_0_that_never_comes_is_missed_by_address(paceline) -> None:
     port = str(free_port())
-    ended = paceline(*LONG, "parallel.timeout=3s", RANK="1", WORLD_SIZE="2", MASTER_PORT=port)
-    ended.says(f"MASTER_ADDR: rank 1 cannot reach rank 0 at 127.0.0.1:{port}")
+    completed = paceline(*LONG, "parallel.timeout=3s", RANK="1", WORLD_SIZE="2", MASTER_PORT=port)
+    completed.assert_error(f"MASTER_ADDR: rank 1 cannot reach rank 0 at 127.0.0.1:{port}")
 
 
 # matrix: 42
 def test_a_host_that_has_no_address(paceline) -> None:
     started = time.monotonic()
-    ended = paceline(*LONG, RANK="1", WORLD_SIZE="2", MASTER_ADDR="no.such.host.invalid", MASTER_PORT="29999")
-    ended.says("MASTER_ADDR: 'no.such.host.invalid' cannot be resolved on ")
+    completed = paceline(*LONG, RANK="1", WORLD_SIZE="2", MASTER_ADDR="no.such.host.invalid", MASTER_PORT="29999")
+    completed.assert_error("MASTER_ADDR: 'no.such.host.invalid' cannot be resolved on ")
     assert time.monotonic() - started < 10 + SLACK_S
 
 

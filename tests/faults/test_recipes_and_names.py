@@ -59,8 +59,8 @@ def test_a_recipe_that_is_more_than_data_or_none_is_refused_at_its_line(
 # matrix: 44
 def test_the_program_reports_it_too_and_writes_nothing(paceline, tmp_path: Path) -> None:
     (tmp_path / "r.yaml").write_text(BAD["a tag that calls"][0])
-    paceline("train", "r.yaml", "--run-dir", "run").says("r.yaml:1: tag ")
-    paceline("train", "seed=!!python/object/apply:os.system [touch canary]").says("seed:1: tag ")
+    paceline("train", "r.yaml", "--run-dir", "run").assert_error("r.yaml:1: tag ")
+    paceline("train", "seed=!!python/object/apply:os.system [touch canary]").assert_error("seed:1: tag ")
     assert [path.name for path in tmp_path.iterdir()] == ["r.yaml"]
 
 
@@ -115,9 +115,9 @@ def evil(ranks_in, tmp_path_factory):
             shade = (label * 15, number * 99, 40)
             Image.new("RGB", (16, 16), shade).save(folder / "photos" / name / f"{name[:1]}$(touch canary){number}.png")
     source = ("data.source.name=folder", "data.source.root=photos", "data.image_size=16", "data.batch_size=4")
-    words = ("train", *source, "train.steps=2", "model.width=0.1", "parallel.threads=1", "data.workers=0")
+    args = ("train", *source, "train.steps=2", "model.width=0.1", "parallel.threads=1", "data.workers=0")
     start = ranks_in(folder)
-    trained = start(*words, "--run-dir", "run")
+    trained = start(*args, "--run-dir", "run")
     assert trained.codes == [0], trained.errors
     table, judged = start("eval", "run", "--classes"), start("eval", "run", "--classes", "--json")
     return folder, trained, table, judged
@@ -146,8 +146,8 @@ def test_names_of_classes_come_back_from_tables_and_json_as_they_are_printed(evi
 # matrix: 45
 def test_names_of_classes_neither_steer_the_terminal_nor_break_a_line(evil) -> None:
     _, trained, table, _ = evil
-    for said in (trained.out, table.out, *trained.errors, *table.errors):
-        assert not [character for character in said if not character.isprintable() and character != "\n"]
+    for output in (trained.out, table.out, *trained.errors, *table.errors):
+        assert not [character for character in output if not character.isprintable() and character != "\n"]
     assert r"two\nlines" in table.out and r"\x1b[2J" in table.out and r"\u202e" in table.out
     assert "[red]canary" in table.out  # rich has not taken it for its own markup
 
@@ -161,9 +161,9 @@ def test_a_bad_image_of_such_a_name_is_one_line(ranks, tmp_path: Path) -> None:
                 path = tmp_path / "photos" / split / name / f"-{number}.png"
                 Image.new("RGB", (16, 16)).save(path) if split == "val" or name == "a" else path.write_bytes(b"<html>")
     source = ("data.source.name=folder", "data.source.root=photos", "data.image_size=16", "data.batch_size=4")
-    ended = ranks("train", *source, "train.epochs=1", "model.width=0.1", "parallel.threads=1", "--run-dir", "run")
-    errors = [line for line in ended.errors[0].splitlines() if line.startswith("error: ")]
-    assert ended.codes[0] != 0 and len(errors) == 1 and errors[0].isprintable()
+    completed = ranks("train", *source, "train.epochs=1", "model.width=0.1", "parallel.threads=1", "--run-dir", "run")
+    errors = [line for line in completed.errors[0].splitlines() if line.startswith("error: ")]
+    assert completed.codes[0] != 0 and len(errors) == 1 and errors[0].isprintable()
     assert r"$(touch canary)\n\x1b[2J/-" in errors[0]
     assert not list(tmp_path.rglob("canary"))
 
@@ -188,12 +188,12 @@ def test_a_recipe_and_a_run_of_such_a_name_are_files_of_that_name(ranks, tmp_pat
 # matrix: 45
 @pytest.mark.parametrize("name", ["two\nlines\x1b[2J", "a\rb"])
 def test_a_run_directory_with_unprintable_characters_is_printed_escaped(ranks, tmp_path: Path, name: str) -> None:
-    words = ("train", "model.width=0.1", "train.steps=1", "data.batch_size=12", "parallel.threads=1")
-    ended = ranks(*words, "log.tensorboard=off", "--run-dir", name)
-    said = ended.out + "".join(ended.errors)
-    assert not [character for character in said if not character.isprintable() and character != "\n"]
-    if ended.codes == [0]:
-        again = ranks(*words, "log.tensorboard=off", "--run-dir", name)
+    args = ("train", "model.width=0.1", "train.steps=1", "data.batch_size=12", "parallel.threads=1")
+    completed = ranks(*args, "log.tensorboard=off", "--run-dir", name)
+    output = completed.out + "".join(completed.errors)
+    assert not [character for character in output if not character.isprintable() and character != "\n"]
+    if completed.codes == [0]:
+        again = ranks(*args, "log.tensorboard=off", "--run-dir", name)
         assert again.codes == [2] and len(again.errors[0].splitlines()) == 1
     else:
-        assert ended.codes == [2] and len(said.splitlines()) == 1
+        assert completed.codes == [2] and len(output.splitlines()) == 1

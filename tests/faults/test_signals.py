@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-WORDS = (
+ARGS = (
     "train",
     "synthetic",
     "model.width=0.1",
@@ -35,10 +35,10 @@ STOP_S = 20.0
 
 
 @pytest.fixture(scope="module")
-def whole(ranks_in, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def uninterrupted(ranks_in, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a run on two ranks that nothing happened to; how many workers it has changes nothing."""
     folder = tmp_path_factory.mktemp("whole")
-    assert ranks_in(folder)(*WORDS, "--run-dir", "run", ranks=2).result["steps"] == 120
+    assert ranks_in(folder)(*ARGS, "--run-dir", "run", ranks=2).result["steps"] == 120
     return folder / "run"
 
 
@@ -108,12 +108,12 @@ def has_stopped_and_saved(process: "subprocess.Popen[str]", run: Path, since: fl
 
 # matrix: 19
 def test_a_signal_to_every_process_loses_no_step(
-    paceline, paceline_anew, ranks, tmp_path: Path, whole, clean, same_as
+    paceline, paceline_anew, ranks, tmp_path: Path, uninterrupted, clean, same_as
 ) -> None:
     """Stopped by one signal after the other, and resumed each time; it is started as users do first."""
     run, resume, came = tmp_path / "run", (), 0
     for start, number in ((paceline_anew, signal.SIGTERM), (paceline, signal.SIGUSR1), (paceline, signal.SIGINT)):
-        process = start.start(*WORDS, *WORKERS, "--ranks", "2", "--run-dir", "run", *resume)
+        process = start.start(*ARGS, *WORKERS, "--ranks", "2", "--run-dir", "run", *resume)
         wait_for(process, lambda came=came: steps_of(run) > came + 5)
         family = tree_of(process)
         assert len(family) == 1 + 2 + 2 * 2
@@ -121,14 +121,14 @@ def test_a_signal_to_every_process_loses_no_step(
         assert came < 120
         clean(run, within_s=5.0)
         resume = ("--resume",)
-    resumed = ranks(*WORDS, *WORKERS, "--run-dir", "run", *resume, ranks=2).result
+    resumed = ranks(*ARGS, *WORKERS, "--run-dir", "run", *resume, ranks=2).result
     assert (resumed["status"], resumed["steps"]) == ("completed", 120)
-    same_as(run, whole)
+    same_as(run, uninterrupted)
 
 
 # matrix: 19
 def test_a_stop_signal_to_one_rank_stops_all(paceline, tmp_path: Path, clean) -> None:
-    process = paceline.start(*WORDS, "--ranks", "2", "--run-dir", "run")
+    process = paceline.start(*ARGS, "--ranks", "2", "--run-dir", "run")
     run = tmp_path / "run"
     wait_for(process, lambda: steps_of(run) > 5)
     has_stopped_and_saved(process, run, since=send(signal.SIGTERM, rank_of(process, 1)))
@@ -138,16 +138,16 @@ def test_a_stop_signal_to_one_rank_stops_all(paceline, tmp_path: Path, clean) ->
 # matrix: 19
 def test_an_evaluation_is_given_up_and_done_again(paceline, ranks, tmp_path: Path, lines_of) -> None:
     """That of the second step takes a second and more: it is under way when the step has just been logged."""
-    words = (*WORDS, "data.source.num_val_images=4000", "data.eval_batch_size=50", "train.eval_every=2st")
-    words = (*words, "train.steps=3", "train.ema=off")
-    unharmed = ranks(*words, "--run-dir", "whole").result
-    process = paceline.start(*words, "--ranks", "1", "--run-dir", "run")
+    args = (*ARGS, "data.source.num_val_images=4000", "data.eval_batch_size=50", "train.eval_every=2st")
+    args = (*args, "train.steps=3", "train.ema=off")
+    unharmed = ranks(*args, "--run-dir", "whole").result
+    process = paceline.start(*args, "--ranks", "1", "--run-dir", "run")
     run = tmp_path / "run"
     wait_for(process, lambda: steps_of(run) == 2)
     time.sleep(0.1)
     assert has_stopped_and_saved(process, run, since=send(signal.SIGTERM, psutil.Process(process.pid))) == 2
     assert result_of(run)["eval"] is None
-    resumed = ranks(*words, "--run-dir", "run", "--resume").result
+    resumed = ranks(*args, "--run-dir", "run", "--resume").result
     assert resumed["weights_sha256"] == unharmed["weights_sha256"]
     assert (resumed["eval"], resumed["best"]) == (unharmed["eval"], unharmed["best"])
     assert len(lines_of(run / "evals.jsonl")) == len(lines_of(tmp_path / "whole" / "evals.jsonl")) == 2
@@ -157,11 +157,11 @@ def test_an_evaluation_is_given_up_and_done_again(paceline, ranks, tmp_path: Pat
 # matrix: 20
 @pytest.mark.parametrize("background", ["on", "off"])
 def test_signals_50_ms_apart_while_saving_harm_nothing(
-    paceline, ranks, tmp_path: Path, whole, clean, same_as, background: str
+    paceline, ranks, tmp_path: Path, uninterrupted, clean, same_as, background: str
 ) -> None:
     """It saves after every step, so that the first signal, or at the latest what it asks for, meets a save."""
-    words = (*WORDS, "checkpoint.every=1st", f"checkpoint.background={background}", "--run-dir", "run")
-    process = paceline.start(*words, "--ranks", "2")
+    args = (*ARGS, "checkpoint.every=1st", f"checkpoint.background={background}", "--run-dir", "run")
+    process = paceline.start(*args, "--ranks", "2")
     run = tmp_path / "run"
     wait_for(process, lambda: len(kept(run)) > 2)
     launcher = psutil.Process(process.pid)
@@ -172,13 +172,13 @@ def test_signals_50_ms_apart_while_saving_harm_nothing(
     send(signal.SIGINT, launcher)
     has_stopped_and_saved(process, run, since)
     clean(run, within_s=5.0)
-    assert ranks(*words, "--resume", ranks=2).result["steps"] == 120
-    same_as(run, whole)
+    assert ranks(*args, "--resume", ranks=2).result["steps"] == 120
+    same_as(run, uninterrupted)
 
 
 # matrix: 20
 def test_a_second_ctrl_c_ends_what_does_not_stop(paceline, tmp_path: Path, clean) -> None:
-    process = paceline.start(*WORDS, "--ranks", "2", "--run-dir", "run")
+    process = paceline.start(*ARGS, "--ranks", "2", "--run-dir", "run")
     run = tmp_path / "run"
     wait_for(process, lambda: steps_of(run) > 5)
     rank_of(process, 1).suspend()  # so that no step ends
@@ -195,7 +195,7 @@ def test_a_second_ctrl_c_ends_what_does_not_stop(paceline, tmp_path: Path, clean
 
 # matrix: 14
 def test_ranks_that_cannot_stop_are_killed_after_their_grace(paceline, tmp_path: Path, clean) -> None:
-    process = paceline.start(*WORDS, "checkpoint.grace=2s", "--ranks", "2", "--run-dir", "run")
+    process = paceline.start(*ARGS, "checkpoint.grace=2s", "--ranks", "2", "--run-dir", "run")
     run = tmp_path / "run"
     wait_for(process, lambda: steps_of(run) > 5)
     rank_of(process, 1).suspend()
@@ -209,7 +209,7 @@ def test_ranks_that_cannot_stop_are_killed_after_their_grace(paceline, tmp_path:
 
 # matrix: 15
 def test_nothing_outlives_a_launcher_that_is_killed(paceline, tmp_path: Path, clean) -> None:
-    process = paceline.start(*WORDS, *WORKERS, "--ranks", "2", "--run-dir", "run")
+    process = paceline.start(*ARGS, *WORKERS, "--ranks", "2", "--run-dir", "run")
     run = tmp_path / "run"
     wait_for(process, lambda: steps_of(run) > 5)
     family = tree_of(process)
@@ -225,7 +225,7 @@ def test_nothing_outlives_a_launcher_that_is_killed(paceline, tmp_path: Path, cl
 def test_nothing_outlives_an_agent_of_torchrun_that_dies_of_a_signal(paceline_anew, tmp_path: Path, family_of) -> None:
     """Torchrun passes SIGUSR1 on only where it is told to, and else dies of it."""
     torchrun = ("torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "paceline")
-    process = paceline_anew.start(*WORDS, *WORKERS, "--run-dir", "run", program=torchrun)
+    process = paceline_anew.start(*ARGS, *WORKERS, "--run-dir", "run", program=torchrun)
     run = tmp_path / "run"
     wait_for(process, lambda: steps_of(run) > 5)
     family = tree_of(process)
@@ -238,9 +238,9 @@ def test_nothing_outlives_an_agent_of_torchrun_that_dies_of_a_signal(paceline_an
 
 
 # matrix: 11
-def test_a_run_that_lost_a_rank_finishes_by_itself(paceline, tmp_path: Path, whole, clean, same_as) -> None:
-    words = (*WORDS, "checkpoint.every=5st", "--ranks", "2", "--run-dir", "run", "--max-restarts", "2")
-    process = paceline.start(*words)
+def test_a_run_that_lost_a_rank_finishes_by_itself(paceline, tmp_path: Path, uninterrupted, clean, same_as) -> None:
+    args = (*ARGS, "checkpoint.every=5st", "--ranks", "2", "--run-dir", "run", "--max-restarts", "2")
+    process = paceline.start(*args)
     run = tmp_path / "run"
     for rank, after in ((1, 8), (0, 30)):
         wait_for(process, lambda after=after: steps_of(run) > after)
@@ -254,5 +254,5 @@ def test_a_run_that_lost_a_rank_finishes_by_itself(paceline, tmp_path: Path, who
     ]
     assert "Traceback" not in err
     assert result_of(run)["provenance"]["command"].count("--resume") == 1
-    same_as(run, whole)
+    same_as(run, uninterrupted)
     clean(run)

@@ -40,9 +40,9 @@ def killed_before(change: int, source: Folder, top: Path, *, keeps: bool) -> boo
     if not child:
         left = change
 
-        def watch(event: str, words: tuple) -> None:
+        def watch(event: str, args: tuple) -> None:
             nonlocal left
-            if event in CHANGES and str(top) in str(words[0]):
+            if event in CHANGES and str(top) in str(args[0]):
                 left -= 1
                 if left < 0:
                     os.kill(os.getpid(), signal.SIGKILL)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-WORDS = (
+ARGS = (
     "train",
     "model.width=0.1",
     "data.batch_size=12",
@@ -49,10 +49,10 @@ def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Faulty:
     """The program with faults that can be switched on and off."""
 
-    def __init__(self, folder: Path, shim: Path, *words: str) -> None:
+    def __init__(self, folder: Path, shim: Path, *args: str) -> None:
         self._control = folder / "faults"
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "paceline", *words],
+            [sys.executable, "-P", "-m", "paceline", *args],
             cwd=folder,
             env={**os.environ, "LD_PRELOAD": str(shim), "FAULTS": str(self._control)},
             stdout=subprocess.PIPE,
@@ -64,7 +64,7 @@ class Faulty:
         """Have what the file `faults.c` describes go wrong from now on."""
         self._control.write_text(what)
 
-    def ended(self) -> tuple[int, str, str]:
+    def completed(self) -> tuple[int, str, str]:
         """Return exit code and output, once it has ended."""
         try:
             out, err = self.process.communicate(timeout=LIMIT_S)
@@ -82,25 +82,25 @@ def wait_for_steps(run: Path, num: int, process: subprocess.Popen) -> None:
 
 
 @pytest.fixture(scope="module")
-def whole(paceline_in, tmp_path_factory: pytest.TempPathFactory) -> str:
+def uninterrupted(paceline_in, tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return the digest of the weights of a run on one rank that nothing happened to."""
     folder = tmp_path_factory.mktemp("whole")
-    return paceline_in(folder)(*WORDS[:1], *SYNTHETIC, *WORDS[1:], "--run-dir", "run").result["weights_sha256"]
+    return paceline_in(folder)(*ARGS[:1], *SYNTHETIC, *ARGS[1:], "--run-dir", "run").result["weights_sha256"]
 
 
 def test_io_errors_on_writes_end_in_order_and_resume_to_the_same_bits(
-    paceline, tmp_path: Path, shim: Path, whole: str
+    paceline, tmp_path: Path, shim: Path, uninterrupted: str
 ) -> None:
     run = tmp_path / "run"
-    faulty = Faulty(tmp_path, shim, *WORDS[:1], *SYNTHETIC, *WORDS[1:], "--run-dir", str(run))
+    faulty = Faulty(tmp_path, shim, *ARGS[:1], *SYNTHETIC, *ARGS[1:], "--run-dir", str(run))
     wait_for_steps(run, 12, faulty.process)
     faulty.fault(f"write {run}")
-    code, _, err = faulty.ended()
+    code, _, err = faulty.completed()
     assert code == 4 and "Traceback" not in err, err
     error = err.splitlines()[-1]
     assert error.startswith("error: ") and "last step, 120, could not be saved" in error and "result.json" in error
     assert "was not saved: Input/output error" in err and "failed for the same reason" in err
-    assert paceline("train", str(run), "--resume", "--json").result["weights_sha256"] == whole
+    assert paceline("train", str(run), "--resume", "--json").result["weights_sha256"] == uninterrupted
 
 
 def test_an_image_that_the_disk_cannot_read_is_named(tmp_path: Path, shim: Path) -> None:
@@ -111,27 +111,29 @@ def test_an_image_that_the_disk_cannot_read_is_named(tmp_path: Path, shim: Path)
             folder.mkdir(parents=True)
             for number in range(num):
                 image.new("RGB", (20, 20), (number, 80, 120)).save(folder / f"{number}.jpg")
-    words = ("folder", "data.source.root=photos", "model.name=resnet18_cifar", "data.loader=threads")
+    args = ("folder", "data.source.root=photos", "model.name=resnet18_cifar", "data.loader=threads")
     run = tmp_path / "run"
-    faulty = Faulty(tmp_path, shim, *WORDS[:1], *words, *WORDS[1:], "--run-dir", str(run))
+    faulty = Faulty(tmp_path, shim, *ARGS[:1], *args, *ARGS[1:], "--run-dir", str(run))
     wait_for_steps(run, 3, faulty.process)
     faulty.fault(f"read {tmp_path}/photos/train/cat/3.jpg")
-    code, _, err = faulty.ended()
+    code, _, err = faulty.completed()
     assert code == 2 and "Traceback" not in err, err
     assert "photos/train/cat/3.jpg" in err and "Input/output error" in err
 
 
-def test_a_clock_that_jumps_a_day_back_and_two_ahead_changes_nothing(tmp_path: Path, shim: Path, whole: str) -> None:
+def test_a_clock_that_jumps_a_day_back_and_two_ahead_changes_nothing(
+    tmp_path: Path, shim: Path, uninterrupted: str
+) -> None:
     run = tmp_path / "run"
-    words = (*SYNTHETIC, *WORDS[1:], "parallel.timeout=20s", "data.workers=1")
-    faulty = Faulty(tmp_path, shim, *WORDS[:1], *words, "--run-dir", str(run))
+    args = (*SYNTHETIC, *ARGS[1:], "parallel.timeout=20s", "data.workers=1")
+    faulty = Faulty(tmp_path, shim, *ARGS[:1], *args, "--run-dir", str(run))
     for steps, fault in ((10, "clock -86400"), (40, "clock 86400")):
         wait_for_steps(run, steps, faulty.process)
         faulty.fault(fault)
-    code, out, err = faulty.ended()
+    code, out, err = faulty.completed()
     assert code == 0, err
     result = json.loads(out)
-    assert result["weights_sha256"] == whole
+    assert result["weights_sha256"] == uninterrupted
     assert 0 < result["time"]["wall_s"] < LIMIT_S and 0 < result["goodput"]["wall_s"] < LIMIT_S
 
 
@@ -155,11 +157,11 @@ def failing_disk(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
 
 
 def test_a_disk_that_becomes_read_only_ends_in_order_and_repaired_resumes_to_the_same_bits(
-    paceline, failing_disk: tuple[Path, Path], whole: str
+    paceline, failing_disk: tuple[Path, Path], uninterrupted: str
 ) -> None:
     disk, trigger = failing_disk
     run = disk / "run"
-    process = paceline.start(*WORDS[:1], *SYNTHETIC, *WORDS[1:], "--run-dir", str(run))
+    process = paceline.start(*ARGS[:1], *SYNTHETIC, *ARGS[1:], "--run-dir", str(run))
     wait_for_steps(run, 12, process)
     trigger.write_text("1")
     _, err = process.communicate(timeout=LIMIT_S)
@@ -169,7 +171,7 @@ def test_a_disk_that_becomes_read_only_ends_in_order_and_repaired_resumes_to_the
     repaired = subprocess.run(["e2fsck", "-fy", disk.with_name("disk.img")], capture_output=True, timeout=60)
     assert repaired.returncode in (0, 1), repaired.stdout  # 1: errors were corrected
     subprocess.run(["mount", "-o", "loop", disk.with_name("disk.img"), disk], check=True, timeout=30)
-    assert paceline("train", str(run), "--resume", "--json").result["weights_sha256"] == whole
+    assert paceline("train", str(run), "--resume", "--json").result["weights_sha256"] == uninterrupted
 
 
 @pytest.fixture
@@ -200,10 +202,10 @@ def test_ranks_that_run_out_of_memory_are_reported(tmp_path: Path, memory_group:
     run, version_2 = tmp_path / "run", (memory_group / "memory.max").exists()
     limit = memory_group / ("memory.max" if version_2 else "memory.limit_in_bytes")
     used = memory_group / ("memory.current" if version_2 else "memory.usage_in_bytes")
-    words = [*WORDS[:1], *SYNTHETIC, *WORDS[1:], "train.steps=100000", "--ranks", "2", "--run-dir", str(run)]
+    args = [*ARGS[:1], *SYNTHETIC, *ARGS[1:], "train.steps=100000", "--ranks", "2", "--run-dir", str(run)]
     entering = ["sh", "-c", 'echo $$ > "$0"; exec "$@"', str(memory_group / "cgroup.procs")]
     process = subprocess.Popen(
-        [*entering, sys.executable, "-P", "-m", "paceline", *words],
+        [*entering, sys.executable, "-P", "-m", "paceline", *args],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

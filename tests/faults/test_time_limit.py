@@ -14,7 +14,7 @@ from paceline.training.preemption import build_deadline
 from paceline.training.process import Invocation
 from paceline.training.run import run
 
-WORDS = (
+ARGS = (
     *("data.source.num_images=96", "data.source.num_val_images=37", "data.source.image_size=8", "model.width=0.1"),
     *("data.batch_size=12", "optim.lr=0.01", "train.steps=60", "train.eval_every=7st", "checkpoint.every=50st"),
     *("log.every=1st", "log.tensorboard=off", "log.report=off", "parallel.threads=1"),
@@ -22,7 +22,7 @@ WORDS = (
 
 
 def trained(rundir: RunDir, job: BatchJob, *, resume: bool = False) -> None:
-    recipe = load("synthetic", Patch.parse(WORDS)).recipe
+    recipe = load("synthetic", Patch.parse(ARGS)).recipe
     run(recipe, World.single(), rundir, resume=resume, invocation=Invocation(batch_job=job))
 
 
@@ -30,8 +30,8 @@ def trained(rundir: RunDir, job: BatchJob, *, resume: bool = False) -> None:
 def test_a_run_stops_before_its_job_ends_and_resumes_with_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state_digest
 ) -> None:
-    whole, left = RunDir(tmp_path / "whole"), RunDir(tmp_path / "left")
-    trained(whole, BatchJob())
+    uninterrupted, left = RunDir(tmp_path / "whole"), RunDir(tmp_path / "left")
+    trained(uninterrupted, BatchJob())
     ticks = itertools.count()  # a second passes each time that the run looks whether it is time to leave
     monkeypatch.setattr(
         "paceline.training.components.build_deadline",
@@ -50,5 +50,5 @@ def test_a_run_stops_before_its_job_ends_and_resumes_with_the_same_bits(
     result = left.read_result()
     assert (result.status, result.steps) == ("completed", 60)
     assert (result.provenance["job_id"], result.provenance["job_restarts"]) == ("4711", len(starts) - 1)
-    assert result.weights_sha256 == whole.read_result().weights_sha256
-    assert state_digest(left.path) == state_digest(whole.path)
+    assert result.weights_sha256 == uninterrupted.read_result().weights_sha256
+    assert state_digest(left.path) == state_digest(uninterrupted.path)

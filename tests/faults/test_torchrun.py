@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-WORDS = (
+ARGS = (
     "train",
     "synthetic",
     "model.width=0.1",
@@ -37,14 +37,14 @@ def torchrun(ranks: int, max_restarts: int = 0) -> tuple[str, ...]:
 
 
 @pytest.fixture(scope="module")
-def whole(paceline_in, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
+def uninterrupted(paceline_in, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
     """Return a function from a number of ranks to a run on them that nothing happened to."""
     folder = tmp_path_factory.mktemp("whole")
 
     def run_on(ranks: int) -> Path:
         run = folder / str(ranks)
         if not run.exists():
-            paceline_in(folder)(*WORDS, "--ranks", str(ranks), "--run-dir", str(run)).result  # noqa: B018
+            paceline_in(folder)(*ARGS, "--ranks", str(ranks), "--run-dir", str(run)).result  # noqa: B018
         return run
 
     return run_on
@@ -75,7 +75,7 @@ def rank_of(agent: "subprocess.Popen[str]", rank: int, attempt: int) -> psutil.P
     return None
 
 
-def ended(agent: "subprocess.Popen[str]") -> tuple[int, str]:
+def completed(agent: "subprocess.Popen[str]") -> tuple[int, str]:
     out, err = agent.communicate(timeout=PATIENCE_S)
     return agent.returncode, err or out
 
@@ -85,7 +85,7 @@ def ended(agent: "subprocess.Popen[str]") -> tuple[int, str]:
 # matrix: 13
 @pytest.mark.long
 def test_each_restart_comes_up_and_the_run_ends_with_the_same_bits(
-    paceline_anew, tmp_path: Path, whole, clean, state_digest
+    paceline_anew, tmp_path: Path, uninterrupted, clean, state_digest
 ) -> None:
     """A victim is killed after so many steps of the run, the first one before its rank has met the others.
 
@@ -93,28 +93,28 @@ def test_each_restart_comes_up_and_the_run_ends_with_the_same_bits(
     """
     ranks, victims = 3, [(0, 2), (8, 0)]
     run = tmp_path / "run"
-    agent = paceline_anew.start(*WORDS, "--run-dir", str(run), program=torchrun(ranks, len(victims)))
+    agent = paceline_anew.start(*ARGS, "--run-dir", str(run), program=torchrun(ranks, len(victims)))
     for attempt, (step, rank) in enumerate(victims):
         wait_for(agent, lambda step=step: steps_of(run) >= step)
         wait_for(agent, lambda rank=rank, attempt=attempt: rank_of(agent, rank, attempt))
         process = rank_of(agent, rank, attempt)
         assert process is not None
         process.kill()
-    code, said = ended(agent)
-    assert code == 0, said
-    assert state_digest(run) == state_digest(whole(ranks))
-    results = [json.loads((each / "result.json").read_text()) for each in (run, whole(ranks))]
+    code, output = completed(agent)
+    assert code == 0, output
+    assert state_digest(run) == state_digest(uninterrupted(ranks))
+    results = [json.loads((each / "result.json").read_text()) for each in (run, uninterrupted(ranks))]
     assert results[0]["weights_sha256"] == results[1]["weights_sha256"]
     for rank in range(ranks):
         name = f"steps.rank{rank}.jsonl"
-        assert (run / name).read_text() == (whole(ranks) / name).read_text()
+        assert (run / name).read_text() == (uninterrupted(ranks) / name).read_text()
     clean(run)
 
 
 # matrix: 15
 def test_nothing_outlives_an_agent_that_is_killed(paceline_anew, tmp_path: Path, clean, family_of) -> None:
     run = tmp_path / "run"
-    agent = paceline_anew.start(*WORDS, "--run-dir", str(run), program=torchrun(2))
+    agent = paceline_anew.start(*ARGS, "--run-dir", str(run), program=torchrun(2))
     wait_for(agent, lambda: steps_of(run) > 2)
     assert len(family_of(run)) >= 5  # the agent, two ranks, and a worker of each
     agent.kill()
@@ -130,19 +130,19 @@ def clean_within(run: Path, family_of, within_s: float) -> None:
 
 # matrix: 19
 def test_stopping_the_agent_saves_a_checkpoint_of_the_current_step(
-    paceline, paceline_anew, tmp_path: Path, whole, family_of, state_digest
+    paceline, paceline_anew, tmp_path: Path, uninterrupted, family_of, state_digest
 ) -> None:
     run = tmp_path / "run"
-    words = (*WORDS, "checkpoint.every=30st", "--run-dir", str(run))
-    agent = paceline_anew.start(*words, program=torchrun(2))
+    args = (*ARGS, "checkpoint.every=30st", "--run-dir", str(run))
+    agent = paceline_anew.start(*args, program=torchrun(2))
     wait_for(agent, lambda: steps_of(run) > 5)
     agent.send_signal(signal.SIGTERM)
-    _, said = ended(agent)
+    _, output = completed(agent)
     clean_within(run, family_of, within_s=5)
     kept = max((int(path.name[-8:]) for path in (run / "checkpoints").glob("step-*")), default=0)
-    assert kept == steps_of(run), said
+    assert kept == steps_of(run), output
     assert 5 < kept < 30  # which no cadence asked for
     assert json.loads((run / "result.json").read_text())["status"] == "preempted"
-    again = paceline(*words, "--resume", "--ranks", "2")
+    again = paceline(*args, "--resume", "--ranks", "2")
     assert again.result["steps"] == 40, again.err
-    assert state_digest(run) == state_digest(whole(2))
+    assert state_digest(run) == state_digest(uninterrupted(2))

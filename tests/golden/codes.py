@@ -56,32 +56,32 @@ def code_cases(record: Record, work: Path) -> Iterator[Case]:
     yield _preempted_ranks(record, work)
     yield _killed_rank(record, work)
     yield _existing_run(record, work)
-    for name, words in SITUATIONS.items():
-        yield _situation(record, name, words)
+    for name, args in SITUATIONS.items():
+        yield _situation(record, name, args)
 
 
-def _situation(record: Record, name: str, words: tuple[str, ...], **more) -> Case:
-    ended = yield Job(words, stdout="/dev/full" if name == "full disk on stdout" else "", **more)
-    record.put(f"codes/{name}", ended.codes[0])
+def _situation(record: Record, name: str, args: tuple[str, ...], **more) -> Case:
+    completed = yield Job(args, stdout="/dev/full" if name == "full disk on stdout" else "", **more)
+    record.put(f"codes/{name}", completed.codes[0])
     if name != "killed rank":  # whether the other one has time to complain is a matter of chance
-        record.put_error(f"codes/{name}", ended.err)
+        record.put_error(f"codes/{name}", completed.err)
 
 
 def _preempted(record: Record, work: Path) -> Case:
     run = work / "runs/preempted"
-    words = (*LONG, "--run-dir", "runs/preempted", "--json")
-    yield from _situation(record, "preempted", words, disturb=_once_training(run, signal.SIGTERM))
+    args = (*LONG, "--run-dir", "runs/preempted", "--json")
+    yield from _situation(record, "preempted", args, disturb=_once_training(run, signal.SIGTERM))
     result = json.loads((run / "result.json").read_text()) if (run / "result.json").is_file() else {}
     record.put("codes/preempted status", result.get("status", "no result"))
     record.put_files("codes/preempted", run / "job")
-    yield from _situation(record, "resumed with another recipe", (*words, "optim.lr=1", "--resume"))
+    yield from _situation(record, "resumed with another recipe", (*args, "optim.lr=1", "--resume"))
 
 
 def _preempted_ranks(record: Record, work: Path) -> Case:
     run = work / "runs/preempted-ranks"
-    words = (*LONG, "--ranks", "2", "--run-dir", "runs/preempted-ranks")
+    args = (*LONG, "--ranks", "2", "--run-dir", "runs/preempted-ranks")
     disturb = _once_training(run, signal.SIGUSR1)
-    yield from _situation(record, "two ranks preempted", words, disturb=disturb, cores=2)
+    yield from _situation(record, "two ranks preempted", args, disturb=disturb, cores=2)
 
 
 def _killed_rank(record: Record, work: Path) -> Case:
@@ -94,8 +94,8 @@ def _killed_rank(record: Record, work: Path) -> Case:
         os.kill(start["pid"], signal.SIGKILL)
         return True
 
-    words = (*LONG, "--ranks", "2", "--run-dir", "runs/killed")
-    yield from _situation(record, "killed rank", words, disturb=kill, cores=2)
+    args = (*LONG, "--ranks", "2", "--run-dir", "runs/killed")
+    yield from _situation(record, "killed rank", args, disturb=kill, cores=2)
 
 
 def _once_training(run: Path, number: int) -> Callable[[int], bool]:
@@ -111,10 +111,10 @@ def _once_training(run: Path, number: int) -> Callable[[int], bool]:
 
 def _existing_run(record: Record, work: Path) -> Case:
     """A run that has ended: begun again, resumed, with damaged checkpoints."""
-    run, words = work / "runs/ended", (*TINY, "--run-dir", "runs/ended")
-    yield from _situation(record, "ok", words)
-    yield from _situation(record, "run that is there", words)
-    yield from _situation(record, "run that has ended resumed", (*words, "--resume"))
+    run, args = work / "runs/ended", (*TINY, "--run-dir", "runs/ended")
+    yield from _situation(record, "ok", args)
+    yield from _situation(record, "run that is there", args)
+    yield from _situation(record, "run that has ended resumed", (*args, "--resume"))
     yield from _situation(record, "speed below", ("compare", "runs/ended", "--fail-below", "top1=1"))
     unreadable = ("predict", "runs/ended", "damaged", "--format", "csv")
     yield from _situation(record, "image that cannot be read", unreadable)
@@ -125,7 +125,7 @@ def _existing_run(record: Record, work: Path) -> Case:
     record.put_files("codes/newest checkpoint damaged", work / "runs/damaged-1")
     for path in (newest, *older):
         _damage(path)
-    yield from _situation(record, "all checkpoints damaged", (*words, "--resume"))
+    yield from _situation(record, "all checkpoints damaged", (*args, "--resume"))
     yield from _situation(record, "eval of damaged weights", ("eval", "runs/ended"))
 
 

@@ -52,7 +52,7 @@ class Job:
     the process number of the first again and again, until it returns True. `cores` is how many it keeps busy.
     """
 
-    words: tuple[str, ...]
+    args: tuple[str, ...]
     ranks: int = 0
     script: str = ""
     stdin: str = os.devnull
@@ -102,7 +102,7 @@ def run_cases(cases: Iterable[Case], work: Path, cores: int) -> None:
             for each in [each for each in running if each.is_over()]:
                 running.remove(each)
                 with contextlib.suppress(StopIteration):
-                    ready.insert(0, (each.case, each.case.send(each.ended())))
+                    ready.insert(0, (each.case, each.case.send(each.completed())))
     finally:
         for each in running:
             each.kill()
@@ -136,8 +136,8 @@ class _Running:
     def is_over(self) -> bool:
         for pid in self.pids:
             if pid not in self.codes:
-                ended, status = os.waitpid(pid, os.WNOHANG)
-                if ended:
+                completed, status = os.waitpid(pid, os.WNOHANG)
+                if completed:
                     self.codes[pid] = os.waitstatus_to_exitcode(status)
         if self.job.disturb and not self.is_disturbed and self.pids[0] not in self.codes:
             self.is_disturbed = self.job.disturb(self.pids[0])
@@ -145,7 +145,7 @@ class _Running:
             self.kill()
         return len(self.codes) == len(self.pids)
 
-    def ended(self) -> Ended:
+    def completed(self) -> Ended:
         out = Path(f"{self.output}.out").read_text(errors="replace") if not self.job.stdout else ""
         err = Path(f"{self.output}.err").read_text(errors="replace")
         return Ended([self.codes[pid] for pid in self.pids], out, err)
@@ -199,15 +199,15 @@ def _fork(job: Job, work: Path, output: Path, rank: int, environ: dict[str, str]
 def _run(job: Job) -> NoReturn:
     """Do what Python does with a command line, and end as it does."""
     sys.path[0] = str(Path(job.script).parent) if job.script else str(Path.cwd())
-    sys.argv = [job.script or "paceline", *job.words]
+    sys.argv = [job.script or "paceline", *job.args]
     code: int | str | None = 0
     try:
         if job.script:
             runpy.run_path(job.script, run_name="__main__")
         else:
             runpy.run_module("paceline", run_name="__main__", alter_sys=True)
-    except SystemExit as ended:
-        code = ended.code
+    except SystemExit as completed:
+        code = completed.code
     except BaseException:
         traceback.print_exc()
         code = 1

@@ -87,23 +87,23 @@ def training_cases(record: Record, work: Path) -> Iterator[Case]:
 
 
 def _train(record: Record, work: Path, name: str, ranks: int) -> Case:
-    whole, resumed = f"runs/{name}-{ranks}", f"runs/{name}-{ranks}-resumed"
-    words = ("train", *RECIPES[name], *SHORT, "--run-dir")
-    ended = yield Job((*words, whole), ranks=ranks)
-    if not _put(record, work, f"train/{name}/{ranks} ranks/whole", whole, ended):
+    uninterrupted, resumed = f"runs/{name}-{ranks}", f"runs/{name}-{ranks}-resumed"
+    args = ("train", *RECIPES[name], *SHORT, "--run-dir")
+    completed = yield Job((*args, uninterrupted), ranks=ranks)
+    if not _put(record, work, f"train/{name}/{ranks} ranks/whole", uninterrupted, completed):
         return
-    shutil.copytree(work / whole, work / resumed)
+    shutil.copytree(work / uninterrupted, work / resumed)
     for path in (work / resumed / "checkpoints").iterdir():
         if int(path.name.removeprefix("step-")) > 2:
             shutil.rmtree(path)
-    ended = yield Job((*words, resumed, "--resume"), ranks=ranks)
-    _put(record, work, f"train/{name}/{ranks} ranks/resumed", resumed, ended)
+    completed = yield Job((*args, resumed, "--resume"), ranks=ranks)
+    _put(record, work, f"train/{name}/{ranks} ranks/resumed", resumed, completed)
 
 
-def _put(record: Record, work: Path, place: str, run: str, ended) -> bool:
-    record.put(f"{place} exit codes", str(ended.codes))
-    if any(ended.codes):
-        record.fail(f"{place}: ended with {ended.codes}: {ended.err.strip()[-400:]}")
+def _put(record: Record, work: Path, place: str, run: str, completed) -> bool:
+    record.put(f"{place} exit codes", str(completed.codes))
+    if any(completed.codes):
+        record.fail(f"{place}: ended with {completed.codes}: {completed.err.strip()[-400:]}")
         return False
     record.put_run(place, work / run)
     return True

@@ -58,7 +58,7 @@ def test_a_changed_loss_or_sample_of_a_run_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "value", "code", "said"),
+    ("place", "value", "code", "output"),
     [
         ("a", 1, 0, "identical: 1 values"),
         ("a", 2, 1, "a: 1 -> 2"),
@@ -66,11 +66,11 @@ def test_a_changed_loss_or_sample_of_a_run_is_found(tmp_path: Path) -> None:
     ],
 )
 def test_the_exit_code_says_whether_records_differ(
-    tmp_path: Path, place: str, value: int, code: int, said: str
+    tmp_path: Path, place: str, value: int, code: int, output: str
 ) -> None:
     for name, each in (("old", 1), ("new", value)):
         (tmp_path / name).write_text(json.dumps({"format": 1, "commit": "", "values": {place: each}}))
     done = subprocess.run(
         [sys.executable, COMPARE, "old", "new"], cwd=tmp_path, capture_output=True, text=True, timeout=60
     )
-    assert (done.returncode, done.stdout.splitlines()[0]) == (code, said)
+    assert (done.returncode, done.stdout.splitlines()[0]) == (code, output)

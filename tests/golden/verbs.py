@@ -94,13 +94,13 @@ def data_cases(record: Record, work: Path) -> Iterator[Case]:
     (work / "points.csv").write_text(POINTS)
     (work / "api.py").write_text(API)
     (work / "names.py").write_text(NAMES)
-    for name, words in (
+    for name, args in (
         ("pack", ("photos", "photos.pack")),
         ("shards", ("photos", "shards", "--shard-size", "2MB")),
         ("lmdb", ("photos", "photos.lmdb", "--format", "lmdb")),
         ("resized", ("photos", "small.pack", "--resize", "24", "--quality", "80")),
     ):
-        yield _packed(record, name, ("data", "pack", *words, "--workers", "1", "--json"))
+        yield _packed(record, name, ("data", "pack", *args, "--workers", "1", "--json"))
 
 
 def interface_cases(record: Record, work: Path, checkout: Path, public_names: Iterable[str]) -> Iterator[Case]:
@@ -136,30 +136,30 @@ def verb_cases(record: Record, work: Path) -> Iterator[Case]:
     yield _submit(record, work)
 
 
-def _json(record: Record, name: str, words: tuple[str, ...], codes: tuple[int, ...] = (0,), cores: int = 1) -> Case:
-    ended = yield Job(words, cores=cores)
-    _put_json(record, name, ended, codes)
+def _json(record: Record, name: str, args: tuple[str, ...], codes: tuple[int, ...] = (0,), cores: int = 1) -> Case:
+    completed = yield Job(args, cores=cores)
+    _put_json(record, name, completed, codes)
 
 
-def _put_json(record: Record, name: str, ended: Ended, codes: tuple[int, ...] = (0,)) -> bool:
-    if ended.codes[0] not in codes:
-        record.fail(f"{name}: ended with {ended.codes[0]}: {ended.err.strip()[-400:]}")
+def _put_json(record: Record, name: str, completed: Ended, codes: tuple[int, ...] = (0,)) -> bool:
+    if completed.codes[0] not in codes:
+        record.fail(f"{name}: ended with {completed.codes[0]}: {completed.err.strip()[-400:]}")
         return False
-    record.put_json(f"json/{name}", ended.out)
+    record.put_json(f"json/{name}", completed.out)
     return True
 
 
-def _packed(record: Record, name: str, words: tuple[str, ...]) -> Case:
-    ended = yield Job(words)
-    if ended.codes != [0]:
-        record.fail(f"data pack {name}: ended with {ended.codes[0]}: {ended.err.strip()[-400:]}")
-    record.put_json(f"sets/{name}", ended.out)
+def _packed(record: Record, name: str, args: tuple[str, ...]) -> Case:
+    completed = yield Job(args)
+    if completed.codes != [0]:
+        record.fail(f"data pack {name}: ended with {completed.codes[0]}: {completed.err.strip()[-400:]}")
+    record.put_json(f"sets/{name}", completed.out)
 
 
-def _experiment(record: Record, work: Path, name: str, words: tuple[str, ...]) -> Case:
+def _experiment(record: Record, work: Path, name: str, args: tuple[str, ...]) -> Case:
     folder = f"runs/{name.replace(' ', '-')}"
-    ended = yield Job((*words, "--run-dir", folder, "--json"))
-    if _put_json(record, name, ended):
+    completed = yield Job((*args, "--run-dir", folder, "--json"))
+    if _put_json(record, name, completed):
         record.put_run(f"experiment/{name}", work / folder)
         for trial in sorted((work / folder / "trials").glob("*")):
             record.put_document(f"experiment/{name}/trials result", json.loads((trial / "result.json").read_text()))
@@ -174,12 +174,12 @@ def _experiment(record: Record, work: Path, name: str, words: tuple[str, ...]) -
 def _tune(record: Record, work: Path) -> Case:
     """Search one setting: which one wins, and whether any is tried, depends on how busy the machine is."""
     quick = (*QUICK, "data.batch_size=64", "model.norm=none", "train.accumulate=16", "--vary", "train.accumulate=1")
-    words = ("tune", *quick, "--steps", "4", "--repeats", "1", "--run-dir", "runs/tune", "--json")
-    ended = yield Job(words)
-    if ended.codes != [0]:
-        record.fail(f"tune: ended with {ended.codes[0]}: {ended.err.strip()[-400:]}")
+    args = ("tune", *quick, "--steps", "4", "--repeats", "1", "--run-dir", "runs/tune", "--json")
+    completed = yield Job(args)
+    if completed.codes != [0]:
+        record.fail(f"tune: ended with {completed.codes[0]}: {completed.err.strip()[-400:]}")
         return
-    document = json.loads(ended.out)
+    document = json.loads(completed.out)
     record.put_document("json/tune", dict.fromkeys(document, "there"), exact=True)
     record.put_document("timing/json/tune", document)
     record.put_run("timing/experiment/tune", work / "runs/tune")
@@ -188,15 +188,15 @@ def _tune(record: Record, work: Path) -> Case:
 
 
 def _profile(record: Record, work: Path) -> Case:
-    ended = yield Job(("profile", *QUICK, "--steps", "2", "--trace", "--run-dir", "runs/profile", "--json"))
-    if _put_json(record, "profile", ended):
+    completed = yield Job(("profile", *QUICK, "--steps", "2", "--trace", "--run-dir", "runs/profile", "--json"))
+    if _put_json(record, "profile", completed):
         record.put_run("experiment/profile", work / "runs/profile")
 
 
 def _run_and_readers(record: Record, work: Path) -> Case:
     """Train a run with everything on, and read it with every verb that reads runs."""
-    ended = yield Job((*FULL, "--run-dir", "runs/full", "--json"))
-    if not _put_json(record, "train", ended):
+    completed = yield Job((*FULL, "--run-dir", "runs/full", "--json"))
+    if not _put_json(record, "train", completed):
         return
     record.put_run("run/full", work / "runs/full")
     for path in sorted((work / "runs/full/checkpoints").glob("*/*.safetensors")):
@@ -209,29 +209,31 @@ def _run_and_readers(record: Record, work: Path) -> Case:
     yield from _json(record, "eval best", ("eval", "runs/full", "--checkpoint", "best", "--json"))
     yield from _json(record, "predict", ("predict", "runs/full", "photos/val", "--json"))
     for form in ("csv", "jsonl", "table"):
-        ended = yield Job(("predict", "runs/full", "photos/val", "--format", form, "--top", "2"))
-        _put_prediction(record, form, ended)
+        completed = yield Job(("predict", "runs/full", "photos/val", "--format", form, "--top", "2"))
+        _put_prediction(record, form, completed)
     for form, out in (
         ("safetensors", "exported"),
         ("state_dict", "exported.pth"),
         ("torch", "exported.pt2"),
         ("onnx", "e.onnx"),
     ):
-        words = ("export", "runs/full", "--format", form, "--out", out, "--json")
-        yield from _json(record, f"export {form}", words)
+        args = ("export", "runs/full", "--format", form, "--out", out, "--json")
+        yield from _json(record, f"export {form}", args)
     record.put_files("files/export safetensors", work / "exported")
     for path in sorted((work / "exported").glob("*.safetensors")):
         record.put_tensors(f"export/{path.name}", path)
     for path in sorted((work / "exported").glob("*.json")):
         record.put_json(f"export/{path.name}", path.read_text(), exact=True)
     for form in ("json", "md", "html"):
-        ended = yield Job(("report", "runs/full", "--format", form, *(["--out", "r.html"] if form == "html" else [])))
-        record.put(f"verbs/report {form}", ended.codes[0])
+        completed = yield Job(
+            ("report", "runs/full", "--format", form, *(["--out", "r.html"] if form == "html" else []))
+        )
+        record.put(f"verbs/report {form}", completed.codes[0])
         if form == "json":
-            record.put_json("json/report", ended.out)
+            record.put_json("json/report", completed.out)
     yield from _json(record, "report --json", ("report", "runs/full", "--json"))
-    words = ("compare", "runs/full", "runs/other", "--target", "0.05", "--json", "--out", "compared.json")
-    yield from _json(record, "compare", words)
+    args = ("compare", "runs/full", "runs/other", "--target", "0.05", "--json", "--out", "compared.json")
+    yield from _json(record, "compare", args)
     record.put_json("json/compare --out", (work / "compared.json").read_text())
     yield from _json(
         record,
@@ -241,9 +243,9 @@ def _run_and_readers(record: Record, work: Path) -> Case:
     yield from _json(record, "submit eval", ("submit", "eval", "runs/full", "--engine", "slurm", "--dry-run", "--json"))
 
 
-def _put_prediction(record: Record, form: str, ended: Ended) -> None:
-    record.put(f"verbs/predict {form}", ended.codes[0])
-    lines = ended.out.splitlines()
+def _put_prediction(record: Record, form: str, completed: Ended) -> None:
+    record.put(f"verbs/predict {form}", completed.codes[0])
+    lines = completed.out.splitlines()
     record.put(f"predict/{form} lines", len(lines))
     if form == "csv":
         record.put("predict/csv columns", lines[0])
@@ -254,22 +256,24 @@ def _put_prediction(record: Record, form: str, ended: Ended) -> None:
 
 def _launched(record: Record, work: Path) -> Case:
     """Two ranks that paceline starts by itself."""
-    ended = yield Job(("train", *SYNTHETIC, *SHORT, "--ranks", "2", "--run-dir", "runs/launched", "--json"), cores=2)
-    if _put_json(record, "train launched", ended):
+    completed = yield Job(
+        ("train", *SYNTHETIC, *SHORT, "--ranks", "2", "--run-dir", "runs/launched", "--json"), cores=2
+    )
+    if _put_json(record, "train launched", completed):
         record.put_run("run/launched", work / "runs/launched")
 
 
 def _api(record: Record, work: Path) -> Case:
     """`paceline.train(...)` from a script."""
-    words = ("parallel.threads=1", "parallel.device=cpu", "train.epochs=auto", "train.steps=4", "log.tensorboard=off")
-    ended = yield Job(("runs/api", *words), script="api.py")
-    _put_json(record, "python paceline.train", ended)
+    args = ("parallel.threads=1", "parallel.device=cpu", "train.epochs=auto", "train.steps=4", "log.tensorboard=off")
+    completed = yield Job(("runs/api", *args), script="api.py")
+    _put_json(record, "python paceline.train", completed)
 
 
 def _predictions(record: Record, work: Path) -> Case:
-    words = ("scale", "--predict", "--points", "points.csv", "--at", "16,32", "--price", "2", "--json")
-    ended = yield Job((*words, "--run-dir", "runs/predicted"))
-    if _put_json(record, "scale predict from points", ended):
+    args = ("scale", "--predict", "--points", "points.csv", "--at", "16,32", "--price", "2", "--json")
+    completed = yield Job((*args, "--run-dir", "runs/predicted"))
+    if _put_json(record, "scale predict from points", completed):
         record.put_run("experiment/scale predict", work / "runs/predicted")
 
 
@@ -287,12 +291,12 @@ def _data(record: Record, work: Path) -> Case:
     (work / "disk").mkdir()
     yield from _json(record, "data stage", ("data", "stage", "photos", "disk", "--json"))
     yield from _json(record, "data stage --remove", ("data", "stage", "disk", "--remove", "--json"))
-    words = ("data", "bench", "photos", "--seconds", "0.1", "--rounds", "1", "--no-cold", "--workers", "1", "--json")
-    yield from _json(record, "data bench", words)
+    args = ("data", "bench", "photos", "--seconds", "0.1", "--rounds", "1", "--no-cold", "--workers", "1", "--json")
+    yield from _json(record, "data bench", args)
 
 
 def _submit(record: Record, work: Path) -> Case:
-    for name, words in (
+    for name, args in (
         ("slurm", ("digits", "--engine", "slurm", "--run-dir", "runs/job", "slurm.time=2h")),
         (
             "kubernetes",
@@ -309,14 +313,14 @@ def _submit(record: Record, work: Path) -> Case:
         ("slurm ladder", ("ladder", "forms.yaml", "--engine", "slurm", "--run-dir", "runs/ladder-job")),
         ("slurm scale", ("scale", "digits", "--engine", "slurm", "--run-dir", "runs/scale-job", "--array")),
     ):
-        nodes = () if "ladder" in words else ("--nodes", "2", "--ranks-per-node", "1")
-        ended = yield Job(("submit", *words, *nodes, "--dry-run", "--json"))
-        record.put(f"verbs/submit {name}", ended.codes[0])
-        if ended.codes[0]:
-            record.put_error(f"verbs/submit {name}", ended.err)
+        nodes = () if "ladder" in args else ("--nodes", "2", "--ranks-per-node", "1")
+        completed = yield Job(("submit", *args, *nodes, "--dry-run", "--json"))
+        record.put(f"verbs/submit {name}", completed.codes[0])
+        if completed.codes[0]:
+            record.put_error(f"verbs/submit {name}", completed.err)
             continue
-        record.put_json(f"json/submit {name}", ended.out)
-        for path, script in json.loads(ended.out).get("scripts", {}).items():
+        record.put_json(f"json/submit {name}", completed.out)
+        for path, script in json.loads(completed.out).get("scripts", {}).items():
             script = re.sub(r"\s*\\\n\s*", " ", script)  # where a line is broken depends on the length of paths
             lines = [line for line in script.splitlines() if line and not re.match(r"\s*#(?!SBATCH)", line)]
             for number, line in enumerate(lines):
@@ -325,31 +329,31 @@ def _submit(record: Record, work: Path) -> Case:
 
 
 def _options(record: Record, verb: tuple[str, ...]) -> Case:
-    ended = yield Job((*verb, "--help"))
+    completed = yield Job((*verb, "--help"))
     name = " ".join(verb) or "paceline"
-    record.put(f"options/{name} exit code", ended.codes[0])
-    for option in sorted(set(re.findall(r"^\W*(?:\*\s+)?(--[a-z][\w-]*)", ended.out, re.MULTILINE))):
+    record.put(f"options/{name} exit code", completed.codes[0])
+    for option in sorted(set(re.findall(r"^\W*(?:\*\s+)?(--[a-z][\w-]*)", completed.out, re.MULTILINE))):
         record.put(f"options/{name} {option}", "there")
-    commands = re.search(r"Commands ─(.*)", ended.out, re.DOTALL)
+    commands = re.search(r"Commands ─(.*)", completed.out, re.DOTALL)
     for command in re.findall(r"^│ ([a-z]+) ", commands[1], re.MULTILINE) if commands else ():
         record.put(f"options/{name} verb {command}", "there")
 
 
 def _recipes(record: Record) -> Case:
-    ended = yield Job(("recipes", "--json"))
-    record.put_json("recipes", ended.out, exact=True)
-    for name in json.loads(ended.out):
-        ended = yield Job(("recipes", name, "--json"))
-        if ended.codes == [0]:  # a base is no recipe of its own
-            record.put_json(f"recipes/{name}", ended.out, exact=True)
+    completed = yield Job(("recipes", "--json"))
+    record.put_json("recipes", completed.out, exact=True)
+    for name in json.loads(completed.out):
+        completed = yield Job(("recipes", name, "--json"))
+        if completed.codes == [0]:  # a base is no recipe of its own
+            record.put_json(f"recipes/{name}", completed.out, exact=True)
         else:
-            record.put(f"recipes/{name}", f"code {ended.codes[0]}")
+            record.put(f"recipes/{name}", f"code {completed.codes[0]}")
 
 
 def _schema(record: Record) -> Case:
     """Record the schema as values of fields see it: without prose, and without the names of our classes."""
-    ended = yield Job(("recipes", "--schema"))
-    schema = json.loads(ended.out)
+    completed = yield Job(("recipes", "--schema"))
+    schema = json.loads(completed.out)
     record.put_document("schema", _resolved(schema, schema["$defs"]), exact=True)
 
 
@@ -375,9 +379,9 @@ def _names(record: Record, checkout: Path, more: Iterable[str]) -> Case:
     page = (checkout / "docs/reference/python.md").read_text()
     names = {name.removesuffix("()") for name in re.findall(r"^::: (\S+)", page, re.MULTILINE)}
     earlier = {found[1] for place in more if (found := re.match(r"python/(\S+)", place))}
-    ended = yield Job(tuple(sorted(names | earlier)), script="names.py")
-    if ended.codes != [0]:
-        record.fail(f"public names: {ended.err}")
+    completed = yield Job(tuple(sorted(names | earlier)), script="names.py")
+    if completed.codes != [0]:
+        record.fail(f"public names: {completed.err}")
         return
-    for name, value in json.loads(ended.out).items():
+    for name, value in json.loads(completed.out).items():
         record.put_document(f"python/{name}", value, exact=True)

@@ -24,12 +24,12 @@ pytestmark = [
 OPTIMIZERS = ("adamw", "novograd", "lars", "lamb", "muon", "schedule_free")
 
 
-def trained(folder: Path, *words: str) -> RunDir:
+def trained(folder: Path, *args: str) -> RunDir:
     base = ["data.source.num_images=512", "data.source.num_val_images=100", "model.width=0.25", "train.steps=16"]
     options = ["data.augment=[pad_crop,flip]", "optim.lr=0.01", "log.every=1st", "log.tensorboard=off"]
     options += ["parallel.device=cuda", "checkpoint.every=off", "measure.telemetry=off", "measure.warmup_steps=5"]
     rundir = RunDir(folder)
-    recipe = load("synthetic", Patch.parse([*base, *options, *words])).recipe
+    recipe = load("synthetic", Patch.parse([*base, *options, *args])).recipe
     run(recipe, World.single(), rundir, invocation=Invocation())
     return rundir
 
@@ -45,7 +45,7 @@ def is_captured(rundir: RunDir) -> bool:
 
 
 @pytest.mark.parametrize(
-    "words",
+    "args",
     [
         (),
         ("data.augment=[pad_crop, flip, cutout, random_erasing, mixup, cutmix]", "train.clip_norm=1"),
@@ -59,16 +59,16 @@ def is_captured(rundir: RunDir) -> bool:
         ("train.label_smoothing=0.1", "data.eval_views=6", "data.augment=[{name: rotate, degrees: 20}, flip]"),
         *((f"optim.name={name}", *(("schedule.name=constant",) * (name == "schedule_free"))) for name in OPTIMIZERS),
     ],
-    ids=lambda words: words[0] if words else "plain",
+    ids=lambda args: args[0] if args else "plain",
 )
-def test_a_captured_run_has_the_losses_of_a_plain_one(tmp_path: Path, words: tuple[str, ...]) -> None:
+def test_a_captured_run_has_the_losses_of_a_plain_one(tmp_path: Path, args: tuple[str, ...]) -> None:
     """To 2 %: kernels may be other ones, as cuDNN times them anew in each run, and losses drift from there, those of
     LAMB by more than that after nine steps."""
-    plain = trained(tmp_path / "plain", *words)
-    captured = trained(tmp_path / "captured", *words, "train.capture=on")
+    plain = trained(tmp_path / "plain", *args)
+    captured = trained(tmp_path / "captured", *args, "train.capture=on")
     assert is_captured(captured) and not is_captured(plain)
     assert not captured.warnings.exists(), captured.warnings.read_text()
-    num = 12 if "optim.name=lamb" in words else None
+    num = 12 if "optim.name=lamb" in args else None
     assert len(losses(captured)) == len(losses(plain)) >= 16
     assert losses(captured)[:num] == pytest.approx(losses(plain)[:num], rel=2e-2)
 
@@ -87,9 +87,9 @@ def test_a_captured_step_waits_for_nothing(tmp_path: Path, monkeypatch: pytest.M
     assert is_captured(trained(tmp_path / "run", "train.capture=on", "log.every=8st"))
 
 
-@pytest.mark.parametrize("words", [(), ("model.drop_path=0.3",)], ids=["plain", "that draws"])
+@pytest.mark.parametrize("args", [(), ("model.drop_path=0.3",)], ids=["plain", "that draws"])
 def test_a_model_that_asks_for_a_number_goes_on_as_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...]
 ) -> None:
     """And leaves the device as if nothing had been captured: memory can be given back, and numbers can be drawn."""
     forward = resnet_cifar.ResNet.forward
@@ -98,9 +98,9 @@ def test_a_model_that_asks_for_a_number_goes_on_as_it_is(
         assert images.is_meta or images.mean().item() < 1e9
         return forward(self, images)
 
-    plain = trained(tmp_path / "plain", *words)
+    plain = trained(tmp_path / "plain", *args)
     monkeypatch.setattr(resnet_cifar.ResNet, "forward", asking)
-    captured = trained(tmp_path / "captured", *words, "train.capture=on")
+    captured = trained(tmp_path / "captured", *args, "train.capture=on")
     warning = captured.warnings.read_text()
     assert "train.capture: the step cannot be captured, so steps run eagerly" in warning
     assert "previous error" not in warning  # what the model did, not what the end of the capture says of it
@@ -136,8 +136,8 @@ def test_a_capture_that_fails_gives_back_memory_that_another_stream_has_read() -
 
 def test_what_a_captured_step_draws_differs_from_step_to_step_as_in_a_plain_one(tmp_path: Path) -> None:
     """With a learning rate of next to nothing only what is drawn changes the loss of the same few images."""
-    words = ("model.drop_path=0.5", "optim.lr=1e-12", "data.augment=[]", "data.source.num_images=64")
-    plain = trained(tmp_path / "plain", *words)
-    captured = trained(tmp_path / "captured", *words, "train.capture=on")
+    args = ("model.drop_path=0.5", "optim.lr=1e-12", "data.augment=[]", "data.source.num_images=64")
+    plain = trained(tmp_path / "plain", *args)
+    captured = trained(tmp_path / "captured", *args, "train.capture=on")
     assert losses(captured) == pytest.approx(losses(plain), rel=1e-3)
     assert len({round(loss, 6) for loss in losses(captured)}) > 12

@@ -20,11 +20,11 @@ pytestmark = [
 ]
 
 
-def trained(folder: Path, name: str, *words: str) -> RunDir:
+def trained(folder: Path, name: str, *args: str) -> RunDir:
     base = ["data.source.num_images=512", "data.source.num_val_images=100", "model.width=0.25", "train.steps=16"]
     options = ["data.augment=[pad_crop,flip]", "optim.lr=0.01", "log.every=1st", "log.tensorboard=off"]
     rundir = RunDir(folder / name)
-    recipe = load("synthetic", Patch.parse([*base, *options, *words])).recipe
+    recipe = load("synthetic", Patch.parse([*base, *options, *args])).recipe
     run(recipe, World.single(), rundir, invocation=Invocation())
     return rundir
 
@@ -49,7 +49,7 @@ def test_bfloat16_and_workers_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "words",
+    "args",
     [
         (),
         ("data.augment=[pad_crop, flip, cutout, random_erasing, mixup, cutmix]", "train.ema=on", "train.clip_norm=1"),
@@ -58,9 +58,9 @@ def test_bfloat16_and_workers_run(tmp_path: Path) -> None:
             for name in ("adamw", "rmsprop", "novograd", "lars", "lamb", "muon", "schedule_free")
         ],
     ],
-    ids=lambda words: words[0] if words else "plain",
+    ids=lambda args: args[0] if args else "plain",
 )
-def test_a_silent_step_waits_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words) -> None:
+def test_a_silent_step_waits_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, args) -> None:
     step = Trainer.train_step
 
     def watched(self, batch, state):
@@ -71,4 +71,4 @@ def test_a_silent_step_waits_for_nothing(tmp_path: Path, monkeypatch: pytest.Mon
             torch.cuda.set_sync_debug_mode("default")
 
     monkeypatch.setattr(Trainer, "train_step", watched)
-    trained(tmp_path, "run", "log.every=8st", *words)
+    trained(tmp_path, "run", "log.every=8st", *args)

@@ -1,6 +1,6 @@
-"""paceline in a process that cannot reach a network: `guarded.py FILE train ...`. `FILE` gets a line for each attempt.
+"""Run paceline without network access: `guarded.py FILE train ...`. `FILE` gets one line per attempt.
 
-Sockets of this machine's own files are let through: W&B speaks to its own process by one.
+Unix domain sockets are allowed, because W&B uses one for its own process.
 """
 
 import socket
@@ -11,13 +11,13 @@ from paceline.cli import main
 
 
 def guard(file: Path) -> None:
-    """Refuse from now on, and note in `file`, every name that is looked up and every address that is spoken to."""
+    """Refuse name lookups and connections from now on, and log each in `file`."""
 
-    def refuse(event: str, words: tuple) -> None:
+    def refuse(event: str, args: tuple) -> None:
         is_look_up = event in ("socket.getaddrinfo", "socket.gethostbyname")
-        if is_look_up or (event in ("socket.connect", "socket.sendto") and words[0].family != socket.AF_UNIX):
+        if is_look_up or (event in ("socket.connect", "socket.sendto") and args[0].family != socket.AF_UNIX):
             with file.open("a") as lines:
-                lines.write(f"{event} {words[-1] if not is_look_up else words[0]}\n")
+                lines.write(f"{event} {args[-1] if not is_look_up else args[0]}\n")
             raise OSError(f"{event}: there is no network here")
 
     file.touch()

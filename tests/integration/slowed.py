@@ -1,7 +1,8 @@
-"""paceline with parts that sleep, for tests of what its clock makes of it: `slowed.py FILE WAY train ...`.
+"""Run paceline with components that sleep, to test its clock: `slowed.py FILE MODE train ...`.
 
-Way `each` has one part after another sleep in turn, one a step. Way `late` has every rank sleep in forward, and rank 1
-a fifth longer, in backward. How long each slept, and what the clock told of the same steps, is written to `FILE`.
+In mode `each`, one component after another sleeps, one per step. In mode `late`, every rank sleeps in forward, and rank
+1 sleeps a fifth longer, in backward. The times slept and the times measured by the clock in the same steps are written
+to `FILE`.
 """
 
 import json
@@ -20,11 +21,11 @@ from paceline.training.trainer import EagerStep, Trainer
 PARTS = ("data_wait", "h2d", "device_augment", "forward", "loss", "backward", "optimizer", "other")
 SLEPT_S = 0.03
 STEP_S = 0.1
-"""What each rank sleeps in forward, so that nearly all of a step is known."""
+"""Time that each rank sleeps in forward, so that nearly all of a step is known."""
 
 
 class Sleeper:
-    """Sleep in the steps that `seconds` names, of a part that is called once in each; `slept_s` is how long it took."""
+    """Callable that sleeps `seconds(call number)`; `slept_s` has the measured time of each call."""
 
     def __init__(self, seconds: Callable[[int], float]) -> None:
         self._seconds = seconds
@@ -38,12 +39,12 @@ class Sleeper:
         self.slept_s.append(time.perf_counter() - start_s)
 
 
-def sleepers(way: str, rank: int) -> dict[str, Sleeper]:
-    """Return who sleeps in each part."""
-    if way == "late":
+def sleepers(mode: str, rank: int) -> dict[str, Sleeper]:
+    """Return the sleeper of each stage."""
+    if mode == "late":
         sleeping = {"forward": STEP_S} | ({"backward": STEP_S / 5} if rank == 1 else {})
         return {part: Sleeper(lambda step, part=part: sleeping.get(part, 0.0)) for part in PARTS}
-    turns = len(PARTS) + 1  # and in one step of each round nobody does
+    turns = len(PARTS) + 1  # in one step per round no component sleeps
     return {
         part: Sleeper(lambda step, number=number: SLEPT_S if step % turns == number else 0.0)
         for number, part in enumerate(PARTS)
@@ -73,15 +74,15 @@ def after(part: Callable[..., Any], sleep: Sleeper) -> Callable[..., Any]:
     return slow
 
 
-class SlowCouncil:
-    """Ranks that think before they agree."""
+class SlowCoordinator:
+    """A coordinator that sleeps before each poll returns."""
 
-    def __init__(self, council: Any, sleep: Sleeper) -> None:
-        self.poll, self.flush = after(council.poll, sleep), council.flush
+    def __init__(self, coordinator: Any, sleep: Sleeper) -> None:
+        self.poll, self.flush = after(coordinator.poll, sleep), coordinator.flush
 
 
 def slowed(trainer: Trainer, sleep: dict[str, Sleeper]) -> Trainer:
-    """Return `trainer` with every part slowed."""
+    """Return `trainer` with a sleeper in every stage."""
     plain = trainer.step
     assert isinstance(plain, EagerStep)
     plain.replica.register_forward_pre_hook(sleep["forward"])
@@ -97,12 +98,12 @@ def slowed(trainer: Trainer, sleep: dict[str, Sleeper]) -> Trainer:
         trainer,
         loader=SlowLoader(trainer.loader, sleep["data_wait"]),
         step=step,
-        coordinator=SlowCouncil(trainer.coordinator, sleep["other"]),
+        coordinator=SlowCoordinator(trainer.coordinator, sleep["other"]),
     )
 
 
 class SlowUpdate:
-    """An optimizer step that sleeps before it ends."""
+    """An optimizer update that sleeps before it returns."""
 
     def __init__(self, update: Any, sleep: Sleeper) -> None:
         self._step, self.sync = after(update, sleep), update.sync
@@ -112,8 +113,8 @@ class SlowUpdate:
 
 
 if __name__ == "__main__":
-    file, way, *words = sys.argv[1:]
-    sleep = sleepers(way, int(os.environ.get("RANK", "0")))
+    file, mode, *cli_args = sys.argv[1:]
+    sleep = sleepers(mode, int(os.environ.get("RANK", "0")))
     trainers: list[Trainer] = []
 
     def build(**parts: Any) -> Trainer:
@@ -121,14 +122,14 @@ if __name__ == "__main__":
         return trainers[-1]
 
     paceline.training.components.Trainer = build
-    sys.argv[1:] = words
+    sys.argv[1:] = cli_args
     try:
         main()
     finally:
         summary = trainers[0].clock.drain()
-        told = {
+        report = {
             "slept_s": {part: each.slept_s for part, each in sleep.items()},
             "stages": summary.recent,
             "step_s": summary.step_s,
         }
-        Path(f"{file}{os.environ.get('RANK', '')}").write_text(json.dumps(told))
+        Path(f"{file}{os.environ.get('RANK', '')}").write_text(json.dumps(report))

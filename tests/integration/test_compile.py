@@ -1,4 +1,4 @@
-"""Compiled by the real compiler, small networks train as they do as they are."""
+"""Small models train the same with and without torch.compile."""
 
 import json
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 from paceline.models.airbench import global_max_pool
 
-# torch 2.11's own compiler still uses what it advises others to leave, under Python 3.12.
+# torch 2.11's own compiler still uses an API that it deprecates under Python 3.12.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 SMALL = (
     *("synthetic", "data.source.num_images=64", "data.source.num_val_images=16", "data.source.image_size=16"),
@@ -21,8 +21,8 @@ SMALL = (
 )
 
 
-def test_in_16_bits_compiled_code_has_the_gradient_at_the_largest_feature() -> None:
-    """What it computes anew in its backward pass is not rounded: whoever compares finds the largest nowhere there."""
+def test_compiled_max_pool_routes_the_bf16_gradient_to_the_largest_feature() -> None:
+    """The backward pass recomputes features unrounded, so none may equal the rounded maximum."""
     torch.manual_seed(0)
     norm, features = nn.BatchNorm2d(8), torch.randn(16, 8, 3, 3)
 
@@ -35,17 +35,17 @@ def test_in_16_bits_compiled_code_has_the_gradient_at_the_largest_feature() -> N
     def tail(features: Tensor) -> Tensor:
         return global_max_pool(F.gelu(norm(features.bfloat16())))
 
-    # Some of what is summed up is rounded to 8 bits on the way in one of the two, and not in the other.
+    # Only one of the two rounds some partial sums to the 8 bits of bfloat16.
     assert_close(gradient(torch.compile(tail)), gradient(tail), rtol=0.02, atol=0.02)
 
 
 @pytest.mark.long
-def test_two_ranks_compiled_train_as_they_do_uncompiled(paceline, tmp_path: Path, lines_of) -> None:
-    """DDP is compiled from outside, so its buckets leave in the middle of the backward pass."""
+def test_compiled_and_eager_ddp_have_equal_losses(paceline, tmp_path: Path, lines_of) -> None:
+    """DDP is compiled from outside, so its buckets are sent in the middle of the backward pass."""
     losses = {}
     for mode in ("off", "default"):
-        ended = paceline("train", *SMALL, f"train.compile={mode}", "--ranks", "2", "--run-dir", mode)
-        assert ended.code == 0, ended.err
+        completed = paceline("train", *SMALL, f"train.compile={mode}", "--ranks", "2", "--run-dir", mode)
+        assert completed.code == 0, completed.err
         losses[mode] = [line["loss"] for line in lines_of(tmp_path / mode / "steps.jsonl")]
     assert len(losses["off"]) == 3
     assert losses["default"] == pytest.approx(losses["off"], rel=1e-4)  # float32, summed in another order for 3 steps

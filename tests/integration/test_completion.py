@@ -1,4 +1,4 @@
-"""Completion in real shells: a terminal, a few letters and the tab key."""
+"""Shell completion in real shells on a terminal."""
 
 import os
 import pty
@@ -16,7 +16,7 @@ import pytest
 WAIT_S = 30
 CLEAR = "\x15"  # Ctrl-U
 MOVES = re.compile(r"\x1b(\[[0-9;?]*[A-Za-z]|[=>])|\x07|.\x08|\r(?!\n)")
-"""What a shell writes to move the cursor; a letter that it goes back over is written again."""
+"""Escape sequences by which a shell moves the cursor, and characters that it writes again."""
 STARTS = {
     "bash": (["bash", "--norc", "--noprofile", "-i"], 'eval "$(paceline --show-completion bash)"'),
     "zsh": (["zsh", "-f", "-i"], 'autoload -Uz compinit; compinit -D; eval "$(paceline --show-completion zsh)"'),
@@ -25,7 +25,7 @@ STARTS = {
 
 
 class Terminal:
-    """A shell in a terminal, in a folder with a run and photographs."""
+    """A shell on a terminal, in a folder with a run and images."""
 
     def __init__(self, command: list[str], folder: Path, environ: dict[str, str]) -> None:
         self._ours, theirs = pty.openpty()
@@ -35,7 +35,7 @@ class Terminal:
         os.close(theirs)
 
     def type(self, keys: str, until: str) -> None:
-        """Type `keys`, and wait until `until` is shown."""
+        """Type `keys`, then wait until `until` is shown."""
         os.write(self._ours, keys.encode())
         shown, deadline_s = "", time.monotonic() + WAIT_S
         while until not in MOVES.sub("", shown):
@@ -65,8 +65,8 @@ def terminal(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Termina
         (tmp_path / "others" / "runs" / name / "recipe.yaml").touch()
     program = tmp_path / "bin" / "paceline"
     program.parent.mkdir()
-    asked = '[ "$1" = report ] && [ -d "$2" ] && exec echo "$# words, a folder"'
-    program.write_text(f'#!/bin/sh\n{asked}\nexec "{sys.executable}" -m paceline "$@"\n')
+    report_args = '[ "$1" = report ] && [ -d "$2" ] && exec echo "$# args, a folder"'
+    program.write_text(f'#!/bin/sh\n{report_args}\nexec "{sys.executable}" -m paceline "$@"\n')
     program.chmod(0o755)
     environ = {**os.environ, "PATH": f"{program.parent}:{os.environ['PATH']}", "TERM": "dumb", "HOME": str(tmp_path)}
     terminal = Terminal(command, tmp_path, {**environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))})
@@ -77,17 +77,17 @@ def terminal(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Termina
         terminal.close()
 
 
-def test_words_are_completed_where_one_types_them(terminal: Terminal) -> None:
-    """A field ends in `=` and no blank, so that its value can be typed on; a file behind it is completed too."""
+def test_arguments_are_completed(terminal: Terminal) -> None:
+    """A completed field ends in `=` without a blank, so that its value can follow; a path after it is completed too."""
     terminal.type("paceline rep\t", "report ")
     terminal.type("ru\t", "runs/digits-1")
     terminal.type(f"{CLEAR}paceline train optim.mom\t0.5", "optim.momentum=0.5")
     terminal.type(f"{CLEAR}paceline train data.source.root=pho\tcat", "data.source.root=photographs/cat")
 
 
-def test_the_name_of_a_run_is_one_word_and_never_a_command(terminal: Terminal, tmp_path: Path) -> None:
-    """A shell would run what is in `$(...)` as soon as the line is entered."""
+def test_a_run_name_with_shell_syntax_is_quoted(terminal: Terminal, tmp_path: Path) -> None:
+    """Unquoted, the shell would execute `$(...)` when the line is entered."""
     terminal.type("cd others; echo the''re\n", "there\r")
     terminal.type("paceline report runs/x\t", "executed")
-    terminal.type("\n", "2 words, a folder")
+    terminal.type("\n", "2 args, a folder")
     assert list(tmp_path.rglob("executed")) == []

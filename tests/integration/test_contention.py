@@ -1,4 +1,4 @@
-"""A run beside real busy processes, and one without: whose the cores were."""
+"""CPU starvation of a run beside real busy processes, and of a run alone."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from paceline.core.results import RunResult
 
 CORES = sorted(os.sched_getaffinity(0))[:2]
 COUNT = "import time\nend = time.monotonic() + 240\nwhile time.monotonic() < end: pass"
-WORDS = (
+ARGS = (
     "digits", "model.width=0.1", "data.batch_size=16", "data.workers=0", "train.steps=44", "measure.warmup_steps=4",
     "train.eval_every=off", "checkpoint.every=off", "parallel.device=cpu",
 )  # fmt: skip
@@ -21,7 +21,7 @@ WORDS = (
 
 @contextmanager
 def busy(number: int) -> Iterator[None]:
-    """Have so many processes count meanwhile on two cores, in this session, as the run is."""
+    """Run `number` busy processes on the run's cores."""
     command = ["taskset", "-c", ",".join(map(str, CORES)), sys.executable, "-S", "-c", COUNT]
     processes = [subprocess.Popen(command) for _ in range(number)]
     try:
@@ -33,23 +33,23 @@ def busy(number: int) -> Iterator[None]:
             process.wait(timeout=60)
 
 
-def trained(paceline, *words: str, num_busy: int = 0) -> tuple[dict[str, Any], str]:
-    """Train; return the result, and the summary that was printed. From the first step on others are busy beside it."""
-    process = paceline.start("train", *WORDS, *words, "--run-dir", "run", COLUMNS="1000")
+def train_beside(paceline, *args: str, num_busy: int = 0) -> tuple[dict[str, Any], str]:
+    """Train, from the first step on beside `num_busy` busy processes; return the result and the printed summary."""
+    process = paceline.start("train", *ARGS, *args, "--run-dir", "run", COLUMNS="1000")
     os.sched_setaffinity(process.pid, CORES)
     started = paceline.folder / "run" / "attempts.jsonl"
     deadline_s = time.monotonic() + 120
     while not started.exists() and process.poll() is None and time.monotonic() < deadline_s:
         time.sleep(0.01)
     with busy(num_busy):
-        said, complaint = process.communicate()
+        output, complaint = process.communicate()
     assert process.returncode == 0, complaint
-    return json.loads((paceline.folder / "run" / "result.json").read_text()), said
+    return json.loads((paceline.folder / "run" / "result.json").read_text()), output
 
 
-def test_beside_eight_busy_processes_a_run_is_starved_and_says_so_everywhere(paceline) -> None:
-    """On two cores its thread gets two turns of nine, or half of them where the kernel shares by session."""
-    result, summary = trained(paceline, "parallel.threads=1", num_busy=8)
+def test_a_run_beside_eight_busy_processes_is_reported_as_cpu_starved(paceline) -> None:
+    """On two cores the run's thread gets two of nine time slices, or half if the kernel shares the CPU by session."""
+    result, summary = train_beside(paceline, "parallel.threads=1", num_busy=8)
     verdict = result["verdict"]
     assert verdict["bottleneck"] == "cpu-starved", (verdict, result["cpu"])
     assert (verdict["ceiling"], verdict["try"]) == ("", "")
@@ -60,9 +60,9 @@ def test_beside_eight_busy_processes_a_run_is_starved_and_says_so_everywhere(pac
     assert "cpu-starved" in (paceline.folder / "run" / "report.html").read_text()
 
 
-def test_a_run_is_charged_with_no_more_than_others_used(paceline) -> None:
-    """Whatever others do meanwhile: on a quiet machine that is nothing, and the run is not starved."""
-    result, _ = trained(paceline, "parallel.threads=1")
+def test_lost_cpu_time_is_at_most_what_other_processes_used(paceline) -> None:
+    """Holds under any load: an idle machine has no other processes, and the run is not starved."""
+    result, _ = train_beside(paceline, "parallel.threads=1")
     cpu = result["cpu"]
     assert (cpu["cores"], cpu["threads"], cpu["ranks"]) == (len(CORES), 1, 1)
     assert cpu["run_s"] > 0

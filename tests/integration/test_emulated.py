@@ -1,5 +1,7 @@
-"""What only a GPU runs, on a GPU made of host memory (tests/emulated): streams, captures, copies, devices,
-and ranks that meet over NCCL."""
+"""Code paths that only a GPU runs, on a GPU emulated in host memory (tests/emulated).
+
+They are streams, graph captures, copies, devices, and ranks that communicate over NCCL.
+"""
 
 import json
 import os
@@ -66,7 +68,7 @@ for _ in range(3):
     graph.replay()
 print("replayed:", total.item())
 """
-TOLD = """
+EXPECTED = """
 two devices: RuntimeError
 unwritten: [nan, nan]
 a number in a capture: AcceleratorError
@@ -79,38 +81,38 @@ replayed: 6.0
 """
 
 
-def on_emulated_gpu(*words: str, cwd: Path = ROOT, gpus: int = 1) -> subprocess.CompletedProcess[str]:
+def on_emulated_gpu(*args: str, cwd: Path = ROOT, gpus: int = 1) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, **build(ROOT / "build" / "emulated"), "EMULATED_GPUS": str(gpus)}
     return subprocess.run(
-        [sys.executable, *words], cwd=cwd, env=environment, capture_output=True, text=True, timeout=580, check=False
+        [sys.executable, *args], cwd=cwd, env=environment, capture_output=True, text=True, timeout=580, check=False
     )
 
 
-def test_mistakes_that_a_gpu_punishes_are_seen() -> None:
-    told = on_emulated_gpu("-c", textwrap.dedent(MISTAKES))
-    assert told.stdout.strip() == TOLD.strip(), told.stderr
+def test_the_emulated_gpu_detects_mistakes() -> None:
+    result = on_emulated_gpu("-c", textwrap.dedent(MISTAKES))
+    assert result.stdout.strip() == EXPECTED.strip(), result.stderr
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.long
-def test_tests_for_a_gpu_pass_on_an_emulated_one() -> None:
-    """Some of them, one of each kind; `make test-gpu-emulated` runs all."""
+def test_gpu_tests_pass_on_an_emulated_gpu() -> None:
+    """One test of each kind; `make test-gpu-emulated` runs all."""
     tests = [f"tests/gpu/{each}" for each in TESTS]
-    told = on_emulated_gpu("-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", *tests)
-    assert re.search(rf"\b{len(TESTS)} passed", told.stdout) and told.returncode == 0, told.stdout + told.stderr
-    assert "a kernel did nothing" not in told.stderr
+    result = on_emulated_gpu("-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", *tests)
+    assert re.search(rf"\b{len(TESTS)} passed", result.stdout) and result.returncode == 0, result.stdout + result.stderr
+    assert "a kernel did nothing" not in result.stderr
 
 
-def test_two_ranks_on_gpus_end_with_the_bits_of_two_on_cpus(tmp_path: Path) -> None:
-    """NCCL's process group, its streams and its watchdog, over an NCCL that adds as gloo does."""
-    words = ["-m", "paceline", "train", "synthetic", "--ranks", "2", "--json", "model.width=0.125", "train.steps=12"]
-    words += ["model.memory_format=contiguous"]  # which a CPU computes such a narrow network in
-    words += ["data.source.num_images=96", "data.source.num_val_images=13", "data.batch_size=8", "optim.lr=0.01"]
-    words += ["parallel.compression=powersgd", "train.ema.decay=0.9", "log.sinks=[]", "parallel.threads=1"]
-    on_gpus = on_emulated_gpu(*words, "parallel.device=cuda", cwd=tmp_path, gpus=2)
+def test_two_emulated_gpus_end_with_the_same_weights_as_two_cpu_ranks(tmp_path: Path) -> None:
+    """The runs use NCCL's process group, streams and watchdog, over an emulated NCCL that adds like gloo."""
+    args = ["-m", "paceline", "train", "synthetic", "--ranks", "2", "--json", "model.width=0.125", "train.steps=12"]
+    args += ["model.memory_format=contiguous"]  # the layout in which a CPU computes such a narrow model
+    args += ["data.source.num_images=96", "data.source.num_val_images=13", "data.batch_size=8", "optim.lr=0.01"]
+    args += ["parallel.compression=powersgd", "train.ema.decay=0.9", "log.sinks=[]", "parallel.threads=1"]
+    on_gpus = on_emulated_gpu(*args, "parallel.device=cuda", cwd=tmp_path, gpus=2)
     assert on_gpus.returncode == 0, on_gpus.stderr
     on_cpus = subprocess.run(
-        [sys.executable, *words, "parallel.device=cpu"], cwd=tmp_path, capture_output=True, text=True, check=True
+        [sys.executable, *args, "parallel.device=cpu"], cwd=tmp_path, capture_output=True, text=True, check=True
     )
     here, there = json.loads(on_gpus.stdout), json.loads(on_cpus.stdout)
     assert here["provenance"]["device"] != there["provenance"]["device"]

@@ -1,4 +1,4 @@
-"""Every form of an exported classifier names the same five classes of real images as the run does."""
+"""Every export format of a classifier ranks the same five classes of real images first as the run does."""
 
 import importlib.util
 from pathlib import Path
@@ -11,25 +11,25 @@ from paceline.inference.export import build_export_format, export_classifier
 from paceline.inference.export_model import build_export_model
 
 pytestmark = pytest.mark.real_data
-MADE = Path(__file__).parents[1] / "unit" / "inference" / "made_run.py"
+MADE_RUN = Path(__file__).parents[1] / "unit" / "inference" / "made_run.py"
 NUM_IMAGES = 200
 FORMATS = {"onnx": ("onnxruntime", "a.onnx"), "torch": ("torch", "a.pt2"), "safetensors": ("timm", "a")}
 
 
 @pytest.fixture
 def made_run():
-    spec = importlib.util.spec_from_file_location("made_run", MADE)
+    spec = importlib.util.spec_from_file_location("made_run", MADE_RUN)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
 def check_top5(run: Path, files: list[Path], out: Path) -> None:
-    """Assert that `run`, and what is exported of it in each format, rank the same five classes first for `files`."""
+    """Assert that `run` and its export in each format rank the same five classes first for `files`."""
     classifier = load_classifier(run, device="cpu")
     images = torch.stack([classifier.image(each.read_bytes(), each.name) for each in files])
     expected = classifier.log_probabilities(images).topk(5).indices
-    assert len({tuple(each) for each in expected.tolist()}) > 1, "the network tells images apart"
+    assert len({tuple(each) for each in expected.tolist()}) > 1, "the model distinguishes images"
     for name, (needed, file) in FORMATS.items():
         if importlib.util.find_spec(needed) is None:
             pytest.skip(f"{name} needs {needed} (pip install 'paceline[export]')")
@@ -40,7 +40,7 @@ def check_top5(run: Path, files: list[Path], out: Path) -> None:
         assert torch.equal(form.open(exported.path)(inputs).topk(5).indices, expected), name
 
 
-def test_a_resnet_18_on_photographs(made_run, real_data, tmp_path):
+def test_exports_of_a_resnet_18_agree_on_imagenet_photographs(made_run, real_data, tmp_path):
     photographs = real_data("imagenet-sample") / "train"
     roots = ("data.source.name=folder", f"data.source.train_root={photographs}", f"data.source.val_root={photographs}")
     run = made_run.write_of(tmp_path / "run", *roots, "model.name=torchvision:resnet18", "model.width=1",
@@ -51,9 +51,9 @@ def test_a_resnet_18_on_photographs(made_run, real_data, tmp_path):
 
 
 @pytest.mark.parametrize("model", ["resnet18_cifar", "speednet94"])
-def test_our_own_networks_on_cifar_10(made_run, real_data, tmp_path, model):
+def test_exports_of_cifar_models_agree_on_cifar_10(made_run, real_data, tmp_path, model):
     cifar = real_data("cifar10")
-    # As a folder: read as data set cifar10, all 60,000 files would be decoded first.
+    # As a folder: as data set cifar10, all 60,000 images would be decoded first.
     source = ("data.source.name=folder", f"data.source.train_root={cifar / 'test'}",
               f"data.source.val_root={cifar / 'test'}", "data.eval_crop=1")  # fmt: skip
     run = made_run.write_of(tmp_path / "run", *source, f"model.name={model}", "model.width=0.25",

@@ -1,8 +1,8 @@
-"""The native core and bytes it does not trust: every file of the corpus, then some thousands of damaged ones.
+"""Fuzz the native core: decode every file of the corpus, then thousands of damaged ones.
 
-Built with AddressSanitizer and UndefinedBehaviorSanitizer, so that one byte read too far ends the program. The
-mutations are the same each time; `make fuzz` searches further, with libFuzzer. `make test-long` compares with
-libjpeg-turbo and looks for races, for as many seconds each as `PACELINE_LONG_SECONDS` says.
+The core is built with AddressSanitizer and UndefinedBehaviorSanitizer, so that reading one byte too far aborts. The
+mutations are the same in every run; `make fuzz` searches further, with libFuzzer. `make test-long` compares with
+libjpeg-turbo and searches for data races, each for `PACELINE_LONG_SECONDS` seconds.
 """
 
 import os
@@ -25,7 +25,7 @@ LONG_S = int(os.environ.get("PACELINE_LONG_SECONDS", "180"))
 
 @pytest.fixture(scope="module")
 def decoder(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Compile what decodes, and return the object files."""
+    """Compile the decoders and return the object files."""
     if not shutil.which("cc"):
         pytest.skip("no C compiler: the native core cannot be built here")
     folder = tmp_path_factory.mktemp("decoder")
@@ -39,29 +39,29 @@ def decoder(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", ["record", "jpeg"])
-def test_damaged_files_are_told_and_never_a_crash(kind: str, decoder: list[str], tmp_path: Path) -> None:
-    """Aborts too where vector and plain code, or a used and a new scratch, give different pixels."""
+def test_damaged_files_are_rejected_without_a_crash(kind: str, decoder: list[str], tmp_path: Path) -> None:
+    """The fuzzer also aborts if vector and scalar code, or a used and a new scratch buffer, give different pixels."""
     files = sorted((CSRC / "fuzz" / "corpus" / kind).iterdir())
     assert len(files) > 40
     fuzzer = tmp_path / kind
     fuzz = CSRC / "fuzz" / f"fuzz_{kind}.c"
     subprocess.run(["cc", *SANITISE, fuzz, *decoder, "-lm", "-o", fuzzer], check=True, timeout=LIMIT_S)
-    found = subprocess.run(
+    fuzzed = subprocess.run(
         [fuzzer, str(SECONDS), "1", *files], cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S
     )
-    assert found.returncode == 0, found.stderr[-4000:]
-    num_files, num_mutated = (int(word) for word in found.stdout.split() if word.isdigit())
-    assert num_files == len(files) and num_mutated > 100  # some thousands where nothing else runs
+    assert fuzzed.returncode == 0, fuzzed.stderr[-4000:]
+    num_files, num_mutated = (int(word) for word in fuzzed.stdout.split() if word.isdigit())
+    assert num_files == len(files) and num_mutated > 100  # thousands on an idle machine
 
 
 def sources(*but: str) -> list[Path]:
-    """Return the core's C files without Python's, and without `but`."""
+    """Return the core's C files except the Python bindings and those that start with `but`."""
     return [each for each in sorted(CSRC.glob("*.c")) if not each.stem.startswith(("arguments", "module", *but))]
 
 
 @pytest.mark.long
 @pytest.mark.timeout(LONG_S + LIMIT_S + BUILD_S)
-def test_what_the_core_accepts_libjpeg_turbo_decodes_to_the_same_pixels(tmp_path: Path) -> None:
+def test_accepted_jpegs_have_the_pixels_of_libjpeg_turbo(tmp_path: Path) -> None:
     if not shutil.which("clang"):
         pytest.skip("clang is not installed: apt-get install clang")
     fuzzer = tmp_path / "compare"
@@ -74,21 +74,21 @@ def test_what_the_core_accepts_libjpeg_turbo_decodes_to_the_same_pixels(tmp_path
     if subprocess.run(["clang", probe, "-ljpeg", "-o", tmp_path / "probe"], capture_output=True).returncode:
         pytest.skip("libjpeg-turbo's headers are not installed: apt-get install libjpeg62-turbo-dev")
     subprocess.run(["clang", *options, *files, "-ljpeg", "-lm", "-o", fuzzer], check=True, timeout=BUILD_S)
-    (tmp_path / "found").mkdir()
+    (tmp_path / "new").mkdir()
     limits = [f"-max_total_time={LONG_S}", "-max_len=16384", "-timeout=60", "-rss_limit_mb=3000"]
-    ended = subprocess.run(
-        [fuzzer, *limits, tmp_path / "found", CSRC / "fuzz" / "corpus" / "jpeg"],
+    completed = subprocess.run(
+        [fuzzer, *limits, tmp_path / "new", CSRC / "fuzz" / "corpus" / "jpeg"],
         cwd=tmp_path, capture_output=True, text=True, timeout=LONG_S + LIMIT_S, check=False,
     )  # fmt: skip
-    assert ended.returncode == 0, ended.stderr[-4000:]
-    compared = re.search(r"(\d+) compared with libjpeg", ended.stdout)
-    assert compared and int(compared[1]) > 100, ended.stdout
-    print(ended.stdout.strip())
+    assert completed.returncode == 0, completed.stderr[-4000:]
+    compared = re.search(r"(\d+) compared with libjpeg", completed.stdout)
+    assert compared and int(compared[1]) > 100, completed.stdout
+    print(completed.stdout.strip())
 
 
 @pytest.mark.long
 @pytest.mark.timeout(LONG_S + LIMIT_S + BUILD_S)
-def test_threads_that_submit_free_and_close_a_pool_do_not_race(tmp_path: Path) -> None:
+def test_submitting_freeing_and_closing_a_pool_has_no_data_race(tmp_path: Path) -> None:
     compiler = shutil.which("clang") or shutil.which("cc")
     if not compiler:
         pytest.skip("no C compiler: apt-get install clang")
@@ -102,10 +102,10 @@ def test_threads_that_submit_free_and_close_a_pool_do_not_race(tmp_path: Path) -
         pytest.skip(f"{compiler} has no ThreadSanitizer: apt-get install clang")
     assert built.returncode == 0, built.stderr
     records = sorted((CSRC / "fuzz" / "corpus" / "record").iterdir())
-    ended = subprocess.run(
+    completed = subprocess.run(
         [stress, str(LONG_S), *records], capture_output=True, text=True, timeout=LONG_S + LIMIT_S, check=False
     )
-    assert ended.returncode == 0, ended.stderr[-4000:]
-    done, dropped, freed = (int(number) for number in re.findall(r"(\d+) (?:batches|dropped|freed)", ended.stdout))
+    assert completed.returncode == 0, completed.stderr[-4000:]
+    done, dropped, freed = (int(number) for number in re.findall(r"(\d+) (?:batches|dropped|freed)", completed.stdout))
     assert done > 100 and freed > 100 and (dropped > 0 or LONG_S < 60)
-    print(ended.stdout.strip())
+    print(completed.stdout.strip())

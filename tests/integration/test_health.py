@@ -1,4 +1,4 @@
-"""Findings about learning, wherever a user looks: terminal, result, report, its Markdown, and `paceline eval`."""
+"""Health findings appear on the terminal, in the result, in the HTML and Markdown reports, and in `paceline eval`."""
 
 import json
 import os
@@ -23,18 +23,18 @@ class Stale(nn.Sequential):
 """
 
 
-def test_a_model_that_has_collapsed_is_told_wherever_one_looks(paceline, tmp_path: Path) -> None:
+def test_a_collapsed_model_is_reported_in_every_output(paceline, tmp_path: Path) -> None:
     slow = ("model.width=0.0625", "model.memory_format=contiguous", "data.batch_size=32", "parallel.threads=1")
     absurd = ("optim.lr=5", "schedule.name=constant", "schedule.warmup=0st")
     length = ("train.epochs=auto", "train.steps=60")
-    ended = paceline("train", "digits", "--ranks", "1", *slow, *absurd, *length, "--run-dir", "run")
-    assert ended.code == 0, ended.err
+    completed = paceline("train", "digits", "--ranks", "1", *slow, *absurd, *length, "--run-dir", "run")
+    assert completed.code == 0, completed.err
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert 0.05 < result["eval"]["top1"] < 0.15
     (found,) = [each for each in result["health"] if each["severity"] == "error"]
     assert found["name"] in ("one_class_predicted", "at_chance") and "optim.lr" in found["advice"]
     title = found["name"].replace("_", " ")
-    assert "\nhealth" in ended.out and title in ended.out
+    assert "\nhealth" in completed.out and title in completed.out
     page = (tmp_path / "run" / "report.html").read_text()
     assert page.index('id="health"') < page.index('id="bottleneck"') and "No warnings." not in page
     assert title in page and f"## Health\n\n- **{title}** (error)" in paceline("report", "run", "--format", "md").out
@@ -43,13 +43,13 @@ def test_a_model_that_has_collapsed_is_told_wherever_one_looks(paceline, tmp_pat
     assert found["name"] in [each["name"] for each in json.loads(paceline("eval", "run", "--json").out)["health"]]
 
 
-def test_running_statistics_that_lag_are_measured_on_two_ranks(paceline, tmp_path: Path) -> None:
+def test_lagging_batch_norm_statistics_are_measured_on_two_ranks(paceline, tmp_path: Path) -> None:
     (tmp_path / "stale.py").write_text(STALE)
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    words = ("digits", "model.name=stale:Stale", "train.epochs=6", "optim.lr=0.01", "data.augment=[]")
-    ended = paceline("train", *words, "--ranks", "2", "parallel.device=cpu", "--run-dir", "run", PYTHONPATH=path)
-    assert ended.code == 0, ended.err
+    args = ("digits", "model.name=stale:Stale", "train.epochs=6", "optim.lr=0.01", "data.augment=[]")
+    completed = paceline("train", *args, "--ranks", "2", "parallel.device=cpu", "--run-dir", "run", PYTHONPATH=path)
+    assert completed.code == 0, completed.err
     found = {each["name"]: each for each in json.loads((tmp_path / "run" / "result.json").read_text())["health"]}
     numbers = found["batch_norm_lags"]["numbers"]
     assert numbers["images"] == 1024 and numbers["running_top1"] < 0.3 and numbers["batch_top1"] > 0.6, found
-    assert "batch norm lags" in ended.out and "running statistics" in ended.out
+    assert "batch norm lags" in completed.out and "running statistics" in completed.out

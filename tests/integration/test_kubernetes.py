@@ -1,6 +1,6 @@
-"""The program of a Job's pods, with the very words and variables of its manifest, as processes of this machine.
+"""The container of a Kubernetes Job, with the arguments and variables of its manifest, as processes of this machine.
 
-What a cluster would put in their place is: host names by 127.0.0.1, the claim and the ConfigMap by folders.
+Parts of a cluster are replaced: host names by 127.0.0.1, the claim and the ConfigMap by folders.
 """
 
 import json
@@ -35,14 +35,14 @@ def free_port() -> int:
 
 
 class Pods:
-    """The two pods of a Job: `start` starts both, as often as it is called."""
+    """The two pods of a Job; every call of `start` starts both."""
 
     def __init__(self, paceline: Any, folder: Path, *settings: str) -> None:
         self.paceline, self.folder, self.started = paceline, folder, []
         run = folder / "runs" / "small"
         recipe = load("synthetic", Patch.parse([*SETTINGS, *settings])).recipe
-        words = ("train", str(run / "job" / f"recipe-{recipe.hash}.yaml"), "--run-dir", str(run), "--resume")
-        job = ClusterJob("small", words, run_dir=run, folder=folder, nodes=2, recipe_hash=recipe.hash)
+        args = ("train", str(run / "job" / f"recipe-{recipe.hash}.yaml"), "--run-dir", str(run), "--resume")
+        job = ClusterJob("small", args, run_dir=run, folder=folder, nodes=2, recipe_hash=recipe.hash)
         site = KubernetesSite(kind="job", image="image", claim="work", max_restarts=0)
         text = to_yaml_text(recipe.model_dump(mode="json"))
         config, service, self.job = build_manifests(job, site, files={job.frozen_recipe: text})
@@ -66,25 +66,26 @@ class Pods:
             "/etc/paceline/": f"{self.folder}/etc/",
             "/claim/": f"{self.folder}/claim/",
         }
-        there = re.compile("(?<![^=])(" + "|".join(map(re.escape, places)) + ")")  # at the start, or after =
-        words = [there.sub(lambda match: places[match[1]], expanded(word, environ)) for word in container["args"]]
+        # At the start of an argument, or after =
+        place_names = re.compile("(?<![^=])(" + "|".join(map(re.escape, places)) + ")")
+        args = [place_names.sub(lambda match: places[match[1]], expand(word, environ)) for word in container["args"]]
         python, option, program = container["command"]
         assert (python, option) == ("python", "-m")
-        # Where the rank's store is, and over what gloo talks: in a cluster, by the pods' host names.
+        # In a cluster, the address of the rank's store and gloo's interface follow from the pods' host names.
         return self.paceline.start(
-            *words, program=(program,), **environ, PET_LOCAL_ADDR="127.0.0.1", GLOO_SOCKET_IFNAME="lo"
+            *args, program=(program,), **environ, PET_LOCAL_ADDR="127.0.0.1", GLOO_SOCKET_IFNAME="lo"
         )
 
     def action(self, code: int) -> str:
-        """Return what the Job does about a pod that has ended with `code`."""
+        """Return the action of the Job's pod failure policy for an exit code."""
         for rule in self.job["spec"]["podFailurePolicy"]["rules"]:
             if code in rule.get("onExitCodes", {}).get("values", ()):
                 return rule["action"]
         return "Count"
 
 
-def expanded(text: str, variables: dict[str, str]) -> str:
-    """Expand as a kubelet does."""
+def expand(text: str, variables: dict[str, str]) -> str:
+    """Expand `$(NAME)` and `$$` as a kubelet does."""
     return re.sub(
         r"\$\$|\$\(([^()]*)\)", lambda match: "$" if match[0] == "$$" else variables.get(match[1], match[0]), text
     )
@@ -92,7 +93,7 @@ def expanded(text: str, variables: dict[str, str]) -> str:
 
 @pytest.fixture
 def pods_of(paceline, tmp_path: Path) -> Iterator[Any]:
-    """Return a function from settings to pods, which are gone after the test."""
+    """Return a function from settings to pods; they are killed after the test."""
     made: list[Pods] = []
 
     def make(*settings: str) -> Pods:
@@ -104,40 +105,40 @@ def pods_of(paceline, tmp_path: Path) -> Iterator[Any]:
         process.kill()
 
 
-def ended(pods: list[Any]) -> tuple[list[int], str]:
-    said = [pod.communicate(timeout=PATIENCE_S)[1] for pod in pods]
-    return [pod.returncode for pod in pods], "\n".join(said)
+def wait_for(pods: list[Any]) -> tuple[list[int], str]:
+    output = [pod.communicate(timeout=PATIENCE_S)[1] for pod in pods]
+    return [pod.returncode for pod in pods], "\n".join(output)
 
 
 def wait_for_steps(pods: Pods, started: list[Any], steps: int) -> None:
     path, deadline_s = pods.run / "steps.jsonl", time.monotonic() + PATIENCE_S
     while not (path.exists() and path.read_bytes().count(b"\n") >= steps):
-        assert all(pod.poll() is None for pod in started), ended(started)
-        assert time.monotonic() < deadline_s, "it takes too long"
+        assert all(pod.poll() is None for pod in started), wait_for(started)
+        assert time.monotonic() < deadline_s, "the steps take too long"
         time.sleep(0.02)
 
 
-def test_a_pod_that_has_to_leave_is_replaced_and_the_run_goes_on(pods_of) -> None:
-    """Asked are the ranks of one pod; those of the other leave with them, and nobody's leaving is counted."""
+def test_a_preempted_pod_is_replaced_and_the_run_is_resumed(pods_of) -> None:
+    """Only one pod gets SIGTERM; the ranks of the other stop with it, and the Job counts neither as a failure."""
     pods = pods_of("train.steps=60")
     first = pods.start()
     wait_for_steps(pods, first, 3)
     first[0].send_signal(15)
-    codes, said = ended(first)
-    assert codes == [143, 75], said
+    codes, output = wait_for(first)
+    assert codes == [143, 75], output
     assert [pods.action(code) for code in codes] == ["Ignore", "Ignore"]
     assert json.loads((pods.run / "result.json").read_text())["status"] == "preempted"
-    codes, said = ended(pods.start())
-    assert codes == [0, 0], said
+    codes, output = wait_for(pods.start())
+    assert codes == [0, 0], output
     result = json.loads((pods.run / "result.json").read_text())
     assert (result["status"], result["world_size"], result["steps"]) == ("completed", 2, 60)
     assert result["goodput"]["starts"] == 2
 
 
-def test_a_refusal_ends_the_job_without_another_try(pods_of) -> None:
-    """One rank says what is wrong, and ends with the code of it; its pod alone decides."""
+def test_a_refused_recipe_fails_the_job_without_a_retry(pods_of) -> None:
+    """One rank prints the error and exits with its code; that pod alone decides."""
     pods = pods_of("data.source.num_images=4")
-    codes, said = ended(pods.start())
-    assert said.count("error: ") == 1, said
-    assert set(codes) <= {1, 2}, said
-    assert "FailJob" in [pods.action(code) for code in codes], (codes, said)
+    codes, output = wait_for(pods.start())
+    assert output.count("error: ") == 1, output
+    assert set(codes) <= {1, 2}, output
+    assert "FailJob" in [pods.action(code) for code in codes], (codes, output)

@@ -1,6 +1,6 @@
-"""Every shipped recipe trains: two steps on two ranks, over made-up images of its own data's kind.
+"""Every shipped preset trains two steps on two ranks, with synthetic images of its data set's shape.
 
-Started as a program, this file is a rank that trains all of them in a row: two processes start, and not 80. The test
+Run as a program, this file is a rank that trains all presets in a row, so that two processes start, not 94. The test
 hosts the store, as torchrun's agent does, and each preset is a new attempt in it.
 """
 
@@ -25,11 +25,11 @@ NAMES = preset_names()
 NUM_PRESETS = 47
 RANKS = 2
 STEPS = 2
-VAL_IMAGES = 13  # odd, so that the ranks evaluate different numbers of them
+VAL_IMAGES = 13  # odd, so that the ranks evaluate different numbers of images
 REFUSED = "ddp-post/dataparallel"
 LIMIT_S = 540
-# (classes, pixels, channels) of the data that each source stands for; photographs are shrunk to the smallest size
-# that the networks and the recipes' multiples of 32 leave something of.
+# (classes, pixels, channels) of each source's data. ImageNet-sized images are shrunk to the smallest size that the
+# models and the recipes' multiples of 32 can process.
 KINDS = {
     "digits": (10, 8, 1),
     "synthetic": (10, 32, 3),
@@ -42,14 +42,14 @@ KINDS = {
 
 
 def small(name: str, weights: Path) -> Recipe:
-    """Return the preset over made-up data, as small as it stays itself: same optimizer, schedule, precision, parts."""
+    """Return the preset on synthetic data, shortened, with its own optimizer, schedule, precision and options."""
     recipe = load(name).recipe
     classes, pixels, channels = KINDS[recipe.data.source.name]
     if recipe.model.weights != "off":
-        classes = 10  # not the 1000 of the weights, so that the classifier starts fresh
-    made_up = {"num_images": 16, "num_val_images": VAL_IMAGES, "num_classes": classes}
+        classes = 10  # not the 1000 of the weights, so that the classification layer is new
+    synthetic = {"num_images": 16, "num_val_images": VAL_IMAGES, "num_classes": classes}
     patch: list[tuple[str, Any]] = [
-        ("data.source", {"name": "synthetic", **made_up, "image_size": pixels, "channels": channels}),
+        ("data.source", {"name": "synthetic", **synthetic, "image_size": pixels, "channels": channels}),
         ("data.batch_size", 8),
         ("train.steps", STEPS),
         ("train.eval_every", "100%"),
@@ -66,11 +66,11 @@ def small(name: str, weights: Path) -> Recipe:
     if recipe.train.precision.startswith("fp16"):
         patch.append(
             ("train.precision", recipe.train.precision.replace("fp16", "bf16"))
-        )  # as its refusal on a CPU says
+        )  # as the error message on a CPU advises
     if recipe.measure.nvtx == "on":
-        patch.append(("measure.nvtx", "off"))  # wants torch with CUDA
+        patch.append(("measure.nvtx", "off"))  # needs torch with CUDA
     if recipe.data.workers != "auto":
-        patch.append(("data.workers", 0))  # made-up images are there at once, and processes take long to start
+        patch.append(("data.workers", 0))  # synthetic images need no decoding, and processes start slowly
     if ":" not in recipe.model.name:
         patch.append(("model.width", min(recipe.model.width, 0.25)))
     if recipe.model.weights != "off":
@@ -79,7 +79,7 @@ def small(name: str, weights: Path) -> Recipe:
 
 
 def write_weights(path: Path) -> None:
-    """Write what stands for torchvision's pretrained ResNet-18: a state dict with its 1000 classes."""
+    """Write a stand-in for torchvision's pretrained ResNet-18: a state dict with its 1000 classes."""
     from safetensors.torch import save_file
     from torchvision import models
 
@@ -87,7 +87,7 @@ def write_weights(path: Path) -> None:
 
 
 def train_all(folder: Path) -> None:
-    """Be a rank: train every preset and write one JSON line each to `rankN.jsonl`."""
+    """Run as a rank: train every preset and write one JSON line per preset to `rankN.jsonl`."""
     import torch.distributed as dist
 
     from paceline.training.process import Invocation
@@ -104,14 +104,15 @@ def train_all(folder: Path) -> None:
                 line = {"preset": name, **result.model_dump(mode="json")}
             except Exception as error:
                 line = {"preset": name, "error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}
-                if dist.is_initialized():  # a failed run leaves the group to its process, which goes on here
+                # A failed run leaves its process group for the process to destroy, which continues here
+                if dist.is_initialized():
                     dist.destroy_process_group()
             print(json.dumps(line), file=lines, flush=True)
 
 
 @pytest.fixture(scope="module")
-def told(forking, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
-    """Return, for each preset, the line of each rank, and where the runs are."""
+def lines_by_preset(forking, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    """Return the line of each rank, by preset, with the run directory."""
     from torch.distributed import TCPStore
 
     folder = tmp_path_factory.mktemp("presets")
@@ -128,41 +129,41 @@ def told(forking, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[di
         for rank in range(RANKS)
     ]
     try:
-        said = [rank.communicate(timeout=LIMIT_S)[1] for rank in ranks]
+        output = [rank.communicate(timeout=LIMIT_S)[1] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
             rank.wait()
-    assert [rank.returncode for rank in ranks] == [0] * RANKS, said
-    told: dict[str, list[dict[str, Any]]] = {}
+    assert [rank.returncode for rank in ranks] == [0] * RANKS, output
+    lines_by_preset: dict[str, list[dict[str, Any]]] = {}
     for rank in range(RANKS):
         for text in (folder / f"rank{rank}.jsonl").read_text(encoding="utf-8").splitlines():
             line = json.loads(text)
-            told.setdefault(line["preset"], []).append({"run": folder / "runs" / line["preset"], **line})
-    return told
+            lines_by_preset.setdefault(line["preset"], []).append({"run": folder / "runs" / line["preset"], **line})
+    return lines_by_preset
 
 
-def test_all_presets_are_tried_and_there_are_47(told):
+def test_all_47_presets_are_run(lines_by_preset):
     assert len(NAMES) == len(set(NAMES)) == NUM_PRESETS
-    assert sorted(told) == NAMES
-    assert all(len(lines) == RANKS for lines in told.values())
+    assert sorted(lines_by_preset) == NAMES
+    assert all(len(lines) == RANKS for lines in lines_by_preset.values())
 
 
 @pytest.mark.timeout(LIMIT_S + 60)
 @pytest.mark.parametrize("name", [name for name in NAMES if name != REFUSED])
-def test_a_preset_trains_two_steps_on_two_ranks_and_counts_every_image_once(name, told):
-    for line in told[name]:
+def test_a_preset_trains_on_two_ranks_and_evaluates_every_image_once(name, lines_by_preset):
+    for line in lines_by_preset[name]:
         assert "error" not in line, f"{line['error']}\n{line['trace']}"
         assert (line["status"], line["steps"], line["world_size"]) == ("completed", STEPS, RANKS)
         assert line["eval"]["images"] == VAL_IMAGES
         assert math.isfinite(float(line["eval"]["loss"]))
-    steps = (told[name][0]["run"] / "steps.jsonl").read_text(encoding="utf-8").splitlines()
+    steps = (lines_by_preset[name][0]["run"] / "steps.jsonl").read_text(encoding="utf-8").splitlines()
     losses = [float(json.loads(step)["loss"]) for step in steps]
     assert len(losses) == STEPS and all(math.isfinite(loss) for loss in losses)
 
 
-def test_dataparallel_is_refused_by_more_than_one_rank_and_names_the_strategy_to_use(told):
-    errors = [line["error"] for line in told[REFUSED]]
+def test_dataparallel_on_two_ranks_is_refused_with_the_strategy_to_use(lines_by_preset):
+    errors = [line["error"] for line in lines_by_preset[REFUSED]]
     assert any("parallel.strategy=ddp" in error for error in errors), errors
 
 

@@ -1,22 +1,22 @@
-"""The program on real images, where they are present."""
+"""Training on real images, if they are present."""
 
 import pytest
 
 pytestmark = pytest.mark.real_data
 
 
-def test_natural_photographs_train_on_two_ranks(paceline, real_data) -> None:
+def test_imagenet_photographs_train_on_two_ranks(paceline, real_data) -> None:
     photographs = real_data("imagenet-sample") / "train"
     roots = (f"data.source.train_root={photographs}", f"data.source.val_root={photographs}")
-    words = ("folder", *roots, "data.batch_size=8", "data.image_size=64", "train.steps=4")
-    result = paceline("train", *words, "--ranks", "2", "--run-dir", "run", "--json").result
+    args = ("folder", *roots, "data.batch_size=8", "data.image_size=64", "train.steps=4")
+    result = paceline("train", *args, "--ranks", "2", "--run-dir", "run", "--json").result
     assert (result["status"], result["steps"], result["images_seen"]) == ("completed", 4, 32)
     assert result["eval"]["images"] == 500
     assert result["lr"] == "0.1 at 256 -> 0.003125 at 8, linear, 5 epochs of warm-up"
 
 
-def test_the_courses_recipe_takes_its_steps_on_fashion_mnist(paceline, real_data) -> None:
+def test_the_course_recipe_trains_on_fashion_mnist(paceline, real_data) -> None:
     root = f"data.source.root={real_data('fashion-mnist')}"
-    words = ("course/wideresnet-fashion", "model.width=0.05", root, "train.steps=6")
-    result = paceline("train", *words, "--ranks", "2", "--run-dir", "run", "--json").result
+    args = ("course/wideresnet-fashion", "model.width=0.05", root, "train.steps=6")
+    result = paceline("train", *args, "--ranks", "2", "--run-dir", "run", "--json").result
     assert result["eval"]["images"] == 10_000 and result["images_seen"] == 6 * 2 * 32

@@ -52,7 +52,7 @@ http {{
 
 @dataclass
 class Server:
-    """nginx, which serves the folder `www`."""
+    """An nginx that serves the folder `www`."""
 
     folder: Path
     port: int = 0
@@ -71,8 +71,8 @@ class Server:
                 free.bind(("127.0.0.1", 0))
                 self.port = free.getsockname()[1]
         user = "user root;" if os.geteuid() == 0 else ""
-        words = {"user": user, "folder": self.folder, "port": self.port, "more": more}
-        (self.folder / "nginx.conf").write_text(CONFIG.format(**words))
+        values = {"user": user, "folder": self.folder, "port": self.port, "more": more}
+        (self.folder / "nginx.conf").write_text(CONFIG.format(**values))
         command = ["nginx", "-p", str(self.folder), "-c", "nginx.conf", "-e", str(self.folder / "error.log")]
         self.process = subprocess.Popen([*command, "-g", "daemon off; master_process off;"])
         self._wait()
@@ -92,13 +92,13 @@ class Server:
         self.process.wait(timeout=10)
 
     def bytes_of(self, name: str) -> int:
-        """Return how many bytes of a file it has sent."""
-        said = re.findall(rf"GET \S*{name} 206 (\d+)", (self.folder / "access.log").read_text())
-        return sum(map(int, said))
+        """Return how many bytes of a file the server has sent."""
+        output = re.findall(rf"GET \S*{name} 206 (\d+)", (self.folder / "access.log").read_text())
+        return sum(map(int, output))
 
 
 @dataclass(frozen=True)
-class Random:
+class RandomImages:
     """Files of random bytes."""
 
     info: DatasetInfo
@@ -114,15 +114,15 @@ class Random:
 
 
 def random_datasets() -> Datasets:
-    def of(split: Split) -> Random:
-        return Random(DatasetInfo("random", split, 8, ("a", "b"), 3, None, (0.5,) * 3, (0.2,) * 3))
+    def of(split: Split) -> RandomImages:
+        return RandomImages(DatasetInfo("random", split, 8, ("a", "b"), 3, None, (0.5,) * 3, (0.2,) * 3))
 
     return Datasets(of("train"), of("val"))
 
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of four shards of about a megabyte, and beside it the same in one file."""
+    """A folder of four shards of about a megabyte, and beside it the same data in one file."""
     out = tmp_path_factory.mktemp("packed")
     for name, shard_bytes in (("set", 1 << 20), ("set.pack", None)):
         options = PackOptions(shard_bytes=shard_bytes, skip_bad=True)
@@ -134,12 +134,12 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(packed: Path, tmp_path: Path) -> Iterator[Server]:
     if not shutil.which("nginx"):
         pytest.skip("needs nginx, which is not installed (apt-get install nginx-light)")
-    made = Server(tmp_path / "nginx")
-    shutil.copytree(packed, made.www)
-    (made.folder / "users").write_text("me:{PLAIN}secret\n")
-    made.start()
-    yield made
-    made.stop()
+    server = Server(tmp_path / "nginx")
+    shutil.copytree(packed, server.www)
+    (server.folder / "users").write_text("me:{PLAIN}secret\n")
+    server.start()
+    yield server
+    server.stop()
 
 
 @pytest.fixture
@@ -149,20 +149,20 @@ def cache(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def expected(packed: Path) -> list:
-    return everything(open_pack(packed / "set"))
+    return read_all(open_pack(packed / "set"))
 
 
-def everything(datasets: Datasets) -> list:
+def read_all(datasets: Datasets) -> list:
     return [split.read(index) for split in (datasets.train, datasets.val) for index in range(len(split))]
 
 
-def at_once(*pauses: Callable[[], None]) -> RetryPolicy:
-    """Return a patience that, in place of each pause, calls what is given, and has no more."""
+def retries(*pauses: Callable[[], None]) -> RetryPolicy:
+    """Return a retry policy whose pauses call `pauses` in turn instead of waiting."""
     left = [*pauses]
     return RetryPolicy(attempts=1 + len(pauses), pause=lambda seconds: left.pop(0)())
 
 
-NO_PAUSE = at_once()
+NO_PAUSE = retries()
 
 
 def shards_of(datasets: Datasets) -> RemoteShards:
@@ -171,57 +171,57 @@ def shards_of(datasets: Datasets) -> RemoteShards:
 
 
 def fetch_all(datasets: Datasets) -> None:
-    """Have all shards fetched that fit, and wait for it."""
+    """Fetch all shards that fit into the cache, and wait for them."""
     shards = shards_of(datasets)
     shards.prefetch(range(len(shards)))
     shards.wait()
 
 
-def kept(cache: Path) -> list[str]:
+def cached_shards(cache: Path) -> list[str]:
     return sorted(path.name for path in cache.glob("*/shards/*"))
 
 
 @pytest.mark.parametrize("root", ["set", "set/", "set/index.pack", "set.pack", "moved/set", "moved/set.pack"])
-def test_samples_are_those_of_the_pack_before_and_after_it_is_kept(
+def test_samples_equal_the_local_pack_before_and_after_caching(
     root: str, server: Server, cache: Path, expected: list
 ) -> None:
     datasets = open_remote(server.url(root), cache, 10**9, NO_PAUSE)
-    assert everything(datasets) == expected
+    assert read_all(datasets) == expected
     fetch_all(datasets)
     shards_of(datasets).close()
-    assert len(kept(cache)) == (1 if root.endswith("set.pack") else 4)
-    asked = len((server.folder / "access.log").read_text())
-    assert everything(datasets) == expected
-    assert len((server.folder / "access.log").read_text()) == asked
+    assert len(cached_shards(cache)) == (1 if root.endswith("set.pack") else 4)
+    log_size = len((server.folder / "access.log").read_text())
+    assert read_all(datasets) == expected
+    assert len((server.folder / "access.log").read_text()) == log_size
 
 
-def test_a_cache_too_small_reads_by_ranges_what_does_not_fit(server: Server, cache: Path, expected: list) -> None:
+def test_shards_beyond_the_cache_size_are_read_by_range(server: Server, cache: Path, expected: list) -> None:
     datasets = open_remote(server.url("set"), cache, 2_100_000, NO_PAUSE)
     fetch_all(datasets)
-    assert len(kept(cache)) == 2
-    assert everything(datasets) == expected
+    assert len(cached_shards(cache)) == 2
+    assert read_all(datasets) == expected
     assert sum(path.stat().st_size for path in cache.rglob("*") if path.is_file()) <= 2_100_000
 
 
-def test_two_processes_at_once_fetch_each_shard_once(server: Server, cache: Path, expected: list) -> None:
+def test_concurrent_processes_fetch_each_shard_once(server: Server, cache: Path, expected: list) -> None:
     children = []
     for _ in range(2):
         child = os.fork()
         if not child:
             datasets = open_remote(server.url("slow/set"), cache, 10**9, NO_PAUSE)
             fetch_all(datasets)
-            same = everything(datasets) == expected
+            same = read_all(datasets) == expected
             os._exit(0 if same else 1)
         children.append(child)
     assert [os.waitpid(child, 0)[1] for child in children] == [0, 0]
     for number in range(4):
-        # Each process reads its samples by ranges until the shards are here, 4 of 240,000 bytes each.
+        # Each process reads its samples by range until the shards are cached, 4 of 240,000 bytes each.
         name = f"data-{number:05d}.pack"
         assert server.bytes_of(name) <= (server.www / "set" / name).stat().st_size + 2 * 4 * 240_000
-    assert kept(cache) == [f"data-{number:05d}.pack" for number in range(4)]
+    assert cached_shards(cache) == [f"data-{number:05d}.pack" for number in range(4)]
 
 
-def test_what_is_killed_while_it_fetches_goes_on_where_it_was(
+def test_an_interrupted_fetch_resumes_where_it_was_killed(
     server: Server, cache: Path, expected: list, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("paceline.data.remote.cache.CHUNK_BYTES", 1 << 16)
@@ -234,50 +234,50 @@ def test_what_is_killed_while_it_fetches_goes_on_where_it_was(
         sleep(POLL_S)
     os.kill(child, signal.SIGKILL)
     assert os.waitpid(child, 0)[1] == signal.SIGKILL
-    held = {path.name.split(".")[0]: path.stat().st_size for path in cache.glob("*/shards/*.part")}
-    assert max(held.values()) > 1 << 18
+    partial_bytes = {path.name.split(".")[0]: path.stat().st_size for path in cache.glob("*/shards/*.part")}
+    assert max(partial_bytes.values()) > 1 << 18
     (server.folder / "access.log").write_text("")
     server.stop()
     server.start()
     datasets = open_remote(server.url("slow/set"), cache, 10**9, NO_PAUSE)
     fetch_all(datasets)
-    for name, num_bytes in held.items():
+    for name, num_bytes in partial_bytes.items():
         assert server.bytes_of(f"{name}.pack") == (server.www / "set" / f"{name}.pack").stat().st_size - num_bytes
-    assert everything(datasets) == expected
+    assert read_all(datasets) == expected
 
 
-def test_a_server_that_is_restarted_is_waited_for(server: Server, cache: Path, expected: list) -> None:
-    datasets = open_remote(server.url("set"), cache, 0, at_once(lambda: None, server.start))
+def test_a_read_retries_until_the_server_is_back(server: Server, cache: Path, expected: list) -> None:
+    datasets = open_remote(server.url("set"), cache, 0, retries(lambda: None, server.start))
     assert datasets.train.read(0) == expected[0]
     server.stop()
     assert datasets.train.read(1) == expected[1]
     server.stop()
-    datasets = open_remote(server.url("set"), cache, 0, at_once(server.start))
+    datasets = open_remote(server.url("set"), cache, 0, retries(server.start))
     assert datasets.train.read(2) == expected[2]
 
 
-def test_a_server_that_stays_away_is_told_of_in_one_line(server: Server, cache: Path) -> None:
+def test_an_unreachable_server_is_reported_in_one_line(server: Server, cache: Path) -> None:
     server.stop()
     with pytest.raises(DataError) as raised:
-        open_remote(server.url("set"), cache, 0, at_once(lambda: None))
+        open_remote(server.url("set"), cache, 0, retries(lambda: None))
     where = re.escape(server.url("set/index.pack"))
     assert re.fullmatch(rf"{where}: cannot be read: Connection refused, 2 times \(.*--resume\)", str(raised.value))
     server.start()
 
 
-def test_what_fails_once_is_asked_for_again(server: Server, cache: Path, expected: list) -> None:
+def test_a_server_error_is_retried(server: Server, cache: Path, expected: list) -> None:
     server.stop()
     server.start("location = /set/index.pack { return 500; }")
 
-    def mend() -> None:
+    def fix() -> None:
         server.stop()
         server.start()
 
-    assert everything(open_remote(server.url("set"), cache, 0, at_once(mend))) == expected
+    assert read_all(open_remote(server.url("set"), cache, 0, retries(fix))) == expected
 
 
 @pytest.mark.parametrize(
-    ("root", "says"),
+    ("root", "message"),
     [
         ("nothing", r"/nothing/index.pack: 404 Not Found \(correct data.source.root\)"),
         (
@@ -294,49 +294,52 @@ def test_what_fails_once_is_asked_for_again(server: Server, cache: Path, expecte
         ("page.pack", r"/page.pack: is not a pack"),
     ],
 )
-def test_what_is_no_pack_says_so_at_once(root: str, says: str, server: Server, cache: Path) -> None:
+def test_a_url_without_a_readable_pack_is_refused(root: str, message: str, server: Server, cache: Path) -> None:
     (server.www / "empty.pack").touch()
     (server.www / "page.pack").write_text("<html>" * 100)
-    with pytest.raises(DataError, match=says):
+    with pytest.raises(DataError, match=message):
         open_remote(server.url(root), cache, 0, NO_PAUSE)
 
 
-def test_a_password_in_the_environment_opens_what_is_locked_and_is_never_printed(
+def test_credentials_from_the_environment_are_used_and_never_printed(
     server: Server, cache: Path, expected: list, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PACELINE_URL_CREDENTIALS", server.url("locked", "me:secret@"))
-    assert everything(open_remote(server.url("locked/set"), cache, 0, NO_PAUSE)) == expected
+    assert read_all(open_remote(server.url("locked/set"), cache, 0, NO_PAUSE)) == expected
     monkeypatch.setenv("PACELINE_URL_CREDENTIALS", server.url("locked", "me:wrong-one@"))
     with pytest.raises(DataError, match="401 Unauthorized") as raised:
         open_remote(server.url("locked/set"), cache, 0, NO_PAUSE)
     assert "wrong-one" not in str(raised.value) and str(server.port) in str(raised.value)
 
 
-def damaged(path: Path) -> None:
+def flip_bit(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(bytes(data))
 
 
-def truncated(path: Path) -> None:
+def truncate(path: Path) -> None:
     os.truncate(path, path.stat().st_size - 1000)
 
 
 @pytest.mark.parametrize(
-    ("harm", "says"), [(damaged, "is damaged: its checksum"), (truncated, r"bytes, not the [\d,]+ of its index")]
+    ("harm", "message"), [(flip_bit, "is damaged: its checksum"), (truncate, r"bytes, not the [\d,]+ of its index")]
 )
-def test_a_shard_that_is_not_what_the_index_says_is_never_used(
-    harm: Callable[[Path], None], says: str, server: Server, cache: Path
+def test_a_shard_that_differs_from_its_index_is_not_cached(
+    harm: Callable[[Path], None], message: str, server: Server, cache: Path
 ) -> None:
     harm(server.www / "set" / "data-00002.pack")
     datasets = open_remote(server.url("set"), cache, 10**9, NO_PAUSE)
     fetch_all(datasets)
-    assert kept(cache)[:2] == ["data-00000.pack", "data-00001.pack"] and "data-00002.pack" not in kept(cache)
-    with pytest.raises(DataError, match=rf"http://127.0.0.1:{server.port}/set/data-00002.pack: .*{says}"):
-        everything(datasets)
+    assert cached_shards(cache)[:2] == [
+        "data-00000.pack",
+        "data-00001.pack",
+    ] and "data-00002.pack" not in cached_shards(cache)
+    with pytest.raises(DataError, match=rf"http://127.0.0.1:{server.port}/set/data-00002.pack: .*{message}"):
+        read_all(datasets)
 
 
-def test_a_pack_that_has_changed_is_another(server: Server, cache: Path, expected: list, packed: Path) -> None:
+def test_a_changed_pack_is_cached_separately(server: Server, cache: Path, expected: list, packed: Path) -> None:
     fetch_all(open_remote(server.url("set.pack"), cache, 10**9, NO_PAUSE))
     datasets = random_datasets()
     (server.www / "set.pack").unlink()
@@ -347,22 +350,22 @@ def test_a_pack_that_has_changed_is_another(server: Server, cache: Path, expecte
         lambda done, total: None,
         1,
     )
-    assert everything(open_remote(server.url("set.pack"), cache, 10**9, NO_PAUSE)) == expected
+    assert read_all(open_remote(server.url("set.pack"), cache, 10**9, NO_PAUSE)) == expected
     assert len([path for path in cache.iterdir() if path.is_dir()]) == 2
 
 
-def test_a_server_that_says_nothing_is_given_up() -> None:
+def test_a_silent_server_times_out() -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/a.pack"
         with pytest.raises(DataError, match=r"a.pack: cannot be read: nothing received for 0.05 s, 2 times"):
-            at_once(lambda: None).read(HttpTransport(stall_timeout_s=0.05), RemoteUrl(url), 0, 10)
+            retries(lambda: None).read(HttpTransport(stall_timeout_s=0.05), RemoteUrl(url), 0, 10)
 
 
 @pytest.fixture
 def bucket(packed: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The URL of a bucket that holds the pack: fsspec's own file system in memory, under the name of a cloud's."""
+    """The URL of a bucket that contains the pack: fsspec's in-memory file system, registered as a cloud's."""
     registry = pytest.importorskip("fsspec.registry", reason="fsspec is not installed (pip install 'paceline[remote]')")
     from fsspec.implementations.memory import MemoryFileSystem
 
@@ -382,8 +385,8 @@ def bucket(packed: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_packs_in_buckets_are_read_through_fsspec(bucket: str, cache: Path, expected: list) -> None:
     datasets = open_remote(bucket, cache, 10**9, NO_PAUSE)
-    assert everything(datasets) == expected
+    assert read_all(datasets) == expected
     fetch_all(datasets)
-    assert len(kept(cache)) == 4
+    assert len(cached_shards(cache)) == 4
     with pytest.raises(DataError, match=r"gs://packs/none/index.pack: does not exist \(correct data.source.root\)"):
         open_remote("gs://packs/none", cache, 0, NO_PAUSE)

@@ -1,4 +1,4 @@
-"""The report in a real browser: it is there without a network, in both themes, on paper and on a phone."""
+"""Reports in a real browser: complete without network access, in both themes, in print and on a phone."""
 
 import importlib.util
 import json
@@ -13,8 +13,8 @@ RUNS = Path(__file__).parents[1] / "unit" / "report" / "runs.py"
 RESULTS = RUNS.with_name("experiments") / "results.py"
 KINDS = ("ladder", "weak", "batches", "prediction", "tune")
 PHONE_WIDTH = 390
-# The contrast of WCAG 2.2 (https://www.w3.org/TR/WCAG22/#dfn-contrast-ratio) of every word that can be seen.
-FAINT = """
+# The contrast by WCAG 2.2 (https://www.w3.org/TR/WCAG22/#dfn-contrast-ratio) of every visible text.
+LOW_CONTRAST = """
 () => {
   const channels = (text) => (text.match(/[\\d.]+/g) || []).map(Number);
   const linear = (value) => (value /= 255) <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4;
@@ -65,7 +65,7 @@ def runs():
 
 @pytest.fixture(scope="module")
 def rundir(runs, tmp_path_factory):
-    """Return a run one of whose classes is a hostile name, with its report."""
+    """Return a run with a malicious class name, and its report."""
     shape = runs.Shape(names=(runs.EVIL, *runs.NAMES[1:]))
     rundir = runs.write_run(tmp_path_factory.mktemp("runs") / "cifar10-resnet18-20261121-153113", shape)
     write_report(rundir)
@@ -74,15 +74,17 @@ def rundir(runs, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def experiments(tmp_path_factory):
-    """Return the reports of an experiment of each kind, in whose results there is a hostile name."""
-    made, folder = module_at(RESULTS), tmp_path_factory.mktemp("experiments")
-    results = made.all_results()
-    return {kind: write_report(RunDir(made.write_experiment(folder / kind, results[kind]).path)) for kind in KINDS}
+    """Return the reports of one experiment per kind, whose results contain a malicious name."""
+    results_module, folder = module_at(RESULTS), tmp_path_factory.mktemp("experiments")
+    results = results_module.all_results()
+    return {
+        kind: write_report(RunDir(results_module.write_experiment(folder / kind, results[kind]).path)) for kind in KINDS
+    }
 
 
 @pytest.fixture
 def opened(opened, rundir):
-    """Return a function that opens a report, at a width and in a theme, with what it asks for and complains of."""
+    """Return a function that opens a report and returns the page, its requests and its errors."""
 
     def open_page(width=1200, theme="light", report=rundir.report):
         return opened(report.as_uri(), width, theme)
@@ -90,23 +92,23 @@ def opened(opened, rundir):
     return open_page
 
 
-def test_nothing_but_the_file_is_asked_for_and_nothing_is_complained_of(opened, rundir):
-    page, asked, said = opened()
-    assert [url for url in asked if not url.startswith("data:")] == [rundir.report.as_uri()]
-    assert said == []
+def test_a_report_makes_no_other_request_and_logs_no_error(opened, rundir):
+    page, requests, errors = opened()
+    assert [url for url in requests if not url.startswith("data:")] == [rundir.report.as_uri()]
+    assert errors == []
     assert page.title() == "cifar10-resnet18-20261121-153113: target reached"
 
 
-def test_hostile_names_are_seen_as_text_and_run_nothing(opened, runs):
-    page, _, said = opened()
-    assert page.evaluate("window.hacked") is None and said == []
+def test_malicious_names_are_shown_as_text(opened, runs):
+    page, _, errors = opened()
+    assert page.evaluate("window.hacked") is None and errors == []
     assert page.locator("script, iframe, object, embed").count() == 0
     page.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
     seen = page.inner_text("body")
     assert f"data: class {runs.EVIL} has one image only" in seen and runs.EVIL[:79] in seen
 
 
-def test_the_numbers_seen_are_those_of_the_result(opened, rundir):
+def test_the_numbers_shown_are_those_of_the_result(opened, rundir):
     page, *_ = opened()
     result = json.loads((rundir.path / "result.json").read_text())
     shown = page.eval_on_selector_all("data", "all => all.map((each) => [each.value, each.innerText])")
@@ -122,7 +124,7 @@ def test_the_numbers_seen_are_those_of_the_result(opened, rundir):
 
 
 @pytest.mark.parametrize("width", [1200, PHONE_WIDTH])
-def test_every_chart_is_seen_whole(opened, width):
+def test_every_chart_is_completely_visible(opened, width):
     page, *_ = opened(width)
     charts = page.locator(".chart svg, .heatmap svg, .stack > .bar, .gallery img")
     boxes = [charts.nth(index).bounding_box() for index in range(charts.count())]
@@ -132,33 +134,33 @@ def test_every_chart_is_seen_whole(opened, width):
         assert box["x"] >= 0 and box["x"] + box["width"] <= width, box
     drawn = page.eval_on_selector_all("polyline", "all => all.map((each) => each.getBBox().width)")
     assert len(drawn) >= 20 and min(drawn) > 100
-    words = page.eval_on_selector_all(
+    texts_of_charts = page.eval_on_selector_all(
         ".chart svg",
         "all => all.flatMap((svg) => [...svg.querySelectorAll('text')].map((each) => [each, each.getBBox()]))"
         ".map(([each, box]) => [each.textContent, box.x, box.y, box.x + box.width, box.y + box.height])",
     )
-    assert len(words) > 100
-    assert [each for each in words if min(each[1:3]) < 0 or each[3] > 440 or each[4] > 236] == []
+    assert len(texts_of_charts) > 100
+    assert [each for each in texts_of_charts if min(each[1:3]) < 0 or each[3] > 440 or each[4] > 236] == []
 
 
-def test_a_phone_scrolls_down_only(opened):
+def test_a_phone_scrolls_only_vertically(opened):
     page, *_ = opened(PHONE_WIDTH)
     assert page.evaluate("document.documentElement.scrollWidth") == PHONE_WIDTH
     assert page.evaluate("document.documentElement.scrollHeight") > 5000
 
 
 @pytest.mark.parametrize("theme, is_dark", [("light", False), ("dark", True)])
-def test_every_word_can_be_read_in_both_themes(opened, theme, is_dark):
+def test_every_text_has_enough_contrast_in_both_themes(opened, theme, is_dark):
     page, *_ = opened(theme=theme)
     ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, ground.removeprefix("rgb(").removesuffix(")").split(","))) < 150) == is_dark
     page.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
-    contrast = page.evaluate(FAINT)
+    contrast = page.evaluate(LOW_CONTRAST)
     assert contrast["words"] > 600
     assert contrast["found"] == []
 
 
-def test_it_prints_on_a_few_pages_and_on_white(opened, tmp_path):
+def test_a_report_prints_on_few_pages_with_a_white_background(opened, tmp_path):
     page, *_ = opened(theme="dark")
     path = tmp_path / "report.pdf"
     page.pdf(path=str(path), format="A4")
@@ -170,25 +172,25 @@ def test_it_prints_on_a_few_pages_and_on_white(opened, tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_experiment_is_seen_whole_at_any_width_can_be_read_and_runs_nothing(opened, experiments, kind):
-    page, asked, said = opened(report=experiments[kind])
+def test_an_experiment_report_is_visible_legible_and_safe_at_any_width(opened, experiments, kind):
+    page, requests, errors = opened(report=experiments[kind])
     assert "window.hacked=1</script>" in page.inner_text("body")
     for width, theme in ((1400, "dark"), (800, "light"), (360, "dark")):
         page.set_viewport_size({"width": width, "height": 900})
         page.emulate_media(color_scheme=theme)
-        look_at(page, width)
+        check_layout(page, width)
     page.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
     for theme in ("dark", "light"):
         page.emulate_media(color_scheme=theme)
-        contrast = page.evaluate(FAINT)
+        contrast = page.evaluate(LOW_CONTRAST)
         assert contrast["words"] > 100 and contrast["found"] == []
-    assert [url for url in asked if not url.startswith("data:")] == [experiments[kind].as_uri()]
-    assert said == [] and page.evaluate("window.hacked") is None
+    assert [url for url in requests if not url.startswith("data:")] == [experiments[kind].as_uri()]
+    assert errors == [] and page.evaluate("window.hacked") is None
     assert page.locator("script, iframe, object, embed").count() == 0
 
 
-def look_at(page, width):
-    """Assert that a page of this width scrolls down only, and that all that is drawn on it is within it."""
+def check_layout(page, width):
+    """Assert that a page of this width scrolls only vertically and that everything drawn lies within it."""
     assert page.evaluate("document.documentElement.scrollWidth") == width
     drawn = page.locator(".chart svg, .bars .track")
     boxes = [drawn.nth(index).bounding_box() for index in range(drawn.count())]
@@ -200,10 +202,10 @@ def look_at(page, width):
         "all => all.map((each) => [each.getBoundingClientRect(), each.parentElement.getBoundingClientRect()])"
         ".filter(([part, track]) => part.left < track.left - 0.5 || part.right > track.right + 0.5).length",
     )
-    assert outside == 0  # but for half a pixel, by which a browser rounds
+    assert outside == 0  # browsers round by half a pixel
 
 
-def test_intervals_are_seen_on_both_sides_of_what_was_measured(opened, experiments):
+def test_intervals_are_visible_on_both_sides_of_the_measured_value(opened, experiments):
     page, *_ = opened(report=experiments["ladder"])
     sides = page.eval_on_selector_all(
         ".bars .rows li:has(.within)",

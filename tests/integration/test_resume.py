@@ -1,4 +1,4 @@
-"""A run that was killed and goes on ends with the bits, the logs and the samples of one that was not."""
+"""A run that was killed and resumed has the weights, logs and samples of an uninterrupted one."""
 
 import hashlib
 import json
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-WORDS = (
+ARGS = (
     "train",
     "synthetic",
     "model.width=0.1",
@@ -27,8 +27,8 @@ WORDS = (
 )
 
 
-def killed_after_a_checkpoint(paceline, run: Path, *words: str) -> None:
-    process = paceline.start(*words, "--run-dir", str(run), "--json")
+def kill_after_a_checkpoint(paceline, run: Path, *args: str) -> None:
+    process = paceline.start(*args, "--run-dir", str(run), "--json")
     deadline = time.monotonic() + 120
     while not list((run / "checkpoints").glob("step-*")) and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -42,15 +42,15 @@ def without_times(rows: list[dict]) -> list[dict]:
 
 
 @pytest.mark.parametrize("ranks", ["1", "3"])
-def test_a_killed_run_goes_on_as_if_nothing_had_happened(paceline, tmp_path: Path, lines_of, ranks: str) -> None:
-    words = (*WORDS, "--ranks", ranks)
-    whole = paceline(*words, "--run-dir", "whole", "--json").result
-    killed_after_a_checkpoint(paceline, tmp_path / "killed", *words)
+def test_a_resumed_run_equals_an_uninterrupted_one(paceline, tmp_path: Path, lines_of, ranks: str) -> None:
+    args = (*ARGS, "--ranks", ranks)
+    uninterrupted = paceline(*args, "--run-dir", "whole", "--json").result
+    kill_after_a_checkpoint(paceline, tmp_path / "killed", *args)
     assert not (tmp_path / "killed" / "result.json").exists()
-    resumed = paceline(*words, "--run-dir", "killed", "--resume", "--json").result
-    assert resumed["weights_sha256"] == whole["weights_sha256"]
+    resumed = paceline(*args, "--run-dir", "killed", "--resume", "--json").result
+    assert resumed["weights_sha256"] == uninterrupted["weights_sha256"]
     assert (resumed["steps"], resumed["images_seen"]) == (60, 720)
-    assert resumed["eval"] == whole["eval"] and resumed["best"] == whole["best"]
+    assert resumed["eval"] == uninterrupted["eval"] and resumed["best"] == uninterrupted["best"]
     for name in ("steps.jsonl", "evals.jsonl", *(f"steps.rank{rank}.jsonl" for rank in range(int(ranks)))):
         one, other = lines_of(tmp_path / "whole" / name), lines_of(tmp_path / "killed" / name)
         assert without_times(other) == without_times(one) and one
@@ -62,17 +62,17 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(paceline, tmp_path: Pat
         assert final[0][name] == final[1][name]
 
 
-def test_the_logs_of_a_resumed_run_are_those_of_one_that_was_not(paceline, tmp_path: Path, lines_of) -> None:
-    """The cadences of log, evaluation and checkpoint do not divide one another, so a record spans the interruption."""
-    words = (*WORDS, "train.epochs=1", "checkpoint.every=3st", "log.every=4st", "train.eval_every=3st")
-    words = (*words, "checkpoint.keep=9", "log.tensorboard=on", "--ranks", "2")
-    paceline(*words, "--run-dir", "whole", "--json").result  # noqa: B018
+def test_the_logs_of_a_resumed_run_equal_those_of_an_uninterrupted_one(paceline, tmp_path: Path, lines_of) -> None:
+    """The intervals of log, evaluation and checkpoint do not divide one another, so a record spans the interruption."""
+    args = (*ARGS, "train.epochs=1", "checkpoint.every=3st", "log.every=4st", "train.eval_every=3st")
+    args = (*args, "checkpoint.keep=9", "log.tensorboard=on", "--ranks", "2")
+    paceline(*args, "--run-dir", "whole", "--json").result  # noqa: B018
     shutil.copytree(tmp_path / "whole", tmp_path / "cut")
     (tmp_path / "cut" / "result.json").unlink()
     for path in (tmp_path / "cut" / "checkpoints").iterdir():
         if int(path.name[-2:]) > 9:
             shutil.rmtree(path)
-    paceline(*words, "--run-dir", "cut", "--resume", "--json").result  # noqa: B018
+    paceline(*args, "--run-dir", "cut", "--resume", "--json").result  # noqa: B018
     for name in ("steps.jsonl", "evals.jsonl"):
         one, other = lines_of(tmp_path / "whole" / name), lines_of(tmp_path / "cut" / name)
         assert without_times(other) == without_times(one) and len(one) > 4
@@ -87,64 +87,66 @@ def scalars(folder: Path) -> dict[tuple[str, int], float]:
     return {(tag, event.step): event.value for tag in tags for event in events.Scalars(tag)}
 
 
-def test_a_run_that_had_met_its_target_takes_no_more_steps(paceline, tmp_path: Path) -> None:
-    words = (*WORDS, "train.stop.top1=0.001", "train.eval_every=3st", "checkpoint.every=3st", "--run-dir", "run")
-    first = paceline(*words, "--json").result
+def test_a_run_that_reached_its_target_takes_no_more_steps(paceline, tmp_path: Path) -> None:
+    args = (*ARGS, "train.stop.top1=0.001", "train.eval_every=3st", "checkpoint.every=3st", "--run-dir", "run")
+    first = paceline(*args, "--json").result
     assert (first["status"], first["steps"]) == ("target_reached", 3)
     (tmp_path / "run" / "result.json").unlink()
-    again = paceline(*words, "--resume", "--json").result
-    assert (again["steps"], again["status"]) == (3, "target_reached")
-    assert again["weights_sha256"] == first["weights_sha256"]
+    resumed = paceline(*args, "--resume", "--json").result
+    assert (resumed["steps"], resumed["status"]) == (3, "target_reached")
+    assert resumed["weights_sha256"] == first["weights_sha256"]
 
 
-def test_another_number_of_ranks_goes_on_with_the_same_samples(paceline, tmp_path: Path, lines_of) -> None:
-    words = (*WORDS, "train.epochs=1", "model.norm=none")
-    paceline(*words, "--run-dir", "whole", "--json").result  # noqa: B018
-    killed_after_a_checkpoint(paceline, tmp_path / "cut", *words, "--ranks", "2")
-    paceline(*words, "--run-dir", "cut", "--resume", "--json", "--ranks", "3").result  # noqa: B018
-    whole = lines_of(tmp_path / "whole" / "steps.rank0.jsonl")
+def test_a_run_resumed_on_other_ranks_has_the_same_samples(paceline, tmp_path: Path, lines_of) -> None:
+    args = (*ARGS, "train.epochs=1", "model.norm=none")
+    paceline(*args, "--run-dir", "whole", "--json").result  # noqa: B018
+    kill_after_a_checkpoint(paceline, tmp_path / "cut", *args, "--ranks", "2")
+    paceline(*args, "--run-dir", "cut", "--resume", "--json", "--ranks", "3").result  # noqa: B018
+    uninterrupted = lines_of(tmp_path / "whole" / "steps.rank0.jsonl")
     parts = [lines_of(tmp_path / "cut" / f"steps.rank{rank}.jsonl") for rank in range(3)]
-    for step in range(15, 20):  # surely after the interruption
+    for step in range(15, 20):  # certainly after the interruption
         last = [next(record for record in part if record["step"] == step) for part in parts]
-        assert [pair for record in last for pair in record["crc32"]] == whole[step]["crc32"]
-        assert [sample for record in last for sample in record["samples"]] == whole[step]["samples"]
+        assert [pair for record in last for pair in record["crc32"]] == uninterrupted[step]["crc32"]
+        assert [sample for record in last for sample in record["samples"]] == uninterrupted[step]["samples"]
 
 
-def test_a_finished_run_is_left_as_it_is(paceline, tmp_path: Path) -> None:
+def test_resuming_a_completed_run_changes_nothing(paceline, tmp_path: Path) -> None:
     first = paceline("train", "train.steps=3", "model.width=0.1", "parallel.threads=1", "--run-dir", "run", "--json")
     written = (tmp_path / "run" / "result.json").stat().st_mtime_ns
     for ranks in ("1", "2", "4"):
-        again = paceline("train", "run", "--resume", "--json", "--ranks", ranks)
-        assert again.result == first.result
+        resumed = paceline("train", "run", "--resume", "--json", "--ranks", ranks)
+        assert resumed.result == first.result
     assert (tmp_path / "run" / "result.json").stat().st_mtime_ns == written
 
 
-def test_a_changed_recipe_is_refused_and_named(paceline) -> None:
-    words = ("train", "train.steps=3", "model.width=0.1", "parallel.threads=1", "--run-dir", "run")
-    assert paceline(*words).code == 0
-    paceline(*words, "--resume", "optim.lr=0.5").says("--resume: run", "optim.lr=0.1 (now 0.5)")
-    paceline(*words).says("--run-dir: run already holds a run", "--resume")
-    assert paceline(*words, "--resume", "log.every=1st").code == 0
+def test_a_changed_recipe_is_refused_with_the_changed_field(paceline) -> None:
+    args = ("train", "train.steps=3", "model.width=0.1", "parallel.threads=1", "--run-dir", "run")
+    assert paceline(*args).code == 0
+    paceline(*args, "--resume", "optim.lr=0.5").assert_error("--resume: run", "optim.lr=0.1 (now 0.5)")
+    paceline(*args).assert_error("--run-dir: run already holds a run", "--resume")
+    assert paceline(*args, "--resume", "log.every=1st").code == 0
 
 
-def test_an_evaluation_that_was_given_up_at_the_last_step_is_saved_when_it_is_done(paceline, tmp_path: Path) -> None:
-    """The process that gave it up had saved step 20; the next one takes no step, evaluates, and saves that."""
-    words = (*WORDS, "train.epochs=1", "checkpoint.every=20st", "train.eval_every=20st", "--run-dir", "run")
-    paceline(*words, "--json").result  # noqa: B018
+def test_an_evaluation_aborted_at_the_last_step_is_repeated_and_saved(paceline, tmp_path: Path) -> None:
+    """The first process saved step 20 without an evaluation; the resumed one takes no step, evaluates, and saves."""
+    args = (*ARGS, "train.epochs=1", "checkpoint.every=20st", "train.eval_every=20st", "--run-dir", "run")
+    paceline(*args, "--json").result  # noqa: B018
     checkpoint = tmp_path / "run" / "checkpoints" / "step-00000020"
-    whole = json.loads((checkpoint / "state.json").read_text())["train"]
-    _as_if_not_evaluated(checkpoint)
+    uninterrupted = json.loads((checkpoint / "state.json").read_text())["train"]
+    _remove_evaluation(checkpoint)
     (tmp_path / "run" / "result.json").unlink()
     rows = (tmp_path / "run" / "evals.jsonl").read_text().splitlines()
-    again = paceline(*words, "--resume", "--json").result
-    assert again["steps"] == 20 and again["eval"] is not None
+    resumed = paceline(*args, "--resume", "--json").result
+    assert resumed["steps"] == 20 and resumed["eval"] is not None
     after = json.loads((checkpoint / "state.json").read_text())["train"]
-    assert (after["last_step"], after["best_step"]) == (whole["last_step"], whole["best_step"]) == (20, 20)
+    assert (
+        (after["last_step"], after["best_step"]) == (uninterrupted["last_step"], uninterrupted["best_step"]) == (20, 20)
+    )
     assert len((tmp_path / "run" / "evals.jsonl").read_text().splitlines()) == len(rows) == 1
 
 
-def _as_if_not_evaluated(checkpoint: Path) -> None:
-    """Take the evaluation out of a checkpoint, with its digest."""
+def _remove_evaluation(checkpoint: Path) -> None:
+    """Remove the evaluation from a checkpoint, and update its digest."""
     state = json.loads((checkpoint / "state.json").read_text())
     state["train"] |= {"last": None, "last_step": -1, "best": None, "best_step": -1}
     (checkpoint / "state.json").write_text(json.dumps(state))
@@ -154,27 +156,27 @@ def _as_if_not_evaluated(checkpoint: Path) -> None:
 
 
 @pytest.mark.parametrize("launch", ["ours", "another"])
-def test_ranks_that_are_started_again_go_on_with_their_own_run_alone(paceline, tmp_path: Path, launch: str) -> None:
-    words = (*WORDS, "schedule.name=cosine", "train.eval_every=off", "train.epochs=0.1", "--run-dir", "run", "--json")
+def test_requeued_slurm_ranks_resume_only_their_own_run(paceline, tmp_path: Path, launch: str) -> None:
+    args = (*ARGS, "schedule.name=cosine", "train.eval_every=off", "train.epochs=0.1", "--run-dir", "run", "--json")
     slurm = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}
-    first = paceline(*words, **slurm).result
-    again = paceline(*words, **{**slurm, "SLURM_RESTART_COUNT": "1", "SLURM_JOB_ID": "7" if launch == "ours" else "8"})
+    first = paceline(*args, **slurm).result
+    resumed = paceline(*args, **{**slurm, "SLURM_RESTART_COUNT": "1", "SLURM_JOB_ID": "7" if launch == "ours" else "8"})
     if launch == "ours":
-        assert again.result == first
+        assert resumed.result == first
     else:
-        again.says("--run-dir: run already holds a run")
+        resumed.assert_error("--run-dir: run already holds a run")
 
 
-def test_the_newest_run_of_a_recipe_is_found_without_its_name(paceline, tmp_path: Path) -> None:
-    words = ("train", "model.width=0.1", "parallel.threads=1", "train.steps=3", "--json")
-    first = paceline(*words).result
+def test_resume_without_a_name_uses_the_newest_run_of_the_recipe(paceline, tmp_path: Path) -> None:
+    args = ("train", "model.width=0.1", "parallel.threads=1", "train.steps=3", "--json")
+    first = paceline(*args).result
     assert paceline("train", "digits", "--resume", "--json").result == first
-    paceline("train", "synthetic", "--resume").says("--resume: runs/ has no run of synthetic")
+    paceline("train", "synthetic", "--resume").assert_error("--resume: runs/ has no run of synthetic")
 
 
-def test_a_run_that_was_complete_already_is_told_to_be_that_first(paceline) -> None:
-    words = ("train", "model.width=0.1", "parallel.threads=1", "train.steps=3", "--run-dir", "run")
-    assert "already complete" not in paceline(*words).out
-    first, second, third = paceline(*words, "--resume").out.splitlines()[:3]
+def test_resuming_a_completed_run_reports_it_first(paceline) -> None:
+    args = ("train", "model.width=0.1", "parallel.threads=1", "train.steps=3", "--run-dir", "run")
+    assert "already complete" not in paceline(*args).out
+    first, second, third = paceline(*args, "--resume").out.splitlines()[:3]
     assert ": starting 1 rank on " in first and second == "run: was already complete, so nothing was done"
     assert third.startswith("completed: ")

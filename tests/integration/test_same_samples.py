@@ -1,5 +1,6 @@
-"""One recipe gives the same samples, labels and draws from every source and loader, batch by batch, and the same
-pixels; those of the native loader but for rounding.
+"""One recipe gives the same samples, labels, draws and pixels from every source and loader, in every batch.
+
+The native loader's pixels are equal up to rounding.
 """
 
 import io
@@ -27,28 +28,29 @@ from paceline.recipe.schema.data import Data
 from paceline.recipe.schema.source import Folder, HuggingFace, Lmdb, Manifest, WebDataset
 
 NUM_TRAIN, NUM_VAL, SIZE = 30, 11, 24
-PHOTOGRAPHS = Data(augment=("random_resized_crop", "flip", "rotate", "cutout", "mixup", "cutmix"))  # type: ignore[arg-type]
+FILES = Data(augment=("random_resized_crop", "flip", "rotate", "cutout", "mixup", "cutmix"))  # type: ignore[arg-type]
 PIXELS = Data(augment=("pad_crop", {"name": "flip", "mode": "alternating"}, "rotate", "mixup"))  # type: ignore[arg-type]
 MOST_OFF, MEAN_OFF = 20, 0.6
-"""Grey levels that a pixel of the native loader may be off, and all of them in the mean: it resizes luma and chroma,
-where torchvision resizes colours that are rounded and clipped already. These soft colours are off by up to 8, and by
-0.4 in the mean (measured); a mistake in a box or a draw is tens in the mean.
+"""Largest and mean difference in grey levels of the native loader, which resizes luma and chroma.
+
+torchvision resizes rounded and clipped colours. The smooth colours of these images differ by up to 8, and by 0.4 in the
+mean (measured); a mistake in a crop or a draw differs by tens in the mean.
 """
 
 
 def quiet(done: int, num: int) -> None: ...
 
 
-def photograph(number: int) -> Image.Image:
-    """Return soft colours that no two images and no two corners share."""
+def build_image(number: int) -> Image.Image:
+    """Return smooth colours that differ between any two images and any two corners."""
     rows, columns = np.mgrid[0 : 40 + number % 7 * 5, 0 : 52 + number % 3 * 9].astype(np.float64)
     waves = [128 + 90 * np.sin(rows / (5 + number % 4) + shift) * np.cos(columns / 8 + number) for shift in range(3)]
     return Image.fromarray(np.stack(waves, 2).clip(0, 255).astype(np.uint8))
 
 
-def encoded(number: int) -> tuple[str, bytes]:
-    """Return the ending and the bytes of a file: baseline JPEGs of several kinds, now and then something else."""
-    image, file = photograph(number), io.BytesIO()
+def encode(number: int) -> tuple[str, bytes]:
+    """Return the file extension and content of an image: several kinds of JPEG, sometimes a PNG."""
+    image, file = build_image(number), io.BytesIO()
     match number % 10:
         case 3:
             image.convert("L").save(file, "jpeg", quality=90)
@@ -70,13 +72,13 @@ def samples(split: str) -> Iterator[tuple[str, int, bytes]]:
     num, first = (NUM_TRAIN, 0) if split == "train" else (NUM_VAL, NUM_TRAIN)
     for position in range(num):
         label = int(position >= num // 2)
-        ending, content = encoded(first + position)
+        ending, content = encode(first + position)
         yield f"{'ab'[label]}/{position:03}.{ending}", label, content
 
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory) -> Path:
-    root = tmp_path_factory.mktemp("photographs")
+    root = tmp_path_factory.mktemp("images")
     for split in ("train", "val"):
         for path, _, content in samples(split):
             (root / split / path).parent.mkdir(parents=True, exist_ok=True)
@@ -157,8 +159,8 @@ PAIRS += [("pack", "native"), ("shards", "native")]
 
 
 @pytest.fixture
-def photographs(request, folder: Path, tmp_path: Path, monkeypatch) -> Datasets:
-    """The same photographs from one of the sources."""
+def datasets(request, folder: Path, tmp_path: Path, monkeypatch) -> Datasets:
+    """The same images from one of the sources."""
     own = {"monkeypatch": monkeypatch} if request.param in ("shards", "huggingface") else {}
     return SOURCES[request.param](folder, tmp_path, **own)
 
@@ -167,19 +169,19 @@ def options_of(loader: LoaderName) -> LoaderOptions:
     return LoaderOptions(0 if loader in ("inline", "device") else 2, pin_memory=False, loader=loader)
 
 
-def trained(data: Data, source: Source, loader: LoaderName, first: int = 0) -> list[Batch]:
-    """Return the batches of two epochs and a bit."""
+def train_batches(data: Data, source: Source, loader: LoaderName, first: int = 0) -> list[Batch]:
+    """Return the batches of more than two epochs."""
     order = TrainOrder(seed=3, num_images=len(source), batch_size=8)
-    made = build_train_loader(data, source, order, lambda step: SIZE, options_of(loader))
-    found = list(made.batches(first, 8))
-    made.close()
+    built = build_train_loader(data, source, order, lambda step: SIZE, options_of(loader))
+    found = list(built.batches(first, 8))
+    built.close()
     return found
 
 
-def evaluated(data: Data, source: Source, loader: LoaderName) -> list[Batch]:
-    made = build_eval_loader(data, source, EvalShard(len(source), 4), SIZE, options_of(loader))
-    found = list(made.batches(0, -(-len(source) // 4)))
-    made.close()
+def eval_batches(data: Data, source: Source, loader: LoaderName) -> list[Batch]:
+    built = build_eval_loader(data, source, EvalShard(len(source), 4), SIZE, options_of(loader))
+    found = list(built.batches(0, -(-len(source) // 4)))
+    built.close()
     return found
 
 
@@ -200,21 +202,21 @@ def assert_same(expected: list[Batch], found: list[Batch], loader: LoaderName) -
 
 @pytest.fixture(scope="module")
 def expected(folder: Path, tmp_path_factory) -> tuple[list[Batch], list[Batch]]:
-    """What the folder gives where the rank makes its batches itself, in training and in evaluation."""
+    """The folder's batches, loaded inline, in training and in evaluation."""
     datasets = from_folder(folder, tmp_path_factory.mktemp("alone"))
-    return trained(PHOTOGRAPHS, datasets.train, "inline"), evaluated(PHOTOGRAPHS, datasets.val, "inline")
+    return train_batches(FILES, datasets.train, "inline"), eval_batches(FILES, datasets.val, "inline")
 
 
-@pytest.mark.parametrize(("photographs", "loader"), PAIRS, indirect=["photographs"])
-def test_every_source_and_loader_gives_the_batches_of_the_folder(photographs: Datasets, expected, loader) -> None:
+@pytest.mark.parametrize(("datasets", "loader"), PAIRS, indirect=["datasets"])
+def test_every_source_and_loader_gives_the_batches_of_the_folder(datasets: Datasets, expected, loader) -> None:
     if loader == "native" and load_native() is None:
         pytest.skip(NATIVE_MISSING_MESSAGE)
-    assert_same(expected[0], trained(PHOTOGRAPHS, photographs.train, loader), loader)
-    assert_same(expected[0][5:], trained(PHOTOGRAPHS, photographs.train, loader, first=5), loader)
-    assert_same(expected[1], evaluated(PHOTOGRAPHS, photographs.val, loader), loader)
+    assert_same(expected[0], train_batches(FILES, datasets.train, loader), loader)
+    assert_same(expected[0][5:], train_batches(FILES, datasets.train, loader, first=5), loader)
+    assert_same(expected[1], eval_batches(FILES, datasets.val, loader), loader)
 
 
-def test_a_pack_of_photographs_is_the_same_data_set_by_its_digest(folder: Path, tmp_path: Path) -> None:
+def test_a_pack_has_the_fingerprint_of_its_folder(folder: Path, tmp_path: Path) -> None:
     assert digest_datasets(from_pack(folder, tmp_path)) == digest_datasets(from_folder(folder, tmp_path))
 
 
@@ -231,12 +233,12 @@ def arrays() -> Datasets:
 
 @pytest.mark.parametrize("loader", ["inline", "threads", "processes", "device"])
 @pytest.mark.parametrize("packed", [False, True], ids=["in memory", "packed"])
-def test_pixels_are_the_same_from_memory_and_from_a_pack_by_every_loader(loader, packed: bool, tmp_path: Path) -> None:
+def test_pixels_are_equal_in_memory_and_in_a_pack_with_every_loader(loader, packed: bool, tmp_path: Path) -> None:
     given = arrays()
     datasets = given
     if packed:
         write_pack(given, tmp_path / "pixels.pack", PackOptions(), quiet, 2)
         datasets = open_pack(tmp_path / "pixels.pack")
         assert isinstance(datasets.train, ArraySource)
-    assert_same(trained(PIXELS, given.train, "inline"), trained(PIXELS, datasets.train, loader), loader)
-    assert_same(evaluated(PIXELS, given.val, "inline"), evaluated(PIXELS, datasets.val, loader), loader)
+    assert_same(train_batches(PIXELS, given.train, "inline"), train_batches(PIXELS, datasets.train, loader), loader)
+    assert_same(eval_batches(PIXELS, given.val, "inline"), eval_batches(PIXELS, datasets.val, loader), loader)

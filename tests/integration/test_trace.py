@@ -1,7 +1,7 @@
-"""Traces of a real loop: what they say agrees with the clock, and those who read such traces can read them.
+"""Traces of a training loop agree with the clock and can be read by other tools.
 
-HolisticTraceAnalysis is no dependency of the tests, as it brings JupyterLab. To have it read a trace here:
-`pip install --no-deps HolisticTraceAnalysis && pip install pandas plotly networkx pydot psutil pyyaml`.
+HolisticTraceAnalysis is no dependency of the tests, because it installs JupyterLab. To run its test: `pip install
+--no-deps HolisticTraceAnalysis && pip install pandas plotly networkx pydot psutil pyyaml`.
 """
 
 import gzip
@@ -27,20 +27,23 @@ NUM_TRACED = 4
 WORLD_SIZE = 3
 STAGES = {"data_wait", "forward", "loss", "backward", "exposed_communication", "optimizer"}
 TOLERANCE = 0.05
-"""Of a stage's seconds. The trace's include what opening a span costs, some 20 us of 2 ms and more. Another process may
-have the core just then, so that of each stage the rank is taken in which that was least."""
+"""Relative tolerance of a stage's seconds.
+
+A trace includes the cost of opening a span, some 20 us of 2 ms and more. Another process may occupy the core during a
+stage, so the smallest difference of all ranks counts.
+"""
 
 
 @dataclass(frozen=True)
 class Traced:
-    """A rank's trace, and the clock's account of the same steps."""
+    """A rank's trace, and the clock's times of the same steps."""
 
     path: Path
     summary: ClockSummary
 
     @property
     def clock_s(self) -> dict[str, float]:
-        """Seconds of each stage in the traced steps: those after the warm-up."""
+        """Seconds of each stage in the traced steps, after the measurement warm-up."""
         return {stage: sum(step_s[:NUM_TRACED]) for stage, step_s in self.summary.recent.items()}
 
 
@@ -53,7 +56,7 @@ def batches(num_steps: int) -> Iterator[torch.Tensor]:
 
 
 def trace_loop(path: Path, rank: int) -> Traced:
-    """Train a network for some steps; the last gradient of backward comes with work of its own, as of a hook."""
+    """Train a model for some steps; the last gradient of backward triggers work of its own, like a DDP hook."""
     model = nn.Sequential(*(nn.Conv2d(8, 8, 5, padding=2) for _ in range(3)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     bare = StageClock(warmup_steps=WARMUP_STEPS)
@@ -86,7 +89,7 @@ def trace_loop(path: Path, rank: int) -> Traced:
 
 @pytest.fixture(scope="module")
 def traced(tmp_path_factory: pytest.TempPathFactory) -> list[Traced]:
-    """Return the traces of three ranks, one after the other, in a folder that holds nothing else."""
+    """Return the traces of three ranks, recorded one after the other, in a folder without other files."""
     folder = tmp_path_factory.mktemp("run") / "trace"
     traced = [trace_loop(folder / f"rank{rank}.json.gz", rank) for rank in range(WORLD_SIZE)]
     assert len(list(folder.iterdir())) == WORLD_SIZE
@@ -103,14 +106,14 @@ def differences(one_s: Mapping[str, float], other_s: Mapping[str, float]) -> dic
     return {stage: abs(one_s[stage] / other_s[stage] - 1) for stage in STAGES}
 
 
-def test_stages_of_a_trace_take_what_the_clock_says(traced: list[Traced]) -> None:
-    found = [differences(trace_totals(each.path), each.clock_s) for each in traced]
-    smallest = {stage: min(each[stage] for each in found) for stage in STAGES}
-    assert all(difference < TOLERANCE for difference in smallest.values()), found
+def test_stage_durations_of_a_trace_agree_with_the_clock(traced: list[Traced]) -> None:
+    errors_of_ranks = [differences(trace_totals(each.path), each.clock_s) for each in traced]
+    smallest = {stage: min(each[stage] for each in errors_of_ranks) for stage in STAGES}
+    assert all(difference < TOLERANCE for difference in smallest.values()), errors_of_ranks
 
 
-def test_events_of_a_thread_nest_in_every_trace(traced: list[Traced], tmp_path: Path) -> None:
-    """Perfetto drops what does not. Kineto rounds both ends to 1 ns, so neighbours may overlap by 2 ns."""
+def test_events_of_a_thread_are_nested(traced: list[Traced], tmp_path: Path) -> None:
+    """Perfetto drops events that are not nested. Kineto rounds both ends to 1 ns, so neighbours may overlap by 2 ns."""
     merged = tmp_path / "trace.json.gz"
     merge_traces([each.path for each in traced], merged, {})
     for path in (*(each.path for each in traced), merged):
@@ -128,8 +131,8 @@ def test_events_of_a_thread_nest_in_every_trace(traced: list[Traced], tmp_path: 
                 open_until.append(start - minus_duration)
 
 
-def test_operators_are_named_in_a_trace(traced: list[Traced]) -> None:
-    """As `emit_nvtx` names them; `zero_grad` is one of them, within the stage of the optimizer."""
+def test_a_trace_has_the_names_of_operators(traced: list[Traced]) -> None:
+    """The names are those of `emit_nvtx`; `zero_grad` is one of them, within the optimizer stage."""
     events = [event for event in events_of(traced[0].path) if event["ph"] == "X"]
     named = {event["name"] for event in events}
     assert {"aten::conv2d", "aten::convolution_backward", "Optimizer.zero_grad#SGD.zero_grad"} <= named
@@ -139,8 +142,8 @@ def test_operators_are_named_in_a_trace(traced: list[Traced]) -> None:
     assert all(any(start <= moment <= end for start, end in stages) for moment in cleared)
 
 
-def test_merged_ranks_are_on_one_time_axis(traced: list[Traced], tmp_path: Path) -> None:
-    """One process was both ranks, one after the other."""
+def test_merged_ranks_share_a_time_axis(traced: list[Traced], tmp_path: Path) -> None:
+    """One process was all ranks, one after the other."""
     merged = tmp_path / "trace.json.gz"
     merge_traces([each.path for each in traced], merged, {})
 
@@ -159,17 +162,17 @@ def test_merged_ranks_are_on_one_time_axis(traced: list[Traced], tmp_path: Path)
     assert all(end <= start for (_, end), (start, _) in pairwise(steps[0] + steps[1]))
 
 
-def test_holistic_trace_analysis_reads_the_folder(traced: list[Traced]) -> None:
+def test_holistic_trace_analysis_reads_a_trace_folder(traced: list[Traced]) -> None:
     """It rounds both ends to whole microseconds: at most 0.1 % of a stage, each of which takes 2 ms or more."""
     hta = pytest.importorskip("hta.trace_analysis", reason="HolisticTraceAnalysis is not installed (see above)")
     with warnings.catch_warnings(action="ignore"):
         analysis = hta.TraceAnalysis(trace_dir=str(traced[0].path.parent), include_last_profiler_step=True)
 
     assert sorted(analysis.t.get_ranks()) == list(range(WORLD_SIZE))
-    words = analysis.t.symbol_table.sym_table
+    symbols = analysis.t.symbol_table.sym_table
     for rank, each in enumerate(traced):
         rows = analysis.t.get_trace(rank)
-        named = rows.assign(name=[words[index] for index in rows["name"]])
+        named = rows.assign(name=[symbols[index] for index in rows["name"]])
         steps = [name for name in named["name"] if name.startswith("ProfilerStep#")]
         in_steps = named[(named["tid"] == 0) & (named["iteration"] >= 0) & named["name"].isin(STAGES)]
         stages_s = (in_steps.groupby("name")["dur"].sum() / 1e6).to_dict()

@@ -1,6 +1,6 @@
-"""W&B, MLflow and trackio themselves: a run that is stopped and goes on is one run of each, told of every step once.
+"""W&B, MLflow and trackio record an interrupted and resumed run as one run, with every step once.
 
-Nothing is sent anywhere: the user is logged in nowhere, and the process cannot reach a network.
+Nothing is uploaded: no user is logged in, and the process has no network access.
 """
 
 import importlib.util
@@ -24,7 +24,7 @@ WAIT_S = 120
 GUARDED = Path(__file__).with_name("guarded.py")
 TRACKERS = ("wandb", "mlflow", "trackio")
 INSTALLED = [name for name in TRACKERS if importlib.util.find_spec(name)]
-WORDS = (
+ARGS = (
     *("train", "synthetic", "model.width=0.1", "data.source.num_images=240", "data.source.num_val_images=24"),
     *("data.batch_size=12", "train.epochs=3", "train.eval_every=5st", "checkpoint.every=7st", "log.every=1st"),
     *("data.workers=1", "parallel.threads=1", "parallel.device=cpu", "log.tensorboard=off", "log.report=off", "--json"),
@@ -34,13 +34,13 @@ Curve = list[tuple[int, float]]
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a run that told all trackers there are, was stopped, lost a checkpoint, and went on to its end."""
+    """Return a run with all installed trackers that was preempted, lost a checkpoint, and was resumed."""
     if not INSTALLED:
         pytest.skip(f"none of {', '.join(TRACKERS)} is installed (pip install 'paceline[wandb,mlflow,trackio]')")
     folder = tmp_path_factory.mktemp("trackers")
     run = folder / "run"
-    words = (*WORDS, f"log.sinks=[{', '.join(INSTALLED)}]", "--run-dir", str(run))
-    stopped = start(folder, *words)
+    args = (*ARGS, f"log.sinks=[{', '.join(INSTALLED)}]", "--run-dir", str(run))
+    stopped = start(folder, *args)
     checkpoints = run / "checkpoints"
     deadline = time.monotonic() + WAIT_S
     while len(list(checkpoints.glob("step-*"))) < 2 and time.monotonic() < deadline:
@@ -48,19 +48,19 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     os.kill(stopped.pid, signal.SIGTERM)
     _, err = stopped.communicate(timeout=WAIT_S)
     assert stopped.returncode == PREEMPTED, err
-    shutil.rmtree(max(checkpoints.glob("step-*")))  # so that steps that were told come again
-    out, err = start(folder, *words, "--resume").communicate(timeout=WAIT_S)
-    assert json.loads(out)["status"] == "completed", err  # nothing else is on standard output
+    shutil.rmtree(max(checkpoints.glob("step-*")))  # so that steps that were logged already are repeated
+    out, err = start(folder, *args, "--resume").communicate(timeout=WAIT_S)
+    assert json.loads(out)["status"] == "completed", err  # standard output is only the JSON
     assert not (run / "warnings.jsonl").exists(), (run / "warnings.jsonl").read_text()
     assert (folder / "attempts").read_text() == ""
     return run
 
 
-def start(folder: Path, *words: str) -> "subprocess.Popen[str]":
+def start(folder: Path, *args: str) -> "subprocess.Popen[str]":
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB", "MLFLOW", "TRACKIO"))}
     environ |= {"HOME": str(folder), "NETRC": str(folder / "netrc"), "TRACKIO_DIR": str(folder / "trackio")}
     return subprocess.Popen(
-        [sys.executable, str(GUARDED), str(folder / "attempts"), *words],
+        [sys.executable, str(GUARDED), str(folder / "attempts"), *args],
         cwd=folder,
         env=environ,
         stdout=subprocess.PIPE,
@@ -70,54 +70,55 @@ def start(folder: Path, *words: str) -> "subprocess.Popen[str]":
 
 
 def wandb_curve(run: Path, name: str) -> Curve:
-    """Return a curve as W&B's newest folder has it, which is the one to send: with all of the run."""
+    """Return a curve of W&B's newest folder, which is the one to sync and contains all of the run."""
     before, newest = (
-        [(int(row["_step"]), row[name]) for row in history(page.read_bytes()) if name in row] for page in pages(run)
+        [(int(row["_step"]), row[name]) for row in history(page.read_bytes()) if name in row]
+        for page in wandb_files(run)
     )
     assert before and newest[: len(before)] == before
     return newest
 
 
-def pages(run: Path) -> list[Path]:
-    """Return the file of each process of the run, in order, which W&B takes for one run by the id in their names."""
-    found = sorted((run / "wandb").glob("offline-run-*/*.wandb"))
-    assert len(found) == 2
-    assert len({page.name for page in found}) == 1
-    assert (run / "wandb" / "latest-run").resolve() == found[1].parent
-    return found
+def wandb_files(run: Path) -> list[Path]:
+    """Return the file of each process of the run, in order; the run id in their names makes them one run in W&B."""
+    files = sorted((run / "wandb").glob("offline-run-*/*.wandb"))
+    assert len(files) == 2
+    assert len({page.name for page in files}) == 1
+    assert (run / "wandb" / "latest-run").resolve() == files[1].parent
+    return files
 
 
 def history(data: bytes) -> Iterator[dict[str, float]]:
-    """Yield the rows of a W&B file: protobuf records in the framing of LevelDB's log, behind a header of 7 bytes.
+    """Yield the rows of a W&B file: protobuf records in the format of LevelDB's log, after a header of 7 bytes.
 
     https://github.com/google/leveldb/blob/main/doc/log_format.md
     """
     from wandb.proto.wandb_internal_pb2 import Record
 
-    at, whole = 7, b""
+    at, record_bytes = 7, b""
     while at + 7 <= len(data):
         length, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
-        if kind == 0 or 32_768 - at % 32_768 < 7:  # the rest of a block is empty
+        if kind == 0 or 32_768 - at % 32_768 < 7:  # the rest of a block is padding
             at += 32_768 - at % 32_768
             continue
-        whole += data[at + 7 : at + 7 + length]
+        record_bytes += data[at + 7 : at + 7 + length]
         at += 7 + length
         if kind in (1, 4):  # the last part of a record, or all of it
-            record, whole = Record.FromString(whole), b""
+            record, record_bytes = Record.FromString(record_bytes), b""
             if record.HasField("history"):
                 items = record.history.item
                 yield {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items}
 
 
 def mlflow_curve(run: Path, name: str) -> Curve:
-    """Return a curve as MLflow's files have it: time, value and step on a line."""
+    """Return a curve from MLflow's files, whose lines are time, value and step."""
     (path,) = (run / "mlruns").glob(f"*/*/metrics/{name}")
     lines = [line.split() for line in path.read_text().splitlines()]
     return [(int(step), float(value)) for _, value, step in lines]
 
 
 def trackio_curve(run: Path, name: str) -> Curve:
-    """Return a curve as trackio's database has it."""
+    """Return a curve from trackio's database."""
     (path,) = (run.parent / "trackio").glob("*.db")
     with sqlite3.connect(path) as database:
         rows = database.execute("SELECT run_name, step, metrics FROM metrics ORDER BY id").fetchall()
@@ -133,7 +134,7 @@ CURVES: dict[str, Callable[[Path, str], Curve]] = {
 
 
 @pytest.mark.parametrize("tracker", TRACKERS)
-def test_a_resumed_run_is_one_run_of_the_tracker_and_every_record_is_there_once(run: Path, tracker: str) -> None:
+def test_a_resumed_run_is_one_tracker_run_with_every_record_once(run: Path, tracker: str) -> None:
     if tracker not in INSTALLED:
         pytest.skip(f"{tracker} is not installed (pip install 'paceline[{tracker}]')")
     steps, evals = list(read_lines(run / "steps.jsonl")), list(read_lines(run / "evals.jsonl"))

@@ -1,4 +1,4 @@
-"""The main job: `paceline train` on ranks of one machine, start to finish."""
+"""`paceline train` on ranks of one machine, from start to end."""
 
 import csv
 import json
@@ -29,63 +29,65 @@ RESULT_KEYS = {
 }
 
 
-def test_the_default_recipe_trains_on_two_ranks_to_98_percent(paceline_anew, tmp_path: Path) -> None:
-    ended = paceline_anew("train", "--ranks", "2", "--run-dir", "run")
-    assert ended.code == 0, ended.err
-    assert "run directory: run" in ended.out and ended.err == ""
+def test_the_default_recipe_reaches_98_percent_on_two_ranks(paceline_anew, tmp_path: Path) -> None:
+    completed = paceline_anew("train", "--ranks", "2", "--run-dir", "run")
+    assert completed.code == 0, completed.err
+    assert "run directory: run" in completed.out and completed.err == ""
     run = tmp_path / "run"
     result = json.loads((run / "result.json").read_text())
     for key, parts in RESULT_KEYS.items():
         assert key in result
         assert parts is None or parts <= set(result[key])
     assert result["eval"]["top1"] >= 0.98 and result["eval"]["images"] == 359
-    assert result["health"] == [] and "\nhealth" not in ended.out
+    assert result["health"] == [] and "\nhealth" not in completed.out
     assert (result["status"], result["world_size"], result["steps"], result["images_seen"]) == (
         "completed",
         2,
         176,
         22528,
     )
-    # What no stage covers is the time that the clock and the loop themselves take: 0.2 % of these steps of 20 ms.
+    # The clock and the loop take the time that no stage covers: 0.2 % of these steps of 20 ms.
     assert 0.98 < sum(stage["share"] for stage in result["stages"].values()) <= 1
     account = result["account"]
     parts = [account[name] for name in account if name.endswith("_s") and name != "wall_s"]
     assert sum([*parts, *account["pauses"].values()]) == pytest.approx(account["wall_s"])
-    # What follows the result is in the account: at least writing the report, until it was there.
+    # The time after the result includes at least writing the report.
     assert account["closing_s"] > 0.05 and account["wall_s"] > result["time"]["wall_s"] + 0.05
     for name in ("recipe.yaml", "plan.json", "machine.json", "steps.jsonl", "evals.jsonl", "metrics.csv"):
         assert (run / name).stat().st_size > 0
     assert len(list((run / "tensorboard").glob("events*"))) == 1
-    kept = {int(path.name.removeprefix("step-")) for path in (run / "checkpoints").iterdir()}
-    assert {88, 132, 176} <= kept <= {44, 88, 132, 176} and len(kept) <= 4  # the newest three, and the best
+    saved_steps = {int(path.name.removeprefix("step-")) for path in (run / "checkpoints").iterdir()}
+    assert {88, 132, 176} <= saved_steps <= {44, 88, 132, 176} and len(
+        saved_steps
+    ) <= 4  # the newest three, and the best
     rows = list(csv.DictReader((run / "metrics.csv").read_text().splitlines()))
     assert [row["step"] for row in rows] == ["44", "88", "132", "176"]
 
 
-def test_json_is_all_there_is_on_stdout_and_a_run_directory_is_a_recipe(paceline) -> None:
+def test_json_is_the_only_output_and_a_run_directory_is_a_valid_recipe(paceline) -> None:
     small = ("train.steps=3", "model.width=0.1", "parallel.threads=1")
     first = paceline("train", *small, "--run-dir", "a", "--json").result
-    again = paceline("train", "a", "--run-dir", "b", "--json").result
-    assert again["recipe_hash"] == first["recipe_hash"]
-    assert again["weights_sha256"] == first["weights_sha256"]
+    second = paceline("train", "a", "--run-dir", "b", "--json").result
+    assert second["recipe_hash"] == first["recipe_hash"]
+    assert second["weights_sha256"] == first["weights_sha256"]
     evaluated = paceline("eval", "b", "--json").result
-    found = evaluated.pop("health")  # three steps have learnt nothing
+    health = evaluated.pop("health")  # three steps have learnt nothing
     assert evaluated == pytest.approx(first["eval"])
     on_three = paceline("eval", "b", "--ranks", "3", "--json").result
-    assert [each["name"] for each in on_three.pop("health")] == [each["name"] for each in found]
+    assert [each["name"] for each in on_three.pop("health")] == [each["name"] for each in health]
     assert on_three == pytest.approx(first["eval"], rel=1e-5)
 
 
-def test_a_dry_run_says_everything_and_writes_nothing(paceline, tmp_path: Path) -> None:
-    words = ("train", "sc20/bs128", "data.batch_size=2048", "schedule.name=cosine", "schedule.warmup=16ep")
-    ended = paceline(*words, "data.source.name=synthetic", "--dry-run", "--ranks", "4")
-    assert ended.code == 0, ended.err
-    assert "0.1 at 128 -> 0.4 at 2048, sqrt, 16 epochs of warm-up" in ended.out
-    assert "batch: 2048 images per step, 512 per rank" in ended.out and "devices: 4 x cpu" in ended.out
+def test_a_dry_run_prints_the_plan_and_writes_nothing(paceline, tmp_path: Path) -> None:
+    args = ("train", "sc20/bs128", "data.batch_size=2048", "schedule.name=cosine", "schedule.warmup=16ep")
+    completed = paceline(*args, "data.source.name=synthetic", "--dry-run", "--ranks", "4")
+    assert completed.code == 0, completed.err
+    assert "0.1 at 128 -> 0.4 at 2048, sqrt, 16 epochs of warm-up" in completed.out
+    assert "batch: 2048 images per step, 512 per rank" in completed.out and "devices: 4 x cpu" in completed.out
     assert not list(tmp_path.iterdir())
 
 
-def test_versions_and_recipes_are_told(paceline) -> None:
+def test_version_and_recipes_are_printed(paceline) -> None:
     assert paceline("--version").out.count(".") >= 2
     listed = json.loads(paceline("recipes", "--json").out)
     assert {"digits", "cifar10-resnet18", "course/wideresnet-fashion", "sc20/bs128", "folder"} <= set(listed)
@@ -100,10 +102,10 @@ def test_versions_and_recipes_are_told(paceline) -> None:
 
 @pytest.mark.parametrize("ranks", ["1", "2"])
 def test_progress_on_a_terminal_is_live(forking, tmp_path: Path, ranks: str) -> None:
-    """Run in a pseudo-terminal, as `script` gives one."""
+    """The program runs in a pseudo-terminal, as under `script`."""
     master, slave = pty.openpty()
-    words = ("train", "train.epochs=2", "log.every=1st", "model.width=0.1", "parallel.threads=1", "--ranks", ranks)
-    process = forking.start(["-m", "paceline", *words], tmp_path, {}, terminal=slave)
+    args = ("train", "train.epochs=2", "log.every=1st", "model.width=0.1", "parallel.threads=1", "--ranks", ranks)
+    process = forking.start(["-m", "paceline", *args], tmp_path, {}, terminal=slave)
     os.close(slave)
     seen = b""
     while True:
@@ -122,7 +124,7 @@ def test_progress_on_a_terminal_is_live(forking, tmp_path: Path, ranks: str) -> 
     assert "\x1b[" in text and "run directory: runs/" in text
 
 
-# 6 channels were laid out as channels_last on CPUs and crashed in the first steps; 16 still are.
+# On CPUs, models with 6 channels crashed with channels_last in their first steps. 16 channels still use it.
 NARROW = """
 import sys
 import torch
@@ -145,13 +147,13 @@ SQUARES = (
 )
 
 
-def test_a_narrow_network_trains_on_large_images_and_is_not_channels_last(tmp_path: Path) -> None:
-    ended = subprocess.run(
+def test_a_narrow_model_trains_on_large_images_without_channels_last(tmp_path: Path) -> None:
+    completed = subprocess.run(
         [sys.executable, "-c", NARROW, str(tmp_path), *SQUARES],
         capture_output=True,
         text=True,
         timeout=300,
         check=False,
     )
-    assert ended.returncode == 0, ended.stderr[-2000:]
-    assert ended.stdout.splitlines()[-1] == "[False, True]"
+    assert completed.returncode == 0, completed.stderr[-2000:]
+    assert completed.stdout.splitlines()[-1] == "[False, True]"

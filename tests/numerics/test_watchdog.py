@@ -20,7 +20,7 @@ def ranks_with(forking, tmp_path: Path) -> Callable[..., Ends]:
     It returns exit code, stdout and stderr of each.
     """
 
-    def ended(fault: str, rank: int, ranks: int = 3, timeout_s: int = 8) -> Ends:
+    def completed(fault: str, rank: int, ranks: int = 3, timeout_s: int = 8) -> Ends:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = str(free.getsockname()[1])
@@ -31,14 +31,14 @@ def ranks_with(forking, tmp_path: Path) -> Callable[..., Ends]:
             for each in range(ranks)
         ]
         try:
-            said = [process.communicate(timeout=TIMEOUT_S) for process in started]
+            output = [process.communicate(timeout=TIMEOUT_S) for process in started]
         finally:
             for process in started:
                 process.kill()
                 process.wait()
-        return [(process.returncode, *each) for process, each in zip(started, said, strict=True)]
+        return [(process.returncode, *each) for process, each in zip(started, output, strict=True)]
 
-    return ended
+    return completed
 
 
 def test_a_request_to_one_rank_reaches_all(ranks_with, tmp_path: Path) -> None:
@@ -75,9 +75,9 @@ def test_a_rank_that_computes_for_ever_is_named_by_those_that_wait(ranks_with) -
 
 
 @pytest.mark.parametrize(
-    ("rank", "ranks", "words"), [(1, 3, "rank 1 of 3 has other"), (1, 2, "ranks 0, 1 of 2 have different")]
+    ("rank", "ranks", "message"), [(1, 3, "rank 1 of 3 has other"), (1, 2, "ranks 0, 1 of 2 have different")]
 )
-def test_weights_that_differ_in_one_bit_are_found(ranks_with, rank: int, ranks: int, words: str) -> None:
+def test_weights_that_differ_in_one_bit_are_found(ranks_with, rank: int, ranks: int, message: str) -> None:
     ends = ranks_with("weights", rank, ranks)
     errors = [err for _, _, err in ends if err]
-    assert len(errors) == 1 and words in errors[0] and f"at step {STEP}, first in weight" in errors[0], ends
+    assert len(errors) == 1 and message in errors[0] and f"at step {STEP}, first in weight" in errors[0], ends

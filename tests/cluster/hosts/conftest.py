@@ -62,29 +62,29 @@ class Hosts:
         """End a host as a loss of power does: its cable is dead, and nothing on it has a last word."""
         self.machines.lose(name)
 
-    def start(self, name: str, *words: str, **environ: str) -> Any:
+    def start(self, name: str, *args: str, **environ: str) -> Any:
         """Start `python WORDS` on a host."""
-        entered = ["-P", str(ENTER), str(self.machines[name].pid), *words]
+        entered = ["-P", str(ENTER), str(self.machines[name].pid), *args]
         return self.python.start(entered, self.folder, {"OMP_NUM_THREADS": "1", **environ})
 
-    def by_hand(self, names: Sequence[str], *words: str, **environ: str) -> list[Any]:
+    def by_hand(self, names: Sequence[str], *args: str, **environ: str) -> list[Any]:
         """Start `paceline WORDS` as a rank on each of these hosts, by the variables that say so."""
         meet = {"MASTER_ADDR": self.address(names[0]), "MASTER_PORT": str(PORT), "WORLD_SIZE": str(len(names))}
         one = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-        command = ("-P", "-m", "paceline", *words)
+        command = ("-P", "-m", "paceline", *args)
         return [self.start(name, *command, RANK=str(rank), **meet, **one, **environ) for rank, name in enumerate(names)]
 
-    def agent(self, name: str, *words: str, to: str, restarts: int = 0, **environ: str) -> Any:
+    def agent(self, name: str, *args: str, to: str, restarts: int = 0, **environ: str) -> Any:
         """Start torchrun on a host, for one rank of two hosts that meet at host `to`, and `paceline WORDS` by it."""
         meet = ("--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", f"--rdzv-endpoint={to}:{PORT}")
         # A host is lost after 3 s, and not after the 15 s that are torchrun's own.
         options = ("--rdzv-id=1", f"--max-restarts={restarts}", "--monitor-interval=0.1")
         conf = "--rdzv-conf=keep_alive_interval=1,keep_alive_max_attempt=3"
         return self.start(
-            name, "-m", "torch.distributed.run", *meet, *options, conf, "-m", "paceline", *words, **environ
+            name, "-m", "torch.distributed.run", *meet, *options, conf, "-m", "paceline", *args, **environ
         )
 
-    def ended(self, *processes: Any, within_s: float = PATIENCE_S) -> list[Completed]:
+    def completed(self, *processes: Any, within_s: float = PATIENCE_S) -> list[Completed]:
         """Wait until these have ended; return what came of each."""
         deadline_s = time.monotonic() + within_s
         while any(process.poll() is None for process in processes):
@@ -158,14 +158,14 @@ def hosts(boot_machines, forking, tmp_path: Path) -> Iterator[Hosts]:
 
 
 @pytest.fixture(scope="module")
-def whole(paceline_in, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+def uninterrupted(paceline_in, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Return a function from words and a number of ranks to a run on this machine that nothing happened to."""
     folder = tmp_path_factory.mktemp("whole")
 
-    def run_on(ranks: int, *words: str) -> Path:
+    def run_on(ranks: int, *args: str) -> Path:
         run = folder / str(ranks)
         if not run.exists():
-            paceline_in(folder)(*words, "--ranks", str(ranks), "--run-dir", str(run)).result  # noqa: B018
+            paceline_in(folder)(*args, "--ranks", str(ranks), "--run-dir", str(run)).result  # noqa: B018
         return run
 
     return run_on
@@ -175,11 +175,11 @@ def whole(paceline_in, tmp_path_factory: pytest.TempPathFactory) -> Callable[...
 def same(state_digest) -> Callable[[Path, Path], None]:
     """Return a function that asserts that two runs have seen the same samples and end with the same bits."""
 
-    def check(run: Path, whole: Path) -> None:
-        assert state_digest(run) == state_digest(whole)
-        samples = sorted(path.name for path in whole.glob("steps.rank*.jsonl"))
+    def check(run: Path, uninterrupted: Path) -> None:
+        assert state_digest(run) == state_digest(uninterrupted)
+        samples = sorted(path.name for path in uninterrupted.glob("steps.rank*.jsonl"))
         assert samples
         for name in samples:
-            assert (run / name).read_text() == (whole / name).read_text()
+            assert (run / name).read_text() == (uninterrupted / name).read_text()
 
     return check

@@ -34,16 +34,16 @@ def enter(pid: int) -> None:
     os.chdir(folder)
 
 
-def run(words: Sequence[str]) -> NoReturn:
+def run(args: Sequence[str]) -> NoReturn:
     """Run what follows `python` on a command line in a process of the machine, and end as it does."""
     child = os.fork()
     if child:
         os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) & 0xFF)
     die_with_parent(0)  # which is on no machine
     forking = load_forking()
-    if AGENT in words:
+    if AGENT in args:
         importlib.import_module(HANDLER).Popen = lambda **how: Rank(forking, **how)
-    forking.run(words)
+    forking.run(args)
 
 
 def load_forking() -> ModuleType:
@@ -68,10 +68,10 @@ class Rank:
         stderr: None,
         start_new_session: bool,
     ) -> None:
-        python, unbuffered, *words = args
+        python, unbuffered, *script_args = args
         assert unbuffered == "-u" and stdout is stderr is None
         self._rank = forking.Forked(
-            [python, *words], env=env, pass_fds=(), stdin=subprocess.DEVNULL, start_new_session=start_new_session
+            [python, *script_args], env=env, pass_fds=(), stdin=subprocess.DEVNULL, start_new_session=start_new_session
         )
         self.pid = self._rank.pid
 

@@ -27,7 +27,7 @@ def told(
         )
         for rank, name in enumerate(names)
     ]
-    ends = hosts.ended(*started)
+    ends = hosts.completed(*started)
     assert [(end.code, end.out) for end in ends[1:]] == [(0, "")] * (len(names) - 1), ends
     assert not [line for end in ends for line in end.errors], ends
     return ends[0].code, json.loads(ends[0].out)[of]
@@ -86,8 +86,8 @@ def test_a_host_whose_name_leads_to_itself_is_well_beside_its_own_containers(hos
     own = tmp_path / "hosts"
     own.write_text("127.0.0.1 localhost\n127.0.1.1 host1\n")
     hosts.machines["host1"]("mount", "--bind", str(own), "/etc/hosts")
-    for words in ("link add docker0 type bridge", "address add 172.17.0.1/16 dev docker0", "link set docker0 up"):
-        hosts.machines["host1"]("ip", *words.split())
+    for args in ("link add docker0 type bridge", "address add 172.17.0.1/16 dev docker0", "link set docker0 up"):
+        hosts.machines["host1"]("ip", *args.split())
     code, rows = told(hosts, of="machine")
     assert code == 0 and not [row for row in rows if row["state"] == "wrong"], rows
     assert "uses eth0 " in found(rows, "gloo") and "by paceline" in found(rows, "gloo")

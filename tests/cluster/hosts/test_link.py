@@ -8,7 +8,7 @@ from paceline.lab.predict.network import read_all_reduce_file
 SLOW_BIT_PER_S = 100e6
 PAIR = ("host1", "host2")
 # 1.8 MB of gradients take 0.15 s at 100 Mbit/s and computing a step takes as long; without the limit they take 9 ms.
-WORDS = (
+ARGS = (
     *("train", "data.source.name=synthetic", "data.source.image_size=16", "data.source.num_val_images=16"),
     *("data.batch_size=192", "data.workers=0", "model.width=0.2", "train.steps=25"),
     *("parallel.threads=1", "parallel.timeout=30s", "measure.warmup_steps=5", "measure.communication=on"),
@@ -18,7 +18,7 @@ WORDS = (
 
 def result_of(hosts, run: Path) -> dict:
     """Train with one rank on each of two hosts; return the result."""
-    ends = hosts.ended(*hosts.by_hand(PAIR, *WORDS, "--run-dir", str(run)))
+    ends = hosts.completed(*hosts.by_hand(PAIR, *ARGS, "--run-dir", str(run)))
     assert [end.code for end in ends] == [0, 0], ends
     return json.loads((run / "result.json").read_text())
 
@@ -49,7 +49,7 @@ def test_a_slow_link_is_the_bottleneck_and_a_fast_one_is_not(hosts, tmp_path: Pa
 
 def test_all_reduces_measure_the_limit_of_a_link(hosts, tmp_path: Path) -> None:
     hosts.shape("100mbit", *PAIR)
-    ends = hosts.ended(*hosts.by_hand(PAIR, "scale", "--collective", "--out", "wire.json"))
+    ends = hosts.completed(*hosts.by_hand(PAIR, "scale", "--collective", "--out", "wire.json"))
     assert [end.code for end in ends] == [0, 0], ends
     found = read_all_reduce_file(tmp_path / "wire.json")
     assert (found.backend, found.ranks, found.nodes) == ("gloo", 2, 2)

@@ -49,33 +49,33 @@ class Cluster:
     machines: Any
     environ: dict[str, str]
 
-    def on(self, name: str, *words: str, folder: Path | None = None, limit_s: float = PATIENCE_S) -> Any:
+    def on(self, name: str, *args: str, folder: Path | None = None, limit_s: float = PATIENCE_S) -> Any:
         """Run a program on a machine; return how it ended, and what it said."""
         machine = self.machines[name]
-        return machine.run(*words, folder=folder or self.folder, environ=self.environ, limit_s=limit_s)
+        return machine.run(*args, folder=folder or self.folder, environ=self.environ, limit_s=limit_s)
 
-    def __call__(self, *words: str) -> str:
+    def __call__(self, *args: str) -> str:
         """Run one of Slurm's programs; return what it says."""
-        ended = self.on(LOGIN, *words)
-        assert ended.returncode == 0, (words, ended.stdout, ended.stderr)
-        return ended.stdout.strip()
+        completed = self.on(LOGIN, *args)
+        assert completed.returncode == 0, (args, completed.stdout, completed.stderr)
+        return completed.stdout.strip()
 
-    def paceline(self, *words: str, folder: Path | None = None) -> Any:
+    def paceline(self, *args: str, folder: Path | None = None) -> Any:
         """Run paceline where users log in."""
-        return self.on(LOGIN, sys.executable, "-P", "-m", "paceline", *words, folder=folder)
+        return self.on(LOGIN, sys.executable, "-P", "-m", "paceline", *args, folder=folder)
 
-    def submit(self, *words: str, folder: Path | None = None) -> dict[str, Any]:
+    def submit(self, *args: str, folder: Path | None = None) -> dict[str, Any]:
         """Submit a job by `paceline submit`; return what it tells."""
-        ended = self.paceline("submit", "--engine", "slurm", "--json", *words, folder=folder)
-        assert ended.returncode == 0, ended.stderr
-        return json.loads(ended.stdout)
+        completed = self.paceline("submit", "--engine", "slurm", "--json", *args, folder=folder)
+        assert completed.returncode == 0, completed.stderr
+        return json.loads(completed.stdout)
 
     def facts(self, job: str) -> dict[str, str]:
         """Return what Slurm knows about a job."""
-        words = self("scontrol", "--oneliner", "show", "job", job).split()
-        return dict(word.split("=", 1) for word in words if "=" in word)
+        args = self("scontrol", "--oneliner", "show", "job", job).split()
+        return dict(word.split("=", 1) for word in args if "=" in word)
 
-    def said(self, job: str) -> str:
+    def output(self, job: str) -> str:
         """Return what a job has said so far."""
         path = Path(self.facts(job)["StdOut"])
         return path.read_text() if path.exists() else ""
@@ -89,7 +89,7 @@ class Cluster:
             if look % 10 == 9:
                 facts = self.facts(job)
                 is_over = time.monotonic() > deadline_s or facts["JobState"] in ENDED
-                assert not is_over or is_there(), f"{facts}\n{self.said(job)}"
+                assert not is_over or is_there(), f"{facts}\n{self.output(job)}"
             time.sleep(POLL_S)
 
     def wait_for_state(self, job: str, state: str, restarts: int = 0) -> dict[str, str]:
@@ -100,7 +100,7 @@ class Cluster:
         deadline_s, is_hurried = time.monotonic() + PATIENCE_S, False
         while (facts := self.facts(job))["JobState"] != state or int(facts["Restarts"]) < restarts:
             is_over = time.monotonic() > deadline_s or facts["JobState"] in ENDED
-            assert not is_over, f"{facts}\n{self.said(job)}"
+            assert not is_over, f"{facts}\n{self.output(job)}"
             if (facts["JobState"], facts["Reason"], is_hurried) == ("PENDING", "BeginTime", False):
                 # Started at once, it would be told what is still said of the batch script before.
                 self("scontrol", "update", f"JobId={job}", "StartTime=now+2seconds")
@@ -108,9 +108,9 @@ class Cluster:
             time.sleep(4 * POLL_S)
         return facts
 
-    def begin(self, run: Path, *words: str, steps: int = 5) -> str:
+    def begin(self, run: Path, *args: str, steps: int = 5) -> str:
         """Submit a training on both nodes, and wait until it has taken some steps; return the job."""
-        job = self.submit(*words, "--nodes", "2", "--run-dir", str(run))["job_id"]
+        job = self.submit(*args, "--nodes", "2", "--run-dir", str(run))["job_id"]
         self.wait(job, lambda: count_steps(run) >= steps)
         return job
 
@@ -121,8 +121,8 @@ class Cluster:
 
     def start_node(self, name: str) -> None:
         """Start Slurm's daemon of a node, in the background."""
-        ended = self.on(name, "slurmd", "-N", name)
-        assert ended.returncode == 0, ended.stderr
+        completed = self.on(name, "slurmd", "-N", name)
+        assert completed.returncode == 0, completed.stderr
 
     def start(self) -> None:
         """Start all daemons, and wait until the nodes may be used."""
@@ -201,16 +201,16 @@ def recipe(fashion: Path) -> tuple[str, ...]:
 
 
 @pytest.fixture(scope="package")
-def whole(tmp_path_factory: pytest.TempPathFactory, paceline_in) -> Callable[..., Path]:
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory, paceline_in) -> Callable[..., Path]:
     """Return a function from a recipe's words to its run on two local ranks, to which nothing happens."""
     known: dict[tuple[str, ...], Path] = {}
 
-    def run_of(*words: str) -> Path:
-        if words not in known:
+    def run_of(*args: str) -> Path:
+        if args not in known:
             folder = tmp_path_factory.mktemp("whole")
-            paceline_in(folder)("train", *words, "--ranks", "2", "--run-dir", "run", "--json").result  # noqa: B018
-            known[words] = folder / "run"
-        return known[words]
+            paceline_in(folder)("train", *args, "--ranks", "2", "--run-dir", "run", "--json").result  # noqa: B018
+            known[args] = folder / "run"
+        return known[args]
 
     return run_of
 

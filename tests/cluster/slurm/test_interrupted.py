@@ -14,11 +14,11 @@ LENGTH = "train.steps=150"
 # matrix: 21, 22
 @pytest.mark.long
 def test_a_run_preempted_repeatedly_resumes_and_ends_with_the_same_bits(
-    slurm, recipe: tuple[str, ...], whole, assert_same_run, steps_of, tmp_path: Path
+    slurm, recipe: tuple[str, ...], uninterrupted, assert_same_run, steps_of, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    words = (*recipe, LENGTH, "checkpoint.every=1000st")
-    job = slurm.begin(run, *words, "slurm.time=30min", "slurm.lead=1min")
+    args = (*recipe, LENGTH, "checkpoint.every=1000st")
+    job = slurm.begin(run, *args, "slurm.time=30min", "slurm.lead=1min")
     assert slurm.facts(job)["TimeLimit"] == "00:30:00"
     left = [0]
     interruptions = (requeue, terminate, preempt, let_time_run_out)
@@ -29,17 +29,17 @@ def test_a_run_preempted_repeatedly_resumes_and_ends_with_the_same_bits(
         slurm.wait_for_state(job, "RUNNING", restarts)
         slurm.wait(job, lambda: steps_of(run) >= left[-1] + 5)
     slurm.wait_for_state(job, "COMPLETED")
-    assert all(f"from step {step}" in slurm.said(job) for step in left[1:])
+    assert all(f"from step {step}" in slurm.output(job) for step in left[1:])
     assert_restarted(run, len(interruptions))
-    assert_same_run(run, whole(*words))
+    assert_same_run(run, uninterrupted(*args))
 
 
 def test_a_run_that_has_lost_a_node_comes_back_when_that_does_and_ends_with_the_same_bits(
-    slurm, recipe: tuple[str, ...], whole, assert_same_run, tmp_path: Path
+    slurm, recipe: tuple[str, ...], uninterrupted, assert_same_run, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    words = (*recipe, "train.steps=60", "checkpoint.every=10st")
-    job = slurm.begin(run, *words, steps=12)
+    args = (*recipe, "train.steps=60", "checkpoint.every=10st")
+    job = slurm.begin(run, *args, steps=12)
     slurm.machines.lose("node02")
     # Slurm would see for itself, SlurmdTimeout later.
     slurm("scontrol", "update", "NodeName=node02", "State=DOWN", "Reason=lost")
@@ -49,9 +49,9 @@ def test_a_run_that_has_lost_a_node_comes_back_when_that_does_and_ends_with_the_
     slurm.wait(job, lambda: not processes_of(run))  # an srun that lives ends the step of that name, be it a new one
     slurm.boot("node02")
     slurm.wait_for_state(job, "COMPLETED")
-    assert f"from step {step}" in slurm.said(job)
+    assert f"from step {step}" in slurm.output(job)
     assert_restarted(run, 1)
-    assert_same_run(run, whole(*words))
+    assert_same_run(run, uninterrupted(*args))
 
 
 def requeue(slurm, job: str, run: Path) -> None:
@@ -102,7 +102,7 @@ def is_warned(rank: psutil.Process) -> bool:
 def processes_of(run: Path) -> list[psutil.Process]:
     """Return the processes that a run directory is named to."""
     processes = [(process, process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])]
-    return [process for process, words in processes if str(run) in words]
+    return [process for process, args in processes if str(run) in args]
 
 
 def kept(run: Path) -> int:

@@ -25,9 +25,9 @@ def photographs(tmp_path: Path) -> Path:
 
 def test_two_jobs_on_one_node_share_one_copy_and_remove_it(slurm, photographs: Path, tmp_path: Path) -> None:
     node = slurm.machines["node01"]
-    words = ("folder", f"data.source.root={photographs}", "data.image_size=32", "data.batch_size=8")
-    words = (
-        *words,
+    args = ("folder", f"data.source.root={photographs}", "data.image_size=32", "data.batch_size=8")
+    args = (
+        *args,
         "model.name=resnet18_cifar",
         "model.width=0.1",
         "data.workers=0",
@@ -36,11 +36,11 @@ def test_two_jobs_on_one_node_share_one_copy_and_remove_it(slurm, photographs: P
     )
     site = (f"slurm.stage={SHARED}", "slurm.options=[--nodelist=node01]")
     runs = [tmp_path / "first", tmp_path / "second"]
-    jobs = [slurm.submit(*words, *site, "--nodes", "1", "--run-dir", str(run))["job_id"] for run in runs]
+    jobs = [slurm.submit(*args, *site, "--nodes", "1", "--run-dir", str(run))["job_id"] for run in runs]
     copies, together = set(), False
     deadline_s = time.monotonic() + 60
     while (states := [slurm.facts(job)["JobState"] for job in jobs]) != ["COMPLETED"] * 2:
-        assert time.monotonic() < deadline_s and "FAILED" not in states, [slurm.said(job) for job in jobs]
+        assert time.monotonic() < deadline_s and "FAILED" not in states, [slurm.output(job) for job in jobs]
         together |= states == ["RUNNING"] * 2
         there = {name for name in node("ls", SHARED).split() if name.startswith("paceline-stage-")}
         copies |= {name.removesuffix(".tmp").removesuffix(".lock") for name in there}

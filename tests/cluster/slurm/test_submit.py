@@ -17,16 +17,16 @@ def data(fashion: Path) -> tuple[Path, int]:
 
 
 def test_the_courses_recipe_trains_across_two_nodes_as_it_does_on_two_local_ranks(
-    slurm, data, whole, assert_same_run, tmp_path: Path
+    slurm, data, uninterrupted, assert_same_run, tmp_path: Path
 ) -> None:
     root, num_images = data
-    words = ("course/wideresnet-fashion", "model.width=0.05", f"data.source.root={root}", STEPS)
-    words = (*words, "log.samples=true", "log.tensorboard=off", "parallel.threads=1", "measure.communication=on")
+    args = ("course/wideresnet-fashion", "model.width=0.05", f"data.source.root={root}", STEPS)
+    args = (*args, "log.samples=true", "log.tensorboard=off", "parallel.threads=1", "measure.communication=on")
     before = {name: slurm.machines.received_bytes(name) for name in ("node01", "node02")}
     options = ("--engine", "slurm", "--nodes", "2", "--run-dir", "run", "--wait", "--json")
-    ended = slurm.paceline("submit", *words, *options, folder=tmp_path)
-    assert ended.returncode == 0, (ended.stdout, ended.stderr)
-    assert slurm.facts(json.loads(ended.stdout)["job_id"])["NodeList"] == "node[01-02]"
+    completed = slurm.paceline("submit", *args, *options, folder=tmp_path)
+    assert completed.returncode == 0, (completed.stdout, completed.stderr)
+    assert slurm.facts(json.loads(completed.stdout)["job_id"])["NodeList"] == "node[01-02]"
 
     run = tmp_path / "run"
     result = json.loads((run / "result.json").read_text())
@@ -37,27 +37,27 @@ def test_the_courses_recipe_trains_across_two_nodes_as_it_does_on_two_local_rank
     # would pass the switch if they were on one node.
     num_bytes = 12 * result["communication"]["bytes"]
     assert all(slurm.machines.received_bytes(name) - sent > num_bytes > 0 for name, sent in before.items())
-    assert_same_run(run, whole(*words))
+    assert_same_run(run, uninterrupted(*args))
 
 
 def test_a_job_that_fails_is_not_queued_again_and_its_code_is_that_of_who_waits(
     slurm, recipe: tuple[str, ...], tmp_path: Path
 ) -> None:
-    words = (*recipe, STEPS, f"data.source.root={tmp_path}")
+    args = (*recipe, STEPS, f"data.source.root={tmp_path}")
     options = ("--engine", "slurm", "--nodes", "2", "--run-dir", "run", "--wait", "--json")
-    ended = slurm.paceline("submit", *words, *options, folder=tmp_path)
-    assert ended.returncode == 2, (ended.stdout, ended.stderr)
-    job = json.loads(ended.stdout.splitlines()[-1])["job_id"]
+    completed = slurm.paceline("submit", *args, *options, folder=tmp_path)
+    assert completed.returncode == 2, (completed.stdout, completed.stderr)
+    job = json.loads(completed.stdout.splitlines()[-1])["job_id"]
     facts = slurm.facts(job)
     assert (facts["JobState"], facts["Restarts"], facts["ExitCode"]) == ("FAILED", "0", "2:0")
-    assert f"error: data.source.root: {tmp_path} has no Fashion-MNIST" in slurm.said(job)
+    assert f"error: data.source.root: {tmp_path} has no Fashion-MNIST" in slurm.output(job)
 
 
 def test_a_script_that_was_edited_into_nonsense_ends_without_being_queued_again(
     slurm, recipe: tuple[str, ...], tmp_path: Path
 ) -> None:
-    words = (*recipe, STEPS, "--engine", "slurm", "--nodes", "2", "--run-dir", "run", "--dry-run")
-    script = slurm.paceline("submit", *words, folder=tmp_path).stdout
+    args = (*recipe, STEPS, "--engine", "slurm", "--nodes", "2", "--run-dir", "run", "--dry-run")
+    script = slurm.paceline("submit", *args, folder=tmp_path).stdout
     edited = script.replace(" --resume", " --resume data.batch_size=13")
     assert edited != script
     (tmp_path / "job.sh").write_text(edited)
@@ -65,4 +65,4 @@ def test_a_script_that_was_edited_into_nonsense_ends_without_being_queued_again(
     job = slurm("sbatch", "--parsable", f"--chdir={tmp_path}", f"--output={tmp_path}/%j.out", str(tmp_path / "job.sh"))
     facts = slurm.wait_for_state(job, "FAILED")
     assert facts["Restarts"] == "0"
-    assert "error: " in slurm.said(job)
+    assert "error: " in slurm.output(job)
