@@ -1,4 +1,4 @@
-"""What the tests of faults share: ranks that start at once, and what must be left of a run, and what must not."""
+"""Fixtures of the fault tests: ranks from a fork server, and checks of what a run leaves behind."""
 
 import json
 import os
@@ -19,7 +19,7 @@ LIMIT_S = 120
 
 @dataclass(frozen=True)
 class Forked:
-    """A run of forked ranks that has ended: the exit code of each, and what the first and all of them said."""
+    """The result of forked ranks: the exit code of each, the output of the first and the errors of all."""
 
     codes: list[int]
     out: str
@@ -27,30 +27,30 @@ class Forked:
 
     @property
     def result(self) -> dict:
-        """The JSON that rank 0 printed, of a run that succeeded."""
+        """The JSON that rank 0 printed in a successful run."""
         assert set(self.codes) == {0}, (self.codes, self.errors)
         return json.loads(self.out)
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """The program on any number of ranks, as the local launcher starts them, but each on its own."""
+    """The program on any number of ranks, with the local launcher's variables but without the launcher."""
 
     python: Any
     folder: Path
 
     def __call__(self, *args: str, ranks: int = 1, absent: Sequence[int] = (), **environ: str) -> Forked:
-        """Run `paceline WORDS` as `ranks` processes in `folder`, to its end, but for those that are absent.
+        """Run `paceline ARGS` as `ranks` processes in `folder` until they end, except those in `absent`.
 
-        `environ` may say that one of them is another rank.
+        `environ` may override the rank of a process.
         """
         if "WORLD_SIZE" not in environ:
             args = (args[0], "--ranks", str(ranks), *args[1:])
-        there = [rank for rank in range(ranks) if rank not in absent]
+        present = [rank for rank in range(ranks) if rank not in absent]
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", 0))
             listener.listen(64)
-            processes = [self._start(args, rank, ranks, listener, environ) for rank in there]
+            processes = [self._start(args, rank, ranks, listener, environ) for rank in present]
         output = []
         try:
             output = [process.communicate(timeout=LIMIT_S) for process in processes]
@@ -71,27 +71,27 @@ class Ranks:
 
 @pytest.fixture(scope="session")
 def ranks_in(forking) -> Callable[[Path], Ranks]:
-    """Return a function from a folder to the program, on ranks that start at once and work there."""
+    """Return a function from a folder to the program on ranks, which run there and start without delay."""
     return lambda folder: Ranks(forking, folder)
 
 
 @pytest.fixture
 def ranks(ranks_in: Callable[[Path], Ranks], tmp_path: Path) -> Ranks:
-    """Return the program, on ranks that start at once; they work in the test's own folder."""
+    """Return the program on ranks in the test's own folder; they start without delay."""
     return ranks_in(tmp_path)
 
 
 @pytest.fixture
 def family_of() -> Callable[[Path], list[psutil.Process]]:
-    """Return a function from a run directory to the processes that work for it: those that name it, or are at it."""
+    """Return a function from a run directory to the processes that work for it: they name it, or are in it."""
 
-    def found(run: Path) -> list[psutil.Process]:
+    def find(run: Path) -> list[psutil.Process]:
         text = str(run.resolve())
         return [
             process for process in psutil.process_iter() if process.pid != os.getpid() and _works_for(process, text)
         ]
 
-    return found
+    return find
 
 
 def _works_for(process: psutil.Process, run: str) -> bool:
@@ -99,20 +99,21 @@ def _works_for(process: psutil.Process, run: str) -> bool:
         if process.status() == psutil.STATUS_ZOMBIE:
             return False
         named = [*process.cmdline(), *process.environ().values()]
-        folder = process.cwd()  # of a program under test, the one that its run is in
+        folder = process.cwd()  # the run directory that a program under test works in
         return (
             any(run in word for word in named) or folder == str(Path(run).parent) or f"{folder}/".startswith(f"{run}/")
         )
-    except (psutil.Error, OSError):  # gone, or somebody else's
+    except (psutil.Error, OSError):  # the process has ended, or belongs to another user
         return False
 
 
 @pytest.fixture
 def clean(family_of) -> Callable[[Path], None]:
-    """Return a function that asserts that nothing is left of a run but its files.
+    """Return a function that asserts that a run leaves nothing but its files behind.
 
-    Name the run directory, or the folder it is in where the run was started there under a relative name: no process
-    may work for it within `within_s`, so that none listens on a port, and nothing half written may lie in it.
+    It takes the run directory, or the folder that contains it if the run was started there under a relative name.
+    Within `within_s` no process may work for the run, so that none listens on a port, and no partially written file may
+    be left.
     """
 
     def check(run: Path, within_s: float = 0.0) -> None:

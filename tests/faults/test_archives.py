@@ -1,4 +1,4 @@
-"""Crafted archives in the place of a data set's: nothing of them leaves its folder, fills the disk or is followed."""
+"""A malicious archive in place of a data set does not escape its folder, fill the disk or redirect a write."""
 
 import gzip
 import hashlib
@@ -49,7 +49,7 @@ def served(tmp_path: Path) -> Iterator[tuple[Path, str]]:
 
 @pytest.fixture
 def fetch(served: tuple[Path, str], tmp_path: Path, monkeypatch) -> Callable[[Craft], Path]:
-    """Return a function that fetches CIFAR-10 from a crafted archive, as if its checksum were right."""
+    """Return a function that fetches CIFAR-10 from a malicious archive, as if its checksum were correct."""
     from torchvision.datasets import CIFAR10
 
     def from_archive(craft: Craft) -> Path:
@@ -73,8 +73,8 @@ def add(tar: tarfile.TarFile, name: str, content: bytes = b"", **fields: object)
     tar.addfile(member, io.BytesIO(content))
 
 
-def everything(folder: Path) -> dict[str, bytes]:
-    """Return the regular files below `folder`, and what else is there as the name of its kind."""
+def contents(folder: Path) -> dict[str, bytes]:
+    """Return the contents of regular files in `folder`, and the kind of each other entry."""
     return {
         str(path.relative_to(folder)): path.read_bytes() if path.is_file() and not path.is_symlink() else b"no file"
         for path in folder.rglob("*")
@@ -96,13 +96,13 @@ def test_paths_outside_and_unexpected_names_are_not_extracted(fetch, tmp_path: P
         add(tar, f"{inside}//data_batch_1", b"evil")
 
     root = fetch(craft)
-    assert everything(root) == {f"{INSIDE}/{name}": b"good" for name in FILES}
+    assert contents(root) == {f"{INSIDE}/{name}": b"good" for name in FILES}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "served"]
 
 
 @contextmanager
 def no_file_beyond(num_bytes: int) -> Iterator[None]:
-    """Let no file of this process become longer, as a disk that is full would not."""
+    """Prevent files of this process from growing, as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
@@ -127,7 +127,7 @@ SPECIAL = {
 
 # matrix: 46
 @pytest.mark.parametrize("fields", SPECIAL.values(), ids=SPECIAL)
-def test_what_is_no_file_does_not_stand_in_for_one(fetch, tmp_path: Path, fields: dict[str, object]) -> None:
+def test_a_member_that_is_not_a_file_is_refused(fetch, tmp_path: Path, fields: dict[str, object]) -> None:
     secret = tmp_path / "secret"
     secret.write_bytes(b"secret")
 
@@ -139,13 +139,13 @@ def test_what_is_no_file_does_not_stand_in_for_one(fetch, tmp_path: Path, fields
     with pytest.raises(DataError, match=r"could not be downloaded: .*data_batch_1") as refused:
         fetch(craft)
     assert len(str(refused.value).splitlines()) == 1
-    assert FILES[0] not in {Path(name).name for name in everything(tmp_path / "data")}
+    assert FILES[0] not in {Path(name).name for name in contents(tmp_path / "data")}
     assert secret.read_bytes() == b"secret"
     assert not [path for path in (tmp_path / "data").rglob("*") if path.is_symlink() or path.name.startswith(".")]
 
 
 # matrix: 46
-def test_a_link_does_not_redirect_the_file_that_follows_it(fetch, tmp_path: Path) -> None:
+def test_a_link_does_not_redirect_the_next_member(fetch, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_bytes(b"secret")
 
@@ -156,31 +156,29 @@ def test_a_link_does_not_redirect_the_file_that_follows_it(fetch, tmp_path: Path
             add(tar, f"{inside}/{name}", b"good")
 
     root = fetch(craft)
-    assert everything(root) == {f"{INSIDE}/{name}": b"good" for name in FILES}
+    assert contents(root) == {f"{INSIDE}/{name}": b"good" for name in FILES}
     assert secret.read_bytes() == b"secret"
 
 
 # matrix: 46
 @pytest.mark.parametrize("name", [f"{INSIDE}/{FILES[0]}", f"{INSIDE}/nobody-asked", "elsewhere"])
-def test_an_archive_that_unpacks_to_more_than_the_data_set_could_is_refused(
-    fetch, tmp_path: Path, monkeypatch, name: str
-) -> None:
-    """Skipping a member unpacks it too, so what is not wanted counts."""
+def test_an_archive_that_unpacks_to_too_many_bytes_is_refused(fetch, tmp_path: Path, monkeypatch, name: str) -> None:
+    """Skipping a member decompresses it, so unwanted members count too."""
     assert MAX_UNPACKED_BYTES < 2**30
     monkeypatch.setattr(download, "MAX_UNPACKED_BYTES", 1_000_000)
 
     def craft(tar: tarfile.TarFile, inside: str) -> None:
         add(tar, name, bytes(1_000_000))
-        for wanted in FILES:
-            add(tar, f"{inside}/{wanted}", b"good")
+        for expected in FILES:
+            add(tar, f"{inside}/{expected}", b"good")
 
     with pytest.raises(DataError, match="unpacks to more than 1,000,000 bytes"):
         fetch(craft)
-    assert everything(tmp_path / "data") == {}
+    assert contents(tmp_path / "data") == {}
 
 
 # matrix: 46
-def test_a_header_that_promises_too_much_is_refused(fetch, tmp_path: Path) -> None:
+def test_a_header_with_too_large_a_size_is_refused(fetch, tmp_path: Path) -> None:
     def craft(tar: tarfile.TarFile, inside: str) -> None:
         member = tarfile.TarInfo(f"{inside}/{FILES[0]}")
         member.size = 2**32
@@ -188,11 +186,11 @@ def test_a_header_that_promises_too_much_is_refused(fetch, tmp_path: Path) -> No
 
     with pytest.raises(DataError, match="has no CIFAR-10, and it could not be downloaded: "):
         fetch(craft)
-    assert everything(tmp_path / "data") == {}
+    assert contents(tmp_path / "data") == {}
 
 
 # matrix: 46
-def test_an_archive_of_members_without_end_is_refused(fetch, tmp_path: Path) -> None:
+def test_an_endless_archive_is_refused(fetch, tmp_path: Path) -> None:
     def craft(tar: tarfile.TarFile, inside: str) -> None:
         for number in range(MAX_MEMBERS):
             add(tar, f"{inside}/{number}")
@@ -201,16 +199,16 @@ def test_an_archive_of_members_without_end_is_refused(fetch, tmp_path: Path) -> 
 
     with pytest.raises(DataError, match=f"has more than {MAX_MEMBERS} entries"):
         fetch(craft)
-    assert everything(tmp_path / "data") == {}
+    assert contents(tmp_path / "data") == {}
 
 
 # matrix: 46
 @pytest.mark.parametrize(
     "content",
     [b"", b"<html>", gzip.compress(b"no tar"), gzip.compress(b"x" * 5000)[:-20]],
-    ids=["empty", "a page", "no tar in gzip", "gzip that is cut short"],  # gzip has the time in it
+    ids=["empty", "a page", "no tar in gzip", "gzip that is cut short"],  # the header of gzip contains the time
 )
-def test_what_is_no_archive_is_one_line(served, tmp_path: Path, monkeypatch, content: bytes) -> None:
+def test_an_invalid_archive_is_refused_in_one_line(served, tmp_path: Path, monkeypatch, content: bytes) -> None:
     from torchvision.datasets import CIFAR10
 
     (served[0] / "cifar.tar.gz").write_bytes(content)
@@ -219,14 +217,12 @@ def test_what_is_no_archive_is_one_line(served, tmp_path: Path, monkeypatch, con
     with pytest.raises(DataError, match="has no CIFAR-10, and it could not be downloaded: ") as refused:
         load_cifar(Cifar10(root=str(tmp_path / "data")), may_download=True)
     assert len(str(refused.value).splitlines()) == 1
-    assert everything(tmp_path / "data") == {}
+    assert contents(tmp_path / "data") == {}
 
 
 # matrix: 46
-def test_a_gzip_file_that_would_fill_the_disk_is_read_no_further_than_its_header_says(
-    served, tmp_path: Path, monkeypatch
-) -> None:
-    """200 MB of zeros behind a header of three images; nothing of it is unpacked on the disk."""
+def test_a_gzip_file_is_read_only_up_to_the_size_in_its_header(served, tmp_path: Path, monkeypatch) -> None:
+    """A header of three images precedes 200 MB of zeros; nothing is decompressed to the disk."""
     from torchvision.datasets import FashionMNIST
 
     bomb = gzip.compress(struct.pack(">4I", 0x0803, 3, 28, 28) + bytes(200_000_000), compresslevel=1)
@@ -237,6 +233,6 @@ def test_a_gzip_file_that_would_fill_the_disk_is_read_no_further_than_its_header
     monkeypatch.setattr(FashionMNIST, "resources", [(name, hashlib.md5(bomb).hexdigest()) for name in names])
     with no_file_beyond(50_000_000), pytest.raises(DataError, match="its header says 2,352 bytes, and it holds more"):
         load_fashion_mnist(FashionMnist(root=str(tmp_path / "data")), may_download=True)
-    fetched = everything(tmp_path / "data")
+    fetched = contents(tmp_path / "data")
     assert {Path(name).name for name in fetched} == set(names)
     assert set(fetched.values()) == {bomb}

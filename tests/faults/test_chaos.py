@@ -1,6 +1,6 @@
-"""A run that is killed again and again, at any moment, ends as if nothing had happened.
+"""A run that is killed repeatedly at random moments ends with the state of an uninterrupted one.
 
-This is `benchmarks/chaos.py` with few kills; the full form is its `--kills 100`, recorded in `benchmarks/results`.
+This is `benchmarks/chaos.py` with few kills; the full form, `--kills 100`, is recorded in `benchmarks/results`.
 """
 
 import importlib
@@ -20,8 +20,8 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 KILLS, SEED = 5, 6
 
 
-class Ended(NamedTuple):
-    """A run that was killed all along and has ended, beside one that was left alone, both below `folder`."""
+class ChaosResult(NamedTuple):
+    """A completed run that was killed repeatedly and an uninterrupted one, both in `folder`."""
 
     setting: Any
     folder: Path
@@ -31,18 +31,18 @@ class Ended(NamedTuple):
 
 @pytest.fixture(scope="module")
 def chaos() -> Iterator[ModuleType]:
-    """The benchmark; it imports its neighbours by name, as a program does."""
+    """The benchmark; it imports its neighbours by name, like a program."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(BENCHMARKS)
         yield importlib.import_module("chaos")
 
 
 @pytest.fixture(scope="module")
-def completed(chaos: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Ended:
-    """A run on two ranks; the record is of three too, and so is the run that torchrun starts again."""
+def completed(chaos: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> ChaosResult:
+    """The result of two ranks; the recorded benchmark also has three ranks, and restarts by torchrun."""
     setting, folder = chaos.Setting(ranks=2, steps=30, every=5), tmp_path_factory.mktemp("chaos")
     summary, kills = chaos.chaos(setting, KILLS, folder, SEED)
-    return Ended(setting, folder, summary, kills)
+    return ChaosResult(setting, folder, summary, kills)
 
 
 # matrix: 10
@@ -50,62 +50,62 @@ def completed(chaos: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> En
 # matrix: 12
 # matrix: 15
 # matrix: 16
-def test_a_run_that_is_killed_five_times_ends_as_if_nothing_had_happened(completed: Ended) -> None:
+def test_a_run_killed_five_times_equals_an_uninterrupted_one(completed: ChaosResult) -> None:
     assert len(completed.kills) == KILLS
-    assert sum(kill.done is not None for kill in completed.kills) >= 2  # these had something to lose
+    assert sum(kill.done is not None for kill in completed.kills) >= 2  # runs that had a checkpoint to lose
     output = [text for path in sorted(completed.folder.glob("*.err")) if "Traceback" in (text := path.read_text())]
     assert [name for name, holds in completed.summary["checks"].items() if not holds] == [], output
 
 
-def without_a_sample(run: Path) -> None:
+def drop_a_sample(run: Path) -> None:
     path = run / "steps.rank1.jsonl"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
 
 
-def another_loss(run: Path) -> None:
+def change_a_loss(run: Path) -> None:
     path = run / "evals.jsonl"
     *before, last = path.read_text().splitlines(keepends=True)
     row = json.loads(last)
     path.write_text("".join(before) + json.dumps({**row, "loss": row["loss"] + 1e-12}))
 
 
-def another_result(run: Path) -> None:
+def change_the_result(run: Path) -> None:
     path = run / "result.json"
     path.write_text(path.read_text().replace('"weights_sha256": "', '"weights_sha256": "0'))
 
 
-def an_older_checkpoint(run: Path) -> None:
+def replace_the_newest_checkpoint(run: Path) -> None:
     older, newest = sorted((run / "checkpoints").glob("step-*"))[-2:]
     shutil.rmtree(newest)
     shutil.copytree(older, newest)
 
 
-def half_a_checkpoint(run: Path) -> None:
+def leave_a_partial_checkpoint(run: Path) -> None:
     (run / "checkpoints" / ".step-00000035.tmp").mkdir()
 
 
-def a_warning(run: Path) -> None:
+def write_a_warning(run: Path) -> None:
     run.with_name(f"{run.name}-0099.err").write_text("warning: checkpoints/step-00000005: is damaged")
 
 
-def a_traceback(run: Path) -> None:
+def write_a_traceback(run: Path) -> None:
     run.with_name(f"{run.name}-0099.err").write_text("Traceback (most recent call last):")
 
 
 @pytest.mark.parametrize(
     ("harm", "check"),
     [
-        (without_a_sample, "same_samples_each_once"),
-        (another_loss, "same_records"),
-        (another_result, "same_result"),
-        (an_older_checkpoint, "same_weights_optimizer_and_average"),
-        (half_a_checkpoint, "nothing_half_written_left"),
-        (a_warning, "no_checkpoint_found_damaged"),
-        (a_traceback, "no_traceback"),
+        (drop_a_sample, "same_samples_each_once"),
+        (change_a_loss, "same_records"),
+        (change_the_result, "same_result"),
+        (replace_the_newest_checkpoint, "same_weights_optimizer_and_average"),
+        (leave_a_partial_checkpoint, "nothing_half_written_left"),
+        (write_a_warning, "no_checkpoint_found_damaged"),
+        (write_a_traceback, "no_traceback"),
     ],
 )
-def test_what_is_lost_is_seen(
-    chaos: ModuleType, completed: Ended, tmp_path: Path, harm: Callable[[Path], None], check: str
+def test_every_kind_of_loss_is_detected(
+    chaos: ModuleType, completed: ChaosResult, tmp_path: Path, harm: Callable[[Path], None], check: str
 ) -> None:
     uninterrupted, killed = (completed.folder / f"{name}-{completed.setting.ranks}" for name in ("whole", "killed"))
     shutil.copytree(killed, tmp_path / "killed")
@@ -114,7 +114,7 @@ def test_what_is_lost_is_seen(
     assert [name for name, holds in checks.items() if not holds] == [check]
 
 
-def test_going_on_from_elsewhere_and_losing_too_much_is_seen(chaos: ModuleType, completed: Ended) -> None:
+def test_resuming_elsewhere_and_losing_too_much_are_detected(chaos: ModuleType, completed: ChaosResult) -> None:
     uninterrupted, killed = (completed.folder / f"{name}-{completed.setting.ranks}" for name in ("whole", "killed"))
     at = next(number for number, kill in enumerate(completed.kills) if kill.done is not None)
     kills = [
@@ -128,7 +128,7 @@ def test_going_on_from_elsewhere_and_losing_too_much_is_seen(chaos: ModuleType, 
     assert [name for name, holds in checks.items() if not holds] == names
 
 
-def test_kills_are_spread_over_the_run_and_over_all_moments_and_victims(chaos: ModuleType) -> None:
+def test_kills_are_spread_over_steps_moments_and_victims(chaos: ModuleType) -> None:
     kills = chaos.plan_kills(100, chaos.Setting(3, steps=600, every=5), random.Random(0))
     assert [kill.step for kill in kills] == sorted(kill.step for kill in kills)
     assert kills[0].step < 60 and 540 < kills[-1].step <= 590

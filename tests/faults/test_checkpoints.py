@@ -1,4 +1,4 @@
-"""Checkpoints outlive what is done to them: kills at any moment, full disks, folders that are closed or taken away."""
+"""Checkpoints survive kills at any moment, full disks, and folders that become unwritable or disappear."""
 
 import contextlib
 import os
@@ -35,7 +35,7 @@ MIB = 1 << 20
 
 
 def snapshot(step: int, num_bytes: int = MIB) -> Snapshot:
-    """Return a state of about `num_bytes` whose every number is `step`."""
+    """Return a state of about `num_bytes` in which every number is `step`."""
     tensors = {str(number): torch.full((num_bytes // 16,), float(step)) for number in range(2)}
     return Snapshot({"model": tensors, "optimizer": dict(tensors)}, {"train": {"step": step}})
 
@@ -45,8 +45,8 @@ def leftovers(folder: Path) -> list[Path]:
 
 
 def save_until_killed(folder: Path, acknowledged: int, *, background: bool) -> NoReturn:
-    """Go on from the newest checkpoint as a run does, and write a line for each that is said to be on disk."""
-    torch.set_num_threads(1)  # the threads of the process that this one was forked from are not here
+    """Save repeatedly after the newest checkpoint, and write a line for each step reported as saved."""
+    torch.set_num_threads(1)  # the threads of the forking process do not exist here
     checkpoints = CheckpointStorage(folder, KeepPolicy(2))
     checkpoints.clean_up()
     newest = checkpoints.newest()
@@ -61,10 +61,10 @@ def save_until_killed(folder: Path, acknowledged: int, *, background: bool) -> N
             os.write(acknowledged, f"{output}\n".encode())
 
 
-def kill_while_saving(folder: Path, may_go_on_for, *, background: bool) -> int:
-    """Return the newest step that a process said was on disk before it was killed, -1 for none.
+def kill_while_saving(folder: Path, wait, *, background: bool) -> int:
+    """Return the newest step that a process reported as saved before it was killed, -1 for none.
 
-    It is killed when `may_go_on_for` returns, which is given the file descriptor that its lines come from.
+    `wait` gets the file descriptor of its lines; the process is killed when `wait` returns.
     """
     read, write = os.pipe()
     pid = os.fork()
@@ -74,10 +74,10 @@ def kill_while_saving(folder: Path, may_go_on_for, *, background: bool) -> int:
         finally:
             os._exit(1)
     os.close(write)
-    output = may_go_on_for(read)
+    output = wait(read)
     os.kill(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
-    assert os.WIFSIGNALED(status), "it ended before it was killed"
+    assert os.WIFSIGNALED(status), "the process ended before it was killed"
     with os.fdopen(read) as pipe:
         lines = (output + pipe.read()).split()
     return int(lines[-1]) if lines else -1
@@ -87,7 +87,7 @@ def three_lines(pipe: int) -> str:
     output = ""
     while output.count("\n") < 3:
         more = os.read(pipe, 1000).decode()
-        assert more, "it ended before it had saved"
+        assert more, "the process ended before it had saved"
         output += more
     return output
 
@@ -99,39 +99,39 @@ def sleep(seconds: float) -> str:
 
 # matrix: 26
 @BOTH
-def test_a_kill_at_any_moment_keeps_the_newest_checkpoint_whole(tmp_path: Path, background: bool) -> None:
+def test_the_newest_checkpoint_is_intact_after_a_kill_at_any_moment(tmp_path: Path, background: bool) -> None:
     checkpoints = CheckpointStorage(tmp_path, KeepPolicy(2))
     draw = random.Random(0)
     started_s = time.monotonic()
     kill_while_saving(tmp_path / "paced", three_lines, background=background)
     three_saves_s = time.monotonic() - started_s
     shutil.rmtree(tmp_path / "paced")
-    newest_said, num_said, num_left = -1, 0, 0
+    newest_reported, num_reported, num_left = -1, 0, 0
     for _ in range(100):
         after_s = draw.uniform(0.0, three_saves_s)
         output = kill_while_saving(tmp_path, lambda pipe, after_s=after_s: sleep(after_s), background=background)
-        newest_said, num_said = max(newest_said, output), num_said + (output >= 0)
+        newest_reported, num_reported = max(newest_reported, output), num_reported + (output >= 0)
         num_left += bool(leftovers(tmp_path))
         checkpoints.clean_up()
         assert leftovers(tmp_path) == []
         newest = checkpoints.newest_intact(pytest.fail)
         if newest is None:
-            assert newest_said == -1
+            assert newest_reported == -1
             continue
         step = format.read_state(newest)["train"]["step"]
-        assert step >= newest_said and newest == checkpoints.path_of(step)
+        assert step >= newest_reported and newest == checkpoints.path_of(step)
         assert all(
             (each == step).all() for part in ("model", "optimizer") for each in load_tensor_group(newest, part).values()
         )
-    assert num_said > 10 and num_left > 10, "too few kills fell into a save for this to say anything"
-    # Kills between writing a new one and dropping an old one have left more than are kept, until the next save.
+    assert num_reported > 10 and num_left > 10, "too few kills occurred during a save"
+    # After kills between writing a checkpoint and deleting an old one, too many are left until the next save.
     checkpoints.save(10_000, -1, snapshot(10_000))
     assert len(list(tmp_path.iterdir())) == 2
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """Return a disk of 4 MiB in memory."""
+    """Return a tmpfs of 4 MiB."""
     if os.geteuid() != 0:
         pytest.skip("mounting a small disk needs root")
     disk = tmp_path / "disk"
@@ -143,8 +143,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", disk], check=True, timeout=30)
 
 
-def tried(folder: Path, step: int, *, background: bool, num_bytes: int = MIB) -> list[str]:
-    """Save a checkpoint of `step`, and return the warnings."""
+def try_save(folder: Path, step: int, *, background: bool, num_bytes: int = MIB) -> list[str]:
+    """Save a checkpoint of `step` and return the warnings."""
     warnings: list[str] = []
     writer = FileCheckpointWriter(
         CheckpointStorage(folder, KeepPolicy(9)), background=background, on_failure="warn", warn=warnings.append
@@ -159,7 +159,7 @@ def tried(folder: Path, step: int, *, background: bool, num_bytes: int = MIB) ->
 
 
 def assert_only(folder: Path, *steps: int) -> None:
-    """Hold that the checkpoints of `steps`, whole, are all that is in `folder`."""
+    """Assert that `folder` contains the checkpoints of `steps`, intact, and nothing else."""
     checkpoints = CheckpointStorage(folder, KeepPolicy(9))
     assert sorted(folder.iterdir()) == [checkpoints.path_of(step) for step in steps]
     for step in steps:
@@ -174,21 +174,21 @@ def assert_reports_full_disk(warning: str, folder: Path, reason: str) -> None:
 # matrix: 30
 @BOTH
 @pytest.mark.parametrize("is_known", [True, False], ids=["known before", "met while writing"])
-def test_a_full_disk_costs_one_checkpoint_and_none_before(small_disk: Path, background: bool, is_known: bool) -> None:
+def test_a_full_disk_loses_only_the_checkpoint_being_saved(small_disk: Path, background: bool, is_known: bool) -> None:
     folder = small_disk / "checkpoints"
-    assert tried(folder, 1, background=background) == []
-    with contextlib.nullcontext() if is_known else blind_to_free_space():
-        (warning,) = tried(folder, 2, background=background, num_bytes=3 * MIB)
+    assert try_save(folder, 1, background=background) == []
+    with contextlib.nullcontext() if is_known else without_free_space_check():
+        (warning,) = try_save(folder, 2, background=background, num_bytes=3 * MIB)
     assert_reports_full_disk(warning, folder, "No space left on device")
     assert_only(folder, 1)
     shutil.rmtree(folder / "step-00000001")
-    assert tried(folder, 3, background=background, num_bytes=3 * MIB) == []
+    assert try_save(folder, 3, background=background, num_bytes=3 * MIB) == []
     assert_only(folder, 3)
 
 
 @contextlib.contextmanager
-def blind_to_free_space() -> Iterator[None]:
-    """Let a quota or another process take the space that seemed to be there."""
+def without_free_space_check() -> Iterator[None]:
+    """Disable the check of free space, as if a quota or another process took the space after it."""
     plenty = SimpleNamespace(total=1 << 40, free=1 << 40)
     with mock.patch("paceline.training.checkpoint.storage.shutil.disk_usage", lambda folder: plenty):
         yield
@@ -196,12 +196,12 @@ def blind_to_free_space() -> Iterator[None]:
 
 # matrix: 30
 @BOTH
-def test_a_file_that_may_not_grow_is_a_full_disk(tmp_path: Path, background: bool) -> None:
-    assert tried(tmp_path, 1, background=background) == []
+def test_a_file_size_limit_is_reported_as_a_full_disk(tmp_path: Path, background: bool) -> None:
+    assert try_save(tmp_path, 1, background=background) == []
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (MIB, before[1]))  # Python ignores SIGXFSZ
     try:
-        (warning,) = tried(tmp_path, 2, background=background, num_bytes=3 * MIB)
+        (warning,) = try_save(tmp_path, 2, background=background, num_bytes=3 * MIB)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert_reports_full_disk(warning, tmp_path, "File too large")
@@ -216,8 +216,8 @@ def writer_on(folder: Path, warnings: list[str], keep: KeepPolicy, *, background
 
 # matrix: 30
 @BOTH
-def test_older_checkpoints_make_room_for_the_last_one(small_disk: Path, background: bool) -> None:
-    """But not those that are kept for good, here that of step 2, the best."""
+def test_older_checkpoints_are_deleted_to_make_room_for_the_last(small_disk: Path, background: bool) -> None:
+    """Permanent checkpoints are not deleted: here that of step 2, the best."""
     warnings: list[str] = []
     with contextlib.closing(writer_on(small_disk, warnings, KeepPolicy(9), background=background)) as writer:
         for step in (1, 2, 3):
@@ -233,9 +233,7 @@ def test_older_checkpoints_make_room_for_the_last_one(small_disk: Path, backgrou
 
 # matrix: 30
 @BOTH
-def test_a_run_that_has_ended_saves_its_weights_alone_where_more_does_not_fit(
-    small_disk: Path, background: bool
-) -> None:
+def test_a_completed_run_saves_only_weights_if_nothing_else_fits(small_disk: Path, background: bool) -> None:
     warnings: list[str] = []
     big = 2 * MIB + MIB // 2
     with contextlib.closing(writer_on(small_disk, warnings, KeepPolicy(1), background=background)) as writer:
@@ -253,7 +251,7 @@ def test_a_run_that_has_ended_saves_its_weights_alone_where_more_does_not_fit(
 
 # matrix: 30
 @BOTH
-def test_a_run_that_is_to_be_resumed_never_saves_weights_alone(small_disk: Path, background: bool) -> None:
+def test_an_interrupted_run_never_saves_only_weights(small_disk: Path, background: bool) -> None:
     warnings: list[str] = []
     big = 2 * MIB + MIB // 2
     with contextlib.closing(writer_on(small_disk, warnings, KeepPolicy(1), background=background)) as writer:
@@ -267,7 +265,7 @@ def test_a_run_that_is_to_be_resumed_never_saves_weights_alone(small_disk: Path,
 
 # matrix: 30
 @BOTH
-def test_saves_with_the_same_error_are_counted_in_one_warning(small_disk: Path, background: bool) -> None:
+def test_repeated_save_errors_are_counted_in_one_warning(small_disk: Path, background: bool) -> None:
     warnings: list[str] = []
     with contextlib.closing(writer_on(small_disk, warnings, KeepPolicy(9), background=background)) as writer:
         for step in range(1, 8):
@@ -283,24 +281,24 @@ def test_saves_with_the_same_error_are_counted_in_one_warning(small_disk: Path, 
 # matrix: 31
 @BOTH
 def test_a_disk_that_became_read_only_is_reported(small_disk: Path, background: bool) -> None:
-    assert tried(small_disk, 1, background=background) == []
+    assert try_save(small_disk, 1, background=background) == []
     subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True, timeout=30)
-    (warning,) = tried(small_disk, 2, background=background)
+    (warning,) = try_save(small_disk, 2, background=background)
     assert warning == (f"{small_disk}/step-00000002: was not saved: Read-only file system (make {small_disk} writable)")
     subprocess.run(["mount", "-o", "remount,rw", small_disk], check=True, timeout=30)
     assert_only(small_disk, 1)
-    assert tried(small_disk, 3, background=background) == []
+    assert try_save(small_disk, 3, background=background) == []
 
 
 # matrix: 31
 @BOTH
-def test_a_folder_that_was_closed_is_reported(tmp_path: Path, background: bool) -> None:
+def test_an_unwritable_folder_is_reported(tmp_path: Path, background: bool) -> None:
     if os.geteuid() == 0:
         pytest.skip("root may write to a folder that is closed")
     folder = tmp_path / "checkpoints"
-    assert tried(folder, 1, background=background) == []
+    assert try_save(folder, 1, background=background) == []
     folder.chmod(0o500)
-    (warning,) = tried(folder, 2, background=background)
+    (warning,) = try_save(folder, 2, background=background)
     folder.chmod(0o700)
     assert warning == f"{folder}/step-00000002: was not saved: Permission denied (make {folder} writable)"
     assert_only(folder, 1)
@@ -308,37 +306,37 @@ def test_a_folder_that_was_closed_is_reported(tmp_path: Path, background: bool) 
 
 # matrix: 31
 @BOTH
-def test_the_folder_of_checkpoints_is_made_again_but_not_the_run(tmp_path: Path, background: bool) -> None:
+def test_a_deleted_checkpoint_folder_is_recreated_but_not_a_deleted_run(tmp_path: Path, background: bool) -> None:
     folder = tmp_path / "run" / "checkpoints"
     folder.mkdir(parents=True)
-    assert tried(folder, 1, background=background) == []
+    assert try_save(folder, 1, background=background) == []
     shutil.rmtree(folder)
-    assert tried(folder, 2, background=background) == []
+    assert try_save(folder, 2, background=background) == []
     assert_only(folder, 2)
     shutil.rmtree(tmp_path / "run")
-    with pytest.raises(CheckpointError, match="run: was removed while"):  # also where a failure is but a warning
-        tried(folder, 3, background=background)
+    with pytest.raises(CheckpointError, match="run: was removed while"):  # even if a failed save is only a warning
+        try_save(folder, 3, background=background)
     assert not list(tmp_path.iterdir())
 
 
 # matrix: 31
 @BOTH
-def test_a_folder_that_is_removed_while_it_is_written_to_costs_one_checkpoint(tmp_path: Path, background: bool) -> None:
+def test_removing_the_folder_during_a_save_loses_one_checkpoint(tmp_path: Path, background: bool) -> None:
     folder = tmp_path / "checkpoints"
 
-    def pulled_away(path: Path, written: Snapshot) -> None:
+    def remove_folder(path: Path, written: Snapshot) -> None:
         format.write_checkpoint(path, written)
         shutil.rmtree(folder)
 
-    with mock.patch("paceline.training.checkpoint.storage.write_checkpoint", pulled_away):
-        (warning,) = tried(folder, 1, background=background)
+    with mock.patch("paceline.training.checkpoint.storage.write_checkpoint", remove_folder):
+        (warning,) = try_save(folder, 1, background=background)
     assert str(folder / "step-00000001") in warning and "No such file or directory" in warning
-    assert tried(folder, 2, background=background) == []
+    assert try_save(folder, 2, background=background) == []
     assert_only(folder, 2)
 
 
 # matrix: 32
-def test_old_ones_that_cannot_be_removed_fail_no_save(tmp_path: Path) -> None:
+def test_a_save_succeeds_if_old_checkpoints_cannot_be_deleted(tmp_path: Path) -> None:
     checkpoints = CheckpointStorage(tmp_path, KeepPolicy(1))
     checkpoints.save(1, -1, snapshot(1))
     with mock.patch("shutil.rmtree", side_effect=PermissionError):

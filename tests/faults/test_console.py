@@ -1,4 +1,4 @@
-"""The console never ends a run: full, closed or gone, it costs a warning in the run directory, and nothing else."""
+"""A full, closed or disconnected console costs a run only a warning in its run directory."""
 
 import contextlib
 import json
@@ -35,13 +35,13 @@ def result_of(run: Path) -> dict:
     return json.loads((run / "result.json").read_text())
 
 
-def warned_of(run: Path) -> list[str]:
+def warnings_of(run: Path) -> list[str]:
     lines = (run / "warnings.jsonl").read_text().splitlines()
     return [json.loads(line)["message"] for line in lines if "stdout" in line or "stderr" in line]
 
 
 def in_shell(folder: Path, args: tuple[str, ...], redirection: str, **environ: str) -> "subprocess.CompletedProcess":
-    """Run the program as users start it, with its streams as a shell's `redirection` makes them."""
+    """Run the program as users start it, with a shell's `redirection` of its streams."""
     command = shlex.join([sys.executable, "-P", "-m", "paceline", *args])
     return subprocess.run(
         ["bash", "-c", f"{command} {redirection}"],
@@ -53,38 +53,38 @@ def in_shell(folder: Path, args: tuple[str, ...], redirection: str, **environ: s
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
-def test_a_run_ends_well_on_a_console_without_room(forking, tmp_path: Path, num_ranks: int) -> None:
+def test_a_run_completes_if_its_output_cannot_be_written(forking, tmp_path: Path, num_ranks: int) -> None:
     with open("/dev/full", "wb") as full:  # noqa: PTH123 - no file of ours
         args = ["-m", "paceline", *ARGS, "--ranks", str(num_ranks)]
         process = forking.start(args, tmp_path, {}, terminal=full.fileno())
     process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0
     assert result_of(tmp_path / "run")["status"] == "completed"
-    assert any("stdout: cannot be written: No space left on device" in line for line in warned_of(tmp_path / "run"))
+    assert any("stdout: cannot be written: No space left on device" in line for line in warnings_of(tmp_path / "run"))
 
 
 @pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-"])
-def test_a_run_ends_well_without_standard_streams(tmp_path: Path, closed: str) -> None:
+def test_a_run_completes_without_standard_streams(tmp_path: Path, closed: str) -> None:
     completed = in_shell(tmp_path, ARGS, closed)
     assert completed.returncode == 0, completed.stderr
     assert result_of(tmp_path / "run")["status"] == "completed"
-    warned = " ".join(warned_of(tmp_path / "run"))
+    warned = " ".join(warnings_of(tmp_path / "run"))
     assert ("stdout: cannot be written: it is closed" in warned) == (" >&-" in f" {closed}")
     assert ("stderr: cannot be written: it is closed" in warned) == ("2>&-" in closed)
 
 
-def test_a_run_ends_well_when_the_reader_of_its_progress_exits(paceline, tmp_path: Path) -> None:
+def test_a_run_completes_after_the_reader_of_its_output_exits(paceline, tmp_path: Path) -> None:
     process = paceline.start(*ARGS)
     process.stdout.close()
     _, output = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, output
     assert result_of(tmp_path / "run")["status"] == "completed"
-    assert any("stdout: cannot be written: Broken pipe" in line for line in warned_of(tmp_path / "run"))
+    assert any("stdout: cannot be written: Broken pipe" in line for line in warnings_of(tmp_path / "run"))
 
 
 @pytest.mark.parametrize("hangs_up", [False, True], ids=["SIGHUP ignored", "SIGHUP"])
-def test_a_terminal_that_is_closed_ends_no_run_by_itself(forking, tmp_path: Path, hangs_up: bool) -> None:
-    """It ends by SIGHUP alone, saved and with 75, as by any other signal to stop."""
+def test_a_closed_terminal_does_not_end_a_run_by_itself(forking, tmp_path: Path, hangs_up: bool) -> None:
+    """Only SIGHUP ends the run, with a checkpoint and exit code 75, like any other stop signal."""
     ours, theirs = pty.openpty()
     steps = "train.steps=4000" if hangs_up else "train.steps=60"
     process = forking.start(["-m", "paceline", *ARGS, steps], tmp_path, {"TERM": "xterm"}, terminal=theirs)
@@ -105,7 +105,7 @@ def test_a_terminal_that_is_closed_ends_no_run_by_itself(forking, tmp_path: Path
     assert result["status"] == ("preempted" if hangs_up else "completed")
     newest = max((tmp_path / "run" / "checkpoints").iterdir())
     assert newest.name == f"step-{result['steps']:08d}"
-    assert any("cannot be written: Input/output error" in line for line in warned_of(tmp_path / "run"))
+    assert any("cannot be written: Input/output error" in line for line in warnings_of(tmp_path / "run"))
 
 
 def test_names_that_the_console_cannot_encode_are_escaped(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_names_that_the_console_cannot_encode_are_escaped(tmp_path: Path) -> Non
     assert b"run directory: r\\xe9\\U0001f600" in completed.stdout
 
 
-def test_json_that_cannot_be_written_is_a_failure_after_a_run_that_is_whole(tmp_path: Path) -> None:
+def test_unwritable_json_is_an_error_after_a_complete_run(tmp_path: Path) -> None:
     completed = in_shell(tmp_path, (*ARGS, "--json"), "> /dev/full")
     errors = [line for line in completed.stderr.decode().splitlines() if line.startswith("error: ")]
     assert completed.returncode == 1 and b"Traceback" not in completed.stderr
@@ -131,8 +131,8 @@ def test_json_that_cannot_be_written_is_a_failure_after_a_run_that_is_whole(tmp_
         ("| true; exit ${PIPESTATUS[0]}", ""),
     ],
 )
-def test_output_that_is_lost_fails_the_verb_that_makes_it(tmp_path: Path, redirection: str, output: str) -> None:
-    """In one line, or without a word where its reader has left."""
+def test_a_verb_fails_if_its_output_cannot_be_written(tmp_path: Path, redirection: str, output: str) -> None:
+    """The verb prints one error line, or nothing if the reader of its output has exited."""
     completed = in_shell(tmp_path, ("recipes", "--schema"), redirection)
     assert completed.returncode == 1
     lines = completed.stderr.decode().splitlines()
@@ -149,9 +149,9 @@ def test_output_that_is_lost_fails_the_verb_that_makes_it(tmp_path: Path, redire
     ],
     ids=["empty", "long name", "long path", "no UTF-8"],
 )
-def test_a_run_directory_that_cannot_be_is_refused_at_once(paceline_anew, name: str, why: str) -> None:
+def test_an_invalid_run_directory_is_refused(paceline_anew, name: str, why: str) -> None:
     paceline_anew("train", "digits", "--run-dir", name).assert_error("--run-dir", why)
 
 
-def test_a_run_whose_name_is_too_long_is_one_line(paceline_anew) -> None:
+def test_a_too_long_run_name_is_reported_in_one_line(paceline_anew) -> None:
     paceline_anew("report", "x" * 300).assert_error("File name too long")

@@ -1,4 +1,4 @@
-"""Bad images, and workers that die or hang, cost one line or nothing; and no process outlives the rank it works for."""
+"""Bad images are skipped or end the run in one line, as do dead or hung workers, and no worker outlives its rank."""
 
 import ctypes
 import os
@@ -44,8 +44,8 @@ BAD = {"train": ("cat/03.jpg", "cat/04.jpg", "dog/11.jpg"), "val": ("cat/00.jpg"
 
 
 @pytest.fixture
-def photographs(tmp_path: Path) -> Path:
-    """Return a folder of two classes, 24 images to train on and 24 to validate on."""
+def images(tmp_path: Path) -> Path:
+    """Return a folder of two classes, with 24 training and 24 validation images."""
     for split in ("train", "val"):
         for label, name in enumerate(("cat", "dog")):
             folder = tmp_path / "photos" / split / name
@@ -59,53 +59,55 @@ def photographs(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def spoilt(photographs: Path) -> Path:
-    """Return the same folder with some images damaged: truncated, and a page of a web server."""
+def damaged_images(images: Path) -> Path:
+    """Return the same folder with some damaged images: truncated files, and HTML pages."""
     for split, names in BAD.items():
         for number, name in enumerate(names):
-            path = photographs / split / name
+            path = images / split / name
             path.write_bytes(b"<html>404</html>" if number else path.read_bytes()[:500])
-    return photographs
+    return images
 
 
-def words(root: Path, *more: str) -> tuple[str, ...]:
+def folder_args(root: Path, *more: str) -> tuple[str, ...]:
     return ("train", "data.source.name=folder", f"data.source.root={root}", *SMALL, *more)
 
 
-def skipping(root: Path, run: str, *more: str) -> tuple[str, ...]:
-    return words(root, "data.on_bad_image=skip", "--run-dir", run, "--json", *more)
+def skip_args(root: Path, run: str, *more: str) -> tuple[str, ...]:
+    return folder_args(root, "data.on_bad_image=skip", "--run-dir", run, "--json", *more)
 
 
 # matrix: 35
 @pytest.mark.parametrize("num_ranks", [1, 2])
-def test_a_bad_image_ends_the_run_in_one_line(ranks, spoilt: Path, num_ranks: int) -> None:
-    completed = ranks(*words(spoilt, "data.workers=0"), ranks=num_ranks)
+def test_a_bad_image_ends_the_run_in_one_line(ranks, damaged_images: Path, num_ranks: int) -> None:
+    completed = ranks(*folder_args(damaged_images, "data.workers=0"), ranks=num_ranks)
     errors = [line for output in completed.errors for line in output.splitlines() if line.startswith("error: ")]
     assert 2 in completed.codes and 0 not in completed.codes and len(errors) == 1, completed
-    assert any(f"{spoilt}/train/{name}: cannot be decoded: " in errors[0] for name in BAD["train"])
+    assert any(f"{damaged_images}/train/{name}: cannot be decoded: " in errors[0] for name in BAD["train"])
     assert "Traceback" not in "".join(completed.errors)
 
 
 # matrix: 35
 @pytest.mark.parametrize("num_ranks", [1, 2])
-def test_skipped_images_are_counted_and_the_run_is_the_same_with_workers(
-    ranks, spoilt: Path, tmp_path: Path, lines_of, num_ranks: int
+def test_skipped_images_are_counted_and_workers_do_not_change_the_run(
+    ranks, damaged_images: Path, tmp_path: Path, lines_of, num_ranks: int
 ) -> None:
-    inline = ranks(*skipping(spoilt, "inline", "data.workers=0"), ranks=num_ranks).result
-    ahead = ranks(*skipping(spoilt, "ahead", "data.workers=1"), ranks=num_ranks).result
+    inline = ranks(*skip_args(damaged_images, "inline", "data.workers=0"), ranks=num_ranks).result
+    ahead = ranks(*skip_args(damaged_images, "ahead", "data.workers=1"), ranks=num_ranks).result
     assert inline["weights_sha256"] == ahead["weights_sha256"]
     for name, result in (("inline", inline), ("ahead", ahead)):
         assert result["status"] == "completed"
         assert result["bad_images"] == 5
         assert result["eval"]["images"] == 2 * PER_CLASS - len(BAD["val"])
         listed = sorted((row["split"], row["path"]) for row in lines_of(tmp_path / name / "bad_images.jsonl"))
-        assert listed == sorted((split, f"{spoilt}/{split}/{each}") for split, names in BAD.items() for each in names)
+        assert listed == sorted(
+            (split, f"{damaged_images}/{split}/{each}") for split, names in BAD.items() for each in names
+        )
 
 
 # matrix: 35
-def test_a_run_that_skips_images_resumes_to_the_same_bits(ranks, spoilt: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_with_skipped_images_has_the_same_weights(ranks, damaged_images: Path, tmp_path: Path) -> None:
     more = ("data.workers=0", "checkpoint.every=1st", "checkpoint.keep=99")
-    uninterrupted = ranks(*skipping(spoilt, "run", *more)).result
+    uninterrupted = ranks(*skip_args(damaged_images, "run", *more)).result
     (tmp_path / "run" / "result.json").unlink()
     newer = [path for path in (tmp_path / "run" / "checkpoints").iterdir() if path.name > "step-00000002"]
     assert len(newer) == 4
@@ -117,31 +119,31 @@ def test_a_run_that_skips_images_resumes_to_the_same_bits(ranks, spoilt: Path, t
 
 
 # matrix: 35
-def test_more_bad_images_than_are_allowed_end_the_run(ranks, spoilt: Path) -> None:
-    completed = ranks(*skipping(spoilt, "run", "data.workers=0", "data.max_bad_images=2"))
+def test_too_many_bad_images_end_the_run(ranks, damaged_images: Path) -> None:
+    completed = ranks(*skip_args(damaged_images, "run", "data.workers=0", "data.max_bad_images=2"))
     assert completed.codes == [2]
     (error,) = (line for line in completed.errors[0].splitlines() if line.startswith("error: "))
     assert "data.max_bad_images" in error and "paceline data verify" in error
 
 
 # matrix: 35
-def test_a_folder_is_verified_before_a_run(paceline, spoilt: Path) -> None:
-    source = ("data.source.name=folder", f"data.source.root={spoilt}")
+def test_a_folder_is_verified_before_a_run(paceline, damaged_images: Path) -> None:
+    source = ("data.source.name=folder", f"data.source.root={damaged_images}")
     completed = paceline("data", "verify", *source)
     completed.assert_error(
-        f"{spoilt}/train/cat/03.jpg: cannot be decoded", "5 bad images of 48", "data.on_bad_image=skip"
+        f"{damaged_images}/train/cat/03.jpg: cannot be decoded", "5 bad images of 48", "data.on_bad_image=skip"
     )
     rows = [line for line in completed.out.splitlines() if line.startswith(("train ", "val "))]
     assert len(rows) == 5
 
 
 # matrix: 37
-def test_what_cannot_be_an_image_is_found_before_the_first_step(ranks, photographs: Path) -> None:
-    os.mkfifo(photographs / "train/cat/pipe.jpg")
-    (photographs / "train/dog/link.jpg").symlink_to("gone.jpg")
-    (photographs / "train/dog/folder.jpg").mkdir()
+def test_unreadable_files_are_reported_before_the_first_step(ranks, images: Path) -> None:
+    os.mkfifo(images / "train/cat/pipe.jpg")
+    (images / "train/dog/link.jpg").symlink_to("gone.jpg")
+    (images / "train/dog/folder.jpg").mkdir()
     started = time.monotonic()
-    completed = ranks(*words(photographs))
+    completed = ranks(*folder_args(images))
     assert time.monotonic() - started < 10
     assert completed.codes == [2]
     (error,) = completed.errors[0].splitlines()
@@ -149,7 +151,7 @@ def test_what_cannot_be_an_image_is_found_before_the_first_step(ranks, photograp
 
 
 # matrix: 40
-def test_data_sets_too_small_or_in_contradiction_are_refused_in_one_line(ranks, tmp_path: Path, photographs) -> None:
+def test_too_small_or_inconsistent_data_sets_are_refused_in_one_line(ranks, tmp_path: Path, images) -> None:
     def output(*more: str, num_ranks: int = 1) -> str:
         started = time.monotonic()
         completed = ranks("train", *SMALL, *more, ranks=num_ranks)
@@ -159,30 +161,30 @@ def test_data_sets_too_small_or_in_contradiction_are_refused_in_one_line(ranks, 
         return errors[0]
 
     listed = tmp_path / "listed.csv"
-    listed.write_text(f"path,label\n{photographs}/train/cat/01.jpg,0\n{photographs}/train/dog/01.jpg,1\n")
+    listed.write_text(f"path,label\n{images}/train/cat/01.jpg,0\n{images}/train/dog/01.jpg,1\n")
     beyond = tmp_path / "beyond.csv"
-    beyond.write_text(f"path,label\n{photographs}/val/cat/01.jpg,2\n")
+    beyond.write_text(f"path,label\n{images}/val/cat/01.jpg,2\n")
     lists = ("data.source.name=manifest", f"data.source.train={listed}")
-    folder = ("data.source.name=folder", f"data.source.root={photographs}")
+    folder = ("data.source.name=folder", f"data.source.root={images}")
     assert "label '2' is not in the training list" in output(*lists, f"data.source.val={beyond}")
     assert "data.batch_size: 8" in output(*lists, f"data.source.val={listed}")
     assert "data.batch_size: 3" in output(*lists, f"data.source.val={listed}", "data.batch_size=3", num_ranks=3)
-    (photographs / "train/emu").mkdir()
-    assert f"{photographs}/train/emu: is a class folder without images" in output(*folder)
-    shutil.rmtree(photographs / "train")
-    (photographs / "train/emu").mkdir(parents=True)
-    assert f"{photographs}/train has no images" in output(*folder)
+    (images / "train/emu").mkdir()
+    assert f"{images}/train/emu: is a class folder without images" in output(*folder)
+    shutil.rmtree(images / "train")
+    (images / "train/emu").mkdir(parents=True)
+    assert f"{images}/train has no images" in output(*folder)
 
 
 @dataclass(frozen=True)
 class Forked:
-    """A process that does what `python -m paceline` would, and need not import torch first."""
+    """A forked process that runs the program, and does not need to import torch."""
 
     process: BaseProcess
     err: Path
 
     def errors(self, timeout_s: float) -> list[str]:
-        """Wait until it ends, and return the lines of errors."""
+        """Wait until the process ends, and return its error lines."""
         self.process.join(timeout_s)
         text = self.err.read_text()
         assert self.process.exitcode is not None and "Traceback" not in text, text
@@ -191,7 +193,7 @@ class Forked:
 
 @pytest.fixture
 def fork(tmp_path: Path) -> Iterator[Callable[..., Forked]]:
-    """Return a function that starts the program in the test's folder; `prepare` is called before."""
+    """Return a function that starts the program in the test's folder; `prepare` is called first."""
     started: list[BaseProcess] = []
 
     def start(*arguments: str, prepare: Callable[[], object] = int) -> Forked:
@@ -212,14 +214,14 @@ def program(arguments: tuple[str, ...], folder: Path, err: Path, prepare: Callab
         os.dup2(os.open(err, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
     sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
     os.closerange(3, 256)
-    warnings.resetwarnings()  # to be errors is for tests
+    warnings.resetwarnings()  # only tests turn warnings into errors
     os.chdir(folder)
     sys.argv = ["paceline", *arguments]
     prepare()
     main()
 
 
-def training(run: Forked, folder: Path) -> list[psutil.Process]:
+def workers_of(run: Forked, folder: Path) -> list[psutil.Process]:
     """Wait until a run of one rank trains, and return its workers."""
     deadline = time.monotonic() + 120
     steps = folder / "steps.jsonl"
@@ -239,11 +241,11 @@ def training(run: Forked, folder: Path) -> list[psutil.Process]:
     ids=["killed", "stopped"],
 )
 def test_a_worker_that_dies_or_hangs_ends_the_run_in_one_line(
-    fork, photographs: Path, tmp_path: Path, clean, fault: signal.Signals, says: str
+    fork, images: Path, tmp_path: Path, clean, fault: signal.Signals, says: str
 ) -> None:
     endless = ("train.epochs=100000", "train.eval_every=off", "checkpoint.every=off", "log.every=1st")
-    run = fork(*words(photographs, *endless, "data.workers=2", "data.worker_timeout=3s", "--run-dir", "run"))
-    workers = training(run, tmp_path / "run")
+    run = fork(*folder_args(images, *endless, "data.workers=2", "data.worker_timeout=3s", "--run-dir", "run"))
+    workers = workers_of(run, tmp_path / "run")
     workers[0].send_signal(fault)
     hurt = time.monotonic()
     (error,) = run.errors(60)
@@ -256,7 +258,7 @@ def test_a_worker_that_dies_or_hangs_ends_the_run_in_one_line(
 
 
 class Silent:
-    """A source that is never done reading."""
+    """A source whose `read` never returns."""
 
     info = DatasetInfo("made", "train", 64, ("a", "b"), 3, None, (0.5,) * 3, (0.25,) * 3)
 
@@ -272,7 +274,7 @@ class Silent:
 
 
 def start_late(pids: Connection, before_s: float, after_s: float) -> None:
-    """Be a rank whose workers take their time before and after they are tied to it."""
+    """Run as a rank whose workers are slow to start, before and after they are tied to it."""
     tie = crew.die_with_parent
 
     def late(parent: int) -> None:
@@ -289,15 +291,15 @@ def start_late(pids: Connection, before_s: float, after_s: float) -> None:
 
 # matrix: 16
 @pytest.mark.parametrize(("before_s", "after_s"), [(1.0, 0.0), (0.0, 600.0), (0.0, 0.0)])
-def test_workers_that_are_starting_end_with_a_rank_that_is_killed(before_s: float, after_s: float) -> None:
-    """Before they are tied to it, once they are, and when they read."""
+def test_starting_workers_end_with_their_killed_rank(before_s: float, after_s: float) -> None:
+    """The rank is killed before its workers are tied to it, after that, and while they read."""
     context = get_context("fork")
     pids, mouth = context.Pipe(duplex=False)
     rank = context.Process(target=start_late, args=(mouth, before_s, after_s))
     rank.start()
     workers = [psutil.Process(pids.recv()) for _ in range(2)]
     if not before_s:
-        time.sleep(0.3)  # for them to get on
+        time.sleep(0.3)  # time for the workers to start
     rank.kill()
     rank.join()
     _, alive = psutil.wait_procs(workers, timeout=5)
@@ -305,15 +307,15 @@ def test_workers_that_are_starting_end_with_a_rank_that_is_killed(before_s: floa
 
 
 # matrix: 43
-def test_a_run_without_shared_memory_is_refused_before_it_starts(fork, photographs: Path, tmp_path: Path) -> None:
+def test_too_little_shared_memory_is_refused_before_the_run(fork, images: Path, tmp_path: Path) -> None:
     def shrink() -> None:
         libc = ctypes.CDLL(None, use_errno=True)
-        if libc.unshare(0x00020000):  # CLONE_NEWNS: mounts of its own
+        if libc.unshare(0x00020000):  # CLONE_NEWNS: a mount namespace of its own
             os._exit(77)
         if libc.mount(None, b"/", None, 0x44000, None) or libc.mount(b"none", b"/dev/shm", b"tmpfs", 0, b"size=1m"):
             os._exit(77)
 
-    run = fork(*words(photographs, "data.workers=2", "data.image_size=128"), prepare=shrink)
+    run = fork(*folder_args(images, "data.workers=2", "data.image_size=128"), prepare=shrink)
     errors = run.errors(60)
     if run.process.exitcode == 77:
         pytest.skip("mounts of one's own are not allowed here")
@@ -323,17 +325,17 @@ def test_a_run_without_shared_memory_is_refused_before_it_starts(fork, photograp
 
 
 # matrix: 43
-def test_a_run_with_few_open_files_is_refused_before_it_starts(fork, photographs: Path) -> None:
+def test_a_low_limit_of_open_files_is_refused_before_the_run(fork, images: Path) -> None:
     limit = partial(resource.setrlimit, resource.RLIMIT_NOFILE, (64, 64))
-    run = fork(*words(photographs, "data.workers=2"), prepare=limit)
+    run = fork(*folder_args(images, "data.workers=2"), prepare=limit)
     (error,) = run.errors(60)
     assert run.process.exitcode == 2
     assert "opens up to " in error and "the limit is 64 (set data.workers=0, or raise it: ulimit -n " in error
 
 
 def bombs() -> dict[str, bytes]:
-    """Return small files of every format whose header claims more than is ever decoded."""
-    side = 14_000  # 196 Mpx, and what libraries that look at nothing else take 0.6 GB for
+    """Return small files of every format whose header claims more pixels than are ever decoded."""
+    side = 14_000  # 196 Mpx, for which libraries without a limit allocate 0.6 GB
     assert side * side > MAX_PIXELS
     tags = [(256, 4, side), (257, 4, side), (258, 3, 8), (259, 3, 1), (262, 3, 1), (273, 4, 8), (277, 3, 1)]
     tags += [(278, 4, side), (279, 4, side * side)]
@@ -371,10 +373,10 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 # matrix: 36
 @pytest.mark.parametrize("kind", ["png", *bombs()])
-def test_a_bomb_is_refused_by_its_header_and_takes_no_memory(kind: str, tmp_path: Path) -> None:
+def test_a_decompression_bomb_is_refused_by_its_header_without_using_memory(kind: str, tmp_path: Path) -> None:
     path = tmp_path / f"bomb.{kind}"
     if kind == "png":
-        Image.new("1", (14_000, 14_000)).save(path)  # 24 kB that unpack to 196 Mpx, and are whole
+        Image.new("1", (14_000, 14_000)).save(path)  # 24 kB that decompress to 196 Mpx, and are valid
         assert path.stat().st_size < 50_000
     else:
         path.write_bytes(bombs()[kind])
@@ -382,6 +384,6 @@ def test_a_bomb_is_refused_by_its_header_and_takes_no_memory(kind: str, tmp_path
     output, grown_kb = subprocess.run(
         command, capture_output=True, text=True, timeout=60, check=True
     ).stdout.splitlines()
-    ours, pillows = f"more than {MAX_PIXELS:,} pixels", "pixels) exceeds limit of "  # Pillow looks at some itself
+    ours, pillows = f"more than {MAX_PIXELS:,} pixels", "pixels) exceeds limit of "  # Pillow checks some itself
     assert output.startswith("bomb: cannot be decoded: ") and (ours in output or pillows in output)
     assert int(grown_kb) < 200_000

@@ -1,4 +1,4 @@
-"""A disk that does not answer: whoever waits for an image of it is told in time, and the program ends."""
+"""A disk that does not respond: the rank that waits for an image gets an error in time, and the program ends."""
 
 import platform
 import subprocess
@@ -41,8 +41,8 @@ print("over")
 
 
 @pytest.mark.parametrize("how", ["close", "drop"])
-def test_a_pool_whose_image_never_comes_can_be_left(how: str, tmp_path: Path) -> None:
-    """Without that the error of `data.worker_timeout` would be the last that a rank does, and it would not end."""
+def test_a_pool_with_a_read_that_never_returns_can_be_closed(how: str, tmp_path: Path) -> None:
+    """Otherwise a rank could not exit after the error of `data.worker_timeout`."""
     if load_native() is None:
         pytest.skip(NATIVE_MISSING_MESSAGE)
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):

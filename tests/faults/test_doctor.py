@@ -1,6 +1,6 @@
-"""`paceline doctor` on a machine with one thing wrong: it finds that and no other, and on a sound machine nothing.
+"""`paceline doctor` reports exactly the one planted fault of a machine, and nothing on a healthy machine.
 
-Each fault is planted for real, in namespaces, limits or a control group of the process's own, which needs root.
+Each fault is planted for real, in namespaces, limits or a control group of the process, which needs root.
 """
 
 import contextlib
@@ -19,24 +19,24 @@ import pytest
 TIMEOUT_S = 60
 LAUNCHERS = ("RANK", "WORLD_SIZE", "MASTER_", "SLURM_", "TORCHELASTIC_", "GLOO_", "NCCL_")
 BUSY = {"memory", "disk", "disk speed", "load"}
-"""What may be worth a look on a sound machine while other programs keep it busy."""
+"""Findings that a healthy but busy machine may have."""
 WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; from paceline.cli import main; main()"
 WITHOUT_NCCL = (
     "import torch; torch.distributed.is_nccl_available = lambda: False; from paceline.cli import main; main()"
 )
 CGROUPS = (Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup"))
-"""Of version 1, and of version 2."""
+"""Hierarchies of control groups of version 1 and version 2."""
 
 
 class DoctorReport(NamedTuple):
-    """What doctor found: its exit code, its word for all, and each finding by its name."""
+    """The output of doctor: its exit code, its overall state, and each finding by name."""
 
     code: int
     state: str
     findings: dict[str, dict[str, str]]
 
-    def named(self, state: str) -> set[str]:
-        """Return the names of what is in `state`."""
+    def names(self, state: str) -> set[str]:
+        """Return the names of the findings in `state`."""
         return {name for name, finding in self.findings.items() if finding["state"] == state}
 
 
@@ -44,7 +44,7 @@ class DoctorReport(NamedTuple):
 def doctor(tmp_path: Path) -> Callable[..., DoctorReport]:
     """Return a function that runs `paceline doctor` in the test's folder, by the program in `around`.
 
-    It has no torch, which a machine without GPUs is looked at without, unless `python` says otherwise.
+    Unless `python` is given, the program runs without torch, as on a machine without GPUs.
     """
 
     def run(around: Sequence[str] = (), python: Sequence[str] = ("-c", WITHOUT_TORCH), **environ: str) -> DoctorReport:
@@ -58,14 +58,14 @@ def doctor(tmp_path: Path) -> Callable[..., DoctorReport]:
             timeout=TIMEOUT_S,
         )
         assert completed.stderr == "" and completed.stdout, completed
-        told = json.loads(completed.stdout)
-        return DoctorReport(completed.returncode, told["state"], {each["name"]: each for each in told["machine"]})
+        report = json.loads(completed.stdout)
+        return DoctorReport(completed.returncode, report["state"], {each["name"]: each for each in report["machine"]})
 
     return run
 
 
 def in_namespaces(*kinds: str, script: str) -> list[str]:
-    """Return what runs a program after `script`, in new namespaces of these kinds; skip where there may be none."""
+    """Return a command that runs `script` and then a program in new namespaces; skip if that is not permitted."""
     unshare = shutil.which("unshare")
     if unshare is None or subprocess.run([unshare, *kinds, "true"], capture_output=True, timeout=TIMEOUT_S).returncode:
         pytest.skip(f"no namespaces here: `unshare {' '.join(kinds)} true` fails (it needs root)")
@@ -74,7 +74,7 @@ def in_namespaces(*kinds: str, script: str) -> list[str]:
 
 @pytest.fixture
 def half_a_core() -> Iterator[Path]:
-    """A control group whose processes may compute for half a second a second, all together."""
+    """A control group whose processes may together use half a CPU second per second."""
     top = next((each for each in CGROUPS if (each / "cgroup.procs").exists()), None)
     if top is None:
         pytest.skip("no control groups here: /sys/fs/cgroup is not mounted")
@@ -95,59 +95,61 @@ def half_a_core() -> Iterator[Path]:
             group.rmdir()
 
 
-def test_nothing_is_wrong_with_a_sound_machine(doctor) -> None:
-    told = doctor()
-    assert told.named("wrong") == set() and told.named("look") <= BUSY, told.findings
-    assert told.code == 0 and len(told.findings) > 15
+def test_a_healthy_machine_has_no_finding(doctor) -> None:
+    report = doctor()
+    assert report.named("wrong") == set() and report.named("look") <= BUSY, report.findings
+    assert report.code == 0 and len(report.findings) > 15
 
 
-def test_small_shared_memory_is_found(doctor) -> None:
-    told = doctor(in_namespaces("-m", script="mount -t tmpfs -o size=16m tmpfs /dev/shm"))
-    assert (told.code, told.state, told.named("wrong")) == (1, "wrong", {"shared memory"})
-    assert told.findings["shared memory"]["found"].startswith("16.8 MB free")
+def test_small_shared_memory_is_reported(doctor) -> None:
+    report = doctor(in_namespaces("-m", script="mount -t tmpfs -o size=16m tmpfs /dev/shm"))
+    assert (report.code, report.state, report.named("wrong")) == (1, "wrong", {"shared memory"})
+    assert report.findings["shared memory"]["found"].startswith("16.8 MB free")
 
 
-def test_a_low_limit_of_open_files_is_found(doctor) -> None:
-    told = doctor(["sh", "-ec", 'ulimit -n 64\nexec "$@"', "sh"])
-    assert (told.code, told.named("wrong")) == (1, {"open files"})
-    assert told.findings["open files"]["found"].startswith("64 (at most 64)")
+def test_a_low_limit_of_open_files_is_reported(doctor) -> None:
+    report = doctor(["sh", "-ec", 'ulimit -n 64\nexec "$@"', "sh"])
+    assert (report.code, report.named("wrong")) == (1, {"open files"})
+    assert report.findings["open files"]["found"].startswith("64 (at most 64)")
 
 
-def test_a_quota_of_cpu_time_is_found(doctor, half_a_core: Path) -> None:
-    told = doctor(["sh", "-ec", f'echo $$ > "{half_a_core}/cgroup.procs"\nexec "$@"', "sh"])
-    assert told.named("wrong") == set() and "cores" in told.named("look") and told.named("look") <= {"cores", *BUSY}
-    assert told.findings["cores"]["found"].endswith("but only 0.5 s of CPU time per second")
+def test_a_cpu_quota_is_reported(doctor, half_a_core: Path) -> None:
+    report = doctor(["sh", "-ec", f'echo $$ > "{half_a_core}/cgroup.procs"\nexec "$@"', "sh"])
+    assert (
+        report.named("wrong") == set() and "cores" in report.named("look") and report.named("look") <= {"cores", *BUSY}
+    )
+    assert report.findings["cores"]["found"].endswith("but only 0.5 s of CPU time per second")
 
 
-def test_a_host_that_does_not_resolve_is_found(doctor) -> None:
-    """In a network of its own it has no other interface either, which paceline would take in the name's place."""
+def test_an_unresolvable_host_name_is_reported(doctor) -> None:
+    """The network namespace has no other interface, which paceline would use in place of the name's."""
     rename = "hostname no-such-host.invalid"
     nodes = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_JOB_NUM_NODES": "2"}
-    told = doctor(in_namespaces("--uts", "--net", script=rename), **nodes)
-    assert told.code == 1 and told.named("wrong") == {"host name", "loopback", "interfaces", "gloo"}
-    assert told.findings["host name"]["found"].startswith("no-such-host.invalid has no address")
+    report = doctor(in_namespaces("--uts", "--net", script=rename), **nodes)
+    assert report.code == 1 and report.named("wrong") == {"host name", "loopback", "interfaces", "gloo"}
+    assert report.findings["host name"]["found"].startswith("no-such-host.invalid has no address")
     alone = doctor(in_namespaces("--uts", script=rename))
     assert alone.code == 0 and "host name" in alone.named("look")
 
 
-def test_a_busy_port_is_found_and_its_holder_named(doctor) -> None:
+def test_a_port_in_use_is_reported_with_its_process(doctor) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        told = doctor(MASTER_PORT=str(server.getsockname()[1]))
-    assert (told.code, told.named("wrong")) == (1, {"port"})
-    assert told.findings["port"]["found"].endswith(f"(process {os.getpid()})")
+        report = doctor(MASTER_PORT=str(server.getsockname()[1]))
+    assert (report.code, report.named("wrong")) == (1, {"port"})
+    assert report.findings["port"]["found"].endswith(f"(process {os.getpid()})")
 
 
-def test_a_folder_that_is_read_only_is_found(doctor, tmp_path: Path) -> None:
+def test_a_read_only_folder_is_reported(doctor, tmp_path: Path) -> None:
     script = f'mount -t tmpfs -o ro tmpfs "{tmp_path}"; cd "{tmp_path}"'
-    told = doctor(in_namespaces("-m", script=script))
-    assert (told.code, told.named("wrong")) == (1, {"disk"})
-    assert told.findings["disk"]["found"] == "runs cannot be written to: Read-only file system"
+    report = doctor(in_namespaces("-m", script=script))
+    assert (report.code, report.named("wrong")) == (1, {"disk"})
+    assert report.findings["disk"]["found"] == "runs cannot be written to: Read-only file system"
 
 
-def test_a_missing_nccl_is_found(doctor) -> None:
-    """The machine seems to have a GPU, and its torch has been built without NCCL."""
+def test_a_missing_nccl_is_reported(doctor) -> None:
+    """The machine appears to have a GPU, and its torch was built without NCCL."""
     script = "mount -t tmpfs tmpfs /dev; mkdir -m 1777 /dev/shm; touch /dev/nvidia0; "
     script += "mknod -m 666 /dev/null c 1 3; mknod -m 666 /dev/urandom c 1 9"
-    told = doctor(in_namespaces("-m", script=script), ("-c", WITHOUT_NCCL), CUDA_VISIBLE_DEVICES="0")
-    assert (told.code, told.named("wrong")) == (1, {"GPUs", "NCCL"})
-    assert told.findings["GPUs"]["found"].endswith("torch sees 0")
+    report = doctor(in_namespaces("-m", script=script), ("-c", WITHOUT_NCCL), CUDA_VISIBLE_DEVICES="0")
+    assert (report.code, report.named("wrong")) == (1, {"GPUs", "NCCL"})
+    assert report.findings["GPUs"]["found"].endswith("torch sees 0")

@@ -1,4 +1,4 @@
-"""Hosts, ports and interfaces that do not fit are named within seconds; what listens, listens to this machine alone."""
+"""Wrong hosts, ports and interfaces are reported within seconds, and a run listens only on this machine."""
 
 import ipaddress
 import os
@@ -18,14 +18,14 @@ WITHIN_S = 10
 
 @pytest.fixture
 def free_port() -> Iterator[str]:
-    """A port that nothing listens on and that nobody else can take: bound, and not listened to."""
+    """A port that nothing listens on and that no other process can take: bound, but not listened on."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield str(held.getsockname()[1])
 
 
-def reported_in_time(ranks, *args: str, num_ranks: int = 1, absent: Sequence[int] = (), **environ: str) -> str:
-    """Run ranks that cannot meet; return the one line that one of them says, within the time-out and what it adds."""
+def error_of(ranks, *args: str, num_ranks: int = 1, absent: Sequence[int] = (), **environ: str) -> str:
+    """Run ranks that cannot connect; return the one line that one of them prints within the time-out and a margin."""
     started = time.monotonic()
     completed = ranks(*SMALL, f"parallel.timeout={TIMEOUT_S}s", *args, ranks=num_ranks, absent=absent, **environ)
     assert time.monotonic() - started < WITHIN_S
@@ -36,31 +36,31 @@ def reported_in_time(ranks, *args: str, num_ranks: int = 1, absent: Sequence[int
 
 
 # matrix: 42
-def test_a_host_that_has_no_address_is_named(ranks, free_port: str) -> None:
-    output = reported_in_time(ranks, **SECOND_NODE, MASTER_ADDR="no-such-host.invalid", MASTER_PORT=free_port)
+def test_a_host_without_an_address_is_named(ranks, free_port: str) -> None:
+    output = error_of(ranks, **SECOND_NODE, MASTER_ADDR="no-such-host.invalid", MASTER_PORT=free_port)
     assert output.startswith("error: MASTER_ADDR: ") and "no-such-host.invalid" in output
 
 
 # matrix: 42
-def test_a_first_rank_that_cannot_be_reached_is_named(ranks, free_port: str) -> None:
-    output = reported_in_time(ranks, **SECOND_NODE, MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port)
+def test_an_unreachable_rank_0_is_named(ranks, free_port: str) -> None:
+    output = error_of(ranks, **SECOND_NODE, MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port)
     assert output.startswith("error: MASTER_ADDR: rank 1 cannot reach rank 0") and free_port in output
 
 
 # matrix: 42
 @pytest.mark.parametrize("missing", [1, 2])
-def test_a_rank_that_never_comes_is_named(ranks, missing: int) -> None:
-    assert f"rank {missing}" in reported_in_time(ranks, num_ranks=3, absent=(missing,))
+def test_a_missing_rank_is_named(ranks, missing: int) -> None:
+    assert f"rank {missing}" in error_of(ranks, num_ranks=3, absent=(missing,))
 
 
 # matrix: 42
 def test_a_missing_interface_is_named(ranks) -> None:
-    output = reported_in_time(ranks, num_ranks=2, GLOO_SOCKET_IFNAME="nowhere0")
+    output = error_of(ranks, num_ranks=2, GLOO_SOCKET_IFNAME="nowhere0")
     assert "GLOO_SOCKET_IFNAME" in output and "nowhere0" in output
 
 
 # matrix: 47
-def test_nothing_of_a_run_listens_to_other_machines(paceline, tmp_path: Path, family_of, clean) -> None:
+def test_a_run_listens_only_on_the_loopback_interface(paceline, tmp_path: Path, family_of, clean) -> None:
     environ = {name: "" for name in ("GLOO_SOCKET_IFNAME",) if name in os.environ}
     process = paceline.start(*SMALL, "train.epochs=500", "--ranks", "2", "--run-dir", "run", **environ)
     try:
@@ -78,6 +78,6 @@ def test_nothing_of_a_run_listens_to_other_machines(paceline, tmp_path: Path, fa
     finally:
         process.kill()
         process.communicate(timeout=30)
-    assert len(listening) >= 3  # the store, and gloo of each rank
+    assert len(listening) >= 3  # the store, and gloo on each rank
     assert [address for address in listening if not ipaddress.ip_address(address.ip).is_loopback] == []
     clean(tmp_path, within_s=10)

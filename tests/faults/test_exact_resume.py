@@ -1,4 +1,4 @@
-"""A run is a function of its recipe: run again, stopped and resumed, on other workers or ranks, it is the same run."""
+"""A run depends only on its recipe: repeated, resumed, or with other workers or ranks, it is the same run."""
 
 import hashlib
 import json
@@ -38,14 +38,14 @@ ARGS = (
     "checkpoint.every=1st",
     "checkpoint.keep=99",
     "parallel.threads=1",
-    "parallel.bucket_mb=0.1",  # several buckets, whose order must not depend on where a run was stopped
+    "parallel.bucket_mb=0.1",  # several buckets, whose order must not depend on the step of an interruption
     "--json",
 )
 STOPS = (1, 3, EPOCH, EPOCH + 2, EPOCH + 3)
 
 
-def cut(run: Path, step: int) -> None:
-    """Leave `run` as a kill would have, just after the checkpoint of `step` was written."""
+def cut_after(run: Path, step: int) -> None:
+    """Truncate `run` to the state of a kill right after the checkpoint of `step` was written."""
     (run / "result.json").unlink()
     newer = [path for path in (run / "checkpoints").iterdir() if int(path.name.removeprefix("step-")) > step]
     assert newer
@@ -54,7 +54,7 @@ def cut(run: Path, step: int) -> None:
 
 
 def samples(run: Path, worlds: Mapping[int, int], lines_of) -> list[list[tuple[int, int]]]:
-    """Return (sample, checksum of its pixels) of each step, ranks in order; from step S on there were `worlds[S]`."""
+    """Return (sample, checksum of its pixels) of each step, ranks in order; `worlds[S]` ranks ran from step S on."""
     found: list[list[tuple[int, int]]] = []
     for step in range(STEPS):
         world_size = worlds[max(first for first in worlds if first <= step)]
@@ -67,7 +67,7 @@ def samples(run: Path, worlds: Mapping[int, int], lines_of) -> list[list[tuple[i
 
 
 def records(run: Path, lines_of) -> list[dict]:
-    """Return what a run wrote of its steps and evaluations, less what depends on the clock."""
+    """Return a run's records of steps and evaluations without those that depend on the clock."""
     rows = [row for name in ("steps.jsonl", "evals.jsonl") for row in lines_of(run / name)]
     times = ("trained_s", "train_s", "epoch_s", "images_per_s")
     return [{key: row[key] for key in row if key not in times} for row in rows]
@@ -75,9 +75,7 @@ def records(run: Path, lines_of) -> list[dict]:
 
 # matrix: 1
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
-def test_the_same_recipe_gives_the_same_bits_whoever_prepares_the_batches(
-    ranks, tmp_path: Path, lines_of, state_digest, num_ranks: int
-) -> None:
+def test_weights_do_not_depend_on_the_loader(ranks, tmp_path: Path, lines_of, state_digest, num_ranks: int) -> None:
     found = []
     for name, workers in (("one", 0), ("again", 0), ("ahead", 2), ("ahead-again", 2)):
         args = (*ARGS, f"data.workers={workers}", "train.ema=on", "checkpoint.every=1ep")
@@ -89,7 +87,7 @@ def test_the_same_recipe_gives_the_same_bits_whoever_prepares_the_batches(
 
 
 # matrix: 1
-def test_the_number_of_threads_that_the_bits_depend_on_is_on_record(ranks, tmp_path: Path) -> None:
+def test_the_number_of_threads_is_recorded_with_the_run(ranks, tmp_path: Path) -> None:
     for threads in (1, 2):
         args = (*ARGS, f"parallel.threads={threads}", "train.epochs=0.4")
         ranks(*args, "--run-dir", str(threads)).result  # noqa: B018
@@ -98,14 +96,14 @@ def test_the_number_of_threads_that_the_bits_depend_on_is_on_record(ranks, tmp_p
 
 # matrix: 2
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
-def test_a_run_stopped_five_times_is_the_run_that_was_never_stopped(
+def test_a_run_resumed_five_times_equals_an_uninterrupted_one(
     ranks, tmp_path: Path, lines_of, state_digest, num_ranks: int
 ) -> None:
-    """After the first step, within an epoch, at its end, and twice in the next: a stop of a run stopped before."""
+    """It stops after the first step, within an epoch, at its end, and twice in the next: once after a resumed part."""
     uninterrupted = ranks(*ARGS, "train.ema=on", "--run-dir", "whole", ranks=num_ranks).result
     shutil.copytree(tmp_path / "whole", tmp_path / "cut")
     for step in STOPS:
-        cut(tmp_path / "cut", step)
+        cut_after(tmp_path / "cut", step)
         resumed = ranks(*ARGS, "train.ema=on", "--run-dir", "cut", "--resume", ranks=num_ranks).result
         assert resumed["weights_sha256"] == uninterrupted["weights_sha256"], f"stopped after step {step}"
         assert (resumed["steps"], resumed["eval"], resumed["best"]) == (
@@ -124,7 +122,7 @@ def test_a_run_stopped_five_times_is_the_run_that_was_never_stopped(
         assert len(ids) == len(set(ids)) == EPOCH * 12
 
 
-# PowerSGD sends ten steps whole, so a stop is before it begins, where it begins, or after it has held something back.
+# PowerSGD sends ten steps uncompressed, so a stop is before it begins, where it begins, or after it has a residual.
 LONG = (*ARGS, "train.epochs=3", "log.samples=false")
 LONG_STEPS = 3 * EPOCH
 
@@ -141,14 +139,14 @@ LONG_STEPS = 3 * EPOCH
         ("compression=powersgd static_graph=true", 2, (12,)),
     ],
 )
-def test_however_gradients_are_sent_a_run_that_was_stopped_has_the_same_bits(
+def test_a_resumed_run_has_the_same_weights_with_any_gradient_compression(
     ranks, tmp_path: Path, lines_of, state_digest, sent: str, num_ranks: int, stops: Sequence[int]
 ) -> None:
     args = (*LONG, *(f"parallel.{each}" for each in sent.split()))
     ranks(*args, "--run-dir", "whole", ranks=num_ranks).result  # noqa: B018
     shutil.copytree(tmp_path / "whole", tmp_path / "cut")
     for step in stops:
-        cut(tmp_path / "cut", step)
+        cut_after(tmp_path / "cut", step)
         ranks(*args, "--run-dir", "cut", "--resume", ranks=num_ranks).result  # noqa: B018
         assert "resumed without" not in str(json.loads((tmp_path / "cut" / "plan.json").read_text())["notes"])
     for step in range(stops[0], LONG_STEPS + 1):
@@ -159,8 +157,8 @@ def test_however_gradients_are_sent_a_run_that_was_stopped_has_the_same_bits(
 
 
 @pytest.fixture(scope="module")
-def factored(ranks_in, tmp_path_factory) -> Path:
-    """A run of two ranks whose gradients are sent by PowerSGD, to its end."""
+def powersgd_run(ranks_in, tmp_path_factory) -> Path:
+    """A completed run of two ranks with PowerSGD."""
     folder = tmp_path_factory.mktemp("factored")
     ranks_in(folder)(*LONG, "parallel.compression=powersgd", "--run-dir", "whole", ranks=2).result  # noqa: B018
     return folder / "whole"
@@ -168,11 +166,11 @@ def factored(ranks_in, tmp_path_factory) -> Path:
 
 # matrix: 3
 @pytest.mark.parametrize("piece", ["held back by rank 0", "held back by rank 1", "factors", "steps"])
-def test_no_piece_of_what_compression_keeps_can_be_lost_unnoticed(
-    ranks, tmp_path: Path, state_digest, factored: Path, piece: str
+def test_every_part_of_the_compression_state_matters(
+    ranks, tmp_path: Path, state_digest, powersgd_run: Path, piece: str
 ) -> None:
-    shutil.copytree(factored, tmp_path / "cut")
-    cut(tmp_path / "cut", 12)
+    shutil.copytree(powersgd_run, tmp_path / "cut")
+    cut_after(tmp_path / "cut", 12)
     checkpoint = tmp_path / "cut" / "checkpoints" / "step-00000012"
     tensors = load_file(checkpoint / "compression.safetensors")
     values = json.loads((checkpoint / "state.json").read_text())
@@ -187,9 +185,9 @@ def test_no_piece_of_what_compression_keeps_can_be_lost_unnoticed(
             tensors[name][int(piece[-1])] = 0
     save_file(tensors, checkpoint / "compression.safetensors")
     (checkpoint / "state.json").write_text(json.dumps(values))
-    sign(checkpoint, piece)
+    update_digests(checkpoint, piece)
     ranks(*LONG, "parallel.compression=powersgd", "--run-dir", "cut", "--resume", ranks=2).result  # noqa: B018
-    assert state_digest(tmp_path / "cut")["model"] != state_digest(factored)["model"]
+    assert state_digest(tmp_path / "cut")["model"] != state_digest(powersgd_run)["model"]
 
 
 # matrix: 5
@@ -205,11 +203,11 @@ def test_no_piece_of_what_compression_keeps_can_be_lost_unnoticed(
         (1, (), "a single rank sends no gradients"),
     ],
 )
-def test_residuals_that_do_not_fit_are_dropped_with_a_note(
-    ranks, tmp_path: Path, factored: Path, num_ranks: int, args: Sequence[str], why: str
+def test_residuals_of_other_shapes_are_dropped_with_a_note(
+    ranks, tmp_path: Path, powersgd_run: Path, num_ranks: int, args: Sequence[str], why: str
 ) -> None:
-    shutil.copytree(factored, tmp_path / "cut")
-    cut(tmp_path / "cut", 12)
+    shutil.copytree(powersgd_run, tmp_path / "cut")
+    cut_after(tmp_path / "cut", 12)
     args = (*LONG, *args, "parallel.compression=powersgd", "--run-dir", "cut", "--resume")
     assert ranks(*args, ranks=num_ranks).result["steps"] == LONG_STEPS
     notes = json.loads((tmp_path / "cut" / "plan.json").read_text())["notes"]
@@ -218,21 +216,21 @@ def test_residuals_that_do_not_fit_are_dropped_with_a_note(
 
 
 # matrix: 5
-def test_ranks_that_trained_alone_resume_with_rank_0s_weights_and_a_note(ranks, tmp_path: Path, state_digest) -> None:
+def test_ranks_without_synchronisation_resume_from_rank_0_with_a_note(ranks, tmp_path: Path, state_digest) -> None:
     args = (*ARGS, "parallel.sync_gradients=false")
     ranks(*args, "--run-dir", "whole", ranks=2).result  # noqa: B018
     shutil.copytree(tmp_path / "whole", tmp_path / "cut")
-    cut(tmp_path / "cut", 3)
+    cut_after(tmp_path / "cut", 3)
     ranks(*args, "--run-dir", "cut", "--resume", ranks=2).result  # noqa: B018
     found = [state_digest(tmp_path / name) for name in ("cut", "whole")]
     assert found[0]["model"] == found[1]["model"] and found[0]["optimizer"] == found[1]["optimizer"]
-    assert found[0]["values"] != found[1]["values"]  # rank 1's loss and evaluation are part of them
+    assert found[0]["values"] != found[1]["values"]  # they include the loss and evaluation of rank 1
     notes = [json.loads((tmp_path / name / "plan.json").read_text())["notes"] for name in ("cut", "whole")]
     assert ["resumed with rank 0's weights on every rank" in str(each) for each in notes] == [True, False]
 
 
 CUT = 7
-# A schedule with a state, that falls before the cut; averaged weights; and weights of 16 bits beside their copies.
+# A scheduler with state that lowers the rate before the cut; averaged weights; 16-bit weights with master copies.
 STATEFUL = (
     *ARGS,
     "train.ema=on",
@@ -252,14 +250,14 @@ PIECES = (
 
 @pytest.fixture(scope="module")
 def stateful(ranks_in, tmp_path_factory) -> Path:
-    """A run with every kind of state, to its end."""
+    """A completed run with every kind of state."""
     folder = tmp_path_factory.mktemp("stateful")
     ranks_in(folder)(*STATEFUL, "--run-dir", "whole").result  # noqa: B018
     return folder / "whole"
 
 
-def leave_out(piece: str, checkpoint: Path, first: Path) -> None:
-    """Put `piece` of `checkpoint` back to what it was after the first step, and the digests right."""
+def reset_piece(piece: str, checkpoint: Path, first: Path) -> None:
+    """Reset `piece` of `checkpoint` to its value after the first step, and update the digests."""
     if piece in ("weights", "buffers"):
         new, old = load_file(checkpoint / "model.safetensors"), load_file(first / "model.safetensors")
         is_buffer = {name: "running_" in name or "num_batches" in name for name in new}
@@ -272,18 +270,18 @@ def leave_out(piece: str, checkpoint: Path, first: Path) -> None:
         section, _, field = piece.partition(".")
         new, old = (json.loads((path / "state.json").read_text()) for path in (checkpoint, first))
         if field == "skipped":
-            new[section][field] += 3  # none was skipped in either
+            new[section][field] += 3  # no step was skipped in either
         elif field:
             assert new[section][field] != old[section][field]
             new[section][field] = old[section][field]
         else:
             new[section] = old[section]
         (checkpoint / "state.json").write_text(json.dumps(new))
-    sign(checkpoint, piece)
+    update_digests(checkpoint, piece)
 
 
-def sign(checkpoint: Path, piece: str) -> None:
-    """Put the digests of `checkpoint` right, whose `piece` was changed."""
+def update_digests(checkpoint: Path, piece: str) -> None:
+    """Update the digests of `checkpoint` after a change to `piece`."""
     manifest = json.loads((checkpoint / "manifest.json").read_text())
     digests = {name: hashlib.sha256((checkpoint / name).read_bytes()).hexdigest() for name in manifest}
     assert digests != manifest, f"{piece} is no part of the state"
@@ -292,15 +290,15 @@ def sign(checkpoint: Path, piece: str) -> None:
 
 # matrix: 3
 @pytest.mark.parametrize("piece", ["nothing", *PIECES])
-def test_no_piece_of_the_state_can_be_lost_unnoticed(
+def test_every_part_of_the_state_matters(
     ranks, tmp_path: Path, lines_of, state_digest, stateful: Path, piece: str
 ) -> None:
-    """The other tests here compare digests and records: each piece left out of a checkpoint changes one of them."""
+    """The other tests here compare digests and records; each part missing from a checkpoint changes one of them."""
     first = stateful / "checkpoints" / "step-00000001"
     shutil.copytree(stateful, tmp_path / "cut")
-    cut(tmp_path / "cut", CUT)
+    cut_after(tmp_path / "cut", CUT)
     if piece != "nothing":
-        leave_out(piece, tmp_path / "cut" / "checkpoints" / f"step-{CUT:08d}", first)
+        reset_piece(piece, tmp_path / "cut" / "checkpoints" / f"step-{CUT:08d}", first)
     ranks(*STATEFUL, "--run-dir", "cut", "--resume").result  # noqa: B018
     found = state_digest(tmp_path / "cut"), records(tmp_path / "cut", lines_of)
     is_same = found == (state_digest(stateful), records(stateful, lines_of))
@@ -308,8 +306,8 @@ def test_no_piece_of_the_state_can_be_lost_unnoticed(
 
 
 # matrix: 3
-def test_a_lost_scale_of_the_loss_is_noticed() -> None:
-    """Only a GPU has the format that needs one, so it is looked at here without a run."""
+def test_the_loss_scale_is_part_of_the_state() -> None:
+    """Only GPUs have the format that needs a loss scale, so this is tested without a run."""
     kept, lost = (persistent() for _ in range(2))
     kept.precision.scale.backoff()
     snapshot = kept.state_dict(TrainState(), {})
@@ -327,12 +325,12 @@ def persistent() -> TrainingState:
 
 
 # matrix: 4
-def test_workers_may_come_and_go_between_stops(ranks, tmp_path: Path, lines_of, state_digest) -> None:
+def test_the_number_of_workers_may_change_when_resuming(ranks, tmp_path: Path, lines_of, state_digest) -> None:
     args = (*ARGS, "train.ema=on")
     ranks(*args, "--run-dir", "whole", ranks=2).result  # noqa: B018
     shutil.copytree(tmp_path / "whole", tmp_path / "cut")
     for step, workers in ((3, 2), (EPOCH + 2, 1)):
-        cut(tmp_path / "cut", step)
+        cut_after(tmp_path / "cut", step)
         ranks(*args, f"data.workers={workers}", "--run-dir", "cut", "--resume", ranks=2).result  # noqa: B018
     assert state_digest(tmp_path / "cut") == state_digest(tmp_path / "whole")
     assert records(tmp_path / "cut", lines_of) == records(tmp_path / "whole", lines_of)
@@ -344,7 +342,7 @@ def test_workers_may_come_and_go_between_stops(ranks, tmp_path: Path, lines_of, 
 @pytest.mark.parametrize(
     ("worlds", "norm"), [((2, 4, 1), "none"), ((2, 1), "group"), ((1, 3), "none"), ((3, 2), "group")], ids=str
 )
-def test_another_number_of_ranks_takes_the_same_samples_to_the_same_losses(
+def test_other_numbers_of_ranks_have_the_same_samples_and_losses(
     ranks, tmp_path: Path, lines_of, worlds: Sequence[int], norm: str
 ) -> None:
     args = (*ARGS, f"model.norm={norm}")
@@ -352,22 +350,22 @@ def test_another_number_of_ranks_takes_the_same_samples_to_the_same_losses(
     shutil.copytree(tmp_path / "whole", tmp_path / "cut")
     started = dict(zip((0, 3, EPOCH + 2), worlds, strict=False))
     for step, world_size in list(started.items())[1:]:
-        cut(tmp_path / "cut", step)
+        cut_after(tmp_path / "cut", step)
         result = ranks(*args, "--run-dir", "cut", "--resume", ranks=world_size).result
         assert (result["world_size"], result["steps"]) == (world_size, STEPS)
     assert samples(tmp_path / "cut", started, lines_of) == samples(tmp_path / "whole", {0: worlds[0]}, lines_of)
     losses = [[row["loss"] for row in lines_of(tmp_path / name / "steps.jsonl")] for name in ("cut", "whole")]
-    # Sums over the ranks round in another order at every step: 1e-7 of a loss of 2.3, which 10 steps make more of.
+    # Sums over ranks round in another order at every step: 1e-7 of a loss of 2.3, which 10 steps amplify.
     assert losses[0] == pytest.approx(losses[1], abs=1e-4)
 
 
 # matrix: 6
-def test_a_batch_that_does_not_divide_over_the_ranks_is_refused_before_any_work(paceline, tmp_path: Path) -> None:
+def test_an_indivisible_batch_size_is_refused_before_any_work(paceline, tmp_path: Path) -> None:
     started = time.monotonic()
     paceline("train", "synthetic", "data.batch_size=16", "--ranks", "3", "--run-dir", "run").assert_error(
         "data.batch_size: 16 does not divide over 3 ranks (try 15)"
     )
-    assert time.monotonic() - started < 5  # it takes less than a second where nobody else computes
+    assert time.monotonic() - started < 5  # it takes less than a second on an idle machine
     assert not list(tmp_path.iterdir())
 
 
@@ -382,7 +380,7 @@ def test_a_batch_that_does_not_divide_over_the_ranks_is_refused_before_any_work(
         ("seed=1", "seed=0 (now 1)"),
     ],
 )
-def test_a_run_is_resumed_as_it_was_or_not_at_all(
+def test_a_run_is_not_resumed_with_a_changed_recipe(
     ranks, tmp_path: Path, finished: Path, changed: str, output: str
 ) -> None:
     shutil.copytree(finished, tmp_path / "run")
@@ -401,7 +399,7 @@ def finished(ranks_in, tmp_path_factory) -> Path:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Return the files of a run but for the lock, which says who looked at it last."""
+    """Return the files of a run except its lock, which names the process that opened it last."""
     files = [path for path in folder.rglob("*") if path.is_file() and path.name != ".lock"]
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
@@ -418,7 +416,7 @@ def test_a_run_is_not_resumed_on_other_data(ranks, tmp_path: Path, change: str) 
     args = ("train", *source, "train.steps=4", "model.width=0.1", "checkpoint.every=2st", "parallel.threads=1")
     args = (*args, "log.tensorboard=off", "--run-dir", "run", "--json")
     ranks(*args).result  # noqa: B018
-    cut(tmp_path / "run", 2)
+    cut_after(tmp_path / "run", 2)
     match change:
         case "another image":
             shutil.copy(classes / "cat" / "3.png", classes / "cat" / "99.png")
@@ -432,8 +430,8 @@ def test_a_run_is_not_resumed_on_other_data(ranks, tmp_path: Path, change: str) 
 
 
 # matrix: 9
-def test_the_metric_counts_every_image_once_on_any_number_of_ranks(ranks, finished: Path) -> None:
-    """A batch of one image computes the same bits on any rank, and sums are float64."""
+def test_evaluation_counts_every_image_once_on_any_number_of_ranks(ranks, finished: Path) -> None:
+    """A batch of one image has the same values on any rank, and sums are float64."""
     found = {}
     for num_ranks in (1, 2, 4):
         args = ("eval", str(finished), "data.eval_batch_size=1", "--json")

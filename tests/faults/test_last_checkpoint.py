@@ -1,4 +1,4 @@
-"""A run is completed only once its final weights are on disk, and resumes from what is there where they are not."""
+"""A run is completed only if its final weights are on disk; otherwise it resumes from the last checkpoint."""
 
 import json
 import os
@@ -28,7 +28,7 @@ ARGS = (
 
 @pytest.fixture
 def full_disk(tmp_path: Path) -> Iterator[Path]:
-    """Return a disk in memory on which there is room for one checkpoint, and no second one, however small."""
+    """Return a tmpfs with room for one checkpoint, but not for a second one of any size."""
     if os.geteuid() != 0:
         pytest.skip("mounting a small disk needs root")
     disk = tmp_path / "disk"
@@ -42,7 +42,7 @@ def full_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 # matrix: 30
-def test_a_run_whose_final_weights_are_lost_fails_and_is_resumed(
+def test_a_run_that_cannot_save_its_final_weights_fails_and_is_resumed(
     paceline, full_disk: Path, tmp_path: Path, lines_of
 ) -> None:
     uninterrupted = paceline(*ARGS, "--json", "--run-dir", str(tmp_path / "whole")).result
@@ -65,7 +65,7 @@ def test_a_run_whose_final_weights_are_lost_fails_and_is_resumed(
     assert resumed["status"] == "completed" and resumed["weights_sha256"] == uninterrupted["weights_sha256"]
     assert "was already complete" in paceline("train", str(run), "--resume", "--json").err
 
-    shutil.rmtree(run / "checkpoints" / "step-00000024")  # as by runs of versions that did not look
+    shutil.rmtree(run / "checkpoints" / "step-00000024")  # as by versions that did not check this
     again = paceline("train", str(run), "--resume", "--json")
     assert again.result["weights_sha256"] == uninterrupted["weights_sha256"] and "was already complete" not in again.err
     assert (run / "checkpoints" / "step-00000024").is_dir()

@@ -1,4 +1,4 @@
-"""A writer of an LMDB that is killed, or runs out of disk, leaves none that could be taken for whole."""
+"""A killed writer, or one on a full disk, leaves no incomplete LMDB that could be mistaken for a complete one."""
 
 import os
 import random
@@ -27,8 +27,8 @@ KILLS = 30
 
 
 @dataclass(frozen=True)
-class Noise:
-    """A split of made-up bytes, which ends the process when it is asked for sample `dies_at`."""
+class RandomBytes:
+    """A split of random bytes that kills the process at sample `dies_at`."""
 
     split: Split
     dies_at: int = -1
@@ -50,8 +50,8 @@ class Noise:
         return f"{index}.jpg"
 
 
-def whole(folder: Path) -> bool:
-    """Return whether an LMDB is there; assert that all of it is if it is."""
+def is_complete(folder: Path) -> bool:
+    """Return whether an LMDB exists; assert that it is complete if it does."""
     if not folder.exists():
         return False
     datasets = load_lmdb(Lmdb(root=str(folder)))
@@ -63,8 +63,8 @@ def whole(folder: Path) -> bool:
     return True
 
 
-def in_a_child(work: Callable[[], None]) -> int:
-    """Do `work` in a process of its own; return how that ended."""
+def run_in_child(work: Callable[[], None]) -> int:
+    """Do `work` in a child process; return its exit status."""
     pid = os.fork()
     if not pid:
         try:
@@ -79,28 +79,28 @@ def quietly(done: int, total: int) -> None:
 
 
 # matrix: 39
-def test_a_killed_writer_writes_nothing_or_all_and_the_next_one_finishes(tmp_path: Path, monkeypatch) -> None:
+def test_a_killed_writer_leaves_nothing_or_a_complete_lmdb(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(lmdb_writer, "_BATCH_BYTES", 2**14)
     out = tmp_path / "set"
     draw = random.Random(0)
     for _ in range(KILLS):
         at = draw.randrange(2 * IMAGES)
-        datasets = Datasets(Noise("train", at), Noise("val", at - IMAGES))
-        code = in_a_child(lambda datasets=datasets: write_lmdb(datasets, out, quietly, skip_bad=True))
+        datasets = Datasets(RandomBytes("train", at), RandomBytes("val", at - IMAGES))
+        code = run_in_child(lambda datasets=datasets: write_lmdb(datasets, out, quietly, skip_bad=True))
         assert code == -signal.SIGKILL
-        assert not whole(out)
+        assert not is_complete(out)
         with pytest.raises(DataError, match=r"has no data\.mdb"):
             load_lmdb(Lmdb(root=str(out)))
     assert [path.name for path in tmp_path.iterdir()] == [".set.partial"]
-    write_lmdb(Datasets(Noise("train"), Noise("val")), out, quietly, skip_bad=True)
-    assert whole(out)
+    write_lmdb(Datasets(RandomBytes("train"), RandomBytes("val")), out, quietly, skip_bad=True)
+    assert is_complete(out)
     assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == ["set", "set/data.mdb"]
 
 
 # matrix: 39
 @pytest.mark.parametrize("call", ["fsync", "move_without_overwriting"])
-def test_a_writer_killed_at_the_end_writes_nothing_or_all(tmp_path: Path, monkeypatch, call: str) -> None:
-    """At each call that brings the files onto the disk or gives them their name, before it and after it."""
+def test_a_writer_killed_at_a_flush_leaves_nothing_or_a_complete_lmdb(tmp_path: Path, monkeypatch, call: str) -> None:
+    """The writer is killed before and after each call that flushes or renames its files."""
     owner = {"fsync": os, "move_without_overwriting": file_lock, "unlink": Path}[call]
     real = getattr(owner, call)
     outcomes = []
@@ -118,16 +118,16 @@ def test_a_writer_killed_at_the_end_writes_nothing_or_all(tmp_path: Path, monkey
             return result
 
         monkeypatch.setattr(owner, call, dying)
-        datasets = Datasets(Noise("train"), Noise("val"))
-        code = in_a_child(lambda out=out, datasets=datasets: write_lmdb(datasets, out, quietly, skip_bad=True))
-        outcomes.append((code, whole(out)))
+        datasets = Datasets(RandomBytes("train"), RandomBytes("val"))
+        code = run_in_child(lambda out=out, datasets=datasets: write_lmdb(datasets, out, quietly, skip_bad=True))
+        outcomes.append((code, is_complete(out)))
     assert {(-signal.SIGKILL, False), (-signal.SIGKILL, True)} <= set(outcomes)
     assert all(is_whole or code for code, is_whole in outcomes)
 
 
 @contextmanager
 def no_file_beyond(num_bytes: int) -> Iterator[None]:
-    """Let no file of this process become longer, as a disk that is full would not."""
+    """Prevent files of this process from growing, as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
@@ -140,11 +140,11 @@ def no_file_beyond(num_bytes: int) -> Iterator[None]:
 
 # matrix: 38
 @pytest.mark.parametrize("num_bytes", [0, 10_000, 200_000, 700_000])
-def test_a_disk_that_is_full_is_one_line_and_nothing_is_left(tmp_path: Path, monkeypatch, num_bytes: int) -> None:
+def test_a_full_disk_is_reported_in_one_line_and_nothing_is_left(tmp_path: Path, monkeypatch, num_bytes: int) -> None:
     monkeypatch.setattr(lmdb_writer, "_BATCH_BYTES", 2**14)
     out = tmp_path / "set"
     with no_file_beyond(num_bytes), pytest.raises(DataError, match="cannot be written: ") as refused:
-        write_lmdb(Datasets(Noise("train"), Noise("val")), out, quietly, skip_bad=True)
+        write_lmdb(Datasets(RandomBytes("train"), RandomBytes("val")), out, quietly, skip_bad=True)
     message = str(refused.value)
     assert message.startswith(f"{out}: cannot be written: ") and "(make room, or write to another folder)" in message
     assert " bytes are free" in message or "File too large" in message
@@ -153,9 +153,9 @@ def test_a_disk_that_is_full_is_one_line_and_nothing_is_left(tmp_path: Path, mon
 
 
 # matrix: 39
-def test_two_writers_of_one_folder_do_not_mix(tmp_path: Path) -> None:
+def test_a_second_writer_of_the_same_folder_is_refused(tmp_path: Path) -> None:
     out = tmp_path / "set"
-    datasets = Datasets(Noise("train"), Noise("val"))
+    datasets = Datasets(RandomBytes("train"), RandomBytes("val"))
     with create_folder_atomically(out, "partial", lmdb_writer._LOCK_NAME):
         with pytest.raises(DataError, match="another process is writing it"):
             write_lmdb(datasets, out, quietly, skip_bad=True)
@@ -163,8 +163,10 @@ def test_two_writers_of_one_folder_do_not_mix(tmp_path: Path) -> None:
 
 
 # matrix: 39
-def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_reported_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="cannot be written: ") as refused:
-        write_lmdb(Datasets(Noise("train"), Noise("val")), tmp_path / "file" / "set", quietly, skip_bad=True)
+        write_lmdb(
+            Datasets(RandomBytes("train"), RandomBytes("val")), tmp_path / "file" / "set", quietly, skip_bad=True
+        )
     assert len(str(refused.value).splitlines()) == 1

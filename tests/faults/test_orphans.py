@@ -1,6 +1,6 @@
-"""Nothing outlives a launcher that is killed, also before torch is imported; a closed stdin is no hindrance.
+"""Nothing outlives a killed launcher, even before torch is imported or without standard input.
 
-The moments are those of `benchmarks/orphans.py`, few of them here; its full form is recorded in `benchmarks/results`.
+The moments are a few of those of `benchmarks/orphans.py`, whose full form is recorded in `benchmarks/results`.
 """
 
 import importlib
@@ -28,7 +28,7 @@ SMALL = ("model.width=0.1", "data.workers=1", "parallel.threads=1", "log.tensorb
 
 @pytest.fixture(scope="module")
 def orphans() -> Iterator[ModuleType]:
-    """The benchmark; it imports its neighbours by name, as a program does."""
+    """The benchmark; it imports its neighbours by name, like a program."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(BENCHMARKS)
         yield importlib.import_module("orphans")
@@ -36,7 +36,7 @@ def orphans() -> Iterator[ModuleType]:
 
 @pytest.fixture
 def started(orphans: ModuleType, tmp_path: Path) -> Iterator[Callable[..., tuple[subprocess.Popen, str]]]:
-    """Return a function that starts a command, marked, without a stdin; nothing of it is alive after the test."""
+    """Return a function that starts a marked command without standard input; the test kills what is left of it."""
     marks: list[str] = []
 
     def start(*args: str) -> tuple[subprocess.Popen, str]:
@@ -62,9 +62,9 @@ def wait_for(is_so: Callable[[], bool], within_s: float) -> None:
 
 
 def children_of(launcher: int) -> list[int]:
-    """Return the children that have become what they were started as: ranks, or a launcher that `scale` has started.
+    """Return the children that have executed their command: ranks, or a launcher that `scale` has started.
 
-    Before, a child looks like its parent for a moment, and ties itself to it in the next milliseconds.
+    Until then, a child looks like its parent for a moment, and ties itself to it within milliseconds.
     """
     found = []
     for child in psutil.Process(launcher).children():
@@ -81,8 +81,8 @@ def has_torch(pid: int) -> bool:
 
 # matrix: 15
 @pytest.mark.parametrize("args", [("train",), ("doctor",), ("scale", "--repeats", "1")], ids=" ".join)
-def test_ranks_that_hang_before_torch_is_imported_end_with_their_launcher(orphans, started, args) -> None:
-    """All that was started is stopped by SIGSTOP as soon as it is there, and could not end by itself."""
+def test_ranks_stopped_before_they_import_torch_end_with_their_launcher(orphans, started, args) -> None:
+    """Every process is stopped by SIGSTOP as soon as it starts, and could not end by itself."""
     process, mark = started(*args, "--ranks", "2")
     wait_for(lambda: len(children_of(process.pid)) == (1 if args[0] == "scale" else 2), within_s=60)
     family = children_of(process.pid)
@@ -98,8 +98,8 @@ def test_ranks_that_hang_before_torch_is_imported_end_with_their_launcher(orphan
 
 
 # matrix: 15
-def test_without_a_stdin_ranks_connect_train_and_end_with_their_launcher(orphans, started, tmp_path: Path) -> None:
-    """The socket that ranks meet at would get the number of stdin, and be replaced in rank 0."""
+def test_ranks_without_stdin_train_and_end_with_their_launcher(orphans, started, tmp_path: Path) -> None:
+    """The store's socket would get the file descriptor of stdin, and be replaced in rank 0."""
     args = ("digits", *SMALL, "data.batch_size=64", "train.epochs=10000", "--ranks", "2", "--run-dir", "run")
     process, mark = started("train", *args)
     steps = tmp_path / "run" / "steps.jsonl"
@@ -108,7 +108,7 @@ def test_without_a_stdin_ranks_connect_train_and_end_with_their_launcher(orphans
     assert (tmp_path / "said").read_text().startswith("paceline ")
     assert ": starting 2 ranks on " in (tmp_path / "said").read_text().splitlines()[0]
     family = orphans.alive(mark)
-    assert len(family) >= 5  # the launcher, its ranks, and a worker of each
+    assert len(family) >= 5  # the launcher, two ranks, and one worker per rank
     for pid in family:
         if pid != process.pid:
             os.kill(pid, signal.SIGSTOP)
@@ -118,8 +118,8 @@ def test_without_a_stdin_ranks_connect_train_and_end_with_their_launcher(orphans
 
 
 # matrix: 15
-def test_nothing_outlives_a_launcher_that_is_killed_at_a_random_moment(orphans, monkeypatch, tmp_path: Path) -> None:
-    """The last kill is late enough for ranks to be there, however busy the machine is."""
+def test_no_process_outlives_a_launcher_killed_at_a_random_moment(orphans, monkeypatch, tmp_path: Path) -> None:
+    """The last kill is late enough for ranks to have started, even on a busy machine."""
     monkeypatch.setattr(orphans, "FIRST_S", LATEST_S)
     kills = orphans.plan_kills(1, [2], ["train"], ["plain", "setsid"], SEED)
     assert {kill.how for kill in kills} == {"plain", "setsid"}
@@ -133,8 +133,8 @@ def test_nothing_outlives_a_launcher_that_is_killed_at_a_random_moment(orphans, 
 
 
 # matrix: 15
-def test_what_outlives_a_launcher_is_seen_and_ended(orphans, monkeypatch, tmp_path: Path) -> None:
-    """A process that nothing ties to its parent is found by its mark, named, and killed."""
+def test_the_benchmark_detects_and_kills_a_surviving_process(orphans, monkeypatch, tmp_path: Path) -> None:
+    """A process that is not tied to its parent is detected by its mark, named, and killed."""
     monkeypatch.setattr(orphans, "GONE_LIMIT_S", 0.5)
     script = "import subprocess, sys; subprocess.Popen(['sleep', '60'], start_new_session=True).wait()"
     monkeypatch.setattr(orphans, "command_of", lambda *asked: [sys.executable, "-c", script])

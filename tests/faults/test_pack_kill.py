@@ -1,4 +1,4 @@
-"""A pack that is killed while it is made leaves none that could be taken for whole, and the next run finishes it."""
+"""A killed `data pack` leaves no incomplete pack that looks complete, and the next run finishes it."""
 
 import io
 import os
@@ -29,7 +29,7 @@ OPTIONS = [PackOptions(), PackOptions(shard_bytes=10_000)]
 
 @pytest.fixture
 def photos(tmp_path: Path, monkeypatch) -> Datasets:
-    """Return small photographs, and see to it that they are journalled often and cut into small shards."""
+    """Return small images, with frequent journal entries and small shards."""
     monkeypatch.setattr(pack_writer, "_FILES_PER_TASK", 2)
     monkeypatch.setattr(pack_writer, "_MIN_SHARD_BYTES", 1000)
     monkeypatch.setattr("paceline.data.convert.partial_pack._SYNC_ROWS", 3)
@@ -41,14 +41,14 @@ def photos(tmp_path: Path, monkeypatch) -> Datasets:
         Image.fromarray(pixels).save(file, "PNG")
         path.write_bytes(file.getvalue())
     for split in ("train", "val"):
-        for name in "ab":  # of each class one in both splits
+        for name in "ab":  # one image of each class in both splits
             path = tmp_path / "photos" / split / name
             path.mkdir(exist_ok=True)
             (path / "more.png").write_bytes(file.getvalue())
     return load_folder(Folder(root=str(tmp_path / "photos")))
 
 
-def make(photos: Datasets, out: Path, options: PackOptions, progress=lambda done, total: None) -> None:
+def pack(photos: Datasets, out: Path, options: PackOptions, progress=lambda done, total: None) -> None:
     write_pack(photos, out, options, progress, workers=2)
 
 
@@ -57,8 +57,8 @@ def contents(path: Path) -> dict[str, bytes]:
     return {file.name.replace("again", "whole"): file.read_bytes() for file in files}
 
 
-def in_a_child(work: Callable[[], None]) -> int:
-    """Do `work` in a process of its own; return how that ended."""
+def run_in_child(work: Callable[[], None]) -> int:
+    """Do `work` in a child process; return its exit status."""
     pid = os.fork()
     if not pid:
         try:
@@ -69,8 +69,8 @@ def in_a_child(work: Callable[[], None]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def assert_whole_or_absent(photos: Datasets, out: Path) -> bool:
-    """Return whether there is a pack; assert that all of it is there if there is."""
+def assert_complete_or_absent(photos: Datasets, out: Path) -> bool:
+    """Return whether a pack exists; assert that it is complete if it does."""
     if not out.exists():
         with pytest.raises(DataError, match="does not exist"):
             open_pack(out)
@@ -83,22 +83,22 @@ def assert_whole_or_absent(photos: Datasets, out: Path) -> bool:
 
 # matrix: 39
 @pytest.mark.parametrize("options", OPTIONS, ids=["one file", "shards"])
-def test_a_pack_that_is_killed_again_and_again_ends_with_the_same_bytes(photos, tmp_path, options) -> None:
-    make(photos, tmp_path / "whole", options)
+def test_packing_killed_repeatedly_gives_the_same_bytes(photos, tmp_path, options) -> None:
+    pack(photos, tmp_path / "whole", options)
     out, total = tmp_path / "again", len(photos.train) + len(photos.val)
     draw, kills, seen = random.Random(0), 0, [0]
     while not out.exists():
         beginning, seen = seen[-1], seen[-1:]
 
         def die(done: int, total: int, at: int = beginning + draw.randrange(1, 9)) -> None:
-            if done >= at:  # from another thread a moment later, so that any instruction may be the last
+            if done >= at:  # killed from another thread, so that any instruction may be the last
                 wait_s = draw.random() * 0.002
                 threading.Timer(wait_s, os.kill, (os.getpid(), signal.SIGKILL)).start()
 
-        code = in_a_child(lambda die=die: make(photos, out, options, die))
+        code = run_in_child(lambda die=die: pack(photos, out, options, die))
         assert code in (0, -signal.SIGKILL)
         kills += code != 0
-        assert_whole_or_absent(photos, out)
+        assert_complete_or_absent(photos, out)
         assert kills < 200, "it comes no further"
         seen = [max(beginning, *_journalled(tmp_path / ".again.part"))]
     assert kills >= 3 and seen[-1] <= total
@@ -107,15 +107,15 @@ def test_a_pack_that_is_killed_again_and_again_ends_with_the_same_bytes(photos, 
 
 
 def _journalled(part: Path) -> tuple[int, ...]:
-    """Return how many samples an unfinished pack holds."""
+    """Return the number of samples in an unfinished pack."""
     journal = part / "journal"
     return (0, (journal.stat().st_size - 40) // ROW_DTYPE.itemsize if journal.exists() else 0)
 
 
 def assert_writes_nothing(photos: Datasets, out: Path, options: PackOptions) -> None:
-    """Pack once more over what a kill behind the last rename may have left."""
+    """Pack once more over whatever a kill after the last rename may have left."""
     if list(out.parent.glob(".again*")):
-        make(photos, out, PackOptions(shard_bytes=options.shard_bytes, overwrite=True))
+        pack(photos, out, PackOptions(shard_bytes=options.shard_bytes, overwrite=True))
     assert not list(out.parent.glob(".again*"))
 
 
@@ -124,7 +124,7 @@ CALLS = {"fsync": os, "rmdir": Path, "replace": Path, "unlink": Path, "move_with
 
 # matrix: 39
 @pytest.mark.parametrize("options", OPTIONS, ids=["one file", "shards"])
-def test_a_kill_around_any_durable_call_writes_nothing_or_all(photos, tmp_path, monkeypatch, options) -> None:
+def test_a_kill_around_any_flush_leaves_nothing_or_a_complete_pack(photos, tmp_path, monkeypatch, options) -> None:
     out, state, killed = tmp_path / "again", SimpleNamespace(left=-1, seen=0), 0
 
     def dying(real: Callable[..., object]) -> Callable[..., object]:
@@ -141,20 +141,20 @@ def test_a_kill_around_any_durable_call_writes_nothing_or_all(photos, tmp_path, 
         if state.left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # what is killed loses nothing that the kernel has
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # a kill loses nothing that the kernel has received
     for name, owner in CALLS.items():
         monkeypatch.setattr(owner, name, dying(getattr(owner, name)))
-    make(photos, tmp_path / "whole", options)
+    pack(photos, tmp_path / "whole", options)
     last = state.seen
     assert last > 30
     for number in (1, 2, 3, 7, 12, *range(last - 10, last + 1)):
         state.left = number
-        killed += in_a_child(lambda: make(photos, out, options)) == -signal.SIGKILL
+        killed += run_in_child(lambda: pack(photos, out, options)) == -signal.SIGKILL
         state.left = -1
-        if not assert_whole_or_absent(photos, out):
-            make(photos, out, options)
+        if not assert_complete_or_absent(photos, out):
+            pack(photos, out, options)
         found = contents(out)
-        for name in ("journal", "reasons.json"):  # which a kill behind the last rename may leave beside the shards
+        for name in ("journal", "reasons.json"):  # a kill after the last rename may leave it beside the shards
             found.pop(name, None)
         assert found == contents(tmp_path / "whole")
         for path in (out, tmp_path / ".again.part"):

@@ -1,4 +1,4 @@
-"""Ranks that die, hang, fail or drift apart: the run ends soon, one line names the rank, and no process is left."""
+"""If a rank dies, hangs, fails or diverges, the run ends soon, one line names the rank, and no process is left."""
 
 import hashlib
 import os
@@ -14,11 +14,11 @@ import pytest
 
 LONG = ("train", "train.epochs=500", "model.width=0.1", "data.batch_size=12", "data.workers=0", "parallel.threads=1")
 TIMEOUT_S = 5
-"""What `parallel.timeout` is set to where a rank hangs; it holds for the start too, when one rank reads the data."""
+"""The value of `parallel.timeout` in tests of hangs; it also applies to the start, while one rank reads the data."""
 NAMED_S = TIMEOUT_S + 2
 ENDED_S = NAMED_S + 5
 SLACK_S = 4
-"""For a machine that does other things too; what is promised is without it."""
+"""Allowance for a busy machine; the documented limits do not include it."""
 
 
 def free_port() -> int:
@@ -28,14 +28,14 @@ def free_port() -> int:
 
 
 class Run:
-    """A run under test, with the ends of its ranks and its port."""
+    """A run under test, with the results of its ranks and its port."""
 
     def __init__(self, process: "subprocess.Popen[str]", folder: Path) -> None:
         self.process, self.folder = process, folder
         self.started = time.monotonic()
 
-    def until_it_trains(self, ranks: int) -> list[psutil.Process]:
-        """Wait for the first step that is recorded; return the ranks in order."""
+    def wait_until_training(self, ranks: int) -> list[psutil.Process]:
+        """Wait for the first logged step; return the ranks in order."""
         steps = self.folder / "steps.jsonl"
         deadline = self.started + 120
         while not (steps.exists() and steps.stat().st_size):
@@ -43,12 +43,12 @@ class Run:
             assert time.monotonic() < deadline
             time.sleep(0.05)
         children = psutil.Process(self.process.pid).children()
-        by_rank = sorted(children, key=lambda child: child.pid)  # they are started in order
+        by_rank = sorted(children, key=lambda child: child.pid)  # ranks are started in order
         assert len(by_rank) == ranks
         return by_rank
 
     def end(self, within_s: float) -> tuple[int, list[str]]:
-        """Return its exit code and the lines of its stderr; it must end in time."""
+        """Return the exit code and the lines of standard error; the run must end in time."""
         since = time.monotonic()
         try:
             _, err = self.process.communicate(timeout=60)
@@ -60,7 +60,7 @@ class Run:
 
 
 def assert_clean(ranks: list[psutil.Process], port: int) -> None:
-    """Nothing of the run is left: no process and no listener."""
+    """Assert that no process and no listener of the run is left."""
     _, alive = psutil.wait_procs(ranks, timeout=5)
     assert not [rank for rank in alive if rank.status() != psutil.STATUS_ZOMBIE]
     with socket.socket() as again:
@@ -73,15 +73,15 @@ def start(paceline, ranks: int, *args: str) -> tuple[Run, int]:
     return Run(process, paceline.folder / "run"), port
 
 
-def by_hand(paceline, ranks: int, *args: str, program: tuple[str, ...] = (), **environ: str):
-    """Start ranks without a launcher, which nobody ends but themselves."""
+def start_without_launcher(paceline, ranks: int, *args: str, program: tuple[str, ...] = (), **environ: str):
+    """Start ranks without a launcher, so that nothing else ends them."""
     world = {"WORLD_SIZE": str(ranks), "MASTER_PORT": str(free_port()), **environ}
     command = (*LONG, *args, "--run-dir", "run")
     return [paceline.start(*command, program=program, RANK=str(rank), **world) for rank in range(ranks)]
 
 
-def ends_of(processes, within_s: float = 60) -> list[tuple[int, list[str]]]:
-    """Return the exit codes and the lines of stderr of `processes`, and see that all end in time."""
+def results_of(processes, within_s: float = 60) -> list[tuple[int, list[str]]]:
+    """Return exit codes and lines of standard error of `processes`; assert that all end in time."""
     try:
         output = [process.communicate(timeout=within_s)[1].splitlines() for process in processes]
     finally:
@@ -95,7 +95,7 @@ def ends_of(processes, within_s: float = 60) -> list[tuple[int, list[str]]]:
 @pytest.mark.parametrize(("rank", "ranks"), [(0, 2), (1, 3)])
 def test_a_killed_rank_is_named_with_its_step_and_the_run_ends(paceline, rank: int, ranks: int) -> None:
     run, port = start(paceline, ranks)
-    processes = run.until_it_trains(ranks)
+    processes = run.wait_until_training(ranks)
     family = [*processes, *(child for each in processes for child in each.children(recursive=True))]
     os.kill(processes[rank].pid, signal.SIGKILL)
     code, lines = run.end(within_s=10)
@@ -109,14 +109,14 @@ def test_a_killed_rank_is_named_with_its_step_and_the_run_ends(paceline, rank: i
 
 # matrix: 10
 @pytest.mark.parametrize("rank", [0, 2])
-def test_survivors_end_by_themselves_and_soon(paceline, tmp_path: Path, rank: int) -> None:
-    """Without a launcher; the survivors have two seconds."""
-    processes = by_hand(paceline, 3)
+def test_surviving_ranks_end_by_themselves(paceline, tmp_path: Path, rank: int) -> None:
+    """Without a launcher, the surviving ranks have two seconds."""
+    processes = start_without_launcher(paceline, 3)
     steps = tmp_path / "run" / "steps.jsonl"
     wait_for(lambda: steps.exists() and steps.stat().st_size)
     processes[rank].kill()
     killed = time.monotonic()
-    ends = ends_of(processes)
+    ends = results_of(processes)
     assert time.monotonic() - killed < 2 + SLACK_S
     lines = [line for code, lines in ends for line in lines]
     assert len(lines) == 1 and f"rank {rank} is gone (last heartbeat " in lines[0], ends
@@ -132,7 +132,7 @@ def wait_for(is_so, within_s: float = 120) -> None:
 
 # matrix: 12
 def test_a_rank_killed_in_the_first_second_never_causes_a_hang(paceline_anew) -> None:
-    """Before Python, in its imports, at the meeting or after it; half of them host the store."""
+    """It is killed before Python starts, in its imports, while it connects, or after; half of them host the store."""
     delays = [0.05, 0.2, 0.4, 0.7, 1.0]
     for rank in (0, 1):
         runs = [paceline_anew.start(*LONG, "--ranks", "2", "--run-dir", f"run-{rank}-{number}") for number in range(5)]
@@ -153,9 +153,9 @@ def test_a_rank_killed_in_the_first_second_never_causes_a_hang(paceline_anew) ->
 
 # matrix: 14
 @pytest.mark.parametrize("rank", [0])
-def test_a_frozen_rank_is_named_in_time_and_killed(paceline, rank: int) -> None:
+def test_a_stopped_rank_is_named_in_time_and_killed(paceline, rank: int) -> None:
     run, port = start(paceline, 2, f"parallel.timeout={TIMEOUT_S}s")
-    processes = run.until_it_trains(2)
+    processes = run.wait_until_training(2)
     os.kill(processes[rank].pid, signal.SIGSTOP)
     stopped = time.monotonic()
     line = run.process.stderr.readline()
@@ -197,16 +197,16 @@ main()
 
 def faulty(paceline, fault: str, rank: int, *args: str, ranks: int = 2):
     (paceline.folder / "faulty.py").write_text(FAULTY)
-    # The program sets the last one itself, but this one has loaded torch by then.
+    # The program sets the last variable itself, but this process has loaded torch already.
     environ = {"FAULT": fault, "FAULTY_RANK": str(rank), "TORCH_CPP_LOG_LEVEL": "FATAL"}
-    return by_hand(paceline, ranks, *args, program=("faulty",), **environ)
+    return start_without_launcher(paceline, ranks, *args, program=("faulty",), **environ)
 
 
 # matrix: 14
 @pytest.mark.parametrize("rank", [1])
-def test_a_rank_that_holds_the_gil_is_named_by_its_peer_and_writes_its_stacks(paceline, rank: int) -> None:
+def test_a_rank_that_holds_the_gil_is_named_and_writes_its_stacks(paceline, rank: int) -> None:
     processes = faulty(paceline, "keeps the GIL", rank, f"parallel.timeout={TIMEOUT_S}s")
-    [(code, lines)] = ends_of([processes[1 - rank]], within_s=ENDED_S + SLACK_S)
+    [(code, lines)] = results_of([processes[1 - rank]], within_s=ENDED_S + SLACK_S)
     stacks = paceline.folder / "run" / f"stacks.rank{rank}.txt"
     try:
         wait_for(lambda: "train_step" in stacks.read_text(), within_s=10)
@@ -219,8 +219,8 @@ def test_a_rank_that_holds_the_gil_is_named_by_its_peer_and_writes_its_stacks(pa
 
 # matrix: 14
 @pytest.mark.parametrize("rank", [0])
-def test_a_rank_that_hangs_is_named_with_its_step_and_stage_and_writes_its_stacks(paceline, rank: int) -> None:
-    ends = ends_of(faulty(paceline, "sleeps", rank, f"parallel.timeout={TIMEOUT_S}s"), within_s=120)
+def test_a_hung_rank_is_named_with_step_and_stage_and_writes_its_stacks(paceline, rank: int) -> None:
+    ends = results_of(faulty(paceline, "sleeps", rank, f"parallel.timeout={TIMEOUT_S}s"), within_s=120)
     lines = [line for _, lines in ends for line in lines]
     assert [code for code, _ in ends] == [1, 1] and len(lines) == 1, ends
     assert f"rank {rank}" in lines[0] and " makes no progress: at step 30 in h2d" in lines[0], lines
@@ -251,17 +251,17 @@ main()
 ENDLESS = 2**31 - 1
 
 
-def reading(paceline, rank: int, *args: str, rounds: int = ENDLESS, **environ: str):
-    """Start two ranks, one of which takes long to read its data; it has begun to."""
+def start_reading(paceline, rank: int, *args: str, rounds: int = ENDLESS, **environ: str):
+    """Start two ranks, one of which takes long to read its data, and return once it is reading."""
     (paceline.folder / "reading.py").write_text(READING)
     environ = {"READING_RANK": str(rank), "ROUNDS": str(rounds), **environ}
-    processes = by_hand(paceline, 2, *args, program=("reading",), **environ)
+    processes = start_without_launcher(paceline, 2, *args, program=("reading",), **environ)
     wait_for((paceline.folder / "reads").exists)
     return processes
 
 
 OTHER_HOSTS = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-"""Each rank is the first of its host, and waits for the rest once it has read."""
+"""Each rank is the first of its host, and waits for the others after reading."""
 
 
 # matrix: 10
@@ -270,18 +270,18 @@ OTHER_HOSTS = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     ("rank", "number", "hosts", "message"),
     [
         (0, signal.SIGKILL, {}, "is gone"),
-        (0, signal.SIGSTOP, {}, "(is stopped by a signal|does not answer)"),  # if nothing was heard of it so soon
+        (0, signal.SIGSTOP, {}, "(is stopped by a signal|does not answer)"),  # if no heartbeat was received before
         (1, signal.SIGKILL, OTHER_HOSTS, "is gone"),
     ],
     ids=["killed, with the store", "stopped, with the store", "killed on another host"],
 )
-def test_a_rank_that_is_lost_while_it_reads_is_named_by_who_waits_for_it(
+def test_a_rank_lost_while_reading_data_is_named_by_its_peer(
     paceline, rank: int, number: signal.Signals, hosts: dict[str, str], message: str
 ) -> None:
-    processes = reading(paceline, rank, f"parallel.timeout={TIMEOUT_S}s", **hosts)
+    processes = start_reading(paceline, rank, f"parallel.timeout={TIMEOUT_S}s", **hosts)
     processes[rank].send_signal(number)
     try:
-        [(code, lines)] = ends_of([processes[1 - rank]], within_s=ENDED_S + SLACK_S)
+        [(code, lines)] = results_of([processes[1 - rank]], within_s=ENDED_S + SLACK_S)
     finally:
         processes[rank].kill()
         processes[rank].communicate(timeout=10)
@@ -289,23 +289,23 @@ def test_a_rank_that_is_lost_while_it_reads_is_named_by_who_waits_for_it(
     assert re.match(rf"error: rank {1 - rank} of 2: rank {rank} {message} \((last|no) heartbeat ", lines[0]), lines
 
 
-def test_a_rank_that_takes_longer_than_the_timeout_to_read_is_waited_for(paceline) -> None:
-    """It is in one call of C for all of that time, and beats."""
+def test_reading_data_may_take_longer_than_the_timeout(paceline) -> None:
+    """The rank is in one C call all the time, and sends heartbeats."""
     timeout_s, rounds = TIMEOUT_S, 1_000_000
     since = time.thread_time()
     hashlib.pbkdf2_hmac("sha256", b"", b"", rounds)
     rounds = int(rounds * 2 * timeout_s / (time.thread_time() - since))
     args = ("train.epochs=1", f"parallel.timeout={timeout_s}s")
-    processes = reading(paceline, 0, *args, rounds=rounds)
-    assert ends_of(processes) == [(0, []), (0, [])]
+    processes = start_reading(paceline, 0, *args, rounds=rounds)
+    assert results_of(processes) == [(0, []), (0, [])]
     took_s = (paceline.folder / "has_read").stat().st_mtime - (paceline.folder / "reads").stat().st_mtime
     assert took_s > timeout_s, "it was not slow"
 
 
 # matrix: 25
 @pytest.mark.parametrize("rank", [0, 2])
-def test_the_error_of_the_rank_that_raised_is_the_only_one(paceline, rank: int) -> None:
-    ends = ends_of(faulty(paceline, "raises", rank, ranks=3), within_s=120)
+def test_only_the_rank_that_raised_prints_an_error(paceline, rank: int) -> None:
+    ends = results_of(faulty(paceline, "raises", rank, ranks=3), within_s=120)
     assert [code for code, _ in ends] == [1, 1, 1]
     for other, (_, lines) in enumerate(ends):
         if other == rank:
@@ -322,7 +322,7 @@ def test_a_rank_with_fewer_steps_is_named_with_the_steps_of_both(paceline) -> No
     long = tuple(word for word in LONG if not word.startswith("train.epochs"))
     steps = ["train.steps=400", "train.steps=40"]
     processes = [paceline.start(*long, *args, steps[rank], RANK=str(rank), **world) for rank in range(2)]
-    ends = ends_of(processes, within_s=120)
+    ends = results_of(processes, within_s=120)
     lines = [line for _, lines in ends for line in lines]
     assert ends[0][0] == 1 and len(lines) == 1, ends
     named = re.match(
@@ -331,8 +331,8 @@ def test_a_rank_with_fewer_steps_is_named_with_the_steps_of_both(paceline) -> No
     assert named, lines
 
 
-def test_a_replica_that_drifts_is_named_with_the_step_and_the_parameter(paceline) -> None:
-    ends = ends_of(faulty(paceline, "drifts", 1, "parallel.check_replicas=8st", ranks=3), within_s=120)
+def test_a_diverged_replica_is_named_with_step_and_parameter(paceline) -> None:
+    ends = results_of(faulty(paceline, "drifts", 1, "parallel.check_replicas=8st", ranks=3), within_s=120)
     lines = [line for _, lines in ends for line in lines]
     assert [code for code, _ in ends] == [1, 1, 1] and len(lines) == 1, ends
     assert lines[0].startswith(
@@ -341,7 +341,7 @@ def test_a_replica_that_drifts_is_named_with_the_step_and_the_parameter(paceline
 
 
 # matrix: 42
-def test_a_rank_that_never_comes_is_missed_by_name(paceline) -> None:
+def test_a_missing_rank_is_named(paceline) -> None:
     completed = paceline(*LONG, "parallel.timeout=3s", RANK="0", WORLD_SIZE="3", MASTER_PORT=str(free_port()))
     completed.assert_error(
         "WORLD_SIZE: 3, but ranks 1, 2 did not come within 3s", "MASTER_ADDR=127.0.0.1", "MASTER_PORT="
@@ -349,14 +349,14 @@ def test_a_rank_that_never_comes_is_missed_by_name(paceline) -> None:
 
 
 # matrix: 42
-def test_a_rank_0_that_never_comes_is_missed_by_address(paceline) -> None:
+def test_a_missing_rank_0_is_reported_with_its_address(paceline) -> None:
     port = str(free_port())
     completed = paceline(*LONG, "parallel.timeout=3s", RANK="1", WORLD_SIZE="2", MASTER_PORT=port)
     completed.assert_error(f"MASTER_ADDR: rank 1 cannot reach rank 0 at 127.0.0.1:{port}")
 
 
 # matrix: 42
-def test_a_host_that_has_no_address(paceline) -> None:
+def test_a_host_without_an_address_is_named(paceline) -> None:
     started = time.monotonic()
     completed = paceline(*LONG, RANK="1", WORLD_SIZE="2", MASTER_ADDR="no.such.host.invalid", MASTER_PORT="29999")
     completed.assert_error("MASTER_ADDR: 'no.such.host.invalid' cannot be resolved on ")
@@ -364,8 +364,8 @@ def test_a_host_that_has_no_address(paceline) -> None:
 
 
 # matrix: 42
-def test_an_interface_that_is_none(paceline) -> None:
-    ends = ends_of(by_hand(paceline, 2, GLOO_SOCKET_IFNAME="none0"), within_s=60)
+def test_a_missing_interface_is_named(paceline) -> None:
+    ends = results_of(start_without_launcher(paceline, 2, GLOO_SOCKET_IFNAME="none0"), within_s=60)
     lines = [line for _, lines in ends for line in lines]
     assert len(lines) == 1 and "GLOO_SOCKET_IFNAME: 'none0' is not a network interface" in lines[0], ends
     assert "lo" in lines[0]

@@ -1,4 +1,4 @@
-"""Recipes that are more than data, and names that are more than words: refused in a line, or written as they are."""
+"""Malicious recipes are refused in one line, and names with special characters are printed and written safely."""
 
 import csv
 import json
@@ -41,7 +41,7 @@ BAD = {
 
 # matrix: 44
 @pytest.mark.parametrize(("text", "place", "problem"), BAD.values(), ids=BAD)
-def test_a_recipe_that_is_more_than_data_or_none_is_refused_at_its_line(
+def test_a_malicious_or_invalid_recipe_is_refused_with_its_line(
     tmp_path: Path, monkeypatch, text: str, place: str, problem: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -57,7 +57,7 @@ def test_a_recipe_that_is_more_than_data_or_none_is_refused_at_its_line(
 
 
 # matrix: 44
-def test_the_program_reports_it_too_and_writes_nothing(paceline, tmp_path: Path) -> None:
+def test_the_program_reports_a_malicious_recipe_and_writes_nothing(paceline, tmp_path: Path) -> None:
     (tmp_path / "r.yaml").write_text(BAD["a tag that calls"][0])
     paceline("train", "r.yaml", "--run-dir", "run").assert_error("r.yaml:1: tag ")
     paceline("train", "seed=!!python/object/apply:os.system [touch canary]").assert_error("seed:1: tag ")
@@ -65,8 +65,8 @@ def test_the_program_reports_it_too_and_writes_nothing(paceline, tmp_path: Path)
 
 
 # matrix: 44
-def test_a_power_of_ten_is_a_number(resolve) -> None:
-    """YAML 1.1 reads `1e-3` as text, `010` as eight and `on` as true."""
+def test_scalars_are_parsed_as_in_yaml_1_2(resolve) -> None:
+    """YAML 1.1 parses `1e-3` as text, `010` as eight and `on` as true."""
     assert resolve("optim: {lr: 1e-3}").optim.lr == 1e-3
     assert resolve("train: {epochs: 010}").train.epochs == 10
     assert resolve("measure: {clock: on}").measure.clock == "on"
@@ -101,13 +101,13 @@ CLASSES = (
     " edges ",
     "naïve ☃ \u202egnirts",
 )
-# What cannot be printed on a line is an escape from the start, in memory as in every file.
+# Characters that cannot be printed on a line are escaped when a name is read, in memory as in every file.
 PRINTED = [printable(name) for name in CLASSES]
 
 
 @pytest.fixture(scope="module")
-def evil(ranks_in, tmp_path_factory):
-    """A run on photographs of classes of such names: where it was, and what it and an evaluation said."""
+def malicious(ranks_in, tmp_path_factory):
+    """A run on images of classes with malicious names: its folder, its output and that of an evaluation."""
     folder = tmp_path_factory.mktemp("evil")
     for label, name in enumerate(CLASSES):
         (folder / "photos" / name).mkdir(parents=True)
@@ -119,19 +119,19 @@ def evil(ranks_in, tmp_path_factory):
     start = ranks_in(folder)
     trained = start(*args, "--run-dir", "run")
     assert trained.codes == [0], trained.errors
-    table, judged = start("eval", "run", "--classes"), start("eval", "run", "--classes", "--json")
-    return folder, trained, table, judged
+    table, evaluated = start("eval", "run", "--classes"), start("eval", "run", "--classes", "--json")
+    return folder, trained, table, evaluated
 
 
 # matrix: 45
-def test_names_of_classes_run_nothing(evil) -> None:
-    folder, *_ = evil
+def test_class_names_are_not_executed(malicious) -> None:
+    folder, *_ = malicious
     assert not [path for path in folder.rglob("*") if path.name == "canary"]
 
 
 # matrix: 45
-def test_names_of_classes_come_back_from_tables_and_json_as_they_are_printed(evil) -> None:
-    folder, _, _, judged = evil
+def test_class_names_are_the_same_in_tables_json_and_output(malicious) -> None:
+    folder, _, _, evaluated = malicious
     with (folder / "run" / "classes.csv").open(newline="") as file:
         rows = list(csv.reader(file, strict=True))
     assert sorted(from_cell(row[0]) for row in rows[1:]) == sorted(PRINTED)
@@ -140,20 +140,20 @@ def test_names_of_classes_come_back_from_tables_and_json_as_they_are_printed(evi
     with (folder / "run" / "confusion.csv").open(newline="") as file:
         square = list(csv.reader(file, strict=True))
     assert {len(row) for row in square} == {len(CLASSES) + 1} and len(square) == len(CLASSES) + 1
-    assert sorted(each["class"] for each in json.loads(judged.out)["classes"]) == sorted(PRINTED)
+    assert sorted(each["class"] for each in json.loads(evaluated.out)["classes"]) == sorted(PRINTED)
 
 
 # matrix: 45
-def test_names_of_classes_neither_steer_the_terminal_nor_break_a_line(evil) -> None:
-    _, trained, table, _ = evil
+def test_class_names_contain_no_control_characters_in_output(malicious) -> None:
+    _, trained, table, _ = malicious
     for output in (trained.out, table.out, *trained.errors, *table.errors):
         assert not [character for character in output if not character.isprintable() and character != "\n"]
     assert r"two\nlines" in table.out and r"\x1b[2J" in table.out and r"\u202e" in table.out
-    assert "[red]canary" in table.out  # rich has not taken it for its own markup
+    assert "[red]canary" in table.out  # rich did not interpret it as markup
 
 
 # matrix: 45
-def test_a_bad_image_of_such_a_name_is_one_line(ranks, tmp_path: Path) -> None:
+def test_a_bad_image_with_a_malicious_name_is_reported_in_one_line(ranks, tmp_path: Path) -> None:
     for split in ("train", "val"):
         for name in ("a", "$(touch canary)\n\x1b[2J"):
             (tmp_path / "photos" / split / name).mkdir(parents=True)
@@ -173,15 +173,15 @@ NAMES = ("$(touch canary); `touch canary`", "-rf", "<script> naïve")
 
 # matrix: 45
 @pytest.mark.parametrize("name", NAMES)
-def test_a_recipe_and_a_run_of_such_a_name_are_files_of_that_name(ranks, tmp_path: Path, name: str) -> None:
+def test_a_recipe_and_a_run_may_have_special_characters_in_their_names(ranks, tmp_path: Path, name: str) -> None:
     (tmp_path / f"{name}.yaml").write_text("extends: digits\ntrain: {steps: 1}\nmodel: {width: 0.1}\n")
     quick = ("data.batch_size=12", "parallel.threads=1", "log.tensorboard=off", "--json")
     trained = ranks("train", *quick[3:], "--", f"./{name}.yaml", *quick[:3])
     assert trained.codes == [0], trained.errors
     (run,) = (tmp_path / "runs").iterdir()
     assert run.name.startswith(f"{name}-20")
-    judged = ranks("eval", "--json", "--", str(run.relative_to(tmp_path)))
-    assert json.loads(judged.out)["images"] == 359
+    evaluated = ranks("eval", "--json", "--", str(run.relative_to(tmp_path)))
+    assert json.loads(evaluated.out)["images"] == 359
     assert not list(tmp_path.rglob("canary"))
 
 

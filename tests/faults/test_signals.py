@@ -1,4 +1,4 @@
-"""A run that is asked to stop saves the step it is at and ends with 75; one that is killed leaves no process behind."""
+"""A preempted run saves its current step and exits with 75; a killed one leaves no process behind."""
 
 import json
 import signal
@@ -36,7 +36,7 @@ STOP_S = 20.0
 
 @pytest.fixture(scope="module")
 def uninterrupted(ranks_in, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a run on two ranks that nothing happened to; how many workers it has changes nothing."""
+    """Return an uninterrupted run on two ranks; the number of workers does not change it."""
     folder = tmp_path_factory.mktemp("whole")
     assert ranks_in(folder)(*ARGS, "--run-dir", "run", ranks=2).result["steps"] == 120
     return folder / "run"
@@ -44,7 +44,7 @@ def uninterrupted(ranks_in, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def same_as(state_digest, lines_of) -> Callable[[Path, Path], None]:
-    """Return a function that asserts that two runs ended with the same state, after the same samples in each step."""
+    """Return a function that asserts that two runs have the same final state and the same samples in each step."""
 
     def check(run: Path, other: Path) -> None:
         assert state_digest(run) == state_digest(other)
@@ -65,7 +65,7 @@ def steps_of(run: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def kept(run: Path) -> list[int]:
+def saved_steps(run: Path) -> list[int]:
     return sorted(int(path.name.removeprefix("step-")) for path in (run / "checkpoints").glob("step-*"))
 
 
@@ -83,18 +83,18 @@ def tree_of(process: "subprocess.Popen[str]") -> list[psutil.Process]:
 
 def rank_of(process: "subprocess.Popen[str]", rank: int) -> psutil.Process:
     children = psutil.Process(process.pid).children()
-    return sorted(children, key=lambda child: child.pid)[rank]  # they are started in order
+    return sorted(children, key=lambda child: child.pid)[rank]  # ranks are started in order
 
 
 def send(number: int, *processes: psutil.Process) -> float:
-    """Send a signal to all processes, and return when."""
+    """Send a signal to all processes, and return the time."""
     for process in processes:
         process.send_signal(number)
     return time.monotonic()
 
 
-def has_stopped_and_saved(process: "subprocess.Popen[str]", run: Path, since: float) -> int:
-    """Assert that a run has saved the last step it took, said so and nothing else; return the step."""
+def assert_preempted(process: "subprocess.Popen[str]", run: Path, since: float) -> int:
+    """Assert that a run saved its last step and reported that and nothing else; return the step."""
     out, err = process.communicate(timeout=PATIENCE_S)
     assert time.monotonic() - since < STOP_S
     assert process.returncode == 75, (process.returncode, err)
@@ -102,22 +102,22 @@ def has_stopped_and_saved(process: "subprocess.Popen[str]", run: Path, since: fl
     result = result_of(run)
     assert result == json.loads(out)
     assert result["status"] == "preempted"
-    assert kept(run)[-1] == result["steps"] == steps_of(run)
+    assert saved_steps(run)[-1] == result["steps"] == steps_of(run)
     return result["steps"]
 
 
 # matrix: 19
-def test_a_signal_to_every_process_loses_no_step(
+def test_a_signal_to_all_processes_loses_no_step(
     paceline, paceline_anew, ranks, tmp_path: Path, uninterrupted, clean, same_as
 ) -> None:
-    """Stopped by one signal after the other, and resumed each time; it is started as users do first."""
+    """The run is stopped by one signal after the other and resumed each time; it starts first as users start it."""
     run, resume, came = tmp_path / "run", (), 0
     for start, number in ((paceline_anew, signal.SIGTERM), (paceline, signal.SIGUSR1), (paceline, signal.SIGINT)):
         process = start.start(*ARGS, *WORKERS, "--ranks", "2", "--run-dir", "run", *resume)
         wait_for(process, lambda came=came: steps_of(run) > came + 5)
         family = tree_of(process)
         assert len(family) == 1 + 2 + 2 * 2
-        came = has_stopped_and_saved(process, run, since=send(number, *family))
+        came = assert_preempted(process, run, since=send(number, *family))
         assert came < 120
         clean(run, within_s=5.0)
         resume = ("--resume",)
@@ -131,13 +131,13 @@ def test_a_stop_signal_to_one_rank_stops_all(paceline, tmp_path: Path, clean) ->
     process = paceline.start(*ARGS, "--ranks", "2", "--run-dir", "run")
     run = tmp_path / "run"
     wait_for(process, lambda: steps_of(run) > 5)
-    has_stopped_and_saved(process, run, since=send(signal.SIGTERM, rank_of(process, 1)))
+    assert_preempted(process, run, since=send(signal.SIGTERM, rank_of(process, 1)))
     clean(run, within_s=5.0)
 
 
 # matrix: 19
-def test_an_evaluation_is_given_up_and_done_again(paceline, ranks, tmp_path: Path, lines_of) -> None:
-    """That of the second step takes a second and more: it is under way when the step has just been logged."""
+def test_an_interrupted_evaluation_is_repeated(paceline, ranks, tmp_path: Path, lines_of) -> None:
+    """The evaluation of the second step takes over a second, so it is in progress when the step has been logged."""
     args = (*ARGS, "data.source.num_val_images=4000", "data.eval_batch_size=50", "train.eval_every=2st")
     args = (*args, "train.steps=3", "train.ema=off")
     unharmed = ranks(*args, "--run-dir", "whole").result
@@ -145,7 +145,7 @@ def test_an_evaluation_is_given_up_and_done_again(paceline, ranks, tmp_path: Pat
     run = tmp_path / "run"
     wait_for(process, lambda: steps_of(run) == 2)
     time.sleep(0.1)
-    assert has_stopped_and_saved(process, run, since=send(signal.SIGTERM, psutil.Process(process.pid))) == 2
+    assert assert_preempted(process, run, since=send(signal.SIGTERM, psutil.Process(process.pid))) == 2
     assert result_of(run)["eval"] is None
     resumed = ranks(*args, "--run-dir", "run", "--resume").result
     assert resumed["weights_sha256"] == unharmed["weights_sha256"]
@@ -156,28 +156,28 @@ def test_an_evaluation_is_given_up_and_done_again(paceline, ranks, tmp_path: Pat
 # matrix: 19
 # matrix: 20
 @pytest.mark.parametrize("background", ["on", "off"])
-def test_signals_50_ms_apart_while_saving_harm_nothing(
+def test_signals_50_ms_apart_during_a_save_do_no_harm(
     paceline, ranks, tmp_path: Path, uninterrupted, clean, same_as, background: str
 ) -> None:
-    """It saves after every step, so that the first signal, or at the latest what it asks for, meets a save."""
+    """The run saves after every step, so at least the save that the first signal causes is interrupted."""
     args = (*ARGS, "checkpoint.every=1st", f"checkpoint.background={background}", "--run-dir", "run")
     process = paceline.start(*args, "--ranks", "2")
     run = tmp_path / "run"
-    wait_for(process, lambda: len(kept(run)) > 2)
+    wait_for(process, lambda: len(saved_steps(run)) > 2)
     launcher = psutil.Process(process.pid)
     since = send(signal.SIGTERM, launcher)
     time.sleep(0.05)
     send(signal.SIGTERM, launcher)
     time.sleep(0.05)
     send(signal.SIGINT, launcher)
-    has_stopped_and_saved(process, run, since)
+    assert_preempted(process, run, since)
     clean(run, within_s=5.0)
     assert ranks(*args, "--resume", ranks=2).result["steps"] == 120
     same_as(run, uninterrupted)
 
 
 # matrix: 20
-def test_a_second_ctrl_c_ends_what_does_not_stop(paceline, tmp_path: Path, clean) -> None:
+def test_a_second_ctrl_c_ends_a_run_that_does_not_stop(paceline, tmp_path: Path, clean) -> None:
     process = paceline.start(*ARGS, "--ranks", "2", "--run-dir", "run")
     run = tmp_path / "run"
     wait_for(process, lambda: steps_of(run) > 5)
@@ -194,7 +194,7 @@ def test_a_second_ctrl_c_ends_what_does_not_stop(paceline, tmp_path: Path, clean
 
 
 # matrix: 14
-def test_ranks_that_cannot_stop_are_killed_after_their_grace(paceline, tmp_path: Path, clean) -> None:
+def test_ranks_that_cannot_stop_are_killed_after_the_grace_period(paceline, tmp_path: Path, clean) -> None:
     process = paceline.start(*ARGS, "checkpoint.grace=2s", "--ranks", "2", "--run-dir", "run")
     run = tmp_path / "run"
     wait_for(process, lambda: steps_of(run) > 5)
@@ -208,7 +208,7 @@ def test_ranks_that_cannot_stop_are_killed_after_their_grace(paceline, tmp_path:
 
 
 # matrix: 15
-def test_nothing_outlives_a_launcher_that_is_killed(paceline, tmp_path: Path, clean) -> None:
+def test_no_process_outlives_a_killed_launcher(paceline, tmp_path: Path, clean) -> None:
     process = paceline.start(*ARGS, *WORKERS, "--ranks", "2", "--run-dir", "run")
     run = tmp_path / "run"
     wait_for(process, lambda: steps_of(run) > 5)
@@ -222,8 +222,8 @@ def test_nothing_outlives_a_launcher_that_is_killed(paceline, tmp_path: Path, cl
 
 
 # matrix: 15
-def test_nothing_outlives_an_agent_of_torchrun_that_dies_of_a_signal(paceline_anew, tmp_path: Path, family_of) -> None:
-    """Torchrun passes SIGUSR1 on only where it is told to, and else dies of it."""
+def test_no_process_outlives_a_torchrun_agent_that_dies_of_a_signal(paceline_anew, tmp_path: Path, family_of) -> None:
+    """By default torchrun does not forward SIGUSR1 but dies of it."""
     torchrun = ("torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "paceline")
     process = paceline_anew.start(*ARGS, *WORKERS, "--run-dir", "run", program=torchrun)
     run = tmp_path / "run"
@@ -238,7 +238,9 @@ def test_nothing_outlives_an_agent_of_torchrun_that_dies_of_a_signal(paceline_an
 
 
 # matrix: 11
-def test_a_run_that_lost_a_rank_finishes_by_itself(paceline, tmp_path: Path, uninterrupted, clean, same_as) -> None:
+def test_a_run_that_lost_a_rank_restarts_by_itself_and_completes(
+    paceline, tmp_path: Path, uninterrupted, clean, same_as
+) -> None:
     args = (*ARGS, "checkpoint.every=5st", "--ranks", "2", "--run-dir", "run", "--max-restarts", "2")
     process = paceline.start(*args)
     run = tmp_path / "run"

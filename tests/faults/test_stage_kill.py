@@ -1,4 +1,4 @@
-"""A process that is killed while it stages leaves nothing that is taken for a copy, and the next one finishes."""
+"""A process killed while staging leaves no incomplete copy that could be mistaken for a complete one."""
 
 import os
 import signal
@@ -11,12 +11,12 @@ from paceline.data.staging.stage import stage_for_run, stage_permanently, unstag
 from paceline.recipe.schema.source import Folder
 
 CHANGES = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "os.utime"}
-"""Events of Python's audit before which a process is killed: all that stage does to the disk begins with one."""
+"""Python audit events before which a process is killed: every change that staging makes on disk begins with one."""
 
 
 @pytest.fixture(autouse=True)
 def one_thread_and_no_flush(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With more threads, what comes before what is not the same twice; and a busy disk takes seconds to flush."""
+    """Several threads would make the order of changes vary, and flushing a busy disk takes seconds."""
     monkeypatch.setattr("paceline.data.staging.copy._NUM_THREADS", 1)
     monkeypatch.setattr("paceline.data.staging.stage.sync_filesystem", lambda folder: None)
 
@@ -34,8 +34,8 @@ def contents(root: Path) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
 
 
-def killed_before(change: int, source: Folder, top: Path, *, keeps: bool) -> bool:
-    """Stage and leave in a process that kills itself before its `change`-th change; whether it came that far."""
+def killed_before_change(change: int, source: Folder, top: Path, *, keeps: bool) -> bool:
+    """Stage and release in a process that kills itself before its `change`-th change; return whether it did so."""
     child = os.fork()
     if not child:
         left = change
@@ -63,12 +63,12 @@ def killed_before(change: int, source: Folder, top: Path, *, keeps: bool) -> boo
 
 
 @pytest.mark.parametrize("keeps", [False, True], ids=["and leaves", "for keeps"])
-def test_a_kill_at_any_time_keeps_a_whole_copy_or_none(source: Folder, tmp_path: Path, keeps: bool) -> None:
+def test_a_kill_at_any_change_leaves_a_complete_copy_or_none(source: Folder, tmp_path: Path, keeps: bool) -> None:
     top = tmp_path / "top"
     top.mkdir()
     expected = contents(Path(source.root))
     change = wholes = 0
-    while killed_before(change, source, top, keeps=keeps):
+    while killed_before_change(change, source, top, keeps=keeps):
         copies = [path for path in top.glob("paceline-stage-*") if path.is_dir() and path.suffix != ".tmp"]
         wholes += len(copies)
         for copy in copies:
@@ -79,20 +79,20 @@ def test_a_kill_at_any_time_keeps_a_whole_copy_or_none(source: Folder, tmp_path:
         assert list(top.iterdir()) == []
         change += 1
     assert change > 15
-    assert wholes  # there was something to be taken for one
+    assert wholes  # some kills left an incomplete copy
 
 
 def test_staging_continues_after_many_kills(source: Folder, tmp_path: Path) -> None:
-    """Each process comes further than the one before, as it need not copy again what was copied whole."""
+    """Each process gets further than the one before, as it does not repeat files that were copied completely."""
     top = tmp_path / "top"
     top.mkdir()
     (tmp_path / "whole").mkdir()
     changes = 0
-    while killed_before(changes, source, tmp_path / "whole", keeps=True):
+    while killed_before_change(changes, source, tmp_path / "whole", keeps=True):
         unstage(tmp_path / "whole")
         changes += 1
     kills = 0
-    while killed_before(2 * changes // 3, source, top, keeps=True):
+    while killed_before_change(2 * changes // 3, source, top, keeps=True):
         kills += 1
         assert kills < 10
     assert kills
@@ -100,7 +100,7 @@ def test_staging_continues_after_many_kills(source: Folder, tmp_path: Path) -> N
     assert contents(copy / "train" / "source") == contents(Path(source.root))
 
 
-def test_the_copy_of_a_killed_run_is_used_by_the_next_that_wants_the_same(source: Folder, tmp_path: Path) -> None:
+def test_the_copy_of_a_killed_run_is_reused_for_the_same_data(source: Folder, tmp_path: Path) -> None:
     child = os.fork()
     if not child:
         with stage_for_run(source, str(tmp_path / "top"), is_first=True):
@@ -113,7 +113,7 @@ def test_the_copy_of_a_killed_run_is_used_by_the_next_that_wants_the_same(source
     assert list((tmp_path / "top").iterdir()) == []
 
 
-def test_the_copy_of_a_killed_run_is_removed_by_the_next_that_wants_another(source: Folder, tmp_path: Path) -> None:
+def test_the_copy_of_a_killed_run_is_removed_for_other_data(source: Folder, tmp_path: Path) -> None:
     child = os.fork()
     if not child:
         with stage_for_run(source, str(tmp_path / "top"), is_first=True):

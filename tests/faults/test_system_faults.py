@@ -1,4 +1,4 @@
-"""What a disk, a clock and a memory limit do to a run that is under way: it ends in order, or does not notice."""
+"""Disk errors, clock jumps and memory limits during a run: it ends with an error, or is not affected."""
 
 import contextlib
 import json
@@ -36,7 +36,7 @@ GROUPS = Path("/sys/fs/cgroup")
 
 @pytest.fixture(scope="module")
 def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a library that makes calls of the system fail as a file says; see `faults.c`."""
+    """Return a library that makes system calls fail as a file describes; see `faults.c`."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("no C compiler, which makes what the faults are injected by")
@@ -61,11 +61,11 @@ class Faulty:
         )
 
     def fault(self, what: str) -> None:
-        """Have what the file `faults.c` describes go wrong from now on."""
+        """Enable the faults that `file` describes; see `faults.c`."""
         self._control.write_text(what)
 
     def completed(self) -> tuple[int, str, str]:
-        """Return exit code and output, once it has ended."""
+        """Return exit code and output after the program ends."""
         try:
             out, err = self.process.communicate(timeout=LIMIT_S)
         finally:
@@ -83,12 +83,12 @@ def wait_for_steps(run: Path, num: int, process: subprocess.Popen) -> None:
 
 @pytest.fixture(scope="module")
 def uninterrupted(paceline_in, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return the digest of the weights of a run on one rank that nothing happened to."""
+    """Return the digest of the weights of an uninterrupted run on one rank."""
     folder = tmp_path_factory.mktemp("whole")
     return paceline_in(folder)(*ARGS[:1], *SYNTHETIC, *ARGS[1:], "--run-dir", "run").result["weights_sha256"]
 
 
-def test_io_errors_on_writes_end_in_order_and_resume_to_the_same_bits(
+def test_a_run_with_write_errors_ends_with_an_error_and_resumes_to_the_same_weights(
     paceline, tmp_path: Path, shim: Path, uninterrupted: str
 ) -> None:
     run = tmp_path / "run"
@@ -103,7 +103,7 @@ def test_io_errors_on_writes_end_in_order_and_resume_to_the_same_bits(
     assert paceline("train", str(run), "--resume", "--json").result["weights_sha256"] == uninterrupted
 
 
-def test_an_image_that_the_disk_cannot_read_is_named(tmp_path: Path, shim: Path) -> None:
+def test_an_image_with_a_read_error_is_named(tmp_path: Path, shim: Path) -> None:
     image = pytest.importorskip("PIL.Image")
     for split, num in (("train", 24), ("val", 2)):
         for name in ("cat", "dog"):
@@ -121,9 +121,7 @@ def test_an_image_that_the_disk_cannot_read_is_named(tmp_path: Path, shim: Path)
     assert "photos/train/cat/3.jpg" in err and "Input/output error" in err
 
 
-def test_a_clock_that_jumps_a_day_back_and_two_ahead_changes_nothing(
-    tmp_path: Path, shim: Path, uninterrupted: str
-) -> None:
+def test_clock_jumps_change_nothing(tmp_path: Path, shim: Path, uninterrupted: str) -> None:
     run = tmp_path / "run"
     args = (*SYNTHETIC, *ARGS[1:], "parallel.timeout=20s", "data.workers=1")
     faulty = Faulty(tmp_path, shim, *ARGS[:1], *args, "--run-dir", str(run))
@@ -139,7 +137,7 @@ def test_a_clock_that_jumps_a_day_back_and_two_ahead_changes_nothing(
 
 @pytest.fixture
 def failing_disk(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
-    """Return an ext4 disk that becomes read-only at an error, and the file by which one is made."""
+    """Return an ext4 disk that becomes read-only at an error, and the file that triggers one."""
     if os.geteuid() != 0 or not shutil.which("mkfs.ext4"):
         pytest.skip("making and mounting an ext4 disk needs root and mkfs.ext4")
     image, disk = tmp_path / "disk.img", tmp_path / "disk"
@@ -156,7 +154,7 @@ def failing_disk(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
     subprocess.run(["umount", "-l", disk], check=True, timeout=30)
 
 
-def test_a_disk_that_becomes_read_only_ends_in_order_and_repaired_resumes_to_the_same_bits(
+def test_a_run_on_a_read_only_disk_ends_with_an_error_and_resumes_to_the_same_weights(
     paceline, failing_disk: tuple[Path, Path], uninterrupted: str
 ) -> None:
     disk, trigger = failing_disk
@@ -176,7 +174,7 @@ def test_a_disk_that_becomes_read_only_ends_in_order_and_repaired_resumes_to_the
 
 @pytest.fixture
 def memory_group() -> Iterator[Path]:
-    """Return a new control group that limits memory."""
+    """Return a new control group with a memory limit."""
     version_2 = GROUPS if (GROUPS / "cgroup.controllers").exists() else GROUPS / "unified"
     top = GROUPS / "memory" if (GROUPS / "memory").is_dir() else version_2
     group = top / f"paceline-test-{os.getpid()}"

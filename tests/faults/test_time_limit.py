@@ -1,4 +1,4 @@
-"""A run whose job is about to end saves, leaves, and goes on in the next one as if nothing had happened."""
+"""A run saves and exits before its job's time limit, and the next job resumes it to the same weights."""
 
 import itertools
 from functools import partial
@@ -21,25 +21,25 @@ ARGS = (
 )
 
 
-def trained(rundir: RunDir, job: BatchJob, *, resume: bool = False) -> None:
+def train(rundir: RunDir, job: BatchJob, *, resume: bool = False) -> None:
     recipe = load("synthetic", Patch.parse(ARGS)).recipe
     run(recipe, World.single(), rundir, resume=resume, invocation=Invocation(batch_job=job))
 
 
 # matrix: 22
-def test_a_run_stops_before_its_job_ends_and_resumes_with_the_same_bits(
+def test_a_run_stops_before_its_time_limit_and_resumes_to_the_same_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state_digest
 ) -> None:
     uninterrupted, left = RunDir(tmp_path / "whole"), RunDir(tmp_path / "left")
-    trained(uninterrupted, BatchJob())
-    ticks = itertools.count()  # a second passes each time that the run looks whether it is time to leave
+    train(uninterrupted, BatchJob())
+    ticks = itertools.count()  # the clock advances by a second with each check of the time limit
     monkeypatch.setattr(
         "paceline.training.components.build_deadline",
         partial(build_deadline, unix=lambda: 0.0, now=lambda: float(next(ticks))),
     )
     jobs = [BatchJob("4711", restarts, end_s=50.0) for restarts in range(5)]
     for job in jobs:
-        trained(left, job, resume=job.restarts > 0)
+        train(left, job, resume=job.restarts > 0)
         if left.read_result().status == "completed":
             break
     starts = [attempt.start for attempt in read_attempts(left.attempts)]

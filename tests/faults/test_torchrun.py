@@ -1,4 +1,4 @@
-"""Under torchrun, ranks that are lost are started again and go on by themselves, and none outlives the agent."""
+"""Under torchrun, lost ranks are restarted and resume by themselves, and none outlives the agent."""
 
 import json
 import signal
@@ -38,7 +38,7 @@ def torchrun(ranks: int, max_restarts: int = 0) -> tuple[str, ...]:
 
 @pytest.fixture(scope="module")
 def uninterrupted(paceline_in, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
-    """Return a function from a number of ranks to a run on them that nothing happened to."""
+    """Return a function from a number of ranks to an uninterrupted run on them."""
     folder = tmp_path_factory.mktemp("whole")
 
     def run_on(ranks: int) -> Path:
@@ -64,13 +64,13 @@ def wait_for(agent: "subprocess.Popen[str]", is_there: Callable[[], object]) -> 
 
 
 def rank_of(agent: "subprocess.Popen[str]", rank: int, attempt: int) -> psutil.Process | None:
-    """Return the process of a rank that was started `attempt` times before, if there is one yet."""
+    """Return the process of a rank after `attempt` restarts, or None if it has not started yet."""
     wanted = {"RANK": str(rank), "TORCHELASTIC_RESTART_COUNT": str(attempt)}
     for process in psutil.Process(agent.pid).children():
         try:
             if wanted.items() <= process.environ().items() and "train" in process.cmdline():
                 return process
-        except psutil.Error:  # gone in between
+        except psutil.Error:  # the process ended in between
             continue
     return None
 
@@ -84,12 +84,12 @@ def completed(agent: "subprocess.Popen[str]") -> tuple[int, str]:
 # matrix: 12
 # matrix: 13
 @pytest.mark.long
-def test_each_restart_comes_up_and_the_run_ends_with_the_same_bits(
+def test_every_restart_succeeds_and_the_run_has_the_same_weights(
     paceline_anew, tmp_path: Path, uninterrupted, clean, state_digest
 ) -> None:
-    """A victim is killed after so many steps of the run, the first one before its rank has met the others.
+    """A victim is killed after so many steps of the run, the first one before its rank has joined the others.
 
-    There are as many restarts as victims, so that one which does not come up ends the run.
+    There are as many restarts as victims, so that one failed restart ends the run.
     """
     ranks, victims = 3, [(0, 2), (8, 0)]
     run = tmp_path / "run"
@@ -112,11 +112,11 @@ def test_each_restart_comes_up_and_the_run_ends_with_the_same_bits(
 
 
 # matrix: 15
-def test_nothing_outlives_an_agent_that_is_killed(paceline_anew, tmp_path: Path, clean, family_of) -> None:
+def test_no_process_outlives_a_killed_agent(paceline_anew, tmp_path: Path, clean, family_of) -> None:
     run = tmp_path / "run"
     agent = paceline_anew.start(*ARGS, "--run-dir", str(run), program=torchrun(2))
     wait_for(agent, lambda: steps_of(run) > 2)
-    assert len(family_of(run)) >= 5  # the agent, two ranks, and a worker of each
+    assert len(family_of(run)) >= 5  # the agent, two ranks, and one worker per rank
     agent.kill()
     clean_within(run, family_of, within_s=5)
     agent.communicate(timeout=30)
@@ -141,7 +141,7 @@ def test_stopping_the_agent_saves_a_checkpoint_of_the_current_step(
     clean_within(run, family_of, within_s=5)
     kept = max((int(path.name[-8:]) for path in (run / "checkpoints").glob("step-*")), default=0)
     assert kept == steps_of(run), output
-    assert 5 < kept < 30  # which no cadence asked for
+    assert 5 < kept < 30  # a checkpoint that no interval requires
     assert json.loads((run / "result.json").read_text())["status"] == "preempted"
     again = paceline(*args, "--resume", "--ranks", "2")
     assert again.result["steps"] == 40, again.err
