@@ -34,7 +34,7 @@ from paceline.data.pack.reader import PackSource
 from paceline.data.pack.shards import HEADER_BYTES
 from paceline.data.sources.image_files import ImageFileSource
 
-_ROWS_PER_CHUNK = 1 << 18  # a multiple of 64, so every chunk of every column is one too: no padding in between
+_ROWS_PER_CHUNK = 1 << 18  # so that only the last chunk of a column needs padding
 # Index columns that are fields of the log.
 _ROW_FIELDS = {
     "lengths": "length", "crc32s": "crc32", "labels": "label", "heights": "height", "widths": "width", "kinds": "kind",

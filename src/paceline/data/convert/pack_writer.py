@@ -32,7 +32,7 @@ from paceline.data.pack.format import PACK_VERSION, PackMeta, ProcessingMeta, Sp
 from paceline.data.sources.fingerprint import digest_split
 
 _MIN_SHARD_BYTES = 1 << 20
-# Tasks of some milliseconds: the cost of a thread switch is small, and progress is smooth.
+# Samples per task of a thread: pixels and file states take much less time than files.
 _PIXELS_PER_TASK, _FILES_PER_TASK, _STATES_PER_TASK = 1024, 8, 1024
 
 

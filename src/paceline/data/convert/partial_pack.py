@@ -61,20 +61,19 @@ class PartialPack:
     _reasons: list[str]
     num_done: int = 0
     _shard: int = 0
-    _data_bytes: int = 0
+    _data_bytes: int = 0  # of the current shard, without its header
     _data_crc32: int = 0
     _data: IO[bytes] | None = None
-    _rows: list[bytes] = field(default_factory=list)
+    _rows: list[bytes] = field(default_factory=list)  # not yet in the log
     _pending_bytes: int = 0
-    _known_reasons: int = 0
+    _num_saved_reasons: int = 0
 
     @classmethod
     def open(cls, folder: Path, key: bytes, shard_bytes: int | None, *, keeps_bad: bool = True) -> "PartialPack":
         """Create or resume an unfinished pack in `folder`; its `key`, 32 bytes, identifies source and options.
 
-        Without `keeps_bad`, packing resumes at the first unreadable image, which may have been fixed; if there is one,
-        a pack of another key is discarded. Raise `DataError` for any other pack of another key, if another process has
-        it open, and if the folder belongs to another user or holds other files.
+        Raise `DataError` if the key differs, another process has the pack open, or the folder belongs to another user
+        or holds other files. Without `keeps_bad`, resume at the first unreadable image, with any key.
         """
         _prepare_folder(folder)
         log = open_to_write(folder / LOG_NAME, "a+b")
@@ -122,9 +121,9 @@ class PartialPack:
             return
         assert self._data is not None
         fsync_file(self._data)
-        if len(self._reasons) > self._known_reasons:
+        if len(self._reasons) > self._num_saved_reasons:
             write_atomic(self.folder / _REASONS_NAME, json.dumps(self._reasons[1:]))
-            self._known_reasons = len(self._reasons)
+            self._num_saved_reasons = len(self._reasons)
         self._log.write(b"".join(self._rows))
         fsync_file(self._log)
         self._rows.clear()
@@ -185,7 +184,7 @@ class PartialPack:
         return self._data
 
     def _recover(self, key: bytes, *, keeps_bad: bool) -> None:
-        self._known_reasons = len(self._reasons)
+        self._num_saved_reasons = len(self._reasons)
         self._log.seek(0)
         head = self._log.read(_LOG_HEADER.size)
         expected = _LOG_HEADER.pack(_LOG_MAGIC, key)
@@ -193,6 +192,7 @@ class PartialPack:
             raise DataError(
                 f"{printable(self.folder / LOG_NAME)}: is not a pack's journal (move it away, or write elsewhere)"
             )
+        # Fixing an unreadable image may change the source, and so the key: such a pack is started again, not refused.
         if (
             len(head) == _LOG_HEADER.size
             and head != expected

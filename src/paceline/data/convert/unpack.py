@@ -77,7 +77,6 @@ class _SplitFiles:
     folder: Path
 
     def write(self, indices: range) -> list[int]:
-        """Write samples; return the bytes of each."""
         return [self._write_one(index) for index in indices]
 
     def _write_one(self, index: int) -> int:

@@ -78,10 +78,10 @@ class PackIndex:
 
 # Ten million samples open in less than a second and use no memory besides the page cache.
 def open_index(path: Path, file_name: str = "") -> PackIndex:
-    """Open the index in the file `path`: a pack of one file, or the `index.pack` of a folder of shards.
+    """Open the index in the file `path`, a pack of one file or the `index.pack` of a folder of shards.
 
     No offset, name or label of the result is out of bounds. Data are not read, and may be a hole in the file. Raise
-    `DataError`, naming `file_name`, unless it is a complete and consistent pack of a known version.
+    `DataError`, naming `file_name`, for an unknown version and an incomplete or inconsistent file.
     """
     file_name = file_name or printable(path)
     header, content = _map_index(path, file_name)

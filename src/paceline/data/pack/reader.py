@@ -45,22 +45,22 @@ class PackSource:
 
     @property
     def labels(self) -> NDArray[np.int32]:
-        """Class numbers, int32 [N], mapped."""
+        """Class numbers, int32 [N]."""
         return self._columns.labels
 
     @property
     def heights(self) -> NDArray[np.uint16]:
-        """Heights of the upright images, uint16 [N], mapped; 0 if unknown or above 65,535."""
+        """Heights of the upright images, uint16 [N]; 0 if unknown or above 65,535."""
         return self._columns.heights
 
     @property
     def widths(self) -> NDArray[np.uint16]:
-        """Widths of the upright images, uint16 [N], mapped; 0 if unknown or above 65,535."""
+        """Widths, as `heights`."""
         return self._columns.widths
 
     @property
     def kinds(self) -> NDArray[np.uint8]:
-        """Storage kinds (`format.KIND_*`), uint8 [N], mapped."""
+        """Storage kinds (`format.KIND_*`), uint8 [N]."""
         return self._columns.kinds
 
     @property

@@ -93,7 +93,7 @@ class LocalShards:
         return LocalShards, (self.folder, self.files)
 
     def read(self, shard: int, offset: int, length: int) -> bytes:
-        """Return `length` bytes of a shard. Raise `DataError` for a missing, truncated or unreadable file."""
+        """Return `length` bytes of a shard. Raise `DataError` as `Shards.read`."""
         path = self.folder / self.files[shard].name
         chunks: list[bytes] = []
         try:
@@ -109,7 +109,7 @@ class LocalShards:
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     def memory(self, shard: int) -> memoryview:
-        """Return a shard's file as mapped memory; call `check_mapped_files` after access. Raise `DataError`."""
+        """Return a shard's file as mapped memory; call `check_mapped_files` after access. Raise as `read`."""
         if shard not in self._maps:
             try:
                 file = self.files[shard]
@@ -119,7 +119,7 @@ class LocalShards:
         return self._maps[shard]
 
     def array(self, shard: int, offset: int, length: int) -> NDArray[np.uint8]:
-        """Return bytes of a shard as a private map, uint8 [length]. Raise `DataError` as `read`."""
+        """Return bytes of a shard as a private map, uint8 [length]. Raise as `read`."""
         # Writable, because torch warns about or copies read-only arrays.
         start = offset - offset % mmap.ALLOCATIONGRANULARITY  # mmap accepts no other offsets
         try:
@@ -147,7 +147,8 @@ def map_file(descriptor: int, num_bytes: int, path: Path, *, start: int = 0, is_
 
     Call `check_mapped_files` after reading. Raise `OSError` or `ValueError`.
     """
-    # Beyond the end of a file that was truncated meanwhile, the core's maps hold zeros; mmap's would raise SIGBUS.
+    # Beyond the end of a file that was truncated meanwhile, the core's maps read as zeros; access to `mmap`'s ends the
+    # process by SIGBUS.
     core = load_native()
     if core is not None:
         return memoryview(core.Mapped(descriptor, num_bytes, os.fsencode(path), start, is_private))
@@ -157,10 +158,7 @@ def map_file(descriptor: int, num_bytes: int, path: Path, *, start: int = 0, is_
 
 
 def check_mapped_files() -> None:
-    """Raise `DataError` naming a mapped file that was truncated and then accessed by this process.
-
-    Without the native core, that access has ended the process by SIGBUS.
-    """
+    """Raise `DataError` naming a mapped file that was truncated and then accessed by this process."""
     core = load_native()
     name = core.cut_file() if core is not None else None
     if name is not None:

@@ -1,8 +1,7 @@
-"""Read untrusted pickles without running code.
+"""Read untrusted pickles without running code."""
 
-A pickle can call every global that it names. Here only the globals that the caller allows are resolved, and the opcodes
-are checked first, so that a small file cannot allocate much memory.
-"""
+# A pickle can call every global that it names. Here only the globals that the caller allows are resolved, and the
+# opcodes are checked first, so that a small file cannot allocate much memory.
 
 import io
 import pickle
