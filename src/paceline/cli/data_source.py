@@ -73,7 +73,7 @@ def _refuse_unknown(src: str) -> None:
 
 def _load_recipe_data(name: str, overrides: list[str], *, own_code: bool) -> DataRequest:
     loaded = load(name, Patch.parse(overrides))
-    require_consent(loaded, own_code=own_code, of=("data.",))
+    require_consent(loaded, own_code=own_code, paths=("data.",))
     is_other = any(word.partition("=")[0] in ("data.source", "data.source.name") for word in overrides)
     called = _source_label(loaded.recipe.data.source) if is_other else loaded.name
     return DataRequest(called, loaded.recipe.data, is_recipe=True)

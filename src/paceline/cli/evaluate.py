@@ -36,7 +36,7 @@ def evaluate(
     rundir = RunDir.existing(run)
     name = str(rundir.path)
     original, loaded = load(name).recipe, load(name, Patch.parse(overrides))
-    require_consent(loaded, own_code=own_code, of=("model", "data.source"))
+    require_consent(loaded, own_code=own_code, paths=("model", "data.source"))
     recipe = loaded.recipe
     world = enter_world()
     num_ranks = ranks_to_start(ranks, world, recipe, oversubscribe=oversubscribe)

@@ -14,7 +14,7 @@ from paceline.cluster.job import ClusterJob
 from paceline.core.errors import RecipeError, WorldError
 from paceline.core.run_dir import RunDir, is_run
 from paceline.lab.repeat import ArrayTask
-from paceline.recipe.consent import OWN_CODE, names_code, require_consent, settings_name_code
+from paceline.recipe.consent import OWN_CODE, has_plugins, require_consent, settings_have_plugins
 from paceline.recipe.load import DEFAULT, PRESETS, Patch, find_recipe, load
 from paceline.recipe.plan import divide_batch, resolve_batch, small_batch_warning
 from paceline.recipe.schema import Recipe
@@ -157,7 +157,7 @@ def _prepare_train(request: SubmitRequest, shape: JobShape, run_dir: Path | None
     divide_batch(recipe, shape.num_ranks)
     device = "cpu" if loaded.recipe.parallel.device == "cpu" or not shape.gpus_per_node else "cuda"
     note = small_batch_warning(loaded.recipe, shape.num_ranks, device)
-    needs_consent = names_code(recipe)
+    needs_consent = has_plugins(recipe)
     return PreparedJob(request, shape, loaded.name, recipe, is_frozen=True, own_code=needs_consent, note=note)
 
 
@@ -169,7 +169,7 @@ def _prepare_eval(request: SubmitRequest, shape: JobShape, run_dir: Path | None)
     if run_dir is not None:
         raise RecipeError(f"--run-dir: {run_dir} has no effect on eval, which writes to its run (leave it out)")
     loaded = load(str(run), Patch.parse(list(request.args[1:])))
-    require_consent(loaded, own_code=request.own_code, of=("model", "data.source"))
+    require_consent(loaded, own_code=request.own_code, paths=("model", "data.source"))
     refuse_few_gpus(shape, loaded.recipe.parallel.device)
     name = f"eval-{loaded.name}"
     return PreparedJob(request, shape, name, loaded.recipe, own_code=request.own_code, run=run.absolute())
@@ -200,8 +200,8 @@ def _prepare_ladder(request: SubmitRequest, shape: JobShape) -> PreparedJob:
         recipe_args = (word for word in request.args if "=" in word and not word.startswith("recipe="))
         request = replace(request, args=(name, recipe, *recipe_args), options=_without_recipe(request.options))
     request = _with_ranks(request, shape)
-    needs_consent = (is_frozen and names_code(loaded.recipe)) or any(
-        settings_name_code(rung.patch.values()) for rung in ladder.rungs
+    needs_consent = (is_frozen and has_plugins(loaded.recipe)) or any(
+        settings_have_plugins(rung.patch.values()) for rung in ladder.rungs
     )
     name = f"ladder-{ladder.name}"
     return PreparedJob(request, shape, name, loaded.recipe, is_frozen=is_frozen, ladder=text, own_code=needs_consent)
@@ -221,7 +221,7 @@ def _prepare_experiment(request: SubmitRequest, shape: JobShape) -> PreparedJob:
     loaded = load(recipe_name, overrides)
     require_consent(loaded, own_code=request.own_code)
     name, is_frozen = f"{request.verb}-{loaded.name}", not _is_preset(recipe_name)
-    needs_consent = is_frozen and names_code(loaded.recipe)
+    needs_consent = is_frozen and has_plugins(loaded.recipe)
     if request.verb == "scale":
         shape = _with_nodes(request, shape)
         return PreparedJob(

@@ -35,7 +35,7 @@ _MAX_TREND: Final = 200  # evaluations in the trend test, which is quadratic
 _MAX_IMAGES: Final = 10**12  # a damaged record may hold any number
 _MAX_NAMES: Final = 5
 _LARGEST: Final = sys.float_info.max
-_ORDER: Final = {"error": 0, "warning": 1, "note": 2}
+_SEVERITY_ORDER: Final = {"error": 0, "warning": 1, "note": 2}
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def find_problems(history: RunHistory) -> tuple[Finding, ...]:
         *_finding_ema(history),
         *_finding_skipped_steps(history),
     ]
-    return tuple(sorted(found, key=lambda each: _ORDER[each.severity]))
+    return tuple(sorted(found, key=lambda each: _SEVERITY_ORDER[each.severity]))
 
 
 def is_suspicious(history: RunHistory) -> bool:
@@ -322,7 +322,7 @@ def _finding_lost_accuracy(history: RunHistory) -> Iterator[Finding]:
         if rise.is_sudden and (below is not None or _is_useless(history)):
             yield _finding_collapse(history, rise, training)
         elif rise.is_trend and last.epoch > 1:  # in the first epoch every image is new
-            yield _finding_overfitting(rise, training, has_lost=below is not None)
+            yield _finding_overfitting(rise, training, is_accuracy_lost=below is not None)
     if below is not None:
         yield below
 
@@ -382,9 +382,9 @@ def _best_point(history: RunHistory) -> tuple[float | None, int | None]:
     return best.top1, best.step
 
 
-def _is_far_below(worse: int, of_worse: int, better: int, of_better: int) -> bool:
+def _is_far_below(worse: int, worse_total: int, better: int, better_total: int) -> bool:
     """Return whether one accuracy is far below another: disjoint intervals, and half as many errors again."""
-    low, high = wilson_interval(worse, of_worse), wilson_interval(better, of_better)
+    low, high = wilson_interval(worse, worse_total), wilson_interval(better, better_total)
     if high.low is None or not low.is_below(high.low):
         return False
     # At a high learning rate accuracy usually varies by a point or two, which is significant but no problem.
@@ -442,8 +442,10 @@ def _mean_before(losses: Sequence[tuple[int, float]], step: int) -> float:
 
 
 def _finding_collapse(history: RunHistory, rise: _Rise, training: tuple[float, float]) -> Finding:
-    seen = history.last.train_top1 if history.last is not None else None
-    on_training = "" if seen is None else f" On training images, evaluated alike, top-1 is {accuracy(seen)}."
+    train_top1 = history.last.train_top1 if history.last is not None else None
+    on_training = (
+        "" if train_top1 is None else f" On training images, evaluated alike, top-1 is {accuracy(train_top1)}."
+    )
     cause = "Batch norm's running statistics are not the cause. " if history.batch_norm is not None else ""
     advice = "Check the data of validation, and lower optim.lr."
     if history.batch_norm is None:
@@ -458,11 +460,11 @@ def _finding_collapse(history: RunHistory, rise: _Rise, training: tuple[float, f
     )
 
 
-def _finding_overfitting(rise: _Rise, training: tuple[float, float], *, has_lost: bool) -> Finding:
-    ending = "" if has_lost else " Top-1 has not suffered: the model is too confident where it is wrong."
+def _finding_overfitting(rise: _Rise, training: tuple[float, float], *, is_accuracy_lost: bool) -> Finding:
+    ending = "" if is_accuracy_lost else " Top-1 has not suffered: the model is too confident where it is wrong."
     return Finding(
         name="overfitting",
-        severity="warning" if has_lost else "note",
+        severity="warning" if is_accuracy_lost else "note",
         evidence=f"{_both_losses(rise, training)}{ending}",
         advice="Train for fewer epochs, or regularise: data.augment, optim.weight_decay, train.label_smoothing.",
         numbers=_loss_numbers(rise, training),

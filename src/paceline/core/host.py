@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from paceline.core.process import PROC
 from paceline.core.world import World
 
-PROC: Final = Path("/proc")
 MOUNT: Final = Path("/sys/fs/cgroup")
 INFINITY: Final = float("inf")
 _NO_LIMIT: Final = (INFINITY, Path())

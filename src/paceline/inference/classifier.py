@@ -111,7 +111,7 @@ def load_classifier(run: Path, checkpoint: str = "last", device: str = "auto", *
     """
     rundir = RunDir.existing(run)
     loaded = load(str(rundir.path))
-    require_consent(loaded, own_code=own_code, of=("model",))
+    require_consent(loaded, own_code=own_code, paths=("model",))
     recipe = loaded.recipe
     facts = read_trained_dataset(rundir)
     target = _choose_device(device)

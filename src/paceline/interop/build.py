@@ -80,7 +80,7 @@ def loaders(
     can fix.
     """
     loaded, target = load_any(recipe, Patch.parse(list(overrides))), find_device(device)
-    require_consent(loaded, own_code=own_code, of=("data.",))
+    require_consent(loaded, own_code=own_code, paths=("data.",))
     external_rank = find_rank(rank, world_size, unchosen_gpu(device, target))
     data_recipe = _data_only_recipe(loaded.recipe)
     with ExitStack() as on_error:

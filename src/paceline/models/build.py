@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from paceline.core.errors import RecipeError, suggest_similar
 from paceline.models.airbench import SpeedNet
 from paceline.models.freeze import freeze_parameters
+from paceline.models.layers import BATCH_NORMS
 from paceline.models.resnet_cifar import ResNet, build_basic_block, build_bottleneck_block
 from paceline.models.wide_resnet import WideResNet
 from paceline.recipe.plugins import MODEL, PluginRef
 from paceline.recipe.schema.base import IMPORT_PATH_FORM, is_plugin_name
 from paceline.recipe.schema.model import BUILT_IN_MODELS_ONLY, Model
 
-_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _BUILTIN_MODELS: dict[str, Callable[..., nn.Module]] = {
     "resnet18_cifar": partial(ResNet, make_block=build_basic_block, depths=(2, 2, 2, 2), stem_kernel=3),
     "resnet34_cifar": partial(ResNet, make_block=build_basic_block, depths=(3, 4, 6, 3), stem_kernel=3),
@@ -111,13 +111,13 @@ def set_drop_path(model: nn.Module, drop_path: float) -> bool:
 
 def check_sync_batch_norm(model: nn.Module, name: str) -> None:
     """Raise `RecipeError` if the BatchNorm layers of model `name` cannot be converted to SyncBatchNorm."""
-    batch_norms = [module for module in model.modules() if isinstance(module, _BATCH_NORMS)]
+    batch_norms = [module for module in model.modules() if isinstance(module, BATCH_NORMS)]
     if not batch_norms:
         raise RecipeError(
             f"model.norm: sync_batch has no effect on {name}, which has no batch norms (set model.norm=batch)"
         )
     # timm's BatchNormAct2d includes the activation, which replacing the norm would lose.
-    if any(type(module) not in _BATCH_NORMS for module in batch_norms):
+    if any(type(module) not in BATCH_NORMS for module in batch_norms):
         raise RecipeError(
             f"model.norm: sync_batch cannot replace the batch norms of {name}, which hold activations too "
             "(set model.norm=batch, or use a torchvision: model)"

@@ -7,11 +7,10 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from paceline.core.errors import RecipeError, suggest_similar
+from paceline.models.layers import BATCH_NORMS
 from paceline.models.structure import find_classifier
 from paceline.recipe.schema.base import is_plugin_name
 from paceline.recipe.schema.model import Model
-
-_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 @contextlib.contextmanager
@@ -40,7 +39,7 @@ def use_batch_statistics(model: nn.Module) -> Iterator[bool]:
     norms = [
         each
         for each in model.modules()
-        if isinstance(each, _BATCH_NORMS) and _is_torch_batch_norm(each) and each.training
+        if isinstance(each, BATCH_NORMS) and _is_torch_batch_norm(each) and each.training
     ]
     tracking = [each.track_running_stats for each in norms]
     with eval_mode(model):
@@ -55,7 +54,7 @@ def use_batch_statistics(model: nn.Module) -> Iterator[bool]:
 
 def _is_torch_batch_norm(norm: nn.Module) -> bool:
     # A subclass may do something else in training.
-    return type(norm) in _BATCH_NORMS
+    return type(norm) in BATCH_NORMS
 
 
 def find_modules_set_to_train(modes_before: dict[str, bool], model: nn.Module) -> list[str]:

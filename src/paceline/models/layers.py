@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 NormName = Literal["batch", "sync_batch", "group", "none"]
 NormLayer = Callable[[int], nn.Module]
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 MAX_GROUPS = 32
 """Best number of groups in Wu and He 2018, Group Normalization (arXiv 1803.08494), table 3."""

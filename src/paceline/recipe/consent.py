@@ -14,14 +14,14 @@ _SECTIONS: Final = ("model", "data.source", "optim")
 _LISTS: Final = ("data.augment", "log.sinks")
 
 
-def require_consent(loaded: LoadedRecipe, *, own_code: bool, of: tuple[str, ...] = ("",)) -> None:
-    """Raise `RecipeError` for a plugin below the dotted paths `of` that a file of `loaded` names, unless `own_code`."""
+def require_consent(loaded: LoadedRecipe, *, own_code: bool, paths: tuple[str, ...] = ("",)) -> None:
+    """Raise `RecipeError` for a plugin below the dotted `paths` that a file of `loaded` names, unless `own_code`."""
     if own_code:
         return
     # Plugins named on the command line or by a script need no consent: the user typed them.
     for plugin in plugins_of(loaded.recipe):
         field = f"{plugin.path}.name"
-        if plugin.path.startswith(of) and loaded.stack.file_of(field):
+        if plugin.path.startswith(paths) and loaded.stack.file_of(field):
             raise _refusal(loaded.stack.origin(field), field, plugin.name)
 
 
@@ -32,19 +32,19 @@ def require_consent_to_settings(settings: Mapping[str, Any], place: str, *, own_
             raise _refusal(place, field, name)
 
 
-def settings_name_code(settings: Mapping[str, Any]) -> bool:
+def settings_have_plugins(settings: Mapping[str, Any]) -> bool:
     """Return whether `settings`, part of a recipe, name a plugin."""
     return next(_find_plugin_names(settings), None) is not None
 
 
-def names_code(recipe: Recipe) -> bool:
+def has_plugins(recipe: Recipe) -> bool:
     """Return whether `recipe` names a plugin, so that a file with it needs `--own-code`."""
     return next(plugins_of(recipe), None) is not None
 
 
 def consent_arguments(recipe: Recipe) -> tuple[str, ...]:
     """Return the arguments that a command needs to read `recipe` from a file written by paceline."""
-    return (OWN_CODE,) if names_code(recipe) else ()
+    return (OWN_CODE,) if has_plugins(recipe) else ()
 
 
 def _refusal(location: str, field: str, name: str) -> RecipeError:

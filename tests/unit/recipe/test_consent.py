@@ -5,7 +5,12 @@ from pathlib import Path
 import pytest
 
 from paceline.core.errors import RecipeError
-from paceline.recipe.consent import consent_arguments, require_consent, require_consent_to_settings, settings_name_code
+from paceline.recipe.consent import (
+    consent_arguments,
+    require_consent,
+    require_consent_to_settings,
+    settings_have_plugins,
+)
 from paceline.recipe.load import Patch, load, load_any, load_values
 
 NAMES = """\
@@ -82,9 +87,9 @@ def test_code_named_on_the_command_line_or_by_a_script_needs_no_consent() -> Non
 
 def test_only_the_plugins_that_are_imported_count() -> None:
     loaded = load("r.yaml", Patch.parse(["data.source.name=digits", "data.augment=[]"]))
-    require_consent(loaded, own_code=False, of=("data.",))
+    require_consent(loaded, own_code=False, paths=("data.",))
     with pytest.raises(RecipeError, match=r"model\.name"):
-        require_consent(loaded, own_code=False, of=("model", "data.source"))
+        require_consent(loaded, own_code=False, paths=("model", "data.source"))
 
 
 def test_settings_of_a_ladder_are_looked_at_whether_or_not_they_fit_a_recipe() -> None:
@@ -95,10 +100,10 @@ def test_settings_of_a_ladder_are_looked_at_whether_or_not_they_fit_a_recipe() -
         ({"log": {"sinks": [{"name": "a:B"}]}}, "log.sinks[0].name"),
         ({"optim": {"name": "a:B"}}, "optim.name"),
     ):
-        assert settings_name_code(settings)
+        assert settings_have_plugins(settings)
         with pytest.raises(RecipeError) as caught:
             require_consent_to_settings(settings, "l.yaml: rung 'x'", own_code=False)
         assert str(caught.value).startswith(f"l.yaml: rung 'x': {field}: a:B is code")
         require_consent_to_settings(settings, "l.yaml", own_code=True)
     for plain in ({}, {"model": 3}, {"model": {"name": "timm:resnet18"}}, {"data": {"augment": "flip"}}):
-        assert not settings_name_code(plain)
+        assert not settings_have_plugins(plain)

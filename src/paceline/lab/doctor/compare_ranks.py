@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from paceline.core.errors import WorldError
-from paceline.core.host import PROC, rank_cores
+from paceline.core.host import rank_cores
+from paceline.core.process import PROC
 from paceline.core.units import count, number, seconds
 from paceline.core.world import World
 from paceline.lab.doctor.check import DoctorFinding, find_worst_state
