@@ -159,9 +159,11 @@ def preserve_sigchld_handler() -> Iterator[None]:
     """Restore the SIGCHLD handler that starting a DataLoader replaces."""
     # DataLoader's handler would raise in arbitrary code of the rank when a worker dies, without naming a sample.
     before = signal.getsignal(signal.SIGCHLD)
-    yield
-    if threading.current_thread() is threading.main_thread() and before is not None:
-        signal.signal(signal.SIGCHLD, before)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread() and before is not None:
+            signal.signal(signal.SIGCHLD, before)
 
 
 class WorkerSupervisor:
