@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from paceline.core.dataset import Source
@@ -172,6 +173,18 @@ class SampleEncoder:
             return self.index(file, self.every), ""
         except ValueError as error:
             return None, str(error)
+
+
+def to_image(pixels: NDArray[np.uint8]) -> Image.Image:
+    """Convert uint8 [H, W, C], with C of 1 or 3, to an image."""
+    return Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+
+
+def encode_png(pixels: NDArray[np.uint8]) -> bytes:
+    """Return the PNG file of uint8 pixels [H, W, C], with C of 1 or 3."""
+    file = BytesIO()
+    to_image(pixels).save(file, "PNG")
+    return file.getvalue()
 
 
 def build_bad_images_error(bad: Sequence[tuple[str, str]]) -> DataError:

@@ -1,7 +1,6 @@
 """Convert a data set into one LMDB."""
 
 import errno
-import io
 import os
 import shutil
 import zlib
@@ -14,11 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from PIL import Image
 
 from paceline.core.dataset import ArraySource, Datasets, Source, Split
 from paceline.core.errors import DataError
-from paceline.data.convert.encode import EncodedSample, SampleEncoder, build_bad_images_error, run_ordered
+from paceline.data.convert.encode import EncodedSample, SampleEncoder, build_bad_images_error, encode_png, run_ordered
 from paceline.data.convert.fsync import fsync_path
 from paceline.data.file_lock import create_folder_atomically
 from paceline.data.files import printable
@@ -205,10 +203,7 @@ def _encode_samples(encoder: SampleEncoder, source: Source, indices: range) -> l
 def _stored_bytes(source: Source, sample: EncodedSample) -> bytes:
     if sample.kind != KIND_PIXELS or isinstance(source, ArraySource):
         return sample.data
-    content = np.frombuffer(sample.data, dtype=np.uint8).reshape(sample.height, sample.width, -1)
-    file = io.BytesIO()
-    Image.fromarray(content[..., 0] if content.shape[-1] == 1 else content).save(file, "PNG")
-    return file.getvalue()
+    return encode_png(np.frombuffer(sample.data, dtype=np.uint8).reshape(sample.height, sample.width, -1))
 
 
 def _build_metadata_entries(splits: dict[Split, _LmdbSplitWriter]) -> list[_KeyValue]:

@@ -6,19 +6,17 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
-from io import BytesIO
 from itertools import chain, count
 from pathlib import Path, PurePosixPath
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from paceline.core.dataset import Datasets, Source
 from paceline.core.errors import DataError
 from paceline.core.files import write_new
 from paceline.data.convert.assemble import SampleNames
-from paceline.data.convert.encode import run_ordered
+from paceline.data.convert.encode import encode_png, run_ordered
 from paceline.data.file_lock import create_folder_atomically
 from paceline.data.files import IMAGE_EXTENSIONS, JPEG_EXTENSIONS, printable
 from paceline.data.pack.format import KIND_FILE, KIND_RECORD
@@ -81,7 +79,7 @@ class _SplitFiles:
 
     def _write_one(self, index: int) -> int:
         content, label = self._read_content(index)
-        data = content if isinstance(content, bytes) else _save_png(content)
+        data = content if isinstance(content, bytes) else encode_png(content)
         path = self.folder / self._build_path(index, label, data)
         path.parent.mkdir(parents=True, exist_ok=True)
         # Names may repeat, and a prefixed name may be that of another sample.
@@ -131,9 +129,3 @@ def _sanitize_component(name: bytes, fallback: str) -> bytes:
 def _guess_extension(data: bytes) -> bytes:
     signatures = {b"\xff\xd8": b".jpg", b"\x89PNG": b".png", b"GIF8": b".gif", b"BM": b".bmp", b"RIFF": b".webp"}
     return next((extension for start, extension in signatures.items() if data.startswith(start)), b".tif")
-
-
-def _save_png(pixels: NDArray[np.uint8]) -> bytes:
-    file = BytesIO()
-    Image.fromarray(pixels if pixels.shape[2] == 3 else pixels[:, :, 0]).save(file, "PNG")
-    return file.getvalue()

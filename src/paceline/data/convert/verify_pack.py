@@ -14,7 +14,7 @@ from paceline.core.dataset import Datasets, Sample, Source, Split
 from paceline.core.errors import DataError
 from paceline.data.bad_images import BadImage
 from paceline.data.convert.assemble import SampleNames
-from paceline.data.convert.encode import run_ordered
+from paceline.data.convert.encode import run_ordered, to_image
 from paceline.data.decode import decode
 from paceline.data.native import NativeExtension, load_native
 from paceline.data.pack.format import KIND_RECORD, ProcessingMeta
@@ -167,7 +167,7 @@ class _SplitComparison:
             return self._build_fault(
                 index, f"is {actual.shape[1]}x{actual.shape[0]} in the pack, not {size[1]}x{size[0]}"
             )
-        image = _to_image(expected).resize((actual.shape[1], actual.shape[0]), Image.Resampling.BILINEAR)
+        image = to_image(expected).resize((actual.shape[1], actual.shape[0]), Image.Resampling.BILINEAR)
         resized = np.asarray(image, dtype=np.int16).reshape(actual.shape)
         difference = float(np.abs(resized - actual).mean())
         if difference > _MAX_MEAN_DIFFERENCE:
@@ -211,7 +211,3 @@ def _read_sample(source: Source, index: int) -> Sample | str:
 
 def _get_processing(packed: Source) -> ProcessingMeta:
     return packed.index.meta.made if isinstance(packed, PackSource) else ProcessingMeta(every=1)
-
-
-def _to_image(pixels: NDArray[np.uint8]) -> Image.Image:
-    return Image.fromarray(pixels if pixels.shape[2] == 3 else pixels[:, :, 0])

@@ -135,8 +135,8 @@ def read_class_list(section: WebDataset) -> tuple[str, ...]:
     return names
 
 
-# `n01/7.jpg` and `n01/7.cls` are one sample. `n01/7.a.jpg` belongs to it too, but its extension `a.jpg` is no image's:
-# `base_plus_ext` and `group_by_keys` in
+# `n01/7.jpg` and `n01/7.cls` are one sample. `n01/7.a.jpg` belongs to it too, but its extension `a.jpg` is not that of
+# an image: `base_plus_ext` and `group_by_keys` in
 # https://github.com/webdataset/webdataset/blob/main/src/webdataset/tariterators.py
 @dataclass
 class TarSamples:
@@ -260,9 +260,9 @@ def _add_group(tar: TarReader, group: _SampleGroup, samples: TarSamples) -> None
     if group.image is None:
         samples.num_without_image += bool(group.key)
     elif group.label is None:
-        wanted = samples.read_label.extension.decode()
+        extension = samples.read_label.extension.decode()
         raise tar.build_error(
-            f"has no {format_member_name(group.key)}.{wanted} beside {format_member_name(group.image.name)}",
+            f"has no {format_member_name(group.key)}.{extension} beside {format_member_name(group.image.name)}",
             "set data.source.label to what holds the label, or make it again",
         )
     else:
