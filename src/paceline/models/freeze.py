@@ -35,7 +35,7 @@ def use_batch_statistics(model: nn.Module) -> Iterator[bool]:
     All other modules are in evaluation mode. Yield whether `model` has such layers; frozen and SyncBatchNorm ones do
     not count.
     """
-    # SyncBatchNorm would communicate, and the other ranks may not be here.
+    # SyncBatchNorm would communicate, and the other ranks may not take part.
     norms = [
         each
         for each in model.modules()

@@ -117,7 +117,7 @@ def _check_on_device(
 
 
 def _describe_reset_modules(section: Model, names: Sequence[str]) -> str | None:
-    """Return a note on modules that a plugin puts into evaluation mode in its constructor, which has no effect."""
+    """Return a note on modules that a plugin's constructor puts into evaluation mode, which training undoes."""
     if not names:
         return None
     which = f"{names[0] or 'itself'} and {len(names) - 1} more modules" if names[1:] else names[0] or "itself"

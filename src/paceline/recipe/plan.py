@@ -144,7 +144,10 @@ class Plan:
 
 
 def eval_image_size(recipe: Recipe, train: DatasetInfo) -> int:
-    """Return the height and width in pixels of evaluated images. Raise `RecipeError` if it has to be set."""
+    """Return the height and width in pixels of evaluated images.
+
+    Raise `RecipeError` if no size is set and the data set's images are not square.
+    """
     size = recipe.data.eval_image_size
     return _image_size(recipe, train) if size == "auto" else size
 
@@ -379,7 +382,7 @@ def check_effects(recipe: Recipe, info: DatasetInfo, smallest: int) -> None:
 
 
 def worker_timeout_warning(recipe: Recipe, workers: int) -> str:
-    """Return a warning if `parallel.timeout` ends a run before `data.worker_timeout` can name a bad image, or ""."""
+    """Return a warning if `parallel.timeout` ends a run before `data.worker_timeout` names the image, or ""."""
     # A warning and no error: other users of workers, such as `paceline data verify`, have no `parallel.timeout`.
     worker_timeout, limit = recipe.data.worker_timeout, recipe.parallel.timeout
     if not workers or worker_timeout.seconds < limit.seconds:

@@ -123,7 +123,7 @@ def check_import_path(name: str) -> str:
     module = name.partition(":")[0]
     if refused := refusal_reason(module):
         raise ValueError(f"{name!r} cannot be a plugin: {refused} (name a class of your own module)")
-    # Such as mypkg:Model.__init__.__globals__
+    # Such as `mypkg:Model.__init__.__globals__`, which reaches any code.
     if "__" in (each[:2] for each in re.split(r"[.:]", name)[1:]):
         raise ValueError(f"{name!r} leads through a special name of Python (name a class or function)")
     return name
