@@ -64,7 +64,8 @@ class Ranks:
 if __name__ == "__main__":
     ranks = Ranks(int(sys.argv[1]), {int(word) for word in sys.argv[2:]})
     ranks.meet()
-    seen = [[sight.rank, sight.condition] for sight in ranks.beats[0].statuses(waited=True)] if ranks.beats else []
+    statuses = ranks.beats[0].statuses(timed_out=True) if ranks.beats else []
+    seen = [[status.rank, status.condition] for status in statuses]
     for rank in sorted(ranks.beats, reverse=True):  # rank 0 hosts the store
         ranks.beats[rank].close()
     print(json.dumps({"seen": seen, "refusals": ranks.refusals}))

@@ -177,7 +177,7 @@ def meet(forking, tmp_path: Path) -> Callable[..., dict]:
 
 
 def test_256_ranks_connect_to_a_real_store_and_exchange_heartbeats(meet) -> None:
-    assert meet(MET) == {"seen": [[rank, "here"] for rank in range(MET)], "refusals": {}}
+    assert meet(MET) == {"seen": [[rank, "alive"] for rank in range(MET)], "refusals": {}}
 
 
 def test_of_256_ranks_the_missing_ones_are_named_to_all_that_came(meet) -> None:

@@ -1,5 +1,4 @@
-"""Share code between strategies: gradient clipping, collectives, device choice, and the state of communication
-hooks."""
+"""Code that strategies share: gradient clipping, collectives, device choice, state of communication hooks."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,9 +16,11 @@ from paceline.core.world import World
 from paceline.parallel.environ import has_own_gpu
 from paceline.recipe.schema.train import Parallel
 
+_PIECE_BYTES = 64 << 20  # gather in pieces: a GPU may not hold the rows of all ranks
+
 
 def gradient_norm(gradients: Sequence[Tensor]) -> Tensor:
-    """Return the L2 norm of all `gradients` as one vector: [], in their dtype but at least float32."""
+    """Return the L2 norm of all `gradients` together: [], at least float32."""
     # In 16 bits the norm would overflow (float16) or keep only two digits (bfloat16).
     if any(gradient.dtype.itemsize < 4 for gradient in gradients):
         # The norm of the norms is the norm of all gradients.
@@ -29,22 +30,19 @@ def gradient_norm(gradients: Sequence[Tensor]) -> Tensor:
 
 
 def clip_to_norm(parameters: Sequence[Tensor], norm: Tensor, max_norm: float) -> Tensor:
-    """Scale the gradients of `parameters` in place so that their norm, now `norm`, is at most `max_norm`; return `norm`
-    as float32 [].
+    """Clip the gradients of `parameters`, whose norm is `norm`, in place; return `norm` as float32 [].
 
     The factor is max_norm / (norm + 1e-6), as in torch (Pascanu et al. 2013, arXiv 1211.5063).
     """
+    # An infinite limit only measures: scaling by 1 would read and write every gradient.
     if math.isfinite(max_norm):
         clip_grads_with_norm_(parameters, max_norm, norm)
     return norm.float()
 
 
-_PIECE_BYTES = 64 << 20  # gather in pieces: a GPU may not hold the rows of all ranks
-
-
 def sum_over_ranks(value: Tensor) -> Tensor:
-    """Return the sum of `value` over the ranks, without changing `value`."""
-    total = value.clone()
+    """Return the sum of `value` over the ranks."""
+    total = value.clone()  # `all_reduce` works in place
     dist.all_reduce(total)
     return total
 
@@ -55,14 +53,15 @@ def mean_over_ranks(value: Tensor) -> Tensor:
 
 
 def all_gather_rows(value: Tensor) -> Tensor:
-    """Return [world_size, *value.shape] whose row r is the `value` of rank r; shapes must agree on all ranks."""
+    """Return [world_size, *value.shape] whose row r is the `value` of rank r; all ranks have the same shape."""
+    # `all_gather` needs dense buffers, and `value` may be channels_last.
     rows = [torch.empty_like(value, memory_format=torch.contiguous_format) for _ in range(dist.get_world_size())]
     dist.all_gather(rows, value.contiguous())
     return torch.stack(rows)
 
 
 def gather_rows_on_rank_0(row: Tensor) -> Tensor | None:
-    """Return [world_size, N] in rank 0's host memory, whose row r is the `row` [N] of rank r; None on other ranks."""
+    """Return the ranks' `row` [N] as [world_size, N] in rank 0's host memory; None on other ranks."""
     world_size, is_main = dist.get_world_size(), dist.get_rank() == 0
     rows = torch.empty(world_size, len(row), dtype=row.dtype) if is_main else None
     length = max(1, _PIECE_BYTES // (world_size * row.element_size()))
@@ -76,7 +75,7 @@ def gather_rows_on_rank_0(row: Tensor) -> Tensor | None:
 
 
 def broadcast_buffers(model: nn.Module) -> None:
-    """Copy rank 0's buffers, such as BatchNorm running statistics, to every rank."""
+    """Broadcast rank 0's buffers, such as BatchNorm running statistics."""
     for buffer in model.buffers():
         dist.broadcast(buffer.data, src=0)
 
@@ -90,7 +89,7 @@ class CommState(Protocol):
         ...
 
     def reset(self) -> None:
-        """Reset the state after warm-up passes that are not steps."""
+        """Discard what warm-up passes left in the state."""
         ...
 
     def num_bytes(self, model: nn.Module) -> int:
@@ -98,24 +97,24 @@ class CommState(Protocol):
         ...
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors of all ranks on rank 0, and {} on the others. Every rank must call it."""
+        """Return the tensors of all ranks on rank 0, and {} on the others. Collective."""
         ...
 
     def values(self, model: nn.Module) -> dict[str, Any]:
-        """Return the rest of the state as JSON values, {} if there is none; parameters go by their names in `model`."""
+        """Return the rest of the state as JSON values; parameters are identified by their names in `model`."""
         ...
 
     def load(self, model: nn.Module, values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
-        """Restore what `values` and `tensors` returned; return a note if state was lost, else "".
+        """Restore the state after all warm-up passes; return a note if some was lost, else "".
 
-        Call it after all warm-up passes. `values` is empty for a checkpoint without communication state.
+        `values` is empty for a checkpoint without communication state.
         """
         ...
 
 
 @final
 class NoCommState:
-    """State of a hook that keeps none; `lost` is the note that `load` returns."""
+    """No state; `lost` is the note that `load` returns."""
 
     has_state = False
 
@@ -138,14 +137,14 @@ class NoCommState:
         return {}
 
     def load(self, model: nn.Module, values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
-        """Discard the state of several ranks, and return a note about it."""
+        """Discard state of several ranks, with a note."""
         if values:
             return f"resumed without PowerSGD's residuals of {values['ranks']} ranks: a single rank sends no gradients"
         return self._lost
 
 
 def choose_device(section: Parallel, world: World) -> torch.device:
-    """Return this rank's device, one per rank. Raise `WorldError` if the node has fewer GPUs than ranks."""
+    """Return the device of this rank alone. Raise `WorldError` if the node has fewer GPUs than ranks."""
     available = torch.cuda.device_count() if section.device != "cpu" else 0
     if section.device == "cpu" or (section.device == "auto" and not available):
         if section.backend == "nccl":
@@ -158,19 +157,19 @@ def choose_device(section: Parallel, world: World) -> torch.device:
         fix = f"start {available}, or set parallel.device=cpu" if available else "set parallel.device=cpu"
         raise WorldError(f"parallel.device: {section.device}: {ranks} on a node with {gpus} ({fix})")
     device = torch.device("cuda", 0 if is_own else world.local_rank)
-    torch.cuda.set_device(device)
+    torch.cuda.set_device(device)  # NCCL and `torch.cuda` calls without a device would use GPU 0 on every rank
     return device
 
 
 def generators(device: torch.device) -> tuple[torch.Generator, ...]:
-    """Return torch's default generators on this rank: the CPU's, and on a GPU also the device's."""
+    """Return torch's default generators: the CPU's, and on a GPU also the device's."""
     if device.type == "cuda":
         return torch.default_generator, torch.cuda.default_generators[device.index]
     return (torch.default_generator,)
 
 
 def set_threads(section: Parallel, world: World) -> int:
-    """Set and return the number of CPU threads of this rank: `section.threads`, or its share of the node's cores."""
+    """Set and return this rank's number of CPU threads: `section.threads`, or its share of the node's cores."""
     threads = rank_cores(world) if section.threads == "auto" else section.threads
     torch.set_num_threads(threads)
     return threads

@@ -1,5 +1,4 @@
-"""Register DDP communication hooks: time each gradient bucket, and send it uncompressed, in 16 bits or as PowerSGD
-factors.
+"""DDP communication hooks: time each gradient bucket, and send it uncompressed, in 16 bits or as PowerSGD factors.
 
 Without timing and compression no hook is registered, and torch's own path runs unchanged.
 """
@@ -21,15 +20,19 @@ from paceline.parallel.base import CommState, NoCommState, gather_rows_on_rank_0
 from paceline.recipe.schema.train import Parallel
 
 SendBucket = Callable[[GradBucket], tuple[Future[Tensor], int]]
-"""Sends a bucket; returns the future mean of its gradients over the ranks, and the bytes that this rank sends."""
+"""Starts the all-reduce of a bucket; returns the future mean over the ranks, and the bytes that this rank sends."""
+POWERSGD_FIRST_STEP: Final = 10
+"""Uncompressed steps before PowerSGD starts; torch needs at least 2. Its default, 1,000, is longer than many runs."""
+_NOISE_SCALE: Final = 1e-12
+# Added to the length of a factor before dividing, so that a factor of length 0 stays 0; far below `_NOISE_SCALE`.
+_ORTHOGONALIZATION_EPS: Final = 1e-20
 
 
 @dataclass(frozen=True)
 class CommTimes:
-    """Mean communication times over `n` steps.
+    """Mean communication times over `n` steps; `buckets` in the order in which they are sent.
 
-    `wire_s` is the seconds from the first bucket being ready to the last being averaged, waiting for stragglers
-    included. `buckets` are in the order in which they are sent.
+    `wire_s`: seconds from the first bucket ready to the last one averaged, including waiting for stragglers.
     """
 
     wire_s: float
@@ -38,10 +41,10 @@ class CommTimes:
 
 
 class CommHook(Protocol):
-    """Control how a wrapped model sends its gradients."""
+    """How a DDP replica sends its gradients."""
 
     def attach(self, replica: DistributedDataParallel) -> None:
-        """Register the hook on `replica`, once, before the first step."""
+        """Register the hook, once, before the first step."""
         ...
 
     def times(self) -> CommTimes | None:
@@ -53,22 +56,21 @@ class CommHook(Protocol):
         ...
 
     def reset(self) -> None:
-        """Discard everything recorded so far: those passes were warm-up."""
+        """Discard times and state of warm-up passes."""
         ...
 
 
 def build_comm_hook(
     section: Parallel, device: torch.device, now: Callable[[], float] | None, warmup_steps: int = 0
 ) -> CommHook:
-    """Return the hook that sends gradients, timed with clock `now` (seconds) after `warmup_steps` steps if `now` is
-    given."""
+    """Return the hook that sends gradients; with a clock `now` (seconds), buckets are timed after `warmup_steps`."""
     if now is None and section.compression == "off":
         return NoCommHook()
-    send, memory = build_send_bucket(section)
+    send, comm_state = build_send_bucket(section)
     if now is None:
-        return UntimedCommHook(send, memory)
-    moments: Timestamps = CudaTimestamps() if device.type == "cuda" else HostTimestamps(now)
-    return TimedCommHook(send, memory, moments, warmup_steps)
+        return UntimedCommHook(send, comm_state)
+    timestamps: Timestamps = CudaTimestamps() if device.type == "cuda" else HostTimestamps(now)
+    return TimedCommHook(send, comm_state, timestamps, warmup_steps)
 
 
 @final
@@ -94,9 +96,9 @@ class NoCommHook:
 class UntimedCommHook:
     """Send gradients by `send`, untimed."""
 
-    def __init__(self, send: SendBucket, memory: CommState) -> None:
+    def __init__(self, send: SendBucket, comm_state: CommState) -> None:
         self._send = send
-        self._comm_state = memory
+        self._comm_state = comm_state
 
     def attach(self, replica: DistributedDataParallel) -> None:
         """Register the hook."""
@@ -119,7 +121,7 @@ class UntimedCommHook:
 
 
 class Timestamps(Protocol):
-    """Record when the device reaches a point, without waiting for it."""
+    """Record when the device reaches a point of its queue."""
 
     def mark(self) -> Any:
         """Return a mark for the work queued on the current stream so far."""
@@ -140,7 +142,7 @@ class Timestamps(Protocol):
 
 @final
 class HostTimestamps:
-    """Timestamps of a device that runs synchronously with the host, by the clock `now` in seconds."""
+    """Timestamps of a CPU, which runs synchronously, by the clock `now` in seconds."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -188,7 +190,7 @@ class CudaTimestamps:
 
 @dataclass
 class _SentBucket:
-    """A bucket in flight; `done` is None until it is averaged."""
+    """A bucket in flight; `ready` and `done` are marks, `done` is None until it is averaged."""
 
     num_bytes: int
     ready: Any
@@ -208,15 +210,15 @@ class _BucketSums:
 
 @final
 class TimedCommHook:
-    """Send gradients by `send`, and time each bucket after `warmup_steps` steps."""
+    """Send gradients by `send`, and time each bucket. Times are read as steps complete, without synchronizing."""
 
-    def __init__(self, send: SendBucket, memory: CommState, moments: Timestamps, warmup_steps: int = 0) -> None:
+    def __init__(self, send: SendBucket, comm_state: CommState, timestamps: Timestamps, warmup_steps: int = 0) -> None:
         self._send = send
-        self._comm_state = memory
-        self._timestamps = moments
+        self._comm_state = comm_state
+        self._timestamps = timestamps
         self._warmup_steps = self._warmup_left = warmup_steps
-        self._open: list[_SentBucket] = []
-        self._unread: deque[list[_SentBucket]] = deque()
+        self._current_step: list[_SentBucket] = []
+        self._pending_steps: deque[list[_SentBucket]] = deque()
         self._sums = _BucketSums()
 
     def attach(self, replica: DistributedDataParallel) -> None:
@@ -248,29 +250,32 @@ class TimedCommHook:
         """Reset the state of `send`, the warm-up and the sums."""
         self._comm_state.reset()
         self._warmup_left = self._warmup_steps
-        self._unread.clear()
+        self._pending_steps.clear()
         self._sums = _BucketSums()
 
     def _hook(self, state: object, bucket: GradBucket) -> Future[Tensor]:
-        if bucket.index() == 0:
-            self._open = []
+        if bucket.index() == 0:  # also drops a step whose backward raised
+            self._current_step = []
         sent = _SentBucket(0, self._timestamps.mark())
-        self._open.append(sent)
+        self._current_step.append(sent)
         averaged, sent.num_bytes = self._send(bucket)
         if bucket.is_last():
             self._read()
-            self._unread.append(self._open)
+            self._pending_steps.append(self._current_step)
 
-        def note(future: Future[Tensor]) -> Tensor:
+        def mark_averaged(future: Future[Tensor]) -> Tensor:
             sent.done = self._timestamps.mark()
             return future.value()
 
-        return averaged.then(note)
+        # The callback may run in another thread, and on a GPU before the collective has finished: it only marks.
+        return averaged.then(mark_averaged)
 
     def _read(self) -> None:
         """Add up the steps whose buckets have all been averaged."""
-        while self._unread and all(each.done is not None and self._is_averaged(each) for each in self._unread[0]):
-            step = self._unread.popleft()
+        while self._pending_steps and all(
+            each.done is not None and self._is_averaged(each) for each in self._pending_steps[0]
+        ):
+            step = self._pending_steps.popleft()
             if self._warmup_left:
                 self._warmup_left -= 1
             else:
@@ -297,7 +302,7 @@ class TimedCommHook:
 
 
 def build_send_bucket(section: Parallel) -> tuple[SendBucket, CommState]:
-    """Return the function that sends buckets with `section.compression`, and its state."""
+    """Return the function that sends buckets for `parallel.compression`, and its state."""
     match section.compression:
         case "off":
             return _send_uncompressed, NoCommState()
@@ -306,12 +311,12 @@ def build_send_bucket(section: Parallel) -> tuple[SendBucket, CommState]:
         case "fp16":
             return _send_fp16, NoCommState()
         case "powersgd":
-            power = PowerSGD(rank=1 if section.powersgd_rank == "auto" else section.powersgd_rank)
-            return power.send, power
+            powersgd = PowerSGD(rank=1 if section.powersgd_rank == "auto" else section.powersgd_rank)
+            return powersgd.send, powersgd
 
 
 def _send_uncompressed(bucket: GradBucket) -> tuple[Future[Tensor], int]:
-    """Send gradients uncompressed, bitwise equal to torch's path without a hook."""
+    """Send gradients bitwise as torch does without a hook."""
     gradients = bucket.buffer()
     # Torch multiplies by 1 / world_size as it copies gradients into the bucket, then sums (`mark_variable_ready_dense`
     # in torch/csrc/distributed/c10d/reducer.cpp). Torch's `allreduce_hook` divides, which gives other bits on three
@@ -330,28 +335,22 @@ def _send_bf16(bucket: GradBucket) -> tuple[Future[Tensor], int]:
 
 
 def _send_fp16(bucket: GradBucket) -> tuple[Future[Tensor], int]:
-    """Send float16; a gradient beyond 65,504 becomes infinite on all ranks, which the non-finite check detects."""
+    # A gradient beyond 65,504 becomes infinite on all ranks, which the non-finite check detects.
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 
     num_bytes = bucket.buffer().numel() * torch.float16.itemsize
     return fp16_compress_hook(None, bucket), num_bytes  # type: ignore[arg-type]  # None: all ranks
 
 
-# Torch's default of 1,000 would leave most runs of paceline uncompressed.
-POWERSGD_FIRST_STEP: Final = 10
-"""Uncompressed steps before PowerSGD starts; torch needs at least 2."""
-_SMALL: Final = 1e-12
-# Added to the length of a factor before dividing, so that a factor of length 0 stays 0; far below `_SMALL`.
-_ZERO_LENGTH: Final = 1e-20
-
-
 @final
 class PowerSGD:
-    """Send gradients as factors of `rank` with error feedback and warm start (Vogels et al. 2019, arXiv 1905.13727)."""
+    """PowerSGD of `rank` with error feedback and warm start (Vogels et al. 2019, arXiv 1905.13727).
 
-    # The residual of a bucket differs per rank, its two factors do not. Torch knows a bucket by number, a checkpoint by
-    # its parameters' names. Torch's generator needs no saving: it is used once per bucket, in the first compressed
-    # step, and starts from the same seed in every process.
+    The state is torch's: per bucket a residual, which differs between ranks, and the factors P and Q, which do not.
+    """
+
+    # Torch identifies a bucket by its number, a checkpoint by the names of its parameters. Torch's generator is not
+    # saved: it is used once per bucket, in the first compressed step, and starts from the same seed in every process.
     has_state = True
 
     def __init__(self, rank: int) -> None:
@@ -361,7 +360,7 @@ class PowerSGD:
         self._state = self._new_state()
 
     def send(self, bucket: GradBucket) -> tuple[Future[Tensor], int]:
-        """Send a bucket; return the future mean of its gradients over the ranks, and the bytes that this rank sends."""
+        """Send a bucket, as `SendBucket`."""
         from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import powerSGD_hook
 
         state, number = self._state, bucket.index()
@@ -383,7 +382,7 @@ class PowerSGD:
         return future, num_sent * gradients.element_size()
 
     def reset(self) -> None:
-        """Reset to uncompressed steps; the buckets stay known."""
+        """Start over with uncompressed steps; the buckets are the same."""
         self._noise.clear()
         self._state = self._new_state()
 
@@ -392,7 +391,7 @@ class PowerSGD:
         return dist.get_world_size() * sum(each.nbytes for each in model.parameters() if each.requires_grad)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return residuals as `NUMBER.error` [world_size, N] and factors [N]; {} before compression starts."""
+        """Return residuals `BUCKET.error` [world_size, N], and P and Q as `BUCKET.left` and `.right`."""
         rows = {number: gather_rows_on_rank_0(error) for number, error in sorted(self._state.error_dict.items())}
         by_name = {f"{number}.error": row for number, row in rows.items() if row is not None}
         if by_name:
@@ -401,15 +400,15 @@ class PowerSGD:
         return by_name
 
     def values(self, model: nn.Module) -> dict[str, Any]:
-        """Return the number of ranks, the steps sent, and the parameter names of each bucket."""
+        """Return world size, number of steps, and the parameter names of each bucket."""
         return {"ranks": dist.get_world_size(), "steps": self._state.iter, "buckets": self._names(model)}
 
     def load(self, model: nn.Module, values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
-        """Restore this rank's residuals and the factors, or return why all ranks start again."""
-        why = self._mismatch(model, values)
-        if why:
+        """Restore this rank's residuals and the factors; return a note if they do not fit."""
+        reason = self._mismatch(model, values)
+        if reason:
             again = f"it starts again with {POWERSGD_FIRST_STEP} uncompressed steps"
-            return f"resumed without PowerSGD's residuals: {why}; {again}"
+            return f"resumed without PowerSGD's residuals: {reason}; {again}"
         state, rank = self._state, dist.get_rank()
         state.iter = values["steps"]
         for number, bucket in enumerate(self._buckets if tensors else []):
@@ -441,18 +440,19 @@ class PowerSGD:
             None,
             matrix_approximation_rank=self._rank,
             start_powerSGD_iter=POWERSGD_FIRST_STEP,
-            orthogonalization_epsilon=_ZERO_LENGTH,
+            orthogonalization_epsilon=_ORTHOGONALIZATION_EPS,
         )
 
 
-def _replace_nonfinite(memory: Tensor) -> Tensor:
-    """Set NaN and infinite values to 0 in place, so that one overflow does not persist in the residuals."""
-    return memory.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+def _replace_nonfinite(buffer: Tensor) -> Tensor:
+    """Set NaN and infinite values to 0 in place."""
+    # Error feedback would carry one overflow into every later step.
+    return buffer.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def _noise_like(right: Tensor) -> Tensor:
-    """Return noise too small to matter except next to 0, the same on every rank."""
-    # A step's right factors are the first guess of the next. For a layer whose gradient was 0, such as one behind a
-    # zero-initialised branch, they are 0, and power iteration would never leave 0.
+    """Return noise that matters only next to 0, the same on every rank."""
+    # Q of one step is the first guess of the next. If a layer's gradient was 0, such as behind a zero-initialized
+    # branch, Q is 0, and power iteration would never leave 0.
     noise = torch.randn(right.shape, generator=torch.Generator().manual_seed(0))
-    return noise.mul_(_SMALL).to(right.device, right.dtype)
+    return noise.mul_(_NOISE_SCALE).to(right.device, right.dtype)

@@ -1,4 +1,4 @@
-"""Agree across ranks on a few integers per step, and check that all replicas hold the same weights."""
+"""Agree across ranks on a few integers per step, and check that all replicas have the same weights."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,45 +13,50 @@ from paceline.core.errors import WatchError
 from paceline.core.world import World
 from paceline.recipe.schema.train import Parallel
 
+_CHUNK: Final = 1 << 22  # numbers hashed at a time: 32 MB per int64 temporary
+_WORD_DTYPES: Final = {1: torch.uint8, 2: torch.int16}
+
 
 class Consensus(Protocol):
-    """Sum the ranks' votes. Every rank must make the same calls, in the same order."""
+    """Sum integers over the ranks. Every rank must make the same calls in the same order."""
 
     def all_reduce_flags(self, *votes: int) -> tuple[int, ...]:
-        """Send this step's `votes`; return the latest sums over the ranks, the same on each.
+        """Send this step's `votes`; return sums over the ranks, the same on each.
 
-        Several ranks get the sums of the previous call, 0 in the first; a single rank gets its own votes. Raise
-        `RuntimeError` if a rank was lost.
+        With several ranks these are the sums of the previous call, 0 in the first. Raise `RuntimeError` if a rank was
+        lost.
         """
         ...
 
     def flush(self) -> tuple[int, ...]:
-        """Wait for the votes sent last, and return their sums over the ranks."""
+        """Wait for the votes sent last; return their sums."""
         ...
 
     def union(self, numbers: Sequence[int]) -> tuple[int, ...]:
-        """Return the distinct numbers of all ranks, sorted; each must fit into 64 bits. Waits for all ranks."""
+        """Return the distinct int64 `numbers` of all ranks, sorted. Waits for all ranks."""
         ...
 
     def close(self) -> None:
-        """Drop votes in flight. Never waits, since after a failure a rank may be gone."""
+        """Drop votes in flight, without waiting: after a failure a rank may be gone."""
         ...
 
 
 def build_consensus(world: World, num_votes: int, timeout: timedelta | None = None) -> Consensus:
-    """Return the consensus of the ranks of `world` on `num_votes` numbers per step. Every rank must call it.
+    """Return the consensus of the ranks of `world` on `num_votes` integers per step. Collective.
 
-    `timeout` limits how long a rank waits for the votes of another; None is torch's default.
+    `timeout` is that of its process group; None is torch's default.
     """
     if world.world_size == 1:
         return SingleRankConsensus(num_votes)
+    # A group of its own: its collectives overlap those of training, which must keep their order. gloo, since a vote
+    # must not wait for the kernels queued on a GPU.
     group = dist.new_group(backend="gloo", timeout=timeout)
     assert isinstance(group, dist.ProcessGroup), "a rank of the world is outside the process group"
     return AllGatherConsensus(num_votes, group)
 
 
 class SingleRankConsensus:
-    """Consensus of one rank: its votes decide at once."""
+    """Consensus of one rank, whose votes count at once."""
 
     def __init__(self, num_votes: int) -> None:
         self._votes = (0,) * num_votes
@@ -77,13 +82,13 @@ class SingleRankConsensus:
 class AllGatherConsensus:
     """Consensus of several ranks: an asynchronous all-reduce of int64 [num_votes] per call, waited for in the next.
 
-    `group` holds all ranks, is used by nothing else, and reduces tensors on the host.
+    `group` has all ranks, reduces host tensors, and is used by nothing else.
     """
 
     def __init__(self, num_votes: int, group: dist.ProcessGroup) -> None:
         self._group = group
         self._sent = torch.zeros(num_votes, dtype=torch.int64)
-        self._numbers = self._sent.numpy()  # the same memory, filled without creating a tensor
+        self._numbers = self._sent.numpy()  # shares memory: filling it creates no tensor per step
         self._work: dist.Work | None = None
         self._sums = (0,) * num_votes
 
@@ -104,7 +109,8 @@ class AllGatherConsensus:
         return self._sums
 
     def union(self, numbers: Sequence[int]) -> tuple[int, ...]:
-        """Gather the count of each rank, then the numbers, padded to the longest list."""
+        """Return the distinct numbers of all ranks, sorted."""
+        # gloo gathers equal shapes only: first the counts, then the numbers padded to the longest list.
         counts = self._gather(torch.tensor([len(numbers)]))
         longest = int(counts.max())
         if not longest:
@@ -125,17 +131,13 @@ class AllGatherConsensus:
         return torch.stack(rows)
 
 
-_CHUNK: Final = 1 << 22  # numbers hashed at a time: 32 MB per int64 temporary
-_WORD_DTYPES: Final = {1: torch.uint8, 2: torch.int16}
-
-
 class ReplicaCheck(Protocol):
     """Compare the replicas' weights."""
 
     def check(self, step: int) -> None:
-        """Compare the replicas if a comparison is due after `step` steps. Every rank must call it.
+        """Compare the replicas if it is due after `step` steps. Collective.
 
-        Raise `WatchError` on all ranks if one has other weights than most, naming it and the first differing parameter.
+        Raise `WatchError` on all ranks if some differ, naming them and the first differing parameter.
         """
         ...
 
@@ -148,7 +150,7 @@ class NoReplicaCheck:
 
 
 class HashReplicaCheck:
-    """Compare hashes of `parameters` every `every` steps: one pass over the weights, and 8 bytes per rank to send."""
+    """Compare hashes of `parameters` every `every` steps: one pass over the weights, 8 bytes sent per rank."""
 
     def __init__(self, parameters: Mapping[str, Tensor], every: int, world: World) -> None:
         self._parameters = dict(parameters)
@@ -156,7 +158,7 @@ class HashReplicaCheck:
         self._world = world
 
     def check(self, step: int) -> None:
-        """Compare the replicas if a comparison is due. Synchronizes the device then."""
+        """Compare the replicas if it is due, which synchronizes the device."""
         if step % self._every:
             return
         hashes = torch.stack([hash_tensor(each) for each in self._parameters.values()])
@@ -171,7 +173,7 @@ class HashReplicaCheck:
         return torch.stack(parts).cpu()
 
     def _difference(self, step: int, totals: list[int], hashes: Tensor) -> str:
-        """Return the message that names the ranks in the minority, or all ranks if there is no majority."""
+        """Return the message; it names the ranks in the minority, or all if there is no majority."""
         usual, num_usual = Counter(totals).most_common(1)[0]
         is_majority = num_usual * 2 > len(totals)
         others = [rank for rank, total in enumerate(totals) if not (is_majority and total == usual)]
@@ -191,8 +193,8 @@ class HashReplicaCheck:
 def hash_tensor(tensor: Tensor) -> Tensor:
     """Return a 64-bit hash of the bits of `tensor`, of any dtype, as int64 [] on its device.
 
-    The hash is multilinear: the sum of x_i w_i modulo 2^64 (Lemire and Kaser 2014, arXiv 1202.4961, section 2), where
-    w_i comes from SplitMix64 (Steele et al. 2014, doi 10.1145/2660193.2660195) at i.
+    Multilinear: the sum of x_i w_i modulo 2^64 (Lemire and Kaser 2014, arXiv 1202.4961, section 2), with w_i from
+    SplitMix64 (Steele et al. 2014, doi 10.1145/2660193.2660195).
     """
     integers = tensor.detach().contiguous().reshape(-1)
     # Words are as wide as the dtype but at most 32 bits: the low bits of a wide word are often all 0, and so would be
@@ -209,7 +211,8 @@ def hash_tensor(tensor: Tensor) -> Tensor:
 
 
 def _splitmix64(places: Tensor) -> Tensor:
-    """Return SplitMix64's outputs number `places` (int64, from 0) for seed 0; int64 wraps as uint64 does."""
+    """Return SplitMix64's outputs number `places` (int64, from 0) for seed 0."""
+    # torch has no uint64 arithmetic; int64 wraps the same way.
     z = (places + 1) * _to_int64(0x9E3779B97F4A7C15)
     z = (z ^ _logical_shift_right(z, 30)) * _to_int64(0xBF58476D1CE4E5B9)
     z = (z ^ _logical_shift_right(z, 27)) * _to_int64(0x94D049BB133111EB)
@@ -226,7 +229,7 @@ def _to_int64(value: int) -> int:
 
 
 def build_replica_check(section: Parallel, world: World, model: nn.Module, every: int) -> ReplicaCheck:
-    """Return the check of the replicas of `model` for `parallel.check_replicas`; none for a single rank."""
+    """Return the check of `parallel.check_replicas` for the replicas of `model`."""
     if section.check_replicas == "off" or world.world_size == 1:
         return NoReplicaCheck()
     return HashReplicaCheck(dict(model.named_parameters()), every, world)

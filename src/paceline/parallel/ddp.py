@@ -25,19 +25,18 @@ from paceline.parallel.comm_hooks import CommHook, CommTimes
 
 FORWARD: Final = "forward"
 CLIP_STAGE: Final = "optimizer"
-"""Stage in which gradients are clipped."""
 _RANK_0_WEIGHTS_ONLY: Final = (
     "resumed with rank 0's weights on every rank: with parallel.sync_gradients=false no others are saved"
 )
 SwitchStage = Callable[[str], None]
-"""Attributes the time that follows to the named stage. On a GPU, backward calls it from one of torch's threads."""
+"""Attributes the time that follows to a stage. On a GPU, backward calls it from one of autograd's threads."""
 
 
 class DDP:
     """Average gradients over the replicas while backward runs (Li et al. 2020, arXiv 2006.15704).
 
-    Without `averages` every rank trains alone, as a probe of the cost of communication: only one number per step is
-    sent, on which all ranks base the same decisions (`clip`).
+    Without `sync_gradients` every rank trains alone, which measures the cost of communication: ranks exchange only the
+    mean gradient norm, so that they make the same decisions.
     """
 
     def __init__(
@@ -47,21 +46,21 @@ class DDP:
         bucket_mb: float | None,
         bucket_view: bool,
         static_graph: bool,
-        averages: bool,
-        wiring: CommHook,
+        sync_gradients: bool,
+        comm_hook: CommHook,
     ) -> None:
         self._device = device
         self._bucket_mb = bucket_mb
         self._bucket_view = bucket_view
         self._static_graph = static_graph
-        self._averages = averages
-        self._comm_hook = wiring
+        self._sync_gradients = sync_gradients
+        self._comm_hook = comm_hook
         self._module: DistributedDataParallel | None = None
         self._end_pass: Callable[[], None] = _do_nothing
         self._switch_stage: SwitchStage = _ignore_stage
 
     def prepare(self, model: nn.Module) -> nn.Module:
-        """Return the model wrapped, with rank 0's parameters and buffers on every rank."""
+        """Return the model wrapped; DDP's constructor broadcasts rank 0's parameters and buffers."""
         self._module = DistributedDataParallel(
             model,
             device_ids=[self._device.index] if self._device.type == "cuda" else None,
@@ -69,38 +68,37 @@ class DDP:
             gradient_as_bucket_view=self._bucket_view,
             static_graph=self._static_graph,
         )
-        # Rank 0's buffers are broadcast before each forward, so that a resumed run sees what an uninterrupted one would
-        # have. Set only now: the constructor gives all ranks the same initial buffers.
-        self._module.broadcast_buffers = self._averages
+        # Broadcast rank 0's buffers before each forward: only they are saved, so a resumed run has the same bits. Not
+        # in the constructor's arguments, which would also skip the initial broadcast.
+        self._module.broadcast_buffers = self._sync_gradients
         self._comm_hook.attach(self._module)
         return self._module
 
     def warm_up_buckets(self, step: Callable[[], None]) -> None:
-        """Call `step` first, so that a resumed process sums gradients in the same order as one that never stopped."""
+        """Call `step` until the buckets are final, so that a resumed process reduces as one that never stopped."""
         # Torch regroups parameters into buckets after the first backward pass of a process (after the second with a
-        # static graph), by the order in which gradients arrived. The grouping decides the order in which the ranks'
-        # numbers are added, which changes the last bits on more than two ranks. Compression keeps state per bucket, so
-        # it needs this on two ranks too, and one more pass to learn the buckets.
+        # static graph), by the order in which gradients arrived. Buckets decide the order in which a collective adds
+        # the ranks' numbers, and so the last bits on more than two ranks. Compression keeps state per bucket, so it
+        # needs this on two ranks too, and one more pass to see the new buckets.
         has_state = self.comm_state().has_state
-        if self._averages and (has_state or dist.get_world_size() > 2):
+        if self._sync_gradients and (has_state or dist.get_world_size() > 2):
             for _ in range(1 + self._static_graph + has_state):
                 step()
         self._comm_hook.reset()
 
     def on_comm_wait(self, switch_stage: SwitchStage, *, compiled: bool = False) -> None:
-        """Switch to `exposed_communication` after this rank's last gradient, and while buffers are received."""
+        """Switch stages after this rank's last gradient, and while buffers are received."""
         assert self._module is not None, "prepare comes first"
-        if self._averages:
+        if self._sync_gradients:
             self._end_pass = GradReadyHook(self._module, switch_stage, compiled=compiled).end_pass
         else:
             self._switch_stage = switch_stage
 
     def accumulate(self, *, final: bool) -> contextlib.AbstractContextManager[None]:
-        """Return a context without communication for all but the final micro-batch. Raise `WorldError` for a static
-        graph."""
+        """Return `no_sync` for all but the final micro-batch. Raise `WorldError` for a static graph."""
         assert self._module is not None, "prepare comes first"
         self._end_pass()
-        if final and self._averages:
+        if final and self._sync_gradients:
             return contextlib.nullcontext()
         if self._static_graph:
             raise WorldError(
@@ -110,13 +108,10 @@ class DDP:
         return self._module.no_sync()
 
     def clip(self, parameters: Sequence[Tensor], max_norm: float) -> Tensor:
-        """Clip the averaged gradient to `max_norm`; return its norm before, float32 [].
-
-        Ranks that train alone clip their own gradient by its own norm, and the mean of all norms is returned.
-        """
+        """Clip the gradient; return its norm before, or the mean norm if each rank trains alone."""
         norm = gradient_norm([each.grad for each in parameters if each.grad is not None])
         own_norm = clip_to_norm(parameters, norm, max_norm)
-        if self._averages:
+        if self._sync_gradients:
             return own_norm
         # The mean is NaN if any norm is, so all ranks stop or skip together; one that did so alone would leave the
         # others waiting in the next collective. The maximum would do, but libraries differ in what max(1, NaN) is.
@@ -139,12 +134,12 @@ class DDP:
 
     @contextlib.contextmanager
     def evaluating(self, model: nn.Module) -> Iterator[None]:
-        """Broadcast rank 0's buffers; the unwrapped model waits for no other rank."""
-        broadcast_buffers(model)
+        """Broadcast rank 0's buffers."""
+        broadcast_buffers(model)  # forward of the wrapped model would do it, but evaluation calls the unwrapped one
         yield
 
     def gather(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return `tensors`: every rank has them whole."""
+        """Return `tensors`, which are whole."""
         return dict(tensors)
 
     def shard_like(self, full: Tensor, like: Tensor) -> Tensor:
@@ -158,50 +153,51 @@ class DDP:
     def comm_state(self) -> CommState:
         """Return the state of compression."""
         # Checkpoints of ranks that train alone hold only rank 0's weights.
-        return self._comm_hook.state() if self._averages else NoCommState(_RANK_0_WEIGHTS_ONLY)
+        return self._comm_hook.state() if self._sync_gradients else NoCommState(_RANK_0_WEIGHTS_ONLY)
 
 
 @final
 class LastGradientHook:
-    """Call `ready` in a backward pass once this rank's last gradient is computed, before it is sent."""
+    """Call `ready` in a backward pass once this rank's last gradient is computed, before it is sent.
+
+    The first pass only finds the parameter whose gradient is last.
+    """
 
     def __init__(self, parameters: Iterable[nn.Parameter], ready: Callable[[], None]) -> None:
-        # The last parameter depends on the model. The first backward pass finds it: each parameter has a hook then, and
-        # `ready` is not called. Afterwards only that parameter has one; in a pass without it `ready` is not called.
+        # The order depends on the model. One hook per parameter finds it; a permanent hook per parameter would cost a
+        # call into Python each.
         self._ready = ready
         self._last: torch.Tensor | None = None
         trainable = [each for each in parameters if each.requires_grad]
-        self._learning = [
-            each.register_post_accumulate_grad_hook(self._note_gradient)  # type: ignore[no-untyped-call]
+        self._discovery_hooks = [
+            each.register_post_accumulate_grad_hook(self._record_gradient)  # type: ignore[no-untyped-call]
             for each in trainable
         ]
 
     def end_pass(self) -> None:
-        """Keep only the hook of the last gradient once a backward pass has shown which it is. Call it between
-        passes."""
+        """Replace all hooks by one on the last gradient, once it is known. Call it between passes."""
         if self._last is None:
             return
-        for hook in self._learning:
+        for hook in self._discovery_hooks:
             hook.remove()
-        self._learning.clear()
+        self._discovery_hooks.clear()
         self._last.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
             lambda parameter: self._ready()
         )
         self._last = None
 
-    def _note_gradient(self, parameter: torch.Tensor) -> None:
+    def _record_gradient(self, parameter: torch.Tensor) -> None:
         self._last = parameter
 
 
 @final
 class GradReadyHook:
-    """Switch to `exposed_communication` while `replica` waits for other ranks, and back to `forward` after buffers
-    arrive."""
+    """Switch to `exposed_communication` while `replica` waits for other ranks, and back to `forward` after buffers."""
 
     def __init__(self, replica: DistributedDataParallel, switch_stage: SwitchStage, *, compiled: bool) -> None:
         self._replica = replica
         self._switch_stage = switch_stage
-        self._receives = False
+        self._awaits_buffers = False
         self._last_gradient = LastGradientHook(replica.module.parameters(), self._gradients_are_ready)
         if any(True for _ in replica.module.buffers()):
             # Keep the hooks out of the compiled graph: they surround it.
@@ -210,7 +206,7 @@ class GradReadyHook:
             replica.module.register_forward_pre_hook(outside_graph(self._before_forward))
 
     def end_pass(self) -> None:
-        """Note that a backward pass may have ended. Call it before each micro-batch."""
+        """Record that a backward pass may have ended. Call it before each micro-batch."""
         self._last_gradient.end_pass()
 
     def _gradients_are_ready(self) -> None:
@@ -219,13 +215,13 @@ class GradReadyHook:
 
     def _before_buffers(self, module: nn.Module, args: object) -> None:
         if self._replica.will_sync_module_buffers():  # type: ignore[no-untyped-call]
-            self._receives = True
+            self._awaits_buffers = True
             self._switch_stage(EXPOSED)
 
     def _before_forward(self, module: nn.Module, args: object) -> None:
         # Evaluation calls the unwrapped model, which receives nothing.
-        if self._receives:
-            self._receives = False
+        if self._awaits_buffers:
+            self._awaits_buffers = False
             self._switch_stage(FORWARD)
 
 
@@ -234,8 +230,8 @@ def _identity(hook: Any) -> Any:
 
 
 def _do_nothing() -> None:
-    """Do nothing: no hook is registered."""
+    """Stand in for the hooks until `on_comm_wait` registers them."""
 
 
 def _ignore_stage(stage: str) -> None:
-    """Ignore the stage: nothing times it."""
+    """Stand in for the clock if nothing is timed."""

@@ -1,8 +1,4 @@
-"""Read rank and world size from the environment variables of torchrun, Slurm or the local launcher. Torch-free.
-
-torchrun is recognised by RANK and WORLD_SIZE, `srun` by SLURM_STEP_NUM_TASKS. A batch script has SLURM_PROCID too, but
-is not a task of a step.
-"""
+"""Read rank and world size from the environment variables of torchrun, Slurm or the local launcher. Torch-free."""
 
 import ipaddress
 import os
@@ -20,16 +16,16 @@ _LAUNCHER_PID = "PACELINE_LAUNCHER_PID"
 _ATTEMPT = "PACELINE_ATTEMPT"
 _AGENT_ID = "TORCHELASTIC_RUN_ID"
 _SLURM_PORTS = range(20_000, 30_000)
-# Between the ports of two steps of a job: jobs whose numbers differ by less than 900 do not collide in their first nine
-# steps.
-_PORTS_APART = 1009
+# Distance between the ports of two steps of a job. A prime above 1000: jobs whose numbers differ by less than 900 do
+# not collide in their first nine steps.
+_PORT_STRIDE = 1009
 
 
 def world_from_environ(environ: Mapping[str, str]) -> World:
     """Return the world and this process's rank in it. Raise `WorldError` for contradictory variables."""
     tasks = _tasks_on_this_node(environ)
     cpus = _given_cpus(environ, tasks)
-    # If Slurm does not say what CPUs it has given, its tasks may share them.
+    # Without a number of CPUs from Slurm, its tasks may share all of them.
     gpus = _int_variable(environ, "SLURM_GPUS_ON_NODE", 0)
     return replace(
         _rank_from_environ(environ), allocated_cpus=cpus, allocated_gpus=gpus, local_tasks=tasks if cpus else 1
@@ -37,23 +33,22 @@ def world_from_environ(environ: Mapping[str, str]) -> World:
 
 
 def current_world() -> World:
-    """Return the world from this process's own environment, for programs that paceline did not start."""
+    """Return the world from `os.environ`, for programs that paceline did not start."""
     return world_from_environ(os.environ)
 
 
 def _rank_from_environ(environ: Mapping[str, str]) -> World:
+    # torchrun first: it may run inside of srun. A batch script has SLURM_PROCID too, but is not a task of a step.
     if "RANK" in environ and "WORLD_SIZE" in environ:
         return _checked_world(_from_torchrun(environ))
-    if (
-        "SLURM_PROCID" in environ and environ.get("SLURM_STEP_NUM_TASKS", "1") != "1"
-    ):  # one task: a shell or a single rank
+    if "SLURM_PROCID" in environ and environ.get("SLURM_STEP_NUM_TASKS", "1") != "1":
         return _checked_world(_from_slurm(environ))
-    # A shell as the only task may start ranks itself; it is restarted with its job.
+    # A step with one task is a single rank, or a shell that may start ranks itself; it is restarted with its job.
     return World(attempt=_int_variable(environ, "SLURM_RESTART_COUNT", 0))
 
 
 def batch_job(environ: Mapping[str, str]) -> BatchJob:
-    """Return the Slurm job that this process is in. Raise `WorldError` for an end time that is not a number."""
+    """Return the Slurm job of this process. Raise `WorldError` for an end time that is not a number."""
     # Slurm sets SLURM_JOB_END_TIME since 23.02, as it was known when the step began
     # (https://github.com/SchedMD/slurm/blob/master/CHANGELOG/slurm-23.02.md). PACELINE_END_TIME overrides it, for an
     # older Slurm, another batch system or an end that has moved; set to nothing, there is no end.
@@ -71,7 +66,7 @@ def batch_job(environ: Mapping[str, str]) -> BatchJob:
 
 
 def rank_environ(environ: Mapping[str, str], world: World) -> dict[str, str]:
-    """Return `environ` with the variables that make a new process the rank that `world` describes."""
+    """Return `environ` with the variables from which `world_from_environ` reads `world`."""
     return {
         **environ,
         "RANK": str(world.rank),
@@ -87,7 +82,7 @@ def rank_environ(environ: Mapping[str, str], world: World) -> dict[str, str]:
 
 
 def end_with_launcher(environ: Mapping[str, str], world: World) -> None:
-    """Tie this rank to its launcher: the local launcher, torchrun's agent or Slurm's step."""
+    """Kill this rank when its launcher dies: the local launcher, torchrun's agent or Slurm's step."""
     # The local launcher ties its ranks before they run Python. Ranks that a shell started by RANK and WORLD_SIZE alone
     # may outlive that shell.
     if ends_with_parent(environ, world):
@@ -109,15 +104,15 @@ def is_one_node(environ: Mapping[str, str], world: World) -> bool:
 
 
 def launch_name(environ: Mapping[str, str], parent: int, host: str) -> str:
-    """Return a name that stays the same when torchrun or Slurm restarts the ranks of a job; empty without either."""
-    # Slurm numbers the steps of a restarted job from 0 again. torchrun's agent is the `parent`, on `host`.
+    """Return a name that is the same after torchrun or Slurm restart the ranks of a job; empty without either."""
+    # A requeued Slurm job numbers its steps from 0 again. torchrun's agent is process `parent` on `host`.
     if "SLURM_JOB_ID" in environ:
         return f"slurm {environ['SLURM_JOB_ID']}.{environ.get('SLURM_STEP_ID', 'batch')}"
     return f"torchrun {parent} on {host}" if _AGENT_ID in environ else ""
 
 
 def count_gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> int:
-    """Return the number of NVIDIA GPUs visible to this process, without loading a driver library."""
+    """Return the number of NVIDIA GPUs visible to this process, without loading the driver."""
     present = [path for path in devices.glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
@@ -132,7 +127,8 @@ def _from_torchrun(environ: Mapping[str, str]) -> World:
     launcher: Launcher = "local" if is_local else "torchrun"
     world_size = _int_variable(environ, "WORLD_SIZE")
     rank = _int_variable(environ, "RANK")
-    is_task = world_size > 1 and environ.get("SLURM_STEP_NUM_TASKS") == str(world_size)  # set by a shell in a step
+    # The tasks of an srun step whose shell sets RANK and WORLD_SIZE: Slurm's variables give the local rank.
+    is_task = world_size > 1 and environ.get("SLURM_STEP_NUM_TASKS") == str(world_size)
     local_ranks = _tasks_on_this_node(environ) if is_task else world_size
     return World(
         rank=rank,
@@ -166,8 +162,8 @@ def _from_slurm(environ: Mapping[str, str]) -> World:
 
 
 def _slurm_port(environ: Mapping[str, str]) -> int:
-    """Return a port that differs between the steps of a job and between concurrent jobs, which may share a node."""
-    steps = _int_variable(environ, "SLURM_JOB_ID", 0) + _PORTS_APART * _int_variable(environ, "SLURM_STEP_ID", 0)
+    """Return a port that differs between the steps of a job, and between jobs that share a node."""
+    steps = _int_variable(environ, "SLURM_JOB_ID", 0) + _PORT_STRIDE * _int_variable(environ, "SLURM_STEP_ID", 0)
     return _SLURM_PORTS[steps % len(_SLURM_PORTS)]
 
 
@@ -199,13 +195,12 @@ def _expand_item(item: str) -> Iterator[str]:
 
 
 def _tasks_on_this_node(environ: Mapping[str, str]) -> int:
-    """Return the number of the step's tasks on this node; 1 outside of a step."""
     tasks = environ.get("SLURM_STEP_TASKS_PER_NODE", environ.get("SLURM_STEP_NUM_TASKS", "1"))
     return _tasks_on_node(tasks, _int_variable(environ, "SLURM_NODEID", 0))
 
 
 def _given_cpus(environ: Mapping[str, str], tasks: int) -> int:
-    """Return the CPUs of this node that the step (or the job, outside of a step) was given; 0 if Slurm does not say."""
+    """Return the CPUs of this node that the step, or else the job, was given; 0 if unknown."""
     # SLURM_CPUS_PER_TASK may be the option of `sbatch`, which `srun` does not inherit since Slurm 22.05, so it counts
     # only if SLURM_CPUS_ON_NODE, the CPUs of the step, is missing.
     per_task = _int_variable(environ, "SLURM_CPUS_PER_TASK", 0) if "SLURM_STEP_NUM_TASKS" in environ else 0
@@ -258,5 +253,5 @@ def _checked_world(world: World) -> World:
 
 def has_own_gpu(world: World, available: int) -> bool:
     """Return whether the single `available` GPU belongs to this rank alone, as with `srun --gpus-per-task=1`."""
-    # True if Slurm started each of the node's ranks as a task and gave them at least as many GPUs.
+    # So it is if Slurm started each of the node's ranks as a task and gave them at least as many GPUs.
     return available == 1 and world.local_world_size <= min(world.allocated_gpus, world.local_tasks)

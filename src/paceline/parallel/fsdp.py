@@ -23,17 +23,14 @@ from paceline.parallel.base import (
 from paceline.parallel.comm_hooks import CommTimes
 from paceline.parallel.ddp import SwitchStage
 
-# A unit has between 1 % and half of all parameters. Smaller modules stay with the root, as messages so small cost more
-# than the memory they save; containers and larger modules are split.
+# A sharding unit has between 1 % and half of all parameters. Smaller modules stay with the root, since such small
+# messages cost more than the memory they save; containers and larger modules are split.
 _SMALLEST_SHARE = 0.01
 _LARGEST_SHARE = 0.5
 
 
 class FSDP:
-    """Shard the parameters and gather them for forward and backward (Zhao et al. 2023, arXiv 2304.11277).
-
-    With `reshard`, gathered weights are dropped after forward and gathered again in backward.
-    """
+    """FSDP2 (Zhao et al. 2023, arXiv 2304.11277). `reshard` frees gathered weights after forward, as ZeRO-3 does."""
 
     def __init__(self, device: torch.device, *, reshard: bool) -> None:
         self._device = device
@@ -43,7 +40,7 @@ class FSDP:
         self._root: FSDPModule | None = None
 
     def prepare(self, model: nn.Module) -> nn.Module:
-        """Return the model, sharded in place from rank 0's values; its parameters become DTensors."""
+        """Shard the model in place from rank 0's values and return it; its parameters become DTensors."""
         # FSDP2 shards only contiguous parameters; images may be channels_last all the same.
         model.to(memory_format=torch.contiguous_format)
         for parameter in model.parameters():
@@ -51,27 +48,27 @@ class FSDP:
         broadcast_buffers(model)
         chosen = sharding_units(model)
         self._units = [fully_shard(each, mesh=self._mesh, reshard_after_forward=self._reshard) for each in chosen]
-        # Backward starts with the root's own parameters, so dropping them would gain nothing.
+        # Backward starts with the root's own parameters: freeing them after forward would gain nothing.
         self._root = fully_shard(model, mesh=self._mesh, reshard_after_forward=False)
         return model
 
     def warm_up_buckets(self, step: Callable[[], None]) -> None:
-        """Do nothing: the first step is like all others."""
+        """Do nothing: there are no buckets."""
 
     def on_comm_wait(self, switch_stage: SwitchStage, *, compiled: bool = False) -> None:
-        """Do nothing: shards are gathered and reduced layer by layer, within forward and backward."""
+        """Do nothing: collectives are spread over forward and backward."""
 
     @contextlib.contextmanager
     def accumulate(self, *, final: bool) -> Iterator[None]:
-        """Surround a micro-batch; all but the final one add up unsharded gradients and keep the gathered weights."""
+        """Accumulate unsharded gradients, and without `reshard` keep the weights, until the final micro-batch."""
         assert self._root is not None, "prepare comes first"
         self._root.set_requires_gradient_sync(final)
         self._root.set_reshard_after_backward(final or self._reshard)
         yield
 
     def clip(self, parameters: Sequence[Tensor], max_norm: float) -> Tensor:
-        """Clip the averaged gradient to `max_norm`; return its norm over all shards before, float32 []."""
-        norm = gradient_norm([_shard(each.grad) for each in parameters if each.grad is not None])
+        """Clip the averaged gradient; return its norm before, over all shards."""
+        norm = gradient_norm([_local_shard(each.grad) for each in parameters if each.grad is not None])
         return clip_to_norm(parameters, sum_over_ranks(norm.square()).sqrt(), max_norm)
 
     def mean(self, value: Tensor) -> Tensor:
@@ -88,8 +85,9 @@ class FSDP:
 
     @contextlib.contextmanager
     def evaluating(self, model: nn.Module) -> Iterator[None]:
-        """Broadcast rank 0's buffers, and keep all weights gathered inside, so that no rank waits for another."""
+        """Broadcast rank 0's buffers, and keep all weights gathered."""
         assert self._root is not None, "prepare comes first"
+        # Ranks may run different numbers of forward passes, in which an all-gather would hang.
         broadcast_buffers(model)
         modules = [*self._units, self._root]
         for module in modules:
@@ -112,10 +110,10 @@ class FSDP:
         }
 
     def shard_like(self, full: Tensor, like: Tensor) -> Tensor:
-        """Return this rank's shard of `full` as a DTensor on the device of `like`, without communication; `full` if
-        `like` is not a DTensor."""
+        """Return this rank's shard of `full` as a DTensor like `like`; `full` if that is not a DTensor."""
         if not isinstance(like, DTensor):
             return full
+        # `src_data_rank=None`: every rank has `full`, so nothing is sent.
         return distribute_tensor(full.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
     def comm_times(self) -> CommTimes | None:
@@ -128,7 +126,7 @@ class FSDP:
 
 
 def sharding_units(model: nn.Module) -> list[nn.Module]:
-    """Return the modules to gather one at a time, in order: the blocks of a model, whatever they are called."""
+    """Return the modules to gather one at a time, in order, such as a model's blocks."""
     total = _num_parameters(model)
     units: list[nn.Module] = []
     for child in model.children():
@@ -147,7 +145,7 @@ def _units_below(module: nn.Module, total: int) -> list[nn.Module]:
     return [module]
 
 
-def _shard(gradient: Tensor) -> Tensor:
+def _local_shard(gradient: Tensor) -> Tensor:
     assert isinstance(gradient, DTensor), "the parameters are those of the sharded model"
     return gradient.to_local()
 

@@ -1,7 +1,7 @@
 """Heartbeats: a thread of each rank publishes its step and stage in the store and reads the others'.
 
-Traffic per rank does not grow with the number of ranks: each rank reads rank 0's heartbeat, rank 0 reads all. If the
-store does not answer, only this thread waits. `blame` decides who is at fault, `watchdog` ends a rank that hangs.
+Each rank reads rank 0's heartbeat, rank 0 reads all. `blame` decides who is at fault, `watchdog` ends a
+rank that hangs.
 """
 
 import json
@@ -25,17 +25,17 @@ from paceline.parallel.rendezvous import missing_keys
 
 T = TypeVar("T")
 ReadProgress = Callable[[], tuple[int, str]]
-"""Returns the steps done and the name of the stage."""
+"""Returns the number of finished steps and the name of the stage."""
 FindStackFile = Callable[[int], str]
 """Returns the file with a rank's stacks, or ""."""
 INTERVAL_S: Final = 0.5
 _RANKS_PER_INTERVAL: Final = 128  # rank 0 reads this many in milliseconds; with more ranks the interval grows
-_SILENT_INTERVALS: Final = 2.4
+_SILENT_INTERVALS: Final = 2.4  # a rank that misses two heartbeats is silent
 _MISSED_INTERVALS: Final = 4  # shortest silence that counts, for timeouts shorter than a round of all ranks
 _POLL_S: Final = 0.5  # longest pause between two calls of `has_silent_rank`
-_ANSWER_S: Final = 1.0
-_SETTLING_S: Final = 0.1  # interval until the first heartbeat of every rank that is read
-_FAILURES, _REPORTED, _STOP = "failures", "explained", "stop"
+_STORE_TIMEOUT_S: Final = 1.0
+_FIRST_INTERVAL_S: Final = 0.1  # interval until the first heartbeat of every rank has been read
+_FAILURES, _REPORTED, _STOP = "failures", "reported", "stop"
 
 
 class StopRequests(Protocol):
@@ -52,7 +52,7 @@ class StopRequests(Protocol):
 
 
 class NoStopRequests:
-    """Never requested to stop."""
+    """Never stop."""
 
     requested = ""
 
@@ -62,32 +62,32 @@ class NoStopRequests:
 
 @dataclass(frozen=True)
 class HeartbeatRecord:
-    """A heartbeat as published in the store.
+    """A heartbeat as published in the store; the first five fields are those of `RankStatus`.
 
-    `machine` and `pid` identify the process, `wall_s` is `time.time()`, and `unheard_s` is the longest silence in
-    seconds of any rank that this one reads.
+    `machine` and `pid` identify the process, `wall_s` is `time.time()`, and `max_silence_s` is the longest silence in
+    seconds of the ranks that this one reads.
     """
 
     step: int
     stage: str
     state: State
-    still_s: float
+    stalled_s: float
     at: str
     count: int
     wall_s: float
     pid: int
     machine: str
-    unheard_s: float = 0.0
+    max_silence_s: float = 0.0
 
     def to_status(self, rank: int, condition: Condition) -> RankStatus:
-        """Return the heartbeat as another rank's status; clocks of two machines may differ a little."""
-        silent_s = max(0.0, time.time() - self.wall_s)
-        still_s = self.still_s if self.state == "stuck" else self.still_s + silent_s
-        return RankStatus(rank, self.step, self.stage, self.state, still_s, self.at, silent_s, condition)
+        """Return the status of `rank` now."""
+        silent_s = max(0.0, time.time() - self.wall_s)  # its clock may be ahead of this machine's
+        stalled_s = self.stalled_s if self.state == "stuck" else self.stalled_s + silent_s
+        return RankStatus(rank, self.step, self.stage, self.state, stalled_s, self.at, silent_s, condition)
 
 
 def progress_at_start() -> tuple[int, str]:
-    """Return the progress of a rank before training."""
+    """Return step 0 in stage `start`."""
     return 0, "start"
 
 
@@ -98,7 +98,7 @@ def no_stack_file(rank: int) -> str:
 
 @final
 class NoHeartbeats:
-    """Heartbeats of a single rank, which no other reads."""
+    """A single rank publishes no heartbeats."""
 
     has_failed = False
 
@@ -107,15 +107,15 @@ class NoHeartbeats:
         self._status = RankStatus(0)
         self._read_progress: ReadProgress = progress_at_start
 
-    def watch(self, where: ReadProgress, requests: StopRequests, stacks_of: FindStackFile) -> None:
+    def watch(self, read_progress: ReadProgress, requests: StopRequests, stacks_of: FindStackFile) -> None:
         """Set the sources of progress and stack files."""
-        self._read_progress, self.stacks_of = where, stacks_of
+        self._read_progress, self.stacks_of = read_progress, stacks_of
 
-    def publish(self, state: State, still_s: float | None = None, at: str = "") -> None:
+    def publish(self, state: State, stalled_s: float | None = None, at: str = "") -> None:
         """Record the status."""
-        self._status = RankStatus(0, *self._read_progress(), state, still_s or 0.0, at)
+        self._status = RankStatus(0, *self._read_progress(), state, stalled_s or 0.0, at)
 
-    def statuses(self, *, waited: bool) -> list[RankStatus]:
+    def statuses(self, *, timed_out: bool) -> list[RankStatus]:
         """Return this rank's last status."""
         return [self._status]
 
@@ -136,7 +136,7 @@ class NoHeartbeats:
 
 @final
 class StoreHeartbeats:
-    """Heartbeats of several ranks; `store` must be a handle of its own, as one thread at a time can use it."""
+    """Heartbeats of several ranks; `store` is a handle that nothing else uses, since it serves one call at a time."""
 
     def __init__(self, world: World, store: Store) -> None:
         self._world = world
@@ -144,54 +144,55 @@ class StoreHeartbeats:
         self._read_progress: ReadProgress = progress_at_start
         self._requests: StopRequests = NoStopRequests()
         self.stacks_of: FindStackFile = no_stack_file
-        self._mine = HeartbeatRecord(*progress_at_start(), "runs", 0.0, "", 0, time.time(), os.getpid(), machine_id())
+        self._own = HeartbeatRecord(*progress_at_start(), "running", 0.0, "", 0, time.time(), os.getpid(), machine_id())
         self._seen: dict[int, HeartbeatRecord] = {}
         self._interval_s = INTERVAL_S * max(1.0, world.world_size / _RANKS_PER_INTERVAL)
-        self._silences = defaultdict[int, StallTimer](partial(StallTimer, self._interval_s))
-        # Rounds of the thread, polled by the main thread: the thread itself may block in a call of the store.
-        self._unanswered = StallTimer(_POLL_S)
+        self._silence_timers = defaultdict[int, StallTimer](partial(StallTimer, self._interval_s))
+        # Counts the thread's rounds, polled by the main thread: the thread itself may block in a call of the store.
+        self._round_timer = StallTimer(_POLL_S)
         self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._wake = threading.Event()
-        self._ends = False
+        self._is_closing = False
         self._reads_all = world.is_main
-        self._lock = threading.Lock()  # guards `_mine`, which two threads change
+        self._lock = threading.Lock()  # guards `_own`, which two threads change
         self._rounds = 0
         self._absent: set[int] = set()
-        self._is_gone = False
+        self._is_store_lost = False
         self._call_start_s = 0.0  # start of the round in progress, 0.0 between rounds
         self.has_failed = False
-        """Whether another rank failed first and reports the failure."""
-        self._speaks = False
-        self._stop_forwarded = False
+        """Whether another rank failed first; it reports the failure."""
+        self._is_reporter = False
+        self._is_stop_forwarded = False
         self._thread = threading.Thread(target=self._run, name="paceline-beats", daemon=True)
         self._thread.start()
 
-    def watch(self, where: ReadProgress, requests: StopRequests, stacks_of: FindStackFile) -> None:
-        """Read progress from `where` from now on, and forward stop requests to and from all ranks."""
-        self._read_progress, self._requests, self.stacks_of = where, requests, stacks_of
+    def watch(self, read_progress: ReadProgress, requests: StopRequests, stacks_of: FindStackFile) -> None:
+        """Read progress from `read_progress` from now on, and forward stop requests to and from all ranks."""
+        self._read_progress, self._requests, self.stacks_of = read_progress, requests, stacks_of
 
-    def publish(self, state: State, still_s: float | None = None, at: str = "") -> None:
-        """Publish `state`, at once if it has changed; `still_s` is the seconds without progress, None keeps the last
-        value."""
+    def publish(self, state: State, stalled_s: float | None = None, at: str = "") -> None:
+        """Publish `state`, at once if it has changed; `stalled_s`, seconds without progress, is kept if None."""
         step, stage = self._read_progress()
         with self._lock:
-            is_news = state != self._mine.state
-            if is_news and step == self._mine.step:
-                stage = self._mine.stage  # an error has already left the stage
-            still_s = self._mine.still_s if still_s is None else still_s
-            self._mine = replace(self._mine, step=step, stage=stage, state=state, still_s=still_s, at=at)
-        if is_news:
+            is_change = state != self._own.state
+            if is_change and step == self._own.step:
+                stage = self._own.stage  # the context of the stage has already exited with the error
+            stalled_s = self._own.stalled_s if stalled_s is None else stalled_s
+            self._own = replace(self._own, step=step, stage=stage, state=state, stalled_s=stalled_s, at=at)
+        if is_change:
             self._wake.set()
 
-    def statuses(self, *, waited: bool) -> list[RankStatus]:
-        """Return the current status of all ranks, this one included. Takes about 2.4 intervals, less if a process is
-        dead."""
+    def statuses(self, *, timed_out: bool) -> list[RankStatus]:
+        """Return the current status of all ranks, this one included.
+
+        Takes about 2.4 intervals; less if the connection broke (`timed_out` is False) and a process is dead.
+        """
         self._reads_all = True
-        self._refresh()
+        self._refresh()  # what was read before may be an interval old
         before = {rank: beat.count for rank, beat in self._seen.items()}
         deadline = time.monotonic() + _SILENT_INTERVALS * self._interval_s
         while time.monotonic() < deadline:
-            if not waited and any(self._is_lost(rank) for rank in range(self._world.world_size)):
+            if not timed_out and any(self._is_lost(rank) for rank in range(self._world.world_size)):
                 break
             self._refresh()
         else:
@@ -199,47 +200,48 @@ class StoreHeartbeats:
         return self._read_all({})
 
     def has_silent_rank(self, timeout_s: float) -> bool:
-        """Return whether any rank has sent no heartbeat for `timeout_s` seconds, from what this rank has read. Poll it
-        while waiting for other ranks."""
+        """Return whether any rank has sent no heartbeat for `timeout_s` seconds. Poll it while waiting for others."""
         main = self._seen.get(0)
-        unanswered_s = self._unanswered.update(self._rounds, time.monotonic())
-        # Rank 0 publishes its longest silence of any rank; each rank sees whether rank 0 and the store answer. A rank
-        # whose main thread hangs still sends heartbeats, unless that thread keeps the GIL.
-        unheard_s = max(unanswered_s, self._mine.unheard_s, main.unheard_s if main else 0.0)
-        return unheard_s >= max(timeout_s, _MISSED_INTERVALS * self._interval_s)
+        store_silence_s = self._round_timer.update(self._rounds, time.monotonic())
+        # Rank 0, which reads all, publishes the longest silence; each rank sees whether rank 0 and the store answer. A
+        # rank whose main thread hangs still sends heartbeats, unless that thread holds the GIL.
+        max_silence_s = max(store_silence_s, self._own.max_silence_s, main.max_silence_s if main else 0.0)
+        return max_silence_s >= max(timeout_s, _MISSED_INTERVALS * self._interval_s)
 
     def _read_all(self, before: Mapping[int, int]) -> list[RankStatus]:
-        sights = [self._status_of(rank, before) for rank in range(self._world.world_size)]
-        self._absent = {sight.rank for sight in sights if sight.condition != "here"}
-        return sights
+        statuses = [self._status_of(rank, before) for rank in range(self._world.world_size)]
+        self._absent = {status.rank for status in statuses if status.condition != "alive"}
+        return statuses
 
     def claim_report(self, *, is_own: bool) -> bool:
-        """Return whether this rank reports the failure: the first that failed does; `is_own` says that the error is not
-        a lost peer."""
+        """Return whether this rank reports the failure: the first to call this does.
+
+        `is_own` is False for the loss of another rank.
+        """
 
         def claim() -> bool:
-            self._speaks = self._store.add(_FAILURES, 1) == 1
-            self._store.set(f"heard/{self._world.rank}", "")
-            self.has_failed = not self._speaks
-            return self._speaks
+            # An atomic add, so that exactly one rank gets 1.
+            self._is_reporter = self._store.add(_FAILURES, 1) == 1
+            self._store.set(f"notified/{self._world.rank}", "")
+            self.has_failed = not self._is_reporter
+            return self._is_reporter
 
         answer = self._run_with_timeout(claim)
-        # The store is gone with rank 0, or cut off. A rank still reports an error of its own. The loss of rank 0 is
-        # reported by rank 1, and by the first rank of each node under torchrun, where each agent has a terminal of its
-        # own.
+        # The store died with rank 0, or is cut off. A rank still reports an error of its own. The loss of rank 0 is
+        # reported by rank 1 and, under torchrun, by the first rank of each node, since each agent has its own terminal.
         if answer is None:
             is_first = self._world.launcher == "torchrun" and self._world.is_node_main
-            self._speaks = not self.has_failed and (is_own or self._world.rank <= 1 or is_first)
-        return self._speaks
+            self._is_reporter = not self.has_failed and (is_own or self._world.rank <= 1 or is_first)
+        return self._is_reporter
 
     def linger(self) -> None:
-        """Wait briefly, if this rank hosts the store, until the other ranks have read from it what they need."""
-        if self._speaks:
+        """Wait up to three intervals on the rank that hosts the store, until the others know of the failure."""
+        if self._is_reporter:
             self._run_with_timeout(lambda: self._store.set(_REPORTED, ""))
         if not self._world.is_main or self._world.agent_hosts_store:
             return
-        alive = [rank for rank, beat in self._seen.items() if self._process(beat) == "here"]
-        awaited = [f"heard/{rank}" for rank in alive if rank not in self._absent and rank != self._world.rank]
+        alive = [rank for rank, beat in self._seen.items() if self._process(beat) == "alive"]
+        awaited = [f"notified/{rank}" for rank in alive if rank not in self._absent and rank != self._world.rank]
         deadline = time.monotonic() + 3 * self._interval_s
         while (
             time.monotonic() < deadline
@@ -248,44 +250,44 @@ class StoreHeartbeats:
             time.sleep(0.02)
 
     def close(self) -> None:
-        """Publish a last heartbeat, and stop the thread."""
-        self._ends = True
+        """Publish a last heartbeat, and stop the thread, unless it is stuck in the store."""
+        self._is_closing = True
         self._wake.set()
-        self._thread.join(self._silence_limit_s())
+        self._thread.join(self._store_timeout_left_s())
 
     def _run(self) -> None:
         try:
             while True:
                 self._call_start_s = time.monotonic()
-                ends = self._ends
+                is_closing = self._is_closing  # before the heartbeat: the last one has the state at `close`
                 self._write_heartbeat()
                 while not self._jobs.empty():
                     self._jobs.get()()
                 self._call_start_s = 0.0
                 self._rounds += 1
-                if ends:
+                if is_closing:
                     return
-                self._wake.wait(self._interval_s if self._has_heard_all else min(_SETTLING_S, self._interval_s))
+                self._wake.wait(self._interval_s if self._has_read_all else min(_FIRST_INTERVAL_S, self._interval_s))
                 self._wake.clear()
         except RuntimeError:
-            self._is_gone = True  # the store, and with it every heartbeat
+            self._is_store_lost = True  # the store, and with it every heartbeat
 
     def _write_heartbeat(self) -> None:
         rank = self._world.rank
         step, stage = self._read_progress()
         with self._lock:
-            mine = replace(self._mine, count=self._mine.count + 1, wall_s=time.time())
-            if mine.state == "runs":
-                mine = replace(mine, step=step, stage=stage)
-            self._mine = mine
-        self._store.set(f"beat/{rank}", json.dumps(asdict(mine)))
+            own = replace(self._own, count=self._own.count + 1, wall_s=time.time())
+            if own.state == "running":
+                own = replace(own, step=step, stage=stage)
+            self._own = own
+        self._store.set(f"beat/{rank}", json.dumps(asdict(own)))
         self._read(self._ranks_to_read)
-        unheard_s = self._longest_silence_s()
+        max_silence_s = self._longest_silence_s()
         with self._lock:
-            self._mine = replace(self._mine, unheard_s=unheard_s)
-        self._pass_requests_on()
-        if not self._speaks and not self.has_failed and self._store.check([_FAILURES]):
-            self._store.set(f"heard/{rank}", "")
+            self._own = replace(self._own, max_silence_s=max_silence_s)
+        self._forward_stop_request()
+        if not self._is_reporter and not self.has_failed and self._store.check([_FAILURES]):
+            self._store.set(f"notified/{rank}", "")
             self.has_failed = True
 
     @property
@@ -293,8 +295,8 @@ class StoreHeartbeats:
         return range(self._world.world_size) if self._reads_all else (0,)
 
     @property
-    def _has_heard_all(self) -> bool:
-        """Whether the process of each rank is known; a rank that freezes earlier cannot be recognised as stopped."""
+    def _has_read_all(self) -> bool:
+        """Whether the process of each rank is known: without it a stopped rank is only silent."""
         return all(rank in self._seen for rank in self._ranks_to_read)
 
     def _read(self, ranks: "range | tuple[int, ...]") -> None:
@@ -306,17 +308,16 @@ class StoreHeartbeats:
             self._seen[rank] = HeartbeatRecord(**json.loads(text))
 
     def _longest_silence_s(self) -> float:
-        """Return the longest silence in seconds of the ranks that are read, apart from those that reported their
-        end."""
+        """Return the longest silence in seconds of the ranks that are read and have not reported their end."""
         now_s, longest_s = time.monotonic(), 0.0
         for rank in set(self._ranks_to_read) - {self._world.rank}:
             beat = self._seen.get(rank)
-            if beat is None or beat.state == "runs":
-                longest_s = max(longest_s, self._silences[rank].update(beat.count if beat else 0, now_s))
+            if beat is None or beat.state == "running":
+                longest_s = max(longest_s, self._silence_timers[rank].update(beat.count if beat else 0, now_s))
         return longest_s
 
-    def _pass_requests_on(self) -> None:
-        if self._stop_forwarded:
+    def _forward_stop_request(self) -> None:
+        if self._is_stop_forwarded:
             return
         if self._requests.requested:
             self._store.set(_STOP, self._requests.requested)
@@ -324,58 +325,62 @@ class StoreHeartbeats:
             self._requests.request(self._store.get(_STOP).decode())
         else:
             return
-        self._stop_forwarded = True
+        self._is_stop_forwarded = True
 
     def _run_with_timeout(self, work: Callable[[], T]) -> T | None:
-        """Return what `work` returns in the thread that owns the store, or None if the store does not answer."""
+        """Run `work` in the thread that owns the store; return its result, or None if the store does not answer."""
         answers: queue.SimpleQueue[T] = queue.SimpleQueue()
         self._jobs.put(lambda: answers.put(work()))
         self._wake.set()
-        deadline = time.monotonic() + self._silence_limit_s()
-        while answers.empty() and not self._is_gone and time.monotonic() < deadline:
+        deadline = time.monotonic() + self._store_timeout_left_s()
+        while answers.empty() and not self._is_store_lost and time.monotonic() < deadline:
             time.sleep(0.01)
         return None if answers.empty() else answers.get()
 
     def _refresh(self) -> None:
         """Wait for a round of heartbeats that begins after this call."""
-        rounds, deadline = self._rounds, time.monotonic() + self._silence_limit_s()
+        # Two rounds: the one in progress may have read its heartbeats already.
+        rounds, deadline = self._rounds, time.monotonic() + self._store_timeout_left_s()
         self._wake.set()
         while self._rounds < rounds + 2 and time.monotonic() < deadline:
             time.sleep(0.01)
             self._wake.set()
-        time.sleep(0.02)
+        time.sleep(0.02)  # at least this far between two rounds, in which another rank can send a heartbeat
 
-    def _silence_limit_s(self) -> float:
-        """Return how many seconds to wait for the store: 0 if its answer is overdue already."""
+    def _store_timeout_left_s(self) -> float:
+        """Return for how many more seconds to wait for the store; 0 if its answer is overdue."""
         start_s = self._call_start_s
-        if self._is_gone:
+        if self._is_store_lost:
             return 0.0
-        return max(0.0, _ANSWER_S - (time.monotonic() - start_s)) if start_s else _ANSWER_S
+        return max(0.0, _STORE_TIMEOUT_S - (time.monotonic() - start_s)) if start_s else _STORE_TIMEOUT_S
 
     def _is_lost(self, rank: int) -> bool:
         beat = self._seen.get(rank)
-        return rank != self._world.rank and beat is not None and (beat.state == "left" or self._process(beat) == "dead")
+        return (
+            rank != self._world.rank and beat is not None and (beat.state == "exited" or self._process(beat) == "dead")
+        )
 
     def _process(self, beat: HeartbeatRecord) -> Condition:
-        if beat.state != "runs":  # it reported its end, so the process may be gone
-            return "here"
-        return process_condition(beat.pid) if beat.machine and beat.machine == self._mine.machine else "here"
+        if beat.state != "running":  # it reported its end, so the process may be gone
+            return "alive"
+        return process_condition(beat.pid) if beat.machine and beat.machine == self._own.machine else "alive"
 
     def _status_of(self, rank: int, before: Mapping[int, int]) -> RankStatus:
         """Return the status of `rank`, which is silent if its count is still the one in `before`."""
+        # If the store does not answer, nothing is known of other ranks: its host, rank 0, is the silent one.
         if rank == self._world.rank:
-            return self._mine.to_status(rank, "here")
+            return self._own.to_status(rank, "alive")
         is_hosting = rank == 0 and (not self._world.agent_hosts_store or self._world.num_nodes > 1)
-        is_cut_off = self._silence_limit_s() == 0.0
+        is_cut_off = self._store_timeout_left_s() == 0.0
         beat = self._seen.get(rank)
         if beat is None:
             is_silent = is_hosting if is_cut_off else bool(before)
-            return RankStatus(rank, silent_s=None, condition="silent" if is_silent else "here")
+            return RankStatus(rank, silent_s=None, condition="silent" if is_silent else "alive")
         condition = self._process(beat)
         is_silent = is_hosting if is_cut_off else before.get(rank) == beat.count
-        if condition == "here" and is_silent and beat.state == "runs":
+        if condition == "alive" and is_silent and beat.state == "running":
             condition = "silent"
-        return replace(beat.to_status(rank, condition), is_elsewhere=beat.machine != self._mine.machine)
+        return replace(beat.to_status(rank, condition), is_remote=beat.machine != self._own.machine)
 
 
 Heartbeats = NoHeartbeats | StoreHeartbeats
@@ -384,34 +389,35 @@ Heartbeats = NoHeartbeats | StoreHeartbeats
 @final
 @dataclass
 class StallTimer:
-    """Measure for how many seconds a counter polled about every `interval_s` seconds has not changed."""
+    """Measure for how many seconds a counter, polled every `interval_s` seconds, has not changed."""
 
     interval_s: float
     lasted_s: float = 0.0
     _count: int = -1
-    _looked_s: float = 0.0
+    _polled_s: float = 0.0
 
     def update(self, count: int, now_s: float) -> float:
         """Record `count` at `now_s`; return for how many seconds it has not changed."""
-        # No poll counts for more than two intervals: a late poll means that this process was suspended, and what it
-        # watches may have been suspended with it.
-        passed_s = min(now_s - self._looked_s, 2 * self.interval_s)
+        # No poll counts for more than two intervals: after a late one this process was suspended, and what it watches
+        # may have been too.
+        passed_s = min(now_s - self._polled_s, 2 * self.interval_s)
         self.lasted_s = self.lasted_s + passed_s if count == self._count else 0.0
-        self._count, self._looked_s = count, now_s
+        self._count, self._polled_s = count, now_s
         return self.lasted_s
 
 
 def process_condition(pid: int) -> Condition:
-    """Return the condition of process `pid` on this machine, from Linux's `/proc`."""
+    """Return the condition of process `pid` on this machine, from `/proc`."""
     try:
+        # The state follows the last ")": the name before it may hold parentheses.
         letter = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
         return "dead"
-    return {"Z": "dead", "X": "dead", "T": "stopped", "t": "stopped"}.get(letter, "here")  # type: ignore[return-value]
+    return {"Z": "dead", "X": "dead", "T": "stopped", "t": "stopped"}.get(letter, "alive")  # type: ignore[return-value]
 
 
 def machine_id() -> str:
-    """Return an identifier shared by processes that see one another in `/proc`; "" without Linux."""
+    """Return an identifier of the processes that see one another in `/proc`; "" if there is no `/proc`."""
     if not sys.platform.startswith("linux"):
         return ""
     try:

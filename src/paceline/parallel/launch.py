@@ -19,11 +19,18 @@ from paceline.core.world import World
 from paceline.parallel.environ import rank_environ
 
 PREEMPTED = 75
-"""Exit code of a rank that was asked to stop and saved a checkpoint: EX_TEMPFAIL of sysexits.h, restart it."""
+"""Exit code of a rank that was preempted and saved a checkpoint: EX_TEMPFAIL of sysexits.h, restart it."""
 INTERRUPTED = 128 + signal.SIGINT
 
 _POLL_S = 0.05
-_GRACE_S = 5.0
+_GRACE_S = 5.0  # for the other ranks to end by themselves after one has failed
+_BUFFER_SIZE = "2000"  # collectives per rank: some hundred steps, in less than a megabyte
+_HINTS: Final[Mapping[int, str]] = {
+    signal.SIGSEGV: " (a crash of native code; on a CPU, try model.memory_format=contiguous)",
+    signal.SIGABRT: " (a crash of native code; on a CPU, try model.memory_format=contiguous)",
+    signal.SIGBUS: " (a mapped file was cut short, or shared memory is full: see df /dev/shm)",
+}
+"""Fixes for signals that a rank has raised itself."""
 
 Processes = list["subprocess.Popen[bytes]"]
 
@@ -32,8 +39,7 @@ Processes = list["subprocess.Popen[bytes]"]
 class LaunchResult:
     """The run's exit code, and a sentence if a rank was killed and could not report why.
 
-    `was_lost` is True if a rank died or failed without a request to stop and without refusing its settings: a restart
-    may help.
+    `was_lost`: a rank died or failed, neither by a request to stop nor because of its settings; a restart may help.
     """
 
     code: int
@@ -52,19 +58,19 @@ def launch(
 ) -> LaunchResult:
     """Run `command` as `ranks` processes that read their rank from the environment; return how they ended.
 
-    Port 0 lets the system choose. Stop signals are forwarded; ranks that remain `grace_s` seconds later, or after a
-    second SIGINT, are killed. `attempt` counts earlier starts. Raise `WorldError` if `port` is taken.
+    Port 0 lets the system choose. Stop signals are forwarded; `grace_s` seconds later, or at a second SIGINT, remaining
+    ranks are killed. `attempt` counts earlier starts. Raise `WorldError` if `port` is taken.
     """
     processes: Processes = []
-    with _listen(port) as listener, _noting_signals() as signals:
+    with _listen(port) as listener, _recording_signals() as signals:
         try:
             for rank in range(ranks):
                 # No rank can have trained yet, so a signal now ends all that were started.
                 if signals.pending:
                     return _stopped_before_start(signals.first, rank, ranks)
                 processes.append(_start(command, rank, ranks, listener, environ, attempt))
-            # Rank 0 inherited the open socket, so no other program could take the port. Only rank 0 may hold it: once
-            # it is gone, connections must be refused.
+            # Rank 0 inherited the open socket, so that no other program takes the port meanwhile. Closed in this
+            # process: once rank 0 is gone, connections must be refused.
             listener.close()
             return _supervise(processes, signals, grace_s)
         finally:
@@ -73,7 +79,7 @@ def launch(
 
 def _listen(port: int) -> socket.socket:
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    # Connections of killed ranks linger on a port that the user has chosen.
+    # Connections of killed ranks stay in TIME_WAIT on a port that the user has chosen.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(("127.0.0.1", port))
@@ -110,22 +116,20 @@ def _start(
 
 @dataclass
 class _Signals:
-    """The stop signals received: the first, the number of SIGINTs, and those not yet forwarded."""
+    """The first stop signal, the number of SIGINTs, and the signals not yet forwarded."""
 
     first: int = 0
     interrupts: int = 0
     pending: list[int] = field(default_factory=list)
 
-    def note(self, number: int, frame: FrameType | None) -> None:
-        """Record a signal; `_supervise` forwards it."""
+    def record(self, number: int, frame: FrameType | None) -> None:
         self.first = self.first or number
         self.interrupts += number == signal.SIGINT
         self.pending.append(number)
 
-    def pass_on(self, processes: Processes) -> None:
-        """Send the ranks the signals received since the last call."""
-        # SIGINT is forwarded as SIGTERM: a rank takes a second SIGINT as an order to exit at once, and a Ctrl-C sent to
-        # all processes would reach it both directly and through this launcher.
+    def forward(self, processes: Processes) -> None:
+        # SIGINT is forwarded as SIGTERM: a rank exits at once at its second SIGINT, and one that is sent to all
+        # processes reaches it both directly and through this launcher.
         while self.pending:
             number = self.pending.pop(0)
             for process in processes:
@@ -133,27 +137,27 @@ class _Signals:
 
 
 @contextlib.contextmanager
-def _noting_signals() -> Iterator[_Signals]:
+def _recording_signals() -> Iterator[_Signals]:
     """Record stop signals, except those ignored from the start, such as SIGHUP under `nohup`."""
     signals = _Signals()
     before = [(number, signal.getsignal(number)) for number in STOP_SIGNALS]
-    noted = [(number, handler) for number, handler in before if handler not in (signal.SIG_IGN, None)]
-    for number, _ in noted:
-        signal.signal(number, signals.note)
+    recorded = [(number, handler) for number, handler in before if handler not in (signal.SIG_IGN, None)]
+    for number, _ in recorded:
+        signal.signal(number, signals.record)
     try:
         yield signals
     finally:
-        for number, handler in noted:
+        for number, handler in recorded:
             signal.signal(number, handler)
 
 
 def _supervise(processes: Processes, signals: _Signals, grace_s: float) -> LaunchResult:
-    """Wait until all ranks have ended, or their time limit has passed."""
+    """Wait until all ranks have ended, or a time limit has passed."""
     limits: dict[str, float] = {}
     while None in (codes := [process.poll() for process in processes]):
         if signals.pending:
             limits.setdefault("signal", time.monotonic() + grace_s)
-            signals.pass_on(processes)
+            signals.forward(processes)
         if signals.interrupts > 1:
             return LaunchResult(INTERRUPTED)
         if PREEMPTED in codes:  # rank 0 may still be writing the checkpoint
@@ -166,37 +170,27 @@ def _supervise(processes: Processes, signals: _Signals, grace_s: float) -> Launc
     return _launch_result(codes, signals.first, grace_s)
 
 
-_HINTS: Final[Mapping[int, str]] = {
-    signal.SIGSEGV: " (a crash of native code; on a CPU, try model.memory_format=contiguous)",
-    signal.SIGABRT: " (a crash of native code; on a CPU, try model.memory_format=contiguous)",
-    signal.SIGBUS: " (a mapped file was cut short, or shared memory is full: see df /dev/shm)",
-}
-"""Fixes for signals that a rank has raised itself."""
-
-
-def _stopped_before_start(signals: int, num_started: int, ranks: int) -> LaunchResult:
-    """Return the result of a run stopped by signal `signals` after `num_started` of its `ranks` had been started."""
-    if signals == signal.SIGINT:
+def _stopped_before_start(first_signal: int, num_started: int, ranks: int) -> LaunchResult:
+    if first_signal == signal.SIGINT:
         return LaunchResult(INTERRUPTED)
-    name = signal.Signals(signals).name
+    name = signal.Signals(first_signal).name
     return LaunchResult(
-        128 + signals, f"{name} came when {num_started} of {ranks} ranks had been started, so all were ended"
+        128 + first_signal, f"{name} came when {num_started} of {ranks} ranks had been started, so all were ended"
     )
 
 
-def _launch_result(codes: Sequence[int | None], signals: int, grace_s: float) -> LaunchResult:
-    """Return the result for the ranks' exit codes, None for a rank that still runs; `signals` is the first signal
-    received, or 0."""
-    # A rank that reported its error has a documented code; 1 is also the code of its peers, which lost it. If rank 0
-    # has ended well, the result is written and nothing is lost.
-    was_lost = not signals and codes[0] != 0
+def _launch_result(codes: Sequence[int | None], first_signal: int, grace_s: float) -> LaunchResult:
+    """Return the result for the exit codes, None for a rank that still runs; `first_signal` is 0 without any."""
+    # A rank that reported its error has a documented code above 1; 1 is also the code of its peers, which lost it. If
+    # rank 0 has ended well, the result is written and nothing is lost.
+    was_lost = not first_signal and codes[0] != 0
     explained = [code for code in codes if code is not None and code > 1 and code != PREEMPTED]
     if explained:
         return LaunchResult(explained[0])
     killed = [(rank, -code) for rank, code in enumerate(codes) if code is not None and code < 0]
     if killed:
         rank, number = killed[0]
-        if signals == signal.SIGINT:
+        if first_signal == signal.SIGINT:
             return LaunchResult(INTERRUPTED)
         name = signal.Signals(number).name
         sentence = f"rank {rank} of {len(codes)} was killed by {name}, so all ranks were ended{_HINTS.get(number, '')}"
@@ -204,7 +198,8 @@ def _launch_result(codes: Sequence[int | None], signals: int, grace_s: float) ->
     if 1 in codes:
         return LaunchResult(1, "", was_lost)
     if None in codes:
-        rank, after = codes.index(None), signal.Signals(signals).name if signals else "its peers had stopped"
+        rank = codes.index(None)
+        after = signal.Signals(first_signal).name if first_signal else "its peers had stopped"
         sentence = f"rank {rank} of {len(codes)} had not stopped {grace_s:g} s after {after} and was killed"
         return LaunchResult(128 + signal.SIGKILL, f"{sentence} (raise checkpoint.grace)")
     return LaunchResult(PREEMPTED if PREEMPTED in codes else 0)
@@ -217,12 +212,8 @@ def _kill_all(processes: Processes) -> None:
         process.wait()
 
 
-_BUFFER_SIZE = "2000"  # collectives per rank: some hundred steps, in less than a megabyte
-
-
 def flight_recorder_environ(run: Path) -> dict[str, str]:
-    """Return variables that make NCCL write `run`/nccl.rankN when a collective times out; variables already set should
-    win."""
-    # NCCL reads them when the process group is created. Both torch 2.11 and 2.15 know these names; the older ones with
-    # NCCL in them make the latter warn.
+    """Return variables that make NCCL write `run`/nccl.rankN when a collective times out."""
+    # NCCL reads them when the process group is created. Both torch 2.11 and 2.15 know these names; the older names
+    # with NCCL in them make the latter warn.
     return {"TORCH_FR_BUFFER_SIZE": _BUFFER_SIZE, "TORCH_FR_DUMP_TEMP_FILE": str(run / "nccl.rank")}

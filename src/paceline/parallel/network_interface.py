@@ -1,9 +1,8 @@
-"""Choose the network interface for gloo on nodes where gloo would choose one that other nodes cannot reach. IPv4 on
-Linux, torch-free.
+"""Choose gloo's network interface on nodes where its default cannot be reached from others. IPv4, Linux, torch-free.
 
 gloo listens at the first address that the host name resolves to, and at loopback if there is none
 (https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/ProcessGroupGloo.cpp, createDefaultDevice).
-Debian's installer resolves it to 127.0.1.1, which no other host can reach.
+Debian's installer resolves it to 127.0.1.1.
 """
 
 import fcntl
@@ -18,13 +17,13 @@ _SIOCGIFADDR: Final = 0x8915
 """Request code for the address of an interface: https://man7.org/linux/man-pages/man7/netdevice.7.html."""
 _ANY_PORT: Final = 9
 _DOCUMENTATION_ADDRESS: Final = "192.0.2.1"
-"""Address reserved for documentation (RFC 5737): the route to it is the default route."""
+"""Reserved for documentation (RFC 5737), so the route to it is the default route."""
 _BRIDGES: Final = ("docker", "br-", "virbr", "veth")
-"""Name prefixes of interfaces to this host's own containers and virtual machines."""
+"""Prefixes of interfaces to containers and virtual machines of this host."""
 
 
 def interface_to(master_addr: str) -> str:
-    """Return the interface that leads to `master_addr`, or "" if gloo's choice works or none can be determined."""
+    """Return the interface to `master_addr`, or "" if gloo's default works or none can be determined."""
     if not sys.platform.startswith("linux") or not is_own_address(host_address(socket.gethostname())):
         return ""
     addresses = interface_addresses()
@@ -56,10 +55,10 @@ def host_address(host: str) -> str:
 
 
 def address_to(host: str) -> str:
-    """Return the source address for packets to `host`, "" if there is no route; nothing is sent."""
+    """Return the source address for packets to `host`, "" if there is no route."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-            sock.connect((host, _ANY_PORT))  # UDP: this only looks up the route
+            sock.connect((host, _ANY_PORT))  # UDP: looks up the route and sends nothing
             return str(sock.getsockname()[0])
     except OSError:
         return ""
@@ -79,7 +78,7 @@ def interface_addresses() -> dict[str, str]:
 
 
 def outward_interfaces(found: Mapping[str, str]) -> dict[str, str]:
-    """Return the interfaces in `found` (addresses by interface) that may lead to other hosts."""
+    """Return those of `found`, addresses by interface, that may lead to other hosts."""
     return {
         name: address
         for name, address in found.items()
@@ -88,7 +87,7 @@ def outward_interfaces(found: Mapping[str, str]) -> dict[str, str]:
 
 
 def is_own_address(address: str) -> bool:
-    """Whether other hosts cannot reach `address`: loopback or empty. False for anything else, host names included."""
+    """Return whether `address` is loopback or empty, so that other hosts cannot reach it; False for host names."""
     try:
         return not address or ipaddress.ip_address(address.partition("%")[0]).is_loopback
     except ValueError:

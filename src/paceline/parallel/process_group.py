@@ -1,4 +1,4 @@
-"""Connect the ranks of a run: rendezvous, process group, and which rank reports a failure."""
+"""Connect the ranks of a run: rendezvous, process group, and the choice of the rank that reports a failure."""
 
 import contextlib
 import socket
@@ -21,11 +21,12 @@ from paceline.recipe.schema.train import Parallel
 
 T = TypeVar("T")
 _DONE: Final = "done"
-_EXITED: Final = "left"
-_SHORT_S, _LONG_S = 0.01, 0.5
-_DISCONNECTED = "paceline/left"
-_NUM_FIRST = "paceline/firsts"
+_EXITED: Final = "exited"
+_MIN_POLL_S, _MAX_POLL_S = 0.01, 0.5
+_DISCONNECTED = "paceline/disconnected"
+_NUM_FIRST = "paceline/num_node_mains"
 _DISCONNECT_TIMEOUT_S = 30
+# Texts of torch, gloo and NCCL in the errors of a collective that lost a rank: they have no exception type.
 _COLLECTIVE_ERRORS = (
     "Connection closed by peer",
     "Connection reset by peer",
@@ -40,7 +41,7 @@ _COLLECTIVE_ERRORS = (
 
 @dataclass(frozen=True)
 class RankStore:
-    """The store in which the ranks of a run find one another; a world of one has none."""
+    """The ranks' key-value store, with heartbeats; a world of one has no store."""
 
     world: World
     timeout: timedelta
@@ -48,7 +49,7 @@ class RankStore:
     heartbeats: Heartbeats = field(default_factory=NoHeartbeats)
 
     def broadcast(self, name: str, value: str) -> str:
-        """Return rank 0's `value` on every rank. Every rank must call it with the same `name`."""
+        """Return rank 0's `value` on every rank. Collective; `name` identifies the call."""
         if self.store is None:
             return value
         if self.world.is_main:
@@ -56,18 +57,17 @@ class RankStore:
         return self.store.get(f"paceline/{name}").decode()
 
     def disconnect(self) -> None:
-        """Disconnect; rank 0 hosts the store and waits for the others. Raise `PeerLostError` if one has failed
-        meanwhile."""
+        """Disconnect; rank 0, which may host the store, waits for the others. Raise `PeerLostError` if one failed."""
         if self.store is None:
             return
-        self.heartbeats.publish("left")
+        self.heartbeats.publish("exited")
         self.store.set(f"{_DISCONNECTED}/{self.world.rank}", "")
         if self.world.is_main:
-            self._wait_for_the_others(self.store)
+            self._wait_for_others(self.store)
 
-    def _wait_for_the_others(self, store: Store) -> None:
+    def _wait_for_others(self, store: Store) -> None:
         for _ in range(_DISCONNECT_TIMEOUT_S * 2):
-            with contextlib.suppress(RuntimeError):  # do not wait for a lost rank
+            with contextlib.suppress(RuntimeError):  # timeout: look whether a rank has failed, then wait on
                 store.wait([f"{_DISCONNECTED}/{rank}" for rank in range(self.world.world_size)], timedelta(seconds=0.5))
                 return
             if self.heartbeats.has_failed:
@@ -76,10 +76,9 @@ class RankStore:
 
 @contextlib.contextmanager
 def rendezvous(world: World, section: Parallel) -> Iterator[RankStore]:
-    """Connect the ranks of `world`; an error inside is raised on one rank only.
+    """Connect the ranks of `world`. Inside, the first rank to fail raises its error, the others `PeerLostError`.
 
-    The others raise `PeerLostError`, which names the rank if it was lost without an error. Raise `WorldError` if not
-    all ranks arrive.
+    That names the rank if one was lost without an error. Raise `WorldError` if not all ranks arrive.
     """
     timeout = timedelta(seconds=section.timeout.seconds)
     store = _connect(world, timeout) if world.world_size > 1 else RankStore(world, timeout)
@@ -97,8 +96,10 @@ def rendezvous(world: World, section: Parallel) -> Iterator[RankStore]:
 
 @contextlib.contextmanager
 def process_group(store: RankStore, section: Parallel, device: torch.device) -> Iterator[None]:
-    """Initialise torch's process group, and destroy it at the end; do nothing for a world of one. Raise `WorldError`
-    for an unknown network interface."""
+    """Initialize torch's process group, and destroy it at the end; do nothing for a world of one.
+
+    Raise `WorldError` for an unknown network interface.
+    """
     if store.store is None:
         yield
         return
@@ -114,23 +115,24 @@ def process_group(store: RankStore, section: Parallel, device: torch.device) -> 
         )
     except RuntimeError as error:
         raise _interface_error(error) or error from None
-    # Not in a `finally`: after a failure this could wait for ranks that are gone, and the process ends anyway.
     yield
+    # Not in a `finally`: after a failure this could wait for ranks that are gone, and the process ends anyway.
     dist.destroy_process_group()
 
 
 def local_rank_zero_first(store: RankStore, work: Callable[[bool], T], on_wait: Callable[[], None]) -> T:
     """Return `work(True)` on the first rank of each node, then `work(False)` on the others; all ranks return together.
 
-    `on_wait` is called repeatedly while waiting. Inside a `rendezvous`, raise an error that names a rank that failed,
-    or that sent no heartbeat for the timeout; a slow rank is no error.
+    `on_wait` is called repeatedly while waiting. A slow rank is no error; a rank that failed, or sent no heartbeat for
+    the timeout, is one that `rendezvous` explains.
     """
     world = store.world
     if store.store is None:
         return work(True)
+    # Count the first ranks in the store: no rank knows the number of nodes. The barrier is between writing and reading.
     store.store.add(_NUM_FIRST, int(world.is_node_main))
     dist.barrier()
-    firsts = store.store.add(_NUM_FIRST, 0)
+    num_first = store.store.add(_NUM_FIRST, 0)
 
     def check_ranks() -> None:
         if store.heartbeats.has_failed:
@@ -139,8 +141,8 @@ def local_rank_zero_first(store: RankStore, work: Callable[[bool], T], on_wait: 
             raise dist.DistStoreError("Timed out waiting for a rank's heartbeat")
         on_wait()
 
-    result = run_in_order(PrefixStore("turns", store.store), firsts, work, check_ranks, is_first=world.is_node_main)
-    # A collective follows, in which no rank may wait while others still work.
+    result = run_in_order(PrefixStore("turns", store.store), num_first, work, check_ranks, is_first=world.is_node_main)
+    # The next collective has the timeout of the process group, and reading a data set may take longer: wait here.
     run_in_order(PrefixStore("all", store.store), world.world_size, lambda _: None, check_ranks, is_first=True)
     return result
 
@@ -148,21 +150,21 @@ def local_rank_zero_first(store: RankStore, work: Callable[[bool], T], on_wait: 
 def _connect(world: World, timeout: timedelta) -> RankStore:
     store = open_store(world, timeout)
     prefix = wait_for_all_ranks(world, store, timeout)
-    # A handle serves one call at a time, and the main thread may block in one.
+    # A clone: a handle serves one call at a time, and the main thread may block in one.
     beats = StoreHeartbeats(world, PrefixStore("beats", PrefixStore(prefix, store.clone())))
     return RankStore(world, timeout, PrefixStore(prefix, store), beats)
 
 
 def _error_to_raise(store: RankStore, error: Exception) -> Exception:
-    """Return the error that this rank raises in place of `error`, after publishing that it failed."""
+    """Publish that this rank failed; return the error that it raises in place of `error`."""
     store.heartbeats.publish("failed")
     is_own = not _is_collective_error(error)
-    speaks = store.heartbeats.claim_report(is_own=is_own)
+    is_reporter = store.heartbeats.claim_report(is_own=is_own)
     raised: Exception = PeerLostError("another rank failed", is_explained=True)
-    if speaks:
+    if is_reporter:
         raised = error if is_own or store.store is None else _peer_lost_error(store, error)
-    store.heartbeats.linger()
-    if not speaks:
+    store.heartbeats.linger()  # the store ends with this process if it hosts it
+    if not is_reporter:
         return raised
     if isinstance(raised, PacelineError):
         raised.is_claimed = True
@@ -170,11 +172,11 @@ def _error_to_raise(store: RankStore, error: Exception) -> Exception:
 
 
 def _peer_lost_error(store: RankStore, error: Exception) -> PeerLostError:
-    """Return the error that names the rank by which a collective failed."""
-    waited = "Timed out waiting" in str(error) or "timeout" in str(error).lower()
-    sights = store.heartbeats.statuses(waited=waited)
+    timed_out = "Timed out waiting" in str(error) or "timeout" in str(error).lower()
+    statuses = store.heartbeats.statuses(timed_out=timed_out)
     return PeerLostError(
-        blame_rank(sights, store.world.rank, waited=waited, stacks=store.heartbeats.stacks_of), is_explained=False
+        blame_rank(statuses, store.world.rank, timed_out=timed_out, stacks=store.heartbeats.stacks_of),
+        is_explained=False,
     )
 
 
@@ -185,7 +187,7 @@ def _is_collective_error(error: Exception) -> bool:
 
 
 def _interface_error(error: RuntimeError) -> WorldError | None:
-    """Return gloo's error about GLOO_SOCKET_IFNAME as a `WorldError`, or None for another error."""
+    """Return gloo's error about GLOO_SOCKET_IFNAME as a `WorldError`; None for another error."""
     _, separator, name = str(error).partition("Unable to find address for:")
     if not separator:
         return None
@@ -195,60 +197,59 @@ def _interface_error(error: RuntimeError) -> WorldError | None:
 
 
 def run_in_order(
-    store: Store, num_firsts: int, work: Callable[[bool], T], on_wait: Callable[[], None], *, is_first: bool
+    store: Store, num_first: int, work: Callable[[bool], T], on_wait: Callable[[], None], *, is_first: bool
 ) -> T:
-    """Return `work(True)` on the `num_firsts` first ranks, then `work(False)` on the others.
+    """Return `work(True)` on the `num_first` ranks that are first, then `work(False)` on the others.
 
-    `on_wait` is called repeatedly while waiting, and raises to give up. Use a new `store` prefix for each call.
+    `on_wait` is called repeatedly while waiting; it raises to give up. Each call needs its own prefix of the store.
     """
     results = [work(True)] if is_first else []
-    _wait_for_count(store, _DONE, int(is_first), num_firsts, on_wait)
+    _wait_for_count(store, _DONE, int(is_first), num_first, on_wait)
     return results[0] if results else work(False)
 
 
 def exit_last(store: Store, num_others: int, on_wait: Callable[[], None], *, is_last: bool) -> None:
-    """Return at once on all ranks but one; on that with `is_last`, return after all others have called this.
+    """Return at once, but on the rank that `is_last` only after all others have called this.
 
-    The rank that hosts the store must be last: no other can use the store after it exits. `on_wait` and `store` are as
-    for `run_in_order`.
+    The rank that hosts the store must be last. `on_wait` and `store` are as for `run_in_order`.
     """
     if is_last:
         _wait_for_count(store, _EXITED, 0, num_others, on_wait)
-    else:  # the store may be gone as soon as it has answered, so ask it nothing else
+    else:  # one call only: the store may be gone as soon as it has answered
         store.add(_EXITED, 1)
 
 
 def _wait_for_count(store: Store, name: str, more: int, number: int, on_wait: Callable[[], None]) -> None:
     """Add `more` to the counter `name`, and return when it has reached `number`."""
-    # A thread calls the store, which never answers if its host is frozen or cut off; the caller must keep calling
-    # `on_wait`. If `on_wait` uses the store too, it needs a handle of its own: one serves one call at a time.
-    errors, is_over, ends = list[Exception](), threading.Event(), threading.Event()
+    # Call the store in a thread: it never answers if its host is frozen or cut off, and this thread must keep calling
+    # `on_wait`, which needs its own handle if it uses the store.
+    errors, finished, stopping = list[Exception](), threading.Event(), threading.Event()
 
     def count_up() -> None:
         try:
-            pauses = _pauses()
+            intervals = _poll_intervals()
             total = store.add(name, more)
-            while total < number and not ends.wait(next(pauses)):
+            while total < number and not stopping.wait(next(intervals)):
                 total = store.add(name, 0)
         except Exception as error:
             errors.append(error)
         finally:
-            is_over.set()
+            finished.set()
 
     threading.Thread(target=count_up, name="paceline-turns", daemon=True).start()
     try:
-        pauses = _pauses()
-        while not is_over.wait(next(pauses)):
+        intervals = _poll_intervals()
+        while not finished.wait(next(intervals)):
             on_wait()
     finally:
-        ends.set()
+        stopping.set()
     if errors:
         raise errors[0]
 
 
-def _pauses() -> Iterator[float]:
-    """Yield the seconds to wait before each poll, short ones first."""
-    pause_s = _SHORT_S
+def _poll_intervals() -> Iterator[float]:
+    """Yield seconds to wait before each poll, doubling."""
+    interval_s = _MIN_POLL_S
     while True:
-        yield pause_s
-        pause_s = min(_LONG_S, 2 * pause_s)
+        yield interval_s
+        interval_s = min(_MAX_POLL_S, 2 * interval_s)

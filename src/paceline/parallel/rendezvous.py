@@ -1,4 +1,4 @@
-"""Open the store of a run and wait until all ranks have arrived; errors name the environment variable at fault."""
+"""Open the store of a run and wait until all ranks have arrived. Errors name the environment variable at fault."""
 
 import contextlib
 import resource
@@ -17,15 +17,13 @@ from paceline.core.errors import WorldError
 from paceline.core.world import World
 
 NOTICE_S: Final = 8.0
-"""Seconds after which a wait is reported on stderr: it may be a mistake, or a slow node."""
+"""Seconds after which a wait is reported on stderr."""
 _POLL_S: Final = 0.5  # between two checks for a newer round
-_EXTRA_WAIT_S: Final = 5.0  # how much longer than rank 0 the others wait for its answer
-_ACKNOWLEDGE_S: Final = (
-    2.0  # rank 0, which may host the store, waits before it gives up until the others have its answer
-)
+_EXTRA_WAIT_S: Final = 5.0  # the others wait this much longer than rank 0, for its answer
+_ACKNOWLEDGE_S: Final = 2.0  # rank 0, which may host the store, waits until the others have read its answer
 _FILES: Final = 64
 _FILES_PER_RANK: Final = 4  # gloo's connections to each rank, each rank's to the store, and some to spare
-_ROUNDS, _MISSING = "paceline/meetings", "missing"
+_ROUNDS, _MISSING = "paceline/rounds", "missing"
 
 Print = Callable[[str], None]
 
@@ -36,14 +34,14 @@ def on_stderr(message: str) -> None:
 
 
 def open_store(world: World, timeout: timedelta) -> TCPStore:
-    """Return the key-value store of the run, hosted by rank 0, or by torchrun's agent if it says so.
+    """Return the run's key-value store, hosted by rank 0 or torchrun's agent.
 
     Raise `WorldError` for a host that cannot be resolved or reached, and for a port that is taken.
     """
     _allow_connections(world.world_size)
     is_master = world.is_main and not world.agent_hosts_store
-    _resolve_host(world.master_addr)  # rank 0 too, which would otherwise try to reach itself until the timeout
-    if not is_master:
+    _resolve_host(world.master_addr)  # on rank 0 too, which would otherwise try to reach itself until the timeout
+    if not is_master:  # TCPStore itself would retry without a message
         _wait_for_host(world, timeout.total_seconds(), on_stderr)
     try:
         return TCPStore(
@@ -52,7 +50,7 @@ def open_store(world: World, timeout: timedelta) -> TCPStore:
             world.world_size,
             is_master,
             timeout,
-            wait_for_workers=False,
+            wait_for_workers=False,  # it could not tell which ranks are missing
             master_listen_fd=world.store_fd if is_master and world.store_fd >= 0 else None,
         )
     except (dist.DistNetworkError, dist.DistStoreError) as error:
@@ -60,35 +58,37 @@ def open_store(world: World, timeout: timedelta) -> TCPStore:
 
 
 def _allow_connections(world_size: int) -> None:
-    """Raise the soft limit of open files to what connections between all ranks need, within the hard limit."""
+    """Raise the soft limit of open files to the number of connections, within the hard limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = _FILES + _FILES_PER_RANK * world_size
     if soft != resource.RLIM_INFINITY and soft < needed:
-        most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        raised = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
 
 
 def wait_for_all_ranks(world: World, store: Store, timeout: timedelta, print_line: Print = on_stderr) -> str:
-    """Wait until all ranks have arrived in `store`; return the key prefix of this round. Raise `WorldError` on those
-    that arrived, naming the others."""
-    # The store of torchrun's agent outlives the ranks and keeps the keys of earlier starts. No number of starts is
-    # known to all ranks, as each node's agent counts for itself (https://github.com/pytorch/pytorch/issues/108158). So
+    """Wait until all ranks have arrived in `store`; return the key prefix of this round.
+
+    Raise `WorldError` on the ranks that arrived, naming the others.
+    """
+    # The store of torchrun's agent outlives the ranks and has the keys of earlier starts. No number of starts is the
+    # same on all ranks, since each node's agent counts its own (https://github.com/pytorch/pytorch/issues/108158). So
     # rank 0 opens a round, and the others join the newest.
     if world.is_main:
-        meeting = _round_name(store.add(_ROUNDS, 1))
-        missing = _host_round(world, PrefixStore(meeting, store), timeout, print_line)
+        round_store = _round_name(store.add(_ROUNDS, 1))
+        missing = _host_round(world, PrefixStore(round_store, store), timeout, print_line)
     else:
-        meeting, missing = _join_round(world, store, timeout.total_seconds() + _EXTRA_WAIT_S)
+        round_store, missing = _join_round(world, store, timeout.total_seconds() + _EXTRA_WAIT_S)
     if missing:
         seconds = f"{timeout.total_seconds():g}s"
         raise WorldError(
             f"WORLD_SIZE: {world.world_size}, but {missing} did not come within {seconds} ({_how_to_start(world)})"
         )
-    return meeting
+    return round_store
 
 
 def _host_round(world: World, store: Store, timeout: timedelta, print_line: Print) -> str:
-    """Wait on rank 0 until all ranks have arrived in `store`; return and publish which are missing."""
+    """Wait on rank 0 until all ranks have arrived; publish and return the missing ones."""
     store.set(_arrived_key(world.rank), "")
     with contextlib.suppress(dist.DistStoreError):  # timeout; the missing ranks are looked up below
         _wait_for_all(world, store, timeout, print_line)
@@ -104,28 +104,25 @@ def _host_round(world: World, store: Store, timeout: timedelta, print_line: Prin
 
 
 def _join_round(world: World, store: Store, timeout_s: float) -> tuple[str, str]:
-    """Join the newest round; return its key prefix and the ranks that are missing. Raise `WorldError` if rank 0 does
-    not answer."""
+    """Join the newest round; return its key prefix and the missing ranks. Raise `WorldError` without rank 0."""
     number, is_first = 0, False
     deadline = time.monotonic() + timeout_s
     with contextlib.suppress(RuntimeError):  # the store went with rank 0
         while time.monotonic() < deadline:
             newest = store.add(_ROUNDS, 0)
-            meeting = PrefixStore(_round_name(newest), store)
-            # A round that has ended, or that a rank of this number joined before, belongs to ranks of an earlier start.
+            round_store = PrefixStore(_round_name(newest), store)
+            # A round that has ended, or that this rank number joined before, is of an earlier start.
             if newest > number:
-                number, is_first = (
-                    newest,
-                    not meeting.check([_MISSING]) and meeting.add(_arrived_key(world.rank), 1) == 1,
-                )
+                number = newest
+                is_first = not round_store.check([_MISSING]) and round_store.add(_arrived_key(world.rank), 1) == 1
             if not is_first:
                 time.sleep(_POLL_S / 10)
                 continue
-            with contextlib.suppress(dist.DistStoreError):
-                meeting.wait([_MISSING], timedelta(seconds=_POLL_S))
-                missing = meeting.get(_MISSING).decode()
+            with contextlib.suppress(dist.DistStoreError):  # timeout: look for a newer round
+                round_store.wait([_MISSING], timedelta(seconds=_POLL_S))
+                missing = round_store.get(_MISSING).decode()
                 if missing:
-                    meeting.set(_acknowledged_key(world.rank), "")
+                    round_store.set(_acknowledged_key(world.rank), "")
                 return _round_name(number), missing
     who = f"rank {world.rank} of {world.world_size}"
     raise _reported_error(
@@ -146,7 +143,7 @@ def _wait_for_all(world: World, store: Store, timeout: timedelta, print_line: Pr
 
 
 def _describe_missing(world: World, store: Store) -> str:
-    """Return the ranks that have not arrived, as text, or ""."""
+    """Return the missing ranks as text, or ""."""
     keys = [_arrived_key(rank) for rank in range(world.world_size)]
     missing = [key.rpartition("/")[2] for key in islice(missing_keys(store, keys), 9)]
     shown = ", ".join(missing[:8]) + (", ..." if len(missing) > 8 else "")
@@ -154,7 +151,7 @@ def _describe_missing(world: World, store: Store) -> str:
 
 
 def missing_keys(store: Store, keys: Sequence[str]) -> Iterator[str]:
-    """Yield the `keys` that `store` lacks, in order, in k log2(n) queries for k of n."""
+    """Yield the `keys` that `store` lacks, in order, by bisection: k log2(n) queries for k of n."""
     if not keys or store.check([*keys]):
         return
     if len(keys) == 1:
@@ -165,16 +162,16 @@ def missing_keys(store: Store, keys: Sequence[str]) -> Iterator[str]:
     yield from missing_keys(store, keys[half:])
 
 
-def _round_name(meeting: int) -> str:
-    return f"meeting{meeting}"
+def _round_name(round_store: int) -> str:
+    return f"round{round_store}"
 
 
 def _arrived_key(rank: int) -> str:
-    return f"here/{rank}"
+    return f"arrived/{rank}"
 
 
 def _acknowledged_key(rank: int) -> str:
-    return f"told/{rank}"
+    return f"acknowledged/{rank}"
 
 
 def _how_to_start(world: World) -> str:
@@ -182,7 +179,6 @@ def _how_to_start(world: World) -> str:
 
 
 def _resolve_host(host: str) -> None:
-    """Raise `WorldError` for a host that cannot be resolved."""
     try:
         socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as error:
@@ -192,7 +188,7 @@ def _resolve_host(host: str) -> None:
 
 
 def _wait_for_host(world: World, timeout_s: float, print_line: Print) -> None:
-    """Wait until the store's port accepts connections: rank 0 may start later than this rank."""
+    """Wait until the store accepts connections: rank 0 may start later than this rank."""
     host, port = world.master_addr, world.master_port
     deadline, notice = time.monotonic() + timeout_s, time.monotonic() + NOTICE_S
     while True:
@@ -208,7 +204,7 @@ def _wait_for_host(world: World, timeout_s: float, print_line: Print) -> None:
 
 
 def _reported_error(message: str) -> WorldError:
-    """Return an error that this rank itself reports."""
+    """Return an error that every rank reports: without a store they cannot agree on one."""
     error = WorldError(message)
     error.is_claimed = True
     return error

@@ -18,7 +18,7 @@ class SingleDevice:
         return model
 
     def warm_up_buckets(self, step: Callable[[], None]) -> None:
-        """Do nothing: the first step is like all others."""
+        """Do nothing: there are no buckets."""
 
     def on_comm_wait(self, switch_stage: SwitchStage, *, compiled: bool = False) -> None:
         """Do nothing: there is no other rank."""
@@ -28,7 +28,7 @@ class SingleDevice:
         return contextlib.nullcontext()
 
     def clip(self, parameters: Sequence[Tensor], max_norm: float) -> Tensor:
-        """Clip the gradient to `max_norm`; return its norm before, float32 []."""
+        """Clip the gradient; return its norm before."""
         norm = gradient_norm([each.grad for each in parameters if each.grad is not None])
         return clip_to_norm(parameters, norm, max_norm)
 
@@ -57,7 +57,7 @@ class SingleDevice:
         return full
 
     def comm_times(self) -> CommTimes | None:
-        """Return None: nothing is sent."""
+        """Return None."""
         return None
 
     def comm_state(self) -> CommState:
@@ -66,21 +66,20 @@ class SingleDevice:
 
 
 class DataParallel:
-    """Copy the model to every visible GPU at each step and split the batch over them, from one process.
+    """`nn.DataParallel` over all visible GPUs, for comparison with ddp (arXiv 2006.15704, section 2.2).
 
-    It exists for comparison: ddp avoids the copies and the shared interpreter (Li et al. 2020, arXiv 2006.15704,
-    section 2.2). Only the first GPU's batch norms keep statistics. Evaluation uses one GPU.
+    Only the first GPU's batch norms keep statistics. Evaluation uses one GPU.
     """
 
     def __init__(self) -> None:
         self._single = SingleDevice()
 
     def prepare(self, model: nn.Module) -> nn.Module:
-        """Return the model wrapped for all visible GPUs."""
+        """Return the model wrapped."""
         return nn.DataParallel(model)
 
     def warm_up_buckets(self, step: Callable[[], None]) -> None:
-        """Do nothing: the first step is like all others."""
+        """Do nothing: there are no buckets."""
 
     def on_comm_wait(self, switch_stage: SwitchStage, *, compiled: bool = False) -> None:
         """Do nothing: there is no other rank."""
@@ -90,15 +89,15 @@ class DataParallel:
         return contextlib.nullcontext()
 
     def clip(self, parameters: Sequence[Tensor], max_norm: float) -> Tensor:
-        """Clip the gradient to `max_norm`; return its norm before, float32 []."""
+        """Clip the gradient; return its norm before."""
         return self._single.clip(parameters, max_norm)
 
     def mean(self, value: Tensor) -> Tensor:
-        """Return `value`: outputs are gathered on the first GPU."""
+        """Return `value`."""
         return value
 
     def sum(self, value: Tensor) -> Tensor:
-        """Return `value`: outputs are gathered on the first GPU."""
+        """Return `value`."""
         return value
 
     def all_gather(self, value: Tensor) -> Tensor:
@@ -118,7 +117,7 @@ class DataParallel:
         return full
 
     def comm_times(self) -> CommTimes | None:
-        """Return None: nothing is sent."""
+        """Return None."""
         return None
 
     def comm_state(self) -> CommState:

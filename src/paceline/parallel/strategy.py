@@ -1,4 +1,4 @@
-"""The `Strategy` interface and its choice. No other code branches on the number of ranks."""
+"""The `Strategy` interface, and the choice of one. No other code branches on the number of ranks."""
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
@@ -20,41 +20,36 @@ class Strategy(Protocol):
     """Train one model on all ranks, and reduce values over them."""
 
     def prepare(self, model: nn.Module) -> nn.Module:
-        """Return the module to call in training; its replicas start equal. `model` may be changed in place.
+        """Return the module to call in training, with equal weights on all ranks. May change `model` in place.
 
-        Create the optimizer and load weights from `model` afterwards.
+        Create the optimizer from `model` afterwards.
         """
         ...
 
     def warm_up_buckets(self, step: Callable[[], None]) -> None:
-        """Call `step`, a forward and backward pass without side effects, if the first pass of a process differs from
-        others.
+        """Call `step`, a forward and backward pass without side effects, if the first passes of a process differ.
 
-        Every rank must call it after `prepare` and all other warm-up passes, and before the first step. `comm_state` is
-        reset.
+        Call it before the first step, after all other warm-up passes. Resets `comm_state`. Collective.
         """
         ...
 
     def on_comm_wait(self, switch_stage: SwitchStage, *, compiled: bool = False) -> None:
         """Call `switch_stage("exposed_communication")` from now on whenever a step starts to wait for other ranks.
 
-        In the final backward this is after the rank's last gradient; before forward it is while buffers are received,
-        followed by `switch_stage("forward")`; if each rank trains alone it is in `clip`, followed by
-        `switch_stage("optimizer")`. A backward pass before the first `accumulate` shows which gradient is last. Call it
-        once, after `prepare`; `compiled` says whether torch compiles the returned module.
+        That is after this rank's last gradient of a step; while buffers are received, then `switch_stage("forward")`;
+        and in `clip` if each rank trains alone, then `switch_stage("optimizer")`. Call it once, after `prepare`;
+        `compiled` says whether torch compiles the returned module.
         """
         ...
 
     def accumulate(self, *, final: bool) -> contextlib.AbstractContextManager[None]:
-        """Surround a micro-batch; gradients are averaged over the ranks in the final one of a step."""
+        """Return the context of a micro-batch; the final one of a step sync_gradients gradients over the ranks."""
         ...
 
     def clip(self, parameters: Sequence[Tensor], max_norm: float) -> Tensor:
-        """Scale the whole gradient in place to at most `max_norm`; return its L2 norm before, float32 [], the same on
-        every rank.
+        """Clip the gradient in place to L2 norm `max_norm`; return its norm before, float32 [], the same on all ranks.
 
-        An infinite `max_norm` only measures. If each rank trains alone, the mean of their norms is returned. Every rank
-        must call it.
+        An infinite `max_norm` only measures. If each rank trains alone, return the mean of their norms. Collective.
         """
         ...
 
@@ -71,19 +66,19 @@ class Strategy(Protocol):
         ...
 
     def evaluating(self, model: nn.Module) -> contextlib.AbstractContextManager[None]:
-        """Surround forward passes of the unwrapped `model`, whose number may differ between ranks.
+        """Return a context for forward passes of the unwrapped `model` without gradients.
 
-        Inside, every rank has rank 0's buffers, and none waits for another. Disable gradients inside, and do not change
-        weights. Every rank must enter and exit.
+        Their number may differ between ranks: inside, every rank has rank 0's buffers and none waits for another.
+        Collective at both ends.
         """
         ...
 
     def gather(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return whole tensors; those that are not sharded are this rank's own. Every rank must call it."""
+        """Return whole tensors; those that are not sharded are this rank's own. Collective."""
         ...
 
     def shard_like(self, full: Tensor, like: Tensor) -> Tensor:
-        """Return this rank's shard of `full`, which is equal on all ranks, sharded as `like` is."""
+        """Return this rank's shard of `full`, equal on all ranks, in the layout of `like`."""
         ...
 
     def comm_times(self) -> CommTimes | None:
@@ -91,7 +86,7 @@ class Strategy(Protocol):
         ...
 
     def comm_state(self) -> CommState:
-        """Return the state that sending gradients keeps between steps."""
+        """Return the state that gradient compression keeps between steps."""
         ...
 
 
@@ -102,10 +97,10 @@ def build_strategy(
     now: Callable[[], float] | None = None,
     warmup_steps: int = 0,
 ) -> Strategy:
-    """Return the strategy for the ranks of `world`; a single rank needs none but dataparallel.
+    """Return the strategy for the ranks of `world`, whose process group exists.
 
-    With `now`, a clock in seconds, ddp times its buckets after `warmup_steps` steps. FSDP needs the process group.
-    Raise `WorldError` if the strategy does not fit the ranks or devices.
+    With `now`, a clock in seconds, ddp times its buckets after `warmup_steps` steps. Raise `WorldError` if the strategy
+    does not fit the ranks or devices.
     """
     match section.strategy:
         case "dataparallel":
@@ -118,8 +113,8 @@ def build_strategy(
                 bucket_mb=None if section.bucket_mb == "auto" else section.bucket_mb,
                 bucket_view=section.bucket_view,
                 static_graph=section.static_graph,
-                averages=section.sync_gradients,
-                wiring=build_comm_hook(section, device, now, warmup_steps),
+                sync_gradients=section.sync_gradients,
+                comm_hook=build_comm_hook(section, device, now, warmup_steps),
             )
         case "fsdp":
             from paceline.parallel.fsdp import FSDP  # importing it takes most of a second

@@ -1,4 +1,4 @@
-"""Batch normalisation with statistics over the images of all ranks: torch's on GPUs, our own on CPUs.
+"""Batch normalization with statistics over all ranks: torch's on GPUs, our own on CPUs, where torch has none.
 
 In training every rank must run the same layers in the same order; evaluation does not communicate.
 """
@@ -13,18 +13,17 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from paceline.core.errors import RecipeError
 
-_PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_TORCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 class SyncBatchNorm(_BatchNorm):
-    """`nn.BatchNorm2d` of [N, C, ...] over the images of all ranks, whose N may differ (CPU tensors).
+    """Batch norm of CPU tensors [N, C, ...] over all ranks, whose N may differ, with statistics of at least float32.
 
-    It is `nn.BatchNorm2d` in evaluation, in a world of one, and without a process group. Statistics are float32, or
-    float64 for float64 images.
+    In evaluation, in a world of one, and without a process group it is `nn.BatchNorm2d`.
     """
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return `images` normalised. Raise `ValueError` for a single value per channel."""
+        """Return `images` normalized. Raise `ValueError` for a single value per channel."""
         is_alone = not dist.is_initialized() or dist.get_world_size() == 1
         if is_alone or not self.training:
             output: Tensor = super().forward(images)
@@ -36,44 +35,43 @@ class SyncBatchNorm(_BatchNorm):
     def _over_ranks(self, images: Tensor) -> Tensor:
         self._check_input_dim(images)
         output: Tensor
-        output, mean, var, count = _Normalise.apply(images, self.weight, self.bias, self.eps)
+        output, mean, var, count = _Normalize.apply(images, self.weight, self.bias, self.eps)
         if self.track_running_stats:
             self._track(mean, var * (count / (count - 1)))
         return output
 
     def _track(self, mean: Tensor, unbiased_var: Tensor) -> None:
-        """Update the running statistics with the unbiased variance, as torch does."""
         assert self.running_mean is not None
         assert self.running_var is not None
         assert self.num_batches_tracked is not None
         self.num_batches_tracked.add_(1)
-        share = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+        momentum = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
         with torch.no_grad():
-            self.running_mean.mul_(1 - share).add_(mean.to(self.running_mean.dtype), alpha=share)
-            self.running_var.mul_(1 - share).add_(unbiased_var.to(self.running_var.dtype), alpha=share)
+            self.running_mean.mul_(1 - momentum).add_(mean.to(self.running_mean.dtype), alpha=momentum)
+            self.running_var.mul_(1 - momentum).add_(unbiased_var.to(self.running_var.dtype), alpha=momentum)
 
     def _check_input_dim(self, input: Tensor) -> None:
         if input.ndim < 2:
-            raise ValueError(f"batch normalisation needs [N, C, ...], not {list(input.shape)}")
+            raise ValueError(f"batch normalization needs [N, C, ...], not {list(input.shape)}")
 
 
-class _Normalise(torch.autograd.Function):
-    """Batch normalisation (Ioffe and Szegedy 2015, arXiv 1502.03167) with sums over the ranks in both directions."""
+class _Normalize(torch.autograd.Function):
+    """Batch normalization (Ioffe and Szegedy 2015, arXiv 1502.03167) with sums over the ranks in both directions."""
 
     @staticmethod
     def forward(
         ctx: Any, images: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return [N, C, ...] normalised, and mean [C], biased variance [C] and count [] over all ranks."""
-        exact, shape = _statistics_dtype(images), _channels(images)
-        wide = images.to(exact)
+        """Return [N, C, ...] normalized, and mean [C], biased variance [C] and count [] over all ranks."""
+        dtype, shape = _statistics_dtype(images), _channels(images)
+        wide = images.to(dtype)
         mean, var, count = _moments_over_ranks(wide)
         inverse_std = (var + eps).rsqrt()
-        scale = inverse_std if weight is None else inverse_std * weight.to(exact)
+        scale = inverse_std if weight is None else inverse_std * weight.to(dtype)
         # Subtract the mean first: torch's order, images * scale + shift, loses digits if the mean is large.
         output = (wide - mean.view(shape)).mul_(scale.view(shape))
         if bias is not None:
-            output.add_(bias.to(exact).view(shape))
+            output.add_(bias.to(dtype).view(shape))
         ctx.save_for_backward(images, weight, mean, inverse_std, count)
         ctx.mark_non_differentiable(mean, var, count)
         return output.to(images.dtype), mean, var, count
@@ -81,18 +79,18 @@ class _Normalise(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, *statistics: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, None]:
-        """Return the gradient of `images` from all ranks' losses, and those of weight and bias from this rank's."""
+        """Return the gradient of `images` for all ranks' losses, and of weight and bias for this rank's."""
         images, weight, mean, inverse_std, count = ctx.saved_tensors
-        exact, shape = mean.dtype, _channels(images)
+        dtype, shape = mean.dtype, _channels(images)
         others = [axis for axis in range(images.ndim) if axis != 1]
-        grad_ = grad.to(exact)
-        normed = (images.to(exact) - mean.view(shape)) * inverse_std.view(shape)
-        local = torch.stack([grad_.sum(others), (grad_ * normed).sum(others)])
+        wide_grad = grad.to(dtype)
+        normalized = (images.to(dtype) - mean.view(shape)) * inverse_std.view(shape)
+        local = torch.stack([wide_grad.sum(others), (wide_grad * normalized).sum(others)])
         total = local.clone()
         dist.all_reduce(total)
         mean_grad, mean_slope = (each.view(shape) for each in total / count)
-        scale = inverse_std if weight is None else inverse_std * weight.to(exact)
-        grad_images = (grad_ - mean_grad - normed * mean_slope) * scale.view(shape)
+        scale = inverse_std if weight is None else inverse_std * weight.to(dtype)
+        grad_images = (wide_grad - mean_grad - normalized * mean_slope) * scale.view(shape)
         # DDP averages the gradients of weight and bias over the ranks, as of every parameter.
         if weight is None:
             return grad_images.to(images.dtype), None, None, None
@@ -100,36 +98,35 @@ class _Normalise(torch.autograd.Function):
 
 
 def convert_sync_batch_norm(model: nn.Module, device: torch.device) -> nn.Module:
-    """Replace every batch norm of `model` by one with statistics over all ranks; return the model, changed in place.
+    """Replace every batch norm of `model` in place, with its parameters, buffers and mode; return the model.
 
-    Parameters, buffers and modes stay. Raise `RecipeError` for a subclass that does more than normalise, as in some
-    timm models, since that would be lost.
+    Raise `RecipeError` for a subclass that does more than normalize, as in some timm models, since that would be lost.
     """
     for name, module in model.named_modules():
-        if isinstance(module, _BatchNorm) and type(module) not in (*_PLAIN, SyncBatchNorm, nn.SyncBatchNorm):
+        if isinstance(module, _BatchNorm) and type(module) not in (*_TORCH_NORMS, SyncBatchNorm, nn.SyncBatchNorm):
             raise RecipeError(
                 f"model.norm: sync_batch cannot replace {name or 'the model'} ({type(module).__name__}), "
-                "which does more than normalise (set model.norm=batch)"
+                "which does more than normalize (set model.norm=batch)"
             )
     if device.type == "cuda":
         return nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-any-return, no-untyped-call]
-    if isinstance(model, _PLAIN):
+    if isinstance(model, _TORCH_NORMS):
         return _converted(model)
     for module in list(model.modules()):
         for name, child in module.named_children():
-            if isinstance(child, _PLAIN):
+            if isinstance(child, _TORCH_NORMS):
                 setattr(module, name, _converted(child))
     return model
 
 
 def _converted(norm: _BatchNorm) -> SyncBatchNorm:
-    """Return a layer that shares `norm`'s parameters and buffers."""
-    made = SyncBatchNorm(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
+    # The same tensors, not copies: an optimizer or EMA may refer to them.
+    converted = SyncBatchNorm(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
     for name in ("weight", "bias"):
-        made.register_parameter(name, getattr(norm, name))
+        converted.register_parameter(name, getattr(norm, name))
     for name in ("running_mean", "running_var", "num_batches_tracked"):
-        made.register_buffer(name, getattr(norm, name))
-    return made.train(norm.training)
+        converted.register_buffer(name, getattr(norm, name))
+    return converted.train(norm.training)
 
 
 def _moments_over_ranks(images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -148,7 +145,7 @@ def _moments_over_ranks(images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     counts = table[:, -1:]
     count = counts.sum()
     if count <= 1:
-        raise ValueError(f"batch normalisation needs more than one value per channel, not {list(images.shape)}")
+        raise ValueError(f"batch normalization needs more than one value per channel, not {list(images.shape)}")
     mean = (means * counts).sum(0) / count
     var = ((variances + (means - mean).square()) * counts).sum(0) / count
     return mean, var, count

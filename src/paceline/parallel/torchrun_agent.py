@@ -1,8 +1,7 @@
-"""Run torchrun with an exit code that says how the ranks ended; torchrun's own is always 1.
+"""Run torchrun with the exit code of the ranks, by which schedulers decide on a restart; torchrun's own is always 1.
 
-Schedulers decide by the code whether to restart a job. Use it in place of torchrun, with the same options: `python -m
-paceline.parallel.torchrun_agent --nnodes 2 ... -m paceline train ...`. `--node-rank`, which c10d ignores, selects the
-node that hosts the store.
+Usage: `python -m paceline.parallel.torchrun_agent --nnodes 2 ... -m paceline train ...`, with torchrun's options.
+`--node-rank`, which c10d ignores, selects the node that hosts the store.
 """
 
 import sys
@@ -46,7 +45,7 @@ def host_store_on_first_node(options: Any) -> None:
 
 def exit_code(codes: Sequence[int]) -> int:
     """Return the exit code of a node whose ranks ended with `codes`, -n for signal n."""
-    # A rank that reported its error has a code above 1. torchrun ends the others with SIGTERM, the least telling code.
+    # A rank that reported its error has a code above 1. torchrun ends the others by SIGTERM, which explains nothing.
     explained = [code for code in codes if code > 1 and code != PREEMPTED]
     killed = [128 - code for code in codes if code < 0 and 128 - code != _SIGTERM_EXIT_CODE]
     for each in (*explained, *killed):

@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 @dataclass
 class Bucket:
-    """A bucket of a step, of as many bytes as it says."""
+    """A bucket of the given bytes."""
 
     number: int
     num_bytes: int
@@ -32,7 +32,7 @@ class Bucket:
 
 
 class Network:
-    """Where buckets are on their way until they are answered, at a time that is set by hand."""
+    """A fake network: buckets are in flight until they are completed, by a clock set in the test."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -45,15 +45,15 @@ class Network:
         return future, bucket.num_bytes
 
     def step(
-        self, wiring: TimedCommHook, sizes: Sequence[int], ready_s: Sequence[float], done_s: Sequence[float]
+        self, hook: TimedCommHook, sizes: Sequence[int], ready_s: Sequence[float], done_s: Sequence[float]
     ) -> None:
-        """Hand in a bucket of each size at `ready_s`, and answer all at `done_s`, as if the step began at 0."""
+        """Send a bucket of each size at `ready_s` and complete it at `done_s`, seconds since the start of the step."""
         began_s = self.now_s
         self.sent.clear()
         for number, (size, at_s) in enumerate(zip(sizes, ready_s, strict=True)):
             self.now_s = began_s + at_s
             bucket: Any = Bucket(number, size, number == len(sizes) - 1)
-            self.returned.append(wiring._hook(None, bucket))
+            self.returned.append(hook._hook(None, bucket))
         for future, at_s in zip(self.sent, done_s, strict=True):
             self.now_s = began_s + at_s
             future.set_result(torch.tensor(at_s))
@@ -67,10 +67,10 @@ def timed(network: Network, warmup_steps: int = 0) -> TimedCommHook:
 
 def test_buckets_are_timed_from_ready_to_averaged() -> None:
     network = Network()
-    wiring = timed(network)
-    network.step(wiring, [100, 50], ready_s=[1, 3], done_s=[4, 5])
-    network.step(wiring, [100, 50], ready_s=[1, 4], done_s=[6, 5])  # the second is averaged first
-    wire = wiring.times()
+    hook = timed(network)
+    network.step(hook, [100, 50], ready_s=[1, 3], done_s=[4, 5])
+    network.step(hook, [100, 50], ready_s=[1, 4], done_s=[6, 5])  # the second is averaged first
+    wire = hook.times()
     assert wire is not None and (wire.n, wire.wire_s) == (2, 4.5)  # 1 to 5, and 1 to 6
     assert [(each.bytes, each.ready_s, each.wire_s, each.n) for each in wire.buckets] == [
         (100, 0.0, 4.0, 2),
@@ -79,76 +79,76 @@ def test_buckets_are_timed_from_ready_to_averaged() -> None:
     assert [future.value().item() for future in network.returned] == [4, 5, 6, 5]  # what was sent comes through
 
 
-def test_first_steps_are_left_out() -> None:
+def test_warmup_steps_are_not_counted() -> None:
     network = Network()
-    wiring = timed(network, warmup_steps=2)
+    hook = timed(network, warmup_steps=2)
     for took_s in (50, 40, 3):
-        network.step(wiring, [8], ready_s=[0], done_s=[took_s])
-    wire = wiring.times()
+        network.step(hook, [8], ready_s=[0], done_s=[took_s])
+    wire = hook.times()
     assert wire is not None and (wire.n, wire.wire_s) == (1, 3.0)
 
 
-def test_rehearsals_are_neither_counted_nor_part_of_the_warm_up() -> None:
+def test_passes_before_a_reset_are_neither_counted_nor_warm_up() -> None:
     network = Network()
-    wiring = timed(network, warmup_steps=1)
+    hook = timed(network, warmup_steps=1)
     for _ in range(3):
-        network.step(wiring, [8], [1.0], [9.0])
-    wiring.reset()
-    network.step(wiring, [8], [1.0], [9.0])
-    assert wiring.times() is None
-    network.step(wiring, [8], [1.0], [3.0])
-    wire = wiring.times()
+        network.step(hook, [8], [1.0], [9.0])
+    hook.reset()
+    network.step(hook, [8], [1.0], [9.0])
+    assert hook.times() is None
+    network.step(hook, [8], [1.0], [3.0])
+    wire = hook.times()
     assert wire is not None and (wire.n, wire.wire_s) == (1, 2.0)
 
 
-def test_other_buckets_begin_anew() -> None:
+def test_new_buckets_reset_the_means() -> None:
     network = Network()
-    wiring = timed(network)
-    network.step(wiring, [150], ready_s=[0], done_s=[9])
-    network.step(wiring, [100, 50], ready_s=[0, 1], done_s=[2, 3])
-    wire = wiring.times()
+    hook = timed(network)
+    network.step(hook, [150], ready_s=[0], done_s=[9])
+    network.step(hook, [100, 50], ready_s=[0, 1], done_s=[2, 3])
+    wire = hook.times()
     assert wire is not None and (wire.n, wire.wire_s) == (1, 3.0)
     assert [each.bytes for each in wire.buckets] == [100, 50]
 
 
-def test_a_step_on_its_way_is_not_counted_yet() -> None:
+def test_a_step_in_flight_is_not_counted_yet() -> None:
     network = Network()
-    wiring = timed(network)
-    assert wiring.times() is None
-    network.step(wiring, [8], ready_s=[0], done_s=[2])
+    hook = timed(network)
+    assert hook.times() is None
+    network.step(hook, [8], ready_s=[0], done_s=[2])
     bucket: Any = Bucket(0, 8, True)
-    wiring._hook(None, bucket)
-    wire = wiring.times()
+    hook._hook(None, bucket)
+    wire = hook.times()
     assert wire is not None and wire.n == 1
     network.now_s += 4
     network.sent[-1].set_result(torch.zeros(()))
-    wire = wiring.times()
+    wire = hook.times()
     assert wire is not None and (wire.n, wire.wire_s) == (2, 3.0)
 
 
-def test_a_step_that_broke_off_is_forgotten() -> None:
+def test_an_aborted_step_is_dropped() -> None:
     network = Network()
-    wiring = timed(network)
+    hook = timed(network)
     bucket: Any = Bucket(0, 8, False)
-    wiring._hook(None, bucket)
-    network.step(wiring, [8, 8], ready_s=[0, 1], done_s=[2, 3])
-    wire = wiring.times()
+    hook._hook(None, bucket)
+    network.step(hook, [8, 8], ready_s=[0, 1], done_s=[2, 3])
+    wire = hook.times()
     assert wire is not None and (wire.n, wire.wire_s) == (1, 3.0)
 
 
 def test_memory_does_not_grow_with_steps() -> None:
     network = Network()
-    wiring = timed(network)
+    hook = timed(network)
     for _ in range(50):
-        network.step(wiring, [8], ready_s=[0], done_s=[1])
-    assert len(wiring._unread) <= 1
+        network.step(hook, [8], ready_s=[0], done_s=[1])
+    assert len(hook._pending_steps) <= 1
 
 
-def test_without_a_clock_nothing_is_timed_and_torch_sends_as_it_does() -> None:
+def test_without_a_clock_no_hook_is_registered() -> None:
     assert isinstance(build_comm_hook(Parallel(), CPU, None), NoCommHook)
     for compression in ("bf16", "fp16", "powersgd"):
-        wiring = build_comm_hook(Parallel(compression=compression), CPU, None)
-        assert not isinstance(wiring, NoCommHook | TimedCommHook) and wiring.times() is None
+        hook = build_comm_hook(Parallel(compression=compression), CPU, None)
+        assert not isinstance(hook, NoCommHook | TimedCommHook) and hook.times() is None
 
 
 @pytest.mark.parametrize("compression", ["off", "bf16"])

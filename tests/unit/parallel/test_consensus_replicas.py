@@ -31,7 +31,7 @@ def test_the_hash_is_the_formula_in_integers_of_any_size() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_single_number_that_changes_changes_the_hash(dtype) -> None:
+def test_a_change_of_any_element_changes_the_hash(dtype) -> None:
     values = torch.zeros(257, dtype=dtype)
     found = {hash_tensor(values).item()}
     for place in range(257):
@@ -41,20 +41,20 @@ def test_every_single_number_that_changes_changes_the_hash(dtype) -> None:
     assert len(found) == 258
 
 
-def test_two_numbers_that_change_places_change_the_hash() -> None:
+def test_swapping_two_elements_changes_the_hash() -> None:
     values = torch.arange(64.0)
     swapped = values.clone()
     swapped[3], swapped[40] = values[40], values[3]
     assert hash_tensor(values) != hash_tensor(swapped)
 
 
-def test_a_zero_of_another_sign_and_a_nan_of_another_kind_are_other_bits() -> None:
+def test_signed_zeros_and_nan_payloads_have_different_hashes() -> None:
     assert hash_tensor(torch.tensor([0.0])) != hash_tensor(torch.tensor([-0.0]))
     nans = torch.tensor([0x7FC00000, 0x7FC00001], dtype=torch.int32).view(torch.float32)
     assert hash_tensor(nans[:1]) != hash_tensor(nans[1:])
 
 
-def test_zeros_of_another_length_hash_otherwise() -> None:
+def test_the_hash_of_zeros_depends_on_their_number() -> None:
     assert len({hash_tensor(torch.zeros(length)).item() for length in range(5)}) == 5
 
 
@@ -71,7 +71,7 @@ def test_hashing_in_chunks_changes_nothing(monkeypatch, chunk: int) -> None:
     assert hash_tensor(values) == whole
 
 
-def test_one_rank_and_a_switch_that_is_off_have_nothing_to_compare() -> None:
+def test_no_check_for_one_rank_or_if_it_is_off() -> None:
     model = nn.Linear(2, 2)
     two = World(rank=0, world_size=2)
     assert isinstance(build_replica_check(Parallel(check_replicas="5st"), World.single(), model, 5), NoReplicaCheck)
@@ -80,7 +80,7 @@ def test_one_rank_and_a_switch_that_is_off_have_nothing_to_compare() -> None:
     NoReplicaCheck().check(5)
 
 
-def test_steps_between_are_free() -> None:
+def test_other_steps_do_not_communicate() -> None:
     """No process group exists here, so a check that did anything would fail."""
     watched = build_replica_check(Parallel(check_replicas="5st"), World(rank=0, world_size=2), nn.Linear(2, 2), 5)
     for step in (1, 2, 3, 4, 6, 9):

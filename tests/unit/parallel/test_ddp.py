@@ -19,20 +19,20 @@ def backward(model: nn.Module) -> None:
     model(torch.ones(1, 2)).sum().backward()
 
 
-def test_the_last_gradient_calls_from_the_second_backward_pass_on() -> None:
-    model, told = Network(), list[bool]()
-    last = LastGradientHook(model.parameters(), lambda: told.append(model.first.weight.grad is not None))
+def test_the_last_gradient_calls_from_the_second_backward_on() -> None:
+    model, calls = Network(), list[bool]()
+    last = LastGradientHook(model.parameters(), lambda: calls.append(model.first.weight.grad is not None))
     last.end_pass()  # before any pass there is nothing to learn
     backward(model)
-    assert told == []
+    assert calls == []
     for passes in (1, 2, 3):
         last.end_pass()
         model.zero_grad()
         backward(model)
-        assert told == [True] * passes
+        assert calls == [True] * passes
 
 
-def test_one_hook_is_left() -> None:
+def test_one_hook_remains() -> None:
     model = Network()
     last = LastGradientHook(model.parameters(), lambda: None)
     hooks = [each._post_accumulate_grad_hooks for each in model.parameters()]  # what torch keeps them in
@@ -42,12 +42,12 @@ def test_one_hook_is_left() -> None:
     assert sorted(len(each) for each in hooks) == [0, 0, 0, 0, 0, 1]
 
 
-def test_frozen_parameters_are_not_listened_to() -> None:
+def test_frozen_parameters_get_no_hook() -> None:
     model = Network()
     model.first.requires_grad_(False)
-    told: list[str] = []
-    last = LastGradientHook(model.parameters(), lambda: told.append("ready"))
+    calls: list[str] = []
+    last = LastGradientHook(model.parameters(), lambda: calls.append("ready"))
     for _ in range(2):
         backward(model)
         last.end_pass()
-    assert told == ["ready"]
+    assert calls == ["ready"]

@@ -56,7 +56,7 @@ def test_sruns_variables_are_read_and_the_port_comes_from_the_job() -> None:
     assert (world.master_addr, world.master_port, world.launcher) == ("jwb0097", 20_000 + 4567, "slurm")
 
 
-def test_steps_of_one_job_and_jobs_beside_it_each_have_a_port_of_their_own() -> None:
+def test_steps_and_neighbouring_jobs_have_different_ports() -> None:
     ports = {
         world_from_environ({**SRUN, "SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)}).master_port
         for job in range(1_234_000, 1_234_900)
@@ -70,12 +70,12 @@ def test_the_interactive_step_of_a_job_has_a_port() -> None:
     assert 20_000 <= world_from_environ({**SRUN, "SLURM_STEP_ID": "4294967290"}).master_port < 30_000
 
 
-def test_a_master_address_of_ones_own_comes_before_the_first_host() -> None:
+def test_master_addr_overrides_the_first_host() -> None:
     assert world_from_environ({**SRUN, "MASTER_ADDR": "jwb0097i"}).master_addr == "jwb0097i"
     assert world_from_environ({**SRUN, "MASTER_ADDR": ""}).master_addr == "jwb0097"
 
 
-def test_each_of_1024_ranks_finds_its_place() -> None:
+def test_each_of_1024_ranks_has_its_own_rank_and_node() -> None:
     step = {**SRUN, "SLURM_STEP_NUM_TASKS": "1024", "SLURM_STEP_TASKS_PER_NODE": "4(x256)"}
     step |= {"SLURM_STEP_NODELIST": "n[0001-0256]", "SLURM_CPUS_ON_NODE": "48", "SLURM_GPUS_ON_NODE": "4"}
     worlds = [
@@ -102,7 +102,7 @@ def test_cpus_and_gpus_of_a_node_are_those_of_its_slurm_step() -> None:
         assert (world.allocated_cpus, world.local_tasks) == expected, given
 
 
-def test_what_slurm_gives_to_a_job_holds_for_ranks_that_its_script_starts() -> None:
+def test_cpus_and_gpus_of_a_job_apply_to_ranks_that_its_script_starts() -> None:
     batch = {"SLURM_JOB_ID": "1", "SLURM_PROCID": "0", "SLURM_CPUS_ON_NODE": "24", "SLURM_CPUS_PER_TASK": "8"}
     assert world_from_environ(batch) == World(allocated_cpus=24)
     ours = World(1, 3, 1, 3, master_port=4242, launcher="local", launcher_pid=99)
@@ -157,7 +157,7 @@ def test_ranks_of_a_launcher_end_with_their_parent_and_those_of_a_shell_do_not()
 
 
 # matrix: 47
-def test_ranks_share_a_node_only_where_that_is_known() -> None:
+def test_one_node_is_assumed_only_if_known() -> None:
     by_hand = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "n01"}
     for environ, expected in [
         (rank_environ({}, World(1, 2, 1, 2, launcher="local", launcher_pid=99, master_port=4242)), True),

@@ -17,8 +17,8 @@ from paceline.parallel.watchdog import Watchdog
 WAIT_S = 20.0
 
 
-class Ending:
-    """What the process would have said as it ended."""
+class RecordedEnd:
+    """The message of the end of the process."""
 
     def __init__(self) -> None:
         self.came = threading.Event()
@@ -30,16 +30,16 @@ class Ending:
 
 
 @pytest.fixture
-def ending() -> Ending:
-    return Ending()
+def ending() -> RecordedEnd:
+    return RecordedEnd()
 
 
-def heartbeat(where, stacks: Path, ending: Ending, timeout_s: float = 0.2) -> Watchdog:
+def heartbeat(where, stacks: Path, ending: RecordedEnd, timeout_s: float = 0.2) -> Watchdog:
     met = RankStore(World.single(), timedelta(seconds=timeout_s))
     return Watchdog(met, where, timeout_s, stacks, NoStopRequests(), end=ending, interval_s=0.01)
 
 
-def test_a_thread_that_stands_still_ends_the_process_with_its_place_and_its_stacks(tmp_path, ending) -> None:
+def test_a_stalled_thread_ends_the_process_with_its_line_and_stacks(tmp_path, ending) -> None:
     stacks = tmp_path / "stacks.rank0.txt"
     watch = heartbeat(lambda: (7, "data_wait"), stacks, ending)
     watch.start()
@@ -47,7 +47,7 @@ def test_a_thread_that_stands_still_ends_the_process_with_its_place_and_its_stac
     watch.close()
     assert ending.message.startswith("rank 0 of 1: no progress: at step 7 in data_wait (")
     assert ending.message.endswith(f"(stacks in {stacks})")
-    assert "test_a_thread_that_stands_still" in stacks.read_text()
+    assert "test_a_stalled_thread" in stacks.read_text()
 
 
 def test_a_thread_that_makes_progress_is_not_ended_and_writes_no_file(tmp_path, ending) -> None:
@@ -61,7 +61,7 @@ def test_a_thread_that_makes_progress_is_not_ended_and_writes_no_file(tmp_path, 
     assert not list(tmp_path.iterdir())
 
 
-def test_a_thread_that_computes_in_the_first_step_is_not_standing_still(tmp_path, ending) -> None:
+def test_a_thread_that_computes_in_the_first_step_is_not_stalled(tmp_path, ending) -> None:
     watch = heartbeat(lambda: (0, "forward"), tmp_path / "stacks.rank0.txt", ending)
     watch.start()
     until = time.thread_time() + 0.5
@@ -72,7 +72,7 @@ def test_a_thread_that_computes_in_the_first_step_is_not_standing_still(tmp_path
     watch.close()
 
 
-def test_a_run_directory_that_is_gone_does_not_hide_the_line(tmp_path, ending) -> None:
+def test_a_removed_run_directory_does_not_hide_the_error(tmp_path, ending) -> None:
     watch = heartbeat(lambda: (7, "h2d"), tmp_path / "gone" / "stacks.rank0.txt", ending)
     watch.start()
     assert ending.came.wait(WAIT_S)
@@ -88,7 +88,7 @@ def test_a_process_is_alive_stopped_or_dead() -> None:
 
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     try:
-        assert process_condition(process.pid) == "here"
+        assert process_condition(process.pid) == "alive"
         os.kill(process.pid, signal.SIGSTOP)
         wait_for(lambda: process_condition(process.pid) == "stopped")
     finally:
@@ -121,7 +121,7 @@ def pair():
         rank.close()
 
 
-def test_a_request_of_one_rank_reaches_the_other(pair) -> None:
+def test_a_stop_request_of_one_rank_reaches_the_other(pair) -> None:
     asked = [RecordedStopRequests(), RecordedStopRequests()]
     for rank, beats in enumerate(pair):
         beats.watch(lambda: (3, "forward"), asked[rank], str)
@@ -129,32 +129,32 @@ def test_a_request_of_one_rank_reaches_the_other(pair) -> None:
     wait_for(lambda: asked[0].requested == "SIGTERM")
 
 
-def test_the_first_rank_that_fails_speaks_and_the_other_knows(pair) -> None:
+def test_the_first_rank_that_fails_reports_and_the_other_is_notified(pair) -> None:
     assert pair[1].claim_report(is_own=True)
     assert not pair[0].claim_report(is_own=True)
     assert pair[0].has_failed and not pair[1].has_failed
 
 
-def test_a_failure_is_heard_of_without_asking(pair) -> None:
+def test_a_failure_is_noticed_without_polling(pair) -> None:
     assert pair[0].claim_report(is_own=True)
     wait_for(lambda: pair[1].has_failed)
 
 
-def test_both_ranks_see_one_another(pair) -> None:
+def test_both_ranks_see_each_other(pair) -> None:
     for rank, beats in enumerate(pair):
         beats.watch(lambda rank=rank: (rank, "forward"), NoStopRequests(), str)
     pair[1].publish("stuck", 5.0, "file.py:3")
-    seen = pair[0].statuses(waited=True)
-    assert [(sight.step, sight.stage, sight.state, sight.condition) for sight in seen] == [
-        (0, "forward", "runs", "here"),
-        (1, "forward", "stuck", "here"),
+    seen = pair[0].statuses(timed_out=True)
+    assert [(status.step, status.stage, status.state, status.condition) for status in seen] == [
+        (0, "forward", "running", "alive"),
+        (1, "forward", "stuck", "alive"),
     ]
-    assert (seen[1].still_s, seen[1].at) == (5.0, "file.py:3")
+    assert (seen[1].stalled_s, seen[1].at) == (5.0, "file.py:3")
 
 
-def test_a_rank_that_speaks_no_more_is_silent(pair) -> None:
+def test_a_rank_without_new_heartbeats_is_silent(pair) -> None:
     pair[1].close()
-    assert [sight.condition for sight in pair[0].statuses(waited=True)] == ["here", "silent"]
+    assert [status.condition for status in pair[0].statuses(timed_out=True)] == ["alive", "silent"]
 
 
 QUICK_S = 0.01
@@ -163,7 +163,7 @@ MISSED_S = 0.3
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Return a function that makes a rank of three at a store, whose beats are fifty times as fast, as are looks."""
+    """Return a function that creates one of three ranks, whose heartbeats and polls are fifty times as fast."""
     monkeypatch.setattr("paceline.parallel.heartbeat.INTERVAL_S", QUICK_S)
     monkeypatch.setattr("paceline.parallel.heartbeat._POLL_S", QUICK_S)
     made: list[StoreHeartbeats] = []
@@ -178,8 +178,8 @@ def quick(monkeypatch):
 
 
 @pytest.mark.parametrize("gone", [0, 2])
-def test_a_rank_that_beats_no_more_is_missed_by_all(quick, gone: int) -> None:
-    """Rank 0 reads the beats of all and says so; where it is rank 0 itself, all see it."""
+def test_all_ranks_notice_a_silent_rank(quick, gone: int) -> None:
+    """Rank 0 reads all heartbeats and publishes the silence; that of rank 0 itself is seen by all."""
     store = HashStore()
     ranks = [quick(rank, store) for rank in range(3)]
     ranks[gone].close()
@@ -187,7 +187,7 @@ def test_a_rank_that_beats_no_more_is_missed_by_all(quick, gone: int) -> None:
         wait_for(lambda beats=ranks[rank]: beats.has_silent_rank(MISSED_S))
 
 
-def test_a_rank_that_was_never_heard_of_is_missed(quick) -> None:
+def test_a_rank_without_any_heartbeat_is_silent(quick) -> None:
     store = HashStore()
     ranks = [quick(0, store), quick(1, store)]
     wait_for(lambda: ranks[0].has_silent_rank(MISSED_S))
@@ -195,7 +195,7 @@ def test_a_rank_that_was_never_heard_of_is_missed(quick) -> None:
 
 
 def looks(ranks: list[StoreHeartbeats]) -> set[bool]:
-    """Return what the ranks find, one look after the other, for three times as long as they must miss one."""
+    """Return the results of polling the ranks in turn, for three times the timeout."""
     found, until = set(), time.monotonic() + 3 * MISSED_S
     while time.monotonic() < until:
         found |= {beats.has_silent_rank(MISSED_S) for beats in ranks}
@@ -203,21 +203,21 @@ def looks(ranks: list[StoreHeartbeats]) -> set[bool]:
     return found
 
 
-def test_ranks_that_beat_are_not_missed_although_they_do_not_move(quick) -> None:
+def test_stalled_ranks_with_heartbeats_are_not_silent(quick) -> None:
     store = HashStore()
     assert looks([quick(rank, store) for rank in range(3)]) == {False}
 
 
-def test_a_rank_that_reported_its_end_is_not_missed(quick) -> None:
-    """It has left in order, or has said why it does not."""
+def test_a_rank_that_reported_its_end_is_not_silent(quick) -> None:
+    """It exited normally, or reported its error."""
     store = HashStore()
     ranks = [quick(rank, store) for rank in range(3)]
-    ranks[2].publish("left")
+    ranks[2].publish("exited")
     ranks[2].close()
     assert looks(ranks[:2]) == {False}
 
 
-class Still(Store):
+class FrozenStore(Store):
     """A store in a process that is stopped."""
 
     def __init__(self) -> None:
@@ -229,8 +229,8 @@ class Still(Store):
         raise dist.DistNetworkError("Connection reset by peer")
 
 
-def test_a_store_that_does_not_answer_is_missed_as_a_rank_is(quick) -> None:
-    store = Still()
+def test_a_frozen_store_counts_as_a_silent_rank(quick) -> None:
+    store = FrozenStore()
     beats = quick(1, store)
     wait_for(lambda: beats.has_silent_rank(MISSED_S))
     store.goes_on.set()

@@ -30,7 +30,7 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.parallel.launch._GRACE_S", 0.5)
 
 
-def test_every_rank_gets_its_place_and_success_is_zero(tmp_path: Path) -> None:
+def test_every_rank_gets_its_variables_and_success_is_zero(tmp_path: Path) -> None:
     text = f"open('{tmp_path}/' + os.environ['RANK'], 'w').write(os.environ['WORLD_SIZE'] + os.environ['LOCAL_RANK'])"
     assert launch(program(text), 3, environ()) == LaunchResult(0)
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"0": "30", "1": "31", "2": "32"}
@@ -49,7 +49,7 @@ def test_every_rank_gets_its_place_and_success_is_zero(tmp_path: Path) -> None:
         ([4, 75], LaunchResult(4)),
     ],
 )
-def test_the_code_of_the_rank_that_explained_itself_is_the_runs(codes: list[int], expected: LaunchResult) -> None:
+def test_the_code_of_the_rank_that_reported_its_error_wins(codes: list[int], expected: LaunchResult) -> None:
     assert launch(program(f"sys.exit({codes}[rank])"), len(codes), environ()) == expected
 
 
@@ -67,7 +67,7 @@ def test_a_killed_rank_is_named_and_the_others_end_with_it() -> None:
 @pytest.mark.parametrize(
     ("number", "fix"), [(signal.SIGSEGV, "model.memory_format=contiguous"), (signal.SIGBUS, "df /dev/shm")]
 )
-def test_a_rank_that_crashed_is_named_with_what_to_try(number: int, fix: str) -> None:
+def test_a_crashed_rank_is_named_with_a_fix(number: int, fix: str) -> None:
     ended = launch(program(f"os.kill(os.getpid(), {int(number)}) if rank == 1 else time.sleep(600)"), 2, environ())
     assert ended.code == 128 + number
     assert (
@@ -150,7 +150,7 @@ def launch_and_stop(folder: Path, text: str, *numbers: int, grace_s: float = 60.
 
 # matrix: 19
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP])
-def test_a_signal_to_stop_is_passed_on_and_ranks_that_have_saved_end_with_75(tmp_path: Path, number: int) -> None:
+def test_a_stop_signal_is_forwarded_and_saved_ranks_exit_with_75(tmp_path: Path, number: int) -> None:
     text = "time.sleep(0.5)\nopen(os.environ['TEST_MARKS'] + f'/saved{rank}', 'w').write(asked[0])\nsys.exit(75)"
     assert launch_and_stop(tmp_path, text, number)[0] == LaunchResult(PREEMPTED)
     told = "SIGTERM" if number == signal.SIGINT else signal.Signals(number).name
@@ -174,12 +174,12 @@ def test_a_second_ctrl_c_kills_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("brief")
 def test_a_preempted_rank_gives_the_others_time_to_save() -> None:
-    """Only one rank was told to stop, by someone else; the others know from it."""
+    """Only one rank received the signal, from outside; the others stop with it."""
     text = "sys.exit(75) if rank == 1 else (time.sleep(1.5), sys.exit(75))"  # longer than after a failure
     assert launch(program(text), 2, environ()) == LaunchResult(PREEMPTED)
 
 
-def test_what_is_ignored_from_the_start_is_not_passed_on(tmp_path: Path) -> None:
+def test_an_ignored_signal_is_not_forwarded(tmp_path: Path) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         thread = marked(tmp_path, lambda: os.kill(os.getpid(), signal.SIGHUP))
@@ -199,7 +199,7 @@ def test_a_run_whose_rank_0_ended_well_is_not_lost_with_another_rank() -> None:
     assert (ended.code, ended.was_lost) == (128 + signal.SIGSEGV, False)
 
 
-def test_a_rank_knows_which_attempt_it_is_of(tmp_path: Path) -> None:
+def test_a_rank_reads_its_attempt_number(tmp_path: Path) -> None:
     text = f"open('{tmp_path}/attempt', 'w').write(os.environ['PACELINE_ATTEMPT'])"
     assert launch(program(text), 1, environ(), attempt=3) == LaunchResult(0)
     assert (tmp_path / "attempt").read_text() == "3"
@@ -233,7 +233,7 @@ sys.exit(1)
 def test_a_signal_while_ranks_are_started_ends_those_and_starts_no_other(
     monkeypatch: pytest.MonkeyPatch, number: signal.Signals, expected: LaunchResult
 ) -> None:
-    """Of nine ranks, each deaf to it, two have been started when a real signal comes."""
+    """Of nine ranks, which ignore it, two have been started when a real signal arrives."""
     processes, start = [], launcher._start
 
     def start_and_signal(*asked):

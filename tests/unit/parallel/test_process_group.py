@@ -19,29 +19,29 @@ from paceline.recipe.schema.train import Parallel
 SOON = timedelta(seconds=0.2)
 
 
-def test_one_rank_connects_to_nothing_and_keeps_its_errors() -> None:
-    with pytest.raises(RecipeError, match="mine") as caught, rendezvous(World.single(), Parallel()) as met:
-        assert met.store is None and met.broadcast("name", "value") == "value"
+def test_a_single_rank_connects_to_nothing_and_raises_its_errors() -> None:
+    with pytest.raises(RecipeError, match="mine") as caught, rendezvous(World.single(), Parallel()) as rank_store:
+        assert rank_store.store is None and rank_store.broadcast("name", "value") == "value"
         raise RecipeError("mine")
     assert caught.value.is_claimed
 
 
-def test_an_error_that_is_no_lost_peer_stays_what_it_is() -> None:
+def test_other_errors_are_raised_unchanged() -> None:
     with pytest.raises(RuntimeError, match="shapes"), rendezvous(World.single(), Parallel()):
         raise RuntimeError("shapes do not match")
 
 
-def test_ranks_that_did_not_come_are_named_in_order() -> None:
+def test_missing_ranks_are_named_in_order() -> None:
     store = HashStore()
-    store.set("meeting1/here/2", "")
+    store.set("round1/arrived/2", "")
     with pytest.raises(
         WorldError, match=r"^WORLD_SIZE: 4, but ranks 1, 3 did not come within 0.2s \(start it with MASTER_"
     ):
         wait_for_all_ranks(World(rank=0, world_size=4), store, SOON)
-    assert store.get("meeting1/missing") == b"ranks 1, 3"
+    assert store.get("round1/missing") == b"ranks 1, 3"
 
 
-def test_the_other_ranks_hear_who_is_missing() -> None:
+def test_the_other_ranks_read_which_ranks_are_missing() -> None:
     store = HashStore()
     with ThreadPoolExecutor() as ranks:
         main = ranks.submit(wait_for_all_ranks, World(rank=0, world_size=3), store, SOON)
@@ -51,16 +51,16 @@ def test_the_other_ranks_hear_who_is_missing() -> None:
     assert not caught.value.is_claimed
 
 
-def test_rank_0_gives_up_when_the_others_have_heard_who_is_missing() -> None:
+def test_rank_0_waits_until_the_others_have_read_which_are_missing() -> None:
     """The store may end with it, and a rank that had not read it would report that it found no rank 0."""
     store = HashStore()
-    store.set("meeting1/here/1", "")
+    store.set("round1/arrived/1", "")
     with ThreadPoolExecutor() as ranks:
         main = ranks.submit(wait_for_all_ranks, World(rank=0, world_size=3), store, SOON)
-        store.wait(["meeting1/missing"], timedelta(seconds=20))
+        store.wait(["round1/missing"], timedelta(seconds=20))
         with pytest.raises(TimeoutError):
             main.exception(timeout=0.2)
-        store.set("meeting1/told/1", "")
+        store.set("round1/acknowledged/1", "")
         assert "rank 2 did not come" in str(main.exception(timeout=1))
 
 
@@ -71,8 +71,8 @@ def test_a_rank_that_finds_no_rank_0_reports_it(monkeypatch) -> None:
     assert caught.value.is_claimed
 
 
-def met(store: HashStore, world_size: int) -> set[str]:
-    """Let as many ranks come to `store`; return the names of the meetings that they think they are at."""
+def joined_rounds(store: HashStore, world_size: int) -> set[str]:
+    """Let `world_size` ranks join a round in `store`; return the names of the rounds they joined."""
     worlds = [World(rank=rank, world_size=world_size) for rank in range(world_size)]
     with ThreadPoolExecutor(world_size) as ranks:
         return set(ranks.map(lambda world: wait_for_all_ranks(world, store, timedelta(seconds=20)), worlds))
@@ -96,21 +96,21 @@ def store() -> Iterator[HashStore]:
 
 def test_restarted_ranks_use_a_new_round_of_the_old_store(store: HashStore) -> None:
     """The order in which they come is the threads', and each of the later ranks finds the keys of those before."""
-    assert [met(store, 4) for _ in range(3)] == [{"meeting1"}, {"meeting2"}, {"meeting3"}]
+    assert [joined_rounds(store, 4) for _ in range(3)] == [{"round1"}, {"round2"}, {"round3"}]
 
 
-@pytest.mark.parametrize("left", [{"here/0": ""}, {"here/0": "", "here/1": "", "missing": "rank 2"}])
-def test_a_meeting_that_came_to_nothing_is_not_gone_on_with(store: HashStore, left: dict[str, str]) -> None:
-    store.add("paceline/meetings", 1)
-    for name, value in left.items():
-        store.set(f"meeting1/{name}", value)
+@pytest.mark.parametrize("old_keys", [{"arrived/0": ""}, {"arrived/0": "", "arrived/1": "", "missing": "rank 2"}])
+def test_an_abandoned_round_is_not_joined(store: HashStore, old_keys: dict[str, str]) -> None:
+    store.add("paceline/rounds", 1)
+    for name, value in old_keys.items():
+        store.set(f"round1/{name}", value)
     worlds = [World(rank=rank, world_size=3) for rank in range(3)]
     with ThreadPoolExecutor(3) as ranks:
         later = [ranks.submit(wait_for_all_ranks, world, store, timedelta(seconds=20)) for world in worlds[1:]]
-        while not left.keys() & {"missing"} and not store.check(["meeting1/here/1", "meeting1/here/2"]):
+        while not old_keys.keys() & {"missing"} and not store.check(["round1/arrived/1", "round1/arrived/2"]):
             pass  # they have come to it before rank 0 calls another
-        assert wait_for_all_ranks(worlds[0], store, timedelta(seconds=20)) == "meeting2"
-        assert [each.result() for each in later] == ["meeting2", "meeting2"]
+        assert wait_for_all_ranks(worlds[0], store, timedelta(seconds=20)) == "round2"
+        assert [each.result() for each in later] == ["round2", "round2"]
 
 
 def test_a_long_wait_is_reported_once_with_the_fix(monkeypatch) -> None:
@@ -146,7 +146,7 @@ class Pair:
         self.worlds = [World(rank=rank, world_size=2, local_world_size=1) for rank in range(2)]
         self.beats = [StoreHeartbeats(world, beats) for world in self.worlds]
         self.looks = 0
-        self.store.add("paceline/firsts", 1)  # rank 1 reads too, on another host
+        self.store.add("paceline/num_node_mains", 1)  # rank 1 reads too, on another host
 
     def meet(self, world: World, timeout: timedelta) -> RankStore:
         return RankStore(world, timeout, self.store, self.beats[world.rank])
@@ -160,9 +160,9 @@ class Pair:
                 self.store.add("turns/done", 1)
                 self.store.add("all/done", 1)
 
-        with rendezvous(self.worlds[0], Parallel(timeout=f"{SILENT_S}s")) as met:
-            result = local_rank_zero_first(met, lambda is_first: "read" if is_first else "found", waits)
-            self.store.set("paceline/left/1", "")
+        with rendezvous(self.worlds[0], Parallel(timeout=f"{SILENT_S}s")) as rank_store:
+            result = local_rank_zero_first(rank_store, lambda is_first: "read" if is_first else "found", waits)
+            self.store.set("paceline/disconnected/1", "")
             return result
 
 
@@ -174,7 +174,7 @@ SILENT_S, BEAT_S = 0.3, 0.01
 def pair(monkeypatch) -> Iterator[Pair]:
     for name in ("INTERVAL_S", "_POLL_S"):
         monkeypatch.setattr(f"paceline.parallel.heartbeat.{name}", BEAT_S)
-    monkeypatch.setattr("paceline.parallel.process_group._LONG_S", BEAT_S)
+    monkeypatch.setattr("paceline.parallel.process_group._MAX_POLL_S", BEAT_S)
     monkeypatch.setattr("paceline.parallel.process_group.dist.barrier", lambda: None)
     pair = Pair()
     monkeypatch.setattr("paceline.parallel.process_group._connect", pair.meet)
@@ -183,7 +183,7 @@ def pair(monkeypatch) -> Iterator[Pair]:
         beats.close()
 
 
-def test_a_rank_that_reads_for_longer_than_the_timeout_is_waited_for_while_it_beats(pair: Pair) -> None:
+def test_a_rank_that_reads_beyond_the_timeout_is_waited_for_while_it_sends_heartbeats(pair: Pair) -> None:
     assert pair.waited(until=100) == "read"
     assert pair.looks >= 100  # for three times the timeout
 

@@ -11,7 +11,7 @@ from paceline.core.errors import WorldError
 from paceline.parallel.process_group import exit_last, run_in_order
 
 
-def test_others_wait_for_all_that_are_first_and_look_up_meanwhile() -> None:
+def test_others_wait_for_the_first_ranks_and_call_on_wait() -> None:
     store, looked_up, events = HashStore(), threading.Event(), []
 
     def work(is_first: bool) -> bool:
@@ -26,7 +26,7 @@ def test_others_wait_for_all_that_are_first_and_look_up_meanwhile() -> None:
     assert events == [True, True, False, False]
 
 
-def test_a_rank_with_nothing_to_wait_for_returns() -> None:
+def test_without_others_it_returns_at_once() -> None:
     def waits() -> None:
         raise WorldError("it failed")
 
@@ -34,13 +34,13 @@ def test_a_rank_with_nothing_to_wait_for_returns() -> None:
         run_in_order(HashStore(), 1, lambda is_first: is_first, waits, is_first=False)
 
 
-def test_what_a_first_rank_does_is_done_once_also_where_nothing_comes_of_it() -> None:
+def test_a_first_rank_works_once_even_if_it_returns_none() -> None:
     done: list[bool] = []
     run_in_order(HashStore(), 1, done.append, lambda: None, is_first=True)
     assert done == [True]
 
 
-class Frozen(Store):
+class FrozenStore(Store):
     """A store that answers when it is let to, such as one in a process that is stopped."""
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class Frozen(Store):
 
 
 def test_if_the_store_does_not_answer_a_waiting_rank_can_still_give_up() -> None:
-    store, looks = Frozen(), []
+    store, looks = FrozenStore(), []
 
     def waits() -> None:
         looks.append(store.answers.is_set())
@@ -68,16 +68,16 @@ def test_if_the_store_does_not_answer_a_waiting_rank_can_still_give_up() -> None
     assert looks == [False] * 4
 
 
-class Gone(Store):
+class LostStore(Store):
     """A store whose process has ended."""
 
     def add(self, key: str, amount: int) -> int:
         raise dist.DistNetworkError("Connection reset by peer")
 
 
-def test_where_the_store_is_gone_that_is_what_is_raised() -> None:
+def test_a_lost_store_is_raised() -> None:
     with pytest.raises(dist.DistNetworkError, match="Connection reset by peer"):
-        run_in_order(Gone(), 1, lambda is_first: is_first, lambda: None, is_first=False)
+        run_in_order(LostStore(), 1, lambda is_first: is_first, lambda: None, is_first=False)
 
 
 def test_each_rank_is_counted_once_and_the_last_waits_for_the_others_alone() -> None:
@@ -96,4 +96,4 @@ def test_each_rank_is_counted_once_and_the_last_waits_for_the_others_alone() -> 
         assert not last.done()
         leave(False)
         last.result(30)
-    assert events == [False, False, True] and store.add("left", 0) == 2
+    assert events == [False, False, True] and store.add("exited", 0) == 2

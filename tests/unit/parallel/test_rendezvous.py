@@ -19,7 +19,7 @@ ANY = resource.RLIM_INFINITY
         (ANY, ANY, 1024, None),
     ],
 )
-def test_the_limit_of_open_files_is_raised_to_what_connections_to_all_ranks_take(
+def test_the_limit_of_open_files_is_raised_for_connections_to_all_ranks(
     monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, ranks: int, set_to: tuple[int, int] | None
 ) -> None:
     raised: list[tuple[int, int]] = []

@@ -20,7 +20,7 @@ TWO = World(1, 2, 1, 2)
 
 
 @pytest.mark.parametrize("section", [Parallel(), Parallel(strategy="fsdp", reshard=True), Parallel(compression="bf16")])
-def test_one_rank_is_joined_to_nothing(section: Parallel) -> None:
+def test_one_rank_is_a_single_device(section: Parallel) -> None:
     assert isinstance(build_strategy(section, World.single(), CPU), SingleDevice)
 
 
@@ -46,8 +46,8 @@ def test_data_parallel_wraps_the_model_without_sharding() -> None:
 
 
 def test_a_static_graph_refuses_micro_batches_in_one_line() -> None:
-    wiring = NoCommHook()
-    strategy = DDP(CPU, bucket_mb=1, bucket_view=True, static_graph=True, averages=True, wiring=wiring)
+    comm_hook = NoCommHook()
+    strategy = DDP(CPU, bucket_mb=1, bucket_view=True, static_graph=True, sync_gradients=True, comm_hook=comm_hook)
     strategy._module = object()  # type: ignore[assignment]  # what wraps the model is not asked
     strategy.accumulate(final=True)
     with pytest.raises(WorldError, match=r"^parallel.static_graph: true does not work with micro-batches \(set "):
@@ -55,7 +55,7 @@ def test_a_static_graph_refuses_micro_batches_in_one_line() -> None:
 
 
 @pytest.mark.parametrize("strategy", [SingleDevice(), DataParallel()])
-def test_one_rank_has_one_row_and_no_one_to_wait_for(strategy: SingleDevice | DataParallel) -> None:
+def test_one_rank_reduces_to_its_own_value(strategy: SingleDevice | DataParallel) -> None:
     turned: list[str] = []
     strategy.on_comm_wait(turned.append)
     model = nn.BatchNorm1d(2)
@@ -89,7 +89,7 @@ def test_a_long_gradient_in_float16_has_a_norm() -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_gradient_that_is_no_number_shows_in_the_norm(bad: float) -> None:
+def test_a_non_finite_gradient_gives_a_non_finite_norm(bad: float) -> None:
     assert not SingleDevice().clip([with_gradient([1.0, bad], torch.float32)], 1.0).isfinite()
 
 
@@ -116,19 +116,19 @@ class Network(nn.Module):
         self.head = nn.Linear(16, 10)
 
 
-def test_blocks_are_sharded_and_containers_seen_through() -> None:
+def test_blocks_are_units_and_containers_are_split() -> None:
     network = Network()
     # The stem has 16 of 874 parameters, so it is worth a message of its own.
     block, large = network.stages[0][0], network.stages[1][0]
     assert sharding_units(network) == [network.stem, block, large.one, large.two, network.head]
 
 
-def test_what_is_nearly_the_whole_network_is_looked_into() -> None:
+def test_a_module_with_most_parameters_is_split() -> None:
     encoder = Encoder()
     model = nn.Sequential(encoder, nn.Linear(16, 3))
     assert sharding_units(model) == [*encoder.layers, encoder.norm, model[1]]
 
 
-def test_what_is_small_stays_with_the_root() -> None:
+def test_small_modules_stay_with_the_root() -> None:
     model = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(8))
     assert sharding_units(model) == [model[0]]

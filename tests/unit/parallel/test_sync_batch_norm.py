@@ -10,7 +10,7 @@ from paceline.parallel.sync_batch_norm import SyncBatchNorm, convert_sync_batch_
 CPU = torch.device("cpu")
 
 
-class Shared(nn.Module):
+class SharedNorms(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.stem = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4, eps=0.1, momentum=None))
@@ -21,7 +21,7 @@ class Shared(nn.Module):
 
 
 def test_every_batch_norm_is_replaced_and_nothing_else_changes() -> None:
-    model = Shared()
+    model = SharedNorms()
     model.stem[1].eval()
     model.stem[1].weight.requires_grad_(False)
     before = dict(model.named_parameters()) | dict(model.named_buffers())
@@ -44,10 +44,10 @@ def test_a_model_that_is_a_batch_norm_is_replaced() -> None:
     assert isinstance(made, SyncBatchNorm) and made.weight is norm.weight
 
 
-def test_one_rank_has_the_bits_of_torchs_batch_norm() -> None:
+def test_one_rank_equals_torchs_batch_norm_bitwise() -> None:
     torch.manual_seed(0)
-    model = Shared()
-    other = Shared()
+    model = SharedNorms()
+    other = SharedNorms()
     other.load_state_dict(model.state_dict())
     convert_sync_batch_norm(other, CPU)
     for is_training in (True, True, False):
@@ -66,7 +66,7 @@ class Activated(nn.BatchNorm2d):
         return super().forward(images).relu()
 
 
-def test_a_batch_norm_that_does_more_is_not_replaced_by_one_that_does_less() -> None:
+def test_a_subclass_that_does_more_is_refused() -> None:
     model = nn.Sequential(nn.BatchNorm2d(3), nn.Sequential(Activated(3)))
     with pytest.raises(
         RecipeError,
@@ -76,6 +76,6 @@ def test_a_batch_norm_that_does_more_is_not_replaced_by_one_that_does_less() -> 
     assert type(model[0]) is nn.BatchNorm2d
 
 
-def test_gpus_get_torchs_own() -> None:
-    model = convert_sync_batch_norm(Shared(), torch.device("cuda", 0))
+def test_gpus_use_torchs_sync_batch_norm() -> None:
+    model = convert_sync_batch_norm(SharedNorms(), torch.device("cuda", 0))
     assert len([module for module in model.modules() if isinstance(module, nn.SyncBatchNorm)]) == 2

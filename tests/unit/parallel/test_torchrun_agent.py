@@ -28,7 +28,7 @@ def test_the_exit_code_is_that_of_the_most_informative_rank(codes: list[int], ex
 
 
 @pytest.mark.parametrize(
-    ("backend", "said", "node_rank", "expected"),
+    ("backend", "configured", "node_rank", "expected"),
     [
         ("c10d", "", "0", "is_host=1"),
         ("c10d", "join_timeout=9", 1, "join_timeout=9,is_host=0"),
@@ -36,8 +36,10 @@ def test_the_exit_code_is_that_of_the_most_informative_rank(codes: list[int], ex
         ("static", "", 0, ""),
     ],
 )
-def test_the_first_node_hosts_the_store_by_default(backend: str, said: str, node_rank: object, expected: str) -> None:
-    options = SimpleNamespace(rdzv_backend=backend, rdzv_conf=said, node_rank=node_rank)
+def test_the_first_node_hosts_the_store_by_default(
+    backend: str, configured: str, node_rank: object, expected: str
+) -> None:
+    options = SimpleNamespace(rdzv_backend=backend, rdzv_conf=configured, node_rank=node_rank)
     host_store_on_first_node(options)
     assert options.rdzv_conf == expected
 
@@ -59,7 +61,7 @@ def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ("program", "expected"),
     [("exit 0", 0), ("exit 2", 2), ("[ $RANK = 1 ] && exit 3; sleep 20; exit 1", 3), ("kill -9 $$$$", 137)],
 )
-def test_ranks_really_started_end_it_with_their_code(program: str, expected: int) -> None:
+def test_real_ranks_give_their_exit_code(program: str, expected: int) -> None:
     """The ranks are shells, so that they cost no import of torch; the one that sleeps is ended for its peer's sake.
 
     torchrun makes one `$` of two.
