@@ -1,7 +1,7 @@
-"""Machines for tests: each a host name, network, processes, /etc/hosts and shared memory of its own, on one switch.
+"""Test machines, each with its own host name, network, processes, /etc/hosts and shared memory, on one switch.
 
-They are namespaces of this machine, and see its files as those of a file system that all share. They need root;
-nothing outside of them is touched, and nothing is left of them when their fixture ends, or the tests are killed.
+They are namespaces of this machine, and share its files like a network file system. They need root. They touch nothing
+outside, and nothing of them is left when their fixture ends or the tests are killed.
 """
 
 import json
@@ -20,7 +20,7 @@ import pytest
 PROGRAMS = ("ip", "unshare", "nsenter")
 SUBNET = "10.79.0"
 LIMIT_S = 60
-# The first process of a machine reaps what it has not started, and ends, and all else with it, when nobody holds it.
+# The first process of a machine reaps orphans, and ends, and with it all other processes, when its pipe is closed.
 FIRST = "import signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); print('up', flush=True); sys.stdin.read()"
 BOOT = """set -e
 hostname "$1"
@@ -32,12 +32,12 @@ exec "$3" -I -S -c "$4"
 
 
 class CannotBootError(Exception):
-    """There are no machines to be had here, and why."""
+    """Test machines are not possible here, for the reason given."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine that is up: `holder` keeps it so, and `pid` is its first process, as seen from here."""
+    """A running machine: `holder` keeps it alive, and `pid` is its first process, seen from outside."""
 
     name: str
     address: str
@@ -45,7 +45,7 @@ class Machine:
     pid: int
 
     def entered(self, args: Sequence[str], folder: Path = Path("/")) -> list[str]:
-        """Return the command, here, of a program in `folder` of the machine."""
+        """Return the command, outside, that starts a program in `folder` of the machine."""
         enter = ["nsenter", f"--target={self.pid}", "--net", "--uts", "--mount", "--pid"]
         return [*enter, "env", f"--chdir={folder}", *args]
 
@@ -59,7 +59,7 @@ class Machine:
     def run(
         self, *args: str, folder: Path = Path("/"), environ: Mapping[str, str] | None = None, limit_s: float = LIMIT_S
     ) -> "subprocess.CompletedProcess[str]":
-        """Run a program to its end; return how it ended, and what it said."""
+        """Run a program until it ends; return its exit code and output."""
         with self.start(args, folder, environ) as process:
             try:
                 out, err = process.communicate(timeout=limit_s)
@@ -69,7 +69,7 @@ class Machine:
         return subprocess.CompletedProcess(args, process.returncode, out, err)
 
     def __call__(self, *args: str) -> str:
-        """Run a program that must succeed; return what it says."""
+        """Run a program that must succeed; return its output."""
         completed = self.run(*args)
         assert completed.returncode == 0, (self.name, args, completed.stdout, completed.stderr)
         return completed.stdout
@@ -77,7 +77,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Machines:
-    """Machines by name, of which the first has the switch; `folder` is for what they need."""
+    """Machines by name; the first has the switch, and `folder` has their files."""
 
     names: Sequence[str]
     folder: Path
@@ -87,11 +87,11 @@ class Machines:
         return self.up[name]
 
     def address(self, name: str) -> str:
-        """Return the address of a machine, up or not."""
+        """Return the address of a machine, whether it runs or not."""
         return f"{SUBNET}.{self.names.index(name) + 1}"
 
     def boot(self, name: str) -> Machine:
-        """Start a machine, and connect it. Raise `CannotBootError` where that cannot be."""
+        """Start a machine and connect it. Raises `CannotBootError` if that is not possible."""
         assert name not in self.up
         hosts = self.folder / "hosts"
         hosts.write_text("127.0.0.1 localhost\n" + "".join(f"{self.address(each)} {each}\n" for each in self.names))
@@ -108,20 +108,20 @@ class Machines:
         return self.up[name]
 
     def lose(self, name: str) -> None:
-        """Cut a machine off, and then end all that runs on it: nothing of it says goodbye to anybody."""
+        """Disconnect a machine, then kill all its processes, so that none sends a last packet."""
         switch = self.up[self.names[0]]
         switch("ip", "link", "set", name, "down")
         self.end(name)
-        switch("ip", "link", "delete", name)  # which the kernel would do too, some time later
+        switch("ip", "link", "delete", name)  # the kernel would do that too, but later
 
     def end(self, name: str) -> None:
-        """End a machine and all that runs on it at once."""
+        """Kill a machine and all processes on it."""
         machine = self.up.pop(name)
-        os.kill(machine.pid, signal.SIGKILL)  # its first process, and so the kernel ends all others
+        os.kill(machine.pid, signal.SIGKILL)  # its first process, with which the kernel kills all others
         machine.holder.communicate(timeout=LIMIT_S)
 
     def received_bytes(self, name: str) -> int:
-        """Return how much the switch has had from a machine since that was started."""
+        """Return the number of bytes that the switch has received from a machine since it was started."""
         (link,) = json.loads(self.up[self.names[0]]("ip", "-json", "-stats", "link", "show", "dev", name))
         return link["stats64"]["rx"]["bytes"]
 
@@ -132,7 +132,7 @@ class Machines:
             ip(switch, "link", "add", device, "type", "bridge")
         else:
             device = "eth0"
-            # The same each time: others remember it.
+            # The same in every boot, because other machines cache it.
             own = ("address", f"02:00:00:00:00:{self.names.index(machine.name):02x}", "netns", str(machine.pid))
             other = ("name", machine.name, "netns", str(switch.pid))
             do("ip", "link", "add", device, *own, "type", "veth", "peer", *other)
@@ -142,12 +142,12 @@ class Machines:
 
 
 def ip(machine: Machine, *args: str) -> None:
-    """Change the network of a machine. Raise `CannotBootError` where that cannot be."""
+    """Change the network of a machine. Raises `CannotBootError` if that is not possible."""
     do(*machine.entered(["ip", *args]))
 
 
 def do(*command: str) -> None:
-    """Run a command of this machine. Raise `CannotBootError` with what it says when it fails."""
+    """Run a command outside the machines. Raises `CannotBootError` with its output if it fails."""
     completed = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
     if completed.returncode != 0:
         raise CannotBootError(completed.stderr.strip())
@@ -155,7 +155,7 @@ def do(*command: str) -> None:
 
 @pytest.fixture(scope="session")
 def boot_machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Machines]]:
-    """Return a function that boots machines of these names; it skips where there can be none."""
+    """Return a function that boots machines of these names, or skips if that is not possible."""
     there: list[Machines] = []
 
     def boot(*names: str) -> Machines:

@@ -1,4 +1,4 @@
-"""Time all-reduces by clocks that tick as they are read: by one second on rank 0, by two on rank 1."""
+"""Time all-reduces with clocks that advance at each reading: by one second on rank 0, by two on rank 1."""
 
 from itertools import count
 

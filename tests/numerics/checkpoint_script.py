@@ -1,6 +1,6 @@
-"""Train, evaluate, save, load and train on, on one rank or several; read by `rank.py` and by the test.
+"""Train, evaluate, save, load and continue on one rank or several; run by `rank.py` and imported by the test.
 
-`write` and `read` are one way each; `run`, on two ranks, writes and reads all that two ranks can.
+`write` and `read` handle one configuration each; `run`, on two ranks, writes and reads all that two ranks can.
 """
 
 from pathlib import Path
@@ -50,7 +50,7 @@ class Run:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), 0.01)
 
     def train(self, first: int) -> "Run":
-        """Train for two steps from step `first`; each rank has images of its own, so running statistics differ."""
+        """Train for two steps from step `first`; each rank has its own images, so running statistics differ."""
         for step in range(first, first + STEPS):
             images = torch.randn(8, 3, 6, 6, generator=torch.Generator().manual_seed(step)).chunk(self.world_size)
             with self.strategy.accumulate(final=True):
@@ -61,12 +61,12 @@ class Run:
         return self
 
     def state(self) -> dict[str, dict[str, Tensor]]:
-        """Return whole tensors by part."""
+        """Return full tensors by part of the state."""
         parts = {"model": model_tensors(self.model), "optimizer": optimizer_tensors(self.optimizer)}
         return {name: self.strategy.gather(tensors) for name, tensors in parts.items()}
 
     def evaluated(self) -> Tensor:
-        """Return logits [4, 3] of evaluation, after more passes on a later rank."""
+        """Return logits [4, 3] of evaluation, after more forward passes on a later rank."""
         self.model.eval()
         with self.strategy.evaluating(self.model), torch.inference_mode():
             for _ in range(1 + 2 * self.rank):
@@ -76,7 +76,7 @@ class Run:
 
 
 def write(name: str, rank: int, world_size: int, folder: Path) -> dict[str, Tensor]:
-    """Train and save into `folder`/`name`; return what the run evaluates to, and its weights after going on."""
+    """Train and save into `folder`/`name`; return the evaluation, and the weights after further training."""
     run = Run(name, rank, world_size)
     untrained = run.evaluated()
     run.train(0)
@@ -88,7 +88,7 @@ def write(name: str, rank: int, world_size: int, folder: Path) -> dict[str, Tens
 
 
 def read(writer: str, name: str, rank: int, world_size: int, folder: Path) -> dict[str, Tensor]:
-    """Load what `writer` saved; return all that was loaded, what it evaluates to, and the weights after going on."""
+    """Load what `writer` saved; return the loaded state, its evaluation, and the weights after further training."""
     run = Run(name, rank, world_size, seed=1)
     path = CheckpointStorage(folder / writer, KeepPolicy(1)).at_step(STEPS)
     load_model(path, run.model, shard_like=run.strategy.shard_like)
@@ -99,12 +99,12 @@ def read(writer: str, name: str, rank: int, world_size: int, folder: Path) -> di
 
 def run(rank: int, world_size: int, folder: Path) -> dict[str, Tensor]:
     names = [name for name in SECTIONS if name != "alone"]
-    found = {}
+    tensors = {}
     for name in names:
-        found |= {f"{name}/{key}": tensor for key, tensor in write(name, rank, world_size, folder).items()}
+        tensors |= {f"{name}/{key}": tensor for key, tensor in write(name, rank, world_size, folder).items()}
     dist.barrier()
     for writer in SECTIONS:
         for name in names:
             loaded = read(writer, name, rank, world_size, folder)
-            found |= {f"{writer} to {name}/{key}": tensor for key, tensor in loaded.items()}
-    return found
+            tensors |= {f"{writer} to {name}/{key}": tensor for key, tensor in loaded.items()}
+    return tensors

@@ -1,10 +1,10 @@
-"""Train in several ways, listened to, timed, not averaged, and compiled, beside the same training without."""
+"""Train with timed, traced, unsynchronised or compiled replicas, beside the same training without."""
 
 import time
 from dataclasses import replace
 
 import torch
-from strategies_script import CPU, Way, batch, network, train
+from strategies_script import CPU, Setting, batch, build_model, train
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -15,37 +15,37 @@ from paceline.recipe.schema.train import Parallel
 CODES = {"exposed_communication": 1.0, "forward": 2.0}
 
 
-def ways() -> dict[str, Way]:
-    small = Parallel(bucket_mb=0.001)  # three buckets once torch has grouped parameters anew
+def ways() -> dict[str, Setting]:
+    small = Parallel(bucket_mb=0.001)  # three buckets once torch has regrouped the parameters
     ways = {
-        "plain": Way(small),
-        "copied": Way(Parallel(bucket_mb=0.001, bucket_view=False)),
-        "static": Way(Parallel(bucket_mb=0.001, static_graph=True)),
-        "buffers": Way(small, norm="batch"),
-        "micro-batches": Way(small, accumulate=2),
-        "bf16": Way(Parallel(bucket_mb=0.001, compression="bf16")),
-        "fp16": Way(Parallel(bucket_mb=0.001, compression="fp16")),
-        "factors": Way(Parallel(bucket_mb=0.001, compression="powersgd"), steps=14),
+        "plain": Setting(small),
+        "copied": Setting(Parallel(bucket_mb=0.001, bucket_view=False)),
+        "static": Setting(Parallel(bucket_mb=0.001, static_graph=True)),
+        "buffers": Setting(small, norm="batch"),
+        "micro-batches": Setting(small, accumulate=2),
+        "bf16": Setting(Parallel(bucket_mb=0.001, compression="bf16")),
+        "fp16": Setting(Parallel(bucket_mb=0.001, compression="fp16")),
+        "factors": Setting(Parallel(bucket_mb=0.001, compression="powersgd"), steps=14),
     }
     return {name: replace(way, dtype=torch.float32) for name, way in ways.items()}
 
 
-class Owned(nn.Module):
-    """A network of ours: torch's compiler leaves a forward pass alone that is torch's own, as Sequential's is."""
+class OwnForward(nn.Module):
+    """A model whose forward pass is not torch's own; torch.compile would skip that of Sequential."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = network("batch")
+        self.layers = build_model("batch")
 
     def forward(self, images: Tensor) -> Tensor:
         return self.layers(images)
 
 
 def alone(rank: int, world_size: int) -> dict[str, Tensor]:
-    """Train without averaging, and the model itself on the same images; then evaluate with rank 0's buffers."""
+    """Train without gradient averaging, and the bare model on the same images; then evaluate with rank 0's buffers."""
     strategy = build_strategy(Parallel(sync_gradients=False), World(rank, world_size, rank, world_size), CPU)
     turned: list[str] = []
-    models = [network("batch"), network("batch")]
+    models = [build_model("batch"), build_model("batch")]
     replicas = [strategy.prepare(models[0]), models[1]]
     strategy.on_comm_wait(turned.append)
     strategy.warm_up_buckets(lambda: turned.append("rehearsed"))
@@ -59,26 +59,26 @@ def alone(rank: int, world_size: int) -> dict[str, Tensor]:
             optimizer.step()
             optimizer.zero_grad()
     assert turned == []
-    found = {
+    tensors = {
         f"{who}.{name}": each.clone()
         for who, model in zip(("ddp", "model"), models, strict=True)
         for name, each in model.state_dict().items()
     }
     with strategy.evaluating(models[0]):
-        return found | {f"evaluated.{name}": each.clone() for name, each in models[0].named_buffers()}
+        return tensors | {f"evaluated.{name}": each.clone() for name, each in models[0].named_buffers()}
 
 
 def compiled(rank: int, world_size: int) -> dict[str, Tensor]:
-    """Train a model with buffers that torch compiles; return what was turned to, and the number of graphs."""
+    """Train a compiled model with buffers; return the observed stages and the number of graphs."""
     import torch._dynamo
     from torch._dynamo.utils import counters
 
-    found = {}
+    tensors = {}
     for name in ("silent", "listened"):
         torch._dynamo.reset()
         counters.clear()
         strategy = build_strategy(Parallel(), World(rank, world_size, rank, world_size), CPU)
-        model, turned = Owned(), list[str]()
+        model, turned = OwnForward(), list[str]()
         replica = torch.compile(strategy.prepare(model), backend="aot_eager")
         if name == "listened":
             strategy.on_comm_wait(turned.append, compiled=True)
@@ -89,16 +89,16 @@ def compiled(rank: int, world_size: int) -> dict[str, Tensor]:
                 functional.cross_entropy(replica(images.float()), labels).backward()
             optimizer.step()
             optimizer.zero_grad()
-        found |= {f"{name}.{key}": each.clone() for key, each in model.state_dict().items()}
-        found[f"{name}.graphs"] = torch.tensor(
+        tensors |= {f"{name}.{key}": each.clone() for key, each in model.state_dict().items()}
+        tensors[f"{name}.graphs"] = torch.tensor(
             [counters["stats"]["unique_graphs"], counters["stats"]["calls_captured"]]
         )
-        found[f"{name}.turned"] = torch.tensor([CODES[each] for each in turned])
-    return found
+        tensors[f"{name}.turned"] = torch.tensor([CODES[each] for each in turned])
+    return tensors
 
 
 def run(rank: int, world_size: int) -> dict[str, Tensor]:
-    found = {}
+    tensors = {}
     for name, way in ways().items():
         turned: list[str] = []
         tensors = {
@@ -111,11 +111,11 @@ def run(rank: int, world_size: int) -> dict[str, Tensor]:
         if name == "plain":
             del turned[len(turned) // 2 :]
         tensors["listened"]["turned"] = torch.tensor([CODES[each] for each in turned])
-        found |= {f"{name}/{how}/{key}": each for how, some in tensors.items() for key, each in some.items()}
-    found |= {f"alone/{key}": each for key, each in alone(rank, world_size).items()}
-    found |= {f"compiled/{key}": each for key, each in compiled(rank, world_size).items()}
+        tensors |= {f"{name}/{how}/{key}": each for how, some in tensors.items() for key, each in some.items()}
+    tensors |= {f"alone/{key}": each for key, each in alone(rank, world_size).items()}
+    tensors |= {f"compiled/{key}": each for key, each in compiled(rank, world_size).items()}
     strategy = build_strategy(Parallel(), World(rank, world_size, rank, world_size), CPU)
-    return found | {
+    return tensors | {
         "every": strategy.all_gather(torch.tensor([[rank, 1], [2, rank]]).T),
         "every scalar": strategy.all_gather(torch.tensor(float(rank))),
     }

@@ -1,4 +1,4 @@
-"""Start real ranks that compute and hand back tensors, so that a test compares what several processes found."""
+"""Start real ranks that compute tensors, so that a test can compare the results of several processes."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,19 +8,19 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 TIMEOUT_S = 120
-HERE = Path(__file__).parent
+FOLDER = Path(__file__).parent
 
-Found = list[dict[str, Tensor]]
-OnRanks = Callable[[str, int, Path], Found]
+TensorsByRank = list[dict[str, Tensor]]
+OnRanks = Callable[[str, int, Path], TensorsByRank]
 
 
 @pytest.fixture(scope="session")
 def run_on_ranks(forking) -> OnRanks:
-    """Return a function to what `run(rank, world_size, folder)` in a script returned on each of so many gloo ranks."""
+    """Return a function that calls a script's `run(rank, world_size, folder)` on gloo ranks."""
 
-    def on_ranks(script: str, world_size: int, folder: Path) -> Found:
+    def on_ranks(script: str, world_size: int, folder: Path) -> TensorsByRank:
         name = f"{Path(script).stem}-{world_size}"
-        command = [str(HERE / "rank.py"), str(HERE / script), str(folder), name, str(world_size)]
+        command = [str(FOLDER / "rank.py"), str(FOLDER / script), str(folder), name, str(world_size)]
         ranks = [forking.start([*command, str(rank)], folder, {}) for rank in range(world_size)]
         try:
             errors = [rank.communicate(timeout=TIMEOUT_S)[1] for rank in ranks]

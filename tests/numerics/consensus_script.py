@@ -1,6 +1,6 @@
-"""Vote once a step, each rank in its own way, gather numbers, lose a rank: on any number of ranks. Read by `rank.py`.
+"""Reach consensus once per step with different votes, gather numbers, lose a rank; run by `rank.py` on N ranks.
 
-`votes` [STEPS, 2] is what was returned, a row a call; `settled` what the last call came to.
+`votes` [STEPS, 2] is the result of each call, and `settled` that of the last flush.
 """
 
 from datetime import timedelta
@@ -20,26 +20,28 @@ LATE_S = 0.5
 
 
 def vote(step: int, rank: int) -> tuple[int, int]:
-    """Return what `rank` votes in `step`: only rank 1 in step 7, and a number that needs 64 bits."""
+    """Return the vote of `rank` in `step`: a flag only of rank 1 in step 7, and a number that needs 64 bits."""
     return int(step == 7 and rank == 1), LARGE // 4 + step * (rank + 1)
 
 
 def run(rank: int, world_size: int, folder: Path) -> dict[str, Tensor]:
-    """Return what this rank was told."""
+    """Return the results that this rank received."""
     world = World(rank, world_size, rank, world_size)
     agreement = build_consensus(world, 2, timedelta(seconds=60))
-    told = [agreement.all_reduce_flags(*vote(step, rank)) for step in range(STEPS)]
-    found = {"votes": torch.tensor(told), "settled": torch.tensor([agreement.flush(), agreement.flush()])}
+    votes = [agreement.all_reduce_flags(*vote(step, rank)) for step in range(STEPS)]
+    tensors = {"votes": torch.tensor(votes), "settled": torch.tensor([agreement.flush(), agreement.flush()])}
     for number, numbers in enumerate(([], [rank], [LARGE, 5 - rank, 5], [] if rank else [7, 7, -1])):
-        found[f"union{number}"] = torch.tensor(agreement.union(numbers), dtype=torch.int64)
+        tensors[f"union{number}"] = torch.tensor(agreement.union(numbers), dtype=torch.int64)
     is_last = rank == world_size - 1
-    found |= timed(agreement, is_late=is_last and world_size > 1)
+    tensors |= timed(agreement, is_late=is_last and world_size > 1)
     agreement.close()
-    return found | {"lost": torch.tensor(loses(build_consensus(world, 1, timedelta(seconds=5)), leaves=is_last))}
+    return tensors | {
+        "lost": torch.tensor(detects_a_lost_rank(build_consensus(world, 1, timedelta(seconds=5)), exits=is_last))
+    }
 
 
 def timed(agreement: Consensus, *, is_late: bool) -> dict[str, Tensor]:
-    """Return how long it took to send a vote, and to read it."""
+    """Return the time to send a vote, and to read the result."""
     dist.barrier()
     sleep(LATE_S * is_late)
     begun = perf_counter()
@@ -49,11 +51,11 @@ def timed(agreement: Consensus, *, is_late: bool) -> dict[str, Tensor]:
     return {"sent_s": torch.tensor(sent - begun), "read_s": torch.tensor(perf_counter() - sent)}
 
 
-def loses(agreement: Consensus, *, leaves: bool) -> bool:
-    """Return whether a vote says that a rank was lost: the one that `leaves` closes all its connections."""
+def detects_a_lost_rank(agreement: Consensus, *, exits: bool) -> bool:
+    """Return whether a vote reports a lost rank: the one that `exits` closes all its connections."""
     agreement.all_reduce_flags(1)
     agreement.flush()
-    if leaves:
+    if exits:
         for group in [group for group in dist.distributed_c10d._world.pg_map if group is not dist.group.WORLD]:
             dist.destroy_process_group(group)
         del agreement

@@ -1,6 +1,6 @@
-"""Train a few steps, judge the weights and their average, train on: on any number of ranks. Read by `rank.py`.
+"""Train a few steps, evaluate the weights and their average, continue; run by `rank.py` on any number of ranks.
 
-The images are the same for every number of ranks, and one rank of two has a batch more to evaluate than the other.
+The images are the same for every number of ranks, and with two ranks one evaluates a batch more than the other.
 """
 
 from collections.abc import Iterator
@@ -34,8 +34,8 @@ NUM_IMAGES, EVAL_BATCH, BATCH, STEPS, WORST = 21, 10, 12, 6, 7
 
 
 @dataclass(frozen=True)
-class Made:
-    """A loader of images that are a function of their index; labels go round the five classes."""
+class SyntheticLoader:
+    """A loader of images that are a function of their index; labels cycle through the five classes."""
 
     shard: EvalShard
 
@@ -52,7 +52,7 @@ def images_at(indices: np.ndarray) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(np.stack(draws).astype(np.uint8)), torch.from_numpy(indices % 5)
 
 
-def net() -> nn.Module:
+def build_model() -> nn.Module:
     torch.manual_seed(0)
     blocks = [nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 16, 3), nn.BatchNorm2d(16), nn.ReLU()]
     return nn.Sequential(*blocks, nn.Flatten(), nn.Linear(256, 5)).double()
@@ -60,7 +60,7 @@ def net() -> nn.Module:
 
 def evaluator(place: DeviceTransfer, strategy: Strategy, shard: EvalShard) -> SplitEvaluator:
     return SplitEvaluator(
-        loader=Made(shard),
+        loader=SyntheticLoader(shard),
         num_batches=shard.num_batches,
         num_images=shard.num_images,
         class_names=tuple("abcde"),
@@ -76,7 +76,7 @@ def evaluate_all(way: Parallel, rank: int, world_size: int) -> dict[str, Tensor]
     """Return the last report, the weights and the averages."""
     world = World(rank, world_size, rank, world_size)
     strategy = build_strategy(way, world, CPU)
-    model = convert_sync_batch_norm(net(), CPU)
+    model = convert_sync_batch_norm(build_model(), CPU)
     replica = strategy.prepare(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     average = build_weight_average(Ema(decay=0.5, warmup=False), model, optimizer, list(model.named_parameters()))
@@ -95,13 +95,13 @@ def evaluate_all(way: Parallel, rank: int, world_size: int) -> dict[str, Tensor]
         if step in (STEPS - 3, STEPS - 1):
             report = judge(model)
     assert report.ema is not None and report.train is not None and report.classes is not None
-    found = {"confusion": torch.tensor(report.classes.confusion)}
+    tensors = {"confusion": torch.tensor(report.classes.confusion)}
     for name, result in (("val", report.val), ("ema", report.ema), ("train", report.train)):
-        found[f"{name}.numbers"] = numbers(result)
+        tensors[f"{name}.numbers"] = numbers(result)
     worst = [[each.index, each.label, each.predicted, each.confidence, each.loss] for each in report.worst]
-    found["worst"] = torch.tensor(worst, dtype=torch.float64)
-    found |= {f"weights.{name}": tensor for name, tensor in strategy.gather(model.state_dict()).items()}
-    return found | {f"average.{name}": tensor for name, tensor in strategy.gather(average.tensors()).items()}
+    tensors["worst"] = torch.tensor(worst, dtype=torch.float64)
+    tensors |= {f"weights.{name}": tensor for name, tensor in strategy.gather(model.state_dict()).items()}
+    return tensors | {f"average.{name}": tensor for name, tensor in strategy.gather(average.tensors()).items()}
 
 
 def numbers(result: EvalResult) -> Tensor:
@@ -110,4 +110,4 @@ def numbers(result: EvalResult) -> Tensor:
 
 def run(rank: int, world_size: int, folder: Path) -> dict[str, Tensor]:
     ways = {name: evaluate_all(way, rank, world_size) for name, way in WAYS.items()}
-    return {f"{name}/{key}": tensor for name, found in ways.items() for key, tensor in found.items()}
+    return {f"{name}/{key}": tensor for name, tensors in ways.items() for key, tensor in tensors.items()}

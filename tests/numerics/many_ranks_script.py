@@ -1,6 +1,6 @@
-"""Many ranks of one process that meet at a real store: each a thread, with connections of its own.
+"""Many ranks of one process that connect to a real store: each a thread, with its own connections.
 
-python meeting.py RANKS [GONE ...]     GONE do not come; prints what rank 0 sees of each, or what the ranks refuse
+python many_ranks_script.py RANKS [MISSING ...]     MISSING do not connect; prints what rank 0 sees of each, or errors
 """
 
 import json
@@ -23,38 +23,38 @@ SOON = timedelta(seconds=2)
 
 
 class Ranks:
-    """So many ranks but those that are `gone`, and what came of each."""
+    """`num_ranks` ranks except those `missing`, with their heartbeats or errors."""
 
-    def __init__(self, num_ranks: int, gone: set[int]) -> None:
-        self.gone = gone
+    def __init__(self, num_ranks: int, missing: set[int]) -> None:
+        self.missing = missing
         self.listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
         port = self.listener.getsockname()[1]
         self.place = World(world_size=num_ranks, local_world_size=num_ranks, master_port=port, launcher="local")
-        self.are_there = threading.Barrier(num_ranks - len(gone))
-        self.stores: list[Store] = []  # rank 0's ends with the last who holds it
+        self.connected = threading.Barrier(num_ranks - len(missing))
+        self.stores: list[Store] = []  # rank 0's store ends with its last reference
         self.beats: dict[int, StoreHeartbeats] = {}
         self.refusals: Counter[str] = Counter()
 
-    def meet(self) -> None:
-        """Let all come, and go on or be refused."""
-        threads = [threading.Thread(target=self.come, args=(rank,)) for rank in range(self.place.world_size)]
+    def connect_all(self) -> None:
+        """Connect all ranks, and wait for the result of each."""
+        threads = [threading.Thread(target=self.connect, args=(rank,)) for rank in range(self.place.world_size)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
 
-    def come(self, rank: int) -> None:
-        """Be one rank."""
-        if rank in self.gone:
+    def connect(self, rank: int) -> None:
+        """Run as one rank."""
+        if rank in self.missing:
             return
         fd = self.listener.detach() if rank == 0 else -1
         world = replace(self.place, rank=rank, local_rank=rank, store_fd=fd)
         store = open_store(world, TIMEOUT)
         own = store.clone()
         self.stores += [store, own]
-        self.are_there.wait(TIMEOUT.total_seconds())  # how long it takes to get there is not what is asked
+        self.connected.wait(TIMEOUT.total_seconds())  # the time to get here is not measured
         try:
-            place = wait_for_all_ranks(world, store, SOON if self.gone else TIMEOUT)
+            place = wait_for_all_ranks(world, store, SOON if self.missing else TIMEOUT)
         except WorldError as error:
             self.refusals[str(error).partition(" (")[0]] += 1
             return
@@ -63,7 +63,7 @@ class Ranks:
 
 if __name__ == "__main__":
     ranks = Ranks(int(sys.argv[1]), {int(word) for word in sys.argv[2:]})
-    ranks.meet()
+    ranks.connect_all()
     statuses = ranks.beats[0].statuses(timed_out=True) if ranks.beats else []
     seen = [[status.rank, status.condition] for status in statuses]
     for rank in sorted(ranks.beats, reverse=True):  # rank 0 hosts the store

@@ -1,4 +1,4 @@
-"""Train while one rank meets a loss or a gradient that is no number, by each policy. Read by `rank.py`."""
+"""Train while one rank has a non-finite loss or gradient, with each policy; run by `rank.py`."""
 
 import math
 from pathlib import Path
@@ -35,7 +35,7 @@ CASES = {
 
 
 class BadGradient(torch.autograd.Function):
-    """Pass numbers on, and infinities back."""
+    """Identity with an infinite gradient."""
 
     @staticmethod
     def forward(ctx, values: Tensor) -> Tensor:
@@ -47,7 +47,7 @@ class BadGradient(torch.autograd.Function):
 
 
 class Losses:
-    """A sink and a trace that keep the loss of each record."""
+    """A sink and a trace that record the loss of each record."""
 
     def __init__(self) -> None:
         self.logged: list[float] = []
@@ -56,11 +56,11 @@ class Losses:
         self.logged.append(record.loss)
 
     def record(self, step: int, batch: Any) -> None:
-        """Take no note."""
+        """Ignore notes."""
 
 
 def trained(way: str, policy: str, kind: str, rank: int, world_size: int) -> dict[str, Tensor]:
-    """Return what happened as numbers: steps, skips, the scale, whether rank 1 was named; losses; and the weights."""
+    """Return numbers of steps and skips, the scale and whether rank 1 was named; losses; and the weights."""
     world = World(rank, world_size, rank, world_size)
     strategy = build_strategy(WAYS[way], world, CPU)
     torch.manual_seed(0)
@@ -111,25 +111,25 @@ def trained(way: str, policy: str, kind: str, rank: int, world_size: int) -> dic
     }
 
 
-def shortened(rank: int, world_size: int) -> dict[str, Tensor]:
-    """Return gradients of length 5 on rank 0 and 10 on rank 1, shortened to 6 by ranks that train alone, and the norm.
+def clipped(rank: int, world_size: int) -> dict[str, Tensor]:
+    """Return gradients of norm 5 on rank 0 and 10 on rank 1, clipped to 6 on unsynchronised ranks, and the mean norm.
 
-    Then the same where rank 1 has met a number that is none.
+    Then the same with a non-finite gradient on rank 1.
     """
     strategy = build_strategy(WAYS["alone"], World(rank, world_size, rank, world_size), CPU)
     strategy.prepare(nn.Linear(1, 1))
     turned: list[str] = []
     strategy.on_comm_wait(turned.append)
-    parameter, found = nn.Parameter(torch.zeros(2)), {}
+    parameter, tensors = nn.Parameter(torch.zeros(2)), {}
     for name, number in (("finite", 6.0), ("inf", math.inf), ("nan", math.nan)):
         parameter.grad = torch.tensor([3.0, 4.0]) if rank == 0 else torch.tensor([number, 8.0])
-        found[f"{name} norm"] = strategy.clip([parameter], 6.0)
-        found[f"{name} gradient"] = parameter.grad
+        tensors[f"{name} norm"] = strategy.clip([parameter], 6.0)
+        tensors[f"{name} gradient"] = parameter.grad
     assert turned == [EXPOSED, "optimizer"] * 3
-    return found
+    return tensors
 
 
 def run(rank: int, world_size: int, folder: Path) -> dict[str, Tensor]:
-    found = {name: trained(*case, rank, world_size) for name, case in CASES.items()}
-    found["shortened"] = shortened(rank, world_size)
-    return {f"{name}/{key}": tensor for name, values in found.items() for key, tensor in values.items()}
+    tensors = {name: trained(*case, rank, world_size) for name, case in CASES.items()}
+    tensors["shortened"] = clipped(rank, world_size)
+    return {f"{name}/{key}": tensor for name, values in tensors.items() for key, tensor in values.items()}

@@ -1,10 +1,10 @@
-"""Train with PowerSGD, save what it keeps, and go on with it in replicas of another's weights; read by `rank.py`."""
+"""Train with PowerSGD, save its state, and resume it in replicas with other weights; run by `rank.py`."""
 
 import json
 import math
 
 import torch
-from strategies_script import CPU, batch, network
+from strategies_script import CPU, batch, build_model
 from torch import Tensor
 from torch.nn import functional
 
@@ -19,12 +19,12 @@ SECTION = Parallel(compression="powersgd", powersgd_rank=2, bucket_mb=0.001)
 
 
 class Run:
-    """A model on `rank` of `world_size`, after more passes that are no steps than PowerSGD sends steps whole."""
+    """A model on `rank` of `world_size`, after more passes outside of steps than PowerSGD has uncompressed steps."""
 
     def __init__(self, rank: int, world_size: int) -> None:
         self.rank, self.world_size = rank, world_size
         self.strategy = build_strategy(SECTION, World(rank, world_size, rank, world_size), CPU)
-        self.model = network("none").float()
+        self.model = build_model("none").float()
         self.replica = self.strategy.prepare(self.model)
         for _ in range(FIRST + 2):
             self.black()
@@ -36,7 +36,7 @@ class Run:
         self.model.zero_grad()
 
     def train(self, first: int, end: int) -> None:
-        """Train steps `first` to `end`; in one of them the loss of rank 0 is no number, and it is left out."""
+        """Train steps `first` to `end`; in one of them the loss of rank 0 is NaN, and the step is skipped."""
         for step in range(first, end):
             images, labels = (each.chunk(self.world_size)[self.rank] for each in batch(step))
             loss = functional.cross_entropy(self.replica(images.float()), labels)
@@ -45,46 +45,46 @@ class Run:
                 self.optimizer.step()
             self.optimizer.zero_grad()
 
-    def kept(self) -> tuple[str, dict[str, Tensor]]:
+    def state(self) -> tuple[str, dict[str, Tensor]]:
         memory = self.strategy.comm_state()
         tensors = {name: each.clone() for name, each in memory.tensors().items()}
         return json.dumps(memory.values(self.model)), tensors
 
 
-def shared(rank: int, world_size: int, kept: tuple[str, dict[str, Tensor]]) -> tuple[str, dict[str, Tensor]]:
-    """Return what rank 0 has kept, as a checkpoint that all ranks read gives it to them."""
-    both = [kept if rank == 0 else None]
+def shared(rank: int, world_size: int, state: tuple[str, dict[str, Tensor]]) -> tuple[str, dict[str, Tensor]]:
+    """Return rank 0's state as a checkpoint that all ranks read would give it to them."""
+    both = [state if rank == 0 else None]
     torch.distributed.broadcast_object_list(both, src=0)
     assert both[0] is not None
     return both[0]
 
 
 def run(rank: int, world_size: int, folder: object) -> dict[str, Tensor]:
-    whole = Run(rank, world_size)
-    values, tensors = whole.kept()
-    found = {"steps before": torch.tensor(json.loads(values)["steps"]), "parts before": torch.tensor(len(tensors))}
+    original = Run(rank, world_size)
+    values, tensors = original.state()
+    tensors = {"steps before": torch.tensor(json.loads(values)["steps"]), "parts before": torch.tensor(len(tensors))}
     first = 0
     for saved in SAVED:
-        whole.train(first, saved)
-        values, tensors = shared(rank, world_size, whole.kept())
-        weights = {name: each.clone() for name, each in whole.model.state_dict().items()}
+        original.train(first, saved)
+        values, tensors = shared(rank, world_size, original.state())
+        weights = {name: each.clone() for name, each in original.model.state_dict().items()}
         other = Run(rank, world_size)
         other.model.load_state_dict(weights)
         assert other.strategy.comm_state().load(other.model, json.loads(values), tensors) == ""
         first = saved + 2
-        for name, each in (("whole", whole), ("other", other)):
+        for name, each in (("whole", original), ("other", other)):
             each.train(saved, first)
-            found |= {f"{saved}/{name}/{key}": tensor.clone() for key, tensor in each.model.state_dict().items()}
-            found |= {f"{saved}/{name} kept/{key}": tensor for key, tensor in each.kept()[1].items()}
-        found |= {f"{saved}/saved/{key}": tensor for key, tensor in tensors.items()}
-    found["expected bytes"] = torch.tensor(whole.strategy.comm_state().num_bytes(whole.model))
-    parameters = dict(whole.model.named_parameters())
+            tensors |= {f"{saved}/{name}/{key}": tensor.clone() for key, tensor in each.model.state_dict().items()}
+            tensors |= {f"{saved}/{name} kept/{key}": tensor for key, tensor in each.state()[1].items()}
+        tensors |= {f"{saved}/saved/{key}": tensor for key, tensor in tensors.items()}
+    tensors["expected bytes"] = torch.tensor(original.strategy.comm_state().num_bytes(original.model))
+    parameters = dict(original.model.named_parameters())
     for number, names in enumerate(json.loads(values)["buckets"]):
-        found |= {f"buckets/{number}/{name}": parameters[name] for name in names}
+        tensors |= {f"buckets/{number}/{name}": parameters[name] for name in names}
     base._PIECE_BYTES = 16  # two float32 of each of two ranks
     for length in (0, 1, 2, 5):
         rows = base.gather_rows_on_rank_0(torch.arange(float(length)) + 10 * rank)
         assert (rows is None) == (rank > 0)
         if rows is not None:
-            found[f"rows/{length}"] = rows
-    return found
+            tensors[f"rows/{length}"] = rows
+    return tensors

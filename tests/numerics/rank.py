@@ -1,4 +1,4 @@
-"""One rank of a test: join the others, run a script's `run(rank, world_size, folder)`, write the tensors it returns.
+"""One rank of a test: join the others, call a script's `run(rank, world_size, folder)`, write the tensors it returns.
 
 python rank.py SCRIPT FOLDER NAME WORLD_SIZE RANK
 """
@@ -19,8 +19,8 @@ def main(script: str, folder: str, name: str, world_size: str, rank: str) -> Non
     timeout = timedelta(seconds=60)
     dist.init_process_group("gloo", store=store, rank=int(rank), world_size=int(world_size), timeout=timeout)
     run = runpy.run_path(script)["run"]
-    found = run(int(rank), int(world_size), Path(folder))
-    tensors = {key: tensor.detach().contiguous().clone() for key, tensor in found.items()}
+    tensors = run(int(rank), int(world_size), Path(folder))
+    tensors = {key: tensor.detach().contiguous().clone() for key, tensor in tensors.items()}
     save_file(tensors, Path(folder, f"{name}.rank{rank}.safetensors"))
     dist.barrier()
     dist.destroy_process_group()

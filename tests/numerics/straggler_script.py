@@ -1,6 +1,6 @@
-"""Train on ranks whose work is sleep, one of which sleeps a fifth of a step longer; return what their clocks say.
+"""Train on ranks whose work is sleep, one of which sleeps a fifth of a step longer; return the times of their clocks.
 
-Sleep leaves the cores to the others, so that a few cores do for more ranks.
+Sleep leaves the cores free, so that a few cores suffice for more ranks.
 """
 
 import time
@@ -24,7 +24,7 @@ CASES = {"none": ("", 0), "data_wait": ("data_wait", 0), "backward": ("backward"
 
 
 class Sleep(torch.autograd.Function):
-    """Pass numbers on as they are, and take a while."""
+    """Identity that sleeps in forward and backward."""
 
     @staticmethod
     def forward(ctx: Any, numbers: Tensor, forward_s: float, backward_s: float) -> Tensor:
@@ -38,7 +38,7 @@ class Sleep(torch.autograd.Function):
         return gradient, None, None
 
 
-class Network(nn.Module):
+class SleepingModel(nn.Module):
     def __init__(self, work_s: dict[str, float]) -> None:
         super().__init__()
         torch.manual_seed(0)
@@ -57,10 +57,10 @@ def batches(num_batches: int, each_s: float) -> Iterator[Tensor]:
 
 
 def measure(slow_stage: str, slow_rank: int, rank: int, world_size: int) -> dict[str, Tensor]:
-    """Return the mean seconds of a step and of its stages, and those exposed in each step."""
+    """Return the mean seconds of a step and of its stages, and the exposed communication of each step."""
     work_s = {stage: each_s + DELAY_S * ((stage, rank) == (slow_stage, slow_rank)) for stage, each_s in WORK_S.items()}
     strategy = build_strategy(Parallel(), World(rank, world_size, rank, world_size), CPU)
-    model = Network(work_s)
+    model = SleepingModel(work_s)
     replica = strategy.prepare(model)
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     clock = StageClock(warmup_steps=2)
@@ -78,11 +78,11 @@ def measure(slow_stage: str, slow_rank: int, rank: int, world_size: int) -> dict
             optimizer.step()
             optimizer.zero_grad()
         clock.end_step(len(rows))
-    found = clock.drain()
-    stages = [found.stages[name].device_s / found.n if name in found.stages else 0.0 for name in WORK]
-    exposed_s = found.recent["exposed_communication"]
+    tensors = clock.drain()
+    stages = [tensors.stages[name].device_s / tensors.n if name in tensors.stages else 0.0 for name in WORK]
+    exposed_s = tensors.recent["exposed_communication"]
     return {
-        "step_s": torch.tensor(found.wall_s / found.n),
+        "step_s": torch.tensor(tensors.wall_s / tensors.n),
         "stages": torch.tensor(stages),
         "exposed_s": torch.tensor(exposed_s),
     }

@@ -1,6 +1,6 @@
-"""Train a small network for a few steps on any number of ranks, in several ways; each returns its tensors.
+"""Train a small model for a few steps on any number of ranks, with several strategies; each returns its tensors.
 
-Read by `rank.py`. The images of a step are the same for every number of ranks, which share them in order.
+Run by `rank.py`. The images of a step are the same for every number of ranks, which share them in order.
 """
 
 import math
@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
-class Way:
+class Setting:
     """One way to train."""
 
     parallel: Parallel
@@ -38,36 +38,38 @@ class Way:
     blank: int = 0
     """Steps whose images are black, so that the first filters have no gradient."""
     bad_step: int = -1
-    """Step whose loss is no number on rank 0; it is left out."""
+    """Step whose loss is NaN on rank 0; it is skipped."""
 
 
-def ways() -> dict[str, Way]:
+def ways() -> dict[str, Setting]:
     ddp, fsdp = Parallel(), Parallel(strategy="fsdp")
     reshard = Parallel(strategy="fsdp", reshard=True)
     factors = Parallel(compression="powersgd", powersgd_rank=2)
     return {
-        "ddp": Way(ddp),
-        "ddp in small buckets": Way(Parallel(bucket_mb=0.001, bucket_view=False)),
-        "ddp of a static graph": Way(Parallel(static_graph=True)),
-        "fsdp": Way(fsdp),
-        "fsdp resharding": Way(reshard),
-        "ddp, sync_batch": Way(ddp, norm="batch", offset=10),
-        "fsdp, sync_batch": Way(fsdp, norm="batch", offset=10),
-        "ddp, micro-batches": Way(ddp, accumulate=3),
-        "fsdp, micro-batches": Way(fsdp, accumulate=3),
-        "fsdp resharding, micro-batches": Way(reshard, accumulate=3),
-        "ddp, clipped": Way(ddp, max_norm=0.01),
-        "fsdp, clipped": Way(fsdp, max_norm=0.01),
-        "ddp in float32": Way(ddp, dtype=torch.float32),
-        "ddp in bf16": Way(Parallel(compression="bf16"), dtype=torch.float32),
-        "ddp in fp16": Way(Parallel(compression="fp16"), dtype=torch.float32),
-        "ddp in factors": Way(factors, dtype=torch.float32, steps=40, lr=0.02),
-        "ddp in factors, black, then bad": Way(factors, dtype=torch.float32, steps=40, lr=0.02, blank=13, bad_step=15),
+        "ddp": Setting(ddp),
+        "ddp in small buckets": Setting(Parallel(bucket_mb=0.001, bucket_view=False)),
+        "ddp of a static graph": Setting(Parallel(static_graph=True)),
+        "fsdp": Setting(fsdp),
+        "fsdp resharding": Setting(reshard),
+        "ddp, sync_batch": Setting(ddp, norm="batch", offset=10),
+        "fsdp, sync_batch": Setting(fsdp, norm="batch", offset=10),
+        "ddp, micro-batches": Setting(ddp, accumulate=3),
+        "fsdp, micro-batches": Setting(fsdp, accumulate=3),
+        "fsdp resharding, micro-batches": Setting(reshard, accumulate=3),
+        "ddp, clipped": Setting(ddp, max_norm=0.01),
+        "fsdp, clipped": Setting(fsdp, max_norm=0.01),
+        "ddp in float32": Setting(ddp, dtype=torch.float32),
+        "ddp in bf16": Setting(Parallel(compression="bf16"), dtype=torch.float32),
+        "ddp in fp16": Setting(Parallel(compression="fp16"), dtype=torch.float32),
+        "ddp in factors": Setting(factors, dtype=torch.float32, steps=40, lr=0.02),
+        "ddp in factors, black, then bad": Setting(
+            factors, dtype=torch.float32, steps=40, lr=0.02, blank=13, bad_step=15
+        ),
     }
 
 
-def network(norm: str) -> nn.Module:
-    """Return the same network every time, channels-last as in training, with a layer that no ranks can share evenly."""
+def build_model(norm: str) -> nn.Module:
+    """Return the same model every time, channels-last as in training, with an indivisible layer."""
     torch.manual_seed(0)
     normalise = nn.BatchNorm2d if norm == "batch" else lambda channels: nn.Identity()
     features = [nn.Conv2d(3, 8, 3), normalise(8), nn.ReLU(), nn.Conv2d(8, 5, 3, bias=False), normalise(5), nn.ReLU()]
@@ -77,7 +79,7 @@ def network(norm: str) -> nn.Module:
 
 
 def batch(step: int) -> tuple[Tensor, Tensor]:
-    """Return images float64 [12, 3, 8, 8] with labels that can be learnt, and labels int64 [12], of a step."""
+    """Return images float64 [12, 3, 8, 8] with learnable labels, and the labels int64 [12], of a step."""
     generator = torch.Generator().manual_seed(step)
     labels = torch.arange(BATCH) % 3
     images = torch.randn(BATCH, 3, 8, 8, dtype=torch.float64, generator=generator)
@@ -86,7 +88,7 @@ def batch(step: int) -> tuple[Tensor, Tensor]:
 
 
 def train(
-    way: Way,
+    way: Setting,
     rank: int,
     world_size: int,
     *,
@@ -95,11 +97,11 @@ def train(
 ) -> dict[str, Tensor]:
     """Return the state after training: weights, the optimizer's, last gradients, and losses and norms of the steps.
 
-    `turn` listens to the strategy. With `now` buckets are timed: then `wire_s`, and of each bucket its bytes, `n` and
-    the rest of its times, come along.
+    `turn` is called at each change of the stage. With `now` buckets are timed, and the result includes `wire_s`, and
+    the bytes, count and times of each bucket.
     """
     strategy = build_strategy(way.parallel, World(rank, world_size, rank, world_size), CPU, now)
-    model = convert_sync_batch_norm(network(way.norm), CPU).to(way.dtype)
+    model = convert_sync_batch_norm(build_model(way.norm), CPU).to(way.dtype)
     replica = strategy.prepare(model)
     if turn is not None:
         strategy.on_comm_wait(turn)

@@ -1,4 +1,4 @@
-"""Normalise parts of one batch on several ranks; read by `rank.py` and by the test that has the whole batch."""
+"""Normalise parts of one batch on several ranks; run by `rank.py`, and on the whole batch by the test."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,7 +39,7 @@ CASES = {
 
 
 def norm(case: Case) -> nn.Module:
-    """Return the batch norm of `case`, with weights that are not 1 and 0."""
+    """Return the batch norm of `case`, with weights other than 1 and 0."""
     made = (nn.BatchNorm2d if len(case.shape) == 4 else nn.BatchNorm1d)(case.shape[1], **case.options).to(case.dtype)
     with torch.no_grad():
         for number, parameter in enumerate(made.parameters()):
@@ -48,7 +48,7 @@ def norm(case: Case) -> nn.Module:
 
 
 def batch(case: Case, number: int) -> tuple[Tensor, Tensor]:
-    """Return images of `case.shape`, channels-last where there are pixels, and the gradient of what becomes of them."""
+    """Return images of `case.shape`, channels-last if there are pixels, and the gradient of the output."""
     generator = torch.Generator().manual_seed(number)
     images, grad = torch.randn(2, *case.shape, dtype=torch.float64, generator=generator)
     layout = torch.channels_last if len(case.shape) == 4 else torch.contiguous_format
@@ -59,13 +59,13 @@ def batch(case: Case, number: int) -> tuple[Tensor, Tensor]:
 
 
 def normalised(case: Case, layer: nn.Module, share: slice, *, is_exact: bool = False) -> dict[str, Tensor]:
-    """Return outputs and gradients of a few passes over a share of each batch, then one in evaluation, and the state.
+    """Return outputs and gradients of a few passes over a share of each batch, then of an evaluation, and the state.
 
-    What is exact is computed from the same numbers in float64.
+    Exact references are computed from the same numbers in float64.
     """
     wide = torch.float64 if is_exact else None
     layer.to(wide)
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for number in range(PASSES):
         images, grad = (each[share].to(wide) for each in batch(case, number))
         images.requires_grad_()
@@ -73,21 +73,21 @@ def normalised(case: Case, layer: nn.Module, share: slice, *, is_exact: bool = F
             output = layer(images)
         output.backward(grad)
         assert output.stride() == images.stride() and output.dtype == images.dtype
-        found |= {f"output{number}": output, f"images.grad{number}": images.grad}
+        tensors |= {f"output{number}": output, f"images.grad{number}": images.grad}
     layer.eval()
     with torch.inference_mode():
-        # In evaluation ranks may do different numbers of passes.
+        # In evaluation, ranks may do different numbers of passes.
         for _ in range(1 + share.start):
             evaluated = layer(batch(case, 99)[0].to(wide))
-    found |= {"evaluated": evaluated.clone(), **{name: tensor.clone() for name, tensor in layer.state_dict().items()}}
-    return found | {f"{name}.grad": each.grad for name, each in layer.named_parameters()}
+    tensors |= {"evaluated": evaluated.clone(), **{name: tensor.clone() for name, tensor in layer.state_dict().items()}}
+    return tensors | {f"{name}.grad": each.grad for name, each in layer.named_parameters()}
 
 
 def run(rank: int, world_size: int, folder: Path) -> dict[str, Tensor]:
-    found = {}
+    tensors = {}
     for name, case in CASES.items():
         start = sum(case.sizes[:rank])
         layer = convert_sync_batch_norm(norm(case), CPU)
         results = normalised(case, layer, slice(start, start + case.sizes[rank]))
-        found |= {f"{name}/{key}": tensor for key, tensor in results.items()}
-    return found
+        tensors |= {f"{name}/{key}": tensor for key, tensor in results.items()}
+    return tensors

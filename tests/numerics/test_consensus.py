@@ -1,4 +1,4 @@
-"""Real ranks agree: each gets the same sums and numbers, one call later, and none waits in a step."""
+"""Real ranks agree: each gets the same sums and numbers, one call later, and none waits within a step."""
 
 import runpy
 from pathlib import Path
@@ -18,7 +18,7 @@ def sums(step: int, world_size: int) -> list[int]:
     return [sum(votes) for votes in zip(*(vote(step, rank) for rank in range(world_size)), strict=True)]
 
 
-def test_every_rank_gets_the_sums_of_the_call_before_and_a_single_rank_its_own(ranks) -> None:
+def test_every_rank_gets_the_sums_of_the_previous_call(ranks) -> None:
     world_size = len(ranks)
     by_step = [sums(step, world_size) for step in range(STEPS)]
     expected = by_step if world_size == 1 else [[0, 0], *by_step[:-1]]
@@ -28,7 +28,7 @@ def test_every_rank_gets_the_sums_of_the_call_before_and_a_single_rank_its_own(r
         assert rank["settled"].tolist() == [by_step[-1]] * 2
 
 
-def test_numbers_of_all_ranks_are_gathered_sorted_and_once(ranks) -> None:
+def test_gathered_numbers_are_sorted_and_unique(ranks) -> None:
     world_size = len(ranks)
     for rank in ranks:
         assert rank["union0"].tolist() == []
@@ -37,12 +37,12 @@ def test_numbers_of_all_ranks_are_gathered_sorted_and_once(ranks) -> None:
         assert rank["union3"].tolist() == [-1, 7]
 
 
-def test_a_vote_waits_for_no_one_in_its_own_step(ranks) -> None:
-    """The last rank votes half a second late: its peers send theirs meanwhile, and wait when they read them."""
+def test_a_vote_does_not_wait_for_a_late_rank(ranks) -> None:
+    """The last rank votes half a second late: its peers send their votes, and wait only when they read the result."""
     for rank in ranks[:-1]:
         assert rank["sent_s"].item() < LATE_S / 2 < rank["read_s"].item()
 
 
 # matrix: 10
-def test_a_rank_that_is_lost_is_an_error_in_the_next_votes(ranks) -> None:
+def test_a_lost_rank_raises_in_the_next_votes(ranks) -> None:
     assert [rank["lost"].item() for rank in ranks] == [True] * (len(ranks) - 1) + [False]

@@ -1,6 +1,6 @@
 """A thousand ranks in one process, hundreds at a real store, and sixteen that train.
 
-No sample is lost or taken twice, no name stands for two files, and what a rank does does not grow with their number.
+No sample is lost or repeated, no two files have the same name, and the work of a rank does not grow with their number.
 """
 
 import json
@@ -27,17 +27,18 @@ from paceline.training.measurements import trace_file_name
 
 RANKS, RANKS_PER_NODE = 1024, 4
 NODES = RANKS // RANKS_PER_NODE
-MET = 256
+NUM_CONNECTED = 256
 MEETING = Path(__file__).with_name("many_ranks_script.py")
 TIMEOUT_S = 60
 SHORT_OF_NAMES = {"RES_OPTIONS": "timeout:1 attempts:1"}
-"""Torch looks up the name of each address that a store is reached at, and a small name server drops some of hundreds of
-questions: they are not asked again 5 s later.
+"""glibc options that prevent name server queries, which torch sends for each store connection.
+
+A small name server drops some of hundreds of queries, which are repeated only 5 s later.
 """
 
 
 def task(rank: int, ranks: int = RANKS) -> dict[str, str]:
-    """Return what srun tells a task of a job with four on each node."""
+    """Return the environment of a task that srun starts, in a job with four tasks per node."""
     nodes = ranks // RANKS_PER_NODE
     return {
         "SLURM_JOB_ID": "4711",
@@ -52,7 +53,7 @@ def task(rank: int, ranks: int = RANKS) -> dict[str, str]:
 
 
 def lines_run(work: Callable[[], object]) -> int:
-    """Return how many lines of Python `work` runs: a measure of time that no other program disturbs."""
+    """Return how many lines of Python `work` runs: a measure of time that other programs do not affect."""
     count = 0
 
     def trace(frame, event, argument):
@@ -69,7 +70,7 @@ def lines_run(work: Callable[[], object]) -> int:
     return count
 
 
-def test_each_of_1024_tasks_finds_its_place_and_all_the_same_meeting_point() -> None:
+def test_1024_tasks_have_their_own_ranks_and_the_same_store_address() -> None:
     worlds = [world_from_environ(task(rank)) for rank in range(RANKS)]
     assert [world.rank for world in worlds] == list(range(RANKS))
     assert {(each.world_size, each.local_world_size, each.num_nodes) for each in worlds} == {(RANKS, 4, NODES)}
@@ -77,12 +78,12 @@ def test_each_of_1024_tasks_finds_its_place_and_all_the_same_meeting_point() -> 
     assert sum(world.is_main for world in worlds) == 1 and sum(world.is_node_main for world in worlds) == NODES
 
 
-def test_finding_ones_place_takes_no_longer_among_1024_than_among_8() -> None:
+def test_world_from_environ_takes_as_long_for_1024_ranks_as_for_8() -> None:
     of = {ranks: lines_run(lambda ranks=ranks: world_from_environ(task(ranks - 1, ranks))) for ranks in (8, RANKS)}
     assert of[RANKS] == of[8] > 20
 
 
-def test_1024_ranks_take_each_sample_of_an_epoch_once_in_the_order_of_one_rank() -> None:
+def test_1024_ranks_take_each_sample_once_in_the_order_of_one_rank() -> None:
     num_images, batch_size = 50_000, 4 * RANKS
     whole = TrainOrder(3, num_images, batch_size)
     ranks = [replace(whole, rank=rank, world_size=RANKS) for rank in range(RANKS)]
@@ -96,14 +97,14 @@ def test_1024_ranks_take_each_sample_of_an_epoch_once_in_the_order_of_one_rank()
 
 
 @pytest.mark.parametrize("num_images", [10_007, 1024, 100], ids=["uneven", "one each", "fewer than ranks"])
-def test_1024_ranks_evaluate_each_image_once_and_share_evenly(num_images: int) -> None:
+def test_1024_ranks_evaluate_each_image_once_in_equal_shares(num_images: int) -> None:
     shards = [EvalShard(num_images, batch_size=8, rank=rank, world_size=RANKS) for rank in range(RANKS)]
     parts = [[each for number in range(shard.num_batches) for each in shard.indices(number)] for shard in shards]
     assert [each for part in parts for each in part] == list(range(num_images))
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
-def test_the_plan_for_1024_ranks_comes_out_and_takes_no_longer_than_for_2() -> None:
+def test_the_plan_for_1024_ranks_is_correct_and_takes_as_long_as_for_2() -> None:
     train = DatasetInfo("photographs", "train", 1_281_167, ("a", "b"), 3, (224, 224), (0.5,) * 3, (0.25,) * 3)
     val = replace(train, split="val", num_images=50_000)
     recipe = load("synthetic", Patch.parse(["data.batch_size=32768", "train.steps=400"])).recipe
@@ -122,7 +123,7 @@ def test_the_plan_for_1024_ranks_comes_out_and_takes_no_longer_than_for_2() -> N
         Plan.derive(uneven, RANKS, train, val)
 
 
-def test_each_of_1024_ranks_and_256_nodes_writes_files_of_its_own(tmp_path: Path) -> None:
+def test_1024_ranks_and_256_nodes_write_different_files(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     of_ranks = [[run.samples(rank), run.stacks(rank), run.trace / trace_file_name(rank)] for rank in range(RANKS)]
     names = [path for paths in of_ranks for path in paths] + [run.telemetry(node) for node in range(NODES)]
@@ -130,7 +131,7 @@ def test_each_of_1024_ranks_and_256_nodes_writes_files_of_its_own(tmp_path: Path
     assert len({str(name) for name in names}) == len(names) == 3 * RANKS + NODES + 6
 
 
-def test_nodes_are_ordered_by_number_not_by_name(tmp_path: Path) -> None:
+def test_nodes_are_ordered_by_number(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     run.recipe.write_text(json.dumps({"extends": "digits"}))
     for node in range(NODES):
@@ -140,8 +141,8 @@ def test_nodes_are_ordered_by_number_not_by_name(tmp_path: Path) -> None:
     assert [node.number for node in read.nodes] == list(range(MAX_NODES))
 
 
-class Counted:
-    """A store that counts what it is asked for, and has what it is told to have."""
+class CountingStore:
+    """A store with given keys that counts the queries."""
 
     def __init__(self, there: set[str]) -> None:
         self.there, self.questions = there, 0
@@ -151,19 +152,19 @@ class Counted:
         return self.there.issuperset(keys)
 
 
-@pytest.mark.parametrize(("gone", "most"), [((), 1), ((1023,), 21), ((0, 511, 900), 61)])
-def test_who_is_missing_of_1024_takes_a_few_questions(gone: tuple[int, ...], most: int) -> None:
+@pytest.mark.parametrize(("missing", "most"), [((), 1), ((1023,), 21), ((0, 511, 900), 61)])
+def test_missing_ranks_of_1024_are_determined_by_few_queries(missing: tuple[int, ...], most: int) -> None:
     keys = [f"here/{rank}" for rank in range(RANKS)]
-    store = Counted({key for rank, key in enumerate(keys) if rank not in gone})
-    assert list(missing_keys(store, keys)) == [keys[rank] for rank in gone]
+    store = CountingStore({key for rank, key in enumerate(keys) if rank not in missing})
+    assert list(missing_keys(store, keys)) == [keys[rank] for rank in missing]
     assert store.questions <= most
 
 
 @pytest.fixture
-def meet(forking, tmp_path: Path) -> Callable[..., dict]:
-    """Return a function that lets so many ranks meet, but those that are gone; it returns what came of it."""
+def connect(forking, tmp_path: Path) -> Callable[..., dict]:
+    """Return a function that connects so many ranks except the missing ones, and returns what rank 0 sees."""
 
-    def met(*numbers: int) -> dict:
+    def run(*numbers: int) -> dict:
         process = forking.start([str(MEETING), *map(str, numbers)], tmp_path, SHORT_OF_NAMES)
         try:
             out, err = process.communicate(timeout=TIMEOUT_S)
@@ -173,16 +174,16 @@ def meet(forking, tmp_path: Path) -> Callable[..., dict]:
         assert process.returncode == 0, err
         return json.loads(out)
 
-    return met
+    return run
 
 
-def test_256_ranks_connect_to_a_real_store_and_exchange_heartbeats(meet) -> None:
-    assert meet(MET) == {"seen": [[rank, "alive"] for rank in range(MET)], "refusals": {}}
+def test_256_ranks_connect_to_a_real_store_and_exchange_heartbeats(connect) -> None:
+    assert connect(NUM_CONNECTED) == {"seen": [[rank, "alive"] for rank in range(NUM_CONNECTED)], "refusals": {}}
 
 
-def test_of_256_ranks_the_missing_ones_are_named_to_all_that_came(meet) -> None:
+def test_missing_ranks_of_256_are_named_on_all_others(connect) -> None:
     refusal = "WORLD_SIZE: 256, but ranks 77, 200 did not come within 2s"
-    assert meet(MET, 77, 200) == {"seen": [], "refusals": {refusal: MET - 2}}
+    assert connect(NUM_CONNECTED, 77, 200) == {"seen": [], "refusals": {refusal: NUM_CONNECTED - 2}}
 
 
 SIXTEEN = (
@@ -193,7 +194,7 @@ SIXTEEN = (
 )
 
 
-def test_16_ranks_train_on_one_machine_as_2_do(paceline, tmp_path: Path, lines_of) -> None:
+def test_16_ranks_train_the_same_as_2(paceline, tmp_path: Path, lines_of) -> None:
     results, samples, weights = {}, {}, {}
     for ranks in (2, 16):
         run = tmp_path / str(ranks)
@@ -206,6 +207,6 @@ def test_16_ranks_train_on_one_machine_as_2_do(paceline, tmp_path: Path, lines_o
     assert sorted(sample for step in samples[16] for sample in step) == list(range(128))
     assert results[16]["eval"]["images"] == results[2]["eval"]["images"] == 37
     assert results[16]["eval"] == pytest.approx(results[2]["eval"], abs=1e-9)
-    # float64 rounds at 1e-16; sums over 16 ranks are added up in another order than over 2.
+    # float64 rounds at 1e-16; sums over 16 ranks have another order than over 2.
     for name, weight in weights[2].items():
         np.testing.assert_allclose(weights[16][name], weight, rtol=1e-9, atol=1e-12)

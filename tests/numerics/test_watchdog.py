@@ -1,4 +1,4 @@
-"""Ranks that meet, watch and wait, without a training: what one is asked, refuses or lacks, all come to know."""
+"""Ranks that rendezvous, send heartbeats and wait, without training: requests, errors and losses reach all ranks."""
 
 import socket
 from collections.abc import Callable
@@ -15,12 +15,12 @@ Ends = list[tuple[int, str, str]]
 
 @pytest.fixture
 def ranks_with(forking, tmp_path: Path) -> Callable[..., Ends]:
-    """Return a function that starts `ranks` ranks, one of which meets `fault` at step 60.
+    """Return a function that starts `ranks` ranks, one of which has `fault` at step 60.
 
     It returns exit code, stdout and stderr of each.
     """
 
-    def completed(fault: str, rank: int, ranks: int = 3, timeout_s: int = 8) -> Ends:
+    def run(fault: str, rank: int, ranks: int = 3, timeout_s: int = 8) -> Ends:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = str(free.getsockname()[1])
@@ -38,7 +38,7 @@ def ranks_with(forking, tmp_path: Path) -> Callable[..., Ends]:
                 process.wait()
         return [(process.returncode, *each) for process, each in zip(started, output, strict=True)]
 
-    return completed
+    return run
 
 
 def test_a_request_to_one_rank_reaches_all(ranks_with, tmp_path: Path) -> None:
@@ -50,8 +50,8 @@ def test_a_request_to_one_rank_reaches_all(ranks_with, tmp_path: Path) -> None:
 
 # matrix: 25
 @pytest.mark.parametrize("rank", [0, 1])
-def test_what_one_rank_refuses_is_its_to_explain(ranks_with, rank: int) -> None:
-    """Rank 0 hosts the store, and yet the others are not left to guess."""
+def test_only_the_rank_with_an_error_reports_it(ranks_with, rank: int) -> None:
+    """Rank 0 hosts the store, and the others nevertheless learn of its error."""
     ends = ranks_with("refuses", rank)
     assert [code for code, _, _ in ends] == [3 if each == rank else 1 for each in range(3)], ends
     assert [err for _, _, err in ends if err] == ["error: PacelineError: data.x: 3 is wrong (try 4)\n"]
@@ -59,7 +59,7 @@ def test_what_one_rank_refuses_is_its_to_explain(ranks_with, rank: int) -> None:
 
 # matrix: 24
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_ends_early_is_named_by_one_that_goes_on(ranks_with, rank: int) -> None:
+def test_a_rank_that_ends_early_is_named_by_a_peer(ranks_with, rank: int) -> None:
     ends = ranks_with("ends", rank)
     errors = [err for _, _, err in ends if err]
     assert len(errors) == 1, ends
@@ -67,7 +67,7 @@ def test_a_rank_that_ends_early_is_named_by_one_that_goes_on(ranks_with, rank: i
 
 
 # matrix: 14
-def test_a_rank_that_computes_for_ever_is_named_by_those_that_wait(ranks_with) -> None:
+def test_a_rank_in_an_endless_loop_is_named_by_waiting_ranks(ranks_with) -> None:
     ends = ranks_with("busy", rank=1, timeout_s=3)
     errors = [err for _, _, err in ends if err]
     assert [code for code, _, _ in ends] == [1, 1, 1] and len(errors) == 1, ends
@@ -77,7 +77,7 @@ def test_a_rank_that_computes_for_ever_is_named_by_those_that_wait(ranks_with) -
 @pytest.mark.parametrize(
     ("rank", "ranks", "message"), [(1, 3, "rank 1 of 3 has other"), (1, 2, "ranks 0, 1 of 2 have different")]
 )
-def test_weights_that_differ_in_one_bit_are_found(ranks_with, rank: int, ranks: int, message: str) -> None:
+def test_weights_that_differ_slightly_are_reported(ranks_with, rank: int, ranks: int, message: str) -> None:
     ends = ranks_with("weights", rank, ranks)
     errors = [err for _, _, err in ends if err]
     assert len(errors) == 1 and message in errors[0] and f"at step {STEP}, first in weight" in errors[0], ends

@@ -1,4 +1,4 @@
-"""Time ranks while they train, with one start of them: `comm_wait_script` and `straggler_script`. Read by `rank.py`."""
+"""Run `comm_wait_script` and `straggler_script` with one start of the ranks; run by `rank.py`."""
 
 from pathlib import Path
 

@@ -1,6 +1,7 @@
-"""One rank of a small run that meets, watches and waits as a training does, and meets a fault on purpose.
+"""One rank of a small run with rendezvous, heartbeats and a planted fault, without training.
 
-python watching.py FOLDER FAULT RANK STEP TIMEOUT_S     FAULT happens to RANK at STEP; the world is in the environment
+python watchdog_script.py FOLDER FAULT RANK STEP TIMEOUT_S     FAULT happens to RANK at STEP; the world is in the
+environment
 """
 
 import ctypes
@@ -25,7 +26,7 @@ STEPS = 200
 
 
 class RecordedStopRequests(NoStopRequests):
-    """A request that is printed when it comes."""
+    """Print a stop request when it arrives."""
 
     def request(self, name: str) -> None:
         print(f"asked {name}", flush=True)
@@ -65,7 +66,7 @@ FAULTS = {each.__name__: each for each in (frozen, killed, asleep, busy, keeps_t
 
 
 class Run:
-    """A loop of steps; what differs between the faults is in the tables above."""
+    """A loop of steps; the tables above define the faults."""
 
     def __init__(self, folder: str, fault: str, rank: str, step: str, timeout_s: str) -> None:
         self.folder, self.fault, self.rank, self.at = Path(folder), fault, int(rank), int(step)
@@ -77,11 +78,11 @@ class Run:
         self.is_faulty = self.world.rank == self.rank
 
     def train(self) -> None:
-        with rendezvous(self.world, self.section) as met:
+        with rendezvous(self.world, self.section) as joined:
             stacks = self.folder / f"stacks.rank{self.world.rank}.txt"
-            with watchdog(met, self.section, lambda: (self.step, self.stage), self.asked, stacks):
+            with watchdog(joined, self.section, lambda: (self.step, self.stage), self.asked, stacks):
                 self.meet_fault("first")
-                with process_group(met, self.section, torch.device("cpu")):
+                with process_group(joined, self.section, torch.device("cpu")):
                     self.loop()
 
     def loop(self) -> None:

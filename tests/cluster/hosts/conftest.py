@@ -1,4 +1,4 @@
-"""Hosts without a scheduler: links that are slow or cut, ranks started on each by hand, and torchrun's agents."""
+"""Hosts without a scheduler: slow or cut links, ranks started without a launcher, and torchrun agents."""
 
 import shutil
 import time
@@ -13,14 +13,14 @@ import pytest
 NAMES = ("host1", "host2", "host3")
 SWITCH = "switch"
 ENTER = Path(__file__).with_name("enter.py")
-PORT = 29400  # nobody else is on a host
+PORT = 29400  # no other load on a host
 PATIENCE_S = 100.0
 POLL_S = 0.01
 
 
 @dataclass(frozen=True)
 class Completed:
-    """What came of a program: its exit code, and the lines of errors that are paceline's own."""
+    """The exit code and output of a program, and its error lines from paceline."""
 
     code: int
     out: str
@@ -28,64 +28,64 @@ class Completed:
 
     @property
     def errors(self) -> list[str]:
-        """The lines in which paceline explains itself."""
+        """The error lines of paceline."""
         return [line for line in self.err.splitlines() if line.startswith("error: ")]
 
 
 @dataclass(frozen=True)
 class Hosts:
-    """Hosts by name, each on a cable of its own to one switch. What runs on them works in `folder`, which all see."""
+    """Hosts by name, each connected to one switch. Programs on them run in `folder`, which all hosts share."""
 
     machines: Any
     python: Any
     folder: Path
 
     def address(self, name: str) -> str:
-        """Return the address of a host, which its name leads to on all of them."""
+        """Return the address to which a host's name resolves on all hosts."""
         return self.machines.address(name)
 
     def shape(self, rate: str, *names: str) -> None:
-        """Let these hosts, or all, send no faster than `rate`."""
+        """Limit the sending rate of these hosts, or of all, to `rate`."""
         for name in names or NAMES:
             bucket = ("tbf", "rate", rate, "burst", "64kb", "latency", "100ms")
             self.machines[name]("tc", "qdisc", "replace", "dev", "eth0", "root", *bucket)
 
     def cut(self, name: str) -> None:
-        """Pull a host's cable out of the switch."""
+        """Disconnect a host from the switch."""
         self.machines[SWITCH]("ip", "link", "set", name, "down")
 
     def restore(self, name: str) -> None:
-        """Put it in again."""
+        """Reconnect a host."""
         self.machines[SWITCH]("ip", "link", "set", name, "up")
 
     def lose(self, name: str) -> None:
-        """End a host as a loss of power does: its cable is dead, and nothing on it has a last word."""
+        """Lose a host like in a power failure: its link is dead, and its processes send nothing more."""
         self.machines.lose(name)
 
     def start(self, name: str, *args: str, **environ: str) -> Any:
-        """Start `python WORDS` on a host."""
+        """Start `python ARGS` on a host."""
         entered = ["-P", str(ENTER), str(self.machines[name].pid), *args]
         return self.python.start(entered, self.folder, {"OMP_NUM_THREADS": "1", **environ})
 
-    def by_hand(self, names: Sequence[str], *args: str, **environ: str) -> list[Any]:
-        """Start `paceline WORDS` as a rank on each of these hosts, by the variables that say so."""
+    def start_without_launcher(self, names: Sequence[str], *args: str, **environ: str) -> list[Any]:
+        """Start `paceline ARGS` as one rank per host, by a launcher's variables."""
         meet = {"MASTER_ADDR": self.address(names[0]), "MASTER_PORT": str(PORT), "WORLD_SIZE": str(len(names))}
         one = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
         command = ("-P", "-m", "paceline", *args)
         return [self.start(name, *command, RANK=str(rank), **meet, **one, **environ) for rank, name in enumerate(names)]
 
     def agent(self, name: str, *args: str, to: str, restarts: int = 0, **environ: str) -> Any:
-        """Start torchrun on a host, for one rank of two hosts that meet at host `to`, and `paceline WORDS` by it."""
+        """Start torchrun on a host, for one rank of two hosts with rendezvous at `to`, which runs `paceline ARGS`."""
         meet = ("--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", f"--rdzv-endpoint={to}:{PORT}")
-        # A host is lost after 3 s, and not after the 15 s that are torchrun's own.
+        # The agent notices a lost host after 3 s, not after torchrun's default of 15 s.
         options = ("--rdzv-id=1", f"--max-restarts={restarts}", "--monitor-interval=0.1")
         conf = "--rdzv-conf=keep_alive_interval=1,keep_alive_max_attempt=3"
         return self.start(
             name, "-m", "torch.distributed.run", *meet, *options, conf, "-m", "paceline", *args, **environ
         )
 
-    def completed(self, *processes: Any, within_s: float = PATIENCE_S) -> list[Completed]:
-        """Wait until these have ended; return what came of each."""
+    def wait_all(self, *processes: Any, within_s: float = PATIENCE_S) -> list[Completed]:
+        """Wait until these processes end; return the result of each."""
         deadline_s = time.monotonic() + within_s
         while any(process.poll() is None for process in processes):
             if time.monotonic() > deadline_s:
@@ -93,10 +93,10 @@ class Hosts:
             time.sleep(POLL_S)
         return [stopped(process) for process in processes]
 
-    def wait(self, is_there: Callable[[], object], *processes: Any, within_s: float = PATIENCE_S) -> None:
-        """Wait until something is there, while these processes run."""
+    def wait(self, is_met: Callable[[], object], *processes: Any, within_s: float = PATIENCE_S) -> None:
+        """Wait until a condition holds, while these processes run."""
         deadline_s = time.monotonic() + within_s
-        while not is_there():
+        while not is_met():
             for process in processes:
                 assert process.poll() is None, process.communicate(timeout=10)
             if time.monotonic() > deadline_s:
@@ -116,14 +116,14 @@ class Hosts:
 
 
 def stopped(process: Any) -> Completed:
-    """Return what came of a process, which is ended where it has not ended yet."""
+    """Return the result of a process, which is killed if it still runs."""
     process.kill()
     out, err = process.communicate(timeout=PATIENCE_S)
     return Completed(process.returncode, out, err)
 
 
 def namespace_of(pid: int) -> str:
-    """Return which processes process `pid` sees, in the kernel's words; nothing where it is gone."""
+    """Return the PID namespace of process `pid`, or nothing if it has ended."""
     try:
         return str(Path(f"/proc/{pid}/ns/pid").readlink())
     except OSError:
@@ -135,10 +135,10 @@ def lives_in(process: psutil.Process, home: str) -> bool:
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Whether a process runs; one that nobody has asked after since its end does not."""
+    """Return whether a process runs; a zombie does not."""
     try:
         return process.status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:  # gone in between
+    except psutil.Error:  # the process ended in between
         return False
 
 
@@ -148,10 +148,10 @@ def hosts(boot_machines, forking, tmp_path: Path) -> Iterator[Hosts]:
     if shutil.which("tc") is None:
         pytest.skip("links are shaped by tc, which is not installed (apt-get install iproute2)")
     machines = boot_machines(SWITCH, *NAMES)
-    made = Hosts(machines, forking, tmp_path)
+    hosts_by_test = Hosts(machines, forking, tmp_path)
     try:
-        made.shape("10gbit")
-        yield made
+        hosts_by_test.shape("10gbit")
+        yield hosts_by_test
     finally:
         for name in reversed([*machines.up]):
             machines.end(name)
@@ -159,7 +159,7 @@ def hosts(boot_machines, forking, tmp_path: Path) -> Iterator[Hosts]:
 
 @pytest.fixture(scope="module")
 def uninterrupted(paceline_in, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Return a function from words and a number of ranks to a run on this machine that nothing happened to."""
+    """Return a function from arguments and a number of ranks to an uninterrupted run on this machine."""
     folder = tmp_path_factory.mktemp("whole")
 
     def run_on(ranks: int, *args: str) -> Path:
@@ -173,7 +173,7 @@ def uninterrupted(paceline_in, tmp_path_factory: pytest.TempPathFactory) -> Call
 
 @pytest.fixture
 def same(state_digest) -> Callable[[Path, Path], None]:
-    """Return a function that asserts that two runs have seen the same samples and end with the same bits."""
+    """Return a function that asserts that two runs have the same samples and final weights."""
 
     def check(run: Path, uninterrupted: Path) -> None:
         assert state_digest(run) == state_digest(uninterrupted)

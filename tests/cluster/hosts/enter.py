@@ -1,7 +1,7 @@
-"""Be a program on a machine of the tests: join its namespaces, and start there what `forking.py` would start here.
+"""Run a program on a test machine: join its namespaces, then start the program like `forking.py` does.
 
-`enter.py PID WORDS`, itself started by `forking.py`: PID is the machine's first process, as seen from here, and WORDS
-follow `python` on a command line. Of torchrun's agent the ranks are forked in turn, as they are of paceline's launcher.
+`enter.py PID ARGS`, itself started by `forking.py`: PID is the machine's first process, seen from outside, and ARGS
+follow `python` on a command line. The ranks of torchrun's agent are forked too, like those of paceline's launcher.
 """
 
 import ctypes
@@ -23,7 +23,7 @@ HANDLER = "torch.distributed.elastic.multiprocessing.subprocess_handler.subproce
 
 
 def enter(pid: int) -> None:
-    """Join the namespaces of process `pid`, in the same folder; that of processes holds for those yet to be forked."""
+    """Join the namespaces of process `pid`, in the same folder; the PID namespace applies to later forks."""
     folder = Path.cwd()
     doors = [os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY) for kind in KINDS]
     library = ctypes.CDLL(None, use_errno=True)
@@ -35,11 +35,11 @@ def enter(pid: int) -> None:
 
 
 def run(args: Sequence[str]) -> NoReturn:
-    """Run what follows `python` on a command line in a process of the machine, and end as it does."""
+    """Run the arguments that follow `python` on a command line in a process of the machine, and exit with its code."""
     child = os.fork()
     if child:
         os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) & 0xFF)
-    die_with_parent(0)  # which is on no machine
+    die_with_parent(0)  # this process is on no machine
     forking = load_forking()
     if AGENT in args:
         importlib.import_module(HANDLER).Popen = lambda **how: Rank(forking, **how)
@@ -57,7 +57,7 @@ def load_forking() -> ModuleType:
 
 
 class Rank:
-    """A rank that is forked from torchrun's agent: what the agent uses of `subprocess.Popen`."""
+    """A rank forked from torchrun's agent, with the part of `subprocess.Popen`'s interface that the agent uses."""
 
     def __init__(
         self,
@@ -76,11 +76,11 @@ class Rank:
         self.pid = self._rank.pid
 
     def poll(self) -> int | None:
-        """Return the exit code, or nothing while the rank runs."""
+        """Return the exit code, or None while the rank runs."""
         return self._rank.poll()
 
     def wait(self, timeout: float) -> int:
-        """Return the exit code once there is one, or raise `subprocess.TimeoutExpired`."""
+        """Return the exit code after the rank ends, or raise `subprocess.TimeoutExpired`."""
         return self._rank.wait(timeout)
 
 

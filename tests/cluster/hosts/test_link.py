@@ -1,4 +1,4 @@
-"""The link between two hosts: a slow one is the bottleneck of a run, and a fast one is not."""
+"""A slow link between two hosts is the bottleneck of a run, and a fast one is not."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ from paceline.lab.predict.network import read_all_reduce_file
 
 SLOW_BIT_PER_S = 100e6
 PAIR = ("host1", "host2")
-# 1.8 MB of gradients take 0.15 s at 100 Mbit/s and computing a step takes as long; without the limit they take 9 ms.
+# 1.8 MB of gradients take 0.15 s at 100 Mbit/s, as long as the computation of a step; without the limit they take 9 ms.
 ARGS = (
     *("train", "data.source.name=synthetic", "data.source.image_size=16", "data.source.num_val_images=16"),
     *("data.batch_size=192", "data.workers=0", "model.width=0.2", "train.steps=25"),
@@ -18,13 +18,13 @@ ARGS = (
 
 def result_of(hosts, run: Path) -> dict:
     """Train with one rank on each of two hosts; return the result."""
-    ends = hosts.completed(*hosts.by_hand(PAIR, *ARGS, "--run-dir", str(run)))
+    ends = hosts.wait_all(*hosts.start_without_launcher(PAIR, *ARGS, "--run-dir", str(run)))
     assert [end.code for end in ends] == [0, 0], ends
     return json.loads((run / "result.json").read_text())
 
 
 def test_a_slow_link_is_the_bottleneck_and_a_fast_one_is_not(hosts, tmp_path: Path) -> None:
-    # Whoever else uses the cores holds up what is sent, too, and makes a rank late; in three runs a link shows.
+    # Other processes on the cores delay messages too, and slow a rank down; one of three runs must show the link.
     for attempt in range(3):
         fast = result_of(hosts, tmp_path / f"fast{attempt}")
         if fast["verdict"]["bottleneck"] != "communication-bound":
@@ -40,18 +40,19 @@ def test_a_slow_link_is_the_bottleneck_and_a_fast_one_is_not(hosts, tmp_path: Pa
 
     sent = slow["communication"]
     assert sent["bytes"] == fast["communication"]["bytes"] > 1_500_000
-    # Two ranks send each byte once: half of the gradients to be added up, and half of the sums. The bucket lets 64 kB
-    # through at once, and headers take 5 %; the rest of what is more is waiting for the other rank.
+    # Two ranks send each byte once: half of the gradients for the reduction, and half of the sums. The bucket passes 64
+    # kB at once, and headers take 5 %; time beyond that is waiting for the other rank.
     line_s = 8 * sent["bytes"] / SLOW_BIT_PER_S
     assert 0.85 * line_s < sent["wire_s"] < 3 * line_s
     assert sent["exposed_s"] > 0.5 * line_s
 
 
-def test_all_reduces_measure_the_limit_of_a_link(hosts, tmp_path: Path) -> None:
+def test_all_reduces_measure_the_bandwidth_of_a_link(hosts, tmp_path: Path) -> None:
     hosts.shape("100mbit", *PAIR)
-    ends = hosts.completed(*hosts.by_hand(PAIR, "scale", "--collective", "--out", "wire.json"))
+    ends = hosts.wait_all(*hosts.start_without_launcher(PAIR, "scale", "--collective", "--out", "wire.json"))
     assert [end.code for end in ends] == [0, 0], ends
     found = read_all_reduce_file(tmp_path / "wire.json")
     assert (found.backend, found.ranks, found.nodes) == ("gloo", 2, 2)
-    # Headers take 5 % of the line, and the bucket lets 64 kB of each through at once, which is most of the smallest.
+    # Headers take 5 % of the bandwidth, and the bucket passes 64 kB of each size at once, which is most of the
+    # smallest.
     assert 0.85 * SLOW_BIT_PER_S / 8 < found.bytes_per_s < 1.05 * SLOW_BIT_PER_S / 8

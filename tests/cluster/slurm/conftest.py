@@ -1,6 +1,6 @@
-"""A real Slurm of three machines: `login`, which has its controller, and two nodes; and what is run on it.
+"""A real Slurm on three machines: `login`, which runs its controller, and two nodes.
 
-Its daemons are started once for this folder, in a network of their own.
+Its daemons are started once for the tests of this folder, in a network of their own.
 """
 
 import gzip
@@ -26,7 +26,7 @@ ENDED = ("COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", "NODE_FAIL", "PREEMPTED"
 PATIENCE_S = 120.0
 START_S = 30.0
 POLL_S = 0.05
-# The course's recipe, so small that two cores take no time for a step, and every bit is told.
+# The course's recipe, so small that a step takes little time on two cores, with every sample logged.
 RECIPE = (
     "course/wideresnet-fashion",
     "model.width=0.1",
@@ -43,89 +43,89 @@ RECIPE = (
 
 @dataclass(frozen=True)
 class Cluster:
-    """A running Slurm. Its programs, and paceline, are run on `login`, in `folder`, where its files are."""
+    """A running Slurm. Its programs and paceline run on `login`, in `folder`, where its files are."""
 
     folder: Path
     machines: Any
     environ: dict[str, str]
 
     def on(self, name: str, *args: str, folder: Path | None = None, limit_s: float = PATIENCE_S) -> Any:
-        """Run a program on a machine; return how it ended, and what it said."""
+        """Run a program on a machine; return its exit code and output."""
         machine = self.machines[name]
         return machine.run(*args, folder=folder or self.folder, environ=self.environ, limit_s=limit_s)
 
     def __call__(self, *args: str) -> str:
-        """Run one of Slurm's programs; return what it says."""
+        """Run one of Slurm's programs; return its output."""
         completed = self.on(LOGIN, *args)
         assert completed.returncode == 0, (args, completed.stdout, completed.stderr)
         return completed.stdout.strip()
 
     def paceline(self, *args: str, folder: Path | None = None) -> Any:
-        """Run paceline where users log in."""
+        """Run paceline on the login node."""
         return self.on(LOGIN, sys.executable, "-P", "-m", "paceline", *args, folder=folder)
 
     def submit(self, *args: str, folder: Path | None = None) -> dict[str, Any]:
-        """Submit a job by `paceline submit`; return what it tells."""
+        """Submit a job by `paceline submit`; return its JSON."""
         completed = self.paceline("submit", "--engine", "slurm", "--json", *args, folder=folder)
         assert completed.returncode == 0, completed.stderr
         return json.loads(completed.stdout)
 
     def facts(self, job: str) -> dict[str, str]:
-        """Return what Slurm knows about a job."""
+        """Return Slurm's record of a job."""
         args = self("scontrol", "--oneliner", "show", "job", job).split()
-        return dict(word.split("=", 1) for word in args if "=" in word)
+        return dict(setting.split("=", 1) for setting in args if "=" in setting)
 
     def output(self, job: str) -> str:
-        """Return what a job has said so far."""
+        """Return the output of a job so far."""
         path = Path(self.facts(job)["StdOut"])
         return path.read_text() if path.exists() else ""
 
-    def wait(self, job: str, is_there: Callable[[], bool]) -> None:
-        """Wait until something is there, which a job that has ended cannot bring any more."""
+    def wait(self, job: str, is_met: Callable[[], bool]) -> None:
+        """Wait until a condition holds, and fail if the job ends before."""
         deadline_s = time.monotonic() + PATIENCE_S
         for look in count():
-            if is_there():
+            if is_met():
                 return
             if look % 10 == 9:
                 facts = self.facts(job)
                 is_over = time.monotonic() > deadline_s or facts["JobState"] in ENDED
-                assert not is_over or is_there(), f"{facts}\n{self.output(job)}"
+                assert not is_over or is_met(), f"{facts}\n{self.output(job)}"
             time.sleep(POLL_S)
 
     def wait_for_state(self, job: str, state: str, restarts: int = 0) -> dict[str, str]:
-        """Wait until a job is in this state, and was started again so often; return what Slurm knows about it then.
+        """Wait until a job is in `state` and has been restarted `restarts` times; return Slurm's record of it.
 
-        One that is queued again is not made to wait until its old credentials have expired, but for its old processes.
+        A requeued job does not wait until its old credentials have expired, but does wait for its old processes.
         """
         deadline_s, is_hurried = time.monotonic() + PATIENCE_S, False
         while (facts := self.facts(job))["JobState"] != state or int(facts["Restarts"]) < restarts:
             is_over = time.monotonic() > deadline_s or facts["JobState"] in ENDED
             assert not is_over, f"{facts}\n{self.output(job)}"
             if (facts["JobState"], facts["Reason"], is_hurried) == ("PENDING", "BeginTime", False):
-                # Started at once, it would be told what is still said of the batch script before.
+                # If it started immediately, it would receive messages about the earlier batch script.
                 self("scontrol", "update", f"JobId={job}", "StartTime=now+2seconds")
                 is_hurried = True
             time.sleep(4 * POLL_S)
         return facts
 
     def begin(self, run: Path, *args: str, steps: int = 5) -> str:
-        """Submit a training on both nodes, and wait until it has taken some steps; return the job."""
+        """Submit a training run on both nodes, and wait until it has taken some steps; return the job."""
         job = self.submit(*args, "--nodes", "2", "--run-dir", str(run))["job_id"]
         self.wait(job, lambda: count_steps(run) >= steps)
         return job
 
     def boot(self, name: str) -> None:
-        """Start a node that was lost, as it was."""
+        """Restart a lost node."""
         self.machines.boot(name)
         self.start_node(name)
 
     def start_node(self, name: str) -> None:
-        """Start Slurm's daemon of a node, in the background."""
+        """Start the Slurm daemon of a node in the background."""
         completed = self.on(name, "slurmd", "-N", name)
         assert completed.returncode == 0, completed.stderr
 
     def start(self) -> None:
-        """Start all daemons, and wait until the nodes may be used."""
+        """Start all daemons, and wait until the nodes are available."""
         key = self.folder / "munge.key"
         key.touch(mode=0o600)
         key.write_bytes(os.urandom(128))
@@ -148,7 +148,7 @@ def count_steps(run: Path) -> int:
 
 @pytest.fixture(scope="package")
 def steps_of() -> Callable[[Path], int]:
-    """Return a function from a run directory to how many steps its run has taken."""
+    """Return a function from a run directory to the number of steps that its run has taken."""
     return count_steps
 
 
@@ -165,7 +165,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory, boot_machines) -> Iterator[C
     (folder / "slurm.conf").write_text(TEMPLATE.read_text().format(**facts))
     (folder / "plugstack.conf").touch()
     (folder / "state").mkdir()
-    (folder / "home").mkdir()  # without anybody's own site
+    (folder / "home").mkdir()  # without a site configuration of the user
     not_ours = ("SLURM_", "SBATCH_", "RANK", "WORLD", "PACELINE_", "XDG_")
     clean = {name: value for name, value in os.environ.items() if not name.startswith(not_ours)}
     ours = {"SLURM_CONF": str(folder / "slurm.conf"), "HOME": str(folder / "home"), "OMP_NUM_THREADS": "1"}
@@ -181,7 +181,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory, boot_machines) -> Iterator[C
 
 @pytest.fixture(scope="package")
 def fashion(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder of made-up images in the files of Fashion-MNIST: 240 to train on, and 24 to validate."""
+    """Return a folder of synthetic images in the format of Fashion-MNIST: 240 to train on, and 24 to validate."""
     folder = tmp_path_factory.mktemp("fashion")
     drawn = np.random.default_rng(0)
     for stem, num_images in (("train", 240), ("t10k", 24)):
@@ -196,13 +196,13 @@ def fashion(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="package")
 def recipe(fashion: Path) -> tuple[str, ...]:
-    """Return the words of a training of two ranks, less how long it takes."""
+    """Return the arguments of a training run on two ranks, except its length."""
     return (*RECIPE, f"data.source.root={fashion}")
 
 
 @pytest.fixture(scope="package")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory, paceline_in) -> Callable[..., Path]:
-    """Return a function from a recipe's words to its run on two local ranks, to which nothing happens."""
+    """Return a function from a recipe's arguments to its uninterrupted run on two local ranks."""
     known: dict[tuple[str, ...], Path] = {}
 
     def run_of(*args: str) -> Path:
@@ -217,7 +217,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory, paceline_in) -> Call
 
 @pytest.fixture(scope="package")
 def assert_same_run(state_digest) -> Callable[[Path, Path], None]:
-    """Return a function that asserts that two runs saw the same samples and ended with the same bits."""
+    """Return a function that asserts that two runs have the same samples and final weights."""
 
     def check(run: Path, other: Path) -> None:
         ours, theirs = (json.loads((each / "result.json").read_text()) for each in (run, other))

@@ -1,4 +1,4 @@
-"""A run in a real Slurm that is interrupted comes back, and ends with the bits of one that was not."""
+"""A run that Slurm interrupts is requeued and ends with the weights of an uninterrupted one."""
 
 import contextlib
 import json
@@ -13,7 +13,7 @@ LENGTH = "train.steps=150"
 
 # matrix: 21, 22
 @pytest.mark.long
-def test_a_run_preempted_repeatedly_resumes_and_ends_with_the_same_bits(
+def test_a_run_preempted_repeatedly_has_the_same_weights(
     slurm, recipe: tuple[str, ...], uninterrupted, assert_same_run, steps_of, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
@@ -24,8 +24,8 @@ def test_a_run_preempted_repeatedly_resumes_and_ends_with_the_same_bits(
     interruptions = (requeue, terminate, preempt, let_time_run_out)
     for restarts, interrupt in enumerate(interruptions, start=1):
         interrupt(slurm, job, run)
-        slurm.wait(job, lambda: kept(run) > left[-1])  # the step it is at, which no cadence has asked for
-        left.append(kept(run))
+        slurm.wait(job, lambda: saved_steps(run) > left[-1])  # its current step, which no checkpoint interval requires
+        left.append(saved_steps(run))
         slurm.wait_for_state(job, "RUNNING", restarts)
         slurm.wait(job, lambda: steps_of(run) >= left[-1] + 5)
     slurm.wait_for_state(job, "COMPLETED")
@@ -34,19 +34,20 @@ def test_a_run_preempted_repeatedly_resumes_and_ends_with_the_same_bits(
     assert_same_run(run, uninterrupted(*args))
 
 
-def test_a_run_that_has_lost_a_node_comes_back_when_that_does_and_ends_with_the_same_bits(
+def test_a_run_on_a_lost_node_is_requeued_when_the_node_returns(
     slurm, recipe: tuple[str, ...], uninterrupted, assert_same_run, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
     args = (*recipe, "train.steps=60", "checkpoint.every=10st")
     job = slurm.begin(run, *args, steps=12)
     slurm.machines.lose("node02")
-    # Slurm would see for itself, SlurmdTimeout later.
+    # Slurm itself would notice only after SlurmdTimeout.
     slurm("scontrol", "update", "NodeName=node02", "State=DOWN", "Reason=lost")
     slurm.wait_for_state(job, "PENDING")
-    step = kept(run)
+    step = saved_steps(run)
     assert 10 <= step < 60 and step % 10 == 0
-    slurm.wait(job, lambda: not processes_of(run))  # an srun that lives ends the step of that name, be it a new one
+    # An srun that is still alive ends the step of that name, even a new one
+    slurm.wait(job, lambda: not processes_of(run))
     slurm.boot("node02")
     slurm.wait_for_state(job, "COMPLETED")
     assert f"from step {step}" in slurm.output(job)
@@ -69,7 +70,7 @@ def preempt(slurm, job: str, run: Path) -> None:
 
 
 def let_time_run_out(slurm, job: str, run: Path) -> None:
-    """Take all its time but a minute from a job; Slurm looks at that every half a minute, and a step takes as long."""
+    """Leave a job a minute of its time; Slurm checks limits every half minute, and a step takes as long."""
     ranks = [process for process in processes_of(run) if "python" in process.name()]
     assert len(ranks) == 2
     for rank in ranks:
@@ -80,37 +81,37 @@ def let_time_run_out(slurm, job: str, run: Path) -> None:
         with contextlib.suppress(psutil.NoSuchProcess):
             rank.send_signal(signal.SIGCONT)
     slurm.wait(job, lambda: slurm.facts(job)["JobState"] == "PENDING")
-    slurm("scontrol", "update", f"JobId={job}", "TimeLimit=30")  # lest the rest of it is too little once more
+    slurm("scontrol", "update", f"JobId={job}", "TimeLimit=30")  # otherwise the remaining time might be too short again
 
 
 def minutes_of(slurm, job: str) -> int:
-    """Return for how long a job has run, in whole minutes."""
+    """Return how long a job has run, in whole minutes."""
     *hours, minutes, _ = slurm.facts(job)["RunTime"].split(":")
     return 60 * int(hours[0]) + int(minutes)
 
 
 def is_warned(rank: psutil.Process) -> bool:
-    """Return whether a signal that tells of the limit waits for a rank that is stopped, or has made it leave."""
+    """Return whether a stopped rank has a pending warning of the time limit, or has exited after one."""
     try:
         status = Path(f"/proc/{rank.pid}/status").read_text()
-    except OSError:  # Slurm itself may tell it to go on
+    except OSError:  # Slurm itself may send SIGCONT
         return True
     pending = (int(line.split()[1], 16) for line in status.splitlines() if line.startswith("ShdPnd:"))
     return any(signals & 1 << (signal.SIGUSR1 - 1) for signals in pending) or rank.status() != psutil.STATUS_STOPPED
 
 
 def processes_of(run: Path) -> list[psutil.Process]:
-    """Return the processes that a run directory is named to."""
+    """Return the processes whose command lines name the run directory."""
     processes = [(process, process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])]
     return [process for process, args in processes if str(run) in args]
 
 
-def kept(run: Path) -> int:
+def saved_steps(run: Path) -> int:
     return max((int(path.name[-8:]) for path in (run / "checkpoints").glob("step-*")), default=0)
 
 
 def assert_restarted(run: Path, restarts: int) -> None:
-    """Assert that a run's record says how often its job was started again, each time it was started."""
+    """Assert that each start of a run recorded how often its job had been restarted."""
     rows = [json.loads(line) for line in (run / "attempts.jsonl").read_text().splitlines()]
     starts = [row["job_restarts"] for row in rows if row["event"] == "start"]
     assert starts == [*range(restarts + 1)]

@@ -1,4 +1,4 @@
-"""Jobs that share a node share the copy of what they read, which is gone when the last of them is."""
+"""Jobs on one node share a staged copy of their data, which is removed with the last of them."""
 
 import json
 import time
@@ -12,8 +12,8 @@ SHARED = "/dev/shm"
 
 
 @pytest.fixture
-def photographs(tmp_path: Path) -> Path:
-    """Return a folder of made-up photographs of two classes."""
+def image_folder(tmp_path: Path) -> Path:
+    """Return a folder of synthetic images of two classes."""
     root = tmp_path / "photographs"
     for split, count in (("train", 16), ("val", 4)):
         for number in range(count):
@@ -23,9 +23,9 @@ def photographs(tmp_path: Path) -> Path:
     return root
 
 
-def test_two_jobs_on_one_node_share_one_copy_and_remove_it(slurm, photographs: Path, tmp_path: Path) -> None:
+def test_two_jobs_on_one_node_share_one_copy_and_remove_it(slurm, image_folder: Path, tmp_path: Path) -> None:
     node = slurm.machines["node01"]
-    args = ("folder", f"data.source.root={photographs}", "data.image_size=32", "data.batch_size=8")
+    args = ("folder", f"data.source.root={image_folder}", "data.image_size=32", "data.batch_size=8")
     args = (
         *args,
         "model.name=resnet18_cifar",

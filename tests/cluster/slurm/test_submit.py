@@ -1,4 +1,4 @@
-"""`paceline submit` has a real Slurm train on two nodes what two local ranks train, and says how that ended."""
+"""`paceline submit` trains on two nodes of a real Slurm what two local ranks train, and reports the result."""
 
 import json
 import os
@@ -11,12 +11,12 @@ STEPS = "train.steps=12"
 
 @pytest.fixture(scope="module")
 def data(fashion: Path) -> tuple[Path, int]:
-    """Return Fashion-MNIST, where it is, else what is made up in its place; and how many images validate it."""
+    """Return Fashion-MNIST if it is present, else synthetic data in its place, and the number of validation images."""
     real = Path(os.environ.get("PACELINE_TEST_DATA", os.devnull), "fashion-mnist")
     return (real, 10_000) if real.is_dir() else (fashion, 24)
 
 
-def test_the_courses_recipe_trains_across_two_nodes_as_it_does_on_two_local_ranks(
+def test_two_nodes_train_the_same_as_two_local_ranks(
     slurm, data, uninterrupted, assert_same_run, tmp_path: Path
 ) -> None:
     root, num_images = data
@@ -33,14 +33,14 @@ def test_the_courses_recipe_trains_across_two_nodes_as_it_does_on_two_local_rank
     assert (result["status"], result["world_size"]) == ("completed", 2)
     assert result["eval"]["images"] == num_images
     assert result["provenance"]["launcher"] == "slurm"
-    # Two ranks send each byte of the gradients once: half of what is to be added up, and half of the sums. None of it
-    # would pass the switch if they were on one node.
+    # Two ranks send each byte of the gradients once: half for the reduction, and half of the sums. Ranks on one node
+    # would send none of it through the switch.
     num_bytes = 12 * result["communication"]["bytes"]
     assert all(slurm.machines.received_bytes(name) - sent > num_bytes > 0 for name, sent in before.items())
     assert_same_run(run, uninterrupted(*args))
 
 
-def test_a_job_that_fails_is_not_queued_again_and_its_code_is_that_of_who_waits(
+def test_a_failed_job_is_not_requeued_and_wait_has_its_exit_code(
     slurm, recipe: tuple[str, ...], tmp_path: Path
 ) -> None:
     args = (*recipe, STEPS, f"data.source.root={tmp_path}")
@@ -53,15 +53,13 @@ def test_a_job_that_fails_is_not_queued_again_and_its_code_is_that_of_who_waits(
     assert f"error: data.source.root: {tmp_path} has no Fashion-MNIST" in slurm.output(job)
 
 
-def test_a_script_that_was_edited_into_nonsense_ends_without_being_queued_again(
-    slurm, recipe: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_an_invalid_job_script_ends_without_requeueing(slurm, recipe: tuple[str, ...], tmp_path: Path) -> None:
     args = (*recipe, STEPS, "--engine", "slurm", "--nodes", "2", "--run-dir", "run", "--dry-run")
     script = slurm.paceline("submit", *args, folder=tmp_path).stdout
     edited = script.replace(" --resume", " --resume data.batch_size=13")
     assert edited != script
     (tmp_path / "job.sh").write_text(edited)
-    # The recipe that the script is to train was never written: nobody has submitted it.
+    # The recipe that the script trains was never written, because nobody submitted the run.
     job = slurm("sbatch", "--parsable", f"--chdir={tmp_path}", f"--output={tmp_path}/%j.out", str(tmp_path / "job.sh"))
     facts = slurm.wait_for_state(job, "FAILED")
     assert facts["Restarts"] == "0"
