@@ -98,7 +98,7 @@ def compiled(rank: int, world_size: int) -> dict[str, Tensor]:
 
 
 def run(rank: int, world_size: int) -> dict[str, Tensor]:
-    tensors = {}
+    results = {}
     for name, way in ways().items():
         turned: list[str] = []
         tensors = {
@@ -111,11 +111,11 @@ def run(rank: int, world_size: int) -> dict[str, Tensor]:
         if name == "plain":
             del turned[len(turned) // 2 :]
         tensors["listened"]["turned"] = torch.tensor([CODES[each] for each in turned])
-        tensors |= {f"{name}/{how}/{key}": each for how, some in tensors.items() for key, each in some.items()}
-    tensors |= {f"alone/{key}": each for key, each in alone(rank, world_size).items()}
-    tensors |= {f"compiled/{key}": each for key, each in compiled(rank, world_size).items()}
+        results |= {f"{name}/{how}/{key}": each for how, some in tensors.items() for key, each in some.items()}
+    results |= {f"alone/{key}": each for key, each in alone(rank, world_size).items()}
+    results |= {f"compiled/{key}": each for key, each in compiled(rank, world_size).items()}
     strategy = build_strategy(Parallel(), World(rank, world_size, rank, world_size), CPU)
-    return tensors | {
+    return results | {
         "every": strategy.all_gather(torch.tensor([[rank, 1], [2, rank]]).T),
         "every scalar": strategy.all_gather(torch.tensor(float(rank))),
     }

@@ -62,7 +62,7 @@ def shared(rank: int, world_size: int, state: tuple[str, dict[str, Tensor]]) -> 
 def run(rank: int, world_size: int, folder: object) -> dict[str, Tensor]:
     original = Run(rank, world_size)
     values, tensors = original.state()
-    tensors = {"steps before": torch.tensor(json.loads(values)["steps"]), "parts before": torch.tensor(len(tensors))}
+    results = {"steps before": torch.tensor(json.loads(values)["steps"]), "parts before": torch.tensor(len(tensors))}
     first = 0
     for saved in SAVED:
         original.train(first, saved)
@@ -74,17 +74,17 @@ def run(rank: int, world_size: int, folder: object) -> dict[str, Tensor]:
         first = saved + 2
         for name, each in (("whole", original), ("other", other)):
             each.train(saved, first)
-            tensors |= {f"{saved}/{name}/{key}": tensor.clone() for key, tensor in each.model.state_dict().items()}
-            tensors |= {f"{saved}/{name} kept/{key}": tensor for key, tensor in each.state()[1].items()}
-        tensors |= {f"{saved}/saved/{key}": tensor for key, tensor in tensors.items()}
-    tensors["expected bytes"] = torch.tensor(original.strategy.comm_state().num_bytes(original.model))
+            results |= {f"{saved}/{name}/{key}": tensor.clone() for key, tensor in each.model.state_dict().items()}
+            results |= {f"{saved}/{name} kept/{key}": tensor for key, tensor in each.state()[1].items()}
+        results |= {f"{saved}/saved/{key}": tensor for key, tensor in tensors.items()}
+    results["expected bytes"] = torch.tensor(original.strategy.comm_state().num_bytes(original.model))
     parameters = dict(original.model.named_parameters())
     for number, names in enumerate(json.loads(values)["buckets"]):
-        tensors |= {f"buckets/{number}/{name}": parameters[name] for name in names}
+        results |= {f"buckets/{number}/{name}": parameters[name] for name in names}
     base._PIECE_BYTES = 16  # two float32 of each of two ranks
     for length in (0, 1, 2, 5):
         rows = base.gather_rows_on_rank_0(torch.arange(float(length)) + 10 * rank)
         assert (rows is None) == (rank > 0)
         if rows is not None:
-            tensors[f"rows/{length}"] = rows
-    return tensors
+            results[f"rows/{length}"] = rows
+    return results
