@@ -8,12 +8,11 @@ from pathlib import Path
 class ClusterJob:
     """Paceline command for a scheduler to run.
 
-    `args` follow `paceline`, such as ("train", "RUN/job/recipe-HASH.yaml", "--run-dir", "RUN", "--resume"). `run_dir`
-    and the working directory `folder` are absolute, on a file system that all nodes share.
+    `run_dir` and the working directory `folder` are absolute, on a file system that all nodes share.
     """
 
     name: str
-    args: tuple[str, ...]
+    args: tuple[str, ...]  # after `paceline`: ("train", "RUN/job/recipe-HASH.yaml", "--run-dir", "RUN", "--resume")
     run_dir: Path
     folder: Path
     nodes: int = 1

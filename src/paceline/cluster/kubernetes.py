@@ -34,10 +34,16 @@ _YAML_1_1_KEYWORDS: Final = frozenset(["y", "n", "yes", "no", "on", "off", "true
 """Words that YAML 1.1 reads as bool or null, in any case: https://yaml.org/type/bool.html, /null.html."""
 _BLOCK_TEXT: Final = re.compile(r"(?=[!-~])(?:[ -~]*[!-~]\n|\n)+")
 """Lines of printable ASCII: the first has no leading space, none a trailing one, and each ends with a newline."""
+Manifest = dict[str, Any]
+_CONTAINER_NAME: Final = "node"
+"""Name of the container and of the replicated job in Kubeflow's runtimes; the plain Job uses it too."""
+_MAX_CONFIG_MAP_BYTES: Final = 1_048_576
+"""Size limit of a ConfigMap: https://kubernetes.io/docs/concepts/configuration/configmap/."""
+_INSTANCE_LABEL: Final = "app.kubernetes.io/instance"
 
 
 def manifests_to_yaml(manifests: Iterable[Mapping[str, Any]]) -> str:
-    """Return the manifests as documents of one stream."""
+    """Return the manifests as one YAML stream."""
     yaml = YAML(typ="rt", pure=True)
     yaml.width = 1_000_000  # folded lines are hard to read
     yaml.indent(mapping=2, sequence=4, offset=2)
@@ -61,27 +67,18 @@ def _quote_strings(value: Any) -> Any:
 def _quote_text(value: str) -> str:
     if _PLAIN_SCALAR.fullmatch(value) and value.lower() not in _YAML_1_1_KEYWORDS:
         return value
+    # A block scalar of `|` ends with exactly one newline.
     is_block = "\n" in value and _BLOCK_TEXT.fullmatch(value) and not value.endswith("\n\n")
     quoted: str = LiteralScalarString(value) if is_block else DoubleQuotedScalarString(value)
     return quoted
 
 
-Manifest = dict[str, Any]
-
-_CONTAINER_NAME: Final = "node"
-"""Name of the container and of the replicated job in Kubeflow's runtimes; the plain Job uses it too."""
-_MAX_CONFIG_MAP_BYTES: Final = 1_048_576
-"""Size limit of a ConfigMap: https://kubernetes.io/docs/concepts/configuration/configmap/."""
-_INSTANCE_LABEL: Final = "app.kubernetes.io/instance"
-
-
 def build_manifests(
     job: ClusterJob, site: KubernetesSite, *, files: Mapping[Path, str] | None = None
 ) -> tuple[Manifest, ...]:
-    """Return the objects of `job` in creation order.
+    """Return the objects of `job` in creation order; `files` are the texts of its frozen files.
 
-    `files` are the texts of the job's frozen files. Raise `RecipeError` for missing site fields, and `WorldError` for a
-    job that pods cannot run.
+    Raise `RecipeError` for missing site fields, and `WorldError` for a job that pods cannot run.
     """
     pod = build_pod(job, site, files or {})
     _check_pod(pod)
@@ -133,7 +130,6 @@ def _check_pod(pod: PodSpec) -> None:
 
 
 def _object_metadata(pod: PodSpec) -> Manifest:
-    """Return name, labels, and the submitting command as an annotation."""
     metadata: Manifest = {"name": pod.name}
     if pod.site.namespace:
         metadata["namespace"] = pod.site.namespace
@@ -148,7 +144,7 @@ def _object_labels(pod: PodSpec) -> dict[str, str]:
 
 
 def _queued_metadata(pod: PodSpec) -> Manifest:
-    """Return metadata with the queue that holds the job until all its pods fit.
+    """Return metadata with the Kueue queue that holds the job until all its pods fit.
 
     https://kueue.sigs.k8s.io/docs/tasks/run/jobs/
     """
@@ -167,20 +163,20 @@ def _build_config_map(pod: PodSpec) -> Manifest:
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": _object_metadata(pod),
-        "immutable": True,
+        "immutable": True,  # a job that runs must not see its recipe change
         "data": pod.config_data,
     }
 
 
 def _build_service(pod: PodSpec) -> Manifest:
-    """Return the Service that gives pods host names, NAME-0.NAME, before they are ready."""
+    """Return the Service that gives pods host names: NAME-0.NAME."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": _object_metadata(pod),
         "spec": {
-            "clusterIP": "None",
-            "publishNotReadyAddresses": True,
+            "clusterIP": "None",  # headless: its DNS names are those of pods
+            "publishNotReadyAddresses": True,  # pods rendezvous before they are ready
             "selector": {_INSTANCE_LABEL: pod.name},
             "ports": [{"name": "rendezvous", "port": PORT}],
         },
@@ -199,7 +195,7 @@ def _build_job(pod: PodSpec) -> Manifest:
             "completionMode": "Indexed",
             "completions": nodes,
             "parallelism": nodes,
-            "backoffLimit": pod.site.retries * nodes,
+            "backoffLimit": pod.site.retries * nodes,  # counts the failures of all pods together
             "podReplacementPolicy": "Failed",  # a terminating pod may still write its checkpoint
             "podFailurePolicy": {"rules": _failure_rules()},
             **active_deadline(pod.site.time),
@@ -209,17 +205,16 @@ def _build_job(pod: PodSpec) -> Manifest:
 
 
 def _failure_rules() -> list[Manifest]:
-    """Return the pod failure policy by exit code (`docs/reference/exit-codes.md`); the first match decides.
-
-    143 is an agent that got SIGTERM.
-    """
+    """Return the pod failure policy by exit code (docs/reference/exit-codes.md); the first match decides."""
 
     def ended_with(codes: list[int]) -> Manifest:
         return {"containerName": _CONTAINER_NAME, "operator": "In", "values": codes}
 
     return [
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+        # A restart would fail in the same way: refused arguments, or a NaN.
         {"action": "FailJob", "onExitCodes": ended_with([2, 3])},
+        # Preempted and saved; 143 is torchrun's agent after SIGTERM.
         {"action": "Ignore", "onExitCodes": ended_with([75, 143])},
     ]
 
@@ -237,8 +232,8 @@ def _build_pod_spec(pod: PodSpec) -> Manifest:
     return {
         "restartPolicy": "Never",
         **({"subdomain": pod.name} if has_peers else {}),
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
+        "automountServiceAccountToken": False,  # training never calls the cluster's API
+        "enableServiceLinks": False,  # else variables for every Service of the namespace
         **pod_placement(pod),
         "containers": [
             {
@@ -258,11 +253,9 @@ def _build_pod_spec(pod: PodSpec) -> Manifest:
 
 
 def _build_train_job(pod: PodSpec) -> Manifest:
-    """Return the TrainJob; its runtime sets variables for the number of nodes and the address of the first.
-
-    https://github.com/kubeflow/trainer/blob/master/pkg/apis/trainer/v1alpha1/trainjob_types.go
-    """
+    """Return the TrainJob: https://github.com/kubeflow/trainer/blob/master/pkg/apis/trainer/v1alpha1/trainjob_types.go"""
     site = pod.site
+    # The runtime sets PET_MASTER_ADDR and PET_MASTER_PORT, and the number of nodes.
     program, arguments = container_command(pod, ["--rdzv-endpoint=$(PET_MASTER_ADDR):$(PET_MASTER_PORT)"])
     return {
         "apiVersion": "trainer.kubeflow.org/v1alpha1",
@@ -287,7 +280,7 @@ def _build_train_job(pod: PodSpec) -> Manifest:
 
 
 def _build_runtime_patch(pod: PodSpec) -> Manifest:
-    """Return the patch of the runtime's pod template that a TrainJob may make."""
+    """Return the patch of the runtime's pod template."""
     pods = {
         "metadata": {"labels": _object_labels(pod)},
         "spec": {

@@ -15,13 +15,21 @@ from paceline.core.errors import RecipeError
 _MAX_LABEL_LENGTH: Final = 40
 """Leaves room in the 63 characters of a label for suffixes: `-node-0-1023-x7k2p` of a TrainJob."""
 _DIGEST_LENGTH: Final = 6
+PORT: Final = 29_400
+_CONFIG_FOLDER: Final = PurePosixPath("/etc/paceline")
+_SCRATCH: Final = "/tmp"  # noqa: S108 - an empty volume of the pod's own
+_INDEX_FIELD: Final = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+_SIGNALS: Final = "SIGTERM,SIGINT,SIGHUP,SIGUSR1"
+_AGENT_GRACE_S: Final = 30
+"""Seconds beyond the grace period of the ranks, for torchrun to end the rest and itself."""
 
 
 def dns_label(text: str) -> str:
     """Return `text` as an RFC 1035 label of at most 33 characters, `job` if nothing remains.
 
-    Services and TrainJobs require it: lower-case letters, digits and single hyphens, a letter first.
+    Services and TrainJobs require it.
     """
+    # Lower-case letters, digits and single hyphens, a letter first.
     label = re.sub(r"[^a-z0-9]+", "-", text.lower()).lstrip("-0123456789")
     return label[: _MAX_LABEL_LENGTH - _DIGEST_LENGTH - 1].strip("-") or "job"
 
@@ -42,9 +50,9 @@ def short_digest(*texts: str) -> str:
 
 
 def escape_expansion(text: str) -> str:
-    """Return `text` escaped so that Kubernetes does not expand `$(NAME)` or `$$` in it.
+    """Return `text` with `$` escaped, so that Kubernetes does not expand `$(NAME)`.
 
-    Raise `RecipeError` for text that neither YAML nor a command line can hold. Expansion rules: `command` in
+    Raise `RecipeError` for text that neither YAML nor a command line can hold. Rules: `command` in
     https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/pod-v1/.
     """
     if "\0" in text or any("\ud800" <= letter <= "\udfff" for letter in text):
@@ -52,20 +60,11 @@ def escape_expansion(text: str) -> str:
     return text.replace("$", "$$")
 
 
-PORT: Final = 29_400
-_CONFIG_FOLDER: Final = PurePosixPath("/etc/paceline")
-_SCRATCH: Final = "/tmp"  # noqa: S108 - an empty volume of the pod's own
-_INDEX_FIELD: Final = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
-_SIGNALS: Final = "SIGTERM,SIGINT,SIGHUP,SIGUSR1"
-_AGENT_GRACE_S: Final = 30
-"""Seconds beyond the grace period of the ranks, for torchrun to end the rest and itself."""
-
-
 @dataclass(frozen=True)
 class PodSpec:
     """Data that all pods of a job share; `name` is the job's name in the cluster.
 
-    `files` are the texts, by path, of files that exist only on this machine: recipe and ladder.
+    `files` are the texts, by path, of recipe and ladder, which exist only on this machine.
     """
 
     name: str
@@ -85,6 +84,7 @@ class PodSpec:
 
     def file_name(self, path: Path) -> str:
         """Return the file name in pods; its stem becomes the name of the recipe or ladder."""
+        # The stem becomes the recipe's or ladder's name in pods.
         return f"{dns_label(self.job.name) if path == self.job.frozen_recipe else file_key(path.stem)}.yaml"
 
     @property
@@ -99,10 +99,8 @@ def build_pod(job: ClusterJob, site: KubernetesSite, files: Mapping[Path, str]) 
 
 
 def run_dir_in_pods(job: ClusterJob, site: KubernetesSite) -> PurePosixPath:
-    """Return the run directory as pods see it: unchanged below the mount, else a unique folder in `MOUNT/runs`.
-
-    This machine need not see the claim.
-    """
+    """Return the run directory as pods see it: unchanged below the mount, else a unique folder in `MOUNT/runs`."""
+    # This machine need not see the claim, so nothing is looked up.
     mount, requested = PurePosixPath(site.mount), PurePosixPath(job.run_dir)
     return (
         requested
@@ -112,7 +110,7 @@ def run_dir_in_pods(job: ClusterJob, site: KubernetesSite) -> PurePosixPath:
 
 
 def container_command(pod: PodSpec, rendezvous: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the program and its arguments; `rendezvous` are torchrun's rendezvous options for several nodes."""
+    """Return the program and its arguments; `rendezvous` are torchrun's options for several nodes."""
     args = _pod_args(pod)
     if pod.job.nodes == 1:
         return ["paceline"], [*map(escape_expansion, args), *_rank_options(pod)]
@@ -139,12 +137,13 @@ def container_environ(pod: PodSpec) -> list[dict[str, Any]]:
         # Otherwise a restarted rank may read stale addresses: https://github.com/pytorch/pytorch/issues/135712
         ours["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         ours["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(pod.grace_s)
+    # Later entries win: the site overrides paceline.
     given = {**ours, **{name: escape_expansion(value) for name, value in pod.site.environ.items()}}
     return [{"name": name, "value": value} for name, value in given.items()]
 
 
 def node_rank_variable() -> dict[str, Any]:
-    """Return the variable with the node rank in an indexed Job, as Kubeflow Trainer's torch plugin sets it.
+    """Return the node rank of an indexed Job, as Kubeflow Trainer's torch plugin sets it.
 
     https://github.com/kubeflow/trainer/blob/master/pkg/runtime/framework/plugins/torch/torch.go
     """
@@ -152,7 +151,8 @@ def node_rank_variable() -> dict[str, Any]:
 
 
 def container_resources(pod: PodSpec) -> dict[str, Any]:
-    """Return resource requests and equal limits, so that a loader sees exactly the CPUs it has."""
+    """Return requests and equal limits."""
+    # Equal limits, so that a loader sees exactly the CPUs it has.
     share: dict[str, str] = {"cpu": str(pod.site.cpus_per_rank * pod.job.ranks_per_node), "memory": pod.site.memory}
     if pod.job.gpus_per_node:
         share[pod.site.gpu_resource] = str(pod.job.gpus_per_node)
@@ -222,7 +222,7 @@ def active_deadline(time: Any) -> dict[str, int]:
 
 
 def _pod_args(pod: PodSpec) -> list[str]:
-    """Return the job's arguments with paths of recipe, ladder and run directory as pods see them."""
+    """Return the job's arguments with paths as pods see them."""
     job = pod.job
     files, run_dir = {str(path): str(_CONFIG_FOLDER / pod.file_name(path)) for path in pod.files}, str(job.run_dir)
     args = []
@@ -237,7 +237,6 @@ def _pod_args(pod: PodSpec) -> list[str]:
 
 
 def _rank_options(pod: PodSpec) -> list[str]:
-    """Return the options with which a single node starts its ranks."""
     if not pod.job.starts_ranks:
         return []
     restarts = [f"--max-restarts={pod.site.max_restarts}"] if pod.job.args[0] == "train" else []

@@ -1,7 +1,4 @@
-"""Site configuration:
-
-What a Slurm or Kubernetes cluster needs besides the job, from a file and from KEY=VALUE arguments.
-"""
+"""Site configuration: settings of a Slurm or Kubernetes cluster, from a file and from KEY=VALUE arguments."""
 
 import re
 import typing
@@ -28,6 +25,29 @@ from paceline.recipe.load import Layer, LayerStack, Patch, merge_layers
 from paceline.recipe.schema.base import Auto, Off, Section, Switch, TimeDuration
 from paceline.recipe.yaml import read_yaml_file
 
+_MANAGED_OPTIONS: Final = {
+    "array": "--array",
+    "chdir": "the folder that you submit from",
+    "cpus-per-task": "slurm.cpus_per_rank",
+    "job-name": "the recipe's name",
+    "nodes": "--nodes",
+    "ntasks": "--ranks-per-node",
+    "ntasks-per-node": "--ranks-per-node",
+    "output": "slurm.output",
+    "requeue": "slurm.requeue",
+    "signal": "slurm.lead",
+    "time": "slurm.time",
+}
+"""Options that every script sets, and the setting that controls each."""
+# https://kubernetes.io/docs/concepts/overview/working-with-objects/names/ and .../labels/
+_DNS_PATTERN: Final = r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?"
+_LABEL_PATTERN: Final = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+# Narrower than https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/
+_QUANTITY_PATTERN: Final = r"[1-9][0-9]*(\.[0-9]{1,3})?(k|M|G|T|Ki|Mi|Gi|Ti)?"
+_RESERVED_FOLDERS: Final = ("/", "/dev", "/etc", "/opt", "/proc", "/sys", "/tmp", "/usr")  # noqa: S108
+SITES: Final = Path(str(resources.files("paceline.cluster") / "sites"))
+_SUFFIXES: Final = (".yaml", ".yml")
+
 
 def as_text(value: object) -> object:
     """Convert a number or bool to text, such as an account or label that YAML parsed as a number."""
@@ -43,22 +63,6 @@ def check_variable_name(name: str) -> str:
     return name
 
 
-_MANAGED_OPTIONS: Final = {
-    "array": "--array",
-    "chdir": "the folder that you submit from",
-    "cpus-per-task": "slurm.cpus_per_rank",
-    "job-name": "the recipe's name",
-    "nodes": "--nodes",
-    "ntasks": "--ranks-per-node",
-    "ntasks-per-node": "--ranks-per-node",
-    "output": "slurm.output",
-    "requeue": "slurm.requeue",
-    "signal": "slurm.lead",
-    "time": "slurm.time",
-}
-"""Options that every script sets, and the setting that controls each."""
-
-
 def _check_line(text: str) -> str:
     if not text.isprintable() or not text:
         raise ValueError(f"{text!r} cannot be on a line of a script (write printable characters)")
@@ -66,7 +70,6 @@ def _check_line(text: str) -> str:
 
 
 def _check_option(text: str) -> str:
-    """Return a long option with its value. Raise `ValueError` for one that the script already sets."""
     match = re.fullmatch(r"--([a-z][a-z0-9-]*)(=.*)?", _check_line(text))
     if match is None:
         raise ValueError(f"{text!r} is not an option in its long form (write --name=value)")
@@ -169,14 +172,6 @@ class SlurmSite(Section):
         if self.time != "auto" and self.lead != "auto" and self.lead.seconds >= self.time.seconds:
             raise ValueError(f"lead {self.lead} is not before the time limit of {self.time} (lower it)")
         return self
-
-
-# https://kubernetes.io/docs/concepts/overview/working-with-objects/names/ and .../labels/
-_DNS_PATTERN: Final = r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?"
-_LABEL_PATTERN: Final = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
-# Narrower than https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/
-_QUANTITY_PATTERN: Final = r"[1-9][0-9]*(\.[0-9]{1,3})?(k|M|G|T|Ki|Mi|Gi|Ti)?"
-_RESERVED_FOLDERS: Final = ("/", "/dev", "/etc", "/opt", "/proc", "/sys", "/tmp", "/usr")  # noqa: S108
 
 
 def _build_pattern_check(pattern: str, what: str) -> Callable[[str], str]:
@@ -300,10 +295,6 @@ class KubernetesSite(Section):
     """How often each pod may fail before the Job fails; evictions do not count. Only for kind job."""
 
 
-SITES: Final = Path(str(resources.files("paceline.cluster") / "sites"))
-_SUFFIXES: Final = (".yaml", ".yml")
-
-
 class Site(Section):
     """Cluster, with one section per scheduler."""
 
@@ -321,10 +312,9 @@ def site_names() -> list[str]:
 def load_site(
     name: str | None, overrides: Sequence[str], default_file: Path | None = None, origin: str = "--site"
 ) -> Site:
-    """Return the site `name`, else that of file `default_file`, with overrides such as `slurm.time=2h`.
+    """Return the site `name`, else that of `default_file`, with overrides such as `slurm.time=2h`.
 
-    `origin` names the origin of `name` in errors. Without either, defaults apply. Raise `RecipeError` as `file:line:
-    field: problem`.
+    `origin` names the origin of `name` in errors. Raise `RecipeError` as `file:line: field: problem`.
     """
     path = default_file if name is None else _find_site_file(name, Path(), f"{origin}: {name!r}")
     stack = merge_layers([*_read_layers(path), Layer(Patch.parse(list(overrides)).values(), "command line")])
@@ -335,7 +325,7 @@ def load_site(
 
 
 def _read_layers(path: Path | None) -> list[Layer]:
-    """Return the layers of `path` from the root of its `extends` chain; none without a path."""
+    """Return the layers of `path` from the root of its `extends` chain."""
     layers: list[Layer] = []
     seen: list[Path] = []
     while path is not None:
@@ -352,7 +342,7 @@ def _read_layers(path: Path | None) -> list[Layer]:
 
 
 def _find_site_file(name: object, folder: Path, where: str) -> Path:
-    """Return the file of a shipped site, or a path relative to `folder`. Raise `RecipeError` if it does not exist."""
+    """Return the file of a shipped site, or a path relative to `folder`."""
     if isinstance(name, str) and name in site_names():
         return SITES / f"{name}.yaml"
     if not isinstance(name, str) or not name.endswith(_SUFFIXES):
@@ -369,7 +359,8 @@ def _layer_origin(path: Path) -> str:
 
 
 def _explain_error(error: ValidationError, stack: LayerStack) -> str:
-    """Return one line about the first invalid field; an unknown field comes first, because it explains other errors."""
+    """Return one line about the first invalid field."""
+    # An unknown field explains other errors, so it comes first.
     unknown = [detail for detail in error.errors(include_url=False) if detail["type"] == "extra_forbidden"]
     path, message = _explain_unknown_field(unknown[0]) if unknown else explain(error, stack.values)
     below = (where for field, where in stack.origins.items() if field.startswith(f"{path}."))
@@ -379,7 +370,7 @@ def _explain_error(error: ValidationError, stack: LayerStack) -> str:
 
 
 def _explain_unknown_field(detail: ErrorDetails) -> tuple[str, str]:
-    """Return the path of an unknown field, and the fields that exist beside it."""
+    """Return the path of an unknown field, and the fields beside it."""
     *parents, leaf = map(str, detail["loc"])
     model: type[BaseModel] = Site
     for name in parents:
@@ -391,7 +382,6 @@ def _explain_unknown_field(detail: ErrorDetails) -> tuple[str, str]:
 
 
 def _nested_models(annotation: Any) -> Iterator[type[BaseModel]]:
-    """Yield the section classes in an annotation."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for argument in typing.get_args(annotation):

@@ -15,6 +15,23 @@ from paceline.core.units import Duration
 
 _LINE_WIDTH: Final = 100
 _UNQUOTED: Final = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
+_PREEMPTED_CODE: Final = 75
+"""Exit code of a preempted program that saved (docs/reference/exit-codes.md)."""
+_USR1_CODE: Final = 138
+"""128 + SIGUSR1: exit code of a program that got the signal before it installed a handler."""
+_TASK_ID: Final = '"$SLURM_ARRAY_TASK_ID"'
+_END_TIME_LINES: Final = (
+    "# When the job ends, so that the run stops in time. Slurm sets this for tasks itself since 23.02.",
+    'ends=$(squeue --noheader --format=%e --job "$SLURM_JOB_ID")',
+    'export PACELINE_END_TIME="${SLURM_JOB_END_TIME:-$(date +%s --date="$ends" 2> /dev/null)}"',
+)
+_RANKS_COMMENT: Final = (
+    "# Each task is a rank, and reads its rank from Slurm's variables. If one fails, srun ends the others."
+)
+_SINGLE_COMMENT: Final = "# Slurm signals only this shell, which forwards the signal to the program."
+_JOB_ID: Final = '"$SLURM_JOB_ID"'
+_ARRAY_TASK_JOB_ID: Final = '"${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"'
+"""ID of one array task; SLURM_JOB_ID can stand for the whole array."""
 
 
 def shell_word(text: str) -> str:
@@ -55,31 +72,12 @@ def comment(text: str) -> str:
 
 
 def _ansi_c_escape(character: str) -> str:
-    """Return a character escaped for `$'...'`; undecodable bytes of file names are preserved."""
+    """Return a character escaped for `$'...'`; undecodable bytes are preserved."""
     if character in "\\'":
         return f"\\{character}"
     if character.isprintable():
         return character
     return "".join(f"\\x{byte:02x}" for byte in character.encode("utf-8", "surrogateescape"))
-
-
-_PREEMPTED_CODE: Final = 75
-"""Exit code of a preempted program that saved (docs/reference/exit-codes.md)."""
-_USR1_CODE: Final = 138
-"""128 + SIGUSR1: exit code of a program that got the signal before it installed a handler."""
-_TASK_ID: Final = '"$SLURM_ARRAY_TASK_ID"'
-_END_TIME_LINES: Final = (
-    "# When the job ends, so that the run stops in time. Slurm sets this for tasks itself since 23.02.",
-    'ends=$(squeue --noheader --format=%e --job "$SLURM_JOB_ID")',
-    'export PACELINE_END_TIME="${SLURM_JOB_END_TIME:-$(date +%s --date="$ends" 2> /dev/null)}"',
-)
-_RANKS_COMMENT: Final = (
-    "# Each task is a rank, and reads its rank from Slurm's variables. If one fails, srun ends the others."
-)
-_SINGLE_COMMENT: Final = "# Slurm signals only this shell, which forwards the signal to the program."
-_JOB_ID: Final = '"$SLURM_JOB_ID"'
-_ARRAY_TASK_JOB_ID: Final = '"${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"'
-"""ID of one array task; SLURM_JOB_ID can stand for the whole array."""
 
 
 def build_script(job: ClusterJob, site: SlurmSite, python: str = sys.executable) -> str:
@@ -109,17 +107,13 @@ def output_pattern(job: ClusterJob, site: SlurmSite) -> str:
 
 
 def signal_lead_s(job: ClusterJob, site: SlurmSite) -> int:
-    """Return how many seconds before the time limit Slurm signals the job.
-
-    By default the grace period, at most half of the time limit; Slurm may signal up to a minute earlier.
-    """
+    """Return how many seconds before the time limit Slurm signals the job."""
     limit_s: float = math.inf if site.time == "auto" else site.time.seconds
     wanted_s: float = min(job.grace_s, limit_s / 2) if site.lead == "auto" else site.lead.seconds
     return round(wanted_s)
 
 
 def _check_container(job: ClusterJob, site: SlurmSite) -> None:
-    """Raise `RecipeError` for a container runtime that cannot run the job."""
     if site.container.runtime != "none" and not job.starts_ranks and (job.nodes > 1 or _has_nodes_option(job)):
         raise RecipeError(
             f"slurm.container.runtime: {site.container.runtime} has no srun in it, which {job.args[0]} "
@@ -136,7 +130,6 @@ def _has_nodes_option(job: ClusterJob) -> bool:
 
 
 def _directive_lines(job: ClusterJob, site: SlurmSite) -> list[str]:
-    """Return the `#SBATCH` lines."""
     name = "".join(each if each.isprintable() else "_" for each in job.name)
     options = {
         "job-name": name,
@@ -154,7 +147,9 @@ def _directive_lines(job: ClusterJob, site: SlurmSite) -> list[str]:
         "array": _task_ranges(job.tasks) or None,
         "chdir": str(job.folder),
         "output": output_pattern(job, site),
+        # A requeued job continues its output file.
         "open-mode": "append",
+        # B: only the batch shell, which forwards the signal to a program without srun.
         "signal": f"{'' if job.starts_ranks else 'B:'}USR1@{signal_lead_s(job, site)}",
     }
     lines = [directive(option, value) for option, value in options.items() if value is not None]
@@ -169,12 +164,10 @@ def _directive_lines(job: ClusterJob, site: SlurmSite) -> list[str]:
 
 
 def _none_if_auto(value: str) -> str | None:
-    """Return a site's value, None for `auto`."""
     return None if value == "auto" else value
 
 
 def _gpu_request(job: ClusterJob, site: SlurmSite) -> str | None:
-    """Return the GPU request per node with its type; None without GPUs."""
     if not job.gpus_per_node:
         return None
     kinds = [] if site.gpu_type == "auto" else [site.gpu_type]
@@ -182,7 +175,6 @@ def _gpu_request(job: ClusterJob, site: SlurmSite) -> str | None:
 
 
 def _time_limit(limit: Duration) -> str:
-    """Return a duration as hours:minutes:seconds."""
     minutes, second = divmod(round(limit.seconds), 60)
     return f"{minutes // 60:02}:{minutes % 60:02}:{second:02}"
 
@@ -199,7 +191,6 @@ def _task_ranges(tasks: Sequence[int]) -> str:
 
 
 def _environment_lines(site: SlurmSite) -> list[str]:
-    """Return the lines that load modules, run the site's setup, activate its Python and set its variables."""
     lines = [" ".join(["module load", *map(shell_word, site.modules)])] if site.modules else []
     lines += [site.setup.rstrip("\n")] if site.setup.strip() else []
     if site.venv != "off":
@@ -208,16 +199,17 @@ def _environment_lines(site: SlurmSite) -> list[str]:
 
 
 def _cpus_per_rank(job: ClusterJob, site: SlurmSite) -> int | Literal["auto"]:
-    """Return the CPUs per rank: the site's value, or a share of the node."""
     if site.cpus_per_rank != "auto" or site.cpus_per_node == "auto":
         return site.cpus_per_rank
     return max(1, site.cpus_per_node // job.ranks_per_node)
 
 
 def _srun_lines(job: ClusterJob, site: SlurmSite, python: str) -> list[str]:
-    """Return the lines that start the ranks with srun and wait for them."""
+    """Return the lines that start the ranks with srun."""
+    # Without it, the other ranks would wait in a collective for one that failed.
     options = ["--kill-on-bad-exit=1"]
     if _cpus_per_rank(job, site) != "auto":
+        # Since Slurm 22.05, srun does not inherit the CPUs per task of the job.
         options.append(f"--cpus-per-task={_cpus_per_rank(job, site)}")
     if site.container.runtime == "pyxis":
         options += [f"--container-image={site.container.image}", f"--container-workdir={job.folder}"]
@@ -233,7 +225,7 @@ def _srun_lines(job: ClusterJob, site: SlurmSite, python: str) -> list[str]:
 
 
 def _single_process_lines(job: ClusterJob, site: SlurmSite, python: str) -> list[str]:
-    """Return the lines that start one process from the batch shell, and wait for it across a signal."""
+    """Return the lines that start one process, and wait for it across a signal."""
     return [
         _SINGLE_COMMENT,
         "is_asked=",
@@ -249,7 +241,7 @@ def _single_process_lines(job: ClusterJob, site: SlurmSite, python: str) -> list
 
 
 def _program_args(job: ClusterJob, site: SlurmSite, python: str) -> list[list[str]]:
-    """Return the program's quoted arguments, each option together with its value."""
+    # -P: do not import modules from the working directory, which may hold data.
     args = list(map(shell_word, job.args))
     started = [*_container_args(job, site.container), shell_word(_python_path(site, python)), "-P", "-m", "paceline"]
     groups = [[*started, args[0]]]
@@ -272,7 +264,7 @@ def _python_path(site: SlurmSite, python: str) -> str:
 
 
 def _container_args(job: ClusterJob, container: Container) -> list[str]:
-    """Return the quoted command prefix that runs in a container; empty without one, or if srun does that."""
+    """Return the quoted command prefix that runs in a container."""
     match container.runtime:
         case "apptainer":
             gpus = ["--nv"] if job.gpus_per_node else []
@@ -286,7 +278,7 @@ def _container_args(job: ClusterJob, container: Container) -> list[str]:
 
 
 def _container_mounts(job: ClusterJob, container: Container) -> list[str]:
-    """Return bind mounts as HERE:THERE. Raise `RecipeError` for a path with a colon or comma."""
+    """Return bind mounts as HERE:THERE. Raise `RecipeError` for a colon or comma."""
     folders = list(dict.fromkeys([str(job.folder), str(job.run_dir)]))
     wrong = next((folder for folder in folders if ":" in folder or "," in folder), None)
     if wrong is not None:
@@ -297,7 +289,7 @@ def _container_mounts(job: ClusterJob, container: Container) -> list[str]:
 
 
 def _requeue_lines(job: ClusterJob, site: SlurmSite) -> list[str]:
-    """Return the lines that requeue a preempted job, and exit with the program's code."""
+    """Return the lines that requeue a preempted job, else exit with its code."""
     if site.requeue == "off":
         return ['exit "$code"']
     if job.starts_ranks:

@@ -92,7 +92,6 @@ class SlurmClient:
         self._run(["scancel", *jobs])
 
     def _run(self, command: Sequence[str]) -> tuple[str, str]:
-        """Return stdout and stderr of a command. Raise `SlurmError` if it fails."""
         environ = {name: value for name, value in self.environ.items() if not _SUBMITTER_VARIABLE.fullmatch(name)}
         try:
             ended = subprocess.run(
@@ -131,12 +130,12 @@ def follow_until_end(
 ) -> JobState:
     """Poll a job until it ends, and return its final state.
 
-    `on_state` gets each state change, `on_line` each new line of output. `output` is the output file, if known without
-    asking Slurm. `pause` is called between polls. An end other than completion must be seen twice, because Slurm may be
-    about to requeue the job. Raise `SlurmError` after too many failed queries.
+    `on_state` gets each state change, `on_line` each new line of output. `output` is the output file, if known
+    without asking Slurm. `pause` is called between polls. Raise `SlurmError` after too many failed queries.
     """
     last_text, before, tail = "", None, FileTail()
     for now in _poll_states(query, pause):
+        # Slurm may be about to requeue a job that failed, so any end but completion must be seen twice.
         is_end = now.state == "COMPLETED" or (now.has_ended and now == before)
         if str(now) != last_text and (is_end or not now.has_ended):
             last_text = str(now)
@@ -150,7 +149,6 @@ def follow_until_end(
 
 
 def _poll_states(query: Callable[[], JobState], pause: Callable[[], None]) -> Iterator[JobState]:
-    """Yield the state of a job repeatedly; retry failed queries."""
     unanswered = 0
     while True:
         try:
@@ -172,12 +170,13 @@ class FileTail:
         self._offset = 0
 
     def read_lines(self, path: Path | None, *, include_partial: bool) -> Iterator[str]:
-        """Yield new complete lines, and with `include_partial` also an incomplete last one."""
+        """Yield new complete lines, and with `include_partial` an incomplete last one."""
         if path is None or not path.exists():
             return
         with contextlib.suppress(OSError), open_to_read(path) as file:
             file.seek(self._offset)
             for line in file:
+                # The rest of the line may still be written: read it again at the next poll.
                 if not line.endswith(b"\n") and not include_partial:
                     return
                 self._offset += len(line)
@@ -185,6 +184,5 @@ class FileTail:
 
 
 def _error_text(output: str, program: str) -> str:
-    """Return the error messages of a Slurm command in one line."""
     lines = [re.sub(rf"^{program}: (error: |fatal: )?", "", line).strip() for line in output.splitlines()]
     return "; ".join(line for line in lines if line) or "failed without a message"
