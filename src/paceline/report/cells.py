@@ -12,6 +12,18 @@ from paceline.core.units import accuracy, milliseconds, number, seconds, share, 
 from paceline.report.document import Paragraph, TableCell
 from paceline.report.text import clean_text, finite_or_none, format_time
 
+EMPTY_CELL: Final = TableCell("")
+_MAX_SENTENCE_CHARS: Final = 400
+# What a process does outside its counted steps, and time that no stage covers.
+_PROCESS_PARTS: Final = {
+    "start_up": display_name("start_up"),
+    "compile": "compiling",
+    "warmup": "warm-up",
+    "finish": "finish",
+    "closing": "closing",
+    "residual": display_name("residual"),
+}
+
 
 def text_cell(value: object, longest: int = 160) -> TableCell:
     """Return untrusted text on one line."""
@@ -24,12 +36,12 @@ def count_cell(value: float) -> TableCell:
 
 
 def number_cell(value: float | None) -> TableCell:
-    """Return a number with at least three significant digits; empty for None."""
+    """Return a number with at least three significant digits."""
     return TableCell("") if value is None else TableCell(number(value), value)
 
 
 def loss_cell(value: float | None) -> TableCell:
-    """Return a loss or an error with four decimals; empty for None."""
+    """Return a loss with four decimals."""
     return TableCell("") if value is None else TableCell(f"{value:,.4f}", value)
 
 
@@ -44,12 +56,12 @@ def milliseconds_cell(value_s: float) -> TableCell:
 
 
 def share_cell(value: float, *, bar: bool = False) -> TableCell:
-    """Return a share (0 to 1) as a percentage, optionally with a bar."""
+    """Return a share (0 to 1) as a percentage."""
     return TableCell(share(value), value, bar=min(1.0, max(0.0, value)) if bar else None)
 
 
 def accuracy_cell(value: float | None, *, bar: bool = False) -> TableCell:
-    """Return an accuracy (0 to 1) as a percentage, optionally with a bar; empty for None."""
+    """Return an accuracy (0 to 1) as a percentage."""
     return TableCell("") if value is None else TableCell(accuracy(value), value, bar=value if bar else None)
 
 
@@ -59,7 +71,7 @@ def bytes_cell(value: float) -> TableCell:
 
 
 def time_cell(unix_s: float | None) -> TableCell:
-    """Return a Unix time as date and time of day; empty for None."""
+    """Return a Unix time as date and time of day."""
     return TableCell("") if unix_s is None else TableCell(format_time(unix_s), unix_s)
 
 
@@ -87,19 +99,15 @@ def value_cell(key: str, value: Any) -> TableCell:
     return text_cell("unknown" if value == "" else value, 300)
 
 
-EMPTY_CELL: Final = TableCell("")
-_MAX_SENTENCE_CHARS: Final = 400
-
-
 def rate_interval_cell(interval: Interval | None) -> TableCell:
-    """Return a rate in images/s, such as `1,234` and `1,200 to 1,260`."""
+    """Return images/s: `1,234`, `1,200 to 1,260`."""
     if interval is None:
         return EMPTY_CELL
     return TableCell(format_rate(interval.value), interval.value, note=_interval_note(interval, format_rate))
 
 
 def ratio_interval_cell(interval: Interval | None) -> TableCell:
-    """Return a ratio, such as `1.23x` and `1.19 to 1.28`."""
+    """Return a ratio: `1.23x`, `1.19 to 1.28`."""
     if interval is None:
         return EMPTY_CELL
     return TableCell(
@@ -108,7 +116,7 @@ def ratio_interval_cell(interval: Interval | None) -> TableCell:
 
 
 def change_interval_cell(interval: Interval | None) -> TableCell:
-    """Return a relative difference, such as `-0.3 %` and `-1.1 to +0.5`."""
+    """Return a relative difference: `-0.3 %`, `-1.1 to +0.5`."""
     if interval is None:
         return EMPTY_CELL
     return TableCell(
@@ -119,7 +127,7 @@ def change_interval_cell(interval: Interval | None) -> TableCell:
 
 
 def share_interval_cell(interval: Interval | None) -> TableCell:
-    """Return a share, such as `93.1 %` and `92.0 to 94.2`."""
+    """Return a share: `93.1 %`, `92.0 to 94.2`."""
     if interval is None:
         return EMPTY_CELL
     return TableCell(
@@ -128,7 +136,7 @@ def share_interval_cell(interval: Interval | None) -> TableCell:
 
 
 def accuracy_interval_cell(interval: Interval | None) -> TableCell:
-    """Return an accuracy, such as `93.12 %` and `92.95 to 93.29`."""
+    """Return an accuracy: `93.12 %`, `92.95 to 93.29`."""
     if interval is None:
         return EMPTY_CELL
     return TableCell(
@@ -137,7 +145,7 @@ def accuracy_interval_cell(interval: Interval | None) -> TableCell:
 
 
 def points_interval_cell(interval: Interval | None) -> TableCell:
-    """Return a difference of accuracies, such as `-0.31 points` and `-1.12 to +0.50`."""
+    """Return a difference of accuracies: `-0.31 points`, `-1.12 to +0.50`."""
     if interval is None:
         return EMPTY_CELL
     return TableCell(
@@ -148,47 +156,48 @@ def points_interval_cell(interval: Interval | None) -> TableCell:
 
 
 def seconds_interval_cell(interval: Interval | None) -> TableCell:
-    """Return a duration, such as `12.3 s` and `11.9 s to 12.7 s`."""
+    """Return a duration: `12.3 s`, `11.9 s to 12.7 s`."""
     if interval is None:
         return EMPTY_CELL
     return TableCell(seconds(interval.value), interval.value, note=_interval_note(interval, seconds))
 
 
 def number_interval_cell(interval: Interval | None) -> TableCell:
-    """Return any other number, such as `12.3` and `11.9 to 12.7`."""
+    """Return any other number: `12.3`, `11.9 to 12.7`."""
     if interval is None:
         return EMPTY_CELL
     return TableCell(number(interval.value), interval.value, note=_interval_note(interval, number))
 
 
 def format_rate(images_per_s: float) -> str:
-    """Return images/s as text with three digits; decimals of a rate above 1000 are noise."""
+    """Return images/s as text with at least three digits."""
+    # Decimals of a rate above 1000 are noise.
     return f"{images_per_s:,.0f}" if images_per_s >= 1000 else number(images_per_s)
 
 
 def format_range(low: str, high: str) -> str:
-    """Return ` (low to high)` to append to a number in a sentence."""
+    """Return ` (low to high)`."""
     return f" ({low} to {high})"
 
 
 def patch_cell(patch: Sequence[str], nothing: str = "") -> TableCell:
-    """Return overrides as code to paste; `nothing` as text if there are none."""
+    """Return overrides as code to paste, or `nothing`."""
     text = shlex.join(patch)
     return TableCell(clean_text(text, _MAX_SENTENCE_CHARS), is_code=True) if text else TableCell(nothing)
 
 
 def sentence_cell(text: str) -> TableCell:
-    """Return untrusted text, which may be long, on one line."""
+    """Return untrusted text of a sentence or two."""
     return TableCell(clean_text(text, _MAX_SENTENCE_CHARS))
 
 
 def optional_seconds_cell(value_s: float | None) -> TableCell:
-    """Return a duration; empty for None."""
+    """Return a duration."""
     return EMPTY_CELL if value_s is None else TableCell(seconds(value_s), value_s)
 
 
 def optional_share_cell(value: float | None) -> TableCell:
-    """Return a share; empty for None."""
+    """Return a share (0 to 1)."""
     return EMPTY_CELL if value is None else TableCell(share(value), value)
 
 
@@ -200,7 +209,7 @@ def _interval_note(interval: Interval, format_bound: Callable[[float], str]) -> 
 
 @dataclass(frozen=True)
 class TimeUnit:
-    """A unit of time, and its length in seconds."""
+    """A unit of time of `seconds` seconds."""
 
     unit: str
     seconds: float
@@ -216,19 +225,8 @@ def choose_time_unit(longest_s: float) -> TimeUnit:
     return next((TimeUnit(unit, each) for unit, each, limit in units if longest_s <= limit), TimeUnit("days", 86_400.0))
 
 
-# What a process does outside its counted steps, and time that no stage covers.
-_PROCESS_PARTS: Final = {
-    "start_up": display_name("start_up"),
-    "compile": "compiling",
-    "warmup": "warm-up",
-    "finish": "finish",
-    "closing": "closing",
-    "residual": display_name("residual"),
-}
-
-
 def stage_label(key: str) -> str:
-    """Return the label of a stage, a pause or another part of a run's time."""
+    """Return the label of a stage, a pause or another part of a run."""
     return _PROCESS_PARTS.get(key) or display_name(key)
 
 

@@ -11,10 +11,26 @@ from paceline.report.document import Chart, ChartLine, HeatMap
 from paceline.report.series import Point, downsample_points, split_at_gaps
 from paceline.report.text import clean_text
 
+# All lengths are in SVG units, which are CSS pixels at the natural size.
+WIDTH, HEIGHT = 440.0, 236.0
+MAX_LINES = 32
+# Margins above and below, widths of a letter and of a bold one, height of a label.
+_TOP, _BOTTOM, _LETTER, _BOLD, _LABEL = 22.0, 34.0, 6.9, 8.2, 13.0
+_MAX_TOTAL_POINTS = 2000  # over all lines of a chart
+NUM_LINE_STYLES = 4  # colours that page.css distinguishes
+_MAX_LABEL_CHARS = 14
+_MAX_TOOLTIPS = 60
+MAX_NAMED_CLASSES = 30  # a matrix of more numbers its classes
+MAX_MATRIX_CLASSES = 100
+_NUM_LEVELS = 10  # of opacity, in a matrix that is drawn as one path per level
+_MIN_OPACITY = 0.25  # below this, a cell looks empty
+_NAME_CHAR_WIDTH = 6.2
+_MAX_NAME_CHARS = 14
+
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis from `low` to `high` with the value and text of each tick; `scale` maps values to a linear scale."""
+    """An axis with the value and text of each tick; `scale` maps values to a linear scale."""
 
     low: float
     high: float
@@ -28,7 +44,7 @@ class Axis:
 
 
 def linear_axis(low: float, high: float, num_ticks: int = 5, *, is_tight: bool = False) -> Axis:
-    """Return a linear axis with about `num_ticks` ticks at 1, 2 or 5 times a power of ten.
+    """Return an axis with about `num_ticks` ticks at 1, 2 or 5 times a power of ten.
 
     A tight axis ends at the values instead of at ticks.
     """
@@ -36,6 +52,7 @@ def linear_axis(low: float, high: float, num_ticks: int = 5, *, is_tight: bool =
         around = abs(low) if abs(low) > 1e-300 else 1.0
         low, high = (low, low + around) if low >= 0 else (low - around, low)
     step = _nice_step((high - low) / num_ticks)
+    # 1e-9: a quotient that is whole up to rounding must not add a tick.
     first = math.ceil(low / step - 1e-9) if is_tight else math.floor(low / step + 1e-9)
     last = math.floor(high / step + 1e-9) if is_tight else math.ceil(high / step - 1e-9)
     ticks = [index * step for index in range(first, last + 1)]
@@ -45,7 +62,7 @@ def linear_axis(low: float, high: float, num_ticks: int = 5, *, is_tight: bool =
 
 
 def log2_axis(low: float, high: float, num_ticks: int = 7) -> Axis:
-    """Return a log axis over positive values with at most `num_ticks` ticks at powers of two, such as rank counts.
+    """Return a log axis over positive values with at most `num_ticks` ticks at powers of two.
 
     With fewer than two powers of two in range, the ticks are at both ends.
     """
@@ -60,8 +77,9 @@ def log2_axis(low: float, high: float, num_ticks: int = 7) -> Axis:
 
 
 def log10_axis(low: float, high: float, num_ticks: int = 5) -> Axis:
-    """Return a log axis over positive values that ends at ticks: at 1, 2 and 5 times a power of ten if these fit."""
+    """Return a log axis over positive values that ends at ticks."""
     first, last = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
+    # Ticks at 1, 2 and 5 times a power of ten if these fit, else at powers.
     for nice in ((1.0, 2.0, 5.0), (1.0,)):
         ticks = [each * 10.0**power for power in range(first, last + 1) for each in nice]
         begin = max(index for index, tick in enumerate(ticks) if index == 0 or tick <= low * (1 + 1e-9))
@@ -90,15 +108,6 @@ def _tick_formatter(step: float, largest: float) -> Callable[[float], str]:
     if decimals > 4 or largest >= 1e7:
         return lambda value: f"{value:.3g}".replace("e-0", "e-").replace("e+0", "e") if value else "0"
     return lambda value: f"{value + 0.0:,.{decimals}f}"
-
-
-WIDTH, HEIGHT = 440.0, 236.0
-MAX_LINES = 32
-_TOP, _BOTTOM, _LETTER, _BOLD, _LABEL = 22.0, 34.0, 6.9, 8.2, 13.0
-_MAX_TOTAL_POINTS = 2000  # over all lines of a chart
-NUM_LINE_STYLES = 4
-_MAX_LABEL_CHARS = 14
-_MAX_TOOLTIPS = 60
 
 
 @dataclass(frozen=True)
@@ -142,9 +151,9 @@ class Tooltip:
 
 @dataclass(frozen=True)
 class ChartGeometry:
-    """A chart ready to draw: frame, ticks, curves and tooltips.
+    """A chart ready to draw.
 
-    `legend` pairs CSS classes with full names if a name does not fit at its line's end.
+    `legend` pairs CSS classes with names that do not fit at the ends of their lines.
     """
 
     left: float
@@ -212,7 +221,7 @@ def layout_chart(chart: Chart) -> ChartGeometry:
 
 
 def _line_styles(lines: Sequence[ChartLine]) -> tuple[list[str], list[str]]:
-    """Return the CSS class of each line, and the label at its end ("" for none)."""
+    """Return the CSS class and the end label ("" for none) of each line."""
     if not _is_grouped(lines):
         fits = all(_fits_label(line.name) for line in lines)
         labels = [_end_label(line.name, "" if fits else line.label) if len(lines) > 1 else "" for line in lines]
@@ -296,6 +305,7 @@ def _marked_points(line: ChartLine) -> Sequence[Point]:
 def _spread_labels(ends: Sequence[float | None], bottom: float) -> list[float]:
     order = sorted((end, index) for index, end in enumerate(ends) if end is not None)
     placed = dict.fromkeys(range(len(ends)), 0.0)
+    # Down first, then up from the bottom edge: neighbours are a label apart either way.
     above = _TOP - _LABEL
     for end, index in order:
         above = max(end, above + _LABEL)
@@ -350,22 +360,14 @@ def _describe_chart(chart: Chart, lines: Sequence[ChartLine]) -> str:
     return f"{chart.title} ({chart.y_label}) over {chart.x_label}: {'; '.join(ranges)}"
 
 
-MAX_NAMED_CLASSES = 30
-MAX_MATRIX_CLASSES = 100
-_NUM_LEVELS = 10
-_MIN_OPACITY = 0.25
-_NAME_CHAR_WIDTH = 6.2
-_MAX_NAME_CHARS = 14
-
-
 @dataclass(frozen=True)
 class HeatMapSquare:
-    """A nonzero cell: its corner, opacity (0 to 1), text and tooltip; `is_right` marks the diagonal."""
+    """A nonzero cell: its corner, opacity (0 to 1), text and tooltip."""
 
     x: float
     y: float
     level: float
-    is_right: bool
+    is_right: bool  # on the diagonal
     text: str
     hint: str
 
@@ -389,7 +391,7 @@ class ClassTick:
 
 @dataclass(frozen=True)
 class HeatMapGeometry:
-    """A heat map ready to draw; `left` and `top` are the margins of the names, which lean if they are long."""
+    """A heat map ready to draw; `left` and `top` are margins of the names, which lean if long."""
 
     width: float
     height: float

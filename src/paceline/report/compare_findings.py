@@ -13,10 +13,30 @@ from paceline.report.settings import describe_mixed_code, describe_other_code, f
 
 _REACHED_SUFFIX: Final = " that reached the target"
 _EVALUATED_SUFFIX: Final = " that was evaluated"
+# Margin of near-chance accuracy, as a share of chance or of 1 - chance if that is less. The accuracy of a model that
+# predicts one class varies within it.
+_NEAR_CHANCE_SHARE: Final = 0.2
+# A run whose best accuracy is below this share of the overall best sets no target for the others.
+MIN_BEST_SHARE: Final = 0.5
+_DATA_COUNTS = ("train_images", "val_images", "num_classes")
+_SOURCE_PREFIX = "data.source."
+_MODEL_SETTINGS = ("model.name", "model.width", "model.norm", "model.args")
+# Settings that change with the hardware, so that it still gets the credit for images/s.
+_SCALED_WITH_HARDWARE: Final = (
+    "device",
+    "ranks",
+    "data.batch_size",
+    "data.workers",
+    "parallel.",
+    "checkpoint.",
+    "log.",
+    "measure.",
+    "torch",
+)
 
 
 def build_sentences(groups: Sequence[GroupResult], target: float | None, metric: str) -> Iterator[str]:
-    """Yield sentences on each group but the first, compared with the first."""
+    """Yield sentences that compare each group with the first."""
     reference, *others = groups
     if not others:
         runs = count(len(reference.runs), "run")
@@ -73,7 +93,7 @@ def _split_speedup(group: GroupResult) -> str:
 
 
 def shown_speed_cause(group: GroupResult) -> str:
-    """Return the cause of a group's ratio of images/s, "" if it displays as 1.00x and needs no explanation."""
+    """Return the cause of the ratio of images/s; "" if it displays as 1.00x."""
     is_shown = group.hardware is not None and f"{group.hardware.value:.2f}" != "1.00"
     return group.pace_by if group.pace_by is not None and (is_shown or group.pace_by in ("hardware", "starved")) else ""
 
@@ -105,7 +125,7 @@ def _accuracy_sentences(group: GroupResult, reference: GroupResult, metric: str)
 
 
 def _no_interval_reason(group: GroupResult, reference: GroupResult, num: int, num_reference: int, which: str) -> str:
-    """Return why there is no interval; `which` describes the runs that count, of `num` and `num_reference`."""
+    """Return why there is no interval; of `num` and `num_reference` runs, `which` says which count."""
     single = [each for each, runs in ((group, num), (reference, num_reference)) if runs == 1]
     whose = single[0].name if len(single) == 1 else "each"
     return f"no interval: there is one run of {whose}{which if any(len(each.runs) > 1 for each in single) else ''}"
@@ -121,19 +141,12 @@ def _capitalize_name(text: str) -> str:
     return text[0].upper() + text[1:] if text.startswith(("batch ", "with ", "without ")) else text
 
 
-# Margin of near-chance accuracy, as a share of chance or of 1 - chance if that is less. The accuracy of a model that
-# predicts one class varies within it.
-_NEAR_CHANCE_SHARE: Final = 0.2
-# A run whose best accuracy is below this share of the overall best sets no target for the others.
-MIN_BEST_SHARE: Final = 0.5
-
-
 @dataclass(frozen=True)
 class AccuracyTarget:
-    """A target accuracy, None if no run was evaluated or none has learned, and its origin.
+    """A target accuracy and its origin; None if no run was evaluated or has learned.
 
-    `untrained_runs` are the runs ignored because they have not learned. `patience` is the number of evaluations in a
-    row that must reach the target, for all runs.
+    `untrained_runs` have not learned and are ignored. All runs must reach the target in `patience` evaluations in a
+    row.
     """
 
     level: float | None
@@ -142,7 +155,7 @@ class AccuracyTarget:
     patience: int = 1
 
     def find_first_reached(self, run: ComparedRun) -> EvalPoint | None:
-        """Return the evaluation with which a run reached the target, the last of `patience` in a row, or None."""
+        """Return the evaluation with which a run reached the target, or None."""
         if self.level is None:
             return None
         index = TargetCriterion(self.level, self.patience).first_reached_at(each.accuracy for each in run.evals)
@@ -150,10 +163,7 @@ class AccuracyTarget:
 
 
 def choose_target(runs: Sequence[ComparedRun], metric: str, requested: float | None) -> AccuracyTarget:
-    """Return the target accuracy.
-
-    Use `requested` if given, else the lowest target at which a recipe stops (`train.stop.top1`), else the lowest of the
-    best accuracies of all runs that learned, which is the highest that all of these reach.
+    """Return `requested`, else the lowest `train.stop.top1`, else the highest target that all runs that learned reach.
 
     Raise `RecipeError` if `requested` is not in (0, 1].
     """
@@ -177,20 +187,19 @@ def choose_target(runs: Sequence[ComparedRun], metric: str, requested: float | N
     untrained = tuple(run for (run, _), learned in zip(bests, has_learned, strict=True) if not learned)
     if not levels:
         return AccuracyTarget(None, "chance", untrained)
+    # The highest target that all of these runs reach.
     return AccuracyTarget(min(levels), "lowest_learnt" if untrained else "lowest_best", untrained)
 
 
 def near_chance_accuracy(run: ComparedRun, metric: str) -> float:
-    """Return the accuracy up to which a run has learned nothing: for ten classes 12 %, a fifth above chance.
-
-    Return 0 if the number of classes is unknown.
-    """
+    """Return the accuracy up to which a run has learned nothing; 0 if the number of classes is unknown."""
     chance = chance_accuracy(run, metric)
+    # For ten classes 12 %: a fifth above chance.
     return chance + _NEAR_CHANCE_SHARE * min(chance, 1 - chance)
 
 
 def chance_accuracy(run: ComparedRun, metric: str) -> float:
-    """Return the chance accuracy for the run's classes, 0 if their number is unknown."""
+    """Return the accuracy of guessing; 0 if the number of classes is unknown."""
     classes = run.plan.get("num_classes")
     if not isinstance(classes, int) or classes < 1:
         return 0.0
@@ -203,7 +212,7 @@ def best_accuracy(run: ComparedRun) -> float | None:
 
 
 def stop_accuracy(run: ComparedRun) -> float | None:
-    """Return the accuracy at which the run's recipe stops, None if it does not."""
+    """Return `train.stop.top1` of the recipe, None if it is off."""
     try:
         stop = float(run.settings.get("train.stop.top1", ""))
     except ValueError:
@@ -212,14 +221,9 @@ def stop_accuracy(run: ComparedRun) -> float | None:
 
 
 def stop_patience(run: ComparedRun) -> int:
-    """Return the recipe's `train.stop.patience`, 1 if it is absent or invalid."""
+    """Return `train.stop.patience` of the recipe, 1 if absent or invalid."""
     patience = run.settings.get("train.stop.patience", "")
     return max(1, int(patience)) if patience.isdecimal() and len(patience) < 10 else 1
-
-
-_DATA_COUNTS = ("train_images", "val_images", "num_classes")
-_SOURCE_PREFIX = "data.source."
-_MODEL_SETTINGS = ("model.name", "model.width", "model.norm", "model.args")
 
 
 def build_notes(
@@ -368,24 +372,11 @@ def _names_and_verb(names: Sequence[str]) -> str:
     return f"{join_few(names)} {'was' if len(names) == 1 else 'were'}"
 
 
-# Settings that change with the hardware, so that it still gets the credit for images/s.
-_SCALED_WITH_HARDWARE: Final = (
-    "device",
-    "ranks",
-    "data.batch_size",
-    "data.workers",
-    "parallel.",
-    "checkpoint.",
-    "log.",
-    "measure.",
-    "torch",
-)
-
-
 def find_speed_cause(runs: Sequence[ComparedRun], reference: Sequence[ComparedRun], ratio: Interval) -> SpeedCause:
     """Return the cause of the `ratio` of two groups' images/s, as in `GroupResult.pace_by`."""
     if any(run.starved_share is not None for run in (*runs, *reference)):
         return "starved"
+    # Runs of a group have equal settings.
     paths = find_differing_settings([runs[0].settings, reference[0].settings])
     if any(_has_other_hardware(run, each) for run in runs for each in reference):
         with_hardware = (changes_result_only(path) or path.startswith(_SCALED_WITH_HARDWARE) for path in paths)

@@ -22,14 +22,15 @@ _MAX_STEPS: Final = 4_000
 _MAX_RECIPE_BYTES: Final = 256 << 10
 _VERSIONS: Final = ("paceline", "torch")
 _RUN_FILES: Final = ("recipe.yaml", "result.json", "plan.json")
+TargetOrigin = Literal["asked", "recipes", "lowest_best", "lowest_learnt", "chance", "nothing"]
+SpeedCause = Literal["starved", "hardware", "mixed", "software", "noise", "scatter"]
 
 
 @dataclass(frozen=True)
 class EvalPoint:
-    """An evaluation: the compared accuracy (0 to 1) and how much training preceded it; 0 if unknown.
+    """An evaluation: the compared accuracy (0 to 1), and the training before it; 0 if unknown.
 
-    `loss` is None if it was NaN or infinite. `train_accuracy` and `train_loss` are of training images evaluated like
-    validation images (`train.eval_train`); None without.
+    `loss` is None if it was not finite. `train_accuracy` and `train_loss` are of `train.eval_train`.
     """
 
     accuracy: float
@@ -43,10 +44,11 @@ class EvalPoint:
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """A run to compare. Missing values are empty; `problems` has a line per unreadable file.
+    """A run to compare; missing values are empty.
 
     `settings` are the recipe's without its seed, as text by dotted path, with `ranks`, `device` and versions.
-    `hardware` holds CPU, cores and GPUs as far as known. `code` identifies the run's plugins.
+    `hardware` holds CPU, cores and GPUs as far as known. `code` identifies the run's plugins. `problems` has a line
+    per unreadable file.
     """
 
     path: Path
@@ -69,7 +71,7 @@ class ComparedRun:
 
     @property
     def starved_share(self) -> float | None:
-        """Return the share of time in which other processes held a CPU-starved run's cores; None for any other run."""
+        """Return the share of time in which others held a CPU-starved run's cores."""
         return None if self.result is None else self.result.starved
 
     @property
@@ -79,10 +81,7 @@ class ComparedRun:
 
 
 def read_compared_run(path: Path, metric: str) -> ComparedRun:
-    """Read the run directory `path`, finished or not, for comparison by `metric`.
-
-    Raise `PacelineError` if it is not a run directory.
-    """
+    """Read a run directory, finished or not. Raise `PacelineError` if `path` is none."""
     rundir = RunDir(path)
     try:
         is_run = any((path / name).is_file() for name in _RUN_FILES)
@@ -133,7 +132,7 @@ def _read_evals(records: Iterable[dict[str, Any]], metric: str) -> Iterator[Eval
 
 
 def _find_device(result: RunResult | None, machine: dict[str, Any], settings: dict[str, str]) -> tuple[str, bool]:
-    """Return the device's name, and whether it is a GPU, estimated for an unfinished run."""
+    """Return the device's name, and whether it is a GPU."""
     requested = settings.get("parallel.device", "auto")
     used = result.provenance.get("device", "") if result is not None else requested
     gpus = machine.get("cuda_devices")
@@ -169,10 +168,6 @@ def _one_line(value: object) -> str:
 def _positive_int(value: object) -> int | None:
     amount = finite_or_none(value)
     return int(amount) if amount is not None and amount >= 1 else None
-
-
-TargetOrigin = Literal["asked", "recipes", "lowest_best", "lowest_learnt", "chance", "nothing"]
-SpeedCause = Literal["starved", "hardware", "mixed", "software", "noise", "scatter"]
 
 
 class RunOutcome(ResultModel):
@@ -267,8 +262,7 @@ class CompareResult(ResultModel):
     def ranked_indices(self) -> list[int]:
         """Return the indices of the groups in table order.
 
-        Keep the given order if all runs reach the target. Otherwise sort by final accuracy, highest first, unevaluated
-        groups last.
+        Unless all runs reach the target, the most accurate comes first, and groups without evaluation last.
         """
         indices = list(range(len(self.groups)))
         if self.all_reach_target:

@@ -34,10 +34,39 @@ from paceline.report.series import Point, downsample_points
 
 _NOT_REACHED: Final = TableCell("not reached")
 _REFERENCE_RATIO: Final = TableCell("1.00x", 1.0)
+_MAX_CURVE_POINTS = 300
+_METRIC_TITLES: Final = {
+    "top1": "Top-1 accuracy",
+    "top5": "Top-5 accuracy",
+    "mean_class_accuracy": "Mean accuracy of classes",
+}
+_GAP_NOTE: Final = (
+    "The generalization gap is the validation loss minus the training loss. The training loss is the mean over the "
+    "steps since the previous evaluation, on augmented images and with the recipe's label smoothing. With "
+    "train.eval_train=on it is that of training images, evaluated like validation images."
+)
+NamedRuns = Sequence[tuple[str, Sequence[ComparedRun]]]
+_REACHING_COLUMNS: Final = (
+    TableColumn("group", is_number=False),
+    TableColumn("reached"),
+    TableColumn("time"),
+    TableColumn("epochs"),
+    TableColumn("speed-up"),
+    TableColumn("by images/s"),
+    TableColumn("by images needed"),
+)
+_ENDING_COLUMNS: Final = (
+    TableColumn("group", is_number=False),
+    TableColumn("last"),
+    TableColumn("best"),
+    TableColumn("loss"),
+    TableColumn("against the first"),
+    TableColumn("images/s"),
+)
 
 
 def build_compare_page(result: CompareResult, runs: Sequence[ComparedRun]) -> ReportPage:
-    """Return the page of a comparison of `runs`, the runs of `result`."""
+    """Return the page of `result`, the comparison of `runs`."""
     drawn = list(zip(_group_labels(result), group_runs(runs), strict=True))
     num_runs = count(len(runs), "run")
     sections = [
@@ -65,22 +94,8 @@ def build_compare_page(result: CompareResult, runs: Sequence[ComparedRun]) -> Re
     )
 
 
-_MAX_CURVE_POINTS = 300
-_METRIC_TITLES: Final = {
-    "top1": "Top-1 accuracy",
-    "top5": "Top-5 accuracy",
-    "mean_class_accuracy": "Mean accuracy of classes",
-}
-_GAP_NOTE: Final = (
-    "The generalization gap is the validation loss minus the training loss. The training loss is the mean over the "
-    "steps since the previous evaluation, on augmented images and with the recipe's label smoothing. With "
-    "train.eval_train=on it is that of training images, evaluated like validation images."
-)
-NamedRuns = Sequence[tuple[str, Sequence[ComparedRun]]]
-
-
 def build_curves(groups: NamedRuns, target: float | None, metric: str) -> Iterator[Block]:
-    """Yield the charts of runs in named groups, and a note if some runs are not drawn."""
+    """Yield the charts of runs in named groups, and notes."""
     runs = _choose_drawn_runs(groups)
     gaps = [*_train_val_charts(groups, metric), *_gap_charts(runs)]
     charts = [*_accuracy_charts(runs, target, metric), *_loss_charts(runs), *gaps]
@@ -135,7 +150,7 @@ def _loss_charts(runs: Sequence[tuple[str, ComparedRun]]) -> Iterator[Chart]:
 
 
 def _train_val_charts(groups: NamedRuns, metric: str) -> Iterator[Chart]:
-    """Yield learning curves of each group's first run: validation solid, training dashed."""
+    """Yield learning curves of each group's first run."""
     first = [(name, members[0]) for name, members in groups if members][: MAX_LINES // 2]
     note = "dashed: training" + (
         "" if all(len(members) == 1 for _, members in groups) else ", of each group's first run"
@@ -209,9 +224,9 @@ def _has_train_and_val(lines: Sequence[ChartLine]) -> bool:
 def _group_line(
     group: str, split: str, points: Sequence[Point], *, marked: bool = False, dashed: bool = False
 ) -> ChartLine:
-    thinned = downsample_points(points, _MAX_CURVE_POINTS)
+    downsampled = downsample_points(points, _MAX_CURVE_POINTS)
     return ChartLine(
-        f"{group}, {split}", thinned, has_markers=marked, group=group, label=_group_number(group), is_dashed=dashed
+        f"{group}, {split}", downsampled, has_markers=marked, group=group, label=_group_number(group), is_dashed=dashed
     )
 
 
@@ -238,7 +253,7 @@ def _group_number(name: str) -> str:
 
 
 def hours_heading(runs: Sequence[ComparedRun]) -> str:
-    """Return the heading of rank-hours: GPU-hours if all runs used GPUs."""
+    """Return the heading of rank-hours."""
     return "GPU-hours" if all(run.has_gpu for run in runs) else "rank-hours"
 
 
@@ -265,27 +280,8 @@ def _group_tables(result: CompareResult, hours: str) -> Iterator[Block]:
 
 
 def describe_order(result: CompareResult) -> str:
-    """Return how tables are sorted, as the end of a title; "" for the given order."""
+    """Return the end of a table's title that tells how it is sorted."""
     return "" if result.all_reach_target or len(result.groups) == 1 else ", the highest first"
-
-
-_REACHING_COLUMNS: Final = (
-    TableColumn("group", is_number=False),
-    TableColumn("reached"),
-    TableColumn("time"),
-    TableColumn("epochs"),
-    TableColumn("speed-up"),
-    TableColumn("by images/s"),
-    TableColumn("by images needed"),
-)
-_ENDING_COLUMNS: Final = (
-    TableColumn("group", is_number=False),
-    TableColumn("last"),
-    TableColumn("best"),
-    TableColumn("loss"),
-    TableColumn("against the first"),
-    TableColumn("images/s"),
-)
 
 
 def _group_labels(result: CompareResult) -> list[str]:
@@ -303,7 +299,7 @@ def _group_rows(
 
 
 def reaching_cells(group_result: GroupResult, is_first: bool) -> list[TableCell]:
-    """Return a group's name, number of runs that reach the target, time, epochs, speed-up and its factors."""
+    """Return name, runs that reach the target, time, epochs, speed-up and its factors."""
     reached = TableCell(f"{group_result.reached} of {len(group_result.runs)}", group_result.reached)
     if not group_result.reached:
         return [TableCell(group_result.name), reached, _NOT_REACHED, *[cells.EMPTY_CELL] * 4]
@@ -322,7 +318,7 @@ def reaching_cells(group_result: GroupResult, is_first: bool) -> list[TableCell]
 
 
 def ending_cells(group_result: GroupResult, is_first: bool) -> list[TableCell]:
-    """Return a group's name, last and best accuracy, loss, gap to the first, throughput and hours."""
+    """Return name, last and best accuracy, loss, gap to the first, throughput and hours."""
     return [
         TableCell(group_result.name),
         cells.accuracy_interval_cell(_without_trivial_bounds(group_result.accuracy)),

@@ -21,6 +21,9 @@ from paceline.report.compare_findings import (
 from paceline.report.compare_model import ComparedRun, CompareResult, GroupResult, RunOutcome, SpeedCause
 from paceline.report.settings import find_differing_settings, format_setting, name_groups
 
+DEFAULT_MEASURE: Final = "speedup"
+_RATIO_MEASURES: Final = (DEFAULT_MEASURE, "gap", "images_per_s")
+
 
 @dataclass(frozen=True)
 class _Ratios:
@@ -67,7 +70,7 @@ def compare_runs(
 
 
 def group_runs(runs: Sequence[ComparedRun]) -> list[list[ComparedRun]]:
-    """Group runs with equal settings except the seed, in the order of each group's first run."""
+    """Group runs with equal settings except the seed, in order of first runs."""
     groups: dict[object, list[ComparedRun]] = {}
     for index, run in enumerate(runs):
         # Without readable settings, nobody knows which runs are equal.
@@ -223,20 +226,16 @@ def _exp_or_inf(logarithm: float) -> float:
     return math.exp(logarithm) if logarithm < 700 else math.inf
 
 
-DEFAULT_MEASURE: Final = "speedup"
-_RATIO_MEASURES: Final = (DEFAULT_MEASURE, "gap", "images_per_s")
-
-
 @dataclass(frozen=True)
 class Threshold:
-    """A measure of a group and its minimum: a ratio, an accuracy (0 to 1) or images/s."""
+    """The minimum of a measure: a ratio, an accuracy (0 to 1) or images/s."""
 
     measure: str
     least: float
 
 
 def parse_thresholds(options: Sequence[str], metric: str) -> list[Threshold]:
-    """Parse `[METRIC=]VALUE` words; `metric` is the compared accuracy. Raise `RecipeError` naming a bad word."""
+    """Parse `[METRIC=]VALUE` words. Raise `RecipeError` for a bad word."""
     known = (*_RATIO_MEASURES, metric)
     thresholds = []
     for option in options:
@@ -260,7 +259,7 @@ def parse_thresholds(options: Sequence[str], metric: str) -> list[Threshold]:
 
 
 def check_thresholds(result: CompareResult, thresholds: Sequence[Threshold]) -> list[str]:
-    """Return a sentence per failure: each group but the first whose measure is below a threshold or unknown.
+    """Return a sentence per group but the first whose measure is unknown or below a threshold.
 
     Raise `RecipeError` if there is only one group, since no threshold could ever fail.
     """

@@ -6,13 +6,16 @@ from typing import ClassVar, Literal
 
 from paceline.report.series import Point
 
+# CSS class of a status or a finding.
+Tone = Literal["good", "warning", "bad"]
+
 
 @dataclass(frozen=True)
 class TableCell:
-    """A table cell: `text` for the reader, and `value` as measured where the cell shows a number.
+    """A table cell: `text` to read, and `value` as measured.
 
-    `bar` is a share (0 to 1) drawn behind the text, `swatch` a colour class, and `note` small print such as an
-    interval. `is_code` marks text to paste.
+    `bar` is a share (0 to 1) drawn behind the text, `swatch` a CSS class, `note` small print such as an interval.
+    `is_code` marks text to paste.
     """
 
     text: str
@@ -51,10 +54,9 @@ class Command:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells.
+    """Rows of cells; those after the first `num_open` (0: no limit) are folded under `more`.
 
-    Rows after the first `num_open` (0 for no limit) are folded under `more`. `is_folded` folds the whole table under
-    `title`. `has_sum` marks the last row as a total.
+    `is_folded` folds the whole table under `title`. `has_sum` marks the last row as a total.
     """
 
     title: str
@@ -87,11 +89,10 @@ class CodeBlock:
 
 @dataclass(frozen=True)
 class ChartLine:
-    """A line of a chart.
+    """A line of a chart; `bounds` holds intervals (low, high) by point.
 
-    `has_markers` draws a marker at each point. `bounds` holds intervals (low, high) by point. `label` replaces a name
-    too long for the line's end. Lines of one `group` share a style and one label if the chart has too many lines or any
-    `is_dashed` line.
+    `label` replaces a name too long for the line's end. Lines of one `group` share a style and one label if the
+    chart has too many lines or any `is_dashed` line.
     """
 
     name: str
@@ -107,15 +108,15 @@ class ChartLine:
 class Chart:
     """Lines over a common x axis.
 
-    The y axis includes `low` and `high` unless None. `rule` is a horizontal reference line: its y and its name. With
-    `log_x` or `log_y` all values on that axis must be above 0, and `low` is None for `log_y`.
+    The y axis includes `low` and `high` unless None. `rule` is a horizontal reference line: its y and its name.
+    Values on a log axis must be above 0.
     """
 
     title: str
     x_label: str
     y_label: str
     lines: Sequence[ChartLine]
-    low: float | None = 0.0
+    low: float | None = 0.0  # None with `log_y`: a log axis has no 0
     high: float | None = None
     note: str = ""
     rule: tuple[float, str] | None = None
@@ -134,7 +135,7 @@ class ChartRow:
 
 @dataclass(frozen=True)
 class BarSegment:
-    """A segment of a bar: its `share` of the whole (0 to 1), its value as text, and a CSS class as `colour`."""
+    """A segment of a bar: its `share` of the whole (0 to 1), text, and CSS class."""
 
     name: str
     share: float
@@ -144,21 +145,19 @@ class BarSegment:
 
 @dataclass(frozen=True)
 class StackedBar:
-    """A stacked bar; `scale` labels its start, middle and end. Drop the legend if a table with the same colours
-    follows.
-    """
+    """A stacked bar; `scale` labels its start, middle and end."""
 
     title: str
     parts: Sequence[BarSegment]
     scale: Sequence[str]
     note: str = ""
-    has_legend: bool = True
+    has_legend: bool = True  # off if a table with the same colours follows
     kind: ClassVar[str] = "bar"
 
 
 @dataclass(frozen=True)
 class BarRow:
-    """One bar of a bar chart: `parts` and `bounds` (the interval of its end) are shares of the chart's width."""
+    """One bar; `parts` and `bounds` (its interval) are shares of the chart's width."""
 
     name: str
     parts: Sequence[BarSegment]
@@ -168,8 +167,9 @@ class BarRow:
 
 @dataclass(frozen=True)
 class BarChart:
-    """A bar chart; `legend` pairs a name with a CSS class. `has_table` says that a table repeats it, so Markdown omits
-    it.
+    """A bar chart; `legend` pairs a name with a CSS class.
+
+    Markdown omits it if `has_table`: a table repeats it.
     """
 
     title: str
@@ -210,9 +210,6 @@ class Gallery:
     kind: ClassVar[str] = "gallery"
 
 
-# CSS class of a status or a finding.
-Tone = Literal["good", "warning", "bad"]
-
 Block = Paragraph | Command | Table | KeyValueList | CodeBlock | ChartRow | StackedBar | BarChart | HeatMap | Gallery
 
 
@@ -247,7 +244,7 @@ class BottleneckSummary:
 
 @dataclass(frozen=True)
 class HealthFinding:
-    """A problem in what the model learned, and what to do about it."""
+    """A problem in what the model learned, and a remedy."""
 
     title: str
     severity: Literal["error", "warning", "note"]
@@ -268,7 +265,7 @@ class HealthFinding:
 
 @dataclass(frozen=True)
 class ReportPage:
-    """A whole report; `about` names its kind and `source` where its figures come from."""
+    """A report; `about` names its kind, `source` the origin of its figures."""
 
     title: str
     subtitle: Sequence[str]

@@ -38,11 +38,20 @@ MAX_OPEN_ROWS: Final = 40
 _MAX_COMMAND_CHARS: Final = 4000
 _MAX_BOUND_RATIO: Final = 1.5
 _SHOWN_ELSEWHERE: Final = ("command",)
+# Columns of `parity_cells`.
+PARITY_COLUMNS: Final = (
+    TableColumn("loss below"),
+    TableColumn("loss"),
+    TableColumn("difference"),
+    TableColumn("tolerance"),
+    TableColumn("loss is", is_number=False),
+    TableColumn("why", is_number=False, is_wide=True),
+)
 
 
 @dataclass(frozen=True)
 class ExperimentReport:
-    """The context of an experiment's report: its folder, and the recipe it varies ("" for none).
+    """The folder of an experiment, and the recipe it varies ("" for none).
 
     `problems` has a line per unreadable file.
     """
@@ -124,7 +133,7 @@ def shell_command(arguments: Sequence[str]) -> Command:
 
 
 def rate_bars(title: str, note: str, bars: Sequence[RateBar], legend: Sequence[tuple[str, str]] = ()) -> BarChart:
-    """Return bars from 0 with their intervals; non-finite values have no bar."""
+    """Return bars from 0 with their intervals."""
     values = [value for each in bars if (value := finite_or_none(each.rate.value)) is not None and value > 0]
     most = max(values, default=1.0)
     # An interval far beyond all values would leave no room for these: clip it at the edge.
@@ -144,7 +153,7 @@ def _rate_row(each: RateBar, top: float) -> BarRow:
 
 
 def bottleneck_of(whose: str, recorded: Mapping[str, str]) -> BottleneckSummary | None:
-    """Return the bottleneck of `whose` runs, where a next change should start; None if unknown."""
+    """Return the bottleneck of `whose` runs; None if unknown."""
     if not recorded.get("bottleneck"):
         return None
     texts = {key: clean_text(value, 500) for key, value in recorded.items()}
@@ -155,14 +164,14 @@ def bottleneck_of(whose: str, recorded: Mapping[str, str]) -> BottleneckSummary 
 
 
 def describe_bounds(interval: Interval | None) -> str:
-    """Return `1.19 to 1.28 with 95 % confidence`, or that there was only one measurement."""
+    """Return `1.19 to 1.28 with 95 % confidence`, or a note on a single measurement."""
     if interval is None or interval.low is None or interval.high is None:
         return "measured once, so its scatter is unknown"
     return f"{interval.low:,.2f} to {interval.high:,.2f} {CONFIDENCE_TEXT}"
 
 
 def measured_line(name: str, values: Iterable[tuple[float, Interval | None]], group: str = "") -> ChartLine:
-    """Return a line of markers in order of x, without missing and non-finite values."""
+    """Return a line of markers in order of x, of finite values only."""
     points: list[Point] = []
     bounds: dict[Point, tuple[float, float]] = {}
     for x, each in sorted(values, key=lambda pair: pair[0]):
@@ -177,28 +186,17 @@ def measured_line(name: str, values: Iterable[tuple[float, Interval | None]], gr
 
 
 def plain_line(name: str, values: Iterable[tuple[float, float | None]], *, marked: bool = True) -> ChartLine:
-    """Return a line without intervals in order of x, without missing and non-finite values."""
+    """Return a line without intervals in order of x, of finite values only."""
     points = {(x, value) for x, each in values if (value := finite_or_none(each)) is not None}
     return ChartLine(name, sorted(points), has_markers=marked)
 
 
 def scale_interval(interval: Interval | None, factor: float) -> Interval | None:
-    """Return an interval multiplied by `factor`; None for None."""
+    """Return an interval times `factor`."""
     if interval is None:
         return None
     low, high = (None if each is None else factor * each for each in (interval.low, interval.high))
     return Interval(value=factor * interval.value, low=low, high=high, n=interval.n)
-
-
-# Columns of `parity_cells`.
-PARITY_COLUMNS: Final = (
-    TableColumn("loss below"),
-    TableColumn("loss"),
-    TableColumn("difference"),
-    TableColumn("tolerance"),
-    TableColumn("loss is", is_number=False),
-    TableColumn("why", is_number=False, is_wide=True),
-)
 
 
 def parity_cells(parity: ParityResult) -> list[TableCell]:

@@ -36,7 +36,7 @@ CsvRow = dict[str, CsvValue]
 
 
 def write_tables(folder: ExperimentDir, result: Experiment) -> None:
-    """Write `table.csv` and `table.md` into an experiment's folder. Raise `PacelineError` if that fails."""
+    """Write `table.csv` and `table.md`. Raise `PacelineError` if that fails."""
     for path, text in ((folder.table, to_csv(result)), (folder.markdown, to_markdown_table(result))):
         try:
             write_atomic(path, printable_class_name(text))
@@ -47,7 +47,7 @@ def write_tables(folder: ExperimentDir, result: Experiment) -> None:
 def to_csv(result: Experiment) -> str:
     """Return a result as CSV with a header and LF line ends.
 
-    Values are as measured, in the unit of their column name; empty fields were not measured.
+    Values are as measured, in the unit of their column name; fields not measured are empty.
     """
     columns, rows = build_columns_and_rows(result)
     file = io.StringIO()
@@ -76,7 +76,7 @@ def to_markdown_table(result: Experiment) -> str:
 
 
 def build_columns_and_rows(result: Experiment) -> tuple[list[str], list[list[CsvValue]]]:
-    """Return the columns and rows of a result; a row is a rung, a number of ranks, a batch size or a setting."""
+    """Return the columns and rows of a result."""
     match result:
         case LadderResult():
             records = [_rung_row(rung) for rung in result.rungs]

@@ -329,7 +329,7 @@ def _bytes_cell(num_bytes: int | None) -> TableCell:
 
 
 def next_steps_section(report: ExperimentReport, result: LadderResult) -> PageSection:
-    """Return the commands that train the kept changes, on as many ranks as these were measured on."""
+    """Return the commands that train the kept changes."""
     if not result.best_patch:
         return PageSection("take", "Next steps", [cells.missing_paragraph("No change was kept: keep the recipe.")])
     blocks: list[Block] = []
@@ -350,6 +350,7 @@ def build_next_commands(folder: Path, result: LadderResult) -> list[tuple[str, l
         patch = tuple(
             f"{_ROOT_FIELD}={pack_arguments[0]}" if word.startswith(f"{_ROOT_FIELD}=") else word for word in patch
         )
+    # As many ranks as the best rung was measured on.
     best = next((rung.ranks for rung in result.rungs if rung.name == result.best), None)
     why = f"To train the whole recipe with all changes that were kept, up to the rung “{result.best}”:"
     steps.append((why, ["paceline", "train", str(folder), *patch, "--ranks", str(best or result.ranks)]))

@@ -48,6 +48,8 @@ _EVALUATION_COLUMNS: Final = {
     "images_per_s": "images/s",
 }
 _MAX_EVAL_ROWS = 500
+_NUM_OPEN_CLASSES: Final = 20
+_MAX_CONFUSED_PAIRS: Final = 20
 
 
 def learning_section(run: RunData) -> PageSection:
@@ -211,10 +213,6 @@ def _evaluation_cell(key: str, value: object) -> TableCell:
             return cells.loss_cell(amount)
 
 
-_NUM_OPEN_CLASSES: Final = 20
-_MAX_CONFUSED_PAIRS: Final = 20
-
-
 def classes_section(run: RunData, *, max_classes: int = 1000, max_thumbnail_bytes: int = 400_000) -> PageSection:
     """Return the class table, the confusion matrix and the worst mistakes.
 
@@ -276,6 +274,7 @@ def _confusion_blocks(run: RunData) -> list[Block]:
 
 def _confused_pairs(run: RunData) -> list[list[TableCell]]:
     mistakes = (
+        # Negative indices: of equal counts, `nlargest` takes the first in class order.
         (count, -row, -column)
         for row, counts in enumerate(run.confusion)
         for column, count in enumerate(counts)

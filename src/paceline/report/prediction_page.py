@@ -38,7 +38,7 @@ _BASIS_LABELS: Final = {"points": "from a table of times", "run": "from a run an
 
 
 def prediction_table(result: PredictionResult) -> Table:
-    """Return a row per number of ranks, measured or predicted, with the number of images if it varies."""
+    """Return a row per number of ranks, measured or predicted."""
     has_cost = any(each.cost is not None for each in result.predictions)
     has_start_up = any(each.parts.get(_START_UP) for each in result.predictions)
     titles = ["nodes", "batch per rank", *(["images"] if result.has_several_images else [])]
@@ -182,7 +182,7 @@ def _ranks_chart(
 
 
 def _predicted_line(result: PredictionResult, read: Callable[[Predicted, float], float]) -> ChartLine:
-    """Return a line of `read(prediction, time)` over ranks, with intervals where both bounds are known."""
+    """Return `read(prediction, time)` over ranks, with intervals whose bounds are known."""
     points: list[tuple[float, float | None]] = []
     bounds: dict[Point, tuple[float, float]] = {}
     for each in result.predictions:
@@ -197,6 +197,7 @@ def _predicted_line(result: PredictionResult, read: Callable[[Predicted, float],
 
 
 def _single_rank_s(each: Predicted) -> float:
+    # Efficiency is t_1 / (n t_n), so this is t_1.
     return each.efficiency * each.ranks * each.time_s
 
 

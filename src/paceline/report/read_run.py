@@ -26,8 +26,8 @@ from paceline.report.text import MAX_MAGNITUDE, clean_text
 MAX_FILE_BYTES = 8 << 20
 MAX_RECORDS = 2_000_000
 MAX_NODES: Final = 16
-_MAX_LINE_BYTES = 1 << 20
-_HEAD_BYTES = 64 << 10
+_MAX_LINE_BYTES = 1 << 20  # a longer line is not a record of ours, and could exhaust memory
+_HEAD_BYTES = 64 << 10  # enough to estimate the mean length of a record
 _MAX_MEAN_RECORD_BYTES = 2 << 10
 _MAX_EVALS = 20_000
 _MAX_STEPS = 20_000
@@ -49,7 +49,7 @@ class FirstRecords:
 
 @dataclass(frozen=True)
 class NodeSeries:
-    """Telemetry of a node: `series` has one key per quantity (`gpu3.power_w` for GPU 3), `gpus` names by index."""
+    """Telemetry of a node: `series` has keys such as `gpu3.power_w`, `gpus` names by index."""
 
     number: int
     series: Series
@@ -58,7 +58,7 @@ class NodeSeries:
 
 @dataclass(frozen=True)
 class WorstMistake:
-    """A misclassified image: its record in `worst.json`, and its thumbnail as a data URL ("" if there is none)."""
+    """A misclassified image: its record in `worst.json`, and its thumbnail as a data URL or ""."""
 
     record: dict[str, Any]
     thumbnail: str
@@ -99,7 +99,7 @@ def is_experiment_dir(path: Path) -> bool:
 
 
 class TolerantReader:
-    """Read the files of a run directory and collect problems, one line each, in `problems`."""
+    """Read the files of a run directory, and collect a line per problem."""
 
     def __init__(self) -> None:
         self.problems: list[str] = []
@@ -144,11 +144,12 @@ class TolerantReader:
     def read_sample(self, path: Path, max_records: int) -> tuple[Iterator[dict[str, Any]], bool]:
         """Return the records of a JSON Lines file, and whether they are a sample.
 
-        Of a file with more than about twice `max_records` records, return at most that many, spread evenly and
-        including the first and the last, so that reading takes bounded time.
+        Of a file with more than about `2 * max_records` records, return at most `max_records`, spread evenly
+        from the first to the last.
         """
         head = self.read_bytes(path, _HEAD_BYTES)
         num_lines = head.count(b"\n")
+        # Only a long file is sampled, which bounds the time to read it.
         is_long = False
         if num_lines and len(head) == _HEAD_BYTES:
             num_bytes = path.stat().st_size
@@ -216,14 +217,14 @@ class TolerantReader:
 
 
 def find_setting(recipe: str, section: str, field: str) -> str:
-    """Return a field of a section of a resolved recipe as text, "" if it is absent."""
+    """Return a field of a resolved recipe as text; "" if absent."""
     match = re.search(rf"^{section}:\n((?:[ ].*\n|\n)*)", recipe + "\n", re.MULTILINE)
     value = re.search(rf"^[ ]+{field}:[ ]*(.*)$", match[1], re.MULTILINE) if match else None
     return value[1].strip() if value else ""
 
 
 def _seek_line_start(file: BinaryIO, begin: int) -> bool:
-    """Seek to the first line at or after `begin`; return whether there is one within a line's length."""
+    """Seek to the first line at or after `begin`; return whether one was found."""
     file.seek(max(0, begin - 1))
     return begin == 0 or file.readline(_MAX_LINE_BYTES).endswith(b"\n")
 
@@ -246,12 +247,13 @@ def _parse_record(line: bytes) -> dict[str, Any] | None:
 
 
 def parse_result(values: dict[str, Any]) -> tuple[RunResult | None, str]:
-    """Return the result in `values`, or None, and a description of what is wrong ("" if nothing is).
+    """Return the result or None, and what is wrong with it ("" if nothing).
 
     Ignore fields that a newer version wrote.
     """
     if not values:
         return None, ""
+    # Sums and squares of such numbers would overflow.
     if _has_huge_number(values):
         return None, "result.json: is not a result: it has numbers with a hundred digits"
     try:
@@ -350,7 +352,7 @@ def _read_nodes(reader: TolerantReader, files: Sequence[tuple[int, Path]]) -> tu
 
 
 def _flatten_gpus(record: dict[str, Any], gpus: dict[int, str]) -> dict[str, Any]:
-    """Return a record with its GPUs' values as top-level keys, and add their names to `gpus`."""
+    """Return a record with its GPUs' values as top-level keys; add their names to `gpus`."""
     entries = record.pop("gpus", None)
     for each in entries if isinstance(entries, list) else []:
         if isinstance(each, dict) and isinstance(each.get("index"), int):
@@ -387,7 +389,7 @@ def _read_mistakes(reader: TolerantReader, rundir: RunDir) -> Iterator[WorstMist
 
 
 def _read_thumbnail(reader: TolerantReader, folder: Path, name: object) -> str:
-    """Return a thumbnail as a data URL; "" unless it is a PNG or JPEG file in `folder` itself."""
+    """Return a thumbnail as a data URL; "" for any other file."""
     # A name in an untrusted worst.json must not embed other files of the machine into the report.
     if not isinstance(name, str) or not name or "\0" in name or Path(name).name != name:
         return ""

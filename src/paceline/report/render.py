@@ -27,9 +27,14 @@ from paceline.report.read_run import FirstRecords, NodeSeries, RunData
 from paceline.report.series import Series
 from paceline.report.text import to_jsonable
 
+# Replaced by HTML entities, which every renderer shows as text; not all renderers honour backslashes.
+_SPECIAL_CHARACTERS = re.compile(r"[&<>|`\[\]*~\\]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
+_MAX_MARKDOWN_MATRIX = 20
+FORMAT_VERSION = 1
+
 
 def render_html(page: ReportPage) -> str:
-    """Return a page as one self-contained HTML file, without network access, scripts or fonts."""
+    """Return a page as one self-contained HTML file without scripts."""
     from jinja2 import Environment, PackageLoader, StrictUndefined  # slow to import, and training does not need it
 
     environment = Environment(
@@ -41,11 +46,6 @@ def render_html(page: ReportPage) -> str:
     )
     environment.filters |= {"plot": layout_chart, "grid": layout_heat_map}
     return environment.get_template("page.html.j2").render(page=page)
-
-
-# Replaced by HTML entities, which every renderer shows as text; not all renderers honour backslashes.
-_SPECIAL_CHARACTERS = re.compile(r"[&<>|`\[\]*~\\]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
-_MAX_MARKDOWN_MATRIX = 20
 
 
 def render_markdown(page: ReportPage) -> str:
@@ -80,7 +80,7 @@ def render_markdown(page: ReportPage) -> str:
 
 
 def escape_markdown(text: str) -> str:
-    """Return text with everything that Markdown or HTML would interpret as character references."""
+    """Return text with the special characters of Markdown and HTML as character references."""
     return _SPECIAL_CHARACTERS.sub(lambda match: f"&#{ord(match[0])};", text)
 
 
@@ -170,16 +170,14 @@ def _table_lines(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list
 
 
 def _fence_code(text: str, language: str) -> list[str]:
+    # A fence must be longer than any run of backticks inside.
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return [f"{fence}{language}", text, fence]
 
 
-FORMAT_VERSION = 1
-
-
 def run_to_data(run: RunData) -> dict[str, Any]:
-    """Return a run as plain values for JSON; NaN and infinity are strings, and long series are downsampled."""
+    """Return a run as plain values for JSON; NaN and infinity are strings."""
     result = run.result.model_dump(mode="json") if run.result is not None else None
     return to_jsonable(  # type: ignore[no-any-return]
         {

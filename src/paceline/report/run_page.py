@@ -52,7 +52,7 @@ _PLAN_LABELS: Final = {
 
 @dataclass(frozen=True)
 class PageLimits:
-    """Limits of a page: classes listed, and bytes of all thumbnails."""
+    """Limits of a page: classes in its table, and bytes of all thumbnails."""
 
     classes: int = 1000
     picture_bytes: int = 400_000
@@ -104,7 +104,7 @@ def run_status(run: RunData) -> tuple[str, Tone]:
 
 
 def run_subtitle(run: RunData) -> list[str]:
-    """Return short descriptions of recipe, model, data, training, start time, ranks and hardware."""
+    """Return recipe, model, data, training, start time, ranks and hardware."""
     result = run.result
     settings, _ = read_settings(run.recipe)
     descriptions = [
@@ -126,7 +126,7 @@ def run_subtitle(run: RunData) -> list[str]:
 
 
 def health_findings(run: RunData) -> list[HealthFinding]:
-    """Return the findings of the result, or of the logs without one, the most severe first."""
+    """Return the findings of the result or the logs, the most severe first."""
     recorded = run.result.health if run.result is not None else None
     return [
         HealthFinding(
@@ -225,7 +225,7 @@ def run_notices(run: RunData) -> list[str]:
 
 
 def summarize_bottleneck(run: RunData) -> BottleneckSummary | None:
-    """Return the bottleneck and the command to try next; None for an unfinished run."""
+    """Return the bottleneck and what to try next; None for an unfinished run."""
     if run.result is None or not run.result.verdict.get("bottleneck"):
         return None
     recorded = {key: clean_text(value, 500) for key, value in run.result.verdict.items()}
@@ -361,8 +361,6 @@ def provenance_section(run: RunData) -> PageSection:
 def _recorded_command(run: RunData) -> str:
     command = run.result.provenance.get("command") if run.result is not None else None
     if isinstance(command, list):
-        import shlex
-
         return clean_text(shlex.join(str(word) for word in command), 4000)
     return clean_text(command, 4000) if isinstance(command, str) else ""
 

@@ -45,6 +45,8 @@ _EFFICIENCY_NOTE: Final = (
     "Speed-up is ranks times efficiency. Epoch times exclude evaluations. “Exposed” is the share of a step spent "
     "waiting for gradients, “stragglers” the share spent waiting for the slowest rank."
 )
+_ANY_RULE: Final = "any"
+_RULE_LABELS: Final = {"none": "LR as it is", "sqrt": "LR by the root", "linear": "linear LR"}
 
 
 def scaling_table(result: ScaleResult) -> Table:
@@ -268,10 +270,6 @@ def _ranks_row(result: ScaleResult, point: ScalePoint) -> list[TableCell]:
     ]
 
 
-_ANY_RULE: Final = "any"
-_RULE_LABELS: Final = {"none": "LR as it is", "sqrt": "LR by the root", "linear": "linear LR"}
-
-
 def batch_table(result: ScaleResult) -> Table:
     """Return a row per batch size, warm-up and LR rule."""
     has_target = result.target is not None
@@ -314,7 +312,7 @@ def build_batch_page(report: ExperimentReport, result: ScaleResult) -> ReportPag
 
 
 def build_curves_command(folder: Path, target: float | None) -> str:
-    """Return the shell command that draws the learning curves of a study's runs together."""
+    """Return the shell command that draws the learning curves of a study's runs."""
     level = "" if target is None else f" --target {target:g}"
     return f"paceline compare {shlex.quote(str(folder))}/trials/*{level} --out {shlex.quote(str(folder))}/curves.html"
 

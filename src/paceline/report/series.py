@@ -10,6 +10,11 @@ from paceline.report.text import finite_or_none
 
 Point = tuple[float, float]
 MAX_POINTS = 500
+# Sum and number of values by key.
+_Sums = dict[str, tuple[float, int]]
+# A pause is a gap if it exceeds the median interval nearby, before and after, by this factor.
+_GAP_FACTOR: Final = 5.0
+_NUM_NEIGHBOURS: Final = 8
 
 
 @dataclass(frozen=True)
@@ -24,7 +29,7 @@ class Extent:
 
 @dataclass(frozen=True)
 class Series:
-    """A downsampled series: `points` are means of `per_point` records each, `extents` cover all `num_records`."""
+    """Points that are means of `per_point` records each; `extents` cover all `num_records`."""
 
     points: tuple[Mapping[str, float], ...] = ()
     extents: Mapping[str, Extent] = field(default_factory=dict)
@@ -45,6 +50,7 @@ class Downsampler:
     """Collect records one by one; above `limit` points, average neighbours pairwise."""
 
     def __init__(self, limit: int = MAX_POINTS) -> None:
+        # Halving merges points in pairs.
         assert limit % 2 == 0, limit
         self._limit = limit
         self._per_point = 1
@@ -90,10 +96,6 @@ class Downsampler:
         self._per_point *= 2
 
 
-# Sum and number of values by key.
-_Sums = dict[str, tuple[float, int]]
-
-
 def _add_value(sums: _Sums, key: str, value: float, number: int) -> None:
     before, num_before = sums.get(key, (0.0, 0))
     sums[key] = (before + value, num_before + number)
@@ -121,13 +123,8 @@ def downsample_points(points: Iterable[Point], limit: int) -> tuple[Point, ...]:
     return downsample(({"x": x, "y": y} for x, y in points), limit).xy_points("x", "y")
 
 
-# A pause is a gap if it exceeds the median interval nearby, before and after, by this factor.
-_GAP_FACTOR: Final = 5.0
-_NUM_NEIGHBOURS: Final = 8
-
-
 def split_at_gaps(points: Sequence[Point]) -> Iterator[Sequence[Point]]:
-    """Yield the runs of points between gaps, such as while the run was down."""
+    """Yield the runs of points between gaps."""
     # Compare with nearby intervals only: the longer a run takes, the less often paceline samples its nodes.
     widths = [after[0] - before[0] for before, after in pairwise(points)]
     begin = 0
@@ -147,7 +144,7 @@ def split_at_gaps(points: Sequence[Point]) -> Iterator[Sequence[Point]]:
 
 
 def time_weighted_mean(points: Sequence[Point]) -> float:
-    """Return the mean of the values, each weighted by the time since the previous point; gaps do not count."""
+    """Return the mean of the values, each weighted by the time since the previous point."""
     weighted = [
         (after[0] - before[0], after[1]) for piece in split_at_gaps(points) for before, after in pairwise(piece)
     ]

@@ -28,10 +28,16 @@ _MINOR_SETTINGS: Final = (
 )
 # Settings that a name starts with, in this order.
 _LEADING_SETTINGS: Final = ("model.name", "data.batch_size", _WARMUP_SETTING, "ranks", "train.precision", "optim.name")
+# `sha256` of the file and `package` of each plugin by import path, as far as known.
+PluginCode = Mapping[str, Mapping[str, str]]
+_VERSION_KEYS: Final = ("sha256", "package")
+# Enough of a SHA-256 to distinguish two files.
+_DIGEST_CHARS: Final = 8
+_MAX_NAME_CHARS: Final = 80
 
 
 def read_settings(text: str) -> tuple[dict[str, str], str]:
-    """Return the settings of a resolved recipe as text by dotted path (lists as JSON), and an error message or ""."""
+    """Return a resolved recipe as text by dotted path (lists as JSON), and an error message or ""."""
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
 
@@ -57,7 +63,7 @@ def find_differing_settings(groups: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def name_groups(groups: Sequence[Mapping[str, str]], folders: Sequence[str]) -> list[str]:
-    """Return a name for each group from all differing settings, important ones first: `batch 2048 with warm-up`."""
+    """Return a name for each group from all differing settings: `batch 2048 with warm-up`."""
     paths = find_differing_settings(groups)
     leading = [path for path in _LEADING_SETTINGS if path in paths]
     others = sorted((path for path in paths if path not in leading), key=lambda path: _sort_key(path, groups))
@@ -83,7 +89,7 @@ def _sort_key(path: str, groups: Sequence[Mapping[str, str]]) -> tuple[bool, boo
 
 
 def _setting_text(path: str, settings: Mapping[str, str], groups: Sequence[Mapping[str, str]]) -> str:
-    """Return the label of a setting, or of its alternative: `train.steps=14` for `train.epochs=auto`."""
+    """Return the label of a setting; `train.steps=14` in place of `train.epochs=auto`."""
     if settings.get(path) != _AUTO:
         return _setting_label(path, settings.get(path, ""))
     section = path.rpartition(".")[0]
@@ -119,7 +125,7 @@ def _build_names(groups: Sequence[Mapping[str, str]], paths: Sequence[str]) -> l
 
 
 def _warmup_text(length: str, *, is_only: bool, names_absence: bool) -> str:
-    """Return the label of a warm-up; `is_only` says that it has one length in all groups."""
+    """Return the label of a warm-up; `is_only`: all groups with a warm-up have this length."""
     if length in _ZERO_WARMUPS:
         return "without warm-up" if names_absence else ""
     return "with warm-up" if is_only else f"with {length} of warm-up"
@@ -180,14 +186,6 @@ def format_setting(value: str | None) -> str:
     return "-" if value is None else clean_text(value, _MAX_SETTING_CHARS)
 
 
-# `sha256` of the file and `package` of each plugin by import path, as far as known.
-PluginCode = Mapping[str, Mapping[str, str]]
-_VERSION_KEYS: Final = ("sha256", "package")
-# Enough of a SHA-256 to distinguish two files.
-_DIGEST_CHARS: Final = 8
-_MAX_NAME_CHARS: Final = 80
-
-
 def read_plugin_code(recorded: object) -> PluginCode:
     """Return the plugins recorded in a result or checkpoint (`plugins_of`); ignore invalid records."""
     plugins = recorded.items() if isinstance(recorded, Mapping) else ()
@@ -199,7 +197,7 @@ def read_plugin_code(recorded: object) -> PluginCode:
 
 
 def describe_mixed_code(runs: Sequence[tuple[str, PluginCode]]) -> str:
-    """Return the plugins whose code differs between the runs of a group, given by name, or "".
+    """Return the plugins whose code differs between the named runs of a group, or "".
 
     A run that has not recorded a plugin counts as having the same code.
     """
@@ -207,7 +205,7 @@ def describe_mixed_code(runs: Sequence[tuple[str, PluginCode]]) -> str:
 
 
 def describe_other_code(runs: Sequence[PluginCode], reference: Sequence[PluginCode]) -> str:
-    """Return the plugins whose code no run shares with those of `reference`, or ""."""
+    """Return the plugins whose code no run shares with `reference`, or ""."""
     return _join_names(_other_version(plugin, runs, reference) for plugin in _plugin_names([*runs, *reference]))
 
 

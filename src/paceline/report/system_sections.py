@@ -28,13 +28,12 @@ from paceline.report.read_run import MAX_NODES, FirstRecords, NodeSeries, RunDat
 from paceline.report.series import time_weighted_mean
 from paceline.report.text import clean_text, finite_or_none
 
+_NUM_OPEN_ATTEMPTS = 20
+
 
 @dataclass(frozen=True)
 class _Quantity:
-    """A chart: its title, the keys and names of its lines, the divisor of its values, and their unit.
-
-    A `scale` of 0 chooses the byte unit that fits the highest value.
-    """
+    """A chart: its title, keys and names of its lines, divisor of its values, and unit."""
 
     title: str
     lines: Sequence[tuple[str, str]]
@@ -151,9 +150,6 @@ def _explain_no_telemetry(run: RunData) -> str:
     return f"The machine was not recorded: {why}."
 
 
-_NUM_OPEN_ATTEMPTS = 20
-
-
 def reliability_section(run: RunData) -> PageSection:
     """Return the reliability section."""
     result = run.result
@@ -210,6 +206,7 @@ def _attempt_table(events: FirstRecords) -> Table:
     for each in events.rows:
         if each.get("event") == "start":
             rows.append([*_start_cells(each), TableCell(""), TableCell(""), TableCell("no end recorded")])
+        # An end without a start, as in a truncated file, is skipped.
         elif rows:
             rows[-1][-3:] = [
                 _time_cell(each, "ended_s"),

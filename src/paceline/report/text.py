@@ -12,7 +12,7 @@ _MAX_CHARS: Final = 160
 
 
 def format_time(unix_s: float) -> str:
-    """Return a Unix time as `2026-11-21 15:31 UTC`, or as a plain number if it is out of range."""
+    """Return a Unix time as `2026-11-21 15:31 UTC`; a number out of range stays one."""
     try:
         return f"{datetime.fromtimestamp(unix_s, UTC):%Y-%m-%d %H:%M} UTC"
     except (OverflowError, ValueError, OSError):
@@ -33,7 +33,7 @@ def clean_lines(text: str) -> str:
 
 
 def finite_or_none(value: object) -> float | None:
-    """Return `value` as a float, or None if it is not a number, not finite or implausibly large."""
+    """Return `value` as a float; None if it is no number, not finite or implausibly large."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < MAX_MAGNITUDE:
         return None
     return float(value)

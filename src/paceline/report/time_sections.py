@@ -29,6 +29,15 @@ from paceline.report.read_run import RunData, find_setting
 from paceline.report.text import clean_text, finite_or_none
 
 _UNFINISHED_NOTE = "The run has not finished: its time is attributed at its end."
+_NUM_OPEN_RANKS = 16
+_COST_LABELS: Final[dict[str, tuple[str, Callable[[float], str]]]] = {
+    "parameters": ("parameters", number),
+    "flops_per_image": ("FLOPs per image, forward and backward", flops),
+    "achieved_flops_per_s": ("achieved", lambda value: f"{flops(value)}/s"),
+    "peak_flops_per_s": ("peak", lambda value: f"{flops(value)}/s"),
+    "roofline_images_per_s": ("ceiling of the roofline", lambda value: f"{number(value)} images/s"),
+}
+_SHARE_LABELS: Final = {"mfu": "share of the peak (MFU)", "roofline_share": "share of the roofline"}
 
 
 def time_section(run: RunData) -> PageSection:
@@ -120,6 +129,7 @@ def _stage_blocks(result: RunResult) -> list[Block]:
     shares = sum(stage.share for stage in stages.values())
     if not stages or shares <= 0:
         return [cells.missing_paragraph("No step was counted: measure.clock is off, or all steps were warm-up.")]
+    # The result has no wall clock of the counted steps: it follows from the shares.
     wall_s = sum(stage.host_s for stage in stages.values()) / shares
     steps = result.account.counted_steps if result.account is not None else 0
     each = f", {milliseconds(wall_s / steps)}: the mean of {count(steps, 'counted step')}" if steps else ""
@@ -236,9 +246,6 @@ def _loader_blocks(result: LoaderResult) -> list[Block]:
     return [Paragraph(sentence), Table("Work of the loader, concurrent", columns, rows), KeyValueList(facts)]
 
 
-_NUM_OPEN_RANKS = 16
-
-
 def ranks_section(run: RunData) -> PageSection:
     """Return communication, ranks and straggler, or why there are none."""
     result = run.result
@@ -344,16 +351,6 @@ def _rank_table(results: Sequence[RankResult], *, on_gpu: bool) -> Table:
 
 def _milliseconds_cell(value_s: float) -> TableCell:
     return TableCell(number(round(1000 * value_s, 4)), value_s)
-
-
-_COST_LABELS: Final[dict[str, tuple[str, Callable[[float], str]]]] = {
-    "parameters": ("parameters", number),
-    "flops_per_image": ("FLOPs per image, forward and backward", flops),
-    "achieved_flops_per_s": ("achieved", lambda value: f"{flops(value)}/s"),
-    "peak_flops_per_s": ("peak", lambda value: f"{flops(value)}/s"),
-    "roofline_images_per_s": ("ceiling of the roofline", lambda value: f"{number(value)} images/s"),
-}
-_SHARE_LABELS: Final = {"mfu": "share of the peak (MFU)", "roofline_share": "share of the roofline"}
 
 
 def profile_section(run: RunData) -> PageSection | None:

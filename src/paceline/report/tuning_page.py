@@ -46,6 +46,8 @@ _STATUS_LABELS: Final = {
     "failed": "failed",
 }
 _STATUS_COLOURS: Final = (("won", "c-kept"), ("not taken", "c-dropped"))
+# Ratio of the largest to the smallest value from which the x axis is logarithmic.
+_LOG_AXIS_RATIO: Final = 8
 
 
 def tuning_table(result: TuneResult) -> Table:
@@ -187,10 +189,6 @@ def _tried_row(tried: TriedResult) -> list[TableCell]:
 def tried_outcome(tried: TriedResult) -> TableCell:
     """Return the outcome and its reason."""
     return cells.sentence_cell(": ".join(filter(None, (_STATUS_LABELS[tried.status], tried.why))))
-
-
-# Ratio of the largest to the smallest value from which the x axis is logarithmic.
-_LOG_AXIS_RATIO: Final = 8
 
 
 def sweep_table(result: SweepResult) -> Table:

@@ -44,11 +44,15 @@ _RUN_LIMITS: Final = (
     PageLimits(classes=300, picture_bytes=150_000),
     PageLimits(classes=20, picture_bytes=0),
 )
+# Thousands of settings are too many for a page to mail. These sections' tables are in `table.csv`, one per kind of
+# experiment, and `experiment.json` has everything.
+_CSV_SECTIONS: Final = ("rungs", "speed", "batches", "time", "tried")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class ExperimentLimits:
-    """Limits: rows of a table, points of a line and paragraphs of a section; and characters of a file."""
+    """Rows of a table, points of a line and paragraphs of a section; and characters of a file."""
 
     rows: int
     characters: int
@@ -62,6 +66,7 @@ def write_report(rundir: RunDir) -> Path:
 
     Raise `PacelineError` if the folder is neither, and `OSError` if the file cannot be written.
     """
+    # Atomic: a reader never sees half a report.
     write_atomic(rundir.report, render_report(rundir, "html"))
     return rundir.report
 
@@ -111,7 +116,7 @@ def _render_within_limit(path: Path, pages: Iterable[ReportPage]) -> str:
 
 
 def build_experiment_page(folder: ExperimentDir, result: Experiment) -> ReportPage:
-    """Return the report of an experiment's result; of its folder, read only the recipe, if it has one."""
+    """Return the page of an experiment's result."""
     reader = TolerantReader()
     recipe = reader.read_text(folder.recipe, _MAX_RECIPE_BYTES)
     report = ExperimentReport(folder.path, recipe, reader.problems)
@@ -130,11 +135,6 @@ def build_experiment_page(folder: ExperimentDir, result: Experiment) -> ReportPa
             return build_sweep_page(report, result)
 
 
-# Thousands of settings are too many for a page to mail. These sections' tables are in `table.csv`, one per kind of
-# experiment, and `experiment.json` has everything.
-_CSV_SECTIONS: Final = ("rungs", "speed", "batches", "time", "tried")
-
-
 def truncate_page(page: ReportPage, limit: ExperimentLimits) -> ReportPage:
     """Return a truncated page; each truncated section says so."""
     return replace(page, sections=[_truncate_section(section, limit) for section in page.sections])
@@ -149,9 +149,6 @@ def _truncate_section(section: PageSection, limit: ExperimentLimits) -> PageSect
     rest = "table.csv has every row" if section.key in _CSV_SECTIONS else "experiment.json has all"
     note = f"Truncated to {limit.rows} rows per table: {rest}."
     return replace(section, blocks=[*blocks, Paragraph(note, is_missing=True)])
-
-
-T = TypeVar("T")
 
 
 def _truncate_paragraphs(blocks: Sequence[Block], most: int) -> list[Block]:
