@@ -95,7 +95,7 @@ def print_completions(args: list[str]) -> int:
 
 
 def _report_error(error: BaseException) -> int:
-    """Print `error` as one line (unexpected ones with their traceback), and return the exit code."""
+    """Print `error` as one line, an unexpected one with its traceback; return the exit code."""
     match error:
         case PeerLostError() if error.is_explained:
             return error.exit_code
@@ -123,7 +123,7 @@ def _report_error(error: BaseException) -> int:
 
 
 def _report_os_error(error: OSError) -> int:
-    """Print lost output or a path that is too long as an error, and return the exit code."""
+    """Print lost output or a path that is too long; return the exit code."""
     if isinstance(error, ConsoleLostError):
         _print_error(f"{error.strerror} (free some space, or write elsewhere)")
         return 1
@@ -132,7 +132,7 @@ def _report_os_error(error: OSError) -> int:
 
 
 def _suggest_override(error: Any) -> str:
-    """Return an error that suggests KEY=VALUE for a field written as an option, such as `--epochs`; else ""."""
+    """Return a hint to write KEY=VALUE if a field was given as an option, such as `--epochs`; else ""."""
     option = getattr(error, "option_name", "") or ""
     takes_fields = any("KEY=VALUE" in str(each.metavar) for each in error.ctx.command.params) if error.ctx else False
     if not option.startswith("--") or not takes_fields:

@@ -14,9 +14,9 @@ from paceline.recipe.schema.train import Parallel
 
 
 def time_allreduce(ranks: str, out: Path | None, *, as_json: bool, oversubscribe: bool = False) -> int:
-    """Time all-reduces between ranks of a job, or `ranks` ranks started here; return the exit code.
+    """Time all-reduces between the ranks of a job, or `ranks` ranks started here; return the exit code.
 
-    Raise `WorldError` for a single rank, and for an output file that `--network` could not tell from a name.
+    Raise `WorldError` for a single rank, or for a file that `--network` could not tell from a network's name.
     """
     if out is not None and (out.suffix != ".json" or "+" in str(out)):
         raise WorldError(f"--out: {out} looks like the name of a network (name a file such as net.json, without +)")
@@ -48,7 +48,7 @@ def measure_allreduce(world: World) -> AllReduceMeasurement:
 
 
 def write_measurement(result: AllReduceMeasurement, path: Path) -> None:
-    """Write the measurement. Raise `WorldError` if that fails."""
+    """Write the measurement as JSON. Raise `WorldError` if that fails."""
     try:
         write_output(path, result.model_dump_json(indent=2) + "\n")
     except OSError as error:
@@ -56,7 +56,7 @@ def write_measurement(result: AllReduceMeasurement, path: Path) -> None:
 
 
 def show_allreduce(result: AllReduceMeasurement, out: Path | None, *, as_json: bool) -> None:
-    """Print the measurement, and the file it was written to."""
+    """Print the measurement."""
     if as_json:
         print(result.model_dump_json(indent=2))
         return
@@ -70,6 +70,8 @@ def show_allreduce(result: AllReduceMeasurement, out: Path | None, *, as_json: b
 
 
 def _allreduce_row(each: AllReduceTiming, ranks: int) -> tuple[str, ...]:
+    # In a ring each rank sends 2 (n - 1) / n of the bytes: bus bandwidth as in
+    # https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md.
     bandwidth = 2 * (ranks - 1) / ranks * each.bytes / each.median_s / GIGA
     spread = f"{seconds(each.p10_s)} to {seconds(each.p90_s)}"
     return size(each.bytes), seconds(each.median_s), spread, f"{number(bandwidth)} GB/s", str(each.n)

@@ -22,10 +22,7 @@ def split_recipe_args(args: list[str]) -> tuple[str, Patch]:
 
 
 def refuse_length(overrides: Patch, experiment: str, *, purpose: str) -> None:
-    """Raise `RecipeError` for overrides of the training length or a disabled clock.
-
-    The message names `experiment`, and `purpose`, for which the experiment needs the clock.
-    """
+    """Raise `RecipeError` for overrides of the training length, or if the clock is off, which `purpose` needs."""
     # Short runs set their own length, so these would be ignored.
     for path, value in overrides.assignments:
         if path in ("train.steps", "train.epochs"):
@@ -34,7 +31,7 @@ def refuse_length(overrides: Patch, experiment: str, *, purpose: str) -> None:
 
 
 def refuse_no_clock(overrides: Patch, purpose: str) -> None:
-    """Raise `RecipeError` for a disabled clock, with which a run has nothing to `purpose`."""
+    """Raise `RecipeError` if the clock is off, so that a run has nothing to `purpose`."""
     if ("measure.clock", "off") in overrides.assignments:
         raise RecipeError(f"measure.clock: off leaves nothing to {purpose} (leave it out)")
 

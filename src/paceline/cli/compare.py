@@ -44,9 +44,9 @@ _BELOW_CODE = 1
 def compare(
     runs: list[Path], *, target: float | None, metric: str, fail_below: list[str], out: Path | None, as_json: bool
 ) -> int:
-    """Run `paceline compare`; return the exit code, 1 if a group falls below a threshold.
+    """Run `paceline compare`; return the exit code, 1 if a group is below a threshold.
 
-    `out` is an additional .html, .md or .json file to write.
+    `out` also gets the comparison, as its suffix says: .html, .md or .json.
     """
     if metric not in METRICS:
         raise RecipeError(
@@ -55,6 +55,7 @@ def compare(
     thresholds = parse_thresholds(fail_below, metric)
     if out is not None and out.suffix not in _FORMATS:
         raise RecipeError(f"--out: {out} has no known format (name a file ending in {', '.join(_FORMATS)})")
+    # Two names of one folder are one run.
     folders = list({folder.resolve(): folder for folder in (run.expanduser() for run in runs)}.values())
     if not folders:
         raise RecipeError("compare: no run was named (name two or more, such as runs/digits-*)")
@@ -127,7 +128,6 @@ def show_comparison(result: CompareResult, runs: Sequence[ComparedRun]) -> None:
 
 
 def _run_row(group: GroupResult, run: RunOutcome) -> list[str]:
-    """Return the table row of a run."""
     seed = "" if run.seed is None else str(run.seed)
     last, best = (cells.accuracy_cell(each).text for each in (run.accuracy, run.best))
     return [clean_text(run.path), group.name, seed, last, best, cells.loss_cell(run.loss).text]

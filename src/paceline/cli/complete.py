@@ -24,7 +24,7 @@ def completion_script(shell: str) -> str:
 
 
 def complete(args: Sequence[str], program: Any) -> list[str]:
-    """Return the candidates for the last of `args`, which follow `paceline`; the last one may be empty.
+    """Return the candidates for the last of `args`, the words after `paceline`.
 
     `program` is the click command of the app, from `typer.main.get_command`.
     """
@@ -34,7 +34,6 @@ def complete(args: Sequence[str], program: Any) -> list[str]:
 
 
 def _find_command(command: Any, args: Sequence[str]) -> tuple[Any, list[str]]:
-    """Return the command that `args` name, and the words after it."""
     for number, word in enumerate(args):
         verbs = getattr(command, "commands", {})
         if word in verbs:
@@ -57,7 +56,7 @@ def _candidates(command: Any, given: Sequence[str], last: str) -> Iterable[str]:
 
 
 def _positional_args(given: Sequence[str], options: dict[str, Any]) -> Iterator[str]:
-    """Yield the words of `given` that are neither options nor values of options."""
+    """Yield the words that are neither options nor their values."""
     takes = False
     for word in given:
         if not takes and not word.startswith("-"):
@@ -66,7 +65,7 @@ def _positional_args(given: Sequence[str], options: dict[str, Any]) -> Iterator[
 
 
 def _argument_candidates(command: Any, before: Sequence[str], last: str) -> Iterator[str]:
-    """Yield candidates for the positional argument after `before`; overrides may stand anywhere."""
+    """Yield candidates for the positional argument after `before`."""
     metavars = [_NAME.findall(each.metavar or "") for each in command.params if each.param_type_name == "argument"]
     expected = metavars[min(len(before), len(metavars) - 1)] if metavars else []
     if "VERB" in expected:
@@ -79,12 +78,12 @@ def _argument_candidates(command: Any, before: Sequence[str], last: str) -> Iter
         yield from _ladder_names()
     if "RUN" in expected or (is_first and "RECIPE" in expected):
         yield from _run_paths()
+    # Overrides may stand anywhere among the arguments.
     if any("KEY=VALUE" in names for names in metavars):
         yield from _field_candidates(last)
 
 
 def _metavar_choices(metavar: str | None) -> list[str]:
-    """Return the literal words of a metavar: `auto` of `N|auto`."""
     return [each for each in (metavar or "").split("|") if _WORD.fullmatch(each)]
 
 
@@ -101,16 +100,14 @@ def _ladder_names() -> list[str]:
 
 
 def _run_paths() -> list[str]:
-    """Return the run directories in `runs/`.
-
-    Shells read one candidate per line, so names that do not fit on a line are left out.
-    """
+    """Return the run directories in `runs/`."""
     paths = (str(path) for path in Path().glob("runs/*") if is_run(path))
+    # Shells read one candidate per line: leave out names with a newline.
     return sorted(name for name in paths if name.isprintable())
 
 
 def _field_candidates(last: str) -> Iterator[str]:
-    """Yield sections of a recipe, then the fields of a section, then the values of a field."""
+    """Yield sections, then the fields of a section, then the values of a field."""
     from paceline.recipe.errors import choices
 
     known = choices()

@@ -40,17 +40,17 @@ _HEADINGS = ("loader, data", "images/s", "spread", "per core", "CPU ms")
 
 @dataclass(frozen=True)
 class BenchResult:
-    """Result of a benchmark: `rows` of all contenders, `notes`, and provenance."""
+    """Rows of all cases, notes and provenance."""
 
     title: str
-    contest: LoaderBenchPlan
+    plan: LoaderBenchPlan
     rows: Sequence[BenchRow]
     notes: Sequence[str]
     provenance: dict[str, Any]
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
-        window = self.contest.window
+        window = self.plan.window
         return {
             "source": self.title,
             "images": window.num_images,
@@ -58,7 +58,7 @@ class BenchResult:
             "batch_size": window.batch_size,
             "seconds": window.seconds,
             "rows": [row.to_dict() for row in self.rows],
-            "left_out": [{"name": name, "reason": reason} for name, reason in self.contest.left_out],
+            "left_out": [{"name": name, "reason": reason} for name, reason in self.plan.left_out],
             "notes": list(self.notes),
             "provenance": self.provenance,
         }
@@ -87,29 +87,33 @@ def bench_data(
 ) -> int:
     """Run `paceline data bench`, and return the exit code."""
     num_workers = count_workers(workers)
-    meant = read_source(src, overrides, own_code=own_code)
+    data_request = read_source(src, overrides, own_code=own_code)
     folder = _make_out_folder(out) if out else None
-    datasets = build_datasets(meant.source, may_download=False, skip_bad=meant.data.on_bad_image == "skip")
+    datasets = build_datasets(
+        data_request.source, may_download=False, skip_bad=data_request.data.on_bad_image == "skip"
+    )
     notes = [] if load_native() or isinstance(datasets.train, ArraySource) else [NATIVE_MISSING_MESSAGE]
     with contextlib.ExitStack() as resources:
-        sources = {_source_kind(datasets.train, meant.source.name): _select_images(datasets, request.images).train}
+        sources = {
+            _source_kind(datasets.train, data_request.source.name): _select_images(datasets, request.images).train
+        }
         if request.packs and not isinstance(datasets.train, ArraySource | PackSource):
             packed, note = resources.enter_context(
                 _temporary_pack(_select_images(datasets, request.images), num_workers)
             )
             sources |= {"pack": packed} if packed else {}
             notes += [note]
-        contest = build_bench_plan(
-            meant.data,
+        plan = build_bench_plan(
+            data_request.data,
             sources,
             num_images=request.images,
             seconds=request.seconds,
             workers=num_workers,
-            is_recipe=meant.is_recipe,
+            is_recipe=data_request.is_recipe,
         )
-        rows = _measure_all(contest, request)
-    notes += _cold_cache_notes(contest, rows)
-    result = BenchResult(meant.name, contest, rows, notes, {"machine": describe_machine(), "workers": num_workers})
+        rows = _measure_all(plan, request)
+    notes += _cold_cache_notes(plan, rows)
+    result = BenchResult(data_request.name, plan, rows, notes, {"machine": describe_machine(), "workers": num_workers})
     show_bench(result, as_json=as_json)
     if folder:
         write_atomic(folder / "bench.json", json.dumps(result.to_dict(), indent=2) + "\n")
@@ -130,13 +134,14 @@ def _source_kind(source: Source, name: str) -> str:
 
 
 def _select_images(datasets: Datasets, num_images: int) -> Datasets:
-    """Return the images to measure; a pack stays whole, because the native loader needs that."""
+    """Return the images to measure."""
+    # The native loader reads whole packs only.
     return datasets if isinstance(datasets.train, PackSource) else sample_datasets(datasets, num_images)
 
 
 @contextlib.contextmanager
 def _temporary_pack(datasets: Datasets, workers: int) -> Iterator[tuple[Source | None, str]]:
-    """Yield a temporary pack of the images (None if it does not fit on disk), and a note about it."""
+    """Yield a temporary pack, None if it does not fit on disk, and a note about it."""
     read_bytes = estimate_source_bytes(datasets.train)
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as folder:
         room = shutil.disk_usage(folder).free
@@ -154,22 +159,22 @@ def _temporary_pack(datasets: Datasets, workers: int) -> Iterator[tuple[Source |
         yield open_pack(path).train, note + (f", {size(read_bytes)} before" if read_bytes else "")
 
 
-def _measure_all(contest: LoaderBenchPlan, request: BenchRequest) -> list[BenchRow]:
-    """Measure all contenders; on a terminal, show the current one."""
+def _measure_all(plan: LoaderBenchPlan, request: BenchRequest) -> list[BenchRow]:
+    """Measure all cases; a terminal shows the current one."""
     console = Console(stderr=True, markup=False, highlight=False, emoji=False)
-    is_warm: set[str] = set()
+    warm_kinds: set[str] = set()
 
-    def prepare(contender: BenchCase, cache: CacheState) -> None:
-        if not isinstance(contender, LoaderCase):
+    def prepare(case: BenchCase, cache: CacheState) -> None:
+        if not isinstance(case, LoaderCase):
             return
         if cache == "cold":
-            evict_files(contest.files[contender.source_kind])
-            is_warm.discard(contender.source_kind)
-        elif contender.source_kind not in is_warm:
-            read_into_cache(contender.source, contest.window.num_images)
-            is_warm.add(contender.source_kind)
+            evict_files(plan.files[case.source_kind])
+            warm_kinds.discard(case.source_kind)
+        elif case.source_kind not in warm_kinds:
+            read_into_cache(case.source, plan.window.num_images)
+            warm_kinds.add(case.source_kind)
 
-    # auto_refresh=False: a refresh thread would be alive when a contender forks.
+    # auto_refresh=False: a refresh thread would be alive when a case forks.
     bar = Progress(TextColumn("{task.description}", markup=False), console=console, auto_refresh=False, transient=True)
 
     def show_turn(done: int, total: int, name: str) -> None:
@@ -178,11 +183,11 @@ def _measure_all(contest: LoaderBenchPlan, request: BenchRequest) -> list[BenchR
     with bar if console.is_terminal else contextlib.nullcontext():
         task = bar.add_task("")
         return run_bench(
-            contest.list_entries(cold=request.cold), request.rounds, contest.window, prepare=prepare, progress=show_turn
+            plan.list_entries(cold=request.cold), request.rounds, plan.window, prepare=prepare, progress=show_turn
         )
 
 
-def _cold_cache_notes(contest: LoaderBenchPlan, rows: list[BenchRow]) -> list[str]:
+def _cold_cache_notes(plan: LoaderBenchPlan, rows: list[BenchRow]) -> list[str]:
     cold = [row for row in rows if row.cache == "cold"]
     if any(row.disk_bytes < row.bytes_read / 2 for row in cold):
         return ["little was read from the disk: the page cache or memory held the files; cold results are not cold"]
@@ -194,7 +199,7 @@ def show_bench(result: BenchResult, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(result.to_dict(), indent=2))
         return
-    window = result.contest.window
+    window = result.plan.window
     warm = [row for row in result.rows if row.cache == "warm"]
     cold = [row for row in result.rows if row.cache == "cold"]
     runs_text = f"medians of {warm[0].n:,}" if warm and warm[0].n > 1 else "measured once"
@@ -204,7 +209,7 @@ def show_bench(result: BenchResult, *, as_json: bool) -> None:
     print_table(f"files in memory, {runs_text}", (*_HEADINGS, "memory"), map(_warm_row, warm))
     if cold:
         print_table("from the disk, from the start of a pass", (*_HEADINGS, "from disk"), map(_cold_row, cold))
-    rows = [*_conclusions(result.contest, warm), *(("note", note) for note in result.notes), *result.contest.left_out]
+    rows = [*_conclusions(result.plan, warm), *(("note", note) for note in result.notes), *result.plan.left_out]
     if rows:
         print_rows(rows, "summary")
 
@@ -214,7 +219,6 @@ def _warm_row(row: BenchRow) -> tuple[str, ...]:
 
 
 def _cold_row(row: BenchRow) -> tuple[str, ...]:
-    """Return a row that ends with the bytes read from storage per image."""
     return *_common_cells(row), size(row.disk_bytes)
 
 
@@ -226,11 +230,10 @@ def _common_cells(row: BenchRow) -> tuple[str, ...]:
 
 
 def _rate_text(value: float) -> str:
-    """Return a rate in full, in millions from a million on."""
     return f"{value:,.0f}" if value < 1e6 else f"{value / 1e6:,.1f} M"
 
 
-def _conclusions(contest: LoaderBenchPlan, rows: Sequence[BenchRow]) -> Iterator[tuple[str, str]]:
+def _conclusions(plan: LoaderBenchPlan, rows: Sequence[BenchRow]) -> Iterator[tuple[str, str]]:
     lost = max((row.lost_cpu for row in rows), default=0.0)
     if lost >= LOST_CPU_SHARE:
         lost_text = f"other processes used the cores for up to {share(lost)} of the time that loaders could have run"
@@ -256,5 +259,5 @@ def _conclusions(contest: LoaderBenchPlan, rows: Sequence[BenchRow]) -> Iterator
         yield "fastest", f"{best.name}: {number(round(ratio, 1), 2)} times {worst.name}"
     if decoder is not None and best.name.startswith("native"):
         yield "of its ceiling", f"{share(best.images_per_s / decoder.images_per_s)} of the rate of decoding alone"
-    if best.name.endswith(", pack") and len(contest.sources) > 1:
+    if best.name.endswith(", pack") and len(plan.sources) > 1:
         yield "to use it", "paceline data pack SRC OUT.pack, and train with data.source={name: pack, root: OUT.pack}"

@@ -85,7 +85,7 @@ def _inspection_rows(
 
 
 def _content_texts(split: DatasetStats) -> Iterator[str]:
-    """Yield what a split contains: record kinds of a pack, file formats, unreadable images."""
+    """Yield record kinds of a pack, file formats and unreadable images of a split."""
     kinds = {**split.pack_kinds} or {**split.formats}
     if not split.info.num_images:
         yield "none"
@@ -99,7 +99,7 @@ def _content_texts(split: DatasetStats) -> Iterator[str]:
 
 
 def _rarest_text(split: DatasetStats) -> str:
-    """Return the rarest classes, "" if all are equally frequent."""
+    """Return the rarest classes; "" if all are equally frequent."""
     if split.imbalance == 1:
         return ""
     order = np.argsort(split.class_counts, kind="stable")[:_NUM_RAREST]
@@ -134,9 +134,8 @@ def list_validation(
 ) -> int:
     """Print the names of the validation images, relative to their root; return the exit code.
 
-    The split of a folder follows from its files, so a run's images are listed only while its files are unchanged. Raise
-    `DataError` if they changed, and `RecipeError` for images without names. A run without a checkpoint, which records
-    the files, prints a note.
+    Raise `DataError` if the files of a run have changed since training, which changes the split of a folder, and
+    `RecipeError` for images without names.
     """
     if inspect_all:
         raise RecipeError("--all: inspects images, but --held-out only lists them (leave it out)")
@@ -156,7 +155,7 @@ def list_validation(
 
 
 def _refuse_changed(src: str | None, request: DataRequest, digest: str) -> None:
-    """Raise `DataError` if the run was trained on other images than exist now."""
+    """Raise `DataError` if the run was trained on other images."""
     if not (src and request.is_recipe and is_run(expand_path(src))):
         return
     run = RunDir(expand_path(src))

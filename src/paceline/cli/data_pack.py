@@ -40,8 +40,7 @@ class PackRequest:
 
 @dataclass(frozen=True)
 class PackSummary:
-    """Summary of what was written: images, source bytes if known, bytes on disk, seconds, and the section that reads
-    it.
+    """Images, bytes on disk, seconds, source bytes if known, and the section that reads the result.
 
     `copied` counts images stored as their original files, by reason.
     """
@@ -78,10 +77,10 @@ def pack_data(
     """Run `paceline data pack`, and return the exit code."""
     _check_request(request)
     num_workers = count_workers(workers)
-    meant = read_source(src, overrides, own_code=own_code)
-    skip_bad = meant.data.on_bad_image == "skip"
+    data_request = read_source(src, overrides, own_code=own_code)
+    skip_bad = data_request.data.on_bad_image == "skip"
     options = _pack_options(request, skip_bad=skip_bad)
-    datasets = build_datasets(meant.source, may_download=True, skip_bad=skip_bad)
+    datasets = build_datasets(data_request.source, may_download=True, skip_bad=skip_bad)
     out = expand_path(str(out)).absolute()  # absolute, because a recipe may be used from another folder
     with build_data_progress("images") as progress:
         if request.form == "lmdb":
@@ -97,7 +96,6 @@ def pack_data(
 
 
 def _check_request(request: PackRequest) -> None:
-    """Raise `RecipeError` for options that contradict each other."""
     if request.form not in ("pack", "lmdb"):
         raise RecipeError(f"--format: {request.form!r} is not a format (write pack or lmdb)")
     pack_options = {

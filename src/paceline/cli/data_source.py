@@ -26,7 +26,7 @@ _AMOUNT_PATTERN: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)")
 class DataRequest:
     """Data set of a data verb: its name for users, and the `data` section that reads it.
 
-    `is_recipe` is true if the user named a recipe, whose sizes and augmentation then apply.
+    `is_recipe`: the user named a recipe, whose sizes and augmentation then apply.
     """
 
     name: str
@@ -40,14 +40,14 @@ class DataRequest:
 
 
 def read_source(src: str | None, overrides: list[str], *, own_code: bool = False) -> DataRequest:
-    """Return the data set that `src` with the overrides names. Raise `RecipeError` if it names none.
+    """Return the data set that `src` and the overrides name. Raise `RecipeError` if they name none.
 
-    A folder is data, even with a `recipe.yaml` in it, unless paceline wrote it. Without `own_code`, a recipe whose file
-    names code for its data is refused.
+    A folder is data, even with a `recipe.yaml` in it, unless paceline wrote it. Without `own_code`, refuse a recipe
+    whose file names code for its data.
     """
-    odd = next((word for word in overrides if "=" not in word), None)
-    if odd is not None:
-        raise RecipeError(f"{odd!r}: is not an override (write KEY=VALUE, such as data.source.val_fraction=0.2)")
+    invalid = next((word for word in overrides if "=" not in word), None)
+    if invalid is not None:
+        raise RecipeError(f"{invalid!r}: is not an override (write KEY=VALUE, such as data.source.val_fraction=0.2)")
     if src is None:
         return _load_recipe_data(DEFAULT, overrides, own_code=own_code)
     if "=" in src and not os.path.lexists(expand_path(src)):
@@ -61,7 +61,7 @@ def read_source(src: str | None, overrides: list[str], *, own_code: bool = False
 
 
 def _refuse_unknown(src: str) -> None:
-    """Raise `RecipeError` for a missing path, and for a word that is neither data nor resembles a recipe's name."""
+    """Raise `RecipeError` for a missing path, and for a word that resembles no recipe's name."""
     if _is_recipe(src):
         return
     hint = "name a folder of images, a .csv list, a .pack or a recipe"
@@ -75,12 +75,12 @@ def _load_recipe_data(name: str, overrides: list[str], *, own_code: bool) -> Dat
     loaded = load(name, Patch.parse(overrides))
     require_consent(loaded, own_code=own_code, paths=("data.",))
     is_other = any(word.partition("=")[0] in ("data.source", "data.source.name") for word in overrides)
-    called = _source_label(loaded.recipe.data.source) if is_other else loaded.name
-    return DataRequest(called, loaded.recipe.data, is_recipe=True)
+    label = _source_label(loaded.recipe.data.source) if is_other else loaded.name
+    return DataRequest(label, loaded.recipe.data, is_recipe=True)
 
 
 def _source_label(source: SourceSection) -> str:
-    """Return a label for a source that replaces a recipe's: its path, or its name."""
+    """Return the path of a source that replaces a recipe's, or its name."""
     fields = source.model_dump(exclude_defaults=True)
     return next((printable(fields[key]) for key in ("root", "train_root", "train") if key in fields), source.name)
 
@@ -105,7 +105,7 @@ def _is_recipe(src: str) -> bool:
 
 
 def _detect_source(src: str, path: Path) -> str:
-    """Return the name of the source that reads `src`, "" for none."""
+    """Return the name of the source that reads `src`; "" for none."""
     if "://" in src or path.suffix == ".pack":
         return "pack"
     if path.suffix == ".csv":
@@ -114,7 +114,7 @@ def _detect_source(src: str, path: Path) -> str:
 
 
 def _detect_folder_source(path: Path) -> str:
-    marks = {
+    markers = {
         "data.mdb": "lmdb",
         "index.pack": "pack",
         "cifar-10-batches-py": "cifar10",
@@ -123,16 +123,16 @@ def _detect_folder_source(path: Path) -> str:
         "train-images-idx3-ubyte.gz": "fashion_mnist",
         "dataset_dict.json": "huggingface",
     }
-    return next((name for mark, name in marks.items() if os.path.lexists(path / mark)), "folder")
+    return next((name for marker, name in markers.items() if os.path.lexists(path / marker)), "folder")
 
 
 def _manifest_settings(path: Path, overrides: list[str]) -> Iterator[tuple[str, str]]:
-    """Yield the two lists of a manifest: `src` for training, and its sibling for validation."""
+    """Yield the lists of a manifest: `src` to train on, its sibling to validate on."""
     yield "data.source.train", str(path)
     if any(word.startswith("data.source.val=") for word in overrides):
         return
-    beside = (path.with_name(path.name.replace("train", name)) for name in VAL_FOLDERS if "train" in path.name)
-    val = next((each for each in beside if is_file(each)), None)
+    candidates = (path.with_name(path.name.replace("train", name)) for name in VAL_FOLDERS if "train" in path.name)
+    val = next((each for each in candidates if is_file(each)), None)
     if val is None and not is_file(path):
         raise RecipeError(f"{printable(path)}: is not a file (name a .csv list of training images)")
     if val is None:
@@ -164,7 +164,7 @@ def parse_bytes(text: str, option: str) -> int:
 
 
 def count_workers(text: str) -> int:
-    """Return the number of worker processes; `auto` is one per usable core."""
+    """Return the number of worker processes; `auto`: one per usable core."""
     if text == "auto":
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if not text.isdecimal() or int(text) < 1:

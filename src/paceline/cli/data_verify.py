@@ -72,7 +72,6 @@ def _print_verified(datasets: Datasets, result: VerifyProgress, how: str, *, as_
 
 
 def _pair_values(pair: DuplicatePair, datasets: Datasets) -> dict[str, Any]:
-    """Return a pair of equal samples as plain values."""
     num_train = len(datasets.train)
     samples: list[tuple[Split, str]] = [
         ("train", datasets.train.name_of(number))
@@ -99,7 +98,6 @@ def _bad_file_values(file: BadSplitImage) -> dict[str, str | int]:
 
 
 def _compare_pack(packed: SourceSection, source: DataRequest, workers: int, *, as_json: bool) -> int:
-    """Compare a pack with its source, and print the result. Raise `DataError` if they differ."""
     skip_bad = source.data.on_bad_image == "skip"
     ours = build_datasets(packed, may_download=False, skip_bad=True)
     theirs = build_datasets(source.source, may_download=False, skip_bad=skip_bad)

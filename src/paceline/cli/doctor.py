@@ -46,10 +46,9 @@ FAILED_CODE = 1
 
 @dataclass(frozen=True)
 class SavingCosts:
-    """Costs of saving and restarting, in seconds, and the current interval; None if unknown.
+    """Costs of saving and restarting in seconds, as in `core.goodput`; None if unknown.
 
-    `stall_s`, `write_s` and `restart_s` are as in `core.goodput`; `step_s` is a typical step, `slow_s` a slow one,
-    `every_s` the time between checkpoints.
+    `step_s` is a typical step, `slow_s` a slow one, `every_s` the current interval.
     """
 
     stall_s: float
@@ -83,8 +82,8 @@ def doctor(
 ) -> int:
     """Run `paceline doctor`, and return the exit code.
 
-    `ranks` is the number of ranks to start here to check communication; ranks of a launcher are checked in any case.
-    `run_dir` is the directory a run would write to.
+    `ranks` are started here to check their communication; ranks of a launcher are checked anyway. Runs would be
+    written to `run_dir`.
     """
     mtbf_s = _parse_mtbf(mtbf) if mtbf else None
     run = _find_run(args)
@@ -115,7 +114,7 @@ def doctor(
 
 
 def _enter_world() -> World:
-    """Return this process's world, or a single process if variables contradict each other (which is a finding)."""
+    """Return this process's world; contradictory variables are a finding, not an error."""
     try:
         return enter_world()
     except WorldError:
@@ -123,7 +122,6 @@ def _enter_world() -> World:
 
 
 def _ranks_to_start(text: str | None, world: World, environ: Mapping[str, str]) -> int:
-    """Return the number of ranks to start here, 1 if none are needed."""
     if text is None or (world.launcher != "single" and text in ("auto", str(world.world_size))):
         return 1
     if world.launcher != "single":
@@ -133,15 +131,14 @@ def _ranks_to_start(text: str | None, world: World, environ: Mapping[str, str]) 
 
 
 def _build_datasets(recipe: Recipe | None) -> "Datasets":
-    """Return the data of a recipe, without downloading it."""
     from paceline.data.sources.build import build_datasets
 
     assert recipe is not None, "called with a recipe only"
+    # A check must not download.
     return build_datasets(recipe.data.source, may_download=False, skip_bad=recipe.data.on_bad_image == "skip")
 
 
 def _check_recipe(recipe: Recipe | None, world: World, data: "Data") -> list[DoctorFinding]:
-    """Return a finding on whether this machine has what the recipe needs; none without a recipe."""
     if recipe is None:
         return []
     from paceline.lab.doctor.recipe import check_recipe
@@ -186,13 +183,12 @@ def _parse_mtbf(text: str) -> float:
 
 
 def _find_run(args: list[str]) -> RunDir | None:
-    """Return the run directory that the arguments begin with, or None."""
     folder = Path(args[0]).expanduser() if args and "=" not in args[0] else None
     return RunDir(folder) if folder and is_run(folder) else None
 
 
 def _recipe_sections(recipe: Recipe, data: "Data", mtbf_s: float | None) -> list[DoctorSection]:
-    """Return the cost of checkpoints and the advised interval, with the import time as restart time."""
+    """Return the cost of checkpoints, and the advised interval."""
     saving, section = _measure_saving(recipe, data, Path())
     if saving is None:
         return [section]
@@ -211,7 +207,6 @@ def _recipe_sections(recipe: Recipe, data: "Data", mtbf_s: float | None) -> list
 
 
 def _run_sections(recipe: Recipe, run: RunDir, data: "Data", mtbf_s: float | None) -> list[DoctorSection]:
-    """Return a run's history, the cost of checkpoints, and the advised interval."""
     from paceline.cli.run_history import read_run_history
 
     history = read_run_history(run, recipe.checkpoint)
@@ -237,7 +232,6 @@ def _run_sections(recipe: Recipe, run: RunDir, data: "Data", mtbf_s: float | Non
 
 
 def _advice_section(costs: SavingCosts, mtbf_s: float | None) -> list[DoctorSection]:
-    """Return the advised checkpoint interval; a hint if the MTBF is unknown."""
     if mtbf_s is None:
         hint = ("how often to save", "add --mtbf, such as --mtbf 8h: the mean time between failures")
         return [DoctorSection("advice", "how often to save", {}, [hint])]
@@ -246,7 +240,6 @@ def _advice_section(costs: SavingCosts, mtbf_s: float | None) -> list[DoctorSect
 
 
 def _measure_saving(recipe: Recipe, data: "Data", folder: Path) -> tuple[CheckpointResult | None, DoctorSection]:
-    """Measure saving the recipe's state in `folder`; None and the reason if that fails."""
     from paceline.training.preflight import measure_saving
 
     try:
@@ -262,7 +255,6 @@ def _saving_row(saving: CheckpointResult) -> tuple[str, ...]:
 
 
 def _history_section(run: RunDir, history: "RunHistory") -> DoctorSection:
-    """Return the history of the run so far."""
     rows: list[tuple[str, ...]] = []
     if history.step_s:
         median_s, slow_s = history.step_s
@@ -321,12 +313,13 @@ def _finding_lines(finding: DoctorFinding) -> list[str]:
 
 
 def advise_interval(costs: SavingCosts, mtbf_s: float) -> tuple[dict[str, Any], list[tuple[str, ...]]]:
-    """Return values for JSON and rows for a table, for failures `mtbf_s` apart."""
+    """Return the advised interval as JSON values and as rows, for failures `mtbf_s` apart."""
     best_s = best_interval(costs.stall_s, costs.write_s, mtbf_s)
     step_s = costs.step_s
     steps = interval_steps(best_s, step_s) if step_s is not None else None
     if steps is not None and step_s is not None:
         best_s = steps * step_s
+    # The cost is flat around its minimum; an interval below the write time cannot be kept.
     low_s, high_s = max(best_s / 2, costs.write_s), 2 * best_s
     shares = {each: _useful_share(costs, each, mtbf_s) for each in (best_s, low_s, high_s)}
     setting = _round_setting(best_s, low_s, high_s, steps)
@@ -359,7 +352,7 @@ def advise_interval(costs: SavingCosts, mtbf_s: float) -> tuple[dict[str, Any], 
 
 
 def approximate_time(seconds: float) -> str:
-    """Return a duration with the precision of an estimate: `40 s`, `12 min`, `7.9 h`, `40 days`."""
+    """Return a duration with the digits of an estimate: `40 s`, `12 min`, `7.9 h`, `40 days`."""
     if seconds < 1:
         return f"{seconds:.2f} s"
     for limit, unit_s, unit in ((100, 1, "s"), (100 * 60, 60, "min"), (72 * 3600, 3600, "h")):
@@ -383,7 +376,7 @@ def _useful_share(costs: SavingCosts, work_s: float, mtbf_s: float) -> float:
 
 
 def _round_setting(best_s: float, low_s: float, high_s: float, steps: int | None) -> str:
-    """Return the round duration closest to the best by ratio, or `steps` if none is in the range."""
+    """Return the round duration closest to the best by ratio; `steps` if none is in range."""
     inside = [each for each in _ROUND_TIMES if low_s <= each[0] <= high_s]
     if not inside and steps is not None:
         return f"{steps}st"

@@ -36,6 +36,7 @@ def dry_run(loaded: LoadedRecipe, world: World, ranks: int, *, as_json: bool, re
     recipe = resolve_batch(recipe, ranks)
     if resumed is not None:
         changes = [*changes, *check_rundir(resumed, recipe, resume=True)]
+    # The plan is that of the ranks that would be started.
     if world.launcher == "single":
         world = replace(world, world_size=ranks, local_world_size=ranks)
     check_plugins(recipe)
@@ -70,7 +71,7 @@ def dry_run(loaded: LoadedRecipe, world: World, ranks: int, *, as_json: bool, re
 
 
 def _plan_rows(loaded: LoadedRecipe, plan: Plan, devices: str) -> Iterator[tuple[str, str]]:
-    """Yield the rows of the plan by name. `paceline recipes` shows the recipe itself."""
+    """Yield the rows of the plan by name."""
     yield "recipe", f"{loaded.name} {loaded.recipe.hash} (paceline recipes shows every field; --json has all of this)"
     yield "model", loaded.recipe.model.name
     val = f"{plan.val_images:,}" if plan.val_images else "no"

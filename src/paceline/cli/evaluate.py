@@ -50,6 +50,7 @@ def evaluate(
     path = CheckpointStorage(rundir.checkpoints, KeepPolicy(1)).by_name(checkpoint)
     if world.is_main and checkpoint == "last":
         warn_missing_final(rundir, path)
+    # The other ranks would write the same files.
     out_folder = expand_path(str(out)) if out and world.is_main else None
     with output_dir(out_folder) if out_folder else contextlib.nullcontext() as folder:
         keep = partial(_write_outputs, folder, path, overrides) if folder else discard
@@ -64,7 +65,6 @@ def evaluate(
 def _write_outputs(
     folder: RunDir, checkpoint: Path, overrides: Sequence[str], report: "EvalReport", source: "Source"
 ) -> None:
-    """Write the outputs of an evaluation into `folder`."""
     from paceline.cli.tables import evaluation_json
     from paceline.training.eval_outputs import write_eval_outputs
 

@@ -32,7 +32,7 @@ RUN_TIMEOUT_S: Final = 1800.0
 
 
 def refuse_launcher(verb: str) -> None:
-    """Raise `RecipeError` if torchrun or Slurm started this process: the verb starts its own ranks."""
+    """Raise `RecipeError` if torchrun or Slurm started this process: `verb` starts its own ranks."""
     launcher = world_from_environ(os.environ).launcher
     if launcher != "single":
         fix = "start it without a launcher, with --ranks"
@@ -43,25 +43,24 @@ def refuse_launcher(verb: str) -> None:
 def locked_experiment(
     name: str, request: dict[str, Any], run_dir: Path | None, *, as_json: bool
 ) -> Iterator[ExperimentDir]:
-    """Return a context that locks an experiment's folder: a new one, or one of the same request.
+    """Return a context that locks an experiment's folder: a new one, or an unfinished one of the same request.
 
-    Which of its runs still count is decided per run. An interrupt prints how to resume.
+    An interrupt prints how to resume.
     """
     out = progress_console(as_json=as_json)
     folder = _open_folder(name, request, run_dir, lambda line: print(line, file=out, flush=True))
+    # Which of its runs still count is decided per run, by `ReusePolicy`.
     with RunDir(folder.path).lock(), _print_resume_hint(folder):
         yield folder
 
 
 def warm_cache_before(recipe: Recipe, on_start: OnRunStart) -> OnRunStart:
-    """Return a callback that calls `on_start` before each trial and reads the files of `recipe` into the page cache.
-
-    Otherwise the first run would do so for all others.
-    """
+    """Return a callback that calls `on_start`, then reads the files of `recipe` into the page cache."""
     from paceline.lab.page_cache import prepare_page_cache
 
     def before(trial: Trial, repeat: int) -> None:
         on_start(trial, repeat)
+        # Otherwise the first run would read the files from disk, and all others from memory.
         with contextlib.suppress(PacelineError):  # the run will report it
             prepare_page_cache(apply_patch(recipe, trial.patch), is_cold=False)
 
@@ -76,11 +75,11 @@ def run_task(
     *,
     as_json: bool,
 ) -> int:
-    """Run one task of an experiment in its shared folder, draw no conclusions, and return 0.
+    """Run one task of an experiment in its shared folder, without a conclusion, and return 0.
 
-    `run` gets the folder, a callback for the start of each run, and one that prints a line. Nothing runs if the
-    experiment has finished. Raise `RecipeError` if the folder is not named or holds something else, or if the task or
-    the whole experiment is already running.
+    `run` gets the folder, a callback for the start of each run, and one that prints a line. A finished experiment
+    runs nothing. Raise `RecipeError` if the folder is not named or holds something else, or if the task or the
+    whole experiment is running.
     """
     if run_dir is None:
         raise RecipeError("--task: runs in a folder that all tasks share (add --run-dir DIR)")
@@ -125,11 +124,12 @@ def read_finished(folder: ExperimentDir, kind: type[ResultT]) -> ResultT | None:
 
 
 def finish_experiment(folder: ExperimentDir, result: Experiment) -> None:
-    """Write tables, result and report, and remove generated data. The result file marks the experiment as complete."""
+    """Write tables, result and report, and remove generated data."""
     from paceline.cli.report import try_write_report
     from paceline.report.experiment_tables import write_tables
 
     shutil.rmtree(folder.data, ignore_errors=True)
     write_tables(folder, result)
+    # Last but the report: the result file marks the experiment as complete.
     folder.write(result)
     try_write_report(RunDir(folder.path))

@@ -31,8 +31,8 @@ def export(
 ) -> int:
     """Run `paceline export`, and return the exit code.
 
-    `format` is one of `ExportFormatName`, `out` the file or folder, `checkpoint` last, best or a step. `image_size`
-    overrides the size of the run's evaluation, in pixels.
+    `format` is one of `ExportFormatName`, `checkpoint` last, best or a step. `image_size` in pixels overrides that
+    of the evaluation.
     """
     from paceline.inference.export import ExportFormatName, build_export_format, check_out_path, export_classifier
 

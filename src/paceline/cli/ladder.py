@@ -55,7 +55,7 @@ _AUTO_LADDER: Final = "auto"
 
 @dataclass(frozen=True)
 class _LadderRequest:
-    """Request: `recipe` is the measured form of `loaded`."""
+    """Request; `recipe` is `loaded` with the settings of a measurement."""
 
     ladder: Ladder
     loaded: LoadedRecipe
@@ -67,7 +67,7 @@ class _LadderRequest:
 
     @property
     def key_values(self) -> dict[str, Any]:
-        """Everything that the runs depend on, as plain values."""
+        """All that the runs depend on."""
         rungs = [rung.model_dump(mode="json") for rung in self.ladder.rungs]
         measured = {"recipe": self.recipe.to_dict(), "ranks": self.ranks, "repeats": self.repeats}
         return {
@@ -116,7 +116,7 @@ def ladder(
 def plan_ladder_tasks(
     args: list[str], ranks: str, *, recipe: str | None, steps: int | None, repeats: int | None
 ) -> tuple[ArrayTask, ...]:
-    """Return the tasks of the ladder. Raise `RecipeError` for arguments that a ladder does not take."""
+    """Return the tasks of a ladder. Raise `RecipeError` for arguments that it does not take."""
     name, recipe, overrides = _split_args(args, recipe)
     return _request_tasks(
         _build_request(load_ladder(name or _AUTO_LADDER), recipe, overrides, ranks, steps=steps, repeats=repeats)
@@ -124,7 +124,6 @@ def plan_ladder_tasks(
 
 
 def _split_args(args: list[str], recipe: str | None) -> tuple[str | None, str | None, Patch]:
-    """Return the names of ladder and recipe, None if omitted, and the overrides."""
     names = [word for word in args if "=" not in word]
     overrides = [word for word in args if "=" in word and not word.startswith("recipe=")]
     named = [word.removeprefix("recipe=") for word in args if word.startswith("recipe=")]
@@ -135,7 +134,6 @@ def _split_args(args: list[str], recipe: str | None) -> tuple[str | None, str | 
 
 
 def _print_list(name: str | None, *, as_json: bool) -> None:
-    """Print all shipped ladders, or the rungs of one."""
     if name is None:
         show_ladders([load_ladder(each) for each in list_ladders()], as_json=as_json)
     else:
@@ -145,7 +143,6 @@ def _print_list(name: str | None, *, as_json: bool) -> None:
 def _build_request(
     chosen: Ladder, recipe: str | None, overrides: Patch, ranks: str, *, steps: int | None, repeats: int | None
 ) -> _LadderRequest:
-    """Build the request. Raise `RecipeError` for arguments that a ladder does not take."""
     refuse_length(overrides, "a ladder", purpose="compare")
     refuse_launcher("ladder")
     for path, value in overrides.assignments:
@@ -169,14 +166,13 @@ def _build_request(
 
 
 def _run_ladder(request: _LadderRequest, folder: ExperimentDir, *, as_json: bool) -> LadderResult:
-    """Run the ladder, and write its result."""
     out = progress_console(as_json=as_json)
     _write_recipes(request, folder)
     total = None if request.ladder.is_open_ended else request.repeats * (2 * len(request.ladder.rungs) - 1)
     with interrupt_on_signals(*STOP_SIGNALS), progress_output(out, total) as (on_start, print_line):
         print_line(_plan_text(request, total))
-        climbed = _build_climber(request, folder, on_start, print_line).run()
-    result = _build_result(request, climbed, folder)
+        outcome = _build_ladder_runner(request, folder, on_start, print_line).run()
+    result = _build_result(request, outcome, folder)
     finish_experiment(folder, result)
     return result
 
@@ -188,7 +184,7 @@ def _run_task(request: _LadderRequest, number: int, run_dir: Path | None, *, as_
 
     def run(folder: ExperimentDir, on_start: OnRunStart, print_line: PrintLine) -> Sequence[TrialOutcome]:
         _write_recipes(request, folder)
-        return _build_climber(request, folder, on_start, print_line).run_task(index + 1, repeat)
+        return _build_ladder_runner(request, folder, on_start, print_line).run_task(index + 1, repeat)
 
     return run_task(request.key_values, run_dir, task, run, as_json=as_json)
 
@@ -203,7 +199,6 @@ def _write_recipes(request: _LadderRequest, folder: ExperimentDir) -> None:
 
 
 def _plan_text(request: _LadderRequest, total: int | None) -> str:
-    """Return how many runs and steps there are."""
     steps = count(request.recipe.measure.warmup_steps + request.steps, "step")
     runs = (
         f"up to {count(total, 'run')}" if total is not None else f"{count(request.repeats, 'pair')} of runs per rung,"
@@ -211,7 +206,7 @@ def _plan_text(request: _LadderRequest, total: int | None) -> str:
     return f"ladder {request.ladder.name}: {runs} of {steps}"
 
 
-def _build_climber(
+def _build_ladder_runner(
     request: _LadderRequest, folder: ExperimentDir, on_start: OnRunStart, print_line: PrintLine
 ) -> LadderRunner:
     from paceline.lab.ladder import propose_rung
@@ -260,12 +255,11 @@ def _build_climber(
 
 
 def _with_steps_time(rung: RungResult, num_steps: int) -> RungResult:
-    """Return the rung with the time of `num_steps` steps, if its step was timed."""
     return rung if rung.step_s is None else rung.model_copy(update={"steps_s": num_steps * rung.step_s})
 
 
-def _build_result(request: _LadderRequest, climbed: LadderOutcome, folder: ExperimentDir) -> LadderResult:
-    runs: Sequence[str] = [run for rung in climbed.rungs for run in rung.runs]
+def _build_result(request: _LadderRequest, outcome: LadderOutcome, folder: ExperimentDir) -> LadderResult:
+    runs: Sequence[str] = [run for rung in outcome.rungs for run in rung.runs]
     measured_s = sum(RunDir(folder.path / run).read_result().time.wall_s for run in runs)
     first = request.ladder.rungs[0]
     lowest = resolve_batch(apply_patch(request.recipe, first.patch), first.ranks or request.ranks)
@@ -279,13 +273,13 @@ def _build_result(request: _LadderRequest, climbed: LadderOutcome, folder: Exper
         warmup_steps=request.recipe.measure.warmup_steps,
         repeats=request.repeats,
         batch_size=lowest.data.global_batch_size,
-        rungs=tuple(_with_steps_time(rung, request.steps) for rung in climbed.rungs),
-        best=climbed.best.name,
-        best_patch=tuple(format_patch(climbed.best.patch)),
-        stopped=climbed.stopped,
-        wall_s=measured_s + sum(rung.prepare_s for rung in climbed.rungs),
+        rungs=tuple(_with_steps_time(rung, request.steps) for rung in outcome.rungs),
+        best=outcome.best.name,
+        best_patch=tuple(format_patch(outcome.best.patch)),
+        stopped=outcome.stopped,
+        wall_s=measured_s + sum(rung.prepare_s for rung in outcome.rungs),
         command=("paceline", *sys.argv[1:]),
-        provenance=climbed.best.results[-1].provenance,
+        provenance=outcome.best.results[-1].provenance,
     )
 
 
@@ -350,7 +344,6 @@ def _rung_row(rung: RungResult, *, has_ranks: bool) -> tuple[str, ...]:
 
 
 def _print_steps(rungs: Sequence[RungResult]) -> None:
-    """Print the stages of a step per rung, without stages that never matter."""
     names = dict.fromkeys(name for rung in rungs for name in rung.stages)
     shown = [
         name
@@ -371,7 +364,6 @@ def _milliseconds(value_s: float) -> str:
 
 
 def _print_times(result: LadderResult, rungs: Sequence[RungResult]) -> None:
-    """Print times of an epoch, of the counted steps and before the first step, and memory."""
     columns = {
         "an epoch": [_format_or_blank(rung.epoch_s, seconds) for rung in rungs],
         count(result.steps, "step"): [_format_or_blank(rung.steps_s, seconds) for rung in rungs],
@@ -389,7 +381,7 @@ def _format_or_blank(value: float | None, format_value: Callable[[float], str]) 
 
 
 def _bar_lines(rungs: Sequence[RungResult]) -> Iterator[str]:
-    """Yield one line per rung: a bar as long as its speed, lighter if the rung was dropped."""
+    """Yield a bar as long as its speed per rung, lighter if the rung was dropped."""
     most = max((rung.images_per_s.value for rung in rungs if rung.images_per_s is not None), default=1.0)
     width = max((len(rung.name) for rung in rungs), default=0)
     for rung in rungs:
@@ -409,7 +401,6 @@ def _reason_rows(rungs: Sequence[RungResult]) -> Iterator[tuple[str, str]]:
 
 
 def _stage_change(stage: str, below_s: float, current_s: float) -> str:
-    """Return how the time of a stage that the rung targets changed."""
     word = "from" if current_s < below_s else "did not shrink, from"
     return f"{display_name(stage)} {word} {milliseconds(below_s)} to {milliseconds(current_s)}"
 

@@ -15,66 +15,9 @@ from paceline.data.files import printable
 from paceline.parallel.environ import ends_with_parent, world_from_environ
 
 VerbParams = ParamSpec("VerbParams")
-
-
-def not_distributed(verb: str) -> Callable[[Callable[VerbParams, int]], Callable[VerbParams, int]]:
-    """Return a decorator that prints a note if torchrun or Slurm started several ranks of `verb`."""
-
-    def decorate(function: Callable[VerbParams, int]) -> Callable[VerbParams, int]:
-        @wraps(function)
-        def work(*args: VerbParams.args, **kwargs: VerbParams.kwargs) -> int:
-            world = _launched_world()
-            # Only a note: in a script that srun starts, each rank may have work of its own.
-            if world.is_main and world.world_size > 1:
-                print(_duplicate_work_note(verb, world), file=sys.stderr)
-            return function(*args, **kwargs)
-
-        return work
-
-    return decorate
-
-
-def _duplicate_work_note(verb: str, world: World) -> str:
-    return (
-        f"note: {verb} is not distributed: each of {world.world_size} ranks does all of the work "
-        f"(start one process, or give each its own input)"
-    )
-
-
-def _launched_world() -> World:
-    """Return the world that a launcher started, or a single process if none did."""
-    try:
-        world = world_from_environ(os.environ)
-    except WorldError:  # variables left over in a shell, which matter only to verbs that use them
-        return World.single()
-    return world if ends_with_parent(os.environ, world) else World.single()
-
-
 _MAX_NAME_BYTES: Final = 255
 _MAX_PATH_BYTES: Final = 3900
 """Bytes. Linux allows 4,095, of which the files of a run need some."""
-
-
-def folder_option(help: str) -> Any:
-    """Return a typer option for a folder to write; `help` is its help text."""
-    return typer.Option(parser=_parse_folder, metavar="PATH", help=help)
-
-
-def _parse_folder(text: str) -> Path:
-    """Return an option's value as the path of a folder to write. Raise `typer.BadParameter` if it cannot be one."""
-    names = [name.encode(errors="surrogateescape") for name in text.split("/")]
-    if not text:  # an unset shell variable, which would mean the current folder
-        raise typer.BadParameter("is empty (name a folder, or leave the option out)")
-    if not text.isascii() and any("\udc80" <= character <= "\udcff" for character in text):
-        raise typer.BadParameter(f"{printable(text)} is not UTF-8 (name another folder)")
-    if max(map(len, names)) > _MAX_NAME_BYTES or sum(map(len, names)) + len(names) > _MAX_PATH_BYTES:
-        shown = f"{printable(text[:40])}..., {len(text):,} characters,"
-        raise typer.BadParameter(
-            f"{shown} is too long (at most {_MAX_NAME_BYTES} bytes per name, {_MAX_PATH_BYTES:,} in all)"
-        )
-    return Path(text)
-
-
 RecipeArgs = Annotated[
     list[str] | None,
     typer.Argument(
@@ -102,3 +45,54 @@ TaskOption = Annotated[
     int | None,
     typer.Option("--task", min=1, metavar="K", help="Run only the K-th task, without a conclusion; needs --run-dir."),
 ]
+
+
+def not_distributed(verb: str) -> Callable[[Callable[VerbParams, int]], Callable[VerbParams, int]]:
+    """Return a decorator that prints a note if torchrun or Slurm started several ranks of `verb`."""
+
+    def decorate(function: Callable[VerbParams, int]) -> Callable[VerbParams, int]:
+        @wraps(function)
+        def work(*args: VerbParams.args, **kwargs: VerbParams.kwargs) -> int:
+            world = _launched_world()
+            # Only a note: in a script that srun starts, each rank may have work of its own.
+            if world.is_main and world.world_size > 1:
+                print(_duplicate_work_note(verb, world), file=sys.stderr)
+            return function(*args, **kwargs)
+
+        return work
+
+    return decorate
+
+
+def _duplicate_work_note(verb: str, world: World) -> str:
+    return (
+        f"note: {verb} is not distributed: each of {world.world_size} ranks does all of the work "
+        f"(start one process, or give each its own input)"
+    )
+
+
+def _launched_world() -> World:
+    try:
+        world = world_from_environ(os.environ)
+    except WorldError:  # variables left over in a shell, which matter only to verbs that use them
+        return World.single()
+    return world if ends_with_parent(os.environ, world) else World.single()
+
+
+def folder_option(help: str) -> Any:
+    """Return a typer option for a folder to write."""
+    return typer.Option(parser=_parse_folder, metavar="PATH", help=help)
+
+
+def _parse_folder(text: str) -> Path:
+    names = [name.encode(errors="surrogateescape") for name in text.split("/")]
+    if not text:  # an unset shell variable, which would mean the current folder
+        raise typer.BadParameter("is empty (name a folder, or leave the option out)")
+    if not text.isascii() and any("\udc80" <= character <= "\udcff" for character in text):
+        raise typer.BadParameter(f"{printable(text)} is not UTF-8 (name another folder)")
+    if max(map(len, names)) > _MAX_NAME_BYTES or sum(map(len, names)) + len(names) > _MAX_PATH_BYTES:
+        shown = f"{printable(text[:40])}..., {len(text):,} characters,"
+        raise typer.BadParameter(
+            f"{shown} is too long (at most {_MAX_NAME_BYTES} bytes per name, {_MAX_PATH_BYTES:,} in all)"
+        )
+    return Path(text)

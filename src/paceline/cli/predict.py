@@ -82,7 +82,6 @@ def predict(
 
 
 def _open_stdin() -> BinaryIO:
-    """Return the binary stdin. Raise `RecipeError` if it is closed."""
     if sys.stdin is None:
         raise RecipeError("-: reads paths from stdin, which is closed (name files or folders)")
     return sys.stdin.buffer
@@ -101,10 +100,10 @@ def _check_args(images: list[str], top: int, batch_size: int, format: str) -> No
 
 
 def build_printer(format: str, checkpoint: Path, top: int) -> contextlib.AbstractContextManager[ShowImage]:
-    """Return a context that yields a function to print each image's `top` classes in `format`.
+    """Return a context that yields a function to print each image's `top` classes.
 
-    `format` is table, csv, jsonl, json (one document) or auto. An image that could not be read is a line on stderr, and
-    a row except in tables.
+    `format` is table, csv, jsonl, json (one document) or auto. An unreadable image is a line on stderr, and a row
+    except in tables.
     """
     match format:
         case "json":
@@ -119,9 +118,9 @@ def build_printer(format: str, checkpoint: Path, top: int) -> contextlib.Abstrac
 
 
 def prediction_row(each: "Prediction | UnreadableImage") -> dict[str, Any]:
-    """Return a prediction as plain values: {image, predictions: [{class, probability}]}, or {image, error}.
+    """Return {image, predictions: [{class, probability}]}, or {image, error}.
 
-    `image` is the path unescaped: JSON can hold any, and `os.fsencode` restores its bytes.
+    `image` is the path unescaped; `os.fsencode` restores its bytes.
     """
     image = os.fspath(each.path)
     if isinstance(each, UnreadableImage):
@@ -132,7 +131,6 @@ def prediction_row(each: "Prediction | UnreadableImage") -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _print_json(checkpoint: Path) -> Iterator[ShowImage]:
-    """Print one JSON object at the end."""
     rows: list[dict[str, Any]] = []
 
     def show(each: "Prediction | UnreadableImage") -> None:
@@ -148,10 +146,9 @@ def _print_json(checkpoint: Path) -> Iterator[ShowImage]:
 
 @contextlib.contextmanager
 def _print_jsonl() -> Iterator[ShowImage]:
-    """Print one JSON object per line."""
-
     def show(each: "Prediction | UnreadableImage") -> None:
         _print_unread(each)
+        # Flush: a pipe gets each result as soon as it is known.
         print(json.dumps(prediction_row(each), allow_nan=False), flush=True)
 
     yield show
@@ -159,7 +156,7 @@ def _print_jsonl() -> Iterator[ShowImage]:
 
 @contextlib.contextmanager
 def _print_csv(top: int) -> Iterator[ShowImage]:
-    """Print one row per image: path, `top` pairs of class and probability, error."""
+    """Print a row per image: path, `top` pairs of class and probability, error."""
     table = csv.writer(sys.stdout, lineterminator="\n")
     pairs = ((f"class_{number}", f"probability_{number}") for number in range(1, top + 1))
     table.writerow(["image", *(column for pair in pairs for column in pair), "error"])
@@ -179,7 +176,6 @@ def _print_csv(top: int) -> Iterator[ShowImage]:
 
 @contextlib.contextmanager
 def _print_table_at_end(checkpoint: Path) -> Iterator[ShowImage]:
-    """Print a table at the end; meanwhile a terminal shows the number of images."""
     from rich.console import Console
 
     console = Console(stderr=True, markup=False, highlight=False, emoji=False)
@@ -222,7 +218,7 @@ def _other_guesses(guesses: tuple["Guess", ...]) -> str:
 
 
 def _rounded_probability(guess: "Guess") -> float:
-    """Return the probability rounded to the digits that float32 guarantees."""
+    """Return the probability with the digits that float32 guarantees."""
     return float(f"{guess.probability:.{_DIGITS}g}")
 
 

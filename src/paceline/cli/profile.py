@@ -47,9 +47,9 @@ _BASE_RECIPE: Final = "base.yaml"
 
 @dataclass(frozen=True)
 class _ProfileRequest:
-    """Request: `recipe` is the measured form of the recipe with hash `recipe_hash`.
+    """Request; `recipe` is the recipe `recipe_hash` with the settings of a measurement.
 
-    `nvtx` is the value of `measure.nvtx` for a run under Nsight Systems, `off` for none.
+    `nvtx` is `measure.nvtx` of a run under Nsight Systems, `off` for none.
     """
 
     recipe_hash: str
@@ -65,11 +65,10 @@ class _ProfileRequest:
 
     @property
     def trials(self) -> list[Trial]:
-        """All trials; those that are compared with nothing come last."""
+        """Trials; those that are compared with nothing come last."""
         return [self.base, *self.probes, *self.separate]
 
     def trials_in_repeat(self, repeat: int) -> list[Trial]:
-        """Return the trials of a repeat, counted from 1."""
         return [trial for trial in self.trials if repeat <= trial.repeats]
 
 
@@ -139,7 +138,7 @@ def _refuse_more_runs(world: World, *, repeats: int, trace: bool, nvtx: bool) ->
 
 
 def _choose_rundir(name: str, run_dir: Path | None, world: World) -> RunDir:
-    """Return the directory to write: `run_dir`, or a new folder under `runs/`; other ranks follow rank 0."""
+    """Return `run_dir`, or a new folder under `runs/`."""
     if not world.is_main:
         return RunDir(run_dir or Path("runs"))
     if run_dir is None:
@@ -151,7 +150,6 @@ def _choose_rundir(name: str, run_dir: Path | None, world: World) -> RunDir:
 
 
 def _run_trials(request: _ProfileRequest, rundir: RunDir, *, as_json: bool) -> int:
-    """Run the trials in child processes, write the results, and print them."""
     out = progress_console(as_json=as_json)
     recipe_file = rundir.path / _BASE_RECIPE
     write_recipe(request.recipe, recipe_file)
@@ -181,7 +179,6 @@ def _run_trials(request: _ProfileRequest, rundir: RunDir, *, as_json: bool) -> i
 
 
 def _plan_text(request: _ProfileRequest) -> str:
-    """Return how many runs and steps there are."""
     steps = request.recipe.measure.warmup_steps + request.steps
     return f"{count(_num_runs(request), 'run')} of {count(steps, 'step')}"
 
@@ -196,7 +193,6 @@ def _trial_folder(rundir: RunDir, trial: Trial, repeat: int) -> Path:
 
 
 def _check_base(outcome: TrialOutcome) -> None:
-    """Raise the error of a failed base run, without which nothing can be compared."""
     if outcome.trial.name != BASE or outcome.result is not None:
         return
     if outcome.exit_code == 1:  # a bug of paceline's: print its traceback too
@@ -214,7 +210,6 @@ def _outcome_line(outcome: TrialOutcome) -> str:
 
 
 def _move_trace(outcomes: Sequence[TrialOutcome], rundir: RunDir) -> None:
-    """Move the trace to the place where a run has its own."""
     for traced in (outcome.rundir for outcome in outcomes if outcome.trial.name == TRACE):
         for source, target in ((traced.trace, rundir.trace), (traced.merged_trace, rundir.merged_trace)):
             if source.exists():
@@ -224,7 +219,6 @@ def _move_trace(outcomes: Sequence[TrialOutcome], rundir: RunDir) -> None:
 def _finish_profile(
     request: _ProfileRequest, outcomes: Sequence[TrialOutcome], rundir: RunDir, *, as_json: bool
 ) -> None:
-    """Write `profile.json` and the report, and print the result."""
     from paceline.lab.profile import build_profile
 
     result = build_profile(
@@ -237,7 +231,7 @@ def _finish_profile(
 
 
 def _nsys_command(request: _ProfileRequest, rundir: RunDir) -> str:
-    """Return the command that measures the base run under Nsight Systems, from the end of its warm-up to its last step.
+    """Return the command that profiles the counted steps of the base run with Nsight Systems.
 
     Options: https://docs.nvidia.com/nsight-systems/UserGuide/index.html.
     """
@@ -258,7 +252,7 @@ def _nsys_command(request: _ProfileRequest, rundir: RunDir) -> str:
 
 
 def _run_as_rank(request: _ProfileRequest, rundir: RunDir, world: World, *, as_json: bool) -> int:
-    """Run the base run as one rank of a launcher; rank 0 writes and prints the result."""
+    """Run the base run as a rank of a launcher; rank 0 writes and prints the result."""
     from paceline.training.preemption import Interrupts
 
     with Interrupts(announces=world.is_main) as interrupts:
@@ -292,7 +286,6 @@ def _run_as_rank(request: _ProfileRequest, rundir: RunDir, world: World, *, as_j
 
 
 def _manual_start_hint(trial: Trial, rundir: RunDir, recipe: Recipe) -> str:
-    """Return the command for a run that a launcher's rank cannot start."""
     consent = consent_arguments(recipe)
     args = shlex.join(("train", str(rundir.path / _BASE_RECIPE), *format_patch(trial.patch), *consent))
     return f"needs separate ranks (start them like these, with: {args})"
@@ -323,7 +316,8 @@ def show_profile(profile: "Profile", rundir: RunDir, *, nsys: str, as_json: bool
 
 
 def _print_loader(loader: LoaderResult) -> None:
-    """Print the time to make a batch, which overlaps with steps and other workers."""
+    """Print the time to make a batch."""
+    # Not shares of a step: workers overlap with steps and with one another.
     parts = {
         "read": loader.read_s,
         "decode": loader.decode_s,
@@ -405,7 +399,6 @@ def _profile_rows(profile: "Profile", rundir: RunDir) -> list[tuple[str, str]]:
 
 
 def _cost_rows(cost: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the model's FLOPs and the device's rates, as far as known."""
     if not cost:
         return
     yield "model", f"{cost['parameters']:,} parameters, {flops(cost['flops_per_image'])} per training image"

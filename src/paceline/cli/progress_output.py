@@ -15,13 +15,16 @@ from paceline.lab.trial import Trial
 
 OnRunStart = Callable[[Trial, int], None]
 PrintLine = Callable[[str], None]
+_LINE_INTERVAL_S: Final = 10.0
+_MIN_RATE_S: Final = 1.0
+"""Seconds before a rate is reliable enough to estimate the remaining time."""
 
 
 @contextlib.contextmanager
 def progress_output(out: TextIO, total: int | None = None) -> Iterator[tuple[OnRunStart, PrintLine]]:
     """Yield a function to call as each run starts, and one that prints a line.
 
-    `total` is the number of runs, None if unknown. Without a terminal only lines are printed.
+    `total` is the number of runs, None if unknown.
     """
     console = Console(file=out, markup=False, highlight=False, emoji=False)
     if not console.is_terminal:
@@ -37,11 +40,6 @@ def progress_output(out: TextIO, total: int | None = None) -> Iterator[tuple[OnR
             status.update(f"{trial.name} (run {num_started}{total_text})")
 
         yield on_start, lambda line: console.print(printable_lines(line), soft_wrap=True)
-
-
-_LINE_INTERVAL_S: Final = 10.0
-_MIN_RATE_S: Final = 1.0
-"""Seconds before a rate is reliable enough to estimate the remaining time."""
 
 
 class DataProgress(Protocol):

@@ -38,7 +38,7 @@ def train(
     resume: bool,
     own_code: bool = False,
 ) -> RunResult:
-    """Train as one rank of the world that the environment describes; return the result, the same on every rank."""
+    """Train as one rank of the world that the environment describes; return the result, equal on every rank."""
     from paceline.cli.tables import print_run_dir
     from paceline.training.preemption import Interrupts
 
@@ -80,11 +80,10 @@ def translate_option_names() -> Iterator[None]:
 
 
 def _build_patch(overrides: tuple[str, ...], model: Component, source: Component) -> Patch:
-    """Return the overrides: `model` and `source` first, then the strings."""
     parts = (("model.name", "model", model), ("data.source.name", "source", source))
-    odd = next((word for word in overrides if not isinstance(word, str)), None)
-    if odd is not None:
-        raise RecipeError(f'overrides: {odd!r} is not a string (write "KEY=VALUE", such as "optim.lr=0.4")')
+    invalid = next((word for word in overrides if not isinstance(word, str)), None)
+    if invalid is not None:
+        raise RecipeError(f'overrides: {invalid!r} is not a string (write "KEY=VALUE", such as "optim.lr=0.4")')
     chosen = tuple((path, path_of(component, field)) for path, field, component in parts if component is not None)
     return Patch((*chosen, *Patch.parse(list(overrides)).assignments))
 
@@ -92,7 +91,6 @@ def _build_patch(overrides: tuple[str, ...], model: Component, source: Component
 def _load_recipe(
     recipe: str | Path | Recipe | Mapping[str, Any], patch: Patch, run_dir: Path | None, *, resume: bool
 ) -> tuple[str, LoadedRecipe]:
-    """Return the recipe, and the name it was loaded by."""
     if isinstance(recipe, str | Path):
         name = find_run_to_resume(str(recipe), run_dir) if resume else str(recipe)
         return name, load_any(name, patch)

@@ -31,18 +31,26 @@ MIN_RANK_LIMIT: Final = 16
 """Ranks that any machine may start; beyond them, `RANKS_PER_CORE` per core. Each rank is a process that imports torch:
 200 MB of memory and seconds of CPU time.
 """
+_TASK_VARIABLE: Final = re.compile(
+    r"SLURM_(STEP_\w+|STEPID|PROCID|LOCALID|NODEID|TASK_PID|NTASKS\w*|NPROCS|TASKS_PER_NODE|DISTRIBUTION|CPU_BIND\w*)"
+)
+"""Variables that describe the calling process, or the tasks of its job; a step of ours gets its own.
+
+Names: https://slurm.schedmd.com/srun.html, sections "Input" and "Output environment variables".
+"""
 
 
 def enter_world() -> World:
     """Return this process's world, and tie the rank's life to its launcher (torchrun's agent, Slurm's step).
 
-    Set GLOO_SOCKET_IFNAME, if unset: the loopback interface on one node, else an interface that others can reach.
+    Set GLOO_SOCKET_IFNAME, if unset.
     """
     world = world_from_environ(os.environ)
     # A lost peer makes torch's C++ side print 20 lines; paceline prints one.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # above all levels: the profiler logs its start and stop
     end_with_launcher(os.environ, world)
+    # On one node loopback, else an interface that other nodes can reach.
     if interface := _gloo_interface(world):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     return world
@@ -69,7 +77,7 @@ def ranks_to_start(text: str, world: World, recipe: Recipe, *, oversubscribe: bo
 def refuse_too_many(ranks: int, device: str, *, oversubscribe: bool) -> None:
     """Raise `WorldError` for more ranks than this machine should start: one per GPU, or a few per CPU core.
 
-    Only the limit per core can be overridden, by `oversubscribe`.
+    `oversubscribe` lifts the limit per core only.
     """
     gpus = 0 if device == "cpu" else count_gpus(os.environ)
     if 0 < gpus < ranks:
@@ -87,7 +95,7 @@ def refuse_too_many(ranks: int, device: str, *, oversubscribe: bool) -> None:
 
 
 def starting_message(ranks: int, device: str) -> str:
-    """Return the line that names ranks and hardware, printed before the imports that take seconds."""
+    """Return the line on ranks and hardware to print before imports that take seconds."""
     from paceline import __version__
 
     gpus = 0 if device == "cpu" else count_gpus(os.environ)
@@ -98,8 +106,8 @@ def starting_message(ranks: int, device: str) -> str:
 def start_ranks(ranks: int, port: int, extra: list[str], *, grace_s: float = 60.0, max_restarts: int = 0) -> int:
     """Run this command as `ranks` processes, with `extra` arguments after the verb; return the exit code.
 
-    If a rank is lost, restart all of them up to `max_restarts` times and resume. An error, a stop signal and a
-    preempted run are not restarted.
+    If a rank is lost, restart all and resume, up to `max_restarts` times; not after an error, a stop signal or
+    preemption.
     """
     verb, *args = sys.argv[1:]
     for attempt in range(max_restarts + 1):
@@ -122,7 +130,7 @@ def start_ranks(ranks: int, port: int, extra: list[str], *, grace_s: float = 60.
 
 
 def _gloo_interface(world: World) -> str:
-    """Return the network interface for gloo, or "" to let it choose."""
+    """Return the network interface for gloo; "" to let it choose."""
     if world.world_size == 1:
         return ""
     if is_one_node(os.environ, world):
@@ -132,15 +140,6 @@ def _gloo_interface(world: World) -> str:
 
 def _has_interface(name: str) -> bool:
     return name in (known for _, known in socket.if_nameindex())
-
-
-_TASK_VARIABLE: Final = re.compile(
-    r"SLURM_(STEP_\w+|STEPID|PROCID|LOCALID|NODEID|TASK_PID|NTASKS\w*|NPROCS|TASKS_PER_NODE|DISTRIBUTION|CPU_BIND\w*)"
-)
-"""Variables that describe the calling process, or the tasks of its job; a step of ours gets its own.
-
-Names: https://slurm.schedmd.com/srun.html, sections "Input" and "Output environment variables".
-"""
 
 
 def refuse_more_nodes(nodes: Sequence[int], environ: Mapping[str, str]) -> None:

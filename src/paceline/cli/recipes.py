@@ -40,7 +40,6 @@ def recipe_schema() -> dict[str, Any]:
 
 
 def _make_optional(schema: Any) -> Any:
-    """Make all fields of a JSON schema optional."""
     if isinstance(schema, list):
         return [_make_optional(item) for item in schema]
     if not isinstance(schema, dict):
@@ -56,6 +55,7 @@ def _print_presets(*, as_json: bool) -> None:
         print(json.dumps(summaries, indent=2))
         return
     indent = max(len(name) for name in summaries) + 4
+    # Wrap on a terminal only: a pipe gets one line per preset.
     columns = max(indent + 30, shutil.get_terminal_size().columns) if sys.stdout.isatty() else sys.maxsize
     for group, heading in _GROUPS.items():
         print(f"{heading}:")
@@ -66,7 +66,7 @@ def _print_presets(*, as_json: bool) -> None:
 
 
 def _preset_group(name: str) -> str:
-    """Return the group of a preset: `tutorial` in a subfolder, `start` if it needs no known data set, else `known`."""
+    """Return `tutorial` for a subfolder, `start` if no known data set is needed, else `known`."""
     if "/" in name:
         return "tutorial"
     return "start" if name.partition("-")[0] in ("digits", "folder", "synthetic") else "known"

@@ -14,8 +14,7 @@ from paceline.report.write import render_report, write_report
 def report(run: Path, format: str, out: Path | None, *, as_json: bool) -> int:
     """Run `paceline report`, and return the exit code.
 
-    HTML goes to the run directory unless `out` names a file; Markdown and JSON go to stdout. With `as_json`, the
-    confirmation of a written file is JSON.
+    HTML goes to the run directory, Markdown and JSON to stdout, unless `out` names a file.
     """
     rundir = RunDir(run.expanduser())
     text = render_report(rundir, format)
@@ -42,7 +41,7 @@ def report(run: Path, format: str, out: Path | None, *, as_json: bool) -> int:
 
 
 def try_write_report(rundir: RunDir) -> None:
-    """Write the report of a finished run. Any failure is a warning, not an error."""
+    """Write the report of a finished run; a failure is a warning."""
     try:
         write_report(rundir)
     except Exception as error:

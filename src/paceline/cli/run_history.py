@@ -23,9 +23,8 @@ class RunHistory:
     """History of a run, in seconds.
 
     `step_s` is the (50th, 99th) percentile of the means between records, None without any. `every_s` is the time
-    between checkpoints, None if unknown or off. `restart_s` is the median from a failure to the first new step over
-    `restarts`, or the start-up alone. `at_risk_s` is the training time since the newest checkpoint of an unfinished
-    run.
+    between checkpoints, None if unknown or off. `restart_s` is the median of `restarts` from a failure to the first
+    new step, or the start-up alone. `at_risk_s` is the training since the newest checkpoint of an unfinished run.
     """
 
     step_s: tuple[float, float] | None
@@ -74,7 +73,6 @@ def read_run_history(rundir: RunDir, section: Checkpoint) -> RunHistory:
 
 
 def _saved_times(saved: dict[str, Any], rundir: RunDir) -> tuple[TimeSpent, float]:
-    """Return the newest checkpoint's non-step times, and its trained time. Raise `CheckpointError` if damaged."""
     try:
         spent = TimeSpent(**{name: float(value) for name, value in saved.get("spent", {}).items()})
         return spent, float(saved.get("trained_s", 0.0))
@@ -109,9 +107,11 @@ def _every_s(section: Checkpoint, every: float, step_s: tuple[float, float] | No
 def _has_failed(attempt: Attempt) -> bool:
     if attempt.end is not None:
         return attempt.end.how in ("killed", "failed")
+    # A process of another host cannot be checked.
     if attempt.start.host != os.uname().nodename:
         return False
     try:
+        # Signal 0 only asks whether the process exists.
         os.kill(attempt.start.pid, 0)
     except ProcessLookupError:
         return True
@@ -121,7 +121,7 @@ def _has_failed(attempt: Attempt) -> bool:
 
 
 def _restarts(ended: Sequence[Attempt], failed: set[int]) -> list[float]:
-    """Return the seconds from each failure to the first step of the next process."""
+    """Return the seconds from each failure to the next process's first step."""
     return [
         attempt.start.startup_s + max(0.0, attempt.start.started_s - before.end.ended_s)
         for before, attempt in pairwise(ended)

@@ -28,7 +28,6 @@ from paceline.core.experiments.results import BatchPoint, ScalePoint, ScaleResul
 from paceline.core.run_dir import write_atomic
 from paceline.core.statistics import Interval
 from paceline.core.units import accuracy, count, milliseconds, number, seconds, share
-from paceline.core.units import accuracy as percent
 from paceline.data.files import printable
 from paceline.lab.batch_study import build_batch_points, compare_batches, plan_cells
 from paceline.lab.patches import build_measurement_patch
@@ -69,8 +68,9 @@ _NUM_KEY_COLUMNS = 3
 
 @dataclass(frozen=True)
 class _ScaleStudy:
-    """Cases to run, and how to turn outcomes into fields of `ScaleResult`. `left_out` explains cases left out, one line
-    each.
+    """Cases to run, and how outcomes become fields of `ScaleResult`.
+
+    `left_out` has a line per case that is not run.
     """
 
     mode: str
@@ -149,7 +149,7 @@ def _load_study(
 ) -> tuple[LoadedRecipe, _ScaleStudy]:
     """Return the loaded recipe and the study. Raise `PacelineError` for options without effect and unfit recipes.
 
-    With `starts_locally`, also refuse more ranks than this machine can start.
+    With `starts_locally`, refuse more ranks than this machine can start.
     """
     options.refuse_without_effect()
     name, overrides = split_recipe_args(args)
@@ -168,7 +168,7 @@ def _load_study(
 
 
 def _missing_nodes(options: ScaleOptions, loaded: LoadedRecipe, study: _ScaleStudy, run_dir: Path | None) -> list[int]:
-    """Return the node counts of multi-node cases that still lack a run."""
+    """Return the node counts of cases that still lack a run."""
     over_nodes = [case for case in study.cases if case.nodes]
     if run_dir is None or not over_nodes:
         return sorted({case.nodes for case in over_nodes})
@@ -187,7 +187,6 @@ def _missing_nodes(options: ScaleOptions, loaded: LoadedRecipe, study: _ScaleStu
 def _run_task(
     options: ScaleOptions, loaded: LoadedRecipe, study: _ScaleStudy, number: int, run_dir: Path | None, *, as_json: bool
 ) -> int:
-    """Run one repeat of one case, in the study's folder."""
     task = find_task(list_study_tasks(study.cases, options.num_repeats), number)
     index, repeat = locate_task(task, len(study.cases))
     case = study.cases[index]
@@ -204,7 +203,6 @@ def _run_task(
 
 
 def _refuse_launcher() -> None:
-    """Raise `WorldError` if this process is one of several ranks, each of which would start all runs."""
     world = enter_world()
     if world.launcher != "single":
         started = f"{count(world.world_size, 'rank')} were started by {world.launcher}"
@@ -214,7 +212,7 @@ def _refuse_launcher() -> None:
 def _build_rank_study(
     options: ScaleOptions, loaded: LoadedRecipe, overrides: Patch, nodes: list[int]
 ) -> tuple[LoadedRecipe, _ScaleStudy]:
-    """Return the study of ranks, and the recipe with the batch size of the smallest rank count."""
+    """Return the study, and the recipe with the batch size of the fewest ranks."""
     recipe, mode = loaded.recipe, options.parse_mode()
     gpus = 0 if recipe.parallel.device == "cpu" else count_gpus(os.environ)
     if nodes and recipe.parallel.device != "cpu":
@@ -247,14 +245,13 @@ def _build_rank_study(
 
 
 def _with_steps_time(point: ScalePoint, num_steps: int) -> ScalePoint:
-    """Return the point with the time of `num_steps` steps, if its step was timed."""
     return point if point.step_s is None else point.model_copy(update={"steps_s": num_steps * point.step_s})
 
 
 def _build_batch_study(
     options: ScaleOptions, loaded: LoadedRecipe, overrides: Patch, nodes: list[int]
 ) -> tuple[LoadedRecipe, _ScaleStudy]:
-    """Return the study of batch sizes, and the recipe with the batch size of its ranks."""
+    """Return the study, and the recipe with the batch size of its ranks."""
     target = options.choose_target(loaded.recipe)
     num_nodes = single_number("--nodes", nodes) if nodes else 0
     if options.ranks == "auto":
@@ -283,7 +280,7 @@ def _build_batch_study(
 
 
 def _request_key(study: _ScaleStudy, loaded: LoadedRecipe, options: ScaleOptions) -> dict[str, Any]:
-    """Return everything that the runs depend on, as plain values."""
+    """Return all that the runs depend on."""
     cases = [
         {"name": case.name, "patch": format_patch(case.patch), "ranks": case.ranks, "nodes": case.nodes}
         for case in study.cases
@@ -296,7 +293,6 @@ def _request_key(study: _ScaleStudy, loaded: LoadedRecipe, options: ScaleOptions
 def _run_cases(
     study: _ScaleStudy, loaded: LoadedRecipe, options: ScaleOptions, folder: ExperimentDir, *, as_json: bool
 ) -> list[TrialOutcome]:
-    """Run all cases in alternating order, and return the outcomes. Raise `TrialError` if all failed."""
     out = progress_console(as_json=as_json)
     write_recipe(loaded.recipe, folder.recipe)
     total = len(study.cases) * options.num_repeats
@@ -341,7 +337,7 @@ def _outcome_line(outcome: TrialOutcome, num_repeats: int, *, trains_fully: bool
     if outcome.result is None:
         return f"{name}: failed: {outcome.error}"
     top1 = compute_mean_top1([outcome.result]) if trains_fully else None
-    accuracy_text = f", top-1 {percent(top1.value)}" if top1 is not None else ""
+    accuracy_text = f", top-1 {accuracy(top1.value)}" if top1 is not None else ""
     known = " (from an earlier start)" if outcome.is_reused else ""
     rate = outcome.result.throughput.images_per_s
     speed = f"{rate:,.0f} images/s" if rate > 0 else "no step was counted after measure.warmup_steps"
@@ -349,7 +345,6 @@ def _outcome_line(outcome: TrialOutcome, num_repeats: int, *, trains_fully: bool
 
 
 def _raise_if_all_failed(outcomes: Sequence[TrialOutcome]) -> None:
-    """Raise the error of the first run if all runs failed."""
     if any(outcome.result is not None for outcome in outcomes):
         return
     first = outcomes[0]
@@ -361,7 +356,6 @@ def _raise_if_all_failed(outcomes: Sequence[TrialOutcome]) -> None:
 
 
 def _write_points(result: ScaleResult, folder: ExperimentDir) -> None:
-    """Write measured points to predict from. Raise `PacelineError` if they cannot be written."""
     text = format_points_csv(result.points)
     if not text:
         return
@@ -377,7 +371,6 @@ def _provenance(outcomes: Sequence[TrialOutcome]) -> dict[str, Any]:
 
 
 def _epoch_images(outcomes: Sequence[TrialOutcome]) -> float | None:
-    """Return the images per epoch of the first successful run."""
     return next(outcome.result for outcome in outcomes if outcome.result is not None).epoch_images
 
 
@@ -430,23 +423,21 @@ def show_scale(result: ScaleResult, folder: ExperimentDir, *, as_json: bool) -> 
 
 
 def _prediction_command(result: ScaleResult, measured: Sequence[ScalePoint], folder: ExperimentDir) -> str:
-    """Return the command that predicts an epoch on four times as many ranks.
-
-    The points are speeds: their images are those of one second. In strong scaling the global batch size stays, so the
-    rank batch shrinks.
-    """
+    """Return the command that predicts an epoch on four times as many ranks."""
     most = max(measured, key=lambda point: point.ranks)
+    # The points are speeds: their images are those of one second.
     at, a_node = 4 * most.ranks, max(point.ranks // point.nodes for point in measured)
     path = shlex.quote(printable(folder.path / POINTS_FILE))
     command = f"paceline scale --predict --points {path} --at {at} --ranks-per-node {a_node}"
+    # The global batch stays, so the batch per rank shrinks.
     if result.mode == "strong":
         command += f" --rank-batch {max(1, most.batch_size // at)}"
     return command + ("" if result.epoch_images is None else f" --images {result.epoch_images:.0f}")
 
 
 def _print_points(result: ScaleResult) -> None:
-    """Print gains and step times in two tables: one would be wider than many terminals."""
     points = result.points
+    # Two tables: one would be wider than many terminals.
     has_top1 = any(point.top1 is not None for point in points)
     repeats_text = count(result.repeats, "repeat") if result.steps else f"full runs of {count(result.repeats, 'seed')}"
     measured = [point for point in points if point.images_per_s is not None]
@@ -473,7 +464,6 @@ def _gain_cells(result: ScaleResult, point: ScalePoint, *, has_top1: bool) -> Se
 
 
 def _top1_gap_cell(point: ScalePoint) -> str:
-    """Return the accuracy difference to the smallest rank count, in percentage points."""
     return _with_bounds(point.top1_gap, lambda value: f"{100 * value:+.2f}")
 
 
@@ -500,7 +490,7 @@ def _print_notes(notes: Sequence[tuple[str, str]]) -> None:
 
 
 def _print_batches(result: ScaleResult) -> None:
-    """Print the results of full runs, and with a target when they reached it."""
+    """Print the results of full runs, and when they reached the target."""
     batches, target = result.batches, result.target
     has_epoch = any(point.epoch_s is not None for point in batches)
     headings = ["batch", "warm-up", "rule", "peak lr", "top-1", "images/s", *(["epoch"] if has_epoch else [])]

@@ -37,7 +37,7 @@ _OPTION_MODES: Final[Mapping[str, tuple[_ScaleMode, ...]]] = {
     **dict.fromkeys(("--epochs", "--alone"), (_ScaleMode.RUN,)),
     "--out": (_ScaleMode.COLLECTIVE,),
 }
-_MEASURE_OPTIONS: Final = frozenset(option for option, heard in _OPTION_MODES.items() if _ScaleMode.RANKS in heard)
+_MEASURE_OPTIONS: Final = frozenset(option for option, modes in _OPTION_MODES.items() if _ScaleMode.RANKS in modes)
 
 ScaleRanks = Annotated[
     str | None, typer.Option(metavar="N,N|auto", help="Rank counts, per node; auto: 1, 2, 4 ... (auto).")
@@ -203,10 +203,11 @@ def _select_mode(args: list[str], points: Path | None, *, predict: bool, collect
     return _ScaleMode.RUN if points is None else _ScaleMode.POINTS
 
 
-def _run_mode(question: _ScaleMode, args: list[str], points: Path | None, given: dict[str, Any], as_json: bool) -> int:
-    """Run the mode with the given options, and return the exit code."""
-    options = _check_options(question, given)
-    match question:
+def _run_mode(
+    scale_mode: _ScaleMode, args: list[str], points: Path | None, given: dict[str, Any], as_json: bool
+) -> int:
+    options = _check_options(scale_mode, given)
+    match scale_mode:
         case _ScaleMode.COLLECTIVE:
             from paceline.cli.allreduce import time_allreduce
 
@@ -228,30 +229,29 @@ def _run_mode(question: _ScaleMode, args: list[str], points: Path | None, given:
 
 
 def measuring_options(given: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of a scaling or batch-size study by name, all others removed.
+    """Return the options of a scaling or batch-size study by name.
 
     `given` are all parameters of the verb. Raise `RecipeError` if they select another mode.
     """
     args, points = given["args"] or [], given["points"]
-    question = _select_mode(args, points, predict=given["predict"], collective=given["collective"])
-    if question != _ScaleMode.RANKS:
-        raise RecipeError(f"{question}: has no tasks (start it by itself)")
+    scale_mode = _select_mode(args, points, predict=given["predict"], collective=given["collective"])
+    if scale_mode != _ScaleMode.RANKS:
+        raise RecipeError(f"{scale_mode}: has no tasks (start it by itself)")
     options = {name: value for name, value in given.items() if f"--{name.replace('_', '-')}" in _OPTION_MODES}
-    return _with_defaults(options, _check_options(question, options))
+    return _with_defaults(options, _check_options(scale_mode, options))
 
 
 def _with_defaults(given: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of the measuring verb: `options`, and defaults for those left out."""
-    unsaid: dict[str, Any] = {name: None for name in given if f"--{name.replace('_', '-')}" in _MEASURE_OPTIONS}
-    return unsaid | {"ranks": "auto", "accuracy": False, "own_code": False, "oversubscribe": False} | options
+    """Return `options` of a measuring study, with defaults for those left out."""
+    defaults: dict[str, Any] = {name: None for name in given if f"--{name.replace('_', '-')}" in _MEASURE_OPTIONS}
+    return defaults | {"ranks": "auto", "accuracy": False, "own_code": False, "oversubscribe": False} | options
 
 
-def _check_options(question: _ScaleMode, given: dict[str, Any]) -> dict[str, Any]:
-    """Return the options that were given. Raise `RecipeError` for one that the mode does not use."""
+def _check_options(scale_mode: _ScaleMode, given: dict[str, Any]) -> dict[str, Any]:
     options = {name: value for name, value in given.items() if value is not None and value is not False}
     for name, value in options.items():
         option = f"--{name.replace('_', '-')}"
-        if question not in _OPTION_MODES[option]:
+        if scale_mode not in _OPTION_MODES[option]:
             needs = " or ".join(each for each in _OPTION_MODES[option])
             raise RecipeError(f"{option}: {value} has no effect in this mode (leave it out; it is for {needs})")
     return options

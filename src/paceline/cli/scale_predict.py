@@ -52,8 +52,8 @@ def predict_run(
 ) -> int:
     """Run `paceline scale RUN --predict`, and return the exit code.
 
-    `alone` is a run of one rank with the same rank batch, which separates communication from computation. `epochs`
-    counts the run's training images; `images` replaces it. Raise `RecipeError` for invalid options.
+    `alone`, a run of one rank with the same rank batch, separates communication from computation. `images` replaces
+    `epochs` of the run's training images. Raise `RecipeError` for invalid options.
     """
     if epochs is not None and images is not None:
         raise RecipeError(
@@ -129,7 +129,7 @@ def parse_ranks(text: str) -> tuple[int, ...]:
 
 
 def refuse_invalid_numbers(options: Mapping[str, float | None], *, allow_zero: bool = False) -> None:
-    """Raise `RecipeError` for a given option that is not a finite number above 0, or at least 0 with `allow_zero`."""
+    """Raise `RecipeError` for an option that is not finite and above 0, or at least 0 with `allow_zero`."""
     for option, value in options.items():
         if value is not None and not (math.isfinite(value) and (value > 0 or (allow_zero and value == 0))):
             least = "0 or more" if allow_zero else "a number above 0"
@@ -137,7 +137,7 @@ def refuse_invalid_numbers(options: Mapping[str, float | None], *, allow_zero: b
 
 
 def show_prediction(result: PredictionResult, *, as_json: bool) -> None:
-    """Print measurements, predictions, what dominates them, and their basis."""
+    """Print measurements, predictions and their basis."""
     if as_json:
         print(result.model_dump_json(indent=2))
         return
@@ -173,22 +173,19 @@ def _predicted_row(result: PredictionResult, each: Predicted) -> tuple[str, ...]
 
 
 def _gain_cells(each: MeasuredPoint | Predicted) -> tuple[str, str]:
-    """Return speed-up and efficiency."""
     speedup = _BLANK if each.speedup is None else f"{each.speedup:,.2f}x"
     return speedup, _BLANK if each.efficiency is None else share(each.efficiency)
 
 
 def _speed_table(result: PredictionResult) -> tuple[list[str], list[list[str]]]:
-    """Return headings and rows of step time, speed, cost and dominating term.
-
-    For a point measured as a whole run, only the fit separates steps from start-up; for speeds they are known.
-    """
+    """Return headings and rows of step time, speed, cost and dominating term."""
     has_cost = any(each.cost is not None for each in result.predictions)
     headings = ["ranks", "nodes", "step", "images/s", "GPU-hours", *(["cost"] if has_cost else []), _DOMINATED_COLUMN]
     rows = []
     for point in result.points:
         time_s, rate = result.time_of(point), point.images / point.time_s
         pace = [_BLANK, _BLANK]
+        # For a point measured as a whole run, only the fit separates steps from start-up.
         if result.is_of_speeds:
             pace = [seconds(point.ranks * point.rank_batch / rate), f"{rate:,.0f}"]
         cost = [_BLANK] if has_cost else []
@@ -229,10 +226,7 @@ def _basis_rows(result: PredictionResult) -> Iterator[tuple[str, str]]:
 def output_prediction(
     result: PredictionResult, request: PredictionRequest, run_dir: Path | None, *, as_json: bool
 ) -> None:
-    """Print the prediction and, with `run_dir`, write it there.
-
-    Raise `RecipeError` if that folder holds something else.
-    """
+    """Print the prediction, and write it to `run_dir` if given. Raise `RecipeError` if that holds something else."""
     result = result.model_copy(update={"command": ("paceline", *sys.argv[1:])})
     out = sys.stderr if as_json else sys.stdout
     if run_dir is not None:

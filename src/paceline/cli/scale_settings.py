@@ -104,7 +104,7 @@ class ScaleOptions:
 
 
 def read_ranks(text: str, gpus: int) -> list[int]:
-    """Return the ranks per node, sorted: the list, or for `auto` powers of two up to all `gpus` or cores.
+    """Return the ranks per node, sorted; for `auto` powers of two up to all `gpus` or cores.
 
     Raise `WorldError` for an invalid list.
     """
@@ -120,14 +120,14 @@ def read_nodes(text: str | None) -> list[int]:
 
 
 def single_number(option: str, numbers: list[int]) -> int:
-    """Return the only number. Raise `WorldError` for several, which a batch-size study does not take."""
+    """Return the only number. Raise `WorldError` for several."""
     if len(numbers) > 1:
         raise WorldError(f"{option}: {_STUDY_NAME} takes one number (write {option} {numbers[-1]})")
     return numbers[0]
 
 
 def refuse_recipe(recipe: Recipe, options: ScaleOptions) -> None:
-    """Raise `RecipeError` for a recipe without ranks or evaluation, or one that would train for unequal lengths."""
+    """Raise `RecipeError` for a recipe without ranks or evaluation, or that trains for unequal lengths."""
     if recipe.parallel.strategy == "dataparallel" and not options.is_study:
         fix = "set parallel.strategy=ddp"
         raise RecipeError(f"parallel.strategy: dataparallel is one process, so there are no ranks to vary ({fix})")
@@ -141,7 +141,6 @@ def refuse_recipe(recipe: Recipe, options: ScaleOptions) -> None:
 
 
 def _has_batches(options: ScaleOptions) -> bool:
-    """Return whether full runs have different batch sizes."""
     if options.is_study:
         return len(options.build_grid().batch_sizes) > 1
     has_several = options.ranks == "auto" or "," in options.ranks or "," in (options.nodes or "")
@@ -157,7 +156,7 @@ def _parse_numbers(option: str, text: str) -> list[int]:
 
 
 def _parse_list(option: str, text: str | None, read: Callable[[str], ItemT]) -> Iterable[ItemT]:
-    """Return the parsed items of a comma-separated list, without duplicates."""
+    """Return the items of a comma-separated list, without duplicates."""
     items = [] if text is None else [word.strip() for word in text.split(",")]
     try:
         return dict.fromkeys(map(read, items))

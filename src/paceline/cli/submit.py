@@ -84,13 +84,12 @@ class _Backoff:
         self._next_s = min(_MAX_PAUSE_S, _GROWTH * self._next_s)
 
     def reset(self) -> None:
-        """Reset to the first pause after a change."""
         self._next_s = _FIRST_PAUSE_S
 
 
 @dataclass(frozen=True)
 class _JobFile:
-    """Job, and the scheduler's text for it, to be written to `path`."""
+    """Job, and the text that the scheduler reads at `path`."""
 
     job: ClusterJob
     path: Path
@@ -114,16 +113,16 @@ def submit(
 ) -> int:
     """Run `paceline submit`; return the exit code, with `wait` that of the job."""
     request = parse_submit_args(args, own_code=own_code)
-    chosen = _choose_engine(engine, os.environ)
-    answers = _load_site(site, request.site, chosen, os.environ)
-    _refuse_without_effect(chosen, array=array, wait=wait, dry_run=dry_run)
+    scheduler = _choose_engine(engine, os.environ)
+    cluster_site = _load_site(site, request.site, scheduler, os.environ)
+    _refuse_without_effect(scheduler, array=array, wait=wait, dry_run=dry_run)
     shape = build_shape(request.verb, nodes, ranks_per_node, gpus_per_node)
     run_dir = None if run_dir is None else run_dir.expanduser()
-    prepared = prepare_job(request, shape, run_dir, answers.slurm.stage if chosen == "slurm" else "off")
+    prepared = prepare_job(request, shape, run_dir, cluster_site.slurm.stage if scheduler == "slurm" else "off")
     if prepared.note:
         print(f"warning: {prepared.note}", file=sys.stderr)
     with _claim_rundir(prepared, run_dir, dry_run=dry_run) as rundir:
-        written = _build_files(prepared, rundir, answers, chosen, array=array)
+        written = _build_files(prepared, rundir, cluster_site, scheduler, array=array)
         if dry_run:
             show_scripts(rundir.path, [(each.path, each.text) for each in written], as_json=as_json)
             return 0
@@ -131,20 +130,19 @@ def submit(
         _refuse_other_experiment(prepared, rundir, frozen)
         with _remove_on_failure(frozen):
             _write_files(written, frozen)
-            if chosen == "kubernetes":
-                return _create_objects(written[-1], answers, as_json=as_json)
+            if scheduler == "kubernetes":
+                return _create_objects(written[-1], cluster_site, as_json=as_json)
             slurm = SlurmClient(os.environ, lambda line: print(line, file=sys.stderr))
             queued = _queue_jobs(slurm, written)
-    submitted = Submission(tuple(queued), _output_file(slurm, queued[-1], answers))
+    submitted = Submission(tuple(queued), _output_file(slurm, queued[-1], cluster_site))
     if wait:
-        is_known = answers.slurm.output == "auto"
+        is_known = cluster_site.slurm.output == "auto"
         return follow_job(submitted, slurm, Path(submitted.output) if is_known else None, as_json=as_json)
     show_submitted(submitted, as_json=as_json)
     return 0
 
 
 def _choose_engine(request: str | None, environ: Mapping[str, str]) -> str:
-    """Return the scheduler: as given, else Slurm if sbatch is installed. Raise `RecipeError` otherwise."""
     if request is None:
         if shutil.which("sbatch", path=environ.get("PATH")) is None:
             raise RecipeError("--engine: is required without sbatch (write --engine slurm or kubernetes)")
@@ -155,7 +153,7 @@ def _choose_engine(request: str | None, environ: Mapping[str, str]) -> str:
 
 
 def _load_site(name: str | None, args: Sequence[str], engine: str, environ: Mapping[str, str]) -> Site:
-    """Return the site: from `--site`, else PACELINE_SITE, else the user's own file if there is one."""
+    """Return the site: `--site`, else PACELINE_SITE, else the user's own file."""
     idle = next((word for word in args if not word.startswith(f"{engine}.")), None)
     if idle is not None:
         raise RecipeError(f"{idle.partition('=')[0]}: has no effect with --engine {engine} (leave it out)")
@@ -166,7 +164,6 @@ def _load_site(name: str | None, args: Sequence[str], engine: str, environ: Mapp
 
 
 def _refuse_without_effect(engine: str, *, array: bool, wait: bool, dry_run: bool) -> None:
-    """Raise `RecipeError` for options that have no effect in this combination."""
     if wait and dry_run:
         raise RecipeError("--wait: there is nothing to wait for with --dry-run (leave one out)")
     if wait and engine != "slurm":
@@ -177,10 +174,7 @@ def _refuse_without_effect(engine: str, *, array: bool, wait: bool, dry_run: boo
 
 @contextlib.contextmanager
 def _claim_rundir(prepared: PreparedJob, run_dir: Path | None, *, dry_run: bool) -> Iterator[RunDir]:
-    """Return a context with the run directory, as an absolute path; with `dry_run`, do not create it.
-
-    A directory created here is removed on failure.
-    """
+    """Yield the run directory as an absolute path; one created here is removed on failure."""
     given = prepared.run or run_dir
     if given is not None:
         yield RunDir(given.absolute())
@@ -199,7 +193,6 @@ def _claim_rundir(prepared: PreparedJob, run_dir: Path | None, *, dry_run: bool)
 
 
 def _build_files(prepared: PreparedJob, rundir: RunDir, site: Site, engine: str, *, array: bool) -> list[_JobFile]:
-    """Return the files for the scheduler, in submission order."""
     folder = Path.cwd()
     jobs = build_jobs(prepared, rundir.path, folder, _header_lines(prepared), array=array)
     if engine == "kubernetes":
@@ -215,14 +208,13 @@ def _build_files(prepared: PreparedJob, rundir: RunDir, site: Site, engine: str,
 
 
 def _file_stem(job: ClusterJob) -> str:
-    """Return the file name of a job, without suffix; an evaluation does not overwrite the script of its training."""
+    """Return the file name without suffix; an evaluation keeps the script of its training."""
     if job.tasks:
         return f"tasks-{job.nodes}n"
     return "eval" if job.args[0] == "eval" else "job"
 
 
 def _header_lines(prepared: PreparedJob) -> list[str]:
-    """Return the comment lines of a script."""
     lines = [shlex.join(("paceline", *sys.argv[1:]))]
     if prepared.ladder:
         lines.append(f"{prepared.name.replace('-', ' ', 1)}, as submitted, in job/{prepared.ladder_file}")
@@ -233,7 +225,6 @@ def _header_lines(prepared: PreparedJob) -> list[str]:
 
 
 def _frozen_files(prepared: PreparedJob, job: ClusterJob) -> dict[Path, str]:
-    """Return the files to freeze into the job's folder, with their texts."""
     files = {job.frozen_ladder: prepared.ladder} if prepared.ladder else {}
     if prepared.is_frozen:
         assert prepared.recipe is not None, "what is frozen was loaded"
@@ -242,7 +233,7 @@ def _frozen_files(prepared: PreparedJob, job: ClusterJob) -> dict[Path, str]:
 
 
 def _refuse_other_experiment(prepared: PreparedJob, rundir: RunDir, frozen: Mapping[Path, str]) -> None:
-    """Raise `RecipeError` if the run directory holds, or has queued, a different experiment."""
+    """Raise `RecipeError` if the run directory holds, or has queued, a different run."""
     if prepared.request.verb != "train":
         return  # an experiment checks this itself
     assert prepared.recipe is not None, "what is trained was loaded"
@@ -263,7 +254,6 @@ def _refuse_other_experiment(prepared: PreparedJob, rundir: RunDir, frozen: Mapp
 
 @contextlib.contextmanager
 def _remove_on_failure(frozen: Mapping[Path, str]) -> Iterator[None]:
-    """Return a context that removes the frozen files if it fails."""
     new = [path for path in frozen if not path.exists()]
     try:
         yield
@@ -276,7 +266,6 @@ def _remove_on_failure(frozen: Mapping[Path, str]) -> Iterator[None]:
 
 
 def _write_files(written: Sequence[_JobFile], frozen: Mapping[Path, str]) -> None:
-    """Write the job's files. Raise `RecipeError` if that fails."""
     folder = written[-1].job.job_folder
     texts = {each.path: each.text for each in written} | dict(frozen)
     try:
@@ -288,7 +277,6 @@ def _write_files(written: Sequence[_JobFile], frozen: Mapping[Path, str]) -> Non
 
 
 def _queue_jobs(slurm: SlurmClient, written: Sequence[_JobFile]) -> list[QueuedJob]:
-    """Submit all scripts, the last one dependent on the others. Raise `SlurmError` if sbatch rejects a script."""
     queued: list[QueuedJob] = []
     try:
         for each in written:
@@ -302,7 +290,7 @@ def _queue_jobs(slurm: SlurmClient, written: Sequence[_JobFile]) -> list[QueuedJ
 
 
 def _output_file(slurm: SlurmClient, main: QueuedJob, site: Site) -> str:
-    """Return the output file of a job, or the site's pattern if Slurm does not report it."""
+    """Return the output file, or the site's pattern if Slurm does not report the file."""
     if site.slurm.output == "auto":
         return str(main.job.job_folder / f"{main.number}.out")
     with contextlib.suppress(SlurmError):
@@ -311,10 +299,7 @@ def _output_file(slurm: SlurmClient, main: QueuedJob, site: Site) -> str:
 
 
 def _create_objects(written: _JobFile, site: Site, *, as_json: bool) -> int:
-    """Create the job with kubectl, or print how to if it is not installed.
-
-    Raise `PacelineError` if its objects exist already: they would stay unchanged.
-    """
+    """Create the job with kubectl, or print how to. Raise `PacelineError` if its objects exist."""
     from paceline.cluster.kubernetes import kubectl_commands
     from paceline.cluster.pod import run_dir_in_pods
 
@@ -325,6 +310,7 @@ def _create_objects(written: _JobFile, site: Site, *, as_json: bool) -> int:
         show_kubernetes(written.job, written.path, [create, *then], "", pod_run_dir, as_json=as_json)
         return 0
     where = [*(["-n", site.kubernetes.namespace] if site.kubernetes.namespace else []), "-f", str(written.path)]
+    # Objects that exist would stay unchanged beside the new ones.
     existing = _run_kubectl("get", "--ignore-not-found", "--output=name", *where).split()
     if existing:
         raise PacelineError(f"kubectl: {', '.join(existing)} exists already (delete it first: {delete})")
@@ -333,7 +319,6 @@ def _create_objects(written: _JobFile, site: Site, *, as_json: bool) -> int:
 
 
 def _run_kubectl(*args: str) -> str:
-    """Return the output of kubectl. Raise `PacelineError` if it fails."""
     command = ["kubectl", *args]
     ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if ended.returncode:
@@ -343,7 +328,7 @@ def _run_kubectl(*args: str) -> str:
 
 
 def show_scripts(run_dir: Path, scripts: Sequence[tuple[Path, str]], *, as_json: bool) -> None:
-    """Print the scripts; several with their paths between."""
+    """Print the scripts, several with their paths."""
     if as_json:
         print(json.dumps({"run_dir": str(run_dir), "scripts": {str(path): text for path, text in scripts}}))
         return
@@ -365,7 +350,7 @@ def show_submitted(submitted: Submission, *, as_json: bool) -> None:
 
 
 def follow_job(submitted: Submission, slurm: SlurmClient, output: Path | None, *, as_json: bool) -> int:
-    """Follow the main job to its end, print its output, and return its exit code. Ctrl-C stops following only.
+    """Follow the main job to its end, print its output, and return its exit code.
 
     `output` is its file, if known without asking Slurm.
     """
@@ -386,6 +371,7 @@ def follow_job(submitted: Submission, slurm: SlurmClient, output: Path | None, *
             pause,
             output,
         )
+    # Ctrl-C ends following, not the job.
     except KeyboardInterrupt:
         print(f"stopped following: job {number} keeps running ({_cancel_hint(submitted)})", file=sys.stderr)
         raise
@@ -398,7 +384,7 @@ def follow_job(submitted: Submission, slurm: SlurmClient, output: Path | None, *
 def show_kubernetes(
     job: ClusterJob, path: Path, steps: Sequence[str], kubectl_output: str, pod_run_dir: str, *, as_json: bool
 ) -> None:
-    """Print the manifests' path, the output of kubectl ("" if not installed), and the next commands.
+    """Print the manifests' path, kubectl's output ("" if not installed), and the next commands.
 
     `pod_run_dir` is the run directory as pods see it.
     """
@@ -422,7 +408,6 @@ def _cancel_hint(submitted: Submission) -> str:
 
 
 def _queued_lines(submitted: Submission) -> list[str]:
-    """Return lines about the queued jobs, their script, run directory and output."""
     *before, main = submitted.jobs
     lines = [
         f"job {each.number} is queued: {count(len(each.job.tasks), 'task')} on {count(each.job.nodes, 'node')} each"

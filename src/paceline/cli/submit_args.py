@@ -38,7 +38,7 @@ _VERB_SITE_FIELDS: Final = (
 
 @dataclass(frozen=True)
 class SubmitRequest:
-    """Verb with its `args` (recipe and overrides), its `options`, and `site` fields.
+    """Verb with its `args` (recipe and overrides), `options` and `site` fields.
 
     With `own_code` the job may import code that a file names.
     """
@@ -92,7 +92,6 @@ def parse_submit_args(args: Sequence[str], *, own_code: bool = False) -> SubmitR
 
 
 def _refuse_site_without_effect(request: SubmitRequest) -> None:
-    """Raise `RecipeError` for a site field that the verb does not use."""
     for field, verbs, fix in _VERB_SITE_FIELDS:
         if request.verb not in verbs and any(word.partition("=")[0] == field for word in request.site):
             raise RecipeError(f"{field}: has no effect on {request.verb} ({fix})")
@@ -119,17 +118,14 @@ def refuse_few_gpus(shape: JobShape, device: str) -> None:
 
 
 def read_options(verb: str, args: Sequence[str]) -> dict[str, Any]:
-    """Return the parsed arguments and options of a verb, by parameter name.
-
-    Raise typer's usage error for an unknown option.
-    """
+    """Return the arguments and options of a verb, by parameter name. Raise typer's usage error."""
     program = typer.Typer(add_completion=False)
     program.command(verb)(_verb_function(verb))
     return get_command(program).make_context(verb, list(args)).params
 
 
 def check_options(verb: str, args: Sequence[str], options: Sequence[str]) -> None:
-    """Raise `RecipeError` for an argument among a verb's options, and typer's usage error for unknown options."""
+    """Raise `RecipeError` for an argument among the options, and typer's usage error for unknown options."""
     if verb == "eval" and not args:
         return  # a missing run has a message of its own
     given = read_options(verb, [*args, *options])

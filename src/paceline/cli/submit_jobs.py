@@ -29,7 +29,7 @@ _DEFAULT_LADDER: Final = "auto"
 class TaskArray:
     """Arguments of `paceline` for a whole experiment, and its tasks.
 
-    With `--run-dir DIR --task K` they run task K. With `--run-dir DIR` alone they run what is missing, and conclude.
+    `--run-dir DIR --task K` runs task K; `--run-dir DIR` alone runs missing runs, and concludes.
     """
 
     args: tuple[str, ...]
@@ -38,12 +38,12 @@ class TaskArray:
 
 @dataclass(frozen=True)
 class PreparedJob:
-    """Checked job. `name` is the base name of a new run directory.
+    """Checked job; `name` is the base name of a new run directory.
 
-    `recipe` is frozen into the job's folder if `is_frozen`, else read again at the start. `ladder` is the text of a
-    ladder file to freeze, empty for a shipped one. With `own_code`, a file of the job names code, with consent. `run`
-    is the run directory to work on, if the arguments name one. A stopped job is restarted only if `can_resume`. `note`
-    is a warning to print.
+    `recipe` is frozen into the job's folder if `is_frozen`, else loaded again at the start. `ladder` is the text of
+    a ladder to freeze, empty for a shipped one. `own_code`: a file of the job names code, with consent. `run` is
+    the run directory that the arguments name. A stopped job is requeued only if `can_resume`. `note` is a warning
+    to print.
     """
 
     request: SubmitRequest
@@ -92,7 +92,7 @@ def refuse_local_run(prepared: PreparedJob, mount: str) -> None:
 def build_jobs(
     prepared: PreparedJob, run_dir: Path, folder: Path, comments: Sequence[str], *, array: bool
 ) -> list[ClusterJob]:
-    """Return the jobs, the main one last: with tasks as separate jobs, it runs after them and concludes.
+    """Return the jobs; with `array`, tasks are separate jobs, and the main one runs after them and concludes.
 
     `folder` is the working directory, `comments` are for the scripts. Raise `RecipeError` for an `array` of a verb
     without tasks.
@@ -129,7 +129,6 @@ def build_jobs(
 
 
 def _build_array_jobs(main: ClusterJob, tasks: Sequence[ArrayTask]) -> list[ClusterJob]:
-    """Return one job per node count of the tasks."""
     jobs = []
     for nodes in sorted({task.nodes for task in tasks}):
         numbers = tuple(task.number for task in tasks if task.nodes == nodes)
@@ -208,7 +207,7 @@ def _prepare_ladder(request: SubmitRequest, shape: JobShape) -> PreparedJob:
 
 
 def _without_recipe(options: Sequence[str]) -> tuple[str, ...]:
-    """Return a ladder's options without `--recipe`, which is among its arguments."""
+    """Return a ladder's options without `--recipe`."""
     frozen = [word for word in options if not word.startswith("--recipe=")]
     if "--recipe" in frozen:
         index = frozen.index("--recipe")
@@ -227,13 +226,12 @@ def _prepare_experiment(request: SubmitRequest, shape: JobShape) -> PreparedJob:
         return PreparedJob(
             _with_ranks_and_nodes(request, shape), shape, name, loaded.recipe, is_frozen, own_code=needs_consent
         )
-    goes_on = request.verb != "profile" or request.has_option("--vary")
+    can_resume = request.verb != "profile" or request.has_option("--vary")
     request = _with_ranks(request, shape)
-    return PreparedJob(request, shape, name, loaded.recipe, is_frozen, own_code=needs_consent, can_resume=goes_on)
+    return PreparedJob(request, shape, name, loaded.recipe, is_frozen, own_code=needs_consent, can_resume=can_resume)
 
 
 def _is_preset(name: str) -> bool:
-    """Return whether a recipe is shipped with paceline, hence need not be frozen."""
     return find_recipe(name).is_relative_to(PRESETS)
 
 
@@ -248,14 +246,13 @@ def _with_nodes(request: SubmitRequest, shape: JobShape) -> JobShape:
 
 
 def _with_ranks(request: SubmitRequest, shape: JobShape) -> SubmitRequest:
-    """Return the request with the node's ranks, unless it has `--ranks`."""
     if request.has_option("--ranks"):
         return request
     return replace(request, options=(*request.options, "--ranks", str(shape.ranks_per_node)))
 
 
 def _with_ranks_and_nodes(request: SubmitRequest, shape: JobShape) -> SubmitRequest:
-    """Return a study with ranks and nodes: powers of two up to all, unless given."""
+    """Return a study with ranks and nodes: unless given, powers of two up to all."""
     options = list(request.options)
     is_study = any(map(request.has_option, ("--batch-sizes", "--warmups", "--lr-rules")))
     if not request.has_option("--ranks"):
@@ -270,7 +267,6 @@ def _doubling(most: int) -> str:
 
 
 def _job_args(prepared: PreparedJob, job: ClusterJob) -> tuple[str, ...]:
-    """Return the arguments of the job's `paceline` command."""
     request, run_dir = prepared.request, str(job.run_dir)
     match request.verb:
         case "train":
@@ -291,19 +287,18 @@ def _job_args(prepared: PreparedJob, job: ClusterJob) -> tuple[str, ...]:
 
 
 def _consent_args(prepared: PreparedJob) -> tuple[str, ...]:
-    """Return `--own-code` if the job's files name code, which includes the files written for it."""
+    """Return `--own-code` if the job's files name code."""
+    # A frozen recipe is a file, so consent given here is passed on with it.
     return (OWN_CODE,) if prepared.own_code else ()
 
 
 def _frozen_args(prepared: PreparedJob, job: ClusterJob, args: Sequence[str]) -> tuple[str, ...]:
-    """Return a measuring verb's arguments with frozen files in place of names; a ladder has two of them.
-
-    Overrides stay: a value given explicitly also overrides what measuring would set.
-    """
+    """Return the arguments with frozen files in place of names; a ladder has two."""
     frozen = [
         *([str(job.frozen_ladder)] if job.ladder else []),
         *([str(job.frozen_recipe)] if prepared.is_frozen else []),
     ]
+    # Overrides stay: a value given explicitly also overrides settings of a measurement.
     index = 1 if prepared.request.verb == "ladder" and not job.ladder else 0
     return (*args[:index], *frozen, *args[index + len(frozen) :])
 
@@ -349,7 +344,7 @@ def _scale_array(args: list[str], ranks_per_node: int) -> TaskArray:
 
 
 def _read_verb_options(verb: str, args: Sequence[str]) -> dict[str, Any]:
-    """Return a verb's options by parameter name. Raise `RecipeError` for one that an array cannot have."""
+    """Return a verb's options by parameter name. Raise `RecipeError` for one that no array has."""
     given = read_options(verb, args)
     for name in _NON_ARRAY_OPTIONS:
         if given.get(name):

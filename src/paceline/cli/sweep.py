@@ -39,7 +39,7 @@ from paceline.recipe.schema import Recipe
 
 @dataclass(frozen=True)
 class _SweepRequest:
-    """Request: `recipe` is the measured form of `loaded`."""
+    """Request; `recipe` is `loaded` with the settings of a measurement."""
 
     loaded: LoadedRecipe
     recipe: Recipe
@@ -51,7 +51,7 @@ class _SweepRequest:
 
     @property
     def key_values(self) -> dict[str, Any]:
-        """Everything that the runs depend on, as plain values."""
+        """All that the runs depend on."""
         values = [trial.name for trial in self.sweep.trials]
         length = {"ranks": self.ranks, "steps": self.steps, "repeats": self.repeats}
         return {"verb": "profile --vary", "recipe": self.recipe.to_dict(), "values": values, **length}
@@ -90,7 +90,6 @@ def sweep(
 
 
 def _run_sweep(request: _SweepRequest, folder: ExperimentDir, *, as_json: bool) -> SweepResult:
-    """Run all values in alternating order, and write the result."""
     trials, outcomes = request.sweep.trials, []
     write_recipe(request.loaded.recipe, folder.recipe)
     write_recipe(request.recipe, folder.measured)
@@ -113,7 +112,7 @@ def _run_sweep(request: _SweepRequest, folder: ExperimentDir, *, as_json: bool) 
             timeout_s=RUN_TIMEOUT_S,
             oversubscribe=request.oversubscribe,
         )
-        for outcome in run_interleaved(lambda turn: alternate_order(trials, turn), request.repeats, runner):
+        for outcome in run_interleaved(lambda repeat: alternate_order(trials, repeat), request.repeats, runner):
             print_line(_outcome_line(outcome, request.repeats))
             outcomes.append(outcome)
     result = _build_result(request, outcomes)
@@ -129,7 +128,6 @@ def _outcome_line(outcome: TrialOutcome, repeats: int) -> str:
 
 
 def _build_result(request: _SweepRequest, outcomes: Sequence[TrialOutcome]) -> SweepResult:
-    """Build the result. Raise `TrialError` if every run failed."""
     results = [outcome.result for outcome in outcomes if outcome.result is not None]
     if not results:
         raise TrialError(outcomes[0].error, outcomes[0].exit_code)

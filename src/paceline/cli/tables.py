@@ -34,6 +34,13 @@ _MAX_WORD_WIDTH: Final = 16
 """Length in characters from which a word may be broken."""
 _MIN_NAME_WIDTH: Final = 8
 """Minimum width of name columns, in characters."""
+_NUM_WORST_CLASSES = 3
+_MIN_CPU_LOSS_SHARE = 0.02
+"""CPU share of other processes from which it is printed for a run that was not starved: speed-ups of a few percent
+would drown in it.
+"""
+_MIN_LOSS_SHARE = 0.002
+"""Share of wall-clock time from which a loss is printed."""
 
 
 def print_table(
@@ -44,10 +51,10 @@ def print_table(
     *,
     num_names: int = 1,
 ) -> None:
-    """Print a table. The first column and those headed by one of `text_columns` are text, the others numbers.
+    """Print a table whose first column and `text_columns` are text, the others numbers.
 
     Numbers are never cut: columns that do not fit the terminal follow in further tables, which repeat the first
-    `num_names` columns.
+    `num_names`.
     """
     table = [[*map(printable_lines, row)] for row in rows]  # cells may come from a recipe or a file
     is_text = [index == 0 or heading in text_columns for index, heading in enumerate(headings)]
@@ -85,14 +92,15 @@ def _build_column_table(headings: Sequence[str], rows: Sequence[Sequence[str]], 
 
 
 def _min_width(cells: Sequence[str], *, is_text: bool) -> int:
-    """Return the minimum width of a column: its longest line for numbers, its longest word up to a limit for text."""
+    """Return the minimum width of a column: the longest line of numbers, the longest word of text up to a limit."""
     if not is_text:
         return max(len(line) for cell in cells for line in cell.split("\n"))
     return min(_MAX_WORD_WIDTH, max((len(word) for cell in cells for word in cell.split()), default=0))
 
 
 def _split_columns(widths: Sequence[int], room: int, names: int) -> Iterator[list[int]]:
-    """Yield the column indices of each table, the first `names` in all of them; a column has three more characters."""
+    """Yield the column indices of each table; the first `names` are in all of them."""
+    # Borders and padding: three characters per column, and one at the end.
     names_width = sum(widths[:names]) + 3 * names + 1
     columns, used = [*range(names)], names_width
     for index, width in enumerate(widths[names:], start=names):
@@ -104,23 +112,14 @@ def _split_columns(widths: Sequence[int], room: int, names: int) -> Iterator[lis
     yield columns
 
 
-_NUM_WORST_CLASSES = 3
-_MIN_CPU_LOSS_SHARE = 0.02
-"""CPU share of other processes from which it is printed for a run that was not starved: speed-ups of a few percent
-would drown in it.
-"""
-_MIN_LOSS_SHARE = 0.002
-"""Share of wall-clock time from which a loss is printed."""
-
-
 def show_result(result: RunResult, rundir: RunDir, loaded: LoadedRecipe, *, as_json: bool) -> None:
-    """Print the result of a run of the recipe `loaded`, and its run directory."""
+    """Print the result of a run of `loaded`, and its run directory."""
     if as_json:
         print(result.model_dump_json(indent=2))
         return
     print_rows(
         [
-            ("network", _model_text(result, loaded)),
+            ("model", _model_text(result, loaded)),
             *_result_rows(result, rundir),
             *_checkpoint_rows(result, rundir, loaded.recipe),
         ],
@@ -133,7 +132,6 @@ def show_result(result: RunResult, rundir: RunDir, loaded: LoadedRecipe, *, as_j
 
 
 def _result_title(result: RunResult, rundir: RunDir) -> str:
-    """Return how the run ended, and the hash of its recipe."""
     return f"{result.how_it_ended(rundir.total_steps())}: recipe {result.recipe_hash}"
 
 
@@ -158,7 +156,7 @@ def show_evaluation(report: EvalReport, checkpoint: Path, *, as_json: bool, per_
 
 
 def evaluation_json(report: EvalReport, classes: Iterable[ClassCount]) -> dict[str, Any]:
-    """Return an evaluation as plain values: raw weights at the top level, the rest only if present."""
+    """Return an evaluation as plain values, raw weights at the top level."""
     values = report.model_dump(mode="json", exclude_none=True)
     table = [{"class": each.name, "images": each.images, "correct": each.correct} for each in classes]
     output = {**values.pop("val"), **values}
@@ -170,7 +168,7 @@ def evaluation_json(report: EvalReport, classes: Iterable[ClassCount]) -> dict[s
 
 
 def _model_text(result: RunResult, loaded: LoadedRecipe) -> str:
-    """Return `resnet18_cifar, 11.2 M parameters (digits)`: model, size and recipe."""
+    """Return `resnet18_cifar, 11.2 M parameters (digits)`."""
     num, trained = result.parameters, result.trained_parameters
     size = "" if num is None else f", {parameters(num)} parameters"
     if trained is not None and trained != num:
@@ -210,7 +208,7 @@ def _result_rows(result: RunResult, rundir: RunDir) -> list[tuple[str, str]]:
         )
     rows.append(("learning rate", result.lr))
     if result.account is not None:
-        rows.append(("accounted", account_line(result.account)))
+        rows.append(("wall clock", account_line(result.account)))
     if result.host_to_device is not None and result.host_to_device.copied_bytes:
         rows.append(("copy to device", str(result.host_to_device)))
     rows.append(("bottleneck", bottleneck_line(result.verdict)))
@@ -223,7 +221,7 @@ def _result_rows(result: RunResult, rundir: RunDir) -> list[tuple[str, str]]:
 
 
 def _best_row(result: RunResult, last: EvalResult, rundir: RunDir) -> list[tuple[str, str]]:
-    """Return the row of the best evaluation if it was not the last, and how to load its weights if they were kept."""
+    """Return the best evaluation if it was not the last, and how to load its weights."""
     best, step = result.best, result.best_step
     if best is None or step is None or best.top1 <= last.top1:
         return []
@@ -244,7 +242,6 @@ def bottleneck_line(verdict: Mapping[str, str]) -> str:
 
 
 def _checkpoint_rows(result: RunResult, rundir: RunDir, recipe: Recipe) -> list[tuple[str, str]]:
-    """Return rows on goodput, checkpoints, bad images and how to resume, as far as there is anything to report."""
     rows = []
     if result.goodput is not None and result.goodput.wall_s:
         rows.append(("goodput", goodput_line(result.goodput)))
@@ -259,7 +256,7 @@ def _checkpoint_rows(result: RunResult, rundir: RunDir, recipe: Recipe) -> list[
 
 
 def goodput_line(goodput: GoodputResult) -> str:
-    """Return the share of useful time and the losses that matter: `97.1 % of 12:30 min; start-up 4.10 s`."""
+    """Return `97.1 % of 12:30 min; start-up 4.10 s`, with the losses that matter."""
     losses = {
         "start-up": goodput.startup_s,
         display_name("data_wait"): goodput.data_wait_s,
@@ -293,7 +290,6 @@ def saving_line(saving: CheckpointResult) -> str:
 def _eval_rows(
     raw: EvalResult, averaged: EvalResult | None, train: EvalResult | None, classes: Iterable[ClassCount]
 ) -> list[tuple[str, str]]:
-    """Return the rows of an evaluation, with the worst of `classes`."""
     rows = [("top-1", f"{_eval_text(raw)} ({raw.images:,} images)")]
     if averaged is not None:
         rows.append(("averaged weights", _eval_text(averaged)))
@@ -311,7 +307,7 @@ def _eval_rows(
 
 
 def _eval_text(result: EvalResult) -> str:
-    """Return the metrics of an evaluation; the class mean only if it differs from top-1."""
+    """Return the metrics; the class mean only if it differs from top-1."""
     figures = [accuracy(result.top1), f"top-5 {accuracy(result.top5)}", f"loss {result.loss:.4f}"]
     if result.mean_class_accuracy is not None and abs(result.mean_class_accuracy - result.top1) >= 5e-5:
         figures.append(f"mean of classes {accuracy(result.mean_class_accuracy)}")
@@ -332,7 +328,6 @@ def print_rows(rows: Sequence[tuple[str, ...]], title: str) -> None:
 
 
 def _print_health(findings: Sequence[Finding]) -> None:
-    """Print findings about what the model learned, if any."""
     if findings:
         print_rows([(each.title, printable(f"{each.evidence} {each.advice}")) for each in findings], "health")
 
@@ -349,9 +344,9 @@ def _print_classes(classes: Iterable[ClassCount]) -> None:
 
 
 def print_stages(stages: Mapping[str, StageResult], num_steps: int, whose: str = "") -> None:
-    """Print the stages of the mean of `num_steps` steps, longest first, and the residual last.
+    """Print the stages of a mean step, longest first, and the residual last.
 
-    The device column appears only if its times differ from the host's. `whose` names the clock, if not "".
+    `whose` names the clock. The device column appears only if its times differ from the host's.
     """
     covered, covered_s = sum(stage.share for stage in stages.values()), sum(stage.host_s for stage in stages.values())
     wall_s = covered_s / covered if covered else 0.0
@@ -378,7 +373,7 @@ def _ms_per_step(whole_s: float, num_steps: int) -> str:
 
 
 def account_line(account: AccountResult) -> str:
-    """Return `start-up 12.2 s + ... = 25.1 s; 99.6 % explained`, without parts that took no time."""
+    """Return `start-up 12.2 s + ... = 25.1 s; 99.6 % attributed`."""
     parts = {
         "start-up": account.start_up_s,
         "compiling": account.compile_s,
@@ -390,7 +385,7 @@ def account_line(account: AccountResult) -> str:
         display_name("residual"): account.residual_s,
     }
     texts = [f"{name} {seconds(each_s)}" for name, each_s in parts.items() if abs(each_s) >= 0.05]
-    return f"{' + '.join(texts)} = {seconds(account.wall_s)}; {share(account.explained)} explained"
+    return f"{' + '.join(texts)} = {seconds(account.wall_s)}; {share(account.explained)} attributed"
 
 
 def _titled_table(title: str, *, show_header: bool = True) -> Table:

@@ -52,6 +52,7 @@ def train(
     loaded = load(name, patch)
     require_consent(loaded, own_code=own_code)
     world = enter_world()
+    # The default is the run's own number of ranks.
     if resume and ranks == "auto" and world.launcher == "single":
         ranks = _previous_ranks((run_dir or Path(name)).expanduser())
     num_ranks = ranks_to_start(ranks, world, loaded.recipe, oversubscribe=oversubscribe)
@@ -72,6 +73,7 @@ def train(
         if world.launcher == "single" and (num_ranks > 1 or max_restarts):
             grace_s = loaded.recipe.checkpoint.grace.seconds
             extra = [] if run_dir is not None else ["--run-dir", str(rundir.path)]
+            # A launcher has restarted this process: continue the run that it began.
             if world.may_be_restarted and not resume and _is_from_this_launch(rundir):
                 extra.append("--resume")
             return start_ranks(num_ranks, port, extra, grace_s=grace_s, max_restarts=max_restarts)
@@ -82,7 +84,7 @@ def train(
 
 
 def find_run_to_resume(name: str, run_dir: Path | None) -> str:
-    """Return the run to resume instead of its recipe's name; without `run_dir`, the newest run of the recipe.
+    """Return the run to resume; without `run_dir`, the newest run of the recipe.
 
     Raise `RecipeError` if there is none.
     """
@@ -98,7 +100,6 @@ def find_run_to_resume(name: str, run_dir: Path | None) -> str:
 
 
 def _previous_ranks(run: Path) -> str:
-    """Return the number of ranks of the run to resume, the default for `--ranks`."""
     try:
         return str(read_json(run / "plan.json")["world_size"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -106,7 +107,7 @@ def _previous_ranks(run: Path) -> str:
 
 
 def choose_rundir(name: str, loaded: LoadedRecipe, run_dir: Path | None, world: World, *, resume: bool) -> RunDir:
-    """Return the directory to write: `run_dir`, the run to resume, or a new folder under `runs/`.
+    """Return `run_dir`, the run to resume, or a new folder under `runs/`.
 
     Ranks that torchrun or Slurm restarts continue the run that this launch began.
     """
@@ -148,7 +149,6 @@ def _train_rank(loaded: LoadedRecipe, world: World, rundir: RunDir, *, resume: b
 
 
 def _exit_unsaved(result: RunResult, rundir: RunDir, world: World) -> int:
-    """Return the exit code of a run whose final weights were not saved; rank 0 raises `CheckpointError`."""
     from paceline.training.resume import describe_unsaved_weights
 
     if world.is_main:
@@ -158,7 +158,7 @@ def _exit_unsaved(result: RunResult, rundir: RunDir, world: World) -> int:
 
 @dataclass(frozen=True)
 class TrainRequest:
-    """How a run was started: start time, command line, output stream for progress, and whether to resume."""
+    """How a run was started; progress goes to `out`."""
 
     started_s: float
     command: tuple[str, ...]
@@ -214,7 +214,7 @@ def run_rank(
 
 
 def _update_account(result: RunResult, rundir: RunDir, request: TrainRequest) -> RunResult:
-    """Return the result with its account extended to now, and write it; rank 0 only."""
+    """Extend the result's account to now, and write it; rank 0 only."""
     if result.account is None:
         return result
     closed = result.model_copy(update={"account": result.account.closed(time.perf_counter() - request.started_s)})

@@ -21,10 +21,7 @@ _STAGE_TEXT: Final = {"evaluate": "evaluating", "checkpoint": "saving"}
 
 
 class TimeEstimate:
-    """Estimate the time per step and the remaining time from the times at which steps completed.
-
-    The estimate includes evaluations and checkpoints.
-    """
+    """Estimate step time and remaining time, evaluations and checkpoints included."""
 
     def __init__(self, plan: Plan, start: int, now: Callable[[], float]) -> None:
         self._plan = plan
@@ -58,6 +55,7 @@ class TimeEstimate:
         """Seconds until the last step; None before the second step."""
         if self.step_s is None:
             return None
+        # Count down within a step, but not below the end of it.
         since_s = self._now() - self._last[1]
         return max(0.0, self.step_s * (self._plan.total_steps - self._last[0]) - min(since_s, self.step_s))
 
@@ -93,6 +91,7 @@ class PlainProgress:
         self._reported_s = self._now()
         self._print(run_summary(plan, step))
         if self._get_position is not None:
+            # A daemon: it must not keep a process alive whose training failed.
             threading.Thread(target=self._watch, args=(self._get_position,), name="progress", daemon=True).start()
 
     def step(self, record: StepRecord) -> None:
@@ -140,7 +139,7 @@ class PlainProgress:
 class LiveProgress:
     """Draw a bar for the current epoch with loss, learning rate, images/s and remaining time.
 
-    The bar polls `where` when it is drawn, ten times per second, so that a step costs the run nothing.
+    It polls `where` when drawn, so that a step costs the run nothing.
     """
 
     _BAR = 20
@@ -196,7 +195,6 @@ class LiveProgress:
         self._bar.stop()
 
     def _draw(self) -> None:
-        """Move the bar to the current step."""
         if self._task is None or self._plan is None or self._pace is None:
             return
         stage = ""
@@ -211,7 +209,7 @@ class LiveProgress:
         self._bar.update(self._task, completed=done, epoch=epoch, facts=facts)
 
     def _fit_status(self, stage: str, room: int) -> str:
-        """Return the status text that fits: drop the learning rate first, then the speed, then the loss."""
+        """Return the status that fits: drop the learning rate first, then speed, then loss."""
         assert self._plan is not None and self._pace is not None
         facts = _status_items(self._plan, self._pace, self._record) or [("start", "starting")]
         if stage in _STAGE_TEXT:
@@ -244,7 +242,6 @@ def build_train_progress(out: TextIO, where: GetPosition | None = None) -> LogSi
 
 
 def _status_items(plan: Plan, pace: TimeEstimate, record: StepRecord | None) -> list[tuple[str, str]]:
-    """Return the known status texts by name."""
     facts = []
     if record is not None:
         facts += [("loss", f"loss {record.loss:.4f}"), ("lr", f"lr {record.lr:.4g}")]
@@ -279,10 +276,7 @@ def _position_text(step: int, epoch: float, plan: Plan) -> str:
 
 
 def _eval_text(record: EvalRecord) -> str:
-    """Return the result of an evaluation; EMA, training images and skipped steps only if there are any.
-
-    Times are that of the whole run so far, evaluations included, and that of training the last epoch.
-    """
+    """Return the result of an evaluation, with times of the whole run so far and of the last epoch."""
     report = record.report
     val = report.val
     parts = [*_accuracy_texts("val", val, report.classes), f"loss {val.loss:.4f}"]

@@ -45,7 +45,7 @@ _TUNED_RECIPE: Final = "tuned.yaml"
 
 @dataclass(frozen=True)
 class _TuneRequest:
-    """Request: `recipe` is the measured form of `loaded`, which is `name` with the overrides `overrides`."""
+    """Request; `recipe` is `loaded`, which is `name` with `overrides`, with the settings of a measurement."""
 
     name: str
     overrides: Patch
@@ -62,13 +62,13 @@ class _TuneRequest:
 
     @property
     def key_values(self) -> dict[str, Any]:
-        """Everything that the runs depend on, as plain values."""
+        """All that the runs depend on."""
         space = {"vary": list(self.vary), "allow_batch": self.allow_batch}
         length = {"ranks": self.ranks, "steps": self.steps, "repeats": self.repeats, "budget": self.budget}
         return {"verb": "tune", "recipe": self.recipe.to_dict(), **space, **length}
 
     def apply(self, patch: Patch) -> Recipe | None:
-        """Return the measured recipe with `patch` applied; None if the patch does not fit."""
+        """Return the measured recipe with `patch`; None if it does not fit."""
         try:
             apply_patch(self.loaded.recipe, patch)
             varied = apply_patch(self.recipe, patch)
@@ -127,6 +127,7 @@ def _build_request(
     oversubscribe: bool,
 ) -> _TuneRequest:
     loaded = load(name, overrides)
+    # The recipe and one candidate, then pairs of both.
     least = 2 + 2 * repeats
     if budget is not None and budget < least:
         needs = f"the recipe, one change, and {count(repeats, 'pair')}"
@@ -155,7 +156,6 @@ def _build_request(
 
 
 def _run_search(request: _TuneRequest, folder: ExperimentDir, *, as_json: bool) -> TuneResult:
-    """Search, and write the tuned recipe and the result."""
     out = progress_console(as_json=as_json)
     write_recipe(request.loaded.recipe, folder.recipe)
     write_recipe(request.recipe, folder.measured)
@@ -193,7 +193,6 @@ def _run_search(request: _TuneRequest, folder: ExperimentDir, *, as_json: bool) 
 
 
 def _write_tuned_recipe(request: _TuneRequest, outcome: SearchResult, path: Path) -> None:
-    """Write the winning recipe: the loaded one with the best patch applied."""
     comments = {
         path: f"{tried.name}: {tried.why}"
         for tried in outcome.tried
@@ -237,7 +236,6 @@ def _build_result(request: _TuneRequest, outcome: SearchResult, folder: Experime
 
 
 def _wall_s(path: Path) -> float:
-    """Return the wall-clock time of a run in seconds, 0 if it failed."""
     try:
         return RunDir(path).read_result().time.wall_s
     except PacelineError:
@@ -269,7 +267,7 @@ def _summary_rows(result: TuneResult, folder: ExperimentDir) -> Iterator[tuple[s
         yield "tuned", f"{_interval_text(result.best)} images/s, {format_speedup(result.gain, word='x as fast')}"
         yield "settings", " ".join(result.best_patch)
     if result.verdict:
-        yield "held back by", f"{result.verdict.get('bottleneck', '')}. {result.verdict.get('evidence', '')}"
+        yield "bottleneck", f"{result.verdict.get('bottleneck', '')}. {result.verdict.get('evidence', '')}"
     consent = f" {OWN_CODE}" if result.provenance.get("own_parts") else ""
     yield "search", f"{count(result.trials, 'run')}, of {result.grid:,} settings; {result.stopped}"
     yield "recipe", f"paceline train {shlex.quote(result.recipe_file)} --ranks {result.ranks}{consent}"

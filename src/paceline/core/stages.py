@@ -44,7 +44,7 @@ _DISPLAY_NAMES: Final = {
     "start_up": "start-up",
     "several_ranks": "cost of several ranks",
     "between_nodes": "communication between nodes",
-    "residual": "not explained",
+    "residual": "not attributed",
 }
 
 

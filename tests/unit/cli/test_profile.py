@@ -136,12 +136,12 @@ def test_stages_are_shown_by_step_and_what_none_covers_is_told(seen) -> None:
     """0.8 s of 40 steps: the stages share 95 % of it."""
     shown = seen(profile())
     assert "a step: 20 ms (mean of 40 steps, rank 0)" in shown
-    rows = [line for line in shown if line.startswith(("backward", "data wait", "forward", "not explained"))]
+    rows = [line for line in shown if line.startswith(("backward", "data wait", "forward", "not attributed"))]
     assert rows == [
         "backward | 10.00 | 50.0 %",
         "data wait | 5.00 | 25.0 %",
         "forward | 4.00 | 20.0 %",
-        "not explained | 1.00 | 5.0 %",
+        "not attributed | 1.00 | 5.0 %",
     ]
 
 

@@ -90,12 +90,12 @@ def test_a_plain_run_shows_nothing_that_was_not_asked_for(said) -> None:
 )
 def test_what_was_trained_comes_first(said, parameters: int | None, told: str) -> None:
     rows = said(result(parameters=parameters, trained_parameters=parameters))
-    assert list(rows)[:2] == ["network", "top-1"] and rows["network"] == told
+    assert list(rows)[:2] == ["model", "top-1"] and rows["model"] == told
 
 
 def test_a_network_that_is_partly_frozen_says_how_much_of_it_was_trained(said) -> None:
     rows = said(result(parameters=11_173_962, trained_parameters=5_130))
-    assert rows["network"] == "resnet18_cifar, 11.2 M parameters, 5,130 of them trained (digits)"
+    assert rows["model"] == "resnet18_cifar, 11.2 M parameters, 5,130 of them trained (digits)"
 
 
 def test_a_best_evaluation_before_the_last_has_a_row_with_how_its_weights_are_had(said, tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_a_best_evaluation_has_no_row_where_the_last_is_as_good_or_its_step_is_n
 def test_the_best_of_averaged_weights_is_set_against_averaged_weights(said) -> None:
     shown = {"best": judged(0.9375), "best_step": 12, "best_epoch": 0.5}
     assert list(said(result(**shown, ema=judged(0.921875))))[:4] == [
-        "network",
+        "model",
         "top-1",
         "averaged weights",
         "best top-1",
@@ -123,7 +123,7 @@ def test_the_best_of_averaged_weights_is_set_against_averaged_weights(said) -> N
 
 def test_averaged_weights_stand_below_the_raw_ones(said) -> None:
     rows = said(result(ema=judged(0.921875, ece=0.0123)))
-    assert list(rows)[:3] == ["network", "top-1", "averaged weights"]
+    assert list(rows)[:3] == ["model", "top-1", "averaged weights"]
     assert rows["averaged weights"] == "92.19 %, top-5 100.00 %, loss 0.5000, calibration error 0.0123"
 
 
@@ -196,10 +196,10 @@ def test_the_stages_of_a_step_and_what_is_not_explained_add_up_to_all_of_it(
         "backward 10.00 50.0 %",
         "exposed communication 5.00 25.0 %",
         "data wait 4.00 20.0 %",
-        "not explained 1.00 5.0 %",
+        "not attributed 1.00 5.0 %",
     ]
-    parts = "start-up 600 ms + warm-up 200 ms + stages 760 ms + starting the loader 300 ms + not explained 140 ms"
-    assert f"accounted {parts} = 2.00 s; 93.0 % explained" in lines
+    parts = "start-up 600 ms + warm-up 200 ms + stages 760 ms + starting the loader 300 ms + not attributed 140 ms"
+    assert f"wall clock {parts} = 2.00 s; 93.0 % attributed" in lines
 
 
 SAVING = CheckpointResult(saved=12, failed=0, stall_s=0.03, write_s=0.5, bytes=307_000_000)
