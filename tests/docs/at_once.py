@@ -1,10 +1,10 @@
-"""Be a module whose Python is another: `python at_once.py PYTHON MODULE WORDS`. What it starts, it starts by PYTHON."""
+"""Run a module whose `sys.executable` is another Python: `python at_once.py PYTHON MODULE ARGS`."""
 
 import os
 import runpy
 import sys
 
-_, sys.executable, module, *words = sys.argv
-sys.argv = [module, *words]
+_, sys.executable, module, *args = sys.argv
+sys.argv = [module, *args]
 os.environ["STARTED_IN_TURN"] = "1"
 runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -1,7 +1,7 @@
-"""What a document tells its readers to type: its blocks, the marks above them, and the commands in them.
+"""Parse the documentation: code blocks of pages, the marks above them, and the commands in them.
 
-Pure functions from text; nothing is executed here. A mark is an HTML comment in the line above a block, which readers
-do not see: `<!-- test: KIND ... -->`, one of `MARKS`. Without one a block is executed as it stands.
+These are pure functions of text; nothing is executed here. A mark is an HTML comment in the line above a block,
+invisible to readers: `<!-- test: KIND ... -->`, one of `MARKS`. A block without a mark is executed as it is.
 """
 
 import re
@@ -28,11 +28,11 @@ PROGRAMS = {
     "docker": "docker",
     "make": "time",
 }
-"""What a program needs that no test has."""
+"""Requirements of programs that no test environment has."""
 MEASURING = ("train", "profile", "ladder", "tune", "scale", "bench")
-"""Verbs that the words of `with` are added to."""
-OF_ONE_VERB = {"--budget": "tune"}
-"""Options among the words of `with` that one verb has, and the others of its block have not: `--budget=4`."""
+"""Verbs to which the arguments of a `with` mark are added."""
+VERB_OF_OPTION = {"--budget": "tune"}
+"""Options of a `with` mark that only one verb has: `--budget=4`."""
 MEASURES_NOTHING = ("--predict", "--collective", "--list", "--help")
 DRY = ("train", "submit")
 LENGTHS = ("train.epochs", "train.steps")
@@ -44,19 +44,19 @@ _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 
 
 class MarkError(ValueError):
-    """A mark that says nothing known."""
+    """A mark of unknown kind or with a wrong argument."""
 
 
 @dataclass(frozen=True)
 class Mark:
-    """One of `MARKS` and its argument; both are empty for a block without mark."""
+    """One of `MARKS` and its argument; both are empty for a block without a mark."""
 
     kind: str = ""
     argument: str = ""
 
     @property
     def is_executed(self) -> bool:
-        """Whether the block is executed as commands or a program, at least dry."""
+        """Whether the block is executed as commands or a program, at least as a dry run."""
         return self.kind in ("", "with", "dry-run", "fails")
 
 
@@ -72,96 +72,96 @@ class Block:
 
     @property
     def place(self) -> str:
-        """Where it stands, as an editor opens it."""
+        """The block's location as file:line."""
         return f"{self.page.relative_to(ROOT)}:{self.line}"
 
 
 @dataclass(frozen=True)
 class Command:
-    """The words of one program, without what the shell takes of them: variables before it, and where output goes."""
+    """The words of one command, without variable assignments before it and without redirections."""
 
     words: tuple[str, ...]
 
     @property
     def program(self) -> str:
-        """What the shell starts."""
+        """The program that the shell starts."""
         return self.words[0]
 
     @property
     def paceline(self) -> tuple[str, ...] | None:
-        """The words after `paceline`, whoever starts it; None where nobody does."""
+        """The words after `paceline`, with any launcher; None without `paceline`."""
         place = next((place for place, word in enumerate(self.words) if word == "paceline"), None)
         return None if place is None else self.words[place + 1 :]
 
     @property
     def needs(self) -> str:
-        """What its program needs that no test has, or nothing."""
+        """The requirement of the program that no test environment has, or an empty string."""
         return PROGRAMS.get(self.program, "")
 
 
 def pages() -> list[Path]:
-    """Return every page that tells its readers to type something: not decisions and not what has changed."""
-    found = [ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY")]
-    found += [ROOT / name / "README.md" for name in ("examples", "benchmarks", "csrc")]
-    found += [page for page in (ROOT / "docs").rglob("*.md") if "adr" not in page.parts]
-    return sorted(found)
+    """Return every page with commands for readers, without decision records and the changelog."""
+    match = [ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY")]
+    match += [ROOT / name / "README.md" for name in ("examples", "benchmarks", "csrc")]
+    match += [page for page in (ROOT / "docs").rglob("*.md") if "adr" not in page.parts]
+    return sorted(match)
 
 
 def read_blocks(page: Path) -> list[Block]:
-    """Return the fenced blocks of `page`. Raise `MarkError` for a mark that is not known."""
+    """Return the fenced blocks of `page`. Raises `MarkError` for an unknown mark."""
     text = page.read_text(encoding="utf-8")
     return [
         Block(
             page,
-            text.count("\n", 0, found.start(3)) + 1,
-            found[2],
-            re.sub(rf"^{found[1]}", "", found[3], flags=re.MULTILINE),
-            read_mark(text[: found.start()], page),
+            text.count("\n", 0, match.start(3)) + 1,
+            match[2],
+            re.sub(rf"^{match[1]}", "", match[3], flags=re.MULTILINE),
+            read_mark(text[: match.start()], page),
         )
-        for found in _FENCE.finditer(text)
+        for match in _FENCE.finditer(text)
     ]
 
 
 def read_mark(before: str, page: Path) -> Mark:
-    """Return the mark in the last line of what comes `before` a block. Raise `MarkError` where it is not known."""
-    found = _MARK.search(before)
-    if found is None:
+    """Return the mark in the last line of the text `before` a block. Raises `MarkError` if it is unknown."""
+    match = _MARK.search(before)
+    if match is None:
         return Mark()
-    kind = next((kind for kind in MARKS if re.match(rf"{kind}(?: |$)", found[1])), None)
+    kind = next((kind for kind in MARKS if re.match(rf"{kind}(?: |$)", match[1])), None)
     if kind is None:
-        raise MarkError(f"{page.name}: {found[1]!r} is no mark (use {', '.join(MARKS)})")
-    argument = found[1][len(kind) :].strip()
+        raise MarkError(f"{page.name}: {match[1]!r} is no mark (use {', '.join(MARKS)})")
+    argument = match[1][len(kind) :].strip()
     if (argument == "") != (kind in ("dry-run", "fragment")):
-        raise MarkError(f"{page.name}: {found[1]!r} says {'nothing' if argument == '' else 'too much'}")
+        raise MarkError(f"{page.name}: {match[1]!r} says {'nothing' if argument == '' else 'too much'}")
     if kind == "needs" and argument not in NEEDS:
-        raise MarkError(f"{page.name}: {found[1]!r} needs none of {', '.join(NEEDS)}")
+        raise MarkError(f"{page.name}: {match[1]!r} needs none of {', '.join(NEEDS)}")
     if kind == "shown by" and not re.fullmatch(r"tests/[\w/]+\.py::test_\w+", argument):
-        raise MarkError(f"{page.name}: {found[1]!r} names no test (write tests/PATH.py::NAME)")
+        raise MarkError(f"{page.name}: {match[1]!r} names no test (write tests/PATH.py::NAME)")
     return Mark(kind, argument)
 
 
 def read_commands(text: str) -> Iterator[Command]:
-    """Yield the commands in a text for the shell, line by line, each from its program on."""
+    """Yield the commands in shell text, line by line, each from its program on."""
     for line in text.replace("\\\n", " ").splitlines():
         words: list[str] = []
-        for word in [*_words(line), ";"]:
+        for word in [*_split(line), ";"]:
             if word not in _ENDS:
                 words.append(word)
                 continue
-            command = [*_started(words)]
+            command = [*_without_redirections(words)]
             words = []
             if command:
                 yield Command(tuple(command))
 
 
-def _words(line: str) -> list[str]:
-    lexer = shlex.shlex(re.sub(r"(?<=\s)\d(?=>)", "", line), posix=True, punctuation_chars=True)  # 2 of `2>&1`
+def _split(line: str) -> list[str]:
+    lexer = shlex.shlex(re.sub(r"(?<=\s)\d(?=>)", "", line), posix=True, punctuation_chars=True)  # the 2 of `2>&1`
     lexer.whitespace_split = True
     return list(lexer)
 
 
-def _started(words: Sequence[str]) -> Iterator[str]:
-    """Yield what a program is started with: neither assignments before it nor redirections."""
+def _without_redirections(words: Sequence[str]) -> Iterator[str]:
+    """Yield the words of a command, without assignments before it and redirections."""
     is_before, is_target = True, False
     for word in words:
         if is_target or _REDIRECTION.fullmatch(word):
@@ -173,25 +173,27 @@ def _started(words: Sequence[str]) -> Iterator[str]:
 
 
 def typed_words(words: Sequence[str], mark: Mark) -> list[str]:
-    """Return a program's `words`, in which `paceline VERB` may stand, with what `mark` adds.
+    """Return a program's `words`, which may contain `paceline VERB`, with the additions of `mark`.
 
-    A field that the mark sets is left out of the words before, and so is a length where it says another.
+    Fields that the mark sets are removed from the words, and so is a length if the mark sets another one.
     """
     paceline_words = Command(tuple(words)).paceline or ("",)
     verb = next((word for word in paceline_words if word != "data"), "")
     if mark.kind == "with" and verb in MEASURING and not set(MEASURES_NOTHING) & set(paceline_words):
-        added = [word for word in shlex.split(mark.argument) if OF_ONE_VERB.get(word.partition("=")[0], verb) == verb]
+        added = [
+            word for word in shlex.split(mark.argument) if VERB_OF_OPTION.get(word.partition("=")[0], verb) == verb
+        ]
         fields = {word.partition("=")[0] for word in added if not word.startswith("-") and "=" in word}
         fields |= {name for name in LENGTHS if fields & set(LENGTHS)}
         return [*(word for word in words if word.partition("=")[0] not in fields), *added]
     if mark.kind == "dry-run" and verb in DRY and "--dry-run" not in paceline_words:
-        place = words.index(verb) + 1  # what stands behind `--` is for another verb
+        place = words.index(verb) + 1  # arguments after `--` are for another verb
         return [*words[:place], "--dry-run", *(word for word in words[place:] if word != "--wait")]
     return [*words]
 
 
 def how_tested(block: Block, command: Command) -> str:
-    """Return how a command of `block` is tested: executed, dry-run, shown by a test, as a file, or by what it needs."""
+    """Return how a command of `block` is tested: executed, dry-run, by a test, as a file, or what it needs."""
     match block.mark.kind:
         case "needs":
             return f"needs {block.mark.argument}"

@@ -1,7 +1,8 @@
 """Compare the output shown on a page with the output of a program, ignoring numbers and widths of columns.
 
-In a page's output a number stands for any number, but not in a name such as `top-1`; `…` for anything, in a line or for
-whole lines; and a run of blanks or of lines of a table for another: how wide a column is depends on the numbers in it.
+In a page's output, a number matches any number, except in a name such as `top-1`. `…` matches anything within a line,
+or whole lines. Any run of blanks or of table lines matches another, because the width of a column depends on its
+numbers.
 """
 
 import re
@@ -12,7 +13,7 @@ _PARTS = re.compile(rf"(?P<any>…)|(?<![\w-])(?P<number>{_NUMBER})|(?P<run>[ �
 
 
 def missing_line(shown: str, printed: str) -> str | None:
-    """Return the first line of `shown` that `printed` has not, below the one before it; None where it has them all."""
+    """Return the first line of `shown` that is missing in `printed` after the lines before it; None if none is."""
     lines = [line.rstrip() for line in printed.splitlines()]
     place = 0
     for line in shown.splitlines():

@@ -1,4 +1,4 @@
-"""A made-up home for the readers of documents, made once: images, weights, what runs left, and a hand that types."""
+"""A home directory for readers of the documentation, built once: images, weights, completed runs, and a shell."""
 
 import os
 import pickle
@@ -16,7 +16,7 @@ from PIL import Image
 
 from ..conftest import clean_environ
 from .commands import ROOT
-from .typing_hand import Hand, hand_of
+from .typing_shell import TypingShell, open_shell
 
 STAMP = "20261121-101500"
 SHORT = ("model.width=0.05", "log.tensorboard=off", "log.every=1st", "measure.warmup_steps=1", "data.workers=0")
@@ -25,8 +25,8 @@ FOLDER = (
     *("schedule.warmup=0ep", "checkpoint.every=2st"),
 )
 CLASSES = ("cat", "dog", "fish")
-PHOTOGRAPHS = {"train": 90, "val": 4}
-"""Of each class: enough for a batch of the recipe `folder`, which is 256."""
+IMAGES_PER_CLASS = {"train": 90, "val": 4}
+"""Images per class; a batch of the recipe `folder` has 256."""
 LADDER = """\
 # Two ways.
 recipe: digits
@@ -46,7 +46,7 @@ def Mixer(num_classes, in_channels, width=8):
                          nn.Linear(width, num_classes))
 """
 POINTS = "ranks,nodes,rank_batch,images,time_s\n1,1,128,353.2,1\n2,1,128,637.4,1\n4,1,128,1207.5,1\n"
-"""As `paceline scale` leaves them: images of one second."""
+"""Points as `paceline scale` writes them, with images per second."""
 TIMES = "ranks,nodes,rank_batch,images,time_s\n4,1,128,1281167,1180\n8,2,128,1281167,601\n16,4,128,1281167,310\n"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 WEIGHTS = f"""\
@@ -63,32 +63,32 @@ for path in (fetched / "refs", fetched / "snapshots" / "{COMMIT}"):
 for file in (path / "model.safetensors", "resnet18.safetensors"):
     safetensors.torch.save_file(model.state_dict(), file)
 """
-"""Writes weights that nobody trained: of torchvision as files, of timm as what has been fetched from the Hub before."""
+"""A script that writes random weights: files of torchvision's, and those that timm would download from the Hub."""
 LEFT = {
     "<run>": (f"runs/folder-{STAMP}", f"runs/folder-{STAMP}-2", f"runs/folder-{STAMP}-3"),
     "<profile>": (f"runs/profile-digits-{STAMP}",),
     "<ladder>": (f"runs/ladder-two-{STAMP}",),
     "<study>": (f"runs/scale-digits-{STAMP}",),
 }
-"""What the placeholders in a line stand for, one after the other; folders below a page's own."""
+"""Values of the placeholders in a line, in order; folders relative to a page's own."""
 DISKS = {"/shared/": "~/", "/data/": "~/", "/slow/": "./"}
-"""Disks of a reader's, and what stands for them."""
+"""Disks of a reader's machine, and their replacements."""
 
 
 @pytest.fixture(scope="session")
-def hand(forking) -> Iterator[Hand]:
-    """Return what types commands as a reader does."""
-    with tempfile.TemporaryDirectory(prefix="docs") as folder, hand_of(forking, Path(folder)) as hand:
-        yield hand
+def shell(forking) -> Iterator[TypingShell]:
+    """Return a shell that types commands as a reader does."""
+    with tempfile.TemporaryDirectory(prefix="docs") as folder, open_shell(forking, Path(folder)) as shell:
+        yield shell
 
 
 @pytest.fixture(scope="session")
-def home(hand: Hand, tmp_path_factory) -> Path:
-    """Return a home with images and weights, and below `work/` what a page finds in its folder."""
+def home(shell: TypingShell, tmp_path_factory) -> Path:
+    """Return a home directory with images and weights, and in `work/` the files that pages expect in their folder."""
     home = tmp_path_factory.mktemp("home")
     draws = np.random.default_rng(0)
     for name in ("photos", "other-photos"):
-        write_photographs(home / name, draws)
+        write_images(home / name, draws)
     write_cifar(home / ".cache" / "paceline" / "data", draws)
     write_fashion(home / ".cache" / "paceline" / "data", draws)
     for name in ("cifar10", "data"):
@@ -110,8 +110,8 @@ def home(hand: Hand, tmp_path_factory) -> Path:
     write_archive(work / "ILSVRC2012_img_train.tar", home / "photos" / "train")
     Image.new("L", (8, 8)).save(work / "seven.png")
     (home / "weights.py").write_text(WEIGHTS)
-    for command in ("python ../weights.py", *leaving()):  # each has the hand's limit of time
-        completed = hand.types(command, work, environ_of(home))
+    for command in ("python ../weights.py", *setup_commands()):  # each has the shell's time limit
+        completed = shell.types(command, work, environ_of(home))
         assert completed.returncode == 0, f"{command}\n{completed.stdout}"
     for weights in work.glob("*.pth"):
         (work / weights.name).replace(home / weights.name)
@@ -119,8 +119,8 @@ def home(hand: Hand, tmp_path_factory) -> Path:
     return home
 
 
-def leaving() -> Iterator[str]:
-    """Yield the commands that leave what the placeholders stand for."""
+def setup_commands() -> Iterator[str]:
+    """Yield the commands that create the values of the placeholders."""
     folder, digits = " ".join(FOLDER), " ".join(("digits", *SHORT))
     for number, run in enumerate(LEFT["<run>"], 1):
         yield f"paceline train {folder} data.source.root=~/photos optim.lr=0.0{number} --run-dir {run}"
@@ -131,13 +131,13 @@ def leaving() -> Iterator[str]:
 
 @pytest.fixture
 def folder(home: Path, tmp_path: Path) -> Path:
-    """Return a folder for one page, as a reader's is who has trained before."""
+    """Return a folder for one page, as of a reader who has trained before."""
     return Path(shutil.copytree(home / "work", tmp_path / "work", symlinks=True))
 
 
 @pytest.fixture
 def environ(home: Path) -> Iterator[dict[str, str]]:
-    """Return the variables of a reader's shell; what a page has its reader keep in ~/.config is gone afterwards."""
+    """Return the variables of a reader's shell; what a page writes to ~/.config is removed afterwards."""
     yield environ_of(home)
     shutil.rmtree(home / ".config", ignore_errors=True)
 
@@ -158,7 +158,7 @@ def environ_of(home: Path) -> dict[str, str]:
 
 @pytest.fixture
 def filled(home: Path) -> Callable[[str], str]:
-    """Return a function from what a page says to what its reader types in its place."""
+    """Return a function from text of a page to what its reader types."""
 
     def fill(text: str) -> str:
         lines = text.splitlines(keepends=True)
@@ -176,9 +176,9 @@ def filled(home: Path) -> Callable[[str], str]:
     return fill
 
 
-def write_photographs(root: Path, draws: np.random.Generator) -> None:
-    """Write a few small photographs of noise for each class, for training and for validation."""
-    for split, number in PHOTOGRAPHS.items():
+def write_images(root: Path, draws: np.random.Generator) -> None:
+    """Write a few small noise images per class, for training and for validation."""
+    for split, number in IMAGES_PER_CLASS.items():
         for place, name in enumerate(CLASSES):
             folder = root / split / name
             folder.mkdir(parents=True)
@@ -188,13 +188,13 @@ def write_photographs(root: Path, draws: np.random.Generator) -> None:
 
 
 def write_list(path: Path, folder: Path) -> None:
-    """Write the images of each class of `folder` as JSC's course lists them: a pickled dict, path to label."""
+    """Write the images of each class of `folder` as JSC's course lists them: a pickled dict from path to label."""
     classes = sorted(folder.iterdir())
     path.write_bytes(pickle.dumps({str(each): label for label, of in enumerate(classes) for each in of.iterdir()}))
 
 
 def write_archive(path: Path, folder: Path) -> None:
-    """Write a few images of each class of `folder` as ImageNet's training set comes: a tar of a tar for each class."""
+    """Write a few images per class of `folder` like ImageNet's training set: a tar with one tar per class."""
     with tarfile.open(path, "w") as archive:
         for each in sorted(folder.iterdir()):
             of_class = path.with_name(f"{each.name}.tar")
@@ -206,7 +206,7 @@ def write_archive(path: Path, folder: Path) -> None:
 
 
 def write_cifar(root: Path, draws: np.random.Generator) -> None:
-    """Write a hundredth of CIFAR-10 and CIFAR-100 as their authors do."""
+    """Write a hundredth of CIFAR-10 and CIFAR-100 in their original formats."""
 
     def write(path: str, **values: object) -> None:
         (root / path).parent.mkdir(parents=True, exist_ok=True)
@@ -224,7 +224,7 @@ def write_cifar(root: Path, draws: np.random.Generator) -> None:
 
 
 def write_fashion(root: Path, draws: np.random.Generator) -> None:
-    """Write a hundredth of Fashion-MNIST as its authors do, but for the compression."""
+    """Write a hundredth of Fashion-MNIST in its original format, but uncompressed."""
     for split, number in {"train": 600, "t10k": 100}.items():
         pixels = draws.integers(0, 256, (number, 28, 28), dtype=np.uint8)
         for kind, values in {"images": pixels, "labels": np.arange(number, dtype=np.uint8) % 10}.items():

@@ -1,6 +1,6 @@
-"""Commands of the pages for those who come from elsewhere, made small enough for two cores. Pure functions of words.
+"""Shrink commands of the pages in `docs/coming-from` so that two cores run them quickly. Pure functions of words.
 
-A small command keeps its verb, recipe, options and overrides. Lengths, batches, networks and photographs shrink.
+A small command keeps its verb, recipe, options and overrides, with smaller lengths, batches, models and images.
 """
 
 import re
@@ -9,25 +9,25 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from .commands import Command
 
-SMALL_NET = {"model.name": "resnet18_cifar", "model.width": "0.25"}
+SMALL_MODEL = {"model.name": "resnet18_cifar", "model.width": "0.25"}
 PRESETS: Mapping[str, Mapping[str, str]] = {
     "sc20": {"data.batch_size": "4", "model.width": "0.25"},
     "course": {"data.rank_batch_size": "2", "model.width": "0.1"},
-    "ddp-post": {"data.rank_batch_size": "2", **SMALL_NET},
-    "jsc": {"data.rank_batch_size": "2", "data.image_size": "32", "data.source.train": "train_data.pkl", **SMALL_NET},
-    "quant": {"data.batch_size": "4", "data.image_size": "32", "data.source.root": "~/photos", **SMALL_NET},
+    "ddp-post": {"data.rank_batch_size": "2", **SMALL_MODEL},
+    "jsc": {"data.rank_batch_size": "2", "data.image_size": "32", "data.source.train": "train_data.pkl", **SMALL_MODEL},
+    "quant": {"data.batch_size": "4", "data.image_size": "32", "data.source.root": "~/photos", **SMALL_MODEL},
 }
-"""Words for each group of presets, and the ladder of its name."""
+"""Arguments for each group of presets, and the ladder of its name."""
 EVERY_RUN = {"data.workers": "0", "log.tensorboard": "off", "checkpoint.every": "off", "measure.warmup_steps": "1"}
-MADE_UP = {
+SYNTHETIC = {
     "data.source.name": "synthetic",
     "data.source.num_images": "16",
     "data.source.num_val_images": "4",
     "data.source.image_size": "28",
 }
-"""Images for whole runs, of which a study has several."""
+"""Images for complete runs, of which a study has several."""
 SHORTENED = ("data.batch_size", "data.rank_batch_size", "train.epochs", "train.steps", "measure.warmup_steps")
-"""Fields whose values give way; of all others a command's own values stay."""
+"""Fields whose values are replaced; all other values of a command are unchanged."""
 OPTIONS = {
     "--steps": "2",
     "--repeats": "1",
@@ -35,26 +35,26 @@ OPTIONS = {
     "--batch-sizes": "4,8",
     "--warmups": "0ep,1ep",
 }
-"""Values of options, in place of a command's own."""
+"""Values of options that replace those of the command."""
 WITH_A_VALUE = (*OPTIONS, "--ranks", "--vary")
 VARIED = {
     "data.rank_batch_size": "2,4",
     "data.workers": "0,1",
     "train.precision": "fp32,bf16,bf16_master,bf16_pure",
 }
-"""Values for `--vary`."""
+"""Values of `--vary`."""
 HALF = {"fp16": "bf16", "fp16_master": "bf16_master", "fp16_pure": "bf16_pure"}
-"""Formats that need a GPU, and those of a CPU."""
+"""Formats that need a GPU, and their replacements on a CPU."""
 HALF_PRESETS = {"-o1": "bf16", "-o2": "bf16_master", "-o3": "bf16_pure", "ddp-amp": "bf16"}
-"""How the names of presets in float16 end."""
+"""Suffix of presets in float16."""
 PLACEHOLDERS = {"RUN": "<run>", "RECIPE": "sc20/bs256", "IMAGE...": "cat.jpg", "FOLDER": "~/photos"}
-PHOTOGRAPHS = "~/imagenet"
+IMAGE_FOLDER = "~/imagenet"
 _HOSTS = re.compile(r"--nnodes(?:=| )(?!1\b)")
 _PROCESSES = re.compile(r"(--nproc[-_]per[-_]node(?:=| ))\d+")
 
 
 def needs(command: Command) -> str:
-    """Return what `command` needs that no test has: docker, a cluster, a GPU, or more words; "" for nothing."""
+    """Return the requirement of `command` that no test environment has: docker, a cluster, a GPU or more arguments."""
     words, text = command.paceline or (), shlex.join(command.words)
     if command.program == "docker":
         return "docker"
@@ -66,10 +66,10 @@ def needs(command: Command) -> str:
 
 
 def shrink(command: Command) -> str:
-    """Return a line for the shell: `command` with small settings."""
+    """Return a shell line: `command` with small settings."""
     start = len(command.words) - len(command.paceline or ())
     verb, *words = [PLACEHOLDERS.get(word, word) for word in command.paceline or ()]
-    words = [word.replace(PHOTOGRAPHS, "~/photos") for word in words]
+    words = [word.replace(IMAGE_FOLDER, "~/photos") for word in words]
     if verb in ("train", "profile", "ladder", "scale") and not {"--predict", "--list"} & {*words}:
         words = [*_options(words), *_fields(verb, words), *_added_options(verb, words)]
     if verb == "submit" and "--dry-run" not in words:
@@ -79,7 +79,7 @@ def shrink(command: Command) -> str:
 
 
 def _is_fragment(words: Sequence[str]) -> bool:
-    """Return whether a page names a verb alone, or leaves out what it cannot do without."""
+    """Return whether a page only names a verb, or omits required arguments."""
     match words[0]:
         case "data":
             return words[1:2] == ("pack",) or len(words) < 3
@@ -91,7 +91,7 @@ def _is_fragment(words: Sequence[str]) -> bool:
 
 
 def _options(words: Sequence[str]) -> Iterator[str]:
-    """Yield all words that are no overrides, with small values."""
+    """Yield all words except overrides, with small values."""
     option = ""
     for word in words:
         match option:
@@ -108,7 +108,7 @@ def _options(words: Sequence[str]) -> Iterator[str]:
 
 
 def _added_options(verb: str, words: Sequence[str]) -> Iterator[str]:
-    """Yield the options that make a command small and that it does not have itself."""
+    """Yield the options that shorten a command, unless it has them already."""
     names = {"profile": ("--steps",), "ladder": ("--steps", "--repeats"), "scale": ("--steps", "--repeats")}
     for name in ("--seeds",) if _is_study(words) else names.get(verb, ()):
         if name not in words:
@@ -116,7 +116,7 @@ def _added_options(verb: str, words: Sequence[str]) -> Iterator[str]:
 
 
 def _fields(verb: str, words: Sequence[str]) -> Iterator[str]:
-    """Yield the overrides: a command's own, and the ones that make it small."""
+    """Yield the overrides: those of the command, and those that shorten it."""
     stated = (word for before, word in zip(["", *words], words, strict=False) if before != "--vary")
     own = dict(word.split("=", 1) for word in stated if _is_override(word))
     recipe = next((word for word in words if word.partition("/")[0] in PRESETS), "")
@@ -124,10 +124,10 @@ def _fields(verb: str, words: Sequence[str]) -> Iterator[str]:
     if verb == "train":
         added["train.steps"] = "2"
     if verb == "ladder" and recipe == "quant":
-        del added["data.workers"]  # its rungs set it
-    if _is_study(words):  # whole runs, whose batches the study sets
+        del added["data.workers"]  # the ladder's rungs set it
+    if _is_study(words):  # complete runs, whose batches the study sets
         added = {name: value for name, value in added.items() if "batch_size" not in name}
-        added = {**added, **MADE_UP, "train.epochs": "1"}
+        added = {**added, **SYNTHETIC, "train.epochs": "1"}
         if recipe.startswith("course"):
             added["data.source.channels"] = "1"
     added = _fitting(own, added)
@@ -141,7 +141,7 @@ def _precision(recipe: str) -> dict[str, str]:
 
 
 def _fitting(own: Mapping[str, str], added: Mapping[str, str]) -> dict[str, str]:
-    """Return `added` without the fields that exclude one of `own`, and with the ones that it needs."""
+    """Return `added` without fields that contradict one of `own`, and with those that it requires."""
     fitting = {**added}
     if "model.name" in own and "model.name" in added:
         del fitting["model.width"]
@@ -164,5 +164,5 @@ def _is_override(word: str) -> bool:
 
 
 def _quoted(word: str) -> str:
-    """Return `word` for the shell, which is to read `~` and placeholders itself."""
+    """Quote `word` for the shell, except `~` and placeholders."""
     return word if re.fullmatch(r"[\w./=~,:<>+-]+", word) else shlex.quote(word)

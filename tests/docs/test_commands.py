@@ -1,8 +1,8 @@
-"""Every command of every page is typed into a shell as it stands there, or a mark above it says why not.
+"""Every command of every page is executed in a shell as it is written, or a mark above it explains why not.
 
-The pages of the tutorial are followed by `test_tutorial.py`, from the wheel, as they stand. What would take too
-long so is typed here, with the words of its mark; the rest of them is only read. `make test` types the README and the
-pages for those who come from elsewhere, `make test-long` all others; both check every command's words.
+`test_tutorial.py` follows the pages of the tutorial with the installed wheel, unchanged. Commands that would take too
+long are executed here, with the arguments of their marks; the others are only parsed. `make test` runs the README and
+the pages in `coming-from`, `make test-long` all others; both check the arguments of every command.
 """
 
 import re
@@ -22,7 +22,7 @@ from .understood import is_field, load_recipe, parse
 
 
 def page_blocks(page: Path) -> list[Block]:
-    """Return the blocks of `page` that are not for `test_tutorial.py` alone."""
+    """Return the blocks of `page` except those that only `test_tutorial.py` executes."""
     is_tutorial = page.parent.name == "tutorial"
     return [block for block in read_blocks(page) if block.mark.kind == "with" or not is_tutorial]
 
@@ -35,11 +35,11 @@ TYPED = [
 ]
 LANGUAGES = ("", "sh", "python", "yaml", "json", "text")
 HIDDEN = re.compile(r"^(?:\$ |\w+=\S+ )*(?:paceline|torchrun) (?!…:)", re.MULTILINE)
-MADE = ROOT / "docs" / "reference" / "cli.md"
+GENERATED = ROOT / "docs" / "reference" / "cli.md"
 PLACEHOLDER = re.compile(r"<\w+>")
 RUN = "runs/placeholder"
 FAILED = ": failed: "
-"""What a study says of a run that came to nothing, and goes on with the next."""
+"""Output of a study for a failed run, after which it continues."""
 LEAST_EXECUTED = 0.69
 
 
@@ -48,7 +48,7 @@ def name_of(page: Path) -> str:
 
 
 def typed_when(page: Path) -> ParameterSet:
-    """Return `page` as a test's parameter, marked `long` unless `make test` types it."""
+    """Return `page` as a test parameter, marked `long` unless `make test` runs it."""
     is_short = (page.name == "README.md" and page.parent == ROOT) or page.parent.name in ("coming-from", "tutorial")
     return pytest.param(page, id=name_of(page), marks=() if is_short else pytest.mark.long)
 
@@ -59,16 +59,16 @@ def shell_blocks() -> Iterator[Block]:
 
 
 def commands() -> Iterator[tuple[Block, Command]]:
-    """Yield every command that has `paceline` in it, with its block; placeholders are a run directory."""
+    """Yield every command with `paceline` in it and its block; placeholders become a run directory."""
     for block in shell_blocks():
         for command in read_commands(PLACEHOLDER.sub(RUN, block.text)):
             if command.paceline:
                 yield block, command
 
 
-@pytest.mark.timeout(900)  # for a whole page, and for the home that the first one needs; each block has its own limit
+@pytest.mark.timeout(900)  # for a whole page and the home that the first page needs; each block has its own limit
 @pytest.mark.parametrize("page", [typed_when(page) for page in TYPED])
-def test_what_a_page_tells_to_type_does_as_it_says(page: Path, hand, folder: Path, environ, filled) -> None:
+def test_the_commands_of_a_page_succeed(page: Path, shell, folder: Path, environ, filled) -> None:
     for number, block in enumerate(page_blocks(page)):
         match block.language, block.mark.kind:
             case _, "file":
@@ -76,33 +76,33 @@ def test_what_a_page_tells_to_type_does_as_it_says(page: Path, hand, folder: Pat
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(block.text)
             case "sh", _ if block.mark.is_executed:
-                completed = hand.types(filled(block.text), folder, environ, block.mark)
+                completed = shell.types(filled(block.text), folder, environ, block.mark)
                 code = int(block.mark.argument) if block.mark.kind == "fails" else 0
                 assert completed.returncode == code, f"{block.place}\n{completed.stdout}"
                 assert FAILED not in completed.stdout, f"{block.place}\n{completed.stdout}"
                 runnable = [command for command in read_commands(filled(block.text)) if not command.needs]
                 started = [command for command in runnable if command.program in ("paceline", "python", "torchrun")]
-                assert len(hand.typed) >= len(started), f"{block.place}: {hand.typed}"  # and those in `$(...)`
+                assert len(shell.typed) >= len(started), f"{block.place}: {shell.typed}"  # and those in `$(...)`
             case "python", "":
                 (folder / f"block_{number}.py").write_text(block.text)
-                completed = hand.types(f"python block_{number}.py", folder, environ)
+                completed = shell.types(f"python block_{number}.py", folder, environ)
                 assert completed.returncode == 0, f"{block.place}\n{completed.stdout}"
 
 
-def test_every_command_is_one_that_the_program_has() -> None:
-    """Unknown verbs and options are told by typer itself, for commands that are executed as for all others."""
+def test_every_command_has_valid_verbs_and_options() -> None:
+    """typer itself rejects unknown verbs and options, in executed commands and in all others."""
     seen = set()
     for block, command in commands():
-        verb, *words = command.paceline or ()
+        verb, *args = command.paceline or ()
         if verb.startswith("-"):
             continue
         seen.add(verb)
-        parse(f"{block.place}: {verb}", verb, words)
+        parse(f"{block.place}: {verb}", verb, args)
     assert {"train", "eval", "predict", "export", "submit", "data", "doctor", "ladder", "scale", "compare"} <= seen
 
 
-def test_the_recipe_of_every_command_that_is_not_executed_as_it_stands_loads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Values and choices are checked too, and the words about a cluster; a run or a file that is named is not here."""
+def test_the_recipe_of_every_command_that_is_not_executed_unchanged_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values, choices and cluster options are checked too; named runs and files do not exist here."""
     monkeypatch.setattr(
         "paceline.recipe.load.read_yaml_file", cache(read_yaml_file)
     )  # some 30 files, each of them many times
@@ -128,7 +128,7 @@ def test_every_override_is_a_field_of_the_recipe() -> None:
     assert found > 50
 
 
-def test_every_test_that_a_mark_names_exists() -> None:
+def test_every_test_named_by_a_mark_exists() -> None:
     for page in PAGES:
         for block in read_blocks(page):
             if block.mark.kind == "shown by":
@@ -138,7 +138,7 @@ def test_every_test_that_a_mark_names_exists() -> None:
                 )
 
 
-def test_most_commands_are_really_executed(record_property) -> None:
+def test_most_commands_are_executed(record_property) -> None:
     census = Counter(how_tested(block, command) for block, command in commands())
     for how, number in census.most_common():
         record_property(how, number)
@@ -148,7 +148,7 @@ def test_most_commands_are_really_executed(record_property) -> None:
     assert census["executed"] >= LEAST_EXECUTED * census.total(), census
 
 
-def test_a_command_of_the_readme_or_the_docs_that_is_not_executed_needs_a_gpu_or_a_cluster() -> None:
+def test_commands_of_the_documentation_that_are_not_executed_need_a_gpu_or_a_cluster() -> None:
     found = 0
     for block, command in commands():
         if block.page.parent == ROOT or block.page.is_relative_to(ROOT / "docs"):
@@ -158,8 +158,8 @@ def test_a_command_of_the_readme_or_the_docs_that_is_not_executed_needs_a_gpu_or
     assert found > 200
 
 
-def test_no_block_hides_a_command_behind_its_language_or_its_mark() -> None:
-    """Commands are in blocks for `sh`, which are typed; how each is used is in a page that is made."""
+def test_commands_are_only_in_sh_blocks() -> None:
+    """Commands are in `sh` blocks, which are executed; the usage of each verb is on a generated page."""
     kinds = {"sh": {*MARKS, ""} - {"fragment"}, "python": {"", "file", "fragment", "needs", "shown by"}}
     for page in PAGES:
         for block in read_blocks(page):
@@ -167,5 +167,5 @@ def test_no_block_hides_a_command_behind_its_language_or_its_mark() -> None:
             assert block.mark.kind in kinds.get(block.language, {*MARKS, ""}), (
                 f"{block.place}: {block.mark.kind} is not for it"
             )
-            is_typed = block.language == "sh" or block.mark.kind == "file" or page == MADE
+            is_typed = block.language == "sh" or block.mark.kind == "file" or page == GENERATED
             assert is_typed or not HIDDEN.search(block.text), f"{block.place}: is for sh"

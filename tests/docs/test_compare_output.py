@@ -18,7 +18,7 @@ from .compare_output import missing_line
         ("loss 1.2e-05", "loss 0.1"),
     ],
 )
-def test_another_number_or_width_is_the_same(shown: str, printed: str) -> None:
+def test_other_numbers_and_widths_match(shown: str, printed: str) -> None:
     assert missing_line(shown, printed) is None
 
 
@@ -32,5 +32,5 @@ def test_another_number_or_width_is_the_same(shown: str, printed: str) -> None:
         ("3 runs", "no runs", "3 runs"),
     ],
 )
-def test_other_text_is_missing(shown: str, printed: str, missing: str) -> None:
+def test_other_text_does_not_match(shown: str, printed: str, missing: str) -> None:
     assert missing_line(shown, printed) == missing

@@ -1,7 +1,7 @@
-"""Numbers of the five documents that follow from others are computed again, by paceline's own functions.
+"""Numbers of the five documents that follow from others are recomputed with paceline's functions.
 
-Speeds and times are the documents' own. What a page says follows from them, speed-ups, efficiencies, images/s, learning
-rates, is computed here from the page's own tables.
+Speeds and times are the documents' own. Speed-ups, efficiencies, images/s and learning rates on a page are recomputed
+here from the page's tables.
 """
 
 import json
@@ -38,12 +38,12 @@ def text_of(page: str) -> str:
 
 
 def flat(page: str) -> str:
-    """Return the text of a page in one line."""
+    """Return the text of a page on one line."""
     return " ".join(text_of(page).split())
 
 
 def table(page: str, *columns: str) -> list[dict[str, str]]:
-    """Return the rows of the table of a page that has `columns`; an empty first cell is that of the row above."""
+    """Return the rows of the table of a page that has `columns`; an empty first cell repeats the one above."""
     for block in re.findall(r"(?:^\|.*\n)+", text_of(page), re.MULTILINE):
         head, _, *rows = [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in block.splitlines()]
         if all(any(heading.startswith(column) for heading in head) for column in columns):
@@ -55,7 +55,7 @@ def table(page: str, *columns: str) -> list[dict[str, str]]:
 
 
 def number(cell: str) -> float:
-    """Return the first number of a cell; minutes and seconds are seconds."""
+    """Return the first number of a cell; minutes and seconds become seconds."""
     if timed := re.match(r"(\d+) min (\d+) s", cell):
         return 60.0 * int(timed[1]) + int(timed[2])
     found = re.search(r"\d[\d,]*(?:\.\d+)?", cell)
@@ -64,25 +64,25 @@ def number(cell: str) -> float:
 
 
 def rounded(value: float, cell: str) -> bool:
-    """Whether a cell shows `value`, to as many digits as it has."""
+    """Whether a cell shows `value`, rounded to its number of digits."""
     digits = len(re.search(r"\d[\d,]*(?:\.(\d+))?", cell)[1] or "")  # type: ignore[index]
     return number(cell) == float(f"{value:.{digits}f}")
 
 
 @cache
-def predicted(name: str, *, ranks: int = 0) -> PredictionResult:
-    """Return what is said of a published table, of one more number of ranks, or of those it has."""
+def predict(name: str, *, ranks: int = 0) -> PredictionResult:
+    """Return the predictions from a published table, for one more number of ranks or for its own."""
     points = read_points(RESULTS / "published" / f"{name}.csv")
     return predict_from_points(
         points, build_request(points, [ranks or points[-1].ranks], ranks_per_node=8), source=name
     )
 
 
-def ours(record: str) -> Mapping[str, Any]:
+def our_records(record: str) -> Mapping[str, Any]:
     return json.loads((RESULTS / f"{record}.json").read_text())
 
 
-def test_throughput_of_the_sc20_tutorial_gains_what_its_page_says() -> None:
+def test_throughput_gains_of_the_sc20_tutorial_are_those_of_its_page() -> None:
     rungs = [row for row in table("nersc-sc20", "rung", "images/s there") if row["seconds of an epoch there"]]
     speeds = [number(row["images/s there (one V100)"]) for row in rungs]
     assert speeds == [680, 1795, 2180, 2530]
@@ -105,13 +105,14 @@ EFFICIENCIES = {
     "nersc-sc20": ("nersc", "GPUs", "images/s there"),
     "jsc": ("jsc", "A100", "wall clock there"),
 }
-"""Pages with a table of points, the published table that they show, and their columns of GPUs and of what they took."""
+"""Pages with a table of points, the published table, and their columns of GPUs and of times or speeds."""
 
 
 def points_of(page: str) -> list[tuple[dict[str, str], MeasuredPoint]]:
-    """Return each row of a page's table of points with what paceline computes of that point."""
+    """Return each row of a page's table of points with paceline's results for it."""
     name, gpus, _ = EFFICIENCIES[page]
-    points = {point.ranks: point for point in reversed(predicted(name).points)}  # of two of one number, the first
+    # Of two rows with the same number, the first
+    points = {point.ranks: point for point in reversed(predict(name).points)}
     rows = table(page, gpus, "speed-up", "efficiency")
     assert {int(row[gpus]) for row in rows} == points.keys()
     return [(row, points[int(row[gpus])]) for row in rows]
@@ -141,7 +142,7 @@ def test_a_table_to_type_has_the_points_of_the_published_one(page: str) -> None:
     assert set(parse_points(typed[1], page)) <= set(published)
 
 
-def test_efficiencies_side_by_side_are_those_of_the_pages() -> None:
+def test_compared_efficiencies_are_those_of_the_pages() -> None:
     rows = table(FIVE, "document", "GPUs", "efficiency")
     alone = 0.0
     for row in rows:
@@ -151,7 +152,7 @@ def test_efficiencies_side_by_side_are_those_of_the_pages() -> None:
         elif "DataParallel" in row["document"]:
             alone = {"post": 13.2, "study": 161.0}[row["document"].partition(",")[0]]
         speedup = took / alone if "images/s" in row["theirs"] else alone / took
-        # From minutes and whole seconds, of which the page of the document has three digits more.
+        # From minutes and whole seconds, for which the page of the document has three more digits.
         assert number(row["speed-up"]) == pytest.approx(speedup, rel=2e-3, abs=0.005), row
         assert number(row["efficiency"]) == pytest.approx(100 * speedup / gpus, abs=0.15), row
     assert len(rows) == 17
@@ -164,7 +165,7 @@ def test_efficiencies_side_by_side_are_those_of_the_pages() -> None:
 
 
 def test_speed_ups_of_the_post_are_those_of_its_page() -> None:
-    points = {point.ranks: point for point in predicted("ddp-post").points}
+    points = {point.ranks: point for point in predict("ddp-post").points}
     rows = table("dataparallel-post", "the post's script", "speed-up")
     gpus = [1, 4, 2, 4, 4]
     for row, ranks in zip(rows, gpus, strict=True):
@@ -178,12 +179,12 @@ def test_speed_ups_of_the_post_are_those_of_its_page() -> None:
     assert f"{number(rows[0]['time there (A100)'])} s an epoch | {CIFAR / 13.2:,.0f} |" in text_of(FIVE)
 
 
-def test_images_a_second_of_the_study_are_those_of_its_page() -> None:
+def test_images_per_second_of_the_study_are_those_of_its_page() -> None:
     rows = [row for row in table("acceleration-study", "the study's rung", "there") if row["images/s there"]]
     assert len(rows) == 9
     for row in rows:
         assert rounded(300 * number(row["images a step"]) / number(row["there"]), row["images/s there"]), row
-    published = {point.ranks: point for point in predicted("quant").points}
+    published = {point.ranks: point for point in predict("quant").points}
     assert published[4].images / published[4].time_s == pytest.approx(number(rows[-2]["images/s there"]), abs=0.5)
     theirs = [row for row in table(FIVE, "document", "step", "theirs") if row["document"].startswith("study")]
     for before, row in zip([None, *theirs], theirs, strict=False):
@@ -216,11 +217,11 @@ def test_learning_rates_of_the_sc20_tutorial_follow_the_square_root() -> None:
     assert f"{text} and {rates[-1]:.4g} for 128 to 2,048" in flat("nersc-sc20")
 
 
-def test_networks_have_the_parameters_that_the_documents_count() -> None:
+def test_models_have_the_parameter_counts_of_the_documents() -> None:
     counts = {
         ("sc20/bs128", 100, 3): 23_712_932,
         ("course/wideresnet-fashion", 10, 1): 17_117_466,
-        ("ddp-post/single", 10, 3): 23_528_522,  # with 10 outputs, there with the 1,000 below
+        ("ddp-post/single", 10, 3): 23_528_522,  # with 10 classes, and the documents' 1,000 below
         ("jsc/resnet50-imagenet", 1000, 3): 25_557_032,
         ("quant/resnet18-imagenet", 1000, 3): 11_689_512,
     }
@@ -301,7 +302,7 @@ RANK_BATCH = {
     "ddp-post/single": 256,
     "ddp-post/ddp": 256,
 }
-"""Images of a GPU, where the document counts those."""
+"""Images per GPU, if the document counts those."""
 
 
 def value_of(recipe: Recipe, path: str) -> Any:
@@ -312,22 +313,22 @@ def value_of(recipe: Recipe, path: str) -> Any:
 
 
 @pytest.mark.parametrize("name", PRINTED)
-def test_presets_have_the_hyper_parameters_that_the_documents_print(name: str) -> None:
+def test_presets_have_the_hyperparameters_of_the_documents(name: str) -> None:
     recipe = load(name).recipe
     assert {path: value_of(recipe, path) for path in PRINTED[name]} == PRINTED[name]
     if name in RANK_BATCH:
         assert resolve_batch(recipe, 1).data.global_batch_size == RANK_BATCH[name]
 
 
-def test_an_epoch_of_the_post_has_one_step_less() -> None:
+def test_an_epoch_of_the_post_has_one_step_fewer() -> None:
     batch = RANK_BATCH["ddp-post/single"]
     steps = TrainOrder(0, CIFAR, batch).steps_per_epoch
     assert f"{steps} steps of {batch}, not {-(-CIFAR // batch)}" in text_of("dataparallel-post")
     assert CIFAR - (-(-CIFAR // batch) - 1) * batch == 80  # images of its last batch
 
 
-def test_images_that_the_documents_leave_out_of_evaluation_are_as_many_as_the_pages_say() -> None:
-    """A part for each rank, from which whole batches are taken."""
+def test_images_omitted_from_evaluation_by_the_documents_are_those_of_the_pages() -> None:
+    """Each rank has a share, from which full batches are taken."""
 
     def num_evaluated(ranks: int, batch: int, images: int = 10_000) -> int:
         return images // ranks // batch * batch * ranks
@@ -340,10 +341,10 @@ def test_images_that_the_documents_leave_out_of_evaluation_are_as_many_as_the_pa
     assert f"4 GPUs and 256 images each, {num_evaluated(4, 256):,} of 10,000" in course
 
 
-def test_times_to_the_target_are_as_many_times_shorter_as_the_page_says() -> None:
+def test_speed_ups_of_the_time_to_the_target_are_those_of_the_page() -> None:
     rows = table("nersc-sc20", "there", "best top-1", "to 75 %")
     first_s = number(rows[0]["to 75 %"])
-    assert f"{first_s / 60:.0f}" == "31"  # "about 32 min" there
+    assert f"{first_s / 60:.0f}" == "31"  # "about 32 min" in the document
     for row in rows[1:]:
         if not row["to 75 %"].startswith("never"):
             assert rounded(first_s / number(row["to 75 %"]), row["over batch 128"])
@@ -353,15 +354,15 @@ def test_times_to_the_target_are_as_many_times_shorter_as_the_page_says() -> Non
     ]
 
 
-def test_what_is_said_of_predictions_is_what_the_record_says() -> None:
-    record = ours("prediction")
+def test_predictions_on_pages_are_those_of_the_record() -> None:
+    record = our_records("prediction")
     for page, name in (
         ("jsc", "jsc, 1 4 16 32 to 64"),
         ("jsc", "jsc, 1 4 16 32 to 128"),
         ("nersc-sc20", "nersc, 1 4 8 to 16"),
     ):
         assert f"to {abs(100 * record[name]['error']):.1f} %" in text_of(page)
-    result = predicted("jsc")
+    result = predict("jsc")
     start_up_s = result.start_up_s
     assert start_up_s is not None
     share = round(100 * start_up_s / result.points[-1].time_s)
@@ -369,12 +370,12 @@ def test_what_is_said_of_predictions_is_what_the_record_says() -> None:
     assert f"{minutes} minutes of every job are start-up, {share} % of the one on 128" in flat("jsc")
 
 
-def test_what_is_ours_is_what_the_records_say() -> None:
+def test_our_numbers_are_those_of_the_records() -> None:
     ladders = {"ladder-cpu": "all cores", "ladder-quant": "JPEG from disk"}
     checked = 0
     for row in table(FIVE, "record", "step", "images/s"):
         name = re.match(r"\[([\w-]+)\]", row["record"])[1]  # type: ignore[index]
-        rungs = {rung["images_per_s"]["value"]: rung for rung in ours(name)["rungs"] if rung["images_per_s"]}
+        rungs = {rung["images_per_s"]["value"]: rung for rung in our_records(name)["rungs"] if rung["images_per_s"]}
         (speed,) = (speed for speed in rungs if round(speed) == number(row["images/s"]))
         if rungs[speed]["name"] == ladders[name]:
             assert row["over the one before"] == ""
@@ -382,21 +383,21 @@ def test_what_is_ours_is_what_the_records_say() -> None:
             assert rounded(rungs[speed]["over_below"]["value"], row["over the one before"])
             assert ("dropped" in row["over the one before"]) == (rungs[speed]["status"] == "dropped")
         checked += 1
-    points = {point["ranks"]: point for point in ours("scale-cpu")["points"]}
+    points = {point["ranks"]: point for point in our_records("scale-cpu")["points"]}
     for row in table(FIVE, "ranks", "speed-up"):
         ranks, speed = int(row["ranks"]), points[int(row["ranks"])]["images_per_s"]["value"]
         assert number(row["images/s"]) == round(speed)
         assert rounded(speed / points[1]["images_per_s"]["value"], row["speed-up"])
         assert rounded(100 * (points[ranks]["efficiency"] or {"value": 1})["value"], row["efficiency"])
         checked += 1
-    groups = {group["name"]: group for group in ours("compare-batch-fashion")["groups"]}
+    groups = {group["name"]: group for group in our_records("compare-batch-fashion")["groups"]}
     names = ("batch 128", "batch 2048 without warm-up", "batch 2048 with warm-up")
     *compared, course = table(FIVE, "record", "run", "target")
     for row, name in zip(compared, names, strict=True):
         assert rounded(100 * groups[name]["best"]["value"], row["best top-1"])
         assert rounded(groups[name]["to_target_s"]["value"], row["reached after"])
         checked += 1
-    evals = ours("course-wideresnet-fashion")["evals"]
+    evals = our_records("course-wideresnet-fashion")["evals"]
     assert rounded(100 * max(each["top1"] for each in evals), course["best top-1"])
     assert rounded(evals[-1]["trained_s"] / 60, course["reached after"])
     assert checked == 14

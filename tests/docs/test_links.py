@@ -1,6 +1,6 @@
-"""No link in a document is broken: files and headings are there, addresses are addresses, named tests exist.
+"""No link in a document is broken: files and headings exist, addresses are valid, named tests exist.
 
-Nothing is asked over the network. Anchors are those that a code host gives to headings; the site gives the same.
+No network request is made. Anchors are those that GitHub gives to headings; the site has the same.
 """
 
 import re
@@ -23,17 +23,17 @@ HOST = re.compile(r"[a-z0-9-]+(\.[a-z0-9-]+)+(:\d+)?|localhost:\d+")
 
 
 def without_code(text: str) -> str:
-    """Return a document's text less what a reader sees as code, and comments."""
+    """Return a document's text without code and comments."""
     return CODE.sub("", text)
 
 
 def links_in(text: str) -> list[str]:
-    """Return what a document links to, images and definitions of links included."""
+    """Return the targets of a document's links, including images and link definitions."""
     return ["".join(found) for found in LINK.findall(without_code(text))]
 
 
 def anchors_of(text: str) -> set[str]:
-    """Return the anchors of a document's headings: a second one of the same words has -1 behind it."""
+    """Return the anchors of a document's headings; a second one of the same text ends in -1."""
     without_blocks = re.sub(r"^ *(`{3,})[^\n]*\n.*?^ *\1 *$", "", text, flags=re.MULTILINE | re.DOTALL)
     headings = re.findall(r"^#{1,6} +(.+?) *$", without_blocks, re.MULTILINE)
     plain = [re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", heading) for heading in headings]
@@ -47,7 +47,7 @@ def anchors_of(text: str) -> set[str]:
 
 
 def fault(link: str, page: Path) -> str | None:
-    """Return what is wrong with a link on `page`, or nothing."""
+    """Return the error of a link on `page`, or None."""
     parts = urlsplit(link)
     if parts.scheme:
         whole = parts.scheme in ("https", "http") and HOST.fullmatch(parts.netloc)
@@ -65,12 +65,12 @@ def fault(link: str, page: Path) -> str | None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_link_leads_somewhere(page: Path) -> None:
+def test_every_link_has_a_target(page: Path) -> None:
     wrong = [f"{link} {what}" for link in links_in(page.read_text()) if (what := fault(link, page))]
     assert wrong == []
 
 
-def test_the_pages_and_links_that_are_looked_at_are_all_there_are() -> None:
+def test_all_pages_and_links_are_checked() -> None:
     assert {"README.md", "docs/index.md", "docs/reference/python.md", "csrc/README.md"} <= {
         str(page.relative_to(ROOT)) for page in PAGES
     }
@@ -97,21 +97,21 @@ def test_the_pages_and_links_that_are_looked_at_are_all_there_are() -> None:
         ("ftp://example.org", "is no address"),
     ],
 )
-def test_a_broken_link_is_found(link: str, what: str | None) -> None:
+def test_a_broken_link_is_reported(link: str, what: str | None) -> None:
     assert fault(link, ROOT / "docs" / "index.md") == what
 
 
-def test_links_in_code_are_none_and_those_with_code_are() -> None:
+def test_links_in_code_are_ignored_but_links_with_code_are_not() -> None:
     text = "`[a](b)` [`c`](d)\n```\n[e](f)\n```\n<!-- [g](h) -->\n[i]: https://j.k\n<img alt='' src=\"l\">\n![m](n)\n"
     assert links_in(text) == ["d", "https://j.k", "l", "n"]
 
 
-def test_headings_have_the_anchors_of_a_code_host() -> None:
+def test_headings_have_the_anchors_of_github() -> None:
     text = "# A `b_c`: d, e-f\n## Same\n## Same\n```\n# no heading\n```\n### [Linked](to.md) one\n"
     assert anchors_of(text) == {"a-b_c-d-e-f", "same", "same-1", "linked-one"}
 
 
-def test_every_test_that_a_document_names_exists() -> None:
+def test_every_test_named_by_a_document_exists() -> None:
     files = {str(file.relative_to(ROOT)): file.read_text() for file in (ROOT / "tests").rglob("test_*.py")}
     defined = {name for text in files.values() for name in re.findall(r"^ *def (test_\w+)", text, re.MULTILINE)}
     texts = [page.read_text() for page in PAGES]

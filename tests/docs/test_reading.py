@@ -1,4 +1,4 @@
-"""Blocks, marks and commands are read from a page as its author meant them."""
+"""Tests of the parser of blocks, marks and commands."""
 
 from pathlib import Path
 
@@ -37,7 +37,7 @@ def words(text: str) -> list[list[str]]:
     return [[*command.words] for command in read_commands(text)]
 
 
-def test_a_page_has_its_blocks_in_order_with_their_marks_and_without_their_indentation(tmp_path: Path) -> None:
+def test_blocks_are_read_in_order_with_marks_and_without_indentation(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(TEXT)
     found = [(block.line, block.language, block.mark, block.text) for block in read_blocks(page)]
@@ -49,7 +49,7 @@ def test_a_page_has_its_blocks_in_order_with_their_marks_and_without_their_inden
     ]
 
 
-def test_a_mark_counts_only_in_the_line_above_the_block() -> None:
+def test_a_mark_must_be_in_the_line_above_its_block() -> None:
     assert read_mark("<!-- test: dry-run -->\n", PAGE) == Mark("dry-run")
     assert read_mark("<!-- test: dry-run -->\n\n", PAGE) == Mark()
 
@@ -57,22 +57,22 @@ def test_a_mark_counts_only_in_the_line_above_the_block() -> None:
 @pytest.mark.parametrize(
     "mark", ["later", "needs", "needs luck", "with", "dry-run soon", "shown by me", "withtrain.steps=2", "file"]
 )
-def test_a_mark_that_says_nothing_known_is_an_error(mark: str) -> None:
+def test_an_unknown_mark_is_an_error(mark: str) -> None:
     with pytest.raises(MarkError, match=mark):
         read_mark(f"<!-- test: {mark} -->\n", PAGE)
 
 
-def test_commands_are_told_apart_where_the_shell_does() -> None:
+def test_commands_are_separated_like_in_a_shell() -> None:
     assert words("a b && c; d | e - # f\ng \\\n  h\n") == [["a", "b"], ["c"], ["d"], ["e", "-"], ["g", "h"]]
 
 
-def test_variables_before_a_program_and_where_output_goes_are_not_its_words() -> None:
+def test_assignments_and_redirections_are_not_part_of_a_command() -> None:
     assert words("RANK=0 SIZE=2 paceline train a=1 > out 2>&1 --json < in") == [["paceline", "train", "a=1", "--json"]]
     assert words("paceline predict --top 2 > out") == [["paceline", "predict", "--top", "2"]]
     assert words("export A=1\nA=1\n") == [["export", "A=1"]]
 
 
-def test_quotes_hold_what_a_shell_would_read() -> None:
+def test_quoted_operators_are_not_interpreted() -> None:
     assert words("paceline train 'log.sinks=[wandb, mlflow]' \"a|b\"") == [
         ["paceline", "train", "log.sinks=[wandb, mlflow]", "a|b"]
     ]
@@ -88,7 +88,7 @@ def test_quotes_hold_what_a_shell_would_read() -> None:
         ("ls runs", None),
     ],
 )
-def test_paceline_is_found_behind_whoever_starts_it(line: str, expected: tuple[str, ...] | None) -> None:
+def test_paceline_is_found_behind_any_launcher(line: str, expected: tuple[str, ...] | None) -> None:
     (command,) = read_commands(line)
     assert command.paceline == expected
 
@@ -124,7 +124,7 @@ def test_paceline_is_found_behind_whoever_starts_it(line: str, expected: tuple[s
         ("python -c pass", Mark("with", "train.steps=2"), "python -c pass"),
     ],
 )
-def test_the_words_of_a_mark_go_to_the_commands_that_have_a_use_for_them(line: str, mark: Mark, typed: str) -> None:
+def test_arguments_of_a_mark_are_added_to_matching_commands(line: str, mark: Mark, typed: str) -> None:
     assert typed_words(line.split(), mark) == typed.split()
 
 
@@ -141,6 +141,6 @@ def test_the_words_of_a_mark_go_to_the_commands_that_have_a_use_for_them(line: s
         ("paceline train", Mark("shown by", "tests/a.py::test_b"), "shown by a test"),
     ],
 )
-def test_how_a_command_is_tested_follows_from_the_mark_and_the_program(line: str, mark: Mark, how: str) -> None:
+def test_the_test_of_a_command_follows_from_its_mark_and_program(line: str, mark: Mark, how: str) -> None:
     (command,) = read_commands(line)
     assert how_tested(Block(PAGE, 1, "sh", line, mark), command) == how

@@ -1,6 +1,6 @@
-"""What the five documents have, row by row, is shown by a command or a test, or is not here and says why.
+"""Every feature of the five documents has a command, a test, or an explanation of its absence.
 
-`docs/coming-from/rows.csv` has a row for each thing that one of the documents shows, says or has its readers type.
+`docs/coming-from/rows.csv` has a row for each feature that a document describes or has its readers type.
 """
 
 import csv
@@ -29,7 +29,7 @@ DOCUMENTS = {
 """Pages, with the letter of the ids and the number of the rows of each."""
 LEAST = 205
 OTHERS = ("python", "tensorboard", "cut", "docker")
-"""Programs of commands that have no `paceline` of their own to look at."""
+"""Programs of commands without `paceline`."""
 A_RUN = re.compile(r"runs/[\w./-]+")
 
 
@@ -48,7 +48,7 @@ def commands() -> Iterator[tuple[str, Command]]:
         yield from ((row["id"], command) for command in read_commands(row["command"]))
 
 
-def test_every_thing_of_every_document_has_one_row() -> None:
+def test_every_feature_of_every_document_has_one_row() -> None:
     ids = [(row["document"], row["id"]) for row in rows()]
     wanted = [
         (name, f"{letter}{number:02}") for name, (letter, last) in DOCUMENTS.items() for number in range(1, last + 1)
@@ -59,7 +59,7 @@ def test_every_thing_of_every_document_has_one_row() -> None:
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
-def test_a_row_is_there_by_a_command_or_a_test_or_says_why_it_is_not_here(name: str) -> None:
+def test_a_row_has_a_command_a_test_or_an_explanation(name: str) -> None:
     for row in rows():
         if row["document"] != name:
             continue
@@ -73,12 +73,12 @@ def test_a_row_is_there_by_a_command_or_a_test_or_says_why_it_is_not_here(name: 
                 pytest.fail(f"{row['id']}: {other!r} is no state")
 
 
-def test_at_least_205_rows_are_there() -> None:
+def test_at_least_205_features_exist() -> None:
     assert Counter(row["state"] for row in rows())["yes"] >= LEAST
 
 
-def test_every_command_is_one_that_the_program_understands(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Verbs, options, recipes, ladders, sites and fields with their values are those that there are."""
+def test_every_command_is_valid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its verbs, options, recipes, ladders, sites, fields and values exist."""
     monkeypatch.setattr(
         "paceline.recipe.load.read_yaml_file", cache(read_yaml_file)
     )  # some 30 files, each of them many times
@@ -96,13 +96,13 @@ def test_every_command_is_one_that_the_program_understands(monkeypatch: pytest.M
     assert recipes > 150
 
 
-def test_every_file_of_ours_that_a_command_names_is_there() -> None:
+def test_every_file_named_by_a_command_exists() -> None:
     named = {word for _, command in commands() for word in command.words if re.match(r"(?:examples|benchmarks)/", word)}
     assert len(named) >= 4
     assert {name for name in named if not (ROOT / name).is_file()} == set()
 
 
-def test_every_test_is_there() -> None:
+def test_every_named_test_exists() -> None:
     named = {row["test"] for row in rows() if row["test"]}
     assert len(named) > 60
     for test in named:
@@ -115,7 +115,7 @@ def source(path: str) -> str:
     return Path(ROOT, path).read_text(encoding="utf-8")
 
 
-def test_pages_say_how_many_rows_are_there() -> None:
+def test_pages_have_the_correct_numbers_of_rows() -> None:
     page = (FOLDER / "the-five-documents.md").read_text(encoding="utf-8")
     stated = re.findall(r"^\| \[[^\]]+\]\(([\w-]+)\.md\) \| (\d+) \| (\d+) \| (\d+) \|$", page, re.MULTILINE)
     counts = Counter((row["document"], row["state"]) for row in rows())

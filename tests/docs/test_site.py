@@ -1,4 +1,4 @@
-"""The site builds without warning, says what a code host says, and is seen whole in a browser that asks nobody else."""
+"""The site builds without warnings, has the content of the Markdown files, and is displayed without other hosts."""
 
 import importlib.util
 import os
@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-LIMIT_S = 20  # of a build, so that it stays one that people wait for
+LIMIT_S = 20  # seconds of a build, so that it stays acceptable
 DESKTOP, PHONE = 1280, 390
 KINDS = (  # a page of each kind, and those with the widest tables and the longest words
     "index.html",
@@ -35,13 +35,13 @@ KINDS = (  # a page of each kind, and those with the widest tables and the longe
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """Return the folder of the site, built once, as `make docs` does."""
+    """Return the folder of the site, built once, as by `make docs`."""
     for package in ("mkdocs", "material", "mkdocstrings"):
         pytest.importorskip(package, reason=f"{package} is not installed (pip install 'paceline[docs]')")
     folder = tmp_path_factory.mktemp("site")
-    # Not quietly: then it would not count warnings either, each of which is an error.
+    # Not with --quiet, which would not count warnings; each warning is an error.
     command = [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(folder)]
-    environ = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}  # the theme's, about another program's next version
+    environ = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}  # a notice of the theme about the next version of MkDocs
     completed = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=10 * LIMIT_S)
     assert completed.returncode == 0, completed.stderr
     assert "WARNING" not in completed.stderr, completed.stderr
@@ -49,7 +49,7 @@ def site(tmp_path_factory):
 
 
 class Outline(HTMLParser):
-    """Count the parts of a page: within its article, where it has one, and without what a site adds."""
+    """Count the elements of a page: within its article, if it has one, and without additions of the site."""
 
     COUNTED = ("h1", "h2", "h3", "li", "table", "tr", "td", "pre", "img", "blockquote", "ol", "ul")
 
@@ -85,7 +85,7 @@ def article(path):
 
 @pytest.fixture(scope="module")
 def pages():
-    """Return the hook that makes pages of documents."""
+    """Return the hook that converts documents to pages."""
     pytest.importorskip("mkdocs", reason="mkdocs is not installed (pip install 'paceline[docs]')")
     spec = importlib.util.spec_from_file_location("pages", ROOT / "docs" / "site" / "pages.py")
     module = importlib.util.module_from_spec(spec)
@@ -94,7 +94,7 @@ def pages():
 
 
 def sources(site, pages):
-    """Yield (path in the repository, path on the site) of every document but the one that is made of docstrings."""
+    """Yield (path in the repository, path on the site) of every document except the one generated from docstrings."""
     for path in sorted((ROOT / "docs").rglob("*.md")):
         name = path.relative_to(ROOT).as_posix()
         uri = name.removeprefix("docs/")
@@ -103,8 +103,8 @@ def sources(site, pages):
     yield from (each for each in pages.BESIDE.items() if each[1].endswith(".md"))
 
 
-def test_every_page_says_what_a_code_host_says(site, pages):
-    """Lists, tables and code are read alike by both, and no word is lost: Markdown has dialects."""
+def test_every_page_has_the_content_of_its_markdown(site, pages):
+    """Dialects of Markdown differ: lists, tables and code must be parsed alike, and no word may be lost."""
     from markdown_it import MarkdownIt
 
     compared = 0
@@ -115,16 +115,16 @@ def test_every_page_says_what_a_code_host_says(site, pages):
             return built.with_suffix(".html").exists() or built.is_file()
 
         text = pages.shown((ROOT / name).read_text(), name, uri, is_page, "")
-        wanted = Outline(MarkdownIt("commonmark").enable("table").render(text))
+        expected = Outline(MarkdownIt("commonmark").enable("table").render(text))
         found = article((site / uri).with_suffix(".html"))
-        assert found.counts == wanted.counts, uri
-        assert "".join(found.words) == "".join(wanted.words), uri
-        assert "".join(found.codes) == "".join(wanted.codes), uri
+        assert found.counts == expected.counts, uri
+        assert "".join(found.words) == "".join(expected.words), uri
+        assert "".join(found.codes) == "".join(expected.codes), uri
         compared += 1
     assert compared > 60
 
 
-def test_every_link_of_the_site_leads_to_a_place_on_it(site):
+def test_every_link_within_the_site_has_a_target(site):
     outlines = {path: Outline(path.read_text()) for path in sorted(site.rglob("*.html")) if path.name != "404.html"}
     checked = 0
     for path, outline in outlines.items():
@@ -141,14 +141,14 @@ def test_every_link_of_the_site_leads_to_a_place_on_it(site):
     assert checked > 5000
 
 
-def test_readers_get_pages_and_not_what_makes_them(site):
+def test_the_site_contains_pages_and_not_their_sources(site):
     assert [path for path in site.rglob("*") if path.suffix in (".py", ".md", ".pyc")] == []
     texts = [path.read_text() for path in site.rglob("*.html")]
     assert len(texts) > 60
     assert [text for text in texts if "<!-- test:" in text or "test: with" in text] == []
 
 
-def test_links_out_of_the_documents_lead_to_the_repository_or_are_paths(pages):
+def test_links_to_other_files_lead_to_the_repository(pages):
     def shown(text, repository="", path="docs/reference/cli.md", uri="reference/cli.md"):
         return pages.shown(text, path, uri, lambda target: target.endswith((".md", ".svg")), repository)
 
@@ -173,22 +173,22 @@ def test_links_out_of_the_documents_lead_to_the_repository_or_are_paths(pages):
     assert shown(f"<!-- test: dry-run -->\n{block}") == block
 
 
-def test_a_list_may_follow_a_paragraph_and_an_item_a_paragraph_of_the_one_before(pages):
+def test_a_list_may_follow_a_paragraph(pages):
     assert pages.with_lists_apart("a\n- b\n- c\n  d\n- e") == "a\n\n- b\n- c\n  d\n- e"
     assert pages.with_lists_apart("- a\n\n  b\n- c") == "- a\n\n  b\n\n- c"
     assert pages.with_lists_apart("```\na\n- b\n```\nc") == "```\na\n- b\n```\nc"
 
 
 class Quiet(SimpleHTTPRequestHandler):
-    """Serve files and say nothing."""
+    """A file server without log messages."""
 
     def log_message(self, *words):
-        """Say nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture(scope="module")
 def address(site):
-    """Return where a server of this machine has the site."""
+    """Return the address of a local server of the site."""
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(site))) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
@@ -197,7 +197,7 @@ def address(site):
     thread.join(timeout=10)
 
 
-def test_pages_scroll_down_only_and_ask_no_other_host(opened, address):
+def test_pages_scroll_only_vertically_and_contact_no_other_host(opened, address):
     page, requests, messages = opened(address)
     for name in KINDS:
         page.set_viewport_size({"width": DESKTOP, "height": 900})
@@ -213,7 +213,7 @@ def test_pages_scroll_down_only_and_ask_no_other_host(opened, address):
     assert messages == []
 
 
-def test_colours_follow_the_reader(opened, address):
+def test_colours_follow_the_colour_scheme(opened, address):
     grounds = []
     for theme in ("light", "dark"):
         page, *_ = opened(address, theme=theme)
@@ -223,7 +223,7 @@ def test_colours_follow_the_reader(opened, address):
 
 
 @pytest.mark.parametrize("kind", ["from a server", "from a disk"])
-def test_the_search_finds_without_a_network(opened, address, site, kind):
+def test_search_works_without_a_network(opened, address, site, kind):
     page, requests, messages = opened(address if kind == "from a server" else (site / "index.html").as_uri())
     query = page.locator("[data-md-component=search-query]")
     query.click()
@@ -234,6 +234,6 @@ def test_the_search_finds_without_a_network(opened, address, site, kind):
     assert messages == []
 
 
-def test_code_can_be_copied(opened, address):
+def test_code_has_a_copy_button(opened, address):
     page, *_ = opened(f"{address}how-to/slurm.html")
     assert page.locator(".md-clipboard, .md-code__button").count() > 5

@@ -1,6 +1,6 @@
 """Every command in the tables of `docs/coming-from` and in `rows.csv` runs on a CPU, with small settings.
 
-`test_commands.py` runs the blocks of these pages. The commands here stand within a line, or in a row.
+`test_commands.py` runs the blocks of these pages. The commands here are inline, or in a row.
 """
 
 import csv
@@ -27,7 +27,7 @@ PAGES = (*DOCUMENTS, "the-five-documents", "README", "timm", "torchvision", "lig
 
 @cache
 def commands(name: str) -> tuple[Command, ...]:
-    """Return the commands of a page and of its rows, each once, without those that need what no test has."""
+    """Return the commands of a page and of its rows, each once, except those with unmet requirements."""
     text = FENCED.sub("", (FOLDER / f"{name}.md").read_text(encoding="utf-8"))
     with (FOLDER / "rows.csv").open(encoding="utf-8", newline="") as file:
         rows = [row["command"] for row in csv.DictReader(file) if row["document"] == name]
@@ -44,17 +44,15 @@ def small_lines(name: str) -> Iterator[str]:
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", PAGES)
-def test_every_command_of_a_page_and_its_rows_runs_with_small_settings(
-    name: str, hand, folder: Path, environ, filled
-) -> None:
+def test_every_inline_command_runs_with_small_settings(name: str, shell, folder: Path, environ, filled) -> None:
     runs = [folder / run for run in LEFT["<run>"]]
     for line in small_lines(name):
         missing = [run for run in A_RUN.findall(line) if "--run-dir" not in line and not (folder / run).exists()]
         for run, other in zip(missing, runs, strict=False):
             (folder / run).symlink_to(other)
-        for out in OUT.findall(line):  # what an earlier command of the page has written
-            hand.types(f"rm -rf {out} {out}.md", folder, environ)
-        completed = hand.types(filled(line), folder, environ)
+        for out in OUT.findall(line):  # written by an earlier command of the page
+            shell.types(f"rm -rf {out} {out}.md", folder, environ)
+        completed = shell.types(filled(line), folder, environ)
         for run in missing:
             (folder / run).unlink()
         assert completed.returncode == 0, f"{line}\n{completed.stdout}"

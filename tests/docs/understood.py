@@ -1,6 +1,6 @@
-"""Whether the program would understand a command: its verb, its options, and the recipe that it is about.
+"""Check commands without running them: the verb, the options, and the recipe.
 
-Nothing is run: options are read by typer, and the recipe is loaded with the command's overrides.
+typer parses the options, and the recipe is loaded with the command's overrides.
 """
 
 from collections.abc import Iterator
@@ -21,19 +21,19 @@ from .commands import MEASURING
 VERBS = typer.main.get_group(app).commands
 
 
-def parse(where: str, verb: str, words: list[str]) -> None:
+def parse(where: str, verb: str, cli_args: list[str]) -> None:
     command: Any = VERBS[verb]
     if isinstance(command, typer.core.TyperGroup):
-        command, words = command.commands[words[0]], words[1:]
-    context = command.make_context(where, words)
+        command, cli_args = command.commands[cli_args[0]], cli_args[1:]
+    context = command.make_context(where, cli_args)
     if verb == "submit":
         submitted = parse_submit_args(context.params["args"] or [])
         VERBS[submitted.verb].make_context(where, [*submitted.args, *submitted.options])
 
 
-def load_recipe(words: tuple[str, ...]) -> bool:
-    """Load what a command is about, where that is a recipe that comes along; return whether it is."""
-    verb, *rest = words
+def load_recipe(cli_args: tuple[str, ...]) -> bool:
+    """Load the recipe of a command if it is a shipped one; return whether it is."""
+    verb, *rest = cli_args
     params = VERBS[verb].make_context(verb, list(rest)).params
     if verb == "submit":
         submitted = parse_submit_args(params["args"] or [])
@@ -45,7 +45,7 @@ def load_recipe(words: tuple[str, ...]) -> bool:
     args = params.get("args") or []
     if verb not in MEASURING or (args and args[0].endswith((".yaml", ".pack"))):
         return False
-    if verb == "ladder":  # its first word is a ladder, whose recipe the others are for
+    if verb == "ladder":  # its first argument is a ladder, whose recipe the overrides are for
         name, *args = args or ["auto"]
         args = [params["recipe"] or load_ladder(name).recipe, *args]
     load(*split_recipe_args(list(args)))
@@ -53,7 +53,7 @@ def load_recipe(words: tuple[str, ...]) -> bool:
 
 
 def is_field(names: list[str], nodes: list[dict[str, Any]], schema: dict[str, Any]) -> bool:
-    """Whether `names` lead to a field from any of `nodes` of a JSON schema; below `args` everything is one."""
+    """Return whether `names` lead to a field from any of `nodes` of a JSON schema; below `args` any name does."""
     if not names:
         return True
     below = []

@@ -1,8 +1,8 @@
-"""Be the hand that types a page's commands: a real bash, in which `paceline`, `python` and `torchrun` start at once.
+"""A real bash for a page's commands, in which `paceline`, `python` and `torchrun` are forked and start without delay.
 
-Each of the three is a program of a few lines that hands its words, its environment and its files to the server of
-`tests/forking.py`, waits, and ends as what it started did; so do the runs that `paceline` and `torchrun` start in turn.
-Programs that need what no test has do nothing.
+Each of the three is a short program that sends its arguments, environment and files to the server of
+`tests/forking.py`, waits, and exits with the code of the forked process; so do the runs that `paceline` and `torchrun`
+start in turn. Programs with unmet requirements do nothing.
 """
 
 import json
@@ -41,8 +41,8 @@ sys.exit(int(call.recv(16)))
 
 
 @dataclass
-class Hand:
-    """Types blocks; `typed` are the words of all that was started for the last one."""
+class TypingShell:
+    """Types blocks; `typed` has the arguments of every program that the last block started."""
 
     bin: Path
     listener: socket.socket
@@ -56,7 +56,7 @@ class Hand:
     def types(
         self, text: str, folder: Path, environ: Mapping[str, str], mark: Mark = NO_MARK
     ) -> "subprocess.CompletedProcess[str]":
-        """Type `text` into a bash that stops at the first failure, in `folder`; return how that has ended."""
+        """Run `text` in a bash that stops at the first failure, in `folder`; return exit code and output."""
         self.mark, self.typed = mark, []
         command = ["bash", "-e", "-o", "pipefail", "-c", text]
         path = f"{self.bin}{os.pathsep}{environ['PATH']}"
@@ -76,7 +76,7 @@ class Hand:
         return subprocess.CompletedProcess(command, process.returncode, out)
 
     def serve(self) -> None:
-        """Start what the programs in `bin` ask for, until the listener is closed."""
+        """Start programs for those in `bin`, until the listener is closed."""
         while True:
             try:
                 call, _ = self.listener.accept()
@@ -97,20 +97,20 @@ class Hand:
             with self.lock:
                 pid = self.forking._request(request, files)
                 self.running.add(pid)
-                # A core each, and so a thread each: threads of several programs on one core wait for one another.
+                # One core and so one thread per program: threads of several programs on one core wait for one another.
                 with suppress(ProcessLookupError):  # it has ended already
-                    is_ladder = is_typed and "ladder" in request["args"]  # it leaves out ranks that lack a core
+                    is_ladder = is_typed and "ladder" in request["args"]  # the ladder skips ranks without a core
                     os.sched_setaffinity(pid, CORES if is_ladder else {next(self.cores)})
             for file in files:
                 os.close(file)
             while (code := self._code_of(pid)) is None:
                 time.sleep(POLL_S)
             self.running.discard(pid)
-            with suppress(BrokenPipeError):  # whoever asked has been killed
+            with suppress(BrokenPipeError):  # the client has been killed
                 call.send(str(code if code >= 0 else 128 - code).encode())
 
     def _program(self, text: str) -> Path:
-        """Return the file of a program that was given as a word."""
+        """Write a program given as text to a file, and return it."""
         path = self.bin.parent / f"program_{len(self.typed)}.py"
         path.write_text(text)
         return path
@@ -129,15 +129,15 @@ class Hand:
 
 
 def own_cores() -> list[int]:
-    """Return the cores that programs of this process may have: all, or its share where pytest runs in several."""
+    """Return the cores for programs of this process: all, or its share under pytest-xdist."""
     cores = sorted(os.sched_getaffinity(0))
     number, processes = os.environ.get("PYTEST_XDIST_WORKER", "gw0"), os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")
     return cores[int(number.removeprefix("gw")) % len(cores) :: int(processes)]
 
 
 @contextmanager
-def hand_of(forking: Any, folder: Path) -> Iterator[Hand]:
-    """Return a hand whose programs lie in `folder`, which must have a short name, as sockets do."""
+def open_shell(forking: Any, folder: Path) -> Iterator[TypingShell]:
+    """Return a shell whose programs are in `folder`, which must have a short path, because sockets require that."""
     place, bin = folder / "calls", folder / "bin"
     bin.mkdir()
     started = {name: [str(AT_ONCE), str(bin / "python"), module] for name, module in MODULES.items()}
@@ -148,10 +148,10 @@ def hand_of(forking: Any, folder: Path) -> Iterator[Hand]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(str(place))
         listener.listen()
-        hand = Hand(bin, listener, forking)
-        thread = threading.Thread(target=hand.serve, daemon=True)
+        shell = TypingShell(bin, listener, forking)
+        thread = threading.Thread(target=shell.serve, daemon=True)
         thread.start()
-        yield hand
+        yield shell
         listener.shutdown(socket.SHUT_RDWR)
     thread.join(timeout=10)
 
