@@ -1,4 +1,4 @@
-"""Build the libraries that stand for those of a GPU, with each function that the torch installed here asks for."""
+"""Build libraries that replace those of a GPU, with every function that the installed torch requires."""
 
 import hashlib
 import importlib.util
@@ -28,14 +28,14 @@ int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) { *flag
 
 
 def site_packages() -> Path:
-    """Return where torch lies, without importing it."""
+    """Return the folder of torch, without importing it."""
     spec = importlib.util.find_spec("torch")
     assert spec is not None and spec.origin is not None
     return Path(spec.origin).parent.parent
 
 
-def why_not() -> str:
-    """Return what is missing here, in words; nothing where nothing is."""
+def missing_requirement() -> str:
+    """Return the reason why emulation is not possible, or an empty string."""
     packages = site_packages()
     if not (packages / "torch/lib/libtorch_cuda.so").exists():
         return "torch is built without CUDA"
@@ -48,7 +48,7 @@ def why_not() -> str:
 
 
 def build(folder: Path) -> dict[str, str]:
-    """Return what the environment of a program needs that is to see emulated GPUs; the libraries lie in `folder`."""
+    """Return the environment variables of a program that uses emulated GPUs; the libraries are in `folder`."""
 
     def before(variable: str, *paths: Path) -> str:
         return ":".join(filter(None, [*map(str, paths), os.environ.get(variable, "")]))
@@ -66,12 +66,12 @@ def build(folder: Path) -> dict[str, str]:
         "LD_LIBRARY_PATH": before("LD_LIBRARY_PATH", libraries),
         "PYTHONPATH": before("PYTHONPATH", HERE / "site"),
         "EMULATED_GPU": "1",
-        **dict.fromkeys(("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"), ""),  # of a GPU that is there
+        **dict.fromkeys(("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"), ""),  # that of a real GPU
     }
 
 
 def _compile(packages: Path, libraries: Path) -> None:
-    """Compile what stands for CUDA's runtime, its driver and NCCL; the folder appears when all are there."""
+    """Compile the replacements of CUDA's runtime, its driver and NCCL; the folder appears once it is complete."""
     folder = libraries.with_suffix(f".{os.getpid()}")
     folder.mkdir(parents=True)
     needed: set[str] = set()
@@ -101,7 +101,7 @@ def _compile(packages: Path, libraries: Path) -> None:
         subprocess.run([language, "-O2", "-fPIC", "-w", *kind, *arguments], cwd=folder, check=True)
     try:
         folder.rename(libraries)
-    except OSError:  # another process was first
+    except OSError:  # another process was faster
         shutil.rmtree(folder)
 
 

@@ -1,4 +1,4 @@
-"""Each example runs as it stands, and the table that it prints accounts for all of its time."""
+"""Each example runs unchanged, and the table that it prints attributes all of its time."""
 
 import os
 import re
@@ -9,11 +9,11 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ROUNDING_S = 0.0005
-"""Of each number, as the table has three decimals."""
+"""Rounding of each number, as the table has three decimals."""
 
 
 @pytest.fixture(scope="module", params=["plain_loop", "lightning_callback", "accelerate_loop"])
-def told(request, forking, tmp_path_factory) -> tuple[str, dict[str, float]]:
+def example_table(request, forking, tmp_path_factory) -> tuple[str, dict[str, float]]:
     """Return the name of an example, and the seconds of each row of its table."""
     library = request.param.partition("_")[0]
     if find_spec("torch" if library == "plain" else library) is None:
@@ -36,20 +36,20 @@ def stages(rows: dict[str, float]) -> dict[str, float]:
     return {name: rows[name] for name in names[: names.index("residual")]}
 
 
-def test_the_steps_of_both_epochs_are_counted_but_for_the_warm_up(told) -> None:
-    _, rows = told
-    assert total(rows) == "= 37 counted steps"  # two epochs of 20, less 3
+def test_the_steps_of_both_epochs_after_the_warm_up_are_counted(example_table) -> None:
+    _, rows = example_table
+    assert total(rows) == "= 37 counted steps"  # two epochs of 20, minus 3
 
 
-def test_stages_and_what_none_covers_are_the_counted_steps(told) -> None:
-    _, rows = told
+def test_stages_and_residual_add_up_to_the_counted_steps(example_table) -> None:
+    _, rows = example_table
     parts = [*stages(rows).values(), rows["residual"]]
     assert sum(parts) == pytest.approx(rows[total(rows)], abs=ROUNDING_S * (len(parts) + 1))
-    assert 0 <= rows["residual"] < 0.2 * rows[total(rows)]  # what Lightning and Accelerate do between their stages
+    assert 0 <= rows["residual"] < 0.2 * rows[total(rows)]  # work of Lightning and Accelerate between their stages
 
 
-def test_steps_warm_up_pauses_and_the_rest_are_the_wall_clock(told) -> None:
-    _, rows = told
+def test_steps_warm_up_pauses_and_the_rest_add_up_to_the_wall_clock(example_table) -> None:
+    _, rows = example_table
     pauses = [name for name in rows if name.startswith("pause: ")]
     assert sorted(pauses) == ["pause: epoch_boundary", "pause: evaluate"]
     parts = [rows[name] for name in (total(rows), "warm-up", *pauses, "after the last step")]
@@ -57,9 +57,9 @@ def test_steps_warm_up_pauses_and_the_rest_are_the_wall_clock(told) -> None:
     assert all(part > 0 for part in parts[:-1])
 
 
-def test_what_each_example_is_made_to_spend_its_time_in_is_what_the_table_says(told) -> None:
-    """Images that take 2 ms each; or layers of a million weights, with images that are there at once."""
-    name, rows = told
+def test_the_slowest_stage_of_each_example_is_in_its_table(example_table) -> None:
+    """Either each image takes 2 ms to load, or layers have a million weights and images need no loading."""
+    name, rows = example_table
     spent = stages(rows)
     if name == "plain_loop":
         assert spent["data_wait"] >= 37 * 16 * 0.002 - 0.001

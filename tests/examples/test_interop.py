@@ -1,6 +1,6 @@
-"""Paceline's data in other trainers: examples as users run them, and the batches that Lightning and joined ranks get.
+"""Paceline's data in other trainers: the examples run unchanged, and Lightning and joined ranks get the right batches.
 
-Which batches are right is known from `tests/unit/interop`: those of `paceline train`, by ranks that are told.
+`tests/unit/interop` verifies the batches themselves: those of `paceline train`, with explicit ranks.
 """
 
 import json
@@ -15,9 +15,9 @@ import pytest
 from paceline.interop import loaders
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-ARGS = ("digits", "data.batch_size=256")  # 5 steps an epoch
+ARGS = ("digits", "data.batch_size=256")  # 5 steps per epoch
 LOCAL = {"COLUMNS": "120", "CUDA_VISIBLE_DEVICES": "", "GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1"}
-LOCAL |= {"ACCELERATE_USE_CPU": "true"}  # what `accelerate launch --cpu` tells its ranks
+LOCAL |= {"ACCELERATE_USE_CPU": "true"}  # the environment that `accelerate launch --cpu` sets for its ranks
 
 DIGEST = """
 from hashlib import sha256
@@ -49,7 +49,7 @@ class Probe(L.LightningModule):
     def __init__(self, save_at=0):
         super().__init__()
         self.layer = torch.nn.Linear(1, 1)
-        self.seen, self.judged, self.save_at = [], 0, save_at
+        self.seen, self.evaluated, self.save_at = [], 0, save_at
 
     def training_step(self, batch, batch_idx):
         self.seen.append(digest(batch))
@@ -60,7 +60,7 @@ class Probe(L.LightningModule):
             self.trainer.save_checkpoint("middle.ckpt")
 
     def validation_step(self, batch, batch_idx):
-        self.judged += len(batch[1])
+        self.evaluated += len(batch[1])
         share = (batch[1] == 7).sum() / self.trainer.datamodule.val.dataset.num_images
         self.log("seven", share, reduce_fx="sum", sync_dist=True)
 
@@ -69,9 +69,9 @@ class Probe(L.LightningModule):
 
     def on_fit_end(self):
         metrics = {name: float(value) for name, value in self.trainer.callback_metrics.items()}
-        told = {"seen": self.seen, "judged": self.judged, **metrics}
+        record = {"seen": self.seen, "evaluated": self.evaluated, **metrics}
         with open(f"{self.trainer.world_size}-{self.save_at}-{self.global_rank}.json", "w") as file:
-            json.dump(told, file)
+            json.dump(record, file)
 
 
 
@@ -86,13 +86,13 @@ def fit(save_at, ckpt_path=None, **options):
 def alone():
     data = DataModule(*WORDS, device="cpu")
     seen = [digest(next(iter(data.train_dataloader())))]  # nothing is set up
-    judged = sum(len(labels) for _, labels in data.val_dataloader())
+    evaluated = sum(len(labels) for _, labels in data.val_dataloader())
     data.teardown("")
     data = DataModule(*WORDS, device="cpu")
     data.setup("fit")
     data.teardown("fit")
     with open("alone.json", "w") as file:
-        json.dump({"seen": seen, "judged": judged}, file)
+        json.dump({"seen": seen, "evaluated": evaluated}, file)
 
 
 if __name__ == "__main__":
@@ -114,8 +114,8 @@ from paceline.interop import loaders
 
 dist.init_process_group("gloo")
 with loaders(*json.loads(sys.argv[1]), device="cpu") as (train, val):
-    told = {"train": [digest(batch) for batch in train], "val": [digest(batch) for batch in val]}
-print(json.dumps(told))
+    record = {"train": [digest(batch) for batch in train], "val": [digest(batch) for batch in val]}
+print(json.dumps(record))
 dist.destroy_process_group()
 """
 )
@@ -144,10 +144,10 @@ for cell in cells:
 
 @pytest.fixture
 def run(forking, tmp_path: Path):
-    """Return a function from the words behind `python` to what they say, of each of `ranks` that are joined."""
+    """Return a function from `python`'s arguments to the output of each of `ranks` connected ranks."""
 
     def output(*args: str, ranks: int = 1) -> list[str]:
-        environs = [LOCAL] if ranks == 1 else [{**LOCAL, **place} for place in places(ranks)]
+        environs = [LOCAL] if ranks == 1 else [{**LOCAL, **place} for place in rank_environs(ranks)]
         started = [forking.start([*args], tmp_path, {**os.environ, **environ}) for environ in environs]
         completed = [process.communicate() for process in started]
         for process, (_, err) in zip(started, completed, strict=True):
@@ -157,8 +157,8 @@ def run(forking, tmp_path: Path):
     return output
 
 
-def places(ranks: int) -> list[dict[str, str]]:
-    """Return what torchrun tells each of its ranks."""
+def rank_environs(ranks: int) -> list[dict[str, str]]:
+    """Return the environment that torchrun sets for each of its ranks."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
@@ -183,10 +183,10 @@ def script(folder: Path, text: str) -> str:
 
 
 @pytest.mark.parametrize("library", ["lightning", "timm"])
-def test_the_example_learns_the_digits(library: str, run) -> None:
+def test_each_example_learns_the_digits(library: str, run) -> None:
     needs(library)
     (out,) = run(str(EXAMPLES / f"{library}_data.py"))
-    assert float(re.findall(r"top1 (\S+)%", out)[-1]) > 60  # a guess is right once in ten times
+    assert float(re.findall(r"top1 (\S+)%", out)[-1]) > 60  # guessing is correct once in ten times
 
 
 def check_shares(of: int, first: str, second: str) -> None:
@@ -200,30 +200,30 @@ def test_two_ranks_of_timm_count_every_image_once(run) -> None:
     check_shares(359, *run(str(EXAMPLES / "timm_data.py"), ranks=2))
 
 
-def test_two_ranks_of_accelerate_count_every_image_once_and_take_a_step_of_the_schedule_together(run) -> None:
+def test_two_ranks_of_accelerate_count_every_image_once_and_share_the_schedule(run) -> None:
     needs("accelerate")
     first, second = run(str(EXAMPLES / "accelerate_loop.py"), ranks=2)
     check_shares(250, first, second)
-    # Half of a cosine behind half of the steps, as on one rank.
+    # Half of a cosine after half of the steps, as on one rank.
     assert re.findall(r"next learning rate (\S+)", first) == ["0.0050", "0.0000"]
 
 
-def test_joined_ranks_are_found_out_and_have_their_parts(run, tmp_path: Path) -> None:
+def test_connected_ranks_are_detected_and_get_their_shares(run, tmp_path: Path) -> None:
     output = run(script(tmp_path, JOINED), json.dumps(ARGS), ranks=2)
-    for rank, told in enumerate(map(json.loads, output)):
+    for rank, record_of in enumerate(map(json.loads, output)):
         train, val = loaders(*ARGS, device="cpu", rank=rank, world_size=2)
-        assert told == {"train": digests(train), "val": digests(val)}
-        assert len(told["train"]) == 5 and len(told["val"]) == 1
+        assert record_of == {"train": digests(train), "val": digests(val)}
+        assert len(record_of["train"]) == 5 and len(record_of["val"]) == 1
 
 
-def test_a_program_that_closes_nothing_ends(run, tmp_path: Path) -> None:
-    """Workers end with what they work for; multiprocessing would wait for them when a program ends."""
+def test_a_program_that_closes_no_loader_ends(run, tmp_path: Path) -> None:
+    """Workers end with their owner; otherwise multiprocessing would wait for them at exit."""
     assert run(script(tmp_path, UNCLOSED)) == ["torch.Size([64]) torch.Size([128])\n"]
 
 
 @pytest.fixture(scope="module")
-def fitted(forking, tmp_path_factory) -> Path:
-    """Return where three runs of Lightning have left what each rank was given."""
+def lightning_runs(forking, tmp_path_factory) -> Path:
+    """Return the folder in which three Lightning runs recorded the batches of each rank."""
     needs("lightning")
     folder = tmp_path_factory.mktemp("lightning")
     args = [script(folder, LIGHTNING), json.dumps(ARGS)]
@@ -233,43 +233,45 @@ def fitted(forking, tmp_path_factory) -> Path:
     return folder
 
 
-def told(folder: Path, world_size: int, save_at: int, rank: int = 0) -> dict:
+def record_of(folder: Path, world_size: int, save_at: int, rank: int = 0) -> dict:
     return json.loads((folder / f"{world_size}-{save_at}-{rank}.json").read_text())
 
 
-def test_lightning_trains_on_the_batches_of_the_trainer_epoch_by_epoch(fitted: Path) -> None:
+def test_lightning_trains_on_the_batches_of_the_trainer(lightning_runs: Path) -> None:
     train, _ = loaders(*ARGS, device="cpu")
-    wanted = [digest for _ in range(3) for digest in digests(train)]
-    assert told(fitted, 1, 7)["seen"] == wanted and len(wanted) == 15
+    expected = [digest for _ in range(3) for digest in digests(train)]
+    assert record_of(lightning_runs, 1, 7)["seen"] == expected and len(expected) == 15
 
 
-def test_a_module_of_data_is_looked_at_without_a_trainer(fitted: Path) -> None:
+def test_a_data_module_works_without_a_trainer(lightning_runs: Path) -> None:
     train, _ = loaders(*ARGS, device="cpu")
-    found = json.loads((fitted / "alone.json").read_text())
-    assert found == {"seen": digests(train)[:1], "judged": 359}
+    found = json.loads((lightning_runs / "alone.json").read_text())
+    assert found == {"seen": digests(train)[:1], "evaluated": 359}
 
 
-def test_lightning_goes_on_in_the_midst_of_an_epoch(fitted: Path) -> None:
-    assert told(fitted, 1, 0)["seen"] == told(fitted, 1, 7)["seen"][7:]
+def test_lightning_resumes_within_an_epoch(lightning_runs: Path) -> None:
+    assert record_of(lightning_runs, 1, 0)["seen"] == record_of(lightning_runs, 1, 7)["seen"][7:]
 
 
-def test_lightning_on_two_ranks_has_their_parts_and_judges_every_image_once(fitted: Path) -> None:
-    ranks = [told(fitted, 2, 0, rank) for rank in range(2)]
+def test_lightning_on_two_ranks_evaluates_every_image_once(lightning_runs: Path) -> None:
+    ranks = [record_of(lightning_runs, 2, 0, rank) for rank in range(2)]
     for rank, found in enumerate(ranks):
         train, _ = loaders(*ARGS, device="cpu", rank=rank, world_size=2)
         assert found["seen"] == [digest for _ in range(3) for digest in digests(train)]
-    alone = told(fitted, 1, 7)
-    assert sum(found["judged"] for found in ranks) == alone["judged"] > 3 * 359  # three times, and a check before
+    alone = record_of(lightning_runs, 1, 7)
+    # Three times, and a sanity check before
+    assert sum(found["evaluated"] for found in ranks) == alone["evaluated"] > 3 * 359
     for found in ranks:  # sums of a few shares in float32
         assert found["seven"] == pytest.approx(alone["seven"], abs=1e-6) and alone["seven"] > 0
 
 
-def test_the_notebook_runs_from_top_to_bottom(run, tmp_path: Path) -> None:
+def test_the_notebook_runs(run, tmp_path: Path) -> None:
     notebook = json.loads((EXAMPLES / "notebook.ipynb").read_text())
     assert notebook["nbformat"] == 4 and all(not cell.get("outputs") for cell in notebook["cells"])
     assert len({cell["id"] for cell in notebook["cells"]}) == len(notebook["cells"])
     (out,) = run(script(tmp_path, NOTEBOOK), str(EXAMPLES / "notebook.ipynb"))
     asked = re.findall(r"^is (\d), looks like (\d) \(\d+%\)$", out, re.MULTILINE)
-    assert len(asked) == 8 and sum(label == found for label, found in asked) >= 4  # a guess is right once in ten times
+    # Guessing is correct once in ten times
+    assert len(asked) == 8 and sum(label == found for label, found in asked) >= 4
     assert re.search(r"^forward +\d+\.\d{3} ms per step", out, re.MULTILINE)
     assert len(re.findall(r"^step +\d+ +top1", out, re.MULTILINE)) == 5

@@ -1,4 +1,4 @@
-"""`minimal_ddp.py`, which is plain PyTorch, and `paceline train` reach the same weights from the same batches."""
+"""`minimal_ddp.py`, in plain PyTorch, and `paceline train` train the same weights from the same batches."""
 
 import os
 import sys
@@ -36,7 +36,7 @@ def example(monkeypatch: pytest.MonkeyPatch):
 
 
 def order_of(example, world_size: int) -> torch.Tensor:
-    """Return the images that the example takes: [epochs * steps * ranks * images per rank]."""
+    """Return the images that the example uses: [epochs * steps * ranks * images per rank]."""
     epochs = []
     for epoch in range(example.EPOCHS):
         ranks = []
@@ -50,7 +50,7 @@ def order_of(example, world_size: int) -> torch.Tensor:
     return torch.cat(epochs)
 
 
-def test_the_example_is_short_and_knows_nothing_of_paceline() -> None:
+def test_the_example_is_short_and_does_not_import_paceline() -> None:
     text = EXAMPLE.read_text()
     assert len(text.splitlines()) <= 80
     assert "paceline" not in text

@@ -1,4 +1,4 @@
-"""The examples of parts of your own run as they stand; what they leave can be read, resumed and refused."""
+"""The plugin examples run unchanged, and their runs can be read, resumed and refused."""
 
 import hashlib
 import json
@@ -68,55 +68,55 @@ def result_of(folder: Path) -> tuple[Path, dict]:
 
 
 @pytest.fixture(scope="module")
-def own_model(forking, tmp_path_factory) -> tuple[str, Path]:
-    """Return what `own_model.py` prints, and the run that it leaves."""
+def own_model_run(forking, tmp_path_factory) -> tuple[str, Path]:
+    """Return the output of `own_model.py`, and its run."""
     folder = tmp_path_factory.mktemp("own_model")
     out = run(forking, folder, str(EXAMPLES / "own_model.py"))
     return out, result_of(folder)[0]
 
 
-def test_a_network_of_ones_own_learns_and_is_returned_as_it_is_written(own_model) -> None:
-    out, rundir = own_model
+def test_a_custom_model_trains_and_its_result_is_printed(own_model_run) -> None:
+    out, rundir = own_model_run
     result = json.loads((rundir / "result.json").read_text())
     assert result["status"] == "completed" and result["eval"]["images"] == 359
-    assert result["eval"]["top1"] > 0.8  # a guess is right once in ten times
+    assert result["eval"]["top1"] > 0.8  # guessing is correct once in ten times
     assert re.search(r"^top1 (\S+)% of 359 images", out, re.MULTILINE)[1] == f"{100 * result['eval']['top1']:.1f}"
     assert "name: own_model:Pyramid" in (rundir / "recipe.yaml").read_text()
 
 
-def test_its_run_is_evaluated_where_the_module_is_found(own_model, paceline) -> None:
-    _, rundir = own_model
+def test_a_run_of_a_custom_model_is_evaluated_with_its_module(own_model_run, paceline) -> None:
+    _, rundir = own_model_run
     before = json.loads((rundir / "result.json").read_text())["eval"]
-    again = paceline("eval", str(rundir), "--own-code", "--json", **ON_PATH).result
-    assert again["top1"] == before["top1"]
+    second = paceline("eval", str(rundir), "--own-code", "--json", **ON_PATH).result
+    assert second["top1"] == before["top1"]
 
 
-def test_its_run_is_resumed_only_with_own_code(own_model, paceline) -> None:
-    _, rundir = own_model
+def test_a_run_of_a_custom_model_is_resumed_only_with_own_code(own_model_run, paceline) -> None:
+    _, rundir = own_model_run
     paceline("train", str(rundir), "--resume", **ON_PATH).assert_error(
         "model.name: own_model:Pyramid is code", "--own-code"
     )
-    again = paceline("train", str(rundir), "--resume", "--own-code", **ON_PATH)
-    assert again.code == 0 and "was already complete" in again.out
+    second = paceline("train", str(rundir), "--resume", "--own-code", **ON_PATH)
+    assert second.code == 0 and "was already complete" in second.out
 
 
-def test_consent_reaches_the_ranks_of_the_runs_that_an_experiment_starts(own_model, paceline, tmp_path) -> None:
+def test_own_code_is_passed_to_the_runs_of_an_experiment(own_model_run, paceline, tmp_path) -> None:
     (tmp_path / "r.yaml").write_text("extends: digits\nmodel: {name: 'own_model:Pyramid'}\nparallel: {device: cpu}\n")
     args = ("scale", "r.yaml", "--ranks", "2", "--steps", "2", "--repeats", "1", "--run-dir", "scaled")
     paceline(*args, **ON_PATH).assert_error("r.yaml:2: model.name: own_model:Pyramid is code")
     assert not (tmp_path / "scaled").exists()
-    done = paceline(*args, "--own-code", **ON_PATH)
-    assert done.code == 0, done.err
+    completed = paceline(*args, "--own-code", **ON_PATH)
+    assert completed.code == 0, completed.err
 
 
-def test_its_run_is_refused_in_one_line_where_the_module_is_not_found(own_model, paceline) -> None:
-    _, rundir = own_model
+def test_a_run_of_a_missing_module_is_refused(own_model_run, paceline) -> None:
+    _, rundir = own_model_run
     output = ("model.name: own_model:Pyramid: there is no module own_model", "PYTHONPATH=")
     paceline("eval", str(rundir), "--own-code").assert_error(*output)
     paceline("eval", str(rundir), **ON_PATH).assert_error("model.name: own_model:Pyramid is code", "(add --own-code")
 
 
-def test_a_dry_run_imports_what_the_run_would(paceline) -> None:
+def test_a_dry_run_imports_custom_modules(paceline) -> None:
     args = ("train", "digits", "model.name=own_model:Pyramid", "--dry-run")
     assert paceline(*args, **ON_PATH).code == 0
     paceline(*args, "model.args.widht=3", **ON_PATH).assert_error(
@@ -127,7 +127,7 @@ def test_a_dry_run_imports_what_the_run_would(paceline) -> None:
     )
 
 
-def test_a_script_goes_on_with_its_run_from_what_it_has_defined(forking, tmp_path: Path) -> None:
+def test_a_script_resumes_its_run_with_its_own_classes(forking, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(SCRIPT)
     output = run(forking, tmp_path, "mine.py").splitlines()
     uninterrupted, resumed = (line for line in output if line.startswith("completed "))
@@ -140,14 +140,14 @@ def test_a_script_goes_on_with_its_run_from_what_it_has_defined(forking, tmp_pat
     assert {each["sha256"] for each in used.values()} == {hashlib.sha256(SCRIPT.encode()).hexdigest()}
 
 
-def test_data_of_ones_own_are_learnt(forking, tmp_path: Path) -> None:
+def test_a_custom_data_set_is_learnt(forking, tmp_path: Path) -> None:
     out = run(forking, tmp_path, str(EXAMPLES / "own_source.py"))
     _, result = result_of(tmp_path)
-    assert result["eval"]["images"] == 80 and result["eval"]["top1"] > 0.7  # a guess is right once in three times
+    assert result["eval"]["images"] == 80 and result["eval"]["top1"] > 0.7  # guessing is correct once in three times
     assert f"top1 {100 * result['eval']['top1']:.1f}% of 80 pictures" in out
 
 
-def test_two_ranks_with_workers_read_the_same_data_of_ones_own(paceline) -> None:
+def test_two_ranks_with_workers_read_the_same_custom_data(paceline) -> None:
     args = ["train", "synthetic", "data.source.name=own_source:Stripes", "data.source.args.num_images=64"]
     args += ["data.image_size=16", "data.batch_size=32", "train={steps: 2}", "data.augment=[]", "model.width=0.25"]
     args += ["parallel.device=cpu", "data.workers=1", "measure.warmup_steps=0", "log.report=off", "--json"]

@@ -1,4 +1,4 @@
-"""All cases in the order in which they need one another."""
+"""All cases in the order of their dependencies."""
 
 import os
 import random
@@ -14,7 +14,7 @@ NUM_TRAIN, NUM_VAL, CLASSES = 24, 9, ("ant", "bee", "cat")
 
 
 def record_all(record: Record, work: Path, checkout: Path, only: str, public_names: list[str]) -> None:
-    """Run all cases, or those of the parts that `only` names, and record what they come to."""
+    """Run all cases, or those of the parts in `only`, and record their results."""
     make_photos(work)
     import_libraries()
     cores = min(len(os.sched_getaffinity(0)), 4)
@@ -32,7 +32,7 @@ def record_all(record: Record, work: Path, checkout: Path, only: str, public_nam
 
 
 def make_photos(work: Path) -> None:
-    """Write a folder of photographs of several sizes, lists of the same files, and a damaged copy of one."""
+    """Write a folder of images of several sizes, lists of the same files, and a damaged copy of one."""
     from PIL import Image
 
     draw = random.Random(0)

@@ -1,4 +1,4 @@
-"""Bring about what can go wrong, and record the exit codes and the place that each error names."""
+"""Cause every kind of failure, and record the exit codes and the location that each error names."""
 
 import contextlib
 import json
@@ -50,7 +50,7 @@ SITUATIONS: dict[str, tuple[str, ...]] = {
 
 
 def code_cases(record: Record, work: Path) -> Iterator[Case]:
-    """Return the situations: those that train and are disturbed first."""
+    """Return the situations; those that train and are interrupted come first."""
     (work / "own.yaml").write_text("extends: digits\nmodel: {name: 'mine:Model'}\n")
     yield _preempted(record, work)
     yield _preempted_ranks(record, work)
@@ -63,7 +63,7 @@ def code_cases(record: Record, work: Path) -> Iterator[Case]:
 def _situation(record: Record, name: str, args: tuple[str, ...], **more) -> Case:
     completed = yield Job(args, stdout="/dev/full" if name == "full disk on stdout" else "", **more)
     record.put(f"codes/{name}", completed.codes[0])
-    if name != "killed rank":  # whether the other one has time to complain is a matter of chance
+    if name != "killed rank":  # whether the other rank has time to report is random
         record.put_error(f"codes/{name}", completed.err)
 
 
@@ -110,7 +110,7 @@ def _once_training(run: Path, number: int) -> Callable[[int], bool]:
 
 
 def _existing_run(record: Record, work: Path) -> Case:
-    """A run that has ended: begun again, resumed, with damaged checkpoints."""
+    """A completed run: started again, resumed, and with damaged checkpoints."""
     run, args = work / "runs/ended", (*TINY, "--run-dir", "runs/ended")
     yield from _situation(record, "ok", args)
     yield from _situation(record, "run that is there", args)

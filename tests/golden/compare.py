@@ -1,8 +1,8 @@
-"""Compare what two checkouts of paceline do: `python tests/golden/compare.py OLD NEW`.
+"""Compare the behaviour of two checkouts of paceline: `python tests/golden/compare.py OLD NEW`.
 
-Each is a checkout or a file that record.py has written on this machine, as bits differ between processors. Print every
-difference in one line, its place first, or that there is none. The exit code is 1 where there are differences, and 2
-where a checkout could not be recorded.
+Each is a checkout, or a file that record.py has written on this machine, because bits differ between processors. Every
+difference is printed on one line that starts with its place. The exit code is 1 if there are differences, and 2 if a
+checkout could not be recorded.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from typing import Any
 RECORD = Path(__file__).with_name("record.py")
 LONGEST = 100
 TIMING = "timing/"
-"""The first word of places whose values depend on how busy the machine is: what a search of settings tries."""
+"""First parts of places whose values depend on the load of the machine: what a search of settings tries."""
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
@@ -66,7 +66,7 @@ def main() -> int:
 
 
 def _recorded(path: Path, out: Path, only: str, names: Path | None = None) -> Path | None:
-    """Return the record of a checkout, which is made if `path` is not one already; None where that failed."""
+    """Return the record of a checkout, or of a file if `path` is one; None if recording failed."""
     if path.is_file():
         return path
     more = [*(["--only", only] if only else []), *(["--names", str(names)] if names else [])]

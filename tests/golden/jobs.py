@@ -1,7 +1,7 @@
-"""Run commands of a checkout: each in a process forked from one that has imported torch, several at once.
+"""Run commands of a checkout, several at once, each forked from a process that has imported torch.
 
-A start of Python with torch takes 3 s, a fork nothing. Only packages of others are imported before the fork, so this
-needs to know nothing of how paceline's modules are called.
+Importing torch takes 3 s in a new Python, and forking takes no time. Only other libraries are imported before the fork,
+so this works with any layout of paceline's modules.
 """
 
 import atexit
@@ -46,10 +46,10 @@ POLL_S = 0.01
 
 @dataclass(frozen=True)
 class Job:
-    """A command: `paceline WORDS`, or `python SCRIPT WORDS` where there is a script.
+    """A command: `paceline ARGS`, or `python SCRIPT ARGS` if there is a script.
 
-    With `ranks`, that many processes are started as torchrun does; rank 0's output is kept. `disturb` is called with
-    the process number of the first again and again, until it returns True. `cores` is how many it keeps busy.
+    With `ranks`, that many processes are started like torchrun does, and rank 0's output is used. `disturb` is called
+    with the process id of the first repeatedly, until it returns True. `cores` is the number of cores it uses.
     """
 
     args: tuple[str, ...]
@@ -62,20 +62,20 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Ended:
-    """How a command has ended: the exit code of each rank, and what it wrote."""
+class JobResult:
+    """The result of a command: the exit code of each rank, and the output."""
 
     codes: list[int]
     out: str
     err: str
 
 
-Case = Generator[Job, Ended, None]
-"""Yields the jobs of one case, one after the other, and is sent how each has ended."""
+Case = Generator[Job, JobResult, None]
+"""Yields the jobs of one case in order, and receives the result of each."""
 
 
 def import_libraries() -> None:
-    """Import what most commands need, where it is installed."""
+    """Import the libraries that most commands need, if they are installed."""
     for name in LIBRARIES:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
@@ -88,11 +88,11 @@ def run_cases(cases: Iterable[Case], work: Path, cores: int) -> None:
     ready: list[tuple[Case, Job]] = [(case, next(case)) for case in cases]
     running: list[_Running] = []
     number = 0
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that jobs are ended too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that jobs are killed too
     try:
         while ready or running:
             free = cores - sum(each.cores for each in running)
-            # In order, so that a job that needs two cores gets them at some time.
+            # In order, so that a job that needs two cores eventually gets them.
             while ready and (_cores_of(ready[0][1]) <= free or not running):
                 case, job = ready.pop(0)
                 number += 1
@@ -145,10 +145,10 @@ class _Running:
             self.kill()
         return len(self.codes) == len(self.pids)
 
-    def completed(self) -> Ended:
+    def completed(self) -> JobResult:
         out = Path(f"{self.output}.out").read_text(errors="replace") if not self.job.stdout else ""
         err = Path(f"{self.output}.err").read_text(errors="replace")
-        return Ended([self.codes[pid] for pid in self.pids], out, err)
+        return JobResult([self.codes[pid] for pid in self.pids], out, err)
 
     def kill(self) -> None:
         for pid in self.pids:
@@ -193,11 +193,11 @@ def _fork(job: Job, work: Path, output: Path, rank: int, environ: dict[str, str]
     except BaseException:
         traceback.print_exc()
     finally:
-        os._exit(70)  # never back into what has forked
+        os._exit(70)  # never return into the code that forked
 
 
 def _run(job: Job) -> NoReturn:
-    """Do what Python does with a command line, and end as it does."""
+    """Run a command line like Python does, and exit with its code."""
     sys.path[0] = str(Path(job.script).parent) if job.script else str(Path.cwd())
     sys.argv = [job.script or "paceline", *job.args]
     code: int | str | None = 0

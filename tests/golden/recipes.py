@@ -1,4 +1,4 @@
-"""Train small recipes, whole and resumed in the middle, on one rank and on two: their bits must not change."""
+"""Train small recipes, uninterrupted and resumed, on one rank and on two: their bits must not change."""
 
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
-"""Record what one checkout of paceline does: `python tests/golden/record.py CHECKOUT -o FILE`.
+"""Record the behaviour of one checkout of paceline: `python tests/golden/record.py CHECKOUT -o FILE`.
 
-Takes about five minutes on two cores. Whatever may not change is recorded by place: bits of small training runs, keys
-of all JSON, files, exit codes, options and public names. Nothing of paceline is imported here.
+This takes about five minutes on two cores. Everything that must not change is recorded by place: bits of small training
+runs, keys of all JSON, files, exit codes, options and public names. paceline is not imported here.
 """
 
 import argparse
@@ -30,7 +30,7 @@ SETTINGS = {
 
 
 def main() -> int:
-    """Record a checkout, in a process that has its environment from the start."""
+    """Record a checkout, in a process that starts with the final environment."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("checkout", type=Path)
     parser.add_argument("-o", "--out", type=Path, required=True, help="the JSON file to write")
@@ -44,7 +44,7 @@ def main() -> int:
     if os.environ.get("PYTHONPATH") != source:
         os.execve(sys.executable, [sys.executable, *sys.argv], clean_environ(source))
     started_s = time.monotonic()
-    # A TemporaryDirectory would be removed by each process forked from here, as it ends.
+    # Every process forked from here would remove a TemporaryDirectory when it ends.
     work = asked.keep or Path(tempfile.mkdtemp(prefix="paceline-golden-"))
     try:
         failed = record_in(work.resolve(), asked)
@@ -56,13 +56,13 @@ def main() -> int:
 
 
 def clean_environ(source: str) -> Mapping[str, str]:
-    """Return an environment in which nobody is a rank or a job, and nothing of a user's settings counts."""
+    """Return an environment without a launcher's or a job's variables and without settings of the user."""
     return {"PATH": os.environ["PATH"], "LANG": "C.UTF-8", "PYTHONPATH": source, **SETTINGS}
 
 
 def record_in(work: Path, asked: argparse.Namespace) -> bool:
     """Record the checkout with `work` as the current folder of all commands; return whether anything failed."""
-    import cases  # its modules import others' packages, which takes time
+    import cases  # its modules import libraries, which takes time
     from values import Record
 
     for name in FOLDERS:

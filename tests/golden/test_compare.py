@@ -1,4 +1,4 @@
-"""A difference between two records is found, and its place is named."""
+"""A difference between two records is reported with its place."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ from .values import Record, flatten
 COMPARE = Path(__file__).with_name("compare.py")
 
 
-def test_records_that_differ_say_where() -> None:
+def test_differences_are_reported_with_their_places() -> None:
     old = {"train/ema loss": 0.5, "codes/ok": 0, "run/full file plan.json": "there", "same": [1]}
     new = {"train/ema loss": 0.25, "codes/ok": False, "options/train --new": "there", "same": [1]}
     assert list(differences(old, new)) == [
@@ -24,7 +24,7 @@ def test_records_that_differ_say_where() -> None:
     ]
 
 
-def test_what_varies_by_time_is_recorded_as_its_type() -> None:
+def test_values_that_vary_are_recorded_as_types() -> None:
     result = {"weights_sha256": "ab12", "startup_s": 1.5, "eval": {"top1": 0.5, "took_s": 2.0}, "note": "two words"}
     result |= {"throughput": {"images": 9}, "rows": [{"wait_s": 1.0}, {"wait_s": None}]}
     assert flatten(result) == {
@@ -39,7 +39,7 @@ def test_what_varies_by_time_is_recorded_as_its_type() -> None:
     assert flatten({"a": [1, {"b": "c"}], "d": {}}, exact=True) == {"a[0]": 1, "a[1].b": "c", "d": "{}"}
 
 
-def test_a_changed_loss_or_sample_of_a_run_is_found(tmp_path: Path) -> None:
+def test_a_changed_loss_or_sample_of_a_run_is_reported(tmp_path: Path) -> None:
     records = []
     for name, loss, sample in (("old", 1.5, 7), ("new", 1.25, 8)):
         run = tmp_path / name / "runs"
@@ -65,7 +65,7 @@ def test_a_changed_loss_or_sample_of_a_run_is_found(tmp_path: Path) -> None:
         ("timing/a", 2, 0, "1 more depend on how busy the machine was, and do not count (--timing shows them)"),
     ],
 )
-def test_the_exit_code_says_whether_records_differ(
+def test_the_exit_code_shows_whether_records_differ(
     tmp_path: Path, place: str, value: int, code: int, output: str
 ) -> None:
     for name, each in (("old", 1), ("new", value)):

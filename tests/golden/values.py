@@ -1,7 +1,7 @@
-"""Turn documents and folders into a flat record: a place such as `train/ema/result.json eval.top1`, and its value.
+"""Flatten documents and folders to a record of places, such as `train/ema/result.json eval.top1`, and values.
 
-What must not change is recorded as it is: losses, evaluations, samples, digests, settings. What varies by time is
-recorded as its type, and text that people read as "text".
+Values that must not change are recorded unchanged: losses, evaluations, samples, digests, settings. Values that vary
+with time are recorded as their types, and prose as "text".
 """
 
 import contextlib
@@ -35,14 +35,14 @@ Flat = dict[str, Any]
 
 @dataclass
 class Record:
-    """All that is known of a checkout, by place; `folders` are replaced by their names in every text."""
+    """The values of a checkout, by place; `folders` are replaced by their names in every text."""
 
     folders: dict[str, str] = field(default_factory=dict)
     values: Flat = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
 
     def fail(self, failure: str) -> None:
-        """Remember that a case did not work, which makes the record of little use."""
+        """Record that a case failed, which makes the record incomplete."""
         self.failures.append(failure)
 
     def put(self, place: str, value: Any) -> None:
@@ -66,7 +66,7 @@ class Record:
             self.put_document(place, document, exact=exact)
 
     def put_error(self, place: str, text: str) -> None:
-        """Record the errors on stderr: how many, and the place that each names, as all else is prose."""
+        """Record the errors on stderr: their number and the location that each names, because the rest is prose."""
         errors = [line for line in text.splitlines() if line.startswith("error: ")]
         named = [line.removeprefix("error: ").split(": ")[0] for line in errors]
         self.put(f"{place} errors", len(errors))
@@ -98,7 +98,7 @@ class Record:
             self._put_checkpoint(f"{place}/{folder.relative_to(run)}", folder)
 
     def put_files(self, place: str, folder: Path) -> None:
-        """Record which files are in a folder."""
+        """Record the names of the files in a folder."""
         for path in sorted(folder.rglob("*")):
             name = re.sub(r"tfevents\..*", "tfevents", str(path.relative_to(folder)))
             if path.is_file() and f"{place} file {name}" not in self.values:
@@ -134,7 +134,7 @@ class Record:
         elif path.name in ("steps.jsonl", "evals.jsonl"):
             for number, row in enumerate(rows):
                 self.put_document(f"{place} line {number}", row)
-        else:  # how many lines there are is a matter of time
+        else:  # the number of lines depends on time
             self.put_document(place, rows)
 
     def _put_table(self, place: str, path: Path) -> None:
@@ -157,7 +157,7 @@ class Record:
 
 
 def flatten(document: Any, *, exact: bool = False) -> Flat:
-    """Return the values of a document by their dotted places, or with `exact` unset the types of most of them."""
+    """Return the values of a document by their dotted places, or the types of most of them if not `exact`."""
     found: dict[str, set[Any]] = {}
     for place, value in _leaves(document, "", exact):
         found.setdefault(place, set()).add(value)
@@ -195,7 +195,7 @@ def _crc(data: bytes) -> str:
 
 
 def lines_in(path: Path) -> int:
-    """Return how many lines a file has by now."""
+    """Return the current number of lines of a file."""
     with contextlib.suppress(FileNotFoundError):
         return path.read_bytes().count(b"\n")
     return 0

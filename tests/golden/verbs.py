@@ -1,4 +1,4 @@
-"""Run every verb on something small, and record its JSON, the files it leaves, its options and the public names."""
+"""Run every verb on small data, and record its JSON, its files, its options and the public names."""
 
 import hashlib
 import json
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from jobs import Case, Ended, Job
+from jobs import Case, Job, JobResult
 from recipes import SHORT, SYNTHETIC
 from values import Record
 
@@ -89,7 +89,7 @@ print(json.dumps(found))
 
 
 def data_cases(record: Record, work: Path) -> Iterator[Case]:
-    """Return what makes the data that other cases read."""
+    """Return the cases that create the data for others."""
     (work / "forms.yaml").write_text(LADDER)
     (work / "points.csv").write_text(POINTS)
     (work / "api.py").write_text(API)
@@ -104,7 +104,7 @@ def data_cases(record: Record, work: Path) -> Iterator[Case]:
 
 
 def interface_cases(record: Record, work: Path, checkout: Path, public_names: Iterable[str]) -> Iterator[Case]:
-    """Return what lists options, recipes, fields and public names."""
+    """Return the cases that list options, recipes, fields and public names."""
     for verb in VERBS:
         yield _options(record, verb)
     yield _recipes(record)
@@ -141,7 +141,7 @@ def _json(record: Record, name: str, args: tuple[str, ...], codes: tuple[int, ..
     _put_json(record, name, completed, codes)
 
 
-def _put_json(record: Record, name: str, completed: Ended, codes: tuple[int, ...] = (0,)) -> bool:
+def _put_json(record: Record, name: str, completed: JobResult, codes: tuple[int, ...] = (0,)) -> bool:
     if completed.codes[0] not in codes:
         record.fail(f"{name}: ended with {completed.codes[0]}: {completed.err.strip()[-400:]}")
         return False
@@ -172,7 +172,7 @@ def _experiment(record: Record, work: Path, name: str, args: tuple[str, ...]) ->
 
 
 def _tune(record: Record, work: Path) -> Case:
-    """Search one setting: which one wins, and whether any is tried, depends on how busy the machine is."""
+    """Search one setting; which value wins, and whether any is tried, depends on the load of the machine."""
     quick = (*QUICK, "data.batch_size=64", "model.norm=none", "train.accumulate=16", "--vary", "train.accumulate=1")
     args = ("tune", *quick, "--steps", "4", "--repeats", "1", "--run-dir", "runs/tune", "--json")
     completed = yield Job(args)
@@ -194,7 +194,7 @@ def _profile(record: Record, work: Path) -> Case:
 
 
 def _run_and_readers(record: Record, work: Path) -> Case:
-    """Train a run with everything on, and read it with every verb that reads runs."""
+    """Train a run with all features on, and read it with every verb that reads runs."""
     completed = yield Job((*FULL, "--run-dir", "runs/full", "--json"))
     if not _put_json(record, "train", completed):
         return
@@ -243,7 +243,7 @@ def _run_and_readers(record: Record, work: Path) -> Case:
     yield from _json(record, "submit eval", ("submit", "eval", "runs/full", "--engine", "slurm", "--dry-run", "--json"))
 
 
-def _put_prediction(record: Record, form: str, completed: Ended) -> None:
+def _put_prediction(record: Record, form: str, completed: JobResult) -> None:
     record.put(f"verbs/predict {form}", completed.codes[0])
     lines = completed.out.splitlines()
     record.put(f"predict/{form} lines", len(lines))
@@ -255,7 +255,7 @@ def _put_prediction(record: Record, form: str, completed: Ended) -> None:
 
 
 def _launched(record: Record, work: Path) -> Case:
-    """Two ranks that paceline starts by itself."""
+    """Two ranks that paceline launches."""
     completed = yield Job(
         ("train", *SYNTHETIC, *SHORT, "--ranks", "2", "--run-dir", "runs/launched", "--json"), cores=2
     )
@@ -321,7 +321,7 @@ def _submit(record: Record, work: Path) -> Case:
             continue
         record.put_json(f"json/submit {name}", completed.out)
         for path, script in json.loads(completed.out).get("scripts", {}).items():
-            script = re.sub(r"\s*\\\n\s*", " ", script)  # where a line is broken depends on the length of paths
+            script = re.sub(r"\s*\\\n\s*", " ", script)  # line breaks depend on the length of paths
             lines = [line for line in script.splitlines() if line and not re.match(r"\s*#(?!SBATCH)", line)]
             for number, line in enumerate(lines):
                 command = "text" if re.search("recipe [0-9a-f]{12}, ", line) else re.sub("  # .*", "", line)
@@ -344,7 +344,7 @@ def _recipes(record: Record) -> Case:
     record.put_json("recipes", completed.out, exact=True)
     for name in json.loads(completed.out):
         completed = yield Job(("recipes", name, "--json"))
-        if completed.codes == [0]:  # a base is no recipe of its own
+        if completed.codes == [0]:  # a base is not a recipe
             record.put_json(f"recipes/{name}", completed.out, exact=True)
         else:
             record.put(f"recipes/{name}", f"code {completed.codes[0]}")
@@ -375,7 +375,7 @@ def _resolved(schema: Any, classes: dict[str, Any]) -> Any:
 
 
 def _names(record: Record, checkout: Path, more: Iterable[str]) -> Case:
-    """Record the signatures of what the page of the Python interface lists, here or in an earlier record."""
+    """Record the signatures of the names on the Python API page, of this record or of an earlier one."""
     page = (checkout / "docs/reference/python.md").read_text()
     names = {name.removesuffix("()") for name in re.findall(r"^::: (\S+)", page, re.MULTILINE)}
     earlier = {found[1] for place in more if (found := re.match(r"python/(\S+)", place))}

@@ -1,4 +1,4 @@
-"""`measure.clock` on a real GPU: what the device did, found out without waiting for it on a step."""
+"""`measure.clock` on a real GPU measures device time without synchronising in a step."""
 
 import threading
 import time
@@ -13,7 +13,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.silicon,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-    # torch says so, once, of the debug mode that these tests are about
+    # torch warns once that the synchronisation debug mode is a prototype
     pytest.mark.filterwarnings("ignore:Synchronization debug mode"),
 ]
 NUM_KERNELS = 30
@@ -21,7 +21,7 @@ NUM_KERNELS = 30
 
 @pytest.fixture
 def matrix() -> torch.Tensor:
-    """Return a 4096 x 4096 matrix whose product has been taken once, so that cuBLAS is ready."""
+    """Return a 4096 x 4096 matrix that has been multiplied once, so that cuBLAS is initialised."""
     matrix = torch.eye(4096, device="cuda")
     multiply(matrix, 2)
     torch.cuda.synchronize()
@@ -42,8 +42,8 @@ def multiply(matrix: torch.Tensor, times: int = NUM_KERNELS) -> torch.Tensor:
     return product
 
 
-def test_device_time_is_what_the_kernels_take(matrix: torch.Tensor) -> None:
-    """20 %: host launches and the synchronisation itself are in the reference, and not in the events."""
+def test_device_time_is_that_of_the_kernels(matrix: torch.Tensor) -> None:
+    """Tolerance 20 %: the reference includes host launches and the synchronisation, and the events do not."""
     start_s = time.perf_counter()
     multiply(matrix)
     torch.cuda.synchronize()
@@ -61,8 +61,8 @@ def test_device_time_is_what_the_kernels_take(matrix: torch.Tensor) -> None:
 
 
 @pytest.mark.usefixtures("synchronising_raises")
-def test_no_step_waits_for_the_device(matrix: torch.Tensor) -> None:
-    """When the steps are over the device is still at work, so nothing on them can have waited for it."""
+def test_no_step_synchronises_with_the_device(matrix: torch.Tensor) -> None:
+    """The device is still busy when the steps are over, so no step can have waited for it."""
     clock = build_clock("on", device_type="cuda", warmup_steps=1)
     for _ in clock.batches(range(5)):
         with clock.stage("forward"):
@@ -80,8 +80,8 @@ def test_no_step_waits_for_the_device(matrix: torch.Tensor) -> None:
     assert summary.stages["forward"].device_s > summary.stages["forward"].host_s
 
 
-def test_a_turn_in_backward_divides_what_the_device_does(matrix: torch.Tensor) -> None:
-    """Autograd runs the hook in a thread of its own. 20 %: as above; the two halves are of as many kernels."""
+def test_a_stage_change_in_backward_splits_device_time(matrix: torch.Tensor) -> None:
+    """Autograd runs the hook in another thread. Tolerance 20 % as above; both halves have equally many kernels."""
     clock = StageClock.for_device("cuda", warmup_steps=1)
     weight = torch.ones_like(matrix, requires_grad=True)
     turned = []
@@ -107,7 +107,7 @@ def test_a_turn_in_backward_divides_what_the_device_does(matrix: torch.Tensor) -
     assert recent["backward"] == pytest.approx(recent["exposed_communication"], rel=0.2)
 
 
-def test_a_device_that_waits_for_its_host_is_starved_and_one_that_lags_is_not(matrix: torch.Tensor) -> None:
+def test_only_a_device_that_waits_for_its_host_is_starved(matrix: torch.Tensor) -> None:
     shares = {}
     for name, times, sleep_s in (("lags", NUM_KERNELS, 0.0), ("waits", 1, 0.05)):
         clock = StageClock.for_device("cuda", warmup_steps=1)

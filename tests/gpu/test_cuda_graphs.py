@@ -1,4 +1,4 @@
-"""A step that is one CUDA graph: the losses of the plain step, nothing launched or waited for beside it."""
+"""A training step captured as one CUDA graph has the losses of the eager step, and does not synchronise."""
 
 from pathlib import Path
 
@@ -17,14 +17,14 @@ from paceline.training.run import run
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-    # torch says so, once, of the debug mode that one of these tests is about
+    # torch warns once that the synchronisation debug mode is a prototype
     pytest.mark.filterwarnings("ignore:Synchronization debug mode"),
-    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),  # of torch 2.11's own compiler
+    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),  # from the compiler of torch 2.11
 ]
 OPTIMIZERS = ("adamw", "novograd", "lars", "lamb", "muon", "schedule_free")
 
 
-def trained(folder: Path, *args: str) -> RunDir:
+def train(folder: Path, *args: str) -> RunDir:
     base = ["data.source.num_images=512", "data.source.num_val_images=100", "model.width=0.25", "train.steps=16"]
     options = ["data.augment=[pad_crop,flip]", "optim.lr=0.01", "log.every=1st", "log.tensorboard=off"]
     options += ["parallel.device=cuda", "checkpoint.every=off", "measure.telemetry=off", "measure.warmup_steps=5"]
@@ -61,11 +61,14 @@ def is_captured(rundir: RunDir) -> bool:
     ],
     ids=lambda args: args[0] if args else "plain",
 )
-def test_a_captured_run_has_the_losses_of_a_plain_one(tmp_path: Path, args: tuple[str, ...]) -> None:
-    """To 2 %: kernels may be other ones, as cuDNN times them anew in each run, and losses drift from there, those of
-    LAMB by more than that after nine steps."""
-    plain = trained(tmp_path / "plain", *args)
-    captured = trained(tmp_path / "captured", *args, "train.capture=on")
+def test_a_captured_run_has_the_losses_of_an_eager_one(tmp_path: Path, args: tuple[str, ...]) -> None:
+    """Captured and eager losses agree to 2 %.
+
+    Kernels may differ, because cuDNN benchmarks them in each run, and losses diverge from there; with LAMB by more than
+    2 % after nine steps.
+    """
+    plain = train(tmp_path / "plain", *args)
+    captured = train(tmp_path / "captured", *args, "train.capture=on")
     assert is_captured(captured) and not is_captured(plain)
     assert not captured.warnings.exists(), captured.warnings.read_text()
     num = 12 if "optim.name=lamb" in args else None
@@ -73,7 +76,7 @@ def test_a_captured_run_has_the_losses_of_a_plain_one(tmp_path: Path, args: tupl
     assert losses(captured)[:num] == pytest.approx(losses(plain)[:num], rel=2e-2)
 
 
-def test_a_captured_step_waits_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_captured_step_does_not_synchronise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     replayed = CudaGraphStep._replay
 
     def watched(self, captured, batch, state):
@@ -84,34 +87,34 @@ def test_a_captured_step_waits_for_nothing(tmp_path: Path, monkeypatch: pytest.M
             torch.cuda.set_sync_debug_mode("default")
 
     monkeypatch.setattr(CudaGraphStep, "_replay", watched)
-    assert is_captured(trained(tmp_path / "run", "train.capture=on", "log.every=8st"))
+    assert is_captured(train(tmp_path / "run", "train.capture=on", "log.every=8st"))
 
 
 @pytest.mark.parametrize("args", [(), ("model.drop_path=0.3",)], ids=["plain", "that draws"])
-def test_a_model_that_asks_for_a_number_goes_on_as_it_is(
+def test_a_model_that_synchronises_runs_eagerly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...]
 ) -> None:
-    """And leaves the device as if nothing had been captured: memory can be given back, and numbers can be drawn."""
+    """The failed capture leaves the device usable: memory can be freed, and random numbers can be drawn."""
     forward = resnet_cifar.ResNet.forward
 
-    def asking(self, images):
+    def synchronising_forward(self, images):
         assert images.is_meta or images.mean().item() < 1e9
         return forward(self, images)
 
-    plain = trained(tmp_path / "plain", *args)
-    monkeypatch.setattr(resnet_cifar.ResNet, "forward", asking)
-    captured = trained(tmp_path / "captured", *args, "train.capture=on")
+    plain = train(tmp_path / "plain", *args)
+    monkeypatch.setattr(resnet_cifar.ResNet, "forward", synchronising_forward)
+    captured = train(tmp_path / "captured", *args, "train.capture=on")
     warning = captured.warnings.read_text()
     assert "train.capture: the step cannot be captured, so steps run eagerly" in warning
-    assert "previous error" not in warning  # what the model did, not what the end of the capture says of it
+    assert "previous error" not in warning  # the warning shows the model's error, not the one at the end of the capture
     assert losses(captured) == pytest.approx(losses(plain), rel=2e-2)
     torch.cuda.empty_cache()
     assert torch.rand(3, device="cuda").isfinite().all()
 
 
 @pytest.mark.silicon
-def test_a_capture_that_fails_gives_back_memory_that_another_stream_has_read() -> None:
-    """And the numbers that are drawn after it are those that would have been drawn without it."""
+def test_a_failed_capture_releases_memory_used_by_another_stream() -> None:
+    """Random numbers drawn after it are those without the capture."""
     graphs, other = CudaGraphPool(), torch.cuda.Stream()
     torch.cuda.manual_seed(3)
     expected = torch.rand(5, device="cuda")
@@ -134,10 +137,10 @@ def test_a_capture_that_fails_gives_back_memory_that_another_stream_has_read() -
     assert len(set(drawn.tolist())) == 5
 
 
-def test_what_a_captured_step_draws_differs_from_step_to_step_as_in_a_plain_one(tmp_path: Path) -> None:
-    """With a learning rate of next to nothing only what is drawn changes the loss of the same few images."""
+def test_a_captured_step_draws_new_random_numbers_in_each_replay(tmp_path: Path) -> None:
+    """With a learning rate near zero, only random draws change the loss of the same few images."""
     args = ("model.drop_path=0.5", "optim.lr=1e-12", "data.augment=[]", "data.source.num_images=64")
-    plain = trained(tmp_path / "plain", *args)
-    captured = trained(tmp_path / "captured", *args, "train.capture=on")
+    plain = train(tmp_path / "plain", *args)
+    captured = train(tmp_path / "captured", *args, "train.capture=on")
     assert losses(captured) == pytest.approx(losses(plain), rel=1e-3)
     assert len({round(loss, 6) for loss in losses(captured)}) > 12

@@ -1,4 +1,4 @@
-"""Loaders of batches for a real GPU: a set that lies there, and page-locked memory that is written in place."""
+"""Batch loaders for a real GPU: a data set in device memory, and reuse of page-locked memory."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ from paceline.recipe.schema.data import Data
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-    # torch says so, once, of the debug mode that these tests are about
+    # torch warns once that the synchronisation debug mode is a prototype
     pytest.mark.filterwarnings("ignore:Synchronization debug mode"),
 ]
 INFO = DatasetInfo("made", "train", 500, ("a", "b"), 3, (32, 32), (0.5,) * 3, (0.25,) * 3)
@@ -63,19 +63,19 @@ def same(one: Batch, other: Batch) -> bool:
 
 
 @pytest.mark.parametrize("name", ["plain", "moved"])
-def test_a_set_on_the_gpu_gives_the_batches_of_the_rank_itself(name: str) -> None:
+def test_a_data_set_on_the_gpu_gives_the_batches_of_the_inline_loader(name: str) -> None:
     resident, inline = train(RECIPES[name], "device"), train(RECIPES[name], "inline")
     assert isinstance(resident, DeviceLoader)
     pairs = list(zip(inline.batches(3, 20), resident.batches(3, 20), strict=True))
     assert len(pairs) == 17 and all(same(one, other) for one, other in pairs)
 
 
-def test_what_the_host_decides_is_changed_on_the_gpu_as_on_the_host_but_for_rounding() -> None:
+def test_augmentations_on_the_gpu_equal_those_on_the_host_up_to_rounding() -> None:
     resident, inline = train(RECIPES["on the host"], "device"), train(RECIPES["on the host"], "inline")
     for one, other in zip(inline.batches(0, 8), resident.batches(0, 8), strict=True):
         assert torch.equal(one.draws, other.draws.cpu()) and other.images.is_cuda
         off = (one.images.int() - other.images.cpu().int()).abs()
-        assert (off > 1).float().mean() < 0.01  # turned pixels fall to either side of a grid line
+        assert (off > 1).float().mean() < 0.01  # rotated pixels may fall to either side of a grid line
 
 
 def test_an_evaluation_on_the_gpu_counts_every_image_once() -> None:
@@ -85,13 +85,13 @@ def test_an_evaluation_on_the_gpu_counts_every_image_once() -> None:
     assert torch.equal(images, torch.from_numpy(source().images.transpose(0, 3, 1, 2).copy()))
 
 
-def test_steps_of_a_set_on_the_gpu_wait_for_nothing(synchronising_raises) -> None:
+def test_steps_of_a_data_set_on_the_gpu_do_not_synchronise(synchronising_raises) -> None:
     loader = train(RECIPES["moved"], "device")
     synchronising_raises()
     assert len(list(loader.batches(0, 30))) == 30
 
 
-def test_page_locked_memory_is_not_lent_again_before_it_has_been_copied() -> None:
+def test_page_locked_memory_is_not_reused_before_its_copy_ends() -> None:
     slots = build_host_buffers(pin_memory=True)
     copies = []
     for number in range(30):
@@ -103,7 +103,7 @@ def test_page_locked_memory_is_not_lent_again_before_it_has_been_copied() -> Non
     assert [int(copy.float().mean().round()) for copy in copies] == list(range(30))
 
 
-def test_copies_on_a_side_stream_arrive_whole_while_the_gpu_computes(synchronising_raises) -> None:
+def test_copies_on_a_side_stream_are_complete_while_the_gpu_computes(synchronising_raises) -> None:
     bus, matrix = SideStreamCopy(torch.device("cuda")), torch.randn(4096, 4096, device="cuda")
     batches = [torch.full((64, 3, 128, 128), number, dtype=torch.uint8).pin_memory() for number in range(20)]
     matrix = matrix @ matrix
@@ -113,7 +113,7 @@ def test_copies_on_a_side_stream_arrive_whole_while_the_gpu_computes(synchronisi
     for batch in batches:
         (copy,) = bus.send((batch,))
         sums.append(copy.sum(dtype=torch.int64))
-        del copy  # its memory must not be lent before the sum is done
+        del copy  # its memory must not be reused before the sum is done
         matrix = torch.tanh(matrix @ matrix)
     torch.cuda.set_sync_debug_mode("default")
     assert [int(each) for each in sums] == [number * batches[0].numel() for number in range(20)]
@@ -127,13 +127,13 @@ def test_copies_are_counted_and_timed_on_their_own_stream() -> None:
     for _ in range(5):
         bus.send((batch, torch.zeros(64, dtype=torch.int64)))
     there = torch.ones(3, device="cuda")
-    assert bus.send((there,))[0] is there  # which is no copy
+    assert bus.send((there,))[0] is there  # a tensor on the device is not copied
     num_bytes, found = batch.nbytes + 64 * 8, bus.stats(skip=2)
     assert (found.sends, found.bytes, found.copied_bytes) == (5, 5 * num_bytes, 5 * num_bytes)
     assert found.timed_bytes == 3 * num_bytes and found.timed_s > 0
 
 
-class Photographs:
+class Jpegs:
     """JPEGs in memory, of smooth colours."""
 
     info = replace(INFO, image_size=None)
@@ -158,11 +158,11 @@ class Photographs:
         return f"made/{index}.jpg"
 
 
-def photographs(loader: str) -> list[Batch]:
-    """Return eight batches that `loader` makes with two workers."""
+def batches_of(loader: str) -> list[Batch]:
+    """Return eight batches of `loader` with two workers."""
     data, device = Data(augment=("random_resized_crop", "flip")), torch.device("cuda")  # type: ignore[arg-type]
     options = LoaderOptions(2, True, True, loader=loader, device=device)  # type: ignore[arg-type]
-    built = build_train_loader(data, Photographs(), ORDER, lambda step: 48, options)
+    built = build_train_loader(data, Jpegs(), ORDER, lambda step: 48, options)
     try:
         return list(built.batches(0, 8))
     finally:
@@ -170,9 +170,9 @@ def photographs(loader: str) -> list[Batch]:
 
 
 @pytest.mark.silicon
-def test_nvjpeg_gives_the_samples_of_the_host_and_nearly_its_pixels() -> None:
-    """Six levels of 255: another inverse transform and upsampling of colour, then resampling in float."""
-    for host, gpu in zip(photographs("threads"), photographs("nvjpeg"), strict=True):
+def test_nvjpeg_gives_the_samples_of_the_host_with_similar_pixels() -> None:
+    """Pixels differ by up to six levels of 255: by inverse transform, chroma upsampling, and resampling in float."""
+    for host, gpu in zip(batches_of("threads"), batches_of("nvjpeg"), strict=True):
         assert gpu.images.is_cuda and np.array_equal(host.indices, gpu.indices)
         assert torch.equal(host.labels, gpu.labels.cpu()) and torch.equal(host.draws, gpu.draws.cpu())
         off = (host.images.int() - gpu.images.cpu().int()).abs()
@@ -180,25 +180,25 @@ def test_nvjpeg_gives_the_samples_of_the_host_and_nearly_its_pixels() -> None:
 
 
 @pytest.mark.silicon
-def test_nvjpeg_writes_to_no_memory_that_what_is_queued_has_yet_to_read() -> None:
-    """Its own stream does not wait for the others, so it must not be lent what they still read, large or small."""
-    idle = photographs("nvjpeg")
+def test_nvjpeg_does_not_overwrite_memory_of_queued_work() -> None:
+    """Its stream does not wait for others, so it must not get memory that they still read, of any size."""
+    idle = batches_of("nvjpeg")
     matrix = torch.randn(8192, 8192, device="cuda")
-    pictures = [torch.full((3, 100, 100), 7, dtype=torch.uint8, device="cuda") for _ in range(400)]
+    tensors = [torch.full((3, 100, 100), 7, dtype=torch.uint8, device="cuda") for _ in range(400)]
     torch.cuda.synchronize()
     for _ in range(100):  # some seconds
         matrix = torch.tanh(matrix @ matrix)
-    sums = [picture.sum() for picture in pictures]
-    del pictures  # lent again at once to whoever asks on this stream
-    busy = photographs("nvjpeg")
+    sums = [tensor.sum() for tensor in tensors]
+    del tensors  # the allocator reuses it at once on this stream
+    busy = batches_of("nvjpeg")
     assert [int(each) for each in sums] == [7 * 3 * 100 * 100] * 400
     for one, other in zip(idle, busy, strict=True):
         assert torch.equal(one.images, other.images) and torch.equal(one.labels, other.labels)
 
 
 @pytest.mark.silicon
-def test_nvjpeg_refuses_a_broken_file_and_decodes_the_next_one() -> None:
-    decoder, files = TorchvisionDecoder(torch.device("cuda"), 3), Photographs().files
+def test_nvjpeg_refuses_a_damaged_file_and_decodes_the_next_one() -> None:
+    decoder, files = TorchvisionDecoder(torch.device("cuda"), 3), Jpegs().files
     with pytest.raises(RuntimeError):
         decoder([files[0][:300]])
     assert decoder(files[:3])[0].is_cuda

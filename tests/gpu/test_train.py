@@ -1,4 +1,4 @@
-"""The trainer on a GPU: the same run as on a CPU, within rounding, and no waiting on a silent step."""
+"""The trainer on a GPU has the losses of a CPU, up to rounding, and does not synchronise in steps without logs."""
 
 from pathlib import Path
 
@@ -15,12 +15,12 @@ from paceline.training.trainer import Trainer
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-    # torch says so, once, of the debug mode that one of these tests is about
+    # torch warns once that the synchronisation debug mode is a prototype
     pytest.mark.filterwarnings("ignore:Synchronization debug mode"),
 ]
 
 
-def trained(folder: Path, name: str, *args: str) -> RunDir:
+def train(folder: Path, name: str, *args: str) -> RunDir:
     base = ["data.source.num_images=512", "data.source.num_val_images=100", "model.width=0.25", "train.steps=16"]
     options = ["data.augment=[pad_crop,flip]", "optim.lr=0.01", "log.every=1st", "log.tensorboard=off"]
     rundir = RunDir(folder / name)
@@ -33,9 +33,9 @@ def losses(rundir: RunDir) -> list[float]:
     return [record["loss"] for record in read_lines(rundir.steps)]
 
 
-def test_a_gpu_trains_as_a_cpu_does(tmp_path: Path) -> None:
-    on_cpu = trained(tmp_path, "cpu", "parallel.device=cpu")
-    on_gpu = trained(tmp_path, "gpu", "parallel.device=cuda")
+def test_a_gpu_has_the_losses_of_a_cpu(tmp_path: Path) -> None:
+    on_cpu = train(tmp_path, "cpu", "parallel.device=cpu")
+    on_gpu = train(tmp_path, "gpu", "parallel.device=cuda")
     assert losses(on_gpu)[:4] == pytest.approx(losses(on_cpu)[:4], rel=2e-2)
     result = on_gpu.read_result()
     assert result.eval is not None and result.eval.images == 100
@@ -43,8 +43,8 @@ def test_a_gpu_trains_as_a_cpu_does(tmp_path: Path) -> None:
     assert result.stages["backward"].device_s > 0
 
 
-def test_bfloat16_and_workers_run(tmp_path: Path) -> None:
-    result = trained(tmp_path, "half", "train.precision=bf16", "data.workers=2", "train.accumulate=2").read_result()
+def test_bfloat16_with_workers_trains(tmp_path: Path) -> None:
+    result = train(tmp_path, "half", "train.precision=bf16", "data.workers=2", "train.accumulate=2").read_result()
     assert result.eval is not None and result.eval.images == 100
 
 
@@ -60,7 +60,7 @@ def test_bfloat16_and_workers_run(tmp_path: Path) -> None:
     ],
     ids=lambda args: args[0] if args else "plain",
 )
-def test_a_silent_step_waits_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, args) -> None:
+def test_a_step_without_log_does_not_synchronise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, args) -> None:
     step = Trainer.train_step
 
     def watched(self, batch, state):
@@ -71,4 +71,4 @@ def test_a_silent_step_waits_for_nothing(tmp_path: Path, monkeypatch: pytest.Mon
             torch.cuda.set_sync_debug_mode("default")
 
     monkeypatch.setattr(Trainer, "train_step", watched)
-    trained(tmp_path, "run", "log.every=8st", *args)
+    train(tmp_path, "run", "log.every=8st", *args)

@@ -14,15 +14,15 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "emulated"))
-from emulation import build, why_not
+from emulation import build, missing_requirement
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.skipif(bool(why_not()), reason=f"no GPU can be emulated: {why_not()}")
+pytestmark = pytest.mark.skipif(bool(missing_requirement()), reason=f"no GPU can be emulated: {missing_requirement()}")
 TESTS = (
-    "test_cuda_graphs.py::test_a_captured_run_has_the_losses_of_a_plain_one[plain]",
-    "test_loaders.py::test_page_locked_memory_is_not_lent_again_before_it_has_been_copied",
-    "test_loaders.py::test_copies_on_a_side_stream_arrive_whole_while_the_gpu_computes",
-    "test_train.py::test_a_silent_step_waits_for_nothing[plain]",
+    "test_cuda_graphs.py::test_a_captured_run_has_the_losses_of_an_eager_one[plain]",
+    "test_loaders.py::test_page_locked_memory_is_not_reused_before_its_copy_ends",
+    "test_loaders.py::test_copies_on_a_side_stream_are_complete_while_the_gpu_computes",
+    "test_train.py::test_a_step_without_log_does_not_synchronise[plain]",
 )
 MISTAKES = """
 import torch

@@ -1,4 +1,4 @@
-"""What torch has for GPUs alone: the parts of batch norm whose statistics ranks share (torch.nn.SyncBatchNorm).
+"""Operations that torch has only for GPUs: synchronised batch norm (torch.nn.SyncBatchNorm).
 
 Ioffe & Szegedy 2015 (arXiv 1502.03167); names and arguments are those of torch's operations.
 """
@@ -19,7 +19,7 @@ def batch_norm_stats(images: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 def batch_norm_elemt(
     images: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, invstd: Tensor, eps: float
 ) -> Tensor:
-    """Return `images` normalised, in their format."""
+    """Return `images` normalised, in their memory format."""
     normalised = (images.float() - _wide(mean, images)) * _wide(invstd, images)
     normalised = normalised if weight is None else normalised * _wide(weight.float(), images)
     normalised = normalised if bias is None else normalised + _wide(bias.float(), images)
@@ -36,7 +36,7 @@ def batch_norm_gather_stats_with_counts(
     eps: float,
     counts: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Return the statistics of all ranks from those of each, [R, C], and move the running ones."""
+    """Return the statistics of all ranks from those of each, [R, C], and update the running ones."""
     share = (counts / counts.sum())[:, None].float()
     total = float(counts.sum())
     of_all = (share * mean).sum(0)
@@ -49,14 +49,14 @@ def batch_norm_gather_stats_with_counts(
 
 
 def batch_norm_backward_reduce(
-    gradient: Tensor, images: Tensor, mean: Tensor, invstd: Tensor, weight: Tensor | None, *wanted: bool
+    gradient: Tensor, images: Tensor, mean: Tensor, invstd: Tensor, weight: Tensor | None, *requested: bool
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """Return two sums [C] that ranks share, and the gradients of weight and bias."""
+    """Return the two sums [C] that ranks share, and the gradients of weight and bias."""
     wide = gradient.float()
     summed = wide.sum(_others(images))
     with_images = (wide * (images.float() - _wide(mean, images))).sum(_others(images))
     dtype = mean.dtype if weight is None else weight.dtype
-    _, wants_weight, wants_bias = wanted
+    _, wants_weight, wants_bias = requested
     of_weight = (with_images * invstd).to(dtype) if wants_weight else None
     return summed, with_images, of_weight, summed.to(dtype) if wants_bias else None
 

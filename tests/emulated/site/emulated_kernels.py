@@ -1,8 +1,8 @@
-"""Kernels for a device made of host memory: each computes with torch's own for CPUs, on the memory of the device.
+"""Kernels for a device in host memory: each computes with torch's CPU kernels, on the memory of the device.
 
-A tensor of the device is seen as one of the host at the same address. While a stream is captured nothing is computed:
-sizes come from torch's meta device, and what is to be done is recorded for the replays (runtime.cpp). Tensors of two
-devices in one kernel fail as on a GPU, and so does, in a capture, what makes the host wait.
+A device tensor is viewed as a host tensor at the same address. During capture nothing is computed: sizes come from
+torch's meta device, and the work is recorded for replays (runtime.cpp). Tensors of two devices in one kernel fail like
+on a GPU, and so does synchronisation within a capture.
 """
 
 import atexit
@@ -24,7 +24,7 @@ LAYOUT = {
     *("empty.memory_format", "empty_strided", "as_strided", "view", "view.dtype", "_reshape_alias", "resize_"),
     *("unfold", "record_stream", "is_pinned", "_pin_memory", "_local_scalar_dense", "view_as_real", "view_as_complex"),
 }
-"""What torch does to a tensor without a kernel, or by a copy alone."""
+"""Operations that torch implements without a kernel, or by a copy alone."""
 ALSO = ("aten::convolution", "aten::convolution_backward", "aten::copy_", "aten::embedding_dense_backward")
 ELSEWHERE = ("set_", "cudnn", "_cudnn", "miopen")
 WAITING = (
@@ -32,7 +32,7 @@ WAITING = (
     "repeat_interleave",
 )
 INDEXING = ("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index")
-"""With a mask, these count what it holds first. Their indices may lie on the host."""
+"""With a mask, these first count its elements. Their indices may be on the host."""
 
 _runtime: Any = None
 _recorded: dict[int, Callable[[], None]] = {}
@@ -40,7 +40,7 @@ _library: Any = None
 
 
 def install() -> None:
-    """Put kernels for the emulated device in place of those of CUDA, in this process."""
+    """Replace CUDA's kernels by those of the emulated device in this process."""
     global _runtime, _library
     _runtime = ctypes.CDLL(Path(os.environ["LD_PRELOAD"].partition(":")[0]).name)
     _runtime.emulated_replay_with(_replay)
@@ -61,12 +61,12 @@ def install() -> None:
 
 def _register(name: str, kernel: Callable[..., Any]) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch 2.11 warns of what is put in place of another
+        warnings.simplefilter("ignore")  # torch 2.11 warns of kernels that replace others
         _library.impl(name, kernel, "CUDA", allow_override=True)
 
 
 def _compile_without_kernels() -> None:
-    """Let torch.compile trace and check, and generate nothing: Triton's kernels would need the device."""
+    """Let torch.compile trace and check without generating code, because Triton's kernels would need the device."""
     compile_ = torch.compile
 
     def traced(model: Any = None, **options: Any) -> Any:
@@ -76,7 +76,7 @@ def _compile_without_kernels() -> None:
 
 
 class _Call:
-    """One call of a kernel: its arguments as tensors of the host, and the way back."""
+    """One call of a kernel: its arguments as host tensors, and the conversion of its results."""
 
     def __init__(self, op: Any, args: tuple[Any, ...], options: dict[str, Any]) -> None:
         self.op = op
@@ -91,7 +91,7 @@ class _Call:
             raise RuntimeError(f"Expected all tensors to be on the same device, but {name} got {self._devices}")
 
     def _down(self, value: Any, *, free: bool) -> Any:
-        """Return `value` for the host; tensors of any device are allowed where it is `free`."""
+        """Return `value` for the host; tensors of any device are allowed if `free`."""
         if isinstance(value, torch.device):
             return torch.device("cpu")
         if isinstance(value, torch.Generator):
@@ -106,7 +106,7 @@ class _Call:
         return self.stands_for(_seen_by_host(tensor), tensor)
 
     def stands_for(self, tensor: Tensor, origin: Tensor) -> Tensor:
-        """Take note that `tensor` is `origin` on the way back."""
+        """Record that `tensor` represents `origin` in results."""
         self.origin[id(tensor)] = origin
         self._kept.append(tensor)
         return tensor
@@ -116,7 +116,7 @@ class _Call:
         return self.op(*self.args, **self.options)
 
     def sizes(self) -> Any:
-        """Return what is computed without computing it, and leave the arguments alone."""
+        """Return the results without computing them, and leave the arguments unchanged."""
         metas: dict[int, Tensor] = {}
 
         def meta(tensor: Tensor) -> Tensor:
@@ -131,7 +131,7 @@ class _Call:
 
         try:
             return self.op(*map(moved, self.args), **{key: moved(each) for key, each in self.options.items()})
-        except NotImplementedError:  # a fused optimizer: on zeros, which no number of an argument can make fail
+        except NotImplementedError:  # fused optimizers run on zeros, which no numeric argument can make fail
             zeros: dict[int, Tensor] = {}
 
             def zero(tensor: Tensor) -> Tensor:
@@ -145,7 +145,7 @@ class _Call:
 
 
 def _run(op: Any, *args: Any, **options: Any) -> Any:
-    """Do what a kernel does, or record it where the current stream is captured."""
+    """Run a kernel, or record it if the current stream is captured."""
     name = _name(op)
     if name in WAITING or (name in INDEXING and any(_is_mask(each) for each in args[1])):
         torch.cuda.current_stream().synchronize()
@@ -178,7 +178,7 @@ def _run(op: Any, *args: Any, **options: Any) -> Any:
 
 
 def _as_declared(op: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return `args` with a tensor where torch has made a plain number of one, as it does for kernels in Python."""
+    """Return `args` with tensors in place of numbers that torch has converted for Python kernels."""
     kinds = [str(each.type) for each in op._schema.arguments] if hasattr(op, "_schema") else []
     numbers = [kind == "Tensor" and isinstance(each, int | float) for each, kind in zip(args, kinds, strict=False)]
     if not any(numbers):
@@ -187,21 +187,21 @@ def _as_declared(op: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _up(tensor: Tensor, call: _Call, *, fills: bool) -> Tensor:
-    """Return the tensor of the device that `tensor` stands for, or a new one."""
+    """Return the device tensor that `tensor` represents, or a new one."""
     made = call.origin.get(id(tensor))
     if made is not None and made.shape == tensor.shape:
         return made
     if made is None:
         made = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cuda")
     else:
-        made.resize_(tensor.shape)  # an `out` that the kernel has sized
+        made.resize_(tensor.shape)  # an `out` that the kernel has resized
     if fills:
         _seen_by_host(made).copy_(tensor)
     return made
 
 
 def _copy(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
-    """Copy as CUDA does: by the runtime where the bytes lie alike, else by a kernel on the device."""
+    """Copy like CUDA: by the runtime if layouts agree, otherwise by a kernel on the device."""
     op = torch.ops.aten.copy_.default
     if target.is_cuda and source.is_cuda:
         _run(op, target, source, non_blocking)
@@ -250,7 +250,7 @@ def _is_mask(index: Any) -> bool:
 
 
 def _seen_by_host(tensor: Tensor) -> Tensor:
-    """Return the host's view of a tensor of the device: the same bytes."""
+    """Return the host's view of a device tensor: the same bytes."""
     storage = tensor.untyped_storage()
     if not storage.nbytes():
         return torch.empty(0, dtype=tensor.dtype).as_strided(tensor.size(), tensor.stride())
@@ -272,7 +272,7 @@ def _each_value(change: Callable[[Tensor], Tensor], values: dict[str, Any]) -> d
 
 
 def _flat(value: Any) -> Iterator[Tensor | None]:
-    """Yield tensors, and None for each that a kernel was told to leave out."""
+    """Yield tensors, and None for each omitted argument."""
     if isinstance(value, list | tuple):
         for each in value:
             yield from _flat(each)
@@ -291,4 +291,4 @@ def _replay(number: int) -> None:
             _recorded[number]()
     except BaseException:
         traceback.print_exc()
-        os._exit(70)  # there is no way back through the runtime
+        os._exit(70)  # exceptions cannot propagate through the runtime

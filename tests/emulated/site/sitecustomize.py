@@ -1,4 +1,4 @@
-"""Python imports this when it starts: where a GPU is emulated, torch has its kernels once it has been imported."""
+"""Imported at the start of Python: register the emulated kernels once torch has been imported."""
 
 import importlib.machinery
 import os
