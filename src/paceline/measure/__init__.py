@@ -1,4 +1,4 @@
-"""Account for every second of a run. `StageClock` is public: it works in anyone's loop, and needs no torch."""
+"""Account for every second of a run. `StageClock` works in any training loop, and needs no torch."""
 
 from paceline.core.stages import EPOCH_BOUNDARY
 from paceline.measure.clock import Clock, ClockSummary, NullClock, StageClock, StageTotal, build_clock

@@ -1,7 +1,7 @@
-"""The override that a bottleneck calls for, computed from what the run used. Pure; "" where none is known to help.
+"""The override that a bottleneck calls for, computed from the run's settings. Pure; "" where none is known to help.
 
-Nothing is advised that trains another model than was asked for: neither another batch size nor fewer epochs. What no
-override does, such as packing a data set, is said in a sentence.
+No advice changes what is trained, neither batch size nor epochs. What no override does, such as packing a data set, is
+advised in a sentence.
 """
 
 from dataclasses import dataclass
@@ -21,10 +21,9 @@ class RunSettings:
     """Settings of a run that an override could change. A setting that is None gets no advice.
 
     `workers` decode for this rank (0: the rank itself), `cores` are the logical cores it may use. `eval_every` and
-    `save_every` are the intervals of evaluations and checkpoints (None: never, or fixed), `saves_in_background` how
-    checkpoints are written. `augments_on` is `host` or `device` (None: no augmentation of batches); `has_files`:
-    samples are image files, which Python reads one by one. `threads` are those requested per rank, `auto` for its share
-    of the cores. `compression` is None if gradients are not averaged.
+    `save_every` are the intervals of evaluations and checkpoints (None: never, or fixed). `augments_on` is `host` or
+    `device` (None: no augmentation of batches); `has_files`: samples are image files, read one by one in Python.
+    `threads` are those requested per rank. `compression` is None if gradients are not averaged.
     """
 
     workers: int | None = None
@@ -50,7 +49,7 @@ class RunSettings:
 
 
 def advise_fewer_threads(used: RunSettings) -> str:
-    """Advise each rank's share of the cores as its threads, if another number was requested."""
+    """Advise `auto` threads if another number was requested."""
     return "" if used.threads == "auto" else "parallel.threads=auto"
 
 
@@ -69,21 +68,20 @@ def advise_compression(used: RunSettings) -> str:
 
 
 def advise_less_compute(used: RunSettings) -> str:
-    """On GPUs advise 16 bits, then compiling: each about halves the memory traffic of most of these models.
-
-    fp64 is kept: it was chosen for its precision.
-    """
-    if not used.is_gpu or used.strategy == "dataparallel":  # whose threads neither autocast to bf16 nor compile
+    """Advise 16 bits on GPUs, then compiling: each about halves the memory traffic of most of these models."""
+    if not used.is_gpu or used.strategy == "dataparallel":  # its threads neither autocast to bf16 nor compile
         return ""
+    # fp64 was chosen for its precision, so it is kept.
     if used.precision in ("fp32", "torch_default", "tf32"):
         return "train.precision=amp"
     return "train.compile=default" if used.precision is not None and used.compile == "off" else ""
 
 
 def advise_fewer_launches(used: RunSettings) -> str:
-    """Advise fewer kernels, or one CUDA graph for all of them: on one rank, whose gradients nothing else reads."""
-    if used.strategy == "dataparallel":  # whose copies are not compiled
+    """Advise compiling, or on a single rank one CUDA graph for all kernels."""
+    if used.strategy == "dataparallel":  # its replicas are not compiled
         return ""
+    # With several ranks or micro-batches, DDP or accumulation reads gradients that a CUDA graph overwrites.
     takes_graphs = used.world_size == 1 and used.accumulate == 1
     match used.compile:
         case "off" | "default" if takes_graphs:

@@ -1,7 +1,4 @@
-"""Time all-reduces of several sizes over the default process group: what the network between the ranks can do.
-
-It says what they took, in seconds; what that tells of a link is reckoned elsewhere.
-"""
+"""Time all-reduces of several sizes over the default process group."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -33,12 +30,10 @@ class AllReduceTime:
 def time_all_reduces(
     device: torch.device, now: Callable[[], float], *, sizes: Sequence[int] = SIZES, each_s: float = 1.0
 ) -> tuple[AllReduceTime, ...]:
-    """Time float32 sums for about `each_s` seconds per size, 5 to 50 times after 3 to warm up. All ranks call it
-    together.
+    """Time float32 sums for about `each_s` seconds per size, 5 to 50 times after 3 to warm up (collective).
 
-    A size whose median exceeds a quarter of `each_s` is the last, as its bandwidth is that of larger ones; at least two
-    sizes are timed. Each time is of the slowest rank, from a barrier, by the clock `now` (seconds); on a GPU it
-    includes queued work.
+    A size whose median exceeds a quarter of `each_s` is the last; at least two are timed. Each time is of the slowest
+    rank, from a barrier, by the clock `now` (seconds); on a GPU it includes queued work.
     """
     found: list[AllReduceTime] = []
     for size in sizes:

@@ -1,7 +1,7 @@
-"""What held a run back, in one word, one sentence, how much there is to win, and one override to try.
+"""Find a run's bottleneck, in one word, with one sentence of evidence, a bound of the gain and one override to try.
 
-Pure, and never more than was measured. Judged by device time, which on a CPU is host time: a host that waits for data
-while its GPU still has work queued costs nothing. The rules are told in `docs/explanation/verdict.md`.
+Pure. Based on device time, which on a CPU is host time: a host that waits for data while its GPU has queued work costs
+nothing. The rules are in `docs/explanation/verdict.md`.
 """
 
 from collections.abc import Iterator
@@ -72,10 +72,10 @@ UNKNOWN_SETTINGS: Final = RunSettings()
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Speed-ups of probes that trained with one part of the work for free; None without a probe.
+    """Speed-ups of probes that trained without the cost of one part of the work; None without a probe.
 
-    Free data are the same few batches in host memory; free copies lie on the device; with free communication each rank
-    trains alone; a free model is an empty one.
+    Free data are the same few batches in host memory, free copies the same on the device; with free communication each
+    rank trains alone; a free model is an empty one.
     """
 
     free_data: float | None = None
@@ -97,7 +97,7 @@ class Ceilings:
 class BottleneckResult:
     """The `bottleneck`, the `evidence` for it, the `ceiling` of the speed-up, and `try_`, an override to paste.
 
-    `ceiling` is "" if the clock gives no bound, `try_` if there is no advice.
+    `ceiling` is "" without a bound, `try_` without advice.
     """
 
     bottleneck: BottleneckName
@@ -149,23 +149,23 @@ def find_bottleneck(
 ) -> BottleneckResult:
     """Find the bottleneck in the summary of rank 0: the largest loss above its threshold, else computing.
 
-    Lack of CPU time comes first, unless a GPU was busy all the same: stage times then mean little, and there is no
-    advice. Pauses come before steps, as they take more than half of all time. `straggler`, `communication` and `cpu`
-    are of the counted steps; without `straggler`, waiting between ranks counts as communication.
+    Lack of CPU time comes first, unless a GPU was busy all the same; then pauses, which take more than half of all
+    time, and then steps. `straggler`, `communication` and `cpu` are of the counted steps; without `straggler`, waiting
+    between ranks counts as communication.
     """
     if summary.n == 0:
         to_try = "measure.warmup_steps=0" if summary.warmup_s > 0 else ""
         return BottleneckResult("unknown", "No step was counted.", "", to_try)
-    kept_off = None if cpu is None or _keeps_gpu_busy(summary, settings) else _cpu_starved_loss(cpu, settings)
-    if kept_off is not None:
-        return kept_off
+    starved = None if cpu is None or _keeps_gpu_busy(summary, settings) else _cpu_starved_loss(cpu, settings)
+    if starved is not None:
+        return starved
     late = _Lateness.of(straggler, summary.n)
     for losses in (_pause_losses(summary, settings), _wait_losses(summary, settings, late, communication)):
         large = [loss for loss in losses if loss.is_large]
         if large:
             return max(large, key=lambda loss: loss.seconds).to_result()
-    crowded = None if cpu is None else _oversubscribed_loss(cpu, settings)
-    return crowded or _busy_loss(summary, settings, late)
+    oversubscribed = None if cpu is None else _oversubscribed_loss(cpu, settings)
+    return oversubscribed or _busy_loss(summary, settings, late)
 
 
 def _keeps_gpu_busy(summary: ClockSummary, used: RunSettings) -> bool:
@@ -176,7 +176,6 @@ def _keeps_gpu_busy(summary: ClockSummary, used: RunSettings) -> bool:
 
 
 def _cpu_starved_loss(cpu: CpuResult, used: RunSettings) -> BottleneckResult | None:
-    """Return the bottleneck of a run that lacked CPU time, else None."""
     if cpu.wall_s < LEAST_CPU_WALL_S:
         return None
     rank = f" rank {cpu.rank} wanted" if used.world_size > 1 else " training wanted"
@@ -197,7 +196,6 @@ def _cpu_starved_loss(cpu: CpuResult, used: RunSettings) -> BottleneckResult | N
 
 
 def _oversubscribed_loss(cpu: CpuResult, used: RunSettings) -> BottleneckResult | None:
-    """Return the bottleneck of a computing run whose own threads compete for the cores, else None."""
     if cpu.wall_s < LEAST_CPU_WALL_S:
         return None
     cores = count(cpu.cores, "core")
@@ -222,7 +220,7 @@ def _pause_losses(summary: ClockSummary, used: RunSettings) -> Iterator[_TimeLos
         evidence = f"{what} took {seconds:.3g} s of {elapsed_s:.3g} s ({_format_share(seconds / elapsed_s)})."
         return _TimeLoss(name, seconds, elapsed_s, PAUSE_SHARE, evidence, without, to_try)
 
-    # More workers start no sooner, so the start of a loader has nothing to try.
+    # More workers do not start sooner, so there is no advice for the start of a loader.
     yield loss("input-bound", "Starting the loader, up to its first batch,", start_s, "starting it")
     to_try = advise_eval_interval(evaluate_s, elapsed_s, used)
     yield loss("evaluation-bound", "Evaluation", evaluate_s, "evaluation", to_try)
@@ -254,8 +252,8 @@ class _Lateness:
     """The cost of the latest rank, in seconds over all counted steps.
 
     `lost_s` is what steps would save without it, `waited_s` the part of rank 0's exposed communication that waits for
-    it. If rank 0 itself is late, it is by `own_s` in `own_stage`. `is_rare`: neither is one rank late repeatedly, nor
-    some rank in most steps.
+    it. If rank 0 itself is late, it is by `own_s` in `own_stage`. `is_rare`: neither one rank repeatedly nor some rank
+    in most steps is late.
     """
 
     lost_s: float = 0.0
@@ -272,7 +270,7 @@ class _Lateness:
         if straggler is None:
             return cls(left_out=", waiting for late ranks with it")
         lost_s, late_s = straggler.lost_s * num_steps, straggler.late_s * num_steps
-        if straggler.rank is None:  # nobody to look at: it takes as much as any other wait to be worth naming
+        if straggler.rank is None:  # no rank to check, so the threshold is that of any other wait
             whom = ", which is now one and now another."
             is_rare = straggler.late_steps < LATE_STEPS
             return cls(lost_s, WAITING_SHARE, waited_s=lost_s, is_rare=is_rare, whom=whom)
@@ -295,6 +293,7 @@ def _busy_loss(summary: ClockSummary, used: RunSettings, late: _Lateness) -> Bot
             "waits for the host to launch work."
         )
         return BottleneckResult("launch-bound", evidence, "", advise_fewer_launches(used))
+    # Computing is the bottleneck only if it takes longer than all that the stages do not explain.
     compute_s = _device_s(summary, *COMPUTE)
     unclear_s = {
         "What no stage covers": max(0.0, summary.wall_s - _device_s(summary, *summary.stages)),
@@ -310,7 +309,6 @@ def _busy_loss(summary: ClockSummary, used: RunSettings, late: _Lateness) -> Bot
 
 
 def _communication_evidence(communication: CommunicationResult | None) -> str:
-    """Return bytes sent per step, and the share of their time hidden by backward, if known."""
     if communication is None or communication.bytes is None:
         return "."
     overlap = communication.overlap
@@ -328,10 +326,9 @@ def _stage_evidence(what: str, seconds: float, summary: ClockSummary) -> str:
 
 
 def _format_ratio(ratio: float) -> str:
-    """Return `3.9x`, with one more digit near one: `1.04x`."""
+    # One more digit near one: 1.04x, but 3.9x.
     return f"{ratio:.2f}x" if ratio < 1.2 else f"{ratio:.1f}x"
 
 
 def _format_share(share: float) -> str:
-    """Return a share as `26 %`: decisions need no more digits."""
     return f"{100 * share:.0f} %"

@@ -1,8 +1,8 @@
-"""Traces in Chrome's format, as torch's profiler (Kineto) writes them and Perfetto reads them. Needs no torch.
+"""Traces in Chrome's format, as torch's profiler (Kineto) writes them and Perfetto reads them. Torch-free.
 
-The format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU. Times are microseconds,
-here since `baseTimeNanoseconds` after 1970. Complete events ("ph": "X") of one thread must nest: Perfetto drops those
-that do not. We write the header on the first line and one event a line, and so read a trace line by line.
+The format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU. Times are microseconds
+since `baseTimeNanoseconds` after 1970. Complete events ("ph": "X") of one thread must nest, or Perfetto drops them. The
+header is on the first line, then one event per line, so that a trace is read line by line.
 """
 
 import gzip
@@ -41,8 +41,8 @@ def rewrite_trace(recorded: Path, out: Path, *, rank: int, world_size: int, stop
 def merge_traces(paths: Sequence[Path], out: Path, offsets_s: Mapping[int, float]) -> None:
     """Merge the traces of several ranks on one time axis; rank N's process is called `rank N`.
 
-    `offsets_s` has the seconds by which the clock of a rank's host is ahead of rank 0's (missing: 0). Without traces
-    nothing is written. Raise `OSError` if the file cannot be written.
+    `offsets_s` are the seconds by which a rank's clock is ahead of rank 0's (missing: 0). Without traces nothing is
+    written. Raise `OSError` if the file cannot be written.
     """
     if not paths:
         return
@@ -90,37 +90,35 @@ def _is_stage(event: TraceEvent) -> bool:
 
 
 def _with_stages(events: Iterable[TraceEvent]) -> Iterator[TraceEvent]:
-    """Yield events, with the stages in a thread of their own and divided where they were switched.
-
-    A hook switches stages inside torch's own ranges, with which the rest of the stage would not nest.
-    """
-    stages, turns = [], []
+    """Yield events, with the stages in a thread of their own and split where they were switched."""
+    # A hook switches stages inside torch's own ranges, and a stage split there would not nest with them.
+    stages, switches = [], []
     for event in events:
         name = event.get("name", "")
         if event.get("cat") != "user_annotation" or not name.startswith(MARK):
             yield event | {"name": name.removeprefix(MARK)}  # a GPU's ranges are named after the host's
         elif name.startswith(STAGE_SWITCH):
-            turns.append(event)
+            switches.append(event)
         else:
             stages.append(event | {"name": name.removeprefix(MARK), "tid": STAGES_TID})
     for pid in {stage["pid"] for stage in stages}:
         yield _metadata_event("thread_name", pid, STAGES_TID, {"name": "stages"})
         yield _metadata_event("thread_sort_index", pid, STAGES_TID, {"sort_index": -1})
-    yield from _split_stages(sorted(stages, key=_start_us), sorted(turns, key=_start_us))
+    yield from _split_stages(sorted(stages, key=_start_us), sorted(switches, key=_start_us))
 
 
-def _split_stages(stages: Sequence[TraceEvent], turns: Sequence[TraceEvent]) -> Iterator[TraceEvent]:
+def _split_stages(stages: Sequence[TraceEvent], switches: Sequence[TraceEvent]) -> Iterator[TraceEvent]:
     starts = [_start_us(stage) for stage in stages]
     parts = [[stage] for stage in stages]
-    for turn in turns:
-        place = bisect_right(starts, _start_us(turn)) - 1
+    for switch in switches:
+        place = bisect_right(starts, _start_us(switch)) - 1
         if place < 0:
-            continue  # of a stage that began before the recording
-        last, turned_us = parts[place][-1], _start_us(turn)
-        left_us = last["ts"] + last["dur"] - turned_us
+            continue  # its stage began before the recording
+        last, switched_us = parts[place][-1], _start_us(switch)
+        left_us = last["ts"] + last["dur"] - switched_us
         if left_us > 0:
-            last["dur"] = round(turned_us - last["ts"], 3)
-            rest = {"name": turn["name"].removeprefix(STAGE_SWITCH), "ts": turned_us, "dur": round(left_us, 3)}
+            last["dur"] = round(switched_us - last["ts"], 3)
+            rest = {"name": switch["name"].removeprefix(STAGE_SWITCH), "ts": switched_us, "dur": round(left_us, 3)}
             parts[place].append(last | rest)
     for each in parts:
         yield from each
@@ -148,7 +146,7 @@ def _place_events(
         moved = event | {"pid": pid}
         if "ts" in event:
             moved["ts"] = round(event["ts"] + shift_us, 3)
-        if event["ph"] in "stf":
+        if event["ph"] in "stf":  # flow events: start, step, finish
             moved["id"] = event["id"] * num_places + place
         yield moved
     for old, pid in pids.items():
@@ -176,7 +174,7 @@ def _read_events(path: Path) -> Iterator[TraceEvent]:
 
 
 def _write_trace(path: Path, header: Mapping[str, Any], events: Iterable[TraceEvent]) -> None:
-    """Write a trace beside `path` and rename it, so that readers of the folder never see a partial file."""
+    # Written beside `path` and renamed, so that readers of the folder never see a partial file.
     with replace_file(path) as binary, gzip.open(binary, "wt", encoding="utf-8", compresslevel=5) as file:
         file.write(json.dumps(header)[:-1] + ', "traceEvents": [\n')
         separator = ""

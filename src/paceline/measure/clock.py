@@ -1,7 +1,4 @@
-"""The stage clock: attribute every second of a run to a stage, on the host and on the device, without synchronizing.
-
-`StageClock` is public: it works in anyone's training loop, and needs no torch.
-"""
+"""The stage clock: attribute every second of a run to a stage, on host and device, without synchronizing."""
 
 import time
 from collections import deque
@@ -16,6 +13,15 @@ from paceline.core.errors import PacelineError
 from paceline.core.stages import DATA_WAIT, EPOCH_BOUNDARY, OTHER
 from paceline.measure.cpu import CpuTimer, CpuTimes, NoCpuTimer, build_cpu_timer
 
+__all__ = ["EPOCH_BOUNDARY", "Clock", "NullClock", "StageClock", "build_clock"]
+
+T = TypeVar("T")
+Mark = Any
+"""A moment on the device; only the timer that made it knows its type."""
+OPTIMIZER: Final = "optimizer"
+"""At the start of this stage the timer checks whether the GPU is idle: a loop that reads losses does so after it."""
+MAX_STEP_TIMES: Final = 100_000  # 3 MB of floats; the spread of a longer run is that of its last steps
+_END: Final[Any] = object()
 RECENT_STEPS: Final = 1000
 """Number of recent counted steps whose stages are kept individually: 8 kB per stage."""
 
@@ -42,10 +48,9 @@ class ClockSummary:
     seconds by name; `unfinished_s`, the time since the last step. `step_s` is the wall clock of each counted step, of
     at most the last 100,000. `recent` has the device seconds of each stage in each of the last `RECENT_STEPS` counted
     steps, oldest first, 0 if a step had no such stage; `after_pause` says for these steps whether a pause lay in them
-    or since the step before, as waiting between ranks may then be due to the pause. `starved` is the share of counted
-    steps at whose optimizer (else at whose end) the GPU had already completed all queued work, so that it waits for the
-    host; a lower bound, as a GPU takes microseconds to report it, and 0 on a CPU. `cpu` are the CPU times of the
-    counted steps, None if unknown. `has_run` is False for a clock that is off.
+    or just before. `starved` is the share of counted steps at whose optimizer (else at whose end) the GPU had no queued
+    work left: a lower bound, and 0 on a CPU. `cpu` are the CPU times of the counted steps, None if unknown. `has_run`
+    is False for a clock that is off.
     """
 
     n: int
@@ -78,7 +83,7 @@ class ClockSummary:
         return self.wall_s + self.excluded_s + self.unfinished_s
 
     def table(self) -> str:
-        """Return where every second went, as lines of text; a line that begins with `=` is the sum of those above.
+        """Return the summary as lines of text; a line that begins with `=` is the sum of those above.
 
         Columns: host seconds, device seconds, and the host's share of the wall clock of counted steps.
         """
@@ -105,16 +110,11 @@ class ClockSummary:
         yield "= wall clock", f"{self.elapsed_s:.3f}", "", ""
 
 
-Mark = Any
-"""A moment on the device; only the timer that made it knows its type."""
-OPTIMIZER: Final = "optimizer"
-"""At the start of this stage the timer checks whether the GPU is idle: a loop that reads losses does so after it."""
-
-
 @dataclass(frozen=True)
 class StageSeconds:
-    """Seconds of stages: the total over counted steps, those of each recent step, and how many steps left the device
-    idle.
+    """Seconds of stages: the total over counted steps, and those of each recent step.
+
+    `num_starved` counts the steps that left the device idle.
     """
 
     total: dict[str, float]
@@ -130,7 +130,7 @@ class DeviceTimer(Protocol):
         ...
 
     def charge(self, stage: str, start: Mark) -> None:
-        """Add the device time from `start` to this moment to `stage` of the open step."""
+        """Add the device time since `start` to `stage` of the open step."""
         ...
 
     def discard_last(self) -> None:
@@ -169,8 +169,8 @@ def current_device_type(device: Literal["cuda", "cpu", "auto"]) -> str:
     return "cuda" if has_cuda else "cpu"
 
 
-def mean_by_stage(stages: Iterable[str], steps: Iterable[Mapping[str, float]]) -> dict[str, tuple[float, ...]]:
-    """Return the seconds per step of each of `stages`, 0 for steps without the stage."""
+def seconds_by_stage(stages: Iterable[str], steps: Iterable[Mapping[str, float]]) -> dict[str, tuple[float, ...]]:
+    """Return the seconds of each of `stages` in each step, 0 if the step has no such stage."""
     kept = tuple(steps)
     return {stage: tuple(step.get(stage, 0.0) for step in kept) for stage in stages}
 
@@ -195,7 +195,7 @@ class HostOnlyTimer:
         """Do nothing."""
 
     def drain(self, host: StageSeconds) -> StageSeconds:
-        """Return `host`."""
+        """Return the host's seconds."""
         return host
 
 
@@ -222,8 +222,7 @@ Span = tuple[str, Event, Event]
 class CudaEventTimer:
     """Time stages on a GPU with reusable events; only `synchronize` and `drain` wait for it.
 
-    `new_event` creates an event, `synchronize` waits for the device. There are as many events as were ever unread at
-    once; CUDA limits how far the host may run ahead. Steps are read as a whole and in order.
+    `new_event` creates an event, `synchronize` waits for the device.
     """
 
     def __init__(self, new_event: Callable[[], Event], synchronize: Callable[[], None]) -> None:
@@ -245,18 +244,18 @@ class CudaEventTimer:
         return cls(partial(torch.cuda.Event, enable_timing=True), torch.cuda.synchronize)
 
     def begin(self, stage: str) -> Mark:
-        """Record and return an event on the calling thread's current stream."""
+        """Record an event on the calling thread's current stream."""
         event = self._record()
         if stage == OPTIMIZER and self._was_idle is None and self._step:
             self._was_idle = self._step[-1][2].query()
         return event
 
     def charge(self, stage: str, start: Mark) -> None:
-        """Add the time from `start` to the end of the queued work to `stage` of the open step."""
+        """Add the time since `start` to `stage` of the open step."""
         self._step.append((stage, start, self._record()))
 
     def discard_last(self) -> None:
-        """Discard the last charge of the open step."""
+        """Discard the last charge."""
         self._release([self._step.pop()])
 
     def end_step(self, *, counted: bool) -> None:
@@ -269,22 +268,24 @@ class CudaEventTimer:
             self._release(self._step)
             self._step.clear()
         self._was_idle = None
+        # Steps are read whole and in order; one that is still running blocks the later ones.
         while self._unread and _is_over(self._unread[0]):
             self._read_oldest()
 
     def synchronize(self) -> None:
-        """Wait until the device has completed all queued work."""
+        """Wait for the device."""
         self._synchronize()
 
     def drain(self, host: StageSeconds) -> StageSeconds:
-        """Wait for the device once; return the seconds of each stage of `host`."""
+        """Wait for the device once; return its seconds for each stage of `host`."""
         self._synchronize()
         while self._unread:
             self._read_oldest()
         total = {stage: self._total_s.get(stage, 0.0) for stage in host.total}
-        return StageSeconds(total, mean_by_stage(host.total, self._recent), self._num_starved)
+        return StageSeconds(total, seconds_by_stage(host.total, self._recent), self._num_starved)
 
     def _record(self) -> Event:
+        # Creating an event is slow, so they are reused. CUDA limits how far the host runs ahead, and so their number.
         event = self._free.pop() if self._free else self._new_event()
         event.record()
         return event
@@ -305,11 +306,9 @@ class CudaEventTimer:
 
 
 def _is_starved(spans: list[Span]) -> bool:
-    """Return whether the device has completed a step that has no optimizer stage.
-
-    An idle GPU takes microseconds to pass even an empty event, so the event before the end of `other` is queried, not
-    the last one: `other` queues almost no work.
-    """
+    """Return whether the device has completed a step that has no optimizer stage."""
+    # An idle GPU takes microseconds to pass even an empty event, so the last event would never look completed. Use the
+    # one before `other`, which queues almost no work.
     for stage, _, end in reversed(spans):
         if stage != OTHER:
             return end.query()
@@ -317,19 +316,12 @@ def _is_starved(spans: list[Span]) -> bool:
 
 
 def _is_over(spans: list[Span]) -> bool:
-    """Return whether the device has completed a step; the newest event is queried first, as it completes last."""
+    # The newest event completes last, so it decides with a single query in most cases.
     return all(end.query() for _, _, end in reversed(spans))
 
 
-__all__ = ["EPOCH_BOUNDARY", "Clock", "NullClock", "StageClock", "build_clock"]
-
-T = TypeVar("T")
-MAX_STEP_TIMES: Final = 100_000  # 3 MB of floats; a longer run has its spread from its last steps
-_END: Final[Any] = object()
-
-
 class Clock(Protocol):
-    """The interface that a training loop calls. Stages and pauses never nest: entering one inside another is a bug."""
+    """The interface that a training loop calls. Stages and pauses cannot be nested."""
 
     def stage(self, name: str) -> AbstractContextManager[None]:
         """Return a context whose time is charged to `name`; several in one step add up."""
@@ -343,15 +335,14 @@ class Clock(Protocol):
         ...
 
     def batches(self, iterable: Iterable[T]) -> Iterator[T]:
-        """Yield from `iterable`, charging waits to `data_wait`, and those for the first batch and for the end to a
-        pause.
+        """Yield from `iterable`; waits count as `data_wait`, those for the first batch and for the end as a pause.
 
-        In the pause `EPOCH_BOUNDARY` a loader starts, up to its first batch, or reports its end and is dropped.
+        The pause `EPOCH_BOUNDARY` is the start of a loader up to its first batch, and its shutdown.
         """
         ...
 
     def end_step(self, images: int) -> None:
-        """End a step of `images` images. It began at the end of the step before; pauses are not part of it."""
+        """End a step of `images` images, which began at the end of the previous one; pauses are not part of it."""
         ...
 
     def paused(self, name: str) -> AbstractContextManager[None]:
@@ -359,7 +350,7 @@ class Clock(Protocol):
         ...
 
     def drain(self) -> ClockSummary:
-        """Wait for the device and return the totals so far, in seconds. The clock continues."""
+        """Wait for the device and return the totals so far, in seconds; timing continues."""
         ...
 
     @property
@@ -369,10 +360,7 @@ class Clock(Protocol):
 
 
 class _Stage:
-    """One stage of one clock, reused. The cost of timing falls outside of it, into the residual.
-
-    After an exception the device is not queried: it may be the cause, and would raise again over the first error.
-    """
+    """One stage of one clock, reused."""
 
     __slots__ = ("_clock", "_device", "_now", "name", "step_s", "total_s")
 
@@ -385,15 +373,17 @@ class _Stage:
         clock = self._clock
         assert clock._open == "", f"{self.name} was entered inside {clock._open}"
         clock._open = self.name
+        # The host time is read last here and first in `__exit__`, so the cost of timing falls into the residual.
         clock._charged = self
         clock._device_start = self._device.begin(self.name)
         clock._start_s = self._now()
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         clock = self._clock
-        charged = clock._charged  # this stage, unless the clock was turned
+        charged = clock._charged  # another stage after `switch_stage`
         assert charged is not None
         charged.step_s += self._now() - clock._start_s
+        # After an exception do not query the device: it may be the cause, and would hide the first error by a second.
         if kind is None:
             self._device.charge(charged.name, clock._device_start)
         clock._charged = None
@@ -401,7 +391,7 @@ class _Stage:
 
 
 class _Pause:
-    """One kind of pause of one clock. Queued work belongs to the steps, so it waits for the device first."""
+    """One kind of pause of one clock; it waits for the device first, as queued work belongs to the steps."""
 
     __slots__ = ("_clock", "_device", "_now", "_start_s", "name", "total_s")
 
@@ -453,8 +443,8 @@ class StageClock:
         self._now = now
         self._stages: dict[str, _Stage] = {}
         self._pauses: dict[str, _Pause] = {}
-        self._open = ""  # the stage or pause we are inside of
-        self._charged: _Stage | None = None  # the stage, from these two moments on
+        self._open = ""  # name of the open stage or pause
+        self._charged: _Stage | None = None  # gets the time since the two moments below
         self._start_s = 0.0
         self._device_start: Any = None
         self._images = 0
@@ -466,6 +456,7 @@ class StageClock:
         self._after_pause: deque[bool] = deque(maxlen=RECENT_STEPS)
         self._has_paused = False  # since the last step ended
         self._count_cpu()
+        # Last, so that the construction is in no step.
         self._step_start_s = now()
 
     @classmethod
@@ -477,7 +468,7 @@ class StageClock:
         return cls(warmup_steps=warmup_steps, device=build_device_timer(current_device_type(device)))
 
     def stage(self, name: str) -> AbstractContextManager[None]:
-        """Return a context whose time is charged to `name`; several in one step add up."""
+        """Return a context whose time is charged to `name`."""
         return self._stages.get(name) or self._new_stage(name)
 
     def switch_stage(self, name: str) -> None:
@@ -485,17 +476,17 @@ class StageClock:
         charged = self._charged
         if charged is None:
             return
-        turned_s = self._now()
-        charged.step_s += turned_s - self._start_s
+        # Use one reading for both stages, so that no time between them is lost.
+        switched_s = self._now()
+        charged.step_s += switched_s - self._start_s
         self._device.charge(charged.name, self._device_start)
         self._charged = self._stages.get(name) or self._new_stage(name)
         self._device_start = self._device.begin(name)
-        self._start_s = turned_s
+        self._start_s = switched_s
         self._open = name
 
     def batches(self, iterable: Iterable[T]) -> Iterator[T]:
-        """Yield from `iterable`, charging waits to `data_wait`, and those for the first batch and for the end to a
-        pause.
+        """Yield from `iterable`; waits count as `data_wait`, those for the first batch and for the end as a pause.
 
         If the caller leaves the loop early, possibly after an error, the pause does not wait for the device.
         """
@@ -511,13 +502,14 @@ class StageClock:
                 before_s = data_wait.step_s
                 with data_wait:
                     batch = next(iterator, _END)
-                if batch is _END:  # it was no wait for a batch
+                if batch is _END:  # the wait was for the loader's end: move it to the pause
                     boundary.take(data_wait.step_s - before_s)
                     data_wait.step_s = before_s
                     self._device.discard_last()
             self._device.synchronize()
         finally:
-            if self._open == "":  # a loop that is left early may drop this generator anywhere
+            # A loop that is left early may drop this generator at any time, even inside of another stage.
+            if self._open == "":
                 self._open, start_s = EPOCH_BOUNDARY, self._now()
                 self._cpu.pause()
                 del iterator  # ends the workers
@@ -526,7 +518,7 @@ class StageClock:
                 self._open = ""
 
     def end_step(self, images: int) -> None:
-        """End a step of `images` images. It began at the end of the step before; pauses are not part of it."""
+        """End a step of `images` images; pauses are not part of it."""
         assert self._open == "", f"a step ended inside {self._open}"
         end_s = self._now()
         wall_s, self._step_start_s = end_s - self._step_start_s, end_s
@@ -549,14 +541,15 @@ class StageClock:
         self._device.end_step(counted=counted)
 
     def paused(self, name: str) -> AbstractContextManager[None]:
-        """Return a context whose time is in no step, but in the row `name` of the pauses."""
+        """Return a context whose time is in no step, but in the pause `name`."""
         return self._pauses.get(name) or self._new_pause(name)
 
     def drain(self) -> ClockSummary:
-        """Wait for the device and return the totals so far, in seconds. The clock continues."""
+        """Wait for the device and return the totals so far, in seconds; timing continues."""
+        # Read the clock before waiting for the device, which would count as unfinished time.
         unfinished_s = self._now() - self._step_start_s
         host_s = {name: stage.total_s for name, stage in self._stages.items()}
-        device = self._device.drain(StageSeconds(host_s, mean_by_stage(host_s, self._recent)))
+        device = self._device.drain(StageSeconds(host_s, seconds_by_stage(host_s, self._recent)))
         wall_s, num_steps = self._wall_s, self._num_steps
         return ClockSummary(
             n=num_steps,
@@ -582,7 +575,6 @@ class StageClock:
         return self._open
 
     def _count_cpu(self) -> None:
-        """Count CPU times from now on, if the warm-up is over."""
         if self._warmup_left == 0:
             self._cpu.resume()
 

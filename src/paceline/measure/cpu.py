@@ -1,14 +1,13 @@
 """CPU time of this process, of other processes and of each core, and how much of it contention took from the ranks.
 
-A rank wants a CPU while its threads, and those of its loader workers, run or wait in a run queue. The kernel counts
-both in /proc/PID/schedstat (https://docs.kernel.org/scheduler/sched-stats.html). Other processes' use of the cores is
-what all processes used (/proc/stat) less what this rank and the ranks on the same cores used, so a rank that waits for
-its own loader workers does not count as starved by others. The share of time in which anything on the node waited for a
-CPU (PSI, https://docs.kernel.org/accounting/psi.html) and involuntary context switches are recorded, and decide
-nothing.
+A rank wants a CPU while its threads, and those of its loader workers, run or wait in a run queue; the kernel counts
+both in /proc/PID/schedstat (https://docs.kernel.org/scheduler/sched-stats.html). Other processes used what all
+processes used (/proc/stat) less what this rank and the ranks on the same cores used, so a rank that waits for its own
+loader workers does not count as starved. PSI (https://docs.kernel.org/accounting/psi.html) and involuntary context
+switches are recorded only.
 
-A sample costs 0.2 ms of CPU time, and 0.04 ms per thread (means of 200 samples of `ProcLook` on 2 busy cores). Samples
-are taken where counting starts and ends, around pauses and at the end of the measurement warm-up, never within a step.
+A sample costs 0.2 ms of CPU time, and 0.04 ms per thread (means of 200 samples on 2 busy cores). None is taken within a
+step.
 """
 
 import os
@@ -23,6 +22,12 @@ from paceline.core.process import PROC, cpu_ticks, descendants, read_text_or_emp
 from paceline.core.results import CpuResult
 from paceline.measure.timer import now_s
 
+_NS: Final = 1e-9
+_US: Final = 1e-6
+_BUSY: Final = (0, 1, 2, 5, 6)
+"""Columns of a core in /proc/stat: user, nice, system, irq, softirq. Guest time is part of user: proc(5)."""
+_STOLEN: Final = 7
+
 
 class CoreTime(NamedTuple):
     """Cumulative CPU seconds: used, and available."""
@@ -32,7 +37,7 @@ class CoreTime(NamedTuple):
 
 
 class ReadCoreTime(Protocol):
-    """Count CPU seconds."""
+    """Read cumulative CPU seconds."""
 
     def __call__(self) -> CoreTime:
         """Return the cumulative seconds."""
@@ -41,13 +46,13 @@ class ReadCoreTime(Protocol):
 
 @dataclass(frozen=True)
 class ReadCores:
-    """CPU seconds of the cores with these `numbers`, used by any process; no numbers mean all cores."""
+    """CPU seconds of the cores with these `numbers` (none: all cores), used by any process."""
 
     psutil: Any
     numbers: Sequence[int]
 
     def __call__(self) -> CoreTime:
-        """Return the cumulative seconds of all of them."""
+        """Return the cumulative seconds of these cores."""
         cores = [core._asdict() for core in self.psutil.cpu_times(percpu=True)]
         if self.numbers and max(self.numbers) < len(cores):  # else some are off, and the list does not say which
             cores = [cores[number] for number in self.numbers]
@@ -71,7 +76,7 @@ class ReadQuota:
 def build_core_time_reader(
     psutil: Any, numbers: Sequence[int], limits: CgroupLimits, now: Callable[[], float]
 ) -> ReadCoreTime:
-    """Return a meter for the cores with these `numbers`, or for the quota if that is tighter."""
+    """Return a reader for the cores with these `numbers`, or for the quota if that is tighter."""
     usable = len(numbers) or psutil.cpu_count() or 1
     return ReadQuota(limits, now) if limits.cores < usable else ReadCores(psutil, numbers)
 
@@ -82,13 +87,6 @@ def busy_share(before: CoreTime, after: CoreTime) -> float | None:
     if available_s <= 0:
         return None
     return min(1.0, max(0.0, (after.busy_s - before.busy_s) / available_s))  # a quota may be exceeded for a moment
-
-
-_NS: Final = 1e-9
-_US: Final = 1e-6
-_BUSY: Final = (0, 1, 2, 5, 6)
-"""Columns of a core in /proc/stat: user, nice, system, irq, softirq. Guest time is part of user: proc(5)."""
-_STOLEN: Final = 7
 
 
 @dataclass(frozen=True)
@@ -132,7 +130,7 @@ class CpuTimes:
 
     @classmethod
     def between(cls, before: CpuSample, after: CpuSample) -> Self:
-        """Return the difference; threads that started meanwhile count from 0, threads that ended do not count."""
+        """Return the difference; threads that started in between count from 0, threads that ended do not count."""
         nothing = (0.0, 0.0)
         passed = [
             (run_s - before.threads.get(thread, nothing)[0], waited_s - before.threads.get(thread, nothing)[1])
@@ -140,7 +138,7 @@ class CpuTimes:
         ]
         return cls(
             wall_s=after.at_s - before.at_s,
-            run_s=sum(max(0.0, run_s) for run_s, _ in passed),  # ids of threads are used again
+            run_s=sum(max(0.0, run_s) for run_s, _ in passed),  # the kernel reuses thread ids
             waited_s=sum(max(0.0, waited_s) for _, waited_s in passed),
             own_s=max(0.0, after.own_s - before.own_s),
             busy_s=max(0.0, after.busy_s - before.busy_s),
@@ -152,18 +150,18 @@ class CpuTimes:
 
 
 class CpuTimer(Protocol):
-    """Count CPU times between `resume` and `pause`, in any order of calls; paused at first."""
+    """Count CPU times between `resume` and `pause`, in any order of calls; initially paused."""
 
     def resume(self) -> None:
-        """Count from now on."""
+        """Start counting."""
         ...
 
     def pause(self) -> None:
-        """Count no longer."""
+        """Stop counting."""
         ...
 
     def read(self) -> CpuTimes | None:
-        """Return the counts so far, without stopping; None if nothing is known."""
+        """Return the counts so far, without stopping; None if unknown."""
         ...
 
 
@@ -186,30 +184,30 @@ class ContentionTimer:
     """Count CPU times from samples at the ends of each interval."""
 
     def __init__(self, sample: Callable[[], CpuSample]) -> None:
-        self._look = sample
+        self._sample = sample
         self._times = CpuTimes()
         self._before: CpuSample | None = None
 
     def resume(self) -> None:
-        """Count from now on."""
+        """Start counting."""
         if self._before is None:
-            self._before = self._look()
+            self._before = self._sample()
 
     def pause(self) -> None:
-        """Count no longer."""
+        """Stop counting."""
         if self._before is not None:
-            self._times = self._times.plus(CpuTimes.between(self._before, self._look()))
+            self._times = self._times.plus(CpuTimes.between(self._before, self._sample()))
             self._before = None
 
     def read(self) -> CpuTimes:
-        """Return the counts so far, without stopping."""
+        """Return the counts so far."""
         if self._before is None:
             return self._times
-        return self._times.plus(CpuTimes.between(self._before, self._look()))
+        return self._times.plus(CpuTimes.between(self._before, self._sample()))
 
 
 @dataclass(frozen=True)
-class ProcLook:
+class ProcSampler:
     """Sample this process, its descendants and the numbered `cores` by proc(5)."""
 
     cores: Collection[int]
@@ -218,7 +216,7 @@ class ProcLook:
     now: Callable[[], float] = now_s
 
     def __call__(self) -> CpuSample:
-        """Return a sample."""
+        """Take a sample."""
         tick_s = 1 / os.sysconf("SC_CLK_TCK")
         pids = [os.getpid(), *descendants(os.getpid(), self.proc)]
         busy, stolen = core_ticks(self.cores, self.proc)
@@ -235,11 +233,11 @@ class ProcLook:
 
 
 def build_cpu_timer(proc: Path = PROC) -> CpuTimer:
-    """Return the CPU timer of this rank; one that counts nothing if the kernel does not report how long threads
-    wait."""
+    """Return the CPU timer of this rank; one that counts nothing without /proc/PID/schedstat."""
+    # Without schedstat (CONFIG_SCHED_INFO) waiting threads look like sleeping ones.
     if not hasattr(os, "sched_getaffinity") or not _threads(os.getpid(), proc):
         return NoCpuTimer()
-    return ContentionTimer(ProcLook(os.sched_getaffinity(0), find_limits(), proc))
+    return ContentionTimer(ProcSampler(os.sched_getaffinity(0), find_limits(), proc))
 
 
 def core_ticks(cores: Collection[int], proc: Path = PROC) -> tuple[int, int]:
@@ -256,7 +254,7 @@ def core_ticks(cores: Collection[int], proc: Path = PROC) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class RankCpu:
-    """CPU times of a rank, its number of cores, and the `threads` that it computes with.
+    """CPU times of a rank, its number of cores, and of its compute `threads`.
 
     `place` identifies the node and the set of cores; ranks on the same cores have the same number.
     """
@@ -267,12 +265,12 @@ class RankCpu:
     threads: int
 
     def to_row(self) -> list[float]:
-        """Return the values as numbers, to send to other ranks."""
+        """Return the values as numbers, for other ranks."""
         return [*astuple(self.times), self.place, self.cores, self.threads]
 
     @classmethod
     def from_row(cls, row: Sequence[float]) -> Self:
-        """Return the value of a `to_row`."""
+        """Return the value of such a row."""
         *times, place, cores, threads = row
         return cls(CpuTimes(*times), int(place), int(cores), int(threads))
 
@@ -281,8 +279,8 @@ def cpu_result(ranks: Sequence[RankCpu]) -> CpuResult | None:
     """Return the CPU result of the rank that lost the largest share to other processes; None if no time was counted.
 
     Of the time that threads of a rank waited, others are charged with at most what they used of the cores: if others
-    kept two cores busy for 0.5 s, no more than 0.5 s was lost to them, however many threads of the rank were waiting.
-    The rest is the rank's own. Ranks on the same cores share what others used, in proportion to their waiting.
+    kept two cores busy for 0.5 s, no more than 0.5 s was lost to them, however many threads waited. Ranks on the same
+    cores share what others used, in proportion to their waiting.
     """
     found = [_rank_result(number, ranks) for number, each in enumerate(ranks) if each.times.wall_s > 0]
     return max(found, key=lambda each: each.share, default=None)
@@ -290,11 +288,12 @@ def cpu_result(ranks: Sequence[RankCpu]) -> CpuResult | None:
 
 def _rank_result(number: int, ranks: Sequence[RankCpu]) -> CpuResult:
     rank = ranks[number]
-    beside = [each for each in ranks if each.place == rank.place]
+    local_ranks = [each for each in ranks if each.place == rank.place]
     times = rank.times
-    own_s = sum(each.times.own_s for each in beside)
+    own_s = sum(each.times.own_s for each in local_ranks)
     others_s = max(0.0, times.busy_s - own_s)
-    waited_s = sum(each.times.waited_s for each in beside)
+    waited_s = sum(each.times.waited_s for each in local_ranks)
+    # Others cannot have taken more than they used; the rest of the waiting was for the ranks' own threads.
     charged = min(1.0, others_s / waited_s) if waited_s else 0.0
     # A hypervisor takes a core from whoever is on it, without a wait in any queue of this kernel.
     stolen_s = times.stolen_s * min(1.0, times.own_s / times.busy_s) if times.busy_s else 0.0
@@ -304,7 +303,7 @@ def _rank_result(number: int, ranks: Sequence[RankCpu]) -> CpuResult:
     return CpuResult(
         rank=number,
         cores=rank.cores,
-        ranks=len(beside),
+        ranks=len(local_ranks),
         threads=rank.threads,
         wall_s=times.wall_s,
         run_s=times.run_s,
@@ -320,7 +319,6 @@ def _rank_result(number: int, ranks: Sequence[RankCpu]) -> CpuResult:
 
 
 def _share_of(lost_s: float, had_s: float) -> float:
-    """Return the share that was lost of the time lost and used."""
     return lost_s / (lost_s + had_s) if lost_s > 0 else 0.0
 
 
@@ -335,19 +333,17 @@ def _threads(pid: int, proc: Path) -> dict[int, tuple[float, float]]:
 
 
 def _throttled_s(limits: CgroupLimits) -> float:
-    """Return how long a quota stopped its group: throttled_usec in version 2 of control groups, else throttled_time in
-    nanoseconds (https://docs.kernel.org/scheduler/sched-bwc.html).
-    """
     if limits.cores == INFINITY:
         return 0.0
     numbers = dict(line.split(maxsplit=1) for line in read_text_or_empty(limits.cores_of / "cpu.stat").splitlines())
+    # throttled_usec in cgroup v2, throttled_time in v1 (https://docs.kernel.org/scheduler/sched-bwc.html).
     if "throttled_usec" in numbers:
         return int(numbers["throttled_usec"]) * _US
     return int(numbers.get("throttled_time", 0)) * _NS
 
 
 def _pressure_s(proc: Path) -> float:
-    """Return how long anything on the node has waited for a CPU; 0 if the kernel does not report it."""
+    # The kernel may be built without PSI.
     some, *_ = read_text_or_empty(proc / "pressure" / "cpu").splitlines() or [""]
     total = some.rpartition("total=")[2]
     return int(total) * _US if total.isdecimal() else 0.0

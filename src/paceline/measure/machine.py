@@ -1,6 +1,6 @@
-"""What a number was measured on, as plain values for `machine.json`. No host name, no user, no paths.
+"""Describe the machine for `machine.json`: no host name, no user, no paths.
 
-As a program it writes them as JSON: to be asked from a process that is not to load a GPU's driver itself.
+As a program it prints JSON, for callers that must not load a GPU driver themselves.
 """
 
 import json
@@ -15,11 +15,10 @@ PROC: Final = Path("/proc")
 
 
 def describe_machine(proc: Path = PROC) -> dict[str, Any]:
-    """Return versions, the CPU and what this process may use of it, and the GPUs if torch sees any.
+    """Return versions, the CPU and what this process may use of it, and the GPUs that torch sees.
 
-    `logical_cores` are those available to this process, `threads` torch's compute threads, `memory_bytes` the machine's
-    memory, `paceline_sha256` a digest of paceline's files. A value that cannot be read is "". `proc` is the kernel's
-    proc file system.
+    `threads` are torch's compute threads, `memory_bytes` the machine's memory, `paceline_sha256` a digest of paceline's
+    files. A value that cannot be read is "". `proc` is the kernel's proc file system.
     """
     import torch
 

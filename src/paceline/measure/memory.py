@@ -1,4 +1,4 @@
-"""The most memory that this process has held at once."""
+"""Peak memory of this process."""
 
 import resource
 

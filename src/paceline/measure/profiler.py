@@ -12,7 +12,11 @@ from paceline.core.stages import DATA_WAIT, EPOCH_BOUNDARY, TRACE
 from paceline.measure.chrome_trace import MARK, merge_traces, rewrite_trace, stage_switch_mark, trace_totals
 from paceline.measure.clock import Clock, ClockSummary
 
+__all__ = ["TraceMarks", "merge_traces", "trace_totals"]
+
 T = TypeVar("T")
+PROFILER_WARMUP_STEPS: Final = 2
+"""Steps that the profiler discards first: its first events allocate buffers and start GPU tracing."""
 CAPTURE_RANGE: Final = "PROFILE"
 """Nsight Systems waits for this range with `--capture-range=nvtx --nvtx-capture=PROFILE`. Torch does not register its
 names with NVTX, so nsys also needs NSYS_NVTX_PROFILER_REGISTER_ONLY=0 in its environment.
@@ -27,7 +31,7 @@ class ProfilerMarks(Protocol):
         ...
 
     def switch_stage(self, name: str) -> None:
-        """Close the open span and open another one; a thread other than that of `open` may call it."""
+        """Close the open span and open another; a thread other than that of `open` may call it."""
         ...
 
     def close(self) -> None:
@@ -44,7 +48,7 @@ class ProfilerMarks(Protocol):
         ...
 
     def finish(self) -> None:
-        """Restore the profiler, whatever is open. No other call follows."""
+        """Close everything that is open. No other call follows."""
         ...
 
 
@@ -64,7 +68,6 @@ def require_nvtx() -> None:
 class NvtxMarks:
     """Mark steps and stages as NVTX ranges, and everything after the warm-up as the range `PROFILE`.
 
-    Stage ranges are started and ended, not pushed and popped: a popped range must end in the thread where it began.
     Needs a CUDA build of torch, but no GPU. Without Nsight a range costs less than a microsecond. With `marks_ops`
     torch marks each operation from the start of `PROFILE`, which slows steps down.
     """
@@ -85,6 +88,7 @@ class NvtxMarks:
 
     def open(self, name: str) -> None:
         """Start a range."""
+        # Start and end, not push and pop: a popped range must end in the thread where it began.
         self._stage = self._nvtx.range_start(name)
 
     def switch_stage(self, name: str) -> None:
@@ -123,8 +127,6 @@ class NvtxMarks:
 
 
 class _MarkedStage:
-    """A stage or pause of a clock inside a span."""
-
     __slots__ = ("_inner", "_name", "_spans")
 
     def __init__(self, name: str, inner: AbstractContextManager[None], spans: ProfilerMarks) -> None:
@@ -143,8 +145,8 @@ class _MarkedStage:
 class MarkedClock:
     """Wrap a clock so that each of its stages, pauses and switches is also a span.
 
-    The last wait of an epoch is a span `data_wait`, because only its end shows that it is the last. Time in which
-    recording starts and ends is an additional pause `trace`.
+    The last wait of an epoch is a span `data_wait`, as only its end shows that it is the last. The time to start and
+    stop recording is an additional pause `trace`.
     """
 
     def __init__(self, clock: Clock, spans: ProfilerMarks) -> None:
@@ -163,7 +165,7 @@ class MarkedClock:
         """Switch the stage of the clock, and the span if a stage is open."""
         if self._clock.current_stage in self._stages:
             self._clock.switch_stage(name)
-            self.stage(name)  # so that it may be turned again
+            self.stage(name)  # register it, so that it can be switched again
             self._spans.switch_stage(name)
 
     def batches(self, iterable: Iterable[T]) -> Iterator[T]:
@@ -208,19 +210,13 @@ class MarkedClock:
         return self._clock.current_stage
 
 
-__all__ = ["TraceMarks", "merge_traces", "trace_totals"]
-
-PROFILER_WARMUP_STEPS: Final = 2
-"""Steps that the profiler discards first: its first events allocate buffers and start GPU tracing."""
-
-
 @final
 class TraceMarks:
     """Trace `num_steps` steps from `first_step` on, counted from 0 in this process, and write them to `path`.
 
-    `steps` are those traced: they start later than requested if the profiler has no time to warm up. If the loop ends
-    early, the completed steps are written, and no file without any. A file that cannot be written is a warning to
-    `warn`. CPU events are recorded, and CUDA's with a GPU; no shapes, no stacks.
+    `steps` are those traced, later than requested if the profiler has no time to warm up. If the loop ends early, the
+    completed steps are written. A file that cannot be written is a warning to `warn`. CPU and CUDA events are recorded;
+    no shapes, no stacks.
     """
 
     def __init__(
@@ -251,7 +247,7 @@ class TraceMarks:
                     skip_first=self._warming, wait=0, warmup=PROFILER_WARMUP_STEPS, active=num_steps, repeat=1
                 ),
                 on_trace_ready=self._write,
-                acc_events=True,  # there is one cycle; without it torch warns that it would forget earlier ones
+                acc_events=True,  # torch warns without it, although there is only one cycle
             )
         )
 
@@ -262,10 +258,8 @@ class TraceMarks:
             self._span.__enter__()
 
     def switch_stage(self, name: str) -> None:
-        """Leave a mark that divides the open range when the trace is written.
-
-        The range itself stays open: it belongs to its thread, and hooks that switch stages run inside ranges of torch.
-        """
+        """Leave a mark that divides the open range when the trace is written."""
+        # The range itself stays open: it belongs to its thread, and hooks that switch stages run inside torch's ranges.
         if self._is_running:
             with self._record(stage_switch_mark(name)):
                 pass
@@ -298,10 +292,10 @@ class TraceMarks:
         return self._warming <= self._num_steps < self.steps.stop
 
     def _write(self, profiler: Any) -> None:
-        """Write the recording via a temporary folder that no reader of traces looks into."""
         if self._num_steps <= self.steps.start:
             return
         try:
+            # Record elsewhere: readers of the trace folder must not see Kineto's raw file.
             with tempfile.TemporaryDirectory() as folder:
                 recorded = Path(folder) / "recorded.json"
                 profiler.export_chrome_trace(str(recorded))

@@ -14,12 +14,13 @@ from paceline.measure.timer import now_s
 
 ELEMENT_BYTES: Final = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}
 """Bytes per number in memory, by compute format."""
+_COPIED_BYTES: Final = 64 * 2**20  # more than a core's caches hold
 
 
 @dataclass(frozen=True)
 class Peak:
-    """FLOP/s and bytes/s that `device` could reach in `precision`, with their `source`. `is_measured`: measured by
-    paceline.
+    """FLOP/s and bytes/s that `device` could reach in `precision`, with their `source`; `is_measured` if not a
+    datasheet's.
     """
 
     device: str
@@ -85,12 +86,13 @@ _GPUS: Final = (
 
 
 def peak_of(device: str, precision: str) -> Peak | None:
-    """Return the peak of a GPU by torch's name for it, such as `NVIDIA A100-SXM4-80GB`.
+    """Return the peak of a GPU by torch's name for it, such as `NVIDIA A100-SXM4-80GB`; None if unknown.
 
-    `precision` is as in a recipe; `amp` is bf16 if it has a rate, else fp16, and `torch_default` is tf32, as its
-    convolutions are, or fp32. None for a MIG slice and for devices that are not in the table.
+    `precision` is as in a recipe; `amp` is bf16 if the table has a rate for it, else fp16; `torch_default` is tf32,
+    else fp32.
     """
     kind = _kind(precision)
+    # A MIG slice has a fraction of the GPU that its name does not state.
     if "MIG" in device:
         return None
     for gpu in _GPUS:
@@ -106,14 +108,15 @@ def peak_of(device: str, precision: str) -> Peak | None:
 
 
 def measure_peak(precision: str, *, size: int = 1024, repeats: int = 5, now: Callable[[], float] = now_s) -> Peak:
-    """Measure what the CPU threads of this process reach, as a stand-in for the peak.
+    """Measure the rates of the CPU threads of this process, as a stand-in for the peak.
 
     FLOP/s are of the fastest of `repeats` products of two `size` x `size` matrices, bytes/s of the fastest copy of 64
-    MiB, which is read and written. Takes well under a second in fp32. On a CPU tf32 is fp32, and `amp` is bf16.
+    MiB, which is read and written. Takes well under a second in fp32.
     """
     import torch
 
     assert repeats > 0, repeats
+    # A CPU computes tf32 as fp32, and autocasts to bf16.
     kind = {"tf32": "fp32", "torch_default": "fp32", "amp": "bf16"}.get(_kind(precision), _kind(precision))
     dtype = {"fp64": torch.float64, "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[kind]
     left, right, product = (torch.ones(size, size, dtype=dtype) for _ in range(3))
@@ -132,11 +135,7 @@ def measure_peak(precision: str, *, size: int = 1024, repeats: int = 5, now: Cal
 
 
 def _kind(precision: str) -> str:
-    """Return the compute format of a recipe's `precision`, without how weights are stored."""
     return precision if precision == "torch_default" else precision.partition("_")[0]
-
-
-_COPIED_BYTES: Final = 64 * 2**20  # more than a core's caches hold
 
 
 def _best_rate(work: Callable[[], object], repeats: int, now: Callable[[], float]) -> float:
@@ -154,8 +153,8 @@ def _best_rate(work: Callable[[], object], repeats: int, now: Callable[[], float
 class Roofline:
     """How close one device came to its peak in training: achieved `flops_per_s`, and `mfu`, their share of the peak.
 
-    The kernels allow `bound_images_per_s`, and `share` of it was reached. Against a measured `peak` both shares may
-    exceed 1.
+    The kernels allow `bound_images_per_s`, of which `share` was reached. Both shares may exceed 1 against a measured
+    `peak`.
     """
 
     images_per_s: float

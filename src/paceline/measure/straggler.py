@@ -1,4 +1,4 @@
-"""Which rank the others wait for, and how much communication is exposed. Pure functions of measured times."""
+"""Which rank the others wait for, and how much communication is exposed. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,27 +26,25 @@ class RankTimes:
 def find_straggler(ranks: Sequence[RankTimes]) -> tuple[tuple[RankResult, ...], StragglerResult]:
     """Return a row per rank, and the total loss by waiting; `exposed_s` must be of the same steps on every rank.
 
-    The rank that waits least in a step is the latest, and what another waits more than that is due to it. No common
-    clock is needed. `late_s` of a rank is how much longer the others waited than it did (mean over the others, then
-    over steps), `lost_s` how much longer than the one that waited least: what a step would gain if the latest rank
-    arrived with the average of the others. These are means, because a single long stall costs a run its seconds, which
-    a median would hide; `late_steps`, the share of steps in which some rank was late by 5 % of a step, tells one stall
-    from many. A rank is named if it is the latest by at least 5 % of a step in so many steps that a fair coin would do
-    so in 1 of 100 cases (one-sided sign test: 7 of 7 steps, 22 of 30, 63 of 100). Consecutive steps are correlated,
-    which the 5 % allow for.
+    The rank that waits least in a step is the latest, and what another waits more is due to it; no common clock is
+    needed. `late_s` of a rank is how much longer the others waited than it did (mean over the others, then over steps),
+    `lost_s` how much longer than the rank that waited least: what a step would gain if the latest rank arrived with the
+    average of the others. `late_steps` is the share of steps in which some rank was late by 5 % of a step. A rank is
+    named if it is the latest by at least 5 % of a step in so many steps that a fair coin would do so in 1 of 100 cases
+    (one-sided sign test: 7 of 7 steps, 22 of 30, 63 of 100).
 
-    Waiting for rank 0's buffers before forward must be part of `exposed_s`; otherwise a rank 0 that is late before
-    forward seems to wait as long as the others. Not detected: lateness inside collectives of other stages
-    (SyncBatchNorm in forward and backward); why a rank is late; two ranks that alternate within one step. Callers leave
-    out steps that follow a pause of one rank.
+    Waiting for rank 0's buffers before forward must be part of `exposed_s`; otherwise a late rank 0 seems to wait as
+    long as the others. Not detected: lateness inside collectives of other stages (SyncBatchNorm); two ranks that
+    alternate within one step. Callers leave out steps after a pause of one rank.
     """
     assert len(ranks) > 1, "a rank alone waits for none"
     assert len({len(rank.exposed_s) for rank in ranks}) == 1, "the ranks have counted other steps"
     steps = list(zip(*(rank.exposed_s for rank in ranks), strict=True))
     lateness = [_lateness(exposed_s) for exposed_s in steps]
-    late_s = [_mean_stages([step[rank] for step in lateness]) for rank in range(len(ranks))]
-    step_s = _mean_stages([rank.step_s for rank in ranks])
-    lost_s = _mean_stages([max(step) for step in lateness])
+    late_s = [_mean([step[rank] for step in lateness]) for rank in range(len(ranks))]
+    step_s = _mean([rank.step_s for rank in ranks])
+    # Means, not medians: a single long stall costs a run its seconds; `late_steps` tells one stall from many.
+    lost_s = _mean([max(step) for step in lateness])
     rows = tuple(
         RankResult(rank=number, step_s=rank.step_s, late_s=late_s[number], stages=dict(rank.stages))
         for number, rank in enumerate(ranks)
@@ -55,12 +53,15 @@ def find_straggler(ranks: Sequence[RankTimes]) -> tuple[tuple[RankResult, ...], 
     found = StragglerResult(
         lost_s=lost_s,
         share=lost_s / step_s if step_s > 0 else 0.0,
-        late_steps=_mean_stages([max(step) >= enough_s > 0 for step in lateness]),
+        late_steps=_mean([max(step) >= enough_s > 0 for step in lateness]),
     )
-    named = _ranks_often_late(lateness, enough_s)
+    # Consecutive steps are correlated, which the sign test ignores; the 5 % margin allows for it.
+    named = _find_repeatedly_late(lateness, enough_s)
     if named is None:
         return rows, found
-    return rows, found.model_copy(update={"rank": named, "stage": _stage_of(named, ranks), "late_s": late_s[named]})
+    return rows, found.model_copy(
+        update={"rank": named, "stage": _find_late_stage(named, ranks), "late_s": late_s[named]}
+    )
 
 
 def _lateness(exposed_s: Sequence[float]) -> list[float]:
@@ -69,7 +70,7 @@ def _lateness(exposed_s: Sequence[float]) -> list[float]:
     return [(total_s - own_s) / num_others - own_s for own_s in exposed_s]
 
 
-def _ranks_often_late(lateness: Sequence[Sequence[float]], enough_s: float) -> int | None:
+def _find_repeatedly_late(lateness: Sequence[Sequence[float]], enough_s: float) -> int | None:
     """Return the rank that is the latest, by `enough_s` seconds, in more steps than chance explains."""
     latest = [max(range(len(step)), key=step.__getitem__) for step in lateness if max(step) >= enough_s > 0]
     for rank in set(latest):
@@ -83,18 +84,18 @@ def _binomial_tail(heads: int, tosses: int) -> float:
     return sum(comb(tosses, number) for number in range(heads, tosses + 1)) / (1 << tosses)
 
 
-def _stage_of(late: int, ranks: Sequence[RankTimes]) -> str | None:
+def _find_late_stage(late: int, ranks: Sequence[RankTimes]) -> str | None:
     """Return the stage in which rank `late` exceeds the mean of the others most, or None."""
 
     def excess_s(stage: str) -> float:
         others = [rank.stages.get(stage, 0.0) for number, rank in enumerate(ranks) if number != late]
-        return ranks[late].stages.get(stage, 0.0) - _mean_stages(others)
+        return ranks[late].stages.get(stage, 0.0) - _mean(others)
 
     stage = max(WORK, key=excess_s)
     return stage if excess_s(stage) > 0 else None
 
 
-def _mean_stages(values: Sequence[float]) -> float:
+def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
@@ -103,9 +104,9 @@ def communication_result(
 ) -> CommunicationResult:
     """Return the result for `exposed_s` of the `step_s` seconds of a step (means).
 
-    `wire_s` is from the first ready bucket to the last averaged one, None if `buckets` were not timed. The part that a
-    step does not wait for is hidden by backward: `overlap` is 1 - exposed_s / wire_s, but at least 0, as `exposed_s`
-    also includes waiting for buffers.
+    `wire_s` is from the first ready bucket to the last averaged one, None if `buckets` were not timed. `overlap`, the
+    part hidden by backward, is 1 - exposed_s / wire_s, but at least 0, as `exposed_s` also includes waiting for
+    buffers.
     """
     share = exposed_s / step_s if step_s > 0 else 0.0
     if wire_s is None:

@@ -1,4 +1,4 @@
-"""Sample CPU, memory, disks, network and GPUs of a node in the background, ever more rarely as a run grows."""
+"""Sample CPU, memory, disks, network and GPUs of a node in a background thread."""
 
 import contextlib
 import importlib
@@ -14,6 +14,19 @@ from paceline.core.units import Duration
 from paceline.measure.cpu import CoreTime, build_core_time_reader, busy_share
 from paceline.measure.throughput import unix_s
 from paceline.measure.timer import now_s
+
+T = TypeVar("T")
+SYS: Final = Path("/sys")
+Counters = dict[str, dict[str, int]]
+"""Bytes since the node started, by rate and device."""
+SAMPLES_PER_DOUBLING: Final = 1000
+"""The sampling interval doubles after this many samples."""
+LAST_SAMPLE_S: Final = 2.0
+"""Time limit for the last sample at the end of a run: a driver whose GPU is lost may never return."""
+_MIN_INTERVAL_S: Final = 0.5
+"""Minimum seconds between the last two samples; rates over less are noise."""
+WriteRow = Callable[[dict[str, Any]], None]
+"""Write a row: `unix_s`, the values of `NodeSampler.sample`, and in `gpus` the rows of `NvmlSampler.sample`."""
 
 
 class GpuSampler(Protocol):
@@ -41,10 +54,7 @@ class NoGpuSampler:
 
 @final
 class NvmlSampler:
-    """Sample the GPUs of `handles`, keyed by NVML's indices; `nvml` is the initialised module `pynvml`.
-
-    `utilisation` is the share of the last moments, up to a second, in which any kernel ran, 0 to 1.
-    """
+    """Sample the GPUs of `handles`, keyed by NVML's indices; `nvml` is the initialised module `pynvml`."""
 
     def __init__(self, nvml: Any, handles: Mapping[int, Any]) -> None:
         self._nvml = nvml
@@ -52,9 +62,7 @@ class NvmlSampler:
         self._names = {index: _read_or_none(nvml, nvml.nvmlDeviceGetName, handle) for index, handle in handles.items()}
 
     def sample(self) -> list[dict[str, Any]]:
-        """Return `index`, `name`, `utilisation`, `power_w`, `sm_clock_mhz`, `memory_used_bytes`, `memory_total_bytes`
-        and `temperature_c` of each GPU.
-        """
+        """Return a row per GPU; `utilisation` is the share of up to a second in which any kernel ran, 0 to 1."""
         return [self._row(index, handle) for index, handle in self._handles.items()]
 
     def close(self) -> None:
@@ -80,10 +88,7 @@ class NvmlSampler:
 
 
 def build_gpu_sampler(wanted: Sequence[int] | Literal["all"], load: Callable[[str], Any]) -> tuple[GpuSampler, str]:
-    """Return the monitor of the `wanted` GPUs (NVML's indices), and the reason if it monitors none.
-
-    `load` imports a module by name.
-    """
+    """Return the sampler of the `wanted` GPUs (NVML's indices), and the reason if it samples none."""
     if not wanted:
         return NoGpuSampler(), ""
     try:
@@ -100,17 +105,11 @@ def build_gpu_sampler(wanted: Sequence[int] | Literal["all"], load: Callable[[st
 
 
 def _read_or_none(nvml: Any, read: Callable[..., Any], *arguments: Any) -> Any:
-    """Return the result of `read`, or None if the GPU or its driver has none."""
+    """Return the result of `read`, or None if the GPU or its driver does not support it."""
     try:
         return read(*arguments)
     except nvml.NVMLError:
         return None
-
-
-SYS: Final = Path("/sys")
-Counters = dict[str, dict[str, int]]
-"""Bytes since the node started, by rate and device."""
-T = TypeVar("T")
 
 
 class _NodeSample(NamedTuple):
@@ -126,7 +125,7 @@ class _NodeSample(NamedTuple):
 class NodeSampler:
     """Sample a node on which the processes `ranks` belong to a run; unknown values are left out.
 
-    `psutil` is that module, `now` a monotonic clock in seconds, `sys` the kernel's device tree.
+    `psutil` is that module, `now` a monotonic clock in seconds, `sys` the mount point of sysfs.
     """
 
     def __init__(
@@ -145,12 +144,10 @@ class NodeSampler:
     def sample(self) -> dict[str, Any]:
         """Return the state of the node, and rates since the last sample.
 
-        `cpu` is the busy share, 0 to 1, of the cores that the ranks may use, by any process, or of a tighter CPU quota.
-        `others_cpu` is the part of it that is neither the ranks nor their descendants. `memory_bytes` of
-        `memory_total_bytes` cannot be had without swapping; in a container with a limit, its own. `ranks_memory_bytes`
-        is the resident memory of the ranks without loader workers: most of their memory is shared with the rank, and
-        separating it takes the kernel longer than all the rest. Disk and network rates are bytes per second of the
-        physical devices if known, else of all but loopback.
+        `cpu` is the busy share, 0 to 1, of the cores that the ranks may use, by any process, or of a tighter CPU quota;
+        `others_cpu` the part of it outside of the ranks and their descendants. `memory_bytes` of `memory_total_bytes`
+        cannot be had without swapping; in a container with a limit, its own. `ranks_memory_bytes` is the resident
+        memory of the ranks without loader workers. Disk and network rates are bytes per second.
         """
         before, self._before = self._before, self._count()
         after = self._before
@@ -180,6 +177,8 @@ class NodeSampler:
         used_bytes, total_bytes = (machine.total - machine.available, machine.total) if machine else (None, None)
         if machine and self._limits.memory_bytes < machine.total:
             used_bytes, total_bytes = _read_or_empty(self._limits.used_memory_bytes), round(self._limits.memory_bytes)
+        # Without loader workers: they share most memory with their rank, and separating it takes the kernel longer than
+        # all other values together.
         resident = [_read_or_empty(rank.memory_info) for rank in self._ranks]
         ranks_bytes = sum(each.rss for each in resident if each)
         return {
@@ -189,7 +188,7 @@ class NodeSampler:
         }
 
     def _disks(self) -> Counters:
-        disks = self._psutil.disk_io_counters(perdisk=True, nowrap=False) or {}  # nowrap would take a lock
+        disks = self._psutil.disk_io_counters(perdisk=True, nowrap=False) or {}  # nowrap takes a lock
         real = self._physical(disks, "block")
         return {
             "disk_read_bytes_per_s": {name: disks[name].read_bytes for name in real},
@@ -205,7 +204,8 @@ class NodeSampler:
         }
 
     def _physical(self, names: Iterable[str], folder: str) -> list[str]:
-        """Return the physical devices, whose bytes a volume, bond or bridge above them would count again; else all."""
+        """Return the physical devices; all devices if none is known to be physical."""
+        # A volume, bond or bridge would count the bytes of its devices again.
         known = list(names)
         physical = [name for name in known if (self._sys / folder / name.replace("/", "!") / "device").exists()]
         return physical or known
@@ -217,7 +217,7 @@ def _busy_share(before: CoreTime | None, after: CoreTime | None) -> float | None
 
 
 def _other_processes_share(before: _NodeSample, after: _NodeSample) -> float | None:
-    """Return the share of the cores that others kept busy; None if the ranks' own time is unknown."""
+    """Return the share of the cores that other processes kept busy; None if the ranks' own time is unknown."""
     if before.cpu is None or after.cpu is None or not before.own_s:
         return None
     available_s = after.cpu.available_s - before.cpu.available_s
@@ -226,7 +226,7 @@ def _other_processes_share(before: _NodeSample, after: _NodeSample) -> float | N
 
 
 def _bytes_moved(before: Counters, after: Counters) -> dict[str, int]:
-    """Return the bytes of all devices; a device that appeared, vanished or was reset in between counts 0."""
+    # A device that appeared, vanished or was reset in between counts 0.
     return {
         name: sum(max(0, num_bytes - before[name].get(device, num_bytes)) for device, num_bytes in devices.items())
         for name, devices in after.items()
@@ -235,22 +235,10 @@ def _bytes_moved(before: Counters, after: Counters) -> dict[str, int]:
 
 
 def _read_or_empty(read: Callable[..., T], *arguments: Any) -> T | None:
-    """Return the result of `read`, or None if it raises."""
     try:
         return read(*arguments)
-    except Exception:  # a kernel that tells other facts, or none, makes psutil raise nearly anything
+    except Exception:  # psutil raises nearly anything on kernels and containers without some file of /proc
         return None
-
-
-SAMPLES_PER_DOUBLING: Final = 1000
-"""The sampling interval doubles after this many samples."""
-LAST_SAMPLE_S: Final = 2.0
-"""Time limit for the last sample at the end of a run: a driver whose GPU is lost may never return."""
-_MIN_INTERVAL_S: Final = 0.5
-"""Minimum seconds between the last two samples; rates over less are noise."""
-
-WriteRow = Callable[[dict[str, Any]], None]
-"""Write a row: `unix_s`, the values of `NodeSampler.sample`, and in `gpus` the rows of `NvmlSampler.sample`."""
 
 
 class Telemetry(Protocol):
@@ -296,9 +284,9 @@ class NoTelemetry:
 class NodeTelemetry:
     """Sample `node` and `gpus` every `every_s` seconds, and pass the row to `write`, which may raise `OSError`.
 
-    The interval doubles after each `SAMPLES_PER_DOUBLING` samples, counting `looks_before` of earlier processes. Rows
-    that cannot be written give one `warn`, from the sampling thread. The last sample is at the end, so that a run
-    shorter than `every_s` has one; `close` waits up to `last_look_s` seconds for it.
+    The interval doubles after each `SAMPLES_PER_DOUBLING` samples, counting `samples_before` of earlier processes. Rows
+    that cannot be written give one `warn`, from the sampling thread. `close` takes a last sample, and waits up to
+    `last_sample_s` seconds for it.
     """
 
     def __init__(
@@ -310,14 +298,14 @@ class NodeTelemetry:
         warn: Callable[[str], None],
         *,
         missing: str = "",
-        looks_before: int = 0,
+        samples_before: int = 0,
         now: Callable[[], float] = now_s,
-        last_look_s: float = LAST_SAMPLE_S,
+        last_sample_s: float = LAST_SAMPLE_S,
     ) -> None:
         self.missing = missing
         self._node, self._gpus, self._every_s, self._write, self._warn = node, gpus, every_s, write, warn
-        self._now, self._last_look_s = now, last_look_s
-        self._num_looks = looks_before
+        self._now, self._last_sample_s = now, last_sample_s
+        self._num_samples = samples_before
         self._has_failed = False
         self._closes = threading.Event()
         self._thread = threading.Thread(target=self._run, name="paceline-telemetry", daemon=True)
@@ -327,9 +315,9 @@ class NodeTelemetry:
         self._thread.start()
 
     def close(self) -> None:
-        """Take a last sample, and wait for it up to a time limit."""
+        """Take a last sample and stop."""
         self._closes.set()
-        self._thread.join(self._last_look_s)
+        self._thread.join(self._last_sample_s)
 
     def __enter__(self) -> Self:
         self.start()
@@ -340,28 +328,29 @@ class NodeTelemetry:
 
     def _run(self) -> None:
         with contextlib.closing(self._gpus):
-            looked_s = self._now()
-            while not self._closes.wait(sample_interval_s(self._every_s, self._num_looks)):
-                looked_s = self._now()
+            sampled_s = self._now()
+            while not self._closes.wait(sample_interval_s(self._every_s, self._num_samples)):
+                sampled_s = self._now()
                 self._write_sample()
-            if self._now() - looked_s >= _MIN_INTERVAL_S:
+            # A last sample at the end, so that a run shorter than the interval has one.
+            if self._now() - sampled_s >= _MIN_INTERVAL_S:
                 self._write_sample()
 
     def _write_sample(self) -> None:
-        self._num_looks += 1
+        self._num_samples += 1
         row = {"unix_s": round(unix_s(), 3), **self._node.sample(), "gpus": self._gpus.sample()}
         try:
             self._write(row)
         except OSError as error:
             if not self._has_failed:
                 what = error.strerror or str(error)
-                self._warn(f"measure.telemetry: a look cannot be written: {what} (training goes on)")
+                self._warn(f"measure.telemetry: a sample cannot be written: {what} (training goes on)")
             self._has_failed = True
 
 
-def sample_interval_s(every_s: float, num_looks: int) -> float:
-    """Return the seconds until the next sample, after `num_looks` samples."""
-    return every_s * 2.0 ** min(num_looks // SAMPLES_PER_DOUBLING, 20)  # 60 days at 5 s; a thread cannot wait for ever
+def sample_interval_s(every_s: float, num_samples: int) -> float:
+    """Return the seconds until the next sample, after `num_samples` samples."""
+    return every_s * 2.0 ** min(num_samples // SAMPLES_PER_DOUBLING, 20)  # 60 days at 5 s; longer waits overflow
 
 
 def build_telemetry(
@@ -371,14 +360,13 @@ def build_telemetry(
     *,
     ranks: Sequence[int] = (),
     gpus: Sequence[int] | Literal["all"] = "all",
-    looks_before: int = 0,
+    samples_before: int = 0,
     load: Callable[[str], Any] = importlib.import_module,
 ) -> Telemetry:
     """Return the telemetry of this node; none if `measure.telemetry` is off or psutil is not installed.
 
     `ranks` are the process ids of the run's ranks on this node (none: this process), `gpus` NVML's indices of the GPUs
-    to sample, none for a run on the CPU; `looks_before` counts rows that earlier processes of the run wrote. `load`
-    imports a module by name.
+    to sample; `samples_before` counts rows that earlier processes of the run wrote. `load` imports a module by name.
     """
     if every == "off":
         return NoTelemetry()
@@ -386,6 +374,6 @@ def build_telemetry(
         psutil = load("psutil")
     except ImportError:
         return NoTelemetry("psutil is not installed (pip install 'paceline[telemetry]')")
-    looks_at, missing = build_gpu_sampler(gpus, load)
+    gpu_sampler, missing = build_gpu_sampler(gpus, load)
     node = NodeSampler(psutil, ranks or (os.getpid(),), find_limits(), now_s)
-    return NodeTelemetry(node, looks_at, every.seconds, write, warn, missing=missing, looks_before=looks_before)
+    return NodeTelemetry(node, gpu_sampler, every.seconds, write, warn, missing=missing, samples_before=samples_before)

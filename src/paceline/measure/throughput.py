@@ -1,4 +1,4 @@
-"""Throughput over windows of steps, the running images/s of the progress line, and timers of saving."""
+"""Throughput over windows of steps, and timers of the training loop."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -28,10 +28,7 @@ class Throughput:
 
 
 def throughput(step_s: Sequence[float], images_per_step: int, excluded_s: float) -> Throughput:
-    """Return the throughput of steps of `step_s` seconds each with `images_per_step` images over all ranks.
-
-    Without a counted step (a run shorter than its warm-up): 0 images/s, a spread of (0, 0) and n = 0.
-    """
+    """Return the throughput of steps of `step_s` seconds each with `images_per_step` images over all ranks."""
     wall_s = float(sum(step_s))
     if wall_s <= 0:
         return Throughput(0.0, (0.0, 0.0), 0, excluded_s)
@@ -42,7 +39,7 @@ def throughput(step_s: Sequence[float], images_per_step: int, excluded_s: float)
 
 
 def unix_s() -> float:
-    """Return seconds since 1970, for comparisons between processes. The host clock may be changed meanwhile."""
+    """Return seconds since 1970, for comparisons between processes; it jumps if the host clock is set."""
     return time.time()
 
 
@@ -55,8 +52,8 @@ def steady_unix_s() -> Callable[[], float]:
 class RunTimer:
     """Seconds of training, including `before_s` of earlier processes, and images/s since the last reset.
 
-    `elapsed_s` includes evaluations and checkpoints, as a user waits for them. `train_s`, of which earlier processes
-    had `train_before_s`, and the rate exclude what is `paused`.
+    `elapsed_s` includes evaluations and checkpoints. `train_s`, of which earlier processes had `train_before_s`, and
+    the rate exclude what is `paused`.
     """
 
     def __init__(
@@ -68,7 +65,7 @@ class RunTimer:
         self._paused_s = 0.0
         self._paused_since: float | None = None
         self.started_s = now()
-        self._looked = self.started_s
+        self._rate_since_s = self.started_s
         self._images = 0
 
     @property
@@ -105,13 +102,13 @@ class RunTimer:
     def rate(self) -> float:
         """Return images/s since the last reset, and reset."""
         now = self._now()
-        elapsed_s, images = now - self._looked, self._images
+        elapsed_s, images = now - self._rate_since_s, self._images
         self.update_rate()
         return images / elapsed_s if elapsed_s > 0 else 0.0
 
     def update_rate(self) -> None:
         """Restart the interval of `rate`."""
-        self._looked, self._images = self._now(), 0
+        self._rate_since_s, self._images = self._now(), 0
 
 
 class IntervalTimer:
@@ -120,11 +117,11 @@ class IntervalTimer:
     def __init__(self, every_s: float, now: Callable[[], float] = time.monotonic) -> None:
         self._every_s = every_s
         self._now = now
-        self._set_s = now()
+        self._last_due_s = now()
 
     def is_due(self) -> bool:
         """Return whether the time is up, and if so restart the interval."""
-        if not self._every_s or self._now() - self._set_s < self._every_s:
+        if not self._every_s or self._now() - self._last_due_s < self._every_s:
             return False
-        self._set_s = self._now()
+        self._last_due_s = self._now()
         return True

@@ -1,4 +1,4 @@
-"""The clock of the host, and the timer of a stage."""
+"""The host's monotonic clock, and a timer of repeated calls."""
 
 import contextlib
 import time
@@ -13,8 +13,9 @@ def now_s() -> float:
 
 @final
 class StageTimer:
-    """Accumulate the seconds of repeated calls. A call may begin in one thread and end in another, but calls never
-    overlap.
+    """Accumulate the seconds of repeated calls, which never overlap.
+
+    A call may begin in one thread and end in another.
     """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
@@ -36,7 +37,7 @@ class StageTimer:
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
-        """Return a context that is timed as one call, even if it raises."""
+        """Time a `with` block as one call, even if it raises."""
         began_s = self.begin()
         try:
             yield

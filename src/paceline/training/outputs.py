@@ -46,7 +46,7 @@ def start_telemetry(
         warn,
         ranks=[pid for pid, of_host, _ in ranks if of_host == host],
         gpus="all" if context.device.type == "cuda" else (),
-        looks_before=sum(1 for _ in read_lines(path, lambda number: None)),
+        samples_before=sum(1 for _ in read_lines(path, lambda number: None)),
     )
 
 

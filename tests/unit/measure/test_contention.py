@@ -14,7 +14,7 @@ from paceline.measure.cpu import (
     CpuSample,
     CpuTimes,
     NoCpuTimer,
-    ProcLook,
+    ProcSampler,
     RankCpu,
     build_cpu_timer,
     core_ticks,
@@ -40,7 +40,7 @@ def of(*ranks: CpuTimes, cores: int = 2, threads: int = 2, places: tuple[int, ..
 
 
 def test_what_others_held_is_lost_to_them() -> None:
-    """Two threads on two cores beside eight processes get 2 of 10 turns: as recorded beside `while 1: pass`."""
+    """Two threads on two cores beside eight `while 1: pass` processes get 2 of 10 turns, as recorded."""
     found = of(times(run=4.0, waited=16.0, busy=20.0))
     assert found.share == pytest.approx(0.8)
     assert found.others_cores == pytest.approx(1.6)
@@ -180,7 +180,7 @@ def proc(tmp_path):
 
 def test_the_kernels_files_are_read(proc, tmp_path) -> None:
     (tmp_path / "cpu.stat").write_text("nr_periods 5\nnr_throttled 2\nthrottled_usec 1500000\n")
-    found = ProcLook([0, 2], CgroupLimits(cores=1.5, cores_of=tmp_path), proc, now=lambda: 7.0)()
+    found = ProcSampler([0, 2], CgroupLimits(cores=1.5, cores_of=tmp_path), proc, now=lambda: 7.0)()
     assert found.threads == {os.getpid(): (1.0, 0.5), 11: (1.0, 0.5), 12: (3.0, 0.5)}
     assert (found.own_s, found.busy_s, found.stolen_s) == (6.0, 6.0, 10.0)
     assert (found.at_s, found.throttled_s, found.pressure_s) == (7.0, 1.5, 2.5)
@@ -189,7 +189,7 @@ def test_the_kernels_files_are_read(proc, tmp_path) -> None:
 
 def test_version_1_of_control_groups_counts_nanoseconds(proc, tmp_path) -> None:
     (tmp_path / "cpu.stat").write_text("nr_periods 5\nnr_throttled 2\nthrottled_time 1500000000\n")
-    assert ProcLook([0], CgroupLimits(cores=1.5, cores_of=tmp_path), proc)().throttled_s == 1.5
+    assert ProcSampler([0], CgroupLimits(cores=1.5, cores_of=tmp_path), proc)().throttled_s == 1.5
 
 
 def test_a_kernel_that_does_not_tell_is_not_asked(tmp_path) -> None:

@@ -10,7 +10,7 @@ from paceline.measure.clock import (
     HostOnlyTimer,
     StageSeconds,
     current_device_type,
-    mean_by_stage,
+    seconds_by_stage,
 )
 
 
@@ -327,7 +327,7 @@ def test_on_a_cpu_device_time_is_host_time() -> None:
 
 
 def test_a_step_without_a_stage_has_0_seconds_of_it() -> None:
-    assert mean_by_stage(["forward", "loss"], [{"forward": 1.0}, {"loss": 2.0}]) == {
+    assert seconds_by_stage(["forward", "loss"], [{"forward": 1.0}, {"loss": 2.0}]) == {
         "forward": (1.0, 0.0),
         "loss": (0.0, 2.0),
     }

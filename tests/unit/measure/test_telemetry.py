@@ -93,7 +93,7 @@ def test_a_disk_that_refuses_rows_is_one_warning_and_the_looks_go_on() -> None:
     rows = Rows(OSError(28, "No space left on device"), OSError(28, "No space left on device"))
     with telemetry(rows, said.append):
         assert rows.enough.wait(WAIT_S)
-    assert said == ["measure.telemetry: a look cannot be written: No space left on device (training goes on)"]
+    assert said == ["measure.telemetry: a sample cannot be written: No space left on device (training goes on)"]
 
 
 def test_a_look_that_never_ends_does_not_hold_up_the_end_of_a_run() -> None:
@@ -105,7 +105,7 @@ def test_a_look_that_never_ends_does_not_hold_up_the_end_of_a_run() -> None:
             assert driver.wait(WAIT_S)
             return []
 
-    with telemetry(Rows(), gpus=Lost(), last_look_s=0.01):
+    with telemetry(Rows(), gpus=Lost(), last_sample_s=0.01):
         assert looks.wait(WAIT_S)
     (thread,) = [thread for thread in threading.enumerate() if thread.name == "paceline-telemetry"]
     driver.set()
@@ -188,7 +188,7 @@ def test_the_longer_a_run_goes_on_the_less_often_it_is_looked_at() -> None:
 def test_a_run_that_goes_on_looks_as_often_as_it_did_before_it_was_killed() -> None:
     rows = Rows()
     before = 40 * SAMPLES_PER_DOUBLING
-    with telemetry(rows, every_s=0.001, looks_before=before, now=lambda: 0.0) as slow:
+    with telemetry(rows, every_s=0.001, samples_before=before, now=lambda: 0.0) as slow:
         assert not rows.enough.wait(0.0)
         slow.close()
     assert rows == []  # the next look was due in 0.001 * 2**20 seconds
