@@ -1,4 +1,4 @@
-"""Load the trained model of a run, its weights and preprocessing as in evaluation, from its run directory alone."""
+"""Load the trained model of a run with its preprocessing, from its run directory alone."""
 
 import copy
 from dataclasses import dataclass, replace
@@ -31,10 +31,10 @@ _NO_RANDOM_NUMBERS = np.empty(0)
 class Preprocessing:
     """The preprocessing from an image to the model's input, as in evaluation.
 
-    Scale the short side to `resize` pixels and crop the center to `image_size` pixels squared; stretch the whole image
-    to that if `resize` is None. `channels` is 3 for RGB and 1 for grayscale. `mean` and `std` are per channel, of
-    pixels / 255. Interpolation is bilinear and antialiased: Pillow's, or torch's with `is_pixels`, for data sets of
-    pixel arrays of one size.
+    Scale the short side to `resize` pixels and crop the center to `image_size` pixels squared; without `resize`,
+    stretch the whole image. `channels` is 3 for RGB and 1 for grayscale. `mean` and `std` are per channel, of pixels /
+    255. Interpolation is bilinear and antialiased: Pillow's, or torch's with `is_pixels`, for data sets of pixel arrays
+    of one size.
     """
 
     image_size: int
@@ -49,9 +49,8 @@ class Preprocessing:
 class Classifier:
     """A run's trained model in evaluation mode; `classes` are in the order of its logits.
 
-    `sizing`, `place`, `precision` and `views` are those of evaluation; `place` has the model's device. `own_code`
-    allows code that the run names to run. `evaluated_image_size` is that of the run's evaluation in pixels, None if
-    `preprocessing` has the same.
+    `sizing`, `place`, `precision` and `views` are those of evaluation. `own_code` allows code that the run names to
+    run. `evaluated_image_size` is that of the run's evaluation in pixels, None if `preprocessing` has the same.
     """
 
     model: nn.Module
@@ -83,14 +82,12 @@ class Classifier:
         return self.sizing(image, _NO_RANDOM_NUMBERS, preprocessing.image_size)
 
     def log_probabilities(self, images: Tensor) -> Tensor:
-        """Return float64 [N, classes] on the model's device for uint8 images [N, C, H, W] on any device.
-
-        Evaluation ranks classes by these; the softmax is in float64 so that rounding creates no ties.
-        """
+        """Return float64 [N, classes] on the model's device for uint8 images [N, C, H, W] on any device."""
         with torch.inference_mode():
             normalised = self.place.normalize(images.to(self.device, non_blocking=True))
             with self.precision.autocast():
                 logits = self.views(self.model, normalised)
+            # In float64, so that rounding creates no ties among 16-bit logits.
             return logits.double().log_softmax(dim=1)
 
     def probabilities(self, images: Tensor) -> Tensor:

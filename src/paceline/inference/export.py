@@ -75,7 +75,7 @@ def model_card_path(out: Path, suffix: str) -> Path:
 def export_classifier(
     classifier: Classifier, form: ExportFormat, out: Path, *, with_preprocessing: bool
 ) -> ExportResult:
-    """Write `classifier` to `out` in format `form` with its model card, and return what was written.
+    """Write `classifier` to `out` in format `form` with its model card, and return the result.
 
     Raise `RecipeError` like `check_out_path`, also if `out` appears meanwhile, and `PacelineError` for a model that
     cannot be exported or whose export differs from PyTorch. Nothing is left behind then.

@@ -21,6 +21,15 @@ from paceline.inference.classifier import Classifier, Preprocessing
 from paceline.recipe.consent import require_consent
 from paceline.recipe.load import load
 
+# Relative to the largest logit, or to 1 if that is smaller. Another summation order of float32 products changes 1e-6 to
+# 1e-5 of it, a wrong layer 1e-2 and more.
+PARITY_TOLERANCE = 1e-4
+NUM_PARITY_IMAGES = 32
+_SEED = 0
+# From a model's input to its logits, float32 [n, classes].
+LogitsFunction = Callable[[Tensor], Tensor]
+OUTPUT_NAME = "logits"
+
 
 class ExportModel(Protocol):
     """A model to export: from its single input `images` to logits, float32 [n, classes]."""
@@ -32,12 +41,12 @@ class ExportModel(Protocol):
 
     @property
     def input_description(self) -> str:
-        """Return a description of `images`."""
+        """Describe `images` in a sentence."""
         ...
 
     @property
     def layout(self) -> str:
-        """Return dtype and axis order of `images`, for programs."""
+        """Return dtype and axis order of `images`, such as `uint8 NHWC`."""
         ...
 
     def prepare_inputs(self, images: Tensor) -> Tensor:
@@ -61,7 +70,7 @@ class BareModel:
 
     @property
     def input_description(self) -> str:
-        """Return a description of `images`."""
+        """Describe `images` in a sentence."""
         size = self._preprocessing.image_size
         return f"float32 [batch, {self._preprocessing.channels}, {size}, {size}], (pixel / 255 - mean) / std"
 
@@ -76,7 +85,7 @@ class BareModel:
 
 
 class ModelWithPreprocessing:
-    """The trained model behind pixel normalization; its input is as an image library returns it."""
+    """The trained model behind pixel normalization, for images as an image library returns them."""
 
     layout = "uint8 NHWC"
 
@@ -88,7 +97,7 @@ class ModelWithPreprocessing:
 
     @property
     def input_description(self) -> str:
-        """Return a description of `images`."""
+        """Describe `images` in a sentence."""
         size = self._preprocessing.image_size
         return f"uint8 [batch, {size}, {size}, {self._preprocessing.channels}], pixels 0 to 255"
 
@@ -102,7 +111,7 @@ class ModelWithPreprocessing:
 
 
 def build_export_model(classifier: Classifier, *, with_preprocessing: bool) -> ExportModel:
-    """Return the model to export of `classifier`."""
+    """Return the model to export, with or without pixel normalization."""
     return ModelWithPreprocessing(classifier) if with_preprocessing else BareModel(classifier)
 
 
@@ -153,16 +162,6 @@ def _copy_tensors(network: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.detach().clone().contiguous() for name, tensor in network.state_dict().items()}
 
 
-# Relative to the largest logit, or to 1 if that is smaller. Another summation order of float32 products changes 1e-6 to
-# 1e-5 of it, a wrong layer 1e-2 and more.
-PARITY_TOLERANCE = 1e-4
-NUM_PARITY_IMAGES = 32
-_SEED = 0
-
-# From a model's input to its logits, float32 [n, classes].
-LogitsFunction = Callable[[Tensor], Tensor]
-
-
 @dataclass(frozen=True)
 class ParityImages:
     """At least one image to compare on, uint8 [n, c, h, w], and a description of the images."""
@@ -185,7 +184,7 @@ class ExportParity:
 
     @property
     def is_within_tolerance(self) -> bool:
-        """Return whether the difference is within tolerance; NaN is not."""
+        """Whether the difference is within tolerance; NaN is not."""
         return self.difference <= PARITY_TOLERANCE
 
 
@@ -267,9 +266,6 @@ def _load_validation_images(classifier: Classifier) -> Tensor:
     return images
 
 
-OUTPUT_NAME = "logits"
-
-
 class ExportFormat(Protocol):
     """A kind of exported file or folder."""
 
@@ -285,7 +281,7 @@ class ExportFormat(Protocol):
 
     @property
     def facts(self) -> tuple[tuple[str, str], ...]:
-        """Return facts about every file of this format as (name, text)."""
+        """Return facts about files of this format as (name, text)."""
         ...
 
     def write(self, network: ExportModel, classifier: Classifier, path: Path) -> None:
@@ -336,7 +332,7 @@ def export_metadata(classifier: Classifier, network: ExportModel) -> dict[str, s
     """Return the metadata of a file as JSON by name: `classes` in the order of the logits, `preprocessing`, `paceline`.
 
     In `preprocessing`, `resize` is the short side before the center crop to `image_size` pixels squared (null without
-    crop), `mean` and `std` are of pixels in [0, 1], and `input` is the layout that the model expects.
+    crop), and `mean` and `std` are of pixels in [0, 1].
     """
     preprocessing = classifier.preprocessing
     values = {

@@ -32,9 +32,34 @@ from paceline.models.build import build_model
 from paceline.models.pretrained import read_weights
 from paceline.recipe.schema.model import Model
 
+# File in the archive with class names and preprocessing.
+METADATA_FILE = "paceline.json"
+# Native opset of torch's exporter; for any other it converts, which can fail
+# (torch.onnx._internal.exporter._constants.TORCHLIB_OPSET). The file's format is IR 10, supported by onnxruntime 1.18
+# and later (https://onnxruntime.ai/docs/reference/compatibility.html).
+OPSET = 18
+# Maximum length of a protocol buffer (https://protobuf.dev/programming-guides/proto-limits).
+_MAX_PROTOBUF_BYTES = 2**31
+CONFIG_FILE = "config.json"
+WEIGHTS_FILE = "model.safetensors"
+# Models of torchvision that timm has under the same name with the same tensors (a test compares them).
+_SAME_IN_TIMM = frozenset(
+    {
+        "resnet18",
+        "resnet34",
+        "resnet50",
+        "resnet101",
+        "resnet152",
+        "resnext50_32x4d",
+        "resnext101_32x8d",
+        "wide_resnet50_2",
+        "wide_resnet101_2",
+    }
+)
+
 
 class StateDictFormat:
-    """Write a state_dict with the names of the model's own library, and load it into a new model of `section`."""
+    """Write a state_dict with the names of the model's own library; load it into a new model of `section`."""
 
     suffix = ".pth"
     library = "pytorch"
@@ -52,7 +77,7 @@ class StateDictFormat:
         torch.save(network.weights(), path)
 
     def open(self, path: Path) -> LogitsFunction:
-        """Return a new model with the tensors of the file."""
+        """Load the tensors into a new model."""
         model = build_model(self._section, num_classes=self._num_classes, channels=self._channels)
         model.load_state_dict(read_weights(str(path)))
         model.eval()
@@ -89,12 +114,8 @@ logits = model.eval()(images)
 """
 
 
-# File in the archive with class names and preprocessing.
-METADATA_FILE = "paceline.json"
-
-
 class TorchExportFormat:
-    """Write a program, and load it with torch."""
+    """Write a torch.export program."""
 
     suffix = ".pt2"
     library = "pytorch"
@@ -137,16 +158,8 @@ print([classes[index] for index in logits.argmax(dim=1)])
 """
 
 
-# Native opset of torch's exporter; for any other it converts, which can fail
-# (torch.onnx._internal.exporter._constants.TORCHLIB_OPSET). The file's format is IR 10, supported by onnxruntime 1.18
-# and later (https://onnxruntime.ai/docs/reference/compatibility.html).
-OPSET = 18
-# Maximum length of a protocol buffer (https://protobuf.dev/programming-guides/proto-limits).
-_MAX_PROTOBUF_BYTES = 2**31
-
-
 class OnnxFormat:
-    """Write ONNX, and run it with onnxruntime. Raise `RecipeError` if either is not installed."""
+    """Write ONNX, and run it with onnxruntime. Raise `RecipeError` if one of them is not installed."""
 
     suffix = ".onnx"
     library = "onnx"
@@ -169,6 +182,7 @@ class OnnxFormat:
                 "holds at most 2.1 GB (use --format torch)"
             )
         program = trace_program(classifier, network)
+        # torch's exporter prints its progress and warns about its own code.
         with _suppress_output():
             exported = torch.onnx.export(
                 program,
@@ -206,8 +220,6 @@ print([classes[index] for index in logits.argmax(axis=1)])
 
 
 class _OnnxSession:
-    """Compute logits with an onnxruntime session."""
-
     def __init__(self, session: Any) -> None:
         self._session = session
 
@@ -221,24 +233,6 @@ def _suppress_output() -> Iterator[None]:
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         yield
-
-
-CONFIG_FILE = "config.json"
-WEIGHTS_FILE = "model.safetensors"
-# Models of torchvision that timm has under the same name with the same tensors (a test compares them).
-_SAME_IN_TIMM = frozenset(
-    {
-        "resnet18",
-        "resnet34",
-        "resnet50",
-        "resnet101",
-        "resnet152",
-        "resnext50_32x4d",
-        "resnext101_32x8d",
-        "wide_resnet50_2",
-        "wide_resnet101_2",
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -266,7 +260,7 @@ def find_architecture(model_name: str) -> Architecture:
 
 
 class HubFormat:
-    """Write the folder, and load it as users do: with timm or `build_model`. Raise `RecipeError` if timm is missing."""
+    """Write a folder for the Hugging Face Hub; load it with timm or `build_model`. Raise `RecipeError` without timm."""
 
     suffix = ""
     facts: tuple[tuple[str, str], ...] = ()

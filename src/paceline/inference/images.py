@@ -25,8 +25,8 @@ class UnreadableImage:
 def list_images(names: Iterable[str], lines: Iterable[bytes]) -> Iterator[Path | UnreadableImage]:
     """Yield the images that `names` name, in order; `-` stands for the paths in `lines`, one per line.
 
-    Of a folder, yield the files at any depth named like an image (.jpg, .png, ...), sorted by name, folder by folder,
-    without hidden files. A file named directly may have any name.
+    Of a folder, yield the files at any depth named like an image (.jpg, .png, ...), sorted by name, without hidden
+    files. A file named directly may have any name.
     """
     for name in names:
         if name == STDIN_NAME:

@@ -25,6 +25,9 @@ from paceline.recipe.schema import Recipe
 
 # An interval between telemetry samples that exceeds the median by this factor is downtime.
 _GAP_FACTOR = 5
+FILL_IN = "**[fill in]**"  # for what no run can know
+_NUM_WORST_CLASSES = 5
+_VERSIONS = ("paceline", "torch", "torchvision", "python", "cuda")
 
 
 @dataclass(frozen=True)
@@ -56,8 +59,8 @@ class CheckpointRecord:
     """Records of a checkpoint; a killed run has no result, and a run without evaluations no accuracy.
 
     `plan` and `machine` are as in their files, empty if missing. `images_seen` counts training images with repetition
-    (None if the checkpoint was not evaluated). `result` is of the whole run. `energy_wh` is the energy of all GPUs of
-    its nodes in watt-hours (None if not measured).
+    (None if the checkpoint was not evaluated). `energy_wh` is the energy of all GPUs of the run's nodes in watt-hours
+    (None if not measured).
     """
 
     step: int
@@ -99,7 +102,7 @@ def _parse_eval(row: Mapping[str, Any]) -> CheckpointEval:
 
 
 def _read_confused_pairs(path: Path) -> tuple[ConfusedPair, ...]:
-    # Off the diagonal.
+    # The diagonal of the confusion matrix holds the correct predictions.
     try:
         with TextIOWrapper(open_to_read(path), encoding="utf-8", newline="") as file:
             (_, *names), *rows = csv.reader(file, strict=True)
@@ -145,11 +148,6 @@ def _read_json_object(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise PacelineError(f"{path}: cannot be read: {error} (remove it, or fix it)") from None
     return values if isinstance(values, dict) else {}
-
-
-FILL_IN = "**[fill in]**"  # for what no run can know
-_NUM_WORST_CLASSES = 5
-_VERSIONS = ("paceline", "torch", "torchvision", "python", "cuda")
 
 
 def render_model_card(

@@ -1,4 +1,4 @@
-"""Read images in threads, ahead of the model and in order, and rank the classes of each."""
+"""Read images in threads, in order and ahead of the model, and rank the classes of each."""
 
 import os
 import stat
@@ -23,6 +23,12 @@ from paceline.inference.images import UnreadableImage
 # Size of the largest image that is decoded: 128 million pixels, four channels of 16 bits, uncompressed.
 _MAX_IMAGE_BYTES = 2**30
 _CHUNK_BYTES = 2**20
+# Same k as evaluation (`training.metrics.predict_batch`): it determines the order of ties in `topk`.
+_EVAL_TOP_K = 5
+
+# Maximum number of batches for which unreadable images wait behind a readable one.
+_MAX_PENDING_BATCHES = 8
+_NAN_LOGITS = "its logits are NaN; use another --checkpoint"
 
 
 @dataclass(frozen=True)
@@ -36,10 +42,9 @@ class InputImage:
 def read_images(
     classifier: Classifier, paths: Iterable[Path | UnreadableImage], *, threads: int, num_ahead: int
 ) -> Generator[InputImage | UnreadableImage, None, None]:
-    """Yield the image of each of `paths` in order, preprocessed as in evaluation.
+    """Yield the image of each of `paths` in order, preprocessed as in evaluation, prefetching up to `num_ahead`.
 
-    An image that cannot be read or decoded becomes an `UnreadableImage` in its place. Prefetch up to `num_ahead`
-    images.
+    An image that cannot be read or decoded becomes an `UnreadableImage` in its place.
     """
     pool = ThreadPoolExecutor(threads, thread_name_prefix="image")
     pending: deque[Future[InputImage | UnreadableImage]] = deque()
@@ -82,14 +87,6 @@ def _read_content(path: Path) -> bytes:
     raise ValueError(f"has more than {_MAX_IMAGE_BYTES / 2**30:g} GiB, too large for an image")
 
 
-# Same k as evaluation (`training.metrics.predict_batch`): it determines the order of ties in `topk`.
-_EVAL_TOP_K = 5
-
-# Maximum number of batches for which unreadable images wait behind a readable one.
-_MAX_PENDING_BATCHES = 8
-_NAN_LOGITS = "its logits are NaN; use another --checkpoint"
-
-
 @dataclass(frozen=True)
 class Guess:
     """A class and its predicted probability (0 to 1, float32 precision)."""
@@ -111,8 +108,7 @@ def predict_images(
 ) -> Iterator[Prediction | UnreadableImage]:
     """Yield the `top` classes of each of `images` in order, running up to `batch_size` images at once.
 
-    Unreadable images keep their place in the order, and are yielded at once if no image waits before them. Raise
-    `RecipeError` if the batch does not fit into GPU memory.
+    Unreadable images keep their place. Raise `RecipeError` if the batch does not fit into GPU memory.
     """
     batch: list[InputImage | UnreadableImage] = []
     num_images = 0
@@ -129,10 +125,7 @@ def predict_images(
 
 
 def rank_classes(log_probabilities: Tensor, classes: Sequence[str], top: int) -> list[tuple[Guess, ...]]:
-    """Return the `top` classes of each row of `log_probabilities`, float [N, len(classes)].
-
-    Ties, which are frequent with 16-bit logits, have the order of evaluation.
-    """
+    """Return the `top` classes of each row of `log_probabilities`, float [N, len(classes)], ties as in evaluation."""
     best = log_probabilities.topk(min(_EVAL_TOP_K, len(classes)), dim=1).indices
     # topk orders ties by k, so take evaluation's classes first and the others after them.
     if top > _EVAL_TOP_K:

@@ -69,8 +69,7 @@ def loaders(
     `recipe` is what `paceline.train` takes: a preset's name, a YAML file, a run directory, a mapping, or a
     `paceline.recipe.schema.Recipe`; `overrides` are `"KEY=VALUE"` strings. Only `data`, `seed`, `model.memory_format`
     and `measure.clock` matter, and the training length for `data.progressive`. Code that a file or a run directory
-    names for its data or augmentation is imported only with `own_code`: set it if you trust the author. Code that the
-    arguments name needs no consent.
+    names is imported only with `own_code`: set it if you trust the author.
 
     Batches are moved to `device` (`auto`: torch's current GPU, or the CPU without one) and normalised there to `dtype`;
     `torch.uint8` leaves pixels unchanged. Images are contiguous, unless `model.memory_format` is channels_last.
@@ -100,7 +99,7 @@ def loaders(
 
 
 def _data_only_recipe(recipe: Recipe) -> Recipe:
-    """Return `recipe` without trainer settings that would change batches; images are contiguous by default."""
+    """Return `recipe` without trainer settings that would change batches."""
     # A foreign model has contiguous weights unless its trainer changed them, and may call `view`.
     layout = "contiguous" if recipe.model.memory_format == "auto" else recipe.model.memory_format
     model = recipe.model.model_copy(update={"memory_format": layout})
@@ -142,14 +141,12 @@ def _build_eval_loader(context: RunContext, dtype: torch.dtype, shared: SharedRe
 
 
 def _build_prefetcher(context: RunContext, loader: Loader, stop: int) -> Prefetcher:
-    """Return a prefetcher of `loader`, closed together with the other resources."""
     prefetcher = Prefetcher(loader, stop)
     context.exit_stack.callback(prefetcher.close)
     return prefetcher
 
 
 def _build_transfer(context: RunContext, dtype: torch.dtype) -> DeviceTransfer:
-    """Return the transfer to the device. Raise `RecipeError` for a dtype that images cannot have."""
     if not (dtype.is_floating_point or dtype == torch.uint8):
         raise RecipeError(
             f"dtype: {dtype} is not a dtype of images (give torch.float32, another float, or torch.uint8)"
@@ -162,12 +159,10 @@ def _build_normalize(transfer: DeviceTransfer, dtype: torch.dtype) -> Callable[[
 
 
 def _identity(images: Tensor) -> Tensor:
-    """Return uint8 images unchanged."""
     return images
 
 
 def _build_bad_images(context: RunContext) -> BadImageRegistry:
-    """Return a handler that warns of bad images, and raises an error for too many."""
     return BadImageRegistry(context.datasets, context.recipe.data.max_bad_images, sorted, _warn_bad_image, [])
 
 

@@ -21,9 +21,8 @@ from paceline.training.evaluator import BadImageCollector
 
 
 class Prefetcher:
-    """Get batches of `loader` by number; consecutive numbers are prefetched.
-
-    There are `stop` batches. Any other order is correct too, but slower, because prefetching restarts.
+    """Get batches of `loader` by number, up to `stop`; consecutive numbers are prefetched, and any other restarts
+    it.
     """
 
     def __init__(self, loader: Loader, stop: int) -> None:
@@ -36,7 +35,7 @@ class Prefetcher:
         """Return batch `number`."""
         if number != self._next:
             self._batches = self._loader.batches(number, self._stop)
-        self._next = -1  # unless a batch is returned
+        self._next = -1  # if the iterator raises, the next call restarts prefetching
         batch = next(self._batches)
         self._next = number + 1
         return batch
@@ -52,7 +51,7 @@ class Dataset:
 
     `num_images` counts the whole split, over all ranks. `image_size` is the height and width of finished images in
     pixels (for training images, at the end of `data.progressive`). `mean` and `std` are per channel, of pixels in [0,
-    1]: those of the training images, which normalise both splits. A label is an index into `classes`.
+    1]: those of the training images for both splits. A label is an index into `classes`.
     """
 
     classes: tuple[str, ...]
@@ -78,7 +77,7 @@ class Dataset:
 
 
 def build_dataset(info: DatasetInfo, image_size: int, mean: tuple[float, ...], std: tuple[float, ...]) -> Dataset:
-    """Return the metadata of a split whose finished images are `image_size` pixels squared; see `Dataset`."""
+    """Return the metadata of a split whose finished images are `image_size` pixels squared."""
     return Dataset(info.class_names, info.num_images, info.channels, image_size, mean, std)
 
 
@@ -92,11 +91,7 @@ class SharedResources:
 
 @dataclass(frozen=True)
 class SplitPipeline:
-    """Components that produce a split's batches, in order of use, and the split's metadata `dataset`.
-
-    `loader` makes batches and `prefetcher` gets them from it, `bad_images` records bad images, `transfer` moves a
-    batch to the device, and `finish` transforms it there.
-    """
+    """Components that produce a split's batches, in order of use, and the split's metadata `dataset`."""
 
     loader: Loader
     prefetcher: Prefetcher
@@ -126,11 +121,11 @@ class TrainLoader:
 
     `images` are float [N, C, H, W], normalised, or uint8 on request. `targets` are labels, int64 [N], or with mixup or
     cutmix float [N, num_classes] whose rows sum to 1. Both are on the device. N is `batch_size`, the rank's part of
-    `data.batch_size`. The incomplete last batch of an epoch is dropped; it holds different images every time.
+    `data.batch_size`. The incomplete last batch of an epoch is dropped.
 
     Images and augmentation depend on (recipe's seed, epoch, image) alone: each batch equals the one of the same step of
     `paceline train`. Each iteration is the next epoch, wherever the previous one stopped; creating an iterator changes
-    nothing until its first batch. Batches are prefetched, across the end of an epoch too.
+    nothing until its first batch. Prefetching continues across the end of an epoch.
 
     With `data.on_bad_image` skip, a bad image is left out with a warning, and too many raise `DataError`.
     """
@@ -190,7 +185,7 @@ class TrainLoader:
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration, from 0; a loaded state within that epoch keeps its position.
 
-        The rest of an epoch that was stopped early is discarded, in `state_dict` too.
+        The rest of an epoch that was stopped early is discarded.
         """
         if epoch != self.epoch:
             self._start = epoch * len(self)
@@ -199,13 +194,13 @@ class TrainLoader:
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last batch yielded; the same on every rank.
 
-        A state within an epoch resumes with the rest of it. To end the epoch there, call `set_epoch(loader.epoch)`
-        first.
+        A state within an epoch resumes with the rest of it; to end the epoch there, first call
+        `set_epoch(loader.epoch)`.
         """
         return {"step": self._step, **self._order}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume after the last batch of `state`, also within an epoch and with another number of ranks.
+        """Resume after the last batch of `state`, with any number of ranks.
 
         Raise `CheckpointError` for a state of another seed, batch size or number of images, and for an invalid one.
         """
@@ -239,7 +234,6 @@ class TrainLoader:
 
     @property
     def _order(self) -> dict[str, int]:
-        """Inputs that determine the order of images, besides the step."""
         return {"seed": self._seed, "batch_size": self._plan.batch_size, "num_images": self._plan.train_images}
 
 
@@ -249,8 +243,7 @@ class EvalLoader:
     `images` are float [N, C, H, W], normalised, or uint8 on request, `labels` int64 [N], both on the device. Every
     image is in exactly one batch of one rank, without padding or dropping: sum your counts over the ranks and divide by
     `dataset.num_images`. Batches have up to `batch_size` images. All ranks have the same number of batches, so that
-    collectives in a loop do not hang. The exceptions are shares that no batch size evens out: with a
-    `data.eval_batch_size` of 1, or fewer than two images on some rank.
+    collectives in a loop do not hang, except with a `data.eval_batch_size` of 1, or fewer than two images on some rank.
 
     With `data.on_bad_image` skip, a bad image is left out with a warning, and possibly a batch with it.
     """
@@ -301,8 +294,7 @@ class EvalLoader:
 def even_batch(num_images: int, batch_size: int, world_size: int) -> int:
     """Return the largest batch size up to `batch_size` that gives all ranks the same number of batches.
 
-    Shares differ by one image at most: `num_images // world_size` or one more. If no size works, as with one image on
-    some ranks and none on others, return `batch_size`.
+    If none does, as with one image on some ranks and none on others, return `batch_size`.
     """
     fewest, rest = divmod(num_images, world_size)
     if rest:

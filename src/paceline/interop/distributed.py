@@ -23,9 +23,8 @@ _FAILED: Final = "failed"
 
 @dataclass(frozen=True)
 class ExternalRank:
-    """Rank in `world`, and the `store` with which its ranks wait for each other, on `num_nodes` nodes.
-
-    Without a `store` they cannot wait.
+    """Rank in `world`, and the `store` through which ranks on `num_nodes` nodes wait for each other (None: they
+    cannot).
     """
 
     world: World
@@ -33,10 +32,9 @@ class ExternalRank:
     num_nodes: int = 1
 
     def run_node_main_first(self, function: Callable[[bool], ResultT]) -> ResultT:
-        """Return `function(True)` on the first rank of each node, then `function(False)` on the others.
+        """Return `function(True)` on the first rank of each node, then `function(False)` on the others (collective).
 
-        Every rank must call this method once. If a first rank fails, the others raise `WorldError`. Without a store,
-        every rank counts as a first one.
+        If a first rank fails, the others raise `WorldError`. Without a store, every rank counts as a first one.
         """
         if self.store is None:
             return function(True)
@@ -45,7 +43,7 @@ class ExternalRank:
         waits = partial(_raise_if_failed, self.store)
         try:
             result = run_in_order(self.store, self.num_nodes, run, waits, is_first=self.world.is_node_main)
-            # Rank 0 may host the store.
+            # Rank 0 may host the store, so it leaves last.
             exit_last(self.store, self.world.world_size - 1, waits, is_last=self.world.is_main)
             return result
         except dist.DistError as error:
@@ -101,9 +99,9 @@ def find_device(device: str | torch.device) -> torch.device:
 
 
 def _explicit_world(rank: int | None, world_size: int | None) -> World:
-    """Return the world of an explicit rank; ranks share this node as the launcher states, or all of them do."""
     if rank is None or world_size is None or not 0 <= rank < world_size:
         raise WorldError(f"rank: rank {rank} of {world_size} is not a valid rank (give both, rank from 0 on)")
+    # Ranks share this node as the launcher states; without one, all of them do.
     launched = current_world()
     if launched.world_size > 1:  # an explicit rank does not change which ranks share a node
         return replace(launched, rank=rank, world_size=world_size)
@@ -111,7 +109,7 @@ def _explicit_world(rank: int | None, world_size: int | None) -> World:
 
 
 def _distributed_rank(gpu: str) -> ExternalRank:
-    """Return this rank of the default group; host names decide which ranks share a node."""
+    # Host names decide which ranks share a node.
     rank, world_size = dist.get_rank(), dist.get_world_size()
     # Exchange through the group's store: a collective would need a device, which need not be that of the batches.
     shared = PrefixStore("paceline.interop", dist.distributed_c10d._get_default_store())
@@ -139,15 +137,13 @@ def check_gpus_differ(infos: Sequence[tuple[str, str]]) -> None:
 
 
 def _run_and_signal(work: Callable[[bool], ResultT], store: Store, rank: int, is_first: bool) -> ResultT:
-    """Return `work(is_first)`; on failure, signal the waiting ranks."""
     try:
         return work(is_first)
-    except BaseException:
+    except BaseException:  # also Ctrl-C: the other ranks would wait until the timeout
         store.set(_FAILED, str(rank))
         raise
 
 
 def _raise_if_failed(store: Store) -> None:
-    """Raise `WorldError` if a rank that this one waits for has failed."""
     if store.check([_FAILED]):
         raise WorldError(f"data: rank {store.get(_FAILED).decode()} could not read it (see the error of that rank)")

@@ -16,10 +16,7 @@ _PACKAGES: Final = ("lightning.pytorch", "pytorch_lightning")
 
 
 def _import_lightning() -> Any:
-    """Return the Lightning package that the program imported, else `lightning` or `pytorch_lightning`.
-
-    Raise `ImportError` if neither is installed.
-    """
+    # The package that the program has imported comes first.
     for name in _PACKAGES:
         if name in sys.modules:
             return sys.modules[name]
@@ -37,14 +34,12 @@ class DataModule(_LightningDataModule):  # type: ignore[misc]
     """Data of a recipe for Lightning's Trainer: `Trainer.fit(module, datamodule=DataModule("folder", ...))`.
 
     It takes the arguments of `paceline.interop.loaders`. `setup` builds the loaders once the ranks are joined, on the
-    rank's device (without a Trainer, on that of `loaders`). From then on they are available as `train` and `val`, so
-    `configure_model` can read `self.trainer.datamodule.train.dataset.num_classes`. Batches are pairs (images, targets)
-    on the device, so Lightning has nothing to transfer.
+    rank's device, as `train` and `val`, so `configure_model` can read
+    `self.trainer.datamodule.train.dataset.num_classes`. Batches are pairs (images, targets) on the device.
 
-    Lightning inserts its samplers only into torch's DataLoaders, so any `use_distributed_sampler` works. Its
-    checkpoints contain the position of the training loader, and `ckpt_path` resumes from there, even within an epoch.
-    Every image is validated once: log `hits / val.dataset.num_images` with `reduce_fx="sum"` and `sync_dist=True`, and
-    the accuracy is exact on any number of devices.
+    Any `use_distributed_sampler` works. Checkpoints contain the position of the training loader, and `ckpt_path`
+    resumes from there, even within an epoch. Every image is validated once: log `hits / val.dataset.num_images` with
+    `reduce_fx="sum"` and `sync_dist=True`, and the accuracy is exact on any number of devices.
     """
 
     train: TrainLoader
@@ -60,6 +55,7 @@ class DataModule(_LightningDataModule):  # type: ignore[misc]
         if self._loaders is None:
             recipe, overrides, options = self._args
             device = "auto" if self.trainer is None else self.trainer.strategy.root_device
+            # Lightning inserts samplers only into torch's DataLoaders, so ours keep their own order.
             self._loaders = loaders(recipe, *overrides, **{"device": device, **options})
             self.train, self.val = self._loaders
 
