@@ -48,10 +48,7 @@ def format_speedup(ratio: Interval, digits: int = 2, word: str = "x") -> str:
 
 
 def read_mean_losses(candidate: RunDir, baseline: RunDir, after: int) -> tuple[float, float] | None:
-    """Return the mean training losses of two runs over the same steps, all after step `after`.
-
-    None if there are no such steps, or if a loss is NaN or infinite.
-    """
+    """Return the mean training losses of two runs over the same steps, all after step `after`; None if unknown."""
     # A record is the mean since the previous one, and the two runs may log at different steps, so compare between the
     # first and last step at which both have a record.
     records = _read_losses(candidate), _read_losses(baseline)
@@ -68,7 +65,7 @@ def is_disqualifying(parity: ParityResult) -> bool:
 
 
 def format_parity_caveat(parity: ParityResult | None) -> str:
-    """Return a caveat to append to the reason for a setting; "" if both train alike."""
+    """Return a caveat on a setting's losses; "" if both train alike."""
     if parity is None:
         return f"; {_UNPROVED}: {_NO_LOSSES}"
     return "" if parity.verdict == "same" else f"; {_UNPROVED}"
@@ -83,10 +80,9 @@ def _read_losses(rundir: RunDir) -> dict[int, float]:
 
 
 def _mean_loss(records: Mapping[int, float], start: int, end: int) -> float:
-    """Return the mean loss over steps `start` + 1 to `end`, at both of which a record ends."""
     total = 0.0
     for before, step in pairwise(sorted({0, *records})):
-        if start <= before and step <= end:
+        if start <= before and step <= end:  # a record covers the steps since the previous one
             total += (step - before) * records[step]
     return total / (end - start)
 
@@ -160,7 +156,7 @@ class PairedRuns:
 
     @property
     def ratio(self) -> Interval:
-        """Speedup of the setting over the baseline, of at least one pair."""
+        """Speedup of the setting over the baseline; needs a pair."""
         return ratio_interval(
             collect_throughputs(collect_results(self.candidates)), collect_throughputs(collect_results(self.baselines))
         )
@@ -177,7 +173,7 @@ class PairedRuns:
 def run_pairs(
     baseline: Callable[[int], TrialOutcome], candidate: Callable[[int], TrialOutcome], repeats: int
 ) -> PairedRuns:
-    """Run pairs 1 to `repeats`, in alternating order. The first run that fails ends it."""
+    """Run pairs 1 to `repeats`, in alternating order, up to the first run that fails."""
     complete: list[RunPair] = []
     for repeat in range(1, repeats + 1):
         # Alternate the order, so that caches warmed by the first run favor neither side.
@@ -192,10 +188,7 @@ def run_pairs(
 def run_pair(
     baseline: Callable[[int], TrialOutcome], candidate: Callable[[int], TrialOutcome], repeat: int
 ) -> dict[bool, TrialOutcome]:
-    """Run pair `repeat`, counted from 1; return its outcomes in order, keyed by whether they are the candidate's.
-
-    The second run is skipped if the first fails.
-    """
+    """Run pair `repeat`, counted from 1; return its outcomes in order, keyed by whether they are the candidate's."""
     outcomes: dict[bool, TrialOutcome] = {}
     for is_candidate in alternate_order((False, True), repeat):
         outcomes[is_candidate] = (candidate if is_candidate else baseline)(repeat)
@@ -205,7 +198,7 @@ def run_pair(
 
 
 def is_out_of_memory(outcome: TrialOutcome) -> bool:
-    """Return whether a run failed because it was out of memory."""
+    """Return whether a run failed for lack of memory."""
     return _OUT_OF_MEMORY.search(f"{outcome.error}\n{outcome.stderr}") is not None
 
 
@@ -215,7 +208,7 @@ def format_failure(outcome: TrialOutcome) -> str:
 
 
 def collect_results(outcomes: Sequence[TrialOutcome]) -> tuple[RunResult, ...]:
-    """Return the results of the outcomes that have one."""
+    """Return the results of the successful runs."""
     return tuple(outcome.result for outcome in outcomes if outcome.result is not None)
 
 
@@ -226,7 +219,7 @@ def collect_throughputs(results: Sequence[RunResult]) -> list[float]:
 
 @dataclass
 class TrialBench:
-    """Runs the measured `recipe` with a patch applied, and counts the runs, reused ones included."""
+    """Run the measured `recipe` with a patch applied, and count the runs, reused ones included."""
 
     recipe: Recipe
     run: Callable[[Trial, int], TrialOutcome]
@@ -244,7 +237,7 @@ class TrialBench:
 class ABResult:
     """Result of an A/B test: `ratio` is the candidate's images/s over the baseline's, None if a run failed.
 
-    `runs` are the candidate's run directories; `why` explains the status in a sentence.
+    `runs` are the candidate's run directories; `why` explains the status.
     """
 
     baseline: tuple[RunResult, ...]
@@ -265,7 +258,7 @@ def run_ab_test(
     repeats: int,
     must_match_losses: bool,
 ) -> ABResult:
-    """Compare the patches of (baseline, candidate) by `repeats` pairs of runs; the first run that fails ends the test.
+    """Compare the patches of (baseline, candidate) by `repeats` pairs of runs, up to the first run that fails.
 
     With `must_match_losses` the candidate must train like the baseline.
     """
@@ -319,7 +312,7 @@ def _evaluate_pairs(pairs: PairedRuns, *, after: int, must_match_losses: bool) -
 
 
 def _classify_ratio(ratio: Interval) -> tuple[ABStatus, str]:
-    """Return whether a ratio is a gain: its interval is above 1, or a single pair exceeds `MIN_GAIN`."""
+    # A single pair has no interval, so it must exceed a fixed margin.
     if ratio.low is None:
         measured = f"{format_speedup(ratio, 3)} in one pair"
         if ratio.value >= MIN_GAIN:

@@ -36,7 +36,7 @@ class BatchGrid:
 
 @dataclass(frozen=True)
 class BatchCell:
-    """A batch size, LR warm-up and rule; `error` explains a cell that cannot run, whose `case` is None."""
+    """A batch size, LR warm-up and rule; `case` is None, with an `error`, if it cannot run."""
 
     batch_size: int
     warmup: str
@@ -105,7 +105,6 @@ def _iter_assignments(
 
 
 def _format_warmup(recipe: Recipe, warmup: Duration | None) -> str:
-    """Return a warm-up as text; for None the recipe's own, "" if its schedule has none."""
     if warmup is not None:
         return str(warmup)
     return "" if isinstance(recipe.schedule, OneCycle) else str(recipe.schedule.warmup)
@@ -114,7 +113,7 @@ def _format_warmup(recipe: Recipe, warmup: Duration | None) -> str:
 def build_batch_points(
     cells: Sequence[BatchCell], outcomes: Sequence[TrialOutcome], seeds: int, target: TargetCriterion | None
 ) -> tuple[BatchPoint, ...]:
-    """Return how the runs of each cell ended, and when they reached `target`.
+    """Return the results of each cell, and when its runs reached `target`.
 
     Raise `PacelineError` if the evaluations of a run cannot be read.
     """
@@ -127,9 +126,9 @@ def build_batch_points(
 def compare_batches(
     cells: Sequence[BatchCell], outcomes: Sequence[TrialOutcome], target: TargetCriterion | None
 ) -> tuple[str, ...]:
-    """Return, for each larger batch size, its time to the target relative to the smallest one's.
+    """Return a sentence per larger batch size: its time to the target relative to the smallest one's.
 
-    Uses the fastest cell per batch size of those whose runs all reached the target. Ratios pair runs of the same seed.
+    Uses the fastest cell per batch size of those whose runs all reached the target.
     """
     best: dict[int, tuple[BatchCell, dict[int, float]]] = {}
     for cell in cells:
@@ -154,6 +153,7 @@ def _mean_log_time(times_s: dict[int, float]) -> float:
 
 def _compare_cells(one: tuple[BatchCell, dict[int, float]], smallest: tuple[BatchCell, dict[int, float]]) -> str:
     (cell, times_s), (smallest_cell, others_s) = one, smallest
+    # Runs of one turn have the same seed, so their ratio has less noise than one of means.
     turns = sorted({*times_s} & {*others_s})
     ratio = ratio_interval([times_s[turn] for turn in turns], [others_s[turn] for turn in turns])
     how = ", ".join([f"rule {cell.rule}", *([f"warm-up {cell.warmup}"] if cell.warmup else [])])
@@ -165,7 +165,7 @@ def _compare_cells(one: tuple[BatchCell, dict[int, float]], smallest: tuple[Batc
 def _find_target_evaluations(
     outcomes: Sequence[TrialOutcome], target: TargetCriterion | None
 ) -> dict[int, dict[str, Any]]:
-    """Return the evaluation that reached the target, by turn, of the runs that did."""
+    """Return the evaluation that reached the target, by turn."""
     if target is None:
         return {}
     evaluations = {
@@ -208,7 +208,7 @@ def find_target_evaluation(evaluations: Sequence[dict[str, Any]], target: Target
 
 
 def _geometric_mean(values: Sequence[float]) -> Interval | None:
-    """Return the geometric mean, whose ratio to another one is the ratio of their runs."""
+    # Geometric, so that the ratio of two means is the mean ratio of their runs.
     if len(values) == 1:
-        return mean_interval(values)  # exact
+        return mean_interval(values)  # without rounding by the logarithm
     return ratio_interval(values, [1.0] * len(values)) if values else None

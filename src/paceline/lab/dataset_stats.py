@@ -62,9 +62,8 @@ def select_samples(source: Source, indices: NDArray[np.int64]) -> Source:
 class DatasetStats:
     """Statistics of a split. `class_counts` are images per class, in label order.
 
-    `num_inspected` is the number of inspected images, and `formats` counts their formats. `sizes` are their (height,
-    width), int64 [K, 2], `num_bytes` is their sum of bytes, and `num_bad` the number of unreadable ones. `pack_kinds`
-    counts what a pack holds.
+    Of `num_inspected` images, `formats` counts the formats, `sizes` are (height, width), int64 [K, 2], `num_bytes` is
+    the sum of bytes, and `num_bad` the number of unreadable ones. `pack_kinds` counts the kinds of records of a pack.
     """
 
     info: DatasetInfo
@@ -99,7 +98,7 @@ class DatasetStats:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain values for JSON."""
+        """Return plain values for JSON."""
         fewest = int(self.class_counts.min())
         return {
             "images": self.info.num_images,
@@ -152,6 +151,7 @@ def inspect_source(
 
 def _inspect_pack(source: PackSource, limit: int | None, progress: Callable[[int, int], None]) -> DatasetStats:
     """Inspect a pack by its index; only files stored whole are read, for their formats."""
+    # The index has sizes and bytes of all images; only the formats of files stored whole must be read.
     stored_whole = np.flatnonzero(source.kinds == KIND_FILE)
     chosen = stored_whole[spread_indices(len(stored_whole), limit)]
     seen = _HeaderScan()
@@ -180,10 +180,7 @@ def spread_indices(num_images: int, limit: int | None) -> NDArray[np.int64]:
 
 
 def estimate_source_bytes(source: Source) -> float | None:
-    """Return the bytes of a split on its storage, extrapolated from some files if there are many.
-
-    None if unknown without reading it.
-    """
+    """Return the bytes of a split on its storage, extrapolated from some files if there are many; None if unknown."""
     if not len(source):
         return 0.0
     match source:

@@ -31,9 +31,9 @@ _EXIT_INTERNAL_ERROR: Final = 1
 
 @dataclass(frozen=True)
 class LadderState:
-    """State of the ladder: the last rung kept, its cumulative patch, and its measurements.
+    """The last rung kept, with its cumulative patch and its measurements.
 
-    `ratios` are those of the rungs up to it, each over its baseline. `results` are of its latest runs.
+    `ratios` are those of the rungs up to it, each over its baseline; `results` are of its latest runs.
     """
 
     name: str
@@ -53,7 +53,7 @@ RungProposer = Callable[[Recipe, LadderState], Rung | str]
 
 @dataclass(frozen=True)
 class LadderHardware:
-    """Hardware for the ladder: numbers of GPUs and CPU cores, and the ranks that the user requested."""
+    """Numbers of GPUs and CPU cores, and the ranks that the user requested."""
 
     gpus: int
     cores: int
@@ -62,7 +62,7 @@ class LadderHardware:
 
 @dataclass(frozen=True)
 class RungDataset:
-    """The section that reads data prepared for a rung (None: no data), and the seconds that took."""
+    """The section that reads data prepared for a rung (None: no data), and the seconds of the preparation."""
 
     section: Pack | Lmdb | None = None
     seconds: float = 0.0
@@ -79,7 +79,7 @@ class LadderOutcome:
 
 @dataclass(frozen=True)
 class LadderRunner:
-    """Measures `ladder` over `recipe`, in pairs of runs; `report` receives progress lines.
+    """Measure `ladder` over `recipe`, in pairs of runs; `report` receives progress lines.
 
     `prepare` makes data, `propose` finds rungs above the last one, and run directories are named relative to `root`.
     """
@@ -96,7 +96,7 @@ class LadderRunner:
     _timed_forms: set[DataForm] = field(default_factory=set, init=False, repr=False)
 
     def run(self) -> LadderOutcome:
-        """Measure all rungs. Raise `TrialError` if the first fails, as nothing can be compared then."""
+        """Measure all rungs. Raise `TrialError` if the first fails."""
         standing, result = self._measure_first(self.ladder.rungs[0])
         rungs = [result]
         for rung in self.ladder.rungs[1:]:
@@ -116,7 +116,7 @@ class LadderRunner:
         return LadderOutcome(tuple(rungs), standing, stopped)
 
     def run_task(self, number: int, turn: int) -> tuple[TrialOutcome, ...]:
-        """Run one turn of rung `number`, both counted from 1, without deciding; return its runs, () if it does not fit.
+        """Run one turn of rung `number`, both counted from 1; return its runs, () if the rung does not fit.
 
         Raise `TrialError` if a run fails, unless it refuses the rung itself.
         """
@@ -156,7 +156,6 @@ class LadderRunner:
         return LadderState("", Patch(), self.hardware.ranks, is_cold=False)
 
     def _measure_first(self, rung: Rung) -> tuple[LadderState, RungResult]:
-        """Measure the first rung, the baseline of all others."""
         try:
             made = self._prepare_data(rung, self._initial_state)
             standing, added = self._stack_rung(rung, self._initial_state, made)
@@ -164,6 +163,7 @@ class LadderRunner:
             raise self._build_rung_error(rung, str(error), error.exit_code) from None
         trial = _build_trial(1, rung.name, standing, rung)
         outcomes: list[TrialOutcome] = []
+        # Nothing can be compared if the baseline of all rungs fails, so an error ends the ladder.
         for repeat in range(1, self.repeats + 1):
             outcome = self._run_trial(trial, repeat)
             if outcome.result is None:
@@ -174,7 +174,6 @@ class LadderRunner:
         return replace(standing, results=collect_results(outcomes)), result
 
     def _measure_next(self, rung: Rung, number: int, below: LadderState) -> tuple[LadderState, RungResult]:
-        """Measure a rung; return the new state and the rung's result."""
         made = RungDataset()
         try:
             made = self._prepare_data(rung, below)
@@ -205,6 +204,7 @@ class LadderRunner:
             root=self.root,
             recipe=apply_patch(self.recipe, standing.patch),
         )
+        # A dropped rung still refreshes the baseline: its pairs ran the state below it just now.
         if result.status != "kept" or result.over_below is None:
             return self._report_result(replace(below, results=collect_results(pairs.baselines)), result)
         ratios = (*below.ratios, result.over_below)
@@ -238,12 +238,12 @@ class LadderRunner:
         return stacked_state, added
 
     def _run_trial(self, trial: Trial, repeat: int) -> TrialOutcome:
-        """Run a trial with the seed of its pair, so that both sides train on the same samples."""
+        # Both sides of a pair get the same seed, and so the same samples.
         seed = self.recipe.seed + repeat - 1
         seeded = replace(trial, patch=merge_patches(self.recipe, trial.patch, Patch((("seed", seed),))))
         try:
             outcome = self.runner.run(seeded, repeat)
-        except TrialError:  # another process writes this run
+        except TrialError:  # another process is writing this run: fatal, not a property of the trial
             raise
         except PacelineError as error:  # before the run: a cache that cannot be cold, or missing data
             rundir = RunDir(self.runner.get_folder(seeded, repeat))
@@ -267,7 +267,7 @@ class LadderRunner:
 def stack_patch(recipe: Recipe, below: Patch, rung: Rung, section: Pack | Lmdb | None) -> tuple[Patch, Patch]:
     """Return a rung on top of `below`, and what it adds: its settings, and the `section` that reads its data.
 
-    Its batch size is a multiple of that of `recipe`. Raise `RecipeError` if `below` does not fit `recipe`.
+    Raise `RecipeError` if `below` does not fit `recipe`.
     """
     base = below if rung.data == "none" else drop_section(below, SOURCE_SECTION)
     source = Patch() if section is None else build_source_patch(section)
@@ -295,7 +295,7 @@ def _check_hardware(rung: Rung, ranks: int, hardware: LadderHardware, recipe: Re
 
 
 def _build_trial(number: int, name: str, standing: LadderState, rung: Rung) -> Trial:
-    """Return the trial of one side of a rung. The baseline is run again for each rung, under the rung's number."""
+    # The baseline runs again for each rung, so its runs are named after the rung.
     return Trial(
         f"{number:02} {name}",
         standing.patch,
@@ -315,15 +315,13 @@ def _format_outcome(outcome: TrialOutcome, repeats: int) -> str:
 
 
 def propose_rung(recipe: Recipe, standing: LadderState) -> Rung | str:
-    """Return the next rung on top of `standing`, whose recipe is `recipe`, or the reason why there is none.
-
-    The ladder ends if the ceiling of the bottleneck is too low to measure, or if no candidate addresses the bottleneck.
-    """
+    """Return the next rung on top of `standing`, whose recipe is `recipe`, or the reason why there is none."""
     result = standing.results[-1]
     verdict = result.verdict
     if starved := starved_note(standing.results):
         return f"{starved} as {standing.name} was measured, so its bottleneck is unknown"
     bottleneck, ceiling = verdict["bottleneck"], parse_ceiling(verdict)
+    # A few runs cannot prove a gain of a few percent.
     if ceiling is not None and ceiling < MIN_CEILING:
         return f"{standing.name} is {bottleneck}, and removing that would gain less than {share(MIN_CEILING - 1)}"
     candidate = find_next_candidate(recipe, Hardware.from_result(result), verdict, standing.tried)

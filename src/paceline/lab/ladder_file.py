@@ -54,7 +54,7 @@ class Rung(Section):
 
     @model_validator(mode="after")
     def _check_learning_rate(self) -> Self:
-        """Refuse another learning rate with `parity: same`, as a ladder measures at a small constant one."""
+        # A ladder measures at a small constant learning rate, so its losses could not show the effect of another.
         paths = (path for path, _ in self.patch.assignments)
         path = next((path for path in paths if path == "optim.lr" or path.startswith("schedule.")), "")
         if path and self.parity == "same":
@@ -171,20 +171,20 @@ def _find_ladder(name: str) -> Path:
 
 
 def _read_summary(path: Path) -> str:
-    """Return the first comment line of a ladder file, its summary in `--list`."""
+    # The first line of a ladder is its summary in `--list`, as a comment.
     with path.open(encoding="utf-8") as file:
         first = file.readline().strip()
     return first.removeprefix("#").strip() if first.startswith("#") else ""
 
 
 def _resolve_recipe(name: str, path: Path) -> str:
-    """Return the recipe's name; file paths are relative to the ladder."""
     beside = path.parent / Path(name).expanduser()
     return str(beside) if beside.suffix in _SUFFIXES else name
 
 
 def _explain_error(error: ValidationError, path: Path, document: YamlDocument) -> str:
-    """Return one line about the first invalid field; unknown keys come first, as they explain other errors."""
+    """Return one line about the first invalid field."""
+    # An unknown key comes first: it often explains the other errors, such as a missing field.
     details = sorted(error.errors(include_url=False), key=lambda each: each["type"] != "extra_forbidden")
     first = details[0]
     location, value = [str(part) for part in first["loc"]], first["input"]

@@ -18,7 +18,7 @@ _NUM_TRIES: Final = 2
 
 
 def measure_all_reduces(world: World, device: torch.device, *, seconds_per_size: float = 1.0) -> AllReduceMeasurement:
-    """Return the timed all-reduces of the ranks of `world`, `seconds_per_size` seconds per size (collective)."""
+    """Time all-reduces of the ranks of `world`, `seconds_per_size` seconds per size (collective)."""
     timed = time_all_reduces(device, now_s, each_s=seconds_per_size)
     times = [
         AllReduceTiming(bytes=each.num_bytes, median_s=each.median_s, p10_s=each.p10_s, p90_s=each.p90_s, n=each.n)
@@ -32,21 +32,21 @@ def time_rank_pairs(
 ) -> dict[RankPair, float]:
     """Return the bytes per second between this rank and each higher one of `ranks`; all of them must call it.
 
-    Sends `num_bytes` to and fro and takes the fastest try. Disjoint pairs run concurrently, so n ranks take n - 1
-    turns. `now` is a clock in seconds.
+    Takes the fastest round trip of `num_bytes`. Disjoint pairs run concurrently, so n ranks take n - 1 rounds. `now` is
+    a clock in seconds.
     """
     rates: dict[RankPair, float] = {}
     message = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
-    sign = torch.zeros(1, dtype=torch.uint8, device=device)
+    ready = torch.zeros(1, dtype=torch.uint8, device=device)
     for pairs in schedule_pairs(ranks):
         for pair in pairs:
             if rank == pair[0]:
                 rates[pair] = (
-                    2 * num_bytes / min(_time_round_trip(sign, message, pair[1], now) for _ in range(_NUM_TRIES))
+                    2 * num_bytes / min(_time_round_trip(ready, message, pair[1], now) for _ in range(_NUM_TRIES))
                 )
             elif rank == pair[1]:
                 for _ in range(_NUM_TRIES):
-                    _receive_and_send(sign, pair[0])
+                    _receive_and_send(ready, pair[0])
                     _receive_and_send(message, pair[0])
     return rates
 
@@ -68,9 +68,9 @@ def schedule_pairs(ranks: Sequence[int]) -> Iterator[list[RankPair]]:
         circle = [circle[0], circle[-1], *circle[1:-1]]
 
 
-def _time_round_trip(sign: torch.Tensor, message: torch.Tensor, peer: int, now: Callable[[], float]) -> float:
-    """Return the seconds of a round trip of `message` to `peer`; `sign` synchronizes both sides before it."""
-    _send_and_receive(sign, peer)
+def _time_round_trip(ready: torch.Tensor, message: torch.Tensor, peer: int, now: Callable[[], float]) -> float:
+    # A first round trip of one byte, so that both sides are ready when the clock starts.
+    _send_and_receive(ready, peer)
     start_s = now()
     _send_and_receive(message, peer)
     return now() - start_s

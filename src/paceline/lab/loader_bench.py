@@ -40,8 +40,8 @@ class ResourceUsage(NamedTuple):
 
 
 def read_usage(pid: int, proc: Path = PROC) -> ResourceUsage:
-    """Return the usage of a process and its descendants so far; 0 without /proc, as outside of Linux."""
-    # Child processes count while they run, and their CPU time also afterwards.
+    """Return the usage of a process and its descendants so far; 0 without /proc."""
+    # Workers count while they run, and the CPU time of ended ones is in their parent's.
     pids = [pid, *descendants(pid, proc)]
     tick_s = 1 / os.sysconf("SC_CLK_TCK")
     return ResourceUsage(
@@ -59,12 +59,12 @@ def _read_disk_bytes(pid: int, proc: Path) -> int:
 
 
 def _read_private_bytes(pid: int, proc: Path) -> int:
+    # PSS divides shared pages among their processes, so that a sum counts them once. File pages are the page cache's.
     fields = ("Pss_Anon", "Pss_Shmem")
     return 1024 * sum(number for name, number in _parse_proc_table(proc / str(pid) / "smaps_rollup") if name in fields)
 
 
 def _parse_proc_table(path: Path) -> Iterator[tuple[str, int]]:
-    """Yield names and numbers of a file with lines `Name:  number kB`."""
     for line in read_text_or_empty(path).splitlines():
         name, _, rest = line.partition(":")
         number = rest.split()[:1]
@@ -86,8 +86,8 @@ class MeasurementWindow:
 class LoaderMeasurement:
     """One measurement. `bytes_read` came from the source, `disk_bytes` from storage.
 
-    `memory_bytes` is the peak above the process's initial memory, without the page cache. `lost_cpu` is the share
-    of its runnable time in which other processes used the cores.
+    `memory_bytes` is the peak above the process's initial memory, without the page cache. `lost_cpu` is the share of
+    its runnable time in which other processes used the cores.
     """
 
     images: int
@@ -138,7 +138,7 @@ class LoaderCase:
         return max(1, self.workers)
 
     def measure(self, window: MeasurementWindow, cache: CacheState) -> LoaderMeasurement:
-        """Measure it in this process: from the start if the cache is cold, else in steady state."""
+        """Measure one pass from the start if the cache is cold, else a window of the steady state."""
         # Warm: a window of the steady state, with files in memory. Cold: one pass from the start over files outside of
         # the page cache.
         order = TrainOrder(0, window.num_images, window.batch_size)
@@ -171,7 +171,7 @@ class WindowCounts(NamedTuple):
 
 
 def count_images(batches: Iterator[int], seconds: float, num_warmup: int) -> WindowCounts:
-    """Measure a window after `num_warmup` batches, given the sizes of batches. It ends with a batch."""
+    """Measure a window of `seconds` after `num_warmup` batches, given the sizes of batches. It ends with a batch."""
     for _ in range(num_warmup):
         next(batches)
     cpu = build_cpu_timer()
@@ -190,13 +190,14 @@ def _count_disk_bytes() -> int:
     return read_usage(os.getpid()).disk_bytes
 
 
-def measure_in_subprocess(contender: BenchCase, window: MeasurementWindow, cache: CacheState) -> LoaderMeasurement:
+def measure_in_subprocess(case: BenchCase, window: MeasurementWindow, cache: CacheState) -> LoaderMeasurement:
     """Measure in a forked process, whose memory this one polls. Raise `DataError` if the process dies."""
+    # Each case gets its own process, as memory that one has freed would hide what the next one needs.
     fork = multiprocessing.get_context("fork")
     receiver, sender = fork.Pipe(duplex=False)
-    process = fork.Process(target=_run_subprocess, args=(contender, window, cache, sender, os.getpid()))
+    process = fork.Process(target=_run_subprocess, args=(case, window, cache, sender, os.getpid()))
     process.start()
-    sender.close()
+    sender.close()  # else `poll` would never see the end of a child that died
     assert process.pid is not None
     initial = peak = read_memory_bytes(process.pid)
     try:
@@ -206,7 +207,7 @@ def measure_in_subprocess(contender: BenchCase, window: MeasurementWindow, cache
     except EOFError:
         process.join()
         raise DataError(
-            f"{contender.name}: exited with code {process.exitcode} during the measurement (see above)"
+            f"{case.name}: exited with code {process.exitcode} during the measurement (see above)"
         ) from None
     finally:
         process.kill()
@@ -218,12 +219,12 @@ def measure_in_subprocess(contender: BenchCase, window: MeasurementWindow, cache
 
 
 def _run_subprocess(
-    contender: BenchCase, window: MeasurementWindow, cache: CacheState, sender: Connection, parent: int
+    case: BenchCase, window: MeasurementWindow, cache: CacheState, sender: Connection, parent: int
 ) -> None:
     die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, too, which kills this process
     try:
-        reply: LoaderMeasurement | PacelineError = contender.measure(window, cache)
+        reply: LoaderMeasurement | PacelineError = case.measure(window, cache)
     except PacelineError as error:
         reply = error
     sender.send(reply)
@@ -231,9 +232,9 @@ def _run_subprocess(
 
 @dataclass(frozen=True)
 class BenchRow:
-    """Result of a contender over n turns: medians, and the lowest and highest rate.
+    """Result of a case over n rounds: medians, and the lowest and highest rate.
 
-    `images_per_s_per_core` is per thread or process, `cpu_ms` the CPU time per image, and bytes are per image.
+    `images_per_s_per_core` is per thread or process, `cpu_ms` the CPU time per image; bytes are per image.
     `memory_bytes` and `lost_cpu` are maxima. `kind` is loader or floor.
     """
 
@@ -252,12 +253,12 @@ class BenchRow:
     lost_cpu: float
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain values for JSON."""
+        """Return plain values for JSON."""
         return asdict(self)
 
 
-def summarize_measurements(contender: BenchCase, cache: CacheState, turns: Sequence[LoaderMeasurement]) -> BenchRow:
-    """Return the result of a contender over its turns."""
+def summarize_measurements(case: BenchCase, cache: CacheState, turns: Sequence[LoaderMeasurement]) -> BenchRow:
+    """Return the result of a case over its rounds."""
     rates = [turn.images / turn.wall_s for turn in turns]
     images = [max(1, turn.images) for turn in turns]
 
@@ -265,14 +266,14 @@ def summarize_measurements(contender: BenchCase, cache: CacheState, turns: Seque
         return float(np.median(list(values)))
 
     return BenchRow(
-        name=contender.name,
-        kind="loader" if isinstance(contender, LoaderCase) else "floor",
+        name=case.name,
+        kind="loader" if isinstance(case, LoaderCase) else "floor",
         cache=cache,
-        cores=contender.cores,
+        cores=case.cores,
         n=len(turns),
         images_per_s=median(rates),
         spread=(min(rates), max(rates)),
-        images_per_s_per_core=median(rates) / contender.cores,
+        images_per_s_per_core=median(rates) / case.cores,
         cpu_ms=median(1000 * turn.cpu_s / number for turn, number in zip(turns, images, strict=True)),
         bytes_read=median(turn.bytes_read / number for turn, number in zip(turns, images, strict=True)),
         disk_bytes=median(turn.disk_bytes / number for turn, number in zip(turns, images, strict=True)),
@@ -302,8 +303,8 @@ def run_bench(
     # Loaders take turns, so that other load affects them equally.
     for round_index in range(rounds):
         for index in list(measurements)[:: -1 if round_index % 2 else 1]:
-            contender, cache = turns[index]
-            progress(sum(map(len, measurements.values())), total, contender.name)
-            prepare(contender, cache)
-            measurements[index].append(measure_in_subprocess(contender, window, cache))
+            case, cache = turns[index]
+            progress(sum(map(len, measurements.values())), total, case.name)
+            prepare(case, cache)
+            measurements[index].append(measure_in_subprocess(case, window, cache))
     return [summarize_measurements(*turns[index], measured) for index, measured in measurements.items()]

@@ -1,4 +1,4 @@
-"""Choose what a loader benchmark measures: compatible loaders, and ceilings such as decoding alone."""
+"""Plan a loader benchmark: the loaders that fit, and ceilings such as decoding alone."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -138,7 +138,7 @@ class LoaderBenchPlan:
 
     def list_entries(self, *, cold: bool) -> list[BenchEntry]:
         """Return the measurements of a round; `cold` adds those of file-reading loaders with a cold cache."""
-        turns: list[BenchEntry] = [(contender, "warm") for contender in self.cases]
+        turns: list[BenchEntry] = [(case, "warm") for case in self.cases]
         if cold:
             turns += [
                 (each, "cold") for each in self.cases if isinstance(each, LoaderCase) and self.files[each.source_kind]
@@ -157,7 +157,7 @@ def build_bench_plan(
 ) -> LoaderBenchPlan:
     """Return the benchmark of all loaders that can read one of `sources`, which hold the same images.
 
-    Keeps a recipe's augmentation; without a recipe (`is_recipe`) in-memory pixels are cropped and flipped.
+    Without a recipe (`is_recipe`) in-memory pixels are cropped and flipped.
     """
     first = next(iter(sources.values()))
     data = _with_default_augment(data, first, is_recipe=is_recipe)
@@ -166,7 +166,7 @@ def build_bench_plan(
     batch_size = data.global_batch_size if data.rank_batch_size == "auto" else data.rank_batch_size
     batch_size = min(_MAX_BATCH, batch_size, num_images)
     window = MeasurementWindow(seconds, batch_size, _choose_image_size(data, first), num_images)
-    contenders: list[BenchCase] = []
+    cases: list[BenchCase] = []
     left_out: list[tuple[str, str]] = []
     for reads, source in sources.items():
         for loader in _list_compatible_loaders(source):
@@ -175,11 +175,11 @@ def build_bench_plan(
             if reason:
                 left_out.append((case.name, reason))
             else:
-                contenders.append(case)
-    contenders += [floor for source in sources.values() for floor in _iter_decode_ceilings(source, data, workers)]
-    contenders.append(CopyCeiling(first.info.channels))
+                cases.append(case)
+    cases += [floor for source in sources.values() for floor in _iter_decode_ceilings(source, data, workers)]
+    cases.append(CopyCeiling(first.info.channels))
     files = {reads: tuple(list_source_files(source)) for reads, source in sources.items()}
-    return LoaderBenchPlan(window, tuple(contenders), tuple(left_out), sources, files)
+    return LoaderBenchPlan(window, tuple(cases), tuple(left_out), sources, files)
 
 
 def _with_default_augment(data: Data, source: Source, *, is_recipe: bool) -> Data:
@@ -204,7 +204,6 @@ def _list_compatible_loaders(source: Source) -> tuple[LoaderName, ...]:
 
 
 def _find_obstacle(loading: LoaderCase) -> str:
-    """Return why a loader cannot read this source, or ""."""
     settings = {"loader": loading.loader, "workers": loading.workers or "auto"}
     if loading.loader == "inline":
         return ""

@@ -26,7 +26,7 @@ from paceline.recipe.schema.source import Folder, HuggingFace, Lmdb, Manifest, P
 
 
 def prepare_page_cache(recipe: Recipe, *, is_cold: bool) -> None:
-    """Read what a run of `recipe` will read into the page cache, or evict it.
+    """Read the files of a run of `recipe` into the page cache, or evict them.
 
     In-memory sources and staged copies (`data.stage`) are ignored if warm. Raise `RecipeError` for a cold run that
     cannot be cold: it reads nothing from disk, or an image twice.
@@ -46,7 +46,6 @@ def _build_train_source(data: Data) -> Source:
 
 
 def _find_cold_files(recipe: Recipe) -> list[Path]:
-    """Return the files that a cold run reads. Raise `RecipeError` as `prepare_page_cache` does."""
     source = _build_train_source(recipe.data)
     check_reads_once(recipe, len(source))
     files = list_source_files(select_samples(source, _select_indices(recipe, len(source))))
@@ -74,7 +73,6 @@ def check_reads_once(recipe: Recipe, num_images: int) -> None:
 
 
 def _is_file_source(data: Data) -> bool:
-    """Return whether a run reads images from files during training."""
     return isinstance(data.source, Folder | Manifest | Pack | Lmdb | WebDataset | HuggingFace)
 
 
@@ -100,7 +98,7 @@ def _count_steps(recipe: Recipe, num_images: int) -> int:
 
 
 def _select_indices(recipe: Recipe, num_images: int) -> NDArray[np.int64]:
-    """Return the samples that all ranks of a run read, int64 [K], in source order."""
+    # All ranks together read whole batches of the global order.
     data, steps = recipe.data, _count_steps(recipe, num_images)
     order = TrainOrder(recipe.seed, num_images, data.global_batch_size, is_random=data.order == "random")
     if steps >= order.steps_per_epoch:

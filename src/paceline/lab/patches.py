@@ -86,10 +86,10 @@ def _get_variant_name(recipe: Recipe, section: str) -> str:
 def build_measurement_patch(recipe: Recipe, steps: int, user_patch: Patch, lr_share: float = TINY_LR_SHARE) -> Patch:
     """Return the patch that turns `recipe` into a run of `steps` measured steps after the measurement warm-up.
 
-    The learning rate is constant at `lr_share` of its peak. Settings in `user_patch` of evaluation,
-    checkpoints, progressive sizes and logging are kept. Lengths in percent are dropped, as they refer to the whole run;
-    so are measurements that slow down steps, which get their own runs.
+    The learning rate is constant at `lr_share` of its peak. Settings in `user_patch` of evaluation, checkpoints,
+    progressive sizes and logging are kept.
     """
+    # Lengths in percent refer to the whole run and are dropped; measurements that slow down steps get their own runs.
     keys = {path for path, _ in user_patch.assignments}
     assignments: list[Assignment] = [
         ("train.steps", recipe.measure.warmup_steps + steps),
@@ -114,7 +114,7 @@ def build_measurement_patch(recipe: Recipe, steps: int, user_patch: Patch, lr_sh
 
 
 def disable_checkpoints(recipe: Recipe, user_patch: Patch) -> list[Assignment]:
-    """Return the settings that turn checkpoints off, or none if `user_patch` sets `checkpoint.every`."""
+    """Return the settings that turn checkpoints off, none if `user_patch` sets `checkpoint.every`."""
     if any(path == "checkpoint.every" for path, _ in user_patch.assignments):
         return []
     return [("checkpoint.every", "off"), *reset_to_defaults(recipe, "checkpoint", _CHECKPOINT_FIELDS)]
@@ -127,14 +127,12 @@ def reset_to_defaults(recipe: Recipe, section: str, names: tuple[str, ...]) -> l
 
 
 def drop_unchanged_settings(recipe: Recipe, assignments: list[Assignment]) -> Patch:
-    """Return the patch with those assignments that change `recipe`.
-
-    If one changes the variant of a section, later fields of that section are kept.
-    """
+    """Return the patch of those assignments that change `recipe`."""
     changed: list[Assignment] = []
     renamed: set[str] = set()
     for path, value in assignments:
         section, _, leaf = path.rpartition(".")
+        # After a change of variant the old recipe says nothing about fields of the new one, so keep them all.
         if section in renamed or get_setting(recipe, path) != value:
             changed.append((path, value))
             renamed |= {section} if leaf == "name" and section in ("optim", "schedule") else set()
@@ -142,10 +140,7 @@ def drop_unchanged_settings(recipe: Recipe, assignments: list[Assignment]) -> Pa
 
 
 def get_setting(recipe: Recipe, path: str) -> object:
-    """Return a setting as written: durations and sections as text, other values unchanged.
-
-    None if there is no such field, for example below an `off` or in another variant.
-    """
+    """Return a setting as written: durations and sections as text; None if there is no such field."""
     value: Any = recipe
     for name in path.split("."):
         value = getattr(value, name, None) if isinstance(value, Section) else None

@@ -36,7 +36,7 @@ _SPACE_FACTOR: Final = 1.2
 class PreparedData:
     """Prepared data: the section that reads them, the seconds of the conversion, and their bytes.
 
-    `is_reused` if they existed already; `seconds` are then those of the earlier conversion.
+    If they existed (`is_reused`), `seconds` are those of the earlier conversion.
     """
 
     section: Pack | Lmdb
@@ -90,6 +90,7 @@ def prepare_data(
             "seconds": prepared.seconds,
             "bytes": prepared.num_bytes,
         }
+        # The record comes last: data without it is incomplete.
         write_atomic(_get_record_path(out), json.dumps(record) + "\n")
         return prepared
 
@@ -124,7 +125,6 @@ def _check_form(form: DataForm, data: Data, datasets: Datasets) -> None:
 
 
 def _read_existing(section: Pack | Lmdb, digest: str) -> PreparedData | None:
-    """Return existing data of this source if they are complete, else None."""
     # A writer renames its file when complete, and the record is written after that.
     out = Path(section.root)
     try:
@@ -137,7 +137,7 @@ def _read_existing(section: Pack | Lmdb, digest: str) -> PreparedData | None:
 
 
 def _compute_digest(section: Pack | Lmdb) -> str:
-    """Return the digest of prepared data: the source's own, unless images were changed."""
+    # The source's own digest, unless the conversion changed images.
     return digest_datasets(build_datasets(section, may_download=False))
 
 

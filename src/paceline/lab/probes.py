@@ -32,15 +32,14 @@ class SkippedProbe:
 
 
 def build_base_trial(repeats: int) -> Trial:
-    """Return the base run, which measures nothing but its stages."""
+    """Return the base run, without instrumentation."""
     return Trial(BASE, repeats=repeats)
 
 
 def build_instrumented_trials(recipe: Recipe, ranks: int, steps: int, user_patch: Patch, *, trace: bool) -> list[Trial]:
     """Return the instrumented run, which is slower and not compared with others, or no run.
 
-    It is traced if `trace` or the recipe asks for it. Buckets of DDP are timed in the same run, unless `user_patch`
-    turns that off.
+    It is traced if `trace` or the recipe asks for it, and times DDP's buckets unless `user_patch` turns that off.
     """
     measure, trials = recipe.measure, []
     is_set_by_user = any(path == "measure.communication" for path, _ in user_patch.assignments)
@@ -97,7 +96,7 @@ def _averages_gradients(recipe: Recipe, ranks: int) -> bool:
 
 
 def _build_optimizer_overrides(recipe: Recipe) -> list[Assignment]:
-    """Return settings that make the optimizer fit the empty model, without matrices, norms, biases or layers."""
+    # The empty model has no matrices, norms, biases or layers, which some optimizer settings require.
     layers: list[Assignment] = [] if recipe.optim.layer_decay == "off" else [("optim.layer_decay", "off")]
     if isinstance(recipe.optim, Muon):
         return [("optim.name", "sgd"), ("optim.lr", recipe.optim.lr), *layers]

@@ -12,7 +12,7 @@ _TERMINATE_GRACE_S: Final = 10.0
 
 
 class ChildProcess(Protocol):
-    """The part of `subprocess.Popen`, in text mode, that is used."""
+    """The used part of `subprocess.Popen` in text mode."""
 
     @property
     def returncode(self) -> int | None:

@@ -30,9 +30,8 @@ Spread = tuple[float, float]
 
 
 def merge_bucket_timings(base: RunResult, instrumented: RunResult | None) -> CommunicationResult | None:
-    """Return the communication of `base` with the bucket timings of the instrumented run, if it has some.
-
-    None if `base` averages no gradients.
+    """Return the communication of `base` with the bucket timings of the instrumented run; None without
+    communication.
     """
     timed = instrumented.communication if instrumented else None
     if base.communication is None or timed is None or timed.wire_s is None:
@@ -57,8 +56,8 @@ def compute_trace_share(trace: Path, traced: RunResult, recipe: Recipe, length: 
 def compute_efficiency(recipe: Recipe, rundir: RunDir, result: RunResult, images_per_s: float) -> dict[str, Any]:
     """Return cost per image and efficiency as numbers by name.
 
-    `images_per_s` is over all devices; FLOP/s and shares are per device, and None if the peak is unknown. The peak of a
-    CPU is measured now, with the rank's number of threads. Raise any exception of a model that cannot be counted.
+    `images_per_s` is over all devices; FLOP/s and shares are per device, and None if the peak is unknown. Raise any
+    exception of a model that cannot be counted.
     """
     cost = _count_model_cost(recipe, rundir)
     devices = count_devices(recipe, result)
@@ -100,9 +99,9 @@ def _count_model_cost(recipe: Recipe, rundir: RunDir) -> ModelCost:
 
 
 def _find_peak(precision: str, provenance: dict[str, Any]) -> Peak | None:
-    """Return the peak of the device that a result names, None if it is not in the table."""
     if provenance["device"] != "cpu":
         return peak_of(provenance["cuda_devices"][0], precision)
+    # A CPU has no table: measure it now, with as many threads as the rank had.
     before = torch.get_num_threads()
     torch.set_num_threads(provenance["threads"])
     try:
@@ -134,8 +133,7 @@ class ThroughputSummary:
 class ProbeResult:
     """A measured probe: its median speedup over the base, and the range over turns (None for one turn).
 
-    `is_inconclusive` if the probe may be no faster: it was not faster in every turn, or in every window of a single
-    turn.
+    `is_inconclusive` if it was not faster in every turn, or in every window of a single turn.
     """
 
     trial: Trial
@@ -172,7 +170,6 @@ class ProbeResult:
 
 
 def _lowest_window_ratio(rate: ThroughputSummary, base: ThroughputSummary) -> float:
-    """Return the lowest ratio of windows of a run to windows of the base."""
     return rate.spread[0] / base.spread[1] if base.spread[1] else 0.0
 
 
@@ -181,9 +178,9 @@ class Profile:
     """Results of a profile.
 
     `recipe` is the hash of the user's recipe, `steps` the measured steps per run, and `result` that of the first base
-    run. `cost` is empty if the model's cost is unknown. `timed_run` is the run whose bucket timings are in
-    `communication`, "" if none. `trace_share` is the seconds of a trace's stages over the clock's.
-    `starved` is a note if other processes used the cores, "" if not.
+    run. `cost` is empty if unknown. `timed_run` is the run whose bucket timings are in `communication`. `trace_share`
+    is the seconds of a trace's stages over the clock's. `starved` is a note if other processes used the cores, "" if
+    not.
     """
 
     recipe: str
@@ -202,9 +199,8 @@ class Profile:
 
     @property
     def verdict(self) -> dict[str, str]:
-        """Bottleneck of the base, with measured ceilings instead of the estimated one.
-
-        Without ceiling or advice if other processes used the cores.
+        """Bottleneck of the base, with measured ceilings; without ceiling or advice if other processes used the
+        cores.
         """
         if self.starved:
             evidence = f"{self.starved[0].upper()}{self.starved[1:]}. Profile again on an idle machine."
@@ -243,7 +239,7 @@ def build_profile(
 ) -> Profile:
     """Return the profile of a base and its probes; every base run has a result.
 
-    `recipe` is the measured one, and `recipe_hash` that of the user's; `left_out` are probes that did not fit.
+    `recipe` is the measured one, `recipe_hash` that of the user's; `left_out` are probes that did not fit.
     """
     runs: dict[str, dict[int, RunResult]] = {}
     for outcome in outcomes:
@@ -280,7 +276,7 @@ def build_profile(
 
 
 def _read_trace_share(outcomes: Sequence[TrialOutcome], recipe: Recipe) -> float | None:
-    """Return the trace share of the traced run; its trace lies in the base's folder."""
+    # The traces were moved from the traced run into the folder of the profile, which is the base's.
     folder = outcomes[0].rundir.trace
     for outcome in outcomes:
         if outcome.trial.name == TRACE and outcome.result is not None:
@@ -292,7 +288,6 @@ def _read_trace_share(outcomes: Sequence[TrialOutcome], recipe: Recipe) -> float
 def _measure_efficiency(
     outcomes: Sequence[TrialOutcome], recipe: Recipe, rate: ThroughputSummary
 ) -> tuple[dict[str, Any], list[SkippedProbe]]:
-    """Return the efficiency; empty, with the reason, if the model cannot be counted."""
     base = next(outcome for outcome in outcomes if outcome.trial.name == BASE)
     assert base.result is not None
     try:

@@ -41,7 +41,7 @@ class RunCase:
 def run_interleaved(
     list_trials: Callable[[int], Iterable[Trial]], turns: int, runner: TrialRunner
 ) -> Iterator[TrialOutcome]:
-    """Run the trials that `list_trials` returns for turns 1 to `turns`; each outcome has the turn as `repeat`."""
+    """Run the trials that `list_trials` returns for turns 1 to `turns`; `repeat` of an outcome is the turn."""
     # Interleaving (A B C A B C) spreads drift of the machine over all trials. A trial that failed would fail again and
     # is skipped; another seed makes it another trial.
     failed: list[Trial] = []
@@ -55,7 +55,7 @@ def run_interleaved(
 
 
 def alternate_order(items: Sequence[T], turn: int) -> Sequence[T]:
-    """Return `items` in the order of a turn, reversed in every other one, so that drift favors none of them."""
+    """Return `items`, reversed in every other turn, so that drift favors none of them."""
     return items if turn % 2 else items[::-1]
 
 
@@ -80,10 +80,7 @@ def list_completed_folders(name: str, outcomes: Sequence[TrialOutcome]) -> tuple
 
 
 def build_full_run_patch(recipe: Recipe, user_patch: Patch) -> Patch:
-    """Return the patch for a full run without checkpoints and without early stopping.
-
-    Checkpoint settings in `user_patch` are kept.
-    """
+    """Return the patch for a full run without early stopping, and without checkpoints unless `user_patch` sets them."""
     return drop_unchanged_settings(recipe, [("train.stop", "off"), *disable_checkpoints(recipe, user_patch)])
 
 
@@ -91,8 +88,8 @@ def build_full_run_patch(recipe: Recipe, user_patch: Patch) -> Patch:
 class ArrayTask:
     """One part of an experiment: number from 1, nodes, ranks over all nodes, and a description.
 
-    Of a ladder: one turn of one rung, which is a run of the rung and one of its baseline, on one node. Of a scaling
-    study: one repeat of one point; of a batch study: one run.
+    Of a ladder: one turn of one rung with its baseline. Of a scaling study: one repeat of one point; of a batch study:
+    one run.
     """
 
     number: int
@@ -102,7 +99,7 @@ class ArrayTask:
 
 
 def list_ladder_tasks(ladder: Ladder, repeats: int, ranks: int) -> tuple[ArrayTask, ...]:
-    """Return the tasks of a ladder that runs on `ranks` unless a rung sets its own number."""
+    """Return the tasks of a ladder; `ranks` is the number for rungs that set none."""
     # Tasks are listed without looking at the machine, as it may be a login node without GPUs. A rung that does not fit
     # is skipped by its task; rungs that `auto` proposes have none.
     ranks_per_rung = [ladder.rungs[0].ranks or ranks]

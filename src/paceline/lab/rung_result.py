@@ -51,7 +51,7 @@ def build_unmeasured_result(
 def build_first_result(
     rung: Rung, added: Patch, outcomes: Sequence[TrialOutcome], *, prepare_s: float, root: Path, recipe: Recipe
 ) -> RungResult:
-    """Return the result of the first rung; all of its runs have a result."""
+    """Return the result of the first rung, whose runs have all succeeded."""
     results = collect_results(outcomes)
     return RungResult(
         name=rung.name,
@@ -80,7 +80,7 @@ def build_rung_result(
 ) -> RungResult:
     """Return the result of a rung from at least one pair of completed runs.
 
-    `baseline` is the baseline's name, `ratios_below` those of the rungs up to it, and `recipe` what the rung trains.
+    `ratios_below` are those of the rungs up to `baseline`, and `recipe` is the rung's.
     """
     candidates, baselines = collect_results(pairs.candidates), collect_results(pairs.baselines)
     ratio = pairs.ratio
@@ -108,7 +108,6 @@ def build_rung_result(
 
 
 def _decide_if_kept(rung: Rung, ratio: Interval, parity: ParityResult | None, starved: str) -> tuple[bool, str]:
-    """Return whether a rung is kept, and why; `starved` is a note if other processes used the cores, "" if not."""
     measured = f"{format_speedup(ratio)} in {count(ratio.n, 'pair')}"
     if parity is not None and is_disqualifying(parity):
         return False, f"trains differently: {parity.why} ({measured})"
@@ -127,14 +126,13 @@ def _decide_if_kept(rung: Rung, ratio: Interval, parity: ParityResult | None, st
 
 
 def _explain_no_gain(ratio: Interval) -> tuple[str, str]:
-    """Return a description of a ratio that is no gain, and advice to learn more."""
+    # One pair has no interval.
     if ratio.n == 1:
         return "one pair proves nothing", " (ask for --repeats 3)"
     return "slower" if ratio.is_below(1) else "no measurable gain", ""
 
 
 def _summarize_runs(results: Sequence[RunResult], recipe: Recipe) -> "_RungMeasurements":
-    """Return the measurements of a rung as fields of its result."""
     speeds = collect_throughputs(results)
     images_per_s = mean_interval(speeds)
     memory = [result.memory for result in results if result.memory is not None]

@@ -32,14 +32,11 @@ _COMPLETED_STATUSES: Final = ("completed", "target_reached")
 
 @dataclass(frozen=True)
 class ReusePolicy:
-    """Decides which existing runs are reused, and archives the others in `replaced_dir`.
+    """Decide which existing runs are reused, and archive the others in `replaced_dir`.
 
-    A run is reused if it had the same hardware, versions and plugin code, and the cores to itself.
-
-    `report` receives a line per archived run.
-
-    Runs on more than `max_nodes` nodes cannot be repeated here and are accepted as they are;
-    `describe_inconsistent_runs` reports how they differ.
+    A run is reused if it had the same hardware, versions and plugin code, and the cores to itself. Runs on more than
+    `max_nodes` nodes cannot be repeated here and are always reused; `describe_inconsistent_runs` reports how they
+    differ. `report` receives a line per archived run.
     """
 
     replaced_dir: Path
@@ -50,7 +47,7 @@ class ReusePolicy:
     def find_differences(self, known: TrialOutcome, recipe: Recipe, ranks: int, start: ProcessStarter) -> list[str]:
         """Return what has changed since `recipe` was run on `ranks`; empty if the run can be reused.
 
-        `start` starts the process that describes the machine. Raise `PacelineError` if the machine cannot be described.
+        `start` starts the process that describes the machine. Raise `PacelineError` if that fails.
         """
         assert known.result is not None, "a run is known by its result"
         # A table must not mix measurements of two machines. Recipe and ranks have been compared before.
@@ -60,6 +57,7 @@ class ReusePolicy:
         if layout not in self._machines:
             self._machines[layout] = query_machine(*layout, start)
         previous = known.result.provenance
+        # A run that shared its cores was measured too slow.
         starved = starved_note([known.result])
         on_cpu = apply_patch(recipe, known.trial.patch).parallel.device == "cpu"
         return [
@@ -87,10 +85,7 @@ def _iter_unused_names(path: Path) -> Iterator[Path]:
 
 
 def describe_inconsistent_runs(outcomes: Sequence[TrialOutcome]) -> str:
-    """Return a sentence that names the runs made on other hardware, or with other versions or code, than the first.
-
-    "" if all runs are consistent.
-    """
+    """Return a sentence on the runs with other hardware, versions or code than the first; "" if all are consistent."""
     runs = [(outcome, outcome.result.provenance) for outcome in outcomes if outcome.result is not None]
     # Slurm gives a job step cores by its shape, so compare cores only between runs of the same shape.
     first_by_shape: dict[tuple[int | None, int], tuple[str, Mapping[str, Any]]] = {}
@@ -144,7 +139,7 @@ def diff_machines(previous: Mapping[str, Any], current: Mapping[str, Any], *, on
 def _diff_hardware_and_versions(
     previous: Mapping[str, Any], current: Mapping[str, Any], whose: str, *, on_cpu: bool
 ) -> Iterator[str]:
-    """Yield what differs from `current`, which messages call `whose`; of hardware all but the number of cores."""
+    """Yield differences from `current`, which messages call `whose`; of hardware all but the number of cores."""
     yield from _diff_field("{}", "cpu", previous, current, whose)
     yield from _diff_paceline(previous, current, whose)
     yield from _diff_fields(_VERSION_KEYS, previous, current, whose)
@@ -158,7 +153,6 @@ def _diff_hardware_and_versions(
 
 
 def _diff_paceline(previous: Mapping[str, Any], current: Mapping[str, Any], whose: str) -> Iterator[str]:
-    """Yield how paceline differs: by the digest of its files, or by version if a digest is missing."""
     # A commit always has its own version, and all uncommitted changes share one, so the version alone is not enough.
     files = [machine.get("paceline_sha256") for machine in (previous, current)]
     if not all(files):
@@ -183,12 +177,11 @@ def _diff_field(
 
 
 def _format_gpu_models(machine: Mapping[str, Any]) -> str:
-    """Return the models of the GPUs that a process sees; it may use fewer."""
     return ", ".join(dict.fromkeys(machine.get("cuda_devices", ()))) or "no GPU"
 
 
 def query_machine(nodes: int, ranks: int, start: ProcessStarter) -> Mapping[str, Any]:
-    """Return what `machine.json` would hold for a run on this machine, or on `nodes` nodes with `ranks` ranks.
+    """Return the content of `machine.json` for a run on this machine, or on `nodes` nodes with `ranks` ranks.
 
     Raise `PacelineError` if the process does not answer.
     """
@@ -211,7 +204,7 @@ def query_machine(nodes: int, ranks: int, start: ProcessStarter) -> Mapping[str,
 
 
 class TrialError(PacelineError):
-    """A trial that the experiment cannot do without has failed; paceline exits with the trial's exit code."""
+    """A necessary trial of an experiment has failed; paceline exits with the trial's exit code."""
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
@@ -224,12 +217,12 @@ def _do_nothing(trial: Trial, repeat: int) -> None:
 
 @dataclass(frozen=True)
 class TrialRunner:
-    """Runs trials of the recipe in `recipe_file`, on `ranks` ranks unless the trial sets its own number.
+    """Run trials of the recipe in `recipe_file`, on `ranks` ranks unless the trial sets its own number.
 
-    `get_folder` returns the run directory of a repeat, and `before_run` is called before each run, for example to
-    prepare the page cache. With `reuse_policy`, existing runs are reused if they are still valid, and leftovers of
-    killed runs are removed. A run fails if it takes longer than `timeout_s` seconds, or if it has no measured steps
-    while `needs_speed` is set. `oversubscribe` allows more ranks than the machine would normally get.
+    `get_folder` returns the run directory of a repeat, and `before_run` is called before each run. With `reuse_policy`,
+    existing valid runs are reused, and leftovers of killed runs are removed. A run fails if it takes longer than
+    `timeout_s` seconds, or if it has no measured steps while `needs_speed` is set. `oversubscribe` allows more ranks
+    than the machine would normally get.
     """
 
     recipe: Recipe
@@ -244,10 +237,9 @@ class TrialRunner:
     oversubscribe: bool = False
 
     def run(self, trial: Trial, repeat: int) -> TrialOutcome:
-        """Run a trial once and return its outcome.
+        """Run a trial once and return its outcome; terminate the child process if interrupted.
 
-        Terminates the child process if interrupted. Raise `TrialError` if another process is still writing the run, or
-        if an existing run cannot be checked for validity.
+        Raise `TrialError` if another process is still writing the run, or if an existing run cannot be validated.
         """
         if self.reuse_policy is not None:
             known = self._find_reusable(self.reuse_policy, trial, repeat)
@@ -325,7 +317,7 @@ class TrialRunner:
 
 @contextlib.contextmanager
 def _raise_as_trial_error() -> Iterator[None]:
-    """Context manager: convert errors to `TrialError`, as they say nothing about the trial and may be transient."""
+    """Convert errors to `TrialError`, as they say nothing about the trial and may be transient."""
     try:
         yield
     except PacelineError as error:
@@ -334,7 +326,7 @@ def _raise_as_trial_error() -> Iterator[None]:
 
 @contextlib.contextmanager
 def interrupt_on_signals(*numbers: signal.Signals) -> Iterator[None]:
-    """Context manager: make these signals interrupt like Ctrl-C, so that child processes are terminated."""
+    """Make these signals interrupt like Ctrl-C within a `with` block, so that child processes are terminated."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt

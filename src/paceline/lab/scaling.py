@@ -46,7 +46,7 @@ class RankLayout:
 
 @dataclass(frozen=True)
 class PlannedPoint:
-    """Ranks and their global batch size; `error` explains a point that cannot run, whose `case` is None."""
+    """Ranks and their global batch size; `case` is None, with an `error`, if the point cannot run."""
 
     ranks: RankLayout
     batch_size: int
@@ -55,10 +55,7 @@ class PlannedPoint:
 
 
 def plan_layouts(ranks_on_node: Sequence[int], nodes: Sequence[int]) -> list[RankLayout]:
-    """Return the layouts to measure: each number of ranks on one node, and the largest on several nodes.
-
-    Without `nodes`, this machine is used.
-    """
+    """Return the layouts to measure: each number of ranks on one node, and the largest on several nodes."""
     if not nodes:
         return [RankLayout(ranks) for ranks in sorted({*ranks_on_node})]
     # Points on one node show the cost of ranks sharing a node, the others that of the network.
@@ -69,7 +66,7 @@ def plan_layouts(ranks_on_node: Sequence[int], nodes: Sequence[int]) -> list[Ran
 def plan_points(
     recipe: Recipe, mode: ScalingMode, layouts: Sequence[RankLayout], length: Patch, first_seed: int | None
 ) -> list[PlannedPoint]:
-    """Return what to run on each of `layouts`; `length` is the patch of a short or a full run.
+    """Return a point for each of `layouts`; `length` is the patch of a short or a full run.
 
     The smallest number of ranks has the recipe's batch size; weak scaling keeps its size per rank. Raise `RecipeError`
     if no point fits, or the smallest does not.
@@ -143,7 +140,6 @@ def _build_point(
 
 
 def _summarize_runs(results: Sequence[RunResult], point: PlannedPoint) -> dict[str, object]:
-    """Return medians over the runs of one point, by field of `ScalePoint`."""
     return {
         "startup_s": median(result.time.startup_s for result in results),
         "wall_s": median(result.time.wall_s for result in results),
@@ -152,7 +148,6 @@ def _summarize_runs(results: Sequence[RunResult], point: PlannedPoint) -> dict[s
 
 
 def _summarize_steps(results: Sequence[RunResult], point: PlannedPoint) -> dict[str, object]:
-    """Return the speed of the runs of one point; empty if there are none."""
     if not results:
         return {}
     rates = [result.throughput.images_per_s for result in results]
@@ -208,7 +203,7 @@ def _get_top1(result: RunResult) -> float | None:
 
 
 def _compute_top1_gap(results: Mapping[int, RunResult], base_results: Mapping[int, RunResult]) -> Interval | None:
-    """Return the accuracy minus the base's, as the mean over shared seeds."""
+    # Compare runs of the same seed only, so that the variation between seeds cancels.
     pairs = [(_get_top1(results[turn]), _get_top1(base_results[turn])) for turn in sorted({*results} & {*base_results})]
     gaps = [candidate - baseline for candidate, baseline in pairs if candidate is not None and baseline is not None]
     return mean_interval(gaps) if gaps else None
@@ -217,7 +212,7 @@ def _compute_top1_gap(results: Mapping[int, RunResult], base_results: Mapping[in
 def _compute_efficiency(
     ranks: RankLayout, results: Mapping[int, RunResult], base: RankLayout, base_results: Mapping[int, RunResult]
 ) -> Interval | None:
-    """Return images/s per rank relative to the base's, from runs of the same turns."""
+    # Ratios within a turn, as the machine drifts between turns.
     turns = sorted({*results} & {*base_results})
     if not turns:
         return None
@@ -228,10 +223,7 @@ def _compute_efficiency(
 
 
 def format_points_csv(points: Sequence[ScalePoint]) -> str:
-    """Return the measurements as a table for `paceline scale --predict --points`, or "" if there are none.
-
-    A speed is written as the images of one second.
-    """
+    """Return the measurements as a table for `paceline scale --predict --points`, or "" if there are none."""
     rows = [
         f"{point.ranks},{point.nodes},{point.rank_batch},{point.images_per_s.value:.6g},1"
         for point in points

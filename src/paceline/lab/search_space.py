@@ -45,7 +45,7 @@ _FIXED_PREFIXES = ("train.steps", "train.epochs", "train.eval", "measure.", "che
 
 @dataclass(frozen=True)
 class Hardware:
-    """Hardware that a recipe runs on: `device`, number of `ranks`, and logical `cores` per rank."""
+    """Hardware of a recipe: `device`, number of `ranks`, and logical `cores` per rank."""
 
     device: Literal["cpu", "cuda"]
     ranks: int
@@ -90,7 +90,7 @@ def list_candidates(
 ) -> tuple[Candidate, ...]:
     """Return the candidates that fit `recipe` and change it, the most promising first.
 
-    The advice of `verdict` comes first, then what addresses its bottleneck, then all others, in list order.
+    These are the advice of `verdict`, candidates for its bottleneck, and all others, in list order.
     """
     listed = [candidate for candidate in _iter_candidates(recipe, hardware) if hardware.satisfies(candidate.needs)]
     if allow_batch:
@@ -150,9 +150,9 @@ def _reduce_candidate(recipe: Recipe, candidate: Candidate) -> Candidate | None:
 
 
 def _iter_candidates(recipe: Recipe, hardware: Hardware) -> Iterator[Candidate]:
-    """Yield all candidates, in the order in which they are tried without a verdict: data first."""
     # No candidate changes the model, the samples or the number of epochs. Only a measurement, by `tune` or the ladder
     # `auto`, shows whether it helps.
+    # Without a verdict they are tried in this order: data first.
     yield from _loader_candidates(recipe)
     yield from _worker_candidates(recipe, hardware)
     yield from _precision_candidates(recipe)
@@ -163,8 +163,8 @@ def _iter_candidates(recipe: Recipe, hardware: Hardware) -> Iterator[Candidate]:
 
 
 def _loader_candidates(recipe: Recipe) -> Iterator[Candidate]:
-    """Yield other loaders: all give the same samples; `native` gives the same pixels up to rounding."""
     data = recipe.data
+    # All loaders give the same samples; `native` gives the same pixels up to rounding.
     crops = any(isinstance(section, RandomResizedCrop) for section in data.augment)
     if isinstance(data.source, _PIXEL_SOURCES) and not crops:
         beside = (("data.loader", "device"), ("data.workers", "auto"))
@@ -188,7 +188,6 @@ def _loader_candidates(recipe: Recipe) -> Iterator[Candidate]:
 
 
 def _worker_candidates(recipe: Recipe, hardware: Hardware) -> Iterator[Candidate]:
-    """Yield numbers of workers other than the current one: all cores but one, half, all, and none."""
     data, cores = recipe.data, hardware.cores
     if data.loader == "device":
         return
@@ -196,6 +195,7 @@ def _worker_candidates(recipe: Recipe, hardware: Hardware) -> Iterator[Candidate
     least = 0 if data.loader == "auto" else 1
     auto = 0 if is_inline else max(least, min(16, cores - 1))  # as in `data.choice`
     now = auto if data.workers == "auto" else data.workers
+    # The rank's main process needs a core too, so all but one come first.
     for workers in dict.fromkeys((cores - 1, cores // 2, cores, 0)):
         explains = (
             f"load batches with {count(workers, 'worker')}" if workers else "load batches in the rank's main process"
@@ -207,9 +207,8 @@ def _worker_candidates(recipe: Recipe, hardware: Hardware) -> Iterator[Candidate
 
 
 def _precision_candidates(recipe: Recipe) -> Iterator[Candidate]:
-    """Yield 16-bit precisions for recipes in 32 bits; fp64 is left alone as a deliberate choice."""
     if recipe.train.precision not in ("fp32", "torch_default", "tf32"):
-        return
+        return  # fp64 is a deliberate choice, and the others have 16 bits already
     yield _build_precision_candidate("amp", "compute in 16 bits, by autocast", "cuda")
     yield _build_precision_candidate("bf16", "compute in bfloat16, by autocast", "cpu")
     yield _build_precision_candidate("bf16_master", "keep weights in bfloat16, with a copy in fp32", "cuda")
@@ -224,7 +223,6 @@ def _build_precision_candidate(name: str, explains: str, needs: Requirement) -> 
 
 
 def _compute_candidates(recipe: Recipe, hardware: Hardware) -> Iterator[Candidate]:
-    """Yield memory formats, compile modes and kernels."""
     # Published gains: channels_last 1.21x, fused optimizer with cudnn.benchmark 1.16x (NERSC SC20 tutorial); compile
     # 1.0x to 1.3x on ResNets (airbench, pytorch/pytorch#111182).
     yield _build_candidate(
@@ -273,7 +271,6 @@ def _build_compile_candidate(mode: str, explains: str, needs: Requirement) -> Ca
 
 
 def _accumulation_candidates(recipe: Recipe, hardware: Hardware) -> Iterator[Candidate]:
-    """Yield one micro-batch, and on a CPU, whose caches are small, more micro-batches."""
     # BatchNorm then sees other images at once, so the loss has to show whether it trains alike.
     now = recipe.train.accumulate
     for pieces in dict.fromkeys((1, 2 * now, 4 * now)):
@@ -282,12 +279,12 @@ def _accumulation_candidates(recipe: Recipe, hardware: Hardware) -> Iterator[Can
             continue
         explains = f"compute a batch in {pieces} micro-batches" if pieces > 1 else "compute a batch at once"
         sets = (("train.accumulate", pieces),)
+        # More micro-batches help only a CPU, whose caches are small.
         needs: Requirement = "cpu" if pieces > now else "any"
         yield _build_candidate(f"accumulate-{pieces}", explains, sets, _LAUNCH_BOUND, _COMPUTE_STAGES, needs)
 
 
 def _communication_candidates(recipe: Recipe) -> Iterator[Candidate]:
-    """Yield fewer, smaller or larger messages between ranks of DDP, and DDP instead of FSDP."""
     if recipe.parallel.strategy == "fsdp":
         to_ddp = (("parallel.strategy", "ddp"), ("parallel.reshard", False))
         yield _build_candidate(
@@ -389,7 +386,7 @@ class BottleneckSpace:
     allow_batch: bool = False
 
     def list_candidates(self, best: Recipe, result: RunResult) -> Sequence[Candidate]:
-        """Return candidates that address the bottleneck, or shrink stages long enough to matter."""
+        """Return the candidates on top of `best`, the most promising first."""
         found = list_candidates(best, Hardware.from_result(result), result.verdict, allow_batch=self.allow_batch)
         return [candidate for candidate in found if _can_win(candidate, result)]
 
@@ -407,7 +404,7 @@ class ExplicitSpace:
 
 
 def build_search_space(arguments: Sequence[str], recipe: Recipe, *, allow_batch: bool) -> SearchSpace:
-    """Return the space of `KEY=V1,V2,...` arguments, or the list of all candidates without arguments.
+    """Return the space of `KEY=V1,V2,...` arguments, or of all candidates without arguments.
 
     Raise `RecipeError` for a path or value that the recipe rejects, and for fields that a search must not change.
     """

@@ -42,7 +42,7 @@ class Sweep:
 def build_sweep(arguments: Sequence[str], recipe: Recipe, ranks: int, repeats: int) -> Sweep:
     """Return the sweep of a `KEY=V1,V2,...` argument over `recipe` on `ranks`.
 
-    Raise `RecipeError` for more than one field, for an invalid value, and for a field that does not affect steps.
+    Raise `RecipeError` for more than one field, an invalid value, and a field that does not affect steps.
     """
     if len(arguments) > 1:
         fix = "vary one in each profile, or search with paceline tune"
@@ -110,7 +110,6 @@ def _build_point(trial: Trial, outcomes: Sequence[TrialOutcome]) -> SweepPoint:
 
 
 def _summarize_runs(results: Sequence[RunResult]) -> dict[str, Any]:
-    """Return medians over the runs of one value, by field of `SweepPoint`."""
     first, rates = results[0], [result.throughput.images_per_s for result in results]
     batch_size, images_per_s = first.images_seen / first.steps, mean_interval(rates)
     names = dict.fromkeys(name for result in results for name in result.stages)
@@ -130,14 +129,13 @@ def _summarize_runs(results: Sequence[RunResult]) -> dict[str, Any]:
 
 
 def _compute_spread(results: Sequence[RunResult], rates: Sequence[float]) -> tuple[float, float] | None:
-    """Return the lowest and highest rate; of a single run those of its windows, or None for one window."""
+    # The spread of a single run is that of its windows.
     if len(results) > 1:
         return min(rates), max(rates)
     return results[0].throughput.spread if results[0].throughput.n > 1 else None
 
 
 def _get_stage_s(result: RunResult, name: str) -> float:
-    """Return the device seconds per step of a stage; 0 if the run lacks it."""
     if name not in result.stages or result.account is None or not result.account.counted_steps:
         return 0.0
     return result.stages[name].device_s / result.account.counted_steps

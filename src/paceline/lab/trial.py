@@ -26,8 +26,8 @@ class Trial:
     """A variation of a base recipe, how often it is run, and what it `explains`, in a few words.
 
     `expects` are the stages that it should shrink. `ranks` is the number of ranks (None: the runner's), over `nodes`
-    nodes of a Slurm allocation (0: this machine, without srun). `is_cold` runs it with its files outside of the
-    kernel's page cache.
+    nodes of a Slurm allocation (0: this machine, without srun). `is_cold` runs it with its files outside of the page
+    cache.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Trial:
 class TrialOutcome:
     """Outcome of one run of a trial; `repeat` counts from 1. Without a result, `error` is the reason in one line.
 
-    `exit_code` is the exit code of the process and `stderr` its standard error. `is_reused` if the run existed already.
+    `exit_code` and `stderr` are of the process. `is_reused` if the run existed already.
     """
 
     trial: Trial
@@ -88,9 +88,8 @@ def _format_value(value: object) -> str:
 def build_train_command(
     trial: Trial, recipe: Recipe, recipe_file: Path, ranks: int, rundir: Path, options: Sequence[str] = ()
 ) -> list[str]:
-    """Return the command that runs a trial once: `paceline train` with `options` in new processes of this Python.
-
-    `recipe_file` holds `recipe`.
+    """Return the command that runs a trial once in new processes: `paceline train` with `options`; `recipe_file` is
+    `recipe`.
     """
     # -P: do not import modules from the current folder, which may hold untrusted data.
     arguments = [
@@ -119,10 +118,7 @@ def build_launch_command(command: Sequence[str], nodes: int, ranks: int, options
 
 
 def build_run_name(trial: Trial, recipe: Recipe, ranks: int, repeat: int) -> str:
-    """Return the folder name of a run, unique within an experiment.
-
-    It has the trial's name, the hash of its recipe, its ranks and nodes, and the number of the repeat.
-    """
+    """Return the folder name of a run, unique within an experiment: trial, recipe hash, ranks and nodes, repeat."""
     name = re.sub(r"[^A-Za-z0-9._=-]+", "-", trial.name)[:_MAX_NAME_LENGTH].strip("-.")
     layout = f"{ranks}r" + (f"{trial.nodes}n" if trial.nodes else "")
     return f"{name}-{apply_patch(recipe, trial.patch).hash[:8]}-{layout}-{repeat}"

@@ -61,7 +61,7 @@ class TriedCandidate:
 
     @property
     def can_win(self) -> bool:
-        """True if it looked faster than its baseline, in runs that are valid."""
+        """Whether it was faster than its baseline, in valid runs."""
         return self.speedup > 1 and self.status != "starved"
 
     def record_short_run(self, outcome: TrialOutcome, base: RunResult, steps: int) -> None:
@@ -133,7 +133,7 @@ class SearchResult:
 
 @dataclass
 class Search:
-    """Runs rounds until no candidate is left, or a `budget` of runs has no room for another round. Use once.
+    """Run rounds until no candidate is left, or a `budget` of runs has no room for another round. Use once.
 
     A round is successive halving (Jamieson and Talwalkar 2016, arXiv 1502.07943) over the candidates of `space`. A
     winner is adopted only if an A/B test shows that it is faster and trains alike.
@@ -201,7 +201,6 @@ class Search:
         )
 
     def _format_undecided(self) -> str:
-        """Return a clause on the candidates that could not be decided because the cores were busy, or ""."""
         starved = sum(entry.status == "starved" for entry in self._tried)
         what = (
             f"{starved} of {count(len(self._tried), 'trial')} could not be decided, as other processes used the cores"
@@ -209,7 +208,7 @@ class Search:
         return f"; {what} ({_RERUN_ADVICE})" if starved else ""
 
     def _count_affordable_runs(self, num_bases: int) -> int:
-        """Return how many short runs fit the budget, after `num_bases` baseline runs and before an A/B test."""
+        """Return how many short runs fit the budget, besides `num_bases` baseline runs and an A/B test."""
         if self.budget is None:
             return MAX_ROUND_CANDIDATES
         return min(MAX_ROUND_CANDIDATES, self.budget - self.bench.num_runs - num_bases - 2 * self.repeats)
@@ -220,14 +219,12 @@ class Search:
         return result
 
     def _run_best(self, name: str, steps: int) -> RunResult:
-        """Run the best settings, as the baseline of others."""
         outcome = self.bench.run_trial(name, self._best, steps, 1)
         if outcome.result is None:
             raise TrialError(outcome.error, outcome.exit_code)
         return outcome.result
 
     def _list_candidates(self, best: RunResult) -> list[Candidate]:
-        """Return the candidates worth a run: not the slower ones, nor those tried on top of this best."""
         recipe = self.apply_patch(self._best)
         assert recipe is not None, "the best fits its recipe"
         fitting = [
@@ -238,6 +235,7 @@ class Search:
         candidates = [candidate for candidate in fitting if not self._is_reverting(candidate)]
         for candidate in candidates:
             self._seen.setdefault(candidate.name, candidate)
+        # Slower candidates, and those tried on top of this best, are not worth another run.
         slower = {name for name, ratio in self._ratios.items() if ratio < SLOWER_RATIO}
         left = [candidate for candidate in candidates if candidate.name not in self._tried_over_best | slower]
         return sorted(left, key=lambda candidate: -self._ratios.get(candidate.name, math.inf))  # new ones come first
@@ -258,7 +256,6 @@ class Search:
             return None
 
     def _try_pairs_only(self, candidate: Candidate) -> ABResult | None:
-        """Try one candidate by an A/B test only, if the budget has no room for a short run before it."""
         self._num_rounds += 1
         self._tried_over_best.add(candidate.name)
         entry = self._add_candidate(candidate)
@@ -284,7 +281,6 @@ class Search:
         return entry
 
     def _run_short_trials(self, entries: Sequence[TriedCandidate], steps: int, base: RunResult | None) -> None:
-        """Run each candidate once, and the best before them unless `base` is given."""
         length = "" if steps == self.steps else "-longer"
         if base is None:
             base = self._run_best(f"round-{self._num_rounds}-best{length}", steps)
@@ -297,6 +293,7 @@ class Search:
 
     def _try_combined(self, pool: Sequence[TriedCandidate]) -> ABResult | None:
         """Try all that look faster at once, the fastest of those that exclude each other: this saves rounds."""
+        # Trying all that look faster at once saves rounds; of those that exclude each other take the fastest.
         combined: list[TriedCandidate] = []
         patch = Patch()
         # A candidate with `parity: free` would hide whether the others still train alike.
@@ -401,7 +398,7 @@ def write_tuned_recipe(path: Path, text: str) -> None:
 
 
 def _resolve_base(name: str) -> str:
-    """Return a value for `extends` that stays valid if the file is moved: a preset's name, or an absolute path."""
+    # `extends` must stay valid if the file is moved.
     path = find_recipe(name)
     return name if path.is_relative_to(PRESETS) else str(path.resolve())
 

@@ -285,7 +285,7 @@ class CudaEventTimer:
         return StageSeconds(total, seconds_by_stage(host.total, self._recent), self._num_starved)
 
     def _record(self) -> Event:
-        # Creating an event is slow, so they are reused. CUDA limits how far the host runs ahead, and so their number.
+        # Reused: there are as many events as were ever unread at once, as CUDA limits how far the host runs ahead.
         event = self._free.pop() if self._free else self._new_event()
         event.record()
         return event

@@ -1,4 +1,4 @@
-"""The loader benchmark: windows, turns, contenders and their results. Speeds themselves are not tested."""
+"""The loader benchmark: windows, turns, cases and their results. Speeds themselves are not tested."""
 
 import os
 import signal
@@ -39,7 +39,7 @@ FOUND = LoaderMeasurement(images=100, wall_s=2.0, cpu_s=3.0, bytes_read=1000, di
 
 @dataclass(frozen=True)
 class Told:
-    """A contender whose measurements are known."""
+    """A case whose measurements are known."""
 
     name: str
     cores: int = 2
@@ -110,7 +110,7 @@ def test_all_have_their_turn_in_every_round_forwards_and_backwards():
         turns,
         2,
         WINDOW,
-        prepare=lambda contender, cache: prepared.append((contender.name, cache)),
+        prepare=lambda case, cache: prepared.append((case.name, cache)),
         progress=lambda done, total, name: told.append((done, total, name)),
     )
     order = [("a", "warm"), ("b", "warm"), ("a", "cold")]
@@ -165,7 +165,7 @@ def test_photographs_are_loaded_from_files_and_from_a_pack(photographs, packed):
     ]
     assert contest.left_out == ()
     assert contest.window == MeasurementWindow(0.0, 2, 8, 4)
-    cold = [contender.name for contender, cache in contest.list_entries(cold=True) if cache == "cold"]
+    cold = [case.name for case, cache in contest.list_entries(cold=True) if cache == "cold"]
     assert cold == [each.name for each in contest.cases if isinstance(each, LoaderCase)]
     for each in contest.cases:
         assert each.measure(contest.window, "warm").images > 0, each.name

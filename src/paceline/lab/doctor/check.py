@@ -1,4 +1,4 @@
-"""What every check of `paceline doctor` uses: findings, the host context, and calls with a timeout."""
+"""Base of all checks of `paceline doctor`: findings, the host context, and calls with a timeout."""
 
 import importlib
 import threading
@@ -35,7 +35,6 @@ class DoctorFinding:
     where: str = ""
 
     def __post_init__(self) -> None:
-        """Assert that there is advice exactly if the state is not ok."""
         assert (self.state == "ok") == (not self.advice), (self.name, self.state, self.advice)
 
     @classmethod
@@ -45,7 +44,7 @@ class DoctorFinding:
 
     @classmethod
     def warning(cls, name: str, found: str, advice: str) -> "DoctorFinding":
-        """Return a warning: a run works, but less well than it could."""
+        """Return a warning: a run works, but less well."""
         return cls(name, "look", found, advice)
 
     @classmethod
@@ -55,7 +54,8 @@ class DoctorFinding:
 
     @classmethod
     def from_error(cls, name: str, error: PacelineError) -> "DoctorFinding":
-        """Return the problem that a run would fail with `error`; the last parentheses of its message are the advice."""
+        """Return the problem that a run would fail with `error`."""
+        # Every message ends with its fix in parentheses.
         found, _, advice = str(error).rpartition(" (")
         return cls(name, "wrong", found, advice.removesuffix(")")) if found else cls(name, "wrong", advice, "fix it")
 
@@ -79,7 +79,7 @@ def has_problem(findings: Iterable[DoctorFinding]) -> bool:
 
 
 def call_with_timeout(function: Callable[[], T], timeout_s: float = ANSWER_TIMEOUT_S) -> T:
-    """Call `function` in a thread; return or raise what it does. Raise `TimeoutError` after `timeout_s` seconds."""
+    """Return or raise what `function` does, in a thread. Raise `TimeoutError` after `timeout_s` seconds."""
     results: list[T] = []
     errors: list[Exception] = []
 
@@ -123,7 +123,7 @@ class HostContext:
 
     @cached_property
     def spans_nodes(self) -> bool:
-        """True if the ranks, started or to be started by this job, may be on several nodes."""
+        """Whether the ranks, started or to be started by this job, may be on several nodes."""
         if self.world.launcher != "single":
             return not is_one_node(self.environ, self.world)
         return self.get_env_int("SLURM_JOB_NUM_NODES", 1) > 1

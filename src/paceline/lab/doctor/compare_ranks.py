@@ -132,7 +132,7 @@ def collect_facts(
 
 
 def identify_machine(proc: Path = PROC) -> str:
-    """Return an identifier that processes in the same network namespace share; elsewhere the host's name."""
+    """Return an identifier that processes in the same network namespace share."""
     try:
         boot = (proc / "sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {(proc / 'self/ns/net').readlink()}"
@@ -145,7 +145,7 @@ def _select_known_fields(kind: Any, values: Mapping[str, Any]) -> dict[str, Any]
 
 
 def compare_ranks(ranks: Sequence[RankFacts]) -> list[DoctorFinding]:
-    """Return findings on ranks, in rank order, before they communicate; those without problem, too."""
+    """Return findings on ranks, in rank order, before they communicate."""
     hosts = group_by_machine(ranks)
     names = ", ".join(islice((each[0].host for each in hosts), 8)) + (", ..." if len(hosts) > 8 else "")
     summary = DoctorFinding.ok("ranks", f"{count(len(ranks), 'rank')} joined, on {count(len(hosts), 'host')}: {names}")
@@ -196,19 +196,23 @@ def _get_finding_key(finding: DoctorFinding) -> _FindingKey:
     return finding.name, finding.state, finding.advice
 
 
-def _summarize_findings(findings: Sequence[DoctorFinding], owners: Sequence[list[RankFacts]]) -> list[DoctorFinding]:
-    """Return `findings` of one name with their ranks, or the worst for all ranks if there are many."""
+def _summarize_findings(
+    findings: Sequence[DoctorFinding], ranks_by_finding: Sequence[list[RankFacts]]
+) -> list[DoctorFinding]:
     if len(findings) <= _MAX_SHOWN:
-        return [finding.with_location(format_ranks(having)) for finding, having in zip(findings, owners, strict=True)]
+        return [
+            finding.with_location(format_ranks(owners))
+            for finding, owners in zip(findings, ranks_by_finding, strict=True)
+        ]
     state = find_worst_state(findings)
-    finding, having = next(pair for pair in zip(findings, owners, strict=True) if pair[0].state == state)
-    found = f"{having[0].label}: {finding.found}; and {len(findings) - 1} more like it"
-    everywhere = sorted({rank.rank: rank for each in owners for rank in each}.items())
+    finding, owners = next(pair for pair in zip(findings, ranks_by_finding, strict=True) if pair[0].state == state)
+    found = f"{owners[0].label}: {finding.found}; and {len(findings) - 1} more like it"
+    everywhere = sorted({rank.rank: rank for each in ranks_by_finding for rank in each}.items())
     return [replace(finding, found=found).with_location(format_ranks([rank for _, rank in everywhere]))]
 
 
 def format_ranks(ranks: Sequence[RankFacts]) -> str:
-    """Return `rank 1 (hostB)` or `ranks 2-3, 6 (hostB, hostC)`: ranges, shortened."""
+    """Return `rank 1 (hostB)` or `ranks 2-3, 6 (hostB, hostC)`, shortened."""
     numbers, hosts = _format_ranges([rank.rank for rank in ranks]), list(dict.fromkeys(rank.host for rank in ranks))
     shown = [", ".join(each[:_MAX_SHOWN]) + (", ..." if len(each) > _MAX_SHOWN else "") for each in (numbers, hosts)]
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {shown[0]} ({shown[1]})"
@@ -225,13 +229,13 @@ def _format_ranges(numbers: Sequence[int]) -> list[str]:
 
 
 def _compare_versions(ranks: Sequence[RankFacts]) -> list[DoctorFinding]:
-    """Compare the versions of ranks; a missing one is reported by the rank itself."""
+    # A missing version is reported by the rank itself.
     found = []
     for name in COMPARED_VERSIONS:
         by_version = _group_ranks((rank.versions[name], rank) for rank in ranks if name in rank.versions)
         if len(by_version) > 1:
             descriptions = "; ".join(
-                f"{version}: {format_ranks(having)}" for version, having in _sort_most_common_first(by_version)
+                f"{version}: {format_ranks(owners)}" for version, owners in _sort_most_common_first(by_version)
             )
             title, advice = f"versions of {name}", f"install the same {name} for all ranks"
             found.append(
@@ -241,14 +245,13 @@ def _compare_versions(ranks: Sequence[RankFacts]) -> list[DoctorFinding]:
 
 
 def _compare_local_ranks(ranks: Sequence[RankFacts]) -> list[DoctorFinding]:
-    """Find machines whose ranks disagree on their number, or that lack a local rank 0."""
     found = []
     for local_ranks in group_by_machine(ranks):
         ranks_by_size = _group_ranks((f"{rank.local_world_size}", rank) for rank in local_ranks)
         sizes = {rank.local_world_size for rank in local_ranks}
         advice = "set LOCAL_RANK and LOCAL_WORLD_SIZE for each rank, or start them with torchrun, srun or --ranks"
         if len(sizes) > 1:
-            text = "; ".join(f"{size}: {format_ranks(saying)}" for size, saying in ranks_by_size.items())
+            text = "; ".join(f"{size}: {format_ranks(owners)}" for size, owners in ranks_by_size.items())
             found.append(
                 DoctorFinding.problem("local ranks", f"ranks of one host disagree on their number: {text}", advice)
             )
@@ -261,13 +264,13 @@ def _compare_local_ranks(ranks: Sequence[RankFacts]) -> list[DoctorFinding]:
 def _compare_devices(ranks: Sequence[RankFacts]) -> list[DoctorFinding]:
     refused = _group_ranks((rank.refusal, rank) for rank in ranks if rank.refusal)
     found = []
-    for refusal, having in refused.items():
-        found.append(DoctorFinding.from_error("device", WorldError(refusal)).with_location(format_ranks(having)))
+    for refusal, owners in refused.items():
+        found.append(DoctorFinding.from_error("device", WorldError(refusal)).with_location(format_ranks(owners)))
     if found:
         return found
     kinds = _group_ranks((rank.device.partition(":")[0], rank) for rank in ranks)
     if len(kinds) > 1:
-        descriptions = "; ".join(f"{kind}: {format_ranks(having)}" for kind, having in _sort_most_common_first(kinds))
+        descriptions = "; ".join(f"{kind}: {format_ranks(owners)}" for kind, owners in _sort_most_common_first(kinds))
         return [
             DoctorFinding.problem(
                 "device", f"not all ranks use the same kind of device: {descriptions}", "set parallel.device"
@@ -277,37 +280,37 @@ def _compare_devices(ranks: Sequence[RankFacts]) -> list[DoctorFinding]:
 
 
 def _find_shared_gpus(ranks: Sequence[RankFacts]) -> list[DoctorFinding]:
-    """Find GPUs that several ranks use: each gets a share of memory and speed, and NCCL refuses them."""
+    # Each rank would get a share of its memory and speed, and NCCL refuses them.
     shared = [
-        having for having in _group_ranks((rank.gpu, rank) for rank in ranks if rank.gpu).values() if len(having) > 1
+        owners for owners in _group_ranks((rank.gpu, rank) for rank in ranks if rank.gpu).values() if len(owners) > 1
     ]
     advice = "give each rank its own GPU: LOCAL_RANK, CUDA_VISIBLE_DEVICES, srun --gpus-per-task"
-    return [DoctorFinding.problem("GPUs", f"one GPU is used by {format_ranks(having)}", advice) for having in shared]
+    return [DoctorFinding.problem("GPUs", f"one GPU is used by {format_ranks(owners)}", advice) for owners in shared]
 
 
 def _check_addresses(ranks: Sequence[RankFacts]) -> list[DoctorFinding]:
-    """Find ranks whose gloo would listen where ranks of other hosts cannot connect."""
+    # Only gloo announces an address, and only other hosts need it.
     if len(group_by_machine(ranks)) < 2 or any(rank.gpu for rank in ranks):
         return []
     found = []
     unreachable = [rank for rank in ranks if is_loopback(rank.interface.address)]
     reachable = [rank for rank in ranks if not is_loopback(rank.interface.address)]
-    for name, having in _group_ranks((rank.towards_main, rank) for rank in unreachable).items():
-        what = f"gloo would listen on {having[0].interface.address}, which other hosts cannot reach"
+    for name, owners in _group_ranks((rank.towards_main, rank) for rank in unreachable).items():
+        what = f"gloo would listen on {owners[0].interface.address}, which other hosts cannot reach"
         good = next((rank.interface.name for rank in reachable if rank.interface.name), "")
         suggested = name if name not in ("", "lo") else good or "the interface between the hosts"
         advice = f"set GLOO_SOCKET_IFNAME={suggested}, or make the host's name resolve to its address"
-        found.append(DoctorFinding.problem("addresses", what, advice).with_location(format_ranks(having)))
-    for address, having in _group_ranks((rank.interface.address, rank) for rank in reachable).items():
-        if address and len(group_by_machine(having)) > 1:
-            name = having[0].interface.name
+        found.append(DoctorFinding.problem("addresses", what, advice).with_location(format_ranks(owners)))
+    for address, owners in _group_ranks((rank.interface.address, rank) for rank in reachable).items():
+        if address and len(group_by_machine(owners)) > 1:
+            name = owners[0].interface.name
             what, advice = f"several hosts have the address {address} ({name})", "set GLOO_SOCKET_IFNAME to another"
-            found.append(DoctorFinding.problem("addresses", what, advice).with_location(format_ranks(having)))
+            found.append(DoctorFinding.problem("addresses", what, advice).with_location(format_ranks(owners)))
     return found
 
 
 def _compare_cores(ranks: Sequence[RankFacts]) -> list[DoctorFinding]:
-    """Find ranks with less than half of the others' cores: all ranks wait for the slowest in each step."""
+    # All ranks wait for the slowest one in each step.
     max_cores = max(rank.cores for rank in ranks)
     short = [rank for rank in ranks if rank.cores < max_cores / 2]
     if not short:
@@ -383,12 +386,11 @@ def blame_slow_hosts(
 
 
 def _compute_link_rate(timed: AllReduceTiming, ranks: int) -> float:
-    """Return the bits per second over a link of a ring."""
     return 8 * 2 * (ranks - 1) / ranks * timed.bytes / timed.p10_s
 
 
 def _compute_hop_s(measured: AllReduceMeasurement) -> float:
-    """Return the smallest message's seconds per hop, without its transfer time."""
+    # Without the transfer of its bytes, a small message is the latency of its hops.
     small, hops = measured.times[0], 2 * (measured.ranks - 1)
     bytes_s = 8 * hops / measured.ranks * small.bytes / _compute_link_rate(measured.times[-1], measured.ranks)
     return max(0.0, small.p10_s - bytes_s) / hops
@@ -400,16 +402,14 @@ def _compute_min_rate(nominal: float, ranks: Sequence[RankFacts]) -> float:
 
 
 def _count_ring_crossings(ranks: Sequence[RankFacts]) -> int:
-    """Return how often gloo's ring, in rank order, leaves a host; NCCL orders its own ring."""
     if any(rank.gpu for rank in ranks):
-        return 1
+        return 1  # NCCL orders its own ring; gloo's is in rank order
     after = [*ranks[1:], ranks[0]]
     leaving = [one.machine for one, other in zip(ranks, after, strict=True) if one.machine != other.machine]
     return max(leaving.count(machine) for machine in set(leaving))
 
 
 def _find_nominal_rate(ranks: Sequence[RankFacts]) -> float:
-    """Return the nominal bits per second of the slowest link; 0 if unknown."""
     if _has_infiniband(ranks):
         return min(rank.infiniband_bit_per_s for rank in ranks)
     return min((rank.interface.bit_per_s for rank in ranks if rank.interface.bit_per_s), default=0.0)

@@ -71,7 +71,6 @@ def _check_visible_gpus(host: HostContext, torch: Any, present: int) -> DoctorFi
 
 
 def _check_nccl(torch: Any) -> DoctorFinding:
-    """Return NCCL's version, which ranks on GPUs need to communicate."""
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_nccl_available()):
         advice = "install a torch for CUDA (https://pytorch.org/get-started), or set parallel.backend=gloo, far slower"
@@ -80,7 +79,6 @@ def _check_nccl(torch: Any) -> DoctorFinding:
 
 
 def _check_peer_access(torch: Any) -> DoctorFinding:
-    """Return which pairs of GPUs cannot access each other's memory directly."""
     pairs = list(permutations(range(torch.cuda.device_count()), 2))
     apart = [pair for pair in pairs if not torch.cuda.can_device_access_peer(*pair)]
     if not apart:
@@ -118,7 +116,7 @@ def _check_health(host: HostContext) -> DoctorFinding:
 
 
 def _list_visible_gpus(host: HostContext, num: int) -> list[int]:
-    """Return NVML's numbers of the visible GPUs; all of them if they are identified otherwise."""
+    # Entries may be UUIDs, which NVML does not number: then check all GPUs.
     entries = host.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     numbers = [int(entry) for entry in entries if entry.strip().isdecimal() and int(entry) < num]
     return numbers if len(numbers) == len(entries) else list(range(num))
@@ -147,7 +145,6 @@ def _iter_faults(nvml: Any, number: int) -> Iterator[_GpuFault]:
 
 
 def _query_nvml(nvml: Any, query: Callable[..., Any], *arguments: Any) -> Any:
-    """Return the result of `query`, or None if the GPU or its driver does not support it."""
     try:
         return query(*arguments)
     except nvml.NVMLError:

@@ -1,4 +1,4 @@
-"""Check one host: versions, cores, load, memory, limits and clock; and run all checks of a host in order."""
+"""Check one host: versions, cores, load, memory, limits and clock."""
 
 import contextlib
 import ctypes
@@ -141,7 +141,6 @@ def parse_core_list(text: str) -> set[int]:
 
 
 def _list_gpus_by_numa_node(host: HostContext) -> dict[int, list[str]]:
-    """Return the PCI addresses of NVIDIA GPUs by NUMA node, of those whose node is known."""
     gpus: dict[int, list[str]] = {}
     for folder in sorted((host.root / "proc/driver/nvidia/gpus").glob("*:*")):
         number = host.read_text(f"sys/bus/pci/devices/{folder.name.lower()}/numa_node")
@@ -209,7 +208,7 @@ def _read_ticks(host: HostContext, cores: Sequence[int]) -> CpuTicks:
 
 
 def check_memory_and_limits(host: HostContext) -> Iterator[DoctorFinding]:
-    """Yield findings on memory and limits, for images of a typical size; `check_recipe` checks a recipe."""
+    """Yield findings on memory and limits, for images of a typical size."""
     yield _check_memory(host)
     yield _check_shared_memory(host)
     yield _check_open_files(host)
@@ -233,8 +232,7 @@ def _check_memory(host: HostContext) -> DoctorFinding:
 
 
 def _compute_available_memory(limits: CgroupLimits) -> int:
-    """Return the unused bytes of a limit; all of them if usage is unknown."""
-    used = 0
+    used = 0  # if the usage is unknown
     with contextlib.suppress(OSError, ValueError):
         used = limits.used_memory_bytes()
     return max(0, int(limits.memory_bytes) - used)
@@ -278,7 +276,7 @@ def _check_open_files(host: HostContext) -> DoctorFinding:
 
 
 def _check_locked_memory(host: HostContext) -> Iterator[DoctorFinding]:
-    """Yield the limit of locked memory, which InfiniBand needs, if GPUs of several nodes would use it."""
+    # InfiniBand locks the memory that it transfers; only GPUs of several nodes use it.
     is_used = host.spans_nodes and count_gpus(host.environ, host.root / "dev")
     if not is_used or not any((host.root / "sys/class/infiniband").glob("*")):
         return
@@ -313,7 +311,7 @@ def read_kernel_clock() -> KernelClock:
 
 
 def check_clock(host: HostContext, read_clock: Callable[[], KernelClock] = read_kernel_clock) -> DoctorFinding:
-    """Return whether the clock is synchronized, which matters if several nodes write timestamps."""
+    """Check that the clock is synchronized."""
     state, off_s = read_clock()
     if state < 0:
         return DoctorFinding.ok("clock", "not reported by the kernel")
@@ -328,6 +326,7 @@ def check_clock(host: HostContext, read_clock: Callable[[], KernelClock] = read_
 
 def check_host(host: HostContext) -> Iterator[DoctorFinding]:
     """Yield the findings on this machine, in the order in which a run would depend on them."""
+    # In the order in which a run would depend on them.
     yield _check_versions()
     yield from check_cores(host)
     yield check_load(host)

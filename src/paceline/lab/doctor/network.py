@@ -72,9 +72,8 @@ def list_interfaces() -> tuple[Interface, ...]:
 
 
 def find_gloo_interface(available: Sequence[Interface], environ: Mapping[str, str]) -> Interface:
-    """Return the interface that gloo listens on: the first of GLOO_SOCKET_IFNAME, else that of the host name.
-
-    Otherwise the loopback (`createDefaultDevice` in torch's csrc/distributed/c10d/ProcessGroupGloo.cpp).
+    """Return the interface that gloo listens on: the first of GLOO_SOCKET_IFNAME, that of the host name, or the
+    loopback.
     """
     configured = environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
     if configured:
@@ -113,6 +112,7 @@ def _query_bit_per_s(probe: socket.socket, name: str) -> float:
         return 0.0
     reply = _ETHTOOL_CMD.unpack(command.tobytes())
     speed = reply[_SPEED] | reply[_SPEED_HIGH] << 16
+    # Drivers report an unknown speed as 0, or as all ones of 16 or 32 bits.
     return 0.0 if speed in (*_UNKNOWN_SPEEDS, 0xFFFF) else speed * MEGA
 
 
@@ -130,7 +130,6 @@ def check_network(host: HostContext) -> Iterator[DoctorFinding]:
 
 
 def _choose_gloo_interface(host: HostContext) -> str:
-    """Return the interface that a run would set for gloo, as `paceline train` does, or ""."""
     # A batch script runs on the first node of its job, which will have rank 0.
     if host.environ.get(_GLOO_VARIABLE) or not host.spans_nodes:
         return ""
@@ -141,7 +140,7 @@ def _choose_gloo_interface(host: HostContext) -> str:
 
 
 def _check_host_name(host: HostContext, *, is_needed: bool) -> DoctorFinding:
-    """Look up this host's own name, by which gloo finds the address that it announces."""
+    # Gloo announces the address of this host's own name to other ranks.
     name = socket.gethostname()
     verdict = DoctorFinding.problem if is_needed else DoctorFinding.warning
     try:
@@ -214,7 +213,6 @@ def _check_gloo(
 def _check_gloo_between_nodes(
     host: HostContext, available: Sequence[Interface], chosen: Interface, found: str
 ) -> DoctorFinding:
-    """Return whether other nodes are reachable over `chosen`, and whether another interface is faster."""
     way, others = find_interface_towards(available, host.world.master_addr), _list_external_interfaces(available)
     if is_loopback(chosen.address):
         name = next((each.name for each in (way, *others) if each in others), "NAME")
@@ -229,7 +227,6 @@ def _check_gloo_between_nodes(
 
 
 def _check_nccl_sockets(host: HostContext, available: Sequence[Interface]) -> DoctorFinding:
-    """Return the interfaces of NCCL's sockets, for its bootstrap and for data without InfiniBand."""
     configured = host.environ.get("NCCL_SOCKET_IFNAME", "")
     chosen = find_nccl_interfaces(available, configured)
     if not chosen:
@@ -256,7 +253,7 @@ def find_nccl_interfaces(available: Sequence[Interface], configured: str) -> lis
 
 
 def _matches_filter(name: str, pattern: str) -> bool:
-    """Return whether a name matches a filter: prefixes, exact names after `=`, inverted after `^`."""
+    # Comma-separated prefixes, or exact names after `=`; `^` inverts the filter.
     excludes, pattern = pattern.startswith("^"), pattern.removeprefix("^")
     exactly, pattern = pattern.startswith("="), pattern.removeprefix("=")
     each = [word.partition(":")[0] for word in pattern.split(",") if word]
@@ -273,7 +270,8 @@ def resolve_addresses(name: str) -> list[str]:
 
 
 def is_local_address(address: str) -> bool:
-    """Return whether a socket can be bound to an address, that is, whether it is this machine's."""
+    """Return whether an address is this machine's."""
+    # A socket can be bound to an address of this machine only.
     version = ipaddress.ip_address(address.partition("%")[0]).version
     try:
         with socket.socket(socket.AF_INET if version == 4 else socket.AF_INET6, socket.SOCK_STREAM) as trial:
@@ -294,7 +292,7 @@ def _format_interface(each: Interface) -> str:
 
 
 def check_rendezvous(host: HostContext) -> Iterator[DoctorFinding]:
-    """Yield how ranks are started, where they connect, and how long they may run."""
+    """Check how ranks are started, where they connect, and how long they may run."""
     yield _check_launcher(host)
     yield from _check_address(host)
     yield from _check_port(host)
@@ -324,7 +322,7 @@ def _check_launcher(host: HostContext) -> DoctorFinding:
 
 
 def _find_hidden_tasks(host: HostContext) -> str:
-    """Return how stale torchrun variables hide that Slurm started several tasks, or ""."""
+    # Stale torchrun variables win over Slurm's, and would hide that it started several tasks.
     tasks = host.get_env_int("SLURM_STEP_NUM_TASKS", 1)
     if tasks < 2 or "TORCHELASTIC_RUN_ID" in host.environ or "PACELINE_LAUNCHER_PID" in host.environ:
         return ""
@@ -348,7 +346,6 @@ def _check_address(host: HostContext) -> Iterator[DoctorFinding]:
 
 
 def _check_port(host: HostContext) -> Iterator[DoctorFinding]:
-    """Yield whether rank 0's port is free, on the host of rank 0."""
     number = _find_port_to_open(host)
     if not number:
         return
@@ -365,7 +362,6 @@ def _check_port(host: HostContext) -> Iterator[DoctorFinding]:
 
 
 def _find_port_to_open(host: HostContext) -> int:
-    """Return the port that this process would open as rank 0; 0 if none."""
     world = host.world
     if world.launcher != "single":
         is_ours = world.is_main and world.store_fd < 0 and not world.agent_hosts_store

@@ -89,7 +89,7 @@ def serve_clock(store: Store, ranks: Sequence[int], now: Callable[[], float]) ->
 
 
 def compare_clocks(offsets: Mapping[int, ClockOffset], ranks: Mapping[int, RankFacts]) -> list[DoctorFinding]:
-    """Return findings on the clocks of hosts, by the probed rank of each; none for a single host."""
+    """Return findings on the clocks of hosts, by the probed rank of each."""
     too_far = {rank: each for rank, each in offsets.items() if abs(each.ahead_s) - each.error_s > MAX_CLOCK_OFFSET_S}
     if not offsets:
         return []
@@ -182,10 +182,7 @@ def _iter_findings(
     section: Parallel,
     clocks: RankClocks,
 ) -> Iterator[DoctorFinding]:
-    """Yield the findings on the ranks, on rank 0.
-
-    Raise `PeerLostError` at the end on rank 0 if ranks have not sent facts, which is a finding by then.
-    """
+    """Yield the findings on the ranks, on rank 0. Raise `PeerLostError` at the end if ranks have not sent facts."""
     assert rank_store.store is not None, "a single rank has no store"
     # Ranks exchange facts through the store, where nothing can hang: a collective of ranks with different torch
     # versions might. They are timed only if there is no problem, with short timeouts.
@@ -209,7 +206,6 @@ def _iter_findings(
 
 
 def _compare_reported_ranks(ranks: Sequence[RankFacts], world_size: int) -> list[DoctorFinding]:
-    """Return findings on the differences of `ranks`, and on ranks that have not sent facts."""
     found = compare_ranks(ranks)
     silent = sorted(set(range(world_size)) - {rank.rank for rank in ranks})
     if not silent:
@@ -235,7 +231,6 @@ def _get_gpu_uuid(device: torch.device | None) -> str:
 
 
 def _exchange_clocks(session: _CheckSession) -> list[DoctorFinding]:
-    """Compare the clocks of the first rank of each host with rank 0's; findings on rank 0 only."""
     probed = [first for first in session.host_leaders if first]
     if session.rank in probed:
         probe_clock(session.store, session.rank, session.clocks.unix_s)
@@ -247,7 +242,6 @@ def _exchange_clocks(session: _CheckSession) -> list[DoctorFinding]:
 
 
 def _time_links(session: _CheckSession, section: Parallel, device: torch.device) -> list[DoctorFinding]:
-    """Time all-reduces, and pairs of hosts if those are slow. On rank 0 failures are findings."""
     rank_store, world = session.rank_store, session.rank_store.world
     set_threads(section, world)
     join_s = _compute_collective_timeout_s(world)
@@ -269,7 +263,7 @@ def _time_links(session: _CheckSession, section: Parallel, device: torch.device)
 
 
 def _time_host_pairs(session: _CheckSession, device: torch.device) -> Mapping[RankPair, float]:
-    """Return on rank 0 the bytes per second between each two hosts, for 3 to `MAX_PAIRED_HOSTS` hosts."""
+    # Two hosts have one link, and many would need too many rounds.
     if not 2 < len(session.host_leaders) <= MAX_PAIRED_HOSTS or session.rank not in session.host_leaders:
         return {}
     timed = time_rank_pairs(session.host_leaders, session.rank, device, session.clocks.now_s)
@@ -287,7 +281,6 @@ def _compute_collective_timeout_s(world: World) -> float:
 
 
 def _build_all_reduce_failure(session: _CheckSession, join_s: float) -> DoctorFinding:
-    """Return a finding on a failed collective: the first errors of ranks, and the ranks that do not answer."""
     errors, silent, remaining_s = list[str](), list[str](), join_s + _REPORT_MARGIN_S
     for rank in session.ranks:
         try:
@@ -309,14 +302,14 @@ def _build_all_reduce_failure(session: _CheckSession, join_s: float) -> DoctorFi
 
 
 def _format_first_line(error: Exception) -> str:
-    """Return the first line of `error`, without the source location in a library."""
+    # Without the source location that torch puts in front.
     return re.sub(r"^\[\S+\] ", "", str(error).partition("\n")[0]) or type(error).__name__
 
 
 def _build_rendezvous_failure(
     error: PacelineError, own: Sequence[DoctorFinding], world: World
 ) -> tuple[DoctorFinding, ...]:
-    """Return a finding on a failed rendezvous, unless another one already names the port."""
+    # A port in use has been reported already, as the cause.
     if any(each.state == "wrong" and str(world.master_port) in each.found for each in own):
         return ()
     if isinstance(error, PeerLostError):

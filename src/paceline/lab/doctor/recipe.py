@@ -15,9 +15,9 @@ from paceline.training.context import RunContext
 
 
 def check_recipe(recipe: Recipe, world: World, data: Callable[[], Datasets]) -> DoctorFinding:
-    """Return whether `recipe` can be planned for the ranks of `world`, with room for its batches on this node.
+    """Check that `recipe` can be planned for the ranks of `world`, with room for its batches on this node.
 
-    `data` opens the datasets without downloading them; as training may download them, missing data is only a warning.
+    `data` opens the datasets without downloading them.
     """
     try:
         device = choose_device(recipe.parallel, world)
@@ -25,7 +25,7 @@ def check_recipe(recipe: Recipe, world: World, data: Callable[[], Datasets]) -> 
         with contextlib.ExitStack() as stack:
             parts = RunContext.derive(recipe, world, device, datasets, stack)
             parts.check_worker_limits()
-    except DataError as error:
+    except DataError as error:  # only a warning, as training may download missing data
         return replace(DoctorFinding.from_error("recipe", error), state="look")
     except PacelineError as error:
         return DoctorFinding.from_error("recipe", error)

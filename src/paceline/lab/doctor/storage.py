@@ -30,7 +30,7 @@ class DiskSpeed(NamedTuple):
 
 
 def check_storage(host: HostContext) -> Iterator[DoctorFinding]:
-    """Yield whether the run directory is writable, tested once per node, and on rank 0 its speed."""
+    """Check that the run directory is writable, once per node, and on rank 0 its speed."""
     # All nodes share the run directory: if all timed it at once, each would see a fraction of its speed.
     folder = printable(host.folder)
     try:
@@ -49,8 +49,9 @@ def check_storage(host: HostContext) -> Iterator[DoctorFinding]:
 
 
 def _probe_folder(host: HostContext) -> tuple[int, int, DiskSpeed | None]:
-    """Return the bytes of a disk, its free bytes, and its speed; of the closest existing parent folder."""
+    """Return the bytes of a disk, its free bytes, and its speed (rank 0 only)."""
     folder = host.folder.absolute()
+    # The run directory may not exist yet, so probe the closest existing parent.
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     speed = None
     if host.world.is_main:
@@ -86,7 +87,7 @@ def measure_disk_speed(folder: Path, now: Callable[[], float]) -> DiskSpeed:
 
 
 def _compute_bytes_per_s(move: Callable[[int], None], now: Callable[[], float], blocks: int = _NUM_BLOCKS) -> float:
-    """Return bytes per second of a first block, or of the following ones if they are fast enough."""
+    # A slow disk is measured by the first block alone.
     first_s = _time_blocks(move, 1, now)
     more = blocks - 1
     if not more or first_s * more > _MAX_TRANSFER_S:

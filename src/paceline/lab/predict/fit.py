@@ -159,14 +159,14 @@ def fit_formula(form: ScalingFormula, points: Sequence[ScalingPoint], *, has_fix
 
 
 def select_identifiable_terms(terms: Sequence[Term], points: Sequence[ScalingPoint]) -> tuple[Term, ...]:
-    """Return the terms that `points` identify given the ones before them; the first is always included."""
+    """Return the terms that `points` identify given the previous ones; the first is always included."""
     times = np.array([point.time_s for point in points])
     identified: list[Term] = []
     basis: list[np.ndarray] = []
     for term in terms:
         column = build_design_matrix([term], points)[:, 0] / times
         rest = column.copy()
-        for direction in basis * 2:  # twice, for rounding
+        for direction in basis * 2:  # orthogonalize twice, as one pass leaves rounding errors
             rest -= (direction @ rest) * direction
         length = float(np.linalg.norm(rest))
         if length > _INDEPENDENCE_TOLERANCE * float(np.linalg.norm(column)) or not identified:
@@ -178,8 +178,7 @@ def select_identifiable_terms(terms: Sequence[Term], points: Sequence[ScalingPoi
 def solve_coefficients(columns: np.ndarray, times: np.ndarray) -> np.ndarray:
     """Return the coefficients >= 0 for which `columns @ coefficients` is closest to `times` in the logarithm.
 
-    `columns` are points x terms, float64, non-negative; the first one, of compute, is positive, and so is its
-    coefficient.
+    `columns` are points x terms, float64, non-negative; the first, of compute, is positive, as is its coefficient.
     """
     # In the logarithm an error of 5 % weighs the same for a minute and for a day. Each Gauss-Newton step is a
     # non-negative least-squares problem (Lawson and Hanson 1974).
@@ -199,10 +198,7 @@ def solve_coefficients(columns: np.ndarray, times: np.ndarray) -> np.ndarray:
 
 
 def solve_linearized(columns: np.ndarray, fitted: np.ndarray, times: np.ndarray) -> np.ndarray:
-    """Return the coefficients (draws x terms) of `times` (draws x points), to first order around `fitted`.
-
-    `fitted` are the predictions of coefficients that `solve_coefficients` has returned.
-    """
+    """Return the coefficients (draws x terms) of `times` (draws x points), to first order around `fitted`."""
     slopes = columns / fitted[:, None]
     scale = slopes.max(axis=0)
     relative = slopes / scale
@@ -211,7 +207,7 @@ def solve_linearized(columns: np.ndarray, fitted: np.ndarray, times: np.ndarray)
 
 
 def _compute_lower_bounds(columns: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """Return the lower bounds of coefficients: 0, and a small positive one for compute."""
+    # Without a positive bound for compute, points without any scaling would be fitted by fixed costs alone.
     least = np.zeros(columns.shape[1])
     least[0] = _MIN_COMPUTE_SHARE * (targets / columns[:, 0]).min()
     return least
@@ -225,7 +221,6 @@ def _solve_bounded(columns: np.ndarray, targets: np.ndarray, least: np.ndarray) 
 
 
 def _backtrack(relative: np.ndarray, current: np.ndarray, target: np.ndarray) -> np.ndarray | None:
-    """Return the first point between `target` and `current` that improves on `current`, None if converged."""
     error = _compute_squared_error(relative, current)
     for halving in range(_MAX_HALVINGS):
         candidate: np.ndarray = current + (target - current) / 2**halving
@@ -267,8 +262,7 @@ def compute_bounds(
 def estimate_noise(chosen: FormulaFit, points: Sequence[ScalingPoint], *, has_fixed: bool) -> float:
     """Return the standard deviation of the logarithm of a time: the largest of several estimates.
 
-    These are `MIN_NOISE`, the residuals of `chosen`, and the errors of leave-one-out predictions where the other points
-    identify all terms.
+    These are `MIN_NOISE`, the residuals of `chosen`, and the errors of leave-one-out predictions.
     """
     estimates = [MIN_NOISE]
     # A coefficient at its bound of 0 uses no degree of freedom.
@@ -288,7 +282,7 @@ def estimate_noise(chosen: FormulaFit, points: Sequence[ScalingPoint], *, has_fi
 
 
 def _without_measurement(point: ScalingPoint, *, has_fixed: bool) -> ScalingPoint:
-    """Return a point without its measurement: its time, or the images of a speed."""
+    # A speed is written as the images of one second, so its measurement is `images`.
     return replace(point, time_s=1.0, images=point.images if has_fixed else 1.0)
 
 
@@ -328,10 +322,8 @@ def _draw_predictions(
 def _compute_unmeasured_costs(
     fitted: FormulaFit, points: Sequence[ScalingPoint], targets: Sequence[ScalingPoint]
 ) -> np.ndarray:
-    """Return the unidentified cost of several ranks and of several nodes (columns) per target (rows), in seconds.
-
-    As much as compute for each that no point has, else 0.
-    """
+    """Return the unidentified cost of several ranks and of several nodes (columns) per target (rows), in seconds."""
+    # Assume as much as compute for each of the two that no point has.
     computing = build_design_matrix([IMAGE_TERM], targets)[:, 0] * fitted.coefficients[0]
     is_identified = [any(point.ranks > 1 for point in points), any(point.nodes > 1 for point in points)]
     growth = [[float(target.ranks > 1), 2 * (target.nodes - 1) / target.nodes] for target in targets]
@@ -340,7 +332,6 @@ def _compute_unmeasured_costs(
 
 
 def _compute_weighted_interval(values: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
-    """Return the bounds of the middle 95 % of weighted values."""
     order = np.argsort(values)
     shares = np.cumsum(weights[order]) / weights.sum()
     edges = ((1 - _CONFIDENCE) / 2, (1 + _CONFIDENCE) / 2)

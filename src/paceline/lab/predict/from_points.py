@@ -75,7 +75,6 @@ def _build_target_point(ranks: int, request: PredictionRequest) -> ScalingPoint:
 
 
 def _find_baseline_point(points: Sequence[ScalingPoint]) -> ScalingPoint:
-    """Return the point with the fewest ranks, the baseline of efficiencies."""
     return min(points, key=lambda point: point.ranks)
 
 

@@ -31,8 +31,8 @@ class StepModel:
 
     T(N) = images / (N b) step(N) + F, with step(N) = busy + exposed(N) + late + sigma e(N) + left: a rank's own work,
     communication that backward does not hide, a persistent straggler, the latest of N scattering ranks
-    (`expected_lateness`), and the unexplained rest, which every step of more than one rank has. `contention_s` is the
-    slowdown of compute by the bytes that two ranks send, 0 if unknown.
+    (`expected_lateness`), and the unexplained rest of every step of more than one rank. `contention_s` is the slowdown
+    of compute by the bytes that two ranks send, 0 if unknown.
     """
 
     step: MeasuredStep
@@ -43,11 +43,11 @@ class StepModel:
 
     @property
     def data_s(self) -> float:
-        """Seconds of `busy_s` that wait for data; a single-rank run may wait less."""
-        return min(self.step.data_s, self.busy_s)
+        """Seconds of `busy_s` that wait for data."""
+        return min(self.step.data_s, self.busy_s)  # a single-rank run may have waited less for data
 
     def fitted_s(self) -> float:
-        """Return the model's prediction of the measured step, in seconds."""
+        """Return the prediction of the measured step, in seconds."""
         step = self.step
         as_measured = PredictionRequest((step.ranks,), math.ceil(step.ranks / step.nodes), step.rank_batch, step.images)
         return math.fsum(self.compute_parts(step.ranks, as_measured).values())
@@ -73,7 +73,7 @@ class StepModel:
             COMPUTE_PART: (self.busy_s - self.data_s) * batch_scale + self.contention_s * _compute_ring_factor(ranks),
             COMMUNICATION_PART: sent_s,
             STRAGGLERS_PART: waits_s,
-            OVERHEAD_PART: max(left_s, -sent_s - waits_s),
+            OVERHEAD_PART: max(left_s, -sent_s - waits_s),  # the parts must not add up to less than compute
         }
 
     def _compute_single_rank_parts(self, request: PredictionRequest) -> dict[str, float]:
@@ -102,9 +102,7 @@ def build_step_model(step: MeasuredStep, network: NetworkModel, alone: MeasuredS
 
 
 def predict_from_run(model: StepModel, request: PredictionRequest) -> PredictionResult:
-    """Return the predictions for all requested numbers of ranks. Raise `RecipeError` without an inter-node network."""
-    # These are the measured step, the bandwidth, the scatter of ranks (none, or twice as much), the fixed cost, and the
-    # formula, whose error grows with the extrapolation.
+    """Predict for all requested numbers of ranks. Raise `RecipeError` without an inter-node network."""
     step = model.step
     multi_node = [ranks for ranks in request.at if _count_nodes(ranks, request) > 1]
     if multi_node and not model.network.spans_nodes:
@@ -171,7 +169,9 @@ def _build_prediction(model: StepModel, request: PredictionRequest, ranks: int) 
 def _compute_uncertainty(
     model: StepModel, request: PredictionRequest, ranks: int, num_steps: float
 ) -> tuple[float, float]:
-    """Return how many seconds less, and more, a run may take, from independent uncertainties added in squares."""
+    """Return how many seconds less, and more, a run may take."""
+    # Independent uncertainties, added in squares: the measured step, the bandwidth, the scatter of ranks (none, or
+    # twice as much), the fixed cost, and the formula, whose error grows with the extrapolation.
     step = model.step
     batch_scale = request.rank_batch / step.rank_batch
 

@@ -68,7 +68,7 @@ def fit_link(backend: str, ranks: int, nodes: int, times: Sequence[AllReduceTimi
 
     Hockney's model of a message (1994, doi 10.1016/S0167-8191(06)80021-9) for each hop of a ring (Patarasuk and Yuan
     2009, doi 10.1016/j.jpdc.2008.09.002), by non-negative least squares of relative errors. The interval of the
-    bandwidth combines Student's interval of the residuals and the scatter of each size, added in squares.
+    bandwidth adds Student's interval of the residuals and the scatter of each size in squares.
     """
     assert ranks > 1 and len({each.bytes for each in times}) > 1, "a line needs two ranks and two sizes"
     # Absolute errors would ignore small messages. Two sizes leave no residuals, so the scatter alone counts then.
@@ -148,8 +148,8 @@ class Link:
 class NetworkModel:
     """Links of an all-reduce: within a node and between nodes; the ranks of a node share `inter_node`.
 
-    `collective` is `ring` if it was measured as a ring over all ranks, else `best` of those that NCCL chooses from.
-    Without `spans_nodes` the network between nodes is unknown, and `inter_node` is `intra_node`.
+    `collective` is `ring` if it was measured as a ring over all ranks, else `best` of NCCL's algorithms. Without
+    `spans_nodes` the network between nodes is unknown, and `inter_node` is `intra_node`.
     """
 
     name: str
@@ -256,10 +256,8 @@ def build_network(
 
 
 def build_measured_network(measured: AllReduceMeasurement) -> NetworkModel:
-    """Return the network of measured all-reduces, for ranks that are placed alike.
-
-    Modeled as a ring, as it was fitted, whatever algorithm the library used.
-    """
+    """Return the network of measured all-reduces, for the same placement of ranks."""
+    # A ring, as it was fitted, whatever algorithm the library used.
     link = Link(measured.backend, measured.alpha_s, measured.bytes_per_s, measured.low, measured.high, measured.source)
     return NetworkModel(f"{measured.backend} as measured", link, link, "ring", spans_nodes=measured.nodes > 1)
 
@@ -295,10 +293,7 @@ def _unknown_network_error(name: str, known: tuple[str, ...]) -> RecipeError:
 
 
 def ring_time_s(num_bytes: float, ranks: int, link: Link) -> float:
-    """Return the seconds of a ring: 2 (N - 1) hops, each with an N-th of the bytes (Patarasuk and Yuan 2009).
-
-    doi 10.1016/j.jpdc.2008.09.002
-    """
+    """Return the seconds of a ring: 2 (N - 1) hops, each with an N-th of the bytes (doi 10.1016/j.jpdc.2008.09.002)."""
     return 2 * (ranks - 1) * (link.alpha_s + num_bytes / ranks / link.bytes_per_s)
 
 
@@ -312,16 +307,13 @@ def tree_time_s(num_bytes: float, ranks: int, link: Link) -> float:
 
 
 def fastest_time_s(num_bytes: float, ranks: int, link: Link) -> float:
-    """Return the seconds of the faster of the two, as NCCL chooses by size."""
+    """Return the seconds of the faster of ring and tree, as NCCL chooses by size."""
     return min(ring_time_s(num_bytes, ranks, link), tree_time_s(num_bytes, ranks, link))
 
 
 def hierarchical_time_s(num_bytes: float, ranks_per_node: int, nodes: int, inside: Link, between: Link) -> float:
-    """Return the seconds of a reduction within each node, one between nodes, and the way back.
-
-    A node of g ranks uses a ring; each of its ranks sends a g-th of the bytes between nodes, sharing the bandwidth of
-    `between`.
-    """
+    """Return the seconds of an all-reduce in two levels: a ring within each node, then all nodes."""
+    # Each of the g ranks of a node sends a g-th of the bytes between nodes, and they share the bandwidth.
     return ring_time_s(num_bytes, ranks_per_node, inside) + fastest_time_s(num_bytes, nodes, between)
 
 

@@ -1,4 +1,4 @@
-"""Read measured points from CSV, and describe what is to be predicted."""
+"""Read measured points from CSV, and describe a prediction request."""
 
 import csv
 import io
@@ -76,7 +76,6 @@ def parse_points(text: str, name: str) -> tuple[ScalingPoint, ...]:
 
 
 def _parse_rows(text: str, name: str) -> list[tuple[int, list[str]]]:
-    """Return the non-empty rows, each with its line number."""
     lines = (line if not line.lstrip().startswith("#") else "" for line in io.StringIO(text, newline=None))
     reader = csv.reader((line.rstrip("\n") for line in lines), skipinitialspace=True, strict=True)
     rows = []
@@ -119,7 +118,6 @@ def _parse_count(name: str, text: str, at: str) -> int:
 
 
 def _parse_amount(name: str, text: str, at: str) -> float:
-    """Return a finite number above 0."""
     try:
         value = float(text)
     except ValueError:

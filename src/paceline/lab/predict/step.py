@@ -89,10 +89,10 @@ def _split_into_buckets(num_bytes: int, first: int, others: int) -> list[int]:
 class MeasuredStep:
     """A step of a run on `ranks` ranks of `nodes` nodes, in seconds; means over ranks and measured steps.
 
-    `step_s` is the whole step, between `low_s` and `high_s`; `data_s` is the wait for data, `exposed_s` for other
-    ranks and communication. Of that, `late_s` is caused by a persistent straggler and `jitter_s` by changing
-    ones. `sigma_s` is the standard deviation of a rank's steps, and `fixed_s` the time of a run outside of its steps.
-    `buckets` is empty if the run has no gradient sizes. `notes` list what was not measured.
+    `step_s` is the whole step, between `low_s` and `high_s`; `data_s` is the wait for data, `exposed_s` for other ranks
+    and communication. Of that, `late_s` is caused by a persistent straggler and `jitter_s` by changing ones. `sigma_s`
+    is the standard deviation of a rank's steps, and `fixed_s` the time of a run outside of its steps. `buckets` is
+    empty if the run has no gradient sizes. `notes` list what was not measured.
     """
 
     source: str
@@ -114,11 +114,11 @@ class MeasuredStep:
 
     @property
     def busy_s(self) -> float:
-        """Seconds of compute and data wait per step: all but waiting for other ranks."""
+        """Seconds of compute and data wait per step."""
         return self.step_s - self.exposed_s
 
     def with_fixed(self, fixed_s: float) -> "MeasuredStep":
-        """Return the step with `fixed_s` seconds outside of steps, as measured by an empty run."""
+        """Return the step with `fixed_s` seconds outside of steps."""
         return replace(self, fixed_s=fixed_s)
 
 
@@ -196,7 +196,7 @@ def read_measured_step(path: Path, *, ranks_per_node: int) -> MeasuredStep:
 def check_same_recipe(run: Path, alone: Path) -> None:
     """Raise `RecipeError` if the single-rank run `alone` has another recipe than `run`.
 
-    Seed, length, measurement and global batch size may differ, as they do not change a rank's compute per step.
+    Seed, length, measurement and global batch size may differ.
     """
     settings, other_settings = (_flatten_settings(_load_recipe(path).to_dict()) for path in (run, alone))
     for path in [*settings, *(other for other in other_settings if other not in settings)]:
@@ -230,7 +230,6 @@ def _check_is_run(path: Path) -> None:
 
 
 def _check_is_ddp(section: Parallel, path: Path) -> None:
-    """Raise `RecipeError` for a run without DDP's gradient averaging, the only one that is modeled."""
     if section.strategy != "ddp":
         raise RecipeError(
             f"{path}: parallel.strategy: {section.strategy} communicates differently, and only ddp is modeled "
@@ -264,7 +263,7 @@ class _WaitTimes:
 
 
 def _compute_wait_times(result: RunResult) -> _WaitTimes:
-    """Return the mean wait of ranks per step, and its share for the latest of them."""
+    # A result without rows per rank has the stages of rank 0 only.
     ranks = result.ranks
     if not ranks:
         return _WaitTimes(_get_stage_per_step_s(result, EXPOSED), 0.0, 0.0)
@@ -279,7 +278,6 @@ def _compute_wait_times(result: RunResult) -> _WaitTimes:
 
 
 def _estimate_step_scatter(result: RunResult, jitter_s: float, span_s: float) -> tuple[float, Sequence[str]]:
-    """Return the standard deviation of a rank's steps: from lateness, or for a single rank from windows."""
     if result.straggler is not None:
         return jitter_s / expected_lateness(result.world_size), ()
     if result.throughput.n < 2:
@@ -292,13 +290,13 @@ def _estimate_step_scatter(result: RunResult, jitter_s: float, span_s: float) ->
 def _find_buckets(
     found: CommunicationResult | None, parameters: int, backward_s: float, section: Parallel
 ) -> tuple[tuple[GradientBucket, ...], Sequence[str]]:
-    """Return the buckets of a step, measured, or assumed as torch makes them: it sizes buckets before compression."""
     if found is not None and found.buckets:
         return convert_buckets(found.buckets), ()
     if not parameters:
         return (), ()
     if section.compression == "powersgd":
         return (), ("buckets: the bytes that powersgd sends are unknown (profile on two ranks to measure them)",)
+    # Torch sizes buckets before compression.
     bucket_bytes = None if section.bucket_mb == "auto" else round(section.bucket_mb * _MIB)
     made = assume_buckets(_GRADIENT_BYTES * parameters, backward_s, bucket_bytes)
     sent = _SENT_SHARE.get(section.compression, 1.0)
@@ -307,7 +305,6 @@ def _find_buckets(
 
 
 def _get_stage_per_step_s(result: RunResult, stage: str) -> float:
-    """Return the mean seconds of a stage per step over ranks."""
     if result.ranks:
         return math.fsum(rank.stages.get(stage, 0.0) for rank in result.ranks) / len(result.ranks)
     steps = result.account.counted_steps if result.account else 0
@@ -324,7 +321,6 @@ def _count_nodes(result: RunResult, ranks_per_node: int) -> int:
 
 
 def _read_json_model(path: Path, kind: type[_JsonModel]) -> _JsonModel:
-    """Read a JSON file. Raise `PacelineError`, in one line, if it is missing or damaged."""
     try:
         return kind.model_validate_json(read_bytes(path))
     except ValidationError as error:
