@@ -138,7 +138,7 @@ def test_a_difference_is_relative_to_the_largest_logit(classifier):
 
 
 @pytest.mark.parametrize("num_images", [1, 5, 32])
-def test_the_file_runs_on_one_image_and_on_many_whatever_their_number(classifier, num_images):
+def test_the_file_runs_on_any_number_of_images(classifier, num_images):
     network, batch_sizes = build_export_model(classifier, with_preprocessing=False), []
 
     def answer(images):
@@ -192,7 +192,7 @@ def test_noise_stands_in_for_a_validation_split_that_is_empty(classifier, monkey
     assert sample.description == "noise images, as there are no validation images: the validation split is empty"
 
 
-def test_a_bad_image_is_left_out_and_training_images_are_not_looked_at(tmp_path):
+def test_a_bad_image_is_left_out_and_training_images_are_not_read(tmp_path):
     for name in "ab":
         (tmp_path / "val" / name).mkdir(parents=True)
         Image.new("RGB", (20, 18), (9, 9, 9)).save(tmp_path / "val" / name / "good.png")

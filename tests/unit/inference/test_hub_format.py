@@ -167,4 +167,4 @@ def test_without_timm_its_networks_are_refused_in_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(RecipeError, match=r"^--format: .*timm, .* \(pip install 'paceline\[export\]'\)$"):
         HubFormat(RESNET)
-    HubFormat("resnet18_cifar")  # nobody needs timm for that
+    HubFormat("resnet18_cifar")  # needs no timm

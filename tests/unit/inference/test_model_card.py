@@ -1,4 +1,4 @@
-"""Model cards: what they tell of a run, and what they leave to fill in."""
+"""Model cards: facts of a run, and fields to fill in."""
 
 import json
 import math

@@ -56,7 +56,7 @@ def test_two_ranks_together_have_the_batches_of_one(args, trained_on) -> None:
     assert equal(together(parts), trained_on(args, 0, STEPS))
 
 
-def test_a_loaded_state_goes_on_in_the_midst_of_its_epoch_and_on_other_ranks(trained_on) -> None:
+def test_a_loaded_state_resumes_within_its_epoch_and_on_other_ranks(trained_on) -> None:
     train, _ = made(DIGITS)
     list(train)
     list(itertools.islice(train, 2))
@@ -285,7 +285,7 @@ def test_invalid_arguments_are_one_line_with_the_fix() -> None:
 
 
 def test_ranks_that_a_launcher_has_started_are_not_taken_for_one(monkeypatch) -> None:
-    """Else each would train on all images, and nobody would notice."""
+    """Else each would train on all images, without an error."""
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(WorldError, match="2 ranks were started"):

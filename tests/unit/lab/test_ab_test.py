@@ -114,7 +114,7 @@ def test_running_out_of_memory_is_distinguished_from_other_failures(error: str, 
 
 
 @pytest.mark.parametrize("who", [is_bf16, lambda recipe: not is_bf16(recipe)])
-def test_nothing_has_won_where_others_held_the_cores_of_a_run(who, tmp_path: Path) -> None:
+def test_nothing_wins_if_other_processes_used_the_cores(who, tmp_path: Path) -> None:
     test_result = run_test(Machine(MEASURED, tmp_path, speed, is_busy=lambda recipe: who(recipe) and recipe.seed == 0))
     assert test_result.status == "starved"
     assert "held the cores 62 % of the time in 1 of 4 runs" in test_result.why

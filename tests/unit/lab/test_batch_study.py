@@ -46,7 +46,7 @@ def ended(cell: BatchCell, turn: int, folder: Path, *accuracies: float, images_p
     rundir = RunDir(folder / "trials" / f"{cell.batch_size}-{turn}")
     rundir.path.mkdir(parents=True)
     rundir.evals.write_text("".join(json.dumps(each) + "\n" for each in evaluations(*accuracies)))
-    judged = EvalResult(images=100, top1=accuracies[-1], top5=1.0, loss=0.5)
+    evaluation = EvalResult(images=100, top1=accuracies[-1], top5=1.0, loss=0.5)
     result = RunResult(
         status="completed",
         recipe_hash="ab",
@@ -54,8 +54,8 @@ def ended(cell: BatchCell, turn: int, folder: Path, *accuracies: float, images_p
         epochs=3.0,
         steps=50,
         images_seen=3200,
-        eval=judged,
-        best=judged,
+        eval=evaluation,
+        best=evaluation,
         throughput=ThroughputResult(images_per_s=images_per_s * turn, spread=(1.0, 2.0), n=4, excluded_s=0),
         time=TimeResult(wall_s=4.0, startup_s=1.0, train_s=2.0, eval_s=0, checkpoint_s=0, to_target_s=None),
         stages={},

@@ -32,10 +32,10 @@ def photographs(tmp_path_factory) -> Datasets:
     return build_datasets(Folder(root=str(root)), may_download=False)
 
 
-def test_files_are_looked_into(photographs):
-    told = []
-    found = inspect_source(photographs.train, None, lambda done, total: told.append((done, total)))
-    assert told == [(number, 5) for number in range(1, 6)]
+def test_files_are_inspected(photographs):
+    calls = []
+    found = inspect_source(photographs.train, None, lambda done, total: calls.append((done, total)))
+    assert calls == [(number, 5) for number in range(1, 6)]
     assert found.class_counts.tolist() == [3, 2] and found.imbalance == 1.5
     assert (found.formats, found.num_bad, found.num_inspected) == ({"JPEG": 3, "PNG": 1}, 1, 5)
     assert found.sizes.tolist() == [[10, 20], [10, 20], [30, 8], [10, 20]]

@@ -168,7 +168,7 @@ def climbing(tmp_path):
             repeats=repeats,
             root=root,
             prepare=prepare or (lambda form: pytest.fail("nothing is to be made")),
-            propose=propose or (lambda recipe, standing: "nothing is left"),
+            propose=propose or (lambda recipe, state: "nothing is left"),
             report=said.append,
         )
 
@@ -424,12 +424,12 @@ def test_a_step_is_as_long_as_its_own_batch_takes(climbing):
     assert climbing([rung], Machine(), repeats=1).rungs[0].step_s == 50 / 100
 
 
-def test_a_ladder_that_goes_on_tries_what_is_proposed_until_nothing_is(climbing):
+def test_an_open_ended_ladder_tries_proposals_until_there_is_none(climbing):
     proposals = iter([SLOWER, BF16, "bf16 has no more to win"])
     seen = []
 
-    def propose(recipe, standing):
-        seen.append((standing.name, standing.tried, recipe.train.precision))
+    def propose(recipe, state):
+        seen.append((state.name, state.tried, recipe.train.precision))
         return next(proposals)
 
     climbed = climbing([BASE], Machine(), goes_on=True, propose=propose)

@@ -15,7 +15,7 @@ RECIPE = load("digits").recipe
 
 
 @pytest.fixture
-def standing():
+def state():
     """Return a function that gives a rung that stands, with a verdict and what was tried above it."""
 
     def stand(bottleneck: str, ceiling: str = "", tried: tuple[str, ...] = ()) -> LadderState:
@@ -41,30 +41,30 @@ def standing():
     return stand
 
 
-def test_what_cures_the_bottleneck_is_proposed_as_a_rung(standing):
-    rung = propose_rung(RECIPE, standing("compute-bound"))
+def test_what_cures_the_bottleneck_is_proposed_as_a_rung(state):
+    rung = propose_rung(RECIPE, state("compute-bound"))
     assert isinstance(rung, Rung)
     assert (rung.name, rung.set, rung.parity) == ("precision-bf16", {"train.precision": "bf16"}, "same")
     assert "forward" in rung.expects
     assert rung.explains
 
 
-def test_what_was_tried_is_not_proposed_again_and_at_last_nothing_is(standing):
+def test_what_was_tried_is_not_proposed_again_and_at_last_nothing_is(state):
     tried: tuple[str, ...] = ()
-    while isinstance(rung := propose_rung(RECIPE, standing("compute-bound", tried=tried)), Rung):
+    while isinstance(rung := propose_rung(RECIPE, state("compute-bound", tried=tried)), Rung):
         assert rung.name not in tried
         tried = (*tried, rung.name)
     assert len(tried) > 1
     assert rung == "base is compute-bound, and no setting is left that may help"
 
 
-def test_a_ceiling_of_a_few_percent_ends_it(standing):
-    why = propose_rung(RECIPE, standing("input-bound", "at most 1.02x without waiting for data, all else unchanged"))
+def test_a_ceiling_of_a_few_percent_ends_it(state):
+    why = propose_rung(RECIPE, state("input-bound", "at most 1.02x without waiting for data, all else unchanged"))
     assert why == "base is input-bound, and removing that would gain less than 3.0 %"
-    assert isinstance(propose_rung(RECIPE, standing("input-bound", "at most 1.5x without waiting for data")), Rung)
+    assert isinstance(propose_rung(RECIPE, state("input-bound", "at most 1.5x without waiting for data")), Rung)
 
 
-def test_nothing_is_proposed_from_runs_that_shared_the_cores_with_other_programs(standing):
-    found = standing("compute-bound")
+def test_nothing_is_proposed_from_runs_that_shared_the_cores_with_other_programs(state):
+    found = state("compute-bound")
     busy = replace(found, results=(starved(found.results[0]),))
     assert propose_rung(RECIPE, busy).startswith("other processes held the cores 62 % of the time as base was measured")

@@ -74,7 +74,7 @@ def test_a_recipe_file_is_looked_for_beside_the_ladder(written, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("recipe: d\nrungs:\n  - name: a\n  - name: b\n    explain: x\n", ":5: rungs[1].explain: is not a field (did"),
         (
@@ -100,11 +100,11 @@ def test_a_recipe_file_is_looked_for_beside_the_ladder(written, tmp_path):
         ("recipe: d\nrungs: 3\n", ":2: rungs: 3 should be a list"),
     ],
 )
-def test_what_does_not_fit_is_reported_in_one_line_with_the_file_and_the_line(written, text, told):
+def test_what_does_not_fit_is_reported_in_one_line_with_the_file_and_the_line(written, text, message):
     name = written(text)
     with pytest.raises(RecipeError) as raised:
         load_ladder(name)
-    assert str(raised.value).startswith(f"{name}{told}")
+    assert str(raised.value).startswith(f"{name}{message}")
     assert "\n" not in str(raised.value)
 
 

@@ -104,18 +104,18 @@ def test_turns_are_summed_up_by_their_medians():
 
 
 def test_all_have_their_turn_in_every_round_forwards_and_backwards():
-    prepared, told = [], []
+    prepared, calls = [], []
     turns = [(Told("a"), "warm"), (Told("b"), "warm"), (Told("a"), "cold")]
     rows = run_bench(
         turns,
         2,
         WINDOW,
         prepare=lambda case, cache: prepared.append((case.name, cache)),
-        progress=lambda done, total, name: told.append((done, total, name)),
+        progress=lambda done, total, name: calls.append((done, total, name)),
     )
     order = [("a", "warm"), ("b", "warm"), ("a", "cold")]
     assert prepared == [*order, *order[::-1]]
-    assert told == [(number, 6, name) for number, (name, _) in enumerate(prepared)]
+    assert calls == [(number, 6, name) for number, (name, _) in enumerate(prepared)]
     assert [(row.name, row.cache, row.n) for row in rows] == [("a", "warm", 2), ("b", "warm", 2), ("a", "cold", 2)]
 
 

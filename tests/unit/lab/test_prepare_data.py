@@ -37,7 +37,7 @@ def data(tmp_path: Path) -> Data:
 
 
 def made(form: DataForm, data: Data, folder: Path, ticks: Iterator[float] | None = None) -> PreparedData:
-    """Make it with a clock that goes on by one second each time it is looked at."""
+    """Make it with a clock that advances by one second at each reading."""
     if form == "lmdb":
         pytest.importorskip("lmdb", reason="the package lmdb is not installed: pip install lmdb")
     clock = ticks or map(float, count())
@@ -80,7 +80,7 @@ def test_what_is_whole_is_used_again_and_keeps_its_seconds(form: DataForm, data:
     first = made(form, data, tmp_path / "data")
     out = Path(first.section.root)
     written = out.stat().st_mtime_ns
-    again = made(form, data, tmp_path / "data", ticks=iter(()))  # the clock is not looked at
+    again = made(form, data, tmp_path / "data", ticks=iter(()))  # the clock is not read
     assert again.is_reused and (again.seconds, again.num_bytes) == (first.seconds, first.num_bytes)
     assert out.stat().st_mtime_ns == written
 
@@ -133,7 +133,7 @@ with exclusive_lock(Path(sys.argv[1])):
 
 
 def test_what_another_process_is_making_is_waited_for_and_not_made_again(data: Data, tmp_path: Path) -> None:
-    """What it has made by the time it ends is used; the clock, which goes on while something is made, is not read."""
+    """What it has made by the time it ends is used; the clock of the conversion is not read."""
     folder = tmp_path / "data"
     first = made("pack", data, folder)
     record = folder / "source.pack.json"

@@ -55,7 +55,7 @@ def runs(name: str, *rates: float | None) -> list[TrialOutcome]:
 
 @pytest.fixture
 def found(monkeypatch: pytest.MonkeyPatch):
-    """Return a function from outcomes to their profile; costs are told by another test."""
+    """Return a function from outcomes to their profile; costs have their own test."""
     monkeypatch.setattr(under_test, "compute_efficiency", lambda *args: {})
 
     def of(*outcomes: TrialOutcome, left_out: tuple[SkippedProbe, ...] = ()) -> Profile:

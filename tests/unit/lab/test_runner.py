@@ -44,7 +44,7 @@ def result(
 
 
 class Child:
-    """A process that writes a result where it was told to, says `said`, and ends with `code`."""
+    """A process that writes a result to the given folder, says `said`, and ends with `code`."""
 
     def __init__(
         self,

@@ -54,9 +54,9 @@ def test_gpus_play_no_part_for_a_run_on_the_cpu() -> None:
 
 
 def test_a_process_reports_what_a_run_would_write_down_of_this_machine() -> None:
-    told, here = query_machine(0, 1, start_process), describe_machine()
+    described, here = query_machine(0, 1, start_process), describe_machine()
     of_this_process = {"threads", "paceline", "paceline_sha256"}  # what an edit meanwhile may change
-    assert {**told, **dict.fromkeys(of_this_process)} == {**here, **dict.fromkeys(of_this_process)}
+    assert {**described, **dict.fromkeys(of_this_process)} == {**here, **dict.fromkeys(of_this_process)}
 
 
 class Node:
@@ -118,7 +118,7 @@ def test_a_run_on_nodes_is_compared_with_a_job_step_of_its_shape() -> None:
     )
 
 
-def test_runs_that_were_made_alike_need_no_caution() -> None:
+def test_consistent_runs_need_no_caution() -> None:
     """A step of another shape may have been given other cores."""
     gpus = {"cuda_devices": [H200], "torch": "2.11.0", "own_parts": {"own:Net": {"sha256": "a"}}}
     made = [known(1, 1, logical_cores=8, **gpus), known(2, 8, logical_cores=2, **gpus)]
@@ -133,7 +133,7 @@ def test_runs_that_were_made_alike_need_no_caution() -> None:
 
 
 @pytest.mark.parametrize(
-    ("other", "told"),
+    ("other", "difference"),
     [
         ({"cpu": "old"}, "old (a, run 1: new)"),
         ({"torch": "2.10.0"}, "torch 2.10.0 (a, run 1: 2.11.0)"),
@@ -141,13 +141,17 @@ def test_runs_that_were_made_alike_need_no_caution() -> None:
         ({"own_parts": {"own:Net": {"sha256": "b"}}}, "other code of own:Net than a, run 1"),
     ],
 )
-def test_runs_that_could_not_be_made_again_are_reported_where_they_differ(other: dict[str, Any], told: str) -> None:
+def test_runs_that_could_not_be_made_again_are_reported_where_they_differ(
+    other: dict[str, Any], difference: str
+) -> None:
     machine = {"cpu": "new", "torch": "2.11.0", "cuda_devices": [H200], "own_parts": {"own:Net": {"sha256": "a"}}}
     first, others = known(1, 1, **machine), known(4, 8, **{**machine, **other})
     last = replace(others, trial=Trial("b", ranks=8, nodes=4), repeat=2)
     sentence = "Not all runs were made under the same conditions, so they differ by more than what was varied: "
-    assert describe_inconsistent_runs([first, last]) == f"{sentence}b, run 2 had {told}."
-    assert describe_inconsistent_runs([first, last, first, last]) == f"{sentence}b, run 2 (and 1 more) had {told}."
+    assert describe_inconsistent_runs([first, last]) == f"{sentence}b, run 2 had {difference}."
+    assert (
+        describe_inconsistent_runs([first, last, first, last]) == f"{sentence}b, run 2 (and 1 more) had {difference}."
+    )
 
 
 def test_cores_are_compared_between_runs_of_one_shape() -> None:

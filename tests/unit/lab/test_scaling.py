@@ -41,7 +41,7 @@ SHORT = build_measurement_patch(RECIPE, 20, Patch())
 
 def ended(point: PlannedPoint, turn: int, images_per_s: float, top1: float | None = None) -> TrialOutcome:
     assert point.case is not None
-    judged = None if top1 is None else EvalResult(images=100, top1=top1, top5=1.0, loss=0.5)
+    evaluation = None if top1 is None else EvalResult(images=100, top1=top1, top5=1.0, loss=0.5)
     waits = point.ranks.ranks > 1
     result = RunResult(
         status="completed",
@@ -50,8 +50,8 @@ def ended(point: PlannedPoint, turn: int, images_per_s: float, top1: float | Non
         epochs=1.0,
         steps=50,
         images_seen=3200,
-        eval=judged,
-        best=judged,
+        eval=evaluation,
+        best=evaluation,
         throughput=ThroughputResult(
             images_per_s=images_per_s, spread=(images_per_s - 5, images_per_s + 5), n=4, excluded_s=0
         ),

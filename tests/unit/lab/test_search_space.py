@@ -24,7 +24,7 @@ PLACES = (CPU, GPU, Hardware("cuda", 4, 8), Hardware("cpu", 2, 1))
 BOTTLENECKS = ("input-bound", "copy-bound", "compute-bound", "launch-bound", "communication-bound", "straggler-bound")
 
 
-def judged(bottleneck: str, to_try: str = "", ceiling: str = "") -> dict[str, str]:
+def verdict_of(bottleneck: str, to_try: str = "", ceiling: str = "") -> dict[str, str]:
     return {"bottleneck": bottleneck, "evidence": "", "ceiling": ceiling, "try": to_try}
 
 
@@ -48,7 +48,7 @@ def test_every_move_over_every_shipped_recipe_fits_it_and_changes_it() -> None:
     for preset in presets():
         for place in PLACES:
             recipe = resolve_batch(preset, place.ranks)
-            found = list_candidates(recipe, place, judged("input-bound", "data.workers=3"), allow_batch=True)
+            found = list_candidates(recipe, place, verdict_of("input-bound", "data.workers=3"), allow_batch=True)
             assert len({move.name for move in found}) == len(found)
             assert len({tuple(format_patch(move.patch)) for move in found}) == len(found)
             for move in found:
@@ -61,7 +61,7 @@ def test_every_move_over_every_shipped_recipe_fits_it_and_changes_it() -> None:
 def test_every_move_can_be_a_rung_of_a_ladder() -> None:
     checked = 0
     for place in PLACES:
-        for move in list_candidates(DIGITS, place, judged("input-bound", "data.workers=3"), allow_batch=True):
+        for move in list_candidates(DIGITS, place, verdict_of("input-bound", "data.workers=3"), allow_batch=True):
             rung = Rung(name=move.name, explains=move.explains, set=dict(move.patch.assignments), expects=move.expects)
             checked += rung.patch == move.patch
     assert checked > 20
@@ -70,51 +70,53 @@ def test_every_move_can_be_a_rung_of_a_ladder() -> None:
 @pytest.mark.parametrize("bottleneck", BOTTLENECKS)
 def test_what_cures_the_bottleneck_comes_before_all_others(bottleneck: str) -> None:
     place = Hardware("cuda", 4, 8)
-    cures = [bottleneck in move.cures for move in list_candidates(DIGITS, place, judged(bottleneck), allow_batch=True)]
+    cures = [
+        bottleneck in move.cures for move in list_candidates(DIGITS, place, verdict_of(bottleneck), allow_batch=True)
+    ]
     assert any(cures)
     assert cures == sorted(cures, reverse=True)
 
 
 def test_what_the_verdict_advises_comes_first_and_is_not_proposed_twice() -> None:
-    advised = names(DIGITS, GPU, judged("input-bound", "data.workers=9"))
+    advised = names(DIGITS, GPU, verdict_of("input-bound", "data.workers=9"))
     assert advised[0] == "workers-9"
-    known = names(DIGITS, GPU, judged("input-bound", "data.workers=8"))
+    known = names(DIGITS, GPU, verdict_of("input-bound", "data.workers=8"))
     assert known[0] == "workers-8"
-    assert sorted(known) == sorted(names(DIGITS, GPU, judged("input-bound")))
+    assert sorted(known) == sorted(names(DIGITS, GPU, verdict_of("input-bound")))
 
 
 @pytest.mark.parametrize("to_try", ["train.eval_every=4ep", "checkpoint.every=4ep", "measure.warmup_steps=0"])
 def test_advice_about_what_is_no_step_is_no_move(to_try: str) -> None:
-    verdict = judged("evaluation-bound", to_try)
-    assert names(DIGITS, CPU, verdict) == names(DIGITS, CPU, judged("evaluation-bound"))
+    verdict = verdict_of("evaluation-bound", to_try)
+    assert names(DIGITS, CPU, verdict) == names(DIGITS, CPU, verdict_of("evaluation-bound"))
 
 
 def test_advice_in_a_sentence_is_no_move() -> None:
     to_try = advise_faster_data(8.0, 10.0, RunSettings(workers=1, cores=2, has_files=True))
     assert to_try.startswith("packing the images")
-    assert names(DIGITS, CPU, judged("input-bound", to_try)) == names(DIGITS, CPU, judged("input-bound"))
-    assert names(DIGITS, CPU, judged("input-bound", "it isn't")) == names(DIGITS, CPU, judged("input-bound"))
+    assert names(DIGITS, CPU, verdict_of("input-bound", to_try)) == names(DIGITS, CPU, verdict_of("input-bound"))
+    assert names(DIGITS, CPU, verdict_of("input-bound", "it isn't")) == names(DIGITS, CPU, verdict_of("input-bound"))
 
 
 @pytest.mark.parametrize(("loader", "auto"), [("auto", 0), ("processes", 3), ("threads", 3)])
 def test_as_many_workers_as_there_are_is_no_move(loader: str, auto: int) -> None:
     recipe = apply_patch(DIGITS, Patch((("data.loader", loader),)))
-    workers = {name for name in names(recipe, CPU, judged("input-bound")) if name.startswith("workers-")}
+    workers = {name for name in names(recipe, CPU, verdict_of("input-bound")) if name.startswith("workers-")}
     assert workers and f"workers-{auto}" not in workers
 
 
 def test_a_move_needs_the_machine_that_it_is_for() -> None:
-    on_cpu, on_gpu = names(DIGITS, CPU, judged("compute-bound")), names(DIGITS, GPU, judged("compute-bound"))
+    on_cpu, on_gpu = names(DIGITS, CPU, verdict_of("compute-bound")), names(DIGITS, GPU, verdict_of("compute-bound"))
     assert {"precision-bf16", "threads-2"} <= set(on_cpu)
     assert {"precision-amp", "compile-reduce-overhead", "augment-on-device"} <= set(on_gpu)
     assert not {*on_cpu} & {"precision-amp", "compile-reduce-overhead", "augment-on-device", "compression-bf16"}
     assert not {*on_gpu} & {"precision-bf16", "threads-2", "compression-bf16"}
-    assert "compression-bf16" in names(DIGITS, Hardware("cuda", 2, 8), judged("communication-bound"))
+    assert "compression-bf16" in names(DIGITS, Hardware("cuda", 2, 8), verdict_of("communication-bound"))
 
 
 def test_another_batch_is_proposed_only_where_it_is_allowed() -> None:
-    assert not [name for name in names(DIGITS, GPU, judged("compute-bound")) if name.startswith("batch-")]
-    assert "batch-256" in names(DIGITS, GPU, judged("compute-bound"), allow_batch=True)
+    assert not [name for name in names(DIGITS, GPU, verdict_of("compute-bound")) if name.startswith("batch-")]
+    assert "batch-256" in names(DIGITS, GPU, verdict_of("compute-bound"), allow_batch=True)
 
 
 @pytest.mark.parametrize(("words", "lr"), [([], 0.2), (["optim.name=adamw"], 1e-3 * 2**0.5)])
@@ -135,19 +137,19 @@ def test_a_rule_that_the_recipe_has_for_its_learning_rate_stands() -> None:
 
 
 def test_the_next_move_cures_the_bottleneck_and_was_not_tried() -> None:
-    verdict = judged("compute-bound")
+    verdict = verdict_of("compute-bound")
     first = find_next_candidate(DIGITS, CPU, verdict, ())
     assert first is not None and first.name == "precision-bf16"
     second = find_next_candidate(DIGITS, CPU, verdict, ("precision-bf16",))
     assert second is not None and second.name == "compile-default"
     cures = [move.name for move in list_candidates(DIGITS, CPU, verdict) if "compute-bound" in move.cures]
     assert find_next_candidate(DIGITS, CPU, verdict, cures) is None
-    assert find_next_candidate(DIGITS, CPU, judged("evaluation-bound"), ()) is None
+    assert find_next_candidate(DIGITS, CPU, verdict_of("evaluation-bound"), ()) is None
 
 
 def test_a_ceiling_is_read_from_the_verdict() -> None:
-    assert parse_ceiling(judged("input-bound", ceiling="at most 1.04x without waiting, all else unchanged")) == 1.04
-    assert parse_ceiling(judged("compute-bound")) is None
+    assert parse_ceiling(verdict_of("input-bound", ceiling="at most 1.04x without waiting, all else unchanged")) == 1.04
+    assert parse_ceiling(verdict_of("compute-bound")) is None
 
 
 def test_a_value_that_the_recipe_has_is_no_move() -> None:

@@ -232,11 +232,11 @@ def test_a_generator_dropped_within_a_stage_does_not_disturb_it(now: FakeTime) -
 
 @final
 class FragileDevice:
-    """A device that must not be asked once it is broken; until then `settled` is called to wait for it."""
+    """A device that must not be queried once it is broken; until then `on_wait` is called to wait for it."""
 
-    def __init__(self, settled: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, on_wait: Callable[[], None] = lambda: None) -> None:
         self.inner = HostOnlyTimer()
-        self.settled = settled
+        self.on_wait = on_wait
         self.is_broken = False
 
     def begin(self, stage: str) -> None:
@@ -253,7 +253,7 @@ class FragileDevice:
 
     def synchronize(self) -> None:
         assert not self.is_broken, "the device was waited for"
-        self.settled()
+        self.on_wait()
 
     def drain(self, host: StageSeconds) -> StageSeconds:
         return self.inner.drain(host)
@@ -290,7 +290,7 @@ def test_a_loop_that_an_error_ends_waits_for_no_device(now: FakeTime) -> None:
 
 
 def test_a_loader_that_ends_in_order_waits_for_the_device_before_the_boundary(now: FakeTime) -> None:
-    clock = StageClock(now=now, device=FragileDevice(settled=lambda: now.spend(32.0)))
+    clock = StageClock(now=now, device=FragileDevice(on_wait=lambda: now.spend(32.0)))
     for _ in clock.batches([1]):
         clock.end_step(images=1)
 
@@ -300,7 +300,7 @@ def test_a_loader_that_ends_in_order_waits_for_the_device_before_the_boundary(no
     assert (summary.wall_s, summary.unfinished_s) == (32.0, 32.0)
 
 
-def test_steps_with_a_pause_in_them_or_before_are_told(now: FakeTime) -> None:
+def test_steps_with_a_pause_in_them_or_before_are_marked(now: FakeTime) -> None:
     """One epoch of three batches, of which the first is warm-up; then a step alone, and one with a pause inside."""
     clock = StageClock(now=now, warmup_steps=1)
     for batch in clock.batches(Loader(now)):
@@ -400,7 +400,7 @@ def test_a_step_that_was_not_finished_is_in_no_total(now: FakeTime) -> None:
     assert summary.unfinished_s == 7.0
 
 
-def test_drain_reads_totals_and_the_clock_goes_on(now: FakeTime) -> None:
+def test_drain_reads_totals_and_the_clock_continues(now: FakeTime) -> None:
     clock = StageClock(now=now)
     spend_step(clock, now)
     first = clock.drain()

@@ -25,7 +25,7 @@ TICK = os.sysconf("SC_CLK_TCK")
 
 
 def times(wall_s: float = 10.0, *, run: float, waited: float, busy: float, own: float | None = None) -> CpuTimes:
-    """Return the times of a rank whose processes ran for as long as its threads, unless told otherwise."""
+    """Return the times of a rank whose processes ran for as long as its threads by default."""
     own_s = run if own is None else own
     return CpuTimes(wall_s=wall_s, run_s=run, waited_s=waited, own_s=own_s, busy_s=busy)
 
@@ -39,7 +39,7 @@ def of(*ranks: CpuTimes, cores: int = 2, threads: int = 2, places: tuple[int, ..
     return found
 
 
-def test_what_others_held_is_lost_to_them() -> None:
+def test_time_that_others_used_is_lost_to_them() -> None:
     """Two threads on two cores beside eight `while 1: pass` processes get 2 of 10 turns, as recorded."""
     found = of(times(run=4.0, waited=16.0, busy=20.0))
     assert found.share == pytest.approx(0.8)
@@ -48,7 +48,7 @@ def test_what_others_held_is_lost_to_them() -> None:
 
 
 def test_threads_that_wait_for_the_runs_own_lose_nothing_to_others() -> None:
-    """Two threads and two loader workers on two cores, and nobody else: half of what they want, and all of it own."""
+    """Two threads and two loader workers, alone on two cores, get half of what they want, and all of it is own."""
     found = of(times(run=20.0, waited=20.0, busy=20.2))
     assert found.share < 0.02
     assert found.own_share == pytest.approx(0.5, abs=0.01)
@@ -61,7 +61,7 @@ def test_others_are_charged_with_no_more_than_they_used() -> None:
     assert found.share == pytest.approx(0.2)
 
 
-def test_others_on_cores_that_nobody_waits_for_cost_nothing() -> None:
+def test_others_on_cores_without_waiting_threads_cost_nothing() -> None:
     assert of(times(run=10.0, waited=0.1, busy=30.0), cores=4).share < 0.02
 
 
@@ -73,7 +73,7 @@ def test_ranks_on_the_same_cores_are_no_others_to_one_another() -> None:
 
 
 def test_ranks_on_other_cores_are_not_counted_among_those_that_used_these() -> None:
-    """Rank 1 has cores of its own, which others held; what rank 0 used elsewhere does not hide that."""
+    """Rank 1 has cores of its own, which others used; what rank 0 used elsewhere does not hide that."""
     found = of(times(run=10.0, waited=0.0, busy=10.0), times(run=2.0, waited=8.0, busy=10.0), places=(0, 1), threads=1)
     assert (found.rank, found.share) == (1, pytest.approx(0.8))
 
@@ -83,7 +83,7 @@ def test_what_a_hypervisor_took_is_lost_too() -> None:
     assert found.share == pytest.approx(1 / 3)
 
 
-def test_what_a_quota_stopped_is_told_apart() -> None:
+def test_throttling_by_a_quota_is_separate() -> None:
     found = of(replace(times(run=5.0, waited=0.0, busy=5.0), throttled_s=15.0))
     assert (found.throttled_share, found.share) == (pytest.approx(0.75), 0)
 
@@ -192,7 +192,7 @@ def test_version_1_of_control_groups_counts_nanoseconds(proc, tmp_path) -> None:
     assert ProcSampler([0], CgroupLimits(cores=1.5, cores_of=tmp_path), proc)().throttled_s == 1.5
 
 
-def test_a_kernel_that_does_not_tell_is_not_asked(tmp_path) -> None:
+def test_a_kernel_without_schedstat_gets_no_timer(tmp_path) -> None:
     timer = build_cpu_timer(tmp_path)
     assert isinstance(timer, NoCpuTimer) and timer.read() is None
 

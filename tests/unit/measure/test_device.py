@@ -15,7 +15,7 @@ from paceline.measure.clock import (
 
 
 class FakeStream:
-    """A device that is told how long its work is, and reaches its events when `run` is called."""
+    """A device with work of given lengths that reaches its events when `run` is called."""
 
     def __init__(self) -> None:
         self.queued_ms = 0.0
@@ -123,7 +123,7 @@ def test_warmup_and_unfinished_steps_are_dropped(events: CudaEventTimer, stream:
     assert stream.num_events == 6  # four, of which the second step used those of the warm-up, and two more
 
 
-def test_the_device_settles_before_a_pause(events: CudaEventTimer, stream: FakeStream) -> None:
+def test_a_pause_waits_for_the_device(events: CudaEventTimer, stream: FakeStream) -> None:
     """The wait for work that steps have queued is the steps' time, not the evaluation's."""
     seconds = [0.0]
 

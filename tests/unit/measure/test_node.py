@@ -1,4 +1,4 @@
-"""What a node is doing, told from counters: of the cores and devices that matter, and of nothing that is not known."""
+"""Load of a node from its counters: of the cores and devices of the run; unknown values are left out."""
 
 from collections import namedtuple
 from dataclasses import dataclass, field
@@ -79,7 +79,7 @@ def test_the_time_of_guests_counts_once(kernel, tmp_path) -> None:
     assert node.sample()["cpu"] == 0.5
 
 
-def test_cores_that_cannot_be_told_from_one_another_all_count(kernel, tmp_path) -> None:
+def test_unnumbered_cores_all_count(kernel, tmp_path) -> None:
     """Core 1 is switched off, and the list of those that are on does not say so."""
     kernel.ranks[7] = (1000, [0, 4])
     node = kernel.node(tmp_path, ranks=(7,))
@@ -166,7 +166,7 @@ def test_a_rank_that_has_ended_holds_nothing(kernel, tmp_path) -> None:
     ],
 )
 @pytest.mark.parametrize("error", [OSError("gone"), NotImplementedError("no /proc/diskstats"), ValueError("'-'")])
-def test_what_the_kernel_does_not_tell_is_left_out_and_the_rest_is_told(kernel, tmp_path, asked, lost, error) -> None:
+def test_values_that_the_kernel_lacks_are_left_out(kernel, tmp_path, asked, lost, error) -> None:
     def look() -> set[str]:
         node = kernel.node(tmp_path)
         kernel.now_s += 1.0

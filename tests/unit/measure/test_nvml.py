@@ -125,7 +125,7 @@ def absent(name: str):
         (lambda name: Library("nvmlDeviceGetCount"), "NVML: Not Supported"),
     ],
 )
-def test_a_node_whose_gpus_cannot_be_looked_at_says_why(load, why: str) -> None:
+def test_a_node_whose_gpus_cannot_be_sampled_says_why(load, why: str) -> None:
     gpus, missing = build_gpu_sampler("all", load)
     assert isinstance(gpus, NoGpuSampler) and gpus.sample() == [] and missing == why
 

@@ -1,4 +1,4 @@
-"""`measure.spans`: what a profiler sees of a clock, on profilers that write down what they are told."""
+"""`measure.spans`: the calls that a profiler gets from a clock."""
 
 import threading
 from collections.abc import Iterator

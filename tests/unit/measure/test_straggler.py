@@ -1,4 +1,4 @@
-"""Who is late: told from ranks that are played step by step, with the waiting that DDP makes of their work."""
+"""Find the late rank among simulated ranks, with the waiting that DDP makes of their work."""
 
 import random
 

@@ -81,7 +81,7 @@ def test_a_run_that_is_shorter_than_the_time_between_looks_has_one_at_its_end() 
     assert len(rows) == 1
 
 
-def test_an_end_just_after_a_look_is_not_looked_at_again() -> None:
+def test_an_end_just_after_a_sample_takes_no_other() -> None:
     rows, seconds = Rows(), iter([0.0, 0.4])
     with telemetry(rows, every_s=1e6, now=lambda: next(seconds)):
         pass
@@ -149,14 +149,14 @@ def test_a_recipe_that_asks_for_none_loads_nothing() -> None:
         assert isinstance(off, NoTelemetry) and off.missing == ""
 
 
-def test_without_psutil_there_is_none_and_it_is_said() -> None:
+def test_without_psutil_there_is_none_and_a_reason() -> None:
     with build_telemetry(Duration(5, "s"), Rows(), print, load=without("psutil")) as off:
         assert isinstance(off, NoTelemetry)
         assert off.missing == "psutil is not installed (pip install 'paceline[telemetry]')"
 
 
 @pytest.mark.parametrize("gpus", ["all", [0]])
-def test_without_the_library_of_the_gpus_the_node_is_looked_at_and_it_is_said(gpus) -> None:
+def test_without_pynvml_the_node_is_sampled_and_the_reason_given(gpus) -> None:
     built = build_telemetry(Duration(5, "s"), Rows(), print, gpus=gpus, load=without("pynvml"))
     assert isinstance(built, NodeTelemetry) and "nvidia-ml-py is not installed" in built.missing
 
@@ -170,7 +170,7 @@ def looks_in(run_s: float, every_s: float) -> int:
     return looks
 
 
-def test_the_longer_a_run_goes_on_the_less_often_it_is_looked_at() -> None:
+def test_the_longer_a_run_the_rarer_its_samples() -> None:
     assert [sample_interval_s(5.0, looks) for looks in (0, 999, 1000, 1999, 2000, 3000)] == [
         5.0,
         5.0,
@@ -185,7 +185,7 @@ def test_the_longer_a_run_goes_on_the_less_often_it_is_looked_at() -> None:
     assert sample_interval_s(5.0, 10**9) < threading.TIMEOUT_MAX
 
 
-def test_a_run_that_goes_on_looks_as_often_as_it_did_before_it_was_killed() -> None:
+def test_a_resumed_run_keeps_its_sampling_interval() -> None:
     rows = Rows()
     before = 40 * SAMPLES_PER_DOUBLING
     with telemetry(rows, every_s=0.001, samples_before=before, now=lambda: 0.0) as slow:

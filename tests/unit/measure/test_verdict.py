@@ -417,7 +417,7 @@ def test_the_ceiling_is_what_the_clock_bounds() -> None:
     assert find_bottleneck(waiting).ceiling == "at most 1.6x without waiting for data, all else unchanged"
 
 
-def test_ceilings_of_probes_are_said_by_what_was_free() -> None:
+def test_ceilings_name_what_was_free() -> None:
     assert str(Ceilings(free_data=3.94, free_communication=1.043)) == (
         "with free data: 3.9x; with free communication: 1.04x"
     )
@@ -472,14 +472,14 @@ def cpu(**values: float) -> CpuResult:
 COMPUTES = summary_of(forward=4.0, backward=6.0)
 
 
-def test_a_run_whose_cores_others_held_is_starved_and_nothing_is_advised() -> None:
+def test_a_run_whose_cores_others_used_is_starved_without_advice() -> None:
     found = find_bottleneck(COMPUTES, cpu=cpu(share=0.62, lost_s=12.4, others_cores=1.24))
     assert (found.bottleneck, found.ceiling, found.try_) == ("cpu-starved", "", "")
     assert "held the cores 62 % of the time that training wanted to run" in found.evidence
     assert "1.2 of 2 cores" in found.evidence
 
 
-def test_it_is_starved_whatever_its_stages_say() -> None:
+def test_it_is_starved_with_any_stages() -> None:
     """A pause of nine tenths, and waiting for data of a half: others had the loader's cores as well."""
     busy = cpu(share=0.5, lost_s=10.0)
     paused = summary_of(forward=10.0, pauses={"evaluate": 90.0})
@@ -511,7 +511,7 @@ def test_of_several_ranks_the_one_that_lost_most_is_named() -> None:
     assert "40 % of the time that rank 1 wanted to run" in found.evidence
 
 
-def test_a_quota_is_told_from_other_processes() -> None:
+def test_a_quota_is_distinguished_from_other_processes() -> None:
     found = find_bottleneck(COMPUTES, cpu=cpu(throttled_share=0.3))
     assert (found.bottleneck, found.try_) == ("cpu-throttled", "")
     assert "stopped the run 30 % of the time" in found.evidence
@@ -534,7 +534,7 @@ def test_loader_workers_that_share_the_cores_with_the_rank_oversubscribe_nothing
     assert find_bottleneck(COMPUTES, cpu=cpu(own_share=0.5)).bottleneck == "compute-bound"
 
 
-def test_nothing_is_said_of_who_had_the_cores_in_a_time_of_few_ticks() -> None:
+def test_few_ticks_allow_no_conclusion_on_cores() -> None:
     found = [
         find_bottleneck(COMPUTES, cpu=cpu(share=0.62, lost_s=0.6, wall_s=wall_s)).bottleneck for wall_s in (0.4, 0.6)
     ]

@@ -35,7 +35,7 @@ def amiss(found: list[RankFacts]) -> list[tuple[str, str, str]]:
     return [(each.name, each.state, each.where) for each in compare_ranks(found) if each.state != "ok"]
 
 
-def test_nothing_is_wrong_with_ranks_that_are_alike() -> None:
+def test_equal_ranks_have_no_problem() -> None:
     (only,) = compare_ranks(ranks())
     assert (only.name, only.state, only.found) == ("ranks", "ok", "4 ranks joined, on 2 hosts: a, b")
 

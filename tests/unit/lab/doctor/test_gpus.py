@@ -30,12 +30,12 @@ class NvmlError(Exception):
     """What the library raises."""
 
 
-def nvml_of(**told: Any) -> Any:
-    """Return a library that says of each GPU what is `told`; of what is None it does not know."""
+def nvml_of(**values: Any) -> Any:
+    """Return an NVML module with these values for each GPU; None is a query that fails."""
 
     def say(name: str, usual: Any) -> Callable[..., Any]:
         def ask(*arguments: Any) -> Any:
-            value = told.get(name, usual)
+            value = values.get(name, usual)
             if value is None:
                 raise NvmlError("Not Supported")
             return value
@@ -97,11 +97,11 @@ def test_gpus_that_are_hidden_are_reported(found) -> None:
 
 
 def test_healthy_gpus_are_reported_with_driver_cuda_and_nccl(found) -> None:
-    told = found(torch_of(2))
-    assert {finding.state for finding in told.values()} == {"ok"}
-    assert told["GPUs"].found == "2 (NVIDIA A100), driver 570.86.15, CUDA 12.8"
-    assert told["NCCL"].found == "2.27.5" and told["GPU health"].found == "no problems with 2 GPUs"
-    assert told["peer access"].found == "all GPUs can access each other's memory"
+    findings = found(torch_of(2))
+    assert {finding.state for finding in findings.values()} == {"ok"}
+    assert findings["GPUs"].found == "2 (NVIDIA A100), driver 570.86.15, CUDA 12.8"
+    assert findings["NCCL"].found == "2.27.5" and findings["GPU health"].found == "no problems with 2 GPUs"
+    assert findings["peer access"].found == "all GPUs can access each other's memory"
 
 
 def test_a_torch_that_does_not_see_the_gpus_is_wrong(found) -> None:
@@ -135,7 +135,7 @@ def test_gpus_that_do_not_reach_one_another_are_worth_a_look(found) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "state", "says"),
+    ("values", "state", "says"),
     [
         ({"mode": 2}, "wrong", "GPU 0 does not allow programs to compute"),
         ({"memory": SimpleNamespace(used=60 * GB, total=80 * GB)}, "look", "other programs use 60 GB of 80 GB"),
@@ -145,8 +145,8 @@ def test_gpus_that_do_not_reach_one_another_are_worth_a_look(found) -> None:
         ({"init": None}, "look", "unknown: NVML: Not Supported"),
     ],
 )
-def test_a_gpu_that_is_not_well_is_named(found, told: dict[str, Any], state: str, says: str) -> None:
-    health = found(torch_of(2), nvml_of(**told))["GPU health"]
+def test_a_gpu_that_is_not_well_is_named(found, values: dict[str, Any], state: str, says: str) -> None:
+    health = found(torch_of(2), nvml_of(**values))["GPU health"]
     assert health.state == state and says in health.found
 
 
@@ -166,5 +166,5 @@ def test_without_nvml_health_is_not_known(found, tmp_path: Path) -> None:
             raise ImportError(name)
         return torch_of(2)
 
-    told = {each.name: each for each in check_gpus(HostContext({}, tmp_path, lambda: 0.0, 0.0, tmp_path, load))}
-    assert told["GPU health"].state == "ok" and "nvidia-ml-py" in told["GPU health"].found
+    findings = {each.name: each for each in check_gpus(HostContext({}, tmp_path, lambda: 0.0, 0.0, tmp_path, load))}
+    assert findings["GPU health"].state == "ok" and "nvidia-ml-py" in findings["GPU health"].found

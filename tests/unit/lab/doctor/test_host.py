@@ -20,16 +20,16 @@ NAMES = [
 
 @pytest.fixture(autouse=True)
 def no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Try no disk, which is looked at elsewhere."""
+    """Skip the disk, which has its own test."""
     monkeypatch.setattr("paceline.lab.doctor.storage.measure_disk_speed", lambda folder, now: DiskSpeed(1e9, 1e9))
 
 
 def looked_at(folder: Path) -> dict[str, DoctorFinding]:
-    here = HostContext({"CUDA_VISIBLE_DEVICES": ""}, folder, lambda: 0.0, 0.0)  # GPUs are looked at elsewhere
+    here = HostContext({"CUDA_VISIBLE_DEVICES": ""}, folder, lambda: 0.0, 0.0)  # GPUs have their own test
     return {finding.name: finding for finding in check_host(here)}
 
 
-def test_everything_is_looked_at_once_and_reported(tmp_path: Path) -> None:
+def test_every_check_runs_once(tmp_path: Path) -> None:
     found = looked_at(tmp_path)
     assert list(found) == NAMES
     assert all(finding.found for finding in found.values())

@@ -99,8 +99,8 @@ def test_nodes_of_memory_report_their_cores_and_gpus(found, tmp_path: Path) -> N
     node(tmp_path, 2, "9000-9001")
     gpu(tmp_path, "0000:1B:00.0", 0)
     gpu(tmp_path, "0000:99:00.0", -1)
-    told = f"3 nodes: 0 has cores 0-{os.cpu_count()} and GPU 0000:1B:00.0; 2 has cores 9000-9001; 10 has no cores"
-    assert found()["NUMA"] == DoctorFinding.ok("NUMA", told)
+    expected = f"3 nodes: 0 has cores 0-{os.cpu_count()} and GPU 0000:1B:00.0; 2 has cores 9000-9001; 10 has no cores"
+    assert found()["NUMA"] == DoctorFinding.ok("NUMA", expected)
 
 
 def test_a_process_bound_far_from_every_gpu_is_worth_a_look(found, tmp_path: Path) -> None:

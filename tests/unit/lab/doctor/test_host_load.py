@@ -22,9 +22,9 @@ class Kernel:
         self.root, self.now_s = root, 100.0
         (root / "proc" / str(os.getpid())).mkdir(parents=True)
         (root / "proc" / "loadavg").write_text("31.40 2.00 1.00 1/2 3\n")
-        self.tell(0.0, 0.0, 0.0)
+        self.record(0.0, 0.0, 0.0)
 
-    def tell(self, busy_s: float, own_s: float, stolen_s: float) -> None:
+    def record(self, busy_s: float, own_s: float, stolen_s: float) -> None:
         busy, stolen = round(busy_s * TICK / len(CORES)), round(stolen_s * TICK / len(CORES))
         lines = [f"cpu{core} {busy} 0 0 5 5 0 0 {stolen} 0 0" for core in CORES]
         (self.root / "proc" / "stat").write_text("\n".join(lines) + "\n")
@@ -37,7 +37,7 @@ class Kernel:
 
         def wait(seconds: float) -> None:
             self.now_s += 1.0
-            self.tell(busy_s, own_s, stolen_s)
+            self.record(busy_s, own_s, stolen_s)
 
         return check_load(HostContext({}, self.root, lambda: self.now_s, 0.0, root=self.root), wait)
 

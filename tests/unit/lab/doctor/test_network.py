@@ -47,35 +47,35 @@ def _chosen(there: tuple[Interface, ...], addresses: list[str], environ: dict[st
 
 
 def test_one_machine_needs_no_more_than_its_loopback(found) -> None:
-    told = found((LO,), ["127.0.0.1"])
-    assert {finding.state for finding in told.values()} == {"ok"}
-    assert told["host name"].found == "node1 is 127.0.0.1" and told["interfaces"].found == "only the loopback"
-    assert told["gloo"].found == "uses the loopback: all ranks are on this machine"
+    findings = found((LO,), ["127.0.0.1"])
+    assert {finding.state for finding in findings.values()} == {"ok"}
+    assert findings["host name"].found == "node1 is 127.0.0.1" and findings["interfaces"].found == "only the loopback"
+    assert findings["gloo"].found == "uses the loopback: all ranks are on this machine"
 
 
 def test_ranks_of_two_nodes_meet_by_the_address_of_the_host_s_name(found) -> None:
-    told = found((LO, ETH), ["10.0.0.1"], **TWO_NODES)
-    assert {finding.state for finding in told.values()} == {"ok"}
-    assert told["interfaces"].found == "eth0 10.0.0.1 (1 Gbit/s)"
-    assert told["gloo"].found == "uses eth0 10.0.0.1 (1 Gbit/s), by this host's name"
+    findings = found((LO, ETH), ["10.0.0.1"], **TWO_NODES)
+    assert {finding.state for finding in findings.values()} == {"ok"}
+    assert findings["interfaces"].found == "eth0 10.0.0.1 (1 Gbit/s)"
+    assert findings["gloo"].found == "uses eth0 10.0.0.1 (1 Gbit/s), by this host's name"
 
 
 def test_a_host_without_an_address_is_wrong_where_ranks_must_meet_by_it(found) -> None:
     alone = found((LO, ETH), [])["host name"]
     assert alone.state == "look" and "/etc/hosts" in alone.advice
     assert alone.found == "node1 has no address (Name or service not known)"
-    told = found((LO, ETH), [], **TWO_NODES)
-    assert told["host name"].state == "wrong"
-    assert told["gloo"].state == "wrong" and told["gloo"].advice == "set GLOO_SOCKET_IFNAME=eth0 on every node"
-    told = found((LO, ETH), [], **TWO_NODES, GLOO_SOCKET_IFNAME="eth0")
-    assert told["host name"].state == "look" and told["gloo"].state == "ok"
+    findings = found((LO, ETH), [], **TWO_NODES)
+    assert findings["host name"].state == "wrong"
+    assert findings["gloo"].state == "wrong" and findings["gloo"].advice == "set GLOO_SOCKET_IFNAME=eth0 on every node"
+    findings = found((LO, ETH), [], **TWO_NODES, GLOO_SOCKET_IFNAME="eth0")
+    assert findings["host name"].state == "look" and findings["gloo"].state == "ok"
 
 
 def test_a_name_that_stands_for_another_machine_or_the_loopback_is_wrong_between_nodes(found) -> None:
     assert "not this machine" in found((LO, ETH), ["10.9.9.9"])["host name"].found
-    told = found((LO, ETH), ["127.0.0.1"], **TWO_NODES)
-    assert told["host name"].state == "ok"
-    assert told["gloo"].state == "wrong" and told["gloo"].found.startswith("uses lo 127.0.0.1")
+    findings = found((LO, ETH), ["127.0.0.1"], **TWO_NODES)
+    assert findings["host name"].state == "ok"
+    assert findings["gloo"].state == "wrong" and findings["gloo"].found.startswith("uses lo 127.0.0.1")
 
 
 def test_no_interface_but_the_loopback_is_wrong_between_nodes(found) -> None:
@@ -85,18 +85,18 @@ def test_no_interface_but_the_loopback_is_wrong_between_nodes(found) -> None:
 @pytest.mark.parametrize("addresses", [["127.0.1.1"], []])
 def test_a_run_takes_the_way_to_rank_0_where_the_host_s_name_leads_nowhere(found, addresses: list[str]) -> None:
     """As on Debian, where the name leads to 127.0.1.1."""
-    told = found((LO, DOCKER, ETH), addresses, ours="eth0", **TWO_NODES)
-    assert not [finding for finding in told.values() if finding.state == "wrong"]
-    assert told["gloo"].found.startswith("uses eth0 10.0.0.1 (1 Gbit/s), chosen by paceline")
+    findings = found((LO, DOCKER, ETH), addresses, ours="eth0", **TWO_NODES)
+    assert not [finding for finding in findings.values() if finding.state == "wrong"]
+    assert findings["gloo"].found.startswith("uses eth0 10.0.0.1 (1 Gbit/s), chosen by paceline")
     assert found((LO, DOCKER, ETH), addresses, ours="eth0")["gloo"].found.startswith("uses the loopback")
 
 
 def test_the_way_to_rank_0_is_advised_before_others_and_bridges_never(found) -> None:
-    told = found((LO, DOCKER, IB, ETH), [], **TWO_NODES)["gloo"]
-    assert told.state == "wrong" and told.advice == "set GLOO_SOCKET_IFNAME=eth0 on every node"
-    told = found((LO, DOCKER), [], **TWO_NODES)
-    assert told["gloo"].advice == "set GLOO_SOCKET_IFNAME=NAME on every node"
-    assert told["interfaces"].state == "wrong" and "docker0 172.17.0.1" in told["interfaces"].found
+    findings = found((LO, DOCKER, IB, ETH), [], **TWO_NODES)["gloo"]
+    assert findings.state == "wrong" and findings.advice == "set GLOO_SOCKET_IFNAME=eth0 on every node"
+    findings = found((LO, DOCKER), [], **TWO_NODES)
+    assert findings["gloo"].advice == "set GLOO_SOCKET_IFNAME=NAME on every node"
+    assert findings["interfaces"].state == "wrong" and "docker0 172.17.0.1" in findings["interfaces"].found
 
 
 @pytest.mark.parametrize(
@@ -142,11 +142,11 @@ def test_nccl_takes_interfaces_by_what_their_names_begin_with(there, asked: str,
     assert find_nccl_interfaces(there, asked) == taken
 
 
-def test_this_host_is_looked_at_as_it_is(tmp_path: Path) -> None:
+def test_this_host_passes_its_own_checks(tmp_path: Path) -> None:
     hidden = {"CUDA_VISIBLE_DEVICES": ""}
-    told = {finding.name: finding for finding in check_network(HostContext(hidden, tmp_path, lambda: 0.0, 0.0))}
-    assert told["loopback"] == DoctorFinding.ok("loopback", "127.0.0.1 can be reached")
-    assert list(told) == ["host name", "loopback", "interfaces", "gloo"]
+    findings = {finding.name: finding for finding in check_network(HostContext(hidden, tmp_path, lambda: 0.0, 0.0))}
+    assert findings["loopback"] == DoctorFinding.ok("loopback", "127.0.0.1 can be reached")
+    assert list(findings) == ["host name", "loopback", "interfaces", "gloo"]
     assert network.is_local_address("127.0.0.1") and not network.is_local_address(
         "192.0.2.1"
     )  # an address of documents: RFC 5737

@@ -38,7 +38,7 @@ def taken() -> Iterator[str]:
 
 @pytest.fixture
 def free() -> str:
-    """A port that nobody listened on a moment ago."""
+    """A port that was free a moment ago."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return str(server.getsockname()[1])
 
@@ -111,7 +111,7 @@ def test_a_port_that_is_free_is_well(found, free: str) -> None:
     ],
     ids=["no port", "elsewhere", "not rank 0", "of the agent", "open already"],
 )
-def test_a_port_that_is_not_for_this_process_to_open_is_not_looked_at(found, taken: str, environ: dict) -> None:
+def test_a_port_that_another_process_opens_is_not_checked(found, taken: str, environ: dict) -> None:
     assert "port" not in found(**{"MASTER_PORT": taken, **environ})
 
 

@@ -18,7 +18,7 @@ MIB = 2**20
 
 
 def ticking(*steps_s: float) -> Callable[[], float]:
-    """Return a clock that goes on by so many seconds from one look to the next."""
+    """Return a clock that advances by these seconds at each reading."""
     times = itertools.accumulate(itertools.cycle(steps_s), initial=0.0)
     return lambda: next(times)
 
@@ -30,8 +30,8 @@ def found(folder: Path, step_s: float = 0.01, **environ: str) -> dict[str, Docto
 
 def test_room_and_speed_are_reported_and_nothing_stays(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
-    told = found(tmp_path / "runs")
-    assert told["disk"].found.endswith(f" free at {tmp_path}/runs") and told["disk speed"].state == "ok"
+    findings = found(tmp_path / "runs")
+    assert findings["disk"].found.endswith(f" free at {tmp_path}/runs") and findings["disk speed"].state == "ok"
     assert not list((tmp_path / "runs").iterdir())
 
 
@@ -41,9 +41,9 @@ def test_a_folder_that_is_not_there_yet_is_rated_by_the_one_above(tmp_path: Path
 
 
 def test_a_folder_that_cannot_be_written_to_is_wrong() -> None:
-    told = found(Path("/proc/self/runs"))
-    assert set(told) == {"disk"} and told["disk"].state == "wrong"
-    assert told["disk"].found.startswith("/proc/self/runs cannot be written to: ")
+    findings = found(Path("/proc/self/runs"))
+    assert set(findings) == {"disk"} and findings["disk"].state == "wrong"
+    assert findings["disk"].found.startswith("/proc/self/runs cannot be written to: ")
 
 
 def test_a_file_in_place_of_a_folder_is_wrong(tmp_path: Path) -> None:
@@ -66,12 +66,12 @@ def test_little_room_is_worth_a_look(tmp_path: Path, monkeypatch, free: int, tot
 
 
 def test_a_slow_disk_is_worth_a_look_and_is_not_tried_for_long(tmp_path: Path) -> None:
-    told = found(tmp_path, 0.3)["disk speed"]
-    assert told.state == "look" and told.found == "writes 14.0 MB/s, reads 14.0 MB/s"  # 4 MiB in 0.3 s
+    findings = found(tmp_path, 0.3)["disk speed"]
+    assert findings.state == "look" and findings.found == "writes 14.0 MB/s, reads 14.0 MB/s"  # 4 MiB in 0.3 s
 
 
 def test_a_fast_disk_is_tried_by_more_than_a_first_block(tmp_path: Path) -> None:
-    # The clock goes on by 10 ms for the first block and in between, and by 70 ms for the seven that follow.
+    # The clock advances by 10 ms for the first block and in between, and by 70 ms for the seven that follow.
     speed = measure_disk_speed(tmp_path, ticking(0.01, 0.0, 0.07, 0.0))
     assert speed.write_bytes_per_s == pytest.approx(7 * 4 * MIB / 0.07)  # sums of tenths are not exact in binary
     assert speed.read_bytes_per_s == pytest.approx(7 * 4 * MIB / 0.07)

@@ -12,7 +12,7 @@ from paceline.lab.predict.points import ScalingPoint
 TRUE = {"t_s": 0.0016, "c1_s": 0.0127, "c2_s": 0.0048, "f_s": 86.0}
 PLACES = ((1, 1, 256), (4, 1, 256), (8, 2, 128), (16, 4, 128), (32, 8, 64))
 NOTHING = 1e-6
-"""Relative. Rounding in float64, times how badly the columns are told apart (about 1e5), leaves this much."""
+"""Relative. Rounding in float64, times the condition number of the columns (about 1e5), leaves this much."""
 
 
 def points(true: Mapping[str, float], places: tuple[tuple[int, int, int], ...] = PLACES) -> list[ScalingPoint]:
@@ -24,18 +24,18 @@ def points(true: Mapping[str, float], places: tuple[tuple[int, int, int], ...] =
     return found
 
 
-def told(form: ScalingFormula, measured: list[ScalingPoint], *, has_fixed: bool = True) -> dict[str, float]:
+def fit_coefficients(form: ScalingFormula, measured: list[ScalingPoint], *, has_fixed: bool = True) -> dict[str, float]:
     found = fit_formula(form, measured, has_fixed=has_fixed)
     return {term.name: float(value) for term, value in zip(found.terms, found.coefficients, strict=True)}
 
 
 def test_points_that_follow_the_form_give_its_coefficients() -> None:
-    assert told(TWO_LEVELS, points(TRUE)) == pytest.approx(TRUE, rel=NOTHING)
+    assert fit_coefficients(TWO_LEVELS, points(TRUE)) == pytest.approx(TRUE, rel=NOTHING)
 
 
 def test_the_order_of_points_and_repeated_ones_change_nothing() -> None:
     measured = points(TRUE)
-    assert told(TWO_LEVELS, [*measured[::-1], *measured]) == pytest.approx(TRUE, rel=NOTHING)
+    assert fit_coefficients(TWO_LEVELS, [*measured[::-1], *measured]) == pytest.approx(TRUE, rel=NOTHING)
 
 
 @pytest.mark.parametrize("form", [TWO_LEVELS, *ALTERNATIVES], ids=lambda form: form.name)
@@ -93,7 +93,7 @@ def test_terms_that_points_do_not_identify_are_left_out(
 
 def test_speeds_have_no_fixed_cost() -> None:
     without = {**TRUE, "f_s": 0.0}
-    assert told(TWO_LEVELS, points(without), has_fixed=False) == pytest.approx(
+    assert fit_coefficients(TWO_LEVELS, points(without), has_fixed=False) == pytest.approx(
         {name: value for name, value in TRUE.items() if name != "f_s"}, rel=NOTHING
     )
 

@@ -32,7 +32,7 @@ def took(name: str, ranks: int) -> float:
     return next(point.time_s for point in read_points(PUBLISHED / f"{name}.csv") if point.ranks == ranks)
 
 
-def test_the_juelich_table_foretells_64_and_128_ranks() -> None:
+def test_the_juelich_table_predicts_64_and_128_ranks() -> None:
     """Within 6 and 9.5 %, from 1, 4, 16 and 32; the intervals hold what they took."""
     at_64, at_128 = predicted(first("jsc", 32), (64, 128), 4).predictions
     for each, error in ((at_64, 0.06), (at_128, 0.095)):
@@ -42,7 +42,7 @@ def test_the_juelich_table_foretells_64_and_128_ranks() -> None:
     assert (at_64.nodes, at_128.nodes, at_64.rank_batch, at_64.images) == (16, 32, 128, 12811670)
 
 
-def test_the_nersc_table_foretells_the_speed_of_16_ranks_on_two_nodes() -> None:
+def test_the_nersc_table_predicts_the_speed_of_16_ranks_on_two_nodes() -> None:
     """Within 2 %, from 1, 4 and 8 on one; with the efficiency of 81.4 % that was read off, within 2 points."""
     (at_16,) = predicted(first("nersc", 8), (16,), 8).predictions
     assert abs(at_16.images_per_s / 34205 - 1) < 0.02
@@ -50,14 +50,14 @@ def test_the_nersc_table_foretells_the_speed_of_16_ranks_on_two_nodes() -> None:
     assert at_16.low_s < at_16.images / 34205 < at_16.high_s
 
 
-def test_the_study_in_fp16_foretells_a_second_node() -> None:
+def test_the_study_in_fp16_predicts_a_second_node() -> None:
     """Within 4 %, from 1 and 4 ranks: the error that is documented."""
     (at_8,) = predicted(first("quant", 4), (8,), 4, rank_batch=64).predictions
     assert abs(at_8.time_s / took("quant", 8) - 1) < 0.04
 
 
 def test_the_post_is_predicted_too_fast_and_its_interval_shows_it() -> None:
-    """2 ranks cost more of a step than 4 do there, which no point of 1 and 2 tells."""
+    """2 ranks cost more of a step than 4 do there, which points of 1 and 2 ranks cannot show."""
     (at_4,) = predicted(first("ddp-post", 2), (4,), 4).predictions
     assert -0.25 < at_4.time_s / took("ddp-post", 4) - 1 < 0
     assert at_4.low_s < took("ddp-post", 4) < at_4.high_s

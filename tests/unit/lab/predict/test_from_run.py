@@ -358,13 +358,13 @@ def test_a_path_that_is_no_run_is_named_as_what_it_is(tmp_path: Path):
 
 
 def test_a_run_alone_has_the_recipe_of_the_others_but_for_its_batch_seed_length_and_measuring(tmp_path: Path):
-    run, alike, other = (tmp_path / name for name in ("run", "alike", "other"))
-    for folder in (run, alike, other):
+    run, same, other = (tmp_path / name for name in ("run", "same", "other"))
+    for folder in (run, same, other):
         folder.mkdir()
     write_run(run, result(2), {}, measure__communication="on", data__batch_size=256)
-    write_run(alike, result(1), {}, seed=3, train__epochs=1.0)
+    write_run(same, result(1), {}, seed=3, train__epochs=1.0)
     write_run(other, result(1), {}, model__width=0.5)
-    check_same_recipe(run, alike)
+    check_same_recipe(run, same)
     with pytest.raises(RecipeError, match=r"^--alone: .*other: model\.width is 0\.5, but .* \(train the same recipe"):
         check_same_recipe(run, other)
 

@@ -100,7 +100,7 @@ def test_two_sizes_leave_nothing_over_but_what_they_scatter_by_is_reported():
     # 20 % between its tenths is a standard deviation of 7.8 % of each time, which is mostly bytes: 1.96 of them.
     assert some.high / some.bytes_per_s - 1 == pytest.approx(1.96 * 0.078, rel=0.2)
     assert some.low < some.bytes_per_s < some.high
-    assert three.high < some.high  # more times tell more
+    assert three.high < some.high  # more sizes narrow the interval
 
 
 def test_few_sizes_that_no_line_explains_are_doubted_more_than_many():

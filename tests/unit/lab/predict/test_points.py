@@ -48,10 +48,10 @@ def test_comments_empty_lines_byte_order_marks_and_other_ends_of_lines_are_no_ma
     ],
 )
 def test_a_fault_is_reported_in_one_line_with_its_place(text: str, message: str) -> None:
-    with pytest.raises(DataError) as told:
+    with pytest.raises(DataError) as raised:
         parse_points(text, "t.csv")
-    assert str(told.value).startswith(message)
-    assert "\n" not in str(told.value)
+    assert str(raised.value).startswith(message)
+    assert "\n" not in str(raised.value)
 
 
 def test_a_file_that_cannot_be_read_is_reported(tmp_path: Path) -> None:
