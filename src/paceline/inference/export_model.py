@@ -319,7 +319,7 @@ def trace_program(classifier: Classifier, network: ExportModel) -> torch.export.
             "(use --format safetensors)"
         ) from error
     for node in program.graph.nodes:
-        node.meta.pop("stack_trace", None)
+        node.meta.pop("stack_trace", None)  # it has paths of this machine
     return program
 
 

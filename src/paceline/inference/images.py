@@ -76,6 +76,7 @@ def _walk_folder(folder: Path, above: tuple[_FolderId, ...]) -> Iterator[Path | 
 def _list_folder(folder: Path, above: tuple[_FolderId, ...]) -> tuple[_FolderId, list[os.DirEntry[str]]]:
     status = folder.stat()
     identity = (status.st_dev, status.st_ino)
+    # A link to a parent folder would be followed for ever.
     if identity in above:
         raise DataError("it links back to a parent folder")
     with os.scandir(folder) as scan:

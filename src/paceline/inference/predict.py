@@ -74,7 +74,6 @@ def _read_image(classifier: Classifier, path: Path | UnreadableImage) -> InputIm
 
 
 def _read_content(path: Path) -> bytes:
-    """Return the content of a file or pipe. Raise `ValueError` if it is larger than any image."""
     with path.open("rb") as file:
         status = os.fstat(file.fileno())
         if stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode):

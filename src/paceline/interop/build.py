@@ -82,16 +82,19 @@ def loaders(
     require_consent(loaded, own_code=own_code, paths=("data.",))
     external_rank = find_rank(rank, world_size, unchosen_gpu(device, target))
     data_recipe = _data_only_recipe(loaded.recipe)
+    # `on_error` closes what was opened if a later step fails; on success the loaders own it.
     with ExitStack() as on_error:
         resources = on_error.enter_context(ExitStack())
         data_recipe, datasets = external_rank.run_node_main_first(partial(read_run_data, data_recipe, resources))
         context = RunContext.derive(data_recipe, external_rank.world, target, datasets, resources)
+        # Equal numbers of batches, so that collectives in the user's loop do not hang.
         eval_batch = even_batch(context.plan.val_images, context.plan.eval_batch, external_rank.world.world_size)
         context = replace(context, plan=replace(context.plan, eval_batch=eval_batch))
         context.check_worker_limits()
         shared = SharedResources(resources)
         result = Loaders(_build_train_loader(context, dtype, shared), _build_eval_loader(context, dtype, shared))
         on_error.pop_all()
+    # Rank 0 only: all ranks have the same notes.
     if external_rank.world.is_main:
         for note in filter(None, (*datasets.train.info.notes, *datasets.val.info.notes, context.loader_choice.note)):
             warnings.warn(note, stacklevel=2)
@@ -99,7 +102,6 @@ def loaders(
 
 
 def _data_only_recipe(recipe: Recipe) -> Recipe:
-    """Return `recipe` without trainer settings that would change batches."""
     # A foreign model has contiguous weights unless its trainer changed them, and may call `view`.
     layout = "contiguous" if recipe.model.memory_format == "auto" else recipe.model.memory_format
     model = recipe.model.model_copy(update={"memory_format": layout})

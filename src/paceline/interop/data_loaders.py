@@ -187,6 +187,7 @@ class TrainLoader:
 
         The rest of an epoch that was stopped early is discarded.
         """
+        # The same epoch keeps the position of a loaded state: trainers call this before the first epoch after a resume.
         if epoch != self.epoch:
             self._start = epoch * len(self)
         self._step = self._start

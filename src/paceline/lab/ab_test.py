@@ -72,7 +72,6 @@ def format_parity_caveat(parity: ParityResult | None) -> str:
 
 
 def _read_losses(rundir: RunDir) -> dict[int, float]:
-    """Return the losses of a run by the last step of each record; empty if the file is truncated or invalid."""
     try:
         return {int(record["step"]): float(record["loss"]) for record in read_lines(rundir.steps)}
     except (PacelineError, OSError, KeyError, TypeError, ValueError):

@@ -136,6 +136,7 @@ def compare_batches(
         times_s = {
             turn: reached["trained_s"] for turn, reached in _find_target_evaluations(cell_outcomes, target).items()
         }
+        # A cell with a run that missed the target has no mean time.
         previous = best.get(cell.batch_size)
         if (
             times_s
@@ -165,7 +166,6 @@ def _compare_cells(one: tuple[BatchCell, dict[int, float]], smallest: tuple[Batc
 def _find_target_evaluations(
     outcomes: Sequence[TrialOutcome], target: TargetCriterion | None
 ) -> dict[int, dict[str, Any]]:
-    """Return the evaluation that reached the target, by turn."""
     if target is None:
         return {}
     evaluations = {

@@ -150,7 +150,6 @@ def inspect_source(
 
 
 def _inspect_pack(source: PackSource, limit: int | None, progress: Callable[[int, int], None]) -> DatasetStats:
-    """Inspect a pack by its index; only files stored whole are read, for their formats."""
     # The index has sizes and bytes of all images; only the formats of files stored whole must be read.
     stored_whole = np.flatnonzero(source.kinds == KIND_FILE)
     chosen = stored_whole[spread_indices(len(stored_whole), limit)]

@@ -97,35 +97,35 @@ class LadderRunner:
 
     def run(self) -> LadderOutcome:
         """Measure all rungs. Raise `TrialError` if the first fails."""
-        standing, result = self._measure_first(self.ladder.rungs[0])
+        state, result = self._measure_first(self.ladder.rungs[0])
         rungs = [result]
         for rung in self.ladder.rungs[1:]:
-            standing, result = self._measure_next(rung, len(rungs) + 1, standing)
+            state, result = self._measure_next(rung, len(rungs) + 1, state)
             rungs.append(result)
         stopped = ""
         while self.ladder.is_open_ended and not stopped:
-            recipe = resolve_batch(apply_patch(self.recipe, standing.patch), standing.ranks)
-            proposed = self.propose(recipe, standing)
+            recipe = resolve_batch(apply_patch(self.recipe, state.patch), state.ranks)
+            proposed = self.propose(recipe, state)
             if isinstance(proposed, str):
                 stopped = proposed
                 self.report(f"no further: {stopped}")
                 continue
-            standing, result = self._measure_next(proposed, len(rungs) + 1, standing)
-            standing = replace(standing, tried=(*standing.tried, proposed.name))
+            state, result = self._measure_next(proposed, len(rungs) + 1, state)
+            state = replace(state, tried=(*state.tried, proposed.name))
             rungs.append(result)
-        return LadderOutcome(tuple(rungs), standing, stopped)
+        return LadderOutcome(tuple(rungs), state, stopped)
 
     def run_task(self, number: int, turn: int) -> tuple[TrialOutcome, ...]:
         """Run one turn of rung `number`, both counted from 1; return its runs, () if the rung does not fit.
 
         Raise `TrialError` if a run fails, unless it refuses the rung itself.
         """
-        rung, (below, standing) = self.ladder.rungs[number - 1], self._assume_kept(number)
+        rung, (below, state) = self.ladder.rungs[number - 1], self._assume_kept(number)
         # Assume that all lower rungs that fit are kept: if they are, `run` reuses these runs.
-        if isinstance(standing, str):
-            self.report(f"{rung.name}: left out: {standing}")
+        if isinstance(state, str):
+            self.report(f"{rung.name}: left out: {state}")
             return ()
-        run_candidate = partial(self._run_trial, _build_trial(number, rung.name, standing, rung))
+        run_candidate = partial(self._run_trial, _build_trial(number, rung.name, state, rung))
         if number == 1:
             outcomes = {True: run_candidate(turn)}
         else:
@@ -140,16 +140,16 @@ class LadderRunner:
 
     def _assume_kept(self, number: int) -> tuple[LadderState, LadderState | str]:
         """Return the state below rung `number` if all lower rungs are kept, and the rung's state or why it fails."""
-        below, standing, why = self._initial_state, self._initial_state, ""
+        below, state, why = self._initial_state, self._initial_state, ""
         for rung in self.ladder.rungs[:number]:
-            below, why = standing, ""
+            below, why = state, ""
             try:
-                standing, _ = self._stack_rung(rung, below, self._prepare_data(rung, below))
+                state, _ = self._stack_rung(rung, below, self._prepare_data(rung, below))
             except PacelineError as error:
                 if not below.name:  # the first rung, without which there is no ladder
                     raise self._build_rung_error(rung, str(error), error.exit_code) from None
                 why = str(error)
-        return below, why or standing
+        return below, why or state
 
     @property
     def _initial_state(self) -> LadderState:
@@ -157,11 +157,11 @@ class LadderRunner:
 
     def _measure_first(self, rung: Rung) -> tuple[LadderState, RungResult]:
         try:
-            made = self._prepare_data(rung, self._initial_state)
-            standing, added = self._stack_rung(rung, self._initial_state, made)
+            dataset = self._prepare_data(rung, self._initial_state)
+            state, added = self._stack_rung(rung, self._initial_state, dataset)
         except PacelineError as error:
             raise self._build_rung_error(rung, str(error), error.exit_code) from None
-        trial = _build_trial(1, rung.name, standing, rung)
+        trial = _build_trial(1, rung.name, state, rung)
         outcomes: list[TrialOutcome] = []
         # Nothing can be compared if the baseline of all rungs fails, so an error ends the ladder.
         for repeat in range(1, self.repeats + 1):
@@ -169,20 +169,20 @@ class LadderRunner:
             if outcome.result is None:
                 raise self._build_trial_error(rung, outcome)
             outcomes.append(outcome)
-        recipe = apply_patch(self.recipe, standing.patch)
-        result = build_first_result(rung, added, outcomes, prepare_s=made.seconds, root=self.root, recipe=recipe)
-        return replace(standing, results=collect_results(outcomes)), result
+        recipe = apply_patch(self.recipe, state.patch)
+        result = build_first_result(rung, added, outcomes, prepare_s=dataset.seconds, root=self.root, recipe=recipe)
+        return replace(state, results=collect_results(outcomes)), result
 
     def _measure_next(self, rung: Rung, number: int, below: LadderState) -> tuple[LadderState, RungResult]:
-        made = RungDataset()
+        dataset = RungDataset()
         try:
-            made = self._prepare_data(rung, below)
-            standing, added = self._stack_rung(rung, below, made)
+            dataset = self._prepare_data(rung, below)
+            state, added = self._stack_rung(rung, below, dataset)
         except PacelineError as error:
-            result = build_unmeasured_result(rung, below.name, "left_out", str(error), prepare_s=made.seconds)
+            result = build_unmeasured_result(rung, below.name, "left_out", str(error), prepare_s=dataset.seconds)
             return self._report_result(below, result)
         candidate, baseline = (
-            _build_trial(number, rung.name, standing, rung),
+            _build_trial(number, rung.name, state, rung),
             _build_trial(number, "below", below, rung),
         )
         pairs = run_pairs(partial(self._run_trial, baseline), partial(self._run_trial, candidate), self.repeats)
@@ -192,7 +192,7 @@ class LadderRunner:
             why = complaint if pairs.is_candidate else f"{below.name}: {complaint}"
             status: Literal["left_out", "failed"] = "left_out" if is_refused else "failed"
             return self._report_result(
-                below, build_unmeasured_result(rung, below.name, status, why, added, prepare_s=made.seconds)
+                below, build_unmeasured_result(rung, below.name, status, why, added, prepare_s=dataset.seconds)
             )
         result = build_rung_result(
             rung,
@@ -200,19 +200,18 @@ class LadderRunner:
             pairs,
             baseline=below.name,
             ratios_below=below.ratios,
-            prepare_s=made.seconds,
+            prepare_s=dataset.seconds,
             root=self.root,
-            recipe=apply_patch(self.recipe, standing.patch),
+            recipe=apply_patch(self.recipe, state.patch),
         )
         # A dropped rung still refreshes the baseline: its pairs ran the state below it just now.
         if result.status != "kept" or result.over_below is None:
             return self._report_result(replace(below, results=collect_results(pairs.baselines)), result)
         ratios = (*below.ratios, result.over_below)
-        kept = replace(standing, results=collect_results(pairs.candidates), ratios=ratios, tried=below.tried)
+        kept = replace(state, results=collect_results(pairs.candidates), ratios=ratios, tried=below.tried)
         return self._report_result(kept, result)
 
     def _prepare_data(self, rung: Rung, below: LadderState) -> RungDataset:
-        """Return the data prepared for a rung. Raise `PacelineError` if the rung does not fit this machine."""
         _check_hardware(rung, rung.ranks or below.ranks, self.hardware, self.recipe)
         match rung.data:
             case "none" | "source":
@@ -222,13 +221,9 @@ class LadderRunner:
         self._timed_forms.add(rung.data)
         return RungDataset(prepared.section, seconds)
 
-    def _stack_rung(self, rung: Rung, below: LadderState, made: RungDataset) -> tuple[LadderState, Patch]:
-        """Return the state with a rung on top of `below`, and the patch it adds.
-
-        Raise `PacelineError` if it does not fit the recipe or `below`.
-        """
+    def _stack_rung(self, rung: Rung, below: LadderState, dataset: RungDataset) -> tuple[LadderState, Patch]:
         ranks = rung.ranks or below.ranks
-        patch, added = stack_patch(self.recipe, below.patch, rung, made.section)
+        patch, added = stack_patch(self.recipe, below.patch, rung, dataset.section)
         recipe = apply_patch(self.recipe, patch)
         divide_batch(resolve_batch(recipe, ranks), ranks)
         stacked_state = LadderState(rung.name, patch, ranks, is_cold=rung.cache == "cold")
@@ -259,9 +254,9 @@ class LadderRunner:
     def _build_rung_error(self, rung: Rung, why: str, code: int) -> TrialError:
         return TrialError(f"{self.ladder.name}: {rung.name}: {why}", code)
 
-    def _report_result(self, standing: LadderState, result: RungResult) -> tuple[LadderState, RungResult]:
+    def _report_result(self, state: LadderState, result: RungResult) -> tuple[LadderState, RungResult]:
         self.report(f"{result.name}: {result.status.replace('_', ' ')}: {result.why}")
-        return standing, result
+        return state, result
 
 
 def stack_patch(recipe: Recipe, below: Patch, rung: Rung, section: Pack | Lmdb | None) -> tuple[Patch, Patch]:
@@ -294,15 +289,15 @@ def _check_hardware(rung: Rung, ranks: int, hardware: LadderHardware, recipe: Re
         raise RecipeError(f"needs {count(ranks, noun)} ({available} here)")
 
 
-def _build_trial(number: int, name: str, standing: LadderState, rung: Rung) -> Trial:
+def _build_trial(number: int, name: str, state: LadderState, rung: Rung) -> Trial:
     # The baseline runs again for each rung, so its runs are named after the rung.
     return Trial(
         f"{number:02} {name}",
-        standing.patch,
+        state.patch,
         explains=rung.explains,
         expects=rung.expects,
-        ranks=standing.ranks,
-        is_cold=standing.is_cold,
+        ranks=state.ranks,
+        is_cold=state.is_cold,
     )
 
 
@@ -314,19 +309,19 @@ def _format_outcome(outcome: TrialOutcome, repeats: int) -> str:
     return f"{name}: {outcome.result.throughput.images_per_s:,.0f} images/s"
 
 
-def propose_rung(recipe: Recipe, standing: LadderState) -> Rung | str:
-    """Return the next rung on top of `standing`, whose recipe is `recipe`, or the reason why there is none."""
-    result = standing.results[-1]
+def propose_rung(recipe: Recipe, state: LadderState) -> Rung | str:
+    """Return the next rung on top of `state`, whose recipe is `recipe`, or the reason why there is none."""
+    result = state.results[-1]
     verdict = result.verdict
-    if starved := starved_note(standing.results):
-        return f"{starved} as {standing.name} was measured, so its bottleneck is unknown"
+    if starved := starved_note(state.results):
+        return f"{starved} as {state.name} was measured, so its bottleneck is unknown"
     bottleneck, ceiling = verdict["bottleneck"], parse_ceiling(verdict)
     # A few runs cannot prove a gain of a few percent.
     if ceiling is not None and ceiling < MIN_CEILING:
-        return f"{standing.name} is {bottleneck}, and removing that would gain less than {share(MIN_CEILING - 1)}"
-    candidate = find_next_candidate(recipe, Hardware.from_result(result), verdict, standing.tried)
+        return f"{state.name} is {bottleneck}, and removing that would gain less than {share(MIN_CEILING - 1)}"
+    candidate = find_next_candidate(recipe, Hardware.from_result(result), verdict, state.tried)
     if candidate is None:
-        return f"{standing.name} is {bottleneck}, and no setting is left that may help"
+        return f"{state.name} is {bottleneck}, and no setting is left that may help"
     return Rung(
         name=candidate.name,
         explains=candidate.explains,

@@ -183,7 +183,6 @@ def _resolve_recipe(name: str, path: Path) -> str:
 
 
 def _explain_error(error: ValidationError, path: Path, document: YamlDocument) -> str:
-    """Return one line about the first invalid field."""
     # An unknown key comes first: it often explains the other errors, such as a missing field.
     details = sorted(error.errors(include_url=False), key=lambda each: each["type"] != "extra_forbidden")
     first = details[0]
@@ -211,7 +210,6 @@ def _explain_error(error: ValidationError, path: Path, document: YamlDocument) -
 
 
 def _find_line(path: Path, document: YamlDocument, location: list[str]) -> int:
-    """Return the line of a key, of its parent, or of its rung."""
     if location[0:1] != ["rungs"] or len(location) < 2:
         return document.lines.get(location[0], 1) if location else 1
     from ruamel.yaml import YAML

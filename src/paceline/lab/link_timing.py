@@ -44,7 +44,7 @@ def time_rank_pairs(
                 rates[pair] = (
                     2 * num_bytes / min(_time_round_trip(ready, message, pair[1], now) for _ in range(_NUM_TRIES))
                 )
-            elif rank == pair[1]:
+            elif rank == pair[1]:  # the mirror image of `_time_round_trip`
                 for _ in range(_NUM_TRIES):
                     _receive_and_send(ready, pair[0])
                     _receive_and_send(message, pair[0])

@@ -257,10 +257,10 @@ class BenchRow:
         return asdict(self)
 
 
-def summarize_measurements(case: BenchCase, cache: CacheState, turns: Sequence[LoaderMeasurement]) -> BenchRow:
+def summarize_measurements(case: BenchCase, cache: CacheState, measurements: Sequence[LoaderMeasurement]) -> BenchRow:
     """Return the result of a case over its rounds."""
-    rates = [turn.images / turn.wall_s for turn in turns]
-    images = [max(1, turn.images) for turn in turns]
+    rates = [each.images / each.wall_s for each in measurements]
+    images = [max(1, each.images) for each in measurements]
 
     def median(values: Iterable[float]) -> float:
         return float(np.median(list(values)))
@@ -270,15 +270,15 @@ def summarize_measurements(case: BenchCase, cache: CacheState, turns: Sequence[L
         kind="loader" if isinstance(case, LoaderCase) else "floor",
         cache=cache,
         cores=case.cores,
-        n=len(turns),
+        n=len(measurements),
         images_per_s=median(rates),
         spread=(min(rates), max(rates)),
         images_per_s_per_core=median(rates) / case.cores,
-        cpu_ms=median(1000 * turn.cpu_s / number for turn, number in zip(turns, images, strict=True)),
-        bytes_read=median(turn.bytes_read / number for turn, number in zip(turns, images, strict=True)),
-        disk_bytes=median(turn.disk_bytes / number for turn, number in zip(turns, images, strict=True)),
-        memory_bytes=max(turn.memory_bytes for turn in turns),
-        lost_cpu=max(turn.lost_cpu for turn in turns),
+        cpu_ms=median(1000 * each.cpu_s / number for each, number in zip(measurements, images, strict=True)),
+        bytes_read=median(each.bytes_read / number for each, number in zip(measurements, images, strict=True)),
+        disk_bytes=median(each.disk_bytes / number for each, number in zip(measurements, images, strict=True)),
+        memory_bytes=max(each.memory_bytes for each in measurements),
+        lost_cpu=max(each.lost_cpu for each in measurements),
     )
 
 
@@ -286,25 +286,25 @@ BenchEntry = tuple[BenchCase, CacheState]
 
 
 def run_bench(
-    turns: Sequence[BenchEntry],
+    entries: Sequence[BenchEntry],
     rounds: int,
     window: MeasurementWindow,
     *,
     prepare: Callable[[BenchCase, CacheState], None],
     progress: Callable[[int, int, str], None],
 ) -> list[BenchRow]:
-    """Measure all of `turns` in each of `rounds`, every other round in reverse; return results in order.
+    """Measure all of `entries` in each of `rounds`, every other round in reverse; return results in order.
 
     `prepare` is called before each measurement, to fill or empty the page cache. `progress` gets the number done, the
     total and the next name.
     """
-    measurements: dict[int, list[LoaderMeasurement]] = {index: [] for index in range(len(turns))}
-    total = rounds * len(turns)
+    measurements: dict[int, list[LoaderMeasurement]] = {index: [] for index in range(len(entries))}
+    total = rounds * len(entries)
     # Loaders take turns, so that other load affects them equally.
     for round_index in range(rounds):
         for index in list(measurements)[:: -1 if round_index % 2 else 1]:
-            case, cache = turns[index]
+            case, cache = entries[index]
             progress(sum(map(len, measurements.values())), total, case.name)
             prepare(case, cache)
             measurements[index].append(measure_in_subprocess(case, window, cache))
-    return [summarize_measurements(*turns[index], measured) for index, measured in measurements.items()]
+    return [summarize_measurements(*entries[index], measured) for index, measured in measurements.items()]

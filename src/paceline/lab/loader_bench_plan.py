@@ -67,6 +67,7 @@ class DecodeCeiling:
         planned, pool = self._iter_planned(window), self.core.Pool(self.cores)
         pending: deque[tuple[DecodeTask, int]] = deque()
         outs = [self._allocate_output(window) for _ in range(_MAX_IN_FLIGHT + 1)]
+        # More outputs than tasks in flight, so that none is overwritten while it is decoded.
         for number, batch in enumerate(planned):
             out = outs[number % len(outs)]
             status = np.zeros(len(batch.indices), dtype=np.int32)
@@ -82,7 +83,7 @@ class DecodeCeiling:
             pending.append((task, len(batch.indices)))
             if len(pending) == _MAX_IN_FLIGHT:
                 task, size = pending.popleft()
-                while not task.wait(1.0):
+                while not task.wait(1.0):  # in slices, so that Ctrl-C is handled
                     pass
                 yield size
 
@@ -138,12 +139,12 @@ class LoaderBenchPlan:
 
     def list_entries(self, *, cold: bool) -> list[BenchEntry]:
         """Return the measurements of a round; `cold` adds those of file-reading loaders with a cold cache."""
-        turns: list[BenchEntry] = [(case, "warm") for case in self.cases]
+        entries: list[BenchEntry] = [(case, "warm") for case in self.cases]
         if cold:
-            turns += [
+            entries += [
                 (each, "cold") for each in self.cases if isinstance(each, LoaderCase) and self.files[each.source_kind]
             ]
-        return turns
+        return entries
 
 
 def sample_datasets(datasets: Datasets, num_images: int) -> Datasets:

@@ -61,6 +61,7 @@ def terminate_process(process: ChildProcess) -> None:
     """Terminate a running process and its ranks: kill it after 10 seconds, or at once at a second Ctrl-C."""
     if process.poll() is not None:
         return
+    # SIGTERM first: `paceline train` ends its ranks by itself.
     process.terminate()
     try:
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -61,7 +61,7 @@ def compute_efficiency(recipe: Recipe, rundir: RunDir, result: RunResult, images
     """
     cost = _count_model_cost(recipe, rundir)
     devices = count_devices(recipe, result)
-    device_images_per_s = images_per_s / devices
+    device_images_per_s = images_per_s / devices  # a peak is of one device
     values: dict[str, Any] = {
         "parameters": cost.params,
         "flops_per_image": cost.training_flops,
@@ -245,6 +245,7 @@ def build_profile(
     for outcome in outcomes:
         if outcome.result is not None:
             runs.setdefault(outcome.trial.name, {})[outcome.repeat] = outcome.result
+    # Instrumented runs are slower by their instrumentation, so they are no probes.
     base = runs[BASE]
     trials = {outcome.trial.name: outcome.trial for outcome in outcomes}
     probes = tuple(

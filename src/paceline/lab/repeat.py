@@ -132,6 +132,7 @@ def find_task(tasks: Sequence[ArrayTask], number: int) -> ArrayTask:
 
 def locate_task(task: ArrayTask, num_items: int) -> tuple[int, int]:
     """Return the index of a task's rung or case, from 0, out of `num_items`, and its turn, from 1."""
+    # Tasks are numbered turn by turn, as `_number_tasks` gets them.
     turn, index = divmod(task.number - 1, num_items)
     return index, turn + 1
 

@@ -135,6 +135,7 @@ def _explain_no_gain(ratio: Interval) -> tuple[str, str]:
 def _summarize_runs(results: Sequence[RunResult], recipe: Recipe) -> "_RungMeasurements":
     speeds = collect_throughputs(results)
     images_per_s = mean_interval(speeds)
+    # Memory is the maximum over runs: it must fit in each of them.
     memory = [result.memory for result in results if result.memory is not None]
     batch_size = resolve_batch(recipe, results[-1].world_size).data.global_batch_size
     compiling = [result.account.compile_s for result in results if result.account is not None]

@@ -139,7 +139,6 @@ def diff_machines(previous: Mapping[str, Any], current: Mapping[str, Any], *, on
 def _diff_hardware_and_versions(
     previous: Mapping[str, Any], current: Mapping[str, Any], whose: str, *, on_cpu: bool
 ) -> Iterator[str]:
-    """Yield differences from `current`, which messages call `whose`; of hardware all but the number of cores."""
     yield from _diff_field("{}", "cpu", previous, current, whose)
     yield from _diff_paceline(previous, current, whose)
     yield from _diff_fields(_VERSION_KEYS, previous, current, whose)
@@ -265,7 +264,7 @@ class TrialRunner:
         return TrialOutcome(trial, repeat, rundir, result, is_reused=True) if is_same and is_complete else None
 
     def _find_reusable(self, policy: ReusePolicy, trial: Trial, repeat: int) -> TrialOutcome | None:
-        """Return the outcome of a valid existing run; otherwise make room for a new one and return None."""
+        """Return the outcome of a valid existing run; otherwise make room for a new one."""
         known = self.find_existing(trial, repeat)
         with _raise_as_trial_error():
             reasons = (
@@ -276,6 +275,7 @@ class TrialRunner:
         rundir = RunDir(self.get_folder(trial, repeat))
         if rundir.path.exists():
             with _raise_as_trial_error():
+                # Fails if another process is still writing the run.
                 with rundir.lock():
                     pass  # release it before moving: on NFS an open file keeps its folder
                 if known is not None:
@@ -301,6 +301,7 @@ class TrialRunner:
         finally:
             terminate_process(process)
         code = process.returncode
+        # A signal is a negative return code, which no process can exit with.
         if code:
             return TrialOutcome(
                 trial, repeat, rundir, None, extract_error(stderr, code), code if code > 0 else _EXIT_FAILED, stderr

@@ -81,7 +81,7 @@ def plan_points(
         patch = Patch((*length.assignments, *_build_batch_assignments(recipe, batch_size)))
         try:
             divide_batch(apply_patch(recipe, patch), layout.ranks)
-        except RecipeError as error:
+        except RecipeError as error:  # this number of ranks does not divide the batch; others may
             planned.append(PlannedPoint(layout, batch_size, None, str(error)))
         else:
             case = RunCase(layout.name, patch, layout.ranks, layout.nodes, first_seed)

@@ -126,10 +126,9 @@ def _rank_candidate(candidate: Candidate, verdict: Mapping[str, str], advised: C
 
 
 def _parse_advice(verdict: Mapping[str, str]) -> list[Candidate]:
-    """Return the advice of `verdict` as a candidate; none if it is prose or does not change a step."""
     try:
         patch = Patch.parse(shlex.split(verdict.get("try", "")))
-    except ValueError:  # which a `RecipeError` is too
+    except ValueError:  # prose, such as "starting 2 ranks at most"; a `RecipeError` is a ValueError too
         return []
     if not patch.assignments or any(path.startswith(_NON_STEP_PREFIXES) for path, _ in patch.assignments):
         return []
@@ -139,7 +138,6 @@ def _parse_advice(verdict: Mapping[str, str]) -> list[Candidate]:
 
 
 def _reduce_candidate(recipe: Recipe, candidate: Candidate) -> Candidate | None:
-    """Return the candidate reduced to settings that change `recipe`; None if there are none, or they do not fit."""
     try:
         changed = apply_patch(recipe, candidate.patch)
     except RecipeError:

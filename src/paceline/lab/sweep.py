@@ -75,6 +75,7 @@ def build_sweep_points(trials: Sequence[Trial], outcomes: Sequence[TrialOutcome]
     if best is None or best.images_per_s is None:
         return tuple(points)
     lowest = best.spread[0] if best.spread else best.images_per_s.value
+    # Every value whose best run reaches the lowest of the fastest value is not distinguishable from it.
     fastest = [point is best or (point.spread is not None and point.spread[1] >= lowest) for point in points]
     return tuple(
         point.model_copy(update={"is_fastest": is_best}) for point, is_best in zip(points, fastest, strict=True)

@@ -119,6 +119,7 @@ def build_launch_command(command: Sequence[str], nodes: int, ranks: int, options
 
 def build_run_name(trial: Trial, recipe: Recipe, ranks: int, repeat: int) -> str:
     """Return the folder name of a run, unique within an experiment: trial, recipe hash, ranks and nodes, repeat."""
+    # The hash keeps apart trials whose shortened names are equal.
     name = re.sub(r"[^A-Za-z0-9._=-]+", "-", trial.name)[:_MAX_NAME_LENGTH].strip("-.")
     layout = f"{ranks}r" + (f"{trial.nodes}n" if trial.nodes else "")
     return f"{name}-{apply_patch(recipe, trial.patch).hash[:8]}-{layout}-{repeat}"

@@ -241,11 +241,10 @@ class Search:
         return sorted(left, key=lambda candidate: -self._ratios.get(candidate.name, math.inf))  # new ones come first
 
     def _is_reverting(self, candidate: Candidate) -> bool:
-        """Return whether the candidate only restores settings that were replaced by faster ones."""
+        # It would only restore settings that faster ones have replaced.
         return all((path, str(value)) in self._replaced_settings for path, value in candidate.patch.assignments)
 
     def _merge_over_best(self, patch: Patch) -> Patch | None:
-        """Return `patch` merged over the best, or None if they do not fit."""
         merged = self._try_merge(self._best, patch)
         return None if merged is None or self.apply_patch(merged) is None else merged
 
@@ -266,7 +265,7 @@ class Search:
         return self._accept(entry, ab_result, [entry]) if ab_result.status == "won" else None
 
     def _run_round(self, candidates: Sequence[Candidate], base: RunResult | None) -> ABResult | None:
-        """Try candidates on top of the best, whose latest run is `base`; return the winning A/B test, or None."""
+        """Try candidates on top of the best, whose latest run is `base`; return the winning A/B test."""
         self._num_rounds += 1
         self._tried_over_best |= {candidate.name for candidate in candidates}
         entries = [self._add_candidate(candidate) for candidate in candidates]
@@ -292,7 +291,6 @@ class Search:
             self.report(f"{entry.candidate.name}: {entry.why}")
 
     def _try_combined(self, pool: Sequence[TriedCandidate]) -> ABResult | None:
-        """Try all that look faster at once, the fastest of those that exclude each other: this saves rounds."""
         # Trying all that look faster at once saves rounds; of those that exclude each other take the fastest.
         combined: list[TriedCandidate] = []
         patch = Patch()
@@ -321,7 +319,7 @@ class Search:
         return self._accept(entry, ab_result, pool)
 
     def _try_one_by_one(self, pool: list[TriedCandidate]) -> ABResult | None:
-        """Halve the pool, then run A/B tests one by one until one wins or the fastest is no faster."""
+        """Halve the pool, then run A/B tests until one wins or the fastest is no faster."""
         num_half = -(-len(pool) // 2)
         half, rest = pool[:num_half], pool[num_half:]
         if len(half) > 1 and self._count_affordable_runs(1) >= len(half):
@@ -358,6 +356,7 @@ class Search:
         """Adopt a winner, and lower the expected ratio of the candidates that it excludes."""
         patch = self._merge_over_best(entry.candidate.patch)
         assert patch is not None, "it was run"
+        # A rival was compared with the old best; over the winner, which sets the same field, it is worth less.
         for other in pool:
             if other.status == "no_gain" and other.candidate.paths & entry.candidate.paths:
                 rivals = [
@@ -373,7 +372,7 @@ class Search:
         self._best = patch
         self._names.append(entry.candidate.name)
         self._wins.append(ab_result)
-        self._tried_over_best.clear()
+        self._tried_over_best.clear()  # there is a new best to try them over
         return ab_result
 
 

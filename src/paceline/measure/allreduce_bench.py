@@ -13,7 +13,8 @@ SIZES: Final = tuple(64 << (10 + power) for power in range(0, 11, 2))
 _WARMUP: Final = 3
 _MAX_REPEATS: Final = 50
 _MIN_REPEATS: Final = 5
-_LARGE: Final = 4
+_LAST_SIZE_DIVISOR: Final = 4
+"""A size that takes more than this fraction of its time is the last: larger ones have the same bandwidth."""
 
 
 @dataclass(frozen=True)
@@ -38,30 +39,32 @@ def time_all_reduces(
     found: list[AllReduceTime] = []
     for size in sizes:
         found.append(_time_all_reduce(size, device, now, each_s))
-        if len(found) > 1 and found[-1].median_s > each_s / _LARGE:  # which all ranks know alike
+        if len(found) > 1 and found[-1].median_s > each_s / _LAST_SIZE_DIVISOR:  # equal on all ranks, so all stop here
             break
     return tuple(found)
 
 
 def _time_all_reduce(num_bytes: int, device: torch.device, now: Callable[[], float], each_s: float) -> AllReduceTime:
     numbers = torch.zeros(num_bytes // 4, dtype=torch.float32, device=device)
-    first_s = float(_seconds(numbers, _WARMUP, device, now).median())
+    first_s = float(_time_repeats(numbers, _WARMUP, device, now).median())
     repeats = min(_MAX_REPEATS, max(_MIN_REPEATS, int(each_s / max(first_s, 1e-6))))
-    found = _seconds(numbers, repeats, device, now).numpy()
+    found = _time_repeats(numbers, repeats, device, now).numpy()
     low, median, high = np.percentile(found, [10, 50, 90])
     return AllReduceTime(num_bytes, float(median), float(low), float(high), repeats)
 
 
-def _seconds(numbers: torch.Tensor, repeats: int, device: torch.device, now: Callable[[], float]) -> torch.Tensor:
+def _time_repeats(numbers: torch.Tensor, repeats: int, device: torch.device, now: Callable[[], float]) -> torch.Tensor:
     """Return float64 [repeats] on the host, equal on all ranks: the time of each all-reduce on the slowest rank."""
     found = torch.zeros(repeats, dtype=torch.float64, device=device)
     for number in range(repeats):
+        # All ranks start together, and queued work is not part of the time.
         dist.barrier()
         _synchronize(device)
         began_s = now()
         dist.all_reduce(numbers)
         _synchronize(device)
         found[number] = now() - began_s
+    # A collective is over when its slowest rank is, and all ranks must agree on the number of repeats.
     dist.all_reduce(found, dist.ReduceOp.MAX)
     return found.cpu()
 

@@ -156,6 +156,7 @@ def find_bottleneck(
     if summary.n == 0:
         to_try = "measure.warmup_steps=0" if summary.warmup_s > 0 else ""
         return BottleneckResult("unknown", "No step was counted.", "", to_try)
+    # Without CPU time, stage times mean little: check it first.
     starved = None if cpu is None or _keeps_gpu_busy(summary, settings) else _cpu_starved_loss(cpu, settings)
     if starved is not None:
         return starved
@@ -164,12 +165,13 @@ def find_bottleneck(
         large = [loss for loss in losses if loss.is_large]
         if large:
             return max(large, key=lambda loss: loss.seconds).to_result()
+    # Last, as ranks that wait for data or for one another do not compete for cores.
     oversubscribed = None if cpu is None else _oversubscribed_loss(cpu, settings)
     return oversubscribed or _busy_loss(summary, settings, late)
 
 
 def _keeps_gpu_busy(summary: ClockSummary, used: RunSettings) -> bool:
-    """Return whether a GPU computed nearly all the time, so that lost CPU time cost nothing."""
+    # If the GPU computed nearly all the time, lost CPU time cost nothing.
     if not used.is_gpu or summary.starved > STARVED_SHARE:
         return False
     return _device_s(summary, *COMPUTE) >= BUSY_GPU_SHARE * summary.wall_s
@@ -240,16 +242,19 @@ def _wait_losses(
     to_try = advise_faster_data(data_wait_s, summary.wall_s, used)
     yield loss("input-bound", "Waiting for data", data_wait_s, "waiting for data", to_try)
     yield loss("copy-bound", "Copying to the device", h2d_s, "copying")
+    # Waiting for a late rank is counted as a straggler, not as communication.
     wire_s = max(0.0, _device_s(summary, EXPOSED) - late.waited_s)
-    wire = loss("communication-bound", "Exposed communication", wire_s, "it", advise_compression(used))
-    yield replace(wire, evidence=wire.evidence[:-1] + late.left_out + _communication_evidence(communication))
-    slow = loss("straggler-bound", "Waiting for the latest rank", 0.0 if late.is_rare else late.lost_s, "it")
-    yield replace(slow, evidence=slow.evidence[:-1] + late.whom, least_share=late.least_share)
+    wire_loss = loss("communication-bound", "Exposed communication", wire_s, "it", advise_compression(used))
+    yield replace(wire_loss, evidence=wire_loss.evidence[:-1] + late.exclusion + _communication_evidence(communication))
+    straggler_loss = loss("straggler-bound", "Waiting for the latest rank", 0.0 if late.is_rare else late.lost_s, "it")
+    yield replace(
+        straggler_loss, evidence=straggler_loss.evidence[:-1] + late.rank_suffix, least_share=late.least_share
+    )
 
 
 @dataclass(frozen=True)
 class _Lateness:
-    """The cost of the latest rank, in seconds over all counted steps.
+    """Cost of the latest rank, in seconds over all counted steps.
 
     `lost_s` is what steps would save without it, `waited_s` the part of rank 0's exposed communication that waits for
     it. If rank 0 itself is late, it is by `own_s` in `own_stage`. `is_rare`: neither one rank repeatedly nor some rank
@@ -262,23 +267,25 @@ class _Lateness:
     own_s: float = 0.0
     own_stage: str | None = None
     is_rare: bool = False
-    whom: str = "."
-    left_out: str = ", waiting for late ranks left out"
+    rank_suffix: str = "."
+    exclusion: str = ", waiting for late ranks left out"
 
     @classmethod
     def of(cls, straggler: StragglerResult | None, num_steps: int) -> "_Lateness":
         if straggler is None:
-            return cls(left_out=", waiting for late ranks with it")
+            return cls(exclusion=", waiting for late ranks with it")
         lost_s, late_s = straggler.lost_s * num_steps, straggler.late_s * num_steps
         if straggler.rank is None:  # no rank to check, so the threshold is that of any other wait
-            whom = ", which is now one and now another."
+            rank_suffix = ", which is now one and now another."
             is_rare = straggler.late_steps < LATE_STEPS
-            return cls(lost_s, WAITING_SHARE, waited_s=lost_s, is_rare=is_rare, whom=whom)
+            return cls(lost_s, WAITING_SHARE, waited_s=lost_s, is_rare=is_rare, rank_suffix=rank_suffix)
         where = f", which loses it in {display_name(straggler.stage)}" if straggler.stage else ""
-        whom = f": most often rank {straggler.rank}{where}."
+        rank_suffix = f": most often rank {straggler.rank}{where}."
         if straggler.rank == 0:
-            return cls(lost_s, waited_s=lost_s - late_s, own_s=late_s, own_stage=straggler.stage, whom=whom)
-        return cls(lost_s, waited_s=lost_s, whom=whom)
+            return cls(
+                lost_s, waited_s=lost_s - late_s, own_s=late_s, own_stage=straggler.stage, rank_suffix=rank_suffix
+            )
+        return cls(lost_s, waited_s=lost_s, rank_suffix=rank_suffix)
 
     def common_s(self, stage: str, seconds: float) -> float:
         """Return the part of rank 0's `seconds` in `stage` that the other ranks have too."""
@@ -286,7 +293,6 @@ class _Lateness:
 
 
 def _busy_loss(summary: ClockSummary, used: RunSettings, late: _Lateness) -> BottleneckResult:
-    """Return the bottleneck of a run that does not wait: computing, launching, or time outside the stages."""
     if used.is_gpu and summary.starved > STARVED_SHARE:
         evidence = (
             f"In {_format_share(summary.starved)} of {count(summary.n, 'step')} the GPU had nothing left to do: it "

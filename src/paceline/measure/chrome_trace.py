@@ -32,6 +32,7 @@ def rewrite_trace(recorded: Path, out: Path, *, rank: int, world_size: int, stop
     """Write a Kineto recording as the trace of one rank; step `stop` and later ones were not completed."""
     header = json.loads(recorded.read_bytes())
     events = header.pop("traceEvents")
+    # Traces are shared, so they carry no host name and no path.
     for private in ("host_name", "traceName"):
         header.pop(private, None)
     header["distributedInfo"] = header.get("distributedInfo", {}) | {"rank": rank, "world_size": world_size}
@@ -47,6 +48,7 @@ def merge_traces(paths: Sequence[Path], out: Path, offsets_s: Mapping[int, float
     if not paths:
         return
     headers = [_read_header(path) for path in paths]
+    # Each trace counts from its own base time, so move all to the earliest.
     base_ns = min(header["baseTimeNanoseconds"] for header in headers)
     merged = {"schemaVersion": 1, "displayTimeUnit": "ms", "baseTimeNanoseconds": base_ns}
 

@@ -62,7 +62,6 @@ def _version(package: str) -> str:
 
 
 def _find_in_file(pattern: str, path: Path) -> str:
-    """Return the first match's group in a file, or ""."""
     try:
         match = re.search(pattern, path.read_text(), re.MULTILINE)
     except OSError:

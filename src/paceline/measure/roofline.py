@@ -121,8 +121,8 @@ def measure_peak(precision: str, *, size: int = 1024, repeats: int = 5, now: Cal
     dtype = {"fp64": torch.float64, "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[kind]
     left, right, product = (torch.ones(size, size, dtype=dtype) for _ in range(3))
     source, target = (torch.ones(_COPIED_BYTES, dtype=torch.uint8) for _ in range(2))
-    product_s = _best_rate(lambda: torch.mm(left, right, out=product), repeats, now)
-    copy_s = _best_rate(lambda: target.copy_(source), repeats, now)
+    product_s = _best_time_s(lambda: torch.mm(left, right, out=product), repeats, now)
+    copy_s = _best_time_s(lambda: target.copy_(source), repeats, now)
     threads = torch.get_num_threads()
     return Peak(
         device=f"CPU, {threads} thread{'s' if threads > 1 else ''}",
@@ -138,9 +138,8 @@ def _kind(precision: str) -> str:
     return precision if precision == "torch_default" else precision.partition("_")[0]
 
 
-def _best_rate(work: Callable[[], object], repeats: int, now: Callable[[], float]) -> float:
-    """Return the seconds of the fastest of `repeats` calls, after one warm-up call."""
-    work()
+def _best_time_s(work: Callable[[], object], repeats: int, now: Callable[[], float]) -> float:
+    work()  # the first call maps pages and starts threads
     seconds = []
     for _ in range(repeats):
         began_s = now()
@@ -174,6 +173,7 @@ def roofline(kernels: Iterable[tuple[float, float]], images_per_s: float, peak: 
 
     `kernels` are those of one image, forward and backward: (FLOPs, elements moved) of each.
     """
+    # Kernels run one after another, each bound by compute or by memory.
     rows = list(kernels)
     flops = sum(flops for flops, _ in rows)
     image_s = sum(

@@ -30,17 +30,17 @@ def find_straggler(ranks: Sequence[RankTimes]) -> tuple[tuple[RankResult, ...], 
     needed. `late_s` of a rank is how much longer the others waited than it did (mean over the others, then over steps),
     `lost_s` how much longer than the rank that waited least: what a step would gain if the latest rank arrived with the
     average of the others. `late_steps` is the share of steps in which some rank was late by 5 % of a step. A rank is
-    named if it is the latest by at least 5 % of a step in so many steps that a fair coin would do so in 1 of 100 cases
-    (one-sided sign test: 7 of 7 steps, 22 of 30, 63 of 100).
+    named if it is the latest by at least 5 % of a step in more steps than chance explains: one-sided sign test at 1 %,
+    that is 7 of 7 steps, 22 of 30, 63 of 100.
 
-    Waiting for rank 0's buffers before forward must be part of `exposed_s`; otherwise a late rank 0 seems to wait as
-    long as the others. Not detected: lateness inside collectives of other stages (SyncBatchNorm); two ranks that
-    alternate within one step. Callers leave out steps after a pause of one rank.
+    `exposed_s` must include waiting for rank 0's buffers before forward; otherwise a late rank 0 seems to wait as long
+    as the others. Not detected: lateness inside SyncBatchNorm, and two ranks that alternate within one step. Callers
+    leave out steps after a pause of one rank.
     """
     assert len(ranks) > 1, "a rank alone waits for none"
     assert len({len(rank.exposed_s) for rank in ranks}) == 1, "the ranks have counted other steps"
     steps = list(zip(*(rank.exposed_s for rank in ranks), strict=True))
-    lateness = [_lateness(exposed_s) for exposed_s in steps]
+    lateness = [_compute_lateness(exposed_s) for exposed_s in steps]
     late_s = [_mean([step[rank] for step in lateness]) for rank in range(len(ranks))]
     step_s = _mean([rank.step_s for rank in ranks])
     # Means, not medians: a single long stall costs a run its seconds; `late_steps` tells one stall from many.
@@ -64,8 +64,7 @@ def find_straggler(ranks: Sequence[RankTimes]) -> tuple[tuple[RankResult, ...], 
     )
 
 
-def _lateness(exposed_s: Sequence[float]) -> list[float]:
-    """Return for each rank the mean wait of the others in a step minus its own."""
+def _compute_lateness(exposed_s: Sequence[float]) -> list[float]:
     total_s, num_others = sum(exposed_s), len(exposed_s) - 1
     return [(total_s - own_s) / num_others - own_s for own_s in exposed_s]
 
@@ -85,8 +84,6 @@ def _binomial_tail(heads: int, tosses: int) -> float:
 
 
 def _find_late_stage(late: int, ranks: Sequence[RankTimes]) -> str | None:
-    """Return the stage in which rank `late` exceeds the mean of the others most, or None."""
-
     def excess_s(stage: str) -> float:
         others = [rank.stages.get(stage, 0.0) for number, rank in enumerate(ranks) if number != late]
         return ranks[late].stages.get(stage, 0.0) - _mean(others)

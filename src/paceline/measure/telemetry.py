@@ -105,7 +105,6 @@ def build_gpu_sampler(wanted: Sequence[int] | Literal["all"], load: Callable[[st
 
 
 def _read_or_none(nvml: Any, read: Callable[..., Any], *arguments: Any) -> Any:
-    """Return the result of `read`, or None if the GPU or its driver does not support it."""
     try:
         return read(*arguments)
     except nvml.NVMLError:
@@ -204,7 +203,6 @@ class NodeSampler:
         }
 
     def _physical(self, names: Iterable[str], folder: str) -> list[str]:
-        """Return the physical devices; all devices if none is known to be physical."""
         # A volume, bond or bridge would count the bytes of its devices again.
         known = list(names)
         physical = [name for name in known if (self._sys / folder / name.replace("/", "!") / "device").exists()]
@@ -217,7 +215,6 @@ def _busy_share(before: CoreTime | None, after: CoreTime | None) -> float | None
 
 
 def _other_processes_share(before: _NodeSample, after: _NodeSample) -> float | None:
-    """Return the share of the cores that other processes kept busy; None if the ranks' own time is unknown."""
     if before.cpu is None or after.cpu is None or not before.own_s:
         return None
     available_s = after.cpu.available_s - before.cpu.available_s
@@ -308,6 +305,7 @@ class NodeTelemetry:
         self._num_samples = samples_before
         self._has_failed = False
         self._closes = threading.Event()
+        # A daemon: a driver that hangs must not keep the process alive.
         self._thread = threading.Thread(target=self._run, name="paceline-telemetry", daemon=True)
 
     def start(self) -> None:

@@ -370,6 +370,7 @@ def blame_slow_hosts(
 
     `pairs` has bytes per second between the first ranks of at least three hosts.
     """
+    # A healthy host reaches its full rate with at least one other, a slow one with none.
     best: dict[int, float] = {}
     for pair, bytes_per_s in pairs.items():
         for rank in pair:

@@ -101,6 +101,7 @@ def _check_health(host: HostContext) -> DoctorFinding:
             "GPU health", "unknown: nvidia-ml-py is not installed (pip install 'paceline[telemetry]')"
         )
     try:
+        # The driver may be absent or broken although the library is installed.
         nvml.nvmlInit()
         numbers = _list_visible_gpus(host, nvml.nvmlDeviceGetCount())
         troubles = [each for number in numbers for each in _iter_faults(nvml, number)]

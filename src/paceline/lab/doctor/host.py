@@ -67,6 +67,7 @@ def _check_usable_cores(host: HostContext) -> DoctorFinding:
     usable, present = len(os.sched_getaffinity(0)), os.cpu_count() or 1
     ranks, found = host.world.local_world_size, f"{usable} of {present} usable"
     requested = host.get_env_int("SLURM_CPUS_PER_TASK", 0)
+    # A quota of whole cores works as fewer cores; a fraction throttles all threads for a part of each period.
     quota = find_limits(host.root / "proc", host.root / "sys/fs/cgroup").cores
     if quota < usable and (quota < ranks or quota % 1):
         return DoctorFinding.warning(
@@ -246,6 +247,7 @@ def _check_shared_memory(host: HostContext) -> DoctorFinding:
         return DoctorFinding.problem("shared memory", f"no {folder}", "mount a tmpfs there, or set data.workers=0")
     ranks = host.world.local_world_size
     workers = min(_MAX_WORKERS, max(1, _count_rank_cores(host) - 1))
+    # Batches of workers travel through shared memory, as do those in preparation.
     usual, least = (ranks * (_PREFETCHED_BATCHES * num + 1) * _TYPICAL_BATCH_BYTES for num in (workers, 1))
     found = f"{size(free)} free in {folder}"
     advice = "start the container with --shm-size=8g (Kubernetes: mount an emptyDir of medium Memory there)"

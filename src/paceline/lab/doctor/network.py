@@ -227,6 +227,7 @@ def _check_gloo_between_nodes(
 
 
 def _check_nccl_sockets(host: HostContext, available: Sequence[Interface]) -> DoctorFinding:
+    # NCCL needs sockets for its bootstrap even with InfiniBand, and without it for all data.
     configured = host.environ.get("NCCL_SOCKET_IFNAME", "")
     chosen = find_nccl_interfaces(available, configured)
     if not chosen:
@@ -264,7 +265,7 @@ def resolve_addresses(name: str) -> list[str]:
     """Return the addresses of a host name. Raise `OSError` if it has none or the lookup times out."""
     try:
         results = call_with_timeout(lambda: socket.getaddrinfo(name, None, type=socket.SOCK_STREAM))
-    except UnicodeError as error:  # an empty or an endless part between two dots
+    except UnicodeError as error:  # a label of the name is empty or longer than 63 characters
         raise OSError(str(error)) from None
     return list(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in results))
 

@@ -231,6 +231,7 @@ def _get_gpu_uuid(device: torch.device | None) -> str:
 
 
 def _exchange_clocks(session: _CheckSession) -> list[DoctorFinding]:
+    # One rank per host, as ranks of a host share its clock.
     probed = [first for first in session.host_leaders if first]
     if session.rank in probed:
         probe_clock(session.store, session.rank, session.clocks.unix_s)

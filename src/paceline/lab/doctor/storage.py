@@ -49,7 +49,6 @@ def check_storage(host: HostContext) -> Iterator[DoctorFinding]:
 
 
 def _probe_folder(host: HostContext) -> tuple[int, int, DiskSpeed | None]:
-    """Return the bytes of a disk, its free bytes, and its speed (rank 0 only)."""
     folder = host.folder.absolute()
     # The run directory may not exist yet, so probe the closest existing parent.
     existing = next(path for path in (folder, *folder.parents) if path.exists())

@@ -141,6 +141,7 @@ def _iter_notes(
     if noise > MIN_NOISE:
         yield f"the points scatter by {share(noise)} about the formula, which widens the interval"
     most = max(point.ranks for point in points)
+    # Errors of the formula grow with the distance from the measured points.
     far = [ranks for ranks in request.at if ranks > _MAX_EXTRAPOLATION * most]
     if far:
         over = f"over {_MAX_EXTRAPOLATION} times the {most:,} measured"

@@ -216,7 +216,7 @@ def _iter_notes(model: StepModel, request: PredictionRequest) -> Iterator[str]:
 
 
 def _compute_ring_factor(ranks: int) -> float:
-    """Return the bytes a rank sends in a ring, as a multiple of the gradients: 2 (N - 1) / N."""
+    # Bytes that a rank sends in a ring, as a multiple of the gradients.
     return 2 * (ranks - 1) / ranks
 
 

@@ -246,6 +246,7 @@ def build_network(
             )
         if gigabytes_per_s is not None:
             network = replace(network, inter_node=_CUSTOM_LINK, spans_nodes=True)
+    # The user's numbers replace those of the name, and have no interval.
     between = network.inter_node
     if alpha_us is not None:
         between = replace(between, alpha_s=alpha_us * MICRO)
@@ -278,10 +279,10 @@ def _find_network(name: str, ranks_per_node: int) -> NetworkModel:
 
 
 def _find_inter_node_link(name: str, ranks_per_node: int) -> tuple[Link, str]:
-    """Return the link of all adapters of a node, and the name of one adapter."""
     count, x, kind = name.rpartition("x")
     if kind not in INTER_NODE_LINKS or (x and not (count.isdecimal() and int(count) > 0)):
         raise _unknown_network_error(name, tuple(INTER_NODE_LINKS))
+    # Nodes with ndr or hdr usually have an adapter per GPU, the others one for all.
     adapters = int(count) if x else ranks_per_node if kind in _ADAPTER_PER_GPU else 1
     return INTER_NODE_LINKS[kind].scale_bandwidth(adapters), kind
 

@@ -167,9 +167,11 @@ def read_measured_step(path: Path, *, ranks_per_node: int) -> MeasuredStep:
     if result.throughput.images_per_s <= 0:
         raise RecipeError(f"{path}: no step was measured after the warm-up (profile it with more --steps)")
     step_s = plan.batch_size / result.throughput.images_per_s
+    # The highest rate is the shortest step.
     low_s, high_s = (plan.batch_size / rate if rate > 0 else step_s for rate in reversed(result.throughput.spread))
     waits = _compute_wait_times(result)
     sigma_s, scatter_notes = _estimate_step_scatter(result, waits.jitter_s, high_s - low_s)
+    # A profile has timed buckets, which slow a plain run down and are off there.
     communication = profile.communication or result.communication
     parameters = result.trained_parameters or (profile.cost.parameters if profile.cost else 0)
     buckets, bucket_notes = _find_buckets(communication, parameters, _get_stage_per_step_s(result, "backward"), section)
