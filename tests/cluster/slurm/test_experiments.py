@@ -32,11 +32,11 @@ def test_scaling_trials_run_as_steps_of_an_allocation(slurm, train_args: tuple[s
 def test_the_last_job_of_a_scaling_array_evaluates_it(slurm, train_args: tuple[str, ...], tmp_path: Path) -> None:
     folder = tmp_path / "scaling"
     options = ("--nodes", "2", "--run-dir", str(folder), "--array", "--", "--ranks", "1", "--nodes", "1,2")
-    told = slurm.submit("scale", *train_args, *options, "--steps", "2", "--repeats", "1")
-    last = told["jobs"][-1]["job_id"]
+    submitted = slurm.submit("scale", *train_args, *options, "--steps", "2", "--repeats", "1")
+    last = submitted["jobs"][-1]["job_id"]
     slurm.wait_for_state(last, "COMPLETED")
     points = json.loads((folder / "experiment.json").read_text())["points"]
     assert [(point["ranks"], point["nodes"], point["error"]) for point in points] == [(1, 1, ""), (2, 2, "")]
     results = [json.loads((folder / run / "result.json").read_text()) for point in points for run in point["runs"]]
     assert [result["world_size"] for result in results] == [1, 2]
-    assert "was there" in slurm.output(last)  # and not measured again
+    assert "from an earlier start" in slurm.output(last)  # and not measured again
