@@ -13,15 +13,12 @@ from paceline.training.nonfinite import SavedBuffers
 from paceline.training.precision import Precision
 
 MAX_IMAGE_SIZES = 8
-"""torch's limit of compiled variants of a function (`torch._dynamo.config.recompile_limit`); it then runs eagerly."""
+"""`torch._dynamo.config.recompile_limit`: with more variants of a function, torch runs it eagerly."""
 _COMPILERS = ("g++", "clang++", "c++", "gcc", "clang", "cc")
 
 
 def compile_model(replica: nn.Module, mode: str, num_sizes: int = 1) -> nn.Module:
-    """Return `replica` compiled in `mode`, or itself for `off`. Compilation happens in the first pass.
-
-    Raise `RecipeError` if torch would find no compiler.
-    """
+    """Return `replica` compiled in `mode`, or itself for `off`. Raise `RecipeError` without a C++ compiler."""
     if mode == "off":
         return replica
     if not any(shutil.which(name) for name in _COMPILERS):
@@ -30,19 +27,17 @@ def compile_model(replica: nn.Module, mode: str, num_sizes: int = 1) -> nn.Modul
     warnings.filterwarnings("ignore", "TensorFloat32 tensor cores")
     # Code per image size is faster than code for any size. DDP is compiled from outside: torch then splits the backward
     # graph where gradients are sent; a graph of the model alone would delay communication to the end of backward.
-    made = torch.compile(
+    compiled = torch.compile(
         replica, mode=None if mode == "default" else mode, dynamic=False if num_sizes <= MAX_IMAGE_SIZES else None
     )
-    assert isinstance(made, nn.Module)
-    return made
+    assert isinstance(compiled, nn.Module)
+    return compiled
 
 
 def warmup_pass(
     model: nn.Module, replica: nn.Module, transfer: DeviceTransfer, precision: Precision, plan: Plan, step: int
 ) -> None:
-    """Run forward and backward on black images of the size at global step `step`, then restore buffers and drop
-    gradients.
-    """
+    """Run forward and backward on zeros of the image size at step `step`; restore buffers and drop gradients."""
     size = plan.train_size(step)
     images = torch.zeros(plan.micro_batch, plan.channels, size, size, dtype=torch.uint8, device=transfer.device)
     buffers = SavedBuffers(model)

@@ -1,4 +1,4 @@
-"""Build the components of a training run: the model with its training state, the step services, and the trainer."""
+"""Build the components of a training run: model and training state, step services, and trainer."""
 
 import math
 from dataclasses import dataclass
@@ -45,10 +45,9 @@ from paceline.training.trainer import EagerStep, OptimizerUpdate, StepSeeder, Tr
 
 @dataclass(frozen=True)
 class PreparedModel:
-    """A model that is ready to train, with everything that updates it.
+    """A model that is ready to train; `compile_s` is the time in seconds that compiling took.
 
-    `graphs` captures its steps, or is None for eager steps. `initial_weights` describes the initial weights.
-    `compile_s` is the time in seconds that compiling took.
+    `graphs` captures its steps, or is None for eager steps.
     """
 
     replica: nn.Module
@@ -61,9 +60,9 @@ class PreparedModel:
 
 
 def prepare_model(context: RunContext, store: RankStore, start_from: str) -> tuple[RunContext, PreparedModel]:
-    """Create the model or load it from the checkpoint `start_from`; return the context with more notes, and the model.
+    """Create the model, or load it from the checkpoint `start_from`; return the context with more notes, and the model.
 
-    Passes before the first step compile the model per image size, and let DDP order its buckets.
+    Warm-up passes compile the model per image size, and let DDP order its buckets.
     """
     recipe, measure = context.recipe, context.recipe.measure
     if measure.nvtx != "off":
@@ -77,6 +76,8 @@ def prepare_model(context: RunContext, store: RankStore, start_from: str) -> tup
         weights = find_initial_checkpoint(recipe.model.weights) if context.world.is_main else ""
         initial_weights = load_initial_weights(recipe.model, model, store.broadcast("weights", weights))
     now = now_s if measure.communication == "on" else None
+    # Order matters from here: layers are numbered before FSDP shards, the optimizer takes the prepared parameters, DDP
+    # orders its buckets after compilation, and compression state belongs to buckets.
     strategy = build_strategy(recipe.parallel, context.world, context.device, now, measure.warmup_steps)
     layers = layers_for_decay(recipe.optim, model)
     replica = compile_model(strategy.prepare(model), recipe.train.compile, len(context.plan.train_sizes))
@@ -107,7 +108,6 @@ def prepare_model(context: RunContext, store: RankStore, start_from: str) -> tup
 def _build_training_state(
     context: RunContext, model: nn.Module, precision: Precision, strategy: Strategy, layers: dict[str, int]
 ) -> TrainingState:
-    """Build the components that checkpoints save, for a prepared `model`; `layers` is from `layers_for_decay`."""
     recipe = context.recipe
     named = precision.weights.named_parameters(model)
     optimizer = build_optimizer(recipe.optim, named, context.device.type, layers)
@@ -133,9 +133,9 @@ def build_run_deadline(context: RunContext, process: RunProcess, outputs: RunOut
 
 @dataclass(frozen=True)
 class StepServices:
-    """What times, logs and synchronizes the steps of a rank.
+    """Timing, logging and synchronization of the steps of a rank.
 
-    The caller closes `logger`, which closes the sinks, and `consensus`.
+    The caller closes `consensus`, and `logger`, which closes the sinks.
     """
 
     timer: RunTimer
@@ -162,7 +162,7 @@ def build_step_services(
 def build_meter(
     context: RunContext, process: RunProcess, training_state: TrainingState, outputs: RunOutputs
 ) -> RunMeter:
-    """Build the training loader, and the meter with the clock around it. The clock starts now."""
+    """Build the training loader and the meter, whose clock starts now."""
     dtype = training_state.precision.dtype
     loader = context.create_train_loader(context.create_transfer(dtype))
     transfer = context.create_transfer(dtype, timed=context.recipe.measure.clock == "on")

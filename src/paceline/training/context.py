@@ -1,4 +1,4 @@
-"""Hold the recipe, world, device, datasets and plan of a run, and create the components that depend on all of them."""
+"""The recipe, world, device, datasets and plan of a run, and the components that depend on several of them."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -46,16 +46,16 @@ from paceline.training.evaluator import (
 from paceline.training.precision import Precision, build_precision, set_numerics
 
 _IMAGES_TO_CHECK = 512
-"""Training images per rank for the check of BatchNorm's statistics; the standard error is at most 2 points."""
+"""Images per rank for the BatchNorm check; the standard error is at most 2 percentage points."""
 _IMAGES_TO_FIT = 5000
-"""Training images that data-dependent layers are fitted to, as in airbench (arXiv 2404.00498)."""
+"""Images that data-dependent layers are fitted to, as in airbench (arXiv 2404.00498)."""
 
 
 @dataclass(frozen=True)
 class RunContext:
     """Recipe, world, device, datasets and plan of a run.
 
-    `exit_stack` closes the loaders that are created here. `memory_format` is that of images and filters.
+    `exit_stack` closes the loaders that it creates.
     """
 
     recipe: Recipe
@@ -94,7 +94,7 @@ class RunContext:
 
     @property
     def augment_location(self) -> str | None:
-        """Where whole batches are augmented: `host`, `device`, or None without augmentation."""
+        """`host` or `device`, on which batches are augmented; None without augmentation."""
         if not self.recipe.data.augment:
             return None
         return "device" if self._loader_options.on_device else "host"
@@ -108,7 +108,7 @@ class RunContext:
         check_worker_limits(processes, BATCHES_PER_WORKER, train + evaluated, local_ranks)
 
     def create_precision(self) -> Precision:
-        """Return the precision of the run, and set the GPU's numeric flags to match."""
+        """Return the precision of the run, and set the GPU's global numeric flags to match."""
         train = self.recipe.train
         if train.cudnn_benchmark == "on" and self.device.type != "cuda":
             raise RecipeError("train.cudnn_benchmark: on has no effect on a CPU (set train.cudnn_benchmark=auto)")
@@ -118,10 +118,9 @@ class RunContext:
         return build_precision(train.precision, self.device)
 
     def create_model(self, precision: Precision, *, is_new: bool) -> nn.Module:
-        """Return the model on the device in training mode, with weights that depend on the recipe's seed alone.
+        """Return the model on the device in training mode, initialized from the recipe's seed alone.
 
-        A new model with data-dependent layers is fitted to training images; otherwise the weights come from a
-        checkpoint.
+        If it `is_new`, data-dependent layers are fitted to training images.
         """
         torch.manual_seed(self.recipe.seed)
         model = build_model(self.recipe.model, num_classes=self.plan.num_classes, channels=self.plan.channels)
@@ -137,21 +136,16 @@ class RunContext:
 
     @property
     def mean_and_std(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Mean and standard deviation per channel of pixels in [0, 1], used to normalize both splits."""
+        """Mean and standard deviation per channel, of pixels in [0, 1], that normalize both splits."""
         data, info = self.recipe.data, self.datasets.train.info
         return (info.mean if data.mean == "auto" else data.mean, info.std if data.std == "auto" else data.std)
 
     def create_transfer(self, dtype: torch.dtype, *, timed: bool = False) -> DeviceTransfer:
-        """Return the transfer that copies batches to the device and normalizes them to `dtype`; `timed` measures the
-        copies.
-        """
+        """Return the transfer, measured if `timed`, that copies batches to the device and normalizes to `dtype`."""
         return self._create_transfer(self.device, dtype, timed=timed)
 
     def create_train_loader(self, transfer: DeviceTransfer) -> Loader:
-        """Return the training loader of this rank, timed if `measure.clock` is on.
-
-        `transfer` copies the batches that `data.replay` keeps on the device.
-        """
+        """Return the training loader of this rank; `transfer` copies batches that `data.replay` keeps on the device."""
         plan, world, data = self.plan, self.world, self.recipe.data
         order = TrainOrder(
             self.recipe.seed,
@@ -170,14 +164,14 @@ class RunContext:
         )
 
     def create_eval_loader(self, source: Source, num_images: int) -> tuple[Loader, int]:
-        """Return this rank's loader for an evaluation of `num_images` images of `source`, and its number of batches."""
+        """Return this rank's loader and number of batches to evaluate `num_images` images of `source`."""
         plan, world = self.plan, self.world
         shard = EvalShard(num_images, plan.eval_batch, world.rank, world.world_size, split_size=len(source))
         loader = build_eval_loader(self.recipe.data, source, shard, plan.eval_image_size, self._loader_options)
         return self._close_at_end(loader), shard.num_batches
 
     def create_transforms(self, dtype: torch.dtype) -> DeviceTransforms:
-        """Return the device transforms, applied to batches after the transfer, in `dtype`."""
+        """Return the transforms of batches on the device, in `dtype`."""
         transfer = self.create_transfer(dtype)
         return build_device_transforms(
             self.recipe.data, transfer, self.plan.num_classes, on_device=self._loader_options.on_device
@@ -191,9 +185,9 @@ class RunContext:
         bad_images: BadImageRegistry | None = None,
         should_stop: Callable[[], bool] = never_stop,
     ) -> ModelEvaluator:
-        """Return the evaluator of this rank's shards.
+        """Return the evaluator of this rank's shards; it aborts once `should_stop` returns True on a rank.
 
-        It aborts once `should_stop` returns True on a rank. Without `bad_images` an unreadable image is an error.
+        Without `bad_images`, an unreadable image is an error.
         """
         plan, datasets = self.plan, self.datasets
 
@@ -210,9 +204,7 @@ class RunContext:
     def check_batch_norm(
         self, precision: Precision, strategy: Strategy, average: WeightAverage, model: nn.Module
     ) -> BatchNormCheck | None:
-        """Compare BatchNorm's running statistics with batch statistics on the evaluated weights; None without
-        BatchNorm. Collective.
-        """
+        """Run `BatchNormChecker` on the evaluated weights of `model`. Collective."""
         # No worker processes: they would take longer to start than these few images take to decode.
         source, plan, world = self.datasets.train, self.plan, self.world
         num_images = min(_IMAGES_TO_CHECK * world.world_size, len(source))
@@ -241,7 +233,6 @@ class RunContext:
         )
 
     def _close_at_end(self, loader: Loader) -> Loader:
-        """Close `loader` at the end of the run, and return it."""
         return self.exit_stack.enter_context(contextlib.closing(loader))
 
     def _read_images_to_fit(self) -> Tensor:
@@ -277,9 +268,9 @@ class RunContext:
 def open_context(
     recipe: Recipe, store: RankStore, read: ReadData, train_ranks: int, on_wait: Callable[[], None] = lambda: None
 ) -> Iterator[RunContext]:
-    """Choose the device, connect the ranks, `read` the data, and plan the training on `train_ranks` ranks.
+    """Choose the device, create the process group, `read` the data, and plan training on `train_ranks` ranks.
 
-    `on_wait` is called regularly while another rank reads the data.
+    `on_wait` is called repeatedly while another rank reads the data.
     """
     world = store.world
     device = choose_device(recipe.parallel, world)

@@ -1,4 +1,4 @@
-"""After each step, agree across ranks whether to save or stop, and share the images that could not be read."""
+"""Agree across ranks after each step whether to save or stop, and which images could not be read."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -19,11 +19,10 @@ _SPLITS: tuple[Split, ...] = ("train", "val")
 
 @dataclass
 class BadImageRegistry:
-    """Unique bad images of both splits.
+    """Unique bad images of both splits; more than `limit` end the run.
 
-    `known` holds their IDs, part of the saved state: `2 * index` for training, `2 * index + 1` for validation images.
-    `all_gather_union` merges sorted IDs of all ranks, `log_image` is called once per image. More than `limit` images
-    end the run.
+    `known`, part of the saved state, has their IDs: `2 * index` for training, `2 * index + 1` for validation images.
+    `all_gather_union` merges the sorted IDs of all ranks; `log_image` is called once per image.
     """
 
     datasets: Datasets
@@ -59,7 +58,7 @@ class BadImageRegistry:
             )
 
     def _reason_on_this_rank(self, number: int) -> str:
-        """Return the reason, on this rank, why an image reported by another rank is bad."""
+        # Only IDs are exchanged: read the image again.
         return find_read_error(self._source(number), number // 2) or "another rank could not read it"
 
     def _source(self, number: int) -> Source:
@@ -99,7 +98,7 @@ class StepCoordinator:
     consensus: Consensus
     interrupts: Interrupts
     deadline: Deadline
-    alarm: IntervalTimer
+    save_timer: IntervalTimer
     bad_images: SplitBadImages
     replica_check: ReplicaCheck
 
@@ -108,7 +107,9 @@ class StepCoordinator:
         self.replica_check.check(step)
         self.deadline.end_step(step)
         num_new = self.bad_images.add(batch.bad)
-        stop, save, bad = self.consensus.all_reduce_flags(bool(self.interrupts.requested), self.alarm.is_due(), num_new)
+        stop, save, bad = self.consensus.all_reduce_flags(
+            bool(self.interrupts.requested), self.save_timer.is_due(), num_new
+        )
         if bad:
             self.bad_images.sync()
         return StepDecision(save=save > 0, stop=stop > 0)

@@ -1,9 +1,8 @@
 """Capture the training step as a CUDA graph per batch shape, and replay it with one launch per step.
 
-A CUDA graph (https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-graphs) holds kernels and the addresses that
-they read and write. Whatever differs between steps is copied to these addresses before each replay: the batch, its
-draws, the learning rate and the EMA decay. Loss and gradients are checked after the replay, when the weights have
-already moved; a non-finite value then ends the run before they are evaluated or saved.
+A CUDA graph (https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-graphs) has fixed addresses. The inputs of a
+step are copied there before each replay: the batch, its draws, the learning rate and the EMA decay. Loss and gradients
+are checked after the replay; a non-finite value ends the run before the updated weights are evaluated or saved.
 """
 
 from collections import Counter
@@ -28,27 +27,34 @@ from paceline.training.precision import resolve_precision
 from paceline.training.state import TrainState
 from paceline.training.trainer import EagerStep, TrainStep
 
+EAGER_STEPS: Final = 3
+"""Eager steps per shape before the capture, as torch recommends: they create optimizer state, and let cuDNN,
+torch.compile and libraries choose kernels and allocate memory."""
+_FAILED_GRAPHS: list[Any] = []
+"""Graphs whose capture failed, kept alive: torch 2.11's pinned-memory allocator may still query their stream."""
+_Shapes = tuple[torch.Size, torch.Size, torch.Size]
+
 
 class DeviceGraph(Protocol):
     """Captured device work."""
 
     def capture(self, work: Callable[[], Tensor]) -> Tensor:
-        """Call `work` to record its device work without running it; return its result, which each replay overwrites.
+        """Record the device work of `work` without running it; return its result, which each replay overwrites.
 
-        Raise `RuntimeError` if the work synchronizes with the device.
+        Raise `RuntimeError` if `work` synchronizes with the device.
         """
         ...
 
     def replay(self) -> None:
-        """Run the recorded work on the current contents of its inputs."""
+        """Run the recorded work."""
         ...
 
 
 class GraphPool(Protocol):
-    """Create graphs on one device that share memory, as they never run concurrently."""
+    """Create graphs that share memory, as they never run concurrently."""
 
     def capture_stream(self) -> AbstractContextManager[None]:
-        """Return a context whose work runs on the capture stream, for warm-up."""
+        """Return a context that runs warm-up steps on the capture stream."""
         ...
 
     def new_graph(self) -> DeviceGraph:
@@ -59,8 +65,7 @@ class GraphPool(Protocol):
 class CudaGraphPool:
     """CUDA graphs of the current device, captured on a separate stream.
 
-    The context `capture_stream` synchronizes with the current stream on both ends
-    (https://docs.pytorch.org/docs/stable/notes/cuda.html#whole-network-capture).
+    https://docs.pytorch.org/docs/stable/notes/cuda.html#whole-network-capture
     """
 
     def __init__(self) -> None:
@@ -69,7 +74,7 @@ class CudaGraphPool:
 
     @contextmanager
     def capture_stream(self) -> Iterator[None]:
-        """Return a context whose work runs on the capture stream."""
+        """Return a context on the capture stream, which waits for the current stream at both ends."""
         current = torch.cuda.current_stream()
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
@@ -82,26 +87,20 @@ class CudaGraphPool:
 
 
 def build_graph_pool(device: torch.device) -> GraphPool | None:
-    """Return the graph pool of `device`, or None if it has no graphs."""
+    """Return the graph pool of `device`, None for a CPU."""
     return CudaGraphPool() if device.type == "cuda" else None
 
 
-_FAILED_GRAPHS: list[Any] = []
-"""Graphs whose capture failed, kept alive: torch 2.11's pinned-memory allocator may still query their stream."""
-
-
 class _CudaGraph:
-    """A CUDA graph. Other threads, such as those that pin batches, may run during its capture."""
-
     def __init__(self, stream: torch.cuda.Stream, pool: Any) -> None:
         self._graph = torch.cuda.CUDAGraph()
         self._stream = stream
         self._pool = pool
 
     def capture(self, work: Callable[[], Tensor]) -> Tensor:
-        """Call `work` on the capture stream; return its result."""
         current = torch.cuda.current_stream()
         try:
+            # thread_local: other threads may use CUDA meanwhile, such as those that pin batches.
             with torch.cuda.graph(self._graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
                 return work()
         except BaseException:
@@ -110,16 +109,12 @@ class _CudaGraph:
             raise
 
     def replay(self) -> None:
-        """Launch the graph on the current stream."""
         self._graph.replay()
 
     def _clean_up_failed_capture(self) -> None:
-        """Clean up after a failed capture, as torch itself does from 2.13 on.
-
-        Before, the allocator considers the capture unfinished, so memory is never freed and `torch.cuda.empty_cache`
-        fails, and the device's generator refuses to draw; it gets a new state with the same sequence. Earlier graphs
-        keep the old one.
-        """
+        # As torch does itself from 2.13 on. Before, the allocator considers the capture unfinished, so memory is never
+        # freed and `torch.cuda.empty_cache` fails; and the generator refuses to draw, so it gets a new state with the
+        # same sequence, while earlier graphs keep the old one.
         device = torch.cuda.current_device()
         _FAILED_GRAPHS.append(self._graph)
         with suppress(RuntimeError):
@@ -133,16 +128,9 @@ class _CudaGraph:
             generator.graphsafe_set_state(fresh.graphsafe_get_state())
 
 
-EAGER_STEPS: Final = 3
-"""Eager steps per shape before the capture, as torch recommends. The first creates optimizer buffers, lets cuDNN and
-torch.compile choose kernels, and lets libraries allocate memory."""
-
-_Shapes = tuple[torch.Size, torch.Size, torch.Size]
-
-
 @dataclass(frozen=True)
 class _CapturedGraph:
-    """A graph, its input batch, and its outputs: float32 [3] of loss, is-finite flag and gradient norm."""
+    """A graph, its input batch, and its outputs, float32 [3]: loss, is-finite flag and gradient norm."""
 
     graph: DeviceGraph
     inputs: Batch
@@ -153,8 +141,8 @@ class _CapturedGraph:
 class CudaGraphStep:
     """Run the first steps of a shape eagerly, then capture one and replay it.
 
-    There is one graph per batch shape, and a second one if only some steps update the average; all share memory. If a
-    capture fails, `warn` reports it and all further steps are eager. Its time is the clock's pause `capture`.
+    Each batch shape has a graph, or two if only some steps update the average. After a failed capture, `warn` reports
+    it and all further steps are eager. Capturing is the pause `capture` of the clock.
     """
 
     def __init__(self, step: EagerStep, pool: GraphPool, warn: Callable[[str], None]) -> None:
@@ -170,7 +158,7 @@ class CudaGraphStep:
         step.update.average.to_device()
 
     def __call__(self, batch: Batch, state: TrainState) -> Tensor:
-        """Run a step; return the mean loss."""
+        """Run a step, as `TrainStep`."""
         if self._has_failed:
             return self._eager_step(batch, state)
         shapes = (batch.images.shape, batch.labels.shape, batch.draws.shape)
@@ -180,10 +168,10 @@ class CudaGraphStep:
             self._eager_step.update.probe.pop_is_finite()
             with self._pool.capture_stream():
                 return self._eager_step(batch, state)
-        averages = self._eager_step.update.average.is_due(state.step)
-        if (shapes, averages) not in self._graphs_by_shape:
-            self._capture(batch, shapes, averages)
-        captured = self._graphs_by_shape.get((shapes, averages))
+        updates_average = self._eager_step.update.average.is_due(state.step)
+        if (shapes, updates_average) not in self._graphs_by_shape:
+            self._capture(batch, shapes, updates_average)
+        captured = self._graphs_by_shape.get((shapes, updates_average))
         return self._replay(captured, batch, state) if captured else self._eager_step(batch, state)
 
     def sync(self) -> None:
@@ -199,13 +187,13 @@ class CudaGraphStep:
             if captured.updates_average:
                 update.average.update_decay()
             captured.graph.replay()
+            # Cloned: a deferred check reads them after further replays.
             loss, is_finite, norm = captured.outputs.clone().unbind()
         with clock.stage("optimizer"):
             update.check_after_step(StepValues(state.step + 1, lr, loss, is_finite, norm))
         return loss
 
-    def _capture(self, batch: Batch, shapes: _Shapes, averages: bool) -> None:
-        """Capture the step for this shape, or fall back to eager steps with a warning."""
+    def _capture(self, batch: Batch, shapes: _Shapes, updates_average: bool) -> None:
         if shapes not in self._inputs:
             self._inputs[shapes] = _allocate_inputs(batch, self._eager_step.transfer.device)
         inputs = self._inputs[shapes]
@@ -213,7 +201,7 @@ class CudaGraphStep:
 
         def work() -> Tensor:
             try:
-                return self._run_step(inputs, averages)
+                return self._run_step(inputs, updates_average)
             except Exception as error:
                 causes.append(_describe_error(error))  # the end of the capture fails as well, and hides the cause
                 raise
@@ -223,28 +211,30 @@ class CudaGraphStep:
             with self._eager_step.clock.paused(CAPTURE), _capturable(self._eager_step.update.optimizer):
                 outputs = graph.capture(work)
         except RuntimeError as error:
-            self._give_up(causes[0] if causes else _describe_error(error))
+            self._fall_back_to_eager(causes[0] if causes else _describe_error(error))
         else:
-            self._graphs_by_shape[shapes, averages] = _CapturedGraph(graph, inputs, outputs, averages)
+            self._graphs_by_shape[shapes, updates_average] = _CapturedGraph(graph, inputs, outputs, updates_average)
 
-    def _give_up(self, why: str) -> None:
+    def _fall_back_to_eager(self, reason: str) -> None:
         self._has_failed = True
         self._graphs_by_shape.clear()
         self._inputs.clear()
         self._eager_step.replica.zero_grad(set_to_none=True)
         self._eager_step.update.optimizer.zero_grad(set_to_none=True)
         self._eager_step.update.probe.pop_is_finite()  # a flag from a failed capture was never computed
-        self._warn(f"train.capture: the step cannot be captured, so steps run eagerly: {why} (set train.capture=off)")
+        self._warn(
+            f"train.capture: the step cannot be captured, so steps run eagerly: {reason} (set train.capture=off)"
+        )
 
-    def _run_step(self, inputs: Batch, averages: bool) -> Tensor:
-        """Queue a whole step on the device, without any host work that differs between steps."""
+    def _run_step(self, inputs: Batch, updates_average: bool) -> Tensor:
+        """Queue a whole step on the device. Host work in it runs only during the capture."""
         update = self._untimed_step.update
         update.probe.pop_is_finite()  # so that resetting the flag is captured too
         loss = self._untimed_step.forward_backward(inputs)
         norm = update.prepare_gradients()
         is_finite = update.probe.pop_is_finite()
         update.step_optimizer()
-        if averages:
+        if updates_average:
             update.average.apply()
         update.optimizer.zero_grad(set_to_none=True)
         return torch.stack([loss.float(), is_finite.float(), norm])
@@ -258,9 +248,7 @@ def build_train_step(step: EagerStep, pool: GraphPool | None, warn: Callable[[st
 def choose_graph_pool(
     recipe: Recipe, world: World, device: torch.device, optimizer: torch.optim.Optimizer
 ) -> tuple[GraphPool | None, str]:
-    """Return the graph pool of a run, or None with a note on why steps cannot be captured (empty if `train.capture` is
-    off).
-    """
+    """Return the graph pool of `train.capture`, or None and a note on why steps cannot be captured."""
     if recipe.train.capture == "off":
         return None, ""
     graphs = build_graph_pool(device)
@@ -273,7 +261,7 @@ def choose_graph_pool(
 def _reason_not_to_capture(
     recipe: Recipe, world: World, device: torch.device, optimizer: torch.optim.Optimizer, *, has_graphs: bool
 ) -> str:
-    """Return the reason why steps of this run cannot be captured, or an empty string."""
+    """Return why steps of this run cannot be captured, or ""."""
     train, section = recipe.train, recipe.optim
     kind, _, scheme = resolve_precision(train.precision, device).partition("_")
     reasons = {
@@ -290,28 +278,26 @@ def _reason_not_to_capture(
 
 
 def _describe_error(error: Exception) -> str:
-    """Return the error's type and the start of its message. The error itself would keep tensors alive."""
+    # As text: the error itself would keep tensors alive.
     return f"{type(error).__name__}: {' '.join(str(error).split())[:150]}"
 
 
 def _allocate_inputs(batch: Batch, device: torch.device) -> Batch:
-    """Return a batch of zeros on `device`, the inputs of a graph."""
     images, labels, draws = (
         torch.zeros_like(each, device=device) for each in (batch.images, batch.labels, batch.draws)
     )
     return Batch(images, labels, np.zeros(len(batch), dtype=np.int64), draws)
 
 
-def _copy_inputs(inputs: Batch, placed: DeviceBatch) -> None:
-    """Copy a batch on the device into `inputs`."""
-    inputs.images.copy_(placed.images)
-    inputs.labels.copy_(placed.labels)
-    inputs.draws.copy_(placed.draws)
+def _copy_inputs(inputs: Batch, device_batch: DeviceBatch) -> None:
+    inputs.images.copy_(device_batch.images)
+    inputs.labels.copy_(device_batch.labels)
+    inputs.draws.copy_(device_batch.draws)
 
 
 @contextmanager
 def _capturable(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Temporarily set `capturable` on torch's Adam; its fused kernels are capturable anyway."""
+    """Temporarily set `capturable`, which torch's Adam checks although its fused kernels always are."""
     groups = [group for group in optimizer.param_groups if "capturable" in group]
     for group in groups:
         group["capturable"] = True

@@ -1,7 +1,7 @@
 """Read the dataset of a run, or another dataset to evaluate its weights on.
 
-Classes are matched by name: the other dataset may lack some, or list them in another order. The digest tells whether it
-is the run's own dataset in another location; of that, only the held-out images are evaluated.
+Classes of another dataset are matched by name. A dataset with the run's digest is the run's own in another location; of
+that, only the validation split is evaluated.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ _MAX_NAMED = 10
 
 @dataclass(frozen=True)
 class RelabeledSource:
-    """A source whose label n becomes `numbers[n]`, in the class list of `info`."""
+    """A source whose label n becomes `label_map[n]`, in the class list of `info`."""
 
     info: DatasetInfo
     source: Source
@@ -54,7 +54,7 @@ class RelabeledSource:
 
 @dataclass(frozen=True)
 class DecodedSource:
-    """A source that decodes image files to pixels, so that they are resized by torch as in training, not by Pillow."""
+    """A source of pixels, decoded from image files, so that torch resizes them as in training, not Pillow."""
 
     source: Source
 
@@ -84,7 +84,7 @@ class DecodedSource:
 class EvalData:
     """The recipe and datasets of an evaluation, and a note for the user, empty for the run's own dataset.
 
-    For another dataset both splits hold the evaluated images; the training split has the run's dataset information.
+    Of another dataset both splits are the evaluated images, the training split with the run's `DatasetInfo`.
     """
 
     recipe: Recipe
@@ -95,9 +95,7 @@ class EvalData:
 def read_eval_dataset(
     recipe: Recipe, run_recipe: Recipe, trained: TrainedDataset, digest: str, *, is_first: bool
 ) -> EvalData:
-    """Return the dataset of `recipe` to evaluate a run on.
-
-    The run was trained with `run_recipe` on the dataset `trained`, whose digest is `digest`.
+    """Return the dataset of `recipe` to evaluate a run of `run_recipe`, trained on `trained` with `digest`, on.
 
     Raise `DataError` for an unreadable dataset, an unknown class or other channels, and for the run's own folder with
     another split, which would evaluate training images.
@@ -127,10 +125,8 @@ def read_eval_dataset(
 
 
 def match_classes(names: Sequence[str], known: Sequence[str]) -> tuple[int, ...]:
-    """Return the index in `known` of each class of `names`, compared after Unicode normalization.
-
-    Raise `DataError` for an unknown class.
-    """
+    """Return the index in `known` of each class of `names`. Raise `DataError` for an unknown class."""
+    # NFC: file systems normalize folder names differently.
     numbers = {unicodedata.normalize("NFC", name): number for number, name in enumerate(known)}
     for name in names:
         if unicodedata.normalize("NFC", name) not in numbers:
@@ -143,7 +139,7 @@ def match_classes(names: Sequence[str], known: Sequence[str]) -> tuple[int, ...]
 
 
 def _without_stale_roots(section: SourceSection, trained: SourceSection) -> SourceSection:
-    """Return `section` without the run's training folders, if it names another root."""
+    """Return `section` without `train_root` and `val_root` of the run, if it has another root."""
     if not (isinstance(section, Folder) and isinstance(trained, Folder)) or section.root in ("auto", trained.root):
         return section
     stale = [name for name in ("train_root", "val_root") if getattr(section, name) == getattr(trained, name)]
@@ -159,7 +155,7 @@ def _check_channels(test: DatasetInfo, trained: DatasetInfo) -> None:
 
 
 def _build_eval_recipe(recipe: Recipe, run_recipe: Recipe, trained: TrainedDataset, test: Source) -> Recipe:
-    """Return `recipe` for another dataset: no training images, any loader, and the run's resizing."""
+    """Return `recipe` for another dataset: no training images, any loader, the run's resizing."""
     data = recipe.data
     loader = "auto" if data.loader in ("native", "device") else data.loader
     has_same_resize = (
@@ -181,17 +177,16 @@ def _with_run_classes(test: Source, trained: DatasetInfo) -> Datasets:
 
 
 def _relabel(test: Source, info: DatasetInfo, label_map: tuple[int, ...]) -> Source:
-    """Return `test` with the classes of `info`. Pixels in memory stay in memory, which loaders use."""
-    if isinstance(test, ArraySource):
+    if isinstance(test, ArraySource):  # loaders have a fast path for it
         table: NDArray[np.int64] = np.array(label_map, dtype=np.int64)
         return ArraySource(info, test.images, table[test.labels])
     return RelabeledSource(info, test, label_map)
 
 
 def _describe_overlap(section: SourceSection, trained: SourceSection) -> str:
-    """Return a sentence on whether the run was trained on these images.
+    """Return whether the run was trained on these images, as a sentence.
 
-    Raise `DataError` for the run's own folder if its held-out images depend on a random split.
+    Raise `DataError` for the run's own folder if a random split chose its validation images.
     """
     if not (isinstance(section, Folder) and isinstance(trained, Folder) and is_trained_on(section, trained)):
         return "it measures generalization if the run was trained on none of these"
@@ -209,15 +204,11 @@ def _build_note(test: Source, trained: DatasetInfo, warning: str) -> str:
 
 
 ReadData = Callable[[contextlib.ExitStack, bool], tuple[Recipe, Datasets]]
-"""Read a dataset, with an exit stack for its resources, on a node's first or another rank; return its recipe too."""
+"""Returns recipe and datasets, given an exit stack for resources and whether the rank is first on its node."""
 
 
 def read_run_data(recipe: Recipe, exit_stack: contextlib.ExitStack, is_first: bool) -> tuple[Recipe, Datasets]:
-    """Read both splits;
-
-    The first rank per node downloads or stages them. A staged copy stays locked while `exit_stack` is
-    open.
-    """
+    """Read both splits. The first rank of a node downloads or stages them; `exit_stack` unlocks a staged copy."""
     data = recipe.data
     skip_bad = data.on_bad_image == "skip"
     section = exit_stack.enter_context(stage_for_run(data.source, data.stage, is_first=is_first, skip_bad=skip_bad))
@@ -232,15 +223,12 @@ def read_eval_data(
     exit_stack: contextlib.ExitStack,
     is_first: bool,
 ) -> tuple[Recipe, Datasets]:
-    """Read the dataset that `recipe` evaluates `checkpoint` on:
-
-    That of its run, with recipe `run_recipe`, or another.
-    """
+    """Read the dataset of `recipe` to evaluate `checkpoint` on; `run_recipe` is that of its run."""
     if recipe.data.source == run_recipe.data.source:
         return read_run_data(recipe, exit_stack, is_first)
-    facts = read_trained_dataset(RunDir(checkpoint.parent.parent))
+    trained = read_trained_dataset(RunDir(checkpoint.parent.parent))
     digest = str(read_state(checkpoint).get("dataset", ""))
-    eval_data = read_eval_dataset(recipe, run_recipe, facts, digest, is_first=is_first)
+    eval_data = read_eval_dataset(recipe, run_recipe, trained, digest, is_first=is_first)
     if eval_data.note:
         report(eval_data.note)
     return eval_data.recipe, eval_data.datasets

@@ -1,7 +1,4 @@
-"""Weight averages: an exponential moving average (EMA), or the average that a schedule-free optimizer keeps.
-
-The average is built after `Strategy.prepare`, when the parameters are final.
-"""
+"""Weight averages: an exponential moving average (EMA), or the average that a schedule-free optimizer keeps."""
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,31 +26,31 @@ class WeightAverage(Protocol):
         ...
 
     def update(self, step: int) -> None:
-        """Include the weights after optimizer step `step` (from 0), if it is `is_due`: `update_decay`, then `apply`."""
+        """Call `update_decay` and `apply` if the average `is_due` after optimizer step `step` (from 0)."""
         ...
 
     def is_due(self, step: int) -> bool:
-        """Return whether the weights after optimizer step `step` are included."""
+        """Return whether to include the weights after optimizer step `step`."""
         ...
 
     def update_decay(self) -> None:
-        """Set the decay of the next `apply`, and count the update. Host side."""
+        """Set the decay of the next `apply`, and count the update, on the host."""
         ...
 
     def apply(self) -> None:
-        """Update the average. Device side."""
+        """Update the average, on the device."""
         ...
 
     def to_device(self) -> None:
-        """Keep the decay on the device from now on, where a captured `apply` reads it."""
+        """Keep the decay on the device from now on, for a captured `apply`."""
         ...
 
     def swapped(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context in which the model has the averaged weights. The raw weights are restored bit by bit."""
+        """Return a context in which the model has the averaged weights; raw weights are restored bitwise."""
         ...
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the live tensors that a checkpoint needs, by name, sharded if the parameters are."""
+        """Return live tensors for a checkpoint by name, sharded as the parameters are."""
         ...
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
@@ -87,7 +84,7 @@ class NoWeightAverage:
         return contextlib.nullcontext()
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return an empty dictionary."""
+        """Return {}."""
         return {}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
@@ -99,9 +96,8 @@ class ExponentialMovingAverage:
     """EMA of parameters and BatchNorm statistics, updated every `every` steps.
 
     average <- decay * average + (1 - decay) * weights, starting from the initial weights. With `warmup`, update n (from
-    0) uses min(decay, (1 + n) / (10 + n)), as in TensorFlow's ExponentialMovingAverage. Averages are float32 (float64
-    for float64 weights); integers are copied; non-persistent buffers are ignored. `named` replaces tensors of the model
-    by float32 master copies.
+    0) uses min(decay, (1 + n) / (10 + n)), as in TensorFlow's ExponentialMovingAverage. Averages are at least float32;
+    integers are copied. `named` has the float32 master copies of parameters, which are averaged instead.
     """
 
     is_enabled = True
@@ -117,17 +113,19 @@ class ExponentialMovingAverage:
         state = model.state_dict(keep_vars=True)
         self._names = list(state)
         self._model_tensors = [tensor.detach() for tensor in state.values()]
-        moved = dict(named)
-        self._sources = [moved.get(name, live).detach() for name, live in state.items()]
+        masters = dict(named)
+        self._sources = [masters.get(name, live).detach() for name, live in state.items()]
         self._averaged = [_to_float32(tensor) for tensor in self._sources]
         floating = [number for number, tensor in enumerate(self._model_tensors) if tensor.is_floating_point()]
         # FSDP shards parameters but not buffers, and no foreach operation accepts both.
         are_parameters = [isinstance(tensor, nn.Parameter) for tensor in state.values()]
-        self._lists = [[number for number in floating if are_parameters[number] is wanted] for wanted in (True, False)]
+        self._foreach_groups = [
+            [number for number in floating if are_parameters[number] is wanted] for wanted in (True, False)
+        ]
         self._copied = [number for number, tensor in enumerate(self._model_tensors) if not tensor.is_floating_point()]
 
     def update(self, step: int) -> None:
-        """Update the average if it is due."""
+        """Update the average if due."""
         if self.is_due(step):
             self.update_decay()
             self.apply()
@@ -137,9 +135,9 @@ class ExponentialMovingAverage:
         return (step + 1) % self._every == 0
 
     def update_decay(self) -> None:
-        """Set the weight of the next update."""
-        made = int(self._updates)
-        decay = min(self._decay, (1 + made) / (10 + made)) if self._warmup else self._decay
+        """Set the decay of the next update."""
+        num_updates = int(self._updates)
+        decay = min(self._decay, (1 + num_updates) / (10 + num_updates)) if self._warmup else self._decay
         if isinstance(self._weight, Tensor):
             self._weight.fill_(1 - decay)
         else:
@@ -148,14 +146,16 @@ class ExponentialMovingAverage:
 
     @torch.no_grad()
     def apply(self) -> None:
-        """Move the averages towards the weights. A decay on the device costs one kernel per tensor."""
-        for numbers in filter(None, self._lists):
+        """Move the averages towards the weights."""
+        for numbers in filter(None, self._foreach_groups):
             averages = [self._averaged[number] for number in numbers]
-            moved = [self._sources[number].to(average.dtype) for number, average in zip(numbers, averages, strict=True)]
-            if isinstance(self._weight, Tensor):
-                torch._foreach_lerp_(averages, moved, [self._weight] * len(averages))
+            values = [
+                self._sources[number].to(average.dtype) for number, average in zip(numbers, averages, strict=True)
+            ]
+            if isinstance(self._weight, Tensor):  # one kernel per tensor, where a host number takes a few in all
+                torch._foreach_lerp_(averages, values, [self._weight] * len(averages))
             else:
-                torch._foreach_lerp_(averages, moved, self._weight)
+                torch._foreach_lerp_(averages, values, self._weight)
         for number in self._copied:
             self._averaged[number].copy_(self._model_tensors[number])
 
@@ -164,7 +164,7 @@ class ExponentialMovingAverage:
         self._weight = torch.zeros((), device=self._averaged[0].device)
 
     def swapped(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context in which the model has the averages, in its own dtype."""
+        """Return a context in which the model has the averages, cast to its dtypes."""
         return _swapped_in(self._model_tensors, self._averaged)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -181,10 +181,7 @@ class ExponentialMovingAverage:
 
 
 class OptimizerWeightAverage:
-    """The average that schedule-free SGD keeps in its own state.
-
-    Buffers are not averaged: BatchNorm statistics are those of the training weights.
-    """
+    """The average that schedule-free SGD keeps. Buffers, such as BatchNorm statistics, are not averaged."""
 
     is_enabled = True
 
@@ -216,7 +213,7 @@ class OptimizerWeightAverage:
         return _swapped_in(self._parameters, [self._optimizer.average_of(each) for each in self._parameters])
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return an empty dictionary: the average is part of the optimizer's state."""
+        """Return {}: the average is part of the optimizer's state."""
         return {}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
@@ -227,10 +224,10 @@ class OptimizerWeightAverage:
 def build_weight_average(
     section: Ema | Off, model: nn.Module, optimizer: torch.optim.Optimizer | None, named: NamedParameters
 ) -> WeightAverage:
-    """Return the average of `train.ema`, or the optimizer's own, for a prepared `model`.
+    """Return the average of `train.ema`, or the optimizer's own, for `model` after `Strategy.prepare`.
 
-    `named` is the result of `OptimizedWeights.named_parameters`. Raise `RecipeError` if both are configured, or the
-    optimizer updates master weights.
+    `named` is from `OptimizedWeights.named_parameters`. Raise `RecipeError` if both are configured, or if a
+    schedule-free optimizer updates master weights.
     """
     match section, optimizer:
         case Ema(), ScheduleFree():
@@ -251,7 +248,7 @@ def _to_float32(tensor: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def _swapped_in(live: Sequence[Tensor], values: Sequence[Tensor]) -> Iterator[None]:
-    """Temporarily copy `values` into `live`. Addresses do not change, since CUDA graphs refer to them."""
+    """Temporarily copy `values` into `live`, in place: CUDA graphs refer to the addresses."""
     saved = [tensor.detach().clone() for tensor in live]
     try:
         _copy_tensors(live, values)

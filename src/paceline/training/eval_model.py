@@ -16,17 +16,17 @@ from paceline.training.precision import Precision
 from paceline.training.saver import load_average_tensors
 from paceline.training.trained_dataset import TrainedDataset
 
+_ON_CPU: dict[str, PrecisionName] = dict.fromkeys(("tf32", "fp16", "fp16_master", "fp16_pure"), "fp32")
+"""Replacements on a CPU for formats that only GPUs support."""
+
 
 def has_weight_average(recipe: Recipe) -> bool:
-    """Return whether runs of `recipe` are evaluated by averaged weights: of `train.ema`, or of the optimizer."""
+    """Return whether runs of `recipe` evaluate averaged weights, of `train.ema` or the optimizer."""
     return recipe.train.ema != "off" or isinstance(recipe.optim, ScheduleFree)
 
 
 def load_weight_average(recipe: Recipe, model: nn.Module, precision: Precision, checkpoint: Path) -> WeightAverage:
-    """Return the average stored in `checkpoint` for `model`, which is on its device with the raw weights loaded.
-
-    Raise `CheckpointError` if the checkpoint lacks it.
-    """
+    """Return the average in `checkpoint` for `model` with raw weights. Raise `CheckpointError` without one."""
     if not has_weight_average(recipe):
         return NoWeightAverage()
     # No other optimizer is built: it may be the user's own code, and is not needed here.
@@ -37,10 +37,6 @@ def load_weight_average(recipe: Recipe, model: nn.Module, precision: Precision, 
     average = build_weight_average(recipe.train.ema, model, optimizer, named)
     load_average_tensors(checkpoint, average, optimizer)
     return average
-
-
-_ON_CPU: dict[str, PrecisionName] = dict.fromkeys(("tf32", "fp16", "fp16_master", "fp16_pure"), "fp32")
-"""Replacements on a CPU for formats that only GPUs support."""
 
 
 def eval_precision(name: PrecisionName, device: torch.device) -> PrecisionName:
@@ -56,8 +52,7 @@ def load_eval_model(
     checkpoint: Path,
     memory_format: torch.memory_format = torch.contiguous_format,
 ) -> nn.Module:
-    """Return the model of `checkpoint` in evaluation mode with frozen parameters, with averaged weights if the run
-    keeps any.
+    """Return the frozen model of `checkpoint` in evaluation mode, with averaged weights if the run has any.
 
     Torch's random state is preserved.
     """
@@ -72,7 +67,6 @@ def load_eval_model(
 
 
 def _load_averaged_weights(average: WeightAverage, model: nn.Module) -> None:
-    """Replace the weights of `model` by the averaged ones, if there are any."""
     if not average.is_enabled:
         return
     with average.swapped():

@@ -19,6 +19,7 @@ from paceline.core.run_dir import RunDir
 from paceline.data.decode import decode
 
 WORST_JSON: Final = "worst.json"
+EVAL_JSON: Final = "eval.json"
 MAX_UNSCALED_SIDE: Final = 64
 """Longest side, in pixels, of an image that is saved unchanged. Larger images are downscaled."""
 _JPEG_QUALITY: Final = 85
@@ -26,11 +27,11 @@ _JPEG_QUALITY: Final = 85
 
 
 def save_worst_images(folder: Path, mistakes: Sequence[MisclassifiedImage], source: Source, size: int = 96) -> None:
-    """Write a thumbnail per readable image of `mistakes`, and `worst.json`, into a new `folder`.
+    """Write a thumbnail per readable image of `mistakes`, and `worst.json`, into `folder`, replacing an older one.
 
     Images up to 64 pixels are saved unchanged as PNG, others as JPEG of up to `size` pixels, below 16 KB each.
-    `worst.json` lists {index, name, true, predicted, confidence, loss, file} in the order of `mistakes`. An old folder
-    is replaced atomically, or removed if there are no mistakes. Raise `OSError` if the disk cannot be written.
+    `worst.json` lists {index, name, true, predicted, confidence, loss, file} in the order of `mistakes`. Without
+    mistakes the folder is removed. Raise `OSError` if the disk cannot be written.
     """
     if not mistakes:
         return shutil.rmtree(folder, ignore_errors=True)
@@ -73,7 +74,7 @@ def _save_thumbnail(folder: Path, mistake: MisclassifiedImage, source: Source, s
 
 
 def _read_image(source: Source, index: int) -> Image.Image:
-    """Return the image, upright, in mode L or RGB. Raise `DataError` if it cannot be read."""
+    """Return the image in mode L or RGB. Raise `DataError` if it cannot be read."""
     content, _ = source.read(index)
     is_grey = source.info.channels == 1
     if isinstance(content, bytes):
@@ -93,15 +94,9 @@ def _encode_thumbnail(picture: Image.Image, size: int) -> tuple[bytes, str]:
     return file.getvalue(), "jpg"
 
 
-EVAL_JSON: Final = "eval.json"
-
-
 @contextlib.contextmanager
 def output_dir(path: Path) -> Iterator[RunDir]:
-    """Create the folder `path`, which must not exist; remove it if the evaluation fails.
-
-    Raise `RecipeError` if it exists or cannot be created.
-    """
+    """Create the folder `path`, and remove it if the evaluation fails. Raise `RecipeError` if it exists."""
     try:
         path.mkdir(parents=True)
     except FileExistsError:
@@ -116,7 +111,7 @@ def output_dir(path: Path) -> Iterator[RunDir]:
 
 
 def write_eval_outputs(folder: RunDir, values: Mapping[str, Any], report: EvalReport, source: Source) -> None:
-    """Write `eval.json` with the values `values`, `classes.csv`, `confusion.csv` and the worst images of `source`.
+    """Write `eval.json` with `values`, `classes.csv`, `confusion.csv` and the worst images of `source`.
 
     Raise `PacelineError` if the folder cannot be written.
     """

@@ -1,4 +1,4 @@
-"""Compose and run a stand-alone evaluation of a checkpoint from a recipe and a world."""
+"""Run a stand-alone evaluation of a checkpoint."""
 
 import contextlib
 from collections.abc import Callable
@@ -36,10 +36,9 @@ def evaluate(
 ) -> EvalReport:
     """Evaluate the raw and averaged weights of `checkpoint` on the data of `recipe`, as one rank of `world`.
 
-    `run_recipe` is the recipe of the checkpoint's run. If `recipe` names another dataset, classes are matched by name,
-    and rank 0 reports this through `print_line`. `write_report` receives the report and the dataset while it can be
-    read. Only the model and the dataset of `recipe` are imported; the caller has checked that the user allows their
-    code.
+    `run_recipe` is the recipe of the checkpoint's run. If `recipe` has another dataset, classes are matched by name,
+    and rank 0 prints a note by `print_line`. `write_report` gets the report and the open dataset. Plugins of
+    the model and the dataset are imported: the caller has checked the user's consent.
     """
     read = partial(read_eval_data, recipe, run_recipe, checkpoint, print_line if world.is_main else discard_message)
     with rendezvous(world, recipe.parallel) as store, contextlib.ExitStack() as exit_stack:

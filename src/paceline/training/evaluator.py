@@ -1,7 +1,4 @@
-"""Evaluate the raw and the averaged weights exactly: each image is counted once on any number of ranks.
-
-Ranks sum integers, and the total is asserted.
-"""
+"""Evaluate the raw and the averaged weights exactly: each image is counted once on any number of ranks."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -22,12 +19,15 @@ from paceline.training.ema import WeightAverage
 from paceline.training.metrics import EvalCounts, build_mistake_tracker, predict_batch
 from paceline.training.precision import Precision
 
+_BATCH_NORM_BATCH: Final = 128
+"""Images per batch of the BatchNorm check."""
+
 
 class EvalViews(Protocol):
     """Compute logits from images."""
 
     def __call__(self, model: nn.Module, images: Tensor) -> Tensor:
-        """Return float [N, num_classes] for normalised images [N, C, H, W]."""
+        """Return float [N, num_classes] for normalized images [N, C, H, W]."""
         ...
 
 
@@ -44,16 +44,16 @@ class FlipViews:
     """Average the logits of each image and its horizontal flip."""
 
     def __call__(self, model: nn.Module, images: Tensor) -> Tensor:
-        """Return the mean of both logits, float64 [N, num_classes], so that 16-bit logits are not rounded again."""
+        """Return the mean of both logits, float64 [N, num_classes]."""
+        # float64, so that 16-bit logits are not rounded again.
         both: Tensor = torch.stack([model(images), model(images.flip(3))])
         return both.double().mean(dim=0)
 
 
 class ShiftViews:
-    """Average over each image, its flip, and both shifted by one pixel up-left and down-right.
+    """Average over each image, its flip, and both shifted by one pixel up-left and down-right with reflected borders.
 
-    The unshifted pair has weight 1/2, the others 1/4 each, as in airbench (Jordan 2024, arXiv 2404.00498, section 3.6).
-    Borders are reflected.
+    Weights are 1/2, 1/4 and 1/4, as in airbench (Jordan 2024, arXiv 2404.00498, section 3.6).
     """
 
     def __call__(self, model: nn.Module, images: Tensor) -> Tensor:
@@ -84,12 +84,8 @@ def build_eval_views(number: Literal[1, 2, 6]) -> EvalViews:
             return ShiftViews()
 
 
-_BATCH_NORM_BATCH: Final = 128
-"""Images per batch of the BatchNorm check."""
-
-
 class SplitEvaluation(NamedTuple):
-    """Result of an evaluation: metrics, per-class counts, and the misclassified images with the highest loss."""
+    """Metrics, per-class counts, and the misclassified images with the highest loss."""
 
     result: EvalResult
     classes: ClassTable
@@ -109,7 +105,7 @@ class BadImageCollector(Protocol):
 
 
 class NoBadImages:
-    """For datasets whose unreadable images end the run."""
+    """Collect nothing: unreadable images end the run."""
 
     def add(self, bad: Iterable[BadImage]) -> int:
         """Return 0."""
@@ -126,9 +122,9 @@ def never_stop() -> bool:
 
 @dataclass(frozen=True)
 class SplitEvaluator:
-    """Evaluate a model on `num_batches` batches per rank, and sum over the ranks to all `num_images` images.
+    """Evaluate `num_batches` batches per rank, which on all ranks are the `num_images` images of the split.
 
-    `num_worst` is the number of misclassified images to keep. The host synchronizes with the device once, at the end.
+    `num_worst` is the number of misclassified images to return. Synchronizes with the device once, at the end.
     """
 
     loader: Loader
@@ -147,7 +143,7 @@ class SplitEvaluator:
     def __call__(self, model: nn.Module) -> SplitEvaluation | None:
         """Return accuracy, cross-entropy without label smoothing, and calibration. Collective.
 
-        Return None if a rank `should_stop` early. Unreadable images are excluded, and added to `bad_images`.
+        Return None if a rank `should_stop`. Unreadable images are added to `bad_images`.
         """
         stopped, num_bad, num_new = False, 0, 0
         counts = EvalCounts.zeros(len(self.class_names), self.device)
@@ -155,16 +151,16 @@ class SplitEvaluator:
         with eval_mode(model), self.strategy.evaluating(model), torch.inference_mode():
             for batch in self.loader.batches(0, self.num_batches):
                 stopped = self.should_stop()
-                if stopped:
+                if stopped:  # the other ranks finish; all learn of it in the sum below
                     break
                 num_bad += len(batch.bad)
                 num_new += self.bad_images.add(batch.bad)
                 if not len(batch):
                     continue
-                placed = self.transfer(batch)
+                device_batch = self.transfer(batch)
                 with self.precision.autocast():
-                    logits = self.views(model, self.transfer.normalize(placed.images))
-                predictions = predict_batch(logits, placed.labels)
+                    logits = self.views(model, self.transfer.normalize(device_batch.images))
+                predictions = predict_batch(logits, device_batch.labels)
                 counts.add(predictions)
                 mistakes.add(predictions, batch.indices)
         total = counts.reduce(self.strategy.sum)
@@ -172,6 +168,7 @@ class SplitEvaluator:
         num_stopped, all_bad, all_new = self.strategy.sum(flags).tolist()
         if num_stopped:
             return None
+        # Integers, so that the sum over ranks is exact.
         counted = total.images + all_bad
         assert counted == self.num_images, f"{counted} images were counted of {self.num_images}"
         if all_new:
@@ -184,10 +181,10 @@ class SplitEvaluator:
 
 @dataclass(frozen=True)
 class BatchNormChecker:
-    """Classify training images with BatchNorm's running statistics, and with the statistics of the batches.
+    """Classify training images with BatchNorm's running statistics, and with batch statistics.
 
-    Running statistics average over past steps. If steps change the weights a lot, they describe an outdated model, and
-    evaluation fails while training works. Each rank uses `num_batches` batches of its `loader`.
+    If steps change the weights a lot, running statistics describe an outdated model: evaluation fails while training
+    works.
     """
 
     loader: Loader
@@ -198,7 +195,7 @@ class BatchNormChecker:
     device: torch.device
 
     def __call__(self, model: nn.Module) -> BatchNormCheck | None:
-        """Return the correct counts of both ways over all ranks, or None without BatchNorm. Collective."""
+        """Return both counts of correct images over all ranks, or None without BatchNorm. Collective."""
         counts = torch.zeros(3, dtype=torch.int64, device=self.device)
         with self.strategy.evaluating(model), torch.inference_mode():
             for images, labels in self._shuffled_batches():
@@ -220,29 +217,28 @@ class BatchNormChecker:
         return (logits.argmax(dim=1) == labels).sum()
 
     def _shuffled_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield (normalized images, labels), shuffled over the images of this rank."""
-        # Folders list images by class, and a batch of one class has other statistics.
+        # Shuffle the images of this rank: folders list them by class, and a batch of one class has other statistics.
         batches = [batch for batch in self.loader.batches(0, self.num_batches) if len(batch)]
         if sum(map(len, batches)) < 2:  # one image has no statistics
             return
         images, labels = torch.cat([each.images for each in batches]), torch.cat([each.labels for each in batches])
         order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
         # Evaluation has shown that this many images fit into memory.
-        at_once = max(2, min(_BATCH_NORM_BATCH, max(map(len, batches))))
-        for chosen in torch.split(order, at_once):
-            if len(chosen) == at_once or len(order) < at_once:
+        batch_size = max(2, min(_BATCH_NORM_BATCH, max(map(len, batches))))
+        for chosen in torch.split(order, batch_size):
+            if len(chosen) == batch_size or len(order) < batch_size:
                 yield self.transfer.normalize(images[chosen].to(self.device)), labels[chosen].to(self.device)
 
 
 EvaluateSplit = Callable[[nn.Module], SplitEvaluation | None]
-"""None: a rank has to stop before the evaluation is complete."""
+"""Returns None if a rank has to stop before the evaluation is complete."""
 
 
 @dataclass(frozen=True)
 class ModelEvaluator:
     """Run `evaluate_val` on the raw and the averaged weights, and `evaluate_train` on the raw ones.
 
-    Per-class tables and worst mistakes are those of `EvalReport.primary`.
+    Per-class tables and mistakes are those of the averaged weights, if there are any.
     """
 
     evaluate_val: EvaluateSplit

@@ -3,13 +3,10 @@
 Rank 0 writes a line when training begins, and one when it ends in an orderly way. For a killed process the next one
 estimates the end from the last time in `steps.jsonl` and `evals.jsonl`, before their rows are dropped.
 
-Exact: start-up, evaluations, checkpoint stalls, loader starts, and the training time that checkpoints hold. Estimated:
-waiting for data (its share of the measured steps, applied to the measurement warm-up too, plus loader starts), and the
-end of a killed process, which ran up to one logging interval longer; that remainder is reported as downtime. The stall
-of the checkpoint that a killed run resumed from is reported as rework, as the checkpoint cannot know it. A process that
-died before training began has no line and counts as downtime; the first line records how long such processes took.
-Starting a profiler is reported as other. Nothing else needs the file, so damaged lines are skipped. With
-`measure.clock=off` all training time is useful. Clocks of hosts are assumed to agree.
+Estimated are the wait for data (its share of the measured steps, applied to the measurement warm-up too) and the end of
+a killed process, which ran up to one logging interval longer, counted as downtime. So is a process that died before
+training began. The stall of the checkpoint that a killed run resumed from counts as rework, as the checkpoint cannot
+know it. With `measure.clock=off` all training time is useful. Clocks of hosts are assumed to agree.
 """
 
 import contextlib
@@ -38,14 +35,14 @@ AttemptStatus = Status | Literal["killed"]
 
 @dataclass(frozen=True)
 class TimeSpent:
-    """Seconds of training time that were not steps, over all processes as far as their work is kept."""
+    """Seconds of training time that were not steps, over all processes, without work that was lost."""
 
     eval_s: float = 0.0
     checkpoint_s: float = 0.0
     data_wait_s: float = 0.0
 
     def plus(self, summary: ClockSummary) -> "TimeSpent":
-        """Return the sum with what the clock of this process has measured so far."""
+        """Return the sum with the measurements of this process."""
         waited_s = summary.stages[DATA_WAIT].device_s if DATA_WAIT in summary.stages else 0.0
         share = waited_s / summary.wall_s if summary.wall_s else 0.0
         return TimeSpent(
@@ -63,9 +60,8 @@ class AttemptStart(_AttemptRecord):
     """A process that began to train.
 
     `started_s` is its start (seconds since 1970), `startup_s` the seconds to its first step, `trained_s` the training
-    time in the checkpoint of `from_step`. `launch` identifies the launch that started its ranks (empty: none), `job_id`
-    the batch job (empty: none), and `job_restarts` how often that was requeued. `waited_s` is how long before it the
-    run was first started by processes that never trained; 0 in all lines but the first.
+    time in the checkpoint of `from_step`. `launch` is `environ.launch_name`, `job_restarts` how often the batch job was
+    requeued. `waited_s`, only in the first line, is the time of earlier processes that never trained.
     """
 
     event: Literal["start"] = "start"
@@ -84,7 +80,7 @@ class AttemptStart(_AttemptRecord):
 
 
 class AttemptEnd(_AttemptRecord):
-    """The end of a process, after `step` steps and `trained_s` seconds, earlier processes included."""
+    """The end of a process after `step` steps and `trained_s` seconds of the run."""
 
     event: Literal["end"] = "end"
     number: int
@@ -96,7 +92,7 @@ class AttemptEnd(_AttemptRecord):
 
 @dataclass(frozen=True)
 class Attempt:
-    """One process of rank 0; `end` is None while it runs, or if it was killed and the run was not resumed."""
+    """One process of rank 0; `end` is None while it runs, or after a kill without a resume."""
 
     start: AttemptStart
     end: AttemptEnd | None = None
@@ -113,7 +109,7 @@ class Attempt:
 
 
 def read_attempts(path: Path, warn: Callable[[str], None] = lambda message: None) -> tuple[Attempt, ...]:
-    """Return the processes of a run in order, none without the file. Invalid lines are skipped with one warning."""
+    """Return the processes of a run in order. Invalid lines are skipped with one warning."""
     attempts: list[Attempt] = []
     unread: list[int] = []
     invalid: list[int] = []
@@ -139,8 +135,7 @@ def estimate_last_end(
 ) -> tuple[Attempt, ...]:
     """Return `attempts` with an estimated end of the last one if it was killed.
 
-    `resumed_trained_s` is the training time, in seconds, of the checkpoint that the run resumes from: a lower bound of
-    the killed process's.
+    `resumed_trained_s`, the training time in seconds of the checkpoint to resume from, is a lower bound.
     """
     if not attempts or attempts[-1].end is not None:
         return tuple(attempts)
@@ -157,8 +152,8 @@ def compute_goodput(
 ) -> GoodputResult:
     """Attribute the wall-clock time of `attempts`, all of which have an end.
 
-    The last one has trained for `trained_s` seconds, earlier processes included; `time_spent` and `non_step_s` (time
-    after the last step, and profiler start) of these were not steps.
+    The run has trained for `trained_s` seconds, of which `spent` and `non_step_s` (after the last step, and starting a
+    profiler) were not steps.
     """
     ends = [attempt.end for attempt in attempts]
     assert ends and all(ends), "every attempt needs an end"
@@ -190,14 +185,11 @@ class GoodputTracker(Protocol):
         ...
 
     def goodput(self, trained_s: float, summary: ClockSummary, finish_s: float) -> GoodputResult | None:
-        """Return the goodput so far, or None on ranks other than 0.
-
-        `finish_s` is the part of `trained_s`, in seconds, after the clock's `summary`.
-        """
+        """Return the goodput so far, None on ranks other than 0; `finish_s` of `trained_s` came after `summary`."""
         ...
 
     def end(self, step: int, trained_s: float, status: Status) -> None:
-        """Record the end of this process after `step` steps. If it cannot be written, the next process estimates it."""
+        """Record the end of this process after `step` steps."""
         ...
 
 
@@ -239,6 +231,7 @@ class FileGoodputTracker:
 
     def end(self, step: int, trained_s: float, status: Status) -> None:
         """Write the end of this process."""
+        # If the disk is full, the next process estimates the end.
         with contextlib.suppress(OSError):
             _write_attempts(self._path, self._attempts_until_now(step, trained_s, status))
 
@@ -261,11 +254,10 @@ def build_goodput_tracker(
     warn: Callable[[str], None] = lambda message: None,
     now: Callable[[], float] = unix_s,
 ) -> GoodputTracker:
-    """Record that training begins, `startup_s` seconds after the start of this process; rank 0 only.
+    """Record on rank 0 that training begins, `startup_s` seconds after the start of this process.
 
-    Call it before the rows of lost steps are dropped from `steps.jsonl`. `now` returns seconds since 1970;
-    `first_started_s` is the run's first start in that time. Damaged lines are reported to `warn` and dropped. Raise
-    `RecipeError` if the file cannot be written.
+    Call it before the rows of lost steps are dropped from `steps.jsonl`. `now` and the run's first start,
+    `first_started_s`, are seconds since 1970. Raise `RecipeError` if the file cannot be written.
     """
     if not world.is_main:
         return NoGoodputTracker()
@@ -294,7 +286,6 @@ def build_goodput_tracker(
 
 
 def _number_or_zero(row: Mapping[str, Any], name: str) -> float:
-    """Return a number of a record, or 0 if it is missing or not a finite float."""
     value = row.get(name)
     return float(value) if isinstance(value, int | float) and abs(value) <= sys.float_info.max else 0.0
 

@@ -31,20 +31,16 @@ _STARTED_FROM: Final = "started_from"
 
 @dataclass(frozen=True)
 class InitialWeights:
-    """A note for the user (None for random weights), and the provenance `started_from`.
-
-    It holds the recipe's `path`, the `checkpoint` of a run, and the `sha256` of the file or, as in `result.json`, of
-    the run's weights.
-    """
+    """A note for the user, and the provenance: `path`, `checkpoint` of a run, `sha256` of the file or weights."""
 
     note: str | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
 
 def find_initial_checkpoint(weights: str) -> str:
-    """Return the checkpoint that `weights` names, or an empty string if it is no folder. Only rank 0 needs it.
+    """Return the checkpoint that `model.weights` names, "" if it is no folder.
 
-    A run directory means its last checkpoint; RUN/checkpoints/best, last or a step's folder that checkpoint. Raise
+    It may be a run directory, for its last checkpoint, or RUN/checkpoints/ with best, last or a step's folder. Raise
     `RecipeError` for any other folder, or a missing checkpoint.
     """
     if weights == "off":
@@ -77,32 +73,30 @@ def load_initial_weights(section: Model, model: nn.Module, checkpoint: str) -> I
     weights = section.weights
     if weights == "off":
         return InitialWeights()
-    facts = {"path": weights}
+    origin = {"path": weights}
     if not checkpoint:
         sentence = load_weights(model, weights, section.name)
         with open_to_read(expand_path(weights)) as file:
-            facts["sha256"] = hashlib.file_digest(file, "sha256").hexdigest()
-        return InitialWeights(f"model.weights: {weights}: {sentence}", {_STARTED_FROM: facts})
+            origin["sha256"] = hashlib.file_digest(file, "sha256").hexdigest()
+        return InitialWeights(f"model.weights: {weights}: {sentence}", {_STARTED_FROM: origin})
     path = Path(checkpoint)
     run_recipe = load(str(path.parent.parent)).recipe
     tensors = model_tensors(_load_source_model(run_recipe, section, path))
     sentence = copy_weights(model, tensors, weights, section.name)
     which = "averaged weights" if has_weight_average(run_recipe) else "weights"
-    facts |= {"checkpoint": path.name, "sha256": weights_sha256(tensors)}
-    return InitialWeights(f"model.weights: {weights}: the {which} of {path.name}: {sentence}", {_STARTED_FROM: facts})
+    origin |= {"checkpoint": path.name, "sha256": weights_sha256(tensors)}
+    return InitialWeights(f"model.weights: {weights}: the {which} of {path.name}: {sentence}", {_STARTED_FROM: origin})
 
 
 def restored_origin(checkpoint: str) -> InitialWeights:
-    """Return the initial weights recorded in the run's own `checkpoint`, without a note."""
+    """Return the provenance that the run's own `checkpoint` recorded."""
     origin = read_state(Path(checkpoint)).get(_STARTED_FROM)
     return InitialWeights(provenance={_STARTED_FROM: origin} if isinstance(origin, dict) else {})
 
 
 def _load_source_model(run_recipe: Recipe, section: Model, path: Path) -> nn.Module:
-    """Return the evaluated model of the run with recipe `run_recipe`, on the CPU.
-
-    Its own code is imported only if the new recipe names the same model.
-    """
+    """Return the model of checkpoint `path`, with the weights that its run evaluated, on the CPU."""
+    # A plugin is imported only if the new recipe names it too: that is the code which the user consented to.
     if is_plugin_name(run_recipe.model.name) and run_recipe.model.name != section.name:
         raise RecipeError(
             f"model.weights: {path}: is of {run_recipe.model.name}, which is code that the run names "

@@ -19,11 +19,10 @@ from paceline.recipe.schema.train import Train
 def compute_class_weights(
     setting: Off | Literal["balanced"] | dict[str, float], source: Source
 ) -> NDArray[np.float64] | None:
-    """Return the class weights of the training split, float64 [C] with a mean of 1 over the images, or None if off.
+    """Return class weights float64 [C] with a mean of 1 over the images of `source`, None for `off`.
 
     `balanced` is scikit-learn's N / (C n_c) for N images, n_c of them in class c, and C non-empty classes; an empty
-    class has weight 1. Raise `RecipeError` for unknown classes, and for a split whose labels cannot be read without its
-    images.
+    class has weight 1. Raise `RecipeError` for unknown classes, or if labels cannot be read without images.
     """
     if setting == "off":
         return None
@@ -49,9 +48,7 @@ def compute_class_weights(
 
 
 def describe_class_weights(weights: NDArray[np.float64], class_names: tuple[str, ...]) -> str:
-    """Return the smallest and largest weight as text, such as `train.class_weights: from 0.444 (cat) to 5.33 (lynx),
-    ...`.
-    """
+    """Return the smallest and largest weight as text, such as `train.class_weights: from 0.444 (cat) to ...`."""
     least, most = int(weights.argmin()), int(weights.argmax())
     ends = (f"{weights[at]:.3g} ({printable_class_name(class_names[at])})" for at in (least, most))
     return f"train.class_weights: from {' to '.join(ends)}, with a mean of 1 over the training images"
@@ -86,10 +83,7 @@ class CrossEntropy(torch.nn.Module):
 
 
 def build_loss(section: Train, source: Source, device: torch.device) -> tuple[CrossEntropy, str]:
-    """Return the training loss, and a note on its class weights (empty without any).
-
-    Raise `RecipeError` for weights of unknown classes, and if the labels cannot be counted.
-    """
+    """Return the training loss, and a note on its class weights. Raise `RecipeError` as `compute_class_weights`."""
     weights = compute_class_weights(section.class_weights, source)
     if weights is None:
         return CrossEntropy(section.label_smoothing), ""

@@ -32,10 +32,10 @@ class LrSchedule(Protocol):
 
 
 class LrShape(Protocol):
-    """The learning rate after the warm-up, relative to the peak."""
+    """The learning rate relative to its peak, without the warm-up."""
 
     def share(self, step: int) -> float:
-        """Return the learning rate at global step `step`, relative to the peak."""
+        """Return the share of the peak at global step `step`."""
         ...
 
 
@@ -50,7 +50,7 @@ class ConstantShape:
 
 @dataclass(frozen=True)
 class DecayShape:
-    """Decay from the peak at step `first` to `final` at step `last`; `curve` falls from 1 to 0 over [0, 1]."""
+    """Decay from the peak at step `first` to `final` at step `last` along `curve`, from 1 to 0 on [0, 1]."""
 
     first: int
     last: int
@@ -103,11 +103,10 @@ class OneCycleShape:
 
 @dataclass(frozen=True)
 class LrWarmup:
-    """Warm-up from `start` (relative to the peak) over `steps` steps; the last one has the peak.
+    """Warm-up from `start` times the peak over `steps` steps (Goyal et al. 2017, arXiv 1706.02677, section 2.2).
 
-    Gradual and constant warm-up as in Goyal et al. 2017 (arXiv 1706.02677), section 2.2. With `epoch_steps`, the number
-    of steps per epoch, the rate changes once per epoch: from `start` in the first to the peak after the last, as
-    torch's LinearLR stepped per epoch, or, if `start` is 0, in n equal stairs from 1/n, as in NERSC's tutorial.
+    With `epoch_steps`, the number of steps per epoch, the rate changes once per epoch: from `start` to the peak after
+    the warm-up, as torch's LinearLR stepped per epoch, or, if `start` is 0, in n equal stairs from 1/n.
     """
 
     steps: int
@@ -212,10 +211,9 @@ def build_lr_schedule(section: ScheduleSection, plan: Plan) -> LrSchedule:
 
 
 def sample_lr_points(schedule: LrSchedule, total_steps: int) -> list[tuple[int, float]]:
-    """Return a fixed schedule as (step, learning rate) points to join by straight lines, and none for another one.
+    """Return a fixed schedule as (step, learning rate) points to join by straight lines; none for `Plateau`.
 
-    Intervals are halved until their midpoint is within 0.2 % of the peak of the line. The step with the peak is
-    included.
+    Midpoints are within 0.2 % of the peak of the line. The step with the peak is included.
     """
     if not isinstance(schedule, FixedLrSchedule) or total_steps < 1:
         return []
@@ -223,7 +221,7 @@ def sample_lr_points(schedule: LrSchedule, total_steps: int) -> list[tuple[int, 
     grid = sorted({round(last * i / 32) for i in range(33)})
     tolerance = 0.002 * schedule.peak
 
-    def between(first: int, end: int) -> list[int]:
+    def between(first: int, end: int) -> list[int]:  # halves the interval until its midpoint is on the line
         middle = (first + end) // 2
         if middle == first:
             return []

@@ -1,4 +1,4 @@
-"""Measure a run: build its clock and traces, and collect the measurements of all ranks at the end."""
+"""Build the clock and traces of a run, and collect the measurements of all ranks at its end."""
 
 import contextlib
 import os
@@ -57,10 +57,9 @@ class Measurements:
 
 @dataclass(frozen=True)
 class RunMeter:
-    """The clock and loader of a rank, read at the end of the run.
+    """The instruments of a rank: clock, loader, transfer (`accumulate` copies per step), and profiler marks `spans`.
 
-    `spans` receive each stage beside the clock. `transfer` transfers batches in `accumulate` parts per step; the first
-    `warmup_steps` steps are not counted.
+    The first `warmup_steps` steps are not counted.
     """
 
     clock: Clock
@@ -91,7 +90,7 @@ class RunMeter:
         return Measurements(summary, memory, cpu, self.loader.stats(), waited, copied, ranks, straggler, offsets_s)
 
     def merge_traces(self, clock_offsets_s: Sequence[float]) -> None:
-        """Merge the ranks' traces in this folder onto one time axis. Rank 0 only; no rank waits for it."""
+        """Merge the ranks' traces in this folder onto one time axis, on rank 0, without other ranks."""
         paths = [self.rundir.trace / trace_file_name(rank) for rank in range(len(clock_offsets_s))]
         try:
             existing = [path for path in paths if path.is_file()]
@@ -137,7 +136,8 @@ class RunMeter:
         return cpu_result(ranks) if all(each.cores for each in ranks) else None
 
     def _measure_clock_offsets(self) -> tuple[float, ...]:
-        """Return the clock offset of each rank's host to rank 0's, measured right after a collective, in seconds."""
+        """Return the clock offset of each rank's host to rank 0's, in seconds."""
+        # Right after a collective all ranks read their clocks at nearly the same time; the median drops late ones.
         offsets: list[list[float]] = []
         for _ in range(_CLOCK_ROUNDS):
             self._all_gather([0.0])
@@ -152,7 +152,7 @@ class RunMeter:
 
 
 def compute_host_to_device(copied: TransferStats, accumulate: int) -> HostToDeviceResult:
-    """Return the transfer per step, whose batch is sent in `accumulate` parts."""
+    """Return the transfer per step of `accumulate` copies."""
     steps = copied.sends / accumulate
     batch_bytes, copied_bytes = ((each / steps if steps else 0.0) for each in (copied.bytes, copied.copied_bytes))
     rate = copied.timed_bytes / copied.timed_s if copied.timed_s > 0 else None
@@ -177,7 +177,7 @@ def build_run_meter(
     transfer: DeviceTransfer,
     warn: Callable[[str], None],
 ) -> RunMeter:
-    """Return the measurements of a run. Its clock starts now, so build it last."""
+    """Return the meter of a run. Its clock starts now, so build it last."""
     measure, world = context.recipe.measure, context.world
     spans: list[ProfilerMarks] = []
     if measure.nvtx != "off":

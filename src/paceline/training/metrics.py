@@ -1,8 +1,4 @@
-"""Evaluation metrics as counts on the device: accuracy, loss, calibration, confusion, and the worst mistakes.
-
-Counts of disjoint subsets add up to those of the whole set, so the value over all ranks is that of one pass over all
-images.
-"""
+"""Evaluation metrics as counts on the device, which add up over ranks, and the worst mistakes."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,7 +14,11 @@ from paceline.core.results import ClassCount, ClassTable, EvalResult, Misclassif
 NUM_BINS = 15
 """Bins of the calibration error, as in Guo et al. 2017 (arXiv 1706.04599)."""
 MAX_CONFUSION_CLASSES = 1000
-"""Limit for a confusion matrix, quadratic in size: 8 MB on the device and 2 MB as a file at 1000 classes."""
+"""Limit for a confusion matrix: 8 MB on the device and 2 MB as a file at 1000 classes."""
+_COLUMNS = 5
+_INDEX, _LABEL, _PREDICTED, _CONFIDENCE, _LOSS = range(_COLUMNS)
+_EMPTY_LOSS = -torch.inf
+"""Loss of an empty row."""
 
 
 class Predictions(NamedTuple):
@@ -36,10 +36,8 @@ class Predictions(NamedTuple):
 
 
 def predict_batch(logits: Tensor, labels: Tensor) -> Predictions:
-    """Return the predictions of logits float [N, num_classes] for labels int64 [N] on the same device.
-
-    Logits are compared and summed in float64. The prediction is the class that `topk` ranks first.
-    """
+    """Return the predictions of logits float [N, num_classes] for labels int64 [N] on the same device."""
+    # float64, so that 16-bit logits give exact sums, and the prediction agrees with `topk` in case of ties.
     log_probabilities = logits.double().log_softmax(dim=1)
     best = log_probabilities.topk(min(5, logits.shape[1]), dim=1).indices
     return Predictions(
@@ -53,7 +51,7 @@ def predict_batch(logits: Tensor, labels: Tensor) -> Predictions:
 
 @dataclass(frozen=True)
 class EvalCounts:
-    """Counts of the images so far, on the device; adding a batch never synchronizes.
+    """Counts of images on the device; adding a batch never synchronizes.
 
     `scores` float64 [4]: images, top-1 correct, top-5 correct, summed cross-entropy. `bins` float64 [3, 15] by
     confidence: images, summed confidence, correct. `classes` int64 [2, num_classes] by true class: images, correct.
@@ -99,7 +97,7 @@ class EvalCounts:
         return int(self.scores[0].item())
 
     def to_result(self) -> EvalResult:
-        """Return the metrics; at least one image must have been counted."""
+        """Return the metrics of at least one image."""
         images, top1, top5, loss = self.scores.tolist()
         return EvalResult(
             images=int(images),
@@ -145,12 +143,6 @@ def _sum_by_bin(confidence: Tensor, values: Tensor) -> Tensor:
     return (values[:, :, None] * is_in_bin).sum(dim=1)
 
 
-_COLUMNS = 5
-_INDEX, _LABEL, _PREDICTED, _CONFIDENCE, _LOSS = range(_COLUMNS)
-_EMPTY_LOSS = -torch.inf
-"""Loss of an empty row."""
-
-
 class MistakeTracker(Protocol):
     """Keep the misclassified images with the highest loss."""
 
@@ -169,10 +161,10 @@ class MistakeTracker(Protocol):
 
 @dataclass(frozen=True)
 class TopLossSamples:
-    """The mistakes with the highest loss so far, on the device; adding a batch never synchronizes.
+    """The mistakes with the highest finite loss, on the device; adding a batch never synchronizes.
 
     `rows` is float64 [K, 5], highest loss first: index, label, predicted, confidence, loss. Ties go to the lower index,
-    so the result does not depend on how the images are split. Non-finite losses are excluded.
+    so that the result does not depend on batches and ranks.
     """
 
     rows: Tensor
@@ -183,11 +175,12 @@ class TopLossSamples:
         return cls(torch.full((number, _COLUMNS), _EMPTY_LOSS, dtype=torch.float64, device=device))
 
     def add(self, predictions: Predictions, indices: NDArray[np.int64]) -> None:
-        """Merge a batch. Indices up to 2^53 are exact in float64."""
+        """Merge a batch."""
         # CUDA copies up to 64 KB (8,192 indices) from pageable memory without synchronizing.
         index = torch.from_numpy(indices).to(self.rows.device, non_blocking=True)
         is_candidate = (predictions.predicted != predictions.labels) & predictions.losses.isfinite()
         losses = torch.where(is_candidate, predictions.losses, _EMPTY_LOSS)
+        # Indices up to 2^53 are exact in float64.
         columns = [index, predictions.labels, predictions.predicted, predictions.confidence, losses]
         batch = torch.stack([column.double() for column in columns], dim=1)
         self.rows.copy_(_top_rows(torch.cat([self.rows, batch]), len(self.rows)))

@@ -1,7 +1,4 @@
-"""Log training metrics: mean loss, learning rate, throughput, and accuracy on training batches.
-
-A step that is not logged costs one addition on the device.
-"""
+"""Log training metrics: mean loss, learning rate, throughput, and accuracy on training batches."""
 
 import math
 from contextlib import AbstractContextManager
@@ -44,13 +41,10 @@ class NoBatchAccuracy:
 
 
 class DeviceBatchAccuracy:
-    """Count on `device` in place, so that a captured step counts too.
-
-    The target of a mixed image is the class with the largest share, as in torchvision's references; ties go to the
-    lower class. Equal logits are ordered by `topk`, as in evaluation.
-    """
+    """Count on `device`. The target of a mixed image is the class with the largest share, as in torchvision."""
 
     def __init__(self, num_classes: int, device: torch.device) -> None:
+        # Updated in place, so that a captured step counts too.
         self._counts = torch.zeros(min(5, num_classes), dtype=torch.int64, device=device)
 
     def add(self, logits: Tensor, targets: Tensor) -> None:
@@ -79,10 +73,9 @@ def build_batch_accuracy(switch: str, num_classes: int, device: torch.device) ->
 
 
 class MetricsLogger:
-    """Turn steps and evaluations into records every `plan.log_every` steps, and pass them to `sink`.
+    """Pass records of steps, every `plan.log_every`, and of evaluations to `sink`.
 
-    Every rank has one, since the loss is averaged over ranks; only rank 0's sink writes. All ranks skip the same steps,
-    so either all have a loss or none.
+    Every rank has one, since the loss is averaged over ranks; only rank 0's sink writes.
     """
 
     def __init__(
@@ -92,7 +85,7 @@ class MetricsLogger:
         schedule: LrSchedule,
         sink: LogSink,
         trace: SampleTrace,
-        stopwatch: RunTimer,
+        timer: RunTimer,
         accuracy: BatchAccuracy,
         state: TrainState,
     ) -> None:
@@ -103,7 +96,7 @@ class MetricsLogger:
         self._schedule = schedule
         self._sink = sink
         self._trace = trace
-        self._stopwatch = stopwatch
+        self._timer = timer
         self._accuracy = accuracy
         self._batches = 0  # counted by `accuracy` since the last read
         self._since_log = state.since_log
@@ -115,16 +108,14 @@ class MetricsLogger:
         self._eval_from = (state.step, state.train_s)
 
     def log_step(self, state: TrainState, batch: Batch, loss: Tensor) -> None:
-        """Log step `state.step` (from 0) with this rank's mean loss `loss` (float32 [], on the device). Losses of
-        skipped steps are ignored.
-        """
+        """Log step `state.step` (from 0) with this rank's mean `loss` float32 [], ignored if it was skipped."""
         self._trace.record(state.step, batch)
         if state.skipped == self._skipped:
-            self._loss = self._loss + loss
+            self._loss = self._loss + loss  # on the device: a step that is not logged never synchronizes
             self._steps += 1
         self._skipped = state.skipped
         self._batches += 1
-        self._stopwatch.add(self._batch_size)
+        self._timer.add(self._batch_size)
         if self._interval.is_due(state.step + 1):
             self._log_record(state)
 
@@ -153,7 +144,7 @@ class MetricsLogger:
         self._eval_from = (state.step, state.train_s)
 
     def write_to_state(self, state: TrainState) -> None:
-        """Store the rank mean of the losses since the last record in `state`, which is about to be saved.
+        """Store the progress of the current log interval in `state`, which is about to be saved.
 
         Raise `NonFiniteLossError` for a non-finite loss, so that the weights are not saved.
         """
@@ -169,8 +160,8 @@ class MetricsLogger:
         self._write_progress(state)
 
     def paused(self) -> AbstractContextManager[None]:
-        """Return a context whose time counts for no throughput and no epoch."""
-        return self._stopwatch.paused()
+        """Return a context whose time does not count for throughput and epochs."""
+        return self._timer.paused()
 
     def close(self) -> None:
         """Close sink and trace."""
@@ -181,7 +172,7 @@ class MetricsLogger:
         """Store times and counts so far in `state`; called in a pause."""
         self._add_accuracy()
         state.since_log = self._since_log
-        state.trained_s, state.train_s = self._stopwatch.elapsed_s, self._stopwatch.train_s
+        state.trained_s, state.train_s = self._timer.elapsed_s, self._timer.train_s
         before, (from_step, from_s) = self._since_eval, self._eval_from
         steps, train_s = before.steps + state.step - from_step, before.train_s + state.train_s - from_s
         state.since_eval = TrainingSinceEval(steps, train_s, before.correct)
@@ -196,11 +187,11 @@ class MetricsLogger:
         self._batches = 0
 
     def _log_record(self, state: TrainState) -> None:
-        """Write a record, unless it has no finite loss: all steps were skipped, or the run is about to fail."""
+        # All ranks skip the same steps, so either all have a loss, and call the collectives, or none.
         if not isinstance(self._loss, Tensor):
             return
         loss = self._strategy.mean(self._loss / self._steps).item()
-        if not math.isfinite(loss):
+        if not math.isfinite(loss):  # the run is about to fail
             return
         step = state.step + 1
         self._add_accuracy()
@@ -212,8 +203,8 @@ class MetricsLogger:
                 images_seen=step * self._batch_size,
                 loss=loss,
                 lr=self._schedule.lr(state.num_updates),
-                images_per_s=self._stopwatch.rate(),
-                trained_s=self._stopwatch.elapsed_s,
+                images_per_s=self._timer.rate(),
+                trained_s=self._timer.elapsed_s,
                 top1=top1,
                 top5=top5,
             )

@@ -1,9 +1,8 @@
 """Detect NaN and infinite losses and gradients, and stop the run or skip the step.
 
-The guard checks the norm of the whole gradient, which is the same on every rank: `Precision.backward` turns the
-gradients of a non-finite loss into NaN, and averaging carries the NaN to all ranks. Where each rank trains alone, the
-norms are averaged. The ranks therefore decide alike without communication, and find out which rank caused it only
-afterwards.
+The guard checks the norm of the averaged gradient, which is equal on all ranks: `Precision.backward` turns the
+gradients of a non-finite loss into NaN, and averaging carries it to all ranks. So all ranks decide equally without
+communication, and only then find out which rank caused it.
 """
 
 import math
@@ -24,11 +23,7 @@ from paceline.training.precision import DynamicLossScaler, LossScaler, Precision
 
 
 class GradientProbe:
-    """Check the gradient of the first trainable layer, where backward ends.
-
-    A NaN or infinity propagates to the layers before it, so one small tensor per step suffices. FSDP keeps that tensor
-    to itself: there the probe sees nothing.
-    """
+    """Check this rank's gradient of the first trainable layer, to which NaN and infinity propagate; not with FSDP."""
 
     def __init__(self, model: nn.Module) -> None:
         first = next(parameter for parameter in model.parameters() if parameter.requires_grad)
@@ -68,7 +63,7 @@ class NoRollback:
 
 
 class SavedBuffers:
-    """A copy of all non-empty buffers."""
+    """Copies of all non-empty buffers."""
 
     def __init__(self, model: nn.Module) -> None:
         self._buffers = [buffer for buffer in model.buffers() if buffer.numel()]
@@ -92,8 +87,10 @@ def build_buffer_rollback(section: Train, model: nn.Module) -> BufferRollback:
     return SavedBuffers(model) if section.on_nonfinite == "skip" else NoRollback()
 
 
+STEPS_AHEAD: Final = 4
+"""Steps that the host may be ahead of a GPU: occasional host work takes longer than a step of a small model."""
 MAX_SKIPS = 10
-"""Skipped steps in a row that rule out the data: ten batches without a common image were all non-finite."""
+"""Skipped steps in a row that end the run: the data cannot be the cause of ten disjoint batches."""
 MAX_SKIPS_BEFORE_SAVE = 3
 """The limit before the weights are evaluated or saved."""
 _DEFAULT_FIX = "lower optim.lr, or set train.on_nonfinite=skip"
@@ -103,9 +100,9 @@ _DEFAULT_FIX = "lower optim.lr, or set train.on_nonfinite=skip"
 class StepValues:
     """Values of a step for the guard: step number from 1, learning rate, and tensors [] on the device.
 
-    `loss` is this rank's mean loss; `is_gradient_finite` is 1 if this rank's gradient was finite before averaging, else
-    0; `grad_norm` is the result of `Strategy.clip`, equal on all ranks, so a guard may call collectives based on it.
-    `skips_in_row` counts the steps skipped directly before.
+    `loss` is this rank's mean loss, `is_gradient_finite` is 1 if its gradient was finite before averaging, else 0.
+    `grad_norm`, from `Strategy.clip`, is equal on all ranks: a guard may call collectives based on it. `skips_in_row`
+    counts the steps skipped directly before.
     """
 
     number: int
@@ -120,7 +117,7 @@ class NonFiniteGuard(Protocol):
     """Decide whether a step may update the weights."""
 
     def check(self, step: StepValues) -> bool:
-        """Return whether it may. Raise `NonFiniteLossError` to end the run. Called by every rank at every step."""
+        """Return whether it may. Raise `NonFiniteLossError` to end the run. Collective."""
         ...
 
     def sync(self) -> None:
@@ -130,7 +127,7 @@ class NonFiniteGuard(Protocol):
 
 @dataclass(frozen=True)
 class NonFiniteReporter:
-    """Find the ranks that caused a non-finite value, and describe it in one line. Collective."""
+    """Describe a non-finite value and the ranks that caused it. Collective."""
 
     world: World
     strategy: Strategy
@@ -183,9 +180,6 @@ class ImmediateCheck:
         """Do nothing: every step has been checked."""
 
 
-STEPS_AHEAD: Final = 4
-"""Steps that the host may be ahead of a GPU. Occasional host work, such as drawing the next samples, takes longer than
-a step of a small model."""
 CopyToHost = Callable[[Tensor], Callable[[], float]]
 
 
@@ -206,8 +200,7 @@ def copy_from_gpu(value: Tensor) -> Callable[[], float]:
 class DeferredCheck:
     """Check a step once `STEPS_AHEAD` more are queued, so that the GPU never waits for the host.
 
-    The non-finite step has updated the weights by then, but the run ends before they are evaluated or saved. The error
-    names that step.
+    The weights are already updated then, but the run ends before they are evaluated or saved.
     """
 
     reporter: NonFiniteReporter
@@ -233,10 +226,7 @@ class DeferredCheck:
 
 @dataclass
 class SkipStep:
-    """Skip non-finite steps, and end the run if too many in a row are: then the weights are to blame.
-
-    The limit is `MAX_SKIPS`, or `MAX_SKIPS_BEFORE_SAVE` before the weights are evaluated or saved.
-    """
+    """Skip non-finite steps; end the run after `MAX_SKIPS` in a row (`MAX_SKIPS_BEFORE_SAVE` in `sync`)."""
 
     reporter: NonFiniteReporter
     _skipped: StepValues | None = None
@@ -288,14 +278,12 @@ class LossScalingGuard:
 def build_nonfinite_guard(
     section: Train, precision: Precision, reporter: NonFiniteReporter, device: torch.device
 ) -> NonFiniteGuard:
-    """Return the guard of `train.on_nonfinite`. Only stopping on a GPU without loss scaling avoids waiting for each
-    step.
-    """
+    """Return the guard of `train.on_nonfinite`."""
     is_scaled = isinstance(precision.scale, DynamicLossScaler)
     guard: NonFiniteGuard
     if section.on_nonfinite == "skip":
         guard = SkipStep(reporter)
-    elif device.type == "cuda" and not is_scaled:
+    elif device.type == "cuda" and not is_scaled:  # the others need the result before the update
         guard = DeferredCheck(reporter)
     else:
         guard = ImmediateCheck(reporter)

@@ -1,4 +1,4 @@
-"""Open the outputs of a run (log sinks, checkpoints, goodput, telemetry), and find the checkpoint to resume from."""
+"""Open the outputs of a run: log sinks, checkpoints, goodput, telemetry. Find the checkpoint to resume from."""
 
 import os
 import zlib
@@ -32,8 +32,8 @@ from paceline.training.trained_dataset import TrainedDataset
 def start_telemetry(
     context: RunContext, process: RunProcess, strategy: Strategy, warn: Callable[[str], None]
 ) -> Telemetry:
-    """Return the telemetry sampler of this node, which runs on one rank per node. Collective."""
-    # Nodes are numbered by their lowest rank, however the launcher has distributed the ranks.
+    """Return the telemetry sampler, which runs on one rank per node. Collective."""
+    # Number nodes by their lowest rank: a launcher may distribute ranks in any order.
     world = context.world
     host = zlib.crc32(os.uname().nodename.encode())
     row = torch.tensor([os.getpid(), host, world.is_node_main], dtype=torch.int64, device=context.device)
@@ -52,10 +52,7 @@ def start_telemetry(
 
 @dataclass(frozen=True)
 class RunOutputs:
-    """Outputs of a run. On ranks other than 0 they discard everything.
-
-    `provenance` records the user's own code and the initial weights, if there are any.
-    """
+    """Outputs of a run, which ranks other than 0 discard; `provenance` records plugins and initial weights."""
 
     sinks: SinkGroup
     writer: CheckpointWriter
@@ -73,18 +70,17 @@ def build_run_outputs(
     state: TrainState,
     initial_weights: Mapping[str, Any],
 ) -> RunOutputs:
-    """Write what is known before the first step, and return the outputs of the run. Only rank 0 writes.
-
-    `initial_weights` is the provenance of the initial weights.
-    """
+    """Write recipe, plan, dataset and machine on rank 0, and return the outputs of the run."""
     recipe, rundir, section = context.recipe, process.rundir, context.recipe.checkpoint
     plugins = code_identity(recipe)
     origin: dict[str, Any] = {**({"own_parts": plugins} if plugins else {}), **initial_weights}
-    facts: dict[str, Any] = {"recipe_hash": recipe.hash, "world_size": context.world.world_size, **origin}
+    checkpoint_values: dict[str, Any] = {"recipe_hash": recipe.hash, "world_size": context.world.world_size, **origin}
     if not context.world.is_main:
-        return RunOutputs(SinkGroup(()), NoCheckpointWriter(), facts, NoGoodputTracker(), lambda row: None, origin)
+        return RunOutputs(
+            SinkGroup(()), NoCheckpointWriter(), checkpoint_values, NoGoodputTracker(), lambda row: None, origin
+        )
     check_disk(rundir, section, estimate_checkpoint_bytes(training_state, recipe.optim), process.warn)
-    ledger = build_goodput_tracker(
+    goodput = build_goodput_tracker(
         rundir,
         context.world,
         from_step=state.step,
@@ -115,9 +111,9 @@ def build_run_outputs(
         warn=sinks.warned,
         saved_step=state.step or -1,
     )
-    facts = {**facts, "dataset": digest_datasets(context.datasets)}
+    checkpoint_values = {**checkpoint_values, "dataset": digest_datasets(context.datasets)}
     sinks.started(context.plan, state.step)  # last: from here on the caller closes the sinks
-    return RunOutputs(sinks, writer, facts, ledger, rundir.add_bad_image, origin)
+    return RunOutputs(sinks, writer, checkpoint_values, goodput, rundir.add_bad_image, origin)
 
 
 def checkpoint_storage(context: RunContext, rundir: RunDir) -> CheckpointStorage:

@@ -1,8 +1,4 @@
-"""Numeric precision of a step: weights, autocast, and loss scaling.
-
-A precision combines an autocast dtype (or none), the weights that the optimizer updates (the model's own, or float32
-master copies of 16-bit weights), and a loss scaler (none, or a dynamic one for float16).
-"""
+"""Numeric precision of a step: autocast, master weights, and loss scaling."""
 
 import contextlib
 from collections.abc import Mapping, Sequence
@@ -121,9 +117,7 @@ class OptimizedWeights(Protocol):
     """The weights that the optimizer updates."""
 
     def named_parameters(self, model: nn.Module) -> NamedParameters:
-        """Return the model's parameter names with the parameters that the optimizer updates; called once, after
-        `prepare`.
-        """
+        """Return the parameters that the optimizer updates, by the model's names. Call it once, after `prepare`."""
         ...
 
     def copy_grads_to_master(self) -> None:
@@ -166,14 +160,12 @@ class ModelWeights:
 
 @dataclass
 class MasterWeights:
-    """float32 master copies of 16-bit parameters, so that updates below 16-bit resolution accumulate (arXiv
-    1710.03740).
-    """
+    """float32 master copies of 16-bit parameters, which accumulate small updates (arXiv 1710.03740)."""
 
     _pairs: list[tuple[str, nn.Parameter, nn.Parameter]] = field(default_factory=list)
 
     def named_parameters(self, model: nn.Module) -> NamedParameters:
-        """Create and return the copies. Parameters that already are float32, such as norms, are used directly."""
+        """Create and return the copies; float32 parameters, such as norms, are not copied."""
         assert not self._pairs, "the master copies are created once"
         named = []
         for name, parameter in model.named_parameters():
@@ -210,9 +202,7 @@ class MasterWeights:
 
 @dataclass(frozen=True)
 class Precision:
-    """Numeric precision: `dtype` of weights and images, `autocast_dtype` of matrix products (None: the same), weights
-    and scale.
-    """
+    """Numeric precision: `dtype` is that of weights and images, `autocast_dtype` None without autocast."""
 
     device_type: str
     dtype: torch.dtype = torch.float32
@@ -221,7 +211,7 @@ class Precision:
     scale: LossScaler = field(default_factory=NoLossScaler)
 
     def cast_model(self, model: nn.Module) -> None:
-        """Cast `model` in place. With master weights, BatchNorm layers stay in float32, as in Apex's O2."""
+        """Cast `model` in place; with master weights, BatchNorm stays in float32, as in Apex's O2."""
         model.to(self.dtype)
         # Running statistics in 16 bits would not move: an update of 0.1 rounds to zero next to a value of 256.
         if isinstance(self.weights, MasterWeights):
@@ -236,7 +226,7 @@ class Precision:
         return torch.autocast(self.device_type, dtype=self.autocast_dtype)
 
     def backward(self, loss: Tensor) -> None:
-        """Compute the gradients of `loss`, a tensor [], times the scale. A non-finite loss makes every gradient NaN."""
+        """Compute the gradients of `loss` [] times the scale; a non-finite loss makes every gradient NaN."""
         # NaN in one gradient reaches all ranks by averaging, or by the shared norm: ranks agree without communication.
         marked = torch.where(torch.isfinite(loss.detach()), self.scale.value, torch.nan)
         (loss * marked).backward()  # type: ignore[no-untyped-call]
@@ -259,9 +249,7 @@ def build_precision(name: PrecisionName, device: torch.device) -> Precision:
 
 
 def resolve_precision(name: PrecisionName, device: torch.device) -> PrecisionName:
-    """Return the format that `amp` selects on `device`: bf16 if supported natively, else fp16. Other names are returned
-    as is.
-    """
+    """Return `name`, with `amp` replaced by bf16 if `device` supports it natively, else by fp16."""
     if name != "amp":
         return name
     is_native = device.type == "cpu" or torch.cuda.get_device_capability(device) >= (8, 0)
@@ -269,7 +257,7 @@ def resolve_precision(name: PrecisionName, device: torch.device) -> PrecisionNam
 
 
 def cpu_half_precision(name: PrecisionName, device: torch.device) -> str:
-    """Return the 16-bit format that `name` computes in on a CPU, or an empty string."""
+    """Return the 16-bit format of `name` on a CPU, or ""."""
     if device.type != "cpu":
         return ""
     resolved = resolve_precision(name, device)
@@ -286,7 +274,7 @@ def check_trained_model(recipe: Recipe, plan: Plan, device: torch.device) -> tup
 
 
 def set_numerics(name: PrecisionName, device: torch.device, *, benchmark: bool) -> None:
-    """Allow TF32 on a GPU only if the recipe does, and let cuDNN benchmark its algorithms if `benchmark`.
+    """Set TF32 on a GPU as `train.precision` says, and `torch.backends.cudnn.benchmark`.
 
     `torch_default` is PyTorch's default since 1.12: TF32 for cuDNN convolutions, but not for matrix products
     (https://docs.pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampere-and-later-devices).

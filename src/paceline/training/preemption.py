@@ -1,24 +1,20 @@
 """Stop a run in time to save it: on a signal, or before the time limit of its batch job. Torch-free.
 
-Saving needs collectives, so a signal handler only takes note, and the run stops after the current step. A rank inside a
-collective runs no handler; if the collective never returns, the launcher ends the rank.
+Saving needs collectives, so a signal handler only records the signal, and the run stops after the current step.
 
 The deadline requests a stop when the time left is below
 
     lead = margin + 2 · slowest + 2 · save
 
-`slowest` is the longest time so far between two moments at which the run can stop (after a step, or before a batch of
-an evaluation), saves and loader starts included; `save` is the slowest checkpoint so far, and `checkpoint.grace` stands
-for both saves before the first. This is `core.goodput.signal_lead` plus a second step. The lead is at most half of the
-time that was left after the first step, so a job shorter than its lead still trains.
+unless it covers the rest of the run,
 
-A run that will finish in time is not stopped, that is, if the time left covers
+    margin + 1.25 · mean · remaining steps + 2 · slowest + remaining evaluations + save
 
-    needs = margin + 1.25 · mean · remaining steps + 2 · slowest + remaining evaluations + save
-
-`mean` is the mean step time so far, without evaluations; each evaluation is assumed to take as long as the longest.
-Before the first one its duration is unknown, and the run is stopped. The time limit is the one known when the job step
-began: extending it with `scontrol update TimeLimit` has no effect.
+`slowest` is the longest time so far between two points at which the run can stop (after a step, or before a batch of an
+evaluation), `save` the slowest checkpoint so far (`checkpoint.grace` for both before the first), `mean` the mean step
+time. An evaluation counts as long as the longest so far; before the first its duration is unknown, and the run is
+stopped. The lead is `core.goodput.signal_lead` plus a second step, and at most half of the time left after the first
+step, so that a job shorter than its lead still trains. `scontrol update TimeLimit` has no effect on a running job.
 """
 
 import contextlib
@@ -37,15 +33,20 @@ from paceline.measure.timer import now_s
 from paceline.training.state import StepInterval
 
 _STDERR: Final = 2
+MARGIN_S: Final = 30.0
+"""Time after the save (hashing the weights, writing the result, exiting, requeueing the job), and for clock differences
+between hosts. Chosen, not measured. Slurm also grants 30 s by default (KillWait)."""
+_STEP_SLACK: Final = 1.25
+"""Allowance for remaining steps that are slower than those so far. Chosen, not measured."""
+TIME_LIMIT_REASON: Final = "the job's time limit"
+"""Reason of the stop request, in place of a signal's name."""
 
 
 class Interrupts:
-    """Record the signals that arrive in this context, and restore the previous handlers after it.
+    """Record stop signals in this context, which may be nested; a second SIGINT raises `KeyboardInterrupt`.
 
-    A signal that was ignored at start, such as SIGHUP under `nohup`, stays ignored. A second SIGINT raises
-    `KeyboardInterrupt`. Outside of the main thread only `request` works. The context may be nested.
-
-    With `announces`, the first signal prints a line to stderr, since the current step may take a while.
+    Signals ignored from the start, such as SIGHUP under `nohup`, stay ignored. Outside of the main thread only
+    `request` works. With `announces`, the first signal prints a line to stderr.
     """
 
     def __init__(self, *, announces: bool = False) -> None:
@@ -96,19 +97,10 @@ class Interrupts:
 
 
 def _print_stopping(name: str) -> None:
-    """Write the line unbuffered: the signal may have interrupted a buffered write."""
+    # `os.write`: the signal may have interrupted a buffered write.
     line = f"stopping after this step ({name}): the run is being saved\n"
     with contextlib.suppress(OSError):
         os.write(_STDERR, (f"\n{line}" if os.isatty(_STDERR) else line).encode())  # below a progress bar
-
-
-MARGIN_S: Final = 30.0
-"""Time after the save (hashing the weights, writing the result, exiting, requeueing the job), and for clock differences
-between hosts. Chosen, not measured. Slurm also grants 30 s by default (KillWait)."""
-_STEP_SLACK: Final = 1.25
-"""Allowance for remaining steps that are slower than those so far. Chosen, not measured."""
-TIME_LIMIT_REASON: Final = "the job's time limit"
-"""Reason of the stop request, in place of a signal's name."""
 
 
 class Deadline(Protocol):
@@ -137,8 +129,8 @@ class NoDeadline:
 class TimeLimitDeadline:
     """Call `request_stop` with the seconds left, in time before `end_s` (seconds of `now`).
 
-    `evaluation` is the evaluation interval, which also has the last step; `slowest_save_s` returns the longest save so
-    far in seconds, or 0 before the first, for which `grace_s` stands.
+    `eval_every` also has the last step of the run; `slowest_save_s` returns 0 before the first save, for which
+    `grace_s` stands.
     """
 
     def __init__(
@@ -162,7 +154,7 @@ class TimeLimitDeadline:
         self._has_requested = False
 
     def end_step(self, step: int) -> None:
-        """Record that `step` steps are done; request a stop if it is time."""
+        """Record the end of a step; request a stop if due."""
         if self._batches:
             self._evaluation_s = max(self._evaluation_s, self._stop_point_s - self._step_end_s)
         is_timed = self._max_lead_s < NEVER
@@ -173,7 +165,7 @@ class TimeLimitDeadline:
         self._request_stop_if_due()
 
     def begin_eval_batch(self) -> None:
-        """Record that a batch of an evaluation begins; request a stop if it is time."""
+        """Record the start of a batch; request a stop if due."""
         self._mark_stop_point()
         self._batches += 1
         self._request_stop_if_due()
@@ -234,9 +226,9 @@ def build_deadline(
     unix: Callable[[], float] = unix_s,
     now: Callable[[], float] = now_s,
 ) -> Deadline:
-    """Return a deadline that calls `request` before `batch_job` ends, and warns. Only rank 0 has one.
+    """Return rank 0's deadline, which calls `request` and `warn` before `batch_job` ends.
 
-    `unix` returns seconds since 1970, in which the job's end is given; `now` is the monotonic clock used from then on.
+    `unix` returns seconds since 1970, as the job's end; `now` is the monotonic clock used from then on.
     """
     # An end in the past is ignored: the job is still running.
     left_s = batch_job.end_s - unix()

@@ -1,4 +1,4 @@
-"""Check before the first step that a run can work: free disk space, the user's own components, and the time to save."""
+"""Checks before the first step: free disk space, the user's own components, and the time to save."""
 
 import contextlib
 import shutil
@@ -61,10 +61,9 @@ def estimate_checkpoint_bytes(training_state: TrainingState, section: OptimSecti
 
 
 def check_disk(rundir: RunDir, section: Checkpoint, state_bytes: int, warn: Callable[[str], None]) -> None:
-    """Write to the existing run directory, and compare its free space with the size of the checkpoints.
+    """Check that the run directory is writable and has room for the kept, the best and the next checkpoint.
 
-    The checkpoints that are kept, the best one and the one being written should fit; less is a warning. Raise
-    `RecipeError` if the disk is not writable, or not even one checkpoint fits.
+    Less room is a warning. Raise `RecipeError` if the disk is not writable, or not even one checkpoint fits.
     """
     _check_writable(rundir.path)
     if section.every == "off":
@@ -112,11 +111,10 @@ def _moments_per_weight(section: OptimSection) -> int:
 
 
 def try_components(recipe: Recipe, plan: Plan, train: Source) -> tuple[str, ...]:
-    """Return notes on the optimizer, and on the loss over the split `train`.
+    """Build the components of `recipe` as a run would; return notes on the optimizer and the loss.
 
-    Raise `RecipeError` for missing initial weights, optimizer settings without effect on this model, class weights that
-    do not fit, the user's own augmentation or optimizer that cannot be built or used, and an optimizer whose state
-    cannot be saved.
+    Raise `RecipeError` for missing initial weights, settings without effect on this model, unknown classes, and a
+    plugin that cannot be built, used or saved.
     """
     try_plugin_augments(recipe.data.augment, plan.channels, plan.image_size)
     is_plugin = isinstance(recipe.optim, OwnOptim)
@@ -159,8 +157,8 @@ def _try_optimizer_step(section: OptimSection, optimizer: torch.optim.Optimizer,
 def measure_saving(recipe: Recipe, folder: Path, datasets: Datasets, times: int = 3) -> CheckpointResult:
     """Return the means over `times` saves of the state of `recipe`, on one rank, in a temporary folder below `folder`.
 
-    `datasets` determine classes and channels. Nothing trains meanwhile, so background writes may take longer in a run.
-    Raise `CheckpointError` if a checkpoint cannot be written, `RecipeError` if nothing can be.
+    Nothing trains meanwhile, so background writes may take longer in a run. Raise `CheckpointError` if a checkpoint
+    cannot be written, `RecipeError` if the folder cannot be.
     """
     snapshot = Snapshot(_state_tensors(recipe, datasets), {"train": {}})
     stall, whole = StageTimer(), StageTimer()

@@ -1,4 +1,4 @@
-"""Describe this process of a run: how it was started, its run directory, its rank store, and its progress."""
+"""This process of a run: how it was started, its run directory, its rank store, and its progress."""
 
 import math
 from collections.abc import Sequence
@@ -15,13 +15,13 @@ from paceline.training.preemption import Deadline, Interrupts, NoDeadline
 
 @dataclass
 class ProgressReporter:
-    """Report the step and stage of this rank, and a counter within a stage. Any change counts as progress."""
+    """Report the step and stage of this rank, and a counter within a stage, to any thread."""
 
     read_progress: ReadProgress = progress_at_start
     batches: int = 0
 
     def on_wait(self) -> None:
-        """Count as progress that this rank waits for another one."""
+        """Count as progress that this rank waits for another."""
         self.batches += 1
 
     def __call__(self) -> tuple[int, str]:
@@ -36,9 +36,8 @@ class ProgressReporter:
 class Invocation:
     """How a run was started: time (seconds of `measure.timer.now_s`), command line, and listeners on rank 0.
 
-    `recipe_name` is the preset's name or the file's stem. `launch` is the job ID of torchrun or Slurm, which stays the
-    same when they restart the ranks; `batch_job` describes the Slurm job. `interrupts` may already be entered, so that
-    signals during `import torch` are not lost. `progress` reports progress to any thread at any time.
+    `recipe_name` is the preset's name or the file's stem, `launch` is `environ.launch_name`. `interrupts` may already
+    be entered, so that signals during `import torch` are not lost.
     """
 
     started_s: float = field(default_factory=now_s)
@@ -60,10 +59,10 @@ class Invocation:
 
 @dataclass(frozen=True)
 class RunProcess:
-    """This process of a run: run directory, invocation, connection to the other ranks, and progress.
+    """This process of a run.
 
     `first_started_s` is the time of the run's first start (seconds since 1970), including processes that never trained;
-    it is infinite on ranks other than 0. `deadline` stops the run before its batch job ends.
+    infinite on ranks other than 0.
     """
 
     rundir: RunDir

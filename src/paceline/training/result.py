@@ -41,7 +41,7 @@ from paceline.training.precision import DynamicLossScaler, Precision
 from paceline.training.state import TrainState
 
 _MAX_RECORDS: Final = 1_000_000
-"""Most records to read per file, which takes a few seconds at the end of a run."""
+"""Limit per file, which takes a few seconds at the end of a run."""
 
 
 def collect_evidence(state: TrainState, status: Status, steps_per_epoch: int, precision: Precision) -> RunHistory:
@@ -66,10 +66,9 @@ def evidence_from_report(report: EvalReport) -> RunHistory:
 
 
 def read_best_evaluation(checkpoint: Path) -> tuple[EvalResult | None, int | None]:
-    """Return the best evaluation up to `checkpoint` and its step, or (None, None) if they cannot be read.
+    """Return the best evaluation up to `checkpoint` and its step, or (None, None) for another version's checkpoint.
 
-    This is optional information, so a checkpoint of another paceline version is no error. Raise `CheckpointError` for a
-    damaged one.
+    Raise `CheckpointError` for a damaged one.
     """
     progress = read_state(checkpoint).get("train", {})
     try:
@@ -136,7 +135,7 @@ def build_result(
     state: TrainState,
     weights: FinalWeights,
     measured: Measurements,
-    watch: RunTimer,
+    timer: RunTimer,
     *,
     status: Status,
     startup: StartupTimes,
@@ -147,12 +146,11 @@ def build_result(
 ) -> RunResult:
     """Return the result of the run that ended in `state`. Call it after the last save.
 
-    Times are seconds of this process; goodput covers all processes. `checkpoints` summarizes the saves, `health` holds
-    the findings.
+    Times are those of this process; goodput covers all processes.
     """
     recipe, plan, last, summary = context.recipe, context.plan, state.last, measured.summary
     rates = throughput(summary.step_s, plan.batch_size, summary.excluded_s)
-    times = _build_time_result(summary.pauses, state, watch, startup)
+    times = _build_time_result(summary.pauses, state, timer, startup)
     return RunResult(
         status=status,
         recipe_hash=recipe.hash,
@@ -173,7 +171,7 @@ def build_result(
         best_epoch=state.best_step / plan.steps_per_epoch if state.best else None,
         throughput=ThroughputResult(**asdict(rates)),
         time=times,
-        goodput=goodput.goodput(watch.elapsed_s, summary, startup.finish_s),
+        goodput=goodput.goodput(timer.elapsed_s, summary, startup.finish_s),
         checkpoints=checkpoints,
         stages={name: StageResult(**asdict(summary.stages[name])) for name in STAGES if name in summary.stages},
         account=attribute_wall_time(summary, times.wall_s, startup),
@@ -193,13 +191,13 @@ def build_result(
 
 
 def _build_time_result(
-    pauses: Mapping[str, float], state: TrainState, watch: RunTimer, startup: StartupTimes
+    pauses: Mapping[str, float], state: TrainState, timer: RunTimer, startup: StartupTimes
 ) -> TimeResult:
     eval_s, checkpoint_s = pauses.get("evaluate", 0.0), pauses.get("checkpoint", 0.0)
     return TimeResult(
-        wall_s=startup.startup_s + watch.process_elapsed_s,
+        wall_s=startup.startup_s + timer.process_elapsed_s,
         startup_s=startup.startup_s,
-        train_s=watch.process_elapsed_s - eval_s - checkpoint_s - startup.finish_s,
+        train_s=timer.process_elapsed_s - eval_s - checkpoint_s - startup.finish_s,
         eval_s=eval_s,
         checkpoint_s=checkpoint_s,
         to_target_s=state.target_s,
@@ -228,7 +226,6 @@ def attribute_wall_time(summary: ClockSummary, wall_s: float, startup: StartupTi
 
 
 def _find_bottleneck(context: RunContext, measured: Measurements) -> BottleneckResult:
-    """Return the bottleneck of the run."""
     recipe, world = context.recipe, context.world
     train, parallel, saving = recipe.train, recipe.parallel, recipe.checkpoint
     settings = RunSettings(

@@ -20,6 +20,7 @@ from paceline.recipe.yaml import to_yaml_text
 from paceline.training.checkpoint import CheckpointStorage, KeepPolicy, find_damage, read_state
 from paceline.training.goodput import read_attempts
 
+# May change on resume, as they do not affect the weights that result; `_FIXED_FIELDS` are exceptions.
 _CHANGEABLE_FIELDS = (
     "log.",
     "measure.",
@@ -39,15 +40,13 @@ _CHANGEABLE_FIELDS = (
     "data.source.train_root",
     "data.source.val_root",
 )
-
-
 _FIXED_FIELDS = ("parallel.compression", "parallel.powersgd_rank", "parallel.sync_gradients")
 
 
 def check_rundir(rundir: RunDir, recipe: Recipe, *, resume: bool) -> list[str]:
     """Return a note for each field that `recipe` changes in the resumed run of `rundir`.
 
-    Raise `RecipeError` if `rundir` holds another run, or if `recipe` changes the experiment.
+    Raise `RecipeError` if `rundir` has another run, or if `recipe` changes the experiment.
     """
     rundir.refuse_links()
     rundir.refuse_another_run(resume=resume)
@@ -63,9 +62,7 @@ def check_rundir(rundir: RunDir, recipe: Recipe, *, resume: bool) -> list[str]:
 
 
 def keep_batch_size(recipe: Recipe, rundir: RunDir, world_size: int) -> tuple[Recipe, list[str]]:
-    """Return `recipe` with the global batch size of the run in `rundir`, and notes if that overrides a batch size per
-    rank.
-    """
+    """Return `recipe` with the global batch size of the run in `rundir`, and a note if it differs from the recipe's."""
     if recipe.data.rank_batch_size == "auto" or not rundir.recipe.exists():
         return recipe, []
     batch_size = load(str(rundir.path)).recipe.data.global_batch_size
@@ -95,7 +92,7 @@ def check_dataset(checkpoint: Path, digest: str) -> None:
 
 
 def list_changed_plugins(checkpoint: Path, recipe: Recipe) -> list[str]:
-    """Return a note for each of the user's own components whose file has changed since `checkpoint`."""
+    """Return a note for each plugin whose file has changed since `checkpoint`."""
     saved = read_state(checkpoint).get("own_parts")
     before = {name: each for name, each in saved.items() if isinstance(each, dict)} if isinstance(saved, dict) else {}
     others = changed_code(before, code_identity(recipe))
@@ -111,7 +108,7 @@ def initialize_rundir(rundir: RunDir, recipe: Recipe, plan: dict[str, Any]) -> N
 
 
 def read_recipe_name(rundir: RunDir) -> str:
-    """Return the recipe name that the run was started with, or an empty string for a new run."""
+    """Return the recipe name of the run's first start, "" for a new run."""
     try:
         name = read_json(rundir.path / "plan.json")["recipe_name"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -140,10 +137,9 @@ def read_final_result(rundir: RunDir) -> RunResult | None:
 
 
 def describe_missing_checkpoint(rundir: RunDir) -> str:
-    """Return a message if the run has ended but its final weights are missing or damaged, else an empty string.
+    """Return a message if the run has ended but its final weights are missing or damaged, else "".
 
-    Runs without checkpoints (`checkpoint.every=off`, or all removed) are finished. Raise `RecipeError` if the run's
-    recipe cannot be read.
+    A run without any checkpoint is finished. Raise `RecipeError` if its recipe cannot be read.
     """
     try:
         result = rundir.read_result()
@@ -189,5 +185,4 @@ def iter_changes(
 
 
 def _is_changeable(path: str) -> bool:
-    """Return whether a field may change on resume: it does not affect what is learned."""
     return path not in _FIXED_FIELDS and path.startswith(_CHANGEABLE_FIELDS)

@@ -1,4 +1,4 @@
-"""Compose and run a training from a recipe and a world. Read `run` and `_train` from top to bottom."""
+"""Train from a recipe and a world: `run` connects the ranks and reads data, `_train` builds and runs the trainer."""
 
 import contextlib
 import math
@@ -51,9 +51,9 @@ from paceline.training.resume import (
 def run(recipe: Recipe, world: World, rundir: RunDir, *, resume: bool = False, invocation: Invocation) -> RunResult:
     """Train `recipe` as one rank of `world`, and return the result. All ranks use rank 0's `rundir`.
 
-    With `resume`, or after the launcher restarted the ranks, the run continues from its newest intact checkpoint, or
-    starts if there is none; a finished run is returned as is. A stop signal ends the run early, with a checkpoint and
-    status `preempted`. Raise `PacelineError` for errors that the user can fix.
+    With `resume`, or after the launcher restarted the ranks, continue from the newest intact checkpoint, if any; of a
+    finished run, return the result. A stop signal ends the run with a checkpoint and status `preempted`. Raise
+    `PacelineError` for errors that the user can fix.
     """
     requested = recipe
     with (
@@ -61,7 +61,7 @@ def run(recipe: Recipe, world: World, rundir: RunDir, *, resume: bool = False, i
         rendezvous(world, recipe.parallel) as store,
         contextlib.ExitStack() as exit_stack,
     ):
-        # Rank 0 decides from the run directory, and tells the others.
+        # Rank 0 decides from the run directory and broadcasts: file systems may show ranks different states.
         changes: Sequence[str] = ()
         first_s = math.inf
         if world.is_main:
@@ -107,7 +107,7 @@ def _train(context: RunContext, process: RunProcess, *, start_from: str) -> RunR
     model, strategy, precision = training_state.model, training_state.strategy, training_state.precision
     machine = describe_machine()
     outputs = build_run_outputs(context, process, training_state, machine, state, prepared.initial_weights.provenance)
-    # From here on a failure must close the sinks.
+    # From here on a failure must close the sinks, until `services.logger` owns them.
     with contextlib.ExitStack() as on_error:
         on_error.callback(outputs.sinks.close)
         process.store.broadcast("opened", "yes")  # the other ranks write into the folder that rank 0 created
@@ -173,7 +173,7 @@ def _train(context: RunContext, process: RunProcess, *, start_from: str) -> RunR
 
 
 def _broadcast_status(status: Status, store: RankStore) -> Status:
-    """Return the final status as known to rank 0, the rank that saves."""
+    """Return the final status on rank 0: only the rank that saves knows of a failure."""
     return "failed" if store.broadcast("unsaved", "yes" if status == "failed" else "") else status
 
 
@@ -194,7 +194,7 @@ def _write_result(result: RunResult, process: RunProcess) -> None:
 
 
 def _write_worst_images(process: RunProcess, report: EvalReport | None, source: Source) -> None:
-    """Write the worst images of the last evaluation. A finished run does not fail if this is impossible."""
+    """Write the worst images of the last evaluation; failures are warnings."""
     if report is None or not report.classes:  # a restored evaluation has no images
         return
     worst = process.rundir.worst

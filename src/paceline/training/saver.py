@@ -34,7 +34,7 @@ _COMM_STATE: Final = "compression"
 
 @dataclass(frozen=True)
 class TrainingState:
-    """The components of a run that have a state, beside its progress."""
+    """The components of a run that checkpoints save, beside its progress."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -45,19 +45,19 @@ class TrainingState:
     extra_state: ExtraOptimizerState = field(default_factory=NoExtraOptimizerState)
 
     def state_dict(self, state: TrainState, saved: Mapping[str, Any]) -> Snapshot:
-        """Return the state of all components, gathered from all ranks, with additional values `saved`. Collective.
+        """Return the state of all components, gathered from all ranks, and the values `saved`. Collective.
 
-        Raise `RecipeError` if the state of the user's own optimizer cannot be saved.
+        Raise `RecipeError` if the state of a plugin optimizer cannot be saved.
         """
-        memory = self.strategy.comm_state()
+        comm_state = self.strategy.comm_state()
         tensors = {
             "model": model_tensors(self.model),
             "optimizer": {**optimizer_tensors(self.optimizer), **self.extra_state.tensors()},
             "precision": self.precision.weights.tensors(),
             "average": self.average.tensors(),
-            _COMM_STATE: memory.tensors(),
+            _COMM_STATE: comm_state.tensors(),
         }
-        comm_values = memory.values(self.model)
+        comm_values = comm_state.values(self.model)
         values = {
             "train": state.to_dict(),
             "schedule": self.schedule.state_dict(),
@@ -81,9 +81,9 @@ class TrainingState:
             return self._load_state(checkpoint)
 
     def load_comm_state(self, checkpoint: Path) -> str:
-        """Load the state of gradient compression, after all warm-up passes; return a note if some is lost.
+        """Load the state of gradient compression after all warm-up passes; return a note if some is lost.
 
-        Raise `CheckpointError` as `load_state_dict` does.
+        Raise `CheckpointError` as `load_state_dict`.
         """
         with _raising_mismatch(checkpoint):
             values, tensors = read_state(checkpoint).get(_COMM_STATE, {}), load_tensor_group(checkpoint, _COMM_STATE)
@@ -122,10 +122,7 @@ def _raising_mismatch(checkpoint: Path) -> Iterator[None]:
 
 
 def load_average_tensors(checkpoint: Path, average: WeightAverage, optimizer: torch.optim.Optimizer | None) -> None:
-    """Load only the averaged weights, whole, from the average or from the optimizer's state.
-
-    Raise `CheckpointError` if `average` needs tensors that the checkpoint lacks.
-    """
+    """Load only the averaged weights, unsharded. Raise `CheckpointError` if the checkpoint has none."""
     if isinstance(optimizer, ScheduleFree):
         load_optimizer(optimizer, load_tensor_group(checkpoint, "optimizer"))
     elif average.is_enabled:
@@ -149,7 +146,7 @@ class CheckpointWriter(Protocol):
         ...
 
     def save(self, step: int, best_step: int, snapshot: Snapshot, final: FinalSave = "") -> None:
-        """Save `snapshot`, whose tensors may change afterwards; the `final` one may remove older checkpoints to fit."""
+        """Save `snapshot`, whose tensors may change afterwards; see `FinalSave`."""
         ...
 
     def flush(self) -> None:
@@ -166,7 +163,7 @@ class CheckpointWriter(Protocol):
 
 
 class NoCheckpointWriter:
-    """For ranks that do not write."""
+    """Write nothing, on ranks other than 0."""
 
     saved_step = -1
     slowest_s = 0.0
@@ -187,7 +184,7 @@ class NoCheckpointWriter:
 
 @dataclass(frozen=True)
 class CheckpointSaver:
-    """Save the state of all ranks, with the values `checkpoint_values` and the time `time_spent`. Collective."""
+    """Save the state of all ranks with `checkpoint_values`. Collective."""
 
     training_state: TrainingState
     checkpoint_values: Mapping[str, Any]
@@ -202,8 +199,7 @@ class CheckpointSaver:
         )
 
     def finish(self, state: TrainState, status: Status) -> Status:
-        """Wait until all is on disk; return the final status: `failed` if the final weights were not saved, as only
-        rank 0 knows.
+        """Wait until all is on disk; return `status`, or on rank 0 `failed` if the final weights were not saved.
 
         Raise `CheckpointError` if a preempted run could not be saved.
         """

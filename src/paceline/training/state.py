@@ -12,7 +12,7 @@ from paceline.training.goodput import TimeSpent
 
 @dataclass(frozen=True)
 class StepInterval:
-    """A step interval: every `every` steps and after step `last`; 0 means never."""
+    """Every `every` steps and after step `last`; 0 means never."""
 
     every: int
     last: int
@@ -42,10 +42,7 @@ class CorrectCounts:
 
 @dataclass(frozen=True)
 class TrainingSinceEval:
-    """Steps and seconds (without evaluations and checkpoints) of training since the latest evaluation.
-
-    `correct` counts training images if `train.accuracy` is on.
-    """
+    """Steps, seconds (without evaluations and checkpoints) and correct images since the last evaluation."""
 
     steps: int = 0
     train_s: float = 0.0
@@ -56,14 +53,12 @@ class TrainingSinceEval:
 class TrainState:
     """Progress after `step` optimizer steps: everything but weights, optimizer and schedule.
 
-    `skipped` steps did not update the weights, the last `skips_in_row` of them in a row. `bad_images` could not be read
-    (see `BadImageRegistry`). `last` is the latest evaluation, `best` the best result of the evaluated weights. `hits`
-    counts consecutive evaluations that met the target.
+    `skipped` steps did not update the weights, the last `skips_in_row` of them in a row. `bad_images` are IDs of
+    `BadImageRegistry`. `last` is the latest evaluation, `best` the best one; the last `hits` ones reached the target.
 
-    Times are seconds over all processes of the run: `trained_s` since the first step, `train_s` the same without
-    evaluations and checkpoints, `target_s` is `trained_s` when the target was met, `spent` the part of `trained_s` that
-    was not steps. `loss_sum` is the sum of the mean losses of the `loss_steps` steps since the last log record,
-    `since_log` the image counts of that period.
+    Times are seconds over all processes of the run: `trained_s` since the first step, `train_s` without evaluations and
+    checkpoints, `target_s` until the target was reached, `spent` the part that was not steps. `loss_sum`, `loss_steps`
+    and `since_log` are sums over the steps since the last log record.
     """
 
     step: int = 0
@@ -87,7 +82,7 @@ class TrainState:
 
     @property
     def num_updates(self) -> int:
-        """Number of steps that updated the weights. The learning rate follows this number."""
+        """Number of steps that updated the weights, by which the learning rate goes."""
         return self.step - self.skipped
 
     def advance(self, images: int) -> None:
@@ -111,7 +106,8 @@ class TrainState:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
-        """Return the state that `to_dict` described. Older states lack `train_s`, which is derived from the clock."""
+        """Return the state that `to_dict` described."""
+        # Older versions saved no `train_s`.
         last, best, spent = values["last"], values["best"], TimeSpent(**values.get("spent", {}))
         typed = {
             "train_s": values.get("train_s", values["trained_s"] - spent.eval_s - spent.checkpoint_s),
@@ -154,20 +150,20 @@ class NeverStop:
 
 
 class TargetStop:
-    """Stop once the target accuracy is met. The counters live in `TrainState`, which checkpoints hold."""
+    """Stop once the target accuracy is reached. The counters are in `TrainState`, for checkpoints."""
 
-    def __init__(self, goal: TargetCriterion) -> None:
-        self._goal = goal
+    def __init__(self, target: TargetCriterion) -> None:
+        self._target = target
 
     def update(self, result: EvalResult, state: TrainState) -> None:
-        """Count an evaluation that met the target, or reset the count."""
-        state.hits = self._goal.count(state.hits, result.top1)
+        """Count an evaluation that reached the target, or reset the count."""
+        state.hits = self._target.count(state.hits, result.top1)
         if self.should_stop(state) and state.target_s is None:
             state.target_s = state.trained_s
 
     def should_stop(self, state: TrainState) -> bool:
-        """Return whether enough consecutive evaluations met the target."""
-        return self._goal.is_reached(state.hits)
+        """Return whether enough consecutive evaluations reached the target."""
+        return self._target.is_reached(state.hits)
 
 
 def build_stop_rule(section: Stop | str) -> StopRule:

@@ -1,7 +1,4 @@
-"""Read and write `dataset.json`: the classes, channels and normalization of the dataset that a run was trained on.
-
-It holds no images and no paths, so a model can be used where its data is not.
-"""
+"""`dataset.json`: the classes, channels and normalization of a run's training set, without images and paths."""
 
 from dataclasses import dataclass
 from typing import Any, Final, Self
@@ -23,7 +20,7 @@ class TrainedDataset:
 
     @classmethod
     def from_source(cls, train: Source) -> Self:
-        """Return the facts of a training split."""
+        """Return the description of a training split."""
         return cls(train.info, isinstance(train, ArraySource))
 
     def to_dict(self) -> dict[str, Any]:

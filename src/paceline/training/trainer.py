@@ -1,7 +1,4 @@
-"""Run the training loop: one optimizer step after the other, evaluations and checkpoints between them.
-
-The loop reads no recipe and builds nothing.
-"""
+"""The training loop, with evaluations and checkpoints between optimizer steps. It reads no recipe."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -49,6 +46,7 @@ class OptimizerUpdate:
 
     def __call__(self, state: TrainState, loss: Tensor) -> None:
         """Finish step `state.step` (from 0) with mean loss `loss` on this rank."""
+        # Clip before the check: the norm tells all ranks of a non-finite gradient.
         lr = self.set_lr(state)
         norm = self.prepare_gradients()
         if self.guard.check(StepValues(state.step + 1, lr, loss, self.probe.pop_is_finite(), norm, state.skips_in_row)):
@@ -93,19 +91,17 @@ class TrainStep(Protocol):
     """Run one optimizer step."""
 
     def __call__(self, batch: Batch, state: TrainState) -> Tensor:
-        """Run a step; return the mean loss of this rank's images, a tensor [] on the device. Generators are already
-        seeded.
-        """
+        """Run a step with seeded generators; return this rank's mean loss [] on the device."""
         ...
 
     def sync(self) -> None:
-        """Check all steps so far. The weights are about to be evaluated or saved."""
+        """Check all steps so far, before the weights are evaluated or saved."""
         ...
 
 
 @dataclass(frozen=True)
 class EagerStep:
-    """An eager step. `replica` is the wrapped model of `Strategy.prepare`."""
+    """An eager step; `replica` is from `Strategy.prepare`."""
 
     replica: nn.Module
     criterion: nn.Module
@@ -119,7 +115,7 @@ class EagerStep:
     accuracy: BatchAccuracy
 
     def __call__(self, batch: Batch, state: TrainState) -> Tensor:
-        """Run a step; return the mean loss."""
+        """Run a step, as `TrainStep`."""
         loss = self.forward_backward(batch)
         with self.clock.stage("optimizer"):
             self.update(state, loss)
@@ -155,7 +151,7 @@ class SaveCheckpoint(Protocol):
     """Write a checkpoint."""
 
     def __call__(self, state: TrainState, final: FinalSave = "") -> None:
-        """Write `state` and the training state; `final` marks the final checkpoint of the process, and why it is."""
+        """Write `state` and the training state."""
         ...
 
     def finish(self, state: TrainState, status: Status) -> Status:
@@ -183,13 +179,13 @@ class EvaluateModel(Protocol):
     """Evaluate the model."""
 
     def __call__(self, model: nn.Module) -> EvalReport | None:
-        """Return the report on `model`, or None if a rank has to stop before it is complete. Collective."""
+        """Return the report on `model`, or None if a rank has to stop early. Collective."""
         ...
 
 
 @dataclass(frozen=True)
 class StepSeeder:
-    """Seed the random generators of this rank per step, so that no generator state has to be saved."""
+    """Seed this rank's generators per step, so that checkpoints need no generator state."""
 
     seed: int
     rank: int
@@ -205,11 +201,7 @@ class StepSeeder:
 
 @dataclass(frozen=True)
 class Trainer:
-    """The training loop around `model`.
-
-    `saves_at_end` says whether to save at the end of the run even if `save_every` is never due; a preempted run is
-    always saved.
-    """
+    """The training loop around `model`. With `saves_at_end` it saves at the end even if `save_every` is not due."""
 
     model: nn.Module
     step: TrainStep
@@ -231,7 +223,7 @@ class Trainer:
     def fit(self, state: TrainState) -> Status:
         """Train from `state` to the last step, until the stop rule is met, or until the run is preempted.
 
-        Return how the run ended. `failed`, for final weights that were not saved, is known to rank 0 only.
+        Return how the run ended; `failed`, for final weights that were not saved, on rank 0 only.
         """
         # A process that was preempted during an evaluation saved before it, so the evaluation comes first.
         if 0 < state.step != state.last_step and self.eval_every.is_due(state.step):
@@ -262,7 +254,7 @@ class Trainer:
             return self.save_state.finish(state, status)
 
     def train_step(self, batch: Batch, state: TrainState) -> Tensor:
-        """Run one optimizer step; return the mean loss of this rank's images, on the device."""
+        """Seed the generators and run one optimizer step; return this rank's mean loss, on the device."""
         self.seeder.seed_step(state.step)
         return self.step(batch, state)
 
@@ -271,14 +263,14 @@ class Trainer:
         return state.step == self.total_steps or self.stopping.should_stop(state)
 
     def should_save(self, state: TrainState, decision: StepDecision, *, interrupted: bool, finished: bool) -> bool:
-        """Return whether to save after this step."""
+        """Return whether to save after this step; a preempted run is always saved."""
         is_due = self.save_every.is_due(state.step) or decision.save
         return is_due or interrupted or (finished and self.saves_at_end)
 
     def save_checkpoint(self, state: TrainState, final: FinalSave = "") -> None:
         """Save a checkpoint; `final` marks the final one of this process."""
         with self.clock.paused("checkpoint"):
-            self.step.sync()
+            self.step.sync()  # a non-finite step must end the run before its weights are saved
             self.coordinator.flush()
             with self.logger.paused():  # only now: the queued steps have finished
                 self.logger.write_to_state(state)

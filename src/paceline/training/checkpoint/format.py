@@ -1,7 +1,7 @@
 """Checkpoint file format: safetensors for tensors, JSON for the rest, and a manifest with the SHA-256 of each file.
 
-Nothing is unpickled, so a checkpoint cannot run code. Tensors are whole: the files are the same for every strategy and
-number of ranks, except for state that each rank keeps for itself, which has one row per rank.
+Nothing is unpickled, so a checkpoint cannot run code. Tensors are unsharded, so the files are the same for every
+strategy and world size; state of individual ranks has one row per rank.
 """
 
 import errno
@@ -23,6 +23,11 @@ from paceline.core.errors import CheckpointError
 from paceline.core.files import open_to_read, open_to_write
 from paceline.core.json_file import MAX_BYTES, parse_json
 
+FORMAT_VERSION = 2
+MODEL, OPTIMIZER, AVERAGE = "model", "optimizer", "average"
+_SUFFIX, _STATE, _MANIFEST = ".safetensors", "state.json", "manifest.json"
+_REQUIRED_FILES = {MODEL + _SUFFIX, OPTIMIZER + _SUFFIX, _STATE}
+_TENSOR_FILE = re.compile(r"[a-z_]+\.safetensors")
 CHUNK_BYTES = 1 << 20
 """Bytes that are hashed and written at a time; these calls release the GIL."""
 
@@ -48,7 +53,7 @@ def write_hashed_file(path: Path, pieces: Iterable[bytes | memoryview]) -> str:
             file.write(piece)
             digest.update(piece)
         file.flush()
-        os.fsync(file.fileno())
+        os.fsync(file.fileno())  # before the rename of the folder, which could reach the disk first
     return digest.hexdigest()
 
 
@@ -97,19 +102,11 @@ def _known_dtypes() -> list[str]:
     return [str(dtype).removeprefix("torch.") for dtype in _DTYPES]
 
 
-FORMAT_VERSION = 2
-MODEL, OPTIMIZER, AVERAGE = "model", "optimizer", "average"
-_SUFFIX, _STATE, _MANIFEST = ".safetensors", "state.json", "manifest.json"
-_REQUIRED_FILES = {MODEL + _SUFFIX, OPTIMIZER + _SUFFIX, _STATE}
-_TENSOR_FILE = re.compile(r"[a-z_]+\.safetensors")
-
-
 @dataclass(frozen=True)
 class Snapshot:
-    """Contents of a checkpoint: whole tensors by part and name, and plain values for JSON.
+    """Contents of a checkpoint: unsharded tensors by part and name, and plain values for JSON.
 
-    The parts `model` and `optimizer` always exist, others, such as `average`, only if used. `eval_groups` are the parts
-    that evaluation needs.
+    The parts `model` and `optimizer` always exist. `eval_groups` are the parts that evaluation needs.
     """
 
     tensors: Mapping[str, Mapping[str, Tensor]]
@@ -117,9 +114,7 @@ class Snapshot:
     eval_groups: frozenset[str] = frozenset({MODEL, AVERAGE})
 
     def weights_only(self) -> "Snapshot":
-        """Return the parts that evaluation needs, without those for further steps. Every version of paceline can read
-        it.
-        """
+        """Return the parts that evaluation needs."""
         tensors = {name: part for name, part in self.tensors.items() if name in self.eval_groups}
         return Snapshot({OPTIMIZER: {}, **tensors}, {**self.values, "weights_alone": True}, self.eval_groups)
 
@@ -130,7 +125,7 @@ class Snapshot:
 
 
 def write_checkpoint(folder: Path, snapshot: Snapshot) -> None:
-    """Write and sync the files of a checkpoint into a new, empty `folder`, the manifest last. Raise `OSError`."""
+    """Write and sync a checkpoint into a new, empty `folder`, the manifest last. Raise `OSError`."""
     assert {MODEL, OPTIMIZER} <= snapshot.tensors.keys(), "a checkpoint has a model and an optimizer"
     # The form of the manifest and the place of `format_version` never change: any version of paceline can tell a newer
     # checkpoint from a damaged one.
@@ -194,9 +189,7 @@ def read_state(path: Path) -> dict[str, Any]:
 
 
 def is_weights_only(path: Path) -> bool:
-    """Return whether checkpoint `path` only has the weights of a finished run. Raise `CheckpointError` as `read_state`
-    does.
-    """
+    """Return whether checkpoint `path` has only weights. Raise `CheckpointError` as `read_state`."""
     return read_state(path).get("weights_alone") is True
 
 

@@ -27,9 +27,7 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def load_model(path: Path, model: nn.Module, *, shard_like: ShardLike = _keep_whole) -> None:
-    """Load the weights and buffers of checkpoint `path` into `model`. Raise `CheckpointError` if it is damaged or does
-    not fit.
-    """
+    """Load checkpoint `path` into `model`. Raise `CheckpointError` if it is damaged or does not fit."""
     verify_checkpoint(path)
     try:
         load_model_tensors(load_tensor_group(path, MODEL), model, shard_like=shard_like)
@@ -47,8 +45,7 @@ def load_model_tensors(tensors: Mapping[str, Tensor], model: nn.Module, *, shard
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Return the optimizer's state as `NUMBER.KEY`, with parameters numbered in group order.
 
-    They are live tensors, which `Strategy.gather` makes whole. `optim.extra_state` handles other state of custom
-    optimizers.
+    They are live tensors, which `Strategy.gather` makes whole. For other state of plugins see `optim.extra_state`.
     """
     state = optimizer.state_dict()["state"]
     return {
@@ -63,10 +60,7 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 def load_optimizer(
     optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], *, shard_like: ShardLike = _keep_whole
 ) -> None:
-    """Load the whole tensors of `optimizer_tensors` into an optimizer of the same parameters.
-
-    Tensors of a parameter's shape get its layout. Learning rates and other options are not changed.
-    """
+    """Load whole tensors of `optimizer_tensors`; learning rates and other options are not changed."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state: dict[int, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():

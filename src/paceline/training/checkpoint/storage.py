@@ -53,8 +53,7 @@ class CheckpointStorage:
     def save(self, step: int, best_step: int, snapshot: Snapshot, *, reserve: int = 0) -> Path:
         """Write the checkpoint of `step`, delete old ones, and return its folder. Rank 0 only.
 
-        `reserve` bytes of the disk stay free. Raise `OSError` if it cannot be written; then all other checkpoints are
-        unchanged.
+        `reserve` bytes of the disk stay free. Raise `OSError` if it cannot be written; other checkpoints are unchanged.
         """
         final, temporary = self.path_of(step), self._temporary_path(step)
         try:
@@ -74,8 +73,8 @@ class CheckpointStorage:
     def save_last(self, step: int, best_step: int, snapshot: Snapshot, *, is_end: bool) -> Path:
         """Save the final checkpoint of a process after `save` ran out of space; return its folder.
 
-        Checkpoints that are not permanent are deleted, oldest first, except for the newest intact one. If that is not
-        enough and training has ended (`is_end`), only the weights are saved. Raise `OSError` if nothing helps.
+        Delete checkpoints that are not permanent, oldest first, but not the newest intact one. If that is not enough
+        and training has ended (`is_end`), save only the weights. Raise `OSError` if nothing helps.
         """
         for spare in self._removable(step, best_step):
             _delete(spare)
@@ -99,14 +98,14 @@ class CheckpointStorage:
     def newest_intact(self, warn: Callable[[str], None]) -> Path | None:
         """Return the newest intact checkpoint, or None without any. Call `clean_up` before.
 
-        Each damaged one that is skipped gives a warning. Raise `CheckpointError` if all are damaged, or if an intact
-        one has another format: an older one would lose its progress.
+        Damaged ones are skipped with a warning. Raise `CheckpointError` if all are damaged, or if the newest intact one
+        has another format.
         """
         checkpoints = self._list()
         for path in reversed(checkpoints):
             damage = find_damage(path)
             if not damage:
-                read_state(path)
+                read_state(path)  # raises for another format: an older checkpoint would lose progress
                 return path
             warn(f"{damage}; it is skipped")
         if checkpoints:
@@ -114,10 +113,7 @@ class CheckpointStorage:
         return None
 
     def best(self) -> Path:
-        """Return the checkpoint of the best evaluation, according to the newest one.
-
-        Raise `CheckpointError` if there is none.
-        """
+        """Return the checkpoint of the best evaluation. Raise `CheckpointError` if there is none."""
         last = self.last()
         step = read_state(last).get("train", {}).get("best_step")
         if type(step) is not int:
@@ -135,7 +131,7 @@ class CheckpointStorage:
         return path
 
     def by_name(self, name: str) -> Path:
-        """Return the checkpoint `last`, `keep_best` or of a step number. Raise `CheckpointError` as these do."""
+        """Return the checkpoint `last`, `best` or of a step number. Raise `CheckpointError` as these do."""
         match name:
             case "last":
                 return self.last()
@@ -174,6 +170,7 @@ class CheckpointStorage:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.folder))
 
     def _commit(self, temporary: Path, final: Path) -> None:
+        # Two renames, since a non-empty folder cannot be replaced; `clean_up` repairs a kill between them.
         replaced = self.folder / f".{final.name}.old"
         _delete(replaced)
         if os.path.lexists(final):
@@ -193,7 +190,7 @@ class CheckpointStorage:
         ]
 
     def _delete_old(self, step: int, best_step: int) -> None:
-        """Delete the checkpoints that `policy` does not keep as of `step`; failures are retried after the next save."""
+        """Delete the checkpoints that `policy` does not keep; failures are retried after the next save."""
         # Newer checkpoints, skipped as damaged, neither count nor are deleted: the run will replace them.
         past = [path for path in self._list() if _step_from_name(path) <= step]
         for path in past[: -self.policy.num_newest]:

@@ -1,7 +1,7 @@
-"""Run third-party trackers in a thread, and do not re-log steps that were already logged.
+"""Run third-party trackers in a thread, and log no step twice.
 
-After a resume, the steps since the checkpoint run again with the same results. TensorBoard purges and rewrites them.
-Trackers cannot, so these records are skipped; records that a tracker missed are read back from the run directory.
+After a resume, the steps since the checkpoint run again with the same results. Trackers, unlike TensorBoard, cannot
+purge them, so these records are skipped; records that a tracker missed are read from the run directory.
 """
 
 import contextlib
@@ -24,15 +24,23 @@ from paceline.measure.timer import now_s
 from paceline.recipe.plan import Plan
 from paceline.training.logging.base import EvalRecord, LogSink, StepRecord
 
+FLUSH_S: Final = 10.0
+"""Seconds for all trackers together to flush at the end of a run. Chosen: a preempted run has `checkpoint.grace`
+(60 s), and is saved before."""
+STARTUP_S: Final = 10.0
+"""Seconds for all trackers together to start before the first step. Chosen: importing W&B, MLflow and trackio took 5 s
+on two busy cores, measured."""
+MAX_QUEUED: Final = 10_000
+"""Most queued records per tracker, about 10 MB; more are dropped."""
 _ID_BYTES: Final = 4
 """As in W&B's own IDs: 8 characters."""
 
 
 class TrackerState:
-    """`tracking.NAME.json` in the run directory. If it is lost or damaged, the tracker starts over.
+    """`tracking.NAME.json` in the run directory. Without it the tracker starts over.
 
-    `run_id` is the tracker's run ID (empty: none yet), `location` the location of its records (empty: only one), `step`
-    and `evaluation` are the last ones it received.
+    `run_id` is the tracker's run ID ("": none yet), `location` that of its records ("": only one), `step` and
+    `evaluation` the last ones it received.
     """
 
     def __init__(self, rundir: RunDir, name: str) -> None:
@@ -86,8 +94,7 @@ def _read_tracker_state(path: Path) -> tuple[str, str, int, int]:
 class DedupSink:
     """Forward to `inner` the records that it has not received yet, according to `state`.
 
-    `read_history` returns the records of the run up to a step. Missed records are forwarded before the first record
-    after `started`, so that a rejected one does not count as a tracker that cannot start.
+    `read_history` returns the records of the run up to a step; missed ones are forwarded before the next record.
     """
 
     def __init__(
@@ -101,7 +108,7 @@ class DedupSink:
     def started(self, plan: Plan, step: int) -> None:
         """Forward the plan, and prepare the missed records."""
         self._inner.started(plan, step)
-        self._missed = self._read_history(step)
+        self._missed = self._read_history(step)  # not forwarded now: a rejected one would look like a failed start
 
     def step(self, record: StepRecord) -> None:
         """Forward a logged step if it is new."""
@@ -131,18 +138,18 @@ class DedupSink:
     def _after_missed_records(self) -> Iterator[None]:
         """Forward all missed records, run the body, then raise the first error of these records."""
         before, self._missed = self._missed, ()
-        refusal: Exception | None = None
+        first_error: Exception | None = None
         try:
             for record in before:
                 try:
                     self._pass_if_new(record)
                 except Exception as error:
-                    refusal = refusal or error
+                    first_error = first_error or error
         except Exception as error:  # the files cannot be read
-            refusal = refusal or error
+            first_error = first_error or error
         yield
-        if refusal:
-            raise refusal
+        if first_error:
+            raise first_error
 
     def _pass_if_new(self, record: StepRecord | EvalRecord) -> None:
         """Forward a record that is new to the tracker, and remember it unless it is rejected."""
@@ -153,16 +160,6 @@ class DedupSink:
         elif record.step > self._tracker_state.evaluation:
             self._inner.evaluated(record)
             self._tracker_state.mark_evaluation(record.step)
-
-
-FLUSH_S: Final = 10.0
-"""Time for all trackers together to flush at the end of a run, in seconds. Chosen, not measured: a preempted run has
-`checkpoint.grace` (60 s), and is saved before."""
-STARTUP_S: Final = 10.0
-"""Time for all trackers together to start before the first step, in seconds. Chosen: importing W&B, MLflow and trackio
-took 5 s on two busy cores, measured."""
-MAX_QUEUED: Final = 10_000
-"""Most queued records per tracker, about 10 MB; more are dropped."""
 
 
 class TimeBudget:
@@ -183,10 +180,8 @@ class TimeBudget:
 class AsyncSink:
     """Create a sink by `make` in another thread, and forward all calls to it in order.
 
-    No call blocks, except `close` for at most `close_budget`, and the constructor for at most `startup_budget`.
-
-    The first exception of the sink becomes a warning; later calls are still tried, unless the sink could not be created
-    or `started` failed. `name` appears in warnings.
+    Only the constructor and `close` block, within their budgets. The first exception of the sink becomes a warning;
+    later calls are still tried, unless the sink could not be created or `started` failed.
     """
 
     def __init__(
@@ -202,7 +197,7 @@ class AsyncSink:
         self._warn = warn
         self._close_budget = close_budget
         self._calls: queue.SimpleQueue[Callable[[LogSink], None] | None] = queue.SimpleQueue()
-        self._is_muted = False
+        self._has_warned = False
         self._is_ending = False
         self._is_given_up = False
         self._is_made = threading.Event()
@@ -253,7 +248,7 @@ class AsyncSink:
             self._warn_once(
                 f"did not finish within {seconds(self._close_budget.total_s)}; the remaining records are dropped"
             )
-        self._is_muted = True  # later warnings have no reader
+        self._has_warned = True  # later warnings have no reader
 
     def _enqueue(self, call: Callable[[LogSink], None]) -> None:
         if self._calls.qsize() < MAX_QUEUED:
@@ -278,7 +273,7 @@ class AsyncSink:
             self._warn_once(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
 
     def _warn_once(self, message: str, *, is_complete: bool = False) -> None:
-        if not self._is_muted:
-            self._is_muted = True
+        if not self._has_warned:
+            self._has_warned = True
             line = message if is_complete else f"{self._name}: {message}"
             self._warn(f"{line} (training continues; the run directory has every record)")

@@ -122,8 +122,7 @@ def to_step_row(record: StepRecord) -> dict[str, Any]:
 def from_eval_row(row: Mapping[str, Any]) -> EvalRecord:
     """Return the evaluation of a `row` that `to_eval_row` made.
 
-    Of the evaluation on training images a row has top-1 and loss only: the other metrics are NaN, and its number of
-    images is 0.
+    Of the evaluation on training images a row has top-1 and loss only; other metrics are NaN, and the images 0.
     """
     averaged = {name.removeprefix("ema_"): row[name] for name in _EMA_COLUMNS} if _EMA_COLUMNS[0] in row else None
     report = EvalReport(
@@ -168,10 +167,7 @@ class LogSink(Protocol):
 
 @dataclass(frozen=True)
 class SinkGroup:
-    """Several sinks as one; empty on ranks other than 0.
-
-    All `on_close` are called before the first sink is closed, so that slow sinks close concurrently.
-    """
+    """Several sinks as one. All `on_close` are called before the first sink is closed: they close concurrently."""
 
     sinks: Sequence[LogSink]
     on_close: Sequence[Callable[[], None]] = ()

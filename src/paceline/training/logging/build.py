@@ -20,22 +20,20 @@ from paceline.training.logging.trackers import TensorBoardSink
 def build_sinks(
     rundir: RunDir, recipe: Recipe, resume_step: int, extra: Sequence[LogSink], *, last_eval: int | None = None
 ) -> SinkGroup:
-    """Return rank 0's sinks: files, TensorBoard, trackers, and `extra` ones such as the terminal's.
-
-    A lost disk or console does not end the run: each warns through the other.
-    """
+    """Return rank 0's sinks: files, TensorBoard, trackers, and `extra` ones such as the terminal's."""
+    # A full disk or a lost console does not end the run: each warns through the other.
     consoles: list[LogSink] = []
     files = SafeSink(FileSink(rundir, resume_step, eval_columns(recipe), last_eval=last_eval), SinkGroup(consoles))
     consoles.extend(SafeSink(each, files, "console") for each in extra)
     report_lost_consoles(files.warned)
-    asides = _AsyncSinkBuilder(SinkGroup([files, *consoles]).warned, TimeBudget(FLUSH_S), TimeBudget(STARTUP_S))
+    async_sinks = _AsyncSinkBuilder(SinkGroup([files, *consoles]).warned, TimeBudget(FLUSH_S), TimeBudget(STARTUP_S))
     trackers = []
     if recipe.log.tensorboard != "off" and _is_installed("tensorboard"):
-        trackers.append(asides.build("log.tensorboard", partial(TensorBoardSink, rundir, recipe, resume_step)))
+        trackers.append(async_sinks.build("log.tensorboard", partial(TensorBoardSink, rundir, recipe, resume_step)))
     for position, section in enumerate(recipe.log.sinks):
         path = f"log.sinks[{position}]"
         make = partial(_build_dedup_tracker, section, path, rundir, recipe)
-        trackers.append(asides.build(f"{path}: {section.name}", make))
+        trackers.append(async_sinks.build(f"{path}: {section.name}", make))
     return SinkGroup([files, *trackers, *consoles], [tracker.request_close for tracker in trackers])
 
 
@@ -72,8 +70,8 @@ def build_tracker(section: SinkSection, path: str, rundir: RunDir, recipe: Recip
 
 def _build_dedup_tracker(section: SinkSection, path: str, rundir: RunDir, recipe: Recipe) -> LogSink:
     """Return a tracker that receives no record twice."""
-    note = TrackerState(rundir, section.name)
-    return DedupSink(build_tracker(section, path, rundir, recipe, note), note, partial(read_history, rundir))
+    state = TrackerState(rundir, section.name)
+    return DedupSink(build_tracker(section, path, rundir, recipe, state), state, partial(read_history, rundir))
 
 
 @dataclass(frozen=True)

@@ -25,11 +25,10 @@ from paceline.training.logging.base import (
 
 
 class FileSink:
-    """Write `steps.jsonl`, `evals.jsonl`, `warnings.jsonl`, `metrics.csv`, and `classes.csv` and `confusion.csv` of the
-    last evaluation.
+    """Write `steps.jsonl`, `evals.jsonl`, `warnings.jsonl`, `metrics.csv` with `columns`, and the per-class tables.
 
-    Rows after step `resume_step` are dropped, and evaluations after `last_eval`: these steps will run again. Warnings
-    are kept, with the time of `now` (seconds since 1970). `columns` are those of `metrics.csv`.
+    Steps after `resume_step` and evaluations after `last_eval` will run again: their rows are dropped. Warnings are
+    kept, with the time of `now` (seconds since 1970).
     """
 
     def __init__(
@@ -101,10 +100,9 @@ def _get_step(record: StepRecord | EvalRecord) -> int:
 
 
 class SafeSink:
-    """Forward to `inner`; if it fails to write, warn `others` and continue.
+    """Forward to `inner`; if it fails to write, warn `others` once per series of failures, and continue.
 
-    `name` appears in the warning. Consecutive failures give one warning. Failed records stay in the file buffers and
-    are retried with the next record, until the buffers overflow.
+    Failed records stay in the file buffers and are retried with the next record, until the buffers overflow.
     """
 
     def __init__(self, inner: LogSink, others: LogSink, name: str = "log") -> None:
@@ -141,11 +139,9 @@ class SafeSink:
         try:
             write()
         except (OSError, UnicodeError) as error:
-            is_news, self._has_failed = (
-                not self._has_failed,
-                True,
-            )  # before the others are warned, since they may fail too
-            if is_news:
+            # Set before the others are warned: they may fail too, and warn this sink.
+            is_first, self._has_failed = not self._has_failed, True
+            if is_first:
                 what = getattr(error, "strerror", None) or str(error)
                 self._others.warned(
                     f"{self._name}: a record cannot be written: {what} (training continues; fix the cause)"

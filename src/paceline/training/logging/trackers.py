@@ -19,6 +19,11 @@ from paceline.training.logging.async_sink import FLUSH_S, TrackerState
 from paceline.training.logging.base import EvalRecord, StepRecord
 
 PlainValue = str | int | float | bool | None
+_MAX_PARAMS: Final = 100
+"""MLflow's limit per request (https://mlflow.org/docs/latest/api_reference/rest-api.html#log-batch)."""
+_FILE_STORE_VARIABLES: Final = ("MLFLOW_ALLOW_FILE_STORE", "MLFLOW_DISABLE_TELEMETRY")
+_INIT_TIMEOUT_S: Final = 30.0
+"""Seconds for W&B's server to respond; training does not wait for it. Chosen; W&B's default is 90."""
 
 
 def step_metrics(record: StepRecord) -> dict[str, float]:
@@ -184,11 +189,6 @@ def _print_to_stderr() -> None:
             vars(module)["print"] = partial(print, file=sys.stderr)
 
 
-_MAX_PARAMS: Final = 100
-"""Most parameters per request that MLflow accepts (https://mlflow.org/docs/latest/api_reference/rest-api.html#log-batch)."""
-_FILE_STORE_VARIABLES: Final = ("MLFLOW_ALLOW_FILE_STORE", "MLFLOW_DISABLE_TELEMETRY")
-
-
 class MlflowSink:
     """An MLflow run in the section's experiment.
 
@@ -265,15 +265,9 @@ def _create_client(mlflow: Any, rundir: RunDir) -> Any:
     return mlflow.MlflowClient(tracking_uri=(rundir.path.resolve() / "mlruns").as_uri())
 
 
-_INIT_TIMEOUT_S: Final = 30.0
-"""Timeout of the server's first response, in seconds; training does not wait for it. Chosen; W&B's default is 90."""
-
-
 # W&B is configured to print nothing, to limit upload time, and not to collect code, git state or system metrics (see
-# `measure.telemetry`). It talks to its own process (`wandb-core`) through a Unix socket; offline, that process writes
-# below the run directory without network access. Offline, each process of a run has its own folder, which W&B syncs as
-# the whole run: the last one synced replaces the others (https://github.com/wandb/wandb/issues/3841), so each process
-# logs the complete run.
+# `measure.telemetry`). Offline, each process of a run has its own folder, which W&B syncs as the whole run: the last
+# one synced replaces the others (https://github.com/wandb/wandb/issues/3841), so each process logs the complete run.
 class WandbSink:
     """A W&B run with W&B's own steps. The exit code is 0 for a finished run, else 1."""
 

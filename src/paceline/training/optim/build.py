@@ -23,30 +23,39 @@ from paceline.training.optim.muon import Muon
 from paceline.training.optim.schedule_free import ScheduleFree
 
 ParamGroup = dict[str, Any]
+SplitGroups = Callable[[list[ParamGroup]], list[ParamGroup]]
+_GROUP_FIELDS = {
+    *("name", "lr_scaling", "base_batch_size"),
+    *("weight_decay", "decay_norm_and_bias", "norm_and_bias_lr", "layer_decay"),
+}
+"""Fields that the schedule and the parameter groups use."""
+_FUSED_DEVICES = ("cpu", "cuda")
+"""Devices with fused kernels, which are fastest; on CPUs measured by benchmarks/optimizers.py."""
 
 
 def parameter_groups(section: schema.OptimSection, parameters: Sequence[nn.Parameter]) -> list[ParamGroup]:
     """Return a group of weights and one of norms and biases, or a single group if their settings agree.
 
-    LARS and LAMB scale by layer in the first only (`layerwise`). Raise `RecipeError` for `norm_and_bias_lr` without
-    norms and biases.
+    LARS and LAMB scale only weights by layer. Raise `RecipeError` for `norm_and_bias_lr` without norms and biases.
     """
     weights, norms_and_biases = _split_by_dimension(section, parameters)
     options: ParamGroup = {"weight_decay": section.weight_decay, "lr_factor": 1.0}
-    spared: ParamGroup = {"weight_decay": _norm_and_bias_decay(section), "lr_factor": section.norm_and_bias_lr}
+    norm_bias_options: ParamGroup = {
+        "weight_decay": _norm_and_bias_decay(section),
+        "lr_factor": section.norm_and_bias_lr,
+    }
     if isinstance(section, schema.Lars | schema.Lamb):
-        options["layerwise"], spared["layerwise"] = True, False
-    if options == spared:
+        options["layerwise"], norm_bias_options["layerwise"] = True, False
+    if options == norm_bias_options:
         return [{"params": list(parameters), **options}]
-    return _drop_empty_groups([{"params": weights, **options}, {"params": norms_and_biases, **spared}])
+    return _drop_empty_groups([{"params": weights, **options}, {"params": norms_and_biases, **norm_bias_options}])
 
 
 def muon_groups(section: schema.Muon, parameters: Sequence[nn.Parameter]) -> list[ParamGroup]:
     """Return groups of matrices, the classifier (the last 2-D parameter), vectors, and norms and biases.
 
-    Matrices are parameters that flatten to more than one row and column. `parameters` are all of the model's, since the
-    classifier may be frozen. Raise `RecipeError` without matrices, and for a `classifier_lr` or `norm_and_bias_lr`
-    without effect.
+    Matrices flatten to more than one row and column. `parameters` has frozen ones too, such as the classifier. Raise
+    `RecipeError` without matrices, and for a `classifier_lr` or `norm_and_bias_lr` without effect.
     """
     weights, norms_and_biases = _split_by_dimension(
         section, [parameter for parameter in parameters if parameter.requires_grad]
@@ -70,7 +79,7 @@ def muon_groups(section: schema.Muon, parameters: Sequence[nn.Parameter]) -> lis
     muon = {"is_matrix": True, "momentum": section.momentum, "nesterov": section.nesterov}
     sgd = {"is_matrix": False, "momentum": section.sgd_momentum, "nesterov": True}
     classifier_factor = sgd_factor * section.classifier_lr
-    spared_factor = sgd_factor * section.norm_and_bias_lr
+    norm_bias_factor = sgd_factor * section.norm_and_bias_lr
     return _drop_empty_groups(
         [
             {"params": matrices, "weight_decay": decay, "lr_factor": 1.0, **muon},
@@ -79,7 +88,7 @@ def muon_groups(section: schema.Muon, parameters: Sequence[nn.Parameter]) -> lis
             {
                 "params": norms_and_biases,
                 "weight_decay": _norm_and_bias_decay(section),
-                "lr_factor": spared_factor,
+                "lr_factor": norm_bias_factor,
                 **sgd,
             },
         ]
@@ -87,19 +96,15 @@ def muon_groups(section: schema.Muon, parameters: Sequence[nn.Parameter]) -> lis
 
 
 def split_by_layer(groups: Sequence[ParamGroup], layers: Mapping[nn.Parameter, int], decay: float) -> list[ParamGroup]:
-    """Split `groups` by layer, first layer first, each with its own learning rate.
-
-    The rate of layer l of L is multiplied by `decay ** (L - 1 - l)`. `layers` includes frozen parameters. Every group
-    gets its `layer`.
-    """
+    """Split `groups` by `layer`, in order; the rate of layer l of L is multiplied by `decay ** (L - 1 - l)`."""
     last = max(layers.values())
-    divided: list[ParamGroup] = []
+    split_groups: list[ParamGroup] = []
     for group in groups:
         for layer in sorted({layers[parameter] for parameter in group["params"]}):
             members = [parameter for parameter in group["params"] if layers[parameter] == layer]
             factor = group["lr_factor"] * decay ** (last - layer)
-            divided.append({**group, "params": members, "lr_factor": factor, "layer": layer})
-    return divided
+            split_groups.append({**group, "params": members, "lr_factor": factor, "layer": layer})
+    return split_groups
 
 
 def _split_by_dimension(
@@ -124,19 +129,8 @@ def _drop_empty_groups(groups: list[ParamGroup]) -> list[ParamGroup]:
     return [group for group in groups if group["params"]]
 
 
-_GROUP_FIELDS = {
-    *("name", "lr_scaling", "base_batch_size"),
-    *("weight_decay", "decay_norm_and_bias", "norm_and_bias_lr", "layer_decay"),
-}
-"""Fields that the schedule and the parameter groups use."""
-_FUSED_DEVICES = ("cpu", "cuda")
-"""Devices with fused kernels, which are fastest; on CPUs measured by benchmarks/optimizers.py."""
-SplitGroups = Callable[[list[ParamGroup]], list[ParamGroup]]
-"""Split groups by layer."""
-
-
 def layers_for_decay(section: schema.OptimSection, model: nn.Module) -> dict[str, int]:
-    """Return the layer number of each parameter for `build_optimizer`, before sharding; empty without layer decay.
+    """Return the layer number of each parameter, before sharding; empty without layer decay.
 
     Raise `RecipeError` if only the last layer is trained.
     """
@@ -172,32 +166,31 @@ def build_optimizer(
     device_type: str,
     layers: Mapping[str, int] | None = None,
 ) -> torch.optim.Optimizer:
-    """Return the optimizer of the trainable parameters, at learning rate `section.lr`.
+    """Return the optimizer of the trainable parameters, in model order, at learning rate `section.lr`.
 
-    `device_type` is cpu or cuda, `layers` the result of `layers_for_decay`. The order of groups and parameters follows
-    the model. Every group has an `lr_factor`, see `set_lr`. Raise `RecipeError` for a model without trainable
-    parameters, and for a setting that has no effect or does not support sharded parameters (FSDP).
+    `layers` is from `layers_for_decay`. Raise `RecipeError` for a model without trainable parameters, and for a setting
+    that has no effect or does not support sharded parameters (FSDP).
     """
     named = list(named_parameters)
     parameters = [parameter for _, parameter in named]
     if not any(parameter.requires_grad for parameter in parameters):
         raise RecipeError("model.name: the model has no trainable parameter (give it one with requires_grad)")
     is_sharded = any(isinstance(parameter, DTensor) for parameter in parameters)
-    divide: SplitGroups = list
+    split: SplitGroups = list
     if section.layer_decay != "off":
         assert layers, "layer_decay needs the layers of the model"
         numbers = {parameter: layers[name] for name, parameter in named}
-        divide = partial(split_by_layer, layers=numbers, decay=section.layer_decay)
-    optimizer = _build_from_section(section, parameters, device_type, divide, is_sharded=is_sharded)
+        split = partial(split_by_layer, layers=numbers, decay=section.layer_decay)
+    optimizer = _build_from_section(section, parameters, device_type, split, is_sharded=is_sharded)
     set_lr(optimizer.param_groups, section.lr)
     return optimizer
 
 
 def set_lr(groups: Iterable[ParamGroup], lr: float) -> None:
-    """Set the learning rate of every group to `lr` times its `lr_factor`, in place if it is on the device."""
+    """Set the learning rate of every group to `lr` times its `lr_factor`."""
     for group in groups:
         group_lr = lr * group["lr_factor"]
-        if isinstance(group.get("lr"), Tensor):
+        if isinstance(group.get("lr"), Tensor):  # a CUDA graph reads this address
             group["lr"].fill_(group_lr)
         else:
             group["lr"] = group_lr
@@ -210,10 +203,8 @@ def keep_lr_on_device(optimizer: torch.optim.Optimizer) -> None:
 
 
 def reads_lr_on_device(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether a step of `optimizer` reads the learning rate on the device only.
-
-    Ours and torch's fused optimizers do; the others read it, or count steps, on the host.
-    """
+    """Return whether a step of `optimizer` can read the learning rate on the device, so that it can be captured."""
+    # torch's other implementations read it, or count steps, on the host.
     match optimizer:
         case torch.optim.SGD() | torch.optim.Adam():  # AdamW among them
             return all(group["fused"] for group in optimizer.param_groups)
@@ -224,7 +215,7 @@ def _build_from_section(
     section: schema.OptimSection,
     parameters: list[nn.Parameter],
     device_type: str,
-    divide: SplitGroups,
+    split: SplitGroups,
     *,
     is_sharded: bool,
 ) -> torch.optim.Optimizer:
@@ -232,13 +223,13 @@ def _build_from_section(
     match section:
         case schema.Sgd() | schema.Adam():
             kernels = _kernel_flags(section, device_type, is_sharded=is_sharded)
-            return _build_torch_optimizer(section, divide(parameter_groups(section, trained)), kernels)
+            return _build_torch_optimizer(section, split(parameter_groups(section, trained)), kernels)
         case schema.Muon():
-            return _build_muon(section, parameters, divide, is_sharded=is_sharded)
+            return _build_muon(section, parameters, split, is_sharded=is_sharded)
         case schema.OwnOptim():
-            return _build_plugin_optimizer(section, divide(parameter_groups(section, trained)))
+            return _build_plugin_optimizer(section, split(parameter_groups(section, trained)))
         case _:
-            return _build_other_optimizer(section, divide(parameter_groups(section, trained)))
+            return _build_other_optimizer(section, split(parameter_groups(section, trained)))
 
 
 def _build_torch_optimizer(
@@ -271,10 +262,10 @@ def _build_other_optimizer(
             return ScheduleFree(groups, **options)
 
 
-def _build_muon(section: schema.Muon, parameters: list[nn.Parameter], divide: SplitGroups, *, is_sharded: bool) -> Muon:
+def _build_muon(section: schema.Muon, parameters: list[nn.Parameter], split: SplitGroups, *, is_sharded: bool) -> Muon:
     if is_sharded:
         raise RecipeError("optim.name: muon needs whole matrices, and FSDP shards them (set parallel.strategy=ddp)")
-    groups = divide(muon_groups(section, parameters))
+    groups = split(muon_groups(section, parameters))
     # bfloat16 has two digits, too few for a float64 run.
     dtype = torch.float64 if parameters[0].dtype == torch.float64 else torch.bfloat16
     steps, rescale = section.newton_schulz_steps, section.rescale

@@ -1,6 +1,6 @@
-"""State of the user's own optimizers beside the tensors of parameters: numbers, and changed group options.
+"""State of plugin optimizers beside the tensors of parameters: numbers, and changed group options.
 
-Our optimizers keep all state in tensors of parameters. Attributes of an optimizer object are not saved.
+Attributes of an optimizer object are not saved.
 """
 
 import copy
@@ -19,6 +19,7 @@ from paceline.training.optim.build import ParamGroup
 _MANAGED_KEYS: Final = ("params", "lr", "lr_factor")
 GROUP_PREFIX: Final = "group."
 """Prefix of tensors that belong to a group, not to a parameter."""
+_MISSING: Final = object()
 
 
 class ExtraOptimizerState(Protocol):
@@ -38,14 +39,14 @@ class ExtraOptimizerState(Protocol):
 
 
 class NoExtraOptimizerState:
-    """For optimizers that keep all state in tensors of parameters."""
+    """No extra state: built-in optimizers keep all of it in tensors of parameters."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return an empty dictionary."""
+        """Return {}."""
         return {}
 
     def values(self) -> dict[str, Any]:
-        """Return an empty dictionary."""
+        """Return {}."""
         return {}
 
     def load(self, values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
@@ -54,7 +55,7 @@ class NoExtraOptimizerState:
 
 @dataclass(frozen=True)
 class PluginExtraState:
-    """State of the user's `optimizer` called `name`; `initial_groups` holds the group options before the first step."""
+    """Extra state of plugin `optimizer` called `name`; `initial_groups` are the group options before the first step."""
 
     optimizer: torch.optim.Optimizer
     name: str
@@ -143,9 +144,6 @@ def build_extra_state(section: OptimSection, optimizer: torch.optim.Optimizer) -
         if isinstance(section, OwnOptim)
         else NoExtraOptimizerState()
     )
-
-
-_MISSING: Final = object()
 
 
 def _group_options(group: ParamGroup) -> Iterator[tuple[str, Any]]:

@@ -1,8 +1,4 @@
-"""Per-layer tensor lists of a parameter group, for torch's foreach operations.
-
-On a GPU such an operation takes a few kernels per group if shapes and dtypes agree; a list of scalars [] per layer
-takes one kernel per layer. Nothing here synchronizes with the device.
-"""
+"""Per-layer tensor lists of a parameter group, for torch's foreach operations, without device synchronization."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +9,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 TensorList = list[Tensor] | tuple[Tensor, ...]
-"""One tensor per layer, as torch's foreach operations take and return them."""
+"""One tensor per layer."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +40,7 @@ def layers_with_gradients(optimizer: torch.optim.Optimizer) -> Iterator[tuple[di
 
 
 def l2_norms(tensors: list[Tensor]) -> Tensor:
-    """Return the L2 norm of each of L tensors, [L] in at least float32; of sharded tensors, that of the whole."""
+    """Return the L2 norms [L] of L tensors in at least float32; of sharded tensors, those of the whole ones."""
     # Squares of 16-bit numbers overflow or underflow; DTensor does not support the `dtype` argument.
     wide = [tensor.float() if tensor.dtype.itemsize < 4 else tensor for tensor in tensors]
     stacked = torch.stack(torch._foreach_norm(wide))
@@ -52,8 +48,8 @@ def l2_norms(tensors: list[Tensor]) -> Tensor:
 
 
 def add_scaled(tensors: TensorList, others: TensorList, factor: float | Tensor) -> None:
-    """Add `factor` times `others` to `tensors` in place; a tensor factor [] is not read by the host."""
-    # torch's `alpha` must be known to the host; a tensor factor takes one more pass and rounding.
+    """Add `factor` times `others` to `tensors` in place."""
+    # torch's `alpha` is a host number; a tensor [] on the device, for captured steps, takes one more pass and rounding.
     if isinstance(factor, Tensor):
         torch._foreach_add_(tensors, torch._foreach_mul(others, factor))
     else:
@@ -61,7 +57,8 @@ def add_scaled(tensors: TensorList, others: TensorList, factor: float | Tensor) 
 
 
 def scalar_like(parameter: Tensor, value: float) -> Tensor:
-    """Return `value` as a tensor [] on the parameter's device, in at least float32: a 16-bit count ends at 256."""
+    """Return `value` as a tensor [] on the parameter's device, in at least float32."""
+    # bfloat16 cannot count beyond 256.
     return torch.full((), value, dtype=torch.promote_types(parameter.dtype, torch.float32), device=parameter.device)
 
 

@@ -82,7 +82,7 @@ class Lamb(torch.optim.Optimizer):
                 add_scaled(layers.parameters, steps, -group["lr"])
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the result of `state_dict`."""
+        """Load, with scalars in their own dtype."""
         super().load_state_dict(state_dict)
         restore_scalars(self, state_dict)
 
@@ -138,7 +138,7 @@ class NovoGrad(torch.optim.Optimizer):
             add_scaled(layers.parameters, means, -group["lr"])
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the result of `state_dict`."""
+        """Load, with scalars in their own dtype."""
         super().load_state_dict(state_dict)
         restore_scalars(self, state_dict)
 

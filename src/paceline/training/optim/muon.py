@@ -1,10 +1,4 @@
-"""Orthogonalize matrices approximately: all singular values near 1, singular vectors unchanged.
-
-The Newton-Schulz iteration of Jordan et al. 2024, Muon: An optimizer for hidden layers in neural networks
-(https://kellerjordan.github.io/posts/muon). Its quintic raises small singular values fast but does not converge: after
-five steps they are between about 0.7 and 1.2.
-
-Muon: SGD with orthogonalized momentum for filters and inner matrices, plain SGD for the rest.
+"""Muon: SGD with orthogonalized momentum for filters and inner matrices, plain SGD for the rest.
 
 Jordan et al. 2024, Muon: An optimizer for hidden layers in neural networks (https://kellerjordan.github.io/posts/muon).
 In groups that are `is_matrix`, a filter bank w of `out` filters is one matrix [out, in k k] and changes by
@@ -27,17 +21,18 @@ from torch import Tensor
 from paceline.training.optim.foreach import add_scaled, l2_norms, layers_with_gradients
 
 _LINEAR, _CUBIC, _QUINTIC = 3.4445, -4.7750, 2.0315
-"""Coefficients of the iteration, from the same source: steepest at 0 while bounded on [0, 1]."""
+"""Coefficients from the same source: steepest at 0 while bounded on [0, 1]."""
 _MIN_NORM = 1e-7
-"""Smallest divisor."""
 
 
 def orthogonalize(matrices: list[Tensor], *, steps: int, dtype: torch.dtype) -> list[Tensor]:
-    """Return `matrices` [M, N] orthogonalized, in their own dtype; the iteration computes in `dtype`.
+    """Return `matrices` [M, N] in their own dtype with all singular values near 1; compute in `dtype`.
 
-    Matrices of one shape or its transpose are batched. Measured for ResNet-50 on a CPU with bfloat16 instructions
-    (benchmarks/optimizers.py): batching saves a fifth of the time, bfloat16 half of it.
+    A Newton-Schulz iteration, which raises small singular values fast but does not converge: after five steps they are
+    between about 0.7 and 1.2.
     """
+    # Batch matrices of one shape or its transpose: measured for ResNet-50 on a CPU with bfloat16 instructions
+    # (benchmarks/optimizers.py), this saves a fifth of the time, and bfloat16 half of it.
     by_shape: dict[tuple[int, ...], list[int]] = {}
     for index, matrix in enumerate(matrices):
         by_shape.setdefault(tuple(sorted(matrix.shape)), []).append(index)
@@ -80,9 +75,9 @@ def update_scale(shape: torch.Size) -> float:
 
 
 class Muon(torch.optim.Optimizer):
-    """Orthogonalized momentum in groups with `is_matrix`, SGD elsewhere. Groups have momentum and nesterov too.
+    """Orthogonalized momentum in groups with `is_matrix`, SGD elsewhere; `dtype` is that of the iteration.
 
-    Matrices must be whole: shards have other singular vectors. `dtype` is that of the iteration.
+    Matrices must be whole: shards have other singular vectors.
     """
 
     def __init__(

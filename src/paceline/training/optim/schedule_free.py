@@ -27,8 +27,7 @@ from paceline.training.optim.foreach import (
 class ScheduleFree(torch.optim.Optimizer):
     """SGD with iterate averaging and interpolation.
 
-    The first parameter of a group holds two numbers: `lr_max`, and `iterates` = 1 / c, the average's number of iterates
-    in units of the newest one's weight. This is exact, unlike a sum of squares.
+    The state of a group's first parameter has `lr_max` and `iterates` = 1 / c, which is exact, unlike the sum of m^2.
     """
 
     def __init__(self, groups: Iterable[dict[str, Any]], *, lr: float, momentum: float) -> None:
@@ -58,7 +57,7 @@ class ScheduleFree(torch.optim.Optimizer):
         return torch.lerp(parameter.detach(), iterate, 1 - 1 / self.defaults["momentum"])
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the result of `state_dict`."""
+        """Load, with scalars in their own dtype."""
         super().load_state_dict(state_dict)
         restore_scalars(self, state_dict)
 
