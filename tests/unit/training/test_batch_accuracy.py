@@ -1,4 +1,4 @@
-"""Accuracy on the training batches is what counting by hand gives, of mixed images by their largest share."""
+"""Accuracy on training batches equals a reference count; mixed images count by their largest share."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from paceline.training.state import CorrectCounts
 CPU = torch.device("cpu")
 
 
-def by_hand(logits: Tensor, labels: Tensor) -> CorrectCounts:
+def reference_counts(logits: Tensor, labels: Tensor) -> CorrectCounts:
     order = np.argsort(-logits.double().numpy(), axis=1)
     places = [int(np.flatnonzero(row == label)[0]) for row, label in zip(order, labels.numpy(), strict=True)]
     return CorrectCounts(len(places), sum(place == 0 for place in places), sum(place < 5 for place in places))
@@ -27,15 +27,15 @@ def counted(accuracy: DeviceBatchAccuracy, images: int) -> CorrectCounts:
 
 
 @pytest.mark.parametrize("num_classes", [2, 5, 12])
-def test_batches_are_counted_as_by_hand_and_a_look_begins_anew(num_classes: int) -> None:
+def test_batches_match_the_reference_and_a_read_resets_the_counts(num_classes: int) -> None:
     torch.manual_seed(num_classes)
     accuracy = DeviceBatchAccuracy(num_classes, CPU)
     logits, labels = torch.randn(90, num_classes, requires_grad=True), torch.randint(num_classes, (90,))
     for part in range(3):
         accuracy.add(logits[part::3], labels[part::3])
-    assert counted(accuracy, 90) == by_hand(logits.detach(), labels)
+    assert counted(accuracy, 90) == reference_counts(logits.detach(), labels)
     accuracy.add(logits[:10], labels[:10])
-    assert counted(accuracy, 10) == by_hand(logits[:10].detach(), labels[:10])
+    assert counted(accuracy, 10) == reference_counts(logits[:10].detach(), labels[:10])
 
 
 def test_mixed_images_count_by_their_largest_share() -> None:
@@ -46,7 +46,7 @@ def test_mixed_images_count_by_their_largest_share() -> None:
     targets = shares * one_hot(first, 7) + (1 - shares) * one_hot(second, 7)
     accuracy = DeviceBatchAccuracy(7, CPU)
     accuracy.add(logits, targets)
-    assert counted(accuracy, 64) == by_hand(logits, torch.where(shares[:, 0] > 0.5, first, second))
+    assert counted(accuracy, 64) == reference_counts(logits, torch.where(shares[:, 0] > 0.5, first, second))
 
 
 def test_half_precision_logits_are_counted() -> None:

@@ -32,7 +32,7 @@ def test_the_stored_order_is_that_of_the_source_from_any_step_on(loader: str, wo
 
 
 @pytest.mark.parametrize(("loader", "workers", "is_noted"), [("auto", 0, False), ("threads", 1, True)])
-def test_a_run_with_workers_is_told_that_it_ends_before_it_can_blame_one(loader, workers, is_noted) -> None:
+def test_a_worker_timeout_longer_than_parallel_timeout_is_noted(loader, workers, is_noted) -> None:
     words = [f"data.loader={loader}", f"data.workers={workers}", "parallel.timeout=1min", "parallel.device=cpu"]
     loaded = load("digits", Patch.parse(words))
     datasets = build_datasets(loaded.recipe.data.source, may_download=False)

@@ -1,4 +1,4 @@
-"""Bad images: each is told once to all ranks, listed once, kept in the state, and too many end the run."""
+"""Bad images: each is shared with all ranks, listed once and saved in the state; too many end the run."""
 
 import pytest
 
@@ -31,7 +31,7 @@ def test_each_is_listed_once_and_kept_in_the_state() -> None:
     assert listed[0] == {"split": "train", "index": 4, "path": "digits/train[4]", "reason": "is empty"}
 
 
-def test_what_another_rank_met_is_listed_too() -> None:
+def test_bad_images_of_another_rank_are_listed_too() -> None:
     known, listed = [], []
     found = images(known, listed, others=(10,))
     assert found.add("train", bad(4)) == 1
@@ -39,7 +39,7 @@ def test_what_another_rank_met_is_listed_too() -> None:
     assert known == [8, 10] and listed[1]["reason"] == "another rank could not read it"
 
 
-def test_what_is_known_from_before_is_not_told_again() -> None:
+def test_known_bad_images_are_not_listed_again() -> None:
     known, listed = [8], []
     assert images(known, listed).add("train", bad(4)) == 0
     assert not listed

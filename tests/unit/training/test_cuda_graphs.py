@@ -1,4 +1,4 @@
-"""A captured step: replayed, it does to the last bit what a plain one does; where it cannot be, a sentence says so."""
+"""A replayed step equals an eager one bitwise; runs that cannot be captured have a note."""
 
 import json
 import math
@@ -62,8 +62,8 @@ class NeverCaptured(RecordedGraphs):
         raise RuntimeError("no graph today")
 
 
-def recipe_of(*words: str) -> Recipe:
-    return load("synthetic", Patch.parse([*SMALL, *words])).recipe
+def recipe_of(*overrides: str) -> Recipe:
+    return load("synthetic", Patch.parse([*SMALL, *overrides])).recipe
 
 
 def step_of(
@@ -138,7 +138,7 @@ def assert_equal(one: list[Tensor], other: list[Tensor]) -> None:
 
 
 @pytest.mark.parametrize(
-    "words",
+    "overrides",
     [
         *((f"optim.name={name}", "schedule.name=constant") for name in OPTIMIZERS),
         ("train.accumulate=2", "data.augment=[pad_crop, mixup, cutmix]", "train.clip_norm=0.5"),
@@ -148,10 +148,10 @@ def assert_equal(one: list[Tensor], other: list[Tensor]) -> None:
         ("train.class_weights=balanced", "train.label_smoothing=0.1", "data.augment=[pad_crop, mixup]"),
         ("optim.momentum=0", "data.augment=[{name: cutout, size: 4}, {name: rotate, degrees: 20}]"),
     ],
-    ids=lambda words: words[0],
+    ids=lambda overrides: overrides[0],
 )
-def test_a_replayed_step_is_the_plain_step_to_the_last_bit(words: tuple[str, ...]) -> None:
-    recipe, graphs = recipe_of(*words), RecordedGraphs()
+def test_a_replayed_step_equals_the_eager_step_bitwise(overrides: tuple[str, ...]) -> None:
+    recipe, graphs = recipe_of(*overrides), RecordedGraphs()
     assert_equal(course(recipe, NeverCaptured()), course(recipe, graphs))
     assert len(graphs.made) == 1
 
@@ -174,10 +174,10 @@ def test_a_replayed_step_counts_what_is_classified_correctly() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "num_graphs"), [(("train.ema=on",), 1), (("train.ema.decay=0.9", "train.ema.every=2"), 2)]
+    ("overrides", "num_graphs"), [(("train.ema=on",), 1), (("train.ema.decay=0.9", "train.ema.every=2"), 2)]
 )
-def test_averages_move_as_often_and_as_far_with_a_graph_for_steps_that_do_not_move_them(words, num_graphs) -> None:
-    recipe, graphs = recipe_of(*words), RecordedGraphs()
+def test_averages_match_with_separate_graphs_for_steps_that_update_them(overrides, num_graphs) -> None:
+    recipe, graphs = recipe_of(*overrides), RecordedGraphs()
     assert_equal(course(recipe, NeverCaptured()), course(recipe, graphs))
     assert len(graphs.made) == num_graphs
 
@@ -219,9 +219,9 @@ def test_a_learning_rate_on_the_device_gives_the_weights_of_one_on_the_host(name
     assert not torch.equal(on_host, torch.zeros_like(on_host))
 
 
-def trained(folder: Path, *words: str, resume: bool = False) -> RunDir:
+def trained(folder: Path, *overrides: str, resume: bool = False) -> RunDir:
     rundir = RunDir(folder)
-    run.run(recipe_of(*words), World.single(), rundir, resume=resume, invocation=Invocation())
+    run.run(recipe_of(*overrides), World.single(), rundir, resume=resume, invocation=Invocation())
     return rundir
 
 
@@ -240,13 +240,13 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Callable[[RecordedGraphs], Recorde
     return give
 
 
-def test_a_captured_run_is_a_plain_one_and_says_what_capturing_took(tmp_path: Path, found) -> None:
-    words = ("model.drop_path=0.3", "data.image_size=12", "data.progressive.start_size=8", "train.steps=12")
-    words += ("data.progressive.multiple=4", "data.progressive.begin=1st", "data.progressive.end=6st")
+def test_a_captured_run_equals_an_eager_one_and_reports_the_capture_time(tmp_path: Path, found) -> None:
+    overrides = ("model.drop_path=0.3", "data.image_size=12", "data.progressive.start_size=8", "train.steps=12")
+    overrides += ("data.progressive.multiple=4", "data.progressive.begin=1st", "data.progressive.end=6st")
     found(NeverCaptured())
-    plain = trained(tmp_path / "plain", *words)
+    plain = trained(tmp_path / "plain", *overrides)
     graphs = found(RecordedGraphs())
-    rundir = trained(tmp_path / "captured", *words)
+    rundir = trained(tmp_path / "captured", *overrides)
     assert losses(rundir) == losses(plain) and len(losses(plain)) == 12
     result = rundir.read_result()
     assert result.weights_sha256 == plain.read_result().weights_sha256
@@ -257,29 +257,29 @@ def test_a_captured_run_is_a_plain_one_and_says_what_capturing_took(tmp_path: Pa
 
 def test_a_resumed_run_is_captured_again_and_ends_with_the_same_bits(tmp_path: Path, found) -> None:
     graphs = found(RecordedGraphs())
-    words = ("train.ema.decay=0.9", "checkpoint.every=5st", "train.steps=10", "optim.name=adamw")
-    cut = trained(tmp_path / "cut", *words)
+    overrides = ("train.ema.decay=0.9", "checkpoint.every=5st", "train.steps=10", "optim.name=adamw")
+    cut = trained(tmp_path / "cut", *overrides)
     sha256 = cut.read_result().weights_sha256
     (newest,) = [path for path in cut.checkpoints.iterdir() if path.name.endswith("10")]
     for path in (*newest.iterdir(), newest, cut.path / "result.json"):
         path.rmdir() if path.is_dir() else path.unlink()
-    again = trained(tmp_path / "cut", *words, resume=True)
+    again = trained(tmp_path / "cut", *overrides, resume=True)
     assert again.read_result().weights_sha256 == sha256
     assert len(graphs.made) == 2
 
 
-def test_a_model_that_asks_for_a_number_trains_as_it_is_and_one_sentence_says_why(
+def test_a_model_that_synchronizes_trains_eagerly_with_a_warning(
     tmp_path: Path, found, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     graphs = found(RecordedGraphs())
     forward = resnet_cifar.ResNet.forward
 
-    def asking(self: resnet_cifar.ResNet, images: Tensor) -> Tensor:
+    def synchronizing_forward(self: resnet_cifar.ResNet, images: Tensor) -> Tensor:
         assert images.is_meta or images.mean().item() < 1e9
         return forward(self, images)
 
     expected = trained(tmp_path / "expected", "train.capture=off")
-    monkeypatch.setattr(resnet_cifar.ResNet, "forward", asking)
+    monkeypatch.setattr(resnet_cifar.ResNet, "forward", synchronizing_forward)
     rundir = trained(tmp_path / "run")
     assert len(graphs.made) == 1
     (warning,) = [record["message"] for record in read_lines(rundir.warnings)]
@@ -291,7 +291,7 @@ def test_a_model_that_asks_for_a_number_trains_as_it_is_and_one_sentence_says_wh
     assert losses(rundir) == pytest.approx(losses(expected), rel=1e-4)
 
 
-def test_the_warning_tells_what_the_work_raised_and_not_the_end_of_the_capture(
+def test_the_warning_has_the_error_of_the_step_and_not_of_the_capture(
     tmp_path: Path, found, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class EndsAsCuda(Recorded):
@@ -307,7 +307,7 @@ def test_the_warning_tells_what_the_work_raised_and_not_the_end_of_the_capture(
 
     forward = resnet_cifar.ResNet.forward
 
-    def asking(self: resnet_cifar.ResNet, images: Tensor) -> Tensor:
+    def synchronizing_forward(self: resnet_cifar.ResNet, images: Tensor) -> Tensor:
         try:
             {}["not kept yet"]
         except KeyError:  # the first error of all, which is none
@@ -315,21 +315,21 @@ def test_the_warning_tells_what_the_work_raised_and_not_the_end_of_the_capture(
         return forward(self, images)
 
     found(Graphs())
-    monkeypatch.setattr(resnet_cifar.ResNet, "forward", asking)
+    monkeypatch.setattr(resnet_cifar.ResNet, "forward", synchronizing_forward)
     (warning,) = [record["message"] for record in read_lines(trained(tmp_path / "run").warnings)]
     assert "run eagerly: RuntimeError: operation not permitted when stream is capturing (set" in warning
 
 
 def test_a_loss_that_is_no_number_ends_a_captured_run_as_it_ends_a_plain_one(tmp_path: Path, found) -> None:
     graphs = found(RecordedGraphs())
-    words = ("optim.lr=1e30", "schedule.warmup_shape=constant", "schedule.warmup_start=1e-33")
+    overrides = ("optim.lr=1e30", "schedule.warmup_shape=constant", "schedule.warmup_start=1e-33")
     with pytest.raises(NonFiniteLossError, match=r"^train: step 6: the loss is NaN or infinite on rank 0 of 1, at lr"):
-        trained(tmp_path / "run", *words)
+        trained(tmp_path / "run", *overrides)
     assert len(graphs.made) == 1
 
 
 @pytest.mark.parametrize(
-    ("words", "reason"),
+    ("overrides", "reason"),
     [
         (("parallel.strategy=dataparallel",), "dataparallel copies the model anew in each step"),
         (("train.on_nonfinite=skip",), "train.on_nonfinite=skip lets the host check each step before its update"),
@@ -344,15 +344,15 @@ def test_a_loss_that_is_no_number_ends_a_captured_run_as_it_ends_a_plain_one(tmp
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
-def test_what_cannot_be_captured_is_noted_in_a_sentence(found, words: tuple[str, ...], reason: str) -> None:
+def test_runs_that_cannot_be_captured_have_a_note(found, overrides: tuple[str, ...], reason: str) -> None:
     found(RecordedGraphs())
-    recipe = recipe_of(*words)
+    recipe = recipe_of(*overrides)
     optimizer = build_optimizer(recipe.optim, nn.Linear(3, 2).named_parameters(), "cpu")
     note = f"train.capture: steps run eagerly, since {reason} (set train.capture=off)"
     assert choose_graph_pool(recipe, World.single(), CPU, optimizer) == (None, note)
 
 
-def test_several_ranks_are_not_captured_and_off_is_not_asked(found) -> None:
+def test_several_ranks_are_not_captured_and_off_has_no_note(found) -> None:
     graphs, recipe = found(RecordedGraphs()), recipe_of()
     optimizer = build_optimizer(recipe.optim, nn.Linear(3, 2).named_parameters(), "cpu")
     chosen, note = choose_graph_pool(recipe, World(0, 2, 0, 2), CPU, optimizer)

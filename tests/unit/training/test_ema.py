@@ -72,7 +72,7 @@ def test_the_average_is_the_sum_of_falling_shares_of_all_weights() -> None:
         torch.testing.assert_close(tensors[name], expected, rtol=1e-12, atol=1e-13)
 
 
-def test_a_warm_up_soon_forgets_the_first_weights() -> None:
+def test_warmup_reduces_the_weight_of_the_initial_weights() -> None:
     """By value: shares of the old average are 1/10, 2/11, 3/12, ... and `decay` once that is larger."""
     model = net()
     average = ExponentialMovingAverage(model, 0.2, 1, warmup=True)
@@ -221,7 +221,7 @@ def test_swapping_puts_the_averages_in_and_the_raw_weights_back_bit_by_bit(fails
     assert equal(average.tensors(), averages)
 
 
-def test_a_resumed_average_goes_on_as_one_that_was_not_interrupted() -> None:
+def test_a_resumed_average_equals_an_uninterrupted_one() -> None:
     options = {"decay": 0.9, "every": 2, "warmup": True}
     model = net(torch.float32)
     average = ExponentialMovingAverage(model, **options)

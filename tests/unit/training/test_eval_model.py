@@ -19,8 +19,8 @@ FP32 = build_precision("fp32", torch.device("cpu"))
 GONE = "optim={name: 'nowhere.parts:Optim', lr: 0.1}"
 
 
-def recipe(*words: str) -> Recipe:
-    return load("digits", Patch.parse(words)).recipe
+def recipe(*overrides: str) -> Recipe:
+    return load("digits", Patch.parse(overrides)).recipe
 
 
 def saved(folder: Path, **parts: dict[str, torch.Tensor]) -> Path:
@@ -39,7 +39,7 @@ def test_an_average_needs_no_optimizer_of_anybodys_own(tmp_path: Path) -> None:
     assert not torch.equal(model.weight, other.weight)
 
 
-def test_the_average_of_an_optimizer_whose_layers_learn_at_their_own_rates_finds_its_parameters(tmp_path: Path) -> None:
+def test_the_average_of_an_optimizer_with_layer_decay_matches_its_parameters(tmp_path: Path) -> None:
     asked = recipe("optim={name: schedule_free, layer_decay: 0.5, norm_and_bias_lr: 2}", "schedule.name=constant")
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3))
     optimizer = build_optimizer(asked.optim, model.named_parameters(), "cpu", layers_for_decay(asked.optim, model))
@@ -57,6 +57,6 @@ def test_without_an_average_the_checkpoint_is_not_even_looked_at(tmp_path: Path)
     assert not load_weight_average(recipe(GONE), nn.Linear(2, 2), FP32, tmp_path / "nowhere").is_enabled
 
 
-def test_an_average_that_is_not_kept_is_one_line(tmp_path: Path) -> None:
+def test_a_missing_average_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"^train.ema: .* has no averaged weights \(set train.ema=off\)$"):
         load_weight_average(recipe("train.ema={decay: 0.5}"), nn.Linear(2, 2), FP32, saved(tmp_path))

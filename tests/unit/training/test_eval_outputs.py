@@ -73,7 +73,7 @@ def test_photographs_are_shrunk_to_less_than_16_kb(tmp_path, channels: int) -> N
     assert row["file"] == "1.jpg" and path.stat().st_size < 16 * KB
 
 
-def test_a_row_says_which_image_it_is_and_what_it_was_taken_for(tmp_path) -> None:
+def test_a_row_has_the_image_and_its_prediction(tmp_path) -> None:
     save_worst_images(tmp_path / "worst", [MisclassifiedImage(3, 2, 1, 0.75, 2.5)], arrays(8, 1))
     assert listed(tmp_path / "worst") == [
         {
@@ -101,7 +101,7 @@ def test_a_photograph_that_was_taken_sideways_stands_upright(tmp_path) -> None:
     assert shown[:40].min() > 200 and shown[-40:].max() < 50  # JPEG blurs the edge in the middle
 
 
-def test_what_a_file_holds_beside_its_pixels_stays_behind(tmp_path) -> None:
+def test_metadata_of_a_file_is_not_copied(tmp_path) -> None:
     pixels = np.full((40, 40, 3), 7, dtype=np.uint8)
     beside = b"x" * 60_000
     contents = {
@@ -139,7 +139,7 @@ def test_without_mistakes_there_is_no_folder(tmp_path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_what_a_kill_left_behind_is_tidied_up(tmp_path) -> None:
+def test_leftovers_of_a_kill_are_removed(tmp_path) -> None:
     for name in (".worst.tmp", ".worst.old"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "9.png").touch()

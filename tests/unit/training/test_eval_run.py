@@ -1,4 +1,4 @@
-"""Judging a run by another data set: classes are matched by name, and pixels treated as the run treats its own."""
+"""Evaluating a run on another dataset: classes are matched by name, and pixels treated as in the run."""
 
 import sys
 from dataclasses import replace
@@ -31,9 +31,9 @@ SMALL = ("model.width=0.125", "parallel.device=cpu", "parallel.threads=1", "data
 FOLDER = ("data.image_size=12", "data.batch_size=4", "model.name=resnet18_cifar", "data.augment=[]", *SMALL)
 
 
-def made_run(folder: Path, name: str, *words: str) -> Path:
+def made_run(folder: Path, name: str, *overrides: str) -> Path:
     """Write a run whose network is as it was drawn, and return its directory."""
-    recipe = load(name, Patch.parse(words)).recipe
+    recipe = load(name, Patch.parse(overrides)).recipe
     datasets = build_datasets(recipe.data.source, may_download=False)
     info, run = datasets.train.info, RunDir(folder)
     run.create()
@@ -49,14 +49,14 @@ def made_run(folder: Path, name: str, *words: str) -> Path:
     return folder
 
 
-def judged(run: Path, *words: str, says: bool | str = True) -> EvalReport:
-    """Evaluate `run` with `words`, and see that it is said, or not, what it is judged by: with `says` in it."""
+def run_evaluation(run: Path, *overrides: str, expected_note: bool | str = True) -> EvalReport:
+    """Evaluate `run` with `overrides`, and check that a note is printed, or not, with `expected_note` in it."""
     said: list[str] = []
-    own, recipe = load(str(run)).recipe, load(str(run), Patch.parse(words)).recipe
+    own, recipe = load(str(run)).recipe, load(str(run), Patch.parse(overrides)).recipe
     checkpoint = next((run / "checkpoints").iterdir())
     report = evaluate(recipe, World.single(), checkpoint, run_recipe=own, print_line=said.append)
-    assert len(said) == bool(says)
-    assert not isinstance(says, str) or says in said[0]
+    assert len(said) == bool(expected_note)
+    assert not isinstance(expected_note, str) or expected_note in said[0]
     return report
 
 
@@ -89,33 +89,33 @@ def counts(report: EvalReport) -> dict[str, tuple[int, int]]:
 
 
 def test_a_set_that_lacks_classes_counts_as_its_part_of_the_whole_set_does(run, photos, tmp_path) -> None:
-    whole = counts(judged(run, says=False))
+    whole = counts(run_evaluation(run, expected_note=False))
     assert sum(correct for _, correct in whole.values()) > 0
     for name in ("bee", "dog"):
         (tmp_path / name).symlink_to(photos / "val" / name)
-    part = counts(judged(run, f"data.source.root={tmp_path}"))
+    part = counts(run_evaluation(run, f"data.source.root={tmp_path}"))
     assert part == {**dict.fromkeys(whole, (0, 0)), **{name: whole[name] for name in ("bee", "dog")}}
 
 
 @pytest.mark.parametrize("split", ["", "test/", "val/"])
-def test_all_images_of_another_folder_count_or_those_held_out_of_it(run, photos, tmp_path, split) -> None:
+def test_all_images_of_another_folder_count_or_its_validation_split(run, photos, tmp_path, split) -> None:
     for name in ("ant", "bee"):
         (tmp_path / split).mkdir(exist_ok=True)
         (tmp_path / f"{split}{name}").symlink_to(photos / "val" / name)
-    assert judged(run, f"data.source.root={tmp_path}").val.images == 8
+    assert run_evaluation(run, f"data.source.root={tmp_path}").val.images == 8
 
 
-def test_a_set_that_has_moved_is_judged_by_what_was_held_out_of_it(tmp_path) -> None:
+def test_a_moved_dataset_is_evaluated_on_its_validation_split(tmp_path) -> None:
     first = grow(tmp_path / "first", {"ant": 8, "bee": 8})
     run = made_run(tmp_path / "run", "folder", f"data.source.root={first}", "data.source.val_fraction=0.25", *FOLDER)
-    before = judged(run, says=False)
+    before = run_evaluation(run, expected_note=False)
     first.rename(tmp_path / "second")
-    after = judged(run, f"data.source.root={tmp_path}/second", says=False)
+    after = run_evaluation(run, f"data.source.root={tmp_path}/second", expected_note=False)
     assert after == before and after.val.images == 4
 
 
 @pytest.mark.parametrize(
-    "words",
+    "overrides",
     [
         ("data.source.val_fraction=0.5",),
         ("data.source.split_seed=1",),
@@ -123,12 +123,12 @@ def test_a_set_that_has_moved_is_judged_by_what_was_held_out_of_it(tmp_path) -> 
         ("data.source.val_root={root}",),
     ],
 )
-def test_images_that_a_run_was_trained_on_are_not_judged_as_others(tmp_path, words) -> None:
+def test_the_own_folder_with_another_split_is_refused(tmp_path, overrides) -> None:
     root = grow(tmp_path / "photos", {"ant": 8, "bee": 8})
     (tmp_path / "link").symlink_to(root)
     run = made_run(tmp_path / "run", "folder", f"data.source.root={root}", "data.source.val_fraction=0.25", *FOLDER)
     with pytest.raises(DataError, match=r"^data.source: is the folder that the run was trained on"):
-        judged(run, *(word.format(root=root) for word in words))
+        run_evaluation(run, *(word.format(root=root) for word in overrides))
 
 
 def test_an_image_that_was_added_does_not_make_the_others_new(tmp_path) -> None:
@@ -137,22 +137,22 @@ def test_an_image_that_was_added_does_not_make_the_others_new(tmp_path) -> None:
     root.rename(tmp_path / "second")
     Image.new("RGB", (14, 16)).save(tmp_path / "second/ant/new.png")
     said = "17 images of 2 of the run's 2 classes; it measures generalization if the run was trained on none of these"
-    judged(run, f"data.source.root={tmp_path}/second", says=said)
+    run_evaluation(run, f"data.source.root={tmp_path}/second", expected_note=said)
 
 
-def test_the_training_images_of_a_run_are_told_as_such(run, photos) -> None:
-    judged(
+def test_training_images_are_noted(run, photos) -> None:
+    run_evaluation(
         run,
         f"data.source.root={photos}/train",
-        says="the run was trained on these images",
+        expected_note="the run was trained on these images",
     )
 
 
-def test_the_validation_folder_of_a_run_is_judged_whatever_came_to_it(tmp_path) -> None:
+def test_the_validation_folder_is_evaluated_with_new_images(tmp_path) -> None:
     root = grow(tmp_path / "first", {"train/ant": 4, "train/bee": 4, "val/ant": 2, "val/bee": 2})
     run = made_run(tmp_path / "run", "folder", f"data.source.root={root}", *FOLDER)
     Image.new("RGB", (14, 16)).save(root / "val/ant/new.png")
-    assert judged(run, "data.source.split_seed=1").val.images == 5
+    assert run_evaluation(run, "data.source.split_seed=1").val.images == 5
 
 
 PARTS = """
@@ -181,7 +181,7 @@ def test_code_that_a_run_names_runs_only_where_that_is_said(tmp_path, monkeypatc
     (tmp_path / "judged_parts.py").write_text(PARTS)
     monkeypatch.syspath_prepend(tmp_path)
     run = made_run(tmp_path / "run", "digits", *SMALL)
-    before = judged(run, says=False)
+    before = run_evaluation(run, expected_note=False)
     monkeypatch.delitem(sys.modules, "judged_parts", raising=False)
     named = load(str(run), Patch.parse([f"{part}={path}", *UNUSED])).recipe
     (run / "recipe.yaml").write_text(to_yaml_text(named.to_dict()))
@@ -189,20 +189,22 @@ def test_code_that_a_run_names_runs_only_where_that_is_said(tmp_path, monkeypatc
         evaluated(run)
     assert "judged_parts" not in sys.modules
     assert evaluated(run, own_code=True) == 0 and "judged_parts" in sys.modules
-    assert judged(run, says=False) == before
+    assert run_evaluation(run, expected_note=False) == before
 
 
-def test_code_that_is_named_where_a_run_is_judged_is_the_users_own_word(tmp_path, monkeypatch) -> None:
+def test_a_plugin_of_the_evaluation_needs_no_consent_of_the_run(tmp_path, monkeypatch) -> None:
     (tmp_path / "judged_parts.py").write_text(PARTS)
     monkeypatch.syspath_prepend(tmp_path)
     run = made_run(tmp_path / "run", "digits", *SMALL)
-    assert judged(run, "data.source={name: 'judged_parts:digits'}", says=False) == judged(run, says=False)
+    assert run_evaluation(run, "data.source={name: 'judged_parts:digits'}", expected_note=False) == run_evaluation(
+        run, expected_note=False
+    )
 
 
 def test_a_class_that_the_run_does_not_know_is_named(run, tmp_path) -> None:
     other = grow(tmp_path, {"ant": 1, "beee": 1})
     with pytest.raises(DataError) as caught:
-        judged(run, f"data.source.root={other}")
+        run_evaluation(run, f"data.source.root={other}")
     message = str(caught.value)
     assert "class 'beee' is not one of the 4 that the run was trained on (did you mean 'bee'?)" in message
     assert len(message.splitlines()) == 1
@@ -219,17 +221,20 @@ def test_a_folder_of_another_kind_of_set_is_normalised_and_sized_as_the_run_was(
         (tmp_path / f"files/{label}").mkdir(parents=True)
         for index in np.flatnonzero(val.labels == label):
             Image.fromarray(val.images[index, ..., 0]).save(tmp_path / f"files/{label}/{index}.png")
-    words = ("data.source.name=folder", f"data.source.root={tmp_path}/files")
-    whole, part = counts(judged(run, says=False)), counts(judged(run, *words, "data.source.channels=1"))
+    overrides = ("data.source.name=folder", f"data.source.root={tmp_path}/files")
+    whole, part = (
+        counts(run_evaluation(run, expected_note=False)),
+        counts(run_evaluation(run, *overrides, "data.source.channels=1")),
+    )
     for name in whole:
         assert part[name] == (whole[name] if name in "935" else (0, 0))
     with pytest.raises(DataError, match="3 channels, and the run's model expects 1"):
-        judged(run, *words)
+        run_evaluation(run, *overrides)
 
 
 def test_pixels_stay_pixels(tmp_path, monkeypatch) -> None:
     run = made_run(tmp_path / "run", "digits", *SMALL)
-    before = judged(run, says=False)
+    before = run_evaluation(run, expected_note=False)
     digits = load_digits()
     order = np.array([3, 1, 4, 0, 5, 9, 2, 6, 8, 7])
     names = tuple(str(number) for number in order)
@@ -239,12 +244,12 @@ def test_pixels_stay_pixels(tmp_path, monkeypatch) -> None:
         "paceline.training.datasets.build_datasets", lambda section, **options: replace(digits, val=val)
     )
     monkeypatch.setattr("paceline.training.datasets.digest_datasets", lambda datasets: "another")
-    words = ("data.source={name: synthetic}", "data.workers=auto")
-    assert judged(run, *words) == before
+    overrides = ("data.source={name: synthetic}", "data.workers=auto")
+    assert run_evaluation(run, *overrides) == before
 
 
-def test_training_images_are_not_judged_where_they_are_of_another_set(photos, tmp_path) -> None:
-    words = (f"data.source.root={photos}", "train.eval_train=on", *FOLDER)
-    run = made_run(tmp_path / "run", "folder", *words)
-    assert judged(run, says=False).train is not None
-    assert judged(run, f"data.source.root={photos}/train").train is None
+def test_eval_train_is_off_for_another_dataset(photos, tmp_path) -> None:
+    overrides = (f"data.source.root={photos}", "train.eval_train=on", *FOLDER)
+    run = made_run(tmp_path / "run", "folder", *overrides)
+    assert run_evaluation(run, expected_note=False).train is not None
+    assert run_evaluation(run, f"data.source.root={photos}/train").train is None

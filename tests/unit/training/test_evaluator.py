@@ -108,7 +108,7 @@ class Recorded(SingleDevice):
 
 
 class Replayed(SingleDevice):
-    """A rank that is told what all ranks sum to."""
+    """A rank that is calls what all ranks sum to."""
 
     def __init__(self, totals: list[Tensor]) -> None:
         self._totals = iter(totals)
@@ -146,17 +146,17 @@ def test_ranks_together_count_what_one_rank_counts(world_size: int) -> None:
     assert together.result.ece == pytest.approx(alone.result.ece, rel=1e-12)
 
 
-def test_images_that_could_not_be_read_are_left_out_and_told() -> None:
+def test_unreadable_images_are_excluded_and_reported() -> None:
     """Of each batch of four the first is bad: six of the 21; the last batch, of one, is then empty."""
-    told = []
+    calls = []
 
     class Ledger:
         def add(self, bad) -> int:
-            told.extend(image.index for image in bad)
+            calls.extend(image.index for image in bad)
             return len(bad)
 
         def sync(self) -> None:
-            told.append("settled")
+            calls.append("synced")
 
     class Holed(Shard):
         def batches(self, first: int, stop: int) -> Iterator[Batch]:
@@ -167,7 +167,7 @@ def test_images_that_could_not_be_read_are_left_out_and_told() -> None:
     whole = evaluator(EvalShard(21, 4))
     holed = replace(whole, loader=Holed(whole.loader.shard, whole.loader.source), bad_images=Ledger())
     result, *_ = holed(Table(logits()))
-    assert result.images == 15 and told == [0, 4, 8, 12, 16, 20, "settled"]
+    assert result.images == 15 and calls == [0, 4, 8, 12, 16, 20, "synced"]
 
 
 def test_an_evaluation_that_a_rank_leaves_has_no_result() -> None:
@@ -183,11 +183,11 @@ def test_an_evaluation_that_a_rank_leaves_has_no_result() -> None:
 
 
 def test_an_evaluation_that_another_rank_left_has_no_result() -> None:
-    class Left(SingleDevice):
+    class StoppedStrategy(SingleDevice):
         def sum(self, value: Tensor) -> Tensor:
             return value + 1 if value.dtype == torch.int64 and value.shape == (3,) else value
 
-    assert evaluator(EvalShard(21, 4), Left())(Table(logits())) is None
+    assert evaluator(EvalShard(21, 4), StoppedStrategy())(Table(logits())) is None
 
 
 def test_an_image_that_went_missing_ends_the_run() -> None:
@@ -257,7 +257,7 @@ def test_the_worst_mistakes_carry_the_indices_of_the_images_that_could_be_read()
     assert holed(Table(logits())).worst == tuple(kept) and kept
 
 
-def test_every_rank_is_asked_for_its_worst_also_one_that_has_none() -> None:
+def test_every_rank_joins_the_gather_of_mistakes() -> None:
     """A rank without images has rows all the same: a collective takes equally much from each."""
     shown: list[Tensor] = []
     right = torch.eye(7)[torch.from_numpy(LABELS)]
@@ -265,7 +265,7 @@ def test_every_rank_is_asked_for_its_worst_also_one_that_has_none() -> None:
     assert found.worst == () and [each.shape for each in shown] == [(5, 5)]
 
 
-def test_without_mistakes_to_keep_no_rank_is_asked() -> None:
+def test_without_mistakes_to_keep_nothing_is_gathered() -> None:
     shown: list[Tensor] = []
     assert evaluator(EvalShard(21, 4), Listed(shown, 3))(Table(logits())).worst == () and not shown
 

@@ -45,7 +45,7 @@ def model(norm: nn.Module | None = None) -> nn.Sequential:
     return nn.Sequential(*layers).train()
 
 
-def test_statistics_that_do_not_fit_are_seen_and_nothing_is_changed() -> None:
+def test_outdated_statistics_are_detected_and_the_model_is_unchanged() -> None:
     lagging = model()
     lagging[0].running_mean.fill_(40.0)
     before = {name: tensor.clone() for name, tensor in lagging.state_dict().items()}

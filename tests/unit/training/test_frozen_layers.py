@@ -68,8 +68,8 @@ def nets(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-def train(folder: Path, *words: str, resume: bool = False) -> RunDir:
-    recipe = load("synthetic", Patch.parse([*WORDS, *words])).recipe
+def train(folder: Path, *overrides: str, resume: bool = False) -> RunDir:
+    recipe = load("synthetic", Patch.parse([*WORDS, *overrides])).recipe
     run(recipe, World.single(), RunDir(folder), resume=resume, invocation=Invocation())
     return RunDir(folder)
 
@@ -100,7 +100,7 @@ def counters(tensors: dict[str, Tensor]) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize(
-    ("words", "backbone"),
+    ("overrides", "backbone"),
     [
         ((name(Still),), 0),
         ((name(Evaluated),), 1),
@@ -111,14 +111,14 @@ def counters(tensors: dict[str, Tensor]) -> tuple[int, int]:
 )
 @pytest.mark.parametrize("step", [2, 4])
 def test_it_moves_or_not_before_and_after_an_evaluation_and_when_resumed(
-    tmp_path: Path, words: tuple[str, ...], backbone: int, step: int
+    tmp_path: Path, overrides: tuple[str, ...], backbone: int, step: int
 ) -> None:
     """The first evaluation is after step 3: the run goes on from a checkpoint before it, and from one after."""
-    whole = train(tmp_path / "whole", *words)
-    is_counting = "model.freeze=backbone" not in words
+    whole = train(tmp_path / "whole", *overrides)
+    is_counting = "model.freeze=backbone" not in overrides
     expected = [(backbone * number, is_counting * number) for number in range(2, STEPS + 1, 2)]
     assert [counters(each) for each in saved(whole)] == expected
-    resumed = train(cut(whole, tmp_path / "cut", step), *words, resume=True)
+    resumed = train(cut(whole, tmp_path / "cut", step), *overrides, resume=True)
     assert resumed.read_result().weights_sha256 == whole.read_result().weights_sha256
     for part in ("model", "optimizer"):
         for one, other in zip(saved(whole, part), saved(resumed, part), strict=True):
@@ -126,7 +126,7 @@ def test_it_moves_or_not_before_and_after_an_evaluation_and_when_resumed(
 
 
 @pytest.mark.parametrize(
-    "words",
+    "overrides",
     [
         ("optim.weight_decay=0.5", "train.ema={decay: 0.5}"),
         ("optim.name=schedule_free", "schedule.name=constant"),
@@ -134,14 +134,14 @@ def test_it_moves_or_not_before_and_after_an_evaluation_and_when_resumed(
         ("model.norm=sync_batch", "train.on_nonfinite=skip", "optim.name=lamb"),
         ("train.capture=on", "data.augment_on=device", "data.augment=[flip]"),
     ],
-    ids=lambda words: words[0],
+    ids=lambda overrides: overrides[0],
 )
-def test_a_frozen_backbone_has_the_bits_that_it_began_with_and_no_part_in_the_optimizer(
-    tmp_path: Path, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+def test_a_frozen_backbone_keeps_its_bits_and_is_not_in_the_optimizer(
+    tmp_path: Path, overrides: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     graphs = RecordedGraphs()
     monkeypatch.setattr(cuda_graphs, "build_graph_pool", lambda device: graphs)
-    run = train(tmp_path / "run", name(Net), "model.freeze=backbone", *words)
+    run = train(tmp_path / "run", name(Net), "model.freeze=backbone", *overrides)
     first, *_, last = models = saved(run)
     frozen = [key for key in first if not key.startswith("head.")]
     assert len(frozen) == 12
@@ -149,15 +149,15 @@ def test_a_frozen_backbone_has_the_bits_that_it_began_with_and_no_part_in_the_op
     assert not torch.equal(last["head.weight"], first["head.weight"])
     assert counters(last) == (0, 0) and torch.equal(last["norm.running_mean"], torch.zeros(4).to(first["norm.bias"]))
     assert {key.split(".")[0] for each in saved(run, "optimizer") for key in each} == {"0", "1"}  # weight and bias
-    if "train.ema={decay: 0.5}" in words:
+    if "train.ema={decay: 0.5}" in overrides:
         average = saved(run, "average")[-1]
         assert all(torch.equal(average[key], first[key]) for key in frozen)
-    assert len(graphs.made) == ("train.capture=on" in words)
+    assert len(graphs.made) == ("train.capture=on" in overrides)
 
 
 def test_the_plan_says_how_many_parameters_are_trained_of_how_many(tmp_path: Path) -> None:
-    words = (name(Net), "model.freeze=backbone", "train.epochs=1")
-    notes = json.loads((train(tmp_path / "run", *words).path / "plan.json").read_text())["notes"]
+    overrides = (name(Net), "model.freeze=backbone", "train.epochs=1")
+    notes = json.loads((train(tmp_path / "run", *overrides).path / "plan.json").read_text())["notes"]
     assert "model.freeze: 50 parameters of 178 are trained" in notes
 
 

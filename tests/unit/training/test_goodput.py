@@ -1,4 +1,4 @@
-"""`train.attempts`: every second of every process of a run is told once, and as what it was."""
+"""`train.attempts`: every second of every process of a run is attributed once."""
 
 import json
 import math
@@ -111,7 +111,7 @@ def close(found: GoodputResult, **wanted: float) -> bool:
     return all(math.isclose(getattr(found, name), value, abs_tol=1e-4) for name, value in wanted.items())
 
 
-def test_a_run_of_one_process_is_divided_as_its_clock_saw_it(story: Story) -> None:
+def test_a_run_of_one_process_is_attributed_by_its_clock(story: Story) -> None:
     story.starts(5.0)
     story.trains(20)
     story.evaluates(3.0)
@@ -150,7 +150,7 @@ def test_three_kills_on_one_checkpoint_lose_each_what_they_did(story: Story) -> 
     assert close(story.goodput(), useful_s=30.0, data_wait_s=10.0, rework_s=30.0, down_s=6.0, startup_s=4.0, starts=4)
 
 
-def test_evaluations_that_are_kept_and_lost_are_told_apart(story: Story) -> None:
+def test_kept_and_lost_evaluations_are_attributed_differently(story: Story) -> None:
     story.starts(1.0)
     story.trains(10)
     story.evaluates(3.0)
@@ -162,7 +162,7 @@ def test_evaluations_that_are_kept_and_lost_are_told_apart(story: Story) -> None
     assert close(story.goodput(), eval_s=3.0, rework_s=8.0)
 
 
-def test_a_process_that_left_after_saving_lost_nothing(story: Story) -> None:
+def test_a_process_that_stopped_after_saving_lost_nothing(story: Story) -> None:
     story.starts(1.0)
     story.trains(10)
     story.saves(0.5)
@@ -208,7 +208,7 @@ def test_a_run_that_goes_back_behind_its_own_start_loses_what_earlier_processes_
     assert close(story.goodput(), useful_s=36.0, data_wait_s=12.0, rework_s=24.0, starts=3)
 
 
-def test_the_kill_of_a_process_is_told_by_its_last_record(story: Story) -> None:
+def test_the_end_of_a_killed_process_is_estimated_from_its_last_record(story: Story) -> None:
     story.starts(1.0)
     story.trains(10)
     ends = estimate_last_end(read_attempts(story.rundir.attempts), story.rundir)
@@ -261,7 +261,7 @@ def test_the_ledger_says_who_trained_from_where_and_how_it_ended(story: Story) -
     assert (rows[1]["how"], rows[1]["step"]) == ("preempted", 10) and rows[2]["from_step"] == 10
 
 
-def test_the_ledger_says_in_which_batch_job_and_how_often_that_had_been_queued_again(tmp_path: Path) -> None:
+def test_attempts_have_the_batch_job_and_its_restarts(tmp_path: Path) -> None:
     options = {"from_step": 0, "trained_s": 0.0, "spent_before": TimeSpent(), "startup_s": 1.0}
     for restarts in (0, 1):
         ledger = build_goodput_tracker(

@@ -1,4 +1,4 @@
-"""What a run begins with: a file, or another run as it was judged; which checkpoint that is, and what is recorded."""
+"""Initial weights: of a file or of another run, which checkpoint that is, and what is recorded."""
 
 import hashlib
 import json
@@ -35,8 +35,8 @@ WORDS = (
 )
 
 
-def train(folder: Path, *words: str, resume: bool = False) -> RunResult:
-    recipe = load("synthetic", Patch.parse([*WORDS, *words])).recipe
+def train(folder: Path, *overrides: str, resume: bool = False) -> RunResult:
+    recipe = load("synthetic", Patch.parse([*WORDS, *overrides])).recipe
     return run(recipe, World.single(), RunDir(folder), resume=resume, invocation=Invocation())
 
 
@@ -57,7 +57,7 @@ def network(num_classes: int = 4) -> torch.nn.Module:
     return build_model(Model(name=NAME, width=WIDTH), num_classes=num_classes, channels=3)
 
 
-def test_a_run_stands_for_its_last_checkpoint_and_a_folder_there_for_that_one(averaging: Path) -> None:
+def test_a_run_means_its_last_checkpoint_and_a_step_folder_that_one(averaging: Path) -> None:
     checkpoints = averaging / "checkpoints"
     steps = [checkpoints / f"step-{step:08d}" for step in (1, 2)]
     assert [find_initial_checkpoint(str(place)) for place in (averaging, checkpoints / "last", *steps)] == [
@@ -67,7 +67,7 @@ def test_a_run_stands_for_its_last_checkpoint_and_a_folder_there_for_that_one(av
     assert best in (1, 2) and find_initial_checkpoint(str(checkpoints / "best")) == str(steps[best - 1])
 
 
-def test_a_checkpoint_that_is_not_there_is_one_line_and_a_file_beside_them_is_a_file(averaging: Path) -> None:
+def test_a_missing_checkpoint_is_one_line_and_a_file_beside_them_is_a_file(averaging: Path) -> None:
     gone = averaging / "checkpoints" / "step-00000099"
     with pytest.raises(RecipeError, match=rf"^model.weights: {gone}: no such checkpoint \(see .*/checkpoints\)$"):
         find_initial_checkpoint(str(gone))
@@ -79,7 +79,7 @@ def test_a_checkpoint_that_is_not_there_is_one_line_and_a_file_beside_them_is_a_
 
 
 @pytest.mark.parametrize("weights", ["off", "nowhere", "nowhere/checkpoints/best", "last", "checkpoints/step-00000001"])
-def test_what_names_no_folder_is_left_to_who_reads_files(tmp_path: Path, monkeypatch, weights: str) -> None:
+def test_weights_that_are_no_folder_are_no_checkpoint(tmp_path: Path, monkeypatch, weights: str) -> None:
     monkeypatch.chdir(tmp_path)
     assert find_initial_checkpoint(weights) == ""
 
@@ -110,7 +110,7 @@ def test_a_file_is_recorded_with_its_digest(tmp_path: Path) -> None:
     assert load_initial_weights(Model(name=NAME), other, "") == InitialWeights()
 
 
-def test_a_run_gives_its_averaged_weights_where_it_was_judged_by_those(averaging: Path) -> None:
+def test_a_run_gives_its_averaged_weights_if_it_evaluated_them(averaging: Path) -> None:
     checkpoint, model = averaging / "checkpoints" / "step-00000001", network()
     found = load_initial_weights(section(averaging), model, str(checkpoint))
     kept, raw = (load_file(checkpoint / f"{part}.safetensors") for part in ("average", "model"))
@@ -172,21 +172,19 @@ def test_code_of_another_run_is_not_imported(averaging: Path, tmp_path: Path) ->
         load_initial_weights(section(copied), network(), find_initial_checkpoint(str(copied)))
 
 
-def test_a_run_of_other_classes_starts_from_it_and_remembers_that_when_it_is_resumed(
-    averaging: Path, tmp_path: Path
-) -> None:
+def test_a_run_with_other_classes_starts_from_it_and_records_that_on_resume(averaging: Path, tmp_path: Path) -> None:
     source, folder = tmp_path / "source", tmp_path / "run"
     shutil.copytree(averaging, source)
-    words = ("train.steps=2", f"model.weights={source}", "data.source.num_classes=3")
-    whole = train(folder, *words)
+    overrides = ("train.steps=2", f"model.weights={source}", "data.source.num_classes=3")
+    whole = train(folder, *overrides)
     (note,) = (each for each in json.loads((folder / "plan.json").read_text())["notes"] if "model.weights" in each)
     assert note.endswith("100 tensors of 102; the classifier starts fresh (4 -> 3 classes)")
-    told = whole.provenance["started_from"]
-    assert told["path"] == str(source) and told["checkpoint"] == "step-00000002"
+    recorded = whole.provenance["started_from"]
+    assert recorded["path"] == str(source) and recorded["checkpoint"] == "step-00000002"
     shutil.rmtree(source)
     (folder / "result.json").unlink()
     shutil.rmtree(folder / "checkpoints" / "step-00000002")
-    resumed = train(folder, *words, resume=True)
-    assert resumed.provenance["started_from"] == told
+    resumed = train(folder, *overrides, resume=True)
+    assert resumed.provenance["started_from"] == recorded
     assert resumed.weights_sha256 == whole.weights_sha256
-    assert restored_origin(str(folder / "checkpoints" / "step-00000002")).provenance == {"started_from": told}
+    assert restored_origin(str(folder / "checkpoints" / "step-00000002")).provenance == {"started_from": recorded}

@@ -49,21 +49,21 @@ def test_a_class_without_images_takes_nothing_from_the_others() -> None:
     assert found[[0, 3, 2]].tolist() == pytest.approx(weights().tolist(), rel=1e-15)
 
 
-@pytest.mark.parametrize("asked", ["balanced", {"lynx": 4.0}, {"cat": 0.1, "dog": 7.0, "lynx": 1.0}])
-def test_the_mean_over_the_training_images_is_1(asked) -> None:
+@pytest.mark.parametrize("setting", ["balanced", {"lynx": 4.0}, {"cat": 0.1, "dog": 7.0, "lynx": 1.0}])
+def test_the_mean_over_the_training_images_is_1(setting) -> None:
     source = split()
-    found = compute_class_weights(asked, source)
+    found = compute_class_weights(setting, source)
     assert found is not None
     assert found[source.labels].mean() == pytest.approx(1, rel=1e-15)
 
 
-def test_of_weights_by_name_the_ratios_are_kept_and_the_others_weigh_1() -> None:
+def test_weights_by_name_keep_their_ratios_and_others_are_1() -> None:
     found = compute_class_weights({"dog": 3.0, "lynx": 6.0}, split())
     assert found is not None
     assert (found / found[0]).tolist() == pytest.approx([1, 3, 6], rel=1e-15)
 
 
-def test_the_rarest_and_the_most_frequent_class_are_told() -> None:
+def test_the_note_has_the_rarest_and_the_most_frequent_class() -> None:
     found = compute_class_weights("balanced", split())
     assert found is not None
     told = "train.class_weights: from 0.444 (cat) to 5.33 (lynx), with a mean of 1 over the training images"
@@ -71,24 +71,24 @@ def test_the_rarest_and_the_most_frequent_class_are_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "says"),
+    ("setting", "message"),
     [
         ({"lynks": 2.0}, "'lynks' is not a class of the dataset (did you mean 'lynx'?)"),
         ({"cat": 2.0, "zebra": 2.0}, "'zebra' is not a class of the dataset (name some of cat, dog, lynx)"),
     ],
 )
-def test_a_name_that_no_class_has_is_refused(asked, says) -> None:
+def test_a_name_that_no_class_has_is_refused(setting, message) -> None:
     with pytest.raises(RecipeError) as caught:
-        compute_class_weights(asked, split())
-    assert str(caught.value) == f"train.class_weights: {says}"
+        compute_class_weights(setting, split())
+    assert str(caught.value) == f"train.class_weights: {message}"
 
 
 def test_labels_that_come_with_their_images_only_cannot_be_counted() -> None:
-    class Told:
+    class UnlabelledSource:
         info = split().info
 
     with pytest.raises(RecipeError, match=r"^train.class_weights: made has no labels apart from its images.*\(set "):
-        compute_class_weights("balanced", Told())  # type: ignore[arg-type]
+        compute_class_weights("balanced", UnlabelledSource())  # type: ignore[arg-type]
 
 
 def test_an_image_counts_by_the_weight_of_its_label() -> None:
@@ -107,7 +107,7 @@ def test_each_share_of_a_target_counts_by_the_weight_of_its_class(smoothing: flo
         torch.testing.assert_close(CrossEntropy(smoothing, weights())(logits, targets), expected, rtol=1e-14, atol=0)
 
 
-def test_a_batch_is_the_mean_of_its_parts_whatever_classes_are_in_each() -> None:
+def test_a_batch_is_the_mean_of_its_parts_for_any_classes() -> None:
     """Torch's own mean divides by the weights of the part, so that a part of cats alone counts as much as any."""
     logits, labels, _ = batch()
     order = labels.argsort()
@@ -129,14 +129,14 @@ def test_logits_of_16_bits_are_weighted_in_32() -> None:
     torch.testing.assert_close(loss, CrossEntropy(0.0, weights())(half.float(), labels), rtol=0, atol=0)
 
 
-def test_without_weights_the_loss_is_the_one_of_before_and_nothing_is_told() -> None:
+def test_without_weights_the_loss_is_plain_and_has_no_note() -> None:
     logits, labels, _ = batch()
     criterion, told = build_loss(Train(epochs=1, label_smoothing=0.1), split(), CPU)
     assert told == ""
     assert torch.equal(criterion(logits, labels), functional.cross_entropy(logits, labels, label_smoothing=0.1))
 
 
-def test_the_loss_that_a_recipe_asks_for_is_weighted_and_smoothed() -> None:
+def test_the_loss_of_a_recipe_is_weighted_and_smoothed() -> None:
     logits, labels, _ = batch()
     criterion, told = build_loss(Train(epochs=1, label_smoothing=0.1, class_weights="balanced"), split(), CPU)
     assert told.startswith("train.class_weights: from 0.444 (cat)")

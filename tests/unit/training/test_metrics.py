@@ -31,7 +31,7 @@ def counted(logits: Tensor, labels: Tensor, batch: int = 16) -> EvalCounts:
     return tally
 
 
-def calibration_by_hand(logits: Tensor, labels: Tensor) -> float:
+def reference_calibration(logits: Tensor, labels: Tensor) -> float:
     """Sort the images into 15 bins one by one, as Guo et al. 2017 (arXiv 1706.04599) put it in equations 2 and 3."""
     bins: list[list[tuple[float, bool]]] = [[] for _ in range(15)]
     for row, label in zip(logits.double().numpy(), labels.tolist(), strict=True):
@@ -56,7 +56,7 @@ def test_the_numbers_are_scikit_learns(num_classes: int, batch: int) -> None:
     assert result.mean_class_accuracy == pytest.approx(balanced_accuracy_score(labels, predicted), rel=1e-12)
     shares = logits.double().softmax(1).numpy()
     assert result.loss == pytest.approx(log_loss(labels, shares, labels=range(num_classes)), rel=1e-12)
-    assert result.ece == pytest.approx(calibration_by_hand(logits, labels), rel=1e-9)
+    assert result.ece == pytest.approx(reference_calibration(logits, labels), rel=1e-9)
 
 
 def test_top_5_is_scikit_learns() -> None:
@@ -120,13 +120,13 @@ def test_too_many_classes_keep_their_counts_but_no_confusion_matrix() -> None:
     assert tally.classes.sum(dim=1).tolist() == [100, 40] and tally.to_result().top1 == 0.4
 
 
-def test_a_sure_and_right_model_is_calibrated_and_a_sure_and_wrong_one_is_not() -> None:
+def test_a_confident_correct_model_is_calibrated_and_a_wrong_one_is_not() -> None:
     sure = torch.eye(3) * 1000
     assert counted(sure, torch.tensor([0, 1, 2])).to_result().ece == 0.0
     assert counted(sure, torch.tensor([1, 2, 0])).to_result().ece == 1.0
 
 
-def test_a_model_that_knows_nothing_is_as_sure_as_it_is_right() -> None:
+def test_a_uniform_model_is_calibrated() -> None:
     """Every share is 1/3 and one label in three is the first: the error is what float64 makes of 1/3."""
     result = counted(torch.zeros(9, 3), torch.arange(9) % 3).to_result()
     assert result.ece == pytest.approx(0.0, abs=1e-15)

@@ -1,4 +1,4 @@
-"""What is written of each step: means over what was trained, none of what was skipped; nothing is saved of a NaN."""
+"""Records of steps: means over trained steps, without skipped ones; a NaN is not saved."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -62,7 +62,7 @@ class Now:
 def journal(
     state: TrainState, sink: Kept, now: Callable[[], float] | None = None, accuracy: BatchAccuracy | None = None
 ) -> MetricsLogger:
-    """Return a journal whose learning rate in update n is n + 1."""
+    """Return a logger whose learning rate in update n is n + 1."""
     schedule = SimpleNamespace(lr=lambda updates: updates + 1.0)
     ticks = iter(range(10_000))
     watch = RunTimer(state.trained_s, now or (lambda: float(next(ticks))), train_before_s=state.train_s)
@@ -71,56 +71,56 @@ def journal(
     )
 
 
-def go(book: MetricsLogger, state: TrainState, losses: Sequence[float], skipped: Sequence[int] = ()) -> None:
+def log_steps(logger: MetricsLogger, state: TrainState, losses: Sequence[float], skipped: Sequence[int] = ()) -> None:
     """Train as the engine does: a step that is skipped is counted before the journal hears of it."""
     for loss in losses:
         state.skipped += state.step in skipped
-        book.log_step(state, BATCH, torch.tensor(loss))
+        logger.log_step(state, BATCH, torch.tensor(loss))
         state.advance(8)
 
 
 def test_a_record_has_the_mean_loss_since_the_one_before() -> None:
     state, sink = TrainState(), Kept()
-    go(journal(state, sink), state, [1.0, 2.0, 3.0, 6.0, 8.0, 8.0, 8.0, 4.0])
+    log_steps(journal(state, sink), state, [1.0, 2.0, 3.0, 6.0, 8.0, 8.0, 8.0, 4.0])
     assert [(record.step, record.loss, record.lr) for record in sink.steps] == [(4, 3.0, 4.0), (8, 7.0, 8.0)]
     assert [(record.epoch, record.images_seen) for record in sink.steps] == [(0.5, 32), (1.0, 64)]
 
 
 def test_a_skipped_step_is_in_no_mean_and_does_not_move_the_learning_rate() -> None:
     state, sink = TrainState(), Kept()
-    go(journal(state, sink), state, [1.0, math.nan, 3.0, 5.0, 8.0, 8.0, 8.0, math.inf], skipped=[1, 7])
+    log_steps(journal(state, sink), state, [1.0, math.nan, 3.0, 5.0, 8.0, 8.0, 8.0, math.inf], skipped=[1, 7])
     assert [(record.step, record.loss, record.lr) for record in sink.steps] == [(4, 3.0, 3.0), (8, 8.0, 6.0)]
 
 
-def test_when_all_steps_were_skipped_there_is_no_loss_to_write() -> None:
+def test_without_a_finite_loss_no_record_is_written() -> None:
     state, sink = TrainState(), Kept()
-    go(journal(state, sink), state, [math.nan] * 4 + [1.0, 2.0, 3.0, 2.0], skipped=range(4))
+    log_steps(journal(state, sink), state, [math.nan] * 4 + [1.0, 2.0, 3.0, 2.0], skipped=range(4))
     assert [(record.step, record.loss) for record in sink.steps] == [(8, 2.0)]
 
 
 def test_a_loss_that_is_no_number_is_not_written_and_not_saved() -> None:
     state, sink = TrainState(), Kept()
-    book = journal(state, sink)
-    go(book, state, [1.0, math.nan, 3.0, 5.0])
+    logger = journal(state, sink)
+    log_steps(logger, state, [1.0, math.nan, 3.0, 5.0])
     assert sink.steps == []
     with pytest.raises(NonFiniteLossError, match=r"^train: the loss is nan at step 4, at lr 4 \(lower optim.lr\)"):
-        book.write_to_state(state)
+        logger.write_to_state(state)
 
 
 @pytest.mark.parametrize("cut", [1, 2, 3, 4, 5, 6, 7])
-def test_a_journal_goes_on_where_a_saved_one_was(cut: int) -> None:
+def test_a_resumed_logger_writes_the_same_records(cut: int) -> None:
     losses, skipped = [1.0, 2.0, math.nan, 6.0, 8.0, 8.0, math.nan, 4.0], [2, 6]
     whole_state, whole = TrainState(), Kept()
-    go(journal(whole_state, whole), whole_state, losses, skipped)
+    log_steps(journal(whole_state, whole), whole_state, losses, skipped)
 
     state, sink = TrainState(), Kept()
-    book = journal(state, sink)
+    logger = journal(state, sink)
     for step, loss in enumerate(losses[:cut]):
-        go(book, state, [loss], skipped)
+        log_steps(logger, state, [loss], skipped)
         if step + 1 in (2, cut):  # an earlier save must leave nothing behind in a later one
-            book.write_to_state(state)
+            logger.write_to_state(state)
     resumed = TrainState.from_dict(state.to_dict())
-    go(journal(resumed, sink), resumed, losses[cut:], skipped)
+    log_steps(journal(resumed, sink), resumed, losses[cut:], skipped)
     assert [(record.step, record.loss, record.lr) for record in sink.steps] == [
         (record.step, record.loss, record.lr) for record in whole.steps
     ]
@@ -129,11 +129,11 @@ def test_a_journal_goes_on_where_a_saved_one_was(cut: int) -> None:
 
 def test_an_evaluation_is_written_with_its_classes_and_the_skipped_steps() -> None:
     state, sink = TrainState(), Kept()
-    book = journal(state, sink)
-    go(book, state, [1.0, math.nan], skipped=[1])
+    logger = journal(state, sink)
+    log_steps(logger, state, [1.0, math.nan], skipped=[1])
     result = EvalResult(images=8, top1=0.5, top5=1.0, loss=1.0)
     state.record_evaluation(EvalReport(val=result, classes=ClassTable((ClassCount("a", 8, 4),))))
-    book.log_evaluation(state)
+    logger.log_evaluation(state)
     (record,) = sink.evals
     assert (record.step, record.epoch, record.images_seen, record.skipped) == (2, 0.25, 16, 1)
     assert record.report == state.last and record.report.classes is not None
@@ -142,20 +142,20 @@ def test_an_evaluation_is_written_with_its_classes_and_the_skipped_steps() -> No
 def timed_run(state: TrainState, sink: Kept, last_step: int) -> None:
     """Train in steps of 2 s, evaluate for 10 s every 4 steps, and save for 3 s every 3 steps, up to `last_step`."""
     now = Now(1000.0 * (1 + state.step))  # each process has a clock of its own
-    book = journal(state, sink, now)
+    logger = journal(state, sink, now)
     while state.step < last_step:
         now.value_s += 2.0
-        go(book, state, [1.0])
+        log_steps(logger, state, [1.0])
         if state.step % 4 == 0:
-            with book.paused():
+            with logger.paused():
                 now.value_s += 9.0
                 state.record_evaluation(EvalReport(val=EvalResult(images=8, top1=0.5, top5=1.0, loss=1.0)))
-                book.log_evaluation(state)
+                logger.log_evaluation(state)
                 now.value_s += 1.0
         if state.step % 3 == 0 or state.step == last_step:
-            with book.paused():
+            with logger.paused():
                 now.value_s += 1.0
-                book.write_to_state(state)
+                logger.write_to_state(state)
                 now.value_s += 2.0
 
 
@@ -192,17 +192,17 @@ def test_a_checkpoint_of_before_there_was_train_s_counts_by_the_clock() -> None:
 def counted_run(state: TrainState, sink: Kept, last_step: int) -> None:
     """Train on 8 images a step, `step` % 9 of which are right and one more second, evaluated every 6 steps."""
     accuracy = DeviceBatchAccuracy(2, torch.device("cpu"))
-    book = journal(state, sink, accuracy=accuracy)
+    logger = journal(state, sink, accuracy=accuracy)
     while state.step < last_step:
         num_right = state.step % 9
         labels = torch.zeros(8, dtype=torch.int64)
         logits = torch.tensor([[1.0, 0.0] if image < num_right else [0.0, 1.0] for image in range(8)])
         accuracy.add(logits, labels)
-        go(book, state, [1.0])
+        log_steps(logger, state, [1.0])
         if state.step % 6 == 0:
             state.record_evaluation(EvalReport(val=EvalResult(images=8, top1=0.5, top5=1.0, loss=1.0)))
-            book.log_evaluation(state)
-    book.write_to_state(state)
+            logger.log_evaluation(state)
+    logger.write_to_state(state)
 
 
 @pytest.mark.parametrize("cut", [1, 3, 4, 5, 6, 7, 11])

@@ -33,7 +33,7 @@ def kept(whole: Predictions, batches: list[np.ndarray], number: int) -> MistakeT
     return mistakes
 
 
-def by_hand(whole: Predictions, number: int) -> tuple[MisclassifiedImage, ...]:
+def reference_mistakes(whole: Predictions, number: int) -> tuple[MisclassifiedImage, ...]:
     """Sort all mistakes in Python by falling loss and rising index."""
     columns = (whole.labels, whole.predicted, whole.confidence, whole.losses)
     rows = zip(range(NUM), *(each.tolist() for each in columns), strict=True)
@@ -47,7 +47,7 @@ def test_the_worst_are_those_of_the_highest_loss_and_of_equal_ones_the_first(num
     whole = made()
     indices = np.random.default_rng(0).permutation(NUM)
     batches = [indices[first : first + batch] for first in range(0, NUM, batch)]
-    expected = by_hand(whole, number)
+    expected = reference_mistakes(whole, number)
     assert kept(whole, batches, number).to_mistakes() == expected
     assert len({each.loss for each in expected}) < max(2, len(expected))  # there are equals to put in order
 
@@ -63,10 +63,10 @@ def test_the_worst_over_the_ranks_are_those_of_one_rank(world_size: int) -> None
     for rank in ranks:
         rank.merge_ranks(lambda rows: (shown.append(rows), rows[None])[1])
     together = [rank.merge_ranks(lambda rows: torch.stack(shown)).to_mistakes() for rank in ranks]
-    assert set(together) == {by_hand(whole, 16)}
+    assert set(together) == {reference_mistakes(whole, 16)}
 
 
-def test_fewer_mistakes_than_are_asked_for_are_all_there_are() -> None:
+def test_fewer_mistakes_than_the_limit_are_all_returned() -> None:
     found = predict_batch(torch.eye(3).double() * 4, torch.tensor([0, 2, 2]))
     mistakes = build_mistake_tracker(16, CPU)
     mistakes.add(found, np.array([10, 11, 12]))
@@ -76,15 +76,15 @@ def test_fewer_mistakes_than_are_asked_for_are_all_there_are() -> None:
     )
 
 
-def test_a_loss_that_is_infinite_or_no_number_says_nothing_about_an_image() -> None:
+def test_non_finite_losses_are_excluded() -> None:
     logits = torch.tensor([[0.0, 1.0], [math.nan, 1.0], [-math.inf, 1.0], [0.0, 2.0]])
     mistakes = build_mistake_tracker(4, CPU)
     mistakes.add(predict_batch(logits, torch.zeros(4, dtype=torch.int64)), np.arange(4))
     assert [each.index for each in mistakes.to_mistakes()] == [3, 0]
 
 
-def test_where_none_are_wanted_none_are_kept_and_no_rank_is_asked() -> None:
-    def asked(rows: Tensor) -> Tensor:
+def test_without_a_limit_nothing_is_kept_or_gathered() -> None:
+    def gather(rows: Tensor) -> Tensor:
         raise AssertionError
 
-    assert kept(made(), [np.arange(NUM)], 0).merge_ranks(asked).to_mistakes() == ()
+    assert kept(made(), [np.arange(NUM)], 0).merge_ranks(gather).to_mistakes() == ()

@@ -1,4 +1,4 @@
-"""What is judged: the weights as they are, beside them their average, and training images when asked."""
+"""Evaluations of the raw weights, of their average, and on training images."""
 
 import contextlib
 from collections.abc import Iterator
@@ -58,7 +58,7 @@ def test_without_an_average_the_weights_as_they_are_decide() -> None:
     assert [each.confidence for each in report.worst] == [0.25]
 
 
-def test_averaged_weights_are_judged_beside_the_raw_ones_and_decide() -> None:
+def test_averaged_weights_are_evaluated_too_and_are_primary() -> None:
     model = net()
     report = ModelEvaluator(evaluate, Fixed(model))(model)
     assert report.ema is not None and (report.val.top1, report.ema.top1) == (0.25, 0.375)
@@ -68,7 +68,7 @@ def test_averaged_weights_are_judged_beside_the_raw_ones_and_decide() -> None:
     assert torch.equal(model.bias, torch.tensor([0.25]))
 
 
-def test_training_images_are_judged_by_the_raw_weights() -> None:
+def test_training_images_use_the_raw_weights() -> None:
     model = net()
     report = ModelEvaluator(evaluate, Fixed(model), on_training_images)(model)
     assert report.train is not None and report.train.top1 == 0.5
@@ -76,7 +76,7 @@ def test_training_images_are_judged_by_the_raw_weights() -> None:
     assert [each.index for each in report.worst] == [0]
 
 
-def test_ranks_that_leave_before_the_averaged_weights_are_judged_have_no_report() -> None:
+def test_stopping_before_the_averaged_weights_gives_no_report() -> None:
     model, answers = net(), iter((evaluate(net()), None))
     assert ModelEvaluator(lambda model: next(answers), Fixed(model))(model) is None
 

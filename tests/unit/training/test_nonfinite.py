@@ -1,4 +1,4 @@
-"""The guard: a bad step never reaches the weights unseen, and is explained by what is known of it."""
+"""The guard: a non-finite step never updates the weights unnoticed, and the error explains it."""
 
 import pytest
 import torch
@@ -51,7 +51,7 @@ def test_stopping_names_step_rank_rate_checkpoint_and_what_to_do() -> None:
     )
 
 
-def test_a_gradient_that_is_no_number_while_the_loss_is_one_is_told_apart() -> None:
+def test_a_non_finite_gradient_with_a_finite_loss_is_reported_as_such() -> None:
     for gradient, words in (
         (0.0, "the gradient is NaN or infinite on rank 0 of 1"),
         (1.0, "though the loss is finite on every"),
@@ -60,7 +60,7 @@ def test_a_gradient_that_is_no_number_while_the_loss_is_one_is_told_apart() -> N
             ImmediateCheck(REPORTER).check(step(norm=torch.inf, gradient=gradient))
 
 
-def test_stopping_soon_looks_at_a_step_when_some_more_are_queued_or_when_asked() -> None:
+def test_a_deferred_check_reads_a_step_after_some_more_or_at_a_sync() -> None:
     waited = []
 
     def arrive(value):
@@ -83,7 +83,7 @@ def test_stopping_soon_looks_at_a_step_when_some_more_are_queued_or_when_asked()
     guard.sync()
 
 
-def test_skipping_leaves_bad_steps_out_until_there_are_too_many_in_a_row() -> None:
+def test_bad_steps_are_skipped_until_too_many_in_a_row() -> None:
     guard = SkipStep(REPORTER)
     for _ in range(2):
         assert not any(guard.check(bad(skips)) for skips in range(MAX_SKIPS - 1))
@@ -103,7 +103,7 @@ def test_the_last_good_checkpoint_is_the_one_from_before_the_skips() -> None:
         guard.check(bad(MAX_SKIPS - 1))
 
 
-def test_weights_are_not_judged_or_saved_after_three_skips_in_a_row() -> None:
+def test_weights_are_not_evaluated_or_saved_after_three_skips_in_a_row() -> None:
     guard = SkipStep(REPORTER)
     for skips in range(2):
         guard.check(bad(skips))
@@ -113,7 +113,7 @@ def test_weights_are_not_judged_or_saved_after_three_skips_in_a_row() -> None:
         guard.sync()
 
 
-def test_skipping_takes_back_what_the_forward_pass_left_in_batch_norm() -> None:
+def test_skipping_restores_batch_norm_statistics() -> None:
     model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
     undo = build_buffer_rollback(Train(steps=1, on_nonfinite="skip"), model)
     model(torch.rand(4, 2))

@@ -61,7 +61,7 @@ def test_a_gpus_format_on_a_cpu_is_refused_with_the_one_to_use(name, instead) ->
     ("name", "numerics"),
     [("fp32", ("highest", False)), ("torch_default", TORCH_DEFAULT), ("tf32", ("high", True)), ("amp", ("high", True))],
 )
-def test_a_gpu_rounds_to_tf32_what_the_precision_says(name, numerics) -> None:
+def test_tf32_flags_follow_the_precision(name, numerics) -> None:
     """The settings are torch's own, of the process: no GPU is needed to make them."""
     before = (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark)
     try:
@@ -148,7 +148,7 @@ def test_a_scale_keeps_float16_gradients_alive_and_is_undone_without_rounding() 
     assert gradients[DynamicLossScaler].tolist() == pytest.approx([1e-8] * 4, rel=1e-3)
 
 
-def test_a_loss_that_is_no_number_makes_every_gradient_one_even_where_it_is_infinite_by_a_constant() -> None:
+def test_a_non_finite_loss_makes_every_gradient_nan_even_if_a_constant_is_infinite() -> None:
     for bad in (torch.nan, torch.inf):
         model = network()
         loss = CrossEntropy(0.0)(model(torch.rand(4, 1, 4, 4)), torch.arange(4) % 3)
@@ -156,7 +156,7 @@ def test_a_loss_that_is_no_number_makes_every_gradient_one_even_where_it_is_infi
         assert all(parameter.grad.isnan().all() for parameter in model.parameters())
 
 
-def test_cross_entropy_takes_classes_and_probabilities_and_smooths_both_alike() -> None:
+def test_cross_entropy_smooths_classes_and_probabilities_equally() -> None:
     logits, labels = torch.randn(6, 5), torch.arange(6) % 5
     one_hot = nn.functional.one_hot(labels, 5).double()
     for smoothing in (0.0, 0.1):

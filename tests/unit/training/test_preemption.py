@@ -1,4 +1,4 @@
-"""Signals that ask a run to stop: noted, not acted upon; and everything is as it was afterwards."""
+"""Stop signals are recorded, not acted upon, and handlers are restored afterwards."""
 
 import os
 import signal
@@ -28,7 +28,7 @@ def handlers() -> Iterator[list]:
 
 
 @pytest.mark.parametrize("number", ASKING)
-def test_a_signal_is_noted_by_name_and_ends_nothing(number: signal.Signals, handlers: list) -> None:
+def test_a_signal_is_recorded_and_ends_nothing(number: signal.Signals, handlers: list) -> None:
     with Interrupts() as interrupts:
         assert interrupts.requested == ""
         os.kill(os.getpid(), number)
@@ -37,7 +37,7 @@ def test_a_signal_is_noted_by_name_and_ends_nothing(number: signal.Signals, hand
 
 
 # matrix: 20
-def test_the_first_signal_is_the_one_that_is_told() -> None:
+def test_the_first_signal_is_recorded() -> None:
     with Interrupts() as interrupts:
         for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
             os.kill(os.getpid(), number)
@@ -45,7 +45,7 @@ def test_the_first_signal_is_the_one_that_is_told() -> None:
         assert interrupts.requested == "SIGUSR1"
 
 
-def test_another_rank_can_ask_from_any_thread() -> None:
+def test_a_stop_can_be_requested_from_any_thread() -> None:
     with Interrupts() as interrupts:
         asking = threading.Thread(target=interrupts.request, args=("SIGTERM",))
         asking.start()
@@ -62,7 +62,7 @@ def test_a_second_ctrl_c_does_not_wait() -> None:
         assert interrupts.requested == "SIGINT"
 
 
-def test_handlers_are_put_back_after_an_error_too(handlers: list) -> None:
+def test_handlers_are_restored_after_an_error(handlers: list) -> None:
     with pytest.raises(RuntimeError), Interrupts():
         raise RuntimeError
     for number in ASKING:
@@ -82,7 +82,7 @@ def test_a_signal_that_was_ignored_stays_ignored() -> None:
 
 
 # matrix: 20
-def test_a_process_that_is_about_to_end_stays_deaf_to_what_asks_it_to() -> None:
+def test_a_process_that_ignores_signals_at_exit_keeps_ignoring_them() -> None:
     before = [signal.getsignal(number) for number in ASKING]
     with Interrupts():
         ignore_stop_signals()
@@ -95,7 +95,7 @@ def test_a_process_that_is_about_to_end_stays_deaf_to_what_asks_it_to() -> None:
             signal.signal(number, handler)
 
 
-def test_outside_the_main_thread_only_requests_are_noted(handlers: list) -> None:
+def test_outside_the_main_thread_only_requests_are_recorded(handlers: list) -> None:
     noted: list[str] = []
 
     def work() -> None:
@@ -112,7 +112,7 @@ def test_outside_the_main_thread_only_requests_are_noted(handlers: list) -> None
     assert handlers == [signal.SIGTERM]
 
 
-def test_entered_twice_it_lasts_until_the_outer_one_ends(handlers: list) -> None:
+def test_a_nested_context_lasts_until_the_outer_exit(handlers: list) -> None:
     interrupts = Interrupts()
     with interrupts:
         with interrupts:
@@ -123,7 +123,7 @@ def test_entered_twice_it_lasts_until_the_outer_one_ends(handlers: list) -> None
     assert handlers == [signal.SIGTERM]
 
 
-def test_the_first_signal_is_answered_at_once_where_asked_for(capfd) -> None:
+def test_the_first_signal_is_announced_if_configured(capfd) -> None:
     with Interrupts(announces=True):
         for number in (signal.SIGTERM, signal.SIGUSR1):
             os.kill(os.getpid(), number)

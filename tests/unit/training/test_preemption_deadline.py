@@ -1,4 +1,4 @@
-"""The end of a job is seen coming: a run leaves while there is time to save, not long before, and not for nothing."""
+"""A run stops while there is time to save before the end of its job, and not without need."""
 
 from dataclasses import dataclass, field
 
@@ -61,7 +61,7 @@ def test_it_leaves_when_two_steps_and_two_saves_and_the_margin_are_left() -> Non
     assert run.now_s == END_S - run.left[0]
 
 
-def test_before_anything_was_saved_it_leaves_the_time_that_a_signal_would() -> None:
+def test_before_a_save_the_lead_has_the_grace() -> None:
     assert Run(save_s=0.0).trains().left == [MARGIN_S + 2 * STEP_S + GRACE_S]
 
 
@@ -70,7 +70,7 @@ def test_the_slowest_step_counts_but_not_the_first_which_compiles() -> None:
     assert Run().trains(10).trains(1, step_s=21.0).trains().left[0] == pytest.approx(82.0, abs=STEP_S)
 
 
-def test_the_length_of_an_evaluation_counts_for_nothing_as_it_can_be_given_up() -> None:
+def test_the_length_of_an_evaluation_does_not_count_since_it_can_be_aborted() -> None:
     run = Run().trains(10).evaluates(300).trains()
     assert run.left == [MARGIN_S + 2 * (STEP_S + 1.0) + 10.0]  # from its last batch to the end of the next step
 
@@ -81,7 +81,7 @@ def test_it_leaves_in_the_middle_of_an_evaluation() -> None:
     assert run.steps == 10
 
 
-def test_it_asks_once() -> None:
+def test_it_requests_one_stop() -> None:
     run = Run().trains()
     run.limit.end_step(run.steps + 1)
     run.limit.begin_eval_batch()
@@ -89,7 +89,7 @@ def test_it_asks_once() -> None:
 
 
 @pytest.mark.parametrize("started_s", [20.0, 50.0, 59.0])
-def test_a_job_that_is_shorter_than_its_lead_trains_half_of_what_is_left_after_its_start(started_s: float) -> None:
+def test_a_job_shorter_than_its_lead_trains_for_half_of_its_time(started_s: float) -> None:
     run = Run(end_s=60.0, save_s=0.0).trains(1, step_s=started_s).trains(step_s=0.125)
     assert run.left == [pytest.approx((60.0 - started_s) / 2, abs=0.125)]
 
@@ -102,7 +102,7 @@ def test_a_run_that_will_have_ended_is_not_cut_short() -> None:
     assert cut.left and cut.steps == 478
 
 
-def test_one_save_in_the_foreground_does_not_stand_for_all_steps_to_come() -> None:
+def test_one_foreground_save_does_not_predict_all_remaining_steps() -> None:
     """After 9,899 of 10,000 steps 270 s are left, the lead, and a hundred steps of 0.1 s and a save need 70."""
     run = Run(StepInterval(0, last=10_000), end_s=270.0 + 60.0 + 0.1 * 9_899, save_s=60.0)
     run.trains(5000, step_s=0.1).trains(1, step_s=60.1).trains(step_s=0.1)
@@ -112,18 +112,18 @@ def test_one_save_in_the_foreground_does_not_stand_for_all_steps_to_come() -> No
     assert cut.left == [pytest.approx(270.2, abs=0.11)]  # within a step of the lead, and sums of tenths are not exact
 
 
-def test_evaluations_are_no_part_of_what_a_step_takes() -> None:
+def test_step_times_exclude_evaluations() -> None:
     # The lead is 138 s, with which 17 steps are to come: they need 130.5, and would 143 if 200 s were of the steps.
     run = Run(StepInterval(0, last=348), save_s=50.0).trains(10).evaluates(100, batch_s=STEP_S).trains()
     assert run.steps == 348 and not run.left
 
 
-def test_after_the_last_step_it_is_not_asked_to_leave() -> None:
+def test_after_the_last_step_no_stop_is_requested() -> None:
     run = Run(StepInterval(0, last=20)).trains(19).trains(1, step_s=955.0)
     assert run.steps == 20 and not run.left
 
 
-def test_an_evaluation_that_is_to_come_is_counted_upon_once_one_was_seen() -> None:
+def test_a_remaining_evaluation_counts_once_one_has_been_timed() -> None:
     short = Run(StepInterval(470, last=478), end_s=END_S + 12.0).trains(470).evaluates(4).trains()
     assert short.steps == 478 and not short.left
     unknown = Run(StepInterval(479, last=479)).trains()
@@ -137,7 +137,7 @@ def test_an_evaluation_under_way_is_waited_for_as_long_as_the_longest_took() -> 
     assert run.evaluates(60).left  # it takes longer than any before
 
 
-def test_no_deadline_where_the_end_is_not_known_or_has_passed_and_on_ranks_other_than_0() -> None:
+def test_no_deadline_without_a_future_end_or_on_other_ranks() -> None:
     world = World(rank=0, world_size=2)
 
     def built(end_s: float, world: World = world) -> object:
@@ -153,7 +153,7 @@ def test_no_deadline_where_the_end_is_not_known_or_has_passed_and_on_ranks_other
         deadline.begin_eval_batch()
 
 
-def test_the_end_is_in_seconds_since_1970_and_seen_by_a_clock_that_nobody_sets() -> None:
+def test_the_end_is_converted_to_the_monotonic_clock() -> None:
     asked, said, now_s = [], [], [50.0]
     deadline = build_deadline(
         BatchJob("7", 0, 1e9 + 1000.0),

@@ -49,7 +49,7 @@ class Odd(torch.optim.SGD):
 
 
 @pytest.mark.parametrize(
-    ("word", "says"),
+    ("override", "message"),
     [
         ("optim={name: muon, lr: 0.02}", ""),
         ("optim={name: sgd, lr: 0.1, implementation: fused}", ""),
@@ -67,28 +67,28 @@ class Odd(torch.optim.SGD):
         ("optim.lr=0.2", ""),
     ],
 )  # fmt: skip
-def test_what_step_one_would_end_in_is_told_before(monkeypatch, word, says) -> None:
+def test_errors_of_the_first_step_are_raised_before(monkeypatch, override, message) -> None:
     monkeypatch.setitem(sys.modules, "own_parts", sys.modules[__name__])
-    recipe = load("digits", Patch.parse([word])).recipe
+    recipe = load("digits", Patch.parse([override])).recipe
     digits = load_digits()
     plan = Plan.derive(recipe, 1, digits.train.info, digits.val.info)
     before = torch.random.get_rng_state()
-    if not says:
+    if not message:
         try_components(recipe, plan, digits.train)
     else:
         with pytest.raises(RecipeError) as caught:
             try_components(recipe, plan, digits.train)
-        assert says in str(caught.value)
+        assert message in str(caught.value)
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
-def tried(*words: str) -> tuple[str, ...]:
-    recipe = load("digits", Patch.parse(list(words))).recipe
+def tried(*overrides: str) -> tuple[str, ...]:
+    recipe = load("digits", Patch.parse(list(overrides))).recipe
     digits = load_digits()
     return try_components(recipe, Plan.derive(recipe, 1, digits.train.info, digits.val.info), digits.train)
 
 
-def test_layers_that_learn_and_classes_that_weigh_are_told() -> None:
+def test_layer_decay_and_class_weights_are_noted() -> None:
     assert tried() == ()
     layers, weights = tried("optim.layer_decay=0.5", 'train.class_weights={"7": 2}')
     assert layers.startswith("optim.layer_decay: 10 layers of 10 learn, at 0.00195 (layer 0) to 1 (layer 9) times")
@@ -96,7 +96,7 @@ def test_layers_that_learn_and_classes_that_weigh_are_told() -> None:
     assert " (7), with a mean of 1" in weights
 
 
-def test_layers_of_which_the_last_alone_learns_are_refused() -> None:
+def test_layer_decay_of_one_trained_layer_is_refused() -> None:
     with pytest.raises(RecipeError, match=r"^optim.layer_decay: 0.5 has no effect, as the last layer alone is trained"):
         tried("optim.layer_decay=0.5", "model.freeze=backbone")
 

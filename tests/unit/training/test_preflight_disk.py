@@ -1,4 +1,4 @@
-"""`train.disk`: a run that could not write, or not save, is told so before its first step."""
+"""A run that could not write or save is refused before its first step."""
 
 import os
 import shutil
@@ -43,7 +43,7 @@ def warnings_of(folder: Path, section: Checkpoint, state_bytes: int) -> list[str
     return said
 
 
-def test_a_disk_with_room_for_all_says_nothing(tmp_path: Path, free) -> None:
+def test_a_disk_with_room_for_all_gives_no_warning(tmp_path: Path, free) -> None:
     free(50 * MIB)
     assert warnings_of(tmp_path, Checkpoint(keep=3), 10 * MIB) == []
 
@@ -56,7 +56,7 @@ def test_a_disk_with_room_for_some_is_a_warning_with_numbers(tmp_path: Path, fre
     ]
 
 
-def test_checkpoints_that_are_there_already_need_no_more_room(tmp_path: Path, free) -> None:
+def test_existing_checkpoints_need_no_more_room(tmp_path: Path, free) -> None:
     for step in range(3):
         (tmp_path / "checkpoints" / f"step-{step:08d}").mkdir(parents=True)
     free(20 * MIB)
@@ -75,7 +75,7 @@ def test_a_disk_on_which_not_even_one_fits_is_refused(tmp_path: Path, free) -> N
     assert warnings_of(tmp_path, Checkpoint(every="off"), 10 * MIB) == []
 
 
-def test_a_file_system_that_does_not_know_its_size_is_not_judged(tmp_path: Path, free) -> None:
+def test_a_file_system_without_a_size_is_not_checked(tmp_path: Path, free) -> None:
     free(0, total=0)
     assert warnings_of(tmp_path, Checkpoint(), 10 * MIB) == []
 
@@ -104,7 +104,7 @@ except Exception as error:
 
 # matrix: 31
 @pytest.mark.parametrize(("mount", "reason"), [("ro", "Read-only file system"), ("size=4k", "No space left on device")])
-def test_a_mount_that_takes_nothing_is_refused(tmp_path: Path, mount: str, reason: str) -> None:
+def test_an_unwritable_mount_is_refused(tmp_path: Path, mount: str, reason: str) -> None:
     """The superuser may write anywhere but here. The tiny one is filled by its folder and a byte."""
     script = 'mount -t tmpfs -o "$1" tmpfs "$2" && { echo x > "$2/x"; true; } && exec "$3" -c "$4" "$2"'
     command = ["unshare", "-m", "sh", "-c", script, "sh", mount, str(tmp_path), sys.executable, CHECK]
@@ -130,9 +130,9 @@ WORDS = [
 WORDS += ["schedule_free schedule.name=constant", "sgd train.ema.decay=0.9", "sgd train.precision=bf16_master"]
 
 
-@pytest.mark.parametrize("words", WORDS)
-def test_the_size_of_a_checkpoint_is_known_before_the_first_step(words: str) -> None:
-    recipe = load("digits", Patch.parse([f"optim.name={words.split()[0]}", *words.split()[1:]])).recipe
+@pytest.mark.parametrize("overrides", WORDS)
+def test_the_size_of_a_checkpoint_is_known_before_the_first_step(overrides: str) -> None:
+    recipe = load("digits", Patch.parse([f"optim.name={overrides.split()[0]}", *overrides.split()[1:]])).recipe
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 64, 3), torch.nn.BatchNorm2d(64), torch.nn.Linear(64, 100))
     precision = build_precision(recipe.train.precision, torch.device("cpu"))
     precision.cast_model(model)
@@ -148,4 +148,4 @@ def test_the_size_of_a_checkpoint_is_known_before_the_first_step(words: str) -> 
     exact = sum(tensor.nbytes for part in parts for tensor in part.values())
     assert estimate_checkpoint_bytes(persistent, recipe.optim) == exact
     # Counts of steps, a few bytes a parameter; Muon's other parameters have a second moment of their own.
-    assert before == pytest.approx(exact, rel=0.3 if words == "muon" else 0.01)
+    assert before == pytest.approx(exact, rel=0.3 if overrides == "muon" else 0.01)

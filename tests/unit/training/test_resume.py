@@ -1,4 +1,4 @@
-"""What may change when a run is resumed, and what it is told of that."""
+"""Which settings may change when a run is resumed, and the notes about them."""
 
 import sys
 from pathlib import Path
@@ -22,8 +22,8 @@ from paceline.training.resume import (
 )
 
 
-def recipe(*words: str) -> Recipe:
-    return load("folder", Patch.parse(words)).recipe
+def recipe(*overrides: str) -> Recipe:
+    return load("folder", Patch.parse(overrides)).recipe
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_plan_and_recipe_make_a_run_and_a_kill_between_them_leaves_none(tmp_path
     assert is_run(run.path) and check_rundir(run, recipe(), resume=True) == []
 
 
-def test_a_folder_that_was_packed_is_gone_on_with_from_the_pack(rundir: RunDir) -> None:
+def test_a_run_of_a_folder_resumes_from_its_pack(rundir: RunDir) -> None:
     """That it holds the same images is seen when it is read: `check_dataset`."""
     packed = recipe("data.source.name=pack", "data.source.root=photos.pack", "optim.lr=0.1", "data.loader=native")
     assert check_rundir(rundir, packed, resume=True) == [
@@ -56,7 +56,7 @@ def test_a_folder_that_was_packed_is_gone_on_with_from_the_pack(rundir: RunDir) 
     ]
 
 
-def test_what_is_learnt_differently_is_refused_with_what_it_was(rundir: RunDir) -> None:
+def test_changes_of_the_experiment_are_refused_with_the_old_value(rundir: RunDir) -> None:
     with pytest.raises(
         RecipeError, match=r"was started with optim\.lr=0\.1 \(now 0\.2\) \(resume it as it was, or start "
     ):
@@ -79,7 +79,7 @@ def test_a_batch_per_rank_gives_way_to_the_batch_that_the_run_has(tmp_path: Path
         check_rundir(opened, other, resume=True)
 
 
-def test_of_another_variant_only_its_name_is_told(rundir: RunDir) -> None:
+def test_of_another_variant_only_the_name_is_listed(rundir: RunDir) -> None:
     other = recipe("data.source.root=photos", "optim.name=adamw", "optim.lr=0.1")
     with pytest.raises(
         RecipeError, match=r"was started with optim\.name=\w+ \(now adamw\) \(resume it as it was, or start "
@@ -113,7 +113,7 @@ def test_a_run_that_saves_nothing_has_ended_without_checkpoints(tmp_path: Path, 
     assert read_final_result(run) is result
 
 
-def test_a_part_whose_file_has_changed_is_told(tmp_path: Path, monkeypatch) -> None:
+def test_a_plugin_with_a_changed_file_is_noted(tmp_path: Path, monkeypatch) -> None:
     file = tmp_path / "changing_part.py"
     file.write_text("def net(num_classes, in_channels): pass\n")
     monkeypatch.syspath_prepend(tmp_path)

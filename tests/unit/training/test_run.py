@@ -1,4 +1,4 @@
-"""Who is told of a run, and how each kind of end comes to them; what is refused before anything is done."""
+"""Sinks receive each kind of end of a run; errors before the first step."""
 
 import json
 import sys
@@ -23,7 +23,7 @@ WORDS = (
 )
 
 
-class Told:
+class RecordingSink:
     """Note which calls come."""
 
     def __init__(self) -> None:
@@ -48,48 +48,48 @@ class Told:
         self.calls.append("close")
 
 
-def train(folder: Path, told: Told, *words: str) -> None:
-    recipe = load("synthetic", Patch.parse([*WORDS, *words])).recipe
-    run(recipe, World.single(), RunDir(folder / "run"), invocation=Invocation(listeners=[told]))
+def train(folder: Path, sink: RecordingSink, *overrides: str) -> None:
+    recipe = load("synthetic", Patch.parse([*WORDS, *overrides])).recipe
+    run(recipe, World.single(), RunDir(folder / "run"), invocation=Invocation(listeners=[sink]))
 
 
-def test_a_run_that_has_ended_tells_its_result_and_closes_those_it_told(tmp_path: Path) -> None:
-    told = Told()
-    train(tmp_path, told)
-    assert told.calls[0] == "started" and told.calls[-2:] == ["completed", "close"]
-    assert told.calls.count("close") == 1
+def test_a_finished_run_sends_its_result_and_closes_the_sinks(tmp_path: Path) -> None:
+    sink = RecordingSink()
+    train(tmp_path, sink)
+    assert sink.calls[0] == "started" and sink.calls[-2:] == ["completed", "close"]
+    assert sink.calls.count("close") == 1
 
 
-def test_a_run_that_fails_in_a_step_closes_those_it_told_and_tells_no_result(tmp_path: Path, monkeypatch) -> None:
+def test_a_run_that_fails_in_a_step_closes_the_sinks_without_a_result(tmp_path: Path, monkeypatch) -> None:
     def fail(self, state):
         raise ZeroDivisionError
 
     monkeypatch.setattr("paceline.training.trainer.Trainer.fit", fail)
-    told = Told()
+    sink = RecordingSink()
     with pytest.raises(ZeroDivisionError):
-        train(tmp_path, told)
-    assert told.calls == ["started", "close"]
+        train(tmp_path, sink)
+    assert sink.calls == ["started", "close"]
 
 
-def test_a_run_that_fails_before_its_first_step_closes_those_it_told(tmp_path: Path, monkeypatch) -> None:
-    def fail(*words):
+def test_a_run_that_fails_before_its_first_step_closes_the_sinks(tmp_path: Path, monkeypatch) -> None:
+    def fail(*overrides):
         raise OSError("No space left on device")
 
     monkeypatch.setattr("paceline.training.components.build_sample_trace", fail)
-    told = Told()
+    sink = RecordingSink()
     with pytest.raises(OSError, match="No space"):
-        train(tmp_path, told)
-    assert told.calls == ["started", "close"]
+        train(tmp_path, sink)
+    assert sink.calls == ["started", "close"]
 
 
 def test_a_tracker_that_is_not_installed_is_refused_before_the_data_is_read(tmp_path: Path, monkeypatch) -> None:
-    def fail(*words):
+    def fail(*overrides):
         raise AssertionError("read")
 
     monkeypatch.setattr("paceline.training.run.read_run_data", fail)
     monkeypatch.setitem(sys.modules, "mlflow", None)
     with pytest.raises(RecipeError, match=r"log.sinks\[0\]: mlflow is not installed"):
-        train(tmp_path, Told(), "log.sinks=[mlflow]")
+        train(tmp_path, RecordingSink(), "log.sinks=[mlflow]")
 
 
 def test_where_a_run_is_compiled_each_size_of_images_that_is_to_come_is_compiled_ahead(
@@ -109,7 +109,7 @@ def test_where_a_run_is_compiled_each_size_of_images_that_is_to_come_is_compiled
     monkeypatch.setattr("paceline.training.components.compile_model", compiled)
     monkeypatch.setattr("paceline.training.components.warmup_pass", rehearsed)
     small = ("data.progressive={start_size: 4, multiple: 4, begin: 0%, end: 50%}", "train.epochs=4")
-    train(tmp_path, Told(), "train.compile=default", "model.width=0.25", *small)
+    train(tmp_path, RecordingSink(), "train.compile=default", "model.width=0.25", *small)
     assert (sizes, first[0]) == ([4, 8], 0)
 
 
@@ -120,9 +120,9 @@ def test_a_run_that_is_never_evaluated_needs_no_validation_images(tmp_path: Path
         rows.append(f"{number}.png,{number % 2}")
     (tmp_path / "train.csv").write_text("\n".join(rows))
     source = f"data.source={{name: manifest, train: {tmp_path / 'train.csv'}}}"
-    words = ["data.image_size=8", "data.batch_size=8", "model.width=0.1", "train={epochs: 1, eval_every: 'off'}"]
-    words += ["parallel.device=cpu", "data.workers=0", "data.augment=[]", "log.report=off"]
-    recipe = load("digits", Patch.parse([source, *words])).recipe
+    overrides = ["data.image_size=8", "data.batch_size=8", "model.width=0.1", "train={epochs: 1, eval_every: 'off'}"]
+    overrides += ["parallel.device=cpu", "data.workers=0", "data.augment=[]", "log.report=off"]
+    recipe = load("digits", Patch.parse([source, *overrides])).recipe
     rundir = RunDir(tmp_path / "run")
     result = run(recipe, World.single(), rundir, invocation=Invocation())
     assert (result.status, result.steps, result.eval) == ("completed", 1, None)
@@ -134,7 +134,7 @@ def test_a_run_that_is_never_evaluated_needs_no_validation_images(tmp_path: Path
 def test_samples_of_ranks_that_a_resumed_run_lacks_are_cut_like_its_own(tmp_path: Path) -> None:
     """A killed attempt of two ranks leaves rows after the checkpoint that one rank goes on from."""
     rundir = RunDir(tmp_path / "run")
-    train(tmp_path, Told(), "log.samples=true", "train.epochs=auto", "train.steps=2", "checkpoint.every=1st")
+    train(tmp_path, RecordingSink(), "log.samples=true", "train.epochs=auto", "train.steps=2", "checkpoint.every=1st")
     (rundir.path / "result.json").unlink()
     rows = "".join(json.dumps({"step": step, "samples": [step], "crc32": [0]}) + "\n" for step in range(7))
     for rank in (0, 1, 12):

@@ -1,4 +1,4 @@
-"""A run that leaves early says so where it could not be saved."""
+"""A preempted run reports an error if it could not be saved."""
 
 from types import SimpleNamespace
 

@@ -28,8 +28,8 @@ SMALL = (
 )
 
 
-def trained(tmp_path: Path, name: str, *words: str) -> RunDir:
-    recipe = load("synthetic", Patch.parse([*SMALL, *words])).recipe
+def trained(tmp_path: Path, name: str, *overrides: str) -> RunDir:
+    recipe = load("synthetic", Patch.parse([*SMALL, *overrides])).recipe
     rundir = RunDir(tmp_path / name)
     run(recipe, World.single(), rundir, invocation=Invocation())
     return rundir
@@ -55,8 +55,8 @@ def test_torchs_default_precision_is_fp32_on_a_cpu(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16_master"])
 def test_clipping_micro_batches_clips_their_mean(tmp_path: Path, precision: str) -> None:
-    words = ("model.norm=none", "train.clip_norm=0.1", f"train.precision={precision}")
-    whole, parts = trained(tmp_path, "whole", *words), trained(tmp_path, "parts", *words, "train.accumulate=3")
+    overrides = ("model.norm=none", "train.clip_norm=0.1", f"train.precision={precision}")
+    whole, parts = trained(tmp_path, "whole", *overrides), trained(tmp_path, "parts", *overrides, "train.accumulate=3")
     free = trained(tmp_path, "free", "model.norm=none", f"train.precision={precision}")
     # bfloat16 has 8 bits: micro-batches round their gradients one by one.
     assert losses(parts) == pytest.approx(losses(whole), abs=1e-5 if precision == "fp32" else 0.05)
@@ -64,16 +64,18 @@ def test_clipping_micro_batches_clips_their_mean(tmp_path: Path, precision: str)
 
 
 def test_mixing_micro_batches_is_mixing_the_batch(tmp_path: Path) -> None:
-    words = ("model.norm=none", "data.augment=[flip, mixup, cutmix]", "train.label_smoothing=0.1")
-    whole, parts = trained(tmp_path, "whole", *words), trained(tmp_path, "parts", *words, "train.accumulate=3")
+    overrides = ("model.norm=none", "data.augment=[flip, mixup, cutmix]", "train.label_smoothing=0.1")
+    whole, parts = trained(tmp_path, "whole", *overrides), trained(tmp_path, "parts", *overrides, "train.accumulate=3")
     assert losses(parts) == pytest.approx(losses(whole), abs=1e-5)
     assert losses(whole)[0] != pytest.approx(losses(trained(tmp_path, "plain", "model.norm=none"))[0], abs=1e-3)
 
 
 def test_augmenting_on_the_device_changes_no_bit(tmp_path: Path) -> None:
-    words = ("data.augment=[pad_crop, {name: flip, mode: alternating}, {name: cutout, size: 4}, rand_augment, mixup]",)
+    overrides = (
+        "data.augment=[pad_crop, {name: flip, mode: alternating}, {name: cutout, size: 4}, rand_augment, mixup]",
+    )
     shas = [
-        trained(tmp_path, where, *words, f"data.augment_on={where}").read_result().weights_sha256
+        trained(tmp_path, where, *overrides, f"data.augment_on={where}").read_result().weights_sha256
         for where in ("host", "device")
     ]
     assert shas[0] == shas[1]
@@ -148,7 +150,7 @@ LINEAR = ("optim.lr=0.001", "optim.lr_scaling=linear", "optim.base_batch_size=3"
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("overrides", "expected"),
     [
         (SQRT, [0.002] * 10),
         ((*SQRT, "schedule.warmup=4st"), [0.0005, 0.001, 0.0015, 0.002] + [0.002] * 6),
@@ -168,8 +170,10 @@ LINEAR = ("optim.lr=0.001", "optim.lr_scaling=linear", "optim.base_batch_size=3"
     ],
     ids=lambda value: " ".join(value) if isinstance(value[0], str) else "",
 )
-def test_the_rate_of_every_step_of_a_run_is_the_rules(tmp_path: Path, words: tuple[str, ...], expected) -> None:
-    records = read_lines(trained(tmp_path, "run", *words).steps)
+def test_the_learning_rate_of_every_step_follows_the_schedule(
+    tmp_path: Path, overrides: tuple[str, ...], expected
+) -> None:
+    records = read_lines(trained(tmp_path, "run", *overrides).steps)
     assert [record["lr"] for record in records] == pytest.approx(expected)
 
 
@@ -182,8 +186,8 @@ def test_skipped_steps_are_counted_and_do_not_advance_the_schedule(tmp_path: Pat
         return forward(self, logits, targets) * (torch.nan if len(calls) in (3, 4) else 1.0)
 
     monkeypatch.setattr(CrossEntropy, "forward", sometimes_bad)
-    words = ("schedule.name=linear", "train.ema=on")
-    rundir = trained(tmp_path, "run", *words, "train.on_nonfinite=skip")
+    overrides = ("schedule.name=linear", "train.ema=on")
+    rundir = trained(tmp_path, "run", *overrides, "train.on_nonfinite=skip")
     result, records = rundir.read_result(), list(read_lines(rundir.steps))
     assert (result.steps, result.skipped_steps, result.eval.images) == (10, 2, 37)
     rates = [record["lr"] for record in records]
@@ -191,12 +195,12 @@ def test_skipped_steps_are_counted_and_do_not_advance_the_schedule(tmp_path: Pat
     assert [record["step"] for record in records] == [1, 2, 5, 6, 7, 8, 9, 10]
     calls.clear()
     with pytest.raises(NonFiniteLossError, match=r"step 3: the loss is NaN or infinite on rank 0 of 1, at lr 0.008"):
-        trained(tmp_path, "other", *words)
+        trained(tmp_path, "other", *overrides)
     assert not list((tmp_path / "other" / "checkpoints").glob("*"))
 
 
 @pytest.mark.parametrize(
-    "words",
+    "overrides",
     [
         ("train.ema.decay=0.9", "train.eval_train=on"),
         ("optim.name=schedule_free", "optim.lr=0.1"),
@@ -206,11 +210,11 @@ def test_skipped_steps_are_counted_and_do_not_advance_the_schedule(tmp_path: Pat
         ("optim.name=lamb", "data.progressive.start_size=4", "data.progressive.multiple=2", "data.eval_views=6"),
         ("optim.name=rmsprop", "schedule.name=polynomial", "train.cudnn_benchmark=off"),
     ],
-    ids=lambda words: words[0],
+    ids=lambda overrides: overrides[0],
 )
-def test_what_is_interrupted_ends_with_the_same_bits_and_report(tmp_path: Path, words: tuple[str, ...]) -> None:
-    words = (*words, "checkpoint.every=4st", "checkpoint.keep=9", "train.eval_every=5st", "optim.lr=0.01")
-    whole = trained(tmp_path, "whole", *words)
+def test_an_interrupted_run_ends_with_the_same_bits_and_report(tmp_path: Path, overrides: tuple[str, ...]) -> None:
+    overrides = (*overrides, "checkpoint.every=4st", "checkpoint.keep=9", "train.eval_every=5st", "optim.lr=0.01")
+    whole = trained(tmp_path, "whole", *overrides)
     shutil.copytree(whole.path, tmp_path / "part")
     part = RunDir(tmp_path / "part")
     (part.path / "result.json").unlink()
@@ -223,7 +227,7 @@ def test_what_is_interrupted_ends_with_the_same_bits_and_report(tmp_path: Path, 
     assert losses(part) == losses(whole)
 
 
-def test_a_loss_that_is_no_number_ends_the_run_in_one_line(tmp_path: Path) -> None:
+def test_a_non_finite_loss_ends_the_run_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(
         NonFiniteLossError,
         match=r"^train: step \d+: the loss is NaN or infinite on rank 0 of 1, at lr 1e\+20; last good checkpoint: none",
@@ -253,9 +257,9 @@ def test_accuracy_on_the_training_batches_is_that_of_their_logits_and_changes_no
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By hand: of the logits and targets that the loss was given, every micro-batch of every step."""
-    words = ("data.augment=[flip, mixup]", "train.accumulate=3", "log.every=5st")
-    words = (*words, "train.eval_every=10st")
-    off = trained(tmp_path, "off", *words)
+    overrides = ("data.augment=[flip, mixup]", "train.accumulate=3", "log.every=5st")
+    overrides = (*overrides, "train.eval_every=10st")
+    off = trained(tmp_path, "off", *overrides)
     seen: list[tuple[torch.Tensor, torch.Tensor]] = []
     forward = CrossEntropy.forward
 
@@ -264,7 +268,7 @@ def test_accuracy_on_the_training_batches_is_that_of_their_logits_and_changes_no
         return forward(self, logits, targets)
 
     monkeypatch.setattr(CrossEntropy, "forward", kept)
-    on = trained(tmp_path, "on", *words, "train.accuracy=on")
+    on = trained(tmp_path, "on", *overrides, "train.accuracy=on")
     assert on.read_result().weights_sha256 == off.read_result().weights_sha256
     is_right = [logits.argmax(1) == targets.argmax(1) for logits, targets in seen]
     by_step = [torch.cat(is_right[3 * step : 3 * step + 3]).double().mean().item() for step in range(10)]
@@ -311,7 +315,7 @@ def test_normalisation_is_per_channel() -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "instead"),
+    ("override", "instead"),
     [
         ("train.precision=fp16", "train.precision=bf16"),
         ("train.precision=fp16_master", "train.precision=bf16_master"),
@@ -322,9 +326,9 @@ def test_normalisation_is_per_channel() -> None:
         ("optim.name=schedule_free train.ema=on", "off"),
     ],
 )
-def test_what_cannot_take_effect_is_refused_with_what_to_set_and_leaves_nothing(tmp_path, word, instead) -> None:
+def test_a_setting_without_effect_is_refused_with_a_fix_and_writes_nothing(tmp_path, override, instead) -> None:
     with pytest.raises(PacelineError, match=r"^[a-z_.]+: .*\(.*\)$") as caught:
-        trained(tmp_path, "run", *word.split())
+        trained(tmp_path, "run", *override.split())
     assert instead in str(caught.value) and "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
 
@@ -343,12 +347,12 @@ def test_a_skipped_batch_of_infinite_activations_leaves_the_evaluation_finite(tm
 
 
 @pytest.mark.parametrize("every", ["off", "1ep", "1h"])
-def test_a_run_that_is_asked_to_leave_is_saved_at_that_step(tmp_path: Path, every: str) -> None:
+def test_a_preempted_run_is_saved_at_that_step(tmp_path: Path, every: str) -> None:
     interrupts = Interrupts()
     interrupts.request("SIGTERM")
-    words = (*SMALL, "train.eval_every=1st", f"checkpoint.every={every}")
+    overrides = (*SMALL, "train.eval_every=1st", f"checkpoint.every={every}")
     rundir = RunDir(tmp_path / "run")
-    recipe = load("synthetic", Patch.parse(list(words))).recipe
+    recipe = load("synthetic", Patch.parse(list(overrides))).recipe
     left = run(recipe, World.single(), rundir, invocation=Invocation(interrupts=interrupts))
     assert (left.status, left.steps, left.eval) == ("preempted", 1, None)
     assert [path.name for path in rundir.checkpoints.iterdir()] == ["step-00000001"]
@@ -362,12 +366,12 @@ def test_a_request_during_an_evaluation_trains_no_further_step(tmp_path: Path, m
     """The evaluation has one batch, which is under way when the request comes, so that its result stands."""
     interrupts, place = Interrupts(), SplitEvaluator.__call__
 
-    def asked(self, model):
+    def stopped_evaluation(self, model):
         found = place(self, model)
         interrupts.request("SIGINT")
         return found
 
-    monkeypatch.setattr(SplitEvaluator, "__call__", asked)
+    monkeypatch.setattr(SplitEvaluator, "__call__", stopped_evaluation)
     rundir = RunDir(tmp_path / "run")
     recipe = load("synthetic", Patch.parse([*SMALL, "train.eval_every=2st"])).recipe
     left = run(recipe, World.single(), rundir, invocation=Invocation(interrupts=interrupts))

@@ -1,4 +1,4 @@
-"""What sending gradients kept, as a checkpoint has it: taken over, left with a note, or no such thing."""
+"""State of gradient compression in a checkpoint: restored, dropped with a note, or refused."""
 
 import json
 from pathlib import Path
@@ -31,14 +31,14 @@ def saved(persistent: TrainingState, folder: Path, **values: Any) -> Path:
     return CheckpointStorage(folder, KeepPolicy(1)).save(1, 1, persistent.state_dict(TrainState(), values))
 
 
-def test_one_rank_keeps_nothing_and_misses_nothing(persistent: TrainingState, tmp_path: Path) -> None:
+def test_one_rank_has_no_comm_state(persistent: TrainingState, tmp_path: Path) -> None:
     path = saved(persistent, tmp_path)
     assert "compression" not in json.loads((path / "state.json").read_text())
     assert not (path / "compression.safetensors").exists()
     assert persistent.load_comm_state(path) == ""
 
 
-def test_one_rank_leaves_what_several_kept_and_says_so(persistent: TrainingState, tmp_path: Path) -> None:
+def test_one_rank_drops_the_comm_state_of_several_with_a_note(persistent: TrainingState, tmp_path: Path) -> None:
     path = saved(persistent, tmp_path, compression={"ranks": 4, "steps": 12, "buckets": [["weight", "bias"]]})
     assert (
         persistent.load_comm_state(path)
@@ -47,7 +47,7 @@ def test_one_rank_leaves_what_several_kept_and_says_so(persistent: TrainingState
 
 
 @pytest.mark.parametrize("odd", [[1], {"steps": 3}, "x"])
-def test_what_no_run_has_kept_is_refused_in_one_line(persistent: TrainingState, tmp_path: Path, odd: object) -> None:
+def test_invalid_comm_state_is_refused_in_one_line(persistent: TrainingState, tmp_path: Path, odd: object) -> None:
     path = saved(persistent, tmp_path, compression=odd)
     with pytest.raises(CheckpointError, match=r"another run or paceline version: [^\n]+ \(start a new run\)$"):
         persistent.load_comm_state(path)
