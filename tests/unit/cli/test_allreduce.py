@@ -14,7 +14,7 @@ TIMES = [
 FOUND = fit_link("gloo", 2, 1, TIMES)
 
 
-def test_a_person_reads_each_size_and_what_explains_them(capsys: pytest.CaptureFixture[str]):
+def test_the_table_has_each_size_and_the_fit(capsys: pytest.CaptureFixture[str]):
     show_allreduce(FOUND, Path("wire.json"), as_json=False)
     out = capsys.readouterr().out
     for words in (
@@ -27,7 +27,7 @@ def test_a_person_reads_each_size_and_what_explains_them(capsys: pytest.CaptureF
         assert words in out, words
 
 
-def test_json_is_what_the_file_holds(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+def test_json_on_stdout_equals_the_file(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     show_allreduce(FOUND, None, as_json=True)
     assert AllReduceMeasurement.model_validate_json(capsys.readouterr().out) == FOUND
     write_measurement(FOUND, tmp_path / "wire.json")

@@ -1,4 +1,4 @@
-"""Reading the words of a command."""
+"""Parsing the arguments of a command."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from paceline.cli.args import count_ranks, split_recipe_args
 from paceline.core.errors import RecipeError, WorldError
 
 
-def test_the_recipe_comes_first_and_may_be_left_out() -> None:
+def test_the_recipe_comes_first_and_is_optional() -> None:
     assert split_recipe_args([])[0] == "digits"
     assert split_recipe_args(["optim.lr=1"])[0] == "digits"
     name, patch = split_recipe_args(["my.yaml", "optim.lr=1e-2", "data.source.root=/a=b"])

@@ -36,9 +36,9 @@ def work(runs, *, target=None, metric="top1", fail_below=(), out=None, as_json=F
 
 def test_tables_and_the_statement_are_printed(runs, capsys):
     assert work(runs, target=0.75) == 0
-    said = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert "reaching 75 %" in said and "8.00x" in said and "schedule.warmup" in said
-    assert "Batch 2048 with warm-up reaches 75 % in 0.125 of the time of batch 128" in said
+    printed = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "reaching 75 %" in printed and "8.00x" in printed and "schedule.warmup" in printed
+    assert "Batch 2048 with warm-up reaches 75 % in 0.125 of the time of batch 128" in printed
 
 
 def test_every_run_is_listed_by_its_directory_with_its_group_and_accuracies(made, tmp_path, monkeypatch, capsys):
@@ -49,41 +49,41 @@ def test_every_run_is_listed_by_its_directory_with_its_group_and_accuracies(made
     for path, (lr, seed, best) in zip(paths, named, strict=True):
         made.write(path, made.Made(lr=lr, seed=seed, best=best))
     assert work(paths) == 0
-    said = [" ".join(line.replace("│", " ").split()) for line in capsys.readouterr().out.splitlines()]
-    assert "lr0.1-s0 lr 0.1 0 70.00 % 70.00 % 0.3000" in said
-    assert "lr0.1-s1 lr 0.1 1 72.00 % 72.00 % 0.2800" in said
-    assert "lr0.5-s0 lr 0.5 0 1.00 % 1.00 % 0.9900" in said
-    assert "reaching 70 %, the highest that all runs that learned reach" in said
-    assert "top-1 at the end (3 runs), the highest first" in said
+    printed = [" ".join(line.replace("│", " ").split()) for line in capsys.readouterr().out.splitlines()]
+    assert "lr0.1-s0 lr 0.1 0 70.00 % 70.00 % 0.3000" in printed
+    assert "lr0.1-s1 lr 0.1 1 72.00 % 72.00 % 0.2800" in printed
+    assert "lr0.5-s0 lr 0.5 0 1.00 % 1.00 % 0.9900" in printed
+    assert "reaching 70 %, the highest that all runs that learned reach" in printed
+    assert "top-1 at the end (3 runs), the highest first" in printed
 
 
-def test_the_most_accurate_is_shown_first_where_not_all_reach_the_target(made, tmp_path, monkeypatch, capsys):
+def test_the_most_accurate_is_first_unless_all_reach_the_target(made, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "200")
     paths = [
         made.write(tmp_path / f"b{batch}", made.Made(batch=batch, best=best)) for batch, best in ((1, 0.1), (2, 0.8))
     ]
     assert work(paths) == 0
-    said = capsys.readouterr().out
-    lines = [line.split()[1:3] for line in said.splitlines() if line.startswith("│ batch")]
+    printed = capsys.readouterr().out
+    lines = [line.split()[1:3] for line in printed.splitlines() if line.startswith("│ batch")]
     assert lines == [["batch", "2"], ["batch", "1"]] * 3
 
 
 def test_groups_of_other_code_are_a_note(made, tmp_path, capsys):
     codes = {name: {"nets:Mixer": {"sha256": digit * 64}} for name, digit in (("before", "a"), ("after", "b"))}
     assert work([made.write(tmp_path / name, made.Made(own_parts=code)) for name, code in codes.items()]) == 0
-    said = "after uses other code than before, which may explain differences: nets:Mixer (sha256 bbbbbbbb against"
-    assert f"note: {said}" in capsys.readouterr().out
+    printed = "after uses other code than before, which may explain differences: nets:Mixer (sha256 bbbbbbbb against"
+    assert f"note: {printed}" in capsys.readouterr().out
 
 
-def test_json_is_all_there_is_on_stdout(runs, capsys, tmp_path):
+def test_json_is_the_only_output_on_stdout(runs, capsys, tmp_path):
     assert work(runs, as_json=True, out=tmp_path / "c.html") == 0
-    said = json.loads(capsys.readouterr().out)
-    assert said["kind"] == "compare" and said["groups"][1]["speedup"]["value"] == pytest.approx(8)  # rounding
-    assert [run["path"] for each in said["groups"] for run in each["runs"]] == list(map(str, runs))
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["kind"] == "compare" and printed["groups"][1]["speedup"]["value"] == pytest.approx(8)  # rounding
+    assert [run["path"] for each in printed["groups"] for run in each["runs"]] == list(map(str, runs))
 
 
 @pytest.mark.parametrize("suffix, begins", [(".html", "<!doctype html>"), (".md", "# 2 runs compared"), (".json", "{")])
-def test_out_is_written_as_its_name_says(runs, tmp_path, capsys, suffix, begins):
+def test_the_suffix_of_out_is_the_format(runs, tmp_path, capsys, suffix, begins):
     out = tmp_path / f"c{suffix}"
     assert work(runs, out=out) == 0
     assert out.read_text().startswith(begins) and f"comparison: {out}" in capsys.readouterr().out
@@ -103,7 +103,7 @@ def test_a_run_that_is_named_twice_counts_once(runs, capsys):
     assert [len(each["runs"]) for each in json.loads(capsys.readouterr().out)["groups"]] == [1, 1]
 
 
-def test_one_run_alone_is_said(runs, capsys):
+def test_a_single_run_is_reported(runs, capsys):
     assert work(runs[:1]) == 0
     assert "There is nothing to compare" in capsys.readouterr().out
     with pytest.raises(RecipeError, match=r"^--fail-below: there is nothing to compare with"):
@@ -111,7 +111,7 @@ def test_one_run_alone_is_said(runs, capsys):
 
 
 @pytest.mark.parametrize(
-    "options, said",
+    "options, printed",
     [
         ({"metric": "top2"}, r"^--metric: 'top2' is not known \(did you mean 'top\d'\?\) \(use top1, top5, "),
         ({"out": Path("c.pdf")}, r"^--out: c.pdf has no known format \(name a file ending in .html, .md, .json\)$"),
@@ -119,8 +119,8 @@ def test_one_run_alone_is_said(runs, capsys):
         ({"fail_below": ["x"]}, r"^--fail-below: 'x' has no number"),
     ],
 )
-def test_what_makes_no_sense_is_refused(runs, options, said):
-    with pytest.raises(RecipeError, match=said):
+def test_invalid_options_are_refused(runs, options, printed):
+    with pytest.raises(RecipeError, match=printed):
         work(runs, **options)
 
 

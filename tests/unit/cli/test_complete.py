@@ -1,4 +1,4 @@
-"""What a shell is told that the last word may become."""
+"""Candidates for the last word of a command line."""
 
 from pathlib import Path
 
@@ -38,11 +38,11 @@ def test_a_group_of_verbs_has_verbs_behind_it() -> None:
     assert found("data", "in") == ["inspect"]
 
 
-def test_no_word_at_all_is_as_an_empty_one() -> None:
+def test_no_argument_is_like_an_empty_one() -> None:
     assert found() == found("")
 
 
-def test_nothing_is_known_behind_a_word_that_is_no_verb() -> None:
+def test_nothing_follows_an_unknown_verb() -> None:
     assert found("tarin", "") == []
 
 
@@ -54,7 +54,7 @@ def test_a_recipe_or_a_run_comes_first() -> None:
     assert found("train", "digits", "dig") == []
 
 
-def test_a_run_whose_name_does_not_fit_in_a_line_is_left_out() -> None:
+def test_a_run_with_a_newline_in_its_name_is_omitted() -> None:
     for name in ("a b", "two\nlines", "a\x1b[2J"):
         Path("runs", name).mkdir()
         Path("runs", name, "recipe.yaml").touch()
@@ -62,7 +62,7 @@ def test_a_run_whose_name_does_not_fit_in_a_line_is_left_out() -> None:
     assert found("report", "runs/") == ["runs/a b", "runs/digits-1"]
 
 
-def test_options_and_what_they_take_are_no_recipes() -> None:
+def test_options_and_their_values_are_no_arguments() -> None:
     assert found("train", "--ranks", "2", "dig") == ["digits"]
     assert found("train", "--resume", "dig") == ["digits"]
 
@@ -72,12 +72,12 @@ def test_a_ladder_has_ladders_and_the_fields_of_its_recipe() -> None:
     assert found("ladder", "cpu", "data.batch_s") == ["data.batch_size="]
 
 
-def test_runs_stand_where_runs_are_taken() -> None:
+def test_runs_complete_run_arguments() -> None:
     assert found("report", "") == ["runs/digits-1"]
     assert found("compare", "runs/digits-1", "") == ["runs/digits-1"]
 
 
-def test_where_it_is_a_file_the_shell_is_left_to_it() -> None:
+def test_files_are_completed_by_the_shell() -> None:
     assert found("predict", "runs/digits-1", "") == []
 
 
@@ -93,13 +93,13 @@ def test_fields_come_by_section_and_then_whole() -> None:
     assert found("train", "digits", "optim.mom") == ["optim.momentum="]
 
 
-def test_a_field_is_followed_by_the_words_it_takes() -> None:
+def test_a_field_is_followed_by_its_values() -> None:
     assert "optim.name=lars" in found("train", "optim.name=")
     assert found("train", "optim.name=sg") == ["optim.name=sgd"]
     assert found("train", "optim.lr=") == []
 
 
-def test_every_word_that_is_offered_for_a_field_is_one_it_takes() -> None:
+def test_every_completed_value_of_a_field_is_valid() -> None:
     """In the sections without variants: in others, what a field takes depends on which of them it is."""
     plain = ("train", "parallel", "checkpoint", "measure")
     values, tried = load("digits").recipe.to_dict(), 0
@@ -120,14 +120,14 @@ def test_options_are_those_of_the_verb() -> None:
     assert {"--probes", "--no-probes", "--help"} <= set(found("profile", "--"))
 
 
-def test_an_option_is_followed_by_the_words_it_takes() -> None:
+def test_an_option_is_followed_by_its_values() -> None:
     assert found("export", "runs/digits-1", "--format", "") == ["onnx", "torch", "safetensors", "state_dict"]
     assert found("train", "--ranks", "") == ["auto"]
     assert found("train", "--run-dir", "") == []
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_there_is_a_script_for_each_shell(shell: str) -> None:
+def test_each_shell_has_a_script(shell: str) -> None:
     assert f"paceline --show-completion {shell}" in completion_script(shell)
     assert "--complete" in completion_script(shell)
 

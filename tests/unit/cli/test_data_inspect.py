@@ -1,4 +1,4 @@
-"""`paceline data inspect` and `paceline data stage`: what they say."""
+"""Output of `paceline data inspect` and `paceline data stage`."""
 
 import json
 
@@ -24,28 +24,28 @@ def photographs(tmp_path):
     return root
 
 
-def test_classes_sizes_and_formats_are_told(photographs, capsys):
+def test_classes_sizes_and_formats_are_printed(photographs, capsys):
     assert inspect_data(str(photographs), [], inspect_all=False, as_json=False) == 0
-    said = " ".join(capsys.readouterr().out.split())
+    printed = " ".join(capsys.readouterr().out.split())
     for fact in ("4 PNG", "5 PNG, 1 JPEG; 1 image cannot be read", "dog: 1, cat: 3 (in training; 1 to 3)"):
-        assert fact in said.replace(" │ │ │ ", " "), fact
+        assert fact in printed.replace(" │ │ │ ", " "), fact
 
 
-@pytest.mark.parametrize(("num_cats", "told"), [(11, True), (10, False)])
-def test_classes_of_very_uneven_numbers_are_told_with_what_weighs_them(photographs, capsys, num_cats, told):
+@pytest.mark.parametrize(("num_cats", "expected"), [(11, True), (10, False)])
+def test_imbalanced_classes_are_printed_with_the_setting_that_weights_them(photographs, capsys, num_cats, expected):
     for number in range(num_cats - 3):
         Image.new("RGB", (20, 10)).save(photographs / f"train/cat/more-{number}.png")
     assert inspect_data(str(photographs), [], inspect_all=False, as_json=False) == 0
-    assert ("train.class_weights=balanced" in capsys.readouterr().out) == told
+    assert ("train.class_weights=balanced" in capsys.readouterr().out) == expected
 
 
 def test_json_has_every_class(photographs, capsys):
     assert inspect_data(str(photographs), [], inspect_all=False, as_json=True) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert said["train"]["classes"] == {"cat": 3, "dog": 1}
-    assert said["val"]["short_side"] == {"min": 10, "p10": 10, "p50": 10, "p90": 10, "max": 40}
-    assert said["val"]["bad"] == 1 and said["val"]["formats"] == {"PNG": 5, "JPEG": 1}
-    assert len(said["digest"]) == 16 and said["source"]["name"] == "folder"
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["train"]["classes"] == {"cat": 3, "dog": 1}
+    assert printed["val"]["short_side"] == {"min": 10, "p10": 10, "p50": 10, "p90": 10, "max": 40}
+    assert printed["val"]["bad"] == 1 and printed["val"]["formats"] == {"PNG": 5, "JPEG": 1}
+    assert len(printed["digest"]) == 16 and printed["source"]["name"] == "folder"
 
 
 def test_pixels_in_memory_are_inspected_too(capsys):
@@ -58,10 +58,10 @@ def test_pixels_in_memory_are_inspected_too(capsys):
 def test_a_copy_is_staged_and_removed(photographs, tmp_path, capsys):
     where = tmp_path / "memory"
     assert stage_data([str(photographs), str(where)], remove=False, as_json=True) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert said["source"]["name"] == "folder"
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["source"]["name"] == "folder"
     copy = next(where.glob("paceline-stage-*/"))
-    assert str(copy) == said["folder"]
+    assert str(copy) == printed["folder"]
     assert len(list(copy.rglob("*.png"))) == 10
     assert stage_data([str(where)], remove=True, as_json=False) == 0
     assert capsys.readouterr().out == f"removed {copy}\n"
@@ -70,17 +70,17 @@ def test_a_copy_is_staged_and_removed(photographs, tmp_path, capsys):
     assert capsys.readouterr().out == f"no copies in {where}\n"
 
 
-def test_staging_says_what_to_do_with_the_copy(photographs, tmp_path, capsys):
+def test_staging_prints_how_to_use_the_copy(photographs, tmp_path, capsys):
     where = tmp_path / "memory"
     assert stage_data([str(photographs), str(where)], remove=False, as_json=False) == 0
-    said = capsys.readouterr().out
-    assert "data.stage=" in said and "or, in a recipe: data.source.name=folder" in said
+    printed = capsys.readouterr().out
+    assert "data.stage=" in printed and "or, in a recipe: data.source.name=folder" in printed
     stage_data([str(where)], remove=True, as_json=True)
     assert len(json.loads(capsys.readouterr().out)["removed"]) == 1
 
 
 @pytest.mark.parametrize("words", [[], ["digits"], ["digits", "data.image_size=8"]])
-def test_staging_wants_to_know_what_and_where(words):
+def test_staging_needs_source_and_folder(words):
     with pytest.raises(RecipeError, match="needs SRC and WHERE"):
         stage_data(words, remove=False, as_json=False)
 

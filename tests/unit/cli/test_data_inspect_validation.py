@@ -45,9 +45,7 @@ def listed(capsys):
     return lines
 
 
-def test_a_run_learns_from_all_but_what_is_listed_and_is_validated_by_that(
-    photographs, listed, tmp_path, monkeypatch, capsys
-):
+def test_listed_images_are_those_a_run_validates_on(photographs, listed, tmp_path, monkeypatch, capsys):
     read = {"train": set(), "val": set()}
     whole = ImageFileSource.read_bytes
 
@@ -85,12 +83,12 @@ def test_a_run_learns_from_all_but_what_is_listed_and_is_validated_by_that(
         listed(tmp_path / "run", f"data.source.root={tmp_path}/moved")
 
 
-def test_json_has_the_names_and_where_they_are(photographs, capsys, listed):
+def test_json_has_names_and_source(photographs, capsys, listed):
     names = listed(photographs)
     assert list_validation(str(photographs), [], as_json=True) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert said["held_out"] == names and len(names) == 2
-    assert said["source"]["root"] == str(photographs) and len(said["digest"]) == 16
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["held_out"] == names and len(names) == 2
+    assert printed["source"]["root"] == str(photographs) and len(printed["digest"]) == 16
 
 
 def test_a_validation_folder_is_listed_too(photographs, tmp_path, listed):

@@ -30,9 +30,9 @@ def photographs(tmp_path) -> Path:
 def test_a_pack_is_made_proved_and_unpacked(photographs, tmp_path, capsys):
     out = tmp_path / "photos.pack"
     assert pack_data(str(photographs), out, [], PackRequest(), "2", as_json=False) == 0
-    said = capsys.readouterr().out
-    assert "12 (6 of training, 6 of validation)" in said
-    assert f"in a recipe: data.source.name=pack data.source.root={out}\n" in said
+    printed = capsys.readouterr().out
+    assert "12 (6 of training, 6 of validation)" in printed
+    assert f"in a recipe: data.source.name=pack data.source.root={out}\n" in printed
 
     assert verify_data([str(out)], "2", against=str(photographs), as_json=False) == 0
     assert capsys.readouterr().out.startswith(
@@ -45,14 +45,14 @@ def test_a_pack_is_made_proved_and_unpacked(photographs, tmp_path, capsys):
     assert "12, in " in capsys.readouterr().out
 
 
-def test_json_says_all_of_it(photographs, tmp_path, capsys):
+def test_json_is_complete(photographs, tmp_path, capsys):
     out = tmp_path / "photos.pack"
     assert pack_data(str(photographs), out, [], PackRequest(), "1", as_json=True) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert said["images"] == 12 and said["bytes"] == out.stat().st_size
-    assert said["source_bytes"] == sum(path.stat().st_size for path in photographs.rglob("*.*"))
-    assert said["source"]["name"] == "pack" and said["source"]["root"] == str(out)
-    assert said["kept"]["it is no JPEG"] == 2
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["images"] == 12 and printed["bytes"] == out.stat().st_size
+    assert printed["source_bytes"] == sum(path.stat().st_size for path in photographs.rglob("*.*"))
+    assert printed["source"]["name"] == "pack" and printed["source"]["root"] == str(out)
+    assert printed["kept"]["it is no JPEG"] == 2
     assert unpack_data(str(out), tmp_path / "again", "1", as_json=True) == 0
     assert json.loads(capsys.readouterr().out)["images"] == 12
     assert verify_data([str(out)], "1", against=str(photographs), as_json=True) == 0
@@ -69,16 +69,16 @@ def test_a_pack_of_another_set_is_no_proof(photographs, tmp_path, capsys):
 
 
 @pytest.mark.skipif(load_native() is None, reason="the native core is not built")
-def test_images_that_were_saved_anew_are_told_of(photographs, tmp_path, capsys):
+def test_reencoded_images_are_reported(photographs, tmp_path, capsys):
     out = tmp_path / "small.pack"
     pack_data(str(photographs), out, [], PackRequest(resize=16, quality=80), "1", as_json=False)
-    said = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert "short sides above 16 px scaled to that" in said and "80: pixels differ from the source" in said
+    printed = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "short sides above 16 px scaled to that" in printed and "80: pixels differ from the source" in printed
     assert verify_data([str(out)], "1", against=str(photographs), as_json=False) == 0
     assert "12 scaled down when packed (mean difference " in capsys.readouterr().out
     assert inspect_data(str(out), [], inspect_all=False, as_json=False) == 0
-    said = capsys.readouterr().out
-    assert "6 indexed JPEGs" in said and "above 16 px were scaled down" in said
+    printed = capsys.readouterr().out
+    assert "6 indexed JPEGs" in printed and "above 16 px were scaled down" in printed
 
 
 def test_shards_go_to_a_folder(photographs, tmp_path):
@@ -87,7 +87,7 @@ def test_shards_go_to_a_folder(photographs, tmp_path):
     assert (out / "index.pack").is_file()
 
 
-def test_what_is_there_is_overwritten_only_when_asked(photographs, tmp_path):
+def test_an_existing_pack_is_overwritten_only_on_request(photographs, tmp_path):
     out = tmp_path / "photos.pack"
     pack_data(str(photographs), out, [], PackRequest(), "1", as_json=True)
     with pytest.raises(DataError, match="exists already"):
@@ -96,7 +96,7 @@ def test_what_is_there_is_overwritten_only_when_asked(photographs, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("asked", "message"),
+    ("requested", "message"),
     [
         (PackRequest(form="tar"), r"^--format: 'tar' is not a format \(write pack or lmdb\)"),
         (PackRequest(form="lmdb", resize=256), r"^--resize: is for packs, and --format is lmdb \(leave it out\)"),
@@ -107,13 +107,13 @@ def test_what_is_there_is_overwritten_only_when_asked(photographs, tmp_path):
         (PackRequest(shard_size="big"), r"^--shard-size: 'big' is not an amount of bytes"),
     ],
 )
-def test_options_that_contradict_one_another_are_refused_before_anything_is_read(tmp_path, asked, message):
+def test_options_that_contradict_one_another_are_refused_before_anything_is_read(tmp_path, requested, message):
     with pytest.raises(RecipeError, match=message):
-        pack_data("digits", tmp_path / "out", [], asked, "1", as_json=False)
+        pack_data("digits", tmp_path / "out", [], requested, "1", as_json=False)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_no_pack_is_not_unpacked(photographs, tmp_path):
+def test_only_packs_are_unpacked(photographs, tmp_path):
     with pytest.raises(RecipeError, match="is not a pack"):
         unpack_data(str(photographs), tmp_path / "out", "1", as_json=False)
 
@@ -122,5 +122,5 @@ def test_an_lmdb_is_written(tmp_path, capsys):
     pytest.importorskip("lmdb", reason="lmdb is not installed")
     words = ["data.source.num_images=20", "data.source.num_val_images=5"]
     pack_data("synthetic", tmp_path / "out.lmdb", words, PackRequest(form="lmdb"), "1", as_json=True)
-    said = json.loads(capsys.readouterr().out)
-    assert said["images"] == 25 and said["source"]["name"] == "lmdb" and said["bytes"] > 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["images"] == 25 and printed["source"]["name"] == "lmdb" and printed["bytes"] > 0

@@ -15,7 +15,7 @@ def clock():
     return lambda: time_s[0], time_s
 
 
-def test_a_line_is_said_every_ten_seconds_with_the_speed_and_the_time_left(clock, capsys):
+def test_a_line_every_ten_seconds_has_speed_and_time_left(clock, capsys):
     now, time_s = clock
     with LineProgress("images", now) as progress:
         for at_s, done in ((105, 50), (112, 120), (115, 150), (122.5, 225)):
@@ -28,7 +28,7 @@ def test_a_line_is_said_every_ten_seconds_with_the_speed_and_the_time_left(clock
     ]
 
 
-def test_bytes_are_told_as_bytes(clock, capsys):
+def test_bytes_have_byte_units(clock, capsys):
     now, time_s = clock
     with LineProgress("bytes", now) as progress:
         time_s[0] = 110.0
@@ -46,7 +46,7 @@ def test_a_bar_shows_the_same(clock):
     assert "20/100 images" in out.getvalue() and "10 images/s  0:08 left" in out.getvalue()
 
 
-def test_nothing_is_said_of_the_time_left_before_it_can_be_judged(clock):
+def test_no_time_left_is_printed_before_the_rate_is_reliable(clock):
     now, time_s = clock
     out = io.StringIO()
     with BarProgress("images", Console(file=out, force_terminal=True, width=100), now) as progress:
@@ -55,7 +55,7 @@ def test_nothing_is_said_of_the_time_left_before_it_can_be_judged(clock):
     assert "left" not in out.getvalue()
 
 
-def test_what_is_no_terminal_gets_lines():
+def test_without_a_terminal_lines_are_printed():
     assert isinstance(build_data_progress("images"), LineProgress)
 
 

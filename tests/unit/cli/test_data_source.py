@@ -19,11 +19,11 @@ from paceline.recipe.schema.source import Folder, Pack
         ("dataset_dict.json", "huggingface"),
     ],
 )
-def test_a_folder_is_what_lies_in_it(tmp_path, made, name):
+def test_a_folder_is_read_by_its_content(tmp_path, made, name):
     (tmp_path / made).mkdir() if made.endswith("/") else (tmp_path / made).touch()
-    asked = read_source(str(tmp_path), [])
-    assert (asked.source.name, asked.source.root, asked.name) == (name, str(tmp_path), str(tmp_path))
-    assert not asked.is_recipe
+    request = read_source(str(tmp_path), [])
+    assert (request.source.name, request.source.root, request.name) == (name, str(tmp_path), str(tmp_path))
+    assert not request.is_recipe
 
 
 def test_data_that_is_named_by_its_place_is_never_fetched(tmp_path):
@@ -37,15 +37,15 @@ def test_a_pack_is_known_by_its_name_or_url(src):
 
 
 def test_overrides_lie_on_top(tmp_path):
-    asked = read_source(str(tmp_path), ["data.source.val_fraction=0.5", "data.image_size=64"])
-    assert asked.source == Folder(root=str(tmp_path), val_fraction=0.5)
-    assert asked.data.image_size == 64
+    request = read_source(str(tmp_path), ["data.source.val_fraction=0.5", "data.image_size=64"])
+    assert request.source == Folder(root=str(tmp_path), val_fraction=0.5)
+    assert request.data.image_size == 64
 
 
 def test_without_a_source_it_is_the_default_recipe_s():
     assert read_source(None, []).source.name == "digits"
-    asked = read_source("data.source.name=synthetic", ["data.source.num_images=7"])
-    assert (asked.source.name, asked.source.num_images, asked.is_recipe) == ("synthetic", 7, True)
+    request = read_source("data.source.name=synthetic", ["data.source.num_images=7"])
+    assert (request.source.name, request.source.num_images, request.is_recipe) == ("synthetic", 7, True)
 
 
 @pytest.mark.parametrize(
@@ -85,19 +85,19 @@ def test_a_name_of_a_folder_is_no_yaml(tmp_path, monkeypatch, name):
 @pytest.mark.parametrize("beside", ["val.csv", "test.csv"])
 def test_a_list_of_training_images_finds_that_of_validation_beside_it(tmp_path, beside):
     (tmp_path / beside).touch()
-    asked = read_source(str(tmp_path / "train.csv"), [])
-    assert (asked.source.train, asked.source.val) == (str(tmp_path / "train.csv"), str(tmp_path / beside))
+    request = read_source(str(tmp_path / "train.csv"), [])
+    assert (request.source.train, request.source.val) == (str(tmp_path / "train.csv"), str(tmp_path / beside))
 
 
-def test_a_list_alone_asks_for_that_of_validation(tmp_path):
+def test_a_list_without_a_validation_list_is_refused(tmp_path):
     (tmp_path / "train.csv").touch()
     with pytest.raises(RecipeError, match=r"add data\.source\.val=FILE\.csv"):
         read_source(str(tmp_path / "train.csv"), [])
-    asked = read_source(str(tmp_path / "all.csv"), ["data.source.val=other.csv"])
-    assert asked.source.val == "other.csv"
+    request = read_source(str(tmp_path / "all.csv"), ["data.source.val=other.csv"])
+    assert request.source.val == "other.csv"
 
 
-def test_what_is_neither_is_refused(tmp_path):
+def test_an_unknown_source_is_refused(tmp_path):
     with pytest.raises(RecipeError, match=r"/gone: does not exist \(name a folder of images, a \.csv list"):
         read_source(str(tmp_path / "gone"), [])
     with pytest.raises(RecipeError, match=r"/gone\.csv: is not a file \(name a \.csv list of training images\)"):
@@ -112,7 +112,7 @@ def test_what_is_neither_is_refused(tmp_path):
         read_source(str(tmp_path), ["extra"])
 
 
-def test_a_source_is_told_in_the_words_of_a_recipe():
+def test_a_source_is_printed_as_overrides_of_a_recipe():
     assert recipe_overrides(Pack(root="/a/b.pack")) == "data.source.name=pack data.source.root=/a/b.pack"
 
 
@@ -124,7 +124,7 @@ def test_amounts_are_decimal(text, num_bytes):
 
 
 @pytest.mark.parametrize("text", ["", "GB", "-1GB", "1GiB", "one"])
-def test_what_is_no_amount_is_refused(text):
+def test_an_invalid_amount_is_refused(text):
     with pytest.raises(RecipeError, match=r"^--shard-size: .* is not an amount of bytes \(write 500MB or 1GB\)"):
         parse_bytes(text, "--shard-size")
 

@@ -1,4 +1,4 @@
-"""`paceline data verify`: what it says of a good data set, of a bad one, and of one that needs no decoding."""
+"""`paceline data verify` on good and bad data sets, and on one that needs no decoding."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from paceline.core.errors import DataError, RecipeError, WorldError
 
 @pytest.fixture
 def photographs(tmp_path):
-    """Return the words for a folder of twelve images, and the folder."""
+    """Return the arguments for a folder of twelve images, and the folder."""
     for green, split in enumerate(("train", "val")):
         for blue, name in enumerate(("cat", "dog")):
             (tmp_path / split / name).mkdir(parents=True)
@@ -32,7 +32,7 @@ def test_good_images_are_counted(photographs, capsys):
 
 
 # matrix: 35
-def test_bad_images_are_listed_and_told_in_one_line(photographs, capsys):
+def test_bad_images_are_listed_and_end_in_one_error(photographs, capsys):
     words, root = photographs
     (root / "train/dog/1.png").write_bytes((root / "train/dog/1.png").read_bytes()[:40])
     (root / "val/cat/2.png").write_bytes(b"<html></html>")
@@ -51,7 +51,7 @@ def test_bad_images_are_listed_and_told_in_one_line(photographs, capsys):
     assert caught.value.exit_code == 2
 
 
-def test_json_is_all_there_is_on_stdout(photographs, capsys):
+def test_json_is_the_only_output_on_stdout(photographs, capsys):
     words, root = photographs
     (root / "val/dog/1.png").write_bytes(b"")
     with pytest.raises(DataError):
@@ -63,7 +63,7 @@ def test_json_is_all_there_is_on_stdout(photographs, capsys):
     }
 
 
-def test_images_that_are_there_twice_are_told_and_are_no_error(photographs, capsys):
+def test_duplicates_are_printed_without_an_error(photographs, capsys):
     words, root = photographs
     for first, second in (("train/cat/0", "val/cat/7"), ("train/cat/1", "train/dog/7"), ("val/dog/2", "val/dog/8")):
         shutil.copy(root / f"{first}.png", root / f"{second}.png")
@@ -113,7 +113,7 @@ def test_workers_that_are_no_number_are_refused(workers):
         verify_data([], workers, as_json=False)
 
 
-def test_what_is_not_there_is_refused_before_anything(tmp_path):
+def test_a_missing_source_is_refused_first(tmp_path):
     with pytest.raises(RecipeError, match="neither a preset"):
         verify_data(["nothing"], "auto", as_json=False)
     with pytest.raises(DataError, match="does not exist"):

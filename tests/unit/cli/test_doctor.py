@@ -1,4 +1,4 @@
-"""`paceline doctor`: what it says of a run, of a recipe, and of nothing but the machine."""
+"""`paceline doctor` for a run, a recipe, and the machine alone."""
 
 import json
 import os
@@ -27,7 +27,7 @@ SAVING = CheckpointResult(saved=12, failed=0, stall_s=0.4, write_s=5.0, bytes=30
 
 @pytest.fixture(autouse=True)
 def no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Try no disk, whose speed is looked at elsewhere."""
+    """Measure no disk: other tests do."""
     monkeypatch.setattr("paceline.lab.doctor.storage.measure_disk_speed", _disk)
 
 
@@ -38,16 +38,16 @@ def _disk(folder: Path, now: object) -> DiskSpeed:
 
 
 @pytest.fixture
-def told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """Return a function from words to what doctor says as JSON, in an empty folder."""
+def run_doctor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Return a function from arguments to the JSON of doctor, in an empty folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
 
     def run(*words: str, mtbf: str | None = None) -> dict:
         code = doctor(list(words), mtbf, as_json=True)
-        told = json.loads(capsys.readouterr().out)
-        assert code == (told["state"] == "wrong")
-        return told
+        run_doctor = json.loads(capsys.readouterr().out)
+        assert code == (run_doctor["state"] == "wrong")
+        return run_doctor
 
     return run
 
@@ -84,20 +84,22 @@ def _start(number: int, started_s: float, from_step: int, trained_s: float, pid:
     )
 
 
-def test_without_words_only_the_machine_is_looked_at(told) -> None:
-    found = told()
+def test_without_arguments_only_the_machine_is_checked(run_doctor) -> None:
+    found = run_doctor()
     assert set(found) == {"state", "machine"} and found["state"] != "wrong"
     assert {"versions", "disk speed", "gloo", "clock"} < {check["name"] for check in found["machine"]}
     assert {check["state"] for check in found["machine"]} <= {"ok", "look"}
 
 
-def test_something_wrong_ends_with_1_in_json_and_in_tables_alike(told, capsys, monkeypatch, tmp_path: Path) -> None:
+def test_a_problem_ends_with_1_with_and_without_json(run_doctor, capsys, monkeypatch, tmp_path: Path) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nowhere0")
-    assert told()["state"] == "wrong"
+    assert run_doctor()["state"] == "wrong"
     assert doctor([], None, as_json=False) == 1
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     assert (
-        "WRONG" in said and "there is no nowhere0" in said and said.splitlines()[-1].startswith("a run would fail: 1")
+        "WRONG" in printed
+        and "there is no nowhere0" in printed
+        and printed.splitlines()[-1].startswith("a run would fail: 1")
     )
 
 
@@ -107,7 +109,7 @@ def test_a_named_folder_is_the_one_that_is_looked_at(capsys, tmp_path: Path) -> 
     assert [check["name"] for check in machine if check["state"] == "wrong"] == ["disk"]
 
 
-def test_ranks_of_a_launcher_are_looked_at_together_and_rank_0_tells(capsys, monkeypatch, tmp_path: Path) -> None:
+def test_ranks_of_a_launcher_are_checked_together_and_rank_0_prints(capsys, monkeypatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("paceline.cli.doctor.enter_world", lambda: World(world_size=2, local_world_size=2))
     monkeypatch.setenv(WAITS, "0")
@@ -122,7 +124,7 @@ def test_ranks_of_a_launcher_are_looked_at_together_and_rank_0_tells(capsys, mon
     assert doctor([], None, as_json=True) == 0 and capsys.readouterr().out == ""
 
 
-def test_ranks_are_started_where_nobody_has_and_they_are_asked_for(monkeypatch) -> None:
+def test_ranks_are_started_without_a_launcher(monkeypatch) -> None:
     monkeypatch.setattr("paceline.cli.doctor.start_ranks", lambda ranks, port, extra: 100 * ranks + port)
     assert doctor([], None, as_json=True, ranks="2", port=7) == 207
     monkeypatch.setattr("paceline.cli.doctor.enter_world", lambda: World(world_size=2, launcher="slurm"))
@@ -130,8 +132,8 @@ def test_ranks_are_started_where_nobody_has_and_they_are_asked_for(monkeypatch) 
         doctor([], None, as_json=True, ranks="3")
 
 
-def test_a_run_tells_its_steps_failures_restarts_and_what_is_at_risk(told, a_run: RunDir) -> None:
-    found = told(str(a_run.path), mtbf="2h")["run"]
+def test_steps_failures_restarts_and_training_at_risk_are_printed(run_doctor, a_run: RunDir) -> None:
+    found = run_doctor(str(a_run.path), mtbf="2h")["run"]
     assert found["step_s"] == [0.5, 1.0]
     # Both are dead: 45 s up, then 10 s of start and 30 s of training.
     assert (found["failures"], found["up_s"]) == (2, 85.0)
@@ -142,57 +144,57 @@ def test_a_run_tells_its_steps_failures_restarts_and_what_is_at_risk(told, a_run
     assert (good["useful_s"], good["wall_s"], good["starts"]) == (55.0, 105.0, 2)
 
 
-def test_a_process_that_still_runs_has_not_failed(told, a_run: RunDir) -> None:
+def test_a_process_that_still_runs_has_not_failed(run_doctor, a_run: RunDir) -> None:
     text = a_run.attempts.read_text().replace(str(2**22 + 1), str(os.getpid()))
     a_run.attempts.write_text(text)
-    assert told(str(a_run.path))["run"]["failures"] == 1
+    assert run_doctor(str(a_run.path))["run"]["failures"] == 1
     elsewhere = text.replace(f'"host":"{os.uname().nodename}"', '"host":"far-away"')
     a_run.attempts.write_text(elsewhere.replace(str(os.getpid()), str(2**22 + 1)))
-    assert told(str(a_run.path))["run"]["failures"] == 1
+    assert run_doctor(str(a_run.path))["run"]["failures"] == 1
 
 
-def test_what_the_run_measured_of_saving_is_what_advice_rests_on(told, a_run: RunDir, finished) -> None:
+def test_advice_uses_the_runs_own_checkpoint_costs(run_doctor, a_run: RunDir, finished) -> None:
     a_run.write_result(finished)
-    found = told(str(a_run.path), mtbf="2h")
+    found = run_doctor(str(a_run.path), mtbf="2h")
     assert found["saving"] == SAVING.model_dump() and found["run"]["at_risk_s"] == 0
     advice = found["advice"]
     # 200 steps of half a second, at 2 h between failures: √(2 · 0.4 · 7200) is 75.9 s, and Daly's 75.6.
     assert (advice["now_s"], advice["best_steps"], advice["best_s"]) == (100.0, 151, 75.5)
-    assert told(str(a_run.path), "checkpoint.every=10min", mtbf="2h")["advice"]["now_s"] == 600.0
+    assert run_doctor(str(a_run.path), "checkpoint.every=10min", mtbf="2h")["advice"]["now_s"] == 600.0
 
 
-def test_failures_that_were_seen_stand_in_for_a_given_time(told, a_run: RunDir, finished) -> None:
+def test_failures_that_were_seen_stand_in_for_a_given_time(run_doctor, a_run: RunDir, finished) -> None:
     a_run.write_result(finished)
-    assert told(str(a_run.path))["advice"]["mtbf_s"] == 42.5
+    assert run_doctor(str(a_run.path))["advice"]["mtbf_s"] == 42.5
 
 
-def test_a_recipe_is_saved_here_to_see_what_it_takes_and_nothing_stays(told, monkeypatch, tmp_path: Path) -> None:
-    looks: list[object] = []
+def test_saving_a_recipe_is_measured_without_leaving_files(run_doctor, monkeypatch, tmp_path: Path) -> None:
+    opened: list[object] = []
 
     def looked_for(section: Any, **options: bool) -> Any:
-        looks.append(section)
+        opened.append(section)
         return build_datasets(section, **options)
 
     monkeypatch.setattr("paceline.data.sources.build.build_datasets", looked_for)
-    found = told("digits", "model.width=0.1", mtbf="2h")
-    assert len(looks) == 1, "data on a network disk takes long to look for"
+    found = run_doctor("digits", "model.width=0.1", mtbf="2h")
+    assert len(opened) == 1, "data on a network disk takes long to look for"
     assert found["saving"]["saved"] == 3 and 0 < found["saving"]["stall_s"] <= found["saving"]["write_s"]
     assert found["saving"]["bytes"] > 10_000 and found["saving"]["restart_s"] > 0
     assert found["advice"]["setting"].startswith("checkpoint.every=")
     assert not list(tmp_path.iterdir())
 
 
-def test_data_that_is_not_here_is_no_reason_to_say_nothing(told, tmp_path: Path) -> None:
-    found = told("folder", f"data.source.root={tmp_path}/gone", mtbf="2h")
+def test_missing_data_does_not_hide_other_findings(run_doctor, tmp_path: Path) -> None:
+    found = run_doctor("folder", f"data.source.root={tmp_path}/gone", mtbf="2h")
     assert "gone" in found["saving"]["error"] and "advice" not in found
     assert found["machine"][-1]["name"] == "recipe" and found["machine"][-1]["state"] == "look"
 
 
-def test_a_run_that_never_ran_is_told_as_far_as_it_goes(told, a_run: RunDir) -> None:
+def test_a_run_without_steps_is_reported(run_doctor, a_run: RunDir) -> None:
     for path in (a_run.steps, a_run.attempts):
         path.unlink()
     (a_run.path / "plan.json").write_text("{}")
-    found = told(str(a_run.path), mtbf="2h")
+    found = run_doctor(str(a_run.path), mtbf="2h")
     assert found["run"]["step_s"] is None and found["run"]["goodput"] is None and found["run"]["failures"] == 0
     assert found["run"]["mtbf_s"] == {"mean": None, "low": 0.0, "high": None} and found["saving"]["saved"] == 3
 
@@ -201,13 +203,13 @@ def test_a_terminal_gets_tables(a_run: RunDir, finished, capsys, monkeypatch: py
     monkeypatch.setenv("COLUMNS", "160")
     a_run.write_result(finished.model_copy(update={"status": "preempted"}))
     doctor([str(a_run.path)], "2h", as_json=False)
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     for words in (
         "this machine", "shared memory", "500.0 ms, the 99th percentile 1000.0 ms", "2 in 85 s: one in 42 s",
         "30.0 s from a failure to the first new step", "30 s of training since the newest checkpoint",
         "307 MB each", "every 76 s, 151 steps: loses 1.53%", "you save every 1.7 min", "a kill loses up to 1.8 min",
     ):  # fmt: skip
-        assert words in said, words
+        assert words in printed, words
 
 
 @pytest.mark.parametrize("text", ["8", "2st", "0h", "soon"])
@@ -219,7 +221,7 @@ def test_a_time_between_failures_that_is_no_time_is_refused(text: str) -> None:
 
 @pytest.fixture
 def finished() -> RunResult:
-    """Return a result whose saves took what `SAVING` says."""
+    """Return a result with the checkpoint costs `SAVING`."""
     values = {
         "status": "completed",
         "recipe_hash": "0123456789ab",

@@ -1,4 +1,4 @@
-"""How often to save: what is advised, in numbers and in words."""
+"""The advised checkpoint interval, as JSON and as text."""
 
 import pytest
 
@@ -29,22 +29,22 @@ def test_the_setting_is_a_round_duration_that_a_recipe_takes_and_lies_in_the_ran
         assert key == "checkpoint.every" and low_s <= Duration.parse(text).seconds <= high_s
 
 
-def test_an_interval_below_a_second_is_told_in_steps() -> None:
+def test_an_interval_below_a_second_is_in_steps() -> None:
     values, _ = advise_interval(SavingCosts(0.001, 0.002, 5.0, step_s=0.1), 60.0)
     assert values["setting"] == f"checkpoint.every={values['best_steps']}st" and values["best_steps"] == 3
 
 
-def test_what_the_run_does_now_is_compared_with_the_best() -> None:
+def test_the_current_interval_is_compared_with_the_best() -> None:
     values, rows = advise_interval(SPOT, 2 * HOUR)
-    said = dict(rows)
+    printed = dict(rows)
     assert values["now_cost"] == 1 - efficiency(600.0, 0.4, 120.0, 2 * HOUR, write_s=5.0)
-    assert said["now"] == f"you save every 10 min: loses {values['now_cost']:.2%}, 3.07% more than the best"
+    assert printed["now"] == f"you save every 10 min: loses {values['now_cost']:.2%}, 3.07% more than the best"
     assert values["now_cost"] - values["best_cost"] == pytest.approx(0.0307, abs=5e-5)
-    assert said["worst case"] == "a kill loses up to 10 min of training" and values["worst_loss_s"] == 605.0
+    assert printed["worst case"] == "a kill loses up to 10 min of training" and values["worst_loss_s"] == 605.0
     assert values["signal_lead_s"] == 60.0 + 1.0 + 2 * 5.4
 
 
-def test_an_interval_near_the_best_is_left_alone() -> None:
+def test_an_interval_near_the_best_is_as_good() -> None:
     near = SavingCosts(0.4, 5.0, 120.0, 0.25, every_s=80.0)
     assert dict(advise_interval(near, 2 * HOUR)[1])["now"].endswith("as good as the best")
 
@@ -64,5 +64,5 @@ def test_saves_are_never_advised_closer_than_a_write_takes() -> None:
     ("seconds", "text"),
     [(0.25, "0.25 s"), (7.14, "7.1 s"), (99.7, "100 s"), (750, "12 min"), (28_440, "7.9 h"), (4e6, "46 days")],
 )
-def test_estimates_are_told_to_two_digits(seconds: float, text: str) -> None:
+def test_estimates_have_two_digits(seconds: float, text: str) -> None:
     assert approximate_time(seconds) == text

@@ -48,7 +48,7 @@ SIXTEEN_BITS = ["model.name=torchvision:resnet18", "model.width=1.0", "train.pre
         "weights by URL",
     ],
 )
-def test_what_the_run_would_refuse_is_refused(words, error, reason):
+def test_a_dry_run_refuses_whatever_the_run_would(words, error, reason):
     loaded = load("digits", Patch.parse([*words, "parallel.device=cpu"]))
     with pytest.raises(error, match=reason):
         dry_run(loaded, World(), 1, as_json=False)
@@ -73,18 +73,18 @@ def test_the_plan_has_the_notes_that_the_run_would_have(capsys):
     assert weights.startswith("train.class_weights: from 0.9")
 
 
-def test_a_dry_run_says_in_words_what_would_be_done_and_leaves_the_recipe_to_its_verb(capsys):
+def test_a_dry_run_prints_the_plan_without_the_recipe(capsys):
     words = ["data.batch_size=64", "train.epochs=2", "train.accumulate=2", "parallel.device=cpu"]
     assert dry_run(load("digits", Patch.parse(words)), World(), 1, as_json=False) == 0
-    said = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines())
-    assert said["model"] == "resnet18_cifar"
-    assert said["data"] == "digits, 1,438 training and 359 validation images, 10 classes, 16 px"
-    assert said["batch"] == "64 images per step, 64 per rank, 32 at once"
-    assert said["steps"] == "44: 2 epochs of 22; 30 images left out of each"
-    assert said["devices"].startswith("1 x cpu") and len(said) < 15
+    printed = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines())
+    assert printed["model"] == "resnet18_cifar"
+    assert printed["data"] == "digits, 1,438 training and 359 validation images, 10 classes, 16 px"
+    assert printed["batch"] == "64 images per step, 64 per rank, 32 at once"
+    assert printed["steps"] == "44: 2 epochs of 22; 30 images left out of each"
+    assert printed["devices"].startswith("1 x cpu") and len(printed) < 15
 
 
-def test_a_dry_run_of_a_resumed_run_has_the_batch_that_it_goes_on_with(capsys, tmp_path):
+def test_a_dry_run_of_a_resumed_run_has_its_batch(capsys, tmp_path):
     """A preset with a batch per rank gives way to the run's batch; a batch on the command line does not."""
     small = ["data.source.name=digits", "model.name=resnet18_cifar", "model.width=0.25", "parallel.device=cpu"]
     small = [*small, "data.mean=auto", "data.std=auto"]
@@ -99,6 +99,6 @@ def test_a_dry_run_of_a_resumed_run_has_the_batch_that_it_goes_on_with(capsys, t
     assert "note: resumed with data.workers=0, which was 10" in lines
     assert dry_run(again, World(), 1, as_json=False) == 0
     assert "batch: 256 images per step, 256 per rank" in capsys.readouterr().out.splitlines()
-    said = load("ddp-post/ddp", Patch.parse([*small, "data.rank_batch_size=64"]))
+    printed = load("ddp-post/ddp", Patch.parse([*small, "data.rank_batch_size=64"]))
     with pytest.raises(RecipeError, match=r"was started with data\.batch_size=512 \(now 64\)"):
-        dry_run(said, World(), 1, as_json=False, resumed=run)
+        dry_run(printed, World(), 1, as_json=False, resumed=run)

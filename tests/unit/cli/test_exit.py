@@ -1,4 +1,4 @@
-"""How the program ends: with its code, whatever a package has left running, and whoever reads what it says."""
+"""The program ends with its exit code, whatever threads still run and whoever reads its output."""
 
 import signal
 import time
@@ -52,9 +52,7 @@ paceline.cli.main()
 
 @pytest.mark.parametrize("left", [THREAD, AT_EXIT], ids=["a thread without an end", "a call at exit without an end"])
 @pytest.mark.parametrize("code", [0, 75])
-def test_what_has_no_end_is_left_behind_and_the_code_is_the_verbs_own(
-    forking, tmp_path: Path, left: str, code: int
-) -> None:
+def test_a_thread_without_end_is_abandoned_with_the_verbs_code(forking, tmp_path: Path, left: str, code: int) -> None:
     script = tmp_path / "leaving.py"
     script.write_text(LEAVING.format(left=left, code=code))
     process = forking.start([str(script)], tmp_path, {})
@@ -62,7 +60,7 @@ def test_what_has_no_end_is_left_behind_and_the_code_is_the_verbs_own(
     assert process.returncode == code
 
 
-def test_what_ends_in_time_has_its_end(forking, tmp_path: Path) -> None:
+def test_a_thread_that_ends_in_time_is_awaited(forking, tmp_path: Path) -> None:
     script = tmp_path / "leaving.py"
     script.write_text(
         "import threading\nfrom pathlib import Path\nfrom paceline.cli import exit_process\n"
@@ -89,7 +87,7 @@ def test_a_signal_that_comes_while_a_verb_that_is_done_ends_changes_nothing(fork
     assert process.returncode == 0
 
 
-def test_where_nobody_reads_what_was_held_back_to_the_end_nothing_is_said(forking, tmp_path: Path) -> None:
+def test_a_closed_pipe_prints_no_error(forking, tmp_path: Path) -> None:
     script = tmp_path / "closed.py"
     script.write_text(CLOSED)
     process = forking.start([str(script)], tmp_path, {})
@@ -97,7 +95,7 @@ def test_where_nobody_reads_what_was_held_back_to_the_end_nothing_is_said(forkin
     assert (process.returncode, err) == (1, "")
 
 
-def test_a_verb_that_fails_keeps_its_code_where_its_output_is_lost_too(forking, tmp_path: Path) -> None:
+def test_a_failed_verb_keeps_its_code_if_output_is_lost_too(forking, tmp_path: Path) -> None:
     script = tmp_path / "refused.py"
     script.write_text(REFUSED)
     process = forking.start([str(script)], tmp_path, {})

@@ -25,7 +25,7 @@ POINT = Predicted(
 RESULT = PredictionResult(basis="points", source="a.csv", form="T = t", terms={"t": 1.0}, predictions=(POINT,))
 
 
-def test_what_has_ended_is_found_and_only_as_what_it_is(tmp_path: Path) -> None:
+def test_a_finished_experiment_is_found_by_its_kind(tmp_path: Path) -> None:
     folder = ExperimentDir(tmp_path)
     assert read_finished(folder, PredictionResult) is None
     folder.write(RESULT)
@@ -33,10 +33,10 @@ def test_what_has_ended_is_found_and_only_as_what_it_is(tmp_path: Path) -> None:
     assert read_finished(folder, LadderResult) is None
 
 
-def test_the_result_is_there_only_when_the_tables_are_and_data_are_gone(
+def test_the_result_is_written_after_the_tables_and_the_removal_of_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed while it writes tables, an experiment is one that has not ended."""
+    """An experiment that is killed while it writes tables is unfinished."""
     folder = ExperimentDir(tmp_path)
     folder.data.mkdir()
 
@@ -51,7 +51,7 @@ def test_the_result_is_there_only_when_the_tables_are_and_data_are_gone(
     assert folder.read() == RESULT and folder.table.exists() and folder.markdown.exists() and folder.report.exists()
 
 
-def test_whoever_interrupts_is_told_how_to_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_interrupt_prints_how_to_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(KeyboardInterrupt), locked_experiment("x", {}, tmp_path / "e", as_json=True):
         raise KeyboardInterrupt
     assert capsys.readouterr() == ("", f"stopped: run the same command to resume {tmp_path / 'e'}\n")
@@ -60,14 +60,14 @@ def test_whoever_interrupts_is_told_how_to_go_on(tmp_path: Path, capsys: pytest.
 def test_an_experiment_is_gone_on_with_whatever_versions_it_was_begun_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Versions are no part of what is asked: in a checkout each commit is another, and tasks may wait in a queue."""
+    """Versions are no part of a request: each commit of a checkout has its own, and tasks may wait in a queue."""
     monkeypatch.chdir(tmp_path)
     folders = []
     for _ in range(2):
         with locked_experiment("x", {"steps": 1}, None, as_json=True) as folder:
-            asked = folder.path / "asked.json"
-            assert folders or json.loads(asked.read_text(encoding="utf-8")) == {"steps": 1}
-            asked.write_text(json.dumps({"steps": 1, "paceline": "0.0.1", "torch": "1.0"}), encoding="utf-8")
+            request = folder.path / "asked.json"
+            assert folders or json.loads(request.read_text(encoding="utf-8")) == {"steps": 1}
+            request.write_text(json.dumps({"steps": 1, "paceline": "0.0.1", "torch": "1.0"}), encoding="utf-8")
             folder.recipe.write_text("seed: 0\n", encoding="utf-8")
             folders.append(folder.path)
     assert folders[0] == folders[1]

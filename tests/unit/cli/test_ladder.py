@@ -1,4 +1,4 @@
-"""`paceline ladder` says in one line what it does not have, lists what it has, and shows what it found."""
+"""`paceline ladder`: errors in one line, its lists, and the printed result."""
 
 import json
 import re
@@ -67,14 +67,14 @@ RESULT = LadderResult(
 )
 
 
-def ask(words, **options):
+def run_verb(words, **options):
     """Call the verb as the command line does."""
     given = {"recipe": None, "steps": None, "repeats": None, "list_only": False, "as_json": False, **options}
     return ladder(words, given.pop("ranks", "1"), None, **given)
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "expected"),
     [
         (["cup"], r"'cup': is not a ladder \(did you mean 'cpu'\?\)"),
         (["cpu", "digits", "recipe=synthetic"], r"'synthetic': a ladder varies one recipe, and 'digits' is one \(drop"),
@@ -83,10 +83,10 @@ def ask(words, **options):
         (["auto", "nothing"], r"'nothing': is neither a preset"),
     ],
 )
-def test_what_it_does_not_have_is_told_in_one_line(words, told, tmp_path, monkeypatch):
+def test_a_missing_option_is_an_error_in_one_line(words, expected, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(RecipeError, match=told):
-        ask(words)
+    with pytest.raises(RecipeError, match=expected):
+        run_verb(words)
     assert not list(tmp_path.iterdir())
 
 
@@ -100,11 +100,11 @@ def test_ranks_of_a_launcher_are_refused(monkeypatch):
     }.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(RecipeError, match="ladder: starts its own ranks, but torchrun started this process"):
-        ask(["auto"])
+        run_verb(["auto"])
 
 
 def test_the_list_names_each_shipped_ladder(capsys):
-    assert ask([], list_only=True) == 0
+    assert run_verb([], list_only=True) == 0
     lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert lines["cpu"].startswith("Optimizations for CPU cores")
     assert {"auto", "cpu", "ddp-post", "sc20"} <= set(lines)
@@ -112,24 +112,26 @@ def test_the_list_names_each_shipped_ladder(capsys):
 
 def test_the_list_of_a_ladder_names_its_rungs(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "300")
-    ask(["sc20"], list_only=True)
+    run_verb(["sc20"], list_only=True)
     out = capsys.readouterr().out
     assert "sc20, over sc20/bs256: NERSC" in out
     assert "model.memory_format=channels_last" in out
-    ask(["sc20"], list_only=True, as_json=True)
+    run_verb(["sc20"], list_only=True, as_json=True)
     found = json.loads(capsys.readouterr().out)
     assert [rung["name"] for rung in found["rungs"]][:2] == ["fp32", "amp"]
 
 
-def test_a_person_sees_what_was_kept_and_why(capsys, tmp_path, monkeypatch):
+def test_the_outcome_of_each_rung_is_printed_with_its_reason(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "300")
     show_ladder(RESULT, ExperimentDir(tmp_path), as_json=False)
     out = capsys.readouterr().out
     assert "2.00x (1.90 to 2.10)" in out
     assert f"  base  {20 * '█'} 100" in out
     assert f"  plain {40 * '░'} 200 (dropped)" in out
-    told = "kept: faster: 2.00x (1.90 to 2.10) in 3 pairs; forward from 60 ms to 20 ms; backward did not shrink, from"
-    assert told in out
+    expected = (
+        "kept: faster: 2.00x (1.90 to 2.10) in 3 pairs; forward from 60 ms to 20 ms; backward did not shrink, from"
+    )
+    assert expected in out
     assert "; alike; preparing its data took 12.0 s" in out
     assert "left out: only helps with a GPU" in out
     assert "1:01 min" in out
@@ -147,7 +149,7 @@ def test_how_long_an_epoch_and_the_steps_take_stands_beside_start_up(capsys, tmp
     assert "base 1:18 min 2.00 s 2.50 s 1 GB" in out and "bf16 1:18 min 1.00 s 2.50 s 1:01 min" in out
 
 
-def test_the_seconds_of_the_counted_steps_are_left_with_the_ladder():
+def test_the_time_of_the_counted_steps_is_in_the_result():
     assert _with_steps_time(BASE, 300).steps_s == 300 * 0.1
     assert _with_steps_time(NEVER, 300) == NEVER
 

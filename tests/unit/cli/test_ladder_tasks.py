@@ -29,7 +29,7 @@ rungs:
 
 
 class Child:
-    """A training that has ended as soon as it was started: killed where its words have `fails` among them."""
+    """A training that ends at once, killed if its arguments contain `fails`."""
 
     def __init__(self, command: Sequence[str], fails: str) -> None:
         self._words = list(command[command.index("train") + 1 :])
@@ -69,7 +69,7 @@ class Child:
 
 
 class Here:
-    """A process that says what machine it is on: that of the runs."""
+    """A process that reports the machine of the runs."""
 
     returncode = 0
 
@@ -93,7 +93,7 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
 
 @pytest.fixture
 def ladder(monkeypatch: pytest.MonkeyPatch, started: list[str]) -> Callable[..., int]:
-    """Return the verb, in folder `found` unless told; `fails` is a word that no run survives."""
+    """Return the verb, by default in folder `found`; runs with the argument `fails` fail."""
 
     def work(*words: str, fails: str = "", run_dir: str | None = "found", **options: Any) -> int:
         def start(command: Sequence[str]) -> Child | Here:
@@ -114,7 +114,7 @@ def ended(run_dir: str) -> dict[str, Any]:
     return json.loads(Path(run_dir, "experiment.json").read_text(encoding="utf-8"))
 
 
-def test_tasks_in_any_order_and_then_the_ladder_come_to_what_it_comes_to_alone(ladder, started, capsys) -> None:
+def test_tasks_in_any_order_give_the_result_of_the_ladder_alone(ladder, started, capsys) -> None:
     assert ladder(run_dir="alone") == 0
     alone = sorted(started)
     started.clear()
@@ -128,7 +128,7 @@ def test_tasks_in_any_order_and_then_the_ladder_come_to_what_it_comes_to_alone(l
     assert capsys.readouterr().out.count(", known: ") == len(alone)
 
 
-def test_a_task_says_a_line_a_run_also_where_it_was_there(ladder, started, capsys) -> None:
+def test_a_task_prints_a_line_per_run_even_if_reused(ladder, started, capsys) -> None:
     for known in ("", ", known"):
         ladder(task=6)
         lines = capsys.readouterr().out.splitlines()
@@ -140,7 +140,7 @@ def test_a_task_says_a_line_a_run_also_where_it_was_there(ladder, started, capsy
     assert err == "gpu: left out: only helps with a GPU, but there is none\n"
 
 
-def test_what_a_killed_run_has_left_is_removed_and_run_again_by_whoever_comes_next(ladder, started) -> None:
+def test_the_next_task_replaces_a_killed_run(ladder, started) -> None:
     with pytest.raises(TrialError, match="own: plain: was killed by signal 9"):
         ladder(task=3, fails="optim.nesterov=false")
     (killed,) = [name for name in started if "plain" in name]

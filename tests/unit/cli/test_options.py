@@ -1,4 +1,4 @@
-"""Verbs whose work ranks do not share: each of several does it, as it may have work of its own, and rank 0 says so."""
+"""Verbs that are not distributed: every rank does all work, and rank 0 prints a note."""
 
 import os
 
@@ -17,8 +17,8 @@ NOTE = (
 
 
 @pytest.fixture
-def said(capsys, monkeypatch):
-    """Return what a verb that comes to 3 says on stderr in an environment."""
+def printed(capsys, monkeypatch):
+    """Return stderr of a verb that returns 3."""
 
     def of(**environ: str) -> str:
         for name in [name for name in os.environ if name.startswith(NAMES)]:
@@ -33,14 +33,14 @@ def said(capsys, monkeypatch):
     return of
 
 
-def test_rank_0_says_that_each_does_all_of_it(said) -> None:
-    assert said(**SRUN, SLURM_PROCID="0") == NOTE
-    assert said(**TORCHRUN, RANK="0", LOCAL_RANK="0") == NOTE
+def test_rank_0_notes_that_every_rank_does_all_work(printed) -> None:
+    assert printed(**SRUN, SLURM_PROCID="0") == NOTE
+    assert printed(**TORCHRUN, RANK="0", LOCAL_RANK="0") == NOTE
 
 
-def test_the_others_do_it_too_and_say_nothing(said) -> None:
-    assert said(**SRUN, SLURM_PROCID="2") == ""
-    assert said(**TORCHRUN, RANK="1", LOCAL_RANK="1") == ""
+def test_other_ranks_print_no_note(printed) -> None:
+    assert printed(**SRUN, SLURM_PROCID="2") == ""
+    assert printed(**TORCHRUN, RANK="1", LOCAL_RANK="1") == ""
 
 
 @pytest.mark.parametrize(
@@ -54,8 +54,8 @@ def test_the_others_do_it_too_and_say_nothing(said) -> None:
     ],
     ids=["nothing", "one", "left over in a shell", "nonsense", "a shell in an allocation"],
 )
-def test_where_no_launcher_has_started_several_nothing_is_said(said, environ) -> None:
-    assert said(**environ) == ""
+def test_without_several_ranks_there_is_no_note(printed, environ) -> None:
+    assert printed(**environ) == ""
 
 
 def test_predict_is_such_a_verb() -> None:

@@ -120,7 +120,7 @@ def test_with_own_code_it_is_imported(left, name) -> None:
     assert left.exists()
 
 
-def test_verbs_that_only_look_never_import_it(left, capsys) -> None:
+def test_verbs_that_only_read_never_import_it(left, capsys) -> None:
     recipes(["r.yaml"], origin=True, schema=False, as_json=False)
     recipes(["run"], origin=False, schema=False, as_json=True)
     for form in ("html", "md", "json"):
@@ -130,7 +130,7 @@ def test_verbs_that_only_look_never_import_it(left, capsys) -> None:
     assert not left.exists() and "leaving" not in sys.modules
 
 
-def test_words_on_the_command_line_need_no_flag(left, capsys) -> None:
+def test_overrides_need_no_flag(left, capsys) -> None:
     with pytest.raises(RecipeError, match="leaving has no Net"):
         verb("train", "digits", "model.name=leaving:Net", "--dry-run")
     assert left.exists()
@@ -156,7 +156,7 @@ def test_a_frozen_recipe_carries_the_consent_of_the_command_line_into_its_job(le
     assert not left.exists()
 
 
-def test_the_hint_how_to_go_on_has_the_flag_where_the_run_names_code(left) -> None:
+def test_the_resume_hint_has_the_flag_if_the_run_names_code(left) -> None:
     from paceline.cli.tables import _checkpoint_rows
 
     result = RunDir(Path("run")).read_result().model_copy(update={"status": "preempted"})
@@ -177,8 +177,8 @@ def test_a_rung_on_the_command_line_is_no_files(left) -> None:
 @pytest.mark.parametrize("recipe", [NAMES, "extends: digits\n", "nonsense: [\n"])
 def test_a_folder_of_images_is_data_whatever_recipe_lies_in_it(left, capsys, recipe) -> None:
     photos(Path("photos"), recipe)
-    asked = read_source("photos", [])
-    assert not asked.is_recipe and asked.source == Folder(root="photos")
+    request = read_source("photos", [])
+    assert not request.is_recipe and request.source == Folder(root="photos")
     assert verb("data", "inspect", "photos", "--json") == 0
     assert json.loads(capsys.readouterr().out)["source"]["root"] == "photos"
     assert verb("data", "verify", "photos") == 0
@@ -197,17 +197,17 @@ def test_a_folder_of_images_is_data_whatever_recipe_lies_in_it(left, capsys, rec
     assert not left.exists() and "leaving" not in sys.modules
 
 
-def test_origins_are_printed_without_what_a_terminal_would_obey(left, capsys) -> None:
+def test_origins_are_printed_without_control_characters(left, capsys) -> None:
     clears = r"\e[2J\e[1;1Hmodel.name: resnet18_cifar   # default\e]0;owned\a"
     Path("e.yaml").write_text(f'extends: digits\nmodel: {{name: "leaving:Net", weights: "{clears}"}}\n')
     for words in (("e.yaml", "--origin"), ("e.yaml",), ("e.yaml", "--json")):
         verb("recipes", *words)
-        said = capsys.readouterr().out
-        assert "leaving:Net" in said and all(line.isprintable() for line in said.splitlines()), words
+        printed = capsys.readouterr().out
+        assert "leaving:Net" in printed and all(line.isprintable() for line in printed.splitlines()), words
 
 
-def test_the_rungs_of_a_ladder_are_printed_without_what_a_terminal_would_obey(left, capsys) -> None:
+def test_rungs_are_printed_without_control_characters(left, capsys) -> None:
     Path("e.yaml").write_text('recipe: digits\nrungs:\n  - {name: a, explains: "\\e[2Jhidden", set: {seed: 1}}\n')
     verb("ladder", "e.yaml", "--list")
-    said = capsys.readouterr().out
-    assert "hidden" in said and all(line.isprintable() for line in said.splitlines())
+    printed = capsys.readouterr().out
+    assert "hidden" in printed and all(line.isprintable() for line in printed.splitlines())

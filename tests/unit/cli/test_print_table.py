@@ -10,7 +10,7 @@ HEADINGS = ("rung", *(f"stage {letter}" for letter in "abcdefgh"))
 ROWS = [["channels last", *(f"{1000 + index:,}.25" for index in range(8))], ["DataParallel", *["-"] * 8]]
 
 
-def test_what_has_no_room_follows_in_another_table_with_the_names(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+def test_columns_without_room_follow_in_another_table_with_the_names(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     print_table("a step", HEADINGS, ROWS)
     out = capsys.readouterr().out
@@ -27,13 +27,13 @@ def test_all_columns_that_name_a_row_are_repeated(monkeypatch: pytest.MonkeyPatc
     assert "128 0ep 92.94 %" in out and "128 0ep 416" in out and "128 5ep 420" in out
 
 
-def test_where_there_is_room_it_is_one_table(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+def test_a_table_that_fits_is_not_split(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     print_table("a step", HEADINGS, ROWS)
     assert capsys.readouterr().out.count("│ rung ") == 1
 
 
-def test_a_name_is_broken_where_that_saves_a_table(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+def test_a_name_is_broken_if_that_saves_a_table(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.setenv("COLUMNS", "26")
     print_table("t", ("rung", "stage a"), [["DataParallel", "1.25"]])
     out = capsys.readouterr().out

@@ -132,7 +132,7 @@ def seen(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tm
     return lines
 
 
-def test_stages_are_shown_by_step_and_what_none_covers_is_told(seen) -> None:
+def test_stages_are_printed_per_step_with_the_residual(seen) -> None:
     """0.8 s of 40 steps: the stages share 95 % of it."""
     shown = seen(profile())
     assert "a step: 20 ms (mean of 40 steps, rank 0)" in shown
@@ -145,7 +145,7 @@ def test_stages_are_shown_by_step_and_what_none_covers_is_told(seen) -> None:
     ]
 
 
-def test_the_devices_own_time_is_shown_where_it_is_another(seen) -> None:
+def test_device_time_is_printed_if_it_differs(seen) -> None:
     stages = {**STAGES, "forward": StageResult(host_s=0.16, device_s=0.3, share=0.2)}
     shown = seen(profile(result=result(stages=stages)))
     assert "stage | ms | ms of the device | share" in shown
@@ -159,13 +159,13 @@ def test_the_loader_is_shown_by_batch_and_by_image(seen) -> None:
     assert f"per batch: 1 MB read and 2 MB made, {ready}" in shown
 
 
-def test_without_workers_nothing_is_said_of_a_queue(seen) -> None:
+def test_without_workers_no_queue_is_printed(seen) -> None:
     shown = seen(profile(result=result(loader=LOADER.model_copy(update={"workers": 0, "busy": None}))))
     assert "batch loading, by the rank itself" in shown
     assert "per batch: 1 MB read and 2 MB made" in shown
 
 
-def test_what_ranks_send_and_whom_they_wait_for_is_shown(seen) -> None:
+def test_bytes_sent_and_the_straggler_are_printed(seen) -> None:
     straggler = StragglerResult(lost_s=0.002, share=0.1, rank=1, stage="backward", late_s=0.004)
     shown = seen(profile(communication=COMMUNICATION, timed_run="buckets", result=result(straggler=straggler)))
     assert "exposed | 3 ms per step (15.0 %)" in shown
@@ -189,13 +189,13 @@ def test_without_probes_the_estimate_stands(seen) -> None:
     assert "ceiling | at most 1.3x without waiting for data" in seen(profile())
 
 
-def test_what_was_left_out_is_told_with_its_reason(seen) -> None:
+def test_a_skipped_probe_is_printed_with_its_reason(seen) -> None:
     assert "free-model | left out: no such model" in seen(
         profile(left_out=(SkippedProbe("free-model", "no such model"),))
     )
 
 
-def test_the_cost_of_the_model_is_told_as_far_as_it_is_known(seen) -> None:
+def test_the_cost_of_the_model_is_printed_as_far_as_known(seen) -> None:
     shown = seen(profile(cost=COST))
     assert "model | 11,173,962 parameters, 3.34 GFLOP per training image" in shown
     assert "computing | 3.34 TFLOP/s per rank, an MFU of 10.0 % of 33.4 TFLOP/s (a data sheet)" in shown
@@ -204,7 +204,7 @@ def test_the_cost_of_the_model_is_told_as_far_as_it_is_known(seen) -> None:
     assert "computing | 3.34 TFLOP/s per rank" in seen(profile(cost=unknown))
 
 
-def test_a_trace_and_the_command_for_nsight_are_told(seen, tmp_path: Path) -> None:
+def test_the_trace_and_the_nsight_command_are_printed(seen, tmp_path: Path) -> None:
     (tmp_path / "trace.json.gz").touch()
     shown = seen(profile(trace_share=1.002), nsys="nsys profile --trace=cuda paceline train x")
     assert any(line.startswith("trace |") and "ui.perfetto.dev" in line for line in shown)
@@ -212,7 +212,7 @@ def test_a_trace_and_the_command_for_nsight_are_told(seen, tmp_path: Path) -> No
     assert "nsys profile --trace=cuda paceline train x" in shown
 
 
-def test_json_is_what_profile_json_holds_and_nothing_else(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_json_on_stdout_equals_profile_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     probe = ProbeResult.from_runs({1: result(3000.0)}, {1: result(1000.0)}, FREE_DATA)
     found = profile(probes=(probe,), ceilings=Ceilings(free_data=3.0), cost=COST)
     show_profile(found, RunDir(tmp_path), nsys="", as_json=True)
@@ -241,16 +241,16 @@ def test_json_is_what_profile_json_holds_and_nothing_else(capsys: pytest.Capture
 @pytest.mark.parametrize("word", ["train.steps=5", "train.epochs=2", "measure.clock=off"])
 def test_a_length_and_a_clock_that_is_off_are_refused(word: str, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=rf"^{word.partition('=')[0]}: "):
-        ask(tmp_path, word)
+        run_verb(tmp_path, word)
 
 
-def ask(folder: Path, *words: str, **options: Any) -> int:
-    asked = {"steps": 40, "repeats": 1, "probes": True, "trace": False, "nvtx": False, "as_json": True}
-    return verb.profile(["digits", *words], "1", folder / "run", **{**asked, **options})
+def run_verb(folder: Path, *words: str, **options: Any) -> int:
+    requested = {"steps": 40, "repeats": 1, "probes": True, "trace": False, "nvtx": False, "as_json": True}
+    return verb.profile(["digits", *words], "1", folder / "run", **{**requested, **options})
 
 
 @pytest.mark.parametrize(
-    ("asked", "words", "message"),
+    ("requested", "words", "message"),
     [
         ({"repeats": 3}, (), "--repeats: 3 needs separate runs"),
         ({"trace": True}, (), "--trace: needs a separate run"),
@@ -258,12 +258,12 @@ def ask(folder: Path, *words: str, **options: Any) -> int:
         ({"nvtx": True}, (), "--nvtx: needs a separate run"),
     ],
 )
-def test_what_takes_more_than_one_run_is_refused_on_ranks_of_somebody_elses(
-    asked: dict[str, Any], words: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_options_that_need_more_runs_are_refused_on_ranks_of_a_launcher(
+    requested: dict[str, Any], words: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verb, "enter_world", lambda: World(launcher="torchrun"))
     with pytest.raises(RecipeError, match=rf"^{message}.* torchrun .*\(leave it out"):
-        ask(tmp_path, *words, **asked)
+        run_verb(tmp_path, *words, **requested)
     assert not list(tmp_path.iterdir())
 
 
@@ -279,22 +279,22 @@ def outcomes(monkeypatch: pytest.MonkeyPatch) -> list[TrialOutcome]:
     return ended
 
 
-def test_a_base_that_is_refused_ends_the_profile_with_its_error_and_leaves_nothing(outcomes, tmp_path: Path) -> None:
+def test_a_refused_base_run_ends_the_profile_without_files(outcomes, tmp_path: Path) -> None:
     rundir = RunDir(tmp_path / "run")
     outcomes.append(TrialOutcome(Trial("base"), 1, rundir, None, "data.source: no such folder", 2, "error: ..."))
     with pytest.raises(TrialError, match=r"^data\.source: no such folder$") as raised:
-        ask(tmp_path)
+        run_verb(tmp_path)
     assert raised.value.exit_code == 2
     assert not list((tmp_path / "run").iterdir())
 
 
-def test_the_traceback_of_a_bug_is_told(outcomes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = "Traceback\n  somewhere\nerror: rank 0 of 1: KeyError: 'x'\n"
+def test_the_traceback_of_a_bug_is_printed(outcomes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    printed = "Traceback\n  somewhere\nerror: rank 0 of 1: KeyError: 'x'\n"
     outcomes.append(
-        TrialOutcome(Trial("base"), 1, RunDir(tmp_path / "run"), None, "rank 0 of 1: KeyError: 'x'", 1, said)
+        TrialOutcome(Trial("base"), 1, RunDir(tmp_path / "run"), None, "rank 0 of 1: KeyError: 'x'", 1, printed)
     )
     with pytest.raises(TrialError):
-        ask(tmp_path)
+        run_verb(tmp_path)
     assert capsys.readouterr().err == "4 runs of 50 steps\nTraceback\n  somewhere\n"
 
 
@@ -307,7 +307,7 @@ def test_the_warning_that_slurm_sends_interrupts_a_profile(tmp_path: Path, monke
     before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     try:
         with pytest.raises(KeyboardInterrupt):
-            ask(tmp_path)
+            run_verb(tmp_path)
     finally:
         signal.signal(signal.SIGUSR1, before)
 
@@ -316,11 +316,11 @@ def test_a_folder_that_holds_a_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "recipe.yaml").touch()
     with pytest.raises(RecipeError, match="already holds a run"):
-        ask(tmp_path)
+        run_verb(tmp_path)
 
 
 @pytest.mark.parametrize("marks", ["on", "ops"])
-def test_nsight_is_told_to_wait_for_the_range_and_to_let_the_run_end(
+def test_the_nsight_command_captures_the_range_and_lets_the_run_end(
     outcomes, tmp_path, capsys, monkeypatch, marks: str
 ) -> None:
     """The options are those of NVIDIA's user guide; what follows them is a training that this program starts."""
@@ -329,7 +329,7 @@ def test_nsight_is_told_to_wait_for_the_range_and_to_let_the_run_end(
     outcomes.append(TrialOutcome(Trial("base"), 1, rundir, result()))
     monkeypatch.setattr("paceline.lab.profile.compute_efficiency", lambda *args: {})
     monkeypatch.setattr(verb, "try_write_report", lambda rundir: None)
-    assert ask(tmp_path, *(["measure.nvtx=ops"] if marks == "ops" else []), nvtx=marks == "on", as_json=False) == 0
+    assert run_verb(tmp_path, *(["measure.nvtx=ops"] if marks == "ops" else []), nvtx=marks == "on", as_json=False) == 0
     line = next(line for line in capsys.readouterr().out.splitlines() if line.strip().startswith("nsys"))
     words = shlex.split(line)
     program = words.index("paceline")

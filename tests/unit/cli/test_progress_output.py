@@ -1,4 +1,4 @@
-"""What goes on is told in lines to a file, and on a terminal by a line that changes too."""
+"""Progress is printed as lines to a file, and on a terminal with a status line."""
 
 import io
 
@@ -15,19 +15,19 @@ class Terminal(io.StringIO):
 
 def test_a_file_gets_the_lines_alone():
     out = io.StringIO()
-    with progress_output(out, 2) as (begins, say):
+    with progress_output(out, 2) as (begins, print_it):
         begins(Trial("bf16"), 1)
-        say("bf16: 100 images/s")
+        print_it("bf16: 100 images/s")
     assert out.getvalue() == "bf16: 100 images/s\n"
 
 
 def test_a_terminal_shows_which_run_of_how_many_it_is(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     out = Terminal()
-    with progress_output(out, 2) as (begins, say):
+    with progress_output(out, 2) as (begins, print_it):
         begins(Trial("base"), 1)
         begins(Trial("bf16"), 1)
-        say("done")
+        print_it("done")
     assert "bf16 (run 2 of 2)" in out.getvalue()
 
 

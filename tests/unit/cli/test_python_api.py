@@ -34,13 +34,13 @@ def test_a_name_a_mapping_and_a_recipe_are_the_same_recipe() -> None:
     assert recipe_of(load("digits").recipe, "seed=3")[1].recipe == by_name
 
 
-def test_parts_are_named_by_import_path_and_words_may_give_them_args() -> None:
+def test_plugins_are_named_by_import_path_and_take_args_from_overrides() -> None:
     recipe = recipe_of("digits", "model.args.depth=3", "data.source.args.x=1", model=Net, source="a.b:Data")[1].recipe
     assert (recipe.model.name, recipe.model.args) == (f"{__name__}:Net", {"depth": 3})
     assert recipe.data.source == OwnSource(name="a.b:Data", args={"x": 1})
 
 
-def test_what_is_no_recipe_or_names_no_run_is_refused(tmp_path: Path) -> None:
+def test_an_invalid_recipe_or_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"recipe: 3 is not a recipe \(give a name"):
         recipe_of(3)
     with pytest.raises(RecipeError, match=r"resume: needs the run to resume \(give its run_dir\)"):
@@ -54,7 +54,7 @@ def test_what_is_no_recipe_or_names_no_run_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("printed", "expected"),
     [
         ("--run-dir: a is (add --resume, or name another)", "run_dir: a is (add resume=True, or name another)"),
         ("--resume: a was started with x", "resume: a was started with x"),
@@ -62,14 +62,14 @@ def test_what_is_no_recipe_or_names_no_run_is_refused(tmp_path: Path) -> None:
         ("a--resume/b-of--run-dir: is no folder", "a--resume/b-of--run-dir: is no folder"),
     ],
 )
-def test_errors_name_arguments_and_not_options(said: str, told: str) -> None:
-    error = PeerLostError(said, is_explained=True)
+def test_errors_name_arguments_and_not_options(printed: str, expected: str) -> None:
+    error = PeerLostError(printed, is_explained=True)
     with pytest.raises(PeerLostError) as caught, translate_option_names():
         raise error
-    assert caught.value is error and error.is_explained and str(error) == told
+    assert caught.value is error and error.is_explained and str(error) == expected
 
 
-def test_a_run_directory_that_has_a_run_is_refused_in_the_words_of_python(tmp_path: Path) -> None:
+def test_an_error_about_an_existing_run_names_arguments_of_python(tmp_path: Path) -> None:
     (tmp_path / "plan.json").touch()
     (tmp_path / "recipe.yaml").write_text(to_yaml_text(load("digits").recipe.to_dict()))
     with pytest.raises(RecipeError, match=rf"^run_dir: {tmp_path} already holds a run \(add resume=True, or name"):

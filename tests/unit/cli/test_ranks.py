@@ -1,4 +1,4 @@
-"""Being a rank, and starting ranks again: what is asked of the launcher, not the launcher itself."""
+"""Joining and restarting ranks: calls of the launcher, not the launcher itself."""
 
 import importlib
 import os
@@ -17,13 +17,13 @@ EXTRA = ["--run-dir", "runs/x"]
 
 
 class Launches:
-    """Stand in for the launcher: end as told, one after the other, and keep what was asked."""
+    """Stand in for the launcher: return `ends` in order, and record the calls."""
 
     def __init__(self, *ends: LaunchResult) -> None:
-        self.ends, self.asked = list(ends), []
+        self.ends, self.calls = list(ends), []
 
     def __call__(self, command, ranks, environ, **options) -> LaunchResult:
-        self.asked.append((command[command.index("paceline") + 1 :], ranks, options))
+        self.calls.append((command[command.index("paceline") + 1 :], ranks, options))
         return self.ends.pop(0)
 
 
@@ -38,16 +38,16 @@ def started(monkeypatch: pytest.MonkeyPatch):
 
 
 # matrix: 11
-def test_lost_ranks_are_started_again_to_resume_and_it_is_said_in_one_line(started, capsys) -> None:
+def test_lost_ranks_are_restarted_to_resume_with_one_warning(started, capsys) -> None:
     launches = Launches(KILLED, LaunchResult(1, was_lost=True), LaunchResult(0))
     assert started(launches, "optim.lr=0.1", "--json", grace_s=7.0, max_restarts=5) == 0
     words = ["optim.lr=0.1", "--json"]
-    assert [command for command, _, _ in launches.asked] == [
+    assert [command for command, _, _ in launches.calls] == [
         ["train", *EXTRA, *words],
         ["train", *EXTRA, "--resume", *words],
         ["train", *EXTRA, "--resume", *words],
     ]
-    assert [options for _, _, options in launches.asked] == [
+    assert [options for _, _, options in launches.calls] == [
         {"port": 0, "grace_s": 7.0, "attempt": attempt} for attempt in range(3)
     ]
     out, err = capsys.readouterr()
@@ -57,10 +57,10 @@ def test_lost_ranks_are_started_again_to_resume_and_it_is_said_in_one_line(start
     ]
 
 
-def test_a_run_that_is_resumed_is_not_told_so_twice(started) -> None:
+def test_resume_is_not_passed_twice(started) -> None:
     launches = Launches(KILLED, LaunchResult(0))
     assert started(launches, "--resume", max_restarts=1) == 0
-    assert [command.count("--resume") for command, _, _ in launches.asked] == [1, 1]
+    assert [command.count("--resume") for command, _, _ in launches.calls] == [1, 1]
 
 
 @pytest.mark.parametrize(
@@ -74,8 +74,8 @@ def test_a_run_that_is_resumed_is_not_told_so_twice(started) -> None:
         LaunchResult(143, "asked to stop"),
     ],
 )
-def test_what_is_no_loss_is_not_started_again(started, end: LaunchResult, capsys, monkeypatch) -> None:
-    """A launcher that has stopped as it was asked to hears no more signals, which could only change its exit code."""
+def test_only_a_lost_rank_is_restarted(started, end: LaunchResult, capsys, monkeypatch) -> None:
+    """A launcher that was stopped ignores further signals, which could only change its exit code."""
     ignored: list[bool] = []
     monkeypatch.setattr("paceline.cli.ranks.ignore_stop_signals", lambda: ignored.append(True))
     assert started(Launches(end), max_restarts=5) == end.code
@@ -86,7 +86,7 @@ def test_what_is_no_loss_is_not_started_again(started, end: LaunchResult, capsys
 def test_after_the_last_restart_the_loss_is_the_runs(started, capsys) -> None:
     launches = Launches(KILLED, KILLED, KILLED)
     assert started(launches, max_restarts=2) == 137
-    assert len(launches.asked) == 3
+    assert len(launches.calls) == 3
     assert capsys.readouterr().err.splitlines()[-1] == f"error: {KILLED.sentence}"
     assert started(Launches(KILLED)) == 137
 
@@ -138,7 +138,7 @@ def test_more_ranks_than_gpus_are_refused_even_when_insisted_on_but_not_on_cpus(
             ranks.refuse_too_many(3, "auto", oversubscribe=oversubscribe)
 
 
-def test_ranks_of_torchrun_and_slurm_are_as_many_as_they_are_and_nobody_can_insist_on_them(machine) -> None:
+def test_ranks_of_a_launcher_cannot_be_overridden(machine) -> None:
     machine(1)
     recipe = load("digits").recipe
     world = World(1, 64, 1, 64, launcher="torchrun")
@@ -149,7 +149,7 @@ def test_ranks_of_torchrun_and_slurm_are_as_many_as_they_are_and_nobody_can_insi
     assert ranks.ranks_to_start("64", local, recipe, oversubscribe=True) == 64
 
 
-def test_the_first_line_says_what_is_started_on_what(machine) -> None:
+def test_the_first_line_names_ranks_and_hardware(machine) -> None:
     machine(2)
     version = importlib.import_module("paceline").__version__
     assert ranks.starting_message(1, "auto") == f"paceline {version}: starting 1 rank on 2 CPU cores"

@@ -49,12 +49,12 @@ def test_markdown_and_json_go_to_stdout_and_nothing_else_does(run, capsys):
 def test_out_names_the_file(run, tmp_path, capsys, kind):
     path = tmp_path / "elsewhere"
     assert report(run, kind, path, as_json=True) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert said == {"path": str(path), "format": kind, "bytes": path.stat().st_size}
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == {"path": str(path), "format": kind, "bytes": path.stat().st_size}
     assert not (run / "report.html").exists()
 
 
-def test_markdown_on_stdout_leaves_no_room_for_json(run):
+def test_markdown_and_json_cannot_both_be_on_stdout(run):
     with pytest.raises(RecipeError, match=r"^--json: Markdown goes to stdout too \(add --out PATH"):
         report(run, "md", None, as_json=True)
 

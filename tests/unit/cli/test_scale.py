@@ -29,7 +29,7 @@ STEPS = ("train.epochs=auto", "train.steps=40")
 
 
 class Child:
-    """A training that has ended as soon as it was started: with an error where its words have `fails` among them."""
+    """A training that ends at once, with an error if its arguments contain `fails`."""
 
     def __init__(self, command: Sequence[str], fails: str) -> None:
         self._words = list(command[command.index("train") + 1 :])
@@ -72,7 +72,7 @@ class Child:
 
 
 class Here:
-    """A process that says what machine it is on: one of so many cores."""
+    """A process that reports a machine with so many cores."""
 
     def __init__(self, cores: int) -> None:
         self.cores = cores
@@ -152,7 +152,7 @@ def only_result() -> tuple[ExperimentDir, ScaleResult]:
         ([*STEPS], {"batch_sizes": "64,128", "ranks": "1"}, r"^train\.steps: 40 trains larger batches on more images"),
     ],
 )
-def test_what_has_no_effect_or_sense_is_refused_before_anything_is_written(
+def test_options_without_effect_are_refused_before_writing(
     scale, started, words: list[str], options: dict[str, Any], complaint: str
 ) -> None:
     with pytest.raises(PacelineError, match=complaint):
@@ -167,7 +167,7 @@ def test_a_rank_of_somebody_elses_starts_nothing(scale, started, monkeypatch: py
     assert started == []
 
 
-def test_ranks_are_measured_in_turns_and_told(scale, started, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ranks_are_measured_alternating_and_printed(scale, started, capsys: pytest.CaptureFixture[str]) -> None:
     assert scale(repeats=2, steps=7) == 0
     assert [command[command.index("--ranks") + 1] for command in started] == ["1", "2", "2", "1"]
     assert all("train.steps=17" in command for command in started)
@@ -183,10 +183,10 @@ def test_ranks_are_measured_in_turns_and_told(scale, started, capsys: pytest.Cap
     assert load(str(folder.path)).recipe == load("digits").recipe
     assert [point.ranks for point in read_points(folder.path / "points.csv")] == [1, 2]
     assert folder.table.is_file() and folder.markdown.is_file()
-    said = capsys.readouterr().out
-    assert "2 cases with 2 repeats: 4 runs of 7 counted steps" in said
-    assert "2 ranks, repeat 1: 190 images/s" in said and "95.0 %" in said
-    assert f"caution: {found.caution}" in said and f"folder: {folder.path}" in said
+    printed = capsys.readouterr().out
+    assert "2 cases with 2 repeats: 4 runs of 7 counted steps" in printed
+    assert "2 ranks, repeat 1: 190 images/s" in printed and "95.0 %" in printed
+    assert f"caution: {found.caution}" in printed and f"folder: {folder.path}" in printed
 
 
 @pytest.mark.parametrize(("mode", "batches"), [("weak", [64, 128, 256]), ("strong", [64, 64, 64])])
@@ -221,8 +221,8 @@ def test_an_experiment_that_was_cut_off_repeats_no_run(
     assert len(only_result()[1].points) == 2
 
 
-def test_an_experiment_that_goes_on_on_another_machine_mixes_nothing(scale, started, capsys) -> None:
-    """What was begun on two cores, and goes on with four of them, has no run of two in its table."""
+def test_an_experiment_resumed_on_another_machine_mixes_no_runs(scale, started, capsys) -> None:
+    """A study that began on two cores and resumes on four has no run of two in its table."""
     folder = Path("found")
     scale(repeats=1, run_dir=folder, task=2)
     scale(repeats=1, run_dir=folder, cores=4)
@@ -234,10 +234,10 @@ def test_an_experiment_that_goes_on_on_another_machine_mixes_nothing(scale, star
     assert [run for point in ExperimentDir(folder).read().points for run in point.runs if "replaced" in run] == []
 
 
-def test_an_experiment_over_nodes_is_put_together_where_there_are_none(
+def test_an_experiment_over_nodes_concludes_outside_of_an_allocation(
     scale, started, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
-    """Nothing can be made again there: what is not alike stays, with a caution."""
+    """Nothing can be run again there: runs that differ stay, with a caution."""
     study = {"repeats": 1, "run_dir": Path("found"), "nodes": "1,2", "ranks": "1"}
     monkeypatch.setattr(verb, "srun_starter", lambda environ: verb.start_process)
     with monkeypatch.context() as allocation:
@@ -273,7 +273,7 @@ def test_runs_over_nodes_of_two_clusters_are_put_together_with_a_caution(
     assert f"caution: {caution}\n" in capsys.readouterr().out and len(started) == 2
 
 
-def test_a_number_of_ranks_that_fails_is_told_and_the_others_go_on(scale, started, capsys) -> None:
+def test_a_failed_number_of_ranks_does_not_stop_the_others(scale, started, capsys) -> None:
     assert scale(repeats=2, fails="data.batch_size=256", ranks="1,2,4") == 0
     assert len(started) == 5
     found = only_result()[1]
@@ -281,14 +281,14 @@ def test_a_number_of_ranks_that_fails_is_told_and_the_others_go_on(scale, starte
     assert "2 ranks, repeat 1: failed: no room" in capsys.readouterr().out
 
 
-def test_where_every_run_fails_that_is_the_end(scale) -> None:
+def test_the_study_fails_if_every_run_fails(scale) -> None:
     with pytest.raises(TrialError, match=r"^no room$"):
         scale(fails="train.steps=50")
     assert not list(Path("runs").glob("*/experiment.json"))
 
 
 @pytest.mark.parametrize("options", [{"accuracy": True, "mode": "strong"}, {"lr_rules": "sqrt", "ranks": "1"}])
-def test_a_length_in_steps_is_as_many_images_where_the_batch_stays(scale, started, options: dict[str, Any]) -> None:
+def test_a_length_in_steps_is_allowed_if_the_batch_is_fixed(scale, started, options: dict[str, Any]) -> None:
     scale(*STEPS, seeds=1, **options)
     assert started
 
@@ -307,13 +307,14 @@ def test_a_study_of_batches_trains_whole_runs_to_a_target(scale, started, capsys
     found = only_result()[1]
     assert (found.mode, found.target, found.points, found.steps) == ("batch", 0.7, (), 0)
     assert [point.reached for point in found.batches] == [2] * 6
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     sentence = "batch 256 (rule none, warm-up 0ep) reaches the target in 1.25 (1.25 to 1.25) of the time of batch 128"
-    assert found.sentences == (sentence,) and sentence in said
-    assert "to 70.00 % top-1" in said
+    assert found.sentences == (sentence,) and sentence in printed
+    assert "to 70.00 % top-1" in printed
     folder, _ = only_result()
     assert (
-        f"learning curves: paceline compare {folder.path}/trials/* --target 0.7 --out {folder.path}/curves.html" in said
+        f"learning curves: paceline compare {folder.path}/trials/* --target 0.7 --out {folder.path}/curves.html"
+        in printed
     )
 
 
@@ -324,14 +325,14 @@ def test_whole_runs_that_end_within_the_warm_up_have_their_accuracy(scale, start
     points = found.points or found.batches
     assert {(point.images_per_s, point.top1.value, point.error) for point in points} == {(None, 0.75, "")}
     note = "no speed: no run had more steps than the 60 of measure.warmup_steps (set fewer)"
-    said = capsys.readouterr().out
-    assert said.count(f": {note}\n") == len(points) == len(started)
-    assert said.count("no step was counted after measure.warmup_steps, top-1 75.00 %") == len(points)
+    printed = capsys.readouterr().out
+    assert printed.count(f": {note}\n") == len(points) == len(started)
+    assert printed.count("no step was counted after measure.warmup_steps, top-1 75.00 %") == len(points)
     assert note in Path("found/table.md").read_text() and not Path("found/points.csv").exists()
 
 
 def shown(capsys: pytest.CaptureFixture[str], tmp_path: Path, mode: str, *points: ScalePoint) -> str:
-    """Return what a person is told of points, in one line."""
+    """Return the printed tables of points in one line."""
     values = {"mode": mode, "recipe": "digits", "recipe_hash": "ab", "steps": 5, "warmup_steps": 1, "repeats": 2}
     rest = {"points": points, "epoch_images": 1500.0, "wall_s": 1.0, "command": (), "provenance": {}}
     show_scale(ScaleResult.model_validate({**values, **rest}), ExperimentDir(tmp_path), as_json=False)
@@ -348,24 +349,24 @@ def point(ranks: int, images_per_s: float, **more: Any) -> ScalePoint:
 def test_only_the_smallest_number_of_ranks_is_as_efficient_as_itself(capsys, tmp_path: Path) -> None:
     """One that was never measured in the same turn has no efficiency, rather than a perfect one."""
     four = point(4, 380, efficiency=mean_interval([0.95]), speedup=mean_interval([3.8]))
-    said = shown(capsys, tmp_path, "weak", point(1, 100), point(2, 150), four)
-    assert "1 128 100 1.00x 100 % 2 128 150 - - 4 128 380 3.80x 95.0 %" in said
+    printed = shown(capsys, tmp_path, "weak", point(1, 100), point(2, 150), four)
+    assert "1 128 100 1.00x 100 % 2 128 150 - - 4 128 380 3.80x 95.0 %" in printed
 
 
-def test_how_long_an_epoch_and_the_steps_take_is_told(capsys, tmp_path: Path) -> None:
-    said = shown(capsys, tmp_path, "weak", point(1, 100, step_s=0.128, epoch_s=78.5, steps_s=0.64))
-    assert "ranks epoch 5 steps step" in said and "1 1:18 min 640 ms 128 ms" in said
+def test_times_of_an_epoch_and_of_the_steps_are_printed(capsys, tmp_path: Path) -> None:
+    printed = shown(capsys, tmp_path, "weak", point(1, 100, step_s=0.128, epoch_s=78.5, steps_s=0.64))
+    assert "ranks epoch 5 steps step" in printed and "1 1:18 min 640 ms 128 ms" in printed
     assert " epoch " not in shown(capsys, tmp_path, "weak", point(1, 100))  # results of before it was recorded
 
 
-def test_what_is_to_be_predicted_is_an_epoch_of_the_study_that_was_made(capsys, tmp_path: Path) -> None:
+def test_the_prediction_command_is_for_an_epoch_of_the_study(capsys, tmp_path: Path) -> None:
     points = (point(1, 100), point(4, 380))
     path = f"paceline scale --predict --points {tmp_path}/points.csv --at 16 --ranks-per-node 4"
     assert f"{path} --images 1500 " in shown(capsys, tmp_path, "weak", *points) + " "
     assert f"{path} --rank-batch 8 --images 1500 " in shown(capsys, tmp_path, "strong", *points) + " "
 
 
-def test_auto_is_every_power_of_two_up_to_all_there_are() -> None:
+def test_auto_is_powers_of_two_up_to_all() -> None:
     assert [read_ranks("auto", gpus) for gpus in (1, 2, 6, 8)] == [[1], [1, 2], [1, 2, 4, 6], [1, 2, 4, 8]]
     assert read_ranks(" 4, 1,4", 8) == [1, 4]
 
@@ -385,7 +386,7 @@ def test_the_documented_way_into_an_allocation_is_one_that_works() -> None:
     assert world_from_environ(started).launcher == "slurm"
 
 
-def test_no_more_nodes_are_asked_for_than_there_are() -> None:
+def test_more_nodes_than_allocated_are_refused() -> None:
     environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"}
     refuse_more_nodes([1, 2], environ)
     refuse_more_nodes([], {})
@@ -395,7 +396,7 @@ def test_no_more_nodes_are_asked_for_than_there_are() -> None:
 
 def test_a_step_knows_nothing_of_the_batch_script_that_starts_it(monkeypatch: pytest.MonkeyPatch) -> None:
     commands: list[tuple[Sequence[str], int]] = []
-    monkeypatch.setattr("paceline.cli.ranks.start_process", lambda *asked: commands.append(asked))
+    monkeypatch.setattr("paceline.cli.ranks.start_process", lambda *request: commands.append(request))
     environ = dict.fromkeys(
         ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS_PER_NODE", "SLURM_JOB_ID", "MASTER_ADDR", "HOME"), "1"
     )
@@ -405,7 +406,7 @@ def test_a_step_knows_nothing_of_the_batch_script_that_starts_it(monkeypatch: py
     assert commands == [(command, signal.SIGTERM)]  # a step ends on its nodes only when srun is asked to end it
 
 
-def test_tasks_in_any_order_and_then_the_study_come_to_what_it_comes_to_alone(
+def test_tasks_in_any_order_give_the_result_of_the_study_alone(
     scale, started, capsys: pytest.CaptureFixture[str]
 ) -> None:
     study = {"repeats": 2, "ranks": "1,2"}
@@ -445,14 +446,14 @@ def test_a_study_of_batches_has_a_task_a_run(scale, started) -> None:
         scale(**study, run_dir=Path("found"), task=5)
 
 
-def test_a_task_that_fails_ends_with_what_its_run_has_ended_with(scale, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_task_has_the_exit_code_of_its_run(scale, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(TrialError, match=r"^no room$") as raised:
         scale(run_dir=Path("found"), task=2, fails="data.batch_size=256")
     assert raised.value.exit_code == 1
     assert capsys.readouterr().out == "2 ranks, repeat 1: failed: no room\n"
 
 
-def test_a_task_needs_its_own_nodes_alone_and_what_was_measured_needs_none(
+def test_a_task_needs_its_own_nodes_only_and_measured_runs_need_none(
     scale, started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last job of an array may have fewer nodes than its tasks had, or be on no allocation at all."""

@@ -12,8 +12,8 @@ CSV, RUN = Path("times.csv"), "runs/one"
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[Any, ...]]:
-    """Return what was asked of whom, which nobody answers."""
+def calls_by_mode(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[Any, ...]]:
+    """Return the calls of each mode, which do nothing."""
     calls: dict[str, tuple[Any, ...]] = {}
     for module, name in (
         ("scale", "scale"),
@@ -30,20 +30,20 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[Any, ...]]:
     return calls
 
 
-def test_each_question_goes_to_whom_it_is_for_with_what_was_said(asked: dict[str, tuple[Any, ...]]) -> None:
+def test_each_mode_gets_the_options_given(calls_by_mode: dict[str, tuple[Any, ...]]) -> None:
     assert scale(["digits", "seed=1"], ranks="1,2", mode="strong", task=3, as_json=True) == 0
     assert scale(predict=True, points=CSV, at="64", rank_batch=128) == 0
     assert scale([RUN], predict=True, network="ndr", epochs=2.0, run_dir=CSV) == 0
     assert scale(collective=True, ranks="2", out=Path("net.json")) == 0
-    (words,), options = asked["scale"]
+    (words,), options = calls_by_mode["scale"]
     assert words == ["digits", "seed=1"] and options["ranks"] == "1,2" and options["mode"] == "strong"
     assert options["task"] == 3
     assert options["as_json"] and options["accuracy"] is False and options["nodes"] is None and "at" not in options
-    assert asked["predict_points"] == ((CSV,), {"at": "64", "rank_batch": 128, "as_json": False})
-    (run,), options = asked["predict_run"]
+    assert calls_by_mode["predict_points"] == ((CSV,), {"at": "64", "rank_batch": 128, "as_json": False})
+    (run,), options = calls_by_mode["predict_run"]
     assert run == Path(RUN) and options["network"] == "ndr" and options["epochs"] == 2.0
     assert "at" not in options and options["run_dir"] == CSV
-    assert asked["time_allreduce"] == (("2", Path("net.json")), {"as_json": False, "oversubscribe": False})
+    assert calls_by_mode["time_allreduce"] == (("2", Path("net.json")), {"as_json": False, "oversubscribe": False})
 
 
 @pytest.mark.parametrize(
@@ -68,9 +68,9 @@ def test_each_question_goes_to_whom_it_is_for_with_what_was_said(asked: dict[str
         ({"out": CSV}, r"--out: times\.csv has no effect in this mode \(leave it out; it is for --collective\)"),
     ],
 )
-def test_what_would_have_no_effect_is_refused(
-    asked: dict[str, tuple[Any, ...]], options: dict[str, Any], message: str
+def test_options_without_effect_are_refused(
+    calls_by_mode: dict[str, tuple[Any, ...]], options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(RecipeError, match=f"^{message}"):
         scale(**options)
-    assert not asked
+    assert not calls_by_mode

@@ -31,7 +31,7 @@ def test_json_alone_comes_out(table: Path, capsys: pytest.CaptureFixture[str]) -
         assert (each["nodes"], each["rank_batch"]) == (each["ranks"] // 4, 64)
 
 
-def test_a_person_gets_a_table_and_what_it_rests_on(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_is_printed_with_its_basis(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert predict_points(table, at="16", ranks_per_node=4, price=2.0) == 0
     out = capsys.readouterr().out
     assert "95 % interval" in out
@@ -39,7 +39,7 @@ def test_a_person_gets_a_table_and_what_it_rests_on(table: Path, capsys: pytest.
     assert "f_s: left out" in " ".join(out.split())
 
 
-def test_what_was_measured_stands_above_what_is_predicted(table: Path, tmp_path: Path, capsys) -> None:
+def test_measurements_come_before_predictions(table: Path, tmp_path: Path, capsys) -> None:
     """In the terminal, in CSV, in Markdown and in JSON."""
     predict_points(table, at="16", ranks_per_node=4, run_dir=tmp_path / "foretold")
     out = " ".join(capsys.readouterr().out.replace("│", " ").split())
@@ -65,8 +65,8 @@ def test_speeds_are_shown_as_the_time_that_the_images_take(tmp_path: Path, capsy
     assert "16 2:26 min measured 13.03x 81.4 %" in out and "16 2 59.9 ms 34,205 0.650 -" in out
 
 
-def test_start_up_is_told_as_the_fit_has_it(table: Path, tmp_path: Path, capsys) -> None:
-    """So what a page says of it is what its command prints."""
+def test_the_fitted_start_up_is_printed(table: Path, tmp_path: Path, capsys) -> None:
+    """So a page shows what its command prints."""
     path = tmp_path / "jsc.csv"
     path.write_text(table.read_text() + "16,4,128,1000000,125\n32,8,128,1000000,80\n")
     predict_points(path, at="64", as_json=True)
@@ -77,7 +77,7 @@ def test_start_up_is_told_as_the_fit_has_it(table: Path, tmp_path: Path, capsys)
     assert f"f_s, by the fit: {100 * f_s / 80:.1f} % of the run on 32 ranks" in out
 
 
-def test_nodes_are_as_full_as_the_fullest_of_the_table_and_it_is_said(table: Path, capsys) -> None:
+def test_ranks_per_node_default_to_the_largest_of_the_table_with_a_note(table: Path, capsys) -> None:
     predict_points(table, at="16", as_json=True)
     found = json.loads(capsys.readouterr().out)
     assert found["predictions"][0]["nodes"] == 4
@@ -88,7 +88,7 @@ def test_nodes_are_as_full_as_the_fullest_of_the_table_and_it_is_said(table: Pat
     assert not any(note.startswith("nodes:") for note in found["notes"])
 
 
-def test_it_is_said_how_many_of_such_intervals_held(table: Path, capsys) -> None:
+def test_the_measured_coverage_of_intervals_is_printed(table: Path, capsys) -> None:
     record = Path(__file__).parents[3] / "benchmarks" / "results" / "prediction.json"
     known = json.loads(record.read_text()).values()
     held = sum(each["low"] <= 0 <= each["high"] for each in known) / len(known)
@@ -96,7 +96,7 @@ def test_it_is_said_how_many_of_such_intervals_held(table: Path, capsys) -> None
     assert f"nominally 95 %; on published tables, {100 * held:.0f} % of" in " ".join(capsys.readouterr().out.split())
 
 
-def test_a_prediction_is_left_where_it_is_asked_for(table: Path, tmp_path: Path) -> None:
+def test_a_prediction_is_written_to_run_dir(table: Path, tmp_path: Path) -> None:
     predict_points(table, at="16", run_dir=tmp_path / "foretold")
     assert (tmp_path / "foretold" / "report.html").is_file()
     found = ExperimentDir(tmp_path / "foretold").read()
@@ -115,12 +115,12 @@ def test_a_prediction_is_left_where_it_is_asked_for(table: Path, tmp_path: Path)
     ],
 )
 def test_options_that_cannot_be_are_refused(table: Path, options: dict[str, object], message: str) -> None:
-    with pytest.raises(RecipeError) as told:
+    with pytest.raises(RecipeError) as expected:
         predict_points(table, **{"at": "16", "ranks_per_node": 4, **options})  # type: ignore[arg-type]
-    assert str(told.value).startswith(message)
+    assert str(expected.value).startswith(message)
 
 
-def test_a_table_that_cannot_be_read_is_told_with_its_line(tmp_path: Path) -> None:
+def test_an_invalid_table_is_an_error_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "points.csv"
     path.write_text(TABLE + "x,1,1,1,1\n")
     with pytest.raises(DataError, match=r"points\.csv:5: ranks: 'x' is not a number"):

@@ -49,13 +49,13 @@ def run(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def said(capsys: pytest.CaptureFixture[str]) -> PredictionResult:
+def printed(capsys: pytest.CaptureFixture[str]) -> PredictionResult:
     return PredictionResult.model_validate_json(capsys.readouterr().out)
 
 
-def test_json_is_all_that_is_printed_when_it_is_asked_for(run, capsys):
+def test_json_is_the_only_output(run, capsys):
     assert predict_run(run, at="1,8,64", network="ndr", as_json=True) == 0
-    found = said(capsys)
+    found = printed(capsys)
     assert [each.ranks for each in found.predictions] == [1, 8, 64]
     assert [each.nodes for each in found.predictions] == [1, 1, 8]
     assert found.predictions[0].time_s == pytest.approx(1000 * 0.01 + 1.5)
@@ -63,12 +63,12 @@ def test_json_is_all_that_is_printed_when_it_is_asked_for(run, capsys):
     assert found.provenance == RESULT["provenance"]
 
 
-def test_every_number_of_gpus_from_8_to_4096_is_predicted_unless_said_otherwise(run, capsys):
+def test_powers_of_two_from_8_to_4096_ranks_are_predicted_by_default(run, capsys):
     predict_run(run, network="hdr", as_json=True)
-    assert [each.ranks for each in said(capsys).predictions] == [2**power for power in range(3, 13)]
+    assert [each.ranks for each in printed(capsys).predictions] == [2**power for power in range(3, 13)]
 
 
-def test_a_person_is_told_times_efficiency_and_what_dominates(run, capsys):
+def test_times_efficiency_and_the_dominating_part_are_printed(run, capsys):
     for ranks, images in (("8", 64e3), ("4096", 64e7)):
         predict_run(run, at=ranks, network="25gbe", price=2.0, images=images)
     out = capsys.readouterr().out
@@ -83,11 +83,11 @@ def test_efficiency_stands_beside_the_time_that_it_is_of(run, capsys):
     assert "efficiency" in whole and "efficiency" not in step
 
 
-def test_a_prediction_is_left_where_it_is_asked_for(run, tmp_path, capsys):
+def test_a_prediction_is_written_to_run_dir(run, tmp_path, capsys):
     folder = tmp_path / "foretold"
     for _ in range(2):  # the same again is the same folder
         predict_run(run, at="8", network="ndr", run_dir=folder, as_json=True)
-        assert ExperimentDir(folder).read() == said(capsys)
+        assert ExperimentDir(folder).read() == printed(capsys)
     assert all((folder / name).stat().st_size for name in ("table.csv", "table.md", "report.html"))
     with pytest.raises(RecipeError, match=r"^--run-dir: .* holds something else"):
         predict_run(run, at="16", network="ndr", run_dir=folder)
@@ -108,17 +108,17 @@ def test_a_longer_run_takes_longer_but_starts_once(run, capsys):
     times = []
     for more in ({}, {"epochs": 2.0}, {"images": 128_000.0}, {"fixed_s": 0.0}):
         predict_run(run, at="1", network="ndr", as_json=True, **more)
-        times.append(said(capsys).predictions[0].time_s)
+        times.append(printed(capsys).predictions[0].time_s)
     assert times == [pytest.approx(11.5), pytest.approx(21.5), pytest.approx(21.5), pytest.approx(10.0)]
 
 
 def test_a_network_of_ones_own_needs_no_name(run, capsys):
     predict_run(run, at="64", alpha_us=10.0, gigabytes_per_s=3.0, as_json=True)
-    assert "3 GB/s and 10 us a hop" in said(capsys).network
+    assert "3 GB/s and 10 us a hop" in printed(capsys).network
 
 
 @pytest.mark.parametrize(
-    ("more", "says"),
+    ("more", "message"),
     [
         ({}, "--network: is not set"),
         ({"network": "ndr", "at": "8,x"}, "--at: 'x' is not a number of ranks"),
@@ -130,10 +130,10 @@ def test_a_network_of_ones_own_needs_no_name(run, capsys):
         ({"network": "ndr", "epochs": 2.0, "images": 9.0}, "leave one out"),
     ],
 )
-def test_what_does_not_fit_is_an_error_in_one_line(run, more, says):
+def test_an_invalid_option_is_an_error_in_one_line(run, more, message):
     with pytest.raises(RecipeError) as raised:
         predict_run(run, **more)
-    assert says in str(raised.value) and "\n" not in str(raised.value)
+    assert message in str(raised.value) and "\n" not in str(raised.value)
 
 
 def test_numbers_of_ranks_are_taken_once_in_their_order():

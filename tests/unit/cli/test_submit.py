@@ -51,7 +51,7 @@ def frozen(run: Path) -> Path:
     return path
 
 
-def ask(*words: str, **options: Any) -> int:
+def run_verb(*words: str, **options: Any) -> int:
     plain = {"nodes": 1, "gpus_per_node": 0, "array": False, "wait": False, "dry_run": False, "as_json": False}
     none = dict.fromkeys(("engine", "ranks_per_node", "site", "run_dir"))
     return submit(list(words), **none | plain | options)
@@ -59,49 +59,51 @@ def ask(*words: str, **options: Any) -> int:
 
 def complaint(*words: str, **options: Any) -> str:
     with pytest.raises(PacelineError) as refused:
-        ask(*words, **options)
+        run_verb(*words, **options)
     return str(refused.value)
 
 
 def script_of(here: Path, capsys, *words: str, **options: Any) -> str:
-    assert ask(*words, dry_run=True, **options) == 0
+    assert run_verb(*words, dry_run=True, **options) == 0
     assert list(here.iterdir()) == []
     return capsys.readouterr().out.replace(" \\\n    ", " ")
 
 
-def test_a_batch_that_many_gpus_share_out_too_thinly_is_told_before_it_is_queued(here: Path, capsys):
+def test_a_small_batch_per_gpu_is_a_warning_before_queueing(here: Path, capsys):
     shape = {"nodes": 4, "gpus_per_node": 4, "dry_run": True}
-    assert ask("digits", "data.batch_size=256", **shape) == 0
-    told = "warning: data.batch_size: 256 over 16 ranks is 16 images per GPU and step (set data.rank_batch_size=256 "
-    assert capsys.readouterr().err.startswith(told)
-    assert ask("digits", "data.rank_batch_size=16", **shape) == 0
+    assert run_verb("digits", "data.batch_size=256", **shape) == 0
+    reported = (
+        "warning: data.batch_size: 256 over 16 ranks is 16 images per GPU and step (set data.rank_batch_size=256 "
+    )
+    assert capsys.readouterr().err.startswith(reported)
+    assert run_verb("digits", "data.rank_batch_size=16", **shape) == 0
     assert capsys.readouterr().err == ""
 
 
 def test_a_batch_per_rank_is_queued_as_the_batch_of_all_ranks(here: Path):
-    assert ask("digits", "data.rank_batch_size=32", nodes=2, gpus_per_node=4, run_dir=Path("run")) == 0
+    assert run_verb("digits", "data.rank_batch_size=32", nodes=2, gpus_per_node=4, run_dir=Path("run")) == 0
     assert load(str(frozen(Path("run")))).recipe == load("digits", Patch((("data.batch_size", 256),))).recipe
 
 
 def test_a_dry_run_prints_the_script_and_writes_nothing(here: Path, capsys):
-    said = script_of(here, capsys, "course/wideresnet-fashion", "slurm.time=2h", nodes=2, gpus_per_node=4)
-    assert said.startswith("#!/bin/bash\n# paceline submit 'a b' '$(touch canary)'\n# recipe ")
+    printed = script_of(here, capsys, "course/wideresnet-fashion", "slurm.time=2h", nodes=2, gpus_per_node=4)
+    assert printed.startswith("#!/bin/bash\n# paceline submit 'a b' '$(touch canary)'\n# recipe ")
     for option in ("--job-name=course-wideresnet-fashion", "--nodes=2", "--ntasks-per-node=4", "--time=02:00:00"):
-        assert f"\n#SBATCH {option}\n" in said
+        assert f"\n#SBATCH {option}\n" in printed
     run = f"{here}/runs/course-wideresnet-fashion-"
-    assert f" -P -m paceline train {run}" in said
-    assert re.search(r"\n# recipe (\w+), as submitted, in job/recipe-\1\.yaml\n(.*\n)*.*/job/recipe-\1\.yaml ", said)
-    assert " --resume --ranks 8\n" in said
+    assert f" -P -m paceline train {run}" in printed
+    assert re.search(r"\n# recipe (\w+), as submitted, in job/recipe-\1\.yaml\n(.*\n)*.*/job/recipe-\1\.yaml ", printed)
+    assert " --resume --ranks 8\n" in printed
 
 
 def test_a_training_is_frozen_when_it_is_queued(here: Path, capsys):
     (here / "mine.yaml").write_text("extends: digits\noptim: {lr: 0.3}\n")
-    assert ask("mine.yaml", "train.epochs=2", as_json=True) == 0
+    assert run_verb("mine.yaml", "train.epochs=2", as_json=True) == 0
     (here / "mine.yaml").write_text("extends: digits\noptim: {lr: 9}\n")
-    told = json.loads(capsys.readouterr().out)
-    run = Path(told["run_dir"])
-    assert (told["job_id"], told["job_ids"], told["script"]) == ("41", ["41"], str(run / "job" / "job.sh"))
-    assert told["output"] == str(run / "job" / "41.out") and run.parent == here / "runs"
+    reported = json.loads(capsys.readouterr().out)
+    run = Path(reported["run_dir"])
+    assert (reported["job_id"], reported["job_ids"], reported["script"]) == ("41", ["41"], str(run / "job" / "job.sh"))
+    assert reported["output"] == str(run / "job" / "41.out") and run.parent == here / "runs"
     recipe = load(str(frozen(run))).recipe
     assert (recipe.optim.lr, recipe.train.epochs) == (0.3, 2)
     assert f"# recipe {recipe.hash}" in (run / "job" / "job.sh").read_text()
@@ -112,8 +114,8 @@ def test_a_training_is_frozen_when_it_is_queued(here: Path, capsys):
     )
 
 
-def test_what_was_queued_is_told_with_how_to_follow_it(here: Path, capsys):
-    ask("digits", run_dir=Path("a b"))
+def test_the_queued_job_is_printed_with_how_to_follow_it(here: Path, capsys):
+    run_verb("digits", run_dir=Path("a b"))
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "job 41 is queued: digits on 1 node, 1 rank"
     assert f"follow         tail -F '{here}/a b/job/41.out'" in lines
@@ -122,28 +124,28 @@ def test_what_was_queued_is_told_with_how_to_follow_it(here: Path, capsys):
 def test_a_job_is_followed_to_its_end_and_its_code_is_ours(here: Path, capsys, monkeypatch):
     (here / "run" / "job").mkdir(parents=True)
     (here / "run" / "job" / "41.out").write_text("epoch 1\nend")
-    assert ask("digits", wait=True, run_dir=Path("run")) == 0
+    assert run_verb("digits", wait=True, run_dir=Path("run")) == 0
     assert capsys.readouterr().out.splitlines()[-3:] == ["job 41: completed", "epoch 1", "end"]
     monkeypatch.setenv("STATE", "FAILED")
     monkeypatch.setenv("CODE", "3")
-    assert ask("digits", wait=True, as_json=True) == 3
-    told = json.loads(capsys.readouterr().out)
-    assert (told["job_id"], told["state"], told["exit_code"]) == ("42", "FAILED", 3)
+    assert run_verb("digits", wait=True, as_json=True) == 3
+    reported = json.loads(capsys.readouterr().out)
+    assert (reported["job_id"], reported["state"], reported["exit_code"]) == ("42", "FAILED", 3)
 
 
-def test_whoever_stops_following_leaves_the_job(here: Path, capsys, monkeypatch):
+def test_the_job_continues_after_following_stops(here: Path, capsys, monkeypatch):
     def interrupt(pause_s: float) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setenv("STATE", "RUNNING")
     monkeypatch.setattr("paceline.cli.submit.time", SimpleNamespace(sleep=interrupt))
     with pytest.raises(KeyboardInterrupt):
-        ask("digits", wait=True)
+        run_verb("digits", wait=True)
     assert "stopped following: job 41 keeps running (scancel 41 ends it)" in capsys.readouterr().err
     assert not (here / "cancelled").exists()
 
 
-def test_what_slurm_refuses_leaves_nothing_behind(here: Path, tmp_path: Path):
+def test_a_job_that_slurm_rejects_leaves_no_files(here: Path, tmp_path: Path):
     (tmp_path / "programs" / "sbatch").write_text("#!/bin/bash\necho 'sbatch: error: no such partition' >&2; exit 1\n")
     assert complaint("digits") == "sbatch: no such partition"
     assert list(here.iterdir()) == []
@@ -175,7 +177,7 @@ def test_what_slurm_refuses_leaves_nothing_behind(here: Path, tmp_path: Path):
         (["scale", "digits", "train.epochs"], {}, "'train.epochs': is not an override"),
     ],
 )
-def test_what_would_fail_is_refused_before_it_is_queued(here: Path, words: list[str], options: dict, message: str):
+def test_a_job_that_would_fail_is_refused_before_queueing(here: Path, words: list[str], options: dict, message: str):
     assert complaint(*words, **options).startswith(message)
     assert list(here.iterdir()) == []
 
@@ -197,34 +199,36 @@ def test_a_site_comes_from_the_option_the_variable_or_the_users_own_file(here: P
     assert "--partition=booster" in script_of(here, capsys, "digits", site="juwels-booster")
 
 
-def test_a_sites_staging_folder_is_the_recipes_unless_that_says_one(here: Path):
-    ask("digits", "slurm.stage=/dev/shm", run_dir=Path("a"))
-    ask("digits", "slurm.stage=/dev/shm", "data.stage=off", run_dir=Path("b"))
+def test_the_sites_staging_folder_is_the_default_of_the_recipe(here: Path):
+    run_verb("digits", "slurm.stage=/dev/shm", run_dir=Path("a"))
+    run_verb("digits", "slurm.stage=/dev/shm", "data.stage=off", run_dir=Path("b"))
     (here / "mine.yaml").write_text("extends: digits\ndata: {stage: off}\n")
-    ask("mine.yaml", "slurm.stage=/dev/shm", run_dir=Path("c"))
+    run_verb("mine.yaml", "slurm.stage=/dev/shm", run_dir=Path("c"))
     stages = [load(str(frozen(Path(name)))).recipe.data.stage for name in "abc"]
     assert stages == ["/dev/shm", "off", "off"]
 
 
-def test_a_run_is_gone_on_with_where_it_lies_and_another_is_refused(here: Path):
+def test_a_run_resumes_in_its_folder_and_another_is_refused(here: Path):
     (here / "run").mkdir()
     recipe = load("digits").recipe
     (here / "run" / "plan.json").touch()
     (here / "run" / "recipe.yaml").write_text("extends: digits\noptim: {lr: 0.3}\n")
-    ask(run_dir=Path("run"))
+    run_verb(run_dir=Path("run"))
     assert load(str(frozen(Path("run")))).recipe.optim.lr == 0.3 != recipe.optim.lr
     assert complaint("digits", "optim.lr=0.7", run_dir=Path("run")).startswith("--resume: ")
     assert load(str(frozen(Path("run")))).recipe.optim.lr == 0.3
 
 
 def test_a_job_that_has_not_begun_keeps_the_recipe_that_it_was_queued_with(here: Path):
-    ask("digits", "optim.lr=0.1", run_dir=Path("run"))
+    run_verb("digits", "optim.lr=0.1", run_dir=Path("run"))
     queued = frozen(Path("run"))
-    said = complaint("digits", "optim.lr=0.2", run_dir=Path("run"))
-    assert said.startswith(f"--run-dir: {here}/{queued} is queued with optim.lr=0.1 (now 0.2) (name another, or remove")
+    printed = complaint("digits", "optim.lr=0.2", run_dir=Path("run"))
+    assert printed.startswith(
+        f"--run-dir: {here}/{queued} is queued with optim.lr=0.1 (now 0.2) (name another, or remove"
+    )
     assert frozen(Path("run")) == queued and load(str(queued)).recipe.optim.lr == 0.1
     text = queued.read_bytes()
-    ask("digits", "optim.lr=0.1", "data.workers=1", run_dir=Path("run"))
+    run_verb("digits", "optim.lr=0.1", "data.workers=1", run_dir=Path("run"))
     assert queued.read_bytes() == text  # which is free to change, and has a file of its own
     assert len(list((here / "run" / "job").glob("recipe-*.yaml"))) == 2
 
@@ -235,7 +239,7 @@ def test_a_recipe_that_nothing_was_queued_with_is_not_kept(here: Path, tmp_path:
     sbatch.write_text("#!/bin/bash\necho 'sbatch: error: no' >&2; exit 1\n")
     assert complaint("digits", "optim.lr=0.1", run_dir=Path("run")) == "sbatch: no"
     sbatch.write_text(works)
-    ask("digits", "optim.lr=0.2", run_dir=Path("run"))
+    run_verb("digits", "optim.lr=0.2", run_dir=Path("run"))
     assert load(str(frozen(Path("run")))).recipe.optim.lr == 0.2
 
 
@@ -248,7 +252,7 @@ def test_a_ladder_file_and_its_recipe_are_kept(here: Path, array: bool):
     (here / "mine.yaml").write_text("extends: digits\noptim: {lr: 0.3}\n")
     (here / "own.yaml").write_text(LADDER)
     before = load_ladder("own.yaml")
-    ask("ladder", "own.yaml", "seed=1", "--steps", "3", run_dir=Path("run"), array=array)
+    run_verb("ladder", "own.yaml", "seed=1", "--steps", "3", run_dir=Path("run"), array=array)
     (here / "mine.yaml").write_text("extends: digits\noptim: {lr: 9}\n")
     (here / "own.yaml").write_text(LADDER.replace("data.workers: 0", "data.workers: 2"))
     (ladder,) = (here / "run" / "job").glob("ladder-*/own.yaml")
@@ -270,10 +274,10 @@ def test_a_ladder_file_and_its_recipe_are_kept(here: Path, array: bool):
         (["cpu", "digits"], r"cpu digits --ranks 1"),
     ],
 )
-def test_of_a_ladder_and_its_recipe_what_comes_along_is_named_as_it_was(here: Path, words: list[str], started: str):
+def test_frozen_ladders_and_recipes_keep_their_names(here: Path, words: list[str], started: str):
     (here / "mine.yaml").write_text("extends: digits\n")
     (here / "own.yaml").write_text(LADDER)
-    ask("ladder", *words, run_dir=Path("run"))
+    run_verb("ladder", *words, run_dir=Path("run"))
     text = (here / "run" / "job" / "job.sh").read_text().replace(" \\\n    ", " ")
     assert re.search(rf" -P -m paceline ladder {started} --run-dir ", text)
 
@@ -288,7 +292,7 @@ def test_a_ladder_that_nothing_was_queued_with_is_not_kept(here: Path, tmp_path:
 @pytest.mark.parametrize("verb", ["tune", "scale", "profile"])
 def test_a_recipe_file_that_is_measured_is_kept_too(here: Path, verb: str):
     (here / "mine.yaml").write_text("extends: digits\noptim: {lr: 0.3}\n")
-    ask(verb, "mine.yaml", "train.eval_every=1ep", run_dir=Path("run"))
+    run_verb(verb, "mine.yaml", "train.eval_every=1ep", run_dir=Path("run"))
     (here / "mine.yaml").write_text("extends: digits\noptim: {lr: 9}\n")
     kept = here / frozen(Path("run"))
     text = (here / "run" / "job" / "job.sh").read_text().replace(" \\\n    ", " ")
@@ -298,7 +302,7 @@ def test_a_recipe_file_that_is_measured_is_kept_too(here: Path, verb: str):
 
 def test_an_array_runs_the_recipe_that_was_kept(here: Path, capsys):
     (here / "mine.yaml").write_text("extends: digits\n")
-    ask("scale", "mine.yaml", "--ranks", "1", "--repeats", "1", array=True, run_dir=Path("run"))
+    run_verb("scale", "mine.yaml", "--ranks", "1", "--repeats", "1", array=True, run_dir=Path("run"))
     kept = here / frozen(Path("run"))
     for name in ("job", "tasks-1n"):
         text = (here / "run" / "job" / f"{name}.sh").read_text().replace(" \\\n    ", " ")
@@ -308,32 +312,32 @@ def test_an_array_runs_the_recipe_that_was_kept(here: Path, capsys):
 
 def test_a_study_has_as_many_nodes_as_it_goes_to(here: Path, capsys):
     words = ("scale", "digits", "--nodes", "1,2,4")
-    said = script_of(here, capsys, *words)
-    assert "#SBATCH --nodes=4\n" in said and "--nodes 1,2,4" in said
+    printed = script_of(here, capsys, *words)
+    assert "#SBATCH --nodes=4\n" in printed and "--nodes 1,2,4" in printed
     assert complaint(*words, nodes=2) == ("--nodes: 2, but the study goes to 4 (write --nodes 4 before `--`)")
     assert "#SBATCH --nodes=8\n" in script_of(here, capsys, *words, nodes=8)
 
 
-def test_what_sbatch_warns_of_is_passed_on(here: Path, tmp_path: Path, capsys):
+def test_warnings_of_sbatch_are_printed(here: Path, tmp_path: Path, capsys):
     (tmp_path / "programs" / "sbatch").write_text("#!/bin/bash\necho 'sbatch: low on credits' >&2; echo 41\n")
-    ask("digits", as_json=True)
-    told = capsys.readouterr()
-    assert told.err == "sbatch: low on credits\n" and json.loads(told.out)["job_id"] == "41"
+    run_verb("digits", as_json=True)
+    reported = capsys.readouterr()
+    assert reported.err == "sbatch: low on credits\n" and json.loads(reported.out)["job_id"] == "41"
 
 
-def test_output_that_the_site_names_is_told_as_the_file_that_it_is(here: Path, tmp_path: Path, capsys):
+def test_the_sites_output_pattern_is_printed_as_the_file(here: Path, tmp_path: Path, capsys):
     shows = (
         "printf '   JobState=PENDING Reason=None\\n   Requeue=1 Restarts=0 ExitCode=0:0\\n   StdOut=/logs/41.out\\n'"
     )
     (tmp_path / "programs" / "scontrol").write_text(f"#!/bin/bash\n{shows}\n")
-    ask("digits", "slurm.output=/logs/%j.out")
+    run_verb("digits", "slurm.output=/logs/%j.out")
     assert "output         /logs/41.out\n" in capsys.readouterr().out
     (tmp_path / "programs" / "scontrol").write_text("#!/bin/bash\nexit 1\n")
-    ask("digits", "slurm.output=/logs/%j.out")
+    run_verb("digits", "slurm.output=/logs/%j.out")
     assert "output         /logs/%j.out\n" in capsys.readouterr().out
 
 
-def test_a_wrong_site_of_the_variable_is_told_as_that(here: Path, monkeypatch):
+def test_an_error_names_the_site_variable(here: Path, monkeypatch):
     monkeypatch.setenv("PACELINE_SITE", "nowhere")
     assert complaint("digits").startswith("PACELINE_SITE: 'nowhere' is not a site")
     assert complaint("digits", site="here").startswith("--site: 'here' is not a site")
@@ -357,22 +361,22 @@ def test_a_wrong_site_of_the_variable_is_told_as_that(here: Path, monkeypatch):
         ),
     ],
 )
-def test_the_labs_verbs_start_what_they_need_on_what_the_job_has(here, capsys, words, options: dict, expected: str):
-    said = script_of(here, capsys, *words, **options)
-    assert f" -P -m paceline {expected} {here}/runs/" in said
-    assert "srun" not in said.partition("\n\n")[2].replace("# ", "")
+def test_measuring_verbs_start_their_ranks_in_the_job(here, capsys, words, options: dict, expected: str):
+    printed = script_of(here, capsys, *words, **options)
+    assert f" -P -m paceline {expected} {here}/runs/" in printed
+    assert "srun" not in printed.partition("\n\n")[2].replace("# ", "")
 
 
 def test_a_profile_is_not_started_again(here: Path, capsys):
     assert "--no-requeue" in script_of(here, capsys, "profile", "digits")
 
 
-def test_an_evaluation_leaves_the_script_of_its_training(here: Path):
-    ask("digits", run_dir=Path("run"))
+def test_an_evaluation_keeps_the_script_of_its_training(here: Path):
+    run_verb("digits", run_dir=Path("run"))
     (here / "run" / "plan.json").touch()
     (here / "run" / "recipe.yaml").write_text("extends: digits\n")
     before = (here / "run" / "job" / "job.sh").read_text()
-    ask("eval", "run", "data.workers=0", ranks_per_node=2, nodes=2)
+    run_verb("eval", "run", "data.workers=0", ranks_per_node=2, nodes=2)
     assert (here / "run" / "job" / "job.sh").read_text() == before
     text = (here / "run" / "job" / "eval.sh").read_text().replace(" \\\n    ", " ")
     assert f" -P -m paceline eval {here}/run data.workers=0 --ranks 4\n" in text
@@ -380,9 +384,9 @@ def test_an_evaluation_leaves_the_script_of_its_training(here: Path):
 
 def test_an_array_has_a_script_for_each_number_of_nodes_and_a_last_one_that_judges(here: Path, capsys):
     words = ("scale", "digits", "--repeats", "2", "--ranks", "1", "--nodes", "1,2")
-    ask(*words, array=True, nodes=2, run_dir=Path("s"), as_json=True)
-    told = json.loads(capsys.readouterr().out)
-    assert [(each["job_id"], each["nodes"], each.get("tasks")) for each in told["jobs"]] == [
+    run_verb(*words, array=True, nodes=2, run_dir=Path("s"), as_json=True)
+    reported = json.loads(capsys.readouterr().out)
+    assert [(each["job_id"], each["nodes"], each.get("tasks")) for each in reported["jobs"]] == [
         ("41", 1, [1, 3]),
         ("42", 2, [2, 4]),
         ("43", 2, None),
@@ -401,49 +405,49 @@ def test_an_array_has_a_script_for_each_number_of_nodes_and_a_last_one_that_judg
 
 def test_all_jobs_of_an_array_have_the_cores_of_the_largest(here: Path):
     """The last one makes what is missing, and counts nothing that ran on another number of cores."""
-    ask("scale", "digits", "--repeats", "1", "--ranks", "1,2", array=True, run_dir=Path("s"))
+    run_verb("scale", "digits", "--repeats", "1", "--ranks", "1,2", array=True, run_dir=Path("s"))
     scripts = sorted((here / "s" / "job").glob("*.sh"))
     assert [path.name for path in scripts] == ["job.sh", "tasks-1n.sh"]
     assert all("#SBATCH --ntasks-per-node=2\n" in path.read_text() for path in scripts)
 
 
-def test_tasks_that_nothing_would_judge_are_cancelled(here: Path, tmp_path: Path):
+def test_tasks_without_a_concluding_job_are_cancelled(here: Path, tmp_path: Path):
     program = tmp_path / "programs" / "sbatch"
     program.write_text("#!/bin/bash\ncase $* in *afterany*) echo 'sbatch: error: no' >&2; exit 1;; esac; echo 41\n")
     assert complaint("ladder", "cpu", array=True) == "sbatch: no"
     assert (here / "cancelled").read_text() == "41\n"
 
 
-def test_what_is_typed_does_nothing_in_a_script(here: Path, capsys):
+def test_the_typed_command_is_only_a_comment_in_a_script(here: Path, capsys):
     words = ("folder", "data.source.root=$(touch canary) `touch canary`; 'a'")
     evil = "a $(touch canary) 'b'"
     (here / evil).mkdir()
     os.chdir(here / evil)
-    assert ask(*words, dry_run=True, run_dir=Path("r $(touch canary)")) == 0
-    said = capsys.readouterr().out
-    (here / "job.sh").write_text(said)
+    assert run_verb(*words, dry_run=True, run_dir=Path("r $(touch canary)")) == 0
+    printed = capsys.readouterr().out
+    (here / "job.sh").write_text(printed)
     ended = subprocess.run(["/bin/bash", "job.sh"], cwd=here, capture_output=True, text=True, timeout=10)
     assert ended.returncode == 127  # there is no srun
     assert sorted(path.name for path in here.rglob("*")) == sorted([evil, "job.sh"])
 
 
-def test_kubernetes_is_given_manifests_by_kubectl_where_it_is(here: Path, tmp_path: Path, capsys):
+def test_kubectl_creates_the_manifests_if_installed(here: Path, tmp_path: Path, capsys):
     words = ("digits", "kubernetes.image=registry/p:1", "kubernetes.claim=work")
-    assert ask(*words, engine="kubernetes", run_dir=Path("run"), as_json=True) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["is_created"] is False and told["next"][0].startswith("kubectl create")
+    assert run_verb(*words, engine="kubernetes", run_dir=Path("run"), as_json=True) == 0
+    reported = json.loads(capsys.readouterr().out)
+    assert reported["is_created"] is False and reported["next"][0].startswith("kubectl create")
     assert "kind: TrainJob" in (here / "run" / "job" / "job.yaml").read_text()
     kubectl = tmp_path / "programs" / "kubectl"
     kubectl.write_text('#!/bin/bash\necho "$*" >> told; [ $1 = get ] || echo trainjob created\n')
     kubectl.chmod(0o755)
-    assert ask(*words, engine="kubernetes", run_dir=Path("run")) == 0
+    assert run_verb(*words, engine="kubernetes", run_dir=Path("run")) == 0
     out = capsys.readouterr().out
-    assert out.startswith(f"trainjob created\nrun directory  {told['run_dir_in_pods']}, as pods see it\n")
+    assert out.startswith(f"trainjob created\nrun directory  {reported['run_dir_in_pods']}, as pods see it\n")
     there = f"-f {here}/run/job/job.yaml\n"
     assert (here / "told").read_text() == f"get --ignore-not-found --output=name {there}create {there}"
     kubectl.write_text("#!/bin/bash\n[ $1 = get ] || exit 1; echo trainjob/a; echo configmap/a\n")
-    said = complaint(*words, engine="kubernetes", run_dir=Path("run"))
-    assert said.startswith("kubectl: trainjob/a, configmap/a exists already (delete it first: kubectl delete -f ")
+    printed = complaint(*words, engine="kubernetes", run_dir=Path("run"))
+    assert printed.startswith("kubectl: trainjob/a, configmap/a exists already (delete it first: kubectl delete -f ")
     kubectl.write_text("#!/bin/bash\necho 'error: no cluster' >&2; exit 1\n")
     assert complaint(*words, engine="kubernetes", run_dir=Path("run")).startswith("kubectl: error: no cluster")
 
@@ -453,14 +457,21 @@ def test_kubernetes_is_given_nothing_that_only_this_machine_has(here: Path, caps
     (here / "mine.yaml").write_text("extends: digits\noptim: {lr: 0.3}\n")
     (here / "mine-ladder.yaml").write_text("recipe: digits\nrungs: [{name: a, set: {data.workers: 0}}]\n")
     kubernetes: dict[str, Any] = {"engine": "kubernetes", "dry_run": True}
-    assert ask("tune", "mine.yaml", *words, **kubernetes) == 0
-    said = capsys.readouterr().out
-    assert "kind: ConfigMap" in said and "lr: 0.3" in said and "mine.yaml\n" not in said.replace("tune-mine.yaml", "")
-    assert ask("ladder", "mine-ladder.yaml", "recipe=mine.yaml", *words, **kubernetes) == 0
-    said = capsys.readouterr().out
-    assert re.findall(r"^  ([\w-]+\.yaml): \|", said, re.MULTILINE) == ["mine-ladder.yaml", "ladder-mine-ladder.yaml"]
+    assert run_verb("tune", "mine.yaml", *words, **kubernetes) == 0
+    printed = capsys.readouterr().out
+    assert (
+        "kind: ConfigMap" in printed
+        and "lr: 0.3" in printed
+        and "mine.yaml\n" not in printed.replace("tune-mine.yaml", "")
+    )
+    assert run_verb("ladder", "mine-ladder.yaml", "recipe=mine.yaml", *words, **kubernetes) == 0
+    printed = capsys.readouterr().out
+    assert re.findall(r"^  ([\w-]+\.yaml): \|", printed, re.MULTILINE) == [
+        "mine-ladder.yaml",
+        "ladder-mine-ladder.yaml",
+    ]
     places = ["/etc/paceline/mine-ladder.yaml", "/etc/paceline/ladder-mine-ladder.yaml"]
-    assert re.findall(r"- (/etc/\S+\.yaml)$", said, re.MULTILINE) == places and "lr: 0.3" in said
+    assert re.findall(r"- (/etc/\S+\.yaml)$", printed, re.MULTILINE) == places and "lr: 0.3" in printed
     (here / "run").mkdir()
     (here / "run" / "plan.json").touch()
     (here / "run" / "recipe.yaml").write_text("extends: digits\n")

@@ -1,4 +1,4 @@
-"""What was asked of `paceline submit` is taken apart, and what a job or its verb does not have is refused."""
+"""Arguments of `paceline submit` are parsed, and those without effect in a job refused."""
 
 import pytest
 import typer
@@ -9,12 +9,12 @@ from paceline.core.errors import RecipeError
 USAGE_ERROR = typer.BadParameter.__mro__[1]
 
 
-def test_words_of_the_site_are_told_from_those_of_the_recipe():
-    asked = parse_submit_args(
+def test_site_fields_are_separated_from_recipe_overrides():
+    request = parse_submit_args(
         ["eval", "run", "slurm.time=1h", "optim.lr=1", "kubernetes.image=a\nb", "--checkpoint", "best"]
     )
-    assert (asked.verb, asked.args, asked.options) == ("eval", ("run", "optim.lr=1"), ("--checkpoint", "best"))
-    assert asked.site == ("slurm.time=1h", "kubernetes.image=a\nb")
+    assert (request.verb, request.args, request.options) == ("eval", ("run", "optim.lr=1"), ("--checkpoint", "best"))
+    assert request.site == ("slurm.time=1h", "kubernetes.image=a\nb")
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_words_of_the_site_are_told_from_those_of_the_recipe():
         (["tune", "digits", "slurm.srun=[--exact]"], "slurm.srun: has no effect on tune (leave it out"),
     ],
 )
-def test_what_a_job_has_from_elsewhere_or_has_no_use_for_is_refused(words: list[str], message: str):
+def test_options_that_a_job_sets_itself_or_ignores_are_refused(words: list[str], message: str):
     with pytest.raises(RecipeError) as refused:
         parse_submit_args(words)
     assert str(refused.value).startswith(message)

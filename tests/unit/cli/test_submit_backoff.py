@@ -1,11 +1,11 @@
-"""How often a job that is followed is looked at."""
+"""Polling interval of a job that is followed."""
 
 from types import SimpleNamespace
 
 from paceline.cli.submit import _Backoff
 
 
-def test_who_follows_looks_less_and_less_often_until_something_changes(monkeypatch):
+def test_polling_slows_down_until_something_changes(monkeypatch):
     paused_s: list[float] = []
     monkeypatch.setattr("paceline.cli.submit.time", SimpleNamespace(sleep=paused_s.append))
     pause = _Backoff()

@@ -1,4 +1,4 @@
-"""What an array runs is what was asked for, word for word, and means the same on another machine."""
+"""An array runs the given arguments, with the same meaning on another machine."""
 
 import subprocess
 import sys
@@ -39,7 +39,7 @@ def test_a_study_of_batches_has_a_task_for_each_run_on_all_ranks() -> None:
     assert [(task.nodes, task.ranks) for task in array.tasks] == [(1, 2)] * 6
 
 
-def test_ranks_that_were_said_stay() -> None:
+def test_given_ranks_are_kept() -> None:
     assert build_array("ladder", ["cpu"], ["--ranks", "2"], 4).args == ("ladder", "cpu", "--ranks", "2")
     array = build_array("scale", ["--ranks", "1,2"], ["--repeats", "1"], 4)
     assert array.args == ("scale", "--ranks", "1,2", "--repeats", "1")
@@ -61,7 +61,7 @@ def test_ranks_that_were_said_stay() -> None:
         ("scale", ["--seeds", "8"], "^--seeds: 8 has no effect on short runs"),
     ],
 )
-def test_what_is_no_array_is_refused(verb: str, options: list[str], message: str) -> None:
+def test_a_verb_without_tasks_is_no_array(verb: str, options: list[str], message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         build_array(verb, [], options, 1)
 

@@ -28,7 +28,7 @@ class FakeRunner:
         assert load(str(recipe_file)).recipe == recipe
 
     def run(self, trial: Trial, repeat: int) -> TrialOutcome:
-        """Return the result of a run that nobody made."""
+        """Return a made-up result."""
         type(self).ran.append((trial.name, repeat))
         recipe = apply_patch(self.recipe, trial.patch)
         batch, rundir = int(recipe.data.batch_size), RunDir(self.get_folder(trial, repeat))
@@ -92,13 +92,13 @@ def test_each_value_is_run_in_turns_and_has_a_row(sweep, tmp_path: Path, capsys:
     assert json.loads(capsys.readouterr().out)["fastest"] == "128"
 
 
-def test_where_nothing_could_be_measured_the_first_error_is_told(sweep, tmp_path: Path) -> None:
+def test_the_first_error_is_raised_if_nothing_was_measured(sweep, tmp_path: Path) -> None:
     with pytest.raises(PacelineError, match="out of memory"):
         sweep("data.batch_size=256")
     assert not ExperimentDir(tmp_path / "sweep").result.exists()
 
 
 @pytest.mark.parametrize("option", ["trace", "nvtx"])
-def test_what_slows_steps_down_is_refused_beside_it(option: str) -> None:
+def test_tracing_is_refused_beside_vary(option: str) -> None:
     with pytest.raises(RecipeError, match=f"^--{option}: slows down the runs that --vary compares"):
         profile(["digits"], vary=["data.workers=0,1"], **{option: True})

@@ -50,7 +50,7 @@ def result(**more: object) -> RunResult:
 
 
 @pytest.fixture
-def said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def printed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """Return a function from a result to the rows a person sees, by name."""
     monkeypatch.setenv("COLUMNS", "200")
 
@@ -69,86 +69,86 @@ def read(text: str) -> dict[str, str]:
     return dict(cells)
 
 
-def test_the_finding_about_speed_is_labelled_bottleneck(said) -> None:
-    rows = said(result())
+def test_the_finding_about_speed_is_labelled_bottleneck(printed) -> None:
+    rows = printed(result())
     assert rows["bottleneck"] == "compute. forward 25 %" and "verdict" not in rows
 
 
-def test_a_plain_run_shows_nothing_that_was_not_asked_for(said) -> None:
-    rows = said(result())
+def test_a_plain_run_prints_no_optional_rows(printed) -> None:
+    rows = printed(result())
     assert rows["top-1"] == "90.62 %, top-5 100.00 %, loss 0.5000 (64 images)"
     assert not {"averaged weights", "on training images", "worst classes", "skipped"} & set(rows)
 
 
 @pytest.mark.parametrize(
-    ("parameters", "told"),
+    ("parameters", "expected"),
     [
         (11_173_962, "resnet18_cifar, 11.2 M parameters (digits)"),
         (701_178, "resnet18_cifar, 701,178 parameters (digits)"),
         (None, "resnet18_cifar (digits)"),
     ],
 )
-def test_what_was_trained_comes_first(said, parameters: int | None, told: str) -> None:
-    rows = said(result(parameters=parameters, trained_parameters=parameters))
-    assert list(rows)[:2] == ["model", "top-1"] and rows["model"] == told
+def test_the_model_comes_first(printed, parameters: int | None, expected: str) -> None:
+    rows = printed(result(parameters=parameters, trained_parameters=parameters))
+    assert list(rows)[:2] == ["model", "top-1"] and rows["model"] == expected
 
 
-def test_a_network_that_is_partly_frozen_says_how_much_of_it_was_trained(said) -> None:
-    rows = said(result(parameters=11_173_962, trained_parameters=5_130))
+def test_a_partly_frozen_model_has_its_trained_parameters(printed) -> None:
+    rows = printed(result(parameters=11_173_962, trained_parameters=5_130))
     assert rows["model"] == "resnet18_cifar, 11.2 M parameters, 5,130 of them trained (digits)"
 
 
-def test_a_best_evaluation_before_the_last_has_a_row_with_how_its_weights_are_had(said, tmp_path: Path) -> None:
+def test_a_best_evaluation_before_the_last_has_a_row_with_how_its_weights_are_had(printed, tmp_path: Path) -> None:
     shown = result(best=judged(0.9375), best_step=1200, best_epoch=12.5)
-    assert said(shown)["best top-1"] == "93.75 % at step 1,200, epoch 12.5 (not kept)"
+    assert printed(shown)["best top-1"] == "93.75 % at step 1,200, epoch 12.5 (not kept)"
     (RunDir(tmp_path).checkpoints / "step-00001200").mkdir(parents=True)
-    assert said(shown)["best top-1"] == "93.75 % at step 1,200, epoch 12.5 (--checkpoint best)"
+    assert printed(shown)["best top-1"] == "93.75 % at step 1,200, epoch 12.5 (--checkpoint best)"
 
 
-def test_a_best_evaluation_has_no_row_where_the_last_is_as_good_or_its_step_is_not_known(said) -> None:
-    assert "best top-1" not in said(result(best_step=12, best_epoch=0.5))
-    assert "best top-1" not in said(result(best=judged(0.9375)))
+def test_the_best_evaluation_has_a_row_only_if_better_than_the_last(printed) -> None:
+    assert "best top-1" not in printed(result(best_step=12, best_epoch=0.5))
+    assert "best top-1" not in printed(result(best=judged(0.9375)))
 
 
-def test_the_best_of_averaged_weights_is_set_against_averaged_weights(said) -> None:
+def test_the_best_of_averaged_weights_is_set_against_averaged_weights(printed) -> None:
     shown = {"best": judged(0.9375), "best_step": 12, "best_epoch": 0.5}
-    assert list(said(result(**shown, ema=judged(0.921875))))[:4] == [
+    assert list(printed(result(**shown, ema=judged(0.921875))))[:4] == [
         "model",
         "top-1",
         "averaged weights",
         "best top-1",
     ]
-    assert "best top-1" not in said(result(**shown, ema=judged(0.9375)))
+    assert "best top-1" not in printed(result(**shown, ema=judged(0.9375)))
 
 
-def test_averaged_weights_stand_below_the_raw_ones(said) -> None:
-    rows = said(result(ema=judged(0.921875, ece=0.0123)))
+def test_averaged_weights_stand_below_the_raw_ones(printed) -> None:
+    rows = printed(result(ema=judged(0.921875, ece=0.0123)))
     assert list(rows)[:3] == ["model", "top-1", "averaged weights"]
     assert rows["averaged weights"] == "92.19 %, top-5 100.00 %, loss 0.5000, calibration error 0.0123"
 
 
-def test_the_mean_over_classes_is_shown_where_it_differs(said) -> None:
-    assert "mean of classes" not in said(result(eval=judged(0.5, mean_class_accuracy=0.500001)))["top-1"]
-    assert "mean of classes 25.00 %" in said(result(eval=judged(0.5, mean_class_accuracy=0.25)))["top-1"]
+def test_the_class_mean_is_shown_if_it_differs(printed) -> None:
+    assert "mean of classes" not in printed(result(eval=judged(0.5, mean_class_accuracy=0.500001)))["top-1"]
+    assert "mean of classes 25.00 %" in printed(result(eval=judged(0.5, mean_class_accuracy=0.25)))["top-1"]
 
 
 @pytest.mark.parametrize(("train", "gap"), [(0.96875, "+6.25"), (0.875, "-3.12")])
-def test_the_gap_to_training_images_is_in_points(said, train: float, gap: str) -> None:
-    rows = said(result(train_eval=judged(train), gap=train - 0.90625))
+def test_the_gap_to_training_images_is_in_points(printed, train: float, gap: str) -> None:
+    rows = printed(result(train_eval=judged(train), gap=train - 0.90625))
     assert rows["on training images"] == f"{100 * train:.2f} %, a gap of {gap} points (64 images)"
 
 
-def test_skipped_steps_are_shown_when_there_were_any(said) -> None:
-    assert said(result(skipped_steps=2))["skipped"] == "2 steps, whose gradient was NaN, infinite or overflowed"
+def test_skipped_steps_are_shown_if_any(printed) -> None:
+    assert printed(result(skipped_steps=2))["skipped"] == "2 steps, whose gradient was NaN, infinite or overflowed"
 
 
-def test_the_three_worst_classes_are_named(said) -> None:
-    assert said(result(), COUNTS)["worst classes"] == "fox: 50.00 % of 4, cat: 70.00 % of 10, dog: 95.00 % of 20"
+def test_the_three_worst_classes_are_named(printed) -> None:
+    assert printed(result(), COUNTS)["worst classes"] == "fox: 50.00 % of 4, cat: 70.00 % of 10, dog: 95.00 % of 20"
 
 
 @pytest.mark.parametrize("counts", [COUNTS[:2], (ClassCount("a", 4, 4),) * 3])
-def test_two_classes_or_perfect_ones_are_not_worth_a_row(said, counts: tuple[ClassCount, ...]) -> None:
-    assert "worst classes" not in said(result(), counts)
+def test_two_classes_or_perfect_ones_are_not_worth_a_row(printed, counts: tuple[ClassCount, ...]) -> None:
+    assert "worst classes" not in printed(result(), counts)
 
 
 def test_a_result_as_json_is_the_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -163,20 +163,20 @@ def goodput(**more: float) -> GoodputResult:
     return GoodputResult.model_validate({**values, **more})
 
 
-def test_a_result_of_before_goodput_was_measured_has_no_row_of_it(said) -> None:
-    assert not {"goodput", "checkpoints", "bad images", "to go on"} & set(said(result()))
+def test_a_result_of_before_goodput_was_measured_has_no_row_of_it(printed) -> None:
+    assert not {"goodput", "checkpoints", "bad images", "to go on"} & set(printed(result()))
 
 
-def test_goodput_tells_the_losses_that_matter(said) -> None:
-    one = said(result(goodput=goodput(startup_s=4.125, data_wait_s=2.0, eval_s=1.0, rework_s=0.1)))
+def test_goodput_names_the_losses_that_matter(printed) -> None:
+    one = printed(result(goodput=goodput(startup_s=4.125, data_wait_s=2.0, eval_s=1.0, rework_s=0.1)))
     assert one["goodput"] == "97.1 % of 12:30 min; start-up 4.12 s, data wait 2.00 s"  # a second is 0.13 %
-    three = said(result(goodput=goodput(startup_s=12.0, rework_s=90.0, down_s=61.0, other_s=3.0, starts=3)))
+    three = printed(result(goodput=goodput(startup_s=12.0, rework_s=90.0, down_s=61.0, other_s=3.0, starts=3)))
     lost = "start-up 12.0 s, steps done again 1:30 min, down 1:01 min, other 3.00 s"
     assert three["goodput"] == f"97.1 % of 12:30 min over 3 starts; {lost}"
-    assert said(result(goodput=goodput(share=1.0)))["goodput"] == "100.0 % of 12:30 min"
+    assert printed(result(goodput=goodput(share=1.0)))["goodput"] == "100.0 % of 12:30 min"
 
 
-def test_the_stages_of_a_step_and_what_is_not_explained_add_up_to_all_of_it(
+def test_stages_and_residual_add_up_to_the_step(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """0.8 s of 40 steps, of which the stages have 0.76 s."""
@@ -205,25 +205,25 @@ def test_the_stages_of_a_step_and_what_is_not_explained_add_up_to_all_of_it(
 SAVING = CheckpointResult(saved=12, failed=0, stall_s=0.03, write_s=0.5, bytes=307_000_000)
 
 
-def test_checkpoints_tell_what_saving_took_and_what_failed(said) -> None:
+def test_checkpoints_have_times_and_failures(printed) -> None:
     line = "12 saved, 307 MB each: training stood still for 30 ms, on disk after 500 ms (614 MB/s)"
-    assert said(result(checkpoints=SAVING))["checkpoints"] == line
-    assert said(result(checkpoints=SAVING.model_copy(update={"failed": 1})))["checkpoints"] == f"{line}; 1 failed"
+    assert printed(result(checkpoints=SAVING))["checkpoints"] == line
+    assert printed(result(checkpoints=SAVING.model_copy(update={"failed": 1})))["checkpoints"] == f"{line}; 1 failed"
     none = CheckpointResult(saved=0, failed=2, stall_s=0.0, write_s=0.0, bytes=0)
-    assert said(result(checkpoints=none))["checkpoints"] == "0 saved; 2 failed"
-    assert "checkpoints" not in said(result(checkpoints=none.model_copy(update={"failed": 0})))
+    assert printed(result(checkpoints=none))["checkpoints"] == "0 saved; 2 failed"
+    assert "checkpoints" not in printed(result(checkpoints=none.model_copy(update={"failed": 0})))
 
 
-def test_bad_images_are_counted_and_listed_elsewhere(said, tmp_path: Path) -> None:
-    assert said(result(bad_images=3))["bad images"] == f"3 images left out (see {tmp_path}/bad_images.jsonl)"
+def test_bad_images_are_counted_and_listed_elsewhere(printed, tmp_path: Path) -> None:
+    assert printed(result(bad_images=3))["bad images"] == f"3 images left out (see {tmp_path}/bad_images.jsonl)"
 
 
 @pytest.mark.parametrize("status", ["preempted", "failed"])
-def test_a_run_that_has_not_ended_says_how_to_resume_it(said, tmp_path: Path, status: str) -> None:
-    assert said(result(status=status))["resume with"] == f"paceline train {tmp_path} --resume"
+def test_an_unfinished_run_prints_how_to_resume(printed, tmp_path: Path, status: str) -> None:
+    assert printed(result(status=status))["resume with"] == f"paceline train {tmp_path} --resume"
 
 
-def test_the_title_says_which_signal_stopped_a_run_at_which_step_of_how_many(tmp_path: Path, capsys) -> None:
+def test_the_title_names_the_signal_and_the_step(tmp_path: Path, capsys) -> None:
     rundir = RunDir(tmp_path)
     rundir.write_json("plan.json", {"total_steps": 180})
     stopped = result(status="preempted", steps=85, provenance={"stopped_by": "SIGTERM"})
@@ -249,7 +249,7 @@ def test_an_evaluation_as_json_has_the_raw_weights_at_the_top(capsys: pytest.Cap
     }  # fmt: skip
 
 
-def test_an_evaluation_as_json_has_the_classes_when_asked(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_evaluation_as_json_has_requested_classes(capsys: pytest.CaptureFixture[str]) -> None:
     show_evaluation(REPORT, CHECKPOINT, as_json=True, per_class=True)
     classes = json.loads(capsys.readouterr().out)["classes"]
     assert classes[0] == {"class": "cat", "images": 10, "correct": 7} and len(classes) == 4
@@ -260,7 +260,7 @@ def test_an_evaluation_of_raw_weights_alone_is_flat(capsys: pytest.CaptureFixtur
     assert json.loads(capsys.readouterr().out) == {"images": 64, "top1": 0.5, "top5": 1.0, "loss": 0.5}
 
 
-def test_an_evaluation_names_its_checkpoint_and_lists_classes_when_asked(
+def test_an_evaluation_names_its_checkpoint_and_lists_requested_classes(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on."""
+"""Progress of a training run on a terminal and in a file."""
 
 import io
 import time
@@ -53,7 +53,7 @@ def run(sink: LogSink, clock: Clock | None = None) -> None:
     sink.close()
 
 
-def test_plain_lines_say_what_will_be_done_how_it_goes_and_what_came_out() -> None:
+def test_plain_lines_are_the_plan_progress_and_evaluations() -> None:
     out, clock = io.StringIO(), Clock()
     run(PlainProgress(out, now=clock), clock)
     assert out.getvalue().splitlines() == [
@@ -66,27 +66,29 @@ def test_plain_lines_say_what_will_be_done_how_it_goes_and_what_came_out() -> No
     ]
 
 
-def test_averages_training_images_and_skipped_steps_are_told_where_there_are_any() -> None:
+def test_ema_training_images_and_skipped_steps_are_printed_if_any() -> None:
     out = io.StringIO()
     sink = PlainProgress(out)
     sink.started(PLAN, 0)
     report = EvalReport(val=judged(0.9), ema=judged(0.925), train=judged(0.99))
     sink.evaluated(EvalRecord(10, 1.0, 640, 13.0, report, skipped=2))
-    said = "val top1 90.00 %  top5 100.00 %  loss 0.5000  ema top1 92.50 %  train top1 99.00 %  2 steps skipped  0:13"
-    assert out.getvalue().splitlines()[-1] == f"epoch  1/10  step  10/100  {said}"
+    printed = (
+        "val top1 90.00 %  top5 100.00 %  loss 0.5000  ema top1 92.50 %  train top1 99.00 %  2 steps skipped  0:13"
+    )
+    assert out.getvalue().splitlines()[-1] == f"epoch  1/10  step  10/100  {printed}"
 
 
-@pytest.mark.parametrize(("images", "told"), [(110, True), (100, False)])
-def test_the_mean_of_the_classes_is_told_where_one_has_more_than_ten_times_the_images_of_another(images, told) -> None:
+@pytest.mark.parametrize(("images", "expected"), [(110, True), (100, False)])
+def test_the_class_mean_is_printed_for_imbalanced_classes(images, expected) -> None:
     out = io.StringIO()
     sink = PlainProgress(out)
     sink.started(PLAN, 0)
     classes = ClassTable((ClassCount("a", images, images), ClassCount("b", 10, 2), ClassCount("c", 0, 0)))
     val, ema = (judged(top1).model_copy(update={"mean_class_accuracy": 0.6}) for top1 in (0.9, 0.925))
     sink.evaluated(EvalRecord(10, 1.0, 640, 13.0, EvalReport(val=val, ema=ema, classes=classes)))
-    mean = "  mean of classes 60.00 %" if told else ""
-    said = f"val top1 90.00 %{mean}  top5 100.00 %  loss 0.5000  ema top1 92.50 %{mean}  0:13"
-    assert out.getvalue().splitlines()[-1] == f"epoch  1/10  step  10/100  {said}"
+    mean = "  mean of classes 60.00 %" if expected else ""
+    printed = f"val top1 90.00 %{mean}  top5 100.00 %  loss 0.5000  ema top1 92.50 %{mean}  0:13"
+    assert out.getvalue().splitlines()[-1] == f"epoch  1/10  step  10/100  {printed}"
 
 
 def test_a_terminal_gets_a_bar_and_keeps_the_evaluations() -> None:
@@ -97,7 +99,7 @@ def test_a_terminal_gets_a_bar_and_keeps_the_evaluations() -> None:
     assert "val top1 90.00 %" in text
 
 
-def test_plain_lines_have_the_time_left_from_the_second_step_on_whatever_is_logged() -> None:
+def test_plain_lines_have_the_time_left_from_the_second_step() -> None:
     """Steps of 75 s, logged every ten: a first loss would come after twelve minutes."""
     out, clock = io.StringIO(), Clock()
     sink = PlainProgress(out, now=clock)
@@ -112,7 +114,7 @@ def test_plain_lines_have_the_time_left_from_the_second_step_on_whatever_is_logg
     ]
 
 
-def test_steps_that_nobody_logs_are_reported_by_looking_at_the_run() -> None:
+def test_unlogged_steps_are_reported_by_polling() -> None:
     out, at = io.StringIO(), [0]
     sink = PlainProgress(out, where=lambda: (at[0], "forward"))
     sink.started(PLAN, 0)
@@ -123,7 +125,7 @@ def test_steps_that_nobody_logs_are_reported_by_looking_at_the_run() -> None:
     assert "step   2/100" in out.getvalue().splitlines()[4]
 
 
-def test_the_bar_moves_at_every_step_and_says_what_goes_on() -> None:
+def test_the_bar_moves_at_every_step_and_shows_the_stage() -> None:
     out, clock, at = io.StringIO(), Clock(), [(0, "start, 3")]
     sink = LiveProgress(Console(file=out, force_terminal=True, width=120), where=lambda: at[0], now=clock)
 
@@ -153,7 +155,7 @@ def test_the_bar_moves_at_every_step_and_says_what_goes_on() -> None:
         (60, ["step", "left"], ["lr ", "images/s"]),
     ],
 )
-def test_a_narrow_terminal_keeps_the_bar_and_the_time_left_and_drops_the_learning_rate_first(width, there, gone):
+def test_a_narrow_terminal_drops_the_learning_rate_first(width, there, gone):
     out, clock = io.StringIO(), Clock()
     sink = LiveProgress(Console(file=out, force_terminal=True, width=width, color_system=None), now=clock)
     sink.started(PLAN, 0)

@@ -1,4 +1,4 @@
-"""`paceline tune` writes a recipe that has what won, says what it tried, and refuses what it cannot do."""
+"""`paceline tune` writes the winning recipe, prints its trials, and refuses invalid arguments."""
 
 import json
 import signal
@@ -26,7 +26,7 @@ class FakeRunner:
         assert load(str(recipe_file)).recipe == recipe
 
     def run(self, trial: Trial, repeat: int) -> TrialOutcome:
-        """Return the result of a run that nobody made."""
+        """Return a made-up result."""
         recipe = apply_patch(self.recipe, trial.patch)
         rundir = RunDir(self.get_folder(trial, repeat))
         if recipe.train.accumulate == 2:
@@ -74,7 +74,7 @@ def tune(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     return of
 
 
-def test_the_tuned_recipe_is_what_was_asked_with_what_has_won_over_it(tune, tmp_path: Path) -> None:
+def test_the_tuned_recipe_is_the_request_with_the_winning_settings(tune, tmp_path: Path) -> None:
     assert tune("seed=3") == 0
     path = tmp_path / "tune" / "tuned.yaml"
     assert load(str(path)).recipe == load("digits", Patch.parse(["seed=3", "train.precision=bf16"])).recipe
@@ -112,13 +112,13 @@ def test_all_that_was_found_is_written(tune, tmp_path: Path) -> None:
     assert folder.table.exists() and folder.markdown.exists() and folder.report.exists()
 
 
-def test_a_person_is_told_what_was_tried_and_how_to_train_with_it(tune, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_trials_and_the_training_command_are_printed(tune, capsys: pytest.CaptureFixture[str]) -> None:
     tune()
-    said = capsys.readouterr().out
-    assert "out of memory" in said
-    assert "1.50x as fast" in said
-    assert "train.precision=bf16" in said
-    assert "paceline train" in said and "tuned.yaml" in said
+    printed = capsys.readouterr().out
+    assert "out of memory" in printed
+    assert "1.50x as fast" in printed
+    assert "train.precision=bf16" in printed
+    assert "paceline train" in printed and "tuned.yaml" in printed
 
 
 def test_with_json_only_the_result_is_on_stdout(tune, capsys: pytest.CaptureFixture[str]) -> None:
@@ -138,7 +138,7 @@ def test_a_search_that_has_ended_is_shown_and_not_made_again(
     assert "1.50x as fast" in capsys.readouterr().out
 
 
-def test_where_nothing_is_faster_the_tuned_recipe_is_the_recipe(tune, tmp_path: Path) -> None:
+def test_the_tuned_recipe_is_the_recipe_if_nothing_is_faster(tune, tmp_path: Path) -> None:
     tune(vary=["train.accumulate=2"])
     assert load(str(tmp_path / "tune" / "tuned.yaml")).recipe == load("digits").recipe
 
@@ -152,7 +152,7 @@ def test_where_nothing_is_faster_the_tuned_recipe_is_the_recipe(tune, tmp_path: 
         ([], {"vary": ["data.batch_size=64"]}, "--allow-batch"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_is_written(
+def test_invalid_arguments_are_refused_before_writing(
     tune, tmp_path: Path, words: list[str], options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(RecipeError, match=message):

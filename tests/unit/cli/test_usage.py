@@ -1,4 +1,4 @@
-"""What is said of an option that there is none of: where it is a field of a recipe, how that is set."""
+"""An unknown option that is a field of a recipe: the error suggests the override."""
 
 import sys
 
@@ -9,7 +9,7 @@ from paceline.core.errors import WorldError
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
         ("train digits --epochs 3", "error: --epochs: is not an option (write train.epochs=3)\n"),
         ("train digits --batch-size=64", "error: --batch-size: is not an option (write data.batch_size=64)\n"),
@@ -19,10 +19,10 @@ from paceline.core.errors import WorldError
         ("report RUN --epochs 3", "error: No such option: --epochs (see --help)\n"),
     ],
 )
-def test_a_field_that_is_written_as_an_option_is_told_as_a_field(words, says, monkeypatch, capsys) -> None:
+def test_an_option_that_is_a_field_suggests_the_override(words, message, monkeypatch, capsys) -> None:
     monkeypatch.setattr(sys, "argv", ["paceline", *words.split()])
     assert _run() == 2
-    assert capsys.readouterr().err.startswith(says)
+    assert capsys.readouterr().err.startswith(message)
 
 
 @pytest.mark.parametrize("option", ["--local-rank", "--local_rank"])

@@ -1,4 +1,4 @@
-"""A job as manifests: both kinds run the same words on the same volumes, and only what was asked for is in them."""
+"""A job as manifests: both kinds run the same arguments on the same volumes."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -71,12 +71,12 @@ def environ_of(manifest: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("kind", "expected"), [("trainjob", ["ConfigMap", "TrainJob"]), ("job", ["ConfigMap", "Service", "Job"])]
 )
-def test_the_recipe_comes_first_and_what_starts_pods_last(kind: str, expected: list[str]) -> None:
+def test_objects_are_created_from_recipe_to_pods(kind: str, expected: list[str]) -> None:
     assert list(written(kind=kind)) == expected
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_several_nodes_run_the_agent_and_the_words_where_pods_see_them(kind: str) -> None:
+def test_several_nodes_run_the_agent_with_paths_as_pods_see_them(kind: str) -> None:
     program = program_of(main_object(kind=kind))
     assert program[:3] == ["python", "-m", "paceline.parallel.torchrun_agent"]
     start = program.index("paceline")
@@ -86,7 +86,7 @@ def test_several_nodes_run_the_agent_and_the_words_where_pods_see_them(kind: str
     ]
 
 
-def test_pods_of_a_job_meet_at_the_first_one() -> None:
+def test_pods_of_a_job_rendezvous_at_the_first() -> None:
     made = written(kind="job")
     name = made["Job"]["metadata"]["name"]
     options = program_of(made["Job"])
@@ -98,7 +98,7 @@ def test_pods_of_a_job_meet_at_the_first_one() -> None:
     assert made["Service"]["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
 
 
-def test_pods_of_a_trainjob_meet_where_the_runtime_says() -> None:
+def test_pods_of_a_trainjob_rendezvous_at_the_runtimes_address() -> None:
     made = main_object(kind="trainjob")
     options = program_of(made)
     assert "--rdzv-endpoint=$(PET_MASTER_ADDR):$(PET_MASTER_PORT)" in options
@@ -106,14 +106,14 @@ def test_pods_of_a_trainjob_meet_where_the_runtime_says() -> None:
     assert (made["spec"]["trainer"]["numNodes"], made["spec"]["trainer"]["numProcPerNode"]) == (2, 4)
 
 
-def test_what_the_runtime_sets_is_not_set_again() -> None:
+def test_variables_of_the_runtime_are_not_set_again() -> None:
     """The webhook of Kubeflow Trainer refuses a TrainJob that has one of its variables."""
     assert not [name for name in environ_of(main_object(kind="trainjob")) if name.startswith("PET_")]
     assert "PET_NODE_RANK" in environ_of(main_object(kind="job"))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_node_starts_its_own_ranks_and_meets_nobody(kind: str) -> None:
+def test_one_node_starts_its_own_ranks_without_rendezvous(kind: str) -> None:
     made = written(replace(JOB, nodes=1), kind=kind)
     assert "Service" not in made
     *_, last = made.values()
@@ -123,7 +123,7 @@ def test_one_node_starts_its_own_ranks_and_meets_nobody(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_starts_its_own_ranks_is_not_told_how_many(kind: str) -> None:
+def test_a_verb_that_starts_its_own_ranks_gets_no_ranks_option(kind: str) -> None:
     words = ("ladder", "cpu", "--run-dir", str(RUN))
     made = main_object(replace(JOB, args=words, nodes=1, starts_ranks=False), kind=kind)
     assert program_of(made) == ["paceline", "ladder", "cpu", "--run-dir", THERE]
@@ -136,13 +136,13 @@ def test_ranks_may_not_read_addresses_of_an_earlier_start_and_have_their_grace(k
     assert environ_of(last)["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == "91"
 
 
-def test_a_pod_has_longer_to_leave_than_its_ranks() -> None:
+def test_a_pod_has_a_longer_grace_period_than_its_ranks() -> None:
     last = list(written(replace(JOB, grace_s=90), kind="job").values())[-1]
     assert pod_of(last)["terminationGracePeriodSeconds"] == 120
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_node_gives_what_its_ranks_need(kind: str) -> None:
+def test_resources_cover_all_ranks_of_a_node(kind: str) -> None:
     made = main_object(kind=kind, cpus_per_rank=3, memory="64Gi", gpu_resource="amd.com/gpu")
     has = made["spec"]["trainer"]["resourcesPerNode"] if kind == "trainjob" else None
     given = has or pod_of(made)["containers"][0]["resources"]
@@ -150,7 +150,7 @@ def test_a_node_gives_what_its_ranks_need(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_without_gpus_none_is_asked_for(kind: str) -> None:
+def test_without_gpus_none_is_requested(kind: str) -> None:
     assert "nvidia.com/gpu" not in str(main_object(replace(JOB, gpus_per_node=0), kind=kind))
 
 
@@ -212,7 +212,7 @@ def test_time_is_a_limit_of_the_job_in_seconds(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_where_pods_may_run_is_passed_on(kind: str) -> None:
+def test_node_selector_and_tolerations_are_passed_on(kind: str) -> None:
     taints = (Toleration(key="nvidia.com/gpu"), Toleration(key="team", operator="Equal", value="a", effect="NoExecute"))
     pod = pod_of(main_object(kind=kind, node_selector={"zone": "b"}, tolerations=taints, pull_secrets=("s",)))
     assert pod["nodeSelector"] == {"zone": "b"}
@@ -224,7 +224,7 @@ def test_where_pods_may_run_is_passed_on(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_site_is_heard_on_the_environment_last(kind: str) -> None:
+def test_the_sites_environment_takes_precedence(kind: str) -> None:
     assert environ_of(main_object(kind=kind, environ={"HOME": "/claim/me", "NCCL_DEBUG": "INFO"})).items() >= {
         ("HOME", "/claim/me"),
         ("NCCL_DEBUG", "INFO"),
@@ -246,7 +246,7 @@ def test_two_runs_of_a_recipe_have_names_of_their_own_and_one_run_always_the_sam
     assert names[0] == names[1] != names[2]
 
 
-def test_the_config_map_has_the_recipe_under_the_name_that_pods_are_told() -> None:
+def test_the_config_map_names_the_recipe_as_the_command_does() -> None:
     config = written()["ConfigMap"]
     assert config["data"] == {"photos.yaml": RECIPE}
     assert config["immutable"] is True
@@ -262,14 +262,14 @@ def test_a_ladder_travels_beside_its_recipe_by_its_own_name() -> None:
     assert program_of(made)[1:4] == ["ladder", "/etc/paceline/16-bits.yaml", "/etc/paceline/photos.yaml"]
 
 
-def test_without_a_recipe_there_is_no_config_map_and_words_stay() -> None:
+def test_without_a_recipe_there_is_no_config_map() -> None:
     made = build_manifests(replace(JOB, args=("eval", str(RUN), "--classes"), nodes=1), site(kind="job"))
     assert [each["kind"] for each in made] == ["Job"]
     assert program_of(made[0]) == ["paceline", "eval", THERE, "--classes", "--ranks=4"]
     assert "recipe" not in {each["name"] for each in pod_of(made[0])["volumes"]}
 
 
-def test_a_run_directory_on_the_claim_stays_where_it_is() -> None:
+def test_a_run_directory_on_the_claim_is_unchanged() -> None:
     run = Path("/claim/experiments/a")
     made = main_object(replace(JOB, run_dir=run, args=("train", "digits", "--run-dir", str(run))), kind="job")
     assert program_of(made)[-1] == str(run)
@@ -292,7 +292,7 @@ def test_only_whole_paths_of_the_run_are_moved() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_looks_like_a_variable_is_passed_on_as_it_is(kind: str) -> None:
+def test_kubernetes_does_not_expand_arguments(kind: str) -> None:
     """Of `$(NAME)` Kubernetes would make the value of a variable, of `$$` one `$`."""
     words = (*JOB.args, "data.source.root=/claim/$(HOME)/a$$b$")
     made = main_object(replace(JOB, args=words, nodes=1, starts_ranks=False), kind=kind, environ={"A": "$(HOME)"})
@@ -301,7 +301,7 @@ def test_what_looks_like_a_variable_is_passed_on_as_it_is(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_torchrun_would_fill_in_is_passed_on_as_it_is(kind: str) -> None:
+def test_torchrun_does_not_expand_arguments(kind: str) -> None:
     """Beyond what Kubernetes takes of it, torchrun makes a rank's number of `${local_rank}`, and one `$` of `$$`."""
     word = "data.source.root=/claim/${local_rank}/$(HOME)/a$$b$"
     given = program_of(main_object(replace(JOB, args=(*JOB.args, word)), kind=kind))[-1]
@@ -311,7 +311,7 @@ def test_what_torchrun_would_fill_in_is_passed_on_as_it_is(kind: str) -> None:
 
 
 @pytest.mark.parametrize("word", ["a\0b", "a\udcffb"])
-def test_what_no_manifest_can_hold_is_refused(word: str) -> None:
+def test_text_that_no_manifest_can_hold_is_refused(word: str) -> None:
     with pytest.raises(RecipeError, match=r"is not text, and cannot be part of a manifest \(write it as UTF-8\)"):
         main_object(replace(JOB, args=(*JOB.args, word)))
 
@@ -336,7 +336,7 @@ def test_ladders_over_several_nodes_and_arrays_are_refused() -> None:
         main_object(replace(JOB, tasks=(0, 1, 2)))
 
 
-def test_what_was_typed_is_kept() -> None:
+def test_the_typed_command_is_an_annotation() -> None:
     made = main_object(replace(JOB, comments=("paceline submit photos", "recipe 0123456789ab")))
     assert made["metadata"]["annotations"]["paceline/said"] == "paceline submit photos\nrecipe 0123456789ab\n"
 

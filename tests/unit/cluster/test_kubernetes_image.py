@@ -40,7 +40,7 @@ def locked() -> dict[str, tuple[str, list[str]]]:
     return found
 
 
-def wanted() -> list[Requirement]:
+def expected() -> list[Requirement]:
     """Return what the image needs of pyproject.toml: the dependencies, the extras it has, and what builds the wheel."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     extras = project["project"]["optional-dependencies"]
@@ -50,7 +50,7 @@ def wanted() -> list[Requirement]:
 
 def test_the_lock_covers_every_dependency_at_a_version_that_fits() -> None:
     packages = locked()
-    needed = [each for each in wanted() if each.marker is None or each.marker.evaluate(PYTHON)]
+    needed = [each for each in expected() if each.marker is None or each.marker.evaluate(PYTHON)]
     assert len(needed) > 15
     missing = [each.name for each in needed if canonicalize_name(each.name) not in packages]
     assert missing == []
@@ -66,7 +66,7 @@ def test_every_package_of_the_lock_is_pinned_and_has_hashes() -> None:
         assert all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", option) for option in options), name
 
 
-def test_the_lock_says_how_it_was_made_and_names_no_machine() -> None:
+def test_the_lock_names_its_command_and_no_machine() -> None:
     text = LOCK.read_text()
     header = [line for line in text.splitlines()[:12] if line.startswith("#")]
     command = next(line for line in header if "--generate-hashes" in line)
@@ -76,7 +76,7 @@ def test_the_lock_says_how_it_was_made_and_names_no_machine() -> None:
     assert not re.search(r"--(index|find-links|trusted|extra-index)\S*\s+\S", "\n".join(text.splitlines()[12:]))
 
 
-def test_everything_that_is_copied_is_there_and_is_let_through() -> None:
+def test_every_copied_path_exists_and_is_not_ignored() -> None:
     """`.dockerignore` lets nothing through but what it names."""
     lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
     assert lines[0] == "*"
@@ -88,14 +88,14 @@ def test_everything_that_is_copied_is_there_and_is_let_through() -> None:
     assert sources == allowed
 
 
-def test_what_is_built_here_is_not_copied() -> None:
+def test_local_builds_are_not_copied() -> None:
     """A library of another Python or processor in src/ would hide that the image has built none."""
     patterns = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("**/")]
     for path in ("src/paceline/data/_native.abi3.so", "src/paceline/__pycache__", "src/paceline.egg-info"):
         assert any(fnmatch(path, pattern) for pattern in patterns), path
 
 
-def test_packages_are_installed_by_hash_or_from_what_was_built() -> None:
+def test_packages_are_installed_by_hash_or_from_the_local_wheel() -> None:
     installs = [rest for name, rest in instructions() if name == "RUN" for rest in rest.split("&&") if " pip " in rest]
     assert len(installs) == 3
     assert all("--no-cache-dir" in each for each in installs)
@@ -104,10 +104,10 @@ def test_packages_are_installed_by_hash_or_from_what_was_built() -> None:
 
 def test_the_image_is_no_roots_and_starts_paceline() -> None:
     last_stage = instructions()[max(at for at, (name, _) in enumerate(instructions()) if name == "FROM") :]
-    said = {name: rest for name, rest in last_stage if name not in ("RUN", "COPY", "LABEL", "ENV")}
-    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", said["USER"])  # a cluster can only tell numbers from root
-    assert said["ENTRYPOINT"] == '["paceline"]'
-    assert said["HEALTHCHECK"] == "NONE"
+    printed = {name: rest for name, rest in last_stage if name not in ("RUN", "COPY", "LABEL", "ENV")}
+    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", printed["USER"])  # a cluster can only tell numbers from root
+    assert printed["ENTRYPOINT"] == '["paceline"]'
+    assert printed["HEALTHCHECK"] == "NONE"
     names = [name for name, _ in last_stage]
     assert max(at for at, name in enumerate(names) if name == "RUN") < names.index("USER")
 

@@ -121,7 +121,7 @@ def broken(manifest: dict[str, Any]) -> list[str]:
 @pytest.mark.parametrize("kind", ["trainjob", "job"])
 @pytest.mark.parametrize("site", [SITE, FULL], ids=["least", "all"])
 @pytest.mark.parametrize("nodes", [1, 2])
-def test_what_is_written_is_what_the_types_say(kind: str, site: dict[str, Any], nodes: int) -> None:
+def test_manifests_match_the_published_types(kind: str, site: dict[str, Any], nodes: int) -> None:
     made = build_manifests(
         replace(JOB, nodes=nodes, comments=("paceline submit photos",)),
         KubernetesSite.model_validate({**site, "kind": kind}),

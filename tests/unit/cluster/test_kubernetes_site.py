@@ -1,4 +1,4 @@
-"""What a site may say of a Kubernetes cluster, and what is refused before a cluster would."""
+"""Fields of a Kubernetes site, and values that are refused before a cluster would."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ def test_every_field_is_documented() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "said"),
+    ("field", "value", "printed"),
     [
         ("memory", "8 gigs", "is not an amount"),
         ("memory", "-1Gi", "is not an amount"),
@@ -46,12 +46,12 @@ def test_every_field_is_documented() -> None:
         ("tolerations", [{"key": "a", "value": "b"}], "has no effect with operator Exists"),
     ],
 )
-def test_what_a_cluster_would_refuse_is_refused(field: str, value: Any, said: str) -> None:
-    with pytest.raises(ValidationError, match=said):
+def test_invalid_kubernetes_names_are_refused(field: str, value: Any, printed: str) -> None:
+    with pytest.raises(ValidationError, match=printed):
         KubernetesSite.model_validate({field: value})
 
 
-def test_numbers_and_switches_are_text_where_kubernetes_wants_text() -> None:
+def test_numbers_and_switches_become_text_for_kubernetes() -> None:
     site = KubernetesSite.model_validate(
         {"environ": {"OMP_NUM_THREADS": 4, "A": True}, "node_selector": {"gpu": True}, "memory": 1000}
     )

@@ -42,7 +42,7 @@ NASTY = [
 
 
 @pytest.mark.parametrize("text", NASTY)
-def test_text_that_looks_like_something_else_comes_back(text: str) -> None:
+def test_ambiguous_text_survives_a_round_trip(text: str) -> None:
     manifest = {"value": text, "list": [text, [text]], "map": {text: text}}
     assert back(manifests_to_yaml([manifest])) == [[manifest], [manifest]]
 

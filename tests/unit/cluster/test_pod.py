@@ -30,13 +30,13 @@ def test_a_name_becomes_a_label(text: str, expected: str) -> None:
 
 
 @given(st.text(max_size=100), st.text(max_size=20))
-def test_every_name_has_room_for_what_controllers_append(text: str, key: str) -> None:
+def test_every_name_has_room_for_suffixes_of_controllers(text: str, key: str) -> None:
     label = unique_label(text, key)
     assert RFC_1035.fullmatch(label)
     assert len(f"{label}-node-0-99999-x7k2p") <= 63
 
 
-def test_names_that_look_alike_once_they_are_labels_differ() -> None:
+def test_names_with_equal_labels_are_distinct() -> None:
     assert unique_label("a/b", "run") != unique_label("a-b", "run")
 
 

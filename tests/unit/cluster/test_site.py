@@ -1,4 +1,4 @@
-"""What a site wants is read from files and words, as a recipe is, and refused as one."""
+"""Sites are read from files and overrides like recipes, with the same errors."""
 
 import re
 from pathlib import Path
@@ -22,17 +22,17 @@ def write(tmp_path: Path, monkeypatch):
     return work
 
 
-def test_nothing_said_is_nothing_asked_for():
+def test_an_empty_site_has_the_defaults():
     site = load_site(None, ())
     assert (site.slurm.partition, site.slurm.time, site.slurm.requeue) == ("auto", "auto", "on")
 
 
-def test_numbers_and_switches_are_text_where_text_is_wanted():
+def test_numbers_and_switches_become_text():
     site = load_site(None, ("slurm.account=12", "slurm.environ={A: true, B: 1.5}"))
     assert (site.slurm.account, site.slurm.environ) == ("12", {"A": "true", "B": "1.5"})
 
 
-def test_words_go_over_a_named_site_and_that_goes_over_the_users_own(write):
+def test_overrides_take_precedence_over_a_named_site_and_that_over_the_users(write):
     own = Path(write("slurm: {account: mine, qos: low}", "own.yaml"))
     named = write("slurm: {account: course, partition: gpu}")
     assert load_site(None, (), own).slurm.account == "mine"
@@ -58,7 +58,7 @@ def test_every_shipped_site_makes_a_script():
         assert build_script(job, load_site(name, ()).slurm).endswith('exit "$code"\n')
 
 
-def test_juwels_booster_is_asked_as_its_documentation_says():
+def test_juwels_booster_follows_its_documentation():
     job = ClusterJob(
         "name", ("train", "r.yaml"), Path("/run"), Path("/here"), nodes=2, ranks_per_node=4, gpus_per_node=4
     )
@@ -69,13 +69,13 @@ def test_juwels_booster_is_asked_as_its_documentation_says():
     assert "srun --kill-on-bad-exit=1 --cpus-per-task=24 python -P -m paceline train" in text
 
 
-@pytest.mark.parametrize(("ranks", "said", "cpus"), [(4, (), 24), (1, (), 96), (1, ("slurm.cpus_per_rank=12",), 12)])
-def test_the_ranks_of_a_whole_node_share_its_cpus(ranks: int, said: tuple[str, ...], cpus: int):
+@pytest.mark.parametrize(("ranks", "printed", "cpus"), [(4, (), 24), (1, (), 96), (1, ("slurm.cpus_per_rank=12",), 12)])
+def test_the_ranks_of_a_whole_node_share_its_cpus(ranks: int, printed: tuple[str, ...], cpus: int):
     """The course's job of one GPU has all 96 CPUs, and each of four ranks 24."""
     job = ClusterJob(
         "name", ("train", "r.yaml"), Path("/run"), Path("/here"), ranks_per_node=ranks, gpus_per_node=ranks
     )
-    text = build_script(job, load_site("juwels-booster", said).slurm, "python")
+    text = build_script(job, load_site("juwels-booster", printed).slurm, "python")
     assert f"\n#SBATCH --cpus-per-task={cpus}\n" in text
     assert f"srun --kill-on-bad-exit=1 --cpus-per-task={cpus} " in text
 
@@ -112,13 +112,13 @@ BAD = {
 
 
 @pytest.mark.parametrize(("text", "message"), BAD.values(), ids=BAD)
-def test_what_cannot_be_is_refused_where_it_stands(write, text: str, message: str):
+def test_an_invalid_field_is_refused_with_its_line(write, text: str, message: str):
     with pytest.raises(RecipeError, match=re.escape(message)) as refused:
         load_site(write(text), ())
     assert len(str(refused.value).splitlines()) == 1
 
 
-def test_a_word_is_refused_by_its_field():
+def test_an_invalid_override_is_refused_with_its_field():
     with pytest.raises(RecipeError, match=r"^slurm\.acount: is not a field"):
         load_site(None, ("slurm.acount=me",))
     with pytest.raises(RecipeError, match=r"^slurm\.cpus_per_rank: 0 should be "):

@@ -59,17 +59,17 @@ EVIL = (
 
 @dataclass(frozen=True)
 class Ended:
-    """How a script has ended, the words that the program was started with, and what scontrol was told."""
+    """How a script has ended, the arguments of the program, and those of scontrol."""
 
     code: int
     words: list[str]
-    told: str
+    requeued: str
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Callable[..., Ended]:
     """Return a function that runs a script with a stand-in for srun, or for Python, that ends with a code."""
-    for name, does in {"srun": "", "python": "", "scontrol": 'echo "$*" >> "$TOLD"'}.items():
+    for name, does in {"srun": "", "python": "", "scontrol": 'echo "$*" >> "$REQUEUED"'}.items():
         recorded = 'printf "%s\\0" "$@" > "$WORDS"; eval "$DOES"; exit "$CODE"'
         (tmp_path / name).write_text(f"#!/bin/bash\n{does or recorded}\n")
         (tmp_path / name).chmod(0o755)
@@ -79,15 +79,15 @@ def run(tmp_path: Path) -> Callable[..., Ended]:
         folder.mkdir(exist_ok=True)
         path = tmp_path / "job.sh"
         path.write_bytes(text.encode("utf-8"))
-        words, told = tmp_path / "words", tmp_path / "told"
-        told.write_text("")
+        words, requeued = tmp_path / "words", tmp_path / "requeued"
+        requeued.write_text("")
         environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3", **slurm}
-        environ |= {"WORDS": str(words), "TOLD": str(told), "CODE": str(code), "DOES": does}
+        environ |= {"WORDS": str(words), "REQUEUED": str(requeued), "CODE": str(code), "DOES": does}
         subprocess.run(["bash", "-n", str(path)], check=True, timeout=10)
         ended = subprocess.run(["bash", str(path)], cwd=folder, env=environ, timeout=10, capture_output=True)
         assert list(folder.iterdir()) == []
         return Ended(
-            ended.returncode, [os.fsdecode(word) for word in words.read_bytes().split(b"\0")[:-1]], told.read_text()
+            ended.returncode, [os.fsdecode(word) for word in words.read_bytes().split(b"\0")[:-1]], requeued.read_text()
         )
 
     return work
@@ -97,7 +97,7 @@ def directives(text: str) -> list[str]:
     return [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH")]
 
 
-def test_a_script_reads_from_what_is_needed_to_how_it_ends():
+def test_a_script_has_directives_environment_program_and_exit_code():
     site = SlurmSite.model_validate(
         {
             "account": "me",
@@ -147,9 +147,9 @@ def test_a_script_reads_from_what_is_needed_to_how_it_ends():
     )
 
 
-def test_a_site_that_says_nothing_leaves_all_to_the_cluster():
-    told = directives(build_script(replace(JOB, gpus_per_node=0), SlurmSite(), "python"))
-    assert [line.partition("=")[0] for line in told] == [
+def test_an_empty_site_sets_no_optional_directive():
+    requeued = directives(build_script(replace(JOB, gpus_per_node=0), SlurmSite(), "python"))
+    assert [line.partition("=")[0] for line in requeued] == [
         "--job-name", "--nodes", "--ntasks-per-node", "--chdir", "--output", "--open-mode", "--signal", "--requeue",
     ]  # fmt: skip
 
@@ -170,68 +170,68 @@ def test_a_site_that_says_nothing_leaves_all_to_the_cluster():
         ({"output": "/logs/%x.out"}, "--output=/logs/%x.out"),
     ],
 )
-def test_what_a_site_wants_is_an_option(values: dict, expected: str):
+def test_a_site_field_is_a_directive(values: dict, expected: str):
     assert expected in directives(build_script(JOB, SlurmSite.model_validate(values)))
 
 
 @pytest.mark.parametrize("code", [0, 2, 137])
 def test_a_job_ends_as_its_program_does(run, code: int):
     ended = run(build_script(JOB, SlurmSite()), code)
-    assert (ended.code, ended.told) == (code, "")
+    assert (ended.code, ended.requeued) == (code, "")
 
 
-def test_a_job_that_has_left_when_it_was_asked_to_is_queued_again(run):
+def test_a_preempted_job_is_requeued(run):
     ended = run(build_script(JOB, SlurmSite()), 75)
-    assert (ended.code, ended.told) == (75, "requeue 7\n")
+    assert (ended.code, ended.requeued) == (75, "requeue 7\n")
 
 
-def test_a_job_that_leaves_each_time_is_not_queued_again_for_ever(run):
+def test_requeues_are_limited(run):
     text = build_script(JOB, SlurmSite.model_validate({"restarts": 2}))
-    assert run(text, 75, SLURM_RESTART_COUNT="1").told == "requeue 7\n"
+    assert run(text, 75, SLURM_RESTART_COUNT="1").requeued == "requeue 7\n"
     ended = run(text, 75, SLURM_RESTART_COUNT="2")
-    assert (ended.code, ended.told) == (75, "")
+    assert (ended.code, ended.requeued) == (75, "")
 
 
 @pytest.mark.parametrize("job", [JOB, ALONE], ids=["ranks", "alone"])
-def test_a_job_is_not_queued_again_where_the_site_wants_none_to_be(run, tmp_path: Path, job: ClusterJob):
+def test_a_site_can_disable_requeueing(run, tmp_path: Path, job: ClusterJob):
     text = build_script(job, SlurmSite.model_validate({"requeue": "off"}), str(tmp_path / "python"))
-    assert run(text, 75).told == ""
+    assert run(text, 75).requeued == ""
 
 
-def test_a_program_that_is_no_ranks_is_asked_to_leave_through_the_batch_shell(run, tmp_path: Path):
+def test_the_batch_shell_forwards_the_signal_to_a_single_process(run, tmp_path: Path):
     text = build_script(ALONE, SlurmSite(), str(tmp_path / "python"))
     assert "--signal=B:USR1@60" in directives(text) and "srun" not in text
     ended = run(text, does='trap "exit 130" TERM; kill -USR1 "$PPID"; while kill -0 "$PPID"; do :; done')
-    assert (ended.code, ended.told) == (130, "requeue 7\n")
+    assert (ended.code, ended.requeued) == (130, "requeue 7\n")
     assert ended.words == ["-P", "-m", "paceline", *ALONE.args]
 
 
-def test_a_program_that_was_asked_to_leave_and_had_ended_by_then_is_not_started_again(run, tmp_path: Path):
+def test_a_program_that_completes_after_the_signal_is_not_requeued(run, tmp_path: Path):
     text = build_script(ALONE, SlurmSite(), str(tmp_path / "python"))
     ended = run(text, does='trap "exit 0" TERM; kill -USR1 "$PPID"; while kill -0 "$PPID"; do :; done')
-    assert (ended.code, ended.told) == (0, "")
-    assert run(text, 3).told == ""
+    assert (ended.code, ended.requeued) == (0, "")
+    assert run(text, 3).requeued == ""
 
 
-def test_a_task_of_an_array_is_told_its_number(run, tmp_path: Path):
+def test_an_array_task_gets_its_number(run, tmp_path: Path):
     text = build_script(replace(ALONE, tasks=(7, 1, 2, 3)), SlurmSite(), str(tmp_path / "python"))
     assert {"--array=1-3,7", "--output=/runs/a/job/%A_%a.out"} <= set(directives(text))
     assert run(text).words[-2:] == ["--task", "3"]
 
 
-def test_a_task_that_was_asked_to_leave_is_queued_again_alone(run, tmp_path: Path):
+def test_a_preempted_array_task_is_requeued_alone(run, tmp_path: Path):
     """One task's job number is the array's, by which all of them would be started again."""
     text = build_script(replace(ALONE, tasks=(1, 2, 3)), SlurmSite(), str(tmp_path / "python"))
     does = 'trap "exit 130" TERM; kill -USR1 "$PPID"; while kill -0 "$PPID"; do :; done'
-    assert run(text, does=does, SLURM_ARRAY_JOB_ID="7").told == "requeue 7_3\n"
+    assert run(text, does=does, SLURM_ARRAY_JOB_ID="7").requeued == "requeue 7_3\n"
 
 
 def test_a_program_that_dies_of_the_signal_itself_is_not_waited_for(run, tmp_path: Path):
     ended = run(build_script(ALONE, SlurmSite(), str(tmp_path / "python")), does="kill -USR1 $$; while :; do :; done")
-    assert (ended.code, ended.told) == (138, "")
+    assert (ended.code, ended.requeued) == (138, "")
 
 
-def test_every_word_reaches_the_program_as_it_was_given(run, tmp_path: Path):
+def test_arguments_reach_the_program_unchanged(run, tmp_path: Path):
     values = {"srun": ["--comment=a $(touch canary) 'b'"], "environ": {"EVIL": "$(touch canary) \\ 'b'"}}
     job = replace(JOB, args=("train", *EVIL), comments=EVIL)
     text = build_script(job, SlurmSite.model_validate(values), str(tmp_path / "python"))
@@ -251,7 +251,7 @@ def test_a_name_is_one_directive_and_does_nothing(run, name: str):
 
 @settings(max_examples=20)
 @given(words=st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",))), max_size=20))
-def test_any_words_reach_the_program(tmp_path_factory, words: list[str]):
+def test_any_arguments_reach_the_program(tmp_path_factory, words: list[str]):
     folder = tmp_path_factory.mktemp("any")
     (folder / "python").write_text('#!/bin/bash\nprintf "%s\\0" "$@"\n')
     (folder / "python").chmod(0o755)
@@ -279,7 +279,7 @@ def test_a_run_directory_is_no_pattern_of_slurms():
     ("grace_s", "values", "expected_s"),
     [(60, {}, 60), (300, {}, 300), (60, {"time": "1min"}, 30), (60, {"time": "2h"}, 60), (60, {"lead": "10s"}, 10)],
 )
-def test_a_job_is_asked_to_leave_with_time_to_do_so(grace_s: float, values: dict, expected_s: int):
+def test_the_signal_precedes_the_time_limit_by_the_grace_period(grace_s: float, values: dict, expected_s: int):
     assert signal_lead_s(replace(JOB, grace_s=grace_s), SlurmSite.model_validate(values)) == expected_s
 
 

@@ -1,4 +1,4 @@
-"""What Slurm is asked and told, and how a job is followed; Slurm's programs are stand-ins."""
+"""Submitting, querying and following jobs, with stand-ins for Slurm's programs."""
 
 import os
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ SHOWN = """JobId=12 JobName=evil JobState=COMPLETED Reason=None ExitCode=9:9
 
 @pytest.fixture
 def programs(tmp_path: Path):
-    """Return a function that puts a program on the PATH of a Slurm, which does what it is told to."""
+    """Return a function that puts a stand-in for each program on the PATH."""
     environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "1", "SLURM_CONF": "/s", "RANK": "3"}
     environ |= {"SLURM_JWT": "secret", "MASTER_ADDR": "node1", "GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "a"}
     environ |= {"PACELINE_END_TIME": "9", "PACELINE_STORE_FD": "3", "PACELINE_CACHE": "mine"}
@@ -35,7 +35,7 @@ def programs(tmp_path: Path):
     return work
 
 
-def test_a_job_is_read_from_what_slurm_shows_of_it_whatever_it_is_called():
+def test_a_job_is_parsed_whatever_its_name():
     state = parse_state(SHOWN)
     assert state == JobState("FAILED", "NonZeroExitCode", 2, 75, 0, Path("/runs/a b/job/12.out"))
     assert str(state) == "failed (NonZeroExitCode), exit code 75, restart 2"
@@ -67,7 +67,7 @@ def test_a_script_is_queued_after_others_and_without_the_submitters_place_in_a_j
     assert not names & {"PACELINE_END_TIME", "PACELINE_STORE_FD"}
 
 
-def test_what_slurm_refuses_is_one_line(programs):
+def test_an_error_of_slurm_is_one_line(programs):
     said = (
         "sbatch: error: invalid partition specified: no\nsbatch: error: Batch job submission failed: Invalid partition"
     )
@@ -86,15 +86,15 @@ def test_a_missing_program_is_named(programs):
 
 
 class Watched:
-    """Follows a job whose states come from a list, and writes lines as it goes on."""
+    """Follows a job whose states come from a list, and writes lines meanwhile."""
 
     def __init__(self, path: Path, *states: JobState | str) -> None:
         self._states = iter(states)
         self._path = path
-        self.said: list[str] = []
-        self.heard: list[str] = []
+        self.reported: list[str] = []
+        self.lines: list[str] = []
 
-    def look(self) -> JobState:
+    def poll(self) -> JobState:
         state = next(self._states)
         while isinstance(state, str):
             with self._path.open("a") as file:
@@ -105,28 +105,28 @@ class Watched:
         return state
 
     def follow(self) -> JobState:
-        return follow_until_end(self.look, self.said.append, self.heard.append, lambda: None, self._path)
+        return follow_until_end(self.poll, self.reported.append, self.lines.append, lambda: None, self._path)
 
 
 RUNNING, PENDING, FAILED = JobState("RUNNING"), JobState("PENDING", "Priority"), JobState("FAILED", code=2)
 
 
-def test_changes_and_whole_lines_are_told_as_they_come(tmp_path: Path):
+def test_state_changes_and_complete_lines_are_reported(tmp_path: Path):
     states = (PENDING, PENDING, RUNNING, "a\nb", RUNNING, "c\nlast", JobState("COMPLETED"))
     watched = Watched(tmp_path / "out", *states)
     assert watched.follow().exit_code == 0
-    assert watched.said == ["pending (Priority)", "running", "completed"]
-    assert watched.heard == ["a", "bc", "last"]
+    assert watched.reported == ["pending (Priority)", "running", "completed"]
+    assert watched.lines == ["a", "bc", "last"]
 
 
 def test_an_end_that_slurm_takes_back_is_none(tmp_path: Path):
     again = JobState("PENDING", "BeginTime", restarts=1)
     watched = Watched(tmp_path / "out", RUNNING, FAILED, again, FAILED, FAILED)
     assert watched.follow() == FAILED
-    assert watched.said == ["running", "pending (BeginTime), restart 1", "failed, exit code 2"]
+    assert watched.reported == ["running", "pending (BeginTime), restart 1", "failed, exit code 2"]
 
 
-def test_a_controller_that_does_not_answer_is_asked_again_but_not_for_ever(tmp_path: Path):
+def test_failed_queries_are_retried_a_limited_number_of_times(tmp_path: Path):
     silent = [JobState("UNKNOWN")] * 15
     watched = Watched(tmp_path / "out", *silent, RUNNING, *silent, JobState("COMPLETED"))
     assert watched.follow().state == "COMPLETED"
@@ -134,7 +134,7 @@ def test_a_controller_that_does_not_answer_is_asked_again_but_not_for_ever(tmp_p
         Watched(tmp_path / "out", RUNNING, *silent, *silent).follow()
 
 
-def test_output_that_is_not_there_is_no_output(tmp_path: Path):
+def test_a_missing_output_file_has_no_lines(tmp_path: Path):
     def lines(path: Path | None) -> Iterator[str]:
         return FileTail().read_lines(path, include_partial=True)
 

@@ -40,11 +40,11 @@ class Shape:
     steps: int = 600
     nodes: int = 1
     gpus: int = 2
-    looks: int = 90
+    samples: int = 90
     mistakes: int = 12
 
 
-SMALL = Shape(names=NAMES[:3], evals=2, steps=6, looks=3, mistakes=2)
+SMALL = Shape(names=NAMES[:3], evals=2, steps=6, samples=3, mistakes=2)
 
 
 def write_run(folder: Path, shape: Shape = Shape(), **changes: Any) -> RunDir:
@@ -65,7 +65,7 @@ def write_run(folder: Path, shape: Shape = Shape(), **changes: Any) -> RunDir:
     bad = {"split": "train", "index": 812, "path": "/data/cifar/x|y`<b>.png", "reason": "is empty (0 bytes)"}
     rundir.add_bad_image(bad)
     for node in range(shape.nodes):
-        write_lines(rundir.telemetry(node), [look(index, shape, draw) for index in range(shape.looks)])
+        write_lines(rundir.telemetry(node), [sample(index, shape, draw) for index in range(shape.samples)])
     write_worst(rundir, shape, draw)
     rundir.write_json("profile.json", PROFILE)
     return rundir
@@ -183,7 +183,7 @@ def evaluation(index: int, num_evals: int) -> dict[str, Any]:
     }
 
 
-def look(index: int, shape: Shape, draw: random.Random) -> dict[str, Any]:
+def sample(index: int, shape: Shape, draw: random.Random) -> dict[str, Any]:
     wave = 0.5 + 0.4 * math.sin(index / 6)
     gpus = [
         {"index": gpu, "name": "NVIDIA H200", "utilisation": min(1.0, 0.55 + 0.4 * draw.random()),
@@ -192,8 +192,8 @@ def look(index: int, shape: Shape, draw: random.Random) -> dict[str, Any]:
         for gpu in range(shape.gpus)
     ]  # fmt: skip
     return {"unix_s": BEGIN_S + 3 * index, "cpu": min(1.0, 0.6 + 0.35 * draw.random()),
-            "memory_bytes": round((18 + 4 * index / shape.looks) * 2**30), "memory_total_bytes": 128 * 2**30,
-            "ranks_memory_bytes": round((9 + 2 * index / shape.looks) * 2**30),
+            "memory_bytes": round((18 + 4 * index / shape.samples) * 2**30), "memory_total_bytes": 128 * 2**30,
+            "ranks_memory_bytes": round((9 + 2 * index / shape.samples) * 2**30),
             "disk_read_bytes_per_s": 3e6 * wave, "disk_written_bytes_per_s": 45e6 if index % 30 == 29 else 2e5,
             "net_sent_bytes_per_s": 1.2e6 * wave, "net_received_bytes_per_s": 0.9e6 * wave, "gpus": gpus}  # fmt: skip
 

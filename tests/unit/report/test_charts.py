@@ -152,7 +152,7 @@ def test_an_interval_that_reaches_zero_is_drawn_a_decade_down_on_a_logarithmic_a
     assert found.dots[0].text == "ranks 1: measured 10 (-5 to 25)"
 
 
-def test_equal_factors_are_equal_lengths_where_both_axes_are_logarithmic():
+def test_equal_factors_are_equal_lengths_on_two_logarithmic_axes():
     line = ChartLine("ideal", [(1, 10.0), (2, 20.0), (4, 40.0)], has_markers=True)
     dots = layout_chart(Chart("Speed", "ranks", "images/s", [line], low=None, log_x=True, log_y=True)).curves[0].dots
     assert dots[1].x - dots[0].x == pytest.approx(dots[2].x - dots[1].x)  # logarithms, rounded

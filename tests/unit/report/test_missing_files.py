@@ -98,7 +98,7 @@ def test_a_result_of_before_the_account_is_shown_with_its_stages(rundir):
     assert "Stages of the counted steps" in text and "could be read" not in text
 
 
-def test_fields_of_a_newer_version_are_named_and_left_out(rundir):
+def test_fields_of_a_newer_version_are_named_and_ignored(rundir):
     path = rundir.path / "result.json"
     values = json.loads(path.read_text())
     values["time"]["asleep_s"] = 3.0
@@ -166,7 +166,7 @@ NVML = "nvidia-ml-py is not installed (pip install 'paceline[telemetry]')"
     ],
 )
 def test_the_telemetry_section_explains_missing_gpu_values(runs, tmp_path, provenance, gpus, note):
-    shape = runs.Shape(steps=3, looks=3, mistakes=1, gpus=gpus)
+    shape = runs.Shape(steps=3, samples=3, mistakes=1, gpus=gpus)
     page = html.unescape(write_report(runs.write_run(tmp_path / "run", shape, provenance=provenance)).read_text())
     assert note in page and "telemetry missing" not in page
 
@@ -177,7 +177,7 @@ def test_a_run_on_cpus_shows_no_empty_rows_of_gpus_captures_or_failures(runs, tm
         for rank in (0, 1)
     ]
     saved = {"saved": 3, "failed": 0, "stall_s": 0.01, "write_s": 0.1, "bytes": 1000}
-    shape = runs.Shape(steps=3, looks=3, mistakes=1, gpus=0)
+    shape = runs.Shape(steps=3, samples=3, mistakes=1, gpus=0)
     provenance = {"device": "cpu"}
     rundir = runs.write_run(tmp_path / "run", shape, provenance=provenance, ranks=ranks, checkpoints=saved)
     text = render_report(rundir, "md")
@@ -209,7 +209,7 @@ def test_only_pictures_of_the_folder_itself_are_shown(rundir):
     assert text.count("no thumbnail") == len(names) and text.count("data:image") == 1
 
 
-def test_what_is_no_run_directory_is_one_line(tmp_path):
+def test_an_invalid_run_directory_is_an_error_in_one_line(tmp_path):
     with pytest.raises(PacelineError) as caught:
         write_report(RunDir(tmp_path / "nothing"))
     assert str(caught.value).endswith("nothing: is not a run directory (name one that paceline train has written)")

@@ -13,7 +13,7 @@ MAX = 200
 
 @pytest.fixture
 def read(tmp_path):
-    """Return a function from the text of a file to the numbers of the records that are read, and what is said."""
+    """Return a function from the text of a file to the numbers of the records that are read, and the problems."""
 
     def sample(text):
         path = tmp_path / "steps.jsonl"
@@ -46,7 +46,7 @@ def test_of_a_long_file_evenly_spaced_records_are_read_with_the_first_and_the_la
     assert max(steps) - min(steps) <= 0.2 * num / MAX  # later numbers have up to two digits more of some 25 bytes
 
 
-def test_a_record_that_is_being_written_is_left_out(read):
+def test_an_incomplete_record_is_skipped(read):
     found, is_sample, problems = read(lines(5000) + b'{"n": 5000, "pa')
     assert is_sample and found[-1] == 4999 and problems == []
 
@@ -57,7 +57,7 @@ def test_a_long_file_with_a_giant_line_is_read_around_it(read):
     assert is_sample and found[0] == 0 and found[-1] == 4999 and len(found) < MAX
 
 
-def test_what_is_damaged_in_a_long_file_is_counted(read):
+def test_damaged_lines_of_a_long_file_are_counted(read):
     found, _, problems = read(lines(5000) + b"x" * 30 + b"\n" + b"y\n" * 60_000 + lines(1))
     assert found[0] == 0 and found[-1] == 0
     assert len(problems) == 1 and problems[0].endswith("lines are not records and were skipped")
@@ -66,7 +66,7 @@ def test_what_is_damaged_in_a_long_file_is_counted(read):
 def test_the_page_of_a_long_run_notes_the_sample_and_has_its_end(runs, tmp_path, monkeypatch):
     monkeypatch.setattr("paceline.report.read_run._MAX_STEPS", 2000)
     monkeypatch.setattr("paceline.report.read_run._MAX_SAMPLES_PER_NODE", 250)
-    rundir = runs.write_run(tmp_path / "run", runs.Shape(steps=3, looks=3, gpus=8))
+    rundir = runs.write_run(tmp_path / "run", runs.Shape(steps=3, samples=3, gpus=8))
     for path, num, key, first in ((rundir.steps, 5000, "step", 1), (rundir.telemetry(0), 1100, "unix_s", 0)):
         row = json.loads(path.read_text().splitlines()[0])
         with path.open("w") as file:

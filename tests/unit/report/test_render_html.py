@@ -21,7 +21,7 @@ IN_SENTENCES = {
     "ema": {"top5", "loss", "images"},
     "best": {"top1"},
 }
-"""Numbers that stand in a sentence, and not alone; some of them are looked for by their words."""
+"""Numbers that are part of a sentence."""
 LEFT_OUT = {"ema": {"ece", "mean_class_accuracy"}, "best": {"images", "top5", "loss", "ece", "mean_class_accuracy"}}
 
 
@@ -91,7 +91,7 @@ def test_the_numbers_on_the_page_are_those_of_the_result(rundir, page):
         assert text in page.text
 
 
-def test_what_comes_from_outside_stays_text(runs, page):
+def test_untrusted_text_stays_text(runs, page):
     tags = {tag for tag, _ in page.tags}
     assert "script" not in tags and "iframe" not in tags and "b" in tags
     names = {name for _, attributes in page.tags for name in attributes}
@@ -219,7 +219,7 @@ def test_an_override_of_a_stranger_is_quoted_or_no_command(runs, tmp_path, overr
 def test_the_largest_run_fits(runs, tmp_path):
     """A thousand classes, a hundred mistakes, six nodes of eight GPUs and long names."""
     names = tuple(f"{index:04} {'x' * 200}" for index in range(1000))
-    shape = runs.Shape(names=names, nodes=6, gpus=8, looks=40, mistakes=100, steps=1200, evals=300)
+    shape = runs.Shape(names=names, nodes=6, gpus=8, samples=40, mistakes=100, steps=1200, evals=300)
     rundir = runs.write_run(tmp_path / "large", shape)
     for index in range(100):
         (rundir.worst / f"{index}.{'png' if index % 2 else 'jpg'}").write_bytes(b"\xff\xd8\xff" + bytes(16_000))

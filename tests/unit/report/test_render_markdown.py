@@ -12,7 +12,7 @@ from paceline.report.write import render_report
 
 @pytest.fixture(scope="module")
 def rundir(runs, tmp_path_factory):
-    shape = runs.Shape(names=(runs.EVIL, *runs.NAMES[1:]), steps=40, looks=5)
+    shape = runs.Shape(names=(runs.EVIL, *runs.NAMES[1:]), steps=40, samples=5)
     return runs.write_run(tmp_path_factory.mktemp("runs") / "digits", shape)
 
 
@@ -32,7 +32,7 @@ def test_markdown_has_the_figures_and_the_sections(markdown):
     assert re.search(r"(?m)^```sh\npaceline profile \S*digits data.workers=6\n```$", markdown)
 
 
-def test_no_markup_from_outside_is_left_in_markdown(runs, markdown):
+def test_untrusted_markup_is_escaped_in_markdown(runs, markdown):
     text = outside_of_code(markdown)
     assert "<" not in text and "](" not in text and "`" not in text
     assert escape_markdown(runs.EVIL) in text

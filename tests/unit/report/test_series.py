@@ -21,7 +21,7 @@ def test_points_are_the_means_of_as_many_records():
     assert series.xy_points("x", "y") == tuple((1.5 + 4 * index, 0.5) for index in range(16))
 
 
-def test_extents_are_of_all_records_also_where_points_are_means():
+def test_extents_cover_all_records_even_if_points_are_means():
     series = downsample(({"y": 100 if index == 41 else 1} for index in range(1000)), 10)
     extent = series.extents["y"]
     assert (extent.lowest, extent.highest, extent.last) == (1, 100, 1)
@@ -29,7 +29,7 @@ def test_extents_are_of_all_records_also_where_points_are_means():
     assert max(point["y"] for point in series.points) < 100
 
 
-def test_values_that_are_no_numbers_are_left_out_of_their_own_line_only():
+def test_invalid_values_are_skipped_in_their_own_line_only():
     series = downsample([{"x": 1, "y": math.nan, "z": "a"}, {"x": 2, "y": 5, "z": None}, {"x": "3", "y": 6}])
     assert series.xy_points("x", "y") == ((2.0, 5.0),)
     assert not series.has_key("z") and series.num_records == 3

@@ -14,7 +14,7 @@ def doubling(num, every=10):
     return found
 
 
-def test_a_line_whose_looks_become_rare_is_one_piece():
+def test_a_line_whose_samples_become_rare_is_one_piece():
     assert len(list(split_at_gaps(doubling(80)))) == 1
 
 
@@ -39,5 +39,5 @@ def test_a_time_weighted_mean_ignores_gaps():
     assert time_weighted_mean(points) == 2.0
 
 
-def test_the_mean_of_a_single_look_is_its_value():
+def test_the_mean_of_a_single_sample_is_its_value():
     assert time_weighted_mean([(7.0, 0.25)]) == 0.25

@@ -139,7 +139,7 @@ def test_markdown_has_the_sentence_the_tables_and_the_notes(made, page_of, tmp_p
     assert "b was not finished" in text and "GPU-hours" in text
 
 
-def test_where_not_all_reach_the_target_tables_have_the_most_accurate_first(made, page_of, tmp_path):
+def test_tables_start_with_the_most_accurate_unless_all_reach_the_target(made, page_of, tmp_path):
     """Their numbers, and the curves, stay in the order in which the runs were named."""
     paths = [made.write(tmp_path / f"b{batch}", made.Made(batch, best=best, num_classes=10))
              for batch, best in ((1, 0.1), (2, 0.5), (3, 0.7))]  # fmt: skip

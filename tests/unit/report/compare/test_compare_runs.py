@@ -110,7 +110,7 @@ def test_recipes_that_stop_at_a_target_give_it(made, compared, tmp_path):
 
 
 def test_a_target_of_the_recipes_is_reached_when_the_run_would_stop(made, compared, tmp_path):
-    """Accuracy rises by 0.1 an epoch of 20 s; what is asked for by hand has no patience."""
+    """Accuracy rises by 0.1 an epoch of 20 s; a target on the command line has no patience."""
     stops = made.RECIPE.replace("stop: off", "stop:\n    top1: 0.6\n    patience: 2")
     path = made.write(tmp_path / "a", made.Made(recipe=stops))
     assert compared(path).groups[0].to_target_s.value == 7 * 20
@@ -131,7 +131,7 @@ def stops(made, patience=None, top1=0.6):
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_runs_of_identical_curves_reach_a_target_of_the_recipes_at_one_time(made, compared, tmp_path, order):
-    """Whether or not their recipes stop there: the second says how long it goes on."""
+    """Whether or not their recipes stop there."""
     paths = [
         made.write(tmp_path / "a", made.Made(recipe=stops(made, 3))),
         made.write(tmp_path / "b", made.Made(batch=64, recipe=stops(made))),
@@ -152,7 +152,7 @@ def test_recipes_of_one_patience_need_no_note(made, compared, tmp_path):
 
 @pytest.mark.parametrize("other", [{"patience": 3}, {"patience": 3, "top1": 0.55}])
 def test_a_run_that_has_stopped_by_its_own_recipe_has_reached_the_target(made, compared, tmp_path, other):
-    """It ends with its first evaluation there, so that no more in a row can be asked of it."""
+    """It ends with its first evaluation there, so that there cannot be more in a row."""
     early = made.Made(64, epochs=6, best=0.6, status="target_reached", recipe=stops(made, 1))
     paths = [
         made.write(tmp_path / "a", made.Made(recipe=stops(made, **other))),
@@ -275,7 +275,7 @@ def test_a_recipe_that_cannot_be_read_makes_a_group_of_its_own(made, compared, t
     assert f"a: {text}" in found.notes[0]
 
 
-def test_what_is_no_run_directory_is_one_line(compared, tmp_path):
+def test_an_invalid_run_directory_is_an_error_in_one_line(compared, tmp_path):
     with pytest.raises(PacelineError, match=r"is not a run directory \(name one that paceline train has written\)$"):
         compared(tmp_path)
 

@@ -1,4 +1,4 @@
-"""Which accuracy runs are held to where nobody has named one: of runs that have learnt."""
+"""The target accuracy without --target: of runs that learned."""
 
 import pytest
 

@@ -42,7 +42,7 @@ def test_a_measure_may_be_named_and_is_the_speed_up_else(word, found):
         ("gap=-1.5", r"^--fail-below: 'gap=-1.5' is not an accuracy"),
     ],
 )
-def test_what_is_no_level_is_refused(word, text):
+def test_an_invalid_threshold_is_refused(word, text):
     with pytest.raises(RecipeError, match=text):
         parse_thresholds([word], "top1")
 

@@ -1,4 +1,4 @@
-"""Runs that were made with other code of a user's own: what is said of it, in a comparison and on its page."""
+"""Runs with different plugin code: notes of a comparison, and its page."""
 
 import json
 
@@ -38,7 +38,7 @@ def test_groups_with_different_code_are_named(made, compared, tmp_path):
 
 
 def test_a_change_of_code_between_groups_is_named(made, compared, tmp_path):
-    """Their recipes say the same, so this is all that tells what was compared."""
+    """Their recipes are equal, so only this note distinguishes them."""
     paths = [run(made, tmp_path / "before", OLD), run(made, tmp_path / "after", NEW)]
     (text,) = compared(*paths).notes
     assert text.startswith("after uses other code than before, ")

@@ -26,7 +26,7 @@ def test_fields_of_a_section_of_a_long_name_take_no_more_room_than_they_do():
     assert sum(map(len, values)) < 200 * 1000
 
 
-def test_what_only_one_group_has_differs():
+def test_a_setting_of_one_group_only_differs():
     assert find_differing_settings([{"a": "1", "b": "2"}, {"a": "1", "c": "2"}]) == ["b", "c"]
 
 

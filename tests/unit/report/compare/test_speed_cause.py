@@ -35,7 +35,7 @@ def test_other_hardware_is_called_that(second, change):
         ([["x" * 200 + "1"], ["x" * 200 + "2"]], "hardware"),
     ],
 )
-def test_gpus_are_other_hardware_where_those_of_the_ranks_are_of_another_model(made, compared, tmp_path, visible, by):
+def test_gpus_of_another_model_are_other_hardware(made, compared, tmp_path, visible, by):
     paths = [
         on_machine(made.write(tmp_path / str(batch), made.Made(batch=batch, epoch_s=batch)), cuda_devices=gpus)
         for batch, gpus in zip((20, 10), visible, strict=True)
@@ -52,7 +52,7 @@ def test_all_ranks_gpus_are_looked_at(made, compared, tmp_path):
 
 
 @pytest.mark.parametrize("what", ["cpu", "torch", "paceline"])
-def test_what_differs_only_far_behind_is_not_the_same(made, compared, tmp_path, what):
+def test_long_settings_that_differ_at_the_end_are_different(made, compared, tmp_path, what):
     paths = [
         on_machine(made.write(tmp_path / end, made.Made(seed=int(end))), **{what: "x" * 200 + end}) for end in "12"
     ]
@@ -69,7 +69,7 @@ def on_machine(path, **facts):
 
 
 @pytest.mark.parametrize("field", ["layer_decay: 0.5", "nesterov: true", "momentum: 0.0"])
-def test_what_adds_work_to_a_step_of_an_optimizer_is_not_called_noise(second, made, field):
+def test_a_setting_that_adds_work_to_an_optimizer_step_is_not_noise(second, made, field):
     found, _ = second(recipe=made.RECIPE.replace("name: sgd", f"name: sgd\n  {field}"), epoch_s=10)
     assert found.pace_by == "software"
 
@@ -80,13 +80,13 @@ def test_another_validation_share_is_not_called_noise(second, made):
     assert second(recipe=recipe, epoch_s=10)[0].pace_by == "software"
 
 
-def test_what_another_learning_rate_seems_to_gain_is_called_noise(second):
+def test_a_gain_by_another_learning_rate_is_noise(second):
     found, text = second(lr=0.5, epoch_s=10)
     assert found.pace_by == "noise"
     assert "2.00x by images/s, which is noise as no differing setting affects speed, times 1.00x by images" in text
 
 
-def test_what_is_as_fast_has_nothing_to_explain(second):
+def test_equal_speed_needs_no_explanation(second):
     found, text = second(lr=0.5)
     assert found.pace_by == "noise"
     assert "1.00x by images/s times 1.00x by images needed." in text
@@ -111,7 +111,7 @@ def test_other_settings_and_versions_on_the_same_hardware_are_not_called_hardwar
 @pytest.mark.parametrize(
     "epoch_s, spread, by", [(20.4, (2450.0, 2650.0), "scatter"), (10, (5000.0, 5400.0), "software")]
 )
-def test_of_single_runs_what_lies_within_their_windows_is_scatter(second, epoch_s, spread, by):
+def test_a_ratio_within_the_windows_of_single_runs_is_scatter(second, epoch_s, spread, by):
     assert second(batch=256, epoch_s=epoch_s, spread=spread)[0].pace_by == by
 
 
@@ -161,7 +161,7 @@ def test_the_notes_name_another_model(made, compared, tmp_path):
 
 
 def starve(path, share):
-    """Have a run's result say that others held its cores."""
+    """Mark a run's result as CPU-starved."""
     result = json.loads((path / "result.json").read_text())
     result["verdict"] = {"bottleneck": "cpu-starved", "evidence": "They did.", "ceiling": "", "try": ""}
     result["cpu"] = {

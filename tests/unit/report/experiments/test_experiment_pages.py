@@ -40,7 +40,7 @@ def text_of(made, tmp_path):
 
 
 def visible_text(page):
-    """Return what a page says, without its markup and style."""
+    """Return the text of a page, without markup and style."""
     body = page.partition("<body>")[2]
     return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", body)).split())
 
@@ -171,7 +171,7 @@ def test_data_outside_the_experiment_are_used_in_place(made, text_of, tmp_path):
     assert f"paceline train {tmp_path}/ladder-0 {' '.join(patch)} --ranks 1" in page
 
 
-def test_ranks_are_a_column_where_rungs_have_their_own_and_the_command_has_those_of_the_best(made, text_of):
+def test_ranks_are_a_column_if_rungs_differ_and_the_command_has_those_of_the_best(made, text_of):
     result = made.ladder()
     assert "| ranks |" not in text_of(result, "md")
     rungs = [update(rung, ranks=4 if rung.name == "threads" else 1) for rung in result.rungs]
@@ -311,7 +311,7 @@ def test_a_prediction_names_its_basis(made, text_of):
     assert f"No point tells c1 from c2: {made.EVIL}." in page
 
 
-def test_what_was_measured_is_drawn_beside_what_is_predicted_and_the_ideal(made, tmp_path):
+def test_measurements_are_drawn_beside_predictions_and_the_ideal(made, tmp_path):
     points = [update(point, efficiency=1 - 0.01 * point.ranks, speedup=point.ranks - 0.01 * point.ranks**2,
                      fitted_efficiency=0.97) for point in made.prediction().points]  # fmt: skip
     result = update(made.prediction(), points=points)
@@ -396,7 +396,7 @@ def test_a_page_of_thousands_of_rows_is_truncated_below_a_megabyte_with_a_note(r
     assert "Truncated to" not in visible_text(render_report(RunDir(few.path), "html"))
 
 
-def test_what_is_cut_keeps_the_first_rows_and_both_ends_of_a_line():
+def test_truncation_keeps_the_first_rows_and_both_ends_of_a_line():
     points = [(float(x), 2.0 * x) for x in range(11)]
     table = Table("t", [TableColumn("a")], [[TableCell(str(row))] for row in range(9)])
     blocks = [table, ChartRow([Chart("c", "x", "y", [ChartLine("l", points)])])]
@@ -411,7 +411,7 @@ def test_what_is_cut_keeps_the_first_rows_and_both_ends_of_a_line():
     assert note.text.endswith("3 rows per table: table.csv has every row.")
 
 
-def test_what_is_cut_of_other_sections_is_not_looked_for_in_the_table(result, made, tmp_path):
+def test_other_truncated_sections_do_not_refer_to_the_table(result, made, tmp_path):
     """One section of each kind of experiment shows the table; of a file that is cut the file itself is named."""
     folder = made.write_experiment(tmp_path / "many", with_many(result))
     folder.recipe.write_text("seed: 0\n" * 99, encoding="utf-8")

@@ -64,7 +64,7 @@ def test_seconds_of_an_epoch_and_of_the_counted_steps_are_in_both_tables(made):
     assert float(records_of(made.scale().model_copy(update={"points": (point,)}))[0]["speedup"]) == 1.92
 
 
-def test_what_was_not_measured_is_an_empty_field(made):
+def test_a_value_not_measured_is_an_empty_field(made):
     failed = records_of(made.ladder())[5]
     assert failed["status"] == "failed" and failed["rung"] == made.EVIL
     assert (failed["images_per_s"], failed["over_below_low"], failed["stage_forward_s"]) == ("", "", "")
