@@ -75,16 +75,16 @@ def wait_for_all_ranks(world: World, store: Store, timeout: timedelta, print_lin
     # same on all ranks, since each node's agent counts its own (https://github.com/pytorch/pytorch/issues/108158). So
     # rank 0 opens a round, and the others join the newest.
     if world.is_main:
-        round_store = _round_name(store.add(_ROUNDS, 1))
-        missing = _host_round(world, PrefixStore(round_store, store), timeout, print_line)
+        prefix = _round_name(store.add(_ROUNDS, 1))
+        missing = _host_round(world, PrefixStore(prefix, store), timeout, print_line)
     else:
-        round_store, missing = _join_round(world, store, timeout.total_seconds() + _EXTRA_WAIT_S)
+        prefix, missing = _join_round(world, store, timeout.total_seconds() + _EXTRA_WAIT_S)
     if missing:
         seconds = f"{timeout.total_seconds():g}s"
         raise WorldError(
             f"WORLD_SIZE: {world.world_size}, but {missing} did not come within {seconds} ({_how_to_start(world)})"
         )
-    return round_store
+    return prefix
 
 
 def _host_round(world: World, store: Store, timeout: timedelta, print_line: Print) -> str:
@@ -162,8 +162,8 @@ def missing_keys(store: Store, keys: Sequence[str]) -> Iterator[str]:
     yield from missing_keys(store, keys[half:])
 
 
-def _round_name(round_store: int) -> str:
-    return f"round{round_store}"
+def _round_name(number: int) -> str:
+    return f"round{number}"
 
 
 def _arrived_key(rank: int) -> str:
