@@ -54,7 +54,7 @@ def test_a_checkpoint_is_chosen_by_its_name(run: Path, taken: list[Path], name: 
     assert [path.name for path in taken] == [f"step-{step:08d}"]
 
 
-def test_json_has_raw_and_averaged_weights_and_classes_when_asked(
+def test_json_has_raw_and_averaged_weights_and_requested_classes(
     run: Path, taken: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     evaluate(run, [], "1", "last", port=0, as_json=True, per_class=True)
@@ -71,7 +71,7 @@ def test_json_has_raw_and_averaged_weights_and_classes_when_asked(
         ("newest", RecipeError, "'newest' is not a checkpoint (write last, best or a step's number)"),
     ],
 )
-def test_a_checkpoint_that_is_not_there_is_refused_in_one_line(
+def test_a_missing_checkpoint_is_refused_in_one_line(
     run: Path, taken: list[Path], name: str, kind: type[Exception], message: str
 ) -> None:
     with pytest.raises(kind) as caught:
@@ -107,31 +107,31 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(each.relative_to(folder)): each.read_bytes() for each in folder.rglob("*") if each.is_file()}
 
 
-def test_a_folder_gets_the_files_that_training_left_of_the_same_evaluation(
+def test_out_gets_the_same_files_as_training_wrote(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "new" / "judged"
     assert evaluate(trained, [], "1", "last", out=out, port=0, as_json=True, per_class=False) == 0
     printed = json.loads(capsys.readouterr().out)
     left = contents(out)
-    told = json.loads(left.pop("eval.json"))
-    assert told == {"run": str(trained), "checkpoint": "step-00000001", "overrides": [], **printed}
+    expected = json.loads(left.pop("eval.json"))
+    assert expected == {"run": str(trained), "checkpoint": "step-00000001", "overrides": [], **printed}
     before = contents(trained)
     assert {"classes.csv", "confusion.csv", "worst/worst.json"} <= left.keys()
     assert left == {name: before[name] for name in left}
     assert {name for name in before if name.startswith("worst/")} <= left.keys()
 
 
-def test_another_set_is_what_the_folder_tells_of(trained: Path, tmp_path: Path) -> None:
+def test_the_outputs_are_of_the_overridden_data_set(trained: Path, tmp_path: Path) -> None:
     words = ["data.source.num_val_images=5", "log.worst=0"]
     out = tmp_path / "other"
     assert evaluate(trained, words, "1", "last", out=out, port=0, as_json=True, per_class=False) == 0
     assert sorted(contents(out)) == ["classes.csv", "confusion.csv", "eval.json"]
-    told = json.loads((out / "eval.json").read_text())
-    assert (told["images"], told["overrides"]) == (5, words)
+    expected = json.loads((out / "eval.json").read_text())
+    assert (expected["images"], expected["overrides"]) == (5, words)
 
 
-def test_weights_are_evaluated_whatever_the_progress_beside_them_looks_like(
+def test_weights_are_evaluated_despite_damaged_progress(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Another version of paceline may have written it."""
@@ -148,7 +148,7 @@ def test_weights_are_evaluated_whatever_the_progress_beside_them_looks_like(
         assert json.loads(capsys.readouterr().out)["images"] == 8
 
 
-def test_the_checkpoint_of_the_last_step_is_not_read_once_more_to_see_that_it_is_there(
+def test_the_last_checkpoint_is_not_read_twice(
     trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     read: list[Path] = []
@@ -157,20 +157,18 @@ def test_the_checkpoint_of_the_last_step_is_not_read_once_more_to_see_that_it_is
     assert read == []
 
 
-def test_a_folder_that_is_there_is_refused_before_anything_is_evaluated(
-    run: Path, taken: list[Path], tmp_path: Path
-) -> None:
+def test_an_existing_folder_is_refused_before_evaluation(run: Path, taken: list[Path], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
-    for place, said in (
+    for place, output in (
         (tmp_path / "file", "exists already"),
         (tmp_path / "file" / "a", "cannot be created: Not a dir"),
     ):
-        with pytest.raises(RecipeError, match=rf"^--out: {place} {said}.* \(name another.*\)$"):
+        with pytest.raises(RecipeError, match=rf"^--out: {place} {output}.* \(name another.*\)$"):
             evaluate(run, [], "1", "last", out=place, port=0, as_json=True, per_class=False)
     assert taken == [] and (tmp_path / "file").read_text() == "mine"
 
 
-def test_an_evaluation_that_fails_leaves_no_folder(run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_failed_evaluation_creates_no_folder(run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def work(*parts: object, **options: object) -> EvalReport:
         assert (tmp_path / "judged").is_dir()
         raise PacelineError("nothing can be read")

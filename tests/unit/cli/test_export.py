@@ -1,4 +1,4 @@
-"""`paceline export`: what it prints and refuses, and that the page on it does what it says."""
+"""`paceline export`: its output and errors, and the code of its page."""
 
 import asyncio
 import importlib.util
@@ -38,48 +38,48 @@ def work(run, out, format="safetensors", *, checkpoint="last", with_preprocessin
                   as_json=as_json, **more)  # fmt: skip
 
 
-def test_what_was_written_is_told_with_the_figure(run, tmp_path, capsys):
+def test_the_export_is_printed_with_its_parity(run, tmp_path, capsys):
     assert work(run, tmp_path / "a") == 0
-    said = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert "safetensors of run, step-00000012" in said and f"exported: {tmp_path / 'a'}" in said
-    assert "of the largest (limit 0.0001) on 32 validation images" in said and "a/README.md" in said
+    printed = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "safetensors of run, step-00000012" in printed and f"exported: {tmp_path / 'a'}" in printed
+    assert "of the largest (limit 0.0001) on 32 validation images" in printed and "a/README.md" in printed
 
 
-def test_json_is_all_there_is_on_stdout(run, tmp_path, capsys):
+def test_json_is_the_only_output_on_stdout(run, tmp_path, capsys):
     assert work(run, tmp_path / "a", as_json=True, checkpoint="12") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["path"] == str(tmp_path / "a") and told["checkpoint"] == "step-00000012"
-    assert 0 <= told["parity"]["difference"] <= 1e-6 and told["parity"]["tolerance"] == 1e-4
-    assert told["bytes"] == sum(each.stat().st_size for each in (tmp_path / "a").iterdir())
+    reported = json.loads(capsys.readouterr().out)
+    assert reported["path"] == str(tmp_path / "a") and reported["checkpoint"] == "step-00000012"
+    assert 0 <= reported["parity"]["difference"] <= 1e-6 and reported["parity"]["tolerance"] == 1e-4
+    assert reported["bytes"] == sum(each.stat().st_size for each in (tmp_path / "a").iterdir())
 
 
-def test_another_size_is_in_what_is_written(run, tmp_path, capsys):
+def test_another_image_size_is_exported(run, tmp_path, capsys):
     assert work(run, tmp_path / "a", image_size=20, as_json=True) == 0
     assert "[batch, 3, 20, 20]" in json.loads(capsys.readouterr().out)["images"]
     assert json.loads((tmp_path / "a" / "config.json").read_text())["pretrained_cfg"]["input_size"] == [3, 20, 20]
 
 
 @pytest.mark.parametrize(
-    "options, said",
+    "options, printed",
     [
         ({"format": "onxn"}, r"^--format: 'onxn' is not known \(did you mean 'onnx'\?\) \(use onnx, torch, safetens"),
         ({"with_preprocessing": True}, r"^--preprocessing: has no effect on safetensors.* \(leave it out\)$"),
         ({"format": "torch"}, r"^--out: .*/a does not match --format \(name a file ending in .pt2\)$"),
     ],
 )
-def test_what_makes_no_sense_is_refused_before_anything_is_loaded(run, tmp_path, options, said):
-    with pytest.raises(RecipeError, match=said):
+def test_invalid_options_are_refused_before_loading(run, tmp_path, options, printed):
+    with pytest.raises(RecipeError, match=printed):
         work(run, tmp_path / "a", **options)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_no_run_is_refused(tmp_path):
+def test_an_invalid_run_is_refused(tmp_path):
     with pytest.raises(RecipeError, match=r"is not a run directory \(it has no recipe.yaml; see runs/\)$"):
         work(tmp_path, tmp_path / "a")
 
 
 def programs():
-    """Return the Python of the page, by the name of the file it is said to be."""
+    """Return the Python code of the page by file name."""
     found = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     return {"ask": next(each for each in found if "onnxruntime" in each),
             "serve": next(each for each in found if "fastapi" in each)}  # fmt: skip
