@@ -100,7 +100,7 @@ sbom: wheel
 # and of what makes a release.
 LOCK := $(BIN)/uv pip compile --quiet --upgrade
 LOCK_OPTIONS := --python-platform x86_64-manylinux_2_28 --generate-hashes --no-emit-index-url --no-annotate --output-file
-IMAGE := --extra lmdb --extra remote --extra telemetry --extra tensorboard --extra timm
+IMAGE := --extra lmdb --extra remote --extra telemetry --extra tensorboard
 lock: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
 	$(LOCK) pyproject.toml $(IMAGE) --python-version 3.12 $(LOCK_OPTIONS) requirements.lock > /dev/null

@@ -225,10 +225,7 @@ def _build_torchvision(section: Model, name: str, num_classes: int, channels: in
 
 
 def _build_timm(section: Model, name: str, num_classes: int, channels: int) -> nn.Module:
-    try:
-        import timm
-    except ImportError as error:
-        raise RecipeError(f"model.name: timm:{name} needs timm (pip install 'paceline[timm]')") from error
+    import timm
 
     known = timm.list_models()
     if name not in known:

@@ -1,6 +1,5 @@
 """Folders of safetensors: what timm and paceline make of them."""
 
-import importlib.util
 import json
 import re
 import sys
@@ -23,7 +22,6 @@ from paceline.inference.formats import _SAME_IN_TIMM, HubFormat, find_architectu
 
 from . import made_run
 
-NEEDS_TIMM = pytest.mark.skipif(importlib.util.find_spec("timm") is None, reason="needs timm (pip install timm)")
 RESNET = "torchvision:resnet18"
 PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "export.md"
 
@@ -31,7 +29,6 @@ PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "export.md"
 @pytest.fixture(scope="module")
 def resnet(tmp_path_factory):
     """Return a classifier that timm has too, and its folder."""
-    pytest.importorskip("timm", reason="needs timm (pip install timm)")
     folder = tmp_path_factory.mktemp("hub")
     classifier = load_classifier(made_run.write(folder / "run", RESNET, image_size=32), device="cpu")
     classifier = replace(classifier, classes=("cat", "dog", "owl", "été"))
@@ -70,7 +67,6 @@ def test_timm_brings_a_photograph_to_the_same_pixels(resnet, tmp_path, resize):
                                rtol=0, atol=2e-6)  # fmt: skip
 
 
-@NEEDS_TIMM
 @pytest.mark.parametrize("channels", [1, 3])
 def test_the_lines_of_the_page_show_timm_a_turned_photograph_as_the_run_sees_it(
     tmp_path, monkeypatch, capsys, channels
@@ -111,7 +107,6 @@ def test_timms_short_side_is_ours_for_every_size_and_crop():
             assert int(size / share) == resize  # timm.data.transforms_factory
 
 
-@NEEDS_TIMM
 def test_torchvisions_resnets_have_timms_tensors():
     import timm
 
@@ -123,7 +118,6 @@ def test_torchvisions_resnets_have_timms_tensors():
             assert shapes[0] == shapes[1], name
 
 
-@NEEDS_TIMM
 def test_a_grey_network_of_timm_is_loaded_grey(tmp_path):
     name = "timm:resnet18"
     classifier = load_classifier(made_run.write(tmp_path / "run", name, image_size=32, channels=1), device="cpu")

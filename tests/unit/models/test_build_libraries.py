@@ -160,12 +160,6 @@ def test_sync_batch_is_refused_where_exchanging_a_norm_would_lose_an_activation(
     assert message.startswith("model.norm: sync_batch cannot replace the batch norms of timm:efficientnet_b0, which")
 
 
-def test_missing_timm_states_how_to_install_it(monkeypatch):
-    monkeypatch.setitem(sys.modules, "timm", None)
-    expected = "model.name: timm:resnet18 needs timm (pip install 'paceline[timm]')"
-    assert error_of(Model(name="timm:resnet18")) == expected
-
-
 def test_our_networks_need_neither_library(monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)
     monkeypatch.setitem(sys.modules, "torchvision", None)

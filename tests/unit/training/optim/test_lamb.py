@@ -5,6 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from timm import optim as timm
 
 from paceline.recipe.schema.optim import Lamb
 from paceline.training.optim.build import build_optimizer
@@ -41,7 +42,6 @@ def test_lamb_follows_its_formula(section, walk, assert_same):
 
 
 def test_lamb_is_timms_without_clipping(walk, assert_same):
-    timm = pytest.importorskip("timm.optim", reason="timm is not installed")
     parameters = walk.parameters()
     groups = [
         {"params": [p for p in parameters.values() if p.ndim >= 2], "always_adapt": True, "weight_decay": 0.1},

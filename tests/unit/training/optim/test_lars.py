@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from timm import optim as timm
 
 from paceline.recipe.schema.optim import Lars
 from paceline.training.optim.build import build_optimizer
@@ -39,7 +40,6 @@ def test_lars_follows_its_formula(section, walk, assert_same):
 
 
 def test_lars_at_one_learning_rate_is_timms(walk, assert_same):
-    timm = pytest.importorskip("timm.optim", reason="timm is not installed")
     steady = dataclasses.replace(walk, lrs=(0.05,) * len(walk.lrs))  # timm's momentum does not hold the rate
     parameters = steady.parameters()
     groups = [

@@ -5,6 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from timm import optim as timm
 
 from paceline.recipe.schema.optim import NovoGrad
 from paceline.training.optim.build import build_optimizer
@@ -38,7 +39,6 @@ def test_novograd_follows_its_formula(section, walk, assert_same):
 
 @pytest.mark.parametrize("grad_averaging", [False, True])
 def test_novograd_is_timms(grad_averaging, walk):
-    timm = pytest.importorskip("timm.optim", reason="timm is not installed")
     parameters = walk.parameters()
     groups = [{"params": list(parameters.values()), "lr_factor": 1.0}]
     theirs = timm.NvNovoGrad(groups, betas=(0.9, 0.95), weight_decay=0.1, grad_averaging=grad_averaging)
