@@ -209,7 +209,7 @@ def test_learning_rates_of_the_sc20_tutorial_follow_the_square_root() -> None:
     for name, size in batches.items():
         recipe = load(name).recipe
         assert recipe.data.global_batch_size == size
-        rates.append(recipe.optim.lr * lr_factor(recipe))
+        rates.append(recipe.optim.lr * lr_factor(recipe.optim, recipe.data.global_batch_size))
         assert rates[-1] == pytest.approx(0.1 * (size / 128) ** 0.5)
     # The tutorial writes two digits, and 0.14 for 0.1414.
     assert [round(rate, 2) for rate in rates] == [0.1, 0.14, 0.2, 0.28, 0.4]

@@ -53,10 +53,18 @@ def dry_run(loaded: LoadedRecipe, world: World, ranks: int, *, as_json: bool, re
     tried = try_components(recipe, plan, datasets.train)
     cores = rank_cores(world)
     choice = choose_loader(recipe.data, datasets.train, device=device.type, cores=cores, free_bytes=math.inf)
-    small_batch_note = small_batch_warning(loaded.recipe, ranks, device.type)
+    timeout_note = worker_timeout_warning(recipe.data, recipe.parallel, choice.workers)
+    small_batch_note = small_batch_warning(loaded.recipe.data, ranks, device.type)
     notes = filter(
         None,
-        [small_batch_note, *known, choice.note, worker_timeout_warning(recipe, choice.workers), *tried, *changes],
+        [
+            small_batch_note,
+            *known,
+            choice.note,
+            timeout_note,
+            *tried,
+            *changes,
+        ],
     )
     plan = replace(plan, notes=(*plan.notes, *notes))
     each = count(cores, "core")

@@ -155,7 +155,7 @@ def _prepare_train(request: SubmitRequest, shape: JobShape, run_dir: Path | None
     recipe = resolve_batch(recipe, shape.num_ranks)
     divide_batch(recipe, shape.num_ranks)
     device = "cpu" if loaded.recipe.parallel.device == "cpu" or not shape.gpus_per_node else "cuda"
-    note = small_batch_warning(loaded.recipe, shape.num_ranks, device)
+    note = small_batch_warning(loaded.recipe.data, shape.num_ranks, device)
     needs_consent = has_plugins(recipe)
     return PreparedJob(request, shape, loaded.name, recipe, is_frozen=True, own_code=needs_consent, note=note)
 

@@ -188,7 +188,7 @@ def _build_eval_precision(recipe: Recipe, device: torch.device) -> Precision:
 
 def _build_preprocessing(recipe: Recipe, facts: TrainedDataset) -> Preprocessing:
     data, info = recipe.data, facts.info
-    size = eval_image_size(recipe, info)
+    size = eval_image_size(recipe.data, info)
     is_cropped = data.eval_resize == "crop" and not facts.is_pixels
     return Preprocessing(
         image_size=size,

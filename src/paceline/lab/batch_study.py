@@ -83,7 +83,7 @@ def _plan_cell(recipe: Recipe, setting: tuple[int, Duration | None, str], base: 
     except RecipeError as error:
         return BatchCell(batch_size, cell.warmup, rule, recipe.optim.lr, None, str(error))
     case = RunCase(cell.name, Patch(tuple(assignments)), whole.ranks, whole.nodes, whole.first_seed)
-    return BatchCell(batch_size, cell.warmup, rule, varied.optim.lr * lr_factor(varied), case)
+    return BatchCell(batch_size, cell.warmup, rule, varied.optim.lr * lr_factor(varied.optim, batch_size), case)
 
 
 def _iter_assignments(

@@ -12,7 +12,9 @@ from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.augment import ColorJitter, CutMix, Cutout, MixUp, PadCrop
 from paceline.recipe.schema.base import Section
 from paceline.recipe.schema.data import Data, Progressive
-from paceline.recipe.schema.optim import OneCycle, Step
+from paceline.recipe.schema.optim import OneCycle, OptimSection, ScheduleSection, Step
+from paceline.recipe.schema.recipe import Checkpoint
+from paceline.recipe.schema.train import Parallel, Train
 
 DEFAULT_PHOTO_SIZE = 224
 _MIN_STEPS_PER_EPOCH = 8  # of a suggested batch size
@@ -76,8 +78,8 @@ class Plan:
             raise DataError(
                 f"data.source: there are no validation images{why} (name some, or set train.eval_every=off)"
             )
-        _check_statistics(recipe, train)
-        total_steps = _total_steps(recipe, steps_per_epoch)
+        _check_statistics(data, train)
+        total_steps = _total_steps(recipe.train, steps_per_epoch)
 
         def interval(duration: Duration | Literal["off"]) -> int:
             if duration == "off" or duration.is_time:
@@ -87,13 +89,13 @@ class Plan:
 
         save = recipe.checkpoint
         checkpoint_every, checkpoint_keep_every = interval(save.every), interval(save.keep_every)
-        _check_keep_every(recipe, checkpoint_every, checkpoint_keep_every)
-        peak_lr = recipe.optim.lr * lr_factor(recipe)
+        _check_keep_every(save, checkpoint_every, checkpoint_keep_every)
+        peak_lr = recipe.optim.lr * lr_factor(recipe.optim, batch_size)
         # Evaluation keeps no activations for a backward pass.
         eval_batch = 2 * micro_batch if data.eval_batch_size == "auto" else data.eval_batch_size
-        image_size = _image_size(recipe, train)
-        train_sizes = _train_sizes(recipe, image_size, steps_per_epoch, total_steps)
-        check_effects(recipe, train, min(size for _, size in train_sizes))
+        image_size = _image_size(data, train)
+        train_sizes = _train_sizes(data, image_size, steps_per_epoch, total_steps)
+        check_effects(data, train, min(size for _, size in train_sizes))
         return cls(
             world_size=world_size,
             batch_size=batch_size,
@@ -105,7 +107,7 @@ class Plan:
             num_classes=train.num_classes,
             channels=train.channels,
             image_size=image_size,
-            eval_image_size=eval_image_size(recipe, train),
+            eval_image_size=eval_image_size(data, train),
             train_sizes=train_sizes,
             steps_per_epoch=steps_per_epoch,
             dropped_images=train.num_images - steps_per_epoch * batch_size,
@@ -117,7 +119,7 @@ class Plan:
             check_replicas_every=interval(recipe.parallel.check_replicas),
             log_every=interval(recipe.log.every),
             peak_lr=peak_lr,
-            lr_sentence=lr_sentence(recipe, peak_lr),
+            lr_sentence=lr_sentence(recipe.optim, recipe.schedule, batch_size, peak_lr),
             notes=(
                 *(f"{info.split}: {note}" for info in (train, val) for note in info.notes),
                 *_note_dropped_images(recipe, world_size, train.num_images, steps_per_epoch),
@@ -143,13 +145,13 @@ class Plan:
         return asdict(self)
 
 
-def eval_image_size(recipe: Recipe, train: DatasetInfo) -> int:
+def eval_image_size(data: Data, train: DatasetInfo) -> int:
     """Return the height and width in pixels of evaluated images.
 
     Raise `RecipeError` if no size is set and the data set's images are not square.
     """
-    size = recipe.data.eval_image_size
-    return _image_size(recipe, train) if size == "auto" else size
+    size = data.eval_image_size
+    return _image_size(data, train) if size == "auto" else size
 
 
 def resolve_batch(recipe: Recipe, world_size: int) -> Recipe:
@@ -189,7 +191,7 @@ def _check_divides(path: str, images: int, recipe: Recipe, world_size: int) -> N
     if images % unit == 0:
         return
     over = count(world_size, "rank") + (f" x {accumulate:,} micro-batches" if accumulate > 1 else "")
-    pairs = f" into the pairs of {_mixes_images(recipe)}" if _mixes_images(recipe) else ""
+    pairs = f" into the pairs of {_mixes_images(recipe.data)}" if _mixes_images(recipe.data) else ""
     nearest = max(unit, (images + unit // 2) // unit * unit)
     raise RecipeError(f"{path}: {images} does not divide over {over}{pairs} (try {nearest})")
 
@@ -197,7 +199,7 @@ def _check_divides(path: str, images: int, recipe: Recipe, world_size: int) -> N
 def _divisor(recipe: Recipe, world_size: int) -> int:
     """Return the number that the batch must be a multiple of."""
     # Neighbours that are mixed (MixUp, CutMix) stay together in one micro-batch.
-    return world_size * recipe.train.accumulate * (2 if _mixes_images(recipe) else 1)
+    return world_size * recipe.train.accumulate * (2 if _mixes_images(recipe.data) else 1)
 
 
 def _suggest_batch_size(recipe: Recipe, world_size: int, num_images: int) -> int:
@@ -224,34 +226,33 @@ def _note_dropped_images(recipe: Recipe, world_size: int, num_images: int, steps
     ]
 
 
-def _mixes_images(recipe: Recipe) -> str:
-    return " and ".join(section.name for section in recipe.data.augment if isinstance(section, MixUp | CutMix))
+def _mixes_images(data: Data) -> str:
+    return " and ".join(section.name for section in data.augment if isinstance(section, MixUp | CutMix))
 
 
-def lr_factor(recipe: Recipe) -> float:
+def lr_factor(optim: OptimSection, batch_size: int) -> float:
     """Return the factor that scales the learning rate with the batch size.
 
     Linear: Goyal et al. 2017 (arXiv 1706.02677); square root: Krizhevsky 2014 (arXiv 1404.5997).
     """
-    base = recipe.optim.base_batch_size
-    if recipe.optim.lr_scaling == "none" or base == "auto":
+    base = optim.base_batch_size
+    if optim.lr_scaling == "none" or base == "auto":
         return 1.0
-    ratio = recipe.data.global_batch_size / base
-    return ratio if recipe.optim.lr_scaling == "linear" else math.sqrt(ratio)
+    ratio = batch_size / base
+    return ratio if optim.lr_scaling == "linear" else math.sqrt(ratio)
 
 
-def lr_sentence(recipe: Recipe, peak_lr: float) -> str:
+def lr_sentence(optim: OptimSection, schedule: ScheduleSection, batch_size: int, peak_lr: float) -> str:
     """Describe the learning rate: `0.1 at 128 -> 0.4 at 2048, sqrt, 16 epochs of warm-up`."""
-    optim, batch_size = recipe.optim, recipe.data.global_batch_size
     if optim.lr_scaling == "none":
         scaled = f"{optim.lr:g} at {batch_size}, not scaled"
     else:
         scaled = f"{optim.lr:g} at {optim.base_batch_size} -> {peak_lr:.4g} at {batch_size}, {optim.lr_scaling}"
     if optim.layer_decay != "off":
         scaled = f"{scaled}, each layer before the classifier {optim.layer_decay:g} times that of the next"
-    if isinstance(recipe.schedule, OneCycle):
-        return f"{scaled}, rising for {_format_duration(recipe.schedule.peak_at)}"
-    warmup = recipe.schedule.warmup
+    if isinstance(schedule, OneCycle):
+        return f"{scaled}, rising for {_format_duration(schedule.peak_at)}"
+    warmup = schedule.warmup
     return f"{scaled}, " + (f"{_format_duration(warmup)} of warm-up" if warmup.value else "no warm-up")
 
 
@@ -265,8 +266,7 @@ def _steps(duration: Duration, steps_per_epoch: int, batch_size: int, total_step
     return duration.steps(steps_per_epoch=steps_per_epoch, batch_size=batch_size, total_steps=total_steps)
 
 
-def _total_steps(recipe: Recipe, steps_per_epoch: int) -> int:
-    train = recipe.train
+def _total_steps(train: Train, steps_per_epoch: int) -> int:
     if train.epochs == "auto":
         assert train.steps != "auto", "the schema lets exactly one through"
         return train.steps
@@ -300,9 +300,9 @@ def _note_below_size(train_sizes: tuple[tuple[int, int], ...], image_size: int, 
     return [f"data.progressive: the run ends at step {total_steps:,}, at {last} of {image_size} pixels"]
 
 
-def _image_size(recipe: Recipe, info: DatasetInfo) -> int:
-    if recipe.data.image_size != "auto":
-        return recipe.data.image_size
+def _image_size(data: Data, info: DatasetInfo) -> int:
+    if data.image_size != "auto":
+        return data.image_size
     if info.image_size is None:
         return DEFAULT_PHOTO_SIZE
     height, width = info.image_size  # messages have width x height
@@ -311,22 +311,20 @@ def _image_size(recipe: Recipe, info: DatasetInfo) -> int:
     return height
 
 
-def _train_sizes(
-    recipe: Recipe, image_size: int, steps_per_epoch: int, total_steps: int
-) -> tuple[tuple[int, int], ...]:
+def _train_sizes(data: Data, image_size: int, steps_per_epoch: int, total_steps: int) -> tuple[tuple[int, int], ...]:
     """Return (first step, size) of each size of training images, which changes at the start of epochs.
 
     FFCV's rule (Leclerc et al. 2023, arXiv 2306.12517): linear from `start_size` at `begin` to full size at `end`,
     rounded to multiples.
     """
-    progressive = recipe.data.progressive
+    progressive = data.progressive
     if progressive == "off":
         return ((0, image_size),)
     start = progressive.start_size
     if start >= image_size:
         raise RecipeError(f"data.progressive.start_size: {start} does not rise to image size {image_size} (lower it)")
     begin, end = (
-        _steps(duration, steps_per_epoch, recipe.data.global_batch_size, total_steps)
+        _steps(duration, steps_per_epoch, data.global_batch_size, total_steps)
         for duration in (progressive.begin, progressive.end)
     )
     if end < begin:
@@ -350,17 +348,17 @@ def _progressive_size(progressive: Progressive, image_size: int, step: int, begi
     return min(image_size, max(start, round(size / multiple) * multiple))
 
 
-def _check_keep_every(recipe: Recipe, every: int, keep_every: int) -> None:
+def _check_keep_every(section: Checkpoint, every: int, keep_every: int) -> None:
     """Raise `RecipeError` if `keep_every` selects checkpoints that are never written."""
     if keep_every and (not every or keep_every % every):
         raise RecipeError(
-            f"checkpoint.keep_every: {recipe.checkpoint.keep_every} is not a multiple of checkpoint.every "
-            f"{recipe.checkpoint.every} (make it one)"
+            f"checkpoint.keep_every: {section.keep_every} is not a multiple of checkpoint.every "
+            f"{section.every} (make it one)"
         )
 
 
-def _check_statistics(recipe: Recipe, info: DatasetInfo) -> None:
-    for name, values in (("mean", recipe.data.mean), ("std", recipe.data.std)):
+def _check_statistics(data: Data, info: DatasetInfo) -> None:
+    for name, values in (("mean", data.mean), ("std", data.std)):
         if values != "auto" and len(values) != info.channels:
             wanted = count(info.channels, "number")
             raise RecipeError(
@@ -368,33 +366,32 @@ def _check_statistics(recipe: Recipe, info: DatasetInfo) -> None:
             )
 
 
-def check_effects(recipe: Recipe, info: DatasetInfo, smallest: int) -> None:
+def check_effects(data: Data, info: DatasetInfo, smallest: int) -> None:
     """Raise `RecipeError` for settings without effect on the data set's images.
 
     `smallest` is the height and width in pixels of the smallest training images.
     """
     # The schema cannot refuse these, as it does not know the data set.
     if info.image_size is not None:
-        _check_eval_crop(recipe.data)
-        _check_bad_images(recipe.data)
-    for position, section in enumerate(recipe.data.augment):
+        _check_eval_crop(data)
+        _check_bad_images(data)
+    for position, section in enumerate(data.augment):
         _check_augment(f"data.augment[{position}]", section, info.channels, smallest)
 
 
-def worker_timeout_warning(recipe: Recipe, workers: int) -> str:
+def worker_timeout_warning(data: Data, parallel: Parallel, workers: int) -> str:
     """Return a warning if `parallel.timeout` ends a run before `data.worker_timeout` names the image, or ""."""
     # A warning and no error: other users of workers, such as `paceline data verify`, have no `parallel.timeout`.
-    worker_timeout, limit = recipe.data.worker_timeout, recipe.parallel.timeout
+    worker_timeout, limit = data.worker_timeout, parallel.timeout
     if not workers or worker_timeout.seconds < limit.seconds:
         return ""
     ends = f"parallel.timeout of {limit} ends the run first, without naming the image at which a worker hangs"
     return f"data.worker_timeout: {worker_timeout} has no effect: {ends} (set it lower than that)"
 
 
-def small_batch_warning(recipe: Recipe, world_size: int, device: str) -> str:
+def small_batch_warning(data: Data, world_size: int, device: str) -> str:
     """Return a warning if `data.batch_size` leaves each GPU few images per step, or ""."""
     # A batch size that is set per rank, or for one rank, is intended.
-    data = recipe.data
     if device != "cuda" or world_size == 1 or data.rank_batch_size != "auto":
         return ""
     rank_batch = data.global_batch_size // world_size

@@ -85,7 +85,7 @@ class RunContext:
         choice = choose_loader(recipe.data, datasets.train, device=device.type, cores=cores, free_bytes=free_bytes)
         layout = choose_memory_format(recipe.model, device, num_classes=plan.num_classes, channels=plan.channels)
         context = cls(recipe, world, device, datasets, plan, choice, exit_stack, layout)
-        return context.with_notes(choice.note, worker_timeout_warning(recipe, choice.workers))
+        return context.with_notes(choice.note, worker_timeout_warning(recipe.data, recipe.parallel, choice.workers))
 
     def with_notes(self, *notes: str | None) -> "RunContext":
         """Return a copy whose plan has the given `notes` too, empty ones left out."""

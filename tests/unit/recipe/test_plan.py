@@ -344,11 +344,12 @@ def test_images_that_are_not_square_need_a_size(plan, refusal):
 )  # fmt: skip
 def test_the_learning_rate_follows_the_batch_size(resolve, scaling, batch_size, factor):
     words = [f"optim.lr_scaling={scaling}", "optim.base_batch_size=128", f"data.batch_size={batch_size}"]
-    assert lr_factor(resolve(*words).recipe) == factor
+    recipe = resolve(*words).recipe
+    assert lr_factor(recipe.optim, recipe.data.global_batch_size) == factor
 
 
 def test_the_learning_rate_stays_where_it_is_not_scaled(resolve):
-    assert lr_factor(resolve("data.batch_size=2048").recipe) == 1.0
+    assert lr_factor(resolve("data.batch_size=2048").recipe.optim, 2048) == 1.0
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 16])
@@ -381,7 +382,9 @@ LINEAR = ["optim.lr=0.1", "optim.lr_scaling=linear", "optim.base_batch_size=256"
 )
 def test_the_decision_about_the_learning_rate_is_one_sentence(resolve, words, sentence):
     recipe = resolve(*words).recipe
-    assert lr_sentence(recipe, recipe.optim.lr * lr_factor(recipe)) == sentence
+    batch_size = recipe.data.global_batch_size
+    peak_lr = recipe.optim.lr * lr_factor(recipe.optim, batch_size)
+    assert lr_sentence(recipe.optim, recipe.schedule, batch_size, peak_lr) == sentence
 
 
 def test_checkpoints_in_time_have_no_cadence_in_steps(plan):

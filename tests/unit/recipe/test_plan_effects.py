@@ -40,13 +40,14 @@ def test_a_wait_for_workers_that_the_run_ends_before_is_noted(resolve, worker_ti
     wait, limit = recipe.data.worker_timeout, recipe.parallel.timeout
     ends = f"parallel.timeout of {limit} ends the run first, without naming the image at which a worker hangs"
     note = f"data.worker_timeout: {wait} has no effect: {ends} (set it lower than that)"
-    assert worker_timeout_warning(recipe, 1) == (note if is_noted else "")
-    assert worker_timeout_warning(recipe, 0) == ""
+    assert worker_timeout_warning(recipe.data, recipe.parallel, 1) == (note if is_noted else "")
+    assert worker_timeout_warning(recipe.data, recipe.parallel, 0) == ""
 
 
 def test_no_preset_has_a_run_end_before_its_workers_can_be_blamed():
     assert len(preset_names()) > 20
-    assert [name for name in preset_names() if worker_timeout_warning(load(name).recipe, 1)] == []
+    recipes = {name: load(name).recipe for name in preset_names()}
+    assert [name for name, each in recipes.items() if worker_timeout_warning(each.data, each.parallel, 1)] == []
 
 
 SIZING = [

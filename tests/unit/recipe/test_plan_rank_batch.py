@@ -110,7 +110,7 @@ def test_a_batch_per_rank_divides_into_micro_batches(resolve, refusal, words, me
     ],
 )
 def test_a_small_batch_per_rank_is_noted(resolve, words, world_size, device, is_thin) -> None:
-    note = small_batch_warning(resolve(*words).recipe, world_size, device)
+    note = small_batch_warning(resolve(*words).recipe.data, world_size, device)
     warning = (
         "data.batch_size: 256 over 16 ranks is 16 images per GPU and step "
         "(set data.rank_batch_size=256 for as many on each)"

@@ -207,7 +207,7 @@ def test_a_variant_differs_from_its_base_only_as_named(base, variant):
 def test_sc20_scales_the_learning_rate_with_the_square_root_of_the_batch(name):
     recipe = load(name).recipe
     # Four decimals, as the values above are written.
-    assert round(recipe.optim.lr * lr_factor(recipe), 4) == SC20_PEAK_LR[name]
+    assert round(recipe.optim.lr * lr_factor(recipe.optim, recipe.data.global_batch_size), 4) == SC20_PEAK_LR[name]
 
 
 def test_sc20_warms_up_for_8_epochs_at_1024_and_16_at_2048_and_else_not():
