@@ -33,7 +33,7 @@ from paceline.data.sources.manifest import load_manifest
 from paceline.data.sources.webdataset import load_webdataset
 from paceline.models.pretrained import load_weights
 from paceline.parallel.environ import world_from_environ
-from paceline.parallel.single_device import SingleDevice
+from paceline.parallel.strategy import SingleDevice
 from paceline.recipe.load import PRESETS, Patch, load
 from paceline.recipe.schema.optim import Adam, Plateau
 from paceline.recipe.schema.source import Folder, Manifest, WebDataset

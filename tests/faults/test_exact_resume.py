@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from paceline.parallel.single_device import SingleDevice
+from paceline.parallel.strategy import SingleDevice
 from paceline.recipe.schema.optim import Constant
 from paceline.training.ema import NoWeightAverage
 from paceline.training.lr_schedule import build_lr_schedule

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from paceline.core.world import World
-from paceline.parallel.strategy import build_strategy
+from paceline.parallel.build import build_strategy
 from paceline.recipe.schema.train import Parallel
 from paceline.training.checkpoint import (
     CheckpointStorage,

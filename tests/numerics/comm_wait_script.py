@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from paceline.core.world import World
-from paceline.parallel.strategy import build_strategy
+from paceline.parallel.build import build_strategy
 from paceline.recipe.schema.train import Parallel
 
 CODES = {"exposed_communication": 1.0, "forward": 2.0}

@@ -17,7 +17,8 @@ from paceline.core.world import World
 from paceline.data.batch import Batch
 from paceline.data.order import EvalShard
 from paceline.data.transfer import DeviceTransfer
-from paceline.parallel.strategy import Strategy, build_strategy
+from paceline.parallel.build import build_strategy
+from paceline.parallel.strategy import Strategy
 from paceline.parallel.sync_batch_norm import convert_sync_batch_norm
 from paceline.recipe.schema.train import Ema, Parallel
 from paceline.training.ema import build_weight_average

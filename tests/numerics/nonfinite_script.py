@@ -12,7 +12,7 @@ from paceline.core.errors import NonFiniteLossError
 from paceline.core.stages import EXPOSED
 from paceline.core.world import World
 from paceline.measure.throughput import RunTimer
-from paceline.parallel.strategy import build_strategy
+from paceline.parallel.build import build_strategy
 from paceline.recipe.schema.train import Parallel, Train
 from paceline.training.ema import NoWeightAverage
 from paceline.training.loss import CrossEntropy

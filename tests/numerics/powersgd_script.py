@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from paceline.core.world import World
-from paceline.parallel import base
-from paceline.parallel.strategy import build_strategy
+from paceline.parallel import collectives
+from paceline.parallel.build import build_strategy
 from paceline.recipe.schema.train import Parallel
 
 SAVED, BAD = (12, 14), 11
@@ -46,9 +46,10 @@ class Run:
             self.optimizer.zero_grad()
 
     def state(self) -> tuple[str, dict[str, Tensor]]:
-        memory = self.strategy.comm_state()
-        tensors = {name: each.clone() for name, each in memory.tensors().items()}
-        return json.dumps(memory.values(self.model)), tensors
+        powersgd = self.strategy.powersgd
+        assert powersgd is not None
+        tensors = {name: each.clone() for name, each in powersgd.tensors().items()}
+        return json.dumps(powersgd.values(self.model)), tensors
 
 
 def shared(rank: int, world_size: int, state: tuple[str, dict[str, Tensor]]) -> tuple[str, dict[str, Tensor]]:
@@ -70,20 +71,21 @@ def run(rank: int, world_size: int, folder: object) -> dict[str, Tensor]:
         weights = {name: each.clone() for name, each in original.model.state_dict().items()}
         other = Run(rank, world_size)
         other.model.load_state_dict(weights)
-        assert other.strategy.comm_state().load(other.model, json.loads(values), tensors) == ""
+        assert other.strategy.powersgd is not None
+        assert other.strategy.powersgd.load(other.model, json.loads(values), tensors) == ""
         first = saved + 2
         for name, each in (("whole", original), ("other", other)):
             each.train(saved, first)
             results |= {f"{saved}/{name}/{key}": tensor.clone() for key, tensor in each.model.state_dict().items()}
             results |= {f"{saved}/{name} kept/{key}": tensor for key, tensor in each.state()[1].items()}
         results |= {f"{saved}/saved/{key}": tensor for key, tensor in tensors.items()}
-    results["expected bytes"] = torch.tensor(original.strategy.comm_state().num_bytes(original.model))
+    results["expected bytes"] = torch.tensor(original.strategy.powersgd.num_bytes(original.model))
     parameters = dict(original.model.named_parameters())
     for number, names in enumerate(json.loads(values)["buckets"]):
         results |= {f"buckets/{number}/{name}": parameters[name] for name in names}
-    base._PIECE_BYTES = 16  # two float32 of each of two ranks
+    collectives._PIECE_BYTES = 16  # two float32 of each of two ranks
     for length in (0, 1, 2, 5):
-        rows = base.gather_rows_on_rank_0(torch.arange(float(length)) + 10 * rank)
+        rows = collectives.gather_rows_on_rank_0(torch.arange(float(length)) + 10 * rank)
         assert (rows is None) == (rank > 0)
         if rows is not None:
             results[f"rows/{length}"] = rows

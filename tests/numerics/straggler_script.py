@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from paceline.core.stages import WORK
 from paceline.core.world import World
 from paceline.measure.clock import StageClock
-from paceline.parallel.strategy import build_strategy
+from paceline.parallel.build import build_strategy
 from paceline.recipe.schema.train import Parallel
 
 NUM_STEPS = 20

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from paceline.core.world import World
-from paceline.parallel.strategy import build_strategy
+from paceline.parallel.build import build_strategy
 from paceline.parallel.sync_batch_norm import convert_sync_batch_norm
 from paceline.recipe.schema.train import Parallel
 from paceline.training.checkpoint import model_tensors, optimizer_tensors
@@ -129,7 +129,7 @@ def train(
     whole = strategy.gather(model_tensors(model))
     whole |= {f"optimizer.{name}": each for name, each in strategy.gather(optimizer_tensors(optimizer)).items()}
     whole |= strategy.gather({f"grad.{name}": each.grad for name, each in trainable})
-    wire = strategy.comm_times()
+    wire = strategy.comm_hook.times() if strategy.comm_hook else None
     assert (wire is None) == (now is None)
     if wire is not None:
         whole["wire"] = torch.tensor([[each.bytes, each.n, each.ready_s, each.wire_s] for each in wire.buckets])

@@ -37,7 +37,7 @@ def time_allreduce(ranks: str, out: Path | None, *, as_json: bool, oversubscribe
 def measure_allreduce(world: World) -> AllReduceMeasurement:
     """Time all-reduces between the ranks of `world`; a collective call."""
     from paceline.lab.link_timing import measure_all_reduces
-    from paceline.parallel.base import choose_device, set_threads
+    from paceline.parallel.device import choose_device, set_threads
     from paceline.parallel.process_group import process_group, rendezvous
 
     section = Parallel()

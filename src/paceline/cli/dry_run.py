@@ -13,7 +13,7 @@ from paceline.data.files import printable
 from paceline.data.loaders.choose import choose_loader
 from paceline.data.sources.build import build_datasets
 from paceline.data.staging.inventory import build_inventory
-from paceline.parallel.base import choose_device
+from paceline.parallel.device import choose_device
 from paceline.recipe.load import LoadedRecipe
 from paceline.recipe.plan import Plan, resolve_batch, small_batch_warning, worker_timeout_warning
 from paceline.recipe.plugins import check_plugins

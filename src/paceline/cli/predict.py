@@ -52,7 +52,7 @@ def predict(
     from paceline.inference.images import STDIN_NAME, UnreadableImage, list_images
     from paceline.inference.predict import predict_images as predicted
     from paceline.inference.predict import read_images
-    from paceline.parallel.base import set_threads
+    from paceline.parallel.device import set_threads
 
     world = enter_world()
     classifier = load_classifier(run, checkpoint, device, own_code=own_code)

@@ -16,7 +16,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.core.results import BucketResult
-from paceline.parallel.base import CommState, NoCommState, gather_rows_on_rank_0
+from paceline.parallel.collectives import gather_rows_on_rank_0
 from paceline.recipe.schema.train import Parallel
 
 SendBucket = Callable[[GradBucket], tuple[Future[Tensor], int]]
@@ -40,81 +40,28 @@ class CommTimes:
     n: int
 
 
-class CommHook(Protocol):
-    """How a DDP replica sends its gradients."""
+class CommHook:
+    """Send the gradients of a DDP replica by `send`, untimed.
+
+    `powersgd` is the compression behind `send` if it keeps state between steps.
+    """
+
+    def __init__(self, send: SendBucket, powersgd: "PowerSGD | None" = None) -> None:
+        self.powersgd = powersgd
+        self._send = send
 
     def attach(self, replica: DistributedDataParallel) -> None:
         """Register the hook, once, before the first step."""
-        ...
-
-    def times(self) -> CommTimes | None:
-        """Return the times measured so far, or None. Synchronizes the device."""
-        ...
-
-    def state(self) -> CommState:
-        """Return the state that the hook keeps between steps."""
-        ...
-
-    def reset(self) -> None:
-        """Discard times and state of warm-up passes."""
-        ...
-
-
-def build_comm_hook(
-    section: Parallel, device: torch.device, now: Callable[[], float] | None, warmup_steps: int = 0
-) -> CommHook:
-    """Return the hook that sends gradients; with a clock `now` (seconds), buckets are timed after `warmup_steps`."""
-    if now is None and section.compression == "off":
-        return NoCommHook()
-    send, comm_state = build_send_bucket(section)
-    if now is None:
-        return UntimedCommHook(send, comm_state)
-    timestamps: Timestamps = CudaTimestamps() if device.type == "cuda" else HostTimestamps(now)
-    return TimedCommHook(send, comm_state, timestamps, warmup_steps)
-
-
-@final
-class NoCommHook:
-    """Register no hook."""
-
-    def attach(self, replica: DistributedDataParallel) -> None:
-        """Do nothing."""
-
-    def times(self) -> CommTimes | None:
-        """Return None."""
-        return None
-
-    def state(self) -> CommState:
-        """Return `NoCommState`."""
-        return NoCommState()
-
-    def reset(self) -> None:
-        """Do nothing."""
-
-
-@final
-class UntimedCommHook:
-    """Send gradients by `send`, untimed."""
-
-    def __init__(self, send: SendBucket, comm_state: CommState) -> None:
-        self._send = send
-        self._comm_state = comm_state
-
-    def attach(self, replica: DistributedDataParallel) -> None:
-        """Register the hook."""
         replica.register_comm_hook(None, self._hook)
 
     def times(self) -> CommTimes | None:
-        """Return None."""
+        """Return the times measured so far, or None. Synchronizes the device."""
         return None
 
-    def state(self) -> CommState:
-        """Return the state of `send`."""
-        return self._comm_state
-
     def reset(self) -> None:
-        """Reset the state of `send`."""
-        self._comm_state.reset()
+        """Discard times and state of warm-up passes."""
+        if self.powersgd:
+            self.powersgd.reset()
 
     def _hook(self, state: object, bucket: GradBucket) -> Future[Tensor]:
         return self._send(bucket)[0]
@@ -209,21 +156,18 @@ class _BucketSums:
 
 
 @final
-class TimedCommHook:
+class TimedCommHook(CommHook):
     """Send gradients by `send`, and time each bucket. Times are read as steps complete, without synchronizing."""
 
-    def __init__(self, send: SendBucket, comm_state: CommState, timestamps: Timestamps, warmup_steps: int = 0) -> None:
-        self._send = send
-        self._comm_state = comm_state
+    def __init__(
+        self, send: SendBucket, powersgd: "PowerSGD | None", timestamps: Timestamps, warmup_steps: int = 0
+    ) -> None:
+        super().__init__(send, powersgd)
         self._timestamps = timestamps
         self._warmup_steps = self._warmup_left = warmup_steps
         self._current_step: list[_SentBucket] = []
         self._pending_steps: deque[list[_SentBucket]] = deque()
         self._sums = _BucketSums()
-
-    def attach(self, replica: DistributedDataParallel) -> None:
-        """Register the hook."""
-        replica.register_comm_hook(None, self._hook)
 
     def times(self) -> CommTimes | None:
         """Return the means so far, or None if no step has been counted."""
@@ -242,13 +186,9 @@ class TimedCommHook:
             n=sums.n,
         )
 
-    def state(self) -> CommState:
-        """Return the state of `send`."""
-        return self._comm_state
-
     def reset(self) -> None:
         """Reset the state of `send`, the warm-up and the sums."""
-        self._comm_state.reset()
+        super().reset()
         self._warmup_left = self._warmup_steps
         self._pending_steps.clear()
         self._sums = _BucketSums()
@@ -301,15 +241,31 @@ class TimedCommHook:
         return (self._timestamps.seconds(first, each.done) for each in step)
 
 
-def build_send_bucket(section: Parallel) -> tuple[SendBucket, CommState]:
-    """Return the function that sends buckets for `parallel.compression`, and its state."""
+def build_comm_hook(
+    section: Parallel, device: torch.device, now: Callable[[], float] | None, warmup_steps: int = 0
+) -> CommHook | None:
+    """Return the hook that sends gradients, or None for torch's own path.
+
+    With a clock `now` (seconds), buckets are timed after `warmup_steps`.
+    """
+    if now is None and section.compression == "off":
+        return None
+    send, powersgd = build_send_bucket(section)
+    if now is None:
+        return CommHook(send, powersgd)
+    timestamps: Timestamps = CudaTimestamps() if device.type == "cuda" else HostTimestamps(now)
+    return TimedCommHook(send, powersgd, timestamps, warmup_steps)
+
+
+def build_send_bucket(section: Parallel) -> tuple[SendBucket, "PowerSGD | None"]:
+    """Return the function that sends buckets for `parallel.compression`, and the compression if it keeps state."""
     match section.compression:
         case "off":
-            return _send_uncompressed, NoCommState()
+            return _send_uncompressed, None
         case "bf16":
-            return _send_bf16, NoCommState()
+            return _send_bf16, None
         case "fp16":
-            return _send_fp16, NoCommState()
+            return _send_fp16, None
         case "powersgd":
             powersgd = PowerSGD(rank=1 if section.powersgd_rank == "auto" else section.powersgd_rank)
             return powersgd.send, powersgd
@@ -351,8 +307,6 @@ class PowerSGD:
 
     # Torch identifies a bucket by its number, a checkpoint by the names of its parameters. Torch's generator is not
     # saved: it is used once per bucket, in the first compressed step, and starts from the same seed in every process.
-    has_state = True
-
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._buckets: list[list[Tensor]] = []
@@ -387,11 +341,14 @@ class PowerSGD:
         self._state = self._new_state()
 
     def num_bytes(self, model: nn.Module) -> int:
-        """Return the bytes of one gradient per rank."""
+        """Return the approximate size of all ranks' tensors in bytes: one gradient per rank."""
         return dist.get_world_size() * sum(each.nbytes for each in model.parameters() if each.requires_grad)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return residuals `BUCKET.error` [world_size, N], and P and Q as `BUCKET.left` and `.right`."""
+        """Return residuals `BUCKET.error` [world_size, N], and P and Q as `BUCKET.left` and `.right`.
+
+        They are on rank 0, and the other ranks return {}. Collective.
+        """
         rows = {number: gather_rows_on_rank_0(error) for number, error in sorted(self._state.error_dict.items())}
         by_name = {f"{number}.error": row for number, row in rows.items() if row is not None}
         if by_name:
@@ -400,11 +357,14 @@ class PowerSGD:
         return by_name
 
     def values(self, model: nn.Module) -> dict[str, Any]:
-        """Return world size, number of steps, and the parameter names of each bucket."""
+        """Return world size, number of steps, and the parameter names of each bucket in `model`, as JSON values."""
         return {"ranks": dist.get_world_size(), "steps": self._state.iter, "buckets": self._names(model)}
 
     def load(self, model: nn.Module, values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
-        """Restore this rank's residuals and the factors; return a note if they do not fit."""
+        """Restore this rank's residuals and the factors after all warm-up passes; return a note if they do not fit.
+
+        `values` is empty for a checkpoint without them.
+        """
         reason = self._mismatch(model, values)
         if reason:
             again = f"it starts again with {POWERSGD_FIRST_STEP} uncompressed steps"

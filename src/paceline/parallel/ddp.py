@@ -1,38 +1,24 @@
 """DistributedDataParallel: replicas whose gradients are averaged during backward, with exposed communication timed."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, final
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.core.errors import WorldError
 from paceline.core.stages import EXPOSED
-from paceline.parallel.base import (
-    CommState,
-    NoCommState,
-    all_gather_rows,
-    broadcast_buffers,
-    clip_to_norm,
-    gradient_norm,
-    mean_over_ranks,
-    sum_over_ranks,
-)
-from paceline.parallel.comm_hooks import CommHook, CommTimes
+from paceline.parallel.collectives import broadcast_buffers, mean_over_ranks
+from paceline.parallel.comm_hooks import CommHook, PowerSGD
+from paceline.parallel.strategy import Strategy, SwitchStage
 
 FORWARD: Final = "forward"
 CLIP_STAGE: Final = "optimizer"
-_RANK_0_WEIGHTS_ONLY: Final = (
-    "resumed with rank 0's weights on every rank: with parallel.sync_gradients=false no others are saved"
-)
-SwitchStage = Callable[[str], None]
-"""Attributes the time that follows to a stage. On a GPU, backward calls it from one of autograd's threads."""
 
 
-class DDP:
+class DDP(Strategy):
     """Average gradients over the replicas while backward runs (Li et al. 2020, arXiv 2006.15704).
 
     Without `sync_gradients` every rank trains alone, which measures the cost of communication: ranks exchange only the
@@ -41,20 +27,22 @@ class DDP:
 
     def __init__(
         self,
+        world_size: int,
         device: torch.device,
         *,
         bucket_mb: float | None,
         bucket_view: bool,
         static_graph: bool,
         sync_gradients: bool,
-        comm_hook: CommHook,
+        comm_hook: CommHook | None,
     ) -> None:
+        self.world_size = world_size
+        self.comm_hook = comm_hook
         self._device = device
         self._bucket_mb = bucket_mb
         self._bucket_view = bucket_view
         self._static_graph = static_graph
         self._sync_gradients = sync_gradients
-        self._comm_hook = comm_hook
         self._module: DistributedDataParallel | None = None
         self._end_pass: Callable[[], None] = _do_nothing
         self._switch_stage: SwitchStage = _ignore_stage
@@ -71,7 +59,8 @@ class DDP:
         # Broadcast rank 0's buffers before each forward: only they are saved, so a resumed run has the same bits. Not
         # in the constructor's arguments, which would also skip the initial broadcast.
         self._module.broadcast_buffers = self._sync_gradients
-        self._comm_hook.attach(self._module)
+        if self.comm_hook:
+            self.comm_hook.attach(self._module)
         return self._module
 
     def warm_up_buckets(self, step: Callable[[], None]) -> None:
@@ -80,11 +69,12 @@ class DDP:
         # static graph), by the order in which gradients arrived. Buckets decide the order in which a collective adds
         # the ranks' numbers, and so the last bits on more than two ranks. Compression keeps state per bucket, so it
         # needs this on two ranks too, and one more pass to see the new buckets.
-        has_state = self.comm_state().has_state
-        if self._sync_gradients and (has_state or dist.get_world_size() > 2):
+        has_state = self.powersgd is not None
+        if self._sync_gradients and (has_state or self.world_size > 2):
             for _ in range(1 + self._static_graph + has_state):
                 step()
-        self._comm_hook.reset()
+        if self.comm_hook:
+            self.comm_hook.reset()
 
     def on_comm_wait(self, switch_stage: SwitchStage, *, compiled: bool = False) -> None:
         """Switch stages after this rank's last gradient, and while buffers are received."""
@@ -109,8 +99,7 @@ class DDP:
 
     def clip(self, parameters: Sequence[Tensor], max_norm: float) -> Tensor:
         """Clip the gradient; return its norm before, or the mean norm if each rank trains alone."""
-        norm = gradient_norm([each.grad for each in parameters if each.grad is not None])
-        own_norm = clip_to_norm(parameters, norm, max_norm)
+        own_norm = super().clip(parameters, max_norm)
         if self._sync_gradients:
             return own_norm
         # The mean is NaN if any norm is, so all ranks stop or skip together; one that did so alone would leave the
@@ -120,40 +109,17 @@ class DDP:
         self._switch_stage(CLIP_STAGE)
         return mean_norm
 
-    def mean(self, value: Tensor) -> Tensor:
-        """Return the mean over the ranks."""
-        return mean_over_ranks(value)
-
-    def sum(self, value: Tensor) -> Tensor:
-        """Return the sum over the ranks."""
-        return sum_over_ranks(value)
-
-    def all_gather(self, value: Tensor) -> Tensor:
-        """Return the ranks' values as rows."""
-        return all_gather_rows(value)
-
     @contextlib.contextmanager
     def evaluating(self, model: nn.Module) -> Iterator[None]:
         """Broadcast rank 0's buffers."""
         broadcast_buffers(model)  # forward of the wrapped model would do it, but evaluation calls the unwrapped one
         yield
 
-    def gather(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return `tensors`, which are whole."""
-        return dict(tensors)
-
-    def shard_like(self, full: Tensor, like: Tensor) -> Tensor:
-        """Return `full`."""
-        return full
-
-    def comm_times(self) -> CommTimes | None:
-        """Return the times of each bucket, if they are measured."""
-        return self._comm_hook.times()
-
-    def comm_state(self) -> CommState:
-        """Return the state of compression."""
+    @property
+    def powersgd(self) -> PowerSGD | None:
+        """The compression with state; None if each rank trains alone."""
         # Checkpoints of ranks that train alone hold only rank 0's weights.
-        return self._comm_hook.state() if self._sync_gradients else NoCommState(_RANK_0_WEIGHTS_ONLY)
+        return self.comm_hook.powersgd if self.comm_hook and self._sync_gradients else None
 
 
 @final

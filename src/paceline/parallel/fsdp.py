@@ -1,7 +1,7 @@
 """FSDP2: weights, gradients and optimizer state in one shard per rank, gathered layer by layer."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -10,18 +10,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from paceline.parallel.base import (
-    CommState,
-    NoCommState,
-    all_gather_rows,
-    broadcast_buffers,
-    clip_to_norm,
-    gradient_norm,
-    mean_over_ranks,
-    sum_over_ranks,
-)
-from paceline.parallel.comm_hooks import CommTimes
-from paceline.parallel.ddp import SwitchStage
+from paceline.parallel.collectives import broadcast_buffers, sum_over_ranks
+from paceline.parallel.strategy import Strategy, clip_to_norm, gradient_norm
 
 # A sharding unit has between 1 % and half of all parameters. Smaller modules stay with the root, since such small
 # messages cost more than the memory they save; containers and larger modules are split.
@@ -29,13 +19,14 @@ _SMALLEST_SHARE = 0.01
 _LARGEST_SHARE = 0.5
 
 
-class FSDP:
+class FSDP(Strategy):
     """FSDP2 (Zhao et al. 2023, arXiv 2304.11277). `reshard` frees gathered weights after forward, as ZeRO-3 does."""
 
-    def __init__(self, device: torch.device, *, reshard: bool) -> None:
+    def __init__(self, world_size: int, device: torch.device, *, reshard: bool) -> None:
+        self.world_size = world_size
         self._device = device
         self._reshard = reshard
-        self._mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+        self._mesh = init_device_mesh(device.type, (self.world_size,))
         self._units: list[FSDPModule] = []
         self._root: FSDPModule | None = None
 
@@ -52,12 +43,6 @@ class FSDP:
         self._root = fully_shard(model, mesh=self._mesh, reshard_after_forward=False)
         return model
 
-    def warm_up_buckets(self, step: Callable[[], None]) -> None:
-        """Do nothing: there are no buckets."""
-
-    def on_comm_wait(self, switch_stage: SwitchStage, *, compiled: bool = False) -> None:
-        """Do nothing: collectives are spread over forward and backward."""
-
     @contextlib.contextmanager
     def accumulate(self, *, final: bool) -> Iterator[None]:
         """Accumulate unsharded gradients, and without `reshard` keep the weights, until the final micro-batch."""
@@ -70,18 +55,6 @@ class FSDP:
         """Clip the averaged gradient; return its norm before, over all shards."""
         norm = gradient_norm([_local_shard(each.grad) for each in parameters if each.grad is not None])
         return clip_to_norm(parameters, sum_over_ranks(norm.square()).sqrt(), max_norm)
-
-    def mean(self, value: Tensor) -> Tensor:
-        """Return the mean over the ranks."""
-        return mean_over_ranks(value)
-
-    def sum(self, value: Tensor) -> Tensor:
-        """Return the sum over the ranks."""
-        return sum_over_ranks(value)
-
-    def all_gather(self, value: Tensor) -> Tensor:
-        """Return the ranks' values as rows."""
-        return all_gather_rows(value)
 
     @contextlib.contextmanager
     def evaluating(self, model: nn.Module) -> Iterator[None]:
@@ -115,14 +88,6 @@ class FSDP:
             return full
         # `src_data_rank=None`: every rank has `full`, so nothing is sent.
         return distribute_tensor(full.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
-
-    def comm_times(self) -> CommTimes | None:
-        """Return None: shards are not timed."""
-        return None
-
-    def comm_state(self) -> CommState:
-        """Return `NoCommState`: shards are reduced uncompressed."""
-        return NoCommState()
 
 
 def sharding_units(model: nn.Module) -> list[nn.Module]:

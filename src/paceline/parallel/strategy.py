@@ -1,37 +1,42 @@
-"""The `Strategy` interface, and the choice of one. No other code branches on the number of ranks."""
+"""How one model is trained on all ranks: the base class of strategies, and those of one process."""
 
 import contextlib
+import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import final
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from paceline.core.errors import WorldError
-from paceline.core.world import World
-from paceline.parallel.base import CommState
-from paceline.parallel.comm_hooks import CommTimes, build_comm_hook
-from paceline.parallel.ddp import DDP, SwitchStage
-from paceline.parallel.single_device import DataParallel, SingleDevice
-from paceline.recipe.schema.train import Parallel
+from paceline.parallel.collectives import all_gather_rows, mean_over_ranks, sum_over_ranks
+from paceline.parallel.comm_hooks import CommHook, PowerSGD
+
+SwitchStage = Callable[[str], None]
+"""Attributes the time that follows to a stage. On a GPU, backward calls it from one of autograd's threads."""
 
 
-class Strategy(Protocol):
-    """Train one model on all ranks, and reduce values over them."""
+class Strategy:
+    """Train one model on `world_size` ranks, and reduce values over them.
+
+    The base class trains on one device in one process, where nothing is exchanged.
+    """
+
+    world_size = 1
+    comm_hook: CommHook | None = None
 
     def prepare(self, model: nn.Module) -> nn.Module:
         """Return the module to call in training, with equal weights on all ranks. May change `model` in place.
 
         Create the optimizer from `model` afterwards.
         """
-        ...
+        return model
 
     def warm_up_buckets(self, step: Callable[[], None]) -> None:
         """Call `step`, a forward and backward pass without side effects, if the first passes of a process differ.
 
-        Call it before the first step, after all other warm-up passes. Resets `comm_state`. Collective.
+        Call it before the first step, after all other warm-up passes. Resets the communication hook. Collective.
         """
-        ...
 
     def on_comm_wait(self, switch_stage: SwitchStage, *, compiled: bool = False) -> None:
         """Call `switch_stage("exposed_communication")` from now on whenever a step starts to wait for other ranks.
@@ -40,30 +45,18 @@ class Strategy(Protocol):
         and in `clip` if each rank trains alone, then `switch_stage("optimizer")`. Call it once, after `prepare`;
         `compiled` says whether torch compiles the returned module.
         """
-        ...
 
     def accumulate(self, *, final: bool) -> contextlib.AbstractContextManager[None]:
-        """Return the context of a micro-batch; the final one of a step sync_gradients gradients over the ranks."""
-        ...
+        """Return the context of a micro-batch; the final one of a step averages gradients over the ranks."""
+        return contextlib.nullcontext()
 
     def clip(self, parameters: Sequence[Tensor], max_norm: float) -> Tensor:
         """Clip the gradient in place to L2 norm `max_norm`; return its norm before, float32 [], the same on all ranks.
 
         An infinite `max_norm` only measures. If each rank trains alone, return the mean of their norms. Collective.
         """
-        ...
-
-    def mean(self, value: Tensor) -> Tensor:
-        """Return the mean of `value` over the ranks, on each of them."""
-        ...
-
-    def sum(self, value: Tensor) -> Tensor:
-        """Return the sum of `value` over the ranks, on each of them."""
-        ...
-
-    def all_gather(self, value: Tensor) -> Tensor:
-        """Return [world_size, *value.shape] on every rank, whose row r is the `value` of rank r."""
-        ...
+        norm = gradient_norm([each.grad for each in parameters if each.grad is not None])
+        return clip_to_norm(parameters, norm, max_norm)
 
     def evaluating(self, model: nn.Module) -> contextlib.AbstractContextManager[None]:
         """Return a context for forward passes of the unwrapped `model` without gradients.
@@ -71,63 +64,68 @@ class Strategy(Protocol):
         Their number may differ between ranks: inside, every rank has rank 0's buffers and none waits for another.
         Collective at both ends.
         """
-        ...
+        return contextlib.nullcontext()
 
     def gather(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return whole tensors; those that are not sharded are this rank's own. Collective."""
-        ...
+        return dict(tensors)
 
     def shard_like(self, full: Tensor, like: Tensor) -> Tensor:
         """Return this rank's shard of `full`, equal on all ranks, in the layout of `like`."""
-        ...
+        return full
 
-    def comm_times(self) -> CommTimes | None:
-        """Return the bucket times so far, or None if they are not measured. Synchronizes the device."""
-        ...
+    @property
+    def powersgd(self) -> PowerSGD | None:
+        """The gradient compression with state between steps, which checkpoints save; None without it."""
+        return None
 
-    def comm_state(self) -> CommState:
-        """Return the state that gradient compression keeps between steps."""
-        ...
+    @final
+    def sum(self, value: Tensor) -> Tensor:
+        """Return the sum of `value` over the ranks, on each of them."""
+        return value if self.world_size == 1 else sum_over_ranks(value)
+
+    @final
+    def mean(self, value: Tensor) -> Tensor:
+        """Return the mean of `value` over the ranks, on each of them."""
+        return value if self.world_size == 1 else mean_over_ranks(value)
+
+    @final
+    def all_gather(self, value: Tensor) -> Tensor:
+        """Return [world_size, *value.shape] on every rank, whose row r is the `value` of rank r."""
+        return value.unsqueeze(0) if self.world_size == 1 else all_gather_rows(value)
 
 
-def build_strategy(
-    section: Parallel,
-    world: World,
-    device: torch.device,
-    now: Callable[[], float] | None = None,
-    warmup_steps: int = 0,
-) -> Strategy:
-    """Return the strategy for the ranks of `world`, whose process group exists.
+class SingleDevice(Strategy):
+    """Train one rank on one device."""
 
-    With `now`, a clock in seconds, ddp times its buckets after `warmup_steps` steps. Raise `WorldError` if the strategy
-    does not fit the ranks or devices.
+
+class DataParallel(Strategy):
+    """`nn.DataParallel` over all visible GPUs, for comparison with ddp (arXiv 2006.15704, section 2.2).
+
+    Only the first GPU's batch norms keep statistics. Evaluation uses one GPU.
     """
-    match section.strategy:
-        case "dataparallel":
-            return _data_parallel(world, device)
-        case _ if world.world_size == 1:
-            return SingleDevice()
-        case "ddp":
-            return DDP(
-                device,
-                bucket_mb=None if section.bucket_mb == "auto" else section.bucket_mb,
-                bucket_view=section.bucket_view,
-                static_graph=section.static_graph,
-                sync_gradients=section.sync_gradients,
-                comm_hook=build_comm_hook(section, device, now, warmup_steps),
-            )
-        case "fsdp":
-            from paceline.parallel.fsdp import FSDP  # importing it takes most of a second
 
-            return FSDP(device, reshard=section.reshard)
+    def prepare(self, model: nn.Module) -> nn.Module:
+        """Return the model wrapped."""
+        return nn.DataParallel(model)
 
 
-def _data_parallel(world: World, device: torch.device) -> Strategy:
-    fix = "set parallel.strategy=ddp, which works on several ranks and on CPUs"
-    if world.world_size > 1:
-        what = f"needs all GPUs in one process, and this run has {world.world_size} ranks"
-    elif device.type != "cuda":
-        what = "needs GPUs in one process, and this run is on a CPU"
-    else:
-        return DataParallel()
-    raise WorldError(f"parallel.strategy: dataparallel {what} ({fix})")
+def gradient_norm(gradients: Sequence[Tensor]) -> Tensor:
+    """Return the L2 norm of all `gradients` together: [], at least float32."""
+    # In 16 bits the norm would overflow (float16) or keep only two digits (bfloat16).
+    if any(gradient.dtype.itemsize < 4 for gradient in gradients):
+        # The norm of the norms is the norm of all gradients.
+        gradients = [torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in gradients]
+    norm: Tensor = get_total_norm(gradients)
+    return norm
+
+
+def clip_to_norm(parameters: Sequence[Tensor], norm: Tensor, max_norm: float) -> Tensor:
+    """Clip the gradients of `parameters`, whose norm is `norm`, in place; return `norm` as float32 [].
+
+    The factor is max_norm / (norm + 1e-6), as in torch (Pascanu et al. 2013, arXiv 1211.5063).
+    """
+    # An infinite limit only measures: scaling by 1 would read and write every gradient.
+    if math.isfinite(max_norm):
+        clip_grads_with_norm_(parameters, max_norm, norm)
+    return norm.float()

@@ -4,16 +4,18 @@ import math
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 from torch import nn
 
 from paceline.measure.profiler import require_nvtx
 from paceline.measure.throughput import IntervalTimer, RunTimer
 from paceline.measure.timer import StageTimer, now_s
-from paceline.parallel.base import generators
+from paceline.parallel.build import build_strategy
 from paceline.parallel.consensus import Consensus, build_consensus, build_replica_check
+from paceline.parallel.device import generators
 from paceline.parallel.process_group import RankStore
-from paceline.parallel.strategy import Strategy, build_strategy
+from paceline.parallel.strategy import Strategy
 from paceline.training.checkpoint import load_model
 from paceline.training.compile import compile_model, warmup_pass
 from paceline.training.context import RunContext
@@ -41,6 +43,10 @@ from paceline.training.process import RunProcess
 from paceline.training.saver import CheckpointSaver, TrainingState
 from paceline.training.state import StepInterval, TrainState, build_stop_rule
 from paceline.training.trainer import EagerStep, OptimizerUpdate, StepSeeder, Trainer
+
+_RANK_0_WEIGHTS_ONLY: Final = (
+    "resumed with rank 0's weights on every rank: with parallel.sync_gradients=false no others are saved"
+)
 
 
 @dataclass(frozen=True)
@@ -92,6 +98,8 @@ def prepare_model(context: RunContext, store: RankStore, start_from: str) -> tup
                 warm_up(step)
     strategy.warm_up_buckets(partial(warm_up, state.step))
     comm_note = training_state.load_comm_state(Path(start_from)) if start_from else ""
+    if start_from and context.world.world_size > 1 and not recipe.parallel.sync_gradients:
+        comm_note = comm_note or _RANK_0_WEIGHTS_ONLY
     graphs, graphs_note = choose_graph_pool(recipe, context.world, context.device, training_state.optimizer)
     notes = (
         initial_weights.note,

@@ -26,7 +26,7 @@ from paceline.models.build import build_model
 from paceline.models.freeze import set_training_mode
 from paceline.models.layers import init_from_data, needs_data_init
 from paceline.models.validate import choose_memory_format
-from paceline.parallel.base import choose_device, set_threads
+from paceline.parallel.device import choose_device, set_threads
 from paceline.parallel.process_group import RankStore, local_rank_zero_first, process_group
 from paceline.parallel.strategy import Strategy
 from paceline.parallel.sync_batch_norm import convert_sync_batch_norm

@@ -12,8 +12,8 @@ from paceline.core.health import find_problems, is_suspicious
 from paceline.core.results import EvalReport
 from paceline.core.world import World
 from paceline.models.validate import check_model
+from paceline.parallel.build import build_strategy
 from paceline.parallel.process_group import rendezvous
-from paceline.parallel.strategy import build_strategy
 from paceline.recipe.plugins import plugins_of
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.train import Parallel

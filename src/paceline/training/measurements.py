@@ -103,7 +103,8 @@ class RunMeter:
         exposed = summary.stages.get(EXPOSED)
         if exposed is None or summary.n == 0:
             return None
-        comm = self.strategy.comm_times()
+        hook = self.strategy.comm_hook
+        comm = hook.times() if hook else None
         times = (comm.wire_s, comm.buckets) if comm else (None, ())
         return communication_result(exposed.device_s / summary.n, summary.wall_s / summary.n, *times)
 

@@ -19,7 +19,7 @@ from paceline.data.augment.plugin import try_plugin_augments
 from paceline.measure.timer import StageTimer
 from paceline.models.pretrained import find_weights_file
 from paceline.models.validate import build_model_on_device
-from paceline.parallel.base import choose_device
+from paceline.parallel.device import choose_device
 from paceline.recipe.plan import Plan
 from paceline.recipe.plugins import describe_error
 from paceline.recipe.schema import Recipe
@@ -55,7 +55,8 @@ def estimate_checkpoint_bytes(training_state: TrainingState, section: OptimSecti
         training_state.average.tensors(),
     )
     num_bytes = sum(tensor.nbytes for group in groups for tensor in group.values())
-    num_bytes += training_state.strategy.comm_state().num_bytes(training_state.model)
+    powersgd = training_state.strategy.powersgd
+    num_bytes += powersgd.num_bytes(training_state.model) if powersgd else 0
     # Before the first step an optimizer has no state.
     return num_bytes + (moments or _moments_per_weight(section) * sum(weight.nbytes for weight in weights))
 

@@ -49,15 +49,15 @@ class TrainingState:
 
         Raise `RecipeError` if the state of a plugin optimizer cannot be saved.
         """
-        comm_state = self.strategy.comm_state()
+        powersgd = self.strategy.powersgd
         tensors = {
             "model": model_tensors(self.model),
             "optimizer": {**optimizer_tensors(self.optimizer), **self.extra_state.tensors()},
             "precision": self.precision.weights.tensors(),
             "average": self.average.tensors(),
-            _COMM_STATE: comm_state.tensors(),
+            _COMM_STATE: powersgd.tensors() if powersgd else {},
         }
-        comm_values = comm_state.values(self.model)
+        comm_values = powersgd.values(self.model) if powersgd else {}
         values = {
             "train": state.to_dict(),
             "schedule": self.schedule.state_dict(),
@@ -87,7 +87,12 @@ class TrainingState:
         """
         with _raising_mismatch(checkpoint):
             values, tensors = read_state(checkpoint).get(_COMM_STATE, {}), load_tensor_group(checkpoint, _COMM_STATE)
-            return self.strategy.comm_state().load(self.model, values, tensors)
+            powersgd = self.strategy.powersgd
+            if powersgd:
+                return powersgd.load(self.model, values, tensors)
+            if not values:
+                return ""
+            return f"resumed without PowerSGD's residuals of {values['ranks']} ranks: a single rank sends no gradients"
 
     def _load_state(self, checkpoint: Path) -> TrainState:
         moments, values = load_tensor_group(checkpoint, "optimizer"), read_state(checkpoint)

@@ -20,7 +20,7 @@ from paceline.data.batch import Batch
 from paceline.data.transfer import DeviceTransfer
 from paceline.measure.clock import NullClock
 from paceline.models import resnet_cifar
-from paceline.parallel.single_device import SingleDevice
+from paceline.parallel.strategy import SingleDevice
 from paceline.recipe.load import Patch, load
 from paceline.recipe.schema import Recipe
 from paceline.training import cuda_graphs, run

@@ -16,8 +16,7 @@ from paceline.data.bad_images import BadImage
 from paceline.data.batch import Batch
 from paceline.data.order import EvalShard
 from paceline.data.transfer import DeviceTransfer
-from paceline.parallel.single_device import SingleDevice
-from paceline.parallel.strategy import Strategy
+from paceline.parallel.strategy import SingleDevice, Strategy
 from paceline.training.evaluator import EvalViews, FlipViews, ShiftViews, SingleView, SplitEvaluator, build_eval_views
 from paceline.training.precision import build_precision
 

@@ -8,7 +8,7 @@ from torch import nn
 from paceline.data.batch import Batch
 from paceline.data.transfer import DeviceTransfer
 from paceline.models.freeze import use_batch_statistics
-from paceline.parallel.single_device import SingleDevice
+from paceline.parallel.strategy import SingleDevice
 from paceline.training.evaluator import BatchNormChecker
 from paceline.training.precision import build_precision
 

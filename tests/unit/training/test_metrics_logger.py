@@ -14,7 +14,7 @@ from paceline.core.errors import NonFiniteLossError
 from paceline.core.results import ClassCount, ClassTable, EvalReport, EvalResult
 from paceline.data.batch import Batch
 from paceline.measure.throughput import RunTimer
-from paceline.parallel.single_device import SingleDevice
+from paceline.parallel.strategy import SingleDevice
 from paceline.recipe.load import Patch, load
 from paceline.recipe.plan import Plan
 from paceline.training.goodput import TimeSpent

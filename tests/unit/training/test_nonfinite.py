@@ -6,7 +6,7 @@ from torch import nn
 
 from paceline.core.errors import NonFiniteLossError
 from paceline.core.world import World
-from paceline.parallel.single_device import SingleDevice
+from paceline.parallel.strategy import SingleDevice
 from paceline.recipe.schema.train import Train
 from paceline.training.nonfinite import (
     MAX_SKIPS,

@@ -12,7 +12,7 @@ import torch
 
 from paceline.core.errors import RecipeError
 from paceline.core.run_dir import RunDir
-from paceline.parallel.single_device import SingleDevice
+from paceline.parallel.strategy import SingleDevice
 from paceline.recipe.load import Patch, load
 from paceline.recipe.schema.recipe import Checkpoint
 from paceline.training.checkpoint import model_tensors, optimizer_tensors

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from paceline.core.errors import CheckpointError
-from paceline.parallel.single_device import SingleDevice
+from paceline.parallel.strategy import SingleDevice
 from paceline.recipe.schema.optim import Constant
 from paceline.training.checkpoint import CheckpointStorage, KeepPolicy
 from paceline.training.ema import NoWeightAverage

@@ -29,7 +29,7 @@ from paceline.lab.link_timing import RankPair, measure_all_reduces, time_rank_pa
 from paceline.measure.machine import describe_machine
 from paceline.measure.throughput import unix_s
 from paceline.measure.timer import now_s
-from paceline.parallel.base import choose_device, set_threads
+from paceline.parallel.device import choose_device, set_threads
 from paceline.parallel.process_group import RankStore, process_group, rendezvous
 from paceline.parallel.rendezvous import missing_keys
 from paceline.recipe.schema.train import Parallel

@@ -9,7 +9,7 @@ from paceline.core.errors import DataError, PacelineError
 from paceline.core.units import count
 from paceline.core.world import World
 from paceline.lab.doctor.check import DoctorFinding
-from paceline.parallel.base import choose_device
+from paceline.parallel.device import choose_device
 from paceline.recipe.schema import Recipe
 from paceline.training.context import RunContext
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.core.errors import RecipeError
-from paceline.parallel.single_device import SingleDevice
+from paceline.parallel.strategy import SingleDevice
 from paceline.recipe.schema.optim import Constant, OwnOptim, Sgd
 from paceline.training.checkpoint import CheckpointStorage, KeepPolicy, load_tensor_group, model_tensors, read_state
 from paceline.training.ema import NoWeightAverage

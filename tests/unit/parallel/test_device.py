@@ -8,7 +8,7 @@ import torch
 from paceline.core.errors import WorldError
 from paceline.core.host import usable_cores
 from paceline.core.world import World
-from paceline.parallel.base import choose_device, set_threads
+from paceline.parallel.device import choose_device, set_threads
 from paceline.recipe.schema.train import Parallel
 
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
