@@ -15,7 +15,6 @@ from safetensors.torch import load_file, save_file
 
 from paceline.parallel.strategy import SingleDevice
 from paceline.recipe.schema.optim import Constant
-from paceline.training.ema import NoWeightAverage
 from paceline.training.lr_schedule import build_lr_schedule
 from paceline.training.precision import DynamicLossScaler, Precision
 from paceline.training.saver import TrainingState
@@ -321,7 +320,7 @@ def persistent() -> TrainingState:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     schedule = build_lr_schedule(Constant(), SimpleNamespace(peak_lr=0.1, steps=lambda duration: 0))
     precision = Precision("cpu", torch.float32, scale=DynamicLossScaler())
-    return TrainingState(model, optimizer, schedule, precision, NoWeightAverage(), SingleDevice())
+    return TrainingState(model, optimizer, schedule, precision, None, SingleDevice())
 
 
 # matrix: 4

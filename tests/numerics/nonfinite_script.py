@@ -14,7 +14,6 @@ from paceline.core.world import World
 from paceline.measure.throughput import RunTimer
 from paceline.parallel.build import build_strategy
 from paceline.recipe.schema.train import Parallel, Train
-from paceline.training.ema import NoWeightAverage
 from paceline.training.loss import CrossEntropy
 from paceline.training.lr_schedule import ConstantShape, FixedLrSchedule, LrWarmup
 from paceline.training.metrics_logger import MetricsLogger, NoBatchAccuracy
@@ -81,7 +80,7 @@ def trained(way: str, policy: str, kind: str, rank: int, world_size: int) -> dic
         guard,
         build_buffer_rollback(section, model),
         GradientProbe(model),
-        NoWeightAverage(),
+        None,
         math.inf,
     )
     state, message, sink = TrainState(), "", Losses()

@@ -181,7 +181,7 @@ class RunContext:
         self,
         precision: Precision,
         strategy: Strategy,
-        average: WeightAverage,
+        average: WeightAverage | None,
         bad_images: BadImageRegistry | None = None,
         should_stop: Callable[[], bool] = never_stop,
     ) -> ModelEvaluator:
@@ -202,7 +202,7 @@ class RunContext:
         return ModelEvaluator(val, average, evaluator("train", datasets.train, min(plan.val_images, plan.train_images)))
 
     def check_batch_norm(
-        self, precision: Precision, strategy: Strategy, average: WeightAverage, model: nn.Module
+        self, precision: Precision, strategy: Strategy, average: WeightAverage | None, model: nn.Module
     ) -> BatchNormCheck | None:
         """Run `BatchNormChecker` on the evaluated weights of `model`. Collective."""
         # No worker processes: they would take longer to start than these few images take to decode.
@@ -213,7 +213,7 @@ class RunContext:
         loader = self._close_at_end(build_eval_loader(self.recipe.data, source, shard, plan.eval_image_size, options))
         transfer = self.create_transfer(precision.dtype)
         checker = BatchNormChecker(loader, shard.num_batches, transfer, precision, strategy, self.device)
-        with average.swapped():
+        with average.swapped() if average else contextlib.nullcontext():
             return checker(model)
 
     def _create_split_evaluator(

@@ -21,6 +21,7 @@ from paceline.data.batch import Batch
 from paceline.data.transfer import DeviceBatch
 from paceline.measure.clock import NullClock
 from paceline.recipe.schema import Recipe
+from paceline.training.ema import ExponentialMovingAverage
 from paceline.training.nonfinite import StepValues
 from paceline.training.optim.build import keep_lr_on_device, reads_lr_on_device
 from paceline.training.precision import resolve_precision
@@ -155,7 +156,10 @@ class CudaGraphStep:
         self._graphs_by_shape: dict[tuple[_Shapes, bool], _CapturedGraph] = {}
         self._has_failed = False
         keep_lr_on_device(step.update.optimizer)
-        step.update.average.to_device()
+        average = step.update.average
+        self._ema = average if isinstance(average, ExponentialMovingAverage) else None
+        if self._ema:
+            self._ema.to_device()
 
     def __call__(self, batch: Batch, state: TrainState) -> Tensor:
         """Run a step, as `TrainStep`."""
@@ -168,7 +172,7 @@ class CudaGraphStep:
             self._eager_step.update.probe.pop_is_finite()
             with self._pool.capture_stream():
                 return self._eager_step(batch, state)
-        updates_average = self._eager_step.update.average.is_due(state.step)
+        updates_average = self._ema is not None and self._ema.is_due(state.step)
         if (shapes, updates_average) not in self._graphs_by_shape:
             self._capture(batch, shapes, updates_average)
         captured = self._graphs_by_shape.get((shapes, updates_average))
@@ -184,8 +188,8 @@ class CudaGraphStep:
             _copy_inputs(captured.inputs, self._eager_step.transfer(batch))
         with clock.stage(CAPTURED):
             lr = update.set_lr(state)
-            if captured.updates_average:
-                update.average.update_decay()
+            if captured.updates_average and self._ema:
+                self._ema.update_decay()
             captured.graph.replay()
             # Cloned: a deferred check reads them after further replays.
             loss, is_finite, norm = captured.outputs.clone().unbind()
@@ -234,8 +238,8 @@ class CudaGraphStep:
         norm = update.prepare_gradients()
         is_finite = update.probe.pop_is_finite()
         update.step_optimizer()
-        if updates_average:
-            update.average.apply()
+        if updates_average and self._ema:
+            self._ema.apply()
         update.optimizer.zero_grad(set_to_none=True)
         return torch.stack([loss.float(), is_finite.float(), norm])
 

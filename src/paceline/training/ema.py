@@ -20,76 +20,21 @@ NUM_UPDATES_KEY = "average.updates"
 class WeightAverage(Protocol):
     """An average of the weights."""
 
-    @property
-    def is_enabled(self) -> bool:
-        """Whether there are averaged weights."""
-        ...
-
     def update(self, step: int) -> None:
-        """Call `update_decay` and `apply` if the average `is_due` after optimizer step `step` (from 0)."""
-        ...
-
-    def is_due(self, step: int) -> bool:
-        """Return whether to include the weights after optimizer step `step`."""
-        ...
-
-    def update_decay(self) -> None:
-        """Set the decay of the next `apply`, and count the update, on the host."""
-        ...
-
-    def apply(self) -> None:
-        """Update the average, on the device."""
-        ...
-
-    def to_device(self) -> None:
-        """Keep the decay on the device from now on, for a captured `apply`."""
+        """Include the weights after optimizer step `step` (from 0), if an update is due."""
         ...
 
     def swapped(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context in which the model has the averaged weights; raw weights are restored bitwise."""
+        """Return a context in which the model has the averaged weights. The raw weights are restored bit by bit."""
         ...
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return live tensors for a checkpoint by name, sharded as the parameters are."""
+        """Return the live tensors that a checkpoint needs, by name, sharded if the parameters are."""
         ...
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Load what `tensors` returned, in the same sharding. Raise `CheckpointError` for other names."""
         ...
-
-
-class NoWeightAverage:
-    """No average."""
-
-    is_enabled = False
-
-    def update(self, step: int) -> None:
-        """Do nothing."""
-
-    def is_due(self, step: int) -> bool:
-        """Return False."""
-        return False
-
-    def update_decay(self) -> None:
-        """Do nothing."""
-
-    def apply(self) -> None:
-        """Do nothing."""
-
-    def to_device(self) -> None:
-        """Do nothing."""
-
-    def swapped(self) -> contextlib.AbstractContextManager[None]:
-        """Return an empty context."""
-        return contextlib.nullcontext()
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return {}."""
-        return {}
-
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Check that `tensors` is empty."""
-        _check_average_names(tensors, ())
 
 
 class ExponentialMovingAverage:
@@ -99,8 +44,6 @@ class ExponentialMovingAverage:
     0) uses min(decay, (1 + n) / (10 + n)), as in TensorFlow's ExponentialMovingAverage. Averages are at least float32;
     integers are copied. `named` has the float32 master copies of parameters, which are averaged instead.
     """
-
-    is_enabled = True
 
     def __init__(
         self, model: nn.Module, decay: float, every: int, *, warmup: bool, named: NamedParameters = ()
@@ -160,7 +103,7 @@ class ExponentialMovingAverage:
             self._averaged[number].copy_(self._model_tensors[number])
 
     def to_device(self) -> None:
-        """Keep the decay on the device, in float32."""
+        """Keep the decay on the device from now on, in float32, where a captured `apply` reads it."""
         self._weight = torch.zeros((), device=self._averaged[0].device)
 
     def swapped(self) -> contextlib.AbstractContextManager[None]:
@@ -183,8 +126,6 @@ class ExponentialMovingAverage:
 class OptimizerWeightAverage:
     """The average that schedule-free SGD keeps. Buffers, such as BatchNorm statistics, are not averaged."""
 
-    is_enabled = True
-
     def __init__(self, model: nn.Module, optimizer: ScheduleFree) -> None:
         self._optimizer = optimizer
         self._parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -194,19 +135,6 @@ class OptimizerWeightAverage:
 
     def update(self, step: int) -> None:
         """Do nothing: the optimizer updates the average."""
-
-    def is_due(self, step: int) -> bool:
-        """Return False."""
-        return False
-
-    def update_decay(self) -> None:
-        """Do nothing."""
-
-    def apply(self) -> None:
-        """Do nothing."""
-
-    def to_device(self) -> None:
-        """Do nothing."""
 
     def swapped(self) -> contextlib.AbstractContextManager[None]:
         """Return a context in which the parameters are the averaged ones."""
@@ -223,8 +151,8 @@ class OptimizerWeightAverage:
 
 def build_weight_average(
     section: Ema | Off, model: nn.Module, optimizer: torch.optim.Optimizer | None, named: NamedParameters
-) -> WeightAverage:
-    """Return the average of `train.ema`, or the optimizer's own, for `model` after `Strategy.prepare`.
+) -> WeightAverage | None:
+    """Return the average of `train.ema` or of the optimizer for a prepared `model`; None if there is none.
 
     `named` is from `OptimizedWeights.named_parameters`. Raise `RecipeError` if both are configured, or if a
     schedule-free optimizer updates master weights.
@@ -237,7 +165,15 @@ def build_weight_average(
         case _, ScheduleFree():
             return OptimizerWeightAverage(model, optimizer)
         case _:
-            return NoWeightAverage()
+            return None
+
+
+def load_averages(average: WeightAverage | None, tensors: Mapping[str, Tensor]) -> None:
+    """Load the averages of a checkpoint. Raise `CheckpointError` if they are not those of the recipe."""
+    if average is None:
+        _check_average_names(tensors, ())
+    else:
+        average.load(tensors)
 
 
 def _to_float32(tensor: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.optim import ScheduleFree
 from paceline.recipe.schema.train import PrecisionName
 from paceline.training.checkpoint import load_model, load_model_tensors, model_tensors
-from paceline.training.ema import NoWeightAverage, WeightAverage, build_weight_average
+from paceline.training.ema import WeightAverage, build_weight_average
 from paceline.training.optim.build import build_optimizer, layers_for_decay
 from paceline.training.precision import Precision
 from paceline.training.saver import load_average_tensors
@@ -25,10 +25,15 @@ def has_weight_average(recipe: Recipe) -> bool:
     return recipe.train.ema != "off" or isinstance(recipe.optim, ScheduleFree)
 
 
-def load_weight_average(recipe: Recipe, model: nn.Module, precision: Precision, checkpoint: Path) -> WeightAverage:
-    """Return the average in `checkpoint` for `model` with raw weights. Raise `CheckpointError` without one."""
+def load_weight_average(
+    recipe: Recipe, model: nn.Module, precision: Precision, checkpoint: Path
+) -> WeightAverage | None:
+    """Return the average in `checkpoint` for `model` with raw weights; None if runs keep no average.
+
+    Raise `CheckpointError` if the checkpoint lacks it.
+    """
     if not has_weight_average(recipe):
-        return NoWeightAverage()
+        return None
     # No other optimizer is built: it may be the user's own code, and is not needed here.
     is_schedule_free = isinstance(recipe.optim, ScheduleFree)
     named = precision.weights.named_parameters(model)
@@ -66,8 +71,8 @@ def load_eval_model(
     return model.eval().requires_grad_(False)
 
 
-def _load_averaged_weights(average: WeightAverage, model: nn.Module) -> None:
-    if not average.is_enabled:
+def _load_averaged_weights(average: WeightAverage | None, model: nn.Module) -> None:
+    if average is None:
         return
     with average.swapped():
         averages = {name: tensor.clone() for name, tensor in model_tensors(model).items()}

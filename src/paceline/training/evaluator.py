@@ -242,7 +242,7 @@ class ModelEvaluator:
     """
 
     evaluate_val: EvaluateSplit
-    average: WeightAverage
+    average: WeightAverage | None
     evaluate_train: EvaluateSplit | None = None
 
     def __call__(self, model: nn.Module) -> EvalReport | None:
@@ -252,7 +252,7 @@ class ModelEvaluator:
         if raw is None or (self.evaluate_train and trained is None):
             return None
         train = trained and trained.result
-        if not self.average.is_enabled:
+        if self.average is None:
             return EvalReport(val=raw.result, train=train, classes=raw.classes, worst=raw.worst)
         with self.average.swapped():
             averaged = self.evaluate_val(model)

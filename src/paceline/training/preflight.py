@@ -52,7 +52,7 @@ def estimate_checkpoint_bytes(training_state: TrainingState, section: OptimSecti
     groups = (
         model_tensors(training_state.model),
         training_state.precision.weights.tensors(),
-        training_state.average.tensors(),
+        training_state.average.tensors() if training_state.average else {},
     )
     num_bytes = sum(tensor.nbytes for group in groups for tensor in group.values())
     powersgd = training_state.strategy.powersgd
@@ -210,7 +210,7 @@ def _state_tensors(recipe: Recipe, datasets: Datasets) -> dict[str, dict[str, to
         "model": model_tensors(model),
         "optimizer": optimizer_tensors(optimizer),
         "precision": precision.weights.tensors(),
-        "average": average.tensors(),
+        "average": average.tensors() if average else {},
     }
     return {name: group for name, group in tensors.items() if group or name == "optimizer"}
 

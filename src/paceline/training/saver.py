@@ -21,7 +21,7 @@ from paceline.training.checkpoint import (
     optimizer_tensors,
     read_state,
 )
-from paceline.training.ema import WeightAverage
+from paceline.training.ema import WeightAverage, load_averages
 from paceline.training.goodput import TimeSpent
 from paceline.training.lr_schedule import LrSchedule
 from paceline.training.optim.extra_state import GROUP_PREFIX, ExtraOptimizerState, NoExtraOptimizerState
@@ -40,7 +40,7 @@ class TrainingState:
     optimizer: torch.optim.Optimizer
     schedule: LrSchedule
     precision: Precision
-    average: WeightAverage
+    average: WeightAverage | None
     strategy: Strategy
     extra_state: ExtraOptimizerState = field(default_factory=NoExtraOptimizerState)
 
@@ -54,7 +54,7 @@ class TrainingState:
             "model": model_tensors(self.model),
             "optimizer": {**optimizer_tensors(self.optimizer), **self.extra_state.tensors()},
             "precision": self.precision.weights.tensors(),
-            "average": self.average.tensors(),
+            "average": self.average.tensors() if self.average else {},
             _COMM_STATE: powersgd.tensors() if powersgd else {},
         }
         comm_values = powersgd.values(self.model) if powersgd else {}
@@ -99,8 +99,10 @@ class TrainingState:
         of_parameters = {name: tensor for name, tensor in moments.items() if not name.startswith(GROUP_PREFIX)}
         load_optimizer(self.optimizer, of_parameters, shard_like=self.strategy.shard_like)
         self.extra_state.load(values, moments)
-        for name, part in (("precision", self.precision.weights), ("average", self.average)):
-            part.load(self._shard(load_tensor_group(checkpoint, name), part.tensors()))
+        weights, average = self.precision.weights, self.average
+        weights.load(self._shard(load_tensor_group(checkpoint, "precision"), weights.tensors()))
+        averages = self._shard(load_tensor_group(checkpoint, "average"), average.tensors() if average else {})
+        load_averages(average, averages)
         self.schedule.load_state_dict(values["schedule"])
         self.precision.scale.load_state_dict(values["scale"])
         return TrainState.from_dict(values["train"])
@@ -126,11 +128,13 @@ def _raising_mismatch(checkpoint: Path) -> Iterator[None]:
         ) from None
 
 
-def load_average_tensors(checkpoint: Path, average: WeightAverage, optimizer: torch.optim.Optimizer | None) -> None:
+def load_average_tensors(
+    checkpoint: Path, average: WeightAverage | None, optimizer: torch.optim.Optimizer | None
+) -> None:
     """Load only the averaged weights, unsharded. Raise `CheckpointError` if the checkpoint has none."""
     if isinstance(optimizer, ScheduleFree):
         load_optimizer(optimizer, load_tensor_group(checkpoint, "optimizer"))
-    elif average.is_enabled:
+    elif average:
         tensors = load_tensor_group(checkpoint, "average")
         if not tensors:
             raise CheckpointError(f"train.ema: {checkpoint} has no averaged weights (set train.ema=off)")

@@ -41,7 +41,7 @@ class OptimizerUpdate:
     guard: NonFiniteGuard
     rollback: BufferRollback
     probe: GradientProbe
-    average: WeightAverage
+    average: WeightAverage | None
     max_norm: float
 
     def __call__(self, state: TrainState, loss: Tensor) -> None:
@@ -51,7 +51,8 @@ class OptimizerUpdate:
         norm = self.prepare_gradients()
         if self.guard.check(StepValues(state.step + 1, lr, loss, self.probe.pop_is_finite(), norm, state.skips_in_row)):
             self.step_optimizer()
-            self.average.update(state.step)
+            if self.average:
+                self.average.update(state.step)
             self.rollback.save()
             state.skips_in_row = 0
         else:

@@ -129,7 +129,8 @@ def course(recipe: Recipe, graphs: RecordedGraphs, sizes: tuple[int, ...] = (8,)
         losses.append(step(batch_of(number, size, num_draws), state))
         state.advance(8)
     kept = [each for values in plain.update.optimizer.state.values() for each in values.values()]
-    return [*losses, *model.state_dict().values(), *plain.update.average.tensors().values(), *kept]
+    average = plain.update.average.tensors() if plain.update.average else {}
+    return [*losses, *model.state_dict().values(), *average.values(), *kept]
 
 
 def assert_equal(one: list[Tensor], other: list[Tensor]) -> None:

@@ -15,10 +15,10 @@ from paceline.recipe.schema.train import Ema
 from paceline.training.ema import (
     NUM_UPDATES_KEY,
     ExponentialMovingAverage,
-    NoWeightAverage,
     OptimizerWeightAverage,
     WeightAverage,
     build_weight_average,
+    load_averages,
 )
 from paceline.training.optim.schedule_free import ScheduleFree
 from paceline.training.precision import MasterWeights
@@ -252,7 +252,7 @@ def test_the_averages_of_another_model_are_refused_in_one_line() -> None:
     with pytest.raises(CheckpointError, match=r"^average: 3\.bias and 1 more do not fit the recipe \(resume"):
         average.load(wrong)
     with pytest.raises(CheckpointError, match=r"^average: 3\.bias do not fit"):
-        NoWeightAverage().load({"3.bias": torch.zeros(2)})
+        load_averages(None, {"3.bias": torch.zeros(2)})
 
 
 def test_buffers_that_no_checkpoint_holds_are_left_alone() -> None:
@@ -260,16 +260,6 @@ def test_buffers_that_no_checkpoint_holds_are_left_alone() -> None:
     model.register_buffer("scratch", torch.zeros(1), persistent=False)
     average = ExponentialMovingAverage(model, 0.5, 1, warmup=False)
     assert set(average.tensors()) == {*model.state_dict(), NUM_UPDATES_KEY}
-
-
-def test_without_an_average_nothing_happens() -> None:
-    model, average = net(), NoWeightAverage()
-    before = copy.deepcopy(model.state_dict())
-    average.update(0)
-    with average.swapped():
-        assert equal(model.state_dict(), before)
-    assert not average.is_enabled and average.tensors() == {}
-    average.load({})
 
 
 def schedule_free(model: nn.Module) -> ScheduleFree:
@@ -295,13 +285,13 @@ def test_schedule_frees_own_average_is_swapped_in() -> None:
     assert equal({name: inside[name] for name in names}, expected)
     assert not any(torch.equal(inside[name], raw[name]) for name in names if name.endswith("weight"))
     assert equal(model.state_dict(), raw)
-    assert average.is_enabled and average.tensors() == {}
+    assert average.tensors() == {}
 
 
 def test_the_recipe_and_the_optimizer_choose_the_average() -> None:
     model = net()
     sgd, named = torch.optim.SGD(model.parameters(), 0.1), list(model.named_parameters())
-    assert isinstance(build_weight_average("off", model, sgd, named), NoWeightAverage)
+    assert build_weight_average("off", model, sgd, named) is None
     assert isinstance(build_weight_average(Ema(), model, sgd, named), ExponentialMovingAverage)
     assert isinstance(build_weight_average("off", model, schedule_free(model), named), OptimizerWeightAverage)
 

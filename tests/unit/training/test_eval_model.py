@@ -33,7 +33,7 @@ def test_an_average_needs_no_optimizer_of_anybodys_own(tmp_path: Path) -> None:
     model, other = nn.Linear(2, 2), nn.Linear(2, 2)
     kept = ExponentialMovingAverage(other, 0.5, 1, warmup=False).tensors()
     found = load_weight_average(recipe(GONE, "train.ema={decay: 0.5}"), model, FP32, saved(tmp_path, average=kept))
-    assert found.is_enabled
+    assert found is not None
     with found.swapped():
         assert torch.equal(model.weight, other.weight)
     assert not torch.equal(model.weight, other.weight)
@@ -54,7 +54,7 @@ def test_the_average_of_an_optimizer_with_layer_decay_matches_its_parameters(tmp
 
 
 def test_without_an_average_the_checkpoint_is_not_even_looked_at(tmp_path: Path) -> None:
-    assert not load_weight_average(recipe(GONE), nn.Linear(2, 2), FP32, tmp_path / "nowhere").is_enabled
+    assert load_weight_average(recipe(GONE), nn.Linear(2, 2), FP32, tmp_path / "nowhere") is None
 
 
 def test_a_missing_average_is_one_line(tmp_path: Path) -> None:

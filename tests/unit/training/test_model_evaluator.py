@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from paceline.core.results import ClassCount, ClassTable, EvalResult, MisclassifiedImage
-from paceline.training.ema import NoWeightAverage
 from paceline.training.evaluator import ModelEvaluator, SplitEvaluation
 
 
@@ -28,16 +27,14 @@ def on_training_images(model: nn.Module) -> SplitEvaluation:
     )
 
 
-class Fixed(NoWeightAverage):
+class Fixed:
     """An average that is always 0.375."""
-
-    is_enabled = True  # type: ignore[assignment]
 
     def __init__(self, model: nn.Linear) -> None:
         self._bias = model.bias
 
     @contextlib.contextmanager
-    def swapped(self) -> Iterator[None]:  # type: ignore[override]
+    def swapped(self) -> Iterator[None]:
         kept = self._bias.data.clone()
         self._bias.data.fill_(0.375)
         yield
@@ -51,7 +48,7 @@ def net() -> nn.Linear:
 
 
 def test_without_an_average_the_weights_as_they_are_decide() -> None:
-    report = ModelEvaluator(evaluate, NoWeightAverage())(net())
+    report = ModelEvaluator(evaluate, None)(net())
     assert (report.val.top1, report.ema, report.train, report.gap) == (0.25, None, None, None)
     assert report.primary == report.val
     assert report.classes == ClassTable((ClassCount("a", 8, 2),))
@@ -82,4 +79,4 @@ def test_stopping_before_the_averaged_weights_gives_no_report() -> None:
 
 
 def test_the_worst_mistakes_are_no_part_of_the_record_of_an_evaluation() -> None:
-    assert set(ModelEvaluator(evaluate, NoWeightAverage())(net()).model_dump(mode="json")) == {"val", "ema", "train"}
+    assert set(ModelEvaluator(evaluate, None)(net()).model_dump(mode="json")) == {"val", "ema", "train"}

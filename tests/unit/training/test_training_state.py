@@ -12,7 +12,6 @@ from paceline.core.errors import CheckpointError
 from paceline.parallel.strategy import SingleDevice
 from paceline.recipe.schema.optim import Constant
 from paceline.training.checkpoint import CheckpointStorage, KeepPolicy
-from paceline.training.ema import NoWeightAverage
 from paceline.training.lr_schedule import build_lr_schedule
 from paceline.training.precision import Precision
 from paceline.training.saver import TrainingState
@@ -24,7 +23,7 @@ def persistent() -> TrainingState:
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     schedule = build_lr_schedule(Constant(), SimpleNamespace(peak_lr=0.1, steps=lambda duration: 0))
-    return TrainingState(model, optimizer, schedule, Precision("cpu", torch.float32), NoWeightAverage(), SingleDevice())
+    return TrainingState(model, optimizer, schedule, Precision("cpu", torch.float32), None, SingleDevice())
 
 
 def saved(persistent: TrainingState, folder: Path, **values: Any) -> Path:

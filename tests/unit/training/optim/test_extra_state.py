@@ -13,7 +13,6 @@ from paceline.core.errors import RecipeError
 from paceline.parallel.strategy import SingleDevice
 from paceline.recipe.schema.optim import Constant, OwnOptim, Sgd
 from paceline.training.checkpoint import CheckpointStorage, KeepPolicy, load_tensor_group, model_tensors, read_state
-from paceline.training.ema import NoWeightAverage
 from paceline.training.lr_schedule import build_lr_schedule
 from paceline.training.optim.build import build_optimizer
 from paceline.training.optim.extra_state import NoExtraOptimizerState, build_extra_state
@@ -69,7 +68,7 @@ def run(section, seed: int) -> TrainingState:
     schedule = build_lr_schedule(Constant(), SimpleNamespace(peak_lr=0.1, steps=lambda duration: 0))
     counters = build_extra_state(section, optimizer)
     precision = Precision("cpu", torch.float32)
-    return TrainingState(model, optimizer, schedule, precision, NoWeightAverage(), SingleDevice(), counters)
+    return TrainingState(model, optimizer, schedule, precision, None, SingleDevice(), counters)
 
 
 def train(live: TrainingState, first: int) -> None:
