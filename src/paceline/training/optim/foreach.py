@@ -60,12 +60,3 @@ def scalar_like(parameter: Tensor, value: float) -> Tensor:
     """Return `value` as a tensor [] on the parameter's device, in at least float32."""
     # bfloat16 cannot count beyond 256.
     return torch.full((), value, dtype=torch.promote_types(parameter.dtype, torch.float32), device=parameter.device)
-
-
-def restore_scalars(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
-    """Restore the dtype of scalar tensors from `state_dict`, which torch casts to that of the parameters."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    for index, values in state_dict["state"].items():
-        for name, value in values.items():
-            if value.ndim == 0:
-                optimizer.state[parameters[index]][name] = value.to(parameters[index].device, copy=True)

@@ -13,7 +13,6 @@ from paceline.training.optim.foreach import (
     add_scaled,
     l2_norms,
     layers_with_gradients,
-    restore_scalars,
     scalar_like,
 )
 
@@ -81,11 +80,6 @@ class Lamb(torch.optim.Optimizer):
             else:
                 add_scaled(layers.parameters, steps, -group["lr"])
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load, with scalars in their own dtype."""
-        super().load_state_dict(state_dict)
-        restore_scalars(self, state_dict)
-
     def _count_update(self, group: dict[str, Any]) -> Tensor:
         first = group["params"][0]
         state: dict[str, Tensor] = self.state[first]
@@ -136,11 +130,6 @@ class NovoGrad(torch.optim.Optimizer):
             if group["weight_decay"]:
                 torch._foreach_add_(means, layers.parameters, alpha=share * group["weight_decay"])
             add_scaled(layers.parameters, means, -group["lr"])
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load, with scalars in their own dtype."""
-        super().load_state_dict(state_dict)
-        restore_scalars(self, state_dict)
 
 
 def _mean_squares(layers: LayerTensors, beta: float) -> list[Tensor]:

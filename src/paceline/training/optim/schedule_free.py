@@ -19,7 +19,6 @@ from paceline.training.optim.foreach import (
     LayerTensors,
     add_scaled,
     layers_with_gradients,
-    restore_scalars,
     scalar_like,
 )
 
@@ -55,11 +54,6 @@ class ScheduleFree(torch.optim.Optimizer):
         if iterate is None:
             return parameter.detach().clone()
         return torch.lerp(parameter.detach(), iterate, 1 - 1 / self.defaults["momentum"])
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load, with scalars in their own dtype."""
-        super().load_state_dict(state_dict)
-        restore_scalars(self, state_dict)
 
     def _update_weight(self, group: dict[str, Any]) -> Tensor:
         """Return c [], the newest iterate's weight in the average. Iterates at learning rate 0 have weight 0."""

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from paceline.recipe.schema.optim import Adam, AdamW, Lamb, Lars, Muon, NovoGrad, RmsProp, ScheduleFree, Sgd
+from paceline.training.checkpoint import load_optimizer, optimizer_tensors
 from paceline.training.optim.build import build_optimizer
 
 SECTIONS = [
@@ -41,10 +42,9 @@ def test_a_resumed_optimizer_takes_the_same_steps(section, dtype):
     other = net(dtype)
     other.load_state_dict(model.state_dict())
     resumed = build_optimizer(section, other.named_parameters(), "cpu")
-    kept = optimizer.state_dict()["state"]
-    tensors = {index: {k: v.clone() for k, v in values.items() if torch.is_tensor(v)} for index, values in kept.items()}
+    tensors = {name: tensor.clone() for name, tensor in optimizer_tensors(optimizer).items()}
     assert tensors
-    resumed.load_state_dict({"state": tensors, "param_groups": resumed.state_dict()["param_groups"]})
+    load_optimizer(resumed, tensors)
 
     for number in range(2, 4):
         step(model, optimizer, number)
@@ -56,10 +56,10 @@ def test_a_count_survives_in_a_model_of_16_bits():
     model = net(torch.bfloat16)
     optimizer = build_optimizer(Lamb(), model.named_parameters(), "cpu")
     step(model, optimizer, 0)
-    state = optimizer.state_dict()
-    state["state"][0]["updates"].fill_(1001)  # bfloat16 has 1000 and 1004
+    tensors = optimizer_tensors(optimizer)
+    tensors["0.updates"].fill_(1001)  # bfloat16 has 1000 and 1004
     resumed = build_optimizer(Lamb(), model.named_parameters(), "cpu")
-    resumed.load_state_dict(state)
+    load_optimizer(resumed, tensors)
     assert resumed.state[resumed.param_groups[0]["params"][0]]["updates"].item() == 1001
 
 
