@@ -43,6 +43,7 @@ from paceline.training.ema import build_weight_average
 from paceline.training.goodput import read_attempts
 from paceline.training.lr_schedule import build_lr_schedule
 from paceline.training.optim.build import build_optimizer
+from paceline.training.optim.extra_state import ExtraOptimizerState
 from paceline.training.precision import build_precision
 from paceline.training.saver import TrainingState
 from paceline.training.state import TrainState
@@ -125,7 +126,9 @@ def _persistent() -> TrainingState:
     optimizer = build_optimizer(Adam(), named, "cpu")
     plan = SimpleNamespace(peak_lr=0.1, steps=lambda duration: 0)
     average = build_weight_average(Ema(), model, optimizer, named)
-    return TrainingState(model, optimizer, build_lr_schedule(Plateau(), plan), precision, average, SingleDevice())
+    extra_state = ExtraOptimizerState.from_optimizer(optimizer, "adam")
+    schedule = build_lr_schedule(Plateau(), plan)
+    return TrainingState(model, optimizer, schedule, precision, average, SingleDevice(), extra_state)
 
 
 def _checkpoint(scratch: Path) -> dict[str, list[bytes]]:

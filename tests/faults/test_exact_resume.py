@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from paceline.parallel.strategy import SingleDevice
 from paceline.recipe.schema.optim import Constant
 from paceline.training.lr_schedule import build_lr_schedule
+from paceline.training.optim.extra_state import ExtraOptimizerState
 from paceline.training.precision import DynamicLossScaler, Precision
 from paceline.training.saver import TrainingState
 from paceline.training.state import TrainState
@@ -320,7 +321,8 @@ def persistent() -> TrainingState:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     schedule = build_lr_schedule(Constant(), SimpleNamespace(peak_lr=0.1, steps=lambda duration: 0))
     precision = Precision("cpu", torch.float32, scale=DynamicLossScaler())
-    return TrainingState(model, optimizer, schedule, precision, None, SingleDevice())
+    extra_state = ExtraOptimizerState.from_optimizer(optimizer, "sgd")
+    return TrainingState(model, optimizer, schedule, precision, None, SingleDevice(), extra_state)
 
 
 # matrix: 4

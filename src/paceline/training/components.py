@@ -35,7 +35,7 @@ from paceline.training.measurements import RunMeter, build_run_meter
 from paceline.training.metrics_logger import BatchAccuracy, MetricsLogger, build_batch_accuracy
 from paceline.training.nonfinite import GradientProbe, NonFiniteReporter, build_buffer_rollback, build_nonfinite_guard
 from paceline.training.optim.build import build_optimizer, describe_layer_decay, layers_for_decay
-from paceline.training.optim.extra_state import build_extra_state
+from paceline.training.optim.extra_state import ExtraOptimizerState
 from paceline.training.outputs import RunOutputs, checkpoint_storage
 from paceline.training.precision import Precision
 from paceline.training.preemption import Deadline, build_deadline
@@ -121,7 +121,7 @@ def _build_training_state(
     optimizer = build_optimizer(recipe.optim, named, context.device.type, layers)
     average = build_weight_average(recipe.train.ema, model, optimizer, named)
     schedule = build_lr_schedule(recipe.schedule, context.plan)
-    extra_state = build_extra_state(recipe.optim, optimizer)
+    extra_state = ExtraOptimizerState.from_optimizer(optimizer, recipe.optim.name)
     return TrainingState(model, optimizer, schedule, precision, average, strategy, extra_state)
 
 

@@ -39,7 +39,7 @@ from paceline.training.ema import build_weight_average
 from paceline.training.init_weights import find_initial_checkpoint
 from paceline.training.loss import build_loss
 from paceline.training.optim.build import build_optimizer, describe_layer_decay, layers_for_decay
-from paceline.training.optim.extra_state import build_extra_state
+from paceline.training.optim.extra_state import ExtraOptimizerState
 from paceline.training.saver import TrainingState
 
 _PROBE_BYTES = 4096  # a block: a full disk often takes an empty file
@@ -143,7 +143,7 @@ def _without_kernels(section: OptimSection) -> OptimSection:
 
 
 def _try_optimizer_step(section: OptimSection, optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
-    extra_state = build_extra_state(section, optimizer)
+    extra_state = ExtraOptimizerState.from_optimizer(optimizer, section.name)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
     try:

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -24,7 +24,7 @@ from paceline.training.checkpoint import (
 from paceline.training.ema import WeightAverage, load_averages
 from paceline.training.goodput import TimeSpent
 from paceline.training.lr_schedule import LrSchedule
-from paceline.training.optim.extra_state import GROUP_PREFIX, ExtraOptimizerState, NoExtraOptimizerState
+from paceline.training.optim.extra_state import GROUP_PREFIX, ExtraOptimizerState
 from paceline.training.optim.schedule_free import ScheduleFree
 from paceline.training.precision import Precision
 from paceline.training.state import TrainState
@@ -42,7 +42,7 @@ class TrainingState:
     precision: Precision
     average: WeightAverage | None
     strategy: Strategy
-    extra_state: ExtraOptimizerState = field(default_factory=NoExtraOptimizerState)
+    extra_state: ExtraOptimizerState
 
     def state_dict(self, state: TrainState, saved: Mapping[str, Any]) -> Snapshot:
         """Return the state of all components, gathered from all ranks, and the values `saved`. Collective.

@@ -18,6 +18,7 @@ from paceline.recipe.schema.recipe import Checkpoint
 from paceline.training.checkpoint import model_tensors, optimizer_tensors
 from paceline.training.ema import build_weight_average
 from paceline.training.optim.build import build_optimizer
+from paceline.training.optim.extra_state import ExtraOptimizerState
 from paceline.training.precision import build_precision
 from paceline.training.preflight import check_disk, estimate_checkpoint_bytes
 from paceline.training.saver import TrainingState
@@ -139,7 +140,8 @@ def test_the_size_of_a_checkpoint_is_known_before_the_first_step(overrides: str)
     named = list(precision.weights.named_parameters(model))
     optimizer = build_optimizer(recipe.optim, named, "cpu")
     average = build_weight_average(recipe.train.ema, model, optimizer, named)
-    persistent = TrainingState(model, optimizer, None, precision, average, SingleDevice())
+    extra_state = ExtraOptimizerState.from_optimizer(optimizer, recipe.optim.name)
+    persistent = TrainingState(model, optimizer, None, precision, average, SingleDevice(), extra_state)
     before = estimate_checkpoint_bytes(persistent, recipe.optim)
     for _, parameter in named:
         parameter.grad = torch.ones_like(parameter)

@@ -13,6 +13,7 @@ from paceline.parallel.strategy import SingleDevice
 from paceline.recipe.schema.optim import Constant
 from paceline.training.checkpoint import CheckpointStorage, KeepPolicy
 from paceline.training.lr_schedule import build_lr_schedule
+from paceline.training.optim.extra_state import ExtraOptimizerState
 from paceline.training.precision import Precision
 from paceline.training.saver import TrainingState
 from paceline.training.state import TrainState
@@ -23,7 +24,8 @@ def persistent() -> TrainingState:
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     schedule = build_lr_schedule(Constant(), SimpleNamespace(peak_lr=0.1, steps=lambda duration: 0))
-    return TrainingState(model, optimizer, schedule, Precision("cpu", torch.float32), None, SingleDevice())
+    precision, extra_state = Precision("cpu", torch.float32), ExtraOptimizerState.from_optimizer(optimizer, "sgd")
+    return TrainingState(model, optimizer, schedule, precision, None, SingleDevice(), extra_state)
 
 
 def saved(persistent: TrainingState, folder: Path, **values: Any) -> Path:

@@ -1,19 +1,18 @@
-"""State of plugin optimizers beside the tensors of parameters: numbers, and changed group options.
+"""State of optimizers beside the tensors of parameters: numbers, and changed group options.
 
-Attributes of an optimizer object are not saved.
+Only plugin optimizers have any. Attributes of an optimizer object are not saved.
 """
 
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Self
 
 import torch
 from torch import Tensor
 
 from paceline.core.errors import RecipeError
-from paceline.recipe.schema.optim import OptimSection, OwnOptim
 from paceline.training.optim.build import ParamGroup
 
 _MANAGED_KEYS: Final = ("params", "lr", "lr_factor")
@@ -22,40 +21,9 @@ GROUP_PREFIX: Final = "group."
 _MISSING: Final = object()
 
 
-class ExtraOptimizerState(Protocol):
-    """State that a checkpoint needs beside the tensors of parameters."""
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors in the groups, by names that do not collide with those of parameters."""
-        ...
-
-    def values(self) -> dict[str, Any]:
-        """Return the rest as JSON values, possibly empty. Raise `RecipeError` for other types."""
-        ...
-
-    def load(self, values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        """Load what both returned, after the state of the parameters; `tensors` may contain others."""
-        ...
-
-
-class NoExtraOptimizerState:
-    """No extra state: built-in optimizers keep all of it in tensors of parameters."""
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return {}."""
-        return {}
-
-    def values(self) -> dict[str, Any]:
-        """Return {}."""
-        return {}
-
-    def load(self, values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        """Do nothing."""
-
-
 @dataclass(frozen=True)
-class PluginExtraState:
-    """Extra state of plugin `optimizer` called `name`; `initial_groups` are the group options before the first step."""
+class ExtraOptimizerState:
+    """Extra state of `optimizer` called `name`; `initial_groups` are the group options before the first step."""
 
     optimizer: torch.optim.Optimizer
     name: str
@@ -80,7 +48,10 @@ class PluginExtraState:
         }
 
     def values(self) -> dict[str, Any]:
-        """Return non-tensor state and changed group options, with their types."""
+        """Return non-tensor state and changed group options as JSON values, or an empty dictionary.
+
+        Raise `RecipeError` for types that a checkpoint cannot hold.
+        """
         state = {str(number): self._parameter_values(number, each) for number, each in self._state_by_number().items()}
         groups = [
             self._changed_options(group, built)
@@ -90,7 +61,7 @@ class PluginExtraState:
         return {"optimizer": saved} if saved["state"] or any(groups) else {}
 
     def load(self, values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        """Load numbers and tensors."""
+        """Load what both returned, after the state of the parameters; `tensors` may contain others."""
         saved = values.get("optimizer", {"state": {}, "groups": []})
         parameters = [parameter for group in self._param_groups() for parameter in group["params"]]
         for number, each in saved["state"].items():
@@ -135,15 +106,6 @@ class PluginExtraState:
                 f"optim.name: {self.name} keeps {key!r} as {kind}, which a checkpoint cannot hold (keep a tensor or a "
                 f"number, or set checkpoint.every=off)"
             ) from None
-
-
-def build_extra_state(section: OptimSection, optimizer: torch.optim.Optimizer) -> ExtraOptimizerState:
-    """Return the extra state of the new `optimizer`."""
-    return (
-        PluginExtraState.from_optimizer(optimizer, section.name)
-        if isinstance(section, OwnOptim)
-        else NoExtraOptimizerState()
-    )
 
 
 def _group_options(group: ParamGroup) -> Iterator[tuple[str, Any]]:

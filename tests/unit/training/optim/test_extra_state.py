@@ -1,4 +1,4 @@
-"""A user's own optimizer goes on with the same bits, wherever it keeps its numbers; what cannot be kept is told."""
+"""An optimizer goes on with the same bits, wherever it keeps its numbers; what cannot be kept is told."""
 
 import json
 from collections import deque
@@ -11,11 +11,12 @@ from torch import Tensor, nn
 
 from paceline.core.errors import RecipeError
 from paceline.parallel.strategy import SingleDevice
-from paceline.recipe.schema.optim import Constant, OwnOptim, Sgd
+from paceline.recipe.schema import optim as schema
+from paceline.recipe.schema.optim import Constant, OwnOptim
 from paceline.training.checkpoint import CheckpointStorage, KeepPolicy, load_tensor_group, model_tensors, read_state
 from paceline.training.lr_schedule import build_lr_schedule
 from paceline.training.optim.build import build_optimizer
-from paceline.training.optim.extra_state import NoExtraOptimizerState, build_extra_state
+from paceline.training.optim.extra_state import ExtraOptimizerState
 from paceline.training.precision import Precision
 from paceline.training.saver import TrainingState
 from paceline.training.state import TrainState
@@ -66,9 +67,9 @@ def run(section, seed: int) -> TrainingState:
     model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
     optimizer = build_optimizer(section, model.named_parameters(), "cpu")
     schedule = build_lr_schedule(Constant(), SimpleNamespace(peak_lr=0.1, steps=lambda duration: 0))
-    counters = build_extra_state(section, optimizer)
+    extra_state = ExtraOptimizerState.from_optimizer(optimizer, section.name)
     precision = Precision("cpu", torch.float32)
-    return TrainingState(model, optimizer, schedule, precision, None, SingleDevice(), counters)
+    return TrainingState(model, optimizer, schedule, precision, None, SingleDevice(), extra_state)
 
 
 def train(live: TrainingState, first: int) -> None:
@@ -88,7 +89,8 @@ def weights(live: TrainingState) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("name", ["torch.optim:NAdam", "torch.optim:ASGD", "timm.optim:AdamP", "timm.optim:Adan",
-                                  "timm.optim:Lamb", "timm.optim:Adafactor", f"{__name__}:Counting"])  # fmt: skip
+                                  "timm.optim:Lamb", "timm.optim:Lars", "timm.optim:NvNovoGrad",
+                                  "timm.optim:Adafactor", f"{__name__}:Counting"])  # fmt: skip
 @pytest.mark.parametrize("decay", [True, False], ids=["one group", "two groups"])
 def test_an_own_optimizer_goes_on_with_the_same_bits(tmp_path: Path, name: str, decay: bool) -> None:
     pytest.importorskip(name.partition(".")[0], reason="not installed")
@@ -139,24 +141,37 @@ def test_what_a_checkpoint_cannot_hold_is_told_in_one_line(where, what, says) ->
     assert str(caught.value).startswith(f"optim.name: {name} {says}")
 
 
-def test_checkpoints_of_our_own_optimizers_look_as_before() -> None:
-    section = Sgd(lr=0.1)
-    live = run(section, 0)
+OURS = {
+    "momentum_buffer": schema.Sgd,
+    "step exp_avg exp_avg_sq": schema.AdamW,
+    "step square_avg": schema.RmsProp,
+    "mean square": schema.NovoGrad,
+    "momentum": schema.Lars,
+    "mean square updates": schema.Lamb,
+    "iterate lr_max iterates": schema.ScheduleFree,
+}
+
+
+@pytest.mark.parametrize(("keys", "variant"), OURS.items())
+def test_a_checkpoint_of_any_other_optimizer_holds_tensors_of_parameters_alone(tmp_path: Path, keys, variant) -> None:
+    live, other = run(variant(), 0), run(variant(), 1)
     train(live, 0)
-    assert isinstance(live.extra_state, NoExtraOptimizerState)
-    snapshot = live.state_dict(TrainState(), {})
-    assert "optimizer" not in snapshot.values
-    assert set(snapshot.tensors["optimizer"]) == {f"{number}.momentum_buffer" for number in range(4)}
+    other.load_state_dict(saved(live, tmp_path))
+    train(other, 3)
+    for each in (live, other):
+        snapshot = each.state_dict(TrainState(), {})
+        assert "optimizer" not in snapshot.values
+        numbers, names = zip(*(name.split(".") for name in snapshot.tensors["optimizer"]), strict=True)
+        assert set(numbers) <= set("0123") and set(names) == set(keys.split())
 
 
 def test_an_option_that_does_not_move_may_be_anything() -> None:
-    section = OwnOptim(name="torch.optim:SGD", lr=0.1)
     net = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(
         [{"params": net.parameters(), "lr_factor": 1.0, "how": lambda each: each, "of": deque([1])}], 0.1
     )
-    counters = build_extra_state(section, optimizer)
-    assert counters.values() == {}
+    extra_state = ExtraOptimizerState.from_optimizer(optimizer, "torch.optim:SGD")
+    assert extra_state.values() == {}
     optimizer.param_groups[0]["of"].append(2)
     with pytest.raises(RecipeError, match="keeps 'of' as deque"):
-        counters.values()
+        extra_state.values()
