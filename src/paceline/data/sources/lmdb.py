@@ -146,9 +146,9 @@ def read_sample_name(tail: bytes) -> str:
     return printable(tail[max(0, end - name_bytes) : end].decode("utf-8", "replace"))
 
 
-# `lmdb_pages` reads the file, not the LMDB library: the library trusts the file that it maps, can open it only once per
-# process and not across a fork, and crashes on a truncated file. Damaged files raise `DataError`. A CRC-32 per sample
-# detects damage but not manipulation. Opening reads a few pages; memory holds 4 bytes per label.
+# `lmdb_pages` reads the file, not the LMDB library, which can open it only once per process and crashes where it cannot
+# be read. Damaged files raise `DataError`. A CRC-32 per sample detects damage but not manipulation. Opening reads a few
+# pages; memory holds 4 bytes per label.
 @dataclass(frozen=True, eq=False)
 class LmdbSource:
     """The encoded images of a split in the file at `path`."""
