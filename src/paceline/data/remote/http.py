@@ -14,11 +14,11 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnec
 from pathlib import Path
 from socket import socket
 from typing import Any, Final
-from urllib.parse import SplitResult, unquote, urljoin, urlsplit
+from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from paceline.core.urls import CREDENTIALS, url_origin
-from paceline.data.remote.transport import ByteRange, PermanentError, RemoteUrl, TransientError
+from paceline.data.remote.transport import HTTP_SCHEMES, ByteRange, PermanentError, RemoteUrl, TransientError
 
 _FORMAT_HINT: Final = f"separate by blanks URLs such as https://NAME:PASSWORD@HOST/PATH in {CREDENTIALS}"
 
@@ -28,6 +28,7 @@ _MIN_BYTES_PER_S: Final = 10_000
 _MAX_REDIRECTS = 5
 _REDIRECT_STATUSES = {301, 302, 303, 307, 308}
 _TRANSIENT_STATUSES = {408, 425, 429, 500, 502, 503, 504}
+_UNQUOTED: Final = "%/:=&?~#+!$,;'@()*[]"  # delimiters of URLs, and what is percent-encoded already
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 _UNSATISFIED_RANGE = re.compile(r"bytes \*/(\d+)")
 _STATUS_FIXES = {
@@ -133,24 +134,15 @@ class HttpTransport:
         credentials = self._get_credentials(address)
         url = address.parts._replace(query=credentials.query).geturl() if credentials.query else address.url
         for _ in range(_MAX_REDIRECTS):
-            parts = urlsplit(url)
             # Compressed content would have other offsets.
             headers = {"Range": f"bytes={start}-{stop - 1}", "Accept-Encoding": "identity", "User-Agent": "paceline"}
-            is_same_server = (parts.scheme, _get_host_and_port(parts)) == (
-                address.parts.scheme,
-                _get_host_and_port(address.parts),
-            )
-            if credentials.authorization and is_same_server:  # not after a redirect to another host
+            # Not after a redirect to another server.
+            if credentials.authorization and url_origin(url) == url_origin(address.url):
                 headers["Authorization"] = credentials.authorization
-            answer = self._request(parts, headers, start, stop)
+            answer = self._request(urlsplit(url), headers, start, stop)
             if isinstance(answer, ByteRange):
                 return answer
-            url = urljoin(url, answer)
-            scheme = urlsplit(url).scheme
-            if scheme not in ("http", "https"):
-                raise PermanentError("redirects to a URL that is not http", "correct data.source.root")
-            if parts.scheme == "https" and scheme == "http":
-                raise PermanentError("redirects from https to http, which is not secure", "correct data.source.root")
+            url = _resolve_redirect(url, answer)
         raise PermanentError(f"redirects more than {_MAX_REDIRECTS} times", "correct data.source.root")
 
     def close(self) -> None:
@@ -203,9 +195,11 @@ class HttpTransport:
         connection.close()
 
     def _send(self, connection: HTTPConnection, parts: SplitResult, headers: dict[str, str]) -> HTTPResponse:
-        target = f"{parts.path or '/'}{'?' + parts.query if parts.query else ''}"
-        if parts.scheme == "http" and self._find_proxy(parts):  # a proxy takes the absolute URL (RFC 9112, 3.2.2)
+        target = quote(f"{parts.path or '/'}{'?' + parts.query if parts.query else ''}", safe=_UNQUOTED)
+        proxy = self._find_proxy(parts) if parts.scheme == "http" else None
+        if proxy:  # takes the absolute URL (RFC 9112, 3.2.2); for https, `_connect` opens a tunnel
             target = f"http://{_get_host_and_port(parts)}{target}"
+            headers = {**headers, **_build_proxy_headers(proxy)}
         connection.request("GET", target, headers={**headers, "Host": _get_host_and_port(parts)})
         return connection.getresponse()
 
@@ -220,10 +214,7 @@ class HttpTransport:
     def _connect(self, parts: SplitResult) -> HTTPConnection:
         proxy = self._find_proxy(parts)
         target = proxy or parts
-        try:
-            host, port = target.hostname or "", target.port
-        except ValueError as error:
-            raise PermanentError(f"has no port: {error}", "correct data.source.root") from error
+        host, port = target.hostname or "", target.port
         if parts.scheme == "http":
             connection = HTTPConnection(host, port, timeout=self._stall_timeout_s)
             connection.response_class = self._build_response  # type: ignore[assignment]
@@ -231,10 +222,7 @@ class HttpTransport:
         connection = HTTPSConnection(host, port, timeout=self._stall_timeout_s, context=self._get_tls_context())
         connection.response_class = self._build_response  # type: ignore[assignment]
         if proxy:
-            authorization = build_basic_auth(proxy)
-            connection.set_tunnel(
-                parts.hostname or "", parts.port or 443, {"Proxy-Authorization": authorization} if authorization else {}
-            )
+            connection.set_tunnel(parts.hostname or "", parts.port or 443, _build_proxy_headers(proxy))
         return connection
 
     def _build_response(self, sock: socket, *args: Any, **options: Any) -> HTTPResponse:
@@ -249,7 +237,32 @@ class HttpTransport:
         text = self._proxies.get(parts.scheme)
         if not text or proxy_bypass(parts.hostname or ""):
             return None
-        return urlsplit(text if "://" in text else f"http://{text}")
+        try:
+            proxy = urlsplit(text if "://" in text else f"http://{text}")
+            proxy.port  # noqa: B018 - raises for an invalid port
+        except ValueError:  # the message may contain a password
+            reason = f"the proxy that {parts.scheme}_proxy names is not a URL"
+            raise PermanentError(reason, "set it to http://HOST:PORT") from None
+        return proxy
+
+
+def _build_proxy_headers(proxy: SplitResult) -> dict[str, str]:
+    authorization = build_basic_auth(proxy)
+    return {"Proxy-Authorization": authorization} if authorization else {}
+
+
+def _resolve_redirect(url: str, location: str) -> str:
+    fix = "correct data.source.root"
+    try:
+        target = urljoin(url, location)
+        scheme = url_origin(target).partition(":")[0]
+    except ValueError:
+        raise PermanentError("redirects to a URL that is not valid", fix) from None
+    if scheme not in HTTP_SCHEMES:
+        raise PermanentError("redirects to a URL that is not http", fix)
+    if urlsplit(url).scheme == "https" and scheme == "http":
+        raise PermanentError("redirects from https to http, which is not secure", fix)
+    return target
 
 
 class _TooSlowError(OSError):

@@ -343,6 +343,79 @@ def test_a_redirect_from_https_to_http_is_refused(
         read(f"{url}/other.pack", 8)
 
 
+def redirect_to(*locations: str) -> Answer:
+    """Return the handler of a server that redirects `/0.pack` to the first of `locations`, and so on."""
+
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(302)
+        request.send_header("Location", locations[int(Path(request.path).stem)])
+        request.send_header("Content-Length", "0")
+        request.end_headers()
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("location", "message"),
+    [
+        ("http://[x/a.pack", "redirects to a URL that is not valid"),
+        ("http://host:no/a.pack", "redirects to a URL that is not valid"),
+        ("file:///etc/passwd", "redirects to a URL that is not http"),
+        ("/0.pack", "redirects more than 5 times"),
+    ],
+)
+def test_a_redirect_to_no_http_url_is_refused(serve: Callable[..., int], location: str, message: str) -> None:
+    with pytest.raises(PermanentError, match=message):
+        read(f"http://127.0.0.1:{serve(redirect_to(location))}/0.pack", 8)
+
+
+def recorder(answer: Answer) -> tuple[Answer, list[tuple[str, dict[str, str]]]]:
+    """Return `answer`, and the list to which it adds the path and the headers of each request."""
+    requests: list[tuple[str, dict[str, str]]] = []
+
+    def record(request: BaseHTTPRequestHandler) -> None:
+        requests.append((request.path, dict(request.headers)))
+        answer(request)
+
+    return record, requests
+
+
+def test_a_redirect_forwards_a_password_and_a_signature_to_no_other_server(
+    serve: Callable[..., int], pack_bytes: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, at_other = recorder(files(pack_bytes))
+    first, at_first = recorder(redirect_to("/1.pack", f"http://127.0.0.1:{serve(other)}/a.pack"))
+    port = serve(first)
+    monkeypatch.setenv("PACELINE_URL_CREDENTIALS", f"http://me:S3CRETpw@127.0.0.1:{port}/?sig=S1GNATURE")
+    assert read(f"http://127.0.0.1:{port}/0.pack", 8) == pack_bytes[:8]
+    assert [(path, "Authorization" in headers) for path, headers in at_first] == [
+        ("/0.pack?sig=S1GNATURE", True),
+        ("/1.pack", True),
+    ]
+    assert [(path, "Authorization" in headers) for path, headers in at_other] == [("/a.pack", False)]
+
+
+def test_a_path_is_percent_encoded_once(serve: Callable[..., int], pack_bytes: bytes) -> None:
+    answer, requests = recorder(files(pack_bytes))
+    assert read(f"http://127.0.0.1:{serve(answer)}/my f\u00f6tos/100%25.pack", 8) == pack_bytes[:8]
+    assert [path for path, _ in requests] == ["/my%20f%C3%B6tos/100%25.pack"]
+
+
+def test_a_proxy_gets_the_password_that_its_variable_holds(
+    serve: Callable[..., int], pack_bytes: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proxy, requests = recorder(files(pack_bytes))
+    monkeypatch.setenv("http_proxy", f"me:S3CRETpw@127.0.0.1:{serve(proxy)}")
+    assert read("http://host.invalid/a.pack", 8) == pack_bytes[:8]
+    ((path, headers),) = requests
+    assert path == "http://host.invalid/a.pack" and headers["Host"] == "host.invalid"
+    assert headers["Proxy-Authorization"] == f"Basic {base64.b64encode(b'me:S3CRETpw').decode()}"
+    monkeypatch.setenv("http_proxy", "http://me:S3CRETpw@127.0.0.1:no")
+    with pytest.raises(PermanentError, match=r"^the proxy that http_proxy names is not a URL$") as raised:
+        read("http://host.invalid/a.pack", 8)
+    assert "set it to" in raised.value.fix
+
+
 def paceline(*args: str, cwd: Path, **environ: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-P", "-m", "paceline", *args]
     env = {**os.environ, **environ, "OMP_NUM_THREADS": "1"}
