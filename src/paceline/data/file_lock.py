@@ -16,7 +16,8 @@ from paceline.data.files import printable
 
 # Unlike the record locks of `core.run_dir`, `flock` locks can be shared and exclude other threads. A forked child
 # inherits them, so only the process that took one releases it. A file system without locks protects nothing. The files
-# stay empty, and only a process with an exclusive lock removes one.
+# stay empty, and only a process with an exclusive lock removes one. The library `filelock` has exclusive locks,
+# and shared ones of SQLite, which neither become exclusive nor work in a forked child.
 @dataclass
 class FileLock:
     """A lock that process `pid` holds on the file `path`."""
