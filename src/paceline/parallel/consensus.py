@@ -131,25 +131,7 @@ class AllGatherConsensus:
         return torch.stack(rows)
 
 
-class ReplicaCheck(Protocol):
-    """Compare the replicas' weights."""
-
-    def check(self, step: int) -> None:
-        """Compare the replicas if it is due after `step` steps. Collective.
-
-        Raise `WatchError` on all ranks if some differ, naming them and the first differing parameter.
-        """
-        ...
-
-
-class NoReplicaCheck:
-    """Compare nothing."""
-
-    def check(self, step: int) -> None:
-        """Do nothing."""
-
-
-class HashReplicaCheck:
+class ReplicaCheck:
     """Compare hashes of `parameters` every `every` steps: one pass over the weights, 8 bytes sent per rank."""
 
     def __init__(self, parameters: Mapping[str, Tensor], every: int, world: World) -> None:
@@ -158,7 +140,10 @@ class HashReplicaCheck:
         self._world = world
 
     def check(self, step: int) -> None:
-        """Compare the replicas if it is due, which synchronizes the device."""
+        """Compare the replicas if it is due after `step` steps, which synchronizes the device. Collective.
+
+        Raise `WatchError` on all ranks if some differ, naming them and the first differing parameter.
+        """
         if step % self._every:
             return
         hashes = torch.stack([hash_tensor(each) for each in self._parameters.values()])
@@ -228,8 +213,8 @@ def _to_int64(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
 
 
-def build_replica_check(section: Parallel, world: World, model: nn.Module, every: int) -> ReplicaCheck:
-    """Return the check of `parallel.check_replicas` for the replicas of `model`."""
+def build_replica_check(section: Parallel, world: World, model: nn.Module, every: int) -> ReplicaCheck | None:
+    """Return the check of `parallel.check_replicas` for the replicas of `model`, or None if it is off."""
     if section.check_replicas == "off" or world.world_size == 1:
-        return NoReplicaCheck()
-    return HashReplicaCheck(dict(model.named_parameters()), every, world)
+        return None
+    return ReplicaCheck(dict(model.named_parameters()), every, world)

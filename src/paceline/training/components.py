@@ -125,8 +125,8 @@ def _build_training_state(
     return TrainingState(model, optimizer, schedule, precision, average, strategy, extra_state)
 
 
-def build_run_deadline(context: RunContext, process: RunProcess, outputs: RunOutputs) -> Deadline:
-    """Return the deadline that stops the run before its batch job ends."""
+def build_run_deadline(context: RunContext, process: RunProcess, outputs: RunOutputs) -> Deadline | None:
+    """Return the deadline that stops the run before its batch job ends, if that has an end."""
     plan, invocation = context.plan, process.invocation
     return build_deadline(
         invocation.batch_job,

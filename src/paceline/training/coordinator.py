@@ -97,15 +97,17 @@ class StepCoordinator:
 
     consensus: Consensus
     interrupts: Interrupts
-    deadline: Deadline
+    deadline: Deadline | None
     save_timer: IntervalTimer
     bad_images: SplitBadImages
-    replica_check: ReplicaCheck
+    replica_check: ReplicaCheck | None
 
     def poll(self, step: int, batch: Batch) -> StepDecision:
         """Return the decision after `step` steps, the last of which trained on `batch`. Collective."""
-        self.replica_check.check(step)
-        self.deadline.end_step(step)
+        if self.replica_check:
+            self.replica_check.check(step)
+        if self.deadline:
+            self.deadline.end_step(step)
         num_new = self.bad_images.add(batch.bad)
         stop, save, bad = self.consensus.all_reduce_flags(
             bool(self.interrupts.requested), self.save_timer.is_due(), num_new

@@ -84,7 +84,7 @@ class MetricsLogger:
         strategy: Strategy,
         schedule: LrSchedule,
         sink: LogSink,
-        trace: SampleTrace,
+        trace: SampleTrace | None,
         timer: RunTimer,
         accuracy: BatchAccuracy,
         state: TrainState,
@@ -109,7 +109,8 @@ class MetricsLogger:
 
     def log_step(self, state: TrainState, batch: Batch, loss: Tensor) -> None:
         """Log step `state.step` (from 0) with this rank's mean `loss` float32 [], ignored if it was skipped."""
-        self._trace.record(state.step, batch)
+        if self._trace:
+            self._trace.record(state.step, batch)
         if state.skipped == self._skipped:
             self._loss = self._loss + loss  # on the device: a step that is not logged never synchronizes
             self._steps += 1
@@ -166,7 +167,8 @@ class MetricsLogger:
     def close(self) -> None:
         """Close sink and trace."""
         self._sink.close()
-        self._trace.close()
+        if self._trace:
+            self._trace.close()
 
     def _write_progress(self, state: TrainState) -> None:
         """Store times and counts so far in `state`; called in a pause."""

@@ -23,7 +23,7 @@ import signal
 import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
-from typing import Final, Protocol, Self, final
+from typing import Final, Self, final
 
 from paceline.core.process import STOP_SIGNALS
 from paceline.core.units import seconds
@@ -103,34 +103,12 @@ def _print_stopping(name: str) -> None:
         os.write(_STDERR, (f"\n{line}" if os.isatty(_STDERR) else line).encode())  # below a progress bar
 
 
-class Deadline(Protocol):
-    """Stop a run before its job ends."""
-
-    def end_step(self, step: int) -> None:
-        """Record that `step` steps are done; request a stop if it is time."""
-        ...
-
-    def begin_eval_batch(self) -> None:
-        """Record that a batch of an evaluation begins; request a stop if it is time."""
-        ...
-
-
-class NoDeadline:
-    """For jobs without a known end, and for ranks other than 0: a stop request of one rank stops all."""
-
-    def end_step(self, step: int) -> None:
-        """Do nothing."""
-
-    def begin_eval_batch(self) -> None:
-        """Do nothing."""
-
-
 @final
-class TimeLimitDeadline:
-    """Call `request_stop` with the seconds left, in time before `end_s` (seconds of `now`).
+class Deadline:
+    """Stop a run before its job ends: call `request_stop` with the seconds left, in time before `end_s`.
 
-    `eval_every` also has the last step of the run; `slowest_save_s` returns 0 before the first save, for which
-    `grace_s` stands.
+    `end_s` is a time of `now`, in seconds. `eval_every` also has the last step of the run; `slowest_save_s` returns 0
+    before the first save, for which `grace_s` stands.
     """
 
     def __init__(
@@ -225,18 +203,18 @@ def build_deadline(
     grace_s: float,
     unix: Callable[[], float] = unix_s,
     now: Callable[[], float] = now_s,
-) -> Deadline:
-    """Return rank 0's deadline, which calls `request` and `warn` before `batch_job` ends.
+) -> Deadline | None:
+    """Return rank 0's deadline, which calls `request` and `warn` before `batch_job` ends; None on other ranks.
 
     `unix` returns seconds since 1970, as the job's end; `now` is the monotonic clock used from then on.
     """
-    # An end in the past is ignored: the job is still running.
+    # A job without a known end has none; an end in the past is ignored: the job is still running.
     left_s = batch_job.end_s - unix()
     if not world.is_main or not 0 < left_s < NEVER:
-        return NoDeadline()
+        return None
 
     def request_stop(left_s: float) -> None:
         request(TIME_LIMIT_REASON)
         warn(f"the job ends in {seconds(left_s)}: saving and stopping (queue it again to resume)")
 
-    return TimeLimitDeadline(now() + left_s, eval_every, slowest_save_s, request_stop, grace_s=grace_s, now=now)
+    return Deadline(now() + left_s, eval_every, slowest_save_s, request_stop, grace_s=grace_s, now=now)

@@ -10,7 +10,7 @@ from paceline.measure.timer import now_s
 from paceline.parallel.heartbeat import ReadProgress, progress_at_start
 from paceline.parallel.process_group import RankStore
 from paceline.training.logging.base import LogSink
-from paceline.training.preemption import Deadline, Interrupts, NoDeadline
+from paceline.training.preemption import Deadline, Interrupts
 
 
 @dataclass
@@ -70,7 +70,7 @@ class RunProcess:
     store: RankStore
     progress: ProgressReporter
     first_started_s: float = math.inf
-    deadline: Deadline = field(default_factory=NoDeadline)
+    deadline: Deadline | None = None
 
     def warn(self, message: str) -> None:
         """Send a warning to the listeners, which only rank 0 has."""
@@ -80,5 +80,6 @@ class RunProcess:
     def should_stop_evaluation(self) -> bool:
         """Count a batch of an evaluation as progress, and return whether to abort the evaluation."""
         self.progress.batches += 1
-        self.deadline.begin_eval_batch()
+        if self.deadline:
+            self.deadline.begin_eval_batch()
         return bool(self.invocation.interrupts.requested)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.core.random import step_seed
-from paceline.core.results import EvalReport, Status
+from paceline.core.results import Status
 from paceline.data.augment.build import DeviceTransforms
 from paceline.data.batch import Batch
 from paceline.data.loaders.build import Loader
@@ -16,13 +16,15 @@ from paceline.data.transfer import DeviceTransfer
 from paceline.measure import Clock
 from paceline.parallel.strategy import Strategy
 from paceline.training.checkpoint import FinalSave
-from paceline.training.coordinator import StepDecision
+from paceline.training.coordinator import StepCoordinator, StepDecision
 from paceline.training.ema import WeightAverage
+from paceline.training.evaluator import ModelEvaluator
 from paceline.training.lr_schedule import LrSchedule
 from paceline.training.metrics_logger import BatchAccuracy, MetricsLogger
 from paceline.training.nonfinite import BufferRollback, GradientProbe, NonFiniteGuard, StepValues
 from paceline.training.optim.build import set_lr
 from paceline.training.precision import Precision
+from paceline.training.saver import CheckpointSaver
 from paceline.training.state import StepInterval, StopRule, TrainState
 
 
@@ -148,42 +150,6 @@ class EagerStep:
         self.update.sync()
 
 
-class SaveCheckpoint(Protocol):
-    """Write a checkpoint."""
-
-    def __call__(self, state: TrainState, final: FinalSave = "") -> None:
-        """Write `state` and the training state."""
-        ...
-
-    def finish(self, state: TrainState, status: Status) -> Status:
-        """Wait until all is on disk; return `status`, or `failed` if the final weights were not saved."""
-        ...
-
-
-class Coordinator(Protocol):
-    """Agree across ranks on what to do after a step. All methods are collective."""
-
-    def poll(self, step: int, batch: Batch) -> StepDecision:
-        """Return the decision after `step` steps, the last of which trained on `batch`."""
-        ...
-
-    def is_stop_requested(self) -> bool:
-        """Return whether any rank was asked to stop."""
-        ...
-
-    def flush(self) -> None:
-        """Exchange pending bad-image reports across ranks."""
-        ...
-
-
-class EvaluateModel(Protocol):
-    """Evaluate the model."""
-
-    def __call__(self, model: nn.Module) -> EvalReport | None:
-        """Return the report on `model`, or None if a rank has to stop early. Collective."""
-        ...
-
-
 @dataclass(frozen=True)
 class StepSeeder:
     """Seed this rank's generators per step, so that checkpoints need no generator state."""
@@ -208,9 +174,9 @@ class Trainer:
     step: TrainStep
     schedule: LrSchedule
     loader: Loader
-    evaluate_model: EvaluateModel
-    save_state: SaveCheckpoint
-    coordinator: Coordinator
+    evaluate_model: ModelEvaluator
+    save_state: CheckpointSaver
+    coordinator: StepCoordinator
     stopping: StopRule
     clock: Clock
     logger: MetricsLogger

@@ -18,7 +18,7 @@ from paceline.parallel.strategy import SingleDevice
 from paceline.recipe.load import Patch, load
 from paceline.recipe.plan import Plan
 from paceline.training.goodput import TimeSpent
-from paceline.training.logging.base import EvalRecord, NoSampleTrace, StepRecord
+from paceline.training.logging.base import EvalRecord, StepRecord
 from paceline.training.metrics_logger import BatchAccuracy, DeviceBatchAccuracy, MetricsLogger, NoBatchAccuracy
 from paceline.training.state import TrainState
 
@@ -66,9 +66,7 @@ def journal(
     schedule = SimpleNamespace(lr=lambda updates: updates + 1.0)
     ticks = iter(range(10_000))
     watch = RunTimer(state.trained_s, now or (lambda: float(next(ticks))), train_before_s=state.train_s)
-    return MetricsLogger(
-        PLAN, SingleDevice(), schedule, sink, NoSampleTrace(), watch, accuracy or NoBatchAccuracy(), state
-    )
+    return MetricsLogger(PLAN, SingleDevice(), schedule, sink, None, watch, accuracy or NoBatchAccuracy(), state)
 
 
 def log_steps(logger: MetricsLogger, state: TrainState, losses: Sequence[float], skipped: Sequence[int] = ()) -> None:

@@ -205,36 +205,14 @@ class SinkGroup:
             sink.close()
 
 
-class SampleTrace(Protocol):
-    """Record the samples that a rank trains on."""
-
-    def record(self, step: int, batch: Batch) -> None:
-        """Record the batch of optimizer step `step`, from 0."""
-        ...
-
-    def close(self) -> None:
-        """Close the file."""
-        ...
-
-
-class NoSampleTrace:
-    """Record nothing."""
-
-    def record(self, step: int, batch: Batch) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
-class FileSampleTrace:
+class SampleTrace:
     """Write sample indices and the CRC-32 of each image's augmented pixels, one line per step."""
 
     def __init__(self, rundir: RunDir, rank: int, resume_step: int) -> None:
         self._file = open_from_step(rundir.samples(rank), resume_step - 1)
 
     def record(self, step: int, batch: Batch) -> None:
-        """Append a line for `step`."""
+        """Append a line for the batch of optimizer step `step`, from 0."""
         crc32 = [zlib.crc32(image.numpy().tobytes()) for image in batch.images]
         append_record(self._file, {"step": step, "samples": batch.indices.tolist(), "crc32": crc32})
 
@@ -243,6 +221,6 @@ class FileSampleTrace:
         self._file.close()
 
 
-def build_sample_trace(log: Log, rundir: RunDir, rank: int, resume_step: int) -> SampleTrace:
-    """Return the sample trace of `rank`, a file if `log.samples` is on."""
-    return FileSampleTrace(rundir, rank, resume_step) if log.samples else NoSampleTrace()
+def build_sample_trace(log: Log, rundir: RunDir, rank: int, resume_step: int) -> SampleTrace | None:
+    """Return the sample trace of `rank`, or None if `log.samples` is off."""
+    return SampleTrace(rundir, rank, resume_step) if log.samples else None
