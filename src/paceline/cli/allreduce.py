@@ -21,7 +21,7 @@ def time_allreduce(ranks: str, out: Path | None, *, as_json: bool, oversubscribe
     if out is not None and (out.suffix != ".json" or "+" in str(out)):
         raise WorldError(f"--out: {out} looks like the name of a network (name a file such as net.json, without +)")
     world = enter_world()
-    num_ranks = ranks_to_start(ranks, world, load(DEFAULT).recipe, oversubscribe=oversubscribe)
+    num_ranks = ranks_to_start(ranks, world, load(DEFAULT).recipe.parallel, oversubscribe=oversubscribe)
     if num_ranks < 2:
         raise WorldError("--ranks: a single rank sends nothing (set --ranks 2, or more)")
     if world.launcher == "single":

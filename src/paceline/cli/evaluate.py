@@ -39,7 +39,7 @@ def evaluate(
     require_consent(loaded, own_code=own_code, paths=("model", "data.source"))
     recipe = loaded.recipe
     world = enter_world()
-    num_ranks = ranks_to_start(ranks, world, recipe, oversubscribe=oversubscribe)
+    num_ranks = ranks_to_start(ranks, world, recipe.parallel, oversubscribe=oversubscribe)
     if world.launcher == "single" and num_ranks > 1:
         return start_ranks(num_ranks, port, [])
     from paceline.cli.tables import show_evaluation

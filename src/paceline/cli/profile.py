@@ -92,7 +92,7 @@ def profile(
     loaded = load(name, overrides)
     require_consent(loaded, own_code=own_code)
     world = enter_world()
-    num_ranks = ranks_to_start(ranks, world, loaded.recipe, oversubscribe=oversubscribe)
+    num_ranks = ranks_to_start(ranks, world, loaded.recipe.parallel, oversubscribe=oversubscribe)
     loaded = replace(loaded, recipe=resolve_batch(loaded.recipe, num_ranks))
     measure = loaded.recipe.measure
     trace, marks = trace or measure.trace != "off", "on" if nvtx and measure.nvtx == "off" else measure.nvtx

@@ -19,7 +19,7 @@ from paceline.lab.process import ProcessStarter, start_process
 from paceline.parallel.environ import count_gpus, end_with_launcher, is_one_node, world_from_environ
 from paceline.parallel.launch import PREEMPTED, launch
 from paceline.parallel.network_interface import interface_to
-from paceline.recipe.schema import Recipe
+from paceline.recipe.schema.train import Parallel
 
 _LOOPBACK = "lo"
 _KILLED_CODE = 128 + signal.SIGKILL
@@ -56,7 +56,7 @@ def enter_world() -> World:
     return world
 
 
-def ranks_to_start(text: str, world: World, recipe: Recipe, *, oversubscribe: bool = False) -> int:
+def ranks_to_start(text: str, world: World, section: Parallel, *, oversubscribe: bool = False) -> int:
     """Return the number of ranks, from `--ranks` or from the launcher.
 
     Raise `WorldError` if the two disagree, and for more ranks than `refuse_too_many` allows.
@@ -68,9 +68,9 @@ def ranks_to_start(text: str, world: World, recipe: Recipe, *, oversubscribe: bo
             started = f"{count(world.world_size, 'rank')} were started by {world.launcher}"
             raise WorldError(f"--ranks: {text}, but {started} (leave --ranks out)")
         return world.world_size
-    is_one_process = recipe.parallel.strategy == "dataparallel"  # one process drives all GPUs
+    is_one_process = section.strategy == "dataparallel"  # one process drives all GPUs
     ranks = 1 if text == "auto" and is_one_process else count_ranks(text, os.environ)
-    refuse_too_many(ranks, recipe.parallel.device, oversubscribe=oversubscribe)
+    refuse_too_many(ranks, section.device, oversubscribe=oversubscribe)
     return ranks
 
 

@@ -228,7 +228,7 @@ def _build_rank_study(
         )
 
     def conclude(outcomes: Sequence[TrialOutcome]) -> dict[str, Any]:
-        caution = describe_shared_cores(recipe, layouts, _provenance(outcomes))
+        caution = describe_shared_cores(recipe.parallel, layouts, _provenance(outcomes))
         points = build_scale_points(planned, outcomes)
         if not options.accuracy:
             points = tuple(_with_steps_time(point, options.num_steps) for point in points)

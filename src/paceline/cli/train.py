@@ -55,7 +55,7 @@ def train(
     # The default is the run's own number of ranks.
     if resume and ranks == "auto" and world.launcher == "single":
         ranks = _previous_ranks((run_dir or Path(name)).expanduser())
-    num_ranks = ranks_to_start(ranks, world, loaded.recipe, oversubscribe=oversubscribe)
+    num_ranks = ranks_to_start(ranks, world, loaded.recipe.parallel, oversubscribe=oversubscribe)
     if max_restarts and world.launcher in ("torchrun", "slurm"):
         fix = "torchrun --max-restarts" if world.launcher == "torchrun" else "sbatch --requeue"
         raise WorldError(f"--max-restarts: {max_restarts}, but the ranks were started by {world.launcher} (use {fix})")

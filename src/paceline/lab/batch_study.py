@@ -18,7 +18,7 @@ from paceline.lab.trial import TrialOutcome, apply_patch
 from paceline.recipe.load import Patch
 from paceline.recipe.plan import divide_batch, lr_factor
 from paceline.recipe.schema import Recipe
-from paceline.recipe.schema.optim import OneCycle
+from paceline.recipe.schema.optim import OneCycle, ScheduleSection
 
 LR_RULES: Final = ("none", "sqrt", "linear")
 ANY_RULE: Final = "any"
@@ -76,7 +76,7 @@ def _select_rules(rules: Sequence[str], *, is_base: bool) -> Sequence[str]:
 def _plan_cell(recipe: Recipe, setting: tuple[int, Duration | None, str], base: int, whole: RunCase) -> BatchCell:
     batch_size, warmup, rule = setting
     assignments = [*whole.patch.assignments, *_iter_assignments(recipe, setting, base)]
-    cell = BatchCell(batch_size, _format_warmup(recipe, warmup), rule, recipe.optim.lr, None)
+    cell = BatchCell(batch_size, _format_warmup(recipe.schedule, warmup), rule, recipe.optim.lr, None)
     try:
         varied = apply_patch(recipe, Patch(tuple(assignments)))
         divide_batch(varied, whole.ranks)
@@ -98,16 +98,16 @@ def _iter_assignments(
     wanted = "auto" if scaling == "none" else base
     if wanted != recipe.optim.base_batch_size:
         yield "optim.base_batch_size", wanted
-    if warmup is not None and str(warmup) != _format_warmup(recipe, None):
+    if warmup is not None and str(warmup) != _format_warmup(recipe.schedule, None):
         yield "schedule.warmup", str(warmup)
         if not warmup.value and not isinstance(recipe.schedule, OneCycle):  # these have no effect without a warm-up
             yield from reset_to_defaults(recipe, "schedule", ("warmup_start", "warmup_shape", "warmup_by"))
 
 
-def _format_warmup(recipe: Recipe, warmup: Duration | None) -> str:
+def _format_warmup(schedule: ScheduleSection, warmup: Duration | None) -> str:
     if warmup is not None:
         return str(warmup)
-    return "" if isinstance(recipe.schedule, OneCycle) else str(recipe.schedule.warmup)
+    return "" if isinstance(schedule, OneCycle) else str(schedule.warmup)
 
 
 def build_batch_points(

@@ -212,7 +212,7 @@ class LadderRunner:
         return self._report_result(kept, result)
 
     def _prepare_data(self, rung: Rung, below: LadderState) -> RungDataset:
-        _check_hardware(rung, rung.ranks or below.ranks, self.hardware, self.recipe)
+        _check_hardware(rung, rung.ranks or below.ranks, self.hardware, self.recipe.parallel.device)
         match rung.data:
             case "none" | "source":
                 return RungDataset()
@@ -273,11 +273,9 @@ def stack_patch(recipe: Recipe, below: Patch, rung: Rung, section: Pack | Lmdb |
     return merge_patches(recipe, base, added), added
 
 
-def _check_hardware(rung: Rung, ranks: int, hardware: LadderHardware, recipe: Recipe) -> None:
-    gpus = 0 if recipe.parallel.device == "cpu" else hardware.gpus
-    where = (
-        "with a GPU, but there is none" if recipe.parallel.device != "cpu" else "with a GPU (parallel.device is cpu)"
-    )
+def _check_hardware(rung: Rung, ranks: int, hardware: LadderHardware, device: str) -> None:
+    gpus = 0 if device == "cpu" else hardware.gpus
+    where = "with a GPU, but there is none" if device != "cpu" else "with a GPU (parallel.device is cpu)"
     if rung.on == "cuda" and not gpus:
         raise RecipeError(f"only helps {where}")
     if rung.on == "cpu" and gpus:

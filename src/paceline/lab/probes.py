@@ -10,6 +10,7 @@ from paceline.lab.trial import Trial, apply_patch
 from paceline.recipe.load import Patch
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.optim import Muon
+from paceline.recipe.schema.train import Parallel
 
 BASE: Final = "base"
 TRACE: Final = "trace"
@@ -43,7 +44,7 @@ def build_instrumented_trials(recipe: Recipe, ranks: int, steps: int, user_patch
     """
     measure, trials = recipe.measure, []
     is_set_by_user = any(path == "measure.communication" for path, _ in user_patch.assignments)
-    is_timed = _averages_gradients(recipe, ranks) and (measure.communication == "on" or not is_set_by_user)
+    is_timed = _averages_gradients(recipe.parallel, ranks) and (measure.communication == "on" or not is_set_by_user)
     timed: tuple[Assignment, ...] = (("measure.communication", "on"),) if is_timed else ()
     if trace or measure.trace != "off":
         length = steps if measure.trace == "off" else measure.trace
@@ -76,7 +77,7 @@ def _iter_probes(recipe: Recipe, ranks: int) -> Iterator[tuple[str, str, list[As
     ):
         if recipe.data.replay not in (replay, "device"):
             yield name, explains, [("data.replay", replay), ("log.samples", False)]
-    if _averages_gradients(recipe, ranks):
+    if _averages_gradients(recipe.parallel, ranks):
         cleanup = reset_to_defaults(recipe, "parallel", _SYNC_FIELDS)
         yield FREE_COMMUNICATION, "averaging gradients", [("parallel.sync_gradients", False), *cleanup]
     if recipe.model.name != "empty":
@@ -91,8 +92,8 @@ def _iter_probes(recipe: Recipe, ranks: int) -> Iterator[tuple[str, str, list[As
         yield FREE_MODEL, "computing: what is left is data and the loop", [("model.name", "empty"), *cleanup]
 
 
-def _averages_gradients(recipe: Recipe, ranks: int) -> bool:
-    return ranks > 1 and recipe.parallel.strategy == "ddp" and recipe.parallel.sync_gradients
+def _averages_gradients(section: Parallel, ranks: int) -> bool:
+    return ranks > 1 and section.strategy == "ddp" and section.sync_gradients
 
 
 def _build_optimizer_overrides(recipe: Recipe) -> list[Assignment]:

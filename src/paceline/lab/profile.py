@@ -20,6 +20,8 @@ from paceline.measure.roofline import Peak, measure_peak, peak_of, roofline
 from paceline.models.build import build_model
 from paceline.models.flops import ModelCost, count_cost
 from paceline.recipe.schema import Recipe
+from paceline.recipe.schema.model import Model
+from paceline.recipe.schema.train import Parallel
 from paceline.training.measurements import trace_file_name
 
 _BUCKET_FIELDS = ("bytes", "wire_s", "overlap", "buckets")
@@ -40,13 +42,13 @@ def merge_bucket_timings(base: RunResult, instrumented: RunResult | None) -> Com
     return base.communication.model_copy(update={name: getattr(timed, name) for name in _BUCKET_FIELDS})
 
 
-def compute_trace_share(trace: Path, traced: RunResult, recipe: Recipe, length: int) -> float | None:
+def compute_trace_share(trace: Path, traced: RunResult, warmup_steps: int, length: int) -> float | None:
     """Return the seconds of all stages in rank 0's trace over those of its clock; 1 if they agree.
 
     None without a trace, or if the traced steps are not those that the clock measured.
     """
     counted = traced.account.counted_steps if traced.account else 0
-    if length < counted or recipe.measure.warmup_steps < PROFILER_WARMUP_STEPS or not trace.is_file():
+    if length < counted or warmup_steps < PROFILER_WARMUP_STEPS or not trace.is_file():
         return None
     clock_s = sum(stage.host_s for stage in traced.stages.values())
     totals_s = trace_totals(trace)
@@ -59,8 +61,8 @@ def compute_efficiency(recipe: Recipe, rundir: RunDir, result: RunResult, images
     `images_per_s` is over all devices; FLOP/s and shares are per device, and None if the peak is unknown. Raise any
     exception of a model that cannot be counted.
     """
-    cost = _count_model_cost(recipe, rundir)
-    devices = count_devices(recipe, result)
+    cost = _count_model_cost(recipe.model, rundir)
+    devices = count_devices(recipe.parallel, result)
     device_images_per_s = images_per_s / devices  # a peak is of one device
     values: dict[str, Any] = {
         "parameters": cost.params,
@@ -85,16 +87,16 @@ def compute_efficiency(recipe: Recipe, rundir: RunDir, result: RunResult, images
     }
 
 
-def count_devices(recipe: Recipe, result: RunResult) -> int:
+def count_devices(section: Parallel, result: RunResult) -> int:
     """Return the number of devices of a run: one per rank, or all visible GPUs for `dataparallel`."""
-    if recipe.parallel.strategy == "dataparallel":
+    if section.strategy == "dataparallel":
         return max(1, len(result.provenance.get("cuda_devices", ())))
     return result.world_size
 
 
-def _count_model_cost(recipe: Recipe, rundir: RunDir) -> ModelCost:
+def _count_model_cost(section: Model, rundir: RunDir) -> ModelCost:
     plan = read_json(rundir.path / "plan.json")
-    model = build_model(recipe.model, num_classes=plan["num_classes"], channels=plan["channels"])
+    model = build_model(section, num_classes=plan["num_classes"], channels=plan["channels"])
     return count_cost(model, plan["channels"], plan["image_size"], plan["image_size"])
 
 
@@ -271,18 +273,18 @@ def build_profile(
         cost=cost,
         communication=merged,
         timed_run=instrumented if merged and merged.wire_s is not None else "",
-        trace_share=_read_trace_share(outcomes, recipe),
+        trace_share=_read_trace_share(outcomes, recipe.measure.warmup_steps),
         starved=starved,
     )
 
 
-def _read_trace_share(outcomes: Sequence[TrialOutcome], recipe: Recipe) -> float | None:
+def _read_trace_share(outcomes: Sequence[TrialOutcome], warmup_steps: int) -> float | None:
     # The traces were moved from the traced run into the folder of the profile, which is the base's.
     folder = outcomes[0].rundir.trace
     for outcome in outcomes:
         if outcome.trial.name == TRACE and outcome.result is not None:
             length = outcome.trial.patch.values()["measure"]["trace"]
-            return compute_trace_share(folder / trace_file_name(0), outcome.result, recipe, length)
+            return compute_trace_share(folder / trace_file_name(0), outcome.result, warmup_steps, length)
     return None
 
 

@@ -16,6 +16,7 @@ from paceline.lab.trial import TrialOutcome, apply_patch
 from paceline.recipe.load import Patch
 from paceline.recipe.plan import divide_batch
 from paceline.recipe.schema import Recipe
+from paceline.recipe.schema.train import Parallel
 
 ScalingMode = Literal["weak", "strong"]
 """Weak scaling keeps the batch size per rank, strong scaling the global batch size.
@@ -232,11 +233,11 @@ def format_points_csv(points: Sequence[ScalePoint]) -> str:
     return "\n".join([",".join(POINT_COLUMNS), *rows, ""]) if rows else ""
 
 
-def describe_shared_cores(recipe: Recipe, layouts: Sequence[RankLayout], provenance: dict[str, object]) -> str:
+def describe_shared_cores(section: Parallel, layouts: Sequence[RankLayout], provenance: dict[str, object]) -> str:
     """Return a warning that ranks of one node share its cores, or ""."""
     # On a CPU the ranks share the cores of their node, which a single rank has alone unless `parallel.threads` limits
     # it.
-    cores, threads = provenance.get("logical_cores"), recipe.parallel.threads
+    cores, threads = provenance.get("logical_cores"), section.threads
     most = max(layout.ranks_per_node for layout in layouts)
     if provenance.get("device") != "cpu" or not isinstance(cores, int) or most == 1:
         return ""

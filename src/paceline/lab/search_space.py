@@ -17,8 +17,10 @@ from paceline.lab.trial import apply_patch, format_patch
 from paceline.recipe.load import Patch
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.augment import RandomResizedCrop
-from paceline.recipe.schema.optim import Adam, Lamb, NovoGrad, RmsProp, Sgd
+from paceline.recipe.schema.data import Data
+from paceline.recipe.schema.optim import Adam, Lamb, NovoGrad, OptimSection, RmsProp, Sgd
 from paceline.recipe.schema.source import Cifar10, Cifar100, Digits, FashionMnist, Pack, Synthetic
+from paceline.recipe.schema.train import Log, Parallel, Train
 from paceline.recipe.yaml import read_yaml_value
 
 Requirement = Literal["any", "cuda", "cpu", "ranks"]
@@ -151,17 +153,17 @@ def _iter_candidates(recipe: Recipe, hardware: Hardware) -> Iterator[Candidate]:
     # No candidate changes the model, the samples or the number of epochs. Only a measurement, by `tune` or the ladder
     # `auto`, shows whether it helps.
     # Without a verdict they are tried in this order: data first.
-    yield from _loader_candidates(recipe)
-    yield from _worker_candidates(recipe, hardware)
-    yield from _precision_candidates(recipe)
-    yield from _compute_candidates(recipe, hardware)
-    yield from _accumulation_candidates(recipe, hardware)
-    yield from _communication_candidates(recipe)
-    yield from _logging_candidates(recipe)
+    data, train = recipe.data, recipe.train
+    yield from _loader_candidates(data)
+    yield from _worker_candidates(data, hardware)
+    yield from _precision_candidates(train)
+    yield from _compute_candidates(recipe.optim, train, hardware)
+    yield from _accumulation_candidates(data.global_batch_size, train, hardware)
+    yield from _communication_candidates(recipe.parallel, train)
+    yield from _logging_candidates(recipe.log)
 
 
-def _loader_candidates(recipe: Recipe) -> Iterator[Candidate]:
-    data = recipe.data
+def _loader_candidates(data: Data) -> Iterator[Candidate]:
     # All loaders give the same samples; `native` gives the same pixels up to rounding.
     crops = any(isinstance(section, RandomResizedCrop) for section in data.augment)
     if isinstance(data.source, _PIXEL_SOURCES) and not crops:
@@ -185,8 +187,8 @@ def _loader_candidates(recipe: Recipe) -> Iterator[Candidate]:
         )
 
 
-def _worker_candidates(recipe: Recipe, hardware: Hardware) -> Iterator[Candidate]:
-    data, cores = recipe.data, hardware.cores
+def _worker_candidates(data: Data, hardware: Hardware) -> Iterator[Candidate]:
+    cores = hardware.cores
     if data.loader == "device":
         return
     is_inline = data.loader == "auto" and isinstance(data.source, _PIXEL_SOURCES) and hardware.device == "cpu"
@@ -204,8 +206,8 @@ def _worker_candidates(recipe: Recipe, hardware: Hardware) -> Iterator[Candidate
             )
 
 
-def _precision_candidates(recipe: Recipe) -> Iterator[Candidate]:
-    if recipe.train.precision not in ("fp32", "torch_default", "tf32"):
+def _precision_candidates(train: Train) -> Iterator[Candidate]:
+    if train.precision not in ("fp32", "torch_default", "tf32"):
         return  # fp64 is a deliberate choice, and the others have 16 bits already
     yield _build_precision_candidate("amp", "compute in 16 bits, by autocast", "cuda")
     yield _build_precision_candidate("bf16", "compute in bfloat16, by autocast", "cpu")
@@ -220,7 +222,7 @@ def _build_precision_candidate(name: str, explains: str, needs: Requirement) -> 
     )
 
 
-def _compute_candidates(recipe: Recipe, hardware: Hardware) -> Iterator[Candidate]:
+def _compute_candidates(optim: OptimSection, train: Train, hardware: Hardware) -> Iterator[Candidate]:
     # Published gains: channels_last 1.21x, fused optimizer with cudnn.benchmark 1.16x (NERSC SC20 tutorial); compile
     # 1.0x to 1.3x on ResNets (airbench, pytorch/pytorch#111182).
     yield _build_candidate(
@@ -234,16 +236,16 @@ def _compute_candidates(recipe: Recipe, hardware: Hardware) -> Iterator[Candidat
     yield _build_candidate(
         "cudnn-benchmark", "let cuDNN benchmark its algorithms", benchmark, _COMPUTE_BOUND, _COMPUTE_STAGES, "cuda"
     )
-    if isinstance(recipe.optim, Sgd | Adam):
+    if isinstance(optim, Sgd | Adam):
         kernels = (("optim.implementation", "auto"),)
         yield _build_candidate(
             "fused-optimizer", "update all weights in one kernel", kernels, _LAUNCH_BOUND, ("optimizer",)
         )
-    if recipe.train.compile == "off":
+    if train.compile == "off":
         yield _build_compile_candidate("default", "compile the model", "any")
-    if recipe.train.compile in ("off", "default"):
+    if train.compile in ("off", "default"):
         yield _build_compile_candidate("reduce-overhead", "compile, and launch each step as one CUDA graph", "cuda")
-    captures = recipe.train.capture == "off" and recipe.train.compile not in ("reduce-overhead", "max-autotune")
+    captures = train.capture == "off" and train.compile not in ("reduce-overhead", "max-autotune")
     if captures and hardware.ranks == 1:
         whole = (("train.capture", "on"),)
         yield _build_candidate(
@@ -268,11 +270,11 @@ def _build_compile_candidate(mode: str, explains: str, needs: Requirement) -> Ca
     )
 
 
-def _accumulation_candidates(recipe: Recipe, hardware: Hardware) -> Iterator[Candidate]:
+def _accumulation_candidates(batch_size: int, train: Train, hardware: Hardware) -> Iterator[Candidate]:
     # BatchNorm then sees other images at once, so the loss has to show whether it trains alike.
-    now = recipe.train.accumulate
+    now = train.accumulate
     for pieces in dict.fromkeys((1, 2 * now, 4 * now)):
-        fits = recipe.data.global_batch_size % (hardware.ranks * pieces) == 0
+        fits = batch_size % (hardware.ranks * pieces) == 0
         if pieces == now or not fits:
             continue
         explains = f"compute a batch in {pieces} micro-batches" if pieces > 1 else "compute a batch at once"
@@ -282,16 +284,16 @@ def _accumulation_candidates(recipe: Recipe, hardware: Hardware) -> Iterator[Can
         yield _build_candidate(f"accumulate-{pieces}", explains, sets, _LAUNCH_BOUND, _COMPUTE_STAGES, needs)
 
 
-def _communication_candidates(recipe: Recipe) -> Iterator[Candidate]:
-    if recipe.parallel.strategy == "fsdp":
+def _communication_candidates(parallel: Parallel, train: Train) -> Iterator[Candidate]:
+    if parallel.strategy == "fsdp":
         to_ddp = (("parallel.strategy", "ddp"), ("parallel.reshard", False))
         yield _build_candidate(
             "ddp", "keep a replica on every rank", to_ddp, _COMMUNICATION_BOUND, (EXPOSED, *_COMPUTE_STAGES), "ranks"
         )
-    if recipe.parallel.strategy != "ddp":
+    if parallel.strategy != "ddp":
         return
-    in_16_bits = recipe.train.precision.endswith(("_master", "_pure"))
-    if not in_16_bits and recipe.parallel.compression == "off":
+    in_16_bits = train.precision.endswith(("_master", "_pure"))
+    if not in_16_bits and parallel.compression == "off":
         to_bf16 = (("parallel.compression", "bf16"),)
         yield _build_candidate(
             "compression-bf16", "send gradients in 16 bits", to_bf16, _COMMUNICATION_BOUND, (EXPOSED,), "ranks"
@@ -309,21 +311,21 @@ def _communication_candidates(recipe: Recipe) -> Iterator[Candidate]:
         ("backward",),
         "ranks",
     )
-    if recipe.train.accumulate == 1:
+    if train.accumulate == 1:
         static = (("parallel.static_graph", True),)
         yield _build_candidate(
             "static-graph", "promise DDP a static graph", static, _COMMUNICATION_BOUND, (EXPOSED,), "ranks"
         )
 
 
-def _logging_candidates(recipe: Recipe) -> Iterator[Candidate]:
+def _logging_candidates(log: Log) -> Iterator[Candidate]:
     # Logging matters for steps of about a millisecond.
-    if recipe.log.samples:
+    if log.samples:
         none = (("log.samples", False),)
         yield _build_candidate(
             "no-samples", "record no sample indices", none, (*_INPUT_BOUND, "unknown"), (DATA_WAIT, OTHER)
         )
-    if recipe.log.every.unit == "st" and recipe.log.every.value < 10:  # which is the default
+    if log.every.unit == "st" and log.every.value < 10:  # which is the default
         yield _build_candidate("log-rarely", "log every tenth step", (("log.every", "10st"),), ("unknown",), (OTHER,))
 
 

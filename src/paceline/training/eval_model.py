@@ -7,8 +7,8 @@ from torch import nn
 
 from paceline.models.build import build_model
 from paceline.recipe.schema import Recipe
-from paceline.recipe.schema.optim import ScheduleFree
-from paceline.recipe.schema.train import PrecisionName
+from paceline.recipe.schema.optim import OptimSection, ScheduleFree
+from paceline.recipe.schema.train import PrecisionName, Train
 from paceline.training.checkpoint import load_model, load_model_tensors, model_tensors
 from paceline.training.ema import WeightAverage, build_weight_average
 from paceline.training.optim.build import build_optimizer, layers_for_decay
@@ -20,9 +20,9 @@ _ON_CPU: dict[str, PrecisionName] = dict.fromkeys(("tf32", "fp16", "fp16_master"
 """Replacements on a CPU for formats that only GPUs support."""
 
 
-def has_weight_average(recipe: Recipe) -> bool:
-    """Return whether runs of `recipe` evaluate averaged weights, of `train.ema` or the optimizer."""
-    return recipe.train.ema != "off" or isinstance(recipe.optim, ScheduleFree)
+def has_weight_average(train: Train, optim: OptimSection) -> bool:
+    """Return whether a run evaluates averaged weights, of `train.ema` or the optimizer."""
+    return train.ema != "off" or isinstance(optim, ScheduleFree)
 
 
 def load_weight_average(
@@ -32,7 +32,7 @@ def load_weight_average(
 
     Raise `CheckpointError` if the checkpoint lacks it.
     """
-    if not has_weight_average(recipe):
+    if not has_weight_average(recipe.train, recipe.optim):
         return None
     # No other optimizer is built: it may be the user's own code, and is not needed here.
     is_schedule_free = isinstance(recipe.optim, ScheduleFree)

@@ -83,7 +83,7 @@ def load_initial_weights(section: Model, model: nn.Module, checkpoint: str) -> I
     run_recipe = load(str(path.parent.parent)).recipe
     tensors = model_tensors(_load_source_model(run_recipe, section, path))
     sentence = copy_weights(model, tensors, weights, section.name)
-    which = "averaged weights" if has_weight_average(run_recipe) else "weights"
+    which = "averaged weights" if has_weight_average(run_recipe.train, run_recipe.optim) else "weights"
     origin |= {"checkpoint": path.name, "sha256": weights_sha256(tensors)}
     return InitialWeights(f"model.weights: {weights}: the {which} of {path.name}: {sentence}", {_STARTED_FROM: origin})
 

@@ -142,11 +142,11 @@ def test_ranks_of_a_launcher_cannot_be_overridden(machine) -> None:
     machine(1)
     recipe = load("digits").recipe
     world = World(1, 64, 1, 64, launcher="torchrun")
-    assert ranks.ranks_to_start("auto", world, recipe) == 64
+    assert ranks.ranks_to_start("auto", world, recipe.parallel) == 64
     with pytest.raises(WorldError, match=r"^--oversubscribe: .*torchrun started \(leave it out\)"):
-        ranks.ranks_to_start("auto", world, recipe, oversubscribe=True)
+        ranks.ranks_to_start("auto", world, recipe.parallel, oversubscribe=True)
     local = World(1, 64, 1, 64, launcher="local", launcher_pid=7)  # started with the words of who has insisted
-    assert ranks.ranks_to_start("64", local, recipe, oversubscribe=True) == 64
+    assert ranks.ranks_to_start("64", local, recipe.parallel, oversubscribe=True) == 64
 
 
 def test_the_first_line_names_ranks_and_hardware(machine) -> None:

@@ -162,8 +162,8 @@ def test_of_a_device_of_unknown_peak_only_what_it_does_is_reported(rundir: RunDi
 def test_one_process_of_dataparallel_computes_on_all_gpus() -> None:
     recipe = load("ddp-post/dataparallel").recipe
     four = result(1.0, world_size=1, provenance={"device": "cuda", "cuda_devices": ["NVIDIA H200"] * 4})
-    assert count_devices(recipe, four) == 4
-    assert count_devices(DIGITS, four) == 1
+    assert count_devices(recipe.parallel, four) == 4
+    assert count_devices(DIGITS.parallel, four) == 1
 
 
 def test_a_profile_beside_other_programs_has_neither_ceilings_nor_advice(found) -> None:

@@ -92,14 +92,14 @@ def trace(tmp_path: Path) -> Path:
 
 def test_stages_of_a_trace_are_compared_with_those_of_the_clock(trace: Path) -> None:
     """1.8 s of 2 s."""
-    assert compute_trace_share(trace, result(), DIGITS, 40) == pytest.approx(0.9, rel=1e-12)
+    assert compute_trace_share(trace, result(), DIGITS.measure.warmup_steps, 40) == pytest.approx(0.9, rel=1e-12)
 
 
 def test_a_trace_of_other_steps_than_those_that_were_counted_is_not_compared(trace: Path) -> None:
     """A shorter one, and one that began later as the profiler had to warm up."""
-    assert compute_trace_share(trace, result(), DIGITS, 39) is None
-    assert compute_trace_share(trace, result(), NO_WARMUP, 40) is None
+    assert compute_trace_share(trace, result(), DIGITS.measure.warmup_steps, 39) is None
+    assert compute_trace_share(trace, result(), NO_WARMUP.measure.warmup_steps, 40) is None
 
 
 def test_without_a_trace_nothing_is_compared(tmp_path: Path) -> None:
-    assert compute_trace_share(tmp_path / "rank0.json.gz", result(), DIGITS, 40) is None
+    assert compute_trace_share(tmp_path / "rank0.json.gz", result(), DIGITS.measure.warmup_steps, 40) is None

@@ -202,15 +202,17 @@ def test_a_whole_run_without_counted_steps_has_an_accuracy_and_no_speed() -> Non
 def test_ranks_that_share_cores_are_cautioned_about() -> None:
     cpu = {"device": "cpu", "logical_cores": 4}
     places = plan_layouts([1, 2], [])
-    assert describe_shared_cores(RECIPE, places, cpu) == (
+    assert describe_shared_cores(RECIPE.parallel, places, cpu) == (
         "Up to 2 ranks share the 4 cores of a node, so each has fewer than one alone "
         "(set parallel.threads=2 to give each as many)."
     )
     own = load("digits", Patch((("parallel.threads", 2),))).recipe
-    assert describe_shared_cores(own, places, cpu) == ""
-    assert "Up to 8 ranks share the 4 cores of a node" in describe_shared_cores(own, plan_layouts([8], [2]), cpu)
-    assert describe_shared_cores(RECIPE, plan_layouts([1], [1, 2, 4]), cpu) == ""
-    assert describe_shared_cores(RECIPE, places, {"device": "cuda", "logical_cores": 4}) == ""
+    assert describe_shared_cores(own.parallel, places, cpu) == ""
+    assert "Up to 8 ranks share the 4 cores of a node" in describe_shared_cores(
+        own.parallel, plan_layouts([8], [2]), cpu
+    )
+    assert describe_shared_cores(RECIPE.parallel, plan_layouts([1], [1, 2, 4]), cpu) == ""
+    assert describe_shared_cores(RECIPE.parallel, places, {"device": "cuda", "logical_cores": 4}) == ""
 
 
 def test_speeds_that_others_had_the_cores_for_are_cautioned_about() -> None:

@@ -13,9 +13,8 @@ from paceline.core.results import EvalReport, EvalResult, RunResult
 from paceline.core.run_dir import RunDir, read_lines, write_atomic
 from paceline.data.batch import Batch
 from paceline.recipe.plan import Plan
-from paceline.recipe.schema.optim import ScheduleFree
-from paceline.recipe.schema.recipe import Recipe
-from paceline.recipe.schema.train import Log
+from paceline.recipe.schema.optim import OptimSection, ScheduleFree
+from paceline.recipe.schema.train import Log, Train
 
 
 def open_from_step(path: Path, last_step: int) -> IO[str]:
@@ -86,17 +85,17 @@ _SPEED_COLUMNS = ("train_s", "epoch_s", "images_per_s")
 _BATCH_COLUMNS = ("batch_top1", "batch_top5")
 
 
-def eval_columns(recipe: Recipe) -> tuple[str, ...]:
+def eval_columns(train: Train, optim: OptimSection) -> tuple[str, ...]:
     """Return the keys of the evaluations of a run."""
-    is_averaged = recipe.train.ema != "off" or isinstance(recipe.optim, ScheduleFree)
-    sees_train = recipe.train.eval_train == "on"
+    is_averaged = train.ema != "off" or isinstance(optim, ScheduleFree)
+    sees_train = train.eval_train == "on"
     return (
         *_POSITION_COLUMNS,
         *_RESULT_COLUMNS,
         *(_EMA_COLUMNS if is_averaged else ()),
         *(_TRAIN_COLUMNS if sees_train else ()),
         *_SPEED_COLUMNS,
-        *(_BATCH_COLUMNS if recipe.train.accuracy == "on" else ()),
+        *(_BATCH_COLUMNS if train.accuracy == "on" else ()),
     )
 
 

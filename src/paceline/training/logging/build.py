@@ -23,7 +23,10 @@ def build_sinks(
     """Return rank 0's sinks: files, TensorBoard, trackers, and `extra` ones such as the terminal's."""
     # A full disk or a lost console does not end the run: each warns through the other.
     consoles: list[LogSink] = []
-    files = SafeSink(FileSink(rundir, resume_step, eval_columns(recipe), last_eval=last_eval), SinkGroup(consoles))
+    files = SafeSink(
+        FileSink(rundir, resume_step, eval_columns(recipe.train, recipe.optim), last_eval=last_eval),
+        SinkGroup(consoles),
+    )
     consoles.extend(SafeSink(each, files, "console") for each in extra)
     report_lost_consoles(files.warned)
     async_sinks = _AsyncSinkBuilder(SinkGroup([files, *consoles]).warned, TimeBudget(FLUSH_S), TimeBudget(STARTUP_S))

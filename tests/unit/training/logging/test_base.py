@@ -38,7 +38,7 @@ REPORTS = {
 
 @pytest.mark.parametrize("words", REPORTS, ids=lambda words: " ".join(words) or "plain")
 def test_the_columns_are_known_from_the_recipe(words: tuple[str, ...]) -> None:
-    assert tuple(to_eval_row(record(4, REPORTS[words]))) == eval_columns(recipe(*words))
+    assert tuple(to_eval_row(record(4, REPORTS[words]))) == eval_columns(recipe(*words).train, recipe(*words).optim)
 
 
 def test_a_row_has_the_raw_weights_the_averaged_ones_and_the_gap() -> None:
@@ -55,7 +55,9 @@ def test_a_row_has_the_raw_weights_the_averaged_ones_and_the_gap() -> None:
 
 def test_accuracy_of_the_training_batches_has_columns_where_it_is_measured() -> None:
     made = replace(record(4, EvalReport(val=judged(0.5))), batch_top1=0.25, batch_top5=0.75)
-    assert tuple(to_eval_row(made)) == eval_columns(recipe("train.accuracy=on"))
+    assert tuple(to_eval_row(made)) == eval_columns(
+        recipe("train.accuracy=on").train, recipe("train.accuracy=on").optim
+    )
     assert from_eval_row(to_eval_row(made)) == made
     step = StepRecord(4, 0.5, 32, 1.0, 0.1, 100.0, 1.5)
     assert set(to_step_row(replace(step, top1=0.25, top5=0.75))) - set(to_step_row(step)) == {"top1", "top5"}

@@ -42,7 +42,7 @@ def test_lines_and_table_agree_and_go_on_after_a_resume(tmp_path: Path) -> None:
 def test_warnings_are_kept_over_a_resume_and_need_no_file_before_the_first(tmp_path: Path) -> None:
     rundir = RunDir(tmp_path)
     for message in ("first", "second"):
-        sink = FileSink(rundir, 0, eval_columns(recipe()), now=lambda: 1e9)
+        sink = FileSink(rundir, 0, eval_columns(recipe().train, recipe().optim), now=lambda: 1e9)
         assert rundir.warnings.exists() == (message == "second")
         sink.warned(message)
         sink.close()
@@ -54,7 +54,7 @@ def test_warnings_are_kept_over_a_resume_and_need_no_file_before_the_first(tmp_p
 
 def test_the_tables_of_the_classes_are_those_of_the_last_evaluation(tmp_path: Path) -> None:
     rundir = RunDir(tmp_path)
-    sink = FileSink(rundir, 0, eval_columns(recipe()))
+    sink = FileSink(rundir, 0, eval_columns(recipe().train, recipe().optim))
     for correct in (1, 2):
         table = ClassTable((ClassCount("a", 4, correct), ClassCount("b", 4, 4)), ((correct, 4 - correct), (0, 4)))
         sink.evaluated(record(4 * correct, EvalReport(val=judged(0.5), classes=table)))

@@ -80,7 +80,7 @@ def test_what_was_not_heard_before_comes_from_the_files_in_order(
     tmp_path, told, recipe, plan, step, evaluation
 ) -> None:
     rundir = RunDir(tmp_path)
-    files = FileSink(rundir, 0, eval_columns(recipe()))
+    files = FileSink(rundir, 0, eval_columns(recipe().train, recipe().optim))
     for number in (2, 4, 6, 8):
         files.step(step(number))
         if number % 4 == 0:
@@ -131,7 +131,7 @@ def test_what_came_before_is_told_of_a_run_that_tells_nothing_more(tmp_path, tol
 
 def test_records_read_back_are_those_that_were_written(tmp_path, recipe, step, evaluation) -> None:
     rundir = RunDir(tmp_path)
-    files = FileSink(rundir, 0, eval_columns(recipe()))
+    files = FileSink(rundir, 0, eval_columns(recipe().train, recipe().optim))
     files.step(step(4))
     files.evaluated(evaluation(4))
     files.close()
