@@ -15,7 +15,7 @@ from packaging.version import Version
 
 ROOT = Path(__file__).parents[3]
 LOCK = ROOT / "requirements.lock"
-EXTRAS = ("lmdb", "remote", "telemetry", "tensorboard", "timm")
+EXTRAS = ("lmdb", "remote", "telemetry", "tensorboard")
 PYTHON = {"python_version": "3.12", "python_full_version": "3.12.0", "sys_platform": "linux", "extra": ""}
 
 

@@ -146,7 +146,8 @@ def test_the_size_of_a_checkpoint_is_known_before_the_first_step(overrides: str)
     for _, parameter in named:
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
-    parts = [model_tensors(model), optimizer_tensors(optimizer), precision.weights.tensors(), average.tensors()]
+    averages = average.tensors() if average else {}
+    parts = [model_tensors(model), optimizer_tensors(optimizer), precision.weights.tensors(), averages]
     exact = sum(tensor.nbytes for part in parts for tensor in part.values())
     assert estimate_checkpoint_bytes(persistent, recipe.optim) == exact
     # Counts of steps, a few bytes a parameter; Muon's other parameters have a second moment of their own.
