@@ -175,11 +175,6 @@ def format_rate(images_per_s: float) -> str:
     return f"{images_per_s:,.0f}" if images_per_s >= 1000 else number(images_per_s)
 
 
-def format_range(low: str, high: str) -> str:
-    """Return ` (low to high)`."""
-    return f" ({low} to {high})"
-
-
 def patch_cell(patch: Sequence[str], nothing: str = "") -> TableCell:
     """Return overrides as code to paste, or `nothing`."""
     text = shlex.join(patch)

@@ -117,7 +117,7 @@ def _find_netrc_auth(parts: SplitResult, environ: Mapping[str, str]) -> str:
 
 # A response is used only if it says which bytes of how many it contains (RFC 9110, section 14). Proxies are those of
 # `urllib`. Redirects are followed, but not from HTTPS to HTTP, and credentials go only to the first server. urllib3
-# takes twice the CPU time for a small range, and has neither this check of redirects nor a minimum rate.
+# takes more CPU time for a small range, and has neither this check of redirects nor a minimum rate.
 class HttpTransport:
     """Read ranges over HTTP(S). A server that sends (nearly) nothing for `stall_timeout_s` is a `TransientError`."""
 

@@ -1,10 +1,10 @@
 """Find values in an LMDB file without the LMDB library, which would crash where the file cannot be read."""
 
 # The library maps the file: a disk error, or a file that is cut while it is read, ends the process by SIGBUS (mmap(2))
-# without a message. Labels are always read in the rank, samples too without worker processes. The library also crashed
-# on 37 of 2,000 mutated files (lmdb 3.0.0; on none after `lmdb.verify`, which walks all pages at every opening). Here
-# every offset is checked against the page or file, and the search depth is bounded, so that any file gives values or a
-# `LmdbFormatError`. LMDB has no checksums; the caller checks the values.
+# without a message. Labels are always read in the rank, samples too without worker processes. The library also crashes
+# on some damaged files, unless `lmdb.verify` walks all pages at every opening. Here every offset is checked against the
+# page or file, and the search depth is bounded, so that any file gives values or a `LmdbFormatError`. LMDB has no
+# checksums; the caller checks the values.
 #
 # Reads LMDB 0.9 files of 64-bit little-endian machines (data version 1) with one main database without options. Layout:
 # `struct MDB_page`, `MDB_meta`, `MDB_db` and `MDB_node` in

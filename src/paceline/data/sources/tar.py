@@ -5,7 +5,7 @@ https://pubs.opengroup.org/onlinepubs/9799919799/utilities/pax.html and
 https://www.gnu.org/software/tar/manual/html_node/Standard.html
 """
 
-# Not `tarfile`: it takes 4 to 5 times as long (measured), takes a damaged header for the end of the tar and ignores
+# Not `tarfile`: it is several times slower, takes a damaged header for the end of the tar and ignores
 # damaged extended headers, so that samples would be missing or wrong, and reads extended headers of any size.
 import os
 import zlib
