@@ -6,8 +6,6 @@ from pathlib import Path
 PLANTED = Path(__file__).parents[2] / "planted.py"
 PORT = "29400"
 
-BUSY = {"memory", "disk", "disk speed", "load"}
-
 
 def run_doctor(
     hosts, *, faults: str = "", on: str = "", names: tuple[str, ...] = ("host1", "host2"), of: str = "ranks"
@@ -36,9 +34,8 @@ def run_doctor(
 
 
 def problems(rows: list[dict]) -> list[tuple[str, str, str]]:
-    """Return name, state and place of the findings, except for warnings about what else this machine does."""
-    found = [(row["name"], row["state"], row["where"]) for row in rows if row["state"] != "ok"]
-    return [each for each in found if each[1] != "look" or each[0] not in BUSY]
+    """Return name, state and place of the findings, except for the load of the machine that the hosts share."""
+    return [(row["name"], row["state"], row["where"]) for row in rows if row["state"] != "ok" and row["name"] != "load"]
 
 
 def finding(rows: list[dict], name: str) -> str:
