@@ -1,17 +1,19 @@
 # syntax=docker/dockerfile:1
 
-# An image of paceline: docker build --build-arg VERSION="$(paceline --version)" -t REGISTRY/paceline:TAG .
+# An image of paceline: docker build --build-arg VERSION="$(python -m setuptools_scm)" -t REGISTRY/paceline:TAG .
 # docs/how-to/kubernetes.md says what it is for. The version cannot be seen from in here, where there is no history.
-# Every package is pinned with its hash in requirements.lock. Both stages have the same Python in the same place.
+# Every package is pinned with its hash: the image's in requirements.lock, and what builds the wheel in
+# requirements-release.lock. Both stages have the same Python in the same place.
 ARG PYTHON=3.12
 
 # hadolint ignore=DL3006
 FROM python:${PYTHON}-bookworm AS build
 
 WORKDIR /src
-COPY requirements.lock ./
+COPY requirements.lock requirements-release.lock ./
 RUN python -m venv /opt/paceline \
- && /opt/paceline/bin/python -m pip install --no-cache-dir --require-hashes --requirement requirements.lock
+ && /opt/paceline/bin/python -m pip install --no-cache-dir --require-hashes --requirement requirements.lock \
+ && python -m pip install --no-cache-dir --require-hashes --requirement requirements-release.lock
 
 # The native core (csrc/) is built with this stage's compiler. An image without it would be a slow one, so it is asked
 # for.
@@ -19,8 +21,8 @@ COPY pyproject.toml setup.py README.md LICENSE ./
 COPY csrc csrc
 COPY src src
 ARG VERSION=
-RUN PACELINE_VERSION="$VERSION" \
-    /opt/paceline/bin/python -m pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheels . \
+RUN SETUPTOOLS_SCM_PRETEND_VERSION="$VERSION" \
+    python -m pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheels . \
  && /opt/paceline/bin/python -m pip install --no-cache-dir --no-deps --no-index /wheels/*.whl \
  && /opt/paceline/bin/python -c 'import paceline.data._native'
 

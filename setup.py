@@ -1,11 +1,5 @@
-"""Build configuration that needs code: the version from git, and the native library (csrc/) as an optional extension.
+"""Build the native library (csrc/) as an optional extension. Everything else is in pyproject.toml."""
 
-`src/paceline/core/version.py` reads the version from git; set PACELINE_VERSION where there is neither a
-repository nor a source distribution, as in the image. Everything else is in pyproject.toml.
-"""
-
-import os
-import runpy
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -45,11 +39,7 @@ NATIVE = Extension(
     optional=True,
 )
 
-VERSIONS = runpy.run_path("src/paceline/core/version.py")
-VERSION = os.environ.get("PACELINE_VERSION") or VERSIONS["checkout_version"](Path.cwd()) or f"{VERSIONS['FIRST']}.dev0"
-
 setup(
-    version=VERSION,
     ext_modules=[NATIVE],
     cmdclass={"build_ext": OptionalBuildExt},
     options={"bdist_wheel": {"py_limited_api": "cp311"}},

@@ -13,9 +13,13 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name):
-        # Lazily: a checkout has to run git for its version, and an installed package reads its metadata.
         if name == "__version__":
-            return import_module("paceline.core.version").version()
+            from importlib import metadata  # not at the top: most imports need no version
+
+            try:
+                return metadata.version("paceline")
+            except metadata.PackageNotFoundError:  # PYTHONPATH names a checkout that is not installed
+                return "0+unknown"
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

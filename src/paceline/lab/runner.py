@@ -152,7 +152,7 @@ def _diff_hardware_and_versions(
 
 
 def _diff_paceline(previous: Mapping[str, Any], current: Mapping[str, Any], whose: str) -> Iterator[str]:
-    # A commit always has its own version, and all uncommitted changes share one, so the version alone is not enough.
+    # A checkout keeps the version of its installation while its files change, so the version alone is not enough.
     files = [machine.get("paceline_sha256") for machine in (previous, current)]
     if not all(files):
         yield from _diff_field("paceline {}", "paceline", previous, current, whose)

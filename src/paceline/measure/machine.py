@@ -23,7 +23,7 @@ def describe_machine(proc: Path = PROC) -> dict[str, Any]:
     import torch
 
     from paceline import __version__
-    from paceline.core.version import source_digest
+    from paceline.core.source_digest import source_digest
 
     return {
         "python": platform.python_version(),

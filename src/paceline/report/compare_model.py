@@ -10,6 +10,7 @@ from paceline.core.errors import PacelineError
 from paceline.core.result_model import MeasuredFloat, ResultModel
 from paceline.core.results import RunResult
 from paceline.core.run_dir import RunDir
+from paceline.core.source_digest import code_version
 from paceline.core.statistics import Interval
 from paceline.report.read_run import TolerantReader, is_experiment_dir, parse_result
 from paceline.report.series import Series, downsample
@@ -20,7 +21,6 @@ METRICS: Final = ("top1", "top5", "mean_class_accuracy")
 _MAX_EVALS: Final = 20_000
 _MAX_STEPS: Final = 4_000
 _MAX_RECIPE_BYTES: Final = 256 << 10
-_VERSIONS: Final = ("paceline", "torch")
 _RUN_FILES: Final = ("recipe.yaml", "result.json", "plan.json")
 TargetOrigin = Literal["asked", "recipes", "lowest_best", "lowest_learnt", "chance", "nothing"]
 SpeedCause = Literal["starved", "hardware", "mixed", "software", "noise", "scatter"]
@@ -99,7 +99,7 @@ def read_compared_run(path: Path, metric: str) -> ComparedRun:
     seed = settings.pop("seed", "")
     ranks = result.world_size if result is not None else _positive_int(plan.get("world_size"))
     device, has_gpu = _find_device(result, machine, settings)
-    versions = {name: _one_line(machine.get(name, "")) for name in _VERSIONS}
+    versions = {"paceline": _one_line(code_version(machine)), "torch": _one_line(machine.get("torch", ""))}
     environment = {"ranks": str(ranks) if ranks else "", "device": device, **versions} if settings else {}
     records, _ = reader.read_sample(rundir.steps, _MAX_STEPS)
     return ComparedRun(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.core.version import package_digest, source_digest
+from paceline.core.source_digest import code_version, package_digest, source_digest
 
 
 @pytest.fixture
@@ -47,3 +47,14 @@ def test_a_module_that_moves_is_another(package: Path) -> None:
 def test_where_nothing_can_be_read_there_is_none(package: Path) -> None:
     (package / "gone.py").symlink_to("nowhere")
     assert package_digest(package) == package_digest(package / "absent") == ""
+
+
+def test_code_of_a_checkout_is_named_by_its_files_too() -> None:
+    """A checkout keeps the version of its installation while its files change; a release's files do not."""
+    digest = "0123456789abcdef"
+    assert code_version({"paceline": "1.2.1.dev5+g1a2b3c4", "paceline_sha256": digest}) == (
+        "1.2.1.dev5+g1a2b3c4 0123456789ab"
+    )
+    assert code_version({"paceline": "1.2.0", "paceline_sha256": digest}) == "1.2.0"
+    assert code_version({"paceline": "1.2.1.dev5+g1a2b3c4"}) == "1.2.1.dev5+g1a2b3c4"
+    assert code_version({}) == ""

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import paceline
-from paceline.core.version import source_digest
+from paceline.core.source_digest import source_digest
 from paceline.measure.machine import describe_machine
 
 

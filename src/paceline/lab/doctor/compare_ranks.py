@@ -13,6 +13,7 @@ from typing import Any, Final, Self
 from paceline.core.errors import WorldError
 from paceline.core.host import rank_cores
 from paceline.core.process import PROC
+from paceline.core.source_digest import code_version
 from paceline.core.units import count, number, seconds
 from paceline.core.world import World
 from paceline.lab.doctor.check import DoctorFinding, find_worst_state
@@ -112,6 +113,7 @@ def collect_facts(
 ) -> RankFacts:
     """Collect the facts of this rank; `versions` is from `describe_machine`, and `gpu` identifies the GPU."""
     available = list_interfaces()
+    known = {**versions, "paceline": code_version(versions)}
     return RankFacts(
         rank=world.rank,
         host=socket.gethostname(),
@@ -119,7 +121,7 @@ def collect_facts(
         pid=os.getpid(),
         local_rank=world.local_rank,
         local_world_size=world.local_world_size,
-        versions={name: str(versions[name]) for name in COMPARED_VERSIONS if versions.get(name)},
+        versions={name: str(known[name]) for name in COMPARED_VERSIONS if known.get(name)},
         device=device,
         gpu=gpu,
         refusal=refusal,

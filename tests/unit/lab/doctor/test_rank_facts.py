@@ -26,6 +26,13 @@ def test_a_rank_reports_what_it_is_and_reads_as_it_was_written() -> None:
     assert RankFacts.from_json(said.to_json()) == said
 
 
+def test_ranks_of_one_checkout_at_different_commits_have_different_versions() -> None:
+    """An editable install keeps its version; the digest of the files tells them apart."""
+    versions = {"paceline": "0.1.1.dev5+g1a2b3c4", "paceline_sha256": "1a2b"}
+    world = World(rank=0, world_size=1, local_rank=0, local_world_size=1)
+    assert collect_facts(world, (), versions, {}, device="cpu").versions == {"paceline": "0.1.1.dev5+g1a2b3c4 1a2b"}
+
+
 def test_another_paceline_may_send_more_or_less() -> None:
     values = json.loads(facts(1).to_json())
     values["colour"] = "blue"

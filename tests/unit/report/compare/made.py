@@ -49,6 +49,7 @@ class Made:
     train_images: int = 50_000
     recipe: str = RECIPE
     torch: str = "2.15.0"
+    code: str = "1a2b"
     own_parts: dict[str, Any] | None = None
     cores: int = 160
     spread: tuple[float, float] = (1.0, 2.0)
@@ -64,7 +65,8 @@ def write(folder: Path, run: Made) -> Path:
     plan = {"world_size": run.ranks, "train_images": run.train_images, "val_images": 10_000,
             "num_classes": run.num_classes}  # fmt: skip
     (folder / "plan.json").write_text(json.dumps(plan))
-    machine = {"torch": run.torch, "paceline": "0.1.0", "cpu": "POWER9", "logical_cores": run.cores,
+    machine = {"torch": run.torch, "paceline": "0.1.1.dev5+g1a2b3c4",
+               "paceline_sha256": run.code, "cpu": "POWER9", "logical_cores": run.cores,
                "cuda_devices": [GPU] * run.ranks}  # fmt: skip
     (folder / "machine.json").write_text(json.dumps(machine))
     evals = [_evaluation(run, epoch) for epoch in range(1, run.epochs + 1)]

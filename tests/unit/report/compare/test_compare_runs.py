@@ -66,7 +66,7 @@ def test_runs_that_differ_in_their_seed_alone_are_a_group(made, compared, tmp_pa
     )
 
 
-@pytest.mark.parametrize("change", [{"ranks": 2}, {"torch": "2.11.0"}, {"warmup": "1ep"}])
+@pytest.mark.parametrize("change", [{"ranks": 2}, {"torch": "2.11.0"}, {"code": "3c4d"}, {"warmup": "1ep"}])
 def test_runs_on_other_ranks_or_versions_are_another_group(made, compared, tmp_path, change):
     paths = [made.write(tmp_path / "a", made.Made()), made.write(tmp_path / "b", made.Made(seed=1, **change))]
     assert len(compared(*paths).groups) == 2
