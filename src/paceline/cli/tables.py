@@ -2,13 +2,13 @@
 
 import json
 import shlex
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from rich import box
 from rich.console import Console
-from rich.table import Table
+from rich.table import Table as RichTable
 
 from paceline.core.results import (
     AccountResult,
@@ -29,11 +29,9 @@ from paceline.data.files import printable, printable_lines
 from paceline.recipe.consent import consent_arguments
 from paceline.recipe.load import LoadedRecipe
 from paceline.recipe.schema import Recipe
+from paceline.report.document import KeyValueList, Table, TableCell, TableColumn
+from paceline.report.render_terminal import print_blocks
 
-_MAX_WORD_WIDTH: Final = 16
-"""Length in characters from which a word may be broken."""
-_MIN_NAME_WIDTH: Final = 8
-"""Minimum width of name columns, in characters."""
 _NUM_WORST_CLASSES = 3
 _MIN_CPU_LOSS_SHARE = 0.02
 """CPU share of other processes from which it is printed for a run that was not starved: speed-ups of a few percent
@@ -51,65 +49,12 @@ def print_table(
     *,
     num_names: int = 1,
 ) -> None:
-    """Print a table whose first column and `text_columns` are text, the others numbers.
-
-    Numbers are never cut: columns that do not fit the terminal follow in further tables, which repeat the first
-    `num_names`.
-    """
-    table = [[*map(printable_lines, row)] for row in rows]  # cells may come from a recipe or a file
-    is_text = [index == 0 or heading in text_columns for index, heading in enumerate(headings)]
-    console = Console(highlight=False, markup=False)
-    console.print(printable_lines(title), style="bold", soft_wrap=True)  # a table would fold its title to its own width
-    widths = [
-        _min_width([heading, *(row[index] for row in table)], is_text=is_text[index])
+    """Print a table whose first column and `text_columns` are text, the others numbers."""
+    columns = [
+        TableColumn(heading, is_number=index > 0 and heading not in text_columns)
         for index, heading in enumerate(headings)
     ]
-    parts, folded = (
-        list(_split_columns([min(widths[0], most), *widths[1:]], console.width, num_names))
-        for most in (_MAX_WORD_WIDTH, _MIN_NAME_WIDTH)
-    )
-    for columns in folded if len(folded) < len(parts) else parts:  # break names if that saves a table
-        cells = [[row[index] for index in columns] for row in table]
-        console.print(
-            _build_column_table([headings[index] for index in columns], cells, [is_text[index] for index in columns])
-        )
-
-
-def _build_column_table(headings: Sequence[str], rows: Sequence[Sequence[str]], is_text: Sequence[bool]) -> Table:
-    table = Table(box=box.ROUNDED)
-    for index, (heading, is_text_column) in enumerate(zip(headings, is_text, strict=True)):
-        style = "bold" if index == 0 else ""
-        table.add_column(
-            heading,
-            justify="left" if is_text_column else "right",
-            style=style,
-            no_wrap=not is_text_column,
-            overflow="fold",
-        )
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
-def _min_width(cells: Sequence[str], *, is_text: bool) -> int:
-    """Return the minimum width of a column: the longest line of numbers, the longest word of text up to a limit."""
-    if not is_text:
-        return max(len(line) for cell in cells for line in cell.split("\n"))
-    return min(_MAX_WORD_WIDTH, max((len(word) for cell in cells for word in cell.split()), default=0))
-
-
-def _split_columns(widths: Sequence[int], room: int, names: int) -> Iterator[list[int]]:
-    """Yield the column indices of each table; the first `names` are in all of them."""
-    # Borders and padding: three characters per column, and one at the end.
-    names_width = sum(widths[:names]) + 3 * names + 1
-    columns, used = [*range(names)], names_width
-    for index, width in enumerate(widths[names:], start=names):
-        if used + width + 3 > room and len(columns) > names:
-            yield columns
-            columns, used = [*range(names)], names_width
-        columns.append(index)
-        used += width + 3
-    yield columns
+    print_blocks(Table(title, columns, [[*map(TableCell, row)] for row in rows], num_names=num_names))
 
 
 def show_result(result: RunResult, rundir: RunDir, loaded: LoadedRecipe, *, as_json: bool) -> None:
@@ -318,13 +263,11 @@ def _eval_text(result: EvalResult) -> str:
 
 def print_rows(rows: Sequence[tuple[str, ...]], title: str) -> None:
     """Print rows of equal length under a title; the first column is the row's name."""
-    table = _titled_table(title, show_header=False)
-    table.add_column(style="bold", no_wrap=True)
-    for _ in rows[0][1:]:
-        table.add_column(overflow="fold")
-    for row in rows:
-        table.add_row(*map(printable_lines, row))  # cells may come from a recipe or a file
-    _build_console().print(table)
+    columns = [TableColumn("", is_number=False, is_wide=index > 1) for index in range(len(rows[0]))]
+    if len(columns) > 2:
+        print_blocks(Table(title, columns, [[*map(TableCell, row)] for row in rows]))
+    else:
+        print_blocks(KeyValueList([(name, TableCell(value)) for name, value in rows], title))
 
 
 def _print_health(findings: Sequence[Finding]) -> None:
@@ -388,8 +331,8 @@ def account_line(account: AccountResult) -> str:
     return f"{' + '.join(texts)} = {seconds(account.wall_s)}; {share(account.explained)} attributed"
 
 
-def _titled_table(title: str, *, show_header: bool = True) -> Table:
-    return Table(
+def _titled_table(title: str, *, show_header: bool = True) -> RichTable:
+    return RichTable(
         title=printable_lines(title), title_justify="left", title_style="bold", box=box.ROUNDED, show_header=show_header
     )
 

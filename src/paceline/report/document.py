@@ -56,7 +56,8 @@ class Command:
 class Table:
     """Rows of cells; those after the first `num_open` (0: no limit) are folded under `more`.
 
-    `is_folded` folds the whole table under `title`. `has_sum` marks the last row as a total.
+    `is_folded` folds the whole table under `title`. `has_sum` marks the last row as a total. The first `num_names`
+    columns identify a row.
     """
 
     title: str
@@ -66,6 +67,7 @@ class Table:
     more: str = ""
     is_folded: bool = False
     has_sum: bool = False
+    num_names: int = 1
     kind: ClassVar[str] = "table"
 
 
@@ -265,7 +267,10 @@ class HealthFinding:
 
 @dataclass(frozen=True)
 class ReportPage:
-    """A report; `about` names its kind, `source` the origin of its figures."""
+    """A report; `about` names its kind, `source` the origin of its figures.
+
+    `summary` holds the blocks that a terminal shows below the key figures, most of them blocks of `sections` too.
+    """
 
     title: str
     subtitle: Sequence[str]
@@ -280,3 +285,4 @@ class ReportPage:
     about: str = "Run report"
     source: str = "the run directory. Figures are those of result.json, rounded here only"
     health: Sequence[HealthFinding] = ()
+    summary: Sequence[Block] = ()
