@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from paceline.contrib.cuda_graphs import CudaGraphPool, CudaGraphStep
 from paceline.core.results import RunResult
 from paceline.core.run_dir import RunDir, read_lines
 from paceline.core.world import World
 from paceline.models import resnet_cifar
 from paceline.recipe.load import Patch, load
-from paceline.training.cuda_graphs import CudaGraphPool, CudaGraphStep
 from paceline.training.process import Invocation
 from paceline.training.run import run
 

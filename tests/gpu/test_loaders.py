@@ -10,12 +10,12 @@ import pytest
 import torch
 from PIL import Image
 
+from paceline.contrib.nvjpeg import TorchvisionDecoder
 from paceline.core.dataset import ArraySource, DatasetInfo, Sample
 from paceline.data.batch import Batch
 from paceline.data.loaders.build import Loader, LoaderOptions, build_eval_loader, build_train_loader
 from paceline.data.loaders.device import DeviceLoader
 from paceline.data.loaders.native import build_host_buffers
-from paceline.data.loaders.nvjpeg import TorchvisionDecoder
 from paceline.data.order import EvalShard, TrainOrder
 from paceline.data.transfer import SideStreamCopy
 from paceline.recipe.schema.data import Data

@@ -106,7 +106,7 @@ class SlowUpdate:
     """An optimizer update that sleeps before it returns."""
 
     def __init__(self, update: Any, sleep: Sleeper) -> None:
-        self._step, self.sync = after(update, sleep), update.sync
+        self._step = after(update, sleep)
 
     def __call__(self, *args: Any) -> None:
         self._step(*args)

@@ -20,7 +20,6 @@ from paceline.training.checkpoint import load_model
 from paceline.training.compile import compile_model, warmup_pass
 from paceline.training.context import RunContext
 from paceline.training.coordinator import BadImageRegistry, StepCoordinator
-from paceline.training.cuda_graphs import GraphPool, build_train_step, choose_graph_pool
 from paceline.training.ema import build_weight_average
 from paceline.training.init_weights import (
     InitialWeights,
@@ -42,7 +41,7 @@ from paceline.training.preemption import Deadline, build_deadline
 from paceline.training.process import RunProcess
 from paceline.training.saver import CheckpointSaver, TrainingState
 from paceline.training.state import StepInterval, TrainState, build_stop_rule
-from paceline.training.trainer import EagerStep, OptimizerUpdate, StepSeeder, Trainer
+from paceline.training.trainer import CaptureStep, EagerStep, OptimizerUpdate, StepSeeder, Trainer
 
 _RANK_0_WEIGHTS_ONLY: Final = (
     "resumed with rank 0's weights on every rank: with parallel.sync_gradients=false no others are saved"
@@ -53,7 +52,7 @@ _RANK_0_WEIGHTS_ONLY: Final = (
 class PreparedModel:
     """A model that is ready to train; `compile_s` is the time in seconds that compiling took.
 
-    `graphs` captures its steps, or is None for eager steps.
+    `capture` captures its steps, or is None for eager steps.
     """
 
     replica: nn.Module
@@ -61,7 +60,7 @@ class PreparedModel:
     training_state: TrainingState
     state: TrainState
     compile_s: float
-    graphs: GraphPool | None
+    capture: CaptureStep | None
     initial_weights: InitialWeights
 
 
@@ -100,16 +99,21 @@ def prepare_model(context: RunContext, store: RankStore, start_from: str) -> tup
     comm_note = training_state.load_comm_state(Path(start_from)) if start_from else ""
     if start_from and context.world.world_size > 1 and not recipe.parallel.sync_gradients:
         comm_note = comm_note or _RANK_0_WEIGHTS_ONLY
-    graphs, graphs_note = choose_graph_pool(recipe, context.world, context.device, training_state.optimizer)
+    capture, capture_note = None, ""
+    if recipe.train.capture == "on":
+        from paceline.contrib.cuda_graphs import plan_capture
+
+        optimizer = training_state.optimizer
+        capture, capture_note = plan_capture(recipe.train, recipe.parallel, context.world, context.device, optimizer)
     notes = (
         initial_weights.note,
         describe_layer_decay(recipe.optim, training_state.optimizer, layers),
         weights_note,
         comm_note,
-        graphs_note,
+        capture_note,
     )
     return context.with_notes(*notes), PreparedModel(
-        replica, criterion, training_state, state, compile_timer.total_s, graphs, initial_weights
+        replica, criterion, training_state, state, compile_timer.total_s, capture, initial_weights
     )
 
 
@@ -196,21 +200,23 @@ def build_trainer(
     bad_images = BadImageRegistry(context.datasets, limit, consensus.union, outputs.log_bad_image, state.bad_images)
     replica_check = build_replica_check(recipe.parallel, world, training_state.model, plan.check_replicas_every)
     save_timer = IntervalTimer(plan.checkpoint_every_s if world.is_main else 0.0)
-    eager_step = EagerStep(
+    update = _build_update(context, training_state, reporter)
+    step = EagerStep(
         replica=prepared.replica,
         criterion=prepared.criterion,
         precision=precision,
         strategy=strategy,
         transfer=meter.transfer,
         transforms=context.create_transforms(precision.dtype),
-        update=_build_update(context, training_state, reporter),
+        update=update,
         clock=clock,
         accumulate=recipe.train.accumulate,
         accuracy=services.accuracy,
     )
     return Trainer(
         model=training_state.model,
-        step=build_train_step(eager_step, prepared.graphs, outputs.sinks.warned),
+        step=prepared.capture(step, outputs.sinks.warned) if prepared.capture else step,
+        guard=update.guard,
         schedule=training_state.schedule,
         loader=meter.loader,
         evaluate_model=context.create_evaluator(

@@ -52,7 +52,6 @@ class ExponentialMovingAverage:
         self._every = every
         self._warmup = warmup
         self._updates = torch.zeros((), dtype=torch.int64)  # on the host, where every update reads it
-        self._weight: float | Tensor = 0.0  # 1 - decay of the next update
         state = model.state_dict(keep_vars=True)
         self._names = list(state)
         self._model_tensors = [tensor.detach() for tensor in state.values()]
@@ -67,44 +66,22 @@ class ExponentialMovingAverage:
         ]
         self._copied = [number for number, tensor in enumerate(self._model_tensors) if not tensor.is_floating_point()]
 
+    @torch.no_grad()
     def update(self, step: int) -> None:
-        """Update the average if due."""
-        if self.is_due(step):
-            self.update_decay()
-            self.apply()
-
-    def is_due(self, step: int) -> bool:
-        """Return whether an update is due after `step`."""
-        return (step + 1) % self._every == 0
-
-    def update_decay(self) -> None:
-        """Set the decay of the next update."""
+        """Move the averages towards the weights if an update is due."""
+        if (step + 1) % self._every:
+            return
         num_updates = int(self._updates)
         decay = min(self._decay, (1 + num_updates) / (10 + num_updates)) if self._warmup else self._decay
-        if isinstance(self._weight, Tensor):
-            self._weight.fill_(1 - decay)
-        else:
-            self._weight = 1 - decay
         self._updates += 1
-
-    @torch.no_grad()
-    def apply(self) -> None:
-        """Move the averages towards the weights."""
         for numbers in filter(None, self._foreach_groups):
             averages = [self._averaged[number] for number in numbers]
             values = [
                 self._sources[number].to(average.dtype) for number, average in zip(numbers, averages, strict=True)
             ]
-            if isinstance(self._weight, Tensor):  # one kernel per tensor, where a host number takes a few in all
-                torch._foreach_lerp_(averages, values, [self._weight] * len(averages))
-            else:
-                torch._foreach_lerp_(averages, values, self._weight)
+            torch._foreach_lerp_(averages, values, 1 - decay)
         for number in self._copied:
             self._averaged[number].copy_(self._model_tensors[number])
-
-    def to_device(self) -> None:
-        """Keep the decay on the device from now on, in float32, where a captured `apply` reads it."""
-        self._weight = torch.zeros((), device=self._averaged[0].device)
 
     def swapped(self) -> contextlib.AbstractContextManager[None]:
         """Return a context in which the model has the averages, cast to its dtypes."""

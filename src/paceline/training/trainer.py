@@ -1,8 +1,7 @@
 """The training loop, with evaluations and checkpoints between optimizer steps. It reads no recipe."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -80,27 +79,6 @@ class OptimizerUpdate:
         self.optimizer.step()
         self.precision.weights.copy_master_to_model()
 
-    def check_after_step(self, step: StepValues) -> None:
-        """Check a step after its update. Raise `NonFiniteLossError` as the guard does."""
-        is_accepted = self.guard.check(step)
-        assert is_accepted, "a guard that skips steps must check them before the update"
-
-    def sync(self) -> None:
-        """Check all steps so far."""
-        self.guard.sync()
-
-
-class TrainStep(Protocol):
-    """Run one optimizer step."""
-
-    def __call__(self, batch: Batch, state: TrainState) -> Tensor:
-        """Run a step with seeded generators; return this rank's mean loss [] on the device."""
-        ...
-
-    def sync(self) -> None:
-        """Check all steps so far, before the weights are evaluated or saved."""
-        ...
-
 
 @dataclass(frozen=True)
 class EagerStep:
@@ -118,7 +96,7 @@ class EagerStep:
     accuracy: BatchAccuracy
 
     def __call__(self, batch: Batch, state: TrainState) -> Tensor:
-        """Run a step, as `TrainStep`."""
+        """Run a step with seeded generators; return this rank's mean loss [] on the device."""
         loss = self.forward_backward(batch)
         with self.clock.stage("optimizer"):
             self.update(state, loss)
@@ -145,9 +123,11 @@ class EagerStep:
             losses.append(loss.detach())
         return torch.stack(losses).sum()
 
-    def sync(self) -> None:
-        """Check all steps so far."""
-        self.update.sync()
+
+TrainStep = Callable[[Batch, TrainState], Tensor]
+"""Run one optimizer step, as `EagerStep`."""
+CaptureStep = Callable[[EagerStep, Callable[[str], None]], TrainStep]
+"""Return a step that replays captured work; the second argument reports a failed capture."""
 
 
 @dataclass(frozen=True)
@@ -172,6 +152,7 @@ class Trainer:
 
     model: nn.Module
     step: TrainStep
+    guard: NonFiniteGuard
     schedule: LrSchedule
     loader: Loader
     evaluate_model: ModelEvaluator
@@ -213,7 +194,7 @@ class Trainer:
                 self.save_checkpoint(state, ("preempted" if interrupted else "ended") if finished else "")
             if finished:
                 break
-        self.step.sync()
+        self.guard.sync()
         self.coordinator.flush()
         reached: Status = "target_reached" if self.stopping.should_stop(state) else "completed"
         status: Status = "preempted" if interrupted else reached
@@ -237,7 +218,7 @@ class Trainer:
     def save_checkpoint(self, state: TrainState, final: FinalSave = "") -> None:
         """Save a checkpoint; `final` marks the final one of this process."""
         with self.clock.paused("checkpoint"):
-            self.step.sync()  # a non-finite step must end the run before its weights are saved
+            self.guard.sync()  # a non-finite step must end the run before its weights are saved
             self.coordinator.flush()
             with self.logger.paused():  # only now: the queued steps have finished
                 self.logger.write_to_state(state)
@@ -246,7 +227,7 @@ class Trainer:
     def evaluate(self, state: TrainState) -> bool:
         """Evaluate, and update schedule and stop rule; return False if the run is preempted meanwhile."""
         with self.clock.paused("evaluate"):
-            self.step.sync()
+            self.guard.sync()
             self.coordinator.flush()  # no communication may be pending while loader workers are forked
             with self.logger.paused():
                 report = self.evaluate_model(self.model)

@@ -11,14 +11,14 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from paceline.contrib import cuda_graphs
 from paceline.core.run_dir import RunDir
 from paceline.core.world import World
 from paceline.recipe.load import Patch, load
-from paceline.training import cuda_graphs
 from paceline.training.process import Invocation
 from paceline.training.run import run
 
-from .cpu_graphs import RecordedGraphs
+from ..contrib.cpu_graphs import RecordedGraphs
 
 STEPS = 8
 WORDS = (

@@ -21,7 +21,6 @@ from paceline.data.batch import Batch
 from paceline.data.loaders.batch_maker import BatchMaker, InlineLoader
 from paceline.data.loaders.device import DeviceLoader, load_split_to_device
 from paceline.data.loaders.native import BatchFinisher, BatchPlanner, NativeLoader, build_host_buffers
-from paceline.data.loaders.nvjpeg import DeviceAugment, DeviceDecodeReader, build_jpeg_decoder
 from paceline.data.loaders.process import ProcessLoader
 from paceline.data.loaders.reader import (
     ArrayReader,
@@ -138,7 +137,12 @@ class _LoaderBuilder:
                     partial(self._build_batch_makers, changes=fuse_crop_flip(self.augments, load_native()))
                 )
             case "nvjpeg":
-                return self._build_thread_loader(self._build_nvjpeg_batch_makers)
+                from paceline.contrib.nvjpeg import build_nvjpeg
+
+                make_reader, changes = build_nvjpeg(options.device, self.source.info.channels, self.augments)
+                return self._build_thread_loader(
+                    partial(self._build_batch_makers, changes=changes, make_reader=make_reader)
+                )
             case "processes":
                 return self._build_process_loader()
         (batch_maker,) = self._build_batch_makers([WorkerProgress(1)], fuse_crop_flip(self.augments, load_native()))
@@ -190,29 +194,20 @@ class _LoaderBuilder:
         )
 
     def _build_batch_makers(
-        self, progress_by_worker: Sequence[WorkerProgress], changes: tuple[Change, ...]
+        self,
+        progress_by_worker: Sequence[WorkerProgress],
+        changes: tuple[Change, ...],
+        make_reader: Callable[..., ImageReader] = ImageReader,
     ) -> list[BatchMaker]:
         # One per worker; data in memory is shared.
         workers = [(progress, build_batch_timer(self.options.clock)) for progress in progress_by_worker]
         if isinstance(self.source, ArraySource) and not isinstance(self.resizer, RandomCropResizer):
             return self._build_array_batch_makers(self.source, [timer for _, timer in workers], changes)
         readers = (
-            (ImageReader(track_source(self.source, progress), self.resizer, self.bad_image_policy, timer), timer)
+            (make_reader(track_source(self.source, progress), self.resizer, self.bad_image_policy, timer), timer)
             for progress, timer in workers
         )
         return [BatchMaker(self.schedule, reader, changes, timer) for reader, timer in readers]
-
-    def _build_nvjpeg_batch_makers(self, progress_by_worker: Sequence[WorkerProgress]) -> list[BatchMaker]:
-        # One per thread; each decodes on a CUDA stream of its own.
-        device, batch_makers = self.options.device, []
-        decoder = build_jpeg_decoder(device, self.source.info.channels)
-        changes = tuple(DeviceAugment(augment, device) for augment in self.augments)
-        for progress in progress_by_worker:
-            source, timer = track_source(self.source, progress), build_batch_timer(self.options.clock)
-            host = ImageReader(source, self.resizer, self.bad_image_policy, timer)
-            reader = DeviceDecodeReader(host, source, self.resizer, decoder, timer)
-            batch_makers.append(BatchMaker(self.schedule, reader, changes, timer))
-        return batch_makers
 
     def _build_array_batch_makers(
         self, source: ArraySource, timers: Sequence[BatchTimer], changes: tuple[Change, ...]

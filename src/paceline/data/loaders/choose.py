@@ -58,7 +58,9 @@ def choose_loader(data: Data, source: Source, *, device: str, cores: int, free_b
             _check_native(data, source, extension)
             return LoaderChoice("native", _count_threads(data, cores))
         case "nvjpeg":
-            _check_nvjpeg(data, source, device == "cuda")
+            from paceline.contrib.nvjpeg import check_nvjpeg
+
+            check_nvjpeg(data, source, is_gpu=device == "cuda")
     return LoaderChoice(data.loader, _count_threads(data, cores))
 
 
@@ -123,20 +125,6 @@ def _check_device(data: Data, source: Source, is_gpu: bool, free_bytes: float) -
         raise RecipeError(
             f"data.loader: device: the data is {size(source.images.nbytes)}, and the GPU has {size(free_bytes)} free "
             f"(set data.loader=auto)"
-        )
-
-
-def _check_nvjpeg(data: Data, source: Source, is_gpu: bool) -> None:
-    if not is_gpu:
-        raise RecipeError("data.loader: nvjpeg decodes on a GPU, and this run is on a CPU (set data.loader=auto)")
-    if isinstance(source, ArraySource):
-        raise RecipeError(
-            f"data.loader: nvjpeg decodes image files, and {data.source.name} is stored as pixels "
-            f"(set data.loader=auto)"
-        )
-    if data.augment_on == "host":
-        raise RecipeError(
-            "data.loader: nvjpeg makes batches on the GPU, and data.augment_on is host (leave one at auto)"
         )
 
 

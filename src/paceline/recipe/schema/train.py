@@ -116,7 +116,7 @@ class Train(Section):
     ] = "off"
     """Mode of `torch.compile` for the model's training pass; `true` is `default`."""
     capture: Switch = "off"
-    """GPU: capture the whole optimizer step, from augmentation on the device to weight averaging, as one CUDA graph and
+    """GPU: capture the whole optimizer step, from augmentation on the device to the optimizer, as one CUDA graph and
     replay it, so that the host launches one graph per step. If it cannot be captured, such as on several ranks, a note
     says so."""
     cudnn_benchmark: Switch | Auto = "auto"

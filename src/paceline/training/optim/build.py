@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.tensor import DTensor
 
 from paceline.core.errors import RecipeError
@@ -189,26 +189,7 @@ def build_optimizer(
 def set_lr(groups: Iterable[ParamGroup], lr: float) -> None:
     """Set the learning rate of every group to `lr` times its `lr_factor`."""
     for group in groups:
-        group_lr = lr * group["lr_factor"]
-        if isinstance(group.get("lr"), Tensor):  # a CUDA graph reads this address
-            group["lr"].fill_(group_lr)
-        else:
-            group["lr"] = group_lr
-
-
-def keep_lr_on_device(optimizer: torch.optim.Optimizer) -> None:
-    """Store each group's learning rate as float32 [] on its device, where a captured step reads it."""
-    for group in optimizer.param_groups:
-        group["lr"] = torch.tensor(float(group["lr"]), dtype=torch.float32, device=group["params"][0].device)
-
-
-def reads_lr_on_device(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether a step of `optimizer` can read the learning rate on the device, so that it can be captured."""
-    # torch's other implementations read it, or count steps, on the host.
-    match optimizer:
-        case torch.optim.SGD() | torch.optim.Adam():  # AdamW among them
-            return all(group["fused"] for group in optimizer.param_groups)
-    return isinstance(optimizer, NovoGrad | Lars | Lamb | Muon | ScheduleFree)
+        group["lr"] = lr * group["lr_factor"]
 
 
 def _build_from_section(

@@ -18,9 +18,7 @@ from paceline.recipe.schema.optim import Adam, AdamW, Lamb, Lars, Muon, NovoGrad
 from paceline.training.optim.build import (
     build_optimizer,
     describe_layer_decay,
-    keep_lr_on_device,
     layers_for_decay,
-    set_lr,
 )
 from paceline.training.process import Invocation
 from paceline.training.run import run
@@ -109,14 +107,6 @@ def test_rates_of_norms_and_of_layers_multiply() -> None:
     rates = [(0, 1, 0.1), (1, 1, 0.2), (2, 1, 0.4), (0, 3, 0.3), (1, 3, 0.6), (2, 1, 1.2)]
     assert [each[:2] for each in found] == [each[:2] for each in rates]
     assert [each[2] for each in found] == pytest.approx([each[2] for each in rates], rel=1e-15)
-
-
-def test_a_rate_on_the_device_reaches_every_layer_times_its_factor() -> None:
-    optimizer = build(Sgd(layer_decay=DECAY), net())
-    keep_lr_on_device(optimizer)
-    kept = [group["lr"] for group in optimizer.param_groups]
-    set_lr(optimizer.param_groups, 0.5)
-    assert [rate.item() for rate in kept] == [0.125, 0.25, 0.5]
 
 
 def test_layers_that_are_not_trained_count_and_have_no_group() -> None:

@@ -1,15 +1,17 @@
 """Capture the training step as a CUDA graph per batch shape, and replay it with one launch per step.
 
-A CUDA graph (https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-graphs) has fixed addresses. The inputs of a
-step are copied there before each replay: the batch, its draws, the learning rate and the EMA decay. Loss and gradients
-are checked after the replay; a non-finite value ends the run before the updated weights are evaluated or saved.
+It has not run on a GPU: the tests replay recorded CPU operations. `train.capture=on` selects it. A CUDA graph
+(https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-graphs) has fixed addresses. The inputs of a step are
+copied there before each replay: the batch, its draws and the learning rate. Loss and gradients are checked after the
+replay; a non-finite value ends the run before the updated weights are evaluated or saved.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -20,13 +22,14 @@ from paceline.core.world import World
 from paceline.data.batch import Batch
 from paceline.data.transfer import DeviceBatch
 from paceline.measure.clock import NullClock
-from paceline.recipe.schema import Recipe
-from paceline.training.ema import ExponentialMovingAverage
+from paceline.recipe.schema.train import Parallel, Train
 from paceline.training.nonfinite import StepValues
-from paceline.training.optim.build import keep_lr_on_device, reads_lr_on_device
+from paceline.training.optim.layerwise import Lamb, Lars, NovoGrad
+from paceline.training.optim.muon import Muon
+from paceline.training.optim.schedule_free import ScheduleFree
 from paceline.training.precision import resolve_precision
 from paceline.training.state import TrainState
-from paceline.training.trainer import EagerStep, TrainStep
+from paceline.training.trainer import CaptureStep, EagerStep, OptimizerUpdate
 
 EAGER_STEPS: Final = 3
 """Eager steps per shape before the capture, as torch recommends: they create optimizer state, and let cuDNN,
@@ -34,33 +37,6 @@ torch.compile and libraries choose kernels and allocate memory."""
 _FAILED_GRAPHS: list[Any] = []
 """Graphs whose capture failed, kept alive: torch 2.11's pinned-memory allocator may still query their stream."""
 _Shapes = tuple[torch.Size, torch.Size, torch.Size]
-
-
-class DeviceGraph(Protocol):
-    """Captured device work."""
-
-    def capture(self, work: Callable[[], Tensor]) -> Tensor:
-        """Record the device work of `work` without running it; return its result, which each replay overwrites.
-
-        Raise `RuntimeError` if `work` synchronizes with the device.
-        """
-        ...
-
-    def replay(self) -> None:
-        """Run the recorded work."""
-        ...
-
-
-class GraphPool(Protocol):
-    """Create graphs that share memory, as they never run concurrently."""
-
-    def capture_stream(self) -> AbstractContextManager[None]:
-        """Return a context that runs warm-up steps on the capture stream."""
-        ...
-
-    def new_graph(self) -> DeviceGraph:
-        """Return an empty graph."""
-        ...
 
 
 class CudaGraphPool:
@@ -82,23 +58,29 @@ class CudaGraphPool:
             yield
         current.wait_stream(self._stream)
 
-    def new_graph(self) -> DeviceGraph:
-        """Return an empty CUDA graph."""
-        return _CudaGraph(self._stream, self._pool)
+    def new_graph(self) -> "CudaGraph":
+        """Return an empty graph."""
+        return CudaGraph(self._stream, self._pool)
 
 
-def build_graph_pool(device: torch.device) -> GraphPool | None:
+def build_graph_pool(device: torch.device) -> CudaGraphPool | None:
     """Return the graph pool of `device`, None for a CPU."""
     return CudaGraphPool() if device.type == "cuda" else None
 
 
-class _CudaGraph:
+class CudaGraph:
+    """Captured device work. Graphs of a pool share memory, as they never run concurrently."""
+
     def __init__(self, stream: torch.cuda.Stream, pool: Any) -> None:
         self._graph = torch.cuda.CUDAGraph()
         self._stream = stream
         self._pool = pool
 
     def capture(self, work: Callable[[], Tensor]) -> Tensor:
+        """Record the device work of `work` without running it; return its result, which each replay overwrites.
+
+        Raise `RuntimeError` if `work` synchronizes with the device.
+        """
         current = torch.cuda.current_stream()
         try:
             # thread_local: other threads may use CUDA meanwhile, such as those that pin batches.
@@ -110,6 +92,7 @@ class _CudaGraph:
             raise
 
     def replay(self) -> None:
+        """Run the recorded work."""
         self._graph.replay()
 
     def _clean_up_failed_capture(self) -> None:
@@ -133,36 +116,44 @@ class _CudaGraph:
 class _CapturedGraph:
     """A graph, its input batch, and its outputs, float32 [3]: loss, is-finite flag and gradient norm."""
 
-    graph: DeviceGraph
+    graph: CudaGraph
     inputs: Batch
     outputs: Tensor
-    updates_average: bool
+
+
+class DeviceLrUpdate(OptimizerUpdate):
+    """An update whose learning rates are float32 [] on the device, where a captured step reads them."""
+
+    def set_lr(self, state: TrainState) -> float:
+        """Write the learning rate of the next step to the device, and return it."""
+        lr = self.schedule.lr(state.num_updates)
+        for group in self.optimizer.param_groups:
+            group["lr"].fill_(lr * group["lr_factor"])
+        return lr
 
 
 class CudaGraphStep:
     """Run the first steps of a shape eagerly, then capture one and replay it.
 
-    Each batch shape has a graph, or two if only some steps update the average. After a failed capture, `warn` reports
-    it and all further steps are eager. Capturing is the pause `capture` of the clock.
+    After a failed capture, `warn` reports it and all further steps are eager. Capturing is the pause `capture` of the
+    clock.
     """
 
-    def __init__(self, step: EagerStep, pool: GraphPool, warn: Callable[[str], None]) -> None:
-        self._eager_step = step
-        self._untimed_step = replace(step, clock=NullClock())
+    def __init__(self, step: EagerStep, warn: Callable[[str], None], *, pool: CudaGraphPool) -> None:
+        keep_lr_on_device(step.update.optimizer)
+        # Eager steps read the rate on the device as well, so that a resumed run, which starts with some, has the bits
+        # of one that never stopped.
+        update = DeviceLrUpdate(**{each.name: getattr(step.update, each.name) for each in fields(step.update)})
+        self._eager_step = replace(step, update=update)
+        self._untimed_step = replace(self._eager_step, clock=NullClock())
         self._pool = pool
         self._warn = warn
         self._num_eager: Counter[_Shapes] = Counter()
-        self._inputs: dict[_Shapes, Batch] = {}
-        self._graphs_by_shape: dict[tuple[_Shapes, bool], _CapturedGraph] = {}
+        self._graphs_by_shape: dict[_Shapes, _CapturedGraph] = {}
         self._has_failed = False
-        keep_lr_on_device(step.update.optimizer)
-        average = step.update.average
-        self._ema = average if isinstance(average, ExponentialMovingAverage) else None
-        if self._ema:
-            self._ema.to_device()
 
     def __call__(self, batch: Batch, state: TrainState) -> Tensor:
-        """Run a step, as `TrainStep`."""
+        """Run a step, as `EagerStep`."""
         if self._has_failed:
             return self._eager_step(batch, state)
         shapes = (batch.images.shape, batch.labels.shape, batch.draws.shape)
@@ -172,15 +163,10 @@ class CudaGraphStep:
             self._eager_step.update.probe.pop_is_finite()
             with self._pool.capture_stream():
                 return self._eager_step(batch, state)
-        updates_average = self._ema is not None and self._ema.is_due(state.step)
-        if (shapes, updates_average) not in self._graphs_by_shape:
-            self._capture(batch, shapes, updates_average)
-        captured = self._graphs_by_shape.get((shapes, updates_average))
+        if shapes not in self._graphs_by_shape:
+            self._capture(batch, shapes)
+        captured = self._graphs_by_shape.get(shapes)
         return self._replay(captured, batch, state) if captured else self._eager_step(batch, state)
-
-    def sync(self) -> None:
-        """Check all steps so far."""
-        self._eager_step.sync()
 
     def _replay(self, captured: _CapturedGraph, batch: Batch, state: TrainState) -> Tensor:
         clock, update = self._eager_step.clock, self._eager_step.update
@@ -188,24 +174,23 @@ class CudaGraphStep:
             _copy_inputs(captured.inputs, self._eager_step.transfer(batch))
         with clock.stage(CAPTURED):
             lr = update.set_lr(state)
-            if captured.updates_average and self._ema:
-                self._ema.update_decay()
             captured.graph.replay()
+            if update.average:  # not in the graph: its decay changes, and not every step updates it
+                update.average.update(state.step)
             # Cloned: a deferred check reads them after further replays.
             loss, is_finite, norm = captured.outputs.clone().unbind()
         with clock.stage("optimizer"):
-            update.check_after_step(StepValues(state.step + 1, lr, loss, is_finite, norm))
+            is_accepted = update.guard.check(StepValues(state.step + 1, lr, loss, is_finite, norm))
+            assert is_accepted, "a guard that skips steps must check them before the update"
         return loss
 
-    def _capture(self, batch: Batch, shapes: _Shapes, updates_average: bool) -> None:
-        if shapes not in self._inputs:
-            self._inputs[shapes] = _allocate_inputs(batch, self._eager_step.transfer.device)
-        inputs = self._inputs[shapes]
+    def _capture(self, batch: Batch, shapes: _Shapes) -> None:
+        inputs = _allocate_inputs(batch, self._eager_step.transfer.device)
         causes: list[str] = []
 
         def work() -> Tensor:
             try:
-                return self._run_step(inputs, updates_average)
+                return self._run_step(inputs)
             except Exception as error:
                 causes.append(_describe_error(error))  # the end of the capture fails as well, and hides the cause
                 raise
@@ -217,12 +202,11 @@ class CudaGraphStep:
         except RuntimeError as error:
             self._fall_back_to_eager(causes[0] if causes else _describe_error(error))
         else:
-            self._graphs_by_shape[shapes, updates_average] = _CapturedGraph(graph, inputs, outputs, updates_average)
+            self._graphs_by_shape[shapes] = _CapturedGraph(graph, inputs, outputs)
 
     def _fall_back_to_eager(self, reason: str) -> None:
         self._has_failed = True
         self._graphs_by_shape.clear()
-        self._inputs.clear()
         self._eager_step.replica.zero_grad(set_to_none=True)
         self._eager_step.update.optimizer.zero_grad(set_to_none=True)
         self._eager_step.update.probe.pop_is_finite()  # a flag from a failed capture was never computed
@@ -230,7 +214,7 @@ class CudaGraphStep:
             f"train.capture: the step cannot be captured, so steps run eagerly: {reason} (set train.capture=off)"
         )
 
-    def _run_step(self, inputs: Batch, updates_average: bool) -> Tensor:
+    def _run_step(self, inputs: Batch) -> Tensor:
         """Queue a whole step on the device. Host work in it runs only during the capture."""
         update = self._untimed_step.update
         update.probe.pop_is_finite()  # so that resetting the flag is captured too
@@ -238,47 +222,45 @@ class CudaGraphStep:
         norm = update.prepare_gradients()
         is_finite = update.probe.pop_is_finite()
         update.step_optimizer()
-        if updates_average and self._ema:
-            self._ema.apply()
         update.optimizer.zero_grad(set_to_none=True)
         return torch.stack([loss.float(), is_finite.float(), norm])
 
 
-def build_train_step(step: EagerStep, pool: GraphPool | None, warn: Callable[[str], None]) -> TrainStep:
-    """Return the training step, captured if there is a `pool`."""
-    return step if pool is None else CudaGraphStep(step, pool, warn)
-
-
-def choose_graph_pool(
-    recipe: Recipe, world: World, device: torch.device, optimizer: torch.optim.Optimizer
-) -> tuple[GraphPool | None, str]:
-    """Return the graph pool of `train.capture`, or None and a note on why steps cannot be captured."""
-    if recipe.train.capture == "off":
-        return None, ""
-    graphs = build_graph_pool(device)
-    reason = _reason_not_to_capture(recipe, world, device, optimizer, has_graphs=graphs is not None)
-    if reason:
-        return None, f"train.capture: steps run eagerly, since {reason} (set train.capture=off)"
-    return graphs, ""
-
-
-def _reason_not_to_capture(
-    recipe: Recipe, world: World, device: torch.device, optimizer: torch.optim.Optimizer, *, has_graphs: bool
-) -> str:
-    """Return why steps of this run cannot be captured, or ""."""
-    train, section = recipe.train, recipe.optim
+def plan_capture(
+    train: Train, parallel: Parallel, world: World, device: torch.device, optimizer: torch.optim.Optimizer
+) -> tuple[CaptureStep | None, str]:
+    """Return the function that captures the steps of a run, or None and a note on why they cannot be captured."""
+    pool = build_graph_pool(device)
     kind, _, scheme = resolve_precision(train.precision, device).partition("_")
     reasons = {
-        f"a {device.type.upper()} has no graphs to replay": not has_graphs,
+        f"a {device.type.upper()} has no graphs to replay": pool is None,
         "ranks wait for each other inside a step": world.world_size > 1,
-        "dataparallel copies the model anew in each step": recipe.parallel.strategy == "dataparallel",
+        "dataparallel copies the model anew in each step": parallel.strategy == "dataparallel",
         f"the loss scale of {train.precision} depends on what the host reads after each step": kind == "fp16",
         f"the learning rate is on the device in float32, and the weights are {train.precision}": kind == "fp64",
         f"{train.precision} keeps no weights in float32": scheme == "pure",
         "train.on_nonfinite=skip lets the host check each step before its update": train.on_nonfinite == "skip",
-        f"{section.name} reads its learning rate on the host": not reads_lr_on_device(optimizer),
+        f"{type(optimizer).__name__} reads its learning rate on the host": not reads_lr_on_device(optimizer),
     }
-    return next((reason for reason, holds in reasons.items() if holds), "")
+    reason = next((reason for reason, holds in reasons.items() if holds), "")
+    if reason or pool is None:
+        return None, f"train.capture: steps run eagerly, since {reason} (set train.capture=off)"
+    return partial(CudaGraphStep, pool=pool), ""
+
+
+def keep_lr_on_device(optimizer: torch.optim.Optimizer) -> None:
+    """Store each group's learning rate as float32 [] on its device."""
+    for group in optimizer.param_groups:
+        group["lr"] = torch.tensor(float(group["lr"]), dtype=torch.float32, device=group["params"][0].device)
+
+
+def reads_lr_on_device(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether a step of `optimizer` can read the learning rate on the device, so that it can be captured."""
+    # torch's other implementations read it, or count steps, on the host.
+    match optimizer:
+        case torch.optim.SGD() | torch.optim.Adam():  # AdamW among them
+            return all(group["fused"] for group in optimizer.param_groups)
+    return isinstance(optimizer, NovoGrad | Lars | Lamb | Muon | ScheduleFree)
 
 
 def _describe_error(error: Exception) -> str:

@@ -1,12 +1,14 @@
 """Decode and resize images on the GPU with nvJPEG through torchvision; only file contents are copied to the device.
 
-Pixels differ from the host decoder's in the last bits of the inverse DCT and of resampling.
+It has not run on a GPU: the tests decode with torchvision on the CPU. `data.loader=nvjpeg` selects it. Pixels differ
+from the host decoder's in the last bits of the inverse DCT and of resampling.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from io import BytesIO
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 import torch
@@ -15,37 +17,26 @@ from PIL import Image
 from torch import Tensor
 from torchvision.io import ImageReadMode
 
-from paceline.core.dataset import Sample, Source
+from paceline.core.dataset import ArraySource, Sample, Source
 from paceline.core.errors import DataError, RecipeError
 from paceline.data.augment.geometric import Augment
+from paceline.data.bad_images import BadImagePolicy
 from paceline.data.decode import MAX_PIXELS, decode, parse_jpeg_header, read_orientation
 from paceline.data.loaders.reader import ImageReader, Indices, ReadSamples
 from paceline.data.resize import Resizer, to_uint8_tensor
 from paceline.data.timing import BatchTimer
-
-
-class JpegDecoder(Protocol):
-    """Decode several JPEG files of one or three color components."""
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the decoded pixels."""
-        ...
-
-    def __call__(self, files: Sequence[bytes]) -> list[Tensor]:
-        """Return uint8 [C, H, W] per file, not rotated. Raise `RuntimeError` if a file cannot be decoded."""
-        ...
+from paceline.recipe.schema.data import Data
 
 
 @dataclass(frozen=True)
 class TorchvisionDecoder:
-    """Decode with nvJPEG on a GPU, with libjpeg-turbo on a CPU."""
+    """Decode several JPEG files of one or three color components: with nvJPEG on a GPU, with libjpeg-turbo on a CPU."""
 
     device: torch.device
     channels: Literal[1, 3]
 
     def __call__(self, files: Sequence[bytes]) -> list[Tensor]:
-        """Return uint8 [C, H, W] per file."""
+        """Return uint8 [C, H, W] per file, not rotated. Raise `RuntimeError` if a file cannot be decoded."""
         # Call the operators directly: the functions around them warn of a move to torchcodec.
         mode = (ImageReadMode.RGB if self.channels == 3 else ImageReadMode.GRAY).value
         contents = [torch.frombuffer(bytearray(file), dtype=torch.uint8) for file in files]
@@ -55,19 +46,21 @@ class TorchvisionDecoder:
         return [torch.ops.image.decode_jpeg(content, mode, False) for content in contents]
 
 
-class DeviceDecodeReader:
-    """Read samples as `ImageReader` does, but decode and resize on a device; `host` reads the rest."""
+class DeviceDecodeReader(ImageReader):
+    """Read samples as `ImageReader` does, but decode and resize on a device what nvJPEG supports."""
 
     def __init__(
-        self, host: ImageReader, source: Source, resizer: Resizer, decoder: JpegDecoder, timer: BatchTimer
+        self,
+        source: Source,
+        resizer: Resizer,
+        bad_image_policy: BadImagePolicy,
+        timer: BatchTimer,
+        *,
+        decoder: TorchvisionDecoder,
     ) -> None:
-        self._host = host
-        self._source = source
-        self._resizer = resizer
+        super().__init__(source, resizer, bad_image_policy, timer)
         self._decoder = decoder
-        self._timer = timer
         self._stream = _create_stream(decoder.device)
-        self.num_draws = resizer.num_draws
 
     def read(self, indices: Indices, draws: NDArray[np.float64], size: int) -> ReadSamples:
         """Return uint8 [K, C, size, size] on the device, labels int64 [K], and the dropped samples.
@@ -94,7 +87,7 @@ class DeviceDecodeReader:
         except torch.OutOfMemoryError:
             raise  # else the host would silently read every following batch
         except (DataError, RuntimeError):  # an unreadable file: read the whole batch again, by the bad-image policy
-            read = self._host.read(indices, draws, size)
+            read = super().read(indices, draws, size)
             return read._replace(images=read.images.to(self._decoder.device))
         resized = [self._resizer(picture, draw, size) for picture, draw in zip(pictures, draws, strict=True)]
         images = torch.stack(resized)
@@ -172,7 +165,30 @@ def _create_stream(device: torch.device) -> torch.cuda.Stream | None:
     return torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
 
-def build_jpeg_decoder(device: torch.device, channels: int) -> JpegDecoder:
+def build_nvjpeg(
+    device: torch.device, channels: int, augments: Sequence[Augment]
+) -> tuple[Callable[..., ImageReader], tuple[DeviceAugment, ...]]:
+    """Return the class of readers that decode on `device`, called as `ImageReader` is, and `augments` there."""
+    make_reader = partial(DeviceDecodeReader, decoder=build_jpeg_decoder(device, channels))
+    return make_reader, tuple(DeviceAugment(augment, device) for augment in augments)
+
+
+def check_nvjpeg(data: Data, source: Source, *, is_gpu: bool) -> None:
+    """Raise `RecipeError` if nvJPEG cannot serve `source`."""
+    if not is_gpu:
+        raise RecipeError("data.loader: nvjpeg decodes on a GPU, and this run is on a CPU (set data.loader=auto)")
+    if isinstance(source, ArraySource):
+        raise RecipeError(
+            f"data.loader: nvjpeg decodes image files, and {data.source.name} is stored as pixels "
+            f"(set data.loader=auto)"
+        )
+    if data.augment_on == "host":
+        raise RecipeError(
+            "data.loader: nvjpeg makes batches on the GPU, and data.augment_on is host (leave one at auto)"
+        )
+
+
+def build_jpeg_decoder(device: torch.device, channels: int) -> TorchvisionDecoder:
     """Build the decoder for `device`. Raise `RecipeError` if this torchvision cannot decode there."""
     decoder = TorchvisionDecoder(device, 3 if channels == 3 else 1)
     sample = BytesIO()

@@ -13,14 +13,14 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
+from paceline.contrib import nvjpeg
+from paceline.contrib.nvjpeg import apply_orientation, build_jpeg_decoder
 from paceline.core.dataset import DatasetInfo, Sample
 from paceline.core.errors import DataError, RecipeError
 from paceline.data.bad_images import ImageError
 from paceline.data.batch import Batch
 from paceline.data.decode import JpegHeader, parse_jpeg_header
-from paceline.data.loaders import nvjpeg
 from paceline.data.loaders.build import Loader, LoaderOptions, build_eval_loader, build_train_loader
-from paceline.data.loaders.nvjpeg import apply_orientation, build_jpeg_decoder
 from paceline.data.order import EvalShard, TrainOrder
 from paceline.recipe.schema.data import Data
 

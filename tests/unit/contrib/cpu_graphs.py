@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from paceline.contrib.cuda_graphs import CudaGraph, CudaGraphPool
+
 aten = torch.ops.aten
 ASKS_FOR_VALUES = (aten._local_scalar_dense, aten.nonzero, aten.equal, aten.is_nonzero)
 RUNNING_STATISTICS = slice(3, 5)
@@ -60,7 +62,7 @@ class Recorder(TorchDispatchMode):
             self._before[memory] = whole, whole.clone()
 
 
-class Recorded:
+class Recorded(CudaGraph):
     """A graph of a CPU."""
 
     def __init__(self) -> None:
@@ -83,7 +85,7 @@ class Recorded:
             call()
 
 
-class RecordedGraphs:
+class RecordedGraphs(CudaGraphPool):
     """Graphs of a CPU, and how many were made and replayed."""
 
     def __init__(self) -> None:
