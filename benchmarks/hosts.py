@@ -27,10 +27,15 @@ from typing import Any, Final
 
 import record
 
-from paceline.lab.predict.from_run import build_step_model, predict_from_run
+from paceline.lab.predict.from_run import (
+    GradientBucket,
+    MeasuredStep,
+    build_step_model,
+    predict_from_run,
+    read_measured_step,
+)
 from paceline.lab.predict.network import AllReduceMeasurement, build_measured_network, read_all_reduce_file
 from paceline.lab.predict.points import PredictionRequest
-from paceline.lab.predict.step import GradientBucket, MeasuredStep, read_measured_step
 
 LIMIT_S: Final = 300
 TOLERANCE: Final = 0.1

@@ -16,10 +16,15 @@ from paceline.core.stages import display_name
 from paceline.core.units import count, number, seconds, share
 from paceline.data.files import printable
 from paceline.lab.predict.from_points import build_request, predict_from_points
-from paceline.lab.predict.from_run import build_step_model, predict_from_run
+from paceline.lab.predict.from_run import (
+    MeasuredStep,
+    build_step_model,
+    check_same_recipe,
+    predict_from_run,
+    read_measured_step,
+)
 from paceline.lab.predict.network import build_network
 from paceline.lab.predict.points import PredictionRequest, read_points
-from paceline.lab.predict.step import MeasuredStep, check_same_recipe, read_measured_step
 from paceline.report.prediction_page import describe_efficiency
 
 DEFAULT_RANKS: Final = "8,16,32,64,128,256,512,1024,2048,4096"
@@ -66,7 +71,7 @@ def predict_run(
     refuse_invalid_numbers({"--fixed-s": fixed_s, "--alpha-us": alpha_us}, allow_zero=True)
     step = read_measured_step(run, ranks_per_node=ranks_per_node)
     if fixed_s is not None:
-        step = step.with_fixed(fixed_s)
+        step = dataclasses.replace(step, fixed_s=fixed_s)
     request = PredictionRequest(
         at=parse_ranks(at),
         ranks_per_node=ranks_per_node,

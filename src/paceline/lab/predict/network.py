@@ -4,15 +4,16 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
 from statistics import NormalDist
 from typing import Final, Literal
 
+import numpy as np
 from pydantic import Field, ValidationError
 
-from paceline.core.errors import RecipeError
+from paceline.core.errors import RecipeError, suggest_similar
 from paceline.core.result_model import ResultModel
+from paceline.core.statistics import NORMAL_QUANTILE
 from paceline.core.units import number
 
 _QUANTILE: Final = 0.975
@@ -103,25 +104,21 @@ def _fit_line(times: Sequence[AllReduceTiming]) -> tuple[float, float, float]:
     """Return a and b of T = a + b x by least squares of (a + b x) / T - 1, and the 95 % error of b."""
     from scipy.special import stdtrit  # type: ignore[import-untyped]  # loading it takes a tenth of a second
 
-    ones = [1 / each.median_s for each in times]
-    slopes = [each.bytes / each.median_s for each in times]
-    aa, bb = (math.fsum(each * each for each in weights) for weights in (ones, slopes))
-    ab = math.fsum(one * slope for one, slope in zip(ones, slopes, strict=True))
-    determinant = aa * bb - ab * ab
-    # Influence of each size on b, which is linear in T, relative to its own time.
-    influence = [(aa * slope - ab * one) / determinant for one, slope in zip(ones, slopes, strict=True)]
-    fixed = (math.fsum(ones) * bb - math.fsum(slopes) * ab) / determinant
-    variance, freedom = aa / determinant, len(times) - 2
-    if fixed < 0 or math.fsum(influence) <= 0:  # at the bound a = 0 the best fit is b alone
-        fixed, influence, variance, freedom = 0.0, [slope / bb for slope in slopes], 1 / bb, len(times) - 1
-    per_byte = math.fsum(influence)
-    residual = math.fsum((fixed * one + per_byte * slope - 1) ** 2 for one, slope in zip(ones, slopes, strict=True))
-    residual_error = float(stdtrit(freedom, _QUANTILE)) * math.sqrt(residual / freedom * variance) if freedom else 0.0
-    relative_scatter = [(each.p90_s - each.p10_s) / _P10_TO_P90_SIGMAS / each.median_s for each in times]
-    scatter = NormalDist().inv_cdf(_QUANTILE) * math.hypot(
-        *(a * b for a, b in zip(influence, relative_scatter, strict=True))
-    )
-    return fixed, per_byte, math.hypot(residual_error, scatter)
+    medians = np.array([each.median_s for each in times])
+    columns = np.array([[1.0, each.bytes] for each in times]) / medians[:, None]
+    # The pseudoinverse has the influence of each size on a and b, which are linear in T, relative to its own time.
+    inverse = np.linalg.pinv(columns)
+    if (inverse.sum(axis=1) <= 0).any():  # at the bound a = 0 the best fit is b alone
+        columns = columns[:, 1:]
+        inverse = np.linalg.pinv(columns)
+    fitted, influence, freedom = inverse.sum(axis=1), inverse[-1], len(times) - len(inverse)
+    error = 0.0
+    if freedom:
+        residual = float(np.square(columns @ fitted - 1).sum()) / freedom
+        error = float(stdtrit(freedom, _QUANTILE)) * math.sqrt(residual * np.square(influence).sum())
+    relative_scatter = np.array([each.p90_s - each.p10_s for each in times]) / _P10_TO_P90_SIGMAS / medians
+    scatter = NORMAL_QUANTILE * float(np.linalg.norm(influence * relative_scatter))
+    return float(fitted[0]) if len(fitted) > 1 else 0.0, float(fitted[-1]), math.hypot(error, scatter)
 
 
 @dataclass(frozen=True)
@@ -158,8 +155,8 @@ class NetworkModel:
     collective: Literal["ring", "best"] = "best"
     spans_nodes: bool = True
 
-    def with_bandwidth(self, which: Literal["low", "high"]) -> "NetworkModel":
-        """Return the network at the lowest, or highest, bandwidth of its links."""
+    def with_bandwidth(self, which: str) -> "NetworkModel":
+        """Return the network at the `low`, or `high`, bandwidth of its links."""
         inside, between = (
             replace(each, bytes_per_s=getattr(each, which)) for each in (self.intra_node, self.inter_node)
         )
@@ -177,47 +174,27 @@ def _build_link(name: str, alpha_us: float, low: float, typical: float, high: fl
     return Link(name, alpha_us * MICRO, typical * GIGA, low * GIGA, high * GIGA, source)
 
 
-# Observed rates of collectives, not nominal ones; measure your own with `paceline scale --collective`.
-INTRA_NODE_LINKS: Final = {
-    each.name: each
-    for each in (
-        _build_link(
-            "nvlink4",
-            _NVLINK_HOP_US,
-            340,
-            370,
-            480,
-            f"H200, 8 GPUs; 475-480 with NVLS: {_NCCL_TESTS_ISSUES}/272 and 212",
-        ),
-        _build_link("nvlink3", _NVLINK_HOP_US, 210, 232, 240, f"A100, 8 GPUs: {_NCCL_TESTS_ISSUES}/175"),
-        _build_link("nvlink2", _NVLINK_HOP_US, 100, 125, 135, "V100, 8 GPUs: from memory"),
-        _build_link("pcie4", 5.0, 10, 20, 25, "x16 without NVLink: from memory"),
-    )
-}
-INTER_NODE_LINKS: Final = {
-    each.name: each
-    for each in (
-        _build_link(
-            "ndr",
-            _INFINIBAND_HOP_US,
-            28,
-            47,
-            48,
-            f"46-48 an adapter: {_NCCL_TESTS_ISSUES}/290; 28 set up badly: {_NCCL_ISSUES}/2409",
-        ),
-        _build_link(
-            "hdr", _INFINIBAND_HOP_US, 15, 24, 24.5, f"24, or 15-16 without GPUDirect: {_NCCL_ISSUES}/412 and 1576"
-        ),
-        _build_link(
-            "edr", _INFINIBAND_HOP_US, 9, 11, 12, "102 MB in 9.3 ms, fitted to Oneflow-Inc/DLPerf on V100 nodes"
-        ),
-        _build_link("100gbe", _TCP_HOP_US, 7, 11, 11.8, "from memory"),
-        _build_link("25gbe", _TCP_HOP_US, 2.2, 2.7, 2.95, "from memory"),
-        _build_link(
-            "10gbe", _TCP_HOP_US, 0.9, 1.1, 1.18, "94 % of the line are bytes of messages: headers of 1,538 bytes"
-        ),
-    )
-}
+# Name, microseconds per hop, and lowest, typical and highest GB/s: observed rates of collectives, not nominal ones.
+# Measure your own with `paceline scale --collective`.
+_INTRA_NODE_ROWS: Final = (
+    ("nvlink4", _NVLINK_HOP_US, 340, 370, 480, f"H200, 8 GPUs; 475-480 with NVLS: {_NCCL_TESTS_ISSUES}/272 and 212"),
+    ("nvlink3", _NVLINK_HOP_US, 210, 232, 240, f"A100, 8 GPUs: {_NCCL_TESTS_ISSUES}/175"),
+    ("nvlink2", _NVLINK_HOP_US, 100, 125, 135, "V100, 8 GPUs: from memory"),
+    ("pcie4", 5.0, 10, 20, 25, "x16 without NVLink: from memory"),
+)
+_NDR_SOURCE: Final = f"46-48 an adapter: {_NCCL_TESTS_ISSUES}/290; 28 set up badly: {_NCCL_ISSUES}/2409"
+_HDR_SOURCE: Final = f"24, or 15-16 without GPUDirect: {_NCCL_ISSUES}/412 and 1576"
+_EDR_SOURCE: Final = "102 MB in 9.3 ms, fitted to Oneflow-Inc/DLPerf on V100 nodes"
+_INTER_NODE_ROWS: Final = (
+    ("ndr", _INFINIBAND_HOP_US, 28, 47, 48, _NDR_SOURCE),
+    ("hdr", _INFINIBAND_HOP_US, 15, 24, 24.5, _HDR_SOURCE),
+    ("edr", _INFINIBAND_HOP_US, 9, 11, 12, _EDR_SOURCE),
+    ("100gbe", _TCP_HOP_US, 7, 11, 11.8, "from memory"),
+    ("25gbe", _TCP_HOP_US, 2.2, 2.7, 2.95, "from memory"),
+    ("10gbe", _TCP_HOP_US, 0.9, 1.1, 1.18, "94 % of the line are bytes of messages: headers of 1,538 bytes"),
+)
+INTRA_NODE_LINKS: Final = {row[0]: _build_link(*row) for row in _INTRA_NODE_ROWS}
+INTER_NODE_LINKS: Final = {row[0]: _build_link(*row) for row in _INTER_NODE_ROWS}
 _CUSTOM_LINK: Final = _build_link(_CUSTOM_NAME, _TCP_HOP_US, 1, 1, 1, "given")
 """A link between nodes whose bandwidth, and perhaps latency, the user sets."""
 
@@ -288,9 +265,8 @@ def _find_inter_node_link(name: str, ranks_per_node: int) -> tuple[Link, str]:
 
 
 def _unknown_network_error(name: str, known: tuple[str, ...]) -> RecipeError:
-    near = get_close_matches(name, known, n=1)
-    fix = f"did you mean {near[0]}?" if near else f"use one of {', '.join(known)}, or set --gigabytes-per-s"
-    return RecipeError(f"--network: {name!r} is unknown ({fix})")
+    fix = suggest_similar(name, known) or f" (use one of {', '.join(known)}, or set --gigabytes-per-s)"
+    return RecipeError(f"--network: {name!r} is unknown{fix}")
 
 
 def ring_time_s(num_bytes: float, ranks: int, link: Link) -> float:

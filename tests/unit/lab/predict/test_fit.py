@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from paceline.lab.predict.fit import ALTERNATIVES, TWO_LEVELS, ScalingFormula, fit_formula, solve_coefficients
+from paceline.lab.predict.from_points import ALTERNATIVES, TWO_LEVELS, ScalingFormula, fit_formula, solve_coefficients
 from paceline.lab.predict.points import ScalingPoint
 
 TRUE = {"t_s": 0.0016, "c1_s": 0.0127, "c2_s": 0.0048, "f_s": 86.0}

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.lab.predict.fit import MIN_NOISE, TWO_LEVELS, compute_bounds, estimate_noise, fit_formula
+from paceline.lab.predict.from_points import MIN_NOISE, TWO_LEVELS, compute_bounds, estimate_noise, fit_formula
 from paceline.lab.predict.points import ScalingPoint
 
 ONE_NODE = [ScalingPoint(ranks, 1, 128, 1e6, 1e6 / ranks * 0.002 + 30) for ranks in (1, 2, 4, 8)]
@@ -20,10 +20,10 @@ def width(points: Sequence[ScalingPoint], ranks: int, nodes: int) -> float:
     """Return the upper bound over the lower one."""
     chosen = fit_formula(TWO_LEVELS, points)
     target = ScalingPoint(ranks, nodes, 128, 1e6, 1.0)
-    (bounds,) = compute_bounds(chosen, points, [target], has_fixed=True)
+    ((low_s, high_s),) = compute_bounds(chosen, points, [target])
     said = float(chosen.predict_times([target])[0])
-    assert 0 < bounds.low_s <= said <= bounds.high_s
-    return bounds.high_s / bounds.low_s
+    assert 0 < low_s <= said <= high_s
+    return high_s / low_s
 
 
 def test_bounds_are_the_same_each_time() -> None:
@@ -42,15 +42,15 @@ def test_further_away_less_is_known() -> None:
 def test_nodes_that_no_point_has_widen_the_bounds_upwards_only() -> None:
     chosen = fit_formula(TWO_LEVELS, ONE_NODE)
     on_one, on_two = (ScalingPoint(16, nodes, 128, 1e6, 1.0) for nodes in (1, 2))
-    one, two = compute_bounds(chosen, ONE_NODE, [on_one, on_two], has_fixed=True)
-    assert two.high_s > 1.05 * one.high_s
-    assert two.low_s >= one.low_s
+    (low_s, high_s), (low_on_two_s, high_on_two_s) = compute_bounds(chosen, ONE_NODE, [on_one, on_two])
+    assert high_on_two_s > 1.05 * high_s
+    assert low_on_two_s >= low_s
 
 
 def test_points_that_contradict_one_another_widen_the_bounds() -> None:
     contradicting = [*TWO_NODES, *(replace(point, time_s=1.5 * point.time_s) for point in TWO_NODES)]
     chosen = fit_formula(TWO_LEVELS, contradicting)
-    noise = estimate_noise(chosen, contradicting, has_fixed=True)
+    noise = estimate_noise(chosen, contradicting)
     # Half of the points lie a factor of sqrt(1.5) above the middle and half below: 0.2 in the logarithm, and what a
     # term takes of the freedom on top.
     assert 0.2 < noise < 0.4
@@ -58,7 +58,7 @@ def test_points_that_contradict_one_another_widen_the_bounds() -> None:
 
 
 def test_points_on_the_formula_scatter_by_what_is_assumed() -> None:
-    assert estimate_noise(fit_formula(TWO_LEVELS, ONE_NODE), ONE_NODE, has_fixed=True) == MIN_NOISE
+    assert estimate_noise(fit_formula(TWO_LEVELS, ONE_NODE), ONE_NODE) == MIN_NOISE
 
 
 @pytest.mark.parametrize("points", [ONE_NODE[:1], ONE_NODE[2:3], ONE_NODE[:1] * 3, ONE_NODE[1:3]])

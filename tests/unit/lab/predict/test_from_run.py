@@ -15,19 +15,17 @@ from paceline.lab.predict.from_run import (
     DATA_PART,
     OVERHEAD_PART,
     STRAGGLERS_PART,
-    build_step_model,
-    predict_from_run,
-)
-from paceline.lab.predict.network import Link, NetworkModel, build_network
-from paceline.lab.predict.points import PredictionRequest
-from paceline.lab.predict.step import (
     GradientBucket,
     MeasuredStep,
     assume_buckets,
+    build_step_model,
     check_same_recipe,
     expected_lateness,
+    predict_from_run,
     read_measured_step,
 )
+from paceline.lab.predict.network import Link, NetworkModel, build_network
+from paceline.lab.predict.points import PredictionRequest
 from paceline.lab.trial import write_recipe
 from paceline.recipe.load import Patch, load
 

@@ -154,9 +154,9 @@ def test_users_give_latency_and_bandwidth_of_their_own():
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("ndrr", "did you mean ndr?"),
+        ("ndrr", "did you mean 'ndr'?"),
         ("0xndr", "is unknown"),
-        ("nvlnk4+ndr", "did you mean nvlink4?"),
+        ("nvlnk4+ndr", "did you mean 'nvlink4'?"),
         (None, "is not set"),
         ("missing.json", "cannot be read"),
     ],

@@ -3,7 +3,7 @@
 import pytest
 
 from paceline.core.results import BucketResult
-from paceline.lab.predict.step import GradientBucket, assume_buckets, compute_exposed_s, convert_buckets
+from paceline.lab.predict.from_run import GradientBucket, assume_buckets, compute_exposed_s, convert_buckets
 
 
 def a_second_a_byte(num_bytes: int) -> float:
