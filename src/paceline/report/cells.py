@@ -13,6 +13,7 @@ from paceline.report.document import Paragraph, TableCell
 from paceline.report.text import clean_text, finite_or_none, format_time
 
 EMPTY_CELL: Final = TableCell("")
+Quantity = Interval | float | None
 _MAX_SENTENCE_CHARS: Final = 400
 # What a process does outside its counted steps, and time that no stage covers.
 _PROCESS_PARTS: Final = {
@@ -30,49 +31,114 @@ def text_cell(value: object, longest: int = 160) -> TableCell:
     return TableCell(clean_text(value, longest))
 
 
-def count_cell(value: float) -> TableCell:
+def sentence_cell(text: str | None) -> TableCell:
+    """Return untrusted text of a sentence or two."""
+    return TableCell(clean_text(text or "", _MAX_SENTENCE_CHARS))
+
+
+def patch_cell(patch: Sequence[str], nothing: str = "") -> TableCell:
+    """Return overrides as code to paste, or `nothing`."""
+    text = shlex.join(patch)
+    return TableCell(clean_text(text, _MAX_SENTENCE_CHARS), is_code=True) if text else TableCell(nothing)
+
+
+# A quantity is a number, an interval, whose bounds are the note of its cell, or None, whose cell is empty.
+
+
+def count_cell(value: Quantity) -> TableCell:
     """Return a count in full."""
-    return TableCell(f"{value:,.0f}", value)
+    return _quantity_cell(value, "{:,.0f}".format)
 
 
-def number_cell(value: float | None) -> TableCell:
+def number_cell(value: Quantity) -> TableCell:
     """Return a number with at least three significant digits."""
-    return TableCell("") if value is None else TableCell(number(value), value)
+    return _quantity_cell(value, number)
 
 
-def loss_cell(value: float | None) -> TableCell:
+def rate_cell(value: Quantity) -> TableCell:
+    """Return images/s: `1,234`, `1,200 to 1,260`."""
+    return _quantity_cell(value, format_rate)
+
+
+def ratio_cell(value: Quantity) -> TableCell:
+    """Return a ratio: `1.23x`, `1.19 to 1.28`."""
+    return _quantity_cell(value, "{:,.2f}x".format, "{:,.2f}".format)
+
+
+def change_cell(value: Quantity) -> TableCell:
+    """Return a relative difference: `-0.31 %`, `-1.12 to +0.50`."""
+    return _quantity_cell(value, lambda each: f"{100 * each:+.2f} %", _format_change)
+
+
+def points_cell(value: Quantity) -> TableCell:
+    """Return a difference of accuracies: `-0.31 points`, `-1.12 to +0.50`."""
+    return _quantity_cell(value, lambda each: f"{100 * each:+.2f} points", _format_change)
+
+
+def loss_cell(value: Quantity) -> TableCell:
     """Return a loss with four decimals."""
-    return TableCell("") if value is None else TableCell(f"{value:,.4f}", value)
+    return _quantity_cell(value, "{:,.4f}".format)
 
 
-def seconds_cell(value: float) -> TableCell:
+def seconds_cell(value_s: Quantity) -> TableCell:
     """Return a duration in the unit that fits."""
-    return TableCell(seconds(value), value)
+    return _quantity_cell(value_s, seconds)
 
 
-def milliseconds_cell(value_s: float) -> TableCell:
+def milliseconds_cell(value_s: Quantity) -> TableCell:
     """Return a duration in milliseconds."""
-    return TableCell(milliseconds(value_s), value_s)
+    return _quantity_cell(value_s, milliseconds)
 
 
-def share_cell(value: float, *, bar: bool = False) -> TableCell:
-    """Return a share (0 to 1) as a percentage."""
-    return TableCell(share(value), value, bar=min(1.0, max(0.0, value)) if bar else None)
+def share_cell(value: Quantity, *, bar: bool = False) -> TableCell:
+    """Return a share (0 to 1) as a percentage: `93.1 %`, `92.0 to 94.2`."""
+    return _quantity_cell(value, share, lambda each: f"{100 * each:.1f}", bar=bar)
 
 
-def accuracy_cell(value: float | None, *, bar: bool = False) -> TableCell:
-    """Return an accuracy (0 to 1) as a percentage."""
-    return TableCell("") if value is None else TableCell(accuracy(value), value, bar=value if bar else None)
+def accuracy_cell(value: Quantity, *, bar: bool = False) -> TableCell:
+    """Return an accuracy (0 to 1) as a percentage: `93.12 %`, `92.95 to 93.29`."""
+    return _quantity_cell(value, accuracy, lambda each: f"{100 * each:.2f}", bar=bar)
 
 
-def bytes_cell(value: float) -> TableCell:
+def bytes_cell(value: Quantity) -> TableCell:
     """Return a size in the unit that fits."""
-    return TableCell(size(value), value)
+    return _quantity_cell(value, size)
 
 
-def time_cell(unix_s: float | None) -> TableCell:
+def time_cell(unix_s: Quantity) -> TableCell:
     """Return a Unix time as date and time of day."""
-    return TableCell("") if unix_s is None else TableCell(format_time(unix_s), unix_s)
+    return _quantity_cell(unix_s, format_time)
+
+
+def _quantity_cell(
+    quantity: Quantity,
+    format_value: Callable[[float], str],
+    format_bound: Callable[[float], str] | None = None,
+    *,
+    bar: bool = False,
+) -> TableCell:
+    if quantity is None:
+        return EMPTY_CELL
+    interval = quantity if isinstance(quantity, Interval) else Interval.model_construct(value=quantity)
+    value, length = interval.value, min(1.0, max(0.0, interval.value)) if bar else None
+    return TableCell(format_value(value), value, bar=length, note=format_bounds(interval, format_bound or format_value))
+
+
+def format_bounds(interval: Interval, format_bound: Callable[[float], str]) -> str:
+    """Return `1,200 to 1,260`, or "" for an interval without bounds."""
+    if interval.low is None or interval.high is None:
+        return ""
+    return f"{format_bound(interval.low)} to {format_bound(interval.high)}"
+
+
+def format_rate(images_per_s: float) -> str:
+    """Return images/s as text with at least three digits."""
+    # Decimals of a rate above 1000 are noise.
+    return f"{images_per_s:,.0f}" if images_per_s >= 1000 else number(images_per_s)
+
+
+def _format_change(change: float) -> str:
+    return f"{100 * change:+.2f}"
 
 
 def missing_paragraph(sentence: str) -> Paragraph:
@@ -97,109 +163,6 @@ def value_cell(key: str, value: Any) -> TableCell:
     if isinstance(value, dict | list):
         return text_cell(json.dumps(value), 300)
     return text_cell("unknown" if value == "" else value, 300)
-
-
-def rate_interval_cell(interval: Interval | None) -> TableCell:
-    """Return images/s: `1,234`, `1,200 to 1,260`."""
-    if interval is None:
-        return EMPTY_CELL
-    return TableCell(format_rate(interval.value), interval.value, note=_interval_note(interval, format_rate))
-
-
-def ratio_interval_cell(interval: Interval | None) -> TableCell:
-    """Return a ratio: `1.23x`, `1.19 to 1.28`."""
-    if interval is None:
-        return EMPTY_CELL
-    return TableCell(
-        f"{interval.value:,.2f}x", interval.value, note=_interval_note(interval, lambda each: f"{each:,.2f}")
-    )
-
-
-def change_interval_cell(interval: Interval | None) -> TableCell:
-    """Return a relative difference: `-0.3 %`, `-1.1 to +0.5`."""
-    if interval is None:
-        return EMPTY_CELL
-    return TableCell(
-        f"{100 * interval.value:+.2f} %",
-        interval.value,
-        note=_interval_note(interval, lambda each: f"{100 * each:+.2f}"),
-    )
-
-
-def share_interval_cell(interval: Interval | None) -> TableCell:
-    """Return a share: `93.1 %`, `92.0 to 94.2`."""
-    if interval is None:
-        return EMPTY_CELL
-    return TableCell(
-        share(interval.value), interval.value, note=_interval_note(interval, lambda each: f"{100 * each:.1f}")
-    )
-
-
-def accuracy_interval_cell(interval: Interval | None) -> TableCell:
-    """Return an accuracy: `93.12 %`, `92.95 to 93.29`."""
-    if interval is None:
-        return EMPTY_CELL
-    return TableCell(
-        accuracy(interval.value), interval.value, note=_interval_note(interval, lambda each: f"{100 * each:.2f}")
-    )
-
-
-def points_interval_cell(interval: Interval | None) -> TableCell:
-    """Return a difference of accuracies: `-0.31 points`, `-1.12 to +0.50`."""
-    if interval is None:
-        return EMPTY_CELL
-    return TableCell(
-        f"{100 * interval.value:+.2f} points",
-        interval.value,
-        note=_interval_note(interval, lambda each: f"{100 * each:+.2f}"),
-    )
-
-
-def seconds_interval_cell(interval: Interval | None) -> TableCell:
-    """Return a duration: `12.3 s`, `11.9 s to 12.7 s`."""
-    if interval is None:
-        return EMPTY_CELL
-    return TableCell(seconds(interval.value), interval.value, note=_interval_note(interval, seconds))
-
-
-def number_interval_cell(interval: Interval | None) -> TableCell:
-    """Return any other number: `12.3`, `11.9 to 12.7`."""
-    if interval is None:
-        return EMPTY_CELL
-    return TableCell(number(interval.value), interval.value, note=_interval_note(interval, number))
-
-
-def format_rate(images_per_s: float) -> str:
-    """Return images/s as text with at least three digits."""
-    # Decimals of a rate above 1000 are noise.
-    return f"{images_per_s:,.0f}" if images_per_s >= 1000 else number(images_per_s)
-
-
-def patch_cell(patch: Sequence[str], nothing: str = "") -> TableCell:
-    """Return overrides as code to paste, or `nothing`."""
-    text = shlex.join(patch)
-    return TableCell(clean_text(text, _MAX_SENTENCE_CHARS), is_code=True) if text else TableCell(nothing)
-
-
-def sentence_cell(text: str) -> TableCell:
-    """Return untrusted text of a sentence or two."""
-    return TableCell(clean_text(text, _MAX_SENTENCE_CHARS))
-
-
-def optional_seconds_cell(value_s: float | None) -> TableCell:
-    """Return a duration."""
-    return EMPTY_CELL if value_s is None else TableCell(seconds(value_s), value_s)
-
-
-def optional_share_cell(value: float | None) -> TableCell:
-    """Return a share (0 to 1)."""
-    return EMPTY_CELL if value is None else TableCell(share(value), value)
-
-
-def _interval_note(interval: Interval, format_bound: Callable[[float], str]) -> str:
-    if interval.low is None or interval.high is None:
-        return ""
-    return f"{format_bound(interval.low)} to {format_bound(interval.high)}"
 
 
 @dataclass(frozen=True)

@@ -306,13 +306,13 @@ def reaching_cells(group_result: GroupResult, is_first: bool) -> list[TableCell]
     ratios = [_REFERENCE_RATIO] * 3
     if not is_first:
         ratios = [
-            cells.ratio_interval_cell(_without_trivial_bounds(each))
+            cells.ratio_cell(_without_trivial_bounds(each))
             for each in (group_result.speedup, group_result.hardware, group_result.statistical)
         ]
         ratios[1] = _with_cause(ratios[1], shown_speed_cause(group_result))
     took = [
-        cells.seconds_interval_cell(_without_trivial_bounds(group_result.to_target_s)),
-        cells.number_interval_cell(_without_trivial_bounds(group_result.to_target_epochs)),
+        cells.seconds_cell(_without_trivial_bounds(group_result.to_target_s)),
+        cells.number_cell(_without_trivial_bounds(group_result.to_target_epochs)),
     ]
     return [TableCell(group_result.name), reached, *took, *ratios]
 
@@ -321,12 +321,12 @@ def ending_cells(group_result: GroupResult, is_first: bool) -> list[TableCell]:
     """Return name, last and best accuracy, loss, gap to the first, throughput and hours."""
     return [
         TableCell(group_result.name),
-        cells.accuracy_interval_cell(_without_trivial_bounds(group_result.accuracy)),
-        cells.accuracy_interval_cell(_without_trivial_bounds(group_result.best)),
+        cells.accuracy_cell(_without_trivial_bounds(group_result.accuracy)),
+        cells.accuracy_cell(_without_trivial_bounds(group_result.best)),
         _loss_cell(_without_trivial_bounds(group_result.loss)),
         TableCell("the first") if is_first else _gap_cell(group_result),
-        cells.rate_interval_cell(_without_trivial_bounds(group_result.images_per_s)),
-        cells.number_interval_cell(_without_trivial_bounds(group_result.gpu_hours)),
+        cells.rate_cell(_without_trivial_bounds(group_result.images_per_s)),
+        cells.number_cell(_without_trivial_bounds(group_result.gpu_hours)),
     ]
 
 
@@ -409,7 +409,7 @@ def _runs_table(result: CompareResult) -> Table:
             cells.accuracy_cell(run.accuracy),
             cells.accuracy_cell(run.best),
             cells.loss_cell(run.loss),
-            cells.optional_seconds_cell(run.to_target_s),
+            cells.seconds_cell(run.to_target_s),
             cells.number_cell(run.images_per_s),
         ]
         for number, run in ((index + 1, run) for index in result.ranked_indices for run in result.groups[index].runs)

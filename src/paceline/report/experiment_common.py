@@ -204,7 +204,7 @@ def parity_cells(parity: ParityResult) -> list[TableCell]:
     return [
         cells.loss_cell(parity.loss_below),
         cells.loss_cell(parity.loss),
-        cells.change_interval_cell(parity.gap),
+        cells.change_cell(parity.gap),
         cells.share_cell(parity.tolerance),
         cells.text_cell(parity.verdict),
         cells.sentence_cell(parity.why),

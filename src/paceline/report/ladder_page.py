@@ -156,10 +156,10 @@ def _rungs_section(result: LadderResult) -> PageSection:
         [
             cells.sentence_cell(rung.name),
             *([_ranks_cell(rung)] if has_ranks else []),
-            cells.rate_interval_cell(rung.images_per_s),
+            cells.rate_cell(rung.images_per_s),
             *_time_cells(result, rung),
-            cells.ratio_interval_cell(rung.over_below),
-            cells.ratio_interval_cell(rung.over_first),
+            cells.ratio_cell(rung.over_below),
+            cells.ratio_cell(rung.over_first),
             rung_outcome(rung),
         ]
         for rung in result.rungs
@@ -266,9 +266,9 @@ def _costs_section(result: LadderResult) -> PageSection:
             cells.sentence_cell(rung.name),
             _bytes_cell(rung.host_bytes),
             *([_bytes_cell(rung.device_bytes)] if has_gpu else []),
-            cells.optional_seconds_cell(rung.startup_s),
-            cells.optional_seconds_cell(rung.compile_s or None),
-            cells.optional_seconds_cell(rung.prepare_s or None),
+            cells.seconds_cell(rung.startup_s),
+            cells.seconds_cell(rung.compile_s or None),
+            cells.seconds_cell(rung.prepare_s or None),
         ]
         for rung in result.rungs
         if rung.startup_s is not None or rung.host_bytes is not None
@@ -296,7 +296,7 @@ def _time_columns(result: LadderResult) -> list[TableColumn]:
 
 def _time_cells(result: LadderResult, rung: RungResult) -> list[TableCell]:
     times = {"per epoch": rung.epoch_s, count(result.steps, "step"): rung.steps_s}
-    return [cells.optional_seconds_cell(times[column.title]) for column in _time_columns(result)]
+    return [cells.seconds_cell(times[column.title]) for column in _time_columns(result)]
 
 
 def _rung_row(result: LadderResult, rung: RungResult) -> list[TableCell]:
@@ -304,12 +304,12 @@ def _rung_row(result: LadderResult, rung: RungResult) -> list[TableCell]:
         cells.sentence_cell(rung.name),
         cells.patch_cell(rung.patch, "the recipe"),
         *([_ranks_cell(rung)] if _ranks_differ(result) else []),
-        cells.rate_interval_cell(rung.images_per_s),
+        cells.rate_cell(rung.images_per_s),
         *_time_cells(result, rung),
-        cells.ratio_interval_cell(rung.over_below),
-        cells.ratio_interval_cell(rung.over_first),
+        cells.ratio_cell(rung.over_below),
+        cells.ratio_cell(rung.over_first),
         _bytes_cell(rung.device_bytes if rung.device_bytes is not None else rung.host_bytes),
-        cells.optional_seconds_cell(rung.startup_s),
+        cells.seconds_cell(rung.startup_s),
         cells.sentence_cell(rung.parity.verdict if rung.parity else ""),
         rung_outcome(rung),
     ]

@@ -236,7 +236,7 @@ def _parts_section(result: PredictionResult) -> PageSection | None:
     legend = [(clean_text(display_name(name)), colours[name]) for name in names]
     titles = ["ranks", *map(display_name, names)]
     table = [
-        [cells.count_cell(each.ranks), *(cells.optional_seconds_cell(each.parts.get(name)) for name in names)]
+        [cells.count_cell(each.ranks), *(cells.seconds_cell(each.parts.get(name)) for name in names)]
         for each in result.predictions
     ]
     bars = BarChart("Parts of the predicted time", rows, legend, "shares of each prediction")
@@ -309,7 +309,7 @@ def _measured_row(
 
 def _speedup_cells(each: MeasuredPoint | Predicted) -> list[TableCell]:
     speedup = cells.EMPTY_CELL if each.speedup is None else TableCell(f"{each.speedup:,.2f}x", each.speedup)
-    return [speedup, cells.optional_share_cell(each.efficiency)]
+    return [speedup, cells.share_cell(each.efficiency)]
 
 
 def _run_share_cell(part_s: float | None, time_s: float) -> TableCell:

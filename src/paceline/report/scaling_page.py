@@ -159,11 +159,11 @@ def _waiting_section(result: ScaleResult) -> PageSection | None:
     rows = [
         [
             cells.count_cell(point.ranks),
-            cells.optional_seconds_cell(point.step_s),
-            *([cells.optional_seconds_cell(point.steps_s)] if has_steps else []),
-            cells.optional_seconds_cell(point.exposed_s),
-            cells.optional_seconds_cell(point.startup_s),
-            cells.optional_seconds_cell(point.wall_s),
+            cells.seconds_cell(point.step_s),
+            *([cells.seconds_cell(point.steps_s)] if has_steps else []),
+            cells.seconds_cell(point.exposed_s),
+            cells.seconds_cell(point.startup_s),
+            cells.seconds_cell(point.wall_s),
             cells.sentence_cell(point.bottleneck),
         ]
         for point in result.points
@@ -247,7 +247,7 @@ def _interval_suffix(interval: Interval, format_bound: Callable[[float], str]) -
 
 
 def _ranks_row(result: ScaleResult, point: ScalePoint) -> list[TableCell]:
-    efficiency, speedup = cells.share_interval_cell(point.efficiency), cells.ratio_interval_cell(point.speedup)
+    efficiency, speedup = cells.share_cell(point.efficiency), cells.ratio_cell(point.speedup)
     if point is result.base:  # exact by definition
         efficiency, speedup = TableCell("100 %"), TableCell(f"{point.ranks:.2f}x")
     return [
@@ -255,17 +255,13 @@ def _ranks_row(result: ScaleResult, point: ScalePoint) -> list[TableCell]:
         cells.count_cell(point.nodes),
         cells.count_cell(point.batch_size),
         cells.count_cell(point.rank_batch),
-        cells.rate_interval_cell(point.images_per_s),
-        *([cells.optional_seconds_cell(point.epoch_s)] if _has_epoch(result) else []),
+        cells.rate_cell(point.images_per_s),
+        *([cells.seconds_cell(point.epoch_s)] if _has_epoch(result) else []),
         speedup,
         efficiency,
-        cells.optional_share_cell(point.exposed_share),
-        cells.optional_share_cell(point.straggler_share),
-        *(
-            [cells.accuracy_interval_cell(point.top1), cells.points_interval_cell(point.top1_gap)]
-            if _has_accuracy(result)
-            else []
-        ),
+        cells.share_cell(point.exposed_share),
+        cells.share_cell(point.straggler_share),
+        *([cells.accuracy_cell(point.top1), cells.points_cell(point.top1_gap)] if _has_accuracy(result) else []),
         cells.sentence_cell(point.error or result.note(point) or point.bottleneck),
     ]
 
@@ -288,7 +284,7 @@ def batch_table(result: ScaleResult) -> Table:
     rows = [
         [
             *_batch_row(point, has_target=has_target),
-            *([cells.optional_seconds_cell(point.epoch_s)] if has_epoch else []),
+            *([cells.seconds_cell(point.epoch_s)] if has_epoch else []),
             *([cells.sentence_cell(note)] if any(notes) else []),
         ]
         for point, note in zip(result.batches, notes, strict=True)
@@ -413,15 +409,15 @@ def _policy_lines(batches: Sequence[BatchPoint], read: Callable[[BatchPoint], In
 def _batch_row(point: BatchPoint, *, has_target: bool) -> list[TableCell]:
     reaching = [
         TableCell(f"{point.reached} of {point.seeds}", point.reached),
-        cells.seconds_interval_cell(point.to_target_s),
-        cells.number_interval_cell(point.to_target_epochs),
+        cells.seconds_cell(point.to_target_s),
+        cells.number_cell(point.to_target_epochs),
     ]
     return [
         cells.count_cell(point.batch_size),
         cells.sentence_cell(point.warmup),
         cells.sentence_cell(point.lr_rule),
         TableCell(number(point.lr), point.lr),
-        cells.accuracy_interval_cell(point.top1),
+        cells.accuracy_cell(point.top1),
         *(reaching if has_target else []),
-        cells.rate_interval_cell(point.images_per_s),
+        cells.rate_cell(point.images_per_s),
     ]

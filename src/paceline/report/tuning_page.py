@@ -178,8 +178,8 @@ def _tried_row(tried: TriedResult) -> list[TableCell]:
         cells.sentence_cell(tried.name),
         cells.patch_cell(tried.patch, "nothing"),
         cells.sentence_cell(tried.over),
-        cells.rate_interval_cell(None if tried.images_per_s is None else Interval(value=tried.images_per_s)),
-        cells.ratio_interval_cell(tried.ratio),
+        cells.rate_cell(None if tried.images_per_s is None else Interval(value=tried.images_per_s)),
+        cells.ratio_cell(tried.ratio),
         cells.count_cell(tried.steps),
         cells.count_cell(tried.trials),
         tried_outcome(tried),
@@ -346,10 +346,10 @@ def _sweep_row(point: SweepPoint) -> list[TableCell]:
     best = "fastest" if point.is_fastest else ""
     return [
         cells.text_cell(point.value),
-        cells.rate_interval_cell(rate),
+        cells.rate_cell(rate),
         TableCell(_format_spread(point)),
         _optional_milliseconds_cell(point.step_s),
         _optional_milliseconds_cell(point.data_wait_s),
-        cells.optional_seconds_cell(point.epoch_s),
+        cells.seconds_cell(point.epoch_s),
         cells.sentence_cell(point.error or ", ".join(filter(None, (best, point.bottleneck)))),
     ]
