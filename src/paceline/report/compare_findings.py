@@ -9,7 +9,7 @@ from paceline.core.setting_effects import changes_result_only
 from paceline.core.statistics import Interval, TargetCriterion
 from paceline.core.units import accuracy, count, join_few, number, seconds
 from paceline.report.compare_model import ComparedRun, EvalPoint, GroupResult, SpeedCause, TargetOrigin
-from paceline.report.settings import describe_mixed_code, describe_other_code, find_differing_settings, format_setting
+from paceline.report.settings import find_differing_settings, format_setting
 
 _REACHED_SUFFIX: Final = " that reached the target"
 _EVALUATED_SUFFIX: Final = " that was evaluated"
@@ -236,7 +236,6 @@ def build_notes(
     yield from _patience_notes(target, runs)
     yield from _data_notes(groups, names)
     yield from _model_notes(groups, names)
-    yield from _code_notes(groups, names)
     yield from _starved_notes(runs)
     for name, members in zip(names, groups, strict=True):
         yield from _group_notes(name, members, target)
@@ -338,17 +337,6 @@ def _model_notes(groups: Sequence[Sequence[ComparedRun]], names: Sequence[str]) 
             yield f"{name} trains another model than {names[0]} ({join_few(others)}): images/s are not comparable."
 
 
-def _code_notes(groups: Sequence[Sequence[ComparedRun]], names: Sequence[str]) -> Iterator[str]:
-    # Within a group, and against the first group.
-    for name, runs in zip(names, groups, strict=True):
-        if plugins := describe_mixed_code([(run.name, run.code) for run in runs]):
-            yield f"{name}: its runs differ in code, not only in the seed: {plugins}."
-    reference = [run.code for run in groups[0]]
-    for name, runs in list(zip(names, groups, strict=True))[1:]:
-        if plugins := describe_other_code([run.code for run in runs], reference):
-            yield f"{name} uses other code than {names[0]}, which may explain differences: {plugins}."
-
-
 def _group_notes(name: str, runs: Sequence[ComparedRun], target: AccuracyTarget) -> Iterator[str]:
     unfinished = [run.name for run in runs if run.status == "unfinished"]
     if unfinished:
@@ -381,8 +369,7 @@ def find_speed_cause(runs: Sequence[ComparedRun], reference: Sequence[ComparedRu
     if any(_has_other_hardware(run, each) for run in runs for each in reference):
         with_hardware = (changes_result_only(path) or path.startswith(_SCALED_WITH_HARDWARE) for path in paths)
         return "hardware" if all(with_hardware) else "mixed"
-    is_other_code = describe_other_code([run.code for run in runs], [run.code for run in reference])
-    if paths and all(map(changes_result_only, paths)) and not is_other_code:
+    if paths and all(map(changes_result_only, paths)):
         return "noise"
     return "scatter" if _is_within_noise(runs, reference, ratio) else "software"
 

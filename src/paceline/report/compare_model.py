@@ -12,16 +12,15 @@ from paceline.core.results import RunResult
 from paceline.core.run_dir import RunDir
 from paceline.core.source_digest import code_version
 from paceline.core.statistics import Interval
-from paceline.report.read_run import TolerantReader, is_experiment_dir, parse_result
+from paceline.report.read_run import TolerantReader, is_experiment_dir, parse_result, require_run
 from paceline.report.series import Series, downsample
-from paceline.report.settings import PluginCode, read_plugin_code, read_settings
+from paceline.report.settings import read_plugin_code, read_settings
 from paceline.report.text import clean_text, finite_or_none
 
 METRICS: Final = ("top1", "top5", "mean_class_accuracy")
 _MAX_EVALS: Final = 20_000
 _MAX_STEPS: Final = 4_000
 _MAX_RECIPE_BYTES: Final = 256 << 10
-_RUN_FILES: Final = ("recipe.yaml", "result.json", "plan.json")
 TargetOrigin = Literal["asked", "recipes", "lowest_best", "lowest_learnt", "chance", "nothing"]
 SpeedCause = Literal["starved", "hardware", "mixed", "software", "noise", "scatter"]
 
@@ -46,9 +45,8 @@ class EvalPoint:
 class ComparedRun:
     """A run to compare; missing values are empty.
 
-    `settings` are the recipe's without its seed, as text by dotted path, with `ranks`, `device` and versions.
-    `hardware` holds CPU, cores and GPUs as far as known. `code` identifies the run's plugins. `problems` has a line
-    per unreadable file.
+    `settings` are the recipe's without its seed, as text by dotted path, with `ranks`, `device`, versions and the code
+    of plugins. `hardware` holds CPU, cores and GPUs as far as known. `problems` has a line per unreadable file.
     """
 
     path: Path
@@ -61,7 +59,6 @@ class ComparedRun:
     plan: dict[str, Any] = field(default_factory=dict)
     evals: tuple[EvalPoint, ...] = ()
     steps: Series = field(default_factory=Series)
-    code: PluginCode = field(default_factory=dict)
     problems: tuple[str, ...] = ()
 
     @property
@@ -83,15 +80,9 @@ class ComparedRun:
 def read_compared_run(path: Path, metric: str) -> ComparedRun:
     """Read a run directory, finished or not. Raise `PacelineError` if `path` is none."""
     rundir = RunDir(path)
-    try:
-        is_run = any((path / name).is_file() for name in _RUN_FILES)
-        has_runs = is_experiment_dir(path)
-    except OSError as error:
-        raise PacelineError(f"{path}: cannot be read: {error.strerror} (name another run)") from None
-    if has_runs:
+    require_run(path)
+    if is_experiment_dir(path):  # an experiment has a recipe, too
         raise PacelineError(f"{path}: is an experiment (name its runs: {path}/trials/*)")
-    if not is_run:
-        raise PacelineError(f"{path}: is not a run directory (name one that paceline train has written)")
     reader = TolerantReader()
     result, problem = parse_result(reader.read_object(path / "result.json"))
     plan, machine = reader.read_object(path / "plan.json"), reader.read_object(path / "machine.json")
@@ -100,11 +91,12 @@ def read_compared_run(path: Path, metric: str) -> ComparedRun:
     ranks = result.world_size if result is not None else _positive_int(plan.get("world_size"))
     device, has_gpu = _find_device(result, machine, settings)
     versions = {"paceline": _one_line(code_version(machine)), "torch": _one_line(machine.get("torch", ""))}
-    environment = {"ranks": str(ranks) if ranks else "", "device": device, **versions} if settings else {}
+    environment = {"ranks": str(ranks) if ranks else "", "device": device, **versions}
+    environment |= _read_code(rundir, result, reader)
     records, _ = reader.read_sample(rundir.steps, _MAX_STEPS)
     return ComparedRun(
         path=path,
-        settings={**settings, **{key: value for key, value in environment.items() if value}},
+        settings={**settings, **{key: value for key, value in environment.items() if value}} if settings else {},
         seed=int(seed) if seed.isdecimal() else None,
         ranks=ranks,
         has_gpu=has_gpu,
@@ -113,7 +105,6 @@ def read_compared_run(path: Path, metric: str) -> ComparedRun:
         plan=plan,
         evals=tuple(_read_evals(islice(reader.read_records(rundir.evals), _MAX_EVALS), metric)),
         steps=downsample(records),
-        code=_read_code(rundir, result, reader),
         problems=tuple(filter(None, [problem, complaint, *reader.problems])),
     )
 
@@ -151,7 +142,7 @@ def _find_hardware(machine: dict[str, Any], ranks: int | None, has_gpu: bool) ->
     return {**known, **({"ranks": str(ranks)} if ranks and has_gpu else {})}
 
 
-def _read_code(rundir: RunDir, result: RunResult | None, reader: TolerantReader) -> PluginCode:
+def _read_code(rundir: RunDir, result: RunResult | None, reader: TolerantReader) -> dict[str, str]:
     # An unfinished run has recorded its code in the newest checkpoint only.
     if result is not None:
         return read_plugin_code(result.provenance.get("own_parts"))

@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from paceline import __version__
 from paceline.core.errors import RecipeError, suggest_similar
@@ -18,22 +18,13 @@ from paceline.report.compare_findings import (
     choose_target,
     find_speed_cause,
 )
-from paceline.report.compare_model import ComparedRun, CompareResult, GroupResult, RunOutcome, SpeedCause
+from paceline.report.compare_model import ComparedRun, CompareResult, GroupResult, RunOutcome
 from paceline.report.settings import find_differing_settings, format_setting, name_groups
 
 DEFAULT_MEASURE: Final = "speedup"
-_RATIO_MEASURES: Final = (DEFAULT_MEASURE, "gap", "images_per_s")
-
-
-@dataclass(frozen=True)
-class _Ratios:
-    """Ratios of a group to the first; None if unknown."""
-
-    gap: Interval | None = None
-    speedup: Interval | None = None
-    hardware: Interval | None = None
-    statistical: Interval | None = None
-    pace_by: SpeedCause | None = None
+_MEASURES: Final = (DEFAULT_MEASURE, "gap", "images_per_s")
+# Means whose ratio is the ratio of the groups.
+_GEOMETRIC_MEANS: Final = ("images_per_s", "to_target_s", "to_target_epochs", "to_target_images", "gpu_hours")
 
 
 def compare_runs(
@@ -47,15 +38,23 @@ def compare_runs(
     names = name_groups(settings, [members[0].name for members in grouped])
     outcomes = [[_build_outcome(run, chosen) for run in members] for members in grouped]
     groups = tuple(
-        _build_group(
-            name,
-            members,
-            group_outcomes,
-            sum(chosen.find_first_reached(run) is not None for run in members),
-            {path: format_setting(members[0].settings[path]) for path in paths if path in members[0].settings},
-            _Ratios() if index == 0 else _compute_ratios(group_outcomes, outcomes[0], members, grouped[0]),
+        GroupResult(
+            name=name,
+            ranks=members[0].ranks,
+            runs=tuple(runs_of_group),
+            settings={path: format_setting(members[0].settings[path]) for path in paths if path in members[0].settings},
+            reached=sum(chosen.find_first_reached(run) is not None for run in members),
+            accuracy=_mean_share(_known_values(runs_of_group, "accuracy")),
+            best=_mean_share(_known_values(runs_of_group, "best")),
+            loss=_mean_or_none(_known_values(runs_of_group, "loss")),
+            **{key: _geometric_mean(_known_values(runs_of_group, key)) for key in _GEOMETRIC_MEANS},
+            **(
+                {}
+                if runs_of_group is outcomes[0]
+                else _compare_with_first(runs_of_group, outcomes[0], members, grouped[0])
+            ),
         )
-        for index, (name, members, group_outcomes) in enumerate(zip(names, grouped, outcomes, strict=True))
+        for name, members, runs_of_group in zip(names, grouped, outcomes, strict=True)
     )
     return CompareResult(
         metric=metric,
@@ -123,68 +122,36 @@ def _gpu_hours(run: ComparedRun) -> float | None:
     return run.result.world_size * ran_s / 3600 if ran_s > 0 else None
 
 
-def _build_group(
-    name: str,
-    members: Sequence[ComparedRun],
-    outcomes: Sequence[RunOutcome],
-    reached: int,
-    settings: dict[str, str],
-    ratios: _Ratios,
-) -> GroupResult:
-    return GroupResult(
-        name=name,
-        ranks=members[0].ranks,
-        runs=tuple(outcomes),
-        settings=settings,
-        reached=reached,
-        accuracy=_mean_share(_known_values(outcomes, lambda run: run.accuracy)),
-        best=_mean_share(_known_values(outcomes, lambda run: run.best)),
-        loss=_mean_or_none(_known_values(outcomes, lambda run: run.loss)),
-        images_per_s=_geometric_mean(_known_values(outcomes, lambda run: run.images_per_s)),
-        to_target_s=_geometric_mean(_known_values(outcomes, lambda run: run.to_target_s)),
-        to_target_epochs=_geometric_mean(_known_values(outcomes, lambda run: run.to_target_epochs)),
-        to_target_images=_geometric_mean(_known_values(outcomes, lambda run: run.to_target_images)),
-        gpu_hours=_geometric_mean(_known_values(outcomes, lambda run: run.gpu_hours)),
-        gap=ratios.gap,
-        speedup=ratios.speedup,
-        hardware=ratios.hardware,
-        statistical=ratios.statistical,
-        pace_by=ratios.pace_by,
-    )
-
-
-def _compute_ratios(
+def _compare_with_first(
     outcomes: Sequence[RunOutcome],
     reference: Sequence[RunOutcome],
     runs: Sequence[ComparedRun],
     first: Sequence[ComparedRun],
-) -> _Ratios:
-    # Groups ran at different times, so intervals are Welch's, for ratios of the logarithms.
-    hardware = _geometric_ratio([_known_values(group, _rate_to_target) for group in (outcomes, reference)])
-    return _Ratios(
-        gap=_difference_or_none([_known_values(group, lambda run: run.accuracy) for group in (outcomes, reference)]),
-        speedup=_geometric_ratio([_known_values(group, _reciprocal_time) for group in (outcomes, reference)]),
-        hardware=hardware,
-        statistical=_geometric_ratio([_known_values(group, _reciprocal_images) for group in (outcomes, reference)]),
-        pace_by=None if hardware is None else find_speed_cause(runs, first, hardware),
+) -> dict[str, Any]:
+    """Return the fields of a `GroupResult` that compare it with the first group."""
+    # Groups ran at different times, so intervals are Welch's, for ratios of the logarithms. All three ratios are of the
+    # runs that have both, so that two of them give the third.
+    ours, theirs = (
+        [(run.to_target_s, run.to_target_images) for run in group if run.to_target_s and run.to_target_images]
+        for group in (outcomes, reference)
     )
+    gap = _difference_or_none(_known_values(outcomes, "accuracy"), _known_values(reference, "accuracy"))
+    if not (ours and theirs):
+        return {"gap": gap}
+    hardware = _geometric_ratio(
+        [images / time_s for time_s, images in ours], [images / time_s for time_s, images in theirs]
+    )
+    return {
+        "gap": gap,
+        "speedup": _geometric_ratio([1 / time_s for time_s, _ in ours], [1 / time_s for time_s, _ in theirs]),
+        "hardware": hardware,
+        "statistical": _geometric_ratio([1 / images for _, images in ours], [1 / images for _, images in theirs]),
+        "pace_by": find_speed_cause(runs, first, hardware),
+    }
 
 
-def _reciprocal_time(run: RunOutcome) -> float | None:
-    # Requiring both makes the three ratios cover the same runs, so that two of them give the third.
-    return 1 / run.to_target_s if run.to_target_s and run.to_target_images else None
-
-
-def _reciprocal_images(run: RunOutcome) -> float | None:
-    return 1 / run.to_target_images if run.to_target_s and run.to_target_images else None
-
-
-def _rate_to_target(run: RunOutcome) -> float | None:
-    return run.to_target_images / run.to_target_s if run.to_target_s and run.to_target_images else None
-
-
-def _known_values(runs: Iterable[RunOutcome], value: Callable[[RunOutcome], float | None]) -> list[float]:
-    return [known for known in map(value, runs) if known is not None]
+def _known_values(runs: Iterable[RunOutcome], key: str) -> list[float]:
+    return [value for run in runs if (value := getattr(run, key)) is not None]
 
 
 def _mean_share(values: Sequence[float]) -> Interval | None:
@@ -207,16 +174,13 @@ def _geometric_mean(values: Sequence[float]) -> Interval | None:
     return ratio_interval(values, [1.0] * len(values)) if values else None
 
 
-def _difference_or_none(groups: Sequence[Sequence[float]]) -> Interval | None:
-    above, below = groups
+def _difference_or_none(above: Sequence[float], below: Sequence[float]) -> Interval | None:
     return difference_interval(above, below) if above and below else None
 
 
-def _geometric_ratio(groups: Sequence[Sequence[float]]) -> Interval | None:
+def _geometric_ratio(above: Sequence[float], below: Sequence[float]) -> Interval:
     # Welch's interval of the difference of logarithms.
-    difference = _difference_or_none([[math.log(value) for value in group] for group in groups])
-    if difference is None:
-        return None
+    difference = difference_interval([math.log(value) for value in above], [math.log(value) for value in below])
     low, high = (None if bound is None else _exp_or_inf(bound) for bound in (difference.low, difference.high))
     return Interval(value=math.exp(difference.value), low=low, high=high, n=difference.n)
 
@@ -236,7 +200,7 @@ class Threshold:
 
 def parse_thresholds(options: Sequence[str], metric: str) -> list[Threshold]:
     """Parse `[METRIC=]VALUE` words. Raise `RecipeError` for a bad word."""
-    known = (*_RATIO_MEASURES, metric)
+    known = (*_MEASURES, metric)
     thresholds = []
     for option in options:
         left, equals, right = option.rpartition("=")
@@ -276,7 +240,7 @@ def check_thresholds(result: CompareResult, thresholds: Sequence[Threshold]) -> 
 
 def _failures(group: GroupResult, threshold: Threshold, reference: str, metric: str) -> Iterator[str]:
     measure, least = threshold.measure, threshold.least
-    value = _measured_value(group, measure)
+    value: Interval | None = getattr(group, measure if measure in _MEASURES else "accuracy")
     format_value = _value_formatter(measure, metric)
     runs = ", ".join(run.path for run in group.runs[:3]) + (" ..." if len(group.runs) > 3 else "")
     who = f"{group.name} ({runs})"
@@ -289,18 +253,6 @@ def _failures(group: GroupResult, threshold: Threshold, reference: str, metric: 
             f"{who}: {measure} is {format_value(value.value)}{against}, {format_value(least - value.value)} below the "
             f"minimum of {format_value(least)}"
         )
-
-
-def _measured_value(group: GroupResult, measure: str) -> Interval | None:
-    match measure:
-        case "speedup":
-            return group.speedup
-        case "gap":
-            return group.gap
-        case "images_per_s":
-            return group.images_per_s
-        case _:
-            return group.accuracy
 
 
 def _value_formatter(measure: str, metric: str) -> Callable[[float], str]:

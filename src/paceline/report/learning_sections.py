@@ -1,5 +1,7 @@
 """Report sections on learning: accuracy, loss, learning rate, classes and worst mistakes."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from heapq import nlargest
 from typing import Any, Final
 
@@ -24,7 +26,6 @@ from paceline.report.document import (
 )
 from paceline.report.read_run import RunData, WorstMistake
 from paceline.report.series import Series, downsample
-from paceline.report.settings import read_settings
 from paceline.report.text import clean_text, finite_or_none
 
 _ACCURACY_LINES: Final = {"top1": "validation", "ema_top1": "averaged", "train_top1": "train split"}
@@ -50,6 +51,8 @@ _EVALUATION_COLUMNS: Final = {
 _MAX_EVAL_ROWS = 500
 _NUM_OPEN_CLASSES: Final = 20
 _MAX_CONFUSED_PAIRS: Final = 20
+_MAX_CLASSES: Final = 1000
+_MAX_THUMBNAIL_BYTES: Final = 400_000  # of all thumbnails
 
 
 def learning_section(run: RunData) -> PageSection:
@@ -77,8 +80,7 @@ def _explain_loss_order(run: RunData, evals: Series) -> list[str]:
     if not (run.steps.has_key("loss") and evals.has_key("loss")):
         return []
     training, validation = run.steps.extents["loss"].last, evals.extents["loss"].last
-    settings, _ = read_settings(run.recipe)
-    reasons = []
+    settings, reasons = run.settings, []
     if settings.get("train.label_smoothing", "0.0") not in ("0", "0.0"):
         reasons.append(f"with label smoothing of {clean_text(settings['train.label_smoothing'])}")
     if settings.get("data.augment", "[]") != "[]":
@@ -213,22 +215,19 @@ def _evaluation_cell(key: str, value: object) -> TableCell:
             return cells.loss_cell(amount)
 
 
-def classes_section(run: RunData, *, max_classes: int = 1000, max_thumbnail_bytes: int = 400_000) -> PageSection:
-    """Return the class table, the confusion matrix and the worst mistakes.
-
-    List at most `max_classes` classes, and show thumbnails of at most `max_thumbnail_bytes` bytes in all.
-    """
+def classes_section(run: RunData) -> PageSection:
+    """Return the class table, the confusion matrix and the worst mistakes."""
     blocks: list[Block] = []
     if run.classes:
-        blocks += [_class_table(run.classes, max_classes), *_confusion_blocks(run)]
+        blocks += [_class_table(run.classes), *_confusion_blocks(run)]
     else:
         blocks.append(cells.missing_paragraph("There are no class results: nothing was evaluated."))
-    return PageSection("classes", "Classes and mistakes", [*blocks, _mistake_gallery(run, max_thumbnail_bytes)])
+    return PageSection("classes", "Classes and mistakes", [*blocks, _mistake_gallery(run)])
 
 
-def _class_table(counts: tuple[ClassCount, ...], max_classes: int) -> Table:
+def _class_table(counts: tuple[ClassCount, ...]) -> Table:
     evaluated = sorted((each for each in counts if each.images), key=error_rate_key)
-    listed = [*evaluated, *(each for each in counts if not each.images)][:max_classes]
+    listed = [*evaluated, *(each for each in counts if not each.images)][:_MAX_CLASSES]
     rows = [
         [
             cells.text_cell(each.name, 80),
@@ -295,23 +294,29 @@ def _confused_pairs(run: RunData) -> list[list[TableCell]]:
     return rows
 
 
-def _mistake_gallery(run: RunData, max_bytes: int) -> Block:
+def _mistake_gallery(run: RunData) -> Block:
     if not run.mistakes:
         return cells.missing_paragraph(
             "No misclassified image was saved: there is none, log.worst is 0, or nothing was evaluated."
         )
-    left, pictures = max_bytes, []
-    for mistake in run.mistakes:
-        is_shown = len(mistake.thumbnail) <= left
-        left -= len(mistake.thumbnail) if is_shown else 0
-        pictures.append(_mistake_thumbnail(mistake, mistake.thumbnail if is_shown else ""))
-    return Gallery("Worst mistakes, by loss", pictures)
+    pictures = [_mistake_thumbnail(mistake) for mistake in run.mistakes]
+    return Gallery("Worst mistakes, by loss", limit_thumbnails(pictures, _MAX_THUMBNAIL_BYTES))
 
 
-def _mistake_thumbnail(mistake: WorstMistake, address: str) -> Thumbnail:
+def limit_thumbnails(pictures: Sequence[Thumbnail], max_bytes: int) -> list[Thumbnail]:
+    """Return thumbnails without the images that do not fit into `max_bytes` in all."""
+    left, limited = max_bytes, []
+    for each in pictures:
+        is_shown = len(each.address) <= left
+        left -= len(each.address) if is_shown else 0
+        limited.append(each if is_shown else replace(each, address=""))
+    return limited
+
+
+def _mistake_thumbnail(mistake: WorstMistake) -> Thumbnail:
     record = mistake.record
     confidence, loss = finite_or_none(record.get("confidence")), finite_or_none(record.get("loss"))
     details = [f"{accuracy(confidence)} sure" if confidence is not None else "", f"loss {loss:.3f}" if loss else ""]
     name = clean_text(record.get("name", record.get("index", "")), 300)
     true, predicted = (clean_text(record.get(key, "?"), 40) for key in ("true", "predicted"))
-    return Thumbnail(address, true, predicted, [*filter(None, details)], name)
+    return Thumbnail(mistake.thumbnail, true, predicted, [*filter(None, details)], name)

@@ -4,14 +4,14 @@ import base64
 import csv
 import io
 import json
-import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import islice
 from math import inf
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 
 from pydantic import ValidationError
 
@@ -21,14 +21,13 @@ from paceline.core.files import open_to_read
 from paceline.core.results import ClassCount, RunResult, read_classes_csv
 from paceline.core.run_dir import RunDir
 from paceline.report.series import Series, downsample
+from paceline.report.settings import read_settings
 from paceline.report.text import MAX_MAGNITUDE, clean_text
 
 MAX_FILE_BYTES = 8 << 20
 MAX_RECORDS = 2_000_000
 MAX_NODES: Final = 16
 _MAX_LINE_BYTES = 1 << 20  # a longer line is not a record of ours, and could exhaust memory
-_HEAD_BYTES = 64 << 10  # enough to estimate the mean length of a record
-_MAX_MEAN_RECORD_BYTES = 2 << 10
 _MAX_EVALS = 20_000
 _MAX_STEPS = 20_000
 _MAX_SAMPLES_PER_NODE = 2500
@@ -91,6 +90,11 @@ class RunData:
         """Return the folder's name, which starts with the recipe's."""
         return clean_text(self.path.resolve().name)
 
+    @cached_property
+    def settings(self) -> dict[str, str]:
+        """Return the recipe as text by dotted path; empty if it cannot be read."""
+        return read_settings(self.recipe)[0]
+
 
 def is_experiment_dir(path: Path) -> bool:
     """Return whether a folder is an experiment, finished or not, and not a run directory."""
@@ -144,21 +148,15 @@ class TolerantReader:
     def read_sample(self, path: Path, max_records: int) -> tuple[Iterator[dict[str, Any]], bool]:
         """Return the records of a JSON Lines file, and whether they are a sample.
 
-        Of a file with more than about `2 * max_records` records, return at most `max_records`, spread evenly
-        from the first to the last.
+        Of a file with more than `2 * max_records` lines, return at most `max_records`, spread evenly from the first
+        to the last: parsing all of a long file would take minutes.
         """
-        head = self.read_bytes(path, _HEAD_BYTES)
-        num_lines = head.count(b"\n")
-        # Only a long file is sampled, which bounds the time to read it.
-        is_long = False
-        if num_lines and len(head) == _HEAD_BYTES:
-            num_bytes = path.stat().st_size
-            mean_bytes = min(_MAX_MEAN_RECORD_BYTES, (head.rindex(b"\n") + 1) / num_lines)
-            # In a shorter file, neighbouring positions would fall into the same line.
-            is_long = num_bytes > 2 * max_records * mean_bytes
-        return self._parse_lines(
-            path, self._read_spread_lines(path, max_records) if is_long else self._read_lines(path)
-        ), is_long
+        num_lines = sum(1 for _ in self._read_lines(path))
+        every = -(-num_lines // (max_records - 1)) if num_lines > 2 * max_records else 1
+        lines = (
+            line for index, line in enumerate(self._read_lines(path)) if index % every == 0 or index == num_lines - 1
+        )
+        return self._parse_lines(path, lines), every > 1
 
     def read_records(self, path: Path, max_records: int = MAX_RECORDS) -> Iterator[dict[str, Any]]:
         """Yield the records of a JSON Lines file; count and skip invalid lines."""
@@ -194,48 +192,10 @@ class TolerantReader:
         except OSError as error:
             self._add_problem(path, f"cannot be read: {error.strerror}")
 
-    def _read_spread_lines(self, path: Path, number: int) -> Iterator[bytes]:
-        try:
-            with open_to_read(path) as file:
-                num_bytes = file.seek(0, os.SEEK_END)
-                end = 0  # of the bytes read so far
-                for index in range(number - 1):
-                    begin = index * num_bytes // (number - 1)
-                    if begin < end:
-                        continue
-                    if _seek_line_start(file, begin):
-                        line = file.readline(_MAX_LINE_BYTES)
-                        if line.endswith(b"\n"):
-                            yield line
-                    end = file.tell()
-                yield from _read_last_line(file, end, num_bytes)
-        except OSError as error:
-            self._add_problem(path, f"cannot be read: {error.strerror}")
-
     def _add_problem(self, path: Path, what: str) -> None:
-        self.problems.append(clean_text(f"{path.name}: {what}", 300))
-
-
-def find_setting(recipe: str, section: str, field: str) -> str:
-    """Return a field of a resolved recipe as text; "" if absent."""
-    match = re.search(rf"^{section}:\n((?:[ ].*\n|\n)*)", recipe + "\n", re.MULTILINE)
-    value = re.search(rf"^[ ]+{field}:[ ]*(.*)$", match[1], re.MULTILINE) if match else None
-    return value[1].strip() if value else ""
-
-
-def _seek_line_start(file: BinaryIO, begin: int) -> bool:
-    """Seek to the first line at or after `begin`; return whether one was found."""
-    file.seek(max(0, begin - 1))
-    return begin == 0 or file.readline(_MAX_LINE_BYTES).endswith(b"\n")
-
-
-def _read_last_line(file: BinaryIO, end: int, num_bytes: int) -> Iterator[bytes]:
-    begin = max(end, num_bytes - _MAX_LINE_BYTES)
-    file.seek(begin)
-    whole, newline, _ = file.read(num_bytes - begin).rpartition(b"\n")
-    _, before_newline, line = whole.rpartition(b"\n")
-    if newline and (before_newline or begin == end):
-        yield line + newline
+        problem = clean_text(f"{path.name}: {what}", 300)
+        if problem not in self.problems:
+            self.problems.append(problem)
 
 
 def _parse_record(line: bytes) -> dict[str, Any] | None:
@@ -291,14 +251,19 @@ def _delete_path(values: Any, path: tuple[int | str, ...]) -> None:
     del values[last]
 
 
+def require_run(path: Path) -> None:
+    """Raise `PacelineError` if `path` is no run directory, finished or not."""
+    try:
+        is_run = any((path / name).is_file() for name in ("recipe.yaml", "result.json", "plan.json"))
+    except OSError as error:
+        raise PacelineError(f"{path}: cannot be read: {error.strerror} (name another run)") from None
+    if not is_run:
+        raise PacelineError(f"{path}: is not a run directory (name one that paceline train has written)")
+
+
 def read_run(rundir: RunDir) -> RunData:
     """Read a run directory, finished or not. Raise `PacelineError` if it is none."""
-    try:
-        is_run = any((rundir.path / name).is_file() for name in ("recipe.yaml", "result.json", "plan.json"))
-    except OSError as error:
-        raise PacelineError(f"{rundir.path}: cannot be read: {error.strerror} (name another run)") from None
-    if not is_run:
-        raise PacelineError(f"{rundir.path}: is not a run directory (name one that paceline train has written)")
+    require_run(rundir.path)
     reader = TolerantReader()
     result, problem = parse_result(reader.read_object(rundir.path / "result.json"))
     nodes = sorted(

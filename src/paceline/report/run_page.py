@@ -2,7 +2,6 @@
 
 import json
 import shlex
-from dataclasses import dataclass
 from typing import Any, Final
 
 from paceline import __version__
@@ -26,7 +25,6 @@ from paceline.report.document import (
 )
 from paceline.report.learning_sections import classes_section, learning_section
 from paceline.report.read_run import RunData
-from paceline.report.settings import read_settings
 from paceline.report.system_sections import reliability_section, telemetry_section
 from paceline.report.text import clean_lines, clean_text, finite_or_none, format_time
 from paceline.report.time_sections import loader_section, profile_section, ranks_section, time_section
@@ -38,7 +36,6 @@ _STATUS_TONES: Final[dict[str, Tone]] = {
     "failed": "bad",
 }
 _NOT_MEASURED: Final = TableCell("–")  # noqa: RUF001  the note explains why
-_OPTIONS_WITH_VALUE: Final = ("--run-dir", "--ranks", "--max-restarts", "--port")
 _PLAN_LABELS: Final = {
     "train_images": "training images",
     "val_images": "validation images",
@@ -50,18 +47,7 @@ _PLAN_LABELS: Final = {
 }
 
 
-@dataclass(frozen=True)
-class PageLimits:
-    """Limits of a page: classes in its table, and bytes of all thumbnails."""
-
-    classes: int = 1000
-    picture_bytes: int = 400_000
-
-
-FULL_LIMITS: Final = PageLimits()
-
-
-def build_run_page(run: RunData, limits: PageLimits = FULL_LIMITS) -> ReportPage:
+def build_run_page(run: RunData) -> ReportPage:
     """Return the report of a run, its sections in the order of a reader's interest."""
     status, tone = run_status(run)
     # `profile_section` returns None for a run that was not profiled.
@@ -72,7 +58,7 @@ def build_run_page(run: RunData, limits: PageLimits = FULL_LIMITS) -> ReportPage
         ranks_section(run),
         profile_section(run),
         telemetry_section(run),
-        classes_section(run, max_classes=limits.classes, max_thumbnail_bytes=limits.picture_bytes),
+        classes_section(run),
         reliability_section(run),
         provenance_section(run),
     ]
@@ -106,12 +92,11 @@ def run_status(run: RunData) -> tuple[str, Tone]:
 def run_subtitle(run: RunData) -> list[str]:
     """Return recipe, model, data, training, start time, ranks and hardware."""
     result = run.result
-    settings, _ = read_settings(run.recipe)
     descriptions = [
         _describe_recipe(run),
-        _describe_model(result, settings),
-        _describe_data(run, settings),
-        _describe_training(run, settings),
+        _describe_model(result, run.settings),
+        _describe_data(run, run.settings),
+        _describe_training(run, run.settings),
     ]
     started_s = finite_or_none(run.attempts.rows[0].get("started_s")) if run.attempts.rows else None
     if started_s is not None:
@@ -158,9 +143,7 @@ def _findings_from_logs(run: RunData) -> tuple[Finding, ...]:
 
 
 def _describe_recipe(run: RunData) -> str:
-    name = clean_text(run.plan.get("recipe_name") or "", 60) or (
-        _recipe_name_from_command(run.result) if run.result is not None else ""
-    )
+    name = clean_text(run.plan.get("recipe_name") or "", 60)
     if name:
         return f"recipe {name}"
     if run.result is not None:
@@ -256,18 +239,6 @@ def _suggested_command(run: RunData, overrides: str) -> str:
     if not arguments or not all(each.partition("=")[1] and each.isprintable() for each in arguments):
         return ""
     return clean_text(shlex.join(["paceline", "profile" if run.profile else "train", str(run.path), *arguments]), 2000)
-
-
-def _recipe_name_from_command(result: RunResult) -> str:
-    # The first argument that is neither option nor override.
-    command = result.provenance.get("command")
-    arguments = [str(word) for word in command[2:]] if isinstance(command, list) else []
-    names = (
-        word
-        for before, word in zip(["", *arguments], arguments, strict=False)
-        if before not in _OPTIONS_WITH_VALUE and "=" not in word and not word.startswith("-")
-    )
-    return clean_text(next(names, "").rstrip("/").rpartition("/")[2], 60)
 
 
 def _describe_device(run: RunData) -> str:

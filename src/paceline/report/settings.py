@@ -1,4 +1,4 @@
-"""Read the settings and plugin code of runs, and find where they differ."""
+"""Read the settings and plugin code of runs, find where they differ, and name groups of runs by them."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -6,7 +6,6 @@ from hashlib import sha256
 from io import StringIO
 from typing import Any, Final
 
-from paceline.core.units import join_few
 from paceline.report.text import clean_text
 
 _MAX_SETTING_CHARS: Final = 120
@@ -28,12 +27,8 @@ _MINOR_SETTINGS: Final = (
 )
 # Settings that a name starts with, in this order.
 _LEADING_SETTINGS: Final = ("model.name", "data.batch_size", _WARMUP_SETTING, "ranks", "train.precision", "optim.name")
-# `sha256` of the file and `package` of each plugin by import path, as far as known.
-PluginCode = Mapping[str, Mapping[str, str]]
-_VERSION_KEYS: Final = ("sha256", "package")
 # Enough of a SHA-256 to distinguish two files.
 _DIGEST_CHARS: Final = 8
-_MAX_NAME_CHARS: Final = 80
 
 
 def read_settings(text: str) -> tuple[dict[str, str], str]:
@@ -186,61 +181,15 @@ def format_setting(value: str | None) -> str:
     return "-" if value is None else clean_text(value, _MAX_SETTING_CHARS)
 
 
-def read_plugin_code(recorded: object) -> PluginCode:
-    """Return the plugins recorded in a result or checkpoint (`plugins_of`); ignore invalid records."""
-    plugins = recorded.items() if isinstance(recorded, Mapping) else ()
-    return {
-        str(name): {what: each[what] for what in _VERSION_KEYS if isinstance(each.get(what), str) and each[what]}
-        for name, each in plugins
-        if isinstance(each, Mapping)
-    }
+def read_plugin_code(recorded: object) -> dict[str, str]:
+    """Return the code of plugins as settings: `code.nets:Mixer` is `1a2b3c4d`, or `1a2b3c4d, nets 1.0` of a package.
 
-
-def describe_mixed_code(runs: Sequence[tuple[str, PluginCode]]) -> str:
-    """Return the plugins whose code differs between the named runs of a group, or "".
-
-    A run that has not recorded a plugin counts as having the same code.
+    `recorded` is from a result or checkpoint (`plugins_of`); ignore invalid records.
     """
-    return _join_names(_mixed_versions(plugin, runs) for plugin in _plugin_names(code for _, code in runs))
-
-
-def describe_other_code(runs: Sequence[PluginCode], reference: Sequence[PluginCode]) -> str:
-    """Return the plugins whose code no run shares with `reference`, or ""."""
-    return _join_names(_other_version(plugin, runs, reference) for plugin in _plugin_names([*runs, *reference]))
-
-
-def _mixed_versions(plugin: str, runs: Sequence[tuple[str, PluginCode]]) -> str:
-    for aspect in _VERSION_KEYS:
-        names: dict[str, list[str]] = {}
-        for name, code in runs:
-            for value in _known_values(plugin, aspect, [code]):
-                names.setdefault(value, []).append(name)
-        if len(names) > 1:
-            each = [f"{_format_version(aspect, value)} in {join_few(run_names)}" for value, run_names in names.items()]
-            return f"{clean_text(plugin, _MAX_NAME_CHARS)} ({join_few(each, '; ')})"
-    return ""
-
-
-def _other_version(plugin: str, runs: Sequence[PluginCode], reference: Sequence[PluginCode]) -> str:
-    for aspect in _VERSION_KEYS:
-        ours, theirs = _known_values(plugin, aspect, runs), _known_values(plugin, aspect, reference)
-        if ours and theirs and not set(ours) & set(theirs):
-            versions = f"{_format_version(aspect, ours[0])} against {_format_version(aspect, theirs[0])}"
-            return f"{clean_text(plugin, _MAX_NAME_CHARS)} ({versions})"
-    return ""
-
-
-def _plugin_names(codes: Iterable[PluginCode]) -> list[str]:
-    return list(dict.fromkeys(plugin for code in codes for plugin in code))
-
-
-def _known_values(plugin: str, aspect: str, codes: Sequence[PluginCode]) -> list[str]:
-    return list(dict.fromkeys(code[plugin][aspect] for code in codes if aspect in code.get(plugin, ())))
-
-
-def _format_version(aspect: str, value: str) -> str:
-    return clean_text(f"sha256 {value[:_DIGEST_CHARS]}" if aspect == "sha256" else value, _MAX_NAME_CHARS)
-
-
-def _join_names(names: Iterator[str]) -> str:
-    return join_few([name for name in names if name])
+    plugins = recorded.items() if isinstance(recorded, Mapping) else ()
+    versions = {
+        _shorten_path(f"code.{name}"): [each.get("sha256", "")[:_DIGEST_CHARS], each.get("package", "")]
+        for name, each in plugins
+        if isinstance(each, Mapping) and all(isinstance(each.get(key, ""), str) for key in ("sha256", "package"))
+    }
+    return {name: ", ".join(filter(None, version)) for name, version in versions.items() if any(version)}

@@ -24,7 +24,7 @@ from paceline.report.document import (
     TableCell,
     TableColumn,
 )
-from paceline.report.read_run import MAX_NODES, FirstRecords, NodeSeries, RunData, find_setting
+from paceline.report.read_run import MAX_NODES, FirstRecords, NodeSeries, RunData
 from paceline.report.series import time_weighted_mean
 from paceline.report.text import clean_text, finite_or_none
 
@@ -141,11 +141,9 @@ def _recorded_reason(run: RunData) -> str:
 
 
 def _explain_no_telemetry(run: RunData) -> str:
-    every = find_setting(run.recipe, "measure", "telemetry")
+    every = run.settings.get("measure.telemetry", "")
     if every == "off":
         return "The machine was not recorded: measure.telemetry is off."
-    if not every:
-        return "The machine was not recorded: an older version of paceline made the run."
     why = _recorded_reason(run) or f"psutil is not installed, or the run ended before the first sample ({every})"
     return f"The machine was not recorded: {why}."
 

@@ -25,7 +25,7 @@ from paceline.report.document import (
     TableCell,
     TableColumn,
 )
-from paceline.report.read_run import RunData, find_setting
+from paceline.report.read_run import RunData
 from paceline.report.text import clean_text, finite_or_none
 
 _UNFINISHED_NOTE = "The run has not finished: its time is attributed at its end."
@@ -190,12 +190,8 @@ def _stage_table(result: RunResult, wall_s: float, steps: int) -> Table:
 def _explain_no_loader(run: RunData) -> str:
     if run.result is None:
         return "the run has not finished"
-    is_off = find_setting(run.recipe, "measure", "clock") == "off"
-    return (
-        "measure.clock is off"
-        if is_off
-        else "this version of paceline did not measure it, or the loader has no statistics"
-    )
+    is_off = run.settings.get("measure.clock") == "off"
+    return "measure.clock is off" if is_off else "the loader has no statistics"
 
 
 def _loader_blocks(result: LoaderResult) -> list[Block]:

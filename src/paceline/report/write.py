@@ -1,11 +1,11 @@
 """Write the report of a run directory or of an experiment as one file."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from paceline.core.errors import RecipeError
 from paceline.core.experiments.experiment_dir import Experiment, ExperimentDir
@@ -19,6 +19,7 @@ from paceline.report.document import (
     ChartLine,
     ChartRow,
     CodeBlock,
+    Gallery,
     KeyValueList,
     PageSection,
     Paragraph,
@@ -27,10 +28,11 @@ from paceline.report.document import (
 )
 from paceline.report.experiment_common import ExperimentReport
 from paceline.report.ladder_page import build_ladder_page
+from paceline.report.learning_sections import limit_thumbnails
 from paceline.report.prediction_page import build_prediction_page
 from paceline.report.read_run import TolerantReader, is_experiment_dir, read_run
 from paceline.report.render import render_html, render_markdown, run_to_data
-from paceline.report.run_page import FULL_LIMITS, PageLimits, build_run_page
+from paceline.report.run_page import build_run_page
 from paceline.report.scaling_page import build_batch_page, build_scaling_page
 from paceline.report.text import to_jsonable
 from paceline.report.tuning_page import build_sweep_page, build_tuning_page
@@ -39,26 +41,21 @@ from paceline.report.tuning_page import build_sweep_page, build_tuning_page
 MAX_REPORT_BYTES: Final = 1_000_000
 _MAX_RECIPE_BYTES = 256 << 10
 REPORT_FORMATS: Final = ("html", "md", "json")
-_RUN_LIMITS: Final = (
-    FULL_LIMITS,
-    PageLimits(classes=300, picture_bytes=150_000),
-    PageLimits(classes=20, picture_bytes=0),
-)
-# Thousands of settings are too many for a page to mail. These sections' tables are in `table.csv`, one per kind of
-# experiment, and `experiment.json` has everything.
-_CSV_SECTIONS: Final = ("rungs", "speed", "batches", "time", "tried")
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class ExperimentLimits:
-    """Rows of a table, points of a line and paragraphs of a section; and characters of a file."""
+class PageLimit:
+    """Limits of a page: rows of a table, points of a line, paragraphs of a section; characters of a file; bytes of
+    thumbnails.
+    """
 
     rows: int
     characters: int
+    picture_bytes: int
 
 
-_EXPERIMENT_LIMITS: Final = (ExperimentLimits(300, 50_000), ExperimentLimits(100, 20_000), ExperimentLimits(20, 5_000))
+_LIMITS: Final = (PageLimit(300, 50_000, 150_000), PageLimit(100, 20_000, 50_000), PageLimit(20, 5_000, 0))
 
 
 def write_report(rundir: RunDir) -> Path:
@@ -78,37 +75,27 @@ def render_report(rundir: RunDir, kind: str) -> str:
     """
     if kind not in REPORT_FORMATS:
         raise RecipeError(f"--format: {kind!r} is unknown (use html, md or json)")
+    data: Any
     if is_experiment_dir(rundir.path):
-        return _render_experiment(ExperimentDir(rundir.path), kind)
-    run = read_run(rundir)
+        folder = ExperimentDir(rundir.path)
+        result = folder.read()
+        data, page = to_jsonable(result.model_dump()), build_experiment_page(folder, result)
+    else:
+        run = read_run(rundir)
+        data, page = run_to_data(run), build_run_page(run)
     match kind:
         case "md":
-            return printable_class_name(render_markdown(build_run_page(run)))
+            return printable_class_name(render_markdown(page))
         case "json":
-            return json.dumps(run_to_data(run), indent=1, allow_nan=False) + "\n"
+            return json.dumps(data, indent=1, allow_nan=False) + "\n"
         case _:
-            return _render_within_limit(run.path, (build_run_page(run, limits) for limits in _RUN_LIMITS))
+            return _render_within_limit(rundir.path, page)
 
 
-def _render_experiment(folder: ExperimentDir, kind: str) -> str:
-    result = folder.read()
-    match kind:
-        case "md":
-            return printable_class_name(render_markdown(build_experiment_page(folder, result)))
-        case "json":
-            return json.dumps(to_jsonable(result.model_dump()), indent=1, allow_nan=False) + "\n"
-        case _:
-            page = build_experiment_page(folder, result)
-            return _render_within_limit(
-                folder.path, chain([page], (truncate_page(page, limit) for limit in _EXPERIMENT_LIMITS))
-            )
-
-
-def _render_within_limit(path: Path, pages: Iterable[ReportPage]) -> str:
-    # Pages are ordered from full to most truncated.
+def _render_within_limit(path: Path, page: ReportPage) -> str:
     text = ""
-    for page in pages:
-        text = printable_class_name(render_html(page))
+    for each in chain([page], (truncate_page(page, limit) for limit in _LIMITS)):
+        text = printable_class_name(render_html(each))
         if len(text.encode()) < MAX_REPORT_BYTES:
             break
     assert 0 < len(text.encode()) < MAX_REPORT_BYTES, f"{path}: a report of {len(text):,} characters"
@@ -135,19 +122,18 @@ def build_experiment_page(folder: ExperimentDir, result: Experiment) -> ReportPa
             return build_sweep_page(report, result)
 
 
-def truncate_page(page: ReportPage, limit: ExperimentLimits) -> ReportPage:
+def truncate_page(page: ReportPage, limit: PageLimit) -> ReportPage:
     """Return a truncated page; each truncated section says so."""
     return replace(page, sections=[_truncate_section(section, limit) for section in page.sections])
 
 
-def _truncate_section(section: PageSection, limit: ExperimentLimits) -> PageSection:
+def _truncate_section(section: PageSection, limit: PageLimit) -> PageSection:
     blocks = [_truncate_block(block, limit) for block in _truncate_paragraphs(section.blocks, limit.rows)]
     if [block for block in blocks if not isinstance(block, CodeBlock)] == [
         block for block in section.blocks if not isinstance(block, CodeBlock)
     ]:
         return replace(section, blocks=blocks)  # a truncated file says so itself
-    rest = "table.csv has every row" if section.key in _CSV_SECTIONS else "experiment.json has all"
-    note = f"Truncated to {limit.rows} rows per table: {rest}."
+    note = f"Truncated to {limit.rows} rows per table: paceline report --format json has all."
     return replace(section, blocks=[*blocks, Paragraph(note, is_missing=True)])
 
 
@@ -156,7 +142,7 @@ def _truncate_paragraphs(blocks: Sequence[Block], most: int) -> list[Block]:
     return [block for block in blocks if id(block) not in dropped]
 
 
-def _truncate_block(block: Block, limit: ExperimentLimits) -> Block:
+def _truncate_block(block: Block, limit: PageLimit) -> Block:
     match block:
         case Table():
             return replace(block, rows=block.rows[: limit.rows])
@@ -168,6 +154,8 @@ def _truncate_block(block: Block, limit: ExperimentLimits) -> Block:
             return replace(block, charts=[_truncate_chart(chart, limit.rows) for chart in block.charts])
         case CodeBlock():
             return replace(block, text=_truncate_text(block.text, limit.characters))
+        case Gallery():
+            return replace(block, pictures=limit_thumbnails(block.pictures, limit.picture_bytes))
         case _:
             return block
 

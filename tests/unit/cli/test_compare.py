@@ -68,13 +68,6 @@ def test_the_most_accurate_is_first_unless_all_reach_the_target(made, tmp_path, 
     assert lines == [["batch", "2"], ["batch", "1"]] * 3
 
 
-def test_groups_of_other_code_are_a_note(made, tmp_path, capsys):
-    codes = {name: {"nets:Mixer": {"sha256": digit * 64}} for name, digit in (("before", "a"), ("after", "b"))}
-    assert work([made.write(tmp_path / name, made.Made(own_parts=code)) for name, code in codes.items()]) == 0
-    printed = "after uses other code than before, which may explain differences: nets:Mixer (sha256 bbbbbbbb against"
-    assert f"note: {printed}" in capsys.readouterr().out
-
-
 def test_json_is_the_only_output_on_stdout(runs, capsys, tmp_path):
     assert work(runs, as_json=True, out=tmp_path / "c.html") == 0
     printed = json.loads(capsys.readouterr().out)

@@ -110,20 +110,6 @@ def test_the_page_forbids_scripts_and_the_network(page):
     assert policy == allowed
 
 
-@pytest.mark.parametrize(
-    "args, name",
-    [
-        (["--run-dir", "/runs/x", "folder", "train.epochs=3", "--ranks", "2"], "recipe folder"),
-        (["/home/me/recipes/photos.yaml"], "recipe photos.yaml"),
-        (["train.epochs=3", "--resume"], "recipe a53258041b55"),
-    ],
-)
-def test_the_recipe_is_named_as_on_the_command_line(runs, tmp_path, args, name):
-    provenance = {"command": ["paceline", "train", *args]}
-    rundir = runs.write_run(tmp_path / "run", runs.SMALL, provenance=provenance)
-    assert f"<span>{name}</span>" in write_report(rundir).read_text()
-
-
 def test_the_header_names_model_data_and_training(runs, tmp_path):
     rundir = runs.write_run(tmp_path / "run", runs.SMALL, parameters=11_173_962, trained_parameters=5_130)
     recipe = f"{runs.RECIPE}model: {{name: resnet18_cifar}}\noptim: {{name: sgd}}\ntrain: {{precision: bf16}}\n"

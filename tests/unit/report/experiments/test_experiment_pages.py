@@ -11,12 +11,12 @@ import pytest
 from paceline.core.errors import PacelineError
 from paceline.core.run_dir import RunDir
 from paceline.core.statistics import Interval
-from paceline.report.document import Chart, ChartLine, ChartRow, PageSection, Paragraph, Table, TableCell, TableColumn
+from paceline.report.document import Chart, ChartLine, ChartRow, PageSection, Table, TableCell, TableColumn
 from paceline.report.experiment_common import ExperimentReport
 from paceline.report.tuning_page import build_sweep_page
 from paceline.report.write import (
     MAX_REPORT_BYTES,
-    ExperimentLimits,
+    PageLimit,
     build_experiment_page,
     render_report,
     truncate_page,
@@ -403,34 +403,20 @@ def test_truncation_keeps_the_first_rows_and_both_ends_of_a_line():
     page = ExperimentReport(Path("e")).build_page(
         "About", ("ended", "good"), (), (), [PageSection("rungs", "S", blocks)]
     )
-    assert truncate_page(page, ExperimentLimits(11, 10)) == page
-    (section,) = truncate_page(page, ExperimentLimits(3, 10)).sections
+    assert truncate_page(page, PageLimit(11, 10, 0)) == page
+    (section,) = truncate_page(page, PageLimit(3, 10, 0)).sections
     table, charts, note = section.blocks
     assert [row[0].text for row in table.rows] == ["0", "1", "2"]
     assert list(charts.charts[0].lines[0].points) == [(0.0, 0.0), (5.0, 10.0), (10.0, 20.0)]
-    assert note.text.endswith("3 rows per table: table.csv has every row.")
+    assert note.text.endswith("3 rows per table: paceline report --format json has all.")
 
 
-def test_other_truncated_sections_do_not_refer_to_the_table(result, made, tmp_path):
-    """One section of each kind of experiment shows the table; of a file that is cut the file itself is named."""
+def test_a_file_that_is_cut_is_no_truncated_table(result, made, tmp_path):
     folder = made.write_experiment(tmp_path / "many", with_many(result))
     folder.recipe.write_text("seed: 0\n" * 99, encoding="utf-8")
     whole = build_experiment_page(folder, with_many(result))
-    sections = truncate_page(whole, ExperimentLimits(20, 50)).sections
-    notes = {
-        section.key: block.text
-        for section in sections
-        for block in section.blocks
-        if isinstance(block, Paragraph) and block.text.startswith("Truncated to")
-    }
-    assert [key for key, note in notes.items() if "table.csv has every row" in note] == [
-        {"ladder": "rungs", "prediction": "time", "tune": "tried"}.get(
-            result.kind, "batches" if result.kind == "scale" and result.mode == "batch" else "speed"
-        )
-    ]
-    assert all(("table.csv" in note) != ("experiment.json has all" in note) for note in notes.values())
     few = truncate_page(
-        replace(whole, sections=[each for each in whole.sections if each.key == "origin"]), ExperimentLimits(9999, 50)
+        replace(whole, sections=[each for each in whole.sections if each.key == "origin"]), PageLimit(9999, 50, 0)
     )
     assert [each.kind for each in few.sections[0].blocks] == [each.kind for each in whole.sections[-1].blocks]
 
