@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from paceline.cluster.job import ClusterJob
-from paceline.cluster.kubernetes import build_manifests
-from paceline.cluster.pod import run_dir_in_pods
+from paceline.cluster.kubernetes import build_manifests, run_dir_in_pods
 from paceline.cluster.site import KubernetesSite
 from paceline.recipe.load import Patch, load
 from paceline.recipe.yaml import to_yaml_text
@@ -45,7 +45,7 @@ class Pods:
         job = ClusterJob("small", args, run_dir=run, folder=folder, nodes=2, recipe_hash=recipe.hash)
         site = KubernetesSite(kind="job", image="image", claim="work", max_restarts=0)
         text = to_yaml_text(recipe.model_dump(mode="json"))
-        config, service, self.job = build_manifests(job, site, files={job.frozen_recipe: text})
+        config, service, self.job = yaml.safe_load_all(build_manifests(job, site, files={job.frozen_recipe: text}))
         self.name, self.run = service["metadata"]["name"], folder / str(run_dir_in_pods(job, site)).removeprefix("/")
         (folder / "etc").mkdir()
         for name, content in config["data"].items():

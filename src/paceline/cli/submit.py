@@ -196,11 +196,11 @@ def _build_files(prepared: PreparedJob, rundir: RunDir, site: Site, engine: str,
     folder = Path.cwd()
     jobs = build_jobs(prepared, rundir.path, folder, _header_lines(prepared), array=array)
     if engine == "kubernetes":
-        from paceline.cluster.kubernetes import build_manifests, manifests_to_yaml
+        from paceline.cluster.kubernetes import build_manifests
 
         refuse_local_run(prepared, site.kubernetes.mount)
         (job,) = jobs
-        text = manifests_to_yaml(build_manifests(job, site.kubernetes, files=_frozen_files(prepared, job)))
+        text = build_manifests(job, site.kubernetes, files=_frozen_files(prepared, job))
         return [_JobFile(job, job.job_folder / f"{_file_stem(job)}.yaml", text)]
 
     slurm = site.slurm if prepared.can_resume else site.slurm.model_copy(update={"requeue": "off"})
@@ -300,8 +300,7 @@ def _output_file(slurm: SlurmClient, main: QueuedJob, site: Site) -> str:
 
 def _create_objects(written: _JobFile, site: Site, *, as_json: bool) -> int:
     """Create the job with kubectl, or print how to. Raise `PacelineError` if its objects exist."""
-    from paceline.cluster.kubernetes import kubectl_commands
-    from paceline.cluster.pod import run_dir_in_pods
+    from paceline.cluster.kubernetes import kubectl_commands, run_dir_in_pods
 
     create, *then = kubectl_commands(written.job, site.kubernetes, written.path)
     *_, delete = then

@@ -8,30 +8,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final, Literal
 
-from paceline.cluster.job import ClusterJob
+from paceline.cluster.job import ClusterJob, template_environment
 from paceline.cluster.site import Container, SlurmSite
 from paceline.core.errors import RecipeError
 from paceline.core.units import Duration
 
 _LINE_WIDTH: Final = 100
 _UNQUOTED: Final = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
-_PREEMPTED_CODE: Final = 75
-"""Exit code of a preempted program that saved (docs/reference/exit-codes.md)."""
-_USR1_CODE: Final = 138
-"""128 + SIGUSR1: exit code of a program that got the signal before it installed a handler."""
 _TASK_ID: Final = '"$SLURM_ARRAY_TASK_ID"'
-_END_TIME_LINES: Final = (
-    "# When the job ends, so that the run stops in time. Slurm sets this for tasks itself since 23.02.",
-    'ends=$(squeue --noheader --format=%e --job "$SLURM_JOB_ID")',
-    'export PACELINE_END_TIME="${SLURM_JOB_END_TIME:-$(date +%s --date="$ends" 2> /dev/null)}"',
-)
-_RANKS_COMMENT: Final = (
-    "# Each task is a rank, and reads its rank from Slurm's variables. If one fails, srun ends the others."
-)
-_SINGLE_COMMENT: Final = "# Slurm signals only this shell, which forwards the signal to the program."
-_JOB_ID: Final = '"$SLURM_JOB_ID"'
-_ARRAY_TASK_JOB_ID: Final = '"${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"'
-"""ID of one array task; SLURM_JOB_ID can stand for the whole array."""
 
 
 def shell_word(text: str) -> str:
@@ -52,12 +36,14 @@ def shell_command(groups: Iterable[Sequence[str]]) -> str:
     return " \\\n    ".join(lines)
 
 
-def directive(name: str, value: str) -> str:
-    """Return `#SBATCH --name=value`, quoted for sbatch.
+def directive(name: str, value: str | None) -> str:
+    """Return `#SBATCH --name=value`, quoted for sbatch, or `#SBATCH --name` for None.
 
     sbatch undoes quotes and backslashes, but reads no shell syntax (https://slurm.schedmd.com/sbatch.html). Raise
     `RecipeError` for unprintable characters.
     """
+    if value is None:
+        return f"#SBATCH --{name}"
     if not value.isprintable():
         raise RecipeError(f"--{name}: {value!r} has a character that an #SBATCH line cannot hold (name another)")
     if _UNQUOTED.fullmatch(value):
@@ -86,14 +72,26 @@ def build_script(job: ClusterJob, site: SlurmSite, python: str = sys.executable)
     Raise `RecipeError` for values that Slurm cannot take.
     """
     _check_container(job, site)
-    blocks = [
-        ["#!/bin/bash", *map(comment, job.comments)],
-        _directive_lines(job, site),
-        _environment_lines(site),
-        _srun_lines(job, site, python) if job.starts_ranks else _single_process_lines(job, site, python),
-        _requeue_lines(job, site),
-    ]
-    return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
+    venv = None if site.venv == "off" else Path(site.venv).expanduser()
+    if site.python != "auto":
+        python = str(Path(site.python).expanduser())
+    elif site.container.runtime != "none":
+        python = "python"
+    elif venv:
+        python = str(venv / "bin" / "python")
+    program = _program_args(job, site, python)
+    return (
+        template_environment(shell=shell_word, comment=comment)
+        .get_template("job.sh.j2")
+        .render(
+            job=job,
+            site=site,
+            venv=venv,
+            directive=directive,
+            directives=_directives(job, site),
+            command=shell_command([*_srun_args(job, site), *program] if job.starts_ranks else program),
+        )
+    )
 
 
 def output_pattern(job: ClusterJob, site: SlurmSite) -> str:
@@ -129,22 +127,21 @@ def _has_nodes_option(job: ClusterJob) -> bool:
     return any(word.partition("=")[0] == "--nodes" for word in job.args)
 
 
-def _directive_lines(job: ClusterJob, site: SlurmSite) -> list[str]:
-    name = "".join(each if each.isprintable() else "_" for each in job.name)
-    options = {
-        "job-name": name,
-        "partition": _none_if_auto(site.partition),
-        "account": _none_if_auto(site.account),
-        "qos": _none_if_auto(site.qos),
-        "reservation": _none_if_auto(site.reservation),
-        "constraint": _none_if_auto(site.constraint),
+def _directives(job: ClusterJob, site: SlurmSite) -> list[tuple[str, str | None]]:
+    """Return sbatch's options and their values, None for an option without one."""
+    values = {
+        "partition": site.partition,
+        "account": site.account,
+        "qos": site.qos,
+        "reservation": site.reservation,
+        "constraint": site.constraint,
         "nodes": str(job.nodes),
         "ntasks-per-node": str(job.ranks_per_node),
-        "cpus-per-task": _none_if_auto(str(_cpus_per_rank(job, site))),
-        "mem": _none_if_auto(site.memory),
+        "cpus-per-task": str(_cpus_per_rank(job, site)),
+        "mem": site.memory,
         site.gpu_option: _gpu_request(job, site),
-        "time": None if site.time == "auto" else _time_limit(site.time),
-        "array": _task_ranges(job.tasks) or None,
+        "time": "auto" if site.time == "auto" else _time_limit(site.time),
+        "array": _task_ranges(job.tasks) or "auto",
         "chdir": str(job.folder),
         "output": output_pattern(job, site),
         # A requeued job continues its output file.
@@ -152,24 +149,22 @@ def _directive_lines(job: ClusterJob, site: SlurmSite) -> list[str]:
         # B: only the batch shell, which forwards the signal to a program without srun.
         "signal": f"{'' if job.starts_ranks else 'B:'}USR1@{signal_lead_s(job, site)}",
     }
-    lines = [directive(option, value) for option, value in options.items() if value is not None]
-    lines.append("#SBATCH --requeue" if site.requeue == "on" else "#SBATCH --no-requeue")
-    lines += ["#SBATCH --exclusive"] if site.exclusive == "on" else []
+    name = "".join(each if each.isprintable() else "_" for each in job.name)
+    options: list[tuple[str, str | None]] = [("job-name", name)]
+    options += [(option, value) for option, value in values.items() if value != "auto"]  # auto: the cluster's default
+    options.append(("requeue" if site.requeue == "on" else "no-requeue", None))
+    options += [("exclusive", None)] if site.exclusive == "on" else []
     if site.container.runtime == "shifter":
-        lines.append(directive("image", site.container.image))
-        lines += [directive("volume", ";".join(site.container.mounts))] if site.container.mounts else []
+        options.append(("image", site.container.image))
+        options += [("volume", ";".join(site.container.mounts))] if site.container.mounts else []
     for option, equals, value in (each.removeprefix("--").partition("=") for each in site.options):
-        lines.append(directive(option, value) if equals else f"#SBATCH --{option}")
-    return lines
+        options.append((option, value if equals else None))
+    return options
 
 
-def _none_if_auto(value: str) -> str | None:
-    return None if value == "auto" else value
-
-
-def _gpu_request(job: ClusterJob, site: SlurmSite) -> str | None:
+def _gpu_request(job: ClusterJob, site: SlurmSite) -> str:
     if not job.gpus_per_node:
-        return None
+        return "auto"
     kinds = [] if site.gpu_type == "auto" else [site.gpu_type]
     return ":".join([*(["gpu"] if site.gpu_option == "gres" else []), *kinds, str(job.gpus_per_node)])
 
@@ -190,22 +185,13 @@ def _task_ranges(tasks: Sequence[int]) -> str:
     return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
-def _environment_lines(site: SlurmSite) -> list[str]:
-    lines = [" ".join(["module load", *map(shell_word, site.modules)])] if site.modules else []
-    lines += [site.setup.rstrip("\n")] if site.setup.strip() else []
-    if site.venv != "off":
-        lines.append(f"source {shell_word(str(Path(site.venv).expanduser() / 'bin' / 'activate'))}")
-    return lines + [f"export {name}={shell_word(value)}" for name, value in site.environ.items()]
-
-
 def _cpus_per_rank(job: ClusterJob, site: SlurmSite) -> int | Literal["auto"]:
     if site.cpus_per_rank != "auto" or site.cpus_per_node == "auto":
         return site.cpus_per_rank
     return max(1, site.cpus_per_node // job.ranks_per_node)
 
 
-def _srun_lines(job: ClusterJob, site: SlurmSite, python: str) -> list[str]:
-    """Return the lines that start the ranks with srun."""
+def _srun_args(job: ClusterJob, site: SlurmSite) -> list[list[str]]:
     # Without it, the other ranks would wait in a collective for one that failed.
     options = ["--kill-on-bad-exit=1"]
     if _cpus_per_rank(job, site) != "auto":
@@ -214,36 +200,13 @@ def _srun_lines(job: ClusterJob, site: SlurmSite, python: str) -> list[str]:
     if site.container.runtime == "pyxis":
         options += [f"--container-image={site.container.image}", f"--container-workdir={job.folder}"]
         options.append(f"--container-mounts={','.join(_container_mounts(job, site.container))}")
-    started = [["srun"], *([shell_word(option)] for option in (*options, *site.srun))]
-    return [
-        *_END_TIME_LINES,
-        "",
-        _RANKS_COMMENT,
-        shell_command([*started, *_program_args(job, site, python)]),
-        "code=$?",
-    ]
-
-
-def _single_process_lines(job: ClusterJob, site: SlurmSite, python: str) -> list[str]:
-    """Return the lines that start one process, and wait for it across a signal."""
-    return [
-        _SINGLE_COMMENT,
-        "is_asked=",
-        "trap 'is_asked=yes; kill -TERM $!' USR1",
-        shell_command(_program_args(job, site, python)) + " &",
-        "program=$!",
-        'while kill -0 "$program" 2> /dev/null; do  # a signal interrupts wait, not the program',
-        '    wait "$program"',
-        "done",
-        'wait "$program"  # its exit code',
-        "code=$?",
-    ]
+    return [["srun"], *([shell_word(option)] for option in (*options, *site.srun))]
 
 
 def _program_args(job: ClusterJob, site: SlurmSite, python: str) -> list[list[str]]:
     # -P: do not import modules from the working directory, which may hold data.
     args = list(map(shell_word, job.args))
-    started = [*_container_args(job, site.container), shell_word(_python_path(site, python)), "-P", "-m", "paceline"]
+    started = [*_container_args(job, site.container), shell_word(python), "-P", "-m", "paceline"]
     groups = [[*started, args[0]]]
     for word, quoted in zip(job.args[1:], args[1:], strict=True):
         is_value = len(groups) > 1 and groups[-1][0].startswith("--") and len(groups[-1]) == 1
@@ -253,14 +216,6 @@ def _program_args(job: ClusterJob, site: SlurmSite, python: str) -> list[list[st
             groups.append([quoted])
     groups += [["--ranks", str(job.num_ranks)]] if job.starts_ranks else []
     return [*groups, ["--task", _TASK_ID]] if job.tasks else groups
-
-
-def _python_path(site: SlurmSite, python: str) -> str:
-    if site.python != "auto":
-        return str(Path(site.python).expanduser())
-    if site.container.runtime != "none":
-        return "python"
-    return python if site.venv == "off" else str(Path(site.venv).expanduser() / "bin" / "python")
 
 
 def _container_args(job: ClusterJob, container: Container) -> list[str]:
@@ -286,19 +241,3 @@ def _container_mounts(job: ClusterJob, container: Container) -> list[str]:
             f"slurm.container: {wrong!r} has a colon or comma, which mounts cannot contain (name another)"
         )
     return [*(f"{folder}:{folder}" for folder in folders), *container.mounts]
-
-
-def _requeue_lines(job: ClusterJob, site: SlurmSite) -> list[str]:
-    """Return the lines that requeue a preempted job, else exit with its code."""
-    if site.requeue == "off":
-        return ['exit "$code"']
-    if job.starts_ranks:
-        codes = f"{_PREEMPTED_CODE}: preempted, and saved; {_USR1_CODE}: signalled before it started"
-        why = f"# {codes}. Slurm counts both as failures."
-        condition = f'{{ [ "$code" -eq {_PREEMPTED_CODE} ] || [ "$code" -eq {_USR1_CODE} ]; }}'
-    else:
-        why = "# Signalled before it finished: after a requeue, it resumes."
-        condition = '[ -n "$is_asked" ] && [ "$code" -ne 0 ]'
-    condition += f' && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {site.restarts} ]'
-    number = _ARRAY_TASK_JOB_ID if job.tasks else _JOB_ID
-    return [why, f"if {condition}; then", f"    scontrol requeue {number}", "fi", 'exit "$code"']

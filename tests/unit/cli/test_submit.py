@@ -471,7 +471,7 @@ def test_kubernetes_is_given_nothing_that_only_this_machine_has(here: Path, caps
         "ladder-mine-ladder.yaml",
     ]
     places = ["/etc/paceline/mine-ladder.yaml", "/etc/paceline/ladder-mine-ladder.yaml"]
-    assert re.findall(r"- (/etc/\S+\.yaml)$", printed, re.MULTILINE) == places and "lr: 0.3" in printed
+    assert re.findall(r'- "(/etc/\S+\.yaml)"$', printed, re.MULTILINE) == places and "lr: 0.3" in printed
     (here / "run").mkdir()
     (here / "run" / "plan.json").touch()
     (here / "run" / "recipe.yaml").write_text("extends: digits\n")

@@ -1,15 +1,26 @@
 """A job as manifests: both kinds run the same arguments on the same volumes."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from hypothesis import example, given
+from hypothesis import strategies as st
+from ruamel.yaml import YAML
 from torch.distributed.elastic.agent.server.local_elastic_agent import macros
 
 from paceline.cluster.job import ClusterJob
-from paceline.cluster.kubernetes import build_manifests, kubectl_commands
-from paceline.cluster.pod import short_digest
+from paceline.cluster.kubernetes import (
+    build_manifests,
+    dns_label,
+    escape_expansion,
+    kubectl_commands,
+    short_digest,
+    unique_label,
+)
 from paceline.cluster.site import KubernetesSite, Toleration
 from paceline.core.errors import RecipeError, WorldError
 
@@ -33,16 +44,21 @@ def site(**fields: Any) -> KubernetesSite:
     return KubernetesSite.model_validate({"image": "registry.example.org/paceline:1", "claim": "work", **fields})
 
 
+def manifests(job: ClusterJob, settings: KubernetesSite, files: dict[Path, str]) -> list[dict[str, Any]]:
+    """Return the manifests as the rules of YAML 1.1 read them, which are kubectl's."""
+    return list(yaml.safe_load_all(build_manifests(job, settings, files=files)))
+
+
 def written(job: ClusterJob = JOB, *, recipe: str = RECIPE, **fields: Any) -> dict[str, dict[str, Any]]:
     """Return the manifests by kind."""
-    made = build_manifests(job, site(**fields), files={job.frozen_recipe: recipe} if recipe else {})
+    made = manifests(job, site(**fields), {job.frozen_recipe: recipe} if recipe else {})
     by_kind = {each["kind"]: each for each in made}
     assert len(by_kind) == len(made)
     return by_kind
 
 
 def main_object(job: ClusterJob = JOB, **fields: Any) -> dict[str, Any]:
-    return build_manifests(job, site(**fields), files={job.frozen_recipe: RECIPE})[-1]
+    return manifests(job, site(**fields), {job.frozen_recipe: RECIPE})[-1]
 
 
 def pod_of(manifest: dict[str, Any]) -> dict[str, Any]:
@@ -255,15 +271,13 @@ def test_the_config_map_names_the_recipe_as_the_command_does() -> None:
 def test_a_ladder_travels_beside_its_recipe_by_its_own_name() -> None:
     words = ("ladder", f"{RUN}/job/ladder-ab/16 bits.yaml", str(JOB.frozen_recipe), "--run-dir", str(RUN))
     job = replace(JOB, args=words, nodes=1, starts_ranks=False, ladder="ladder-ab/16 bits.yaml")
-    config, made = build_manifests(
-        job, site(kind="job"), files={job.frozen_ladder: "rungs: []\n", job.frozen_recipe: RECIPE}
-    )
+    config, made = manifests(job, site(kind="job"), {job.frozen_ladder: "rungs: []\n", job.frozen_recipe: RECIPE})
     assert config["data"] == {"16-bits.yaml": "rungs: []\n", "photos.yaml": RECIPE}
     assert program_of(made)[1:4] == ["ladder", "/etc/paceline/16-bits.yaml", "/etc/paceline/photos.yaml"]
 
 
 def test_without_a_recipe_there_is_no_config_map() -> None:
-    made = build_manifests(replace(JOB, args=("eval", str(RUN), "--classes"), nodes=1), site(kind="job"))
+    made = manifests(replace(JOB, args=("eval", str(RUN), "--classes"), nodes=1), site(kind="job"), {})
     assert [each["kind"] for each in made] == ["Job"]
     assert program_of(made[0]) == ["paceline", "eval", THERE, "--classes", "--ranks=4"]
     assert "recipe" not in {each["name"] for each in pod_of(made[0])["volumes"]}
@@ -346,3 +360,98 @@ def test_the_next_steps_name_the_file_the_namespace_and_the_pods() -> None:
     name = main_object()["metadata"]["name"]
     assert steps[0] == "kubectl create -n me -f runs/photos/job/job.yaml"
     assert all(f"-l app.kubernetes.io/instance={name}" in step for step in steps[1:3])
+
+
+NASTY = [
+    *("yes", "No", "ON", "off", "y", "N", "true", "False", "null", "Null", "~", "", " ", "NaN", ".inf", "-.INF"),
+    *("1", "1.0", "1e3", "0o7", "010", "0x1F", "1_000", "12:30:45", "2026-11-22", "1.", "+1", "="),
+    *("- a", "-a", "? a", "a: b", "a:", "a #b", "#a", "{{ a }}", "[a]", "&a", "*a", "!a", "|", ">", "@a", "`a`", "%a"),
+    *(
+        "'",
+        '"',
+        "\\",
+        "\\n",
+        "a'b\"c",
+        "a\nb",
+        "a\n\nb\n",
+        "\n",
+        "\n\n",
+        " a\nb",
+        "a \nb\n",
+        "a\nb",
+        "a\tb",
+        "\ta\nb\n",
+    ),
+    *("a\r\nb", "a\rb", "\x85", "a\u2028b", "\u2029", "\ufeffa", "\x07", "\x7f", "é", "😀", "a\n# b\n", "a\n---\nb\n"),
+    *("...", "---", "a\n...\n", "<<", "$(x)", "a,b", "/claim/a", "photos.yaml", "a" * 300 + " " + "b" * 300),
+]
+
+
+@pytest.mark.parametrize("text", NASTY)
+def test_ambiguous_text_is_the_same_to_every_reader(text: str) -> None:
+    job = replace(JOB, args=(*JOB.args, text), comments=(text,), nodes=1, starts_ranks=False)
+    settings = site(environ={"A": text})
+    made = build_manifests(job, settings, files={job.frozen_recipe: text})
+    read = list(yaml.safe_load_all(made))
+    assert read == list(YAML(typ="safe", pure=True).load_all(made))
+    config, main = read
+    assert program_of(main)[-1] == environ_of(main)["A"] == text.replace("$", "$$")
+    assert config["data"] == {"photos.yaml": text}
+    assert main["metadata"]["annotations"] == {"paceline/said": f"{text}\n"}
+
+
+@given(st.text(alphabet=st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20))
+@example("yes")
+def test_any_recipe_comes_back(text: str) -> None:
+    assert written(recipe=text + "\n")["ConfigMap"]["data"] == {"photos.yaml": text + "\n"}
+
+
+def test_people_can_read_the_recipe_of_a_config_map() -> None:
+    made = build_manifests(JOB, site(), files={JOB.frozen_recipe: "seed: 0\n\ntrain:\n  epochs: 3\n"})
+    assert "  photos.yaml: |\n    seed: 0\n\n    train:\n      epochs: 3\n---\n" in made
+
+
+RFC_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("wideresnet-fashion", "wideresnet-fashion"),
+        ("course/WideResNet fashion", "course-wideresnet-fashion"),
+        ("3-photos", "photos"),
+        ("$(rm -rf /)", "rm-rf"),
+        ("-x\n", "x"),
+        ("---", "job"),
+        ("写真", "job"),
+        ("a" * 80, "a" * 33),
+        ("a" * 32 + "-b", "a" * 32),
+    ],
+)
+def test_a_name_becomes_a_label(text: str, expected: str) -> None:
+    assert dns_label(text) == expected
+
+
+@given(st.text(max_size=100), st.text(max_size=20))
+def test_every_name_has_room_for_suffixes_of_controllers(text: str, key: str) -> None:
+    label = unique_label(text, key)
+    assert RFC_1035.fullmatch(label)
+    assert len(f"{label}-node-0-99999-x7k2p") <= 63
+
+
+def test_names_with_equal_labels_are_distinct() -> None:
+    assert unique_label("a/b", "run") != unique_label("a-b", "run")
+
+
+def expanded(text: str, variables: dict[str, str]) -> str:
+    """Expand as a kubelet does: https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/pod-v1/."""
+
+    def value(match: "re.Match[str]") -> str:
+        return "$" if match[0] == "$$" else variables.get(match[1], match[0])
+
+    return re.sub(r"\$\$|\$\(([^()]*)\)", value, text)
+
+
+@given(st.text(alphabet="a$()Ab", max_size=30))
+def test_text_comes_out_of_the_expansion_as_it_went_in(text: str) -> None:
+    assert expanded(escape_expansion(text), {"A": "1", "a": "2", "Ab": "3"}) == text

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from pydantic import ValidationError
 
 from paceline.cluster.job import ClusterJob
@@ -39,6 +40,12 @@ FULL = {
     "environ": {"NCCL_DEBUG": "INFO"},
     "time": "12h",
 }
+
+
+def manifests(job: ClusterJob, site: KubernetesSite, files: dict[Path, str]) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all(build_manifests(job, site, files=files)))
+
+
 MODELS = {
     ("trainer.kubeflow.org/v1alpha1", "TrainJob"): "TrainerV1alpha1TrainJob",
     ("batch/v1", "Job"): "IoK8sApiBatchV1Job",
@@ -122,7 +129,7 @@ def broken(manifest: dict[str, Any]) -> list[str]:
 @pytest.mark.parametrize("site", [SITE, FULL], ids=["least", "all"])
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_manifests_match_the_published_types(kind: str, site: dict[str, Any], nodes: int) -> None:
-    made = build_manifests(
+    made = manifests(
         replace(JOB, nodes=nodes, comments=("paceline submit photos",)),
         KubernetesSite.model_validate({**site, "kind": kind}),
         files={JOB.frozen_recipe: "seed: 0\n"},
@@ -135,7 +142,7 @@ def test_every_rule_applies_to_something_that_is_written() -> None:
     made = [
         each
         for kind in ("trainjob", "job")
-        for each in build_manifests(JOB, KubernetesSite.model_validate({**FULL, "kind": kind}))
+        for each in manifests(JOB, KubernetesSite.model_validate({**FULL, "kind": kind}), {})
     ]
     paths = [path for manifest in made for path, _ in places(manifest)]
     assert [pattern for pattern in RULES if not any(re.fullmatch(pattern, path) for path in paths)] == []
@@ -145,7 +152,7 @@ def planted(kind: str, path: str, value: Any) -> dict[str, Any]:
     """Return a manifest with `value` at `path`, or without what stands there where the value is `...`."""
     site = KubernetesSite.model_validate({**FULL, "kind": "trainjob" if kind == "TrainJob" else "job"})
     (manifest,) = [
-        each for each in build_manifests(JOB, site, files={JOB.frozen_recipe: "seed: 0\n"}) if each["kind"] == kind
+        each for each in manifests(JOB, site, files={JOB.frozen_recipe: "seed: 0\n"}) if each["kind"] == kind
     ]
     *parents, last = [int(part) if part.isdecimal() else part for part in re.findall(r"[^.\[\]]+", path)]
     target: Any = manifest
