@@ -18,7 +18,7 @@ from paceline.lab.patches import SOURCE_SECTION, build_source_patch, drop_sectio
 from paceline.lab.prepare_data import DataForm, PreparedData
 from paceline.lab.rung_result import build_first_result, build_rung_result, build_unmeasured_result
 from paceline.lab.runner import TrialError, TrialRunner
-from paceline.lab.search_space import MIN_CEILING, Hardware, find_next_candidate, parse_ceiling
+from paceline.lab.search_space import MIN_CEILING, Hardware, find_next_candidate, list_candidates, parse_ceiling
 from paceline.lab.trial import Trial, TrialOutcome, apply_patch
 from paceline.recipe.load import Patch
 from paceline.recipe.plan import divide_batch, resolve_batch
@@ -317,7 +317,8 @@ def propose_rung(recipe: Recipe, state: LadderState) -> Rung | str:
     # A few runs cannot prove a gain of a few percent.
     if ceiling is not None and ceiling < MIN_CEILING:
         return f"{state.name} is {bottleneck}, and removing that would gain less than {share(MIN_CEILING - 1)}"
-    candidate = find_next_candidate(recipe, Hardware.from_result(result), verdict, state.tried)
+    candidates = list_candidates(recipe, Hardware.from_result(result), verdict)
+    candidate = find_next_candidate(candidates, bottleneck, state.tried)
     if candidate is None:
         return f"{state.name} is {bottleneck}, and no setting is left that may help"
     return Rung(

@@ -3,9 +3,9 @@
 import math
 import re
 import shlex
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, NoReturn, Protocol
+from typing import Any, Final, Literal, NamedTuple, NoReturn
 
 from paceline.core.errors import RecipeError
 from paceline.core.results import RunResult
@@ -20,7 +20,7 @@ from paceline.recipe.schema.augment import RandomResizedCrop
 from paceline.recipe.schema.data import Data
 from paceline.recipe.schema.optim import Adam, Lamb, NovoGrad, OptimSection, RmsProp, Sgd
 from paceline.recipe.schema.source import Cifar10, Cifar100, Digits, FashionMnist, Pack, Synthetic
-from paceline.recipe.schema.train import Log, Parallel, Train
+from paceline.recipe.schema.train import Parallel, Train
 from paceline.recipe.yaml import read_yaml_value
 
 Requirement = Literal["any", "cuda", "cpu", "ranks"]
@@ -36,13 +36,33 @@ _NON_STEP_PREFIXES: Final = ("train.eval_every", "checkpoint.", "measure.")
 """Settings that the bottleneck advice may name but that do not change a step."""
 _CEILING_PATTERN: Final = re.compile(r"at most (\d+(?:\.\d+)?)x")
 
-_INPUT_BOUND: Final = ("input-bound", "straggler-bound")
-_COPY_BOUND: Final = ("input-bound", "copy-bound", "straggler-bound")
-_COMPUTE_BOUND: Final = ("compute-bound",)
-_LAUNCH_BOUND: Final = ("launch-bound", "compute-bound")
-_COMMUNICATION_BOUND: Final = ("communication-bound",)
-_COMPUTE_STAGES: Final = ("forward", "backward")
+_INPUT: Final = ("input-bound", "straggler-bound")
+_LAUNCH: Final = ("launch-bound", "compute-bound")
+_MODEL_STAGES: Final = ("forward", "backward")
 _FIXED_PREFIXES = ("train.steps", "train.epochs", "train.eval", "measure.", "checkpoint.", "data.replay", "model.name")
+
+
+class _Effect(NamedTuple):
+    """The bottlenecks that a change `cures`, and the stages that it should shrink."""
+
+    cures: tuple[str, ...]
+    expects: tuple[str, ...]
+
+
+_LOADING: Final = _Effect(_INPUT, (DATA_WAIT,))
+_COPYING: Final = _Effect(("input-bound", "copy-bound", "straggler-bound"), (DATA_WAIT, "h2d"))
+_COMPUTING: Final = _Effect(("compute-bound",), _MODEL_STAGES)
+_ARITHMETIC: Final = _Effect(("compute-bound",), (*_MODEL_STAGES, "optimizer"))
+_THREADING: Final = _Effect(("compute-bound",), COMPUTE)
+_LAUNCHING: Final = _Effect(_LAUNCH, _MODEL_STAGES)
+_UPDATING: Final = _Effect(_LAUNCH, ("optimizer",))
+_STEPPING: Final = _Effect(_LAUNCH, (*_MODEL_STAGES, "optimizer"))
+_SENDING: Final = _Effect(("communication-bound",), (EXPOSED,))
+_REPLICATING: Final = _Effect(("communication-bound",), (EXPOSED, *_MODEL_STAGES))
+_COPYING_GRADIENTS: Final = _Effect(("communication-bound", *_LAUNCH), ("backward",))
+_BATCHING: Final = _Effect((*_LAUNCH, "communication-bound", "straggler-bound"), _MODEL_STAGES)
+_RECORDING: Final = _Effect((*_INPUT, "unknown"), (DATA_WAIT, OTHER))
+_LOGGING: Final = _Effect(("unknown",), (OTHER,))
 
 
 @dataclass(frozen=True)
@@ -96,7 +116,7 @@ def list_candidates(
     """
     listed = [candidate for candidate in _iter_candidates(recipe, hardware) if hardware.satisfies(candidate.needs)]
     if allow_batch:
-        listed += _batch_candidates(recipe)
+        listed += [build_batch_candidate(recipe, factor * recipe.data.global_batch_size) for factor in (2, 4)]
     advised = _parse_advice(verdict)
     known: dict[tuple[str, ...], Candidate] = {}
     for candidate in (_reduce_candidate(recipe, each) for each in (*listed, *advised)):
@@ -106,13 +126,9 @@ def list_candidates(
     return tuple(sorted(known.values(), key=lambda candidate: _rank_candidate(candidate, verdict, first)))
 
 
-def find_next_candidate(
-    recipe: Recipe, hardware: Hardware, verdict: Mapping[str, str], tried: Collection[str]
-) -> Candidate | None:
-    """Return the first candidate for the bottleneck of `verdict` that is not in `tried`, or None."""
-    bottleneck = verdict.get("bottleneck", "")
-    left = (candidate for candidate in list_candidates(recipe, hardware, verdict) if candidate.name not in tried)
-    return next((candidate for candidate in left if bottleneck in candidate.cures), None)
+def find_next_candidate(candidates: Iterable[Candidate], bottleneck: str, tried: Collection[str]) -> Candidate | None:
+    """Return the first of `candidates` for a bottleneck that is not in `tried`, or None."""
+    return next((each for each in candidates if each.name not in tried and bottleneck in each.cures), None)
 
 
 def parse_ceiling(verdict: Mapping[str, str]) -> float | None:
@@ -156,35 +172,35 @@ def _iter_candidates(recipe: Recipe, hardware: Hardware) -> Iterator[Candidate]:
     data, train = recipe.data, recipe.train
     yield from _loader_candidates(data)
     yield from _worker_candidates(data, hardware)
-    yield from _precision_candidates(train)
     yield from _compute_candidates(recipe.optim, train, hardware)
-    yield from _accumulation_candidates(data.global_batch_size, train, hardware)
-    yield from _communication_candidates(recipe.parallel, train)
-    yield from _logging_candidates(recipe.log)
+    yield from _accumulation_candidates(data.global_batch_size, train.accumulate, hardware)
+    if recipe.parallel.strategy == "fsdp":
+        settings = {"parallel.strategy": "ddp", "parallel.reshard": False}
+        yield _build_candidate("ddp", "keep a replica on every rank", _REPLICATING, settings, "ranks")
+    if recipe.parallel.strategy == "ddp":
+        yield from _ddp_candidates(recipe.parallel, train)
+    # Logging matters for steps of about a millisecond.
+    if recipe.log.samples:
+        yield _build_candidate("no-samples", "record no sample indices", _RECORDING, {"log.samples": False})
+    if recipe.log.every.unit == "st" and recipe.log.every.value < 10:  # which is the default
+        yield _build_candidate("log-rarely", "log every tenth step", _LOGGING, {"log.every": "10st"})
 
 
 def _loader_candidates(data: Data) -> Iterator[Candidate]:
     # All loaders give the same samples; `native` gives the same pixels up to rounding.
-    crops = any(isinstance(section, RandomResizedCrop) for section in data.augment)
-    if isinstance(data.source, _PIXEL_SOURCES) and not crops:
-        beside = (("data.loader", "device"), ("data.workers", "auto"))
-        yield _build_candidate(
-            "loader-device", "keep the whole dataset on the model's device", beside, _COPY_BOUND, (DATA_WAIT, "h2d")
-        )
+    has_pixels = isinstance(data.source, _PIXEL_SOURCES)
+    if has_pixels and not any(isinstance(section, RandomResizedCrop) for section in data.augment):
+        settings: dict[str, Any] = {"data.loader": "device", "data.workers": "auto"}
+        yield _build_candidate("loader-device", "keep the whole dataset on the model's device", _COPYING, settings)
     if isinstance(data.source, Pack):
-        workers = (("data.workers", "auto"),) if data.workers == 0 else ()
-        to_native = (("data.loader", "native"), *workers)
-        yield _build_candidate("loader-native", "decode packs without Python", to_native, _INPUT_BOUND, (DATA_WAIT,))
-    if not isinstance(data.source, _PIXEL_SOURCES):
-        to_threads = (("data.loader", "threads"),)
-        yield _build_candidate(
-            "loader-threads", "load batches with Python threads", to_threads, _INPUT_BOUND, (DATA_WAIT,)
-        )
+        settings = {"data.loader": "native"} | ({"data.workers": "auto"} if data.workers == 0 else {})
+        yield _build_candidate("loader-native", "decode packs without Python", _LOADING, settings)
+    if not has_pixels:
+        settings = {"data.loader": "threads"}
+        yield _build_candidate("loader-threads", "load batches with Python threads", _LOADING, settings)
     if data.augment:
-        on_device = (("data.augment_on", "device"),)
-        yield _build_candidate(
-            "augment-on-device", "augment batches on the GPU", on_device, _INPUT_BOUND, (DATA_WAIT,), needs="cuda"
-        )
+        settings = {"data.augment_on": "device"}
+        yield _build_candidate("augment-on-device", "augment batches on the GPU", _LOADING, settings, "cuda")
 
 
 def _worker_candidates(data: Data, hardware: Hardware) -> Iterator[Candidate]:
@@ -197,141 +213,70 @@ def _worker_candidates(data: Data, hardware: Hardware) -> Iterator[Candidate]:
     now = auto if data.workers == "auto" else data.workers
     # The rank's main process needs a core too, so all but one come first.
     for workers in dict.fromkeys((cores - 1, cores // 2, cores, 0)):
-        explains = (
-            f"load batches with {count(workers, 'worker')}" if workers else "load batches in the rank's main process"
-        )
+        loader = count(workers, "worker") if workers else "the rank's main process"
+        explains = f"load batches {'with' if workers else 'in'} {loader}"
         if workers != now:
-            yield _build_candidate(
-                f"workers-{workers}", explains, (("data.workers", workers),), _INPUT_BOUND, (DATA_WAIT,)
-            )
-
-
-def _precision_candidates(train: Train) -> Iterator[Candidate]:
-    if train.precision not in ("fp32", "torch_default", "tf32"):
-        return  # fp64 is a deliberate choice, and the others have 16 bits already
-    yield _build_precision_candidate("amp", "compute in 16 bits, by autocast", "cuda")
-    yield _build_precision_candidate("bf16", "compute in bfloat16, by autocast", "cpu")
-    yield _build_precision_candidate("bf16_master", "keep weights in bfloat16, with a copy in fp32", "cuda")
-    yield _build_precision_candidate("tf32", "multiply with 10 bits of mantissa", "cuda")
-
-
-def _build_precision_candidate(name: str, explains: str, needs: Requirement) -> Candidate:
-    word = f"precision-{name.replace('_', '-')}"
-    return _build_candidate(
-        word, explains, (("train.precision", name),), _COMPUTE_BOUND, (*_COMPUTE_STAGES, "optimizer"), needs
-    )
+            yield _build_candidate(f"workers-{workers}", explains, _LOADING, {"data.workers": workers})
 
 
 def _compute_candidates(optim: OptimSection, train: Train, hardware: Hardware) -> Iterator[Candidate]:
     # Published gains: channels_last 1.21x, fused optimizer with cudnn.benchmark 1.16x (NERSC SC20 tutorial); compile
     # 1.0x to 1.3x on ResNets (airbench, pytorch/pytorch#111182).
-    yield _build_candidate(
-        "channels-last",
-        "use the channels_last memory format",
-        (("model.memory_format", "auto"),),
-        _COMPUTE_BOUND,
-        _COMPUTE_STAGES,
+    precisions: tuple[tuple[str, str, Requirement], ...] = (
+        ("amp", "compute in 16 bits, by autocast", "cuda"),
+        ("bf16", "compute in bfloat16, by autocast", "cpu"),
+        ("bf16_master", "keep weights in bfloat16, with a copy in fp32", "cuda"),
+        ("tf32", "multiply with 10 bits of mantissa", "cuda"),
     )
-    benchmark = (("train.cudnn_benchmark", "on"),)
-    yield _build_candidate(
-        "cudnn-benchmark", "let cuDNN benchmark its algorithms", benchmark, _COMPUTE_BOUND, _COMPUTE_STAGES, "cuda"
-    )
+    if train.precision in ("fp32", "torch_default", "tf32"):  # fp64 is deliberate, and the others have 16 bits already
+        for name, explains, needs in precisions:
+            word = f"precision-{name.replace('_', '-')}"
+            yield _build_candidate(word, explains, _ARITHMETIC, {"train.precision": name}, needs)
+    layout = {"model.memory_format": "auto"}
+    yield _build_candidate("channels-last", "use the channels_last memory format", _COMPUTING, layout)
+    benchmark = {"train.cudnn_benchmark": "on"}
+    yield _build_candidate("cudnn-benchmark", "let cuDNN benchmark its algorithms", _COMPUTING, benchmark, "cuda")
     if isinstance(optim, Sgd | Adam):
-        kernels = (("optim.implementation", "auto"),)
-        yield _build_candidate(
-            "fused-optimizer", "update all weights in one kernel", kernels, _LAUNCH_BOUND, ("optimizer",)
-        )
+        kernels = {"optim.implementation": "auto"}
+        yield _build_candidate("fused-optimizer", "update all weights in one kernel", _UPDATING, kernels)
     if train.compile == "off":
-        yield _build_compile_candidate("default", "compile the model", "any")
+        yield _build_candidate("compile-default", "compile the model", _LAUNCHING, {"train.compile": "default"})
     if train.compile in ("off", "default"):
-        yield _build_compile_candidate("reduce-overhead", "compile, and launch each step as one CUDA graph", "cuda")
+        mode, explains = "reduce-overhead", "compile, and launch each step as one CUDA graph"
+        yield _build_candidate(f"compile-{mode}", explains, _LAUNCHING, {"train.compile": mode}, "cuda")
     captures = train.capture == "off" and train.compile not in ("reduce-overhead", "max-autotune")
     if captures and hardware.ranks == 1:
-        whole = (("train.capture", "on"),)
-        yield _build_candidate(
-            "capture",
-            "launch the whole step as one CUDA graph",
-            whole,
-            _LAUNCH_BOUND,
-            (*_COMPUTE_STAGES, "optimizer"),
-            "cuda",
-        )
+        whole = {"train.capture": "on"}
+        yield _build_candidate("capture", "launch the whole step as one CUDA graph", _STEPPING, whole, "cuda")
     for threads in dict.fromkeys((hardware.cores // 2, hardware.cores - 1)):  # `auto` has all
         if threads:
-            sets = (("parallel.threads", threads),)
-            yield _build_candidate(
-                f"threads-{threads}", f"compute with {count(threads, 'thread')}", sets, _COMPUTE_BOUND, COMPUTE, "cpu"
-            )
+            name, explains = f"threads-{threads}", f"compute with {count(threads, 'thread')}"
+            yield _build_candidate(name, explains, _THREADING, {"parallel.threads": threads}, "cpu")
 
 
-def _build_compile_candidate(mode: str, explains: str, needs: Requirement) -> Candidate:
-    return _build_candidate(
-        f"compile-{mode}", explains, (("train.compile", mode),), _LAUNCH_BOUND, _COMPUTE_STAGES, needs
-    )
-
-
-def _accumulation_candidates(batch_size: int, train: Train, hardware: Hardware) -> Iterator[Candidate]:
+def _accumulation_candidates(batch_size: int, now: int, hardware: Hardware) -> Iterator[Candidate]:
     # BatchNorm then sees other images at once, so the loss has to show whether it trains alike.
-    now = train.accumulate
     for pieces in dict.fromkeys((1, 2 * now, 4 * now)):
-        fits = batch_size % (hardware.ranks * pieces) == 0
-        if pieces == now or not fits:
+        if pieces == now or batch_size % (hardware.ranks * pieces):
             continue
         explains = f"compute a batch in {pieces} micro-batches" if pieces > 1 else "compute a batch at once"
-        sets = (("train.accumulate", pieces),)
         # More micro-batches help only a CPU, whose caches are small.
         needs: Requirement = "cpu" if pieces > now else "any"
-        yield _build_candidate(f"accumulate-{pieces}", explains, sets, _LAUNCH_BOUND, _COMPUTE_STAGES, needs)
+        yield _build_candidate(f"accumulate-{pieces}", explains, _LAUNCHING, {"train.accumulate": pieces}, needs)
 
 
-def _communication_candidates(parallel: Parallel, train: Train) -> Iterator[Candidate]:
-    if parallel.strategy == "fsdp":
-        to_ddp = (("parallel.strategy", "ddp"), ("parallel.reshard", False))
-        yield _build_candidate(
-            "ddp", "keep a replica on every rank", to_ddp, _COMMUNICATION_BOUND, (EXPOSED, *_COMPUTE_STAGES), "ranks"
-        )
-    if parallel.strategy != "ddp":
-        return
-    in_16_bits = train.precision.endswith(("_master", "_pure"))
-    if not in_16_bits and parallel.compression == "off":
-        to_bf16 = (("parallel.compression", "bf16"),)
-        yield _build_candidate(
-            "compression-bf16", "send gradients in 16 bits", to_bf16, _COMMUNICATION_BOUND, (EXPOSED,), "ranks"
-        )
+def _ddp_candidates(parallel: Parallel, train: Train) -> Iterator[Candidate]:
+    if not train.precision.endswith(("_master", "_pure")) and parallel.compression == "off":
+        in_16_bits = {"parallel.compression": "bf16"}
+        yield _build_candidate("compression-bf16", "send gradients in 16 bits", _SENDING, in_16_bits, "ranks")
     for megabytes in (10.0, 50.0, 100.0):
-        sets = (("parallel.bucket_mb", megabytes),)
         name, explains = f"buckets-{megabytes:.0f}", f"send {megabytes:.0f} MiB of gradients at once"
-        yield _build_candidate(name, explains, sets, _COMMUNICATION_BOUND, (EXPOSED,), "ranks")
-    as_view = (("parallel.bucket_view", True),)
-    yield _build_candidate(
-        "bucket-view",
-        "make gradients views of the communication buckets",
-        as_view,
-        (*_COMMUNICATION_BOUND, *_LAUNCH_BOUND),
-        ("backward",),
-        "ranks",
-    )
+        yield _build_candidate(name, explains, _SENDING, {"parallel.bucket_mb": megabytes}, "ranks")
+    explains = "make gradients views of the communication buckets"
+    yield _build_candidate("bucket-view", explains, _COPYING_GRADIENTS, {"parallel.bucket_view": True}, "ranks")
     if train.accumulate == 1:
-        static = (("parallel.static_graph", True),)
-        yield _build_candidate(
-            "static-graph", "promise DDP a static graph", static, _COMMUNICATION_BOUND, (EXPOSED,), "ranks"
-        )
-
-
-def _logging_candidates(log: Log) -> Iterator[Candidate]:
-    # Logging matters for steps of about a millisecond.
-    if log.samples:
-        none = (("log.samples", False),)
-        yield _build_candidate(
-            "no-samples", "record no sample indices", none, (*_INPUT_BOUND, "unknown"), (DATA_WAIT, OTHER)
-        )
-    if log.every.unit == "st" and log.every.value < 10:  # which is the default
-        yield _build_candidate("log-rarely", "log every tenth step", (("log.every", "10st"),), ("unknown",), (OTHER,))
-
-
-def _batch_candidates(recipe: Recipe) -> Iterator[Candidate]:
-    now = recipe.data.global_batch_size
-    yield from (build_batch_candidate(recipe, factor * now) for factor in (2, 4))
+        static = {"parallel.static_graph": True}
+        yield _build_candidate("static-graph", "promise DDP a static graph", _SENDING, static, "ranks")
 
 
 def build_batch_candidate(recipe: Recipe, batch_size: int) -> Candidate:
@@ -342,13 +287,12 @@ def build_batch_candidate(recipe: Recipe, batch_size: int) -> Candidate:
     """
     now, optim = recipe.data.global_batch_size, recipe.optim
     rule = optim.lr_scaling
-    sets: tuple[tuple[str, Any], ...] = (("data.batch_size", batch_size),)
+    settings: dict[str, Any] = {"data.batch_size": batch_size}
     if rule == "none":
         rule = "sqrt" if isinstance(optim, _ADAPTIVE_OPTIMIZERS) else "linear"
-        sets += (("optim.lr_scaling", rule), ("optim.base_batch_size", now))
+        settings |= {"optim.lr_scaling": rule, "optim.base_batch_size": now}
     explains = f"batch size {batch_size} instead of {now}, learning rate scaled by the {rule} rule"
-    cures = (*_LAUNCH_BOUND, *_COMMUNICATION_BOUND, "straggler-bound")
-    return _build_candidate(f"batch-{batch_size}", explains, sets, cures, _COMPUTE_STAGES, parity="free")
+    return replace(_build_candidate(f"batch-{batch_size}", explains, _BATCHING, settings), parity="free")
 
 
 def build_named_candidate(recipe: Recipe, path: str, value: Any) -> Candidate | None:
@@ -360,62 +304,36 @@ def build_named_candidate(recipe: Recipe, path: str, value: Any) -> Candidate | 
 
 
 def _build_candidate(
-    name: str,
-    explains: str,
-    sets: tuple[tuple[str, Any], ...],
-    cures: tuple[str, ...],
-    expects: tuple[str, ...],
-    needs: Requirement = "any",
-    parity: Parity = "same",
+    name: str, explains: str, effect: _Effect, settings: Mapping[str, Any], needs: Requirement = "any"
 ) -> Candidate:
-    return Candidate(name, explains, Patch(sets), cures, expects, needs, parity)
+    return Candidate(name, explains, Patch(tuple(settings.items())), *effect, needs)
 
 
-class SearchSpace(Protocol):
-    """Settings that a search may try on top of the best ones."""
-
-    def list_candidates(self, best: Recipe, result: RunResult) -> Sequence[Candidate]:
-        """Return the candidates on top of `best`, whose run gave `result`, the most promising first."""
-        ...
-
-
-@dataclass(frozen=True)
-class BottleneckSpace:
-    """Candidates ordered by the bottleneck of the best run, without those that cannot win."""
-
-    allow_batch: bool = False
-
-    def list_candidates(self, best: Recipe, result: RunResult) -> Sequence[Candidate]:
-        """Return the candidates on top of `best`, the most promising first."""
-        found = list_candidates(best, Hardware.from_result(result), result.verdict, allow_batch=self.allow_batch)
-        return [candidate for candidate in found if _can_win(candidate, result)]
-
-
-@dataclass(frozen=True)
-class ExplicitSpace:
-    """Values by dotted path, each its own candidate; their product is the grid."""
-
-    values: Mapping[str, tuple[Any, ...]]
-
-    def list_candidates(self, best: Recipe, result: RunResult) -> Sequence[Candidate]:
-        """Return the values that `best` does not have."""
-        found = (build_named_candidate(best, path, value) for path, values in self.values.items() for value in values)
-        return [candidate for candidate in found if candidate is not None]
+SearchSpace = Callable[[Recipe, RunResult], Sequence[Candidate]]
+"""Returns the candidates on top of the best recipe, whose run gave the result, the most promising first."""
 
 
 def build_search_space(arguments: Sequence[str], recipe: Recipe, *, allow_batch: bool) -> SearchSpace:
-    """Return the space of `KEY=V1,V2,...` arguments, or of all candidates without arguments.
+    """Return the space of `KEY=V1,V2,...` arguments, or without arguments of all candidates that can win.
 
-    Raise `RecipeError` for a path or value that the recipe rejects, and for fields that a search must not change.
+    Each value is a candidate of its own; their product is the grid. Raise `RecipeError` for a path or value that the
+    recipe rejects, and for fields that a search must not change.
     """
-    if not arguments:
-        return BottleneckSpace(allow_batch)
-    values: dict[str, tuple[Any, ...]] = {}
+    values: list[tuple[str, Any]] = []
     for argument in arguments:
         path, chosen = parse_values(argument)
         _check_values(path, chosen, recipe, allow_batch=allow_batch)
-        values[path] = (*values.get(path, ()), *chosen)
-    return ExplicitSpace(values)
+        values += [(path, value) for value in chosen]
+
+    def list_values(best: Recipe, result: RunResult) -> Sequence[Candidate]:
+        found = (build_named_candidate(best, path, value) for path, value in values)
+        return [candidate for candidate in found if candidate is not None]
+
+    def list_by_bottleneck(best: Recipe, result: RunResult) -> Sequence[Candidate]:
+        found = list_candidates(best, Hardware.from_result(result), result.verdict, allow_batch=allow_batch)
+        return [candidate for candidate in found if _can_win(candidate, result)]
+
+    return list_values if values else list_by_bottleneck
 
 
 def compute_grid_size(candidates: Iterable[Candidate]) -> int:

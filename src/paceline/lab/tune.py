@@ -228,9 +228,7 @@ class Search:
         recipe = self.apply_patch(self._best)
         assert recipe is not None, "the best fits its recipe"
         fitting = [
-            candidate
-            for candidate in self.space.list_candidates(recipe, best)
-            if self._merge_over_best(candidate.patch) is not None
+            candidate for candidate in self.space(recipe, best) if self._merge_over_best(candidate.patch) is not None
         ]
         candidates = [candidate for candidate in fitting if not self._is_reverting(candidate)]
         for candidate in candidates:

@@ -138,14 +138,14 @@ def test_a_rule_that_the_recipe_has_for_its_learning_rate_stands() -> None:
 
 
 def test_the_next_move_cures_the_bottleneck_and_was_not_tried() -> None:
-    verdict = verdict_of("compute-bound")
-    first = find_next_candidate(DIGITS, CPU, verdict, ())
+    moves = list_candidates(DIGITS, CPU, verdict_of("compute-bound"))
+    first = find_next_candidate(moves, "compute-bound", ())
     assert first is not None and first.name == "precision-bf16"
-    second = find_next_candidate(DIGITS, CPU, verdict, ("precision-bf16",))
+    second = find_next_candidate(moves, "compute-bound", ("precision-bf16",))
     assert second is not None and second.name == "compile-default"
-    cures = [move.name for move in list_candidates(DIGITS, CPU, verdict) if "compute-bound" in move.cures]
-    assert find_next_candidate(DIGITS, CPU, verdict, cures) is None
-    assert find_next_candidate(DIGITS, CPU, verdict_of("evaluation-bound"), ()) is None
+    cures = [move.name for move in moves if "compute-bound" in move.cures]
+    assert find_next_candidate(moves, "compute-bound", cures) is None
+    assert find_next_candidate(moves, "evaluation-bound", ()) is None
 
 
 def test_a_ceiling_is_read_from_the_verdict() -> None:

@@ -15,9 +15,7 @@ from paceline.lab.ab_test import TrialBench
 from paceline.lab.patches import build_measurement_patch
 from paceline.lab.runner import TrialError
 from paceline.lab.search_space import (
-    BottleneckSpace,
     Candidate,
-    ExplicitSpace,
     SearchSpace,
     build_search_space,
     compute_grid_size,
@@ -237,13 +235,13 @@ def test_a_recipe_that_cannot_be_run_ends_the_search_with_its_own_error(tmp_path
 
 
 def test_by_the_verdict_moves_of_stages_that_take_nothing_are_not_tried(tmp_path: Path) -> None:
-    found = tuned(Machine(MEASURED, tmp_path, product), BottleneckSpace())
+    found = tuned(Machine(MEASURED, tmp_path, product), by_hand())
     assert "precision-bf16" in outcomes(found) and "accumulate-4" in outcomes(found)
     assert not [name for name in outcomes(found) if name.startswith(("workers", "loader"))]
     waits = Machine(
         MEASURED, tmp_path / "waits", product, shares=lambda recipe: {"data_wait": 0.3, "forward": 0.3, "backward": 0.4}
     )
-    assert "workers-3" in outcomes(tuned(waits, BottleneckSpace()))
+    assert "workers-3" in outcomes(tuned(waits, by_hand()))
 
 
 def test_a_setting_that_was_left_for_a_faster_one_is_not_gone_back_to(tmp_path: Path) -> None:
@@ -256,12 +254,11 @@ def test_a_move_of_which_only_a_part_was_left_is_no_way_back(tmp_path: Path) -> 
     half = Patch((("train.precision", "bf16"),))
     whole = Patch((("train.precision", "fp32"), ("train.accumulate", 2)))
 
-    class Both:
-        def list_candidates(self, best: Recipe, result: RunResult) -> list[Candidate]:
-            return [Candidate("half", "", half, ()), Candidate("whole", "", whole, ())]
+    def list_both(best: Recipe, result: RunResult) -> list[Candidate]:
+        return [Candidate("half", "", half, ()), Candidate("whole", "", whole, ())]
 
     machine = Machine(MEASURED, tmp_path, lambda recipe: 120.0 if recipe.train.precision == "bf16" else 100.0)
-    tried = [(tried.name, tried.round) for tried in tuned(machine, Both()).tried]
+    tried = [(tried.name, tried.round) for tried in tuned(machine, list_both).tried]
     assert ("whole", 2) in tried
 
 
@@ -366,8 +363,7 @@ def test_a_batch_is_tuned_as_that_of_all_ranks() -> None:
 
 
 def test_what_makes_a_step_of_an_optimizer_shorter_is_tuned() -> None:
-    words = ["optim.implementation=loop,foreach", "optim.name=sgd,adam", "train.clip_norm=1,2"]
-    assert isinstance(by_hand(*words), ExplicitSpace)
+    by_hand("optim.implementation=loop,foreach", "optim.name=sgd,adam", "train.clip_norm=1,2")
 
 
 def test_another_optimizer_is_tuned_with_the_fields_that_it_needs(tmp_path: Path) -> None:
@@ -380,9 +376,8 @@ def test_another_optimizer_is_tuned_with_the_fields_that_it_needs(tmp_path: Path
 
 def test_a_batch_by_hand_has_its_learning_rate_follow() -> None:
     space = build_search_space(["data.batch_size=64,256"], MEASURED, allow_batch=True)
-    assert isinstance(space, ExplicitSpace)
     result = Machine(MEASURED, Path("unused"), product)._result(MEASURED)
-    moves = space.list_candidates(MEASURED, result)
+    moves = space(MEASURED, result)
     assert [move.name for move in moves] == ["batch-64", "batch-256"]
     assert all("optim.lr_scaling=linear" in format_patch(move.patch) for move in moves)
 
